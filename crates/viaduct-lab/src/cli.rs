@@ -206,7 +206,7 @@ fn run_one(experiment: &dyn Experiment, args: &RunArgs) -> anyhow::Result<(bool,
 }
 
 fn listing() -> String {
-    let abouts = experiments::ALL.iter().map(|experiment| experiment.about());
+    let abouts = experiments::ALL.iter().map(|experiment| experiment.about);
     let width = abouts.clone().map(|about| about.name.len()).max().unwrap_or(0);
     let line = |about: experiment::About| format!("{:width$}  {}\n", about.name, about.title);
     abouts.map(line).collect()

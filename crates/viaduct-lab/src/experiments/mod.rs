@@ -10,66 +10,87 @@ mod statistics;
 mod tesla;
 mod trickles;
 
-use crate::experiment::Experiment;
+use crate::experiment::{About, Experiment, Run};
+
+/// Experiment of the list: its description and the function that measures.
+pub struct Entry {
+    /// Description.
+    pub about: About,
+    run: fn(&mut Run) -> anyhow::Result<()>,
+}
+
+const fn entry(about: About, run: fn(&mut Run) -> anyhow::Result<()>) -> Entry {
+    Entry { about, run }
+}
+
+impl Experiment for Entry {
+    fn about(&self) -> About {
+        self.about
+    }
+
+    fn run(&self, run: &mut Run) -> anyhow::Result<()> {
+        (self.run)(run)
+    }
+}
 
 /// All experiments, in the order of the list and the report.
 #[rustfmt::skip] // one line each
-pub const ALL: &[&dyn Experiment] = &[
-    &lab::forwarding_plain::ForwardingPlain,
-    &lab::link::Link,
-    &lab::link_capacity::LinkCapacity,
-    &maelstrom::throughput_loss::ThroughputLoss,
-    &maelstrom::throughput_delay::ThroughputDelay,
-    &maelstrom::throughput_gigabit::ThroughputGigabit,
-    &maelstrom::throughput_burst::ThroughputBurst,
-    &maelstrom::adaptive::Adaptive,
-    &maelstrom::onset::Onset,
-    &maelstrom::fair::Fair,
-    &maelstrom::observe::Observe,
-    &maelstrom::classes::Classes,
-    &maelstrom::split::Split,
-    &maelstrom::equal_mtu::EqualMtu,
-    &maelstrom::peers::Peers,
-    &maelstrom::latency_loss::LatencyLoss,
-    &maelstrom::latency_delay::LatencyDelay,
-    &maelstrom::delivery_trace::DeliveryTrace,
-    &maelstrom::recovery::Recovery,
-    &maelstrom::vs_reed_solomon::VsReedSolomon,
-    &maelstrom::coprime::Coprime,
-    &maelstrom::burst::Burst,
-    &maelstrom::interleaves::Interleaves,
-    &maelstrom::forwarding::Forwarding,
-    &miniproxy::ttc::Ttc,
-    &miniproxy::off_path::OffPath,
-    &miniproxy::start::Start,
-    &miniproxy::flood::SynFlood,
-    &miniproxy::throughput::Throughput,
-    &miniproxy::connections::Connections,
-    &lfn::traces::Traces,
-    &lfn::mux::Mux,
-    &lfn::delay::Delay,
-    &lfn::fill::Fill,
-    &tesla::bandwidth::Bandwidth,
-    &tesla::latency::Latency,
-    &tesla::cost::Cost,
-    &tesla::shape::Shape,
-    &tesla::migrate::Migrate,
-    &tesla::congestion::Congestion,
-    &tesla::route::Route,
-    &tesla::handlers::Handlers,
-    &tesla::matrix::Matrix,
-    &trickles::aggregate::Aggregate,
-    &trickles::object_size::ObjectSize,
-    &trickles::memory::Memory,
-    &trickles::cpu::Cpu,
-    &trickles::friendliness::Friendliness,
-    &trickles::pipelined::Pipelined,
-    &trickles::wan::WideArea,
-    &trickles::failover::Failover,
-    &trickles::balance::Balance,
-    &trickles::attacks::Attacks,
-    &trickles::garbage::Garbage,
-    &site::all::All,
+pub const ALL: &[Entry] = &[
+    entry(lab::forwarding_plain::ABOUT, lab::forwarding_plain::run),
+    entry(lab::link::ABOUT, lab::link::run),
+    entry(lab::link_capacity::ABOUT, lab::link_capacity::run),
+    entry(maelstrom::throughput_loss::ABOUT, maelstrom::throughput_loss::run),
+    entry(maelstrom::throughput_delay::ABOUT, maelstrom::throughput_delay::run),
+    entry(maelstrom::throughput_gigabit::ABOUT, maelstrom::throughput_gigabit::run),
+    entry(maelstrom::throughput_burst::ABOUT, maelstrom::throughput_burst::run),
+    entry(maelstrom::adaptive::ABOUT, maelstrom::adaptive::run),
+    entry(maelstrom::onset::ABOUT, maelstrom::onset::run),
+    entry(maelstrom::fair::ABOUT, maelstrom::fair::run),
+    entry(maelstrom::observe::ABOUT, maelstrom::observe::run),
+    entry(maelstrom::classes::ABOUT, maelstrom::classes::run),
+    entry(maelstrom::split::ABOUT, maelstrom::split::run),
+    entry(maelstrom::equal_mtu::ABOUT, maelstrom::equal_mtu::run),
+    entry(maelstrom::peers::ABOUT, maelstrom::peers::run),
+    entry(maelstrom::latency_loss::ABOUT, maelstrom::latency_loss::run),
+    entry(maelstrom::latency_delay::ABOUT, maelstrom::latency_delay::run),
+    entry(maelstrom::delivery_trace::ABOUT, maelstrom::delivery_trace::run),
+    entry(maelstrom::recovery::ABOUT, maelstrom::recovery::run),
+    entry(maelstrom::vs_reed_solomon::ABOUT, maelstrom::vs_reed_solomon::run),
+    entry(maelstrom::coprime::ABOUT, maelstrom::coprime::run),
+    entry(maelstrom::burst::ABOUT, maelstrom::burst::run),
+    entry(maelstrom::interleaves::ABOUT, maelstrom::interleaves::run),
+    entry(maelstrom::forwarding::ABOUT, maelstrom::forwarding::run),
+    entry(miniproxy::ttc::ABOUT, miniproxy::ttc::run),
+    entry(miniproxy::off_path::ABOUT, miniproxy::off_path::run),
+    entry(miniproxy::start::ABOUT, miniproxy::start::run),
+    entry(miniproxy::flood::ABOUT, miniproxy::flood::run),
+    entry(miniproxy::throughput::ABOUT, miniproxy::throughput::run),
+    entry(miniproxy::connections::ABOUT, miniproxy::connections::run),
+    entry(lfn::traces::ABOUT, lfn::traces::run),
+    entry(lfn::mux::ABOUT, lfn::mux::run),
+    entry(lfn::delay::ABOUT, lfn::delay::run),
+    entry(lfn::fill::ABOUT, lfn::fill::run),
+    entry(tesla::bandwidth::ABOUT, tesla::bandwidth::run),
+    entry(tesla::latency::ABOUT, tesla::latency::run),
+    entry(tesla::cost::ABOUT, tesla::cost::run),
+    entry(tesla::shape::ABOUT, tesla::shape::run),
+    entry(tesla::migrate::ABOUT, tesla::migrate::run),
+    entry(tesla::congestion::ABOUT, tesla::congestion::run),
+    entry(tesla::route::ABOUT, tesla::route::run),
+    entry(tesla::handlers::ABOUT, tesla::handlers::run),
+    entry(tesla::matrix::ABOUT, tesla::matrix::run),
+    entry(trickles::aggregate::ABOUT, trickles::aggregate::run),
+    entry(trickles::object_size::ABOUT, trickles::object_size::run),
+    entry(trickles::memory::ABOUT, trickles::memory::run),
+    entry(trickles::cpu::ABOUT, trickles::cpu::run),
+    entry(trickles::friendliness::ABOUT, trickles::friendliness::run),
+    entry(trickles::pipelined::ABOUT, trickles::pipelined::run),
+    entry(trickles::wan::ABOUT, trickles::wan::run),
+    entry(trickles::failover::ABOUT, trickles::failover::run),
+    entry(trickles::balance::ABOUT, trickles::balance::run),
+    entry(trickles::attacks::ABOUT, trickles::attacks::run),
+    entry(trickles::garbage::ABOUT, trickles::garbage::run),
+    entry(site::all::ABOUT, site::all::run),
 ];
 
 /// Returns the experiments that match `patterns`: a name (`maelstrom/burst`), a system
@@ -79,8 +100,8 @@ pub const ALL: &[&dyn Experiment] = &[
 /// The first pattern without a match.
 pub fn select(patterns: &[String]) -> Result<Vec<&'static dyn Experiment>, &str> {
     let names = |pattern: &str| {
-        let fits = move |e: &&dyn Experiment| fits(pattern, e.about().name);
-        ALL.iter().copied().filter(fits).map(|e| e.about().name).collect::<Vec<_>>()
+        let fits = |e: &&Entry| fits(pattern, e.about.name);
+        ALL.iter().filter(fits).map(|e| e.about.name).collect::<Vec<_>>()
     };
     let mut chosen = Vec::new();
     for pattern in patterns {
@@ -89,7 +110,8 @@ pub fn select(patterns: &[String]) -> Result<Vec<&'static dyn Experiment>, &str>
             some => chosen.extend(some),
         }
     }
-    Ok(ALL.iter().copied().filter(|e| chosen.contains(&e.about().name)).collect())
+    let is_chosen = |e: &&Entry| chosen.contains(&e.about.name);
+    Ok(ALL.iter().filter(is_chosen).map(|e| e as &dyn Experiment).collect())
 }
 
 /// Returns whether `pattern` matches `name`.
@@ -130,7 +152,7 @@ mod tests {
 
     #[test]
     fn names_are_unique_and_have_a_system() {
-        let names: Vec<_> = ALL.iter().map(|e| e.about().name).collect();
+        let names: Vec<_> = ALL.iter().map(|e| e.about.name).collect();
         for (n, name) in names.iter().enumerate() {
             assert!(name.split('/').count() == 2, "{name}");
             assert!(!names[..n].contains(name), "{name} is there twice");

@@ -40,7 +40,7 @@ fn about(outcome: &Outcome) -> Option<About> {
 
 /// Returns the descriptions of the demo and of all experiments.
 fn abouts() -> impl Iterator<Item = About> {
-    let experiments = experiments::ALL.iter().map(|experiment| experiment.about());
+    let experiments = experiments::ALL.iter().map(|experiment| experiment.about);
     std::iter::once(demo::ABOUT).chain(experiments)
 }
 

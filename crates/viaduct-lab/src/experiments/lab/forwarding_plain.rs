@@ -3,47 +3,40 @@
 use std::hint::black_box;
 use std::time::{Duration, Instant};
 
-use crate::experiment::{About, Bound, Experiment, Plot, Run};
+use crate::experiment::{About, Bound, Plot, Run};
 use crate::topology::programs::Iperf;
 use crate::topology::{Dumbbell, DumbbellSpec};
 
-/// The experiment.
-pub(in crate::experiments) struct ForwardingPlain;
+pub(in crate::experiments) const ABOUT: About = About {
+    name: "lab/forwarding-plain",
+    title: "What the kernel alone forwards over the lab's dumbbell",
+    figure: "The ground under Maelstrom, section 4.6",
+    finding: "Maelstrom's gateways were held against a gigabit link; here the limit is the \
+              kernel's forwarding, packet by packet.",
+};
 
-impl Experiment for ForwardingPlain {
-    fn about(&self) -> About {
-        About {
-            name: "lab/forwarding-plain",
-            title: "What the kernel alone forwards over the lab's dumbbell",
-            figure: "The ground under Maelstrom, section 4.6",
-            finding: "Maelstrom's gateways were held against a gigabit link; here the limit is \
-                      the kernel's forwarding, packet by packet.",
-        }
+pub(in crate::experiments) fn run(run: &mut Run) -> anyhow::Result<()> {
+    let seconds = run.choose(8, 2);
+    run.param("seconds", seconds);
+    run.param("flows", 1);
+    run.param("mtu", 1500);
+    run.congestion_control("cubic");
+    run.steps(PATHS.len() + 1);
+    let plot = Plot::histogram("One flow through both gateways", ("", ""), ("rate", "Gb/s"));
+    let series = run.series(&plot, "iperf3, cubic");
+    let mut rates = [0.0; PATHS.len()];
+    for (n, path) in PATHS.iter().enumerate() {
+        run.step(path.name)?;
+        rates[n] = forwarded(run, path, seconds)?;
+        run.labelled_point(series, n as f64, rates[n], path.name);
     }
-
-    fn run(&self, run: &mut Run) -> anyhow::Result<()> {
-        let seconds = run.choose(8, 2);
-        run.param("seconds", seconds);
-        run.param("flows", 1);
-        run.param("mtu", 1500);
-        run.congestion_control("cubic");
-        run.steps(PATHS.len() + 1);
-        let plot = Plot::histogram("One flow through both gateways", ("", ""), ("rate", "Gb/s"));
-        let series = run.series(&plot, "iperf3, cubic");
-        let mut rates = [0.0; PATHS.len()];
-        for (n, path) in PATHS.iter().enumerate() {
-            run.step(path.name)?;
-            rates[n] = forwarded(run, path, seconds)?;
-            run.labelled_point(series, n as f64, rates[n], path.name);
-        }
-        run.step("memcpy of 1500-byte packets")?;
-        run.param("memcpy_gbit_per_s", copied(Duration::from_millis(300)).round());
-        // The link of the paper's Figure 9 carries 0.1 Gb/s; the lab's forwarding must not be
-        // the bottleneck.
-        run.check("no offload anywhere, Gb/s", rates[2], Bound::AtLeast(0.1));
-        run.check("all offloads over none", rates[0] / rates[2], Bound::AtLeast(1.0));
-        Ok(())
-    }
+    run.step("memcpy of 1500-byte packets")?;
+    run.param("memcpy_gbit_per_s", copied(Duration::from_millis(300)).round());
+    // The link of the paper's Figure 9 carries 0.1 Gb/s; the lab's forwarding must not be
+    // the bottleneck.
+    run.check("no offload anywhere, Gb/s", rates[2], Bound::AtLeast(0.1));
+    run.check("all offloads over none", rates[0] / rates[2], Bound::AtLeast(1.0));
+    Ok(())
 }
 
 /// Devices that pass segments larger than the MTU.

@@ -8,39 +8,32 @@ use viaduct_proto::link::{LinkConfig, Loss};
 use super::fates::Fates;
 use super::probe::{Arrival, Probe, world};
 use crate::emulator::Direction;
-use crate::experiment::{About, Bound, Experiment, Plot, Run};
+use crate::experiment::{About, Bound, Plot, Run};
 use crate::experiments::statistics::quantile;
 
-/// The experiment.
-pub(in crate::experiments) struct Link;
+pub(in crate::experiments) const ABOUT: About = About {
+    name: "lab/link",
+    title: "How true the link emulator is",
+    figure: "The ground under every figure: Emulab's links",
+    finding: "The papers' links were Emulab's; ours must keep its rate, delay and loss as exactly \
+              as those did.",
+};
 
-impl Experiment for Link {
-    fn about(&self) -> About {
-        About {
-            name: "lab/link",
-            title: "How true the link emulator is",
-            figure: "The ground under every figure: Emulab's links",
-            finding: "The papers' links were Emulab's; ours must keep its rate, delay and loss as \
-                      exactly as those did.",
-        }
+pub(in crate::experiments) fn run(run: &mut Run) -> Result<()> {
+    run.param("mtu", 1500);
+    run.steps(RATES.len() + 2 + LOSSES.len() + 3);
+    for rate in RATES {
+        check_rate(run, rate)?;
     }
-
-    fn run(&self, run: &mut Run) -> Result<()> {
-        run.param("mtu", 1500);
-        run.steps(RATES.len() + 2 + LOSSES.len() + 3);
-        for rate in RATES {
-            check_rate(run, rate)?;
-        }
-        for spin in [false, true] {
-            check_delay(run, spin)?;
-        }
-        for (name, loss) in LOSSES {
-            check_loss(run, name, loss)?;
-        }
-        check_trace(run)?;
-        check_mischief(run)?;
-        check_change(run)
+    for spin in [false, true] {
+        check_delay(run, spin)?;
     }
+    for (name, loss) in LOSSES {
+        check_loss(run, name, loss)?;
+    }
+    check_trace(run)?;
+    check_mischief(run)?;
+    check_change(run)
 }
 
 /// Rates in Mb/s.

@@ -6,61 +6,54 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result};
 
 use crate::emulator::{Emulator, EmulatorStats};
-use crate::experiment::{About, Bound, Experiment, Plot, Run};
+use crate::experiment::{About, Bound, Plot, Run};
 use crate::gateways::GatewaySpec;
 use crate::topology::programs::Iperf;
 use crate::world::World;
 
-/// The experiment.
-pub(in crate::experiments) struct LinkCapacity;
+pub(in crate::experiments) const ABOUT: About = About {
+    name: "lab/link-capacity",
+    title: "What the emulated link carries with gateways at both ends",
+    figure: "The ground under Maelstrom, Figure 10",
+    finding: "The paper's gigabit figures had a machine for each host, gateway and link; here all \
+              of them share this one.",
+};
 
-impl Experiment for LinkCapacity {
-    fn about(&self) -> About {
-        About {
-            name: "lab/link-capacity",
-            title: "What the emulated link carries with gateways at both ends",
-            figure: "The ground under Maelstrom, Figure 10",
-            finding: "The paper's gigabit figures had a machine for each host, gateway and link; \
-                      here all of them share this one.",
+pub(in crate::experiments) fn run(run: &mut Run) -> Result<()> {
+    let (seconds, warm_up) = run.choose((20, 8), (5, 5));
+    run.param("link", LINK);
+    run.param("flows", 8);
+    run.param("mtu", 1500);
+    run.param("seconds", seconds);
+    run.param("warm_up", warm_up);
+    run.congestion_control("cubic");
+    run.steps(MODES.len());
+    let plot = |y| Plot::histogram("Eight flows over the link", ("", ""), y);
+    let rate = run.series(&plot(("carried", "Gb/s")), "data and repairs");
+    let core = Plot::histogram("The emulator's own work", ("", ""), ("processor", "cores"));
+    let core = run.series(&core, "the emulator's thread");
+    for (n, (name, fec)) in MODES.into_iter().enumerate() {
+        run.step(name)?;
+        let link = LINK.parse().context("the link of this experiment")?;
+        let mut world = World::new((1500, 1500), &link, run.seed(), run.journal())?;
+        if let Some(fec) = fec {
+            world.protect(&GatewaySpec::fec(fec))?;
         }
+        let carried = carry(&world, seconds, warm_up)?;
+        run.labelled_point(rate, n as f64, carried.bits_per_second / 1e9, name);
+        run.labelled_point(core, n as f64, carried.cores, name);
+        run.check(
+            &format!("{name}: Gb/s carried"),
+            carried.bits_per_second / 1e9,
+            Bound::AtLeast(1.0),
+        );
+        run.check(
+            &format!("{name}: packets dropped outside the model"),
+            carried.dropped,
+            Bound::AtMost(0.0),
+        );
     }
-
-    fn run(&self, run: &mut Run) -> Result<()> {
-        let (seconds, warm_up) = run.choose((20, 8), (5, 5));
-        run.param("link", LINK);
-        run.param("flows", 8);
-        run.param("mtu", 1500);
-        run.param("seconds", seconds);
-        run.param("warm_up", warm_up);
-        run.congestion_control("cubic");
-        run.steps(MODES.len());
-        let plot = |y| Plot::histogram("Eight flows over the link", ("", ""), y);
-        let rate = run.series(&plot(("carried", "Gb/s")), "data and repairs");
-        let core = Plot::histogram("The emulator's own work", ("", ""), ("processor", "cores"));
-        let core = run.series(&core, "the emulator's thread");
-        for (n, (name, fec)) in MODES.into_iter().enumerate() {
-            run.step(name)?;
-            let link = LINK.parse().context("the link of this experiment")?;
-            let mut world = World::new((1500, 1500), &link, run.seed(), run.journal())?;
-            if let Some(fec) = fec {
-                world.protect(&GatewaySpec::fec(fec))?;
-            }
-            let carried = carry(&world, seconds, warm_up)?;
-            run.labelled_point(rate, n as f64, carried.bits_per_second / 1e9, name);
-            run.labelled_point(core, n as f64, carried.cores, name);
-            run.check(
-                &format!("{name}: Gb/s carried"),
-                carried.bits_per_second / 1e9,
-                Bound::AtLeast(1.0),
-            );
-            run.check(
-                &format!("{name}: packets dropped outside the model"),
-                carried.dropped,
-                Bound::AtMost(0.0),
-            );
-        }
-        Ok(())
-    }
+    Ok(())
 }
 
 /// Link slightly above the required rate.

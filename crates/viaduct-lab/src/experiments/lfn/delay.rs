@@ -9,11 +9,8 @@ use anyhow::Result;
 use super::browsing::{Browsed, Browsing, Setup, Windows};
 use super::neighbours;
 use crate::example_tunnel::Links;
-use crate::experiment::{About, Bound, Experiment, Plot, Run};
+use crate::experiment::{About, Bound, Plot, Run};
 use crate::topology::programs::{Connections, Documents};
-
-/// The experiment.
-pub(in crate::experiments) struct Delay;
 
 /// Round trips in milliseconds.
 const RTTS: [u32; 2] = [40, 300];
@@ -28,52 +25,48 @@ const SQUIDS: [Setup; 2] = [
 /// [`mux`](super::mux) at 300 ms.
 const MAX_OF_SQUID: f64 = 0.75;
 
-impl Experiment for Delay {
-    fn about(&self) -> About {
-        About {
-            name: "lfn/delay",
-            title: "Response time by document size, with and without a tunnel",
-            figure: "Taming the LFN, slides 33 and 34",
-            finding: "Avoiding slow start for small documents is a huge win.",
-        }
-    }
+pub(in crate::experiments) const ABOUT: About = About {
+    name: "lfn/delay",
+    title: "Response time by document size, with and without a tunnel",
+    figure: "Taming the LFN, slides 33 and 34",
+    finding: "Avoiding slow start for small documents is a huge win.",
+};
 
-    fn run(&self, run: &mut Run) -> Result<()> {
-        let seconds = run.choose(60, 12);
-        let setups: &[Setup] = &[
-            Setup::Plain,
-            Setup::Tunnel(Links::tcp(1)),
-            Setup::Tunnel(Links::tcp(3)),
-            Setup::Tunnel(Links::quic()),
-        ];
-        Browsing::describe(run, seconds);
-        run.steps(2);
-        run.step("documents of all sizes")?;
-        let duration = Duration::from_secs(seconds);
-        let load = |rtt| move |&setup| Browsing { setup, rtt, beside: false, duration };
-        let tunnels = [1, 3].map(|count| Setup::SquidTunnel(Links::tcp(count)));
-        let squids: Vec<Setup> =
-            run.choose([&SQUIDS[..], &tunnels], [&SQUIDS[..1], &tunnels[1..]]).concat();
-        let with_squid: &[u32] = run.choose(&RTTS, &RTTS[..1]);
-        let loads = RTTS.iter().flat_map(|&rtt| setups.iter().map(load(rtt)));
-        let loads = loads.chain(with_squid.iter().flat_map(|&rtt| squids.iter().map(load(rtt))));
-        let loads: Vec<_> = loads.collect();
-        let found: Vec<_> = loads.iter().zip(Browsing::all(run, &loads)?).collect();
-        let sizes = Documents::new(run.seed()).sizes();
-        for (load, browsed) in &found {
-            draw(run, load, browsed, sizes);
-        }
-        beside_squid(run, &found);
-        let at_300 = |load: &Browsing| load.rtt == 300 && setups.contains(&load.setup);
-        for (load, browsed) in found.iter().filter(|(load, _)| at_300(load)) {
-            let name = format!("300 ms, {}: median small document, RTT", load.setup.name());
-            let bound =
-                if load.setup == Setup::Plain { Bound::AtLeast(2.0) } else { Bound::AtMost(1.3) };
-            run.check(&name, browsed.small(0.5) / 300.0, bound);
-        }
-        run.step("a reader that has stopped, and a large session beside 20 small ones")?;
-        neighbours::measure(run)
+pub(in crate::experiments) fn run(run: &mut Run) -> Result<()> {
+    let seconds = run.choose(60, 12);
+    let setups: &[Setup] = &[
+        Setup::Plain,
+        Setup::Tunnel(Links::tcp(1)),
+        Setup::Tunnel(Links::tcp(3)),
+        Setup::Tunnel(Links::quic()),
+    ];
+    Browsing::describe(run, seconds);
+    run.steps(2);
+    run.step("documents of all sizes")?;
+    let duration = Duration::from_secs(seconds);
+    let load = |rtt| move |&setup| Browsing { setup, rtt, beside: false, duration };
+    let tunnels = [1, 3].map(|count| Setup::SquidTunnel(Links::tcp(count)));
+    let squids: Vec<Setup> =
+        run.choose([&SQUIDS[..], &tunnels], [&SQUIDS[..1], &tunnels[1..]]).concat();
+    let with_squid: &[u32] = run.choose(&RTTS, &RTTS[..1]);
+    let loads = RTTS.iter().flat_map(|&rtt| setups.iter().map(load(rtt)));
+    let loads = loads.chain(with_squid.iter().flat_map(|&rtt| squids.iter().map(load(rtt))));
+    let loads: Vec<_> = loads.collect();
+    let found: Vec<_> = loads.iter().zip(Browsing::all(run, &loads)?).collect();
+    let sizes = Documents::new(run.seed()).sizes();
+    for (load, browsed) in &found {
+        draw(run, load, browsed, sizes);
     }
+    beside_squid(run, &found);
+    let at_300 = |load: &Browsing| load.rtt == 300 && setups.contains(&load.setup);
+    for (load, browsed) in found.iter().filter(|(load, _)| at_300(load)) {
+        let name = format!("300 ms, {}: median small document, RTT", load.setup.name());
+        let bound =
+            if load.setup == Setup::Plain { Bound::AtLeast(2.0) } else { Bound::AtMost(1.3) };
+        run.check(&name, browsed.small(0.5) / 300.0, bound);
+    }
+    run.step("a reader that has stopped, and a large session beside 20 small ones")?;
+    neighbours::measure(run)
 }
 
 /// Checks slide 33, and 34 in a full run: Squid over a tunnel compared with the best Squid with

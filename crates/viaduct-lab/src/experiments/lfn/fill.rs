@@ -9,15 +9,12 @@ use anyhow::{Context, Result};
 
 use super::link;
 use crate::example_tunnel::{Links, Tunnel};
-use crate::experiment::{About, Bound, Experiment, Plot, Run};
+use crate::experiment::{About, Bound, Plot, Run};
 use crate::experiments::statistics::quantile;
 use crate::gateways::GatewaySpec;
 use crate::topology::programs::sessions::{SessionServer, echo, fill};
 use crate::topology::{DumbbellSpec, Wan};
 use crate::world::World;
-
-/// The experiment.
-pub(in crate::experiments) struct Fill;
 
 const PORT: u16 = 6200;
 /// Payload share of a link's bits: 1448 of each 1500 bytes.
@@ -58,54 +55,49 @@ fn congestion(path: &Path) -> &'static str {
     if path.loss == "none" { "cubic" } else { "bbr" }
 }
 
-impl Experiment for Fill {
-    fn about(&self) -> About {
-        About {
-            name: "lfn/fill",
-            title: "One bulk session through the tunnel, and an echo beside it",
-            figure: "beyond the slides: against today's tunnels",
-            finding: "Today's tunnels: yamux's fixed window carries 33 Mb/s at 60 ms; kcptun's \
-                      echo has a median of 3.5 to 4.6 round trips, hysteria's a 99th percentile \
-                      of 2 to 6.5.",
-        }
-    }
+pub(in crate::experiments) const ABOUT: About = About {
+    name: "lfn/fill",
+    title: "One bulk session through the tunnel, and an echo beside it",
+    figure: "beyond the slides: against today's tunnels",
+    finding: "Today's tunnels: yamux's fixed window carries 33 Mb/s at 60 ms; kcptun's echo has a \
+              median of 3.5 to 4.6 round trips, hysteria's a 99th percentile of 2 to 6.5.",
+};
 
-    fn run(&self, run: &mut Run) -> Result<()> {
-        let seconds = run.choose((6, 20), (4, 6));
-        // The first configuration has no tunnel: a flow and an echo on their own connections.
-        let single = Links::tcp(1);
-        let links = [Links::tcp(2), Links::quic(), single];
-        let links = links.into_iter().take(run.choose(3, 2)).map(Some);
-        let setups: Vec<_> = std::iter::once(None).chain(links).collect();
-        run.param("link_queue_ms", 100);
-        run.param("code_where_packets_are_lost", CODE.replace('\n', ", "));
-        run.param("warm_up_and_seconds", vec![seconds.0, seconds.1]);
-        run.congestion_control("cubic on clean paths, bbr where packets are lost");
-        run.param("senders_held_where_packets_are_lost", "tbf, 130 Mb/s");
-        run.param("hosts_mtu_where_packets_are_lost", LOSSY_MTU);
-        let lossy = PATHS.iter().filter(|path| path.is_lossy()).count();
-        run.steps((PATHS.len() + lossy) * setups.len());
-        for (x, path) in PATHS.iter().enumerate() {
-            // Lossy paths are measured with shaped senders and without.
-            let holds: &[bool] = if path.is_lossy() { &[true, false] } else { &[false] };
-            for &held in holds {
-                for &links in &setups {
-                    let name = links.map_or("plain connections".into(), Links::name);
-                    let free = if path.is_lossy() && !held { ", senders not held" } else { "" };
-                    let name = format!("{name}{free}");
-                    run.step(&format!("{}, {name}", path.name))?;
-                    let found = path.measure(run, links, held, seconds)?;
-                    found.plot_results(run, (x, path), &name);
-                    // A single TCP link is not a tunnel's default: an echo waits for everything
-                    // that stalls the bulk session. It is measured for comparison only.
-                    if links.is_some_and(|links| links != single) {
-                        found.check(run, path, &name);
-                    }
+pub(in crate::experiments) fn run(run: &mut Run) -> Result<()> {
+    let seconds = run.choose((6, 20), (4, 6));
+    // The first configuration has no tunnel: a flow and an echo on their own connections.
+    let single = Links::tcp(1);
+    let links = [Links::tcp(2), Links::quic(), single];
+    let links = links.into_iter().take(run.choose(3, 2)).map(Some);
+    let setups: Vec<_> = std::iter::once(None).chain(links).collect();
+    run.param("link_queue_ms", 100);
+    run.param("code_where_packets_are_lost", CODE.replace('\n', ", "));
+    run.param("warm_up_and_seconds", vec![seconds.0, seconds.1]);
+    run.congestion_control("cubic on clean paths, bbr where packets are lost");
+    run.param("senders_held_where_packets_are_lost", "tbf, 130 Mb/s");
+    run.param("hosts_mtu_where_packets_are_lost", LOSSY_MTU);
+    let lossy = PATHS.iter().filter(|path| path.is_lossy()).count();
+    run.steps((PATHS.len() + lossy) * setups.len());
+    for (x, path) in PATHS.iter().enumerate() {
+        // Lossy paths are measured with shaped senders and without.
+        let holds: &[bool] = if path.is_lossy() { &[true, false] } else { &[false] };
+        for &held in holds {
+            for &links in &setups {
+                let name = links.map_or("plain connections".into(), Links::name);
+                let free = if path.is_lossy() && !held { ", senders not held" } else { "" };
+                let name = format!("{name}{free}");
+                run.step(&format!("{}, {name}", path.name))?;
+                let found = path.measure(run, links, held, seconds)?;
+                found.plot_results(run, (x, path), &name);
+                // A single TCP link is not a tunnel's default: an echo waits for everything
+                // that stalls the bulk session. It is measured for comparison only.
+                if links.is_some_and(|links| links != single) {
+                    found.check(run, path, &name);
                 }
             }
         }
-        Ok(())
     }
+    Ok(())
 }
 
 /// Results on a path.

@@ -8,11 +8,8 @@ use anyhow::Result;
 use super::browsing::{Browsed, Browsing, Setup, Windows};
 use super::stalled_link;
 use crate::example_tunnel::Links;
-use crate::experiment::{About, Bound, Experiment, Plot, Run};
+use crate::experiment::{About, Bound, Plot, Run};
 use crate::topology::programs::Connections;
-
-/// The experiment.
-pub(in crate::experiments) struct Mux;
 
 const RTT: u32 = 300;
 /// Number of links that 20 requests per second keep warm.
@@ -26,54 +23,47 @@ const SQUIDS: [Setup; 4] = [
     Setup::Squid(Windows::Large, Connections::Kept),
 ];
 
-impl Experiment for Mux {
-    fn about(&self) -> About {
-        About {
-            name: "lfn/mux",
-            title: "Two Squids over a long link, with and without a tunnel",
-            figure: "Taming the LFN, slides 27 to 31 and 38",
-            finding: "Without other traffic one link might be best, but very bad if it stalls; \
-                      too many are counterproductive; separate connections with large windows \
-                      carry less.",
-        }
-    }
+pub(in crate::experiments) const ABOUT: About = About {
+    name: "lfn/mux",
+    title: "Two Squids over a long link, with and without a tunnel",
+    figure: "Taming the LFN, slides 27 to 31 and 38",
+    finding: "Without other traffic one link might be best, but very bad if it stalls; too many \
+              are counterproductive; separate connections with large windows carry less.",
+};
 
-    fn run(&self, run: &mut Run) -> Result<()> {
-        let seconds = run.choose(60, 9);
-        let counts: &[usize] = run.choose(&[1, 3, 5, 7, 10], &[1, 3]);
-        let tunnels = counts.iter().map(|count| Setup::SquidTunnel(Links::tcp(*count)));
-        let growing = Setup::SquidGrowing(3);
-        let setups: Vec<Setup> = SQUIDS.into_iter().chain(tunnels).chain([growing]).collect();
-        Browsing::describe(run, seconds);
-        run.param("rtt_ms", RTT);
-        run.param("squid", "Debian's, examples/squid; nothing cached");
-        run.steps(3);
-        for beside in [false, true] {
-            run.step(if beside { "with a flow beside" } else { "no other traffic" })?;
-            let duration = Duration::from_secs(seconds);
-            // A quick run beside a flow includes only the slides' configurations.
-            let few = beside && run.quick();
-            let tunnel = |setup: &Setup| matches!(setup, Setup::SquidTunnel(_));
-            let setups: Vec<_> = setups
-                .iter()
-                .filter(|setup| !few || tunnel(setup) || SQUIDS[..2].contains(setup))
-                .collect();
-            let loads: Vec<_> = setups
-                .iter()
-                .map(|&&setup| Browsing { setup, rtt: RTT, beside, duration })
-                .collect();
-            let found = Browsing::all(run, &loads)?;
-            let found: Vec<_> = setups.into_iter().copied().zip(found).collect();
-            plot_results(run, beside, &found);
-            if beside {
-                checks_beside(run, &found);
-            } else {
-                checks(run, &found);
-            }
+pub(in crate::experiments) fn run(run: &mut Run) -> Result<()> {
+    let seconds = run.choose(60, 9);
+    let counts: &[usize] = run.choose(&[1, 3, 5, 7, 10], &[1, 3]);
+    let tunnels = counts.iter().map(|count| Setup::SquidTunnel(Links::tcp(*count)));
+    let growing = Setup::SquidGrowing(3);
+    let setups: Vec<Setup> = SQUIDS.into_iter().chain(tunnels).chain([growing]).collect();
+    Browsing::describe(run, seconds);
+    run.param("rtt_ms", RTT);
+    run.param("squid", "Debian's, examples/squid; nothing cached");
+    run.steps(3);
+    for beside in [false, true] {
+        run.step(if beside { "with a flow beside" } else { "no other traffic" })?;
+        let duration = Duration::from_secs(seconds);
+        // A quick run beside a flow includes only the slides' configurations.
+        let few = beside && run.quick();
+        let tunnel = |setup: &Setup| matches!(setup, Setup::SquidTunnel(_));
+        let setups: Vec<_> = setups
+            .iter()
+            .filter(|setup| !few || tunnel(setup) || SQUIDS[..2].contains(setup))
+            .collect();
+        let loads: Vec<_> =
+            setups.iter().map(|&&setup| Browsing { setup, rtt: RTT, beside, duration }).collect();
+        let found = Browsing::all(run, &loads)?;
+        let found: Vec<_> = setups.into_iter().copied().zip(found).collect();
+        plot_results(run, beside, &found);
+        if beside {
+            checks_beside(run, &found);
+        } else {
+            checks(run, &found);
         }
-        run.step("a link that falls silent")?;
-        stalled_link::measure(run)
     }
+    run.step("a link that falls silent")?;
+    stalled_link::measure(run)
 }
 
 fn plot_results(run: &mut Run, beside: bool, found: &[(Setup, Browsed)]) {

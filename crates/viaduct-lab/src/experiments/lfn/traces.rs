@@ -7,10 +7,7 @@ use anyhow::{Context, Result};
 
 use super::link;
 use super::stalls::{Stack, Trace, Transfer, Worlds, thinned};
-use crate::experiment::{About, Bound, Experiment, Plot, Run};
-
-/// The experiment.
-pub(in crate::experiments) struct Traces;
+use crate::experiment::{About, Bound, Plot, Run};
 
 /// Path and its losses.
 struct Scene {
@@ -59,40 +56,36 @@ const TIME_OUT: f64 = 1.6;
 /// Seconds between points of a plotted trace.
 const STEP: f64 = 0.1;
 
-impl Experiment for Traces {
-    fn about(&self) -> About {
-        About {
-            name: "lfn/traces",
-            title: "Sequence numbers over time: the stalls of plain TCP",
-            figure: "Taming the LFN, slides 4, 5, 24, 25 and 26",
-            finding: "At 600 ms a fast retransmission stalls for 100 ms, clustered losses end in \
-                      a time-out of 3 seconds, an overshooting slow start stalls for 6.",
-        }
-    }
+pub(in crate::experiments) const ABOUT: About = About {
+    name: "lfn/traces",
+    title: "Sequence numbers over time: the stalls of plain TCP",
+    figure: "Taming the LFN, slides 4, 5, 24, 25 and 26",
+    finding: "At 600 ms a fast retransmission stalls for 100 ms, clustered losses end in a \
+              time-out of 3 seconds, an overshooting slow start stalls for 6.",
+};
 
-    fn run(&self, run: &mut Run) -> Result<()> {
-        let (quick, seconds) = (run.quick(), run.choose(30, 22));
-        let scenes: Vec<_> = SCENES.iter().filter(|scene| scene.quick || !quick).collect();
-        run.param("rate_mbit_per_s", 10);
-        run.param("seconds", seconds);
-        run.param("window_of_losses_from_a_list", WINDOW);
-        run.param("of_1999", "no SACK, RACK, TLP, F-RTO; NewReno; IW 2; time-outs of a second");
-        for name in ["reno", "cubic", "bbr"] {
-            run.congestion_control(name);
-        }
-        run.param("a_stall_sends_less_than_mbit_per_s", 0.5);
-        run.steps(1);
-        run.step("all paths at once")?;
-        let found = play(&scenes, &Worlds::of(run), Duration::from_secs(seconds))?;
-        for (name, traces) in &found {
-            plot_results(run, name, traces);
-        }
-        for (name, traces) in &found {
-            draw(run, name, traces);
-        }
-        checks(run, &found);
-        Ok(())
+pub(in crate::experiments) fn run(run: &mut Run) -> Result<()> {
+    let (quick, seconds) = (run.quick(), run.choose(30, 22));
+    let scenes: Vec<_> = SCENES.iter().filter(|scene| scene.quick || !quick).collect();
+    run.param("rate_mbit_per_s", 10);
+    run.param("seconds", seconds);
+    run.param("window_of_losses_from_a_list", WINDOW);
+    run.param("of_1999", "no SACK, RACK, TLP, F-RTO; NewReno; IW 2; time-outs of a second");
+    for name in ["reno", "cubic", "bbr"] {
+        run.congestion_control(name);
     }
+    run.param("a_stall_sends_less_than_mbit_per_s", 0.5);
+    run.steps(1);
+    run.step("all paths at once")?;
+    let found = play(&scenes, &Worlds::of(run), Duration::from_secs(seconds))?;
+    for (name, traces) in &found {
+        plot_results(run, name, traces);
+    }
+    for (name, traces) in &found {
+        draw(run, name, traces);
+    }
+    checks(run, &found);
+    Ok(())
 }
 
 /// Name of a scene, and a trace for each stack.

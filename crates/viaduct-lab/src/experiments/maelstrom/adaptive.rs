@@ -5,13 +5,10 @@ use viaduct_proto::repair::stats::{LATENCY_BOUNDS, PeerStats};
 
 use super::super::statistics::median;
 use super::link;
-use crate::experiment::{About, Bound, Experiment, Plot, Run};
+use crate::experiment::{About, Bound, Plot, Run};
 use crate::gateways::GatewaySpec;
 use crate::topology::programs::Iperf;
 use crate::world::World;
-
-/// The experiment.
-pub(in crate::experiments) struct Adaptive;
 
 /// Loss process, and the requirements for a protected cubic flow under it.
 struct Case {
@@ -78,67 +75,62 @@ struct Flow {
     p99: f64,
 }
 
-impl Experiment for Adaptive {
-    fn about(&self) -> About {
-        About {
-            name: "maelstrom/adaptive",
-            title: "One flow through gateways that follow the losses",
-            figure: "beyond Maelstrom: its section 5.3 without a code that an operator has chosen",
-            finding: "With fixed codes a clean link loses 27 % to repairs, and bursts beyond the \
-                code's reach \
-                      make flows collapse.",
-        }
-    }
+pub(in crate::experiments) const ABOUT: About = About {
+    name: "maelstrom/adaptive",
+    title: "One flow through gateways that follow the losses",
+    figure: "beyond Maelstrom: its section 5.3 without a code that an operator has chosen",
+    finding: "With fixed codes a clean link loses 27 % to repairs, and bursts beyond the code's \
+              reach make flows collapse.",
+};
 
-    fn run(&self, run: &mut Run) -> Result<()> {
-        let (seconds, warm_up) = run.choose((20, 10), (10, 8));
-        let rounds = run.choose(5, 1);
-        let quick = run.quick();
-        let cases: Vec<&Case> = CASES.iter().filter(|case| !quick || case.quick).collect();
-        let congestions: &[&str] = run.choose(&["cubic", "bbr"], &["cubic"]);
-        run.param("link", "200 Mb/s, 50 ms one way, queue 100 ms");
-        run.param("mtu", "hosts 1200, WAN 1500");
-        run.param("code", "auto");
-        run.param("seconds", seconds);
-        run.param("warm_up", warm_up);
-        run.param("rounds", rounds);
-        run.steps(2 * rounds * cases.len() * congestions.len());
-        for congestion in congestions {
-            let mut flows: Vec<Vec<Flow>> = vec![Vec::new(); cases.len()];
-            for round in 0..rounds {
-                for (case, flows) in cases.iter().zip(&mut flows) {
-                    let config = format!("rate=200M,delay=50ms,queue=100ms,loss={}", case.loss);
-                    let seed = run.seed() + round as u64;
-                    let mut world = World::new((1200, 1500), &link(&config), seed, run.journal())?;
-                    let iperf = Iperf::tcp(congestion, seconds, warm_up);
-                    run.step(&format!("{congestion}, {}, plain", case.name))?;
-                    let plain = iperf.run(world.a1(), world.b1())?.received / 1e6;
-                    world.protect(&GatewaySpec::default())?;
-                    run.step(&format!("{congestion}, {}, with gateways", case.name))?;
-                    let with = iperf.run(world.a1(), world.b1())?.received / 1e6;
-                    let gateways = world.gateways().expect("they were just started");
-                    let [a, b] = [gateways.a.status()?.peer(), gateways.b.status()?.peer()];
-                    flows.push(Flow {
-                        plain,
-                        with,
-                        bytes: a.sender.repair_bytes as f64 / a.sender.bytes.max(1) as f64,
-                        p99: p99(&b),
-                    });
-                }
+pub(in crate::experiments) fn run(run: &mut Run) -> Result<()> {
+    let (seconds, warm_up) = run.choose((20, 10), (10, 8));
+    let rounds = run.choose(5, 1);
+    let quick = run.quick();
+    let cases: Vec<&Case> = CASES.iter().filter(|case| !quick || case.quick).collect();
+    let congestions: &[&str] = run.choose(&["cubic", "bbr"], &["cubic"]);
+    run.param("link", "200 Mb/s, 50 ms one way, queue 100 ms");
+    run.param("mtu", "hosts 1200, WAN 1500");
+    run.param("code", "auto");
+    run.param("seconds", seconds);
+    run.param("warm_up", warm_up);
+    run.param("rounds", rounds);
+    run.steps(2 * rounds * cases.len() * congestions.len());
+    for congestion in congestions {
+        let mut flows: Vec<Vec<Flow>> = vec![Vec::new(); cases.len()];
+        for round in 0..rounds {
+            for (case, flows) in cases.iter().zip(&mut flows) {
+                let config = format!("rate=200M,delay=50ms,queue=100ms,loss={}", case.loss);
+                let seed = run.seed() + round as u64;
+                let mut world = World::new((1200, 1500), &link(&config), seed, run.journal())?;
+                let iperf = Iperf::tcp(congestion, seconds, warm_up);
+                run.step(&format!("{congestion}, {}, plain", case.name))?;
+                let plain = iperf.run(world.a1(), world.b1())?.received / 1e6;
+                world.protect(&GatewaySpec::default())?;
+                run.step(&format!("{congestion}, {}, with gateways", case.name))?;
+                let with = iperf.run(world.a1(), world.b1())?.received / 1e6;
+                let gateways = world.gateways().expect("they were just started");
+                let [a, b] = [gateways.a.status()?.peer(), gateways.b.status()?.peer()];
+                flows.push(Flow {
+                    plain,
+                    with,
+                    bytes: a.sender.repair_bytes as f64 / a.sender.bytes.max(1) as f64,
+                    p99: p99(&b),
+                });
             }
-            let of = |case: usize, what: fn(&Flow) -> f64| {
-                median(&flows[case].iter().map(what).collect::<Vec<_>>())
-            };
-            let medians = (0..cases.len()).map(|case| Flow {
-                plain: of(case, |flow| flow.plain),
-                with: of(case, |flow| flow.with),
-                bytes: of(case, |flow| flow.bytes),
-                p99: of(case, |flow| flow.p99),
-            });
-            judge(run, congestion, &cases, &medians.collect::<Vec<_>>());
         }
-        Ok(())
+        let of = |case: usize, what: fn(&Flow) -> f64| {
+            median(&flows[case].iter().map(what).collect::<Vec<_>>())
+        };
+        let medians = (0..cases.len()).map(|case| Flow {
+            plain: of(case, |flow| flow.plain),
+            with: of(case, |flow| flow.with),
+            bytes: of(case, |flow| flow.bytes),
+            p99: of(case, |flow| flow.p99),
+        });
+        judge(run, congestion, &cases, &medians.collect::<Vec<_>>());
     }
+    Ok(())
 }
 
 /// Draws and checks the medians of one congestion control. Shares are relative to the plain

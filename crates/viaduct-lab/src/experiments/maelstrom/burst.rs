@@ -2,7 +2,7 @@
 
 use viaduct_proto::fec::Code;
 
-use crate::experiment::{About, Bound, Experiment, Plot, Run};
+use crate::experiment::{About, Bound, Plot, Run};
 use crate::experiments::maelstrom::real_stream::{self, RealOutcome};
 use crate::experiments::maelstrom::simulated::{
     Share, around, delayed, histogram, latencies_ms, layers, mean, paper_flow, recovered, simulate,
@@ -10,9 +10,6 @@ use crate::experiments::maelstrom::simulated::{
 use crate::experiments::maelstrom::{link, percent};
 use crate::gateways::GatewaySpec;
 use crate::world::World;
-
-/// The experiment.
-pub(in crate::experiments) struct Burst;
 
 /// Loss rate of the paper.
 const LOSS: f64 = 0.001;
@@ -28,38 +25,33 @@ struct Sweep {
     points: Vec<(u32, Share, f64)>,
 }
 
-impl Experiment for Burst {
-    fn about(&self) -> About {
-        About {
-            name: "maelstrom/burst",
-            title: "Recovery and its latency against the length of bursts",
-            figure: "Maelstrom, Figures 14, 16 and 17",
-            finding: "I=(1,19,41) catches almost all packets of bursts of 25, at about 45 ms on \
-                      average, and single losses within 2-3 ms; the longer the burst, the \
-                      longer recovery takes.",
-        }
-    }
+pub(in crate::experiments) const ABOUT: About = About {
+    name: "maelstrom/burst",
+    title: "Recovery and its latency against the length of bursts",
+    figure: "Maelstrom, Figures 14, 16 and 17",
+    finding: "I=(1,19,41) catches almost all packets of bursts of 25, at about 45 ms on average, \
+              and single losses within 2-3 ms; the longer the burst, the longer recovery takes.",
+};
 
-    fn run(&self, run: &mut Run) -> anyhow::Result<()> {
-        let all = &[1, 2, 3, 4, 6, 8, 10, 12, 15, 18, 20, 22, 25, 28, 30, 33, 36, 40];
-        let lengths: &[u32] = run.choose(all, &[1, 20, 25, 40]);
-        let real: &[(u32, bool)] = run
-            .choose(&[(1, true), (20, true), (25, true), (40, true), (25, false)], &[(25, true)]);
-        run.param("code", "(8,3)");
-        run.param("flow", "10 Mb/s of UDP in packets of 1200 bytes: 1042 a second");
-        run.param("one_way_ms", 50);
-        run.param("simulated_loss", LOSS);
-        run.steps(lengths.len() + real.len());
-        let sweeps = sweep(run, lengths)?;
-        let real = through_gateways(run, real)?;
-        for sweep in &sweeps {
-            checks(run, sweep);
-        }
-        for (name, real, simulated) in &real {
-            real_checks(run, name, real, simulated);
-        }
-        Ok(())
+pub(in crate::experiments) fn run(run: &mut Run) -> anyhow::Result<()> {
+    let all = &[1, 2, 3, 4, 6, 8, 10, 12, 15, 18, 20, 22, 25, 28, 30, 33, 36, 40];
+    let lengths: &[u32] = run.choose(all, &[1, 20, 25, 40]);
+    let real: &[(u32, bool)] =
+        run.choose(&[(1, true), (20, true), (25, true), (40, true), (25, false)], &[(25, true)]);
+    run.param("code", "(8,3)");
+    run.param("flow", "10 Mb/s of UDP in packets of 1200 bytes: 1042 a second");
+    run.param("one_way_ms", 50);
+    run.param("simulated_loss", LOSS);
+    run.steps(lengths.len() + real.len());
+    let sweeps = sweep(run, lengths)?;
+    let real = through_gateways(run, real)?;
+    for sweep in &sweeps {
+        checks(run, sweep);
     }
+    for (name, real, simulated) in &real {
+        real_checks(run, name, real, simulated);
+    }
+    Ok(())
 }
 
 fn recovered_plot() -> Plot {

@@ -8,13 +8,10 @@ use anyhow::{Context as _, Result};
 use super::super::statistics::median;
 use super::link;
 use super::simulated::quantile;
-use crate::experiment::{About, Bound, Experiment, Plot, Run};
+use crate::experiment::{About, Bound, Plot, Run};
 use crate::gateways::GatewaySpec;
 use crate::topology::programs::{Carrier, Iperf, Message, TimedMessages};
 use crate::world::World;
-
-/// The experiment.
-pub(in crate::experiments) struct Classes;
 
 /// Losses, and whether a quick run includes them.
 const CASES: [(&str, &str, bool); 3] = [
@@ -55,67 +52,62 @@ const COSTS: [(f64, &str, f64); 3] = [
     (5_000.0, "repairs = \"window\"\ndeadline = \"100ms\"", 0.15),
 ];
 
-impl Experiment for Classes {
-    fn about(&self) -> About {
-        About {
-            name: "maelstrom/classes",
-            title: "Messages under loss, beside bulk and alone, and what small packets cost",
-            figure: "beyond Maelstrom, whose code is one for all packets",
-            finding: "Low overhead and low delay part ways by class of traffic.",
-        }
-    }
+pub(in crate::experiments) const ABOUT: About = About {
+    name: "maelstrom/classes",
+    title: "Messages under loss, beside bulk and alone, and what small packets cost",
+    figure: "beyond Maelstrom, whose code is one for all packets",
+    finding: "Low overhead and low delay part ways by class of traffic.",
+};
 
-    fn run(&self, run: &mut Run) -> Result<()> {
-        let seconds = run.choose(60, 15);
-        let rounds = run.choose(5, 1);
-        let quick = run.quick();
-        run.param("link", "200 Mb/s, 50 ms one way, queue 5 ms");
-        run.param("mtu", "hosts 1200, WAN 1500");
-        run.param("code", "auto");
-        run.param("beside", "iperf3, one cubic flow held to 150 Mb/s");
-        run.param("seconds", seconds);
-        run.param("rounds", rounds);
-        run.congestion_control("cubic");
-        let cases: Vec<_> = CASES.iter().filter(|(.., in_quick)| !quick || *in_quick).collect();
-        run.steps(rounds * (cases.len() * STREAMS.len() + COSTS.len()));
-        for (x, (case, loss, _)) in cases.iter().enumerate() {
-            for stream in &STREAMS {
-                let mut late = Vec::new();
-                for round in 0..rounds {
-                    run.step(&format!("{case}, {}", stream.name))?;
-                    let mut world = world(run, loss, round)?;
-                    world.protect(&GatewaySpec::default())?;
-                    let messages = send(&world, stream, seconds)?;
-                    late.push(quantile(&latencies(&messages), 0.99));
-                }
-                let p99 = median(&late);
-                let plot = Plot::histogram("99 of 100 messages within", ("loss", ""), ("", "ms"));
-                let series = run.series(&plot, stream.name);
-                run.labelled_point(series, x as f64, p99, case);
-                let bound = ONE_WAY + BEYOND + if stream.beside { QUEUE } else { 0.0 };
-                run.check(&format!("{case}: {}, p99, ms", stream.name), p99, Bound::AtMost(bound));
-            }
-        }
-        for (pace, repairs, most) in COSTS {
-            let mut bytes = Vec::new();
+pub(in crate::experiments) fn run(run: &mut Run) -> Result<()> {
+    let seconds = run.choose(60, 15);
+    let rounds = run.choose(5, 1);
+    let quick = run.quick();
+    run.param("link", "200 Mb/s, 50 ms one way, queue 5 ms");
+    run.param("mtu", "hosts 1200, WAN 1500");
+    run.param("code", "auto");
+    run.param("beside", "iperf3, one cubic flow held to 150 Mb/s");
+    run.param("seconds", seconds);
+    run.param("rounds", rounds);
+    run.congestion_control("cubic");
+    let cases: Vec<_> = CASES.iter().filter(|(.., in_quick)| !quick || *in_quick).collect();
+    run.steps(rounds * (cases.len() * STREAMS.len() + COSTS.len()));
+    for (x, (case, loss, _)) in cases.iter().enumerate() {
+        for stream in &STREAMS {
+            let mut late = Vec::new();
             for round in 0..rounds {
-                run.step(&format!("{pace} packets a second, {repairs}"))?;
-                let mut world = world(run, "1%", round)?;
-                let class =
-                    format!("max_overhead = 1.0\n[[peer.class]]\nname = \"all\"\n{repairs}\n");
-                world.protect(&GatewaySpec::fec(&class))?;
-                let stream = Stream { name: "small", length: 84, pace, beside: false };
-                send(&world, &stream, seconds)?;
-                let gateways = world.gateways().context("they were just started")?;
-                let sender = gateways.a.status()?.peer().sender;
-                bytes.push(sender.repair_bytes as f64 / sender.bytes.max(1) as f64);
+                run.step(&format!("{case}, {}", stream.name))?;
+                let mut world = world(run, loss, round)?;
+                world.protect(&GatewaySpec::default())?;
+                let messages = send(&world, stream, seconds)?;
+                late.push(quantile(&latencies(&messages), 0.99));
             }
-            let kind = repairs.replace('\n', ", ").replace('"', "");
-            let name = format!("{pace} packets of 84 bytes a second, {kind}: bytes a byte");
-            run.check(&name, median(&bytes), Bound::AtMost(most));
+            let p99 = median(&late);
+            let plot = Plot::histogram("99 of 100 messages within", ("loss", ""), ("", "ms"));
+            let series = run.series(&plot, stream.name);
+            run.labelled_point(series, x as f64, p99, case);
+            let bound = ONE_WAY + BEYOND + if stream.beside { QUEUE } else { 0.0 };
+            run.check(&format!("{case}: {}, p99, ms", stream.name), p99, Bound::AtMost(bound));
         }
-        Ok(())
     }
+    for (pace, repairs, most) in COSTS {
+        let mut bytes = Vec::new();
+        for round in 0..rounds {
+            run.step(&format!("{pace} packets a second, {repairs}"))?;
+            let mut world = world(run, "1%", round)?;
+            let class = format!("max_overhead = 1.0\n[[peer.class]]\nname = \"all\"\n{repairs}\n");
+            world.protect(&GatewaySpec::fec(&class))?;
+            let stream = Stream { name: "small", length: 84, pace, beside: false };
+            send(&world, &stream, seconds)?;
+            let gateways = world.gateways().context("they were just started")?;
+            let sender = gateways.a.status()?.peer().sender;
+            bytes.push(sender.repair_bytes as f64 / sender.bytes.max(1) as f64);
+        }
+        let kind = repairs.replace('\n', ", ").replace('"', "");
+        let name = format!("{pace} packets of 84 bytes a second, {kind}: bytes a byte");
+        run.check(&name, median(&bytes), Bound::AtMost(most));
+    }
+    Ok(())
 }
 
 fn world(run: &Run, loss: &str, round: usize) -> Result<World> {

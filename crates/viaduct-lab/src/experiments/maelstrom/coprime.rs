@@ -2,14 +2,11 @@
 
 use viaduct_proto::fec::Code;
 
-use crate::experiment::{About, Bound, Experiment, Plot, Run};
+use crate::experiment::{About, Bound, Plot, Run};
 use crate::experiments::maelstrom::percent;
 use crate::experiments::maelstrom::simulated::{
     Share, delayed, layers, paper_flow, recovered, simulate,
 };
-
-/// The experiment.
-pub(in crate::experiments) struct Coprime;
 
 /// Burst length; the paper does not state its own.
 const BURST: u32 = 8;
@@ -20,35 +17,31 @@ const SETS: [[u16; 3]; 2] = [[1, 10, 20], [1, 11, 19]];
 /// Constructor of a code from r and interleaves.
 type Coder = fn(u8, &[u16]) -> Code;
 
-impl Experiment for Coprime {
-    fn about(&self) -> About {
-        About {
-            name: "maelstrom/coprime",
-            title: "Relatively prime interleaves recover more",
-            figure: "Maelstrom, Figure 13",
-            finding: "If the interleaves are relatively prime, performance improves \
-                      substantially when loss rates are high and losses are bursty.",
-        }
-    }
+pub(in crate::experiments) const ABOUT: About = About {
+    name: "maelstrom/coprime",
+    title: "Relatively prime interleaves recover more",
+    figure: "Maelstrom, Figure 13",
+    finding: "If the interleaves are relatively prime, performance improves substantially when \
+              loss rates are high and losses are bursty.",
+};
 
-    fn run(&self, run: &mut Run) -> anyhow::Result<()> {
-        let all = &[0.001, 0.002, 0.005, 0.01, 0.02, 0.03, 0.05, 0.07, 0.1];
-        let losses: &[f64] = run.choose(all, &[0.001, 0.01, 0.1]);
-        run.param("burst", BURST);
-        run.param("simulated", true);
-        run.param("one_way_ms", 50);
-        run.steps(2 * losses.len());
-        let coders: [(&str, Coder); 2] = [("immediate", layers), ("delayed", delayed)];
-        for (words, code) in coders {
-            let mut pairs = Vec::new();
-            for &loss in losses {
-                run.step(&format!("{words} XORs, loss {}", percent(loss)))?;
-                pairs.push(compare(run, &SETS.map(|i| code(8, &i)), loss)?);
-            }
-            checks(run, words, &pairs);
+pub(in crate::experiments) fn run(run: &mut Run) -> anyhow::Result<()> {
+    let all = &[0.001, 0.002, 0.005, 0.01, 0.02, 0.03, 0.05, 0.07, 0.1];
+    let losses: &[f64] = run.choose(all, &[0.001, 0.01, 0.1]);
+    run.param("burst", BURST);
+    run.param("simulated", true);
+    run.param("one_way_ms", 50);
+    run.steps(2 * losses.len());
+    let coders: [(&str, Coder); 2] = [("immediate", layers), ("delayed", delayed)];
+    for (words, code) in coders {
+        let mut pairs = Vec::new();
+        for &loss in losses {
+            run.step(&format!("{words} XORs, loss {}", percent(loss)))?;
+            pairs.push(compare(run, &SETS.map(|i| code(8, &i)), loss)?);
         }
-        Ok(())
+        checks(run, words, &pairs);
     }
+    Ok(())
 }
 
 /// Returns the share that each code recovers at this loss.

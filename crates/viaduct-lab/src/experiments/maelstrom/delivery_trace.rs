@@ -3,10 +3,7 @@
 use std::time::Duration;
 
 use super::stream::Scene;
-use crate::experiment::{About, Bound, Experiment, Plot, Run};
-
-/// The experiment.
-pub(in crate::experiments) struct DeliveryTrace;
+use crate::experiment::{About, Bound, Plot, Run};
 
 /// Delay of the link in ms, one way.
 const DELAY: f64 = 50.0;
@@ -14,42 +11,38 @@ const DELAY: f64 = 50.0;
 /// Loss rate of the link.
 const LOSS: f64 = 0.01;
 
-impl Experiment for DeliveryTrace {
-    fn about(&self) -> About {
-        About {
-            name: "maelstrom/delivery-trace",
-            title: "Delivery latency of each message",
-            figure: "Maelstrom, Figure 12",
-            finding: "Single losses cause spikes in TCP's delivery latency that last for many \
-                      messages; with Maelstrom there are hardly any.",
-        }
-    }
+pub(in crate::experiments) const ABOUT: About = About {
+    name: "maelstrom/delivery-trace",
+    title: "Delivery latency of each message",
+    figure: "Maelstrom, Figure 12",
+    finding: "Single losses cause spikes in TCP's delivery latency that last for many messages; \
+              with Maelstrom there are hardly any.",
+};
 
-    fn run(&self, run: &mut Run) -> anyhow::Result<()> {
-        let scene = Scene { streams: 1, duration: Duration::from_secs(run.choose(120, 30)) };
-        scene.describe(run);
-        run.param("one_way_ms", DELAY);
-        run.param("loss_percent", LOSS * 100.0);
-        run.steps(2);
-        let plot = Plot::scatter("Delivery latency", ("message", ""), ("latency", "ms"));
-        let mut world = Scene::world(run, DELAY as u32, LOSS)?;
-        run.step("plain")?;
-        let plain = scene.play(&world)?.latencies();
-        world.protect(&Scene::code())?;
-        run.step("with gateways")?;
-        let protected = scene.play(&world)?.latencies();
-        for (name, latencies) in [("plain kernel", &plain), ("with gateways", &protected)] {
-            let series = run.series(&plot, name);
-            for (n, latency) in latencies.iter().enumerate() {
-                run.point(series, n as f64, *latency);
-            }
+pub(in crate::experiments) fn run(run: &mut Run) -> anyhow::Result<()> {
+    let scene = Scene { streams: 1, duration: Duration::from_secs(run.choose(120, 30)) };
+    scene.describe(run);
+    run.param("one_way_ms", DELAY);
+    run.param("loss_percent", LOSS * 100.0);
+    run.steps(2);
+    let plot = Plot::scatter("Delivery latency", ("message", ""), ("latency", "ms"));
+    let mut world = Scene::world(run, DELAY as u32, LOSS)?;
+    run.step("plain")?;
+    let plain = scene.play(&world)?.latencies();
+    world.protect(&Scene::code())?;
+    run.step("with gateways")?;
+    let protected = scene.play(&world)?.latencies();
+    for (name, latencies) in [("plain kernel", &plain), ("with gateways", &protected)] {
+        let series = run.series(&plot, name);
+        for (n, latency) in latencies.iter().enumerate() {
+            run.point(series, n as f64, *latency);
         }
-        let share = delayed(&protected) / delayed(&plain);
-        run.param("plain_delayed", delayed(&plain));
-        run.param("protected_delayed", delayed(&protected));
-        run.check("messages late by an RTT, protected over plain", share, Bound::AtMost(0.2));
-        Ok(())
     }
+    let share = delayed(&protected) / delayed(&plain);
+    run.param("plain_delayed", delayed(&plain));
+    run.param("protected_delayed", delayed(&protected));
+    run.check("messages late by an RTT, protected over plain", share, Bound::AtMost(0.2));
+    Ok(())
 }
 
 /// Counts the messages that arrived a round trip later than the link's delay.

@@ -4,13 +4,10 @@ use anyhow::{Context as _, Result};
 
 use super::super::statistics::median;
 use super::link;
-use crate::experiment::{About, Bound, Experiment, Plot, Run};
+use crate::experiment::{About, Bound, Plot, Run};
 use crate::gateways::GatewaySpec;
 use crate::topology::programs::Iperf;
 use crate::world::World;
-
-/// The experiment.
-pub(in crate::experiments) struct EqualMtu;
 
 /// MTU of the WAN, and of the hosts.
 const WAN: u32 = 1500;
@@ -20,60 +17,56 @@ const MORE: f64 = 0.015;
 /// Losses: single ones, and bursts, which require more repairs.
 const CASES: [(&str, &str); 2] = [("1 % single", "1%"), ("1 %, bursts of 8", "1%x8")];
 
-impl Experiment for EqualMtu {
-    fn about(&self) -> About {
-        About {
-            name: "maelstrom/equal-mtu",
-            title: "Repairs that leave in parts, where hosts have the WAN's MTU",
-            figure: "Maelstrom, section 4.1",
-            finding: "The paper has the hosts' MTU lowered, so that repairs fit.",
-        }
-    }
+pub(in crate::experiments) const ABOUT: About = About {
+    name: "maelstrom/equal-mtu",
+    title: "Repairs that leave in parts, where hosts have the WAN's MTU",
+    figure: "Maelstrom, section 4.1",
+    finding: "The paper has the hosts' MTU lowered, so that repairs fit.",
+};
 
-    fn run(&self, run: &mut Run) -> Result<()> {
-        let (seconds, warm_up) = run.choose((20, 10), (8, 6));
-        let rounds = run.choose(5, 1);
-        run.param("link", "200 Mb/s, 50 ms one way, queue 100 ms");
-        run.param("mtu", "hosts 1200 or 1500, WAN 1500");
-        run.param("code", "auto");
-        run.param("seconds", seconds);
-        run.param("warm_up", warm_up);
-        run.param("rounds", rounds);
-        run.congestion_control("cubic");
-        run.steps(CASES.len() * rounds * HOSTS.len());
-        for (x, (case, loss)) in CASES.iter().enumerate() {
-            let mut bytes = [const { Vec::new() }; HOSTS.len()];
-            let mut rates = bytes.clone();
-            for round in 0..rounds {
-                for (at, mtu) in HOSTS.into_iter().enumerate() {
-                    run.step(&format!("{case}, hosts {mtu}"))?;
-                    let config = format!("rate=200M,delay=50ms,queue=100ms,loss={loss}");
-                    let seed = run.seed() + round as u64;
-                    let mut world = World::new((mtu, WAN), &link(&config), seed, run.journal())?;
-                    world.protect(&GatewaySpec::default())?;
-                    let iperf = Iperf::tcp("cubic", seconds, warm_up);
-                    rates[at].push(iperf.run(world.a1(), world.b1())?.received / 1e6);
-                    let gateways = world.gateways().context("they were just started")?;
-                    let sender = gateways.a.status()?.peer().sender;
-                    bytes[at].push(sender.repair_bytes as f64 / sender.bytes.max(1) as f64);
-                }
+pub(in crate::experiments) fn run(run: &mut Run) -> Result<()> {
+    let (seconds, warm_up) = run.choose((20, 10), (8, 6));
+    let rounds = run.choose(5, 1);
+    run.param("link", "200 Mb/s, 50 ms one way, queue 100 ms");
+    run.param("mtu", "hosts 1200 or 1500, WAN 1500");
+    run.param("code", "auto");
+    run.param("seconds", seconds);
+    run.param("warm_up", warm_up);
+    run.param("rounds", rounds);
+    run.congestion_control("cubic");
+    run.steps(CASES.len() * rounds * HOSTS.len());
+    for (x, (case, loss)) in CASES.iter().enumerate() {
+        let mut bytes = [const { Vec::new() }; HOSTS.len()];
+        let mut rates = bytes.clone();
+        for round in 0..rounds {
+            for (at, mtu) in HOSTS.into_iter().enumerate() {
+                run.step(&format!("{case}, hosts {mtu}"))?;
+                let config = format!("rate=200M,delay=50ms,queue=100ms,loss={loss}");
+                let seed = run.seed() + round as u64;
+                let mut world = World::new((mtu, WAN), &link(&config), seed, run.journal())?;
+                world.protect(&GatewaySpec::default())?;
+                let iperf = Iperf::tcp("cubic", seconds, warm_up);
+                rates[at].push(iperf.run(world.a1(), world.b1())?.received / 1e6);
+                let gateways = world.gateways().context("they were just started")?;
+                let sender = gateways.a.status()?.peer().sender;
+                bytes[at].push(sender.repair_bytes as f64 / sender.bytes.max(1) as f64);
             }
-            let [bytes, rates] = [bytes, rates].map(|of| of.map(|of| median(&of)));
-            for (at, mtu) in HOSTS.iter().enumerate() {
-                let plots = [
-                    (("bytes of repairs", "%"), 100.0 * bytes[at]),
-                    (("throughput", "Mb/s"), rates[at]),
-                ];
-                for ((what, unit), value) in plots {
-                    let title = format!("One cubic flow: {what}");
-                    let plot = Plot::histogram(&title, ("loss", ""), (what, unit));
-                    let series = run.series(&plot, &format!("hosts {mtu}"));
-                    run.labelled_point(series, x as f64, value, case);
-                }
-            }
-            let name = format!("{case}: bytes of repairs a byte, more than with hosts of 1200");
-            run.check(&name, bytes[1] - bytes[0], Bound::AtMost(MORE));
         }
-        Ok(())
+        let [bytes, rates] = [bytes, rates].map(|of| of.map(|of| median(&of)));
+        for (at, mtu) in HOSTS.iter().enumerate() {
+            let plots = [
+                (("bytes of repairs", "%"), 100.0 * bytes[at]),
+                (("throughput", "Mb/s"), rates[at]),
+            ];
+            for ((what, unit), value) in plots {
+                let title = format!("One cubic flow: {what}");
+                let plot = Plot::histogram(&title, ("loss", ""), (what, unit));
+                let series = run.series(&plot, &format!("hosts {mtu}"));
+                run.labelled_point(series, x as f64, value, case);
+            }
+        }
+        let name = format!("{case}: bytes of repairs a byte, more than with hosts of 1200");
+        run.check(&name, bytes[1] - bytes[0], Bound::AtMost(MORE));
     }
+    Ok(())
 }

@@ -9,14 +9,11 @@ use viaduct_proto::repair::stats::PeerStats;
 use super::super::statistics::median;
 use super::link;
 use crate::emulator::Direction;
-use crate::experiment::{About, Bound, Experiment, Plot, Run};
+use crate::experiment::{About, Bound, Plot, Run};
 use crate::gateways::GatewaySpec;
 use crate::stop;
 use crate::topology::programs::Iperf;
 use crate::world::World;
-
-/// The experiment.
-pub(in crate::experiments) struct Fair;
 
 /// Bounds relative to two plain flows: the rate of each flow when one is protected, and their
 /// sum.
@@ -43,84 +40,71 @@ const PLAIN: u16 = 5_301;
 const CLASS: &str =
     "\n[[peer.class]]\nname = \"plain\"\nports = [\"5301-5399\"]\nrepairs = \"none\"\n";
 
-impl Experiment for Fair {
-    fn about(&self) -> About {
-        About {
-            name: "maelstrom/fair",
-            title: "Protected flows beside plain ones, and on a link that is full",
-            figure: "beyond Maelstrom: RFC 9265, repairs must not hide congestion",
-            finding: "Under a fixed code a protected flow takes all of a full queue from a plain \
-                one.",
-        }
-    }
+pub(in crate::experiments) const ABOUT: About = About {
+    name: "maelstrom/fair",
+    title: "Protected flows beside plain ones, and on a link that is full",
+    figure: "beyond Maelstrom: RFC 9265, repairs must not hide congestion",
+    finding: "Under a fixed code a protected flow takes all of a full queue from a plain one.",
+};
 
-    fn run(&self, run: &mut Run) -> Result<()> {
-        let quick = run.quick();
-        let (seconds, warm_up) = run.choose((60, 20), (15, 10));
-        let rounds = run.choose(5, 1);
-        let queues: &[&str] = if quick { &["100ms"] } else { &["100ms", "20ms"] };
-        run.param("link", "200 Mb/s, 50 ms one way, queues of 100 and 20 ms");
-        run.param("mtu", "hosts 1200, WAN 1500");
-        run.param("code", "auto; plain flows have repairs = none");
-        run.param("seconds", seconds);
-        run.param("warm_up", warm_up);
-        run.param("rounds", rounds);
-        run.congestion_control("cubic");
-        run.steps(rounds * (2 * queues.len() + if quick { 1 } else { 4 }));
-        for queue in queues {
-            self.beside(run, queue, (seconds, warm_up), rounds)?;
-        }
-        overload(run, rounds, run.choose(20, 8))?;
-        if !quick {
-            eight(run, rounds, (seconds, warm_up))?;
-            changed(run, rounds)?;
-        }
-        Ok(())
+pub(in crate::experiments) fn run(run: &mut Run) -> Result<()> {
+    let quick = run.quick();
+    let (seconds, warm_up) = run.choose((60, 20), (15, 10));
+    let rounds = run.choose(5, 1);
+    let queues: &[&str] = if quick { &["100ms"] } else { &["100ms", "20ms"] };
+    run.param("link", "200 Mb/s, 50 ms one way, queues of 100 and 20 ms");
+    run.param("mtu", "hosts 1200, WAN 1500");
+    run.param("code", "auto; plain flows have repairs = none");
+    run.param("seconds", seconds);
+    run.param("warm_up", warm_up);
+    run.param("rounds", rounds);
+    run.congestion_control("cubic");
+    run.steps(rounds * (2 * queues.len() + if quick { 1 } else { 4 }));
+    for queue in queues {
+        beside(run, queue, (seconds, warm_up), rounds)?;
     }
+    overload(run, rounds, run.choose(20, 8))?;
+    if !quick {
+        eight(run, rounds, (seconds, warm_up))?;
+        changed(run, rounds)?;
+    }
+    Ok(())
 }
 
-impl Fair {
-    /// Compares one protected and one plain flow with two plain ones, on one full queue.
-    fn beside(
-        &self,
-        run: &mut Run,
-        queue: &str,
-        (seconds, warm_up): (u32, u32),
-        rounds: usize,
-    ) -> Result<()> {
-        let config = format!("rate=200M,delay=50ms,queue={queue}");
-        let (mut shares, mut told) = ([const { Vec::new() }; 3], Vec::new());
-        for round in 0..rounds {
-            let seed = run.seed() + round as u64;
-            let mut world = World::new((1200, 1500), &link(&config), seed, run.journal())?;
-            world.protect(&spec())?;
-            run.step(&format!("queue of {queue}, two plain"))?;
-            let plain = flows(&world, &[PLAIN, PLAIN + 1], (seconds, warm_up))?;
-            let half = plain.iter().sum::<f64>() / 2.0;
-            run.step(&format!("queue of {queue}, one protected"))?;
-            let before = dropped(&mut world)?;
-            let both = flows(&world, &[PROTECTED, PLAIN], (seconds, warm_up))?;
-            let after = dropped(&mut world)?;
-            told.push((after.1 - before.1) as f64 / (after.0 - before.0).max(1) as f64);
-            shares[0].push(both[0] / half);
-            shares[1].push(both[1] / half);
-            shares[2].push((both[0] + both[1]) / (2.0 * half));
-        }
-        let [protected, plain, sum] = shares.map(|of| median(&of));
-        let plot = Plot::histogram("Beside a plain flow", ("queue", ""), ("of two plain", ""));
-        for (name, value) in [("protected", protected), ("plain", plain)] {
-            let series = run.series(&plot, name);
-            run.labelled_point(series, f64::from(queue.len() as u32), value, queue);
-        }
-        let name = |what: &str| format!("queue of {queue}: {what} over half of two plain");
-        run.check(&name("protected"), protected, SHARE);
-        run.check(&name("plain beside it"), plain, SHARE);
-        let name = format!("queue of {queue}: sum over two plain");
-        run.check(&name, sum, Bound::AtLeast(SUM));
-        let name = format!("queue of {queue}: drops taken for losses by chance, of all");
-        run.check(&name, median(&told), Bound::AtMost(1.0 - TOLD_DROPS));
-        Ok(())
+/// Compares one protected and one plain flow with two plain ones, on one full queue.
+fn beside(run: &mut Run, queue: &str, (seconds, warm_up): (u32, u32), rounds: usize) -> Result<()> {
+    let config = format!("rate=200M,delay=50ms,queue={queue}");
+    let (mut shares, mut told) = ([const { Vec::new() }; 3], Vec::new());
+    for round in 0..rounds {
+        let seed = run.seed() + round as u64;
+        let mut world = World::new((1200, 1500), &link(&config), seed, run.journal())?;
+        world.protect(&spec())?;
+        run.step(&format!("queue of {queue}, two plain"))?;
+        let plain = flows(&world, &[PLAIN, PLAIN + 1], (seconds, warm_up))?;
+        let half = plain.iter().sum::<f64>() / 2.0;
+        run.step(&format!("queue of {queue}, one protected"))?;
+        let before = dropped(&mut world)?;
+        let both = flows(&world, &[PROTECTED, PLAIN], (seconds, warm_up))?;
+        let after = dropped(&mut world)?;
+        told.push((after.1 - before.1) as f64 / (after.0 - before.0).max(1) as f64);
+        shares[0].push(both[0] / half);
+        shares[1].push(both[1] / half);
+        shares[2].push((both[0] + both[1]) / (2.0 * half));
     }
+    let [protected, plain, sum] = shares.map(|of| median(&of));
+    let plot = Plot::histogram("Beside a plain flow", ("queue", ""), ("of two plain", ""));
+    for (name, value) in [("protected", protected), ("plain", plain)] {
+        let series = run.series(&plot, name);
+        run.labelled_point(series, f64::from(queue.len() as u32), value, queue);
+    }
+    let name = |what: &str| format!("queue of {queue}: {what} over half of two plain");
+    run.check(&name("protected"), protected, SHARE);
+    run.check(&name("plain beside it"), plain, SHARE);
+    let name = format!("queue of {queue}: sum over two plain");
+    run.check(&name, sum, Bound::AtLeast(SUM));
+    let name = format!("queue of {queue}: drops taken for losses by chance, of all");
+    run.check(&name, median(&told), Bound::AtMost(1.0 - TOLD_DROPS));
+    Ok(())
 }
 
 /// Returns gateway settings with a class of unprotected ports.

@@ -8,14 +8,11 @@ use std::time::Duration;
 use anyhow::Result;
 use rustix::process::{Signal, kill_process};
 
-use crate::experiment::{About, Bound, Experiment, Plot, Run};
+use crate::experiment::{About, Bound, Plot, Run};
 use crate::gateways::{Gateway, GatewaySpec};
 use crate::topology::DumbbellSpec;
 use crate::topology::programs::Iperf;
 use crate::world::World;
-
-/// The experiment.
-pub(in crate::experiments) struct Forwarding;
 
 /// Rate of the paced load, in bits of payload per second.
 const PACE: u64 = 3_000_000_000;
@@ -29,36 +26,32 @@ const UNPACED_AUTO: f64 = 0.75;
 /// MTU of the hosts, and of a WAN that leaves room for repairs (section 4.1).
 const MTU: (u32, u32) = (1500, 1700);
 
-impl Experiment for Forwarding {
-    fn about(&self) -> About {
-        About {
-            name: "maelstrom/forwarding",
-            title: "Forwarding through the gateways, by code",
-            figure: "Maelstrom, section 4.6",
-            finding: "The kernel module saturates a gigabit card with data and repairs up to \
-                      (8,4); at (8,5) the processor is overloaded.",
-        }
-    }
+pub(in crate::experiments) const ABOUT: About = About {
+    name: "maelstrom/forwarding",
+    title: "Forwarding through the gateways, by code",
+    figure: "Maelstrom, section 4.6",
+    finding: "The kernel module saturates a gigabit card with data and repairs up to (8,4); at \
+              (8,5) the processor is overloaded.",
+};
 
-    fn run(&self, run: &mut Run) -> Result<()> {
-        let seconds = run.choose(8, 3);
-        let layers: &[usize] = run.choose(&[1, 2, 3, 4, 5], &[3]);
-        run.param("seconds", seconds);
-        run.param("mtu", "hosts 1500, WAN 1700: a veth pair, offloads off");
-        run.param("paced_gbit", PACE as f64 / 1e9);
-        run.congestion_control("cubic");
-        run.steps(5 + 2 * layers.len());
-        let plain = measure(run, (0, "gateways off"), None, seconds)?;
-        for &c in layers {
-            let found = measure(run, (c, &format!("(8,{c})")), Some(&code(c)), seconds)?;
-            if c == 3 {
-                checks(run, "(8,3)", UNPACED, &plain, &found);
-            }
+pub(in crate::experiments) fn run(run: &mut Run) -> Result<()> {
+    let seconds = run.choose(8, 3);
+    let layers: &[usize] = run.choose(&[1, 2, 3, 4, 5], &[3]);
+    run.param("seconds", seconds);
+    run.param("mtu", "hosts 1500, WAN 1700: a veth pair, offloads off");
+    run.param("paced_gbit", PACE as f64 / 1e9);
+    run.congestion_control("cubic");
+    run.steps(5 + 2 * layers.len());
+    let plain = measure(run, (0, "gateways off"), None, seconds)?;
+    for &c in layers {
+        let found = measure(run, (c, &format!("(8,{c})")), Some(&code(c)), seconds)?;
+        if c == 3 {
+            checks(run, "(8,3)", UNPACED, &plain, &found);
         }
-        let auto = measure(run, (MAX_LAYERS + 1, "auto"), Some(&GatewaySpec::default()), seconds)?;
-        checks(run, "auto", UNPACED_AUTO, &plain, &auto);
-        throttled(run, &plain, seconds)
     }
+    let auto = measure(run, (MAX_LAYERS + 1, "auto"), Some(&GatewaySpec::default()), seconds)?;
+    checks(run, "auto", UNPACED_AUTO, &plain, &auto);
+    throttled(run, &plain, seconds)
 }
 
 /// Results with one code, or without gateways.

@@ -4,14 +4,11 @@
 use viaduct_proto::fec::{AnyDecoder, Code, window};
 use viaduct_proto::sim::stream::{Lost, Outcome, Stream};
 
-use crate::experiment::{About, Bound, Experiment, Plot, Run};
+use crate::experiment::{About, Bound, Plot, Run};
 use crate::experiments::maelstrom::link;
 use crate::experiments::maelstrom::simulated::{
     blocks, delayed, events, latencies_ms, layers, mean, quantile, simulate,
 };
-
-/// The experiment.
-pub(in crate::experiments) struct Interleaves;
 
 /// Packets per second: 144 Mb/s of 1500-byte packets.
 const RATE: f64 = 12_000.0;
@@ -49,50 +46,46 @@ fn candidates() -> Vec<Code> {
     ]
 }
 
-impl Experiment for Interleaves {
-    fn about(&self) -> About {
-        About {
-            name: "maelstrom/interleaves",
-            title: "Which code for which loss: what is left, how late, at what price",
-            figure: "Maelstrom, section 4.3.1 (beyond its figures)",
-            finding: "Greater interleaves bear longer bursts at the price of latency; sending \
-                      repairs at once is faster, delaying them recovers more.",
-        }
-    }
+pub(in crate::experiments) const ABOUT: About = About {
+    name: "maelstrom/interleaves",
+    title: "Which code for which loss: what is left, how late, at what price",
+    figure: "Maelstrom, section 4.3.1 (beyond its figures)",
+    finding: "Greater interleaves bear longer bursts at the price of latency; sending repairs at \
+              once is faster, delaying them recovers more.",
+};
 
-    fn run(&self, run: &mut Run) -> anyhow::Result<()> {
-        run.param("packets_per_second", RATE);
-        run.param("packet_bytes", LENGTH);
-        run.param("loss", "1 %, one way 50 ms");
-        run.param("simulated", true);
-        let seconds = run.choose(600, 20);
-        run.param("seconds", seconds);
-        run.steps(LOSSES.len() * candidates().len() + MEMORY.len());
-        let mut left = Vec::new();
-        for (n, (loss, words)) in LOSSES.iter().enumerate() {
-            for code in candidates() {
-                run.step(&format!("{code}, {words}"))?;
-                let stream = Stream {
-                    packets: (RATE * f64::from(seconds)) as u64,
-                    rate: RATE,
-                    sizes: (16, 16),
-                    link: link(&format!("delay=50ms,loss={loss}")),
-                    seed: run.seed(),
-                    ..Stream::default()
-                };
-                let outcome = simulate(&stream, &code)?;
-                let per_second = unrecovered(&outcome) as f64 / f64::from(seconds);
-                record(run, &code, (n, words), per_second, &outcome);
-                left.push((*words, code.to_string(), per_second));
-                if n == LOSSES.len() - 1 {
-                    record_price(run, &code, &stream)?;
-                }
+pub(in crate::experiments) fn run(run: &mut Run) -> anyhow::Result<()> {
+    run.param("packets_per_second", RATE);
+    run.param("packet_bytes", LENGTH);
+    run.param("loss", "1 %, one way 50 ms");
+    run.param("simulated", true);
+    let seconds = run.choose(600, 20);
+    run.param("seconds", seconds);
+    run.steps(LOSSES.len() * candidates().len() + MEMORY.len());
+    let mut left = Vec::new();
+    for (n, (loss, words)) in LOSSES.iter().enumerate() {
+        for code in candidates() {
+            run.step(&format!("{code}, {words}"))?;
+            let stream = Stream {
+                packets: (RATE * f64::from(seconds)) as u64,
+                rate: RATE,
+                sizes: (16, 16),
+                link: link(&format!("delay=50ms,loss={loss}")),
+                seed: run.seed(),
+                ..Stream::default()
+            };
+            let outcome = simulate(&stream, &code)?;
+            let per_second = unrecovered(&outcome) as f64 / f64::from(seconds);
+            record(run, &code, (n, words), per_second, &outcome);
+            left.push((*words, code.to_string(), per_second));
+            if n == LOSSES.len() - 1 {
+                record_price(run, &code, &stream)?;
             }
         }
-        memory(run)?;
-        checks(run, &left);
-        Ok(())
     }
+    memory(run)?;
+    checks(run, &left);
+    Ok(())
 }
 
 /// Counts the loss events with at least one packet that was never recovered.

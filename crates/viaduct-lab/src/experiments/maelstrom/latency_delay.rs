@@ -3,49 +3,42 @@
 use std::time::Duration;
 
 use super::stream::Scene;
-use crate::experiment::{About, Bound, Experiment, Plot, Run};
-
-/// The experiment.
-pub(in crate::experiments) struct LatencyDelay;
+use crate::experiment::{About, Bound, Plot, Run};
 
 /// Loss rate of the link.
 const LOSS: f64 = 1e-3;
 
-impl Experiment for LatencyDelay {
-    fn about(&self) -> About {
-        About {
-            name: "maelstrom/latency-delay",
-            title: "Delivery latency of messages against the link's delay",
-            figure: "Maelstrom, Figure 11 (right)",
-            finding: "Maelstrom's delivery latency is almost exactly the one-way latency of the \
-                      link; TCP's grows faster.",
-        }
-    }
+pub(in crate::experiments) const ABOUT: About = About {
+    name: "maelstrom/latency-delay",
+    title: "Delivery latency of messages against the link's delay",
+    figure: "Maelstrom, Figure 11 (right)",
+    finding: "Maelstrom's delivery latency is almost exactly the one-way latency of the link; \
+              TCP's grows faster.",
+};
 
-    fn run(&self, run: &mut Run) -> anyhow::Result<()> {
-        let delays: &[u32] = run.choose(&[10, 25, 50, 75, 100, 150], &[10, 50]);
-        let scene = Scene { streams: 8, duration: Duration::from_secs(run.choose(60, 10)) };
-        scene.describe(run);
-        run.param("loss_percent", LOSS * 100.0);
-        run.steps(2 * delays.len());
-        let plot = Plot::line("Mean delivery latency", ("one-way delay", "ms"), ("latency", "ms"));
-        let plain = run.series(&plot, "plain kernel");
-        let protected = run.series(&plot, "with gateways, (7,2) I=(1,10)");
-        let bound = run.series(&plot, "the delay itself");
-        let mut worst = 0f64;
-        for &delay in delays {
-            let x = f64::from(delay);
-            let mut world = Scene::world(run, delay, LOSS)?;
-            run.step(&format!("{delay} ms, plain"))?;
-            run.point(plain, x, scene.play(&world)?.mean());
-            world.protect(&Scene::code())?;
-            run.step(&format!("{delay} ms, with gateways"))?;
-            let mean = scene.play(&world)?.mean();
-            run.point(protected, x, mean);
-            run.point(bound, x, x);
-            worst = worst.max(mean - x);
-        }
-        run.check("protected mean above one-way delay, worst, ms", worst, Bound::AtMost(5.0));
-        Ok(())
+pub(in crate::experiments) fn run(run: &mut Run) -> anyhow::Result<()> {
+    let delays: &[u32] = run.choose(&[10, 25, 50, 75, 100, 150], &[10, 50]);
+    let scene = Scene { streams: 8, duration: Duration::from_secs(run.choose(60, 10)) };
+    scene.describe(run);
+    run.param("loss_percent", LOSS * 100.0);
+    run.steps(2 * delays.len());
+    let plot = Plot::line("Mean delivery latency", ("one-way delay", "ms"), ("latency", "ms"));
+    let plain = run.series(&plot, "plain kernel");
+    let protected = run.series(&plot, "with gateways, (7,2) I=(1,10)");
+    let bound = run.series(&plot, "the delay itself");
+    let mut worst = 0f64;
+    for &delay in delays {
+        let x = f64::from(delay);
+        let mut world = Scene::world(run, delay, LOSS)?;
+        run.step(&format!("{delay} ms, plain"))?;
+        run.point(plain, x, scene.play(&world)?.mean());
+        world.protect(&Scene::code())?;
+        run.step(&format!("{delay} ms, with gateways"))?;
+        let mean = scene.play(&world)?.mean();
+        run.point(protected, x, mean);
+        run.point(bound, x, x);
+        worst = worst.max(mean - x);
     }
+    run.check("protected mean above one-way delay, worst, ms", worst, Bound::AtMost(5.0));
+    Ok(())
 }

@@ -4,56 +4,49 @@ use std::time::Duration;
 
 use super::percent;
 use super::stream::{Scene, StreamResult};
-use crate::experiment::{About, Bound, Experiment, Plot, Run};
-
-/// The experiment.
-pub(in crate::experiments) struct LatencyLoss;
+use crate::experiment::{About, Bound, Plot, Run};
 
 /// Delay of the link in ms, one way.
 const DELAY: f64 = 50.0;
 
-impl Experiment for LatencyLoss {
-    fn about(&self) -> About {
-        About {
-            name: "maelstrom/latency-loss",
-            title: "Delivery latency of messages against loss",
-            figure: "Maelstrom, Figure 11 (left)",
-            finding: "TCP's mean delivery latency climbs with loss, since each lost packet holds \
-                      up those behind it; Maelstrom's stays at the one-way latency of the link.",
-        }
-    }
+pub(in crate::experiments) const ABOUT: About = About {
+    name: "maelstrom/latency-loss",
+    title: "Delivery latency of messages against loss",
+    figure: "Maelstrom, Figure 11 (left)",
+    finding: "TCP's mean delivery latency climbs with loss, since each lost packet holds up those \
+              behind it; Maelstrom's stays at the one-way latency of the link.",
+};
 
-    fn run(&self, run: &mut Run) -> anyhow::Result<()> {
-        let losses: &[f64] = run.choose(&[0.0, 1e-4, 1e-3, 5e-3, 0.01], &[0.0, 0.01]);
-        let scene = Scene { streams: 8, duration: Duration::from_secs(run.choose(60, 8)) };
-        scene.describe(run);
-        run.param("one_way_ms", DELAY);
-        run.steps(2 * losses.len());
-        let plots = [
-            Plot::line("Mean delivery latency", ("loss", "%"), ("latency", "ms")),
-            Plot::line("99th percentile of it", ("loss", "%"), ("latency", "ms")),
-            Plot::line("The flow beside", ("loss", "%"), ("throughput", "Mb/s")),
-        ];
-        let mut results = Vec::new();
-        for &loss in losses {
-            let mut world = Scene::world(run, DELAY as u32, loss)?;
-            run.step(&format!("loss {}, plain", percent(loss)))?;
-            let plain = scene.play(&world)?;
-            world.protect(&Scene::code())?;
-            run.step(&format!("loss {}, with gateways", percent(loss)))?;
-            let protected = scene.play(&world)?;
-            for (name, result) in [("plain kernel", &plain), ("with gateways", &protected)] {
-                let values = [result.mean(), result.p99(), result.beside];
-                for (plot, value) in plots.iter().zip(values) {
-                    let series = run.series(plot, name);
-                    run.point(series, loss * 100.0, value);
-                }
+pub(in crate::experiments) fn run(run: &mut Run) -> anyhow::Result<()> {
+    let losses: &[f64] = run.choose(&[0.0, 1e-4, 1e-3, 5e-3, 0.01], &[0.0, 0.01]);
+    let scene = Scene { streams: 8, duration: Duration::from_secs(run.choose(60, 8)) };
+    scene.describe(run);
+    run.param("one_way_ms", DELAY);
+    run.steps(2 * losses.len());
+    let plots = [
+        Plot::line("Mean delivery latency", ("loss", "%"), ("latency", "ms")),
+        Plot::line("99th percentile of it", ("loss", "%"), ("latency", "ms")),
+        Plot::line("The flow beside", ("loss", "%"), ("throughput", "Mb/s")),
+    ];
+    let mut results = Vec::new();
+    for &loss in losses {
+        let mut world = Scene::world(run, DELAY as u32, loss)?;
+        run.step(&format!("loss {}, plain", percent(loss)))?;
+        let plain = scene.play(&world)?;
+        world.protect(&Scene::code())?;
+        run.step(&format!("loss {}, with gateways", percent(loss)))?;
+        let protected = scene.play(&world)?;
+        for (name, result) in [("plain kernel", &plain), ("with gateways", &protected)] {
+            let values = [result.mean(), result.p99(), result.beside];
+            for (plot, value) in plots.iter().zip(values) {
+                let series = run.series(plot, name);
+                run.point(series, loss * 100.0, value);
             }
-            results.push((loss, plain, protected));
         }
-        checks(run, &results);
-        Ok(())
+        results.push((loss, plain, protected));
     }
+    checks(run, &results);
+    Ok(())
 }
 
 fn checks(run: &mut Run, results: &[(f64, StreamResult, StreamResult)]) {

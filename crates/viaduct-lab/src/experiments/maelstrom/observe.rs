@@ -9,15 +9,12 @@ use rustix::process::Signal;
 
 use super::super::statistics::median;
 use super::link;
-use crate::experiment::{About, Bound, Experiment, Plot, Run};
+use crate::experiment::{About, Bound, Plot, Run};
 use crate::gateways::GatewaySpec;
 use crate::stop;
 use crate::topology::Node;
 use crate::topology::programs::Iperf;
 use crate::world::World;
-
-/// The experiment.
-pub(in crate::experiments) struct Observe;
 
 /// Losses, and whether a quick run includes them.
 const CASES: [(&str, &str, bool); 3] = [
@@ -33,84 +30,80 @@ const BYTES: f64 = 0.004;
 const RATE: u64 = 150_000_000;
 const LENGTH: u32 = 1_172;
 
-impl Experiment for Observe {
-    fn about(&self) -> About {
-        About {
-            name: "maelstrom/observe",
-            title: "What is foreseen by observing, and what repairs then do",
-            figure: "beyond Maelstrom: which code a link asks for is known before one is chosen",
-            finding: "An engineer has to guess a code's parameters from a table.",
-        }
-    }
+pub(in crate::experiments) const ABOUT: About = About {
+    name: "maelstrom/observe",
+    title: "What is foreseen by observing, and what repairs then do",
+    figure: "beyond Maelstrom: which code a link asks for is known before one is chosen",
+    finding: "An engineer has to guess a code's parameters from a table.",
+};
 
-    fn run(&self, run: &mut Run) -> Result<()> {
-        let seconds = run.choose(60, 15);
-        let rounds = run.choose(5, 1);
-        let quick = run.quick();
-        run.param("link", "200 Mb/s, 50 ms one way, queue 100 ms");
-        run.param("mtu", "hosts 1200, WAN 1500");
-        run.param("load", "UDP, 150 Mb/s of 1200-byte packets");
-        run.param("seconds", seconds);
-        run.param("rounds", rounds);
-        let cases: Vec<_> = CASES.iter().filter(|(.., in_quick)| !quick || *in_quick).collect();
-        run.steps(2 * rounds * cases.len());
-        let mut names = Vec::new();
-        for (x, (name, loss, _)) in cases.iter().enumerate() {
-            let config = format!("rate=200M,delay=50ms,queue=100ms,loss={loss}");
-            let (mut foreseen, mut happened) = (Vec::new(), Vec::new());
-            for round in 0..rounds {
-                let seed = run.seed() + round as u64;
-                let mut world = World::new((1200, 1500), &link(&config), seed, run.journal())?;
-                let before = machine(world.dumbbell.gateway_a())?;
-                world.protect(&GatewaySpec::fec("code = \"observe\"\n"))?;
-                if x + round == 0 {
-                    let during = machine(world.dumbbell.gateway_a())?;
-                    let same = f64::from(u8::from(before == during));
-                    run.check(
-                        "the machine is as before but for socket and taps",
-                        same,
-                        Bound::AtLeast(1.0),
-                    );
-                }
-                run.step(&format!("{name}, observed"))?;
-                let stream = Iperf::udp(RATE, LENGTH, seconds);
-                stream.run(world.a1(), world.b1())?;
-                settle()?;
-                let gateways = world.gateways().context("they were just started")?;
-                let status = gateways.a.status()?;
-                let sender = status.peer().sender;
-                names.push(sender.repair_bytes as f64 / sender.bytes.max(1) as f64);
-                let trial = status.trial("auto").context("nothing was foreseen")?;
-                ensure!(trial.lost > 100, "{name}: too few losses to judge: {}", trial.lost);
-                foreseen.push(trial.recovered);
-                for gateway in [&gateways.a, &gateways.b] {
-                    let text = std::fs::read_to_string(gateway.config())?;
-                    std::fs::write(gateway.config(), text.replace("\"observe\"", "\"auto\""))?;
-                    gateway.signal(Signal::HUP)?;
-                }
-                settle()?;
-                run.step(&format!("{name}, repaired"))?;
-                let gateways = world.gateways().context("they were just started")?;
-                let before = gateways.b.status()?.peer().receiver.link;
-                stream.run(world.a1(), world.b1())?;
-                settle()?;
-                let gateways = world.gateways().context("they were just started")?;
-                let after = gateways.b.status()?.peer().receiver.link;
-                let lost = after.lost - before.lost;
-                happened.push((after.recovered - before.recovered) as f64 / lost.max(1) as f64);
+pub(in crate::experiments) fn run(run: &mut Run) -> Result<()> {
+    let seconds = run.choose(60, 15);
+    let rounds = run.choose(5, 1);
+    let quick = run.quick();
+    run.param("link", "200 Mb/s, 50 ms one way, queue 100 ms");
+    run.param("mtu", "hosts 1200, WAN 1500");
+    run.param("load", "UDP, 150 Mb/s of 1200-byte packets");
+    run.param("seconds", seconds);
+    run.param("rounds", rounds);
+    let cases: Vec<_> = CASES.iter().filter(|(.., in_quick)| !quick || *in_quick).collect();
+    run.steps(2 * rounds * cases.len());
+    let mut names = Vec::new();
+    for (x, (name, loss, _)) in cases.iter().enumerate() {
+        let config = format!("rate=200M,delay=50ms,queue=100ms,loss={loss}");
+        let (mut foreseen, mut happened) = (Vec::new(), Vec::new());
+        for round in 0..rounds {
+            let seed = run.seed() + round as u64;
+            let mut world = World::new((1200, 1500), &link(&config), seed, run.journal())?;
+            let before = machine(world.dumbbell.gateway_a())?;
+            world.protect(&GatewaySpec::fec("code = \"observe\"\n"))?;
+            if x + round == 0 {
+                let during = machine(world.dumbbell.gateway_a())?;
+                let same = f64::from(u8::from(before == during));
+                run.check(
+                    "the machine is as before but for socket and taps",
+                    same,
+                    Bound::AtLeast(1.0),
+                );
             }
-            let (foreseen, happened) = (median(&foreseen), median(&happened));
-            let plot = Plot::histogram("Recovered by auto", ("loss", ""), ("of the lost", "%"));
-            for (series, value) in [("foreseen", foreseen), ("happened", happened)] {
-                let series = run.series(&plot, series);
-                run.labelled_point(series, x as f64, 100.0 * value, name);
+            run.step(&format!("{name}, observed"))?;
+            let stream = Iperf::udp(RATE, LENGTH, seconds);
+            stream.run(world.a1(), world.b1())?;
+            settle()?;
+            let gateways = world.gateways().context("they were just started")?;
+            let status = gateways.a.status()?;
+            let sender = status.peer().sender;
+            names.push(sender.repair_bytes as f64 / sender.bytes.max(1) as f64);
+            let trial = status.trial("auto").context("nothing was foreseen")?;
+            ensure!(trial.lost > 100, "{name}: too few losses to judge: {}", trial.lost);
+            foreseen.push(trial.recovered);
+            for gateway in [&gateways.a, &gateways.b] {
+                let text = std::fs::read_to_string(gateway.config())?;
+                std::fs::write(gateway.config(), text.replace("\"observe\"", "\"auto\""))?;
+                gateway.signal(Signal::HUP)?;
             }
-            let check = format!("{name}: share recovered, foreseen less what happened");
-            run.check(&check, foreseen - happened, Bound::Within(-OFF, OFF));
+            settle()?;
+            run.step(&format!("{name}, repaired"))?;
+            let gateways = world.gateways().context("they were just started")?;
+            let before = gateways.b.status()?.peer().receiver.link;
+            stream.run(world.a1(), world.b1())?;
+            settle()?;
+            let gateways = world.gateways().context("they were just started")?;
+            let after = gateways.b.status()?.peer().receiver.link;
+            let lost = after.lost - before.lost;
+            happened.push((after.recovered - before.recovered) as f64 / lost.max(1) as f64);
         }
-        run.check("bytes of names a byte", median(&names), Bound::AtMost(BYTES));
-        Ok(())
+        let (foreseen, happened) = (median(&foreseen), median(&happened));
+        let plot = Plot::histogram("Recovered by auto", ("loss", ""), ("of the lost", "%"));
+        for (series, value) in [("foreseen", foreseen), ("happened", happened)] {
+            let series = run.series(&plot, series);
+            run.labelled_point(series, x as f64, 100.0 * value, name);
+        }
+        let check = format!("{name}: share recovered, foreseen less what happened");
+        run.check(&check, foreseen - happened, Bound::Within(-OFF, OFF));
     }
+    run.check("bytes of names a byte", median(&names), Bound::AtMost(BYTES));
+    Ok(())
 }
 
 /// Waits until reports have arrived and the fates of packets are settled.

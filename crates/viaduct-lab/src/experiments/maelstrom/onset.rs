@@ -8,14 +8,11 @@ use anyhow::{Context as _, Result};
 use super::super::statistics::median;
 use super::link;
 use crate::emulator::Direction;
-use crate::experiment::{About, Bound, Experiment, Plot, Run};
+use crate::experiment::{About, Bound, Plot, Run};
 use crate::gateways::GatewaySpec;
 use crate::stop;
 use crate::topology::programs::Iperf;
 use crate::world::World;
-
-/// The experiment.
-pub(in crate::experiments) struct Onset;
 
 const CLEAN: &str = "rate=200M,delay=50ms,queue=100ms";
 /// Minimum rate of the first ten seconds relative to the steady rate under loss.
@@ -51,59 +48,50 @@ struct Flow {
     after: f64,
 }
 
-impl Experiment for Onset {
-    fn about(&self) -> About {
-        About {
-            name: "maelstrom/onset",
-            title: "Loss that begins while a flow runs, and ends",
-            figure: "beyond Maelstrom, whose codes are fixed",
-            finding: "A fixed code costs the same with and without loss.",
-        }
-    }
+pub(in crate::experiments) const ABOUT: About = About {
+    name: "maelstrom/onset",
+    title: "Loss that begins while a flow runs, and ends",
+    figure: "beyond Maelstrom, whose codes are fixed",
+    finding: "A fixed code costs the same with and without loss.",
+};
 
-    fn run(&self, run: &mut Run) -> Result<()> {
-        let full = Parts { clean: 20, lossy: 60, after: 70, counted: 20 };
-        let parts = run.choose(full, Parts { clean: 10, lossy: 20, after: 0, counted: 5 });
-        let rounds = run.choose(5, 1);
-        run.param("link", "200 Mb/s, 50 ms one way, queue 100 ms; 1 % single for a while");
-        run.param("mtu", "hosts 1200, WAN 1500");
-        run.param("code", "auto");
-        run.param("seconds_clean", parts.clean);
-        run.param("seconds_lossy", parts.lossy);
-        run.param("rounds", rounds);
-        run.congestion_control("cubic");
-        run.steps(rounds);
-        let mut flows = Vec::new();
-        for round in 0..rounds {
-            run.step(&format!("{} s of one flow", parts.all()))?;
-            let mut world =
-                World::new((1200, 1500), &link(CLEAN), run.seed() + round as u64, run.journal())?;
-            world.protect(&GatewaySpec::default())?;
-            flows.push(flow(&mut world, parts)?);
-        }
-        draw(run, &flows[0], parts);
-        let rate = |flow: &Flow, from: u64, to: u64| {
-            let within = |(at, _): &&(f64, f64)| (from as f64..to as f64).contains(at);
-            let rates: Vec<f64> = flow.arrived.iter().filter(within).map(|(_, of)| *of).collect();
-            rates.iter().sum::<f64>() / rates.len().max(1) as f64
-        };
-        let steady = (parts.clean + parts.lossy / 2, parts.clean + parts.lossy);
-        let share = |flow: &Flow| {
-            rate(flow, parts.clean, parts.clean + SOON) / rate(flow, steady.0, steady.1)
-        };
-        let shares = flows.iter().map(share).collect::<Vec<_>>();
-        run.check(
-            "first 10 s of loss over the steady rate",
-            median(&shares),
-            Bound::AtLeast(FIRST),
-        );
-        if parts.after > 0 {
-            let after = flows.iter().map(|flow| flow.after).collect::<Vec<_>>();
-            let name = "bytes of repairs a byte, 70 s after the loss";
-            run.check(name, median(&after), Bound::AtMost(AFTER));
-        }
-        Ok(())
+pub(in crate::experiments) fn run(run: &mut Run) -> Result<()> {
+    let full = Parts { clean: 20, lossy: 60, after: 70, counted: 20 };
+    let parts = run.choose(full, Parts { clean: 10, lossy: 20, after: 0, counted: 5 });
+    let rounds = run.choose(5, 1);
+    run.param("link", "200 Mb/s, 50 ms one way, queue 100 ms; 1 % single for a while");
+    run.param("mtu", "hosts 1200, WAN 1500");
+    run.param("code", "auto");
+    run.param("seconds_clean", parts.clean);
+    run.param("seconds_lossy", parts.lossy);
+    run.param("rounds", rounds);
+    run.congestion_control("cubic");
+    run.steps(rounds);
+    let mut flows = Vec::new();
+    for round in 0..rounds {
+        run.step(&format!("{} s of one flow", parts.all()))?;
+        let mut world =
+            World::new((1200, 1500), &link(CLEAN), run.seed() + round as u64, run.journal())?;
+        world.protect(&GatewaySpec::default())?;
+        flows.push(flow(&mut world, parts)?);
     }
+    draw(run, &flows[0], parts);
+    let rate = |flow: &Flow, from: u64, to: u64| {
+        let within = |(at, _): &&(f64, f64)| (from as f64..to as f64).contains(at);
+        let rates: Vec<f64> = flow.arrived.iter().filter(within).map(|(_, of)| *of).collect();
+        rates.iter().sum::<f64>() / rates.len().max(1) as f64
+    };
+    let steady = (parts.clean + parts.lossy / 2, parts.clean + parts.lossy);
+    let share =
+        |flow: &Flow| rate(flow, parts.clean, parts.clean + SOON) / rate(flow, steady.0, steady.1);
+    let shares = flows.iter().map(share).collect::<Vec<_>>();
+    run.check("first 10 s of loss over the steady rate", median(&shares), Bound::AtLeast(FIRST));
+    if parts.after > 0 {
+        let after = flows.iter().map(|flow| flow.after).collect::<Vec<_>>();
+        let name = "bytes of repairs a byte, 70 s after the loss";
+        run.check(name, median(&after), Bound::AtMost(AFTER));
+    }
+    Ok(())
 }
 
 /// Runs one flow over a link that begins and then stops to lose packets.

@@ -6,14 +6,11 @@ use anyhow::{Context as _, Result};
 
 use super::super::statistics::median;
 use super::link;
-use crate::experiment::{About, Bound, Experiment, Plot, Run};
+use crate::experiment::{About, Bound, Plot, Run};
 use crate::gateways::GatewaySpec;
 use crate::topology::cpu_time;
 use crate::topology::programs::{Iperf, Peer, PeerTunnel};
 use crate::world::World;
-
-/// The experiment.
-pub(in crate::experiments) struct Peers;
 
 /// Losses, and whether a quick run includes them.
 const CASES: [(&str, &str, bool); 4] = [
@@ -34,93 +31,88 @@ const HELD: u64 = 180_000_000;
 /// Throughput in Mb/s, and CPU-seconds per GB.
 type Figure = (f64, f64);
 
-impl Experiment for Peers {
-    fn about(&self) -> About {
-        About {
-            name: "maelstrom/peers",
-            title: "One flow over a bad link, by gateways and by programs of others",
-            figure: "beyond Maelstrom: what its users would take today",
-            finding: "Senders of their own fill a bad link at ten times the processor time.",
-        }
-    }
+pub(in crate::experiments) const ABOUT: About = About {
+    name: "maelstrom/peers",
+    title: "One flow over a bad link, by gateways and by programs of others",
+    figure: "beyond Maelstrom: what its users would take today",
+    finding: "Senders of their own fill a bad link at ten times the processor time.",
+};
 
-    fn run(&self, run: &mut Run) -> Result<()> {
-        let (seconds, warm_up) = run.choose((20, 8), (8, 5));
-        let rounds = run.choose(5, 1);
-        let quick = run.quick();
-        run.param("link", "200 Mb/s, 50 ms one way, queue 100 ms");
-        run.param("mtu", "hosts 1200, WAN 1500");
-        run.param("load", "iperf3, one cubic flow; of the peers both its connections are theirs");
-        run.param("seconds", seconds);
-        run.param("warm_up", warm_up);
-        run.param("rounds", rounds);
-        run.congestion_control("cubic");
-        let peers = [Peer::Hysteria, Peer::Kcptun];
-        for peer in peers {
-            let there = if peer.find().is_some() { "installed" } else { "not installed" };
-            run.param(peer.name(), there);
-        }
-        let peers: Vec<Peer> = peers.into_iter().filter(|peer| peer.find().is_some()).collect();
-        let cases: Vec<_> = CASES.iter().filter(|(.., in_quick)| !quick || *in_quick).collect();
-        run.steps(rounds * cases.len() * (2 + peers.len()));
-        for (x, (case, loss, _)) in cases.iter().enumerate() {
-            let mut ours: Vec<Figure> = Vec::new();
-            let mut held: Vec<Figure> = Vec::new();
-            let mut theirs: Vec<Vec<Figure>> = vec![Vec::new(); peers.len()];
-            for round in 0..rounds {
-                let config = format!("rate=200M,delay=50ms,queue=100ms,loss={loss}");
-                let seed = run.seed() + round as u64;
-                let mut world = World::new((1200, 1500), &link(&config), seed, run.journal())?;
-                let iperf = Iperf::tcp("cubic", seconds, warm_up);
-                for (peer, figures) in peers.iter().zip(&mut theirs) {
-                    run.step(&format!("{case}, {}", peer.name()))?;
-                    figures.push(by_peer(&world, *peer, &iperf)?);
-                }
-                world.protect(&GatewaySpec::default())?;
-                run.step(&format!("{case}, gateways"))?;
-                ours.push(by_gateways(&mut world, &iperf)?);
-                run.step(&format!("{case}, gateways, senders held to 180 Mb/s"))?;
-                held.push(by_gateways(&mut world, &iperf.clone().paced(HELD, 16_384))?);
-            }
-            let of = |figures: &[Figure]| -> Figure {
-                let rates: Vec<f64> = figures.iter().map(|(rate, _)| *rate).collect();
-                let costs: Vec<f64> = figures.iter().map(|(_, cost)| *cost).collect();
-                (median(&rates), median(&costs))
-            };
-            let (ours, held) = (of(&ours), of(&held));
-            let theirs: Vec<(Peer, Figure)> =
-                peers.iter().zip(&theirs).map(|(peer, figures)| (*peer, of(figures))).collect();
-            let rows = [("gateways", ours)];
-            let others = theirs.iter().map(|(peer, figure)| (peer.name(), *figure));
-            for (name, (rate, cost)) in rows.into_iter().chain(others) {
-                let plot = Plot::histogram("Throughput", ("loss", ""), ("throughput", "Mb/s"));
-                let series = run.series(&plot, name);
-                run.labelled_point(series, x as f64, rate, case);
-                let plot = Plot::histogram(
-                    "Processor time, both ends",
-                    ("loss", ""),
-                    ("CPU-seconds a GB", ""),
-                );
-                let series = run.series(&plot, name);
-                run.labelled_point(series, x as f64, cost, case);
-            }
-            if let Some((_, (rate, cost))) = theirs.iter().find(|(peer, _)| *peer == Peer::Hysteria)
-            {
-                let name = format!("{case}: throughput over hysteria's");
-                run.check(&name, ours.0 / rate, Bound::AtLeast(RATE));
-                let name = format!("{case}: CPU-seconds a GB over hysteria's");
-                run.check(&name, ours.1 / cost, Bound::AtMost(COST));
-            }
-            let most = match *loss {
-                "0" => CLEAN,
-                "1%" => LOSSY,
-                _ => continue,
-            };
-            let name = format!("{case}: CPU-seconds a GB of both gateways at 180 Mb/s");
-            run.check(&name, held.1, Bound::AtMost(most));
-        }
-        Ok(())
+pub(in crate::experiments) fn run(run: &mut Run) -> Result<()> {
+    let (seconds, warm_up) = run.choose((20, 8), (8, 5));
+    let rounds = run.choose(5, 1);
+    let quick = run.quick();
+    run.param("link", "200 Mb/s, 50 ms one way, queue 100 ms");
+    run.param("mtu", "hosts 1200, WAN 1500");
+    run.param("load", "iperf3, one cubic flow; of the peers both its connections are theirs");
+    run.param("seconds", seconds);
+    run.param("warm_up", warm_up);
+    run.param("rounds", rounds);
+    run.congestion_control("cubic");
+    let peers = [Peer::Hysteria, Peer::Kcptun];
+    for peer in peers {
+        let there = if peer.find().is_some() { "installed" } else { "not installed" };
+        run.param(peer.name(), there);
     }
+    let peers: Vec<Peer> = peers.into_iter().filter(|peer| peer.find().is_some()).collect();
+    let cases: Vec<_> = CASES.iter().filter(|(.., in_quick)| !quick || *in_quick).collect();
+    run.steps(rounds * cases.len() * (2 + peers.len()));
+    for (x, (case, loss, _)) in cases.iter().enumerate() {
+        let mut ours: Vec<Figure> = Vec::new();
+        let mut held: Vec<Figure> = Vec::new();
+        let mut theirs: Vec<Vec<Figure>> = vec![Vec::new(); peers.len()];
+        for round in 0..rounds {
+            let config = format!("rate=200M,delay=50ms,queue=100ms,loss={loss}");
+            let seed = run.seed() + round as u64;
+            let mut world = World::new((1200, 1500), &link(&config), seed, run.journal())?;
+            let iperf = Iperf::tcp("cubic", seconds, warm_up);
+            for (peer, figures) in peers.iter().zip(&mut theirs) {
+                run.step(&format!("{case}, {}", peer.name()))?;
+                figures.push(by_peer(&world, *peer, &iperf)?);
+            }
+            world.protect(&GatewaySpec::default())?;
+            run.step(&format!("{case}, gateways"))?;
+            ours.push(by_gateways(&mut world, &iperf)?);
+            run.step(&format!("{case}, gateways, senders held to 180 Mb/s"))?;
+            held.push(by_gateways(&mut world, &iperf.clone().paced(HELD, 16_384))?);
+        }
+        let of = |figures: &[Figure]| -> Figure {
+            let rates: Vec<f64> = figures.iter().map(|(rate, _)| *rate).collect();
+            let costs: Vec<f64> = figures.iter().map(|(_, cost)| *cost).collect();
+            (median(&rates), median(&costs))
+        };
+        let (ours, held) = (of(&ours), of(&held));
+        let theirs: Vec<(Peer, Figure)> =
+            peers.iter().zip(&theirs).map(|(peer, figures)| (*peer, of(figures))).collect();
+        let rows = [("gateways", ours)];
+        let others = theirs.iter().map(|(peer, figure)| (peer.name(), *figure));
+        for (name, (rate, cost)) in rows.into_iter().chain(others) {
+            let plot = Plot::histogram("Throughput", ("loss", ""), ("throughput", "Mb/s"));
+            let series = run.series(&plot, name);
+            run.labelled_point(series, x as f64, rate, case);
+            let plot = Plot::histogram(
+                "Processor time, both ends",
+                ("loss", ""),
+                ("CPU-seconds a GB", ""),
+            );
+            let series = run.series(&plot, name);
+            run.labelled_point(series, x as f64, cost, case);
+        }
+        if let Some((_, (rate, cost))) = theirs.iter().find(|(peer, _)| *peer == Peer::Hysteria) {
+            let name = format!("{case}: throughput over hysteria's");
+            run.check(&name, ours.0 / rate, Bound::AtLeast(RATE));
+            let name = format!("{case}: CPU-seconds a GB over hysteria's");
+            run.check(&name, ours.1 / cost, Bound::AtMost(COST));
+        }
+        let most = match *loss {
+            "0" => CLEAN,
+            "1%" => LOSSY,
+            _ => continue,
+        };
+        let name = format!("{case}: CPU-seconds a GB of both gateways at 180 Mb/s");
+        run.check(&name, held.1, Bound::AtMost(most));
+    }
+    Ok(())
 }
 
 fn by_peer(world: &World, peer: Peer, iperf: &Iperf) -> Result<Figure> {

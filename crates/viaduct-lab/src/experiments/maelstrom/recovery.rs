@@ -3,13 +3,10 @@
 use viaduct_proto::fec::analysis::{layered_burst, layered_independent, reed_solomon};
 use viaduct_proto::fec::{Code, layered};
 
-use crate::experiment::{About, Bound, Experiment, Plot, Run};
+use crate::experiment::{About, Bound, Plot, Run};
 use crate::experiments::maelstrom::simulated::{
     blocks, delayed, layers, paper_flow, recovered, simulate,
 };
-
-/// The experiment.
-pub(in crate::experiments) struct Recovery;
 
 /// Layered codes of the grid: r and the interleaves.
 const LAYERED: [(u8, &[u16]); 4] =
@@ -24,48 +21,43 @@ const BURSTY: f64 = 0.001;
 /// Deviation in standard errors that is attributed to chance.
 const CHANCE: f64 = 4.0;
 
-impl Experiment for Recovery {
-    fn about(&self) -> About {
-        About {
-            name: "maelstrom/recovery",
-            title: "What the codes recover, against the closed forms",
-            figure: "Maelstrom, section 4.4",
-            finding: "A lost packet is recovered with probability of at least \
-                      1 - (1 - (1-p)^r)^c under independent loss and 1 - x^c' in bursts; \
-                      Reed-Solomon's follows from the binomial distribution.",
-        }
-    }
+pub(in crate::experiments) const ABOUT: About = About {
+    name: "maelstrom/recovery",
+    title: "What the codes recover, against the closed forms",
+    figure: "Maelstrom, section 4.4",
+    finding: "A lost packet is recovered with probability of at least 1 - (1 - (1-p)^r)^c under \
+              independent loss and 1 - x^c' in bursts; Reed-Solomon's follows from the binomial \
+              distribution.",
+};
 
-    fn run(&self, run: &mut Run) -> anyhow::Result<()> {
-        let all = &[0.001, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.3];
-        let losses: &[f64] = run.choose(all, &[0.005, 0.05, 0.2]);
-        let lengths: &[u64] =
-            run.choose(&[1, 2, 5, 10, 15, 19, 25, 30, 41, 50, 60], &[1, 15, 30, 60]);
-        let packets = run.choose(2_000_000, 120_000);
-        run.param("simulated", true);
-        run.param("packets", packets);
-        run.param("bursts_loss", BURSTY);
-        run.steps(LAYERED.len() + BLOCKS.len() + 2);
-        for (r, interleaves) in LAYERED {
-            let form = |p| layered_independent(r, interleaves.len(), p);
-            let worst = independent(run, &layers(r, interleaves), losses, packets, &form)?;
-            let name =
-                format!("({r},{}) above its bound: worst, in standard errors", interleaves.len());
-            run.check(&name, worst.0, Bound::AtLeast(-CHANCE));
-        }
-        for (r, c, interleave) in BLOCKS {
-            let code = blocks(r, c, interleave);
-            let worst = independent(run, &code, losses, packets, &|p| reed_solomon(r, c, p))?;
-            let name = format!("{code} agrees with its form: lowest, in standard errors");
-            run.check(&name, worst.0, Bound::Within(-CHANCE, CHANCE));
-            let name = format!("{code} agrees with its form: highest, in standard errors");
-            run.check(&name, worst.1, Bound::Within(-CHANCE, CHANCE));
-        }
-        for (r, interleaves) in [LAYERED[2], LAYERED[3]] {
-            in_bursts(run, r, interleaves, lengths, run.choose(400, 40))?;
-        }
-        Ok(())
+pub(in crate::experiments) fn run(run: &mut Run) -> anyhow::Result<()> {
+    let all = &[0.001, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.3];
+    let losses: &[f64] = run.choose(all, &[0.005, 0.05, 0.2]);
+    let lengths: &[u64] = run.choose(&[1, 2, 5, 10, 15, 19, 25, 30, 41, 50, 60], &[1, 15, 30, 60]);
+    let packets = run.choose(2_000_000, 120_000);
+    run.param("simulated", true);
+    run.param("packets", packets);
+    run.param("bursts_loss", BURSTY);
+    run.steps(LAYERED.len() + BLOCKS.len() + 2);
+    for (r, interleaves) in LAYERED {
+        let form = |p| layered_independent(r, interleaves.len(), p);
+        let worst = independent(run, &layers(r, interleaves), losses, packets, &form)?;
+        let name =
+            format!("({r},{}) above its bound: worst, in standard errors", interleaves.len());
+        run.check(&name, worst.0, Bound::AtLeast(-CHANCE));
     }
+    for (r, c, interleave) in BLOCKS {
+        let code = blocks(r, c, interleave);
+        let worst = independent(run, &code, losses, packets, &|p| reed_solomon(r, c, p))?;
+        let name = format!("{code} agrees with its form: lowest, in standard errors");
+        run.check(&name, worst.0, Bound::Within(-CHANCE, CHANCE));
+        let name = format!("{code} agrees with its form: highest, in standard errors");
+        run.check(&name, worst.1, Bound::Within(-CHANCE, CHANCE));
+    }
+    for (r, interleaves) in [LAYERED[2], LAYERED[3]] {
+        in_bursts(run, r, interleaves, lengths, run.choose(400, 40))?;
+    }
+    Ok(())
 }
 
 /// Returns the lowest and the highest deviation from `form`, in standard errors, over all

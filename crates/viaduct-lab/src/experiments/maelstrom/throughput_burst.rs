@@ -2,14 +2,11 @@
 
 use anyhow::Result;
 
-use crate::experiment::{About, Bound, Experiment, Plot, Run};
+use crate::experiment::{About, Bound, Plot, Run};
 use crate::experiments::maelstrom::link;
 use crate::gateways::GatewaySpec;
 use crate::topology::programs::Iperf;
 use crate::world::World;
-
-/// The experiment.
-pub(in crate::experiments) struct ThroughputBurst;
 
 /// Code, with its displayed name and its lines in `[peer.fec]`.
 struct Candidate {
@@ -55,45 +52,41 @@ const CANDIDATES: [Candidate; 6] = [
 const LOSSES: [(&str, &str); 3] =
     [("single packets", "1%"), ("bursts of 8", "1%x8"), ("bursts of 30", "1%x30")];
 
-impl Experiment for ThroughputBurst {
-    fn about(&self) -> About {
-        About {
-            name: "maelstrom/throughput-burst",
-            title: "Throughput of one cubic flow at 1 % loss, by burst length and code",
-            figure: "beyond Maelstrom: its section 5.3 under TCP, against today's FEC tunnels",
-            finding: "On such a link tinyfecVPN 10:3 fell to 4 Mb/s at bursts of 8 and 21 at \
-                      bursts of 30, 20:10 to 117 and 17, plain cubic to 8 and 27.",
-        }
-    }
+pub(in crate::experiments) const ABOUT: About = About {
+    name: "maelstrom/throughput-burst",
+    title: "Throughput of one cubic flow at 1 % loss, by burst length and code",
+    figure: "beyond Maelstrom: its section 5.3 under TCP, against today's FEC tunnels",
+    finding: "On such a link tinyfecVPN 10:3 fell to 4 Mb/s at bursts of 8 and 21 at bursts of 30, \
+              20:10 to 117 and 17, plain cubic to 8 and 27.",
+};
 
-    fn run(&self, run: &mut Run) -> Result<()> {
-        let (seconds, warm_up) = run.choose((30, 10), (8, 6));
-        let quick = run.quick();
-        let codes: Vec<_> = CANDIDATES.iter().filter(|c| !quick || c.held).collect();
-        run.param("link", "200 Mb/s, 50 ms one way, queue 100 ms, 1 % loss");
-        run.param("mtu", "hosts 1200, WAN 1500");
-        run.param("seconds", seconds);
-        run.param("warm_up", warm_up);
-        run.congestion_control("cubic");
-        run.steps(LOSSES.len() * (codes.len() + 1));
-        let flow = Iperf::tcp("cubic", seconds, warm_up);
-        for (x, (name, loss)) in LOSSES.iter().enumerate() {
-            let config = link(&format!("rate=200M,delay=50ms,queue=100ms,loss={loss}"));
-            let mut world = World::new((1200, 1500), &config, run.seed(), run.journal())?;
-            run.step(&format!("{name}, plain"))?;
-            let plain = flow.run(world.a1(), world.b1())?.received / 1e6;
-            draw(run, "throughput", "Mb/s", "plain kernel", (x, name), plain);
-            for code in &codes {
-                run.step(&format!("{name}, {}", code.name))?;
-                let rate = protected(run, &mut world, code, &flow, (x, name))?;
-                if code.held && x > 0 {
-                    let check = format!("{name}: {}, Mb/s", code.name);
-                    run.check(&check, rate, Bound::AtLeast(120.0));
-                }
+pub(in crate::experiments) fn run(run: &mut Run) -> Result<()> {
+    let (seconds, warm_up) = run.choose((30, 10), (8, 6));
+    let quick = run.quick();
+    let codes: Vec<_> = CANDIDATES.iter().filter(|c| !quick || c.held).collect();
+    run.param("link", "200 Mb/s, 50 ms one way, queue 100 ms, 1 % loss");
+    run.param("mtu", "hosts 1200, WAN 1500");
+    run.param("seconds", seconds);
+    run.param("warm_up", warm_up);
+    run.congestion_control("cubic");
+    run.steps(LOSSES.len() * (codes.len() + 1));
+    let flow = Iperf::tcp("cubic", seconds, warm_up);
+    for (x, (name, loss)) in LOSSES.iter().enumerate() {
+        let config = link(&format!("rate=200M,delay=50ms,queue=100ms,loss={loss}"));
+        let mut world = World::new((1200, 1500), &config, run.seed(), run.journal())?;
+        run.step(&format!("{name}, plain"))?;
+        let plain = flow.run(world.a1(), world.b1())?.received / 1e6;
+        draw(run, "throughput", "Mb/s", "plain kernel", (x, name), plain);
+        for code in &codes {
+            run.step(&format!("{name}, {}", code.name))?;
+            let rate = protected(run, &mut world, code, &flow, (x, name))?;
+            if code.held && x > 0 {
+                let check = format!("{name}: {}, Mb/s", code.name);
+                run.check(&check, rate, Bound::AtLeast(120.0));
             }
         }
-        Ok(())
     }
+    Ok(())
 }
 
 fn protected(

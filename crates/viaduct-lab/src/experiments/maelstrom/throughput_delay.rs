@@ -2,13 +2,10 @@
 
 use super::throughput_loss::OF_PLAIN;
 use super::{link, percent};
-use crate::experiment::{About, Bound, Experiment, Plot, Run};
+use crate::experiment::{About, Bound, Plot, Run};
 use crate::gateways::GatewaySpec;
 use crate::topology::programs::Iperf;
 use crate::world::World;
-
-/// The experiment.
-pub(in crate::experiments) struct ThroughputDelay;
 
 /// Congestion control of every flow.
 const CONGESTION: &str = "cubic";
@@ -16,57 +13,53 @@ const CONGESTION: &str = "cubic";
 /// Loss rates of the link; zero gives the upper bound.
 const LOSSES: [f64; 3] = [0.0, 1e-3, 1e-2];
 
-impl Experiment for ThroughputDelay {
-    fn about(&self) -> About {
-        About {
-            name: "maelstrom/throughput-delay",
-            title: "Throughput of one TCP flow against the link's delay",
-            figure: "Maelstrom, Figure 9 (right)",
-            finding: "TCP's throughput falls with the delay at any loss; Maelstrom's hardly does, \
-                      up to 100 ms one way.",
-        }
-    }
+pub(in crate::experiments) const ABOUT: About = About {
+    name: "maelstrom/throughput-delay",
+    title: "Throughput of one TCP flow against the link's delay",
+    figure: "Maelstrom, Figure 9 (right)",
+    finding: "TCP's throughput falls with the delay at any loss; Maelstrom's hardly does, up to \
+              100 ms one way.",
+};
 
-    fn run(&self, run: &mut Run) -> anyhow::Result<()> {
-        let delays: &[u32] = run.choose(&[10, 25, 50, 75, 100, 150], &[25, 50]);
-        let (seconds, warm_up) = run.choose((10, 5), (5, 4));
-        run.param("link", "100 Mb/s, queue 100 ms");
-        run.param("code", "(8,3) I=(1,20,40)");
-        run.param("host_mtu", 1200);
-        run.param("wan_mtu", 1500);
-        run.param("seconds", seconds);
-        run.param("warm_up", warm_up);
-        run.congestion_control(CONGESTION);
-        run.steps(2 * LOSSES.len() * delays.len());
-        let flow = Iperf::tcp(CONGESTION, seconds, warm_up);
-        let mut kept = Vec::new();
-        for &delay in delays {
-            let mut rates = [[0.0; 2]; LOSSES.len()];
-            for (rates, loss) in rates.iter_mut().zip(LOSSES) {
-                *rates = measure(run, &flow, delay, loss)?;
-            }
-            let [lossless, _, lossy] = rates;
-            let of_plain_lossless = lossy[1] / lossless[0];
-            let axes = (("one-way delay", "ms"), ("share", "%"));
-            let shares = Plot::line("Share of plain without loss", axes.0, axes.1);
-            let series = run.series(&shares, "with gateways, loss 1 %");
-            run.point(series, delay.into(), 100.0 * of_plain_lossless);
-            kept.push((delay, lossy[1] / lossless[1], lossy[1] / lossy[0], of_plain_lossless));
+pub(in crate::experiments) fn run(run: &mut Run) -> anyhow::Result<()> {
+    let delays: &[u32] = run.choose(&[10, 25, 50, 75, 100, 150], &[25, 50]);
+    let (seconds, warm_up) = run.choose((10, 5), (5, 4));
+    run.param("link", "100 Mb/s, queue 100 ms");
+    run.param("code", "(8,3) I=(1,20,40)");
+    run.param("host_mtu", 1200);
+    run.param("wan_mtu", 1500);
+    run.param("seconds", seconds);
+    run.param("warm_up", warm_up);
+    run.congestion_control(CONGESTION);
+    run.steps(2 * LOSSES.len() * delays.len());
+    let flow = Iperf::tcp(CONGESTION, seconds, warm_up);
+    let mut kept = Vec::new();
+    for &delay in delays {
+        let mut rates = [[0.0; 2]; LOSSES.len()];
+        for (rates, loss) in rates.iter_mut().zip(LOSSES) {
+            *rates = measure(run, &flow, delay, loss)?;
         }
-        for (delay, of_lossless, of_plain, of_plain_lossless) in kept {
-            if delay <= 100 {
-                let name = format!("{delay} ms, 1 %: protected over plain without loss");
-                run.check(&name, of_plain_lossless, Bound::AtLeast(OF_PLAIN));
-                let name = format!("{delay} ms, 1 %: protected over protected without loss");
-                run.check(&name, of_lossless, Bound::AtLeast(0.9));
-            }
-            if delay >= 50 {
-                let name = format!("{delay} ms, 1 %: protected over plain");
-                run.check(&name, of_plain, Bound::AtLeast(10.0));
-            }
-        }
-        Ok(())
+        let [lossless, _, lossy] = rates;
+        let of_plain_lossless = lossy[1] / lossless[0];
+        let axes = (("one-way delay", "ms"), ("share", "%"));
+        let shares = Plot::line("Share of plain without loss", axes.0, axes.1);
+        let series = run.series(&shares, "with gateways, loss 1 %");
+        run.point(series, delay.into(), 100.0 * of_plain_lossless);
+        kept.push((delay, lossy[1] / lossless[1], lossy[1] / lossy[0], of_plain_lossless));
     }
+    for (delay, of_lossless, of_plain, of_plain_lossless) in kept {
+        if delay <= 100 {
+            let name = format!("{delay} ms, 1 %: protected over plain without loss");
+            run.check(&name, of_plain_lossless, Bound::AtLeast(OF_PLAIN));
+            let name = format!("{delay} ms, 1 %: protected over protected without loss");
+            run.check(&name, of_lossless, Bound::AtLeast(0.9));
+        }
+        if delay >= 50 {
+            let name = format!("{delay} ms, 1 %: protected over plain");
+            run.check(&name, of_plain, Bound::AtLeast(10.0));
+        }
+    }
+    Ok(())
 }
 
 /// Measures the Mb/s of a flow without and with gateways.

@@ -5,60 +5,53 @@ use anyhow::{Context, Result};
 
 use super::throughput_loss::OF_PLAIN;
 use super::{link, percent};
-use crate::experiment::{About, Bound, Experiment, Plot, Run};
+use crate::experiment::{About, Bound, Plot, Run};
 use crate::gateways::GatewaySpec;
 use crate::topology::programs::Iperf;
 use crate::world::World;
-
-/// The experiment.
-pub(in crate::experiments) struct ThroughputGigabit;
 
 /// Congestion control of every flow.
 const CONGESTION: &str = "cubic";
 /// Delay of the link in ms, one way, while the loss varies.
 const DELAY: u32 = 50;
 
-impl Experiment for ThroughputGigabit {
-    fn about(&self) -> About {
-        About {
-            name: "maelstrom/throughput-gigabit",
-            title: "Throughput of eight TCP flows on a gigabit link against loss and delay",
-            figure: "Maelstrom, Figure 10",
-            finding: "The curves are almost those of one flow on 100 Mb/s: plain TCP collapses, \
-                      Maelstrom masks the loss at hundreds of megabits a second.",
-        }
-    }
+pub(in crate::experiments) const ABOUT: About = About {
+    name: "maelstrom/throughput-gigabit",
+    title: "Throughput of eight TCP flows on a gigabit link against loss and delay",
+    figure: "Maelstrom, Figure 10",
+    finding: "The curves are almost those of one flow on 100 Mb/s: plain TCP collapses, Maelstrom \
+              masks the loss at hundreds of megabits a second.",
+};
 
-    fn run(&self, run: &mut Run) -> Result<()> {
-        let losses: &[f64] = run.choose(&[0.0, 1e-4, 1e-3, 0.01, 0.02], &[0.0, 0.01]);
-        let delays: &[u32] = run.choose(&[10, 25, 75, 100], &[]);
-        // The paper's flows last 120 s; after slow start the throughput does not change.
-        let (seconds, warm_up) = run.choose((20, 10), (6, 6));
-        run.param("link", "1 Gb/s, 50 ms one way against loss, queue 50 ms");
-        run.param("code", "(8,3) I=(1,20,40)");
-        run.param("mtu", 1500);
-        run.param("flows", 8);
-        run.param("seconds", seconds);
-        run.param("seconds_in_the_paper", 120);
-        run.param("warm_up", warm_up);
-        run.congestion_control(CONGESTION);
-        run.steps(2 * (losses.len() + 2 * delays.len()));
-        let plot = Plot::line("Eight flows together", ("loss", "%"), ("throughput", "Mb/s"));
-        let plain = run.series(&plot, "plain kernel");
-        let protected = run.series(&plot, "with gateways, (8,3) I=(1,20,40)");
-        let bound = run.series(&plot, "plain kernel, no loss: the upper bound");
-        let flows = Iperf { flows: 8, ..Iperf::tcp(CONGESTION, seconds, warm_up) };
-        let mut results = Vec::new();
-        for &loss in losses {
-            let (without, with) = measure(run, &flows, DELAY, loss)?;
-            run.point(plain, loss * 100.0, without);
-            run.point(protected, loss * 100.0, with);
-            results.push((loss, without, with));
-            run.point(bound, loss * 100.0, results[0].1);
-        }
-        checks(run, &results);
-        by_delay(run, &flows, delays, &results)
+pub(in crate::experiments) fn run(run: &mut Run) -> Result<()> {
+    let losses: &[f64] = run.choose(&[0.0, 1e-4, 1e-3, 0.01, 0.02], &[0.0, 0.01]);
+    let delays: &[u32] = run.choose(&[10, 25, 75, 100], &[]);
+    // The paper's flows last 120 s; after slow start the throughput does not change.
+    let (seconds, warm_up) = run.choose((20, 10), (6, 6));
+    run.param("link", "1 Gb/s, 50 ms one way against loss, queue 50 ms");
+    run.param("code", "(8,3) I=(1,20,40)");
+    run.param("mtu", 1500);
+    run.param("flows", 8);
+    run.param("seconds", seconds);
+    run.param("seconds_in_the_paper", 120);
+    run.param("warm_up", warm_up);
+    run.congestion_control(CONGESTION);
+    run.steps(2 * (losses.len() + 2 * delays.len()));
+    let plot = Plot::line("Eight flows together", ("loss", "%"), ("throughput", "Mb/s"));
+    let plain = run.series(&plot, "plain kernel");
+    let protected = run.series(&plot, "with gateways, (8,3) I=(1,20,40)");
+    let bound = run.series(&plot, "plain kernel, no loss: the upper bound");
+    let flows = Iperf { flows: 8, ..Iperf::tcp(CONGESTION, seconds, warm_up) };
+    let mut results = Vec::new();
+    for &loss in losses {
+        let (without, with) = measure(run, &flows, DELAY, loss)?;
+        run.point(plain, loss * 100.0, without);
+        run.point(protected, loss * 100.0, with);
+        results.push((loss, without, with));
+        run.point(bound, loss * 100.0, results[0].1);
     }
+    checks(run, &results);
+    by_delay(run, &flows, delays, &results)
 }
 
 /// Measures the Mb/s of the flows without and with gateways.

@@ -1,13 +1,10 @@
 //! Figures 9a and 10a: throughput of TCP by the link's loss rate.
 
-use crate::experiment::{About, Bound, Experiment, Plot, Run};
+use crate::experiment::{About, Bound, Plot, Run};
 use crate::experiments::maelstrom::{link, percent};
 use crate::gateways::GatewaySpec;
 use crate::topology::programs::Iperf;
 use crate::world::World;
-
-/// The experiment.
-pub(in crate::experiments) struct ThroughputLoss;
 
 /// Congestion control of every flow.
 const CONGESTION: &str = "cubic";
@@ -15,61 +12,55 @@ const CONGESTION: &str = "cubic";
 /// for data, as 3 repairs, each a packet plus 166 bytes, accompany 8 packets of 1200 bytes.
 pub(super) const OF_PLAIN: f64 = 0.63;
 
-impl Experiment for ThroughputLoss {
-    fn about(&self) -> About {
-        About {
-            name: "maelstrom/throughput-loss",
-            title: "Throughput of one TCP flow against loss",
-            figure: "Maelstrom, Figures 9 and 10 (left)",
-            finding: "TCP collapses with loss; Maelstrom masks up to 2 % without significant \
-                      degradation, two orders of magnitude above plain TCP at 1 %.",
-        }
-    }
+pub(in crate::experiments) const ABOUT: About = About {
+    name: "maelstrom/throughput-loss",
+    title: "Throughput of one TCP flow against loss",
+    figure: "Maelstrom, Figures 9 and 10 (left)",
+    finding: "TCP collapses with loss; Maelstrom masks up to 2 % without significant degradation, \
+              two orders of magnitude above plain TCP at 1 %.",
+};
 
-    fn run(&self, run: &mut Run) -> anyhow::Result<()> {
-        let losses: &[f64] =
-            run.choose(&[0.0, 1e-4, 1e-3, 5e-3, 0.01, 0.02, 0.05, 0.1], &[0.0, 0.01]);
-        let (seconds, warm_up) = run.choose((20, 10), (4, 3));
-        run.param("link", "200 Mb/s, 50 ms one way, queue 100 ms");
-        run.param("code", "(8,3) I=(1,20,40)");
-        run.param("host_mtu", 1200);
-        run.param("wan_mtu", 1500);
-        run.param("seconds", seconds);
-        run.param("warm_up", warm_up);
-        run.congestion_control(CONGESTION);
-        run.steps(2 * losses.len());
-        let plot = Plot::line("Throughput of one flow", ("loss", "%"), ("throughput", "Mb/s"));
-        let plot = plot.log_x();
-        let plain = run.series(&plot, "plain kernel");
-        let protected = run.series(&plot, "with gateways, (8,3) I=(1,20,40)");
-        let bound = run.series(&plot, "plain kernel, no loss: the upper bound");
-        let shares =
-            Plot::line("Share of plain without loss", ("loss", "%"), ("share", "%")).log_x();
-        let of_bound = run.series(&shares, "with gateways, (8,3) I=(1,20,40)");
-        let mut results = Vec::new();
-        for &loss in losses {
-            let config = format!("rate=200M,delay=50ms,queue=100ms,loss={loss}");
-            let mut world = World::new((1200, 1500), &link(&config), run.seed(), run.journal())?;
-            let flow = Iperf::tcp(CONGESTION, seconds, warm_up);
-            run.step(&format!("loss {}, plain", percent(loss)))?;
-            let without = flow.run(world.a1(), world.b1())?.received / 1e6;
-            let code = GatewaySpec::layered(8, &[1, 20, 40], false).host_mtu(1200);
-            world.protect(&code)?;
-            run.step(&format!("loss {}, with gateways", percent(loss)))?;
-            let with = flow.run(world.a1(), world.b1())?.received / 1e6;
-            // A logarithmic axis has no zero; zero loss is drawn at a hundredth of the
-            // smallest.
-            let x = if loss == 0.0 { 1e-3 } else { loss * 100.0 };
-            run.point(plain, x, without);
-            run.point(protected, x, with);
-            results.push((loss, without, with));
-            // Loss rates are measured in ascending order from zero.
-            run.point(bound, x, results[0].1);
-            run.point(of_bound, x, 100.0 * with / results[0].1);
-        }
-        checks(run, &results);
-        Ok(())
+pub(in crate::experiments) fn run(run: &mut Run) -> anyhow::Result<()> {
+    let losses: &[f64] = run.choose(&[0.0, 1e-4, 1e-3, 5e-3, 0.01, 0.02, 0.05, 0.1], &[0.0, 0.01]);
+    let (seconds, warm_up) = run.choose((20, 10), (4, 3));
+    run.param("link", "200 Mb/s, 50 ms one way, queue 100 ms");
+    run.param("code", "(8,3) I=(1,20,40)");
+    run.param("host_mtu", 1200);
+    run.param("wan_mtu", 1500);
+    run.param("seconds", seconds);
+    run.param("warm_up", warm_up);
+    run.congestion_control(CONGESTION);
+    run.steps(2 * losses.len());
+    let plot = Plot::line("Throughput of one flow", ("loss", "%"), ("throughput", "Mb/s"));
+    let plot = plot.log_x();
+    let plain = run.series(&plot, "plain kernel");
+    let protected = run.series(&plot, "with gateways, (8,3) I=(1,20,40)");
+    let bound = run.series(&plot, "plain kernel, no loss: the upper bound");
+    let shares = Plot::line("Share of plain without loss", ("loss", "%"), ("share", "%")).log_x();
+    let of_bound = run.series(&shares, "with gateways, (8,3) I=(1,20,40)");
+    let mut results = Vec::new();
+    for &loss in losses {
+        let config = format!("rate=200M,delay=50ms,queue=100ms,loss={loss}");
+        let mut world = World::new((1200, 1500), &link(&config), run.seed(), run.journal())?;
+        let flow = Iperf::tcp(CONGESTION, seconds, warm_up);
+        run.step(&format!("loss {}, plain", percent(loss)))?;
+        let without = flow.run(world.a1(), world.b1())?.received / 1e6;
+        let code = GatewaySpec::layered(8, &[1, 20, 40], false).host_mtu(1200);
+        world.protect(&code)?;
+        run.step(&format!("loss {}, with gateways", percent(loss)))?;
+        let with = flow.run(world.a1(), world.b1())?.received / 1e6;
+        // A logarithmic axis has no zero; zero loss is drawn at a hundredth of the
+        // smallest.
+        let x = if loss == 0.0 { 1e-3 } else { loss * 100.0 };
+        run.point(plain, x, without);
+        run.point(protected, x, with);
+        results.push((loss, without, with));
+        // Loss rates are measured in ascending order from zero.
+        run.point(bound, x, results[0].1);
+        run.point(of_bound, x, 100.0 * with / results[0].1);
     }
+    checks(run, &results);
+    Ok(())
 }
 
 fn checks(run: &mut Run, results: &[(f64, f64, f64)]) {

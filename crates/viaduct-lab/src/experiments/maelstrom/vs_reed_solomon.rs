@@ -3,14 +3,11 @@
 use viaduct_proto::fec::analysis::{layered_independent, reed_solomon};
 use viaduct_proto::sim::stream::Outcome;
 
-use crate::experiment::{About, Bound, Experiment, Plot, Run};
+use crate::experiment::{About, Bound, Plot, Run};
 use crate::experiments::maelstrom::percent;
 use crate::experiments::maelstrom::simulated::{
     Share, around, blocks, delayed, layers, mean, paper_flow, quantile, recovered, simulate,
 };
-
-/// The experiment.
-pub(in crate::experiments) struct VsReedSolomon;
 
 /// Single losses at 0.1 %, and occasional long bursts.
 const SINGLES_AND_BURSTS: &str = "0.1%+0.05%x30";
@@ -18,23 +15,19 @@ const SINGLES_AND_BURSTS: &str = "0.1%+0.05%x30";
 /// Recoveries in the moving average.
 const AVERAGED: usize = 50;
 
-impl Experiment for VsReedSolomon {
-    fn about(&self) -> About {
-        About {
-            name: "maelstrom/vs-reed-solomon",
-            title: "Layered interleaving beside Reed-Solomon",
-            figure: "Maelstrom, Figures 8 and 15",
-            finding: "The recovery probabilities are very close between 0 and 10 % loss; \
-                      Reed-Solomon recovers all with the same latency, layers recover single \
-                      losses almost at once and are slow only where a long burst occurs.",
-        }
-    }
+pub(in crate::experiments) const ABOUT: About = About {
+    name: "maelstrom/vs-reed-solomon",
+    title: "Layered interleaving beside Reed-Solomon",
+    figure: "Maelstrom, Figures 8 and 15",
+    finding: "The recovery probabilities are very close between 0 and 10 % loss; Reed-Solomon \
+              recovers all with the same latency, layers recover single losses almost at once and \
+              are slow only where a long burst occurs.",
+};
 
-    fn run(&self, run: &mut Run) -> anyhow::Result<()> {
-        run.param("simulated", true);
-        probabilities(run)?;
-        latencies(run)
-    }
+pub(in crate::experiments) fn run(run: &mut Run) -> anyhow::Result<()> {
+    run.param("simulated", true);
+    probabilities(run)?;
+    latencies(run)
 }
 
 /// Figure 8: (7,2) under independent loss.

@@ -7,14 +7,11 @@ use anyhow::{Result, ensure};
 use viaduct_sys::process::raise_fd_limit;
 
 use super::contenders::{CONGESTION_CONTROL, Contender, Testbed};
-use crate::experiment::{About, Bound, Experiment, Plot, Run};
+use crate::experiment::{About, Bound, Plot, Run};
 use crate::experiments::statistics::{mean, median};
 use crate::load::Crowd;
 use crate::topology::programs::Software;
 use crate::topology::{Usage, socket_memory};
-
-/// The experiment.
-pub(in crate::experiments) struct Connections;
 
 /// Number of concurrent connections, and the paper's mean set-up time in milliseconds.
 const TABLE: [(usize, f64); 6] =
@@ -34,43 +31,38 @@ const POOLED: f64 = 128.0;
 /// Descriptors beside those of the relays, in the lab and in the measured proxy.
 const SPARE: u64 = 600;
 
-impl Experiment for Connections {
-    fn about(&self) -> About {
-        About {
-            name: "miniproxy/connections",
-            title: "Set-up time of many connections at once, and the memory of idle ones",
-            figure: "Miniproxy, Table 1",
-            finding: "Setting up a connection takes 0.1 ms on average with 30 at once and 3 ms \
-                      with 230.",
-        }
-    }
+pub(in crate::experiments) const ABOUT: About = About {
+    name: "miniproxy/connections",
+    title: "Set-up time of many connections at once, and the memory of idle ones",
+    figure: "Miniproxy, Table 1",
+    finding: "Setting up a connection takes 0.1 ms on average with 30 at once and 3 ms with 230.",
+};
 
-    fn run(&self, run: &mut Run) -> Result<()> {
-        let (times, idle) = (run.choose(31, 11), run.choose(9_000, 2_000));
-        run.param("volleys_each", times);
-        run.param("idle_relays", idle);
-        run.congestion_control(CONGESTION_CONTROL);
-        let most = raise_fd_limit();
-        ensure!(
-            most >= 2 * idle as u64 + SPARE,
-            "{idle} relays need {} open files, and {most} are allowed (ulimit -n)",
-            2 * idle as u64 + SPARE
-        );
-        run.steps(TABLE.len() + CONTENDERS.len());
-        let testbeds = [
-            Testbed::build(CONTENDERS[0], run.journal())?,
-            Testbed::build(CONTENDERS[1], run.journal())?,
-        ];
-        set_up(run, &testbeds, times)?;
-        let mut found = Vec::new();
-        for (n, (contender, testbed)) in CONTENDERS.into_iter().zip(&testbeds).enumerate() {
-            run.step(&format!("{}, {idle} idle relays", contender.name()))?;
-            found.push(idle_relays(run, n, contender, testbed, idle)?);
-        }
-        let ratio = found[0] / found[1];
-        run.check("memory of an idle relay over HAProxy's", ratio, Bound::AtMost(1.0));
-        Ok(())
+pub(in crate::experiments) fn run(run: &mut Run) -> Result<()> {
+    let (times, idle) = (run.choose(31, 11), run.choose(9_000, 2_000));
+    run.param("volleys_each", times);
+    run.param("idle_relays", idle);
+    run.congestion_control(CONGESTION_CONTROL);
+    let most = raise_fd_limit();
+    ensure!(
+        most >= 2 * idle as u64 + SPARE,
+        "{idle} relays need {} open files, and {most} are allowed (ulimit -n)",
+        2 * idle as u64 + SPARE
+    );
+    run.steps(TABLE.len() + CONTENDERS.len());
+    let testbeds = [
+        Testbed::build(CONTENDERS[0], run.journal())?,
+        Testbed::build(CONTENDERS[1], run.journal())?,
+    ];
+    set_up(run, &testbeds, times)?;
+    let mut found = Vec::new();
+    for (n, (contender, testbed)) in CONTENDERS.into_iter().zip(&testbeds).enumerate() {
+        run.step(&format!("{}, {idle} idle relays", contender.name()))?;
+        found.push(idle_relays(run, n, contender, testbed, idle)?);
     }
+    let ratio = found[0] / found[1];
+    run.check("memory of an idle relay over HAProxy's", ratio, Bound::AtMost(1.0));
+    Ok(())
 }
 
 /// Measures the rows of the table. The handshake is completed by the kernel and ends in the

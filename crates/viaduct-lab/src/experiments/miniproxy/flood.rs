@@ -11,15 +11,12 @@ use anyhow::{Context, Result};
 use serde_json::Value;
 use viaduct_proto::link::LinkConfig;
 
-use crate::experiment::{About, Bound, Experiment, Plot, Run};
+use crate::experiment::{About, Bound, Plot, Run};
 use crate::experiments::statistics::quantile;
 use crate::flood::Flood;
 use crate::proxies::Proxy;
 use crate::stop;
 use crate::topology::{Chain, Host};
-
-/// The experiment.
-pub(in crate::experiments) struct SynFlood;
 
 /// SYNs per second.
 const RATE: u64 = 20_000;
@@ -41,34 +38,30 @@ const RETRANSMITTED_MS: f64 = 1000.0;
 
 const WHEN: [&str; 3] = ["before", "during", "after"];
 
-impl Experiment for SynFlood {
-    fn about(&self) -> About {
-        About {
-            name: "miniproxy/flood",
-            title: "A flood of 20,000 SYNs a second from made-up addresses",
-            figure: "Miniproxy, section 3 (early SYN forwarding)",
-            finding: "The paper does not say; a proxy that connects onwards for every SYN would \
-                      turn a flood on itself into one on its servers.",
-        }
-    }
+pub(in crate::experiments) const ABOUT: About = About {
+    name: "miniproxy/flood",
+    title: "A flood of 20,000 SYNs a second from made-up addresses",
+    figure: "Miniproxy, section 3 (early SYN forwarding)",
+    finding: "The paper does not say; a proxy that connects onwards for every SYN would turn a \
+              flood on itself into one on its servers.",
+};
 
-    fn run(&self, run: &mut Run) -> Result<()> {
-        let seconds = run.choose(12, 5);
-        run.param("syns_per_second", RATE);
-        run.param("flood_s", seconds);
-        run.param("max_early", MAX_EARLY);
-        run.param("early_wait_s", EARLY_WAIT.as_secs());
-        run.param("link", format!("two, {DELAY} ms each way"));
-        let modes = [("early", &[][..]), ("after-connect", &["--accept", "after-connect"])];
-        run.steps(modes.len() * WHEN.len());
-        for (mode, more) in modes {
-            let world = World::new(run, more)?;
-            let found = world.measure(run, mode, Duration::from_secs(seconds))?;
-            report(run, mode, &found);
-            check(run, mode, &found);
-        }
-        Ok(())
+pub(in crate::experiments) fn run(run: &mut Run) -> Result<()> {
+    let seconds = run.choose(12, 5);
+    run.param("syns_per_second", RATE);
+    run.param("flood_s", seconds);
+    run.param("max_early", MAX_EARLY);
+    run.param("early_wait_s", EARLY_WAIT.as_secs());
+    run.param("link", format!("two, {DELAY} ms each way"));
+    let modes = [("early", &[][..]), ("after-connect", &["--accept", "after-connect"])];
+    run.steps(modes.len() * WHEN.len());
+    for (mode, more) in modes {
+        let world = World::new(run, more)?;
+        let found = world.measure(run, mode, Duration::from_secs(seconds))?;
+        report(run, mode, &found);
+        check(run, mode, &found);
     }
+    Ok(())
 }
 
 /// Results of one mode.

@@ -6,12 +6,9 @@ use viaduct_proto::link::LinkConfig;
 
 use super::downloads::measure;
 use super::model::{Expected, expected};
-use crate::experiment::{About, Bound, Experiment, Plot, Run};
+use crate::experiment::{About, Bound, Plot, Run};
 use crate::proxies::Proxy;
 use crate::topology::Detour;
-
-/// The experiment.
-pub(in crate::experiments) struct OffPath;
 
 /// Delay from the client to the server in milliseconds, one way.
 const ONE_WAY: f64 = 50.0;
@@ -23,54 +20,50 @@ const TOLERANCE: f64 = 0.05;
 /// Checked sizes in KB: of one, two and three flights.
 const CHECKED: [usize; 3] = [10, 25, 50];
 
-impl Experiment for OffPath {
-    fn about(&self) -> About {
-        About {
-            name: "miniproxy/off-path",
-            title: "Time to complete a transfer by a proxy aside of the way",
-            figure: "Miniproxy, Figure 5",
-            finding: "A way that is 50 ms longer there and back still completes sooner than one \
-                      without a proxy, for flows of two round trips or more.",
-        }
-    }
+pub(in crate::experiments) const ABOUT: About = About {
+    name: "miniproxy/off-path",
+    title: "Time to complete a transfer by a proxy aside of the way",
+    figure: "Miniproxy, Figure 5",
+    finding: "A way that is 50 ms longer there and back still completes sooner than one without a \
+              proxy, for flows of two round trips or more.",
+};
 
-    fn run(&self, run: &mut Run) -> Result<()> {
-        let sizes: &[usize] = run.choose(&[10, 25, 50, 100, 200], &CHECKED);
-        let asides: &[f64] = run.choose(&ASIDE, &[0.0, 12.5]);
-        let times = run.choose(15, 5);
-        run.param("link", "100 Mb/s, 100 ms there and back without the detour");
-        run.param("proxy", "explicit: told by an option in the SYN, which it forwards early");
-        run.param("downloads_each", times);
-        run.congestion_control("cubic");
-        run.steps((asides.len() + 1) * sizes.len());
-        let none = one_world(run, None, sizes, times)?;
+pub(in crate::experiments) fn run(run: &mut Run) -> Result<()> {
+    let sizes: &[usize] = run.choose(&[10, 25, 50, 100, 200], &CHECKED);
+    let asides: &[f64] = run.choose(&ASIDE, &[0.0, 12.5]);
+    let times = run.choose(15, 5);
+    run.param("link", "100 Mb/s, 100 ms there and back without the detour");
+    run.param("proxy", "explicit: told by an option in the SYN, which it forwards early");
+    run.param("downloads_each", times);
+    run.congestion_control("cubic");
+    run.steps((asides.len() + 1) * sizes.len());
+    let none = one_world(run, None, sizes, times)?;
+    for (n, &kb) in sizes.iter().enumerate() {
+        let plot = plot(kb);
+        let series = run.series(&plot, "no proxy");
+        asides.iter().for_each(|aside| run.point(series, half(*aside), none[n].whole));
+    }
+    for &aside in asides {
+        let found = one_world(run, Some(aside), sizes, times)?;
         for (n, &kb) in sizes.iter().enumerate() {
             let plot = plot(kb);
-            let series = run.series(&plot, "no proxy");
-            asides.iter().for_each(|aside| run.point(series, half(*aside), none[n].whole));
-        }
-        for &aside in asides {
-            let found = one_world(run, Some(aside), sizes, times)?;
-            for (n, &kb) in sizes.iter().enumerate() {
-                let plot = plot(kb);
-                let names = ["by the proxy", "by the model"];
-                let series = names.map(|name| run.series(&plot, name));
-                let model = expected(&[half(aside); 2], kb * 1000);
-                run.point(series[0], half(aside), found[n].whole);
-                run.point(series[1], half(aside), model.whole);
-                if CHECKED.contains(&kb) && (aside == asides[0] || aside == ASIDE[5]) {
-                    checks(run, &format!("halves of {} ms, {kb} KB", half(aside)), found[n], model);
-                }
-            }
-            if aside == ASIDE[5] {
-                // By the equations, two flights take as long as without a proxy, three take
-                // 0.94 of it.
-                let ratio = found[2].whole / none[2].whole;
-                run.check("50 KB by the longest way over no proxy", ratio, Bound::AtMost(0.98));
+            let names = ["by the proxy", "by the model"];
+            let series = names.map(|name| run.series(&plot, name));
+            let model = expected(&[half(aside); 2], kb * 1000);
+            run.point(series[0], half(aside), found[n].whole);
+            run.point(series[1], half(aside), model.whole);
+            if CHECKED.contains(&kb) && (aside == asides[0] || aside == ASIDE[5]) {
+                checks(run, &format!("halves of {} ms, {kb} KB", half(aside)), found[n], model);
             }
         }
-        Ok(())
+        if aside == ASIDE[5] {
+            // By the equations, two flights take as long as without a proxy, three take
+            // 0.94 of it.
+            let ratio = found[2].whole / none[2].whole;
+            run.check("50 KB by the longest way over no proxy", ratio, Bound::AtMost(0.98));
+        }
     }
+    Ok(())
 }
 
 fn plot(kb: usize) -> Plot {

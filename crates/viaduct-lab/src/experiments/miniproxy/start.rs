@@ -11,13 +11,10 @@ use viaduct_sys::process::Process;
 
 use crate::binary::binary;
 use crate::cgroup::{Cgroup, Limits};
-use crate::experiment::{About, Bound, Experiment, Plot, Run, SeriesId};
+use crate::experiment::{About, Bound, Plot, Run, SeriesId};
 use crate::experiments::statistics::quantile;
 use crate::stop;
 use crate::topology::{Node, Scratch};
-
-/// The experiment.
-pub(in crate::experiments) struct Start;
 
 const PROXY: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(Ipv4Addr::LOCALHOST), 7000);
 const SERVER: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(Ipv4Addr::LOCALHOST), 7001);
@@ -33,58 +30,54 @@ const MAX_FROM_EXEC: f64 = 12.0;
 const MAX_ADDED: f64 = 15.0;
 const MAX_RESIDENT: f64 = 6.0;
 
-impl Experiment for Start {
-    fn about(&self) -> About {
-        About {
-            name: "miniproxy/start",
-            title: "Time to the first connection of a proxy that was not there, and its memory",
-            figure: "Miniproxy, Figure 3",
-            finding: "A minimal machine with a proxy in 6 MB boots in about 30 ms, in time for the \
-                      connection whose SYN asked for it.",
-        }
-    }
+pub(in crate::experiments) const ABOUT: About = About {
+    name: "miniproxy/start",
+    title: "Time to the first connection of a proxy that was not there, and its memory",
+    figure: "Miniproxy, Figure 3",
+    finding: "A minimal machine with a proxy in 6 MB boots in about 30 ms, in time for the \
+              connection whose SYN asked for it.",
+};
 
-    fn run(&self, run: &mut Run) -> Result<()> {
-        let times = run.choose(25, 7);
-        let shares: &[f64] = run.choose(&[100.0, 50.0, 25.0, 10.0], &[25.0]);
-        let bounds: &[u64] = run.choose(&[64, 32, 16, 8, 6, 4], &[8]);
-        run.param("starts_each", times);
-        run.param("on_demand_idle_exit", IDLE);
-        run.steps(2 + shares.len() + bounds.len());
-        let bench = Bench::new(run)?;
-        run.step("unlimited")?;
-        let free = bench.measure(Limits::default(), times)?;
-        let by_share = Plot::line("Start, by processor", ("share", "%"), ("time", "ms"));
-        let by_memory = Plot::line("Start, by memory", ("limit", "MB"), ("time", "ms")).log_x();
-        let names = ["from exec", "from the first SYN, on demand"];
-        let shown = |run: &mut Run, plot: &Plot| names.map(|name| run.series(plot, name));
-        let series = shown(run, &by_share);
-        for &percent in shares {
-            run.step(&format!("{percent} % of a processor"))?;
-            let limits = Limits { processors: Some(percent / 100.0), ..Limits::default() };
-            point(run, series, percent, &bench.measure(limits, times)?);
-        }
-        let series = shown(run, &by_memory);
-        for &megabytes in bounds {
-            run.step(&format!("{megabytes} MB"))?;
-            let limits = Limits { memory: Some(megabytes << 20), ..Limits::default() };
-            point(run, series, megabytes as f64, &bench.measure(limits, times)?);
-        }
-        run.step("resident memory")?;
-        let resident = bench.resident()?;
-        let plot = Plot::histogram("Resident memory", ("when", ""), ("memory", "MB"));
-        let series = run.series(&plot, "proxy");
-        for (n, (when, megabytes)) in resident.iter().enumerate() {
-            run.labelled_point(series, n as f64, *megabytes, when);
-        }
-        run.check("first connection after exec, ms", free.exec, Bound::AtMost(MAX_FROM_EXEC));
-        let name = "added to the first connection on demand, ms";
-        run.check(name, free.demand - free.warm, Bound::AtMost(MAX_ADDED));
-        let most = resident.iter().filter(|(when, _)| when.starts_with("idle"));
-        let most = most.map(|(_, megabytes)| *megabytes).fold(0.0, f64::max);
-        run.check("resident memory of an idle proxy, MB", most, Bound::AtMost(MAX_RESIDENT));
-        Ok(())
+pub(in crate::experiments) fn run(run: &mut Run) -> Result<()> {
+    let times = run.choose(25, 7);
+    let shares: &[f64] = run.choose(&[100.0, 50.0, 25.0, 10.0], &[25.0]);
+    let bounds: &[u64] = run.choose(&[64, 32, 16, 8, 6, 4], &[8]);
+    run.param("starts_each", times);
+    run.param("on_demand_idle_exit", IDLE);
+    run.steps(2 + shares.len() + bounds.len());
+    let bench = Bench::new(run)?;
+    run.step("unlimited")?;
+    let free = bench.measure(Limits::default(), times)?;
+    let by_share = Plot::line("Start, by processor", ("share", "%"), ("time", "ms"));
+    let by_memory = Plot::line("Start, by memory", ("limit", "MB"), ("time", "ms")).log_x();
+    let names = ["from exec", "from the first SYN, on demand"];
+    let shown = |run: &mut Run, plot: &Plot| names.map(|name| run.series(plot, name));
+    let series = shown(run, &by_share);
+    for &percent in shares {
+        run.step(&format!("{percent} % of a processor"))?;
+        let limits = Limits { processors: Some(percent / 100.0), ..Limits::default() };
+        point(run, series, percent, &bench.measure(limits, times)?);
     }
+    let series = shown(run, &by_memory);
+    for &megabytes in bounds {
+        run.step(&format!("{megabytes} MB"))?;
+        let limits = Limits { memory: Some(megabytes << 20), ..Limits::default() };
+        point(run, series, megabytes as f64, &bench.measure(limits, times)?);
+    }
+    run.step("resident memory")?;
+    let resident = bench.resident()?;
+    let plot = Plot::histogram("Resident memory", ("when", ""), ("memory", "MB"));
+    let series = run.series(&plot, "proxy");
+    for (n, (when, megabytes)) in resident.iter().enumerate() {
+        run.labelled_point(series, n as f64, *megabytes, when);
+    }
+    run.check("first connection after exec, ms", free.exec, Bound::AtMost(MAX_FROM_EXEC));
+    let name = "added to the first connection on demand, ms";
+    run.check(name, free.demand - free.warm, Bound::AtMost(MAX_ADDED));
+    let most = resident.iter().filter(|(when, _)| when.starts_with("idle"));
+    let most = most.map(|(_, megabytes)| *megabytes).fold(0.0, f64::max);
+    run.check("resident memory of an idle proxy, MB", most, Bound::AtMost(MAX_RESIDENT));
+    Ok(())
 }
 
 /// Median times in milliseconds.

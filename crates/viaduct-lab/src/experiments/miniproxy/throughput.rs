@@ -6,15 +6,12 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, ensure};
 
 use super::contenders::{CONGESTION_CONTROL, Contender, Testbed};
-use crate::experiment::{About, Bound, Experiment, Plot, Run};
+use crate::experiment::{About, Bound, Plot, Run};
 use crate::experiments::cores::first_and_last;
 use crate::experiments::statistics::{median, quantile};
 use crate::load::{Load, Shape};
 use crate::topology::programs::Software;
 use crate::topology::{cpu_time, machine_time};
-
-/// The experiment.
-pub(in crate::experiments) struct Throughput;
 
 /// Contenders in display order.
 const ALL: [Contender; 5] = [
@@ -68,52 +65,48 @@ const TRIES: usize = 6;
 const MIN_RATE: f64 = 0.97;
 const MAX_COST: f64 = 1.05;
 
-impl Experiment for Throughput {
-    fn about(&self) -> About {
-        About {
-            name: "miniproxy/throughput",
-            title: "Throughput of the relay on one core, beside HAProxy, nginx and Varnish",
-            figure: "Miniproxy, section 6.1",
-            finding: "One flow through Miniproxy is about 5 % faster than through Varnish: 1.534 \
-                      against 1.462 Gb/s.",
-        }
-    }
+pub(in crate::experiments) const ABOUT: About = About {
+    name: "miniproxy/throughput",
+    title: "Throughput of the relay on one core, beside HAProxy, nginx and Varnish",
+    figure: "Miniproxy, section 6.1",
+    finding: "One flow through Miniproxy is about 5 % faster than through Varnish: 1.534 against \
+              1.462 Gb/s.",
+};
 
-    fn run(&self, run: &mut Run) -> Result<()> {
-        let rounds = run.choose(11, 3);
-        let seconds = run.choose(0.5, 0.2);
-        // Contenders without a check are measured only once in a quick run.
-        let others = run.choose(rounds, 1);
-        run.param("rounds", rounds);
-        run.param("seconds_each", seconds);
-        run.param("load", "HTTP, bodies from the page cache and dropped by the receiver's kernel");
-        run.congestion_control(CONGESTION_CONTROL);
-        let (core_of_load, core_of_proxy) = first_and_last()?;
-        run.param("core_of_load", core_of_load);
-        run.param("core_of_proxy", core_of_proxy);
-        let build = |contender| Testbed::build(contender, run.journal());
-        let testbeds = ALL.into_iter().map(build).collect::<Result<Vec<_>>>()?;
-        run.steps(KINDS.len() * (2 * rounds + (ALL.len() - 2) * others));
-        let mut disturbed = Vec::new();
-        for kind in &KINDS {
-            let mut found = ALL.map(|_| Vec::new());
-            for round in 0..rounds {
-                for n in order(round) {
-                    if n >= 2 && round >= others {
-                        continue;
-                    }
-                    run.step(&format!("{}, {}, round {}", kind.name, ALL[n].name(), round + 1))?;
-                    let window = Duration::from_secs_f64(seconds);
-                    found[n].push(measure(&testbeds[n], kind, window)?);
+pub(in crate::experiments) fn run(run: &mut Run) -> Result<()> {
+    let rounds = run.choose(11, 3);
+    let seconds = run.choose(0.5, 0.2);
+    // Contenders without a check are measured only once in a quick run.
+    let others = run.choose(rounds, 1);
+    run.param("rounds", rounds);
+    run.param("seconds_each", seconds);
+    run.param("load", "HTTP, bodies from the page cache and dropped by the receiver's kernel");
+    run.congestion_control(CONGESTION_CONTROL);
+    let (core_of_load, core_of_proxy) = first_and_last()?;
+    run.param("core_of_load", core_of_load);
+    run.param("core_of_proxy", core_of_proxy);
+    let build = |contender| Testbed::build(contender, run.journal());
+    let testbeds = ALL.into_iter().map(build).collect::<Result<Vec<_>>>()?;
+    run.steps(KINDS.len() * (2 * rounds + (ALL.len() - 2) * others));
+    let mut disturbed = Vec::new();
+    for kind in &KINDS {
+        let mut found = ALL.map(|_| Vec::new());
+        for round in 0..rounds {
+            for n in order(round) {
+                if n >= 2 && round >= others {
+                    continue;
                 }
+                run.step(&format!("{}, {}, round {}", kind.name, ALL[n].name(), round + 1))?;
+                let window = Duration::from_secs_f64(seconds);
+                found[n].push(measure(&testbeds[n], kind, window)?);
             }
-            disturbed.extend(found.iter().flatten().map(|sample: &Sample| sample.disturbed));
-            draw(run, kind, &found);
         }
-        run.param("cores_of_others_median", median(&disturbed));
-        run.param("cores_of_others_most", quantile(&disturbed, 1.0));
-        Ok(())
+        disturbed.extend(found.iter().flatten().map(|sample: &Sample| sample.disturbed));
+        draw(run, kind, &found);
     }
+    run.param("cores_of_others_median", median(&disturbed));
+    run.param("cores_of_others_most", quantile(&disturbed, 1.0));
+    Ok(())
 }
 
 /// Measuring window of one contender.

@@ -7,12 +7,9 @@ use viaduct_sys::bpf::SynOption;
 
 use super::downloads;
 use super::model::{Expected, expected};
-use crate::experiment::{About, Bound, Experiment, Plot, Run};
+use crate::experiment::{About, Bound, Plot, Run};
 use crate::proxies::Proxy;
 use crate::topology::Chain;
-
-/// The experiment.
-pub(in crate::experiments) struct Ttc;
 
 /// Delay from the client to the server in milliseconds, one way.
 const ONE_WAY: f64 = 50.0;
@@ -22,60 +19,52 @@ const MAX_PROXIES: usize = 3;
 const FIRST_BYTE: [f64; MAX_PROXIES] = [0.25, 1.0 / 3.0, 0.375];
 const KB_25: [f64; MAX_PROXIES] = [0.33, 0.44, 0.49];
 
-impl Experiment for Ttc {
-    fn about(&self) -> About {
-        About {
-            name: "miniproxy/ttc",
-            title: "Time to complete a transfer, by number of proxies",
-            figure: "Miniproxy, Figure 4",
-            finding: "The time to the first byte falls by 25 %, 33.3 % and 37.5 % with 1, 2 and 3 \
-                      proxies, that of 25 KB by 33 %, 44 % and 49 %.",
-        }
-    }
+pub(in crate::experiments) const ABOUT: About = About {
+    name: "miniproxy/ttc",
+    title: "Time to complete a transfer, by number of proxies",
+    figure: "Miniproxy, Figure 4",
+    finding: "The time to the first byte falls by 25 %, 33.3 % and 37.5 % with 1, 2 and 3 proxies, \
+              that of 25 KB by 33 %, 44 % and 49 %.",
+};
 
-    fn run(&self, run: &mut Run) -> anyhow::Result<()> {
-        let sizes: &[usize] =
-            run.choose(&[10, 25, 50, 100, 150, 200, 250, 300, 400, 500], &[10, 25]);
-        let times = run.choose(31, 9);
-        run.param("link", "100 Mb/s, 100 ms there and back, evenly split");
-        run.param(
-            "proxies",
-            "SYN forwarded early: on the path (tproxy), and explicit (TCP option)",
-        );
-        run.param("downloads_each", times);
-        run.param("shown", "medians");
-        run.congestion_control("cubic");
-        let worlds = worlds(run);
-        run.steps(worlds.len() * sizes.len());
-        let size = ("size", "KB");
-        let whole = Plot::line("Time to complete", size, ("time", "ms"));
-        let first = Plot::line("Time to first byte", size, ("time", "ms"));
-        let mut none = Vec::new();
-        for (proxies, kind) in worlds {
-            let name = names(proxies, kind);
-            let series = [run.series(&whole, &name), run.series(&first, &name)];
-            let world = World::new(run, proxies, kind)?;
-            let mut found = Vec::new();
+pub(in crate::experiments) fn run(run: &mut Run) -> anyhow::Result<()> {
+    let sizes: &[usize] = run.choose(&[10, 25, 50, 100, 150, 200, 250, 300, 400, 500], &[10, 25]);
+    let times = run.choose(31, 9);
+    run.param("link", "100 Mb/s, 100 ms there and back, evenly split");
+    run.param("proxies", "SYN forwarded early: on the path (tproxy), and explicit (TCP option)");
+    run.param("downloads_each", times);
+    run.param("shown", "medians");
+    run.congestion_control("cubic");
+    let worlds = worlds(run);
+    run.steps(worlds.len() * sizes.len());
+    let size = ("size", "KB");
+    let whole = Plot::line("Time to complete", size, ("time", "ms"));
+    let first = Plot::line("Time to first byte", size, ("time", "ms"));
+    let mut none = Vec::new();
+    for (proxies, kind) in worlds {
+        let name = names(proxies, kind);
+        let series = [run.series(&whole, &name), run.series(&first, &name)];
+        let world = World::new(run, proxies, kind)?;
+        let mut found = Vec::new();
+        for &kb in sizes {
+            run.step(&format!("{name}, {kb} KB"))?;
+            let got = world.measure(kb * 1000, times, run.seed())?;
+            run.point(series[0], kb as f64, got.whole);
+            run.point(series[1], kb as f64, got.first_byte);
+            found.push(got);
+        }
+        if kind == Kind::OnPath {
+            let model = run.series(&whole, &format!("{name}, by the model"));
             for &kb in sizes {
-                run.step(&format!("{name}, {kb} KB"))?;
-                let got = world.measure(kb * 1000, times, run.seed())?;
-                run.point(series[0], kb as f64, got.whole);
-                run.point(series[1], kb as f64, got.first_byte);
-                found.push(got);
-            }
-            if kind == Kind::OnPath {
-                let model = run.series(&whole, &format!("{name}, by the model"));
-                for &kb in sizes {
-                    run.point(model, kb as f64, expected(&delays(proxies), kb * 1000).whole);
-                }
-            }
-            match proxies {
-                0 => none = found,
-                _ => checks(run, &name, proxies, &none, &found),
+                run.point(model, kb as f64, expected(&delays(proxies), kb * 1000).whole);
             }
         }
-        Ok(())
+        match proxies {
+            0 => none = found,
+            _ => checks(run, &name, proxies, &none, &found),
+        }
     }
+    Ok(())
 }
 
 /// Way in which flows reach the proxies.

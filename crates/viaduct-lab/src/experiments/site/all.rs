@@ -14,15 +14,12 @@ use anyhow::{Context, Result};
 use viaduct_proto::link::LinkConfig;
 
 use crate::example_tunnel::{Links, Tunnel};
-use crate::experiment::{About, Bound, Experiment, Plot, Run};
+use crate::experiment::{About, Bound, Plot, Run};
 use crate::experiments::statistics::quantile;
 use crate::gateways::GatewaySpec;
 use crate::topology::programs::sessions::{SessionServer, fetch, fill};
 use crate::topology::{DumbbellSpec, Host, Wan};
 use crate::world::World;
-
-/// The experiment.
-pub(in crate::experiments) struct All;
 
 /// Congestion control of every host, for plain flows and the tunnel's link.
 const CONGESTION: &str = "cubic";
@@ -69,40 +66,36 @@ struct Found {
     p95: f64,
 }
 
-impl Experiment for All {
-    fn about(&self) -> About {
-        About {
-            name: "site/all",
-            title: "FEC under the tunnel: both planes, each alone, neither",
-            figure: "both planes: Maelstrom below, Taming the LFN above",
-            finding: "Neither says what both give together.",
-        }
-    }
+pub(in crate::experiments) const ABOUT: About = About {
+    name: "site/all",
+    title: "FEC under the tunnel: both planes, each alone, neither",
+    figure: "both planes: Maelstrom below, Taming the LFN above",
+    finding: "Neither says what both give together.",
+};
 
-    fn run(&self, run: &mut Run) -> Result<()> {
-        let (documents, warm_up, bulk) = run.choose((20, 8, 20), (5, 6, 8));
-        let losses = run.choose(&LOSSES[..], &LOSSES[1..]);
-        run.param("link", "200 Mb/s, 100 ms there and back, queue 100 ms, 1 % lost");
-        run.param("mtu", "hosts 1200, WAN 1500");
-        run.param("code", CODE.replace('\n', ", "));
-        run.param("links", "1, TCP");
-        run.param("documents", format!("{DOCUMENT} bytes, {CLIENTS} clients"));
-        run.param("seconds", vec![documents, warm_up, bulk]);
-        run.congestion_control(CONGESTION);
-        run.steps(losses.len() * ALL.len());
-        let seconds = [documents, warm_up, bulk].map(Duration::from_secs);
-        for (x, (name, loss)) in losses.iter().enumerate() {
-            let mut found = Vec::new();
-            for planes in ALL {
-                run.step(&format!("{name}, {}", planes.name()))?;
-                let this = measure(run, planes, loss, seconds)?;
-                plot_results(run, planes, (x, name), &this);
-                found.push(this);
-            }
-            checks(run, name, &found);
+pub(in crate::experiments) fn run(run: &mut Run) -> Result<()> {
+    let (documents, warm_up, bulk) = run.choose((20, 8, 20), (5, 6, 8));
+    let losses = run.choose(&LOSSES[..], &LOSSES[1..]);
+    run.param("link", "200 Mb/s, 100 ms there and back, queue 100 ms, 1 % lost");
+    run.param("mtu", "hosts 1200, WAN 1500");
+    run.param("code", CODE.replace('\n', ", "));
+    run.param("links", "1, TCP");
+    run.param("documents", format!("{DOCUMENT} bytes, {CLIENTS} clients"));
+    run.param("seconds", vec![documents, warm_up, bulk]);
+    run.congestion_control(CONGESTION);
+    run.steps(losses.len() * ALL.len());
+    let seconds = [documents, warm_up, bulk].map(Duration::from_secs);
+    for (x, (name, loss)) in losses.iter().enumerate() {
+        let mut found = Vec::new();
+        for planes in ALL {
+            run.step(&format!("{name}, {}", planes.name()))?;
+            let this = measure(run, planes, loss, seconds)?;
+            plot_results(run, planes, (x, name), &this);
+            found.push(this);
         }
-        Ok(())
+        checks(run, name, &found);
     }
+    Ok(())
 }
 
 fn measure(

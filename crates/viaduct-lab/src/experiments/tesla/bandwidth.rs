@@ -7,11 +7,8 @@ use super::setups::{Load, OFFLOADED, PASSING, Setup};
 use super::undisturbed::undisturbed;
 use super::world::{CONGESTION_CONTROL, Network, World};
 use crate::bench::Content;
-use crate::experiment::{About, Bound, Experiment, Plot, Run};
+use crate::experiment::{About, Bound, Plot, Run};
 use crate::experiments::statistics::{mean, median, median_error};
-
-/// The experiment.
-pub(in crate::experiments) struct Bandwidth;
 
 /// Configurations in display order.
 const NULL: [Setup; 5] = [Setup::Plain, Setup::TcpProxies, Setup::UnixProxies, PASSING, OFFLOADED];
@@ -25,34 +22,29 @@ const OFFLOAD: usize = 4;
 const BLOCKS: [usize; 7] = [1, 10, 100, 1_000, 8 << 10, 64 << 10, 100_000];
 const QUICK: [usize; 2] = [1, 64 << 10];
 
-impl Experiment for Bandwidth {
-    fn about(&self) -> About {
-        About {
-            name: "tesla/bandwidth",
-            title: "Throughput by block size: plain, through proxies, and with handlers",
-            figure: "TESLA, Figures 6 and 7",
-            finding: "On the loopback interface, TCP proxies reduce the throughput of large \
-                blocks by \
-                      nearly two thirds, TESLA by a little less; over 100 Mb/s neither costs much.",
-        }
-    }
+pub(in crate::experiments) const ABOUT: About = About {
+    name: "tesla/bandwidth",
+    title: "Throughput by block size: plain, through proxies, and with handlers",
+    figure: "TESLA, Figures 6 and 7",
+    finding: "On the loopback interface, TCP proxies reduce the throughput of large blocks by \
+              nearly two thirds, TESLA by a little less; over 100 Mb/s neither costs much.",
+};
 
-    fn run(&self, run: &mut Run) -> Result<()> {
-        let _undisturbed = undisturbed(run);
-        // Rounds on the loopback interface and over the link; the link's rate limit leaves
-        // little variance.
-        let rounds = run.choose([8, 3], [2, 1]);
-        let blocks = run.choose(&BLOCKS[..], &QUICK[..]);
-        run.param("rounds_loopback_and_link", rounds.to_vec());
-        run.congestion_control(CONGESTION_CONTROL);
-        run.steps((2 * rounds[0] + rounds[1]) * blocks.len());
-        for (network, rounds) in [Network::Loopback, Network::Link].into_iter().zip(rounds) {
-            let found = null(run, network, blocks, rounds)?;
-            check(run, network, &found);
-            check_offloaded(run, network, &found);
-        }
-        encrypting(run, blocks, rounds[0])
+pub(in crate::experiments) fn run(run: &mut Run) -> Result<()> {
+    let _undisturbed = undisturbed(run);
+    // Rounds on the loopback interface and over the link; the link's rate limit leaves
+    // little variance.
+    let rounds = run.choose([8, 3], [2, 1]);
+    let blocks = run.choose(&BLOCKS[..], &QUICK[..]);
+    run.param("rounds_loopback_and_link", rounds.to_vec());
+    run.congestion_control(CONGESTION_CONTROL);
+    run.steps((2 * rounds[0] + rounds[1]) * blocks.len());
+    for (network, rounds) in [Network::Loopback, Network::Link].into_iter().zip(rounds) {
+        let found = null(run, network, blocks, rounds)?;
+        check(run, network, &found);
+        check_offloaded(run, network, &found);
     }
+    encrypting(run, blocks, rounds[0])
 }
 
 /// Block size, and the throughput of each configuration in each round.

@@ -16,12 +16,9 @@ use anyhow::{Context, Result};
 
 use super::programs::{CommandPrefix, Server, bench_anywhere, measure, run as under};
 use crate::binary::binary;
-use crate::experiment::{About, Bound, Experiment, Plot, Run};
+use crate::experiment::{About, Bound, Plot, Run};
 use crate::topology::programs::is_listening;
 use crate::topology::{Dumbbell, DumbbellSpec, Host, Journal, Scratch, Wan};
-
-/// The experiment.
-pub(in crate::experiments) struct Congestion;
 
 const LINK: &str = "rate=10M,delay=20ms,queue=50ms";
 const CONGESTION_CONTROL: &str = "cubic";
@@ -35,50 +32,46 @@ const FLOWS: usize = 4;
 const LATER: f64 = 0.5;
 const START: f64 = 2.0;
 
-impl Experiment for Congestion {
-    fn about(&self) -> About {
-        About {
-            name: "tesla/congestion",
-            title: "Four flows that share a congestion estimate, beside one plain flow",
-            figure: "TESLA, Figure 4",
-            finding: "A system-wide master lets flows of different programs share congestion \
-                      state, as the Congestion Manager does.",
-        }
-    }
+pub(in crate::experiments) const ABOUT: About = About {
+    name: "tesla/congestion",
+    title: "Four flows that share a congestion estimate, beside one plain flow",
+    figure: "TESLA, Figure 4",
+    finding: "A system-wide master lets flows of different programs share congestion state, as the \
+              Congestion Manager does.",
+};
 
-    fn run(&self, run: &mut Run) -> Result<()> {
-        let (warm_up, seconds) = run.choose((15.0, 60.0), (5.0, 12.0));
-        run.param("seconds", seconds);
-        run.congestion_control(CONGESTION_CONTROL);
-        run.steps(2);
-        let mut found = Vec::new();
-        for shares in [false, true] {
-            run.step(if shares { "with congestion" } else { "plain" })?;
-            let seed = run.seed();
-            found.push(Contest { shares, warm_up, seconds, seed }.run(run.journal())?);
-        }
-        let plot = Plot::scatter("Shares", ("flow", "number"), ("share", "of the bottleneck"));
-        for (contest, name) in found.iter().zip(["four plain flows", "four that share"]) {
-            let series = run.series(&plot, name);
-            for (n, flow) in contest.flows.iter().enumerate() {
-                run.labelled_point(series, n as f64, flow / contest.all(), &format!("flow {n}"));
-            }
-            let beside = contest.beside / contest.all();
-            run.labelled_point(series, FLOWS as f64, beside, "the plain flow beside");
-        }
-        let [plain, shared] = [&found[0], &found[1]];
-        run.check("plain: the four take of the bottleneck", plain.share(), Bound::AtLeast(0.6));
-        let name = "congestion: the four take of the bottleneck";
-        // One flow's share is half of it, four flows' share is 0.8.
-        run.check(name, shared.share(), Bound::Within(0.33, 0.67));
-        run.check("congestion: Jain's index of the four", shared.jain(), Bound::AtLeast(0.9));
-        let name = "congestion: all five use the bottleneck";
-        run.check(name, shared.all() * 8.0 / 10e6, Bound::AtLeast(0.8));
-        let name = "congestion: a later flow's first seconds, of a fair share";
-        let fair = shared.flows.iter().sum::<f64>() / (FLOWS + 1) as f64;
-        run.check(name, shared.later / fair, Bound::AtLeast(0.5));
-        Ok(())
+pub(in crate::experiments) fn run(run: &mut Run) -> Result<()> {
+    let (warm_up, seconds) = run.choose((15.0, 60.0), (5.0, 12.0));
+    run.param("seconds", seconds);
+    run.congestion_control(CONGESTION_CONTROL);
+    run.steps(2);
+    let mut found = Vec::new();
+    for shares in [false, true] {
+        run.step(if shares { "with congestion" } else { "plain" })?;
+        let seed = run.seed();
+        found.push(Contest { shares, warm_up, seconds, seed }.run(run.journal())?);
     }
+    let plot = Plot::scatter("Shares", ("flow", "number"), ("share", "of the bottleneck"));
+    for (contest, name) in found.iter().zip(["four plain flows", "four that share"]) {
+        let series = run.series(&plot, name);
+        for (n, flow) in contest.flows.iter().enumerate() {
+            run.labelled_point(series, n as f64, flow / contest.all(), &format!("flow {n}"));
+        }
+        let beside = contest.beside / contest.all();
+        run.labelled_point(series, FLOWS as f64, beside, "the plain flow beside");
+    }
+    let [plain, shared] = [&found[0], &found[1]];
+    run.check("plain: the four take of the bottleneck", plain.share(), Bound::AtLeast(0.6));
+    let name = "congestion: the four take of the bottleneck";
+    // One flow's share is half of it, four flows' share is 0.8.
+    run.check(name, shared.share(), Bound::Within(0.33, 0.67));
+    run.check("congestion: Jain's index of the four", shared.jain(), Bound::AtLeast(0.9));
+    let name = "congestion: all five use the bottleneck";
+    run.check(name, shared.all() * 8.0 / 10e6, Bound::AtLeast(0.8));
+    let name = "congestion: a later flow's first seconds, of a fair share";
+    let fair = shared.flows.iter().sum::<f64>() / (FLOWS + 1) as f64;
+    run.check(name, shared.later / fair, Bound::AtLeast(0.5));
+    Ok(())
 }
 
 /// Four flows and a concurrent plain one.

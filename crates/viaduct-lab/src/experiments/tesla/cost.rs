@@ -6,16 +6,13 @@ use std::process::{ChildStdin, ChildStdout, Command, Stdio};
 use anyhow::{Context, Result, ensure};
 use viaduct_sys::process::{Process, raise_fd_limit};
 
-use super::programs::{CommandPrefix, Server, bench, measure, run};
+use super::programs::{CommandPrefix, Server, bench, measure, run as under};
 use super::undisturbed::undisturbed;
 use super::world::{Network, Side, World};
-use crate::experiment::{About, Bound, Experiment, Plot, Run};
+use crate::experiment::{About, Bound, Plot, Run};
 use crate::experiments::statistics::median;
 use crate::topology::programs::is_listening;
 use crate::topology::{Usage, socket_memory};
-
-/// The experiment.
-pub(in crate::experiments) struct Cost;
 
 /// Interposers, and the maximum time of a connect and a close relative to the plain program.
 const WAYS: [(&str, f64); 3] = [("cgroup", 1.5), ("preload", 1.5), ("seccomp", 2.5)];
@@ -30,39 +27,32 @@ const OF_ONE: u32 = 5_000;
 /// Descriptors of a master: two per flow, and a reserve.
 const NEEDED: u64 = 2 * OF_ONE as u64 + 200;
 
-impl Experiment for Cost {
-    fn about(&self) -> About {
-        About {
-            name: "tesla/cost",
-            title: "What connecting, closing and being open costs under each interposer",
-            figure: "TESLA, section 5 (which measures bytes alone)",
-            finding: "Elsewhere, connect and close take 2.2 times the plain time by torsocks, 2.9 \
-                      by proxychains and 5 by graftcp.",
-        }
-    }
+pub(in crate::experiments) const ABOUT: About = About {
+    name: "tesla/cost",
+    title: "What connecting, closing and being open costs under each interposer",
+    figure: "TESLA, section 5 (which measures bytes alone)",
+    finding: "Elsewhere, connect and close take 2.2 times the plain time by torsocks, 2.9 by \
+              proxychains and 5 by graftcp.",
+};
 
-    fn run(&self, run: &mut Run) -> Result<()> {
-        let undisturbed = undisturbed(run);
-        let rounds = run.choose(9, 3);
-        let (held, short) = run.choose((10_000, 100_000), (1_000, 3_000));
-        for (name, value) in [("rounds", rounds as u32), ("held", held), ("short", short)] {
-            run.param(name, value);
-        }
-        let most = raise_fd_limit();
-        ensure!(
-            most >= NEEDED,
-            "{NEEDED} open files are needed, and {most} are allowed (ulimit -n)"
-        );
-        run.steps(rounds + 2);
-        let world = World::build(Network::Loopback, run.journal())?;
-        let server = TestServer::serve(&world)?;
-        costs(run, &server, rounds)?;
-        drop(undisturbed);
-        run.step(&format!("{short} flows, one after the other"))?;
-        leaks(run, &server, short)?;
-        run.step(&format!("{held} flows at once"))?;
-        memory(run, &server, held)
+pub(in crate::experiments) fn run(run: &mut Run) -> Result<()> {
+    let undisturbed = undisturbed(run);
+    let rounds = run.choose(9, 3);
+    let (held, short) = run.choose((10_000, 100_000), (1_000, 3_000));
+    for (name, value) in [("rounds", rounds as u32), ("held", held), ("short", short)] {
+        run.param(name, value);
     }
+    let most = raise_fd_limit();
+    ensure!(most >= NEEDED, "{NEEDED} open files are needed, and {most} are allowed (ulimit -n)");
+    run.steps(rounds + 2);
+    let world = World::build(Network::Loopback, run.journal())?;
+    let server = TestServer::serve(&world)?;
+    costs(run, &server, rounds)?;
+    drop(undisturbed);
+    run.step(&format!("{short} flows, one after the other"))?;
+    leaks(run, &server, short)?;
+    run.step(&format!("{held} flows at once"))?;
+    memory(run, &server, held)
 }
 
 /// Server that holds connections open.
@@ -98,7 +88,7 @@ impl TestServer<'_> {
 fn costs(run: &mut Run, server: &TestServer<'_>, rounds: usize) -> Result<()> {
     let mut unders = vec![Vec::new()];
     for (via, _) in WAYS {
-        unders.push(super::programs::run(&["+count", "--via", via])?);
+        unders.push(under(&["+count", "--via", via])?);
     }
     let programs = ["connect", "close"];
     let mut found = vec![[Vec::new(), Vec::new()]; unders.len()];
@@ -140,7 +130,7 @@ struct Flows {
 
 impl Flows {
     fn start(server: &TestServer<'_>, via: &str) -> Result<Flows> {
-        let under = run(&["+latency:delay=1ms", "--via", via])?;
+        let under = under(&["+latency:delay=1ms", "--via", via])?;
         let mut command = server.client(&under, &["flows", &server.at])?;
         command.stdin(Stdio::piped()).stdout(Stdio::piped());
         let mut process = server.world.node(Side::Client).spawn(command)?;

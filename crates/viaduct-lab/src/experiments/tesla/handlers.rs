@@ -7,10 +7,7 @@ use super::setups::{Load, Setup};
 use super::undisturbed::undisturbed;
 use super::world::{CONGESTION_CONTROL, Network, World};
 use crate::bench::Content;
-use crate::experiment::{About, Bound, Experiment, Plot, Run};
-
-/// The experiment.
-pub(in crate::experiments) struct Handlers;
+use crate::experiment::{About, Bound, Plot, Run};
 
 const COMPRESSED: [Setup; 2] = [Setup::Plain, Setup::Viaduct("compress", &["+compress"])];
 /// The client has an address on each link; see [`World`].
@@ -18,53 +15,36 @@ const STRIPED: [Setup; 2] =
     [Setup::Plain, Setup::Viaduct("stripe", &["+stripe:from=10.1.0.1+10.4.0.1"])];
 const BLOCK: usize = 64 << 10;
 
-impl Experiment for Handlers {
-    fn about(&self) -> About {
-        About {
-            name: "tesla/handlers",
-            title: "What compressing and striping bring over 100 Mb/s",
-            figure: "TESLA, sections 1 and 4.3",
-            finding: "Services such as striping one flow over several connections fit the session \
-                layer.",
-        }
-    }
+pub(in crate::experiments) const ABOUT: About = About {
+    name: "tesla/handlers",
+    title: "What compressing and striping bring over 100 Mb/s",
+    figure: "TESLA, sections 1 and 4.3",
+    finding: "Services such as striping one flow over several connections fit the session layer.",
+};
 
-    fn run(&self, run: &mut Run) -> Result<()> {
-        let _undisturbed = undisturbed(run);
-        run.congestion_control(CONGESTION_CONTROL);
-        let rounds = run.choose(9, 3);
-        run.param("rounds", rounds);
-        run.steps(3 * rounds);
-        let plot = Plot::histogram("Throughput", ("", ""), ("throughput", "MB/s"));
-        let cases = [
-            (Network::Link, &COMPRESSED, Content::Text, "compress over plain, text", 2.0),
-            (
-                Network::Link,
-                &COMPRESSED,
-                Content::Random,
-                "compress over plain, random bytes",
-                0.97,
-            ),
-            (
-                Network::TwoLinks,
-                &STRIPED,
-                Content::Same,
-                "stripe over two links over one link",
-                1.7,
-            ),
-        ];
-        for (n, (network, setups, content, name, least)) in cases.into_iter().enumerate() {
-            let world = World::build(network, run.journal())?;
-            let (seconds, warm_up) = (run.choose(2.0, 1.0), 0.5);
-            let load = Load { program: "read", block: BLOCK, content, seconds, warm_up };
-            let found = medians(run, &world, setups, load, rounds)?;
-            let series = run.series(&plot, "median");
-            for (m, setup) in setups.iter().enumerate() {
-                let label = format!("{}, {}", setup.name(), content.name());
-                run.labelled_point(series, (2 * n + m) as f64, found[m] / 1e6, &label);
-            }
-            run.check(name, found[1] / found[0], Bound::AtLeast(least));
+pub(in crate::experiments) fn run(run: &mut Run) -> Result<()> {
+    let _undisturbed = undisturbed(run);
+    run.congestion_control(CONGESTION_CONTROL);
+    let rounds = run.choose(9, 3);
+    run.param("rounds", rounds);
+    run.steps(3 * rounds);
+    let plot = Plot::histogram("Throughput", ("", ""), ("throughput", "MB/s"));
+    let cases = [
+        (Network::Link, &COMPRESSED, Content::Text, "compress over plain, text", 2.0),
+        (Network::Link, &COMPRESSED, Content::Random, "compress over plain, random bytes", 0.97),
+        (Network::TwoLinks, &STRIPED, Content::Same, "stripe over two links over one link", 1.7),
+    ];
+    for (n, (network, setups, content, name, least)) in cases.into_iter().enumerate() {
+        let world = World::build(network, run.journal())?;
+        let (seconds, warm_up) = (run.choose(2.0, 1.0), 0.5);
+        let load = Load { program: "read", block: BLOCK, content, seconds, warm_up };
+        let found = medians(run, &world, setups, load, rounds)?;
+        let series = run.series(&plot, "median");
+        for (m, setup) in setups.iter().enumerate() {
+            let label = format!("{}, {}", setup.name(), content.name());
+            run.labelled_point(series, (2 * n + m) as f64, found[m] / 1e6, &label);
         }
-        Ok(())
+        run.check(name, found[1] / found[0], Bound::AtLeast(least));
     }
+    Ok(())
 }

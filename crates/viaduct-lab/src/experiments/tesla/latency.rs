@@ -7,11 +7,8 @@ use super::setups::{Load, OFFLOADED, PASSING, Setup, Testbed};
 use super::undisturbed::undisturbed;
 use super::world::{CONGESTION_CONTROL, Network, World};
 use crate::bench::Content;
-use crate::experiment::{About, Bound, Experiment, Plot, Run};
+use crate::experiment::{About, Bound, Plot, Run};
 use crate::experiments::statistics::median;
-
-/// The experiment.
-pub(in crate::experiments) struct Latency;
 
 /// Configurations in display order.
 const ALL: [Setup; 6] =
@@ -30,28 +27,24 @@ const OF_UNIX: f64 = 0.95;
 /// alone.
 const MAX_WAKE_UPS: f64 = 1.1;
 
-impl Experiment for Latency {
-    fn about(&self) -> About {
-        About {
-            name: "tesla/latency",
-            title: "One-byte volleys a second: plain, through proxies, and with handlers",
-            figure: "TESLA, Figure 8",
-            finding: "TESLA does 4000 volleys a second where the plain program does 7000, and a \
-                      little more than through TCP proxies; encryption costs nothing beyond that.",
-        }
-    }
+pub(in crate::experiments) const ABOUT: About = About {
+    name: "tesla/latency",
+    title: "One-byte volleys a second: plain, through proxies, and with handlers",
+    figure: "TESLA, Figure 8",
+    finding: "TESLA does 4000 volleys a second where the plain program does 7000, and a little \
+              more than through TCP proxies; encryption costs nothing beyond that.",
+};
 
-    fn run(&self, run: &mut Run) -> Result<()> {
-        let _undisturbed = undisturbed(run);
-        let rounds = run.choose(15, 3);
-        run.param("rounds", rounds);
-        run.congestion_control(CONGESTION_CONTROL);
-        run.steps(2 * rounds);
-        for network in [Network::Loopback, Network::Link] {
-            measure(run, network, rounds)?;
-        }
-        Ok(())
+pub(in crate::experiments) fn run(run: &mut Run) -> Result<()> {
+    let _undisturbed = undisturbed(run);
+    let rounds = run.choose(15, 3);
+    run.param("rounds", rounds);
+    run.congestion_control(CONGESTION_CONTROL);
+    run.steps(2 * rounds);
+    for network in [Network::Loopback, Network::Link] {
+        measure(run, network, rounds)?;
     }
+    Ok(())
 }
 
 fn measure(run: &mut Run, network: Network, rounds: usize) -> Result<()> {

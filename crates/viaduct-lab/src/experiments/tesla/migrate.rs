@@ -14,12 +14,9 @@ use anyhow::{Context, Result};
 
 use super::programs::{CommandPrefix, Server, output, run as under};
 use crate::binary::binary;
-use crate::experiment::{About, Bound, Experiment, Plot, Run};
+use crate::experiment::{About, Bound, Plot, Run};
 use crate::topology::programs::is_listening;
 use crate::topology::{Dumbbell, DumbbellSpec, Host, Journal, Wan};
-
-/// The experiment.
-pub(in crate::experiments) struct Migrate;
 
 const LINK: &str = "rate=100M,delay=10ms,queue=50ms";
 const RTT: Duration = Duration::from_millis(20);
@@ -28,55 +25,51 @@ const PORT: u16 = 9000;
 /// New address of the client; the gateway's on its wire is 10.1.1.1.
 const MOVED: &str = "10.1.1.77/24";
 
-impl Experiment for Migrate {
-    fn about(&self) -> About {
-        About {
-            name: "tesla/migrate",
-            title: "A transfer across a change of address and an outage",
-            figure: "TESLA, section 4.4",
-            finding: "Migrate preserves a flow across changes of address and periods of \
-                      disconnection, without the program's knowledge.",
-        }
-    }
+pub(in crate::experiments) const ABOUT: About = About {
+    name: "tesla/migrate",
+    title: "A transfer across a change of address and an outage",
+    figure: "TESLA, section 4.4",
+    finding: "Migrate preserves a flow across changes of address and periods of disconnection, \
+              without the program's knowledge.",
+};
 
-    fn run(&self, run: &mut Run) -> Result<()> {
-        let bytes: u64 = run.choose(100_000_000, 10_000_000);
-        let outage = Duration::from_secs(run.choose(30, 5));
-        run.param("bytes", bytes);
-        run.param("outage_s", outage.as_secs());
-        run.congestion_control(CONGESTION_CONTROL);
-        run.steps(2);
-        run.step("the plain transfer")?;
-        let seed = run.seed();
-        let plain = Transfer { bytes, outage: None, under: Vec::new(), seed }.run(run.journal())?;
-        let whole = plain.end.context("the plain transfer broke without an outage")?;
-        run.step("an outage half way: with migrate, and a plain one beside it")?;
-        let gone = Some((whole / 2, outage));
-        let migrate = Transfer { bytes, outage: gone, under: under(&["+migrate"])?, seed };
-        let beside = Transfer { bytes, outage: gone, under: Vec::new(), seed };
-        let journal = run.journal().clone();
-        let [migrate, beside] = thread::scope(|scope| {
-            let threads = [migrate, beside].map(|one| {
-                let journal = &journal;
-                scope.spawn(move || one.run(journal))
-            });
-            threads.map(|thread| thread.join().ok().context("a transfer's thread panicked")?)
+pub(in crate::experiments) fn run(run: &mut Run) -> Result<()> {
+    let bytes: u64 = run.choose(100_000_000, 10_000_000);
+    let outage = Duration::from_secs(run.choose(30, 5));
+    run.param("bytes", bytes);
+    run.param("outage_s", outage.as_secs());
+    run.congestion_control(CONGESTION_CONTROL);
+    run.steps(2);
+    run.step("the plain transfer")?;
+    let seed = run.seed();
+    let plain = Transfer { bytes, outage: None, under: Vec::new(), seed }.run(run.journal())?;
+    let whole = plain.end.context("the plain transfer broke without an outage")?;
+    run.step("an outage half way: with migrate, and a plain one beside it")?;
+    let gone = Some((whole / 2, outage));
+    let migrate = Transfer { bytes, outage: gone, under: under(&["+migrate"])?, seed };
+    let beside = Transfer { bytes, outage: gone, under: Vec::new(), seed };
+    let journal = run.journal().clone();
+    let [migrate, beside] = thread::scope(|scope| {
+        let threads = [migrate, beside].map(|one| {
+            let journal = &journal;
+            scope.spawn(move || one.run(journal))
         });
-        let (migrate, beside) = (migrate?, beside?);
-        let traces = [("plain, no outage", &plain), ("migrate", &migrate), ("plain", &beside)];
-        for (name, traced) in traces {
-            draw(run, name, &traced.trace);
-        }
-        let took = migrate.end.map_or(f64::INFINITY, |end| end.as_secs_f64());
-        let beyond = took - (whole + outage).as_secs_f64();
-        let name = "migrate: beyond the plain transfer and the outage, s";
-        run.check(name, beyond, Bound::AtMost((3 * RTT).as_secs_f64() + 1.0));
-        let name = "migrate: all bytes came as they were sent";
-        run.check(name, f64::from(migrate.end.is_some()), Bound::AtLeast(1.0));
-        let name = "plain: the transfer beside it came to its end";
-        run.check(name, f64::from(beside.end.is_some()), Bound::AtMost(0.0));
-        Ok(())
+        threads.map(|thread| thread.join().ok().context("a transfer's thread panicked")?)
+    });
+    let (migrate, beside) = (migrate?, beside?);
+    let traces = [("plain, no outage", &plain), ("migrate", &migrate), ("plain", &beside)];
+    for (name, traced) in traces {
+        draw(run, name, &traced.trace);
     }
+    let took = migrate.end.map_or(f64::INFINITY, |end| end.as_secs_f64());
+    let beyond = took - (whole + outage).as_secs_f64();
+    let name = "migrate: beyond the plain transfer and the outage, s";
+    run.check(name, beyond, Bound::AtMost((3 * RTT).as_secs_f64() + 1.0));
+    let name = "migrate: all bytes came as they were sent";
+    run.check(name, f64::from(migrate.end.is_some()), Bound::AtLeast(1.0));
+    let name = "plain: the transfer beside it came to its end";
+    run.check(name, f64::from(beside.end.is_some()), Bound::AtMost(0.0));
+    Ok(())
 }
 
 /// Draws the throughput of each half second.

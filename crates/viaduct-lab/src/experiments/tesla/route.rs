@@ -23,13 +23,10 @@ use super::migrate::{Traced, draw, traced};
 use super::programs::{Server, bench_anywhere, output, run as under};
 use super::undisturbed::undisturbed;
 use crate::binary::binary;
-use crate::experiment::{About, Bound, Experiment, Run};
+use crate::experiment::{About, Bound, Run};
 use crate::stop;
 use crate::topology::programs::is_listening;
 use crate::topology::{Detour, Host, Scratch};
-
-/// The experiment.
-pub(in crate::experiments) struct Route;
 
 const LINK: &str = "rate=20M,delay=5ms,queue=50ms";
 const CONGESTION_CONTROL: &str = "cubic";
@@ -43,29 +40,24 @@ const WITHIN: f64 = 3.0;
 /// Interval between lines of a trace, in seconds.
 const TICK: f64 = 0.1;
 
-impl Experiment for Route {
-    fn about(&self) -> About {
-        About {
-            name: "tesla/route",
-            title: "An open flow when its path fails, and when the way around does",
-            figure: "TESLA, section 4.2",
-            finding: "RON routes around failures of paths, under unmodified programs; migrating \
-                open \
-                      flows between its ways was left for the future.",
-        }
-    }
+pub(in crate::experiments) const ABOUT: About = About {
+    name: "tesla/route",
+    title: "An open flow when its path fails, and when the way around does",
+    figure: "TESLA, section 4.2",
+    finding: "RON routes around failures of paths, under unmodified programs; migrating open flows \
+              between its ways was left for the future.",
+};
 
-    fn run(&self, run: &mut Run) -> Result<()> {
-        let _undisturbed = undisturbed(run);
-        let times: u32 = run.choose(3, 1);
-        run.congestion_control(CONGESTION_CONTROL);
-        run.steps(times as usize);
-        for round in 0..times {
-            run.step(&format!("round {}", round + 1))?;
-            once(run, u64::from(round))?;
-        }
-        Ok(())
+pub(in crate::experiments) fn run(run: &mut Run) -> Result<()> {
+    let _undisturbed = undisturbed(run);
+    let times: u32 = run.choose(3, 1);
+    run.congestion_control(CONGESTION_CONTROL);
+    run.steps(times as usize);
+    for round in 0..times {
+        run.step(&format!("round {}", round + 1))?;
+        once(run, u64::from(round))?;
     }
+    Ok(())
 }
 
 /// Runs one rerouted flow beside a plain one.

@@ -8,10 +8,7 @@ use super::setups::{Load, Setup, Testbed};
 use super::undisturbed::undisturbed;
 use super::world::{CONGESTION_CONTROL, Network, World};
 use crate::bench::Content;
-use crate::experiment::{About, Bound, Experiment, Plot, Run};
-
-/// The experiment.
-pub(in crate::experiments) struct Shape;
+use crate::experiment::{About, Bound, Plot, Run};
 
 const VIAS: [&str; 3] = ["cgroup", "seccomp", "preload"];
 /// Rates in Mb/s.
@@ -21,33 +18,29 @@ const DELAYS: [u32; 3] = [5, 20, 50];
 /// Maximum relative error of a rate.
 const OFF: f64 = 0.05;
 
-impl Experiment for Shape {
-    fn about(&self) -> About {
-        About {
-            name: "tesla/shape",
-            title: "Rates and delays that handlers make, against those asked for",
-            figure: "TESLA, section 4.1",
-            finding: "A handler of some ten lines shapes the traffic of an unmodified program.",
-        }
-    }
+pub(in crate::experiments) const ABOUT: About = About {
+    name: "tesla/shape",
+    title: "Rates and delays that handlers make, against those asked for",
+    figure: "TESLA, section 4.1",
+    finding: "A handler of some ten lines shapes the traffic of an unmodified program.",
+};
 
-    fn run(&self, run: &mut Run) -> Result<()> {
-        let _undisturbed = undisturbed(run);
-        run.congestion_control(CONGESTION_CONTROL);
-        let rates = run.choose(&RATES[..], &RATES[1..3]);
-        let delays = run.choose(&DELAYS[..], &DELAYS[1..2]);
-        run.steps(rates.len() + delays.len());
-        let world = World::build(Network::Loopback, run.journal())?;
-        for (n, &rate) in rates.iter().enumerate() {
-            run.step(&format!("{rate} Mb/s"))?;
-            shaped(run, &world, n as u16, rate)?;
-        }
-        for (n, &delay) in delays.iter().enumerate() {
-            run.step(&format!("{delay} ms"))?;
-            delayed(run, &world, (rates.len() + n) as u16, delay)?;
-        }
-        Ok(())
+pub(in crate::experiments) fn run(run: &mut Run) -> Result<()> {
+    let _undisturbed = undisturbed(run);
+    run.congestion_control(CONGESTION_CONTROL);
+    let rates = run.choose(&RATES[..], &RATES[1..3]);
+    let delays = run.choose(&DELAYS[..], &DELAYS[1..2]);
+    run.steps(rates.len() + delays.len());
+    let world = World::build(Network::Loopback, run.journal())?;
+    for (n, &rate) in rates.iter().enumerate() {
+        run.step(&format!("{rate} Mb/s"))?;
+        shaped(run, &world, n as u16, rate)?;
     }
+    for (n, &delay) in delays.iter().enumerate() {
+        run.step(&format!("{delay} ms"))?;
+        delayed(run, &world, (rates.len() + n) as u16, delay)?;
+    }
+    Ok(())
 }
 
 /// Runs a client of every interposer in both directions concurrently; all are far below the

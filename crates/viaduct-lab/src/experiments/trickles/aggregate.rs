@@ -6,13 +6,10 @@ use anyhow::{Context, Result};
 use viaduct_proto::trickles::packet::Format;
 
 use super::served::{CONGESTION_CONTROL, Served, at, get, gigabit};
-use crate::experiment::{About, Bound, Experiment, Plot, Run};
+use crate::experiment::{About, Bound, Plot, Run};
 use crate::experiments::statistics::{mean, with_interval};
 use crate::load::{Fetched, Fetches, Trickles};
 use crate::topology::{Dumbbell, DumbbellSpec, Wan, cpu_time};
-
-/// The experiment.
-pub(in crate::experiments) struct Aggregate;
 
 /// Link like a switch port: the paper's 100 Mb/s, with 20 ms of queue.
 const LINK: &str = "rate=100M,delay=500us,queue=250kB";
@@ -40,71 +37,66 @@ const OURS: Arm = Some(Format::Tcp);
 /// Transports compared on the 1 Gb/s link, where the cost per packet decides.
 const ARMS: [Arm; 3] = [OURS, Some(Format::Udp), None];
 
-impl Experiment for Aggregate {
-    fn about(&self) -> About {
-        About {
-            name: "trickles/aggregate",
-            title: "Throughput and fairness of many clients on a 100 Mb/s link",
-            figure: "Trickles, Figure 9",
-            finding: "Aggregate throughput is within 10 % of TCP's at all client counts; beyond \
-                6,000 \
-                      clients TCP exhausts the server's memory.",
-        }
-    }
+pub(in crate::experiments) const ABOUT: About = About {
+    name: "trickles/aggregate",
+    title: "Throughput and fairness of many clients on a 100 Mb/s link",
+    figure: "Trickles, Figure 9",
+    finding: "Aggregate throughput is within 10 % of TCP's at all client counts; beyond 6,000 \
+              clients TCP exhausts the server's memory.",
+};
 
-    fn run(&self, run: &mut Run) -> Result<()> {
-        let counts: &[usize] = run.choose(&CLIENTS, &QUICK);
-        let rounds = run.choose(ROUNDS, 1);
-        let warm_up = Duration::from_secs_f64(run.choose(5.0, 0.5));
-        let window = Duration::from_secs_f64(run.choose(10.0, 1.5));
-        run.param("link", LINK);
-        run.param("object_bytes", OBJECT);
-        run.param("rounds", rounds);
-        run.param("window_s", window.as_secs_f64());
-        run.param("window_of_a_crowd_s", (LONGER * window).as_secs_f64());
-        run.param(
-            "trickles_clients",
-            "client cores in the lab's process, on the host of TCP's clients",
-        );
-        run.congestion_control(CONGESTION_CONTROL);
-        run.steps(rounds * (2 * counts.len() + ARMS.len() * ALONE.len()));
-        let request = get("file");
-        for &clients in counts {
-            let longer = if clients >= CROWD { LONGER } else { 1 };
-            // Rounds with few clients are half as long, since there are six.
-            let half = if clients >= CROWD { 1 } else { 2 };
-            let (warm_up, window) = (longer * warm_up / half, longer * window / half);
-            let fetches = Fetches { request: &request, clients, warm_up, window };
-            let mut found = Vec::new();
-            for round in 0..rounds {
-                let mut by = |arm| {
-                    let step = format!("{clients} clients of {}, {round}", name(arm));
-                    run.step(&step)?;
-                    let world = link(run)?;
-                    measure(run, &step, (&world, OBJECT), &fetches, arm)
-                };
-                found.push([by(OURS)?, by(None)?]);
-            }
-            draw(run, clients, &found);
+pub(in crate::experiments) fn run(run: &mut Run) -> Result<()> {
+    let counts: &[usize] = run.choose(&CLIENTS, &QUICK);
+    let rounds = run.choose(ROUNDS, 1);
+    let warm_up = Duration::from_secs_f64(run.choose(5.0, 0.5));
+    let window = Duration::from_secs_f64(run.choose(10.0, 1.5));
+    run.param("link", LINK);
+    run.param("object_bytes", OBJECT);
+    run.param("rounds", rounds);
+    run.param("window_s", window.as_secs_f64());
+    run.param("window_of_a_crowd_s", (LONGER * window).as_secs_f64());
+    run.param(
+        "trickles_clients",
+        "client cores in the lab's process, on the host of TCP's clients",
+    );
+    run.congestion_control(CONGESTION_CONTROL);
+    run.steps(rounds * (2 * counts.len() + ARMS.len() * ALONE.len()));
+    let request = get("file");
+    for &clients in counts {
+        let longer = if clients >= CROWD { LONGER } else { 1 };
+        // Rounds with few clients are half as long, since there are six.
+        let half = if clients >= CROWD { 1 } else { 2 };
+        let (warm_up, window) = (longer * warm_up / half, longer * window / half);
+        let fetches = Fetches { request: &request, clients, warm_up, window };
+        let mut found = Vec::new();
+        for round in 0..rounds {
+            let mut by = |arm| {
+                let step = format!("{clients} clients of {}, {round}", name(arm));
+                run.step(&step)?;
+                let world = link(run)?;
+                measure(run, &step, (&world, OBJECT), &fetches, arm)
+            };
+            found.push([by(OURS)?, by(None)?]);
         }
-        let (warm_up, window) = (warm_up / 2, window / 2);
-        let fetches = Fetches { request: &request, clients: 1, warm_up, window };
-        for object in ALONE {
-            let mut found = Vec::new();
-            for round in 0..rounds {
-                let mut by = |arm| {
-                    let step = format!("{object} bytes at 1 Gb/s by {}, {round}", name(arm));
-                    run.step(&step)?;
-                    let world = gigabit(run)?;
-                    measure(run, &step, (&world, object), &fetches, arm)
-                };
-                let [ours, by_udp, theirs] = ARMS.map(&mut by);
-                found.push([ours?, by_udp?, theirs?]);
-            }
-            draw_alone(run, object, &found);
-        }
-        Ok(())
+        draw(run, clients, &found);
     }
+    let (warm_up, window) = (warm_up / 2, window / 2);
+    let fetches = Fetches { request: &request, clients: 1, warm_up, window };
+    for object in ALONE {
+        let mut found = Vec::new();
+        for round in 0..rounds {
+            let mut by = |arm| {
+                let step = format!("{object} bytes at 1 Gb/s by {}, {round}", name(arm));
+                run.step(&step)?;
+                let world = gigabit(run)?;
+                measure(run, &step, (&world, object), &fetches, arm)
+            };
+            let [ours, by_udp, theirs] = ARMS.map(&mut by);
+            found.push([ours?, by_udp?, theirs?]);
+        }
+        draw_alone(run, object, &found);
+    }
+    Ok(())
 }
 
 fn name(arm: Arm) -> &'static str {

@@ -22,13 +22,10 @@ use super::download::{By, Download};
 use super::least::LeastConnections;
 use super::replicas::{Replicas, SERVICE, Service};
 use super::served::{CONGESTION_CONTROL, PORT, get};
-use crate::experiment::{About, Bound, Experiment, Plot, Run, SeriesId};
+use crate::experiment::{About, Bound, Plot, Run, SeriesId};
 use crate::experiments::statistics::mean;
 use crate::load::{Fetched, Fetches, Trickles};
 use crate::topology::{Host, Wan};
-
-/// The experiment.
-pub(in crate::experiments) struct Balance;
 
 /// Concurrent connections of each client.
 const CONNECTIONS: [usize; 6] = [1, 2, 3, 5, 10, 20];
@@ -58,49 +55,45 @@ const ANYCAST: usize = 30_000_000;
 
 const WAYS: [By; 2] = [By::Trickles, By::Tcp];
 
-impl Experiment for Balance {
-    fn about(&self) -> About {
-        About {
-            name: "trickles/balance",
-            title: "Packets dealt among two servers, beside connections",
-            figure: "Trickles, Figure 17",
-            finding: "Round robin by packets divides the servers more fairly among clients than \
-                      least connections do, for most numbers of connections.",
-        }
-    }
+pub(in crate::experiments) const ABOUT: About = About {
+    name: "trickles/balance",
+    title: "Packets dealt among two servers, beside connections",
+    figure: "Trickles, Figure 17",
+    finding: "Round robin by packets divides the servers more fairly among clients than least \
+              connections do, for most numbers of connections.",
+};
 
-    fn run(&self, run: &mut Run) -> Result<()> {
-        let connections: &[usize] = run.choose(&CONNECTIONS, &QUICK);
-        let (rounds, errors) = run.choose(ROUNDS, QUICK_ROUNDS);
-        let window = Duration::from_secs(run.choose(8, 3));
-        run.param("link_of_each_server", format!("{}, {}", LINK.0, LINK.1));
-        run.param("object_bytes", OBJECT);
-        run.param("rounds", rounds);
-        run.param("tcp", "NAT, by least connections");
-        run.congestion_control(CONGESTION_CONTROL);
-        run.steps(connections.len() * WAYS.len() + 1);
-        let cluster = Cluster::build(run, window)?;
-        let plots = ["Fairness to two clients", "Fairness to all connections", "All together"];
-        let mut found = [Vec::new(), Vec::new()];
-        for (by, found) in WAYS.into_iter().zip(&mut found) {
-            let balancer = cluster.balancer(by)?;
-            for &each in connections {
-                run.step(&format!("{}, {each} connections a client", by.name()))?;
-                let seed = run.seed() + each as u64;
-                let many: Vec<_> =
-                    (0..rounds).map(|_| cluster.fetch(by, each, seed)).collect::<Result<_>>()?;
-                draw(run, &plots, by, each, &many);
-                found.push(many);
-            }
-            drop(balancer);
+pub(in crate::experiments) fn run(run: &mut Run) -> Result<()> {
+    let connections: &[usize] = run.choose(&CONNECTIONS, &QUICK);
+    let (rounds, errors) = run.choose(ROUNDS, QUICK_ROUNDS);
+    let window = Duration::from_secs(run.choose(8, 3));
+    run.param("link_of_each_server", format!("{}, {}", LINK.0, LINK.1));
+    run.param("object_bytes", OBJECT);
+    run.param("rounds", rounds);
+    run.param("tcp", "NAT, by least connections");
+    run.congestion_control(CONGESTION_CONTROL);
+    run.steps(connections.len() * WAYS.len() + 1);
+    let cluster = Cluster::build(run, window)?;
+    let plots = ["Fairness to two clients", "Fairness to all connections", "All together"];
+    let mut found = [Vec::new(), Vec::new()];
+    for (by, found) in WAYS.into_iter().zip(&mut found) {
+        let balancer = cluster.balancer(by)?;
+        for &each in connections {
+            run.step(&format!("{}, {each} connections a client", by.name()))?;
+            let seed = run.seed() + each as u64;
+            let many: Vec<_> =
+                (0..rounds).map(|_| cluster.fetch(by, each, seed)).collect::<Result<_>>()?;
+            draw(run, &plots, by, each, &many);
+            found.push(many);
         }
-        let [ours, theirs] = found;
-        for ((each, ours), theirs) in connections.iter().zip(&ours).zip(&theirs) {
-            check(run, *each, errors, ours, theirs);
-        }
-        run.step("anycast")?;
-        cluster.anycast(run)
+        drop(balancer);
     }
+    let [ours, theirs] = found;
+    for ((each, ours), theirs) in connections.iter().zip(&ours).zip(&theirs) {
+        check(run, *each, errors, ours, theirs);
+    }
+    run.step("anycast")?;
+    cluster.anycast(run)
 }
 
 /// Result of a round.

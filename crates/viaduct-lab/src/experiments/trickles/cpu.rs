@@ -19,14 +19,13 @@ use viaduct_proto::trickles::packet::Format;
 
 use super::core::{self, Core};
 use super::served::{CONGESTION_CONTROL, Served, at, get, gigabit};
-use crate::experiment::{About, Bound, Experiment, Plot, Run};
+use crate::experiment::{About, Bound, Plot, Run};
 use crate::experiments::statistics::{mean, with_interval};
 use crate::load::{Fetched, Fetches, Trickles};
 
-/// The experiment.
-pub(in crate::experiments) struct Cpu;
-
 const OBJECT: usize = 500_000;
+/// Connections in the server's cache, where it has one.
+const CACHE: usize = 4_096;
 /// Requests that are answered again.
 const KEPT: usize = 20_000;
 /// Concurrent clients; the figure's checks use the middle value.
@@ -41,61 +40,65 @@ const MAX_DEARER: f64 = 3.5;
 /// Measured server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Contender {
-    Trickles,
+    Trickles {
+        cache: usize,
+    },
     /// Trickles over UDP: the server passes several answers in one system call, and the kernel
     /// segments them into datagrams.
     Udp,
     Tcp,
 }
 
-const ALL: [Contender; 3] = [Contender::Trickles, Contender::Udp, Contender::Tcp];
+const ALL: [Contender; 4] = [
+    Contender::Trickles { cache: 0 },
+    Contender::Trickles { cache: CACHE },
+    Contender::Udp,
+    Contender::Tcp,
+];
 
-impl Experiment for Cpu {
-    fn about(&self) -> About {
-        About {
-            name: "trickles/cpu",
-            title: "Processor time of a server, and what it goes to",
-            figure: "Trickles, Figure 12",
-            finding: "Trickles costs more than TCP, evenly split between cryptography and \
-                simulating \
-                      TCP, and does not limit a server at 1 Gb/s.",
+pub(in crate::experiments) const ABOUT: About = About {
+    name: "trickles/cpu",
+    title: "Processor time of a server, and what it goes to",
+    figure: "Trickles, Figure 12",
+    finding: "Trickles costs more than TCP, evenly split between cryptography and simulating TCP, \
+              and does not limit a server at 1 Gb/s.",
+};
+
+pub(in crate::experiments) fn run(run: &mut Run) -> Result<()> {
+    let counts: &[usize] = run.choose(&CLIENTS, &[CHECKED]);
+    let rounds = run.choose(ROUNDS, 1);
+    run.param("object_bytes", OBJECT);
+    run.param("cache_connections", CACHE);
+    run.param("rounds", rounds);
+    run.param(
+        "trickles_clients",
+        "client cores in the lab's process, on the host of TCP's clients",
+    );
+    run.congestion_control(CONGESTION_CONTROL);
+    run.steps(counts.len() * ALL.len() * rounds);
+    for &clients in counts {
+        let mut found = Vec::new();
+        for round in 0..rounds {
+            let (mut row, mut core) = ([Cost::default(); 4], [Core::default(); 2]);
+            for (contender, cost) in ALL.into_iter().zip(&mut row) {
+                run.step(&format!("{clients} clients, {}, {round}", contender.name()))?;
+                *cost = measure(run, contender, clients, &mut core)?;
+            }
+            draw(run, clients, &row);
+            found.push(row);
+        }
+        if clients == CHECKED {
+            check(run, &found);
         }
     }
-
-    fn run(&self, run: &mut Run) -> Result<()> {
-        let counts: &[usize] = run.choose(&CLIENTS, &[CHECKED]);
-        let rounds = run.choose(ROUNDS, 1);
-        run.param("object_bytes", OBJECT);
-        run.param("rounds", rounds);
-        run.param(
-            "trickles_clients",
-            "client cores in the lab's process, on the host of TCP's clients",
-        );
-        run.congestion_control(CONGESTION_CONTROL);
-        run.steps(counts.len() * ALL.len() * rounds);
-        for &clients in counts {
-            let mut found = Vec::new();
-            for round in 0..rounds {
-                let (mut row, mut core) = ([Cost::default(); 3], Core::default());
-                for (contender, cost) in ALL.into_iter().zip(&mut row) {
-                    run.step(&format!("{clients} clients, {}, {round}", contender.name()))?;
-                    *cost = measure(run, contender, clients, &mut core)?;
-                }
-                draw(run, clients, &row);
-                found.push(row);
-            }
-            if clients == CHECKED {
-                check(run, &found);
-            }
-        }
-        Ok(())
-    }
+    Ok(())
 }
 
 impl Contender {
     fn name(self) -> &'static str {
         match self {
-            Contender::Trickles => "Trickles",
+            Contender::Trickles { cache: 0 } => "Trickles",
+            Contender::Trickles { .. } => "Trickles, with a cache",
             Contender::Udp => "Trickles by UDP",
             Contender::Tcp => "TCP reno",
         }
@@ -104,7 +107,8 @@ impl Contender {
     /// Returns the prefix of the parameters' names.
     fn key(self) -> &'static str {
         match self {
-            Contender::Trickles => "trickles",
+            Contender::Trickles { cache: 0 } => "trickles",
+            Contender::Trickles { .. } => "trickles_cache",
             Contender::Udp => "trickles_udp",
             Contender::Tcp => "tcp",
         }
@@ -122,6 +126,8 @@ struct Cost {
     /// Busy cores, and the throughput of the clients meanwhile.
     cores: f64,
     mbps: f64,
+    /// Share of requests whose connection was cached; NaN without a cache.
+    hits: f64,
 }
 
 impl Cost {
@@ -130,12 +136,13 @@ impl Cost {
     }
 }
 
-/// Measures in a world of its own. The run of Trickles in TCP's format, which is first, also
-/// measures the core.
-fn measure(run: &Run, contender: Contender, clients: usize, core: &mut Core) -> Result<Cost> {
+/// Measures in a world of its own. The run of Trickles without a cache, which is first, also
+/// measures the core without and with a cache.
+fn measure(run: &Run, contender: Contender, clients: usize, core: &mut [Core; 2]) -> Result<Cost> {
     let world = gigabit(run)?;
+    let cache = if let Contender::Trickles { cache } = contender { cache } else { 0 };
     let format = if contender == Contender::Udp { Format::Udp } else { Format::Tcp };
-    let served = Served::by(format, world.b1(), &[])?;
+    let served = Served::by(format, world.b1(), &["--cache", &cache.to_string()])?;
     served.file("file", OBJECT, run.seed())?;
     let (to, request) = (at(world.b1()), get("file"));
     let window = Duration::from_secs_f64(run.choose(8.0, 2.0));
@@ -153,9 +160,9 @@ fn measure(run: &Run, contender: Contender, clients: usize, core: &mut Core) -> 
     let fetched = fetches.by_trickles(&mut clients)?;
     let spent = Spent::of(&served)?.since(&before);
     if first {
-        *core = core::measure(&clients.take_kept(), &served.path("file"), 9)?;
+        *core = core::measure(&clients.take_kept(), &served.path("file"), CACHE, 9)?;
     }
-    Ok(spent.cost(&fetched, *core, took))
+    Ok(spent.cost(&fetched, core[usize::from(cache > 0)], took))
 }
 
 /// Totals of a server so far.
@@ -166,6 +173,9 @@ struct Spent {
     own: f64,
     /// Requests of Trickles answered.
     requests: f64,
+    /// Cache hits and misses among them.
+    hits: f64,
+    misses: f64,
 }
 
 impl Spent {
@@ -181,10 +191,13 @@ impl Spent {
             bail!("the times of a process are expected: {times}")
         };
         let status = served.status()?;
+        let count = |name: &str| status["trickles"][name].as_f64().unwrap_or(0.0);
         Ok(Spent {
             kernel: kernel / 100.0,
             own: own / 100.0,
-            requests: status["trickles"]["answered"].as_f64().unwrap_or(0.0),
+            requests: count("answered"),
+            hits: count("cache_hits"),
+            misses: count("cache_misses"),
         })
     }
 
@@ -193,6 +206,8 @@ impl Spent {
             kernel: self.kernel - before.kernel,
             own: self.own - before.own,
             requests: self.requests - before.requests,
+            hits: self.hits - before.hits,
+            misses: self.misses - before.misses,
         }
     }
 
@@ -206,6 +221,7 @@ impl Spent {
             cryptography: of_the_core(core.cryptography),
             cores: (self.kernel + self.own) / took.as_secs_f64(),
             mbps: fetched.mbps(),
+            hits: self.hits / (self.hits + self.misses),
         }
     }
 }
@@ -243,8 +259,8 @@ fn draw(run: &mut Run, clients: usize, found: &[Cost]) {
 }
 
 /// Checks `found`: one row in the order of [`ALL`] per round.
-fn check(run: &mut Run, found: &[[Cost; 3]]) {
-    let of = |value: &dyn Fn(&[Cost; 3]) -> f64| found.iter().map(value).collect::<Vec<_>>();
+fn check(run: &mut Run, found: &[[Cost; 4]]) {
+    let of = |value: &dyn Fn(&[Cost; 4]) -> f64| found.iter().map(value).collect::<Vec<_>>();
     let core = |cost: &Cost| cost.cryptography + cost.protocol;
     let mut judge = |name: &str, values: Vec<f64>, bound| {
         run.check(name, mean(&values), bound);
@@ -255,13 +271,17 @@ fn check(run: &mut Run, found: &[[Cost; 3]]) {
     // In the paper both parts are equal, with AES in software.
     let part = of(&|[plain, ..]| plain.cryptography / core(plain));
     judge("cryptography, of the core's time", part, Bound::AtMost(0.5));
-    let by_udp = of(&|[_, by_udp, tcp]| by_udp.mbps / tcp.mbps);
+    let hits = of(&|[_, cached, ..]| cached.hits);
+    judge("requests whose connection the cache had", hits, Bound::AtLeast(0.8));
+    let saved = of(&|[plain, cached, ..]| core(cached) / core(plain));
+    judge("the core's time with a cache over that without", saved, Bound::AtMost(1.0));
+    let by_udp = of(&|[_, _, by_udp, tcp]| by_udp.mbps / tcp.mbps);
     judge("throughput over TCP's, by UDP", by_udp, Bound::AtLeast(0.9));
-    let rate = of(&|[plain, _, tcp]| plain.mbps / tcp.mbps);
+    let rate = of(&|[plain, _, _, tcp]| plain.mbps / tcp.mbps);
     judge("throughput over TCP's", rate, Bound::AtLeast(0.9));
     // "Not a server bottleneck even at gigabit speeds": one core suffices.
     let cores = of(&|[plain, ..]| plain.cores);
     judge("cores that the server takes at this rate", cores, Bound::AtMost(1.0));
-    let dearer = of(&|[plain, _, tcp]| plain.all() / tcp.all());
+    let dearer = of(&|[plain, _, _, tcp]| plain.all() / tcp.all());
     judge("processor time for the same bytes, over TCP's", dearer, Bound::AtMost(MAX_DEARER));
 }

@@ -20,11 +20,8 @@ use anyhow::{Context, Result};
 use super::download::{Arrivals, By, Download};
 use super::replicas::{Replicas, Service};
 use super::served::CONGESTION_CONTROL;
-use crate::experiment::{About, Bound, Experiment, Plot, Run};
+use crate::experiment::{About, Bound, Plot, Run};
 use crate::topology::{Journal, Wan};
-
-/// The experiment.
-pub(in crate::experiments) struct Failover;
 
 /// Link rate in bits per second.
 const RATE: f64 = 200e6;
@@ -86,58 +83,50 @@ impl Client {
     }
 }
 
-impl Experiment for Failover {
-    fn about(&self) -> About {
-        About {
-            name: "trickles/failover",
-            title: "A server that dies in mid-transfer",
-            figure: "Trickles, Figure 16",
-            finding: "A flow of Trickles goes on with the server's next process as after the loss \
-                of \
-                      some packets; TCP detects the disconnection, connects anew and ramps up \
-                      again.",
-        }
-    }
+pub(in crate::experiments) const ABOUT: About = About {
+    name: "trickles/failover",
+    title: "A server that dies in mid-transfer",
+    figure: "Trickles, Figure 16",
+    finding: "A flow of Trickles goes on with the server's next process as after the loss of some \
+              packets; TCP detects the disconnection, connects anew and ramps up again.",
+};
 
-    fn run(&self, run: &mut Run) -> Result<()> {
-        let death = run.choose(10.0, 2.0);
-        run.param("link", LINK);
-        run.param("clients", CLIENTS);
-        run.param("death_s", death);
-        run.param("noticed_ms", NOTICED.as_millis() as u64);
-        run.congestion_control(CONGESTION_CONTROL);
-        run.steps(5);
-        for how in [Death::Restart, Death::Takeover] {
-            let mut gaps = Vec::new();
-            for &client in how.clients() {
-                run.step(&format!("{}, {}", how.name(), client.name))?;
-                let one = Transfer { how, client, death, seed: run.seed() };
-                let found = one.run(run.journal())?;
-                draw(run, &one, &found);
-                gaps.push(worst(&found, death));
-                if client.by == By::Trickles {
-                    let name = format!("{}: clients of Trickles that saw an error", how.name());
-                    let errors = found.iter().map(|one| f64::from(one.errors)).sum();
-                    run.check(&name, errors, Bound::AtMost(0.0));
-                }
-                let name = format!("{}, {}: transfers that came whole", how.name(), client.name);
-                let whole = found.iter().filter(|one| one.whole).count();
-                run.check(&name, whole as f64, Bound::AtLeast(CLIENTS as f64));
+pub(in crate::experiments) fn run(run: &mut Run) -> Result<()> {
+    let death = run.choose(10.0, 2.0);
+    run.param("link", LINK);
+    run.param("clients", CLIENTS);
+    run.param("death_s", death);
+    run.param("noticed_ms", NOTICED.as_millis() as u64);
+    run.congestion_control(CONGESTION_CONTROL);
+    run.steps(5);
+    for how in [Death::Restart, Death::Takeover] {
+        let mut gaps = Vec::new();
+        for &client in how.clients() {
+            run.step(&format!("{}, {}", how.name(), client.name))?;
+            let one = Transfer { how, client, death, seed: run.seed() };
+            let found = one.run(run.journal())?;
+            draw(run, &one, &found);
+            gaps.push(worst(&found, death));
+            if client.by == By::Trickles {
+                let name = format!("{}: clients of Trickles that saw an error", how.name());
+                let errors = found.iter().map(|one| f64::from(one.errors)).sum();
+                run.check(&name, errors, Bound::AtMost(0.0));
             }
-            let name = format!("{}: longest time without data, s", how.name());
-            run.check(&name, gaps[0], Bound::AtMost(MAX_GAP));
-            let others = how.clients().iter().zip(&gaps).skip(1);
-            // After a restart, a TCP client that retries at once is at least as fast as a timer, so
-            // only the client that waits is compared.
-            for (client, gap) in
-                others.filter(|(client, _)| how == Death::Takeover || client.waits())
-            {
-                let name = format!("{}: the same, over that of {}", how.name(), client.name);
-                run.check(&name, gaps[0] / gap, Bound::AtMost(SHARE));
-            }
+            let name = format!("{}, {}: transfers that came whole", how.name(), client.name);
+            let whole = found.iter().filter(|one| one.whole).count();
+            run.check(&name, whole as f64, Bound::AtLeast(CLIENTS as f64));
         }
-        Ok(())
+        let name = format!("{}: longest time without data, s", how.name());
+        run.check(&name, gaps[0], Bound::AtMost(MAX_GAP));
+        let others = how.clients().iter().zip(&gaps).skip(1);
+        // After a restart, a TCP client that retries at once is at least as fast as a timer, so
+        // only the client that waits is compared.
+        for (client, gap) in others.filter(|(client, _)| how == Death::Takeover || client.waits()) {
+            let name = format!("{}: the same, over that of {}", how.name(), client.name);
+            run.check(&name, gaps[0] / gap, Bound::AtMost(SHARE));
+        }
     }
+    Ok(())
 }
 
 /// Returns the longest time without data of all clients.

@@ -23,13 +23,10 @@ use viaduct_proto::rng::Rng;
 use super::replicas::{Replicas, SERVICE, Service};
 use super::served::{CONGESTION_CONTROL, PORT, get};
 use crate::emulator::{Direction, Emulator};
-use crate::experiment::{About, Bound, Experiment, Plot, Run};
+use crate::experiment::{About, Bound, Plot, Run};
 use crate::experiments::statistics::{mean, with_interval};
 use crate::load::{Fetched, Fetches, Trickles};
 use crate::topology::{Host, TopologyError, Wan};
-
-/// The experiment.
-pub(in crate::experiments) struct Friendliness;
 
 /// Link with a queue of 100 ms at 100 Mb/s: one product of bandwidth and mean round trip.
 const LINK: &str = "rate=100M,delay=45ms,queue=1250kB";
@@ -58,49 +55,42 @@ const FILE: u64 = 1 << 32;
 /// Maximum deviation of the share from a TCP flow's.
 const APART: f64 = 0.2;
 
-impl Experiment for Friendliness {
-    fn about(&self) -> About {
-        About {
-            name: "trickles/friendliness",
-            title: "One flow's share among TCP's",
-            figure: "Trickles, Figure 13",
-            finding: "In all cases a flow of Trickles gets about what a flow of TCP gets.",
-        }
-    }
+pub(in crate::experiments) const ABOUT: About = About {
+    name: "trickles/friendliness",
+    title: "One flow's share among TCP's",
+    figure: "Trickles, Figure 13",
+    finding: "In all cases a flow of Trickles gets about what a flow of TCP gets.",
+};
 
-    fn run(&self, run: &mut Run) -> Result<()> {
-        let flows: &[usize] = run.choose(&FLOWS, &QUICK);
-        let (rounds, warm_up, window) = run.choose((ROUNDS, 8, 25), (QUICK_ROUNDS, 2, 6));
-        let [warm_up, window] = [warm_up, window].map(Duration::from_secs);
-        run.param("link", LINK);
-        run.param("round_trips_ms", "95 to 105, one for each flow and round");
-        run.param("rounds", rounds);
-        run.param("seconds_each", window.as_secs());
-        run.param(
-            "trickles_client",
-            "client cores in the lab's process, on the host of TCP's client",
-        );
-        run.congestion_control(CONGESTION_CONTROL);
-        run.steps(flows.len() * ARMS.len() * rounds);
-        let wan = Wan::emulated(LINK.parse()?, run.seed());
-        let world = World::build(Replicas::build(1 + MAX_FLOWS, wan, run.journal())?)?;
-        for &background in flows {
-            let mut found = ARMS.map(|_| Vec::new());
-            // Arms alternate, so that other load on the machine affects both.
-            for round in 0..rounds {
-                let seed = run.seed() + round as u64;
-                world.draw_round_trips(seed)?;
-                for (arm, found) in ARMS.into_iter().zip(&mut found) {
-                    run.step(&format!("{} among {background}, {round}", arm.name()))?;
-                    let flow = world.compete(arm, background, (warm_up, window), seed)?;
-                    draw(run, arm, background, &flow);
-                    found.push(flow);
-                }
+pub(in crate::experiments) fn run(run: &mut Run) -> Result<()> {
+    let flows: &[usize] = run.choose(&FLOWS, &QUICK);
+    let (rounds, warm_up, window) = run.choose((ROUNDS, 8, 25), (QUICK_ROUNDS, 2, 6));
+    let [warm_up, window] = [warm_up, window].map(Duration::from_secs);
+    run.param("link", LINK);
+    run.param("round_trips_ms", "95 to 105, one for each flow and round");
+    run.param("rounds", rounds);
+    run.param("seconds_each", window.as_secs());
+    run.param("trickles_client", "client cores in the lab's process, on the host of TCP's client");
+    run.congestion_control(CONGESTION_CONTROL);
+    run.steps(flows.len() * ARMS.len() * rounds);
+    let wan = Wan::emulated(LINK.parse()?, run.seed());
+    let world = World::build(Replicas::build(1 + MAX_FLOWS, wan, run.journal())?)?;
+    for &background in flows {
+        let mut found = ARMS.map(|_| Vec::new());
+        // Arms alternate, so that other load on the machine affects both.
+        for round in 0..rounds {
+            let seed = run.seed() + round as u64;
+            world.draw_round_trips(seed)?;
+            for (arm, found) in ARMS.into_iter().zip(&mut found) {
+                run.step(&format!("{} among {background}, {round}", arm.name()))?;
+                let flow = world.compete(arm, background, (warm_up, window), seed)?;
+                draw(run, arm, background, &flow);
+                found.push(flow);
             }
-            check(run, background, &found);
         }
-        Ok(())
+        check(run, background, &found);
     }
+    Ok(())
 }
 
 /// Result of the foreground flow.

@@ -18,13 +18,10 @@ use viaduct_sys::poll::{Waker, wait};
 use viaduct_sys::process::raise_fd_limit;
 
 use super::served::{CONGESTION_CONTROL, Served, at, get};
-use crate::experiment::{About, Bound, Experiment, Plot, Run};
+use crate::experiment::{About, Bound, Plot, Run};
 use crate::load::{Continuations, Crowd, Fetched, Fetches, Trickles};
 use crate::stop;
 use crate::topology::{Dumbbell, DumbbellSpec, Node, Usage, socket_memory};
-
-/// The experiment.
-pub(in crate::experiments) struct Memory;
 
 /// Connected and silent clients at each reading of the server's memory.
 const CLIENTS: [usize; 4] = [1, 1_000, 10_000, 100_000];
@@ -53,25 +50,20 @@ const DELTA: f64 = 27.0;
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(60);
 const EACH: Duration = Duration::from_millis(2);
 
-impl Experiment for Memory {
-    fn about(&self) -> About {
-        About {
-            name: "trickles/memory",
-            title: "Memory of a server by how many clients are connected",
-            figure: "Trickles, Figure 11",
-            finding: "TCP's memory grows with the number of clients; Trickles uses a constant, \
-                small \
-                      amount.",
-        }
-    }
+pub(in crate::experiments) const ABOUT: About = About {
+    name: "trickles/memory",
+    title: "Memory of a server by how many clients are connected",
+    figure: "Trickles, Figure 11",
+    finding: "TCP's memory grows with the number of clients; Trickles uses a constant, small \
+              amount.",
+};
 
-    fn run(&self, run: &mut Run) -> Result<()> {
-        run.congestion_control(CONGESTION_CONTROL);
-        let counts = run.choose(CLIENTS.len() + CONNECTIONS.len(), QUICK.len() + 2);
-        run.steps(counts + 3);
-        by_trickles(run)?;
-        by_tcp(run)
-    }
+pub(in crate::experiments) fn run(run: &mut Run) -> Result<()> {
+    run.congestion_control(CONGESTION_CONTROL);
+    let counts = run.choose(CLIENTS.len() + CONNECTIONS.len(), QUICK.len() + 2);
+    run.steps(counts + 3);
+    by_trickles(run)?;
+    by_tcp(run)
 }
 
 fn by_trickles(run: &mut Run) -> Result<()> {

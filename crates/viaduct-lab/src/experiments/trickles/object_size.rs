@@ -15,13 +15,10 @@ use viaduct_proto::trickles::stream::{Config, State};
 use viaduct_sys::poll::{Waker, wait};
 
 use super::served::{CONGESTION_CONTROL, Served, at, get};
-use crate::experiment::{About, Bound, Experiment, Plot, Run};
+use crate::experiment::{About, Bound, Plot, Run};
 use crate::experiments::statistics::median;
 use crate::load::{Counted, Trickles};
 use crate::topology::{Dumbbell, DumbbellSpec, Host, Wan};
-
-/// The experiment.
-pub(in crate::experiments) struct ObjectSize;
 
 const LINK: &str = "rate=100M,delay=50ms,queue=2MB";
 const RTT: Duration = Duration::from_millis(100);
@@ -41,59 +38,52 @@ const MIN_AT_ONCE: f64 = 800.0;
 const SLACK: f64 = 0.15;
 const LIMIT: Duration = Duration::from_secs(20);
 
-impl Experiment for ObjectSize {
-    fn about(&self) -> About {
-        About {
-            name: "trickles/object-size",
-            title: "Time for an object by its size, in round trips",
-            figure: "Trickles, Figure 10",
-            finding: "Small objects come much sooner than by TCP: data in the SYN are answered at \
-                      once, and there are fewer control packets.",
-        }
-    }
+pub(in crate::experiments) const ABOUT: About = About {
+    name: "trickles/object-size",
+    title: "Time for an object by its size, in round trips",
+    figure: "Trickles, Figure 10",
+    finding: "Small objects come much sooner than by TCP: data in the SYN are answered at once, \
+              and there are fewer control packets.",
+};
 
-    fn run(&self, run: &mut Run) -> Result<()> {
-        let sizes: &[usize] = run.choose(&SIZES, &QUICK);
-        let rounds = run.choose(ROUNDS, 1);
-        run.param("rtt_ms", RTT.as_millis() as u64);
-        run.param("link", LINK);
-        run.param("rounds", rounds);
-        run.param(
-            "trickles_client",
-            "a client core in the lab's process, on the host of TCP's client",
-        );
-        run.congestion_control(CONGESTION_CONTROL);
-        let link = LINK.parse().context("a link config of this module")?;
-        let spec = DumbbellSpec { wan: Wan::emulated(link, run.seed()), ..DumbbellSpec::default() };
-        let world = Dumbbell::build(&spec, run.journal())?;
-        let served = Served::start(world.b1(), &[])?;
-        let to = at(world.b1());
-        let mut clients = Trickles::open(&world, to, run.seed())?;
-        let plot = Plot::line("Time for an object", ("size", "bytes"), ("time", "round trips"));
-        let plot = plot.log_x().confidence();
-        let series = ["Trickles", "TCP reno"].map(|name| run.series(&plot, name));
-        let mut found = Vec::new();
-        run.steps(sizes.len());
-        for &size in sizes {
-            run.step(&format!("{size} bytes"))?;
-            let content = served.file(&size.to_string(), size, run.seed())?;
-            let (mut ours, mut theirs) = (Vec::new(), Vec::new());
-            for _ in 0..rounds {
-                ours.push(by_trickles(&mut clients, &content)?);
-                theirs.push(by_tcp(world.a1(), to, &content)?);
-            }
-            let trips = |time: &Duration| time.as_secs_f64() / RTT.as_secs_f64();
-            let amplified = ours.iter().map(|one| one.amplified).fold(0.0, f64::max);
-            let ours: Vec<f64> = ours.iter().map(|one| trips(&one.time)).collect();
-            let theirs: Vec<f64> = theirs.iter().map(trips).collect();
-            for (series, values) in series.into_iter().zip([&ours, &theirs]) {
-                values.iter().for_each(|&value| run.point(series, size as f64, value));
-            }
-            found.push((size, median(&ours), median(&theirs), amplified));
+pub(in crate::experiments) fn run(run: &mut Run) -> Result<()> {
+    let sizes: &[usize] = run.choose(&SIZES, &QUICK);
+    let rounds = run.choose(ROUNDS, 1);
+    run.param("rtt_ms", RTT.as_millis() as u64);
+    run.param("link", LINK);
+    run.param("rounds", rounds);
+    run.param("trickles_client", "a client core in the lab's process, on the host of TCP's client");
+    run.congestion_control(CONGESTION_CONTROL);
+    let link = LINK.parse().context("a link config of this module")?;
+    let spec = DumbbellSpec { wan: Wan::emulated(link, run.seed()), ..DumbbellSpec::default() };
+    let world = Dumbbell::build(&spec, run.journal())?;
+    let served = Served::start(world.b1(), &[])?;
+    let to = at(world.b1());
+    let mut clients = Trickles::open(&world, to, run.seed())?;
+    let plot = Plot::line("Time for an object", ("size", "bytes"), ("time", "round trips"));
+    let plot = plot.log_x().confidence();
+    let series = ["Trickles", "TCP reno"].map(|name| run.series(&plot, name));
+    let mut found = Vec::new();
+    run.steps(sizes.len());
+    for &size in sizes {
+        run.step(&format!("{size} bytes"))?;
+        let content = served.file(&size.to_string(), size, run.seed())?;
+        let (mut ours, mut theirs) = (Vec::new(), Vec::new());
+        for _ in 0..rounds {
+            ours.push(by_trickles(&mut clients, &content)?);
+            theirs.push(by_tcp(world.a1(), to, &content)?);
         }
-        check(run, &found);
-        Ok(())
+        let trips = |time: &Duration| time.as_secs_f64() / RTT.as_secs_f64();
+        let amplified = ours.iter().map(|one| one.amplified).fold(0.0, f64::max);
+        let ours: Vec<f64> = ours.iter().map(|one| trips(&one.time)).collect();
+        let theirs: Vec<f64> = theirs.iter().map(trips).collect();
+        for (series, values) in series.into_iter().zip([&ours, &theirs]) {
+            values.iter().for_each(|&value| run.point(series, size as f64, value));
+        }
+        found.push((size, median(&ours), median(&theirs), amplified));
     }
+    check(run, &found);
+    Ok(())
 }
 
 /// Checks `found`: bytes, our round trips, TCP's, and the first answer's bytes relative to the

@@ -21,14 +21,11 @@ use viaduct_sys::poll::{Waker, wait};
 
 use super::replicas::{Replicas, SERVICE, Service};
 use super::served::{CONGESTION_CONTROL, PORT};
-use crate::experiment::{About, Bound, Experiment, Plot, Run};
+use crate::experiment::{About, Bound, Plot, Run};
 use crate::experiments::statistics::{mean, with_interval};
 use crate::load::Trickles;
 use crate::stop;
 use crate::topology::{Journal, Wan};
-
-/// The experiment.
-pub(in crate::experiments) struct Pipelined;
 
 /// Outstanding requests.
 const OUTSTANDING: u64 = 10;
@@ -61,67 +58,60 @@ const WAYS: [(By, &str); 3] = [
     (By::Parallel, "Trickles, parallel requests"),
 ];
 
-impl Experiment for Pipelined {
-    fn about(&self) -> About {
-        About {
-            name: "trickles/pipelined",
-            title: "Ten outstanding requests on one connection",
-            figure: "Trickles, Figure 14",
-            finding: "With 250 kB and 10 ms 86 of TCP's 91 Mb/s; with 20 kB a client that asks in \
-                      parallel is comparable to TCP, one with the sockets interface is not.",
-        }
-    }
+pub(in crate::experiments) const ABOUT: About = About {
+    name: "trickles/pipelined",
+    title: "Ten outstanding requests on one connection",
+    figure: "Trickles, Figure 14",
+    finding: "With 250 kB and 10 ms 86 of TCP's 91 Mb/s; with 20 kB a client that asks in parallel \
+              is comparable to TCP, one with the sockets interface is not.",
+};
 
-    fn run(&self, run: &mut Run) -> Result<()> {
-        let trips: &[u64] = run.choose(&TRIPS, &QUICK);
-        let (warm_up, seconds) = run.choose((2, 4), (1, 3));
-        let rounds = run.choose(ROUNDS, 1);
-        let times = Times(Duration::from_secs(warm_up), Duration::from_secs(seconds));
-        run.param("outstanding", OUTSTANDING);
-        run.param("seconds_each", seconds);
-        run.param("end_announced", "in the first continuation");
-        run.param("rounds", rounds);
-        run.param(
-            "trickles_client",
-            "a client core in the lab's process, on the host of TCP's client",
-        );
-        run.congestion_control(CONGESTION_CONTROL);
-        let mut points = vec![(LARGE, trips[0])];
-        points.extend(trips.iter().map(|trip| (SMALL, *trip)));
-        run.steps(points.len() * WAYS.len() * rounds);
-        for (size, trip) in points {
-            let plot = format!("Objects of {} kB", size / 1000);
-            let plot = Plot::line(&plot, ("round trip", "ms"), ("throughput", "Mb/s")).confidence();
-            let mut found = WAYS.map(|_| Vec::new());
-            for round in 0..rounds {
-                let seed = run.seed() + round as u64;
-                for ((by, name), found) in WAYS.into_iter().zip(&mut found) {
-                    run.step(&format!("{} kB, {trip} ms, {name}, {round}", size / 1000))?;
-                    let world = World::build(size, trip, seed, run.journal())?;
-                    let bits = world.measure(by, times, seed)?;
-                    let series = run.series(&plot, name);
-                    run.point(series, trip as f64, bits / 1e6);
-                    found.push(bits);
-                }
-            }
-            // Ratios to TCP in the same round.
-            let ratios = |n: usize| -> Vec<f64> {
-                found[n].iter().zip(&found[0]).map(|(ours, theirs)| ours / theirs).collect()
-            };
-            let name = |what: &str| format!("{} kB, {trip} ms: {what}, of TCP's", size / 1000);
-            let large = size == LARGE;
-            let least = if large { MIN_LARGE } else { MIN_SMALL };
-            for (n, what) in [(1, "sockets interface"), (2, "parallel requests")] {
-                if large || n == 2 {
-                    run.check(&name(what), mean(&ratios(n)), Bound::AtLeast(least));
-                }
-                if rounds > 1 {
-                    run.param(&format!("{}, 95 %", name(what)), with_interval(&ratios(n)));
-                }
+pub(in crate::experiments) fn run(run: &mut Run) -> Result<()> {
+    let trips: &[u64] = run.choose(&TRIPS, &QUICK);
+    let (warm_up, seconds) = run.choose((2, 4), (1, 3));
+    let rounds = run.choose(ROUNDS, 1);
+    let times = Times(Duration::from_secs(warm_up), Duration::from_secs(seconds));
+    run.param("outstanding", OUTSTANDING);
+    run.param("seconds_each", seconds);
+    run.param("end_announced", "in the first continuation");
+    run.param("rounds", rounds);
+    run.param("trickles_client", "a client core in the lab's process, on the host of TCP's client");
+    run.congestion_control(CONGESTION_CONTROL);
+    let mut points = vec![(LARGE, trips[0])];
+    points.extend(trips.iter().map(|trip| (SMALL, *trip)));
+    run.steps(points.len() * WAYS.len() * rounds);
+    for (size, trip) in points {
+        let plot = format!("Objects of {} kB", size / 1000);
+        let plot = Plot::line(&plot, ("round trip", "ms"), ("throughput", "Mb/s")).confidence();
+        let mut found = WAYS.map(|_| Vec::new());
+        for round in 0..rounds {
+            let seed = run.seed() + round as u64;
+            for ((by, name), found) in WAYS.into_iter().zip(&mut found) {
+                run.step(&format!("{} kB, {trip} ms, {name}, {round}", size / 1000))?;
+                let world = World::build(size, trip, seed, run.journal())?;
+                let bits = world.measure(by, times, seed)?;
+                let series = run.series(&plot, name);
+                run.point(series, trip as f64, bits / 1e6);
+                found.push(bits);
             }
         }
-        Ok(())
+        // Ratios to TCP in the same round.
+        let ratios = |n: usize| -> Vec<f64> {
+            found[n].iter().zip(&found[0]).map(|(ours, theirs)| ours / theirs).collect()
+        };
+        let name = |what: &str| format!("{} kB, {trip} ms: {what}, of TCP's", size / 1000);
+        let large = size == LARGE;
+        let least = if large { MIN_LARGE } else { MIN_SMALL };
+        for (n, what) in [(1, "sockets interface"), (2, "parallel requests")] {
+            if large || n == 2 {
+                run.check(&name(what), mean(&ratios(n)), Bound::AtLeast(least));
+            }
+            if rounds > 1 {
+                run.param(&format!("{}, 95 %", name(what)), with_interval(&ratios(n)));
+            }
+        }
     }
+    Ok(())
 }
 
 /// Warm-up and measured time.

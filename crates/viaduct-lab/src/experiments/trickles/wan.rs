@@ -9,13 +9,10 @@ use anyhow::{Context, Result};
 use super::download::By;
 use super::replicas::{Replicas, SERVICE};
 use super::served::{CONGESTION_CONTROL, PORT, get};
-use crate::experiment::{About, Bound, Experiment, Plot, Run};
+use crate::experiment::{About, Bound, Plot, Run};
 use crate::experiments::statistics::{mean, with_interval};
 use crate::load::{Fetches, Trickles};
 use crate::topology::Wan;
-
-/// The experiment.
-pub(in crate::experiments) struct WideArea;
 
 const FILE: usize = 160_000;
 /// Centers of the bins, in milliseconds.
@@ -34,54 +31,49 @@ const ROUNDS: usize = 6;
 /// Minimum throughput relative to TCP's.
 const MIN_SHARE: f64 = 0.9;
 
-impl Experiment for WideArea {
-    fn about(&self) -> About {
-        About {
-            name: "trickles/wan",
-            title: "160 kB over long paths",
-            figure: "Trickles, Figure 15",
-            finding: "Trickles achieves similar performance to TCP under comparable network \
-                      conditions.",
-        }
-    }
+pub(in crate::experiments) const ABOUT: About = About {
+    name: "trickles/wan",
+    title: "160 kB over long paths",
+    figure: "Trickles, Figure 15",
+    finding: "Trickles achieves similar performance to TCP under comparable network conditions.",
+};
 
-    fn run(&self, run: &mut Run) -> Result<()> {
-        let trips: &[u64] = run.choose(&TRIPS, &QUICK);
-        let losses: &[f64] = run.choose(&LOSSES, &QUICK_LOSSES);
-        run.param("file_bytes", FILE);
-        let rounds = run.choose(ROUNDS, 1);
-        run.param("clients", CLIENTS);
-        run.param("rounds", rounds);
-        run.param(
-            "trickles_clients",
-            "client cores in the lab's process, on the host of TCP's clients",
-        );
-        run.congestion_control(CONGESTION_CONTROL);
-        run.steps(trips.len() * losses.len() * rounds);
-        for &loss in losses {
-            let plot = format!("Throughput at {loss} % loss");
-            let plot = Plot::line(&plot, ("round trip", "ms"), ("throughput", "Mb/s"));
-            let plot = plot.confidence();
-            for &trip in trips {
-                let mut ratios = Vec::new();
-                for round in 0..rounds {
-                    run.step(&format!("{trip} ms, {loss} %, {round}"))?;
-                    let [ours, theirs] = measure(run, trip, loss, run.seed() + round as u64)?;
-                    for (by, bits) in [(By::Trickles, ours), (By::Tcp, theirs)] {
-                        let series = run.series(&plot, by.name());
-                        run.point(series, trip as f64, bits / 1e6);
-                    }
-                    ratios.push(ours / theirs);
+pub(in crate::experiments) fn run(run: &mut Run) -> Result<()> {
+    let trips: &[u64] = run.choose(&TRIPS, &QUICK);
+    let losses: &[f64] = run.choose(&LOSSES, &QUICK_LOSSES);
+    run.param("file_bytes", FILE);
+    let rounds = run.choose(ROUNDS, 1);
+    run.param("clients", CLIENTS);
+    run.param("rounds", rounds);
+    run.param(
+        "trickles_clients",
+        "client cores in the lab's process, on the host of TCP's clients",
+    );
+    run.congestion_control(CONGESTION_CONTROL);
+    run.steps(trips.len() * losses.len() * rounds);
+    for &loss in losses {
+        let plot = format!("Throughput at {loss} % loss");
+        let plot = Plot::line(&plot, ("round trip", "ms"), ("throughput", "Mb/s"));
+        let plot = plot.confidence();
+        for &trip in trips {
+            let mut ratios = Vec::new();
+            for round in 0..rounds {
+                run.step(&format!("{trip} ms, {loss} %, {round}"))?;
+                let [ours, theirs] = measure(run, trip, loss, run.seed() + round as u64)?;
+                for (by, bits) in [(By::Trickles, ours), (By::Tcp, theirs)] {
+                    let series = run.series(&plot, by.name());
+                    run.point(series, trip as f64, bits / 1e6);
                 }
-                let name = format!("{trip} ms, {loss} % loss: throughput, of TCP's");
-                run.check(&name, mean(&ratios), Bound::AtLeast(MIN_SHARE));
-                if rounds > 1 {
-                    run.param(&format!("{name}, 95 %"), with_interval(&ratios));
-                }
+                ratios.push(ours / theirs);
+            }
+            let name = format!("{trip} ms, {loss} % loss: throughput, of TCP's");
+            run.check(&name, mean(&ratios), Bound::AtLeast(MIN_SHARE));
+            if rounds > 1 {
+                run.param(&format!("{name}, 95 %"), with_interval(&ratios));
             }
         }
-        Ok(())
     }
+    Ok(())
 }
 
 /// Measures the bits per second of a fetch, by Trickles and by TCP.

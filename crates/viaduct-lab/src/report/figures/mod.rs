@@ -110,6 +110,6 @@ impl Figures {
 
 /// True if a result is one of a full and complete run of a known experiment.
 fn counts(outcome: &Outcome) -> bool {
-    let known = experiments::ALL.iter().any(|known| known.about().name == outcome.experiment);
+    let known = experiments::ALL.iter().any(|known| known.about.name == outcome.experiment);
     known && outcome.ended == Ended::Complete && !outcome.quick
 }

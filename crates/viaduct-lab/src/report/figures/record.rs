@@ -88,7 +88,7 @@ fn insert(rows: &mut Vec<Row>, outcome: &Outcome, check: &Check) {
 
 /// Returns the paper and figure of an experiment.
 fn paper_of(experiment: &str) -> String {
-    let mut abouts = experiments::ALL.iter().map(|known| known.about());
+    let mut abouts = experiments::ALL.iter().map(|known| known.about);
     let about = abouts.find(|about| about.name == experiment);
     about.map_or_else(String::new, |about| about.figure.to_owned())
 }

@@ -32,7 +32,7 @@ fn the_committed_sheet_is_the_one_of_the_committed_rows() {
 fn every_experiment_has_a_row_and_every_row_is_explained() {
     let systems = committed();
     for known in experiments::ALL {
-        let name = known.about().name;
+        let name = known.about.name;
         let mut rows = systems.iter().flat_map(|system| &system.rows);
         assert!(rows.any(|row| row.experiment == name), "{name} has no row");
     }
@@ -40,7 +40,7 @@ fn every_experiment_has_a_row_and_every_row_is_explained() {
         let page = format!("docs/measurements/{}.md", system.name);
         let text = fs::read_to_string(repository(&page)).unwrap();
         for row in &system.rows {
-            let known = experiments::ALL.iter().any(|e| e.about().name == row.experiment);
+            let known = experiments::ALL.iter().any(|e| e.about.name == row.experiment);
             let other = !row.command().starts_with("viaduct lab run ");
             assert!(known || other, "{}: no such experiment", row.name());
             let heading = format!("## {}", row.experiment);

@@ -17,11 +17,8 @@ mod server;
 use anyhow::Result;
 
 use super::undisturbed::undisturbed;
-use crate::experiment::{About, Bound, Experiment, Plot, Run};
+use crate::experiment::{About, Bound, Plot, Run};
 use row::Row;
-
-/// The experiment.
-pub(in crate::experiments) struct Matrix;
 
 /// Rows and their included files.
 macro_rules! files {
@@ -39,32 +36,27 @@ const QUICK: [&str; 3] = ["curl", "python_asyncio", "python_multiprocessing"];
 /// Interposers; `MATRIX_VIA` selects a single one for debugging.
 const VIAS: [&str; 3] = ["cgroup", "seccomp", "preload"];
 
-impl Experiment for Matrix {
-    fn about(&self) -> About {
-        About {
-            name: "tesla/matrix",
-            title: "Real programs under `viaduct run`, beside themselves run directly",
-            figure: "TESLA, sections 3 and 5: unmodified programs",
-            finding: "Unmodified programs run under the handlers, ftp, ssh and browsers among \
-                them.",
-        }
-    }
+pub(in crate::experiments) const ABOUT: About = About {
+    name: "tesla/matrix",
+    title: "Real programs under `viaduct run`, beside themselves run directly",
+    figure: "TESLA, sections 3 and 5: unmodified programs",
+    finding: "Unmodified programs run under the handlers, ftp, ssh and browsers among them.",
+};
 
-    fn run(&self, run: &mut Run) -> Result<()> {
-        let _undisturbed = undisturbed(run);
-        let only = std::env::var("MATRIX_VIA").ok();
-        let vias: Vec<_> =
-            VIAS.into_iter().filter(|via| only.as_deref().is_none_or(|o| o == *via)).collect();
-        let all: Vec<_> = FILES.iter().filter_map(|(file, _)| file.strip_suffix(".sh")).collect();
-        let rows = run.choose(&all[..], &QUICK[..]);
-        run.param("interposers", vias.clone());
-        run.steps(rows.len());
-        for (x, name) in rows.iter().enumerate() {
-            run.step(name)?;
-            compare(run, (x, name), &vias)?;
-        }
-        Ok(())
+pub(in crate::experiments) fn run(run: &mut Run) -> Result<()> {
+    let _undisturbed = undisturbed(run);
+    let only = std::env::var("MATRIX_VIA").ok();
+    let vias: Vec<_> =
+        VIAS.into_iter().filter(|via| only.as_deref().is_none_or(|o| o == *via)).collect();
+    let all: Vec<_> = FILES.iter().filter_map(|(file, _)| file.strip_suffix(".sh")).collect();
+    let rows = run.choose(&all[..], &QUICK[..]);
+    run.param("interposers", vias.clone());
+    run.steps(rows.len());
+    for (x, name) in rows.iter().enumerate() {
+        run.step(name)?;
+        compare(run, (x, name), &vias)?;
     }
+    Ok(())
 }
 
 /// Runs a row in all configurations.

@@ -30,40 +30,33 @@ use anyhow::Result;
 
 use super::replicas::{Replicas, Service};
 use super::served::CONGESTION_CONTROL;
-use crate::experiment::{About, Experiment, Run};
+use crate::experiment::{About, Run};
 use crate::topology::Wan;
-
-/// The experiment.
-pub(in crate::experiments) struct Attacks;
 
 /// Delay after which the status of a server includes all earlier events.
 const SETTLED: Duration = Duration::from_millis(500);
 
-impl Experiment for Attacks {
-    fn about(&self) -> About {
-        About {
-            name: "trickles/attacks",
-            title: "Attacks on a server that keeps nothing",
-            figure: "Trickles, sections 2.2 and 2.3",
-            finding: "Continuations cannot be altered or used twice, losses cannot be hidden, and \
-                      what comes from an unknown address brings no more bytes than it has.",
-        }
-    }
+pub(in crate::experiments) const ABOUT: About = About {
+    name: "trickles/attacks",
+    title: "Attacks on a server that keeps nothing",
+    figure: "Trickles, sections 2.2 and 2.3",
+    finding: "Continuations cannot be altered or used twice, losses cannot be hidden, and what \
+              comes from an unknown address brings no more bytes than it has.",
+};
 
-    fn run(&self, run: &mut Run) -> Result<()> {
-        run.congestion_control(CONGESTION_CONTROL);
-        run.steps(3);
-        run.step("forgeries, replays and thefts")?;
-        let link = "rate=100M,delay=5ms,queue=1MB".parse()?;
-        let world = Replicas::build(2, Wan::emulated(link, run.seed()), run.journal())?;
-        let server = world.serve(0, &[])?;
-        forgeries::run(run, &world, &server)?;
-        run.step("SYNs in another's name")?;
-        reflection::run(run, &world, &server)?;
-        drop((server, world));
-        run.step("liars beside honest clients")?;
-        liars::run(run)
-    }
+pub(in crate::experiments) fn run(run: &mut Run) -> Result<()> {
+    run.congestion_control(CONGESTION_CONTROL);
+    run.steps(3);
+    run.step("forgeries, replays and thefts")?;
+    let link = "rate=100M,delay=5ms,queue=1MB".parse()?;
+    let world = Replicas::build(2, Wan::emulated(link, run.seed()), run.journal())?;
+    let server = world.serve(0, &[])?;
+    forgeries::run(run, &world, &server)?;
+    run.step("SYNs in another's name")?;
+    reflection::run(run, &world, &server)?;
+    drop((server, world));
+    run.step("liars beside honest clients")?;
+    liars::run(run)
 }
 
 /// Selected counters of the server.

@@ -29,12 +29,9 @@ use viaduct_sys::process::Process;
 use viaduct_sys::socket::mmsg::Outbox;
 
 use crate::binary::binary;
-use crate::experiment::{About, Bound, Experiment, Plot, Run};
+use crate::experiment::{About, Bound, Plot, Run};
 use crate::stop;
 use crate::topology::{Pair, Scratch, Usage};
-
-/// The experiment.
-pub(in crate::experiments) struct Garbage;
 
 /// Rate of the return path.
 const RATE: &str = "100mbit";
@@ -50,61 +47,57 @@ const START_TIMEOUT: Duration = Duration::from_secs(10);
 /// Maximum growth of the server's own memory in MB: pages of code that it has not run before.
 const GROWTH_MB: f64 = 1.0;
 
-impl Experiment for Garbage {
-    fn about(&self) -> About {
-        About {
-            name: "trickles/garbage",
-            title: "Garbage at the port of a server of Trickles, as fast as it can be sent",
-            figure: "Trickles, section 2.2 (attacks on the server)",
-            finding: "A server that keeps nothing has nothing that a flood could fill; what is \
-                      left to take are its processor and its queues.",
-        }
+pub(in crate::experiments) const ABOUT: About = About {
+    name: "trickles/garbage",
+    title: "Garbage at the port of a server of Trickles, as fast as it can be sent",
+    figure: "Trickles, section 2.2 (attacks on the server)",
+    finding: "A server that keeps nothing has nothing that a flood could fill; what is left to \
+              take are its processor and its queues.",
+};
+
+pub(in crate::experiments) fn run(run: &mut Run) -> Result<()> {
+    let time = Duration::from_secs(run.choose(10, 3));
+    run.param("flood_s", time.as_secs());
+    run.param("clients", CLIENTS);
+    run.param("way_back", RATE);
+    run.steps(3);
+    let world = World::new(run)?;
+    let packets = packets::of_all_forms(world.to_v4()?, SECRET, FORMS, run.seed())?;
+    run.step("before")?;
+    let before = world.transfer(time)?;
+    let (at_rest, counted) = (world.resident(), world.counted()?);
+    run.step("during")?;
+    let flood = Flood::start(&world, packets, 2 * time)?;
+    let most = world.watch(time);
+    let during = world.transfer(time)?;
+    let (rate, most) = (flood.rate(), most.join().unwrap_or(f64::NAN));
+    drop(flood);
+    let refused = (world.counted()? - counted) / time.as_secs_f64();
+    run.step("after")?;
+    let after = world.transfer(time)?;
+
+    let plot = Plot::histogram("Goodput of the clients", ("when", ""), ("goodput", "Mb/s"));
+    let series = run.series(&plot, "all clients");
+    for (n, (when, value)) in
+        [("before", before), ("during", during), ("after", after)].into_iter().enumerate()
+    {
+        run.labelled_point(series, n as f64, value, when);
     }
+    let plot = Plot::histogram("The flood", ("what", ""), ("packets a second", ""));
+    let series = run.series(&plot, "packets a second");
+    run.labelled_point(series, 0.0, rate, "sent");
+    run.labelled_point(series, 1.0, refused, "read by the server, and refused");
+    let plot = Plot::histogram("The server's memory", ("when", ""), ("resident", "MB"));
+    let series = run.series(&plot, "resident");
+    run.labelled_point(series, 0.0, at_rest, "before");
+    run.labelled_point(series, 1.0, most, "at most");
 
-    fn run(&self, run: &mut Run) -> Result<()> {
-        let time = Duration::from_secs(run.choose(10, 3));
-        run.param("flood_s", time.as_secs());
-        run.param("clients", CLIENTS);
-        run.param("way_back", RATE);
-        run.steps(3);
-        let world = World::new(run)?;
-        let packets = packets::of_all_forms(world.to_v4()?, SECRET, FORMS, run.seed())?;
-        run.step("before")?;
-        let before = world.transfer(time)?;
-        let (at_rest, counted) = (world.resident(), world.counted()?);
-        run.step("during")?;
-        let flood = Flood::start(&world, packets, 2 * time)?;
-        let most = world.watch(time);
-        let during = world.transfer(time)?;
-        let (rate, most) = (flood.rate(), most.join().unwrap_or(f64::NAN));
-        drop(flood);
-        let refused = (world.counted()? - counted) / time.as_secs_f64();
-        run.step("after")?;
-        let after = world.transfer(time)?;
-
-        let plot = Plot::histogram("Goodput of the clients", ("when", ""), ("goodput", "Mb/s"));
-        let series = run.series(&plot, "all clients");
-        for (n, (when, value)) in
-            [("before", before), ("during", during), ("after", after)].into_iter().enumerate()
-        {
-            run.labelled_point(series, n as f64, value, when);
-        }
-        let plot = Plot::histogram("The flood", ("what", ""), ("packets a second", ""));
-        let series = run.series(&plot, "packets a second");
-        run.labelled_point(series, 0.0, rate, "sent");
-        run.labelled_point(series, 1.0, refused, "read by the server, and refused");
-        let plot = Plot::histogram("The server's memory", ("when", ""), ("resident", "MB"));
-        let series = run.series(&plot, "resident");
-        run.labelled_point(series, 0.0, at_rest, "before");
-        run.labelled_point(series, 1.0, most, "at most");
-
-        run.check("packets of the flood a second", rate, Bound::AtLeast(20_000.0));
-        run.check("packets that the server refused a second", refused, Bound::AtLeast(5_000.0));
-        run.check("memory grown, MB", most - at_rest, Bound::AtMost(GROWTH_MB));
-        run.check("goodput during the flood, of that before", during / before, Bound::AtLeast(0.5));
-        run.check("goodput after the flood, of that before", after / before, Bound::AtLeast(0.9));
-        Ok(())
-    }
+    run.check("packets of the flood a second", rate, Bound::AtLeast(20_000.0));
+    run.check("packets that the server refused a second", refused, Bound::AtLeast(5_000.0));
+    run.check("memory grown, MB", most - at_rest, Bound::AtMost(GROWTH_MB));
+    run.check("goodput during the flood, of that before", during / before, Bound::AtLeast(0.5));
+    run.check("goodput after the flood, of that before", after / before, Bound::AtLeast(0.9));
+    Ok(())
 }
 
 /// Two machines, with a server on one.
