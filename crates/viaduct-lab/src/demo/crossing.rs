@@ -11,7 +11,7 @@ use super::findings::{Counters, Figure, Findings, Phase, Program, Setup};
 use super::programs::Size;
 use super::settings::{DemoArgs, rounded};
 use crate::emulator::Direction;
-use crate::experiment::{About, Bound, Experiment, Run};
+use crate::experiment::{About, Experiment, Run};
 use crate::gateways::Gateways;
 use crate::topology::programs::WebServer;
 use crate::world::World;
@@ -96,13 +96,12 @@ impl Crossing {
         let findings = self.findings();
         let factor = |program| findings.factor(program).unwrap_or(f64::NAN);
         if self.args.is_standard() {
-            let name = "cubic with Viaduct over plain cubic";
-            run.check(name, factor(Program::Cubic), Bound::AtLeast(20.0));
+            run.at_least("cubic with Viaduct over plain cubic", factor(Program::Cubic), 20.0);
             if !self.args.quick {
                 let name = "time of the plain download over that with Viaduct";
-                run.check(name, factor(Program::Download), Bound::AtLeast(2.0));
+                run.at_least(name, factor(Program::Download), 2.0);
                 let name = "p99 delay of plain messages over that with Viaduct";
-                run.check(name, factor(Program::Messages), Bound::AtLeast(1.5));
+                run.at_least(name, factor(Program::Messages), 1.5);
             }
         }
     }

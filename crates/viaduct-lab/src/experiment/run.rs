@@ -120,4 +120,19 @@ impl Run {
             None => self.checks.push(Check::new(name, value, bound)),
         }
     }
+
+    /// Records the condition that `value` is at least `least`; see [`Run::check`].
+    pub fn at_least(&mut self, name: &str, value: f64, least: f64) {
+        self.check(name, value, Bound::AtLeast(least));
+    }
+
+    /// Records the condition that `value` is at most `most`.
+    pub fn at_most(&mut self, name: &str, value: f64, most: f64) {
+        self.check(name, value, Bound::AtMost(most));
+    }
+
+    /// Records the condition that `value` lies between the two, both included.
+    pub fn within(&mut self, name: &str, value: f64, least: f64, most: f64) {
+        self.check(name, value, Bound::Within(least, most));
+    }
 }

@@ -63,8 +63,7 @@ fn check_rate(run: &mut Run, rate: f64) -> Result<()> {
     let plot = Plot::line("Rate measured over rate set", ("rate", "Mb/s"), ("ratio", "")).log_x();
     let series = run.series(&plot, "UDP, a quarter above the rate");
     run.point(series, rate, measured / rate);
-    let name = format!("rate {rate} Mb/s: error, %");
-    run.check(&name, 100.0 * (measured / rate - 1.0).abs(), Bound::AtMost(1.0));
+    run.at_most(&format!("rate {rate} Mb/s: error, %"), 100.0 * (measured / rate - 1.0).abs(), 1.0);
     Ok(())
 }
 
@@ -95,13 +94,8 @@ fn check_delay(run: &mut Run, spin: bool) -> Result<()> {
     }
     let realtime = world.emulator().map(|e| e.stats()).transpose()?.is_some_and(|s| s.realtime);
     run.param(&format!("{how}_is_realtime"), realtime);
-    let name = format!("added delay, {how}: p99, ms");
-    run.check(&name, quantile(&added, 0.99), Bound::AtMost(most));
-    run.check(
-        &format!("added delay, {how}: least, ms"),
-        quantile(&added, 0.0),
-        Bound::AtLeast(-0.05),
-    );
+    run.at_most(&format!("added delay, {how}: p99, ms"), quantile(&added, 0.99), most);
+    run.at_least(&format!("added delay, {how}: least, ms"), quantile(&added, 0.0), -0.05);
     Ok(())
 }
 
@@ -154,7 +148,7 @@ fn check_trace(run: &mut Run) -> Result<()> {
     let lost = lost.flat_map(|(n, &run)| std::iter::repeat_n(n % 2 == 1, run as usize));
     let fates = Fates::of(sent, &arrived);
     let wrong = fates.lost.iter().zip(lost.cycle()).filter(|(is, should)| **is != *should).count();
-    run.check("loss, a trace: packets with another fate", wrong as f64, Bound::AtMost(0.0));
+    run.at_most("loss, a trace: packets with another fate", wrong as f64, 0.0);
     Ok(())
 }
 
@@ -198,8 +192,8 @@ fn check_change(run: &mut Run) -> Result<()> {
         |part: &[Arrival]| quantile(&part.iter().map(|a| a.delay * 1e3).collect::<Vec<_>>(), 0.5);
     let quarter = arrived.len() / 4;
     let rise = delays(&arrived[3 * quarter..]) - delays(&arrived[..quarter]);
-    run.check("delay raised by 20 ms: risen by, ms", rise, Bound::Within(19.8, 20.2));
+    run.within("delay raised by 20 ms: risen by, ms", rise, 19.8, 20.2);
     let share = arrived.iter().filter(strayed).count() as f64 / arrived.len() as f64;
-    run.check("packets with neither delay, %", 100.0 * share, Bound::AtMost(1.0));
+    run.at_most("packets with neither delay, %", 100.0 * share, 1.0);
     Ok(())
 }

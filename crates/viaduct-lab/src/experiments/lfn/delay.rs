@@ -80,7 +80,7 @@ fn beside_squid(run: &mut Run, found: &[(&Browsing, Browsed)]) {
         {
             let setup = load.setup.name();
             let name = format!("{rtt} ms, Squid over {setup}: median small document, over Squid's");
-            run.check(&name, browsed.small(0.5) / best, Bound::AtMost(MAX_OF_SQUID));
+            run.at_most(&name, browsed.small(0.5) / best, MAX_OF_SQUID);
         }
     }
 }

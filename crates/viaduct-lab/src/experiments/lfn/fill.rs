@@ -9,7 +9,7 @@ use anyhow::{Context, Result};
 
 use super::link;
 use crate::example_tunnel::{Links, Tunnel};
-use crate::experiment::{About, Bound, Plot, Run};
+use crate::experiment::{About, Plot, Run};
 use crate::experiments::statistics::quantile;
 use crate::gateways::GatewaySpec;
 use crate::topology::programs::sessions::{SessionServer, echo, fill};
@@ -187,12 +187,11 @@ impl Found {
     fn check(&self, run: &mut Run, path: &Path, name: &str) {
         if !path.is_lossy() {
             let check = format!("{}, {name}: share of the link's payload", path.name);
-            return run.check(&check, self.share(path), Bound::AtLeast(0.95));
+            return run.at_least(&check, self.share(path), 0.95);
         }
         let [median, p99] = self.echo(path);
-        let check = format!("{}, {name}: echo beside bulk, median, RTT", path.name);
-        run.check(&check, median, Bound::AtMost(1.1));
+        run.at_most(&format!("{}, {name}: echo beside bulk, median, RTT", path.name), median, 1.1);
         let check = format!("{}, {name}: echo beside bulk, 99th percentile, RTT", path.name);
-        run.check(&check, p99, Bound::AtMost(2.0));
+        run.at_most(&check, p99, 2.0);
     }
 }

@@ -8,7 +8,7 @@ use anyhow::Result;
 use super::browsing::{Browsed, Browsing, Setup, Windows};
 use super::stalled_link;
 use crate::example_tunnel::Links;
-use crate::experiment::{About, Bound, Plot, Run};
+use crate::experiment::{About, Plot, Run};
 use crate::topology::programs::Connections;
 
 const RTT: u32 = 300;
@@ -105,7 +105,7 @@ fn checks(run: &mut Run, found: &[(Setup, Browsed)]) {
             let most = if squid.keeps_connections() { 1.02 } else { 0.75 };
             let name =
                 format!("{}: median of small documents over {}'s", setup.name(), squid.name());
-            run.check(&name, browsed.small(0.5) / other.small(0.5), Bound::AtMost(most));
+            run.at_most(&name, browsed.small(0.5) / other.small(0.5), most);
         }
         // A warm link skips slow start, an advantage over any Squid configuration. With more
         // links than the load keeps busy, each is idle for so long that its window is reset:
@@ -114,13 +114,13 @@ fn checks(run: &mut Run, found: &[(Setup, Browsed)]) {
         let name =
             format!("{}: median of documents from 20 KB on over the best Squid's", setup.name());
         let most = if setup.links().count <= WARM { 0.8 } else { 1.02 };
-        run.check(&name, large(browsed) / best, Bound::AtMost(most));
+        run.at_most(&name, large(browsed) / best, most);
         let slowest = |browsed: &Browsed| browsed.quantile(0.99, |_| true);
         let best = squids.iter().map(|(_, squid)| slowest(squid)).fold(f64::INFINITY, f64::min);
         let name = format!("{}: slowest 1 % of all documents over the best Squid's", setup.name());
-        run.check(&name, slowest(browsed) / best, Bound::AtMost(1.0));
+        run.at_most(&name, slowest(browsed) / best, 1.0);
         let name = format!("{}: documents that never arrived", setup.name());
-        run.check(&name, browsed.never() as f64, Bound::AtMost(0.0));
+        run.at_most(&name, browsed.never() as f64, 0.0);
     }
 }
 
@@ -135,8 +135,8 @@ fn checks_beside(run: &mut Run, found: &[(Setup, Browsed)]) {
     for (setup, browsed) in tunnels {
         let name =
             format!("a flow beside, {}: median of small documents over Squid's", setup.name());
-        run.check(&name, browsed.small(0.5) / best, Bound::AtMost(0.75));
+        run.at_most(&name, browsed.small(0.5) / best, 0.75);
         let name = format!("a flow beside, {}: documents that never arrived", setup.name());
-        run.check(&name, browsed.never() as f64, Bound::AtMost(0.0));
+        run.at_most(&name, browsed.never() as f64, 0.0);
     }
 }

@@ -15,7 +15,7 @@ use anyhow::{Context, Result};
 
 use super::small_site::SmallSites;
 use crate::example_tunnel::Links;
-use crate::experiment::{Bound, Plot, Run};
+use crate::experiment::{Plot, Run};
 use crate::experiments::statistics::quantile;
 use crate::topology::programs::sessions::{Idle, fetch, fill};
 use crate::topology::{Host, Journal, TopologyError};
@@ -57,9 +57,9 @@ pub(super) fn measure(run: &mut Run) -> Result<()> {
         run.labelled_point(series, 1.0, medians.beside_stopped, "a reader that has stopped");
         run.labelled_point(series, 2.0, medians.beside_large, "a large session");
         let check = format!("{name}: small sessions beside a reader that has stopped, over alone");
-        run.check(&check, medians.beside_stopped / alone, Bound::AtMost(1.2));
+        run.at_most(&check, medians.beside_stopped / alone, 1.2);
         let check = format!("{name}: 20 small sessions beside a large one, over alone");
-        run.check(&check, medians.beside_large / alone, Bound::AtMost(1.5));
+        run.at_most(&check, medians.beside_large / alone, 1.5);
     }
     Ok(())
 }

@@ -12,7 +12,7 @@ use anyhow::{Context, Result, bail};
 
 use super::small_site::SmallSites;
 use crate::example_tunnel::Links;
-use crate::experiment::{Bound, Plot, Run};
+use crate::experiment::{Plot, Run};
 use crate::topology::programs::sessions::echo;
 use crate::topology::{Host, Journal, Node};
 
@@ -45,9 +45,9 @@ pub(super) fn measure(run: &mut Run) -> Result<()> {
         run.point(series, *count as f64, *waited as f64);
     }
     let all = SESSIONS as f64;
-    run.check("1 link falls silent: sessions that wait", waited[0] as f64, Bound::AtLeast(all));
+    run.at_least("1 link falls silent: sessions that wait", waited[0] as f64, all);
     let name = "1 link of 3 falls silent: sessions that wait (those on it, 2)";
-    run.check(name, waited[1] as f64, Bound::Within(1.0, all / 3.0));
+    run.within(name, waited[1] as f64, 1.0, all / 3.0);
     Ok(())
 }
 

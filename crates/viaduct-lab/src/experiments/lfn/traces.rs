@@ -7,7 +7,7 @@ use anyhow::{Context, Result};
 
 use super::link;
 use super::stalls::{Stack, Trace, Transfer, Worlds, thinned};
-use crate::experiment::{About, Bound, Plot, Run};
+use crate::experiment::{About, Plot, Run};
 
 /// Path and its losses.
 struct Scene {
@@ -155,18 +155,17 @@ fn checks(run: &mut Run, found: &[Played]) {
     let silence = |name, stack: usize| of(name).map_or(f64::NAN, |t| t[stack].longest_silence());
     let [one, clustered, overshoot] =
         ["600 ms, one loss", "600 ms, clustered losses", "600 ms, overshoot"];
-    let check = format!("{one}: stall of 1999, s (no time-out)");
-    run.check(&check, stall(one, 0), Bound::AtMost(TIME_OUT));
+    run.at_most(&format!("{one}: stall of 1999, s (no time-out)"), stall(one, 0), TIME_OUT);
     for (name, least) in [(clustered, 3.0), (overshoot, 6.0)] {
         let check = format!("{name}: stall of 1999, s (a time-out is {TIME_OUT})");
-        run.check(&check, stall(name, 0), Bound::AtLeast(least));
+        run.at_least(&check, stall(name, 0), least);
         let check = format!("{name}: stall of 1999 over today's (cubic)");
-        run.check(&check, stall(name, 0) / stall(name, 1), Bound::AtLeast(2.0));
+        run.at_least(&check, stall(name, 0) / stall(name, 1), 2.0);
     }
     if let (Some(short), Some(long)) = (of("40 ms"), of("300 ms")) {
         let name = "1999: Mb/s at 300 ms over those at 40 ms";
-        run.check(name, long[0].rate() / short[0].rate(), Bound::AtMost(0.5));
+        run.at_most(name, long[0].rate() / short[0].rate(), 0.5);
     }
     let check = format!("{one}: also today the reader has nothing new for, RTT");
-    run.check(&check, silence(one, 1) / 0.6, Bound::AtLeast(1.0));
+    run.at_least(&check, silence(one, 1) / 0.6, 1.0);
 }

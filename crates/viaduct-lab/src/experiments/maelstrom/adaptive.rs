@@ -146,18 +146,18 @@ fn judge(run: &mut Run, congestion: &str, cases: &[&Case], flows: &[Flow]) {
         draw(run, congestion, ("99 of 100 recoveries within", "ms"), "with gateways", at, p99);
         let name = |what: &str| format!("{congestion}, {}: {what}", case.name);
         if congestion == "bbr" {
-            run.check(&name("with over plain"), flow.with / flow.plain, Bound::AtLeast(BBR));
+            run.at_least(&name("with over plain"), flow.with / flow.plain, BBR);
             continue;
         }
         if x == 0 {
-            run.check(&name("with over plain"), flow.with / flow.plain, Bound::AtLeast(CLEAN));
+            run.at_least(&name("with over plain"), flow.with / flow.plain, CLEAN);
         }
         if let Some(share) = case.share {
             let share = Bound::AtLeast(share);
             run.check(&name("with over plain without loss"), flow.with / lossless, share);
         }
         if let Some(bytes) = case.bytes {
-            run.check(&name("bytes of repairs a byte"), flow.bytes, Bound::AtMost(bytes));
+            run.at_most(&name("bytes of repairs a byte"), flow.bytes, bytes);
         }
         if case.loss == "1%" {
             let bound = Bound::AtMost(IN_TIME as f64 / 1e3);

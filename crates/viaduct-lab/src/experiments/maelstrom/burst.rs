@@ -2,7 +2,7 @@
 
 use viaduct_proto::fec::Code;
 
-use crate::experiment::{About, Bound, Plot, Run};
+use crate::experiment::{About, Plot, Run};
 use crate::experiments::maelstrom::real_stream::{self, RealOutcome};
 use crate::experiments::maelstrom::simulated::{
     Share, around, delayed, histogram, latencies_ms, layers, mean, paper_flow, recovered, simulate,
@@ -108,16 +108,14 @@ fn checks(run: &mut Run, sweep: &Sweep) {
     if *interleaves == REAL {
         // An immediate repair can be lost in the burst that it should repair.
         let bound = if immediate { 0.96 } else { 0.99 };
-        let name = format!("{code}: least share recovered, bursts of up to 25");
-        run.check(&name, least, Bound::AtLeast(bound));
+        run.at_least(&format!("{code}: least share recovered, bursts of up to 25"), least, bound);
     }
     let fall = |pair: &[(u32, Share, f64)]| pair[0].2 / pair[1].2;
     let falls = points.windows(2).map(fall).fold(0.0, f64::max);
     let name = format!("{code}: largest fall of the average latency to the next length, ratio");
-    run.check(&name, falls, Bound::AtMost(1.05));
+    run.at_most(&name, falls, 1.05);
     if let (Some(first), true) = (points.first(), immediate) {
-        let name = format!("{code}: average latency of single losses, ms");
-        run.check(&name, first.2, Bound::AtMost(5.0));
+        run.at_most(&format!("{code}: average latency of single losses, ms"), first.2, 5.0);
     }
 }
 
@@ -171,5 +169,5 @@ fn real_checks(run: &mut Run, name: &str, real: &RealOutcome, simulated: &Share)
     let check = format!("real gateways, {name}: share recovered, against the simulated one");
     run.check(&check, real.share(), bound);
     let check = format!("real gateways, {name}: losses counted over those that the link recorded");
-    run.check(&check, real.accounted(), Bound::Within(0.98, 1.02));
+    run.within(&check, real.accounted(), 0.98, 1.02);
 }

@@ -8,7 +8,7 @@ use anyhow::{Context as _, Result};
 use super::super::statistics::median;
 use super::link;
 use super::simulated::quantile;
-use crate::experiment::{About, Bound, Plot, Run};
+use crate::experiment::{About, Plot, Run};
 use crate::gateways::GatewaySpec;
 use crate::topology::programs::{Carrier, Iperf, Message, TimedMessages};
 use crate::world::World;
@@ -87,7 +87,7 @@ pub(in crate::experiments) fn run(run: &mut Run) -> Result<()> {
             let series = run.series(&plot, stream.name);
             run.labelled_point(series, x as f64, p99, case);
             let bound = ONE_WAY + BEYOND + if stream.beside { QUEUE } else { 0.0 };
-            run.check(&format!("{case}: {}, p99, ms", stream.name), p99, Bound::AtMost(bound));
+            run.at_most(&format!("{case}: {}, p99, ms", stream.name), p99, bound);
         }
     }
     for (pace, repairs, most) in COSTS {
@@ -105,7 +105,7 @@ pub(in crate::experiments) fn run(run: &mut Run) -> Result<()> {
         }
         let kind = repairs.replace('\n', ", ").replace('"', "");
         let name = format!("{pace} packets of 84 bytes a second, {kind}: bytes a byte");
-        run.check(&name, median(&bytes), Bound::AtMost(most));
+        run.at_most(&name, median(&bytes), most);
     }
     Ok(())
 }

@@ -2,7 +2,7 @@
 
 use viaduct_proto::fec::Code;
 
-use crate::experiment::{About, Bound, Plot, Run};
+use crate::experiment::{About, Plot, Run};
 use crate::experiments::maelstrom::percent;
 use crate::experiments::maelstrom::simulated::{
     Share, delayed, layers, paper_flow, recovered, simulate,
@@ -68,9 +68,9 @@ fn checks(run: &mut Run, words: &str, pairs: &[[Share; 2]]) {
     // coprime about half a point.
     let worst = if words == "delayed" { 0.0 } else { -1.0 };
     let name = format!("{words} XORs: least gain of coprime with its margin, percentage points");
-    run.check(&name, least, Bound::AtLeast(worst));
+    run.at_least(&name, least, worst);
     if let Some(last) = pairs.last() {
         let name = format!("{words} XORs, 10 % loss: gain of coprime, percentage points");
-        run.check(&name, gain(last), Bound::AtLeast(5.0));
+        run.at_least(&name, gain(last), 5.0);
     }
 }

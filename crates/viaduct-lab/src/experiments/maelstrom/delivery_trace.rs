@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use super::stream::Scene;
-use crate::experiment::{About, Bound, Plot, Run};
+use crate::experiment::{About, Plot, Run};
 
 /// Delay of the link in ms, one way.
 const DELAY: f64 = 50.0;
@@ -41,7 +41,7 @@ pub(in crate::experiments) fn run(run: &mut Run) -> anyhow::Result<()> {
     let share = delayed(&protected) / delayed(&plain);
     run.param("plain_delayed", delayed(&plain));
     run.param("protected_delayed", delayed(&protected));
-    run.check("messages late by an RTT, protected over plain", share, Bound::AtMost(0.2));
+    run.at_most("messages late by an RTT, protected over plain", share, 0.2);
     Ok(())
 }
 

@@ -4,7 +4,7 @@ use anyhow::{Context as _, Result};
 
 use super::super::statistics::median;
 use super::link;
-use crate::experiment::{About, Bound, Plot, Run};
+use crate::experiment::{About, Plot, Run};
 use crate::gateways::GatewaySpec;
 use crate::topology::programs::Iperf;
 use crate::world::World;
@@ -66,7 +66,7 @@ pub(in crate::experiments) fn run(run: &mut Run) -> Result<()> {
             }
         }
         let name = format!("{case}: bytes of repairs a byte, more than with hosts of 1200");
-        run.check(&name, bytes[1] - bytes[0], Bound::AtMost(MORE));
+        run.at_most(&name, bytes[1] - bytes[0], MORE);
     }
     Ok(())
 }

@@ -100,10 +100,9 @@ fn beside(run: &mut Run, queue: &str, (seconds, warm_up): (u32, u32), rounds: us
     let name = |what: &str| format!("queue of {queue}: {what} over half of two plain");
     run.check(&name("protected"), protected, SHARE);
     run.check(&name("plain beside it"), plain, SHARE);
-    let name = format!("queue of {queue}: sum over two plain");
-    run.check(&name, sum, Bound::AtLeast(SUM));
+    run.at_least(&format!("queue of {queue}: sum over two plain"), sum, SUM);
     let name = format!("queue of {queue}: drops taken for losses by chance, of all");
-    run.check(&name, median(&told), Bound::AtMost(1.0 - TOLD_DROPS));
+    run.at_most(&name, median(&told), 1.0 - TOLD_DROPS);
     Ok(())
 }
 
@@ -163,9 +162,8 @@ fn overload(run: &mut Run, rounds: usize, seconds: u32) -> Result<()> {
         bytes.push(per_byte(&before, &after));
         lost.push(share(&with) / share(&plain).max(1e-6));
     }
-    let name = "220 Mb/s on 200: bytes of repairs a byte";
-    run.check(name, median(&bytes), Bound::AtMost(OVERLOAD));
-    run.check("220 Mb/s on 200: lost over plain", median(&lost), Bound::AtMost(LOST));
+    run.at_most("220 Mb/s on 200: bytes of repairs a byte", median(&bytes), OVERLOAD);
+    run.at_most("220 Mb/s on 200: lost over plain", median(&lost), LOST);
     Ok(())
 }
 
@@ -193,9 +191,9 @@ fn eight(run: &mut Run, rounds: usize, times: (u32, u32)) -> Result<()> {
         jain.push(rates.iter().sum::<f64>().powi(2) / (8.0 * squares));
         told.push(reported_losses(&mut world)?);
     }
-    run.check("eight protected at 1 %: Jain's index", median(&jain), Bound::AtLeast(JAIN));
+    run.at_least("eight protected at 1 %: Jain's index", median(&jain), JAIN);
     let name = "eight protected at 1 %: losses by chance that are taken for that";
-    run.check(name, median(&told), Bound::AtLeast(TOLD_LOSSES));
+    run.at_least(name, median(&told), TOLD_LOSSES);
     Ok(())
 }
 
@@ -242,7 +240,7 @@ fn changed(run: &mut Run, rounds: usize) -> Result<()> {
             raised.push(per_byte(&changed, &after) - per_byte(&before, &steady));
         }
         let name = format!("{name}: bytes of repairs a byte ten seconds later, above those before");
-        run.check(&name, median(&raised), Bound::AtMost(RAISED));
+        run.at_most(&name, median(&raised), RAISED);
     }
     Ok(())
 }

@@ -8,7 +8,7 @@ use std::time::Duration;
 use anyhow::Result;
 use rustix::process::{Signal, kill_process};
 
-use crate::experiment::{About, Bound, Plot, Run};
+use crate::experiment::{About, Plot, Run};
 use crate::gateways::{Gateway, GatewaySpec};
 use crate::topology::DumbbellSpec;
 use crate::topology::programs::Iperf;
@@ -139,11 +139,10 @@ fn draw(run: &mut Run, x: usize, label: &str, found: &Found) {
 
 fn checks(run: &mut Run, code: &str, unpaced: f64, plain: &Found, found: &Found) {
     let paced = format!("{code} paced: delivery over gateways off");
-    run.check(&paced, found.paced / plain.paced, Bound::AtLeast(0.98));
-    let protected = format!("{code} paced: packets protected");
-    run.check(&protected, found.protected, Bound::AtLeast(0.999));
+    run.at_least(&paced, found.paced / plain.paced, 0.98);
+    run.at_least(&format!("{code} paced: packets protected"), found.protected, 0.999);
     let name = format!("{code} unpaced: throughput over gateways off");
-    run.check(&name, found.unpaced / plain.unpaced, Bound::AtLeast(unpaced));
+    run.at_least(&name, found.unpaced / plain.unpaced, unpaced);
 }
 
 /// Checks that a gateway that is stopped on purpose loses protection, but never data.
@@ -171,18 +170,10 @@ fn throttled(run: &mut Run, plain: &Found, seconds: u32) -> Result<()> {
     let (_, packets) = counts(&mut world)?;
     let sender = gateway_a(&mut world)?.status()?.peer().sender;
     let (protected, counted) = (sender.protected, sender.unprotected);
-    run.check(
-        "throttled: delivery over gateways off",
-        delivered / plain.paced,
-        Bound::AtLeast(0.98),
-    );
-    run.check("throttled: packets protected", share(protected, packets), Bound::Within(0.05, 0.95));
+    run.at_least("throttled: delivery over gateways off", delivered / plain.paced, 0.98);
+    run.within("throttled: packets protected", share(protected, packets), 0.05, 0.95);
     let all_counted = share(protected + counted, packets);
-    run.check(
-        "throttled: protected and counted as unprotected",
-        all_counted,
-        Bound::Within(1.0, 1.0),
-    );
+    run.within("throttled: protected and counted as unprotected", all_counted, 1.0, 1.0);
     Ok(())
 }
 

@@ -4,7 +4,7 @@
 use viaduct_proto::fec::{AnyDecoder, Code, window};
 use viaduct_proto::sim::stream::{Lost, Outcome, Stream};
 
-use crate::experiment::{About, Bound, Plot, Run};
+use crate::experiment::{About, Plot, Run};
 use crate::experiments::maelstrom::link;
 use crate::experiments::maelstrom::simulated::{
     blocks, delayed, events, latencies_ms, layers, mean, quantile, simulate,
@@ -171,16 +171,13 @@ fn checks(run: &mut Run, left: &[(&str, String, f64)]) {
     };
     let (at_once, waiting) = (layers(10, &[1, 61, 127]), delayed(10, &[1, 61, 127]));
     for loss in ["bursts of 8", "bursts of 30"] {
-        let name = format!("{loss}, events left per second: {waiting}");
-        run.check(&name, of(loss, &waiting), Bound::AtMost(0.1));
+        run.at_most(&format!("{loss}, events left per second: {waiting}"), of(loss, &waiting), 0.1);
         let name = format!("{loss}, events left per second: {waiting}, over sent at once");
-        run.check(&name, of(loss, &waiting) / of(loss, &at_once), Bound::AtMost(0.2));
+        run.at_most(&name, of(loss, &waiting) / of(loss, &at_once), 0.2);
         // A block is lost if two bursts hit it: about one in ten seconds.
         let long = blocks(100, 40, 1);
-        let name = format!("{loss}, events left per second: {long}");
-        run.check(&name, of(loss, &long), Bound::AtMost(0.25));
+        run.at_most(&format!("{loss}, events left per second: {long}"), of(loss, &long), 0.25);
         let sliding = window(3, 10);
-        let name = format!("{loss}, events left per second: {sliding}");
-        run.check(&name, of(loss, &sliding), Bound::AtMost(0.1));
+        run.at_most(&format!("{loss}, events left per second: {sliding}"), of(loss, &sliding), 0.1);
     }
 }

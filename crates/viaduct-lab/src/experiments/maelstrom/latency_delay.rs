@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use super::stream::Scene;
-use crate::experiment::{About, Bound, Plot, Run};
+use crate::experiment::{About, Plot, Run};
 
 /// Loss rate of the link.
 const LOSS: f64 = 1e-3;
@@ -39,6 +39,6 @@ pub(in crate::experiments) fn run(run: &mut Run) -> anyhow::Result<()> {
         run.point(bound, x, x);
         worst = worst.max(mean - x);
     }
-    run.check("protected mean above one-way delay, worst, ms", worst, Bound::AtMost(5.0));
+    run.at_most("protected mean above one-way delay, worst, ms", worst, 5.0);
     Ok(())
 }

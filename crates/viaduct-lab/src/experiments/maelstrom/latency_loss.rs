@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use super::percent;
 use super::stream::{Scene, StreamResult};
-use crate::experiment::{About, Bound, Plot, Run};
+use crate::experiment::{About, Plot, Run};
 
 /// Delay of the link in ms, one way.
 const DELAY: f64 = 50.0;
@@ -51,14 +51,10 @@ pub(in crate::experiments) fn run(run: &mut Run) -> anyhow::Result<()> {
 
 fn checks(run: &mut Run, results: &[(f64, StreamResult, StreamResult)]) {
     let worst = results.iter().map(|(_, _, protected)| protected.mean()).fold(0.0, f64::max);
-    run.check(
-        "protected mean up to 1 %, above one-way delay, ms",
-        worst - DELAY,
-        Bound::AtMost(5.0),
-    );
+    run.at_most("protected mean up to 1 %, above one-way delay, ms", worst - DELAY, 5.0);
     let Some((_, plain, protected)) = results.last() else { return };
     let late = protected.p99() - DELAY;
-    run.check("protected p99 at 1 %, above one-way delay, ms", late, Bound::AtMost(15.0));
+    run.at_most("protected p99 at 1 %, above one-way delay, ms", late, 15.0);
     let late = plain.p99() - DELAY;
-    run.check("plain p99 at 1 %, above one-way delay, ms", late, Bound::AtLeast(2.0 * DELAY));
+    run.at_least("plain p99 at 1 %, above one-way delay, ms", late, 2.0 * DELAY);
 }

@@ -9,7 +9,7 @@ use rustix::process::Signal;
 
 use super::super::statistics::median;
 use super::link;
-use crate::experiment::{About, Bound, Plot, Run};
+use crate::experiment::{About, Plot, Run};
 use crate::gateways::GatewaySpec;
 use crate::stop;
 use crate::topology::Node;
@@ -60,11 +60,7 @@ pub(in crate::experiments) fn run(run: &mut Run) -> Result<()> {
             if x + round == 0 {
                 let during = machine(world.dumbbell.gateway_a())?;
                 let same = f64::from(u8::from(before == during));
-                run.check(
-                    "the machine is as before but for socket and taps",
-                    same,
-                    Bound::AtLeast(1.0),
-                );
+                run.at_least("the machine is as before but for socket and taps", same, 1.0);
             }
             run.step(&format!("{name}, observed"))?;
             let stream = Iperf::udp(RATE, LENGTH, seconds);
@@ -100,9 +96,9 @@ pub(in crate::experiments) fn run(run: &mut Run) -> Result<()> {
             run.labelled_point(series, x as f64, 100.0 * value, name);
         }
         let check = format!("{name}: share recovered, foreseen less what happened");
-        run.check(&check, foreseen - happened, Bound::Within(-OFF, OFF));
+        run.within(&check, foreseen - happened, -OFF, OFF);
     }
-    run.check("bytes of names a byte", median(&names), Bound::AtMost(BYTES));
+    run.at_most("bytes of names a byte", median(&names), BYTES);
     Ok(())
 }
 

@@ -8,7 +8,7 @@ use anyhow::{Context as _, Result};
 use super::super::statistics::median;
 use super::link;
 use crate::emulator::Direction;
-use crate::experiment::{About, Bound, Plot, Run};
+use crate::experiment::{About, Plot, Run};
 use crate::gateways::GatewaySpec;
 use crate::stop;
 use crate::topology::programs::Iperf;
@@ -85,11 +85,10 @@ pub(in crate::experiments) fn run(run: &mut Run) -> Result<()> {
     let share =
         |flow: &Flow| rate(flow, parts.clean, parts.clean + SOON) / rate(flow, steady.0, steady.1);
     let shares = flows.iter().map(share).collect::<Vec<_>>();
-    run.check("first 10 s of loss over the steady rate", median(&shares), Bound::AtLeast(FIRST));
+    run.at_least("first 10 s of loss over the steady rate", median(&shares), FIRST);
     if parts.after > 0 {
         let after = flows.iter().map(|flow| flow.after).collect::<Vec<_>>();
-        let name = "bytes of repairs a byte, 70 s after the loss";
-        run.check(name, median(&after), Bound::AtMost(AFTER));
+        run.at_most("bytes of repairs a byte, 70 s after the loss", median(&after), AFTER);
     }
     Ok(())
 }

@@ -6,7 +6,7 @@ use anyhow::{Context as _, Result};
 
 use super::super::statistics::median;
 use super::link;
-use crate::experiment::{About, Bound, Plot, Run};
+use crate::experiment::{About, Plot, Run};
 use crate::gateways::GatewaySpec;
 use crate::topology::cpu_time;
 use crate::topology::programs::{Iperf, Peer, PeerTunnel};
@@ -99,10 +99,8 @@ pub(in crate::experiments) fn run(run: &mut Run) -> Result<()> {
             run.labelled_point(series, x as f64, cost, case);
         }
         if let Some((_, (rate, cost))) = theirs.iter().find(|(peer, _)| *peer == Peer::Hysteria) {
-            let name = format!("{case}: throughput over hysteria's");
-            run.check(&name, ours.0 / rate, Bound::AtLeast(RATE));
-            let name = format!("{case}: CPU-seconds a GB over hysteria's");
-            run.check(&name, ours.1 / cost, Bound::AtMost(COST));
+            run.at_least(&format!("{case}: throughput over hysteria's"), ours.0 / rate, RATE);
+            run.at_most(&format!("{case}: CPU-seconds a GB over hysteria's"), ours.1 / cost, COST);
         }
         let most = match *loss {
             "0" => CLEAN,
@@ -110,7 +108,7 @@ pub(in crate::experiments) fn run(run: &mut Run) -> Result<()> {
             _ => continue,
         };
         let name = format!("{case}: CPU-seconds a GB of both gateways at 180 Mb/s");
-        run.check(&name, held.1, Bound::AtMost(most));
+        run.at_most(&name, held.1, most);
     }
     Ok(())
 }

@@ -3,7 +3,7 @@
 use viaduct_proto::fec::analysis::{layered_burst, layered_independent, reed_solomon};
 use viaduct_proto::fec::{Code, layered};
 
-use crate::experiment::{About, Bound, Plot, Run};
+use crate::experiment::{About, Plot, Run};
 use crate::experiments::maelstrom::simulated::{
     blocks, delayed, layers, paper_flow, recovered, simulate,
 };
@@ -44,15 +44,15 @@ pub(in crate::experiments) fn run(run: &mut Run) -> anyhow::Result<()> {
         let worst = independent(run, &layers(r, interleaves), losses, packets, &form)?;
         let name =
             format!("({r},{}) above its bound: worst, in standard errors", interleaves.len());
-        run.check(&name, worst.0, Bound::AtLeast(-CHANCE));
+        run.at_least(&name, worst.0, -CHANCE);
     }
     for (r, c, interleave) in BLOCKS {
         let code = blocks(r, c, interleave);
         let worst = independent(run, &code, losses, packets, &|p| reed_solomon(r, c, p))?;
         let name = format!("{code} agrees with its form: lowest, in standard errors");
-        run.check(&name, worst.0, Bound::Within(-CHANCE, CHANCE));
+        run.within(&name, worst.0, -CHANCE, CHANCE);
         let name = format!("{code} agrees with its form: highest, in standard errors");
-        run.check(&name, worst.1, Bound::Within(-CHANCE, CHANCE));
+        run.within(&name, worst.1, -CHANCE, CHANCE);
     }
     for (r, interleaves) in [LAYERED[2], LAYERED[3]] {
         in_bursts(run, r, interleaves, lengths, run.choose(400, 40))?;
@@ -124,6 +124,6 @@ fn in_bursts(
         worst = worst.min((share.value - expected) / error);
     }
     let name = format!("{code} in bursts above its bound: worst, in standard errors");
-    run.check(&name, worst, Bound::AtLeast(-CHANCE));
+    run.at_least(&name, worst, -CHANCE);
     Ok(())
 }

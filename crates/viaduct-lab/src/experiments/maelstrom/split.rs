@@ -4,7 +4,7 @@ use anyhow::Result;
 
 use super::super::statistics::median;
 use super::link;
-use crate::experiment::{About, Bound, Plot, Run};
+use crate::experiment::{About, Plot, Run};
 use crate::gateways::GatewaySpec;
 use crate::topology::programs::Iperf;
 use crate::world::World;
@@ -65,8 +65,7 @@ pub(in crate::experiments) fn run(run: &mut Run) -> Result<()> {
             let series = run.series(&plot, name);
             run.labelled_point(series, x as f64, rate, case);
         }
-        let name = format!("{case}: split over end to end");
-        run.check(&name, split / whole, Bound::AtLeast(SHARE));
+        run.at_least(&format!("{case}: split over end to end"), split / whole, SHARE);
     }
     Ok(())
 }

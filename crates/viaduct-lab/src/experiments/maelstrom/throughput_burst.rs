@@ -2,7 +2,7 @@
 
 use anyhow::Result;
 
-use crate::experiment::{About, Bound, Plot, Run};
+use crate::experiment::{About, Plot, Run};
 use crate::experiments::maelstrom::link;
 use crate::gateways::GatewaySpec;
 use crate::topology::programs::Iperf;
@@ -81,8 +81,7 @@ pub(in crate::experiments) fn run(run: &mut Run) -> Result<()> {
             run.step(&format!("{name}, {}", code.name))?;
             let rate = protected(run, &mut world, code, &flow, (x, name))?;
             if code.held && x > 0 {
-                let check = format!("{name}: {}, Mb/s", code.name);
-                run.check(&check, rate, Bound::AtLeast(120.0));
+                run.at_least(&format!("{name}: {}, Mb/s", code.name), rate, 120.0);
             }
         }
     }
@@ -108,8 +107,7 @@ fn protected(
     let mean = receiver.latency_sum as f64 / receiver.recovered.max(1) as f64 / 1e3;
     draw(run, "mean recovery latency", "ms", code.name, at, mean);
     if code.held {
-        let name = format!("{}: {}, overhead", at.1, code.name);
-        run.check(&name, overhead, Bound::AtMost(0.4));
+        run.at_most(&format!("{}: {}, overhead", at.1, code.name), overhead, 0.4);
     }
     Ok(rate)
 }

@@ -2,7 +2,7 @@
 
 use super::throughput_loss::OF_PLAIN;
 use super::{link, percent};
-use crate::experiment::{About, Bound, Plot, Run};
+use crate::experiment::{About, Plot, Run};
 use crate::gateways::GatewaySpec;
 use crate::topology::programs::Iperf;
 use crate::world::World;
@@ -50,13 +50,12 @@ pub(in crate::experiments) fn run(run: &mut Run) -> anyhow::Result<()> {
     for (delay, of_lossless, of_plain, of_plain_lossless) in kept {
         if delay <= 100 {
             let name = format!("{delay} ms, 1 %: protected over plain without loss");
-            run.check(&name, of_plain_lossless, Bound::AtLeast(OF_PLAIN));
+            run.at_least(&name, of_plain_lossless, OF_PLAIN);
             let name = format!("{delay} ms, 1 %: protected over protected without loss");
-            run.check(&name, of_lossless, Bound::AtLeast(0.9));
+            run.at_least(&name, of_lossless, 0.9);
         }
         if delay >= 50 {
-            let name = format!("{delay} ms, 1 %: protected over plain");
-            run.check(&name, of_plain, Bound::AtLeast(10.0));
+            run.at_least(&format!("{delay} ms, 1 %: protected over plain"), of_plain, 10.0);
         }
     }
     Ok(())

@@ -5,7 +5,7 @@ use anyhow::{Context, Result};
 
 use super::throughput_loss::OF_PLAIN;
 use super::{link, percent};
-use crate::experiment::{About, Bound, Plot, Run};
+use crate::experiment::{About, Plot, Run};
 use crate::gateways::GatewaySpec;
 use crate::topology::programs::Iperf;
 use crate::world::World;
@@ -92,9 +92,9 @@ fn by_delay(run: &mut Run, flows: &Iperf, delays: &[u32], at_50: &[(f64, f64, f6
         }
         if delay != DELAY {
             let name = format!("{delay} ms, 1 %: protected over protected without loss");
-            run.check(&name, lossy.1 / lossless.1, Bound::AtLeast(0.9));
+            run.at_least(&name, lossy.1 / lossless.1, 0.9);
             let name = format!("{delay} ms, 1 %: protected over plain without loss");
-            run.check(&name, lossy.1 / lossless.0, Bound::AtLeast(OF_PLAIN));
+            run.at_least(&name, lossy.1 / lossless.0, OF_PLAIN);
         }
     }
     Ok(())
@@ -125,13 +125,8 @@ fn checks(run: &mut Run, results: &[(f64, f64, f64)]) {
         return;
     };
     let of_plain_lossless = with / plain_lossless;
-    let name = "at 1 %: protected over plain without loss";
-    run.check(name, of_plain_lossless, Bound::AtLeast(OF_PLAIN));
-    run.check(
-        "at 1 %: protected over protected without loss",
-        with / lossless,
-        Bound::AtLeast(0.9),
-    );
-    run.check("at 1 %: protected over plain", with / without, Bound::AtLeast(10.0));
-    run.check("at 1 %: protected, Mb/s", with, Bound::AtLeast(200.0));
+    run.at_least("at 1 %: protected over plain without loss", of_plain_lossless, OF_PLAIN);
+    run.at_least("at 1 %: protected over protected without loss", with / lossless, 0.9);
+    run.at_least("at 1 %: protected over plain", with / without, 10.0);
+    run.at_least("at 1 %: protected, Mb/s", with, 200.0);
 }

@@ -1,6 +1,6 @@
 //! Figures 9a and 10a: throughput of TCP by the link's loss rate.
 
-use crate::experiment::{About, Bound, Plot, Run};
+use crate::experiment::{About, Plot, Run};
 use crate::experiments::maelstrom::{link, percent};
 use crate::gateways::GatewaySpec;
 use crate::topology::programs::Iperf;
@@ -69,12 +69,11 @@ fn checks(run: &mut Run, results: &[(f64, f64, f64)]) {
     for (loss, least) in [(0.01, 0.9), (0.02, 0.9)] {
         let Some(&(_, without, with)) = at(loss) else { continue };
         let name = format!("at {}: protected over protected without loss", percent(loss));
-        run.check(&name, with / lossless, Bound::AtLeast(least));
+        run.at_least(&name, with / lossless, least);
         let (plain_lossless, share) = (results[0].1, "protected over plain without loss");
-        let name = format!("at {}: {share}", percent(loss));
-        run.check(&name, with / plain_lossless, Bound::AtLeast(OF_PLAIN));
+        run.at_least(&format!("at {}: {share}", percent(loss)), with / plain_lossless, OF_PLAIN);
         if loss == 0.01 {
-            run.check("at 1 %: protected over plain", with / without, Bound::AtLeast(50.0));
+            run.at_least("at 1 %: protected over plain", with / without, 50.0);
         }
     }
 }

@@ -3,7 +3,7 @@
 use viaduct_proto::fec::analysis::{layered_independent, reed_solomon};
 use viaduct_proto::sim::stream::Outcome;
 
-use crate::experiment::{About, Bound, Plot, Run};
+use crate::experiment::{About, Plot, Run};
 use crate::experiments::maelstrom::percent;
 use crate::experiments::maelstrom::simulated::{
     Share, around, blocks, delayed, layers, mean, paper_flow, quantile, recovered, simulate,
@@ -95,14 +95,14 @@ fn latencies(run: &mut Run) -> anyhow::Result<()> {
         let share = recovered(&outcome).value;
         // An immediate repair can be lost in the burst that it should repair.
         let least = if code == delayed(8, &[1, 40]) { 0.99 } else { 0.95 };
-        run.check(&format!("{code}: share recovered"), share, Bound::AtLeast(least));
+        run.at_least(&format!("{code}: share recovered"), share, least);
         medians.push(median_of_singles(&outcome));
     }
     run.param("median_singles_ms", medians.iter().map(|m| m.round()).collect::<Vec<_>>());
     let name = "median latency of single losses, layers over Reed-Solomon";
-    run.check(name, medians[1] / medians[0], Bound::AtMost(0.1));
+    run.at_most(name, medians[1] / medians[0], 0.1);
     let name = "layers are slow where a burst occurs: highest average over the median of singles";
-    run.check(name, highest[1] / medians[1], Bound::AtLeast(3.0));
+    run.at_least(name, highest[1] / medians[1], 3.0);
     Ok(())
 }
 

@@ -7,7 +7,7 @@ use anyhow::{Result, ensure};
 use viaduct_sys::process::raise_fd_limit;
 
 use super::contenders::{CONGESTION_CONTROL, Contender, Testbed};
-use crate::experiment::{About, Bound, Plot, Run};
+use crate::experiment::{About, Plot, Run};
 use crate::experiments::statistics::{mean, median};
 use crate::load::Crowd;
 use crate::topology::programs::Software;
@@ -61,7 +61,7 @@ pub(in crate::experiments) fn run(run: &mut Run) -> Result<()> {
         found.push(idle_relays(run, n, contender, testbed, idle)?);
     }
     let ratio = found[0] / found[1];
-    run.check("memory of an idle relay over HAProxy's", ratio, Bound::AtMost(1.0));
+    run.at_most("memory of an idle relay over HAProxy's", ratio, 1.0);
     Ok(())
 }
 
@@ -93,11 +93,11 @@ fn set_up(run: &mut Run, testbeds: &[Testbed; 2], times: usize) -> Result<()> {
         }
         if count == TABLE[TABLE.len() - 1].0 {
             let check = format!("mean time to the first byte with {count} at once, ms");
-            run.check(&check, middle(0, 1), Bound::AtMost(MAX_MS));
+            run.at_most(&check, middle(0, 1), MAX_MS);
             let pairs = found[0].iter().zip(&found[1]);
             let ratios: Vec<_> = pairs.map(|(ours, theirs)| ours[1] / theirs[1]).collect();
             let check = format!("time to the first byte with {count} at once, over HAProxy's");
-            run.check(&check, median(&ratios), Bound::AtMost(MAX_OF_HAPROXY));
+            run.at_most(&check, median(&ratios), MAX_OF_HAPROXY);
         }
     }
     Ok(())
@@ -148,9 +148,9 @@ fn idle_relays(
     if contender == Contender::Viaduct {
         // A few sockets are listeners and the like; idle relays have two each.
         let relays = (after.0.sockets / 2) as f64;
-        run.check("idle relays open at once", relays, Bound::AtLeast(idle as f64));
+        run.at_least("idle relays open at once", relays, idle as f64);
         let pipes = after.0.pipes as f64;
-        run.check("ends of pipes held meanwhile", pipes, Bound::AtMost(POOLED));
+        run.at_most("ends of pipes held meanwhile", pipes, POOLED);
     }
     Ok(own)
 }

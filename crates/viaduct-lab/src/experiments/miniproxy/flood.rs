@@ -121,7 +121,7 @@ fn report(run: &mut Run, mode: &str, found: &Found) {
 
 fn check(run: &mut Run, mode: &str, found: &Found) {
     let flooded = 0.9 * RATE as f64;
-    run.check(&format!("{mode}: SYNs a second"), found.rate, Bound::AtLeast(flooded));
+    run.at_least(&format!("{mode}: SYNs a second"), found.rate, flooded);
     // The first table fills and expires; by then the flood is detected. The additional quarter
     // allows for SYNs that arrive while it expires.
     let onward = Bound::AtMost(1.25 * MAX_EARLY);
@@ -129,17 +129,16 @@ fn check(run: &mut Run, mode: &str, found: &Found) {
     let grown = (found.resident[1] - found.resident[0]) / (1 << 20) as f64;
     // Pages of the program become resident when it works: its 6 MB, the idle proxy's bound.
     let most = 6.0 + MAX_EARLY * EARLY_BYTES / (1 << 20) as f64;
-    run.check(&format!("{mode}: memory grown, MB"), grown, Bound::AtMost(most));
+    run.at_most(&format!("{mode}: memory grown, MB"), grown, most);
     let [before, during, _] = &found.clients;
     let served = during.times.len() as f64 / (during.times.len() + during.failed) as f64;
-    let name = format!("{mode}: true clients served, %");
-    run.check(&name, 100.0 * served, Bound::AtLeast(99.0));
+    run.at_least(&format!("{mode}: true clients served, %"), 100.0 * served, 99.0);
     // If the SYN cannot be forwarded early, the path to the server is traversed twice.
     let late = quantile(&before.times, 0.5) + 2.0 * DELAY + 10.0;
     let name = format!("{mode}: median first byte during the flood, ms");
-    run.check(&name, quantile(&during.times, 0.5), Bound::AtMost(late));
+    run.at_most(&name, quantile(&during.times, 0.5), late);
     let name = format!("{mode}: 95 of 100 true clients' SYNs are not lost, ms");
-    run.check(&name, quantile(&during.times, 0.95), Bound::AtMost(RETRANSMITTED_MS));
+    run.at_most(&name, quantile(&during.times, 0.95), RETRANSMITTED_MS);
 }
 
 /// Client, router with the proxy, and server.

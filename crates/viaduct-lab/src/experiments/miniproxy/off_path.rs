@@ -60,7 +60,7 @@ pub(in crate::experiments) fn run(run: &mut Run) -> Result<()> {
             // By the equations, two flights take as long as without a proxy, three take
             // 0.94 of it.
             let ratio = found[2].whole / none[2].whole;
-            run.check("50 KB by the longest way over no proxy", ratio, Bound::AtMost(0.98));
+            run.at_most("50 KB by the longest way over no proxy", ratio, 0.98);
         }
     }
     Ok(())

@@ -11,7 +11,7 @@ use viaduct_sys::process::Process;
 
 use crate::binary::binary;
 use crate::cgroup::{Cgroup, Limits};
-use crate::experiment::{About, Bound, Plot, Run, SeriesId};
+use crate::experiment::{About, Plot, Run, SeriesId};
 use crate::experiments::statistics::quantile;
 use crate::stop;
 use crate::topology::{Node, Scratch};
@@ -71,12 +71,11 @@ pub(in crate::experiments) fn run(run: &mut Run) -> Result<()> {
     for (n, (when, megabytes)) in resident.iter().enumerate() {
         run.labelled_point(series, n as f64, *megabytes, when);
     }
-    run.check("first connection after exec, ms", free.exec, Bound::AtMost(MAX_FROM_EXEC));
-    let name = "added to the first connection on demand, ms";
-    run.check(name, free.demand - free.warm, Bound::AtMost(MAX_ADDED));
+    run.at_most("first connection after exec, ms", free.exec, MAX_FROM_EXEC);
+    run.at_most("added to the first connection on demand, ms", free.demand - free.warm, MAX_ADDED);
     let most = resident.iter().filter(|(when, _)| when.starts_with("idle"));
     let most = most.map(|(_, megabytes)| *megabytes).fold(0.0, f64::max);
-    run.check("resident memory of an idle proxy, MB", most, Bound::AtMost(MAX_RESIDENT));
+    run.at_most("resident memory of an idle proxy, MB", most, MAX_RESIDENT);
     Ok(())
 }
 

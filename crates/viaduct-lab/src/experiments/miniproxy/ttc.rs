@@ -7,7 +7,7 @@ use viaduct_sys::bpf::SynOption;
 
 use super::downloads;
 use super::model::{Expected, expected};
-use crate::experiment::{About, Bound, Plot, Run};
+use crate::experiment::{About, Plot, Run};
 use crate::proxies::Proxy;
 use crate::topology::Chain;
 
@@ -95,9 +95,9 @@ fn checks(run: &mut Run, name: &str, proxies: usize, none: &[Expected], found: &
         |at: usize, time: fn(&Expected) -> f64| 100.0 * (1.0 - time(&found[at]) / time(&none[at]));
     let least = 100.0 * FIRST_BYTE[proxies - 1] - 2.0;
     let what = format!("{name}: time to first byte sooner by, %");
-    run.check(&what, saved(0, |e| e.first_byte), Bound::AtLeast(least));
+    run.at_least(&what, saved(0, |e| e.first_byte), least);
     let least = 100.0 * KB_25[proxies - 1] - 3.0;
-    run.check(&format!("{name}: 25 KB sooner by, %"), saved(1, |e| e.whole), Bound::AtLeast(least));
+    run.at_least(&format!("{name}: 25 KB sooner by, %"), saved(1, |e| e.whole), least);
 }
 
 fn names(proxies: usize, kind: Kind) -> String {

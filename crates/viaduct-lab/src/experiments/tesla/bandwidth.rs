@@ -93,7 +93,7 @@ fn check(run: &mut Run, network: Network, rows: &[Row]) {
         let name = |what: &str| format!("{}, blocks of {block}: {what}", network.name());
         let mut check = |what, over: usize, under: usize, least: f64| {
             let ratio = median(&ratios(&found[over], &found[under]));
-            run.check(&name(what), ratio, Bound::AtLeast(least));
+            run.at_least(&name(what), ratio, least);
         };
         check("viaduct over UNIX proxies", VIADUCT, UNIX, 0.97);
         if *block >= 8 << 10 {
@@ -136,7 +136,7 @@ fn encrypting(run: &mut Run, blocks: &[usize], rounds: usize) -> Result<()> {
     let rows = measure(run, Network::Loopback, &ENCRYPTING, title, blocks, rounds)?;
     for (block, found) in rows {
         let name = format!("loopback, blocks of {block}: crypt over stunnel");
-        run.check(&name, median(&ratios(&found[1], &found[0])), Bound::AtLeast(1.0));
+        run.at_least(&name, median(&ratios(&found[1], &found[0])), 1.0);
     }
     Ok(())
 }

@@ -16,7 +16,7 @@ use anyhow::{Context, Result};
 
 use super::programs::{CommandPrefix, Server, bench_anywhere, measure, run as under};
 use crate::binary::binary;
-use crate::experiment::{About, Bound, Plot, Run};
+use crate::experiment::{About, Plot, Run};
 use crate::topology::programs::is_listening;
 use crate::topology::{Dumbbell, DumbbellSpec, Host, Journal, Scratch, Wan};
 
@@ -61,16 +61,15 @@ pub(in crate::experiments) fn run(run: &mut Run) -> Result<()> {
         run.labelled_point(series, FLOWS as f64, beside, "the plain flow beside");
     }
     let [plain, shared] = [&found[0], &found[1]];
-    run.check("plain: the four take of the bottleneck", plain.share(), Bound::AtLeast(0.6));
+    run.at_least("plain: the four take of the bottleneck", plain.share(), 0.6);
     let name = "congestion: the four take of the bottleneck";
     // One flow's share is half of it, four flows' share is 0.8.
-    run.check(name, shared.share(), Bound::Within(0.33, 0.67));
-    run.check("congestion: Jain's index of the four", shared.jain(), Bound::AtLeast(0.9));
-    let name = "congestion: all five use the bottleneck";
-    run.check(name, shared.all() * 8.0 / 10e6, Bound::AtLeast(0.8));
+    run.within(name, shared.share(), 0.33, 0.67);
+    run.at_least("congestion: Jain's index of the four", shared.jain(), 0.9);
+    run.at_least("congestion: all five use the bottleneck", shared.all() * 8.0 / 10e6, 0.8);
     let name = "congestion: a later flow's first seconds, of a fair share";
     let fair = shared.flows.iter().sum::<f64>() / (FLOWS + 1) as f64;
-    run.check(name, shared.later / fair, Bound::AtLeast(0.5));
+    run.at_least(name, shared.later / fair, 0.5);
     Ok(())
 }
 

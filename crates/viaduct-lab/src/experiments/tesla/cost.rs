@@ -9,7 +9,7 @@ use viaduct_sys::process::{Process, raise_fd_limit};
 use super::programs::{CommandPrefix, Server, bench, measure, run as under};
 use super::undisturbed::undisturbed;
 use super::world::{Network, Side, World};
-use crate::experiment::{About, Bound, Plot, Run};
+use crate::experiment::{About, Plot, Run};
 use crate::experiments::statistics::median;
 use crate::topology::programs::is_listening;
 use crate::topology::{Usage, socket_memory};
@@ -113,10 +113,10 @@ fn costs(run: &mut Run, server: &TestServer<'_>, rounds: usize) -> Result<()> {
     let plain = found[0];
     for ((via, most), found) in WAYS.into_iter().zip(&found[1..]) {
         let name = format!("{via}: time of connect and close over plain");
-        run.check(&name, plain[0] / found[0], Bound::AtMost(most));
+        run.at_most(&name, plain[0] / found[0], most);
         let name = format!("{via}: closes of another descriptor over plain");
         let least = CLOSES[usize::from(via != "cgroup")];
-        run.check(&name, found[1] / plain[1], Bound::AtLeast(least));
+        run.at_least(&name, found[1] / plain[1], least);
     }
     Ok(())
 }
@@ -169,7 +169,7 @@ fn leaks(run: &mut Run, server: &TestServer<'_>, short: u32) -> Result<()> {
         }
         let left = |usage: Usage| (usage.sockets + usage.pipes) as f64;
         let name = format!("{via}: descriptors left of {short} short flows");
-        run.check(&name, left(after) - left(before), Bound::AtMost(0.0));
+        run.at_most(&name, left(after) - left(before), 0.0);
     }
     Ok(())
 }
@@ -199,7 +199,7 @@ fn memory(run: &mut Run, server: &TestServer<'_>, held: u32) -> Result<()> {
             &format!("{via}, sockets"),
         );
         let name = format!("{via}: KB of memory for each of {held} open flows");
-        run.check(&name, each(grown), Bound::AtMost(MAX_KB));
+        run.at_most(&name, each(grown), MAX_KB);
     }
     Ok(())
 }

@@ -7,7 +7,7 @@ use super::setups::{Load, Setup};
 use super::undisturbed::undisturbed;
 use super::world::{CONGESTION_CONTROL, Network, World};
 use crate::bench::Content;
-use crate::experiment::{About, Bound, Plot, Run};
+use crate::experiment::{About, Plot, Run};
 
 const COMPRESSED: [Setup; 2] = [Setup::Plain, Setup::Viaduct("compress", &["+compress"])];
 /// The client has an address on each link; see [`World`].
@@ -44,7 +44,7 @@ pub(in crate::experiments) fn run(run: &mut Run) -> Result<()> {
             let label = format!("{}, {}", setup.name(), content.name());
             run.labelled_point(series, (2 * n + m) as f64, found[m] / 1e6, &label);
         }
-        run.check(name, found[1] / found[0], Bound::AtLeast(least));
+        run.at_least(name, found[1] / found[0], least);
     }
     Ok(())
 }

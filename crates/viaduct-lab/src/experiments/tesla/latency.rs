@@ -7,7 +7,7 @@ use super::setups::{Load, OFFLOADED, PASSING, Setup, Testbed};
 use super::undisturbed::undisturbed;
 use super::world::{CONGESTION_CONTROL, Network, World};
 use crate::bench::Content;
-use crate::experiment::{About, Bound, Plot, Run};
+use crate::experiment::{About, Plot, Run};
 use crate::experiments::statistics::median;
 
 /// Configurations in display order.
@@ -60,13 +60,13 @@ fn measure(run: &mut Run, network: Network, rounds: usize) -> Result<()> {
     }
     let over = |n: usize, under: usize| median(&ratios(&found[n], &found[under]));
     let name = |what: &str| format!("{}: {what}", network.name());
-    run.check(&name("offloaded over plain"), over(OFFLOAD, PLAIN), Bound::AtLeast(0.95));
-    run.check(&name("viaduct over plain"), over(VIADUCT, PLAIN), Bound::AtLeast(0.75));
-    run.check(&name("viaduct over UNIX proxies"), over(VIADUCT, UNIX), Bound::AtLeast(OF_UNIX));
+    run.at_least(&name("offloaded over plain"), over(OFFLOAD, PLAIN), 0.95);
+    run.at_least(&name("viaduct over plain"), over(VIADUCT, PLAIN), 0.75);
+    run.at_least(&name("viaduct over UNIX proxies"), over(VIADUCT, UNIX), OF_UNIX);
     let pairs = found[VIADUCT].iter().zip(&found[PLAIN]);
     let added: Vec<f64> = pairs.map(|(ours, plain)| (1e6 / ours - 1e6 / plain) / 2.0).collect();
     let what = name("microseconds that an end adds to a volley");
-    run.check(&what, median(&added), Bound::AtMost(MAX_ADDED));
+    run.at_most(&what, median(&added), MAX_ADDED);
     costs(run, network, &world, &load)
 }
 
@@ -90,6 +90,6 @@ fn costs(run: &mut Run, network: Network, world: &World, load: &Load) -> Result<
     }
     let ratio = costs[OFFLOAD].scheduled / costs[PLAIN].scheduled;
     let name = format!("{}: wake-ups of an offloaded volley over a plain one's", network.name());
-    run.check(&name, ratio, Bound::AtMost(MAX_WAKE_UPS));
+    run.at_most(&name, ratio, MAX_WAKE_UPS);
     Ok(())
 }

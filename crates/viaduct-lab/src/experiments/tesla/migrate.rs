@@ -14,7 +14,7 @@ use anyhow::{Context, Result};
 
 use super::programs::{CommandPrefix, Server, output, run as under};
 use crate::binary::binary;
-use crate::experiment::{About, Bound, Plot, Run};
+use crate::experiment::{About, Plot, Run};
 use crate::topology::programs::is_listening;
 use crate::topology::{Dumbbell, DumbbellSpec, Host, Journal, Wan};
 
@@ -64,11 +64,11 @@ pub(in crate::experiments) fn run(run: &mut Run) -> Result<()> {
     let took = migrate.end.map_or(f64::INFINITY, |end| end.as_secs_f64());
     let beyond = took - (whole + outage).as_secs_f64();
     let name = "migrate: beyond the plain transfer and the outage, s";
-    run.check(name, beyond, Bound::AtMost((3 * RTT).as_secs_f64() + 1.0));
+    run.at_most(name, beyond, (3 * RTT).as_secs_f64() + 1.0);
     let name = "migrate: all bytes came as they were sent";
-    run.check(name, f64::from(migrate.end.is_some()), Bound::AtLeast(1.0));
+    run.at_least(name, f64::from(migrate.end.is_some()), 1.0);
     let name = "plain: the transfer beside it came to its end";
-    run.check(name, f64::from(beside.end.is_some()), Bound::AtMost(0.0));
+    run.at_most(name, f64::from(beside.end.is_some()), 0.0);
     Ok(())
 }
 

@@ -23,7 +23,7 @@ use super::migrate::{Traced, draw, traced};
 use super::programs::{Server, bench_anywhere, output, run as under};
 use super::undisturbed::undisturbed;
 use crate::binary::binary;
-use crate::experiment::{About, Bound, Run};
+use crate::experiment::{About, Run};
 use crate::stop;
 use crate::topology::programs::is_listening;
 use crate::topology::{Detour, Host, Scratch};
@@ -107,7 +107,7 @@ fn once(run: &mut Run, round: u64) -> Result<()> {
     let traces = [moving, plain].map(|output| output.as_ref().ok().map(|output| traced(output)));
     judge(run, &traces);
     let name = "a small transfer that begins while the path is away, by `node=` alone, s";
-    run.check(name, opened, Bound::AtMost(WITHIN));
+    run.at_most(name, opened, WITHIN);
     Ok(())
 }
 
@@ -163,15 +163,15 @@ fn judge(run: &mut Run, traces: &[Option<Traced>; 2]) {
         within.map(|(_, length)| *length).fold(0.0, f64::max)
     };
     let whole = f64::from(traces[0].is_some());
-    run.check("migrate and route: all bytes came as they were sent", whole, Bound::AtLeast(1.0));
+    run.at_least("migrate and route: all bytes came as they were sent", whole, 1.0);
     for (name, stall) in
         [("the direct path", longest(0.0, 7.0)), ("the way around", longest(9.0, 60.0))]
     {
         let name = format!("from the failure of {name} until bytes flow elsewhere, s");
-        run.check(&name, stall, Bound::Within(TICK, WITHIN));
+        run.within(&name, stall, TICK, WITHIN);
     }
     let plain = plain.iter().map(|(_, length)| *length).fold(0.0, f64::max);
-    run.check("plain: stands still while the path is away, s", plain, Bound::AtLeast(4.0));
+    run.at_least("plain: stands still while the path is away, s", plain, 4.0);
 }
 
 /// Returns the periods without data longer than two lines of a trace: when each ended, and its

@@ -8,7 +8,7 @@ use super::setups::{Load, Setup, Testbed};
 use super::undisturbed::undisturbed;
 use super::world::{CONGESTION_CONTROL, Network, World};
 use crate::bench::Content;
-use crate::experiment::{About, Bound, Plot, Run};
+use crate::experiment::{About, Plot, Run};
 
 const VIAS: [&str; 3] = ["cgroup", "seccomp", "preload"];
 /// Rates in Mb/s.
@@ -65,7 +65,7 @@ fn shaped(run: &mut Run, world: &World, n: u16, rate: u32) -> Result<()> {
         let series = run.series(&plot, &format!("{via}, {direction}"));
         run.point(series, rate.into(), obtained);
         let name = format!("{via}, {direction}: obtained over {rate} Mb/s asked");
-        run.check(&name, obtained / f64::from(rate), Bound::Within(1.0 - OFF, 1.0 + OFF));
+        run.within(&name, obtained / f64::from(rate), 1.0 - OFF, 1.0 + OFF);
     }
     Ok(())
 }
@@ -82,7 +82,7 @@ fn delayed(run: &mut Run, world: &World, n: u16, delay: u32) -> Result<()> {
         let series = run.series(&plot, via);
         run.point(series, delay.into(), each_way);
         let name = format!("{via}: delay obtained beyond {delay} ms asked, ms");
-        run.check(&name, each_way - f64::from(delay), Bound::Within(0.0, 1.0));
+        run.within(&name, each_way - f64::from(delay), 0.0, 1.0);
     }
     Ok(())
 }

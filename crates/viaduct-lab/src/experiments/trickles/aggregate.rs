@@ -6,7 +6,7 @@ use anyhow::{Context, Result};
 use viaduct_proto::trickles::packet::Format;
 
 use super::served::{CONGESTION_CONTROL, Served, at, get, gigabit};
-use crate::experiment::{About, Bound, Plot, Run};
+use crate::experiment::{About, Plot, Run};
 use crate::experiments::statistics::{mean, with_interval};
 use crate::load::{Fetched, Fetches, Trickles};
 use crate::topology::{Dumbbell, DumbbellSpec, Wan, cpu_time};
@@ -157,7 +157,7 @@ fn draw_alone(run: &mut Run, object: usize, found: &[[Fetched; 3]]) {
 
 /// Checks the mean ratio to TCP over the rounds, and records its interval.
 fn judge(run: &mut Run, name: &str, ratios: &[f64]) {
-    run.check(name, mean(ratios), Bound::AtLeast(MIN_SHARE));
+    run.at_least(name, mean(ratios), MIN_SHARE);
     if ratios.len() > 1 {
         run.param(&format!("{name}, 95 %"), with_interval(ratios));
     }
@@ -185,12 +185,12 @@ fn draw(run: &mut Run, clients: usize, found: &[[Fetched; 2]]) {
     let ratios = each(|[ours, theirs]| ours.mbps() / theirs.mbps());
     judge(run, &of("throughput over TCP's"), &ratios);
     let broken = each(|[ours, _]| ours.failed as f64).iter().sum();
-    run.check(&of("fetches that broke"), broken, Bound::AtMost(0.0));
+    run.at_most(&of("fetches that broke"), broken, 0.0);
     if clients >= CROWD {
         let fairer = mean(&each(|[ours, theirs]| jain(ours) / jain(theirs)));
-        run.check(&of("Jain's index over TCP's"), fairer, Bound::AtLeast(1.1));
+        run.at_least(&of("Jain's index over TCP's"), fairer, 1.1);
         let fewer = mean(&each(|[ours, theirs]| starved_of(theirs) - starved_of(ours)));
-        run.check(&of("starved, fewer than TCP's"), fewer, Bound::AtLeast(1.0));
+        run.at_least(&of("starved, fewer than TCP's"), fewer, 1.0);
     }
 }
 

@@ -22,7 +22,7 @@ use super::download::{By, Download};
 use super::least::LeastConnections;
 use super::replicas::{Replicas, SERVICE, Service};
 use super::served::{CONGESTION_CONTROL, PORT, get};
-use crate::experiment::{About, Bound, Plot, Run, SeriesId};
+use crate::experiment::{About, Plot, Run, SeriesId};
 use crate::experiments::statistics::mean;
 use crate::load::{Fetched, Fetches, Trickles};
 use crate::topology::{Host, Wan};
@@ -149,14 +149,14 @@ fn check(run: &mut Run, each: usize, errors: f64, ours: &[Round], theirs: &[Roun
         let (ours, theirs) = (of(ours, what), of(theirs, what));
         let interval = errors * (error(&ours).powi(2) + error(&theirs).powi(2)).sqrt();
         let name = format!("{each} connections a client: Jain's index of {name}, beyond TCP's");
-        run.check(&name, mean(&ours) - mean(&theirs), Bound::AtLeast(-interval.max(apart)));
+        run.at_least(&name, mean(&ours) - mean(&theirs), -interval.max(apart));
     }
     let bits = |rounds: &[Round]| mean(&of(rounds, |round| round.bits));
     let name = format!("{each} connections a client: all together, of TCP's");
-    run.check(&name, bits(ours) / bits(theirs), Bound::AtLeast(MIN_SHARE));
+    run.at_least(&name, bits(ours) / bits(theirs), MIN_SHARE);
     let name = format!("{each} connections a client: fetches by Trickles that broke");
     let failed = ours.iter().map(|round| round.failed).sum::<u64>() as f64;
-    run.check(&name, failed, Bound::AtMost(0.0));
+    run.at_most(&name, failed, 0.0);
 }
 
 /// Returns the standard error of the mean.
@@ -255,11 +255,11 @@ impl Cluster {
         })?;
         flips = flips.min((found.end() / FLIP.as_secs_f64()) as usize);
         run.param("anycast_flips", flips);
-        run.check("anycast: flips during the download", flips as f64, Bound::AtLeast(5.0));
-        run.check("anycast: whole", f64::from(found.whole), Bound::AtLeast(1.0));
+        run.at_least("anycast: flips during the download", flips as f64, 5.0);
+        run.at_least("anycast: whole", f64::from(found.whole), 1.0);
         let name = "anycast: throughput, Mb/s";
         let bits = found.bytes() as f64 * 8.0 / found.end();
-        run.check(name, bits / 1e6, Bound::AtLeast(20.0));
+        run.at_least(name, bits / 1e6, 20.0);
         Ok(())
     }
 }

@@ -20,7 +20,7 @@ use anyhow::{Context, Result};
 use super::download::{Arrivals, By, Download};
 use super::replicas::{Replicas, Service};
 use super::served::CONGESTION_CONTROL;
-use crate::experiment::{About, Bound, Plot, Run};
+use crate::experiment::{About, Plot, Run};
 use crate::topology::{Journal, Wan};
 
 /// Link rate in bits per second.
@@ -110,20 +110,19 @@ pub(in crate::experiments) fn run(run: &mut Run) -> Result<()> {
             if client.by == By::Trickles {
                 let name = format!("{}: clients of Trickles that saw an error", how.name());
                 let errors = found.iter().map(|one| f64::from(one.errors)).sum();
-                run.check(&name, errors, Bound::AtMost(0.0));
+                run.at_most(&name, errors, 0.0);
             }
             let name = format!("{}, {}: transfers that came whole", how.name(), client.name);
             let whole = found.iter().filter(|one| one.whole).count();
-            run.check(&name, whole as f64, Bound::AtLeast(CLIENTS as f64));
+            run.at_least(&name, whole as f64, CLIENTS as f64);
         }
-        let name = format!("{}: longest time without data, s", how.name());
-        run.check(&name, gaps[0], Bound::AtMost(MAX_GAP));
+        run.at_most(&format!("{}: longest time without data, s", how.name()), gaps[0], MAX_GAP);
         let others = how.clients().iter().zip(&gaps).skip(1);
         // After a restart, a TCP client that retries at once is at least as fast as a timer, so
         // only the client that waits is compared.
         for (client, gap) in others.filter(|(client, _)| how == Death::Takeover || client.waits()) {
             let name = format!("{}: the same, over that of {}", how.name(), client.name);
-            run.check(&name, gaps[0] / gap, Bound::AtMost(SHARE));
+            run.at_most(&name, gaps[0] / gap, SHARE);
         }
     }
     Ok(())

@@ -23,7 +23,7 @@ use viaduct_proto::rng::Rng;
 use super::replicas::{Replicas, SERVICE, Service};
 use super::served::{CONGESTION_CONTROL, PORT, get};
 use crate::emulator::{Direction, Emulator};
-use crate::experiment::{About, Bound, Plot, Run};
+use crate::experiment::{About, Plot, Run};
 use crate::experiments::statistics::{mean, with_interval};
 use crate::load::{Fetched, Fetches, Trickles};
 use crate::topology::{Host, TopologyError, Wan};
@@ -135,7 +135,7 @@ fn check(run: &mut Run, background: usize, [ours, theirs]: &[Vec<Flow>; 2]) {
     for (what, ratio) in [("share", ratio(Flow::share)), ("rate at like losses", ratio(Flow::law))]
     {
         let name = format!("{what} among {background}, of a TCP flow's");
-        run.check(&name, ratio, Bound::Within(1.0 - APART, 1.0 + APART));
+        run.within(&name, ratio, 1.0 - APART, 1.0 + APART);
     }
     // Rounds have the same round trips in both arms and are compared in pairs.
     let shares: Vec<_> =

@@ -18,7 +18,7 @@ use viaduct_sys::poll::{Waker, wait};
 use viaduct_sys::process::raise_fd_limit;
 
 use super::served::{CONGESTION_CONTROL, Served, at, get};
-use crate::experiment::{About, Bound, Plot, Run};
+use crate::experiment::{About, Plot, Run};
 use crate::load::{Continuations, Crowd, Fetched, Fetches, Trickles};
 use crate::stop;
 use crate::topology::{Dumbbell, DumbbellSpec, Node, Usage, socket_memory};
@@ -107,15 +107,14 @@ fn by_trickles(run: &mut Run) -> Result<()> {
 
 fn check(run: &mut Run, found: &[f64], idle: usize, seen: &Continuations) {
     let (first, most) = (found[0], found.iter().copied().fold(0.0, f64::max));
-    run.check("most memory over that with one client", most / first, Bound::AtMost(ALIKE));
+    run.at_most("most memory over that with one client", most / first, ALIKE);
     // A failed client would have ended the experiment, so this is no check.
     run.param("silent_clients_that_went_on", idle);
     run.param("continuations_whole", seen.whole);
     run.param("continuations_deltas", seen.deltas);
     let name = "bytes of a continuation beside 12 for each loss, at most";
-    run.check(name, seen.longest_whole as f64, Bound::Within(1.0, WHOLE));
-    let name = "bytes of a delta, at most";
-    run.check(name, seen.longest_delta as f64, Bound::Within(1.0, DELTA));
+    run.within(name, seen.longest_whole as f64, 1.0, WHOLE);
+    run.within("bytes of a delta, at most", seen.longest_delta as f64, 1.0, DELTA);
 }
 
 /// Measures the same with TCP: memory of the server's process plus the kernel's memory for its
@@ -145,7 +144,7 @@ fn by_tcp(run: &mut Run) -> Result<()> {
     let [(few, least), .., (many, last)] = found[..] else { bail!("two points are expected") };
     let each = (last - least) / (many - few) as f64;
     run.param("tcp_bytes_a_connection", each.round());
-    run.check("TCP: memory over that with one client", last / least, Bound::AtLeast(ALIKE));
+    run.at_least("TCP: memory over that with one client", last / least, ALIKE);
     Ok(())
 }
 

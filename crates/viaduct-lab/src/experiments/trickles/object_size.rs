@@ -15,7 +15,7 @@ use viaduct_proto::trickles::stream::{Config, State};
 use viaduct_sys::poll::{Waker, wait};
 
 use super::served::{CONGESTION_CONTROL, Served, at, get};
-use crate::experiment::{About, Bound, Plot, Run};
+use crate::experiment::{About, Plot, Run};
 use crate::experiments::statistics::median;
 use crate::load::{Counted, Trickles};
 use crate::topology::{Dumbbell, DumbbellSpec, Host, Wan};
@@ -91,19 +91,15 @@ pub(in crate::experiments) fn run(run: &mut Run) -> Result<()> {
 fn check(run: &mut Run, found: &[(usize, f64, f64, f64)]) {
     let at_once = found.iter().filter(|one| one.1 < 1.0 + SLACK).map(|one| one.0);
     let at_once = at_once.max().unwrap_or(0);
-    run.check(
-        "largest object that came in one round trip, bytes",
-        at_once as f64,
-        Bound::AtLeast(MIN_AT_ONCE),
-    );
+    run.at_least("largest object that came in one round trip, bytes", at_once as f64, MIN_AT_ONCE);
     let small = found.iter().filter(|one| one.0 <= at_once);
     // Without an object that came in one round trip, none is saved.
     let gain = small.map(|one| one.2 - one.1).reduce(f64::min).unwrap_or(0.0);
-    run.check("round trips saved by those, at least", gain, Bound::AtLeast(1.0 - SLACK));
+    run.at_least("round trips saved by those, at least", gain, 1.0 - SLACK);
     let beyond = found.iter().map(|one| one.1 - one.2).fold(f64::NEG_INFINITY, f64::max);
-    run.check("round trips more than TCP's at any size", beyond, Bound::AtMost(SLACK));
+    run.at_most("round trips more than TCP's at any size", beyond, SLACK);
     let most = found.iter().map(|one| one.3).fold(0.0, f64::max);
-    run.check("bytes of the first answer over the SYN's, at most", most, Bound::AtMost(1.0));
+    run.at_most("bytes of the first answer over the SYN's, at most", most, 1.0);
 }
 
 /// Result of a fetch.

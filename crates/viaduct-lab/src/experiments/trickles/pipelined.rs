@@ -21,7 +21,7 @@ use viaduct_sys::poll::{Waker, wait};
 
 use super::replicas::{Replicas, SERVICE, Service};
 use super::served::{CONGESTION_CONTROL, PORT};
-use crate::experiment::{About, Bound, Plot, Run};
+use crate::experiment::{About, Plot, Run};
 use crate::experiments::statistics::{mean, with_interval};
 use crate::load::Trickles;
 use crate::stop;
@@ -104,7 +104,7 @@ pub(in crate::experiments) fn run(run: &mut Run) -> Result<()> {
         let least = if large { MIN_LARGE } else { MIN_SMALL };
         for (n, what) in [(1, "sockets interface"), (2, "parallel requests")] {
             if large || n == 2 {
-                run.check(&name(what), mean(&ratios(n)), Bound::AtLeast(least));
+                run.at_least(&name(what), mean(&ratios(n)), least);
             }
             if rounds > 1 {
                 run.param(&format!("{}, 95 %", name(what)), with_interval(&ratios(n)));

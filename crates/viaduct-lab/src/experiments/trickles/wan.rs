@@ -9,7 +9,7 @@ use anyhow::{Context, Result};
 use super::download::By;
 use super::replicas::{Replicas, SERVICE};
 use super::served::{CONGESTION_CONTROL, PORT, get};
-use crate::experiment::{About, Bound, Plot, Run};
+use crate::experiment::{About, Plot, Run};
 use crate::experiments::statistics::{mean, with_interval};
 use crate::load::{Fetches, Trickles};
 use crate::topology::Wan;
@@ -67,7 +67,7 @@ pub(in crate::experiments) fn run(run: &mut Run) -> Result<()> {
                 ratios.push(ours / theirs);
             }
             let name = format!("{trip} ms, {loss} % loss: throughput, of TCP's");
-            run.check(&name, mean(&ratios), Bound::AtLeast(MIN_SHARE));
+            run.at_least(&name, mean(&ratios), MIN_SHARE);
             if rounds > 1 {
                 run.param(&format!("{name}, 95 %"), with_interval(&ratios));
             }

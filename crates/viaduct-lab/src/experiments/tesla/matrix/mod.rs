@@ -17,7 +17,7 @@ mod server;
 use anyhow::Result;
 
 use super::undisturbed::undisturbed;
-use crate::experiment::{About, Bound, Plot, Run};
+use crate::experiment::{About, Plot, Run};
 use row::Row;
 
 /// Rows and their included files.
@@ -94,6 +94,6 @@ fn compare(run: &mut Run, (x, name): (usize, &str), vias: &[&str]) -> Result<()>
         }
     }
     let check = format!("{name}: ways in which it does otherwise than directly");
-    run.check(&check, f64::from(differing), Bound::AtMost(0.0));
+    run.at_most(&check, f64::from(differing), 0.0);
     Ok(())
 }

@@ -9,7 +9,7 @@ use viaduct_proto::trickles::wire::Response;
 
 use super::Counts;
 use super::raw_client::{RawClient, Step, connect, first_step, now, receive, send};
-use crate::experiment::{Bound, Plot, Run, SeriesId};
+use crate::experiment::{Plot, Run, SeriesId};
 use crate::experiments::trickles::replicas::{Replicas, SERVICE, Service};
 use crate::experiments::trickles::served::PORT;
 
@@ -75,12 +75,8 @@ impl Attack<'_> {
         let refused = counted(self.since_last()?);
         self.draw(run, name, lies.len(), refused);
         let share = refused as f64 / lies.len() as f64;
-        run.check(
-            &format!("{name}: refused and counted, of those sent"),
-            share,
-            Bound::Within(1.0, 1.0),
-        );
-        run.check(&format!("{name}: packets in answer"), answers as f64, Bound::AtMost(0.0));
+        run.within(&format!("{name}: refused and counted, of those sent"), share, 1.0, 1.0);
+        run.at_most(&format!("{name}: packets in answer"), answers as f64, 0.0);
         Ok(())
     }
 
@@ -123,7 +119,7 @@ impl Attack<'_> {
         client.send(message)?;
         let (answers, _) = client.count_answers(ANSWER_TIMEOUT)?;
         let name = "the request that forgeries were made of: packets in answer";
-        run.check(name, answers as f64, Bound::AtLeast(1.0));
+        run.at_least(name, answers as f64, 1.0);
         Ok(())
     }
 
@@ -190,12 +186,12 @@ impl Attack<'_> {
         let counts = self.since_last()?;
         self.draw(run, "stolen requests", REPLAYS, counts.moved + counts.greedy);
         let name = "stolen requests: bytes in answer, of those sent";
-        run.check(name, came as f64 / sent as f64, Bound::AtMost(1.0));
+        run.at_most(name, came as f64 / sent as f64, 1.0);
         let name = "stolen requests: refused, or counted as a move, of those sent";
         let counted = (counts.moved + counts.greedy + counts.forged) as f64 / REPLAYS as f64;
-        run.check(name, counted, Bound::AtLeast(1.0));
+        run.at_least(name, counted, 1.0);
         let name = "stolen requests: answers that are no address tokens";
-        run.check(name, f64::max(0.0, answers as f64 - counts.moved as f64), Bound::AtMost(0.0));
+        run.at_most(name, f64::max(0.0, answers as f64 - counts.moved as f64), 0.0);
         Ok(())
     }
 
@@ -221,9 +217,9 @@ impl Attack<'_> {
         }
         let counted = self.since_last()?.unknown;
         self.draw(run, "altered user continuations", 1, counted);
-        run.check("altered user continuations: counted", counted as f64, Bound::Within(1.0, 1.0));
-        run.check("altered user continuations: bytes of data", data as f64, Bound::AtMost(0.0));
-        run.check("altered user continuations: answers", f64::from(answers), Bound::AtLeast(1.0));
+        run.within("altered user continuations: counted", counted as f64, 1.0, 1.0);
+        run.at_most("altered user continuations: bytes of data", data as f64, 0.0);
+        run.at_least("altered user continuations: answers", f64::from(answers), 1.0);
         Ok(())
     }
 }

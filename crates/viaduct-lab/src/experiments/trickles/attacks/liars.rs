@@ -10,7 +10,7 @@ use viaduct_proto::rng::Rng;
 
 use super::Counts;
 use super::raw_client::{RawClient, Step};
-use crate::experiment::{Bound, Plot, Run};
+use crate::experiment::{Plot, Run};
 use crate::experiments::statistics::mean;
 use crate::experiments::trickles::replicas::{Replicas, SERVICE};
 use crate::experiments::trickles::served::PORT;
@@ -125,10 +125,10 @@ pub(super) fn run(run: &mut Run) -> Result<()> {
     for (n, (flows, (manner, name))) in all.iter().zip(MANNERS).enumerate() {
         run.labelled_point(series, n as f64, rate(flows) / 1e6, name);
         if manner == Manner::Honest {
-            run.check("honest clients get something, Mb/s", honest / 1e6, Bound::AtLeast(1.0));
+            run.at_least("honest clients get something, Mb/s", honest / 1e6, 1.0);
         } else {
             let name = format!("client that {name}: throughput over an honest client's");
-            run.check(&name, rate(flows) / honest, Bound::AtMost(manner.most()));
+            run.at_most(&name, rate(flows) / honest, manner.most());
         }
     }
     let lies = |manner: Manner| {
@@ -139,7 +139,7 @@ pub(super) fn run(run: &mut Run) -> Result<()> {
     // Some lies are lost on the way; others are stale or superseded before the server checks
     // their proof.
     let share = counts.unproven as f64 / hidden;
-    run.check("hidden losses that were counted, of those told", share, Bound::Within(0.8, 1.2));
+    run.within("hidden losses that were counted, of those told", share, 0.8, 1.2);
     Ok(())
 }
 

@@ -13,7 +13,7 @@ use viaduct_sys::capture::raw::RawSockets;
 use viaduct_sys::socket::mmsg::Outbox;
 
 use super::Counts;
-use crate::experiment::{Bound, Plot, Run};
+use crate::experiment::{Plot, Run};
 use crate::experiments::trickles::replicas::{Replicas, SERVICE, Service};
 use crate::experiments::trickles::served::PORT;
 use crate::flood::syn;
@@ -66,8 +66,8 @@ pub(super) fn run(run: &mut Run, world: &Replicas, server: &Service) -> Result<(
     run.labelled_point(series, 0.0, ours, "Trickles");
     run.labelled_point(series, 1.0, theirs, "kernel TCP");
     run.param("kernel_syn_acks_waited_s", wait.as_secs());
-    run.check("SYNs: bytes to the victim for each sent", ours, Bound::Within(0.1, 1.0));
-    run.check("SYNs: too short, and counted as greedy", counts.greedy as f64, Bound::AtLeast(1.0));
+    run.within("SYNs: bytes to the victim for each sent", ours, 0.1, 1.0);
+    run.at_least("SYNs: too short, and counted as greedy", counts.greedy as f64, 1.0);
     Ok(())
 }
 
