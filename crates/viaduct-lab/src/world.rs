@@ -1,11 +1,13 @@
 //! Standard world of most experiments: two sites, an emulated link between them, and optional
 //! gateways.
 
-use anyhow::Result;
+use anyhow::{Context as _, Result};
 use viaduct_proto::link::LinkConfig;
+use viaduct_proto::repair::stats::{ReceiverStats, SenderStats};
 
 use crate::emulator::{Emulator, EmulatorConfig};
 use crate::gateways::{GatewaySpec, Gateways};
+use crate::topology::programs::Iperf;
 use crate::topology::{Dumbbell, DumbbellSpec, Host, Journal, Wan};
 
 /// Two sites and a link. Dropping it removes everything.
@@ -56,6 +58,34 @@ impl World {
     /// Returns the running gateways.
     pub fn gateways(&mut self) -> Option<&mut Gateways> {
         self.gateways.as_mut()
+    }
+
+    /// Returns the running gateways, to read from them.
+    ///
+    /// # Errors
+    /// If none run.
+    pub fn running(&self) -> Result<&Gateways> {
+        self.gateways.as_ref().context("no gateways run")
+    }
+
+    /// Returns the counters of A's gateway for what it sends.
+    pub fn sender(&self) -> Result<SenderStats> {
+        Ok(self.running()?.a.status()?.peer().sender)
+    }
+
+    /// Returns the counters of B's gateway for what it receives.
+    pub fn receiver(&self) -> Result<ReceiverStats> {
+        Ok(self.running()?.b.status()?.peer().receiver)
+    }
+
+    /// Returns the link, which must be emulated.
+    pub fn link(&self) -> Result<&Emulator> {
+        self.emulator().context("the link is not an emulated one")
+    }
+
+    /// Runs `iperf` from a1 to b1; returns the throughput in Mb/s.
+    pub fn throughput(&self, iperf: &Iperf) -> Result<f64> {
+        Ok(iperf.run(self.a1(), self.b1())?.received / 1e6)
     }
 
     /// Returns the first host of site A.

@@ -110,6 +110,41 @@ impl Run {
         self.series[series.0].add(x, y, Some(label));
     }
 
+    /// Adds a point to the series `name` of `plot`.
+    pub fn plot_point(&mut self, plot: &Plot, name: &str, at: (f64, f64)) {
+        self.plot_points(plot, name, [at]);
+    }
+
+    /// Adds points to the series `name` of `plot`.
+    pub fn plot_points(
+        &mut self,
+        plot: &Plot,
+        name: &str,
+        points: impl IntoIterator<Item = (f64, f64)>,
+    ) {
+        let series = self.series(plot, name);
+        points.into_iter().for_each(|(x, y)| self.point(series, x, y));
+    }
+
+    /// Adds a bar of height `y` to the series `name` of `plot`, at place `x` with a label.
+    pub fn plot_bar(&mut self, plot: &Plot, name: &str, (x, label): (usize, &str), y: f64) {
+        let series = self.series(plot, name);
+        self.labelled_point(series, x as f64, y, label);
+    }
+
+    /// Adds bars to the series `name` of `plot`, side by side from place 0 on: labels and
+    /// heights.
+    pub fn plot_bars<L: AsRef<str>>(
+        &mut self,
+        plot: &Plot,
+        name: &str,
+        bars: impl IntoIterator<Item = (L, f64)>,
+    ) {
+        for (x, (label, y)) in bars.into_iter().enumerate() {
+            self.plot_bar(plot, name, (x, label.as_ref()), y);
+        }
+    }
+
     /// Records a condition that must hold. The name is one readable line and unique among the
     /// checks; over repeats the mean must hold.
     pub fn check(&mut self, name: &str, value: f64, bound: Bound) {

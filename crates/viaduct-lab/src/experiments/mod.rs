@@ -5,10 +5,13 @@ mod lab;
 mod lfn;
 mod maelstrom;
 mod miniproxy;
+mod parallel;
 mod site;
 mod statistics;
 mod tesla;
 mod trickles;
+
+use viaduct_proto::link::LinkConfig;
 
 use crate::experiment::{About, Experiment, Run};
 
@@ -92,6 +95,11 @@ pub const ALL: &[Entry] = &[
     entry(trickles::garbage::ABOUT, trickles::garbage::run),
     entry(site::all::ABOUT, site::all::run),
 ];
+
+/// Parses a link that an experiment is written with.
+fn link(text: &str) -> LinkConfig {
+    text.parse().expect("the link of an experiment")
+}
 
 /// Returns the experiments that match `patterns`: a name (`maelstrom/burst`), a system
 /// (`maelstrom`), a name with `*`, or `all`.

@@ -1,15 +1,39 @@
 //! Statistics of samples.
 
-use crate::experiment::student_95;
+use crate::experiment::{Bound, Run, student_95};
 
 /// Returns the mean; NaN if empty.
 pub(super) fn mean(values: &[f64]) -> f64 {
     values.iter().sum::<f64>() / values.len() as f64
 }
 
+/// Returns the mean of a property of `items`; NaN if empty.
+pub(super) fn mean_of<T>(items: &[T], property: impl Fn(&T) -> f64) -> f64 {
+    mean(&items.iter().map(property).collect::<Vec<_>>())
+}
+
 /// Returns the median; NaN if empty.
 pub(super) fn median(values: &[f64]) -> f64 {
     quantile(values, 0.5)
+}
+
+/// Returns the median of a property of `items`; NaN if empty.
+pub(super) fn median_of<T>(items: &[T], property: impl Fn(&T) -> f64) -> f64 {
+    median(&items.iter().map(property).collect::<Vec<_>>())
+}
+
+/// Returns Jain's fairness index: 1 if all shares are equal, 1/n if one is everything.
+pub(super) fn jain(shares: &[f64]) -> f64 {
+    let squares: f64 = shares.iter().map(|share| share * share).sum();
+    shares.iter().sum::<f64>().powi(2) / (shares.len() as f64 * squares)
+}
+
+/// Checks the mean over the rounds of a run, and records its interval if there are several.
+pub(super) fn check_mean(run: &mut Run, name: &str, values: &[f64], bound: Bound) {
+    run.check(name, mean(values), bound);
+    if values.len() > 1 {
+        run.param(&format!("{name}, 95 %"), with_interval(values));
+    }
 }
 
 /// Returns the standard error of the median, assuming a normal distribution with the sample's
@@ -43,6 +67,12 @@ mod tests {
         assert_eq!([0.0, 0.5, 0.99, 1.0].map(|q| quantile(&values, q)), [1.0, 50.0, 99.0, 100.0]);
         assert_eq!(mean(&values), 50.5);
         assert!(quantile(&[], 0.5).is_nan() && mean(&[]).is_nan());
+    }
+
+    #[test]
+    fn jains_index_is_one_for_equal_shares_and_a_fraction_for_a_single_user() {
+        assert_eq!(jain(&[5.0; 4]), 1.0);
+        assert_eq!(jain(&[9.0, 0.0, 0.0]), 1.0 / 3.0);
     }
 
     #[test]

@@ -61,8 +61,7 @@ fn check_rate(run: &mut Run, rate: f64) -> Result<()> {
     let arrived = Probe::at_rate(rate * 1.25e6, 1500, duration).run(&world)?;
     let measured = bits_per_second(&arrived, 1500) / 1e6;
     let plot = Plot::line("Rate measured over rate set", ("rate", "Mb/s"), ("ratio", "")).log_x();
-    let series = run.series(&plot, "UDP, a quarter above the rate");
-    run.point(series, rate, measured / rate);
+    run.plot_point(&plot, "UDP, a quarter above the rate", (rate, measured / rate));
     run.at_most(&format!("rate {rate} Mb/s: error, %"), 100.0 * (measured / rate - 1.0).abs(), 1.0);
     Ok(())
 }

@@ -179,8 +179,7 @@ impl Found {
         ];
         for (title, unit, value) in figures {
             let plot = Plot::histogram(title, ("path", ""), ("value", unit));
-            let series = run.series(&plot, name);
-            run.labelled_point(series, x as f64, value, path.name);
+            run.plot_bar(&plot, name, (x, path.name), value);
         }
     }
 

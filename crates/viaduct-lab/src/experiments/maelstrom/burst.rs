@@ -5,9 +5,10 @@ use viaduct_proto::fec::Code;
 use crate::experiment::{About, Plot, Run};
 use crate::experiments::maelstrom::real_stream::{self, RealOutcome};
 use crate::experiments::maelstrom::simulated::{
-    Share, around, delayed, histogram, latencies_ms, layers, mean, paper_flow, recovered, simulate,
+    Share, around, delayed, histogram, latencies_ms, layers, paper_flow, recovered, simulate,
 };
 use crate::experiments::maelstrom::{link, percent};
+use crate::experiments::statistics::mean;
 use crate::gateways::GatewaySpec;
 use crate::world::World;
 
@@ -54,15 +55,6 @@ pub(in crate::experiments) fn run(run: &mut Run) -> anyhow::Result<()> {
     Ok(())
 }
 
-fn recovered_plot() -> Plot {
-    Plot::line("Recovered packets", ("burst length", "packets"), ("recovered", "%"))
-}
-
-fn latency_plot() -> Plot {
-    let y = ("average recovery latency", "ms");
-    Plot::line("Average recovery latency", ("burst length", "packets"), y)
-}
-
 /// Simulates every code at every burst length.
 fn sweep(run: &mut Run, lengths: &[u32]) -> anyhow::Result<Vec<Sweep>> {
     let sets = [[1, 11, 19], [1, 19, 41]];
@@ -94,9 +86,9 @@ fn bars(run: &mut Run, length: u32, sweep: &Sweep, latencies: &[f64]) {
     let title = format!("I=({a},{b},{c}), bursts of {length}: recovery latency");
     let plot = Plot::histogram(&title, ("recovery latency", "ms"), ("recovered packets", "%"));
     let delays = matches!(&sweep.code, Code::Layered(p) if p.delay_xors);
-    let series = run.series(&plot, if delays { "delayed XORs" } else { "immediate XORs" });
+    let name = if delays { "delayed XORs" } else { "immediate XORs" };
     let width = if length == 1 { 1.0 } else { 20.0 };
-    histogram(latencies, width).into_iter().for_each(|(x, y)| run.point(series, x, y));
+    run.plot_points(&plot, name, histogram(latencies, width));
 }
 
 /// Checks the results of one code.
@@ -158,9 +150,10 @@ fn through_gateways(
 
 /// Adds a point to both plots: the share recovered, and the mean latency in ms.
 fn points(run: &mut Run, name: &str, length: u32, (share, latency): (f64, f64)) {
-    let series = [run.series(&recovered_plot(), name), run.series(&latency_plot(), name)];
-    run.point(series[0], f64::from(length), share * 100.0);
-    run.point(series[1], f64::from(length), latency);
+    let (x, y) = (("burst length", "packets"), ("average recovery latency", "ms"));
+    let plot = Plot::line("Recovered packets", x, ("recovered", "%"));
+    run.plot_point(&plot, name, (length.into(), share * 100.0));
+    run.plot_point(&Plot::line("Average recovery latency", x, y), name, (length.into(), latency));
 }
 
 fn real_checks(run: &mut Run, name: &str, real: &RealOutcome, simulated: &Share) {

@@ -3,18 +3,18 @@
 use std::thread;
 use std::time::Duration;
 
-use anyhow::{Context as _, Result};
+use anyhow::Result;
+use viaduct_proto::repair::stats::SenderStats;
 
-use super::super::statistics::median;
-use super::link;
-use super::simulated::quantile;
+use super::{Case, cases, link, overhead};
 use crate::experiment::{About, Plot, Run};
+use crate::experiments::parallel::join;
+use crate::experiments::statistics::{median, quantile};
 use crate::gateways::GatewaySpec;
 use crate::topology::programs::{Carrier, Iperf, Message, TimedMessages};
 use crate::world::World;
 
-/// Losses, and whether a quick run includes them.
-const CASES: [(&str, &str, bool); 3] = [
+const CASES: [Case; 3] = [
     ("1 % single", "1%", true),
     ("1 %, bursts of 8", "1%x8", false),
     ("1 %, bursts of 30", "1%x30", true),
@@ -62,7 +62,6 @@ pub(in crate::experiments) const ABOUT: About = About {
 pub(in crate::experiments) fn run(run: &mut Run) -> Result<()> {
     let seconds = run.choose(60, 15);
     let rounds = run.choose(5, 1);
-    let quick = run.quick();
     run.param("link", "200 Mb/s, 50 ms one way, queue 5 ms");
     run.param("mtu", "hosts 1200, WAN 1500");
     run.param("code", "auto");
@@ -70,22 +69,20 @@ pub(in crate::experiments) fn run(run: &mut Run) -> Result<()> {
     run.param("seconds", seconds);
     run.param("rounds", rounds);
     run.congestion_control("cubic");
-    let cases: Vec<_> = CASES.iter().filter(|(.., in_quick)| !quick || *in_quick).collect();
+    let cases = cases(run, &CASES);
     run.steps(rounds * (cases.len() * STREAMS.len() + COSTS.len()));
-    for (x, (case, loss, _)) in cases.iter().enumerate() {
+    for (x, (case, loss, _)) in cases.into_iter().enumerate() {
         for stream in &STREAMS {
             let mut late = Vec::new();
             for round in 0..rounds {
                 run.step(&format!("{case}, {}", stream.name))?;
                 let mut world = world(run, loss, round)?;
                 world.protect(&GatewaySpec::default())?;
-                let messages = send(&world, stream, seconds)?;
-                late.push(quantile(&latencies(&messages), 0.99));
+                late.push(quantile(&send(&world, stream, seconds)?, 0.99));
             }
             let p99 = median(&late);
             let plot = Plot::histogram("99 of 100 messages within", ("loss", ""), ("", "ms"));
-            let series = run.series(&plot, stream.name);
-            run.labelled_point(series, x as f64, p99, case);
+            run.plot_bar(&plot, stream.name, (x, case), p99);
             let bound = ONE_WAY + BEYOND + if stream.beside { QUEUE } else { 0.0 };
             run.at_most(&format!("{case}: {}, p99, ms", stream.name), p99, bound);
         }
@@ -99,9 +96,7 @@ pub(in crate::experiments) fn run(run: &mut Run) -> Result<()> {
             world.protect(&GatewaySpec::fec(&class))?;
             let stream = Stream { name: "small", length: 84, pace, beside: false };
             send(&world, &stream, seconds)?;
-            let gateways = world.gateways().context("they were just started")?;
-            let sender = gateways.a.status()?.peer().sender;
-            bytes.push(sender.repair_bytes as f64 / sender.bytes.max(1) as f64);
+            bytes.push(overhead(&SenderStats::default(), &world.sender()?));
         }
         let kind = repairs.replace('\n', ", ").replace('"', "");
         let name = format!("{pace} packets of 84 bytes a second, {kind}: bytes a byte");
@@ -115,16 +110,15 @@ fn world(run: &Run, loss: &str, round: usize) -> Result<World> {
     World::new((1200, 1500), &link(&config), run.seed() + round as u64, run.journal())
 }
 
-/// Sends the stream, with a concurrent bulk flow if it asks for one.
-fn send(world: &World, stream: &Stream, seconds: u32) -> Result<Vec<Message>> {
+/// Sends the stream, with a concurrent bulk flow if it asks for one; returns the delivery times in
+/// milliseconds, infinity for messages that never arrived.
+fn send(world: &World, stream: &Stream, seconds: u32) -> Result<Vec<f64>> {
     let size = stream.length - HEADERS;
     let messages = TimedMessages {
-        carrier: Carrier::Udp,
         size,
         bits_per_second: stream.pace * 8.0 * size as f64,
-        duration: Duration::from_secs(seconds.into()),
         patience: Duration::from_secs(2),
-        port: 6_000,
+        ..TimedMessages::paper(Carrier::Udp, Duration::from_secs(seconds.into()))
     };
     thread::scope(|scope| {
         let beside = stream.beside.then(|| {
@@ -135,19 +129,7 @@ fn send(world: &World, stream: &Stream, seconds: u32) -> Result<Vec<Message>> {
             thread::sleep(Duration::from_secs(3));
         }
         let sent = messages.run(world.a1(), world.b1())?;
-        if let Some(beside) = beside {
-            beside.join().ok().context("iperf3's thread panicked")??;
-        }
-        Ok(sent)
+        beside.map(join).transpose()?;
+        Ok(sent.iter().map(Message::milliseconds).collect())
     })
-}
-
-/// Returns delivery times in milliseconds, ascending; infinity for messages that never arrived.
-fn latencies(messages: &[Message]) -> Vec<f64> {
-    let of = |message: &Message| {
-        message.latency.map_or(f64::INFINITY, |latency| latency.as_secs_f64() * 1e3)
-    };
-    let mut all: Vec<f64> = messages.iter().map(of).collect();
-    all.sort_by(f64::total_cmp);
-    all
 }

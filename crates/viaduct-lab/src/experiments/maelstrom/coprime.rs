@@ -52,8 +52,7 @@ fn compare(run: &mut Run, codes: &[Code; 2], loss: f64) -> anyhow::Result<[Share
     let plot = Plot::line("Recovered packets", ("loss", "%"), ("recovered", "%")).log_x();
     let mut measure = |code: &Code| -> anyhow::Result<Share> {
         let share = recovered(&simulate(&stream, code)?);
-        let series = run.series(&plot, &code.to_string());
-        run.point(series, loss * 100.0, share.value * 100.0);
+        run.plot_point(&plot, &code.to_string(), (loss * 100.0, share.value * 100.0));
         Ok(share)
     };
     Ok([measure(&codes[0])?, measure(&codes[1])?])

@@ -27,16 +27,11 @@ pub(in crate::experiments) fn run(run: &mut Run) -> anyhow::Result<()> {
     run.steps(2);
     let plot = Plot::scatter("Delivery latency", ("message", ""), ("latency", "ms"));
     let mut world = Scene::world(run, DELAY as u32, LOSS)?;
-    run.step("plain")?;
-    let plain = scene.play(&world)?.latencies();
-    world.protect(&Scene::code())?;
-    run.step("with gateways")?;
-    let protected = scene.play(&world)?.latencies();
+    let (plain, protected) = scene.play_both(run, &mut world, "")?;
+    let (plain, protected) = (plain.latencies(), protected.latencies());
     for (name, latencies) in [("plain kernel", &plain), ("with gateways", &protected)] {
-        let series = run.series(&plot, name);
-        for (n, latency) in latencies.iter().enumerate() {
-            run.point(series, n as f64, *latency);
-        }
+        let points = latencies.iter().enumerate().map(|(n, latency)| (n as f64, *latency));
+        run.plot_points(&plot, name, points);
     }
     let share = delayed(&protected) / delayed(&plain);
     run.param("plain_delayed", delayed(&plain));

@@ -1,10 +1,11 @@
 //! Hosts with the WAN's MTU: repairs are sent in fragments, at a measured cost.
 
-use anyhow::{Context as _, Result};
+use anyhow::Result;
+use viaduct_proto::repair::stats::SenderStats;
 
-use super::super::statistics::median;
-use super::link;
+use super::{describe, link, overhead};
 use crate::experiment::{About, Plot, Run};
+use crate::experiments::statistics::median;
 use crate::gateways::GatewaySpec;
 use crate::topology::programs::Iperf;
 use crate::world::World;
@@ -27,42 +28,34 @@ pub(in crate::experiments) const ABOUT: About = About {
 pub(in crate::experiments) fn run(run: &mut Run) -> Result<()> {
     let (seconds, warm_up) = run.choose((20, 10), (8, 6));
     let rounds = run.choose(5, 1);
-    run.param("link", "200 Mb/s, 50 ms one way, queue 100 ms");
+    describe(run, (seconds, warm_up), rounds);
     run.param("mtu", "hosts 1200 or 1500, WAN 1500");
     run.param("code", "auto");
-    run.param("seconds", seconds);
-    run.param("warm_up", warm_up);
-    run.param("rounds", rounds);
     run.congestion_control("cubic");
     run.steps(CASES.len() * rounds * HOSTS.len());
-    for (x, (case, loss)) in CASES.iter().enumerate() {
+    let iperf = Iperf::tcp("cubic", seconds, warm_up);
+    for (x, (case, loss)) in CASES.into_iter().enumerate() {
+        let link = link(&format!("rate=200M,delay=50ms,queue=100ms,loss={loss}"));
         let mut bytes = [const { Vec::new() }; HOSTS.len()];
         let mut rates = bytes.clone();
         for round in 0..rounds {
             for (at, mtu) in HOSTS.into_iter().enumerate() {
                 run.step(&format!("{case}, hosts {mtu}"))?;
-                let config = format!("rate=200M,delay=50ms,queue=100ms,loss={loss}");
                 let seed = run.seed() + round as u64;
-                let mut world = World::new((mtu, WAN), &link(&config), seed, run.journal())?;
+                let mut world = World::new((mtu, WAN), &link, seed, run.journal())?;
                 world.protect(&GatewaySpec::default())?;
-                let iperf = Iperf::tcp("cubic", seconds, warm_up);
-                rates[at].push(iperf.run(world.a1(), world.b1())?.received / 1e6);
-                let gateways = world.gateways().context("they were just started")?;
-                let sender = gateways.a.status()?.peer().sender;
-                bytes[at].push(sender.repair_bytes as f64 / sender.bytes.max(1) as f64);
+                rates[at].push(world.throughput(&iperf)?);
+                bytes[at].push(overhead(&SenderStats::default(), &world.sender()?));
             }
         }
         let [bytes, rates] = [bytes, rates].map(|of| of.map(|of| median(&of)));
         for (at, mtu) in HOSTS.iter().enumerate() {
-            let plots = [
-                (("bytes of repairs", "%"), 100.0 * bytes[at]),
-                (("throughput", "Mb/s"), rates[at]),
-            ];
-            for ((what, unit), value) in plots {
+            for (what, unit, value) in
+                [("bytes of repairs", "%", 100.0 * bytes[at]), ("throughput", "Mb/s", rates[at])]
+            {
                 let title = format!("One cubic flow: {what}");
                 let plot = Plot::histogram(&title, ("loss", ""), (what, unit));
-                let series = run.series(&plot, &format!("hosts {mtu}"));
-                run.labelled_point(series, x as f64, value, case);
+                run.plot_bar(&plot, &format!("hosts {mtu}"), (x, case), value);
             }
         }
         let name = format!("{case}: bytes of repairs a byte, more than with hosts of 1200");

@@ -3,16 +3,16 @@
 use std::thread;
 use std::time::Duration;
 
-use anyhow::{Context as _, Result};
-use viaduct_proto::repair::stats::PeerStats;
+use anyhow::Result;
 
-use super::super::statistics::median;
-use super::link;
+use super::{describe, link, overhead, world};
 use crate::emulator::Direction;
 use crate::experiment::{About, Bound, Plot, Run};
+use crate::experiments::parallel::{join, parallel};
+use crate::experiments::statistics::{jain, median};
 use crate::gateways::GatewaySpec;
 use crate::stop;
-use crate::topology::programs::Iperf;
+use crate::topology::programs::{Iperf, IperfReport};
 use crate::world::World;
 
 /// Bounds relative to two plain flows: the rate of each flow when one is protected, and their
@@ -47,45 +47,46 @@ pub(in crate::experiments) const ABOUT: About = About {
     finding: "Under a fixed code a protected flow takes all of a full queue from a plain one.",
 };
 
+/// Measured seconds of a flow, and seconds of warm-up.
+type Times = (u32, u32);
+
 pub(in crate::experiments) fn run(run: &mut Run) -> Result<()> {
     let quick = run.quick();
-    let (seconds, warm_up) = run.choose((60, 20), (15, 10));
+    let times = run.choose((60, 20), (15, 10));
     let rounds = run.choose(5, 1);
     let queues: &[&str] = if quick { &["100ms"] } else { &["100ms", "20ms"] };
+    describe(run, times, rounds);
     run.param("link", "200 Mb/s, 50 ms one way, queues of 100 and 20 ms");
-    run.param("mtu", "hosts 1200, WAN 1500");
     run.param("code", "auto; plain flows have repairs = none");
-    run.param("seconds", seconds);
-    run.param("warm_up", warm_up);
-    run.param("rounds", rounds);
     run.congestion_control("cubic");
     run.steps(rounds * (2 * queues.len() + if quick { 1 } else { 4 }));
     for queue in queues {
-        beside(run, queue, (seconds, warm_up), rounds)?;
+        beside(run, queue, times, rounds)?;
     }
     overload(run, rounds, run.choose(20, 8))?;
     if !quick {
-        eight(run, rounds, (seconds, warm_up))?;
+        eight(run, rounds, times)?;
         changed(run, rounds)?;
     }
     Ok(())
 }
 
 /// Compares one protected and one plain flow with two plain ones, on one full queue.
-fn beside(run: &mut Run, queue: &str, (seconds, warm_up): (u32, u32), rounds: usize) -> Result<()> {
-    let config = format!("rate=200M,delay=50ms,queue={queue}");
+fn beside(run: &mut Run, queue: &str, times: Times, rounds: usize) -> Result<()> {
+    let link = link(&format!("rate=200M,delay=50ms,queue={queue}"));
+    let spec = GatewaySpec::fec(CLASS);
     let (mut shares, mut told) = ([const { Vec::new() }; 3], Vec::new());
     for round in 0..rounds {
         let seed = run.seed() + round as u64;
-        let mut world = World::new((1200, 1500), &link(&config), seed, run.journal())?;
-        world.protect(&spec())?;
+        let mut world = World::new((1200, 1500), &link, seed, run.journal())?;
+        world.protect(&spec)?;
         run.step(&format!("queue of {queue}, two plain"))?;
-        let plain = flows(&world, &[PLAIN, PLAIN + 1], (seconds, warm_up))?;
+        let plain = flows(&world, &[PLAIN, PLAIN + 1], times)?;
         let half = plain.iter().sum::<f64>() / 2.0;
         run.step(&format!("queue of {queue}, one protected"))?;
-        let before = dropped(&mut world)?;
-        let both = flows(&world, &[PROTECTED, PLAIN], (seconds, warm_up))?;
-        let after = dropped(&mut world)?;
+        let before = dropped(&world)?;
+        let both = flows(&world, &[PROTECTED, PLAIN], times)?;
+        let after = dropped(&world)?;
         told.push((after.1 - before.1) as f64 / (after.0 - before.0).max(1) as f64);
         shares[0].push(both[0] / half);
         shares[1].push(both[1] / half);
@@ -94,72 +95,51 @@ fn beside(run: &mut Run, queue: &str, (seconds, warm_up): (u32, u32), rounds: us
     let [protected, plain, sum] = shares.map(|of| median(&of));
     let plot = Plot::histogram("Beside a plain flow", ("queue", ""), ("of two plain", ""));
     for (name, value) in [("protected", protected), ("plain", plain)] {
-        let series = run.series(&plot, name);
-        run.labelled_point(series, f64::from(queue.len() as u32), value, queue);
+        run.plot_bar(&plot, name, (queue.len(), queue), value);
     }
-    let name = |what: &str| format!("queue of {queue}: {what} over half of two plain");
-    run.check(&name("protected"), protected, SHARE);
-    run.check(&name("plain beside it"), plain, SHARE);
-    run.at_least(&format!("queue of {queue}: sum over two plain"), sum, SUM);
-    let name = format!("queue of {queue}: drops taken for losses by chance, of all");
-    run.at_most(&name, median(&told), 1.0 - TOLD_DROPS);
+    let name = |what: &str| format!("queue of {queue}: {what}");
+    run.check(&name("protected over half of two plain"), protected, SHARE);
+    run.check(&name("plain beside it over half of two plain"), plain, SHARE);
+    run.at_least(&name("sum over two plain"), sum, SUM);
+    let drops = name("drops taken for losses by chance, of all");
+    run.at_most(&drops, median(&told), 1.0 - TOLD_DROPS);
     Ok(())
 }
 
-/// Returns gateway settings with a class of unprotected ports.
-fn spec() -> GatewaySpec {
-    let spec = GatewaySpec::default();
-    GatewaySpec { fec: CLASS.to_owned(), ..spec }
-}
-
 /// Runs concurrent flows on these ports; returns the Mb/s of each.
-fn flows(world: &World, ports: &[u16], (seconds, warm_up): (u32, u32)) -> Result<Vec<f64>> {
-    thread::scope(|scope| {
-        let flow = |port: u16| {
-            let iperf = Iperf { port, ..Iperf::tcp("cubic", seconds, warm_up) };
-            scope.spawn(move || iperf.run(world.a1(), world.b1()))
-        };
-        let running: Vec<_> = ports.iter().map(|port| flow(*port)).collect();
-        let mut rates = Vec::new();
-        for flow in running {
-            rates.push(flow.join().ok().context("iperf3's thread panicked")??.received / 1e6);
-        }
-        Ok(rates)
+fn flows(world: &World, ports: &[u16], (seconds, warm_up): Times) -> Result<Vec<f64>> {
+    parallel(ports, |&port| {
+        world.throughput(&Iperf { port, ..Iperf::tcp("cubic", seconds, warm_up) })
     })
 }
 
 /// Returns the packets dropped by the link's queue, and the bursts that B's gateway classified
 /// as random.
-fn dropped(world: &mut World) -> Result<(u64, u64)> {
-    let dropped = world.emulator().context("the link is an emulated one")?.stats()?;
-    let gateways = world.gateways().context("they were just started")?;
+fn dropped(world: &World) -> Result<(u64, u64)> {
+    let dropped = world.link()?.stats()?;
     // The last losses are counted a moment later.
     thread::sleep(Duration::from_millis(1_200));
-    Ok((dropped.a_to_b.queue_dropped, gateways.b.status()?.peer().receiver.random))
+    Ok((dropped.a_to_b.queue_dropped, world.receiver()?.random))
 }
 
 /// Sends a constant rate above the link's.
 fn overload(run: &mut Run, rounds: usize, seconds: u32) -> Result<()> {
-    let config = link("rate=200M,delay=50ms,queue=100ms");
     let (mut bytes, mut lost) = (Vec::new(), Vec::new());
+    let stream = Iperf::udp(220_000_000, 1_172, seconds);
     for round in 0..rounds {
-        let seed = run.seed() + round as u64;
-        let mut world = World::new((1200, 1500), &config, seed, run.journal())?;
+        let mut world = world(run, "none", round)?;
         run.step("a stream of 220 Mb/s")?;
-        let stream = Iperf::udp(220_000_000, 1_172, seconds);
         let plain = stream.run(world.a1(), world.b1())?;
         world.protect(&GatewaySpec::default())?;
-        let (a1, b1) = (world.a1().clone(), world.b1().clone());
-        let running = thread::spawn(move || stream.run(&a1, &b1));
-        thread::sleep(Duration::from_secs(2));
-        let gateways = world.gateways().context("they were just started")?;
-        let before = gateways.a.status()?.peer().sender;
-        let with = running.join().ok().context("iperf3's thread panicked")??;
-        let after = gateways.a.status()?.peer().sender;
-        let share = |report: &crate::topology::programs::IperfReport| {
-            report.lost_packets as f64 / report.packets.max(1) as f64
-        };
-        bytes.push(per_byte(&before, &after));
+        let (with, before) = thread::scope(|scope| -> Result<_> {
+            let running = scope.spawn(|| stream.run(world.a1(), world.b1()));
+            thread::sleep(Duration::from_secs(2));
+            let before = world.sender()?;
+            Ok((join(running)?, before))
+        })?;
+        bytes.push(overhead(&before, &world.sender()?));
+        let share =
+            |report: &IperfReport| report.lost_packets as f64 / report.packets.max(1) as f64;
         lost.push(share(&with) / share(&plain).max(1e-6));
     }
     run.at_most("220 Mb/s on 200: bytes of repairs a byte", median(&bytes), OVERLOAD);
@@ -167,48 +147,35 @@ fn overload(run: &mut Run, rounds: usize, seconds: u32) -> Result<()> {
     Ok(())
 }
 
-fn per_byte(
-    before: &viaduct_proto::repair::stats::SenderStats,
-    after: &viaduct_proto::repair::stats::SenderStats,
-) -> f64 {
-    let bytes = after.repair_bytes - before.repair_bytes;
-    bytes as f64 / (after.bytes - before.bytes).max(1) as f64
-}
-
 /// Runs eight protected flows over a lossy link: each must get its share, and random losses
 /// must be classified as such.
-fn eight(run: &mut Run, rounds: usize, times: (u32, u32)) -> Result<()> {
-    let config = link("rate=200M,delay=50ms,queue=100ms,loss=1%");
-    let (mut jain, mut told) = (Vec::new(), Vec::new());
+fn eight(run: &mut Run, rounds: usize, times: Times) -> Result<()> {
+    let (mut index, mut told) = (Vec::new(), Vec::new());
+    let ports: Vec<u16> = (0..8).map(|n| PROTECTED + n).collect();
     for round in 0..rounds {
         run.step("eight protected flows")?;
-        let seed = run.seed() + round as u64;
-        let mut world = World::new((1200, 1500), &config, seed, run.journal())?;
+        let mut world = world(run, "1%", round)?;
         world.protect(&GatewaySpec::default())?;
-        let ports: Vec<u16> = (0..8).map(|n| PROTECTED + n).collect();
-        let rates = flows(&world, &ports, times)?;
-        let squares: f64 = rates.iter().map(|rate| rate * rate).sum();
-        jain.push(rates.iter().sum::<f64>().powi(2) / (8.0 * squares));
-        told.push(reported_losses(&mut world)?);
+        index.push(jain(&flows(&world, &ports, times)?));
+        told.push(reported_losses(&world)?);
     }
-    run.at_least("eight protected at 1 %: Jain's index", median(&jain), JAIN);
+    run.at_least("eight protected at 1 %: Jain's index", median(&index), JAIN);
     let name = "eight protected at 1 %: losses by chance that are taken for that";
     run.at_least(name, median(&told), TOLD_LOSSES);
     Ok(())
 }
 
 /// Returns the share of random losses that were not classified as drops of a full queue.
-fn reported_losses(world: &mut World) -> Result<f64> {
-    let link = world.emulator().context("the link is an emulated one")?.stats()?.a_to_b;
-    let stats: PeerStats = world.gateways().context("they were just started")?.b.status()?.peer();
-    let taken = stats.receiver.congested.saturating_sub(link.queue_dropped);
+fn reported_losses(world: &World) -> Result<f64> {
+    let link = world.link()?.stats()?.a_to_b;
+    let taken = world.receiver()?.congested.saturating_sub(link.queue_dropped);
     Ok(1.0 - taken as f64 / link.lost.max(1) as f64)
 }
 
 /// Checks that neither a path that becomes 30 ms longer nor a policer raises the overhead for
 /// long.
 fn changed(run: &mut Run, rounds: usize) -> Result<()> {
-    let clean = "rate=200M,delay=50ms,queue=100ms";
+    let iperf = Iperf::tcp("cubic", 45, 0);
     for (name, other) in [
         ("a path 30 ms longer", "rate=200M,delay=80ms,queue=100ms"),
         // A rate below the flow's, with almost no queue.
@@ -217,27 +184,22 @@ fn changed(run: &mut Run, rounds: usize) -> Result<()> {
         let mut raised = Vec::new();
         for round in 0..rounds {
             run.step(name)?;
-            let seed = run.seed() + round as u64;
-            let mut world = World::new((1200, 1500), &link(clean), seed, run.journal())?;
+            let mut world = world(run, "none", round)?;
             world.protect(&GatewaySpec::default())?;
-            let (a1, b1) = (world.a1().clone(), world.b1().clone());
-            let running = thread::spawn(move || Iperf::tcp("cubic", 45, 0).run(&a1, &b1));
-            sleep(15)?;
-            let gateway = |world: &mut World| -> Result<_> {
-                let gateways = world.gateways().context("they were just started")?;
-                Ok(gateways.a.status()?.peer().sender)
-            };
-            let before = gateway(&mut world)?;
-            sleep(5)?;
-            let steady = gateway(&mut world)?;
-            let emulator = world.emulator().context("the link is an emulated one")?;
-            emulator.set(Direction::AtoB, link(other))?;
-            sleep(10)?;
-            let changed = gateway(&mut world)?;
-            sleep(8)?;
-            let after = gateway(&mut world)?;
-            running.join().ok().context("iperf3's thread panicked")??;
-            raised.push(per_byte(&changed, &after) - per_byte(&before, &steady));
+            raised.push(thread::scope(|scope| -> Result<f64> {
+                let running = scope.spawn(|| iperf.run(world.a1(), world.b1()));
+                sleep(15)?;
+                let before = world.sender()?;
+                sleep(5)?;
+                let steady = world.sender()?;
+                world.link()?.set(Direction::AtoB, link(other))?;
+                sleep(10)?;
+                let changed = world.sender()?;
+                sleep(8)?;
+                let after = world.sender()?;
+                join(running)?;
+                Ok(overhead(&changed, &after) - overhead(&before, &steady))
+            })?);
         }
         let name = format!("{name}: bytes of repairs a byte ten seconds later, above those before");
         run.at_most(&name, median(&raised), RAISED);

@@ -9,7 +9,7 @@ use anyhow::Result;
 use rustix::process::{Signal, kill_process};
 
 use crate::experiment::{About, Plot, Run};
-use crate::gateways::{Gateway, GatewaySpec};
+use crate::gateways::GatewaySpec;
 use crate::topology::DumbbellSpec;
 use crate::topology::programs::Iperf;
 use crate::world::World;
@@ -88,11 +88,11 @@ fn measure(
         world.protect(spec)?;
     }
     run.step(&format!("{label}, paced"))?;
-    let paced = flow(seconds, Some(PACE)).run(world.a1(), world.b1())?.received / 1e9;
-    let before = counts(&mut world)?;
+    let paced = world.throughput(&flow(seconds, Some(PACE)))? / 1e3;
+    let before = counts(&world)?;
     run.step(&format!("{label}, unpaced"))?;
-    let unpaced = flow(seconds, None).run(world.a1(), world.b1())?.received / 1e9;
-    let after = counts(&mut world)?;
+    let unpaced = world.throughput(&flow(seconds, None))? / 1e3;
+    let after = counts(&world)?;
     let found = Found {
         paced,
         unpaced,
@@ -110,8 +110,8 @@ fn flow(seconds: u32, pace: Option<u64>) -> Iperf {
 
 /// Returns the packets that A's gateway has processed, and all that it should have. Packets of
 /// classes without repairs are included in both.
-fn counts(world: &mut World) -> Result<(u64, u64)> {
-    let Some(gateways) = world.gateways() else { return Ok((0, 0)) };
+fn counts(world: &World) -> Result<(u64, u64)> {
+    let Ok(gateways) = world.running() else { return Ok((0, 0)) };
     // Counters are published a few times per second.
     thread::sleep(Duration::from_millis(250));
     let sender = gateways.a.status()?.peer().sender;
@@ -126,13 +126,11 @@ fn draw(run: &mut Run, x: usize, label: &str, found: &Found) {
     let rates = Plot::histogram("Throughput by code", ("code", ""), ("throughput", "Gb/s"));
     let shares = Plot::histogram("Packets protected", ("code", ""), ("protected", "%"));
     for (name, value) in [("paced", found.paced), ("unpaced", found.unpaced)] {
-        let series = run.series(&rates, name);
-        run.labelled_point(series, x as f64, value, label);
+        run.plot_bar(&rates, name, (x, label), value);
     }
     if x > 0 {
         for (name, value) in [("paced", found.protected), ("unpaced", found.unpaced_protected)] {
-            let series = run.series(&shares, name);
-            run.labelled_point(series, x as f64, value * 100.0, label);
+            run.plot_bar(&shares, name, (x, label), value * 100.0);
         }
     }
 }
@@ -151,9 +149,8 @@ fn throttled(run: &mut Run, plain: &Found, seconds: u32) -> Result<()> {
     world.protect(&code(3))?;
     run.step("(8,3), paced, the encoder stopped half of the time")?;
     let done = AtomicBool::new(false);
-    let gateways = world.gateways().expect("they were just started");
-    let pid = gateways.a.pid().expect("it runs");
-    let received = thread::scope(|scope| {
+    let pid = world.running()?.a.pid().expect("it runs");
+    let delivered = thread::scope(|scope| {
         scope.spawn(|| {
             while !done.load(Ordering::Relaxed) {
                 for signal in [Signal::STOP, Signal::CONT] {
@@ -162,13 +159,13 @@ fn throttled(run: &mut Run, plain: &Found, seconds: u32) -> Result<()> {
                 }
             }
         });
-        let report = flow(seconds, Some(PACE)).run(world.a1(), world.b1());
+        let delivered = world.throughput(&flow(seconds, Some(PACE)));
         done.store(true, Ordering::Relaxed);
-        report
+        delivered
     })?;
-    let delivered = received.received / 1e9;
-    let (_, packets) = counts(&mut world)?;
-    let sender = gateway_a(&mut world)?.status()?.peer().sender;
+    let delivered = delivered / 1e3;
+    let (_, packets) = counts(&world)?;
+    let sender = world.sender()?;
     let (protected, counted) = (sender.protected, sender.unprotected);
     run.at_least("throttled: delivery over gateways off", delivered / plain.paced, 0.98);
     run.within("throttled: packets protected", share(protected, packets), 0.05, 0.95);
@@ -179,7 +176,3 @@ fn throttled(run: &mut Run, plain: &Found, seconds: u32) -> Result<()> {
 
 /// Time that the encoder is stopped, and that it then runs.
 const HALF_PERIOD: Duration = Duration::from_millis(100);
-
-fn gateway_a(world: &mut World) -> Result<&mut Gateway> {
-    Ok(&mut world.gateways().expect("they were started").a)
-}

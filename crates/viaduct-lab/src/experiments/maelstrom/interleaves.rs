@@ -7,8 +7,9 @@ use viaduct_proto::sim::stream::{Lost, Outcome, Stream};
 use crate::experiment::{About, Plot, Run};
 use crate::experiments::maelstrom::link;
 use crate::experiments::maelstrom::simulated::{
-    blocks, delayed, events, latencies_ms, layers, mean, quantile, simulate,
+    blocks, delayed, events, latencies_ms, layers, simulate,
 };
+use crate::experiments::statistics::{mean, quantile};
 
 /// Packets per second: 144 Mb/s of 1500-byte packets.
 const RATE: f64 = 12_000.0;
@@ -109,8 +110,7 @@ fn record(
     ];
     for (title, y, value) in figures {
         let plot = Plot::histogram(title, ("loss of 1 %", ""), y);
-        let series = run.series(&plot, &code.to_string());
-        run.labelled_point(series, n as f64, value, words);
+        run.plot_bar(&plot, &code.to_string(), (n, words), value);
     }
 }
 

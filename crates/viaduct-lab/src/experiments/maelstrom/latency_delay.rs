@@ -23,20 +23,15 @@ pub(in crate::experiments) fn run(run: &mut Run) -> anyhow::Result<()> {
     run.param("loss_percent", LOSS * 100.0);
     run.steps(2 * delays.len());
     let plot = Plot::line("Mean delivery latency", ("one-way delay", "ms"), ("latency", "ms"));
-    let plain = run.series(&plot, "plain kernel");
-    let protected = run.series(&plot, "with gateways, (7,2) I=(1,10)");
-    let bound = run.series(&plot, "the delay itself");
     let mut worst = 0f64;
     for &delay in delays {
         let x = f64::from(delay);
         let mut world = Scene::world(run, delay, LOSS)?;
-        run.step(&format!("{delay} ms, plain"))?;
-        run.point(plain, x, scene.play(&world)?.mean());
-        world.protect(&Scene::code())?;
-        run.step(&format!("{delay} ms, with gateways"))?;
-        let mean = scene.play(&world)?.mean();
-        run.point(protected, x, mean);
-        run.point(bound, x, x);
+        let (plain, protected) = scene.play_both(run, &mut world, &format!("{delay} ms, "))?;
+        let mean = protected.mean();
+        run.plot_point(&plot, "plain kernel", (x, plain.mean()));
+        run.plot_point(&plot, "with gateways, (7,2) I=(1,10)", (x, mean));
+        run.plot_point(&plot, "the delay itself", (x, x));
         worst = worst.max(mean - x);
     }
     run.at_most("protected mean above one-way delay, worst, ms", worst, 5.0);

@@ -31,16 +31,12 @@ pub(in crate::experiments) fn run(run: &mut Run) -> anyhow::Result<()> {
     let mut results = Vec::new();
     for &loss in losses {
         let mut world = Scene::world(run, DELAY as u32, loss)?;
-        run.step(&format!("loss {}, plain", percent(loss)))?;
-        let plain = scene.play(&world)?;
-        world.protect(&Scene::code())?;
-        run.step(&format!("loss {}, with gateways", percent(loss)))?;
-        let protected = scene.play(&world)?;
+        let what = format!("loss {}, ", percent(loss));
+        let (plain, protected) = scene.play_both(run, &mut world, &what)?;
         for (name, result) in [("plain kernel", &plain), ("with gateways", &protected)] {
             let values = [result.mean(), result.p99(), result.beside];
             for (plot, value) in plots.iter().zip(values) {
-                let series = run.series(plot, name);
-                run.point(series, loss * 100.0, value);
+                run.plot_point(plot, name, (loss * 100.0, value));
             }
         }
         results.push((loss, plain, protected));

@@ -25,11 +25,58 @@ pub(super) mod throughput_gigabit;
 pub(super) mod throughput_loss;
 pub(super) mod vs_reed_solomon;
 
-use viaduct_proto::link::LinkConfig;
+use anyhow::Result;
+use viaduct_proto::repair::stats::SenderStats;
 
-/// Parses a link configuration written in this module.
-fn link(text: &str) -> LinkConfig {
-    text.parse().expect("a link config of this module")
+use super::link;
+use crate::experiment::Run;
+use crate::gateways::GatewaySpec;
+use crate::topology::programs::Iperf;
+use crate::world::World;
+
+/// Loss of a link: its name, its configuration, and whether a quick run includes it.
+type Case = (&'static str, &'static str, bool);
+
+/// Returns the cases of this run.
+fn cases(run: &Run, all: &[Case]) -> Vec<Case> {
+    all.iter().filter(|(.., in_quick)| *in_quick || !run.quick()).copied().collect()
+}
+
+/// Records the settings of flows over [`world`].
+fn describe(run: &mut Run, (seconds, warm_up): (u32, u32), rounds: usize) {
+    run.param("link", "200 Mb/s, 50 ms one way, queue 100 ms");
+    run.param("mtu", "hosts 1200, WAN 1500");
+    run.param("seconds", seconds);
+    run.param("warm_up", warm_up);
+    run.param("rounds", rounds);
+}
+
+/// Builds the world of a round: a link of 200 Mb/s and 50 ms one way with this loss, and hosts
+/// whose MTU leaves room for repairs.
+fn world(run: &Run, loss: &str, round: usize) -> Result<World> {
+    let link = link(&format!("rate=200M,delay=50ms,queue=100ms,loss={loss}"));
+    World::new((1200, 1500), &link, run.seed() + round as u64, run.journal())
+}
+
+/// Measures the Mb/s of `iperf` without gateways, and with these; `what` names the steps.
+fn without_and_with(
+    run: &mut Run,
+    world: &mut World,
+    iperf: &Iperf,
+    gateways: &GatewaySpec,
+    what: &str,
+) -> Result<(f64, f64)> {
+    run.step(&format!("{what}, plain"))?;
+    let without = world.throughput(iperf)?;
+    world.protect(gateways)?;
+    run.step(&format!("{what}, with gateways"))?;
+    Ok((without, world.throughput(iperf)?))
+}
+
+/// Returns the bytes of repairs and names per data byte between two readings.
+fn overhead(before: &SenderStats, after: &SenderStats) -> f64 {
+    let repairs = after.repair_bytes - before.repair_bytes;
+    repairs as f64 / (after.bytes - before.bytes).max(1) as f64
 }
 
 /// Formats a share for people, as in `0.1 %`.

@@ -6,18 +6,18 @@ use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
 use rustix::process::Signal;
+use viaduct_proto::repair::stats::SenderStats;
 
-use super::super::statistics::median;
-use super::link;
+use super::{Case, cases, overhead, world};
 use crate::experiment::{About, Plot, Run};
+use crate::experiments::statistics::median;
 use crate::gateways::GatewaySpec;
 use crate::stop;
 use crate::topology::Node;
 use crate::topology::programs::Iperf;
 use crate::world::World;
 
-/// Losses, and whether a quick run includes them.
-const CASES: [(&str, &str, bool); 3] = [
+const CASES: [Case; 3] = [
     ("1 % single", "1%", true),
     ("1 %, bursts of 8", "1%x8", false),
     ("1 %, bursts of 30", "1%x30", true),
@@ -40,66 +40,67 @@ pub(in crate::experiments) const ABOUT: About = About {
 pub(in crate::experiments) fn run(run: &mut Run) -> Result<()> {
     let seconds = run.choose(60, 15);
     let rounds = run.choose(5, 1);
-    let quick = run.quick();
     run.param("link", "200 Mb/s, 50 ms one way, queue 100 ms");
     run.param("mtu", "hosts 1200, WAN 1500");
     run.param("load", "UDP, 150 Mb/s of 1200-byte packets");
     run.param("seconds", seconds);
     run.param("rounds", rounds);
-    let cases: Vec<_> = CASES.iter().filter(|(.., in_quick)| !quick || *in_quick).collect();
+    let cases = cases(run, &CASES);
     run.steps(2 * rounds * cases.len());
+    let stream = Iperf::udp(RATE, LENGTH, seconds);
     let mut names = Vec::new();
-    for (x, (name, loss, _)) in cases.iter().enumerate() {
-        let config = format!("rate=200M,delay=50ms,queue=100ms,loss={loss}");
+    for (x, (name, loss, _)) in cases.into_iter().enumerate() {
         let (mut foreseen, mut happened) = (Vec::new(), Vec::new());
         for round in 0..rounds {
-            let seed = run.seed() + round as u64;
-            let mut world = World::new((1200, 1500), &link(&config), seed, run.journal())?;
+            let mut world = world(run, loss, round)?;
             let before = machine(world.dumbbell.gateway_a())?;
             world.protect(&GatewaySpec::fec("code = \"observe\"\n"))?;
             if x + round == 0 {
-                let during = machine(world.dumbbell.gateway_a())?;
-                let same = f64::from(u8::from(before == during));
+                let same = f64::from(u8::from(before == machine(world.dumbbell.gateway_a())?));
                 run.at_least("the machine is as before but for socket and taps", same, 1.0);
             }
             run.step(&format!("{name}, observed"))?;
-            let stream = Iperf::udp(RATE, LENGTH, seconds);
-            stream.run(world.a1(), world.b1())?;
-            settle()?;
-            let gateways = world.gateways().context("they were just started")?;
-            let status = gateways.a.status()?;
-            let sender = status.peer().sender;
-            names.push(sender.repair_bytes as f64 / sender.bytes.max(1) as f64);
+            send(&world, &stream)?;
+            let status = world.running()?.a.status()?;
+            names.push(overhead(&SenderStats::default(), &status.peer().sender));
             let trial = status.trial("auto").context("nothing was foreseen")?;
             ensure!(trial.lost > 100, "{name}: too few losses to judge: {}", trial.lost);
             foreseen.push(trial.recovered);
-            for gateway in [&gateways.a, &gateways.b] {
-                let text = std::fs::read_to_string(gateway.config())?;
-                std::fs::write(gateway.config(), text.replace("\"observe\"", "\"auto\""))?;
-                gateway.signal(Signal::HUP)?;
-            }
-            settle()?;
+            repair(&world)?;
             run.step(&format!("{name}, repaired"))?;
-            let gateways = world.gateways().context("they were just started")?;
-            let before = gateways.b.status()?.peer().receiver.link;
-            stream.run(world.a1(), world.b1())?;
-            settle()?;
-            let gateways = world.gateways().context("they were just started")?;
-            let after = gateways.b.status()?.peer().receiver.link;
-            let lost = after.lost - before.lost;
-            happened.push((after.recovered - before.recovered) as f64 / lost.max(1) as f64);
+            let before = world.receiver()?.link;
+            send(&world, &stream)?;
+            let after = world.receiver()?.link;
+            let lost = (after.lost - before.lost).max(1);
+            happened.push((after.recovered - before.recovered) as f64 / lost as f64);
         }
         let (foreseen, happened) = (median(&foreseen), median(&happened));
         let plot = Plot::histogram("Recovered by auto", ("loss", ""), ("of the lost", "%"));
         for (series, value) in [("foreseen", foreseen), ("happened", happened)] {
-            let series = run.series(&plot, series);
-            run.labelled_point(series, x as f64, 100.0 * value, name);
+            run.plot_bar(&plot, series, (x, name), 100.0 * value);
         }
         let check = format!("{name}: share recovered, foreseen less what happened");
         run.within(&check, foreseen - happened, -OFF, OFF);
     }
     run.at_most("bytes of names a byte", median(&names), BYTES);
     Ok(())
+}
+
+/// Sends the stream, and waits until its reports have arrived.
+fn send(world: &World, stream: &Iperf) -> Result<()> {
+    stream.run(world.a1(), world.b1())?;
+    settle()
+}
+
+/// Switches the gateways from observing to repairing.
+fn repair(world: &World) -> Result<()> {
+    let gateways = world.running()?;
+    for gateway in [&gateways.a, &gateways.b] {
+        let text = std::fs::read_to_string(gateway.config())?;
+        std::fs::write(gateway.config(), text.replace("\"observe\"", "\"auto\""))?;
+        gateway.signal(Signal::HUP)?;
+    }
+    settle()
 }
 
 /// Waits until reports have arrived and the fates of packets are settled.

@@ -3,17 +3,20 @@
 use std::thread;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context as _, Result};
+use anyhow::Result;
 
-use super::super::statistics::median;
-use super::link;
+use super::{link, overhead, world};
 use crate::emulator::Direction;
 use crate::experiment::{About, Plot, Run};
+use crate::experiments::parallel::join;
+use crate::experiments::statistics::median_of;
 use crate::gateways::GatewaySpec;
 use crate::stop;
 use crate::topology::programs::Iperf;
 use crate::world::World;
 
+/// Losses of the link, and none.
+const LOSSY: &str = "rate=200M,delay=50ms,queue=100ms,loss=1%";
 const CLEAN: &str = "rate=200M,delay=50ms,queue=100ms";
 /// Minimum rate of the first ten seconds relative to the steady rate under loss.
 const FIRST: f64 = 0.85;
@@ -70,36 +73,33 @@ pub(in crate::experiments) fn run(run: &mut Run) -> Result<()> {
     let mut flows = Vec::new();
     for round in 0..rounds {
         run.step(&format!("{} s of one flow", parts.all()))?;
-        let mut world =
-            World::new((1200, 1500), &link(CLEAN), run.seed() + round as u64, run.journal())?;
+        let mut world = world(run, "none", round)?;
         world.protect(&GatewaySpec::default())?;
-        flows.push(flow(&mut world, parts)?);
+        flows.push(flow(&world, parts)?);
     }
-    draw(run, &flows[0], parts);
+    let (begin, end) = (parts.clean, parts.clean + parts.lossy);
+    let title = format!("One flow; 1 % is lost from {begin} s to {end} s");
+    let plot = Plot::line(&title, ("time", "s"), ("throughput", "Mb/s"));
+    run.plot_points(&plot, "with gateways", flows[0].arrived.iter().copied());
     let rate = |flow: &Flow, from: u64, to: u64| {
         let within = |(at, _): &&(f64, f64)| (from as f64..to as f64).contains(at);
         let rates: Vec<f64> = flow.arrived.iter().filter(within).map(|(_, of)| *of).collect();
         rates.iter().sum::<f64>() / rates.len().max(1) as f64
     };
-    let steady = (parts.clean + parts.lossy / 2, parts.clean + parts.lossy);
-    let share =
-        |flow: &Flow| rate(flow, parts.clean, parts.clean + SOON) / rate(flow, steady.0, steady.1);
-    let shares = flows.iter().map(share).collect::<Vec<_>>();
-    run.at_least("first 10 s of loss over the steady rate", median(&shares), FIRST);
+    let steady = parts.clean + parts.lossy / 2;
+    let share = |flow: &Flow| rate(flow, begin, begin + SOON) / rate(flow, steady, end);
+    run.at_least("first 10 s of loss over the steady rate", median_of(&flows, share), FIRST);
     if parts.after > 0 {
-        let after = flows.iter().map(|flow| flow.after).collect::<Vec<_>>();
-        run.at_most("bytes of repairs a byte, 70 s after the loss", median(&after), AFTER);
+        let after = median_of(&flows, |flow| flow.after);
+        run.at_most("bytes of repairs a byte, 70 s after the loss", after, AFTER);
     }
     Ok(())
 }
 
 /// Runs one flow over a link that begins and then stops to lose packets.
-fn flow(world: &mut World, parts: Parts) -> Result<Flow> {
-    let (a1, b1) = (world.a1().clone(), world.b1().clone());
+fn flow(world: &World, parts: Parts) -> Result<Flow> {
     let iperf = Iperf::tcp("cubic", parts.all() as u32, 0);
     let begun = Instant::now();
-    let flow = thread::spawn(move || iperf.run(&a1, &b1));
-    let lossy = format!("{CLEAN},loss=1%");
     let wait = |until: u64| -> Result<()> {
         while begun.elapsed() < Duration::from_secs(until) {
             stop::check()?;
@@ -107,31 +107,20 @@ fn flow(world: &mut World, parts: Parts) -> Result<Flow> {
         }
         Ok(())
     };
-    for (until, config) in [(parts.clean, &lossy[..]), (parts.clean + parts.lossy, CLEAN)] {
-        wait(until)?;
-        let emulator = world.emulator().context("the link is an emulated one")?;
-        emulator.set(Direction::AtoB, link(config))?;
-        emulator.set(Direction::BtoA, link(config))?;
-    }
-    wait(parts.clean + parts.lossy + parts.after)?;
-    let gateways = world.gateways().context("they were just started")?;
-    let before = gateways.a.status()?.peer().sender;
-    wait(parts.all() - 1)?;
-    let after = gateways.a.status()?.peer().sender;
-    let report = flow.join().ok().context("iperf3's thread panicked")??;
-    let bytes = after.repair_bytes - before.repair_bytes;
-    Ok(Flow {
-        arrived: report.arrived.iter().map(|(at, rate)| (*at, rate / 1e6)).collect(),
-        after: bytes as f64 / (after.bytes - before.bytes).max(1) as f64,
+    thread::scope(|scope| {
+        let flow = scope.spawn(|| iperf.run(world.a1(), world.b1()));
+        for (until, config) in [(parts.clean, LOSSY), (parts.clean + parts.lossy, CLEAN)] {
+            wait(until)?;
+            for direction in [Direction::AtoB, Direction::BtoA] {
+                world.link()?.set(direction, link(config))?;
+            }
+        }
+        wait(parts.clean + parts.lossy + parts.after)?;
+        let before = world.sender()?;
+        wait(parts.all() - 1)?;
+        let after = overhead(&before, &world.sender()?);
+        let arrived = join(flow)?.arrived;
+        let arrived = arrived.into_iter().map(|(at, rate)| (at, rate / 1e6)).collect();
+        Ok(Flow { arrived, after })
     })
-}
-
-fn draw(run: &mut Run, flow: &Flow, parts: Parts) {
-    let title =
-        format!("One flow; 1 % is lost from {} s to {} s", parts.clean, parts.clean + parts.lossy);
-    let plot = Plot::line(&title, ("time", "s"), ("throughput", "Mb/s"));
-    let series = run.series(&plot, "with gateways");
-    for (at, rate) in &flow.arrived {
-        run.point(series, *at, *rate);
-    }
 }

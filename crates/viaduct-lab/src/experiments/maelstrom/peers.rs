@@ -4,16 +4,15 @@ use std::time::Duration;
 
 use anyhow::{Context as _, Result};
 
-use super::super::statistics::median;
-use super::link;
+use super::{Case, cases, describe, world};
 use crate::experiment::{About, Plot, Run};
-use crate::gateways::GatewaySpec;
+use crate::experiments::statistics::median_of;
+use crate::gateways::{Gateway, GatewaySpec};
 use crate::topology::cpu_time;
 use crate::topology::programs::{Iperf, Peer, PeerTunnel};
 use crate::world::World;
 
-/// Losses, and whether a quick run includes them.
-const CASES: [(&str, &str, bool); 4] = [
+const CASES: [Case; 4] = [
     ("no loss", "0", true),
     ("1 % single", "1%", true),
     ("5 % single", "5%", false),
@@ -41,68 +40,52 @@ pub(in crate::experiments) const ABOUT: About = About {
 pub(in crate::experiments) fn run(run: &mut Run) -> Result<()> {
     let (seconds, warm_up) = run.choose((20, 8), (8, 5));
     let rounds = run.choose(5, 1);
-    let quick = run.quick();
-    run.param("link", "200 Mb/s, 50 ms one way, queue 100 ms");
-    run.param("mtu", "hosts 1200, WAN 1500");
+    describe(run, (seconds, warm_up), rounds);
     run.param("load", "iperf3, one cubic flow; of the peers both its connections are theirs");
-    run.param("seconds", seconds);
-    run.param("warm_up", warm_up);
-    run.param("rounds", rounds);
     run.congestion_control("cubic");
-    let peers = [Peer::Hysteria, Peer::Kcptun];
-    for peer in peers {
+    let mut peers = vec![Peer::Hysteria, Peer::Kcptun];
+    for peer in &peers {
         let there = if peer.find().is_some() { "installed" } else { "not installed" };
         run.param(peer.name(), there);
     }
-    let peers: Vec<Peer> = peers.into_iter().filter(|peer| peer.find().is_some()).collect();
-    let cases: Vec<_> = CASES.iter().filter(|(.., in_quick)| !quick || *in_quick).collect();
+    peers.retain(|peer| peer.find().is_some());
+    let cases = cases(run, &CASES);
     run.steps(rounds * cases.len() * (2 + peers.len()));
-    for (x, (case, loss, _)) in cases.iter().enumerate() {
-        let mut ours: Vec<Figure> = Vec::new();
-        let mut held: Vec<Figure> = Vec::new();
+    let iperf = Iperf::tcp("cubic", seconds, warm_up);
+    for (x, (case, loss, _)) in cases.into_iter().enumerate() {
+        let (mut ours, mut held): (Vec<Figure>, Vec<Figure>) = (Vec::new(), Vec::new());
         let mut theirs: Vec<Vec<Figure>> = vec![Vec::new(); peers.len()];
         for round in 0..rounds {
-            let config = format!("rate=200M,delay=50ms,queue=100ms,loss={loss}");
-            let seed = run.seed() + round as u64;
-            let mut world = World::new((1200, 1500), &link(&config), seed, run.journal())?;
-            let iperf = Iperf::tcp("cubic", seconds, warm_up);
+            let mut world = world(run, loss, round)?;
             for (peer, figures) in peers.iter().zip(&mut theirs) {
                 run.step(&format!("{case}, {}", peer.name()))?;
                 figures.push(by_peer(&world, *peer, &iperf)?);
             }
             world.protect(&GatewaySpec::default())?;
             run.step(&format!("{case}, gateways"))?;
-            ours.push(by_gateways(&mut world, &iperf)?);
+            ours.push(by_gateways(&world, &iperf)?);
             run.step(&format!("{case}, gateways, senders held to 180 Mb/s"))?;
-            held.push(by_gateways(&mut world, &iperf.clone().paced(HELD, 16_384))?);
+            held.push(by_gateways(&world, &iperf.clone().paced(HELD, 16_384))?);
         }
         let of = |figures: &[Figure]| -> Figure {
-            let rates: Vec<f64> = figures.iter().map(|(rate, _)| *rate).collect();
-            let costs: Vec<f64> = figures.iter().map(|(_, cost)| *cost).collect();
-            (median(&rates), median(&costs))
+            (median_of(figures, |(rate, _)| *rate), median_of(figures, |(_, cost)| *cost))
         };
         let (ours, held) = (of(&ours), of(&held));
-        let theirs: Vec<(Peer, Figure)> =
-            peers.iter().zip(&theirs).map(|(peer, figures)| (*peer, of(figures))).collect();
-        let rows = [("gateways", ours)];
-        let others = theirs.iter().map(|(peer, figure)| (peer.name(), *figure));
-        for (name, (rate, cost)) in rows.into_iter().chain(others) {
-            let plot = Plot::histogram("Throughput", ("loss", ""), ("throughput", "Mb/s"));
-            let series = run.series(&plot, name);
-            run.labelled_point(series, x as f64, rate, case);
-            let plot = Plot::histogram(
-                "Processor time, both ends",
-                ("loss", ""),
-                ("CPU-seconds a GB", ""),
-            );
-            let series = run.series(&plot, name);
-            run.labelled_point(series, x as f64, cost, case);
+        let theirs: Vec<Figure> = theirs.iter().map(|figures| of(figures)).collect();
+        let rates = Plot::histogram("Throughput", ("loss", ""), ("throughput", "Mb/s"));
+        let title = "Processor time, both ends";
+        let costs = Plot::histogram(title, ("loss", ""), ("CPU-seconds a GB", ""));
+        let others = peers.iter().zip(&theirs).map(|(peer, figure)| (peer.name(), *figure));
+        for (name, (rate, cost)) in [("gateways", ours)].into_iter().chain(others) {
+            run.plot_bar(&rates, name, (x, case), rate);
+            run.plot_bar(&costs, name, (x, case), cost);
         }
-        if let Some((_, (rate, cost))) = theirs.iter().find(|(peer, _)| *peer == Peer::Hysteria) {
+        if let Some(at) = peers.iter().position(|peer| *peer == Peer::Hysteria) {
+            let (rate, cost) = theirs[at];
             run.at_least(&format!("{case}: throughput over hysteria's"), ours.0 / rate, RATE);
             run.at_most(&format!("{case}: CPU-seconds a GB over hysteria's"), ours.1 / cost, COST);
         }
-        let most = match *loss {
+        let most = match loss {
             "0" => CLEAN,
             "1%" => LOSSY,
             _ => continue,
@@ -121,16 +104,13 @@ fn by_peer(world: &World, peer: Peer, iperf: &Iperf) -> Result<Figure> {
     Ok(figure(report.received, iperf, tunnel.cpu() - before))
 }
 
-fn by_gateways(world: &mut World, iperf: &Iperf) -> Result<Figure> {
-    let pids = |world: &mut World| -> Result<[u32; 2]> {
-        let gateways = world.gateways().context("they were just started")?;
-        let pid = |gateway: &crate::gateways::Gateway| -> Result<u32> {
-            let pid = gateway.pid().context("it runs")?;
-            Ok(pid.as_raw_nonzero().get().cast_unsigned())
-        };
-        Ok([pid(&gateways.a)?, pid(&gateways.b)?])
+fn by_gateways(world: &World, iperf: &Iperf) -> Result<Figure> {
+    let gateways = world.running()?;
+    let pid = |gateway: &Gateway| -> Result<u32> {
+        let pid = gateway.pid().context("it runs")?;
+        Ok(pid.as_raw_nonzero().get().cast_unsigned())
     };
-    let pids = pids(world)?;
+    let pids = [pid(&gateways.a)?, pid(&gateways.b)?];
     let time = || pids.iter().map(|pid| cpu_time(*pid)).sum::<Duration>();
     let before = time();
     let report = iperf.run(world.a1(), world.b1())?;

@@ -8,9 +8,8 @@
 use std::thread;
 use std::time::Duration;
 
-use anyhow::{Context, Result};
+use anyhow::Result;
 use viaduct_proto::link::{LinkConfig, Reason};
-use viaduct_proto::repair::stats::PeerStats;
 
 use crate::emulator::Direction;
 use crate::gateways::GatewaySpec;
@@ -73,28 +72,25 @@ pub(super) fn send(
     seconds: u64,
 ) -> Result<RealOutcome> {
     world.protect(spec)?;
-    let before = counters(world)?;
+    let (a_before, b_before) = (world.sender()?, world.receiver()?);
     take_drops(world)?;
     let stream = TimedMessages {
-        carrier: Carrier::Udp,
         size: PAYLOAD,
         bits_per_second: 1e7 * PAYLOAD as f64 / 1200.0,
-        duration: Duration::from_secs(seconds),
         patience: Duration::from_secs(1),
-        port: 6000,
+        ..TimedMessages::paper(Carrier::Udp, Duration::from_secs(seconds))
     };
     let messages = stream.run(world.a1(), world.b1())?;
     // Time for flushing the last bins, for their repairs to cross the link, and for publishing
     // counters.
     thread::sleep(SETTLE);
-    let ((a, b), (a_before, b_before)) = (counters(world)?, before);
+    let (a, b) = (world.sender()?, world.receiver()?);
     let drops = take_drops(world)?;
-    let receiver = |stats: PeerStats| stats.receiver.recovered;
-    let recovered = receiver(b) - receiver(b_before);
-    let repairs_sent = a.sender.repairs - a_before.sender.repairs;
-    let repairs_seen = b.receiver.repairs - b_before.receiver.repairs;
+    let recovered = b.recovered - b_before.recovered;
+    let repairs_sent = a.repairs - a_before.repairs;
+    let repairs_seen = b.repairs - b_before.repairs;
     let never = messages.iter().filter(|m| m.latency.is_none()).count() as u64;
-    let manifests = a.sender.manifests - a_before.sender.manifests;
+    let manifests = a.manifests - a_before.manifests;
     let share = (recovered + never) as f64 / messages.len().max(1) as f64;
     Ok(RealOutcome {
         recovered,
@@ -107,17 +103,10 @@ pub(super) fn send(
     })
 }
 
-/// Returns the counters of both gateways.
-fn counters(world: &mut World) -> Result<(PeerStats, PeerStats)> {
-    let gateways = world.gateways().context("no gateways run")?;
-    Ok((gateways.a.status()?.peer(), gateways.b.status()?.peer()))
-}
-
 /// Returns the packets dropped by the loss process from A to B since the last call, and the
 /// number of bursts.
 fn take_drops(world: &World) -> Result<(u64, usize)> {
-    let emulator = world.emulator().context("the link is not an emulated one")?;
-    let record = emulator.take_record(Direction::AtoB)?;
+    let record = world.link()?.take_record(Direction::AtoB)?;
     let lost = record.drops.iter().filter(|drop| drop.reason == Reason::Loss).count();
     Ok((lost as u64, record.burst_lengths().len()))
 }

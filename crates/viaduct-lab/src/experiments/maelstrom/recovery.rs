@@ -2,6 +2,7 @@
 
 use viaduct_proto::fec::analysis::{layered_burst, layered_independent, reed_solomon};
 use viaduct_proto::fec::{Code, layered};
+use viaduct_proto::sim::stream::Stream;
 
 use crate::experiment::{About, Plot, Run};
 use crate::experiments::maelstrom::simulated::{
@@ -74,23 +75,13 @@ fn independent(
         _ => "Reed-Solomon under independent loss",
     };
     let plot = Plot::line(title, ("loss", "%"), ("recovered", "%")).log_x();
-    let simulated = run.series(&plot, &code.to_string());
-    let closed = run.series(&plot, &format!("{code}, closed form"));
     run.step(&format!("{code}, independent loss"))?;
     let mut worst = (f64::INFINITY, f64::NEG_INFINITY);
     for &loss in losses {
         // Low loss rates are compensated by more packets.
         let packets = (packets as f64 * (0.05 / loss).clamp(0.2, 3.0)) as u64;
         let stream = paper_flow(&loss.to_string(), packets, run.seed());
-        let share = recovered(&simulate(&stream, code)?);
-        let expected = form(loss);
-        run.point(simulated, loss * 100.0, share.value * 100.0);
-        run.point(closed, loss * 100.0, expected * 100.0);
-        let n = share.events as f64;
-        // If no loss remains, batches do not differ; the closed form then provides the expected
-        // error.
-        let error = share.error.max((expected * (1.0 - expected) / n).sqrt()) + 1.0 / n;
-        let distance = (share.value - expected) / error;
+        let distance = deviation(run, &plot, code, loss * 100.0, &stream, form(loss))?;
         worst = (worst.0.min(distance), worst.1.max(distance));
     }
     Ok(worst)
@@ -107,23 +98,35 @@ fn in_bursts(
 ) -> anyhow::Result<()> {
     let code = delayed(r, interleaves);
     let plot = Plot::line("Layers in bursts", ("burst length", "packets"), ("recovered", "%"));
-    let simulated = run.series(&plot, &code.to_string());
-    let closed = run.series(&plot, &format!("{code}, closed form"));
     let overhead = layered::Parameters::new(r, interleaves).overhead();
     run.step(&format!("{code}, bursts"))?;
     let mut worst = f64::INFINITY;
     for &length in lengths {
         let packets = (bursts * length) as f64 / BURSTY / (1.0 + overhead);
         let stream = paper_flow(&format!("{BURSTY}x{length}"), packets as u64, run.seed());
-        let share = recovered(&simulate(&stream, &code)?);
         let expected = layered_burst(r, interleaves, length, BURSTY);
-        run.point(simulated, length as f64, share.value * 100.0);
-        run.point(closed, length as f64, expected * 100.0);
-        let n = share.events as f64;
-        let error = share.error.max((expected * (1.0 - expected) / n).sqrt()) + 1.0 / n;
-        worst = worst.min((share.value - expected) / error);
+        worst = worst.min(deviation(run, &plot, &code, length as f64, &stream, expected)?);
     }
     let name = format!("{code} in bursts above its bound: worst, in standard errors");
     run.at_least(&name, worst, -CHANCE);
     Ok(())
+}
+
+/// Simulates `stream` and draws the share recovered beside the expected one at `x`; returns the
+/// deviation in standard errors.
+fn deviation(
+    run: &mut Run,
+    plot: &Plot,
+    code: &Code,
+    x: f64,
+    stream: &Stream,
+    expected: f64,
+) -> anyhow::Result<f64> {
+    let share = recovered(&simulate(stream, code)?);
+    run.plot_point(plot, &code.to_string(), (x, share.value * 100.0));
+    run.plot_point(plot, &format!("{code}, closed form"), (x, expected * 100.0));
+    let n = share.events as f64;
+    // If no loss remains, batches do not differ; the closed form then provides the expected error.
+    let error = share.error.max((expected * (1.0 - expected) / n).sqrt()) + 1.0 / n;
+    Ok((share.value - expected) / error)
 }

@@ -13,7 +13,8 @@ use viaduct_proto::fec::{AnyDecoder, Code, layered, reed_solomon};
 use viaduct_proto::sim::stream::{Lost, Outcome, Stream};
 
 use crate::experiment::Bound;
-use crate::experiments::maelstrom::link;
+use crate::experiments::link;
+use crate::experiments::parallel::parallel;
 use crate::stop;
 
 /// Packets per second of the paper's 10 Mb/s UDP flow at its MTU of 1200 bytes (section 5.3).
@@ -56,7 +57,7 @@ pub(super) fn paper_flow(loss: &str, packets: u64, seed: u64) -> Stream {
 pub(super) fn simulate(stream: &Stream, code: &Code) -> anyhow::Result<Outcome> {
     let slices = stream.packets.div_ceil(SLICE).max(1);
     let next = AtomicU64::new(0);
-    let work = || -> anyhow::Result<Vec<(u64, Outcome)>> {
+    let work = |_| -> anyhow::Result<Vec<(u64, Outcome)>> {
         let mut done = Vec::new();
         loop {
             stop::check()?;
@@ -67,15 +68,7 @@ pub(super) fn simulate(stream: &Stream, code: &Code) -> anyhow::Result<Outcome> 
         }
     };
     let cores = thread::available_parallelism().map_or(1, NonZero::get);
-    let parts = thread::scope(|scope| {
-        let threads: Vec<_> = (0..cores).map(|_| scope.spawn(work)).collect();
-        let panicked = |_| Err(anyhow::anyhow!("a simulating thread panicked"));
-        threads.into_iter().map(|t| t.join().unwrap_or_else(panicked)).collect::<Vec<_>>()
-    });
-    let mut outcomes = Vec::new();
-    for part in parts {
-        outcomes.extend(part?);
-    }
+    let mut outcomes: Vec<_> = parallel(0..cores, work)?.into_iter().flatten().collect();
     outcomes.sort_by_key(|(n, _)| *n);
     let all = outcomes.into_iter().map(|(_, outcome)| outcome).reduce(join).unwrap_or_default();
     ensure!(all.garbled == 0, "{code}: {} packets were recovered wrongly", all.garbled);
@@ -154,24 +147,10 @@ pub(super) fn events(outcome: &Outcome) -> impl Iterator<Item = &[Lost]> {
     outcome.lost.chunk_by(|a, b| a.seq + 1 == b.seq)
 }
 
-/// Returns recovery latencies in milliseconds, ascending.
+/// Returns recovery latencies in milliseconds.
 pub(super) fn latencies_ms(outcome: &Outcome) -> Vec<f64> {
     let recovered = outcome.lost.iter().filter_map(|lost| lost.recovery);
-    let mut all: Vec<f64> = recovered.map(|after| after.as_secs_f64() * 1e3).collect();
-    all.sort_by(f64::total_cmp);
-    all
-}
-
-/// Returns the mean; NaN if empty.
-pub(super) fn mean(values: &[f64]) -> f64 {
-    values.iter().sum::<f64>() / values.len() as f64
-}
-
-/// Returns the smallest of the ascending `values` that a share `q` does not exceed; NaN if
-/// empty.
-pub(super) fn quantile(values: &[f64], q: f64) -> f64 {
-    let at = (q * values.len() as f64).ceil() as usize;
-    values.get(at.saturating_sub(1)).copied().unwrap_or(f64::NAN)
+    recovered.map(|after| after.as_secs_f64() * 1e3).collect()
 }
 
 /// Returns bars of `width`: the centre of each, and the percentage of `values` in it.
@@ -187,6 +166,7 @@ pub(super) fn histogram(values: &[f64], width: f64) -> Vec<(f64, f64)> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::experiments::statistics::mean;
 
     #[test]
     fn slices_are_one_stream() {
@@ -215,11 +195,8 @@ mod tests {
     }
 
     #[test]
-    fn quantiles_and_bars() {
-        let values = [0.2, 0.4, 1.1, 3.9];
-        assert_eq!((quantile(&values, 0.5), quantile(&values, 0.99)), (0.4, 3.9));
-        assert!(quantile(&[], 0.5).is_nan());
+    fn a_histogram_has_a_bar_for_each_width() {
         let bars = [(0.5, 50.0), (1.5, 25.0), (2.5, 0.0), (3.5, 25.0)];
-        assert_eq!(histogram(&values, 1.0), bars);
+        assert_eq!(histogram(&[0.2, 0.4, 1.1, 3.9], 1.0), bars);
     }
 }

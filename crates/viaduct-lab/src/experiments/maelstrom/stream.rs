@@ -14,10 +14,11 @@
 use std::thread;
 use std::time::Duration;
 
-use anyhow::{Context, Result};
+use anyhow::Result;
 
 use super::link;
 use crate::experiment::Run;
+use crate::experiments::parallel::{join, parallel};
 use crate::experiments::statistics::{mean, quantile};
 use crate::gateways::GatewaySpec;
 use crate::topology::programs::{Carrier, Iperf, Message, TimedMessages};
@@ -60,11 +61,6 @@ impl Scene {
         World::new((1200, 1500), &link(&config), run.seed(), run.journal())
     }
 
-    /// Returns the paper's code for this setup.
-    pub(super) fn code() -> GatewaySpec {
-        GatewaySpec::layered(7, &[1, 10], false).host_mtu(1200)
-    }
-
     /// Records the settings.
     pub(super) fn describe(&self, run: &mut Run) {
         run.param("rate_mbit_per_s", 100);
@@ -80,28 +76,34 @@ impl Scene {
         run.congestion_control(CONGESTION);
     }
 
+    /// Sends all streams without gateways, and then with the paper's code; `what` begins the
+    /// names of the steps.
+    pub(super) fn play_both(
+        &self,
+        run: &mut Run,
+        world: &mut World,
+        what: &str,
+    ) -> Result<(StreamResult, StreamResult)> {
+        run.step(&format!("{what}plain"))?;
+        let plain = self.play(world)?;
+        world.protect(&GatewaySpec::layered(7, &[1, 10], false).host_mtu(1200))?;
+        run.step(&format!("{what}with gateways"))?;
+        Ok((plain, self.play(world)?))
+    }
+
     /// Sends all streams from a1 to b1.
-    pub(super) fn play(&self, world: &World) -> Result<StreamResult> {
+    fn play(&self, world: &World) -> Result<StreamResult> {
         let (a1, b1) = (world.a1(), world.b1());
         let seconds = (self.duration + LEAD).as_secs() as u32 + 1;
         let beside = Iperf::tcp(CONGESTION, seconds, 0).paced(BESIDE, WRITE);
         thread::scope(|scope| {
             let beside = scope.spawn(|| beside.run(a1, b1));
-            let streams: Vec<_> = (0..self.streams)
-                .map(|n| {
-                    scope.spawn(move || {
-                        let stream = self.stream(n);
-                        thread::sleep(LEAD + stream.interval() * n.into() / self.streams.into());
-                        stream.run(a1, b1)
-                    })
-                })
-                .collect();
-            let mut messages = Vec::new();
-            for stream in streams {
-                messages.extend(stream.join().ok().context("a message stream panicked")??);
-            }
-            let beside = beside.join().ok().context("iperf3's thread panicked")??;
-            Ok(StreamResult { messages, beside: beside.received / 1e6 })
+            let messages = parallel(0..self.streams, |n| {
+                let stream = self.stream(n);
+                thread::sleep(LEAD + stream.interval() * n.into() / self.streams.into());
+                Ok(stream.run(a1, b1)?)
+            })?;
+            Ok(StreamResult { messages: messages.concat(), beside: join(beside)?.received / 1e6 })
         })
     }
 
@@ -114,8 +116,7 @@ impl Scene {
 impl StreamResult {
     /// Returns delivery latencies in ms; infinity for messages that never arrived.
     pub(super) fn latencies(&self) -> Vec<f64> {
-        let ms = |m: &Message| m.latency.map_or(f64::INFINITY, |l| l.as_secs_f64() * 1e3);
-        self.messages.iter().map(ms).collect()
+        self.messages.iter().map(Message::milliseconds).collect()
     }
 
     /// Returns the mean in ms.

@@ -1,17 +1,15 @@
 //! Figure 10: throughput of eight TCP flows on a gigabit link by loss and by delay. Hosts and
 //! WAN have the same MTU, so the gateways lower the route's MTU and clamp the MSS.
 
-use anyhow::{Context, Result};
+use anyhow::Result;
 
 use super::throughput_loss::OF_PLAIN;
-use super::{link, percent};
+use super::{link, percent, without_and_with};
 use crate::experiment::{About, Plot, Run};
 use crate::gateways::GatewaySpec;
 use crate::topology::programs::Iperf;
 use crate::world::World;
 
-/// Congestion control of every flow.
-const CONGESTION: &str = "cubic";
 /// Delay of the link in ms, one way, while the loss varies.
 const DELAY: u32 = 50;
 
@@ -35,20 +33,21 @@ pub(in crate::experiments) fn run(run: &mut Run) -> Result<()> {
     run.param("seconds", seconds);
     run.param("seconds_in_the_paper", 120);
     run.param("warm_up", warm_up);
-    run.congestion_control(CONGESTION);
+    run.congestion_control("cubic");
     run.steps(2 * (losses.len() + 2 * delays.len()));
     let plot = Plot::line("Eight flows together", ("loss", "%"), ("throughput", "Mb/s"));
-    let plain = run.series(&plot, "plain kernel");
-    let protected = run.series(&plot, "with gateways, (8,3) I=(1,20,40)");
-    let bound = run.series(&plot, "plain kernel, no loss: the upper bound");
-    let flows = Iperf { flows: 8, ..Iperf::tcp(CONGESTION, seconds, warm_up) };
+    let flows = Iperf { flows: 8, ..Iperf::tcp("cubic", seconds, warm_up) };
     let mut results = Vec::new();
     for &loss in losses {
         let (without, with) = measure(run, &flows, DELAY, loss)?;
-        run.point(plain, loss * 100.0, without);
-        run.point(protected, loss * 100.0, with);
         results.push((loss, without, with));
-        run.point(bound, loss * 100.0, results[0].1);
+        for (name, rate) in [
+            ("plain kernel", without),
+            ("with gateways, (8,3) I=(1,20,40)", with),
+            ("plain kernel, no loss: the upper bound", results[0].1),
+        ] {
+            run.plot_point(&plot, name, (loss * 100.0, rate));
+        }
     }
     checks(run, &results);
     by_delay(run, &flows, delays, &results)
@@ -59,13 +58,10 @@ fn measure(run: &mut Run, flows: &Iperf, delay: u32, loss: f64) -> Result<(f64, 
     let config = format!("rate=1G,delay={delay}ms,queue=50ms,loss={loss}");
     let mut world = World::new((1500, 1500), &link(&config), run.seed(), run.journal())?;
     let what = format!("{delay} ms, loss {}", percent(loss));
-    run.step(&format!("{what}, plain"))?;
-    let without = flows.run(world.a1(), world.b1())?.received / 1e6;
-    world.protect(&GatewaySpec::layered(8, &[1, 20, 40], false))?;
-    run.step(&format!("{what}, with gateways"))?;
-    let with = flows.run(world.a1(), world.b1())?.received / 1e6;
-    run.param(&format!("gateways_at_{what}"), gateway_summary(&mut world)?);
-    Ok((without, with))
+    let code = GatewaySpec::layered(8, &[1, 20, 40], false);
+    let rates = without_and_with(run, &mut world, flows, &code, &what)?;
+    run.param(&format!("gateways_at_{what}"), gateway_summary(&world)?);
+    Ok(rates)
 }
 
 /// Draws the right graph: without loss, and at 1 %.
@@ -86,8 +82,8 @@ fn by_delay(run: &mut Run, flows: &Iperf, delays: &[u32], at_50: &[(f64, f64, f6
         let [Some(lossless), Some(lossy)] = row else { continue };
         for (loss, (without, with)) in losses.into_iter().zip([lossless, lossy]) {
             for (who, rate) in [("plain kernel", without), ("with gateways", with)] {
-                let series = run.series(&plot, &format!("{who}, loss {}", percent(loss)));
-                run.point(series, delay.into(), rate);
+                let name = format!("{who}, loss {}", percent(loss));
+                run.plot_point(&plot, &name, (delay.into(), rate));
             }
         }
         if delay != DELAY {
@@ -101,8 +97,8 @@ fn by_delay(run: &mut Run, flows: &Iperf, delays: &[u32], at_50: &[(f64, f64, f6
 }
 
 /// Describes the origin of the remaining losses: shed by a gateway, or beyond the code.
-fn gateway_summary(world: &mut World) -> Result<String> {
-    let gateways = world.gateways().context("gateways run")?;
+fn gateway_summary(world: &World) -> Result<String> {
+    let gateways = world.running()?;
     let (a, b) = (gateways.a.status()?, gateways.b.status()?);
     let (sender, link) = (a.peer().sender, b.peer().receiver.link);
     let latency = b.peer().receiver.latency_sum / b.peer().receiver.recovered.max(1);

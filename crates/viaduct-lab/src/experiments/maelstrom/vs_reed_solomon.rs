@@ -6,8 +6,9 @@ use viaduct_proto::sim::stream::Outcome;
 use crate::experiment::{About, Plot, Run};
 use crate::experiments::maelstrom::percent;
 use crate::experiments::maelstrom::simulated::{
-    Share, around, blocks, delayed, layers, mean, paper_flow, quantile, recovered, simulate,
+    Share, around, blocks, delayed, layers, paper_flow, recovered, simulate,
 };
+use crate::experiments::statistics::{mean_of, median};
 
 /// Single losses at 0.1 %, and occasional long bursts.
 const SINGLES_AND_BURSTS: &str = "0.1%+0.05%x30";
@@ -113,17 +114,13 @@ fn moving_average(outcome: &Outcome, last: u64) -> Vec<(f64, f64)> {
     let recovered: Vec<(f64, f64)> = early
         .filter_map(|lost| Some((lost.seq as f64, lost.recovery?.as_secs_f64() * 1e3)))
         .collect();
-    let average = |window: &[(f64, f64)]| {
-        let latencies: Vec<f64> = window.iter().map(|(_, latency)| *latency).collect();
-        (window[AVERAGED - 1].0, mean(&latencies))
-    };
+    let average =
+        |window: &[(f64, f64)]| (window[AVERAGED - 1].0, mean_of(window, |(_, latency)| *latency));
     recovered.windows(AVERAGED).map(average).collect()
 }
 
 fn median_of_singles(outcome: &Outcome) -> f64 {
     let singles = outcome.lost.iter().filter(|lost| lost.burst == 1);
-    let mut latencies: Vec<f64> =
-        singles.filter_map(|lost| Some(lost.recovery?.as_secs_f64() * 1e3)).collect();
-    latencies.sort_by(f64::total_cmp);
-    quantile(&latencies, 0.5)
+    let latencies = singles.filter_map(|lost| Some(lost.recovery?.as_secs_f64() * 1e3));
+    median(&latencies.collect::<Vec<_>>())
 }

@@ -87,8 +87,7 @@ fn set_up(run: &mut Run, testbeds: &[Testbed; 2], times: usize) -> Result<()> {
             |who: usize, n: usize| median(&found[who].iter().map(|v| v[n]).collect::<Vec<_>>());
         for (who, contender) in CONTENDERS.into_iter().enumerate() {
             for (n, plot) in [&handshake, &first_byte].into_iter().enumerate() {
-                let series = run.series(plot, contender.name());
-                run.point(series, count as f64, middle(who, n));
+                run.plot_point(plot, contender.name(), (count as f64, middle(who, n)));
             }
         }
         if count == TABLE[TABLE.len() - 1].0 {
@@ -136,14 +135,12 @@ fn idle_relays(
     let kernel = each(after.1.saturating_sub(before.1)) / 2.0;
     let plot = Plot::histogram("Memory of an idle relay", ("", ""), ("memory", "bytes"));
     for (name, value) in [("its own", own), ("its sockets in the kernel", kernel)] {
-        let series = run.series(&plot, name);
-        run.labelled_point(series, n as f64, value, contender.name());
+        run.plot_bar(&plot, name, (n, contender.name()), value);
     }
     let plot = Plot::histogram("Resident memory", ("", ""), ("memory", "MB"));
     let name = format!("with {idle} idle relays");
     for (name, usage) in [("at rest", before.0), (&name, after.0)] {
-        let series = run.series(&plot, name);
-        run.labelled_point(series, n as f64, usage.resident as f64 / 1e6, contender.name());
+        run.plot_bar(&plot, name, (n, contender.name()), usage.resident as f64 / 1e6);
     }
     if contender == Contender::Viaduct {
         // A few sockets are listeners and the like; idle relays have two each.

@@ -154,8 +154,7 @@ fn plot_results(run: &mut Run, planes: Planes, (x, label): (usize, &str), found:
     ];
     for (title, unit, value) in figures {
         let plot = Plot::histogram(title, ("loss", ""), ("value", unit));
-        let series = run.series(&plot, planes.name());
-        run.labelled_point(series, x as f64, value, label);
+        run.plot_bar(&plot, planes.name(), (x, label), value);
     }
 }
 

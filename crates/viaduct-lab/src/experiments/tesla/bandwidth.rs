@@ -69,8 +69,7 @@ fn measure(
     let plot = Plot::line(title, ("block", "bytes"), ("throughput", "MB/s")).log_x().log_y();
     for (&block, found) in blocks.iter().zip(&found) {
         for (setup, rates) in setups.iter().zip(found) {
-            let series = run.series(&plot, setup.name());
-            run.point(series, block as f64, median(rates) / 1e6);
+            run.plot_point(&plot, setup.name(), (block as f64, median(rates) / 1e6));
         }
     }
     Ok(blocks.iter().copied().zip(found).collect())

@@ -84,8 +84,7 @@ fn costs(run: &mut Run, network: Network, world: &World, load: &Load) -> Result<
             ("instructions, thousands", cost.instructions / 1e3),
         ];
         for (what, value) in values.into_iter().filter(|(_, value)| value.is_finite()) {
-            let series = run.series(&plot, what);
-            run.labelled_point(series, n as f64, value, setup.name());
+            run.plot_bar(&plot, what, (n, setup.name()), value);
         }
     }
     let ratio = costs[OFFLOAD].scheduled / costs[PLAIN].scheduled;

@@ -62,8 +62,7 @@ fn shaped(run: &mut Run, world: &World, n: u16, rate: u32) -> Result<()> {
     for ((via, program), bytes) in cases.iter().zip(found) {
         let obtained = bytes * 8.0 / 1e6;
         let direction = if *program == "write" { "out" } else { "in" };
-        let series = run.series(&plot, &format!("{via}, {direction}"));
-        run.point(series, rate.into(), obtained);
+        run.plot_point(&plot, &format!("{via}, {direction}"), (rate.into(), obtained));
         let name = format!("{via}, {direction}: obtained over {rate} Mb/s asked");
         run.within(&name, obtained / f64::from(rate), 1.0 - OFF, 1.0 + OFF);
     }
@@ -79,8 +78,7 @@ fn delayed(run: &mut Run, world: &World, n: u16, delay: u32) -> Result<()> {
     let plot = Plot::line("Delay each way", ("asked", "ms"), ("obtained", "ms"));
     for (via, volleys) in VIAS.iter().zip(found) {
         let each_way = 1000.0 / volleys / 2.0;
-        let series = run.series(&plot, via);
-        run.point(series, delay.into(), each_way);
+        run.plot_point(&plot, via, (delay.into(), each_way));
         let name = format!("{via}: delay obtained beyond {delay} ms asked, ms");
         run.within(&name, each_way - f64::from(delay), 0.0, 1.0);
     }

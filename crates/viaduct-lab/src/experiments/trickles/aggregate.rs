@@ -144,8 +144,7 @@ fn draw_alone(run: &mut Run, object: usize, found: &[[Fetched; 3]]) {
     let plot = plot.confidence();
     for row in found {
         for (arm, fetched) in ARMS.into_iter().zip(row) {
-            let series = run.series(&plot, name(arm));
-            run.point(series, object as f64, fetched.mbps());
+            run.plot_point(&plot, name(arm), (object as f64, fetched.mbps()));
         }
     }
     for (n, arm) in ARMS.into_iter().enumerate().take(2) {
@@ -176,8 +175,7 @@ fn draw(run: &mut Run, clients: usize, found: &[[Fetched; 2]]) {
         for (plot, value) in
             [(&rates, fetched.mbps()), (&shares, jain(fetched)), (&starved, starved_of(fetched))]
         {
-            let series = run.series(plot, name);
-            run.point(series, clients as f64, value);
+            run.plot_point(plot, name, (clients as f64, value));
         }
     }
     let of = |what: &str| format!("{clients} clients: {what}");

@@ -119,8 +119,7 @@ impl Flow {
 fn draw(run: &mut Run, arm: Arm, background: usize, flow: &Flow) {
     let x = ("background flows", "");
     let mut point = |plot: Plot, value| {
-        let series = run.series(&plot.confidence(), arm.name());
-        run.point(series, background as f64, value);
+        run.plot_point(&plot.confidence(), arm.name(), (background as f64, value));
     };
     point(Plot::line("Share of the foreground flow", x, ("share", "%")), 100.0 * flow.share());
     let together = (flow.rates.0 + flow.rates.1) / 1e6;

@@ -254,8 +254,7 @@ fn resident(served: &Served) -> f64 {
 
 fn draw(run: &mut Run, name: &str, clients: usize, bytes: f64) {
     let plot = Plot::line("Memory of the server", ("clients", ""), ("memory", "MB")).log_x();
-    let series = run.series(&plot, name);
-    run.point(series, clients as f64, bytes / 1e6);
+    run.plot_point(&plot, name, (clients as f64, bytes / 1e6));
 }
 
 /// Observations while `load` ran.

@@ -90,8 +90,7 @@ pub(in crate::experiments) fn run(run: &mut Run) -> Result<()> {
                 run.step(&format!("{} kB, {trip} ms, {name}, {round}", size / 1000))?;
                 let world = World::build(size, trip, seed, run.journal())?;
                 let bits = world.measure(by, times, seed)?;
-                let series = run.series(&plot, name);
-                run.point(series, trip as f64, bits / 1e6);
+                run.plot_point(&plot, name, (trip as f64, bits / 1e6));
                 found.push(bits);
             }
         }

@@ -61,8 +61,7 @@ pub(in crate::experiments) fn run(run: &mut Run) -> Result<()> {
                 run.step(&format!("{trip} ms, {loss} %, {round}"))?;
                 let [ours, theirs] = measure(run, trip, loss, run.seed() + round as u64)?;
                 for (by, bits) in [(By::Trickles, ours), (By::Tcp, theirs)] {
-                    let series = run.series(&plot, by.name());
-                    run.point(series, trip as f64, bits / 1e6);
+                    run.plot_point(&plot, by.name(), (trip as f64, bits / 1e6));
                 }
                 ratios.push(ours / theirs);
             }

@@ -57,6 +57,13 @@ pub struct Message {
     pub latency: Option<Duration>,
 }
 
+impl Message {
+    /// Returns the time until arrival in milliseconds; infinity if the message never arrived.
+    pub fn milliseconds(&self) -> f64 {
+        self.latency.map_or(f64::INFINITY, |latency| latency.as_secs_f64() * 1e3)
+    }
+}
+
 /// Real-time priority, below that of the link emulator.
 const PRIORITY: i32 = 5;
 

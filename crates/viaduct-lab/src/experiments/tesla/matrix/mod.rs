@@ -71,8 +71,7 @@ fn compare(run: &mut Run, (x, name): (usize, &str), vias: &[&str]) -> Result<()>
     row.set_up()?;
     let plot = Plot::histogram("What a row takes", ("program", ""), ("time", "s"));
     let direct = row.directly()?;
-    let series = run.series(&plot, "direct");
-    run.labelled_point(series, x as f64, direct.seconds, name);
+    run.plot_bar(&plot, "direct", (x, name), direct.seconds);
     let key = row.key()?;
     let chains = [
         ("count", "+count".to_owned()),
@@ -85,8 +84,7 @@ fn compare(run: &mut Run, (x, name): (usize, &str), vias: &[&str]) -> Result<()>
     for (chain, handlers) in chains.iter().skip(run.choose(0, 1)) {
         for via in vias {
             let found = row.wrapped(&format!("{chain}-{via}"), handlers, via)?;
-            let series = run.series(&plot, &format!("{chain}, {via}"));
-            run.labelled_point(series, x as f64, found.seconds, name);
+            run.plot_bar(&plot, &format!("{chain}, {via}"), (x, name), found.seconds);
             if let Some(what) = row.differs(&direct, &found) {
                 differing += 1;
                 run.param(&format!("otherwise: {name}, {chain}, {via}"), what);
