@@ -71,9 +71,7 @@ pub fn open(args: &ShellArgs) -> anyhow::Result<ExitCode> {
         ..DumbbellSpec::default()
     };
     let mut world = World::build(&spec, &journal)?;
-    for host in world.dumbbell.hosts_a().iter().chain(world.dumbbell.hosts_b()) {
-        host.set_congestion_control(&args.congestion_control)?;
-    }
+    world.dumbbell.set_congestion_control(&args.congestion_control)?;
     if args.gateways {
         let narrower = (args.host_mtu < args.wan_mtu).then_some(args.host_mtu);
         world.protect(&GatewaySpec { host_mtu: narrower, ..GatewaySpec::default() })?;
@@ -98,7 +96,7 @@ fn run(args: &ShellArgs, world: &mut World, helpers: &Scratch) -> anyhow::Result
     if let Some(gateways) = world.gateways() {
         command.env("VIADUCT_RUN_DIR", gateways.directory());
     }
-    for host in world.dumbbell.hosts_a().iter().chain(world.dumbbell.hosts_b()) {
+    for host in world.dumbbell.hosts() {
         command.env(host.name().to_uppercase(), host.v4().to_string());
     }
     let mut child = Process::spawn_foreground(command)

@@ -117,6 +117,20 @@ impl Dumbbell {
         Ok(dumbbell)
     }
 
+    /// Builds sites of so many hosts, with this emulated link between them.
+    ///
+    /// # Errors
+    /// As [`Dumbbell::build`].
+    pub fn over(
+        link: LinkConfig,
+        hosts: usize,
+        seed: u64,
+        journal: &Journal,
+    ) -> Result<Dumbbell, TopologyError> {
+        let wan = Wan::emulated(link, seed);
+        Dumbbell::build(&DumbbellSpec { hosts, wan, ..DumbbellSpec::default() }, journal)
+    }
+
     /// Returns the gateway of side A.
     pub fn gateway_a(&self) -> &Node {
         &self.a.gateway
@@ -147,10 +161,22 @@ impl Dumbbell {
         &self.b.hosts[0]
     }
 
+    /// Returns the hosts of both sides.
+    pub fn hosts(&self) -> impl Iterator<Item = &Host> {
+        self.a.hosts.iter().chain(&self.b.hosts)
+    }
+
     /// Returns every machine: the gateways, then the hosts.
     pub fn nodes(&self) -> impl Iterator<Item = &Node> {
-        let hosts = self.a.hosts.iter().chain(&self.b.hosts);
-        [&self.a.gateway, &self.b.gateway].into_iter().chain(hosts.map(|host| &**host))
+        [&self.a.gateway, &self.b.gateway].into_iter().chain(self.hosts().map(|host| &**host))
+    }
+
+    /// Sets the default congestion control of every host; see [`Host::set_congestion_control`].
+    ///
+    /// # Errors
+    /// If the kernel does not know it.
+    pub fn set_congestion_control(&self, name: &str) -> Result<(), TopologyError> {
+        self.hosts().try_for_each(|host| host.set_congestion_control(name))
     }
 
     /// Returns the link between the gateways, to change it and to read its counters and drops;

@@ -14,17 +14,18 @@ use std::net::{Ipv4Addr, SocketAddr};
 use std::thread;
 use std::time::Duration;
 
-use anyhow::{Context, Result};
+use anyhow::Result;
 
 use super::link;
 use crate::example_tunnel::{Links, Tunnel};
 use crate::experiment::Run;
+use crate::experiments::parallel::{join, parallel};
 use crate::experiments::statistics::quantile;
 use crate::stop;
 use crate::topology::programs::{
     Connections, Documents, Iperf, Request, Requests, Squid, WebServer,
 };
-use crate::topology::{Dumbbell, DumbbellSpec, Host, Journal, Wan};
+use crate::topology::{Dumbbell, Host, Journal};
 
 /// Congestion control of all hosts: of the links, of Squid's connections and of the concurrent
 /// flow.
@@ -129,36 +130,19 @@ impl Browsing {
     /// Runs all `loads`, four at a time, each in a world of its own: 10 Mb/s is little for the
     /// machine.
     pub(super) fn all(run: &Run, loads: &[Browsing]) -> Result<Vec<Browsed>> {
-        let mut found = Vec::new();
+        let (seed, journal, mut found) = (run.seed(), run.journal(), Vec::new());
         for some in loads.chunks(AT_ONCE) {
             stop::check()?;
-            found.extend(Self::together(run, some)?);
+            found.extend(parallel(some, |load| load.run(seed, journal))?);
         }
         Ok(found)
-    }
-
-    fn together(run: &Run, loads: &[Browsing]) -> Result<Vec<Browsed>> {
-        let (seed, journal) = (run.seed(), run.journal());
-        thread::scope(|scope| {
-            let start = |load: &Browsing| {
-                let load = *load;
-                scope.spawn(move || load.run(seed, journal))
-            };
-            let started: Vec<_> = loads.iter().map(start).collect();
-            let ended = started.into_iter().map(|thread| thread.join().ok());
-            ended.map(|done| done.context("a thread of the load panicked")?).collect()
-        })
     }
 
     /// Runs the load in a world of its own.
     fn run(&self, seed: u64, journal: &Journal) -> Result<Browsed> {
         let config = link(&format!("rate=10M,delay={}ms,queue=100ms", self.rtt / 2));
-        let spec =
-            DumbbellSpec { hosts: 2, wan: Wan::emulated(config, seed), ..DumbbellSpec::default() };
-        let world = Dumbbell::build(&spec, journal)?;
-        for host in world.hosts_a().iter().chain(world.hosts_b()) {
-            host.set_congestion_control(CONGESTION)?;
-        }
+        let world = Dumbbell::over(config, 2, seed, journal)?;
+        world.set_congestion_control(CONGESTION)?;
         let documents = Documents::new(seed);
         let server = WebServer::with_documents(world.b1(), &documents)?;
         let path = Path::build(self.setup, &world, &server)?;
@@ -176,9 +160,8 @@ impl Browsing {
             let beside = self.beside.then(|| scope.spawn(|| self.flow_beside(from, to)));
             let growing = scope.spawn(|| self.grow(path.tunnel.as_ref()));
             let requests = load.run(world.a1(), &documents)?;
-            growing.join().ok().context("the thread that grows the tunnel panicked")??;
-            let beside = beside.map(|flow| flow.join().ok().context("iperf3's thread panicked"));
-            Ok(Browsed { requests, beside: beside.transpose()?.transpose()? })
+            join(growing)?;
+            Ok(Browsed { requests, beside: beside.map(join).transpose()? })
         })
     }
 

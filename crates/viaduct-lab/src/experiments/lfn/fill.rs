@@ -5,11 +5,12 @@
 use std::thread;
 use std::time::Duration;
 
-use anyhow::{Context, Result};
+use anyhow::Result;
 
 use super::link;
 use crate::example_tunnel::{Links, Tunnel};
 use crate::experiment::{About, Plot, Run};
+use crate::experiments::parallel::join;
 use crate::experiments::statistics::quantile;
 use crate::gateways::GatewaySpec;
 use crate::topology::programs::sessions::{SessionServer, echo, fill};
@@ -151,7 +152,7 @@ impl Path {
             let bulk = scope.spawn(move || fill(a1, to, (warm_up, duration)));
             thread::sleep(warm_up);
             let echoes = echo(a1, to, Duration::from_millis(10), duration)?;
-            let rate = bulk.join().ok().context("the bulk session's thread panicked")??;
+            let rate = join(bulk)?;
             let ms = |t: Option<Duration>| t.map_or(f64::INFINITY, |t| t.as_secs_f64() * 1e3);
             Ok(Found { rate: rate / 1e6, echoes: echoes.into_iter().map(ms).collect() })
         })

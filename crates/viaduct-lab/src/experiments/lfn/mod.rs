@@ -11,9 +11,4 @@ mod stalled_link;
 mod stalls;
 pub(super) mod traces;
 
-use viaduct_proto::link::LinkConfig;
-
-/// Parses a link configuration written in this module.
-fn link(text: &str) -> LinkConfig {
-    text.parse().expect("a link config of this module")
-}
+use super::link;

@@ -79,17 +79,13 @@ fn plot_results(run: &mut Run, beside: bool, found: &[(Setup, Browsed)]) {
     ];
     for (title, unit, figure) in figures {
         let plot = Plot::histogram(title, ("way", ""), ("value", unit));
-        let series = run.series(&plot, what);
-        for (x, (setup, browsed)) in found.iter().enumerate() {
-            run.labelled_point(series, x as f64, figure(browsed), &setup.name());
-        }
+        let bars = found.iter().map(|(setup, browsed)| (setup.name(), figure(browsed)));
+        run.plot_bars(&plot, what, bars);
     }
     let plot = Plot::line(&format!("Arrived, {what}"), ("time", "s"), ("rate", "KB/s"));
     for (setup, browsed) in found {
-        let series = run.series(&plot, &setup.name());
-        for (second, kb) in browsed.kb_by_second().into_iter().enumerate() {
-            run.point(series, second as f64, kb);
-        }
+        let kb = browsed.kb_by_second().into_iter().enumerate();
+        run.plot_points(&plot, &setup.name(), kb.map(|(second, kb)| (second as f64, kb)));
     }
 }
 

@@ -11,14 +11,15 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result};
+use anyhow::Result;
 
 use super::small_site::SmallSites;
 use crate::example_tunnel::Links;
 use crate::experiment::{Plot, Run};
-use crate::experiments::statistics::quantile;
+use crate::experiments::parallel::{join, parallel};
+use crate::experiments::statistics::median;
 use crate::topology::programs::sessions::{Idle, fetch, fill};
-use crate::topology::{Host, Journal, TopologyError};
+use crate::topology::{Host, Journal};
 
 /// Number of concurrent small sessions, and bytes per fetch.
 const SMALL: (usize, u64) = (20, 5000);
@@ -39,23 +40,16 @@ pub(super) fn measure(run: &mut Run) -> Result<()> {
     run.param("small_sessions", format!("{} of {} bytes each, again and again", SMALL.0, SMALL.1));
     let (seed, journal) = (run.seed(), run.journal().clone());
     let all = [Links::tcp(1), Links::tcp(3), Links::quic()];
-    let found = thread::scope(|scope| {
-        let started = all.map(|links| {
-            scope.spawn({
-                let journal = &journal;
-                move || scene(links, seed, journal, duration)
-            })
-        });
-        let ended = started.into_iter().map(|thread| thread.join().ok());
-        ended.map(|done| done.context("a thread panicked")?).collect::<Result<Vec<Medians>>>()
-    })?;
+    let found = parallel(all, |links| scene(links, seed, &journal, duration))?;
     let plot = Plot::histogram("Small sessions, median", ("beside", ""), ("time", "ms"));
     for (links, medians) in all.iter().zip(found) {
         let (name, alone) = (links.name(), medians.alone);
-        let series = run.series(&plot, &name);
-        run.labelled_point(series, 0.0, alone, "nothing");
-        run.labelled_point(series, 1.0, medians.beside_stopped, "a reader that has stopped");
-        run.labelled_point(series, 2.0, medians.beside_large, "a large session");
+        let bars = [
+            ("nothing", alone),
+            ("a reader that has stopped", medians.beside_stopped),
+            ("a large session", medians.beside_large),
+        ];
+        run.plot_bars(&plot, &name, bars);
         let check = format!("{name}: small sessions beside a reader that has stopped, over alone");
         run.at_most(&check, medians.beside_stopped / alone, 1.2);
         let check = format!("{name}: 20 small sessions beside a large one, over alone");
@@ -72,7 +66,7 @@ fn scene(links: Links, seed: u64, journal: &Journal, duration: Duration) -> Resu
         let large = scope.spawn(|| fill(a1, to, (LEAD, duration)));
         thread::sleep(LEAD);
         let median = small(a1, to, duration)?;
-        large.join().ok().context("the large session's thread panicked")??;
+        join(large)?;
         Ok(median)
     })?;
     let _stopped = Idle::open(a1, to)?;
@@ -86,25 +80,18 @@ fn scene(links: Links, seed: u64, journal: &Journal, duration: Duration) -> Resu
 /// at a time.
 fn small(from: &Host, to: std::net::SocketAddr, duration: Duration) -> Result<f64> {
     let (begin, enough) = (Instant::now(), AtomicBool::new(false));
-    let client = || -> Result<Vec<f64>, TopologyError> {
+    let client = |_| -> Result<Vec<f64>> {
         let mut times = Vec::new();
         while begin.elapsed() < duration && !enough.load(Ordering::Relaxed) {
             match fetch(from, to, SMALL.1) {
                 Ok(time) => times.push(time.as_secs_f64() * 1e3),
                 Err(e) => {
                     enough.store(true, Ordering::Relaxed);
-                    return Err(e);
+                    return Err(e.into());
                 }
             }
         }
         Ok(times)
     };
-    thread::scope(|scope| {
-        let started: Vec<_> = (0..SMALL.0).map(|_| scope.spawn(client)).collect();
-        let mut times = Vec::new();
-        for thread in started {
-            times.extend(thread.join().ok().context("a client panicked")??);
-        }
-        Ok(quantile(&times, 0.5))
-    })
+    Ok(median(&parallel(0..SMALL.0, client)?.concat()))
 }

@@ -10,7 +10,7 @@ use super::browsing::CONGESTION;
 use super::link;
 use crate::example_tunnel::{Links, Tunnel};
 use crate::topology::programs::sessions::SessionServer;
-use crate::topology::{Dumbbell, DumbbellSpec, Journal, Wan};
+use crate::topology::{Dumbbell, Journal};
 
 const PORT: u16 = 6200;
 
@@ -24,9 +24,7 @@ pub(super) struct SmallSites {
 impl SmallSites {
     /// Builds the sites, joined by a tunnel of these links.
     pub(super) fn build(links: Links, seed: u64, journal: &Journal) -> Result<SmallSites> {
-        let wan = Wan::emulated(link("rate=10M,delay=150ms,queue=100ms"), seed);
-        let spec = DumbbellSpec { hosts: 2, wan, ..DumbbellSpec::default() };
-        let world = Dumbbell::build(&spec, journal)?;
+        let world = Dumbbell::over(link("rate=10M,delay=150ms,queue=100ms"), 2, seed, journal)?;
         let (near, far) = (&world.hosts_a()[1], &world.hosts_b()[1]);
         for host in [near, far] {
             host.set_congestion_control(CONGESTION)?;

@@ -8,11 +8,12 @@
 use std::thread;
 use std::time::Duration;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Result, bail};
 
 use super::small_site::SmallSites;
 use crate::example_tunnel::Links;
 use crate::experiment::{Plot, Run};
+use crate::experiments::parallel::{join, parallel};
 use crate::topology::programs::sessions::echo;
 use crate::topology::{Host, Journal, Node};
 
@@ -29,21 +30,12 @@ const LATE: Duration = Duration::from_millis(600);
 pub(super) fn measure(run: &mut Run) -> Result<()> {
     let (seed, journal) = (run.seed(), run.journal().clone());
     let counts = [1, 3];
-    let waited = thread::scope(|scope| {
-        let start = |count| {
-            let journal = &journal;
-            scope.spawn(move || waited(Links::tcp(count), seed, journal))
-        };
-        let ended = counts.map(start).into_iter().map(|thread| thread.join().ok());
-        ended.map(|done| done.context("a thread panicked")?).collect::<Result<Vec<usize>>>()
-    })?;
+    let waited = parallel(counts, |count| waited(Links::tcp(count), seed, &journal))?;
     run.param("silence_of_a_link_ms", SILENCE.1.as_millis() as u64);
     let title = format!("Of {SESSIONS} sessions, how many wait for one link");
     let plot = Plot::histogram(&title, ("links", ""), ("sessions", ""));
-    let series = run.series(&plot, "tunnel");
-    for (count, waited) in counts.iter().zip(&waited) {
-        run.point(series, *count as f64, *waited as f64);
-    }
+    let points = counts.iter().zip(&waited).map(|(count, waited)| (*count as f64, *waited as f64));
+    run.plot_points(&plot, "tunnel", points);
     let all = SESSIONS as f64;
     run.at_least("1 link falls silent: sessions that wait", waited[0] as f64, all);
     let name = "1 link of 3 falls silent: sessions that wait (those on it, 2)";
@@ -62,8 +54,8 @@ fn waited(links: Links, seed: u64, journal: &Journal) -> Result<usize> {
         silence_one(&world.hosts_a()[1], world.gateway_a(), tunnel.links_port())?;
         let mut waited = 0;
         for session in sessions {
-            let times = session.join().ok().context("a session's thread panicked")??;
-            waited += usize::from(times.iter().any(|time| time.is_none_or(|time| time > LATE)));
+            let late = |time: &Option<Duration>| time.is_none_or(|time| time > LATE);
+            waited += usize::from(join(session)?.iter().any(late));
         }
         Ok(waited)
     })

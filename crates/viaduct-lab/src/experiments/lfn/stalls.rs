@@ -18,7 +18,7 @@ use crate::emulator::Direction;
 use crate::experiment::Run;
 use crate::stop;
 use crate::topology::programs::{Capture, Segment};
-use crate::topology::{Dumbbell, DumbbellSpec, Host, TopologyError, Wan};
+use crate::topology::{Dumbbell, Host, TopologyError};
 
 const PORT: u16 = 6100;
 
@@ -93,8 +93,7 @@ impl Transfer {
     /// Runs the transfer in a world of its own.
     pub(super) fn run(&self, run: &Worlds) -> Result<Trace> {
         let back = LinkConfig { loss: Default::default(), ..self.link.clone() };
-        let spec = DumbbellSpec { wan: Wan::emulated(back, run.seed), ..DumbbellSpec::default() };
-        let world = Dumbbell::build(&spec, &run.journal)?;
+        let world = Dumbbell::over(back, 1, run.seed, &run.journal)?;
         for host in [world.a1(), world.b1()] {
             self.stack.install(host)?;
         }

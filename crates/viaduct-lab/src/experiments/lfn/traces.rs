@@ -1,13 +1,13 @@
 //! Slides 4, 5 and 24 to 26: sequence numbers over time, and the stalls of plain TCP.
 
-use std::thread;
 use std::time::Duration;
 
-use anyhow::{Context, Result};
+use anyhow::Result;
 
 use super::link;
 use super::stalls::{Stack, Trace, Transfer, Worlds, thinned};
 use crate::experiment::{About, Plot, Run};
+use crate::experiments::parallel::parallel;
 
 /// Path and its losses.
 struct Scene {
@@ -93,29 +93,19 @@ type Played = (&'static str, Vec<Trace>);
 
 /// Runs every scene with every stack concurrently, each in a world of its own.
 fn play(scenes: &[&Scene], worlds: &Worlds, duration: Duration) -> Result<Vec<Played>> {
-    thread::scope(|scope| {
-        let start = |scene: &Scene| {
-            let text = format!("rate=10M,delay={}ms,{}", scene.rtt / 2, scene.link);
-            let window = scene.held.then_some(WINDOW);
-            STACKS.map(|stack| {
-                let transfer = Transfer { stack, link: link(&text), window, duration };
-                scope.spawn(move || transfer.run(worlds))
-            })
-        };
-        let started: Vec<_> = scenes.iter().map(|scene| (scene.name, start(scene))).collect();
-        let end = |(name, threads)| {
-            let ended = <[_; 3]>::into_iter(threads)
-                .map(|thread: thread::ScopedJoinHandle<'_, _>| thread.join().ok());
-            let traces = ended.map(|trace| trace.context("a thread panicked")?);
-            Ok((name, traces.collect::<Result<Vec<Trace>>>()?))
-        };
-        started.into_iter().map(end).collect()
+    parallel(scenes, |scene| {
+        let text = format!("rate=10M,delay={}ms,{}", scene.rtt / 2, scene.link);
+        let window = scene.held.then_some(WINDOW);
+        let traces = parallel(STACKS, |stack| {
+            Transfer { stack, link: link(&text), window, duration }.run(worlds)
+        })?;
+        Ok((scene.name, traces))
     })
 }
 
 /// Records the table of stalls.
 fn plot_results(run: &mut Run, name: &str, traces: &[Trace]) {
-    let x = SCENES.iter().position(|scene| scene.name == name).unwrap_or(0) as f64;
+    let x = SCENES.iter().position(|scene| scene.name == name).unwrap_or(0);
     type Figure = (&'static str, &'static str, fn(&Trace) -> f64);
     let figures: [Figure; 4] = [
         ("Longest stall", "s", Trace::longest_stall),
@@ -126,8 +116,7 @@ fn plot_results(run: &mut Run, name: &str, traces: &[Trace]) {
     for (title, unit, figure) in figures {
         let plot = Plot::histogram(title, ("path", ""), ("value", unit));
         for (stack, trace) in STACKS.iter().zip(traces) {
-            let series = run.series(&plot, &stack.name());
-            run.labelled_point(series, x, figure(trace), name);
+            run.plot_bar(&plot, &stack.name(), (x, name), figure(trace));
         }
     }
 }
@@ -136,17 +125,14 @@ fn plot_results(run: &mut Run, name: &str, traces: &[Trace]) {
 fn draw(run: &mut Run, name: &str, traces: &[Trace]) {
     let title = format!("Sequence numbers, {name}");
     let (time, sent) = (("time", "s"), ("sequence number", "MB"));
+    let points = |bytes: &[(f64, f64)]| {
+        thinned(bytes, STEP).into_iter().map(|(at, bytes)| (at, bytes / 1e6)).collect::<Vec<_>>()
+    };
     let (line, dots) = (Plot::line(&title, time, sent), Plot::scatter(&title, time, sent));
     for (stack, trace) in STACKS.iter().zip(traces) {
-        let series = run.series(&line, &stack.name());
-        for (at, bytes) in thinned(&trace.sent, STEP) {
-            run.point(series, at, bytes / 1e6);
-        }
+        run.plot_points(&line, &stack.name(), points(&trace.sent));
     }
-    let again = run.series(&dots, "1999, sent again");
-    for (at, bytes) in thinned(&traces[0].again, STEP) {
-        run.point(again, at, bytes / 1e6);
-    }
+    run.plot_points(&dots, "1999, sent again", points(&traces[0].again));
 }
 
 fn checks(run: &mut Run, found: &[Played]) {

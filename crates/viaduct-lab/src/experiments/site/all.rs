@@ -7,14 +7,14 @@
 //! ```
 
 use std::net::SocketAddr;
-use std::thread;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result};
-use viaduct_proto::link::LinkConfig;
+use anyhow::Result;
 
 use crate::example_tunnel::{Links, Tunnel};
 use crate::experiment::{About, Bound, Plot, Run};
+use crate::experiments::link;
+use crate::experiments::parallel::parallel;
 use crate::experiments::statistics::quantile;
 use crate::gateways::GatewaySpec;
 use crate::topology::programs::sessions::{SessionServer, fetch, fill};
@@ -104,18 +104,15 @@ fn measure(
     loss: &str,
     [documents, warm_up, bulk]: [Duration; 3],
 ) -> Result<Found> {
-    let text = format!("rate=200M,delay=50ms,queue=100ms,loss={loss}");
-    let config: LinkConfig = text.parse().context("a link config of this file")?;
-    let wan = Wan::emulated(config, run.seed());
+    let link = link(&format!("rate=200M,delay=50ms,queue=100ms,loss={loss}"));
+    let wan = Wan::emulated(link, run.seed());
     let spec = DumbbellSpec { hosts: 2, host_mtu: 1200, wan, ..DumbbellSpec::default() };
     let mut world = World::build(&spec, run.journal())?;
     if planes.fec {
         world.protect(&GatewaySpec::fec(CODE).host_mtu(1200))?;
     }
     let sites = &world.dumbbell;
-    for host in sites.hosts_a().iter().chain(sites.hosts_b()) {
-        host.set_congestion_control(CONGESTION)?;
-    }
+    sites.set_congestion_control(CONGESTION)?;
     let server = SessionServer::start(sites.b1(), PORT)?;
     let (near, far) = (&sites.hosts_a()[1], &sites.hosts_b()[1]);
     let tunnel = planes.tunnel.then(|| Tunnel::start(near, far, server.address(), Links::tcp(1)));
@@ -129,21 +126,14 @@ fn measure(
 /// Returns the times of documents in ms, fetched one at a time by each client.
 fn browse(from: &Host, to: SocketAddr, duration: Duration) -> Result<Vec<f64>> {
     let begin = Instant::now();
-    let client = || -> Result<Vec<f64>> {
+    let client = |_| -> Result<Vec<f64>> {
         let mut times = Vec::new();
         while begin.elapsed() < duration {
             times.push(fetch(from, to, DOCUMENT)?.as_secs_f64() * 1e3);
         }
         Ok(times)
     };
-    thread::scope(|scope| {
-        let clients: Vec<_> = (0..CLIENTS).map(|_| scope.spawn(client)).collect();
-        let mut times = Vec::new();
-        for thread in clients {
-            times.extend(thread.join().ok().context("a client panicked")??);
-        }
-        Ok(times)
-    })
+    Ok(parallel(0..CLIENTS, client)?.concat())
 }
 
 fn plot_results(run: &mut Run, planes: Planes, (x, label): (usize, &str), found: &Found) {
