@@ -23,12 +23,11 @@ pub(in crate::experiments) fn run(run: &mut Run) -> anyhow::Result<()> {
     run.congestion_control("cubic");
     run.steps(PATHS.len() + 1);
     let plot = Plot::histogram("One flow through both gateways", ("", ""), ("rate", "Gb/s"));
-    let series = run.series(&plot, "iperf3, cubic");
     let mut rates = [0.0; PATHS.len()];
     for (n, path) in PATHS.iter().enumerate() {
         run.step(path.name)?;
         rates[n] = forwarded(run, path, seconds)?;
-        run.labelled_point(series, n as f64, rates[n], path.name);
+        run.plot_bar(&plot, "iperf3, cubic", (n, path.name), rates[n]);
     }
     run.step("memcpy of 1500-byte packets")?;
     run.param("memcpy_gbit_per_s", copied(Duration::from_millis(300)).round());

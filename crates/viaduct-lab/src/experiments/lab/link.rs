@@ -9,7 +9,9 @@ use super::fates::Fates;
 use super::probe::{Arrival, Probe, world};
 use crate::emulator::Direction;
 use crate::experiment::{About, Bound, Plot, Run};
-use crate::experiments::statistics::quantile;
+use crate::experiments::link;
+use crate::experiments::parallel::join;
+use crate::experiments::statistics::{median_of, quantile};
 
 pub(in crate::experiments) const ABOUT: About = About {
     name: "lab/link",
@@ -49,10 +51,6 @@ const LOSSES: [(&str, &str); 3] = [
 /// Maximum deviation in standard errors; a correct process exceeds it once in a thousand runs.
 const MAX_ERRORS: f64 = 3.29;
 
-fn link(text: &str) -> LinkConfig {
-    text.parse().expect("a link config of this file")
-}
-
 /// Offers a quarter more than the rate; the queue covers pauses of the sender.
 fn check_rate(run: &mut Run, rate: f64) -> Result<()> {
     run.step(&format!("rate {rate} Mb/s"))?;
@@ -87,12 +85,10 @@ fn check_delay(run: &mut Run, spin: bool) -> Result<()> {
     let arrived = Probe::steady(packets, 1000, Duration::from_millis(1)).run(&world)?;
     let added: Vec<f64> = arrived.iter().map(|a| (a.delay - DELAY) * 1e3).collect();
     let plot = Plot::line("Delay above the 50 ms set", ("share of packets", "%"), ("delay", "ms"));
-    let series = run.series(&plot, &format!("a packet each ms, {how}"));
-    for share in [1.0, 10.0, 25.0, 50.0, 75.0, 90.0, 95.0, 99.0, 99.9] {
-        run.point(series, share, quantile(&added, share / 100.0));
-    }
-    let realtime = world.emulator().map(|e| e.stats()).transpose()?.is_some_and(|s| s.realtime);
-    run.param(&format!("{how}_is_realtime"), realtime);
+    let shares = [1.0, 10.0, 25.0, 50.0, 75.0, 90.0, 95.0, 99.0, 99.9];
+    let points = shares.map(|share| (share, quantile(&added, share / 100.0)));
+    run.plot_points(&plot, &format!("a packet each ms, {how}"), points);
+    run.param(&format!("{how}_is_realtime"), world.link()?.stats()?.realtime);
     run.at_most(&format!("added delay, {how}: p99, ms"), quantile(&added, 0.99), most);
     run.at_least(&format!("added delay, {how}: least, ms"), quantile(&added, 0.0), -0.05);
     Ok(())
@@ -102,9 +98,7 @@ fn check_delay(run: &mut Run, spin: bool) -> Result<()> {
 /// packets sent and the arrivals.
 fn stream(run: &mut Run, config: &LinkConfig) -> Result<(u32, Vec<Arrival>)> {
     let world = world(run, LinkConfig::default(), false)?;
-    if let Some(emulator) = world.emulator() {
-        emulator.set(Direction::AtoB, config.clone())?;
-    }
+    world.link()?.set(Direction::AtoB, config.clone())?;
     let seconds = run.choose(8, 3);
     let probe = Probe::at_rate(20_000.0 * 8.0 * 200.0, 200, Duration::from_secs(seconds));
     Ok((probe.packets, probe.run(&world)?))
@@ -116,10 +110,8 @@ fn check_loss(run: &mut Run, name: &str, text: &str) -> Result<()> {
     let (sent, arrived) = stream(run, &config)?;
     let fates = Fates::of(sent, &arrived);
     let plot = Plot::histogram("Burst lengths", ("packets", ""), ("share of bursts", "%"));
-    let series = run.series(&plot, name);
-    for (length, share) in fates.shares_of_lengths() {
-        run.point(series, length.into(), share * 100.0);
-    }
+    let shares = fates.shares_of_lengths().into_iter();
+    run.plot_points(&plot, name, shares.map(|(length, share)| (f64::from(length), share * 100.0)));
     let expected = config.loss.mean();
     run.param(&format!("loss, {name}"), format!("{:.4} of {expected:.4}", fates.rate()));
     let errors = fates.errors_of_rate(&config.loss);
@@ -180,15 +172,12 @@ fn check_change(run: &mut Run) -> Result<()> {
     let arrived = std::thread::scope(|scope| -> Result<Vec<Arrival>> {
         let arrived = scope.spawn(|| probe.run(&world));
         std::thread::sleep(Duration::from_millis(500));
-        if let Some(emulator) = world.emulator() {
-            emulator.set(Direction::AtoB, link("delay=30ms"))?;
-        }
-        arrived.join().map_err(|_| anyhow::anyhow!("the probe panicked"))?
+        world.link()?.set(Direction::AtoB, link("delay=30ms"))?;
+        join(arrived)
     })?;
     let strayed =
         |a: &&Arrival| [0.010, 0.030].iter().all(|d| !(-1e-4..2e-3).contains(&(a.delay - d)));
-    let delays =
-        |part: &[Arrival]| quantile(&part.iter().map(|a| a.delay * 1e3).collect::<Vec<_>>(), 0.5);
+    let delays = |part: &[Arrival]| median_of(part, |a| a.delay * 1e3);
     let quarter = arrived.len() / 4;
     let rise = delays(&arrived[3 * quarter..]) - delays(&arrived[..quarter]);
     run.within("delay raised by 20 ms: risen by, ms", rise, 19.8, 20.2);

@@ -3,10 +3,12 @@
 use std::thread;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result};
+use anyhow::Result;
 
 use crate::emulator::{Emulator, EmulatorStats};
 use crate::experiment::{About, Plot, Run};
+use crate::experiments::link;
+use crate::experiments::parallel::join;
 use crate::gateways::GatewaySpec;
 use crate::topology::programs::Iperf;
 use crate::world::World;
@@ -28,20 +30,17 @@ pub(in crate::experiments) fn run(run: &mut Run) -> Result<()> {
     run.param("warm_up", warm_up);
     run.congestion_control("cubic");
     run.steps(MODES.len());
-    let plot = |y| Plot::histogram("Eight flows over the link", ("", ""), y);
-    let rate = run.series(&plot(("carried", "Gb/s")), "data and repairs");
+    let rate = Plot::histogram("Eight flows over the link", ("", ""), ("carried", "Gb/s"));
     let core = Plot::histogram("The emulator's own work", ("", ""), ("processor", "cores"));
-    let core = run.series(&core, "the emulator's thread");
     for (n, (name, fec)) in MODES.into_iter().enumerate() {
         run.step(name)?;
-        let link = LINK.parse().context("the link of this experiment")?;
-        let mut world = World::new((1500, 1500), &link, run.seed(), run.journal())?;
+        let mut world = World::new((1500, 1500), &link(LINK), run.seed(), run.journal())?;
         if let Some(fec) = fec {
             world.protect(&GatewaySpec::fec(fec))?;
         }
         let carried = carry(&world, seconds, warm_up)?;
-        run.labelled_point(rate, n as f64, carried.bits_per_second / 1e9, name);
-        run.labelled_point(core, n as f64, carried.cores, name);
+        run.plot_bar(&rate, "data and repairs", (n, name), carried.bits_per_second / 1e9);
+        run.plot_bar(&core, "the emulator's thread", (n, name), carried.cores);
         run.at_least(&format!("{name}: Gb/s carried"), carried.bits_per_second / 1e9, 1.0);
         run.at_most(&format!("{name}: packets dropped outside the model"), carried.dropped, 0.0);
     }
@@ -70,14 +69,14 @@ struct Carried {
 /// Measures the traffic over the link while the flows run, without their first and last second.
 fn carry(world: &World, seconds: u32, warm_up: u32) -> Result<Carried> {
     let flows = Iperf { flows: 8, ..Iperf::tcp("cubic", seconds, warm_up) };
-    let emulator = world.emulator().context("the link is emulated")?;
+    let emulator = world.link()?;
     thread::scope(|scope| {
         let flows = scope.spawn(|| flows.run(world.a1(), world.b1()));
         thread::sleep(Duration::from_secs(u64::from(warm_up) + 1));
         let (start, before) = (Instant::now(), emulator.stats()?);
         thread::sleep(Duration::from_secs(u64::from(seconds.saturating_sub(2).max(1))));
         let (took, after) = (start.elapsed().as_secs_f64(), emulator.stats()?);
-        flows.join().ok().context("iperf3's thread panicked")??;
+        join(flows)?;
         Ok(Carried {
             bits_per_second: (after.a_to_b.bytes - before.a_to_b.bytes) as f64 * 8.0 / took,
             cores: (after.cpu - before.cpu).as_secs_f64() / took,

@@ -10,7 +10,7 @@ use std::net::UdpSocket;
 use std::thread;
 use std::time::{Duration, Instant, SystemTime};
 
-use anyhow::{Context, Result};
+use anyhow::Result;
 use rustix::net::sockopt::set_socket_recv_buffer_size_force;
 use viaduct_proto::link::LinkConfig;
 use viaduct_sys::process::thread::set_fifo;
@@ -18,6 +18,7 @@ use viaduct_sys::socket::timestamp;
 
 use crate::emulator::EmulatorConfig;
 use crate::experiment::Run;
+use crate::experiments::parallel::join;
 use crate::topology::{DumbbellSpec, Wan};
 use crate::world::World;
 
@@ -97,8 +98,7 @@ impl Probe {
         thread::scope(|scope| {
             let sent = scope.spawn(|| self.send(&sender));
             let received = scope.spawn(|| receive(&receiver, self.bytes));
-            let start = sent.join().ok().context("the sender panicked")??;
-            let received = received.join().ok().context("the receiver panicked")??;
+            let (start, received) = (join(sent)?, join(received)?);
             let seconds = |nanos: u64, since: u64| (nanos as f64 - since as f64) / 1e9;
             let arrival = |&(number, sent, got): &(u32, u64, u64)| Arrival {
                 number,

@@ -12,13 +12,15 @@
 use std::thread;
 use std::time::Duration;
 
-use anyhow::{Context, Result};
+use anyhow::Result;
 
-use super::programs::{CommandPrefix, Server, bench_anywhere, measure, run as under};
+use super::programs::{CommandPrefix, Server, bench_anywhere, measure, run as under, serve};
 use crate::binary::binary;
 use crate::experiment::{About, Plot, Run};
-use crate::topology::programs::is_listening;
-use crate::topology::{Dumbbell, DumbbellSpec, Host, Journal, Scratch, Wan};
+use crate::experiments::link;
+use crate::experiments::parallel::join;
+use crate::experiments::statistics::jain;
+use crate::topology::{Dumbbell, Host, Journal, Scratch};
 
 const LINK: &str = "rate=10M,delay=20ms,queue=50ms";
 const CONGESTION_CONTROL: &str = "cubic";
@@ -53,19 +55,17 @@ pub(in crate::experiments) fn run(run: &mut Run) -> Result<()> {
     }
     let plot = Plot::scatter("Shares", ("flow", "number"), ("share", "of the bottleneck"));
     for (contest, name) in found.iter().zip(["four plain flows", "four that share"]) {
-        let series = run.series(&plot, name);
-        for (n, flow) in contest.flows.iter().enumerate() {
-            run.labelled_point(series, n as f64, flow / contest.all(), &format!("flow {n}"));
-        }
-        let beside = contest.beside / contest.all();
-        run.labelled_point(series, FLOWS as f64, beside, "the plain flow beside");
+        let flows = contest.flows.iter().enumerate();
+        let flows = flows.map(|(n, flow)| (format!("flow {n}"), *flow));
+        let all = flows.chain([("the plain flow beside".to_owned(), contest.beside)]);
+        run.plot_bars(&plot, name, all.map(|(label, rate)| (label, rate / contest.all())));
     }
     let [plain, shared] = [&found[0], &found[1]];
     run.at_least("plain: the four take of the bottleneck", plain.share(), 0.6);
     let name = "congestion: the four take of the bottleneck";
     // One flow's share is half of it, four flows' share is 0.8.
     run.within(name, shared.share(), 0.33, 0.67);
-    run.at_least("congestion: Jain's index of the four", shared.jain(), 0.9);
+    run.at_least("congestion: Jain's index of the four", jain(&shared.flows), 0.9);
     run.at_least("congestion: all five use the bottleneck", shared.all() * 8.0 / 10e6, 0.8);
     let name = "congestion: a later flow's first seconds, of a fair share";
     let fair = shared.flows.iter().sum::<f64>() / (FLOWS + 1) as f64;
@@ -97,26 +97,15 @@ impl Found {
     fn share(&self) -> f64 {
         1.0 - self.beside / self.all()
     }
-
-    fn jain(&self) -> f64 {
-        let sum: f64 = self.flows.iter().sum();
-        let squares: f64 = self.flows.iter().map(|flow| flow * flow).sum();
-        sum * sum / (self.flows.len() as f64 * squares)
-    }
 }
 
 impl Contest {
     fn run(&self, journal: &Journal) -> Result<Found> {
-        let link = LINK.parse().context("a link config of this module")?;
-        let wan = Wan::emulated(link, self.seed);
-        let world =
-            Dumbbell::build(&DumbbellSpec { hosts: 2, wan, ..DumbbellSpec::default() }, journal)?;
+        let world = Dumbbell::over(link(LINK), 2, self.seed, journal)?;
         let ([a1, a2], [b1, b2]) = (world.hosts_a(), world.hosts_b()) else {
             anyhow::bail!("two hosts a side were asked for");
         };
-        for host in [a1, a2, b1, b2] {
-            host.set_congestion_control(CONGESTION_CONTROL)?;
-        }
+        world.set_congestion_control(CONGESTION_CONTROL)?;
         let scratch = Scratch::new()?;
         let run_dir = scratch.path().display().to_string();
         let (mut wraps, mut servers) = (CommandPrefix::new(), Vec::new());
@@ -130,19 +119,11 @@ impl Contest {
         }
         servers.push(serve(b2, PORTS[0], &CommandPrefix::new())?);
         let read = |host: &Host, from: &Host, port: u16, warm_up: f64, seconds: f64| {
-            let at = format!("{}:{port}", from.v4());
-            let spans = [warm_up, seconds].map(|span| span.to_string());
-            let [warm_up_text, seconds_text] = &spans;
-            let words = [
-                "read",
-                &at,
-                "--block",
-                "65536",
-                "--warm-up",
-                warm_up_text,
-                "--seconds",
-                seconds_text,
-            ];
+            let words = format!(
+                "read {}:{port} --block 65536 --warm-up {warm_up} --seconds {seconds}",
+                from.v4()
+            );
+            let words: Vec<_> = words.split(' ').collect();
             measure(host, bench_anywhere(host, &CommandPrefix::new(), &words)?, warm_up + seconds)
         };
         thread::scope(|scope| {
@@ -154,10 +135,8 @@ impl Contest {
             let beside = begin(a2, b2, PORTS[0]);
             thread::sleep(Duration::from_secs_f64(self.warm_up + self.seconds * LATER));
             let later = read(a1, b1, PORTS[0], 0.0, START)?;
-            let panicked = "a measurement panicked";
-            let flows = flows.into_iter().map(|flow| flow.join().ok().context(panicked)?);
-            let flows = flows.collect::<Result<_>>()?;
-            Ok(Found { flows, beside: beside.join().ok().context(panicked)??, later })
+            let flows = flows.into_iter().map(join).collect::<Result<_>>()?;
+            Ok(Found { flows, beside: join(beside)?, later })
         })
     }
 }
@@ -168,11 +147,4 @@ fn master(host: &Host, run_dir: &str) -> Result<Server> {
     command.args(["master", "--name", MASTER, "+congestion", "--run-dir", run_dir]);
     let door = format!("{run_dir}/{MASTER}.sock");
     Server::start(host, command, || Ok(std::path::Path::new(&door).exists()))
-}
-
-/// Starts a program that sends to any client.
-fn serve(host: &Host, port: u16, under: &CommandPrefix) -> Result<Server> {
-    let at = format!("{}:{port}", host.v4());
-    let command = bench_anywhere(host, under, &["serve", &at])?;
-    Server::start(host, command, || Ok(is_listening(host, port)?))
 }

@@ -104,11 +104,9 @@ fn costs(run: &mut Run, server: &TestServer<'_>, rounds: usize) -> Result<()> {
         found.iter().map(|both| [median(&both[0]), median(&both[1])]).collect();
     for (n, program) in programs.iter().enumerate() {
         let plot = Plot::histogram(&format!("One {program}"), ("", ""), ("time", "µs"));
-        let series = run.series(&plot, "median");
         let names = ["plain"].into_iter().chain(WAYS.map(|(via, _)| via));
-        for (x, (name, found)) in names.zip(&found).enumerate() {
-            run.labelled_point(series, x as f64, 1e6 / found[n], name);
-        }
+        let bars = names.zip(&found).map(|(name, found)| (name, 1e6 / found[n]));
+        run.plot_bars(&plot, "median", bars);
     }
     let plain = found[0];
     for ((via, most), found) in WAYS.into_iter().zip(&found[1..]) {
@@ -177,7 +175,7 @@ fn leaks(run: &mut Run, server: &TestServer<'_>, short: u32) -> Result<()> {
 /// Measures the memory of open flows, in as many programs as needed.
 fn memory(run: &mut Run, server: &TestServer<'_>, held: u32) -> Result<()> {
     let plot = Plot::histogram("An open flow", ("", ""), ("memory", "KB"));
-    let series = run.series(&plot, "of the master's, and of the kernel for sockets");
+    let series = "of the master's, and of the kernel for sockets";
     for (n, (via, _)) in WAYS.into_iter().enumerate() {
         let kernel = socket_memory();
         let programs = held.div_ceil(OF_ONE);
@@ -190,14 +188,9 @@ fn memory(run: &mut Run, server: &TestServer<'_>, held: u32) -> Result<()> {
             open.push(flows);
         }
         let each = |bytes: u64| bytes as f64 / f64::from(held) / 1e3;
-        run.labelled_point(series, n as f64, each(grown), via);
+        run.plot_bar(&plot, series, (n, via), each(grown));
         let sockets = socket_memory().saturating_sub(kernel);
-        run.labelled_point(
-            series,
-            (WAYS.len() + n) as f64,
-            each(sockets),
-            &format!("{via}, sockets"),
-        );
+        run.plot_bar(&plot, series, (WAYS.len() + n, &format!("{via}, sockets")), each(sockets));
         let name = format!("{via}: KB of memory for each of {held} open flows");
         run.at_most(&name, each(grown), MAX_KB);
     }

@@ -39,10 +39,9 @@ pub(in crate::experiments) fn run(run: &mut Run) -> Result<()> {
         let (seconds, warm_up) = (run.choose(2.0, 1.0), 0.5);
         let load = Load { program: "read", block: BLOCK, content, seconds, warm_up };
         let found = medians(run, &world, setups, load, rounds)?;
-        let series = run.series(&plot, "median");
         for (m, setup) in setups.iter().enumerate() {
             let label = format!("{}, {}", setup.name(), content.name());
-            run.labelled_point(series, (2 * n + m) as f64, found[m] / 1e6, &label);
+            run.plot_bar(&plot, "median", (2 * n + m, &label), found[m] / 1e6);
         }
         run.at_least(name, found[1] / found[0], least);
     }

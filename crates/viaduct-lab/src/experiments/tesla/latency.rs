@@ -54,10 +54,8 @@ fn measure(run: &mut Run, network: Network, rounds: usize) -> Result<()> {
     let found = by_turns(run, &world, &ALL, &[load], (rounds, TURNS))?.remove(0);
     let title = format!("Volleys, {}", network.name());
     let plot = Plot::histogram(&title, ("", ""), ("volleys", "a second"));
-    let series = run.series(&plot, "median");
-    for (n, setup) in ALL.iter().enumerate() {
-        run.labelled_point(series, n as f64, median(&found[n]), setup.name());
-    }
+    let bars = ALL.iter().zip(&found).map(|(setup, rates)| (setup.name(), median(rates)));
+    run.plot_bars(&plot, "median", bars);
     let over = |n: usize, under: usize| median(&ratios(&found[n], &found[under]));
     let name = |what: &str| format!("{}: {what}", network.name());
     run.at_least(&name("offloaded over plain"), over(OFFLOAD, PLAIN), 0.95);

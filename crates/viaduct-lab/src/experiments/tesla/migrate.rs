@@ -6,17 +6,16 @@
 //!      half way: eth0 goes down … and comes back with another address
 //! ```
 
-use std::process::Command;
 use std::thread;
 use std::time::Duration;
 
 use anyhow::{Context, Result};
 
-use super::programs::{CommandPrefix, Server, output, run as under};
-use crate::binary::binary;
+use super::programs::{CommandPrefix, bench_anywhere, output, run as under, serve};
 use crate::experiment::{About, Plot, Run};
-use crate::topology::programs::is_listening;
-use crate::topology::{Dumbbell, DumbbellSpec, Host, Journal, Wan};
+use crate::experiments::link;
+use crate::experiments::parallel::{join, parallel};
+use crate::topology::{Dumbbell, Host, Journal};
 
 const LINK: &str = "rate=100M,delay=10ms,queue=50ms";
 const RTT: Duration = Duration::from_millis(20);
@@ -49,15 +48,9 @@ pub(in crate::experiments) fn run(run: &mut Run) -> Result<()> {
     let migrate = Transfer { bytes, outage: gone, under: under(&["+migrate"])?, seed };
     let beside = Transfer { bytes, outage: gone, under: Vec::new(), seed };
     let journal = run.journal().clone();
-    let [migrate, beside] = thread::scope(|scope| {
-        let threads = [migrate, beside].map(|one| {
-            let journal = &journal;
-            scope.spawn(move || one.run(journal))
-        });
-        threads.map(|thread| thread.join().ok().context("a transfer's thread panicked")?)
-    });
-    let (migrate, beside) = (migrate?, beside?);
-    let traces = [("plain, no outage", &plain), ("migrate", &migrate), ("plain", &beside)];
+    let found = parallel([migrate, beside], |one| one.run(&journal))?;
+    let [migrate, beside] = &found[..] else { anyhow::bail!("two transfers were begun") };
+    let traces = [("plain, no outage", &plain), ("migrate", migrate), ("plain", beside)];
     for (name, traced) in traces {
         draw(run, name, &traced.trace);
     }
@@ -103,22 +96,18 @@ pub(super) struct Traced {
 
 impl Transfer {
     fn run(&self, journal: &Journal) -> Result<Traced> {
-        let link = LINK.parse().context("a link config of this module")?;
-        let spec = DumbbellSpec { wan: Wan::emulated(link, self.seed), ..DumbbellSpec::default() };
-        let world = Dumbbell::build(&spec, journal)?;
+        let world = Dumbbell::over(link(LINK), 1, self.seed, journal)?;
+        world.set_congestion_control(CONGESTION_CONTROL)?;
         let (client, server) = (world.a1(), world.b1());
-        for host in [client, server] {
-            host.set_congestion_control(CONGESTION_CONTROL)?;
-        }
+        let _server = serve(server, PORT, &self.under)?;
         let at = format!("{}:{PORT}", server.v4());
-        let ready = || Ok(is_listening(server, PORT)?);
-        let _server = Server::start(server, self.bench(server, &["serve", &at])?, ready)?;
-        let fetch = self.bench(client, &["fetch", &at, "--bytes", &self.bytes.to_string()])?;
+        let bytes = self.bytes.to_string();
+        let fetch = bench_anywhere(client, &self.under, &["fetch", &at, "--bytes", &bytes])?;
         thread::scope(|scope| {
             let outage = self.outage.map(|outage| scope.spawn(move || interrupt(client, outage)));
             let output = output(client, fetch, self.limit());
             if let Some(outage) = outage {
-                outage.join().ok().context("the outage's thread panicked")??;
+                join(outage)?;
             }
             crate::stop::check()?;
             // A transfer that broke or hangs has no end.
@@ -133,15 +122,6 @@ impl Transfer {
     fn limit(&self) -> Duration {
         let outage = self.outage.map_or(Duration::ZERO, |(_, outage)| outage);
         outage + Duration::from_secs_f64(self.bytes as f64 * 8.0 / 50e6 + 5.0)
-    }
-
-    fn bench(&self, host: &Host, words: &[&str]) -> Result<Command> {
-        let binary = binary()?.display().to_string();
-        let line: Vec<&str> = self.under.iter().map(String::as_str).collect();
-        let line = [&line[..], &[&binary, "lab", "bench"], words].concat();
-        let mut command = host.command(line[0]);
-        command.args(&line[1..]);
-        Ok(command)
     }
 }
 

@@ -13,7 +13,8 @@ use viaduct_sys::process::Process;
 use super::world::{Side, World};
 use crate::binary::binary;
 use crate::stop;
-use crate::topology::{Node, Scratch};
+use crate::topology::programs::is_listening;
+use crate::topology::{Host, Node, Scratch};
 
 /// Time limit for a server to listen, and for a client beyond its measured time.
 const PROGRAM_TIMEOUT: Duration = Duration::from_secs(20);
@@ -53,6 +54,12 @@ pub(super) fn bench_anywhere(
     let mut command = node.command(line[0]);
     command.args(&line[1..]);
     Ok(command)
+}
+
+/// Starts the benchmark server on a port of `host`, under a wrapper.
+pub(super) fn serve(host: &Host, port: u16, under: &CommandPrefix) -> Result<Server> {
+    let command = bench_anywhere(host, under, &["serve", &format!("{}:{port}", host.v4())])?;
+    Server::start(host, command, || Ok(is_listening(host, port)?))
 }
 
 /// Program that runs until dropped.

@@ -14,18 +14,18 @@ use std::path::Path;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result};
+use anyhow::Result;
 use viaduct_proto::keys::SecretKey;
-use viaduct_proto::link::LinkConfig;
 use viaduct_proto::overlay::Table;
 
 use super::migrate::{Traced, draw, traced};
-use super::programs::{Server, bench_anywhere, output, run as under};
+use super::programs::{CommandPrefix, Server, bench_anywhere, output, run as under, serve};
 use super::undisturbed::undisturbed;
 use crate::binary::binary;
 use crate::experiment::{About, Run};
+use crate::experiments::link;
+use crate::experiments::parallel::join;
 use crate::stop;
-use crate::topology::programs::is_listening;
 use crate::topology::{Detour, Host, Scratch};
 
 const LINK: &str = "rate=20M,delay=5ms,queue=50ms";
@@ -62,7 +62,7 @@ pub(in crate::experiments) fn run(run: &mut Run) -> Result<()> {
 
 /// Runs one rerouted flow beside a plain one.
 fn once(run: &mut Run, round: u64) -> Result<()> {
-    let link: LinkConfig = LINK.parse().context("a link config of this module")?;
+    let link = link(LINK);
     let world = Detour::build(&link, &link, run.seed() + round, run.journal())?;
     let (client, server) = (world.client(), world.server());
     for host in [client, server, world.aside()] {
@@ -72,39 +72,17 @@ fn once(run: &mut Run, round: u64) -> Result<()> {
     let route = format!("+route:overlay={}", overlay.socket("client"));
     let setups = [under(&["+migrate", &route])?, Vec::new()];
     let serves = [under(&["+migrate"])?, Vec::new()];
-    let mut servers = Vec::new();
-    for (under, port) in serves.iter().zip(PORTS) {
-        let at = format!("{}:{port}", server.v4());
-        let ready = || Ok(is_listening(server, port)?);
-        servers.push(Server::start(
-            server,
-            bench_anywhere(server, under, &["serve", &at])?,
-            ready,
-        )?);
-    }
+    let servers = serves.iter().zip(PORTS).map(|(under, port)| serve(server, port, under));
+    let _servers = servers.collect::<Result<Vec<_>>>()?;
     let (opened, found) = thread::scope(|scope| {
-        let fetches =
-            setups.iter().zip(PORTS).zip([20_000_000, 10_000_000]).map(|((under, port), n)| {
-                scope.spawn(move || {
-                    let at = format!("{}:{port}", server.v4());
-                    let fetch = bench_anywhere(
-                        client,
-                        under,
-                        &["fetch", &at, "--bytes", &u64::to_string(&n)],
-                    )?;
-                    output(client, fetch, Duration::from_secs(60))
-                })
-            });
-        let fetches: Vec<_> = fetches.collect();
-        let cut = cut(&world);
-        let output =
-            fetches.into_iter().map(|thread| thread.join().ok().context("a thread panicked")?);
-        let output: Vec<Result<String>> = output.collect();
-        cut.map(|opened| (opened, output))
+        let fetches = [(20_000_000, 0), (10_000_000, 1)].map(|(bytes, n)| {
+            let (world, under) = (&world, &setups[n]);
+            scope.spawn(move || fetch(world, PORTS[n], under, bytes, 60))
+        });
+        cut(&world).map(|opened| (opened, fetches.map(join)))
     })?;
     stop::check()?;
-    let [moving, plain] = &found[..] else { anyhow::bail!("two transfers were begun") };
-    let traces = [moving, plain].map(|output| output.as_ref().ok().map(|output| traced(output)));
+    let traces = found.map(|output| output.ok().map(|output| traced(&output)));
     judge(run, &traces);
     let name = "a small transfer that begins while the path is away, by `node=` alone, s";
     run.at_most(name, opened, WITHIN);
@@ -142,12 +120,22 @@ fn cut(world: &Detour) -> Result<f64> {
 /// only the address of an overlay node; returns its duration in seconds.
 fn open_meanwhile(world: &Detour) -> Result<f64> {
     let node = format!("+route:node={}:{SOCKS}", world.aside().v4());
-    let at = format!("{}:{}", world.server().v4(), PORTS[1]);
-    let fetch =
-        bench_anywhere(world.client(), &under(&[&node])?, &["fetch", &at, "--bytes", "500000"])?;
-    let begun = Instant::now();
-    output(world.client(), fetch, Duration::from_secs(10))?;
+    let (under, begun) = (under(&[&node])?, Instant::now());
+    fetch(world, PORTS[1], &under, 500_000, 10)?;
     Ok(begun.elapsed().as_secs_f64())
+}
+
+/// Fetches `bytes` from the server's port within `limit` seconds; returns the trace.
+fn fetch(
+    world: &Detour,
+    port: u16,
+    under: &CommandPrefix,
+    bytes: u64,
+    limit: u64,
+) -> Result<String> {
+    let (at, bytes) = (format!("{}:{port}", world.server().v4()), bytes.to_string());
+    let fetch = bench_anywhere(world.client(), under, &["fetch", &at, "--bytes", &bytes])?;
+    output(world.client(), fetch, Duration::from_secs(limit))
 }
 
 fn judge(run: &mut Run, traces: &[Option<Traced>; 2]) {

@@ -1,14 +1,13 @@
 //! Section 4.1: `shape` and `latency` achieve their settings with every interposer.
 
-use std::thread;
-
-use anyhow::{Context, Result};
+use anyhow::Result;
 
 use super::setups::{Load, Setup, Testbed};
 use super::undisturbed::undisturbed;
 use super::world::{CONGESTION_CONTROL, Network, World};
 use crate::bench::Content;
 use crate::experiment::{About, Plot, Run};
+use crate::experiments::parallel::parallel;
 
 const VIAS: [&str; 3] = ["cgroup", "seccomp", "preload"];
 /// Rates in Mb/s.
@@ -54,7 +53,7 @@ fn shaped(run: &mut Run, world: &World, n: u16, rate: u32) -> Result<()> {
         Load { program, block, content, seconds, warm_up }
     };
     let cases: Vec<_> = VIAS.iter().flat_map(|via| [(*via, "write"), (*via, "read")]).collect();
-    let found = all(&cases, |&(via, program)| {
+    let found = parallel(&cases, |&(via, program)| {
         plain.measure_under(&[&handler, "--via", via], &load(program))
     })?;
     let title = "Rate obtained against rate asked";
@@ -74,7 +73,7 @@ fn delayed(run: &mut Run, world: &World, n: u16, delay: u32) -> Result<()> {
     let handler = format!("+latency:delay={delay}ms");
     let (seconds, content) = (run.choose(4.0, 2.0), Content::Same);
     let load = Load { program: "volley", block: 1, content, seconds, warm_up: 0.2 };
-    let found = all(&VIAS, |via| plain.measure_under(&[&handler, "--via", via], &load))?;
+    let found = parallel(VIAS, |via| plain.measure_under(&[&handler, "--via", via], &load))?;
     let plot = Plot::line("Delay each way", ("asked", "ms"), ("obtained", "ms"));
     for (via, volleys) in VIAS.iter().zip(found) {
         let each_way = 1000.0 / volleys / 2.0;
@@ -83,14 +82,4 @@ fn delayed(run: &mut Run, world: &World, n: u16, delay: u32) -> Result<()> {
         run.within(&name, each_way - f64::from(delay), 0.0, 1.0);
     }
     Ok(())
-}
-
-/// Runs `work` for all cases concurrently; returns the results.
-fn all<T: Sync>(cases: &[T], work: impl Fn(&T) -> Result<f64> + Sync) -> Result<Vec<f64>> {
-    thread::scope(|scope| {
-        let work = &work;
-        let threads: Vec<_> = cases.iter().map(|case| scope.spawn(move || work(case))).collect();
-        let ended = threads.into_iter().map(|thread| thread.join().ok());
-        ended.map(|found| found.context("a measurement panicked")?).collect()
-    })
 }
