@@ -1,4 +1,4 @@
-//! Flood of SYNs from unused addresses, delivered to a machine as if received on a wire.
+//! Floods of packets, such as SYNs from unused addresses that a machine receives as if on a wire.
 //!
 //! ```text
 //!   flood ── TUN "flood" ──▶ node ─▶ …      each SYN from another address of 198.18.0.0/15
@@ -51,24 +51,37 @@ impl Flood {
             .map_err(|source| TopologyError::Tun { node: node.name().into(), source })?;
         let network = format!("{}/{}", Ipv4Addr::from_bits(FIRST), 32 - FREE_BITS);
         node.ip(&["link set flood up".into(), format!("route add {network} dev flood")])?;
-        let (stop, sent) = (Arc::<AtomicBool>::default(), Arc::<AtomicU64>::default());
-        let (asked, count, begun) = (stop.clone(), sent.clone(), Instant::now());
-        let mut rng = Rng::from_seed(seed);
-        let run = move || {
-            while !asked.load(Ordering::Relaxed) && begun.elapsed() < longest {
-                let due = (begun.elapsed().as_secs_f64() * rate as f64) as u64;
-                while count.load(Ordering::Relaxed) < due {
-                    // A full queue drops the packet; the flood continues.
-                    let _ = tun.write(&syn(somewhere(&mut rng), to, rng.next_u64() as u32));
-                    count.fetch_add(1, Ordering::Relaxed);
-                }
-                thread::sleep(EVERY);
+        let (mut rng, mut sent) = (Rng::from_seed(seed), 0);
+        Ok(Flood::of(longest, move |passed| {
+            let due = (passed.as_secs_f64() * rate as f64) as u64;
+            let count = due.saturating_sub(sent);
+            for _ in 0..count {
+                // A full queue drops the packet; the flood continues.
+                let _ = tun.write(&syn(unused_address(&mut rng), to, rng.next_u64() as u32));
             }
-        };
-        Ok(Flood { stop, sent, begun, thread: Some(thread::spawn(run)) })
+            sent = due;
+            thread::sleep(EVERY);
+            count
+        }))
     }
 
-    /// Returns the SYNs per second, averaged since the start.
+    /// Calls `send` again and again with the time since the start, for `longest` at most; it
+    /// sends packets and returns their number.
+    pub(crate) fn of(
+        longest: Duration,
+        mut send: impl FnMut(Duration) -> u64 + Send + 'static,
+    ) -> Flood {
+        let (stop, sent) = (Arc::<AtomicBool>::default(), Arc::<AtomicU64>::default());
+        let (asked, count, begun) = (stop.clone(), sent.clone(), Instant::now());
+        let run = move || {
+            while !asked.load(Ordering::Relaxed) && begun.elapsed() < longest {
+                count.fetch_add(send(begun.elapsed()), Ordering::Relaxed);
+            }
+        };
+        Flood { stop, sent, begun, thread: Some(thread::spawn(run)) }
+    }
+
+    /// Returns the packets per second, averaged since the start.
     pub fn rate(&self) -> f64 {
         self.sent.load(Ordering::Relaxed) as f64 / self.begun.elapsed().as_secs_f64()
     }
@@ -82,7 +95,7 @@ impl Drop for Flood {
 }
 
 /// Returns a random unused address.
-fn somewhere(rng: &mut Rng) -> SocketAddrV4 {
+pub(crate) fn unused_address(rng: &mut Rng) -> SocketAddrV4 {
     let ip = FIRST | (rng.next_u64() as u32 & ((1 << FREE_BITS) - 1));
     SocketAddrV4::new(Ipv4Addr::from_bits(ip), 1024 | rng.next_u64() as u16)
 }

@@ -195,10 +195,10 @@ impl Trickles {
         })
     }
 
-    /// Makes connections opened from now on use UDP.
+    /// Makes connections opened from now on use packets of this format, instead of TCP's.
     #[must_use]
-    pub fn by_udp(self) -> Trickles {
-        Trickles { format: Format::Udp, ..self }
+    pub fn by(self, format: Format) -> Trickles {
+        Trickles { format, ..self }
     }
 
     /// Opens a connection; nothing is sent before [`Trickles::flush`] or [`Trickles::turn`].

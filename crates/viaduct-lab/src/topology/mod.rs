@@ -44,7 +44,7 @@ pub use node::{Host, Node};
 pub use pair::Pair;
 pub use scratch::Scratch;
 pub(crate) use tun::open as open_tun;
-pub use usage::{Usage, cpu_time, machine_time, socket_memory, times_scheduled};
+pub use usage::{Usage, cpu_time, machine_time, socket_memory, times_scheduled, user_and_system};
 
 use std::io;
 use std::time::Duration;

@@ -2,7 +2,8 @@
 
 use std::fs;
 use std::path::Path;
-use std::time::Duration;
+use std::thread;
+use std::time::{Duration, Instant};
 
 /// Current resource usage of a program.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
@@ -34,12 +35,35 @@ impl Usage {
         }
         sum
     }
+
+    /// Returns the maximum of the resident memory over `time`.
+    pub fn most_resident(pid: u32, time: Duration) -> u64 {
+        let (end, mut most) = (Instant::now() + time, 0);
+        while Instant::now() < end {
+            most = most.max(Usage::of(pid).resident);
+            thread::sleep(Duration::from_millis(100));
+        }
+        most
+    }
 }
 
 /// Returns the processor time used by process `pid` and its descendants, in user space and
 /// kernel.
 pub fn cpu_time(pid: u32) -> Duration {
     family(pid).into_iter().map(|pid| cpu(&Path::new("/proc").join(pid.to_string()))).sum()
+}
+
+/// Returns the seconds of processor time that process `pid` has used in user space and in the
+/// kernel, by the kernel's clock ticks; `None` if the process is gone.
+pub fn user_and_system(pid: u32) -> Option<[f64; 2]> {
+    // Format "123 (name) S 1 …", where the name may contain anything; fields 14 and 15 are ticks.
+    let text = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    let mut words = text.rsplit_once(')')?.1.split_whitespace().skip(11);
+    let mut seconds = || {
+        let ticks: f64 = words.next()?.parse().ok()?;
+        Some(ticks / rustix::param::clock_ticks_per_second() as f64)
+    };
+    Some([seconds()?, seconds()?])
 }
 
 /// Returns how many times the live threads of process `pid` and its descendants were scheduled
@@ -128,7 +152,6 @@ fn status(dir: &Path, key: &str) -> u64 {
 mod tests {
     use super::*;
     use std::process::{Command, Stdio};
-    use std::time::Instant;
 
     #[test]
     fn a_child_of_the_child_counts() {

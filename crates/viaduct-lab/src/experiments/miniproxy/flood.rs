@@ -16,7 +16,7 @@ use crate::experiments::statistics::quantile;
 use crate::flood::Flood;
 use crate::proxies::Proxy;
 use crate::stop;
-use crate::topology::{Chain, Host};
+use crate::topology::{Chain, Host, Usage, user_and_system};
 
 /// SYNs per second.
 const RATE: u64 = 20_000;
@@ -91,10 +91,9 @@ struct Clients {
 fn report(run: &mut Run, mode: &str, found: &Found) {
     let plot = Plot::line("Time to the first byte of true clients", ("when", ""), ("time", "ms"));
     for (name, q) in [("median", 0.5), ("99 of 100", 0.99)] {
-        let series = run.series(&plot, &format!("{mode}, {name}"));
-        for (n, clients) in found.clients.iter().enumerate() {
-            run.labelled_point(series, n as f64, quantile(&clients.times, q), WHEN[n]);
-        }
+        let bars = WHEN.iter().zip(&found.clients);
+        let bars = bars.map(|(when, clients)| (when, quantile(&clients.times, q)));
+        run.plot_bars(&plot, &format!("{mode}, {name}"), bars);
     }
     let tried = |clients: &Clients| (clients.times.len() + clients.failed) as f64;
     let counts = [
@@ -107,16 +106,11 @@ fn report(run: &mut Run, mode: &str, found: &Found) {
         ("processor of the proxy, %", 100.0 * found.processors),
     ];
     let plot = Plot::histogram("The flood, the server, the proxy", ("what", ""), ("count", ""));
-    let series = run.series(&plot, mode);
-    for (n, (what, value)) in counts.into_iter().enumerate() {
-        run.labelled_point(series, n as f64, value, what);
-    }
+    run.plot_bars(&plot, mode, counts);
     let plot = Plot::histogram("Early connections", ("what", ""), ("count", ""));
-    let series = run.series(&plot, mode);
-    for (n, what) in ["started", "matched", "expired", "refused", "bounded"].iter().enumerate() {
-        let count = found.early[what].as_u64().unwrap_or(0) as f64;
-        run.labelled_point(series, n as f64, count, what);
-    }
+    let counts = ["started", "matched", "expired", "refused", "bounded"]
+        .map(|what| (what, found.early[what].as_u64().unwrap_or(0) as f64));
+    run.plot_bars(&plot, mode, counts);
 }
 
 fn check(run: &mut Run, mode: &str, found: &Found) {
@@ -186,18 +180,18 @@ impl World {
         let client = self.chain.client();
         run.step(&format!("{mode}, before"))?;
         let before = clients(client, self.server(), time / 3)?;
-        let resident = resident(pid)?;
+        let resident = Usage::of(pid).resident as f64;
         let (onward, used) = (self.syns()?, used(pid)?);
         run.step(&format!("{mode}, during"))?;
         let flood = Flood::start(&self.chain.hops()[0], self.server(), RATE, 2 * time, run.seed())?;
         let begun = Instant::now();
-        let watch = thread::spawn(move || most_resident(pid, time));
+        let watch = thread::spawn(move || Usage::most_resident(pid, time));
         let during = clients(client, self.server(), time)?;
         let (rate, took) = (flood.rate(), begun.elapsed().as_secs_f64());
         let processors = (self::used(pid)? - used) / took;
         let seen = self.syns()? - onward;
         drop(flood);
-        let most = watch.join().unwrap_or(f64::NAN);
+        let most = watch.join().map_or(f64::NAN, |most| most as f64);
         run.step(&format!("{mode}, after"))?;
         thread::sleep(EARLY_WAIT + Duration::from_secs(1));
         let after = clients(client, self.server(), time / 3)?;
@@ -274,28 +268,7 @@ fn first_byte(to: SocketAddr) -> std::io::Result<Duration> {
     Ok(begun.elapsed())
 }
 
-/// Returns the resident memory of a process in bytes.
-fn resident(process: u32) -> Result<f64> {
-    let text = std::fs::read_to_string(format!("/proc/{process}/statm"))?;
-    let pages: f64 = text.split(' ').nth(1).context("its second word")?.parse()?;
-    Ok(pages * rustix::param::page_size() as f64)
-}
-
-/// Returns the maximum of the resident memory over `time`.
-fn most_resident(process: u32, time: Duration) -> f64 {
-    let (end, mut most) = (Instant::now() + time, 0.0);
-    while Instant::now() < end {
-        most = resident(process).map_or(most, |now| now.max(most));
-        thread::sleep(Duration::from_millis(50));
-    }
-    most
-}
-
 /// Returns the processor seconds used by a process.
 fn used(process: u32) -> Result<f64> {
-    let text = std::fs::read_to_string(format!("/proc/{process}/stat"))?;
-    let rest = &text[text.rfind(')').context("its name")? + 1..];
-    let ticks = rest.split_whitespace().skip(11).take(2).map(str::parse::<f64>);
-    let ticks = ticks.sum::<Result<f64, _>>()?;
-    Ok(ticks / rustix::param::clock_ticks_per_second() as f64)
+    Ok(user_and_system(process).context("the proxy has ended")?.iter().sum())
 }

@@ -2,14 +2,15 @@
 
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result};
+use anyhow::Result;
 use viaduct_proto::trickles::packet::Format;
 
-use super::served::{CONGESTION_CONTROL, Served, at, get, gigabit};
-use crate::experiment::{About, Plot, Run};
-use crate::experiments::statistics::{mean, with_interval};
+use super::served::{Served, at, describe, get, gigabit};
+use crate::experiment::{About, Bound, Plot, Run};
+use crate::experiments::link;
+use crate::experiments::statistics::{check_mean, jain, mean};
 use crate::load::{Fetched, Fetches, Trickles};
-use crate::topology::{Dumbbell, DumbbellSpec, Wan, cpu_time};
+use crate::topology::{Dumbbell, cpu_time};
 
 /// Link like a switch port: the paper's 100 Mb/s, with 20 ms of queue.
 const LINK: &str = "rate=100M,delay=500us,queue=250kB";
@@ -52,14 +53,9 @@ pub(in crate::experiments) fn run(run: &mut Run) -> Result<()> {
     let window = Duration::from_secs_f64(run.choose(10.0, 1.5));
     run.param("link", LINK);
     run.param("object_bytes", OBJECT);
-    run.param("rounds", rounds);
     run.param("window_s", window.as_secs_f64());
     run.param("window_of_a_crowd_s", (LONGER * window).as_secs_f64());
-    run.param(
-        "trickles_clients",
-        "client cores in the lab's process, on the host of TCP's clients",
-    );
-    run.congestion_control(CONGESTION_CONTROL);
+    describe(run, rounds);
     run.steps(rounds * (2 * counts.len() + ARMS.len() * ALONE.len()));
     let request = get("file");
     for &clients in counts {
@@ -73,7 +69,7 @@ pub(in crate::experiments) fn run(run: &mut Run) -> Result<()> {
             let mut by = |arm| {
                 let step = format!("{clients} clients of {}, {round}", name(arm));
                 run.step(&step)?;
-                let world = link(run)?;
+                let world = Dumbbell::over(link(LINK), 1, run.seed(), run.journal())?;
                 measure(run, &step, (&world, OBJECT), &fetches, arm)
             };
             found.push([by(OURS)?, by(None)?]);
@@ -107,12 +103,6 @@ fn name(arm: Arm) -> &'static str {
     }
 }
 
-fn link(run: &Run) -> Result<Dumbbell> {
-    let link = LINK.parse().context("a link config of this module")?;
-    let spec = DumbbellSpec { wan: Wan::emulated(link, run.seed()), ..DumbbellSpec::default() };
-    Ok(Dumbbell::build(&spec, run.journal())?)
-}
-
 /// Measures in a world of its own, so that nothing of one arm remains when the other begins.
 fn measure(
     run: &mut Run,
@@ -126,8 +116,7 @@ fn measure(
     let Some(format) = arm else {
         return Ok(fetches.by_tcp(world.a1(), at(world.b1()))?);
     };
-    let clients = Trickles::open(world, at(world.b1()), run.seed())?;
-    let mut clients = if format == Format::Udp { clients.by_udp() } else { clients };
+    let mut clients = Trickles::open(world, at(world.b1()), run.seed())?.by(format);
     let (before, begin) = (cpu_time(served.pid()), Instant::now());
     let fetched = fetches.by_trickles(&mut clients)?;
     let busy = (cpu_time(served.pid()) - before).as_secs_f64() / begin.elapsed().as_secs_f64();
@@ -150,15 +139,7 @@ fn draw_alone(run: &mut Run, object: usize, found: &[[Fetched; 3]]) {
     for (n, arm) in ARMS.into_iter().enumerate().take(2) {
         let ratios: Vec<_> = found.iter().map(|row| row[n].mbps() / row[2].mbps()).collect();
         let check = format!("{} at 1 Gb/s, one client, {object} bytes: over TCP's", name(arm));
-        judge(run, &check, &ratios);
-    }
-}
-
-/// Checks the mean ratio to TCP over the rounds, and records its interval.
-fn judge(run: &mut Run, name: &str, ratios: &[f64]) {
-    run.at_least(name, mean(ratios), MIN_SHARE);
-    if ratios.len() > 1 {
-        run.param(&format!("{name}, 95 %"), with_interval(ratios));
+        check_mean(run, &check, &ratios, Bound::AtLeast(MIN_SHARE));
     }
 }
 
@@ -173,7 +154,7 @@ fn draw(run: &mut Run, clients: usize, found: &[[Fetched; 2]]) {
         found.iter().flat_map(|row| [name(OURS), name(None)].into_iter().zip(row))
     {
         for (plot, value) in
-            [(&rates, fetched.mbps()), (&shares, jain(fetched)), (&starved, starved_of(fetched))]
+            [(&rates, fetched.mbps()), (&shares, jain_of(fetched)), (&starved, starved_of(fetched))]
         {
             run.plot_point(plot, name, (clients as f64, value));
         }
@@ -181,38 +162,22 @@ fn draw(run: &mut Run, clients: usize, found: &[[Fetched; 2]]) {
     let of = |what: &str| format!("{clients} clients: {what}");
     let each = |value: fn(&[Fetched; 2]) -> f64| found.iter().map(value).collect::<Vec<_>>();
     let ratios = each(|[ours, theirs]| ours.mbps() / theirs.mbps());
-    judge(run, &of("throughput over TCP's"), &ratios);
+    check_mean(run, &of("throughput over TCP's"), &ratios, Bound::AtLeast(MIN_SHARE));
     let broken = each(|[ours, _]| ours.failed as f64).iter().sum();
     run.at_most(&of("fetches that broke"), broken, 0.0);
     if clients >= CROWD {
-        let fairer = mean(&each(|[ours, theirs]| jain(ours) / jain(theirs)));
+        let fairer = mean(&each(|[ours, theirs]| jain_of(ours) / jain_of(theirs)));
         run.at_least(&of("Jain's index over TCP's"), fairer, 1.1);
         let fewer = mean(&each(|[ours, theirs]| starved_of(theirs) - starved_of(ours)));
         run.at_least(&of("starved, fewer than TCP's"), fewer, 1.0);
     }
 }
 
-/// Returns Jain's fairness index: 1 if all clients got the same, 1/n if one got everything.
-fn jain(fetched: &Fetched) -> f64 {
-    let (sum, squares) = fetched.bytes.iter().fold((0.0, 0.0), |(sum, squares), &bytes| {
-        let bytes = bytes as f64;
-        (sum + bytes, squares + bytes * bytes)
-    });
-    sum * sum / (squares * fetched.bytes.len() as f64)
+/// Returns Jain's fairness index over the clients.
+fn jain_of(fetched: &Fetched) -> f64 {
+    jain(&fetched.bytes.iter().map(|bytes| *bytes as f64).collect::<Vec<_>>())
 }
 
 fn starved_of(fetched: &Fetched) -> f64 {
     fetched.bytes.iter().filter(|bytes| **bytes == 0).count() as f64
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn jains_index_is_one_for_equal_shares_and_a_fraction_for_a_single_user() {
-        let of = |bytes: &[u64]| jain(&Fetched { bytes: bytes.to_vec(), ..Fetched::default() });
-        assert_eq!(of(&[5, 5, 5, 5]), 1.0);
-        assert_eq!(of(&[9, 0, 0]), 1.0 / 3.0);
-    }
 }

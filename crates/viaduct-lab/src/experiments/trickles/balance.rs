@@ -16,14 +16,15 @@ use std::net::SocketAddr;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result};
+use anyhow::Result;
 
 use super::download::{By, Download};
 use super::least::LeastConnections;
 use super::replicas::{Replicas, SERVICE, Service};
 use super::served::{CONGESTION_CONTROL, PORT, get};
-use crate::experiment::{About, Plot, Run, SeriesId};
-use crate::experiments::statistics::mean;
+use crate::experiment::{About, Plot, Run, student_95};
+use crate::experiments::parallel::join;
+use crate::experiments::statistics::{jain, mean, mean_of};
 use crate::load::{Fetched, Fetches, Trickles};
 use crate::topology::{Host, Wan};
 
@@ -35,10 +36,9 @@ const OBJECT: usize = 500_000;
 /// A server's link, and its queue of 50 ms.
 const LINK: (&str, &str) = ("htb rate 100mbit", "bfifo limit 625000");
 const WARM_UP: Duration = Duration::from_secs(2);
-/// Number of rounds, and the quantile of Student's t-distribution for a 95 % confidence
-/// interval of their mean, in standard errors.
-const ROUNDS: (usize, f64) = (6, 2.571);
-const QUICK_ROUNDS: (usize, f64) = (3, 4.303);
+/// Number of rounds.
+const ROUNDS: usize = 6;
+const QUICK_ROUNDS: usize = 3;
 /// Margins by which Jain's index may be below TCP's where the interval is narrower: for the two
 /// clients, and for single connections, which the paper does not cover. TCP's index is 1
 /// without contention: with one connection each by construction, as each client has a server to
@@ -65,7 +65,7 @@ pub(in crate::experiments) const ABOUT: About = About {
 
 pub(in crate::experiments) fn run(run: &mut Run) -> Result<()> {
     let connections: &[usize] = run.choose(&CONNECTIONS, &QUICK);
-    let (rounds, errors) = run.choose(ROUNDS, QUICK_ROUNDS);
+    let rounds = run.choose(ROUNDS, QUICK_ROUNDS);
     let window = Duration::from_secs(run.choose(8, 3));
     run.param("link_of_each_server", format!("{}, {}", LINK.0, LINK.1));
     run.param("object_bytes", OBJECT);
@@ -74,7 +74,6 @@ pub(in crate::experiments) fn run(run: &mut Run) -> Result<()> {
     run.congestion_control(CONGESTION_CONTROL);
     run.steps(connections.len() * WAYS.len() + 1);
     let cluster = Cluster::build(run, window)?;
-    let plots = ["Fairness to two clients", "Fairness to all connections", "All together"];
     let mut found = [Vec::new(), Vec::new()];
     for (by, found) in WAYS.into_iter().zip(&mut found) {
         let balancer = cluster.balancer(by)?;
@@ -83,14 +82,14 @@ pub(in crate::experiments) fn run(run: &mut Run) -> Result<()> {
             let seed = run.seed() + each as u64;
             let many: Vec<_> =
                 (0..rounds).map(|_| cluster.fetch(by, each, seed)).collect::<Result<_>>()?;
-            draw(run, &plots, by, each, &many);
+            draw(run, by, each, &many);
             found.push(many);
         }
         drop(balancer);
     }
     let [ours, theirs] = found;
     for ((each, ours), theirs) in connections.iter().zip(&ours).zip(&theirs) {
-        check(run, *each, errors, ours, theirs);
+        check(run, *each, ours, theirs);
     }
     run.step("anycast")?;
     cluster.anycast(run)
@@ -120,25 +119,20 @@ impl Round {
     }
 }
 
-/// Returns Jain's fairness index: 1 where all got the same, 1/n where one got everything.
-fn jain(got: &[f64]) -> f64 {
-    let (sum, squares): (f64, f64) = (got.iter().sum(), got.iter().map(|one| one * one).sum());
-    sum * sum / (got.len() as f64 * squares)
-}
-
-fn draw(run: &mut Run, plots: &[&str; 3], by: By, each: usize, rounds: &[Round]) {
-    let y = [("Jain's index", ""), ("Jain's index", ""), ("throughput", "Mb/s")];
-    for (n, (plot, y)) in plots.iter().zip(y).enumerate() {
-        let plot = Plot::line(plot, ("connections of each client", ""), y).log_x();
-        let series: SeriesId = run.series(&plot, by.name());
-        for round in rounds {
-            let value = [round.clients, round.connections, round.bits / 1e6][n];
-            run.point(series, each as f64, value);
-        }
+fn draw(run: &mut Run, by: By, each: usize, rounds: &[Round]) {
+    type Figure = (&'static str, (&'static str, &'static str), fn(&Round) -> f64);
+    let figures: [Figure; 3] = [
+        ("Fairness to two clients", ("Jain's index", ""), |round| round.clients),
+        ("Fairness to all connections", ("Jain's index", ""), |round| round.connections),
+        ("All together", ("throughput", "Mb/s"), |round| round.bits / 1e6),
+    ];
+    for (title, y, value) in figures {
+        let plot = Plot::line(title, ("connections of each client", ""), y).log_x();
+        run.plot_points(&plot, by.name(), rounds.iter().map(|one| (each as f64, value(one))));
     }
 }
 
-fn check(run: &mut Run, each: usize, errors: f64, ours: &[Round], theirs: &[Round]) {
+fn check(run: &mut Run, each: usize, ours: &[Round], theirs: &[Round]) {
     let of = |rounds: &[Round], what: fn(&Round) -> f64| -> Vec<f64> {
         rounds.iter().map(what).collect()
     };
@@ -147,23 +141,16 @@ fn check(run: &mut Run, each: usize, errors: f64, ours: &[Round], theirs: &[Roun
         ("connections", |round| round.connections, APART.1),
     ] {
         let (ours, theirs) = (of(ours, what), of(theirs, what));
-        let interval = errors * (error(&ours).powi(2) + error(&theirs).powi(2)).sqrt();
+        let interval = student_95(&ours).hypot(student_95(&theirs));
         let name = format!("{each} connections a client: Jain's index of {name}, beyond TCP's");
         run.at_least(&name, mean(&ours) - mean(&theirs), -interval.max(apart));
     }
-    let bits = |rounds: &[Round]| mean(&of(rounds, |round| round.bits));
+    let bits = |rounds: &[Round]| mean_of(rounds, |round| round.bits);
     let name = format!("{each} connections a client: all together, of TCP's");
     run.at_least(&name, bits(ours) / bits(theirs), MIN_SHARE);
     let name = format!("{each} connections a client: fetches by Trickles that broke");
     let failed = ours.iter().map(|round| round.failed).sum::<u64>() as f64;
     run.at_most(&name, failed, 0.0);
-}
-
-/// Returns the standard error of the mean.
-fn error(values: &[f64]) -> f64 {
-    let (n, mean) = (values.len() as f64, mean(values));
-    let squares: f64 = values.iter().map(|value| (value - mean).powi(2)).sum();
-    (squares / (n - 1.0) / n).sqrt()
 }
 
 /// Servers, whose links are the bottleneck.
@@ -251,7 +238,7 @@ impl Cluster {
                 flips += 1;
                 self.world.lead_to(flips % 2)?;
             }
-            Ok((flips, client.join().ok().context("a client panicked")??))
+            Ok((flips, join(client)?))
         })?;
         flips = flips.min((found.end() / FLIP.as_secs_f64()) as usize);
         run.param("anycast_flips", flips);

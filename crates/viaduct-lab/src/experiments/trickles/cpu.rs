@@ -10,18 +10,18 @@
 //!
 //! The kernel's interrupt work is charged to the interrupted process, with either transport.
 
-use std::fs;
 use std::thread;
 use std::time::Duration;
 
-use anyhow::{Result, bail};
+use anyhow::{Context, Result};
 use viaduct_proto::trickles::packet::Format;
 
 use super::core::{self, Core};
-use super::served::{CONGESTION_CONTROL, Served, at, get, gigabit};
+use super::served::{Served, at, describe, get, gigabit};
 use crate::experiment::{About, Bound, Plot, Run};
-use crate::experiments::statistics::{mean, with_interval};
+use crate::experiments::statistics::check_mean;
 use crate::load::{Fetched, Fetches, Trickles};
+use crate::topology::user_and_system;
 
 const OBJECT: usize = 500_000;
 /// Connections in the server's cache, where it has one.
@@ -69,12 +69,7 @@ pub(in crate::experiments) fn run(run: &mut Run) -> Result<()> {
     let rounds = run.choose(ROUNDS, 1);
     run.param("object_bytes", OBJECT);
     run.param("cache_connections", CACHE);
-    run.param("rounds", rounds);
-    run.param(
-        "trickles_clients",
-        "client cores in the lab's process, on the host of TCP's clients",
-    );
-    run.congestion_control(CONGESTION_CONTROL);
+    describe(run, rounds);
     run.steps(counts.len() * ALL.len() * rounds);
     for &clients in counts {
         let mut found = Vec::new();
@@ -151,77 +146,49 @@ fn measure(run: &Run, contender: Contender, clients: usize, core: &mut [Core; 2]
     let before = Spent::of(&served)?;
     if contender == Contender::Tcp {
         let fetched = fetches.by_tcp(world.a1(), to)?;
-        return Ok(Spent::of(&served)?.since(&before).cost(&fetched, Core::default(), took));
+        return Ok(Spent::of(&served)?.cost(before, &fetched, Core::default(), took));
     }
-    let clients = Trickles::open(&world, to, run.seed())?;
-    let mut clients = if contender == Contender::Udp { clients.by_udp() } else { clients };
+    let mut clients = Trickles::open(&world, to, run.seed())?.by(format);
     let first = contender == ALL[0];
     clients.keep(if first { KEPT } else { 0 });
     let fetched = fetches.by_trickles(&mut clients)?;
-    let spent = Spent::of(&served)?.since(&before);
+    let spent = Spent::of(&served)?;
     if first {
         *core = core::measure(&clients.take_kept(), &served.path("file"), CACHE, 9)?;
     }
-    Ok(spent.cost(&fetched, core[usize::from(cache > 0)], took))
+    Ok(spent.cost(before, &fetched, core[usize::from(cache > 0)], took))
 }
 
-/// Totals of a server so far.
+/// Totals of a server so far: seconds in the kernel and in user space, requests of Trickles
+/// answered, and cache hits and misses among them.
 #[derive(Clone, Copy, Debug, Default)]
-struct Spent {
-    /// Seconds in the kernel and in user space.
-    kernel: f64,
-    own: f64,
-    /// Requests of Trickles answered.
-    requests: f64,
-    /// Cache hits and misses among them.
-    hits: f64,
-    misses: f64,
-}
+struct Spent([f64; 5]);
 
 impl Spent {
     fn of(served: &Served) -> Result<Spent> {
         // The server's counters may be that old.
         thread::sleep(Duration::from_millis(400));
-        let times = fs::read_to_string(format!("/proc/{}/stat", served.pid()))?;
-        // Format "123 (name) S 1 …", where the name may contain anything; fields 14 and 15 are
-        // ticks of 10 ms.
-        let words = times.rsplit_once(')').map_or("", |(_, words)| words).split_whitespace();
-        let ticks: Vec<f64> = words.skip(11).take(2).map_while(|word| word.parse().ok()).collect();
-        let [own, kernel] = ticks[..] else {
-            bail!("the times of a process are expected: {times}")
-        };
+        let [own, kernel] = user_and_system(served.pid()).context("the server has ended")?;
         let status = served.status()?;
         let count = |name: &str| status["trickles"][name].as_f64().unwrap_or(0.0);
-        Ok(Spent {
-            kernel: kernel / 100.0,
-            own: own / 100.0,
-            requests: count("answered"),
-            hits: count("cache_hits"),
-            misses: count("cache_misses"),
-        })
+        let (hits, misses) = (count("cache_hits"), count("cache_misses"));
+        Ok(Spent([kernel, own, count("answered"), hits, misses]))
     }
 
-    fn since(&self, before: &Spent) -> Spent {
-        Spent {
-            kernel: self.kernel - before.kernel,
-            own: self.own - before.own,
-            requests: self.requests - before.requests,
-            hits: self.hits - before.hits,
-            misses: self.misses - before.misses,
-        }
-    }
-
-    fn cost(&self, fetched: &Fetched, core: Core, took: Duration) -> Cost {
+    /// Returns the cost since `before`.
+    fn cost(self, before: Spent, fetched: &Fetched, core: Core, took: Duration) -> Cost {
+        let [kernel, own, requests, hits, misses]: [f64; 5] =
+            std::array::from_fn(|n| self.0[n] - before.0[n]);
         let each = 1e9 / fetched.ever as f64;
-        let of_the_core = |seconds: f64| seconds * self.requests * each;
+        let of_the_core = |seconds: f64| seconds * requests * each;
         Cost {
-            kernel: self.kernel * each,
-            own: self.own * each,
+            kernel: kernel * each,
+            own: own * each,
             protocol: of_the_core(core.all - core.cryptography),
             cryptography: of_the_core(core.cryptography),
-            cores: (self.kernel + self.own) / took.as_secs_f64(),
+            cores: (kernel + own) / took.as_secs_f64(),
             mbps: fetched.mbps(),
-            hits: self.hits / (self.hits + self.misses),
+            hits: hits / (hits + misses),
         }
     }
 }
@@ -262,12 +229,7 @@ fn draw(run: &mut Run, clients: usize, found: &[Cost]) {
 fn check(run: &mut Run, found: &[[Cost; 4]]) {
     let of = |value: &dyn Fn(&[Cost; 4]) -> f64| found.iter().map(value).collect::<Vec<_>>();
     let core = |cost: &Cost| cost.cryptography + cost.protocol;
-    let mut judge = |name: &str, values: Vec<f64>, bound| {
-        run.check(name, mean(&values), bound);
-        if values.len() > 1 {
-            run.param(&format!("{name}, 95 %"), with_interval(&values));
-        }
-    };
+    let mut judge = |name: &str, values: Vec<f64>, bound| check_mean(run, name, &values, bound);
     // In the paper both parts are equal, with AES in software.
     let part = of(&|[plain, ..]| plain.cryptography / core(plain));
     judge("cryptography, of the core's time", part, Bound::AtMost(0.5));

@@ -11,16 +11,17 @@
 //! retries after a second, as `curl --retry` does, is measured as well. A machine that is gone
 //! sends nothing.
 
-use std::path::Path;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result};
+use anyhow::Result;
 
 use super::download::{Arrivals, By, Download};
 use super::replicas::{Replicas, Service};
 use super::served::CONGESTION_CONTROL;
 use crate::experiment::{About, Plot, Run};
+use crate::experiments::link;
+use crate::experiments::parallel::join;
 use crate::topology::{Journal, Wan};
 
 /// Link rate in bits per second.
@@ -147,12 +148,10 @@ fn draw(run: &mut Run, one: &Transfer, found: &[Arrivals]) {
         run.point(series, from + BIN / 2.0 - death, bytes as f64 * 8.0 / 1e6 / BIN);
     }
     let plot = Plot::histogram("Longest time without data", ("what", ""), ("time", "s"));
-    let series = run.series(&plot, client.name);
-    run.labelled_point(series, f64::from(how as u8), worst(found, death), how.name());
+    run.plot_bar(&plot, client.name, (how as usize, how.name()), worst(found, death));
     let plot = Plot::histogram("Programs that saw an error", ("what", ""), ("programs", ""));
-    let series = run.series(&plot, client.name);
     let errors = found.iter().map(|one| f64::from(one.errors)).sum();
-    run.labelled_point(series, f64::from(how as u8), errors, how.name());
+    run.plot_bar(&plot, client.name, (how as usize, how.name()), errors);
 }
 
 /// Transfer to each client, in a world of its own.
@@ -166,8 +165,7 @@ struct Transfer {
 
 impl Transfer {
     fn run(&self, journal: &Journal) -> Result<Vec<Arrivals>> {
-        let link = LINK.parse().context("a link config of this module")?;
-        let world = Replicas::build(2, Wan::emulated(link, self.seed), journal)?;
+        let world = Replicas::build(2, Wan::emulated(link(LINK), self.seed), journal)?;
         // As many bytes as cross the link until the death and for half of that time after it.
         let bytes = RATE / 8.0 * self.death * 1.5 / CLIENTS as f64;
         let content = world.file("file", bytes as usize, self.seed)?;
@@ -181,21 +179,17 @@ impl Transfer {
             (0..CLIENTS).map(|n| world.scratch().path().join(format!("client-{n}"))).collect();
         run_dirs.iter().try_for_each(std::fs::create_dir)?;
         thread::scope(|scope| {
-            let start = |run_dir: &'_ Path| {
-                let (host, limit) = (world.net.a1(), Duration::from_secs_f64(6.0 * self.death));
-                let (run_dir, url, content) = (run_dir.to_owned(), &url, &content);
-                scope.spawn(move || {
-                    let run_dir = &run_dir;
-                    let Client { by, pause, .. } = self.client;
-                    Download { host, by, pause, url, content, run_dir, limit }.run(begun)
-                })
+            let (host, limit) = (world.net.a1(), Duration::from_secs_f64(6.0 * self.death));
+            let Client { by, pause, .. } = self.client;
+            let start = |run_dir| {
+                let (url, content) = (&url[..], &content[..]);
+                let download = Download { host, by, pause, url, content, run_dir, limit };
+                scope.spawn(move || download.run(begun))
             };
-            let clients: Vec<_> = run_dirs.iter().map(|dir| start(dir)).collect();
+            let clients: Vec<_> = run_dirs.iter().map(|dir| start(dir.as_path())).collect();
             thread::sleep(Duration::from_secs_f64(self.death).saturating_sub(begun.elapsed()));
             let _left = self.happen(&world, first, second)?;
-            let found =
-                clients.into_iter().map(|one| one.join().ok().context("a client panicked")?);
-            found.collect()
+            clients.into_iter().map(join).collect()
         })
     }
 

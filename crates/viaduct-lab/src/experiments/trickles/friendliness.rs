@@ -24,9 +24,10 @@ use super::replicas::{Replicas, SERVICE, Service};
 use super::served::{CONGESTION_CONTROL, PORT, get};
 use crate::emulator::{Direction, Emulator};
 use crate::experiment::{About, Plot, Run};
-use crate::experiments::statistics::{mean, with_interval};
+use crate::experiments::parallel::join;
+use crate::experiments::statistics::{mean_of, with_interval};
 use crate::load::{Fetched, Fetches, Trickles};
-use crate::topology::{Host, TopologyError, Wan};
+use crate::topology::{Host, Wan};
 
 /// Link with a queue of 100 ms at 100 Mb/s: one product of bandwidth and mean round trip.
 const LINK: &str = "rate=100M,delay=45ms,queue=1250kB";
@@ -129,8 +130,7 @@ fn draw(run: &mut Run, arm: Arm, background: usize, flow: &Flow) {
 }
 
 fn check(run: &mut Run, background: usize, [ours, theirs]: &[Vec<Flow>; 2]) {
-    let of = |flows: &[Flow], what| mean(&flows.iter().map(what).collect::<Vec<_>>());
-    let ratio = |what: fn(&Flow) -> f64| of(ours, what) / of(theirs, what);
+    let ratio = |what: fn(&Flow) -> f64| mean_of(ours, what) / mean_of(theirs, what);
     for (what, ratio) in [("share", ratio(Flow::share)), ("rate at like losses", ratio(Flow::law))]
     {
         let name = format!("{what} among {background}, of a TCP flow's");
@@ -235,10 +235,6 @@ impl World {
                     let recoveries = fetched.recoveries;
                     (fetched, recoveries)
                 }
-            };
-            let panicked = "a background flow's thread panicked";
-            let join = |flow: thread::ScopedJoinHandle<'_, Result<Fetched, TopologyError>>| {
-                anyhow::Ok(flow.join().ok().context(panicked)??)
             };
             let others = others.into_iter().map(join).collect::<Result<Vec<_>>>()?;
             let failed = ours.failed + others.iter().map(|flow| flow.failed).sum::<u64>();

@@ -16,9 +16,10 @@ use viaduct_sys::poll::{Waker, wait};
 
 use super::served::{CONGESTION_CONTROL, Served, at, get};
 use crate::experiment::{About, Plot, Run};
+use crate::experiments::link;
 use crate::experiments::statistics::median;
 use crate::load::{Counted, Trickles};
-use crate::topology::{Dumbbell, DumbbellSpec, Host, Wan};
+use crate::topology::{Dumbbell, Host};
 
 const LINK: &str = "rate=100M,delay=50ms,queue=2MB";
 const RTT: Duration = Duration::from_millis(100);
@@ -54,15 +55,12 @@ pub(in crate::experiments) fn run(run: &mut Run) -> Result<()> {
     run.param("rounds", rounds);
     run.param("trickles_client", "a client core in the lab's process, on the host of TCP's client");
     run.congestion_control(CONGESTION_CONTROL);
-    let link = LINK.parse().context("a link config of this module")?;
-    let spec = DumbbellSpec { wan: Wan::emulated(link, run.seed()), ..DumbbellSpec::default() };
-    let world = Dumbbell::build(&spec, run.journal())?;
+    let world = Dumbbell::over(link(LINK), 1, run.seed(), run.journal())?;
     let served = Served::start(world.b1(), &[])?;
     let to = at(world.b1());
     let mut clients = Trickles::open(&world, to, run.seed())?;
     let plot = Plot::line("Time for an object", ("size", "bytes"), ("time", "round trips"));
     let plot = plot.log_x().confidence();
-    let series = ["Trickles", "TCP reno"].map(|name| run.series(&plot, name));
     let mut found = Vec::new();
     run.steps(sizes.len());
     for &size in sizes {
@@ -77,8 +75,8 @@ pub(in crate::experiments) fn run(run: &mut Run) -> Result<()> {
         let amplified = ours.iter().map(|one| one.amplified).fold(0.0, f64::max);
         let ours: Vec<f64> = ours.iter().map(|one| trips(&one.time)).collect();
         let theirs: Vec<f64> = theirs.iter().map(trips).collect();
-        for (series, values) in series.into_iter().zip([&ours, &theirs]) {
-            values.iter().for_each(|&value| run.point(series, size as f64, value));
+        for (name, values) in [("Trickles", &ours), ("TCP reno", &theirs)] {
+            run.plot_points(&plot, name, values.iter().map(|value| (size as f64, *value)));
         }
         found.push((size, median(&ours), median(&theirs), amplified));
     }

@@ -22,6 +22,7 @@ use viaduct_sys::poll::{Waker, wait};
 use super::replicas::{Replicas, SERVICE, Service};
 use super::served::{CONGESTION_CONTROL, PORT};
 use crate::experiment::{About, Plot, Run};
+use crate::experiments::link;
 use crate::experiments::statistics::{mean, with_interval};
 use crate::load::Trickles;
 use crate::stop;
@@ -127,9 +128,8 @@ struct World {
 impl World {
     fn build(size: usize, trip: u64, seed: u64, journal: &Journal) -> Result<World> {
         // The queue holds what fits into the longest path.
-        let link = format!("rate=100M,delay={}us,queue=1250kB", trip * 500);
-        let wan = Wan::emulated(link.parse().context("a link config of this module")?, seed);
-        let net = Replicas::build(1, wan, journal)?;
+        let link = link(&format!("rate=100M,delay={}us,queue=1250kB", trip * 500));
+        let net = Replicas::build(1, Wan::emulated(link, seed), journal)?;
         net.file("object", size, seed)?;
         let server = net.serve(0, &[])?;
         Ok(World { net, _server: server, size })

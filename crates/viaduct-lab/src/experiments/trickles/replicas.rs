@@ -31,9 +31,7 @@ impl Replicas {
     pub(super) fn build(hosts: usize, wan: Wan, journal: &Journal) -> Result<Replicas> {
         let spec = DumbbellSpec { hosts, wan, ..DumbbellSpec::default() };
         let net = Dumbbell::build(&spec, journal)?;
-        for host in net.hosts_a().iter().chain(net.hosts_b()) {
-            host.set_congestion_control(CONGESTION_CONTROL)?;
-        }
+        net.set_congestion_control(CONGESTION_CONTROL)?;
         for host in net.hosts_b() {
             host.ip(&[format!("addr add {SERVICE}/32 dev lo")])?;
         }

@@ -32,6 +32,14 @@ const START_TIMEOUT: Duration = Duration::from_secs(10);
 /// Secret of its continuations, and the secret's number.
 pub(super) const SECRET: (u8, [u8; 32]) = (1, [0xa1; 32]);
 
+/// Records the settings of fetches by many clients.
+pub(super) fn describe(run: &mut Run, rounds: usize) {
+    let clients = "client cores in the lab's process, on the host of TCP's clients";
+    run.param("trickles_clients", clients);
+    run.param("rounds", rounds);
+    run.congestion_control(CONGESTION_CONTROL);
+}
+
 /// Server; ends when dropped.
 pub(super) struct Served {
     scratch: Scratch,

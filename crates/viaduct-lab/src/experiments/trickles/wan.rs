@@ -4,13 +4,14 @@
 use std::net::SocketAddr;
 use std::time::Duration;
 
-use anyhow::{Context, Result};
+use anyhow::Result;
 
 use super::download::By;
 use super::replicas::{Replicas, SERVICE};
-use super::served::{CONGESTION_CONTROL, PORT, get};
-use crate::experiment::{About, Plot, Run};
-use crate::experiments::statistics::{mean, with_interval};
+use super::served::{PORT, describe, get};
+use crate::experiment::{About, Bound, Plot, Run};
+use crate::experiments::link;
+use crate::experiments::statistics::check_mean;
 use crate::load::{Fetches, Trickles};
 use crate::topology::Wan;
 
@@ -41,15 +42,10 @@ pub(in crate::experiments) const ABOUT: About = About {
 pub(in crate::experiments) fn run(run: &mut Run) -> Result<()> {
     let trips: &[u64] = run.choose(&TRIPS, &QUICK);
     let losses: &[f64] = run.choose(&LOSSES, &QUICK_LOSSES);
-    run.param("file_bytes", FILE);
     let rounds = run.choose(ROUNDS, 1);
+    run.param("file_bytes", FILE);
     run.param("clients", CLIENTS);
-    run.param("rounds", rounds);
-    run.param(
-        "trickles_clients",
-        "client cores in the lab's process, on the host of TCP's clients",
-    );
-    run.congestion_control(CONGESTION_CONTROL);
+    describe(run, rounds);
     run.steps(trips.len() * losses.len() * rounds);
     for &loss in losses {
         let plot = format!("Throughput at {loss} % loss");
@@ -66,10 +62,7 @@ pub(in crate::experiments) fn run(run: &mut Run) -> Result<()> {
                 ratios.push(ours / theirs);
             }
             let name = format!("{trip} ms, {loss} % loss: throughput, of TCP's");
-            run.at_least(&name, mean(&ratios), MIN_SHARE);
-            if rounds > 1 {
-                run.param(&format!("{name}, 95 %"), with_interval(&ratios));
-            }
+            check_mean(run, &name, &ratios, Bound::AtLeast(MIN_SHARE));
         }
     }
     Ok(())
@@ -77,9 +70,8 @@ pub(in crate::experiments) fn run(run: &mut Run) -> Result<()> {
 
 /// Measures the bits per second of a fetch, by Trickles and by TCP.
 fn measure(run: &Run, trip: u64, loss: f64, seed: u64) -> Result<[f64; 2]> {
-    let link = format!("rate=100M,delay={}us,queue=1MB,loss={loss}%", trip * 500);
-    let wan = Wan::emulated(link.parse().context("a link config of this module")?, seed);
-    let world = Replicas::build(1, wan, run.journal())?;
+    let link = link(&format!("rate=100M,delay={}us,queue=1MB,loss={loss}%", trip * 500));
+    let world = Replicas::build(1, Wan::emulated(link, seed), run.journal())?;
     world.file("file", FILE, seed)?;
     let server = world.serve(0, &[])?;
     let to = SocketAddr::new(SERVICE.into(), PORT);

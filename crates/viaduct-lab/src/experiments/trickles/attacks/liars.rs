@@ -2,16 +2,16 @@
 //! request too much.
 
 use std::net::SocketAddr;
-use std::thread;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result};
+use anyhow::Result;
 use viaduct_proto::rng::Rng;
 
 use super::Counts;
 use super::raw_client::{RawClient, Step};
 use crate::experiment::{Plot, Run};
-use crate::experiments::statistics::mean;
+use crate::experiments::parallel::parallel;
+use crate::experiments::statistics::mean_of;
 use crate::experiments::trickles::replicas::{Replicas, SERVICE};
 use crate::experiments::trickles::served::PORT;
 use crate::stop;
@@ -101,29 +101,16 @@ pub(super) fn run(run: &mut Run) -> Result<()> {
     world.sparse("file", FILE)?;
     let server = world.serve(0, &[])?;
     let (host, seed) = (world.net.a1(), run.seed());
-    let all: Vec<Vec<FlowResult>> = thread::scope(|scope| {
-        let threads: Vec<_> = (MANNERS.iter().enumerate())
-            .map(|(n, (manner, _))| {
-                let one =
-                    move |flow| run_flow(host, *manner, time, seed + (n * EACH + flow) as u64);
-                (0..EACH).map(|flow| scope.spawn(move || one(flow))).collect::<Vec<_>>()
-            })
-            .collect();
-        let joined = threads.into_iter().map(|flows| {
-            flows
-                .into_iter()
-                .map(|flow| flow.join().ok().context("a client's thread panicked")?)
-                .collect::<Result<_>>()
-        });
-        joined.collect::<Result<_>>()
+    let all = parallel(0..MANNERS.len() * EACH, |n| {
+        run_flow(host, MANNERS[n / EACH].0, time, seed + n as u64)
     })?;
+    let all: Vec<&[FlowResult]> = all.chunks(EACH).collect();
     let counts = Counts::read(&server)?;
     let plot = Plot::histogram("Throughput at 1 % loss", ("client", ""), ("throughput", "Mb/s"));
-    let series = run.series(&plot, "of each of three");
-    let rate = |flows: &[FlowResult]| mean(&flows.iter().map(|flow| flow.bits).collect::<Vec<_>>());
-    let honest = rate(&all[0]);
+    let rate = |flows: &[FlowResult]| mean_of(flows, |flow| flow.bits);
+    let honest = rate(all[0]);
     for (n, (flows, (manner, name))) in all.iter().zip(MANNERS).enumerate() {
-        run.labelled_point(series, n as f64, rate(flows) / 1e6, name);
+        run.plot_bar(&plot, "of each of three", (n, name), rate(flows) / 1e6);
         if manner == Manner::Honest {
             run.at_least("honest clients get something, Mb/s", honest / 1e6, 1.0);
         } else {
@@ -133,7 +120,7 @@ pub(super) fn run(run: &mut Run) -> Result<()> {
     }
     let lies = |manner: Manner| {
         let of = MANNERS.iter().zip(&all).filter(move |((one, _), _)| *one == manner);
-        of.flat_map(|(_, flows)| flows).map(|flow| flow.lies).sum::<u64>() as f64
+        of.flat_map(|(_, flows)| flows.iter()).map(|flow| flow.lies).sum::<u64>() as f64
     };
     let hidden = lies(Manner::Hides) + lies(Manner::HidesAlways) + lies(Manner::HidesFirst);
     // Some lies are lost on the way; others are stale or superseded before the server checks

@@ -62,7 +62,6 @@ pub(in crate::experiments) fn run(run: &mut Run) -> Result<()> {
 /// Selected counters of the server.
 #[derive(Clone, Copy, Debug, Default)]
 struct Counts {
-    answered: u64,
     moved: u64,
     /// Altered or unreadable requests.
     forged: u64,
@@ -84,7 +83,6 @@ impl Counts {
             one.and_then(|one| one[1].as_u64()).unwrap_or(0)
         };
         Ok(Counts {
-            answered: status["trickles"]["answered"].as_u64().unwrap_or(0),
             moved: status["trickles"]["moved"].as_u64().unwrap_or(0),
             forged: refused("malformed") + refused("invalid"),
             replayed: refused("replayed"),
@@ -97,7 +95,6 @@ impl Counts {
     /// Returns the counts since `before`.
     fn since(self, before: Counts) -> Counts {
         Counts {
-            answered: self.answered - before.answered,
             moved: self.moved - before.moved,
             forged: self.forged - before.forged,
             replayed: self.replayed - before.replayed,

@@ -17,8 +17,6 @@ use std::io::Read as _;
 use std::net::{SocketAddr, SocketAddrV4};
 use std::os::unix::net::UnixStream;
 use std::process::Stdio;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -30,6 +28,7 @@ use viaduct_sys::socket::mmsg::Outbox;
 
 use crate::binary::binary;
 use crate::experiment::{About, Plot, Run};
+use crate::flood::Flood;
 use crate::stop;
 use crate::topology::{Pair, Scratch, Usage};
 
@@ -39,9 +38,8 @@ const RATE: &str = "100mbit";
 const CLIENTS: usize = 4;
 /// Number of the server's secret; complete requests of other servers carry the same number.
 const SECRET: u8 = 7;
-/// Distinct packets of the flood, and the maximum number of packets sent.
+/// Distinct packets of the flood.
 const FORMS: usize = 4096;
-const MAX_PACKETS: u64 = 40_000_000;
 /// Time limit for the server's start.
 const START_TIMEOUT: Duration = Duration::from_secs(10);
 /// Maximum growth of the server's own memory in MB: pages of code that it has not run before.
@@ -67,31 +65,24 @@ pub(in crate::experiments) fn run(run: &mut Run) -> Result<()> {
     let before = world.transfer(time)?;
     let (at_rest, counted) = (world.resident(), world.counted()?);
     run.step("during")?;
-    let flood = Flood::start(&world, packets, 2 * time)?;
-    let most = world.watch(time);
+    let flood = flood(&world, packets, 2 * time)?;
+    let pid = world.server.id();
+    let most = thread::spawn(move || Usage::most_resident(pid, time));
     let during = world.transfer(time)?;
-    let (rate, most) = (flood.rate(), most.join().unwrap_or(f64::NAN));
+    let (rate, most) = (flood.rate(), most.join().map_or(f64::NAN, |most| most as f64 / 1e6));
     drop(flood);
     let refused = (world.counted()? - counted) / time.as_secs_f64();
     run.step("after")?;
     let after = world.transfer(time)?;
 
     let plot = Plot::histogram("Goodput of the clients", ("when", ""), ("goodput", "Mb/s"));
-    let series = run.series(&plot, "all clients");
-    for (n, (when, value)) in
-        [("before", before), ("during", during), ("after", after)].into_iter().enumerate()
-    {
-        run.labelled_point(series, n as f64, value, when);
-    }
+    let bars = [("before", before), ("during", during), ("after", after)];
+    run.plot_bars(&plot, "all clients", bars);
     let plot = Plot::histogram("The flood", ("what", ""), ("packets a second", ""));
-    let series = run.series(&plot, "packets a second");
-    run.labelled_point(series, 0.0, rate, "sent");
-    run.labelled_point(series, 1.0, refused, "read by the server, and refused");
+    let bars = [("sent", rate), ("read by the server, and refused", refused)];
+    run.plot_bars(&plot, "packets a second", bars);
     let plot = Plot::histogram("The server's memory", ("when", ""), ("resident", "MB"));
-    let series = run.series(&plot, "resident");
-    run.labelled_point(series, 0.0, at_rest, "before");
-    run.labelled_point(series, 1.0, most, "at most");
-
+    run.plot_bars(&plot, "resident", [("before", at_rest), ("at most", most)]);
     run.at_least("packets of the flood a second", rate, 20_000.0);
     run.at_least("packets that the server refused a second", refused, 5_000.0);
     run.at_most("memory grown, MB", most - at_rest, GROWTH_MB);
@@ -184,62 +175,19 @@ impl World {
     fn resident(&self) -> f64 {
         Usage::of(self.server.id()).resident as f64 / 1e6
     }
-
-    /// Returns the maximum of the resident memory over `time`.
-    fn watch(&self, time: Duration) -> thread::JoinHandle<f64> {
-        let pid = self.server.id();
-        thread::spawn(move || {
-            let (end, mut most) = (Instant::now() + time, 0.0_f64);
-            while Instant::now() < end {
-                most = most.max(Usage::of(pid).resident as f64 / 1e6);
-                thread::sleep(Duration::from_millis(100));
-            }
-            most
-        })
-    }
 }
 
-/// Running flood; ends when dropped.
-struct Flood {
-    stop: Arc<AtomicBool>,
-    sent: Arc<AtomicU64>,
-    begun: Instant,
-    thread: Option<thread::JoinHandle<()>>,
-}
-
-impl Flood {
-    /// Sends `packets` repeatedly from the clients' machine, for `longest` at most.
-    fn start(world: &World, packets: Vec<Vec<u8>>, longest: Duration) -> Result<Flood> {
-        let raw = world.pair.load().netns().enter(RawSockets::open)??;
-        raw.set_buffers(16 << 20)?;
-        let (stop, sent) = (Arc::<AtomicBool>::default(), Arc::<AtomicU64>::default());
-        let (asked, count, begun) = (stop.clone(), sent.clone(), Instant::now());
-        let to = SocketAddr::new(world.to.ip(), 0);
-        let run = move || {
-            let mut outbox = Outbox::default();
-            for packet in packets.iter().cycle().take(MAX_PACKETS as usize) {
-                outbox.push(packet, to, None);
-                if outbox.is_full() {
-                    let Some(socket) = raw.socket(true) else { return };
-                    count.fetch_add(outbox.flush(socket).sent, Ordering::Relaxed);
-                    if asked.load(Ordering::Relaxed) || begun.elapsed() > longest {
-                        return;
-                    }
-                }
-            }
-        };
-        Ok(Flood { stop, sent, begun, thread: Some(thread::spawn(run)) })
-    }
-
-    /// Returns the packets per second, averaged since the start.
-    fn rate(&self) -> f64 {
-        self.sent.load(Ordering::Relaxed) as f64 / self.begun.elapsed().as_secs_f64()
-    }
-}
-
-impl Drop for Flood {
-    fn drop(&mut self) {
-        self.stop.store(true, Ordering::Relaxed);
-        self.thread.take().map(thread::JoinHandle::join);
-    }
+/// Sends `packets` repeatedly from the clients' machine, for `longest` at most.
+fn flood(world: &World, packets: Vec<Vec<u8>>, longest: Duration) -> Result<Flood> {
+    let raw = world.pair.load().netns().enter(RawSockets::open)??;
+    raw.set_buffers(16 << 20)?;
+    let to = SocketAddr::new(world.to.ip(), 0);
+    let (mut outbox, mut next) = (Outbox::default(), 0);
+    Ok(Flood::of(longest, move |_| {
+        while !outbox.is_full() {
+            outbox.push(&packets[next % packets.len()], to, None);
+            next += 1;
+        }
+        raw.socket(true).map_or(0, |socket| outbox.flush(socket).sent)
+    }))
 }

@@ -8,7 +8,7 @@
 //! | a complete request to another server with the same secret number | its code |
 //! | the two message forms over UDP | the same |
 
-use std::net::{Ipv4Addr, SocketAddr, SocketAddrV4};
+use std::net::{SocketAddr, SocketAddrV4};
 
 use anyhow::{Context, Result};
 use viaduct_proto::rng::Rng;
@@ -22,9 +22,8 @@ use viaduct_proto::trickles::standard::{MAIN, Place, Valid};
 use viaduct_proto::trickles::stream::{Config, Stream};
 use viaduct_proto::wire::ip::internet_checksum;
 
-/// Addresses for benchmarks (RFC 2544): the first, and the number of free bits.
-const FIRST: u32 = 0xc612_0000;
-const FREE_BITS: u32 = 17;
+use crate::flood::unused_address;
+
 /// MTU of Ethernet.
 const MTU: usize = 1500;
 /// Maximum length of a message of random bytes.
@@ -44,7 +43,7 @@ pub(super) fn of_all_forms(
     let near = requests_of_others(number, seed)?;
     let mut made = Vec::with_capacity(count);
     for n in 0..count {
-        let from = somebody(&mut rng);
+        let from = unused_address(&mut rng);
         let near = &near[rng.below(near.len() as u64) as usize];
         made.push(match n % 8 {
             0 => ip(from, to, 6, &noise(&mut rng)),
@@ -56,11 +55,6 @@ pub(super) fn of_all_forms(
         });
     }
     Ok(made)
-}
-
-fn somebody(rng: &mut Rng) -> SocketAddrV4 {
-    let ip = FIRST | (rng.next_u64() as u32 & ((1 << FREE_BITS) - 1));
-    SocketAddrV4::new(Ipv4Addr::from_bits(ip), 1024 | rng.next_u64() as u16)
 }
 
 fn noise(rng: &mut Rng) -> Vec<u8> {
