@@ -8,7 +8,7 @@ use viaduct_sys::process::raise_fd_limit;
 
 use super::contenders::{CONGESTION_CONTROL, Contender, Testbed};
 use crate::experiment::{About, Plot, Run};
-use crate::experiments::statistics::{mean, median};
+use crate::experiments::statistics::{mean_of, median, median_of};
 use crate::load::Crowd;
 use crate::topology::programs::Software;
 use crate::topology::{Usage, socket_memory};
@@ -73,8 +73,7 @@ fn set_up(run: &mut Run, testbeds: &[Testbed; 2], times: usize) -> Result<()> {
     let (count, time) = (("connections at once", ""), ("mean time", "ms"));
     let handshake = Plot::line("Handshake with the kernel in front of the proxy", count, time);
     let first_byte = Plot::line("Set-up, to the first byte through the proxy", count, time);
-    let paper = run.series(&first_byte, "the paper");
-    TABLE.iter().for_each(|&(n, ms)| run.point(paper, n as f64, ms));
+    run.plot_points(&first_byte, "the paper", TABLE.map(|(n, ms)| (n as f64, ms)));
     for (count, _) in TABLE {
         run.step(&format!("{count} at once"))?;
         let mut found: [Vec<[f64; 2]>; 2] = [vec![], vec![]];
@@ -83,8 +82,7 @@ fn set_up(run: &mut Run, testbeds: &[Testbed; 2], times: usize) -> Result<()> {
                 found[who].push(volley(&testbeds[who], count)?);
             }
         }
-        let middle =
-            |who: usize, n: usize| median(&found[who].iter().map(|v| v[n]).collect::<Vec<_>>());
+        let middle = |who: usize, n: usize| median_of(&found[who], |volley| volley[n]);
         for (who, contender) in CONTENDERS.into_iter().enumerate() {
             for (n, plot) in [&handshake, &first_byte].into_iter().enumerate() {
                 run.plot_point(plot, contender.name(), (count as f64, middle(who, n)));
@@ -108,11 +106,7 @@ fn volley(testbed: &Testbed, count: usize) -> Result<[f64; 2]> {
     let crowd = Crowd::open(testbed.pair.load(), testbed.address, count, count, OPEN_TIMEOUT)?;
     let ms = |time: Option<Duration>| time.map_or(f64::NAN, |time| time.as_secs_f64() * 1e3);
     let times = crowd.times();
-    let mean_of = |values: Vec<f64>| mean(&values);
-    Ok([
-        mean_of(times.iter().map(|times| ms(times.open)).collect()),
-        mean_of(times.iter().map(|times| ms(times.answered)).collect()),
-    ])
+    Ok([mean_of(&times, |times| ms(times.open)), mean_of(&times, |times| ms(times.answered))])
 }
 
 /// Opens `idle` relays that have had an answer and stay idle; returns the growth of the proxy's

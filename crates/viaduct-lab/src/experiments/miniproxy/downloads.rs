@@ -3,14 +3,21 @@
 use std::time::Duration;
 
 use anyhow::Result;
+use viaduct_proto::link::LinkConfig;
 
 use super::model::Expected;
+use crate::experiments::link;
 use crate::experiments::statistics::median;
 use crate::topology::Host;
 use crate::topology::programs::WebServer;
 
 /// Time limit of a download.
 const LIMIT: Duration = Duration::from_secs(20);
+
+/// Returns a link of 100 Mb/s with this delay in milliseconds.
+pub(super) fn hop(delay: f64) -> LinkConfig {
+    link(&format!("rate=100M,delay={}us,queue=100ms", (delay * 1e3).round()))
+}
 
 /// Returns the medians over `times` downloads of `bytes` bytes, in milliseconds.
 pub(super) fn measure(

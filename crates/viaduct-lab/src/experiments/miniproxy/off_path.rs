@@ -2,9 +2,8 @@
 //! the direct path.
 
 use anyhow::Result;
-use viaduct_proto::link::LinkConfig;
 
-use super::downloads::measure;
+use super::downloads::{hop, measure};
 use super::model::{Expected, expected};
 use crate::experiment::{About, Bound, Plot, Run};
 use crate::proxies::Proxy;
@@ -39,19 +38,16 @@ pub(in crate::experiments) fn run(run: &mut Run) -> Result<()> {
     run.steps((asides.len() + 1) * sizes.len());
     let none = one_world(run, None, sizes, times)?;
     for (n, &kb) in sizes.iter().enumerate() {
-        let plot = plot(kb);
-        let series = run.series(&plot, "no proxy");
-        asides.iter().for_each(|aside| run.point(series, half(*aside), none[n].whole));
+        let points = asides.iter().map(|aside| (half(*aside), none[n].whole));
+        run.plot_points(&plot(kb), "no proxy", points);
     }
     for &aside in asides {
         let found = one_world(run, Some(aside), sizes, times)?;
         for (n, &kb) in sizes.iter().enumerate() {
             let plot = plot(kb);
-            let names = ["by the proxy", "by the model"];
-            let series = names.map(|name| run.series(&plot, name));
             let model = expected(&[half(aside); 2], kb * 1000);
-            run.point(series[0], half(aside), found[n].whole);
-            run.point(series[1], half(aside), model.whole);
+            run.plot_point(&plot, "by the proxy", (half(aside), found[n].whole));
+            run.plot_point(&plot, "by the model", (half(aside), model.whole));
             if CHECKED.contains(&kb) && (aside == asides[0] || aside == ASIDE[5]) {
                 checks(run, &format!("halves of {} ms, {kb} KB", half(aside)), found[n], model);
             }
@@ -91,11 +87,7 @@ fn one_world(
     sizes: &[usize],
     times: usize,
 ) -> Result<Vec<Expected>> {
-    let link = |delay: f64| -> LinkConfig {
-        let text = format!("rate=100M,delay={}us,queue=100ms", (delay * 1e3).round());
-        text.parse().expect("ours, and right")
-    };
-    let (half, side) = (link(ONE_WAY / 2.0), link(aside.unwrap_or_default()));
+    let (half, side) = (hop(ONE_WAY / 2.0), hop(aside.unwrap_or_default()));
     let world = Detour::build(&half, &side, run.seed(), run.journal())?;
     for host in [world.client(), world.server(), world.aside()] {
         host.set_congestion_control("cubic")?;

@@ -11,8 +11,8 @@ use viaduct_sys::process::Process;
 
 use crate::binary::binary;
 use crate::cgroup::{Cgroup, Limits};
-use crate::experiment::{About, Plot, Run, SeriesId};
-use crate::experiments::statistics::quantile;
+use crate::experiment::{About, Plot, Run};
+use crate::experiments::statistics::median;
 use crate::stop;
 use crate::topology::{Node, Scratch};
 
@@ -50,27 +50,20 @@ pub(in crate::experiments) fn run(run: &mut Run) -> Result<()> {
     let free = bench.measure(Limits::default(), times)?;
     let by_share = Plot::line("Start, by processor", ("share", "%"), ("time", "ms"));
     let by_memory = Plot::line("Start, by memory", ("limit", "MB"), ("time", "ms")).log_x();
-    let names = ["from exec", "from the first SYN, on demand"];
-    let shown = |run: &mut Run, plot: &Plot| names.map(|name| run.series(plot, name));
-    let series = shown(run, &by_share);
     for &percent in shares {
         run.step(&format!("{percent} % of a processor"))?;
         let limits = Limits { processors: Some(percent / 100.0), ..Limits::default() };
-        point(run, series, percent, &bench.measure(limits, times)?);
+        point(run, &by_share, percent, &bench.measure(limits, times)?);
     }
-    let series = shown(run, &by_memory);
     for &megabytes in bounds {
         run.step(&format!("{megabytes} MB"))?;
         let limits = Limits { memory: Some(megabytes << 20), ..Limits::default() };
-        point(run, series, megabytes as f64, &bench.measure(limits, times)?);
+        point(run, &by_memory, megabytes as f64, &bench.measure(limits, times)?);
     }
     run.step("resident memory")?;
     let resident = bench.resident()?;
     let plot = Plot::histogram("Resident memory", ("when", ""), ("memory", "MB"));
-    let series = run.series(&plot, "proxy");
-    for (n, (when, megabytes)) in resident.iter().enumerate() {
-        run.labelled_point(series, n as f64, *megabytes, when);
-    }
+    run.plot_bars(&plot, "proxy", resident.iter().copied());
     run.at_most("first connection after exec, ms", free.exec, MAX_FROM_EXEC);
     run.at_most("added to the first connection on demand, ms", free.demand - free.warm, MAX_ADDED);
     let most = resident.iter().filter(|(when, _)| when.starts_with("idle"));
@@ -89,9 +82,9 @@ struct Times {
     warm: f64,
 }
 
-fn point(run: &mut Run, series: [SeriesId; 2], x: f64, times: &Times) {
-    run.point(series[0], x, times.exec);
-    run.point(series[1], x, times.demand);
+fn point(run: &mut Run, plot: &Plot, x: f64, times: &Times) {
+    run.plot_point(plot, "from exec", (x, times.exec));
+    run.plot_point(plot, "from the first SYN, on demand", (x, times.demand));
 }
 
 /// Machine with a server and its proxy.
@@ -130,7 +123,6 @@ impl Bench {
             demand.push(millis(cold));
             warm.push(millis(again));
         }
-        let median = |times: &[f64]| quantile(times, 0.5);
         Ok(Times { exec: median(&exec), demand: median(&demand), warm: median(&warm) })
     }
 

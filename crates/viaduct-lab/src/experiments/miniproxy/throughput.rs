@@ -8,7 +8,7 @@ use anyhow::{Context, Result, ensure};
 use super::contenders::{CONGESTION_CONTROL, Contender, Testbed};
 use crate::experiment::{About, Bound, Plot, Run};
 use crate::experiments::cores::first_and_last;
-use crate::experiments::statistics::{median, quantile};
+use crate::experiments::statistics::{median, median_of, quantile};
 use crate::load::{Load, Shape};
 use crate::topology::programs::Software;
 use crate::topology::{cpu_time, machine_time};
@@ -35,18 +35,8 @@ struct Kind {
 }
 
 const KINDS: [Kind; 3] = [
-    Kind {
-        name: "1 flow",
-        shape: Shape::Bulk(1),
-        unit: ("Gb/s", 1e9 / 8.0),
-        cost: ("CPU-s per GB", 1e9),
-    },
-    Kind {
-        name: "8 flows",
-        shape: Shape::Bulk(8),
-        unit: ("Gb/s", 1e9 / 8.0),
-        cost: ("CPU-s per GB", 1e9),
-    },
+    bulk("1 flow", 1),
+    bulk("8 flows", 8),
     Kind {
         name: "connections",
         shape: Shape::Requests(64),
@@ -54,6 +44,11 @@ const KINDS: [Kind; 3] = [
         cost: ("CPU-s per 100,000", 1e5),
     },
 ];
+
+const fn bulk(name: &'static str, flows: usize) -> Kind {
+    let shape = Shape::Bulk(flows);
+    Kind { name, shape, unit: ("Gb/s", 1e9 / 8.0), cost: ("CPU-s per GB", 1e9) }
+}
 
 /// Warm-up before the measurement: the flows' windows open and caches fill.
 const WARM_UP: Duration = Duration::from_millis(300);
@@ -158,22 +153,19 @@ fn sample(testbed: &Testbed, load: &Load, kind: &Kind, window: Duration) -> Samp
 }
 
 fn draw(run: &mut Run, kind: &Kind, found: &[Vec<Sample>]) {
-    let name = kind.name;
-    let rates = Plot::histogram(&format!("Rate, {name}"), ("", ""), ("rate", kind.unit.0));
-    let costs = Plot::histogram(&format!("Cost, {name}"), ("", ""), ("cost", kind.cost.0));
-    let middle = |n: usize, value: fn(&Sample) -> f64| {
-        median(&found[n].iter().map(value).collect::<Vec<_>>())
-    };
+    let Kind { name, shape, unit, cost } = kind;
+    let rates = Plot::histogram(&format!("Rate, {name}"), ("", ""), ("rate", unit.0));
+    let costs = Plot::histogram(&format!("Cost, {name}"), ("", ""), ("cost", cost.0));
+    let middle = |n: usize, value: fn(&Sample) -> f64| median_of(&found[n], value);
     for (plot, value) in [(&rates, (|s| s.rate) as fn(&Sample) -> f64), (&costs, |s| s.cost)] {
-        let series = run.series(plot, "median");
-        for (n, contender) in ALL.iter().enumerate() {
-            run.labelled_point(series, n as f64, middle(n, value), contender.name());
-        }
+        let bars = ALL.iter().enumerate();
+        let bars = bars.map(|(n, contender)| (contender.name(), middle(n, value)));
+        run.plot_bars(plot, "median", bars);
     }
     let ratio = |value| middle(VIADUCT, value) / middle(HAPROXY, value);
     let bound = Bound::AtLeast(MIN_RATE);
     run.check(&format!("{name}: rate over HAProxy's"), ratio(|s| s.rate), bound);
-    if matches!(kind.shape, Shape::Bulk(_)) {
+    if matches!(shape, Shape::Bulk(_)) {
         let bound = Bound::AtMost(MAX_COST);
         run.check(&format!("{name}: CPU-s per GB over HAProxy's"), ratio(|s| s.cost), bound);
     }

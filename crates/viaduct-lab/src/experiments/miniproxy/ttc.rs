@@ -2,7 +2,6 @@
 
 use std::net::IpAddr;
 
-use viaduct_proto::link::LinkConfig;
 use viaduct_sys::bpf::SynOption;
 
 use super::downloads;
@@ -43,21 +42,19 @@ pub(in crate::experiments) fn run(run: &mut Run) -> anyhow::Result<()> {
     let mut none = Vec::new();
     for (proxies, kind) in worlds {
         let name = names(proxies, kind);
-        let series = [run.series(&whole, &name), run.series(&first, &name)];
         let world = World::new(run, proxies, kind)?;
         let mut found = Vec::new();
         for &kb in sizes {
             run.step(&format!("{name}, {kb} KB"))?;
             let got = world.measure(kb * 1000, times, run.seed())?;
-            run.point(series[0], kb as f64, got.whole);
-            run.point(series[1], kb as f64, got.first_byte);
+            run.plot_point(&whole, &name, (kb as f64, got.whole));
+            run.plot_point(&first, &name, (kb as f64, got.first_byte));
             found.push(got);
         }
         if kind == Kind::OnPath {
-            let model = run.series(&whole, &format!("{name}, by the model"));
-            for &kb in sizes {
-                run.point(model, kb as f64, expected(&delays(proxies), kb * 1000).whole);
-            }
+            let model = |kb: usize| expected(&delays(proxies), kb * 1000).whole;
+            let points = sizes.iter().map(|&kb| (kb as f64, model(kb)));
+            run.plot_points(&whole, &format!("{name}, by the model"), points);
         }
         match proxies {
             0 => none = found,
@@ -122,11 +119,7 @@ struct World {
 
 impl World {
     fn new(run: &Run, proxies: usize, kind: Kind) -> anyhow::Result<World> {
-        let link = |delay: f64| -> LinkConfig {
-            let text = format!("rate=100M,delay={}us,queue=100ms", (delay * 1e3).round());
-            text.parse().expect("ours, and right")
-        };
-        let links: Vec<_> = delays(proxies).into_iter().map(link).collect();
+        let links: Vec<_> = delays(proxies).into_iter().map(downloads::hop).collect();
         let chain = Chain::build(&links, run.seed(), run.journal())?;
         for host in [chain.client(), chain.server()] {
             host.set_congestion_control("cubic")?;

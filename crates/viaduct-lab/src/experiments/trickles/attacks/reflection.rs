@@ -62,9 +62,8 @@ pub(super) fn run(run: &mut Run, world: &Replicas, server: &Service) -> Result<(
     let theirs = reflected(attacker, victim, &theirs, wait)?;
     let plot =
         Plot::histogram("SYNs in another's name", ("server", ""), ("bytes", "per byte sent"));
-    let series = run.series(&plot, "what the victim gets");
-    run.labelled_point(series, 0.0, ours, "Trickles");
-    run.labelled_point(series, 1.0, theirs, "kernel TCP");
+    let bars = [("Trickles", ours), ("kernel TCP", theirs)];
+    run.plot_bars(&plot, "what the victim gets", bars);
     run.param("kernel_syn_acks_waited_s", wait.as_secs());
     run.within("SYNs: bytes to the victim for each sent", ours, 0.1, 1.0);
     run.at_least("SYNs: too short, and counted as greedy", counts.greedy as f64, 1.0);
