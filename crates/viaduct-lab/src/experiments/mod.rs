@@ -6,6 +6,7 @@ mod lfn;
 mod maelstrom;
 mod miniproxy;
 mod parallel;
+mod prelude;
 mod site;
 mod statistics;
 mod tesla;

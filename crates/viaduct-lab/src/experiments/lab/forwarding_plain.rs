@@ -1,11 +1,8 @@
 //! Forwarding rate of the kernel between four namespaces, without gateways.
 
 use std::hint::black_box;
-use std::time::{Duration, Instant};
 
-use crate::experiment::{About, Plot, Run};
-use crate::topology::programs::Iperf;
-use crate::topology::{Dumbbell, DumbbellSpec};
+use crate::experiments::prelude::*;
 
 pub(in crate::experiments) const ABOUT: About = About {
     name: "lab/forwarding-plain",
@@ -15,7 +12,7 @@ pub(in crate::experiments) const ABOUT: About = About {
               kernel's forwarding, packet by packet.",
 };
 
-pub(in crate::experiments) fn run(run: &mut Run) -> anyhow::Result<()> {
+pub(in crate::experiments) fn run(run: &mut Run) -> Result<()> {
     let seconds = run.choose(8, 2);
     run.param("seconds", seconds);
     run.param("flows", 1);
@@ -52,7 +49,7 @@ const PATHS: [Path; 3] = [
 ];
 
 /// Measures the Gb/s of one TCP flow through both gateways.
-fn forwarded(run: &Run, path: &Path, seconds: u32) -> anyhow::Result<f64> {
+fn forwarded(run: &Run, path: &Path, seconds: u32) -> Result<f64> {
     let world = Dumbbell::build(&DumbbellSpec::default(), run.journal())?;
     for (gateway, host) in [(world.gateway_a(), world.a1()), (world.gateway_b(), world.b1())] {
         gateway.set_offloads("wan0", path.wan)?;

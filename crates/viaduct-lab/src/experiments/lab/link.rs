@@ -1,17 +1,11 @@
 //! Accuracy of the emulated link compared with its configuration.
 
-use std::time::Duration;
-
-use anyhow::Result;
-use viaduct_proto::link::{LinkConfig, Loss};
+use viaduct_proto::link::Loss;
 
 use super::fates::Fates;
 use super::probe::{Arrival, Probe, world};
 use crate::emulator::Direction;
-use crate::experiment::{About, Bound, Plot, Run};
-use crate::experiments::link;
-use crate::experiments::parallel::join;
-use crate::experiments::statistics::{median_of, quantile};
+use crate::experiments::prelude::*;
 
 pub(in crate::experiments) const ABOUT: About = About {
     name: "lab/link",
@@ -169,9 +163,9 @@ fn check_change(run: &mut Run) -> Result<()> {
     run.step("a change while it runs")?;
     let world = world(run, link("delay=10ms"), false)?;
     let probe = Probe::steady(1000, 1000, Duration::from_millis(1));
-    let arrived = std::thread::scope(|scope| -> Result<Vec<Arrival>> {
+    let arrived = thread::scope(|scope| -> Result<Vec<Arrival>> {
         let arrived = scope.spawn(|| probe.run(&world));
-        std::thread::sleep(Duration::from_millis(500));
+        thread::sleep(Duration::from_millis(500));
         world.link()?.set(Direction::AtoB, link("delay=30ms"))?;
         join(arrived)
     })?;

@@ -1,17 +1,7 @@
 //! Capacity of hosts, gateways and emulator together: 1 Gb/s at 100 ms on this machine.
 
-use std::thread;
-use std::time::{Duration, Instant};
-
-use anyhow::Result;
-
 use crate::emulator::{Emulator, EmulatorStats};
-use crate::experiment::{About, Plot, Run};
-use crate::experiments::link;
-use crate::experiments::parallel::join;
-use crate::gateways::GatewaySpec;
-use crate::topology::programs::Iperf;
-use crate::world::World;
+use crate::experiments::prelude::*;
 
 pub(in crate::experiments) const ABOUT: About = About {
     name: "lab/link-capacity",

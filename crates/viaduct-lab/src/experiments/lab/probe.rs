@@ -7,20 +7,14 @@
 
 use std::io;
 use std::net::UdpSocket;
-use std::thread;
-use std::time::{Duration, Instant, SystemTime};
+use std::time::SystemTime;
 
-use anyhow::Result;
 use rustix::net::sockopt::set_socket_recv_buffer_size_force;
-use viaduct_proto::link::LinkConfig;
 use viaduct_sys::process::thread::set_fifo;
 use viaduct_sys::socket::timestamp;
 
 use crate::emulator::EmulatorConfig;
-use crate::experiment::Run;
-use crate::experiments::parallel::join;
-use crate::topology::{DumbbellSpec, Wan};
-use crate::world::World;
+use crate::experiments::prelude::*;
 
 /// Packets to send.
 #[derive(Clone, Copy, Debug)]

@@ -10,22 +10,11 @@
 //!   b1 ─── iperf3, one TCP flow ─────────────────────────▶ a1          concurrent traffic
 //! ```
 
-use std::net::{Ipv4Addr, SocketAddr};
-use std::thread;
-use std::time::Duration;
+use std::net::Ipv4Addr;
 
-use anyhow::Result;
-
-use super::link;
 use crate::example_tunnel::{Links, Tunnel};
-use crate::experiment::Run;
-use crate::experiments::parallel::{join, parallel};
-use crate::experiments::statistics::quantile;
-use crate::stop;
-use crate::topology::programs::{
-    Connections, Documents, Iperf, Request, Requests, Squid, WebServer,
-};
-use crate::topology::{Dumbbell, Host, Journal};
+use crate::experiments::prelude::*;
+use crate::topology::programs::{Connections, Documents, Request, Requests, Squid, WebServer};
 
 /// Congestion control of all hosts: of the links, of Squid's connections and of the concurrent
 /// flow.

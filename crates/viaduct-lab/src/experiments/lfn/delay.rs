@@ -2,14 +2,10 @@
 //! document and through a tunnel, without and with Squid; and interference between sessions of
 //! a tunnel.
 
-use std::time::Duration;
-
-use anyhow::Result;
-
 use super::browsing::{Browsed, Browsing, Setup, Windows};
 use super::neighbours;
 use crate::example_tunnel::Links;
-use crate::experiment::{About, Bound, Plot, Run};
+use crate::experiments::prelude::*;
 use crate::topology::programs::{Connections, Documents};
 
 /// Round trips in milliseconds.

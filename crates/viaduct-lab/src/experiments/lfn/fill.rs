@@ -2,20 +2,9 @@
 //! clean links, and at 1 % loss over FEC gateways, with and without senders shaped below the
 //! link's rate.
 
-use std::thread;
-use std::time::Duration;
-
-use anyhow::Result;
-
-use super::link;
 use crate::example_tunnel::{Links, Tunnel};
-use crate::experiment::{About, Plot, Run};
-use crate::experiments::parallel::join;
-use crate::experiments::statistics::quantile;
-use crate::gateways::GatewaySpec;
+use crate::experiments::prelude::*;
 use crate::topology::programs::sessions::{SessionServer, echo, fill};
-use crate::topology::{DumbbellSpec, Wan};
-use crate::world::World;
 
 const PORT: u16 = 6200;
 /// Payload share of a link's bits: 1448 of each 1500 bytes.

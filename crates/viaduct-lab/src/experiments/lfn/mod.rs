@@ -10,5 +10,3 @@ mod small_site;
 mod stalled_link;
 mod stalls;
 pub(super) mod traces;
-
-use super::link;

@@ -1,14 +1,10 @@
 //! Slides 28 to 31: a child Squid and its parent over 10 Mb/s and 300 ms, with default
 //! settings, with large windows, and through a tunnel of one or more links.
 
-use std::time::Duration;
-
-use anyhow::Result;
-
 use super::browsing::{Browsed, Browsing, Setup, Windows};
 use super::stalled_link;
 use crate::example_tunnel::Links;
-use crate::experiment::{About, Plot, Run};
+use crate::experiments::prelude::*;
 use crate::topology::programs::Connections;
 
 const RTT: u32 = 300;

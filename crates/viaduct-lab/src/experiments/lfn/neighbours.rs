@@ -8,18 +8,11 @@
 //! ```
 
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::thread;
-use std::time::{Duration, Instant};
-
-use anyhow::Result;
 
 use super::small_site::SmallSites;
 use crate::example_tunnel::Links;
-use crate::experiment::{Plot, Run};
-use crate::experiments::parallel::{join, parallel};
-use crate::experiments::statistics::median;
+use crate::experiments::prelude::*;
 use crate::topology::programs::sessions::{Idle, fetch, fill};
-use crate::topology::{Host, Journal};
 
 /// Number of concurrent small sessions, and bytes per fetch.
 const SMALL: (usize, u64) = (20, 5000);
@@ -78,7 +71,7 @@ fn scene(links: Links, seed: u64, journal: &Journal, duration: Duration) -> Resu
 
 /// Returns the median time of small fetches in ms: 20 concurrent clients, each with one fetch
 /// at a time.
-fn small(from: &Host, to: std::net::SocketAddr, duration: Duration) -> Result<f64> {
+fn small(from: &Host, to: SocketAddr, duration: Duration) -> Result<f64> {
     let (begin, enough) = (Instant::now(), AtomicBool::new(false));
     let client = |_| -> Result<Vec<f64>> {
         let mut times = Vec::new();

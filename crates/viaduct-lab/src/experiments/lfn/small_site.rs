@@ -4,13 +4,10 @@
 //!   a1 ─▶ a2 near ══ links ══ far b2 ─▶ b1 a server of sessions
 //! ```
 
-use anyhow::Result;
-
 use super::browsing::CONGESTION;
-use super::link;
 use crate::example_tunnel::{Links, Tunnel};
+use crate::experiments::prelude::*;
 use crate::topology::programs::sessions::SessionServer;
-use crate::topology::{Dumbbell, Journal};
 
 const PORT: u16 = 6200;
 

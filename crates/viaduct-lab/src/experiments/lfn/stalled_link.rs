@@ -5,17 +5,10 @@
 //!                           └────── link 2, 3, … ═════▶ ┘               these must not
 //! ```
 
-use std::thread;
-use std::time::Duration;
-
-use anyhow::{Result, bail};
-
 use super::small_site::SmallSites;
 use crate::example_tunnel::Links;
-use crate::experiment::{Plot, Run};
-use crate::experiments::parallel::{join, parallel};
+use crate::experiments::prelude::*;
 use crate::topology::programs::sessions::echo;
-use crate::topology::{Host, Journal, Node};
 
 const SESSIONS: usize = 6;
 const INTERVAL: Duration = Duration::from_millis(50);

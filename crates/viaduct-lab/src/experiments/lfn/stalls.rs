@@ -6,19 +6,14 @@
 //! ```
 
 use std::io::{self, Read, Write};
-use std::net::{SocketAddr, TcpListener, TcpStream};
-use std::thread;
-use std::time::{Duration, Instant};
+use std::net::{TcpListener, TcpStream};
 
-use anyhow::Result;
 use rustix::net::sockopt::set_tcp_congestion;
-use viaduct_proto::link::LinkConfig;
 
 use crate::emulator::Direction;
-use crate::experiment::Run;
-use crate::stop;
+use crate::experiments::prelude::*;
+use crate::topology::TopologyError;
 use crate::topology::programs::{Capture, Segment};
-use crate::topology::{Dumbbell, Host, TopologyError};
 
 const PORT: u16 = 6100;
 
@@ -132,7 +127,7 @@ impl Transfer {
 /// Parts of a run that worlds need, for several in parallel.
 pub(super) struct Worlds {
     seed: u64,
-    journal: crate::topology::Journal,
+    journal: Journal,
 }
 
 impl Worlds {

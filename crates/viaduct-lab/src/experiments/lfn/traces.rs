@@ -1,13 +1,7 @@
 //! Slides 4, 5 and 24 to 26: sequence numbers over time, and the stalls of plain TCP.
 
-use std::time::Duration;
-
-use anyhow::Result;
-
-use super::link;
 use super::stalls::{Stack, Trace, Transfer, Worlds, thinned};
-use crate::experiment::{About, Plot, Run};
-use crate::experiments::parallel::parallel;
+use crate::experiments::prelude::*;
 
 /// Path and its losses.
 struct Scene {

@@ -1,13 +1,9 @@
 //! Repairs that adapt to losses: gain of a flow on a lossy link, and its cost on a clean one.
 
-use anyhow::Result;
 use viaduct_proto::repair::stats::{LATENCY_BOUNDS, ReceiverStats, SenderStats};
 
 use super::{describe, overhead, without_and_with, world};
-use crate::experiment::{About, Plot, Run};
-use crate::experiments::statistics::median_of;
-use crate::gateways::GatewaySpec;
-use crate::topology::programs::Iperf;
+use crate::experiments::prelude::*;
 
 /// Loss process, and the requirements for a protected cubic flow under it: its name, its
 /// configuration, the minimum throughput relative to the plain flow without loss, the maximum bytes

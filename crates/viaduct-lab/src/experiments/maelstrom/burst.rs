@@ -2,15 +2,12 @@
 
 use viaduct_proto::fec::Code;
 
-use crate::experiment::{About, Plot, Run};
+use crate::experiments::maelstrom::percent;
 use crate::experiments::maelstrom::real_stream::{self, RealOutcome};
 use crate::experiments::maelstrom::simulated::{
     Share, around, delayed, histogram, latencies_ms, layers, paper_flow, recovered, simulate,
 };
-use crate::experiments::maelstrom::{link, percent};
-use crate::experiments::statistics::mean;
-use crate::gateways::GatewaySpec;
-use crate::world::World;
+use crate::experiments::prelude::*;
 
 /// Loss rate of the paper.
 const LOSS: f64 = 0.001;
@@ -34,7 +31,7 @@ pub(in crate::experiments) const ABOUT: About = About {
               and single losses within 2-3 ms; the longer the burst, the longer recovery takes.",
 };
 
-pub(in crate::experiments) fn run(run: &mut Run) -> anyhow::Result<()> {
+pub(in crate::experiments) fn run(run: &mut Run) -> Result<()> {
     let all = &[1, 2, 3, 4, 6, 8, 10, 12, 15, 18, 20, 22, 25, 28, 30, 33, 36, 40];
     let lengths: &[u32] = run.choose(all, &[1, 20, 25, 40]);
     let real: &[(u32, bool)] =
@@ -56,7 +53,7 @@ pub(in crate::experiments) fn run(run: &mut Run) -> anyhow::Result<()> {
 }
 
 /// Simulates every code at every burst length.
-fn sweep(run: &mut Run, lengths: &[u32]) -> anyhow::Result<Vec<Sweep>> {
+fn sweep(run: &mut Run, lengths: &[u32]) -> Result<Vec<Sweep>> {
     let sets = [[1, 11, 19], [1, 19, 41]];
     let ways = sets.iter().flat_map(|i| [(i, layers(8, i)), (i, delayed(8, i))]);
     let new = |(i, code): (&[u16; 3], Code)| Sweep { code, interleaves: *i, points: vec![] };
@@ -116,7 +113,7 @@ fn checks(run: &mut Run, sweep: &Sweep) {
 fn through_gateways(
     run: &mut Run,
     ways: &[(u32, bool)],
-) -> anyhow::Result<Vec<(String, RealOutcome, Share)>> {
+) -> Result<Vec<(String, RealOutcome, Share)>> {
     // At the paper's 0.1 %, a burst of 40 occurs every half minute: too rare to count in real
     // time.
     let (loss, seconds) = run.choose((0.01, 120), (0.02, 12));

@@ -1,18 +1,10 @@
 //! Delay-sensitive messages, beside a bulk flow and alone.
 
-use std::thread;
-use std::time::Duration;
-
-use anyhow::Result;
 use viaduct_proto::repair::stats::SenderStats;
 
-use super::{Case, cases, link, overhead};
-use crate::experiment::{About, Plot, Run};
-use crate::experiments::parallel::join;
-use crate::experiments::statistics::{median, quantile};
-use crate::gateways::GatewaySpec;
-use crate::topology::programs::{Carrier, Iperf, Message, TimedMessages};
-use crate::world::World;
+use super::{Case, cases, overhead};
+use crate::experiments::prelude::*;
+use crate::topology::programs::{Carrier, Message, TimedMessages};
 
 const CASES: [Case; 3] = [
     ("1 % single", "1%", true),

@@ -2,11 +2,11 @@
 
 use viaduct_proto::fec::Code;
 
-use crate::experiment::{About, Plot, Run};
 use crate::experiments::maelstrom::percent;
 use crate::experiments::maelstrom::simulated::{
     Share, delayed, layers, paper_flow, recovered, simulate,
 };
+use crate::experiments::prelude::*;
 
 /// Burst length; the paper does not state its own.
 const BURST: u32 = 8;
@@ -25,7 +25,7 @@ pub(in crate::experiments) const ABOUT: About = About {
               loss rates are high and losses are bursty.",
 };
 
-pub(in crate::experiments) fn run(run: &mut Run) -> anyhow::Result<()> {
+pub(in crate::experiments) fn run(run: &mut Run) -> Result<()> {
     let all = &[0.001, 0.002, 0.005, 0.01, 0.02, 0.03, 0.05, 0.07, 0.1];
     let losses: &[f64] = run.choose(all, &[0.001, 0.01, 0.1]);
     run.param("burst", BURST);
@@ -45,12 +45,12 @@ pub(in crate::experiments) fn run(run: &mut Run) -> anyhow::Result<()> {
 }
 
 /// Returns the share that each code recovers at this loss.
-fn compare(run: &mut Run, codes: &[Code; 2], loss: f64) -> anyhow::Result<[Share; 2]> {
+fn compare(run: &mut Run, codes: &[Code; 2], loss: f64) -> Result<[Share; 2]> {
     let (bursts, most) = run.choose((20_000, 5_000_000), (3_000, 500_000));
     let packets = (f64::from(bursts * BURST) / loss / 1.375) as u64;
     let stream = paper_flow(&format!("{loss}x{BURST}"), packets.min(most), run.seed());
     let plot = Plot::line("Recovered packets", ("loss", "%"), ("recovered", "%")).log_x();
-    let mut measure = |code: &Code| -> anyhow::Result<Share> {
+    let mut measure = |code: &Code| -> Result<Share> {
         let share = recovered(&simulate(&stream, code)?);
         run.plot_point(&plot, &code.to_string(), (loss * 100.0, share.value * 100.0));
         Ok(share)

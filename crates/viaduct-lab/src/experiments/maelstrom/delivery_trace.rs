@@ -1,9 +1,7 @@
 //! Figure 12: delivery latency of each message of a stream.
 
-use std::time::Duration;
-
 use super::stream::Scene;
-use crate::experiment::{About, Plot, Run};
+use crate::experiments::prelude::*;
 
 /// Delay of the link in ms, one way.
 const DELAY: f64 = 50.0;
@@ -19,7 +17,7 @@ pub(in crate::experiments) const ABOUT: About = About {
               with Maelstrom there are hardly any.",
 };
 
-pub(in crate::experiments) fn run(run: &mut Run) -> anyhow::Result<()> {
+pub(in crate::experiments) fn run(run: &mut Run) -> Result<()> {
     let scene = Scene { streams: 1, duration: Duration::from_secs(run.choose(120, 30)) };
     scene.describe(run);
     run.param("one_way_ms", DELAY);

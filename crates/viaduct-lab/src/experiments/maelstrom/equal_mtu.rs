@@ -1,14 +1,9 @@
 //! Hosts with the WAN's MTU: repairs are sent in fragments, at a measured cost.
 
-use anyhow::Result;
 use viaduct_proto::repair::stats::SenderStats;
 
-use super::{describe, link, overhead};
-use crate::experiment::{About, Plot, Run};
-use crate::experiments::statistics::median;
-use crate::gateways::GatewaySpec;
-use crate::topology::programs::Iperf;
-use crate::world::World;
+use super::{describe, overhead};
+use crate::experiments::prelude::*;
 
 /// MTU of the WAN, and of the hosts.
 const WAN: u32 = 1500;

@@ -1,19 +1,9 @@
 //! Effect of protected flows on other flows, and on a saturated link.
 
-use std::thread;
-use std::time::Duration;
-
-use anyhow::Result;
-
-use super::{describe, link, overhead, world};
+use super::{describe, overhead, world};
 use crate::emulator::Direction;
-use crate::experiment::{About, Bound, Plot, Run};
-use crate::experiments::parallel::{join, parallel};
-use crate::experiments::statistics::{jain, median};
-use crate::gateways::GatewaySpec;
-use crate::stop;
-use crate::topology::programs::{Iperf, IperfReport};
-use crate::world::World;
+use crate::experiments::prelude::*;
+use crate::topology::programs::IperfReport;
 
 /// Bounds relative to two plain flows: the rate of each flow when one is protected, and their
 /// sum.

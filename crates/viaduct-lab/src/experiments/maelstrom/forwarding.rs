@@ -2,17 +2,10 @@
 //! protect.
 
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::thread;
-use std::time::Duration;
 
-use anyhow::Result;
 use rustix::process::{Signal, kill_process};
 
-use crate::experiment::{About, Plot, Run};
-use crate::gateways::GatewaySpec;
-use crate::topology::DumbbellSpec;
-use crate::topology::programs::Iperf;
-use crate::world::World;
+use crate::experiments::prelude::*;
 
 /// Rate of the paced load, in bits of payload per second.
 const PACE: u64 = 3_000_000_000;

@@ -4,12 +4,10 @@
 use viaduct_proto::fec::{AnyDecoder, Code, window};
 use viaduct_proto::sim::stream::{Lost, Outcome, Stream};
 
-use crate::experiment::{About, Plot, Run};
-use crate::experiments::maelstrom::link;
 use crate::experiments::maelstrom::simulated::{
     blocks, delayed, events, latencies_ms, layers, simulate,
 };
-use crate::experiments::statistics::{mean, quantile};
+use crate::experiments::prelude::*;
 
 /// Packets per second: 144 Mb/s of 1500-byte packets.
 const RATE: f64 = 12_000.0;
@@ -55,7 +53,7 @@ pub(in crate::experiments) const ABOUT: About = About {
               once is faster, delaying them recovers more.",
 };
 
-pub(in crate::experiments) fn run(run: &mut Run) -> anyhow::Result<()> {
+pub(in crate::experiments) fn run(run: &mut Run) -> Result<()> {
     run.param("packets_per_second", RATE);
     run.param("packet_bytes", LENGTH);
     run.param("loss", "1 %, one way 50 ms");
@@ -115,7 +113,7 @@ fn record(
 }
 
 /// Records the overhead and the decoder's memory, with full-length packets and long bursts.
-fn record_price(run: &mut Run, code: &Code, stream: &Stream) -> anyhow::Result<()> {
+fn record_price(run: &mut Run, code: &Code, stream: &Stream) -> Result<()> {
     let outcome = simulate(&full_length(stream), code)?;
     let title = "Price, in bursts of 30";
     let plot = Plot::histogram(title, ("", ""), ("overhead in %, memory in kB", ""));
@@ -135,7 +133,7 @@ const MEMORY: [[u16; 3]; 5] =
     [[1, 11, 19], [1, 19, 41], [1, 61, 127], [1, 127, 255], [1, 255, 509]];
 
 /// Draws the memory by interleave.
-fn memory(run: &mut Run) -> anyhow::Result<()> {
+fn memory(run: &mut Run) -> Result<()> {
     let plot =
         Plot::line("Memory of (8,3) against its interleaves", ("sum of I", ""), ("memory", "MB"));
     let plot = plot.log_x();

@@ -1,9 +1,7 @@
 //! Figure 11b: message latency by the link's delay.
 
-use std::time::Duration;
-
 use super::stream::Scene;
-use crate::experiment::{About, Plot, Run};
+use crate::experiments::prelude::*;
 
 /// Loss rate of the link.
 const LOSS: f64 = 1e-3;
@@ -16,7 +14,7 @@ pub(in crate::experiments) const ABOUT: About = About {
               TCP's grows faster.",
 };
 
-pub(in crate::experiments) fn run(run: &mut Run) -> anyhow::Result<()> {
+pub(in crate::experiments) fn run(run: &mut Run) -> Result<()> {
     let delays: &[u32] = run.choose(&[10, 25, 50, 75, 100, 150], &[10, 50]);
     let scene = Scene { streams: 8, duration: Duration::from_secs(run.choose(60, 10)) };
     scene.describe(run);

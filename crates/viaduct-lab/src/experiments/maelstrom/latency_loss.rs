@@ -1,10 +1,8 @@
 //! Figure 11a: message latency by the link's loss rate.
 
-use std::time::Duration;
-
 use super::percent;
 use super::stream::{Scene, StreamResult};
-use crate::experiment::{About, Plot, Run};
+use crate::experiments::prelude::*;
 
 /// Delay of the link in ms, one way.
 const DELAY: f64 = 50.0;
@@ -17,7 +15,7 @@ pub(in crate::experiments) const ABOUT: About = About {
               behind it; Maelstrom's stays at the one-way latency of the link.",
 };
 
-pub(in crate::experiments) fn run(run: &mut Run) -> anyhow::Result<()> {
+pub(in crate::experiments) fn run(run: &mut Run) -> Result<()> {
     let losses: &[f64] = run.choose(&[0.0, 1e-4, 1e-3, 5e-3, 0.01], &[0.0, 0.01]);
     let scene = Scene { streams: 8, duration: Duration::from_secs(run.choose(60, 8)) };
     scene.describe(run);

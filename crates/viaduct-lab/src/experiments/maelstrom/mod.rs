@@ -25,14 +25,9 @@ pub(super) mod throughput_gigabit;
 pub(super) mod throughput_loss;
 pub(super) mod vs_reed_solomon;
 
-use anyhow::Result;
 use viaduct_proto::repair::stats::SenderStats;
 
-use super::link;
-use crate::experiment::Run;
-use crate::gateways::GatewaySpec;
-use crate::topology::programs::Iperf;
-use crate::world::World;
+use crate::experiments::prelude::*;
 
 /// Loss of a link: its name, its configuration, and whether a quick run includes it.
 type Case = (&'static str, &'static str, bool);

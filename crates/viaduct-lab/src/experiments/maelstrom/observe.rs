@@ -1,21 +1,11 @@
 //! Predictions of an observing gateway, compared with the results after repairs are switched
 //! on.
 
-use std::thread;
-use std::time::Duration;
-
-use anyhow::{Context as _, Result, ensure};
 use rustix::process::Signal;
 use viaduct_proto::repair::stats::SenderStats;
 
 use super::{Case, cases, overhead, world};
-use crate::experiment::{About, Plot, Run};
-use crate::experiments::statistics::median;
-use crate::gateways::GatewaySpec;
-use crate::stop;
-use crate::topology::Node;
-use crate::topology::programs::Iperf;
-use crate::world::World;
+use crate::experiments::prelude::*;
 
 const CASES: [Case; 3] = [
     ("1 % single", "1%", true),

@@ -1,19 +1,8 @@
 //! Loss that begins and ends: time until it is repaired, and time that repairs outlast it.
 
-use std::thread;
-use std::time::{Duration, Instant};
-
-use anyhow::Result;
-
-use super::{link, overhead, world};
+use super::{overhead, world};
 use crate::emulator::Direction;
-use crate::experiment::{About, Plot, Run};
-use crate::experiments::parallel::join;
-use crate::experiments::statistics::median_of;
-use crate::gateways::GatewaySpec;
-use crate::stop;
-use crate::topology::programs::Iperf;
-use crate::world::World;
+use crate::experiments::prelude::*;
 
 /// Losses of the link, and none.
 const LOSSY: &str = "rate=200M,delay=50ms,queue=100ms,loss=1%";

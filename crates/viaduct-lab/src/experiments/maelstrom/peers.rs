@@ -1,16 +1,10 @@
 //! Other projects' programs over the same link: hysteria 2 and kcptun, compared with gateways.
 
-use std::time::Duration;
-
-use anyhow::{Context as _, Result};
-
 use super::{Case, cases, describe, world};
-use crate::experiment::{About, Plot, Run};
-use crate::experiments::statistics::median_of;
-use crate::gateways::{Gateway, GatewaySpec};
+use crate::experiments::prelude::*;
+use crate::gateways::Gateway;
 use crate::topology::cpu_time;
-use crate::topology::programs::{Iperf, Peer, PeerTunnel};
-use crate::world::World;
+use crate::topology::programs::{Peer, PeerTunnel};
 
 const CASES: [Case; 4] = [
     ("no loss", "0", true),

@@ -5,16 +5,11 @@
 //!                                        └─ repairs ─▶      ─▶┘ injects what it recovers
 //! ```
 
-use std::thread;
-use std::time::Duration;
-
-use anyhow::Result;
-use viaduct_proto::link::{LinkConfig, Reason};
+use viaduct_proto::link::Reason;
 
 use crate::emulator::Direction;
-use crate::gateways::GatewaySpec;
+use crate::experiments::prelude::*;
 use crate::topology::programs::{Carrier, Message, TimedMessages};
-use crate::world::World;
 
 /// Payload of a datagram for IP packets of the paper's 1200 bytes.
 const PAYLOAD: usize = 1200 - 28;

@@ -4,10 +4,10 @@ use viaduct_proto::fec::analysis::{layered_burst, layered_independent, reed_solo
 use viaduct_proto::fec::{Code, layered};
 use viaduct_proto::sim::stream::Stream;
 
-use crate::experiment::{About, Plot, Run};
 use crate::experiments::maelstrom::simulated::{
     blocks, delayed, layers, paper_flow, recovered, simulate,
 };
+use crate::experiments::prelude::*;
 
 /// Layered codes of the grid: r and the interleaves.
 const LAYERED: [(u8, &[u16]); 4] =
@@ -31,7 +31,7 @@ pub(in crate::experiments) const ABOUT: About = About {
               distribution.",
 };
 
-pub(in crate::experiments) fn run(run: &mut Run) -> anyhow::Result<()> {
+pub(in crate::experiments) fn run(run: &mut Run) -> Result<()> {
     let all = &[0.001, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.3];
     let losses: &[f64] = run.choose(all, &[0.005, 0.05, 0.2]);
     let lengths: &[u64] = run.choose(&[1, 2, 5, 10, 15, 19, 25, 30, 41, 50, 60], &[1, 15, 30, 60]);
@@ -69,7 +69,7 @@ fn independent(
     losses: &[f64],
     packets: u64,
     form: &dyn Fn(f64) -> f64,
-) -> anyhow::Result<(f64, f64)> {
+) -> Result<(f64, f64)> {
     let title = match code {
         Code::Layered(_) => "Layers under independent loss",
         _ => "Reed-Solomon under independent loss",
@@ -95,7 +95,7 @@ fn in_bursts(
     interleaves: &[u16],
     lengths: &[u64],
     bursts: u64,
-) -> anyhow::Result<()> {
+) -> Result<()> {
     let code = delayed(r, interleaves);
     let plot = Plot::line("Layers in bursts", ("burst length", "packets"), ("recovered", "%"));
     let overhead = layered::Parameters::new(r, interleaves).overhead();
@@ -121,7 +121,7 @@ fn deviation(
     x: f64,
     stream: &Stream,
     expected: f64,
-) -> anyhow::Result<f64> {
+) -> Result<f64> {
     let share = recovered(&simulate(stream, code)?);
     run.plot_point(plot, &code.to_string(), (x, share.value * 100.0));
     run.plot_point(plot, &format!("{code}, closed form"), (x, expected * 100.0));

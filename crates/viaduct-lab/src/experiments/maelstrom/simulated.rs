@@ -6,16 +6,11 @@
 
 use std::num::NonZero;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::thread;
 
-use anyhow::ensure;
 use viaduct_proto::fec::{AnyDecoder, Code, layered, reed_solomon};
 use viaduct_proto::sim::stream::{Lost, Outcome, Stream};
 
-use crate::experiment::Bound;
-use crate::experiments::link;
-use crate::experiments::parallel::parallel;
-use crate::stop;
+use crate::experiments::prelude::*;
 
 /// Packets per second of the paper's 10 Mb/s UDP flow at its MTU of 1200 bytes (section 5.3).
 pub(super) const PAPER_RATE: f64 = 1e7 / (8.0 * 1200.0);
@@ -54,10 +49,10 @@ pub(super) fn paper_flow(loss: &str, packets: u64, seed: u64) -> Stream {
 ///
 /// # Errors
 /// On Ctrl-C, or if a recovered packet differs from the one sent.
-pub(super) fn simulate(stream: &Stream, code: &Code) -> anyhow::Result<Outcome> {
+pub(super) fn simulate(stream: &Stream, code: &Code) -> Result<Outcome> {
     let slices = stream.packets.div_ceil(SLICE).max(1);
     let next = AtomicU64::new(0);
-    let work = |_| -> anyhow::Result<Vec<(u64, Outcome)>> {
+    let work = |_| -> Result<Vec<(u64, Outcome)>> {
         let mut done = Vec::new();
         loop {
             stop::check()?;
@@ -76,7 +71,7 @@ pub(super) fn simulate(stream: &Stream, code: &Code) -> anyhow::Result<Outcome> 
 }
 
 /// Simulates slice `n` of a stream, with its own seed.
-fn slice(stream: &Stream, code: &Code, n: u64) -> anyhow::Result<Outcome> {
+fn slice(stream: &Stream, code: &Code, n: u64) -> Result<Outcome> {
     let packets = (stream.packets - n * SLICE).min(SLICE);
     let seed = stream.seed.wrapping_mul(1_000_003).wrapping_add(n);
     let part = Stream { packets, seed, ..stream.clone() };
@@ -166,7 +161,6 @@ pub(super) fn histogram(values: &[f64], width: f64) -> Vec<(f64, f64)> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::experiments::statistics::mean;
 
     #[test]
     fn slices_are_one_stream() {

@@ -1,12 +1,7 @@
 //! Split connections compared with end-to-end ones, both under adaptive repairs.
 
-use anyhow::Result;
-
 use super::{Case, cases, describe, world};
-use crate::experiment::{About, Plot, Run};
-use crate::experiments::statistics::median;
-use crate::gateways::GatewaySpec;
-use crate::topology::programs::Iperf;
+use crate::experiments::prelude::*;
 
 const CASES: [Case; 4] = [
     ("no loss", "0", true),

@@ -11,18 +11,8 @@
 //! Several such streams, with their messages evenly interleaved, provide independent samples;
 //! each stream is affected only by its own losses.
 
-use std::thread;
-use std::time::Duration;
-
-use anyhow::Result;
-
-use super::link;
-use crate::experiment::Run;
-use crate::experiments::parallel::{join, parallel};
-use crate::experiments::statistics::{mean, quantile};
-use crate::gateways::GatewaySpec;
-use crate::topology::programs::{Carrier, Iperf, Message, TimedMessages};
-use crate::world::World;
+use crate::experiments::prelude::*;
+use crate::topology::programs::{Carrier, Message, TimedMessages};
 
 /// Congestion control of the messages and of the concurrent flow, as in the paper.
 const CONGESTION: &str = "reno";

@@ -1,13 +1,9 @@
 //! Loss bursts, under which existing FEC tunnels collapse: throughput of one TCP flow by code.
 
-use anyhow::Result;
 use viaduct_proto::repair::stats::SenderStats;
 
 use super::{overhead, world};
-use crate::experiment::{About, Plot, Run};
-use crate::gateways::GatewaySpec;
-use crate::topology::programs::Iperf;
-use crate::world::World;
+use crate::experiments::prelude::*;
 
 /// Code: its name, its lines in `[peer.fec]`, and whether it must stay above the bound.
 type Candidate = (&'static str, &'static str, bool);

@@ -1,11 +1,8 @@
 //! Figure 9b: throughput of TCP by the link's delay.
 
 use super::throughput_loss::OF_PLAIN;
-use super::{link, percent, without_and_with};
-use crate::experiment::{About, Plot, Run};
-use crate::gateways::GatewaySpec;
-use crate::topology::programs::Iperf;
-use crate::world::World;
+use super::{percent, without_and_with};
+use crate::experiments::prelude::*;
 
 pub(in crate::experiments) const ABOUT: About = About {
     name: "maelstrom/throughput-delay",
@@ -15,7 +12,7 @@ pub(in crate::experiments) const ABOUT: About = About {
               100 ms one way.",
 };
 
-pub(in crate::experiments) fn run(run: &mut Run) -> anyhow::Result<()> {
+pub(in crate::experiments) fn run(run: &mut Run) -> Result<()> {
     let delays: &[u32] = run.choose(&[10, 25, 50, 75, 100, 150], &[25, 50]);
     let (seconds, warm_up) = run.choose((10, 5), (5, 4));
     run.param("link", "100 Mb/s, queue 100 ms");
@@ -53,7 +50,7 @@ pub(in crate::experiments) fn run(run: &mut Run) -> anyhow::Result<()> {
 }
 
 /// Measures the Mb/s of a flow without and with gateways.
-fn measure(run: &mut Run, flow: &Iperf, delay: u32, loss: f64) -> anyhow::Result<(f64, f64)> {
+fn measure(run: &mut Run, flow: &Iperf, delay: u32, loss: f64) -> Result<(f64, f64)> {
     let axes = (("one-way delay", "ms"), ("throughput", "Mb/s"));
     let plot = Plot::line("Throughput of one flow", axes.0, axes.1);
     let config = format!("rate=100M,delay={delay}ms,queue=100ms,loss={loss}");

@@ -1,14 +1,9 @@
 //! Figure 10: throughput of eight TCP flows on a gigabit link by loss and by delay. Hosts and
 //! WAN have the same MTU, so the gateways lower the route's MTU and clamp the MSS.
 
-use anyhow::Result;
-
 use super::throughput_loss::OF_PLAIN;
-use super::{link, percent, without_and_with};
-use crate::experiment::{About, Plot, Run};
-use crate::gateways::GatewaySpec;
-use crate::topology::programs::Iperf;
-use crate::world::World;
+use super::{percent, without_and_with};
+use crate::experiments::prelude::*;
 
 /// Delay of the link in ms, one way, while the loss varies.
 const DELAY: u32 = 50;

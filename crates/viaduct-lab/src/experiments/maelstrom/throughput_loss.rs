@@ -1,9 +1,7 @@
 //! Figures 9a and 10a: throughput of TCP by the link's loss rate.
 
 use super::{percent, without_and_with, world};
-use crate::experiment::{About, Plot, Run};
-use crate::gateways::GatewaySpec;
-use crate::topology::programs::Iperf;
+use crate::experiments::prelude::*;
 
 /// Minimum relative to plain TCP without loss: nine tenths of 0.70, the share that (8,3) leaves
 /// for data, as 3 repairs, each a packet plus 166 bytes, accompany 8 packets of 1200 bytes.
@@ -17,7 +15,7 @@ pub(in crate::experiments) const ABOUT: About = About {
               two orders of magnitude above plain TCP at 1 %.",
 };
 
-pub(in crate::experiments) fn run(run: &mut Run) -> anyhow::Result<()> {
+pub(in crate::experiments) fn run(run: &mut Run) -> Result<()> {
     let losses: &[f64] = run.choose(&[0.0, 1e-4, 1e-3, 5e-3, 0.01, 0.02, 0.05, 0.1], &[0.0, 0.01]);
     let (seconds, warm_up) = run.choose((20, 10), (4, 3));
     run.param("link", "200 Mb/s, 50 ms one way, queue 100 ms");

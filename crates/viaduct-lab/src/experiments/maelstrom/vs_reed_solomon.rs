@@ -3,12 +3,11 @@
 use viaduct_proto::fec::analysis::{layered_independent, reed_solomon};
 use viaduct_proto::sim::stream::Outcome;
 
-use crate::experiment::{About, Plot, Run};
 use crate::experiments::maelstrom::percent;
 use crate::experiments::maelstrom::simulated::{
     Share, around, blocks, delayed, layers, paper_flow, recovered, simulate,
 };
-use crate::experiments::statistics::{mean_of, median};
+use crate::experiments::prelude::*;
 
 /// Single losses at 0.1 %, and occasional long bursts.
 const SINGLES_AND_BURSTS: &str = "0.1%+0.05%x30";
@@ -25,14 +24,14 @@ pub(in crate::experiments) const ABOUT: About = About {
               are slow only where a long burst occurs.",
 };
 
-pub(in crate::experiments) fn run(run: &mut Run) -> anyhow::Result<()> {
+pub(in crate::experiments) fn run(run: &mut Run) -> Result<()> {
     run.param("simulated", true);
     probabilities(run)?;
     latencies(run)
 }
 
 /// Figure 8: (7,2) under independent loss.
-fn probabilities(run: &mut Run) -> anyhow::Result<()> {
+fn probabilities(run: &mut Run) -> Result<()> {
     let losses: &[f64] =
         run.choose(&[0.005, 0.01, 0.02, 0.05, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5], &[0.01, 0.1, 0.3]);
     let packets = run.choose(4_000_000, 250_000);
@@ -77,7 +76,7 @@ fn hold_against_forms(run: &mut Run, p: f64, layers: Share, blocks: Share) {
 }
 
 /// Figure 15: (8,2), both codes able to correct bursts of 40.
-fn latencies(run: &mut Run) -> anyhow::Result<()> {
+fn latencies(run: &mut Run) -> Result<()> {
     let packets = run.choose(1_000_000, 250_000);
     run.param("figure_15", "r=8 c=2, I=(1,40) and interleave 20, 1042 packets/s");
     run.param("figure_15_loss", SINGLES_AND_BURSTS);

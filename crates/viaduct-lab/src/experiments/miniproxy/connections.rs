@@ -1,14 +1,10 @@
 //! Table 1: set-up time of concurrent connections to the first byte through the proxy, compared
 //! with HAProxy; and the cost of idle connections.
 
-use std::time::Duration;
-
-use anyhow::{Result, ensure};
 use viaduct_sys::process::raise_fd_limit;
 
 use super::contenders::{CONGESTION_CONTROL, Contender, Testbed};
-use crate::experiment::{About, Plot, Run};
-use crate::experiments::statistics::{mean_of, median, median_of};
+use crate::experiments::prelude::*;
 use crate::load::Crowd;
 use crate::topology::programs::Software;
 use crate::topology::{Usage, socket_memory};

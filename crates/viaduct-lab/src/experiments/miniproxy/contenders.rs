@@ -2,15 +2,13 @@
 //! machine, since the packet processing of one in the kernel would cost the others.
 
 use std::any::Any;
-use std::net::SocketAddr;
-
-use anyhow::Result;
 
 use crate::experiments::cores::first_and_last;
+use crate::experiments::prelude::*;
 use crate::load::{Load, Server, Shape};
 use crate::proxies::Proxy;
+use crate::topology::Pair;
 use crate::topology::programs::{Relay, Software};
-use crate::topology::{Journal, Pair};
 
 const PORT: u16 = 7000;
 /// Congestion control of all sockets.

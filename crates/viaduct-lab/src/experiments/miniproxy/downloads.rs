@@ -1,14 +1,7 @@
 //! Sequential downloads, and their median times.
 
-use std::time::Duration;
-
-use anyhow::Result;
-use viaduct_proto::link::LinkConfig;
-
 use super::model::Expected;
-use crate::experiments::link;
-use crate::experiments::statistics::median;
-use crate::topology::Host;
+use crate::experiments::prelude::*;
 use crate::topology::programs::WebServer;
 
 /// Time limit of a download.

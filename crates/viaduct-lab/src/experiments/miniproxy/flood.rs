@@ -2,21 +2,15 @@
 //! servers behind it, and on its real clients.
 
 use std::io::Read;
-use std::net::{SocketAddr, SocketAddrV4, TcpListener, TcpStream};
+use std::net::{SocketAddrV4, TcpListener, TcpStream};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::thread;
-use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result};
 use serde_json::Value;
-use viaduct_proto::link::LinkConfig;
 
-use crate::experiment::{About, Bound, Plot, Run};
-use crate::experiments::statistics::quantile;
+use crate::experiments::prelude::*;
 use crate::flood::Flood;
 use crate::proxies::Proxy;
-use crate::stop;
-use crate::topology::{Chain, Host, Usage, user_and_system};
+use crate::topology::{Chain, Usage, user_and_system};
 
 /// SYNs per second.
 const RATE: u64 = 20_000;

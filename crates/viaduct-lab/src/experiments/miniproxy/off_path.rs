@@ -1,11 +1,9 @@
 //! Figure 5: an off-path proxy, which makes the total path longer and each half shorter than
 //! the direct path.
 
-use anyhow::Result;
-
 use super::downloads::{hop, measure};
 use super::model::{Expected, expected};
-use crate::experiment::{About, Bound, Plot, Run};
+use crate::experiments::prelude::*;
 use crate::proxies::Proxy;
 use crate::topology::Detour;
 

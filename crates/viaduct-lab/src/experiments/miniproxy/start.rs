@@ -1,20 +1,13 @@
 //! Figure 3, for a process: time until a newly started proxy serves, and its memory when idle.
 
 use std::io::{ErrorKind, Read, Write};
-use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
+use std::net::{Ipv4Addr, TcpListener, TcpStream};
 use std::process::Stdio;
-use std::thread;
-use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, bail};
 use viaduct_sys::process::Process;
 
-use crate::binary::binary;
 use crate::cgroup::{Cgroup, Limits};
-use crate::experiment::{About, Plot, Run};
-use crate::experiments::statistics::median;
-use crate::stop;
-use crate::topology::{Node, Scratch};
+use crate::experiments::prelude::*;
 
 const PROXY: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(Ipv4Addr::LOCALHOST), 7000);
 const SERVER: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(Ipv4Addr::LOCALHOST), 7001);

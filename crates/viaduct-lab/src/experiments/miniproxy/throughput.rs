@@ -1,14 +1,8 @@
 //! Section 6.1: throughput of the relay on one core, compared with other proxies.
 
-use std::thread;
-use std::time::{Duration, Instant};
-
-use anyhow::{Context, Result, ensure};
-
 use super::contenders::{CONGESTION_CONTROL, Contender, Testbed};
-use crate::experiment::{About, Bound, Plot, Run};
 use crate::experiments::cores::first_and_last;
-use crate::experiments::statistics::{median, median_of, quantile};
+use crate::experiments::prelude::*;
 use crate::load::{Load, Shape};
 use crate::topology::programs::Software;
 use crate::topology::{cpu_time, machine_time};

@@ -6,7 +6,7 @@ use viaduct_sys::bpf::SynOption;
 
 use super::downloads;
 use super::model::{Expected, expected};
-use crate::experiment::{About, Plot, Run};
+use crate::experiments::prelude::*;
 use crate::proxies::Proxy;
 use crate::topology::Chain;
 
@@ -26,7 +26,7 @@ pub(in crate::experiments) const ABOUT: About = About {
               that of 25 KB by 33 %, 44 % and 49 %.",
 };
 
-pub(in crate::experiments) fn run(run: &mut Run) -> anyhow::Result<()> {
+pub(in crate::experiments) fn run(run: &mut Run) -> Result<()> {
     let sizes: &[usize] = run.choose(&[10, 25, 50, 100, 150, 200, 250, 300, 400, 500], &[10, 25]);
     let times = run.choose(31, 9);
     run.param("link", "100 Mb/s, 100 ms there and back, evenly split");
@@ -118,7 +118,7 @@ struct World {
 }
 
 impl World {
-    fn new(run: &Run, proxies: usize, kind: Kind) -> anyhow::Result<World> {
+    fn new(run: &Run, proxies: usize, kind: Kind) -> Result<World> {
         let links: Vec<_> = delays(proxies).into_iter().map(downloads::hop).collect();
         let chain = Chain::build(&links, run.seed(), run.journal())?;
         for host in [chain.client(), chain.server()] {
@@ -132,14 +132,14 @@ impl World {
     }
 
     /// Returns the medians of `times` downloads (an odd number) in milliseconds.
-    fn measure(&self, bytes: usize, times: usize, seed: u64) -> anyhow::Result<Expected> {
+    fn measure(&self, bytes: usize, times: usize, seed: u64) -> Result<Expected> {
         downloads::measure(self.chain.client(), self.chain.server(), bytes, times, seed)
     }
 }
 
 /// Starts explicit hops on all routers, and steers the client to the first. Each is known by
 /// its address towards the client, and forwards to the next.
-fn explicit(chain: &Chain) -> anyhow::Result<Vec<Proxy>> {
+fn explicit(chain: &Chain) -> Result<Vec<Proxy>> {
     let at = |n: usize| IpAddr::from([10, n as u8 + 1, 0, 2]);
     let hops = chain.hops();
     let start = |(n, node)| Proxy::explicit(node, at(n), (n + 1 < hops.len()).then(|| at(n + 1)));

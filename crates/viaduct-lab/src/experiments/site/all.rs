@@ -6,20 +6,9 @@
 //!             tunnel           └──── FEC ────────┘
 //! ```
 
-use std::net::SocketAddr;
-use std::time::{Duration, Instant};
-
-use anyhow::Result;
-
 use crate::example_tunnel::{Links, Tunnel};
-use crate::experiment::{About, Bound, Plot, Run};
-use crate::experiments::link;
-use crate::experiments::parallel::parallel;
-use crate::experiments::statistics::quantile;
-use crate::gateways::GatewaySpec;
+use crate::experiments::prelude::*;
 use crate::topology::programs::sessions::{SessionServer, fetch, fill};
-use crate::topology::{DumbbellSpec, Host, Wan};
-use crate::world::World;
 
 /// Congestion control of every host, for plain flows and the tunnel's link.
 const CONGESTION: &str = "cubic";

@@ -1,14 +1,11 @@
 //! Figures 6 and 7: throughput by the block size of the programs' reads and writes.
 
-use anyhow::Result;
-
 use super::measured::{by_turns, ratios};
 use super::setups::{Load, OFFLOADED, PASSING, Setup};
 use super::undisturbed::undisturbed;
 use super::world::{CONGESTION_CONTROL, Network, World};
 use crate::bench::Content;
-use crate::experiment::{About, Bound, Plot, Run};
-use crate::experiments::statistics::{mean, median, median_error};
+use crate::experiments::prelude::*;
 
 /// Configurations in display order.
 const NULL: [Setup; 5] = [Setup::Plain, Setup::TcpProxies, Setup::UnixProxies, PASSING, OFFLOADED];

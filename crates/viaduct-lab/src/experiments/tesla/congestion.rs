@@ -9,18 +9,8 @@
 //! Four connections take four shares of a bottleneck. Four that share an estimate take one
 //! share in total, and divide it evenly.
 
-use std::thread;
-use std::time::Duration;
-
-use anyhow::Result;
-
 use super::programs::{CommandPrefix, Server, bench_anywhere, measure, run as under, serve};
-use crate::binary::binary;
-use crate::experiment::{About, Plot, Run};
-use crate::experiments::link;
-use crate::experiments::parallel::join;
-use crate::experiments::statistics::jain;
-use crate::topology::{Dumbbell, Host, Journal, Scratch};
+use crate::experiments::prelude::*;
 
 const LINK: &str = "rate=10M,delay=20ms,queue=50ms";
 const CONGESTION_CONTROL: &str = "cubic";
@@ -103,7 +93,7 @@ impl Contest {
     fn run(&self, journal: &Journal) -> Result<Found> {
         let world = Dumbbell::over(link(LINK), 2, self.seed, journal)?;
         let ([a1, a2], [b1, b2]) = (world.hosts_a(), world.hosts_b()) else {
-            anyhow::bail!("two hosts a side were asked for");
+            bail!("two hosts a side were asked for");
         };
         world.set_congestion_control(CONGESTION_CONTROL)?;
         let scratch = Scratch::new()?;

@@ -3,14 +3,12 @@
 use std::io::{BufRead as _, BufReader, Write as _};
 use std::process::{ChildStdin, ChildStdout, Command, Stdio};
 
-use anyhow::{Context, Result, ensure};
 use viaduct_sys::process::{Process, raise_fd_limit};
 
 use super::programs::{CommandPrefix, Server, bench, measure, run as under};
 use super::undisturbed::undisturbed;
 use super::world::{Network, Side, World};
-use crate::experiment::{About, Plot, Run};
-use crate::experiments::statistics::median;
+use crate::experiments::prelude::*;
 use crate::topology::programs::is_listening;
 use crate::topology::{Usage, socket_memory};
 
@@ -162,7 +160,7 @@ fn leaks(run: &mut Run, server: &TestServer<'_>, short: u32) -> Result<()> {
             if after.sockets + after.pipes <= before.sockets + before.pipes {
                 break;
             }
-            std::thread::sleep(std::time::Duration::from_millis(100));
+            thread::sleep(Duration::from_millis(100));
             after = Usage::of(flows.process.id());
         }
         let left = |usage: Usage| (usage.sockets + usage.pipes) as f64;

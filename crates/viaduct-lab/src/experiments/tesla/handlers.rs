@@ -1,13 +1,11 @@
 //! Benefit of handlers at both ends: `stripe` over two links, and `compress` over one.
 
-use anyhow::Result;
-
 use super::measured::medians;
 use super::setups::{Load, Setup};
 use super::undisturbed::undisturbed;
 use super::world::{CONGESTION_CONTROL, Network, World};
 use crate::bench::Content;
-use crate::experiment::{About, Plot, Run};
+use crate::experiments::prelude::*;
 
 const COMPRESSED: [Setup; 2] = [Setup::Plain, Setup::Viaduct("compress", &["+compress"])];
 /// The client has an address on each link; see [`World`].

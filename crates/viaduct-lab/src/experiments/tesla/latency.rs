@@ -1,14 +1,11 @@
 //! Figure 8: volleys of one byte (round trips) per second.
 
-use anyhow::Result;
-
 use super::measured::{by_turns, ratios};
 use super::setups::{Load, OFFLOADED, PASSING, Setup, Testbed};
 use super::undisturbed::undisturbed;
 use super::world::{CONGESTION_CONTROL, Network, World};
 use crate::bench::Content;
-use crate::experiment::{About, Plot, Run};
-use crate::experiments::statistics::median;
+use crate::experiments::prelude::*;
 
 /// Configurations in display order.
 const ALL: [Setup; 6] =

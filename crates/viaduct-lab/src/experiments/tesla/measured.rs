@@ -2,12 +2,9 @@
 //! equally. All are started anew each time, because one process can be up to a tenth faster
 //! than another of the same program for its whole lifetime.
 
-use anyhow::Result;
-
 use super::setups::{Load, Setup, Testbed};
 use super::world::World;
-use crate::experiment::Run;
-use crate::experiments::statistics::median;
+use crate::experiments::prelude::*;
 
 /// Returns the measurements per load and configuration, in order. Entries at the same index
 /// were measured at the same time and may be compared in pairs. In a round, the configurations

@@ -6,16 +6,8 @@
 //!      half way: eth0 goes down … and comes back with another address
 //! ```
 
-use std::thread;
-use std::time::Duration;
-
-use anyhow::{Context, Result};
-
 use super::programs::{CommandPrefix, bench_anywhere, output, run as under, serve};
-use crate::experiment::{About, Plot, Run};
-use crate::experiments::link;
-use crate::experiments::parallel::{join, parallel};
-use crate::topology::{Dumbbell, Host, Journal};
+use crate::experiments::prelude::*;
 
 const LINK: &str = "rate=100M,delay=10ms,queue=50ms";
 const RTT: Duration = Duration::from_millis(20);
@@ -49,7 +41,7 @@ pub(in crate::experiments) fn run(run: &mut Run) -> Result<()> {
     let beside = Transfer { bytes, outage: gone, under: Vec::new(), seed };
     let journal = run.journal().clone();
     let found = parallel([migrate, beside], |one| one.run(&journal))?;
-    let [migrate, beside] = &found[..] else { anyhow::bail!("two transfers were begun") };
+    let [migrate, beside] = &found[..] else { bail!("two transfers were begun") };
     let traces = [("plain, no outage", &plain), ("migrate", migrate), ("plain", beside)];
     for (name, traced) in traces {
         draw(run, name, &traced.trace);
@@ -109,7 +101,7 @@ impl Transfer {
             if let Some(outage) = outage {
                 join(outage)?;
             }
-            crate::stop::check()?;
+            stop::check()?;
             // A transfer that broke or hangs has no end.
             let Ok(output) = output else {
                 return Ok(Traced { trace: Vec::new(), all: Vec::new(), end: None });

@@ -4,17 +4,12 @@
 use std::fs::File;
 use std::io::{Read as _, Seek as _};
 use std::process::{Command, Stdio};
-use std::thread;
-use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, bail};
 use viaduct_sys::process::Process;
 
 use super::world::{Side, World};
-use crate::binary::binary;
-use crate::stop;
+use crate::experiments::prelude::*;
 use crate::topology::programs::is_listening;
-use crate::topology::{Host, Node, Scratch};
 
 /// Time limit for a server to listen, and for a client beyond its measured time.
 const PROGRAM_TIMEOUT: Duration = Duration::from_secs(20);

@@ -11,22 +11,15 @@
 use std::io::{BufRead as _, BufReader};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
-use std::thread;
-use std::time::{Duration, Instant};
 
-use anyhow::Result;
 use viaduct_proto::keys::SecretKey;
 use viaduct_proto::overlay::Table;
 
 use super::migrate::{Traced, draw, traced};
 use super::programs::{CommandPrefix, Server, bench_anywhere, output, run as under, serve};
 use super::undisturbed::undisturbed;
-use crate::binary::binary;
-use crate::experiment::{About, Run};
-use crate::experiments::link;
-use crate::experiments::parallel::join;
-use crate::stop;
-use crate::topology::{Detour, Host, Scratch};
+use crate::experiments::prelude::*;
+use crate::topology::Detour;
 
 const LINK: &str = "rate=20M,delay=5ms,queue=50ms";
 const CONGESTION_CONTROL: &str = "cubic";
@@ -247,7 +240,7 @@ impl Overlay {
             stop::check()?;
             thread::sleep(Duration::from_millis(20));
         }
-        anyhow::bail!("the overlay's node {name} does not hear of the others")
+        bail!("the overlay's node {name} does not hear of the others")
     }
 }
 

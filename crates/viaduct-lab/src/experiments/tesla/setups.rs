@@ -10,17 +10,14 @@
 
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
-use std::thread;
-use std::time::{Duration, Instant};
-
-use anyhow::{Context, Result};
 
 use super::programs::{CommandPrefix, Server, bench, measure_watched, run};
 use super::world::{Side, World};
 use crate::bench::Content;
 use crate::example_tunnel::random_key;
+use crate::experiments::prelude::*;
 use crate::topology::programs::is_listening;
-use crate::topology::{Scratch, cpu_time, times_scheduled};
+use crate::topology::{cpu_time, times_scheduled};
 
 /// Seconds that a client counts when its cost is measured, and seconds of silence before and
 /// after.

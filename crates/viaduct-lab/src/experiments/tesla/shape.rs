@@ -1,13 +1,10 @@
 //! Section 4.1: `shape` and `latency` achieve their settings with every interposer.
 
-use anyhow::Result;
-
 use super::setups::{Load, Setup, Testbed};
 use super::undisturbed::undisturbed;
 use super::world::{CONGESTION_CONTROL, Network, World};
 use crate::bench::Content;
-use crate::experiment::{About, Plot, Run};
-use crate::experiments::parallel::parallel;
+use crate::experiments::prelude::*;
 
 const VIAS: [&str; 3] = ["cgroup", "seccomp", "preload"];
 /// Rates in Mb/s.

@@ -6,12 +6,11 @@
 //!          10.4.0.1 eth1 ═══ 100 Mb/s ═══ eth1 10.4.0.2           the second of two
 //! ```
 
-use std::net::{Ipv4Addr, SocketAddr};
-
-use anyhow::Result;
+use std::net::Ipv4Addr;
 
 use crate::experiments::cores::first_and_last;
-use crate::topology::{Journal, Node, Pair};
+use crate::experiments::prelude::*;
+use crate::topology::Pair;
 
 /// Congestion control of all sockets.
 pub(super) const CONGESTION_CONTROL: &str = "cubic";

@@ -1,16 +1,11 @@
 //! Figure 9: aggregate throughput of all clients, and its fairness.
 
-use std::time::{Duration, Instant};
-
-use anyhow::Result;
 use viaduct_proto::trickles::packet::Format;
 
 use super::served::{Served, at, describe, get, gigabit};
-use crate::experiment::{About, Bound, Plot, Run};
-use crate::experiments::link;
-use crate::experiments::statistics::{check_mean, jain, mean};
+use crate::experiments::prelude::*;
 use crate::load::{Fetched, Fetches, Trickles};
-use crate::topology::{Dumbbell, cpu_time};
+use crate::topology::cpu_time;
 
 /// Link like a switch port: the paper's 100 Mb/s, with 20 ms of queue.
 const LINK: &str = "rate=100M,delay=500us,queue=250kB";

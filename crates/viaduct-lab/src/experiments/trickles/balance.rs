@@ -12,21 +12,13 @@
 //!
 //! Second part, anycast: the route to the service flips between replicas while curl downloads.
 
-use std::net::SocketAddr;
-use std::thread;
-use std::time::{Duration, Instant};
-
-use anyhow::Result;
-
 use super::download::{By, Download};
 use super::least::LeastConnections;
 use super::replicas::{Replicas, SERVICE, Service};
 use super::served::{CONGESTION_CONTROL, PORT, get};
-use crate::experiment::{About, Plot, Run, student_95};
-use crate::experiments::parallel::join;
-use crate::experiments::statistics::{jain, mean, mean_of};
+use crate::experiment::student_95;
+use crate::experiments::prelude::*;
 use crate::load::{Fetched, Fetches, Trickles};
-use crate::topology::{Host, Wan};
 
 /// Concurrent connections of each client.
 const CONNECTIONS: [usize; 6] = [1, 2, 3, 5, 10, 20];
@@ -188,7 +180,7 @@ impl Cluster {
 
     fn balancer(&self, by: By) -> Result<Balancer<'_>> {
         let gateway = self.world.net.gateway_b();
-        let [b1, b2] = self.world.net.hosts_b() else { anyhow::bail!("there are two servers") };
+        let [b1, b2] = self.world.net.hosts_b() else { bail!("there are two servers") };
         let (b1, b2) = (b1.v4(), b2.v4());
         if by == By::Trickles {
             gateway.run("nft", &[&sprayer([b1, b2])])?;

@@ -9,12 +9,10 @@
 
 use std::fs::File;
 use std::hint::black_box;
-use std::net::SocketAddr;
 use std::os::unix::fs::MetadataExt as _;
 use std::path::Path;
-use std::time::{Duration, SystemTime};
+use std::time::SystemTime;
 
-use anyhow::{Result, ensure};
 use rustix::time::{ClockId, clock_gettime};
 use viaduct_proto::time::Instant;
 use viaduct_proto::trickles::api::{Endpoint, Files};
@@ -27,7 +25,7 @@ use viaduct_proto::trickles::wire::{Form, Kind, Request, Response};
 use viaduct_proto::web::{self, Found, Site, respond};
 
 use super::served::{PORT, SECRET};
-use crate::experiments::statistics::median;
+use crate::experiments::prelude::*;
 
 /// Settings of the replay filter, as in `viaduct serve`.
 const REPLAY: usize = 16 << 20;

@@ -10,16 +10,11 @@
 //!
 //! The kernel's interrupt work is charged to the interrupted process, with either transport.
 
-use std::thread;
-use std::time::Duration;
-
-use anyhow::{Context, Result};
 use viaduct_proto::trickles::packet::Format;
 
 use super::core::{self, Core};
 use super::served::{Served, at, describe, get, gigabit};
-use crate::experiment::{About, Bound, Plot, Run};
-use crate::experiments::statistics::check_mean;
+use crate::experiments::prelude::*;
 use crate::load::{Fetched, Fetches, Trickles};
 use crate::topology::user_and_system;
 

@@ -4,16 +4,11 @@ use std::fs::File;
 use std::io::Read as _;
 use std::path::Path;
 use std::process::Stdio;
-use std::thread;
-use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, ensure};
 use rustix::event::{PollFd, PollFlags, poll};
 use viaduct_sys::process::Process;
 
-use crate::binary::binary;
-use crate::stop;
-use crate::topology::Host;
+use crate::experiments::prelude::*;
 
 /// Time without a byte after which TCP's client reconnects. curl itself would wait for seven
 /// seconds, because it averages its speed over several.

@@ -11,18 +11,10 @@
 //! retries after a second, as `curl --retry` does, is measured as well. A machine that is gone
 //! sends nothing.
 
-use std::thread;
-use std::time::{Duration, Instant};
-
-use anyhow::Result;
-
 use super::download::{Arrivals, By, Download};
 use super::replicas::{Replicas, Service};
 use super::served::CONGESTION_CONTROL;
-use crate::experiment::{About, Plot, Run};
-use crate::experiments::link;
-use crate::experiments::parallel::join;
-use crate::topology::{Journal, Wan};
+use crate::experiments::prelude::*;
 
 /// Link rate in bits per second.
 const RATE: f64 = 200e6;

@@ -12,22 +12,13 @@
 //! round, identically for both arms: independent round trips of 95 to 105 ms. This prevents
 //! synchronization of the flows, while no part of the path has a random delay per packet.
 
-use std::net::{Ipv4Addr, SocketAddr};
-use std::thread;
-use std::time::Duration;
-
-use anyhow::{Context, Result};
-use viaduct_proto::link::LinkConfig;
-use viaduct_proto::rng::Rng;
+use std::net::Ipv4Addr;
 
 use super::replicas::{Replicas, SERVICE, Service};
 use super::served::{CONGESTION_CONTROL, PORT, get};
 use crate::emulator::{Direction, Emulator};
-use crate::experiment::{About, Plot, Run};
-use crate::experiments::parallel::join;
-use crate::experiments::statistics::{mean_of, with_interval};
+use crate::experiments::prelude::*;
 use crate::load::{Fetched, Fetches, Trickles};
-use crate::topology::{Host, Wan};
 
 /// Link with a queue of 100 ms at 100 Mb/s: one product of bandwidth and mean round trip.
 const LINK: &str = "rate=100M,delay=45ms,queue=1250kB";
@@ -213,7 +204,7 @@ impl World {
         let request = get("file");
         let foreground = Fetches { request: &request, clients: 1, warm_up, window };
         let others = Fetches { warm_up: LEAD + warm_up, ..foreground };
-        let [a1, a2, ..] = self.net.net.hosts_a() else { anyhow::bail!("two clients at least") };
+        let [a1, a2, ..] = self.net.net.hosts_a() else { bail!("two clients at least") };
         let servers = self.net.net.hosts_b();
         let at = |ip: Ipv4Addr| SocketAddr::new(ip.into(), PORT);
         let to = at(SERVICE);
@@ -238,7 +229,7 @@ impl World {
             };
             let others = others.into_iter().map(join).collect::<Result<Vec<_>>>()?;
             let failed = ours.failed + others.iter().map(|flow| flow.failed).sum::<u64>();
-            anyhow::ensure!(failed == 0, "a flow broke");
+            ensure!(failed == 0, "a flow broke");
             let rest = others.iter().map(Fetched::mbps).sum::<f64>();
             Ok(Flow {
                 rates: (ours.mbps() * 1e6, rest * 1e6),

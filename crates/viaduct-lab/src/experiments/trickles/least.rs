@@ -10,10 +10,8 @@ use std::io::{self, Read as _, Seek as _};
 use std::net::Ipv4Addr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::thread::{self, JoinHandle};
-use std::time::Duration;
+use std::thread::JoinHandle;
 
-use anyhow::Result;
 use viaduct_sys::nft::intercept::Selector;
 use viaduct_sys::nft::nfqueue::{NfQueue, SNAP, Verdict};
 use viaduct_sys::nft::syn_hold::{SynHold, SynPath};
@@ -22,7 +20,7 @@ use viaduct_sys::poll::{Waker, wait};
 
 use super::replicas::SERVICE;
 use super::served::PORT;
-use crate::topology::Node;
+use crate::experiments::prelude::*;
 
 /// Number of the queue that holds SYNs, and its length.
 const QUEUE: (u16, u32) = (71, 1024);

@@ -9,19 +9,15 @@
 
 use std::fs;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::thread;
-use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, bail, ensure};
 use viaduct_proto::trickles::stream::{Config, State};
 use viaduct_sys::poll::{Waker, wait};
 use viaduct_sys::process::raise_fd_limit;
 
 use super::served::{CONGESTION_CONTROL, Served, at, get};
-use crate::experiment::{About, Plot, Run};
+use crate::experiments::prelude::*;
 use crate::load::{Continuations, Crowd, Fetched, Fetches, Trickles};
-use crate::stop;
-use crate::topology::{Dumbbell, DumbbellSpec, Node, Usage, socket_memory};
+use crate::topology::{Usage, socket_memory};
 
 /// Connected and silent clients at each reading of the server's memory.
 const CLIENTS: [usize; 4] = [1, 1_000, 10_000, 100_000];

@@ -6,20 +6,15 @@
 //! ```
 
 use std::io::{Read as _, Write as _};
-use std::net::{SocketAddr, TcpStream};
-use std::time::{Duration, Instant};
+use std::net::TcpStream;
 
-use anyhow::{Context, Result, ensure};
 use viaduct_proto::trickles::standard::MAIN;
 use viaduct_proto::trickles::stream::{Config, State};
 use viaduct_sys::poll::{Waker, wait};
 
 use super::served::{CONGESTION_CONTROL, Served, at, get};
-use crate::experiment::{About, Plot, Run};
-use crate::experiments::link;
-use crate::experiments::statistics::median;
+use crate::experiments::prelude::*;
 use crate::load::{Counted, Trickles};
-use crate::topology::{Dumbbell, Host};
 
 const LINK: &str = "rate=100M,delay=50ms,queue=2MB";
 const RTT: Duration = Duration::from_millis(100);
@@ -134,7 +129,7 @@ fn by_trickles(clients: &mut Trickles, content: &[u8]) -> Result<Fetch> {
         }
         match stream.state(MAIN) {
             State::Open => {}
-            State::Failed(why) => anyhow::bail!("a fetch of {} bytes: {why}", content.len()),
+            State::Failed(why) => bail!("a fetch of {} bytes: {why}", content.len()),
             State::Finished => {
                 let time = begin.elapsed();
                 clients.forget(client);
@@ -143,7 +138,7 @@ fn by_trickles(clients: &mut Trickles, content: &[u8]) -> Result<Fetch> {
             }
         }
     }
-    anyhow::bail!("{} bytes did not come within {LIMIT:?}", content.len())
+    bail!("{} bytes did not come within {LIMIT:?}", content.len())
 }
 
 fn ratio(before: Counted, asked: Counted, answered: Counted) -> f64 {

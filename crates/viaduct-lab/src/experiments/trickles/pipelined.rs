@@ -11,22 +11,16 @@
 //! first continuation.
 
 use std::io::{self, Read as _, Write as _};
-use std::net::{SocketAddr, TcpStream};
-use std::time::{Duration, Instant};
+use std::net::TcpStream;
 
-use anyhow::{Context, Result, ensure};
 use viaduct_proto::trickles::standard::MAIN;
 use viaduct_proto::trickles::stream::{Config, State};
 use viaduct_sys::poll::{Waker, wait};
 
 use super::replicas::{Replicas, SERVICE, Service};
 use super::served::{CONGESTION_CONTROL, PORT};
-use crate::experiment::{About, Plot, Run};
-use crate::experiments::link;
-use crate::experiments::statistics::{mean, with_interval};
+use crate::experiments::prelude::*;
 use crate::load::Trickles;
-use crate::stop;
-use crate::topology::{Journal, Wan};
 
 /// Outstanding requests.
 const OUTSTANDING: u64 = 10;

@@ -11,12 +11,11 @@ use std::fs::File;
 use std::net::Ipv4Addr;
 use std::path::PathBuf;
 
-use anyhow::Result;
 use serde_json::Value;
 use viaduct_sys::process::Process;
 
 use super::served::{self, CONGESTION_CONTROL, PORT};
-use crate::topology::{Dumbbell, DumbbellSpec, Journal, Scratch, Wan};
+use crate::experiments::prelude::*;
 
 /// Address of the service, shared by all replicas.
 pub(super) const SERVICE: Ipv4Addr = Ipv4Addr::new(10, 2, 200, 1);

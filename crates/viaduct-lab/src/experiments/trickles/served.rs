@@ -1,23 +1,15 @@
 //! `viaduct serve` in a node: files over Trickles, and over TCP on the same port.
 
 use std::fs::{self, File};
-use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
-use std::thread;
-use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, bail};
 use serde_json::Value;
-use viaduct_proto::rng::Rng;
 use viaduct_proto::trickles::packet::Format;
 use viaduct_sys::process::Process;
 
-use crate::binary::binary;
-use crate::experiment::Run;
-use crate::stop;
+use crate::experiments::prelude::*;
 use crate::topology::programs::is_listening;
-use crate::topology::{Dumbbell, DumbbellSpec, Host, Node, Scratch};
 
 /// Listening port.
 pub(super) const PORT: u16 = 80;

@@ -1,19 +1,11 @@
 //! Figure 15: a file of 160 kB over long paths with losses, by round trips in bins of 50 ms.
 //! The lab's paths replace PlanetLab's.
 
-use std::net::SocketAddr;
-use std::time::Duration;
-
-use anyhow::Result;
-
 use super::download::By;
 use super::replicas::{Replicas, SERVICE};
 use super::served::{PORT, describe, get};
-use crate::experiment::{About, Bound, Plot, Run};
-use crate::experiments::link;
-use crate::experiments::statistics::check_mean;
+use crate::experiments::prelude::*;
 use crate::load::{Fetches, Trickles};
-use crate::topology::Wan;
 
 const FILE: usize = 160_000;
 /// Centers of the bins, in milliseconds.
@@ -85,7 +77,7 @@ fn measure(run: &Run, trip: u64, loss: f64, seed: u64) -> Result<[f64; 2]> {
     let mut clients = Trickles::open(&world.net, to, seed)?;
     let found = [fetches.by_trickles(&mut clients)?, fetches.by_tcp(world.net.a1(), to)?];
     drop(server);
-    anyhow::ensure!(found.iter().all(|one| one.failed == 0), "a fetch broke");
+    ensure!(found.iter().all(|one| one.failed == 0), "a fetch broke");
     // Throughput per client, pauses between fetches included.
     Ok(found.map(|one| one.mbps() * 1e6 / CLIENTS as f64))
 }

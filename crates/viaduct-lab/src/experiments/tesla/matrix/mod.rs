@@ -14,10 +14,8 @@
 mod row;
 mod server;
 
-use anyhow::Result;
-
 use super::undisturbed::undisturbed;
-use crate::experiment::{About, Plot, Run};
+use crate::experiments::prelude::*;
 use row::Row;
 
 /// Rows and their included files.

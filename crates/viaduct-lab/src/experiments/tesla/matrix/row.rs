@@ -4,13 +4,9 @@ use std::fs;
 use std::os::unix::process::ExitStatusExt as _;
 use std::path::Path;
 use std::process::{Command, Output, Stdio};
-use std::time::Instant;
-
-use anyhow::{Context, Result, ensure};
 
 use super::server::Server;
-use crate::binary::binary;
-use crate::topology::Scratch;
+use crate::experiments::prelude::*;
 
 /// Time limit of a client in seconds; a hanging client is reported as such.
 const LIMIT: &str = "60";

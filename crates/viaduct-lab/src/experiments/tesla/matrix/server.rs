@@ -5,10 +5,8 @@ use std::net::TcpListener;
 use std::os::unix::process::CommandExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command};
-use std::thread;
-use std::time::{Duration, Instant};
 
-use anyhow::{Result, ensure};
+use crate::experiments::prelude::*;
 
 /// Time limits of a server: to listen, and to exit on its own.
 const TIMEOUTS: [Duration; 2] = [Duration::from_secs(20), Duration::from_secs(3)];

@@ -1,15 +1,11 @@
 //! Forgeries, replays and thefts, each derived from a request that the server would answer.
 
-use std::net::SocketAddr;
-use std::time::Duration;
-
-use anyhow::{Context, Result};
-use viaduct_proto::rng::Rng;
 use viaduct_proto::trickles::wire::Response;
 
 use super::Counts;
 use super::raw_client::{RawClient, Step, connect, first_step, now, receive, send};
-use crate::experiment::{Plot, Run, SeriesId};
+use crate::experiment::SeriesId;
+use crate::experiments::prelude::*;
 use crate::experiments::trickles::replicas::{Replicas, SERVICE, Service};
 use crate::experiments::trickles::served::PORT;
 

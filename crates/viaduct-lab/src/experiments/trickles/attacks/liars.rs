@@ -1,21 +1,11 @@
 //! Misbehaving clients beside honest ones over the same losses: they hide their losses, or
 //! request too much.
 
-use std::net::SocketAddr;
-use std::time::{Duration, Instant};
-
-use anyhow::Result;
-use viaduct_proto::rng::Rng;
-
 use super::Counts;
 use super::raw_client::{RawClient, Step};
-use crate::experiment::{Plot, Run};
-use crate::experiments::parallel::parallel;
-use crate::experiments::statistics::mean_of;
+use crate::experiments::prelude::*;
 use crate::experiments::trickles::replicas::{Replicas, SERVICE};
 use crate::experiments::trickles::served::PORT;
-use crate::stop;
-use crate::topology::{Host, Wan};
 
 /// Link with losses that keep all flows far below its rate.
 const LINK: &str = "rate=200M,delay=10ms,queue=1MB,loss=1%";

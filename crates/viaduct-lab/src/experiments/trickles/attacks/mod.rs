@@ -23,15 +23,9 @@ mod liars;
 mod raw_client;
 mod reflection;
 
-use std::thread;
-use std::time::Duration;
-
-use anyhow::Result;
-
 use super::replicas::{Replicas, Service};
 use super::served::CONGESTION_CONTROL;
-use crate::experiment::{About, Run};
-use crate::topology::Wan;
+use crate::experiments::prelude::*;
 
 /// Delay after which the status of a server includes all earlier events.
 const SETTLED: Duration = Duration::from_millis(500);

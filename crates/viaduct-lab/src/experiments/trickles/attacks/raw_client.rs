@@ -2,10 +2,8 @@
 
 use std::collections::VecDeque;
 use std::io;
-use std::net::{SocketAddr, UdpSocket};
-use std::time::Duration;
+use std::net::UdpSocket;
 
-use anyhow::{Context, Result, ensure};
 use viaduct_proto::time::Instant;
 use viaduct_proto::trickles::continuation::Continuation;
 use viaduct_proto::trickles::packet::{Role, udp};
@@ -16,7 +14,7 @@ use viaduct_proto::trickles::wire::Request;
 use viaduct_proto::trickles::wire::request::{Kind, Returned, emit_returned};
 use viaduct_sys::clock;
 
-use crate::topology::Host;
+use crate::experiments::prelude::*;
 
 /// Padded size of a first request, and maximum size of a message.
 const MESSAGE: u16 = 1_400;
@@ -125,7 +123,7 @@ pub(super) fn receive(socket: &UdpSocket, most: Duration) -> Result<Option<Vec<u
     match socket.recv(&mut buffer) {
         Ok(length) => match udp::parse(&buffer[..length]) {
             Ok((Role::Answer, _, message)) => Ok(Some(message.to_vec())),
-            other => anyhow::bail!("a server says {other:?}"),
+            other => bail!("a server says {other:?}"),
         },
         Err(error) if error.kind() == io::ErrorKind::WouldBlock => Ok(None),
         Err(error) => Err(error.into()),

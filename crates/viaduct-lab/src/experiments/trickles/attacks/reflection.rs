@@ -1,23 +1,16 @@
 //! SYNs with a spoofed source address: bytes that the victim receives per byte that the
 //! attacker sends, by Trickles and by the kernel's TCP.
 
-use std::net::SocketAddr;
-use std::thread;
-use std::time::Duration;
-
-use anyhow::{Context, Result};
-use viaduct_proto::rng::Rng;
 use viaduct_proto::trickles::packet::Numbers;
 use viaduct_proto::trickles::wire::request::{emit_open, emit_padding};
 use viaduct_sys::capture::raw::RawSockets;
 use viaduct_sys::socket::mmsg::Outbox;
 
 use super::Counts;
-use crate::experiment::{Plot, Run};
+use crate::experiments::prelude::*;
 use crate::experiments::trickles::replicas::{Replicas, SERVICE, Service};
 use crate::experiments::trickles::served::PORT;
 use crate::flood::syn;
-use crate::topology::Node;
 
 /// SYNs of each kind.
 const SYNS: u16 = 200;
@@ -34,7 +27,7 @@ const RULES: &str = "table inet victim {
 }";
 
 pub(super) fn run(run: &mut Run, world: &Replicas, server: &Service) -> Result<()> {
-    let [attacker, victim] = world.net.hosts_a() else { anyhow::bail!("two hosts were asked for") };
+    let [attacker, victim] = world.net.hosts_a() else { bail!("two hosts were asked for") };
     victim.run("nft", &[RULES])?;
     let to = std::net::SocketAddrV4::new(SERVICE, PORT);
     let from = |n: u16| std::net::SocketAddrV4::new(victim.v4(), FIRST_PORT + n);
@@ -79,7 +72,7 @@ fn reflected(attacker: &Node, victim: &Node, packets: &[Vec<u8>], wait: Duration
         let mut outbox = Outbox::default();
         outbox.push(packet, SocketAddr::new(SERVICE.into(), 0), None);
         let report = outbox.flush(raw.socket(true).context("a raw socket of IPv4")?);
-        anyhow::ensure!(report.sent == 1, "a packet was not sent: {report:?}");
+        ensure!(report.sent == 1, "a packet was not sent: {report:?}");
         sent += packet.len();
         thread::sleep(Duration::from_millis(1));
     }

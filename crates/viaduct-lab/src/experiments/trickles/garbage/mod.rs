@@ -14,23 +14,18 @@
 mod packets;
 
 use std::io::Read as _;
-use std::net::{SocketAddr, SocketAddrV4};
+use std::net::SocketAddrV4;
 use std::os::unix::net::UnixStream;
 use std::process::Stdio;
-use std::thread;
-use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, bail};
 use serde_json::Value;
 use viaduct_sys::capture::raw::RawSockets;
 use viaduct_sys::process::Process;
 use viaduct_sys::socket::mmsg::Outbox;
 
-use crate::binary::binary;
-use crate::experiment::{About, Plot, Run};
+use crate::experiments::prelude::*;
 use crate::flood::Flood;
-use crate::stop;
-use crate::topology::{Pair, Scratch, Usage};
+use crate::topology::{Pair, Usage};
 
 /// Rate of the return path.
 const RATE: &str = "100mbit";

@@ -8,10 +8,8 @@
 //! | a complete request to another server with the same secret number | its code |
 //! | the two message forms over UDP | the same |
 
-use std::net::{SocketAddr, SocketAddrV4};
+use std::net::SocketAddrV4;
 
-use anyhow::{Context, Result};
-use viaduct_proto::rng::Rng;
 use viaduct_proto::time::{Duration, Instant};
 use viaduct_proto::trickles::api::{Endpoint, Files, Minisocket, Reply};
 use viaduct_proto::trickles::keys::KeyRing;
@@ -22,6 +20,7 @@ use viaduct_proto::trickles::standard::{MAIN, Place, Valid};
 use viaduct_proto::trickles::stream::{Config, Stream};
 use viaduct_proto::wire::ip::internet_checksum;
 
+use crate::experiments::prelude::*;
 use crate::flood::unused_address;
 
 /// MTU of Ethernet.
@@ -78,7 +77,7 @@ fn marked(from: SocketAddrV4, to: SocketAddrV4, message: &[u8], rng: &mut Rng) -
 fn segment(packet: &[u8]) -> Result<tcp::Segment> {
     match tcp::parse(packet, packet.len(), tcp::Checksum::Check) {
         Ok(tcp::Packet::Message(segment, _)) => Ok(segment),
-        other => anyhow::bail!("a packet of ours is read as {other:?}"),
+        other => bail!("a packet of ours is read as {other:?}"),
     }
 }
 
@@ -147,7 +146,7 @@ fn requests_of_others(number: u8, seed: u64) -> Result<Vec<Vec<u8>>> {
         answers.iter().for_each(|answer| client.handle(now, answer));
     }
     // The first two are an open and an echo; the others are rejected by their code.
-    anyhow::ensure!(requests.len() > 16, "only {} requests came of a transfer", requests.len());
+    ensure!(requests.len() > 16, "only {} requests came of a transfer", requests.len());
     Ok(requests.split_off(2))
 }
 
