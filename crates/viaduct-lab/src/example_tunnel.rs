@@ -8,15 +8,13 @@
 //! ```
 
 use std::fmt::Display;
-use std::fs::File;
-use std::io::Read as _;
 use std::net::{Ipv4Addr, SocketAddr};
-use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, ensure};
 use viaduct_proto::keys::SecretKey;
 
+use crate::gateways::random_key;
 use crate::proxies::Proxy;
 use crate::stop;
 use crate::topology::{Host, Scratch};
@@ -135,14 +133,9 @@ impl Tunnel {
 
     /// Waits until `count` links are up.
     fn wait_for_links(&self, count: usize) -> Result<()> {
-        let deadline = Instant::now() + LINKS_UP_TIMEOUT;
-        while self.near.log().matches("a link of the tunnel is up").count() < count {
-            stop::check()?;
-            if Instant::now() > deadline {
-                bail!("the tunnel has not {count} links; its ends say:\n{}", self.logs());
-            }
-            thread::sleep(Duration::from_millis(10));
-        }
+        let are_up = || self.near.log().matches("a link of the tunnel is up").count() >= count;
+        let in_time = stop::wait_until(LINKS_UP_TIMEOUT, Duration::from_millis(10), are_up)?;
+        ensure!(in_time, "the tunnel has not {count} links; its ends say:\n{}", self.logs());
         Ok(())
     }
 
@@ -190,13 +183,6 @@ fn set(lines: &str, key: &str, value: &str) -> Result<String> {
         false => format!("{line}\n"),
     };
     Ok(lines.lines().enumerate().map(line).collect())
-}
-
-/// Generates a random key.
-pub(crate) fn random_key() -> Result<SecretKey> {
-    let mut bytes = [0; 32];
-    File::open("/dev/urandom")?.read_exact(&mut bytes)?;
-    Ok(SecretKey::from_bytes(bytes))
 }
 
 #[cfg(test)]

@@ -3,7 +3,6 @@
 
 use std::fs::File;
 use std::io::Read as _;
-use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -16,8 +15,8 @@ use viaduct_proto::repair::stats::PeerStats;
 use viaduct_sys::process::Process;
 
 use crate::binary::binary;
-use crate::stop;
 use crate::topology::{Dumbbell, Node, Scratch};
+use crate::{daemon, stop};
 
 /// Configuration of a pair of gateways.
 #[derive(Clone, Debug, Default)]
@@ -235,11 +234,7 @@ impl Gateway {
 
     /// Reads the current status.
     pub fn status(&self) -> Result<GatewayStatus> {
-        let mut stream = UnixStream::connect(&self.socket)?;
-        stream.set_read_timeout(Some(Duration::from_secs(5)))?;
-        let mut text = String::new();
-        stream.read_to_string(&mut text)?;
-        Ok(serde_json::from_str(&text)?)
+        daemon::status(&self.socket)
     }
 
     /// Returns the log so far.
@@ -283,7 +278,8 @@ impl Gateway {
     }
 }
 
-fn random_key() -> Result<SecretKey> {
+/// Generates a random key.
+pub(crate) fn random_key() -> Result<SecretKey> {
     let mut bytes = [0; 32];
     File::open("/dev/urandom")?.read_exact(&mut bytes)?;
     Ok(SecretKey::from_bytes(bytes))

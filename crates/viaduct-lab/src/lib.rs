@@ -15,6 +15,7 @@ pub mod bench;
 pub mod binary;
 pub mod cgroup;
 pub mod cli;
+mod daemon;
 pub mod demo;
 pub mod emulator;
 pub mod example_tunnel;

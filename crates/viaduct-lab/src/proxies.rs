@@ -1,23 +1,19 @@
 //! Real `viaduct proxy` or `viaduct steer` process in a node.
 
-use std::fs::File;
+use std::fs;
 use std::net::{IpAddr, SocketAddr};
 use std::path::Path;
 use std::process::Command;
-use std::thread;
-use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result};
 use rustix::process::{Pid, Signal, kill_process};
 use rustix::thread::{CpuSet, sched_setaffinity};
 use viaduct_sys::process::Process;
 
 use crate::binary::binary;
-use crate::stop;
+use crate::daemon;
 use crate::topology::{Node, Scratch};
 
-/// Time limit for a proxy to start.
-const START_TIMEOUT: Duration = Duration::from_secs(10);
 const PORT: u16 = 7000;
 
 /// Running proxy. Dropping it ends the process and restores the node.
@@ -115,20 +111,11 @@ impl Proxy {
         Self::spawn(node, command, scratch)
     }
 
-    fn spawn(node: &Node, mut command: Command, scratch: Scratch) -> Result<Proxy> {
-        let log = File::create(scratch.path().join("log"))?;
-        command.stdout(log.try_clone()?).stderr(log);
-        let mut proxy = Proxy { process: node.spawn(command)?, scratch };
-        let deadline = Instant::now() + START_TIMEOUT;
-        while !proxy.log().contains(" up ") {
-            stop::check()?;
-            let ended = matches!(proxy.process.try_wait(), Ok(Some(_)));
-            if ended || Instant::now() > deadline {
-                bail!("the proxy of {} is not up; it says: {}", node.name(), proxy.log());
-            }
-            thread::sleep(Duration::from_millis(5));
-        }
-        Ok(proxy)
+    fn spawn(node: &Node, command: Command, scratch: Scratch) -> Result<Proxy> {
+        let log = scratch.path().join("log");
+        let process =
+            daemon::start(node, command, &log, || Ok(fs::read_to_string(&log)?.contains(" up ")))?;
+        Ok(Proxy { process, scratch })
     }
 
     /// Returns the process, to measure or end it.
@@ -138,7 +125,7 @@ impl Proxy {
 
     /// Returns the log so far.
     pub fn log(&self) -> String {
-        std::fs::read_to_string(self.scratch.path().join("log")).unwrap_or_default()
+        fs::read_to_string(self.scratch.path().join("log")).unwrap_or_default()
     }
 }
 

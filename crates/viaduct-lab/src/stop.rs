@@ -4,6 +4,8 @@
 use std::io;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, LazyLock};
+use std::thread;
+use std::time::{Duration, Instant};
 
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::flag;
@@ -33,4 +35,25 @@ pub fn is_requested() -> bool {
 /// Returns `Err` if a stop was requested: for `?` at points where work can end.
 pub fn check() -> Result<(), Stopped> {
     if is_requested() { Err(Stopped) } else { Ok(()) }
+}
+
+/// Waits until `done`, which is called at intervals of `pause`, for at most `limit`; returns its
+/// last answer.
+///
+/// # Errors
+/// If a stop was requested.
+pub fn wait_until(
+    limit: Duration,
+    pause: Duration,
+    mut done: impl FnMut() -> bool,
+) -> Result<bool, Stopped> {
+    let deadline = Instant::now() + limit;
+    while !done() {
+        check()?;
+        if Instant::now() > deadline {
+            return Ok(false);
+        }
+        thread::sleep(pause);
+    }
+    Ok(true)
 }

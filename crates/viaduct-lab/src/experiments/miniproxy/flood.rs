@@ -1,12 +1,13 @@
 //! Effect of a flood of SYNs from spoofed addresses on a proxy that forwards SYNs early, on the
 //! servers behind it, and on its real clients.
 
-use std::io::Read;
+use std::io::Read as _;
 use std::net::{SocketAddrV4, TcpListener, TcpStream};
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use serde_json::Value;
 
+use crate::daemon;
 use crate::experiments::prelude::*;
 use crate::flood::Flood;
 use crate::proxies::Proxy;
@@ -210,9 +211,7 @@ impl World {
     /// Reads the proxy's counters of early connections.
     fn early(&self) -> Result<Value> {
         let path = self.proxy.directory().join("proxy-7000.sock");
-        let mut text = String::new();
-        std::os::unix::net::UnixStream::connect(path)?.read_to_string(&mut text)?;
-        let status: Value = serde_json::from_str(&text).context("the proxy's status")?;
+        let status: Value = daemon::status(&path).context("the proxy's status")?;
         Ok(status["counters"]["early"].clone())
     }
 }

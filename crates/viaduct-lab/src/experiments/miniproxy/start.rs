@@ -151,14 +151,9 @@ impl Bench {
 
     /// Waits until the proxy started by `parent` has ended.
     fn wait_until_alone(&self, parent: &Process) -> Result<()> {
-        let deadline = Instant::now() + START_TIMEOUT;
-        while !children(parent.id())?.is_empty() {
-            stop::check()?;
-            if Instant::now() > deadline {
-                bail!("a proxy on demand does not end when it is idle");
-            }
-            thread::sleep(Duration::from_millis(10));
-        }
+        let is_alone = || children(parent.id()).is_ok_and(|children| children.is_empty());
+        let alone = stop::wait_until(START_TIMEOUT, Duration::from_millis(10), is_alone)?;
+        ensure!(alone, "a proxy on demand does not end when it is idle");
         Ok(())
     }
 

@@ -8,10 +8,11 @@ use std::process::{Command, Stdio};
 use viaduct_sys::process::Process;
 
 use super::world::{Side, World};
+use crate::daemon;
 use crate::experiments::prelude::*;
 use crate::topology::programs::is_listening;
 
-/// Time limit for a server to listen, and for a client beyond its measured time.
+/// Time limit for a client beyond its measured time.
 const PROGRAM_TIMEOUT: Duration = Duration::from_secs(20);
 
 /// Command line prefix of a wrapped program, `viaduct run … --`; empty for none.
@@ -67,23 +68,11 @@ impl Server {
     /// Starts the program and waits until `is_ready`.
     pub(super) fn start(
         node: &Node,
-        mut command: Command,
+        command: Command,
         is_ready: impl Fn() -> Result<bool>,
     ) -> Result<Server> {
         let scratch = Scratch::new()?;
-        let path = scratch.path().join("log");
-        let log = File::create(&path)?;
-        command.stdin(Stdio::null()).stdout(log.try_clone()?).stderr(log);
-        let mut process = node.spawn(command)?;
-        let deadline = Instant::now() + PROGRAM_TIMEOUT;
-        while !is_ready()? {
-            stop::check()?;
-            let ended = matches!(process.try_wait(), Ok(Some(_)));
-            if ended || Instant::now() > deadline {
-                bail!("a server is not up; it says: {}", std::fs::read_to_string(path)?);
-            }
-            thread::sleep(Duration::from_millis(5));
-        }
+        let process = daemon::start(node, command, &scratch.path().join("log"), is_ready)?;
         Ok(Server { process, _scratch: scratch })
     }
 

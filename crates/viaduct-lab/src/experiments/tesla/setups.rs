@@ -14,8 +14,8 @@ use std::process::{Command, Stdio};
 use super::programs::{CommandPrefix, Server, bench, measure_watched, run};
 use super::world::{Side, World};
 use crate::bench::Content;
-use crate::example_tunnel::random_key;
 use crate::experiments::prelude::*;
+use crate::gateways::random_key;
 use crate::topology::programs::is_listening;
 use crate::topology::{cpu_time, times_scheduled};
 

@@ -1,13 +1,14 @@
 //! `viaduct serve` in a node: files over Trickles, and over TCP on the same port.
 
-use std::fs::{self, File};
+use std::fs;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::process::Command;
 
 use serde_json::Value;
 use viaduct_proto::trickles::packet::Format;
 use viaduct_sys::process::Process;
 
+use crate::daemon;
 use crate::experiments::prelude::*;
 use crate::topology::programs::is_listening;
 
@@ -19,8 +20,6 @@ pub(super) const CONGESTION_CONTROL: &str = "reno";
 const MAX_CONNECTIONS: &str = "15000";
 /// `tc` command for a link of 1 Gb/s with 8 ms of queue.
 const GIGABIT: &str = "qdisc replace dev wan0 root tbf rate 1gbit burst 128k limit 1000000";
-/// Time limit until it listens.
-const START_TIMEOUT: Duration = Duration::from_secs(10);
 /// Secret of its continuations, and the secret's number.
 pub(super) const SECRET: (u8, [u8; 32]) = (1, [0xa1; 32]);
 
@@ -134,8 +133,6 @@ pub(super) fn spawn(
     run_dir: &str,
     options: &[&str],
 ) -> Result<Process> {
-    let path = scratch.path().join(format!("{run_dir}.log"));
-    let log = File::create(&path)?;
     let mut command = node.command(&binary()?.display().to_string());
     command.arg("serve").arg(scratch.path().join("site"));
     command.args(["--listen", &format!("[::]:{PORT}"), "--max-connections", MAX_CONNECTIONS]);
@@ -143,16 +140,6 @@ pub(super) fn spawn(
     command.args(["--max-per-source", MAX_CONNECTIONS]);
     command.arg("--key").arg(scratch.path().join("key"));
     command.arg("--run-dir").arg(scratch.path().join(run_dir)).args(options);
-    command.stdin(Stdio::null()).stdout(log.try_clone()?).stderr(log);
-    let mut process = node.spawn(command)?;
-    let deadline = Instant::now() + START_TIMEOUT;
-    while !is_listening(node, PORT)? {
-        stop::check()?;
-        let ended = matches!(process.try_wait(), Ok(Some(_)));
-        if ended || Instant::now() > deadline {
-            bail!("viaduct serve is not up; it says: {}", fs::read_to_string(path)?);
-        }
-        thread::sleep(Duration::from_millis(1));
-    }
-    Ok(process)
+    let log = scratch.path().join(format!("{run_dir}.log"));
+    daemon::start(node, command, &log, || Ok(is_listening(node, PORT)?))
 }

@@ -91,8 +91,7 @@ impl Iperf {
     /// Creates a run of UDP at a constant rate for `seconds`.
     pub fn udp(bits_per_second: u64, length: u32, seconds: u32) -> Iperf {
         let load = Load::Udp { bits_per_second, length };
-        let omit = 0;
-        Iperf { load, seconds, omit, flows: 1, port: 5201, v6: false, pace: None, write: None }
+        Iperf { load, ..Iperf::tcp("", seconds, 0) }
     }
 
     /// Runs iperf3: the server in `to`, the sending client in `from`.

@@ -125,12 +125,17 @@ pub(crate) fn is_listening(node: &Node, port: u16) -> Result<bool, TopologyError
     }))
 }
 
-/// Creates a command in `node` pinned to `core`; its PATH includes the administrators'
-/// directories.
-fn on_core(node: &Node, core: usize, program: &str) -> Command {
-    let mut command = node.command("taskset");
+/// Creates a command in `node` whose PATH includes the administrators' directories.
+fn admin_command(node: &Node, program: &str) -> Command {
+    let mut command = node.command(program);
     let path = std::env::var("PATH").unwrap_or_default();
     command.env("PATH", format!("{path}:/usr/sbin:/sbin"));
+    command
+}
+
+/// Creates such a command pinned to `core`.
+fn on_core(node: &Node, core: usize, program: &str) -> Command {
+    let mut command = admin_command(node, "taskset");
     command.args(["--cpu-list", &core.to_string(), program]);
     command
 }

@@ -127,15 +127,8 @@ fn quiet(mut command: std::process::Command) -> std::process::Command {
 /// Creates a certificate, which the client does not verify.
 fn certificate(host: &Host, dir: &Path) -> Result<(), TopologyError> {
     let mut command = host.command("openssl");
-    command.args([
-        "req",
-        "-x509",
-        "-newkey",
-        "ec",
-        "-pkeyopt",
-        "ec_paramgen_curve:P-256",
-        "-nodes",
-    ]);
+    command.args(["req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256"]);
+    command.arg("-nodes");
     command.args(["-subj", "/CN=lab", "-days", "2", "-keyout"]).arg(dir.join("key.pem"));
     command.arg("-out").arg(dir.join("cert.pem"));
     let said = run(host, command, Duration::from_secs(20))?;

@@ -5,12 +5,11 @@ use std::fs;
 use std::net::SocketAddr;
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
-use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use viaduct_sys::process::Process;
 
-use super::serve;
+use super::{admin_command, serve};
 use crate::stop;
 use crate::topology::{Host, Scratch, TopologyError};
 
@@ -102,11 +101,8 @@ impl Squid {
             text += "server_persistent_connections off\nclient_persistent_connections off\n";
         }
         let file = scratch.write("squid.conf", text).map_err(wrong)?;
-        let mut squid = host.command("unshare");
+        let mut squid = admin_command(host, "unshare");
         squid.args(["--mount", "sh", "-c", ALONE, name]).arg(file);
-        // Squid may be outside the user's PATH.
-        let path = std::env::var("PATH").unwrap_or_default();
-        squid.env("PATH", format!("{path}:/usr/sbin:/sbin"));
         let process = serve(host, squid, PORT)?;
         wait_for(&log, host)?;
         Ok(Squid { host: host.clone(), _process: process, _scratch: scratch })
@@ -116,16 +112,12 @@ impl Squid {
 /// Waits until Squid has rebuilt its cache index; before that it aborts responses that it may
 /// not cache.
 fn wait_for(log: &Path, host: &Host) -> Result<(), TopologyError> {
-    let deadline = Instant::now() + START_TIMEOUT;
-    while !fs::read_to_string(log).is_ok_and(|text| text.contains("storeLateRelease")) {
-        stop::check()?;
-        if Instant::now() > deadline {
-            let (node, what) = (host.name().into(), "Squid's look at its cache".into());
-            return Err(TopologyError::TimedOut { node, what, after: START_TIMEOUT });
-        }
-        thread::sleep(Duration::from_millis(20));
+    let seen = || fs::read_to_string(log).is_ok_and(|text| text.contains("storeLateRelease"));
+    if stop::wait_until(START_TIMEOUT, Duration::from_millis(20), seen)? {
+        return Ok(());
     }
-    Ok(())
+    let (node, what) = (host.name().into(), "Squid's look at its cache".into());
+    Err(TopologyError::TimedOut { node, what, after: START_TIMEOUT })
 }
 
 #[cfg(test)]

@@ -1,13 +1,15 @@
 //! Web server with one file or a library of documents in one host, and curl in another.
 
 use std::fs;
+use std::io;
 use std::net::SocketAddr;
+use std::path::Path;
 use std::time::Duration;
 
 use viaduct_proto::rng::Rng;
 use viaduct_sys::process::Process;
 
-use super::{Documents, answer, run, serve};
+use super::{Documents, admin_command, answer, run, serve};
 use crate::topology::{Host, Scratch, TopologyError};
 
 /// Running nginx, or Python's server if nginx is missing, that serves files of random bytes.
@@ -42,20 +44,23 @@ const PORT: u16 = 8080;
 impl WebServer {
     /// Starts the server in `host` with a file of `bytes` random bytes derived from `seed`.
     pub fn start(host: &Host, bytes: usize, seed: u64) -> Result<WebServer, TopologyError> {
-        let wrong = |e| host.io("write the file to serve".into(), e);
-        let scratch = Scratch::new().map_err(wrong)?;
         let mut content = vec![0; bytes];
         Rng::from_seed(seed).fill(&mut content);
-        scratch.write("file", &content).map_err(wrong)?;
-        let (software, process) = start_any(host, &scratch)?;
-        Ok(WebServer { host: host.clone(), scratch, software, _process: process })
+        Self::with_files(host, |directory| fs::write(directory.join("file"), &content))
     }
 
     /// Starts the server in `host` with `documents`, each at its size in KB: `/13`.
     pub fn with_documents(host: &Host, documents: &Documents) -> Result<WebServer, TopologyError> {
-        let wrong = |e| host.io("write the documents to serve".into(), e);
+        Self::with_files(host, |directory| documents.write(directory))
+    }
+
+    fn with_files(
+        host: &Host,
+        write: impl FnOnce(&Path) -> io::Result<()>,
+    ) -> Result<WebServer, TopologyError> {
+        let wrong = |e| host.io("write the files to serve".into(), e);
         let scratch = Scratch::new().map_err(wrong)?;
-        documents.write(scratch.path()).map_err(wrong)?;
+        write(scratch.path()).map_err(wrong)?;
         let (software, process) = start_any(host, &scratch)?;
         Ok(WebServer { host: host.clone(), scratch, software, _process: process })
     }
@@ -104,7 +109,7 @@ impl WebServer {
 
 fn start_any(host: &Host, scratch: &Scratch) -> Result<(&'static str, Process), TopologyError> {
     match start_nginx(host, scratch) {
-        Err(TopologyError::Io { source, .. }) if source.kind() == std::io::ErrorKind::NotFound => {
+        Err(TopologyError::Io { source, .. }) if source.kind() == io::ErrorKind::NotFound => {
             let mut python = host.command("python3");
             python.args(["-m", "http.server", "--directory"]).arg(scratch.path());
             python.arg(PORT.to_string());
@@ -132,11 +137,8 @@ fn start_nginx(host: &Host, scratch: &Scratch) -> Result<Process, TopologyError>
     let config = scratch
         .write("nginx.conf", config)
         .map_err(|e| host.io("write nginx's configuration".into(), e))?;
-    let mut nginx = host.command("nginx");
+    let mut nginx = admin_command(host, "nginx");
     nginx.args(["-e", "stderr", "-p"]).arg(scratch.path()).arg("-c").arg(config);
-    // nginx may be outside the user's PATH.
-    let path = std::env::var("PATH").unwrap_or_default();
-    nginx.env("PATH", format!("{path}:/usr/sbin:/sbin"));
     serve(host, nginx, PORT)
 }
 

@@ -37,11 +37,9 @@ impl Server {
         let at = format!("0100007F:{:04X} ", self.port);
         let listens = |line: &str| line.contains(&at) && line.split(' ').any(|word| word == "0A");
         let sockets = || ["tcp", "tcp6"].map(|of| fs::read_to_string(format!("/proc/net/{of}")));
-        let deadline = Instant::now() + TIMEOUTS[0];
-        while !sockets().into_iter().flatten().any(|text| text.lines().any(listens)) {
-            ensure!(Instant::now() < deadline, "the server does not listen: {}", self.said());
-            thread::sleep(Duration::from_millis(10));
-        }
+        let is_up = || sockets().into_iter().flatten().any(|text| text.lines().any(listens));
+        let in_time = stop::wait_until(TIMEOUTS[0], Duration::from_millis(10), is_up)?;
+        ensure!(in_time, "the server does not listen: {}", self.said());
         Ok(())
     }
 

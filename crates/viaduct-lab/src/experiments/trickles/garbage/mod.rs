@@ -13,9 +13,7 @@
 
 mod packets;
 
-use std::io::Read as _;
 use std::net::SocketAddrV4;
-use std::os::unix::net::UnixStream;
 use std::process::Stdio;
 
 use serde_json::Value;
@@ -23,6 +21,7 @@ use viaduct_sys::capture::raw::RawSockets;
 use viaduct_sys::process::Process;
 use viaduct_sys::socket::mmsg::Outbox;
 
+use crate::daemon;
 use crate::experiments::prelude::*;
 use crate::flood::Flood;
 use crate::topology::{Pair, Usage};
@@ -35,8 +34,6 @@ const CLIENTS: usize = 4;
 const SECRET: u8 = 7;
 /// Distinct packets of the flood.
 const FORMS: usize = 4096;
-/// Time limit for the server's start.
-const START_TIMEOUT: Duration = Duration::from_secs(10);
 /// Maximum growth of the server's own memory in MB: pages of code that it has not run before.
 const GROWTH_MB: f64 = 1.0;
 
@@ -107,18 +104,10 @@ impl World {
         let to = SocketAddr::new(node.v4().into(), 80);
         let mut command = node.command(&binary()?.to_string_lossy());
         command.arg("serve").arg(scratch.path()).args(["--listen", &to.to_string(), "--key"]);
-        command.arg(key).arg("--run-dir").arg(scratch.path()).stderr(Stdio::null());
-        let server = node.spawn(command)?;
-        let world = World { server, scratch, pair, to };
-        let deadline = Instant::now() + START_TIMEOUT;
-        while world.status().is_err() {
-            stop::check()?;
-            if Instant::now() > deadline {
-                bail!("the server is not up after {START_TIMEOUT:?}");
-            }
-            thread::sleep(Duration::from_millis(5));
-        }
-        Ok(world)
+        command.arg(key).arg("--run-dir").arg(scratch.path());
+        let log = scratch.path().join("log");
+        let server = daemon::start(node, command, &log, || Ok(status(&scratch).is_ok()))?;
+        Ok(World { server, scratch, pair, to })
     }
 
     fn to_v4(&self) -> Result<SocketAddrV4> {
@@ -151,16 +140,9 @@ impl World {
         Ok(bytes * 8.0 / 1e6 / time.as_secs_f64())
     }
 
-    fn status(&self) -> Result<Value> {
-        let mut text = String::new();
-        UnixStream::connect(self.scratch.path().join("serve-80.sock"))?
-            .read_to_string(&mut text)?;
-        Ok(serde_json::from_str(&text)?)
-    }
-
     /// Returns the refusals that the server has counted so far.
     fn counted(&self) -> Result<f64> {
-        let status = &self.status()?["trickles"];
+        let status = &status(&self.scratch)?["trickles"];
         let refused = status["refused"].as_array().context("what was refused")?;
         let messages = refused.iter().filter_map(|pair| pair[1].as_f64()).sum::<f64>();
         Ok(messages + status["packets_refused"].as_f64().context("packets")?)
@@ -170,6 +152,11 @@ impl World {
     fn resident(&self) -> f64 {
         Usage::of(self.server.id()).resident as f64 / 1e6
     }
+}
+
+/// Reads the server's status.
+fn status(scratch: &Scratch) -> Result<Value> {
+    daemon::status(&scratch.path().join("serve-80.sock"))
 }
 
 /// Sends `packets` repeatedly from the clients' machine, for `longest` at most.
