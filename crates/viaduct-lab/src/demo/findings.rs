@@ -110,13 +110,7 @@ impl Add for Counters {
     type Output = Counters;
 
     fn add(self, more: Counters) -> Counters {
-        Counters {
-            data: self.data + more.data,
-            repairs: self.repairs + more.repairs,
-            lost: self.lost + more.lost,
-            recovered: self.recovered + more.recovered,
-            overfilled: self.overfilled + more.overfilled,
-        }
+        self.with(&more, |own, more| own + more)
     }
 }
 
@@ -125,17 +119,21 @@ impl Sub for Counters {
 
     /// Returns the counts since `earlier`.
     fn sub(self, earlier: Counters) -> Counters {
-        Counters {
-            data: self.data.saturating_sub(earlier.data),
-            repairs: self.repairs.saturating_sub(earlier.repairs),
-            lost: self.lost.saturating_sub(earlier.lost),
-            recovered: self.recovered.saturating_sub(earlier.recovered),
-            overfilled: self.overfilled.saturating_sub(earlier.overfilled),
-        }
+        self.with(&earlier, u64::saturating_sub)
     }
 }
 
 impl Counters {
+    fn with(&self, other: &Counters, combine: fn(u64, u64) -> u64) -> Counters {
+        Counters {
+            data: combine(self.data, other.data),
+            repairs: combine(self.repairs, other.repairs),
+            lost: combine(self.lost, other.lost),
+            recovered: combine(self.recovered, other.recovered),
+            overfilled: combine(self.overfilled, other.overfilled),
+        }
+    }
+
     /// Returns the repair bytes per data byte.
     pub(super) fn overhead(&self) -> f64 {
         self.repairs as f64 / self.data.max(1) as f64

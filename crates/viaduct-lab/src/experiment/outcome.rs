@@ -13,7 +13,7 @@ use std::str::FromStr;
 use serde::{Deserialize, Deserializer, Serialize};
 use serde_json::{Map, Value};
 
-use super::Machine;
+use super::{Machine, number};
 
 /// Complete result of an experiment.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -48,6 +48,18 @@ impl Outcome {
     /// True if the experiment completed and every check holds.
     pub fn holds(&self) -> bool {
         self.ended == Ended::Complete && self.checks.iter().all(|check| check.holds)
+    }
+
+    /// Returns the titles of the plots, in the order of measurement, with the series of each.
+    pub(crate) fn plots(&self) -> Vec<(&str, Vec<&Series>)> {
+        let mut plots: Vec<(&str, Vec<&Series>)> = Vec::new();
+        for series in &self.series {
+            match plots.iter_mut().find(|(title, _)| *title == series.plot) {
+                Some((_, known)) => known.push(series),
+                None => plots.push((&series.plot, vec![series])),
+            }
+        }
+        plots
     }
 }
 
@@ -185,6 +197,16 @@ pub struct Point {
     /// Label at x instead of a number.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub label: Option<String>,
+}
+
+impl Point {
+    /// Formats the value, and its error if it has one.
+    pub(crate) fn text(&self) -> String {
+        match self.error {
+            Some(error) => format!("{} ± {}", number(self.y), number(error)),
+            None => number(self.y),
+        }
+    }
 }
 
 impl Series {

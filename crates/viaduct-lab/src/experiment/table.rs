@@ -7,14 +7,7 @@ use super::{Ended, Outcome, Point, Series};
 /// Formats the tables of every plot in `outcome` and its checks; `colours` for a terminal.
 pub fn print_table(outcome: &Outcome, colours: bool) -> String {
     let mut out = String::new();
-    let mut plots: Vec<&str> = Vec::new();
-    for series in &outcome.series {
-        if !plots.contains(&series.plot.as_str()) {
-            plots.push(&series.plot);
-        }
-    }
-    for plot in plots {
-        let series: Vec<&Series> = outcome.series.iter().filter(|s| s.plot == plot).collect();
+    for (plot, series) in outcome.plots() {
         let _ = writeln!(out, "\n{plot} [{}]", series[0].y);
         out += &align(&rows_of(&series));
     }
@@ -51,20 +44,14 @@ fn rows_of(series: &[&Series]) -> Vec<Vec<String>> {
     let mut rows = vec![head.chain(series.iter().map(|s| s.name.clone())).collect::<Vec<_>>()];
     for at in xs.iter().take(MAX_ROWS) {
         let x = at.label.clone().unwrap_or_else(|| number(at.x));
-        let cell = |s: &&Series| s.points.iter().find(|p| p.x == at.x).map_or("-".into(), cell_of);
+        let cell =
+            |s: &&Series| s.points.iter().find(|p| p.x == at.x).map_or("-".into(), Point::text);
         rows.push(std::iter::once(x).chain(series.iter().map(cell)).collect());
     }
     if xs.len() > MAX_ROWS {
         rows.push(vec![format!("… {} more", xs.len() - MAX_ROWS)]);
     }
     rows
-}
-
-fn cell_of(point: &Point) -> String {
-    match point.error {
-        Some(error) => format!("{} ± {}", number(point.y), number(error)),
-        None => number(point.y),
-    }
 }
 
 /// Pads columns to their widest cell, numbers right-aligned.

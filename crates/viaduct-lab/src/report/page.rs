@@ -2,7 +2,7 @@
 
 use std::fmt::Write;
 
-use crate::experiment::{About, Check, Ended, Outcome, Point, Series, number};
+use crate::experiment::{About, Check, Ended, Outcome, Series, number};
 use crate::{demo, experiments};
 
 use super::{before_after, labels, plot};
@@ -146,15 +146,8 @@ fn checks(checks: &[Check]) -> String {
 
 /// Renders each plot with its legend and its numbers.
 fn plots(outcome: &Outcome) -> anyhow::Result<String> {
-    let mut titles: Vec<&str> = Vec::new();
-    for series in &outcome.series {
-        if !titles.contains(&series.plot.as_str()) {
-            titles.push(&series.plot);
-        }
-    }
     let mut out = String::new();
-    for title in titles {
-        let series: Vec<&Series> = outcome.series.iter().filter(|s| s.plot == title).collect();
+    for (title, series) in outcome.plots() {
         let svg = plot::render(&series)?;
         if svg.is_empty() {
             continue;
@@ -200,18 +193,11 @@ fn numbers(series: &[&Series]) -> String {
                 "<tr><td>{}</td><td class=\"n\">{}</td><td class=\"n\">{}</td></tr>",
                 escape(&series.name),
                 escape(&point.label.clone().unwrap_or_else(|| number(point.x))),
-                value_of(point)
+                point.text()
             );
         }
     }
     out + "</tbody></table></div></details>\n"
-}
-
-fn value_of(point: &Point) -> String {
-    match point.error {
-        Some(error) => format!("{} ± {}", number(point.y), number(error)),
-        None => number(point.y),
-    }
 }
 
 /// Renders parameters, machine and command.

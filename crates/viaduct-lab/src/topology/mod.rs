@@ -99,7 +99,7 @@ pub enum TopologyError {
         source: io::Error,
     },
     /// A program did not end or become ready in time.
-    #[error("in {node}: {what} not done after {}", humantime(*.after))]
+    #[error("in {node}: {what} not done after {:.1} s", .after.as_secs_f64())]
     TimedOut {
         /// Name of the node.
         node: String,
@@ -119,8 +119,4 @@ pub enum TopologyError {
     /// The user pressed Ctrl-C.
     #[error(transparent)]
     Stopped(#[from] crate::stop::Stopped),
-}
-
-fn humantime(duration: Duration) -> String {
-    format!("{:.1} s", duration.as_secs_f64())
 }

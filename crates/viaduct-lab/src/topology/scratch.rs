@@ -70,14 +70,10 @@ pub(crate) fn left_behind(base: &Path) -> Vec<PathBuf> {
     let is_stale = |path: &PathBuf| {
         let name = path.file_name().and_then(|name| name.to_str());
         let pid = name.and_then(|name| name.strip_prefix(PREFIX)?.split('-').next());
-        pid.is_some_and(|pid| is_number(pid) && !Path::new("/proc").join(pid).exists())
+        pid.is_some_and(|pid| pid.parse::<u32>().is_ok() && !Path::new("/proc").join(pid).exists())
     };
     let entries = fs::read_dir(base).into_iter().flatten().flatten();
     entries.map(|entry| entry.path()).filter(is_stale).collect()
-}
-
-fn is_number(text: &str) -> bool {
-    !text.is_empty() && text.bytes().all(|b| b.is_ascii_digit())
 }
 
 #[cfg(test)]
