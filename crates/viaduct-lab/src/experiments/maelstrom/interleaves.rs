@@ -117,9 +117,9 @@ fn record_price(run: &mut Run, code: &Code, stream: &Stream) -> Result<()> {
     let outcome = simulate(&full_length(stream), code)?;
     let title = "Price, in bursts of 30";
     let plot = Plot::histogram(title, ("", ""), ("overhead in %, memory in kB", ""));
-    let series = run.series(&plot, &code.to_string());
-    run.labelled_point(series, 0.0, outcome.overhead() * 100.0, "overhead, %");
-    run.labelled_point(series, 1.0, outcome.decoder_memory as f64 / 1e3, "decoder memory, kB");
+    let memory = outcome.decoder_memory as f64 / 1e3;
+    let bars = [("overhead, %", outcome.overhead() * 100.0), ("decoder memory, kB", memory)];
+    run.plot_bars(&plot, &code.to_string(), bars);
     Ok(())
 }
 

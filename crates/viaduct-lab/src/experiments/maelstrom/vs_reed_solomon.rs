@@ -39,27 +39,26 @@ fn probabilities(run: &mut Run) -> Result<()> {
     run.steps(losses.len() + 3);
     let plot =
         Plot::line("Figure 8: recovery probability, (7,2)", ("loss", "%"), ("recovered", "%"));
-    let forms = [run.series(&plot, "layers, lower bound"), run.series(&plot, "Reed-Solomon, form")];
-    for n in 0..=50 {
-        let p = f64::from(n) / 100.0;
-        run.point(forms[0], p * 100.0, layered_independent(7, 2, p) * 100.0);
-        run.point(forms[1], p * 100.0, reed_solomon(7, 2, p) * 100.0);
+    let forms: [(&str, fn(f64) -> f64); 2] = [
+        ("layers, lower bound", |p| layered_independent(7, 2, p)),
+        ("Reed-Solomon, form", |p| reed_solomon(7, 2, p)),
+    ];
+    for (name, form) in forms {
+        let losses = (0..=50).map(|n| f64::from(n) / 100.0);
+        run.plot_points(&plot, name, losses.map(|p| (p * 100.0, form(p) * 100.0)));
     }
-    let codes = [layers(7, &[1, 10]), blocks(7, 2, 1)];
-    let simulated =
-        [run.series(&plot, "layers, simulated"), run.series(&plot, "Reed-Solomon, simulated")];
+    let codes = [("layers", layers(7, &[1, 10])), ("Reed-Solomon", blocks(7, 2, 1))];
     for &p in losses {
         run.step(&format!("independent loss {}", percent(p)))?;
         let stream = paper_flow(&p.to_string(), packets, run.seed());
-        let mut shares = [None; 2];
-        for n in 0..2 {
-            let share = recovered(&simulate(&stream, &codes[n])?);
-            run.point(simulated[n], p * 100.0, share.value * 100.0);
-            shares[n] = Some(share);
+        let mut shares = Vec::new();
+        for (name, code) in &codes {
+            let share = recovered(&simulate(&stream, code)?);
+            let at = (p * 100.0, share.value * 100.0);
+            run.plot_point(&plot, &format!("{name}, simulated"), at);
+            shares.push(share);
         }
-        if let [Some(layers), Some(blocks)] = shares {
-            hold_against_forms(run, p, layers, blocks);
-        }
+        hold_against_forms(run, p, shares[0], shares[1]);
     }
     Ok(())
 }

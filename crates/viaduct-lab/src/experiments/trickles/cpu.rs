@@ -206,17 +206,14 @@ fn draw(run: &mut Run, clients: usize, found: &[Cost]) {
         ("", ""),
         ("throughput", "Mb/s"),
     );
-    let rate = run.series(&rates, "of all clients");
-    let series = parts.map(|(name, _)| run.series(&plot, name));
-    for (n, (contender, cost)) in ALL.iter().zip(found).enumerate() {
-        for (series, (_, part)) in series.iter().zip(parts) {
-            run.labelled_point(*series, n as f64, part(cost), contender.name());
-        }
-        run.labelled_point(rate, n as f64, cost.mbps, contender.name());
-        run.param(
-            &format!("cores_{clients}_{}", contender.key()),
-            (cost.cores * 100.0).round() / 100.0,
-        );
+    let bars = |part: Part| ALL.iter().zip(found).map(move |(by, cost)| (by.name(), part(cost)));
+    run.plot_bars(&rates, "of all clients", bars(|cost| cost.mbps));
+    for (name, part) in parts {
+        run.plot_bars(&plot, name, bars(part));
+    }
+    for (by, cost) in ALL.iter().zip(found) {
+        let cores = (cost.cores * 100.0).round() / 100.0;
+        run.param(&format!("cores_{clients}_{}", by.key()), cores);
     }
 }
 
