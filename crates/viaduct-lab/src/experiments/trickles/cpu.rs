@@ -19,8 +19,6 @@ use crate::load::{Fetched, Fetches, Trickles};
 use crate::topology::user_and_system;
 
 const OBJECT: usize = 500_000;
-/// Connections in the server's cache, where it has one.
-const CACHE: usize = 4_096;
 /// Requests that are answered again.
 const KEPT: usize = 20_000;
 /// Concurrent clients; the figure's checks use the middle value.
@@ -35,21 +33,14 @@ const MAX_DEARER: f64 = 3.5;
 /// Measured server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Contender {
-    Trickles {
-        cache: usize,
-    },
+    Trickles,
     /// Trickles over UDP: the server passes several answers in one system call, and the kernel
     /// segments them into datagrams.
     Udp,
     Tcp,
 }
 
-const ALL: [Contender; 4] = [
-    Contender::Trickles { cache: 0 },
-    Contender::Trickles { cache: CACHE },
-    Contender::Udp,
-    Contender::Tcp,
-];
+const ALL: [Contender; 3] = [Contender::Trickles, Contender::Udp, Contender::Tcp];
 
 pub(in crate::experiments) const ABOUT: About = About {
     name: "trickles/cpu",
@@ -63,13 +54,12 @@ pub(in crate::experiments) fn run(run: &mut Run) -> Result<()> {
     let counts: &[usize] = run.choose(&CLIENTS, &[CHECKED]);
     let rounds = run.choose(ROUNDS, 1);
     run.param("object_bytes", OBJECT);
-    run.param("cache_connections", CACHE);
     describe(run, rounds);
     run.steps(counts.len() * ALL.len() * rounds);
     for &clients in counts {
         let mut found = Vec::new();
         for round in 0..rounds {
-            let (mut row, mut core) = ([Cost::default(); 4], [Core::default(); 2]);
+            let (mut row, mut core) = ([Cost::default(); 3], Core::default());
             for (contender, cost) in ALL.into_iter().zip(&mut row) {
                 run.step(&format!("{clients} clients, {}, {round}", contender.name()))?;
                 *cost = measure(run, contender, clients, &mut core)?;
@@ -87,8 +77,7 @@ pub(in crate::experiments) fn run(run: &mut Run) -> Result<()> {
 impl Contender {
     fn name(self) -> &'static str {
         match self {
-            Contender::Trickles { cache: 0 } => "Trickles",
-            Contender::Trickles { .. } => "Trickles, with a cache",
+            Contender::Trickles => "Trickles",
             Contender::Udp => "Trickles by UDP",
             Contender::Tcp => "TCP reno",
         }
@@ -97,8 +86,7 @@ impl Contender {
     /// Returns the prefix of the parameters' names.
     fn key(self) -> &'static str {
         match self {
-            Contender::Trickles { cache: 0 } => "trickles",
-            Contender::Trickles { .. } => "trickles_cache",
+            Contender::Trickles => "trickles",
             Contender::Udp => "trickles_udp",
             Contender::Tcp => "tcp",
         }
@@ -116,8 +104,6 @@ struct Cost {
     /// Busy cores, and the throughput of the clients meanwhile.
     cores: f64,
     mbps: f64,
-    /// Share of requests whose connection was cached; NaN without a cache.
-    hits: f64,
 }
 
 impl Cost {
@@ -126,13 +112,12 @@ impl Cost {
     }
 }
 
-/// Measures in a world of its own. The run of Trickles without a cache, which is first, also
-/// measures the core without and with a cache.
-fn measure(run: &Run, contender: Contender, clients: usize, core: &mut [Core; 2]) -> Result<Cost> {
+/// Measures in a world of its own. The run of Trickles in TCP's format, which is first, also
+/// measures the core.
+fn measure(run: &Run, contender: Contender, clients: usize, core: &mut Core) -> Result<Cost> {
     let world = gigabit(run)?;
-    let cache = if let Contender::Trickles { cache } = contender { cache } else { 0 };
     let format = if contender == Contender::Udp { Format::Udp } else { Format::Tcp };
-    let served = Served::by(format, world.b1(), &["--cache", &cache.to_string()])?;
+    let served = Served::by(format, world.b1(), &[])?;
     served.file("file", OBJECT, run.seed())?;
     let (to, request) = (at(world.b1()), get("file"));
     let window = Duration::from_secs_f64(run.choose(8.0, 2.0));
@@ -149,15 +134,15 @@ fn measure(run: &Run, contender: Contender, clients: usize, core: &mut [Core; 2]
     let fetched = fetches.by_trickles(&mut clients)?;
     let spent = Spent::of(&served)?;
     if first {
-        *core = core::measure(&clients.take_kept(), &served.path("file"), CACHE, 9)?;
+        *core = core::measure(&clients.take_kept(), &served.path("file"), 9)?;
     }
-    Ok(spent.cost(before, &fetched, core[usize::from(cache > 0)], took))
+    Ok(spent.cost(before, &fetched, *core, took))
 }
 
-/// Totals of a server so far: seconds in the kernel and in user space, requests of Trickles
-/// answered, and cache hits and misses among them.
+/// Totals of a server so far: seconds in the kernel and in user space, and requests of Trickles
+/// answered.
 #[derive(Clone, Copy, Debug, Default)]
-struct Spent([f64; 5]);
+struct Spent([f64; 3]);
 
 impl Spent {
     fn of(served: &Served) -> Result<Spent> {
@@ -165,15 +150,13 @@ impl Spent {
         thread::sleep(Duration::from_millis(400));
         let [own, kernel] = user_and_system(served.pid()).context("the server has ended")?;
         let status = served.status()?;
-        let count = |name: &str| status["trickles"][name].as_f64().unwrap_or(0.0);
-        let (hits, misses) = (count("cache_hits"), count("cache_misses"));
-        Ok(Spent([kernel, own, count("answered"), hits, misses]))
+        let answered = status["trickles"]["answered"].as_f64().unwrap_or(0.0);
+        Ok(Spent([kernel, own, answered]))
     }
 
     /// Returns the cost since `before`.
     fn cost(self, before: Spent, fetched: &Fetched, core: Core, took: Duration) -> Cost {
-        let [kernel, own, requests, hits, misses]: [f64; 5] =
-            std::array::from_fn(|n| self.0[n] - before.0[n]);
+        let [kernel, own, requests]: [f64; 3] = std::array::from_fn(|n| self.0[n] - before.0[n]);
         let each = 1e9 / fetched.ever as f64;
         let of_the_core = |seconds: f64| seconds * requests * each;
         Cost {
@@ -183,7 +166,6 @@ impl Spent {
             cryptography: of_the_core(core.cryptography),
             cores: (kernel + own) / took.as_secs_f64(),
             mbps: fetched.mbps(),
-            hits: hits / (hits + misses),
         }
     }
 }
@@ -218,24 +200,20 @@ fn draw(run: &mut Run, clients: usize, found: &[Cost]) {
 }
 
 /// Checks `found`: one row in the order of [`ALL`] per round.
-fn check(run: &mut Run, found: &[[Cost; 4]]) {
-    let of = |value: &dyn Fn(&[Cost; 4]) -> f64| found.iter().map(value).collect::<Vec<_>>();
+fn check(run: &mut Run, found: &[[Cost; 3]]) {
+    let of = |value: &dyn Fn(&[Cost; 3]) -> f64| found.iter().map(value).collect::<Vec<_>>();
     let core = |cost: &Cost| cost.cryptography + cost.protocol;
     let mut judge = |name: &str, values: Vec<f64>, bound| check_mean(run, name, &values, bound);
     // In the paper both parts are equal, with AES in software.
     let part = of(&|[plain, ..]| plain.cryptography / core(plain));
     judge("cryptography, of the core's time", part, Bound::AtMost(0.5));
-    let hits = of(&|[_, cached, ..]| cached.hits);
-    judge("requests whose connection the cache had", hits, Bound::AtLeast(0.8));
-    let saved = of(&|[plain, cached, ..]| core(cached) / core(plain));
-    judge("the core's time with a cache over that without", saved, Bound::AtMost(1.0));
-    let by_udp = of(&|[_, _, by_udp, tcp]| by_udp.mbps / tcp.mbps);
+    let by_udp = of(&|[_, by_udp, tcp]| by_udp.mbps / tcp.mbps);
     judge("throughput over TCP's, by UDP", by_udp, Bound::AtLeast(0.9));
-    let rate = of(&|[plain, _, _, tcp]| plain.mbps / tcp.mbps);
+    let rate = of(&|[plain, _, tcp]| plain.mbps / tcp.mbps);
     judge("throughput over TCP's", rate, Bound::AtLeast(0.9));
     // "Not a server bottleneck even at gigabit speeds": one core suffices.
     let cores = of(&|[plain, ..]| plain.cores);
     judge("cores that the server takes at this rate", cores, Bound::AtMost(1.0));
-    let dearer = of(&|[plain, _, _, tcp]| plain.all() / tcp.all());
+    let dearer = of(&|[plain, _, tcp]| plain.all() / tcp.all());
     judge("processor time for the same bytes, over TCP's", dearer, Bound::AtMost(MAX_DEARER));
 }
