@@ -22,6 +22,8 @@ const FIRST: u32 = 0xc612_0000;
 const FREE_BITS: u32 = 17;
 /// Interval between batches.
 const EVERY: Duration = Duration::from_millis(1);
+/// Maximum number of packets of a flood.
+const MAX_PACKETS: u64 = 40_000_000;
 const SYN: u8 = 0x02;
 
 /// Running flood; ends when dropped.
@@ -65,8 +67,8 @@ impl Flood {
         }))
     }
 
-    /// Calls `send` again and again with the time since the start, for `longest` at most; it
-    /// sends packets and returns their number.
+    /// Calls `send` repeatedly with the time since the start, until `longest` has passed or
+    /// [`MAX_PACKETS`] are sent. `send` sends packets and returns their number.
     pub(crate) fn of(
         longest: Duration,
         mut send: impl FnMut(Duration) -> u64 + Send + 'static,
@@ -74,8 +76,11 @@ impl Flood {
         let (stop, sent) = (Arc::<AtomicBool>::default(), Arc::<AtomicU64>::default());
         let (asked, count, begun) = (stop.clone(), sent.clone(), Instant::now());
         let run = move || {
-            while !asked.load(Ordering::Relaxed) && begun.elapsed() < longest {
-                count.fetch_add(send(begun.elapsed()), Ordering::Relaxed);
+            let mut sent = 0;
+            while !asked.load(Ordering::Relaxed) && begun.elapsed() < longest && sent < MAX_PACKETS
+            {
+                sent += send(begun.elapsed());
+                count.store(sent, Ordering::Relaxed);
             }
         };
         Flood { stop, sent, begun, thread: Some(thread::spawn(run)) }
