@@ -1,6 +1,6 @@
-//! FEC coders beside the limits of the machine (memcpy, one exclusive or) and beside other
-//! codecs. Throughput counts bytes of source data; packets have 1500 bytes. The time is CPU time
-//! of the thread.
+//! FEC coders, compared with the limits of the machine (memcpy, one exclusive or) and with other
+//! codecs. Throughput counts bytes of source data; packets have 1500 bytes. The time is CPU time of
+//! the thread.
 //!
 //! `cargo bench -p viaduct-proto --bench fec`
 
@@ -122,7 +122,7 @@ fn auto() -> window::Parameters {
         report.random.bursts[0] += 5;
         controller.handle_report(now, report, traffic);
     }
-    controller.parameters(traffic).expect("losses ask for repairs")
+    controller.parameters(traffic).expect("losses require repairs")
 }
 
 /// Packets that have arrived.
@@ -214,8 +214,8 @@ fn linear(c: &mut Criterion<ThreadTime>) {
     }
 }
 
-/// reed-solomon-erasure and reed-solomon-simd, on whole blocks, as their interfaces require.
-/// Their packets are already in one block and of one size; ours come one by one.
+/// reed-solomon-erasure and reed-solomon-simd, on whole blocks, as their interfaces require. Their
+/// packets are already in one block and of one size; those of our coders arrive one by one.
 fn others(c: &mut Criterion<ThreadTime>) {
     let mut group = group(c, "others");
     for (r, c) in [(10, 3), (20, 10)] {

@@ -3,7 +3,7 @@
 //! time.
 //!
 //! - *nothing*: the chains alone, which pass the data on.
-//! - *crypt*, *migrate*: 64 KiB a write.
+//! - *crypt*, *migrate*: 64 KiB per write.
 //! - *compress*: text, and bytes that do not compress.
 //!
 //! `cargo bench -p viaduct-proto --bench handlers`

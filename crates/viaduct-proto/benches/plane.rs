@@ -1,14 +1,15 @@
-//! The packet plane whole, as a gateway drives it: two planes after their handshake, in virtual
-//! time, packets of 1500 bytes at (8,3), I=(1,20,40). Throughput counts bytes of source data.
+//! Whole packet plane, as a gateway drives it: two planes after their handshake, in virtual time,
+//! with packets of 1500 bytes and the code (8,3), I=(1,20,40). Throughput counts bytes of source
+//! data.
 //!
 //! - *encode*: normalise, name, add to three bins, write the recipe, seal the repair; what a
 //!   gateway does with each packet that leaves. The datagrams are taken and dropped.
 //! - *decode*: normalise, name, keep, open every repair, look up every name of every recipe,
-//!   recover; what a gateway does with each packet that arrives, while one in a hundred does not.
+//!   recover; what a gateway does with each packet that arrives, if one in a hundred is lost.
 //!
-//! Neither includes the copy of a packet out of the kernel; *limits* has its price, and that of
-//! the exclusive or alone, in the same run. The time is that which the thread has run, so that
-//! figures mean one core also where others share it.
+//! Neither includes the copy of a packet out of the kernel; *limits* measures the cost of such a
+//! copy, and of the exclusive or by itself, in the same run. The time is CPU time of the thread, so
+//! that figures refer to one core even if other threads share it.
 //!
 //! `cargo bench -p viaduct-proto --bench plane`
 
@@ -29,9 +30,9 @@ use viaduct_proto::time::{Duration, Instant};
 use viaduct_proto::wire::ip::{self, MutableFields};
 
 const LEN: usize = 1500;
-/// Packets of one measurement, chosen so that they fit the cache beside the rest.
+/// Number of packets of one measurement; with the other data they fit in the cache.
 const BATCH: usize = 64;
-/// Memory of a gateway for its only peer by default: 48 MiB without the two rings.
+/// Default memory of a gateway for its only peer: 48 MiB without the two rings.
 const MEMORY: usize = 32 << 20;
 /// Time between packets at 20 Gb/s.
 const GAP: Duration = Duration::from_nanos(600);
@@ -66,7 +67,7 @@ impl Gateway {
             mtu: LEN + 300,
             memory: MEMORY,
         };
-        let plane = Plane::new(local, vec![peer], Instant::ZERO).expect("a code that works");
+        let plane = Plane::new(local, vec![peer], Instant::ZERO).expect("the code is valid");
         Gateway { plane, number, now: Instant::ZERO }
     }
 
@@ -211,10 +212,10 @@ fn decode(c: &mut Criterion<ThreadTime>) {
         );
     });
     let stats = b.plane.stats()[0].1.receiver;
-    // A filter on the command line may have left the measurement out.
+    // A filter on the command line may have excluded the measurement.
     if stats.packets > 100_000 {
         let hundredth = stats.packets / 100;
-        assert!(stats.recovered * 10 > hundredth * 9, "nearly all come back: {stats:?}");
+        assert!(stats.recovered * 10 > hundredth * 9, "nearly all are recovered: {stats:?}");
     }
 }
 

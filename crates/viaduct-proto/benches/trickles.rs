@@ -63,7 +63,7 @@ fn requests() -> Vec<Vec<u8>> {
             serve(&mut server, &request, &mut out, |message| flight.push_back(message.to_vec()));
             requests.push(request);
         }
-        let message = flight.pop_front().expect("a trickle that flows");
+        let message = flight.pop_front().expect("the download continues");
         client.handle(Instant::ZERO, &message);
         while let Some(arrived) = client.poll_arrived() {
             if !arrived.user.is_empty() {

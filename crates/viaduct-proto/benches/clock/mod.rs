@@ -1,5 +1,5 @@
-//! Clock of the benches: CPU time of the thread, so that figures refer to one core even where
-//! others share it.
+//! Clock of the benches: CPU time of the thread, so that figures refer to one core even if other
+//! threads share it.
 
 use criterion::measurement::{Measurement, ValueFormatter, WallTime};
 use rustix::time::{ClockId, clock_gettime};

@@ -55,7 +55,7 @@ impl Driven for DrivenClient {
     }
 }
 
-/// Client's stream over Trickles, with the same server.
+/// Client's stream over Trickles, with a server like that of [`DrivenClient`].
 pub(super) struct DrivenStream(pub(super) Stream);
 
 impl Driven for DrivenStream {

@@ -65,9 +65,9 @@ impl fmt::Display for Code {
     }
 }
 
-/// Decoder for repairs of any code, so that the sender may change its code at any packet
-/// without notice: exclusive ors go to [`Peeling`], other equations to [`Linear`], and each is
-/// told of the other's recoveries.
+/// Decoder for repairs of any code, so that the sender may change its code at any packet without
+/// notice: exclusive ors go to [`Peeling`], other equations to [`Linear`], and each decoder gets
+/// the other's recoveries.
 #[derive(Debug)]
 pub struct AnyDecoder {
     peeling: Peeling,
@@ -89,7 +89,8 @@ impl AnyDecoder {
         self.linear.equations_within(first, last)
     }
 
-    /// Reports all recoveries after the first `told`, and those that follow, to both decoders.
+    /// Passes all recoveries after the first `told` ones to both decoders, and those that follow
+    /// from them.
     fn spread(&mut self, told: usize, sources: &dyn Sources, recovered: &mut Recovered) {
         let mut next = told;
         while let Some((seq, _)) = recovered.nth(next) {

@@ -23,8 +23,8 @@ impl Buffer {
         &self.store[self.start..self.start + self.len]
     }
 
-    /// Bytes, with the zeros up to the end of the last line. These must stay zeros: nothing
-    /// longer than [`Buffer::len`] may be added.
+    /// Bytes, with the zeros up to the end of the last line. These zeros must stay: the caller may
+    /// add no source that is longer than [`Buffer::len`].
     pub(super) fn lines(&mut self) -> &mut [u8] {
         let lines = self.len.next_multiple_of(LINE);
         &mut self.store[self.start..self.start + lines]
@@ -41,7 +41,7 @@ impl Buffer {
         self.len = 0;
     }
 
-    /// Just these bytes.
+    /// Replaces the contents with `bytes`.
     pub(super) fn set(&mut self, bytes: &[u8]) {
         self.clear();
         self.reserve(bytes.len());
@@ -59,7 +59,7 @@ impl Buffer {
         }
     }
 
-    /// Zeroes what is left over from `from` on.
+    /// Zeroes stale bytes from `from` on.
     fn scrub(&mut self, from: usize) {
         if self.dirty > from {
             self.store[self.start + from..self.start + self.dirty].fill(0);

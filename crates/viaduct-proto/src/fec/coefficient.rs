@@ -6,10 +6,10 @@ use super::{Cover, Draw, MAX_COVER, Row, Seq};
 /// Coefficient of the packet at `position` (from 0) of a repair's cover; 0 if the packet is not
 /// in the repair.
 ///
-/// Reed-Solomon rows are those of a Cauchy matrix, 1 / (x + y) with y the position and x
-/// counted down from 255 by row, each column divided by its entry in row 0. Row 0 thus is all
-/// ones, and any square part of the matrix can be inverted, so that any r of r + c packets are
-/// enough. A block that was flushed early has fewer columns.
+/// Reed-Solomon rows are those of a Cauchy matrix, 1 / (x + y) with y the position and x counted
+/// down from 255 by row, each column divided by its entry in row 0. Row 0 thus is all ones, and any
+/// square part of the matrix can be inverted, so any r of r + c packets are enough. A block that
+/// was flushed early has fewer columns.
 ///
 /// Window rows are drawn from the seed and the packet's number.
 #[inline]
@@ -42,8 +42,8 @@ impl Draw {
     }
 }
 
-/// Returns whether a repair of this row can cover `count` packets: a Reed-Solomon row and
-/// column must not share a point of the field, so that r + c is at most 256.
+/// Returns whether a repair of this row can cover `count` packets: a Reed-Solomon row and column
+/// must not share a point of the field, so r + c is at most 256.
 pub(super) fn row_covers(row: Row, count: u16) -> bool {
     match row {
         Row::Xor { .. } => count <= 255,

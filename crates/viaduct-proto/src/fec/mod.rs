@@ -21,8 +21,8 @@
 //! | Reed-Solomon blocks | [`reed_solomon`] | [`linear`] |
 //! | sliding window | [`window`] | [`linear`] |
 //!
-//! [`Code`] is the configuration of any of them; [`AnyDecoder`] takes the repairs of all. Their
-//! cost is in [`kernel`], their recovery rates in [`analysis`].
+//! [`Code`] is the configuration of any of them; [`AnyDecoder`] takes the repairs of all. Most of
+//! their cost is that of [`kernel`]; [`analysis`] computes their recovery rates.
 //!
 //! The parameters of an encoder may change while it runs: build another one that starts at the
 //! next number. A decoder needs no parameters but its memory limit, since every repair states
@@ -95,15 +95,15 @@ pub enum Row {
     Window(Draw),
 }
 
-/// Coefficients of a window's repair. Each of the newest packets has one, and a share of the
-/// older ones.
+/// Coefficients of a window's repair. They are nonzero for the newest packets, and for a share of
+/// the older ones.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Draw {
     /// Seed of this equation.
     pub seed: u16,
-    /// Number of newest packets, all of which are in it.
+    /// Number of the newest packets, which are all in the repair.
     pub dense: u16,
-    /// Share of the older packets that are in it, in 256ths.
+    /// Share of the older packets that are in the repair, in 256ths.
     pub density: u8,
 }
 
@@ -114,9 +114,10 @@ pub struct Repair<'a> {
     pub cover: Cover,
     /// Coefficients of the packets.
     pub row: Row,
-    /// The packets' lengths (big endian, two bytes) under the same coefficients.
+    /// Combination of the packets' lengths (two bytes, big-endian) with the same coefficients.
     pub len_code: [u8; 2],
-    /// The packets' bytes under the same coefficients; as long as the longest packet covered.
+    /// Combination of the packets' bytes with these coefficients; as long as the longest packet
+    /// covered.
     pub body: &'a [u8],
 }
 
@@ -153,7 +154,7 @@ pub trait Sources {
 /// Result of a repair.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Verdict {
-    /// Every packet that it covers is known.
+    /// Every packet that the repair covers is known.
     Useless,
     /// At least one packet was recovered.
     Used,
@@ -165,8 +166,8 @@ pub enum Verdict {
 
 /// Decoder of a code, at the receiving side.
 ///
-/// The caller stores recovered packets, so that `from` has them at the next call; recoveries
-/// that unlock others are followed before the decoder returns.
+/// The caller stores recovered packets, so that `from` has them at the next call; recoveries that
+/// other recoveries make possible are completed before the decoder returns.
 pub trait Decoder: Send {
     /// Handles a repair. Each packet that it makes recoverable is appended to `out`.
     fn repair(&mut self, repair: Repair<'_>, from: &dyn Sources, out: &mut Recovered) -> Verdict;

@@ -10,8 +10,8 @@
 //!                   table: missing packet ─▶ repairs that wait for it (of any layer)
 //! ```
 //!
-//! A stored repair is reduced to the sum of its missing packets, so that a recovery never needs
-//! old packets again.
+//! A stored repair is reduced to the sum of its missing packets, so a recovery never needs old
+//! packets again.
 
 use std::collections::BTreeMap;
 
@@ -43,7 +43,7 @@ struct Stored {
 }
 
 impl Stored {
-    /// Memory that it takes, in bytes, including its share of the tables.
+    /// Memory of the repair in bytes, including its share of the tables.
     fn cost(&self) -> usize {
         self.sum.buffer.memory() + 128 + 64 * self.missing.capacity()
     }
@@ -110,7 +110,8 @@ impl Peeling {
         }
     }
 
-    /// Follows solved repairs to all that they unlock; returns whether a packet was recovered.
+    /// Recovers the packets of solved repairs, and of those that are solved by that in turn;
+    /// returns whether a packet was recovered.
     fn follow(&mut self, mut solved: Vec<(Seq, Sum)>, recovered: &mut Recovered) -> bool {
         let mut any = false;
         while let Some((seq, sum)) = solved.pop() {

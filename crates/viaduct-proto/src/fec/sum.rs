@@ -94,7 +94,7 @@ impl<'a, 's> Batch<'a, 's> {
         }
     }
 
-    /// Adds the waiting packets. Dropping the batch before would lose them.
+    /// Adds the waiting packets. They are lost if the batch is dropped without this call.
     pub(super) fn finish(&mut self) {
         let dst = &mut [self.sum.buffer.lines()];
         let waiting = std::mem::take(&mut self.waiting);

@@ -2,7 +2,7 @@
 
 use crate::time::{Duration, Instant};
 
-/// Time for which the bucket saves up its rate.
+/// Time over which unused tokens accumulate.
 const BURST: Duration = Duration::from_millis(20);
 /// Least size of the bucket, in bytes: a repair of the longest packets.
 const MIN_BURST: f64 = 3_000.0;

@@ -1,4 +1,4 @@
-//! Sliding-window encoder whose rate follows the peer's reports.
+//! Sliding-window encoder whose rate adapts to the peer's reports.
 //!
 //! The controller sets the rate of unrequested repairs. In addition the peer requests repairs
 //! of packets that it still misses; they arrive a round trip later.
@@ -20,16 +20,16 @@ use crate::wire::{tcp_sack, transport};
 const USUAL_RTT: Duration = Duration::from_millis(100);
 /// Bounds of the time for which flows can wait for a lost packet.
 const WAIT: [Duration; 2] = [Duration::from_millis(10), Duration::from_millis(200)];
-/// Limit of the budget of requested repairs that past packets have earned.
+/// Maximum budget for requested repairs; each sent packet adds to it.
 const MAX_BUDGET: f64 = 512.0;
 /// Cost of requested names, in repairs.
 const NAMES_COST: f64 = 0.25;
-/// Packets kept for requests, least and most.
+/// Minimum and maximum number of packets kept for requests.
 const MIN_KEPT: f64 = 4_096.0;
 const MAX_KEPT: f64 = 8_192.0;
-/// Repairs of the last packets before a pause, where losses come in bursts.
+/// Number of repairs of the last packets before a pause, if losses come in bursts.
 const FLUSHES: usize = 3;
-/// Relative difference from which on a new rate is worth a change.
+/// Least relative difference for which the encoder's rate is changed.
 const WORTH: f64 = 0.05;
 
 /// Encoder of one peer, and the control of its rate.
@@ -61,16 +61,16 @@ pub(super) struct Leaving<'a> {
     pub(super) symbol: &'a [u8],
     /// Kind of its protection.
     pub(super) repairs: Repairs,
-    /// Most repairs that are sent for it.
+    /// Maximum number of repairs that are sent for it.
     pub(super) most: f64,
 }
 
 impl Auto {
-    /// An encoder whose first packet has number `first`. No repairs leave until the peer
+    /// Creates an encoder whose first packet has number `first`. It sends no repairs until the peer
     /// reports losses.
     ///
     /// # Errors
-    /// None that the parameters chosen here cause.
+    /// None with the parameters chosen here.
     pub(super) fn new(now: Instant, settings: &Settings, first: Seq) -> Result<Self, Error> {
         let limits = settings.limits;
         let mut encoder = window::Encoder::new(SILENT, first)?;
@@ -150,8 +150,8 @@ impl Auto {
             Repairs::Copies | Repairs::None => 0.0,
         };
         if most > 0.0 {
-            // Only packets that need the window's repairs set its rate; others are covered
-            // along.
+            // Only packets that need the window's repairs count for its rate; the others are
+            // covered along with them.
             if self.pace.count(now) && !self.encoder.is_paused() {
                 // A flow in slow start doubles its rate before the peer's next report.
                 self.set(now);
@@ -195,7 +195,7 @@ impl Auto {
         self.encoder.combine(seq, seq, 1, fire);
     }
 
-    /// Number of useful calls of [`Auto::flush`]: one, or more where losses come in bursts.
+    /// Number of calls of [`Auto::flush`] in a pause: one, or more if losses come in bursts.
     pub(super) fn stages(&self) -> usize {
         if self.controller.is_bursty() { FLUSHES } else { 1 }
     }
@@ -236,7 +236,7 @@ impl Auto {
     /// Sets the number of packets that the encoder keeps, and its rate.
     fn set(&mut self, now: Instant) {
         let traffic = self.traffic(now);
-        // Packets may be requested twice, each time a round trip and a wait after they have
+        // Packets may be requested twice, each time one wait and one round trip after they have
         // left.
         let time = 2 * (2 * traffic.wait + self.rtt.unwrap_or(USUAL_RTT));
         let kept = traffic.pace * time.as_secs_f64();
@@ -295,7 +295,7 @@ impl Pace {
     const SPAN: Duration = Duration::from_millis(100);
     /// Weight of the newest count.
     const WEIGHT: f64 = 0.3;
-    /// Growth from which on the newest count replaces the mean.
+    /// Growth factor from which on the newest count replaces the mean.
     const GROWS: f64 = 1.5;
 
     /// Counts a packet; returns whether the rate was updated.

@@ -26,7 +26,7 @@ impl Bundle {
         Bundle { bytes: Vec::new(), room: mtu }
     }
 
-    /// Bytes of sections that fit a datagram.
+    /// Number of bytes of sections that fit in a datagram.
     pub(super) fn room(&self, channel: &Channel<'_>) -> usize {
         self.room.saturating_sub(channel.headers + SEAL_OVERHEAD)
     }

@@ -1,5 +1,5 @@
-//! Local packet cache (paper, 4.5): a host of this site requests a packet that the host itself
-//! has dropped from its gateway, before it asks the sender.
+//! Local packet cache (paper, 4.5): a host of this site that has dropped a packet requests it from
+//! the gateway before it asks the sender.
 //!
 //! A query and its answer are one UDP datagram each; `docs/cache.md` describes both byte by
 //! byte. A query names the flow and some bytes at a given offset of the wanted packet's IP

@@ -1,17 +1,17 @@
 //! Classes of packets, and the protection of each.
 //!
 //! ```text
-//!   acknowledgement without data ─────────────────▶ not even named, unless the operator says so
-//!   the first class of the operator's that matches ─▶ as it says
-//!   DSCP of expedited forwarding and above ────────┐
-//!   flow that is sparse, or of few small packets ──┴▶ copies
-//!   sender of TCP that losses do not slow down ────▶ names alone
-//!   all others ────────────────────────────────────▶ window
+//!   acknowledgement without data ───────────────▶ not even named, unless configured
+//!   first of the operator's classes that matches ▶ as configured
+//!   DSCP of expedited forwarding and above ─────┐
+//!   flow of few bytes, or of small packets ─────┴▶ copies
+//!   TCP sender that losses do not slow down ────▶ names only
+//!   all others ─────────────────────────────────▶ window
 //! ```
 //!
-//! The window serves throughput: it recovers a lost packet once repairs have made up for the
-//! whole burst. Copies serve latency: one is sent a moment after its packet, and more where
-//! losses come in bursts.
+//! The window serves throughput: it recovers a lost packet once repairs have made up for the whole
+//! burst. Copies serve latency: one is sent a moment after its packet, and more if losses come in
+//! bursts.
 
 use std::net::IpAddr;
 use std::ops::RangeInclusive;
@@ -31,7 +31,7 @@ const EXPEDITED: u8 = 44;
 /// Protection of packets while the link is lossy.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Repairs {
-    /// Repairs of the window, whose rate follows the losses.
+    /// Repairs of the window, at a rate that adapts to the losses.
     #[default]
     Window,
     /// Copies of each packet, in addition to the window.
@@ -43,15 +43,15 @@ pub enum Repairs {
 /// Class of packets with a common protection.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Class {
-    /// Name shown to people.
+    /// Name for display.
     pub name: String,
     /// Conditions on packets of the class.
     pub matches: Match,
     /// Protection of its packets.
     pub repairs: Repairs,
-    /// Time for which its flows can wait for a packet; `None` for the measured one.
+    /// Time for which its flows can wait for a packet; `None` for the measured time.
     pub deadline: Option<Duration>,
-    /// Most repairs for each of its packets.
+    /// Maximum number of repairs for each of its packets.
     pub max_overhead: Option<f64>,
 }
 
@@ -92,10 +92,11 @@ pub(super) enum Treatment {
 #[derive(Debug, Default)]
 pub(super) struct Classifier {
     classes: Vec<Class>,
-    /// Acknowledgements without data are treated as other packets.
+    /// Acknowledgements without data are treated like other packets.
     pub(super) acks: bool,
     flows: Flows,
-    /// Least deadline of the classes of recent packets, and send time of the last such packet.
+    /// Least deadline of the classes of recent packets, and send time of the last packet with a
+    /// deadline.
     deadline: Option<(Duration, Instant)>,
     /// Send time of the last packet without a deadline.
     undeclared: Option<Instant>,
@@ -185,7 +186,7 @@ mod tests {
     use super::*;
     use crate::wire::transport::{TCP, UDP};
 
-    /// A packet of `len` bytes to this port, with flags if it is of TCP.
+    /// A packet of `len` bytes to this port, with flags if it is TCP.
     fn packet(protocol: u8, port: u16, len: usize) -> Vec<u8> {
         let mut packet = vec![0; len];
         packet[0] = 0x45;

@@ -1,4 +1,4 @@
-//! Encoder of a sender: a code of fixed parameters, one that follows the losses, or none.
+//! Encoder of a sender: a code with fixed parameters, one that adapts to the losses, or none.
 
 use super::auto::{Auto, Leaving, Pace};
 use super::classes::{Repairs, Treatment};
@@ -11,9 +11,9 @@ use crate::wire::tcp_sack;
 
 /// Encoder of outgoing packets.
 pub(super) enum Coder {
-    /// Code of fixed parameters.
+    /// Code with fixed parameters.
     Fixed(Box<dyn Encoder>),
-    /// Code whose rate follows the losses.
+    /// Code whose rate adapts to the losses.
     Auto(Box<Auto>),
     /// No code: the link is only observed.
     Observe(Observer),

@@ -9,15 +9,15 @@ use crate::fec::{Code, MAX_COVER};
 /// Coding of packets towards a peer.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Coding {
-    /// Repairs at a rate that follows the measured losses.
+    /// Repairs at a rate that adapts to the measured losses.
     Auto(Settings),
-    /// A code of fixed parameters.
+    /// Code with fixed parameters.
     Fixed(Code),
-    /// Names alone, by which the peer measures the link.
+    /// Names only; the peer uses them to measure the link.
     Observe,
 }
 
-/// Operator's settings for repairs that follow the losses.
+/// Operator's settings for repairs that adapt to the losses.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Settings {
     /// Bounds of the repair rate.
@@ -35,7 +35,7 @@ impl From<Limits> for Settings {
 }
 
 impl Coding {
-    /// Number of packets back that a repair may reach.
+    /// Largest distance, in packets, from a repair back to a packet that it covers.
     pub fn span(&self) -> usize {
         match self {
             Coding::Auto(_) => usize::from(MAX_COVER),

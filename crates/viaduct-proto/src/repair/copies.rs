@@ -7,10 +7,10 @@ use crate::fec::Seq;
 use crate::time::{Duration, Instant};
 use crate::wire::ip::MutableFields;
 
-/// Times after its packet at which copies are sent: the first always, the others where losses
-/// come in bursts. The first two are sooner than a person notices, and later than a burst on
-/// most links lasts. The last ones come before a sender's retransmission timeout, where a burst
-/// lasts long because little else is sent.
+/// Times after its packet at which copies are sent: the first always, the others if losses come in
+/// bursts. The first two are soon enough that users do not notice, and on most links after the end
+/// of a burst. The last two are for bursts that last long because little else is sent; they still
+/// precede the sender's retransmission timeout.
 const AFTER: [Duration; 4] = [
     Duration::from_millis(5),
     Duration::from_millis(9),
@@ -31,7 +31,7 @@ const RESERVE: f64 = 62_500.0;
 /// Packets whose copies are to be sent.
 #[derive(Debug)]
 pub(super) struct Copies {
-    /// Packets by the number of their copies sent; each queue oldest first.
+    /// Packets by the number of copies already sent; each queue oldest first.
     waiting: [VecDeque<Waiting>; AFTER.len()],
     /// Buffers for reuse.
     spare: Vec<Vec<u8>>,
@@ -59,7 +59,7 @@ impl Copies {
         }
     }
 
-    /// Counts a sent packet of `len` bytes; copies may take this share of it.
+    /// Counts a sent packet of `len` bytes; copies may use the fraction `share` of its bytes.
     pub(super) fn count(&mut self, len: usize, share: f64) {
         self.tokens = (self.tokens + share * len as f64).min(MAX_TOKENS);
     }
@@ -129,7 +129,8 @@ impl Copies {
     }
 }
 
-/// Moves packets that are due `after` their time, and with them those that are due soon.
+/// Moves packets to `leaving` that are due `after` their time, and with them those that are due
+/// within [`SLACK`].
 fn take(queue: &mut VecDeque<Waiting>, now: Instant, after: Duration, leaving: &mut Vec<Waiting>) {
     if queue.front().is_some_and(|of| of.since + after <= now) {
         let many = queue.partition_point(|of| of.since + (after - SLACK) <= now);

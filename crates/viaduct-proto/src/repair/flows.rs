@@ -1,4 +1,4 @@
-//! State of each flow, as far as it decides on the flow's protection.
+//! State of each flow that determines its protection.
 
 use std::collections::HashMap;
 
@@ -14,14 +14,14 @@ const MAX_FLOWS: usize = 4_096;
 const IDLE: Duration = Duration::from_secs(2);
 /// Bytes a second below which a flow is light: 200 kb/s.
 const LIGHT: f64 = 25_000.0;
-/// The same of flows whose packets are small, such as voice, games or telemetry: 8 Mb/s.
+/// The same for flows of small packets, such as voice, games or telemetry: 8 Mb/s.
 const LIGHT_SMALL: f64 = 1_000_000.0;
 /// Mean length of a small packet in bytes, and the weight of the newest length.
 const SMALL: f64 = 256.0;
 const WEIGHT: f64 = 0.0625;
-/// Seconds at that rate that a flow may send at once, and the credit at which it becomes light
-/// again: as much as a flow gains that is silent while its sender waits for a retransmission
-/// timeout.
+/// Maximum credit that a flow may use at once, in seconds at the rate of a light flow; and credit
+/// at which a flow becomes light again: as much as it gains while its sender waits for a
+/// retransmission timeout.
 const MAX_CREDIT: f64 = 1.0;
 const AGAIN: f64 = 0.2;
 
@@ -80,7 +80,7 @@ pub(super) enum Kind {
 pub(super) struct Sending<'a> {
     pub(super) flow: Flow,
     pub(super) len: usize,
-    /// TCP header of the packet, if it is one of TCP.
+    /// TCP header of the packet, if it has one.
     pub(super) segment: Option<&'a Segment>,
 }
 
@@ -89,7 +89,7 @@ impl Flows {
     pub(super) fn count(&mut self, now: Instant, of: Sending<'_>, rtt: Duration) -> Kind {
         let Sending { flow, len, segment } = of;
         if self.rates.len() >= MAX_FLOWS && !self.rates.contains_key(&flow) {
-            // A search for idle flows takes time, so that it is not done for each packet.
+            // A search for idle flows takes time, so it is not done for each packet.
             if self.swept.is_some_and(|at| now.since(at) < IDLE / 2) {
                 return Kind::Bulk;
             }

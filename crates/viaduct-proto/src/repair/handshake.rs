@@ -1,12 +1,12 @@
 //! The handshake between two sites: Noise KK over Curve25519, ChaCha20-Poly1305 and BLAKE2s, one
 //! round trip, fresh keys for each session.
 //!
-//! Both sites know each other's public key from their config. An initiation begins with a hint
-//! that only the two can derive, so that one look-up finds its peer. Every handshake message
-//! carries a MAC under a key of the two sites and its direction. A stranger's datagram thus
-//! costs a look-up, one that repeats an overheard hint costs one HMAC, and neither costs a
-//! curve operation. A site's own messages fail like forgeries if they are sent back to it. The
-//! initiation's clock, which must rise, keeps old initiations out.
+//! Both sites know each other's public key from their config. An initiation begins with a hint that
+//! only the two can derive, so one look-up finds the peer. Every handshake message carries a MAC
+//! under a key of the two sites and its direction. A datagram from a third party thus costs a
+//! look-up, and also an HMAC if it repeats an overheard hint, but no curve operation. A site's own
+//! messages fail authentication if they are sent back to it. Each initiation has a timestamp, which
+//! must rise, so replayed initiations are refused.
 
 use ring::hmac;
 use snow::{Builder, HandshakeState};
@@ -16,7 +16,7 @@ use crate::keys::{Entropy, PublicKey, Resolver, SecretKey, SharedSecret};
 
 const PATTERN: &str = "Noise_KK_25519_ChaChaPoly_BLAKE2s";
 
-/// Keys from a handshake, to send with and to receive with.
+/// Keys from a handshake, for sending and for receiving.
 pub(super) struct Keys {
     pub(super) send: [u8; 32],
     pub(super) receive: [u8; 32],
@@ -85,8 +85,8 @@ impl Identities {
         Some(Initiation(noise))
     }
 
-    /// Verifies the MAC of `datagram`, which only the peer can have made, and only for this
-    /// site.
+    /// Returns whether the MAC of `datagram` is valid: only the peer can have made it, and only for
+    /// this site.
     pub(super) fn authentic(&self, datagram: &[u8]) -> bool {
         let Some((message, mac)) = datagram.split_last_chunk::<MAC>() else { return false };
         hmac::verify(&self.mac_in, message, mac).is_ok()

@@ -1,8 +1,8 @@
-//! Health of a peer, judged by results: whether losses occur and are recovered, rather than
-//! whether a session stands.
+//! Health of a peer, judged by results: whether losses occur and are recovered, rather than whether
+//! a session is up.
 //!
 //! ```text
-//!   counters, once a second ─▶ what they rose by in the last half minute ─▶ State
+//!   counters, once a second ─▶ increments over the last half minute ─▶ State
 //!                                up │ up, nothing recovered: … │ degraded: … │ down: …
 //! ```
 
@@ -20,8 +20,8 @@ const WINDOW: Duration = Duration::from_secs(30);
 const MIN_SAMPLE: u64 = 20;
 /// Losses needed before a peer without recoveries is reported.
 const MIN_LOST: u64 = 5;
-/// Percentage of loss from which on the path counts as misconfigured: packets arrive with other
-/// contents than were announced.
+/// Percentage of lost packets from which on the path counts as misconfigured: packets arrive
+/// altered, or do not arrive here at all.
 const TOTAL_LOSS_PERCENT: u64 = 95;
 
 /// Counters of one peer over the last half minute.
@@ -105,15 +105,15 @@ impl Increments {
         }
         if self.foreign > 0 {
             return wrong(format!(
-                "{} recoveries were between addresses of other sites: have both configs the same \
-                 prefixes?",
+                "{} recoveries were between addresses of other sites: do both configs have the \
+                 same prefixes?",
                 self.foreign
             ));
         }
         if all_lost(into) {
             return wrong(match self.arrived {
                 0 => "every packet of the peer's site counts as lost, and none arrives here with \
-                      its addresses: is there NAT on the WAN, or another way?"
+                      its addresses: is there NAT on the WAN, or another route?"
                     .to_owned(),
                 _ => "every packet of the peer's site counts as lost, though some arrive: does \
                       something on the way alter them?"
@@ -123,7 +123,7 @@ impl Increments {
         if all_lost(out) {
             return wrong(
                 "the peer counts every packet from here as lost: is there NAT on the WAN, or \
-                 another way there?"
+                 another route there?"
                     .to_owned(),
             );
         }
@@ -159,7 +159,8 @@ impl Increments {
         let code = facts.terms.as_ref().map(|terms| &terms.code[..]);
         if self.sent >= MIN_SAMPLE && self.arrived >= MIN_SAMPLE && code == Some("none") {
             return Some(State::Degraded(
-                "the peer's code is none: what is lost on the way here is not recovered".to_owned(),
+                "the peer's code is none: packets lost on the way here are not recovered"
+                    .to_owned(),
             ));
         }
         let encodes = code.is_some_and(|code| code != "none");

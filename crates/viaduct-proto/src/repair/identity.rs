@@ -1,10 +1,10 @@
 //! Packet identity: a keyed 64-bit hash over all bytes that routers leave unchanged.
 //!
-//! The paper names a packet by addresses, IP id, length and a checksum of its payload (4.6),
-//! where a collision garbles a recovery. Here the name is a keyed hash of the whole normalised
-//! packet, so that it also proves a recovery right: a packet that does not hash to the
-//! announced name is never injected. The key is derived from the two sites' keys alone: it
-//! outlives sessions and restarts, and third parties cannot produce collisions.
+//! The paper names a packet by addresses, IP id, length and a checksum of its payload (4.6); a
+//! collision then garbles a recovery. Here the name is a keyed hash of the whole normalised packet,
+//! which also verifies a recovery: a packet that does not hash to the announced name is never
+//! injected. The hash key is derived only from the keys of the two sites: it outlives sessions and
+//! restarts, and third parties cannot produce collisions.
 //!
 //! ```text
 //!   packet   ├──── 1024 bytes ────┼── the rest ──┤
@@ -12,10 +12,10 @@
 //!            16 bytes            16 bytes  ──▶ HighwayHash ─▶ name
 //! ```
 //!
-//! NH, the sum of products that VMAC and UMAC (RFC 4418) begin with, is the fastest way to
-//! reduce 1024 bytes to 16: one multiplication for every 16 bytes. Two different blocks collide
-//! with probability 2^-64, for any choice that does not depend on the key. Names travel sealed,
-//! so that third parties learn nothing of the key from them.
+//! NH, the sum of products that is the first step of VMAC and UMAC (RFC 4418), is the fastest way
+//! to reduce 1024 bytes to 16: one multiplication for every 16 bytes. Two different blocks collide
+//! with probability 2^-64, for any choice that does not depend on the key. Names are sent
+//! encrypted, so third parties learn nothing about the key from them.
 
 use highway::{HighwayHash, HighwayHasher, Key};
 
@@ -34,7 +34,7 @@ impl Identity {
 
 /// Block length of NH, in bytes.
 const BLOCK: usize = 1024;
-/// Bytes that enter one product, and that NH makes of a block.
+/// Bytes in one product, and bytes to which NH reduces a block.
 const PAIR: usize = 16;
 
 /// Numbers added to the pairs of words before their multiplication.
@@ -84,7 +84,7 @@ impl std::fmt::Debug for IdentityKey {
     }
 }
 
-/// NH of a block of at most [`BLOCK`] bytes, padded with zeros, and of its length.
+/// NH of a block of at most [`BLOCK`] bytes, padded with zeros, plus the length of the block.
 fn nh(pads: &Pads, block: &[u8]) -> u128 {
     let (pairs, rest) = block.as_chunks::<PAIR>();
     let mut last = [0; PAIR];
@@ -146,7 +146,7 @@ mod tests {
     }
 
     proptest! {
-        /// The twin is the definition, word by word.
+        /// Compares `nh` with its definition, word by word.
         #[test]
         fn nh_is_the_sum_of_the_products(block in prop::collection::vec(any::<u8>(), 0..=BLOCK)) {
             let pads = key().pads;

@@ -3,14 +3,14 @@
 use super::receiver::TICK;
 use crate::time::Duration;
 
-/// Rate of arriving repairs, to estimate those on their way.
+/// Rate of arriving repairs, to estimate how many are in flight.
 #[derive(Debug, Default)]
 pub(super) struct InFlight {
     /// Mean of repairs a second.
     pace: f64,
     /// Mean of packets a second.
     packets: f64,
-    /// Packets that the newest repair covered.
+    /// Number of packets that the newest repair covered.
     pub(super) cover: u16,
     /// Totals of repairs and packets at the last update.
     before: (u64, u64),

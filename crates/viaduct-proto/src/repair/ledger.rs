@@ -1,7 +1,7 @@
 //! State of each packet number: named, arrived, missing or recovered.
 //!
-//! The ledger covers the last [`Ledger::capacity`] numbers. A row is counted once, when it
-//! settles: lost or not, recovered or not, and in a burst of which length.
+//! The ledger covers the last [`Ledger::capacity`] numbers. A row is counted once, when it settles:
+//! whether its packet was lost and recovered, and the length of its loss burst.
 
 use super::align::Tag;
 use super::identity::Identity;
@@ -16,7 +16,7 @@ pub(super) const SETTLE: Duration = Duration::from_secs(1);
 /// The state of one number.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) enum State {
-    /// Not named by anything that has arrived.
+    /// Not named by any datagram that has arrived.
     #[default]
     Unnamed,
     /// Arrived by itself.
@@ -69,7 +69,7 @@ pub(super) struct Ledger {
     floor: Seq,
     /// Number after the highest one named; 0 before the first.
     next: Seq,
-    /// The lowest number named since the peer started; lower ones count for nothing.
+    /// Lowest number named since the peer started; lower numbers are not counted.
     lowest: Seq,
     /// Value of `next` at recent times, oldest first.
     marks: std::collections::VecDeque<(Instant, Seq)>,
@@ -115,8 +115,8 @@ impl Ledger {
         settled
     }
 
-    /// Makes room for numbers up to `last`; false if `first` has settled already. A jump of the
-    /// numbers beyond the ledger, forwards or back, means that the peer has restarted: the
+    /// Makes room for numbers up to `last`; returns false if `first` has settled already. A jump of
+    /// the numbers beyond the ledger, forwards or back, means that the peer has restarted: the
     /// ledger is emptied.
     pub(super) fn reach(&mut self, first: Seq, last: Seq) -> bool {
         let ahead = last >= self.next.saturating_add(self.capacity());

@@ -1,10 +1,10 @@
 //! Names of outgoing packets: collected, sent, and repeated.
 //!
-//! Without its name a packet is unknown to its receiver, as is its part in each repair. Where
-//! packets are lost, so are datagrams with names. Each name is therefore repeated once: in the
-//! next datagram, combined with the name of a packet that left some time before. Either of the
-//! two names follows from the other, so that the loss of two datagrams with names does no harm,
-//! whether they are consecutive or apart.
+//! A receiver that lacks the name of a packet cannot tell whether the packet has arrived, and has
+//! to treat it as unknown in each repair. A link that loses packets loses datagrams with names,
+//! too. Each name is therefore repeated once: in the next datagram, combined with the name of a
+//! packet that left some time before. Either of the two names follows from the other, so the loss
+//! of two datagrams with names does no harm, whether they are consecutive or apart.
 //!
 //! ```text
 //!   datagram   1      2          3          4          5
@@ -20,23 +20,24 @@ use super::section::{self, Form, GAP, MAX_NAMES, Manner, Name, Need};
 use crate::fec::Seq;
 use crate::time::{Duration, Instant};
 
-/// Packets that are named together if no repair is sent before: on a lossy link, and on a clean
-/// one.
+/// Number of packets that are named together if no repair is sent earlier: on a lossy link, and on
+/// a clean one.
 const MANIFEST: usize = 64;
 const CLEAN_MANIFEST: usize = 112;
-/// Time after which fewer packets are named: at least this, or this part of the time for which
-/// flows can wait.
+/// Time after which fewer packets are named: [`MANIFEST_DELAY`], or the time for which flows can
+/// wait divided by [`MANIFEST_PART`] if that is longer.
 const MANIFEST_DELAY: Duration = Duration::from_millis(5);
 const MANIFEST_PART: u32 = 8;
-/// Longest random delay of a manifest after its last packet, in microseconds. Right behind that
-/// packet it would meet a full queue that has had no time to drain, and be dropped far more
-/// often than packets are.
+/// Longest random delay of a manifest after its last packet, in microseconds. If it followed that
+/// packet at once, it would often meet a full queue that has had no time to drain, and would be
+/// dropped far more often than packets are.
 const MANIFEST_JITTER: u32 = 500;
 /// Names kept for requests and repetition.
 const MAX_PAST: usize = 4_096;
-/// Distance of packets whose names are combined: twice as many as are named together, so that
-/// if two consecutive datagrams are lost, each can be told from known packets. At low rates it
-/// is the number of packets in [`APART_TIME`], but more than a burst takes.
+/// Distance, in numbers, of packets whose names are combined: twice the number of packets that are
+/// named together, so that all names in two consecutive lost datagrams follow from known ones. At
+/// low rates it is the number of packets in [`APART_TIME`], but at least [`MIN_APART`], which is
+/// longer than a usual burst.
 const APART: NonZeroU16 = NonZeroU16::new(2 * MANIFEST as u16).unwrap();
 const MIN_APART: NonZeroU16 = NonZeroU16::new(MANIFEST as u16 / 2).unwrap();
 pub(super) const APART_TIME: Duration = Duration::from_millis(10);
@@ -83,16 +84,16 @@ impl Names {
             NonZeroU16::new(packets).map_or(MIN_APART, |apart| apart.clamp(MIN_APART, APART));
     }
 
-    /// Returns whether the pending names have to be sent before `name` is added: they are many,
-    /// or its time gap is too long.
+    /// Returns whether the pending names have to be sent before `name` is added: they are many, or
+    /// `name` was sent too long after them.
     pub(super) fn is_full_before(&self, name: &Name) -> bool {
         let longest = GAP.as_micros() as u32 * u32::from(u8::MAX);
         let apart = |last: &Name| name.sent.wrapping_sub(last.sent) > longest;
         self.fresh.len() >= MAX_NAMES || self.fresh.last().is_some_and(apart)
     }
 
-    /// Adds the name of a packet; `wait` is the time for which flows can wait, used for the
-    /// first name, and `is_lossy` tells whether packets are being lost.
+    /// Adds the name of a packet; `wait` is the time for which flows can wait, used for the first
+    /// pending name, and `is_lossy` tells whether packets are being lost.
     pub(super) fn record(&mut self, now: Instant, name: Name, is_lossy: bool, wait: Duration) {
         let many = if is_lossy { MANIFEST } else { CLEAN_MANIFEST };
         let due = *self.due.get_or_insert(now + MANIFEST_DELAY.max(wait / MANIFEST_PART));
@@ -104,8 +105,8 @@ impl Names {
         self.fresh.push(name);
     }
 
-    /// Adds requested names to the bundle, as far as they were sent and are kept; returns the
-    /// bytes sent to make room.
+    /// Adds those of the requested names to the bundle that were sent and are still kept; returns
+    /// the bytes sent to make room.
     pub(super) fn answer(
         &mut self,
         need: Need,

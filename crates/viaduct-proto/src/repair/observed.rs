@@ -10,7 +10,7 @@ use crate::time::{Duration, Instant};
 const SETTLES: Duration = Duration::from_millis(500);
 /// Limit of fates that wait; the oldest are dropped.
 const MAX_WAITING: usize = 1 << 16;
-/// Limit of packets that the trial codes handle at once: on a faster link they see a part of
+/// Limit of packets that the trial codes handle at once: on a faster link they see only a part of
 /// each interval.
 const MAX_STEPS: usize = 1 << 13;
 
@@ -41,7 +41,7 @@ impl Observed {
         self.fates.push_back((seq, now, at, fate));
     }
 
-    /// Notes that missing packet `seq` is here.
+    /// Notes that missing packet `seq` has arrived.
     pub(super) fn arrived(&mut self, seq: Seq) {
         let at = self.fates.partition_point(|&(of, ..)| of < seq);
         if let Some((of, .., fate)) = self.fates.get_mut(at)

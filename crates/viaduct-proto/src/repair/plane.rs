@@ -17,10 +17,10 @@ pub const MAX_PEERS: usize = 1 << 12;
 
 /// Limit of remembered sources of datagrams of other protocol versions.
 const MAX_OTHERS: usize = 16;
-/// Lifetime of such a source; a live one sends again much sooner.
+/// Time for which such a source is remembered; a gateway that runs sends again much sooner.
 const OTHERS_TTL: Duration = Duration::from_secs(60);
 
-/// Entry point of the packet plane. See the drawing in the module above.
+/// Entry point of the packet plane. See the drawing in [`super`].
 pub struct Plane {
     local: Local,
     peers: Vec<Peer>,
@@ -47,7 +47,7 @@ pub struct PlaneStats {
     pub missed: u64,
 }
 
-/// Reason for which a set of peers is refused.
+/// Reason why a set of peers is refused.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum PeersError {
     /// Too many peers.
@@ -102,7 +102,7 @@ impl Plane {
         let peer = |(config, stays, fresh): (_, Option<usize>, _)| {
             let Some(mut peer) = stays.and_then(|at| old[at].take()) else { return fresh };
             let changed = peer.change(now, config);
-            debug_assert!(changed.is_ok(), "it was checked: {changed:?}");
+            debug_assert!(changed.is_ok(), "the config was checked: {changed:?}");
             Some(peer)
         };
         self.peers = next.into_iter().filter_map(peer).collect();

@@ -4,10 +4,10 @@
 //!   identity 8 | ttl | tos | check | packet, normalised
 //! ```
 //!
-//! A rebuilt packet is right if its bytes hash to the identity in its prefix. Its TTL and TOS
-//! are those that the sender's gateway saw, if their check is right. For arrived packets they
-//! are computed back from the received values; an error in them spoils the TTL and TOS of
-//! packets rebuilt from these.
+//! A rebuilt packet is right if its bytes hash to the identity in its prefix. Its TTL and TOS are
+//! those that the sender's gateway saw, if their check is right. For packets that have arrived, the
+//! receiver computes TTL and TOS back from the received values; an error there spoils the TTL and
+//! TOS of packets that are rebuilt with their help.
 
 use super::identity::Identity;
 use super::section::PREFIX;

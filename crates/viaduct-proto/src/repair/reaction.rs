@@ -1,14 +1,14 @@
 //! Reaction of a TCP sender to losses.
 //!
-//! Repairs help senders that slow down when a packet is lost. One that does not, such as BBR,
-//! only loses the capacity that repairs take. The two differ in their bytes in flight: after a
-//! loss these fall by a third, or do not fall. As long as repairs hide all losses, no reaction
-//! shows; but BBR lets the path drain every few seconds without a loss before. Such a flow is
-//! left without repairs for a trial, until a few losses have shown its reaction.
+//! Repairs help senders that slow down when a packet is lost. A sender that does not slow down,
+//! such as BBR, only loses the capacity that repairs take. The two kinds differ in the bytes in
+//! flight after a loss: they fall by a third, or do not fall. While repairs hide all losses, no
+//! reaction shows; but BBR drains the path every few seconds, without a loss before. The flow of
+//! such a sender gets no repairs for a trial period, until a few losses have shown its reaction.
 //!
 //! ```text
-//!   in flight  ──────────┐    ┌─────────────     drained, then full again: left alone on trial
-//!                        └────┘        ×    ×    lost, but no less in flight: left alone
+//!   in flight  ──────────┐    ┌─────────────     drained, then full again: no repairs, on trial
+//!                        └────┘        ×    ×    lost, but no less in flight: no repairs
 //! ```
 
 use crate::time::{Duration, Instant};
@@ -19,8 +19,8 @@ use crate::wire::transport::Segment;
 const SLOWED: f64 = 0.9;
 /// Round trips after a loss at which the reaction is judged.
 const JUDGED: u32 = 3;
-/// Losses without a reaction after which a sender is left alone, and the greatest count of
-/// them; each loss with a reaction takes two off the count.
+/// Number of losses without a reaction after which a flow gets no repairs, and maximum of this
+/// count; each loss with a reaction reduces the count by two.
 const ENOUGH: u32 = 3;
 const MAX_CALM: u32 = 6;
 /// Growth of the bytes in flight per round trip from which on a sender is in slow start: a loss
@@ -28,8 +28,8 @@ const MAX_CALM: u32 = 6;
 const STARTS: f64 = 1.2;
 /// Least bytes in flight of a sender that is judged.
 const MIN_FLIGHT: f64 = 65_536.0;
-/// Bounds below which the path counts as drained: a share of the usual bytes in flight, or
-/// bytes.
+/// Bytes in flight up to which the path counts as drained: a share of the usual bytes in flight, or
+/// a number of bytes, whichever is more.
 const DRAINED: f64 = 0.125;
 const DRAINED_BYTES: f64 = 12_000.0;
 /// Least duration of a drain.
@@ -46,9 +46,9 @@ const MAX_BACKOFF: Duration = Duration::from_secs(3_600);
 /// State of one TCP sender.
 #[derive(Debug, Default)]
 pub(super) struct Reaction {
-    /// Sequence numbers after the last byte sent, and after the last byte that has arrived,
-    /// even behind missing ones. Cumulative acknowledgements would overstate the bytes in
-    /// flight for the round trip or two until missing segments are retransmitted.
+    /// Sequence numbers after the last byte sent, and after the last byte that has arrived, even if
+    /// bytes before it are missing. Cumulative acknowledgements would overstate the bytes in flight
+    /// for the round trip or two until missing segments are retransmitted.
     sent: u32,
     acknowledged: u32,
     /// Start of the averaging of the bytes in flight, their sum, and the number of samples.

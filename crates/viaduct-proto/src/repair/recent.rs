@@ -1,11 +1,11 @@
 //! Latest TCP timestamps seen by hosts, so that they accept recovered packets.
 //!
-//! A packet that is lost twice is sent again by its host with a new timestamp. Once that has
-//! arrived, a TCP host refuses all older packets ([`tcp_timestamp`]), including those that were
-//! lost at about the same time and are recovered a moment later. To their senders they are lost
-//! for good, and each such round slows a sender down again. A recovered packet that would be
-//! refused therefore gets the timestamp that its host has seen last, which the host goes on to
-//! echo.
+//! A packet that is lost and not recovered is retransmitted with a new timestamp. Once the
+//! retransmission has arrived, a TCP host refuses all packets with older timestamps
+//! ([`tcp_timestamp`]), including those that were lost at about the same time and are recovered a
+//! moment later. To their sender these are lost, and each such round slows it down again. A
+//! recovered packet that would be refused therefore gets the newest timestamp that its host has
+//! seen, which the host then echoes again.
 
 use std::collections::HashMap;
 
@@ -16,7 +16,7 @@ use crate::wire::tcp_timestamp;
 
 /// Limit of remembered flows.
 const MAX_FLOWS: usize = 4_096;
-/// Time after the last recovery for which flows are followed, and after which a flow is
+/// Time for which flows are followed after the last recovery, and after which an idle flow may be
 /// forgotten.
 const FOLLOWED: Duration = Duration::from_secs(10);
 
@@ -30,8 +30,8 @@ pub(super) struct Recent {
 }
 
 impl Recent {
-    /// Handles a packet that leaves a host; its TCP timestamp echo tells what the host has seen
-    /// last.
+    /// Handles a packet that leaves a host; its TCP timestamp echo is the newest timestamp that the
+    /// host has seen.
     pub(super) fn leaves(&mut self, now: Instant, packet: &[u8]) {
         if self.until.is_none_or(|until| now > until) {
             self.flows.clear();

@@ -2,9 +2,9 @@
 //! other.
 //!
 //! With several receive queues or cores, a repair may overtake packets that it covers. A packet
-//! rebuilt from it is not lost but a moment late, and its host should get it once. The hold
-//! time is learnt from packets that arrive after their recovery: later recoveries are held a
-//! little longer than that. Without such packets the hold is zero.
+//! rebuilt from such a repair is not lost but a moment late, and its host should get it only once.
+//! The hold time is learnt from packets that arrive after their recovery: later recoveries are held
+//! a little longer than that. Without such packets the hold is zero.
 //!
 //! ```text
 //!   recovered ──▶ queue ── hold over ──▶ injected ──▶ gone, remembered for a while
@@ -17,7 +17,7 @@ use super::identity::Identity;
 use crate::fec::Seq;
 use crate::time::{Duration, Instant};
 
-/// Longest hold: above the differences between queues and cores of one machine.
+/// Longest hold: longer than the differences in delay between queues and cores of one machine.
 const MAX_HOLD: Duration = Duration::from_millis(2);
 /// Time without an overtaken packet after which the hold is halved, finally to zero.
 const FORGET: Duration = Duration::from_secs(10);
@@ -37,7 +37,7 @@ pub(super) struct HeldRecovery {
 /// Relation of an arriving packet to recoveries.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Overtaken {
-    /// No recovery of it.
+    /// The packet was not recovered.
     No,
     /// The recovery was held, and is dropped.
     InTime(Seq),
@@ -75,7 +75,7 @@ impl ReorderHold {
         }
     }
 
-    /// Raises the hold to 5/4 of the time by which the packet came after its recovery.
+    /// Raises the hold to 5/4 of the time by which the packet arrived after its recovery.
     fn rise(&mut self, now: Instant, recovery: HeldRecovery) {
         let needed = now.since(recovery.recovered) * 5 / 4;
         self.hold = self.hold.max(needed.min(MAX_HOLD));

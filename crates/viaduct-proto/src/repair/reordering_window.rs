@@ -1,15 +1,14 @@
 //! Reordering window: time for which flows can wait for a lost packet, as a share of a round trip.
 //!
-//! A TCP sender that does not wait for a recovered packet retransmits it, and its receiver
-//! reports the duplicate (DSACK). As long as that is rare, flows can wait longer, and fewer
-//! repairs suffice. Linux waits for nearly a round trip once it has learnt to (RACK's
-//! reordering window); other senders wait less. Flows other than TCP give no such report and
-//! get a quarter of a round trip.
+//! A TCP sender that does not wait for a recovered packet retransmits it, and its receiver reports
+//! the duplicate (DSACK). As long as that is rare, flows can wait longer, and fewer repairs
+//! suffice. Linux waits for nearly a round trip once its reordering window (RACK) has grown; other
+//! senders wait less. Flows other than TCP send no such reports and get a quarter of a round trip.
 
 use crate::time::{Duration, Instant};
 
-/// Bounds of the share, and its first value: a sender that has not learnt to wait yet waits for
-/// a quarter of a round trip, and undoes some of its premature reductions.
+/// Bounds of the share, and its first value: at first a sender waits for a quarter of a round trip,
+/// and undoes some of its premature reductions.
 const SHARES: [f64; 2] = [0.25, 0.75];
 const FIRST: f64 = 0.35;
 /// Factors of a step down and of a step up.
@@ -58,7 +57,7 @@ impl ReorderingWindow {
         }
     }
 
-    /// Adapts the share; `bursts` is the total of bursts lost since the peer's receiver began.
+    /// Adapts the share; `bursts` is the total of bursts lost since the peer's receiver started.
     pub(super) fn learn(&mut self, now: Instant, bursts: u64) {
         let (passed, many) = (now.since(self.since), bursts.saturating_sub(self.bursts));
         let is_enough = passed >= TIMES[0] && many >= ENOUGH;

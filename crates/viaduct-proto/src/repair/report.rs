@@ -1,4 +1,4 @@
-//! Report of a site to its peer on the path from it: sent at the start of a session, every
+//! Report of a site to its peer on the path from that peer: sent at the start of a session, every
 //! second, and more often while packets are missing.
 //!
 //! ```text

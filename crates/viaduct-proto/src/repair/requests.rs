@@ -12,15 +12,14 @@ use crate::time::{Duration, Instant};
 
 /// Limit of remembered missing packets; further ones are not requested.
 const MAX_MISSING: usize = 2_048;
-/// Missing packets in excess of the expected recoveries from which on they are requested at
-/// once.
+/// Number of missing packets beyond the expected recoveries above which they are requested at once.
 const EXCESS: usize = 4;
 /// Limit of the repairs of one request times the packets that each covers: the peer computes
 /// them at once, which delays all its other work.
 pub(super) const MAX_WORK: usize = 1 << 16;
-/// Number of repairs for each of which a request adds one in reserve.
+/// Number of repairs per reserve repair that a request adds.
 const RESERVE: usize = 10;
-/// Time in which a packet may be late.
+/// Time for which a missing packet may just be late.
 const LATE: Duration = Duration::from_millis(4);
 /// Age from which on a packet is useless.
 const MAX_AGE: Duration = Duration::from_secs(1);
@@ -29,7 +28,7 @@ const MAX_AGE: Duration = Duration::from_secs(1);
 #[derive(Debug, Default)]
 pub(super) struct Requests {
     missing: BTreeMap<Seq, MissingPacket>,
-    /// Count of those never requested.
+    /// Number of missing packets that were never requested.
     fresh: usize,
     pub(super) asked: u64,
 }
@@ -49,15 +48,15 @@ pub(super) struct Times {
 }
 
 impl Times {
-    /// Age at which a packet is requested. Its repair comes a round trip later, and a sender
-    /// undoes its retransmission only if the packet arrives first.
+    /// Age at which a packet is requested. Its repair comes a round trip later, and a sender undoes
+    /// its reduction only if the packet arrives before the retransmission.
     fn ask(&self) -> Duration {
         self.wait.min(self.rtt / 4).max(LATE)
     }
 }
 
 impl Requests {
-    /// Notes that packet `seq` is missing, and not by congestion.
+    /// Notes that packet `seq` is missing, for another reason than congestion.
     pub(super) fn missing(&mut self, now: Instant, seq: Seq) {
         if self.missing.len() < MAX_MISSING
             && self.missing.insert(seq, MissingPacket { since: now, asked: None }).is_none()
@@ -90,7 +89,7 @@ impl Requests {
         [usual, early].into_iter().flatten().min()
     }
 
-    /// Returns an early request if the expected equations are surely too few.
+    /// Returns an early request if the expected equations are certain to be too few.
     pub(super) fn ask_early(&mut self, now: Instant, expected: usize) -> Option<Need> {
         let excess = self.fresh.checked_sub(expected).filter(|excess| *excess > EXCESS)?;
         if self.missing.last_key_value().is_some_and(|(_, newest)| newest.since + LATE > now) {
@@ -124,8 +123,8 @@ impl Requests {
     }
 
     /// Returns the next request; `held` counts the equations at hand for a range of packets. A
-    /// range never includes a packet that `is_given_up`: it is not requested, and without it
-    /// repairs of the range would be useless.
+    /// range never includes a packet that `is_given_up`: such a packet is not requested, and while
+    /// it is missing, repairs of the range would be useless.
     pub(super) fn ask(
         &mut self,
         now: Instant,
@@ -157,7 +156,7 @@ fn is_too_much(first: Seq, last: Seq, count: usize) -> bool {
     (last - first + 1) as usize * count > MAX_WORK
 }
 
-/// Adds a reserve for repairs that will be lost: if one of many is lacking, all of them cost
+/// Adds a reserve for repairs that may be lost: if one of many is lost, all of the packets wait for
 /// another round trip.
 fn with_reserve(repairs: usize) -> u8 {
     let reserve = if repairs > 2 { repairs.div_ceil(RESERVE) } else { 0 };

@@ -1,5 +1,5 @@
-//! Sealing and opening transport messages: AES-256-GCM under a session's keys, a counter that
-//! never repeats as the nonce, and a sliding window that lets each counter in once.
+//! Sealing and opening transport messages: AES-256-GCM under a session's keys, a counter that never
+//! repeats as the nonce, and a sliding window that accepts each counter once.
 
 use ring::aead::{AES_256_GCM, Aad, LessSafeKey, Nonce, UnboundKey};
 
@@ -34,7 +34,7 @@ impl Sealer {
     }
 }
 
-/// Reason for which a transport datagram was not opened.
+/// Reason why a transport datagram was not opened.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Refusal {
     /// Failed authentication.
@@ -46,7 +46,7 @@ pub(super) enum Refusal {
 /// Receiving half of a session.
 pub(super) struct Opener {
     key: LessSafeKey,
-    /// Counters opened.
+    /// Counters of the opened datagrams.
     window: ReplayWindow<64>,
 }
 

@@ -97,7 +97,7 @@ impl Sender {
         self.coder.memory() + self.names.memory()
     }
 
-    /// Changes the code; repairs that the old one still holds are sent at once.
+    /// Changes the code; repairs that the old code still holds are sent at once.
     pub(super) fn change(&mut self, now: Instant, plan: Plan, channel: &mut Channel<'_>) {
         for stage in 0..self.coder.stages() {
             self.flush(now, stage, channel);
@@ -161,8 +161,8 @@ impl Sender {
         [flush, self.names.due, self.coder.copies_due()].into_iter().flatten().min()
     }
 
-    /// Fires bins that idle traffic has left unfilled, one stage at a time, and sends copies
-    /// and names that are due.
+    /// Flushes bins that a pause in the traffic has left unfilled, one stage at a time, and sends
+    /// copies and names that are due.
     pub(super) fn handle_timeout(&mut self, now: Instant, channel: &mut Channel<'_>) {
         while let Some((since, stage)) = self.idle
             && since + self.flush_after * (stage as u32 + 1) <= now
@@ -225,7 +225,7 @@ impl Sender {
     }
 }
 
-/// Frames the repairs of the encoder. One that does not fit a datagram is split into two.
+/// Frames the repairs of the encoder. A repair that does not fit in a datagram is split into two.
 fn frame<'a, 'b>(
     names: &'a mut Names,
     bundle: &'a mut Bundle,

@@ -8,11 +8,11 @@
 //! ```
 //!
 //! Either side may start. A responder seals with new keys only after the peer has used them: a
-//! replayed or half-done handshake never silences a working session.
+//! replayed or incomplete handshake never interrupts a working session.
 //!
-//! An initiation carries its sender's clock, which must rise. The latest value of either
-//! direction is kept over a restart ([`Clocks`]): a recorded initiation is refused after it,
-//! and a clock that was set back does not shut a site out.
+//! An initiation carries its sender's clock, which must rise. The latest value of either direction
+//! is kept across restarts ([`Clocks`]): a recorded initiation is still refused after a restart,
+//! and a site whose clock was set back can still connect.
 
 use super::handshake::{Identities, Initiation, Keys};
 use super::seal::{Opener, Refusal, Sealer};
@@ -25,9 +25,9 @@ use crate::time::{Duration, Instant};
 const RETRY: Duration = Duration::from_secs(1);
 /// Time without an authentic message after which a new session is requested.
 const SILENCE: Duration = Duration::from_secs(4);
-/// Sessions kept at once: two, in case both sides have started one, and as many before.
+/// Maximum number of sessions: two, in case both sides have started one, and two older ones.
 const KEPT: usize = 4;
-/// Handshakes answered in each second.
+/// Maximum number of handshakes that are answered in a second.
 const LIMIT: u32 = 5;
 
 /// Configuration of a session.
@@ -43,13 +43,13 @@ pub(super) struct SessionConfig {
     pub entropy: Entropy,
     /// Wall clock at the origin of [`Instant`], nanoseconds since 1970.
     pub unix_nanos_at_zero: u64,
-    /// Low 16 bits of every session index, by which a datagram finds its peer.
+    /// Low 16 bits of every session index, which assign a datagram to this peer.
     pub slot: u16,
 }
 
-/// Reason for which a session cannot be created.
+/// Reason why a session cannot be created.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("the peer's public key is no key of an honest site (a point of small order)")]
+#[error("the peer's public key is not valid (a point of small order)")]
 pub struct WeakKey;
 
 /// Clocks of initiations, in nanoseconds since 1970; kept over a restart.
@@ -57,7 +57,7 @@ pub struct WeakKey;
 pub struct Clocks {
     /// Clock of the peer's latest initiation that was answered; older ones are refused.
     pub heard: u64,
-    /// Clock of the latest initiation sent to it; the next one is greater.
+    /// Clock of the latest initiation sent to the peer; the next one is greater.
     pub sent: u64,
 }
 
@@ -113,7 +113,7 @@ struct Live {
 }
 
 impl Session {
-    /// Creates a session from the common secret of the two keys; the first handshake is due at
+    /// Creates a session from the shared secret of the two keys; the first handshake is due at
     /// once.
     pub(super) fn new(config: &SessionConfig, shared: &SharedSecret, now: Instant) -> Self {
         let SessionConfig { secret, peer, entropy, .. } = config.clone();
@@ -171,7 +171,7 @@ impl Session {
         self.up() && !self.silent
     }
 
-    /// Appends a sealed datagram to `out`; false, and nothing appended, without a session.
+    /// Appends a sealed datagram to `out`. Without a session, appends nothing and returns false.
     pub(super) fn seal(&mut self, out: &mut Vec<u8>, write: impl FnOnce(&mut Vec<u8>)) -> bool {
         let newest = self.live.iter_mut().find(|s| s.confirmed);
         newest.map(|session| session.sealer.seal(out, write)).is_some()
@@ -271,8 +271,8 @@ impl Session {
         receiver: u32,
         datagram: &mut [u8],
     ) -> Received<'a> {
-        // The index is checked first: it costs nothing, and a stranger rarely guesses the
-        // pending one.
+        // The index is checked first: that is cheap, and a third party rarely guesses the pending
+        // one.
         if self.pending.as_ref().is_none_or(|(index, _)| *index != receiver) {
             self.stats.unknown += 1;
             return Received::Nothing;
@@ -316,7 +316,7 @@ impl Session {
     /// or by silence, on either side.
     fn schedule(&mut self, now: Instant) {
         if self.pending.is_some() {
-            return; // its retry is due already
+            return; // a retry is scheduled already
         }
         let newest = self.live.iter().find(|s| s.confirmed);
         let wait = |s: &Live| if s.initiator { self.rekey_after } else { self.rekey_after * 9 / 8 };

@@ -24,7 +24,7 @@ pub struct LossReport {
     pub highest: u64,
     /// Packets whose fate is known.
     pub covered: u64,
-    /// Lost packets among them.
+    /// Lost packets among `covered`.
     pub lost: u64,
     /// Recovered packets among the lost.
     pub recovered: u64,
@@ -55,11 +55,11 @@ pub struct SenderStats {
     pub repairs: u64,
     /// Bytes of repairs, names and copies on the wire, outer IP and UDP headers included.
     pub repair_bytes: u64,
-    /// Repairs among them that the idle timer fired before they were full.
+    /// Repairs sent because traffic paused before they were full.
     pub flushed: u64,
-    /// Repairs among them that the peer requested.
+    /// Repairs sent because the peer requested them.
     pub answered: u64,
-    /// Datagrams that carry names alone.
+    /// Datagrams that carry only names.
     pub manifests: u64,
     /// Copies of packets sent.
     #[serde(default)]
@@ -80,9 +80,9 @@ pub struct ReceiverStats {
     pub packets: u64,
     /// Bytes of those packets.
     pub bytes: u64,
-    /// Repairs that opened and parsed.
+    /// Repairs that were decrypted and parsed.
     pub repairs: u64,
-    /// Repairs among them that covered nothing missing.
+    /// Repairs that covered no missing packet.
     pub useless: u64,
     /// Packets recovered and injected.
     pub recovered: u64,
@@ -109,7 +109,7 @@ pub struct ReceiverStats {
     /// Copies of packets received.
     #[serde(default)]
     pub copies: u64,
-    /// Copies among them of packets that were here already.
+    /// Copies of packets that were here already.
     #[serde(default)]
     pub useless_copies: u64,
     /// Packets that were requested from the peer.
@@ -118,9 +118,9 @@ pub struct ReceiverStats {
     pub random: u64,
     /// Packets dropped by a full queue.
     pub congested: u64,
-    /// Recoveries of such packets that were injected with a congestion mark.
+    /// Recoveries of packets dropped by a full queue, injected with a congestion mark.
     pub marked: u64,
-    /// Recoveries of such packets that were withheld, so that their senders slow down.
+    /// Recoveries of packets dropped by a full queue, withheld so that their senders slow down.
     pub left_lost: u64,
     /// Recoveries injected with a newer TCP timestamp: their hosts would have refused the old
     /// one.
@@ -129,7 +129,7 @@ pub struct ReceiverStats {
     /// Time from the expected arrival of a packet to its recovery ([`LATENCY_BOUNDS`]), for
     /// packets lost by chance.
     pub latency: [u64; LATENCY_BUCKETS],
-    /// Sum of those times, in microseconds.
+    /// Sum of the times counted in `latency`, in microseconds.
     pub latency_sum: u64,
 }
 

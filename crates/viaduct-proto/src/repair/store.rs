@@ -1,13 +1,13 @@
 //! Store of the latest packets as they arrived: the basis of recoveries, and the local cache of
 //! section 4.5.
 //!
-//! Packets lie back to back in one ring of bytes; the oldest make room for the newest, so that
-//! memory is bounded in bytes for any packet sizes. Each is stored behind its prefix, as it is
-//! encoded. Byte-identical packets (duplicate ACKs, repeated datagrams) share a name, which
-//! finds the newest of them.
+//! Packets lie back to back in one ring of bytes; the oldest make room for the newest, so memory is
+//! bounded in bytes for any packet sizes. Each packet is stored behind its prefix, in the form in
+//! which it is encoded. Byte-identical packets (duplicate ACKs, repeated datagrams) share a name,
+//! which finds the newest of them.
 //!
-//! Names are found by chains from newer to older packets, one for each bucket. A chain ends
-//! where its next packet has been evicted, so that an eviction unlinks nothing.
+//! Names are found by chains from newer to older packets, one for each bucket. A chain ends where
+//! its next packet has been evicted, so an eviction need not unlink packets.
 //!
 //! ```text
 //!   buckets   [17] [ ] [12] [16]
@@ -126,7 +126,7 @@ impl Store {
         &self.arena[slot.start..slot.start + slot.len]
     }
 
-    /// Names are uniform already and need no further hashing.
+    /// Bucket of a name. Names are uniformly distributed and need no further hashing.
     fn bucket(&self, identity: Identity) -> usize {
         (identity.0 & (self.buckets.len() as u64 - 1)) as usize
     }
@@ -195,7 +195,7 @@ mod tests {
     }
 
     proptest! {
-        /// The twin is a list of the newest packets; the store must hold a suffix of it.
+        /// Compares the store with a list of all packets, of which it must hold a suffix.
         #[test]
         fn the_newest_packets_are_there_whole(
             sizes in prop::collection::vec((1..300usize, 0..40u64), 1..300),
@@ -203,7 +203,7 @@ mod tests {
             let mut store = Store::new(2_000);
             let mut all = Vec::new();
             for (i, (len, name)) in sizes.into_iter().enumerate() {
-                // A name stands for its bytes.
+                // Packets with equal names have equal bytes.
                 let packet = vec![name as u8; (len + name as usize * 7) % 300 + 1];
                 let name = Identity(name << 32 | packet.len() as u64);
                 store.insert(Instant::from_nanos(i as u64), name, [9; PREFIX], &packet);

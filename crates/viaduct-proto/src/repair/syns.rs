@@ -1,10 +1,10 @@
 //! SYNs whose MSS the path lowers: a SYN that arrived altered was not lost.
 //!
 //! Providers of PPPoE and mobile networks lower the MSS in SYNs that pass them. The far gateway
-//! then sees a SYN that was never announced, and misses the one that was. Injecting the
-//! original would give a host the unlowered MSS, which breaks its connections. The receiver
-//! therefore remembers recent SYNs by the fields that identify their connection, and learns
-//! from pairs how the path treats the MSS:
+//! then sees a SYN that was never announced, and misses the announced one. Injecting the original
+//! would give a host the unlowered MSS, which breaks its connections. The receiver therefore
+//! remembers recent SYNs by the fields that identify their connection, and learns from pairs of
+//! original and altered SYNs how the path treats the MSS:
 //!
 //! ```text
 //!   SYN arrives ──── its MSS is what the path lowers to ───────▶ also stored as it was sent
@@ -133,7 +133,7 @@ impl Syns {
         }
     }
 
-    /// MSS to which the path lowers SYNs, for IPv4 and IPv6.
+    /// Value to which the path lowers the MSS of SYNs, for IPv4 and IPv6.
     pub(super) fn lowered(&self) -> [Option<u16>; 2] {
         self.paths.map(|path| match path {
             Path::Lowers(most) => Some(most),
@@ -154,7 +154,7 @@ mod tests {
         packet
     }
 
-    /// As `syn(port, 1000)` after its MSS was changed, so that its checksum follows.
+    /// Returns `syn(port, 1000)` with its MSS changed and its checksum updated for the change.
     fn syn_with_sum(port: u16, mss: u16) -> Vec<u8> {
         let mut packet = syn(port, 1000);
         TcpSyn::parse(&packet).unwrap().set_mss(&mut packet, mss);

@@ -1,12 +1,12 @@
-//! Terms by which two gateways compare their configs under a new session, so that configs that
-//! do not match are reported instead of silently protecting nothing.
+//! Terms by which two gateways compare their configs at the start of a session, so that configs
+//! that do not match are reported instead of silently protecting no packets.
 //!
 //! ```text
 //!  own digest 8 | peer's digest 8 | version len 1, text | code len 1, text
 //!  | own count 1, n x (address bytes 1, length 1, address 16) | peer's count 1, the same
 //! ```
 //!
-//! The digests cover all prefixes; the lists, for people to read, the first [`MAX_LISTED`].
+//! The digests cover all prefixes; the lists, which are for display, have the first [`MAX_LISTED`].
 
 use std::hash::Hasher as _;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};

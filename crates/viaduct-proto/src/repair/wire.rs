@@ -1,4 +1,4 @@
-//! The repair channel's messages, and all their numbers. Everything is big endian.
+//! Datagrams of the repair channel, and their formats. All integers are big-endian.
 //!
 //! A datagram between gateways is one of:
 //!
@@ -20,7 +20,8 @@ pub const TRANSPORT_HEAD: usize = 16;
 pub const TAG: usize = 16;
 /// Bytes of a handshake's MAC.
 pub const MAC: usize = 32;
-/// Bytes of a handshake's Noise message: ephemeral key and tag, both of KK's with an empty payload.
+/// Bytes of a handshake's Noise message: ephemeral key and tag, in both messages of KK with an
+/// empty payload.
 pub const NOISE: usize = 32 + 16;
 /// Bytes of a handshake initiation before its Noise message.
 pub const INITIATION_HEAD: usize = 24;

@@ -48,7 +48,7 @@ impl Request {
 /// Parses the request at the start of `bytes`, up to the end of its head.
 pub fn parse(bytes: &[u8]) -> Parsed<Request> {
     if !may_begin(bytes) {
-        return Parsed::Wrong("no HTTP CONNECT");
+        return Parsed::Wrong("not an HTTP CONNECT");
     }
     let (front, mut headers) = front(bytes);
     let mut head = httparse::Request::new(&mut headers);
@@ -57,10 +57,10 @@ pub fn parse(bytes: &[u8]) -> Parsed<Request> {
         Ok(Status::Partial) if bytes.len() < LONGEST => return Parsed::Short,
         Ok(Status::Partial) => return Parsed::Wrong("an HTTP head that is too long"),
         Err(Error::HeaderName) => return Parsed::Wrong("an HTTP header without a colon"),
-        Err(_) => return Parsed::Wrong("no HTTP CONNECT"),
+        Err(_) => return Parsed::Wrong("not an HTTP CONNECT"),
     };
     let (Some("CONNECT"), Some(target)) = (head.method, head.path) else {
-        return Parsed::Wrong("no HTTP CONNECT");
+        return Parsed::Wrong("not an HTTP CONNECT");
     };
     let Some(to) = authority(target.as_bytes()) else {
         return Parsed::Wrong("an HTTP CONNECT without host and port");
@@ -83,16 +83,17 @@ pub fn parse(bytes: &[u8]) -> Parsed<Request> {
     Parsed::Whole(Request { to, authorization, persists: persists && !closes }, len)
 }
 
-/// Complete response, followed by the flow or by nothing. A failure has a line with the reason.
+/// Complete response to a request. The flow follows if it succeeded; otherwise the response has a
+/// line with the reason.
 pub fn response(result: Result<(), Failure>) -> Vec<u8> {
     let (status, why) = match result {
         Ok(()) => return b"HTTP/1.1 200 Connection established\r\n\r\n".to_vec(),
-        Err(Failure::Denied) => ("403 Forbidden", "flows may not go there"),
+        Err(Failure::Denied) => ("403 Forbidden", "the destination is not allowed"),
         Err(Failure::TimedOut) => ("504 Gateway Timeout", "the server does not answer"),
         Err(Failure::Refused) => ("502 Bad Gateway", "the server refuses the connection"),
-        Err(Failure::Unreachable) => ("502 Bad Gateway", "no way to the server is known"),
+        Err(Failure::Unreachable) => ("502 Bad Gateway", "there is no route to the server"),
         Err(Failure::Full) => ("503 Service Unavailable", "there is no room for more flows"),
-        Err(Failure::Reset) => ("502 Bad Gateway", "the way to the server broke"),
+        Err(Failure::Reset) => ("502 Bad Gateway", "the connection to the server broke"),
     };
     refusal(status, why)
 }
@@ -107,8 +108,8 @@ fn refusal(head: &str, why: &str) -> Vec<u8> {
     format!("{head}\r\n\r\n{why}\n").into()
 }
 
-/// Response to an invalid `request`, according to which of its length, method, version and
-/// target is wrong. Empty if `request` is not HTTP.
+/// Response to an invalid `request`. It depends on whether the length, method, version or target is
+/// wrong. Empty if `request` is not HTTP.
 pub fn objection(request: &[u8]) -> Vec<u8> {
     if !may_begin(request) {
         return Vec::new();
@@ -131,7 +132,7 @@ pub fn objection(request: &[u8]) -> Vec<u8> {
     refusal(status, why)
 }
 
-/// Bytes that the head of a request may have, and room for its headers.
+/// Returns the bytes that may belong to the head of a request, and room for its headers.
 fn front(bytes: &[u8]) -> (&[u8], Vec<Header<'_>>) {
     let front = &bytes[..bytes.len().min(LONGEST)];
     let lines = front.iter().filter(|&&byte| byte == b'\n').count();

@@ -7,10 +7,10 @@
 //!                            └──────▶ (refused)    table full: this one connects when accepted
 //! ```
 //!
-//! A flood of SYNs from spoofed addresses can only fill the table, which bounds memory and
-//! outbound connections; true clients then connect as without early forwarding. Each entry that
-//! expires shrinks the table by one, and each that is matched grows it by one. A flood
-//! therefore soon causes very few connections to servers, and true clients regain the table.
+//! A flood of SYNs from spoofed addresses can only fill the table, which bounds memory and outbound
+//! connections; genuine clients then connect without early forwarding. Each entry that expires
+//! shrinks the table by one, and each that is matched grows it by one. A flood therefore soon
+//! causes very few connections to servers, and genuine clients regain the table.
 
 use std::collections::{BTreeSet, HashMap};
 use std::net::SocketAddr;
@@ -19,7 +19,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::time::{Duration, Instant};
 
-/// Minimum size of the table, so that true clients can make it grow again.
+/// Minimum size of the table, so that genuine clients can make it grow again.
 const MIN_TABLE: usize = 16;
 
 /// Addresses of a client's SYN.
@@ -38,9 +38,9 @@ pub struct EarlyStats {
     pub started: u64,
     /// Started connections that were taken over by a client's flow.
     pub matched: u64,
-    /// Started connections that were given up because no client came.
+    /// Started connections that were given up because no client completed its handshake.
     pub expired: u64,
-    /// Started connections that their server refused before a client came.
+    /// Started connections that the server refused before a client completed its handshake.
     pub refused: u64,
     /// SYNs that arrived while the table was full.
     pub bounded: u64,
@@ -65,15 +65,16 @@ pub struct Early<T> {
     /// Entries by expiry.
     order: BTreeSet<(Instant, Tuple)>,
     most: usize,
-    /// Entries allowed now: `most`, less expired ones that matched ones have not made up for.
+    /// Number of entries allowed now: `most`, minus one for each expired entry, plus one for each
+    /// matched entry up to `most`.
     room: usize,
     ttl: Duration,
     stats: EarlyStats,
 }
 
 impl<T> Early<T> {
-    /// Empty table of at most `most` entries, each kept for `ttl`, which should exceed the
-    /// duration of a client's handshake.
+    /// Creates an empty table of at most `most` entries, each kept for `ttl`, which should exceed
+    /// the duration of a client's handshake.
     pub fn new(most: usize, ttl: Duration) -> Self {
         Early {
             pending: HashMap::new(),
@@ -85,7 +86,7 @@ impl<T> Early<T> {
         }
     }
 
-    /// The counters.
+    /// Counters of the table.
     pub fn stats(&self) -> EarlyStats {
         self.stats
     }
@@ -105,8 +106,8 @@ impl<T> Early<T> {
         self.pending.is_empty()
     }
 
-    /// Handles a SYN: `start` begins its outbound connection, unless the SYN is a
-    /// retransmission or the table is full. `start` may decline by `None`.
+    /// Handles a SYN: `start` begins its outbound connection, unless the SYN is a retransmission or
+    /// the table is full. `start` may decline by returning `None`.
     pub fn handle_syn(&mut self, now: Instant, tuple: Tuple, start: impl FnOnce() -> Option<T>) {
         if self.pending.contains_key(&tuple) {
             return;
@@ -130,7 +131,7 @@ impl<T> Early<T> {
         Some(started)
     }
 
-    /// Sets a new expiry for `tuple`, whose client is accepted only now.
+    /// Sets a new expiry for `tuple`: the acceptance of its client was deferred until now.
     pub fn postpone(&mut self, tuple: &Tuple, until: Instant) {
         if let Some((at, _)) = self.pending.get_mut(tuple) {
             self.order.remove(&(*at, *tuple));
@@ -139,8 +140,8 @@ impl<T> Early<T> {
         }
     }
 
-    /// Handles a refusal by the server of `tuple`, whose client will not come: returns the
-    /// connection.
+    /// Handles a refusal by the server of `tuple`, after which its client is not expected. Returns
+    /// the connection.
     pub fn handle_refusal(&mut self, tuple: &Tuple) -> Option<T> {
         let started = self.take(tuple)?;
         self.stats.refused += 1;
@@ -166,7 +167,7 @@ impl<T> Early<T> {
         self.take(tuple)
     }
 
-    /// Removes an entry whose client can no longer come because the listeners are closed.
+    /// Removes an entry whose client can no longer connect because the listeners are closed.
     pub fn release(&mut self) -> Option<T> {
         let &(_, tuple) = self.order.first()?;
         self.take(&tuple)

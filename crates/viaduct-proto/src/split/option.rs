@@ -10,9 +10,9 @@
 //!        14, 15       destination port
 //! ```
 //!
-//! All numbers are in network byte order. A SYN has 40 bytes for options, of which Linux uses
-//! 20: an IPv6 pair (40 bytes) does not fit, and is sent by [`proxy`](super::proxy) instead.
-//! Hosts that do not know the option ignore it (RFC 9293, 3.1).
+//! All numbers are in network byte order. A SYN has 40 bytes for options, of which Linux uses 20:
+//! an IPv6 pair (40 bytes) does not fit, and is sent with [`proxy`](super::proxy) instead. Hosts
+//! that do not know the option ignore it (RFC 9293, 3.1).
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, SocketAddrV4};
 
@@ -82,7 +82,7 @@ impl Hop {
         routable.then_some(Hop { source, destination })
     }
 
-    /// First such option among the options of a TCP header.
+    /// First hop option among the options of a TCP header.
     pub fn find(options: &[u8]) -> Option<Hop> {
         each(options).find_map(Hop::parse)
     }

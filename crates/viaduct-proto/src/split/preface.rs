@@ -23,7 +23,7 @@ use crate::flow::{Address, Failure};
 /// Maximum bytes of a preface that are buffered at once; an HTTP head is its longest part.
 pub const LONGEST: usize = connect::LONGEST;
 
-/// Requests with a missing or wrong password after which a connection is closed.
+/// Number of requests with a missing or wrong password after which a connection is closed.
 const MAX_ATTEMPTS: u8 = 3;
 
 /// Protocols that a hop accepts.
@@ -55,18 +55,18 @@ pub struct Secret(pub Option<Credentials>);
 pub enum Step {
     /// Wait for more bytes.
     Wait,
-    /// Send this, and go on.
+    /// Send these bytes, and continue.
     Say(Vec<u8>),
-    /// Send this, and go on: the password was wrong, and the client may try again.
+    /// Send these bytes, and continue: the password was wrong, and the client may try again.
     Deny(Vec<u8>),
     /// Connect to the destination.
     Connect {
         /// Destination.
         to: Address,
-        /// Original client, if an earlier hop has told its address.
+        /// Original client, if an earlier hop has announced its address.
         source: Option<SocketAddr>,
     },
-    /// Send this, if it is not empty, and end the connection.
+    /// Send these bytes, if there are any, and end the connection.
     Refuse(Vec<u8>, Refusal),
 }
 
@@ -117,7 +117,7 @@ enum Protocol {
 }
 
 impl Preface {
-    /// Exchange with a client that may speak one of `protocols`.
+    /// Creates the exchange with a client that may speak one of `protocols`.
     pub fn new(protocols: Protocols, secret: Secret) -> Preface {
         Preface { protocols, secret, state: State::First, attempts: 0, user: None }
     }
@@ -131,13 +131,13 @@ impl Preface {
             (State::First, Some(5)) if self.protocols.socks => self.greet(bytes),
             (State::First, Some(b'A'..=b'Z')) if self.protocols.connect => self.connect(bytes),
             (State::First, Some(b'\r')) if self.protocols.proxy => self.proxy(bytes),
-            (State::First, _) => unclear("it speaks nothing that is understood"),
+            (State::First, _) => unclear("it speaks no accepted protocol"),
             (State::SocksPassword, _) => self.password(bytes),
             (State::SocksRequest, _) => self.request(bytes),
             (State::Done(_), _) => Step::Wait,
         };
         match step {
-            Step::Wait if bytes.len() >= LONGEST => unclear("it is too long"),
+            Step::Wait if bytes.len() >= LONGEST => unclear("its preface is too long"),
             step => step,
         }
     }
@@ -177,7 +177,7 @@ impl Preface {
         match take(bytes, |bytes| socks::greeting(bytes, method)) {
             Ok(true) => self.say(socks::choice(Some(method)).to_vec(), after),
             Ok(false) => {
-                let why = Refusal::Unclear("it offers no fitting method");
+                let why = Refusal::Unclear("it offers no suitable authentication method");
                 Step::Refuse(socks::choice(None).to_vec(), why)
             }
             Err(step) => step,
@@ -280,7 +280,7 @@ impl Preface {
     }
 }
 
-/// Takes a message from the front of `bytes`. Without one, the error is the step to take.
+/// Takes a message from the front of `bytes`. If there is none, the error is the next step.
 fn take<T>(bytes: &mut Vec<u8>, parse: impl Fn(&[u8]) -> Parsed<T>) -> Result<T, Step> {
     match parse(bytes) {
         Parsed::Whole(message, len) => {

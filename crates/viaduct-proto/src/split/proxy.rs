@@ -70,7 +70,7 @@ pub struct Start {
 pub fn start(bytes: &[u8]) -> Parsed<Start> {
     let known = bytes.len().min(SIGNATURE.len());
     if bytes[..known] != SIGNATURE[..known] {
-        return Parsed::Wrong("no PROXY protocol version 2");
+        return Parsed::Wrong("not PROXY protocol version 2");
     }
     let Some(head) = bytes.get(..HEAD) else { return Parsed::Short };
     let (command, family) = (head[12], head[13]);
@@ -79,7 +79,7 @@ pub fn start(bytes: &[u8]) -> Parsed<Start> {
         (LOCAL, _) => 0,
         (PROXY, TCP4) => 12,
         (PROXY, TCP6) => 36,
-        (PROXY, _) => return Parsed::Wrong("a PROXY header of another protocol than TCP"),
+        (PROXY, _) => return Parsed::Wrong("a PROXY header for another protocol than TCP"),
         _ => return Parsed::Wrong("another version or command of the PROXY protocol"),
     };
     let Some(rest) = whole.checked_sub(needed) else {

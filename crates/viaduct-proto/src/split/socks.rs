@@ -42,7 +42,7 @@ pub struct Credentials {
     pub password: Vec<u8>,
 }
 
-/// Parses a greeting; the value is whether it offers `method`.
+/// Parses a greeting; the value is true if it offers `method`.
 pub fn greeting(bytes: &[u8], method: Method) -> Parsed<bool> {
     match *bytes {
         [] | [VERSION] => Parsed::Short,
@@ -64,7 +64,7 @@ pub fn credentials(bytes: &[u8]) -> Parsed<Credentials> {
     let mut rest = match *bytes {
         [] => return Parsed::Short,
         [PASSWORD_VERSION, ref rest @ ..] => Reader(rest),
-        _ => return Parsed::Wrong("another version of SOCKS passwords"),
+        _ => return Parsed::Wrong("an unknown version of the SOCKS password protocol"),
     };
     let Some(name) = rest.counted_u8() else { return Parsed::Short };
     let Some(password) = rest.counted_u8() else { return Parsed::Short };
@@ -99,10 +99,10 @@ pub(super) fn address(bytes: &[u8]) -> Parsed<Address> {
         IPV4 => after.array::<4>().map(|octets| Host::Ip(Ipv4Addr::from(octets).into())),
         IPV6 => after.array::<16>().map(|octets| Host::Ip(Ipv6Addr::from(octets).into())),
         NAME => match after.counted_u8().map(host_of) {
-            Some(None) => return Parsed::Wrong("a host name that cannot be one"),
+            Some(None) => return Parsed::Wrong("an invalid host name"),
             host => host.flatten(),
         },
-        _ => return Parsed::Wrong("an address of a kind that SOCKS5 does not know"),
+        _ => return Parsed::Wrong("an address of a type unknown to SOCKS5"),
     };
     let (Some(host), Some(port)) = (host, after.u16()) else { return Parsed::Short };
     let address = match host {

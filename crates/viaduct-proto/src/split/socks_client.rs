@@ -15,7 +15,7 @@ pub fn greeting(password: bool) -> Vec<u8> {
     }
 }
 
-/// Parses the server's reply to the greeting; `None` if it wants another method.
+/// Parses the server's reply to the greeting; `None` if the server wants another method.
 pub fn choice(bytes: &[u8]) -> Parsed<Option<Method>> {
     match *bytes {
         [] | [VERSION] => Parsed::Short,
@@ -43,7 +43,7 @@ pub fn verdict(bytes: &[u8]) -> Parsed<bool> {
     match *bytes {
         [] | [PASSWORD_VERSION | VERSION] => Parsed::Short,
         [PASSWORD_VERSION | VERSION, code, ..] => Parsed::Whole(code == 0, 2),
-        _ => Parsed::Wrong("another version of SOCKS passwords"),
+        _ => Parsed::Wrong("an unknown version of the SOCKS password protocol"),
     }
 }
 

@@ -14,10 +14,10 @@ use crate::flow::Address;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Unusable {
     /// A fragment of a longer datagram.
-    #[error("a piece of a longer datagram")]
+    #[error("a fragment of a datagram")]
     Fragment,
     /// The header is invalid.
-    #[error("no header of a SOCKS datagram")]
+    #[error("an invalid header of a SOCKS datagram")]
     Header,
 }
 

@@ -15,9 +15,9 @@ use crate::time::{Duration, Instant};
 pub struct Settings {
     /// Bytes of buffer that the peer gets at first, for all its streams.
     pub initial: u64,
-    /// Bytes of buffer that the peer gets at most, as the path turns out to need them. One
-    /// stream alone gets half of them. One stream fills a path if this is four times its
-    /// bandwidth-delay product.
+    /// Maximum bytes of buffer that the peer gets, as far as measurements show that the path needs
+    /// them. A single stream gets half of them, and fills a path if this limit is four times the
+    /// path's bandwidth-delay product.
     pub limit: u64,
     /// Least window: bytes that each stream may have outstanding in any case. They come on top of
     /// `limit`, so that streams whose readers have stopped cannot use up the buffer of the others.
@@ -81,7 +81,7 @@ pub enum Event {
     Readable(StreamId),
     /// Bytes may be written again, after [`may_write`](super::Tunnel::may_write) returned false.
     Writable(StreamId),
-    /// All that the other end wrote has been read, and nothing more follows.
+    /// All bytes that the other end wrote have been read, and no more will follow.
     Finished(StreamId),
     /// The stream is over: reset by the other end, or its link broke.
     Reset(StreamId, Failure),
@@ -95,7 +95,7 @@ pub enum Event {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum LinkError {
     /// The underlying connection broke.
-    #[error("the connection is gone")]
+    #[error("the connection was closed")]
     Gone,
     /// The peer was restarted: it has a new instance number.
     #[error("the peer was started again")]
@@ -104,7 +104,7 @@ pub enum LinkError {
     #[error("nothing heard for {0:?}")]
     Silent(Duration),
     /// The peer requests answers and does not read them.
-    #[error("the peer asks and does not listen")]
+    #[error("the peer requests answers and does not read them")]
     Deaf,
     /// The bytes are not valid frames.
     #[error(transparent)]
@@ -128,7 +128,7 @@ pub(super) struct Common {
     pub(super) former: Option<u64>,
     /// True if the peer was just found to have restarted.
     pub(super) restarted: bool,
-    /// Links of which the peer has just reported that it holds no bytes.
+    /// Links for which the peer has just reported that it holds no bytes.
     pub(super) gone: Vec<u32>,
     pub(super) tokens: Tokens,
     pub(super) window: ReceiveWindow,

@@ -23,7 +23,8 @@ pub struct Tunnel {
     next: u32,
     /// Link that had the last turn.
     turn: u32,
-    /// Links that broke; the peer is yet to be told that none of their bytes are held.
+    /// Broken links for which the peer has not been told yet that this end holds none of their
+    /// bytes.
     gone: Vec<u32>,
 }
 
@@ -76,7 +77,7 @@ impl Tunnel {
         }
     }
 
-    /// Returns whether both ends have left a link, so that it can be removed.
+    /// Returns whether both ends have left a link and it can be removed.
     pub fn is_over(&self, link: u32) -> bool {
         self.links.get(&link).is_some_and(Mux::is_over)
     }
@@ -91,7 +92,7 @@ impl Tunnel {
         self.links.keys().copied()
     }
 
-    /// Processes bytes that came by a link. `lane` is 0 unless the link has several.
+    /// Processes bytes that arrived on a link. `lane` is 0 unless the link has several.
     pub fn handle_bytes(&mut self, now: Instant, link: u32, lane: Lane, bytes: &[u8]) {
         self.common.now = now;
         let Some(mux) = self.links.get_mut(&link) else { return };
@@ -128,8 +129,9 @@ impl Tunnel {
         }
     }
 
-    /// Next stream that is over, on a link with several lanes. Once what
-    /// [`poll_transmit`](Tunnel::poll_transmit) has for its lane is sent, nothing follows there.
+    /// Next stream that is over, on a link with several lanes. Once the frames that
+    /// [`poll_transmit`](Tunnel::poll_transmit) still returns for its lane are sent, no more follow
+    /// on that lane.
     pub fn poll_forgotten(&mut self) -> Option<StreamId> {
         self.common.forgotten.pop_front()
     }
@@ -141,8 +143,9 @@ impl Tunnel {
         }
     }
 
-    /// Appends a turn's frames to `out` and returns the link and lane that they leave by. The
-    /// links that take bytes have turns one after the other. `None` if there is nothing to send.
+    /// Appends the frames of one turn to `out`, and returns the link and lane on which they are to
+    /// be sent. Links that take bytes have their turns one after the other. `None` if there is
+    /// nothing to send.
     pub fn poll_transmit(&mut self, now: Instant, out: &mut Vec<u8>) -> Option<(u32, Lane)> {
         self.common.now = now;
         let after = self.links.range(self.turn.saturating_add(1)..);
@@ -197,13 +200,13 @@ impl Tunnel {
     }
 
     /// Returns whether bytes may be written: fewer than [`Settings::queue`] wait. After false,
-    /// [`Event::Writable`] follows when they may.
+    /// [`Event::Writable`] is reported once bytes may be written again.
     pub fn may_write(&mut self, id: StreamId) -> bool {
         self.on(id, |mux, cx| mux.may_write(cx, id.number)).unwrap_or(false)
     }
 
     /// Queues all of `bytes`, however many wait already. A stream that was not accepted yet is
-    /// accepted. Returns false if nothing may follow: the stream is over or was shut down.
+    /// accepted. Returns false if no more bytes may follow: the stream is over or was shut down.
     pub fn write(&mut self, now: Instant, id: StreamId, bytes: Bytes) -> bool {
         self.common.now = now;
         self.on(id, |mux, cx| mux.write(cx, id.number, bytes)).unwrap_or(false)
@@ -222,12 +225,12 @@ impl Tunnel {
         self.on(id, |mux, cx| mux.consumed(cx, id.number, count));
     }
 
-    /// Ends this end's direction. Bytes that wait are still sent.
+    /// Ends the direction from this end. Queued bytes are still sent.
     pub fn shutdown(&mut self, id: StreamId) {
         self.on(id, |mux, _| mux.shutdown(id.number));
     }
 
-    /// Ends a stream in both directions, and drops the bytes that wait. No event follows.
+    /// Ends a stream in both directions, and drops its queued bytes. No event follows.
     pub fn reset(&mut self, id: StreamId, why: Failure) {
         self.on(id, |mux, cx| mux.reset(cx, id.number, why));
     }
@@ -301,13 +304,13 @@ impl Tunnel {
     fn break_off(&mut self, link: u32, strand: bool) -> bool {
         let Some(mut mux) = self.links.remove(&link) else { return false };
         mux.break_off(&mut self.common, strand);
-        // Reports that this link carried may have been lost with it.
+        // GONE reports that were sent on this link may have been lost with it.
         mux.reported_gone.push(link);
         mux.reported_gone.into_iter().for_each(|link| self.report_gone(link));
         true
     }
 
-    /// Tells the peer that no bytes of a link are held.
+    /// Tells the peer that this end holds no bytes of a link.
     fn report_gone(&mut self, link: u32) {
         match self.links.values_mut().min_by_key(|mux| mux.hello.is_none()) {
             Some(mux) => mux.report_gone(link),

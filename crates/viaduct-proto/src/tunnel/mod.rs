@@ -18,7 +18,7 @@
 //! among its streams and keeps half for future streams. A stream whose reader has stopped
 //! keeps its share, and gets no further tokens.
 //!
-//! | file | noun |
+//! | file | contents |
 //! |---|---|
 //! | `core` | [`Tunnel`]: several links, and the streams on them |
 //! | `mux` | a link |

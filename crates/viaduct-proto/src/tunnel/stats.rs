@@ -29,7 +29,7 @@ pub struct TunnelStats {
     pub tokens_left: u64,
     /// Tokens spent on links that broke.
     pub tokens_stranded: u64,
-    /// Receive window: tokens granted to the peer, bytes of buffer for what it sends.
+    /// Receive window: tokens granted to the peer, one for each byte of buffer.
     #[serde(rename = "room")]
     pub window: u64,
     /// Bytes of the receive window in use.

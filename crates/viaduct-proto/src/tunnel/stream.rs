@@ -142,14 +142,14 @@ impl Stream {
         go
     }
 
-    /// Stores bytes that came.
+    /// Stores received bytes.
     pub(super) fn receive(&mut self, bytes: &[u8]) -> Option<Notification> {
         self.inbox.push_copy(bytes);
         self.received += bytes.len() as u64;
         (!std::mem::replace(&mut self.reported_readable, true)).then_some(Notification::Readable)
     }
 
-    /// Next bytes that came.
+    /// Next received bytes.
     pub(super) fn read(&mut self) -> Option<Bytes> {
         let Some(bytes) = self.inbox.pop(usize::MAX) else {
             self.reported_readable = false;

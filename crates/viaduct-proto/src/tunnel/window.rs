@@ -5,12 +5,12 @@ use crate::time::{Duration, Instant};
 
 /// Minimum interval over which a rate is measured, as bytes arrive in bursts.
 const SHORTEST: Duration = Duration::from_millis(10);
-/// Buffer that a path needs, in bandwidth-delay products. One stream alone gets half of the
-/// buffer, its acknowledgements are slightly delayed, and the queue at the path's bottleneck is
-/// filled as well.
+/// Buffer that a path needs, in bandwidth-delay products. A single stream gets half of the buffer,
+/// its acknowledgements are slightly delayed, and the queue at the path's bottleneck is filled as
+/// well.
 const PRODUCTS: f64 = 4.0;
 
-/// Receive window of the peer, on all links together.
+/// Receive window promised to the peer, for all links together.
 #[derive(Debug, Default)]
 pub(super) struct ReceiveWindow {
     limit: u64,

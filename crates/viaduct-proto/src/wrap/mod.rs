@@ -1,5 +1,5 @@
-//! Socket calls of wrapped programs, as the crate [`viaduct_wrap`] has them; and `shared`, the
-//! protocol between runs and a master that they share, which speaks of flows.
+//! Socket calls of wrapped programs, re-exported from the crate [`viaduct_wrap`]; and `shared`, the
+//! protocol between runs and the master that they share.
 
 pub mod shared;
 

@@ -3,7 +3,8 @@
 //! ends run on the same machine.
 //!
 //! The run captures its program's calls and keeps the program's side of each flow; the master
-//! carries the flow. Records tell the endpoints of flows and carry sockets; no payload crosses.
+//! carries the flow. Records announce the endpoints of flows and pass sockets; they have no payload
+//! of flows.
 //!
 //! ```text
 //!   run ── Hello ──────────────────▶ master     once; answered by a Welcome (`wire`)
@@ -29,7 +30,7 @@ use crate::flow::Failure;
 
 /// Bytes of a record.
 pub const RECORD: usize = 24 + 2 * ADDRESS + 4 + 4 * OPTIONS;
-/// Socket options that a record may have.
+/// Number of socket options that a record may have.
 pub const OPTIONS: usize = 11;
 const MAGIC: u32 = u32::from_be_bytes(*b"vdms");
 
@@ -106,7 +107,7 @@ pub enum Down {
         /// Reason.
         why: Failure,
     },
-    /// The master no longer carries the flow.
+    /// The flow has ended at the master.
     Gone {
         /// Number of the flow.
         id: u64,

@@ -52,7 +52,8 @@ fn tolerance(q: f64, n: u64) -> f64 {
     4.0 * (q * (1.0 - q) / n as f64).sqrt() + 2.0 / n as f64
 }
 
-/// Share of lost packets that `code` recovers when `lose` decides, and their number.
+/// Share of the lost packets that `code` recovers, and number of lost packets; `lose` selects what
+/// is lost.
 fn share(code: &Code, packets: u64, lose: &mut dyn FnMut(Option<u64>) -> bool) -> (f64, u64) {
     let mut encoder = code.build_encoder(1).unwrap();
     let (lost, back) = run(&mut *encoder, AnyDecoder::new(8 << 20), packets, 8, lose);
@@ -69,7 +70,7 @@ fn layers_recover_at_least_what_the_closed_form_says() {
             let (share, lost) = share(&code, 40_000, &mut |_| rng.chance(p));
             let bound = layered_independent(r, interleaves.len(), p);
             assert!(share >= bound - tolerance(bound, lost), "{code} at {p}: {share} < {bound}");
-            assert!(share < 1.0 || p < 0.1, "{code} at {p}: nothing was left lost");
+            assert!(share < 1.0 || p < 0.1, "{code} at {p}: no packet stayed lost");
         }
     }
 }

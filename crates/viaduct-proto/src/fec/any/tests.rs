@@ -82,7 +82,7 @@ fn what_one_decoder_recovers_unlocks_the_other() {
     receiver.repair(&repair(window, 2, 2));
     receiver.repair(&repair(xor, 3, 2));
     receiver.packet(4, b"d");
-    assert_eq!(receiver.recovered, [3, 2, 1], "through both, and back");
+    assert_eq!(receiver.recovered, [3, 2, 1], "through both decoders, and back");
     receiver.check(&packets);
 }
 

@@ -27,11 +27,11 @@ mod vectors;
 
 use gf::MulTable;
 
-/// Bytes in a cache line. The kernels are fastest on destinations that begin on one and reach to
-/// the end of one, past the end of the sources.
+/// Bytes in a cache line. The kernels are fastest if destinations begin on a cache line and extend
+/// beyond the sources, to the end of a line.
 pub const LINE: usize = 64;
 
-/// Most destinations that one pass over the sources serves.
+/// Maximum number of destinations that one pass over the sources serves.
 pub const GROUP: usize = 4;
 
 /// Adds `src` to `dst`.

@@ -75,8 +75,8 @@ fn by_ones<const N: usize, const M: usize>(
     let ones = (0..N).take_while(|&d| shape.coefficients.iter().all(|row| row[d] == 1)).count();
     // SAFETY: `Shape::new` made every pointer from a slice of at least `len` bytes, the mutable
     // ones of at least `room`; they are borrowed until this function returns, the mutable ones
-    // exclusively; `len` is a vector or longer, as `add` checked; a `Level` is only made where the
-    // processor was asked for it.
+    // exclusively; `len` is a vector or longer, as `add` checked; a `Level` is only made if the
+    // processor was found to have it.
     unsafe {
         match ones {
             _ if ones == N => vectors::run::<N, M, N>(level, &shape),
@@ -86,7 +86,7 @@ fn by_ones<const N: usize, const M: usize>(
     }
 }
 
-/// `N` destinations, `M` sources and their coefficients, with the checks behind them.
+/// `N` destinations, `M` sources and their coefficients, whose lengths have been checked.
 pub(super) struct Shape<const N: usize, const M: usize> {
     dsts: [*mut u8; N],
     srcs: [*const u8; M],
@@ -131,7 +131,8 @@ impl<const N: usize, const M: usize> Shape<N, M> {
 pub(super) unsafe fn fused<V: Vector, const N: usize, const M: usize, const ONES: usize>(
     shape: &Shape<N, M>,
 ) {
-    // By value: behind the reference, every store could have changed them.
+    // Copied: the compiler would have to assume that every store changes values behind the
+    // reference.
     let Shape { dsts, srcs, coefficients, len, room } = *shape;
     let full = len - len % V::BYTES;
     // SAFETY: columns begin at `full - V::BYTES` or before, the ragged one as `ragged` asks.
@@ -209,7 +210,7 @@ unsafe fn factors<V: Vector, const N: usize, const M: usize>(
 ) -> Factors<V, N, M> {
     // SAFETY: as the caller vouches.
     unsafe {
-        // Not by closures, which would not have those instructions.
+        // No closures, since they would be compiled without those instructions.
         let mut factors = [[V::factor(0); N]; M];
         for (row, coefficients) in factors.iter_mut().zip(coefficients) {
             for (factor, &coefficient) in row.iter_mut().zip(coefficients) {
@@ -220,7 +221,7 @@ unsafe fn factors<V: Vector, const N: usize, const M: usize>(
     }
 }
 
-/// Adds one column, with all destinations in registers while the sources pass.
+/// Adds one column. All destinations stay in registers while the sources are read.
 ///
 /// # Safety
 /// As [`fused`]; `at + V::BYTES` must not be above the length.

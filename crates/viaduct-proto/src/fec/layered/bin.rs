@@ -33,8 +33,8 @@ impl Bin {
         self.sum.buffer.memory()
     }
 
-    /// Adds packet `seq`. If the bin has bytes already, they are returned for the caller to add
-    /// the packet to (for all layers at once).
+    /// Adds packet `seq`. If the bin was not empty, returns its bytes: the caller adds the packet
+    /// to them, for all layers at once.
     pub(super) fn enter(&mut self, seq: Seq, packet: &[u8]) -> &mut [u8] {
         self.size += 1;
         self.sum.add_len(packet.len(), 1);
@@ -71,7 +71,7 @@ impl<'a> Pass<'a> {
         Pass { sums: [&mut [], &mut [], &mut [], &mut []], count: 0 }
     }
 
-    /// Adds bytes to which the packet is to be added; at most [`kernel::GROUP`] of them.
+    /// Includes the bytes of a bin, unless they are empty; at most [`kernel::GROUP`] bins.
     pub(super) fn add(&mut self, sum: &'a mut [u8]) {
         if !sum.is_empty() {
             self.sums[self.count] = sum;

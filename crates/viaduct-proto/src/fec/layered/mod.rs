@@ -3,8 +3,8 @@
 //!
 //! c instances of plain parity run side by side. Layer `n` deals the packets to `I[n]` bins in
 //! turn, and a bin fires when it has r packets. With interleave 1 that is the exclusive or of r
-//! neighbours, which repairs a single loss soon; with interleave 40 the r packets lie 40 apart,
-//! so that a burst of 40 takes at most one from each bin.
+//! neighbours, which repairs a single loss soon; with interleave 40 the r packets lie 40 apart, so
+//! a burst of 40 takes at most one from each bin.
 //!
 //! ```text
 //!   packet      1  2  3  4  5  6  7  8  9 10 11 12 …         (r=3, c=2), I=(1,4)
@@ -96,9 +96,9 @@ impl super::Encoder for Encoder {
 /// first, by x, i and r.
 type FirstSize = fn(u16, u16, u8) -> u8;
 
-/// Staggered start: x mod r, where 0 means r. In a layer with fewer bins than r, they share the
-/// sizes evenly: (x mod r) * r/i, rounded; of two equally near sizes the smaller one, as in the
-/// paper's example (r = 5, i = 4: the first bin fires at 1, the second at 2).
+/// Staggered start: x mod r, where 0 means r. In a layer with fewer bins than r, the sizes are
+/// spread evenly: (x mod r) * r/i, rounded, with ties rounded down as in the paper's example (r =
+/// 5, i = 4: the first bin fires at 1, the second at 2).
 fn first_size(x: u16, i: u16, r: u8) -> u8 {
     let (x, i, r) = (u32::from(x), u32::from(i), u32::from(r));
     let size = if i >= r { x % r } else { (2 * (x % r) * r + i - 1) / (2 * i) };

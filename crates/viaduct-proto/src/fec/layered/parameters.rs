@@ -24,7 +24,7 @@ pub struct Parameters {
 }
 
 impl Parameters {
-    /// Creates (r, c) with these interleaves, with repairs sent at once.
+    /// Creates parameters with these interleaves, whose repairs are not delayed.
     pub fn new(r: u8, interleaves: &[u16]) -> Self {
         Parameters { r, interleaves: interleaves.to_vec(), delay_xors: false }
     }

@@ -50,10 +50,10 @@ fn a_staggered_layer_fires_one_bin_in_r_for_every_i_packets() {
     let at: Vec<_> = fired(&mut encoder, 1, 2000).iter().map(|(seq, _)| *seq).collect();
     for from in (0..2000).step_by(40) {
         let fired = at.iter().filter(|&&seq| (from + 1..=from + 40).contains(&seq)).count();
-        assert_eq!(fired, 5, "i/r fire for any i packets, here from {from}");
+        assert_eq!(fired, 5, "i/r bins fire for any i packets, here from {from}");
     }
     let first: Vec<_> = at.iter().filter(|&&seq| seq <= 40).collect();
-    assert_eq!(first, [&1, &9, &17, &25, &33], "i/r fire with just one packet in them");
+    assert_eq!(first, [&1, &9, &17, &25, &33], "i/r bins fire with just one packet");
 }
 
 #[test]
@@ -75,7 +75,7 @@ fn a_flush_fires_what_is_pending_and_what_is_partial_once() {
     let fired: Vec<_> = flush(&mut encoder).iter().map(Owned::seqs).collect();
     assert_eq!(fired, [vec![3], vec![1], vec![2], vec![3]]);
     assert_eq!(flush(&mut encoder), []);
-    assert!(push(&mut encoder, &[9]).is_empty(), "what was flushed is not sent again");
+    assert!(push(&mut encoder, &[9]).is_empty(), "flushed packets are not sent again");
 }
 
 #[test]

@@ -68,7 +68,7 @@ impl Equation {
         self.index(seq).map(|index| self.terms[index].1)
     }
 
-    /// Memory that it takes, in bytes, including its share of the table.
+    /// Memory of the equation in bytes, including its share of the table.
     pub(super) fn cost(&self) -> usize {
         self.sum.buffer.memory() + 128 + 16 * self.terms.len()
     }

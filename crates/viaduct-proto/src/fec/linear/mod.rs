@@ -2,15 +2,14 @@
 //! sliding windows (and plain exclusive ors).
 //!
 //! ```text
-//!   repair ─▶ take out what is known ─▶ 5a + 7b = …  ─▶ eliminate ─▶  1a          = …  recovered
+//!   repair ─▶ subtract known packets ─▶ 5a + 7b = …  ─▶ eliminate ─▶  1a          = …  recovered
 //!                                       2a + 9b = …                        1b     = …  recovered
 //!                                       3b + 4d = …                             d = …  recovered
 //! ```
 //!
 //! The equations are kept in reduced form: each has a *pivot*, an unknown packet that no other
-//! equation contains. In that form a packet is determined exactly if it is the only one in its
-//! equation, so that everything solvable is recovered at once, down to the smallest solvable
-//! part.
+//! equation contains. In that form a packet is determined if and only if it is the only one in its
+//! equation, so every packet that can be solved is recovered at once, even while others cannot.
 
 mod equation;
 

@@ -80,7 +80,7 @@ fn memory_is_bounded() {
     assert!(receiver.decoder.equations.len() < 95);
     receiver.packet(1, &sent[0]);
     receiver.packet(1989, &sent[1988]);
-    assert_eq!(receiver.recovered, [1990], "the newest is there, the oldest is not");
+    assert_eq!(receiver.recovered, [1990], "the newest is recovered, the oldest is not");
 }
 
 #[test]

@@ -55,7 +55,7 @@ fn two_repairs_of_the_same_pair_stay_stored_and_both_go() {
     receiver.repair(&repair(1, 1, &[b"a", b"b"]));
     receiver.repair(&repair(1, 1, &[b"a", b"b"]));
     receiver.packet(2, b"b");
-    assert_eq!(receiver.recovered, [1], "once, though two repairs say it");
+    assert_eq!(receiver.recovered, [1], "once, though two repairs yield it");
     assert_eq!(receiver.decoder.memory(), 0);
 }
 

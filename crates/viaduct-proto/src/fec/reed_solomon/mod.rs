@@ -1,8 +1,8 @@
 //! Reed-Solomon (r,c) over GF(2^8), the code that Maelstrom is compared with (4.4, Figure 15):
 //! any r of the r packets and c repairs of a block are enough.
 //!
-//! With interleave i, packets are dealt to i blocks in turn, so that a burst of i * c packets
-//! takes at most c from each.
+//! With interleave i, packets are dealt to i blocks in turn, so a burst of i * c packets takes at
+//! most c from each.
 //!
 //! ```text
 //!   packet    1 2 3 4 5 6 7 8 9 10 …       (r=3, c=2), interleave 2
@@ -10,7 +10,7 @@
 //!   block B     ●   ●   ●  ─▶ 2 repairs    row 1: other coefficients
 //! ```
 //!
-//! Parities grow as packets arrive, so that the last packet of a block costs no more than the
+//! Parities are updated as packets arrive, so the last packet of a block costs no more than the
 //! others. The decoder is [`Linear`](super::linear::Linear).
 
 use std::fmt;
@@ -129,8 +129,8 @@ impl super::Encoder for Encoder {
     }
 }
 
-/// Number of packets that are added to the parities together. Each parity is then read and
-/// written once for all of them, which is most of the work; but all but the last must be kept
+/// Number of packets that are added to the parities together. Each parity is then read and written
+/// only once for all of them, which saves most of the work; but all except the last have to be kept
 /// until then.
 const TOGETHER: usize = 2;
 

@@ -67,7 +67,7 @@ proptest! {
                 receiver.packet(seq, packet);
             }
         }
-        // What the block may still lose, its repairs do.
+        // The rest of the losses that the block tolerates are losses of repairs.
         for repair in &repairs {
             let left = &mut losses[repair.cover.first as usize % usize::from(interleave)];
             if *left > 0 {

@@ -34,13 +34,13 @@ impl History {
         self.packets.push_back(store);
     }
 
-    /// Number of packets held; a window's length.
+    /// Number of packets held.
     pub(super) fn len(&self) -> u16 {
         self.packets.len() as u16
     }
 
-    /// Sets each of `sums` to its draw of `count` packets, the first of which, `first`, is
-    /// `back` packets before the next.
+    /// Sets each of `sums` to the combination of `count` packets by its draw. Their first number is
+    /// `first`, which is `back` packets before the next one.
     pub(super) fn combine(
         &self,
         back: u16,

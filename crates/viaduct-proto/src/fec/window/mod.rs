@@ -1,15 +1,15 @@
 //! Sliding window code: a repair is a random combination of the last W packets, sent after
 //! every few packets.
 //!
-//! The next repair recovers a single loss. A burst of b packets needs any b repairs; they keep
-//! coming as the window slides on, so that recovery takes time in proportion to the burst, and
-//! nothing waits for a block to end.
+//! The next repair recovers a single loss. A burst of b packets needs any b repairs, which are sent
+//! while the window slides on: recovery takes time in proportion to the burst, and need not wait
+//! for the end of a block.
 //!
-//! The repairs that will contain a packet are known when it is pushed: those sent before the
-//! window has passed it. Each has an open sum, to which the packet is added while it is in the
-//! processor's cache. The next repairs contain every packet, so that the first of them recovers
-//! a single loss; later ones contain a share of the packets, which is enough for the remains of
-//! bursts and costs a fraction.
+//! The repairs that will contain a packet are known when it is pushed: those sent before the window
+//! has passed it. Each of these repairs has an open sum, to which the packet is added while it is
+//! in the processor's cache. The next few repairs contain every packet, so the first of them
+//! recovers a single loss. Later ones contain only a share of the packets, which is enough for the
+//! rest of a burst and costs less work.
 //!
 //! ```text
 //!   packet      1 2 3 4 5 6 7 8 9 …          W = 6, a repair after every 2 packets: 3 open sums
@@ -43,7 +43,8 @@ pub struct Parameters {
     pub packets: u16,
 }
 
-/// Mean number of sparse sums that a packet is added to, beyond the dense ones.
+/// Maximum of the mean number of sparse sums that a packet is added to, in addition to the dense
+/// ones.
 const MAX_SHARED: u32 = 13;
 /// Share of the packets that a sparse sum contains, in 256ths, if there are few such sums.
 const DENSITY: u32 = 64;
@@ -74,9 +75,9 @@ impl Parameters {
         Ok(warnings)
     }
 
-    /// Number of dense repairs, the next to be sent: those of three gaps, as far as the window
-    /// reaches. A single loss that the first of them does not recover is recovered by the next
-    /// two, hardly later than if all repairs were dense.
+    /// Number of dense repairs, which are the next to be sent: those of three gaps, if the window
+    /// has as many. A single loss that the first of them does not recover is recovered by one of
+    /// the others, hardly later than if all repairs were dense.
     fn dense(&self) -> usize {
         let gap = usize::from(self.repairs.div_ceil(self.packets));
         (2 + gap).min(self.wanted().max(1 + gap))
@@ -171,9 +172,8 @@ impl Encoder {
         self.spare.extend(self.ahead.drain(..).map(|open| open.sum));
     }
 
-    /// Limits repairs to packets pushed after the previous call. Earlier losses are not to be
-    /// recovered by them, and as long as repairs cover these, recovery of later losses would
-    /// have to wait for them.
+    /// Limits repairs to packets pushed after the previous call: earlier losses need not be
+    /// recovered, and repairs that cover them would delay the recovery of later losses.
     pub fn restart(&mut self) {
         let first = std::mem::replace(&mut self.restarted, self.next);
         let old = self.ahead.partition_point(|open| open.first < first);
@@ -215,8 +215,8 @@ impl Encoder {
         self.parameters
     }
 
-    /// Fires up to `count` repairs, each of all kept packets from `first` to `last`; of more
-    /// than [`MAX_COVER`] packets, the oldest.
+    /// Fires up to `count` repairs, each of all kept packets from `first` to `last`; if these are
+    /// more than [`MAX_COVER`], of the oldest ones.
     pub fn combine(&mut self, first: Seq, last: Seq, count: usize, fire: &mut Fire<'_>) {
         let first = first.max(self.next - u64::from(self.history.len()));
         let last = last.min(self.next.wrapping_sub(1)).min(first + u64::from(MAX_COVER - 1));
@@ -318,8 +318,8 @@ impl<'a> Together<'a> {
 }
 
 impl Encoder {
-    /// Like [`push`](super::Encoder::push), for a packet that calls for at most this many
-    /// repairs, in units of 1 / `packets`. An empty packet is in no repair.
+    /// Like [`push`](super::Encoder::push), for a packet that adds at most `most` to the repairs
+    /// due, in units of 1 / `packets`. An empty packet is in no repair.
     pub fn push_at_most(&mut self, packet: &[u8], most: u16, fire: &mut Fire<'_>) {
         let Parameters { repairs, packets, .. } = self.parameters;
         debug_assert!(packet.len() <= MAX_PACKET);
@@ -350,8 +350,8 @@ impl super::Encoder for Encoder {
         self.push_at_most(packet, u16::MAX, fire);
     }
 
-    /// Fires as many repairs as a group of `packets` gets, so that a burst that took the last
-    /// packets is covered.
+    /// Fires as many repairs as a group of `packets` gets, to cover a burst that took the last
+    /// packets.
     fn flush(&mut self, _stage: usize, fire: &mut Fire<'_>) {
         let fresh = std::mem::take(&mut self.fresh);
         if fresh > 0 {

@@ -100,7 +100,8 @@ fn a_burst_comes_back_in_time_proportional_to_its_length() {
     for burst in [2, 5, 10, 15, 18] {
         let at = recovered_at(&mut encoder(255, 1, 10), 501, burst);
         assert_eq!(at.len() as u64, burst, "all of a burst of {burst}");
-        // One repair a packet, and one more in the rare case that two say the same.
+        // One repair for each packet, and one more in the rare case that two are linearly
+        // dependent.
         let last = 500 + burst + 10 * (burst + 1) + 10;
         assert!(at.iter().all(|&seq| seq <= last), "burst of {burst}: {at:?}, later than {last}");
     }
@@ -157,7 +158,7 @@ fn outcome(encoder: &mut Encoder, mut lost: impl FnMut() -> bool) -> (u64, u64) 
 
 #[test]
 fn a_share_of_the_old_packets_is_enough() {
-    // Each beside what simulations with every packet in each repair leave (docs/codes.md).
+    // Each with the result of a simulation in which every repair has every packet (docs/codes.md).
     for (window, repairs, burst, left, late) in [
         (600, 28, 1, 2, 300),
         (1_000, 55, 8, 2, 850),
@@ -183,7 +184,7 @@ fn parameters_may_change_at_any_packet() {
             encoder.change(Parameters { window, repairs, packets: 400 }).unwrap();
         }
         let packet = packet(&mut rng, 40);
-        // Single losses, far apart: whatever the parameters, the next repair has them.
+        // Single losses, far apart: the next repair recovers them, whatever the parameters.
         if seq % 97 == 0 {
             lost += 1;
         } else {
@@ -232,7 +233,7 @@ fn a_pause_ends_with_a_change() {
     assert_eq!((0..50).map(|_| two(&mut encoder)).sum::<usize>(), 0);
     let mut fired = 0;
     encoder.combine(90, 95, 3, &mut |_| fired += 1);
-    assert_eq!(fired, 3, "what is asked for leaves");
+    assert_eq!(fired, 3, "requested repairs are sent");
     encoder.change(Parameters { window: 20, repairs: 1, packets: 2 }).unwrap();
     let covers: Vec<_> =
         push(&mut encoder, b"x").into_iter().chain(push(&mut encoder, b"y")).collect();
@@ -255,6 +256,6 @@ fn after_a_restart_repairs_cover_nothing_from_before_the_last_one() {
     assert!(run(&mut encoder, 10).iter().any(|seq| *seq <= 40), "until the next one");
     encoder.restart();
     let covered = run(&mut encoder, 40);
-    assert_eq!(covered.iter().min(), Some(&41), "what is lost meanwhile comes back");
+    assert_eq!(covered.iter().min(), Some(&41), "packets lost meanwhile are recovered");
     assert_eq!(covered.iter().max(), Some(&88), "one leaves after every 4 packets");
 }

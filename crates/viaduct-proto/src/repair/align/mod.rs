@@ -1,12 +1,12 @@
 //! Matching of packet numbers to arrivals by short tags.
 //!
-//! A peer names its packets by tags of two bytes, in the order in which they left. A tag alone
-//! is weak: one packet in 65,536 has the same. Its place in the order makes up for that. Tags
-//! are compared with arrivals like two texts: equal tags in order are matched, a tag without an
-//! arrival is missing, and an arrival without a tag is skipped. Only the missing and the
-//! skipped, which are few, are then matched out of order. Arrivals that were skipped because
-//! their names are lost are not: they are many, so that some tag would equal a missing one by
-//! chance.
+//! A peer names its packets by tags of two bytes, in the order in which they left. By itself a tag
+//! is ambiguous: one packet in 65,536 has the same tag. The order of the tags makes up for that.
+//! Tags and arrivals are compared like two texts: equal tags in the same order are matched, a tag
+//! without an arrival is missing, and an arrival without a tag is skipped. Only missing tags and
+//! skipped arrivals, which are few, are then matched out of order. Arrivals that were skipped
+//! because their names were lost are left out: there are many of them, and some would match a
+//! missing tag by chance.
 //!
 //! ```text
 //!   tags       41  07  c3  9e  55  12          c3 is missing
@@ -22,45 +22,48 @@ pub type Tag = u16;
 /// Number of an arrival, from 0.
 pub type Arrival = u64;
 
-/// Limit of arrivals that are remembered in order, without a match.
+/// Maximum number of unmatched arrivals that are kept in order.
 const MAX_AHEAD: usize = 4_096;
-/// Limit of skipped arrivals, and of missing numbers, that are matched out of order.
+/// Maximum number of skipped arrivals, and of missing numbers, that are kept for matching out of
+/// order.
 const MAX_ASIDE: usize = 256;
-/// Largest reordering in arrivals. Beyond it, equal tags are too likely by chance.
+/// Largest reordering, counted in arrivals. Beyond this distance, tags are too likely to be equal
+/// by chance.
 const MAX_REORDERING: u64 = 256;
-/// Number of following arrivals in which a tag that was named alone is searched for.
+/// Number of arrivals that are searched for a tag that was named by itself.
 const REACH: usize = 512;
-/// Tags in a row that have to agree with arrivals after some were passed over; and the tags
-/// between the two that may be missing: a full queue drops every other packet.
+/// Number of tags that have to agree with arrivals after some were passed over.
 const AGREE: usize = 2;
+/// Maximum number of missing tags between the two: a full queue may drop every other packet.
 const GAPS: usize = 8;
-/// Most arrivals that are passed over for a single one that agrees.
+/// Maximum number of arrivals that are passed over for a single one that agrees.
 const FEW: usize = 2;
 
 /// Arrivals without a number, and numbers without an arrival.
 #[derive(Debug, Default)]
 pub struct Aligner {
-    /// Arrivals from `next` on; none has a number.
+    /// Arrivals from `next` on, none of them matched to a packet number yet.
     ahead: VecDeque<Tag>,
-    /// Number of the first of them.
+    /// Number of the first arrival in `ahead`.
     next: Arrival,
     /// Earlier arrivals without a number, oldest first.
     skipped: VecDeque<(Tag, Arrival)>,
-    /// Count of the last of them that have not been compared with the missing numbers yet.
+    /// Number of the newest entries of `skipped` that have not been compared with the missing
+    /// numbers yet.
     fresh: usize,
-    /// Arrivals skipped for numbers that were never named.
+    /// Arrivals that were skipped in place of packet numbers that were never named.
     unnamed: VecDeque<(Tag, Arrival)>,
-    /// Count of numbers never named, for which as many arrivals may be skipped.
+    /// Number of arrivals that may still be skipped for packet numbers that were never named.
     gap: u64,
     /// Number after the last that was named.
     expected: Option<Seq>,
     /// Numbers without an arrival, oldest first.
     missing: VecDeque<Absent>,
-    /// Count of the last of them that were named after the last matched number: the next
-    /// arrival may be one of them.
+    /// Number of the newest entries of `missing` that were named after the last matched number: the
+    /// next arrival may belong to one of them.
     tail: usize,
-    /// Arrivals have been dropped for lack of room since the last match: since names come long
-    /// after the packets, numbers without an arrival may belong to dropped ones.
+    /// Arrivals have been dropped for lack of room since the last match: names come long after
+    /// their packets, and numbers that seem to have no arrival may belong to dropped arrivals.
     is_adrift: bool,
 }
 
@@ -69,12 +72,12 @@ pub struct Aligner {
 struct Absent {
     tag: Tag,
     seq: Seq,
-    /// Next arrival at the time of its naming.
+    /// Number of the next arrival at the time when this number was named.
     at: Arrival,
 }
 
 impl Absent {
-    /// Returns whether it may belong to this arrival.
+    /// Returns whether this number may belong to the given arrival.
     fn is(&self, tag: Tag, arrival: Arrival) -> bool {
         self.tag == tag && self.at.abs_diff(arrival) <= MAX_REORDERING
     }
@@ -90,7 +93,7 @@ pub enum Named {
 }
 
 impl Aligner {
-    /// Notes the next arrival; returns its number if its name has come before it.
+    /// Notes the next arrival; returns its packet number if it has been named already.
     pub fn arrive(&mut self, tag: Tag) -> Option<Seq> {
         let tail = self.missing.len() - self.tail;
         if self.ahead.is_empty()
@@ -113,9 +116,9 @@ impl Aligner {
         self.next + self.ahead.len() as u64
     }
 
-    /// Names the numbers from `first` on, not named before, and appends the result for each to
-    /// `named`, as far as it can be told. Missing numbers found among skipped arrivals
-    /// meanwhile are appended, too.
+    /// Handles the tags of the numbers from `first` on, which were not named before. Appends the
+    /// result for each number to `named`, unless it is unknown, and also the results of missing
+    /// numbers that are now found among skipped arrivals.
     pub fn name(&mut self, first: Seq, tags: &[Tag], named: &mut Vec<(Seq, Named)>) {
         if self.expected.is_some_and(|expected| first + tags.len() as u64 <= expected) {
             return self.name_late(first, tags, named);
@@ -149,8 +152,8 @@ impl Aligner {
         self.settle(named);
     }
 
-    /// Names numbers whose names were lost before: they are among the arrivals skipped for
-    /// them, in the same order.
+    /// Handles the tags of numbers whose names were lost at first: their packets are among the
+    /// arrivals that were skipped for them, in the same order.
     fn name_late(&mut self, first: Seq, tags: &[Tag], named: &mut Vec<(Seq, Named)>) {
         let ahead = self.unnamed.iter().map(|(tag, _)| *tag).collect();
         let mut late = Aligner { ahead, ..Aligner::default() };
@@ -178,8 +181,8 @@ impl Aligner {
         self.fresh = self.skipped.len();
     }
 
-    /// Matches missing number `seq`, which was recovered, to an arrival without a number that
-    /// has its tag and passes `is`. Returns whether there is one.
+    /// Matches the recovered number `seq` to an unmatched arrival that has its tag and satisfies
+    /// `is`. Returns whether there is one.
     pub fn find(&mut self, seq: Seq, tag: Tag, is: impl Fn(Arrival) -> bool) -> bool {
         self.missing.retain(|of| of.seq != seq);
         self.tail = self.tail.min(self.missing.len());
@@ -210,13 +213,14 @@ impl Aligner {
         self.is_adrift = false;
     }
 
-    /// Next step of the comparison at the first of `tags`; `is_lone` if so few tags were named.
+    /// Next step of the comparison at the first of `tags`. `is_lone` is true if fewer than
+    /// [`AGREE`] tags were named.
     fn step(&self, tags: &[Tag], is_lone: bool) -> Step {
         if self.ahead.front() == Some(&tags[0]) {
             return Step::Match;
         }
-        // Searches for the fewest items to pass over so that both agree again, and how many of
-        // them are missing tags.
+        // Finds the fewest items to pass over until tags and arrivals agree again, and how many of
+        // these items are missing tags.
         let (few, mut least) = (Few::of(tags), None);
         for (skipped, tag) in self.ahead.iter().enumerate() {
             if least.is_some_and(|(passed, _)| skipped > passed) {
@@ -241,9 +245,9 @@ impl Aligner {
         }
     }
 
-    /// Returns whether tags and arrivals agree from here on, except for some missing tags.
-    /// At the end of either, a single match is enough if few were passed over or a lone tag was
-    /// named: among many, one matches by chance.
+    /// Returns whether tags and arrivals agree from here on, except for some missing tags. At the
+    /// end of either, a single match is enough only if few arrivals were passed over or a lone tag
+    /// was named: among many arrivals, one matches by chance.
     fn agree(&self, tags: &[Tag], from: usize, is_lone: bool) -> bool {
         let mut arrived = self.ahead.range(from..);
         let Some((tag, rest)) = tags.split_first() else { return false };
@@ -270,8 +274,8 @@ impl Aligner {
         }
     }
 
-    /// Handles a number without an arrival in order: matches it to a skipped arrival, or notes
-    /// it as missing.
+    /// Handles a number that has no arrival in order: matches it to a skipped arrival, or notes it
+    /// as missing.
     fn aside(&mut self, tag: Tag, seq: Seq) -> Named {
         let absent = Absent { tag, seq, at: self.next };
         let found = self.skipped.iter().position(|&(of, arrival)| absent.is(of, arrival));
@@ -286,8 +290,8 @@ impl Aligner {
         Named::Missing
     }
 
-    /// Matches missing numbers to arrivals skipped since the last call. Older ones were
-    /// compared already, and both may be many.
+    /// Matches missing numbers to the arrivals skipped since the last call. Older arrivals have
+    /// been compared already, and there may be many of both.
     fn settle(&mut self, named: &mut Vec<(Seq, Named)>) {
         let old = self.skipped.len().saturating_sub(self.fresh);
         for at in (old..self.skipped.len()).rev() {

@@ -23,7 +23,7 @@ fn what_agrees_is_matched_and_the_rest_is_missing_or_skipped() {
         arrived(15, 5),
     ];
     assert_eq!(named, expected);
-    assert_eq!(aligner.arrive(0xc3), None, "late, or the next: that the next names tell");
+    assert_eq!(aligner.arrive(0xc3), None, "late, or the next packet");
     named.clear();
     aligner.name(16, &[0xe0, 0x77], &mut named);
     let expected = [arrived(16, 4), (17, Named::Missing)];
@@ -147,7 +147,7 @@ fn state_is_bounded() {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(40))]
 
-    /// The twin knows which packet each arrival is.
+    /// The result is compared with the known packet of each arrival.
     #[test]
     fn nearly_all_packets_are_identified(
         seed: u64, loss in 0.0..0.2f64, late in 0.0..0.05f64,

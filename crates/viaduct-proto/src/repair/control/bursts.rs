@@ -9,18 +9,18 @@ use crate::time::{Duration, Instant};
 const BOUNDS: [u64; BUCKETS - 1] = [1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 256];
 /// Buckets of lengths.
 pub const BUCKETS: usize = 16;
-/// Length that bursts of the last bucket count as.
+/// Length that is assumed for bursts in the last bucket.
 const LONGEST: u64 = 512;
 
-/// Number of bursts that give a rate to about a seventh.
+/// Number of bursts that determine a rate to within about one seventh.
 const ENOUGH: u64 = 50;
-/// Number of bursts of about one length that make up a rate: repairs for a single long one
-/// would mostly be sent in vain.
+/// Least number of bursts of similar length for a rate: repairs for a single long burst would
+/// mostly be sent in vain.
 const RECURS: u64 = 3;
-/// Shortest and longest time over which a rate is taken.
+/// Shortest and longest time over which a rate is measured.
 const SHORT: Duration = Duration::from_secs(1);
 const LONG: Duration = Duration::from_secs(10);
-/// Limit of remembered counts: ten seconds of four a round trip of 20 ms.
+/// Maximum number of remembered counts: ten seconds with four counts per round trip of 20 ms.
 const MAX_COUNTS: usize = 2_048;
 
 /// Bucket of a burst's length.
@@ -28,12 +28,12 @@ pub fn bucket(length: u64) -> usize {
     BOUNDS.partition_point(|&bound| bound < length)
 }
 
-/// Length that a bucket's bursts count as: the longest.
+/// Length that is assumed for the bursts in a bucket: the longest.
 pub fn length(bucket: usize) -> f64 {
     BOUNDS.get(bucket).copied().unwrap_or(LONGEST) as f64
 }
 
-/// Totals since a receiver began.
+/// Totals since the receiver started.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counts {
     /// Packets whose fate is known.
@@ -72,7 +72,7 @@ pub struct Bursts {
 }
 
 impl Bursts {
-    /// Adds the newest totals. If they have fallen, the receiver has restarted.
+    /// Adds the newest totals. If they are lower than before, the receiver has restarted.
     pub fn add(&mut self, now: Instant, counts: Counts) {
         if self.counts.back().is_some_and(|(_, last)| counts.packets < last.packets) {
             self.counts.clear();
@@ -92,8 +92,8 @@ impl Bursts {
         ends.is_some_and(|((_, first), (_, last))| last.since(first).all() >= ENOUGH)
     }
 
-    /// Bursts for each packet: over one second, or longer until there are enough, or over ten
-    /// seconds, whichever loses more.
+    /// Bursts per packet, by length. They are measured over one second (longer if it has too few
+    /// bursts) and over ten seconds; the higher loss rate counts.
     pub fn rates(&self) -> Rates {
         let Some(&(now, newest)) = self.counts.back() else { return [0.0; BUCKETS] };
         let mut rates = [0.0; BUCKETS];

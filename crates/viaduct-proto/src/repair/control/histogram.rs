@@ -3,9 +3,8 @@
 //!
 //! Losses by chance come at any value, in proportion to the packets there; drops of a full
 //! queue come at delays close to the longest. If k of n losses are at high values, where a
-//! share p of the packets is, chance explains k or more with probability at most exp(-n D(k/n
-//!
-//! p)) (Chernoff), where D is the relative entropy of two coins.
+//! share p of the packets is, the probability of k or more by chance is at most
+//! `exp(-n D(k/n || p))` (Chernoff), where D is the relative entropy of two coins.
 //!
 //! ```text
 //!   packets  ▁▂▃▅▇▇▆▅▅▆▇│▇▅      losses by chance  ▁ ▁ ▂ ▂ ▁│▁      of a full queue           │▂█
@@ -16,25 +15,26 @@ use std::ops::Range;
 
 use crate::time::{Duration, Instant};
 
-/// Bins of an octave, total of bins, and binary logarithm of the end of the first bin.
+/// Bins per octave, number of all bins, and binary logarithm of the end of the first bin.
 const PER_OCTAVE: u32 = 32;
 const BINS: usize = 1 + (14 * PER_OCTAVE) as usize;
 const FIRST_BITS: u32 = 10;
 /// Share of the packets whose value may be above the peak: after a scheduling pause of the
 /// receiver a few packets appear late.
 const ABOVE_PEAK: f32 = 0.01;
-/// Share of the peak from which on a value is high.
+/// Share of the peak from which on a value counts as high.
 const HIGH: f64 = 0.8;
-/// Bins to either side of a loss's bin in which losses have to exceed chance, and by how many
-/// standard deviations: drops of a full queue must not condemn losses at somewhat shorter
-/// delays.
+/// Number of bins on either side of a loss's bin in which losses have to exceed those expected by
+/// chance, and by how many standard deviations. Without this test, drops of a full queue would let
+/// losses at somewhat shorter delays count as drops, too.
 const BESIDE: usize = 1;
 const MORE: f64 = 2.0;
 /// Packets assumed at high and at low values each, before many are counted.
 const FEW: f64 = 10.0;
-/// Thresholds for the negative logarithm of the probability of chance. From [`CERTAIN`] on a
-/// full queue is certain; it allows for some ten bins that may be the start of high values.
-/// Below [`LIKELY`] chance remains likely enough to leave the cause in doubt.
+/// Thresholds for the negative logarithm of the probability of chance. From [`CERTAIN`] on, a full
+/// queue is certain to be the cause; the value allows for about ten tests, one for each bin at
+/// which high values may start. Below [`LIKELY`], chance is likely enough to leave the cause in
+/// doubt.
 const CERTAIN: f64 = 9.0;
 const LIKELY: f64 = 1.0;
 
@@ -43,7 +43,7 @@ const LIKELY: f64 = 1.0;
 pub enum Verdict {
     /// Loss by chance.
     Chance,
-    /// Loss in a queue that may be full; the next losses will tell.
+    /// Loss in a queue that may be full; the next losses will show.
     Doubtful,
     /// Loss in a full queue.
     Congestion,
@@ -95,7 +95,7 @@ impl Histogram {
         self.bins[bin(value)].packets += 1.0;
     }
 
-    /// Value that hardly any recent packet exceeded.
+    /// Value that hardly any recent packet exceeds.
     pub fn peak(&self) -> i64 {
         let all = self.bins.iter().map(|bin| bin.packets).sum::<f32>();
         let mut above = ABOVE_PEAK * all;
@@ -117,7 +117,8 @@ impl Histogram {
         losses / packets.max(1.0)
     }
 
-    /// Counts a loss, or several in a row, beside packets of this value; judges it by `peak`.
+    /// Counts a loss, or several in a row, next to packets with this value, and judges its cause.
+    /// Values close to `peak` are high.
     pub fn lose(&mut self, value: i64, peak: i64) -> Verdict {
         let (at, high) = (bin(value), bin((HIGH * peak as f64) as i64));
         self.bins[at].losses += 1.0;
@@ -144,7 +145,8 @@ impl Histogram {
     }
 }
 
-/// Judges losses against the loss rate elsewhere, by packets and losses of each.
+/// Compares the losses in some bins with the loss rate elsewhere. Both arguments are packets and
+/// losses.
 fn compare(beside: (f64, f64), elsewhere: (f64, f64)) -> Verdict {
     let by_chance = beside.0 * elsewhere.1 / elsewhere.0.max(1.0);
     let is_more = beside.1 > by_chance + MORE * by_chance.sqrt();

@@ -1,9 +1,9 @@
 //! Losses as a receiver counts them: by chance or by congestion, in bursts.
 //!
-//! A missing packet may just be late. It counts as lost if it has not come after a moment;
-//! until then it waits here, and longer if the cause is in doubt: later losses tell whether a
-//! full queue dropped it. Counts of later packets wait behind it, as the loss rate would
-//! otherwise seem too low first and too high then. Consecutive numbers lost by chance form one
+//! A missing packet may just be late. It counts as lost if it has not arrived after a moment; until
+//! then it waits here. It waits longer if the cause is in doubt: later losses show whether a full
+//! queue dropped it. Later packets are not counted before it, since the loss rate would otherwise
+//! seem too low at first and too high afterwards. Consecutive numbers lost by chance form one
 //! burst.
 
 use std::collections::VecDeque;
@@ -14,9 +14,9 @@ use super::histogram::Verdict;
 use crate::fec::Seq;
 use crate::time::{Duration, Instant};
 
-/// Time in which a packet may be late.
+/// Time for which a missing packet may just be late.
 const LATE: Duration = Duration::from_millis(8);
-/// Time in which later losses tell the cause of a doubtful one.
+/// Time in which later losses may show the cause of a doubtful one.
 const DOUBT: Duration = Duration::from_secs(1);
 /// Limit of packets that wait to be counted; the oldest are counted early.
 const MAX_WAITING: usize = 4_096;
@@ -24,17 +24,18 @@ const MAX_WAITING: usize = 4_096;
 /// Counted and waiting losses.
 #[derive(Debug, Default)]
 pub struct Losses {
-    /// Missing numbers in order of their detection, with its time and the cause.
+    /// Missing numbers in the order of detection, with its time and the cause of the loss.
     waiting: VecDeque<(Seq, Instant, Verdict)>,
-    /// Highest number that was ever among them.
+    /// Highest number that was ever in `waiting`.
     highest: Seq,
-    /// Packets whose fate became known since the first of them, with the times.
+    /// Numbers of packets whose fate became known since the first entry of `waiting`, with the
+    /// times.
     known: VecDeque<(Instant, u64)>,
     /// Numbers that were in doubt until a full queue was seen, not yet taken by the caller.
     condemned: Vec<Seq>,
     /// Burst counted last: its newest number and its length.
     run: Option<(Seq, u64)>,
-    /// Losses by chance, including the last burst, which may go on.
+    /// Losses by chance, including the last burst, which may still grow.
     pub(in crate::repair) counts: Counts,
     /// Packets lost by congestion.
     pub(in crate::repair) congested: u64,
@@ -52,7 +53,8 @@ impl Losses {
         }
     }
 
-    /// Notes that packet `seq` is missing. Congestion condemns all packets in doubt.
+    /// Notes that packet `seq` is missing. If the verdict is congestion, it extends to all packets
+    /// in doubt.
     pub fn missing(&mut self, now: Instant, seq: Seq, verdict: Verdict) {
         if self.waiting.len() == MAX_WAITING {
             self.count_first();
@@ -69,7 +71,7 @@ impl Losses {
         }
     }
 
-    /// Takes the packets that were in doubt and turned out to be a full queue's.
+    /// Takes the packets that were in doubt and turned out to be dropped by a full queue.
     pub fn condemned(&mut self) -> impl Iterator<Item = Seq> {
         self.condemned.drain(..)
     }
@@ -104,7 +106,7 @@ impl Losses {
         doubtful.take(RECURS).count() == RECURS
     }
 
-    /// Counts the first waiting packet. One still in doubt counts as lost by chance.
+    /// Counts the first waiting packet. A packet that is still in doubt counts as lost by chance.
     fn count_first(&mut self) {
         match self.waiting.pop_front() {
             Some((seq, _, Verdict::Chance | Verdict::Doubtful)) => self.count(seq),

@@ -1,19 +1,19 @@
-//! Controller of the repair rate: sets it by the losses of the link.
+//! Controller of the repair rate: sets it according to the losses on the link.
 //!
-//! The peer reports losses by chance, with the lengths of their bursts, and drops of a full
-//! queue. Losses by chance set the rate of repairs ([`overhead`]), so that few bursts are
-//! repaired too late for the flows that wait. Losses by congestion do not raise it, since
-//! repairs would fill the queue further. The rate rises at once and falls slowly: losses of the
-//! last ten seconds may recur.
+//! The peer reports losses by chance, with the lengths of their bursts, and drops of a full queue.
+//! Losses by chance determine the rate of repairs ([`overhead`]): few bursts may be repaired too
+//! late for the flows that wait for them. Losses by congestion do not raise the rate, since repairs
+//! would fill the queue further. The rate rises at once and falls slowly: losses of the last ten
+//! seconds may recur.
 //!
 //! ```text
 //!   report ─▶ bursts a packet ─▶ least overhead × trim ─▶ up at once, down slowly ─▶ encoder
 //!                 ▲ of 1 s or 10 s              ▲
-//!                                 lateness of what was repaired
+//!                                 losses that flows have seen
 //! ```
 //!
-//! [`Controller`] connects three machines: `Recurrence` tells whether losses go on, `Trim`
-//! corrects by the outcomes, and `Room` reduces the rate while a queue drops packets.
+//! [`Controller`] connects three machines: `Recurrence` tells whether losses recur, `Trim` corrects
+//! the rate by its outcomes, and `Room` reduces the rate while a queue drops packets.
 
 pub mod bursts;
 pub mod histogram;
@@ -37,58 +37,59 @@ use trim::Trim;
 
 pub use state::{Regime, Report, State};
 
-/// Target of loss events a second, of one packet each, that are repaired too late: a cubic flow
-/// keeps its link at fewer than one in half a minute. For longer bursts the target is up to
-/// [`MAX_LATER`] times as high: a sender that has sent the packets again undoes its reduction
-/// when a burst arrives late but whole, and requested repairs complete it.
+/// Target rate, per second, of losses of a single packet that are repaired too late: a cubic flow
+/// still fills its link with fewer than one in half a minute. For longer bursts the target is up to
+/// [`MAX_LATER`] times as high: requested repairs complete a late burst, and a sender that has
+/// already retransmitted the packets undoes its reduction when the whole burst arrives.
 const TARGET: f64 = 0.03;
 const MAX_LATER: f64 = 10.0;
-/// Target for quick repairs: at most a share of [`QUICK_LATE`] of the losses is repaired later
-/// than this, if at most [`MAX_QUICK`] repairs for each packet achieve it.
+/// Target for quick repairs: at most the fraction [`QUICK_LATE`] of the losses is repaired later
+/// than this, provided that [`MAX_QUICK`] repairs for each packet are enough.
 const QUICK: Duration = Duration::from_millis(15);
 const QUICK_LATE: f64 = 0.01;
 const MAX_QUICK: f64 = 0.03;
-/// Correction of the computed overhead for that target: older packets are not in each repair.
+/// Correction of the overhead computed for the target [`QUICK`]: not every repair covers the older
+/// packets.
 const QUICK_MORE: f64 = 1.2;
-/// Shares of `max_overhead` that may be spent on unrequested repairs. The greater one applies
-/// if it is enough where the smaller one is not, as for a flow of few packets on a link with
-/// long bursts, which would otherwise stay slow.
+/// Shares of `max_overhead` that may be spent on unrequested repairs. The greater one applies if it
+/// achieves the target and the smaller one does not. Without it, a flow of few packets would stay
+/// slow on a link with long bursts.
 const FORWARD: [f64; 2] = [0.5, 0.9];
-/// Bursts from which on losses count as recurring.
+/// Number of bursts from which on losses count as recurring.
 const RECURS: usize = 3;
 /// Overhead that is kept until a link is clean, so that a new loss is repaired at once.
 const MIN_OVERHEAD: f64 = 0.0025;
-/// Overhead while the cause of losses is unknown, and for the first few losses after a quiet
-/// time, until it is known whether losses go on.
+/// Overhead while the cause of losses is unknown, and for the first few losses after a quiet time,
+/// until it is known whether they continue.
 const PRIOR: f64 = 0.03;
-/// Overhead while the loss rate is unknown: until the fate of [`FIRST_PACKETS`] packets is
-/// known, and at the onset of losses after a quiet time. Flows have not learnt to wait then,
-/// and each loss that they see costs much.
+/// Overhead while the loss rate is unknown: until the fate of [`FIRST_PACKETS`] packets is known,
+/// and at the onset of losses after a quiet time. At that time senders do not yet tolerate late
+/// packets, and each loss that they see costs them much throughput.
 const FIRST: f64 = 0.08;
 const FIRST_PACKETS: u64 = 4_096;
-/// Length of bursts that are repaired while flows can wait, whatever the number of packets in
-/// that time: a flow that is slowed down in its slow start stays slow for long. Applies until
-/// the fate of [`FIRST_FEW`] packets is known.
+/// Length of bursts that are repaired within the time for which flows can wait, however few packets
+/// pass in that time: a flow that is slowed down in its slow start stays slow for long. Applies
+/// until the fate of [`FIRST_FEW`] packets is known.
 const FIRST_BURST: f64 = 8.0;
 const FIRST_FEW: u64 = 1_024;
-/// Packets sent after which the link counts as known well enough to end [`FIRST`], even if the
-/// cause of the first losses is in doubt.
+/// Number of sent packets after which the link counts as known well enough to end [`FIRST`], even
+/// if the cause of the first losses is in doubt.
 const FIRST_PASSED: f64 = 16_384.0;
-/// Factor of the overhead's decay each second.
+/// Factor by which the overhead decays each second.
 const FALL: f64 = 0.5;
-/// Share of the bursts that may be late for which the window may be too short.
+/// Fraction of the tolerated late bursts that may be late because the window is too short.
 const TOO_SHORT: f64 = 0.1;
 /// Period of an encoder's rate, in packets.
 const PACKETS: u16 = 4_096;
-/// Least rate of packets that is assumed, packets a second.
+/// Least packet rate that is assumed, in packets a second.
 const MIN_PACE: f64 = 50.0;
 
 /// Bounds of the repair rate, set by the operator.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Limits {
-    /// Repairs for each packet, at most.
+    /// Maximum number of repairs for each packet.
     pub max_overhead: f64,
-    /// Bytes of repairs and copies a second, at most.
+    /// Maximum rate of repairs and copies, in bytes a second.
     pub max_rate: Option<f64>,
 }
 
@@ -97,8 +98,8 @@ pub struct Limits {
 pub struct Controller {
     limits: Limits,
     bursts: Bursts,
-    /// Bursts of each length for each packet, and the logarithm of the ratio of all bursts to
-    /// those that may be late.
+    /// Bursts per packet, by length; and the logarithm of the ratio of all bursts to those that may
+    /// be late.
     rates: Rates,
     rarity: f64,
     last: Option<(Instant, Report)>,
@@ -106,7 +107,7 @@ pub struct Controller {
     /// Packets sent since the first report.
     passed: f64,
     trim: Trim,
-    /// Overhead that losses call for, and the one in force.
+    /// Overhead that the losses require, and overhead in force.
     asked: f64,
     pub(in crate::repair) overhead: f64,
     /// Overhead when the queue became long.
@@ -171,7 +172,8 @@ impl Controller {
         let is_unknown = report.random.packets < FIRST_PACKETS;
         let onset_ended = self.recurrence.handle_bursts(now, new, is_unknown);
         let (wanted, most) = self.wanted(now, (&old, &report), traffic);
-        // A rate that was set on few losses, or kept for losses that never came, ends at once.
+        // A rate that was based on few losses, or kept in expectation of losses that did not come,
+        // ends at once.
         let was_known = old.random.packets >= FIRST_PACKETS;
         let has_losses = self.recurrence.has_losses();
         let is_known = was_known && !onset_ended && has_losses && self.bursts.is_enough();
@@ -181,7 +183,7 @@ impl Controller {
             self.room.handle_drops(now);
         }
         self.room.settle(now);
-        // Repairs may be the cause of present drops: the rate must not rise, or hardly.
+        // Repairs may be what fills the queue: the rate must not rise, except up to PRIOR.
         let frozen = self.frozen.unwrap_or(self.asked);
         self.frozen = report.queue_full.then_some(frozen);
         let risen = self.frozen.map_or(wanted, |frozen| wanted.min(frozen.max(PRIOR)));
@@ -192,13 +194,13 @@ impl Controller {
         if self.asked < MIN_OVERHEAD {
             self.asked = if wanted > 0.0 { MIN_OVERHEAD.min(most) } else { 0.0 };
         }
-        // If these losses are by chance, flows would slow down before that is known. If they
-        // are not, that is known soon.
+        // If the losses in doubt are by chance, flows would slow down before that is known. If they
+        // are due to congestion, that is known soon.
         let doubted = if report.in_doubt { PRIOR.min(most) } else { 0.0 };
         self.overhead = self.asked.max(doubted) * self.room.share();
     }
 
-    /// Overhead that the losses call for, and its bound; judges the state of the link.
+    /// Returns the overhead that the losses require, and its bound. Updates the state of the link.
     fn wanted(
         &mut self,
         now: Instant,
@@ -219,7 +221,7 @@ impl Controller {
         let [usual, most] = FORWARD.map(|share| share * self.limits.max_overhead);
         let least = overhead::least(&rates, packets, events, target, most / trim);
         let most = if least.is_some() { most } else { usual };
-        // Most bursts are to be repaired sooner than flows can wait, if that is cheap.
+        // Most bursts are repaired much sooner than flows need, if that is cheap.
         let soon = pace * QUICK.as_secs_f64();
         let quick = MAX_QUICK.min(usual);
         let quick = overhead::least(&rates, soon, events, QUICK_LATE * events, quick)

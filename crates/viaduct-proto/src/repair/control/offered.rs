@@ -1,20 +1,20 @@
 //! Offered load: rate at which packets leave the peer, by their send times.
 //!
-//! A policer, or a very short queue, drops packets above its rate without a rise in delay.
-//! Losses then come where the load is high.
+//! A policer, or a very short queue, drops packets above its rate without a rise in delay. Losses
+//! then occur when the load is high.
 
 use super::histogram::{Histogram, Verdict};
 use crate::time::{Duration, Instant};
 
 /// Time constant of the packet rate, in microseconds.
 const SPAN: f64 = 100_000.0;
-/// Half-life of the counted loads. It is short, because losses that begin at a steady load come
-/// at no other load.
+/// Half-life of the counted loads. It is short: losses that begin while the load is steady occur at
+/// this load only, and would seem to be caused by it.
 const HALF_LIFE: Duration = Duration::from_secs(2);
-/// Ratio of the loss rates at high and at low loads that may arise by chance: loads differ
-/// little over long times.
+/// Ratio of the loss rates at high and at low loads that may arise by chance: loads vary little
+/// over long times.
 const OFTEN: f64 = 2.0;
-/// Units of a packet a second: 16 packets a second are the least that are told apart.
+/// Load units per packet a second: loads below 16 packets a second are not told apart.
 const UNITS: f64 = 64.0;
 
 /// Offered load of the packets from one peer.
@@ -42,19 +42,19 @@ impl Offered {
         self.packets = 1.0 + self.packets * (-f64::from(apart) / SPAN).exp();
     }
 
-    /// Counts that packet as arrived.
+    /// Counts the packet of the last [`Offered::send`] as arrived.
     pub fn arrive(&mut self, now: Instant) {
         self.load.arrive(now, self.value());
     }
 
-    /// Counts that packet, or several from it on, as lost; returns whether the load is the
-    /// cause.
+    /// Counts the packet of the last [`Offered::send`], or several from it on, as lost. Returns
+    /// whether the load is the cause.
     pub fn lose(&mut self) -> bool {
         let peak = self.load.peak();
         self.load.lose(self.value(), peak) == Verdict::Congestion
     }
 
-    /// Load, in [`UNITS`] of a packet a second.
+    /// Load in packets a second, times [`UNITS`].
     fn value(&self) -> i64 {
         (UNITS * self.packets * 1e6 / SPAN) as i64
     }

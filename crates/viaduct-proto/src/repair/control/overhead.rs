@@ -11,8 +11,8 @@
 //! ```
 //!
 //! and, for smaller n, as exp(-n I(o)) / (t sqrt(2 pi n v)) with v = sum over b of `r[b]` b^2
-//! exp(t b) (Bahadur and Rao). A burst also takes the repairs that are sent while it lasts, so
-//! that a burst of b packets needs b o more.
+//! exp(t b) (Bahadur and Rao). The repairs that are sent during a burst are lost as well, so a
+//! burst of b packets needs b o more.
 
 use super::bursts::{BUCKETS, length};
 
@@ -21,7 +21,7 @@ const HALVINGS: u32 = 40;
 /// Greatest argument of exp.
 const MAX_EXPONENT: f64 = 500.0;
 
-/// Bursts for each packet, by bucket of their length.
+/// Bursts per packet, by bucket of their length.
 pub type Rates = [f64; BUCKETS];
 
 /// Share of packets that are lost.
@@ -46,7 +46,7 @@ pub fn rarity(rates: &Rates, overhead: f64, packets: f64) -> f64 {
     if slope(0.0) <= 0.0 {
         return 0.0;
     }
-    // At greater values the longest burst's term alone makes the slope negative.
+    // At higher values the term of the longest burst makes the slope negative by itself.
     let (mut low, mut high) = (0.0, MAX_EXPONENT);
     for _ in 0..HALVINGS {
         let t = f64::midpoint(low, high);
@@ -56,14 +56,14 @@ pub fn rarity(rates: &Rates, overhead: f64, packets: f64) -> f64 {
     let exponent = (low * overhead - moment).max(0.0);
     let spread = sum(&|rate, length| rate * length.powi(2) * power(low, length));
     let few = (low * (std::f64::consts::TAU * packets * spread).sqrt()).max(1.0);
-    // The correction holds for many bursts. With one or fewer in n packets it applies in part,
-    // the less the rarer bursts are.
+    // The correction holds for many bursts. With less than one burst in n packets it is reduced in
+    // proportion.
     let bursts = packets * sum(&|rate, _| rate);
     packets * exponent + few.ln() * bursts.min(1.0)
 }
 
-/// Number of packets after which late bursts are rarer than bursts by the logarithm `needed`;
-/// `None` if that takes `most` or more.
+/// Least number of packets for which [`rarity`] is at least `needed`; `None` if it is `most` or
+/// more.
 pub fn delay(rates: &Rates, overhead: f64, needed: f64, most: u16) -> Option<u16> {
     let (mut low, mut high) = (0, most);
     while low + 1 < high {
@@ -74,8 +74,8 @@ pub fn delay(rates: &Rates, overhead: f64, needed: f64, most: u16) -> Option<u16
     (high < most).then_some(high)
 }
 
-/// Least repairs for each packet with which, of `events` bursts a second, at most `target` are
-/// late by more than `packets`; `None` if even `most` is too few.
+/// Least number of repairs per packet with which at most `target` of `events` bursts a second take
+/// longer than the time of `packets` packets; `None` if even `most` repairs are too few.
 pub fn least(rates: &Rates, packets: f64, events: f64, target: f64, most: f64) -> Option<f64> {
     if events <= target {
         return Some(0.0);

@@ -32,9 +32,9 @@ pub struct Path {
 }
 
 impl Path {
-    /// Handles the names of packets from `first` on, sent at the times `sent`. `named` gives
-    /// the result for each, and for earlier ones; `arrived` the time of an arrival. Calls
-    /// `missing` for each missing packet, with whether a full queue dropped it.
+    /// Handles the names of packets from `first` on, sent at the times `sent`. `named` has the
+    /// result for each of them, and for some earlier packets; `arrived` returns the time of an
+    /// arrival. Calls `missing` for each missing packet, with true if a full queue dropped it.
     pub fn named(
         &mut self,
         now: Instant,
@@ -84,8 +84,8 @@ impl Path {
         }
     }
 
-    /// Handles packets that were named late because their names were lost. Missing ones count
-    /// as dropped by a full queue if `congested`, as their neighbours were. Their cause is
+    /// Handles packets that were named late because their names were lost. Missing ones count as
+    /// dropped by a full queue if `congested`, like their neighbours. Otherwise the cause is
     /// doubtful if a queue was full lately, since their names were lost as well.
     pub fn named_late(&mut self, now: Instant, named: &[(Seq, Named)], congested: bool) {
         self.losses.known(now, named.len() as u64);
@@ -99,14 +99,15 @@ impl Path {
         }
     }
 
-    /// Cause of the loss of packets in a row, beside others with the queueing delay `waits`.
+    /// Judges the cause of a loss of consecutive packets, next to others with the queueing delay
+    /// `waits`.
     fn judge(&mut self, now: Instant, waits: Micros) -> Verdict {
         let verdict = self.queue.lose(now, waits);
         if self.offered.lose() { Verdict::Congestion } else { verdict }
     }
 
-    /// Counts a visible loss event: a packet lost by chance came back too late for its flow, or
-    /// never. Those within `wait` are one event.
+    /// Counts a visible loss event: a packet lost by chance was recovered too late for its flow, or
+    /// not at all. Losses within `wait` are one event.
     pub fn visible(&mut self, now: Instant, wait: Duration) {
         if self.seen.is_none_or(|at| now.since(at) > wait) {
             self.visible += 1;

@@ -1,7 +1,7 @@
 //! Queue of the link, as estimated from one-way delays.
 //!
-//! The queueing delay of a packet is its one-way delay less the least one of the last minutes.
-//! A loss beside packets that waited nearly as long as any is attributed to a full queue, and
+//! The queueing delay of a packet is its one-way delay minus the least one of the last minutes. A
+//! loss next to packets whose delay was close to the peak is attributed to a full queue, and
 //! repairs must not hide it from its sender.
 //!
 //! ```text
@@ -10,15 +10,15 @@
 //!           └ least ────/────|────/────|──────▶ time
 //! ```
 //!
-//! A peak need not be a full queue: every flow that sends in bursts causes one. Losses
-//! therefore count as a full queue's if they are more frequent at long delays than at others
-//! ([`super::histogram`]).
+//! A peak need not be a full queue: every flow that sends in bursts causes one. Losses are
+//! therefore attributed to a full queue only if they are more frequent at long delays than at
+//! others ([`super::histogram`]).
 //!
 //! The least delay may be stale: a path that has become longer looks like a queue that never
-//! empties, as a single cubic flow's may be for minutes. Queues grow packet by packet, however,
-//! and paths change at once; a step that stays is attributed to the path. Clock drift changes
-//! the delay too, but slowly: its assumed maximum is subtracted while no queue is known to be
-//! full.
+//! empties, such as a single cubic flow may cause for minutes. Queues grow packet by packet,
+//! however, and paths change at once; a step that stays is attributed to the path. Clock drift
+//! changes the delay too, but slowly: its assumed maximum is subtracted while no queue is known to
+//! be full.
 
 #[cfg(test)]
 mod tests;
@@ -32,7 +32,7 @@ use crate::time::{Duration, Instant};
 /// Time for which the least delay is remembered, and length of its parts.
 const MEMORY: Duration = Duration::from_secs(300);
 const PART: Duration = Duration::from_secs(10);
-/// Clock drift that is assumed, in microseconds a second.
+/// Assumed maximum clock drift, in microseconds a second.
 const DRIFT: f64 = 100.0;
 /// Time without a packet after which the path may have changed.
 const PAUSE: Duration = Duration::from_secs(30);
@@ -40,16 +40,16 @@ const PAUSE: Duration = Duration::from_secs(30);
 const RECENT: Duration = Duration::from_secs(30);
 /// Half-life of the counted delays.
 const HALF_LIFE: Duration = Duration::from_secs(8);
-/// Packets at short delays that are reckoned with, as a share of those at long ones: a queue that
-/// stays near its peak delay, and at which packets are lost, is full.
+/// Packets assumed at short delays, as a share of those at long ones: a queue that stays near its
+/// peak delay and loses packets is full.
 const PRIOR: f64 = 0.25;
 /// Ratio of the loss rates at long and at short delays that may arise by chance: a flow that
 /// fills a queue slowly overfills it by few packets.
 const OFTEN: f64 = 1.1;
-/// Loss rate from which on a queue was surely full: its delay then is its longest, though
-/// packets may wait less for a while.
+/// Loss rate from which on a queue was certainly full: its delay at that time remains the peak for
+/// a while, even if packets wait less.
 const FULL: f64 = 0.1;
-/// Least queueing delay of a long queue.
+/// Least queueing delay of a standing queue.
 const STANDING: Micros = 20_000;
 /// Least peak delay; shorter queues are noise.
 const MIN_PEAK: Micros = 5_000;
@@ -82,7 +82,7 @@ pub struct Queue {
     delays: Histogram,
     /// Time of the last loss by a full queue.
     full: Option<Instant>,
-    /// Time and peak delay of the last queue that was surely full.
+    /// Time and peak delay of the last queue that was certainly full.
     longest: Option<(Instant, Micros)>,
 }
 
@@ -103,7 +103,7 @@ impl Default for Queue {
     }
 }
 
-/// Upward step of the delay that may be the path's.
+/// Upward step of the delay that a change of the path may have caused.
 #[derive(Clone, Copy, Debug)]
 struct Step {
     since: Instant,
@@ -142,17 +142,17 @@ impl Queue {
         (DRIFT * self.drift.1.as_secs_f64()) as Micros
     }
 
-    /// Returns whether a loss was a full queue's within the last 30 s.
+    /// Returns whether a full queue has dropped a packet within the last 30 s.
     pub fn was_full(&self, now: Instant) -> bool {
         self.full.is_some_and(|at| now.since(at) < RECENT)
     }
 
-    /// Returns whether the queueing delay is close to its peak, so that the queue may be full.
+    /// Returns whether the queueing delay is close to its peak: the queue may be full.
     pub fn is_standing(&self) -> bool {
         self.waits >= STANDING && self.is_long(self.waits)
     }
 
-    /// Judges a loss, or several in a row, beside packets with the queueing delay `waits`.
+    /// Judges a loss, or several in a row, next to packets with the queueing delay `waits`.
     pub fn lose(&mut self, now: Instant, waits: Micros) -> Verdict {
         // On a link that has become faster, the queue is full at a shorter delay.
         let is_heavy = self.delays.loss(waits) >= FULL;
@@ -170,12 +170,12 @@ impl Queue {
         verdict
     }
 
-    /// Estimate of the longest recent queueing delay; includes the one of the last full queue.
+    /// Estimate of the longest recent queueing delay, including that of the last full queue.
     fn peak(&self) -> Micros {
         self.delays.peak().max(self.longest.map_or(0, |(_, peak)| peak))
     }
 
-    /// Returns whether a packet waited nearly as long as any.
+    /// Returns whether the queueing delay `waits` is close to the peak.
     fn is_long(&self, waits: Micros) -> bool {
         let peak = self.peak();
         peak >= MIN_PEAK && Histogram::is_high(waits, peak)

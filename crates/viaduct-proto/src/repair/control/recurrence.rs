@@ -1,13 +1,13 @@
-//! Recurrence of losses by chance: whether they go on, or begin after a quiet time.
+//! Recurrence of losses by chance: whether they continue, or begin after a quiet time.
 
 use super::{FIRST, MIN_OVERHEAD, PRIOR, RECURS};
 use crate::time::{Duration, Instant};
 
-/// Time without losses after which a loss counts as the onset of others, and time after that
-/// loss in which their number is counted.
+/// Time without losses after which a loss counts as an onset, and time after the onset in which
+/// bursts are counted.
 const QUIET: Duration = Duration::from_secs(10);
 const ONSET: Duration = Duration::from_secs(1);
-/// Bursts within [`ONSET`] that may all be due to a full queue, though none was seen.
+/// Number of bursts within [`ONSET`] that may all be due to a full queue that was not detected.
 const FEW: u64 = 12;
 /// Time without a loss after which a link is clean.
 const CLEAN: Duration = Duration::from_secs(60);
@@ -28,7 +28,7 @@ pub(super) struct Recurrence {
 }
 
 impl Recurrence {
-    /// Handles a report of `new` bursts. Those of a link that `is_unknown` are no onset.
+    /// Handles a report of `new` bursts. On a link that `is_unknown`, bursts are not an onset.
     /// Returns whether an onset has ended.
     pub(super) fn handle_bursts(&mut self, now: Instant, new: u64, is_unknown: bool) -> bool {
         if new > 0 && !is_unknown && self.lost[0].is_none_or(|at| now.since(at) >= QUIET) {
@@ -48,7 +48,7 @@ impl Recurrence {
         self.lost[0].is_some()
     }
 
-    /// Least overhead at an onset, and until the link is clean, after losses that recur.
+    /// Least overhead: at an onset, and after recurring losses until the link is clean.
     pub(super) fn floor(&self, now: Instant) -> f64 {
         let is_lossy = self.lost[RECURS - 1].is_some_and(|at| now.since(at) < CLEAN);
         match self.onset.map_or(0, |onset| onset.bursts) {

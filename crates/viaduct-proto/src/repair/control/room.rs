@@ -2,10 +2,10 @@
 
 use crate::time::{Duration, Instant};
 
-/// Time for which a queue has to drop packets before the overhead is halved. Drops that flows
-/// cause which slow down end sooner; losses by chance then need full repairs, or the flows
-/// would slow down again. [`YIELDS`]: time until the next halving. [`RECOVERS`]: time without
-/// drops after which a queue is no longer full.
+/// Time for which a queue has to drop packets before the overhead is halved. Drops end sooner if
+/// the flows that cause them slow down; losses by chance then need all repairs, or these flows
+/// would slow down again. [`YIELDS`]: time until the next halving. [`RECOVERS`]: time without drops
+/// after which a queue is no longer full.
 const PERSISTS: Duration = Duration::from_millis(1_200);
 const YIELDS: Duration = Duration::from_millis(50);
 const RECOVERS: Duration = Duration::from_millis(500);
@@ -32,8 +32,8 @@ impl Room {
         self.drops.map_or(1.0, |drops| drops.share)
     }
 
-    /// Notes that a queue has dropped packets. Repairs may be the cause, so that the rate is
-    /// reduced while that lasts.
+    /// Notes that a queue has dropped packets. Repairs may be the cause, so their rate is reduced
+    /// while the drops last.
     pub(in crate::repair) fn handle_drops(&mut self, now: Instant) {
         self.settle(now);
         let begun = Drops { share: 1.0, due: now + PERSISTS, last: now };

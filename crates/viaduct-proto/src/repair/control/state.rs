@@ -5,18 +5,18 @@ use std::fmt;
 use super::bursts::Counts;
 use crate::time::Duration;
 
-/// Report of a peer on the path to it. Counters are totals since its receiver began.
+/// Report of a peer on the path to it. Counters are totals since its receiver started.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Report {
     /// Losses by chance.
     pub random: Counts,
     /// Packets lost by congestion.
     pub congested: u64,
-    /// Losses by chance that flows have seen: not repaired, or too late.
+    /// Losses by chance that flows have seen: not repaired, or repaired too late.
     pub visible: u64,
-    /// The queue is long at present, so that it may be full.
+    /// The queue is long at present, and may be full.
     pub queue_full: bool,
-    /// The cause of several losses is unknown because they came beside a long queue.
+    /// The cause of several losses is unknown because they occurred while the queue was long.
     pub in_doubt: bool,
 }
 

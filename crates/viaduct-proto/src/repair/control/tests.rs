@@ -64,7 +64,7 @@ fn bursts_ask_for_more_and_no_more_is_given_than_allowed() {
     let mut world = World::new();
     let bursts = world.run(20, 2, 8);
     assert!(bursts > 1.5 * single, "{bursts} against {single}");
-    assert_eq!(world.run(20, 3, 64), 0.125, "the rest is for what is asked for");
+    assert_eq!(world.run(20, 3, 64), 0.125, "the rest is reserved for requests");
     assert_eq!(world.controller.regime, Regime::Bounded);
 }
 
@@ -81,7 +81,7 @@ fn a_full_queue_gets_hardly_more_repairs_than_before() {
     world.run(20, 0, 1);
     world.report.queue_full = true;
     let overhead = world.run(5, 5, 1);
-    assert!((0.02..=PRIOR).contains(&overhead), "losses beside a standing queue: {overhead}");
+    assert!((0.02..=PRIOR).contains(&overhead), "losses during a standing queue: {overhead}");
 }
 
 #[test]
@@ -95,7 +95,7 @@ fn few_losses_of_an_onset_are_enough() {
         world.controller.handle_report(world.now, world.report, TRAFFIC);
         world.controller.overhead
     };
-    assert_eq!(losses(2), 0.0, "they may be all");
+    assert_eq!(losses(2), 0.0, "there may be no more losses");
     assert_eq!(losses(2), PRIOR);
     assert_eq!(losses(0), PRIOR);
     assert_eq!(losses(9), FIRST);

@@ -11,7 +11,7 @@ const LOOK: Duration = Duration::from_secs(5);
 const TOO_MANY: f64 = 3.0;
 /// Time without a visible loss event after which the overhead may be trimmed.
 const CALM: Duration = Duration::from_secs(30);
-/// Time after the start of repairs in which visible losses may stem from before it.
+/// Time after the start of the repairs in which visible losses may date from before them.
 const SETTLES: Duration = Duration::from_secs(2);
 
 /// Factor of the computed overhead.
@@ -31,9 +31,9 @@ impl Trim {
         Trim { factor: 1.0, looked: now, visible: 0, seen: None }
     }
 
-    /// Raises the correction if flows see more losses than the `target` a second allows, and
-    /// slowly lowers it if they see none. `visible` is the count of these losses, `old` the
-    /// one of the report before, and `begun` the start of the repairs. Returns the factor.
+    /// Raises the correction if flows see more losses than the `target` a second allows, and slowly
+    /// lowers it if they see none. `visible` is the count of these losses, `old` the count in the
+    /// previous report, and `begun` the start of the repairs. Returns the factor.
     pub(super) fn correct(
         &mut self,
         now: Instant,

@@ -14,7 +14,7 @@ use crate::time::Duration;
 /// Configuration of a peer.
 #[derive(Clone, Debug)]
 pub struct PeerConfig {
-    /// Name shown to people.
+    /// Name for display.
     pub name: String,
     /// Public key of the peer.
     pub key: PublicKey,
@@ -37,7 +37,7 @@ pub struct PeerConfig {
 }
 
 impl PeerConfig {
-    /// Checks that the code can work, without building what it needs.
+    /// Checks the parameters of the code without building an encoder.
     pub(in crate::repair) fn check(&self) -> Result<(), PeerError> {
         if let Some(Coding::Fixed(code)) = &self.coding {
             code.check()?;
@@ -57,8 +57,8 @@ pub fn overhead(ipv6: bool) -> usize {
     outer(ipv6) + SEAL_OVERHEAD + SECTION_HEAD + REPAIR_HEAD + PREFIX
 }
 
-/// Least [`PeerConfig::memory`], in bytes, with which a code can recover anything: the store
-/// must hold as many packets as a repair reaches back over.
+/// Least [`PeerConfig::memory`], in bytes, with which a code can recover anything: the store must
+/// hold all packets that a repair may cover.
 pub fn least_memory(coding: &Coding, longest: usize) -> usize {
     memory_for_store((coding.span() + 64) * longest.max(576)).max(MIN_MEMORY)
 }
@@ -66,7 +66,7 @@ pub fn least_memory(coding: &Coding, longest: usize) -> usize {
 /// Least memory of a peer without an encoder.
 pub const MIN_MEMORY: usize = 256 << 10;
 
-/// Reason for which a peer cannot be created.
+/// Reason why a peer cannot be created.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum PeerError {
     /// Unusable public key.

@@ -13,7 +13,7 @@ use crate::time::Duration;
 pub struct PeerFacts {
     /// Current endpoint.
     pub endpoint: Option<SocketAddr>,
-    /// Reason for which its host name has no address; filled in by the shell, which resolves
+    /// Reason why the peer's host name has no address; filled in by the shell, which resolves
     /// names.
     pub unresolved: Option<String>,
     /// Time since the last authentic message; `None` before the first.
@@ -27,9 +27,9 @@ pub struct PeerFacts {
     /// Other protocol version of datagrams that came from its endpoint within the last minute.
     /// The source of the datagrams may be forged.
     pub other_version: Option<u8>,
-    /// MSS to which the path lowers SYNs, for IPv4 and IPv6.
+    /// Value to which the path lowers the MSS of SYNs, for IPv4 and IPv6.
     pub lowered_mss: [Option<u16>; 2],
-    /// State of the controller, if the code follows the losses.
+    /// State of the controller, if the code adapts to the losses.
     pub control: Option<control::State>,
     /// Outcomes that each code would have had, if the peer is only observed.
     pub trials: Option<[Outcome; TRIED.len()]>,

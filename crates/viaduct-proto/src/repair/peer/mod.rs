@@ -43,7 +43,7 @@ pub use facts::PeerFacts;
 
 pub(super) struct Peer {
     pub(super) config: PeerConfig,
-    /// Low bits of the indices of its sessions.
+    /// Low bits of the indices of this peer's sessions.
     pub(super) slot: u16,
     identity: IdentityKey,
     pub(super) session: Session,
@@ -54,7 +54,8 @@ pub(super) struct Peer {
     reported: LossReport,
     reporting: Reporting,
     agreement: Agreement,
-    /// Outcomes that codes would have had on the way to the peer, as it reports them.
+    /// Outcomes that the trial codes would have had on the path to the peer, as the peer reports
+    /// them.
     trials: Option<[Outcome; TRIED.len()]>,
     next_tick: Instant,
     /// Datagrams to the peer's endpoint.
@@ -84,7 +85,7 @@ impl Peer {
         let shared = local.secret.shared(&config.key).ok_or(PeerError::Key(WeakKey))?;
         let session = Session::new(&session_config(local, &config, slot), &shared, now);
         let identity = IdentityKey::new(&shared.derive(b"viaduct identity"));
-        // Numbers rise from run to run, so that numbers that a peer remembers are all older.
+        // Packet numbers rise from run to run: all numbers that a peer remembers are lower.
         let first = (local.unix_nanos_at_zero.saturating_add(now.as_nanos()) / 1_000).max(1);
         let plan = plan(now, &config, first)?;
         Ok(Peer {
@@ -210,8 +211,8 @@ impl Peer {
         (self.config.key, self.session.clocks)
     }
 
-    /// Handles a datagram. Only a message under a session's keys updates the peer's endpoint:
-    /// an initiation is answered to its source and changes no endpoint.
+    /// Handles a datagram. Only a message under a session's keys updates the peer's endpoint. The
+    /// answer to an initiation goes to the source of the initiation, and changes no endpoint.
     pub(super) fn handle_datagram(&mut self, now: Instant, from: SocketAddr, datagram: &mut [u8]) {
         let before = self.session.current();
         let mut answer = Vec::new();
@@ -234,7 +235,7 @@ impl Peer {
         }
     }
 
-    /// Handles a message that was opened.
+    /// Handles a decrypted message.
     pub(super) fn handle_message(&mut self, now: Instant, message: &[u8]) {
         for section in section::sections(message) {
             match section {
@@ -310,7 +311,7 @@ impl Peer {
     }
 
     pub(super) fn poll_timeout(&self) -> Instant {
-        // Without an endpoint no initiation can be sent, so that the session has no deadline.
+        // Without an endpoint no initiation can be sent, so the session has no deadline.
         let timers = [
             self.endpoint.and_then(|_| self.session.poll_timeout()),
             self.sender.as_ref().and_then(Sender::poll_timeout),

@@ -34,7 +34,7 @@ pub(super) struct Reporting {
     told: (Instant, control::Report),
     /// Reports sent in the present session or since the last change of the config.
     reports: u32,
-    /// Time of the next report at the latest.
+    /// Latest time of the next report.
     next: Instant,
 }
 
@@ -64,7 +64,7 @@ impl Reporting {
         }
     }
 
-    /// Time of the next report: soon if the last one is out of date with the `path`.
+    /// Time of the next report: soon if `path` differs from the last report.
     pub(super) fn due(&self, path: &control::Report) -> Instant {
         let (at, told) = &self.told;
         let is_doubted = path.in_doubt && !told.in_doubt;
@@ -100,7 +100,7 @@ impl Reporting {
         }
     }
 
-    /// Counts a report of the present session; returns whether it is one that terms follow.
+    /// Counts a report of the present session; returns whether terms are sent after it.
     pub(super) fn counts_terms(&mut self) -> bool {
         let has_terms = self.reports < TERMS_FIRST || self.reports.is_multiple_of(TERMS_EVERY);
         self.reports = self.reports.saturating_add(1);

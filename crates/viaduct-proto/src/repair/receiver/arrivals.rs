@@ -8,7 +8,7 @@ use crate::repair::identity::Identity;
 use crate::time::Instant;
 use crate::wire::ip::MutableFields;
 
-/// Arrivals whose identities are remembered until they are named.
+/// Maximum number of remembered arrivals.
 const MAX_ARRIVALS: usize = 8_192;
 
 /// Arrival of a packet.
@@ -24,17 +24,18 @@ pub(super) struct ArrivedPacket {
 #[derive(Default)]
 pub(super) struct Arrivals {
     last: VecDeque<ArrivedPacket>,
-    /// Number of the oldest one kept.
+    /// Number of the oldest arrival in `last`.
     first: Arrival,
     pub(super) aligner: Aligner,
-    /// Routers crossed; used for IPv4 and IPv6 alike.
+    /// Number of routers on the path; used for IPv4 and IPv6 alike.
     crossed: u8,
-    /// Fields used where a packet's own are unknown: those of the last packet matched, as sent.
+    /// Fields used for a packet whose own fields are unknown: those of the last packet matched, as
+    /// sent.
     pub(super) usual_fields: MutableFields,
 }
 
 impl Arrivals {
-    /// Adds a packet; returns its number if the packet was counted as missing.
+    /// Adds a packet; returns its number and its arrival if it was counted as missing.
     pub(super) fn push(&mut self, came: ArrivedPacket) -> Option<(Seq, Arrival)> {
         let arrival = self.aligner.next_arrival();
         if self.last.len() == MAX_ARRIVALS {
@@ -57,14 +58,14 @@ impl Arrivals {
         aligner.find(seq, identity.tag(), is)
     }
 
-    /// Learns the number of routers from a packet that left with the fields `sent`.
+    /// Computes the number of routers from an arrival whose packet left with the fields `sent`.
     pub(super) fn learn(&mut self, arrival: Arrival, sent: MutableFields) {
         if let Some(ArrivedPacket { fields, .. }) = self.get(arrival) {
             self.crossed = sent.ttl.wrapping_sub(fields.ttl);
         }
     }
 
-    /// Returns the fields with which a packet was sent that was received with `fields`.
+    /// Returns the fields with which a packet left, if it was received with `fields`.
     pub(super) fn as_sent(&mut self, fields: MutableFields) -> MutableFields {
         self.usual_fields = MutableFields { ttl: fields.ttl.wrapping_add(self.crossed), ..fields };
         self.usual_fields

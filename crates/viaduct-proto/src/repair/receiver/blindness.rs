@@ -10,8 +10,8 @@ const NAMED_WITHIN: Duration = Duration::from_millis(60);
 /// State after packets were missed by the tap, when a missing packet may not be lost.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) enum Blindness {
-    /// The peer may have numbered packets before this receiver started; it will tell up to
-    /// which.
+    /// The peer may have numbered packets before this receiver started; its first report tells up
+    /// to which number.
     #[default]
     Untold,
     /// All packets were seen.
@@ -61,7 +61,7 @@ impl Blindness {
         }
     }
 
-    /// Returns the first number from `next` on that was surely seen.
+    /// Returns the first number from `next` on whose packet the tap cannot have missed.
     pub(super) fn first_seen(&self, next: Seq) -> Seq {
         match self {
             Blindness::UpTo(seq) => next.max(seq.saturating_add(1)),
@@ -79,7 +79,7 @@ mod tests {
         let at = |millis| Instant::ZERO + Duration::from_millis(millis);
         let mut blindness = Blindness::default();
         blindness.miss(at(0));
-        assert!(blindness.covers(at(100), (50, 60), 0), "the peer has told nothing yet");
+        assert!(blindness.covers(at(100), (50, 60), 0), "the peer has sent no report yet");
         blindness.told(11);
         assert!(blindness.covers(at(100), (10, 20), 0));
         assert!(!blindness.covers(at(100), (11, 20), 0));

@@ -1,5 +1,5 @@
 //! Injection of recovered packets: a hold in which the packet may still arrive, then the changes
-//! by which its host accepts it and its flow learns of congestion.
+//! that make its host accept it and signal congestion to its flow.
 //!
 //! ```text
 //!   recovered ─▶ reorder hold ─▶ right? ─▶ congestion ─▶ SYN ─▶ timestamp ─▶ injected
@@ -20,7 +20,7 @@ use crate::repair::syns::{Fate, Syns};
 use crate::time::{Duration, Instant};
 use crate::wire::ip::{self, Header};
 
-/// Recoveries in hold, and the flows and hosts that they are for.
+/// Recovered packets in hold, and state of the flows and hosts that they are for.
 #[derive(Default)]
 pub(in crate::repair) struct Injection {
     pub(super) hold: ReorderHold,
@@ -54,7 +54,8 @@ impl Injection {
         }
     }
 
-    /// Injects a recovered packet. Otherwise returns its new state, if it changes.
+    /// Injects a recovered packet. If it is not injected, returns its new state, or `None` if the
+    /// state stays.
     fn inject(
         &mut self,
         now: Instant,
@@ -103,7 +104,8 @@ impl Injection {
             }
         });
         stats.recovered += 1;
-        // Packets dropped by a full queue are not timed: their flows are to slow down.
+        // Packets dropped by a full queue do not count for the latency: their flows have to slow
+        // down.
         if !congested {
             let due = recovery.due;
             stats.record_latency(due.map_or_else(Default::default, |due| now.since(due)));
@@ -112,7 +114,7 @@ impl Injection {
     }
 }
 
-/// Parses the header of a recovered packet; counts a packet that is not of the two sites.
+/// Parses the header of a recovered packet; counts a packet that does not belong to the two sites.
 fn right_header(packet: &[u8], sites: &Sites, stats: &mut ReceiverStats) -> Option<Header> {
     match Header::parse(packet) {
         Ok(header) if header.total_len == packet.len() && sites.arrives(&header) => Some(header),

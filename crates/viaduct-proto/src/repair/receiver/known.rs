@@ -43,8 +43,8 @@ impl Known {
         self.ledger.row(seq).is_some_and(|row| row.congested && !row.is_here())
     }
 
-    /// Tag and bit of a packet, as far as they are known; `None` if its number is outside the
-    /// ledger.
+    /// Tag and bit of a packet; `Some(None)` if it has no name yet, `None` if its number is outside
+    /// the ledger.
     pub(super) fn name(&self, seq: Seq) -> Option<Option<(Tag, bool)>> {
         let row = self.ledger.row(seq)?;
         Some((row.state != State::Unnamed).then_some((row.tag, row.is_bare)))

@@ -32,9 +32,9 @@ pub(super) struct Matched<'a> {
     /// Number of the first name of the datagram.
     pub(super) first: Seq,
     pub(super) names: &'a Names<'a>,
-    /// Range of those that were not known before.
+    /// Range of the numbers whose names were not known before.
     pub(super) new: Range<Seq>,
-    /// Results, of these and of earlier names.
+    /// Results for the new names, and for some earlier ones.
     pub(super) named: &'a [(Seq, Named)],
 }
 
@@ -74,8 +74,8 @@ impl Measurement {
         self.observed.as_ref().map_or(0, |observed| observed.memory())
     }
 
-    /// Measures the path by names. Packets lost by chance become `needs`, unless the path is
-    /// only observed.
+    /// Measures the path by names. Adds packets lost by chance to `needs`, unless the path is only
+    /// observed.
     pub(super) fn named(
         &mut self,
         now: Instant,
@@ -147,7 +147,7 @@ impl Measurement {
     }
 }
 
-/// Notes the cause of a loss; one by chance that repairs can undo is a need.
+/// Notes the cause of a loss. Adds a packet lost by chance to `needs` if repairs can recover it.
 fn miss(
     now: Instant,
     seq: Seq,

@@ -10,7 +10,7 @@
 //!                                       identity right? ──▶ store, hold, inject
 //! ```
 //!
-//! [`Receiver`] connects these machines, one a file:
+//! [`Receiver`] connects these machines, one in each file:
 //!
 //! ```text
 //!   Arrivals     latest arrivals, the aligner, routers crossed
@@ -73,7 +73,7 @@ pub(super) struct Receiver {
     told: Seq,
     /// The peer names acknowledgements without data.
     acks: bool,
-    /// Results of the names matched just now.
+    /// Results of the newest names.
     named: Vec<(Seq, Named)>,
     stats: ReceiverStats,
 }
@@ -126,14 +126,14 @@ impl Receiver {
             + self.measurement.memory()
     }
 
-    /// Packets of the last moments, newest first, as they were on the WAN except for what
-    /// [`ip::normalise`] removed.
+    /// Recent packets, newest first, as they were on the WAN except for what [`ip::normalise`]
+    /// removed.
     pub(super) fn cached(&self) -> impl Iterator<Item = &[u8]> {
         self.known.store.newest_first().map(|(_, packet)| packet)
     }
 
-    /// Notes that the tap has missed packets: nothing counts as lost until the next repairs
-    /// surely cover later packets.
+    /// Notes that the tap has missed packets: no packet counts as lost until repairs and names are
+    /// certain to concern later packets.
     pub(super) fn miss(&mut self, now: Instant) {
         self.blindness.miss(now);
     }
@@ -145,13 +145,12 @@ impl Receiver {
         self.blindness.told(next);
     }
 
-    /// Counts a message that was opened but did not parse.
+    /// Counts a message that was decrypted but did not parse.
     pub(super) fn malformed(&mut self) {
         self.stats.malformed += 1;
     }
 
-    /// Handles a copy of a packet that has just come from the peer's site. Its bytes are
-    /// overwritten.
+    /// Handles a copy of a packet that has just come from the peer's site. Overwrites `packet`.
     pub(super) fn handle_packet(&mut self, now: Instant, came: Instant, packet: &mut [u8]) {
         self.stats.packets += 1;
         self.stats.bytes += packet.len() as u64;
@@ -176,7 +175,7 @@ impl Receiver {
         self.keep((now, came), identity, fields, packet);
     }
 
-    /// Stores a packet that has arrived; one that was counted as missing is late.
+    /// Stores a packet that has arrived; if it was counted as missing, it is counted as late.
     fn keep(
         &mut self,
         (now, came): (Instant, Instant),
@@ -204,8 +203,8 @@ impl Receiver {
         expand(truncated as u32, if is_stale { self.told } else { next })
     }
 
-    /// Notes that packet `seq` is here. A recovery that took longer than flows wait is a
-    /// visible loss.
+    /// Notes that packet `seq` has arrived or was recovered. A recovery that took longer than flows
+    /// wait is a visible loss.
     fn here(&mut self, now: Instant, seq: Seq) {
         if self.needs.here(now, seq) {
             self.measurement.path.visible(now, self.needs.times.wait);
@@ -238,7 +237,7 @@ impl Receiver {
         }
     }
 
-    /// Handles copies of packets, each of which may be here already or not be named yet.
+    /// Handles copies of packets. A packet may be here already, or may not have been named yet.
     pub(super) fn handle_copies(&mut self, now: Instant, copies: &Copies<'_>) {
         let first = self.number(copies.first);
         for (seq, packet) in (first..).zip(copies.packets().flatten()) {
@@ -277,8 +276,8 @@ impl Receiver {
         self.deliver(now);
     }
 
-    /// Time of the next deadline: a held recovery is due, or packets are to be counted or
-    /// requested.
+    /// Time of the next deadline: a recovered packet leaves its hold, or packets are to be counted
+    /// or requested.
     pub(super) fn poll_timeout(&self) -> Option<Instant> {
         let timers = [
             self.injection.hold.poll_timeout(),
@@ -288,7 +287,8 @@ impl Receiver {
         timers.into_iter().flatten().min()
     }
 
-    /// Counts packets that were missing for long enough; returns the next request to the peer.
+    /// Counts packets that were missing for long enough as lost; returns the next request to the
+    /// peer.
     pub(super) fn handle_timeout(&mut self, now: Instant) -> Option<Need> {
         self.measurement.path.losses.settle(now);
         self.needs.next(now, &self.known, &self.repairs)
@@ -312,7 +312,7 @@ impl Receiver {
         self.blindness.covers(now, (first, last), self.known.ledger.floor())
     }
 
-    /// Verifies recovered packets, and accepts the right ones.
+    /// Verifies the identities of recovered packets, and accepts those that are right.
     fn deliver(&mut self, now: Instant) {
         let Some(recovered) = self.repairs.take_recovered() else { return };
         for (seq, symbol) in recovered.iter() {
@@ -348,7 +348,7 @@ impl Receiver {
         }
         (row.tag, row.identity) = (identity.tag(), identity);
         if self.arrivals.find(seq, identity) {
-            // Its name was lost, or it was mistaken for missing.
+            // It has arrived: its name was lost, or it was mistaken for missing.
             row.state = State::Arrived;
             self.here(now, seq);
             return;

@@ -62,7 +62,7 @@ impl Receiver {
             return;
         }
         if next > 0 && (1..self.known.ledger.capacity()).contains(&first.saturating_sub(next)) {
-            // Packets missed by the tap have lost their names as well; these are of no use.
+            // Names of packets that the tap has missed are not requested: they would be of no use.
             self.needs.unnamed.passed(now, self.blindness.first_seen(next), first - 1);
         }
         let runs = self.enter(match NonZeroU16::new(names.apart) {
@@ -91,7 +91,7 @@ impl Receiver {
             (row.tag, row.is_bare) = (tag, is_bare);
             runs.push(seq, tag);
             if is_bare {
-                // A repair that came before the name of its packet may wait for it.
+                // A repair that arrived before this name may wait for the packet.
                 self.repairs.known(seq, &self.known);
             }
         }
@@ -122,8 +122,8 @@ impl Receiver {
     }
 }
 
-/// Returns the names that are new: repeated ones overlap with known ones at either end, and
-/// copies are known before their names.
+/// Returns the names that are new. Repeated names overlap with known ones, and the packet of a copy
+/// is known before its name arrives.
 fn unnamed(known: &Known, first: Seq, names: &Names<'_>) -> Vec<(Seq, (Tag, bool))> {
     let all = (first..).zip(names.tags().zip(names.bare()));
     all.filter(|(seq, _)| known.name(*seq) == Some(None)).collect()

@@ -60,8 +60,8 @@ impl Needs {
             .or_else(|| requests.ask(now, *times, held, |seq| known.is_given_up(seq)))
     }
 
-    /// Number of equations at hand for packets not requested yet, and of those expected while
-    /// flows can wait.
+    /// Number of equations held for packets not requested yet, plus those expected while flows can
+    /// wait.
     fn expected(&self, repairs: &Repairs) -> usize {
         let held = self
             .requests

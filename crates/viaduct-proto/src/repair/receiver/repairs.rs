@@ -54,9 +54,9 @@ impl Repairs {
         self.decoder = AnyDecoder::new(decoder_share(memory));
     }
 
-    /// Returns the body of a repair, or of both its parts, that can be decoded at once. `None`
-    /// if the other part is yet to come, or a name of a packet from `next` on: the repair
-    /// waits.
+    /// Returns the body of a repair, joined from its two parts if it was split, if it can be
+    /// decoded now. `None` if its other part has not arrived, or if it covers packets from `next`
+    /// on, which have no names yet: the repair waits.
     pub(super) fn complete<'a>(
         &mut self,
         repair: Repair<'a>,
@@ -97,8 +97,7 @@ impl Repairs {
         self.pending.push_back(pending);
     }
 
-    /// Decodes a repair. In the dark, when some of its packets may have been missed by the tap,
-    /// it is dropped.
+    /// Decodes a repair. Drops it if `is_dark`: the tap may have missed some of its packets.
     pub(super) fn decode(
         &mut self,
         repair: Repair<'_>,
@@ -112,7 +111,8 @@ impl Repairs {
             self.in_flight.cover = cover.count;
         }
         if is_dark || cover.first < known.ledger.floor() || cover.seqs().all(|seq| known.has(seq)) {
-            // True of most repairs; the decoder would look up every packet for the same result.
+            // This is the case for most repairs; the decoder would look up every packet for the
+            // same result.
             stats.useless += 1;
             return;
         }

@@ -4,9 +4,9 @@ use super::{COPIES, SECTION_HEAD, emit};
 use crate::fec::Seq;
 use crate::wire::ip::MutableFields;
 
-/// Bytes of a section of copies beside the copies.
+/// Overhead of a section of copies, in bytes.
 pub const COPIES_OVERHEAD: usize = SECTION_HEAD + COPIES_HEAD;
-/// Bytes of each copy beside its packet.
+/// Overhead of each copy in such a section, in bytes.
 pub const COPY_OVERHEAD: usize = 2;
 const COPIES_HEAD: usize = 6;
 
@@ -21,7 +21,7 @@ pub struct Copies<'a> {
 }
 
 impl<'a> Copies<'a> {
-    /// Packets, normalised; `None` where they are malformed, which parsed copies never are.
+    /// Normalised packets. An item is `None` if it is malformed, which never happens after parsing.
     pub fn packets(&self) -> impl Iterator<Item = Option<&'a [u8]>> + use<'a> {
         let mut rest = self.packets;
         std::iter::from_fn(move || {

@@ -1,10 +1,10 @@
-//! Sections of a sealed message, and all their numbers. Everything is big endian.
+//! Sections of a sealed message, and their formats. All integers are big-endian.
 //!
 //! A message is one or more sections, so that small repairs, names and reports that leave
 //! together share a datagram:
 //!
 //! ```text
-//!  section  kind | length of what follows 2 | body
+//!  section  kind | length of the body 2 | body
 //!
 //!  repair   kind=1 | family | parameter | first 4 | stride or dense 2 | count 2 | seed 2
 //!           | length code 2 | symbol
@@ -22,24 +22,24 @@
 //! - family: 0 exclusive or, 1 Reed-Solomon, 2 window; plus 0x40 for the head of a symbol in two
 //!   datagrams, 0x80 for its tail
 //! - parameter: layer, parity row, or density of the window in 256ths
-//! - first: lowest number; a field of four bytes holds its low 32 bits, and the others are those
-//!   of the nearest number known
+//! - first: lowest number; a field of four bytes holds its low 32 bits, which stand for the number
+//!   that is nearest to those known
 //! - stride or dense: distance of the numbers covered; for a window, the count of the newest
-//!   packets, all of which are in it
+//!   packets that are all in the repair
 //! - symbol: combination of packets, each with its [`PREFIX`] before it
-//! - flags: 1: with send times; names without them are repeated. 2: acknowledgements without data
-//!   are named, too. 4: with bits. 8: no repairs are made. 16: each tag and bit is the exclusive or
-//!   of two packets'
+//! - flags: 1: send times are present; names without send times are a repetition. 2:
+//!   acknowledgements without data are named, too. 4: bits are present. 8: no repairs are made. 16:
+//!   each tag and bit is the exclusive or of those of two packets
 //! - sent: send time of the first packet in microseconds of the sender's clock, low 32 bits
 //! - ttl, tos: mutable fields of the first packet, as it left
-//! - apart: distance of the numbers of two packets whose tags are combined; `first` is the later
-//!   one's
+//! - apart: distance of the numbers of two packets whose tags are combined; `first` is the number
+//!   of the later packet
 //! - tag: low 16 bits of a packet's identity
 //! - gap: time since the previous packet in units of 8 microseconds: half a byte where it is below
 //!   15, otherwise 15 and a byte
-//! - bits: one for each packet, the lowest of a byte first: set if the packet is in no repair,
-//!   where it counts as empty
-//! - packets, repairs: count of the requested numbers from `first` on, and count of the repairs of
+//! - bits: one for each packet, the lowest of a byte first: set if the packet is in no repair; an
+//!   empty packet takes its place there
+//! - packets, repairs: count of the numbers from `first` on, and count of the repairs requested for
 //!   them; 0 repairs requests their names
 
 mod copies;
@@ -69,7 +69,7 @@ const FAMILY: u8 = 0x3f;
 const HEAD: u8 = 0x40;
 const TAIL: u8 = 0x80;
 
-/// Part of its symbol that a repair carries.
+/// Part of a symbol that one repair section carries.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Part {
     /// Whole symbol.

@@ -29,11 +29,11 @@ pub struct Names<'a> {
     pub first: Seq,
     /// Manner in which the sender's packets are named.
     pub manner: Manner,
-    /// Distance, in numbers, to the earlier packet whose tag and bit are combined with each; 0
-    /// for none.
+    /// Distance, in numbers, from each packet to the earlier packet whose tag and bit are combined
+    /// with its own; 0 if tags are not combined.
     pub apart: u16,
     tags: &'a [[u8; 2]],
-    /// Send times; `None` if these names are repeated.
+    /// Send times; `None` if these names are a repetition.
     pub times: Option<Times<'a>>,
     bare: &'a [u8],
 }
@@ -123,26 +123,27 @@ pub struct Name {
     pub ttl: u8,
     /// TOS or traffic class.
     pub tos: u8,
-    /// Packet is in no repair.
+    /// The packet is in no repair.
     pub is_bare: bool,
 }
 
 impl Name {
-    /// Combines tag and bit of two packets: either follows from the other and the result.
+    /// Combines the tags and bits of two packets: either name follows from the other one and the
+    /// result.
     pub fn combine(self, other: Name) -> Name {
         let (tag, is_bare) = (self.tag ^ other.tag, self.is_bare ^ other.is_bare);
         Name { tag, is_bare, ..self }
     }
 }
 
-/// Form of a section of names: the fields beside the tags.
+/// Form of a section of names: the fields in addition to the tags.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Form {
-    /// Send times; at most 255 [`GAP`]s apart.
+    /// Send times, consecutive ones at most 255 [`GAP`]s apart.
     Timed,
     /// No other fields.
     Again,
-    /// Names combined with those of the packets at this distance before.
+    /// Names combined with those of packets that are earlier by this distance, in numbers.
     Combined(NonZeroU16),
 }
 
@@ -159,7 +160,7 @@ fn gaps_between(names: &[Name]) -> impl Iterator<Item = u8> {
     })
 }
 
-/// Length in bytes of a section of these names, at most [`MAX_NAMES`].
+/// Length in bytes of a section with `names`, which are at most [`MAX_NAMES`].
 pub fn names_len(names: &[Name], form: Form) -> usize {
     let each = names.len() * size_of::<Tag>();
     let beside = match form {

@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 
 use crate::fec::{Seq, Sources};
 
-/// Packets remembered: more than any of the codes spans.
+/// Number of remembered packets: more than a repair of any of the codes spans.
 const MAX_KNOWN: usize = 16_384;
 
 /// Packet of two bytes.

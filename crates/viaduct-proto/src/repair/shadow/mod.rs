@@ -1,12 +1,12 @@
 //! Outcomes that codes would have had on an observed link.
 //!
-//! The encoders and decoders are the real ones, with packets of two bytes. A repair counts as
-//! lost if the next packet is: it would have left just before that packet.
+//! The encoders and decoders are the real ones, with packets of two bytes. A repair counts as lost
+//! if the next packet is lost: it would have left just before that packet.
 //!
 //! ```text
-//!   fates of packets ─▶ encoder ─▶ repairs, as lost as their neighbours ─▶ decoder ─▶ outcome
+//!   fates of packets ─▶ encoder ─▶ repairs, lost like their neighbours ──▶ decoder ─▶ outcome
 //!                          ▲                                                  │
-//!                          └──── reports and requests, half a round trip ◀────┘   (auto alone)
+//!                          └──── reports and requests, half a round trip ◀────┘   (auto only)
 //! ```
 
 mod feedback;
@@ -41,7 +41,7 @@ pub const TRIED: [&str; 4] = ["auto", "layered", "reed-solomon", "window"];
 pub struct Outcome {
     /// Packets that left.
     pub packets: u64,
-    /// Packets lost by chance, among them.
+    /// Number of these packets that were lost by chance.
     pub lost: u64,
     /// Lost packets that would have been recovered.
     pub recovered: u64,
@@ -76,8 +76,8 @@ impl Shadows {
         }
     }
 
-    /// Handles the next packet, sent at `at`, and its fate. No code recovers packets dropped by
-    /// a full queue.
+    /// Handles the next packet, sent at `at`, and its fate. Packets dropped by a full queue count
+    /// neither as lost nor as recovered.
     pub fn step(&mut self, at: Instant, fate: Fate) {
         self.shadows.iter_mut().for_each(|shadow| shadow.step(at, fate));
     }

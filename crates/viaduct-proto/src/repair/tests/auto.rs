@@ -1,4 +1,4 @@
-//! Repairs that follow the losses, end to end.
+//! Repairs that adapt to the losses, end to end.
 
 use super::*;
 use control::{Limits, Regime};

@@ -1,4 +1,4 @@
-//! Messages of strangers, replays and attacks, none of which has an effect.
+//! Forged, replayed and malicious messages, none of which has an effect.
 
 use super::*;
 
@@ -52,7 +52,7 @@ fn a_recorded_initiation_is_refused_after_a_restart() {
     let session = world.b_stats().session;
     assert_eq!((session.replayed, session.limited, session.handshakes), (1, 0, 0));
     world.run(Duration::from_secs(1), |_, _| false);
-    assert!(world.b_stats().up, "the peer's own are taken");
+    assert!(world.b_stats().up, "the peer's own messages are accepted");
 }
 
 #[test]
@@ -87,10 +87,10 @@ fn a_handshake_message_moves_no_endpoint() {
     };
     world.b.handle_datagram(world.now, endpoint(9), &mut initiation);
     let to: Vec<SocketAddr> = world.b.transmits().map(|(to, _)| to).collect();
-    assert_eq!(to, [endpoint(9)], "the answer goes where the question came from");
+    assert_eq!(to, [endpoint(9)], "the answer goes to the source of the initiation");
     world.b.clear_transmits();
     world.b.handle_timeout(world.now + Duration::from_secs(2));
-    assert!(world.b.transmits().all(|(to, _)| to == endpoint(1)), "and all else where it went");
+    assert!(world.b.transmits().all(|(to, _)| to == endpoint(1)), "and all others to the endpoint");
 }
 
 #[test]

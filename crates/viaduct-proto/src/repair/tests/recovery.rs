@@ -1,4 +1,4 @@
-//! Lost packets come back, once, and within bounds.
+//! Lost packets are recovered, once, and within bounds.
 
 use super::*;
 
@@ -68,7 +68,7 @@ fn packets_that_come_a_little_late_are_delivered_once() {
     let mut world = World::new(&Code::Layered(one_layer));
     let packets: Vec<_> = (0..64).map(|_| world.packet()).collect();
     for (i, packet) in packets.iter().enumerate() {
-        // Two packets of one recipe are late together, so that neither can be recovered.
+        // Two packets of one recipe are late together, so neither can be recovered.
         world.a.handle_outgoing(world.now, world.now, &mut packet.clone());
         match i {
             10 | 11 => {}
@@ -83,7 +83,7 @@ fn packets_that_come_a_little_late_are_delivered_once() {
         world.exchange(&mut |_, _| false);
     }
     world.run(Duration::from_millis(50), |_, _| false);
-    // The first of them to come makes the other recoverable, which then comes by itself.
+    // The first of them to arrive makes the other recoverable, which then arrives by itself.
     assert!(packets.iter().all(|packet| world.delivered[packet] == 1));
     let stats = world.b_stats().receiver;
     assert_eq!((stats.late, stats.recovered, stats.link.lost), (2, 0, 0));
@@ -106,7 +106,7 @@ fn what_was_missed_by_ourselves_is_not_taken_for_lost() {
     }
     assert_eq!(world.b_stats().receiver.recovered, 0);
     world.run(Duration::from_secs(3), |_, _| false);
-    assert_eq!(world.stream(400, |_, i| i % 25 == 3, 0.0), 0, "sight returns");
+    assert_eq!(world.stream(400, |_, i| i % 25 == 3, 0.0), 0, "the tap sees packets again");
 }
 
 #[test]

@@ -9,7 +9,7 @@ fn differing_prefixes_are_reported_in_both_directions() {
     let facts = |plane: &Plane, now| plane.facts(now).into_values().next().unwrap();
     world.run(Duration::from_secs(2), |_, _| false);
     assert_eq!(facts(&world.a, world.now).disagreement, None);
-    let terms = facts(&world.a, world.now).terms.expect("the peer has told");
+    let terms = facts(&world.a, world.now).terms.expect("the peer has sent its terms");
     assert!(terms.code.contains("(8,3)") || terms.code.contains("layered"), "{}", terms.code);
     let mut narrow = config(2, 1, layered());
     narrow.sites.local = vec!["10.2.0.0/24".parse().unwrap()];
@@ -44,7 +44,8 @@ fn a_syn_that_the_path_alters_is_neither_lost_nor_injected() {
             let other = world.packet();
             world.send(&other, false);
         }
-        // Not in step with the interleaves, where the first ones would hide each other.
+        // Pauses keep the first losses out of step with the interleaves: they would prevent each
+        // other's recovery otherwise.
         world.run(Duration::from_millis(if port < 5 { 50 } else { 2 }), |_, _| false);
     }
     world.run(Duration::from_secs(3), |_, _| false);
@@ -79,7 +80,7 @@ fn state_behind(path: impl Fn(&mut Vec<u8>) -> bool) -> State {
         let (stats, facts) =
             (world.b_stats(), world.b.facts(world.now).into_values().next().unwrap());
         state = health.look(world.now, &stats, &facts, None);
-        assert!(second < 3 || stats.up, "the session stands");
+        assert!(second < 3 || stats.up, "the session is up");
     }
     state
 }
@@ -100,5 +101,5 @@ fn the_state_says_what_a_path_does_to_all_packets() {
     });
     assert!(altered.reason().is_some_and(|why| why.contains("alter")), "{altered}");
     let one_way = state_behind(|_| false);
-    assert!(one_way.reason().is_some_and(|why| why.contains("another way")), "{one_way}");
+    assert!(one_way.reason().is_some_and(|why| why.contains("another route")), "{one_way}");
 }

@@ -68,7 +68,7 @@ fn passwords_are_requested_and_checked() {
         let header = format!("Proxy-Authorization: {scheme}bWU6cHc= \t\r\n");
         assert_eq!(http(&header), there("10.0.0.1:80"), "{scheme}");
     }
-    assert_eq!(http(""), Step::Wait, "the connection may bear another request");
+    assert_eq!(http(""), Step::Wait, "the connection may carry another request");
 }
 
 #[test]

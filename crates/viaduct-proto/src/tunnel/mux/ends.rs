@@ -1,4 +1,4 @@
-//! Calls of the flows' ends on their link.
+//! Operations that the flows' ends call on their link.
 
 use std::net::SocketAddr;
 
@@ -18,7 +18,7 @@ const ACK_DELAY: Duration = Duration::from_millis(5);
 const ACK_AT_ONCE: u64 = 32 << 10;
 
 impl Mux {
-    /// Opens a stream. There must be a [vacant](Mux::vacant) one.
+    /// Opens a stream. The link must have a [vacant](Mux::vacant) one.
     pub(crate) fn open(&mut self, cx: &mut Common, to: Address, source: Option<SocketAddr>) -> u32 {
         let number = self.numbers.take();
         self.insert(number, Stream::opened(cx.tokens.open()));
@@ -69,7 +69,8 @@ impl Mux {
     }
 
     pub(crate) fn consumed(&mut self, cx: &mut Common, number: u32, count: usize) {
-        // Each stream gets less of the buffer if there are many, or if it is small.
+        // The threshold is lower if there are many streams or the buffer is small: each gets less
+        // of it.
         let each = cx.window.total / (8 * self.streams.len().max(1) as u64);
         let Some(stream) = self.streams.get_mut(&number) else { return };
         let freed = stream.consumed(count);
@@ -122,7 +123,7 @@ impl Mux {
         let freed = std::mem::take(&mut stream.freed);
         if freed > 0 {
             cx.window.free(before, freed);
-            let freed = u32::try_from(freed).expect("less than what is received in between");
+            let freed = u32::try_from(freed).expect("freed bytes fit in 32 bits");
             self.control.push_back((number, Frame::Ack(freed)));
         }
     }

@@ -23,7 +23,7 @@ impl Mux {
                 cx.tokens.hello(hello.tokens, hello.least_window);
                 cx.events.push_back(Event::LinkUp(self.number));
             }
-            (Frame::Hello(_), _) => return Err(LinkError::Protocol("a HELLO out of place")),
+            (Frame::Hello(_), _) => return Err(LinkError::Protocol("an unexpected HELLO")),
             (_, None) => return Err(LinkError::Protocol("a link that begins without a HELLO")),
             (Frame::Grant(tokens), _) => cx.tokens.set_total(tokens),
             (Frame::Ping(any), _) => self.control.push_back((0, Frame::Pong(any))),
@@ -37,7 +37,7 @@ impl Mux {
                 self.leave();
             }
             (Frame::Gone(link), _) if link == self.number => {
-                return Err(LinkError::Protocol("a link that says it is gone"));
+                return Err(LinkError::Protocol("a GONE on the link that it names"));
             }
             (Frame::Gone(link), _) => cx.gone.push(link),
             _ => {}
@@ -76,8 +76,8 @@ impl Mux {
         Ok(())
     }
 
-    /// Handles a frame for a stream that does not exist. The peer may not know yet that it is
-    /// over.
+    /// Handles a frame for a stream that does not exist. The peer may not know yet that the stream
+    /// is over.
     fn handle_forgotten(&mut self, number: u32, frame: &Frame<'_>) -> Handled {
         match frame {
             _ if !self.numbers.was_used(number) => {
@@ -99,10 +99,10 @@ impl Mux {
             Carrier::Streams => !self.streams.contains_key(&number),
         };
         if self.numbers.is_own(number) || !new {
-            return Err(LinkError::Protocol("a SYN for a stream that was there"));
+            return Err(LinkError::Protocol("a SYN for a stream that exists"));
         }
         self.numbers.taken_by_peer(number);
-        // A new stream's SYN may overtake the end of others, which the peer no longer counts.
+        // A SYN may arrive before the ends of other streams, which the peer no longer counts.
         if self.numbers.open_beside(number) >= cx.settings.streams.saturating_mul(2) {
             return Err(LinkError::Protocol("more streams than were allowed"));
         }
@@ -171,7 +171,7 @@ impl Mux {
             return Ok(());
         }
         if stream.sending != Sending::Ended || cx.tokens.outstanding(stream.account) > 0 {
-            return Err(LinkError::Protocol("a FINACK for bytes that are not consumed"));
+            return Err(LinkError::Protocol("a FINACK before FIN or before all ACKs"));
         }
         stream.sending = Sending::Closed;
         self.settle(cx, number);

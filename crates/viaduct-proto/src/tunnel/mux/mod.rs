@@ -5,10 +5,10 @@
 //! | here | the link, and the two directions of its streams |
 //! | `frames` | received frames |
 //! | `turn` | sent frames |
-//! | `numbers` | numbers of its streams |
-//! | `traffic` | bytes that it carries |
-//! | `ends` | calls of the flows' ends |
-//! | `timers` | its timers |
+//! | `numbers` | numbers of the streams |
+//! | `traffic` | bytes that the link carries |
+//! | `ends` | operations that the flows' ends call |
+//! | `timers` | timers of the link |
 
 mod ends;
 mod frames;
@@ -30,7 +30,8 @@ use numbers::Numbers;
 use timers::{Timer, Timers};
 use traffic::Traffic;
 
-/// Maximum of queued frames other than DATA. A peer that makes us answer must read the answers.
+/// Maximum of queued frames other than DATA. A peer that requests more answers without reading them
+/// loses the link.
 const MAX_CONTROL: usize = 64 << 10;
 
 /// Mapping of frames to the byte streams of a link.
@@ -42,8 +43,8 @@ pub enum Carrier {
     Streams,
 }
 
-/// Byte stream of a link by which frames leave: 0, or with [`Carrier::Streams`] the number of
-/// the stream that sends. Acknowledgements leave by 0.
+/// Byte stream of a link on which frames are sent: 0, or with [`Carrier::Streams`] the number of
+/// the stream that sends. Acknowledgements are sent on lane 0.
 pub type Lane = u32;
 
 /// Result of an input to a link. An error means that the link must be broken off.
@@ -116,7 +117,7 @@ impl Mux {
         StreamId { link: self.number, number }
     }
 
-    /// Processes bytes that came by `lane`.
+    /// Processes bytes that arrived on `lane`.
     pub(super) fn handle_bytes(
         &mut self,
         cx: &mut Common,
@@ -140,8 +141,8 @@ impl Mux {
         if self.control.len() > MAX_CONTROL { Err(LinkError::Deaf) } else { Ok(()) }
     }
 
-    /// Lane by which a frame leaves. A receiver's frames to the sender must not wait behind the
-    /// bytes that it sends itself.
+    /// Lane on which a frame is sent. Acknowledgements of a stream must not wait behind the bytes
+    /// that this end sends on it.
     fn lane_of(&self, stream: u32, frame: &Frame<'_>) -> Lane {
         match (self.carrier, frame) {
             (Carrier::Stream, _) | (_, Frame::Ack(_) | Frame::FinAck) => 0,
@@ -151,7 +152,7 @@ impl Mux {
 
     /// Processes the end of a lane.
     pub(super) fn lane_ended(&mut self, cx: &mut Common, lane: Lane) {
-        // The peer may have forgotten the stream before our RST came.
+        // The peer may have forgotten the stream before our RST arrived.
         if self.streams.get(&lane).is_some_and(|stream| stream.resetting) {
             self.forget(cx, lane);
         }
@@ -164,7 +165,7 @@ impl Mux {
         }
     }
 
-    /// Tells the peer that no bytes of a broken link are held.
+    /// Tells the peer that this end holds no bytes of a broken link.
     pub(super) fn report_gone(&mut self, link: u32) {
         self.reported_gone.push(link);
         self.control.push_back((0, Frame::Gone(link)));
@@ -182,8 +183,9 @@ impl Mux {
         if self.leaving[0] { 0 } else { self.numbers.vacant(most) }
     }
 
-    /// Load of the link: the streams with more to send than one turn takes (a request on its
-    /// way out is no load), the bytes carried recently in both directions, and the streams.
+    /// Load of the link, most important first: the number of streams with more to send than one
+    /// turn takes (a short request is no load), the bytes carried recently in both directions, and
+    /// the number of all streams.
     pub(super) fn load(&self, turn: usize) -> (usize, u64, usize) {
         let queued = |number| self.streams.get(number).map_or(0, |stream| stream.out.len());
         let busy = self.ready.iter().filter(|&number| queued(number) > turn).count();
@@ -248,7 +250,8 @@ impl Mux {
         self.streams.get_mut(&number).expect("looked up before")
     }
 
-    /// Resets all streams of a link that broke. `strand`: the peer may still hold their bytes.
+    /// Resets all streams of a link that broke. `strand` is true if the peer may still hold their
+    /// bytes.
     pub(super) fn break_off(&mut self, cx: &mut Common, strand: bool) {
         for (number, stream) in std::mem::take(&mut self.streams) {
             let held = stream.unacknowledged();

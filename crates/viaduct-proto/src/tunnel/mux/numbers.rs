@@ -1,4 +1,5 @@
-//! Numbers of a link's streams: odd where the end that dialled opens them, even at the other.
+//! Numbers of a link's streams: odd for those that the end that dialled has opened, even for those
+//! of the other end.
 
 /// Numbers that were used, and how many are in use.
 #[derive(Debug)]
@@ -53,7 +54,7 @@ impl Numbers {
         self.open[number as usize % 2] -= 1;
     }
 
-    /// Number of open streams that the end has opened to which `number` belongs.
+    /// Number of open streams that were opened by the same end as stream `number`.
     pub(super) fn open_beside(&self, number: u32) -> u32 {
         self.open[number as usize % 2]
     }

@@ -8,7 +8,7 @@ const LOAD_UNIT: u64 = 256 << 10;
 pub(super) struct Traffic {
     pub(super) sent: u64,
     pub(super) received: u64,
-    /// Sums of both at the ping before the last one, and at the last one.
+    /// Sums of `sent` and `received` at the last ping but one, and at the last ping.
     at_pings: [u64; 2],
 }
 
@@ -18,7 +18,7 @@ impl Traffic {
         self.at_pings = [self.at_pings[1], self.sent + self.received];
     }
 
-    /// Units carried since the ping before the last one, in both directions.
+    /// Units carried since the last ping but one, in both directions.
     pub(super) fn recent(&self) -> u64 {
         (self.sent + self.received - self.at_pings[0]) / LOAD_UNIT
     }

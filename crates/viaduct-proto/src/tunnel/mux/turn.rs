@@ -1,5 +1,5 @@
-//! Sending by a link, in turns: the pending control frames, then one DATA frame of the stream
-//! whose turn it is (slide 20).
+//! Sending on a link, in turns: the pending control frames, then one DATA frame of the stream whose
+//! turn it is (slide 20).
 
 use super::{Carrier, Lane, Mux};
 use crate::time::Instant;
@@ -7,7 +7,8 @@ use crate::tunnel::common::{Common, Event};
 use crate::tunnel::wire::{Frame, emit_data_head};
 
 impl Mux {
-    /// Appends the next turn to `out`, and returns the lane that it leaves by.
+    /// Appends the frames of the next turn to `out`, and returns the lane on which they are to be
+    /// sent.
     pub(crate) fn turn(&mut self, cx: &mut Common, out: &mut Vec<u8>) -> Option<Lane> {
         let lane = self.send_control(cx.now, out);
         match (lane, self.carrier) {

@@ -1,4 +1,4 @@
-//! Messages of the handshake, and the keys that it admits.
+//! Messages of the handshake, and the keys that it accepts.
 
 use snow::{Builder, HandshakeState};
 
@@ -17,7 +17,7 @@ pub(super) struct Handshake {
     peers: Vec<PublicKey>,
     /// Number of messages sent and received.
     pub(super) done: usize,
-    /// Reason for which the dialler is refused.
+    /// Reason why the dialler is refused.
     pub(super) refuses: Option<RecordError>,
 }
 
@@ -67,7 +67,7 @@ impl Handshake {
         let unknown = remote(&self.noise).filter(|key| !self.peers.contains(key));
         let unknown = unknown.map(RecordError::Unknown);
         match (parameters.confirms, payload) {
-            // The dialler is told the reason in the answer.
+            // The answer tells the dialler the reason.
             (true, &[version]) => {
                 let other = (version != VERSION).then_some(RecordError::Version(version));
                 self.refuses = unknown.or(other);
@@ -79,7 +79,7 @@ impl Handshake {
     }
 }
 
-/// Key of the other end, once it has been sent.
+/// Key of the other end, once it is known.
 pub(super) fn remote(noise: &HandshakeState) -> Option<PublicKey> {
     noise.get_remote_static()?.try_into().ok().map(PublicKey::from_bytes)
 }

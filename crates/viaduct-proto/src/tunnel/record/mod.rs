@@ -9,17 +9,16 @@
 //!    length 2 | sealed | tag 16   ◀─▶   records of 1 to 16384 bytes each
 //! ```
 //!
-//! The pattern is Noise IK. Its first message alone does not authenticate the dialler. The
+//! The pattern is Noise IK. The first message does not authenticate the dialler by itself. The
 //! holder of the listener's secret key can compute `ss` for any dialler (key compromise
-//! impersonation), and a recorded message can be replayed. Only the dialler's own secret key
-//! gives the `se` of the second message. The listener therefore attributes nothing to the
-//! dialler before the confirmation, an empty record under the keys that follow from it. The
-//! dialler needs no confirmation: only the listener can compute the second message, which
-//! answers a fresh key.
+//! impersonation), and a recorded message can be replayed. Only the dialler's own secret key gives
+//! the `se` of the second message. The listener therefore attributes nothing to the dialler before
+//! the confirmation, an empty record under the keys that follow from it. The dialler needs no
+//! confirmation: only the listener can compute the second message, which answers a fresh key.
 //!
-//! A listener that refuses the dialler says so in the second message, which only the holder of
-//! the dialler's key can read. The two messages keep these lengths in all future versions, so
-//! that a refusal for the version is understood.
+//! A listener that refuses the dialler says so in the second message, which only the holder of the
+//! dialler's key can read. The two messages keep these lengths in all future versions, so that a
+//! refusal because of the version is understood.
 //!
 //! The number of a record, counted from 0 in each direction, is its nonce. Its length is
 //! authenticated with it. The confirmation is record 0. The key of a direction is replaced by
@@ -27,9 +26,8 @@
 //!
 //! Flows of the handler `crypt` are encrypted in the same way, with another pattern ([`FLOW`]).
 //!
-//! In a secure channel whose ends are not authenticated (QUIC), only the handshake is done,
-//! bound to the channel by a value that this channel alone has. The bytes after it are not
-//! sealed again.
+//! In a secure channel whose ends are not authenticated (QUIC), only the handshake is done, bound
+//! to the channel by a value that is unique to it. The bytes after it are not sealed again.
 
 mod direction;
 mod handshake;
@@ -89,11 +87,11 @@ pub(crate) const FLOW: Parameters = Parameters {
     most: u16::MAX as usize - TAG,
 };
 
-/// Reason why a stream is not that of a peer.
+/// Reason why a stream is not accepted as a peer's.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum RecordError {
     /// A length that no message has.
-    #[error("a message of {0} bytes, where none has so many")]
+    #[error("a message of {0} bytes, which is not a valid length")]
     Length(usize),
     /// The message does not authenticate.
     #[error("a message that the peer cannot have sent, or not with the key that is expected")]
@@ -177,7 +175,7 @@ impl Secure {
     ) -> Secure {
         let prologue = [LINK.prologue, binding].concat();
         let noise = builder(&LINK, &prologue, secret, entropy).build_responder();
-        let noise = noise.expect("a key and a pattern are all that it needs");
+        let noise = noise.expect("the builder has the pattern and the key");
         Secure::new(&LINK, noise, peers, !binding.is_empty())
     }
 
@@ -210,8 +208,7 @@ impl Secure {
         Secure { parameters, state, bare, inbox: BytesMut::new() }
     }
 
-    /// Returns whether the other end has proved that it has its key, so that records can be
-    /// sealed.
+    /// Returns whether the other end has proved that it has its key, and records can be sealed.
     pub fn is_up(&self) -> bool {
         matches!(&self.state, State::Established(up) if up.confirmed)
     }

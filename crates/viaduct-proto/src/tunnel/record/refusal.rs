@@ -1,4 +1,4 @@
-//! The verdict of the end that is dialled, in the second message of a link's handshake.
+//! Verdict of the listener, in the second message of a link's handshake.
 
 const WELCOME: u8 = 0;
 const UNKNOWN_KEY: u8 = 1;
@@ -7,21 +7,21 @@ const OTHER_VERSION: u8 = 2;
 /// Reason why the far end refuses a link.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Refusal {
-    /// The dialler's key is none of its peers'.
+    /// The dialler's key is not that of any of its peers.
     #[error(
         "the far end does not know this site's public key: it needs a peer with that key, as \
          `viaduct key show` prints it here"
     )]
     UnknownKey,
-    /// The far end supports this version of the format alone.
+    /// The far end supports only this version of the format.
     #[error(
         "the far end speaks version {0} of the tunnel, and this one speaks {ours}: update the \
-            older",
+            older one",
         ours = crate::tunnel::wire::VERSION
     )]
     Version(u8),
     /// The far end has given a reason that this version does not know.
-    #[error("the far end refuses the link, for a reason ({0}) that is not known here")]
+    #[error("the far end refuses the link for the unknown reason {0}")]
     Other(u8),
 }
 

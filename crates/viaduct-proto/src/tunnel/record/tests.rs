@@ -91,12 +91,12 @@ fn a_stranger_an_impostor_and_a_changed_record_are_refused() {
     let (_, mut b, first) = ends(3, 2, &[1]);
     assert_eq!(give(&mut b, &first), Err(RecordError::Unknown(secret(3).public())));
     let (_, mut b, first) = ends(1, 4, &[1]);
-    assert_eq!(give(&mut b, &first), Err(RecordError::Forged), "another was dialled");
+    assert_eq!(give(&mut b, &first), Err(RecordError::Forged), "another key was dialled");
     let (mut a, mut b) = up();
     let mut sealed = Vec::new();
     a.seal(b"bytes", &mut sealed);
     let repeated = [&sealed[..], &sealed].concat();
-    assert_eq!(give(&mut b, &repeated), Err(RecordError::Forged), "the number is another");
+    assert_eq!(give(&mut b, &repeated), Err(RecordError::Forged), "the record number differs");
     for bit in 0..sealed.len() * 8 {
         let (mut a, mut b) = up();
         let mut sealed = Vec::new();
@@ -106,7 +106,7 @@ fn a_stranger_an_impostor_and_a_changed_record_are_refused() {
         let opened = give(&mut b, &sealed).map(|(_, plain)| plain);
         assert!(opened.is_err() || opened == Ok(Vec::new()), "bit {bit}");
     }
-    assert_eq!(give(&mut b, b""), Err(RecordError::Forged), "nothing comes after a failure");
+    assert_eq!(give(&mut b, b""), Err(RecordError::Forged), "nothing is accepted after a failure");
 }
 
 /// The holder of the far end's secret key can make a first message with any dialler's key, and

@@ -111,11 +111,11 @@ fn new_streams_leave_alone_the_link_that_carries_most_in_either_direction() {
     let idle = world.open(0).unwrap();
     world.bulk(&[large], Duration::from_secs(3));
     for _ in 0..3 {
-        assert_eq!(world.open(1).unwrap().link, idle.link, "to end 1 it is what comes");
+        assert_eq!(world.open(1).unwrap().link, idle.link, "end 1 receives no bulk on it");
     }
     world.settle();
     world.run(Duration::from_secs(10));
-    assert_eq!(world.open(1).unwrap().link, large.link, "it has fewer streams, and rests");
+    assert_eq!(world.open(1).unwrap().link, large.link, "it has fewer streams, and is idle");
 }
 
 #[test]

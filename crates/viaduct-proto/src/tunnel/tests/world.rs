@@ -69,7 +69,7 @@ impl World {
         self.links.insert(number, [link(), link()]);
     }
 
-    /// Breaks a link. Each end learns of it at a time of its own.
+    /// Breaks a link. The two ends learn of it at different times.
     pub(super) fn cut(&mut self, link: u32) {
         self.links.remove(&link);
         for twin in self.streams.iter_mut().filter(|(id, _)| id.link == link) {
@@ -220,7 +220,7 @@ impl World {
         for (id, twin) in &self.streams {
             for (from, to) in [(0, 1), (1, 0)] {
                 let (written, read) = (&twin.written[from], &twin.read[to]);
-                assert!(written.starts_with(read), "{id:?}: no byte is another");
+                assert!(written.starts_with(read), "{id:?}: no byte differs");
                 if !twin.reset {
                     assert_eq!(written.len(), read.len(), "{id:?} from {from}");
                     assert_eq!(twin.finished[to], twin.shut[from], "{id:?} from {from}");

@@ -24,7 +24,7 @@ pub(super) struct Tokens {
     /// Number of active accounts with less outstanding than [`Tokens::share`]; `None` if they
     /// must be counted again.
     due: Option<u64>,
-    /// Counter that rises when a stream that was refused may now get tokens.
+    /// Counter that rises when a stream that got no tokens may get some now.
     pub(super) changes: u64,
 }
 
@@ -81,7 +81,8 @@ impl Tokens {
         self.changes += 1;
     }
 
-    /// Closes an account of a link that broke. Its outstanding tokens remain spent.
+    /// Closes an account of a link that broke. Its outstanding tokens remain spent until
+    /// [`Tokens::release`].
     pub(super) fn strand(&mut self, id: AccountId, link: u32) {
         let spent = self.accounts[id].outstanding.saturating_sub(self.least_window);
         self.close(id);
@@ -146,7 +147,7 @@ impl Tokens {
         self.total / (2 * self.active.max(1))
     }
 
-    /// Tokens that no stream has.
+    /// Tokens that no stream has spent.
     pub(super) fn remaining(&self) -> u64 {
         self.total.saturating_sub(self.spent + self.stranded())
     }

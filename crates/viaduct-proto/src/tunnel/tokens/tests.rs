@@ -44,7 +44,7 @@ fn a_late_stream_gets_half_of_what_is_left_at_most_in_one_go() {
     exhaust(&mut tokens, first);
     let second = tokens.open();
     tokens.set_queued(second, true);
-    // The first stream is over its share of 25,000, so the second alone is due.
+    // The first stream is over its share of 25,000, so only the second is due.
     assert_eq!(tokens.allowance(second, usize::MAX, usize::MAX), 25_000);
 }
 
@@ -72,7 +72,7 @@ fn no_crumbs_are_sent_while_an_acknowledgement_is_due() {
     exhaust(&mut tokens, id);
     tokens.free(id, 10).unwrap();
     assert_eq!(tokens.allowance(id, 5000, MSS), 0);
-    assert_eq!(tokens.allowance(id, 10, MSS), 10, "but the end of what waits is");
+    assert_eq!(tokens.allowance(id, 10, MSS), 10, "unless no more bytes wait");
     tokens.free(id, 990).unwrap();
     assert_eq!(tokens.allowance(id, 5000, MSS), 1000);
 }

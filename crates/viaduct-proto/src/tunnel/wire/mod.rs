@@ -1,4 +1,4 @@
-//! Frames of the tunnel, and all their numbers. Everything is big endian.
+//! Frames of the tunnel, and their formats. All integers are big-endian.
 //!
 //! ```text
 //!  frame     kind 1 | stream 4 | length of the body 2 | body
@@ -90,7 +90,7 @@ pub struct Opening {
     pub source: Option<SocketAddr>,
 }
 
-/// Frame, or a piece of one: DATA is passed on as it comes.
+/// Frame, or a piece of one: DATA is passed on as it arrives.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Frame<'a> {
     /// First frame of the link.
@@ -105,7 +105,7 @@ pub enum Frame<'a> {
     Pong(u64),
     /// The sender opens no more streams on this link.
     Leave,
-    /// Opens a stream's direction from its sender.
+    /// Opens the direction of a stream from the sender of this frame.
     Syn(Option<Box<Opening>>),
     /// Bytes of the stream.
     Data(&'a [u8]),
@@ -123,7 +123,7 @@ pub enum Frame<'a> {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Malformed {
     /// There is no frame of this kind.
-    #[error("a frame of kind {0}, which is none")]
+    #[error("a frame of unknown kind {0}")]
     Kind(u8),
     /// The body is too short or too long.
     #[error("a frame of kind {kind} with a body of {length} bytes")]
@@ -145,9 +145,9 @@ pub enum Malformed {
     #[error("version {0}; {VERSION} is expected")]
     Version(u8),
     /// A SYN without a valid destination.
-    #[error("an address that is none")]
+    #[error("an invalid address")]
     Address,
     /// An unknown reason.
-    #[error("a reset for reason {0}, which is none")]
+    #[error("a reset for unknown reason {0}")]
     Reason(u8),
 }

@@ -11,7 +11,7 @@ use crate::flow::{Address, Failure};
 use crate::reader::Reader;
 use crate::split::socks::name_of;
 
-/// Parser of frames, from bytes that come in pieces of any size.
+/// Parser of frames, from bytes that arrive in pieces of any size.
 #[derive(Debug, Default)]
 pub struct Parser {
     /// Beginning of an incomplete frame.
@@ -55,7 +55,8 @@ impl Parser {
         self.partial.is_empty() && self.data == 0
     }
 
-    /// Takes from `bytes` until `length` are held. Returns false if there were too few.
+    /// Moves bytes from the front of `bytes` until `length` bytes are held. Returns false if there
+    /// were too few.
     fn fill(&mut self, bytes: &mut &[u8], length: usize) -> bool {
         let missing = length.saturating_sub(self.partial.len());
         let (piece, rest) = bytes.split_at(missing.min(bytes.len()));

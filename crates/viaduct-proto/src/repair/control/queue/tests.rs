@@ -1,4 +1,4 @@
-//! Queues of simulated paths, and the losses beside them.
+//! Queues of simulated paths, and the losses during them.
 
 use super::*;
 
@@ -56,7 +56,7 @@ fn a_longer_path_is_no_full_queue_but_one_that_fills_is() {
     let mut world = World::new();
     world.run(5_000, |_| 50_000.0);
     world.run(600, |_| 80_000.0);
-    assert!(!world.run(10_000, |_| 80_000.0).contains(&true), "the path's");
+    assert!(!world.run(10_000, |_| 80_000.0).contains(&true), "the path's delay");
     let mut world = World::new();
     world.run(5_000, |_| 50_000.0);
     world.run(1_000, |at| 50_000.0 + 100_000.0 * at);
@@ -84,7 +84,7 @@ fn a_queue_that_never_empties_is_one_for_minutes() {
     let full = world.run(240_000, |at| 90_000.0 + 60_000.0 * (at / 14.0).fract());
     let share = full.iter().filter(|full| **full).count() as f64 / full.len() as f64;
     assert!((0.25..0.45).contains(&share), "{share}");
-    // The queue is never full, so that 24 of its 49 ms may be clock drift.
+    // The queue is never full, so 24 of its 49 ms may be clock drift.
     assert!((22_000..27_000).contains(&world.queue.waits), "{}", world.queue.waits);
 }
 
