@@ -1,8 +1,9 @@
 /*
- * Programs that use their own handlers: they send requests to handlers, and receive their events.
+ * Lets a program talk to the handlers of its own flows: it sends them requests and receives their
+ * events.
  *
- * In a program that is not run by `viaduct run`, or for a flow that passes no handler, no call fails, and each
- * reports that there is no handler. There is no library: this file is complete.
+ * In a program that is not run by `viaduct run`, or for a flow without handlers, the calls do not
+ * fail, but report that there is no handler. This header needs no library.
  *
  *     int events = viaduct_watch(fd);        // poll() ignores -1
  *     viaduct_control(fd, "migrate", "retry", 5, NULL, 0);
@@ -26,17 +27,18 @@
 extern "C" {
 #endif
 
-/* Bytes of a request with its handler's name, and of an answer or an event, at most. */
+/* Maximum length in bytes of a request with its handler's name, of an answer, and of an event. */
 #define VIADUCT_MOST 4096
 
-/* Whether this program is wrapped; it may yet have flows that pass no handler. */
+/* Returns true if this program is wrapped. Some flows of a wrapped program may have no handlers. */
 static inline int viaduct_is_wrapped(void)
 {
     return getenv("VIADUCT_CONTROL") != NULL;
 }
 
-/* Sends `length` bytes of `words`, with the socket `flow`. Returns the descriptor on which the answer arrives;
- * -1 with errno 0 if there is no handler, else with the error in errno. */
+/* Sends `length` bytes of `words`, with the socket `flow`. Returns the descriptor on which the
+ * answer arrives. On failure returns -1 with errno set, which is 0 if the program is not
+ * wrapped. */
 static inline int viaduct_ask_(int flow, const void *words, size_t length)
 {
     struct sockaddr_un at;
@@ -99,8 +101,9 @@ static inline int viaduct_ask_(int flow, const void *words, size_t length)
     return control;
 }
 
-/* Sends a control call to `handler` of the flow whose socket is `flow`. The answer is stored in `answer`,
- * truncated to `room` bytes. Returns its length; 0 if there is no answer; -1 if the call fails, with errno. */
+/* Sends a control request to `handler` of the flow whose socket is `flow`. Stores the answer in
+ * `answer`, truncated to `room` bytes. Returns the answer's full length; 0 if there is no answer;
+ * -1 with errno set if the call fails. */
 static inline ssize_t viaduct_control(int flow, const char *handler, const void *request, size_t length,
                                       void *answer, size_t room)
 {
@@ -136,9 +139,9 @@ static inline ssize_t viaduct_control(int flow, const char *handler, const void 
     return said;
 }
 
-/* Returns a descriptor that is readable when a handler of the flow whose socket is `flow` has sent an event:
- * each recv() takes one event of at most VIADUCT_MOST bytes, and 0 when the flow is over. -1 if there is no
- * handler (errno is 0), or if the call fails. */
+/* Returns a descriptor that is readable when a handler of the flow whose socket is `flow` has sent
+ * an event. Each recv() returns one event of at most VIADUCT_MOST bytes, or 0 bytes when the flow
+ * has ended. Returns -1 if there is no handler (errno is 0), or if the call fails. */
 static inline int viaduct_watch(int flow)
 {
     static const unsigned char words[3] = {1, 2, 0};

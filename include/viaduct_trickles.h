@@ -1,5 +1,5 @@
 /*
- * Trickles for C: servers that keep nothing of their clients, and clients.
+ * Trickles for C: servers that keep no state of their clients, and clients.
  *
  *   server   fd = msk_listen(...)                  client   fd = msk_connect(...)
  *            loop: poll fd, msk_timeout()                   loop: poll fd, msk_timeout()
@@ -9,8 +9,8 @@
  *                      msk_set_output, ..., msk_send
  *                  msk_flush(fd)
  *
- * Functions return 0 or more, or -errno. An fd is one to poll for reading, and to be closed by
- * msk_close alone. docs/trickles/api.md says what continuations, streams and regions are.
+ * Functions return 0 or more, or -errno. An fd may be polled for reading, and must be closed only
+ * with msk_close. docs/trickles/api.md describes continuations, streams and regions.
  */
 #ifndef VIADUCT_TRICKLES_H
 #define VIADUCT_TRICKLES_H
@@ -22,171 +22,188 @@
 extern "C" {
 #endif
 
-/* By which packets. Any: a server answers those in TCP's format, as far as privileges allow, and UDP's; a
- * client tries TCP's format, then UDP's. */
+/* Packet formats. MSK_ANY: a server accepts UDP, and packets in TCP's format if privileges allow
+ * them; a client tries TCP's format, then UDP. */
 enum msk_ways { MSK_ANY = 0, MSK_TCP = 1, MSK_UDP = 2 };
 
-/* All 0 is what is usual. */
+/* Options; 0 or NULL selects a default. */
 struct msk_options {
     int ways;             /* enum msk_ways */
-    uint32_t mtu;         /* of the interface, 576 to 1500; 0: 1500 */
-    const char *run_dir;  /* where changed rules are noted; NULL: /run/viaduct */
-    const char *key_file; /* of a server: the secrets that replicas share, as `viaduct serve --key` has
-                             them; NULL: secrets that end with the process */
-    size_t replay;        /* of a server: memory for what was answered, bytes; 0: 16 MiB */
-    int balanced;         /* of a server: packets of one connection are dealt among replicas */
+    uint32_t mtu;         /* maximum length of packets, 576 to 1500; default 1500 */
+    const char *run_dir;  /* directory of the journal of changed rules; default /run/viaduct */
+    const char *key_file; /* server: file of the secrets that replicas share, as for
+                             `viaduct serve --key`; default: a secret of this process only */
+    size_t replay;        /* server: memory for answered requests in bytes; default 16 MiB */
+    int balanced;         /* server: packets of one connection go to several replicas */
 };
 
 /* ---- both ends ---- */
 
-/* Takes what has come, and sends what waits; never waits. A server: how many events wait; a client: how
- * many packets came, or -EPROTONOSUPPORT (a plain TCP server: connect to it by connect(2)) or
- * -ECONNREFUSED. */
+/* Receives packets, and sends queued ones. Does not block. Returns, for a server, the number of
+ * queued events; for a client, the number of received packets, -EPROTONOSUPPORT (the server is a
+ * plain TCP server: use connect(2)) or -ECONNREFUSED. */
 int msk_turn(int fd);
-/* Milliseconds after which msk_turn is to be called although nothing came; 0 while something waits to be sent;
- * -1: never. */
+/* Returns the milliseconds after which msk_turn must be called even if the fd is not readable; 0
+ * while packets are queued for sending; -1 for no limit. */
 int msk_timeout(int fd);
-/* Sends what waits at once, and not with the next msk_turn. */
+/* Sends queued packets now, not with the next msk_turn. */
 int msk_flush(int fd);
-/* Ends it. A client's server is told. A process that ends without that may leave a rule of nftables, which drops
- * Trickles' own packets alone and goes with the next that is opened. */
+/* Closes a server; or closes a client's connection and notifies the server. A process that exits
+ * without this call may leave an nftables table behind, which drops only Trickles' packets. The
+ * next msk_connect, or the next msk_listen at the same port, removes it. */
 int msk_close(int fd);
 
 /* ---- servers (Trickles, section 3) ---- */
 
-/* Listens at addresses such as "0.0.0.0:80,[::]:80". The fd. */
+/* Listens at addresses such as "0.0.0.0:80,[::]:80". Returns the fd. */
 int msk_listen(const char *addresses, const struct msk_options *options);
 
-/* The right to answer one request, once: it is used up by msk_send, msk_sendv, msk_sendfilev,
- * msk_sendbulk and msk_drop. */
+/* The right to answer one request, once. msk_send, msk_sendv, msk_sendfilev, msk_sendbulk and
+ * msk_drop use it up. */
 typedef struct minisock minisock;
 
 enum msk_event { MSK_OPEN = 0, MSK_REQUEST = 1, MSK_CLOSE = 2 };
 
-/* The next event that waits, or NULL. */
+/* Returns the next queued event; NULL if there is none. */
 minisock *msk_next_event(int fd);
-/* enum msk_event; nobody waits for an answer to MSK_CLOSE. */
+/* Returns an enum msk_event. The client expects no answer to MSK_CLOSE. */
 int msk_kind(const minisock *);
-/* The connection's number, which all its events bear; an MSK_OPEN that was not answered may come again with another. */
+/* Returns the connection's number, the same for all its events. A client that gets no answer to
+ * MSK_OPEN may repeat the request, which then has another number. */
 uint64_t msk_connection(const minisock *);
 
-/* What a client sends on a stream. The bytes live as long as the minisocket, and are not detached. */
+/* Input from the client on a stream. The bytes are valid until the minisocket is used up or
+ * detached. */
 struct msk_input {
     uint32_t stream;
-    int ends;             /* the stream ends with these */
-    uint64_t start;       /* its output's first position ... */
-    uint64_t reserve;     /* ... and how many there are for it */
-    uint64_t position;    /* bytes that were consumed before these */
-    const void *state;    /* what the server has given with msk_set_input; nothing at position 0 */
+    int ends;             /* true if the stream ends with these bytes */
+    uint64_t start;       /* first position of the stream's output ... */
+    uint64_t reserve;     /* ... and number of positions reserved for it */
+    uint64_t position;    /* number of bytes consumed before these */
+    const void *state;    /* state set with msk_set_input; empty at position 0 */
     size_t state_length;
     const void *data;
     size_t length;
 };
-/* Fills up to `most` inputs; how many there are. */
+/* Stores up to `most` inputs. Returns the number of inputs in the request. */
 int msk_inputs(const minisock *, struct msk_input *inputs, int most);
 
 /* A range of output that a client asks for. */
 struct msk_ask {
-    int ask;              /* its number, for struct msk_range */
+    int ask;              /* number of the ask, for struct msk_range */
     uint32_t stream;
-    uint64_t start, end;  /* what the continuation yields */
-    uint64_t position;    /* what is asked for, as far as its packet has room ... */
+    uint64_t start, end;  /* range that the continuation yields */
+    uint64_t position;    /* requested range, as far as its packet has room */
     uint64_t length;
-    int last;             /* nothing follows `end` */
-    const void *state;    /* what the server has given with msk_set_output */
+    int last;             /* true if no output follows `end` */
+    const void *state;    /* state set with msk_set_output or msk_setucont */
     size_t state_length;
 };
-/* Fills up to `most` asks; how many there are. */
+/* Stores up to `most` asks. Returns the number of asks in the request. */
 int msk_asks(const minisock *, struct msk_ask *asks, int most);
 
 enum { MSK_MOST_STATE = 700 };
-/* Input continuation: `consumed` bytes of input number `input` were read; what follows comes with `state`, which has
- * MSK_MOST_STATE bytes at most (-EMSGSIZE). */
+/* Adds an input continuation: the server has read `consumed` bytes of input number `input`, and the
+ * client sends the following bytes with `state`. `state` has at most MSK_MOST_STATE bytes;
+ * otherwise -EMSGSIZE. */
 int msk_set_input(minisock *, int input, uint64_t consumed, const void *state, size_t length);
-/* Output continuation: `state` yields the stream's output from `start` to below `end`; nothing follows if
- * `last`. Of `state` as above. */
+/* Adds an output continuation: with `state` the server can produce the stream's output from `start`
+ * to below `end`. No output follows if `last`. `state` is limited as for msk_set_input. */
 int msk_set_output(minisock *, uint32_t stream, uint64_t start, uint64_t end, int last,
                    const void *state, size_t length);
-/* All of the input was read, and no more will be. */
+/* Tells the client that all of the input was read, and that no more will be read. */
 int msk_closed(minisock *, int input);
 enum msk_reason { MSK_REFUSED = 0, MSK_CHANGED = 1, MSK_UNKNOWN = 2, MSK_FAILED = 3 };
-/* The stream does not go on. */
+/* Resets a stream. */
 int msk_reset(minisock *, uint32_t stream, int reason);
-/* Fills up to `most` numbers: bytes of continuations and data that each packet of the answer has room for, 0 where there
- * is none. How many packets. Those with room answer one ask each, in turn. */
+/* Stores, for up to `most` packets of the answer, the bytes of continuations and data for which
+ * each has room. Returns the number of packets. The packets with room answer the asks, in order,
+ * one each. */
 int msk_rooms(const minisock *, size_t *rooms, int most);
-/* The same as msk_set_output, but in packet `packet` of the answer, which counts from 0, beside its data; then none of
- * those above is sent. One for each packet. -EMSGSIZE: it has no room. */
+/* Puts an output continuation, as of msk_set_output, into packet number `packet` (from 0) of the
+ * answer, beside its data. The continuations and notes of all calls above are then not sent. One
+ * continuation for each packet. -EMSGSIZE if the packet has no room for it. */
 int msk_setucont(int fd, minisock *, int packet, uint32_t stream, uint64_t start, uint64_t end, int last,
                  const void *state, size_t length);
 
-/* Sends, and uses the minisocket up. The bytes begin with the first ask; where nothing is asked for, at
- * the `start` of the first msk_set_output, or of the first input. What does not fit is asked for. */
+/* Sends `data`, and uses the minisocket up. The bytes begin at the position of the first ask;
+ * without asks at the `start` of the first msk_set_output; otherwise at the `start` of the first
+ * input. The client asks again for bytes that do not fit. */
 int msk_send(int fd, minisock *, const void *data, size_t length);
 
-/* Where bytes belong. */
+/* Position of bytes in a stream's output. */
 struct msk_range {
-    int ask;              /* of this ask; -1: nobody has asked for them yet, which may be of one stream alone */
+    int ask;              /* ask that the bytes answer; -1 for bytes of one stream without an ask */
     uint32_t stream;
     uint64_t position;
-    int ends;             /* the stream's output ends with them */
+    int ends;             /* true if the stream's output ends with the bytes */
 };
 typedef struct tiovec {
     struct msk_range range;
     const void *base;
     size_t length;
 } tiovec;
-/* The same, gathered; several pieces of one ask are one behind the other. -EINVAL: a range is of no ask, or of a second
- * stream, or not behind the one before it. Nothing is sent then, which to the client is a lost packet. */
+/* Sends several pieces, and uses the minisocket up. Pieces for one ask must be contiguous. -EINVAL
+ * if the ask of a range does not exist or belongs to another stream, if the range does not follow
+ * the one before it for the same ask, or if ranges without an ask belong to several streams. Then
+ * nothing is sent, which to the client is a lost packet. */
 int msk_sendv(int fd, minisock *, const tiovec *, int count);
 typedef struct fiovec {
     struct msk_range range;
-    int file;             /* a descriptor, open until the call returns */
+    int file;             /* descriptor, which must be open until the call returns */
     uint64_t offset;
     uint64_t length;
 } fiovec;
-/* The same, from files. */
+/* Like msk_sendv, from files. */
 int msk_sendfilev(int fd, minisock *, const fiovec *, int count);
 typedef struct mskdesc {
     minisock *msk;
     const void *data;
     size_t length;
 } mskdesc;
-/* msk_send for each. How many there are, or the first error; all are used up. */
+/* Calls msk_send for each description. Returns their number, or the first error; all minisockets
+ * are used up. */
 int msk_sendbulk(int fd, const mskdesc *, int count);
-/* Does not answer; to the client it is a lost packet. */
+/* Drops an event without an answer, which to the client is a lost packet. Uses the minisocket
+ * up. */
 int msk_drop(int fd, minisock *);
-/* Keeps the right to answer, and gives the request's bytes back. */
+/* Keeps the right to answer, and releases the request's bytes. */
 int msk_detach(int fd, minisock *);
 
 typedef struct extract_mskdesc_in {
     uint64_t connection;
 } extract_mskdesc_in;
-/* Takes the waiting events of these connections (of all, if `count` is 0) out of the queue, as bytes for
- * msk_install_events of a server with the same secrets, on any machine. `*length`: how many bytes there
- * are, then how many were written; what does not fit stays. How many events. */
+/* Moves the queued events of these connections (of all connections if `count` is 0) to
+ * `collection`, as bytes for msk_install_events of a server with the same secrets, on any machine.
+ * `*length` is the size of `collection`, and is set to the number of bytes written. Events that do
+ * not fit stay in the queue. Returns the number of events moved. */
 int msk_extract_events(int fd, const extract_mskdesc_in *, int count, void *collection, size_t *length);
-/* Puts such into the queue. How many were taken; others were altered, are too old, or were there before. */
+/* Queues extracted events. Returns the number of events queued. Events are refused if they were
+ * altered, are too old or were installed before, or if the queue is full. */
 int msk_install_events(int fd, const void *collection, size_t length);
 
 /* ---- clients (sections 4, 5.2 and 6.1) ---- */
 
-/* A connection to "host:port"; nothing is sent before msk_turn. The fd. Stream 0 is a socket. */
+/* Opens a connection to "host:port". Nothing is sent before msk_turn. Returns the fd. Stream 0
+ * exists from the start, and is used like a socket. */
 int msk_connect(const char *to, const struct msk_options *options);
-/* Sends `data` to be turned into an output of at most `reserve` bytes; never blocks, any number pending. The
- * stream to read it from. */
+/* Sends `data` as a request, whose output has at most `reserve` bytes. Never blocks; any number of
+ * requests may be pending. Returns the stream from which the output is read. */
 int msk_request(int fd, const void *data, size_t length, uint64_t reserve);
-/* One more stream, to be written and read. */
+/* Opens a further stream, whose output has at most `reserve` bytes. Returns its number. */
 int msk_begin(int fd, uint64_t reserve);
-/* How many bytes were taken; -EAGAIN: none now; -EPIPE: none any more, for the server reads no more, or msk_shutdown was
- * called; -EINVAL, here and below: there is no such stream. */
+/* Returns the number of bytes accepted; -EAGAIN if none can be accepted now; -EPIPE if the server
+ * has stopped reading, or msk_shutdown was called; -EINVAL, here and below, if there is no such
+ * stream. */
 int msk_write(int fd, int stream, const void *data, size_t length);
-/* Nothing more will be written. */
+/* Ends the stream's input. */
 int msk_shutdown(int fd, int stream);
-/* How many bytes came; 0: the output has ended; -EAGAIN: none are there; -ECONNRESET, -EPIPE, -EMSGSIZE (longer
- * than was reserved), -EPROTO (the server has given nothing to ask for the rest with), -ETIMEDOUT. */
+/* Returns the number of bytes read; 0 if the output has ended; -EAGAIN if no bytes have arrived;
+ * -ECONNRESET if the server has reset the stream, -EPIPE if it does not consume the input,
+ * -EMSGSIZE if the output is longer than the reserve, -EPROTO if the server has sent no
+ * continuation for the next bytes, -ETIMEDOUT. */
 int msk_read(int fd, int stream, void *data, size_t length);
-/* Needs a stream no more. */
+/* Drops a stream and cancels its requests. */
 int msk_forget(int fd, int stream);
 
 #ifdef __cplusplus

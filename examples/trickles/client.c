@@ -1,9 +1,9 @@
 /*
- * A client of server.c: COUNT requests at once, none of which waits for another, and an upload beside them.
+ * A client of server.c: COUNT concurrent requests and an upload.
  *
  *   client HOST:PORT RUN-DIR LENGTH COUNT UPLOAD-LENGTH
  *
- * Prints one line, and ends with 0 if every byte was right.
+ * Prints one line, and exits with 0 if all bytes are correct.
  */
 #include <poll.h>
 #include <stdio.h>
@@ -27,7 +27,7 @@ struct fetch {
 
 static uint8_t chunk[CHUNK];
 
-/* Reads what is there of stream `fetch`, whose bytes `seed` decides; -1 if they are wrong. */
+/* Reads the bytes that have arrived for `fetch`; -1 if they are not those of `seed`. */
 static int take(int fd, struct fetch *fetch, uint64_t seed) {
     int got;
     while ((got = msk_read(fd, fetch->stream, chunk, sizeof chunk)) > 0)
@@ -38,7 +38,7 @@ static int take(int fd, struct fetch *fetch, uint64_t seed) {
     return got == 0 || got == -11 /* EAGAIN */ ? 0 : -1;
 }
 
-/* A connection that is not closed leaves a rule of nftables, until the next one that is opened. */
+/* Closes the connection. Otherwise its nftables rules would remain until the next msk_connect. */
 static int failed(int fd) {
     msk_close(fd);
     return 1;
@@ -59,7 +59,7 @@ int main(int argc, char **argv) {
         return 1;
     }
     if (count < 0 || count > MOST) {
-        fprintf(stderr, "%d objects at most\n", MOST);
+        fprintf(stderr, "at most %d objects are allowed\n", MOST);
         return failed(fd);
     }
     for (int n = 0; n < count; n++) {
@@ -84,7 +84,7 @@ int main(int argc, char **argv) {
         left = 0;
         for (int n = 0; n < count; n++) {
             if (!fetches[n].done && take(fd, &fetches[n], (uint64_t)n) < 0) {
-                fprintf(stderr, "request %d is wrong at %lu\n", n, fetches[n].at);
+                fprintf(stderr, "request %d: wrong byte at %lu\n", n, fetches[n].at);
                 return failed(fd);
             }
             left += !fetches[n].done;
@@ -92,7 +92,7 @@ int main(int argc, char **argv) {
         int got = msk_read(fd, put, said + told, sizeof said - told);
         told += got > 0 ? (size_t)got : 0;
         if (got < 0 && got != -11 /* EAGAIN */) {
-            fprintf(stderr, "the upload: %s\n", strerror(-got));
+            fprintf(stderr, "the upload failed: %s\n", strerror(-got));
             return failed(fd);
         }
         left += told < sizeof said;
@@ -100,7 +100,7 @@ int main(int argc, char **argv) {
             poll(&ready, 1, msk_timeout(fd));
     }
     if (memcmp(said, expected, sizeof said) != 0) {
-        fprintf(stderr, "the upload has another digest\n");
+        fprintf(stderr, "the upload has a wrong digest\n");
         return failed(fd);
     }
     printf("%d of %lu bytes each, %lu uploaded\n", count, length, upload);

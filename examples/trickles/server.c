@@ -1,22 +1,23 @@
 /*
- * A server that keeps nothing of its clients: it makes numbers, and digests uploads.
+ * A server that keeps no state of its clients: it generates objects, and digests uploads.
  *
- *   get LENGTH SEED\n   that many bytes, byte n being (n * 31 + SEED) % 251
- *   put BYTES...        taken in blocks of 64; answered by their FNV-1a and their count, 16 bytes
+ *   get LENGTH SEED\n   an object of LENGTH bytes; byte n is (n * 31 + SEED) % 251
+ *   put BYTES...        consumed in blocks of 64; the output is their FNV-1a and count, 16 bytes
  *
  *   server ADDRESSES [RUN-DIR KEY-FILE [give|take]]
  *
- * With `give` it writes every second batch of events to its standard output, for a server elsewhere that has
- * the same secrets and can send from the same addresses; with `take` it reads such from its standard input,
- * and answers them too:
+ * With `give` it writes every second batch of events to its standard output, for another server
+ * that has the same secrets and can send from the same addresses. With `take` it reads such batches
+ * from its standard input, and answers their events, too:
  *
  *   server 10.0.0.1:80 /run/a key give | server 10.0.0.2:81 /run/b key take
  *
- * A continuation of numbers yields PART of them; the next one comes in the packet of the last byte of those, so who
- * has them all can ask for more.
+ * A continuation of an object yields PART bytes. The packet with the last of these bytes also
+ * carries the next continuation, so a client that has all of them can ask for more.
  *
- * What it has read of an upload is in the input continuation that the client keeps: 32 bytes, however long
- * the upload is. Bytes that are no whole block are not consumed: they come again, with more.
+ * The state of an upload is in the input continuation, which the client keeps: 32 bytes for any
+ * length of the upload. An incomplete block is not consumed; the client sends it again with more
+ * bytes.
  */
 #include <poll.h>
 #include <signal.h>
@@ -36,7 +37,7 @@ static void stop(int signal) {
     stopped = 1;
 }
 
-/* What a continuation's state says: what is done, two numbers, and how much of the output was before it. */
+/* State in a continuation: the kind of request, two numbers, and the bytes of output before it. */
 struct state {
     uint64_t what, first, second, before;
 };
@@ -53,7 +54,7 @@ static void make(uint8_t *out, uint64_t from, uint64_t length, uint64_t seed) {
         out[n] = (uint8_t)(((from + n) * 31 + seed) % 251);
 }
 
-/* "get LENGTH SEED\n": the client is to ask for it. */
+/* "get LENGTH SEED\n": gives the client a continuation, with which it asks for the bytes. */
 static void get(minisock *msk, int n, const struct msk_input *in) {
     char line[80] = "";
     struct state made = {GET, 0, 0, 0};
@@ -68,19 +69,19 @@ static void get(minisock *msk, int n, const struct msk_input *in) {
     msk_set_output(msk, in->stream, in->start, end, whole, &made, sizeof made);
 }
 
-/* Whether an ask has the last byte of its region, and more follows. */
+/* Returns true if an ask has the last byte of its continuation, and more output follows. */
 static int goes_on(const struct msk_ask *ask) {
     return !ask->last && ask->position + ask->length == ask->end;
 }
 
-/* Puts what yields the numbers behind an ask's region into the packet that answers it. */
+/* Puts the next continuation into the packet that answers an ask. */
 static int go_on(int fd, minisock *msk, const struct msk_ask *ask) {
     struct state known;
     size_t rooms[MOST];
     int packets = msk_rooms(msk, rooms, MOST), packet = 0;
     if (ask->state_length != sizeof known)
         return 0;
-    /* Of those with room one answers each ask, in turn. */
+    /* The packets with room answer the asks, in order, one each. */
     for (int with_room = 0; packet < packets && packet < MOST; packet++)
         if (rooms[packet] > 0 && with_room++ == ask->ask)
             break;
@@ -92,7 +93,7 @@ static int go_on(int fd, minisock *msk, const struct msk_ask *ask) {
                         &known, sizeof known) == 0;
 }
 
-/* "put ...": whole blocks are consumed; at the end all. */
+/* "put ...": consumes whole blocks; at the end of the input, everything. */
 static size_t put(minisock *msk, int n, const struct msk_input *in, uint8_t *answer) {
     struct state known = {PUT, 0xcbf29ce484222325u, 0, 0};
     const uint8_t *bytes = in->data;
@@ -113,7 +114,7 @@ static size_t put(minisock *msk, int n, const struct msk_input *in, uint8_t *ans
     return 16;
 }
 
-/* The bytes of an ask, from its continuation alone. */
+/* Computes the bytes of an ask from its continuation. */
 static int again(const struct msk_ask *ask, uint8_t *out) {
     struct state known;
     uint64_t from = ask->position - ask->start;
@@ -149,7 +150,7 @@ static void answer(int fd, minisock *msk) {
             length = put(msk, n, in, digest);
         else
             msk_reset(msk, in->stream, MSK_REFUSED);
-        /* What an input yields may come with the answer to it, of one stream; of others it is asked for. */
+        /* Sends one stream's output without an ask. The client asks for the output of others. */
         if (length > 0 && count == 0) {
             struct msk_range range = {-1, in->stream, in->start, 1};
             memcpy(bytes, digest, length);
@@ -162,7 +163,8 @@ static void answer(int fd, minisock *msk) {
         const struct msk_ask *ask = &asks[n];
         if (ask->length > ROOM - used || !again(ask, bytes + used))
             continue;
-        /* In place of what inputs are answered with: beside those it is left out, and asked for again. */
+        /* msk_setucont replaces the continuations for inputs. With inputs, this answer is left
+         * out, and the client asks for it again. */
         if (goes_on(ask) && (came > 0 || !go_on(fd, msk, ask)))
             continue;
         int ends = ask->last && ask->position + ask->length == ask->end;
@@ -170,14 +172,14 @@ static void answer(int fd, minisock *msk) {
         pieces[count++] = (tiovec){range, bytes + used, ask->length};
         used += ask->length;
     }
-    /* The request's bytes are needed no more: who waits for a disk, say, keeps less meanwhile. */
+    /* Releases the request, which saves memory in a server that waits for a disk, for example. */
     msk_detach(fd, msk);
     int sent = msk_sendv(fd, msk, pieces, count);
     if (sent < 0)
-        fprintf(stderr, "an answer is wrong: %s\n", strerror(-sent));
+        fprintf(stderr, "cannot send an answer: %s\n", strerror(-sent));
 }
 
-/* Answers all that waits. */
+/* Answers all queued events. */
 static void answer_all(int fd) {
     minisock *msk;
     while ((msk = msk_next_event(fd)))
@@ -187,7 +189,7 @@ static void answer_all(int fd) {
 
 static uint8_t collection[1 << 20];
 
-/* Writes the events that wait, their length before them; 0 if nobody reads. */
+/* Writes the queued events, preceded by their length; 0 if the output is closed. */
 static int give(int fd) {
     size_t length = sizeof collection;
     if (msk_extract_events(fd, NULL, 0, collection, &length) <= 0)
@@ -196,7 +198,7 @@ static int give(int fd) {
     return told && fwrite(collection, 1, length, stdout) == length && fflush(stdout) == 0;
 }
 
-/* Reads as many bytes as that; 0 at the end. */
+/* Reads `length` bytes; 0 at the end of the input. */
 static int read_all(void *bytes, size_t length) {
     for (size_t done = 0; done < length;) {
         ssize_t got = read(STDIN_FILENO, (uint8_t *)bytes + done, length - done);
@@ -207,7 +209,7 @@ static int read_all(void *bytes, size_t length) {
     return 1;
 }
 
-/* Reads events, and answers them; 0 at the end. */
+/* Reads events, and answers them; 0 at the end of the input. */
 static int take(int fd) {
     size_t length;
     if (!read_all(&length, sizeof length) || length > sizeof collection ||

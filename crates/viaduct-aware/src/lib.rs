@@ -1,13 +1,13 @@
-//! Programs that use their own handlers (TESLA, 3.6): they send requests to handlers, and
-//! receive their events.
+//! Lets a program talk to the handlers of its own flows (TESLA, 3.6): it sends them requests and
+//! receives their events.
 //!
-//! In a program that is not run by `viaduct run`, or for a flow that passes no handler, every
-//! call succeeds and returns `None`.
+//! In a program that is not run by `viaduct run`, or for a flow without handlers, every call
+//! succeeds and returns `None`.
 //!
 //! ```no_run
 //! # fn main() -> std::io::Result<()> {
 //! let stream = std::net::TcpStream::connect("example.org:22")?;
-//! // The program knows that the network has changed: `migrate` need not detect it.
+//! // The program knows that the network has changed, so `migrate` need not detect the change.
 //! viaduct_aware::control(&stream, "migrate", b"retry")?;
 //! if let Some(mut events) = viaduct_aware::watch(&stream)? {
 //!     while let Some(event) = events.next()? {
@@ -28,20 +28,20 @@ use viaduct_sys::socket::seqpacket;
 use viaduct_wrap::Secret;
 use viaduct_wrap::aware::{Ask, MAX_MESSAGE, YES};
 
-/// Environment variable with the control socket of the run, and its secret: `@NAME;SECRET`.
+/// Environment variable with the control socket of the run, and the run's secret: `@NAME;SECRET`.
 const CONTROL: &str = "VIADUCT_CONTROL";
 
-/// Returns whether this program is wrapped. Even so, some of its flows may pass no handler.
+/// Returns whether this program is wrapped. Some flows of a wrapped program may have no handlers.
 pub fn is_wrapped() -> bool {
     env::var_os(CONTROL).is_some()
 }
 
 /// Sends a control request to the handler called `handler` of the flow whose socket is `flow`.
-/// Returns its answer, at most 4095 bytes. `None` if there is no answer: the program is not
-/// wrapped, the flow passes no such handler, or the handler does not answer.
+/// Returns the handler's answer, at most 4095 bytes. `None` if the program is not wrapped, the flow
+/// has no such handler, or the handler does not answer.
 ///
 /// # Errors
-/// The request, with the handler's name, has more than 4093 bytes, or no descriptor is left.
+/// The request and the handler's name together have more than 4093 bytes, or no descriptor is left.
 pub fn control(flow: impl AsFd, handler: &str, request: &[u8]) -> io::Result<Option<Vec<u8>>> {
     let Some(socket) = ask(flow, Ask::Control { to: handler, request })? else { return Ok(None) };
     let mut bytes = vec![0; MAX_MESSAGE];
@@ -50,8 +50,8 @@ pub fn control(flow: impl AsFd, handler: &str, request: &[u8]) -> io::Result<Opt
     Ok((bytes.first() == Some(&YES)).then(|| bytes.split_off(1)))
 }
 
-/// Subscribes to events of the handlers of the flow whose socket is `flow`, from now on. `None`
-/// if there are none.
+/// Subscribes to events of the handlers of the flow whose socket is `flow`, from now on. `None` if
+/// the flow has no handlers, or the program is not wrapped.
 ///
 /// # Errors
 /// No descriptor is left.
@@ -69,7 +69,7 @@ pub struct Events {
 }
 
 impl Events {
-    /// Waits for the next event. `None` if the flow is over.
+    /// Waits for the next event. `None` if the flow has ended.
     ///
     /// # Errors
     /// The kernel's error.
@@ -89,7 +89,7 @@ impl AsFd for Events {
     }
 }
 
-/// Sends `ask` to the control socket. `None` if there is none.
+/// Sends `ask` to the control socket. `None` if there is no control socket.
 fn ask(flow: impl AsFd, ask: Ask<'_>) -> io::Result<Option<OwnedFd>> {
     let Some(control) = env::var(CONTROL).ok() else { return Ok(None) };
     let Some((name, secret)) = control.split_once(';') else { return Ok(None) };

@@ -13,13 +13,13 @@ use crate::convert::{addresses, bytes, code, count, port_code, text, values};
 use crate::server::{Options, ResolvedOptions};
 use crate::table::{self, Client, End};
 
-/// Batches of packets that one `msk_turn` processes, at most.
+/// Maximum number of packet batches that one `msk_turn` processes.
 const BATCHES: usize = 16;
 
 /// `msk_connect`
 ///
 /// # Safety
-/// As the header says of its arguments.
+/// The arguments are valid as the header requires.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn msk_connect(to: *const c_char, options: Option<&Options>) -> c_int {
     // SAFETY: as the caller says.

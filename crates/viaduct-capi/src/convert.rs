@@ -10,7 +10,7 @@ use viaduct_trickles::PortError;
 /// Returns the bytes at `data`.
 ///
 /// # Safety
-/// `data` is null, and `length` 0, or `length` bytes can be read there for as long as `'a`.
+/// Either `data` is null, or `length` bytes at `data` are readable and not modified during `'a`.
 pub(crate) unsafe fn bytes<'a>(data: *const u8, length: usize) -> &'a [u8] {
     if data.is_null() {
         return &[];
@@ -19,10 +19,10 @@ pub(crate) unsafe fn bytes<'a>(data: *const u8, length: usize) -> &'a [u8] {
     unsafe { std::slice::from_raw_parts(data, length) }
 }
 
-/// Returns the values at `first`, to be read.
+/// Returns the `count` values at `first`; none if `first` is null.
 ///
 /// # Safety
-/// `first` is null, or `count` values can be read there for as long as `'a`.
+/// Either `first` is null, or `count` values at `first` are readable and not modified during `'a`.
 pub(crate) unsafe fn list<'a, T>(first: *const T, count: c_int) -> &'a [T] {
     match usize::try_from(count) {
         // SAFETY: as the caller says.
@@ -31,11 +31,11 @@ pub(crate) unsafe fn list<'a, T>(first: *const T, count: c_int) -> &'a [T] {
     }
 }
 
-/// Returns the values at `first`, to be written.
+/// Returns the `count` values at `first` for writing; none if `first` is null.
 ///
 /// # Safety
-/// `first` is null, or `count` values can be read and written there, by this call alone, for as
-/// long as `'a`.
+/// Either `first` is null, or `count` values at `first` are readable and writable, and nothing else
+/// accesses them during `'a`.
 pub(crate) unsafe fn values<'a, T>(first: *mut T, count: c_int) -> &'a mut [T] {
     match usize::try_from(count) {
         // SAFETY: as the caller says.
@@ -44,10 +44,11 @@ pub(crate) unsafe fn values<'a, T>(first: *mut T, count: c_int) -> &'a mut [T] {
     }
 }
 
-/// Returns the text at `text`; `None` if it is null or not UTF-8.
+/// Returns the string at `text`; `None` if it is null or not UTF-8.
 ///
 /// # Safety
-/// `text` is null, or the first byte of a text that ends with 0.
+/// `text` is null, or points to a NUL-terminated string that is readable and not modified during
+/// `'a`.
 pub(crate) unsafe fn text<'a>(text: *const c_char) -> Option<&'a str> {
     if text.is_null() {
         return None;
@@ -56,13 +57,13 @@ pub(crate) unsafe fn text<'a>(text: *const c_char) -> Option<&'a str> {
     unsafe { CStr::from_ptr(text) }.to_str().ok()
 }
 
-/// Resolves the addresses in a text such as `[::]:80,0.0.0.0:80`; names are allowed.
+/// Resolves the addresses in a list such as `[::]:80,0.0.0.0:80`; names are allowed.
 pub(crate) fn addresses(text: &str) -> io::Result<Vec<SocketAddr>> {
     let all = text.split(',').map(|one| one.trim().to_socket_addrs());
     Ok(all.collect::<io::Result<Vec<_>>>()?.into_iter().flatten().collect())
 }
 
-/// Converts a count to the result of a C function.
+/// Converts a count to the result of a C function; values that are too large become the maximum.
 pub(crate) fn count(number: usize) -> c_int {
     c_int::try_from(number).unwrap_or(c_int::MAX)
 }

@@ -1,4 +1,4 @@
-//! Events for C: the contents of a request, and the reply that is being built.
+//! Events for C: the contents of a request, and the reply under construction.
 #![allow(unsafe_code)] // exported names, pointers of C
 
 use std::ffi::c_int;
@@ -14,7 +14,7 @@ use viaduct_proto::trickles::standard::{Place, Valid};
 
 use crate::convert::{count, values};
 
-/// Number of an ask for bytes that were not asked for.
+/// Value of `ask` for bytes that were not asked for.
 const UNASKED: c_int = -1;
 
 /// `minisock`: the right to answer an event.
@@ -24,7 +24,7 @@ pub struct Minisock {
     pub(crate) reply: Reply,
     inputs: Vec<Input>,
     asks: Vec<Ask>,
-    /// The first output continuation that was given.
+    /// The first output continuation that was added to the reply.
     given: Option<Valid>,
     /// Bytes to send, by ask.
     stretches: Vec<(c_int, Stretch)>,
@@ -125,9 +125,9 @@ impl Minisock {
         self.reply.output(valid, state);
     }
 
-    /// Adds bytes to the reply; those of one ask must be contiguous. Returns false if the ask
-    /// does not exist or is of another stream, if the bytes do not follow those of the same
-    /// ask, or if bytes without an ask are of a second stream.
+    /// Adds bytes to the reply; the bytes for one ask must be contiguous. Returns false if the ask
+    /// does not exist or belongs to another stream, if the bytes do not follow the earlier ones for
+    /// the same ask, or if bytes without an ask belong to a second stream.
     #[must_use]
     pub(crate) fn put(&mut self, range: &Range, piece: Piece) -> bool {
         let Range { ask, stream, position, ends } = *range;
@@ -147,8 +147,8 @@ impl Minisock {
         true
     }
 
-    /// Sends bytes that begin at the first ask, else at the given output continuation, else at
-    /// the output of the first input.
+    /// Adds bytes whose position is that of the first ask; without asks, that of the first output
+    /// continuation added; otherwise that of the first input's output.
     pub(crate) fn fill(&mut self, data: &Bytes) {
         let Some(first) = self.asks.first().copied() else { return self.bring(data) };
         for ask in self.asks.clone() {
@@ -201,7 +201,8 @@ pub(crate) struct Descriptors;
 impl Files for Descriptors {
     fn read(&mut self, file: u64, offset: u64, out: &mut [u8]) -> bool {
         let Ok(fd) = c_int::try_from(file) else { return false };
-        // SAFETY: it is not closed here; the caller of `msk_sendfilev` keeps it open for the call.
+        // SAFETY: the descriptor is not closed here, and the caller of `msk_sendfilev` keeps it
+        // open during the call.
         let file = ManuallyDrop::new(unsafe { File::from_raw_fd(fd) });
         fd >= 0 && file.read_exact_at(out, offset).is_ok()
     }
@@ -262,7 +263,7 @@ pub unsafe extern "C" fn msk_rooms(msk: &Minisock, rooms: *mut usize, most: c_in
 /// `msk_detach`
 #[unsafe(no_mangle)]
 pub extern "C" fn msk_detach(_fd: c_int, msk: &mut Minisock) -> c_int {
-    // Pointers into the request become invalid with it.
+    // Pointers into the request become invalid when it is released.
     msk.inputs.iter_mut().for_each(|input| {
         (input.state_length, input.length) = (0, 0);
         (input.state, input.data) = (std::ptr::null(), std::ptr::null());

@@ -1,16 +1,16 @@
-//! Trickles for C; `include/viaduct_trickles.h` documents the calls. Each call here is a call
-//! of `viaduct_trickles`, with its result as a number; all decisions are made there.
+//! Trickles for C; `include/viaduct_trickles.h` documents the calls. Each call is a thin wrapper of
+//! `viaduct_trickles` that returns its result as a number.
 //!
 //! ```text
 //!   C ── int fd ──▶ table: Listener or Connector ──▶ viaduct_trickles
-//!     ── minisock * ──▶ a box: the event, and the reply in the making
+//!     ── minisock * ──▶ a box: the event, and the reply under construction
 //! ```
 //!
-//! Results below 0 are errors, as `-errno`. An `fd` is a real descriptor: readable when
-//! `msk_turn` has something to do. One thread at a time uses an `fd`; a second one waits.
+//! Results below 0 are errors, as `-errno`. An `fd` is a real descriptor, which is readable when
+//! `msk_turn` has packets to process. Calls of several threads with one `fd` are serialized.
 //!
-//! A `minisock *` is a reference here, or a box where the call uses it up: the caller got it from
-//! `msk_next_event`, and has not used it up.
+//! A parameter `minisock *` is a reference here, or a box if the call uses the minisocket up. It
+//! must come from `msk_next_event`, and must not have been used up.
 
 pub mod client;
 mod convert;

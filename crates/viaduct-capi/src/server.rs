@@ -26,7 +26,7 @@ pub struct Options {
     balanced: c_int,
 }
 
-/// Options of the caller, with defaults for the rest.
+/// Options of the caller, with defaults for options that are not set.
 #[derive(Debug)]
 pub(crate) struct ResolvedOptions {
     pub(crate) ways: c_int,
@@ -39,7 +39,7 @@ pub(crate) struct ResolvedOptions {
 
 impl ResolvedOptions {
     /// # Safety
-    /// The texts of `given` are null or end with 0.
+    /// The strings of `given` are null or NUL-terminated.
     pub(crate) unsafe fn new(given: Option<&Options>) -> ResolvedOptions {
         // SAFETY: as the caller says.
         let path = |at: *const c_char| unsafe { text(at) }.map(PathBuf::from);
@@ -59,7 +59,7 @@ impl ResolvedOptions {
 /// `msk_listen`
 ///
 /// # Safety
-/// As the header says of its arguments.
+/// The arguments are valid as the header requires.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn msk_listen(at: *const c_char, options: Option<&Options>) -> c_int {
     // SAFETY: as the caller says.
@@ -118,7 +118,7 @@ pub unsafe extern "C" fn msk_send(
 /// `msk_sendv`
 ///
 /// # Safety
-/// `count` pieces can be read at `pieces`, and the bytes that they name.
+/// `count` pieces, and the bytes to which they point, can be read at `pieces`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn msk_sendv(
     fd: c_int,
@@ -160,8 +160,8 @@ pub unsafe extern "C" fn msk_sendfilev(
 /// `msk_sendbulk`
 ///
 /// # Safety
-/// `count` descriptions can be read at `all`, each of a minisocket that was not used up and of
-/// bytes that can be read.
+/// `count` descriptions can be read at `all`. Each has a minisocket that was not used up, and
+/// points to bytes that can be read.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn msk_sendbulk(fd: c_int, all: *const Mskdesc, count: c_int) -> c_int {
     let mut result = 0;
@@ -169,7 +169,7 @@ pub unsafe extern "C" fn msk_sendbulk(fd: c_int, all: *const Mskdesc, count: c_i
     for one in unsafe { list(all, count) } {
         // SAFETY: as the caller says.
         let done = unsafe { msk_send(fd, Box::from_raw(one.msk), one.data, one.length) };
-        // Those after a failed one are sent, and used up, too.
+        // Minisockets after a failed one are sent, and used up, too.
         result = match (result, done) {
             (failed @ ..0, _) | (_, failed @ ..0) => failed,
             (sent, _) => sent + 1,
@@ -292,7 +292,8 @@ pub extern "C" fn msk_drop(fd: c_int, msk: Box<Minisock>) -> c_int {
 /// `msk_extract_events`
 ///
 /// # Safety
-/// `wanted_length` descriptions can be read at `wanted`, `*length` bytes written at `collection`.
+/// `wanted_length` descriptions can be read at `wanted`, and `*length` bytes can be written at
+/// `collection`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn msk_extract_events(
     fd: c_int,

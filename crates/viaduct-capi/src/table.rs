@@ -23,7 +23,7 @@ pub(crate) struct Client {
     pub(crate) flow: Flow,
     /// Bytes read from each stream, but not yet taken by the program.
     pub(crate) unread: BTreeMap<u32, bytes::Bytes>,
-    /// Set if the server is a plain TCP server, or there is none: the error.
+    /// Error, if the server is a plain TCP server, or has refused the connection.
     pub(crate) error: Option<c_int>,
 }
 
@@ -66,7 +66,7 @@ pub(crate) fn client(fd: c_int, act: impl FnOnce(&mut Client) -> c_int) -> c_int
 /// Calls `act` with the server or the connection `fd`.
 pub(crate) fn with(fd: c_int, act: impl FnOnce(&mut End) -> c_int) -> c_int {
     let Some(shared) = table().get(&fd).cloned() else { return -libc::EBADF };
-    // A panic is a bug in this library; the state that it leaves is consistent.
+    // A panic is a bug in this library, but it leaves a consistent state.
     let mut end = shared.lock().unwrap_or_else(PoisonError::into_inner);
     act(&mut end)
 }

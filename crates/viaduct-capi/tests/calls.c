@@ -1,13 +1,14 @@
 /*
- * Every call that the examples have no use for, by a server and two clients in one process, which take turns:
+ * Tests the calls that the examples do not use, with a server and two clients in one process, in
+ * turn:
  *
  *   calls ADDRESS:PORT RUN-DIR tcp|udp
  *
- * A request is a letter and a length; the letter says by which call the server answers:
+ * A request is a letter and a length. The letter selects the call with which the server answers:
  *
  *   s   msk_send              f   msk_sendfilev
- *   b   msk_sendbulk, with all of those that wait
- *   u   an upload, of which the server keeps count and sum in the input continuation
+ *   b   msk_sendbulk, with all queued events of this kind
+ *   u   an upload; the input continuation has its count and sum
  *
  * msk_flush is never called: what waits is sent because msk_timeout says so.
  */
@@ -31,7 +32,7 @@
 
 enum { MOST = 16, LONGEST = 200000, CLIENTS = 2, EACH = 4, STREAMS = 3 * EACH };
 
-/* What a continuation's state says. */
+/* State in a continuation. */
 struct state {
     uint64_t letter, length, sum;
 };
@@ -40,7 +41,7 @@ static int server, clients[CLIENTS];
 static uint64_t connections[CLIENTS];
 static unsigned calls[256];
 static FILE *file;
-/* Bytes that answers are made of, by letter; those of `f` are in the file, too. */
+/* Bytes of the answers, by letter; those of `f` are in the file, too. */
 static uint8_t made[256][LONGEST];
 
 static void make(void) {
@@ -55,7 +56,7 @@ static void make(void) {
 
 static uint8_t told[16];
 
-/* The end of an upload: what was counted is its output. */
+/* Counts the bytes of an upload; at its end the counts are the output. */
 static struct state uploaded(minisock *msk, int n, const struct msk_input *in) {
     struct state known = {'u', 0, 0};
     const uint8_t *bytes = in->data;
@@ -78,7 +79,7 @@ static struct state uploaded(minisock *msk, int n, const struct msk_input *in) {
     return known;
 }
 
-/* What a request wants; its letter is 0 if nothing is to be sent yet. */
+/* Parses a request; the letter is 0 if nothing is to be sent yet. */
 static struct state wanted(minisock *msk, int n, const struct msk_input *in) {
     struct state said = {0, 0, 0};
     if (in->position > 0 || *(const uint8_t *)in->data == 'u')
@@ -93,7 +94,7 @@ static struct state wanted(minisock *msk, int n, const struct msk_input *in) {
     return said;
 }
 
-/* From the file: to each ask of it, or, where nothing is asked for, all. */
+/* Answers from the file: each ask for it or, without asks, everything. */
 static void send_file(minisock *msk, const struct msk_ask *asks, int asked, const struct msk_input *in) {
     fiovec pieces[MOST];
     int count = 0;
@@ -138,7 +139,7 @@ static void answer(minisock *msk, mskdesc *bulk, int *waiting) {
         CHECK(asks[0].state_length == sizeof first);
         memcpy(&first, asks[0].state, sizeof first);
         from = asks[0].position - asks[0].start;
-        /* Of an upload, what was said lives in the state. */
+        /* The answer to an upload is in the state. */
         if (first.letter == 'u')
             memcpy(told, &first.length, 16);
     }
@@ -153,7 +154,7 @@ static void answer(minisock *msk, mskdesc *bulk, int *waiting) {
         CHECK(msk_send(server, msk, bytes + from, length - from) == 0);
 }
 
-/* Whose event it is: of one connection there is one number. */
+/* Checks that each client's connection has one number. */
 static void know(const minisock *msk) {
     uint64_t number = msk_connection(msk);
     for (int n = 0; n < CLIENTS; n++) {
@@ -171,7 +172,7 @@ static void serve(void) {
     CHECK(came >= 0);
     for (minisock *msk; (msk = msk_next_event(server));) {
         know(msk);
-        /* One that is sent by what is no server is gone: a lost packet, to the client. */
+        /* A minisocket that is sent with an fd of a client is used up, which is a lost packet. */
         if (msk_kind(msk) == MSK_REQUEST && calls['!']++ == 0)
             CHECK(msk_send(clients[0], msk, "x", 1) == -EOPNOTSUPP);
         else
@@ -197,7 +198,7 @@ static int request(int fd, uint8_t letter, uint64_t length) {
     return stream;
 }
 
-/* Reads what is there of a stream; whether it has ended. */
+/* Reads the bytes that have arrived on a stream. Returns true if the stream has ended. */
 static int reads(struct want *want) {
     static uint8_t chunk[5000];
     int got;
@@ -211,7 +212,7 @@ static int reads(struct want *want) {
     return got == 0;
 }
 
-/* Sleeps until there is something to do at one of the ends: by msk_timeout alone. */
+/* Sleeps until an end has something to do, with the timeout of msk_timeout. */
 static void sleep_a_while(void) {
     struct pollfd ready[CLIENTS + 1] = {{server, POLLIN, 0}};
     int shortest = msk_timeout(server);
@@ -256,7 +257,7 @@ static void fetch(void) {
     CHECK(connections[0] != connections[1] && connections[1] != 0);
 }
 
-/* On a stream that is begun and written piece by piece. */
+/* Uploads on a stream that is opened with msk_begin and written in pieces. */
 static void upload(int fd) {
     enum { LENGTH = 3000000 };
     static uint8_t bytes[LENGTH + 1];
@@ -321,7 +322,7 @@ int main(int argc, char **argv) {
         while (!reads(&small))
             turn();
     }
-    /* That nothing is flushed by hand costs no time. */
+    /* The lack of explicit flushes costs no time. */
     CHECK(now() - start < 1);
     for (int n = 0; n < CLIENTS; n++)
         CHECK(msk_close(clients[n]) == 0 && msk_close(clients[n]) == -EBADF);

@@ -14,12 +14,12 @@ fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
 }
 
-/// Directory in which the shared library was built: the test's, or the one above it.
+/// Directory with the shared library: that of the test's binary, or its parent.
 fn library() -> PathBuf {
     let deps = std::env::current_exe().unwrap().parent().unwrap().to_owned();
     let places = [deps.clone(), deps.parent().unwrap().to_owned()];
     let there = places.into_iter().find(|place| place.join("libviaduct_trickles.so").exists());
-    there.expect("`cargo build -p viaduct-capi` builds the library, in the profile of the tests")
+    there.expect("no library: run `cargo build -p viaduct-capi` in the profile of the tests")
 }
 
 /// Compiles a C file of the repository into `dir`. Returns false if there is no compiler.
@@ -84,8 +84,8 @@ impl World {
         server
     }
 
-    /// Starts a server that answers nothing, and one that answers the events of the first,
-    /// without listening at its port.
+    /// Starts a server that hands every second batch of events to a second server, which listens at
+    /// another port.
     fn serve_elsewhere(&self) -> [Process; 2] {
         let mut giver = self.serve("127.0.0.1:90", &["give"], Stdio::null(), Stdio::piped());
         let events = giver.stdout.take().unwrap();

@@ -42,7 +42,8 @@ impl<'a> Reader<'a> {
         self.array().map(u64::from_be_bytes)
     }
 
-    /// Reads seven bits a byte, the lowest first. `None` if the encoding is not the shortest.
+    /// Reads a varint: seven bits a byte, the lowest first. `None` if the encoding is not the
+    /// shortest.
     pub(crate) fn varint(&mut self) -> Option<u64> {
         let mut value = 0;
         for shift in (0..64).step_by(7) {
@@ -65,7 +66,7 @@ impl<'a> Reader<'a> {
         self.take(count.into())
     }
 
-    /// Reads a variable length, and as many bytes.
+    /// Reads a length as a varint, and then this number of bytes.
     pub(crate) fn counted(&mut self) -> Option<&'a [u8]> {
         let count = usize::try_from(self.varint()?).ok()?;
         self.take(count)

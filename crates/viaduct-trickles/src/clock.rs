@@ -2,8 +2,9 @@
 
 use viaduct_proto::time::Instant;
 
-/// The time of day, because replicas share it. If it is set back this clock continues at half
-/// the speed until the time of day has caught up, as it must neither go back nor stop.
+/// Clock that follows the time of day, which replicas share. If the time of day is set back, this
+/// clock continues at half speed until the time of day has caught up, because this clock must
+/// neither go back nor stop.
 #[derive(Debug)]
 pub(crate) struct Clock {
     now: Instant,
@@ -12,12 +13,12 @@ pub(crate) struct Clock {
 }
 
 impl Clock {
-    /// Starts at the time of day `wall`; `at` is the monotonic time.
+    /// Starts the clock at the time of day `wall`; `at` is the monotonic time.
     pub(crate) fn new(wall: Instant, at: Instant) -> Clock {
         Clock { now: wall, at }
     }
 
-    /// Advances to the time of day `wall`, at monotonic time `at`, and returns the result.
+    /// Advances the clock at the time of day `wall` and monotonic time `at`, and returns its time.
     pub(crate) fn advance(&mut self, wall: Instant, at: Instant) -> Instant {
         let passed = at.since(std::mem::replace(&mut self.at, at));
         self.now = wall.max(self.now + passed / 2);

@@ -1,5 +1,5 @@
-//! Egress of both ends: packets by raw sockets, datagrams by a UDP socket, and the path
-//! MTUs.
+//! Egress of both ends: sends packets over raw sockets and datagrams over UDP sockets, and records
+//! path MTUs.
 
 use std::net::{IpAddr, SocketAddr};
 use std::os::fd::BorrowedFd;
@@ -14,7 +14,7 @@ use viaduct_sys::socket::mmsg::{self, Outbox};
 use crate::gso::GsoSender;
 use crate::stats::PortStats;
 
-/// Packets in TCP's format that wait for the end of the batch, in IPv4 and IPv6, and known path
+/// Sender, with a queue of packets in TCP's format for each address family, and with the known path
 /// MTUs.
 #[derive(Debug)]
 pub(crate) struct Egress {
@@ -37,7 +37,8 @@ impl Egress {
         self.paths.get(now(), ip)
     }
 
-    /// Queues a whole IP packet; without a raw socket of its family it counts as refused.
+    /// Queues a whole IP packet. A packet of a family without a raw socket is dropped, and counts
+    /// as refused.
     pub(crate) fn packet(&mut self, packet: &[u8], to: IpAddr) {
         if self.raw.as_ref().and_then(|raw| raw.socket(to.is_ipv4())).is_none() {
             self.stats.sent.refused += 1;
@@ -72,7 +73,7 @@ impl Egress {
         }
     }
 
-    /// Sends datagrams by `socket`.
+    /// Sends the datagrams in `queue` over `socket`.
     pub(crate) fn flush_datagrams(&mut self, queue: &mut Outbox, socket: BorrowedFd<'_>) {
         if !queue.is_empty() {
             self.stats.add(queue.flush(socket));
@@ -83,21 +84,21 @@ impl Egress {
     }
 
     /// Records an ICMP error about packets to `ip`. Returns whether the MTU is less than the
-    /// value so far.
+    /// present value.
     pub(crate) fn too_big(&mut self, ip: IpAddr, mtu: usize) -> bool {
         self.stats.too_big += 1;
         self.paths.learn(now(), ip, mtu)
     }
 
-    /// Records the MTU to and from `ip` that the peer states, with a lower limit against forged
-    /// values. Returns whether it is less than the value so far.
+    /// Records the MTU that peer `ip` states, or at least the minimum, as the value may be forged.
+    /// Returns whether it is less than the present value.
     pub(crate) fn learn(&mut self, ip: IpAddr, mtu: usize) -> bool {
         let least = if ip.is_ipv4() { LEAST_V4 } else { LEAST_V6 };
         self.paths.learn(now(), ip, mtu.max(least))
     }
 
-    /// Records the kernel's path MTU to `ip`: that of the interface, or one reported by a
-    /// router. Returns whether it is less than the value so far.
+    /// Records the kernel's path MTU to `ip`: that of the interface, or one reported by a router.
+    /// Returns whether it is less than the present value.
     pub(crate) fn ask_kernel(&mut self, ip: IpAddr) -> bool {
         mmsg::path_mtu(ip).is_ok_and(|mtu| self.learn(ip, mtu))
     }

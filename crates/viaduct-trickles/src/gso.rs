@@ -1,14 +1,15 @@
-//! GSO for answers, in runs: consecutive queued answers in TCP's format to one client are sent as
-//! one packet, which the kernel cuts as late as it can ([`run`]). That takes less time than
-//! single packets.
+//! GSO for answers: consecutive queued answers in TCP's format to one client are sent as one
+//! packet, a [`run`], which the kernel splits as late as possible. This takes less time than single
+//! packets.
 //!
 //! ```text
-//!   Outbox   A1 B1 A2 A3 b C1 B2     by clients A, B, C; b is shorter
-//!   runs     A1 A2 A3                leave first
-//!   the rest B1 b C1 B2              by the raw socket, one by one
+//!   Outbox   A1 B1 A2 A3 b C1 B2     to clients A, B, C; b (to B) is shorter
+//!   runs     A1 A2 A3                are sent first
+//!   the rest B1 b C1 B2              over the raw socket, one by one
 //! ```
 //!
-//! Packets of a client are not reordered: those behind a single packet are sent singly, too.
+//! Packets to a client are not reordered: packets behind one that is sent singly are sent singly,
+//! too.
 
 use std::io;
 use std::net::IpAddr;
@@ -21,9 +22,9 @@ use viaduct_sys::socket::mmsg::Outbox;
 
 use crate::lookup_cache::LookupCache;
 
-/// Maximum number of packets in a run: as with datagrams, a full queue drops the whole run.
+/// Maximum number of packets in a run. A full queue drops whole runs, so runs are limited.
 pub(crate) const MAX_PACKETS: usize = 16;
-/// Minimum number of packets in a run; shorter ones are not worthwhile.
+/// Minimum number of packets in a run; for fewer, a run does not save time.
 const MIN_PACKETS: usize = 3;
 
 /// Sender of GSO runs.
@@ -36,8 +37,8 @@ pub(crate) struct GsoSender {
 }
 
 impl GsoSender {
-    /// Opens the sockets in the calling thread's network namespace. `buffer`: maximum number of
-    /// bytes in the send queue.
+    /// Opens the sockets in the calling thread's network namespace. `buffer` is the size of the
+    /// send buffer in bytes.
     ///
     /// # Errors
     /// Privilege is missing.
@@ -46,8 +47,8 @@ impl GsoSender {
         Ok(GsoSender { segments, hops, routes: LookupCache::new(), next_hops: LookupCache::new() })
     }
 
-    /// Sends the runs among the queued packets, and removes these from the queue. Returns the
-    /// number of packets.
+    /// Sends those queued packets that form runs, and removes them from the queue. Returns their
+    /// number.
     pub(crate) fn flush(&mut self, now: Instant, queue: &mut Outbox) -> u64 {
         let packets: Vec<_> = queue.iter().collect();
         let (mut gone, mut over) = (vec![false; packets.len()], Vec::<usize>::new());
@@ -60,7 +61,7 @@ impl GsoSender {
             if self.send(now, to.ip(), &together) {
                 run.into_iter().for_each(|at| gone[at] = true);
             } else {
-                // Later packets of this client are sent singly, too.
+                // Later packets to this client are sent singly, too.
                 over.push(run[0]);
             }
         }
@@ -69,8 +70,8 @@ impl GsoSender {
         sent
     }
 
-    /// Returns whether the run was sent. Otherwise its packets are sent singly, and the errors
-    /// of these count.
+    /// Sends `packets` as a run. Returns false if this fails: the caller then sends them singly,
+    /// and only the errors of these sends are counted.
     fn send(&mut self, now: Instant, to: IpAddr, packets: &[&[u8]]) -> bool {
         let Some((hop, mtu)) = self.hop(now, to) else { return false };
         let Some(cut) = run::cut(packets[0]).filter(|_| packets[0].len() <= mtu) else {
@@ -93,7 +94,7 @@ impl GsoSender {
     }
 }
 
-/// Groups packets into runs, by their indices.
+/// Groups packets into runs. Returns the packets' indices for each run.
 fn sort(packets: &[&[u8]]) -> Vec<Vec<usize>> {
     let (mut peers, mut runs) = (Vec::<Peer>::new(), Vec::new());
     for (at, &packet) in packets.iter().enumerate() {
@@ -116,7 +117,7 @@ struct Peer {
 }
 
 impl Peer {
-    /// Adds a packet. A run that is complete is moved to `runs`.
+    /// Adds a packet. If it does not continue the present run, the run is moved to `runs`.
     fn add(&mut self, at: usize, packets: &[&[u8]], runs: &mut Vec<Vec<usize>>) {
         let (first, count) = (packets[self.run[0]], self.run.len());
         let joins = count < MAX_PACKETS && run::goes_on(first, count, packets[at]);
@@ -141,7 +142,7 @@ mod tests {
 
     use super::*;
 
-    /// A packet to the client at this port, of so many bytes, with this sequence number.
+    /// A packet to the client at `port`, with a message of `bytes` bytes and this sequence number.
     fn packet(port: u16, bytes: usize, seq: u32) -> Vec<u8> {
         let mark = Mark { role: Role::Answer, count: 0, length: 0, ahead: 0 };
         let (source, destination) = (([10, 0, 0, 1], 80).into(), ([10, 0, 0, 2], port).into());
@@ -172,8 +173,8 @@ mod tests {
         let packets: Vec<_> =
             queued.into_iter().map(|(port, bytes, seq)| packet(port, bytes, seq)).collect();
         let packets: Vec<&[u8]> = packets.iter().map(Vec::as_slice).collect();
-        // The packets of client 2 behind the short one are sent singly, as it is; client 4 has
-        // only two.
+        // The short packet to client 2 and those behind it are sent singly; client 4 has only two
+        // packets.
         assert_eq!(sort(&packets), [vec![0, 2, 7], vec![3, 9, 10]]);
         let many: Vec<_> = (0..40).map(|n| packet(1, 30, n * 30)).collect();
         let many: Vec<&[u8]> = many.iter().map(Vec::as_slice).collect();

@@ -1,18 +1,18 @@
-//! Ports of Trickles: messages to and from the network, for a server and for a client.
+//! Network ports of Trickles' servers and clients: send and receive messages.
 //!
 //! ```text
 //!   server   ServerPort::turn ──▶ each(message, Return, Answers) ──▶ sent when the batch is done
 //!                 │      Listener: with the events, and the secrets
-//!                 ▲ taps, raw sockets, UDP sockets; a rule that keeps the kernel's TCP out
+//!                 ▲ taps, raw sockets, UDP sockets; a rule that hides them from the kernel's TCP
 //!                 ▼
 //!   client   ClientPort::receive_* ──▶ each(Flow, PortEvent)   ClientPort::send(Flow, message)
 //!                 ▲
-//!            Connector: a stream client for each flow, timers, one descriptor to wait for
+//!            Connector: a stream client for each flow, timers, one descriptor to poll
 //! ```
 //!
-//! A message is opaque bytes; [`viaduct_proto::trickles::packet`] makes packets of it. A
-//! server's port keeps nothing per client. Changes to the host's rules are written to a journal
-//! first. They are reverted when the port is dropped, or at the next start.
+//! A message is opaque bytes, which [`viaduct_proto::trickles::packet`] puts into packets. A
+//! server's port keeps no state of clients. Changes to the host's rules are written to a journal
+//! before they are made, and reverted when the port is dropped, or at the next start.
 
 mod client;
 mod clock;
@@ -38,28 +38,28 @@ pub use stats::PortStats;
 
 use viaduct_sys::journal::JournalError;
 
-/// Maximum number of bytes in the send queue of a socket: a tenth of a second at 1 Gb/s.
+/// Send buffer of a socket in bytes: a tenth of a second at 1 Gb/s.
 const SEND_BUFFER: usize = 16 << 20;
 
 /// Reason why a port could not be opened.
 #[derive(Debug, thiserror::Error)]
 pub enum PortError {
     /// No address to listen at.
-    #[error("no address to listen at: at least one is expected, as in 0.0.0.0:80")]
+    #[error("no address to listen at: at least one is needed, such as 0.0.0.0:80")]
     NoAddress,
     /// MTU out of range.
-    #[error("packets of at most {0} bytes: 576 to 65535 is expected")]
+    #[error("invalid MTU of {0} bytes: 576 to 65535 are allowed")]
     Mtu(usize),
     /// A rule could not be set.
     #[error(transparent)]
     Rules(#[from] JournalError),
     /// A socket operation failed.
-    #[error("cannot {what}{}", if *.privilege { ", which takes root or CAP_NET_RAW; UDP alone \
-        takes neither" } else { "" })]
+    #[error("cannot {what}{}", if *.privilege { ", which requires root or CAP_NET_RAW; UDP \
+        does not" } else { "" })]
     Socket {
         /// The operation, such as "open a packet socket".
         what: String,
-        /// True if privilege may be missing.
+        /// True if the operation requires privilege, which may be missing.
         privilege: bool,
         /// Error of the kernel.
         source: std::io::Error,
@@ -67,10 +67,10 @@ pub enum PortError {
 }
 
 impl PortError {
-    /// Returns whether the error is missing privilege for packets in TCP's format.
+    /// Returns whether the reason may be missing privilege for packets in TCP's format.
     fn is_privilege(&self) -> bool {
         match self {
-            // Another process owns the name, and serves there already.
+            // Another process has the journal of that name: a server runs there already.
             PortError::Rules(JournalError::Busy { .. } | JournalError::Locked(_)) => false,
             PortError::Rules(_) => true,
             PortError::Socket { privilege, .. } => *privilege,

@@ -1,10 +1,10 @@
-//! A server's connections: a port, its events, and the secrets that verify them.
+//! Listener of a server: a port, the events of its requests, and the secrets.
 //!
 //! ```text
-//!   loop:   wait for as_fd()
-//!           turn(each)              events as they come, answered at once, past the queue
-//!     or    fetch(); endpoint().poll_event(); send(event, reply)      events through the queue
-//!           reload_secrets()        from time to time: reads them again if they have changed
+//!   loop:   poll as_fd()
+//!           turn(each)              answers each event at once, without the queue
+//!     or    fetch(); endpoint().poll_event(); send(event, reply)      queues events
+//!           reload_secrets()        from time to time: reads the file again if it has changed
 //! ```
 
 use std::io;
@@ -24,9 +24,9 @@ use viaduct_proto::trickles::server::{Server, Settings};
 use crate::clock::Clock;
 use crate::{Answers, PortStats, Secrets, ServerPort, ServerSettings, egress};
 
-/// Maximum age of a continuation; beyond it a client restarts.
+/// Maximum age of a continuation; a client with an older one restarts.
 const HORIZON: Duration = Duration::from_secs(30);
-/// Maximum number of events in the queue: those of a tenth of a second at full speed.
+/// Maximum number of events in the queue, as many as arrive in a tenth of a second at full speed.
 const QUEUE: usize = 16_384;
 
 /// A port with its events. Not shared between threads.
@@ -42,14 +42,14 @@ pub struct Listener {
 
 impl Listener {
     /// Opens the port in the calling thread's network namespace, with the packet formats of
-    /// `settings`. With `udp_fallback` it uses UDP alone if privileges do not allow packets
-    /// in TCP's format. `replay` is the size of the replay window in bytes. If packets of one
-    /// connection are dealt among replicas the port is `balanced`: then requests that are not in
-    /// the window may have been answered by another replica, and are not made up for. This does
-    /// not apply to the shares of one port: all packets of a client arrive at the same share.
+    /// `settings`. With `udp_fallback` it uses only UDP if privileges do not allow packets in TCP's
+    /// format. `replay` is the size of the replay window in bytes. `balanced` must be true if
+    /// packets of one connection are distributed among replicas: a request that is not in the
+    /// window may then have been answered by another replica, so it does not count as lost. Shares
+    /// of one port do not need this, because all packets of a client arrive at the same share.
     ///
     /// # Errors
-    /// As [`ServerPort::open`]'s; or the kernel has no random bytes.
+    /// Those of [`ServerPort::open`]; or the kernel has no random bytes.
     pub fn open(
         settings: &ServerSettings,
         udp_fallback: bool,
@@ -79,17 +79,17 @@ impl Listener {
         Ok(Listener { port, endpoint: Endpoint::new(server, QUEUE), secrets, clock, sockets })
     }
 
-    /// Accepts encrypted requests, too; or those alone, as `crypt` is set.
+    /// Accepts encrypted requests, too; only these if `crypt` requires encryption.
     #[must_use]
     pub fn with_crypt(self, crypt: ServerCrypt) -> Listener {
         Listener { endpoint: self.endpoint.with_crypt(crypt), ..self }
     }
 
-    /// Processes a batch of requests: calls `each` for every event, with a function that sends
-    /// its answers, and flushes these. Does not block. Returns the number of messages.
+    /// Processes a batch of requests: calls `each` for every event, with a function that queues its
+    /// answers, and sends the answers at the end. Does not block. Returns the number of messages.
     ///
     /// # Errors
-    /// The kernel's, of a socket: an interface went down, for instance. The port stays usable.
+    /// A socket's error, for instance because an interface went down. The port stays usable.
     pub fn turn(
         &mut self,
         mut each: impl FnMut(&mut Endpoint, Minisocket<'_>, &mut dyn FnMut(&mut Return, &[u8])),
@@ -110,7 +110,7 @@ impl Listener {
     /// number of messages.
     ///
     /// # Errors
-    /// As [`Listener::turn`]'s.
+    /// Those of [`Listener::turn`].
     pub fn fetch(&mut self) -> io::Result<usize> {
         let now = self.clock.advance(wall_clock(), egress::now());
         let Listener { port, endpoint, .. } = self;
@@ -138,26 +138,26 @@ impl Listener {
         self.port.answers().flush();
     }
 
-    /// The endpoint, with the events.
+    /// The endpoint, which has the event queue.
     pub fn endpoint(&mut self) -> &mut Endpoint {
         &mut self.endpoint
     }
 
-    /// Reads the secrets again if they have changed. Returns whether they have.
+    /// Reads the file of secrets again if it has changed. Returns whether it has.
     ///
     /// # Errors
-    /// As [`Secrets::new`]'s; the present secrets stay in use.
+    /// Those of [`Secrets::new`]; the present secrets stay in use.
     pub fn reload_secrets(&mut self) -> Result<bool> {
         let changed = self.secrets.reload_if_changed()?;
         if changed {
             *self.endpoint.server_mut().ring_mut() = self.secrets.ring();
-            info!(numbers = ?self.secrets.numbers(), "the secrets were read again");
+            info!(numbers = ?self.secrets.numbers(), "reloaded the changed secrets");
         }
         Ok(changed)
     }
 
-    /// Time in the timestamps of answers: the time of day, which replicas share. It never goes
-    /// back.
+    /// Time for the timestamps of answers: the time of day, which replicas share, except that it
+    /// never goes back.
     pub fn now(&self) -> Instant {
         self.clock.now()
     }

@@ -1,4 +1,4 @@
-//! Local addresses of this host: a tap also sees packets that are forwarded.
+//! Lookup of this host's local addresses. A tap also sees packets that are only forwarded.
 
 use std::io;
 use std::net::IpAddr;
@@ -16,7 +16,7 @@ pub(crate) struct Local {
 }
 
 impl Local {
-    /// Lookup in the calling thread's network namespace.
+    /// Creates a lookup in the calling thread's network namespace.
     pub(crate) fn new() -> io::Result<Local> {
         Ok(Local { here: LocalAddresses::new()?, cache: LookupCache::new() })
     }

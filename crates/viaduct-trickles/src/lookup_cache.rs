@@ -5,7 +5,7 @@ use std::hash::Hash;
 
 use viaduct_proto::time::{Duration, Instant};
 
-/// Lifetime of an entry: addresses, routes and neighbours change.
+/// Lifetime of an entry; short, because addresses, routes and neighbours change.
 const TTL: Duration = Duration::from_millis(100);
 /// Maximum number of entries.
 const MAX_ENTRIES: usize = 1024;

@@ -1,9 +1,9 @@
 //! The secrets that replicas share, and their rotation.
 //!
 //! The file has one line for each secret: a number (0 to 255) and 64 hexadecimal digits. Empty
-//! lines and lines that begin with `#` are ignored. The first secret is used for new data, all
-//! are accepted. So a rotation has two steps: the new secret is added behind the others on each
-//! replica; when all have it, it is moved to the front.
+//! lines and lines that begin with `#` are ignored. New data are sealed with the first secret; data
+//! sealed with any of them are accepted. So a rotation has two steps. The new secret is added
+//! behind the others on each replica; when all replicas have it, it is moved to the front.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -31,8 +31,8 @@ struct Watched {
     path: PathBuf,
     /// Stamp of the version that was read.
     read: Stamp,
-    /// Stamp of a version that could not be read: it may have been incomplete, and is checked
-    /// again.
+    /// Stamp of a version that could not be read. That version may have been incomplete, so the
+    /// file is read again.
     failed: Option<Stamp>,
 }
 
@@ -40,7 +40,8 @@ struct Watched {
 type Stamp = Option<(SystemTime, u64)>;
 
 impl Secrets {
-    /// Reads the secrets in `file`; without a file generates one that ends with the process.
+    /// Reads the secrets in `file`. Without a file, generates a secret, which is lost when the
+    /// process exits.
     ///
     /// # Errors
     /// The file cannot be read, or is malformed.
@@ -50,9 +51,10 @@ impl Secrets {
             return Ok(Secrets { secrets: vec![(number, random()?)], file: None });
         };
         let read = stamp(path);
-        let text =
-            fs::read_to_string(path).with_context(|| format!("secrets: {}", path.display()))?;
-        let secrets = parse(&text).with_context(|| path.display().to_string())?;
+        let text = fs::read_to_string(path)
+            .with_context(|| format!("cannot read secrets: {}", path.display()))?;
+        let secrets =
+            parse(&text).with_context(|| format!("cannot parse secrets: {}", path.display()))?;
         let file = Watched { path: path.to_owned(), read, failed: None };
         Ok(Secrets { secrets, file: Some(file) })
     }
@@ -60,8 +62,8 @@ impl Secrets {
     /// Reads the file again if it has changed. Returns whether it has.
     ///
     /// # Errors
-    /// As [`Secrets::new`]'s, once for each version of the file; the present secrets stay in
-    /// use.
+    /// Those of [`Secrets::new`], reported once for each version of the file; the present secrets
+    /// stay in use.
     pub fn reload_if_changed(&mut self) -> Result<bool> {
         let Some(file) = &mut self.file else { return Ok(false) };
         let found = stamp(&file.path);
@@ -84,7 +86,7 @@ impl Secrets {
     /// Key ring of the secrets.
     pub fn ring(&self) -> KeyRing {
         let mut oldest_first = self.secrets.iter().rev();
-        let (number, secret) = oldest_first.next().expect("there is one at least");
+        let (number, secret) = oldest_first.next().expect("there is at least one secret");
         let mut ring = KeyRing::new(*number, secret);
         oldest_first.for_each(|(number, secret)| ring.rotate(*number, secret, MAX_SECRETS));
         ring
@@ -126,7 +128,7 @@ fn parse(text: &str) -> Result<Vec<Secret>> {
     ensure!(!secrets.is_empty(), "there is no secret: a line like `1 00ff...` is expected");
     ensure!(
         secrets.len() <= MAX_SECRETS,
-        "{} secrets: at most {MAX_SECRETS} are expected",
+        "{} secrets: at most {MAX_SECRETS} are allowed",
         secrets.len()
     );
     let twice = |n: usize| secrets[..n].iter().any(|(number, _)| *number == secrets[n].0);

@@ -1,4 +1,5 @@
-//! A server's port: requests of all clients, answered in batches, without state per client.
+//! A server's port: receives the requests of all clients and sends answers, in batches, without
+//! state of clients.
 
 use std::net::{IpAddr, Ipv6Addr, SocketAddr, SocketAddrV6};
 use std::os::fd::{AsFd, BorrowedFd};
@@ -27,15 +28,15 @@ use crate::{PortError, SEND_BUFFER, check_mtu};
 /// Settings of a server's port.
 #[derive(Clone, Debug)]
 pub struct ServerSettings {
-    /// Addresses and ports. `0.0.0.0` and `[::]` stand for all addresses of their family that this
-    /// host has, or gets later.
+    /// Addresses and ports to listen at. `0.0.0.0` and `[::]` stand for all addresses of their
+    /// family, including later ones.
     pub listen: Vec<SocketAddr>,
-    /// Packets in TCP's format; requires root, or CAP_NET_RAW and CAP_NET_ADMIN.
+    /// True to serve packets in TCP's format; requires root, or CAP_NET_RAW and CAP_NET_ADMIN.
     pub tcp: bool,
-    /// UDP datagrams.
+    /// True to serve UDP datagrams.
     pub udp: bool,
-    /// Maximum length of sent packets in bytes, 576 to 65535; less if an interface, or a router
-    /// on the path, requires it.
+    /// Maximum length of sent packets in bytes, 576 to 65535; lower if an interface, or a router on
+    /// the path, requires it.
     pub mtu: usize,
     /// True if sent packets are exempt from this host's conntrack; must be false if the host
     /// translates its own addresses.
@@ -45,13 +46,14 @@ pub struct ServerSettings {
     pub gso: bool,
     /// Directory of the journal of changed rules.
     pub run_dir: PathBuf,
-    /// Share of this port, if several ports of one process have the same addresses: each serves
-    /// a part of the clients, selected by their ports. The first share must be opened first and
-    /// closed last, because it owns the rules.
+    /// Number of this port among several ports of one process with the same addresses. Each of them
+    /// serves a part of the clients, selected by the client's port number. Share 0 must be opened
+    /// first and closed last, because it owns the rules.
     pub share: Option<Share>,
 }
 
-/// The port. Not shared between threads. Several processes of a host may have different ports.
+/// A server's port. Not shared between threads. Several processes of a host may serve different
+/// ports.
 #[derive(Debug)]
 pub struct ServerPort {
     listen: Vec<SocketAddr>,
@@ -59,11 +61,11 @@ pub struct ServerPort {
     inbox: Inbox,
     local: Local,
     answers: Answers,
-    /// Dropped last: the rule is in force as long as packets arrive.
+    /// Dropped last, so that the rule is in force while packets arrive.
     _changes: Option<Changes>,
 }
 
-/// Sender of answers, which are queued until the batch is done.
+/// Sender of answers, which are queued until the end of the batch.
 #[derive(Debug)]
 pub struct Answers {
     egress: Egress,
@@ -85,7 +87,8 @@ impl ServerPort {
     /// Opens the port in the calling thread's network namespace.
     ///
     /// # Errors
-    /// Privilege is missing, an address is in use, or a rule cannot be set; no change remains.
+    /// Privilege is missing, an address is in use, or a rule cannot be set. Rules that were changed
+    /// are reverted.
     pub fn open(settings: &ServerSettings) -> Result<ServerPort, PortError> {
         check_mtu(settings.mtu)?;
         let first = settings.listen.first().ok_or(PortError::NoAddress)?;
@@ -101,7 +104,8 @@ impl ServerPort {
             tcp = TcpSockets::open(filter, rule, &settings.run_dir)?;
         }
         let TcpSockets { tap, raw, changes } = tcp;
-        // The route of runs is looked up as that of unbound packets.
+        // The route lookup for runs ignores a device to which the raw sockets are bound, so runs
+        // need unbound sockets.
         let is_unbound = |raw: &RawSockets| !raw.is_bound().unwrap_or(true);
         let gso = (settings.gso && raw.as_ref().is_some_and(is_unbound))
             .then(|| GsoSender::open(SEND_BUFFER));
@@ -120,11 +124,11 @@ impl ServerPort {
         })
     }
 
-    /// Processes one batch of packets from each socket: calls `each` for every message, and
-    /// sends its answers. Does not block. Returns the number of messages.
+    /// Processes one batch of packets from each socket: calls `each` for every message, and sends
+    /// the queued answers. Does not block. Returns the number of messages.
     ///
     /// # Errors
-    /// The kernel's, of a socket: an interface went down, for instance. The port stays usable.
+    /// A socket's error, for instance because an interface went down. The port stays usable.
     pub fn turn(
         &mut self,
         mut each: impl FnMut(&[u8], Return, &mut Answers),
@@ -158,7 +162,7 @@ impl ServerPort {
         &mut self.answers
     }
 
-    /// Sockets to wait for: readable when there are packets to process.
+    /// Sockets to poll: readable when there are packets to process.
     pub fn sockets(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
         let udp = self.answers.datagrams.iter().map(|at| at.socket.as_fd());
         self.tap.iter().map(|tap| tap.as_fd()).chain(udp)
@@ -177,7 +181,7 @@ impl ServerPort {
 }
 
 impl Answers {
-    /// Queues an answer to a request; it is sent with the batch.
+    /// Queues an answer to a request; it is sent at the end of the batch.
     ///
     /// # Errors
     /// The message is longer than [`Answers::room`].
@@ -191,12 +195,12 @@ impl Answers {
         Ok(())
     }
 
-    /// Maximum length of a message to this client in bytes, by the present path MTU.
+    /// Maximum length in bytes of a message to this client, according to the present path MTU.
     pub fn room(&self, to: &Return) -> usize {
         to.room(self.egress.mtu(to.client().ip()))
     }
 
-    /// Sends the queued answers; a batch does so by itself.
+    /// Sends the queued answers. [`ServerPort::turn`] does this by itself.
     pub fn flush(&mut self) {
         self.egress.flush();
         for at in &mut self.datagrams {
@@ -204,9 +208,9 @@ impl Answers {
         }
     }
 
-    /// Queues a datagram from the address that was asked, by the socket of its port. For an
-    /// event that another host has extracted, whose port this one need not have, it is sent as
-    /// a raw packet.
+    /// Queues a datagram from the address to which the request was sent. If this server has no
+    /// socket for that address, because another host has extracted the event, the datagram is sent
+    /// as a raw packet.
     fn datagram(&mut self, to: &Return) {
         let (from, client) = (to.server(), to.client());
         let fits = |at: &&mut Datagrams| {
@@ -237,8 +241,8 @@ impl Datagrams {
     }
 }
 
-/// Instance name of the rules of a server at `first`; servers at other addresses of the same
-/// port have their own.
+/// Instance name for the rules of a server whose first address is `first`; servers at other
+/// addresses with the same port have other names.
 fn instance(first: SocketAddr) -> String {
     let port = first.port();
     match first.ip() {
@@ -252,7 +256,7 @@ fn instance(first: SocketAddr) -> String {
     }
 }
 
-/// The rule that keeps requests from the kernel's TCP.
+/// The rule that hides requests from the kernel's TCP.
 fn rule(settings: &ServerSettings, instance: String) -> RstGuard {
     let untracked = settings.untracked.then_some(Role::Answer.byte());
     RstGuard { instance, mark: REQUESTS, at: settings.listen.clone(), untracked }
@@ -269,7 +273,7 @@ fn read_packet<'a>(
         if let Why::TooBig(mtu) = said.why
             && is_ours(said.source, listen, local)
         {
-            // The ICMP error may be forged, so the MTU has a lower limit.
+            // The ICMP error may be forged, so the MTU has a minimum.
             answers.egress.too_big(said.destination.ip(), mtu.max(icmp::LEAST_V6));
         }
         return None;
@@ -277,7 +281,7 @@ fn read_packet<'a>(
     let checksum = if got.check { Checksum::Check } else { Checksum::Trust };
     let read = match tcp::parse(got.bytes, got.length, checksum) {
         Ok(Packet::Message(segment, message)) => {
-            // Packets that are forwarded are not counted.
+            // Forwarded packets are not counted.
             let to = is_ours(segment.destination, listen, local).then(|| Return::of(&segment))?;
             to.map(|to| (message, to)).ok_or(Refusal::NotOurs)
         }
@@ -311,8 +315,7 @@ fn read_datagram<'a>(
     answers.egress.stats.count(read)
 }
 
-/// Removes the parts that only this host's kernel uses, except for the scope that a link-local
-/// address needs.
+/// Removes flow label and scope, except for the scope that a link-local address needs.
 fn canonical(from: SocketAddr) -> SocketAddr {
     let link_local = |ip: &Ipv6Addr| ip.segments()[0] & 0xffc0 == 0xfe80;
     match from {

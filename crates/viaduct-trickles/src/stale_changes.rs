@@ -1,9 +1,9 @@
-//! Stale changes: cleanup of rules that killed clients have left behind.
+//! Cleanup of rules that killed clients have left behind.
 //!
-//! The journal of a server is named by its port, and that of a proxy by its name, so their next
-//! start finds it. The journal of a run, or of a C program, is named by its process, and no
-//! later process uses that name. So the next run or C program reverts the changes of those
-//! before it.
+//! The journal of a server is named after its port, and the journal of a proxy after the proxy, so
+//! each finds its journal at its next start. The journal of a run, or of a C program, is named
+//! after the process ID, so later processes use other names. Therefore the next run or C program
+//! reverts the changes of processes that no longer exist.
 
 use std::ffi::OsStr;
 use std::fs;
@@ -12,10 +12,10 @@ use std::path::Path;
 use tracing::debug;
 use viaduct_sys::journal::Changes;
 
-/// Names of such journals: the parts before and after the process's number.
+/// Names of journals of runs and C programs: the parts before and after the process ID.
 const NAMES: [(&str, &str); 2] = [("run_", "_trickles"), ("viaduct_c_", "_")];
 
-/// Reverts the changes of clients that do not exist any more, by their journals in `run_dir`.
+/// Reverts the changes of clients that no longer exist, by their journals in `run_dir`.
 pub fn revert_stale_changes(run_dir: &Path) {
     let Ok(entries) = fs::read_dir(run_dir) else { return };
     for path in entries.flatten().map(|entry| entry.path()) {
@@ -23,12 +23,12 @@ pub fn revert_stale_changes(run_dir: &Path) {
         if owner(path.file_name()).is_some_and(gone)
             && let Err(error) = Changes::open(&path)
         {
-            debug!("the rules of a killed client cannot be removed: {error}");
+            debug!("cannot remove the rules of a killed client: {error}");
         }
     }
 }
 
-/// The process whose journal of such rules has this name.
+/// Process ID in the name of a run's or C program's journal.
 fn owner(name: Option<&OsStr>) -> Option<u32> {
     let name = name?.to_str()?.strip_suffix(".json")?;
     NAMES.iter().find_map(|(before, after)| {

@@ -10,7 +10,7 @@ pub struct PortStats {
     pub received: u64,
     /// Packets that arrived and were refused.
     pub refused: Refusals,
-    /// ICMP errors that a packet was too long.
+    /// ICMP errors that report a packet as too long.
     pub too_big: u64,
     /// Results of sending.
     pub sent: SendReport,
@@ -23,7 +23,7 @@ impl PortStats {
         self.refused.count(why);
     }
 
-    /// Counts a packet that was read as received, or as refused.
+    /// Counts a parsed packet as received or refused.
     pub(crate) fn count<T>(&mut self, read: Result<T, Refusal>) -> Option<T> {
         let read = read.inspect_err(|&why| self.refuse(why)).ok();
         self.received += u64::from(read.is_some());

@@ -1,4 +1,5 @@
-//! Sockets for packets in TCP's format, and the rule that keeps them from the kernel's TCP.
+//! Sockets for packets in TCP's format, and the rule that hides these packets from the kernel's
+//! TCP.
 
 use std::path::Path;
 
@@ -19,8 +20,8 @@ pub(crate) struct TcpSockets {
 }
 
 impl TcpSockets {
-    /// Opens the sockets in the calling thread's network namespace, and sets the rule, with a
-    /// journal in `run_dir`. `None` for a rule that another port of the process owns.
+    /// Opens the sockets in the calling thread's network namespace, and sets `rule`, with a journal
+    /// in `run_dir`. `rule` is `None` if another port of the process owns it.
     pub(crate) fn open(
         filter: OptionFilter<'_>,
         rule: Option<RstGuard>,
@@ -29,9 +30,10 @@ impl TcpSockets {
         let tap =
             OptionTap::open(filter).map_err(PortError::socket("open a packet socket", true))?;
         let raw = RawSockets::open().map_err(PortError::socket("open a raw socket", true))?;
-        raw.set_buffers(SEND_BUFFER).map_err(PortError::socket("size a socket", false))?;
-        // Last, so that a process without the privilege for the sockets gets that error and
-        // changes nothing.
+        raw.set_buffers(SEND_BUFFER)
+            .map_err(PortError::socket("set the buffer sizes of a socket", false))?;
+        // The rule is set last, so that a process without the privilege for the sockets changes
+        // nothing.
         let changes = rule.map(|rule| change(rule, run_dir)).transpose()?;
         Ok(TcpSockets { tap: Some(tap), raw: Some(raw), changes })
     }

@@ -32,7 +32,7 @@ impl Factory for Rot13 {
 
 fn main() -> ExitCode {
     let mut registry = viaduct::handlers();
-    let about = About::new("rot13", "turns letters by 13 on their way out");
+    let about = About::new("rot13", "rotates letters by 13 in outgoing data");
     registry.add(about, |_| Ok(Arc::new(Rot13)));
     viaduct::main(registry)
 }

@@ -6,7 +6,7 @@
 //!   sender ══ DATA 1, 2, 3 … ══▶ WAN ══▶ gateway ══▶ receiver (drops 41 to 50)
 //!      ▲                                    ▲ └── DATA 41 … 50 ──▶ │
 //!      │                                    └──── VDC1 query ──────┤  a LAN round trip
-//!      └──────────────── NAK, only if that was in vain ────────────┘  a WAN round trip
+//!      └──────────────── NAK, only if the query failed ────────────┘  a WAN round trip
 //! ```
 //!
 //! `nak-receiver receive 7000 --cache 10.2.1.1:7401` at one site, then
@@ -23,17 +23,17 @@ use std::time::{Duration, Instant};
 const PACKETS: u32 = 2_000;
 const SIZE: usize = 1_000;
 const EVERY: Duration = Duration::from_micros(1_000);
-/// The receiver drops this many packets in a row ...
+/// Number of consecutive packets that the receiver drops ...
 const BURST: u32 = 10;
-/// ... out of so many.
+/// ... in each period of this many packets.
 const PERIOD: u32 = 200;
-/// Time that the cache has to answer before the sender is asked: many LAN round trips.
+/// Time within which the cache must answer before the sender is asked: many LAN round trips.
 const CACHE_TIMEOUT: Duration = Duration::from_millis(30);
-/// Time after which the sender is asked again: more than a WAN round trip.
+/// Time after which the receiver asks the sender again: more than a WAN round trip.
 const SENDER_TIMEOUT: Duration = Duration::from_millis(400);
 /// Silence after which the sender and the receiver give up.
 const SILENCE: Duration = Duration::from_secs(2);
-/// Maximum packet numbers in one query or NAK.
+/// Maximum number of packet numbers in one query or NAK.
 const MAX_NUMBERS: usize = 64;
 
 type Result<T> = std::result::Result<T, Box<dyn std::error::Error>>;
@@ -64,7 +64,8 @@ fn send(to: &str) -> Result<()> {
     let start = Instant::now();
     let (mut next, mut heard, mut again) = (1, Instant::now(), 0);
     while next <= PACKETS || heard.elapsed() < SILENCE {
-        // Send all packets that are due: the kernel's shortest wait may be several times `EVERY`.
+        // Send all packets that are due, as the kernel's shortest wait may be several times
+        // `EVERY`.
         while next <= PACKETS && start.elapsed() >= EVERY * next {
             socket.send(&packet(b"DATA", next))?;
             (next, heard) = (next + 1, Instant::now());
@@ -107,7 +108,8 @@ struct Seen {
     highest: u32,
     total: u32,
     dropped: HashSet<u32>,
-    /// By number: when the packet was found missing, and when to ask the sender.
+    /// Missing packets by number: the time at which each was found missing, and the time to ask the
+    /// sender.
     missing: BTreeMap<u32, (Instant, Instant)>,
     by_cache: Vec<Duration>,
     by_sender: Vec<Duration>,
@@ -131,7 +133,7 @@ impl Seen {
 impl Receiver {
     fn run(&mut self) -> Result<()> {
         let mut heard = Instant::now();
-        // The sender may be started later, so the first packet has more time.
+        // The sender may be started later, so the wait for the first packet is longer.
         let patience = |r: &Self| if r.seen.sender.is_none() { 30 * SILENCE } else { SILENCE };
         while !self.seen.all() && heard.elapsed() < patience(self) {
             self.socket.set_read_timeout(Some(Duration::from_millis(5)))?;
@@ -190,7 +192,7 @@ impl Receiver {
         Ok(())
     }
 
-    /// Asks the sender for packets that the cache did not deliver, and again for overdue ones.
+    /// Asks the sender for packets that the cache has not delivered, and again for overdue packets.
     fn ask_sender(&mut self) -> Result<()> {
         let (Some(sender), now) = (self.seen.sender, Instant::now()) else { return Ok(()) };
         let mut nak = b"NAK1".to_vec();
@@ -215,7 +217,7 @@ impl Receiver {
         }
         let (seen, left) = (&self.seen, self.seen.missing.len());
         let ended =
-            || format!("ended at packet {}, {left} of them never came", seen.highest).into();
+            || format!("ended at packet {}; {left} packets never arrived", seen.highest).into();
         seen.all().then_some(()).ok_or_else(ended)
     }
 }

@@ -1,4 +1,4 @@
-//! Replies to events (section 6.2), computed from the event, the secrets and the files alone.
+//! Replies to events (section 6.2), computed only from the event, the secrets and the files.
 //!
 //! ```text
 //!   GET /4711/cat.jpg     cat.jpg, with the mark of client 4711
@@ -8,10 +8,10 @@
 //! ```
 //!
 //! A continuation covers the part between its first and last checkpoint. The next continuation is
-//! computed while packets of the second half of the part are asked for. Three of these packets
-//! carry it beside their data (msk_setucont); data that does not fit is asked for again. Any of the
-//! three packets is sufficient. The last of them also carries the last byte of the part, so a
-//! client that has the whole part has the next continuation too.
+//! computed when the client asks for the second half of the part. Three packets of this half carry
+//! the next continuation beside their data (msk_setucont); the client asks again for data that does
+//! not fit. Any of the three packets is sufficient. The last of them also carries the last byte of
+//! the part, so a client that has the whole part has the next continuation, too.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -30,10 +30,10 @@ use crate::state::{MAX_STRIDES, State};
 const PICTURE: u8 = 1;
 const NOTHING: u8 = 2;
 const REFUSED: u8 = 3;
-/// Bytes sent unasked with the first continuation: an initial window.
+/// Bytes sent without an ask with the first continuation: an initial window.
 const FIRST: u64 = 14_000;
-/// Strides of the first part. Each stride is decoded and marked to compute the checkpoint after it,
-/// and the address of the client is not validated yet, so the part is short.
+/// Number of strides in the first part. Each stride is decoded and marked to compute the checkpoint
+/// after it. The part is short, because the client's address is not validated yet.
 const FIRST_STRIDES: usize = 16;
 const HEAD: &[u8] = b"HTTP/1.1 200 OK\r\nContent-Type: image/jpeg\r\nConnection: close\r\n\r\n";
 
@@ -65,7 +65,7 @@ impl Gallery {
         for input in event.inputs(ring) {
             let begun = std::mem::replace(&mut speaks, true);
             match input {
-                // One input an event. The client retransmits inputs that get no reply.
+                // Only one input of an event is answered. The client retransmits the others.
                 Ok(_) if begun => {}
                 Ok(input) => self.begin(&input, &mut reply),
                 Err(strange) => {
@@ -76,8 +76,8 @@ impl Gallery {
         // Ask `n` belongs to the `n`th packet that has room.
         let with_room: Vec<usize> =
             event.room().enumerate().filter(|(_, room)| *room > 0).map(|(at, _)| at).collect();
-        // The address of a client that opens a connection is not validated. The next part is
-        // computed when the client asks again.
+        // The address of a client that opens a connection is not validated, so the next part is
+        // computed only when the client asks again.
         let proven = event.kind() == Kind::Request;
         let mut next = None;
         for asked in event.asks(ring) {
@@ -99,8 +99,8 @@ impl Gallery {
     fn begin(&self, input: &Input<'_>, reply: &mut Reply) {
         let place = input.place;
         let whole = match Request::parse(input.bytes) {
-            // An incomplete request is sent again with more bytes. Requests for this service fit
-            // into one packet.
+            // The client sends an incomplete request again, with more bytes. Requests to this
+            // service fit in one packet.
             Ok(None) if !input.ends => {
                 reply.input(place, []);
                 return;
@@ -111,7 +111,7 @@ impl Gallery {
         };
         let all = place.after(input.bytes.len() as u64).position;
         let (valid, state) = self.promise(&whole, place.stream, place.start);
-        // A region has room for any picture, but the client may have reserved less.
+        // The client may have reserved too little for the picture.
         if valid.end > place.region().end {
             reply.reset(place.stream, Reason::Refused);
             return;
@@ -148,7 +148,7 @@ impl Gallery {
     }
 
     /// Answers an ask. `packet` is the packet that may carry the next continuation, if any. `next`
-    /// caches that continuation; it is computed for one part in each event.
+    /// caches the next continuation, which is computed for only one part in each event.
     fn give<'m>(
         &self,
         ring: &KeyRing,
@@ -158,8 +158,8 @@ impl Gallery {
         reply: &mut Reply,
     ) {
         if needs_next(asked) {
-            // Without the next continuation this data is withheld, and the client asks for it
-            // again.
+            // If the next continuation cannot be sent, the data are withheld, too, and the client
+            // asks for them again.
             let Some(packet) = packet else { return };
             if next.is_none() {
                 *next = self.next(asked).map(|made| (asked.state, made));
@@ -178,7 +178,7 @@ impl Gallery {
         };
     }
 
-    /// Returns the bytes of an ask; `None` if the picture has changed since.
+    /// Returns the bytes of an ask; `None` if the picture is no longer served.
     fn stretch(&self, asked: &OutputRequest<'_>) -> Option<Stretch> {
         let OutputRequest { valid, range, .. } = asked;
         let bytes = match part(asked.state) {
@@ -198,7 +198,7 @@ impl Gallery {
         self.pictures.values().find(|picture| picture.print() == state.print)
     }
 
-    /// Returns the bytes in `range`, which covers the HTTP head and the picture.
+    /// Returns the bytes in `range` of the response: HTTP head and picture.
     fn bytes(&self, state: &State, picture: &Picture, range: &Range<u64>) -> Vec<u8> {
         let range = range.start - state.start..range.end - state.start;
         let head = HEAD.len() as u64;
@@ -212,7 +212,7 @@ impl Gallery {
         bytes
     }
 
-    /// Computes the continuation of the part after that of an ask.
+    /// Computes the continuation of the part that follows the part of an ask.
     fn next(&self, asked: &OutputRequest<'_>) -> Option<Made> {
         let state = part(asked.state)?;
         let picture = self.of(&state)?;
@@ -228,7 +228,7 @@ fn part(state: &[u8]) -> Option<State> {
     State::parse(state.strip_prefix(&[PICTURE])?)
 }
 
-/// Builds the continuation of a part; `first` if it is the first of the picture.
+/// Builds the continuation of a part; `first` is true for the first part of a picture.
 fn made(state: &State, picture: &Picture, stream: u32, first: bool) -> Made {
     let (stride, end) = state.last();
     let place = |offset: u64| state.start + HEAD.len() as u64 + offset;
@@ -246,7 +246,7 @@ fn needs_next(asked: &OutputRequest<'_>) -> bool {
     !last && length > 0 && marks.iter().any(|mark| asked.range.contains(mark))
 }
 
-/// Returns the HTTP response of a request that gets no picture; `None` for other kinds.
+/// Returns the HTTP response to a request that gets no picture; `None` for other kinds.
 fn failure(kind: u8) -> Option<Vec<u8>> {
     let plan = match kind {
         NOTHING => {

@@ -9,9 +9,9 @@
 //!
 //! The mark changes coefficients, so Huffman codes become longer or shorter. Offsets therefore
 //! differ from those in the file, and from one client to another. To resume at any place, a server
-//! needs the bit at which a coding unit begins. Output continuations, which the clients keep,
-//! record it at intervals. Any replica can thus produce any range of bytes, and all replicas
-//! produce the same bytes.
+//! needs the bit position at which a coding unit begins. Output continuations, which the clients
+//! keep, record this position at intervals. So any replica can produce any range of bytes, and all
+//! replicas produce the same bytes.
 
 pub mod gallery;
 pub mod jpeg;

@@ -26,24 +26,24 @@ use viaduct_watermark::picture::Picture;
 
 /// Bytes of the replay window.
 const REPLAY: usize = 4 << 20;
-/// Interval at which an idle event loop checks its secrets and the stop flag.
+/// Interval at which an idle event loop reloads changed secrets and checks the stop flag.
 const LOOK: Duration = Duration::from_millis(200);
 
 /// Serves pictures with a mark for each client, and reads marks.
 #[derive(Parser)]
 enum Command {
-    /// Serve JPEG files by Trickles, as /CLIENT/NAME, where CLIENT is a number
+    /// Serve JPEG files over Trickles, as /CLIENT/NAME, where CLIENT is a number
     Serve {
         /// Addresses to listen at
         #[arg(long, value_name = "ADDRESS", default_value = "0.0.0.0:8080")]
         listen: Vec<SocketAddr>,
-        /// The key of marks, which replicas share: a file of 64 hexadecimal digits
+        /// File of the key for marks, which replicas share: 64 hexadecimal digits
         #[arg(long, value_name = "FILE")]
         mark: PathBuf,
-        /// The secrets of continuations, which replicas share, as of `viaduct serve`
+        /// File of the secrets for continuations, which replicas share, as for `viaduct serve`
         #[arg(long, value_name = "FILE")]
         key: Option<PathBuf>,
-        /// Packets of one connection are dealt among several servers
+        /// Packets of one connection are balanced among several servers
         #[arg(long, requires = "key")]
         balanced: bool,
         /// Directory of the journal of changed rules
@@ -53,9 +53,9 @@ enum Command {
         #[arg(required = true)]
         files: Vec<PathBuf>,
     },
-    /// Say which client a file was made for
+    /// Print the client for which a file was made
     Read {
-        /// The key of marks
+        /// File of the key for marks
         #[arg(long, value_name = "FILE")]
         mark: PathBuf,
         /// A JPEG file
@@ -101,7 +101,7 @@ fn serve(
         let name = file.file_name().and_then(|name| name.to_str());
         let picture = Picture::open(&fs::read(file).with_context(|| file.display().to_string())?);
         let picture = picture.with_context(|| file.display().to_string())?;
-        gallery.add(name.context("a file has a name, in UTF-8")?, picture);
+        gallery.add(name.context("a file's name must be UTF-8")?, picture);
     }
     let stop = Arc::new(AtomicBool::new(false));
     for signal in [signal_hook::consts::SIGTERM, signal_hook::consts::SIGINT] {

@@ -2,15 +2,15 @@
 //!
 //! ```text
 //!   payload of 64 bits   client 4 | HMAC-SHA-256 of it, the first 4 bytes
-//!   block n              its last coefficient that is not 0 is made odd or even:
+//!   block n              its last nonzero AC coefficient is made odd or even:
 //!                        bit n % 64 of the payload, xor bit n of a key stream
 //! ```
 //!
-//! The magnitude changes by one and never becomes 0, so runs of zeros are preserved. The new value
-//! may need a Huffman code of another length, which shifts all bits that follow. A block carries no
-//! bit if it has no such coefficient, or if its table has no code for either neighbouring value.
-//! The reader takes a majority vote over the blocks of each payload bit, so a few altered blocks
-//! do not change the result.
+//! The coefficient's magnitude changes by one and never becomes 0, so runs of zeros are preserved.
+//! The new value may need a Huffman code of another length, which shifts all bits that follow. A
+//! block carries no bit if all its AC coefficients are 0, or if its table has no code for either
+//! neighbouring value. The reader takes a majority vote over the blocks of each payload bit, so a
+//! few altered blocks do not change the result.
 
 use ring::hmac;
 
@@ -129,7 +129,7 @@ impl Stream {
     }
 }
 
-/// Index of the token of a block's last AC coefficient that is not 0.
+/// Index of the token of a block's last nonzero AC coefficient.
 fn bearer(block: &Block) -> Option<usize> {
     let bears = |token: &Token| token.magnitude() > 0;
     block.tokens.iter().skip(1).rposition(bears).map(|place| place + 1)

@@ -1,9 +1,10 @@
 //! Pictures with a client's mark, produced from any offset (section 6.2).
 //!
 //! The offset of a unit in a client's file depends on all units before it, because the mark changes
-//! code lengths and byte stuffing. A server without per-client state would have to start at the
-//! beginning of the file. The client's output continuation therefore records where strides of units
-//! begin: the byte offset, and the leading bits of that byte.
+//! code lengths and byte stuffing. So without further information, a server that keeps no state of
+//! clients would have to start at the beginning of the file. The client's output continuation
+//! therefore records where strides of units begin: the byte offset, and the leading bits of that
+//! byte.
 //!
 //! ```text
 //!   head │ unit 0 ... │ unit n ... │ unit 2n ... │ ... │ tail
@@ -11,7 +12,8 @@
 //! ```
 //!
 //! The source file has an index, which is built when the file is opened and is the same for all
-//! clients. It holds the bit of the coded picture at which each stride of units begins.
+//! clients. The index contains the bit position in the coded picture at which each stride of units
+//! begins.
 
 use std::ops::Range;
 
@@ -20,8 +22,8 @@ use ring::digest;
 use crate::jpeg::{Jpeg, Partial, Writer, Wrong};
 use crate::mark::{Key, Mark};
 
-/// Approximate bytes of the file between two checkpoints. At most one stride is computed in vain
-/// before a range.
+/// Approximate bytes of the file between two checkpoints. To produce a range, less than one stride
+/// before it is computed and discarded.
 const STRIDE: usize = 4096;
 
 /// Source file with its index, ready to be marked.
@@ -65,7 +67,8 @@ impl Picture {
         Ok(Picture { jpeg, stride, index, print })
     }
 
-    /// Fingerprint by which replicas recognise the same file: the first 8 bytes of its SHA-256.
+    /// Fingerprint by which replicas recognise the same file: the first 8 bytes of the file's
+    /// SHA-256.
     pub fn print(&self) -> [u8; 8] {
         self.print
     }
@@ -81,7 +84,7 @@ impl Picture {
     }
 
     /// Returns a client's checkpoints from stride `from` on, which begins at `at`: `at` itself and
-    /// up to `most` further ones. The last of them may be the end of the file.
+    /// up to `most` further checkpoints, the last of which may be the end of the file.
     pub fn checkpoints(
         &self,
         key: &Key,

@@ -1,19 +1,19 @@
 //! State of a transfer in an output continuation. The server keeps no other state of it.
 //!
 //! ```text
-//!   state   print of the file 8 | client 4 | where the answer begins 8
+//!   state   print of the file 8 | client 4 | start of the answer 8
 //!           | stride 4 | its offset 8 | bits 1
 //!           | for each further checkpoint: bytes to it, a number | bits 1
 //!   number  seven bits a byte, low first, the eighth bit of all but the last
 //!   bits    of the byte at which a stride begins: a one, and the bits before the stride
 //! ```
 //!
-//! The last checkpoint is where the continuation ends and the next one begins.
+//! The continuation ends, and the next one begins, at the last checkpoint.
 
 use crate::jpeg::Partial;
 use crate::picture::Checkpoint;
 
-/// Maximum strides in a continuation. With its other fields, a continuation is at most 768 bytes.
+/// Maximum number of strides in a continuation, so that a continuation has at most 768 bytes.
 pub const MAX_STRIDES: usize = 160;
 
 /// State of one part of a transfer.
@@ -21,7 +21,7 @@ pub const MAX_STRIDES: usize = 160;
 pub struct State {
     /// Fingerprint of the file.
     pub print: [u8; 8],
-    /// Client that the picture is marked for.
+    /// Client for which the picture is marked.
     pub client: u32,
     /// Position in the stream's output at which the answer begins.
     pub start: u64,
@@ -35,8 +35,8 @@ impl State {
     /// Returns the checkpoint from which the byte at `offset` of the file is produced, and its
     /// stride.
     pub fn before(&self, offset: u64) -> (usize, Checkpoint) {
-        // A checkpoint holds the leading bits of its partial byte, so that byte is produced from
-        // this checkpoint.
+        // A checkpoint has the leading bits of the byte at its offset, so this byte is produced
+        // from it.
         let n = self.checkpoints.partition_point(|at| at.offset <= offset).saturating_sub(1);
         (self.stride + n, self.checkpoints[n])
     }

@@ -37,7 +37,7 @@ mod tests {
             assert_eq!(out.len(), varint_len(value));
             assert_eq!(Reader(&out).varint(), Some(value));
         }
-        assert_eq!(Reader(&[0x80, 0]).varint(), None, "longer than need be");
+        assert_eq!(Reader(&[0x80, 0]).varint(), None, "not the shortest encoding");
         assert_eq!(Reader(&[0xff; 10]).varint(), None, "more than 64 bits");
     }
 }

@@ -1,10 +1,10 @@
 //! Reno's window in closed form: a TCP sender's `cwnd` after a given number of acknowledgements
-//! (2.5, Figure 5), in O(1), so that a server without memory can compute it.
+//! (2.5, Figure 5), in O(1), so that a stateless server can compute it.
 
 /// Maximum window in packets: the capacity of two bytes in a continuation.
 pub const MAX_WINDOW: u32 = u16::MAX as u32;
 
-/// Initial values of a recovery epoch of a connection.
+/// Initial values of a recovery epoch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Reno {
     /// Initial window in packets: 1 to [`MAX_WINDOW`].
@@ -14,13 +14,12 @@ pub struct Reno {
 }
 
 impl Reno {
-    /// The window after `credits` acknowledgements, in packets. It never falls as `credits`
-    /// grow.
+    /// The window after `credits` acknowledgements, in packets; monotonic in `credits`.
     ///
-    /// Slow start adds one for each, up to `ssthresh`. Then a window of w takes w
-    /// acknowledgements to grow by one. From s (the larger of start and ssthresh) the n-th step
-    /// is complete after s + (s + 1) + … + (s + n - 1) = n·s + n(n - 1)/2 credits, so after y
-    /// of them n = ⌊(1 - 2s + √((2s - 1)² + 8y)) / 2⌋. Derivation:
+    /// Slow start adds one for each acknowledgement, up to `ssthresh`. After that a window of w
+    /// takes w acknowledgements to grow by one. From s (the larger of start and ssthresh) the n-th
+    /// step is complete after s + (s + 1) + … + (s + n - 1) = n·s + n(n - 1)/2 acknowledgements, so
+    /// after y of them n = ⌊(1 - 2s + √((2s - 1)² + 8y)) / 2⌋. Derivation:
     /// `docs/trickles/protocol.md`.
     pub fn after(self, credits: u64) -> u32 {
         let start = u64::from(self.start.clamp(1, MAX_WINDOW));
@@ -28,7 +27,7 @@ impl Reno {
         if credits <= slow {
             return clamp(start + credits);
         }
-        // No window needs more than this to reach the maximum.
+        // Any window reaches the maximum with fewer acknowledgements than this.
         let left = (credits - slow).min(1 << 33);
         let odd = 2 * (start + slow) - 1;
         let steps = ((odd * odd + 8 * left).isqrt() - odd) / 2;
@@ -101,7 +100,7 @@ mod tests {
     proptest! {
         #![proptest_config(ProptestConfig::with_cases(48))]
 
-        /// Any start and threshold, at every k up to a random one below a million.
+        /// Any start and threshold, at every k up to a random number below a million.
         #[test]
         fn equals_the_direct_simulation(
             start in prop_oneof![1..64u32, 1..=MAX_WINDOW],

@@ -1,31 +1,31 @@
-//! Recovery epoch: the part of a connection between two losses. Which packets stand for an
-//! acknowledgement, and how far a sender has sent after each.
+//! Recovery epoch: the part of a connection between two losses. Defines which packets cause an
+//! acknowledgement, and how many packets are sent after each.
 
 use super::cwnd::Reno;
 
-/// Number of packets at the beginning of an epoch that are acknowledged one by one; after them
-/// every second is.
+/// Number of packets at the beginning of an epoch that are acknowledged one by one; after them,
+/// every second packet is acknowledged.
 ///
-/// An even number, so that a window of two or more packets always has one whose request asks for
-/// more.
+/// An even number, so that a window of two or more packets always has one that carries a
+/// continuation.
 pub const QUICK: u64 = 8;
 
 /// Acknowledgement policy of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Acks {
-    /// True if, after the first [`QUICK`] packets, one request answers for two packets.
+    /// True if, after the first [`QUICK`] packets, one request acknowledges two packets.
     pub delayed: bool,
-    /// True if the window grows with each request (RFC 2581), instead of with each packet that
-    /// a request answers for (RFC 3465 with L = 2, as in current kernels).
+    /// True if the window grows with each request (RFC 2581), instead of with each acknowledged
+    /// packet (RFC 3465 with L = 2, as in current kernels).
     pub by_request: bool,
 }
 
-/// Recovery epoch: no packet of it before the present one was lost.
+/// Recovery epoch: its parameters, from which the window at each of its packets follows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Epoch {
-    /// Number of its first packet (the paper's TCPBase); 1 or more.
+    /// Number of the epoch's first packet (the paper's TCPBase); 1 or more.
     pub base: u64,
-    /// The window it began with (startCwnd), in packets: 1 to 65535.
+    /// Initial window (startCwnd), in packets: 1 to 65535.
     pub start: u16,
     /// Slow start threshold, in packets.
     pub ssthresh: u16,
@@ -34,21 +34,20 @@ pub struct Epoch {
 }
 
 impl Epoch {
-    /// Returns whether packet `number` of this epoch carries a continuation: a *point*. The
-    /// others are the first of a pair, answered for by the request of the second.
+    /// Returns whether packet `number` of this epoch carries a continuation: a *point*. A packet
+    /// that does not is the first of a pair, and is acknowledged by the request of the second.
     pub fn is_point(&self, number: u64) -> bool {
         let offset = number.saturating_sub(self.base);
         !self.acks.delayed || offset < QUICK || (offset - QUICK) % 2 == 1
     }
 
-    /// The last point that is not above `number`; the number before the epoch, if there is
-    /// none.
+    /// The last point at or below `number`; if there is none, the number before the epoch.
     pub fn point_at(&self, number: u64) -> u64 {
         let none = self.base - 1;
         if number <= none || self.is_point(number) { number.max(none) } else { number - 1 }
     }
 
-    /// The last point below the point `number`: the one acknowledged before it.
+    /// The last point below the point `number`.
     pub fn point_before(&self, number: u64) -> u64 {
         self.point_at(number.max(self.base) - 1)
     }
@@ -72,8 +71,8 @@ impl Epoch {
         reno.after(credits).into()
     }
 
-    /// The last packet that is sent when all up to `number` are acknowledged: a window beyond
-    /// it.
+    /// The last packet that is sent when all packets up to `number` are acknowledged: a window
+    /// beyond the last point.
     pub fn sent(&self, number: u64) -> u64 {
         self.point_at(number) + self.window(number)
     }

@@ -1,8 +1,8 @@
 //! Secret keys of a server and its replicas, and their rotation (2.2).
 //!
-//! Each secret has a number, which all data under it carry. New data use the newest secret;
-//! older ones are accepted as long as their secret is in the ring. So a rotation breaks no
-//! connection, and protected data expire when their secret is dropped.
+//! Each secret has a number, which is part of all data sealed with the secret. New data are sealed
+//! with the newest secret; older data are accepted as long as their secret is in the ring. So a
+//! rotation breaks no connection, and sealed data expire when their secret is dropped.
 
 use std::net::SocketAddr;
 
@@ -37,13 +37,13 @@ pub struct Keys {
 }
 
 impl KeyRing {
-    /// A ring with one secret, which replicas share under the same number.
+    /// Creates a ring with one secret, which has the same number at all replicas.
     pub fn new(number: u8, secret: &[u8; 32]) -> Self {
         KeyRing(vec![Keys::derive(number, secret)])
     }
 
-    /// Makes `secret` the newest. Of the ring's secrets the newest `keep` stay, including this
-    /// one (at least 1). A secret of the same number is replaced.
+    /// Adds `secret` as the newest, and replaces a secret of the same number. The newest `keep`
+    /// secrets stay in the ring (at least 1, which is `secret`).
     pub fn rotate(&mut self, number: u8, secret: &[u8; 32], keep: usize) {
         self.0.retain(|keys| keys.number != number);
         self.0.insert(0, Keys::derive(number, secret));
@@ -76,9 +76,9 @@ impl KeyRing {
     }
 }
 
-/// Standard continuations, whose first part is in clear, and extracted events.
+/// Standard continuations, whose first part is public, and extracted events.
 impl KeyRing {
-    /// Completes a standard continuation: `out` holds its part in clear, and nothing else.
+    /// Completes a standard continuation: `out` contains its public part, and nothing else.
     pub(super) fn seal_standard(&self, state: &[u8], out: &mut Vec<u8>) {
         let keys = self.newest();
         let mac = over_both(&keys.standard, &[out, state]).finalize().into_bytes();
@@ -87,8 +87,8 @@ impl KeyRing {
         out.extend_from_slice(state);
     }
 
-    /// Verifies the state `sealed` behind the part in clear; `None` if it was not sealed with a
-    /// secret of the ring.
+    /// Verifies the part `sealed` behind the public part `clear`, and returns the state; `None` if
+    /// it was not sealed with a secret of the ring.
     pub(super) fn open_standard<'a>(&self, clear: &[u8], sealed: &'a [u8]) -> Option<&'a [u8]> {
         let (&number, sealed) = sealed.split_first()?;
         let (mac, state) = sealed.split_first_chunk::<MAC>()?;
@@ -96,8 +96,8 @@ impl KeyRing {
         right.verify(mac.into()).is_ok().then_some(state)
     }
 
-    /// Encrypts an event that is to be sent to another server, as its request is confidential.
-    /// By AES-SIV (RFC 5297): number of the secret 1 | synthetic IV 16 | the event.
+    /// Encrypts an event for another server, as its request is confidential, with AES-SIV (RFC
+    /// 5297): number of the secret 1 | synthetic IV 16 | the event.
     pub(super) fn seal_event(&self, event: &[u8]) -> Vec<u8> {
         let keys = self.newest();
         let mut out = vec![keys.number];
@@ -105,7 +105,7 @@ impl KeyRing {
         out
     }
 
-    /// Decrypts an event, and returns its identifier, too; `None` if it was not sealed with a
+    /// Decrypts an event, and returns it with its identifier; `None` if it was not sealed with a
     /// secret of the ring.
     pub(super) fn open_event(&self, sealed: &[u8]) -> Option<(Vec<u8>, u64)> {
         let (number, siv) = sealed.split_first()?;
@@ -157,7 +157,7 @@ impl Keys {
         code(&self.transport, body)
     }
 
-    /// Returns whether `mac` is the code of a transport continuation.
+    /// Returns whether `mac` is the code of the transport continuation `body`.
     pub(super) fn is_transport(&self, body: &[u8], mac: &[u8; MAC]) -> bool {
         is_code(&self.transport, body, mac)
     }
@@ -223,7 +223,7 @@ mod tests {
         assert_eq!(ring.open_user(&sealed), Some(&b"GET /"[..]));
         assert_eq!((ring.newest().number(), sealed.len()), (2, 5 + 1 + MAC));
         ring.rotate(3, &[3; 32], 2);
-        assert_eq!(ring.open_user(&sealed), None, "its secret is gone");
+        assert_eq!(ring.open_user(&sealed), None, "its secret was dropped");
     }
 
     #[test]

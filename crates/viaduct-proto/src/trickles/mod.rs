@@ -1,16 +1,16 @@
-//! Trickles: a transport whose servers keep nothing per connection (Trickles, section 2).
+//! Trickles: a transport whose servers keep no state per connection (Trickles, section 2).
 //!
 //! The connection state of TCP travels with the packets instead. Each response carries a
-//! [continuation]: the window, the slow start threshold and the packet's number, authenticated
-//! with a key that only the server and its replicas know. The client returns it with its next
-//! request, proves in a [proof] which packets have arrived, and names the bytes that it wants.
-//! From these alone the [server] computes what a TCP sender would do now, and answers with no
-//! packet, one, or more. Such a sequence of request and response is a *trickle*; there are as
-//! many trickles as the window has packets.
+//! [continuation]: the window, the slow start threshold and the packet's number, authenticated with
+//! a key that only the server and its replicas know. With its next request the client returns the
+//! continuation, proves in a [proof] which packets have arrived, and names the bytes that it wants.
+//! From the request alone the [server] computes what a TCP sender would do now, and answers with
+//! zero, one or more packets. A sequence of requests and responses, each caused by the one before,
+//! is a *trickle*; there are as many trickles as the window has packets.
 //!
 //! ```text
 //!   client                                                         server (any replica)
-//!     │ ── open: token, data ─────────────────────────────────────▶ │ no more bytes than came
+//!     │ ── open: token, data ─────────────────────────────────────▶ │ answer: at most as long
 //!     │ ◀────────────────────────── address token, user state ───── │
 //!     │ ── address token, asks ───────────────────────────────────▶ │ the address is proven
 //!     │ ◀──────────── packets 1 to 10: continuation, nonce, data ── │
@@ -21,7 +21,7 @@
 //! | file | noun |
 //! |---|---|
 //! | [`cwnd`] | Reno's window in closed form |
-//! | [`epoch`] | a recovery epoch: the packets between two losses, and which are acknowledged |
+//! | [`epoch`] | a recovery epoch: the packets between two losses, and their acknowledgement |
 //! | [`plan`] | the answer to a request: continue, split, terminate, recover |
 //! | [`keys`] | the secrets, and their rotation |
 //! | [`nonce`] | p(i) = r(i) xor r(i + 1) |
@@ -31,7 +31,7 @@
 //! | [`wire`] | the messages |
 //! | [`crypt`] | the same messages, encrypted under keys that the server does not store |
 //! | [`server`] | a function of request, address, secrets and time |
-//! | [`client`] | the state machine that keeps the rest |
+//! | [`client`] | the state machine that keeps the connection's state |
 //! | [`standard`] | continuations that both sides understand |
 //! | [`api`] | events and minisockets, for a server's application |
 //! | [`stream`] | byte streams and requests, for a client's application |
@@ -61,6 +61,6 @@ mod tests;
 
 use crate::time::Duration;
 
-/// Idle time after which a client restarts by itself. The server does not count it as a
+/// Idle time after which a client restarts by itself. The server does not count such a restart as a
 /// timeout.
 const SILENCE: Duration = Duration::from_secs(10);

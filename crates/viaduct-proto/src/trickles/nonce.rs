@@ -1,8 +1,8 @@
 //! Nonces of packets: p(i) = r(i) xor r(i + 1), where r(x) = f(K, x) (2.2).
 //!
-//! The xor of the nonces of packets m to n is r(m) xor r(n + 1). So a server makes a nonce, and
-//! verifies the sum of a range of any length, with two words of a cipher. One block of AES over
-//! the connection's number and half of x yields two words.
+//! The xor of the nonces of packets m to n is r(m) xor r(n + 1). So two values of r are enough for
+//! a server to make a nonce, or to verify the sum of a range of any length. One block of AES over
+//! the connection's number and x / 2 yields two values.
 
 use aes::Aes128;
 use aes::cipher::BlockEncrypt;
@@ -12,7 +12,7 @@ use aes::cipher::BlockEncrypt;
 pub struct Nonces<'k> {
     key: &'k Aes128,
     connection: u64,
-    /// The last block used: its number, and its two words.
+    /// Number of the last block used, and its two words.
     last: Option<(u64, [u64; 2])>,
 }
 

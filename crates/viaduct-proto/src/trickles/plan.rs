@@ -1,7 +1,7 @@
 //! Plan of an answer: how many packets, with which numbers (2.3 and 2.5).
 //!
-//! The plan is a pure function of the request's contents. The server decides by it, and the
-//! client predicts the decision with it, including the byte ranges.
+//! The plan is a pure function of the request's contents. The server follows the plan, and the
+//! client predicts the answer with it, including the byte ranges.
 //!
 //! ```text
 //!              f: the first loss                       L: the last packet sent before it was known
@@ -9,30 +9,30 @@
 //!            │        terminated            │ survivors │      cw = C(P) packets from P to L
 //!            └──────────────── cw ──────────┴── newCwnd ┘      newCwnd = cw / 2
 //!                                                   │
-//!                    q of the survivors brings ─────┴──▶ packet q + newCwnd of the next epoch
+//!                    survivor q brings ─────────────┴──▶ packet q + newCwnd of the next epoch
 //! ```
 //!
-//! Each request answers for the packets since the last request before it that can have reached
-//! the server. So every lost packet is answered for by exactly one request: the one that
-//! follows its run of losses.
+//! Each request covers the packets since the last request before it that can have reached the
+//! server. So every lost packet is covered by exactly one request: the one that follows the
+//! packet's run of losses.
 
 use super::epoch::Epoch;
 
-/// Maximum number of lost packets that one request may have retransmitted, whatever the
-/// settings say.
+/// Upper limit, for any settings, of the lost packets that are retransmitted in answer to one
+/// request.
 pub const MAX_BURST: usize = 32;
 
 /// A run of consecutive lost packets.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Run {
-    /// Number of the first.
+    /// Number of the first packet.
     pub first: u64,
     /// Number of packets; 1 or more.
     pub count: u32,
 }
 
 impl Run {
-    /// Number of the last.
+    /// Number of the last packet.
     pub fn last(self) -> u64 {
         self.first + u64::from(self.count) - 1
     }
@@ -42,12 +42,12 @@ impl Run {
     }
 }
 
-/// A range of consecutive packet numbers, may be empty.
+/// A range of consecutive packet numbers; may be empty.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Span {
-    /// The first.
+    /// First number.
     pub first: u64,
-    /// The number behind the last.
+    /// Number behind the last one.
     pub end: u64,
 }
 
@@ -96,7 +96,8 @@ pub struct Plan {
     pub again: Again,
     /// New packets whose continuations are sent as a group, without data (condition (b)).
     pub grouped: Span,
-    /// New packets with data: one continues the trickle, more split it, none terminates it.
+    /// New packets with data: one packet continues the trickle, several split it, none terminates
+    /// it.
     pub fresh: Span,
 }
 
@@ -114,14 +115,14 @@ impl Plan {
 /// Error: a request that a correct client does not send.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Inconsistent {
-    /// A loss is reported by the request of a packet that was only sent if there was none.
+    /// A request reports a loss, but its packet would not have been sent after that loss.
     #[error(
-        "packet {number} was not sent if {first} was lost: a later proof must hold the earlier"
+        "packet {number} is sent only if {first} has arrived, but its request reports {first} lost"
     )]
     BeyondLoss {
         /// Number of the request's packet.
         number: u64,
-        /// First loss that it reports.
+        /// First loss that the request reports.
         first: u64,
     },
     /// More losses are reported than packets were in flight.
@@ -134,7 +135,7 @@ pub enum Inconsistent {
     },
 }
 
-/// Plan for the first window of an epoch: after a timeout, or the echo of an address token.
+/// Plan for the first window of an epoch, which follows a timeout or the echo of an address token.
 pub fn begin(epoch: Epoch) -> Plan {
     Plan {
         fresh: Span::new(epoch.base, epoch.base + u64::from(epoch.start)),
@@ -142,9 +143,9 @@ pub fn begin(epoch: Epoch) -> Plan {
     }
 }
 
-/// Plans the answer to request `number` of `epoch`, if all packets of the epoch up to it have
-/// arrived but `gaps` (ascending, apart, below `number`). Up to `burst` packets are
-/// retransmitted (burstLimit).
+/// Plans the answer to request `number` of `epoch`, when all packets of the epoch up to `number`
+/// have arrived except `gaps` (ascending, not adjacent, below `number`). At most `burst` packets
+/// are retransmitted (burstLimit).
 ///
 /// # Errors
 /// [`Inconsistent::BeyondLoss`].
@@ -164,7 +165,7 @@ pub fn step(epoch: Epoch, number: u64, gaps: &[Run], burst: usize) -> Result<Pla
     let own = own_packets(epoch, number, gaps);
     let slot = |q: u64| q.max(last - survivors + 1) + survivors;
     let (again, repairs) = retransmissions(epoch, number, gaps, burst.min(MAX_BURST));
-    // Each repair takes the place of one of a window's packets with new data.
+    // Each repair takes the place of one packet with new data.
     let opening = last - survivors;
     let own = own.max(opening + 1);
     let arrived = own - opening - lost_from(gaps, opening + 1);
@@ -178,13 +179,13 @@ pub fn step(epoch: Epoch, number: u64, gaps: &[Run], burst: usize) -> Result<Pla
     })
 }
 
-/// Number of packets of `gaps` at or above `first`.
+/// Number of lost packets in `gaps` at or above `first`.
 fn lost_from(gaps: &[Run], first: u64) -> u64 {
     gaps.iter().map(|gap| (gap.last() + 1).saturating_sub(gap.first.max(first))).sum()
 }
 
-/// The last request before `number` of `epoch` that can have reached the server: that of the
-/// last point below `number` which is not in `gaps`. `None` if there is none in the epoch.
+/// The last request before `number` of `epoch` that can have reached the server: the request of the
+/// last point below `number` that is not in `gaps`. `None` if the epoch has none.
 pub fn request_before(epoch: Epoch, number: u64, gaps: &[Run]) -> Option<u64> {
     let mut before = epoch.point_before(number);
     for gap in gaps.iter().rev() {
@@ -195,7 +196,7 @@ pub fn request_before(epoch: Epoch, number: u64, gaps: &[Run]) -> Option<u64> {
     (before >= epoch.base).then_some(before)
 }
 
-/// The last packet that is sent when `first` is found lost, and the number of surviving
+/// The last packet that was sent before the loss of `first` was known, and the number of surviving
 /// trickles.
 fn loss_of(epoch: Epoch, first: u64) -> (u64, u64) {
     let flight = epoch.window(first - 1);
@@ -209,15 +210,15 @@ fn after_recovery(epoch: Epoch, last: u64, survivors: u64) -> Epoch {
     Epoch { base: last + 1, start: window, ssthresh: window, acks: epoch.acks }
 }
 
-/// The first of the arrived packets that the request itself stands for.
+/// The first of the arrived packets that request `number` itself acknowledges.
 fn own_packets(epoch: Epoch, number: u64, gaps: &[Run]) -> u64 {
     let first = epoch.point_before(number) + 1;
     if gaps.last().is_some_and(|gap| gap.holds(first)) { number } else { first }
 }
 
-/// Lost packets that request `number` has retransmitted, and the number of those retransmitted
-/// up to then. Those of a run beyond `burst` wait for the following requests: the proof tells
-/// each of these which are still to be sent.
+/// Lost packets that are retransmitted in answer to request `number`, and the total number
+/// retransmitted up to and including this answer. Packets of a run beyond `burst` wait for the
+/// following requests; the proof shows which ones are left for each of these.
 fn retransmissions(epoch: Epoch, number: u64, gaps: &[Run], burst: usize) -> (Again, u64) {
     let burst = burst as u64;
     let (mut lost, mut waiting, mut now) = (0, 0, 0);
@@ -226,7 +227,7 @@ fn retransmissions(epoch: Epoch, number: u64, gaps: &[Run], burst: usize) -> (Ag
         waiting += u64::from(gap.count);
         let until = gaps.get(i + 1).map_or(number, |next| next.first - 1);
         let requests = epoch.points_to(until) - epoch.points_to(gap.last());
-        // The last request of the last stretch is the present one.
+        // Behind the last gap, the last request is the present one.
         let earlier = if until == number { requests.saturating_sub(1) } else { requests };
         waiting -= waiting.min(earlier.saturating_mul(burst));
         now = waiting.min(burst);
@@ -252,11 +253,12 @@ fn retransmissions(epoch: Epoch, number: u64, gaps: &[Run], burst: usize) -> (Ag
 pub struct Tail {
     /// Number of lost packets: the last ones of the epoch before.
     pub lost: u32,
-    /// Number of packets at its end for which no request was sent, including the lost ones.
+    /// Number of packets at the end of that epoch for which no request was sent, including the lost
+    /// ones.
     pub unanswered: u32,
 }
 
-/// Plans the answer to `tail` in the request of packet `number` of `epoch`, which began with
+/// Plans the answer to the `tail` that is reported by request `number` of `epoch`, which began with
 /// survivors.
 ///
 /// # Errors
@@ -264,7 +266,8 @@ pub struct Tail {
 pub fn tail(epoch: Epoch, number: u64, tail: Tail, burst: usize) -> Result<Plan, Inconsistent> {
     let (lost, unanswered) = (u64::from(tail.lost), u64::from(tail.unanswered));
     let survivors = u64::from(epoch.start);
-    // The request that brought packet `number` has reached the server, and all before it.
+    // The request whose answer contained packet `number` has reached the server, and so have all
+    // before it.
     let most = (epoch.base + survivors).saturating_sub(number + 1);
     if lost > unanswered || unanswered > most {
         return Err(Inconsistent::Tail { lost: lost.max(unanswered), most });

@@ -5,28 +5,29 @@
 //!           | sum 8
 //! ```
 //!
-//! The first range counts from the base of the epoch, the last ends with the request's own
-//! packet. The sum is the xor of the nonces in all ranges. Two words of a keyed hash per range
-//! verify it, whatever the range's length. One sum is as good as one for each range, as in the
-//! paper: a client that lacks the nonce of a single packet it names knows nothing of the sum.
-//! Losses before the base are reflected in the epoch, so the proof omits them (2.4).
+//! The first range is relative to the base of the epoch, and the last one ends with the request's
+//! own packet. The sum is the xor of the nonces in all ranges. To verify it, the server computes
+//! two words of a keyed hash for a range of any length. The paper has one sum for each range. A
+//! single sum is as secure: a client that lacks the nonce of one packet that it names knows nothing
+//! about the sum. The epoch's parameters already reflect losses before the base, so the proof omits
+//! these (2.4).
 
 use super::bytes::{Reader, put_varint};
 use super::nonce::Nonces;
 use super::plan::Run;
 
-/// Maximum number of gaps in a proof, so that it fits a packet. A client with more gaps
-/// restarts. The first slow start may lose every second packet of a window.
+/// Maximum number of gaps in a proof, so that it fits in a packet. A client with more gaps
+/// restarts. Many gaps occur when the first slow start loses every second packet of a window.
 pub const MAX_GAPS: usize = 480;
 
 /// A range of consecutive packets that have arrived.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Range {
-    /// Number of the first.
+    /// Number of the first packet.
     pub first: u64,
-    /// Number of the last.
+    /// Number of the last packet.
     pub last: u64,
-    /// Xor of their nonces.
+    /// Xor of the packets' nonces.
     pub sum: u64,
 }
 
@@ -40,7 +41,7 @@ impl Gaps {
         &self.0
     }
 
-    /// The losses between ranges that begin at `base`; `None` if there are too many.
+    /// The losses between `base` and the last range; `None` if there are too many.
     pub fn between(base: u64, ranges: &[Range]) -> Option<Gaps> {
         let mut gaps = Gaps::default();
         let mut next = base;
@@ -89,7 +90,7 @@ pub enum Unproven {
 }
 
 impl<'a> Proof<'a> {
-    /// Takes a proof off `reader`; `None` if it is malformed.
+    /// Reads a proof from `reader`; `None` if it is malformed.
     pub(super) fn read(reader: &mut Reader<'a>) -> Option<Self> {
         let count = usize::try_from(reader.varint()?).ok()?;
         if count == 0 || count > MAX_GAPS + 1 {
@@ -139,7 +140,8 @@ fn next_range(reader: &mut Reader, next: u64) -> Option<(u64, u64)> {
     Some((first, last))
 }
 
-/// Appends the proof that `ranges` (ascending, apart) of the epoch from `base` have arrived.
+/// Appends the proof that `ranges` (ascending, not adjacent) of the epoch with this `base` have
+/// arrived.
 pub fn emit(base: u64, ranges: &[Range], out: &mut Vec<u8>) {
     put_varint(out, ranges.len() as u64);
     let mut next = base;
@@ -183,7 +185,7 @@ mod tests {
         let (a, b) = (range(10, 20), range(22, 40));
         let hidden = Range { first: 10, last: 40, sum: a.sum ^ b.sum };
         assert_eq!(check(&[hidden], 40), Err(Unproven::Sum { first: 10, last: 40 }));
-        // Nor by the nonce of the retransmission.
+        // The nonce of the retransmission does not hide it either.
         let ring = KeyRing::new(1, &[1; 32]);
         let again = ring.newest().nonces_again(5).of(21);
         let hidden = Range { sum: hidden.sum ^ again, ..hidden };

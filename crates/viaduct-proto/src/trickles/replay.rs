@@ -4,28 +4,28 @@
 //!   floor                                                     now
 //!     ├─── slice ───┼─── slice ───┼─── slice ───┼─── slice ───┤
 //!     │             each a table of fingerprints, in buckets of a cache line
-//!     └ continuations that are older than this are refused, whatever the tables say
+//!     └ continuations that are older than this are refused without a lookup
 //! ```
 //!
 //! Answers are recorded in the newest slice. A slice ends when its time is over *or when it is
-//! full*. Then the oldest is emptied and becomes the newest, and the floor rises to the *reach*
-//! of the forgotten slice: the latest time at which anything in it was recorded, or at which
-//! its continuation was made. So no answer can be repeated. A client whose continuation is
-//! below the floor has to restart, which costs a round trip and at most a slow start. Under
-//! load the horizon becomes shorter, and the memory stays the same. Only answers are recorded,
-//! which require an authentic continuation each: garbage takes no space, and a client takes as
-//! much as it is served.
+//! full*. Then the oldest slice is emptied and becomes the newest, and the floor rises to the
+//! *reach* of the emptied slice: the latest time at which an entry was recorded, or at which the
+//! entry's continuation was made. So no answer can be repeated. A client whose continuation is
+//! below the floor has to restart, which costs a round trip and at most a slow start. Under load
+//! the horizon becomes shorter, and the memory stays the same. Only answers are recorded, and each
+//! requires an authentic continuation. So garbage takes no space, and a client's entries are in
+//! proportion to its answers.
 //!
-//! A slice reaches beyond the clock if it has a continuation from a replica whose clock is
-//! *ahead*. If it were forgotten before the clock has reached that time, either current
-//! continuations of this server, too, would be refused, or that continuation could be answered
-//! twice. So the slice with the least reach is forgotten, and at most two slices reach beyond
-//! the clock at a time. Further continuations that are ahead are refused until the clock has
-//! caught up. The other two slices alternate, however fast a flood fills them.
+//! A slice reaches beyond the clock if it has a continuation from a replica whose clock is *ahead*.
+//! If the slice were emptied before the clock has reached that time, either current continuations
+//! of this server would be refused, too, or the continuation from the replica could be answered
+//! twice. So the slice with the least reach is emptied, and at most two slices reach beyond the
+//! clock at a time. Further continuations that are ahead are refused until the clock has caught up.
+//! The other two slices alternate, even if a flood fills them fast.
 //!
-//! Keys are hashed with a secret of the window, so that an attacker cannot choose a bucket.
-//! Each key has two buckets of 16 fingerprints of 32 bits. A new key is mistaken for a known
-//! one in less than 1 of 30 million lookups a slice, which to its client is a lost packet.
+//! Keys are hashed with a secret of the window, so that an attacker cannot choose a bucket. Each
+//! key has two buckets of 16 fingerprints of 32 bits. In each slice a new key is mistaken for a
+//! known one in less than 1 of 30 million lookups, which has the effect of a lost packet.
 
 use highway::{HighwayHash, HighwayHasher, Key};
 
@@ -43,8 +43,8 @@ pub const SKEW: Duration = Duration::from_millis(500);
 pub(super) enum Once {
     /// Answering a packet's continuation.
     Answered(u64),
-    /// Mark: the request that was answered for this packet's continuation lacked the packet
-    /// before it.
+    /// Mark: the answered request that returned this packet's continuation lacked the packet before
+    /// it.
     Lacked(u64),
     /// Retransmission of a lost packet.
     Again(u64),
@@ -52,13 +52,13 @@ pub(super) enum Once {
     Survivor(u64),
     /// Beginning of a generation.
     Begun(u16),
-    /// Mark: a generation is over.
+    /// Mark: a generation has ended.
     Over(u16),
     /// Installation of an event with this code from another server.
     Installed(u64),
-    /// Mark: the epoch with this base has ended, as a loss was reported.
+    /// Mark: the epoch with this base has ended, because a loss was reported.
     Ended(u64),
-    /// Mark: it ended by this loss.
+    /// Mark: the epoch with this `base` has ended by the loss `first`.
     EndedBy { base: u64, first: u64 },
 }
 
@@ -67,16 +67,16 @@ pub(super) enum Once {
 pub struct Replay {
     secret: [u64; 4],
     slices: [Vec<[u32; BUCKET]>; SLICES],
-    /// Per slice: the latest time at which anything in it was recorded, or its continuation was
-    /// made.
+    /// Reach of each slice: the latest time at which an entry was recorded, or at which the entry's
+    /// continuation was made.
     reach: [Instant; SLICES],
     newest: usize,
-    /// Start time of the newest slice, and number of its entries.
+    /// Start time of the newest slice, and the number of its entries.
     began: Instant,
     noted: usize,
-    /// Time at which the continuation was made that is being answered.
+    /// Time at which the continuation that is being answered was made.
     made: Instant,
-    /// Continuations are refused unless they were made after this time.
+    /// Continuations made at or before this time are refused.
     floor: Instant,
     slice: Duration,
     horizon: Duration,
@@ -84,9 +84,9 @@ pub struct Replay {
 }
 
 impl Replay {
-    /// Creates a window with `bytes` of memory (at least 1 KiB, rounded down to a power of two
-    /// buckets a slice) that remembers `horizon`, or as much of it as there is room for.
-    /// `secret` is random.
+    /// Creates a window with `bytes` of memory (at least 1 KiB; the buckets of a slice are rounded
+    /// down to a power of two) that covers `horizon`, or less if the memory is full. `secret` is
+    /// random.
     pub fn new(bytes: usize, horizon: Duration, secret: [u64; 4], now: Instant) -> Self {
         let buckets = (bytes / SLICES / (BUCKET * 4)).max(4);
         let buckets = 1 << buckets.ilog2();
@@ -128,7 +128,7 @@ impl Replay {
             && (ahead == Duration::ZERO || ahead <= SKEW && self.has_place_ahead(now))
     }
 
-    /// As [`Replay::is_fresh`]; if true, subsequent records belong to this continuation.
+    /// Like [`Replay::is_fresh`]; if true, subsequent entries belong to this continuation.
     pub(super) fn admit(&mut self, now: Instant, made: Instant) -> bool {
         let fresh = self.is_fresh(now, made);
         if fresh {
@@ -137,10 +137,10 @@ impl Replay {
         fresh
     }
 
-    /// Returns whether a continuation ahead of the clock can be recorded, with at most two
-    /// slices beyond the clock. In normal operation the last slice is beyond it for a moment
-    /// after its end. Then the newest must not overflow into a third, for which it has room
-    /// until it is half full.
+    /// Returns whether a continuation ahead of the clock can be recorded while at most two slices
+    /// reach beyond the clock. In normal operation the previous slice reaches beyond it for a
+    /// moment after its end. Meanwhile the newest slice may take such continuations only until it
+    /// is half full, so that it does not overflow into a third slice.
     fn has_place_ahead(&self, now: Instant) -> bool {
         let beyond = |&slice: &usize| slice != self.newest && self.reach[slice] > now;
         match (0..SLICES).filter(beyond).count() {
@@ -150,7 +150,7 @@ impl Replay {
         }
     }
 
-    /// Returns whether this was recorded for `connection`.
+    /// Returns whether `what` was recorded for `connection`.
     pub(super) fn knows(&self, connection: u64, what: Once) -> bool {
         self.holds(self.places(connection, what))
     }
@@ -161,7 +161,7 @@ impl Replay {
         })
     }
 
-    /// Records this for `connection`. Returns false if it was recorded before.
+    /// Records `what` for `connection`. Returns false if it was recorded before.
     pub(super) fn note(&mut self, now: Instant, connection: u64, what: Once) -> bool {
         if now.since(self.began) >= self.slice {
             self.turn(now);
@@ -181,7 +181,7 @@ impl Replay {
         true
     }
 
-    /// Stores a fingerprint in the emptier of its buckets. Returns false if both are full.
+    /// Stores a fingerprint in the emptier of its two buckets. Returns false if both are full.
     fn put(&mut self, [first, second, print]: [u32; 3]) -> bool {
         let slice = &mut self.slices[self.newest];
         let free = |bucket: &[u32; BUCKET]| bucket.iter().filter(|&&print| print == 0).count();
@@ -218,7 +218,7 @@ impl Replay {
             Once::Installed(code) => (5, code),
             Once::Lacked(number) => (6, number),
             Once::Ended(base) => (7, base),
-            // Both numbers combined; a client cannot choose either.
+            // Combines both numbers, neither of which a client can choose.
             Once::EndedBy { base, first } => {
                 (8, base.wrapping_mul(0x9e37_79b9_7f4a_7c15).wrapping_add(first))
             }
@@ -231,8 +231,8 @@ impl Replay {
     }
 }
 
-/// An empty table whose pages are allocated at once. Zeroed memory would be allocated on first
-/// use, so a server would seem to grow as its clients arrive.
+/// An empty table whose pages are allocated at once. Pages of zeroed memory would be allocated on
+/// first use, so the server's memory would seem to grow with its clients.
 fn touched(buckets: usize) -> Vec<[u32; BUCKET]> {
     let mut table = vec![[u32::MAX; BUCKET]; buckets];
     table.fill([0; BUCKET]);

@@ -1,5 +1,5 @@
-//! A connection's two sockets, a port for TCP's format and a UDP socket, and the choice between
-//! them.
+//! A connection of a client's port: its TCP numbers with a reserved port, its UDP socket, and the
+//! choice between the two packet formats.
 
 use std::net::{IpAddr, SocketAddr, TcpStream, UdpSocket};
 use std::os::fd::AsFd as _;
@@ -21,13 +21,13 @@ pub(super) struct Connection {
     pub(super) udp: Option<Datagrams>,
     /// True if the server's kernel has sent a TCP reset.
     pub(super) reset: bool,
-    /// The last request, until the server has answered: if its packet format is refused, it is
-    /// sent by the other.
+    /// The last request, until the server has answered. If its packet format is refused, the
+    /// request is sent again in the other format.
     pub(super) unanswered: Vec<u8>,
 }
 
-/// A reserved port: bound, so that the kernel does not assign it elsewhere, and neither
-/// listening nor connected.
+/// A reserved port: a socket that is bound, so that the kernel does not assign the port to another
+/// socket, but neither listening nor connected.
 #[derive(Debug)]
 pub(super) struct ReservedPort(TcpStream);
 
@@ -40,11 +40,12 @@ pub(super) struct Datagrams {
 }
 
 impl Connection {
-    /// Maximum message lengths in packets of `mtu` bytes, for any packet format.
+    /// Maximum message lengths in packets of `mtu` bytes, such that messages fit in either packet
+    /// format.
     pub(super) fn room(&self, mtu: usize) -> Room {
         let datagram = mtu.saturating_sub(udp::overhead(self.remote.is_ipv4()));
         match &self.tcp {
-            // TCP's headers are longer.
+            // Headers in TCP's format are longer than those of datagrams.
             Some((numbers, _)) => numbers.room(mtu),
             None => Room { first: datagram, later: datagram },
         }
@@ -87,8 +88,8 @@ impl Connection {
         self.unanswered = Vec::new();
     }
 
-    /// Records that a format is refused. Returns whether none is left to try; else the last
-    /// request was sent by the other.
+    /// Records that a format is refused. Returns true if no format is left to try; otherwise the
+    /// last request has been sent again in the other format if `format` is TCP's.
     pub(super) fn refuse(
         &mut self,
         format: Format,
@@ -100,7 +101,8 @@ impl Connection {
         }
         let message = std::mem::take(&mut self.unanswered);
         if format == Format::Tcp && !message.is_empty() {
-            // If it is too long, so is the transport's next request, which reports the error.
+            // If the message is too long, the transport's next request is, too, which reports the
+            // error.
             let _ = self.send(&message, 0, egress, packet);
             self.flush(egress);
         }
@@ -112,7 +114,7 @@ impl Datagrams {
     /// Opens a socket that receives ICMP errors.
     pub(super) fn open(remote: SocketAddr) -> std::io::Result<Datagrams> {
         let any = if remote.is_ipv4() { "0.0.0.0:0" } else { "[::]:0" };
-        let socket = UdpBatch::bind(any.parse().expect("an address"))?;
+        let socket = UdpBatch::bind(any.parse().expect("a valid address"))?;
         socket.set_buffers(SEND_BUFFER)?;
         enable_error_queue(&socket)?;
         Ok(Datagrams { socket, queue: Outbox::of_datagrams(), count: 0 })

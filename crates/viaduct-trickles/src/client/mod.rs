@@ -2,8 +2,8 @@
 //!
 //! | file | noun |
 //! |---|---|
-//! | here | [`ClientPort`]: all its connections |
-//! | `connection` | one connection: its sockets |
+//! | here | [`ClientPort`]: all connections of the port |
+//! | `connection` | the sockets of one connection |
 //! | `receive` | received packets, and their connections |
 //! | `settings` | settings of the port, and its events |
 
@@ -40,7 +40,7 @@ pub use settings::{ClientSettings, PortEvent};
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Flow(pub(super) usize);
 
-/// The port. Its connections are independent of each other.
+/// A client's port. Its connections are independent of each other.
 #[derive(Debug)]
 pub struct ClientPort {
     formats: FormatChoice,
@@ -48,8 +48,8 @@ pub struct ClientPort {
     inbox: Inbox,
     egress: Egress,
     flows: Slab<Connection>,
-    /// Connections in TCP's format, by local address. Two addresses of a host may have the same
-    /// port.
+    /// Connections in TCP's format, by local address. Two local addresses may have the same port
+    /// number.
     by_address: HashMap<SocketAddr, usize>,
     rng: Rng,
     packet: Vec<u8>,
@@ -65,18 +65,19 @@ fn open_tcp(settings: &ClientSettings) -> Result<TcpSockets, PortError> {
     TcpSockets::open(filter(&[]), Some(rule), &settings.run_dir)
 }
 
-/// Filter of the tap for connections with these ports.
+/// Filter of the tap for connections with these local ports.
 fn filter(ports: &[u16]) -> OptionFilter<'_> {
     OptionFilter { mark: ANSWERS, ports, plain: true, share: None }
 }
 
 impl ClientPort {
-    /// Opens the port in the calling thread's network namespace. `seed` is random, and yields
-    /// the initial sequence numbers.
+    /// Opens the port in the calling thread's network namespace. The initial sequence numbers are
+    /// derived from `seed`, which is random.
     ///
     /// # Errors
-    /// Privilege is missing and only TCP's format is allowed, or a rule cannot be set; no
-    /// change remains. If any format is allowed, the port falls back to UDP alone.
+    /// Privilege is missing and only TCP's format is allowed, or a rule cannot be set. Rules that
+    /// were changed are reverted. If any format is allowed and privilege is missing, the port uses
+    /// only UDP.
     pub fn open(settings: &ClientSettings, seed: u64) -> Result<ClientPort, PortError> {
         check_mtu(settings.mtu)?;
         let udp = FormatChoice::Only(Format::Udp);
@@ -85,7 +86,7 @@ impl ClientPort {
             formats => match open_tcp(settings) {
                 Ok(tcp) => (formats, tcp),
                 Err(error) if formats == FormatChoice::Any && error.is_privilege() => {
-                    info!("Trickles uses UDP alone: {:#}", anyhow::Error::new(error));
+                    info!("Trickles uses only UDP: {:#}", anyhow::Error::new(error));
                     (udp, TcpSockets::default())
                 }
                 Err(error) => return Err(error),
@@ -105,7 +106,7 @@ impl ClientPort {
         })
     }
 
-    /// Opens a connection to `remote`; nothing is sent yet.
+    /// Opens a connection to `remote`, without sending anything.
     ///
     /// # Errors
     /// There is no route, or no port is left.
@@ -137,16 +138,17 @@ impl ClientPort {
         Ok(Flow(flow))
     }
 
-    /// Closes a connection; nothing is sent.
+    /// Closes a connection, without sending anything.
     pub fn close(&mut self, flow: Flow) {
         if let Some((numbers, _)) = self.flows.try_remove(flow.0).and_then(|gone| gone.tcp) {
             self.by_address.remove(&numbers.local());
-            // Packets that the old filter lets pass are refused.
+            // If this fails, packets that pass the old filter are refused.
             let _ = self.watch();
         }
     }
 
-    /// Maximum message lengths to and from the server at present, for any packet format.
+    /// Present maximum message lengths to and from the server, such that messages fit in either
+    /// packet format.
     ///
     /// # Panics
     /// The flow was closed.
@@ -155,8 +157,8 @@ impl ClientPort {
         to.room(self.egress.mtu(to.remote.ip()))
     }
 
-    /// Queues a request for the next [`ClientPort::flush`]. `expected` is the number of bytes
-    /// of answers that it may bring; see [`Numbers::request`].
+    /// Queues a request for the next [`ClientPort::flush`]. `expected` is the expected length of
+    /// its answers in bytes; see [`Numbers::request`].
     ///
     /// # Errors
     /// The message is longer than [`ClientPort::room`].
@@ -168,8 +170,8 @@ impl ClientPort {
         flows[flow.0].send(message, expected, egress, packet)
     }
 
-    /// Sends the queued datagrams of these connections, and the queued packets in TCP's format
-    /// of all.
+    /// Sends the queued datagrams of these connections, and the queued packets in TCP's format of
+    /// all connections.
     pub fn flush(&mut self, flows: impl IntoIterator<Item = Flow>) {
         for flow in flows {
             if let Some(to) = self.flows.get_mut(flow.0) {
@@ -179,11 +181,11 @@ impl ClientPort {
         self.egress.flush();
     }
 
-    /// Processes one batch of packets in TCP's format, of all connections, and calls `each` for
-    /// their effects. Does not block. Returns the number of packets.
+    /// Processes one batch of packets in TCP's format, for all connections, and calls `each` for
+    /// the resulting events. Does not block. Returns the number of packets.
     ///
     /// # Errors
-    /// The kernel's: an interface went down, for instance. The port stays usable.
+    /// The socket's error, for instance because an interface went down. The port stays usable.
     pub fn receive_tap(
         &mut self,
         mut each: impl FnMut(Flow, PortEvent<'_>),
@@ -200,10 +202,10 @@ impl ClientPort {
         Ok(packets)
     }
 
-    /// As [`ClientPort::receive_tap`], for the datagrams of a connection's UDP socket.
+    /// Like [`ClientPort::receive_tap`], for the datagrams of a connection's UDP socket.
     ///
     /// # Errors
-    /// As [`ClientPort::receive_tap`]'s.
+    /// Those of [`ClientPort::receive_tap`].
     pub fn receive_flow(
         &mut self,
         flow: Flow,
@@ -220,7 +222,7 @@ impl ClientPort {
                 each(flow, PortEvent::Message(message));
             }
         }
-        // The socket was readable without a datagram, so there are ICMP errors.
+        // A socket that is readable without a datagram has ICMP errors.
         if datagrams == 0
             && let Some(event) =
                 (Receiver { by_address, flows, egress, packet }).undelivered(flow.0)
@@ -231,7 +233,7 @@ impl ClientPort {
         received
     }
 
-    /// Packet format in which the server has answered, if it has.
+    /// Packet format in which the server has answered; `None` if it has not answered.
     ///
     /// # Panics
     /// The flow was closed.
@@ -252,8 +254,8 @@ impl ClientPort {
         }
     }
 
-    /// Returns whether packets would now leave from another address than the connection's, for
-    /// instance after a change of the network. With UDP the kernel chooses the address for each
+    /// Returns whether packets would now leave from another local address than the connection's,
+    /// for instance after a change of the network. With UDP the kernel chooses the address for each
     /// packet.
     ///
     /// # Panics
@@ -266,15 +268,15 @@ impl ClientPort {
         to.opening.decided() != Some(Format::Udp) && to.tcp.as_ref().is_some_and(left)
     }
 
-    /// Moves a connection to another port after a long silence, and tries all formats again.
-    /// The transport's state of the connection stays valid.
+    /// Moves a connection to another port after a long silence, and tries all formats again. The
+    /// transport state of the connection stays valid.
     ///
     /// # Errors
-    /// As [`ClientPort::connect`]'s.
+    /// Those of [`ClientPort::connect`].
     pub fn reopen(&mut self, flow: Flow) -> std::io::Result<()> {
         let to = &mut self.flows[flow.0];
         if let Some((numbers, reserved)) = &mut to.tcp {
-            // If there is no route now, the connection stays as it was.
+            // If there is no route now, the connection keeps its port.
             let (local, fresh) = reserve_port(to.remote)?;
             self.by_address.remove(&numbers.local());
             *numbers = Numbers::new(local, to.remote, self.rng.next_u64() as u32);
@@ -285,12 +287,13 @@ impl ClientPort {
         self.watch()
     }
 
-    /// The socket of [`ClientPort::receive_tap`]: readable when there are packets to process.
+    /// The socket of [`ClientPort::receive_tap`], to poll: readable when there are packets to
+    /// process.
     pub fn tap(&self) -> Option<BorrowedFd<'_>> {
         self.tap.as_ref().map(|tap| tap.as_fd())
     }
 
-    /// The socket of [`ClientPort::receive_flow`].
+    /// The socket of [`ClientPort::receive_flow`], to poll.
     pub fn socket(&self, flow: Flow) -> Option<BorrowedFd<'_>> {
         self.flows.get(flow.0)?.udp.as_ref().map(|udp| udp.socket.as_fd())
     }

@@ -16,7 +16,7 @@ use super::connection::Connection;
 use super::{Flow, PortEvent};
 use crate::egress::Egress;
 
-/// ICMP type and code of the error that a datagram was too long.
+/// ICMP type and code of the error for a datagram that is too long.
 const TOO_BIG_V4: [u8; 2] = [3, 4];
 const TOO_BIG_V6: [u8; 2] = [2, 0];
 
@@ -31,7 +31,7 @@ pub(super) struct Receiver<'a> {
 }
 
 impl Receiver<'_> {
-    /// Processes a packet from the tap, and calls `each` for its effects.
+    /// Processes a packet from the tap, and calls `each` for the resulting events.
     pub(super) fn packet<'p>(
         &mut self,
         got: &Received<'p>,
@@ -63,8 +63,8 @@ impl Receiver<'_> {
         }
     }
 
-    /// Processes a packet of a server with `bytes` bytes behind its headers, and returns its
-    /// connection.
+    /// Processes a packet of a server with `bytes` bytes behind its headers, and returns the
+    /// packet's connection.
     fn answered(&mut self, answer: &Segment, bytes: usize) -> Result<usize, Refusal> {
         let (flow, to) = self.find(answer.destination)?;
         let (numbers, _) = to.tcp.as_mut().ok_or(Refusal::NotOurs)?;
@@ -91,13 +91,12 @@ impl Receiver<'_> {
         ack: u32,
         reset: bool,
     ) -> Result<Option<(usize, PortEvent<'static>)>, Refusal> {
-        // With thousands of connections the tap also sees packets of other programs'
-        // connections.
+        // The tap's filter may also pass packets of other programs' connections.
         let Ok((flow, to)) = self.find(destination) else { return Ok(None) };
         let (numbers, _) = to.tcp.as_ref().ok_or(Refusal::NotOurs)?;
         let ours = (numbers.remote(), numbers.local()) == (source, destination);
-        // An off-path attacker does not know our number. A server that has answered is not a
-        // plain TCP server.
+        // An off-path attacker does not know our sequence number. A server that has answered by
+        // Trickles is not a plain TCP server.
         if !ours || !numbers.answers_syn(ack) {
             return Err(Refusal::NotOurs);
         }
@@ -107,7 +106,8 @@ impl Receiver<'_> {
         })
     }
 
-    /// Processes the ICMP errors about a connection's datagrams, and returns the last effect.
+    /// Processes the ICMP errors about a connection's datagrams, and returns the last resulting
+    /// event.
     pub(super) fn undelivered(&mut self, flow: usize) -> Option<PortEvent<'static>> {
         let mut last = None;
         while let Some(IcmpError { to, why }) = {
@@ -147,8 +147,8 @@ impl Receiver<'_> {
         }
     }
 
-    /// Processes the refusal of a packet format, by a TCP reset of the server's kernel or
-    /// otherwise.
+    /// Processes the refusal of a packet format. `reset` is true if the server's kernel has sent a
+    /// TCP reset.
     fn refuse(
         &mut self,
         flow: usize,

@@ -14,16 +14,16 @@ pub(super) struct Connection {
     /// True if [`ConnectorEvent::Open`](super::ConnectorEvent::Open) was reported.
     pub(super) open: bool,
     pub(super) due: Option<Instant>,
-    /// Until this time nothing is sent unless something is written.
+    /// Time until which nothing is sent unless data are written.
     pub(super) held_until: Option<Instant>,
     /// Bytes that the connection has requested and the application has not read.
     pub(super) unread: u64,
-    /// True if the present silence of the server was reported.
+    /// True if the server's present silence was reported.
     silence_reported: bool,
 }
 
 impl Connection {
-    /// Opens a connection on a path with room for such messages. `token` is random.
+    /// Opens a connection on a path with `room`. `token` is random.
     pub(super) fn open(
         config: Config,
         crypt: Option<ClientCrypt>,
@@ -45,8 +45,8 @@ impl Connection {
         }
     }
 
-    /// Adapts the stream to a path with room for such messages. Returns whether that is enough.
-    /// Once the server has answered it always is: messages that are too long are as good as
+    /// Adapts the stream to a path with `room`. Returns false if the room is too small. After the
+    /// server's first answer this returns true: messages that are too long are then treated as
     /// lost, and the path MTU may grow again.
     pub(super) fn fit(&mut self, room: Room, now: Instant) -> bool {
         let [message, request] = lengths(room, self.crypt.is_some());
@@ -73,13 +73,13 @@ impl Connection {
         }
     }
 
-    /// Returns whether an awaited answer is overdue by `most`; true once in a silence.
+    /// Returns whether the server has been silent for `most`; true only once during a silence.
     pub(super) fn is_silent(&mut self, now: Instant, most: Duration) -> bool {
         let silent = self.stream.waited(now) >= most;
         !std::mem::replace(&mut self.silence_reported, silent) && silent
     }
 
-    /// Processes a message. Returns whether it may have had an effect.
+    /// Processes a message. Returns false if it could not be decrypted.
     pub(super) fn handle(&mut self, now: Instant, message: &[u8]) -> bool {
         match &mut self.crypt {
             None => self.stream.handle(now, message),
@@ -92,8 +92,8 @@ impl Connection {
     }
 }
 
-/// Maximum length of received and later sent messages, and of first messages, in bytes, for
-/// packets with such room.
+/// Maximum message lengths in bytes for packets with `room`: of received messages and later
+/// requests, and of first requests.
 fn lengths(room: Room, encrypted: bool) -> [u16; 2] {
     let taken = if encrypted { [crypt::REQUEST, crypt::OPENING] } else { [0; 2] };
     let left = [room.later.saturating_sub(taken[0]), room.first.saturating_sub(taken[1])];
@@ -122,7 +122,7 @@ mod tests {
         let mut connection = Connection::open(Config::default(), None, room, 1, at(0));
         let mut reported = |now| connection.is_silent(at(now), Duration::from_secs(10));
         assert!(!reported(9) && reported(10) && !reported(11) && !reported(99));
-        connection.handle(at(100), b"what is no answer");
+        connection.handle(at(100), b"not an answer");
         assert!(!connection.is_silent(at(101), Duration::from_secs(10)));
     }
 
@@ -135,6 +135,6 @@ mod tests {
                 .into_iter()
                 .all(|left| usize::from(left) >= MIN_MESSAGE)
         };
-        assert!(enough(room) && !enough(room - 1), "as it is written down");
+        assert!(enough(room) && !enough(room - 1), "MIN_MESSAGE is the exact limit");
     }
 }

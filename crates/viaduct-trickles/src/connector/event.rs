@@ -8,23 +8,24 @@ pub enum ConnectorEvent {
     /// The stream has data to read, or room to write, or has ended; see
     /// [`Stream::state`](viaduct_proto::trickles::stream::Stream::state).
     Changed(u32),
-    /// The server is a plain TCP server: close this connection, and connect as to any other.
+    /// The server is a plain TCP server. The caller should close this connection, and connect over
+    /// TCP.
     PlainTcp,
-    /// A packet format is refused, and the other is tried. `reset`: by a TCP reset of the
-    /// server's kernel, so that a Trickles server, if there is one, can be reached by UDP only.
+    /// A packet format is refused, and the other one is tried.
     FellBack {
-        /// See above.
+        /// True if the server's kernel has sent a TCP reset. Then a Trickles server there can be
+        /// reached only by UDP.
         reset: bool,
     },
-    /// The path MTU is too small for the first request. To be treated as if there were no
-    /// listener. Not reported once the server has answered.
+    /// The path MTU is too small for the first request. The caller should treat this like a
+    /// refusal. Not reported after the server has answered.
     MtuTooSmall,
-    /// The server has answered before, and does not any more. It may answer again.
+    /// The server no longer answers. It has answered before, and may answer again.
     Unresponsive,
-    /// The host does not serve Trickles. `reset`: its kernel has sent a TCP reset, so it would
-    /// refuse any other connection, too.
+    /// The host does not serve Trickles.
     Refused {
-        /// See above.
+        /// True if the host's kernel has sent a TCP reset, and so would also refuse a TCP
+        /// connection.
         reset: bool,
     },
 }

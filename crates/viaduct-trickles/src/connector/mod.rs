@@ -1,8 +1,8 @@
-//! Connections of a client: streams over one port, driven by the caller's event loop.
+//! Connections of a client: streams over one port, which the caller's event loop drives.
 //!
 //! ```text
-//!   loop:   wait for as_fd(), until poll_timeout()
-//!           turn()            packets in, timers, packets out; until it returns 0
+//!   loop:   poll as_fd(), for poll_timeout() at most
+//!           turn()            receive, run timers, send; repeat until it returns 0
 //!           poll_event()      events of connections
 //!           stream(flow)      read, write, request ...; then flush()
 //! ```
@@ -30,18 +30,19 @@ use crate::{ClientPort, ClientSettings, Flow, PortError, PortEvent};
 use connection::Connection;
 pub use event::ConnectorEvent;
 
-/// Expected bytes of answers to a request, for TCP's numbers: a first window.
+/// Range of TCP sequence numbers that is reserved for the answers to a request: a first window.
 const EXPECTED: u32 = 16 << 10;
 /// Number of restarts without an answer after which a connection changes its port, as a NAT may
-/// have dropped its mapping. If its local address is gone, it does so at the first restart.
+/// have dropped its mapping. If the local address towards the server has changed, it does so at the
+/// first restart.
 const RESTARTS_BEFORE_NEW_PORT: u32 = 3;
 /// Time without an answer after which the silence is reported.
 const SILENCE_TIMEOUT: Duration = Duration::from_secs(10);
-/// Bytes of freed data from which returning memory to the kernel is worthwhile.
+/// Peak of unread bytes beyond which freed memory is returned to the kernel.
 const RECLAIM_THRESHOLD: u64 = 32 << 20;
 /// Epoll data of the port's tap; UDP sockets have their flows' numbers.
 const TAP: u64 = u64::MAX;
-/// Maximum number of sockets that are handled in one turn.
+/// Maximum number of sockets that one turn handles.
 const SOCKETS: usize = 64;
 
 /// Streams over a port. Not shared between threads.
@@ -56,8 +57,8 @@ pub struct Connector {
     touched: BTreeSet<Flow>,
     events: VecDeque<(Flow, ConnectorEvent)>,
     rng: Rng,
-    /// Bytes that all connections have requested and the application has not read: limit, and
-    /// present value.
+    /// Limit of the bytes that all connections have requested and the application has not read, and
+    /// their present number.
     memory: u64,
     unread: u64,
     /// Maximum of `unread` since memory was last returned to the kernel.
@@ -68,7 +69,7 @@ impl Connector {
     /// Opens the port in the calling thread's network namespace. `seed` is random.
     ///
     /// # Errors
-    /// As [`ClientPort::open`]'s.
+    /// Those of [`ClientPort::open`].
     pub fn open(settings: &ClientSettings, seed: u64) -> Result<Connector, PortError> {
         let mut rng = Rng::from_seed(seed);
         let port = ClientPort::open(settings, rng.next_u64())?;
@@ -91,10 +92,10 @@ impl Connector {
         })
     }
 
-    /// Limits the bytes that all connections together have requested and the application has
-    /// not read to `memory`. Each connection may have an eighth of the remainder, and 64 KiB in
-    /// any case. So the connections that are read continue when many others are not, in the
-    /// worst case with 64 KiB each.
+    /// Sets a limit of `memory` bytes that all connections together have requested and the
+    /// application has not read. Each connection may have an eighth of the unused part, and always
+    /// 64 KiB. So when the application does not read many of the connections, the others continue,
+    /// in the worst case with 64 KiB each.
     #[must_use]
     pub fn with_memory_limit(self, memory: u64) -> Connector {
         Connector { memory, ..self }
@@ -108,12 +109,12 @@ impl Connector {
         self.begin(remote, config, None)
     }
 
-    /// Opens an encrypted connection, to a server that has the secret key of `server`
-    /// (`viaduct key`). Answers of other servers, or in clear, are ignored. `entropy` fills
-    /// buffers with random bytes.
+    /// Opens an encrypted connection to a server whose public key is `server` (`viaduct key`).
+    /// Unencrypted answers and answers of other servers are ignored. `entropy` fills buffers with
+    /// random bytes.
     ///
     /// # Errors
-    /// As [`Connector::connect`]'s.
+    /// Those of [`Connector::connect`].
     pub fn connect_encrypted(
         &mut self,
         remote: SocketAddr,
@@ -143,15 +144,15 @@ impl Connector {
         Ok(flow)
     }
 
-    /// Delays the first packet of a new connection until data are written to its main stream,
-    /// which it then carries; by `most` at most.
+    /// Delays the first packet of a new connection until data are written to its main stream, so
+    /// that the packet carries them; at most by `most`.
     pub fn hold(&mut self, flow: Flow, most: Duration) {
         if let Some(connection) = self.connections.get_mut(&flow) {
             connection.held_until = Some(now() + most);
         }
     }
 
-    /// Streams of a connection, for changes, which [`Connector::flush`] sends.
+    /// Streams of a connection. [`Connector::flush`] sends the changes made to them.
     pub fn stream(&mut self, flow: Flow) -> Option<&mut Stream> {
         let connection = self.connections.get_mut(&flow)?;
         self.touched.insert(flow);
@@ -163,14 +164,14 @@ impl Connector {
         self.connections.get(&flow).map(|connection| &connection.stream)
     }
 
-    /// As [`Stream::read`]; if there is nothing to read, no flush is scheduled.
+    /// Like [`Stream::read`], but schedules a flush only if there were data.
     pub fn read(&mut self, flow: Flow, stream: u32) -> Option<Bytes> {
         let data = self.connections.get_mut(&flow)?.stream.read(stream)?;
         self.touched.insert(flow);
         Some(data)
     }
 
-    /// As [`Stream::write`]; if there is no room, no flush is scheduled.
+    /// Like [`Stream::write`], but schedules a flush only if bytes were accepted.
     pub fn write(&mut self, flow: Flow, stream: u32, data: &[u8]) -> usize {
         let Some(connection) = self.connections.get_mut(&flow) else { return 0 };
         let written = connection.stream.write(stream, data);
@@ -202,13 +203,12 @@ impl Connector {
         self.port.close(flow);
     }
 
-    /// Processes received packets and expired timers, and sends. Does not block. Returns the
-    /// number of packets: call it until that is 0, and again when [`Connector::as_fd`] is
-    /// readable.
+    /// Processes received packets and expired timers, and sends packets. Does not block. Returns
+    /// the number of received packets. To be called until it returns 0, and again when
+    /// [`Connector::as_fd`] is readable.
     ///
     /// # Errors
-    /// The kernel's, of a socket: an interface went down, for instance. Connections stay
-    /// usable.
+    /// A socket's error, for instance because an interface went down. Connections stay usable.
     pub fn turn(&mut self) -> io::Result<usize> {
         let mut events = [MaybeUninit::uninit(); SOCKETS];
         let at_once = Timespec { tv_sec: 0, tv_nsec: 0 };
@@ -232,7 +232,7 @@ impl Connector {
         broken.filter(|_| packets == 0).map_or(Ok(packets), Err)
     }
 
-    /// Sends the packets of all connections that were used.
+    /// Sends the packets of all connections that were used since the last flush.
     pub fn flush(&mut self) {
         let touched = std::mem::take(&mut self.touched);
         let now = now();
@@ -276,12 +276,12 @@ impl Connector {
         self.timers.first().map(|(due, _)| *due - now())
     }
 
-    /// The port, for its counters and packet formats.
+    /// The port, to get its counters and packet formats.
     pub fn port(&self) -> &ClientPort {
         &self.port
     }
 
-    /// Returns freed memory to the kernel after a peak, as the allocator would keep it.
+    /// Returns freed memory, which the allocator would keep, to the kernel after a peak.
     fn give_back(&mut self) {
         if self.peak > RECLAIM_THRESHOLD && self.unread < self.peak / 8 {
             self.peak = 0;
@@ -289,7 +289,7 @@ impl Connector {
         }
     }
 
-    /// Processes a batch of packets from a socket, and returns how many there were.
+    /// Processes a batch of packets from a socket, and returns the number of packets.
     fn receive(&mut self, socket: u64) -> io::Result<usize> {
         let Connector { port, connections, touched, events, .. } = self;
         let (now, mut shortened) = (now(), Vec::new());
@@ -303,7 +303,7 @@ impl Connector {
                     if connection.stream.is_open() && !std::mem::replace(&mut connection.open, true)
                     {
                         events.push_back((flow, ConnectorEvent::Open));
-                        // The first answer may tell the path MTU.
+                        // The first answer may have reported the path MTU.
                         shortened.push(flow);
                     }
                     touched.insert(flow);
@@ -325,7 +325,7 @@ impl Connector {
             TAP => port.receive_tap(each),
             flow => port.receive_flow(Flow(flow as usize), each),
         };
-        // The path MTU of these may have become smaller.
+        // The path MTU of these connections may have decreased.
         for flow in shortened {
             let Some(connection) = connections.get_mut(&flow) else { continue };
             if !connection.fit(port.room(flow), now) {

@@ -1,4 +1,4 @@
-//! TCP connection: reads heads, writes responses.
+//! TCP connection: reads request heads and writes responses.
 
 use std::fs::File;
 use std::io;
@@ -17,19 +17,19 @@ use crate::access_log::Entry;
 
 /// Timeout of a head, and of silence between two requests.
 const IDLE_TIMEOUT: Duration = Duration::from_secs(30);
-/// Time for which a client's bytes are read after the last response. If unread bytes were left,
-/// the kernel would reset the connection, and the response might be lost.
+/// Time for which a client's bytes are read after the last response. If the socket were closed with
+/// unread bytes, the kernel would reset the connection, and the response might be lost.
 const LINGER: Duration = Duration::from_secs(2);
 /// Interval between checks of a lingering connection.
 const LINGER_POLL: Duration = Duration::from_millis(200);
 
-/// Request that was read, or the response to bytes that are not a valid request.
+/// Parsed request, or the response to bytes that are not a valid request.
 enum Parsed {
     Request(Request, usize),
     Refused(Plan),
 }
 
-/// Answers one request after the other until the client or a response ends the connection.
+/// Answers requests, one after the other, until the client or a response ends the connection.
 ///
 /// # Errors
 /// The connection failed, or its client was too slow.
@@ -127,7 +127,7 @@ async fn next_request(
         match timeout(left.min(out.check_interval()), stream.readable()).await {
             Ok(ready) => ready?,
             Err(_) => {
-                // A client that is still taking the last response is not idle.
+                // A client that is still receiving the last response is not idle.
                 if begins && out.unacknowledged() > 0 {
                     out.check_progress()?;
                     until = Instant::now() + IDLE_TIMEOUT;
@@ -165,8 +165,8 @@ async fn send(
     out.write_both(&plan.head, body).await
 }
 
-/// Waits after the last response until the client has acknowledged all of it. A socket that is
-/// closed earlier keeps its unsent data for a time that this process does not limit.
+/// Waits until the client has acknowledged all of the last response. If the socket were closed
+/// earlier, the kernel would keep the unsent data for a time that this process cannot limit.
 async fn linger(stream: &TcpStream, out: &mut Outgoing<'_>) -> io::Result<()> {
     out.begin();
     let until = Instant::now() + LINGER;

@@ -1,4 +1,4 @@
-//! Quotas of descriptors, so that each task of the process has some.
+//! Quotas of descriptors, so that no part of the process takes the descriptors of another.
 //!
 //! ```text
 //!   may be open  =  sockets of all kinds | files of Trickles' threads | TCP connections, two each
@@ -14,20 +14,20 @@ use super::file_cache;
 const PROCESS_DESCRIPTORS: u64 = 24;
 /// Descriptors of each thread.
 const THREAD_DESCRIPTORS: u64 = 16;
-/// Minimum number of files of a thread: usually enough for one request.
+/// Minimum number of open files for each thread: usually enough for one request.
 const MIN_FILES: u64 = 8;
 
 /// Quotas of descriptors.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Quotas {
-    /// Maximum number of files that each of Trickles' threads has open.
+    /// Maximum number of open files for each of Trickles' threads.
     pub files: usize,
     /// Maximum number of concurrent TCP connections.
     pub connections: u32,
 }
 
 /// Divides the descriptors of this process among `threads` threads and at most `connections`
-/// connections. Logs a warning if there are fewer connections than requested.
+/// connections. Logs a warning if they are not enough for `connections`.
 pub fn divide(threads: u32, connections: u32) -> Quotas {
     let most = raise_fd_limit();
     let quotas = quotas(most, threads, connections);

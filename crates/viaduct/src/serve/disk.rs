@@ -1,4 +1,4 @@
-//! Files and pages for the event loop of TCP, which never blocks on a disk.
+//! Files and directory pages for the event loop of TCP, which never blocks on a disk.
 //!
 //! ```text
 //!   connection ─ find ──▶ thread: Root::lookup ──▶ file, dir ──▶ Pages ──▶ thread: Root::list
@@ -41,9 +41,9 @@ pub struct Disk {
 pub struct Answer {
     /// Object at the path.
     pub found: Found,
-    /// File, if the object is one.
+    /// The open file, if the object is a file.
     pub file: Option<Arc<File>>,
-    /// Counts the page against the memory of all pages while it is being sent.
+    /// Keeps the page counted in the memory of all pages while it is being sent.
     _lease: Option<Lease>,
 }
 
@@ -58,8 +58,8 @@ impl Answer {
 }
 
 impl Disk {
-    /// Creates access to `root`. Pages take at most about `page_memory` bytes together, those
-    /// that are being sent included.
+    /// Creates access to `root`. All pages together, including those being sent, take at most about
+    /// `page_memory` bytes.
     pub fn new(root: Arc<Root>, page_memory: usize) -> Disk {
         Disk {
             root,
@@ -70,7 +70,7 @@ impl Disk {
         }
     }
 
-    /// Directory pages: their memory in bytes, and the requests refused for lack of it.
+    /// The directory pages, with the counters of their memory and of refused requests.
     pub fn pages(&self) -> &Pages {
         &self.pages
     }
@@ -87,8 +87,8 @@ impl Disk {
         }
     }
 
-    /// Page of a directory: the cached one if it is valid. Otherwise one request makes it, and
-    /// the others wait for it.
+    /// Page of a directory: the cached page if it is valid. Otherwise one request makes the page,
+    /// and concurrent requests wait for it.
     async fn page(&self, request: &Request, stamp: Stamp) -> Answer {
         let slot = self.pages.slot(&request.path);
         let mut kept = slot.lock().await;
@@ -118,7 +118,7 @@ impl Disk {
         }
     }
 
-    /// Runs an operation on a thread; `None` if it panicked.
+    /// Runs an operation on another thread; `None` if it panicked.
     async fn run_blocking<T: Send + 'static>(
         &self,
         operation: impl FnOnce() -> T + Send + 'static,
@@ -132,12 +132,12 @@ impl Disk {
         tokio::task::spawn_blocking(operation).await.ok()
     }
 
-    /// Reads up to `most` bytes at `at` and hands them to `write`, which returns how many it has
-    /// taken. Bytes in the page cache are read at once, into a buffer that all connections
-    /// share; others are read by a thread.
+    /// Reads up to `most` bytes at `at` and passes them to `write`, which returns the number of
+    /// bytes written. Bytes in the kernel's page cache are read at once, into a buffer that all
+    /// connections share; others are read by another thread.
     ///
     /// # Errors
-    /// Those of the file, which may end before `at`, and of `write`.
+    /// Errors of the file, which may end before `at`, and errors of `write`.
     pub async fn read_with(
         &self,
         file: &Arc<File>,
@@ -151,8 +151,8 @@ impl Disk {
             let part = &mut buffer[..most];
             match preadv2(&**file, &mut [IoSliceMut::new(part)], at, ReadWriteFlags::NOWAIT) {
                 Ok(read) => Some(write(full(&part[..read])?)),
-                // The bytes are not in the page cache, or the file system does not support the
-                // check.
+                // The bytes are not in the page cache, or the file system does not support
+                // non-blocking reads.
                 Err(Errno::AGAIN | Errno::OPNOTSUPP | Errno::NOSYS | Errno::INVAL) => None,
                 Err(error) => return Err(error.into()),
             }
@@ -173,7 +173,8 @@ impl Disk {
     }
 }
 
-/// Fails if a file got shorter. Its length was promised, so the connection must end.
+/// Returns an error if the file has become shorter. The response's head has promised its length, so
+/// the connection must end.
 fn full(part: &[u8]) -> io::Result<&[u8]> {
     if part.is_empty() { Err(io::ErrorKind::UnexpectedEof.into()) } else { Ok(part) }
 }

@@ -1,5 +1,5 @@
-//! Cache of open files and directory pages. It is soft state that saves system calls, and may be
-//! dropped at any time.
+//! Cache of open files and directory pages: soft state that saves system calls, and may be dropped
+//! at any time.
 
 use std::collections::HashMap;
 use std::fs::File;
@@ -13,22 +13,23 @@ use viaduct_proto::web::{Found, Listing, Request, Site};
 use super::files::{Root, Stamp, found};
 use crate::access_log::{AccessLog, Entry};
 
-/// Maximum number of open files, whatever the descriptor limit.
+/// Maximum number of open files, even if the descriptor limit allows more.
 pub const MAX_FILES: usize = 256;
-/// Interval at which all files are closed, so that deleted files do not fill the disk.
+/// Interval at which all files are closed, so that deleted files do not occupy the disk. Also the
+/// maximum age of a page.
 const MAX_AGE: Duration = Duration::from_secs(5);
-/// Time for which the lookup of a path is valid. Changes of the file itself are checked at each
+/// Time for which the lookup of a path is valid. Changes to the file itself are detected at each
 /// use.
 const LOOKUP_TTL: Duration = Duration::from_millis(500);
 /// Maximum number of directories whose pages are cached.
 const MAX_DIRECTORIES: usize = 64;
-/// Maximum bytes of these pages. The page of a single directory may be larger.
+/// Maximum total size of cached pages in bytes. A single page may be larger.
 const MAX_PAGE_BYTES: usize = 16 << 20;
 
 /// Path, and whether it denotes a directory.
 type Key = (Vec<Vec<u8>>, bool);
 
-/// Files of a directory, as the answers of Trickles need them.
+/// Cached files and pages of a directory, for one thread of Trickles.
 #[derive(Debug)]
 pub struct FileCache {
     root: Root,
@@ -49,8 +50,8 @@ pub struct FileCache {
     entries: Vec<Entry>,
 }
 
-/// Page of a directory, the time at which it was made, and that of the last check of its
-/// stamp.
+/// Page of a directory, with the times at which it was made and at which its stamp was last
+/// checked.
 #[derive(Debug)]
 struct Page {
     listing: Listing,
@@ -90,12 +91,13 @@ impl FileCache {
         }
     }
 
-    /// Adds a log of the responses that begin.
+    /// Adds an access log, with an entry for each response that begins.
     pub fn with_log(self, log: AccessLog) -> FileCache {
         FileCache { log, ..self }
     }
 
-    /// Sets the client of the next event, and discards the log entries of an earlier attempt.
+    /// Sets the client of the next event, and discards log entries of an earlier attempt at the
+    /// same event.
     pub fn set_client(&mut self, client: SocketAddr) {
         self.client = Some(client);
         self.entries.clear();
@@ -106,8 +108,8 @@ impl FileCache {
         self.entries.drain(..).for_each(|entry| self.log.write(entry));
     }
 
-    /// Evicts files to make room. Must be called between events: numbers returned during an
-    /// event are valid until its end.
+    /// Evicts files to make room. Must be called between events, because file numbers returned
+    /// during an event are valid until the event ends.
     pub fn evict(&mut self) {
         if self.closed_at.elapsed() >= MAX_AGE {
             self.clear();
@@ -122,8 +124,8 @@ impl FileCache {
         self.close();
     }
 
-    /// Closes all files. Valid pages are kept: otherwise a client that requests many files would
-    /// cause them to be made again.
+    /// Closes all files. Pages that were checked recently are kept, so that a client that requests
+    /// many files does not cause pages to be made again.
     fn close(&mut self) {
         self.pages.retain(|_, page| page.checked_at.elapsed() < LOOKUP_TTL);
         self.open.clear();
@@ -155,8 +157,8 @@ impl FileCache {
             self.stats.hits += 1;
             return (found, at as u64);
         }
-        // The stamp is taken before the directory is read, so that a change in between is
-        // noticed the next time.
+        // The stamp is taken before the directory is read, so that the next check notices a change
+        // in between.
         let stamp = if request.directory { self.root.stamp(request) } else { None };
         let Ok((found, file)) = self.root.find(request) else {
             self.out_of_descriptors = true;
@@ -171,7 +173,8 @@ impl FileCache {
         }
         let Some(file) = file else { return (found, 0) };
         self.stats.misses += 1;
-        // An older descriptor of the same path may be in use until this event ends.
+        // An older descriptor of the same path stays open, as it may be in use until this event
+        // ends.
         let at = self.open.len();
         self.by_path.insert(key, at);
         self.open.push((file, now));
@@ -182,7 +185,7 @@ impl FileCache {
     fn page(&mut self, key: &Key, request: &Request, now: Instant) -> Option<Listing> {
         let page = self.pages.get_mut(key)?;
         if now.duration_since(page.checked_at) >= LOOKUP_TTL {
-            // Equal stamps may hide a change, so a page has a maximum age.
+            // Equal stamps do not exclude a change, so a page has a maximum age.
             let lasts = now.duration_since(page.made) < MAX_AGE;
             let stamp = page.stamp.filter(|_| lasts)?;
             (self.root.stamp(request)? == stamp).then_some(())?;
@@ -262,9 +265,9 @@ mod tests {
         let first = page("/0/", Duration::ZERO).0;
         assert_eq!(first, of("0", &["old"]));
         for part in 0..100 {
-            // The page is valid beyond half a second too, because nothing has changed.
+            // The page is valid for longer than half a second, because nothing has changed.
             let again = page("/0/", 2 * LOOKUP_TTL * part / 100).0;
-            assert_eq!(again.as_ptr(), first.as_ptr(), "it was made again");
+            assert_eq!(again.as_ptr(), first.as_ptr(), "the page was made again");
         }
         let last = fs::metadata(at.join("0")).unwrap().modified().unwrap();
         // The kernel's clock advances in ticks.
@@ -273,15 +276,15 @@ mod tests {
             fs::rename(at.join("0/new"), at.join("0/newer")).unwrap();
         }
         let now = 2 * LOOKUP_TTL;
-        assert_eq!(page("/0/", now * 99 / 100).0, first, "it was looked at a moment ago");
+        assert_eq!(page("/0/", now * 99 / 100).0, first, "the page was checked a moment ago");
         assert_eq!(page("/0/", now).0, of("0", &["newer", "old"]));
         let first = page("/0/", now).0;
         for halves in 0..10 {
             let again = page("/0/", now + halves * LOOKUP_TTL).0;
-            assert_eq!(again.as_ptr(), first.as_ptr(), "it was made again");
+            assert_eq!(again.as_ptr(), first.as_ptr(), "the page was made again");
         }
         let now = now + MAX_AGE;
-        assert_ne!(page("/0/", now).0.as_ptr(), first.as_ptr(), "it was never made again");
+        assert_ne!(page("/0/", now).0.as_ptr(), first.as_ptr(), "the page was not made again");
         for n in 1..=MAX_DIRECTORIES {
             let (page, kept) = page(&format!("/{n}/"), now);
             assert!(page == of(&n.to_string(), &[]) && kept <= MAX_DIRECTORIES, "{page:?}, {kept}");

@@ -1,4 +1,4 @@
-//! Lookup of paths below a directory, and never outside it.
+//! Lookup of paths within a directory, never outside it.
 
 use std::ffi::OsStr;
 use std::fs::File;
@@ -13,17 +13,17 @@ use viaduct_proto::web::{Found, Listing, Request};
 
 /// Index file of a directory.
 const INDEX: &str = "index.html";
-/// Only name with a leading dot that is served (RFC 8615).
+/// The only name with a leading dot that is served (RFC 8615).
 const WELL_KNOWN: &str = ".well-known";
-/// Mean length of listed names in bytes above which fewer are listed.
+/// Mean length of names in bytes above which a listing has fewer names.
 const MEAN_NAME: usize = 128;
 
-/// Error: out of descriptors, or out of memory, for a lookup.
+/// Error: the lookup failed for lack of descriptors or memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct OutOfDescriptors;
 
-/// Identity of a directory's content, which differs after an entry was added, removed or
-/// renamed. Two changes within one tick of the kernel's clock are not distinguished.
+/// Identity of a directory's content. It changes when an entry is added, removed or renamed, but
+/// only once for several changes within one tick of the kernel's clock.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Stamp {
     device: u64,
@@ -31,7 +31,7 @@ pub struct Stamp {
     changed: (i64, u64),
 }
 
-/// Directory that is served.
+/// The served directory.
 #[derive(Debug)]
 pub struct Root {
     directory: OwnedFd,
@@ -42,14 +42,15 @@ pub struct Root {
 /// Result of looking up a path.
 #[derive(Debug)]
 pub enum Lookup {
-    /// File with its descriptor, or anything else except a directory's page.
+    /// File with its descriptor, or any other result that needs no directory page.
     Found(Found, Option<File>),
-    /// Directory without an index file: its page has to be made.
+    /// Directory without an index file, whose page must be made.
     Directory(Stamp),
 }
 
 impl Root {
-    /// Opens the directory at `path`. It need not be readable unless its page is requested.
+    /// Opens the directory at `path`. The directory need not be readable unless its page is
+    /// requested.
     ///
     /// # Errors
     /// There is no directory at `path`.
@@ -58,10 +59,10 @@ impl Root {
         Ok(Root { directory: open(path, flags, Mode::empty())?, max_listed })
     }
 
-    /// Looks up the path of a request. Returns the open file too, if it is one.
+    /// Looks up the path of a request. If there is a file at the path, returns the open file, too.
     ///
     /// # Errors
-    /// [`OutOfDescriptors`]: the lookup was not possible.
+    /// [`OutOfDescriptors`].
     pub fn find(&self, request: &Request) -> Result<(Found, Option<File>), OutOfDescriptors> {
         match self.lookup(request)? {
             Lookup::Found(found, file) => Ok((found, file)),
@@ -72,20 +73,20 @@ impl Root {
         }
     }
 
-    /// Looks up the path of a request, without making a directory's page, which takes much
+    /// Looks up the path of a request, without making a directory page, which would take much
     /// longer.
     ///
     /// # Errors
-    /// As [`Root::find`].
+    /// Those of [`Root::find`].
     pub fn lookup(&self, request: &Request) -> Result<Lookup, OutOfDescriptors> {
         let Some(path) = path(request) else { return Ok(Lookup::Found(Found::Nothing, None)) };
         self.inspect(&path, request).or_else(|error| Ok(Lookup::Found(refusal(error)?, None)))
     }
 
-    /// Page of a directory, or the object to answer instead.
+    /// Makes the page of a directory; returns another result if it cannot be listed.
     ///
     /// # Errors
-    /// As [`Root::find`].
+    /// Those of [`Root::find`].
     pub fn list(&self, request: &Request) -> Result<Result<Listing, Found>, OutOfDescriptors> {
         let Some(path) = path(request) else { return Ok(Err(Found::Nothing)) };
         let listed = beneath(self.directory.as_fd(), &path, OFlags::RDONLY | OFlags::DIRECTORY)
@@ -96,7 +97,8 @@ impl Root {
         }
     }
 
-    /// Stamp of the directory without an index file at the request's path, if there is one.
+    /// Stamp of the directory at the request's path; `None` if there is no directory, or it has an
+    /// index file.
     pub fn stamp(&self, request: &Request) -> Option<Stamp> {
         match self.lookup(request) {
             Ok(Lookup::Directory(stamp)) => Some(stamp),
@@ -121,8 +123,8 @@ impl Root {
         }
     }
 
-    /// Index file of the directory at `path`. Anything but a regular file (a pipe, a socket, a
-    /// directory, a link that is broken or leads outside) is not an index.
+    /// Index file of the directory at `path`. A name that is not a regular file (a pipe, a socket,
+    /// a directory, a link that is broken or leads outside) does not count as an index.
     fn index(&self, path: &[u8]) -> Result<Option<Lookup>, Errno> {
         let index = [path, b"/", INDEX.as_bytes()].concat();
         match self.stat(&index) {
@@ -134,15 +136,15 @@ impl Root {
         }
     }
 
-    /// Stats a path. This needs no read permission, does not block on a pipe, and does not open
-    /// a device.
+    /// Returns the attributes of a path. Needs no read permission, does not block on a pipe, and
+    /// does not open a device.
     fn stat(&self, path: &[u8]) -> Result<Stat, Errno> {
         fstat(beneath(self.directory.as_fd(), path, OFlags::PATH)?)
     }
 
     fn file(&self, path: &[u8]) -> Result<Lookup, Errno> {
         let opened = beneath(self.directory.as_fd(), path, OFlags::RDONLY)?;
-        // The path may lead to another object by now.
+        // The path may refer to another object by now.
         if FileType::from_raw_mode(fstat(&opened)?.st_mode) != FileType::RegularFile {
             return Ok(Lookup::Found(Found::Forbidden, None));
         }
@@ -158,7 +160,7 @@ impl Stamp {
     }
 }
 
-/// Returns whether an error does not mean that the path is absent.
+/// Returns whether an error means something other than that the path is absent.
 fn is_trouble(error: Errno) -> bool {
     !matches!(refusal(error), Ok(Found::Nothing))
 }
@@ -167,14 +169,13 @@ fn refusal(error: Errno) -> Result<Found, OutOfDescriptors> {
     match error {
         Errno::MFILE | Errno::NFILE | Errno::NOMEM => Err(OutOfDescriptors),
         Errno::ACCESS | Errno::PERM => Ok(Found::Forbidden),
-        // EAGAIN comes from openat2, if a directory was renamed meanwhile.
+        // openat2 returns EAGAIN if a directory was renamed meanwhile.
         Errno::IO | Errno::STALE | Errno::AGAIN => Ok(Found::Unavailable),
         _ => Ok(Found::Nothing),
     }
 }
 
-/// Opens a path without leaving the directory, whatever links say, and without blocking on a
-/// pipe.
+/// Opens a path within `directory`. Links that lead outside are errors, and a pipe does not block.
 fn beneath(directory: BorrowedFd<'_>, path: &[u8], flags: OFlags) -> Result<OwnedFd, Errno> {
     // With O_PATH the kernel allows only these flags.
     let more = if flags.contains(OFlags::PATH) {
@@ -187,7 +188,7 @@ fn beneath(directory: BorrowedFd<'_>, path: &[u8], flags: OFlags) -> Result<Owne
     openat2(directory, OsStr::from_bytes(path), flags, Mode::empty(), within)
 }
 
-/// Size and time of last change of an open file.
+/// Size and modification time of an open file.
 pub(super) fn found(file: &File) -> Option<Found> {
     let stat = fstat(file).ok()?;
     Some(Found::File {
@@ -206,8 +207,8 @@ fn path(request: &Request) -> Option<Vec<u8>> {
     (!request.path.iter().any(|part| is_hidden(part))).then_some(path)
 }
 
-/// Names in a directory, at most `most` and of bounded total length, and whether there are more.
-/// The rest is not read, so that the time does not depend on the directory's size.
+/// Returns at most `most` names of a directory, of bounded total length, and whether there are
+/// more. The rest is not read, so that the time does not depend on the directory's size.
 fn names(directory: &OwnedFd, most: usize) -> Result<(Vec<Vec<u8>>, bool), Errno> {
     let (mut names, mut bytes) = (Vec::new(), 0);
     for entry in Dir::read_from(directory)? {
@@ -229,8 +230,7 @@ fn names(directory: &OwnedFd, most: usize) -> Result<(Vec<Vec<u8>>, bool), Errno
     Ok((names, false))
 }
 
-/// Returns whether a name is hidden by convention: it begins with exactly one dot, and is
-/// not `.well-known`.
+/// Returns whether a name is hidden: it begins with exactly one dot, and is not `.well-known`.
 fn is_hidden(part: &[u8]) -> bool {
     part.starts_with(b".") && !part.starts_with(b"..") && part != WELL_KNOWN.as_bytes()
 }

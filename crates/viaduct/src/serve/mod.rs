@@ -1,4 +1,4 @@
-//! `viaduct serve DIR`: static files.
+//! `viaduct serve DIR`: serves static files.
 //!
 //! ```text
 //!   TCP ──────▶ tcp: reads a head ─┐                        ┌─▶ files: lookup of the path
@@ -6,8 +6,9 @@
 //!   Trickles ─▶ trickles: events ──┘                        └─▶ proto::web::plan ─▶ head, bytes
 //! ```
 //!
-//! [`viaduct_proto::web`] decides the responses, the same for both transports. Over Trickles the
-//! server keeps no state of a client; over TCP the kernel and a task keep the connection's state.
+//! [`viaduct_proto::web`] determines the responses, which are the same over both transports. Over
+//! Trickles the server keeps no state of a client; over TCP the kernel and a task keep the
+//! connection's state.
 
 mod connection;
 mod descriptors;
@@ -55,8 +56,8 @@ use trickles::{PacketFormats, Service, ServiceConfig, WorkerResources};
 /// Options of `viaduct serve`.
 #[derive(Args, Debug)]
 pub struct ServeArgs {
-    /// The directory whose files are served; nothing outside it, also by symbolic links, and no
-    /// name that begins with one dot but .well-known
+    /// Directory to serve. Files outside it are not served, not even through symbolic links, nor
+    /// names that begin with one dot, except .well-known
     dir: PathBuf,
     /// Addresses to listen at
     #[arg(
@@ -66,61 +67,63 @@ pub struct ServeArgs {
         value_parser = socket_addr
     )]
     listen: Vec<SocketAddr>,
-    /// Connections over TCP that are served at a time; more wait [default: 4096]
+    /// Maximum number of concurrent TCP connections; further ones wait [default: 4096]
     #[arg(long, value_name = "N", conflicts_with = "encrypted_only",
           value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
     max_connections: Option<u32>,
-    /// Connections over TCP from one source (an IPv4 address, an IPv6 /64); more are closed
-    /// [default: 1024]
+    /// Maximum number of concurrent TCP connections from one source (an IPv4 address or an IPv6
+    /// /64); further ones are closed [default: 1024]
     #[arg(long, value_name = "N", conflicts_with = "encrypted_only",
           value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
     max_per_source: Option<u32>,
-    /// Bytes a second that a client over TCP has to take of a response, on average over a
-    /// minute, or its connection ends; 0: no limit [default: 1K]
+    /// Bytes of a response per second that a TCP client must receive, on average over a minute;
+    /// slower connections are reset. 0: no limit [default: 1K]
     #[arg(long, value_name = "BYTES", conflicts_with = "encrypted_only",
           value_parser = bytes_a_second)]
     min_rate: Option<u64>,
     #[command(flatten)]
     dead_after: DeadAfter,
-    /// Names that the page of a directory has at most; it says if there are more [default: 10000]
+    /// Maximum number of names in a directory page, which states whether there are more [default:
+    /// 10000]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
     max_listed: Option<u32>,
-    /// Memory for directory pages, including those being sent; requests beyond it get 503
-    /// [default: 32M]
+    /// Memory for directory pages, including those being sent; when it is full, requests for other
+    /// pages get 503 [default: 32M]
     #[arg(long, value_name = "BYTES", conflicts_with = "encrypted_only", value_parser = memory)]
     page_memory: Option<usize>,
-    /// Serve Trickles at the same ports, by these packets
+    /// Packet formats in which Trickles is served, at the same ports
     #[arg(long, value_name = "HOW", value_enum, default_value = "auto")]
     trickles: PacketFormats,
-    /// The secrets that seal Trickles' continuations, shared by replicas: lines of a number (0
-    /// to 255) and 64 hexadecimal digits, of which the first seals new ones; read again when it
-    /// changes. Without it connections end with this process
+    /// File of the secrets that seal Trickles' continuations, shared by replicas. Each line has a
+    /// number (0 to 255) and 64 hexadecimal digits; the first line is for new continuations. The
+    /// file is read again when it changes. Without it, connections end with this process
     #[arg(long, value_name = "FILE")]
     key: Option<PathBuf>,
-    /// The secret key (viaduct key new) that clients know this server by, shared by replicas:
-    /// Trickles is encrypted for clients that ask for it
+    /// File of the server's secret key (viaduct key new), shared by replicas: Trickles is encrypted
+    /// for clients that use the public key
     #[arg(long, value_name = "FILE")]
     identity: Option<PathBuf>,
-    /// Serve no client in clear: Trickles encrypted alone, and nothing over TCP
+    /// Serve only encrypted Trickles, and nothing over TCP
     #[arg(long, requires = "identity", conflicts_with = "dead_after")]
     encrypted_only: bool,
-    /// Packets of one connection are balanced among several servers: each answers on its own,
-    /// and does not compensate for requests that it has not seen
+    /// Packets of one connection are balanced among several servers: do not compensate for requests
+    /// that this server has not seen, as another one may have answered them
     #[arg(long, requires = "key")]
     balanced: bool,
-    /// Bytes that Trickles remembers answered requests in [default: 16M]
+    /// Memory for answered requests of Trickles [default: 16M]
     #[arg(long, value_name = "BYTES", value_parser = memory)]
     replay: Option<usize>,
-    /// Threads that answer Trickles; each client's packets come to one of them, by its port, and
-    /// they share --replay evenly. 0: one for each core [default: 1]
+    /// Number of threads for Trickles. The client's port selects the thread for its packets, and
+    /// the threads share --replay evenly. 0: one for each core [default: 1]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(..=64))]
     workers: Option<u32>,
-    /// Bytes of the longest packet that Trickles sends, 576 to 1500; less where an interface or
-    /// a router says so [default: 1500]
+    /// Maximum length of packets that Trickles sends, 576 to 1500 bytes; lower if an interface or a
+    /// router requires it [default: 1500]
     #[arg(long, value_name = "BYTES", value_parser = clap::value_parser!(u16).range(576..=1500))]
     mtu: Option<u16>,
-    /// Have each packet of Trickles pass this machine's own output rules; else several that
-    /// leave for one client together bypass them, and take the kernel less time
+    /// Send each packet of Trickles separately, through this machine's output rules. By default
+    /// several packets to one client are sent together, which takes less time but bypasses these
+    /// rules
     #[arg(long)]
     one_by_one: bool,
     /// Address at which Prometheus fetches the metrics
@@ -143,13 +146,13 @@ const MAX_LISTED: u32 = 10_000;
 const PAGE_MEMORY: usize = 32 << 20;
 const MTU: u16 = 1500;
 
-/// Parses the least rate of a client; zero is no limit.
+/// Parses the minimum rate of a client; zero is no limit.
 fn bytes_a_second(text: &str) -> Result<u64, String> {
     size(text, 0..=1 << 30)
 }
 
 impl ServeArgs {
-    /// Name of an option that was given and applies to Trickles alone, if there is one.
+    /// Name of an option that is set and applies to Trickles only, if there is one.
     fn of_trickles(&self) -> Option<&'static str> {
         let given = [
             ("key", self.key.is_some()),
@@ -179,7 +182,7 @@ pub fn run(args: &ServeArgs) -> Result<()> {
     let trickles = match args.trickles {
         PacketFormats::Off => {
             if let Some(name) = args.of_trickles() {
-                bail!("{name}: it is an option of Trickles, which --trickles off disables");
+                bail!("--{name} applies to Trickles only, which --trickles off disables");
             }
             None
         }
@@ -213,15 +216,15 @@ pub fn run(args: &ServeArgs) -> Result<()> {
     ended
 }
 
-/// Secrets in a file, with a warning if other users can read it; without a file, secrets that
-/// end with this process.
+/// Reads the secrets in a file, and warns if other users can read it. Without a file, generates a
+/// secret, which is lost when this process exits.
 fn secrets(file: Option<&Path>) -> Result<Secrets> {
     let secrets = Secrets::new(file)?;
     file.inspect(|file| key::warn_if_readable("key", file));
     Ok(secrets)
 }
 
-/// Number of threads that answer Trickles.
+/// Number of threads for Trickles.
 fn workers(wanted: Option<u32>) -> u32 {
     let cores = || std::thread::available_parallelism().map_or(1, |n| n.get() as u32);
     match wanted {
@@ -234,7 +237,7 @@ fn workers(wanted: Option<u32>) -> u32 {
 fn port(args: &ServeArgs) -> ServerSettings {
     let mut listen = args.listen.clone();
     for at in &args.listen {
-        // A TCP socket at [::] accepts IPv4 too.
+        // A TCP socket at [::] accepts IPv4 connections too.
         let v4 = SocketAddr::new(IpAddr::V4(Ipv4Addr::UNSPECIFIED), at.port());
         if at.is_ipv6() && at.ip().is_unspecified() && !listen.contains(&v4) {
             listen.push(v4);
@@ -300,10 +303,10 @@ async fn serve(
     }
 }
 
-/// Opens the status socket. The server runs without it if that fails.
+/// Opens the status socket. If this fails, the server runs without a status socket.
 fn status_socket(args: &ServeArgs) -> Option<(UnixListener, status_socket::Name)> {
     let opened = status_socket::open(&args.run_dir.path().join(format!("{}.sock", name(args))));
-    opened.inspect_err(|error| warn!("there is no status socket: {error:#}")).ok()
+    opened.inspect_err(|error| warn!("cannot open the status socket: {error:#}")).ok()
 }
 
 /// Name of the status socket.

@@ -1,4 +1,4 @@
-//! Sending half of a connection, and the rate at which its client must take the bytes.
+//! Sending half of a connection, with the minimum rate at which its client must receive the bytes.
 
 use std::fs::File;
 use std::io::{self, IoSlice};
@@ -12,7 +12,7 @@ use viaduct_sys::socket::tcp::{self, ShutWindow};
 
 use super::disk::{CHUNK, Disk};
 
-/// Time over which a client must take [`Limits::min_rate`] on average.
+/// Time over which a client's average rate must be at least [`Limits::min_rate`].
 const RATE_PERIOD: Duration = Duration::from_secs(60);
 /// Interval between checks of a connection that waits for its client.
 const MAX_CHECK_INTERVAL: Duration = Duration::from_secs(5);
@@ -21,7 +21,7 @@ const MIN_CHECK_INTERVAL: Duration = Duration::from_millis(20);
 /// Limits of a connection.
 #[derive(Clone, Copy, Debug)]
 pub struct Limits {
-    /// Bytes per second that a client must take of the data sent; 0: no limit.
+    /// Minimum rate at which a client must acknowledge data, in bytes per second; 0: no limit.
     pub min_rate: u64,
     /// Time after which a peer that acknowledges nothing is considered dead; `None`: the
     /// kernel's limit.
@@ -37,7 +37,7 @@ pub struct Outgoing<'a> {
     written: u64,
     shut: ShutWindow,
     checked_at: Instant,
-    /// Start of the current [`RATE_PERIOD`], and bytes acknowledged until then.
+    /// Start of the current [`RATE_PERIOD`], and the bytes acknowledged before it.
     period: (Instant, u64),
 }
 
@@ -45,7 +45,7 @@ impl<'a> Outgoing<'a> {
     /// Configures the socket.
     ///
     /// # Errors
-    /// The connection is gone.
+    /// The connection has failed.
     pub fn new(stream: &'a TcpStream, limits: Limits) -> io::Result<Outgoing<'a>> {
         stream.set_nodelay(true)?;
         limits.dead_after.map_or(Ok(()), |after| tcp::set_dead_after(stream, after))?;
@@ -70,7 +70,7 @@ impl<'a> Outgoing<'a> {
         interval.clamp(MIN_CHECK_INTERVAL, MAX_CHECK_INTERVAL)
     }
 
-    /// Begins a response: the client's rate counts from now.
+    /// Begins a response: the client's rate is measured from now on.
     pub fn begin(&mut self) {
         let now = Instant::now();
         self.period = (now, self.written.saturating_sub(self.unacknowledged()));
@@ -91,11 +91,11 @@ impl<'a> Outgoing<'a> {
         Ok(())
     }
 
-    /// Writes a head and its body, together as far as there is room. Neither is copied, so a
-    /// client that takes nothing costs no additional memory.
+    /// Writes a head and its body, together as far as the socket has room. Neither is copied, so a
+    /// client that does not read takes no additional memory.
     ///
     /// # Errors
-    /// As [`Outgoing::write`].
+    /// Those of [`Outgoing::write`].
     pub async fn write_both(&mut self, head: &[u8], body: &[u8]) -> io::Result<()> {
         self.ready().await?;
         let first = [IoSlice::new(head), IoSlice::new(&body[..body.len().min(CHUNK)])];
@@ -108,7 +108,7 @@ impl<'a> Outgoing<'a> {
     /// Writes a part of a file.
     ///
     /// # Errors
-    /// As [`Outgoing::write`], and those of the file.
+    /// Those of [`Outgoing::write`], and those of the file.
     pub async fn write_file(
         &mut self,
         disk: &Disk,
@@ -117,7 +117,7 @@ impl<'a> Outgoing<'a> {
     ) -> io::Result<()> {
         let mut at = range.start;
         while at < range.end {
-            // Waits for room before reading, so that a waiting connection holds no bytes.
+            // Waits for room before reading the file, so that a waiting connection holds no bytes.
             self.ready().await?;
             let most = usize::try_from(range.end - at).unwrap_or(CHUNK);
             let write = |bytes: &[u8]| self.stream.try_write(bytes);
@@ -140,10 +140,10 @@ impl<'a> Outgoing<'a> {
         }
     }
 
-    /// Checks the progress of a client that has data to take.
+    /// Checks the progress of a client that has data to acknowledge.
     ///
     /// # Errors
-    /// `TimedOut`: the client has taken too little.
+    /// `TimedOut` if the client has acknowledged too little.
     pub fn check_progress(&mut self) -> io::Result<()> {
         let now = Instant::now();
         if now.duration_since(self.checked_at) < self.check_interval() {
@@ -161,7 +161,7 @@ impl<'a> Outgoing<'a> {
         let acknowledged = self.written.saturating_sub(self.unacknowledged());
         self.period = (now, acknowledged);
         let least = self.limits.min_rate.saturating_mul(time.as_secs());
-        // A FIN counts as a byte that was not written.
+        // A FIN counts as an unacknowledged byte, although it was not written.
         if acknowledged.saturating_sub(before) < least {
             return Err(io::Error::new(io::ErrorKind::TimedOut, TooSlow));
         }
@@ -169,7 +169,7 @@ impl<'a> Outgoing<'a> {
     }
 }
 
-/// Number of bytes that a write has taken; 0 if the socket has no room.
+/// Number of bytes that were written; 0 if the socket has no room.
 fn taken(result: io::Result<usize>) -> io::Result<usize> {
     match result {
         Err(error) if error.kind() == io::ErrorKind::WouldBlock => Ok(0),
@@ -177,12 +177,12 @@ fn taken(result: io::Result<usize>) -> io::Result<usize> {
     }
 }
 
-/// Error of a connection ended by [`Limits::min_rate`].
+/// Error of a connection that is ended because of [`Limits::min_rate`].
 #[derive(Debug, thiserror::Error)]
-#[error("the client takes less than --min-rate")]
+#[error("the client is slower than --min-rate")]
 struct TooSlow;
 
-/// Returns whether a connection ended by [`Limits::min_rate`].
+/// Returns whether a connection was ended because of [`Limits::min_rate`].
 pub fn is_too_slow(error: &io::Error) -> bool {
     error.get_ref().is_some_and(|inner| inner.is::<TooSlow>())
 }

@@ -1,4 +1,4 @@
-//! Cache of directory pages, within a memory limit that includes those being sent.
+//! Cache of directory pages, with a memory limit that includes pages being sent.
 
 use std::cell::{Cell, RefCell};
 use std::collections::HashMap;
@@ -10,29 +10,30 @@ use viaduct_proto::web::Listing;
 
 use super::files::Stamp;
 
-/// Time for which a page is used without a check for changes, so that a directory that changes
-/// constantly is not read constantly.
+/// Time for which a page is used without a check for changes, so that a frequently changing
+/// directory is not read for each request.
 const CHECK_INTERVAL: Duration = Duration::from_millis(500);
-/// Maximum age of a page: two changes within one tick of the kernel's clock have the same stamp.
+/// Maximum age of a page. A directory's stamp may be the same after two changes within one tick of
+/// the kernel's clock.
 const MAX_AGE: Duration = Duration::from_secs(5);
 /// Maximum number of directories whose pages are cached.
 const MAX_DIRECTORIES: usize = 256;
 
-/// Slot of a directory's page. It is locked while the page is being made.
+/// Slot of a directory's page, which is locked while the page is being made.
 pub type Slot = Rc<Mutex<Option<Lease>>>;
 
-/// Pages by the path of the directory.
+/// Directory pages by path.
 #[derive(Debug)]
 pub struct Pages {
     slots: RefCell<HashMap<Vec<Vec<u8>>, Slot>>,
     /// Bytes of all existing pages.
     bytes: Rc<Cell<usize>>,
-    /// Limit of `bytes`: no page is made when it is reached.
+    /// Limit of `bytes`: when it is reached, no page is made.
     max_bytes: usize,
     refused: Cell<u64>,
 }
 
-/// Page that is counted until the last copy of its lease is dropped.
+/// Page that counts in the memory of all pages until the last copy of its lease is dropped.
 #[derive(Clone, Debug)]
 pub struct Lease(Rc<Page>);
 
@@ -45,8 +46,8 @@ struct Page {
 }
 
 impl Pages {
-    /// Creates a cache of at most about `max_bytes` bytes. Pages that are made at the same time may
-    /// exceed the limit.
+    /// Creates a cache of at most about `max_bytes` bytes. Pages that are being made may exceed the
+    /// limit.
     pub fn new(max_bytes: usize) -> Pages {
         Pages { slots: RefCell::default(), bytes: Rc::default(), max_bytes, refused: Cell::new(0) }
     }
@@ -91,8 +92,8 @@ impl Pages {
     }
 }
 
-/// Evicts the slots that no request uses and whose pages are not being sent. Others would free
-/// no memory.
+/// Evicts the slots that no request uses and whose pages are not being sent. Evicting others would
+/// not free memory.
 fn evict(slots: &mut HashMap<Vec<Vec<u8>>, Slot>) {
     let is_sent =
         |kept: &Option<Lease>| kept.as_ref().is_some_and(|page| Rc::strong_count(&page.0) > 1);
@@ -142,7 +143,7 @@ mod tests {
             sent.push(page);
         }
         assert!(pages.bytes() > 12_000 && !pages.make_room(), "{}", pages.bytes());
-        assert!(!pages.make_room(), "forgetting what is being sent gives nothing back");
+        assert!(!pages.make_room(), "evicting pages that are being sent frees no memory");
         sent.clear();
         assert!(pages.make_room() && pages.bytes() == 0, "{}", pages.bytes());
     }

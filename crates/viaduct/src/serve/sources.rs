@@ -1,4 +1,4 @@
-//! Limit of the connections per source, so that one source cannot take all of them.
+//! Limit of connections per source, so that one source cannot take all connections.
 
 use std::cell::RefCell;
 use std::collections::HashMap;
@@ -27,7 +27,7 @@ impl Sources {
         Sources { open: Rc::default(), max }
     }
 
-    /// Acquires a permit for a client, if its source is below the limit.
+    /// Acquires a permit for a client; `None` if its source has reached the limit.
     pub fn acquire(&self, client: IpAddr) -> Option<Permit> {
         let source = Source::from(client);
         let mut open = self.open.borrow_mut();
@@ -68,6 +68,6 @@ mod tests {
         drop(first);
         assert!(acquire("192.0.2.1").is_some());
         drop(other);
-        assert!(sources.open.borrow().is_empty(), "what is not used is forgotten");
+        assert!(sources.open.borrow().is_empty(), "sources without connections are removed");
     }
 }

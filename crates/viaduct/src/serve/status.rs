@@ -36,16 +36,16 @@ pub struct ServeStatus {
 /// Counters of TCP.
 #[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
 pub struct TcpStatus {
-    /// Connections so far.
+    /// Connections accepted so far.
     pub connections: u64,
-    /// Connections now.
+    /// Open connections.
     pub open: u64,
     /// Requests so far.
     pub requests: u64,
     /// Connections closed because their source had reached its limit.
     #[serde(default)]
     pub crowded: u64,
-    /// Connections ended because their client took less than `--min-rate`.
+    /// Connections ended because their client was slower than `--min-rate`.
     #[serde(default)]
     pub slow: u64,
     /// Bytes of directory pages in memory.
@@ -61,13 +61,11 @@ pub struct TcpStatus {
 pub struct TricklesStatus {
     /// Messages received.
     pub messages: u64,
-    /// Packets that are not valid messages: malformed, altered on the way, or not for this
-    /// server.
+    /// Packets that are not valid messages: malformed, altered on the path, or not for this server.
     pub packets_refused: u64,
     /// Connections opened.
     pub opened: u64,
-    /// Handshakes of clients that encrypt, which count among the connections opened or instead
-    /// of them.
+    /// Handshakes of encrypted connections.
     #[serde(default)]
     pub handshakes: u64,
     /// Requests that were encrypted.
@@ -77,7 +75,7 @@ pub struct TricklesStatus {
     pub answered: u64,
     /// Packets sent in answer.
     pub packets: u64,
-    /// Bytes of data in these packets.
+    /// Bytes of data in the packets sent.
     pub bytes: u64,
     /// Requests that reported a loss.
     pub recoveries: u64,
@@ -85,17 +83,17 @@ pub struct TricklesStatus {
     pub timeouts: u64,
     /// Restarts after a silence.
     pub resumed: u64,
-    /// Clients that came from another address.
+    /// Requests from another address or port than the continuation's.
     pub moved: u64,
     /// Requests refused, by reason.
     pub refused: Vec<(String, u64)>,
     /// Size of the replay windows in bytes, which is fixed.
     pub replay_bytes: u64,
-    /// Seconds that the replay window reaches back; the shortest of several threads.
+    /// Time that the replay window covers, in seconds; the shortest of several threads.
     pub replay_seconds: f64,
-    /// Number of times that a part of the replay window was full early.
+    /// Number of times that a slice of the replay window was full before its time was over.
     pub replay_turned_early: u64,
-    /// Lookups of files that were open; see `file_misses` for the others.
+    /// Lookups of files that were open already.
     pub file_hits: u64,
     /// Lookups of files that had to be opened.
     pub file_misses: u64,
@@ -158,7 +156,7 @@ impl TricklesStatus {
         self
     }
 
-    /// Counters that add up.
+    /// Counters that are summed over threads.
     fn sums(&mut self) -> impl Iterator<Item = &mut u64> {
         let refused = self.refused.iter_mut().map(|(_, count)| count);
         let sums = [
@@ -183,7 +181,7 @@ impl TricklesStatus {
     }
 }
 
-/// Adds families of one sample: `name kind help value;` each.
+/// Adds metric families of one sample each: `name kind help value;`.
 macro_rules! families {
     ($out:ident, $prefix:literal: $($name:literal $kind:ident $help:literal $value:expr;)*) => {
         $(
@@ -198,7 +196,7 @@ impl TcpStatus {
     fn expose(&self, out: &mut Exposition) {
         families! { out, "viaduct_serve_":
             "tcp_connections_total" Counter "Connections over TCP." self.connections;
-            "tcp_open" Gauge "Connections over TCP now." self.open;
+            "tcp_open" Gauge "Open connections over TCP." self.open;
             "tcp_requests_total" Counter "Requests over TCP." self.requests;
             "page_bytes" Gauge "Bytes of directory pages in memory." self.page_bytes;
             "tcp_crowded_total" Counter "Connections closed: their source had reached its limit."
@@ -219,20 +217,20 @@ impl TricklesStatus {
                 self.packets_refused;
             "opened_total" Counter "Connections opened." self.opened;
             "answered_total" Counter "Requests answered." self.answered;
-            "handshakes_total" Counter "Handshakes of clients that encrypt." self.handshakes;
+            "handshakes_total" Counter "Handshakes of encrypted connections." self.handshakes;
             "decrypted_total" Counter "Requests that were encrypted." self.decrypted;
             "packets_total" Counter "Packets sent in answer." self.packets;
-            "bytes_total" Counter "Bytes of data in these packets." self.bytes;
+            "bytes_total" Counter "Bytes of data in the packets sent." self.bytes;
             "recoveries_total" Counter "Requests that reported a loss." self.recoveries;
             "timeouts_total" Counter "Restarts after a timeout." self.timeouts;
             "resumed_total" Counter "Restarts after a silence." self.resumed;
-            "moved_total" Counter "Clients that came from another address." self.moved;
-            "replay_turned_early_total" Counter "Parts of the replay window that were full early."
+            "moved_total" Counter "Requests from another address or port than before." self.moved;
+            "replay_turned_early_total" Counter "Slices of the replay window that were full early."
                 self.replay_turned_early;
-            "file_hits_total" Counter "Lookups of files that were open." self.file_hits;
+            "file_hits_total" Counter "Lookups of files that were open already." self.file_hits;
             "file_misses_total" Counter "Lookups of files that had to be opened." self.file_misses;
             "replay_bytes" Gauge "Memory of the replay window." self.replay_bytes;
-            "replay_seconds" Gauge "Time that the replay window reaches back." self.replay_seconds;
+            "replay_seconds" Gauge "Time that the replay window covers." self.replay_seconds;
         }
         out.family("viaduct_serve_trickles_refused_total", Kind::Counter, "Requests refused.");
         for (why, count) in &self.refused {

@@ -1,14 +1,15 @@
 //! Requests over TCP.
 //!
 //! ```text
-//!   accept ──▶ permits (all, of a source) ──▶ connection: heads, plans ──▶ outgoing: bytes, rate
+//!   accept ──▶ permits (total, source) ──▶ connection: heads, plans ──▶ outgoing: bytes, rate
 //!                                                │ find, read
 //!                                                ▼
 //!                                              disk (threads) ── pages
 //! ```
 //!
-//! All connections share one event loop. Nothing in it blocks on a disk or makes a long page.
-//! Each connection holds little memory: a head, and no bytes of a file or page of its own.
+//! All connections share one event loop, which never blocks on a disk and never makes a directory
+//! page. Each connection takes little memory: it holds a request head, but no copy of a file's or
+//! page's bytes.
 
 use std::cell::Cell;
 use std::io::ErrorKind;
@@ -34,7 +35,7 @@ const ACCEPT_RETRY: Duration = Duration::from_millis(50);
 /// Rate limit of the warning that connections cannot be accepted: once a minute.
 static ACCEPT_FAILURES: RateLimitedLog<()> = RateLimitedLog::new(1);
 
-/// Counters of connections.
+/// Counters of all connections.
 #[derive(Debug, Default)]
 pub struct Counts(Cell<TcpStatus>);
 
@@ -58,14 +59,15 @@ pub struct ServerState {
     pub log: AccessLog,
     /// Limits of each connection.
     pub limits: Limits,
-    /// Permits of all connections.
+    /// Permits, one for each connection.
     permits: Arc<Semaphore>,
     /// Permits by source.
     sources: Sources,
 }
 
 impl ServerState {
-    /// Creates the state for at most `connections` connections, and `per_source` of one source.
+    /// Creates the state for at most `connections` connections, and at most `per_source` from each
+    /// source.
     pub fn new(
         disk: Disk,
         log: AccessLog,
@@ -102,7 +104,7 @@ pub async fn accept(listener: TcpListener, state: Rc<ServerState>) {
             Ok(accepted) => accepted,
             Err(error) if error.kind() == ErrorKind::ConnectionAborted => continue,
             Err(error) => {
-                // For example, no descriptor is left; connections that end free some.
+                // For example, no descriptor is left. Connections that end release some.
                 ACCEPT_FAILURES.warn((), format_args!("connections wait to be accepted: {error}"));
                 tokio::time::sleep(ACCEPT_RETRY).await;
                 continue;
@@ -129,8 +131,8 @@ async fn run(stream: TcpStream, client: SocketAddr, state: &ServerState) {
         debug!(%error, %client, "a connection ended");
         if is_too_slow(&error) {
             state.counts.add(|count| count.slow += 1);
-            // Data that the kernel still holds for the connection is freed too. A closed
-            // connection has none.
+            // The reset frees data that the kernel still holds for the connection. If the
+            // connection is closed already, there is none.
             let _ = viaduct_sys::socket::tcp::reset_on_close(&stream);
         }
     }

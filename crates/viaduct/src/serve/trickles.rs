@@ -1,4 +1,4 @@
-//! Requests over Trickles: threads that keep no state of clients.
+//! Requests over Trickles, answered by threads that keep no state of clients.
 //!
 //! ```text
 //!   Listener::turn ──▶ event ──▶ proto::web::respond ──▶ Endpoint::send ──▶ packets
@@ -6,11 +6,10 @@
 //!                                      FileCache: open files
 //! ```
 //!
-//! With several threads, each has a tap, UDP sockets and a replay window of its own. BPF
-//! programs (`viaduct_sys::capture::filter::Share`) pass to each thread the packets of its clients,
-//! selected by their ports. A continuation is valid from its client's port alone, so a request
-//! that one thread has answered never reaches another: it is answered once in all, as with one
-//! thread.
+//! With several threads, each has a tap, UDP sockets and a replay window of its own. BPF programs
+//! (`viaduct_sys::capture::filter::Share`) select the thread for a packet by the client's port. A
+//! continuation is valid only from its client's port, so a request that one thread has answered
+//! never reaches another thread. So all threads together answer a request at most once.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -29,33 +28,33 @@ use viaduct_trickles::{Listener, Secrets, ServerSettings};
 use super::file_cache::FileCache;
 use super::status::TricklesStatus;
 
-/// Maximum interval between checks of the time and of the secrets.
+/// Interval at which files are evicted, changed secrets are reloaded and the status is updated.
 const CHECK_INTERVAL: Duration = Duration::from_millis(200);
 
 /// Minimum size of a thread's replay window, in bytes.
 const MIN_REPLAY: usize = 1 << 16;
 
-/// By which packets Trickles is served.
+/// Packet formats in which Trickles is served.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub enum PacketFormats {
-    /// In packets that look like TCP, if privileges allow it, and in UDP's
+    /// Packets that look like TCP, if privileges allow them, and UDP datagrams
     Auto,
-    /// In packets that look like TCP; takes root or CAP_NET_RAW and CAP_NET_ADMIN
+    /// Packets that look like TCP; requires root, or CAP_NET_RAW and CAP_NET_ADMIN
     Tcp,
-    /// In UDP datagrams
+    /// UDP datagrams
     Udp,
-    /// Not at all
+    /// No Trickles, only plain TCP
     Off,
 }
 
 /// Settings that all threads share.
 #[derive(Debug)]
 pub struct ServiceConfig {
-    /// Packets by which Trickles is served.
+    /// Packet formats in which Trickles is served.
     pub formats: PacketFormats,
     /// Settings of the port. Its `tcp` and `udp` are ignored in favour of `formats`.
     pub port: ServerSettings,
-    /// Bytes of the replay windows of all threads together.
+    /// Total size of the replay windows of all threads, in bytes.
     pub replay: usize,
     /// True if packets of one connection are balanced among several servers.
     pub balanced: bool,
@@ -66,9 +65,9 @@ pub struct ServiceConfig {
 /// Resources of one thread.
 #[derive(Debug)]
 pub struct WorkerResources {
-    /// Identity of the server, if it encrypts.
+    /// Encryption state, if encryption is enabled.
     pub crypt: Option<ServerCrypt>,
-    /// Files.
+    /// Cache of the served files.
     pub files: FileCache,
 }
 
@@ -79,8 +78,8 @@ pub struct Service(Vec<Thread>);
 #[derive(Debug)]
 struct Thread {
     state: Arc<ThreadState>,
-    /// Thread, which returns its listener. The first thread's listener has the rules, and must
-    /// outlive the others.
+    /// Handle of the thread, which returns its listener. The first thread's listener owns the
+    /// rules, and must outlive the others.
     running: Option<JoinHandle<Listener>>,
 }
 
@@ -110,7 +109,7 @@ impl Service {
     pub fn status(&self) -> TricklesStatus {
         let of =
             |one: &Thread| one.state.status.lock().unwrap_or_else(PoisonError::into_inner).clone();
-        // A thread that has just started has no counters and no reasons yet.
+        // A thread that has just started has no counters yet.
         let counted = self.0.iter().map(of).filter(|status| !status.refused.is_empty());
         counted.reduce(TricklesStatus::and).unwrap_or_default()
     }
@@ -159,10 +158,10 @@ impl Drop for Service {
             thread.state.stop.store(true, Ordering::Relaxed);
             thread.state.waker.wake();
         }
-        // A panic there has been logged already.
+        // A panic of the thread has been logged already.
         let ended = |thread: &mut Thread| thread.running.take()?.join().ok();
         let listeners: Vec<Listener> = self.0.iter_mut().filter_map(ended).collect();
-        // The first listener has the rules.
+        // The first listener owns the rules, so it is dropped last.
         listeners.into_iter().rev().for_each(drop);
     }
 }
@@ -179,7 +178,7 @@ impl ThreadState {
                 checked_at = Instant::now();
                 files.evict();
                 if let Err(error) = listener.reload_secrets() {
-                    warn!("the secrets cannot be read again, the old ones stay in use: {error:#}");
+                    warn!("cannot reload the secrets, so the old ones stay in use: {error:#}");
                 }
                 let (port, now) = (listener.stats(), listener.now());
                 let status = TricklesStatus::new(listener.endpoint(), &port, files.stats(), now);
@@ -189,7 +188,7 @@ impl ThreadState {
     }
 }
 
-/// Answers a batch of requests. Returns how many.
+/// Answers a batch of requests. Returns their number.
 fn answer_batch(listener: &mut Listener, files: &mut FileCache) -> usize {
     let turn = listener.turn(|endpoint, event, out| {
         if event.kind() == Kind::Close {
@@ -205,7 +204,7 @@ fn answer_batch(listener: &mut Listener, files: &mut FileCache) -> usize {
             reply = respond(endpoint.ring(), &event, files);
         }
         if files.was_out_of_descriptors() {
-            // For the client this is a lost packet, and it asks again when descriptors may be
+            // To the client this is a lost packet. It asks again later, when descriptors may be
             // free.
             endpoint.drop_event(event);
             return;
@@ -214,7 +213,7 @@ fn answer_batch(listener: &mut Listener, files: &mut FileCache) -> usize {
         files.write_log();
     });
     turn.unwrap_or_else(|error| {
-        warn!(%error, "a socket of Trickles failed");
+        warn!(%error, "a Trickles socket failed");
         0
     })
 }

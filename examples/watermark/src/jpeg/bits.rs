@@ -65,12 +65,12 @@ pub struct Partial {
 }
 
 impl Partial {
-    /// Encodes the bits in one byte: a one, then the bits.
+    /// Encodes the bits in one byte, with a one before them.
     pub fn byte(self) -> u8 {
         1 << self.count | self.bits
     }
 
-    /// Decodes such a byte; `None` for 0.
+    /// Decodes the result of [`Partial::byte`]; `None` for 0.
     pub fn of(byte: u8) -> Option<Partial> {
         let count = byte.checked_ilog2()? as u8;
         Some(Partial { bits: byte & !(1 << count), count })

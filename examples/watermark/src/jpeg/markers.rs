@@ -4,17 +4,17 @@ use super::bits::unstuffed;
 use super::huffman::Table;
 use super::{Jpeg, Wrong, part};
 
-/// Maximum coding units of a picture: one unit a block, in a picture of 65,500 by 65,500, the
-/// largest that libjpeg reads.
+/// Maximum number of coding units of a picture: that of a picture of 65,500 by 65,500, the largest
+/// that libjpeg reads, with one block in each unit.
 const MAX_UNITS: usize = 1 << 26;
-/// Maximum blocks of a unit (B.2.3).
+/// Maximum number of blocks in a unit (B.2.3).
 const MAX_BLOCKS: usize = 10;
 
 #[derive(Debug, Default)]
 struct Frame {
     height: usize,
     width: usize,
-    /// Number of each component, and its blocks in a unit, horizontally and vertically.
+    /// Components: the number of each, and its blocks in a unit, horizontally and vertically.
     components: Vec<(u8, usize, usize)>,
 }
 
@@ -54,7 +54,7 @@ pub(super) fn parse(file: &[u8]) -> Result<Jpeg, Wrong> {
 fn frame(body: &[u8]) -> Result<Frame, Wrong> {
     let &[bits, h1, h2, w1, w2, count, ref rest @ ..] = body else { return Err(Wrong::Cut) };
     if bits != 8 {
-        return Err(Wrong::Kind("a file of other than 8 bits a sample"));
+        return Err(Wrong::Kind("a file without 8 bits a sample"));
     }
     let (components, []) = rest.as_chunks::<3>() else { return Err(Wrong::Cut) };
     let (height, width) = (u16::from_be_bytes([h1, h2]), u16::from_be_bytes([w1, w2]));
@@ -96,7 +96,7 @@ impl Reading {
             let &[number, tables] = part(rest, 2 * n..2 * n + 2)? else { return Err(Wrong::Cut) };
             let (own, across, down) = frame.components[n];
             if number != own {
-                return Err(Wrong::Kind("a file whose components change places"));
+                return Err(Wrong::Kind("a file whose scan reorders the components"));
             }
             let tables = (usize::from(tables >> 4), usize::from(tables & 15));
             let there = |class: usize, number: usize| {

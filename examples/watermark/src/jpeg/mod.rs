@@ -9,7 +9,7 @@
 //! Supported are baseline and extended sequential files of one scan, with 8 bits a sample, Huffman
 //! coding and no restart intervals, as `cjpeg` and cameras write them. Coefficients are copied, not
 //! recomputed, so only a mark changes the picture. A block depends on the blocks before it in the
-//! scan only by the bit at which it begins.
+//! scan only through the bit position at which it begins.
 
 mod bits;
 mod huffman;
@@ -28,13 +28,13 @@ pub enum Wrong {
     #[error("no JPEG file")]
     NoJpeg,
     /// The file is truncated, or its lengths contradict each other.
-    #[error("the file is cut, or its lengths are wrong")]
+    #[error("the file is truncated, or its lengths are wrong")]
     Cut,
     /// Unsupported kind of JPEG.
-    #[error("{0} is not served: a baseline file of one scan is expected, as cjpeg makes it")]
+    #[error("{0} is not supported: a baseline file of one scan is expected, as cjpeg writes it")]
     Kind(&'static str),
     /// A Huffman table is invalid or missing.
-    #[error("a Huffman table is wrong, or missing")]
+    #[error("a Huffman table is invalid or missing")]
     Table,
     /// The coded picture does not match its tables.
     #[error("the coded picture is damaged at unit {0}")]
@@ -104,7 +104,7 @@ impl Jpeg {
     /// Parses a file. The coded picture is decoded by [`Jpeg::unit`] only.
     ///
     /// # Errors
-    /// [`Wrong`] lists the reasons.
+    /// Any [`Wrong`].
     pub fn parse(file: &[u8]) -> Result<Jpeg, Wrong> {
         markers::parse(file)
     }
@@ -125,7 +125,7 @@ impl Jpeg {
     }
 
     /// Reads the blocks of the unit that begins at bit `at` of the picture. Returns the bit at
-    /// which the next unit begins, `None` if the unit is damaged.
+    /// which the next unit begins; `None` if the unit is damaged.
     pub fn unit(&self, at: usize, blocks: &mut Vec<Block>) -> Option<usize> {
         blocks.resize_with(self.blocks.len(), Block::default);
         let mut reader = Reader::new(&self.scan, at);
@@ -184,7 +184,7 @@ impl Jpeg {
     }
 }
 
-/// Returns the bytes in `range` of the file, [`Wrong::Cut`] if the file is shorter.
+/// Returns the bytes in `range` of the file; [`Wrong::Cut`] if the file is shorter.
 fn part(file: &[u8], range: Range<usize>) -> Result<&[u8], Wrong> {
     file.get(range).ok_or(Wrong::Cut)
 }

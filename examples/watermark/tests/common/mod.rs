@@ -6,7 +6,8 @@ use std::process::{Command, Stdio};
 
 pub(crate) const SECRET: [u8; 32] = [0x5e; 32];
 
-/// Output of `program` for `input`. Prints a notice and returns `None` if it is not installed.
+/// Output of `program` for `input`. Prints a notice and returns `None` if the program is not
+/// installed.
 fn filter(program: &str, arguments: &[&str], input: &[u8]) -> Option<Vec<u8>> {
     let mut command = Command::new(program);
     command.args(arguments).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::inherit());

@@ -1,18 +1,18 @@
-//! Cache of input continuations that were made a moment ago (5.1). A client that has sent the
-//! input before a place may send the input behind it before it has received that place's
+//! Cache of input continuations that were made a moment ago (5.1). A client that has sent the input
+//! up to a place may send the input behind that place before it has received the place's
 //! continuation.
 //!
 //! ```text
 //!  packet 1  place 0                 + bytes ─▶ application ─▶ continuation of place n ─┬─▶ client
 //!  packet 2  place n, nothing sealed + bytes ─▶ cached? ◀──────── kept for a moment ────┘
-//!                                                │ no: its segment is left out, and sent again
+//!                                                │ no: segment skipped; sent again later
 //! ```
 //!
-//! The cache is soft state of fixed size, which can be dropped at any time. A segment whose
-//! place is not cached is treated as a lost packet, and the client continues with the
-//! continuations that it has received. So is a place that is named a second time in a request,
-//! or beyond the maximum that a client names: a place takes ten bytes, its continuation many
-//! more, and an attacker's requests must not grow in the queue.
+//! The cache is soft state of fixed size, which can be dropped at any time. A segment whose place
+//! is not cached is treated as lost, and the client continues with the continuations that it has
+//! received. A segment is also treated as lost if a request names its place a second time, or names
+//! more than [`MAX_SEGMENTS`] places. A place takes ten bytes, but its continuation many more, and
+//! an attacker's requests must not grow in the queue.
 
 use crate::trickles::keys::KeyRing;
 use crate::trickles::standard::wire::{
@@ -21,7 +21,7 @@ use crate::trickles::standard::wire::{
 use crate::trickles::standard::{MAX_SEGMENTS, Place, Segment};
 use crate::trickles::wire::Request;
 
-/// Maximum number of cached places, each with about the length of its continuation.
+/// Maximum number of cached places. Each takes about the length of its continuation.
 const SLOTS: usize = 1024;
 
 /// Cached places, by a hash.
@@ -39,7 +39,7 @@ struct Slot {
 }
 
 impl Ahead {
-    /// Caches a continuation that the application has given.
+    /// Caches an input continuation of the application's reply.
     pub(super) fn note(&mut self, ring: &KeyRing, connection: u64, place: &Place, state: &[u8]) {
         let Place { stream, position, .. } = *place;
         let at = slot(connection, stream, position);

@@ -19,7 +19,7 @@ pub enum Kind {
     Open,
     /// A client's packet.
     Request,
-    /// The client does not need the connection any more, and expects no answer.
+    /// The client no longer needs the connection, and expects no answer.
     Close,
 }
 
@@ -30,9 +30,9 @@ pub struct Minisocket<'m> {
     pub(super) to: Return,
     /// The request; empty if it was released.
     pub(super) message: Cow<'m, [u8]>,
-    /// Parsed properties of the request, if it was released.
+    /// Parsed properties of the request, if the request was released.
     kept: Option<RequestSummary>,
-    /// Channel of the request, by which the answers are sent, too.
+    /// Channel of the request, which the answers use, too.
     pub(super) channel: Channel,
 }
 
@@ -41,18 +41,17 @@ pub struct Minisocket<'m> {
 pub(super) struct RequestSummary {
     /// Number of asks.
     pub(super) asks: usize,
-    /// Position from which the output of its input is wanted, if that input was sent with
-    /// another request, too.
+    /// Position from which the answer is to contain the output of the request's input, if the same
+    /// input was sent with another request, too.
     pub(super) beyond: Option<u64>,
-    /// The first continuation among the asks that was not sealed with the newest secret, and
-    /// the index of that ask. The client is given one sealed with the newest secret in its
-    /// place.
+    /// The first continuation among the asks that was not sealed with the newest secret, and the
+    /// index of its ask. The answer replaces it by one that is sealed with the newest secret.
     pub(super) other: Option<(usize, Vec<u8>)>,
 }
 
 impl RequestSummary {
-    /// Properties of a request whose packets are laid out as in `grant`. Asks for which there is
-    /// no room are ignored.
+    /// Properties of a request whose answer has the packets of `grant`. Asks for which there is no
+    /// room are ignored.
     fn of(message: &[u8], grant: &Grant) -> RequestSummary {
         let request = Request::parse(message);
         let roomy = grant.permits().filter(|permit| permit.room > 0);
@@ -100,7 +99,7 @@ pub struct OutputRequest<'m> {
 /// requested range.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct InvalidContinuation {
-    /// The stream that it claims to belong to.
+    /// The stream that the continuation claims to belong to.
     pub stream: u32,
 }
 
@@ -134,8 +133,8 @@ impl<'m> Minisocket<'m> {
         &self.to
     }
 
-    /// Limits the answers to messages of `most` bytes, if the path does not take as long ones
-    /// as the client allows. The client requests again what has no room.
+    /// Limits the answers to messages of `most` bytes, if the path's MTU is smaller than the client
+    /// allows. The client requests again the bytes that do not fit.
     pub fn fit(&mut self, most: usize) {
         self.grant.fit(most.saturating_sub(self.channel.overhead()));
     }
@@ -146,8 +145,7 @@ impl<'m> Minisocket<'m> {
         self.grant.permits().map(|permit| permit.room)
     }
 
-    /// Input from the client, by stream. An error names the stream whose continuation is
-    /// invalid.
+    /// Inputs in the request. An error names the stream whose continuation is invalid.
     pub fn inputs<'s>(
         &'s self,
         ring: &'s KeyRing,
@@ -187,8 +185,8 @@ impl<'m> Minisocket<'m> {
         Request::parse(&self.message).map_or(&[], |request| request.data)
     }
 
-    /// Keeps the right to answer, and releases the request: for applications that answer later.
-    /// Such a minisocket takes a few hundred bytes, and no place in the queue.
+    /// Keeps the right to answer, and releases the request: for applications that answer later. The
+    /// minisocket then takes a few hundred bytes, and no place in the queue.
     pub fn forget_request(&mut self) {
         self.kept = Some(self.summary());
         self.message = Cow::Borrowed(&[]);
@@ -201,7 +199,7 @@ impl<'m> Minisocket<'m> {
         Minisocket { grant, to, message: Cow::Owned(message.into_owned()), kept, channel }
     }
 
-    /// Returns whether the request was encrypted, and hence the answers will be.
+    /// Returns whether the request was encrypted, and hence the answers will be, too.
     pub fn is_encrypted(&self) -> bool {
         self.channel != Channel::Clear
     }

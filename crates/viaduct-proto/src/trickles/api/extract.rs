@@ -1,17 +1,17 @@
-//! Extraction of events from one server's queue, and installation in that of another with the
-//! same secrets.
+//! Extraction of events from one server's queue, and their installation in the queue of another
+//! server with the same secrets.
 //!
 //! ```text
 //!  collection   events, each with a number before it
 //!  event        number of the secret 1 | siv 16, under AES-SIV:
-//!               version 1: 3 | made 6 | where answers go, a number before it | grant | request, a
-//!               number before it | how it came, a number before it
+//!               version 1: 3 | made 6 | return path, a number before it | grant | request, a
+//!               number before it | channel, a number before it
 //! ```
 //!
-//! *Made* is the time in microseconds; *where answers go* is a [`Return`]; `server/grant.rs`
-//! has the grant. *How it came* is empty, or tells the key under which its answers are
-//! encrypted (`crypt`). So an event is authentic and confidential in transit. Each server
-//! installs it at most once, and only within its replay horizon.
+//! *Made* is the time in microseconds; the *return path* is a [`Return`]; the *grant* is described
+//! in `server/grant.rs`. The *channel* is empty, or identifies the key under which the answers are
+//! encrypted (`crypt`). So an event is authentic and confidential in transit. Each server installs
+//! it at most once, and only within its replay horizon.
 
 use std::borrow::Cow;
 
@@ -29,14 +29,14 @@ const VERSION: u8 = 3;
 pub struct Installed {
     /// Events that were queued.
     pub taken: usize,
-    /// Events that were refused: altered, of an unknown secret, too old, installed before, or
-    /// beyond the queue's limit.
+    /// Events that were refused: altered, sealed with an unknown secret, too old, installed before,
+    /// or beyond the queue's limit.
     pub refused: usize,
 }
 
 impl Endpoint {
-    /// Moves the events for which `which` returns true from the queue to `out`, as long as that has
-    /// at most `most` bytes. Returns how many.
+    /// Moves the events for which `which` returns true from the queue to `out`, except those with
+    /// which `out` would exceed `most` bytes. Returns the number of events moved.
     pub fn extract_events(
         &mut self,
         now: Instant,

@@ -1,8 +1,8 @@
 //! Layout of an answer: the content of each packet.
 //!
-//! Notes go into the first packet that has room for them, before data. The answer to an ask
-//! goes into that ask's packet. Output that is brought goes into packets without an ask, in
-//! order. The client requests again what has no room in its packet.
+//! Notes go into the first packet that has room for them, before data. The answer to an ask goes
+//! into that ask's packet. Output that was not asked for goes into packets without an ask, in
+//! order. The client requests again the bytes that do not fit in their packet.
 
 use super::reply::{Files, Piece, Reply, Sealed, Stretch};
 use crate::trickles::client::ENDS;
@@ -20,7 +20,7 @@ pub(super) struct Slot {
     position: u64,
     ends: bool,
     pieces: Vec<Piece>,
-    /// Note that is sent if a file cannot be read.
+    /// Note that is sent in place of the data if a file cannot be read.
     failure: Vec<u8>,
 }
 
@@ -29,8 +29,8 @@ impl Slot {
         (self.room - self.user.len()) as u64
     }
 
-    /// Adds the bytes of `stretch` from `skip` on that fit, and returns how many. 0 if the
-    /// packet has others already: its bytes are contiguous.
+    /// Adds the bytes of `stretch` from `skip` on, as far as they fit, and returns their number. 0
+    /// if the packet has data already, because the data of a packet are contiguous.
     fn fill(&mut self, stretch: &Stretch, skip: u64) -> u64 {
         if !self.pieces.is_empty() {
             return 0;
@@ -72,8 +72,8 @@ impl Slot {
     }
 }
 
-/// Lays out the answer to a request with so many `asks`: one packet for each permit. `renewed`
-/// is added to the packet of its ask, if there is room.
+/// Lays out the answer to a request with this number of `asks`: one packet for each permit.
+/// `renewed` is added to the packet of its ask, if there is room.
 pub(super) fn lay_out(
     ring: &KeyRing,
     grant: &Grant,
@@ -91,8 +91,7 @@ pub(super) fn lay_out(
     // The asks are answered by the packets with room, one each in order.
     let with_room: Vec<usize> =
         slots.iter().enumerate().filter(|(_, slot)| slot.room > 0).map(|(at, _)| at).collect();
-    // Notes that do not fit are left out: the client sends again the input that is not
-    // acknowledged.
+    // Notes that do not fit are left out: the client repeats input that is not acknowledged.
     let mut notes = notes(ring, reply).into_iter();
     for &at in with_room.iter().filter(|_| reply.users.is_empty()) {
         let slot = &mut slots[at];
@@ -122,7 +121,7 @@ pub(super) fn lay_out(
     slots
 }
 
-/// Bytes reserved for the note of the output that is brought.
+/// Bytes reserved for the note that announces output without an ask.
 fn brings(reply: &Reply) -> usize {
     if reply.brought.is_some() { MAX_NOTE } else { 0 }
 }
@@ -153,8 +152,8 @@ fn bring(slots: &mut [Slot], free: &[usize], all: &[usize], stretch: &Stretch) {
     }
 }
 
-/// Notes of a reply, one each. Output continuations precede the notes that consume their input,
-/// so that a client with the latter has the former.
+/// The notes of a reply. Output continuations precede the notes that consume their input, so that a
+/// client that has received the latter has received the former, too.
 fn notes(ring: &KeyRing, reply: &Reply) -> Vec<Vec<u8>> {
     let is_output = |continuation: &&Sealed| matches!(continuation, Sealed::Output(..));
     let (outputs, inputs): (Vec<_>, Vec<_>) = reply.continuations.iter().partition(is_output);

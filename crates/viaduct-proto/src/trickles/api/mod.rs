@@ -1,25 +1,25 @@
 //! Server API for applications (Trickles, section 3): a queue of events, and minisockets.
 //!
 //! ```text
-//!   message ─▶ Endpoint::handle ─▶ Server: is it to be answered, by how many packets?
+//!   message ─▶ Endpoint::handle ─▶ Server: answer the message? with how many packets?
 //!                    │ no: refused, counted
 //!                    ▼
 //!                  queue ─▶ poll_event ─▶ Minisocket: inputs, asks, room
 //!                    ▲ │                      │ the application fills a Reply
 //!     install_events │ │ extract_events       ▼
-//!       (sealed bytes, maybe of another    Endpoint::send ─▶ messages     or: drop, detach
+//!       (sealed bytes, maybe from another  Endpoint::send ─▶ messages     or: drop, detach
 //!        machine)                                  ▲ files that the shell reads
 //! ```
 //!
-//! A [`Minisocket`] is the right to answer one request. It is a value that owns all of the
-//! request's state; nothing is left once it was used. So memory grows only with the requests
-//! that are not processed yet. The queue has a limit, beyond which requests are refused before
-//! they are recorded as answered, so their clients can retry.
+//! A [`Minisocket`] is the right to answer one request. It owns all of the request's state, which
+//! is freed when the minisocket is used. So memory grows only with the requests that are not
+//! processed yet. The queue has a limit. A request beyond the limit is refused before it is
+//! recorded as answered, so its client can retry.
 //!
 //! | Figure 8 | here |
 //! |---|---|
 //! | `msk_send`, `msk_sendv` | [`Reply::answer`], [`Reply::bring`], [`Endpoint::send`] |
-//! | `msk_sendfilev` | the same with [`Piece::File`] |
+//! | `msk_sendfilev` | as for `msk_send`, with [`Piece::File`] |
 //! | `msk_setucont` | [`Reply::set_user`]; standard ones: [`Reply::input`], [`Reply::output`] |
 //! | `msk_sendbulk` | [`Endpoint::send`] for each event |
 //! | `msk_drop` | [`Endpoint::drop_event`] |
@@ -59,7 +59,7 @@ pub struct Stats {
     pub bytes: u64,
     /// Events dropped by the application.
     pub dropped: u64,
-    /// Events that could not be answered, because their secrets were gone.
+    /// Events that could not be answered, because their secrets had left the ring.
     pub outlived: u64,
     /// Requests refused because the queue was full.
     pub overflowed: u64,
@@ -69,8 +69,8 @@ pub struct Stats {
     pub installed: u64,
     /// Streams reset because their continuation was not sealed with any of the secrets.
     pub unknown: u64,
-    /// Events refused at installation: altered, of an unknown secret, too old, or installed
-    /// before.
+    /// Events refused at installation: altered, sealed with an unknown secret, too old, or
+    /// installed before.
     pub strange: u64,
 }
 
@@ -99,7 +99,7 @@ impl Endpoint {
         Endpoint { server, crypt: None, queue, limit, stats, ahead, message, data, sealed }
     }
 
-    /// Accepts encrypted requests, too; or those alone, as `crypt` is set.
+    /// Accepts encrypted requests, too; only these if `crypt` requires encryption.
     #[must_use]
     pub fn with_crypt(self, crypt: ServerCrypt) -> Self {
         Endpoint { crypt: Some(crypt), ..self }
@@ -135,9 +135,9 @@ impl Endpoint {
         self.queue.len()
     }
 
-    /// Processes a request whose answers are sent by `to`, in messages of at most `most` bytes
-    /// (see [`Minisocket::fit`]), and queues its event. The request is copied, as it outlives the
-    /// packet; [`Endpoint::accept`] avoids the copy.
+    /// Processes a request whose answers are sent along `to`, in messages of at most `most` bytes
+    /// (see [`Minisocket::fit`]), and queues its event. The request is copied, as the event
+    /// outlives the packet; [`Endpoint::accept`] avoids the copy.
     ///
     /// # Errors
     /// [`Refusal`], which is counted.
@@ -158,7 +158,7 @@ impl Endpoint {
         Ok(())
     }
 
-    /// Processes a request, and returns its event without the queue, to be answered at once.
+    /// Processes a request, and returns its event, to be answered at once, without queueing it.
     ///
     /// # Errors
     /// [`Refusal`], which is counted.
@@ -188,10 +188,10 @@ impl Endpoint {
     }
 
     /// Answers an event with the secret that was the newest when its request arrived. If that
-    /// secret is gone, or the one of its encryption, the event cannot be answered, which is
-    /// counted. Each packet is given to `out`, which sends it by the [`Return`]. Packets that
-    /// the reply has not filled are sent without data, because the client continues with their
-    /// continuations.
+    /// secret, or the secret of the event's encryption, has left the ring, the event cannot be
+    /// answered, which is counted. Each packet is passed to `out`, which sends it along the
+    /// [`Return`]. Packets that the reply has not filled are sent without data, because the client
+    /// continues with their continuations.
     pub fn send(
         &mut self,
         event: Minisocket<'_>,

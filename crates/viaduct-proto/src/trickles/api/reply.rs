@@ -35,7 +35,7 @@ impl Piece {
         self.len() == 0
     }
 
-    /// At most `most` bytes of the piece, from `skip` on.
+    /// Part of the piece from offset `skip` on, of at most `most` bytes.
     pub(super) fn cut(&self, skip: u64, most: u64) -> Piece {
         let skip = skip.min(self.len());
         let length = most.min(self.len() - skip);
@@ -59,12 +59,12 @@ pub struct Stretch {
     pub position: u64,
     /// The bytes, in order; those beyond the packets' room are not sent.
     pub pieces: Vec<Piece>,
-    /// True if the stream's output ends with them (SKIP, 5.2).
+    /// True if the stream's output ends with these bytes (SKIP, 5.2).
     pub ends: bool,
 }
 
 impl Stretch {
-    /// At most `most` bytes of the stretch, from `skip` on.
+    /// Part of the stretch from offset `skip` on, of at most `most` bytes.
     pub(super) fn part(&self, skip: u64, most: u64) -> Stretch {
         let (mut before, mut left) = (skip, most);
         let cut = |piece: &Piece| {
@@ -93,7 +93,7 @@ impl Stretch {
 
 /// Reader of the files that pieces name.
 pub trait Files {
-    /// Fills `out` with the bytes of `file` from `offset` on. Returns false if they cannot be
+    /// Fills `out` with the bytes of `file` from `offset` on. Returns false if the bytes cannot be
     /// read; then the stream is reset.
     fn read(&mut self, file: u64, offset: u64, out: &mut [u8]) -> bool;
 }
@@ -105,8 +105,8 @@ impl Files for () {
     }
 }
 
-/// Answer to one event, under construction. Output that does not fit is left out, and requested
-/// again.
+/// Answer to one event, under construction. Output that does not fit is left out, and the client
+/// requests it again.
 #[derive(Clone, Debug, Default)]
 pub struct Reply {
     pub(super) continuations: Vec<Sealed>,
@@ -118,7 +118,7 @@ pub struct Reply {
 
 fn checked(state: impl Into<Vec<u8>>) -> Vec<u8> {
     let state = state.into();
-    assert!(state.len() <= MAX_STATE, "a state of {} bytes: {MAX_STATE} at most", state.len());
+    assert!(state.len() <= MAX_STATE, "a state of {} bytes exceeds {MAX_STATE}", state.len());
     state
 }
 
@@ -130,9 +130,9 @@ pub(super) enum Sealed {
 }
 
 impl Reply {
-    /// The part of this reply that answers a request whose input was sent with another one,
-    /// too: only the output brought from `from` on. Continuations are sent in the other
-    /// request's answer.
+    /// The part of this reply for a request whose input was sent with another request, too: only
+    /// the output without an ask, from `from` on. Continuations are sent in the other request's
+    /// answer.
     pub(super) fn beyond(&self, from: u64) -> Reply {
         let rest = |all: &Stretch| all.part(from.saturating_sub(all.position), u64::MAX);
         let brought = self.brought.as_ref().map(rest);
@@ -145,14 +145,14 @@ impl Reply {
         self
     }
 
-    /// Sends output of an input that was not requested yet, in the packets that no ask takes.
+    /// Sends output of the request's input that was not asked for yet, in packets without an ask.
     pub fn bring(&mut self, stretch: Stretch) -> &mut Self {
         self.brought = Some(stretch);
         self
     }
 
-    /// Gives the client an input continuation: the stream was read up to `place`, and the
-    /// client returns `state` with the input behind it (4.2).
+    /// Gives the client an input continuation: the stream was read up to `place`, and the client
+    /// returns `state` with the input behind that place (4.2).
     ///
     /// # Panics
     /// The state is longer than [`MAX_STATE`], so that no request could return it.
@@ -179,7 +179,7 @@ impl Reply {
     }
 
     /// Tells the client that `position` bytes of the stream's input were read, and that no more
-    /// will be.
+    /// will be read.
     pub fn closed(&mut self, stream: u32, position: u64) -> &mut Self {
         self.notes.push(Note::Closed { stream, position });
         self
@@ -188,7 +188,7 @@ impl Reply {
     /// Tells the client that the stream has failed.
     pub fn reset(&mut self, stream: u32, reason: Reason) -> &mut Self {
         let note = Note::Reset { stream, reason };
-        // Several asks of a stream may fail alike.
+        // Several asks of a stream may fail for the same reason.
         if !self.notes.contains(&note) {
             self.notes.push(note);
         }
@@ -201,8 +201,8 @@ impl Reply {
         self.notes.iter().filter(is).count() as u64
     }
 
-    /// Puts `user` unchanged into the packet of permit `index`, in place of standard
-    /// continuations: for applications with their own (msk_setucont). The application seals it:
+    /// Puts `user` unchanged into the packet of permit `index`, in place of standard continuations:
+    /// for applications with a format of their own (msk_setucont). The application must seal it:
     /// [`KeyRing::seal_user`](crate::trickles::keys::KeyRing::seal_user).
     pub fn set_user(&mut self, index: usize, user: impl Into<Vec<u8>>) -> &mut Self {
         self.users.push((index, user.into()));

@@ -64,7 +64,7 @@ impl Expected {
         Expected { sent, want, parcel, turn: 0, in_order: true }
     }
 
-    /// Returns whether the packet is to bring wanted bytes.
+    /// Returns whether the packet should carry wanted bytes.
     fn brings(&self) -> bool {
         self.want.as_ref().is_some_and(|want| want.length > 0)
     }
@@ -77,7 +77,7 @@ pub(super) struct Asks {
     furthest: u64,
     wants: VecDeque<Want>,
     fresh: BTreeMap<u64, Expected>,
-    /// No packet in `fresh` below this number brings wanted bytes.
+    /// Number below which no packet in `fresh` should carry wanted bytes.
     barren: u64,
     again: BTreeMap<u64, Expected>,
     /// The packets in `again`, in the order of their requests.
@@ -120,8 +120,8 @@ impl Asks {
         }
     }
 
-    /// Wants lost bytes again, before all later ones. Adjacent ranges are merged, because a
-    /// packet for each small remainder would cost much overhead.
+    /// Adds lost bytes to the wants again, before the wants of later bytes. Adjacent ranges are
+    /// merged, because a packet for each small remainder would cost much overhead.
     pub(super) fn want_again(&mut self, want: Option<Want>) {
         let Some(mut want) = want.filter(|want| want.length > 0) else { return };
         let later = self.wants.iter().position(|later| later.position > want.position);
@@ -139,7 +139,7 @@ impl Asks {
         self.wants.insert(place, want);
     }
 
-    /// Cancels all wants in `range`, including those in flight should they be lost.
+    /// Cancels all wants in `range`. Wants in flight are not requested again if they are lost.
     pub(super) fn unwant(&mut self, range: &Range<u64>) {
         for want in std::mem::take(&mut self.wants) {
             self.wants.extend(want.without(range));
@@ -154,8 +154,8 @@ impl Asks {
         }
     }
 
-    /// Replaces the user continuation `before` of pending wants by `now`. Requests in flight
-    /// keep the old one, as they end soon.
+    /// Replaces the user continuation `before` of pending wants by `now`. Requests in flight keep
+    /// the old one, as they are answered soon.
     pub(super) fn renew(&mut self, before: &Bytes, now: &Bytes) {
         for want in self.wants.iter_mut().filter(|want| want.user == *before) {
             want.user = now.clone();
@@ -192,12 +192,12 @@ impl Asks {
         self.fresh.is_empty()
     }
 
-    /// Request time of the first packet in flight that is to bring wanted bytes.
+    /// Request time of the first packet in flight that should carry wanted bytes.
     pub(super) fn first_wanted(&mut self) -> Option<Instant> {
         self.first_that_brings().map(|expected| expected.sent)
     }
 
-    /// The first packet in flight that is to bring wanted bytes. Packets are scanned once each.
+    /// The first packet in flight that should carry wanted bytes. Each packet is scanned once.
     fn first_that_brings(&mut self) -> Option<&mut Expected> {
         let first = self.fresh.range(self.barren..).find(|(_, expected)| expected.brings());
         self.barren = first.map_or(self.furthest + 1, |(&number, _)| number);
@@ -231,8 +231,8 @@ impl Asks {
         }
     }
 
-    /// Wants the bytes of the first packet in flight once more; the packet may arrive all the
-    /// same. Returns whether there is such a packet.
+    /// Adds the bytes of the first packet in flight to the wants again, although the packet may
+    /// still arrive. Returns whether there is such a packet.
     pub(super) fn doubt_first(&mut self) -> bool {
         let want = self.first_that_brings().and_then(|expected| expected.want.take());
         let doubted = want.is_some();
@@ -267,13 +267,14 @@ impl Asks {
         self.furthest = 0;
     }
 
-    /// Returns whether a packet of this number may arrive: it, or one behind it, was requested.
+    /// Returns whether a packet of this number may arrive: the packet, or a later one, was
+    /// requested.
     pub(super) fn reaches(&self, number: u64) -> bool {
         number <= self.furthest
     }
 
-    /// Moves the bytes of all packets in flight back to the wants; none of these packets will
-    /// arrive any more.
+    /// Moves the bytes of all packets in flight back to the wants, as none of these packets will
+    /// arrive.
     pub(super) fn forget_all(&mut self) {
         let fresh = std::mem::take(&mut self.fresh);
         let again = std::mem::take(&mut self.again);
@@ -304,7 +305,7 @@ mod tests {
     use crate::rng::Rng;
     use crate::time::Duration;
 
-    /// Compares the cached first packet and oldest repair with a full scan.
+    /// Compares the cached first packet and oldest repair with the results of a full scan.
     #[test]
     fn the_first_that_brings_and_the_oldest_repair_are_those_of_a_search() {
         let mut rng = Rng::from_seed(5);

@@ -4,7 +4,7 @@ use bytes::Bytes;
 
 /// Source of the parcels that a client's requests carry.
 pub trait Feed {
-    /// Returns whether there is a parcel that a request is to be sent for.
+    /// Returns whether there is a parcel for which a request should be sent.
     fn is_pending(&self) -> bool;
 
     /// Bytes that the next parcel needs, if a request has room for them. If necessary, the room
@@ -13,32 +13,32 @@ pub trait Feed {
         0
     }
 
-    /// Appends the parcel of the next request to `out`, `room` bytes at most. Returns the
-    /// parcel's name, if any: [`Client::poll_settled`](super::Client::poll_settled) returns it
-    /// when no answer to it can come any more, and [`Arrived::parcel`](super::Arrived::parcel)
-    /// tells which data came in answer to it.
+    /// Appends the parcel of the next request to `out`, at most `room` bytes. Returns the parcel's
+    /// number, if any: [`Client::poll_settled`](super::Client::poll_settled) returns the number
+    /// when no further answer to the parcel can arrive, and
+    /// [`Arrived::parcel`](super::Arrived::parcel) has it for data that answer the parcel.
     fn take(&mut self, room: usize, out: &mut Vec<u8>) -> Option<u64>;
 
-    /// Announces that so many requests may be sent now, including the next.
+    /// Announces the number of requests that may be sent now, including the next one.
     fn spare(&mut self, _requests: usize) {}
 
-    /// Announces the bytes in the answer to the last parcel for which nothing was asked.
+    /// Announces the room for data that no ask uses in the answer to the last parcel, in bytes.
     fn brings(&mut self, _bytes: u64) {}
 
-    /// Returns whether a request may be sent for more data of the application, if nothing else
-    /// is to be sent.
+    /// Returns whether a request may be sent to get more data of the application when there is
+    /// nothing else to send.
     fn is_eager(&self) -> bool {
         false
     }
 
-    /// As [`Feed::take`], for a request of [`Feed::is_eager`]; `bytes` as in [`Feed::brings`].
+    /// Like [`Feed::take`], for a request that is sent because of [`Feed::is_eager`]; `bytes` is as
+    /// in [`Feed::brings`].
     fn take_eager(&mut self, _room: usize, _bytes: u64, _out: &mut Vec<u8>) -> Option<u64> {
         None
     }
 }
 
-/// Constant parcel of the first request, its echo and restarts; no request is sent for it
-/// alone.
+/// Constant parcel of the first request, the echo and restarts; no request is sent just for it.
 impl Feed for Bytes {
     fn is_pending(&self) -> bool {
         false

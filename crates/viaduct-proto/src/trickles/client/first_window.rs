@@ -1,4 +1,4 @@
-//! First window of a generation that was requested and has not begun.
+//! First window of a generation that was requested, but has not begun.
 
 use std::collections::VecDeque;
 
@@ -42,7 +42,7 @@ impl FirstWindow {
         self.cancel(asks);
     }
 
-    /// Wants again what was assigned to packets that do not come, and settles the parcel.
+    /// Returns to `asks` the wants of packets that will not arrive, and settles the parcel.
     pub(super) fn cancel(&mut self, asks: &mut Asks) {
         asks.parcels.settle(self.parcel.take());
         while let Some(want) = self.wants.pop_back() {

@@ -37,8 +37,9 @@ impl Generations {
         (1..=u16::from(MAX_ATTEMPTS)).contains(&ahead)
     }
 
-    /// Returns whether a first window may be of a generation that is `ahead` of the present one.
-    /// An address token begins its own generation.
+    /// Returns whether a first window may belong to a generation that is `ahead` of the present
+    /// one: that of a restart, or, if `ahead` is 0, that of an address token, which begins its own
+    /// generation.
     pub(super) fn may_begin(&self, ahead: u16) -> bool {
         let token = self.anchor.as_ref().is_none_or(|a| a.known.mode == Mode::AddressToken);
         token && ahead == 0 || Generations::is_restart(ahead)
@@ -49,14 +50,14 @@ impl Generations {
         (self.present, self.anchor) = (generation, Some(token));
     }
 
-    /// Records the request of a generation by an echo: it begins that of the address token.
+    /// Records an echo, which requests the generation of the address token.
     pub(super) fn echoed(&mut self, now: Instant) {
         self.requested.clear();
         self.restarted(0, now);
     }
 
-    /// Records the request of the generation that is `ahead` of the present one. Its answer then
-    /// yields a round trip, even if other generations were requested since.
+    /// Records the request of the generation that is `ahead` of the present one. The answer then
+    /// yields a round-trip sample, even if other generations were requested since.
     pub(super) fn restarted(&mut self, ahead: u16, now: Instant) {
         let generation = self.present.wrapping_add(ahead);
         self.requested.retain(|(asked, _)| *asked != generation);
@@ -67,7 +68,7 @@ impl Generations {
     /// not requested.
     pub(super) fn begin(&mut self, generation: u16) -> Option<Instant> {
         let &(_, sent) = self.requested.iter().find(|(asked, _)| *asked == generation)?;
-        // Generations requested later may still be answered, and end this one.
+        // Generations that were requested later may still be answered, which would end this one.
         self.requested.retain(|&(asked, _)| asked.wrapping_sub(generation) as i16 > 0);
         self.present = generation;
         Some(sent)

@@ -1,13 +1,12 @@
-//! Trickles that the client holds: continuations that it may return, and the repairs that these
-//! wait for.
+//! Trickles that the client holds: continuations to return, and the repairs that these wait for.
 
 use std::collections::{BTreeMap, VecDeque};
 
 use super::receiver::{Step, Turn};
 use crate::trickles::continuation::Continuation;
 
-/// Maximum number of repairs whose nonces are kept, the latest ones: windows end at 65,535, and
-/// each repair is proven in the next window.
+/// Maximum number of repairs whose nonces are kept; the oldest are dropped. Windows have at most
+/// 65,535 packets, and each repair is proven in the next window.
 const MAX_REPAIRED: usize = 1 << 17;
 
 /// Continuations to return, and the nonces of repairs.
@@ -32,9 +31,9 @@ impl Held {
         }
     }
 
-    /// Takes the first continuation, with the effects of returning it and the xor of its repairs'
-    /// nonces, if it waited for any. `None` if there is none, or if it waits for a repair and
-    /// cannot be returned without.
+    /// Takes the first continuation, with the effects of returning it, and the xor of its repairs'
+    /// nonces if it waited for any. `None` if there is none, or if it cannot be returned without a
+    /// repair that is missing.
     pub(super) fn take(&mut self) -> Option<(Turn, Step, Option<u64>)> {
         let step = self.turns.front()?.step()?;
         let known = &step.known;

@@ -1,4 +1,4 @@
-//! The client: keeps all state of the connection, as the server keeps none.
+//! The client, which keeps all state of the connection, as the server keeps none.
 //!
 //! ```text
 //!   want(range) ─▶ asks ──────────────┐                       ┌─▶ poll_transmit: requests
@@ -9,17 +9,16 @@
 //! | file | state that it owns |
 //! |---|---|
 //! | `asks` | wants, and packets in flight |
-//! | `first_window` | what was requested for the first window of a generation |
-//! | `generations` | the present generation, those requested, and what a restart returns |
-//! | `held` | continuations to return, and the repairs that they wait for |
+//! | `first_window` | wants that were requested for the first window of a generation |
+//! | `generations` | the present generation, those requested, and the anchor of a restart |
+//! | `held` | continuations to return, and the repairs that these wait for |
 //! | `receiver` | the packets of a generation, in order |
 //! | `recovery` | round trip, reordering, and the timers |
 //!
 //! The client asks for byte ranges of the server's stream, each with the user continuation that
-//! yields them. It computes the server's [plan](super::plan), and so knows in advance how many
-//! packets a request brings, and their numbers. Hence it knows which bytes are lost with a
-//! packet, and asks for them again. If the request of a lost packet cannot repair the loss, a
-//! restart does.
+//! yields them. It computes the server's [plan](super::plan), and so knows in advance the numbers
+//! of the packets that answer a request. Hence it knows which bytes are lost with a packet, and
+//! asks for them again. If a request cannot repair a loss, a restart does.
 
 mod asks;
 mod feed;
@@ -55,10 +54,10 @@ use recovery::Recovery;
 pub(super) use requests::HEAD;
 use timers::Timer;
 
-/// Payload flag: the object that these data belong to ends with them.
+/// Payload flag: the data are the last of their object.
 pub const ENDS: u8 = 0x80;
-/// Minimum length of a first request and of a restart in bytes, so that an address token is no
-/// longer than its request.
+/// Minimum length of a first request and of a restart in bytes, so that the address token in the
+/// answer is no longer than the request.
 const MIN_REQUEST: usize = 160;
 /// Lower limit of [`Config::request`]: a path of 1,280 bytes, the minimum of IPv6, less the
 /// headers of a SYN (80) and the overhead of an encrypted opening (115).
@@ -69,12 +68,12 @@ pub const MIN_MESSAGE: usize = 1_085;
 pub struct Config {
     /// Longest message that the client can receive, in bytes.
     pub message: u16,
-    /// Longest message that the client sends, in bytes: at least [`MIN_MESSAGE`], which is
-    /// 1,085.
+    /// Longest message that the client sends, in bytes: at least [`MIN_MESSAGE`].
     pub request: usize,
     /// Bytes reserved in each packet for user continuations.
     pub reserve: usize,
-    /// Bytes that a first request is padded to, so that more data come with its answer.
+    /// Length to which a first request is padded, in bytes: the answer, which may not be longer,
+    /// then has room for more data.
     pub pad: usize,
 }
 
@@ -89,13 +88,13 @@ impl Default for Config {
 pub struct Arrived {
     /// Position in the stream.
     pub position: u64,
-    /// The application's flags; [`ENDS`] if the object that the data belong to ends with them.
+    /// The application's flags; [`ENDS`] if the data are the last of their object.
     pub flags: u8,
     /// Parcel of the request that the data answer; see [`Feed::take`].
     pub parcel: Option<u64>,
-    /// True if all earlier packets of that answer have arrived, too.
+    /// True if all earlier packets of the same answer have arrived, too.
     pub in_order: bool,
-    /// User continuation, may be empty.
+    /// User continuation; may be empty.
     pub user: Bytes,
     /// The data.
     pub data: Bytes,
@@ -119,7 +118,7 @@ pub struct Stats {
     pub probes: u64,
     /// Repetitions of the last request before a restart.
     pub repeats: u64,
-    /// Messages that were not a response, or not one of this connection.
+    /// Messages that were not a response of this connection.
     pub refused: u64,
 }
 
@@ -132,7 +131,7 @@ enum Phase {
     AddressToken,
     /// The first window of a generation has been requested.
     Beginning,
-    /// Trickles flow.
+    /// A generation is in progress.
     Running(Box<Receiver>),
 }
 
@@ -215,7 +214,7 @@ impl Client {
         self.recovery.attempts
     }
 
-    /// Returns whether an answer is overdue, so that the next message is a restart.
+    /// Returns whether an answer is overdue, in which case the next message is a restart.
     pub fn is_due(&self) -> bool {
         self.recovery.restart_is_due
     }
@@ -230,7 +229,8 @@ impl Client {
         self.asks.in_flight()
     }
 
-    /// Congestion window in packets, as of the packets so far; 0 while no window is open.
+    /// Congestion window in packets, after the packets that have arrived in order; 0 while no
+    /// window is open.
     pub fn window(&self) -> u64 {
         match &self.phase {
             Phase::Running(receiver) => receiver.window(),
@@ -267,8 +267,8 @@ impl Client {
         self.arrived.pop_front()
     }
 
-    /// The next parcel (see [`Feed::take`]) to which no answer can come any more; `None` if
-    /// there is none. To be called when [`Client::poll_arrived`] has returned `None`.
+    /// The next parcel (see [`Feed::take`]) to which no further answer can arrive; `None` if there
+    /// is none. To be called when [`Client::poll_arrived`] has returned `None`.
     pub fn poll_settled(&mut self) -> Option<u64> {
         self.asks.parcels.poll_settled()
     }

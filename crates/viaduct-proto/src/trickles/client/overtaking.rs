@@ -1,20 +1,20 @@
 //! Reordering: how far packets overtake each other.
 //!
 //! ```text
-//!   1 2 3 5 6 7        4 is given up: three are behind it
-//!   1 2 3 5 6 7 8 4    it comes: here five behind it are no loss yet, and a wait was too short
+//!   1 2 3 5 6 7        4 is given up: three later ones have arrived
+//!   1 2 3 5 6 7 8 4    4 arrives: from now on five later ones are no loss, and waits are longer
 //! ```
 //!
-//! On a path with two queues, or with two servers among which packets are dealt, packets are
-//! reordered all the time, and a window that is halved for each one stays small. So the client
-//! adapts to packets that arrive after they were given up, as the kernel's TCP does
-//! (`tcp_reordering` up to `tcp_max_reordering`; RFC 8985, 6.2, for waits). A restart resets
-//! the state, as the kernel's timeout does: the path may be another.
+//! On a path with two queues, or to two servers that answer in turn, packets are reordered all the
+//! time, and a window that is halved for each reordered packet stays small. So the client adapts to
+//! packets that arrive after they were given up, as the kernel's TCP does (`tcp_reordering` up to
+//! `tcp_max_reordering`; RFC 8985, 6.2, for waits). A restart resets the state, as the kernel's
+//! timeout does, because the path may have changed.
 
 use std::collections::VecDeque;
 use std::ops::Range;
 
-/// Initial reordering degree: packets behind a missing one after which it is given up.
+/// Initial reordering degree: number of later packets after which a missing one is given up.
 const FEW: usize = 3;
 /// Maximum reordering degree.
 const MAX_OVERTAKEN: usize = 300;
@@ -24,9 +24,9 @@ const REMEMBERED: usize = 64;
 /// Reordering that was observed.
 #[derive(Debug)]
 pub(super) struct Overtaking {
-    /// Number of packets behind a missing one after which it is given up.
+    /// Reordering degree: number of later packets after which a missing one is given up.
     pub(super) behind: usize,
-    /// Runs of packets that were given up lately.
+    /// Recently given-up runs of packets.
     given_up: VecDeque<Range<u64>>,
 }
 
@@ -48,8 +48,8 @@ impl Overtaking {
         self.given_up.push_back(packets);
     }
 
-    /// Records an unexpected packet that arrived when `next` was the next one. Returns whether
-    /// it had been given up.
+    /// Records a packet that arrived when all packets below `next` had arrived or were given up.
+    /// Returns whether this packet had been given up.
     pub(super) fn came(&mut self, number: u64, next: u64) -> bool {
         let given_up = self.given_up.iter().any(|run| run.contains(&number));
         if given_up {

@@ -1,4 +1,4 @@
-//! Parcels that requests have carried, and which packets of their answers have arrived.
+//! Parcels that were sent with requests, and the arrival of their answers' packets.
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -6,9 +6,9 @@ use std::collections::{BTreeMap, VecDeque};
 #[derive(Clone, Copy, Debug, Default)]
 struct Answer {
     packets: u32,
-    /// Number of packets that are still to come.
+    /// Number of outstanding packets.
     left: u32,
-    /// Bitmap of the first 64 packets: those that have arrived.
+    /// Bitmap of those of the first 64 packets that have arrived.
     came: u64,
 }
 
@@ -29,7 +29,8 @@ impl Parcels {
         answer.packets - 1
     }
 
-    /// Records packet `turn` of the answer. Returns whether all earlier ones have arrived.
+    /// Records the arrival of packet `turn` of the answer to `parcel`. Returns whether all earlier
+    /// ones have arrived.
     pub(super) fn came(&mut self, parcel: Option<u64>, turn: u32) -> bool {
         let Some(answer) = parcel.and_then(|parcel| self.answers.get_mut(&parcel)) else {
             return true;
@@ -42,7 +43,7 @@ impl Parcels {
         in_order
     }
 
-    /// Records that a packet of the answer to `parcel` will not come any more.
+    /// Records that a packet of the answer to `parcel` is no longer outstanding.
     pub(super) fn is_out(&mut self, parcel: Option<u64>) {
         let Some(number) = parcel else { return };
         let left = self.answers.get_mut(&number).map_or(0, |answer| {
@@ -55,7 +56,7 @@ impl Parcels {
         }
     }
 
-    /// Settles a parcel: no answer to it can come any more.
+    /// Settles a parcel: no further answer to it can arrive.
     pub(super) fn settle(&mut self, parcel: Option<u64>) {
         self.settled.extend(parcel);
     }

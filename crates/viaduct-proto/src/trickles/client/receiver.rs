@@ -1,13 +1,13 @@
-//! Packets in the order of their numbers: which were lost, and which continuations can be
-//! returned.
+//! Packets of a generation in the order of their numbers: determines which are lost, and which
+//! continuations can be returned.
 //!
 //! ```text
 //!   arrived ─▶ early ─▶ in order, or given up ─▶ ranges of the epoch ─▶ Turn: continuation + proof
 //! ```
 //!
-//! A packet is given up when three behind it have arrived ([more](super::overtaking) on a path
-//! with reordering), or after a timeout. From then on it counts as lost, even if it arrives
-//! later: each proof includes the proofs before it (2.4).
+//! A packet is given up when three later ones have arrived ([more](super::overtaking) on a path
+//! with reordering), or after a timeout. From then on it counts as lost, even if it arrives later:
+//! each proof includes the proofs before it (2.4).
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -17,13 +17,14 @@ use crate::trickles::epoch::Epoch;
 use crate::trickles::plan::{self, Plan, Tail};
 use crate::trickles::proof::{self, Gaps, Range};
 
-/// Bound on how far a packet may be ahead of the next one: windows end at 65,535, so beyond it
-/// no packet was requested. All packets in between would have to be given up, and recorded.
+/// Maximum distance of an accepted packet from the next expected one. Windows have at most 65,535
+/// packets, so no packet beyond this was requested. If one were accepted, all packets in between
+/// would have to be given up and recorded.
 const REACH: u64 = 1 << 18;
 
-/// A continuation that may be returned, with the data to return with it. Whole windows of these
-/// are held if the application does not read, so the struct is small; [`Turn::step`] computes
-/// the rest.
+/// A continuation that may be returned, with the data to return with it. If the application does
+/// not read, whole windows of turns are held, so the struct is small; [`Turn::step`] computes the
+/// rest.
 #[derive(Clone, Debug)]
 pub(super) struct Turn {
     /// The continuation's bytes.
@@ -33,7 +34,7 @@ pub(super) struct Turn {
     /// Losses at the end of the epoch before.
     pub(super) tail: Option<Tail>,
     epoch: Epoch,
-    /// Gaps of its epoch.
+    /// Losses in the continuation's epoch before its packet.
     gaps: Gaps,
 }
 
@@ -46,7 +47,8 @@ pub(super) struct Step {
     pub(super) made_up: Option<Plan>,
     /// The server's plan.
     pub(super) plan: Plan,
-    /// Number of losses that its descendants will name, without those that `known` names.
+    /// Number of losses that the continuations in the answer will name in addition to those that
+    /// `known` names.
     pub(super) losses: usize,
 }
 
@@ -63,7 +65,8 @@ impl Turn {
     }
 }
 
-/// Maximum number of epoch and secret pairs of which a continuation is kept.
+/// Maximum number of continuations that are kept to expand deltas, one for each pair of epoch and
+/// secret.
 const MODELS: usize = 4;
 
 /// A packet that arrived ahead of its turn.
@@ -77,9 +80,9 @@ struct Early {
 #[derive(Debug)]
 pub(super) struct Receiver {
     epoch: Epoch,
-    /// The epoch that the survivors of a recovery begin.
+    /// The epoch that will begin with the survivors of a recovery.
     coming: Option<Epoch>,
-    /// All packets below have arrived or are lost.
+    /// Next expected packet: all packets below have arrived or are lost.
     next: u64,
     early: BTreeMap<u64, Early>,
     overtaking: Overtaking,
@@ -87,13 +90,14 @@ pub(super) struct Receiver {
     /// Last point that has arrived.
     point: u64,
     tail: Option<Tail>,
-    /// Packets that were given up and not reported yet.
+    /// Given-up packets that the client has not processed yet.
     pub(super) lost: VecDeque<u64>,
     /// Continuations to return, raw and parsed.
     pub(super) turns: VecDeque<(Turn, Continuation)>,
-    /// Number of epochs of survivors that have begun and were not reported yet.
+    /// Number of recoveries that the client has not counted yet.
     pub(super) recovered: u32,
-    /// A continuation of each of the last epochs and secrets, by base and number of the secret.
+    /// Known continuations, one for each of the last epochs and secrets, by base and number of the
+    /// secret.
     models: BTreeMap<(u64, u8), Vec<u8>>,
 }
 
@@ -212,8 +216,8 @@ impl Receiver {
         }
     }
 
-    /// Starts the epoch of the survivors at its first packet. Losses at the end of the epoch
-    /// before are to be reported.
+    /// Starts the epoch of the survivors at its first packet, and notes the losses at the end of
+    /// the epoch before, which the next request reports.
     fn enter_coming(&mut self) {
         let Some(coming) = self.coming.take() else { return };
         let arrived = self.ranges.last().map_or(self.epoch.base - 1, |range| range.last);

@@ -1,4 +1,4 @@
-//! Loss detection by time: what the client knows of the path, and the timers that follow.
+//! Loss detection by time: properties of the path, and the timers derived from them.
 //!
 //! ```text
 //!   arrivals ─▶ round trip, reordering ─▶ set_timers ─▶ poll_expired: Reorder, Probe,
@@ -11,7 +11,8 @@ use super::round_trip::Trips;
 use super::timers::{Timer, Timers};
 use crate::time::Instant;
 
-/// Number of packets that one trickle has in flight, and threshold for few trickles.
+/// Maximum number of packets that a single trickle has in flight; also the threshold up to which
+/// trickles count as few.
 const FEW: usize = 2;
 
 /// State of the loss detection.
@@ -26,15 +27,15 @@ pub(super) struct Recovery {
     pub(super) restart_is_due: bool,
     /// True if a probe was sent since the last arrival.
     is_probed: bool,
-    /// Trickles wait for repairs, and no other packet is to come.
+    /// True if trickles wait for repairs, and no other packet is expected.
     is_stuck: bool,
     /// The missing packet that [`Timer::Reorder`] gives up.
     missing: Option<u64>,
-    /// Time of the last arrival, or of the request that ended an idle time.
+    /// Time of the last arrival, or of the request that ended an idle period.
     pub(super) heard: Instant,
     /// Time at which the connection was opened.
     opened: Instant,
-    /// Highest number that has arrived, other than repairs.
+    /// Highest number of a packet that has arrived, not counting repairs.
     highest: u64,
     /// Send time of the latest request that was answered.
     answered: Instant,
@@ -66,17 +67,17 @@ impl Recovery {
         Some(timer)
     }
 
-    /// Sets the timeout of an answer to a first request, an echo or a restart.
+    /// Sets the timeout for the answer to a first request, an echo or a restart.
     pub(super) fn await_answer(&mut self, now: Instant) {
         self.timers.set(Timer::Restart, now + self.trips.wait(self.attempts));
     }
 
-    /// Stops the retransmission timeout: no answer is to come.
+    /// Stops the retransmission timer, as no answer is expected.
     pub(super) fn stop_restart(&mut self) {
         self.timers.stop(Timer::Restart);
     }
 
-    /// Records the arrival of something new.
+    /// Records the arrival of a new packet.
     pub(super) fn hear(&mut self, now: Instant) {
         self.heard = now;
         self.attempts = 0;
@@ -103,7 +104,7 @@ impl Recovery {
         self.answered = self.answered.max(sent);
     }
 
-    /// As [`Recovery::note_answer`], for a packet that yields a round trip.
+    /// Like [`Recovery::note_answer`], for a packet that yields a round-trip sample.
     pub(super) fn measure(&mut self, now: Instant, sent: Instant) {
         self.note_answer(sent);
         if self.repeat.is_plain(sent) {
@@ -112,14 +113,14 @@ impl Recovery {
         }
     }
 
-    /// Takes the last request for a repetition, and sets the timer of the next one.
+    /// Returns the last request, to be sent again, and sets the timer of the next repetition.
     pub(super) fn take_repetition(&mut self, now: Instant, asks: &Asks) -> Vec<u8> {
         let message = self.repeat.take(now);
         self.timers.set(Timer::Repeat, self.repeat_due(asks));
         message
     }
 
-    /// Sets the missing packet that others wait for, if any.
+    /// Sets the missing packet that later ones wait for, if any.
     pub(super) fn wait_for(&mut self, now: Instant, missing: Option<u64>) {
         self.is_stuck = false;
         if self.missing != missing {
@@ -130,20 +131,20 @@ impl Recovery {
     }
 
     /// Determines whether several of the `held` trickles wait for repairs, and nothing else is
-    /// to come. The packets that came last were requested after the repairs, so the repairs are
-    /// lost. The restart then need not wait for the full timeout: packets are not reordered by
-    /// more than the wait for a silence (RFC 8985, 6.2).
+    /// expected. In this case packets that were requested after the repairs have arrived, so the
+    /// repairs are lost. The restart then need not wait for the full timeout, because packets are
+    /// not reordered by more than the silence interval (RFC 8985, 6.2).
     pub(super) fn check_stuck(&mut self, asks: &Asks, held: usize) {
         let waits = asks.is_wanting() || asks.in_flight() > 0;
         self.is_stuck = waits && asks.are_repairs() && held > FEW && self.attempts == 0;
     }
 
-    /// Sets the timers but [`Timer::Reorder`].
+    /// Sets all timers except [`Timer::Reorder`].
     pub(super) fn set_timers(&mut self, asks: &mut Asks, is_holding: bool, is_idle: bool) {
         let wait = self.trips.wait(self.attempts);
         let repair = asks.oldest_again().map(|sent| sent + wait);
-        // Bytes may be wanted when no trickle is left to request them, or none that has its
-        // repairs.
+        // Bytes may be wanted although no trickle is left to request them, or only trickles that
+        // wait for repairs.
         let answer = (!is_idle).then(|| self.heard + wait);
         let answer = self.is_stuck.then(|| self.repeat_time()).flatten().or(answer);
         self.timers.set(Timer::Restart, [repair, answer].into_iter().flatten().min());
@@ -151,8 +152,8 @@ impl Recovery {
         self.timers.set(Timer::Probe, self.probe_due(asks, is_holding));
     }
 
-    /// Time of a tail probe: a trickle is held while packets are in flight. Nothing else is
-    /// wanted, so no packet behind the last ones would show that they are lost.
+    /// Time of a tail probe. A trickle is held while packets are in flight, and nothing else is
+    /// wanted, so no later packet would show that the last ones are lost.
     fn probe_due(&self, asks: &mut Asks, is_holding: bool) -> Option<Instant> {
         let is_tail = is_holding && !asks.is_wanting() && asks.in_flight() > 0;
         if !is_tail || self.is_probed || self.attempts > 0 {
@@ -165,10 +166,10 @@ impl Recovery {
         Some(if passed { self.heard } else { (sent + wait).max(self.heard + wait / 8) })
     }
 
-    /// Time at which the last request is sent again: packets are in flight, and none arrives.
+    /// Time at which the last request is sent again if packets are in flight and none arrives.
     fn repeat_due(&self, asks: &Asks) -> Option<Instant> {
-        // With a single trickle in flight the timeout is as good (RFC 8985, 7.2). Most clients
-        // in a crowd have no more.
+        // With a single trickle in flight, as most clients have under congestion, the timeout is as
+        // good (RFC 8985, 7.2).
         let waits = asks.in_flight() > FEW && self.attempts == 0 && !self.is_stuck;
         waits.then(|| self.repeat_time()).flatten()
     }
@@ -177,7 +178,7 @@ impl Recovery {
         self.repeat.due(self.heard, self.trips.repeat()?)
     }
 
-    /// Drops what concerns requests in flight; no packet of the present generation will arrive.
+    /// Drops the state of requests in flight, as no packet of the present generation will arrive.
     pub(super) fn forget_flight(&mut self) {
         self.repeat.forget();
         self.missing = None;

@@ -1,11 +1,11 @@
-//! Repetition of the last request in a silence: the request, its answer, or the server may be
-//! gone.
+//! Repetition of the last request during a silence: the request or its answer may be lost, or the
+//! server may have been replaced.
 //!
-//! A server that has answered the request refuses the copy as replayed, which costs only its
-//! bytes. A server that has not answered it sends the packets of this request and of those
-//! before it, as for any lost request. So a loss of the last requests before a silence takes no
-//! timeout, and a server that takes over from another continues where that stopped (tail loss
-//! probes: RFC 8985, 7).
+//! A server that has answered the request refuses the copy as replayed, which costs only the copy's
+//! bytes. A server that has not answered it sends the packets for this request and for the lost
+//! ones before it, as for any lost request. So the loss of the last requests before a silence
+//! causes no timeout, and a server that takes over from another one continues where that one
+//! stopped (tail loss probes: RFC 8985, 7).
 
 use crate::time::{Duration, Instant};
 
@@ -20,8 +20,8 @@ pub(super) struct Repeat {
     /// Time of the first transmission, and of the last repetition.
     sent: Option<Instant>,
     again: Option<Instant>,
-    /// Number of repetitions since a round trip was measured: until then the interval stays as
-    /// long as it has become (RFC 6298, 5), because the path's delay may have grown.
+    /// Number of repetitions since the last round-trip sample. The interval is shortened only after
+    /// a new sample (RFC 6298, 5), because the path's delay may have grown.
     pub(super) count: u32,
 }
 
@@ -33,7 +33,7 @@ impl Repeat {
         self.sent = Some(now);
     }
 
-    /// Drops the request, as it is of no use any more.
+    /// Drops the request.
     pub(super) fn forget(&mut self) {
         self.sent = None;
     }
@@ -47,14 +47,14 @@ impl Repeat {
         (self.count < MAX_REPEATS).then(|| since + longer(wait))
     }
 
-    /// Takes the request for a repetition.
+    /// Returns the request, to be sent again.
     pub(super) fn take(&mut self, now: Instant) -> Vec<u8> {
         (self.again, self.count) = (Some(now), self.count + 1);
         self.message.clone()
     }
 
-    /// Returns whether the answer to a request sent at `sent` yields an unambiguous round trip
-    /// (Karn's rule).
+    /// Returns whether the answer to a request sent at `sent` yields an unambiguous round-trip
+    /// sample (Karn's rule).
     pub(super) fn is_plain(&self, sent: Instant) -> bool {
         self.again.is_none_or(|again| sent > again)
     }

@@ -19,8 +19,7 @@ const PARCEL: usize = 512;
 /// Bytes of a step that are reserved for asks, if bytes are wanted and the parcel does not need
 /// the room.
 const ASKS: usize = 512;
-/// Maximum length of a first request, or of a step that names no losses, without asks and
-/// parcel.
+/// Maximum length, without asks and parcel, of a first request or of a step that names no losses.
 pub(in crate::trickles) const HEAD: usize = 128;
 
 /// Layout of the packets that answer a step.
@@ -29,9 +28,9 @@ struct Layout {
     now: Instant,
     /// Bytes of a message, less the reserve.
     room: usize,
-    /// Bytes of the continuations that the packets carry.
+    /// Length of the continuation in each packet.
     descendant: usize,
-    /// Bytes reserved in the first packet with data; 0 from then on.
+    /// Bytes reserved for notes in the next packet with data; 0 after the first such packet.
     notes: usize,
     budget: Budget,
     wants: Vec<Want>,
@@ -86,8 +85,8 @@ impl Client {
         self.finish(message, self.pad(), feed);
     }
 
-    /// Maximum length of a request at present. A first request without an answer may have
-    /// exceeded the path MTU without an ICMP error.
+    /// Maximum length of the next request. If a first request got no answer, it may have exceeded
+    /// the path MTU without an ICMP error.
     fn longest(&self) -> usize {
         let again = matches!(self.phase, Phase::Opening) && self.recovery.attempts > 0;
         if again { self.config.request.min(MIN_MESSAGE) } else { self.config.request }
@@ -98,8 +97,7 @@ impl Client {
         self.config.pad.max(MIN_REQUEST).min(self.longest())
     }
 
-    /// Sends requests with the continuations that are held, as long as bytes are wanted or the
-    /// feed has a parcel.
+    /// Sends requests with the held continuations, while bytes are wanted or the feed has a parcel.
     pub(super) fn request(&mut self, now: Instant, feed: &mut dyn Feed) {
         let first = matches!(self.phase, Phase::Opening) && self.count == 0;
         if std::mem::take(&mut self.recovery.restart_is_due) || first && self.recovery.attempts == 0
@@ -157,8 +155,8 @@ impl Client {
         self.recovery.await_answer(now);
     }
 
-    /// Assigns wants to up to `packets` packets of a first window, in a request that has
-    /// `taken` bytes already.
+    /// Assigns wants to at most `packets` packets of a first window. The request has `taken` bytes
+    /// already.
     fn assign(&mut self, packets: usize, continuation: usize, taken: usize, feed: &dyn Feed) {
         let message = match &self.generations.anchor {
             Some(anchor) => anchor.known.message.into(),
@@ -181,8 +179,8 @@ impl Client {
         Budget::new(self.longest().saturating_sub(taken.saturating_add(parcel)))
     }
 
-    /// Completes a first request or a restart: adds the promised asks and the parcel, and pads
-    /// to `least` bytes.
+    /// Completes a first request or a restart: adds the assigned asks and the parcel, and pads the
+    /// message to `least` bytes.
     fn finish(&mut self, mut message: Vec<u8>, least: usize, feed: &mut dyn Feed) {
         let mut tail = Vec::new();
         emit(self.first_window.wants(), &mut tail);
@@ -201,7 +199,7 @@ impl Client {
         self.first_window.parcel = feed.take(room, message);
     }
 
-    /// Sends a request that returns a continuation, with asks for as much as the server will
+    /// Sends a request that returns a continuation, with asks for as many bytes as the server will
     /// send.
     fn send_turn(
         &mut self,
@@ -259,14 +257,14 @@ impl Client {
             feed.spare(1 + self.held.len());
             layout.parcel = feed.take(room, out);
             layout.notes = if layout.parcel.is_some() { NOTES } else { 0 };
-            // The asks have precedence.
+            // Asks have precedence over output of the parcel's input.
             feed.brings(if wants { 0 } else { brings.saturating_sub(NOTES as u64) });
         } else if !wants && feed.is_eager() {
             layout.parcel = feed.take_eager(room, brings, out);
         }
     }
 
-    /// Records which packets a plan brings, and which bytes they are to carry.
+    /// Records the expected packets of a plan, and the bytes that each is asked to carry.
     fn expect(&mut self, plan: &Plan, layout: &mut Layout) {
         for &number in plan.again.numbers() {
             let expected = self.ask(overhead(None), layout);

@@ -125,8 +125,8 @@ impl Client {
         true
     }
 
-    /// Gives a packet, or those of a group, to the receiver. Returns whether it is new; `None` if
-    /// the response is invalid.
+    /// Passes a packet, or the packets of a group, to the receiver. Returns whether it is new;
+    /// `None` if the response is invalid.
     fn receive(&mut self, response: &Response) -> Option<bool> {
         let Phase::Running(receiver) = &mut self.phase else { return None };
         let Response { number, nonce, .. } = *response;
@@ -190,14 +190,14 @@ impl Client {
         self.set_timers();
     }
 
-    /// Sets the timers but [`Timer::Reorder`](super::timers::Timer::Reorder).
+    /// Sets all timers except [`Timer::Reorder`](super::timers::Timer::Reorder).
     pub(super) fn set_timers(&mut self) {
         let (is_holding, is_idle) = (!self.held.is_empty(), self.is_idle());
         self.recovery.set_timers(&mut self.asks, is_holding, is_idle);
     }
 
-    /// Delivers data. Bytes that were wanted from this packet and did not arrive with it are
-    /// wanted again.
+    /// Delivers data. Bytes that were requested for this packet but are not in it become wanted
+    /// again.
     fn deliver(&mut self, expected: Expected, payload: &Payload) {
         let Expected { want, parcel, in_order, .. } = expected;
         if let Some(want) = want.filter(|want| want.length > 0) {
@@ -213,7 +213,7 @@ impl Client {
         self.hand_on(parcel, in_order, payload);
     }
 
-    /// Delivers data that were not expected any more.
+    /// Delivers data of a packet that was no longer expected.
     fn late(&mut self, payload: &Payload) {
         self.hand_on(None, true, payload);
     }
@@ -232,7 +232,7 @@ impl Client {
         });
     }
 
-    /// Drops the state of all requests in flight; no packet of the present generation will
+    /// Drops the state of all requests in flight, as no packet of the present generation will
     /// arrive.
     pub(super) fn forget_flight(&mut self) {
         self.asks.forget_all();

@@ -12,13 +12,13 @@ const MAX_TIMEOUT: Duration = Duration::from_secs(60);
 /// Smoothed round trip and its variation.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Trips {
-    /// Upper bound of the first round trip: the time from the first request to the first
-    /// answer. Until a round trip is measured, the timeout is at least that long.
+    /// Time from the first request to the first answer, an upper bound of the first round trip.
+    /// Until a round trip is measured, the timeout is longer than this time.
     pub(super) first: Option<Duration>,
     smoothed: Option<Duration>,
     variation: Duration,
-    /// Shortest round trip: the delay of the path alone, while the smoothed one includes
-    /// queueing.
+    /// Shortest round trip: the path's delay without queueing, which the smoothed round trip
+    /// includes.
     shortest: Option<Duration>,
     /// True if packets were reordered on this path.
     pub(super) is_uneven: bool,
@@ -39,15 +39,15 @@ impl Trips {
         }
     }
 
-    /// Timeout of an answer after `attempts` unanswered ones.
+    /// Timeout for an answer after `attempts` unanswered attempts.
     pub(super) fn wait(&self, attempts: u32) -> Duration {
         let smoothed = self.smoothed.map(|trip| trip + (4 * self.variation).max(MIN_TIMEOUT));
         let unmeasured = || self.first.map_or(FIRST, |trip| (trip * 5 / 4).max(FIRST));
         smoothed.unwrap_or_else(unmeasured).saturating_mul(1 << attempts.min(8)).min(MAX_TIMEOUT)
     }
 
-    /// Timeout of a tail probe. Computed as for an answer, without the minimum, and not longer
-    /// than RFC 8985 has it for TCP. `None` while no round trip is known.
+    /// Timeout of a tail probe: computed as for an answer, but with a smaller minimum, and at most
+    /// as long as RFC 8985 has it for TCP. `None` while no round trip is known.
     pub(super) fn probe(&self) -> Option<Duration> {
         self.smoothed.map(|trip| (trip + 4 * self.variation).min(2 * trip).max(MIN_TIMEOUT / 20))
     }
@@ -58,8 +58,8 @@ impl Trips {
         self.smoothed.map(|trip| (2 * trip).max(trip + 4 * self.variation).max(MIN_TIMEOUT / 20))
     }
 
-    /// Returns whether an answer to a request sent at `later` shows that the answer to one sent
-    /// at `sent` is lost, because packets are not reordered that far.
+    /// Returns whether an answer to a request sent at `later` shows that the answer to a request
+    /// sent at `sent` is lost, because packets are not reordered that far.
     pub(super) fn overtakes(&self, later: Instant, sent: Instant) -> bool {
         later > sent + self.reorder_timeout()
     }
@@ -69,10 +69,10 @@ impl Trips {
         self.short = self.short.saturating_add(1);
     }
 
-    /// Reordering window: how long packets wait for a missing one before them. A quarter of the
-    /// shortest round trip, as in RFC 8985. If reordering was seen, a quarter of the smoothed
-    /// one, because two paths may have a queue each. A further quarter is added each time that
-    /// it was too short, up to a full round trip.
+    /// Reordering window: how long packets wait for a missing one before them. It is a quarter of
+    /// the shortest round trip, as in RFC 8985, or a quarter of the smoothed one if reordering was
+    /// seen, because two paths may have a queue each. Each time that it was too short a further
+    /// quarter is added, up to a full round trip.
     pub(super) fn reorder_timeout(&self) -> Duration {
         let trip = if self.is_uneven { self.smoothed } else { self.shortest };
         let quarters = self.short.saturating_add(1).min(4);

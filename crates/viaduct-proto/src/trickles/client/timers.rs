@@ -5,7 +5,7 @@ use crate::timers::TimerTable;
 /// Timers of a client, in the order in which they fire.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Timer {
-    /// A missing packet, for which others wait, is given up.
+    /// A missing packet, for which later ones wait, is given up.
     Reorder,
     /// Tail probe: a held trickle asks again for data that may be lost.
     Probe,

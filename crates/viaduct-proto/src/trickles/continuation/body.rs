@@ -9,7 +9,8 @@ use crate::trickles::plan::Run;
 const NUMBER_AT: usize = 24;
 
 impl Continuation {
-    /// Appends the continuation without its code, for one with the secret of number `secret`.
+    /// Appends the continuation without its code. `secret` is the number of the secret that seals
+    /// it.
     pub(in crate::trickles) fn emit_body(&self, secret: u8, out: &mut Vec<u8>) {
         let acks =
             u8::from(self.epoch.acks.delayed) << 5 | u8::from(self.epoch.acks.by_request) << 4;
@@ -34,7 +35,8 @@ impl Continuation {
         }
     }
 
-    /// Parses a continuation without its code. Returns its length, too.
+    /// Parses a continuation without its code. Returns the continuation and the length of these
+    /// bytes.
     pub(in crate::trickles) fn peek_body(bytes: &[u8]) -> Option<(Continuation, usize)> {
         let mut reader = Reader(bytes);
         let continuation = read(&mut reader)?;
@@ -42,7 +44,7 @@ impl Continuation {
     }
 }
 
-/// Replaces the packet's number in the body of a continuation by `offset` above the base.
+/// Sets the packet's number in the body of a continuation to the base plus `offset`.
 pub(in crate::trickles) fn renumber(body: &mut [u8], offset: u32) {
     if let Some(place) = body.get_mut(NUMBER_AT..NUMBER_AT + 4) {
         place.copy_from_slice(&offset.to_be_bytes());

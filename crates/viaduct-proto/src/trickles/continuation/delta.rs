@@ -1,4 +1,4 @@
-//! Delta of a continuation, for a client that has another one of the same epoch (5.3).
+//! Delta of a continuation, for a client that has another continuation of the same epoch (5.3).
 
 use super::{CONTINUATION, Continuation, renumber};
 use crate::trickles::bytes::{Reader, put_u48};
@@ -7,8 +7,7 @@ use crate::trickles::keys::{Keys, MAC};
 /// Offset of the timestamp and the RTT.
 const TIME_AT: usize = 32;
 
-/// The part of a continuation that a client with another one of the same epoch cannot know
-/// (5.3).
+/// The fields of a continuation that cannot be derived from another one of the same epoch (5.3).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Delta<'a>(&'a [u8]);
 
@@ -17,7 +16,7 @@ pub struct Delta<'a>(&'a [u8]);
 pub const DELTA: usize = 1 + 6 + 4 + MAC;
 
 impl<'a> Delta<'a> {
-    /// Takes a delta off `reader`.
+    /// Reads a delta from `reader`.
     pub(in crate::trickles) fn read(reader: &mut Reader<'a>) -> Option<Self> {
         reader.take(DELTA).map(Delta)
     }
@@ -27,7 +26,8 @@ impl<'a> Delta<'a> {
         self.0[0]
     }
 
-    /// Bytes of the continuation at `offset` above the base, for a `model` of the same epoch.
+    /// Expands the delta: returns the bytes of the continuation of packet base + `offset`. `model`
+    /// is another continuation of the same epoch.
     pub(in crate::trickles) fn on(self, model: &[u8], offset: u32) -> Option<Vec<u8>> {
         let mut bytes = model.get(..CONTINUATION - MAC)?.to_vec();
         bytes[0] = self.0[0];

@@ -1,5 +1,6 @@
-//! The transport continuation: the state that TCP would keep of a connection at the server
-//! (2.1), in 70 + 12 m bytes where m losses wait for their repair. The paper's has 75 + 12 m.
+//! The transport continuation: the state of a connection that TCP would keep at the server (2.1).
+//! It has 70 + 12 m bytes (the paper's has 75 + 12 m), where m is the number of losses that wait
+//! for their repair.
 //!
 //! ```text
 //!   0  number of the secret 1
@@ -8,13 +9,13 @@
 //!  10  generation 2          counts restarts
 //!  12  tag 4                 chosen by the client; in every response
 //!  16  base 8                the epoch: TCPBase
-//!  24  number 4              of the packet, above the base; of a token: which attempt it answers
+//!  24  number 4              of the packet, less the base; in a token: the attempt's number
 //!  28  start 2               startCwnd
 //!  30  ssthresh 2
 //!  32  timestamp 6           microseconds of the server's clock
 //!  38  smoothed RTT 4        microseconds; 0: not known
 //!  42  secret of the nonces 1
-//!  43  address 8             a keyed hash of the client's
+//!  43  address 8             keyed hash of the client's address
 //!  51  longest message 2     of a response
 //!  53  delta 1 bit | burst limit 7
 //!  54  losses, each: first 8 | count 4
@@ -88,19 +89,19 @@ pub struct Continuation {
     pub epoch: Epoch,
     /// The packet's number, at or above the epoch's base.
     pub number: u64,
-    /// Time at which it was made, in microseconds of the server's clock; below 2^48.
+    /// Time at which the continuation was made, in microseconds of the server's clock; below 2^48.
     pub timestamp: u64,
     /// Smoothed round trip in microseconds; 0 if none was measured.
     pub rtt: u32,
-    /// Number of the secret that the connection's nonces are made with.
+    /// Number of the secret from which the connection's nonces are derived.
     pub nonces: u8,
     /// Hash of the client's address, computed by [`Keys`].
     pub address: u64,
     /// Maximum length of a response message in bytes.
     pub message: u16,
-    /// Maximum number of lost packets that one request has retransmitted; below 128.
+    /// Maximum number of lost packets that are retransmitted in answer to one request; below 128.
     pub burst: u8,
-    /// True if the server's packets omit what the client knows of their epoch (5.3).
+    /// True if the server's packets omit the fields that the client knows from their epoch (5.3).
     pub delta: bool,
     /// Losses whose repair the client has not proven yet.
     pub losses: Losses,
@@ -110,10 +111,10 @@ pub struct Continuation {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Invalid {
     /// Too short, or fields out of range.
-    #[error("these bytes are no transport continuation")]
+    #[error("these bytes are not a transport continuation")]
     Malformed,
-    /// The secret is not in the ring, or not any more.
-    #[error("the continuation is of secret {0}, which is not in the ring: open a new connection")]
+    /// The secret is not in the ring.
+    #[error("secret {0} of the continuation is not in the ring: open a new connection")]
     UnknownSecret(u8),
     /// The code does not match.
     #[error("the continuation was altered, or made with another secret")]
@@ -134,8 +135,8 @@ impl Continuation {
         out.extend_from_slice(&mac);
     }
 
-    /// Parses a continuation without verifying its code, as a client does. Returns its length,
-    /// too.
+    /// Parses a continuation without verifying its code, as a client does. Returns the continuation
+    /// and its length.
     ///
     /// # Errors
     /// [`Invalid::Malformed`].
@@ -145,8 +146,8 @@ impl Continuation {
         if bytes.len() < len { Err(Invalid::Malformed) } else { Ok((continuation, len)) }
     }
 
-    /// Parses the continuation at the beginning of `bytes`, and verifies that a replica with
-    /// this ring has made it.
+    /// Parses the continuation at the beginning of `bytes`, and verifies that it was made by a
+    /// server with a secret of `ring`.
     ///
     /// # Errors
     /// Any [`Invalid`].

@@ -1,4 +1,4 @@
-//! Channel of a request, by which its answers are sent, too.
+//! Channel of a request and of its answers: unencrypted, or encrypted under a key.
 
 use aes_siv::KeyInit as _;
 use aes_siv::siv::Aes128Siv;
@@ -7,22 +7,24 @@ use super::{HELLO, ID, KEY, RESPONSE, SIV, kind};
 use crate::trickles::bytes::Reader;
 use crate::trickles::keys::KeyRing;
 
-/// Clear or encrypted.
+/// Channel of a request and of its answers.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(in crate::trickles) enum Channel {
     #[default]
     Clear,
     Sealed {
-        /// Number of the secret.
+        /// Number of the secret from which the key is derived.
         secret: u8,
         id: [u8; ID],
-        /// End of the handshake, with which the answers begin; `None` if they begin with the id.
+        /// Answer of the handshake, with which the answers to an opening begin; `None` for a later
+        /// request.
         hello: Option<[u8; HELLO]>,
     },
 }
 
 impl Channel {
-    /// Replaces the contents of `out` by an answer. Returns false if its secret is gone.
+    /// Replaces the contents of `out` by `message`, encrypted if the channel is. Returns false if
+    /// the secret is no longer in the ring.
     pub(in crate::trickles) fn seal(
         &self,
         ring: &KeyRing,
@@ -44,7 +46,7 @@ impl Channel {
         ring.channel_key(*secret, id).is_some_and(|key| seal(&key, message, out).is_some())
     }
 
-    /// Returns whether `ring` has the secret of the answers' key.
+    /// Returns whether `ring` has the secret from which the answers' key is derived.
     pub(in crate::trickles) fn is_answerable(&self, ring: &KeyRing) -> bool {
         match self {
             Channel::Clear => true,
@@ -52,7 +54,7 @@ impl Channel {
         }
     }
 
-    /// Serializes the channel, for an event that is extracted.
+    /// Serializes the channel for an extracted event.
     pub(in crate::trickles) fn emit(&self) -> Vec<u8> {
         match self {
             Channel::Clear => Vec::new(),
@@ -84,7 +86,8 @@ impl Channel {
     }
 }
 
-/// Appends `message` under `key` to `out`, whose contents are authenticated with it.
+/// Appends `message`, encrypted under `key`, to `out`. The present contents of `out` are
+/// authenticated, too.
 pub(in crate::trickles) fn seal(key: &[u8; KEY], message: &[u8], out: &mut Vec<u8>) -> Option<()> {
     let head = out.len();
     out.extend_from_slice(&[0; SIV]);
@@ -96,7 +99,7 @@ pub(in crate::trickles) fn seal(key: &[u8; KEY], message: &[u8], out: &mut Vec<u
     Some(())
 }
 
-/// Decrypts a message with `head` bytes before the SIV; `None` if it was altered, or is not
+/// Decrypts a message with `head` bytes before the SIV; `None` if it was altered, or not encrypted
 /// under `key`.
 pub(in crate::trickles) fn open(key: &[u8; KEY], message: &[u8], head: usize) -> Option<Vec<u8>> {
     let (before, rest) = message.split_at_checked(head)?;

@@ -10,14 +10,14 @@ use crate::keys::{Entropy, PublicKey};
 use crate::trickles::bytes::Reader;
 use crate::trickles::wire::request::is_open;
 
-/// Overhead of a sealed first message in bytes: no opening is shorter.
+/// Overhead of a sealed first message in bytes: the minimum length of an opening.
 pub const OPENING: usize = 1 + EPHEMERAL + 2 + PADDED + TAG;
 /// Maximum number of pending handshakes, and of keys that are kept.
 const MAX_HANDSHAKES: usize = 4;
 
 /// A handshake that was not answered yet.
 struct Pending {
-    /// First bytes of its ephemeral key, by which answers are matched.
+    /// First bytes of the client's ephemeral key, which the answer repeats.
     of: [u8; 4],
     noise: Box<HandshakeState>,
 }
@@ -28,7 +28,7 @@ struct Key {
     key: [u8; KEY],
 }
 
-/// Encryption state of a client, for one connection and those that replace it. See the
+/// Encryption state of a client, for one connection and the connections that replace it. See the
 /// [module](super).
 pub struct ClientCrypt {
     server: PublicKey,
@@ -46,19 +46,19 @@ impl std::fmt::Debug for ClientCrypt {
 }
 
 impl ClientCrypt {
-    /// Creates the state for a server that has the secret key of `server`.
+    /// Creates the state of a client. `server` is the server's public key.
     pub fn new(server: PublicKey, entropy: Entropy) -> Self {
         let (pending, keys) = Default::default();
         ClientCrypt { server, entropy, pending, keys, refused: 0 }
     }
 
-    /// Number of messages that could not be decrypted: in clear, altered, or from another host.
+    /// Number of messages that could not be decrypted: unencrypted, altered, or from another host.
     pub fn refused(&self) -> u64 {
         self.refused
     }
 
-    /// Encrypts a message of the connection. `None` if there is no key for it yet; the message
-    /// is then lost.
+    /// Encrypts a message of the connection. `None` if no key is known yet; the message is then
+    /// lost.
     pub fn seal(&mut self, message: &[u8]) -> Option<Vec<u8>> {
         if is_open(message) {
             return self.begin(message);
@@ -70,7 +70,8 @@ impl ClientCrypt {
         Some(out)
     }
 
-    /// Decrypts a message that arrived. `None` if it is not from the server, which is counted.
+    /// Decrypts a message that arrived. `None`, which is counted, if the message is not from the
+    /// server.
     pub fn open(&mut self, message: &[u8]) -> Option<Vec<u8>> {
         let opened = match message.first() {
             Some(&kind::RESPONSE) => self.response(message),
@@ -97,11 +98,11 @@ impl ClientCrypt {
         Some(out)
     }
 
-    /// Completes a handshake, and decrypts the response that came with it.
+    /// Completes a handshake, and decrypts the response in the same message.
     fn finish(&mut self, message: &[u8]) -> Option<Vec<u8>> {
         let (hello, _) = message.split_first_chunk::<HELLO>()?;
         let of = &hello[1..5];
-        // A duplicate of an answer: its key is known.
+        // The key of a duplicated answer is known already.
         let known = self.keys.iter().find_map(|key| open(&key.key, message, HELLO));
         if known.is_some() {
             return known;

@@ -17,18 +17,18 @@
 //!  response   c4 | of the id 4 | siv 16 | message
 //! ```
 //!
-//! The parts in braces are Noise's (NK, Curve25519, ChaCha20-Poly1305, BLAKE2s). All else is
-//! under AES-SIV (RFC 5297), with the preceding bytes as associated data. Messages have no unique
-//! nonces, and replicas cannot agree on any: SIV is safe without them.
-//! An eavesdropper learns only that two messages were the same. Inside are the messages of
-//! [`wire`](super::wire), unchanged.
+//! The parts in braces are encrypted by Noise (NK, Curve25519, ChaCha20-Poly1305, BLAKE2s). All
+//! other encrypted parts use AES-SIV (RFC 5297), with the preceding bytes as associated data.
+//! Replicas cannot agree on unique nonces, and SIV is safe without them: an eavesdropper learns
+//! only that two messages were the same. The plaintexts are the messages of [`wire`](super::wire),
+//! unchanged.
 //!
-//! - The server that answers an opening has the secret key of the public one that the client
-//!   knows.
-//! - An attacker who gets that secret key later can read first messages of recorded
-//!   connections, and nothing else of them: session keys are also under Noise's ephemeral keys.
-//!   An attacker who gets a ring's secret can read the messages that it protects. So past
-//!   messages are safe once the secret is rotated out and forgotten.
+//! - Only a server that has the secret key of the public key that the client knows can answer an
+//!   opening.
+//! - An attacker who later gets the server's secret key can read the first messages of recorded
+//!   connections, but nothing else: session keys are protected by Noise's ephemeral keys, too. An
+//!   attacker who gets a secret of the ring can read the messages that it protects. So past
+//!   messages are safe once their secret is rotated out and erased.
 //! - First messages can be replayed by an eavesdropper, as without encryption.
 
 mod channel;
@@ -57,7 +57,7 @@ const SIV: usize = 16;
 /// Lengths of Noise's ephemeral key, and of its tags.
 const EPHEMERAL: usize = 32;
 const TAG: usize = 16;
-/// Length of a key in bytes: of SIV with AES-128.
+/// Length of a key in bytes, for SIV with AES-128.
 const KEY: usize = 32;
 /// Length of Noise's second message.
 const SECOND: usize = EPHEMERAL + 1 + ID + KEY + TAG;
@@ -77,8 +77,8 @@ mod kind {
     pub(super) const RESPONSE: u8 = 0xc4;
 }
 
-/// Starts a handshake. `key` sets the server's key: its own secret key, or the public key that
-/// the client knows.
+/// Starts a handshake. `key` sets the server's key: at the server its secret key, at a client the
+/// known public key.
 fn noise<'k>(
     entropy: &Entropy,
     key: impl FnOnce(Builder<'k>) -> Result<Builder<'k>, snow::Error>,

@@ -7,12 +7,12 @@ use crate::time::{Duration, Instant};
 use crate::trickles::bytes::Reader;
 use crate::trickles::keys::KeyRing;
 
-/// Maximum number of handshakes per second, and maximum burst. Each takes about 150
-/// microseconds of a core, and any host can request one, also with garbage of an opening's
-/// length. Openings beyond the limit are not answered; their clients try again.
+/// Maximum number of handshakes per second, and maximum burst. A handshake takes about 150
+/// microseconds of CPU time, and any host can cause one, even with garbage as long as an opening.
+/// Openings beyond the limit are not answered; their clients try again.
 const RATE: u32 = 2_000;
 const AT_ONCE: u32 = 200;
-/// Interval of handshakes at this rate.
+/// Interval between handshakes at this rate.
 const APART: Duration = Duration::from_nanos(1_000_000_000 / RATE as u64);
 
 /// Counters of messages.
@@ -22,9 +22,9 @@ pub struct Stats {
     pub handshakes: u64,
     /// Requests that were decrypted.
     pub opened: u64,
-    /// Refused: altered, under another key, or of a secret that is gone.
+    /// Refused: altered, or under an unknown key.
     pub altered: u64,
-    /// Refused: in clear where encryption is required.
+    /// Refused: unencrypted, although encryption is required.
     pub clear: u64,
     /// Refused: handshakes beyond the rate limit.
     pub busy: u64,
@@ -47,8 +47,8 @@ impl std::fmt::Debug for ServerCrypt {
 }
 
 impl ServerCrypt {
-    /// Creates the state of a server with the secret key `identity`, which its replicas share.
-    /// With `required`, messages in clear are refused.
+    /// Creates the state of a server with the secret key `identity`, which its replicas share. With
+    /// `required`, unencrypted messages are refused.
     pub fn new(identity: SecretKey, required: bool, entropy: Entropy) -> Self {
         let busy_until = Instant::ZERO;
         ServerCrypt { identity, required, entropy, busy_until, stats: Stats::default() }
@@ -64,8 +64,8 @@ impl ServerCrypt {
         self.stats
     }
 
-    /// Decrypts a message. Returns its content, if it was encrypted, and the channel of its
-    /// answers. `None` if it is refused, which is counted.
+    /// Decrypts a message. Returns its plaintext, if it was encrypted, and the channel for its
+    /// answers. `None`, which is counted, if the message is refused.
     pub(in crate::trickles) fn open(
         &mut self,
         now: Instant,
@@ -74,9 +74,8 @@ impl ServerCrypt {
     ) -> Option<(Option<Vec<u8>>, Channel)> {
         let opened = match message.first() {
             Some(&kind::REQUEST) => request(ring, message),
-            // Messages shorter than any opening do not count against the rate limit. For longer
-            // ones only the key exchange tells whether they are openings, and that is the
-            // expensive part.
+            // Messages shorter than any opening do not count against the rate limit. Only the key
+            // exchange, which is the expensive part, tells whether a longer message is an opening.
             Some(&kind::OPENING) if message.len() < OPENING => None,
             Some(&kind::OPENING) => {
                 if !self.has_time(now) {
@@ -119,8 +118,8 @@ impl ServerCrypt {
         let mut reader = Reader(&inside);
         let length = reader.u16()?;
         let inner = reader.take(length.into())?.to_vec();
-        // The answer must not be longer than the opening: the same holds for the message
-        // inside.
+        // The answer must not be longer than the opening, nor its message than the message in the
+        // opening.
         if reader.0.len() < PADDED {
             return None;
         }

@@ -2,8 +2,8 @@
 
 use std::net::IpAddr;
 
-/// Checksum of `segment`, whose checksum field is zero, between these addresses. If the field
-/// is filled in, 0 if it is right.
+/// Checksum of `segment`, whose checksum field is zero, between these addresses. If the field is
+/// filled in, the result is 0 for a correct checksum.
 pub(super) fn transport(source: IpAddr, destination: IpAddr, protocol: u8, segment: &[u8]) -> u16 {
     let mut sum = u64::from(protocol) + segment.len() as u64;
     for ip in [source, destination] {
@@ -16,17 +16,18 @@ pub(super) fn transport(source: IpAddr, destination: IpAddr, protocol: u8, segme
 }
 
 /// Sum of the pseudo header for `length` bytes; `addresses` are source and destination,
-/// concatenated. Devices that compute the rest of the checksum find it in the field.
+/// concatenated. A device that computes the rest of the checksum expects this sum in the checksum
+/// field.
 pub(super) fn pseudo(addresses: &[u8], protocol: u8, length: usize) -> u16 {
     fold(u64::from(protocol) + length as u64 + folded(addresses))
 }
 
-/// Sum of the 16-bit words, small enough to be added to others.
+/// Sum of the 16-bit words, folded to 16 bits so that several sums can be added.
 fn folded(bytes: &[u8]) -> u64 {
     fold(words(bytes)).into()
 }
 
-/// A ones' complement sum may be computed over several words at a time, as long as the carry is
+/// Ones' complement sum of 64-bit words. It folds to that of the 16-bit words, as each carry is
 /// added at the low end.
 fn words(bytes: &[u8]) -> u64 {
     let mut chunks = bytes.chunks_exact(8);

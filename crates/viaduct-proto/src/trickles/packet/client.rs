@@ -1,29 +1,30 @@
-//! The client's side: keeps the TCP numbers of both directions.
+//! TCP numbers of both directions, which only the client keeps.
 
 use std::net::SocketAddr;
 
 use super::tcp::{self, Kind, Segment};
 use super::{Mark, Role, Room, TooLong};
 
-/// Maximum distance of numbers ahead of the acknowledged ones with scaled windows, in bytes:
-/// half of the window that packets state, so that late packets stay within the window.
+/// Maximum distance of numbers from the acknowledged ones if windows are scaled, in bytes: half of
+/// the window that packets state, so that late packets stay within the window.
 const WIDE: u32 = 1 << 29;
-/// The same before a scaled window was seen, or if a middlebox removed the scale from the SYNs:
-/// less than 64 KB.
+/// Maximum distance before a scaled window was seen, or if a middlebox removed the scale from the
+/// SYNs: less than 64 KB.
 const NARROW: u32 = 60_000;
-/// Bytes by which answers may exceed the expected length and still count.
+/// Maximum number of bytes by which answers may exceed the expected length and still be
+/// acknowledged.
 const BEYOND: u32 = 1 << 20;
 
-/// TCP numbers of one connection, as the client keeps them.
+/// TCP numbers of one connection.
 ///
 /// ```text
-///   what it sends        acked ........ next ..(window)..▶     a window full: from `acked` again
-///   what it expects      heard ........ place ..(window)..▶    likewise, from `heard`
+///   sent bytes           acked ........ next ..(window)..▶     if the window is full, from `acked`
+///   expected bytes       heard ........ place ..(window)..▶    likewise, from `heard`
 /// ```
 ///
-/// The client acknowledges (`heard`) only bytes that have arrived, and sends its own behind
-/// `acked`, so every firewall on the path has seen the acknowledged bytes. Lost bytes are never
-/// retransmitted under their old number: Trickles recovers them with numbers of its own.
+/// The client acknowledges (`heard`) only bytes that have arrived, and numbers its own bytes from
+/// `acked` on, so every firewall on the path has seen the acknowledged bytes. Lost bytes are never
+/// retransmitted under their old TCP number: Trickles recovers them with its own numbers.
 #[derive(Clone, Debug)]
 pub struct Numbers {
     local: SocketAddr,
@@ -86,9 +87,9 @@ impl Numbers {
         Room { first: of(Kind::Syn), later: of(Kind::Data) }
     }
 
-    /// Replaces the contents of `packet` by the packet of the next request, `mtu` bytes at
-    /// most. `expected` is the number of bytes of answers that it may bring, without headers;
-    /// more do no harm.
+    /// Replaces the contents of `packet` by the packet of the next request, at most `mtu` bytes.
+    /// `expected` is the expected length of its answers in bytes, without headers; longer answers
+    /// do no harm.
     ///
     /// # Errors
     /// The message does not fit.
@@ -116,9 +117,9 @@ impl Numbers {
         tcp::emit(&segment, message, mtu, packet)
     }
 
-    /// Processes a packet of answers with `bytes` bytes behind its headers. Returns whether it
-    /// belongs to this connection. If so, its messages may be processed whatever its numbers;
-    /// the numbers are used only if they are plausible.
+    /// Processes a packet of answers with `bytes` bytes behind its headers. Returns whether the
+    /// packet belongs to this connection. If so, its messages may be processed; implausible numbers
+    /// are ignored.
     pub fn handle_answer(&mut self, answer: &Segment, bytes: usize) -> bool {
         let ours = answer.source == self.remote && answer.destination == self.local;
         if !ours || answer.mark.role != Role::Answer {
@@ -132,14 +133,14 @@ impl Numbers {
         true
     }
 
-    /// Returns whether a plain TCP's answer with this acknowledgement number can be one to our
-    /// SYN, whose message it may or may not have taken as data.
+    /// Returns whether a plain TCP server's answer with this acknowledgement number can answer our
+    /// SYN. The server may or may not have accepted the SYN's message as data.
     pub fn answers_syn(&self, ack: u32) -> bool {
         !self.open && ack.wrapping_sub(self.first.wrapping_add(1)) <= u32::from(u16::MAX)
     }
 
-    /// Returns whether a packet of ours with this sequence number may be in flight, or was
-    /// recently. ICMP errors quote the number, and an off-path attacker does not know it.
+    /// Returns whether one of our packets with this sequence number may be in flight, or was
+    /// recently. ICMP errors quote the number, which an off-path attacker does not know.
     pub fn has_sent(&self, seq: u32) -> bool {
         let on_its_way = self.top.wrapping_sub(self.acked).saturating_add(BEYOND);
         if self.open { self.top.wrapping_sub(seq) <= on_its_way } else { seq == self.first }
@@ -174,8 +175,8 @@ impl Numbers {
         at.wrapping_sub(self.heard)
     }
 
-    /// Processes a SYN-ACK. Its payload does not count: the SYN may have been answered before,
-    /// with fewer bytes.
+    /// Processes a SYN-ACK. Its payload takes no numbers: an earlier answer to the SYN may have had
+    /// fewer bytes.
     fn hear_opening(&mut self, answer: &Segment) {
         if self.open || answer.ack != self.first.wrapping_add(1) {
             return;
@@ -184,7 +185,7 @@ impl Numbers {
         self.scaled = answer.scaled;
         self.heard = answer.seq.wrapping_add(1);
         self.place = self.heard;
-        // Our own windows are scaled from the next packet on, which precedes its answers.
+        // Our own windows are scaled from the next packet on, so before any of its answers.
         self.reach_in = if self.scaled { WIDE } else { NARROW };
     }
 

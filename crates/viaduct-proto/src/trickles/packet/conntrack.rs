@@ -1,11 +1,10 @@
-//! Model of Linux' strict connection tracking, as far as windows and states go: for tests
-//! alone.
+//! Model of the windows and states of Linux' strict connection tracking, for tests only.
 //!
-//! For each direction the model keeps the highest number seen, the highest one allowed (what
-//! the other side has acknowledged, plus its window), and the largest window. A packet is
-//! refused if it starts beyond the allowed number, ends too far below the highest number seen,
-//! acknowledges what was not sent, or acknowledges too little. Tests against the real conntrack
-//! are in `crates/viaduct/tests/trickles/strict_router`.
+//! For each direction the model keeps the highest number seen, the highest one allowed (what the
+//! other side has acknowledged, plus its window), and the largest window. A packet is refused if it
+//! starts beyond the allowed number, ends too far below the highest number seen, acknowledges bytes
+//! that were not sent, or acknowledges too little. Tests against the real conntrack are in
+//! `crates/viaduct/tests/trickles/strict_router`.
 
 use super::tcp::{Kind, SCALE, Segment, WINDOW};
 

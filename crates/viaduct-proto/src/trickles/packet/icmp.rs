@@ -7,17 +7,17 @@ use crate::wire::ip::{Header, internet_checksum};
 
 const ICMP: u8 = 1;
 const ICMPV6: u8 = 58;
-/// Destination unreachable, and among its codes in IPv4: fragmentation needed.
+/// Type "destination unreachable", and in IPv4 its code "fragmentation needed".
 const V4_UNREACHABLE: u8 = 3;
 const V4_TOO_BIG: u8 = 4;
 const V6_UNREACHABLE: u8 = 1;
 const V6_TOO_BIG: u8 = 2;
 const TCP: u8 = 6;
 const UDP: u8 = 17;
-/// Minimum MTU that is accepted. A router that reports less is outdated, or the report is
-/// forged. Linux has the same minimum for IPv4; IPv6 guarantees its own.
+/// Minimum MTU that is accepted. A lower value comes from an outdated router or a forged report.
+/// Linux has the same minimum for IPv4.
 pub const LEAST_V4: usize = 552;
-/// Likewise, for IPv6.
+/// Minimum MTU of IPv6.
 pub const LEAST_V6: usize = 1280;
 
 /// ICMP error about a packet.
@@ -27,25 +27,25 @@ pub struct Report {
     pub source: SocketAddr,
     /// Destination of the quoted packet.
     pub destination: SocketAddr,
-    /// The four bytes behind its ports: the sequence number in TCP.
+    /// The four bytes behind the quoted ports: in TCP the sequence number.
     pub number: u32,
-    /// Reason why it was not delivered.
+    /// Reason why the quoted packet was not delivered.
     pub why: Why,
 }
 
 /// Reason why a packet was not delivered.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Why {
-    /// MTU of the next hop in bytes; never below the minimum.
+    /// The packet is too long. MTU of the next hop in bytes, never below the minimum.
     TooBig(usize),
-    /// The host or its port is unreachable, or a firewall reports so.
+    /// The host or its port is unreachable, or a firewall claims that it is.
     Unreachable,
 }
 
-/// Parses a packet that begins with its IP header; `None` if it is not such an error. The error
-/// quotes only addresses, ports and a sequence number, so a sender that guesses these can forge
-/// it. Against forged lengths there is the minimum, and a client knows which numbers it has
-/// sent.
+/// Parses a packet that begins with its IP header; `None` if it is not an ICMP error of these
+/// kinds. An error is identified only by the quoted addresses, ports and sequence number, so a
+/// sender that guesses these can forge it. The minimum MTU limits the effect of a forged length,
+/// and a client checks whether it has sent the sequence number.
 pub fn parse(packet: &[u8]) -> Option<Report> {
     let header = Header::parse(packet).ok()?;
     let message = packet.get(header.header_len..header.total_len)?;

@@ -4,17 +4,17 @@
 //!   byte  0     253    experimental (RFC 4727)
 //!         1      12    length of the option
 //!         2, 3  5674   ExID "Vt", Viaduct trickle (RFC 6994), in hexadecimal
-//!         4      10    version 1, and whose it is: 10 a request, 11 an answer
-//!         5            a request's running number; which answer to its request it is, from 0
+//!         4            version 1 and role: 10 request, 11 answer, in hexadecimal
+//!         5            request: running number; answer: index among those to its request, from 0
 //!         6, 7         length of the message
-//!         8..12        request: how far ahead of its acknowledgement number the answers are;
-//!                      answer: what the request said
+//!         8..12        request: offset of the answers' numbers from its acknowledgement number;
+//!                      answer: copied from the request
 //! ```
 //!
-//! The running number makes the options of neighbours differ, so that segment coalescing (GRO,
-//! LRO), which requires equal options, does not join two packets. If a device joins them all
-//! the same, the length shows it. Packets that were cut out of one ([`super::run`]) have equal
-//! options, and may be joined again: the length tells where each message ends.
+//! Because of the running number, consecutive packets have different options, so segment coalescing
+//! (GRO, LRO), which requires equal options, does not join them. If a device joins two packets
+//! nevertheless, the length shows it. Packets that were split from a run ([`super::run`]) have
+//! equal options, and may be joined again: the length tells where each message ends.
 
 use crate::split::option::KIND;
 
@@ -29,8 +29,8 @@ pub const ROLE_AT: usize = 4;
 
 const VERSION: u8 = 1 << 4;
 
-/// Direction of a packet. Neither end accepts packets meant for the other: two servers that
-/// were made to believe that they are each other's clients would answer each other forever.
+/// Direction of a packet. Neither end accepts packets meant for the other. Otherwise forged packets
+/// could make two servers answer each other forever.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Role {
     /// From a client.
@@ -40,7 +40,7 @@ pub enum Role {
 }
 
 impl Role {
-    /// The byte that states role and version.
+    /// Byte with role and version.
     pub const fn byte(self) -> u8 {
         match self {
             Role::Request => VERSION,
@@ -48,7 +48,7 @@ impl Role {
         }
     }
 
-    /// Parses such a byte; `None` if it is of another version.
+    /// Parses the byte with role and version; `None` if it is of another version.
     pub fn of(byte: u8) -> Option<Role> {
         [Role::Request, Role::Answer].into_iter().find(|role| role.byte() == byte)
     }
@@ -63,7 +63,7 @@ pub struct Mark {
     pub count: u8,
     /// Length of the message in bytes; in a run, of each message.
     pub length: u16,
-    /// Distance of the answers from the request's acknowledgement number, in bytes.
+    /// Offset of the answers' sequence numbers from the request's acknowledgement number, in bytes.
     pub ahead: u32,
 }
 
@@ -78,7 +78,7 @@ impl Mark {
         bytes
     }
 
-    /// Parses the options of a TCP header, of which the mark must be the first. `None` if it is
+    /// Parses the mark, which must be the first of a TCP header's `options`. `None` if it is
     /// missing or of another version.
     pub fn parse(options: &[u8]) -> Option<Mark> {
         let bytes = options.first_chunk::<LEN>()?;

@@ -9,16 +9,17 @@
 //!
 //!   client                     NAT, firewall                         server
 //!   Numbers::request ─────────▶ [ conntrack ] ─────────▶ parse ─▶ Return::of
-//!     all numbers are chosen here                                  a function of that packet alone
+//!     all numbers are chosen here                                  a function of the packet alone
 //!   Numbers::hear ◀── parse ◀── [ conntrack ] ◀───────── Return::answer
 //! ```
 //!
 //! The numbers of the TCP header are not those of Trickles, which have 64 bits and are in the
-//! messages. The TCP numbers serve firewalls alone, and only the client keeps them. The mark of
-//! each request tells how far *ahead* of its acknowledgement number the answers are to be. So
-//! the server, which keeps nothing, numbers them by the request alone. A device that rewrites
-//! numbers (sequence randomisation) does no harm, as the server adds the two as it sees them.
-//! `docs/trickles/packets.md` has every byte, and why strict connection tracking accepts it.
+//! messages. The TCP numbers exist only for firewalls, and only the client keeps them. The mark of
+//! each request states how far *ahead* of the request's acknowledgement number the answers are to
+//! begin. So the server, which keeps nothing, numbers the answers from the request alone. A device
+//! that rewrites numbers (sequence randomisation) does no harm, because the server adds *ahead* to
+//! the acknowledgement number that it receives. `docs/trickles/packets.md` describes every byte,
+//! and explains why strict connection tracking accepts the packets.
 //!
 //! All input from the network is parsed by [`tcp::parse`], [`udp::parse`] and [`icmp::parse`],
 //! and refused packets are counted ([`stats::Refusals`]).
@@ -56,18 +57,18 @@ pub enum Format {
     Udp,
 }
 
-/// Maximum message lengths that a packet format has room for, in bytes.
+/// Maximum message lengths in a packet format, in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Room {
-    /// For the first request of a connection, and its answer.
+    /// Maximum for the first request of a connection, and for its answer.
     pub first: usize,
-    /// For all later messages.
+    /// Maximum for all later messages.
     pub later: usize,
 }
 
-/// Error: a message does not fit its packet.
+/// Error: a message does not fit in its packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("a message of {have} bytes: packets on this way hold {room}")]
+#[error("a message of {have} bytes does not fit in a packet, which has room for {room}")]
 pub struct TooLong {
     /// Length of the message in bytes.
     pub have: usize,

@@ -1,24 +1,24 @@
-//! Choice of the packet format until a request is answered, and from then on.
+//! Choice of the packet format: tries formats until a request is answered, and keeps that format.
 //!
 //! ```text
-//!   first ──TCP's format──▶ answered: so from now on
+//!   first ──TCP's format──▶ answered: TCP's format from now on
 //!     │ a second later
-//!     ├──UDP──▶ answered: so from now on
+//!     ├──UDP──▶ answered: UDP from now on
 //!     ├──TCP's format, UDP, ... in turn, as the transport asks again
-//!     ├──one of them is refused──▶ the other alone; both: no server is there
+//!     ├──one of them is refused──▶ only the other; both: no server is there
 //!     └──a plain SYN-ACK──▶ the server is a plain TCP server
 //! ```
 
 use super::Format;
 use crate::time::{Duration, Instant};
 
-/// Time for which the first format is tried alone: a satellite round trip with a margin.
+/// Time before the second format is tried: a satellite round trip with a margin.
 const FALLBACK_DELAY: Duration = Duration::from_secs(1);
 
 /// Formats that the user allows.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum FormatChoice {
-    /// TCP's format, and UDP if that is not answered.
+    /// TCP's format, and UDP if TCP's format is not answered.
     #[default]
     Any,
     /// A single format.
@@ -58,15 +58,15 @@ impl Opening {
         format
     }
 
-    /// Records an answer in this format. The first one decides.
+    /// Records an answer in this format. The first answer decides.
     pub fn answered(&mut self, format: Format) {
         self.decided.get_or_insert(format);
     }
 
-    /// Records that this format is refused: the server's kernel sent a TCP reset, or the UDP
-    /// port is unreachable. Either the host does not serve Trickles, or a middlebox removed the
-    /// mark. Returns whether another format is left to try. After an answer of the server
-    /// refusals are ignored.
+    /// Records that this format is refused: the server's kernel sent a TCP reset, or the UDP port
+    /// is unreachable. Either the host does not serve Trickles, or a middlebox removed the mark.
+    /// Returns whether another format is left to try. After an answer of the server, refusals are
+    /// ignored.
     pub fn refuse(&mut self, format: Format) -> bool {
         let (tcp, udp) = &mut self.refused;
         match (self.decided, format) {
@@ -77,8 +77,8 @@ impl Opening {
         self.choice == FormatChoice::Any && self.refused != (true, true)
     }
 
-    /// Resets the choice after a long silence: it may not hold any more, for instance on
-    /// another network.
+    /// Resets the choice after a long silence, because another format may be needed now, for
+    /// instance on another network.
     pub fn doubt(&mut self) {
         *self = Opening::new(self.choice);
     }
@@ -119,12 +119,12 @@ mod tests {
             assert_eq!([Instant::ZERO, late].map(|at| opening.next(at)), [other, other]);
             assert!(!opening.refuse(other), "nothing is left");
             let mut only = Opening::new(FormatChoice::Only(refused));
-            assert!(!only.refuse(refused), "nothing else is to be tried");
+            assert!(!only.refuse(refused), "no other format is allowed");
             assert_eq!(only.next(late), refused);
         }
         let mut heard = Opening::new(FormatChoice::Any);
         heard.answered(udp);
-        assert!(heard.refuse(udp) && heard.refuse(tcp), "it is there");
+        assert!(heard.refuse(udp) && heard.refuse(tcp), "the server has answered");
         assert_eq!(heard.next(late), udp);
     }
 }

@@ -1,8 +1,7 @@
 //! Path MTU by address, as reported by routers.
 //!
-//! The server keeps nothing per connection, and this is no exception: it is a cache of fixed
-//! size, in which each address has one slot. An evicted entry is learnt again at the cost of
-//! one packet.
+//! A cache of fixed size, in which each address has one slot, as the server keeps no state of
+//! connections. An evicted entry is learnt again at the cost of one packet.
 
 use std::net::IpAddr;
 
@@ -34,8 +33,7 @@ impl PathMtu {
         PathMtu { usual, places: vec![None; PLACES] }
     }
 
-    /// Records that packets to `ip` may have `mtu` bytes. Returns whether that is less than the
-    /// value so far: a larger one is ignored.
+    /// Records the path MTU to `ip`, if it is less than the present value. Returns whether it is.
     pub fn learn(&mut self, now: Instant, ip: IpAddr, mtu: usize) -> bool {
         let less = mtu < self.get(now, ip);
         if less {

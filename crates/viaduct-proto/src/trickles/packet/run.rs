@@ -1,5 +1,5 @@
-//! Runs (GSO): answers of one length to one client leave as one packet. The kernel cuts it at
-//! the output device (TSO), or later.
+//! Runs (GSO): answers of one length to one client leave as one packet. The kernel or the output
+//! device (TSO) splits it.
 //!
 //! ```text
 //!   answers        [ IP | TCP | mark, length n ][ message ]   [ … ][ message ]   [ … ][ message ]
@@ -7,8 +7,8 @@
 //!   on the wire    [ IP | TCP | mark, length n ][ message ]   each: the first mark, seq + n
 //! ```
 //!
-//! A receiver that joins them again (GRO) gets the run back: the mark tells the length of each
-//! message.
+//! If a receiver joins the packets again (GRO), it gets the run back, and the mark states the
+//! length of each message.
 
 use super::checksum::pseudo;
 use super::{mark, tcp};
@@ -20,11 +20,11 @@ const HEADERS: [usize; 2] = [20 + 20 + mark::LEN, 40 + 20 + mark::LEN];
 const ADDRESSES: [usize; 2] = [12, 8];
 /// Offset of the protocol number in the IP header.
 const PROTOCOL: [usize; 2] = [9, 6];
-/// Minimum length of a message in a run, in bytes. No response is shorter. A lower limit would
-/// let a peer have a packet parsed byte by byte.
+/// Minimum length of a message in a run, in bytes. No response is shorter. With a lower limit a
+/// forged packet could be parsed byte by byte.
 pub(super) const MIN_MESSAGE: usize = 23;
-/// Maximum gap in sequence numbers that a run may close, in bytes: what was reserved for an
-/// earlier request and not used.
+/// Maximum gap in sequence numbers between two packets of a run, in bytes. A gap is the unused part
+/// of the range that was reserved for an earlier request.
 const NEAR: u32 = 1 << 16;
 
 /// Lengths and offsets for cutting a run into packets, and for their checksums.
@@ -40,9 +40,9 @@ pub struct Cut {
     pub checksum: usize,
 }
 
-/// Returns how a packet of [`super::Return::answer`] is cut out of a run. `None` if it must be
-/// sent by itself: it is not an answer in TCP's format, or has options beyond the mark (a
-/// SYN's).
+/// Returns the lengths and offsets for a run of packets like `packet`, which
+/// [`super::Return::answer`] has made. `None` if the packet must be sent by itself, because it is
+/// not in TCP's format, or has the options of a SYN.
 pub fn cut(packet: &[u8]) -> Option<Cut> {
     let family = family(packet);
     let (headers, transport) = (HEADERS[family], HEADERS[family] - 20 - mark::LEN);
@@ -52,7 +52,7 @@ pub fn cut(packet: &[u8]) -> Option<Cut> {
     (is_tcp && is_data).then_some(Cut { headers, message, transport, checksum: 16 })
 }
 
-/// Returns whether two packets that can be cut have the same source and destination.
+/// Returns whether two packets for which [`cut`] has a value have the same source and destination.
 pub fn is_one_way(one: &[u8], other: &[u8]) -> bool {
     let family = family(one);
     let ends = ADDRESSES[family]..HEADERS[family] - 20 - mark::LEN + 4;
@@ -69,8 +69,8 @@ pub fn goes_on(first: &[u8], count: usize, next: &[u8]) -> bool {
     alike && fits && number(next, transport).wrapping_sub(end) < NEAR
 }
 
-/// Headers of a run of `count` packets, the first of which is `first`. The checksum is that of
-/// the pseudo header; the kernel or device that cuts the run adds the rest.
+/// Headers of a run of `count` packets, the first of which is `first`. The checksum field has the
+/// sum of the pseudo header; the kernel or device that splits the run adds the rest.
 pub fn head(first: &[u8], cut: Cut, count: usize) -> Vec<u8> {
     let Cut { headers, message, transport, checksum } = cut;
     let mut head = first[..headers].to_vec();
@@ -118,8 +118,8 @@ mod tests {
         packet
     }
 
-    /// Completes the run's checksum as a kernel does: over all bytes, with the pseudo header's
-    /// sum in the field.
+    /// Assembles a run, and completes its checksum as a kernel does: over all bytes, with the
+    /// pseudo header's sum in the field.
     fn whole(packets: &[Vec<u8>]) -> Vec<u8> {
         let cut = cut(&packets[0]).unwrap();
         let mut run = head(&packets[0], cut, packets.len());
@@ -160,7 +160,7 @@ mod tests {
         assert!(goes(&packet(false, Kind::Data, 200, &[2; 100])));
         assert!(
             goes(&packet(false, Kind::Data, 1_200, &[2; 100])),
-            "what was reserved is not all used"
+            "part of the reserved range is unused"
         );
         for (seq, length) in [(199, 100), (200, 99), (200, 101), (200 + NEAR, 100)] {
             assert!(!goes(&packet(false, Kind::Data, seq, &vec![2; length])), "{seq} {length}");

@@ -1,22 +1,21 @@
-//! The server's side: destination and numbers of answers, from the request alone.
+//! Destination and numbers of a server's answers, as a function of the request.
 
 use std::net::{IpAddr, SocketAddr};
 
 use super::tcp::{self, Kind, Segment};
 use super::{Format, Mark, Role, TooLong, udp};
 
-/// Return path of the answers to one request. It belongs to the request, not to a connection:
-/// it may be stored with the request, copied, and used on another machine that has the server's
-/// address ([`Return::emit`]).
+/// Return path of the answers to one request, not to a connection. It may be stored with the
+/// request, copied, and used on another machine that has the server's address ([`Return::emit`]).
 ///
 /// ```text
 ///   a request      seq s, length n, ack a, ahead h   ──▶  answers from number a + h on, ack s + n
-///   a SYN          seq s                             ──▶  first: a SYN-ACK, its number made of s;
-///                                                         others at its number + 1; ack s + 1
+///   a SYN          seq s                             ──▶  first: a SYN-ACK, number derived from s;
+///                                                         others: that number + 1; ack s + 1
 /// ```
 ///
-/// The payloads of a SYN and of its answer take no numbers: a SYN may be sent again with
-/// another message, and conntrack keeps the first one's length.
+/// The payloads of a SYN and of its answer take no numbers: a SYN may be sent again with another
+/// message, but conntrack keeps the length of the first one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Return {
     server: SocketAddr,
@@ -29,20 +28,20 @@ pub struct Return {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Numbers {
     Udp,
-    /// `syn`: the next answer is a SYN-ACK.
+    /// `syn` is true if the next answer is a SYN-ACK.
     Tcp {
         syn: bool,
         seq: u32,
         ack: u32,
         ahead: u32,
-        /// Each answer's number follows the one before.
+        /// True if each answer advances the sequence number.
         moves: bool,
     },
 }
 
 impl Return {
-    /// Return path of a request in TCP's format, whose mark has the message's length; `None`
-    /// for an answer.
+    /// Return path of a request in TCP's format, whose mark states the message's length; `None` if
+    /// `request` is an answer.
     pub fn of(request: &Segment) -> Option<Return> {
         let ahead = request.mark.ahead;
         let numbers = match request.kind {
@@ -72,7 +71,7 @@ impl Return {
         self.client
     }
 
-    /// Address of the server that was asked, and from which answers are sent.
+    /// Address of the server to which the request was sent, and from which answers are sent.
     pub fn server(&self) -> SocketAddr {
         self.server
     }
@@ -92,8 +91,8 @@ impl Return {
         })
     }
 
-    /// Replaces the contents of `packet` by the next answer: a whole IP packet of `mtu` bytes
-    /// at most, or with UDP the payload of a datagram.
+    /// Replaces the contents of `packet` by the next answer: a whole IP packet of at most `mtu`
+    /// bytes, or with UDP the payload of a datagram.
     ///
     /// # Errors
     /// The message does not fit.
@@ -139,7 +138,7 @@ impl Return {
         Ok(())
     }
 
-    /// Serializes the return path for another machine; an extracted event carries it.
+    /// Serializes the return path, as part of an extracted event, for another machine.
     pub fn emit(&self) -> Vec<u8> {
         let mut bytes = match self.numbers {
             Numbers::Udp => vec![0],
@@ -188,8 +187,8 @@ fn end(bytes: &[u8]) -> Option<SocketAddr> {
     Some(SocketAddr::new(ip, u16::from_be_bytes(*port)))
 }
 
-/// Initial sequence number of the answer to a SYN: the same for each copy of the SYN and on
-/// each replica. It protects nothing; messages are authenticated.
+/// Initial sequence number of the answer to a SYN, the same for each copy of the SYN and on each
+/// replica. It need not be unpredictable, because messages are authenticated.
 fn first_number(seq: u32) -> u32 {
     let mixed = u64::from(seq).wrapping_add(0x5674).wrapping_mul(0x9e37_79b9_7f4a_7c15);
     (mixed >> 32) as u32

@@ -3,7 +3,7 @@
 /// Reason why a packet is refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Refusal {
-    /// Not TCP or UDP over IP, a fragment, or lengths that contradict each other.
+    /// Not TCP or UDP over IP, a fragment, or contradictory lengths.
     Malformed,
     /// Truncated packet.
     Cut,
@@ -11,12 +11,12 @@ pub enum Refusal {
     Merged,
     /// Wrong checksum.
     Checksum,
-    /// No mark, or one of another version.
+    /// No mark, or a mark of another version.
     Unmarked,
-    /// TCP flags that Trickles' packets do not have, or not in this direction.
+    /// TCP flags that Trickles' packets do not have, at all or in this direction.
     Flags,
-    /// From a host of the same role, between other addresses, or from an address that is not a
-    /// host's.
+    /// Packet of a host with the same role, between other addresses, or from or to an address that
+    /// cannot belong to a single host.
     NotOurs,
 }
 

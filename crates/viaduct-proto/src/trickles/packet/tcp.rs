@@ -8,10 +8,10 @@ use super::stats::Refusal;
 use super::{Role, TooLong, run};
 use crate::wire::ip::{Header, internet_checksum};
 
-/// Window scale shift; both ends state it in their first packet.
+/// Window scale shift, which both ends state in their first packet.
 pub const SCALE: u8 = 14;
-/// Window that each packet states: TCP's maximum, 1 GB with the scale. Trickles' own congestion
-/// control limits the rate, not this window.
+/// Window that each packet states: TCP's maximum, 1 GB with the scale. The rate is limited by
+/// Trickles' own congestion control instead.
 pub const WINDOW: u16 = u16::MAX;
 
 /// Protocol number of TCP in the IP header.
@@ -35,9 +35,9 @@ const WINDOW_SCALE: u8 = 3;
 /// Kind of a segment as TCP middleboxes see it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Kind {
-    /// Opens a connection.
+    /// Segment that opens a connection.
     Syn,
-    /// Answers a SYN.
+    /// Segment that answers a SYN.
     SynAck,
     /// Any later segment.
     Data,
@@ -77,19 +77,20 @@ pub struct Segment {
     pub seq: u32,
     /// Acknowledgement number; 0 in a SYN.
     pub ack: u32,
-    /// True if windows are scaled. Only SYNs state it; for other segments it is assumed.
+    /// True if windows are scaled. Only SYNs state whether they are; for other segments it is
+    /// assumed.
     pub scaled: bool,
-    /// Bytes of the largest segment, options included, that may be sent to the sender of this
-    /// one, as its MSS option states. Routers may lower the value on a path with a smaller MTU.
-    /// Only SYNs state it; in others it is `u16::MAX`.
+    /// Value of the MSS option: maximum length, including options, of segments that may be sent to
+    /// the sender of this one. Routers may lower the value on a path with a smaller MTU. `u16::MAX`
+    /// if the segment is not a SYN.
     pub largest: u16,
     /// Content of the mark option.
     pub mark: Mark,
 }
 
 impl Segment {
-    /// The messages of a packet with these headers and the payload `bytes`: one message, or
-    /// those of a run.
+    /// The messages in a packet with these headers and the payload `bytes`: one message, or the
+    /// messages of a run.
     pub fn messages<'a>(&self, bytes: &'a [u8]) -> std::slice::Chunks<'a, u8> {
         bytes.chunks(usize::from(self.mark.length).max(1))
     }
@@ -101,21 +102,21 @@ pub fn overhead(is_ipv4: bool, kind: Kind) -> usize {
     (if is_ipv4 { V4 } else { V6 }) + HEAD + mark::LEN + syn
 }
 
-/// Value of [`Segment::largest`] that a packet states if packets of `mtu` bytes are accepted.
+/// Value of [`Segment::largest`] for a sender that accepts packets of `mtu` bytes.
 pub fn largest(is_ipv4: bool, kind: Kind, mtu: usize) -> u16 {
     let headers = HEAD + if is_ipv4 { V4 } else { V6 };
     let segment = if kind.is_syn() { mtu.saturating_sub(headers) } else { usize::MAX };
     u16::try_from(segment).unwrap_or(u16::MAX)
 }
 
-/// Maximum length of packets to a host that states this [`Segment::largest`], in bytes.
+/// Maximum length in bytes of packets to a host whose SYN has this [`Segment::largest`].
 pub fn mtu(is_ipv4: bool, largest: u16) -> usize {
     usize::from(largest) + HEAD + if is_ipv4 { V4 } else { V6 }
 }
 
-/// Replaces the contents of `packet` by the packet of `segment` with `message`, of `mtu` bytes
-/// at most. The length in the mark is that of the message, and the largest segment is that of
-/// `mtu`, whatever `segment` has.
+/// Replaces the contents of `packet` by a packet with the headers of `segment` and `message`, of at
+/// most `mtu` bytes. The mark's length and the MSS are computed from `message` and `mtu`; those in
+/// `segment` are ignored.
 ///
 /// # Errors
 /// The message does not fit.
@@ -191,18 +192,18 @@ fn tcp_header(segment: &Segment, length: u16, mtu: usize, packet: &mut Vec<u8>) 
 pub enum Checksum {
     /// Verify: the field holds the sender's checksum.
     Check,
-    /// Skip: a device is still to fill the field in, or has verified it already.
+    /// Skip: a device has still to fill the field in, or has verified it already.
     Trust,
 }
 
 /// A parsed packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Packet<'a> {
-    /// A message and its headers; or the messages of a run ([`super::run`]), see
+    /// A message, or the messages of a run ([`super::run`]), and the headers; see
     /// [`Segment::messages`].
     Message(Segment, &'a [u8]),
-    /// A packet without a mark, sent by a kernel's TCP: a reset (`reset`), which refuses the
-    /// connection, or a SYN-ACK of a plain TCP server.
+    /// A packet without a mark, sent by a kernel's TCP: a reset, which refuses the connection, or a
+    /// SYN-ACK of a plain TCP server.
     Plain {
         /// Sender.
         source: SocketAddr,
@@ -215,11 +216,11 @@ pub enum Packet<'a> {
     },
 }
 
-/// Parses a packet that begins with its IP header. `length` is its length on the wire, which
-/// exceeds that of `bytes` if the packet was truncated.
+/// Parses a packet that begins with its IP header. `length` is the packet's length on the wire,
+/// which exceeds that of `bytes` if the packet was truncated.
 ///
 /// # Errors
-/// The reason why it is neither.
+/// The reason why the packet is refused.
 pub fn parse(bytes: &[u8], length: usize, checksum: Checksum) -> Result<Packet<'_>, Refusal> {
     if length > bytes.len() {
         return Err(Refusal::Cut);
@@ -248,7 +249,8 @@ pub fn parse(bytes: &[u8], length: usize, checksum: Checksum) -> Result<Packet<'
     if kind == expected {
         return Err(Refusal::Flags);
     }
-    // Both ends are checked, as an answer is sent from the destination of its request.
+    // The destination is checked, too, because an answer is sent from the destination of its
+    // request.
     let is_no_end = |at: SocketAddr| at.port() == 0 || !is_one_host(at.ip());
     if [source, destination].into_iter().any(is_no_end) {
         return Err(Refusal::NotOurs);
@@ -290,8 +292,8 @@ fn plain(
     }
 }
 
-/// Parses the options of a SYN. Returns whether a window scale is among them (the shift itself
-/// is always [`SCALE`] here), and the largest segment.
+/// Parses the options of a SYN. Returns whether there is a window scale, whose shift is always
+/// [`SCALE`] in Trickles' packets, and the MSS.
 fn read_options(options: &[u8]) -> (bool, u16) {
     let (mut scaled, mut largest) = (false, u16::MAX);
     for option in crate::split::option::each(options) {
@@ -304,7 +306,7 @@ fn read_options(options: &[u8]) -> (bool, u16) {
     (scaled, largest)
 }
 
-/// Removes the window scale from a SYN, as some middleboxes do: for tests.
+/// Removes the window scale from a SYN, as some middleboxes do. For tests.
 #[doc(hidden)]
 pub fn strip_scale(packet: &mut [u8]) {
     if let Some(at) = packet.windows(4).position(|found| found == &SYN_OPTIONS[4..]) {

@@ -1,5 +1,5 @@
-//! Packets are parsed as they were emitted, and strict connection tracking accepts every one,
-//! with losses and reordering, over any number of bytes.
+//! Emitted packets are parsed unchanged, and strict connection tracking accepts all of them, with
+//! losses and reordering, over any number of bytes.
 
 use std::net::SocketAddr;
 
@@ -35,7 +35,7 @@ struct World {
     /// client.
     requests: Vec<Segment>,
     answers: Vec<Segment>,
-    /// Answers to be sent together, if runs are in use.
+    /// Answers to be sent together, if runs are enabled.
     batch: Option<Vec<Vec<u8>>>,
     scaled: bool,
     rng: Rng,
@@ -81,7 +81,7 @@ impl World {
         if self.client.is_open() { room.later } else { room.first }
     }
 
-    /// Has the server answer one of the waiting requests by `packets` packets.
+    /// Makes the server answer one of the waiting requests with `packets` packets.
     fn serve(&mut self, packets: usize) {
         let at = self.late(self.requests.len());
         let mut to = Return::of(&self.requests.remove(at)).unwrap();
@@ -118,7 +118,7 @@ impl World {
     }
 
     fn answer(&mut self, mut packet: Vec<u8>) {
-        // Lost before conntrack, or behind it.
+        // The packet is lost before conntrack, or behind it.
         if self.rng.chance(self.loss / 2.0) {
             return;
         }
@@ -134,8 +134,8 @@ impl World {
         assert!(self.client.handle_answer(&answer, answer.mark.length.into()));
     }
 
-    /// Index of the waiting packet that arrives next: usually the first. Without scaled
-    /// windows, which are too small for reordering, always the first.
+    /// Index of the waiting packet that arrives next: usually the first. Unscaled windows are too
+    /// small for reordering; with them, always the first.
     fn late(&mut self, waiting: usize) -> usize {
         if self.scaled && self.rng.chance(0.2) {
             self.rng.below(waiting as u64) as usize
@@ -162,8 +162,8 @@ impl World {
         segment
     }
 
-    /// Sends `requests` requests, `outstanding` at a time. `expected` is the length that the
-    /// client expects of an answer; a large one leaves gaps.
+    /// Sends `requests` requests, with at most `outstanding` unanswered. `expected` is the answer
+    /// length that the client expects; a large value leaves gaps.
     fn run(&mut self, requests: usize, outstanding: usize, expected: u32) {
         for _ in 0..requests {
             let bytes = 80 + self.rng.below(1_300) as usize;
@@ -240,7 +240,7 @@ fn forged_numbers_do_not_change_the_clients_own() {
     let mut forged = read(&packet);
     forged.seq = forged.seq.wrapping_add(1 << 30);
     forged.ack = forged.ack.wrapping_add(1 << 30);
-    assert!(world.client.handle_answer(&forged, 6), "its message is looked at");
+    assert!(world.client.handle_answer(&forged, 6), "the message is processed");
     world.client.request(b"x", 1448, MTU, &mut packet).unwrap();
     assert_eq!(read(&packet).ack, before.ack);
     assert_eq!(read(&packet).seq, before.seq.wrapping_add(1));
@@ -264,7 +264,7 @@ fn joined_cut_and_unmarked_packets_are_refused_and_distinguished() {
     let mut wrong = packet.clone();
     wrong[length - 1] ^= 1;
     assert_eq!(parse(&wrong, length, Checksum::Check), Err(Refusal::Checksum));
-    assert!(parse(&wrong, length, Checksum::Trust).is_ok(), "filled in by a device later");
+    assert!(parse(&wrong, length, Checksum::Trust).is_ok(), "a device fills the checksum in later");
     let mut unmarked = packet.clone();
     unmarked[40] = 254;
     assert_eq!(parse(&unmarked, length, Checksum::Trust), Err(Refusal::Unmarked));

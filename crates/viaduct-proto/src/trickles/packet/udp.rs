@@ -2,12 +2,12 @@
 //!
 //! ```text
 //!   byte  0, 1   5674   "Vt", in hexadecimal
-//!         2       10    version 1, and whose it is: 10 a request, 11 an answer
-//!         3             a request's running number; which answer to its request it is, from 0
+//!         2             version 1 and role: 10 request, 11 answer, in hexadecimal
+//!         3             request: running number; answer: index among those to its request, from 0
 //!         4..           the message
 //! ```
 //!
-//! The kernel has verified lengths and checksums. Conntrack needs only the ports of a datagram.
+//! The kernel has verified lengths and checksums. Conntrack tracks datagrams by their ports only.
 
 use super::mark::{EXID, Role};
 use super::stats::Refusal;
@@ -31,7 +31,7 @@ pub fn head(role: Role, count: u8) -> [u8; HEAD] {
 /// Parses the payload of a datagram: role, running number, and message.
 ///
 /// # Errors
-/// The reason why it is not a packet of ours.
+/// The reason why it is not a Trickles packet.
 pub fn parse(payload: &[u8]) -> Result<(Role, u8, &[u8]), Refusal> {
     let (&[a, b, role, count], message) = payload.split_first_chunk().ok_or(Refusal::Malformed)?;
     if [a, b] != EXID {

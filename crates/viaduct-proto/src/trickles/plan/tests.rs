@@ -1,4 +1,4 @@
-//! Whole windows with losses: the packets that all their requests together bring.
+//! Whole windows with losses: the packets in the answers to all requests of a window.
 
 use super::*;
 use crate::rng::Rng;
@@ -8,7 +8,7 @@ fn epoch(start: u16, ssthresh: u16, delayed: bool) -> Epoch {
     Epoch { base: 101, start, ssthresh, acks: Acks { delayed, by_request: false } }
 }
 
-/// The gaps below `number` in an epoch whose packets `lost` are lost.
+/// The gaps below `number` in an epoch that has lost the packets `lost`.
 fn gaps(base: u64, number: u64, lost: &[u64]) -> Vec<Run> {
     let mut runs: Vec<Run> = Vec::new();
     for n in base..number {
@@ -23,8 +23,8 @@ fn gaps(base: u64, number: u64, lost: &[u64]) -> Vec<Run> {
     runs
 }
 
-/// All packets that the requests of one window bring, if `lost` are lost: (again, grouped,
-/// fresh).
+/// All packets in the answers to the requests of one window, if the packets `lost` are lost:
+/// (again, grouped, fresh).
 fn window(epoch: Epoch, lost: &[u64], burst: usize) -> (Vec<u64>, Vec<u64>, Vec<u64>) {
     let last = epoch.sent(lost[0] - 1);
     let (mut again, mut grouped, mut fresh) = (vec![], vec![], vec![]);
@@ -55,7 +55,8 @@ fn without_loss_every_number_comes_once() {
 
 #[test]
 fn one_loss_of_eight_halves_the_window() {
-    // 101 is lost: 101 to 108 are in flight, and the last four bring the next epoch.
+    // 101 is lost. 101 to 108 are in flight, and the requests of the last four begin the next
+    // epoch.
     let (again, grouped, fresh) = window(epoch(8, 8, false), &[101], 3);
     assert_eq!((again, grouped), (vec![101], vec![109]), "the repair is one of the four");
     assert_eq!(fresh, [110, 111, 112]);
@@ -67,7 +68,7 @@ fn one_loss_of_eight_halves_the_window() {
 fn survivors_that_were_lost_are_grouped_by_the_request_behind_them() {
     let (again, grouped, fresh) = window(epoch(8, 8, false), &[101, 106, 107], 3);
     assert_eq!(again, [101, 106, 107]);
-    // 105 survives without data, because 101 is retransmitted in its place.
+    // Survivor 105 brings no data, because 101 is retransmitted instead.
     assert_eq!((grouped, fresh), (vec![109, 110, 111], vec![112]));
 }
 
@@ -87,15 +88,15 @@ fn a_request_beyond_the_loss_is_refused() {
 #[test]
 fn what_is_lost_at_the_end_is_made_up_by_the_next_piece() {
     let next = Epoch { base: 109, start: 4, ssthresh: 4, acks: epoch(8, 8, false).acks };
-    // 107 and 108 were lost, which would have brought 111 and 112.
+    // 107 and 108 were lost; their requests would have brought 111 and 112.
     let plan = tail(next, 109, Tail { lost: 2, unanswered: 2 }, 3).unwrap();
     assert_eq!(plan.again.numbers(), [107, 108]);
     assert_eq!(plan.grouped, Span::new(111, 113));
     assert!(tail(next, 111, Tail { lost: 2, unanswered: 2 }, 3).is_err());
 }
 
-/// Random windows with random losses: no packet is retransmitted twice, survivors are never
-/// more than newCwnd, and all of them are sent unless the end of the window is lost.
+/// Random windows with random losses: no packet is retransmitted twice, there are never more
+/// survivors than newCwnd, and all survivors are sent unless the end of the window is lost.
 #[test]
 fn any_losses_leave_half_a_window() {
     let mut rng = Rng::from_seed(11);
@@ -115,7 +116,7 @@ fn any_losses_leave_half_a_window() {
         assert!(left == 0 || expected.len() > MAX_BURST, "{left} of {lost:?} are left");
         assert_eq!(again, expected[..again.len()], "{epoch:?} loses {lost:?}");
 
-        // Repairs and new data together are half a window.
+        // Repairs and packets with new data are half a window in total.
         if answered == Some(last) {
             let sent = again.len() + fresh.len();
             assert!(sent <= again.len().max(survivors as usize), "{epoch:?} loses {lost:?}");

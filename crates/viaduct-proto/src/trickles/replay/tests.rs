@@ -29,7 +29,7 @@ fn what_is_forgotten_is_too_old_to_be_answered() {
     for tick in 0..3_000 {
         let now = at(tick * 10);
         assert!(replay.note(now, 1, Once::Answered(tick)));
-        // A continuation made at its tick, replayed at any later one.
+        // Each continuation is made at its tick, and replayed at all later ones.
         for old in (0..tick).step_by(37) {
             let made = at(old * 10);
             let refused = !replay.is_fresh(now, made) || replay.knows(1, Once::Answered(old));
@@ -50,13 +50,13 @@ fn a_flood_shortens_the_horizon_and_neither_grows_nor_blinds() {
     for number in 0..1_000_000 {
         let now = at(number / 500);
         assert!(replay.note(now, 2, Once::Answered(number)) || number == 0);
-        assert!(replay.is_fresh(now, now), "what is made now is refused at {number}");
+        assert!(replay.is_fresh(now, now), "a new continuation is refused at {number}");
         let old = number.saturating_sub(5_000);
-        assert!(replay.knows(2, Once::Answered(old)), "{old} is forgotten at {number}");
+        assert!(replay.knows(2, Once::Answered(old)), "{old} is no longer known at {number}");
     }
     assert_eq!(replay.memory(), memory);
     assert!(replay.turned_early() > 10);
-    assert!(!replay.is_fresh(at(2_000), at(0)), "what the flood pushed out is refused");
+    assert!(!replay.is_fresh(at(2_000), at(0)), "evicted continuations are refused");
     let fill = 1_000_000 / replay.turned_early();
     assert!(fill > 3_000, "a slice of 4,096 places is full with {fill}");
 }
@@ -73,13 +73,13 @@ fn what_is_ahead_of_the_clock_is_remembered_until_the_clock_has_come_there() {
     let mut replay = window(1 << 16);
     let made = at(400);
     assert!(replay.admit(at(0), made) && replay.note(at(0), 1, Once::Answered(1)));
-    // Within 100 ms twelve times as many as there is memory for.
+    // Twelve times as many entries as the memory has room for, within 100 ms.
     for number in 0..200_000 {
         let now = at(number / 2_000);
         assert!(replay.admit(now, now) && replay.note(now, 2, Once::Answered(number)));
-        assert!(replay.knows(1, Once::Answered(1)), "forgotten at {number}");
+        assert!(replay.knows(1, Once::Answered(1)), "no longer known at {number}");
     }
-    // Then it may be forgotten, and is refused for its age.
+    // From then on the entry may be evicted, as the continuation is refused for its age.
     for number in 200_000..300_000 {
         let now = at(301 + number / 2_000);
         assert!(replay.admit(now, now) && replay.note(now, 2, Once::Answered(number)));
@@ -116,8 +116,8 @@ fn replicas_whose_clocks_are_ahead_are_accepted_when_all_is_calm() {
     }
 }
 
-/// Microseconds until a continuation arrives, its lead over the clock, and the entries that its
-/// answer records.
+/// Microseconds until a continuation arrives, its lead over the clock, and the number of entries
+/// that its answer records.
 fn coming() -> impl Strategy<Value = (u64, i64, u64)> {
     let pause = prop_oneof![9 => 1_u64..300, 1 => 1_u64..200_000];
     let ahead = prop_oneof![-300_000_i64..0, -300_i64..300, 0_i64..500_000];
@@ -146,7 +146,7 @@ proptest! {
                 });
             }
             prop_assert!(replay.is_fresh(now, now), "made now, at {now:?}");
-            prop_assert!(replay.is_fresh(now, before), "on its way, at {now:?}");
+            prop_assert!(replay.is_fresh(now, before), "made before, at {now:?}");
             for &(number, made) in &answered {
                 let again = replay.is_fresh(now, made) && !replay.knows(1, Once::Answered(number));
                 prop_assert!(!again, "{number}, made at {made:?}, is answered again at {now:?}");

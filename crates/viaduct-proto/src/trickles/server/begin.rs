@@ -1,4 +1,5 @@
-//! Beginnings of trickles: an address token, its echo, a restart, a move.
+//! Requests that begin trickles: an open request, the echo of an address token, a restart, a
+//! request from a new address.
 
 use super::grant::Event;
 use super::work::{Item, MAIN};
@@ -14,7 +15,7 @@ use crate::trickles::wire::request::Returned;
 use crate::trickles::wire::response::{Kind, overhead};
 
 impl Server {
-    /// Answers a first request with an address token, in at most as many bytes as the request has.
+    /// Answers a first request with an address token, in a message no longer than the request.
     pub(super) fn open(&mut self, at: Arrival, token: u64, message: u16) -> Result<Event, Refusal> {
         let keys = self.ring.newest();
         let address = keys.address(at.from);
@@ -90,9 +91,8 @@ impl Server {
     }
 
     /// Processes a restart with a continuation beyond the horizon, or the last attempt. The request
-    /// may be an old one that an attacker repeats, from an address that now belongs to another
-    /// host. So the client gets an address token, in at most as many bytes as it sent, until it has
-    /// echoed that.
+    /// may be a replay, and its address may belong to another host by now. So until the client has
+    /// echoed it, the client gets only an address token, in a message no longer than the request.
     fn resumed(
         &mut self,
         at: Arrival,
@@ -115,8 +115,8 @@ impl Server {
         (self.settings.initial_window, ssthresh)
     }
 
-    /// First window and ssthresh at another address: half of the window, as after a loss,
-    /// because a client that moves need not report its losses before.
+    /// First window and ssthresh at another address: half of the window, as after a loss, because a
+    /// client that moves need not report its earlier losses.
     fn at_another(&self, known: &Continuation) -> (u16, u64) {
         let (start, ssthresh) = (self.settings.initial_window, known.epoch.ssthresh.into());
         match known.mode {
@@ -137,8 +137,8 @@ impl Server {
         (self.settings.loss_window, ssthresh)
     }
 
-    /// Processes a request from another address: the client gets an address token there, in at most
-    /// as many bytes as it sent, until it has echoed that.
+    /// Processes a request from another address: until the client has echoed it, the client gets
+    /// only an address token there, in a message no longer than the request.
     pub(super) fn moved(
         &mut self,
         at: Arrival,
@@ -151,8 +151,7 @@ impl Server {
     }
 
     /// Offers an address token for a known connection. Nothing is recorded before its echo, so a
-    /// client may repeat the request. A client that has lost the answers of all other attempts
-    /// continues this way.
+    /// client may repeat the request, even if the answers to all other attempts were lost.
     fn readmit(
         &mut self,
         at: Arrival,
@@ -174,8 +173,8 @@ impl Server {
         Ok(Event::Request { connection: known.connection })
     }
 
-    /// Lays out the address token in answer to a request. `attempt` is the number of the attempt to
-    /// begin with the continuation; 0 for a new connection.
+    /// Lays out the address token in answer to a request. `attempt` is the number of the restart
+    /// attempt; 0 for a new connection.
     fn offer(
         &mut self,
         Arrival { now, from, len }: Arrival,
@@ -198,8 +197,7 @@ impl Server {
         Ok(())
     }
 
-    /// Processes the echo of an address token from the address it was sent to: the first window
-    /// begins.
+    /// Processes the echo of an address token from the token's address: begins the first window.
     pub(super) fn echo(
         &mut self,
         now: Instant,
@@ -216,7 +214,7 @@ impl Server {
         Ok(())
     }
 
-    /// Records that `generation` begins, and that the `ended` generations before it are over.
+    /// Records that `generation` begins, and that the `ended` generations before it have ended.
     fn begin_generation(
         &mut self,
         now: Instant,
@@ -243,7 +241,7 @@ impl Server {
     }
 }
 
-/// A continuation without a connection.
+/// Template of a continuation, without a connection.
 pub(super) fn blank(settings: &Settings) -> Continuation {
     let acks = settings.acks;
     let (start, ssthresh) = (settings.initial_window.max(1), settings.ssthresh.max(2));
@@ -265,8 +263,9 @@ pub(super) fn blank(settings: &Settings) -> Continuation {
     }
 }
 
-/// First number of an epoch that begins now: 16 for each microsecond of the clock, so that a
-/// connection's numbers, and with them its nonces, are never used twice; at least `least`.
+/// First number of an epoch that begins now, at least `least`. Numbers advance by 16 for each
+/// microsecond of the clock, so that a connection never uses a number, or the number's nonce,
+/// twice.
 fn base_at(now: Instant, least: u64) -> u64 {
     (now.as_nanos() / 1_000 * 16).max(least).clamp(1, (1 << 62) - 1)
 }

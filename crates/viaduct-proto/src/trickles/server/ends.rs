@@ -1,9 +1,9 @@
-//! End of an epoch: at the first loss that was reported of it, and only there.
+//! End of an epoch: it ends at the first reported loss, and at no other.
 //!
 //! ```text
 //!   epoch   ··· ─ f ─ ─ ─ ─ L      f is lost, says one request; the survivors begin the next epoch
 //!               │
-//!               ├─ another says that g is lost, and f is not      refused: that would be a second
+//!               ├─ another says that g is lost, and f is not      refused: would begin a second
 //!               └─ another says that nothing is lost                epoch, beside the first
 //! ```
 //!
@@ -16,14 +16,14 @@ use crate::trickles::continuation::Continuation;
 use crate::trickles::plan::Run;
 use crate::trickles::replay::Once;
 
-/// Number of packets that are looked up on either side of a first loss: behind it for an answer
-/// to a request that had the packet, and before it for the loss that ended the epoch, for
-/// requests that others have overtaken. In a larger window a lying client may hide such an
-/// answer, once in an epoch; it costs the client half of that window.
+/// Number of packets that are looked up in the replay window: behind a first loss, for an answered
+/// request that had the packet; behind an overtaken request without losses, for the loss that has
+/// ended the epoch. In a larger window a lying client can hide such a contradiction, once in an
+/// epoch, at the cost of half of the window.
 const LOOKED_AT: usize = 64;
 
 impl Server {
-    /// Returns the loss by which a request with `gaps` ends its epoch, if it does.
+    /// Returns the first loss of a request with `gaps`, if the request ends its epoch.
     ///
     /// # Errors
     /// A contradictory request of this epoch was answered.
@@ -43,8 +43,8 @@ impl Server {
         }
     }
 
-    /// Returns whether a request was answered that had packet `number` of an epoch that has not
-    /// ended: any behind it.
+    /// Returns whether an answered request had packet `number`, in an epoch that has not ended: in
+    /// such an epoch, any answered request behind the packet had it.
     fn had(&self, known: &Continuation, number: u64) -> bool {
         let knows = |at| self.replay.knows(known.connection, Once::Answered(at));
         (number..known.number).take(LOOKED_AT).filter(|&at| known.epoch.is_point(at)).any(knows)

@@ -1,4 +1,4 @@
-//! Answer to a request, to be filled by the application.
+//! Answer to a request, which the application fills.
 
 use super::work::Item;
 use crate::trickles::bytes::{Reader, put_varint};
@@ -16,7 +16,7 @@ const MAX_ITEMS: u64 = 4_096;
 pub enum Event {
     /// A connection begins.
     Open {
-        /// Number of the connection, the same in all its requests.
+        /// Number of the connection, the same in all events of the connection.
         connection: u64,
     },
     /// A connection continues.
@@ -31,8 +31,8 @@ pub enum Event {
 pub struct Permit {
     /// The packet's number.
     pub number: u64,
-    /// Maximum number of bytes of user continuation and data together; 0 if none may be sent,
-    /// as in a group of continuations.
+    /// Maximum total length of user continuation and data, in bytes; 0 if neither may be sent, as
+    /// in a group of continuations.
     pub room: usize,
 }
 
@@ -42,17 +42,17 @@ pub struct Permit {
 pub struct Grant {
     /// The event.
     pub event: Event,
-    /// Number of the secret that was the newest when the grant was made. Its continuations are
-    /// sealed with that secret only: they have the address hash under it, and slim ones are
-    /// meant for a client that has a continuation under it.
+    /// Number of the secret that was the newest when the grant was made. The grant's continuations
+    /// can be sealed only with this secret: they contain the address hash under it, and slim ones
+    /// are for a client that has a continuation under it.
     pub(in crate::trickles) secret: u8,
     pub(super) work: Vec<Item>,
     pub(super) templates: [Continuation; 2],
 }
 
 impl Grant {
-    /// The permits, in the order of sending. The asks of the request belong to those with room,
-    /// one each in order.
+    /// The permits, in the order of sending. The request's asks belong, in order, to the permits
+    /// with room, one to each.
     pub fn permits(&self) -> impl ExactSizeIterator<Item = Permit> + '_ {
         self.work.iter().map(|item| Permit { number: item.number, room: item.room })
     }
@@ -63,8 +63,8 @@ impl Grant {
         connection
     }
 
-    /// Limits packets to `most` bytes, if the path does not take as many as the client has
-    /// announced. The client requests again what has no room; a group is split.
+    /// Limits messages to `most` bytes, if the path's MTU is smaller than the client has announced.
+    /// The client requests again the bytes that do not fit; a group is split.
     pub(in crate::trickles) fn fit(&mut self, most: usize) {
         for mut item in std::mem::take(&mut self.work) {
             let len = self.templates[item.template].len();
@@ -87,10 +87,10 @@ impl Grant {
         ring.get(self.secret).is_some()
     }
 
-    /// Appends the message of permit `index`, with a payload whose user continuation and data
-    /// fit its room. Every permit must be sent, because the client continues with its
-    /// continuation. A permit without room carries no payload, whatever is given. Returns false,
-    /// with nothing appended, if `ring` lacks a secret that the packet needs.
+    /// Appends the message of permit `index`, with a payload whose user continuation and data fit
+    /// in the permit's room. Every permit must be sent, because the client continues with its
+    /// continuation. In a group, `payload` is ignored. Returns false, with nothing appended, if
+    /// `ring` lacks a secret that the packet needs.
     ///
     /// # Panics
     /// If there is no such permit, or the payload is longer than its room.
@@ -108,7 +108,7 @@ impl Grant {
             return true;
         }
         let len = payload.user.len() + payload.data.len();
-        assert!(len <= item.room, "a payload of {len} bytes in a room of {}", item.room);
+        assert!(len <= item.room, "a payload of {len} bytes exceeds the room of {}", item.room);
         response::emit(keys, (item.kind, head), &continuation, payload, out);
         true
     }
@@ -116,13 +116,13 @@ impl Grant {
     /// Serializes the grant for another server that has the secrets:
     ///
     /// ```text
-    ///   event 1: 0 open, 1 request | templates: two continuations without their codes, of
-    ///   the secret that seals its packets
+    ///   event 1: 0 open, 1 request | templates: two continuations without their codes, sealed
+    ///   later with the secret that they name
     ///   packets, a number | each: form 1 | template 1 | number 8 | room, a number
-    ///   form: 0 address token, 1 fresh, 2 half, 3 again, 4 slim, above: a group of that less 4
+    ///   form: 0 address token, 1 fresh, 2 half, 3 again, 4 slim, above: a group of (form - 4)
     /// ```
     ///
-    /// Nonces are left out, as they are computed again.
+    /// Nonces are left out, as the other server can compute them.
     pub(in crate::trickles) fn write(&self, out: &mut Vec<u8>) {
         out.push(u8::from(matches!(self.event, Event::Request { .. })));
         for template in &self.templates {

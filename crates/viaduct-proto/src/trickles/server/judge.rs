@@ -12,12 +12,13 @@ use crate::trickles::wire::request::Returned;
 
 /// Result of the evaluation.
 pub(super) struct Judged {
-    /// Plan for the end of the epoch before.
+    /// Plan for the end of the previous epoch.
     pub(super) tail: Option<Plan>,
     pub(super) plan: Plan,
     /// Losses that the proof shows.
     pub(super) gaps: Gaps,
-    /// Losses to be repaired: of continuations in the present epoch, and in the following.
+    /// Losses to be repaired: for continuations of the present epoch, and for those of the
+    /// following one.
     pub(super) losses: [Losses; 2],
 }
 
@@ -52,8 +53,8 @@ impl Server {
         Ok(returned.proof.check(known.epoch.base, known.number, &mut nonces)?)
     }
 
-    /// Losses that still wait for their repair. In the first window after a recovery they may;
-    /// after that the repairs count as lost, which takes a timeout.
+    /// Losses that still wait for their repair. This is an error after the first window that
+    /// follows a recovery: the repairs then count as lost, and the client needs a timeout.
     fn unrepaired(&self, known: &Continuation, repaired: Option<u64>) -> Result<Losses, Refusal> {
         let window = known.epoch.base + u64::from(known.epoch.start);
         match (known.losses.runs(), repaired) {
@@ -74,8 +75,8 @@ impl Server {
         keys.ok_or(Refusal::Invalid(Invalid::UnknownSecret(known.nonces)))
     }
 
-    /// The newest secret's hash of the request's address; `None` if its continuation was sent to
-    /// another address, or the secret of its nonces is gone.
+    /// Hash of the address `from` under the newest secret; `None` if the continuation was sent to
+    /// another address, or the secret of its nonces is no longer in the ring.
     pub(super) fn home(
         &self,
         from: SocketAddr,
@@ -90,8 +91,7 @@ impl Server {
         (address == known.address).then(renewed)
     }
 
-    /// `known` with the present time, this hash of the address, and the round trip that the
-    /// request shows.
+    /// Returns `known` with the present time, this hash of the address, and an updated round trip.
     pub(super) fn timed(&self, now: Instant, address: u64, known: Continuation) -> Continuation {
         let trip = now.since(instant(now, known.timestamp)).as_micros();
         let trip = u32::try_from(trip).unwrap_or(u32::MAX);

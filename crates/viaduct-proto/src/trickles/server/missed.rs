@@ -1,14 +1,15 @@
-//! Lost requests that later ones make up for, as with TCP's acknowledgements.
+//! Lost requests, whose packets are sent in answer to a later request, as with TCP's
+//! acknowledgements.
 //!
 //! ```text
 //!   points      ··· a ─── b ─── c ─── d ···        request d proves that a, b, c have arrived
-//!   answered?       yes   no    no                 so it brings what b and c would have brought,
+//!   answered?       yes   no    no                 so its answer has the packets for b and c, too,
 //!                                                  as groups of continuations, without data
 //! ```
 //!
-//! The replay window tells which requests were answered; no other state is needed. If it has
-//! forgotten an answer, packets are sent twice. The client knows them by their numbers, and
-//! each of their continuations can still be used for one request only.
+//! The replay window tells which requests were answered; no other state is needed. If it no longer
+//! has an answer, packets are sent twice. The client recognises the copies by their numbers, and
+//! each continuation is still valid for one request only.
 
 use super::work::{MAIN, TAIL};
 use super::{Refusal, Server};
@@ -17,12 +18,11 @@ use crate::trickles::continuation::Continuation;
 use crate::trickles::plan::{self, Run};
 use crate::trickles::replay::Once;
 
-/// Maximum number of requests that one request makes up for, whatever the settings say.
+/// Upper limit, for any settings, of the lost requests that one request makes up for.
 pub const MAX_MADE_UP: usize = 32;
 
 impl Server {
-    /// Lays out the packets that the requests before `known` would have brought, if these were
-    /// lost.
+    /// Lays out the packets for lost requests before that of `known`.
     pub(super) fn make_up(
         &mut self,
         now: Instant,

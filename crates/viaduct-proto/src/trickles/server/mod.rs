@@ -1,13 +1,13 @@
-//! The server: a function of (request, address, secrets, now), and the replay window.
+//! The server: a function of request, address, secrets, time and the replay window.
 //!
 //! ```text
-//!   message ─▶ parse ─▶ code ─▶ age ─▶ seen? ─▶ proof ─▶ plan ─▶ Grant: up to n permits
-//!                 └────────┴──────┴───────┴────────┴──▶ Refusal, counted     │
-//!                                      application: user continuation ─▶ bytes ─▶ messages
+//!   message ─▶ parse ─▶ code ─▶ age ─▶ proof ─▶ plan ─▶ seen? ─▶ Grant: up to n permits
+//!                 └────────┴──────┴───────┴───────┴───────┴──▶ Refusal, counted   │
+//!                                           application: user continuation ─▶ bytes ─▶ messages
 //! ```
 //!
-//! Between two requests the server keeps nothing of a client but the entries of the replay
-//! window, whose size is fixed. A permit is the right to send one packet. A packet that the
+//! Between two requests the only state that the server keeps about a client are entries of the
+//! replay window, whose size is fixed. A permit is the right to send one packet. A packet that the
 //! application does not fill is sent without data, because the client continues with its
 //! continuation.
 
@@ -43,24 +43,25 @@ pub struct Settings {
     pub loss_window: u16,
     /// Initial slow start threshold, in packets.
     pub ssthresh: u16,
-    /// Maximum number of lost packets that one request has retransmitted (burstLimit): 1 to
-    /// [`MAX_BURST`](super::plan::MAX_BURST).
+    /// Maximum number of lost packets that are retransmitted in answer to one request (burstLimit):
+    /// 1 to [`MAX_BURST`](super::plan::MAX_BURST).
     pub burst_limit: u8,
     /// Acknowledgement policy.
     pub acks: Acks,
-    /// Maximum length of a response message, in bytes; a client may ask for less.
+    /// Maximum length of a response message, in bytes; a client may ask for a lower one.
     pub message: u16,
-    /// Maximum number of lost requests that a later one makes up for: 0 to [`MAX_MADE_UP`].
-    /// The replay window tells which requests were answered. So replicas that answer one
-    /// connection in turn, each with a window of its own, should have 0 here: to each of them
-    /// the others' requests would seem lost.
+    /// Maximum number of lost requests that a later one makes up for: 0 to [`MAX_MADE_UP`]. The
+    /// replay window tells which requests were answered. So this must be 0 for replicas that answer
+    /// one connection in turn, each with a window of its own: to each replica, requests that
+    /// another one has answered would seem lost.
     pub make_up: u8,
-    /// True if packets omit what their client knows of their epoch (5.3).
+    /// True if packets omit the fields that their client knows from the epoch (5.3).
     pub delta: bool,
 }
 
 impl Default for Settings {
-    /// Values of current kernels: ten packets at first, one after a timeout, growth by packets.
+    /// Values of current kernels: initial window of ten packets, loss window of one, and growth for
+    /// each acknowledged packet.
     fn default() -> Self {
         Settings {
             initial_window: 10,
@@ -75,12 +76,12 @@ impl Default for Settings {
     }
 }
 
-/// Minimum of the message length that a client may ask for, in bytes.
+/// Minimum of the message length that a client can ask for, in bytes.
 pub const MIN_MESSAGE: u16 = 512;
-/// Base of the minimum age of restarts: a second attempt is answered if the continuation is
-/// twice as old as this; the limit doubles with each further attempt.
+/// Base of the continuation's minimum age at a restart. A second attempt is answered if the
+/// continuation is at least twice as old as this; the minimum doubles with each further attempt.
 const MIN_AGE: Duration = Duration::from_millis(50);
-/// Gap in the numbers before a restart: more than can be in flight.
+/// Gap in the packet numbers before a restart: more than can be in flight.
 const APART: u64 = 1 << 20;
 
 /// A stateless server. See the [module](self).
@@ -103,7 +104,7 @@ struct Arrival {
 }
 
 impl Server {
-    /// Creates a server that has answered nothing yet.
+    /// Creates a server.
     pub fn new(settings: Settings, ring: KeyRing, replay: Replay) -> Self {
         let (stats, work, templates) = (Stats::default(), Vec::new(), [blank(&settings); 2]);
         Server { settings, ring, replay, stats, work, templates }
@@ -129,7 +130,8 @@ impl Server {
         &self.replay
     }
 
-    /// The replay window, for replacement: replicas of one process may pass one on.
+    /// The replay window, for replacement: replicas in one process may pass it from one to the
+    /// next.
     pub fn replay_mut(&mut self) -> &mut Replay {
         &mut self.replay
     }
@@ -158,8 +160,8 @@ impl Server {
         Ok(Grant { event, secret, work, templates })
     }
 
-    /// Records that an event with this code, which another server has extracted, is installed
-    /// here. Returns false if it was installed before, or was made too long ago.
+    /// Records the installation of an event with this `code`, which another server extracted at
+    /// `made`. Returns false if the event was installed before, or was extracted too long ago.
     pub(super) fn install(
         &mut self,
         now: Instant,
@@ -189,7 +191,7 @@ pub(super) fn micros(now: Instant) -> u64 {
     now.as_nanos() / 1_000 % ERA
 }
 
-/// Time of a continuation's timestamp: the one nearest to `now`.
+/// Time of a continuation's timestamp: of the possible times, the nearest to `now`.
 pub(super) fn instant(now: Instant, micros: u64) -> Instant {
     let now = now.as_nanos() / 1_000;
     let of_this_era = now - now % ERA + micros;

@@ -12,26 +12,23 @@ pub enum Refusal {
     /// Parse error.
     #[error(transparent)]
     Malformed(#[from] InvalidRequest),
-    /// Invalid continuation: altered, or of an unknown secret.
+    /// Invalid continuation: altered, or sealed with an unknown secret.
     #[error(transparent)]
     Invalid(#[from] Invalid),
     /// Continuation too old, or from the future.
-    #[error("the continuation is {age:?} old, beyond the replay window: restart with it")]
+    #[error("the continuation is {age:?} old, beyond the replay window: a restart is needed")]
     Stale {
         /// Age of the continuation; zero if it is from the future.
         age: Duration,
     },
     /// Continuation answered before.
-    #[error("the continuation was answered already: each is good for one request")]
+    #[error("the continuation was answered already: each is valid for one request")]
     Replayed,
     /// Continuation of a generation that a restart has ended.
-    #[error("the connection was restarted after generation {0}: use what it got then")]
+    #[error("generation {0} has ended: the connection was restarted")]
     Superseded(u16),
-    /// Losses that contradict those of a request that was answered.
-    #[error(
-        "what arrived of the epoch at packet {base} was told otherwise before, and answered: a \
-            loss stays one"
-    )]
+    /// Losses that contradict an answered request.
+    #[error("the reported losses contradict an answered request: epoch or packet {base}")]
     Forked {
         /// Base of the epoch, or the packet that is falsely reported as lost.
         base: u64,
@@ -39,10 +36,10 @@ pub enum Refusal {
     /// Wrong proof.
     #[error(transparent)]
     Unproven(#[from] Unproven),
-    /// Missing or wrong proof that lost packets have arrived at last.
-    #[error("losses are not shown to be repaired a window after their recovery: restart")]
+    /// Missing or wrong proof that the repairs of lost packets have arrived.
+    #[error("repairs of losses are not proven a window after the recovery: a restart is needed")]
     Unrepaired,
-    /// Contradiction to the continuation.
+    /// Contradiction between the request and its continuation.
     #[error(transparent)]
     Inconsistent(#[from] Inconsistent),
     /// Request shorter than its answer.
@@ -50,15 +47,15 @@ pub enum Refusal {
     TooShort {
         /// Length of the request in bytes.
         len: usize,
-        /// Length of the shortest answer in bytes.
+        /// Minimum length of the answer in bytes.
         address_token: usize,
     },
-    /// Request in clear where encryption is required, under an unknown key, or altered. It is
-    /// counted by the encryption layer.
-    #[error("the request is in clear where it must not be, under no key of ours, or altered")]
+    /// Request that is unencrypted although encryption is required, encrypted under an unknown key,
+    /// or altered. The encryption layer counts it.
+    #[error("the request is not encrypted as required, under an unknown key, or altered")]
     Sealed,
-    /// Restart earlier than a client's timers can have expired.
-    #[error("attempt {attempt} to restart comes {age:?} after the continuation: too soon")]
+    /// Restart before a correct client's timers can have expired.
+    #[error("restart attempt {attempt} came only {age:?} after the continuation was made")]
     TooSoon {
         /// Number of the attempt.
         attempt: u8,
@@ -74,16 +71,16 @@ pub struct Stats {
     pub answered: u64,
     /// Packets permitted.
     pub permits: u64,
-    /// Connections offered an address token.
+    /// Connections that were offered an address token.
     pub opened: u64,
     /// Address tokens for clients that have moved.
     pub moved: u64,
     /// Requests that reported a loss.
     pub recoveries: u64,
-    /// Lost requests that a later one made up for.
+    /// Lost requests whose packets were sent in answer to a later one.
     pub made_up: u64,
-    /// Packets that were falsely reported as lost: their slots had been answered, so they were
-    /// not sent again.
+    /// Packets falsely reported as lost: their slots had been answered, so they were not sent
+    /// again.
     pub invented: u64,
     /// Restarts after a timeout.
     pub timeouts: u64,
@@ -91,11 +88,11 @@ pub struct Stats {
     pub resumed: u64,
     /// Refused: malformed.
     pub malformed: u64,
-    /// Refused: altered, or of an unknown secret.
+    /// Refused: altered, or sealed with an unknown secret.
     pub invalid: u64,
     /// Refused: too old, or from the future.
     pub stale: u64,
-    /// Refused: answered already, or of a generation that is over.
+    /// Refused: answered already, or of a generation that has ended.
     pub replayed: u64,
     /// Refused: a wrong proof, or a repair not proven.
     pub unproven: u64,

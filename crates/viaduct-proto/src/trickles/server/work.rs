@@ -15,7 +15,7 @@ use crate::trickles::wire::response::{Kind, continuation_len, most_grouped, over
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Item {
     pub(super) kind: Kind,
-    /// Number of packets: of a group, else 1.
+    /// Number of packets in a group; otherwise 1.
     pub(super) count: u8,
     pub(super) number: u64,
     pub(super) nonce: u64,
@@ -36,11 +36,11 @@ impl Item {
     }
 }
 
-/// Maximum number of packets in one request's groups that others have brought already. A
-/// correct client's requests have none.
+/// Maximum number of packets in one request's groups that were sent in earlier answers. There are
+/// none if the client is correct.
 const MAX_KNOWN: usize = 64;
 
-/// Templates: for the end of the epoch before, and for the packets that the request brings.
+/// Templates: for packets at the end of the previous epoch, and for all other packets.
 pub(super) const TAIL: usize = 0;
 pub(super) const MAIN: usize = 1;
 
@@ -65,7 +65,8 @@ impl Server {
             self.echo(now, &known)?;
             return Ok(Event::Request { connection });
         }
-        // The proof is checked first, so that an eavesdropper cannot use up a continuation.
+        // The proof is checked before the continuation is recorded as answered, so that an
+        // eavesdropper cannot use the continuation up.
         let judged = self.judge(&known, returned)?;
         let end = self.ends(&known, judged.gaps.runs())?;
         if !self.replay.note(now, connection, Once::Answered(known.number)) {
@@ -85,8 +86,8 @@ impl Server {
         Ok(Event::Request { connection })
     }
 
-    /// Lays out the packets of a step. Those of the same epoch and secret as the request's
-    /// continuation are slim: they omit the common part.
+    /// Lays out the packets of a step. Packets of the same epoch and secret as the request's
+    /// continuation are slim: they omit the common fields.
     fn issue(
         &mut self,
         now: Instant,
@@ -109,7 +110,7 @@ impl Server {
         self.again(now, known, plan.again.numbers(), true)?;
         self.group(now, MAIN, plan.grouped);
         if recovered {
-            // Survivors are recorded one by one, so that no other request brings them, too.
+            // Each survivor is recorded, so that it is not sent in answer to another request, too.
             let connection = known.connection;
             for number in plan.fresh.numbers() {
                 if self.replay.note(now, connection, Once::Survivor(number)) {
@@ -122,7 +123,7 @@ impl Server {
         Ok(())
     }
 
-    /// Lays out retransmissions, with room for data if these were asked for.
+    /// Lays out retransmissions, with room for data if `asked`.
     pub(super) fn again(
         &mut self,
         now: Instant,
@@ -146,16 +147,16 @@ impl Server {
         Ok(())
     }
 
-    /// Records that the request of packet `number` lacks the one before it.
+    /// Records whether the request of packet `number` lacks the packet before it.
     pub(super) fn note_lack(&mut self, now: Instant, connection: u64, number: u64, gaps: &[Run]) {
         if gaps.last().is_some_and(|gap| gap.last() + 1 == number) {
             self.replay.note(now, connection, Once::Lacked(number));
         }
     }
 
-    /// Returns whether a reported loss is false: the packet's own continuation was answered, or
-    /// the next one's by a request that had the packet. Its slot is used, and Reno would send
-    /// nothing for it.
+    /// Returns whether a reported loss is false: the packet's own continuation was answered, or the
+    /// next packet's was, in a request that had this packet. Then its slot is used, and Reno would
+    /// send nothing for it.
     fn is_invented(&self, connection: u64, number: u64) -> bool {
         let knows = |what| self.replay.knows(connection, what);
         let behind = number + 1;
@@ -170,7 +171,7 @@ impl Server {
         let mut known = 0;
         for number in span.numbers() {
             if !self.replay.note(now, connection, Once::Survivor(number)) {
-                // Bounds the cost of a request that names whole windows again and again.
+                // Bounds the cost of requests that repeatedly name whole windows.
                 known += 1;
                 if known == MAX_KNOWN {
                     return;

@@ -5,16 +5,16 @@
 //! ```text
 //!   client                                                            server
 //!   segment   [ input continuation ][ bytes from its position on ] ──▶ reads as much as it likes
-//!             ◀── notes   [ input continuation: the position behind what was read ]
+//!             ◀── notes   [ input continuation: the position up to which was read ]
 //!                         [ output continuation: from, to ]
 //!   ask       [ output continuation ][ a range within it ] ──────────▶ makes those bytes again
 //!             ◀── data
 //! ```
 //!
-//! An *input stream* has a number, and bytes from 0 on. Its answer has a *region* of the
-//! output's positions, which the client chooses with its first segment. A continuation has a
-//! part that both sides read, and the application's *state*; the code covers both. [`wire`]
-//! defines the bytes.
+//! An *input stream* has a number, and bytes at positions from 0 on. Its output has a *region* of
+//! the positions in the connection's output, which the client chooses with the stream's first
+//! segment. A continuation has a public part, which both sides read, and the application's *state*;
+//! the code covers both. [`wire`] defines the bytes.
 
 pub mod wire;
 
@@ -29,8 +29,8 @@ pub use wire::{Note, Notes, Segment, Segments};
 pub const MAIN: u32 = 0;
 /// Upper bound of positions, exclusive.
 pub const END: u64 = 1 << 62;
-/// Maximum number of input segments in a client's request: the first packet of its answer must
-/// have room for the notes on them.
+/// Maximum number of input segments in a client's request: the first packet of the answer must have
+/// room for the notes on them.
 pub const MAX_SEGMENTS: usize = 8;
 
 /// Position up to which an input stream was read: the public part of an input continuation
@@ -39,10 +39,10 @@ pub const MAX_SEGMENTS: usize = 8;
 pub struct Place {
     /// Number of the stream.
     pub stream: u32,
-    /// Start of its output's region.
+    /// Start of the region of the stream's output.
     pub start: u64,
-    /// Number of positions that are reserved for its output; below [`END`] together with
-    /// `start`.
+    /// Number of positions that are reserved for the stream's output; `start + reserve` is at most
+    /// [`END`].
     pub reserve: u64,
     /// Number of bytes of the stream that were read.
     pub position: u64,
@@ -61,7 +61,7 @@ impl Place {
     }
 }
 
-/// Range of output that can be made: the public part of an output continuation (4.3).
+/// Range of output that a continuation yields: the public part of an output continuation (4.3).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Valid {
     /// Number of the stream.
@@ -72,7 +72,7 @@ pub struct Valid {
     pub end: u64,
     /// True if no output follows: the rest of the region is skipped (5.2).
     pub last: bool,
-    /// Bytes of each packet that are to be reserved for the server's continuations.
+    /// Bytes that the client should reserve in each packet for the server's continuations.
     pub leave: u16,
 }
 
@@ -86,16 +86,14 @@ impl Valid {
 /// Reason why a server resets a stream.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, thiserror::Error)]
 pub enum Reason {
-    /// The application refused it.
-    #[error("the server refused it")]
+    /// The application refused the stream.
+    #[error("the server refused the stream")]
     Refused,
     /// The object that was being sent was removed or modified.
     #[error("what was being sent has changed at the server")]
     Changed,
-    /// A continuation was not sealed by the server, or is older than its secrets.
-    #[error(
-        "the server does not know the continuation: it is of an old secret, or none of its own"
-    )]
+    /// A continuation was not sealed by the server, or its secret is no longer in the ring.
+    #[error("the server does not know the continuation's secret, or has not made the continuation")]
     Unknown,
     /// The server failed.
     #[error("the server failed")]

@@ -1,4 +1,4 @@
-//! Wire format of standard continuations; *number* is of variable length.
+//! Wire format of standard continuations; a *number* has a variable length.
 //!
 //! ```text
 //!  input continuation   1 | stream | start | reserve | position: numbers | sealed, or nothing
@@ -9,17 +9,17 @@
 //!  a request's data      segments, each
 //!    1 input             ends 1 | input continuation | bytes, a number before each of the two
 //!    2 close
-//!    3 beyond            from: number     only the output at `from` and beyond, of the next input
+//!    3 beyond            from: number     send only the next input's output from `from` on
 //!
 //!  a payload's user      notes, each with a number before it
 //!    1 input continuation   2 output continuation
-//!    3 closed            stream | position: numbers      no more than that is read of its input
+//!    3 closed            stream | position: numbers      the server reads input only up to there
 //!    4 reset             stream: number | reason 1
-//!    5 brings            from | to: numbers              what else comes with this answer
+//!    5 brings            from | to: numbers              output in this answer without an ask
 //! ```
 //!
-//! The first segment of a stream has a continuation at position 0 that is not sealed. The user
-//! continuation of an ask is an output continuation, unchanged.
+//! The first segment of a stream has an unsealed continuation at position 0. The user continuation
+//! of an ask is an output continuation, as the server sent it.
 
 use super::{END, Place, Reason, Valid};
 use crate::trickles::bytes::{Reader, put_counted, put_varint};
@@ -37,7 +37,8 @@ const LAST: u8 = 1;
 /// Maximum length of a standard continuation, in bytes; a packet carries several.
 pub const MAX_STANDARD: usize = 768;
 
-/// Maximum length of the application's state in one, in bytes; the rest takes 51 at most.
+/// Maximum length of the application's state in a standard continuation, in bytes; the other fields
+/// take at most 51.
 pub const MAX_STATE: usize = 700;
 
 /// Part of a request's data.
@@ -45,17 +46,17 @@ pub const MAX_STATE: usize = 700;
 pub enum Segment<'a> {
     /// Bytes of an input stream.
     Input {
-        /// The continuation that the bytes follow, unchanged; see [`open_place`].
+        /// The continuation before the bytes, as received; see [`open_place`].
         continuation: &'a [u8],
         /// True if the stream ends with these bytes.
         ends: bool,
         /// The bytes.
         bytes: &'a [u8],
     },
-    /// The client does not need the connection any more.
+    /// The client no longer needs the connection.
     Close,
-    /// The input in the next segment was sent with another request, too. Of its output this
-    /// request is to bring only the part at this position and beyond.
+    /// The input in the next segment was sent with another request, too. The answer to this request
+    /// should contain only the output from this position on.
     Beyond(u64),
 }
 
@@ -89,14 +90,14 @@ impl<'a> Iterator for Segments<'a> {
     }
 }
 
-/// Appends a segment of `bytes`.
+/// Appends an input segment.
 pub fn emit_segment(continuation: &[u8], ends: bool, bytes: &[u8], out: &mut Vec<u8>) {
     out.extend_from_slice(&[INPUT, u8::from(ends)]);
     put_counted(out, continuation);
     put_counted(out, bytes);
 }
 
-/// Maximum overhead of a segment, without its continuation and its bytes.
+/// Maximum length of a segment without its continuation and its bytes.
 pub const SEGMENT: usize = 2 + 2 + 3;
 
 /// Appends the segment that closes a connection.
@@ -113,9 +114,9 @@ pub fn emit_beyond(from: u64, out: &mut Vec<u8>) {
 /// Note to the client.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Note<'a> {
-    /// Input continuation: parsed, and its bytes.
+    /// Input continuation: its public part, and all its bytes.
     Input(Place, &'a [u8]),
-    /// Output continuation: parsed, and its bytes.
+    /// Output continuation: its public part, and all its bytes.
     Output(Valid, &'a [u8]),
     /// The server reads only `position` bytes of the stream's input.
     Closed {
@@ -131,7 +132,7 @@ pub enum Note<'a> {
         /// Reason of the reset.
         reason: Reason,
     },
-    /// The packets of this answer bring this range of the output.
+    /// The packets of this answer contain this range of the output, for which there was no ask.
     Brings {
         /// Position of the first byte.
         from: u64,
@@ -172,10 +173,10 @@ impl<'a> Iterator for Notes<'a> {
     }
 }
 
-/// Appends a note without a code: it is for the client only.
+/// Appends a note that has no code, as the client does not return it.
 ///
 /// # Panics
-/// The note is a continuation; [`emit_place`] and [`emit_valid`] emit those.
+/// The note is a continuation, which [`emit_place`] or [`emit_valid`] emits.
 pub fn emit_note(note: &Note, out: &mut Vec<u8>) {
     let mut bytes = Vec::new();
     match *note {
@@ -194,7 +195,7 @@ pub fn emit_note(note: &Note, out: &mut Vec<u8>) {
             put_varint(&mut bytes, from);
             put_varint(&mut bytes, to);
         }
-        Note::Input(..) | Note::Output(..) => panic!("continuations are sealed"),
+        Note::Input(..) | Note::Output(..) => panic!("a continuation must be sealed"),
     }
     put_counted(out, &bytes);
 }
@@ -214,16 +215,16 @@ pub fn sealed_place(ring: &KeyRing, place: &Place, state: &[u8]) -> Vec<u8> {
     bytes
 }
 
-/// Parses an input continuation without a sealed part that is not the first of its stream: it
-/// names a place whose continuation the server is to know.
+/// Parses an input continuation that has no sealed part and is not the first of its stream. It
+/// stands for a continuation that the server may have cached.
 pub fn named_place(bytes: &[u8]) -> Option<Place> {
     let mut reader = Reader(bytes);
     let place = place(&mut reader)?;
     (reader.0.is_empty() && place.position > 0).then_some(place)
 }
 
-/// The unsealed continuation of a stream that begins, or of a place whose continuation the
-/// server may have.
+/// Input continuation without a sealed part: the first of a stream, or one that stands for a
+/// continuation that the server may have cached.
 pub fn first_place(place: &Place) -> Vec<u8> {
     let mut bytes = vec![INPUT];
     put_varint(&mut bytes, place.stream.into());
@@ -245,8 +246,8 @@ pub fn emit_valid(ring: &KeyRing, valid: &Valid, state: &[u8], out: &mut Vec<u8>
     put_counted(out, &bytes);
 }
 
-/// Opens an input continuation: place and state. `None` if it was not sealed with a secret of
-/// the ring. The first of a stream, at position 0, has no state and need not be sealed.
+/// Opens an input continuation: place and state. `None` if it was not sealed with a secret of the
+/// ring. The first one of a stream, at position 0, has no state and need not be sealed.
 pub fn open_place<'a>(ring: &KeyRing, bytes: &'a [u8]) -> Option<(Place, &'a [u8])> {
     let mut reader = Reader(bytes);
     let place = place(&mut reader)?;
@@ -266,15 +267,15 @@ pub fn open_valid<'a>(ring: &KeyRing, bytes: &'a [u8]) -> Option<(Valid, &'a [u8
     Some((valid, state))
 }
 
-/// Number of the secret in an output continuation, not verified.
+/// Number of the secret that an output continuation names; the code is not verified.
 pub fn sealed_by(bytes: &[u8]) -> Option<u8> {
     let mut reader = Reader(bytes);
     valid(&mut reader)?;
     reader.u8()
 }
 
-/// Seals an output continuation again with the newest secret, as a note. `None` if it is sealed
-/// with the newest one already, or with none of the ring.
+/// Seals an output continuation again with the newest secret, and returns it as a note. `None` if
+/// it is sealed with the newest secret already, or with a secret that is not in the ring.
 pub fn reseal(ring: &KeyRing, bytes: &[u8]) -> Option<Vec<u8>> {
     let other = sealed_by(bytes)? != ring.newest().number();
     let (valid, state) = other.then(|| open_valid(ring, bytes)).flatten()?;
@@ -283,7 +284,7 @@ pub fn reseal(ring: &KeyRing, bytes: &[u8]) -> Option<Vec<u8>> {
     Some(note)
 }
 
-/// Number of the stream in a continuation, not verified.
+/// Number of the stream that a continuation names; the code is not verified.
 pub fn claimed_stream(bytes: &[u8]) -> Option<u32> {
     let of_input = || place(&mut Reader(bytes)).map(|place| place.stream);
     valid(&mut Reader(bytes)).map(|valid| valid.stream).or_else(of_input)

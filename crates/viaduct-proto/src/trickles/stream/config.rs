@@ -7,17 +7,16 @@ use crate::trickles::standard::Reason;
 /// Settings of a stream client.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Config {
-    /// Maximum length of messages in both directions, in bytes: at least 1,085, and as long as
-    /// packets have room for.
+    /// Maximum length of messages in both directions, in bytes: from 1,085 to the room in packets.
     pub message: u16,
-    /// Limit for sent messages, if it is to be lower; at least 1,085, too. The first request
-    /// has this length, so that its answer can be as long. On a path with a smaller MTU and
-    /// without ICMP errors that costs a timeout.
+    /// Maximum length of sent messages, if lower than `message`: at least 1,085 bytes. The first
+    /// request has this length, so that its answer can be as long. On a path with a smaller MTU and
+    /// without ICMP errors this costs a timeout.
     pub request: u16,
-    /// Maximum number of bytes that are written to a stream and not consumed yet.
+    /// Maximum number of bytes that are written to a stream and not consumed by the server yet.
     pub send_buffer: usize,
-    /// Maximum number of bytes of all streams that are requested and not read yet; each may
-    /// have 64 KiB.
+    /// Maximum number of bytes of all streams that are requested and not read yet. Each stream may
+    /// have 64 KiB regardless of the limit.
     pub window: u64,
     /// Time without an answer after which the connection fails.
     pub give_up: Duration,
@@ -40,21 +39,22 @@ impl Default for Config {
 /// Reason why a stream fails.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, thiserror::Error)]
 pub enum Failure {
-    /// The server has reset it.
+    /// The server has reset the stream.
     #[error(transparent)]
     Reset(#[from] Reason),
-    /// The server consumes nothing of a packet full of input, or does not answer it.
-    #[error("the server takes nothing of what is sent")]
+    /// The server does not consume any of a full request of input, or does not answer it.
+    #[error("the server does not consume the input")]
     Stalled,
     /// The output is longer than the reserved positions.
     #[error("the answer is longer than the {0} bytes that were reserved for it")]
     TooLong(u64),
-    /// Output bytes are missing that no continuation yields, and nothing else brings them.
+    /// Output bytes are missing that no continuation yields, and no answer to a request in flight
+    /// will contain them.
     #[error(
-        "the next bytes of the answer cannot be asked for: the server has given nothing for it"
+        "cannot request the next bytes of the answer: the server has sent no continuation for them"
     )]
     Missing,
-    /// No answer within [`Config::give_up`].
+    /// The server did not answer within [`Config::give_up`].
     #[error("the server did not answer")]
     TimedOut,
 }

@@ -29,8 +29,8 @@ impl Stream {
 
     fn hear(&mut self, note: &Note, arrived: &Arrived) {
         match *note {
-            // The packet with this input's output continuation may be missing: the input is to
-            // be sent again.
+            // The packet with this input's output continuation may be missing, so the input must be
+            // sent again.
             Note::Input(..) | Note::Closed { .. } if !arrived.in_order => {}
             Note::Input(place, bytes) => {
                 if self.inputs.consumed(&place, arrived.user.slice_ref(bytes), arrived.parcel) {
@@ -89,7 +89,7 @@ impl Stream {
         stuck.into_iter().for_each(|stream| self.fail(stream, Failure::Missing));
     }
 
-    /// Sets the end of a stream's output: there is none at `end` or beyond.
+    /// Sets the end of a stream's output to `end`, exclusive.
     fn end(&mut self, stream: u32, end: u64) {
         let Some(output) = self.outputs.get_mut(&stream) else { return };
         if output.end(end) {

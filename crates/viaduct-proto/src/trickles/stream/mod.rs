@@ -8,11 +8,10 @@
 //!   read            ◀─ output ─ wants ────▶ └────────┘
 //! ```
 //!
-//! Stream [`MAIN`] is a socket: bytes in, bytes out. Any number of other
-//! streams can be opened beside it, each with its own range of positions in the output. A
-//! request is a stream whose input is written at once. Nothing here blocks, and all buffers are
-//! bounded: a send buffer for bytes that were written and not consumed, a window for bytes that
-//! were requested and not read.
+//! Stream [`MAIN`] is a socket: bytes in, bytes out. Any number of other streams can be opened
+//! beside it, each with its own range of positions in the output. A request is a stream whose input
+//! is written at once. No call blocks, and all buffers are bounded: a send buffer for bytes that
+//! were written and not consumed, a window for bytes that were requested and not read.
 //!
 //! Written bytes stay buffered until the server acknowledges that it has consumed them. This
 //! module chooses which continuation yields which bytes. The [`Client`] knows how many bytes a
@@ -41,14 +40,14 @@ use input::Inputs;
 use output::Output;
 use width::Width;
 
-/// Positions that are reserved for the output of [`MAIN`].
+/// Number of positions that are reserved for the output of [`MAIN`].
 pub const MAIN_RESERVE: u64 = 1 << 56;
-/// Maximum number of outputs that are requested at a time; the others wait.
+/// Maximum number of streams whose output is requested at a time; the others wait.
 const AT_A_TIME: usize = 64;
-/// Minimum share of the window for each of them, in bytes.
+/// Minimum share of the window for each of these streams, in bytes.
 const MIN_SHARE: u64 = 64 << 10;
-/// Restarts without an answer after which the connection is opened anew. After as many with
-/// short answers alone it is opened anew with shorter messages.
+/// Number of restarts without an answer after which the connection is replaced by a new one. After
+/// as many restarts with only short answers, the new connection uses shorter messages.
 const MAX_RESTARTS: u32 = 4;
 
 /// Client of a connection. See the [module](self).
@@ -66,14 +65,14 @@ pub struct Stream {
     changed: BTreeSet<u32>,
     /// True if there may be bytes to request.
     stale: bool,
-    /// True if a stream may lack bytes that nothing brings any more.
+    /// True if a stream may lack bytes that can no longer arrive.
     unsure: bool,
     failed: Option<Failure>,
-    /// Number of packets received, and the time of the last one, or the time since which an
-    /// answer is awaited.
+    /// Number of packets received, and the time of the last one; after an idle time, the time since
+    /// which an answer is awaited.
     heard: (u64, Instant),
     width: Width,
-    /// Maximum number of bytes that are requested and not read, at present.
+    /// Present limit of bytes that are requested and not read.
     window: u64,
 }
 
@@ -104,8 +103,8 @@ impl Stream {
         stream
     }
 
-    /// Opens a further stream with `reserve` positions for its output, which is hence limited
-    /// to as many bytes. `None` if the connection has no positions left.
+    /// Opens a further stream, whose output is limited to `reserve` bytes, for which positions are
+    /// reserved. `None` if the connection has no positions left.
     pub fn begin(&mut self, reserve: u64) -> Option<u32> {
         let start = self.next_region;
         let end = start.checked_add(reserve.max(1)).filter(|&end| end <= END)?;
@@ -120,8 +119,7 @@ impl Stream {
     }
 
     /// Sends `data` as a request with an output of at most `reserve` bytes (msk_request, 6.1).
-    /// The result is a stream whose input is complete, and which is read as any other. Never
-    /// blocks.
+    /// Returns a stream whose input is complete, and which is read like any other. Never blocks.
     pub fn request(&mut self, data: &[u8], reserve: u64) -> Option<u32> {
         let stream = self.begin(reserve)?;
         self.inputs.write(stream, data, usize::MAX);
@@ -134,18 +132,18 @@ impl Stream {
         self.inputs.write(stream, data, self.config.send_buffer)
     }
 
-    /// Bytes that may be written to a stream now; 0 also if the server reads no more.
+    /// Number of bytes that may be written to a stream now; 0 if the server has stopped reading.
     pub fn writable(&self, stream: u32) -> usize {
         self.inputs.room(stream, self.config.send_buffer)
     }
 
-    /// Returns whether more may be written to a stream, now or later: it was not ended, and the
-    /// server still reads.
+    /// Returns whether more may be written to a stream, now or later: its input was not ended, and
+    /// the server still reads.
     pub fn is_writing(&self, stream: u32) -> bool {
         self.inputs.is_writing(stream)
     }
 
-    /// Returns whether the stream exists: it was opened, and not forgotten.
+    /// Returns whether the stream exists: it was opened, and not dropped by [`Stream::forget`].
     pub fn is_there(&self, stream: u32) -> bool {
         self.outputs.contains_key(&stream)
     }
@@ -171,13 +169,13 @@ impl Stream {
         data
     }
 
-    /// Bytes of all streams that were requested or have arrived, and are not read yet.
+    /// Bytes of all streams that were requested or have arrived, but were not read yet.
     pub fn unread(&self) -> u64 {
         self.outputs.values().map(Output::unread).sum()
     }
 
-    /// Limits the bytes that are requested and not read from now on, up to [`Config::window`].
-    /// Each stream may have 64 KiB all the same.
+    /// Sets the limit of bytes that are requested and not read to `window`, at most
+    /// [`Config::window`]. Each stream may have 64 KiB regardless of the limit.
     pub fn narrow(&mut self, window: u64) {
         self.window = window.min(self.config.window);
     }
@@ -191,8 +189,8 @@ impl Stream {
         }
     }
 
-    /// The next stream whose state has changed since it was last returned: there are bytes to
-    /// read, room to write, or it has ended.
+    /// The next stream whose state has changed since it was last returned: there are bytes to read,
+    /// there is room to write, or the stream has ended.
     pub fn poll_changed(&mut self) -> Option<u32> {
         self.changed.pop_first()
     }
@@ -208,8 +206,8 @@ impl Stream {
         self.stale = true;
     }
 
-    /// Tells the server with the next request that the connection is not needed any more. The
-    /// message is not acknowledged.
+    /// Tells the server with the next request that the connection is no longer needed. The message
+    /// is not acknowledged.
     pub fn close(&mut self) {
         let streams: Vec<u32> = self.outputs.keys().copied().collect();
         streams.into_iter().for_each(|stream| self.forget(stream));
@@ -226,7 +224,7 @@ impl Stream {
         self.client.stats()
     }
 
-    /// Time since which an answer is overdue.
+    /// Time since the last packet arrived, or since an answer is awaited.
     pub fn waited(&self, now: Instant) -> Duration {
         now.since(self.heard.1)
     }
@@ -291,14 +289,14 @@ impl Stream {
             let least = client::MIN_MESSAGE as u16;
             self.shorten(least, least, now);
         } else if self.client.attempts() >= MAX_RESTARTS {
-            // Without any answer there may be many reasons. The first request tells a small
-            // path MTU from the others.
+            // The lack of any answer may have many reasons. The first request of the new connection
+            // tells whether it is a small path MTU.
             self.reopen(now);
         }
     }
 
-    /// Limits messages to `message` bytes, and first requests to `request` bytes, as the path
-    /// requires. If that is less than so far, the connection is replaced by a new one. The
+    /// Limits messages to `message` bytes, and sent messages to `request` bytes, as the path
+    /// requires. If a limit is lower than before, the connection is replaced by a new one. The
     /// minimum is [`client::MIN_MESSAGE`].
     pub fn shorten(&mut self, message: u16, request: u16, now: Instant) {
         let Config { message: longest, request: first, .. } = self.config;
@@ -308,9 +306,9 @@ impl Stream {
         }
     }
 
-    /// Replaces a connection without answers by a new one: its secret may be gone, or its
-    /// messages too long for the path. The application's continuations stay valid in the new
-    /// one.
+    /// Replaces the connection by a new one: the server may have dropped its secret, or its
+    /// messages may be too long for the path. The application's continuations stay valid in the new
+    /// connection.
     fn reopen(&mut self, now: Instant) {
         self.token = self.token.wrapping_mul(0x9e37_79b9_7f4a_7c15).wrapping_add(1);
         let reserve = self.client.reserved();
@@ -348,7 +346,7 @@ impl Stream {
         self.outputs.get(&stream)?.region().contains(&position).then_some(stream)
     }
 
-    /// Bytes that each stream may have requested and not read.
+    /// Limit, for each stream, of bytes that are requested and not read.
     fn share(&self) -> u64 {
         let active = self.outputs.values().filter(|output| output.is_active()).count();
         (self.window / active.clamp(1, AT_A_TIME) as u64).max(MIN_SHARE)

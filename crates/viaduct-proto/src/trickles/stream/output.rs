@@ -9,16 +9,17 @@ use super::{Failure, State};
 use crate::trickles::client::Reassembly;
 use crate::trickles::standard::Valid;
 
-/// Number of a stream's continuations beyond which no further input of it is sent. Input
-/// produces continuations, and dropped ones do not come again.
+/// Number of a stream's continuations at which no further input of the stream is sent. Input
+/// produces continuations, and the server does not send dropped ones again.
 pub(super) const ENOUGH: usize = 64;
-/// Maximum number of continuations that are kept of a stream. Those in flight when [`ENOUGH`]
-/// was reached are far fewer, so a server that sends more is faulty.
+/// Maximum number of continuations that are kept for a stream. Far fewer are in flight when
+/// [`ENOUGH`] is reached, so a server that sends more is faulty.
 const MAX_CONTINUATIONS: usize = 1_024;
-/// Maximum number of answers that bring output at a time.
+/// Maximum number of answers in flight for which brought ranges are recorded.
 const MAX_BROUGHT: usize = 64;
-/// Bytes of the window per chunk that waits for missing data: at most window / 64 chunks may
-/// wait. A server that sends more and shorter ones is faulty, and each costs memory of its own.
+/// Bytes of the window for each chunk that waits for missing data: at most window / 64 chunks may
+/// wait, because each takes memory of its own. A server that sends more chunks, which are shorter,
+/// is faulty.
 const MIN_PIECE: u64 = 64;
 
 /// The output of one stream.
@@ -29,11 +30,11 @@ pub(super) struct Output {
     end: Option<u64>,
     /// Continuations by the start of their range.
     continuations: BTreeMap<u64, (Valid, Bytes)>,
-    /// All output below is wanted, in flight, or has arrived.
+    /// Position below which all output is wanted, in flight, or has arrived.
     next: u64,
-    /// Ranges that answers bring, by parcel.
+    /// Ranges that answers in flight contain without an ask, with their parcels.
     brought: Vec<(u64, Range<u64>)>,
-    /// Ranges of settled parcels, parts of which may be missing.
+    /// Brought ranges of settled parcels, which may have missing parts.
     doubtful: Vec<Range<u64>>,
     /// Data by position, relative to the region's start.
     data: Reassembly,
@@ -64,7 +65,7 @@ impl Output {
         self.failure.is_none() && self.end.is_none_or(|end| self.position() < end)
     }
 
-    /// Returns whether there is a continuation to request output with.
+    /// Returns whether there is a continuation with which output can be requested.
     pub(super) fn can_ask(&self) -> bool {
         self.is_active() && !self.continuations.is_empty()
     }
@@ -88,7 +89,7 @@ impl Output {
         data
     }
 
-    /// Adds a continuation. Returns the one that it replaces, if they differ.
+    /// Adds a continuation. Returns the continuation that it replaces, if they differ.
     pub(super) fn add(&mut self, valid: Valid, bytes: &Bytes) -> Option<Bytes> {
         let sane = self.region.start <= valid.start && valid.end <= self.region.end;
         let known = self.continuations.get(&valid.start);
@@ -107,8 +108,8 @@ impl Output {
     /// Drops the continuations of output that was read.
     fn forget_read(&mut self) {
         let position = self.position();
-        // Among those that yield the next byte the nearest is enough, unless another reaches
-        // further.
+        // Of the continuations that yield the next byte, the nearest is enough, unless another one
+        // reaches further.
         let nearest = self.continuations.range(..=position).next_back();
         let nearest = nearest.map(|(&start, (known, _))| (start, known.end));
         self.continuations.retain(|&start, (known, _)| {
@@ -117,7 +118,8 @@ impl Output {
         });
     }
 
-    /// Drops the last of those continuations whose range others cover at a higher cost.
+    /// Drops one continuation whose range is covered by others that start before it, at a higher
+    /// cost: the last such continuation.
     fn forget_needless(&mut self) {
         let mut reached = 0;
         let is_needless = |valid: &Valid| {
@@ -131,16 +133,16 @@ impl Output {
         }
     }
 
-    /// Number of continuations for output that was not read, if the next bytes can be read, or
-    /// requested.
+    /// Number of continuations for output that was not read; 0 if the next bytes can neither be
+    /// read nor requested.
     pub(super) fn kept(&self) -> usize {
         let next = self.continuations.first_key_value();
         let here = next.is_some_and(|(&start, _)| start <= self.position());
         if here || self.data.is_readable() { self.continuations.len() } else { 0 }
     }
 
-    /// Returns whether bytes are missing that no continuation yields, while nothing is in
-    /// flight. `over`: no further input can be sent for them.
+    /// Returns whether bytes are missing that no continuation yields, when nothing is in flight.
+    /// `over` is true if no further input can produce them.
     pub(super) fn is_stuck(&self, over: bool) -> bool {
         let position = self.position();
         let here = self.choose(position).is_some() || self.data.is_readable();
@@ -149,8 +151,8 @@ impl Output {
         self.state() == State::Open && !here && (over || beyond)
     }
 
-    /// Records a range that the answer to `parcel` brings. When the parcel is settled, missing
-    /// parts are requested.
+    /// Records a range that the answer to `parcel` contains without an ask. When the parcel is
+    /// settled, missing parts are requested.
     pub(super) fn brings(&mut self, range: Range<u64>, parcel: Option<u64>, share: u64) {
         let Some(parcel) = parcel else { return };
         let to = range.end.min(self.position().saturating_add(share)).min(self.region.end);
@@ -161,21 +163,21 @@ impl Output {
         }
     }
 
-    /// Marks ranges as doubtful, as no answer to `parcel` will arrive any more.
+    /// Marks the brought ranges of `parcel` as doubtful, as no further answer to it will arrive.
     pub(super) fn settle(&mut self, parcel: u64) {
         let settled = self.brought.extract_if(.., |(of, _)| *of == parcel);
         self.doubtful.extend(settled.map(|(_, range)| range));
     }
 
-    /// Drops the state of requests in flight; no answer to them will arrive any more.
+    /// Drops the state of requests in flight, as no answer to them will arrive.
     pub(super) fn forget_flight(&mut self) {
         self.brought.clear();
         self.doubtful.clear();
         self.next = self.position();
     }
 
-    /// Inserts data. Returns whether there is something new to read. Data beyond both the
-    /// window and the range that was requested when it was wider are discarded.
+    /// Inserts data. Returns whether there is something new to read. Data beyond both the window
+    /// and the requested range, which may be longer if the window was wider before, are discarded.
     pub(super) fn insert(&mut self, position: u64, data: Bytes, window: u64) -> bool {
         let end = position + data.len() as u64;
         let within = position >= self.region.start
@@ -188,13 +190,13 @@ impl Output {
         self.data.is_readable()
     }
 
-    /// Returns whether more chunks or continuations are waiting than a correct server causes.
+    /// Returns whether there are more chunks or continuations than a correct server causes.
     pub(super) fn is_crowded(&self, window: u64) -> bool {
         self.data.pieces() as u64 > window / MIN_PIECE
             || self.continuations.len() > MAX_CONTINUATIONS
     }
 
-    /// Sets the end of the output. Returns whether it is new and valid.
+    /// Sets the end of the output. Returns whether the end is new and valid.
     pub(super) fn end(&mut self, end: u64) -> bool {
         let sane = (self.position()..=self.region.end).contains(&end);
         if self.end.is_some() || !sane {
@@ -205,11 +207,11 @@ impl Output {
         true
     }
 
-    /// Calls `want` for the output to request: up to `share` bytes beyond what was read.
+    /// Calls `want` for the output to request: at most `share` bytes beyond the read position.
     pub(super) fn wants(&mut self, share: u64, want: &mut dyn FnMut(Range<u64>, Bytes)) {
         let end = self.end.unwrap_or(self.region.end);
         for doubtful in std::mem::take(&mut self.doubtful) {
-            // No continuation is kept of output that was read.
+            // No continuation is kept for output that was read.
             let doubtful = doubtful.start.max(self.position())..doubtful.end.min(end);
             let reached = self.want_of(doubtful.clone(), want);
             if reached < doubtful.end {
@@ -217,15 +219,15 @@ impl Output {
             }
         }
         let limit = self.position().saturating_add(share).min(end);
-        // Avoids a request for every few bytes that were read.
+        // Avoids many requests for a few bytes each.
         let much = limit.saturating_sub(self.next) >= share / 8 || limit == end;
         if much || self.next <= self.position() {
             self.next = self.want_of(self.next..limit, want).max(self.next);
         }
     }
 
-    /// Requests the missing parts of `range`, as far as continuations yield them. Returns how
-    /// far that is.
+    /// Requests the missing parts of `range`, as far as continuations yield them. Returns the
+    /// position up to which they do.
     fn want_of(&self, range: Range<u64>, want: &mut dyn FnMut(Range<u64>, Bytes)) -> u64 {
         let mut at = range.start;
         while at < range.end {
@@ -240,8 +242,8 @@ impl Output {
         at
     }
 
-    /// The continuation that yields `position` at the lowest cost, and the range for which it
-    /// is the best.
+    /// The continuation that yields `position` at the lowest cost, and the range from `position` on
+    /// for which it is the best.
     fn choose(&self, position: u64) -> Option<(Range<u64>, Bytes)> {
         let mut nearest = self.continuations.range(..=position).rev();
         let (_, (valid, bytes)) = nearest.find(|(_, (valid, _))| valid.holds(position))?;
@@ -250,7 +252,7 @@ impl Output {
         Some((position..until.min(valid.end), bytes.clone()))
     }
 
-    /// Bytes that were requested and not read, or have arrived and were not read.
+    /// Number of bytes that were requested or have arrived, and were not read.
     pub(super) fn unread(&self) -> u64 {
         self.next.saturating_sub(self.position()).max(self.data.waiting() as u64)
     }
@@ -278,7 +280,7 @@ mod tests {
         output.insert(3_000, data.clone(), 64 << 10);
         assert_eq!(output.unread(), 1_000);
         output.forget_flight();
-        assert_eq!(output.unread(), 1_000, "it is held still");
+        assert_eq!(output.unread(), 1_000, "the data is still held");
         assert!(output.insert(1_000, data.clone(), 64 << 10));
         assert_eq!((output.read(), output.unread()), (Some(data), 1_000));
     }

@@ -1,11 +1,11 @@
-//! Detection of a path MTU black hole: short messages arrive, long ones never do, and no ICMP
-//! error tells.
+//! Detection of a path MTU black hole: short messages arrive, long ones never do, and no ICMP error
+//! is received.
 
 use super::MAX_RESTARTS;
 use crate::trickles::client::{Client, MIN_MESSAGE};
 
-/// Number of restarts that must bring short messages and no long one. One alone may occur in a
-/// crowd, too, where most packets are lost.
+/// Minimum number of restarts that were answered with short messages and no long one. A single one
+/// may also occur under congestion, when most packets are lost.
 const SHORT: u32 = 3;
 
 /// State of the detection.
@@ -13,12 +13,12 @@ const SHORT: u32 = 3;
 pub(super) struct Width {
     /// True if messages may be longer than [`MIN_MESSAGE`].
     long: bool,
-    /// True if the first request was not answered at full length, and nothing long has arrived
+    /// True if the first request got no answer at full length, and no long message has arrived
     /// since.
     pub(super) doubted: bool,
-    /// Number of restarts that have brought something short since something long last arrived.
+    /// Number of restarts that were answered with short messages since the last long message.
     short: u32,
-    /// Restart counts when something last arrived, and when something long did.
+    /// Number of restarts before the last message, and before the last long message.
     restarts: (u64, u64),
 }
 
@@ -29,7 +29,7 @@ impl Width {
         Width { long, doubted: false, short: 0, restarts: (0, 0) }
     }
 
-    /// Records a message of `bytes` bytes, after so many restarts.
+    /// Records a message of `bytes` bytes; `restarts` is the number of restarts so far.
     pub(super) fn heard(&mut self, bytes: usize, restarts: u64) {
         self.short += u32::from(self.short == 0 || restarts != self.restarts.0);
         self.restarts.0 = restarts;
@@ -38,8 +38,8 @@ impl Width {
         }
     }
 
-    /// Returns whether shorter messages are to be tried after a timeout. If nothing arrives at
-    /// all, as in a crowd, the messages may be lost for another reason.
+    /// Returns whether shorter messages should be tried after a timeout. If nothing arrives at all,
+    /// as may happen under congestion, messages may be lost for another reason.
     pub(super) fn is_doubtful(&self, client: &Client) -> bool {
         let since = client.stats().restarts - self.restarts.1;
         let short = since >= MAX_RESTARTS.into() && self.short >= SHORT;

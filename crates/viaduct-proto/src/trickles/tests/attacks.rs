@@ -105,7 +105,7 @@ pub(super) fn refusal(
     from: SocketAddr,
     message: &[u8],
 ) -> Refusal {
-    server.handle(now, from, message).expect_err("an answer")
+    server.handle(now, from, message).expect_err("a refusal")
 }
 
 #[test]
@@ -161,8 +161,7 @@ fn a_hidden_loss_is_refused_and_an_admitted_one_halves_the_window() {
         let message = request(0, kept, &ranges(&window[..=first]));
         assert_eq!(serve(&mut server, at(200), address(), LENGTH, &message).len(), 2);
     }
-    // The refusal does not use the continuation up, as an eavesdropper may have sent the
-    // request.
+    // A refusal does not use the continuation up, as an eavesdropper may have sent the request.
     let received = [&window[..2], &window[3..]].concat();
     let mut brought = 0;
     for last in 3..=10 {
@@ -170,8 +169,8 @@ fn a_hidden_loss_is_refused_and_an_admitted_one_halves_the_window() {
         let message = request(0, kept, &ranges(&received[..last]));
         brought += serve(&mut server, at(200 + last as u64), address(), LENGTH, &message).len();
     }
-    // Of the twelve packets in flight the last six survive; two of them have arrived already.
-    // One of the two is without data, in favour of the repair.
+    // Of the twelve packets in flight the last six are survivors. Two of these have arrived
+    // already, and one of the two brings no data, because of the repair.
     assert_eq!(brought, 3);
 }
 
@@ -193,7 +192,7 @@ fn a_client_that_moves_gets_no_more_than_it_sends_until_it_has_echoed() {
     assert_eq!(
         (begun.len(), epoch.ssthresh),
         (5, 5),
-        "as after a loss, which it need not have told"
+        "as after a loss, which the client need not have reported"
     );
     // The continuations at the old address are invalid.
     let old = request(0, &window[1], &ranges(&window[..2]));
@@ -225,7 +224,7 @@ fn a_timeout_ends_the_trickles_before_it() {
     let old = request(0, &window[1], &ranges(&window[..2]));
     assert_eq!(refusal(&mut server, at(500), address(), &old), Refusal::Superseded(0));
     assert_eq!(refusal(&mut server, at(501), address(), &message), Refusal::Replayed);
-    // Many attempts at once do not yield many first windows.
+    // Many attempts at the same time do not get many first windows.
     let soon = request(6, &window[0], &ranges(&window[..1]));
     let refused = refusal(&mut server, at(502), address(), &soon);
     assert!(matches!(refused, Refusal::TooSoon { attempt: 6, .. }), "{refused}");
@@ -236,7 +235,7 @@ fn a_client_silent_beyond_the_horizon_resumes() {
     let (mut server, window) = begun();
     let message = request(1, &window[0], &ranges(&window[..1]));
     let late = at(0) + Duration::from_secs(3_600);
-    // A replay at a later time, with the address of another host by then, gets as little.
+    // A later replay, when the address belongs to another host, gets no more.
     let mut address_token = Vec::new();
     for _ in 0..20 {
         let answer = serve(&mut server, late, address(), LENGTH, &message);
@@ -266,7 +265,7 @@ fn a_silence_is_no_timeout_unless_something_was_lost_before() {
         let late = at(0) + Duration::from_secs(silence);
         let answer = serve(&mut server, late, address(), LENGTH, &message);
         assert_eq!(answer.len(), packets, "after {silence} s, with {} that came", came.len());
-        // A repetition means that the answer was lost, which counts as a timeout.
+        // A second attempt means that the answer was lost, which counts as a timeout.
         let message = request(2, came.last().unwrap(), &ranges(&came));
         assert_eq!(serve(&mut server, late, address(), LENGTH, &message).len(), 1);
     }
@@ -289,7 +288,7 @@ fn a_rotation_of_secrets_breaks_no_connection() {
     server.ring_mut().rotate(2, &[9; 32], 2);
     let message = request(0, &window[0], &ranges(&window[..1]));
     let answer = kept(&serve(&mut server, at(200), address(), LENGTH, &message));
-    // The first of the two is half of a pair, and has no continuation.
+    // The first of the two packets is the first of a pair, and has no continuation.
     assert_eq!((answer.len(), answer[1].bytes[0]), (2, 2), "under the new secret");
     let message = request(0, &answer[1], &ranges(&[window, answer.clone()].concat()));
     assert!(!serve(&mut server, at(300), address(), LENGTH, &message).is_empty());
@@ -306,7 +305,7 @@ fn a_client_that_loses_every_answer_to_a_restart_gets_address_tokens_until_one_a
         if now.since(at(100)) < Duration::from_secs(30) {
             assert_eq!(refusal(&mut server, now, address(), &message), Refusal::Replayed);
         } else {
-            // The record of it has expired.
+            // The replay window no longer has its entry.
             assert_eq!(kept(&answer)[0].known.unwrap().mode, Mode::AddressToken);
         }
     }

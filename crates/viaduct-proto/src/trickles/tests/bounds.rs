@@ -1,4 +1,4 @@
-//! Bounds on the size and cost of messages, whatever the peer sends.
+//! Bounds on the size and cost of messages, for any input from the peer.
 
 use bytes::Bytes;
 
@@ -39,8 +39,8 @@ fn known(window: u16, message: u16) -> Continuation {
     }
 }
 
-/// A server, and the request of a client that has lost all of a window but its ends: most of
-/// the answer are continuations without data.
+/// A server, and the request of a client that has received only the first and last packets of a
+/// window. The answer consists mostly of continuations without data.
 fn lossy(window: u16, message: u16) -> (Server, Vec<u8>) {
     let server = server(Settings::default(), NOW);
     let keys = server.ring().newest();
@@ -62,7 +62,7 @@ fn lossy(window: u16, message: u16) -> (Server, Vec<u8>) {
     (server, request)
 }
 
-/// The packets of an answer that came as groups.
+/// The packets of an answer that are in groups.
 fn grouped(messages: &[Vec<u8>]) -> Vec<u64> {
     let of = |message| match Response::parse(message).unwrap().form {
         Form::Group(group) => group.packets().map(|(number, ..)| number).collect(),

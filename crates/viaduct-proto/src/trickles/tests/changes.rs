@@ -1,5 +1,4 @@
-//! Changes in the middle of a transfer: packet order, the client's address, the secrets, the
-//! server that answers.
+//! Changes during a transfer: packet order, client address, secrets, and the server that answers.
 //!
 //! ```text
 //!   client ── requests ──▶ delay ± jitter, outages ──▶ servers, in turn
@@ -30,7 +29,7 @@ struct Net {
     client: End,
     servers: Vec<Server>,
     turn: usize,
-    /// The replay window that all servers share, if they do.
+    /// Replay window that all servers share; `None` if each has its own.
     shared: Option<Replay>,
     flying: BinaryHeap<Reverse<Flying>>,
     sent: u64,
@@ -146,7 +145,7 @@ fn alone() -> Settings {
 
 #[test]
 fn packets_may_overtake_each_other() {
-    // As packets take no time on the wire, even 1 ms reorders whole windows.
+    // Packets take no time on the wire, so even 1 ms of jitter reorders whole windows.
     for (jitter, restarts, seconds) in [(1, 0, 8), (5, 2, 8), (20, 8, 16)] {
         let mut ends = Vec::new();
         for settings in [alone(), Settings::default()] {
@@ -158,8 +157,7 @@ fn packets_may_overtake_each_other() {
             assert!(net.restarts() <= restarts && net.now < at(1_000 * seconds), "{ended}");
             ends.push(net.now.since(Instant::ZERO));
         }
-        // Requests that were only late and were made up for have cost packets, on a path that
-        // is full of them.
+        // Late requests that were counted as lost have cost packets, on a path that is full.
         assert!(2 * ends[1] < 3 * ends[0] + ends[0] / 4, "{ends:?} at {jitter} ms");
     }
 }
@@ -174,7 +172,7 @@ fn a_client_moves_and_goes_on() {
     }
     net.finish();
     assert!(net.servers[0].stats().moved >= 3, "{:?}", net.servers[0].stats());
-    assert_eq!(net.restarts(), 0, "the server finds out, not a timer");
+    assert_eq!(net.restarts(), 0, "the server detects the move, not a timer");
 }
 
 #[test]
@@ -225,8 +223,8 @@ fn replicas_answer_in_turn() {
     }
 }
 
-/// To a replica with a window of its own, requests that others have answered seem lost. It
-/// costs packets, and nothing else.
+/// To a replica with a window of its own, requests that others have answered seem lost. This costs
+/// packets, and nothing else.
 #[test]
 fn replicas_that_share_no_window_may_make_up_for_each_other_in_vain() {
     let mut net = Net::new(2, Settings::default());
@@ -249,8 +247,8 @@ fn a_server_is_killed_and_another_goes_on() {
 fn a_server_that_takes_over_needs_no_timeout() {
     let mut net = Net::new(1, Settings::default());
     net.run(at(300));
-    // The server dies with all packets on the way to it, and 100 ms later another takes its
-    // address.
+    // The server dies, and all packets on the path to it are lost. 100 ms later another server
+    // takes over its address.
     net.flying.retain(|Reverse((.., up, _))| !up);
     net.down = true;
     net.run(at(400));
@@ -270,7 +268,7 @@ fn a_way_that_becomes_longer_is_measured_and_its_requests_are_said_once() {
     let mut net = Net::new(1, Settings::default());
     net.delay = Duration::from_millis(2);
     net.run(at(30));
-    // Far more than twice as long, and less than a timeout.
+    // Far more than twice as long, but less than a timeout.
     net.delay = Duration::from_millis(60);
     net.finish();
     let stats = net.client.as_fetch().client.stats();
@@ -288,8 +286,7 @@ fn a_lost_repair_takes_no_timeout_where_nothing_else_is_to_come() {
     let first = net.flying.iter().filter(|Reverse((.., up, _))| !up).map(|flying| flying.0.1).min();
     net.flying.retain(|Reverse((_, number, ..))| Some(*number) != first);
     net.unmended = true;
-    // One round trip until the repair is sent, one until nothing is in flight, and two of
-    // waiting.
+    // One round trip until the repair is sent, one until nothing is in flight, and two of silence.
     net.run(net.now + Duration::from_millis(200));
     let stats = net.client.as_fetch().client.stats();
     assert_eq!((stats.lost, stats.restarts, stats.repeats), (1, 1, 0), "{stats:?}");

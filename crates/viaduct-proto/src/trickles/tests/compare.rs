@@ -1,4 +1,4 @@
-//! Throughput and windows beside Reno's; the tables of `docs/measurements/trickles.md`.
+//! Throughput and windows compared with Reno's, for the tables of `docs/measurements/trickles.md`.
 
 use crate::link::LinkConfig;
 use crate::sim::trickles::{Contest, Outcome};
@@ -19,7 +19,7 @@ fn contest(up: &str, down: &str, seed: u64) -> Contest {
     }
 }
 
-/// Prints a line of the table, and returns our share of Reno's packets and bytes, over all
+/// Prints a line of the table, and returns the ratios of our packets and bytes to Reno's, over all
 /// seeds.
 fn compare(up: &str, down: &str) -> [f64; 2] {
     let mut sum = Outcome::default();
@@ -48,8 +48,8 @@ fn compare(up: &str, down: &str) -> [f64; 2] {
     ratios
 }
 
-/// Packets arrive 4 ms late, which is six packet times at this rate, and none is lost. Reno's
-/// sender takes them for losses.
+/// Some packets arrive 4 ms late, which is six packet times at this rate, and none is lost. Reno's
+/// sender takes late packets for lost.
 #[test]
 fn packets_that_overtake_each_other_are_not_taken_for_lost_for_long() {
     let down = "rate=20M,delay=25ms,queue=250kB,reorder=30%:4ms";
@@ -71,7 +71,7 @@ fn throughput_is_renos_where_data_are_lost() {
     }
 }
 
-/// A lost acknowledgement is made up for by the next, and so is a lost request.
+/// The next acknowledgement makes up for a lost one; likewise the next request.
 #[test]
 fn throughput_is_renos_where_requests_are_lost() {
     for loss in ["0.1%", "1%", "0.5%x4"] {
@@ -81,7 +81,7 @@ fn throughput_is_renos_where_requests_are_lost() {
     }
 }
 
-/// The windows, side by side: every fourth sample is printed, and overall they are the same.
+/// Prints every fourth sample of both windows, and checks that their means are equal.
 #[test]
 fn windows_are_renos() {
     for (delay, loss) in [("10ms", "0.1%"), ("25ms", "1%"), ("25ms", "0.2%x8")] {

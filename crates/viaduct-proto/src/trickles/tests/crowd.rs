@@ -1,5 +1,5 @@
-//! Many clients that fetch 500 kB again and again, each time over a new connection, on one link
-//! (Trickles, Figure 9): their total throughput, and its fairness.
+//! Total throughput and fairness of many clients that repeatedly fetch 500 kB over one link, each
+//! time over a new connection (Trickles, Figure 9).
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
@@ -18,7 +18,7 @@ const OBJECT: u64 = 500_000;
 /// Bytes of headers per packet.
 const HEADERS: usize = 52;
 
-/// All clients of a host.
+/// All clients on one host.
 struct Crowd {
     now: Instant,
     rng: Rng,
@@ -107,8 +107,8 @@ fn add(sum: &mut Stats, more: Stats) {
 
 enum End {
     Crowd(Box<Crowd>),
-    /// With outages, all answers are lost for 5 ms when the first of an object's last bytes
-    /// leave.
+    /// With outages, all answers are lost for 5 ms when the server begins to send the end of an
+    /// object.
     Server {
         server: Box<Server>,
         out: VecDeque<Vec<u8>>,
@@ -250,7 +250,7 @@ fn measure(link: &str, clients: usize, [warm_up, window]: [u64; 2], outages: boo
     got
 }
 
-/// Packets are full with 1,452 bytes of which 1,345 are data: 92.6 Mb/s at most.
+/// A full packet has 1,452 bytes, of which 1,345 are data, so the maximum is 92.6 Mb/s.
 #[test]
 fn a_crowd_fills_a_link_and_shares_it() {
     let link = "rate=100M,delay=500us,queue=250kB";
@@ -261,14 +261,14 @@ fn a_crowd_fills_a_link_and_shares_it() {
 }
 
 #[test]
-#[ignore = "a minute: what the figure has"]
+#[ignore = "takes a minute: the clients of the figure"]
 fn thousands_share_a_link() {
     for clients in [1, 10, 100, 1_000, 3_000, 6_000] {
         measure("rate=100M,delay=500us,queue=250kB", clients, [4, 8], false);
     }
 }
 
-/// Without packets behind them, the last ones of an object would take a timeout of 200 ms each
+/// No packets follow the last ones of an object, so their loss would take a timeout of 200 ms each
 /// time.
 #[test]
 fn a_lost_end_is_requested_again_before_a_timeout() {

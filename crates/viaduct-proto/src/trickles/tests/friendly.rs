@@ -1,4 +1,4 @@
-//! A flow that competes with several of Reno, on one link with one queue (Trickles, Figure 13).
+//! A flow that competes with several Reno flows, on one link with one queue (Trickles, Figure 13).
 //!
 //! ```text
 //!   Trickles' server, or one more Sender ─┐                                  ┌─ client or Receiver
@@ -18,23 +18,22 @@ use crate::trickles::server::Settings;
 
 /// The experiment's link, in each direction.
 const LINK: &str = "rate=100M,delay=1ms,queue=250kB";
-/// Bytes of headers per packet, of which the first tells the flow.
+/// Bytes of headers per packet; the first byte identifies the flow.
 const HEADERS: usize = 52;
 /// Bytes of data in a TCP segment.
 const SEGMENT: usize = 1_448;
 const ENDLESS: u64 = 1 << 40;
-/// Seconds that the background flows run alone, of warm-up, and of measurement.
+/// Seconds of background flows alone, of warm-up, and of measurement.
 const TIMES: [u64; 3] = [1, 2, 6];
 const SEEDS: u64 = 3;
 
 /// The ends of several flows at one side of the link.
 struct Bundle {
     now: Instant,
-    /// Delay until the first end handles a packet: a process that wakes up, while kernels
-    /// answer at once.
+    /// Delay until the first end handles a packet: its process must wake up, whereas kernels answer
+    /// at once.
     lag: Duration,
-    /// Maximum random delay that is added to each packet, by the first end's host and by that
-    /// of all others.
+    /// Maximum random delay of each packet, in the first end's host and in the host of all others.
     unrest: Duration,
     rng: Rng,
     /// Packets that the two hosts have not handled yet.
@@ -99,7 +98,7 @@ enum By {
     Reno,
 }
 
-/// The same link with jitter on the acknowledgements.
+/// The link with jitter on acknowledgements.
 const UNEVEN: &str = "rate=100M,delay=1ms,jitter=500us,queue=250kB";
 /// All ends answer at once.
 const EVEN: World = World {
@@ -109,9 +108,10 @@ const EVEN: World = World {
     renos: Duration::ZERO,
     unrest: Duration::ZERO,
 };
-/// Each answer has a random delay of up to many packet times, so that lateness is no advantage.
+/// Each answer has a random delay of up to many packet times, so that a late answer is no
+/// advantage.
 const RESTLESS: World = World { lag: LAG, unrest: Duration::from_millis(2), ..EVEN };
-/// Wake-up time of the lab's server: about the time that a packet takes to leave the queue.
+/// Wake-up time of the lab's server: about the time in which a packet leaves the queue.
 const LAG: Duration = Duration::from_micros(150);
 
 #[derive(Clone, Copy, Debug)]
@@ -122,13 +122,13 @@ struct World {
     burst: u32,
     /// Wake-up time of Trickles' server.
     lag: Duration,
-    /// The same of the Reno sender in its place.
+    /// Wake-up time of the Reno sender in its place.
     renos: Duration,
     /// Maximum random delay of a packet in servers' hosts.
     unrest: Duration,
 }
 
-/// A flow of kind `by`, the first, among `others` of Reno.
+/// A first flow of kind `by`, among `others` Reno flows.
 struct Contest {
     sim: Sim<Bundle>,
     data: Node,
@@ -218,9 +218,9 @@ fn a_flow_takes_what_one_of_reno_takes() {
     }
 }
 
-/// Packets with the exact timing of a simulation, or of kernels on one machine, stay in phase
-/// with the queue's departures. A sender that answers one packet time later than all others
-/// finds the slot that has become free, and loses less. Reno's flows also lose less to each
+/// With the exact timing of a simulation, or of kernels on one machine, packets stay in phase with
+/// the queue's departures. A sender that answers one packet time later than all others finds a slot
+/// that has just become free, and loses fewer packets. Reno flows also lose less throughput to each
 /// other than to flows that send in bursts.
 #[test]
 fn where_packets_keep_step_a_late_or_single_sender_takes_more() {
@@ -229,8 +229,8 @@ fn where_packets_keep_step_a_late_or_single_sender_takes_more() {
     }
 }
 
-/// The time of the answer is the cause, not the transport: a Reno sender that answers as late
-/// gains as much.
+/// The cause is the time of the answer, not the transport: a Reno sender that answers as late gains
+/// as much.
 #[test]
 fn a_reno_sender_that_answers_as_late_takes_as_much() {
     let unrest = Duration::from_millis(1);

@@ -1,4 +1,4 @@
-//! Losses that a client reports, truly or not, and their results.
+//! Losses that a client reports, correctly or falsely, and the server's answers.
 
 use super::attacks::{LENGTH, at, begun, kept, ranges, refusal, request};
 use crate::sim::trickles::world::{address, serve};
@@ -8,8 +8,8 @@ use crate::trickles::wire::{Form, Response};
 #[test]
 fn a_request_makes_up_for_those_that_were_lost_before_it() {
     let (mut server, window) = begun();
-    // The requests of the first four packets are lost; that of the fifth proves that all have
-    // arrived.
+    // The requests of the first four packets are lost; the request of the fifth proves that all
+    // five packets have arrived.
     let message = request(0, &window[4], &ranges(&window[..5]));
     let answer = serve(&mut server, at(200), address(), LENGTH, &message);
     assert_eq!(answer.len(), 3, "a group, and two packets of its own");
@@ -18,7 +18,7 @@ fn a_request_makes_up_for_those_that_were_lost_before_it() {
     let base = window[0].number;
     assert_eq!(numbers, (base + 10..base + 18).collect::<Vec<_>>());
     assert_eq!(server.stats().made_up, 4);
-    // They are recorded as answered, and not answered again.
+    // The lost requests are recorded as answered, and are not answered again.
     let late = request(0, &window[2], &ranges(&window[..3]));
     assert_eq!(refusal(&mut server, at(201), address(), &late), Refusal::Replayed);
 }
@@ -28,12 +28,12 @@ fn a_loss_is_made_up_for_where_its_slot_was_not_used() {
     let is_again =
         |one: &&Vec<u8>| matches!(Response::parse(one.as_slice()).unwrap().form, Form::Again);
     let again = |answer: &[Vec<u8>]| answer.iter().filter(is_again).count();
-    // Seven packets are lost, which the eighth's request reports.
+    // Seven packets are lost, and the request of the eighth reports them.
     let (mut honest, window) = begun();
     let message = request(0, &window[7], &ranges(&window[7..8]));
     let answer = serve(&mut honest, at(200), address(), LENGTH, &message);
     assert_eq!((again(&answer), honest.stats().invented), (7, 0));
-    // They have arrived, and their requests were answered.
+    // The seven packets have arrived, and their requests were answered.
     let (mut server, window) = begun();
     for n in 0..7 {
         let message = request(0, &window[n], &ranges(&window[..=n]));
@@ -43,7 +43,7 @@ fn a_loss_is_made_up_for_where_its_slot_was_not_used() {
     let message = request(0, &window[7], &ranges(&window[7..8]));
     let refused = refusal(&mut server, at(201), address(), &message);
     assert_eq!(refused, Refusal::Forked { base });
-    // All but the first, which is reported as lost, and later the others, too.
+    // All except the first, which is reported as lost; later the others are reported, too.
     let (mut server, window) = begun();
     for n in 1..7 {
         let message = request(0, &window[n], &ranges(&window[1..=n]));
@@ -52,10 +52,10 @@ fn a_loss_is_made_up_for_where_its_slot_was_not_used() {
     let message = request(0, &window[7], &ranges(&window[7..8]));
     let answer = serve(&mut server, at(201), address(), LENGTH, &message);
     assert_eq!((again(&answer), server.stats().invented), (0, 6));
-    // The half of a pair has no continuation. The request of the second was answered, and
-    // proved it.
+    // The first packet of a pair has no continuation. The request of the second was answered, and
+    // proved that the first had arrived.
     let (mut server, window) = begun();
-    // Otherwise its continuation would come as a delta.
+    // Otherwise the answer would have deltas.
     server.ring_mut().rotate(2, &[9; 32], 2);
     let [pair, more] = [0, 1].map(|n| {
         let message = request(0, &window[n], &ranges(&window[..=n]));
@@ -68,7 +68,11 @@ fn a_loss_is_made_up_for_where_its_slot_was_not_used() {
     let without = [&window[..], &more[1..]].concat();
     let message = request(0, &more[1], &ranges(&without));
     let answer = serve(&mut server, at(400), address(), LENGTH, &message);
-    assert_eq!((again(&answer), server.stats().invented), (1, 2), "that behind them is lost");
+    assert_eq!(
+        (again(&answer), server.stats().invented),
+        (1, 2),
+        "only the packet behind both is lost"
+    );
 }
 
 #[test]
@@ -80,7 +84,8 @@ fn the_first_of_two_contradicting_reports_counts() {
         request(0, &window[last], &ranges(&came.collect::<Vec<_>>()))
     };
     assert!(!serve(&mut server, at(200), address(), LENGTH, &but(&[1, 2], 5)).is_empty());
-    // The client goes on as if they had arrived, or as if others had not, to get two windows.
+    // To get two windows, the client continues as if the packets had arrived, or reports other
+    // losses.
     for (lost, last, refused) in [(&[][..], 6, base), (&[2], 6, base + 2), (&[4], 6, base + 4)] {
         let refusal = refusal(&mut server, at(201), address(), &but(lost, last));
         assert_eq!(refusal, Refusal::Forked { base: refused });

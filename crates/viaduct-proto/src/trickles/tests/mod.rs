@@ -1,5 +1,5 @@
-//! A client and a server over a link, in virtual time; beside them a TCP Reno sender on the same
-//! link with the same losses.
+//! Tests of a client and a server over a link, in virtual time, compared with a TCP Reno sender on
+//! the same link with the same losses.
 
 mod attacks;
 mod bounds;

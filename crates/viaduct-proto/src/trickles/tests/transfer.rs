@@ -1,4 +1,4 @@
-//! Whole transfers, under all network conditions.
+//! Whole transfers, under various network conditions.
 
 use crate::link::LinkConfig;
 use crate::sim::Sim;
@@ -15,8 +15,7 @@ fn at(seconds: f64) -> Instant {
     Instant::from_nanos((seconds * 1e9) as u64)
 }
 
-/// Fetches `length` bytes over two links; returns the client and the server's counters at the
-/// end.
+/// Fetches `length` bytes over two links. Returns the client, and the server's counters at the end.
 fn fetch(length: u64, up: &str, down: &str, seed: u64, end: Instant) -> (Fetch, Stats) {
     let mut sim = Sim::new();
     let client = sim.add(End::Client(Box::new(Fetch::new(length, Instant::ZERO))));
@@ -55,7 +54,7 @@ fn a_stream_arrives_whole_under_any_loss() {
     }
 }
 
-/// Most attempts fail, and a restart has a dozen of them. After the last the client asks for a
+/// Most attempts fail, and a restart has a dozen of them. With the last one the client asks for an
 /// address token.
 #[test]
 fn a_stream_comes_where_two_of_three_packets_are_lost() {
@@ -103,5 +102,5 @@ fn a_way_that_becomes_thirty_times_as_long_is_learnt() {
         "{} bytes in ten round trips",
         after - before
     );
-    assert!(has.restarts <= had.restarts, "it keeps beginning anew: {has:?}");
+    assert!(has.restarts <= had.restarts, "it restarts again and again: {has:?}");
 }

@@ -1,5 +1,5 @@
-//! Message formats, and all their constants. All fields are big endian; *number* is of variable
-//! length, seven bits a byte.
+//! Message formats, and their constants. All fields are big endian; a *number* has a variable
+//! length, with seven bits in each byte.
 //!
 //! ```text
 //!  request   kind 1 | count 4 | …
@@ -21,7 +21,7 @@
 //!    payload     position 8 | flags 1 | user continuation, a number before it | data
 //! ```
 //!
-//! Only [`request`] and [`response`] parse these formats, except for the
+//! [`request`] and [`response`] parse these formats, except for the
 //! [continuation](super::continuation) and the [proof](super::proof).
 
 pub mod request;
@@ -34,6 +34,6 @@ pub use response::{Form, Payload, Response};
 pub const MAX_USER: usize = 1_024;
 /// Maximum number of asks in a request.
 pub const MAX_ASKS: usize = 64;
-/// Maximum number of restart attempts with one continuation, numbered from 1. The last one asks
+/// Maximum number of restart attempts with one continuation, numbered from 1. The last attempt asks
 /// for an address token instead, and may be repeated.
 pub const MAX_ATTEMPTS: u8 = 12;

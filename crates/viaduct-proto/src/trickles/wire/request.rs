@@ -35,7 +35,7 @@ pub enum Kind<'a> {
     Open {
         /// Token chosen by the client; its lower half is in every response.
         token: u64,
-        /// Longest message that the client can receive, in bytes.
+        /// Maximum length of messages that the client can receive, in bytes.
         message: u16,
     },
     /// Request of a trickle.
@@ -56,9 +56,10 @@ pub struct Returned<'a> {
     pub continuation: &'a [u8],
     /// Losses at the end of the epoch before.
     pub tail: Option<Tail>,
-    /// Xor of the nonces of all repairs that the continuation waits for.
+    /// Xor of the nonces of all repairs that the continuation waits for; `None` if not all have
+    /// arrived.
     pub repaired: Option<u64>,
-    /// Proof of the packets of the epoch that have arrived.
+    /// Proof of which packets of the epoch have arrived.
     pub proof: Proof<'a>,
 }
 
@@ -73,7 +74,7 @@ pub struct Ask {
 
 /// Error: the message is not a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("the message is no request: it ends early, or a field is out of range")]
+#[error("the message is not a request: it ends early, or a field is out of range")]
 pub struct InvalidRequest;
 
 /// Returns whether the first byte is that of a connection's first request.
@@ -145,7 +146,7 @@ impl<'a> Groups<'a> {
         for _ in 0..groups {
             let user = reader.counted()?;
             let asks = reader.varint()?;
-            // The number is not authenticated, and may be any.
+            // The number is not authenticated, so it can have any value.
             total = total.saturating_add(asks);
             if user.len() > MAX_USER || asks == 0 || total > MAX_ASKS as u64 {
                 return None;
@@ -252,7 +253,7 @@ mod tests {
             for &asks in counts {
                 put_counted(&mut message, b"user");
                 put_varint(&mut message, asks);
-                // As many as fit a packet.
+                // As many as fit in a packet.
                 (0..asks.min(100)).for_each(|_| message.extend_from_slice(&[0, 0]));
             }
             assert!(Request::parse(&message).is_err(), "{counts:?}");

@@ -28,8 +28,8 @@ impl Kind {
 
 /// Length of the head, which is common to all forms.
 pub const HEAD: usize = 23;
-/// Length of a payload without its user continuation and data, but with the former's length
-/// field.
+/// Length of a payload without its user continuation and data, but with the length field of the
+/// user continuation.
 pub const PAYLOAD_HEAD: usize = 8 + 1 + 2;
 /// Maximum number of packets in a group.
 pub const MAX_GROUP: u8 = 32;
@@ -41,7 +41,7 @@ pub struct Response<'a> {
     pub tag: u32,
     /// Number of the generation.
     pub generation: u16,
-    /// Number of the packet; of a group, that of the first packet.
+    /// Number of the packet; in a group, of the first packet.
     pub number: u64,
     /// The packet's nonce.
     pub nonce: u64,
@@ -58,14 +58,14 @@ pub enum Form<'a> {
     AddressToken(&'a [u8]),
     /// Packet that carries a continuation.
     Fresh(&'a [u8]),
-    /// Packet that carries a delta to another continuation of the same epoch, which the client
+    /// Packet that carries the delta from another continuation of the same epoch, which the client
     /// has.
     Slim(Delta<'a>),
-    /// First packet of a pair: the request of the second answers for it.
+    /// First packet of a pair, which the request of the second packet acknowledges.
     Half,
-    /// Retransmission of a lost packet's number.
+    /// Retransmission (repair) of a lost packet.
     Again,
-    /// Packets without data.
+    /// Several packets without data.
     Group(Group<'a>),
 }
 
@@ -76,7 +76,7 @@ pub struct Payload<'a> {
     pub position: u64,
     /// Flags of the application.
     pub flags: u8,
-    /// Sealed user continuation, may be empty.
+    /// Sealed user continuation; may be empty.
     pub user: &'a [u8],
     /// The data.
     pub data: &'a [u8],
@@ -94,7 +94,7 @@ pub struct Group<'a> {
 
 /// Error: the message is not a response.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("the message is no response: it ends early, or a field is out of range")]
+#[error("the message is not a response: it ends early, or a field is out of range")]
 pub struct InvalidResponse;
 
 impl<'a> Response<'a> {
@@ -156,7 +156,7 @@ impl<'a> Group<'a> {
         self.first..self.first + u64::from(self.count)
     }
 
-    /// Number, nonce and, of points, the continuation's bytes, of each packet in order.
+    /// The packets in order: number, nonce and, for a point, the continuation's bytes.
     pub fn packets(self) -> impl Iterator<Item = (u64, u64, Option<Vec<u8>>)> + 'a {
         let mut entries = Reader(self.entries);
         self.numbers().map_while(move |number| {
@@ -181,7 +181,7 @@ pub(in crate::trickles) struct Head {
     pub(in crate::trickles) nonce: u64,
 }
 
-/// Bytes of a packet's continuation; of a slim one, those of the delta.
+/// Bytes that a packet's continuation takes; in a slim packet, those of the delta.
 pub(in crate::trickles) fn continuation_len(len: usize, slim: bool) -> usize {
     if slim { DELTA } else { len }
 }
@@ -191,15 +191,15 @@ pub(in crate::trickles) fn overhead(continuation: Option<usize>) -> usize {
     HEAD + continuation.unwrap_or(0) + PAYLOAD_HEAD
 }
 
-/// Maximum number of packets in a group whose message has at most `message` bytes, for
-/// continuations of `len` bytes: at least 1.
+/// Maximum number of packets in a group, at least 1, whose message has at most `message` bytes and
+/// whose continuations have `len` bytes.
 pub(in crate::trickles) fn most_grouped(message: usize, len: usize) -> u8 {
     let left = message.saturating_sub(HEAD + 1 + len - MAC);
     (left / (8 + MAC)).clamp(1, MAX_GROUP.into()) as u8
 }
 
-/// Appends a response with a payload, and with the `continuation` or its delta if the kind has
-/// one. For groups there is [`emit_group`].
+/// Appends a response with a payload, and with the `continuation` or its delta if the kind has one.
+/// Groups are emitted by [`emit_group`].
 pub(in crate::trickles) fn emit(
     keys: &Keys,
     (kind, head): (Kind, Head),
@@ -219,7 +219,7 @@ pub(in crate::trickles) fn emit(
     out.extend_from_slice(payload.data);
 }
 
-/// Appends a group of the packets from `first` on, with these `nonces` (at most
+/// Appends a group of packets from `first` on, one for each of the `nonces` (at most
 /// [`MAX_GROUP`]).
 pub(in crate::trickles) fn emit_group(
     keys: &Keys,

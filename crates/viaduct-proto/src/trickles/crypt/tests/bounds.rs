@@ -1,4 +1,4 @@
-//! Limits on the time that attackers can take of a server, and the effects of dropped secrets.
+//! Limits on the CPU time that attackers can take, and the effects of dropped secrets.
 
 use super::{Client, START, answers, identity, replica, way_back};
 use crate::time::Duration;
@@ -38,8 +38,8 @@ fn packets_too_short_for_an_opening_take_no_time_from_openings() {
     assert!(replica.accept(START, way_back(), &opening).is_ok());
 }
 
-/// Only the key exchange tells such garbage from an opening. So it delays new connections for
-/// as long as it comes, and no others.
+/// Only the key exchange tells garbage as long as an opening from an opening. So such garbage
+/// delays new connections while it arrives, but no established ones.
 #[test]
 fn garbage_of_an_openings_length_takes_the_time_for_openings_alone_and_no_longer_than_it_comes() {
     let (mut replica, mut client) = (replica(true), Client::new(&identity()));
@@ -56,7 +56,7 @@ fn garbage_of_an_openings_length_takes_the_time_for_openings_alone_and_no_longer
     }
     assert!(replica.accept(START, way_back(), &opening).is_err());
     let request = ready.requests().remove(0);
-    assert!(replica.accept(ready.now, way_back(), &request).is_ok(), "it goes on");
+    assert!(replica.accept(ready.now, way_back(), &request).is_ok(), "it continues");
     let later = START + Duration::from_millis(1);
     assert!(replica.accept(later, way_back(), &opening).is_ok());
 }

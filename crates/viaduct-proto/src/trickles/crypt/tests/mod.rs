@@ -1,4 +1,4 @@
-//! Whole transfers, as an eavesdropper sees them.
+//! Whole transfers, and what an eavesdropper sees of them.
 
 mod bounds;
 
@@ -224,14 +224,14 @@ fn any_altered_byte_is_refused_by_either_end() {
 
 #[test]
 fn neither_end_goes_on_in_clear_where_that_was_not_meant() {
-    // A server that requires encryption does not answer messages in clear.
+    // A server that requires encryption does not answer unencrypted messages.
     let mut replica = replica(true);
     let mut plain = Stream::open(Config::default(), 3, START);
     let opening = plain.poll_transmit(START).unwrap();
     assert!(replica.accept(START, way_back(), &opening).is_err());
     assert_eq!(replica.crypt().unwrap().stats().clear, 1);
-    // A server that accepts both answers in kind, and an encrypting client ignores clear
-    // answers.
+    // A server that accepts both answers unencrypted requests unencrypted, and an encrypting client
+    // ignores such answers.
     let mut both = self::replica(false);
     let event = both.accept(START, way_back(), &opening).unwrap();
     assert!(!event.is_encrypted());
@@ -241,7 +241,7 @@ fn neither_end_goes_on_in_clear_where_that_was_not_meant() {
         client.take(&answer);
     }
     assert!(!client.stream.is_open() && client.crypt.refused() == 1);
-    // Another host in the server's place.
+    // Another host answers in the server's place.
     let other = ServerCrypt::new(SecretKey::from_bytes([9; 32]), false, entropy(5));
     let mut false_one = self::replica(false).with_crypt(other);
     assert!(false_one.accept(START, way_back(), &opening).is_err());
@@ -257,8 +257,8 @@ fn secrets_rotate_under_a_transfer_and_what_outlives_its_secret_shakes_hands_ane
         4 => replicas[0].server_mut().ring_mut().rotate(3, &[3; 32], 1),
         _ => {}
     });
-    // The output continuation was sealed with a secret that is gone. The answer that says so
-    // can be decrypted.
+    // The output continuation was sealed with a secret that was dropped. The client can decrypt the
+    // answer that reports this.
     let handshakes = replicas[0].crypt().unwrap().stats().handshakes;
     assert!(handshakes > 1, "{handshakes} handshakes");
     let unknown = State::Failed(Failure::Reset(Reason::Unknown));

@@ -6,22 +6,22 @@ use crate::trickles::client::Feed;
 use crate::trickles::standard::MAX_SEGMENTS;
 use crate::trickles::standard::wire::{MAX_NOTE, SEGMENT, emit_beyond, emit_close, emit_segment};
 
-/// Maximum number of output bytes that are requested with the input alone, before there is a
+/// Maximum number of output bytes that are requested by repeating the input, before there is a
 /// continuation.
 const EAGER: u64 = 32 << 10;
 
 impl Inputs {
     /// The streams that are ready, in round-robin order.
     fn in_turn(&self) -> Vec<u32> {
-        // An answer brings the output of one input only, so each input gets a request of its
-        // own if possible.
+        // An answer contains the output of one input only, so each input gets a request of its own
+        // if possible.
         let each = self.ready.len() <= self.spare;
         let most = if each { 1 } else { MAX_SEGMENTS };
         let behind = self.ready.range(self.last.saturating_add(1)..);
         behind.chain(self.ready.range(..=self.last)).copied().take(most).collect()
     }
 
-    /// Returns whether the unsent part of `input` fits a request of its own.
+    /// Returns whether the unsent part of `input` fits in a request by itself.
     fn fits_alone(&self, input: &Input) -> bool {
         input.next_len() <= self.whole
     }
@@ -53,8 +53,8 @@ impl Feed for Inputs {
         for stream in self.in_turn() {
             let Some(input) = self.streams.get(&stream) else { continue };
             let (first, left) = (out.len() == start, room - (out.len() - start));
-            // A part of it may be of no use to the server, and the next request has room for
-            // all of it.
+            // A part of the input may be of no use to the server, and the next request has room for
+            // the whole input.
             if !first && input.next_len() > left && (input.is_refused() || self.fits_alone(input)) {
                 break;
             }
@@ -72,7 +72,7 @@ impl Feed for Inputs {
             let full = cut && first && room >= self.whole;
             let ends = input.ends && !cut;
             emit_segment(&continuation, ends, &waiting[..bytes], out);
-            // With a complete input any part of the output can be made at once.
+            // With a complete input the server can produce any part of the output at once.
             let whole = ends && position == 0;
             let region = input.place.region();
             input.unasked = whole.then(|| region.start..region.end.min(region.start + EAGER));
@@ -92,7 +92,7 @@ impl Feed for Inputs {
     }
 
     fn brings(&mut self, bytes: u64) {
-        // Of several inputs the output of the last one is brought.
+        // The answer contains the output of the last of several inputs.
         let last = self.taken.last().copied();
         for stream in std::mem::take(&mut self.taken) {
             let Some(input) = self.streams.get_mut(&stream) else { continue };

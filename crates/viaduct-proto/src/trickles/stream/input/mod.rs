@@ -1,4 +1,4 @@
-//! Inputs of the streams: written bytes, until they are consumed.
+//! Inputs of the streams: written bytes, which are kept until the server has consumed them.
 //!
 //! | file | noun |
 //! |---|---|
@@ -23,7 +23,7 @@ use one::{Flight, Input, MAX_TRIES, Reach};
 #[derive(Debug, Default)]
 pub(super) struct Inputs {
     streams: BTreeMap<u32, Input>,
-    /// Bytes of input that a request can carry, if it carries nothing else.
+    /// Maximum length of the input in a request that carries nothing else.
     whole: usize,
     /// Streams with input to send.
     ready: BTreeSet<u32>,
@@ -34,11 +34,11 @@ pub(super) struct Inputs {
     pub(super) close: bool,
     /// Number of requests that may be sent now.
     spare: usize,
-    /// Streams with a segment in the last parcel, whose output may be requested with the same
+    /// Streams with a segment in the last parcel, whose output may be requested by repeating the
     /// input.
     taken: Vec<u32>,
     eager: VecDeque<u32>,
-    /// Output that requests bring: stream, parcel, range.
+    /// Output that is expected in answers: stream, parcel, range.
     pub(super) promised: VecDeque<(u32, u64, Range<u64>)>,
 }
 
@@ -61,7 +61,8 @@ impl Inputs {
         self.streams.get(&stream).is_some_and(Input::is_writing)
     }
 
-    /// Accepts as much of `data` as fits a buffer of `most` bytes.
+    /// Accepts as much of `data` as fits in a buffer of `most` bytes. Returns the number of bytes
+    /// accepted.
     pub(super) fn write(&mut self, stream: u32, data: &[u8], most: usize) -> usize {
         let taken = self.room(stream, most).min(data.len());
         if let Some(input) = self.streams.get_mut(&stream) {
@@ -86,7 +87,7 @@ impl Inputs {
         self.streams.get(&stream)?.failure
     }
 
-    /// Sets the number of continuations that a stream's output keeps for bytes not read yet.
+    /// Sets the number of continuations that are kept for a stream's unread output.
     pub(super) fn keeps(&mut self, stream: u32, kept: usize) {
         if let Some(input) = self.streams.get_mut(&stream) {
             input.kept = kept;
@@ -94,7 +95,7 @@ impl Inputs {
         self.look(stream);
     }
 
-    /// Counts a continuation that arrived with an answer to `parcel`.
+    /// Counts an output continuation in the answer to `parcel`.
     pub(super) fn yielded(&mut self, stream: u32, kept: usize, parcel: Option<u64>) {
         if let Some(input) = self.streams.get_mut(&stream) {
             input.yielded(parcel);
@@ -102,7 +103,7 @@ impl Inputs {
         self.keeps(stream, kept);
     }
 
-    /// Returns whether no more input of a stream is sent, and all segments are answered.
+    /// Returns whether a stream has no more input to send, and all its segments were answered.
     pub(super) fn is_over(&self, stream: u32) -> bool {
         let is_over = |input: &Input| input.closed || input.ends && input.flights.is_empty();
         self.streams.get(&stream).is_none_or(is_over)
@@ -114,8 +115,8 @@ impl Inputs {
         self.skip_done();
     }
 
-    /// Processes a note that the server has read up to `place` and returns `continuation`, in
-    /// answer to `parcel`. Returns whether it is new.
+    /// Processes a note in the answer to `parcel`: the server has read up to `place`, and sent
+    /// `continuation`. Returns whether the note is new.
     pub(super) fn consumed(
         &mut self,
         place: &Place,
@@ -142,7 +143,7 @@ impl Inputs {
         true
     }
 
-    /// Processes a note that the server reads nothing beyond `position`.
+    /// Processes a note that the server will not read beyond `position`.
     pub(super) fn closed(&mut self, stream: u32, position: u64) {
         let Some(input) = self.streams.get_mut(&stream) else { return };
         if position >= input.place.position {
@@ -155,8 +156,8 @@ impl Inputs {
         self.skip_done();
     }
 
-    /// Moves the segments of a settled parcel back to the unsent input, as no answer to it will
-    /// arrive any more.
+    /// Moves the segments of a settled parcel back to the unsent input, as no further answer will
+    /// arrive.
     pub(super) fn settle(&mut self, parcel: u64, changed: &mut BTreeSet<u32>) {
         let mut settled = Vec::new();
         for (&stream, input) in &mut self.streams {
@@ -177,7 +178,7 @@ impl Inputs {
         self.skip_done();
     }
 
-    /// Moves all segments in flight back to the unsent input, as no answer will arrive any more.
+    /// Moves all segments in flight back to the unsent input, as no answers will arrive.
     pub(super) fn forget_flight(&mut self) {
         for input in self.streams.values_mut() {
             input.flights.clear();
@@ -189,8 +190,8 @@ impl Inputs {
         self.skip_done();
     }
 
-    /// Drops streams from the front of `eager` for which no more output can be requested in
-    /// advance.
+    /// Drops streams from the front of `eager` whose output can no longer be requested by repeating
+    /// the input.
     fn skip_done(&mut self) {
         let more =
             |input: &Input| input.unasked.as_ref().is_some_and(|unasked| !unasked.is_empty());
@@ -201,7 +202,7 @@ impl Inputs {
         }
     }
 
-    /// Updates whether a stream has input to send.
+    /// Updates the membership of a stream in `ready`.
     fn look(&mut self, stream: u32) {
         if self.streams.get(&stream).is_some_and(Input::is_ready) {
             self.ready.insert(stream);

@@ -12,8 +12,8 @@ use crate::trickles::standard::wire::{SEGMENT, first_place};
 
 /// Minimum number of bytes for a further segment.
 pub(super) const WORTHWHILE: usize = 64;
-/// Number of requests whose parcel was not answered, or of which nothing was consumed, after
-/// which a stream fails.
+/// Number of attempts after which a stream fails: requests that were not answered, or of whose
+/// segment nothing was consumed.
 pub(super) const MAX_TRIES: u32 = 32;
 /// Maximum number of a stream's segments in flight.
 const MAX_AHEAD: usize = 64;
@@ -25,9 +25,9 @@ pub(super) struct Input {
     pub(super) continuation: Bytes,
     /// Bytes written behind `place`.
     pub(super) buffer: BytesMut,
-    /// True if the input ends behind the buffer.
+    /// True if the input ends with the buffer.
     pub(super) ends: bool,
-    /// True if the server reads no more.
+    /// True if the server has stopped reading.
     pub(super) closed: bool,
     /// Segments in flight, in the order of their bytes.
     pub(super) flights: VecDeque<Flight>,
@@ -38,12 +38,12 @@ pub(super) struct Input {
     pub(super) failure: Option<Failure>,
     /// Number of output continuations that are kept.
     pub(super) kept: usize,
-    /// Number of continuations that arrived since input was last consumed, in answers to
-    /// segments in flight.
+    /// Number of output continuations that have arrived in answers to segments in flight since
+    /// input was last consumed.
     came: usize,
-    /// Estimated number of continuations in answer to a segment.
+    /// Estimated number of output continuations in the answer to a segment.
     yields: usize,
-    /// Output that no request brings yet, and that may be requested with the input alone.
+    /// Output that was not requested yet, and can be requested by repeating the input.
     pub(super) unasked: Option<Range<u64>>,
 }
 
@@ -52,17 +52,18 @@ pub(super) struct Input {
 pub(super) struct Flight {
     pub(super) parcel: u64,
     pub(super) bytes: usize,
-    /// True if the segment tells the end of the input.
+    /// True if the segment marks the end of the input.
     pub(super) ends: bool,
-    /// True if there were more bytes than room in the request.
+    /// True if the request did not have room for all bytes.
     pub(super) cut: bool,
-    /// True if there was also as much room as a request can ever have.
+    /// True if, in addition, the request had as much room as a request can have.
     pub(super) full: bool,
 }
 
-/// Window of segments in flight. All but the first name a place without its continuation: the
-/// server may have kept it, as it has just made it. If it has not (replicas that answer in
-/// turn), or if the application does not consume whole packets, the window is 1.
+/// Window of segments in flight. All segments except the first name a place without its
+/// continuation, which the server has just made and may have cached. The window falls to 1 if the
+/// server has not cached it (replicas that answer in turn), or if the application does not consume
+/// whole packets.
 #[derive(Debug)]
 pub(super) struct Reach {
     segments: usize,
@@ -119,7 +120,7 @@ impl Input {
 
     pub(super) fn is_ready(&self) -> bool {
         let more = match (self.flights.back(), self.refused) {
-            // The continuations that the server would return could not be kept.
+            // There is no room for the continuations that the server would return.
             (None, _) if self.kept >= ENOUGH => false,
             (None, Some(before)) => self.buffer.len() > before.bytes || self.ends && !before.ends,
             (None, None) => !self.buffer.is_empty() || self.ends,
@@ -153,7 +154,7 @@ impl Input {
         self.flights.iter().map(|flight| flight.bytes).sum()
     }
 
-    /// Returns whether the server has consumed nothing of a segment that did not have the whole
+    /// Returns whether the server has consumed nothing of a segment that did not contain all of the
     /// input.
     pub(super) fn is_refused(&self) -> bool {
         self.refused.is_some_and(|before| before.cut)
@@ -167,17 +168,17 @@ impl Input {
         first_place(&self.place.after(self.sent() as u64)).into()
     }
 
-    /// Maximum length of the next segment, if it has the rest of the input.
+    /// Maximum length of a segment with the rest of the input.
     pub(super) fn next_len(&self) -> usize {
         self.next_continuation().len() + SEGMENT + self.buffer.len() - self.sent()
     }
 
-    /// Processes a note that the server has read `taken` more bytes, in answer to `parcel`.
-    /// Returns false if it is not new.
+    /// Processes a note in the answer to `parcel`: the server has read `taken` more bytes. Returns
+    /// false if the note is not new.
     pub(super) fn advance(&mut self, taken: usize, parcel: Option<u64>) -> bool {
         let (mut left, mut done) = (taken, None);
-        // A segment with the end alone has no bytes, so the position does not acknowledge it;
-        // only its answer does.
+        // A segment that only marks the end has no bytes, so only its answer acknowledges it, not
+        // the position.
         let is_done = |first: &Flight, left| match first.bytes {
             0 => Some(first.parcel) == parcel,
             bytes => bytes <= left,
@@ -189,15 +190,15 @@ impl Input {
             done = Some(first);
         }
         if taken == 0 && done.is_none() {
-            // The server consumed nothing of the first segment, or the note belongs to one
-            // before it.
+            // The server consumed nothing of the first segment, or the note belongs to an earlier
+            // segment.
             let Some(&first) = self.flights.front().filter(|first| Some(first.parcel) == parcel)
             else {
                 return false;
             };
             self.refused = Some(first);
             self.flights.clear();
-            // It is sent again, with more room if a request can have that.
+            // The segment is sent again, with more room if possible.
             self.tries = if first.cut { self.tries + 1 } else { 0 };
             if first.full || self.tries > MAX_TRIES {
                 self.failure = Some(Failure::Stalled);
@@ -211,7 +212,7 @@ impl Input {
             self.flights.clear();
             self.reach.shrink();
         }
-        // The same bytes may have been sent before without the end.
+        // An earlier request may have had the same bytes without the end.
         self.closed |= done.is_some_and(|flight| flight.ends && Some(flight.parcel) == parcel);
         true
     }
@@ -230,13 +231,16 @@ mod tests {
         // end by itself.
         input.flights.extend([flight(2, 100, false), flight(3, 0, true)]);
         assert!(input.advance(100, Some(1)) && !input.closed);
-        assert!(!input.advance(0, Some(2)) && !input.closed, "that says nothing of the end");
+        assert!(
+            !input.advance(0, Some(2)) && !input.closed,
+            "the answer does not acknowledge the end"
+        );
         assert!(input.advance(0, Some(3)) && input.closed);
 
         let mut input = Input::new(place);
         input.ends = true;
         input.flights.extend([flight(2, 100, true)]);
         assert!(input.advance(100, Some(1)) && !input.closed);
-        assert!(input.is_ready(), "the end is told by itself");
+        assert!(input.is_ready(), "the end is sent by itself");
     }
 }

@@ -1,4 +1,4 @@
-//! Events in the queue of a server, with messages that the test passes on.
+//! Events in the queue of a server. The test passes messages on.
 
 use super::world::{Habits, digest, endpoint, object, serve, way_back};
 use super::{Config, Failure, HABITS, State, at};
@@ -40,7 +40,7 @@ fn continuations_of_dropped_secrets_are_reported() {
         server.handle(hand.now, way_back(), &request, usize::MAX).unwrap();
     }
     hand.take(&serve(&mut server, HABITS));
-    // Only the new secret is left: even the transport's continuation is unknown.
+    // Only the new secret is left, so even the transport continuation is unknown.
     server.server_mut().ring_mut().rotate(9, &[9; 32], 1);
     for _ in 0..100 {
         for request in hand.requests() {
@@ -86,7 +86,7 @@ fn events_of_one_server_are_answered_by_another() {
     }
     assert!(read == object(200_000, 7) && hand.stream.state(stream) == State::Finished);
     assert!(moved > 20 && here.stats().extracted == there.stats().installed);
-    // Too late to be installed.
+    // The events are too old to be installed.
     let mut collection = Vec::new();
     let late = hand.stream.request(b"G10 7\n", 20).unwrap();
     let requests = hand.requests();
@@ -110,7 +110,7 @@ fn a_detached_event_is_answered_later_and_a_dropped_one_requested_again() {
     let mut event = server.poll_event().unwrap();
     let place = event.inputs(server.ring()).next().unwrap().unwrap().place;
     event.forget_request();
-    assert!(event.inputs(server.ring()).next().is_none(), "its request is given back");
+    assert!(event.inputs(server.ring()).next().is_none(), "the request was released");
     let mut reply = crate::trickles::api::Reply::default();
     reply.reset(place.stream, Reason::Refused);
     let mut out = Vec::new();

@@ -1,4 +1,4 @@
-//! Output for which a server has given no continuation: the stream fails, and tells the reason.
+//! Output for which a server has sent no continuation: the stream fails with the reason.
 
 use super::events::ByHand;
 use super::world::{endpoint, way_back};
@@ -6,8 +6,8 @@ use super::{Failure, State, at};
 use crate::trickles::api::{Endpoint, Input, Reply};
 use crate::trickles::standard::{MAIN, Place, Reason, Valid};
 
-/// Exchanges messages between `server`, which answers by `reply`, and `hand`, until there are
-/// none.
+/// Exchanges messages between `server`, which answers with `reply`, and `hand`, until there are
+/// none left.
 fn answer(server: &mut Endpoint, hand: &mut ByHand, reply: impl Fn(&Input, &mut Reply)) {
     for _ in 0..20 {
         for request in hand.requests() {
@@ -39,21 +39,21 @@ fn a_stream_with_bytes_that_nothing_yields_fails_and_does_not_wait_for_ever() {
     let missing = State::Failed(Failure::Missing);
     let cases: [(&str, Says, State); 4] = [
         (
-            "a hole before what can be asked for",
+            "a hole before the bytes that can be requested",
             |input, reply| {
                 reply.output(valid(50, 100), "x").input(all(input), "x");
             },
             missing,
         ),
         (
-            "no more is read, and nothing was said",
+            "the input is closed, and there is no continuation",
             |input, reply| {
                 reply.closed(MAIN, all(input).position);
             },
             missing,
         ),
         (
-            "an end, and nothing before it",
+            "an end, and no continuation before it",
             |input, reply| {
                 let end = Valid { last: true, ..valid(50, 50) };
                 reply.output(end, "x").input(all(input), "x");
@@ -61,7 +61,7 @@ fn a_stream_with_bytes_that_nothing_yields_fails_and_does_not_wait_for_ever() {
             missing,
         ),
         (
-            "more may be said",
+            "more continuations may follow",
             |input, reply| {
                 reply.input(all(input), "x");
             },
@@ -81,8 +81,8 @@ fn a_stream_with_bytes_that_nothing_yields_fails_and_does_not_wait_for_ever() {
 fn a_server_that_gives_continuations_without_end_is_not_gone_on_with() {
     let (mut server, mut hand) = (endpoint(at(0.0)), ByHand::new());
     hand.stream.write(MAIN, &[b'x'; 100_000]);
-    // No continuation yields the next byte. There is nothing to request, so only more input may
-    // bring it.
+    // No continuation yields the next byte, so nothing can be requested, and only more input may
+    // produce the byte.
     let gives = |input: &Input, reply: &mut Reply| {
         for part in 0..25 {
             let start = 1_000 + 1_000 * input.place.position + 10 * part;

@@ -1,4 +1,4 @@
-//! Streams of a client and events of a server, in virtual time.
+//! Tests of a client's streams and a server's events, in virtual time.
 
 mod events;
 mod lack;
@@ -111,7 +111,7 @@ fn what_is_consumed_is_never_more_than_a_digest_and_arrives_whole() {
     }
 }
 
-/// At one packet per round trip it would take 15 s.
+/// At one packet per round trip the upload would take 15 s.
 #[test]
 fn a_long_upload_has_as_much_on_its_way_as_a_download() {
     let data = [b"U".to_vec(), object(400_000, 5)].concat();
@@ -165,8 +165,7 @@ fn several_inputs_and_many_requests_share_a_connection() {
     }
 }
 
-/// Objects of 20 kB, ten outstanding: the link is filled although each is smaller than the
-/// window.
+/// Ten outstanding objects of 20 kB fill the link, although each is smaller than the window.
 #[test]
 fn parallel_requests_fill_a_link_that_one_at_a_time_do_not() {
     let took = |parallel: bool| {
@@ -205,13 +204,13 @@ fn a_small_object_comes_with_the_first_answer() {
     world.finish(MAIN, 1.0);
 }
 
-/// With an open window, output without a continuation is requested with the request itself.
+/// With an open window, output is requested by repeating the input, before there is a continuation.
 #[test]
 fn an_object_comes_in_one_round_trip_if_the_window_is_open_and_nothing_comes_twice() {
     let mut world = World::new(Browser::new(Config::default()), HABITS, "rate=100M,delay=50ms", 3);
     world.browser().write(MAIN, b"G400000 7\n".to_vec());
     world.finish(MAIN, 5.0);
-    // Wait until the transfer that opened the window is over.
+    // Wait until the transfer that opened the window has ended.
     world.sim.run_until(at(6.0));
     let packets = |world: &mut World| {
         let stats = world.sim.node(world.server).endpoint().stats();
@@ -234,7 +233,7 @@ fn an_object_comes_in_one_round_trip_if_the_window_is_open_and_nothing_comes_twi
     }
 }
 
-/// As TCP with ten outstanding requests on a connection.
+/// Like TCP with ten outstanding requests on a connection.
 #[test]
 fn ten_outstanding_requests_fill_a_link_or_bring_ten_objects_a_round_trip() {
     for (delay, least) in [(5, 0.85), (20, 0.85)] {
@@ -260,7 +259,7 @@ fn ten_outstanding_requests_fill_a_link_or_bring_ten_objects_a_round_trip() {
             }
         }
         let rate = (done - early) as f64 * 20_000.0 * 8.0 / 2.0;
-        // The tick adds half a millisecond to each.
+        // The tick adds half a millisecond to each round trip.
         let most = f64::min(95e6, 10.0 * 20_000.0 * 8.0 / (f64::from(2 * delay) * 1e-3 + 5e-4));
         let stats = world.browser().stream.stats();
         println!("{delay} ms: {:.1} Mb/s, at most {:.1}: {stats:?}", rate / 1e6, most / 1e6);
@@ -348,8 +347,9 @@ fn a_way_that_becomes_too_narrow_in_mid_transfer_is_found_out() {
 
 #[test]
 fn a_client_that_was_silent_goes_on_with_a_first_window() {
-    // Longer than the idle time after which a client restarts, and far beyond the replay
-    // horizon. A first window of 10 packets brings 65 in 0.15 s, and one of 1 packet does not.
+    // Longer than the idle time after which a client restarts, and far beyond the replay horizon.
+    // With a first window of 10 packets 65 packets arrive in 0.15 s, with one of 1 packet they do
+    // not.
     for silence in [15.0, 300.0] {
         let mut world = World::new(Browser::new(Config::default()), HABITS, LINKS[0], 3);
         let client = world.client;

@@ -10,20 +10,20 @@ use crate::trickles::stream::{Config, State};
 
 const LENGTH: u64 = 400_000;
 
-/// A secret; number 1 is the one that [`endpoint`] begins with.
+/// A secret; number 1 is the first one of [`endpoint`].
 fn secret(number: u8) -> [u8; 32] {
     [if number == 1 { 3 } else { number }; 32]
 }
 
-/// Gives `server` the secrets of these numbers, the newest last, and no others.
+/// Replaces the secrets of `server` by those with these numbers, the newest last.
 fn give(server: &mut Endpoint, numbers: &[u8]) {
     for &number in numbers {
         server.server_mut().ring_mut().rotate(number, &secret(number), numbers.len());
     }
 }
 
-/// Fetches an object; `answers` answers the requests of each round. The client must not see a
-/// loss, a timeout, or an address token.
+/// Fetches an object; `answers` returns the answers to the requests of each round. The client must
+/// not see a loss, a timeout, or an address token.
 fn fetch(mut answers: impl FnMut(u8, &ByHand, Vec<Vec<u8>>) -> Vec<Vec<u8>>) {
     let mut hand = ByHand::new();
     let stream = hand.stream.request(b"G400000 7\n", 1 << 20).unwrap();
@@ -92,7 +92,7 @@ fn an_event_whose_secret_is_gone_is_counted_and_not_answered() {
     give(&mut server, &[2]);
     assert!(serve(&mut server, HABITS).is_empty());
     assert_eq!((server.stats().outlived, server.stats().sent), (1, 0));
-    // Nor does a server accept it that can decrypt the event, but cannot answer it.
+    // A server that can decrypt the event, but cannot answer it, does not accept it either.
     let (mut here, mut there) = (endpoint(at(0.0)), endpoint(at(0.0)));
     here.handle(hand.now, way_back(), &open, usize::MAX).unwrap();
     give(&mut here, &[1, 2]);
@@ -108,22 +108,20 @@ fn a_download_outlives_the_secret_that_it_began_with() {
     [false, true].into_iter().for_each(outlives);
 }
 
-/// Fetches an object while secrets are rotated, with a server that detaches requests or does
-/// not.
+/// Fetches an object while secrets are rotated. The server detaches requests if `detaches`.
 fn outlives(detaches: bool) {
     let link = "rate=20M,delay=10ms,queue=200kB";
     let habits = Habits { detaches, ..HABITS };
     let mut world = World::new(Browser::new(Config::default()), habits, link, 3);
     let stream = world.browser().stream.request(b"G10000000 7\n", 1 << 30).unwrap();
-    // The second secret is added, and takes the place of the first; with the third the first is
-    // gone.
+    // The second secret is added as the newest one; the third replaces the first.
     for (seconds, number) in [(1.0, 2), (2.0, 3)] {
         world.sim.run_until(at(seconds));
         let Node::Server { endpoint, .. } = world.sim.node_mut(world.server) else { panic!() };
         endpoint.server_mut().ring_mut().rotate(number, &secret(number), 2);
     }
-    // The transport's own state is lost with it: the client gets an address token, as after a move,
-    // and slow start.
+    // The transport's state is lost with the secret: the client gets an address token, as after a
+    // move, and then slow start.
     world.sim.run_until(at(5.5));
     world.browser().pump();
     let stats = world.browser().stream.stats();

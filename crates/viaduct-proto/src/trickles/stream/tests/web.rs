@@ -1,4 +1,4 @@
-//! Many HTTP requests on one connection: each is answered, and none fails for lack of room.
+//! Many HTTP requests on one connection: all are answered, and none fails for lack of room.
 
 use std::fmt::Write as _;
 
@@ -10,7 +10,7 @@ use crate::trickles::standard::MAIN;
 use crate::trickles::stream::Stream;
 use crate::web::{Found, Request, Site, respond};
 
-/// A file of so many bytes at every path.
+/// A site with a file of this size at every path.
 struct Same(u64);
 
 impl Files for Same {
@@ -40,7 +40,7 @@ impl World {
         World { now, client, server, site: Same(size) }
     }
 
-    /// Runs one round trip. Answers for which `lost` returns true are dropped.
+    /// Runs one round trip, and drops the answers for which `lost` returns true.
     fn turn(&mut self, mut lost: impl FnMut(usize) -> bool) {
         self.now += Duration::from_millis(20);
         if self.client.poll_timeout().is_some_and(|due| due <= self.now) {
@@ -61,7 +61,7 @@ impl World {
         }
     }
 
-    /// Runs `turns` round trips, and returns how many bytes were read.
+    /// Runs `turns` round trips, and returns the number of bytes read.
     fn read(&mut self, stream: u32, turns: usize) -> usize {
         let mut read = 0;
         for _ in 0..turns {
@@ -79,7 +79,7 @@ fn get(path: usize) -> String {
     format!("GET /{} HTTP/1.1\r\nHost: h\r\n\r\n", "p".repeat(path))
 }
 
-/// Length of a response with a file of `size` bytes.
+/// Length of the response for a file of `size` bytes.
 fn response(size: u64) -> usize {
     let mut world = World::new(Config::default(), size);
     world.client.write(MAIN, get(3).as_bytes());
@@ -92,7 +92,7 @@ fn requests_with_unread_responses_wait_and_none_is_forgotten() {
     let mut world = World::new(Config::default(), size);
     world.client.write(MAIN, get(3).repeat(count).as_bytes());
     (0..100).for_each(|_| world.turn(|_| false));
-    assert!(!world.client.is_flushed(MAIN), "there is no use for more continuations");
+    assert!(!world.client.is_flushed(MAIN), "no further continuations are needed");
     assert_eq!(world.read(MAIN, 300), count * response(size));
     assert!(world.client.is_flushed(MAIN) && world.client.state(MAIN) == State::Open);
 }
@@ -120,7 +120,7 @@ fn parallel_requests_of_which_one_would_be_cut_are_all_answered() {
 fn a_line_that_asks_leave_no_room_for_goes_again_without_them() {
     let size = 200_000;
     let length = response(size);
-    // The head fits a message of its own, or only the request line does.
+    // Either the head, or only the request line, fits in a message by itself.
     for (path, header) in [(480, 0), (540, 0), (480, 2_000)] {
         let config = Config { message: 1_085, request: 1_085, ..Config::default() };
         let mut world = World::new(config, size);

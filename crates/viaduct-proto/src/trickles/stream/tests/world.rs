@@ -1,8 +1,8 @@
 //! A stateless server of objects and uploads, and a client's stream, over simulated links.
 //!
 //! ```text
-//!   G line         LENGTH SEED\n    so many bytes, made from the seed; several lines in order
-//!   U bytes...     taken in pieces, to the end; answered by their hash and count
+//!   G line         LENGTH SEED\n    LENGTH bytes made from SEED; several lines: in order
+//!   U bytes...     consumed in pieces; the output is their hash and count
 //! ```
 
 use std::collections::VecDeque;
@@ -64,15 +64,15 @@ impl Files for Objects {
 /// Behaviour of the server.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Habits {
-    /// Maximum number of bytes that it consumes of a packet.
+    /// Maximum number of bytes that the server consumes of a packet.
     pub(super) mouthful: usize,
-    /// True if it knows the length of an object before it has sent it.
+    /// True if the server knows the length of an object before it has sent the object.
     pub(super) knows_length: bool,
     /// Path MTU in bytes of messages, to the server and back.
     pub(super) longest: [usize; 2],
-    /// True if it knows these.
+    /// True if the server knows these path MTUs.
     pub(super) fits: bool,
-    /// True if it detaches requests before it answers.
+    /// True if the server detaches requests before it answers.
     pub(super) detaches: bool,
 }
 
@@ -222,15 +222,15 @@ pub(super) fn serve(endpoint: &mut Endpoint, habits: Habits) -> Vec<Vec<u8>> {
     out
 }
 
-/// A client, the transfers that it is to make, and the data that it has read.
+/// A client, with the data that it is to write, and the data that it has read.
 #[derive(Debug)]
 pub(super) struct Browser {
     pub(super) stream: Stream,
     pub(super) now: Instant,
-    /// Per stream: bytes still to be written, and bytes read.
+    /// Bytes still to be written, each with its stream.
     pub(super) to_write: VecDeque<(u32, Vec<u8>)>,
     pub(super) read: Vec<Vec<u8>>,
-    /// If set, it reads only now and then.
+    /// If set, the client reads only at random times.
     pub(super) slow: Option<Rng>,
 }
 
@@ -245,7 +245,7 @@ impl Browser {
         }
     }
 
-    /// Writes all of `data` to a stream, as there is room, and ends it.
+    /// Writes all of `data` to a stream, as far as there is room, and then ends the stream.
     pub(super) fn write(&mut self, stream: u32, data: Vec<u8>) {
         self.to_write.push_back((stream, data));
         self.pump();
