@@ -22,7 +22,7 @@ const BATCHES: usize = 16;
 /// The arguments are valid as the header requires.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn msk_connect(to: *const c_char, options: Option<&Options>) -> c_int {
-    // SAFETY: as the caller says.
+    // SAFETY: the caller upholds the safety section above.
     let (to, resolved) = unsafe { (text(to), ResolvedOptions::new(options)) };
     let to = to.map(addresses).and_then(Result::ok).and_then(|all| all.first().copied());
     let Some(to) = to else { return -libc::EINVAL };
@@ -137,7 +137,7 @@ pub unsafe extern "C" fn msk_request(
     length: usize,
     reserve: u64,
 ) -> c_int {
-    // SAFETY: as the caller says.
+    // SAFETY: the caller upholds the safety section above.
     let data = unsafe { bytes(data, length) };
     connection(fd, |stream| number(stream.request(data, reserve)))
 }
@@ -154,7 +154,7 @@ pub extern "C" fn msk_begin(fd: c_int, reserve: u64) -> c_int {
 /// `length` bytes can be read at `data`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn msk_write(fd: c_int, id: c_int, data: *const u8, length: usize) -> c_int {
-    // SAFETY: as the caller says.
+    // SAFETY: the caller upholds the safety section above.
     let data = unsafe { bytes(data, length) };
     table::client(fd, |client| write(client, id as u32, data))
 }
@@ -199,7 +199,7 @@ pub extern "C" fn msk_forget(fd: c_int, id: c_int) -> c_int {
 /// `length` bytes can be written at `data`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn msk_read(fd: c_int, id: c_int, data: *mut u8, length: usize) -> c_int {
-    // SAFETY: as the caller says.
+    // SAFETY: the caller upholds the safety section above.
     let room = unsafe { values(data, count(length)) };
     table::client(fd, |client| read(client, id as u32, room))
 }

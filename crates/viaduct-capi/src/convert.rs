@@ -15,7 +15,7 @@ pub(crate) unsafe fn bytes<'a>(data: *const u8, length: usize) -> &'a [u8] {
     if data.is_null() {
         return &[];
     }
-    // SAFETY: as the caller says.
+    // SAFETY: the caller upholds the safety section above.
     unsafe { std::slice::from_raw_parts(data, length) }
 }
 
@@ -25,7 +25,7 @@ pub(crate) unsafe fn bytes<'a>(data: *const u8, length: usize) -> &'a [u8] {
 /// Either `first` is null, or `count` values at `first` are readable and not modified during `'a`.
 pub(crate) unsafe fn list<'a, T>(first: *const T, count: c_int) -> &'a [T] {
     match usize::try_from(count) {
-        // SAFETY: as the caller says.
+        // SAFETY: the caller upholds the safety section above.
         Ok(count) if !first.is_null() => unsafe { std::slice::from_raw_parts(first, count) },
         _ => &[],
     }
@@ -38,7 +38,7 @@ pub(crate) unsafe fn list<'a, T>(first: *const T, count: c_int) -> &'a [T] {
 /// accesses them during `'a`.
 pub(crate) unsafe fn values<'a, T>(first: *mut T, count: c_int) -> &'a mut [T] {
     match usize::try_from(count) {
-        // SAFETY: as the caller says.
+        // SAFETY: the caller upholds the safety section above.
         Ok(count) if !first.is_null() => unsafe { std::slice::from_raw_parts_mut(first, count) },
         _ => &mut [],
     }
@@ -53,7 +53,7 @@ pub(crate) unsafe fn text<'a>(text: *const c_char) -> Option<&'a str> {
     if text.is_null() {
         return None;
     }
-    // SAFETY: as the caller says.
+    // SAFETY: the caller upholds the safety section above.
     unsafe { CStr::from_ptr(text) }.to_str().ok()
 }
 

@@ -230,7 +230,7 @@ pub extern "C" fn msk_connection(msk: &Minisock) -> u64 {
 /// `most` inputs can be written at `inputs`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn msk_inputs(msk: &Minisock, inputs: *mut Input, most: c_int) -> c_int {
-    // SAFETY: as the caller says.
+    // SAFETY: the caller upholds the safety section above.
     let places = unsafe { values(inputs, most) };
     places.iter_mut().zip(&msk.inputs).for_each(|(place, input)| *place = *input);
     count(msk.inputs.len())
@@ -242,7 +242,7 @@ pub unsafe extern "C" fn msk_inputs(msk: &Minisock, inputs: *mut Input, most: c_
 /// `most` asks can be written at `asks`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn msk_asks(msk: &Minisock, asks: *mut Ask, most: c_int) -> c_int {
-    // SAFETY: as the caller says.
+    // SAFETY: the caller upholds the safety section above.
     let places = unsafe { values(asks, most) };
     places.iter_mut().zip(&msk.asks).for_each(|(place, ask)| *place = *ask);
     count(msk.asks.len())
@@ -254,7 +254,7 @@ pub unsafe extern "C" fn msk_asks(msk: &Minisock, asks: *mut Ask, most: c_int) -
 /// `most` numbers can be written at `rooms`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn msk_rooms(msk: &Minisock, rooms: *mut usize, most: c_int) -> c_int {
-    // SAFETY: as the caller says.
+    // SAFETY: the caller upholds the safety section above.
     let places = unsafe { values(rooms, most) };
     places.iter_mut().zip(msk.event.room()).for_each(|(place, room)| *place = room);
     count(msk.event.room().len())

@@ -41,7 +41,7 @@ impl ResolvedOptions {
     /// # Safety
     /// The strings of `given` are null or NUL-terminated.
     pub(crate) unsafe fn new(given: Option<&Options>) -> ResolvedOptions {
-        // SAFETY: as the caller says.
+        // SAFETY: the caller upholds the safety section above.
         let path = |at: *const c_char| unsafe { text(at) }.map(PathBuf::from);
         let number =
             |given: Option<usize>, usual| given.filter(|&given| given > 0).unwrap_or(usual);
@@ -62,7 +62,7 @@ impl ResolvedOptions {
 /// The arguments are valid as the header requires.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn msk_listen(at: *const c_char, options: Option<&Options>) -> c_int {
-    // SAFETY: as the caller says.
+    // SAFETY: the caller upholds the safety section above.
     let (at, resolved) = unsafe { (text(at), ResolvedOptions::new(options)) };
     let Some(Ok(listen)) = at.map(addresses) else { return -libc::EINVAL };
     let Ok(secrets) = Secrets::new(resolved.key_file.as_deref()) else {
@@ -109,7 +109,7 @@ pub unsafe extern "C" fn msk_send(
     data: *const u8,
     length: usize,
 ) -> c_int {
-    // SAFETY: as the caller says.
+    // SAFETY: the caller upholds the safety section above.
     let data = unsafe { bytes(data, length) };
     msk.fill(&Bytes::copy_from_slice(data));
     finish(fd, *msk)
@@ -126,9 +126,9 @@ pub unsafe extern "C" fn msk_sendv(
     pieces: *const Tiovec,
     count: c_int,
 ) -> c_int {
-    // SAFETY: as the caller says.
+    // SAFETY: the caller upholds the safety section above.
     for piece in unsafe { list(pieces, count) } {
-        // SAFETY: as the caller says.
+        // SAFETY: the caller upholds the safety section above.
         let data = unsafe { bytes(piece.base, piece.length) };
         if !msk.put(&piece.range, Piece::Bytes(Bytes::copy_from_slice(data))) {
             return -libc::EINVAL;
@@ -148,7 +148,7 @@ pub unsafe extern "C" fn msk_sendfilev(
     pieces: *const Fiovec,
     count: c_int,
 ) -> c_int {
-    // SAFETY: as the caller says.
+    // SAFETY: the caller upholds the safety section above.
     for &Fiovec { range, file, offset, length } in unsafe { list(pieces, count) } {
         if !msk.put(&range, Piece::File { file: file as u64, offset, length }) {
             return -libc::EINVAL;
@@ -165,9 +165,9 @@ pub unsafe extern "C" fn msk_sendfilev(
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn msk_sendbulk(fd: c_int, all: *const Mskdesc, count: c_int) -> c_int {
     let mut result = 0;
-    // SAFETY: as the caller says.
+    // SAFETY: the caller upholds the safety section above.
     for one in unsafe { list(all, count) } {
-        // SAFETY: as the caller says.
+        // SAFETY: the caller upholds the safety section above.
         let done = unsafe { msk_send(fd, Box::from_raw(one.msk), one.data, one.length) };
         // Minisockets after a failed one are sent, and used up, too.
         result = match (result, done) {
@@ -194,7 +194,7 @@ pub unsafe extern "C" fn msk_setucont(
     state: *const u8,
     length: usize,
 ) -> c_int {
-    // SAFETY: as the caller says.
+    // SAFETY: the caller upholds the safety section above.
     let state = unsafe { bytes(state, length) };
     let room = usize::try_from(packet).ok().and_then(|packet| msk.event.room().nth(packet));
     let (Some(room), true) = (room, start <= end && end <= END) else { return -libc::EINVAL };
@@ -222,7 +222,7 @@ pub unsafe extern "C" fn msk_set_input(
     state: *const u8,
     length: usize,
 ) -> c_int {
-    // SAFETY: as the caller says.
+    // SAFETY: the caller upholds the safety section above.
     let state = unsafe { bytes(state, length) };
     let Some((place, length)) = msk.input(input) else { return -libc::EINVAL };
     if consumed > length {
@@ -249,7 +249,7 @@ pub unsafe extern "C" fn msk_set_output(
     state: *const u8,
     length: usize,
 ) -> c_int {
-    // SAFETY: as the caller says.
+    // SAFETY: the caller upholds the safety section above.
     let state = unsafe { bytes(state, length) };
     if start > end || end > END {
         return -libc::EINVAL;
@@ -303,9 +303,9 @@ pub unsafe extern "C" fn msk_extract_events(
     length: Option<&mut usize>,
 ) -> c_int {
     let Some(length) = length else { return -libc::EINVAL };
-    // SAFETY: as the caller says.
+    // SAFETY: the caller upholds the safety section above.
     let wanted = unsafe { list(wanted, wanted_length) };
-    // SAFETY: as the caller says.
+    // SAFETY: the caller upholds the safety section above.
     let room = unsafe { values(collection, count(*length)) };
     table::server(fd, |listener| {
         let (now, mut out) = (listener.now(), Vec::new());
@@ -329,7 +329,7 @@ pub unsafe extern "C" fn msk_install_events(
     collection: *const u8,
     length: usize,
 ) -> c_int {
-    // SAFETY: as the caller says.
+    // SAFETY: the caller upholds the safety section above.
     let collection = unsafe { bytes(collection, length) };
     table::server(fd, |listener| {
         let now = listener.now();
