@@ -1,8 +1,9 @@
-//! Links the library so that it depends on libc only: the loaders of both glibc and musl take it.
+//! Links the library so that its only dependency is libc, and the loaders of both glibc and musl
+//! can load it.
 //!
 //! Rust's library for GNU systems depends on three libraries. `libgcc_s.so.1` is replaced by a
 //! static copy. `ld-linux`, which musl does not have, is present wherever glibc is. `libc.so.6`
-//! stays: musl's loader takes any name that begins with `libc.` for itself, and ignores symbol
+//! stays: musl's loader treats any name that begins with `libc.` as its own, and ignores symbol
 //! versions.
 
 use std::path::PathBuf;

@@ -1,4 +1,4 @@
-//! Requests to the master: a connection for each request and its answer.
+//! Requests to the master, with a connection for each request and its answer.
 
 use std::ffi::c_int;
 
@@ -7,11 +7,11 @@ use viaduct_wrap::wire::{Answer, Request, WELCOME};
 use crate::raw;
 use crate::state::State;
 
-/// Seconds that an answer may take beyond the program's time limit.
+/// Seconds after the program's time limit within which the master must answer.
 const SLACK: i64 = 10;
 
-/// Sends a request, with the descriptor `beside`, and waits for the answer. The error is the
-/// program's: a signal, its own time limit, or a master that has ended.
+/// Sends a request, with the descriptor `beside`, and waits for the answer. The error number is for
+/// the program: a signal arrived, its own time limit has passed, or the master has ended.
 pub(crate) fn ask(
     state: &State,
     request: &Request,
@@ -36,12 +36,12 @@ pub(crate) fn is_full(errno: c_int) -> bool {
 
 /// Sends a request that has no answer.
 pub(crate) fn notify(state: &State, request: &Request) {
-    // If the master has ended, there is no report.
+    // Fails if the master has ended, which then needs no report.
     let _ = Socket::connect(state.name(), state.word)
         .and_then(|socket| socket.send([state.secret.bytes(), &request.emit()], None));
 }
 
-/// Time limit of the program's calls on this socket, if it has set one.
+/// Returns the time limit of the program's calls on this socket, if the program has set one.
 fn send_limit(fd: c_int) -> Option<[i64; 2]> {
     let limit: [i64; 2] = raw::option(fd, libc::SOL_SOCKET, libc::SO_SNDTIMEO)?;
     (limit != [0; 2]).then_some(limit)
@@ -53,10 +53,10 @@ impl Socket {
     fn connect(name: &[u8], word: u64) -> Result<Socket, c_int> {
         let kind = libc::SOCK_SEQPACKET | libc::SOCK_CLOEXEC;
         let arguments = [libc::AF_UNIX as usize, kind as usize, 0, word as usize, 0, 0];
-        // SAFETY: it takes no pointers.
+        // SAFETY: the call takes no pointers.
         let fd = checked(unsafe { raw::call(libc::SYS_socket, arguments) })?;
         let socket = Socket(fd as c_int);
-        // SAFETY: all zeros is a `sockaddr_un`.
+        // SAFETY: all zeros are a valid `sockaddr_un`.
         let mut address: libc::sockaddr_un = unsafe { std::mem::zeroed() };
         address.sun_family = libc::AF_UNIX as u16;
         for (to, from) in address.sun_path.iter_mut().zip(name) {
@@ -81,7 +81,7 @@ impl Socket {
             fd: c_int,
             padding: c_int,
         }
-        // SAFETY: all zeros is a `cmsghdr`, here and in C libraries whose structures have gaps.
+        // SAFETY: all zeros are a valid `cmsghdr`, also in C libraries whose structure has padding.
         let mut control = Control { head: unsafe { std::mem::zeroed() }, fd: 0, padding: 0 };
         control.head.cmsg_len = (size_of::<libc::cmsghdr>() + size_of::<c_int>()) as _;
         control.head.cmsg_level = libc::SOL_SOCKET;
@@ -90,7 +90,7 @@ impl Socket {
             iov_base: bytes.as_ptr().cast_mut().cast(),
             iov_len: bytes.len(),
         });
-        // SAFETY: all zeros is a `msghdr`.
+        // SAFETY: all zeros are a `msghdr` with null pointers.
         let mut message: libc::msghdr = unsafe { std::mem::zeroed() };
         message.msg_iov = pieces.as_mut_ptr();
         message.msg_iovlen = pieces.len() as _;
@@ -118,7 +118,7 @@ impl Socket {
     fn receive(&self, bytes: &mut [u8; WELCOME]) -> Result<usize, c_int> {
         let at = bytes.as_mut_ptr() as usize;
         let arguments = [self.0 as usize, at, WELCOME, 0, 0, 0];
-        // SAFETY: the kernel writes at most the bytes' length, which live through the call.
+        // SAFETY: the kernel writes at most the length of `bytes`, which live through the call.
         let length = checked(unsafe { raw::call(libc::SYS_recvfrom, arguments) })?;
         if length == 0 { Err(libc::ECONNRESET) } else { Ok(length as usize) }
     }
@@ -130,8 +130,8 @@ impl Drop for Socket {
     }
 }
 
-/// Maps a kernel result to libc's error number. A call that exceeded the program's time limit
-/// is still in progress.
+/// Converts a kernel result to libc's error number. `EAGAIN` means that the program's time limit
+/// has passed, and becomes `EINPROGRESS`, as the connect continues.
 fn checked(result: isize) -> Result<isize, c_int> {
     match -result as c_int {
         libc::EAGAIN if result < 0 => Err(libc::EINPROGRESS),

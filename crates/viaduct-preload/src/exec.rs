@@ -1,6 +1,6 @@
-//! libc's functions that start programs: the new programs are wrapped too, even if their
-//! environment was cleared. Cases that are missed here, such as `execl` after `clearenv`, are
-//! reported by seccomp.
+//! The functions of libc that start programs. The new programs are wrapped too, even if their
+//! environment was cleared. Programs that are missed, for example by `execl` after `clearenv`, are
+//! still captured by seccomp.
 
 use std::ffi::{c_char, c_int, c_void};
 
@@ -13,12 +13,12 @@ type Strings = *const *const c_char;
 /// `execve(2)`.
 ///
 /// # Safety
-/// As libc's.
+/// As for libc's function.
 #[unsafe(no_mangle)]
 pub(crate) unsafe extern "C" fn execve(path: *const c_char, argv: Strings, envp: Strings) -> c_int {
     with_entries(envp, |envp| {
         let arguments = [path as usize, argv as usize, envp as usize, 0, 0, 0];
-        // SAFETY: as the caller promises.
+        // SAFETY: the caller guarantees valid arguments.
         returned(unsafe { raw::call(libc::SYS_execve, arguments) }) as c_int
     })
 }
@@ -26,17 +26,17 @@ pub(crate) unsafe extern "C" fn execve(path: *const c_char, argv: Strings, envp:
 /// `execv(3)`.
 ///
 /// # Safety
-/// As libc's.
+/// As for libc's function.
 #[unsafe(no_mangle)]
 pub(crate) unsafe extern "C" fn execv(path: *const c_char, argv: Strings) -> c_int {
-    // SAFETY: as the caller promises.
+    // SAFETY: the caller guarantees valid arguments.
     unsafe { execve(path, argv, own_environment()) }
 }
 
 /// `execvpe(3)`.
 ///
 /// # Safety
-/// As libc's.
+/// As for libc's function.
 #[unsafe(no_mangle)]
 pub(crate) unsafe extern "C" fn execvpe(
     file: *const c_char,
@@ -52,10 +52,10 @@ pub(crate) unsafe extern "C" fn execvpe(
 /// `execvp(3)`.
 ///
 /// # Safety
-/// As libc's.
+/// As for libc's function.
 #[unsafe(no_mangle)]
 pub(crate) unsafe extern "C" fn execvp(file: *const c_char, argv: Strings) -> c_int {
-    // SAFETY: as the caller promises.
+    // SAFETY: the caller guarantees valid arguments.
     unsafe { execvpe(file, argv, own_environment()) }
 }
 
@@ -65,7 +65,7 @@ macro_rules! spawn {
         #[doc = concat!("`", stringify!($name), "(3)`.")]
         ///
         /// # Safety
-        /// As libc's.
+        /// As for libc's function.
         #[unsafe(no_mangle)]
         pub(crate) unsafe extern "C" fn $name(
             pid: *mut c_int,
@@ -86,7 +86,8 @@ macro_rules! spawn {
 spawn!(posix_spawn, c"posix_spawn");
 spawn!(posix_spawnp, c"posix_spawnp");
 
-/// Calls with `environment`, or with a copy that has our entries if they are missing from it.
+/// Calls `call` with `environment`, or with a copy that has our entries if `environment` lacks
+/// them.
 fn with_entries(environment: Strings, call: impl FnOnce(Strings) -> c_int) -> c_int {
     let Wrapped::By(state) = state() else { return call(environment) };
     let [preload, wrap] = state.entries();
@@ -102,15 +103,16 @@ fn with_entries(environment: Strings, call: impl FnOnce(Strings) -> c_int) -> c_
     call(copy.at.cast())
 }
 
-/// An environment in pages of its own: the child of a vfork shares the heap of its parent.
+/// An environment in newly mapped pages, as the child of a vfork must not change the heap of its
+/// parent.
 struct Copy {
     at: *mut u8,
     length: usize,
 }
 
 impl Copy {
-    /// Copies `environment` with our entries; the libraries of `others`, an `LD_PRELOAD` entry,
-    /// follow ours.
+    /// Copies `environment` and adds our entries. The libraries in `others`, an existing
+    /// `LD_PRELOAD` entry, follow ours.
     fn of(state: &State, environment: Strings, others: Option<&[u8]>) -> Option<Copy> {
         let [preload, wrap] = state.entries();
         let others = others.map(|entry| &entry[PRELOAD.len()..]).unwrap_or_default();
@@ -118,7 +120,7 @@ impl Copy {
         let texts = preload.len() + 1 + others.len() + 1 + wrap.len() + 1;
         let copy = Copy::pages(pointers * size_of::<*const c_char>() + texts)?;
         let list: *mut *const c_char = copy.at.cast();
-        // SAFETY: the pages have room for so many pointers, and for the texts behind them.
+        // SAFETY: the pages have room for `pointers` pointers, and for the texts after them.
         unsafe {
             let mut text = list.add(pointers).cast::<u8>();
             let mut put = |parts: &[&[u8]]| {
@@ -147,7 +149,7 @@ impl Copy {
     fn pages(length: usize) -> Option<Copy> {
         let protection = (libc::PROT_READ | libc::PROT_WRITE) as usize;
         let flags = (libc::MAP_PRIVATE | libc::MAP_ANONYMOUS) as usize;
-        // SAFETY: new pages, wherever the kernel likes.
+        // SAFETY: new pages at an address that the kernel chooses.
         let at =
             unsafe { raw::call(libc::SYS_mmap, [0, length, protection, flags, usize::MAX, 0]) };
         (at > 0).then_some(Copy { at: at as *mut u8, length })
@@ -156,7 +158,7 @@ impl Copy {
 
 impl Drop for Copy {
     fn drop(&mut self) {
-        // SAFETY: the pages are ours, and are not used any more.
+        // SAFETY: the pages are ours, and are no longer used.
         unsafe { raw::call(libc::SYS_munmap, [self.at as usize, self.length, 0, 0, 0, 0]) };
     }
 }

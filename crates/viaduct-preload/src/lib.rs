@@ -1,29 +1,29 @@
-//! The library that `viaduct run --via preload` puts into programs (TESLA, section 3.8).
+//! The library that `viaduct run --via preload` loads into programs (TESLA, section 3.8).
 //!
-//! The library defines some of libc's functions, which the loader finds before libc's. A call
-//! of no concern passes on at once. A call that begins a flow is sent to the master as a
-//! request, with the socket. The program keeps its own socket and does its own reads, writes
-//! and polls on it.
+//! The library defines some of libc's functions, which the loader finds before libc's. A call that
+//! the rules leave to the kernel goes there at once. For a call that begins a flow, the library
+//! sends a request to the master, with the socket. The program keeps its own socket, and reads,
+//! writes and polls it itself.
 //!
 //! ```text
 //!   program ── connect, send, names ──▶ calls ── Rules ──┬─▶ kernel, with the word for seccomp
 //!   program ── exec, spawn ──▶ exec: the environment     └─▶ ask ── Request, socket ──▶ master
 //! ```
 //!
-//! A wrapper may run in a signal handler, in the child of a vfork, in one of many threads, or
-//! before any other constructor. So nothing here allocates, takes a lock or keeps a descriptor,
-//! and the state of the master is written once. `real` calls libc's own functions; `raw` calls
-//! the kernel with the word among the arguments.
+//! These functions may run in a signal handler, in the child of a vfork, in one of many threads, or
+//! before any other constructor. So nothing here allocates, takes a lock or keeps a descriptor, and
+//! the state from the master is written once. `real` calls libc's own functions; `raw` calls the
+//! kernel, with the word in an unused argument.
 #![allow(unsafe_code)]
 #![cfg(target_os = "linux")]
-// A test program must not define libc's functions; code that serves only them is unused there.
+// A test program must not define libc's functions, so code that only they use is unused in it.
 #![cfg_attr(test, allow(dead_code, unused_imports))]
 
 mod ask;
 mod raw;
 mod state;
 
-// In a test program these functions would be called by its own libraries.
+// The libraries of a test program would call these functions.
 #[cfg(not(test))]
 mod calls;
 #[cfg(not(test))]

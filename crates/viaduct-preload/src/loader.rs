@@ -1,7 +1,7 @@
-//! Symbol that glibc's loader has and musl's has not. The unwinder that is linked in (see
-//! `build.rs`) asks the loader for the object that contains an address. Nothing here unwinds,
-//! because a panic ends at the first of libc's functions, so the answer is always "none". The
-//! symbol is hidden: programs use their loader's.
+//! Symbol of glibc's loader that musl's lacks. The statically linked unwinder (see `build.rs`)
+//! calls it to find the object that contains an address. Nothing here unwinds, because a panic
+//! aborts at the first `extern "C"` function, so the result is always "none". The symbol is hidden,
+//! so that programs use the one of their loader.
 
 use std::arch::global_asm;
 

@@ -1,5 +1,5 @@
-//! System calls without libc: they do not set `errno`, are no cancellation points, and may
-//! carry the word behind their arguments.
+//! System calls without libc: they do not set `errno`, are not cancellation points, and may have
+//! the word in an unused argument.
 
 use std::arch::asm;
 use std::ffi::{c_int, c_long};
@@ -7,19 +7,20 @@ use std::ffi::{c_int, c_long};
 /// Makes a system call. A result below 0 is an error.
 ///
 /// # Safety
-/// As the call with these arguments.
+/// As for the system call with these arguments.
 pub(crate) unsafe fn call(number: c_long, arguments: [usize; 6]) -> isize {
     let [a, b, c, d, e, f] = arguments;
     let result: isize;
     #[cfg(target_arch = "x86_64")]
-    // SAFETY: the kernel keeps all registers but these; the rest is the caller's promise.
+    // SAFETY: the kernel preserves all other registers; the caller guarantees valid arguments.
     unsafe {
         asm!("syscall", inlateout("rax") number as isize => result, in("rdi") a, in("rsi") b,
             in("rdx") c, in("r10") d, in("r8") e, in("r9") f, lateout("rcx") _, lateout("r11") _,
             options(nostack));
     }
     #[cfg(target_arch = "aarch64")]
-    // SAFETY: the kernel keeps all registers but the first; the rest is the caller's promise.
+    // SAFETY: the kernel preserves all registers except the first; the caller guarantees valid
+    // arguments.
     unsafe {
         asm!("svc 0", in("x8") number as isize, inlateout("x0") a as isize => result, in("x1") b,
             in("x2") c, in("x3") d, in("x4") e, in("x5") f, options(nostack));
@@ -34,12 +35,12 @@ pub(crate) fn returned(result: isize) -> isize {
 
 /// Sets `errno`.
 pub(crate) fn failed(errno: c_int) -> c_int {
-    // SAFETY: it is this thread's, and always there.
+    // SAFETY: libc returns a valid pointer to this thread's `errno`.
     unsafe { *libc::__errno_location() = errno };
     -1
 }
 
-/// Reads an option of a socket whose value is a plain number.
+/// Reads a socket option whose value is a number, or an array of numbers.
 pub(crate) fn option<T: Copy + Default>(fd: c_int, level: c_int, name: c_int) -> Option<T> {
     let mut value = T::default();
     let mut length = size_of::<T>() as libc::socklen_t;
@@ -66,6 +67,6 @@ pub(crate) fn is_readable(at: *const u8, length: usize) -> bool {
 
 /// Closes a descriptor.
 pub(crate) fn close(fd: c_int) {
-    // SAFETY: it is ours alone, and not used again.
+    // SAFETY: the descriptor is owned by this library, and not used again.
     unsafe { call(libc::SYS_close, [fd as usize, 0, 0, 0, 0, 0]) };
 }

@@ -1,10 +1,10 @@
-//! libc's own functions, under the names that this library defines.
+//! libc's own functions with the names that this library defines.
 
 use std::ffi::{CStr, c_void};
 use std::sync::atomic::{AtomicPtr, Ordering};
 
-/// A function of this name in the next library, looked up once. Two threads that both look it
-/// up find the same.
+/// A function in the next library (`RTLD_NEXT`), looked up once. If two threads look it up at once,
+/// both find the same.
 pub(crate) struct Real {
     name: &'static CStr,
     at: AtomicPtr<c_void>,
@@ -15,7 +15,7 @@ impl Real {
         Real { name, at: AtomicPtr::new(std::ptr::null_mut()) }
     }
 
-    /// Address of the function; null if no library has it.
+    /// Returns the address of the function; null if no library has it.
     pub(crate) fn get(&self) -> *mut c_void {
         let known = self.at.load(Ordering::Acquire);
         if !known.is_null() {
@@ -28,7 +28,7 @@ impl Real {
     }
 }
 
-/// Calls libc's own function of this name and type; -1 and `ENOSYS` where it has none.
+/// Calls libc's own function of this name and type. Returns -1 and sets `ENOSYS` if libc lacks it.
 macro_rules! real {
     ($name:literal as fn($($type:ty),*) -> $result:ty; $($argument:expr),*) => {{
         static REAL: crate::real::Real = crate::real::Real::new($name);

@@ -1,4 +1,4 @@
-//! State of the connection to the master: written once, read by all threads.
+//! State that the library has received from the master: written once, read by all threads.
 
 use std::cell::UnsafeCell;
 use std::ffi::{CStr, c_char};
@@ -9,17 +9,17 @@ use viaduct_wrap::{Rules, SECRET, Secret};
 
 use crate::ask;
 
-/// Maximum length of the socket name, and of an environment entry, that is kept.
+/// Maximum length of the socket name and of each environment entry.
 const MAX_TEXT: usize = 1024;
-/// Beginnings of the environment entries that load the library, and name its master.
+/// Prefixes of the environment entries that load the library and name its master.
 pub(crate) const PRELOAD: &[u8] = b"LD_PRELOAD=";
 pub(crate) const WRAP: &[u8] = b"VIADUCT_WRAP=";
 
 /// State of the library in a program.
 pub(crate) struct State {
-    /// Rules that say which calls are the master's, and the addresses of the rendezvous.
+    /// Rules that select the master's flows, and the addresses of the rendezvous.
     pub(crate) welcome: Welcome,
-    /// Marks a call that seccomp lets pass without a report.
+    /// Word that exempts a call from seccomp's report.
     pub(crate) word: u64,
     /// Authenticates requests of this program to the master.
     pub(crate) secret: Secret,
@@ -45,8 +45,8 @@ const UNREACHABLE: u8 = 4;
 
 struct Cell(UnsafeCell<State>);
 
-// SAFETY: it is written only by the thread that has moved `STAGE` to INITIALIZING, and read only
-// at a later stage.
+// SAFETY: the state is written only by the thread that has set `STAGE` to INITIALIZING, and read
+// only at a later stage.
 unsafe impl Sync for Cell {}
 
 const NOTHING: Text = Text { bytes: [0; MAX_TEXT], length: 0 };
@@ -69,7 +69,7 @@ unsafe extern "C" {
     static environ: *const *const c_char;
 }
 
-/// Runs before `main`, or earlier if another constructor makes a call.
+/// Initialises the state before `main`. A call from an earlier constructor initialises it too.
 #[cfg(not(test))]
 #[used]
 #[unsafe(link_section = ".init_array")]
@@ -80,7 +80,7 @@ static BEGIN: extern "C" fn() = {
     begin
 };
 
-/// State of wrapping of this program.
+/// Wrapping state of this program.
 #[derive(Clone, Copy)]
 pub(crate) enum Wrapped {
     /// Not wrapped.
@@ -91,27 +91,27 @@ pub(crate) enum Wrapped {
     Unreachable,
 }
 
-/// Returns the state; asks the master for it in the first call.
+/// Returns the state. The first call requests it from the master.
 pub(crate) fn state() -> Wrapped {
     if STAGE.load(Ordering::Acquire) == UNINITIALIZED {
         let (success, failure) = (Ordering::AcqRel, Ordering::Acquire);
         if STAGE.compare_exchange(UNINITIALIZED, INITIALIZING, success, failure).is_ok() {
-            // SAFETY: no other thread reads or writes it at this stage.
+            // SAFETY: no other thread reads or writes the state at this stage.
             let stage = unsafe { (*STATE.0.get()).begin() };
             STAGE.store(stage, Ordering::Release);
         }
     }
     match STAGE.load(Ordering::Acquire) {
-        // SAFETY: it is not written any more.
+        // SAFETY: the state is no longer written at this stage.
         READY => Wrapped::By(unsafe { &*STATE.0.get() }),
         NOT_WRAPPED => Wrapped::No,
-        // Another thread may be asking the master, before `main`.
+        // Includes the case that another thread is still asking the master, before `main`.
         _ => Wrapped::Unreachable,
     }
 }
 
 impl State {
-    /// Asks the master. Returns the next stage.
+    /// Requests the state from the master. Returns the next stage.
     fn begin(&mut self) -> u8 {
         let Some(wrap) = find(own_environment(), WRAP) else { return NOT_WRAPPED };
         let value = wrap.strip_prefix(WRAP).unwrap_or_default();
@@ -145,14 +145,14 @@ impl State {
         self.name.get()
     }
 
-    /// Environment entries that name this library, and its master.
+    /// Returns the environment entries that name this library and its master.
     pub(crate) fn entries(&self) -> [&[u8]; 2] {
         [self.entries[0].get(), self.entries[1].get()]
     }
 }
 
 impl Text {
-    /// Returns false if there is no room.
+    /// Sets the text. Returns false if it is too long.
     fn set(&mut self, bytes: &[u8]) -> bool {
         let Some(room) = self.bytes.get_mut(..bytes.len()) else { return false };
         room.copy_from_slice(bytes);
@@ -165,24 +165,23 @@ impl Text {
     }
 }
 
-/// The current environment of this program.
+/// Returns the current environment of this program.
 pub(crate) fn own_environment() -> *const *const c_char {
-    // SAFETY: libc keeps it; a program that changes it in another thread at this moment has a
-    // race with or without this library.
+    // SAFETY: libc owns `environ`. A program that changes it in another thread at the same time has
+    // a data race even without this library.
     unsafe { environ }
 }
 
-/// The entry that begins with `name`.
+/// Returns the entry that begins with `name`.
 pub(crate) fn find<'a>(environment: *const *const c_char, name: &[u8]) -> Option<&'a [u8]> {
     entries(environment).find(|entry| entry.starts_with(name))
 }
 
-/// The entries of an environment.
+/// Iterates over the entries of an environment.
 pub(crate) fn entries<'a>(environment: *const *const c_char) -> impl Iterator<Item = &'a [u8]> {
     let mut at = environment;
     std::iter::from_fn(move || {
-        // SAFETY: an environment is a list of strings that ends with a null pointer, or is null
-        // itself.
+        // SAFETY: an environment is null, or a list of strings that ends with a null pointer.
         let entry = unsafe { at.as_ref() }.filter(|entry| !entry.is_null())?;
         // SAFETY: as above.
         let text = unsafe { CStr::from_ptr(*entry) };

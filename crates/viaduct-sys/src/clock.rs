@@ -1,11 +1,12 @@
-//! The monotonic clock, as a number.
+//! The monotonic clock in nanoseconds.
 #![allow(unsafe_code)]
 
 /// Nanoseconds since some moment before boot (`CLOCK_MONOTONIC`): never decreases, the same in
 /// all processes. Read without a system call.
 pub fn now() -> u64 {
     let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
-    // SAFETY: writes one `timespec`, ours. This clock exists on every Linux: it cannot fail.
+    // SAFETY: the call writes one `timespec`, which is ours. It cannot fail: every Linux has this
+    // clock.
     unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC, &raw mut time) };
     time.tv_sec.cast_unsigned() * 1_000_000_000 + time.tv_nsec.cast_unsigned()
 }

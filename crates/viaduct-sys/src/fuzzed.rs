@@ -5,7 +5,7 @@ use std::net::IpAddr;
 use crate::nft::nfqueue;
 use crate::route::{netlink, rtnetlink, watch};
 
-/// Parses `bytes` as netlink messages with attributes. Returns how many bytes were attributes'
+/// Parses `bytes` as netlink messages with attributes. Returns the number of bytes of attribute
 /// values.
 pub fn netlink(bytes: &[u8]) -> usize {
     let all = netlink::messages(bytes).map(|(_, message)| {
@@ -15,12 +15,12 @@ pub fn netlink(bytes: &[u8]) -> usize {
     all.sum()
 }
 
-/// Returns the packet in a message of a queue.
+/// Returns the packet in a message of a netfilter queue.
 pub fn nfqueue(bytes: &[u8]) -> Option<&[u8]> {
     nfqueue::parse(bytes).map(|held| held.packet)
 }
 
-/// Returns whether a message is about a route to one of two prefixes.
+/// Returns whether a message is about a route that overlaps with one of two prefixes.
 pub fn route(bytes: &[u8]) -> bool {
     let prefixes: [(IpAddr, u8); 2] =
         [([10, 2, 0, 0].into(), 16), ([0xfd00, 2, 0, 0, 0, 0, 0, 0].into(), 48)];
@@ -44,7 +44,7 @@ mod tests {
         })
     }
 
-    /// A message of `kind` with one attribute whose length field is `says`.
+    /// A message of `kind` with one attribute, whose length field is `says`.
     fn message(kind: u16, says: u16, seed: u64) -> Vec<u8> {
         let mut bytes = vec![0; 16 + 12];
         bytes[4..6].copy_from_slice(&kind.to_ne_bytes());

@@ -1,8 +1,8 @@
-//! Linux for Viaduct: what the gateway and the lab need from the kernel, behind safe types.
+//! Safe wrappers of the Linux interfaces that Viaduct uses.
 //!
-//! All of the kernel interface's `unsafe` is here: each module that needs it allows it for
-//! itself, and each block says why it is sound. No protocol of Viaduct is known here, only
-//! addresses, packets, interfaces and sockets.
+//! All `unsafe` calls of the kernel are in this crate: each module that needs `unsafe` allows it
+//! for itself, and each block says why it is sound. The crate knows addresses, packets, interfaces
+//! and sockets, but no protocol of Viaduct.
 //!
 //! | folder | content |
 //! |---|---|
@@ -16,8 +16,8 @@
 //! | [`process`] | children, signals, inherited state, threads, memory, locks |
 //! | [`journal`] | changes of the system, undone at the end or after a crash |
 //!
-//! [`clock`], [`poll`] and [`random`] are used by all; `os` has the system calls that several
-//! modules share.
+//! [`clock`], [`poll`] and [`random`] wrap single system calls; `os` has the system calls that
+//! several modules share.
 
 pub mod bpf;
 pub mod capture;

@@ -9,13 +9,14 @@ use std::time::Duration;
 
 use rustix::net::sockopt;
 
-/// Kernel ABI types that are plain numbers: any bytes are a value and there is no padding.
+/// Kernel ABI types that consist of numbers: every bit pattern is valid, and there is no padding.
 ///
 /// # Safety
-/// The type must be inhabited by every bit pattern and hold no pointer that the kernel keeps.
+/// Every bit pattern must be a valid value of the type, and it must hold no pointer that the kernel
+/// keeps.
 pub(crate) unsafe trait Plain: Copy {}
 
-// SAFETY: an integer is a value whatever its bits.
+// SAFETY: every bit pattern is a valid integer.
 unsafe impl Plain for c_int {}
 // SAFETY: as above.
 unsafe impl Plain for u8 {}
@@ -40,20 +41,20 @@ unsafe impl Plain for libc::tpacket_req3 {}
 // SAFETY: three integers.
 unsafe impl Plain for libc::tpacket_stats_v3 {}
 
-/// `struct tcp_info` of a connection, as far as it is used (`linux/tcp.h`).
+/// The beginning of `struct tcp_info` (`linux/tcp.h`), up to the last field that is used.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub(crate) struct TcpInfo {
     states: [u8; 8],
     words: [u32; 24],
-    /// Bytes per second; all ones without a measurement.
+    /// Bytes per second; all ones if not measured.
     pub(crate) pacing_rate: u64,
     pub(crate) max_pacing_rate: u64,
     pub(crate) bytes_acked: u64,
     pub(crate) bytes_received: u64,
     pub(crate) segments: [u32; 2],
     pub(crate) unsent: u32,
-    /// Microseconds; all ones without a measurement.
+    /// Microseconds; all ones if not measured.
     pub(crate) min_rtt: u32,
 }
 
@@ -81,16 +82,15 @@ impl TcpInfo {
         Duration::from_millis(self.words[9].into())
     }
 
-    /// Window or keepalive probes without an answer.
+    /// Window or keepalive probes that are not answered yet.
     pub(crate) fn unanswered_probes(&self) -> u8 {
         self.states[3]
     }
 }
 
-// The kernel only adds fields at the end; `libc`'s version of it differs from release to
-// release.
+// The kernel only adds fields at the end. The struct in `libc` differs from release to release.
 const _: () = assert!(mem::offset_of!(TcpInfo, pacing_rate) == 104 && size_of::<TcpInfo>() == 152);
-// SAFETY: integers, without a gap, as the assertion above sees to.
+// SAFETY: integers without padding, as the assertion above checks.
 unsafe impl Plain for TcpInfo {}
 
 /// Opens a close-on-exec, non-blocking socket.
@@ -107,7 +107,7 @@ pub(crate) fn socket(domain: c_int, kind: c_int, protocol: c_int) -> io::Result<
 
 /// Binds a packet socket to all protocols of an interface; 0 means all interfaces.
 pub(crate) fn bind_packet(socket: BorrowedFd<'_>, index: c_uint) -> io::Result<()> {
-    // SAFETY: all zeros is a `sockaddr_ll`.
+    // SAFETY: all zeros are a valid `sockaddr_ll`.
     let mut address: libc::sockaddr_ll = unsafe { mem::zeroed() };
     address.sll_family = libc::AF_PACKET as u16;
     address.sll_protocol = (libc::ETH_P_ALL as u16).to_be();
@@ -143,14 +143,14 @@ pub(crate) fn setsockopt_bytes(
     check(unsafe { libc::setsockopt(fd.as_raw_fd(), level, name, value.as_ptr().cast(), length) })
 }
 
-/// Sets a socket's send buffer; beyond the system's limit (`net.core.wmem_max`) with the
-/// privilege, up to it otherwise.
+/// Sets the size of a socket's send buffer. Without CAP_NET_ADMIN the system limits it
+/// (`net.core.wmem_max`).
 pub(crate) fn set_send_buffer(socket: impl AsFd, bytes: usize) -> io::Result<()> {
     Ok(sockopt::set_socket_send_buffer_size_force(&socket, bytes)
         .or_else(|_| sockopt::set_socket_send_buffer_size(&socket, bytes))?)
 }
 
-/// Sets a socket's receive buffer, as [`set_send_buffer`] does the send buffer.
+/// Sets the size of a socket's receive buffer, like [`set_send_buffer`].
 pub(crate) fn set_receive_buffer(socket: impl AsFd, bytes: usize) -> io::Result<()> {
     Ok(sockopt::set_socket_recv_buffer_size_force(&socket, bytes)
         .or_else(|_| sockopt::set_socket_recv_buffer_size(&socket, bytes))?)
@@ -161,7 +161,8 @@ pub(crate) fn getsockopt<T: Plain>(fd: BorrowedFd<'_>, level: c_int, name: c_int
     // SAFETY: `Plain` types are valid when all bytes are zero.
     let mut value: T = unsafe { mem::zeroed() };
     let mut length = size_of::<T>() as libc::socklen_t;
-    // SAFETY: the kernel writes at most `length` bytes to `value`, any bytes being a value of it.
+    // SAFETY: the kernel writes at most `length` bytes to `value`, for whose type every bit pattern
+    // is valid.
     check(unsafe {
         libc::getsockopt(fd.as_raw_fd(), level, name, (&raw mut value).cast(), &raw mut length)
     })?;
@@ -170,7 +171,7 @@ pub(crate) fn getsockopt<T: Plain>(fd: BorrowedFd<'_>, level: c_int, name: c_int
 
 /// Returns whether the next byte of a TCP socket is the urgent one.
 pub(crate) fn at_mark(fd: BorrowedFd<'_>) -> io::Result<bool> {
-    /// Request number; the same on all machines for which `libc` lacks it.
+    /// Request number, the same on all architectures for which `libc` lacks it.
     const SIOCATMARK: libc::Ioctl = 0x8905;
     let mut answer: c_int = 0;
     // SAFETY: the kernel writes one `int`, which lives through the call.
@@ -183,17 +184,18 @@ pub(crate) fn check(result: c_int) -> io::Result<()> {
     if result < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
 }
 
-/// Returns the bytes of a stream that wait to be sent for the first time.
+/// Returns the number of bytes of a stream that were not sent yet.
 pub(crate) fn unsent(fd: BorrowedFd<'_>) -> io::Result<usize> {
     queued(fd, SIOCOUTQNSD)
 }
 
-/// Returns the bytes of a stream that wait to be acknowledged.
+/// Returns the number of bytes of a stream that are not acknowledged yet.
 pub(crate) fn unacknowledged(fd: BorrowedFd<'_>) -> io::Result<usize> {
     queued(fd, libc::TIOCOUTQ)
 }
 
-/// Returns the received bytes of a stream that were not read. They stay after a reset.
+/// Returns the number of received bytes of a stream that were not read yet. A reset does not
+/// discard them.
 pub(crate) fn unread(fd: BorrowedFd<'_>) -> io::Result<usize> {
     queued(fd, libc::FIONREAD)
 }

@@ -1,5 +1,4 @@
-//! Sleeping until something happens: a readable descriptor, a deadline, or a wake-up from another
-//! thread.
+//! Sleeps until a descriptor is readable, a deadline passes, or another thread wakes the sleeper.
 
 use std::io;
 use std::os::fd::AsFd;
@@ -20,7 +19,7 @@ impl Waker {
 
     /// Ends the current sleep, or the next one.
     pub fn wake(&self) {
-        // Fails only if the counter is full, and then the sleeper is awake already.
+        // Fails only if the counter is full, in which case the sleeper has been woken already.
         let _ = rustix::io::write(&self.0, &1u64.to_ne_bytes());
     }
 
@@ -38,7 +37,7 @@ pub fn wait(readable: &[&dyn AsFd], waker: &Waker, at_most: Duration) {
         tv_sec: i64::try_from(at_most.as_secs()).unwrap_or(i64::MAX),
         tv_nsec: at_most.subsec_nanos().into(),
     };
-    // An interrupted sleep is a short one: callers check all conditions again anyway.
+    // A signal may end the sleep early: callers check all conditions again anyway.
     let _ = poll(&mut fds, Some(&timeout));
     if fds.last().is_some_and(|fd| fd.revents().contains(PollFlags::IN)) {
         waker.clear();

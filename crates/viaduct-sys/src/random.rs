@@ -8,7 +8,7 @@ use rustix::rand::{GetRandomFlags, getrandom};
 /// Fills `out` with random bytes.
 ///
 /// # Errors
-/// The kernel has none.
+/// The kernel provides no random bytes.
 pub fn fill(out: &mut [u8]) -> io::Result<()> {
     let mut filled = 0;
     while filled < out.len() {
@@ -17,17 +17,19 @@ pub fn fill(out: &mut [u8]) -> io::Result<()> {
             Err(Errno::INTR) => {}
             Err(error) => {
                 let why = io::Error::from(error);
-                return Err(io::Error::other(format!("the kernel gave no random bytes: {why}")));
+                return Err(io::Error::other(format!(
+                    "cannot get random bytes from the kernel: {why}"
+                )));
             }
         }
     }
     Ok(())
 }
 
-/// Returns random bytes, as many as the caller's array has.
+/// Returns `N` random bytes.
 ///
 /// # Errors
-/// The kernel has none.
+/// The kernel provides no random bytes.
 pub fn random<const N: usize>() -> io::Result<[u8; N]> {
     let mut bytes = [0; N];
     fill(&mut bytes)?;

@@ -1,4 +1,4 @@
-//! The option in a SYN on the wire, and steered programs.
+//! A TCP option and data in SYNs on the wire, and steering of programs.
 #![allow(clippy::unwrap_used)] // a test may panic
 
 mod common;
@@ -30,7 +30,7 @@ fn socket(text: &str) -> SocketAddr {
     text.parse().unwrap()
 }
 
-/// Opens a tap for SYNs to these ports.
+/// Opens a tap for SYNs to `ports`.
 fn tap(ports: &[u16]) -> SynTap {
     SynTap::open(SynFilter { sources: &[], destinations: &[], ports, share: None }).unwrap()
 }
@@ -45,14 +45,14 @@ fn next_syn(tap: &SynTap) -> Vec<u8> {
         }
         thread::sleep(Duration::from_millis(1));
     }
-    panic!("no SYN came");
+    panic!("no SYN within five seconds");
 }
 
 fn has(packet: &[u8], option: &[u8]) -> bool {
     packet.windows(option.len()).any(|window| window == option)
 }
 
-/// Connects with the option, and waits until that succeeds or fails.
+/// Connects with the option, and waits until the connect succeeds or fails.
 fn connect(program: &SynOption, to: SocketAddr) -> TcpStream {
     let options = TcpOptions::default();
     let telling = SynContent::Option(program, &OPTION);
@@ -80,10 +80,10 @@ fn the_option_passes_a_router_and_a_server_that_does_not_know_it_ignores_it() {
         (told, TcpStream::connect("10.9.0.2:80").unwrap())
     });
     let mut accepted = [0, 1].map(|_| listener.accept().unwrap().0);
-    assert!(has(&next_syn(&tap), &OPTION), "the first SYN has it");
-    assert!(!has(&next_syn(&tap), &OPTION), "the other socket's has not");
+    assert!(has(&next_syn(&tap), &OPTION), "the first SYN lacks the option");
+    assert!(!has(&next_syn(&tap), &OPTION), "the other socket's SYN has the option");
     assert!(has(&tcp::saved_syn(&accepted[0]).unwrap(), &OPTION));
-    assert!(tcp::saved_syn(&accepted[0]).unwrap().is_empty(), "once only");
+    assert!(tcp::saved_syn(&accepted[0]).unwrap().is_empty(), "the SYN is returned twice");
     assert!(!has(&tcp::saved_syn(&accepted[1]).unwrap(), &OPTION));
     for (client, server) in [&mut told, &mut plain].into_iter().zip(&mut accepted) {
         client.write_all(b"through").unwrap();
@@ -108,10 +108,11 @@ fn a_repeated_syn_has_the_option_too_and_a_cleared_one_has_none() {
         let begin = |to| tcp::connect_with(socket(to), None, options, telling).unwrap().0;
         let waits = begin("127.0.0.1:80");
         assert!(has(&next_syn(&tap), &OPTION));
-        assert!(has(&next_syn(&tap), &OPTION), "a second later");
+        assert!(has(&next_syn(&tap), &OPTION), "not in the first retransmission");
         program.clear(waits.as_fd());
-        assert!(!has(&next_syn(&tap), &OPTION), "two seconds later");
-        // Without a listener, the entry stays until the program removes it, and does no harm.
+        assert!(!has(&next_syn(&tap), &OPTION), "still in the second retransmission");
+        // If the connect is refused, the entry stays until the caller removes it, which does no
+        // harm.
         let refused = begin("127.0.0.1:81");
         assert!(has(&next_syn(&tap), &OPTION));
         drop(refused);
@@ -146,7 +147,7 @@ fn the_data_of_a_syn_is_on_the_wire_and_repeated_for_a_server_that_does_not_know
         let options = TcpOptions::default();
         let to = socket("127.0.0.1:82");
         let (_stream, said) = tcp::connect_with(to, None, options, telling).unwrap();
-        assert_eq!(said, 0, "where it is switched off nothing is said");
+        assert_eq!(said, 0, "data in the SYN although Fast Open is off");
         listener.accept().unwrap();
     });
 }
@@ -160,7 +161,7 @@ fn steering(ports: &[u16]) -> Steering {
     }
 }
 
-/// The option in a program's SYN to 192.0.2.7.
+/// Builds the option that is expected in a program's SYN to 192.0.2.7.
 fn meant(client: &TcpStream, port: u16) -> Vec<u8> {
     let from = client.local_addr().unwrap().port().to_be_bytes();
     let to = port.to_be_bytes();
@@ -181,14 +182,14 @@ fn programs_are_steered_and_see_the_intended_peer() {
             let client = TcpStream::connect(to).unwrap();
             let option = meant(&client, socket(to).port());
             assert!(has(&next_syn(&tap), &option), "{to}");
-            assert_eq!(client.peer_addr().unwrap(), socket(to), "as the program sees it");
+            assert_eq!(client.peer_addr().unwrap(), socket(to), "the program sees another peer");
         }
         let refused = |to| TcpStream::connect_timeout(&socket(to), Duration::from_millis(300));
-        assert!(refused("192.0.2.7:81").is_err(), "another port goes where it meant to");
+        assert!(refused("192.0.2.7:81").is_err(), "a connect to another port was steered");
         TcpStream::connect("127.0.0.1:7000").unwrap();
-        assert!(!has(&next_syn(&tap), b"\xfd\x10Vh"), "nor does one to the hop itself");
+        assert!(!has(&next_syn(&tap), b"\xfd\x10Vh"), "a connect to the hop itself has the option");
         drop(steer);
-        assert!(refused("192.0.2.7:443").is_err(), "nothing stays behind");
+        assert!(refused("192.0.2.7:443").is_err(), "still steered after the drop");
     });
 }
 
@@ -207,7 +208,7 @@ fn other_network_namespaces_are_not_steered() {
     });
 }
 
-/// A cgroup of the test's own, if the machine has a tree of version 2.
+/// A cgroup for this test, if the machine has cgroup version 2.
 struct Cgroup(PathBuf);
 
 impl Cgroup {
@@ -246,6 +247,6 @@ fn only_a_cgroups_programs_are_steered_if_it_is_named() {
         sh(&format!("exec bash -c 'echo $$ > {}; {inside}'", procs.display()));
         hop.accept().unwrap();
         there.set_nonblocking(true).unwrap();
-        assert!(there.accept().is_err(), "the second one went to the hop");
+        assert!(there.accept().is_err(), "the second connection was not steered");
     });
 }

@@ -1,4 +1,4 @@
-//! Datagrams of a group's programs, held until a verdict.
+//! Datagrams of the programs in a cgroup, held until a verdict.
 #![allow(clippy::unwrap_used)] // a test may panic
 
 mod common;
@@ -13,7 +13,7 @@ use viaduct_sys::nft::datagram_queue::DatagramQueue;
 use viaduct_sys::nft::nfqueue::{SNAP, Verdict};
 use viaduct_sys::process::supervise;
 
-/// Sends a line to port 9000 of this host, in `group`.
+/// Sends a line to port 9000 of this host, from a program in `group`.
 fn send(group: &Group, line: &str) {
     let mut command = Command::new("bash");
     command.args(["-c", &format!("echo {line} > /dev/udp/127.0.0.1/9000")]);
@@ -21,7 +21,7 @@ fn send(group: &Group, line: &str) {
     assert!(command.status().unwrap().success());
 }
 
-/// Returns the ID of the next held datagram, if there is one, and whether it comes to us.
+/// Returns the ID of the next held datagram, if there is one, and whether it is inbound.
 fn next(held: &DatagramQueue) -> Option<(u32, bool)> {
     let deadline = Instant::now() + Duration::from_millis(300);
     while Instant::now() < deadline {
@@ -58,7 +58,7 @@ fn a_groups_datagrams_wait_for_their_verdict_and_those_of_others_do_not() {
         }
         assert_eq!(came(), None);
         let [one, two] = [next(&held).unwrap(), next(&held).unwrap()];
-        assert!(!one.1 && !two.1 && held.lost() == 0, "they go out");
+        assert!(!one.1 && !two.1 && held.lost() == 0, "an inbound or a lost datagram");
         held.verdicts(&[(two.0, Verdict::Pass), (one.0, Verdict::Drop)]).unwrap();
         assert_eq!((came().unwrap(), came()), (b"two\n".to_vec(), None));
         held.end(Duration::ZERO);

@@ -1,4 +1,4 @@
-//! The tap's filter in the kernel, on a real veth pair.
+//! A tap's filter in the kernel, on a real veth pair.
 
 #![allow(unsafe_code, reason = "one test puts a raw frame on the wire")]
 
@@ -37,8 +37,8 @@ fn send(host: &Host, from: &str, to: &str, payload: usize) {
     });
 }
 
-/// Returns direction, protocol and length of the captured packets, except neighbour discovery,
-/// which is ICMPv6 between the two sites' addresses as well.
+/// Returns direction, protocol and length of the captured packets. Leaves out neighbour discovery,
+/// which the filter accepts as it is between the two sites' addresses.
 fn seen(ring: &mut Ring) -> Vec<(Direction, u8, usize)> {
     std::thread::sleep(Duration::from_millis(50));
     let mut seen = Vec::new();
@@ -77,9 +77,9 @@ fn only_what_is_between_the_sites_or_for_us_is_seen() {
     send(&left, "10.9.0.1", "10.9.0.52:9", 72);
     send(&left, "10.9.0.51", "10.9.0.2:9", 72);
     send(&right, "10.9.0.52", "10.9.0.1:9", 72);
-    assert_eq!(seen(&mut ring), [], "one of the addresses is of neither site");
+    assert_eq!(seen(&mut ring), [], "a packet with an address of neither site was captured");
     send(&right, "10.9.0.52", "10.9.0.51:9", 72);
-    assert_eq!(seen(&mut ring), [], "not our port");
+    assert_eq!(seen(&mut ring), [], "a datagram to another port was captured");
     send(&right, "10.9.0.52", "10.9.0.51:4500", 72);
     assert_eq!(seen(&mut ring), [(Incoming, 17, 100)], "a peer's datagram to us");
     send(&left, "10.9.0.1", "10.9.0.2:9", 3000);
@@ -105,13 +105,13 @@ fn packets_of_a_vlan_are_not_those_of_its_interface() {
     right.run(move || send_raw("vb", &tagged));
     assert_eq!(seen(&mut ring), []);
     right.run(move || send_raw("vb", &plain));
-    assert_eq!(seen(&mut ring)[0], (Direction::Incoming, 17, 28), "without a tag it is seen");
+    assert_eq!(seen(&mut ring)[0], (Direction::Incoming, 17, 28), "without a tag");
 }
 
 /// Sends a whole Ethernet frame.
 fn send_raw(name: &str, frame: &[u8]) {
     let name = std::ffi::CString::new(name).expect("no NUL");
-    // SAFETY: all pointers are to live values of the lengths given; the socket is closed here.
+    // SAFETY: all pointers are valid for the lengths given, and the socket is closed here.
     let sent = unsafe {
         let mut to: libc::sockaddr_ll = std::mem::zeroed();
         to.sll_family = libc::AF_PACKET as u16;

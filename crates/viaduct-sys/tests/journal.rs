@@ -1,5 +1,5 @@
-//! Changes on a real system: they work, external tools see them, and all are undone, by
-//! restore, by drop and by the next start after kill -9.
+//! Changes on a real system: external tools see them, and all are undone by restore, by drop, and
+//! by the next start after kill -9.
 
 mod common;
 
@@ -63,10 +63,11 @@ fn world() -> (Host, Host) {
     (left, right)
 }
 
-/// State that the changes concern, as other programs see it.
+/// Returns the state that the changes concern, as other programs see it.
 fn seen(host: &Host) -> String {
     let routes = |host: &Host, family| {
-        // The kernel adds its own link-local routes at any time, and the order does not matter.
+        // The kernel may add link-local routes at any time, and the order of routes does not
+        // matter.
         let text = host.sh(&format!("ip {family} route"));
         let mut lines: Vec<_> = text.lines().filter(|line| !line.starts_with("fe80::")).collect();
         lines.sort_unstable();
@@ -107,19 +108,19 @@ fn everything_is_put_back_by_restore_and_by_drop() {
         let at = path.clone();
         let changes = left.run(move || change_everything(&at));
         assert_changed(&seen(&left));
-        let text = std::fs::read_to_string(&path).expect("the journal is there");
+        let text = std::fs::read_to_string(&path).expect("the journal exists");
         assert!(text.contains("\"rp_filter\"") || text.contains("rp_filter"), "{text}");
         match by_drop {
             false => left.run(move || changes.restore().expect("restore")),
             true => left.run(move || drop(changes)),
         }
         assert_eq!(seen(&left), before);
-        assert!(!path.exists(), "the journal is gone");
+        assert!(!path.exists(), "the journal still exists");
     }
 }
 
 #[test]
-#[ignore = "not a test by itself: the process that the next one kills"]
+#[ignore = "not a test: the process that the next test kills"]
 fn the_killed_owner() {
     let Some(path) = std::env::var_os(JOURNAL) else { return };
     let _changes = change_everything(Path::new(&path));
@@ -143,11 +144,11 @@ fn the_next_start_after_a_kill_puts_everything_back() {
         command.process_group(0).stdout(Stdio::piped()).spawn().expect("starts")
     });
     let mut lines = BufReader::new(owner.stdout.take().expect("piped")).lines();
-    assert!(lines.any(|line| line.expect("readable") == "ready"), "the owner makes its changes");
+    assert!(lines.any(|line| line.expect("readable") == "ready"), "the owner has made no changes");
     assert_changed(&seen(&left));
 
     let at = path.clone();
-    let busy = left.run(move || Changes::open(&at)).expect_err("the owner lives");
+    let busy = left.run(move || Changes::open(&at)).expect_err("the owner is alive");
     assert!(matches!(busy, JournalError::Busy { pid, .. } if pid == owner.id()), "{busy}");
     assert_changed(&seen(&left));
 
@@ -183,7 +184,7 @@ fn a_change_that_fails_leaves_nothing_behind() {
         let errors = errors.map(|result| result.expect_err("impossible").to_string());
         assert!(!std::fs::read_to_string(&path).expect("journal").contains("va"));
         std::fs::write(path.with_extension("odd"), "{}").expect("write");
-        let odd = Changes::open(&path.with_extension("odd")).expect_err("no journal");
+        let odd = Changes::open(&path.with_extension("odd")).expect_err("not a journal");
         std::fs::remove_file(path.with_extension("odd")).expect("remove");
         [&errors[..], &[odd.to_string()]].concat()
     });
@@ -195,7 +196,7 @@ fn a_change_that_fails_leaves_nothing_behind() {
         "blackhole 10.66.0.0/16",
         "nope0",
         "nft -f -",
-        "no journal",
+        "is not a journal",
     ];
     for (error, part) in errors.iter().zip(expected) {
         assert!(error.contains(part), "{part} in {error}");
@@ -229,13 +230,13 @@ fn hosts_learn_the_lowered_mtu_by_icmp() {
             }
             (fits(1500 - headers), (fits(1400 - headers), fits(1401 - headers)))
         });
-        assert!(!fits, "{to} was never learnt");
+        assert!(!fits, "the MTU to {to} was not learnt");
         assert_eq!(longest, (true, false), "{to}");
     }
     left.run(move || changes.restore().expect("restore"));
 }
 
-/// Returns the MSS of the next SYN to or from the port that leaves or arrives at the tap.
+/// Returns the MSS of the next SYN with this port, in this direction at the tap.
 fn mss(ring: &mut Ring, port: u16, direction: Direction) -> u16 {
     let start = Instant::now();
     while start.elapsed() < Duration::from_secs(5) {
@@ -272,7 +273,7 @@ fn segment_sizes_are_lowered_both_ways_and_never_raised() {
         let to = listener.local_addr().expect("bound");
         let stream = host.run(move || TcpStream::connect(to).expect("connect"));
         let port = stream.local_addr().expect("connected").port();
-        // MSS that the server receives, and MSS of the answer that the host receives.
+        // MSS in the SYN that the server receives, and in the SYN-ACK that the host receives.
         (mss(&mut wan, port, Direction::Incoming), mss(&mut lan, port, Direction::Incoming))
     };
     assert_eq!(connect("10.2.0.1:0"), (1460, 1460));
@@ -284,9 +285,9 @@ fn segment_sizes_are_lowered_both_ways_and_never_raised() {
     });
     assert_eq!(connect("10.2.0.1:0"), (1360, 1360));
     assert_eq!(connect("[fd02::1]:0"), (1340, 1340));
-    assert_eq!(connect("10.4.0.1:0"), (1460, 1460), "no peer");
+    assert_eq!(connect("10.4.0.1:0"), (1460, 1460), "not a peer's prefix");
     host.sh("ip route add 10.2.0.0/16 via 10.8.0.1 advmss 1000");
-    assert_eq!(connect("10.2.0.1:0"), (1000, 1360), "smaller ones stay");
+    assert_eq!(connect("10.2.0.1:0"), (1000, 1360), "a smaller MSS was changed");
     left.run(move || changes.restore().expect("restore"));
     host.sh("ip route del 10.2.0.0/16");
     assert_eq!(connect("10.2.0.1:0"), (1460, 1460));

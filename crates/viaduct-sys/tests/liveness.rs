@@ -1,4 +1,4 @@
-//! Peers that vanish, and peers that live and read nothing.
+//! Peers that vanish, and live peers that read nothing.
 #![allow(clippy::unwrap_used)] // a test may panic
 
 mod common;
@@ -11,11 +11,11 @@ use std::time::{Duration, Instant};
 use viaduct_sys::socket::tcp::{ShutWindow, set_dead_after};
 
 const AFTER: Duration = Duration::from_secs(2);
-/// Time within which a connection has to end: the limit, keepalive's rounding, and the delay of
-/// a busy machine.
+/// Max time until a connection fails: the limit, the rounding of keepalive times, and delays of a
+/// busy machine.
 const LATE: Duration = Duration::from_secs(10);
 
-/// Both ends of a connection in the current namespace.
+/// Opens a connection in the current namespace, and returns both ends.
 fn pair() -> (TcpStream, TcpStream) {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let client = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
@@ -25,7 +25,8 @@ fn pair() -> (TcpStream, TcpStream) {
     (client, server)
 }
 
-/// Writes until the peer's receive window is shut and no more fits. Returns the bytes written.
+/// Writes until the peer's receive window is zero and the send buffer is full. Returns the number
+/// of bytes written.
 fn fill(stream: &mut TcpStream) -> usize {
     let (mut all, mut quiet_since) = (0, Instant::now());
     while quiet_since.elapsed() < Duration::from_millis(300) {
@@ -47,7 +48,8 @@ fn drop_everything() {
     );
 }
 
-/// Waits until the connection fails, looking at its window as a program has to.
+/// Waits until the connection fails, with the required calls of [`ShutWindow::look`]. Returns the
+/// time until then.
 fn ends(stream: &TcpStream) -> Duration {
     let (start, mut window) = (Instant::now(), ShutWindow::default());
     while start.elapsed() < LATE {
@@ -58,7 +60,7 @@ fn ends(stream: &TcpStream) -> Duration {
             None => thread::sleep(AFTER / 10),
         }
     }
-    panic!("the connection goes on");
+    panic!("the connection has not failed");
 }
 
 #[test]
@@ -90,14 +92,15 @@ fn a_shut_window_lasts_until_its_peer_vanishes() {
         common::in_namespace(|| {
             let (mut client, mut server) = pair();
             let sent = fill(&mut client);
-            // `TCP_USER_TIMEOUT` alone would end it.
+            // Without `look`, `TCP_USER_TIMEOUT` would end the connection.
             let (start, mut window) = (Instant::now(), ShutWindow::default());
             while start.elapsed() < 3 * AFTER {
                 window.look(&client, AFTER).unwrap();
                 assert!(client.take_error().unwrap().is_none(), "{:?}", start.elapsed());
                 thread::sleep(AFTER / 10);
             }
-            // The window opens, and data moves again; then it is shut for good.
+            // The window opens and data moves again; then the window becomes zero again, and the
+            // peer vanishes.
             server.read_exact(&mut vec![0; sent]).unwrap();
             fill(&mut client);
             drop_everything();
@@ -121,7 +124,7 @@ fn a_shut_window_that_is_looked_at_late_lasts() {
             while start.elapsed() < 3 * AFTER {
                 window.look(&client, AFTER).unwrap();
                 assert!(client.take_error().unwrap().is_none(), "{:?}", start.elapsed());
-                // As rare as is allowed.
+                // The longest interval that is allowed.
                 thread::sleep(Duration::from_millis(500));
             }
             drop_everything();
@@ -130,7 +133,7 @@ fn a_shut_window_that_is_looked_at_late_lasts() {
     }
 }
 
-/// Guards the reason for [`ShutWindow`]: without it the kernel ends a live connection.
+/// Checks that [`ShutWindow`] is needed: without it the kernel ends a live connection.
 #[test]
 fn the_kernel_alone_ends_a_shut_window() {
     if common::is_root() {

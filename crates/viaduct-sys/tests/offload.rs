@@ -24,8 +24,11 @@ fn ethtool_sees_them_go_and_come_back() {
     left.sh("ethtool -K va tx-udp-segmentation off");
     let before = left.sh("ethtool -k va");
     let state = left.run(|| OffloadState::read("va").expect("read"));
-    assert_eq!(left.sh("ethtool -k va"), before, "reading changes nothing");
-    assert!(!state.features.iter().any(|name| name == "tx-udp-segmentation"), "it was off");
+    assert_eq!(left.sh("ethtool -k va"), before, "reading has changed features");
+    assert!(
+        !state.features.iter().any(|name| name == "tx-udp-segmentation"),
+        "a feature that was off is listed"
+    );
     let text = serde_json::to_string(&state).expect("serialises");
 
     left.run(move || state.switch_off().expect("switch off"));
@@ -44,11 +47,11 @@ fn ethtool_sees_them_go_and_come_back() {
         left.run(move || state.restore().expect("restore"));
         assert_eq!(left.sh("ethtool -k va"), before, "round {twice}");
     }
-    let gone = left.run(|| OffloadState::read("nope0")).expect_err("there is none");
+    let gone = left.run(|| OffloadState::read("nope0")).expect_err("there is no such interface");
     assert!(matches!(&gone, OffloadError::Device { interface, .. } if interface == "nope0"));
     let state: OffloadState =
         serde_json::from_str(&text.replace("\"va\"", "\"nope0\"")).expect("parses");
-    left.run(move || state.restore().expect("an interface that is gone needs nothing"));
+    left.run(move || state.restore().expect("a missing interface is not an error"));
 }
 
 /// Counts of captured packets.
@@ -57,10 +60,11 @@ struct Seen {
     packets: usize,
     /// Bytes of the longest outgoing packet.
     longest: usize,
-    /// Packets without a checksum, and those of them with the checksum's offset reported.
+    /// Packets whose checksum is missing, and those of them (`told`) whose checksum offset is
+    /// reported.
     unready: usize,
     told: usize,
-    /// Packets to be cut, and bytes of data of each segment.
+    /// Packets to be segmented, and bytes of data in each segment.
     cut: usize,
     segment: u16,
 }
@@ -86,7 +90,7 @@ fn transfer(host: &Host, server: &Host, ring: &mut Ring) -> Seen {
             if frame.protocol() != 0x0800 || frame[9] != 6 {
                 continue;
             }
-            // The end of an earlier connection may arrive late.
+            // Packets of an earlier connection may arrive late.
             let port = to.port().to_be_bytes();
             if frame[20..22] != port && frame[22..24] != port {
                 continue;
@@ -102,7 +106,7 @@ fn transfer(host: &Host, server: &Host, ring: &mut Ring) -> Seen {
                 seen.segment = seen.segment.max(segment.get());
             }
             if frame.checksum_ready() && !frame.truncated() {
-                assert_eq!(tcp_checksum(&frame), 0, "ready means right");
+                assert_eq!(tcp_checksum(&frame), 0, "the checksum is wrong");
             }
         }
         std::thread::yield_now();
@@ -112,7 +116,8 @@ fn transfer(host: &Host, server: &Host, ring: &mut Ring) -> Seen {
     seen
 }
 
-/// Returns the sum over pseudo header and segment: zero if the checksum in it is right.
+/// Returns the checksum over pseudo header and segment, which is 0 if the segment's checksum is
+/// right.
 fn tcp_checksum(packet: &[u8]) -> u16 {
     let header = usize::from(packet[0] & 15) * 4;
     let mut sum = 6 + (packet.len() - header) as u32;
@@ -135,13 +140,13 @@ fn with_all_off_a_tap_sees_the_packets_of_the_wire() {
     let open = |config| gateway.run(move || Ring::open("va", config).expect("ring"));
     let mut ring = open(RingConfig { max_packet: 65535, bytes: 64 << 20 });
     let seen = transfer(&host, &server, &mut ring);
-    assert!(seen.longest > 1500 && seen.unready > 0, "offloads were on: {seen:?}");
-    assert_eq!((seen.told, seen.cut), (0, 0), "it was not asked for");
+    assert!(seen.longest > 1500 && seen.unready > 0, "offloads were off: {seen:?}");
+    assert_eq!((seen.told, seen.cut), (0, 0), "offloads reported without a request");
 
     gateway.run(|| OffloadState::read("va").expect("read").switch_off().expect("switch off"));
-    // Packets arrive over a veth as its other end sent them.
+    // On a veth pair, packets arrive as the other end has sent them.
     server.run(|| OffloadState::read("vb").expect("read").switch_off().expect("switch off"));
-    // Room for the whole transfer: on a busy machine this thread may be delayed.
+    // The ring has room for the whole transfer, as this thread may be delayed on a busy machine.
     let mut ring = open(RingConfig { max_packet: 1500, bytes: 64 << 20 });
     let seen = transfer(&host, &server, &mut ring);
     assert_eq!((seen.longest, seen.unready), (1500, 0));

@@ -1,4 +1,4 @@
-//! Drops of an interface's own queue, on a real veth pair.
+//! Drops of an interface's queueing discipline, on a real veth pair.
 
 mod common;
 
@@ -29,13 +29,13 @@ fn what_it_drops_is_counted_once_and_a_new_one_counts_anew() {
         return;
     }
     let (left, _right) = pair();
-    let mut queue = left.run(|| QdiscDrops::of("va").expect("the interface is there"));
+    let mut queue = left.run(|| QdiscDrops::of("va").expect("the interface exists"));
     send(&left, 100);
-    assert_eq!(queue.take_drops(), 0, "packets wait in none");
+    assert_eq!(queue.take_drops(), 0, "drops without a queue");
     replace(&left, "tbf rate 1mbit burst 3k limit 10k");
     assert_eq!(queue.take_drops(), 0);
     send(&left, 100);
-    // All but those that fit, and those that leave meanwhile.
+    // Some fit into the queue, and some are sent meanwhile.
     let dropped = queue.take_drops();
     assert!((60..=95).contains(&dropped), "{dropped}");
     assert_eq!(queue.take_drops(), 0);
@@ -43,6 +43,6 @@ fn what_it_drops_is_counted_once_and_a_new_one_counts_anew() {
     std::thread::sleep(Duration::from_millis(200));
     assert_eq!(queue.take_drops(), 0);
     send(&left, 100);
-    assert_eq!(queue.take_drops(), 0, "all find room");
+    assert_eq!(queue.take_drops(), 0, "drops although the queue has room");
     left.run(|| assert!(QdiscDrops::of("none").is_err()));
 }

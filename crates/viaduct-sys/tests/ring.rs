@@ -15,7 +15,7 @@ fn config(bytes: usize) -> RingConfig {
     RingConfig { max_packet: 1500, bytes }
 }
 
-/// Waits for packets until `seen` returns true, five seconds at most.
+/// Passes packets to `seen` until it returns true, for at most five seconds.
 fn read_until(
     ring: &mut Ring,
     mut seen: impl FnMut(&viaduct_sys::capture::ring::Frame<'_>) -> bool,
@@ -30,7 +30,7 @@ fn read_until(
         let wait = Timespec { tv_sec: 0, tv_nsec: 100_000_000 };
         poll(&mut [PollFd::new(ring, PollFlags::IN)], Some(&wait)).expect("poll");
     }
-    panic!("the packets did not come within five seconds");
+    panic!("the packets did not arrive within five seconds");
 }
 
 /// Returns the number in the payload, if the frame is one of our UDP datagrams over IPv4 to
@@ -51,7 +51,10 @@ fn both_directions_in_one_ordered_stream() {
     let client = left.run(|| UdpSocket::bind("10.9.0.1:7").expect("bind"));
     const COUNT: u32 = 3000;
     const BYTES: usize = 256 << 10;
-    assert!(COUNT as usize * 2 * 128 > 2 * BYTES, "the ring must go round");
+    assert!(
+        COUNT as usize * 2 * 128 > 2 * BYTES,
+        "the packets fit into the ring, which must wrap around"
+    );
 
     let mut frames = Vec::new();
     for i in 0..COUNT {
@@ -77,12 +80,13 @@ fn both_directions_in_one_ordered_stream() {
     assert_eq!(ring.drops(), 0);
 }
 
-/// An empty ring of 256 KiB, and a socket whose packets it captures; the neighbour is resolved.
+/// Opens a ring of 256 KiB, which is empty, and a socket whose packets it captures. The neighbour
+/// is resolved.
 fn small() -> (Ring, UdpSocket, impl Sized) {
     let (left, right) = pair();
     let mut ring = left.run(|| Ring::open("va", config(256 << 10)).expect("ring"));
     let socket = left.run(|| UdpSocket::bind("10.9.0.1:0").expect("bind"));
-    socket.send_to(&[0; 4], "10.9.0.2:9").expect("learns the neighbour");
+    socket.send_to(&[0; 4], "10.9.0.2:9").expect("send to resolve the neighbour");
     std::thread::sleep(Duration::from_millis(100));
     while ring.next().is_some() {}
     (ring, socket, (left, right))
@@ -108,16 +112,16 @@ fn a_full_ring_counts_what_it_drops_and_goes_on() {
     send(&socket, 0..300);
     let mut next = 0;
     while let Some(frame) = ring.next() {
-        assert!(!frame.follows_gap(), "none is missing before those that are here");
+        assert!(!frame.follows_gap(), "a gap before the first drop");
         if let Some(number) = number(&frame, 9) {
-            assert_eq!(number, next, "the oldest are kept");
+            assert_eq!(number, next, "not the oldest packets were kept");
             next += 1;
         }
     }
-    // Other packets (port unreachable, neighbour discovery) take room as well.
+    // Other packets (port unreachable, neighbour discovery) take up room too.
     assert!((100..=250).contains(&next), "{next} of 300 in a quarter of a megabyte");
     assert!(ring.drops() - before >= 50, "dropped {}", ring.drops() - before);
-    assert_eq!(ring.drops(), ring.drops(), "reading the count does not change it");
+    assert_eq!(ring.drops(), ring.drops(), "reading the count has changed it");
 
     socket.send_to(&77_u32.to_be_bytes(), "10.9.0.2:9").expect("send");
     read_until(&mut ring, |frame| number(frame, 9) == Some(77));
@@ -130,7 +134,7 @@ fn a_gap_is_reported_where_it_is() {
     }
     let (mut ring, socket, _pair) = small();
     send(&socket, 0..300);
-    // Reading some of them makes room.
+    // Reading some packets makes room.
     let mut last = 0;
     while last < 50 {
         let frame = ring.next().expect("a full ring");
@@ -147,7 +151,7 @@ fn a_gap_is_reported_where_it_is() {
         before = number;
         number == 319
     });
-    // Blocks that were ready before the count was read are flagged too.
+    // Blocks that were handed over before the count was read have the flag too.
     assert!(matches!(gaps[..], [(last, 300), ..] if last < 299), "{gaps:?}");
 }
 
@@ -198,9 +202,12 @@ fn unknown_interfaces_and_links_that_fall_are_reported() {
     assert!(matches!(&unknown, RingError::Interface { name, .. } if name == "nope0"));
     let mut ring = ring.expect("ring");
     left.sh("ip link set va down");
-    let down = ring.take_error().expect("the link fell");
+    let down = ring.take_error().expect("the link is down");
     assert_eq!(down.raw_os_error(), Some(libc::ENETDOWN));
-    assert!(ring.take_error().is_none() && ring.is_attached(), "said once");
+    assert!(
+        ring.take_error().is_none() && ring.is_attached(),
+        "the error is returned twice, or the ring detached"
+    );
     left.sh("ip link set va up; ip addr add 10.9.1.1/24 dev va || true");
     left.run(|| {
         let socket = UdpSocket::bind("0.0.0.0:0").expect("bind");
@@ -209,5 +216,5 @@ fn unknown_interfaces_and_links_that_fall_are_reported() {
     });
     read_until(&mut ring, |frame| number(frame, 9) == Some(7));
     left.sh("ip link del va");
-    assert!(!ring.is_attached(), "it does not come back");
+    assert!(!ring.is_attached(), "attached to a deleted interface");
 }

@@ -1,4 +1,4 @@
-//! SYNs held by the kernel until a verdict: at a listener here, and on the path to one.
+//! SYNs held by the kernel until a verdict: at a local listener, and on the path to one.
 #![allow(clippy::unwrap_used)] // a test may panic
 
 mod common;
@@ -18,7 +18,8 @@ use viaduct_sys::socket::tcp::{self, TcpOptions};
 const PORT: u16 = 7000;
 const QUEUE: u16 = 7000;
 
-/// A host, a machine that holds its SYNs, and one behind that; the queue, and the listener.
+/// A host, a machine (`left`) that holds the host's SYNs, and one behind it; the queue and the
+/// listener.
 struct World {
     host: Host,
     left: Host,
@@ -55,7 +56,7 @@ impl World {
         let to = SocketAddr::new(ip, PORT);
         let (tell, told) = std::sync::mpsc::channel();
         self.host.run(move || {
-            // A thread inherits the namespace of the thread that starts it.
+            // A thread inherits its creator's namespace.
             let work = move || TcpStream::connect_timeout(&to, Duration::from_secs(3));
             tell.send(thread::spawn(work)).unwrap();
         });
@@ -77,7 +78,7 @@ impl World {
         }
     }
 
-    /// Outcome of a connection to `ip` after `verdict`.
+    /// Connects to `ip`, gives `verdict` on the SYN, and returns the outcome.
     fn outcome(&self, ip: IpAddr, verdict: Verdict) -> Result<SocketAddr, ErrorKind> {
         let connection = self.connect(ip);
         let syn = self.judge(verdict);
@@ -98,12 +99,12 @@ impl World {
             self.judge(Verdict::Pass);
             assert_eq!(connection.join().unwrap().unwrap().peer_addr().unwrap(), to);
             assert!(self.listener.accept().is_ok());
-            // A reset drops held SYNs.
+            // A reset of the queue drops held SYNs.
             let connection = self.connect(ip);
             thread::sleep(Duration::from_millis(100));
             self.queue.as_ref().unwrap().reset().unwrap();
             assert!(self.queue.as_ref().unwrap().recv(&mut [0; SNAP]).unwrap().is_none());
-            self.judge(Verdict::Pass); // sent again after a second
+            self.judge(Verdict::Pass); // retransmitted after a second
             connection.join().unwrap().unwrap();
         }
         self.queue = None;
@@ -136,7 +137,7 @@ fn a_full_queue_lets_pass() {
     let ip = "10.8.0.1".parse().unwrap();
     let held: Vec<_> = (0..4).map(|_| world.connect(ip)).collect();
     thread::sleep(Duration::from_millis(200));
-    world.connect(ip).join().unwrap().expect("the fifth passes");
+    world.connect(ip).join().unwrap().expect("the fifth SYN passes");
     assert!(held.iter().all(|connection| !connection.is_finished()));
     world.left.sh("nft delete table inet viaduct_test");
 }

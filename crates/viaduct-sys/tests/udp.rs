@@ -28,8 +28,8 @@ fn datagrams_are_never_fragmented() {
             let to: SocketAddr = to.parse().expect("an address");
             let mut socket = UdpBatch::bind(from.parse().expect("an address")).expect("bind");
             let (whole, long, short) = (vec![1; fits], vec![2; fits + 1], [3; 50]);
-            // Alone, and as a run that is first refused as a whole; its short last datagram is
-            // still sent.
+            // Single datagrams, and then a run that the kernel refuses as a whole; its short last
+            // datagram is still sent.
             socket.send(&[
                 (to, &whole),
                 (to, &long),
@@ -40,7 +40,7 @@ fn datagrams_are_never_fragmented() {
             ])
         });
         assert_eq!(report, SendReport { sent: 3, too_long: 3, ..Default::default() });
-        // The first datagrams wait until the neighbour is resolved.
+        // The first datagrams are delayed until the neighbour is resolved.
         let (mut lengths, start) = (Vec::new(), Instant::now());
         while lengths.len() < 3 && start.elapsed() < Duration::from_secs(5) {
             let Some(frame) = ring.next() else { continue };
@@ -78,7 +78,7 @@ fn a_run_is_one_message_to_the_device() {
         assert_eq!(buffer[..1400], payload[..]);
     }
     let longest = |ring: &mut Ring| {
-        // A block that is not full is handed over by a timer.
+        // The kernel hands over a block that is not full when a timer expires.
         std::thread::sleep(Duration::from_millis(30));
         let mut longest = 0;
         while let Some(frame) = ring.next() {
@@ -89,7 +89,7 @@ fn a_run_is_one_message_to_the_device() {
     assert_eq!(longest(&mut ring), 20 * 1400 + 28);
 
     left.sh("ethtool -K va tx off tso off gso off tx-udp-segmentation off");
-    assert_eq!(socket.send(&datagrams), sent(20), "without the device's help as well");
+    assert_eq!(socket.send(&datagrams), sent(20), "without segmentation by the device");
     for payload in &payloads {
         assert_eq!(sink.recv(&mut buffer).expect("receive"), 1400);
         assert_eq!(buffer[..1400], payload[..]);

@@ -1,9 +1,9 @@
-//! Protocol for programs that know of their handlers: TESLA's control call and asynchronous
-//! events (section 3.6).
+//! Protocol for programs that talk to the handlers of their flows: TESLA's control call and
+//! asynchronous events (section 3.6).
 //!
-//! A program sends one record (`SOCK_SEQPACKET`) on a connection of its own, with the flow's
-//! descriptor attached and the run's secret ([`super::Secret`]) in front. `VIADUCT_CONTROL`
-//! holds the socket's name and the secret as `@NAME;SECRET`:
+//! A program opens a connection (`SOCK_SEQPACKET`) for each request, and sends one record: the
+//! run's secret ([`super::Secret`]) and the request, with the flow's descriptor attached.
+//! `VIADUCT_CONTROL` holds the socket's name and the secret as `@NAME;SECRET`:
 //!
 //! ```text
 //!   0        1        2        3                  3 + n            at most 4096
@@ -17,7 +17,7 @@
 
 /// Maximum length of a request and of an answer, in bytes.
 pub const MAX_MESSAGE: usize = 4096;
-/// First byte of an answer: there is a reply.
+/// First byte of an answer: success.
 pub const YES: u8 = 1;
 /// First byte of an answer: there is no such flow, or no handler replies.
 pub const NO: u8 = 0;
@@ -27,10 +27,10 @@ const CONTROL: u8 = 1;
 const WATCH: u8 = 2;
 const HEAD: usize = 3;
 
-/// Request of a program.
+/// Request from a program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Ask<'a> {
-    /// A control call to the handler of this name.
+    /// A control call to a handler.
     Control {
         /// The handler's name.
         to: &'a str,

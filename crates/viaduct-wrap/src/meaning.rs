@@ -1,4 +1,4 @@
-//! Decision about a call from its socket, its address and the user's rules.
+//! Decisions about calls, from the socket, the address and the user's rules.
 
 use std::net::SocketAddr;
 
@@ -24,17 +24,18 @@ pub enum Verdict {
 /// Summary of the rules for datagrams.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Datagrams {
-    /// All go direct; no call needs a check.
+    /// All datagrams go direct; no call needs a check.
     Free,
-    /// None may go; opening a socket can be refused.
+    /// No datagram may go direct; opening a socket can be refused.
     Refused,
-    /// Some may go; each call needs a check.
+    /// Some datagrams may go direct; each call needs a check.
     Judged,
 }
 
 impl Rules {
-    /// Decision about `socket`. Optional protocols are refused with the error of a kernel that
-    /// lacks them. In strict mode, sockets that could bypass the chain are refused too.
+    /// Returns the decision about `socket`. Optional protocols are refused with the error that a
+    /// kernel without them returns. In strict mode, sockets that could bypass the chain are refused
+    /// too.
     pub fn socket(&self, socket: Socket) -> Verdict {
         match socket.carries() {
             Carries::OtherTcp => Verdict::Refuse(socket.unsupported()),
@@ -51,11 +52,11 @@ impl Rules {
         }
     }
 
-    /// Decision about `connect` of `socket` to `sockaddr`.
+    /// Returns the decision about `connect` of `socket` to `sockaddr`.
     pub fn connect(&self, socket: Socket, sockaddr: &[u8]) -> Verdict {
         let to = match parse_sockaddr(sockaddr) {
             Sockaddr::Ip(to) => to,
-            // The kernel gives the right error or result itself, and no traffic follows.
+            // The kernel returns the right error or result, and no traffic follows.
             Sockaddr::None | Sockaddr::Other => return Verdict::Pass,
         };
         match socket.carries() {
@@ -66,7 +67,7 @@ impl Rules {
                 Fate::Refuse => Verdict::Refuse(Errno::PERM),
             },
             Carries::OtherTcp => Verdict::Refuse(Errno::PERM),
-            // A capture that carries datagrams also answers DNS queries.
+            // The carrier of datagrams also answers DNS queries.
             Carries::Datagrams if self.names && self.carries_of(socket) && to.port() == DNS => {
                 Verdict::Pass
             }
@@ -79,11 +80,11 @@ impl Rules {
         }
     }
 
-    /// Decision about a send with an address. On a stream it connects only with `MSG_FASTOPEN`.
+    /// Returns the decision about a send with an address. On a stream, such a send connects only
+    /// with `MSG_FASTOPEN`.
     pub fn send(&self, socket: Socket, flags: i32, sockaddr: &[u8]) -> Verdict {
         match socket.carries() {
-            // Without the flag the kernel ignores the address, or the socket is connected
-            // already.
+            // Without the flag the kernel ignores the address.
             Carries::Tcp if flags & MSG_FASTOPEN == 0 => Verdict::Pass,
             _ => {
                 let (sockaddr, length) = socket.as_sent(sockaddr);
@@ -92,8 +93,8 @@ impl Rules {
         }
     }
 
-    /// Decision about `listen` at `at`. Connections to a listening stream socket pass the chain
-    /// first, from any client; rules apply only to destinations of the program.
+    /// Returns the decision about `listen` at `at`. The rules select destinations only, so
+    /// connections from any client to a listening stream socket pass through the chain.
     pub fn listen(&self, socket: Socket, at: SocketAddr) -> Verdict {
         match socket.carries() {
             Carries::Tcp => Verdict::Divert(at),
@@ -102,7 +103,8 @@ impl Rules {
         }
     }
 
-    /// Summary of the rules for datagrams that are not carried, over all addresses.
+    /// Returns the summary of the rules for datagrams that the chain does not carry, over all
+    /// addresses.
     pub fn datagrams(&self) -> Datagrams {
         if self.names {
             return Datagrams::Judged;
@@ -122,8 +124,8 @@ impl Rules {
         }
     }
 
-    /// Returns whether the chain carries the datagrams of a socket: UDP works without
-    /// privileges.
+    /// Returns whether the chain carries the datagrams of a socket. It does so only for UDP, which
+    /// needs no privileges.
     pub fn carries_of(&self, socket: Socket) -> bool {
         self.carries && socket.is_udp()
     }
@@ -132,8 +134,8 @@ impl Rules {
         self.lets_datagrams(fate) || fate == Fate::Divert && self.carries_of(socket)
     }
 
-    /// Returns whether datagrams with this fate may go direct. They may, unless a rule refuses
-    /// them; in strict mode, only if a rule leaves them alone.
+    /// Returns whether datagrams with this fate may go direct. They may unless a rule refuses them;
+    /// in strict mode, only if a rule excepts them.
     fn lets_datagrams(&self, fate: Fate) -> bool {
         match fate {
             Fate::Refuse => false,

@@ -1,4 +1,4 @@
-//! Fields of records: bytes and addresses, one behind the other.
+//! Fields of records: bytes and addresses.
 
 use std::net::{Ipv6Addr, SocketAddr, SocketAddrV6};
 
@@ -7,10 +7,10 @@ use crate::rules::mapped;
 /// Bytes of an address in a record.
 pub const ADDRESS: usize = 24;
 
-/// Writer of a record. The buffer must have room for all that is put.
+/// Writer of a record. The buffer must have room for all fields.
 #[derive(Debug)]
 pub struct Writer<'a> {
-    /// Rest of the buffer.
+    /// Unused rest of the buffer.
     pub bytes: &'a mut [u8],
 }
 
@@ -18,7 +18,7 @@ impl Writer<'_> {
     /// Writes bytes.
     ///
     /// # Panics
-    /// The buffer has no room for them.
+    /// The buffer has no room for the bytes.
     pub fn put(&mut self, bytes: &[u8]) {
         let (at, rest) = std::mem::take(&mut self.bytes).split_at_mut(bytes.len());
         at.copy_from_slice(bytes);
@@ -28,7 +28,7 @@ impl Writer<'_> {
     /// Writes an address; the field is empty if there is none.
     ///
     /// # Panics
-    /// The buffer has no room for it.
+    /// The buffer has no room for the address.
     pub fn address(&mut self, address: Option<SocketAddr>) {
         let Some(address) = address else { return self.put(&[0; ADDRESS]) };
         let scope = if let SocketAddr::V6(v6) = address { v6.scope_id() } else { 0 };
@@ -42,7 +42,7 @@ impl Writer<'_> {
 /// Reader of a record.
 #[derive(Debug)]
 pub struct Reader<'a> {
-    /// Rest of the record.
+    /// Unread rest of the record.
     pub bytes: &'a [u8],
 }
 

@@ -1,9 +1,9 @@
-//! Rules that select the flows of a chain, as the user writes them.
+//! The user's rules, which select the flows of a chain.
 //!
 //! ```text
-//!   only   tcp:443               if there are any, the chain applies only to flows matching one;
-//!   except 10.0.0.0/8            flows matching one of these go direct;
-//!   refuse 192.0.2.1:1-1023      flows matching one of these are refused
+//!   only   tcp:443               if there are any, the chain applies only to flows that match one
+//!   except 10.0.0.0/8            flows that match go direct
+//!   refuse 192.0.2.1:1-1023      flows that match are refused
 //!
 //!   PATTERN = [tcp:|udp:] [ADDRESS[/LENGTH]] [:PORT[-PORT]]       all parts given must match
 //! ```
@@ -22,7 +22,7 @@ pub const MAX_LINES: usize = 128;
 pub enum Fate {
     /// Refused: the program receives an error.
     Refuse = 0,
-    /// Left alone: it goes direct.
+    /// Left to the kernel: it goes direct.
     Leave = 1,
     /// Diverted to the chain.
     Divert = 2,
@@ -37,12 +37,12 @@ pub enum Transport {
     Udp = 2,
 }
 
-/// Rule: a set of destinations and their fate.
+/// A rule: a set of destinations and their fate.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Line {
     /// Transport; both if `None`.
     pub transport: Option<Transport>,
-    /// Address prefix. IPv4 is mapped into IPv6, so its length is 96 longer.
+    /// Address prefix. IPv4 prefixes are mapped into IPv6, so their length is 96 greater.
     pub prefix: (Ipv6Addr, u8),
     /// First and last port.
     pub ports: (u16, u16),
@@ -50,16 +50,16 @@ pub struct Line {
     pub fate: Fate,
 }
 
-/// Rules of the user, in order of precedence.
+/// The user's rules, in order of precedence.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Rules {
     lines: [Line; MAX_LINES],
     count: usize,
-    /// Refuses traffic that cannot be captured.
+    /// True if traffic that cannot be captured is refused.
     pub strict: bool,
-    /// The chain carries datagrams.
+    /// True if the chain carries datagrams.
     pub carries: bool,
-    /// Names are resolved at the far end: the master answers DNS queries.
+    /// True if names are resolved at the far end: the master answers DNS queries.
     pub names: bool,
 }
 
@@ -67,22 +67,22 @@ pub struct Rules {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum RuleError {
     /// The address is invalid.
-    #[error("`{0}` is no address; right would be 10.0.0.0/8, [2001:db8::]/32 or 192.0.2.1")]
+    #[error("`{0}` is not an address (examples: 10.0.0.0/8, [2001:db8::]/32, 192.0.2.1)")]
     Address(String),
     /// The prefix length is invalid.
-    #[error("`{0}` is no length of a prefix; right would be 0 to 32, of IPv6 0 to 128")]
+    #[error("`{0}` is not a prefix length: 0 to 32 for IPv4, 0 to 128 for IPv6")]
     Length(String),
     /// The port or range of ports is invalid.
-    #[error("`{0}` is no port; right would be 443 or 8000-8999")]
+    #[error("`{0}` is not a port or a range of ports (examples: 443, 8000-8999)")]
     Ports(String),
     /// The rule is empty.
-    #[error("a rule is empty; right would be tcp:443, 10.0.0.0/8 or 192.0.2.1:22")]
+    #[error("a rule is empty: a pattern is expected, such as tcp:443, 10.0.0.0/8 or 192.0.2.1:22")]
     Empty,
     /// A line of a file begins with an unknown word.
-    #[error("`{0}` is no rule; a line begins with only, except or refuse")]
+    #[error("`{0}` is not a rule: only, except or refuse is expected")]
     Word(String),
     /// There are more than [`MAX_LINES`] rules.
-    #[error("more than {MAX_LINES} rules; prefixes and ranges of ports say more in one")]
+    #[error("more than {MAX_LINES} rules: merge some into prefixes and ranges of ports")]
     TooMany,
 }
 
@@ -94,7 +94,7 @@ pub(crate) const ANYWHERE: Line = Line {
 };
 
 impl Rules {
-    /// No rules: the chain applies to every flow; other traffic goes direct.
+    /// No rules: the chain applies to every flow, and other traffic goes direct.
     pub const EVERYTHING: Rules = Rules {
         lines: [ANYWHERE; MAX_LINES],
         count: 0,
@@ -103,7 +103,7 @@ impl Rules {
         names: false,
     };
 
-    /// Adds a rule that gives destinations matching `pattern` this fate.
+    /// Adds a rule that gives destinations matching `pattern` the fate `fate`.
     ///
     /// # Errors
     /// The pattern is invalid, or there are too many rules.
@@ -114,7 +114,7 @@ impl Rules {
     /// Adds the rules of a file; `#` begins a comment.
     ///
     /// # Errors
-    /// Number of the invalid line, from 1, and its error.
+    /// Number of the first invalid line, from 1, and its error.
     pub fn read(&mut self, text: &str) -> Result<(), (usize, RuleError)> {
         for (number, line) in (1..).zip(text.lines()) {
             let line = line.split('#').next().unwrap_or_default().trim();
@@ -131,7 +131,7 @@ impl Rules {
         Ok(())
     }
 
-    /// Adds a rule behind those of the same or a higher precedence.
+    /// Inserts a rule after those of the same or a higher precedence.
     ///
     /// # Errors
     /// There are too many rules.
@@ -145,8 +145,8 @@ impl Rules {
         Ok(())
     }
 
-    /// Intersection of two sets of rules: flows that either refuses are refused, and flows that
-    /// either leaves alone are left alone. The result is strict if either is.
+    /// Intersects two sets of rules: a flow is refused if either set refuses it, and else goes
+    /// direct if either set lets it go direct. The result is strict if either set is.
     ///
     /// # Errors
     /// The result has too many rules.
@@ -154,8 +154,8 @@ impl Rules {
         self.join(other, Fate::min)
     }
 
-    /// Rules of a master above another one: flows that these leave alone are decided by
-    /// `below`. The result is strict if either is.
+    /// Combines the rules of a nested master with those of its parent, `below`, which decide about
+    /// flows that the nested master lets go direct. The result is strict if either set is.
     ///
     /// # Errors
     /// The result has too many rules.
@@ -164,8 +164,8 @@ impl Rules {
         Ok(Rules { names: self.names, ..self.join(below, above)? })
     }
 
-    /// Combines two sets of rules by applying `both` to the two fates of every destination. The
-    /// result has a line for each pair of lines that intersect; the first line that matches
+    /// Combines two sets of rules by applying `both` to the two fates of each destination. The
+    /// result has a line for each pair of lines that intersect. The first line that matches
     /// decides.
     fn join(&self, other: &Rules, both: impl Fn(Fate, Fate) -> Fate) -> Result<Rules, RuleError> {
         let mut rules = Rules { strict: self.strict || other.strict, ..Rules::EVERYTHING };
@@ -186,24 +186,24 @@ impl Rules {
         Ok(rules)
     }
 
-    /// Appends a line, which applies where no earlier line matches.
+    /// Appends a line, which applies if no earlier line matches.
     pub(crate) fn append(&mut self, line: Line) -> Result<(), RuleError> {
         *self.lines.get_mut(self.count).ok_or(RuleError::TooMany)? = line;
         self.count += 1;
         Ok(())
     }
 
-    /// Default fate as a line that matches everything.
+    /// Returns a line that matches everything, with the default fate.
     fn last(&self) -> Line {
         Line { fate: self.otherwise(), ..ANYWHERE }
     }
 
-    /// Lines in order of evaluation: the first that matches decides.
+    /// Returns the lines in order of evaluation. The first one that matches decides.
     pub fn lines(&self) -> &[Line] {
         &self.lines[..self.count]
     }
 
-    /// Fate of destinations that no line matches.
+    /// Returns the fate of destinations that no line matches.
     pub fn otherwise(&self) -> Fate {
         let fits_all = |line: &&Line| line.transport.is_none() && line.is_everything();
         if let Some(all) = self.lines().iter().find(fits_all) {
@@ -225,7 +225,7 @@ impl Rules {
         self.otherwise() == Fate::Divert
     }
 
-    /// Fate of a flow or a datagram to `to`.
+    /// Returns the fate of a flow or a datagram to `to`.
     pub fn fate(&self, transport: Transport, to: SocketAddr) -> Fate {
         let fits = self.lines().iter().find(|line| line.fits(transport, to));
         fits.map_or(self.otherwise(), |line| line.fate)
@@ -238,7 +238,7 @@ impl Line {
         self.prefix.1 == 0 && self.ports == ANYWHERE.ports
     }
 
-    /// Intersection of two lines, with the fate of `self`; `None` if it is empty.
+    /// Returns the intersection of two lines, with the fate of `self`; `None` if it is empty.
     fn and(&self, other: &Line) -> Option<Line> {
         let transport = match (self.transport, other.transport) {
             (Some(one), Some(other)) if one != other => return None,
@@ -263,7 +263,7 @@ impl Line {
     }
 }
 
-/// Maps IPv4 addresses into IPv6.
+/// Maps an IPv4 address into IPv6.
 pub(crate) fn mapped(ip: IpAddr) -> Ipv6Addr {
     match ip {
         IpAddr::V4(ip) => ip.to_ipv6_mapped(),

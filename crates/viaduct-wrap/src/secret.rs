@@ -1,8 +1,9 @@
-//! Secret of a run. It precedes each record that the run's programs send to one of its abstract
-//! sockets.
+//! Secret of a run, which precedes each record that the run's programs send to one of the run's
+//! abstract sockets.
 //!
-//! An abstract name is not secret, because `/proc/net/unix` lists it for every user. The run's
-//! programs get the secret from their environment, which only their own user and root can read.
+//! The name of an abstract socket is not secret: `/proc/net/unix` lists it for every user. The
+//! run's programs get the secret from their environment, which only their own user and root can
+//! read.
 //!
 //! ```text
 //!   record    secret 16 │ request
@@ -18,12 +19,12 @@ pub const SECRET: usize = 16;
 pub struct Secret([u8; SECRET]);
 
 impl Secret {
-    /// Secret from random bytes.
+    /// Creates a secret from random bytes.
     pub const fn new(bytes: [u8; SECRET]) -> Secret {
         Secret(bytes)
     }
 
-    /// Bytes that precede a record.
+    /// Returns the bytes that precede a record.
     pub fn bytes(&self) -> &[u8; SECRET] {
         &self.0
     }
@@ -36,7 +37,7 @@ impl Secret {
         Some(Secret(number.to_be_bytes()))
     }
 
-    /// Hexadecimal digits, for the environment of programs.
+    /// Returns the secret in hexadecimal digits, for the environment of programs.
     pub fn digits(&self) -> String {
         format!("{:032x}", u128::from_be_bytes(self.0))
     }

@@ -1,5 +1,5 @@
-//! Sockets and their addresses, with the kernel's numbers. These are the same on all Linux
-//! architectures that Viaduct is built for.
+//! Sockets and their addresses, with the kernel's numbers, which are the same on all Linux
+//! architectures that Viaduct supports.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV6};
 
@@ -13,7 +13,7 @@ const AF_SMC: i32 = 43;
 const SOCK_STREAM: i32 = 1;
 const SOCK_DGRAM: i32 = 2;
 const SOCK_RAW: i32 = 3;
-/// Mask of a socket's type, without flags such as `SOCK_CLOEXEC`.
+/// Mask of a socket's type, which excludes flags such as `SOCK_CLOEXEC`.
 const SOCK_KIND: i32 = 0xf;
 const IPPROTO_TCP: i32 = 6;
 const IPPROTO_UDP: i32 = 17;
@@ -21,11 +21,11 @@ const IPPROTO_UDP: i32 = 17;
 const IPPROTO_SMC: i32 = 256;
 const IPPROTO_MPTCP: i32 = 262;
 
-/// Flag of a send that also connects (TCP Fast Open, RFC 7413).
+/// Flag of a send that also connects the socket (TCP Fast Open, RFC 7413).
 pub const MSG_FASTOPEN: i32 = 0x2000_0000;
 /// Length of the longest `sockaddr` that is used here (`sockaddr_in6`).
 pub const SOCKADDR: usize = 28;
-/// Length of the longest `sockaddr` that the kernel accepts; it refuses longer ones (`EINVAL`).
+/// Length of the longest `sockaddr` that the kernel accepts (`EINVAL` if longer).
 pub const LONGEST: usize = 128;
 
 /// Error code that a program receives, with the kernel's number.
@@ -72,19 +72,18 @@ pub struct Socket {
     pub protocol: i32,
 }
 
-/// Traffic class of a socket, as far as captures distinguish it.
+/// Kind of a socket's traffic, as distinguished by interposers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Carries {
     /// A TCP stream, which becomes a flow.
     Tcp,
-    /// A stream that cannot be connected to a rendezvous (MPTCP, SMC). Programs fall back to
-    /// TCP.
+    /// A stream that cannot wait at a rendezvous (MPTCP, SMC). Programs fall back to TCP.
     OtherTcp,
     /// Datagrams and all other IP traffic.
     Datagrams,
     /// Traffic of other families, such as raw frames.
     Unknown,
-    /// No traffic that leaves this host.
+    /// Traffic that stays on this host.
     Local,
 }
 
@@ -124,18 +123,19 @@ impl Socket {
         self.is_of_ip() && kind == SOCK_DGRAM && matches!(self.protocol, 0 | IPPROTO_UDP)
     }
 
-    /// Returns whether the family is IPv6; the program then sees IPv4 addresses as mapped ones.
+    /// Returns whether the family is IPv6, for which the program sees IPv4 addresses as mapped
+    /// ones.
     pub fn is_v6(self) -> bool {
         self.domain == AF_INET6
     }
 
-    /// Returns whether `sockaddr` is of the socket's family; the kernel refuses others.
+    /// Returns whether `sockaddr` has the socket's address family. The kernel refuses others.
     pub(crate) fn is_of_family(self, sockaddr: &[u8]) -> bool {
         let family = sockaddr.first_chunk().copied().map(u16::from_ne_bytes);
         family.map(i32::from) == Some(self.domain)
     }
 
-    /// Returns the error for an optional family or protocol that is refused.
+    /// Returns the error that a kernel without the socket's optional family or protocol returns.
     pub(crate) fn unsupported(self) -> Errno {
         if self.domain == AF_SMC { Errno::AFNOSUPPORT } else { Errno::PROTONOSUPPORT }
     }
@@ -146,7 +146,7 @@ impl Socket {
 pub enum Sockaddr {
     /// An IP address. An IPv4-mapped IPv6 address is returned as IPv4.
     Ip(SocketAddr),
-    /// `AF_UNSPEC`: the socket drops its peer.
+    /// `AF_UNSPEC`, which disconnects the socket.
     None,
     /// An address of another family, or one that the kernel refuses.
     Other,
@@ -166,7 +166,7 @@ pub fn parse_sockaddr(bytes: &[u8]) -> Sockaddr {
     }
 }
 
-/// Parses the `sockaddr` of a bind: the unspecified address is kept and means all addresses.
+/// Parses the `sockaddr` of a bind. The unspecified address is kept, and means all addresses.
 pub fn parse_bound(bytes: &[u8]) -> Sockaddr {
     let Some(family) = bytes.get(..2) else { return Sockaddr::Other };
     let family = u16::from_ne_bytes([family[0], family[1]]);
@@ -192,7 +192,7 @@ pub fn parse_bound(bytes: &[u8]) -> Sockaddr {
 }
 
 impl Socket {
-    /// Returns the `sockaddr` of a send with the family that the kernel assumes, and its
+    /// Returns the `sockaddr` of a send, with the family that the kernel assumes for it, and its
     /// length.
     ///
     /// Datagram sockets of IPv4 read `AF_UNSPEC` as `AF_INET`, and raw sockets of IPv6 as

@@ -61,7 +61,7 @@ fn patterns_say_transport_place_and_ports() {
         ("0.0.0.0/0", "192.0.2.1:1", "[2001:db8::1]:1"),
     ];
     for (pattern, fits, other) in cases {
-        // A number alone is a port only after a transport.
+        // A plain number is a port only after a transport.
         let pattern = if pattern == "443" { "tcp:443" } else { pattern };
         let rules = rules(&[(Fate::Refuse, pattern)]);
         assert_eq!(rules.fate(Transport::Tcp, at(fits)), Fate::Refuse, "{pattern}");
@@ -95,7 +95,7 @@ fn mapped_addresses_mean_the_same_as_ipv4_ones() {
     assert_eq!(connect(&rules, TCP, "0.0.0.0:80"), Verdict::Divert(at("127.0.0.1:80")));
     assert_eq!(connect(&rules, TCP6, "[::]:80"), Verdict::Divert(at("[::1]:80")));
     assert_eq!(rules.connect(TCP, &[0; 16]), Verdict::Pass, "AF_UNSPEC disconnects");
-    assert_eq!(rules.connect(TCP, &[2, 0, 0]), Verdict::Pass, "the kernel says EINVAL");
+    assert_eq!(rules.connect(TCP, &[2, 0, 0]), Verdict::Pass, "the kernel returns EINVAL");
 }
 
 #[test]
@@ -200,14 +200,14 @@ fn rules_round_trip() {
     assert!(welcome.rules.strict && Answer::parse(&bytes[..length - 1]).is_none());
 }
 
-/// Few rules over few addresses, so that they often overlap.
+/// Generates a few rules over few addresses, so that they often overlap.
 fn some_rules() -> impl Strategy<Value = Rules> {
     let fate = prop_oneof![Just(Fate::Refuse), Just(Fate::Leave), Just(Fate::Divert)];
     let place =
         prop_oneof![Just(""), Just("10.0.0.0/8"), Just("10.1.0.0/16"), Just("[2001:db8::]/32")];
     let ports = prop_oneof![Just(""), Just(":80"), Just(":1-100"), Just(":50-443")];
     let transport = prop_oneof![Just(""), Just("tcp"), Just("udp")];
-    let line = (fate, transport, place, ports).prop_filter_map("it says nothing", |of| {
+    let line = (fate, transport, place, ports).prop_filter_map("an empty pattern", |of| {
         let (fate, transport, place, ports) = of;
         let rest = format!("{place}{ports}");
         let colon = if transport.is_empty() || rest.starts_with(':') { "" } else { ":" };
@@ -245,7 +245,7 @@ proptest! {
         };
         let length = Answer::Welcome(welcome).emit(&mut bytes);
         let Some(Answer::Welcome(heard)) = Answer::parse(&bytes[..length]) else {
-            panic!("it is none")
+            panic!("not a Welcome")
         };
         for ip in ["10.0.0.1", "10.1.0.1", "192.0.2.1", "2001:db8::1", "2001:db9::1"] {
             for port in [22, 50, 80, 100, 443, 1000] {
@@ -273,14 +273,14 @@ fn an_address_without_a_family_is_judged_where_the_kernel_reads_one() {
         (UDP, "192.0.2.2:53", Verdict::Pass),
         (of(2, 3), "192.0.2.1:0", refused),
         (of(10, 3), "[2001:db8::1]:0", refused),
-        // Without an address the datagram goes to the socket's peer.
+        // Such a datagram goes to the socket's peer.
         (of(10, 2), "[2001:db8::1]:53", Verdict::Pass),
         (TCP, "192.0.2.1:80", Verdict::Pass),
     ] {
         let (mut bytes, length) = socket.sockaddr(at(to));
         bytes[..2].fill(0);
         assert_eq!(rules.send(socket, 0, &bytes[..length]), sent, "{socket:?} {to}");
-        // `AF_UNSPEC` makes the socket drop its peer.
+        // `AF_UNSPEC` disconnects the socket.
         assert_eq!(rules.connect(socket, &bytes[..length]), Verdict::Pass, "{socket:?} {to}");
     }
 }

@@ -1,21 +1,21 @@
-//! Protocol between stubs and masters: records of a fixed length over a `SOCK_SEQPACKET`
-//! socket. Numbers are in the machine's byte order, because both ends run on the same machine.
+//! Protocol between stubs and masters: records of fixed length over a `SOCK_SEQPACKET` socket.
+//! Numbers are in host byte order, as both ends run on the same machine.
 //!
 //! ```text
-//!   stub     one connection for each request, so that no state is kept between requests that
-//!     │      fork, vfork, threads or close_range could damage
-//!     ├── Hello ───────────────▶  ◀── Welcome     once a program: its rules and the rendezvous
+//!   stub     opens a connection for each request: it keeps no descriptor between requests, which
+//!     │      fork, vfork, threads or close_range could break
+//!     ├── Hello ───────────────▶  ◀── Welcome     once per program: rules and rendezvous
 //!     ├── Connect, a socket ───▶  ◀── Answer      in progress; if the program waits, the result
 //!     ├── Names, a cookie ─────▶  ◀── Named       results of getpeername and getsockname
 //!     ├── Error, a cookie ─────▶  ◀── Answer      value of SO_ERROR
 //!     └── Refused ─────────────▶                  for the report
 //!
-//!   request   behind the run's secret (`Secret`):
+//!   request   after the run's secret (`Secret`):
 //!             magic 4 │ version 2 │ kind 1 │ call 1 │ errno 4 │ is 4 │ cookie 8 │ address 24
-//!             is: of Connect, the program waits; of Refused, the socket carries datagrams
+//!             is: in Connect, the program waits; in Refused, the socket carries datagrams
 //!   answer    magic 4 │ version 2 │ kind 1 │ flags 1 │ errno 4 │ lines 4 │ address 24 │ address 24
 //!             │ rate 8 …   flags: 1 strict, 2 offload, 4 names, 8 carries, 16 reports, 32 seccomp
-//!             … and of a Welcome all its lines, 24 each
+//!             … and in a Welcome all its lines, 24 each
 //!   address   IPv6 or mapped 16 │ port 2, network order │ is one 1 │ 0 │ scope 4
 //!   line      IPv6 or mapped 16 │ length 1 │ transport 1 │ fate 1 │ 0 │ first port 2 │ last port 2
 //! ```
@@ -34,7 +34,7 @@ pub const ANSWER: usize = 72;
 pub const WELCOME: usize = ANSWER + MAX_LINES * LINE;
 const LINE: usize = 24;
 const MAGIC: u32 = u32::from_be_bytes(*b"vdct");
-/// Version of all records: those of stubs, and those between a run and its shared master.
+/// Version of all records, both those of stubs and those between a run and a shared master.
 pub const VERSION: u16 = 4;
 const STRICT: u8 = 1;
 const OFFLOAD: u8 = 2;
@@ -48,19 +48,19 @@ const SECCOMP: u8 = 32;
 pub enum Request {
     /// A program has started.
     Hello,
-    /// The attached socket is to become a flow.
+    /// Requests a flow for the attached socket.
     Connect {
         /// Destination.
         to: SocketAddr,
-        /// The program blocks until the result; otherwise the answer is `EINPROGRESS`.
+        /// True if the program waits for the result; otherwise the answer is `EINPROGRESS`.
         wait: bool,
     },
-    /// Asks for the addresses of a socket.
+    /// Requests the addresses of a socket.
     Names {
         /// The socket's cookie.
         cookie: u64,
     },
-    /// Asks why the connect of a socket has failed.
+    /// Requests the reason why the connect of a socket has failed.
     Error {
         /// The socket's cookie.
         cookie: u64,
@@ -69,7 +69,7 @@ pub enum Request {
     Refused {
         /// The refused call.
         call: Call,
-        /// The socket carries datagrams, not a stream.
+        /// True for datagrams, false for a stream.
         datagrams: bool,
         /// Destination, if the call has one.
         to: Option<SocketAddr>,
@@ -80,7 +80,7 @@ pub enum Request {
 
 /// Calls that are captured.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[allow(missing_docs, reason = "they are named as the kernel names them")]
+#[allow(missing_docs, reason = "the kernel's names")]
 pub enum Call {
     Socket = 1,
     Connect = 2,
@@ -89,20 +89,23 @@ pub enum Call {
     Listen = 5,
 }
 
-/// Answer of a master.
+/// Answer from a master.
 #[derive(Clone, Copy, Debug)]
-#[expect(clippy::large_enum_variant, reason = "a stub allocates nothing; there is one at a time")]
+#[expect(
+    clippy::large_enum_variant,
+    reason = "a stub must not allocate, and has one answer at a time"
+)]
 pub enum Answer {
     /// Answer to Hello.
     Welcome(Welcome),
-    /// Answer to Connect: the program's result. Answer to Error: the pending error.
+    /// Answer to Connect: the result that the program receives. Answer to Error: the pending error.
     Done(Errno),
     /// Answer to Names: results of `getpeername` and `getsockname` where they differ from the
     /// kernel's.
     Named {
         /// Address of the far end.
         peer: Option<SocketAddr>,
-        /// Address of the program's end.
+        /// The program's own address.
         own: Option<SocketAddr>,
     },
 }
@@ -112,15 +115,15 @@ pub enum Answer {
 pub struct Welcome {
     /// Rules that select the master's flows.
     pub rules: Rules,
-    /// Rendezvous: addresses that sockets of flows are connected to in the kernel, for IPv4 and
-    /// IPv6.
+    /// Rendezvous addresses for IPv4 and IPv6, to which the sockets of flows are connected in the
+    /// kernel.
     pub rendezvous: [Option<SocketAddr>; 2],
-    /// Set if the kernel can do everything that flows need. Such flows go direct, limited to
-    /// this many bytes a second; 0 is no limit.
+    /// Set if flows are offloaded to the kernel: they go direct, with this max pacing rate in bytes
+    /// per second; 0 means no limit.
     pub offload: Option<u64>,
-    /// Flows that go direct are to be reported.
+    /// True if flows that go direct are to be reported.
     pub reports: bool,
-    /// A seccomp filter captures calls that lack the stub's secret word (an unused argument).
+    /// True if a seccomp filter traps calls that lack the stub's word in an unused argument.
     pub has_seccomp: bool,
 }
 

@@ -1,4 +1,4 @@
-//! Calls that read a socket's addresses and its error.
+//! Calls that return a socket's addresses or its error.
 
 use std::ffi::{c_int, c_long, c_void};
 
@@ -13,35 +13,35 @@ use crate::state::{State, Wrapped, state};
 /// `getpeername(2)`.
 ///
 /// # Safety
-/// `address` points to as many bytes as `length` says, which is given back.
+/// `address` must point to `*length` writable bytes, and `length` must be writable.
 #[unsafe(no_mangle)]
 pub(crate) unsafe extern "C" fn getpeername(
     fd: c_int,
     address: *mut sockaddr,
     length: *mut socklen_t,
 ) -> c_int {
-    // SAFETY: as the caller promises.
+    // SAFETY: the caller guarantees valid pointers.
     unsafe { name(libc::SYS_getpeername, fd, address, length) }
 }
 
 /// `getsockname(2)`.
 ///
 /// # Safety
-/// `address` points to as many bytes as `length` says, which is given back.
+/// `address` must point to `*length` writable bytes, and `length` must be writable.
 #[unsafe(no_mangle)]
 pub(crate) unsafe extern "C" fn getsockname(
     fd: c_int,
     address: *mut sockaddr,
     length: *mut socklen_t,
 ) -> c_int {
-    // SAFETY: as the caller promises.
+    // SAFETY: the caller guarantees valid pointers.
     unsafe { name(libc::SYS_getsockname, fd, address, length) }
 }
 
 /// `getsockopt(2)`.
 ///
 /// # Safety
-/// `value` points to as many bytes as `length` says, which is given back.
+/// `value` must point to `*length` writable bytes, and `length` must be writable.
 #[unsafe(no_mangle)]
 pub(crate) unsafe extern "C" fn getsockopt(
     fd: c_int,
@@ -50,31 +50,31 @@ pub(crate) unsafe extern "C" fn getsockopt(
     value: *mut c_void,
     length: *mut socklen_t,
 ) -> c_int {
-    // For these two the master answers: a listening socket has them set whether or not the
-    // program has set them.
+    // The master answers for these two options: on a listening socket they are set even if the
+    // program has not set them.
     let shares = matches!(option, libc::SO_REUSEADDR | libc::SO_REUSEPORT);
     let word = match state() {
         Wrapped::By(state) if !(level == libc::SOL_SOCKET && shares) => state.word,
         _ => 0,
     };
     let is_error = (level, option) == (libc::SOL_SOCKET, libc::SO_ERROR);
-    // The master answers by the time that the kernel has an error too.
+    // The master is asked first: once the kernel has an error, the master knows the reason.
     let refusal = if is_error { refusal(fd) } else { Ok(None) };
-    // A call without the word is left to seccomp.
+    // Without the word, seccomp reports the call to the master, which answers it.
     let word = if refusal.is_err() { 0 } else { word };
     let at = [value as usize, length as usize];
     let arguments = [fd as usize, level as usize, option as usize, at[0], at[1], word as usize];
-    // SAFETY: as the caller promises.
+    // SAFETY: the caller guarantees valid pointers.
     let result = unsafe { raw::call(libc::SYS_getsockopt, arguments) };
     if result == 0
         && let Ok(Some(errno)) = refusal
     {
-        // SAFETY: the kernel has just written there, as far as there was room.
+        // SAFETY: the kernel has just written the value, up to `*length` bytes.
         unsafe {
             let room = size_of::<c_int>().min(*length as usize);
             let mut own = [0u8; size_of::<c_int>()];
             std::ptr::copy_nonoverlapping(value.cast(), own.as_mut_ptr(), room);
-            // If the program has read the kernel's error by another call, it has read this one.
+            // If the kernel has no error any more, the program has read it by another call.
             if own != [0; size_of::<c_int>()] {
                 std::ptr::copy_nonoverlapping((&raw const errno).cast::<u8>(), value.cast(), room);
             }
@@ -83,8 +83,8 @@ pub(crate) unsafe extern "C" fn getsockopt(
     returned(result) as c_int
 }
 
-/// Reason why the flow of this socket has failed, if it has. The error says that this process
-/// has no descriptor left for the request.
+/// Asks the master why the flow of this socket has failed, if it has. Fails if this process has no
+/// descriptor left for the request.
 fn refusal(fd: c_int) -> Result<Option<c_int>, c_int> {
     let Wrapped::By(state) = state() else { return Ok(None) };
     if peer_of(fd, state.word).is_some() || !socket_of(fd).is_some_and(Socket::is_of_ip) {
@@ -100,33 +100,34 @@ fn refusal(fd: c_int) -> Result<Option<c_int>, c_int> {
     }
 }
 
-/// Kernel's address of a socket's peer, and its length; `None` if the socket is not connected.
+/// Returns the address that the kernel has for a socket's peer, and its length; `None` if the
+/// socket is not connected.
 fn peer_of(fd: c_int, word: u64) -> Option<([u8; SOCKADDR], usize)> {
     let (mut bytes, mut length) = ([0u8; SOCKADDR], SOCKADDR as socklen_t);
     let [at, size] = [bytes.as_mut_ptr() as usize, (&raw mut length) as usize];
     let arguments = [fd as usize, at, size, word as usize, 0, 0];
-    // SAFETY: the kernel writes at most `length` bytes, which live through the call.
+    // SAFETY: the kernel writes at most `length` bytes, to memory that lives through the call.
     let connected = unsafe { raw::call(libc::SYS_getpeername, arguments) } == 0;
     connected.then_some((bytes, length as usize))
 }
 
-/// Returns an address of the socket: the master's answer if the flow is the master's, else the
+/// Returns an address of the socket: the master's answer if the socket belongs to a flow, else the
 /// kernel's.
 ///
 /// # Safety
-/// `address` points to as many bytes as `length` says, which is given back.
+/// `address` must point to `*length` writable bytes, and `length` must be writable.
 unsafe fn name(call: c_long, fd: c_int, address: *mut sockaddr, length: *mut socklen_t) -> c_int {
     let mut word = if let Wrapped::By(state) = state() { state.word } else { 0 };
     let flow = flow_name(call, fd);
     if flow.is_err() {
-        // Without the word, seccomp reports the call, and the master answers.
+        // Without the word, seccomp reports the call to the master, which answers it.
         word = 0;
     }
     if let Ok(Some((bytes, size))) = flow
         && !address.is_null()
         && !length.is_null()
     {
-        // SAFETY: as the caller promises; no more is written than there is room for.
+        // SAFETY: the caller guarantees valid pointers; at most `*length` bytes are written.
         unsafe {
             let room = size.min(*length as usize);
             std::ptr::copy_nonoverlapping(bytes.as_ptr(), address.cast(), room);
@@ -135,12 +136,12 @@ unsafe fn name(call: c_long, fd: c_int, address: *mut sockaddr, length: *mut soc
         return 0;
     }
     let arguments = [fd as usize, address as usize, length as usize, word as usize, 0, 0];
-    // SAFETY: as the caller promises.
+    // SAFETY: the caller guarantees valid pointers.
     returned(unsafe { raw::call(call, arguments) }) as c_int
 }
 
-/// Returns the address of a socket whose flow is the master's. The error says that this process
-/// has no descriptor left for the request.
+/// Returns the address of a socket that belongs to a flow; `None` for any other socket. Fails if
+/// this process has no descriptor left for the request.
 fn flow_name(call: c_long, fd: c_int) -> Result<Option<([u8; SOCKADDR], usize)>, c_int> {
     let Some((state, socket, cookie)) = flow_of(fd) else { return Ok(None) };
     match crate::ask::ask(state, &Request::Names { cookie }, None) {
@@ -153,7 +154,7 @@ fn flow_name(call: c_long, fd: c_int) -> Result<Option<([u8; SOCKADDR], usize)>,
     }
 }
 
-/// The master of a socket's flow, the socket and its cookie.
+/// Returns the state from the master, the socket and its cookie, if the socket belongs to a flow.
 fn flow_of(fd: c_int) -> Option<(&'static State, Socket, u64)> {
     let Wrapped::By(state) = state() else { return None };
     let (bytes, length) = peer_of(fd, state.word)?;

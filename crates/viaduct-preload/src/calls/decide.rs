@@ -1,4 +1,4 @@
-//! Decisions on calls that begin a flow, or send without one.
+//! Decisions about calls that begin a flow or send a datagram.
 
 use std::ffi::c_int;
 use std::net::SocketAddr;
@@ -10,15 +10,15 @@ use super::socket_of;
 use crate::raw;
 use crate::state::{State, Wrapped, state};
 
-/// Decision on a call, by the rules and the master.
+/// Decision about a call, by the rules and the master.
 pub(super) enum Decision {
-    /// The kernel makes the call.
+    /// The call goes to the kernel.
     Pass,
-    /// The call is done, with this error number.
+    /// The call is complete, with this error number; 0 means success.
     Done(c_int),
 }
 
-/// Returns whether a send with these flags must be judged.
+/// Returns whether a send with these flags needs a decision.
 pub(super) fn is_judged(flags: c_int) -> bool {
     match state() {
         Wrapped::No => false,
@@ -29,8 +29,8 @@ pub(super) fn is_judged(flags: c_int) -> bool {
     }
 }
 
-/// Judges a call by the rules, and by the master if they say so. Returns the decision, and the
-/// word that lets the call pass seccomp.
+/// Decides about a call by the rules, and asks the master if they divert it. Returns the decision,
+/// and the word with which the call passes seccomp; 0 if seccomp is to report the call.
 pub(super) fn decide(fd: c_int, flags: c_int, sockaddr: &[u8], call: Call) -> (Decision, u64) {
     let state = match state() {
         Wrapped::No => return (Decision::Pass, 0),
@@ -43,7 +43,7 @@ pub(super) fn decide(fd: c_int, flags: c_int, sockaddr: &[u8], call: Call) -> (D
     let Some(socket) = socket_of(fd) else { return (Decision::Pass, state.word) };
     let rules = &state.welcome.rules;
     if !socket.is_of_ip() {
-        // The master knows which UNIX sockets lead to daemons that act for programs.
+        // The master knows which UNIX sockets belong to daemons that connect on behalf of programs.
         let judged = call == Call::Connect && (rules.names || rules.strict);
         return (Decision::Pass, if judged { 0 } else { state.word });
     }
@@ -51,9 +51,10 @@ pub(super) fn decide(fd: c_int, flags: c_int, sockaddr: &[u8], call: Call) -> (D
     let read = if call == Call::Send { &sent[..length] } else { sockaddr };
     let to = match parse_sockaddr(read) {
         Sockaddr::Ip(to) => to,
-        // The master must learn that a connect in progress is given up.
+        // The master must learn that the program has abandoned a connect in progress.
         Sockaddr::None if call == Call::Connect => return (Decision::Pass, 0),
-        // Landlock would refuse it before the kernel reports the error of the address.
+        // Without seccomp's report, Landlock would refuse the call before the kernel reports the
+        // invalid address.
         Sockaddr::Other if call == Call::Connect && rules.strict => return (Decision::Pass, 0),
         Sockaddr::None | Sockaddr::Other => return (Decision::Pass, state.word),
     };
@@ -62,8 +63,9 @@ pub(super) fn decide(fd: c_int, flags: c_int, sockaddr: &[u8], call: Call) -> (D
         _ => rules.connect(socket, sockaddr),
     };
     let decided = match verdict {
-        // Seccomp reports calls without the word to the master. The master checks that carried
-        // datagrams have a route, and if nothing may go around it, it connects for the program.
+        // Without the word, seccomp reports the call to the master. The master checks that
+        // datagrams which the chain carries have a route; in strict mode, it connects on behalf of
+        // the program.
         Verdict::Pass if state.welcome.reports || rules.strict || rules.carries_of(socket) => {
             return (Decision::Pass, 0);
         }
@@ -90,7 +92,7 @@ pub(super) fn decide(fd: c_int, flags: c_int, sockaddr: &[u8], call: Call) -> (D
     (decided, state.word)
 }
 
-/// Returns whether these bytes are an address of a family other than IP.
+/// Returns whether `sockaddr` is an address of a family other than IP.
 fn is_not_ip(sockaddr: &[u8]) -> bool {
     let family = sockaddr.first_chunk().copied().map(u16::from_ne_bytes);
     let families = [libc::AF_UNSPEC, libc::AF_INET, libc::AF_INET6];
@@ -107,15 +109,15 @@ fn pace(fd: c_int, rate: u64) {
     }
 }
 
-/// Asks the master for a flow to `to`. Returns the result for the program, or `None` if the
-/// call is to be reported by seccomp.
+/// Requests a flow to `to` from the master. Returns the result for the program, or `None` if
+/// seccomp is to report the call.
 fn divert(state: &State, fd: c_int, to: SocketAddr) -> Option<c_int> {
-    // SAFETY: it takes no pointers.
+    // SAFETY: the call takes no pointers.
     let flags =
         unsafe { raw::call(libc::SYS_fcntl, [fd as usize, libc::F_GETFL as usize, 0, 0, 0, 0]) };
     let wait = flags & libc::O_NONBLOCK as isize == 0;
     match crate::ask::ask(state, &Request::Connect { to, wait }, Some(fd)) {
-        // The connect in progress is not, or no longer, a flow of the master.
+        // A connect is in progress that is not, or no longer, a flow of the master.
         Ok(Answer::Done(Errno::ALREADY)) if wait && state.welcome.has_seccomp => None,
         Ok(Answer::Done(errno)) => Some(errno.0),
         Ok(_) => Some(libc::ENETUNREACH),

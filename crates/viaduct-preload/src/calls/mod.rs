@@ -1,10 +1,10 @@
-//! libc's socket functions, as far as they begin flows or return their addresses.
+//! The socket functions of libc that begin flows or return the addresses of sockets.
 //!
 //! | part | |
 //! |---|---|
-//! | here | those that open, connect and send; and `syscall`, which can make any call |
-//! | `addresses` | those that read a socket's addresses and its error |
-//! | `decide` | decisions of rules and master on a call |
+//! | here | functions that open, connect and send; `syscall`, which can make any call |
+//! | `addresses` | functions that return a socket's addresses or its error |
+//! | `decide` | decisions about calls |
 
 mod addresses;
 mod decide;
@@ -24,7 +24,7 @@ use crate::state::{Wrapped, state};
 /// `socket(2)`.
 ///
 /// # Safety
-/// None is needed; the type is libc's.
+/// No requirements; the signature is libc's.
 #[unsafe(no_mangle)]
 pub(crate) unsafe extern "C" fn socket(domain: c_int, kind: c_int, protocol: c_int) -> c_int {
     if let Wrapped::By(state) = state()
@@ -37,23 +37,23 @@ pub(crate) unsafe extern "C" fn socket(domain: c_int, kind: c_int, protocol: c_i
         return failed(errno.0);
     }
     let arguments = [domain as usize, kind as usize, protocol as usize, 0, 0, 0];
-    // SAFETY: it takes no pointers.
+    // SAFETY: the call takes no pointers.
     returned(unsafe { raw::call(libc::SYS_socket, arguments) }) as c_int
 }
 
 /// `connect(2)`.
 ///
 /// # Safety
-/// `address` points to `length` bytes.
+/// `address` must point to `length` bytes.
 #[unsafe(no_mangle)]
 pub(crate) unsafe extern "C" fn connect(
     fd: c_int,
     address: *const sockaddr,
     length: socklen_t,
 ) -> c_int {
-    // The kernel reports the error of an address that cannot be read.
+    // An address that cannot be read is left to the kernel, which reports the error.
     let length_read = if raw::is_readable(address.cast(), length as usize) { length } else { 0 };
-    // SAFETY: as the caller promises, and as far as it can be read.
+    // SAFETY: the caller guarantees a valid pointer; unreadable memory was excluded.
     let bytes = unsafe { bytes_of(address.cast(), length_read) };
     let word = match decide(fd, 0, bytes, Call::Connect) {
         (Decision::Done(0), _) => return 0,
@@ -61,14 +61,14 @@ pub(crate) unsafe extern "C" fn connect(
         (Decision::Pass, word) => word,
     };
     let arguments = [fd as usize, address as usize, length as usize, word as usize, 0, 0];
-    // SAFETY: as the caller promises.
+    // SAFETY: the caller guarantees valid arguments.
     returned(unsafe { raw::call(libc::SYS_connect, arguments) }) as c_int
 }
 
 /// `sendto(2)`.
 ///
 /// # Safety
-/// The pointers are to what they are said to be.
+/// The pointers must be valid, as for `sendto(2)`.
 #[unsafe(no_mangle)]
 pub(crate) unsafe extern "C" fn sendto(
     fd: c_int,
@@ -80,7 +80,7 @@ pub(crate) unsafe extern "C" fn sendto(
 ) -> isize {
     let (mut flags, mut address, mut length) = (flags, address, length);
     if !address.is_null() && is_judged(flags) {
-        // SAFETY: as the caller promises.
+        // SAFETY: the caller guarantees valid arguments.
         let bytes = unsafe { bytes_of(address.cast(), length) };
         match decide(fd, flags, bytes, Call::Send).0 {
             Decision::Pass => {}
@@ -97,13 +97,13 @@ pub(crate) unsafe extern "C" fn sendto(
 /// `sendmsg(2)`.
 ///
 /// # Safety
-/// `message` points to one.
+/// `message` must point to a valid `msghdr`.
 #[unsafe(no_mangle)]
 pub(crate) unsafe extern "C" fn sendmsg(fd: c_int, message: *const msghdr, flags: c_int) -> isize {
     if is_judged(flags) && !message.is_null() {
-        // SAFETY: as the caller promises.
+        // SAFETY: the caller guarantees valid arguments.
         let mut copy = unsafe { *message };
-        // SAFETY: as the caller promises.
+        // SAFETY: the caller guarantees valid arguments.
         let bytes = unsafe { bytes_of(copy.msg_name, copy.msg_namelen) };
         match decide(fd, flags, bytes, Call::Send).0 {
             Decision::Pass => {}
@@ -122,7 +122,7 @@ pub(crate) unsafe extern "C" fn sendmsg(fd: c_int, message: *const msghdr, flags
 /// `sendmmsg(2)`.
 ///
 /// # Safety
-/// `messages` points to `count` of them.
+/// `messages` must point to `count` valid messages.
 #[unsafe(no_mangle)]
 pub(crate) unsafe extern "C" fn sendmmsg(
     fd: c_int,
@@ -133,13 +133,13 @@ pub(crate) unsafe extern "C" fn sendmmsg(
     let mut flags = flags;
     if is_judged(flags) && !messages.is_null() {
         for n in 0..count as usize {
-            // SAFETY: as the caller promises.
+            // SAFETY: the caller guarantees valid arguments.
             let header = unsafe { &(*messages.add(n)).msg_hdr };
-            // SAFETY: as the caller promises.
+            // SAFETY: the caller guarantees valid arguments.
             let bytes = unsafe { bytes_of(header.msg_name, header.msg_namelen) };
             match decide(fd, flags, bytes, Call::Send).0 {
                 Decision::Pass => {}
-                // The first has connected the socket, and the others are data.
+                // The first message has connected the socket; the others are plain data.
                 Decision::Done(0) => {
                     flags &= !MSG_FASTOPEN;
                     break;
@@ -152,11 +152,11 @@ pub(crate) unsafe extern "C" fn sendmmsg(
         fd, messages, count, flags)
 }
 
-/// `syscall(2)`: calls with a function above are passed to it. C passes the variable arguments
-/// like those of a function with seven parameters.
+/// `syscall(2)`. Calls for which there is a function above are passed to it. C passes the variable
+/// arguments like those of a function with seven parameters.
 ///
 /// # Safety
-/// As the call.
+/// As for the call `number`.
 #[unsafe(no_mangle)]
 pub(crate) unsafe extern "C" fn syscall(
     number: c_long,
@@ -168,7 +168,7 @@ pub(crate) unsafe extern "C" fn syscall(
     f: usize,
 ) -> c_long {
     let fd = a as c_int;
-    // SAFETY: as the caller promises.
+    // SAFETY: the caller guarantees valid arguments.
     unsafe {
         match number {
             libc::SYS_socket => socket(fd, b as c_int, c as c_int) as c_long,
@@ -183,7 +183,7 @@ pub(crate) unsafe extern "C" fn syscall(
             }
             libc::SYS_sendmsg => sendmsg(fd, b as *const _, c as c_int) as c_long,
             libc::SYS_sendmmsg => sendmmsg(fd, b as *mut _, c as c_uint, d as c_int) as c_long,
-            // It would bypass this library; its callers have a fallback.
+            // io_uring would bypass this library. Its callers have a fallback.
             libc::SYS_io_uring_setup
                 if matches!(state(), Wrapped::By(_) | Wrapped::Unreachable) =>
             {
@@ -203,16 +203,16 @@ fn socket_of(fd: c_int) -> Option<Socket> {
     })
 }
 
-/// Returns the bytes at `at`; none if it is null or the length is one that the kernel refuses.
-/// At most `SOCKADDR` bytes: no address here is longer.
+/// Returns the first `length` bytes at `at`, at most `SOCKADDR`, as no address here is longer.
+/// Empty if `at` is null or the kernel refuses such a length.
 ///
 /// # Safety
-/// There are so many bytes.
+/// `at` must be null or point to `length` bytes.
 unsafe fn bytes_of<'a>(at: *const c_void, length: socklen_t) -> &'a [u8] {
     let length = length as usize;
     if at.is_null() || length > LONGEST {
         return &[];
     }
-    // SAFETY: as the caller promises.
+    // SAFETY: the caller guarantees valid arguments.
     unsafe { std::slice::from_raw_parts(at.cast(), SOCKADDR.min(length)) }
 }

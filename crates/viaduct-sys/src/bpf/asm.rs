@@ -10,7 +10,7 @@ use super::kernel::Numbered;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Insn {
     code: u8,
-    /// The register written to in the low half, the one read from in the high.
+    /// Destination register in the low half, source register in the high half.
     registers: u8,
     offset: i16,
     immediate: i32,
@@ -31,7 +31,7 @@ pub(super) const R7: Reg = Reg(7);
 pub(super) const R8: Reg = Reg(8);
 pub(super) const FP: Reg = Reg(10);
 
-/// Bits that are moved between a register and memory.
+/// Number of bits moved between a register and memory.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Width {
     Half = 0x08,
@@ -58,7 +58,7 @@ pub(super) enum Helper {
     SetReturn = 187,
 }
 
-/// A place in the program that jumps may name before it is known.
+/// Target of jumps, whose position may still be unknown.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Label(usize);
 
@@ -86,7 +86,7 @@ const IF_DIFFERENT_REGISTER: u8 = 0x5d;
 const IF_ABOVE_REGISTER: u8 = 0x2d;
 const CALL: u8 = 0x85;
 const EXIT: u8 = 0x95;
-/// In the source register of a double load: the number is a map's descriptor.
+/// Value of the source register of a double load whose immediate is the descriptor of a map.
 const MAP: u8 = 1;
 
 /// A program under construction.
@@ -98,13 +98,13 @@ pub(super) struct Asm {
 }
 
 impl Asm {
-    /// A label that is placed later.
+    /// Creates a label, to be placed later.
     pub(super) fn label(&mut self) -> Label {
         self.labels.push(0);
         Label(self.labels.len() - 1)
     }
 
-    /// The label names the next instruction.
+    /// Places the label at the next instruction.
     pub(super) fn place(&mut self, label: Label) {
         self.labels[label.0] = self.insns.len();
     }
@@ -125,7 +125,7 @@ impl Asm {
         self.push(0, R0, R0, 0, ((value >> 32) as u32).cast_signed());
     }
 
-    /// to = the map, for a call.
+    /// to = address of the map, for a call.
     pub(super) fn set_map(&mut self, to: Reg, map: &dyn Numbered) {
         self.push(LD_IMM_DOUBLE, to, Reg(MAP), 0, map.number());
         self.push(0, R0, R0, 0, 0);
@@ -176,12 +176,12 @@ impl Asm {
         self.push(SHIFT_LEFT, to, R0, 0, bits);
     }
 
-    /// Adds `from` to 64 bits of memory at `base` + `offset`, in one step.
+    /// Atomically adds `from` to 64 bits of memory at `base` + `offset`.
     pub(super) fn add_to_memory(&mut self, base: Reg, offset: i16, from: Reg) {
         self.push(ATOMIC_DOUBLE, base, from, offset, 0);
     }
 
-    /// Goes to `label`, which is further on, as all labels are.
+    /// Jumps to `label`. All jumps are forward.
     pub(super) fn goto(&mut self, label: Label) {
         self.jump(GOTO, R0, R0, 0, label);
     }
@@ -206,7 +206,7 @@ impl Asm {
         self.jump(IF_BELOW_WORD, reg, R0, value.cast_signed(), label);
     }
 
-    /// Goes to `label` if the register is 0: a null pointer, such as a failed look-up's.
+    /// Goes to `label` if the register is 0, such as the null pointer of a failed look-up.
     pub(super) fn if_nothing(&mut self, reg: Reg, label: Label) {
         self.jump(IF_EQUAL, reg, R0, 0, label);
     }
@@ -237,7 +237,7 @@ impl Asm {
         self.push(EXIT, R0, R0, 0, 0);
     }
 
-    /// The program; `None` if a jump is too far. Every label in use must have been placed.
+    /// Returns the program; `None` if a jump is too far. Every label in use must have been placed.
     pub(super) fn finish(mut self) -> Option<Vec<Insn>> {
         for &(at, label) in &self.jumps {
             let skip = self.labels[label.0].checked_sub(at + 1)?;

@@ -1,4 +1,4 @@
-//! The cgroup whose sockets a program is attached to.
+//! Cgroups to whose sockets programs are attached.
 
 use std::fs::File;
 use std::io::{self, Read as _};
@@ -19,15 +19,15 @@ pub(super) struct Cgroup {
     directory: OwnedFd,
 }
 
-/// A cgroup of our own for wrapped programs. It is removed when this is dropped, if it is
-/// empty.
+/// A cgroup for wrapped programs. It is removed on drop if it is empty.
 ///
 /// ```text
-///   viaduct-run-1            all programs wrapped by the first run, also by runs inside it
-///   ├── programs             seen by the first run's BPF programs
+///   viaduct-run-1            programs wrapped by the first run and by runs nested in it
+///   ├── programs             the first run's BPF programs are attached here
 ///   └── viaduct-run-2
-///       └── programs         seen by the second's, not by the first's, which would see what ours
-///                            have changed; what passes us passes them
+///       └── programs         the second run's are attached here; the first run's are not, as they
+///                            would see changed destinations: connections that the second run
+///                            lets pass are not seen by the first run either
 /// ```
 #[derive(Debug)]
 pub struct Group {
@@ -48,10 +48,10 @@ const FREEZE: &str = "cgroup.freeze";
 const PROGRAMS: &str = "programs";
 
 impl Group {
-    /// Returns an empty group; empty groups that ended runs have left behind are removed.
+    /// Creates an empty group. Removes empty groups that ended runs have left behind.
     ///
     /// # Errors
-    /// A right is missing, or there is no cgroup version 2.
+    /// A privilege is missing, or there is no cgroup version 2.
     pub fn new() -> Result<Group, BpfError> {
         let own = Cgroup::own_path();
         let path = parent(&own);
@@ -71,7 +71,7 @@ impl Group {
         Ok(Group { parent, name, level, whole, programs, members })
     }
 
-    /// File that a program writes `0` to in order to join.
+    /// Returns the file to which a program writes `0` to join the group.
     pub fn members(&self) -> BorrowedFd<'_> {
         self.members.as_fd()
     }
@@ -97,8 +97,8 @@ impl Group {
         }
     }
 
-    /// Identifies the group, and all that is wrapped in it, to netfilter: its level and its
-    /// inode number.
+    /// Returns the level and the inode number of the group, by which netfilter matches sockets of
+    /// the group and its descendants.
     ///
     /// # Errors
     /// None are known.
@@ -131,14 +131,14 @@ impl Group {
     }
 }
 
-/// Freezes and thaws all processes of a group.
+/// Freezer of the processes of a group, which thaws them on drop.
 #[derive(Debug)]
 pub struct Freezer {
     state: OwnedFd,
 }
 
 impl Freezer {
-    /// Freezes or thaws the processes. Dropping this thaws them.
+    /// Freezes or thaws the processes.
     ///
     /// # Errors
     /// None are known.
@@ -154,13 +154,14 @@ impl Drop for Freezer {
     }
 }
 
-/// Returns the parent for a group of a process in `own`: the innermost group that wraps the
-/// process, or else `own` itself.
+/// Returns the parent for a new group of a process in the cgroup `own`: the innermost group of a
+/// run around the process, or `own` itself if there is none.
 fn parent(own: &str) -> &str {
     let programs = format!("/{PROGRAMS}");
     let is_ours =
         |whole: &str| whole.rsplit('/').next().is_some_and(|name| name.starts_with(PREFIX));
-    // Innermost first; a `programs` that is not of our making may lie below ours.
+    // The innermost match is tried first. A cgroup of another program may have the same name
+    // `programs`.
     let mut ends = own.rmatch_indices(&programs[..]).map(|(at, _)| at);
     ends.find(|&at| is_ours(&own[..at])).map_or(own, |at| &own[..at])
 }
@@ -178,19 +179,20 @@ impl Drop for Group {
 }
 
 impl Cgroup {
-    /// Root of this process's cgroup namespace.
+    /// Opens the root of this process's cgroup namespace.
     pub(super) fn root() -> Result<Cgroup, BpfError> {
-        // A private mount, which no other process sees and which ends with this one.
+        // A private mount, which no other process sees, and which exists until its descriptor is
+        // closed.
         let directory = private_mount().or_else(|error| visible_root().ok_or(error));
         directory.map(|directory| Cgroup { directory }).map_err(|source| no_cgroup("/", source))
     }
 
-    /// This process's own cgroup and its descendants.
+    /// Opens this process's own cgroup.
     pub(super) fn own() -> Result<Cgroup, BpfError> {
         Cgroup::below_root(&Cgroup::own_path())
     }
 
-    /// Path of this process's cgroup below the root.
+    /// Returns the path of this process's cgroup below the root.
     fn own_path() -> String {
         let text = std::fs::read_to_string("/proc/self/cgroup").unwrap_or_default();
         text.lines().find_map(|line| line.strip_prefix("0::/")).unwrap_or_default().to_owned()
@@ -221,12 +223,12 @@ impl Cgroup {
 }
 
 impl Cgroup {
-    /// Removes empty groups whose process has ended without removing them.
+    /// Removes empty groups of processes that have ended without removing them.
     fn remove_stale(&self) {
         let Ok(list) = Dir::read_from(&self.directory) else { return };
         for entry in list.flatten() {
             let name = entry.file_name().to_string_lossy();
-            // A process that lives may be about to fill its group.
+            // A live process may be about to fill its empty group.
             let left = |pid: &&str| !Path::new("/proc").join(pid).exists();
             if name.strip_prefix(PREFIX).filter(left).is_some() {
                 self.remove(&name);
@@ -264,7 +266,7 @@ fn private_mount() -> io::Result<OwnedFd> {
             | MountAttrFlags::MOUNT_ATTR_NODEV
             | MountAttrFlags::MOUNT_ATTR_NOEXEC,
     )?;
-    // The mount's descriptor is an `O_PATH` one as yet: this opens it for reading.
+    // The descriptor of the mount is only an `O_PATH` one; this opens the directory for reading.
     Ok(openat(&mount, ".", FLAGS, Mode::empty())?)
 }
 
@@ -279,7 +281,7 @@ fn is_cgroup(directory: &OwnedFd) -> bool {
 }
 
 fn no_cgroup(path: &str, source: io::Error) -> BpfError {
-    // Mounting the hierarchy takes privileges, so the error is not about the path.
+    // Mounting the hierarchy requires a privilege, so this error is not about the path.
     if source.kind() == io::ErrorKind::PermissionDenied {
         return BpfError::Denied { action: "open a cgroup", source };
     }

@@ -1,4 +1,4 @@
-//! Events from programs to this process: a ring buffer that the kernel writes and we read.
+//! Events from BPF programs to this process: a ring buffer that the kernel writes and we read.
 //!
 //! ```text
 //!   page 0: our position │ page 1: the kernel's │ the ring, mapped twice: records are contiguous
@@ -20,7 +20,7 @@ use super::kernel::{Numbered, new_ring};
 const BUSY: u32 = 1 << 31;
 /// A record that was discarded.
 const DISCARDED: u32 = 1 << 30;
-/// Bytes before each record: its length, and a word of the kernel's own.
+/// Bytes before each record: its length, and a word that only the kernel uses.
 const HEADER: usize = 8;
 
 /// Events of `N` bytes each.
@@ -35,7 +35,8 @@ pub(super) struct Events<const N: usize> {
 }
 
 impl<const N: usize> Events<N> {
-    /// Creates a ring of `size` bytes, a power of two and whole pages.
+    /// Creates a ring of `size` bytes, which must be a power of two and a multiple of the page
+    /// size.
     pub(super) fn new(size: usize) -> Result<Events<N>, BpfError> {
         let fd = new_ring(u32::try_from(size).unwrap_or(u32::MAX))?;
         let page = page_size();
@@ -47,11 +48,12 @@ impl<const N: usize> Events<N> {
         Ok(Events { fd, ours, theirs, size })
     }
 
-    /// Next event, if there is one.
+    /// Returns the next event, if there is one.
     pub(super) fn poll(&mut self) -> Option<[u8; N]> {
         loop {
             let at = self.ours.position().load(Ordering::Relaxed);
-            // Acquire: makes visible what was written before the kernel moved on.
+            // Acquire: makes the records visible that the kernel wrote before it advanced its
+            // position.
             if self.theirs.position().load(Ordering::Acquire) <= at {
                 return None;
             }
@@ -63,7 +65,7 @@ impl<const N: usize> Events<N> {
             let bytes = (length & !(BUSY | DISCARDED)) as usize;
             let event = (length & DISCARDED == 0 && bytes == N).then(|| self.theirs.read(place));
             let next = at + (bytes + HEADER).next_multiple_of(8) as u64;
-            // Release: the record was read before the kernel may write there again.
+            // Release: the record is read before the kernel may overwrite it.
             self.ours.position().store(next, Ordering::Release);
             if event.is_some() {
                 return event;
@@ -79,13 +81,13 @@ impl<const N: usize> Numbered for Events<N> {
 }
 
 impl<const N: usize> AsFd for Events<N> {
-    /// Readable when an event waits.
+    /// Readable when there is an event.
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.fd.as_fd()
     }
 }
 
-/// Pages that the kernel and we share.
+/// Pages shared with the kernel.
 #[derive(Debug)]
 struct Mapping {
     base: NonNull<u8>,
@@ -99,7 +101,7 @@ impl Mapping {
     fn new(fd: BorrowedFd<'_>, writable: bool, length: usize, at: usize) -> io::Result<Mapping> {
         let protection =
             if writable { libc::PROT_READ | libc::PROT_WRITE } else { libc::PROT_READ };
-        // SAFETY: a fresh mapping at an address of the kernel's choice overlaps nothing of ours.
+        // SAFETY: a new mapping at an address that the kernel chooses overlaps no other memory.
         let base = unsafe {
             libc::mmap(
                 ptr::null_mut(),
@@ -118,24 +120,25 @@ impl Mapping {
         Ok(Mapping { base, length })
     }
 
-    /// Position at the start of the mapping's first page.
+    /// Returns the position at the start of the mapping's first page.
     fn position(&self) -> &AtomicU64 {
-        // SAFETY: aligned, inside the mapping, which `self` keeps; both sides access it atomically.
+        // SAFETY: aligned, and inside the mapping, which lives as long as `self`; both sides access
+        // it atomically.
         unsafe { AtomicU64::from_ptr(self.base.as_ptr().cast()) }
     }
 
-    /// The first word of the record at `place`.
+    /// Returns the first word of the header of the record at `place`.
     fn word(&self, place: usize) -> &AtomicU32 {
         assert!(place + HEADER <= self.length && place.is_multiple_of(8), "{place}");
         // SAFETY: aligned and inside, as asserted; the kernel writes it atomically.
         unsafe { AtomicU32::from_ptr(self.base.as_ptr().add(place).cast()) }
     }
 
-    /// The bytes of the record at `place`.
+    /// Returns the bytes of the record at `place`.
     fn read<const N: usize>(&self, place: usize) -> [u8; N] {
         assert!(place + HEADER + N <= self.length, "{place}");
-        // SAFETY: inside, as asserted; the kernel has finished the record, and leaves it alone
-        // until our position is beyond it.
+        // SAFETY: inside, as asserted; the kernel has finished the record, and does not write to it
+        // again until our position is beyond it.
         unsafe { self.base.as_ptr().add(place + HEADER).cast::<[u8; N]>().read_unaligned() }
     }
 }

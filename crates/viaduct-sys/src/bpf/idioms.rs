@@ -10,7 +10,7 @@ impl Asm {
         self.add(to, at.into());
     }
 
-    /// Stores the cookie of the socket of the context in `context` at `at` on the stack.
+    /// Stores, at `at` on the stack, the cookie of the socket of the context in register `context`.
     pub(super) fn store_cookie(&mut self, context: Reg, at: i16) {
         if context != R1 {
             self.copy(R1, context);
@@ -71,8 +71,8 @@ impl Asm {
         }
     }
 
-    /// Goes to `elsewhere` unless the socket of the context in `context` is of the network
-    /// namespace with this cookie. Clobbers the argument registers.
+    /// Goes to `elsewhere` unless the socket of the context in register `context` belongs to the
+    /// network namespace with this cookie. Clobbers the argument registers.
     pub(super) fn if_in_other_namespace(&mut self, context: Reg, cookie: u64, elsewhere: Label) {
         self.copy(R1, context);
         self.call(Helper::NetnsCookie);
@@ -80,8 +80,8 @@ impl Asm {
         self.if_registers_differ(R0, R2, elsewhere);
     }
 
-    /// Changes, in R2, the callback flags in `field` of the sock_ops context in `context`;
-    /// flags of other programs are kept.
+    /// Sets the callback flags of the sock_ops context in register `context`: loads them from
+    /// `field` into R2, lets `change` modify R2, and stores them. Flags of other programs are kept.
     pub(super) fn set_flags(&mut self, context: Reg, field: i16, change: impl FnOnce(&mut Asm)) {
         self.load(Width::Word, R2, context, field);
         change(self);

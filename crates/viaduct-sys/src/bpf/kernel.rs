@@ -1,5 +1,5 @@
-//! The bpf(2) calls needed here: maps, programs, and links that keep a program attached for as
-//! long as their descriptor is open.
+//! The bpf(2) calls used here: maps, programs, and links, which keep a program attached until their
+//! descriptor is closed.
 #![allow(unsafe_code)]
 
 use std::ffi::{c_int, c_long};
@@ -16,7 +16,7 @@ const MAP_DELETE: c_int = 3;
 const PROG_LOAD: c_int = 5;
 const PROG_ATTACH: c_int = 8;
 const LINK_CREATE: c_int = 28;
-/// Attaches beside other programs.
+/// `BPF_F_ALLOW_MULTI`: other programs stay attached.
 const ALLOW_MULTI: u32 = 2;
 const HASH: u32 = 1;
 const LRU_HASH: u32 = 9;
@@ -79,20 +79,20 @@ impl Hook {
     }
 }
 
-/// A map from sockets' cookies, or other numbers, to `N` bytes.
+/// A map from socket cookies, or other numbers, to `N` bytes.
 #[derive(Debug)]
 pub(super) struct Map<const N: usize> {
     fd: OwnedFd,
 }
 
 impl<const N: usize> Map<N> {
-    /// Returns a map for about `most` entries. When it is full, the least recently used entry
-    /// is evicted.
+    /// Creates a map for about `most` entries. When it is full, the least recently used entry is
+    /// evicted.
     pub(super) fn new(most: u32) -> Result<Map<N>, BpfError> {
         Map::of(LRU_HASH, most, 0)
     }
 
-    /// Returns a map that allocates memory as it fills, evicts nothing, and refuses new entries
+    /// Creates a map that allocates memory as it fills, evicts nothing, and refuses new entries
     /// when it is full.
     pub(super) fn growing(most: u32) -> Result<Map<N>, BpfError> {
         Map::of(HASH, most, NO_PREALLOC)
@@ -117,7 +117,7 @@ impl<const N: usize> Map<N> {
         Some(value)
     }
 
-    /// Removes the entry of `cookie`, which may be gone already.
+    /// Removes the entry of `cookie`, if there is one.
     pub(super) fn clear(&self, cookie: u64) {
         let _ = self.element(MAP_DELETE, cookie, 0);
     }
@@ -142,7 +142,7 @@ pub(super) struct SocketMap {
 }
 
 impl SocketMap {
-    /// Returns an array of `sockets`.
+    /// Creates an array of `sockets`.
     pub(super) fn of<const N: usize>(
         sockets: [Option<BorrowedFd<'_>>; N],
     ) -> Result<SocketMap, BpfError> {
@@ -171,9 +171,9 @@ impl Numbered for SocketMap {
     }
 }
 
-/// A map of any kind that a program may refer to.
+/// Any map that a program may refer to.
 pub(super) trait Numbered {
-    /// Returns its descriptor.
+    /// Returns the descriptor's number.
     fn number(&self) -> c_int;
 }
 
@@ -185,7 +185,7 @@ pub(super) struct Link {
 
 impl Link {
     /// Attaches `program` to all sockets of a cgroup and its descendants, or of a network
-    /// namespace, beside programs attached by others.
+    /// namespace. Programs attached by others stay attached.
     pub(super) fn new(
         hook: Hook,
         program: &[Insn],
@@ -204,13 +204,13 @@ impl Link {
 }
 
 impl AsFd for Link {
-    /// The program stays attached while any process holds this descriptor.
+    /// The program stays attached while any process has this descriptor open.
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.fd.as_fd()
     }
 }
 
-/// Attaches `program` to all sockets of a cgroup for the cgroup's lifetime, beyond the end of
+/// Attaches `program` to all sockets of a cgroup until the cgroup is removed, even after the end of
 /// this process.
 pub(super) fn attach(hook: Hook, program: &[Insn], cgroup: BorrowedFd<'_>) -> Result<(), BpfError> {
     let program = load(hook, program)?;
@@ -259,8 +259,8 @@ fn denied(action: &'static str, source: io::Error) -> BpfError {
     BpfError::Denied { action, source }
 }
 
-/// Returns a ring buffer of `size` bytes, a power of two, written by programs and read by one
-/// process.
+/// Creates a ring buffer of `size` bytes, which must be a power of two. Programs write to it, and
+/// one process reads it.
 pub(super) fn new_ring(size: u32) -> Result<OwnedFd, BpfError> {
     let attr = MapCreate { kind: RING, key_size: 0, value_size: 0, most: size, flags: 0 };
     bpf_fd(MAP_CREATE, &attr).map_err(|source| denied("make a ring buffer", source))
@@ -269,8 +269,8 @@ pub(super) fn new_ring(size: u32) -> Result<OwnedFd, BpfError> {
 /// A part of the kernel's `union bpf_attr`.
 ///
 /// # Safety
-/// `repr(C)` without padding, its fields at their places in the union, and each that is an address
-/// points to what the command reads or writes there.
+/// The type must be `repr(C)` without padding, with its fields at their offsets in the union. Each
+/// field that is an address must point to memory that the command may read or write.
 unsafe trait Attr {}
 
 #[repr(C)]
@@ -292,8 +292,8 @@ struct Element {
     value: u64,
     flags: u64,
 }
-// SAFETY: made only by `Map::element` and `SocketMap::of`, with a key and, where one is read, a
-// value of the map's sizes.
+// SAFETY: made only by `Map::element` and `SocketMap::of`, with a key and, if the command uses one,
+// a value of the map's sizes.
 unsafe impl Attr for Element {}
 
 #[repr(C)]
@@ -312,8 +312,8 @@ struct ProgLoad {
     ifindex: u32,
     attach_type: u32,
 }
-// SAFETY: made only by `load` and `complaint`, from a slice of instructions, a C string, and a
-// log of the length that it says.
+// SAFETY: made only by `load` and `verifier_log`, from a slice of instructions, a C string, and a
+// log buffer of the given length.
 unsafe impl Attr for ProgLoad {}
 
 #[repr(C)]
@@ -338,14 +338,13 @@ unsafe impl Attr for LinkCreate {}
 
 fn bpf<A: Attr>(command: c_int, attr: &A) -> io::Result<c_long> {
     let attr: *const A = attr;
-    // SAFETY: the kernel reads `size_of::<A>()` bytes of `attr`, which lives through the call,
-    // and what its addresses name, as `Attr` promises. It takes the rest of the union for
-    // zeros.
+    // SAFETY: the kernel reads `size_of::<A>()` bytes of `attr`, which lives through the call, and
+    // treats the rest of the union as zeros. The addresses in `attr` are valid, as `Attr` requires.
     let result = unsafe { libc::syscall(libc::SYS_bpf, command, attr, size_of::<A>()) };
     if result < 0 { Err(io::Error::last_os_error()) } else { Ok(result) }
 }
 
-/// Runs a command that opens a descriptor; close-on-exec, as all of BPF's are.
+/// Runs a command that opens a descriptor. The kernel sets close-on-exec on all BPF descriptors.
 fn bpf_fd<A: Attr>(command: c_int, attr: &A) -> io::Result<OwnedFd> {
     let fd = bpf(command, attr)? as c_int;
     // SAFETY: `fd` was just opened and has no other owner.

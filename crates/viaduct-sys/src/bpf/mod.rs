@@ -1,5 +1,5 @@
-//! BPF programs on the sockets of a cgroup: they write a TCP option into SYNs, and redirect
-//! programs' connections.
+//! BPF programs on the sockets of a cgroup, which write a TCP option into SYNs and redirect the
+//! connections of programs.
 //!
 //! ```text
 //!   connect(2) ──▶ Steer: another destination ──▶ SynOption: the option ──▶ SYN on the wire
@@ -10,11 +10,11 @@
 //!   cgroup   which sockets         option, steer   the programs
 //! ```
 //!
-//! Each program is attached by a link whose descriptor this process holds: when the process
-//! ends, also by kill -9, the kernel detaches the program and nothing is left behind. Programs
-//! of [`Redirect`] are attached to the wrapped programs' cgroup and last as long as it: no
-//! program bypasses a chain because its master has ended. The meaning of the 16 bytes is up to
-//! the caller.
+//! Each program is attached by a link whose descriptor this process holds: when the process ends,
+//! even by kill -9, the kernel detaches the BPF program and nothing is left behind. The BPF
+//! programs of [`Redirect`] are attached to the cgroup of the wrapped programs until the cgroup is
+//! removed, so that a wrapped program whose master has ended does not bypass its chain. The meaning
+//! of the 16 bytes is up to the caller.
 
 mod asm;
 mod cgroup;
@@ -41,18 +41,18 @@ pub use steer::{Steer, Steering, Template};
 /// Errors of loading and attaching a program.
 #[derive(Debug, thiserror::Error)]
 pub enum BpfError {
-    /// A right is missing, or the kernel refuses for another reason.
-    #[error("cannot {action}: this takes root, or CAP_BPF and CAP_NET_ADMIN")]
+    /// A privilege is missing, or the kernel refuses for another reason.
+    #[error("cannot {action} (requires root, or CAP_BPF and CAP_NET_ADMIN)")]
     Denied {
         /// The step that failed.
         action: &'static str,
         /// The kernel's error.
         source: io::Error,
     },
-    /// The kernel refuses the program: it is too old, below 5.10, say.
-    #[error("the kernel refuses the program for {hook}: {why}")]
+    /// The kernel refuses the program, for example because it is older than 5.10.
+    #[error("cannot load the program for {hook}: {why}")]
     Refused {
-        /// The hook it was loaded for.
+        /// The hook of the program.
         hook: String,
         /// The verifier's message.
         why: String,
@@ -62,13 +62,15 @@ pub enum BpfError {
     /// There is no such cgroup.
     #[error("no cgroup at {path}: a directory of cgroup version 2 is expected")]
     Cgroup {
-        /// The path tried.
+        /// The requested path.
         path: String,
         /// The kernel's error.
         source: io::Error,
     },
-    /// More prefixes and ports than a program holds.
-    #[error("{given} prefixes and ports do not fit into a program: {most} do; join some")]
+    /// There are more prefixes and ports than a program can test.
+    #[error(
+        "{given} prefixes and ports are too many for a program, which can test {most}: merge some"
+    )]
     TooMany {
         /// Number given.
         given: usize,
@@ -76,6 +78,6 @@ pub enum BpfError {
         most: usize,
     },
     /// The cookie of a socket or namespace cannot be read.
-    #[error("cannot ask a socket for its cookie")]
+    #[error("cannot read the cookie of a socket")]
     Socket(#[source] io::Error),
 }

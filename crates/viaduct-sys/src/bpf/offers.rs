@@ -1,14 +1,15 @@
-//! Offers: an option in the SYNs of connections that ask for it, answered by the other end's in
-//! its SYN-ACK; and the listening side, which answers only a SYN that has the option.
+//! Offers: a TCP option in the SYNs of connections that request it, which the other end answers
+//! with its own option in the SYN-ACK. The listening side sends its option only in answer to a SYN
+//! that has one.
 //!
 //! ```text
-//!   ours, connects   CONNECT ─▶ in the map? ─▶ option in the SYN     ESTABLISHED ─▶ theirs to map
-//!   ours, listens    LISTEN ─▶ asks to be called    SYN with theirs ─▶ ours in the SYN-ACK
+//!   connecting   CONNECT ─▶ in the map? ─▶ our option in the SYN   ESTABLISHED ─▶ theirs to map
+//!   listening    LISTEN ─▶ enable callbacks    SYN with their option ─▶ our option in the SYN-ACK
 //! ```
 //!
-//! The listener is this process's own, to which wrapped programs' connections are redirected
-//! ([`Ports`]): it reads the option from the SYN that the kernel saves. Where SYN cookies are
-//! in use, it reads no option and sends none.
+//! The listener is this process's own, to which connections to wrapped programs ([`Ports`]) are
+//! redirected. It reads the option from the SYN that the kernel saves. While SYN cookies are in
+//! use, it neither reads nor sends an option.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
@@ -27,16 +28,16 @@ use super::sock_ops::{
 };
 use crate::socket::tcp::INSIDE;
 
-/// Max connections between their connect and the reading of the answer.
+/// Max connections whose answer has not been read yet.
 const SOCKETS: u32 = 65_536;
 
 /// Offset in `struct bpf_sock_ops`: 1 if the socket is a full one.
 const IS_FULL: i16 = 72;
-/// A field of `struct bpf_sock`.
+/// Offset in `struct bpf_sock`.
 const MARK: i16 = 16;
-/// Value of the first argument where a SYN is answered by a SYN cookie.
+/// Value of the first argument if a SYN is answered with a SYN cookie.
 const COOKIES: u32 = 2;
-/// Flag: search the SYN that is being answered.
+/// `BPF_LOAD_HDR_OPT_TCP_SYN`: searches the SYN that is being answered.
 const IN_SYN: i32 = 1;
 
 /// The attached program, for the sockets of this process's cgroup.
@@ -48,19 +49,19 @@ pub struct Offers {
 }
 
 impl Offers {
-    /// Sends `own`, an option whose first four bytes are its kind, its length and an experiment
-    /// identifier; as a server, to hosts that connect to `ports`. Listeners must be opened
-    /// after this.
+    /// Attaches the program. It sends the option `own`, whose first four bytes are its kind, its
+    /// length and an experiment identifier, on connections for which [`Offers::offer`] was called,
+    /// and to clients that connect to `ports`. Listeners must be opened afterwards.
     ///
     /// # Errors
-    /// A right is missing, the kernel is too old, or there is no cgroup version 2.
+    /// A privilege is missing, the kernel is too old, or there is no cgroup version 2.
     pub fn attach(own: [u8; OPTION], ports: &Ports) -> Result<Offers, BpfError> {
         let (cgroup, asked) = (Cgroup::own()?, Map::new(SOCKETS)?);
         let link = Link::new(Hook::SockOps, &program(&asked, ports, &own), cgroup.as_fd())?;
         Ok(Offers { asked, own, _link: link })
     }
 
-    /// Adds the option to the SYN of `socket`. Call it before the socket connects.
+    /// Adds the option to the SYN of `socket`. Must be called before the socket connects.
     ///
     /// # Errors
     /// None are known.
@@ -68,7 +69,8 @@ impl Offers {
         self.asked.set(socket_cookie(socket)?, &[0; OPTION])
     }
 
-    /// Returns the option of the other end of a connected socket, if it sent one; once only.
+    /// Returns the option that the other end of a connected socket has sent, if any. A second call
+    /// returns `None`.
     pub fn answer(&self, socket: BorrowedFd<'_>) -> Option<[u8; OPTION]> {
         let cookie = socket_cookie(socket).ok()?;
         let answer = self.asked.get(cookie);
@@ -132,8 +134,8 @@ fn program(asked: &Map<OPTION>, ports: &Ports, own: &[u8; OPTION]) -> Vec<Insn> 
     asm.finish().expect("short enough for every jump")
 }
 
-/// Emits the handling of a socket between a program and us: option callbacks are on while it
-/// listens, and off for sockets that it accepts. The program ends there.
+/// Emits the handling of a socket between a wrapped program and us: enables option callbacks for a
+/// listener, and disables them for a socket that it accepts. The BPF program ends there.
 fn listener(asm: &mut Asm, done: Label) {
     let accepted = asm.label();
     asm.load(Width::Double, R2, R6, SOCKET);
@@ -148,9 +150,9 @@ fn listener(asm: &mut Asm, done: Label) {
     asm.goto(done);
 }
 
-/// Emits a jump to `done` unless the option is to be sent: in the SYN of a connection that
-/// asked for it, and in the answer to a SYN that had it, to a port that a wrapped program
-/// listens at.
+/// Emits a jump to `done` unless the option is to be sent. It is sent in the SYN of a connection
+/// that requested it, and in the SYN-ACK to a SYN that had the option and was sent to a port that a
+/// wrapped program listens on.
 fn check_wanted(
     asm: &mut Asm,
     asked: &Map<OPTION>,
@@ -175,7 +177,7 @@ fn check_wanted(
 
 /// Emits code that copies the other end's option to the stack; goes to `none` if there is none.
 fn find(asm: &mut Asm, own: &[u8; OPTION], flags: i32, none: Label) {
-    // The search key: kind, key length, identifier.
+    // The search key: kind, length of the key, experiment identifier.
     let mut sought = [0; OPTION];
     sought[..4].copy_from_slice(&[own[0], 4, own[2], own[3]]);
     put(asm, &sought);

@@ -17,8 +17,8 @@ use super::steer::Template;
 /// Bytes of the option.
 pub const OPTION: usize = 16;
 
-/// Max sockets between their connect and the answer: four times the early connections that a
-/// proxy holds. Beyond it the oldest lose their option.
+/// Max sockets that are connecting: four times the early connections that a proxy holds. Beyond
+/// this the least recently used sockets lose their option.
 const SOCKETS: u32 = 8192;
 
 // On the stack: the socket's cookie, the option.
@@ -33,18 +33,18 @@ pub struct SynOption {
 }
 
 impl SynOption {
-    /// Attaches the program; no socket has an option yet.
+    /// Attaches the program. No socket has an option yet.
     ///
     /// # Errors
-    /// A right is missing, the kernel is too old, or there is no cgroup version 2.
+    /// A privilege is missing, the kernel is too old, or there is no cgroup version 2.
     pub fn attach() -> Result<SynOption, BpfError> {
         let (cgroup, map) = (Cgroup::own()?, Map::new(SOCKETS)?);
         let link = Link::new(Hook::SockOps, &program(&map, None), cgroup.as_fd())?;
         Ok(SynOption { map, _link: link })
     }
 
-    /// Adds `option` to the SYN of `socket` and its retransmissions. Call it before the socket
-    /// connects; once it is connected the option is forgotten.
+    /// Adds `option` to the SYN of `socket` and its retransmissions. Must be called before the
+    /// socket connects. The option is removed from the map once the socket is connected.
     ///
     /// # Errors
     /// None are known.
@@ -52,7 +52,7 @@ impl SynOption {
         self.map.set(socket_cookie(socket)?, option)
     }
 
-    /// Forgets the option, for a socket that did not connect.
+    /// Removes the option of a socket that did not connect.
     pub fn clear(&self, socket: BorrowedFd<'_>) {
         if let Ok(cookie) = socket_cookie(socket) {
             self.map.clear(cookie);
@@ -60,8 +60,8 @@ impl SynOption {
     }
 }
 
-/// The sock_ops program. With a template, the socket's own address is written into the option
-/// as its source, and the map is not changed.
+/// Builds the sock_ops program. With a template, it writes the socket's own address into the option
+/// as the source, and does not remove the option from the map.
 pub(super) fn program(map: &Map<OPTION>, own: Option<&Template>) -> Vec<Insn> {
     let mut asm = Asm::default();
     let [wanted, connect, established, length, write, done] = [(); 6].map(|()| asm.label());

@@ -23,7 +23,7 @@ pub(super) const WRITE: u32 = 15;
 /// Flag that enables option callbacks.
 pub(super) const WANTS_OPTIONS: u32 = 1 << 6;
 
-/// R7 = last word of the local address of the context in R6, R8 = its port. Clobbers R2.
+/// R7 = last word of the local address of the context in R6, R8 = local port. Clobbers R2.
 pub(super) fn local_end(asm: &mut Asm) {
     let [v6, named] = [(); 2].map(|()| asm.label());
     asm.load(Width::Word, R8, R6, LOCAL_PORT);

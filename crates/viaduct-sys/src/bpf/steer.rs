@@ -1,5 +1,5 @@
-//! Steering of this machine's programs to a hop: their connections are redirected to the hop,
-//! and the SYN carries the intended destination.
+//! Steering: connections of this machine's programs are redirected to a hop, and their SYN carries
+//! the intended destination.
 
 use std::net::{IpAddr, SocketAddrV4};
 use std::os::fd::AsFd as _;
@@ -14,7 +14,7 @@ use crate::netns;
 
 /// Max connections whose intended destination is remembered for getpeername(2).
 const SOCKETS: u32 = 65_536;
-/// Max prefixes and ports, together, that a program tests.
+/// Max number of prefixes and ports together that a BPF program tests.
 const MAX_TESTS: usize = 1000;
 const TCP: u32 = libc::IPPROTO_TCP as u32;
 /// Third word of an IPv4-mapped IPv6 address.
@@ -26,18 +26,18 @@ const IP6: i16 = 8;
 const PORT: i16 = 24;
 const PROTOCOL: i16 = 36;
 
-/// An option of 16 bytes, and the offsets of the addresses in it.
+/// An option of 16 bytes, and the offsets of the addresses and ports in it.
 #[derive(Clone, Copy, Debug)]
 pub struct Template {
-    /// The option, its addresses zero.
+    /// The option, with zeros for its addresses and ports.
     pub bytes: [u8; OPTION],
-    /// Source address, 4 bytes; a multiple of 4.
+    /// Offset of the source address (4 bytes); a multiple of 4.
     pub source: i16,
-    /// Destination address, likewise.
+    /// Offset of the destination address; a multiple of 4.
     pub destination: i16,
-    /// Source port, 2 bytes; a multiple of 2.
+    /// Offset of the source port (2 bytes); a multiple of 2.
     pub source_port: i16,
-    /// Destination port, likewise.
+    /// Offset of the destination port; a multiple of 2.
     pub destination_port: i16,
 }
 
@@ -46,7 +46,7 @@ pub struct Template {
 pub struct Steering {
     /// The hop.
     pub hop: SocketAddrV4,
-    /// Destination prefixes; only IPv4 ones count.
+    /// Destination prefixes; IPv6 ones are ignored.
     pub destinations: Vec<(IpAddr, u8)>,
     /// Destination ports; empty means all.
     pub ports: Vec<u16>,
@@ -61,10 +61,11 @@ pub struct Steer {
 }
 
 impl Steer {
-    /// Attaches to the programs of a cgroup, or to all programs without one.
+    /// Attaches to the sockets of `cgroup`, or to all sockets if it is `None`.
     ///
     /// # Errors
-    /// A right is missing, the kernel is too old, too many prefixes, or there is no such cgroup.
+    /// A privilege is missing, the kernel is too old, there are too many prefixes, or there is no
+    /// such cgroup.
     pub fn attach(steering: &Steering, cgroup: Option<&Path>) -> Result<Steer, BpfError> {
         let given = steering.destinations.len() + steering.ports.len();
         if given > MAX_TESTS {
@@ -74,8 +75,8 @@ impl Steer {
         let map = Map::new(SOCKETS)?;
         let netns = netns::cookie().map_err(BpfError::Socket)?;
         let template = Some(&steering.template);
-        // The option's program is attached first: no connection may be steered to the hop
-        // without it.
+        // The program that adds the option is attached first: no connection may be steered to the
+        // hop without the option.
         let programs = [
             (Hook::SockOps, option::program(&map, template)),
             (Hook::PeerName4, peer_name(&map, &steering.template, Family::V4)),
@@ -99,7 +100,7 @@ enum Family {
 }
 
 impl Family {
-    /// Offset of the address in the context.
+    /// Returns the offset of the address in the context.
     fn ip(self) -> i16 {
         if self == Family::V4 { IP4 } else { IP6 + 12 }
     }
@@ -116,7 +117,7 @@ impl Family {
     }
 }
 
-/// The connect program: redirects a connection to the hop and notes its destination.
+/// Builds the connect program, which redirects a connection to the hop and notes its destination.
 fn connect(map: &Map<OPTION>, steering: &Steering, netns: u64, family: Family) -> Vec<Insn> {
     let Steering { hop, template, .. } = steering;
     let (hop_ip, hop_port) = (u32::from_ne_bytes(hop.ip().octets()), u32::from(hop.port().to_be()));
@@ -131,7 +132,7 @@ fn connect(map: &Map<OPTION>, steering: &Steering, netns: u64, family: Family) -
     asm.load(Width::Word, R7, R6, family.ip());
     asm.load(Width::Word, R8, R6, PORT);
     is_meant(&mut asm, steering, leave);
-    // A program that connects to the hop itself is left alone.
+    // A connection to the hop itself is not changed.
     asm.if_different(R7, hop_ip, steer);
     asm.if_equal(R8, hop_port, leave);
 
@@ -143,7 +144,7 @@ fn connect(map: &Map<OPTION>, steering: &Steering, netns: u64, family: Family) -
     asm.store(Width::Word, FP, VALUE + template.destination, R7);
     asm.store(Width::Half, FP, VALUE + template.destination_port, R8);
     asm.keep(map, COOKIE, VALUE);
-    // If the destination cannot be noted, the connection goes there directly.
+    // If the destination cannot be noted, the connection is not redirected.
     asm.if_different(R0, 0, done);
     asm.set(R2, hop_ip.cast_signed());
     asm.store(Width::Word, R6, family.ip(), R2);
@@ -156,10 +157,11 @@ fn connect(map: &Map<OPTION>, steering: &Steering, netns: u64, family: Family) -
     asm.forget(map, COOKIE);
     asm.place(done);
     asm.exit(1);
-    asm.finish().expect("no more prefixes than jumps reach over")
+    asm.finish().expect("MAX_TESTS keeps every jump within reach")
 }
 
-/// Emits a jump to `leave` unless the address in R7 and the port in R8 are to be steered.
+/// Emits a jump to `leave` unless connections to the address in R7 and the port in R8 are to be
+/// steered.
 fn is_meant(asm: &mut Asm, steering: &Steering, leave: Label) {
     if !steering.ports.is_empty() {
         let known = asm.label();
@@ -182,7 +184,7 @@ fn is_meant(asm: &mut Asm, steering: &Steering, leave: Label) {
     asm.place(inside);
 }
 
-/// The getpeername program: gives the intended destination.
+/// Builds the getpeername program, which returns the intended destination.
 fn peer_name(map: &Map<OPTION>, template: &Template, family: Family) -> Vec<Insn> {
     let mut asm = Asm::default();
     let done = asm.label();

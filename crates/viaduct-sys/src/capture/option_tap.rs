@@ -1,5 +1,5 @@
-//! Tap for incoming packets that carry a given TCP option, which are kept from the kernel's TCP
-//! ([`crate::nft::rst_guard`]).
+//! Tap for incoming packets with a given TCP option. [`crate::nft::rst_guard`] keeps these packets
+//! from the kernel's TCP.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -10,21 +10,21 @@ use crate::capture::filter::{self, OptionFilter};
 use crate::os;
 use crate::socket::mmsg;
 
-/// Max bytes of packets that wait to be read: a tenth of a second at 300,000 per second.
+/// Size of the receive buffer in bytes: a tenth of a second at 300,000 packets per second.
 const BACKLOG: usize = 64 << 20;
 /// Constant of `linux/if_packet.h`, which libc lacks on some targets.
 const PACKET_IGNORE_OUTGOING: libc::c_int = 23;
 
-/// The tap. Packets begin at their IP header. Read them by [`mmsg::Inbox`], which returns them
-/// at once, while a ring's blocks would add a millisecond or two: too much for a transport.
+/// The tap. Packets begin at their IP header, and are read by an [`mmsg::Inbox`], which returns
+/// them at once. The blocks of a ring would add a millisecond or two, which is too long for a
+/// transport.
 #[derive(Debug)]
 pub struct OptionTap {
     socket: OwnedFd,
 }
 
 impl OptionTap {
-    /// Opens a tap on all interfaces of the calling thread's network namespace, with this
-    /// filter.
+    /// Opens a tap on all interfaces of the calling thread's network namespace, with `filter`.
     ///
     /// # Errors
     /// Root or CAP_NET_RAW is missing, or the filter cannot be built.
@@ -34,8 +34,7 @@ impl OptionTap {
         filter::attach(socket.as_fd(), &filter.build().map_err(io::Error::other)?)?;
         os::set_receive_buffer(socket.as_fd(), BACKLOG)?;
         mmsg::report_checksum(socket.as_fd())?;
-        // Otherwise the kernel would copy each outgoing packet, only for the filter to refuse
-        // it.
+        // Otherwise the kernel would also run the filter on each outgoing packet.
         os::setsockopt(socket.as_fd(), libc::SOL_PACKET, PACKET_IGNORE_OUTGOING, &1)?;
         os::bind_packet(socket.as_fd(), 0)?;
         Ok(OptionTap { socket })
@@ -51,7 +50,7 @@ impl OptionTap {
 }
 
 impl AsFd for OptionTap {
-    /// Readable when a packet waits.
+    /// Readable when a packet is queued.
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.socket.as_fd()
     }

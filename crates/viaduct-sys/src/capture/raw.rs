@@ -1,4 +1,4 @@
-//! Raw IP packets, sent through this machine's stack.
+//! Raw IP packets that are sent through this machine's stack.
 
 use std::io;
 use std::net::{IpAddr, SocketAddr};
@@ -36,8 +36,8 @@ impl RawSockets {
         Ok(RawSockets { v4: open(AddressFamily::INET)?, v6: open(AddressFamily::INET6).ok() })
     }
 
-    /// Socket for packets of a family, for [`crate::socket::mmsg::Outbox`]; `None` for IPv6 where
-    /// the machine lacks it.
+    /// Returns the socket of a family, for [`crate::socket::mmsg::Outbox`]; `None` for IPv6 if the
+    /// machine lacks it.
     pub fn socket(&self, is_ipv4: bool) -> Option<BorrowedFd<'_>> {
         if is_ipv4 { Some(self.v4.as_fd()) } else { self.v6.as_ref().map(|fd| fd.as_fd()) }
     }
@@ -52,7 +52,7 @@ impl RawSockets {
         Ok(number != 0)
     }
 
-    /// Sets the send buffers to `bytes`, or to as much as the kernel allows.
+    /// Sets the size of the send buffers to `bytes`, or to the kernel's maximum.
     ///
     /// # Errors
     /// None are known.
@@ -61,7 +61,7 @@ impl RawSockets {
         sockets.try_for_each(|socket| os::set_send_buffer(socket, bytes))
     }
 
-    /// Sets the mark of all packets sent, by which this machine's rules and queues know them.
+    /// Sets the mark of all packets sent, by which this machine's rules and queues recognise them.
     ///
     /// # Errors
     /// CAP_NET_ADMIN is missing.

@@ -1,9 +1,9 @@
-//! TCP segmentation offload for packets of our own: a run of segments passes the kernel as one
-//! packet up to the device, which cuts it (TSO), or up to the kernel's own segmentation before
-//! that.
+//! TCP segmentation offload for packets of our own: a run of segments passes through the kernel as
+//! one packet, which the device segments (TSO), or the kernel just before the device.
 //!
-//! A raw socket sends no packet that exceeds the interface's MTU; a packet socket does, given
-//! the segment size. It bypasses routes and rules: the caller names the next [`NextHop`].
+//! A raw socket cannot send packets that exceed the interface's MTU. A packet socket can, if it is
+//! told the segment size. It bypasses routes and firewall rules, so the caller specifies the
+//! [`NextHop`].
 #![allow(unsafe_code)]
 
 use std::io;
@@ -12,38 +12,37 @@ use std::os::fd::{AsFd as _, AsRawFd as _, OwnedFd};
 use crate::os;
 use crate::route::next_hop::NextHop;
 
-/// Bytes of an Ethernet header; the loopback interface has one, too.
+/// Bytes of an Ethernet header, which the loopback interface uses as well.
 const ETHERNET: usize = 14;
 /// Bytes of `struct virtio_net_hdr`.
 const VNET_HEADER: usize = 10;
-/// Constants of `linux/virtio_net.h`: flag for a checksum to complete; TCP over IPv4, and over
-/// IPv6.
+/// Constants of `linux/virtio_net.h`: flag of an incomplete checksum, TCP over IPv4, TCP over IPv6.
 const NEEDS_CHECKSUM: u8 = 1;
 const TCP_V4: u8 = 1;
 const TCP_V6: u8 = 4;
 /// Constant of `linux/if_packet.h`, which libc lacks on some targets.
 const PACKET_VNET_HDR: libc::c_int = 15;
 
-/// A packet to be cut: its headers, with the checksum of the pseudo header, and its payload.
+/// A packet to be segmented: its headers, with the checksum of the pseudo header, and its payload.
 #[derive(Clone, Copy, Debug)]
 pub struct SuperPacket<'a> {
     /// IP and TCP headers.
     pub head: &'a [u8],
-    /// Contiguous pieces of payload, of `segment` bytes each; 64 at most.
+    /// Consecutive pieces of the payload, at most 64, of `segment` bytes each.
     pub pieces: &'a [&'a [u8]],
-    /// Offset of the TCP header, and offset of the checksum in it.
+    /// Offset of the TCP header in `head`, and offset of the checksum in the TCP header.
     pub checksum: (usize, usize),
-    /// Bytes of payload in a segment.
+    /// Bytes of payload per segment.
     pub segment: usize,
 }
 
-/// Packet socket for such packets.
+/// Packet socket for super-packets.
 #[derive(Debug)]
 pub struct GsoSocket(OwnedFd);
 
 impl GsoSocket {
-    /// Opens a socket in the calling thread's network namespace, which receives nothing.
-    /// `buffer`: max bytes that wait to be sent, or as many as the kernel allows.
+    /// Opens a socket, which receives nothing, in the calling thread's network namespace. Sets the
+    /// size of its send buffer to `buffer` bytes, or to the kernel's maximum.
     ///
     /// # Errors
     /// CAP_NET_RAW is missing.
@@ -54,10 +53,10 @@ impl GsoSocket {
         Ok(GsoSocket(socket))
     }
 
-    /// Sends the packet; does not block.
+    /// Sends a packet. Does not block.
     ///
     /// # Errors
-    /// The interface is gone, or refuses the packet; a queue is full.
+    /// The interface no longer exists or refuses the packet, or a queue is full.
     pub fn send(&self, hop: &NextHop, whole: &SuperPacket<'_>) -> io::Result<()> {
         let is_ipv4 = whole.head.first().is_some_and(|byte| byte >> 4 == 4);
         let protocol = (if is_ipv4 { libc::ETH_P_IP } else { libc::ETH_P_IPV6 }) as u16;
@@ -71,12 +70,12 @@ impl GsoSocket {
                 iov_len: part.len(),
             })
             .collect();
-        // SAFETY: all zeros is a `sockaddr_ll`.
+        // SAFETY: all zeros are a valid `sockaddr_ll`.
         let mut to: libc::sockaddr_ll = unsafe { std::mem::zeroed() };
         to.sll_family = libc::AF_PACKET as u16;
         to.sll_protocol = protocol.to_be();
         to.sll_ifindex = hop.interface.cast_signed();
-        // SAFETY: all zeros is a `msghdr` that points nowhere.
+        // SAFETY: all zeros are a `msghdr` with null pointers.
         let mut message: libc::msghdr = unsafe { std::mem::zeroed() };
         (message.msg_name, message.msg_namelen) = ((&raw mut to).cast(), size_of_val(&to) as u32);
         (message.msg_iov, message.msg_iovlen) = (slices.as_mut_ptr(), slices.len() as _);
@@ -88,7 +87,8 @@ impl GsoSocket {
     }
 }
 
-/// Builds the headers before IP's: how to cut, and the link layer's.
+/// Builds the headers before the IP header: the virtio header, which describes the segmentation,
+/// and the link-layer header.
 fn headers(
     hop: &NextHop,
     whole: &SuperPacket<'_>,

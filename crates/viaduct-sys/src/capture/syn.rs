@@ -1,4 +1,4 @@
-//! A tap for incoming SYNs, before the kernel's TCP answers them.
+//! A tap for incoming SYNs, which sees them before the kernel's TCP answers.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -8,9 +8,9 @@ use libc::{AF_PACKET, SOCK_DGRAM};
 use crate::capture::filter::{self, SynFilter};
 use crate::os;
 
-/// Max bytes of SYNs that wait to be read: some thousands of SYNs.
+/// Size of the receive buffer in bytes: some thousands of SYNs.
 const BACKLOG: usize = 4 << 20;
-/// Max bytes of a SYN that are read: an MTU, Fast Open data included.
+/// Max bytes of a SYN that are read: an MTU, including Fast Open data.
 pub const SNAP: usize = 2048;
 
 /// Constant of `linux/if_packet.h`, which libc lacks.
@@ -23,8 +23,7 @@ pub struct SynTap {
 }
 
 impl SynTap {
-    /// Opens a tap on all interfaces of the calling thread's network namespace, with this
-    /// filter.
+    /// Opens a tap on all interfaces of the calling thread's network namespace, with `filter`.
     ///
     /// # Errors
     /// Root or CAP_NET_RAW is missing, or the filter cannot be built.
@@ -33,23 +32,21 @@ impl SynTap {
         let socket = os::socket(AF_PACKET, SOCK_DGRAM, 0)?;
         filter::attach(socket.as_fd(), &filter.build().map_err(io::Error::other)?)?;
         os::set_receive_buffer(socket.as_fd(), BACKLOG)?;
-        // Otherwise the kernel would copy each outgoing packet, only for the filter to refuse
-        // it.
+        // Otherwise the kernel would also run the filter on each outgoing packet.
         os::setsockopt(socket.as_fd(), libc::SOL_PACKET, PACKET_IGNORE_OUTGOING, &1)?;
         os::bind_packet(socket.as_fd(), 0)?;
         Ok(SynTap { socket })
     }
 
-    /// Wraps the tap in another process than the one that opened `socket` with
-    /// [`SynTap::open`].
+    /// Wraps the socket of a tap that another process has opened with [`SynTap::open`].
     pub fn inherited(socket: OwnedFd) -> SynTap {
         SynTap { socket }
     }
 
-    /// Reads the next SYN into `packet`, [`SNAP`] bytes; `None` if none waits.
+    /// Reads the next SYN into `packet`; `None` if none is queued.
     ///
     /// # Errors
-    /// The kernel's: the interface of the packet went down, say; the tap continues.
+    /// As `recv(2)`, for example when an interface has gone down. The tap continues to work.
     pub fn recv<'a>(&self, packet: &'a mut [u8; SNAP]) -> io::Result<Option<&'a [u8]>> {
         match rustix::net::recv(&self.socket, &mut packet[..], rustix::net::RecvFlags::empty()) {
             Ok((len, _)) => Ok(Some(&packet[..len])),

@@ -1,4 +1,4 @@
-//! A change of the system, and its undoing.
+//! A change of the system: how it is made, checked and undone.
 
 use std::collections::BTreeMap;
 
@@ -28,13 +28,14 @@ pub(super) enum Change {
     #[serde(rename = "keep_out")]
     RstGuard(RstGuard),
     Sysctl(Sysctl),
-    /// A change as another version of this program has written it, which cannot be undone.
+    /// A change that another version of this program has recorded; it cannot be undone.
     #[serde(untagged)]
     Unknown(Value),
 }
 
 impl Change {
-    /// Instance whose tables the change makes, where another process may use the same name.
+    /// Returns the instance whose name must be locked, if the change makes a table that another
+    /// process may also make.
     pub(super) fn instance(&self) -> Option<&str> {
         match self {
             Change::Intercept(intercept) => Some(&intercept.instance),
@@ -44,7 +45,7 @@ impl Change {
         }
     }
 
-    /// The change's table, if it is one.
+    /// Returns the nftables table of the change, if it is about one.
     fn table(&self) -> Option<&dyn Table> {
         match self {
             Change::Mss(clamp) => Some(clamp),
@@ -82,8 +83,8 @@ impl Change {
     }
 }
 
-/// Undoes all changes as [`undo_all`] does, except tables that another process has locked
-/// meanwhile. Returns those changes, and the result for the others.
+/// Undoes changes as [`undo_all`] does, except tables that another process has locked meanwhile.
+/// Returns the changes that were skipped, and the result of [`undo_all`] for the others.
 pub(super) fn undo_unlocked(changes: Vec<Change>) -> (Vec<Change>, (Vec<Change>, Vec<String>)) {
     let mut locks = BTreeMap::new();
     for instance in changes.iter().filter_map(Change::instance) {
@@ -94,8 +95,8 @@ pub(super) fn undo_unlocked(changes: Vec<Change>) -> (Vec<Change>, (Vec<Change>,
     (disputed, undo_all(ours))
 }
 
-/// Undoes changes, the last first. Returns those that could not be undone, in order, and why.
-/// Unknown ones are not returned: no later attempt would undo them.
+/// Undoes changes, the last one first. Returns those that could not be undone, in order, and the
+/// reasons. Unknown changes are not returned, as no later attempt could undo them.
 pub(super) fn undo_all(changes: Vec<Change>) -> (Vec<Change>, Vec<String>) {
     let mut left = Vec::new();
     let mut errors = Vec::new();

@@ -22,7 +22,7 @@ pub enum JournalError {
         /// Process ID of its owner.
         pid: u32,
     },
-    /// Another process has rules of the same port in this network namespace.
+    /// Another process has rules for the same instance in this network namespace.
     #[error(
         "the nftables table viaduct_{0} is another process's, which runs or still ends its flows: \
          wait for its end, or listen at another port"
@@ -40,9 +40,8 @@ pub enum JournalError {
     },
     /// Another user could have written the journal.
     #[error(
-        "{} is not believed, for {why}: delete it and see to offloads, routes and nftables \
-            yourself, \
-         or name another run directory", path.display()
+        "{} is not believed, for {why}: delete it and restore offloads, routes and nftables by \
+         hand, or name another run directory", path.display()
     )]
     Untrusted {
         /// The journal.
@@ -52,8 +51,8 @@ pub enum JournalError {
     },
     /// The file is not a journal.
     #[error(
-        "{} is no journal of changes; delete it and see to offloads, routes and nftables yourself, \
-         or name another run_dir", path.display()
+        "{} is not a journal: delete it and restore offloads, routes and nftables by hand, or name \
+         another run directory", path.display()
     )]
     Corrupt {
         /// The journal.
@@ -61,22 +60,22 @@ pub enum JournalError {
         /// The parser's error.
         source: serde_json::Error,
     },
-    /// A change in the journal that this version does not know.
-    #[error("a change that another version has made, see to it yourself: {0}")]
+    /// The journal has a change that this version does not know.
+    #[error("cannot undo a change that another version has made, undo it by hand: {0}")]
     Unknown(String),
     /// Some changes could not be undone; they are still in the journal.
-    #[error("not put back, and tried again at the next start: {}", .0.join("; "))]
+    #[error("cannot undo some changes, will try again at the next start: {}", .0.join("; "))]
     Restore(Vec<String>),
-    /// An interface's offloads.
+    /// Offloads of an interface cannot be read or changed.
     #[error(transparent)]
     Offload(#[from] OffloadError),
-    /// A route.
+    /// A route cannot be read or changed.
     #[error(transparent)]
     Route(#[from] RouteError),
-    /// The nftables table.
+    /// An nftables table cannot be installed or removed.
     #[error(transparent)]
     Nft(#[from] NftError),
-    /// A kernel setting.
+    /// A kernel setting cannot be read or changed.
     #[error(transparent)]
     Sysctl(#[from] SysctlError),
 }

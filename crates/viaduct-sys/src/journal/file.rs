@@ -16,8 +16,8 @@ use super::trust;
 pub(super) struct Journal {
     pub(super) owner: Owner,
     pub(super) changes: Vec<Change>,
-    /// Changes of an earlier owner whose tables another process has locked. They are not
-    /// undone while that process lives.
+    /// Changes of an earlier owner whose tables another process has locked. They are not undone
+    /// while that process is alive.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub(super) disputed: Vec<Change>,
 }
@@ -40,8 +40,8 @@ static COUNT: AtomicU64 = AtomicU64::new(0);
 /// Ending of temporary files.
 const TEMPORARY: &str = ".new";
 
-/// Removes temporary files beside `path` that ended processes have left. Call it with the
-/// directory locked and no other owner alive.
+/// Removes temporary files of `path` that earlier owners have left behind. The directory must be
+/// locked, and no other owner may be alive.
 pub(super) fn remove_temporary(path: &Path) {
     let (Some(directory), Some(name)) = (path.parent(), path.file_name()) else { return };
     let Ok(entries) = fs::read_dir(directory) else { return };
@@ -55,8 +55,8 @@ pub(super) fn remove_temporary(path: &Path) {
     }
 }
 
-/// Replaces a file: it holds the old bytes or the new ones, whenever the power fails. No two
-/// writers share a temporary file.
+/// Replaces a file atomically: after a power failure it holds either the old bytes or the new ones.
+/// No two writers share a temporary file.
 pub fn replace_file(path: &Path, bytes: &[u8]) -> io::Result<()> {
     let directory = path.parent().filter(|parent| !parent.as_os_str().is_empty());
     let directory = directory.unwrap_or(Path::new("."));

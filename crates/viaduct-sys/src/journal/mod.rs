@@ -1,24 +1,24 @@
-//! Journal of system changes, written before each change, so that all are undone: on exit by
-//! us, after kill -9 by the next start.
+//! Journal of system changes. It is written before each change, so that all changes are undone: by
+//! this process when it exits, or by the next start after kill -9.
 //!
 //! ```text
 //!   offload_off, route_mtu, mss_clamp, sysctl:
-//!      read how it is --> write it to the journal (fsync, rename) --> change it
+//!      read the old state --> write it to the journal (fsync, rename) --> make the change
 //!   restore, drop, or the next open after a kill:
-//!      undo each, the last first --> delete the journal
+//!      undo each change, the last one first --> delete the journal
 //! ```
 //!
-//! Each undoing may be repeated, so being killed in the middle of one does no harm. The journal
-//! names its owner by process ID and start time; a second owner is refused while the first
-//! lives. A journal from before a reboot, or of another network namespace, describes changes
-//! that are gone, and is deleted.
+//! Undoing a change twice is harmless, so the process may be killed while it undoes one. The
+//! journal names its owner by process ID and start time; a second owner is refused while the first
+//! is alive. A journal from before a reboot, or of another network namespace, describes changes
+//! that no longer exist, and is deleted.
 //!
 //! | part | content |
 //! |---|---|
-//! | `change` | one change: how it is made, undone, checked |
-//! | `file` | the file, which a power failure leaves old or new |
-//! | `owner` | the owner, and whether it runs |
-//! | `trust` | checks that no other user could have written it |
+//! | `change` | one change: made, checked, undone |
+//! | `file` | the file, replaced atomically |
+//! | `owner` | the owner, and whether it is alive |
+//! | `trust` | checks that no other user could have written the journal |
 //! | `error` | errors |
 
 mod change;
@@ -47,36 +47,35 @@ use crate::process::instance_lock::InstanceLock;
 use crate::route::mtu::RouteMtu;
 use crate::route::sysctl::Sysctl;
 
-/// Returns the number of changes in a journal of these bytes; `None` if they are not a journal.
-/// For fuzzing.
+/// Returns the number of changes in a journal; `None` if `bytes` are not a journal. For fuzzing.
 pub fn count(bytes: &[u8]) -> Option<usize> {
     file::parse(bytes).ok().map(|journal| journal.changes.len() + journal.disputed.len())
 }
 
-/// Changes that this process has made. Dropping it undoes all of them.
+/// Changes that this process has made. All are undone on drop.
 #[derive(Debug)]
 pub struct Changes {
     path: PathBuf,
     journal: Journal,
     warnings: Vec<String>,
     took_over: bool,
-    /// Tables that no other process may make or delete. Dropped after all was undone.
+    /// Locked instances, whose tables no other process may make or delete. Dropped after all
+    /// changes are undone.
     locks: Vec<(String, InstanceLock)>,
 }
 
 impl Changes {
-    /// Takes over the journal at `path`: undoes what an owner that died has left, and starts
-    /// without changes. Call this and all other methods in a thread of the network namespace
-    /// that is to be changed.
+    /// Takes over the journal at `path`: undoes the changes of an earlier owner that has died, and
+    /// starts without changes. This and all other methods must be called in a thread of the network
+    /// namespace to change.
     ///
     /// # Errors
-    /// A live owner, or a file that cannot be used. Changes that cannot be undone are warnings
-    /// only.
+    /// The journal's owner is alive, or the file cannot be used. Changes that cannot be undone only
+    /// cause warnings.
     pub fn open(path: &Path) -> Result<Changes, JournalError> {
         let failed = |source| JournalError::File { action: "read", path: path.to_owned(), source };
         let owner = Owner::this_process().map_err(failed)?;
-        // Of two processes that start at once, the second one reads that the first owns the
-        // journal.
+        // If two processes start at once, the second one finds the first one's journal.
         let _lock = DirLock::around(path).map_err(failed)?;
         let (mut changes, mut disputed) = (Vec::new(), Vec::new());
         let (mut warnings, mut took_over) = (Vec::new(), false);
@@ -92,7 +91,8 @@ impl Changes {
             }
         }
         remove_temporary(path);
-        // Not earlier: dropping it deletes the journal, which until here may be another's.
+        // Not earlier: dropping `Changes` deletes the journal, which may belong to another process
+        // until here.
         let journal = Journal { owner, changes, disputed };
         let locks = Vec::new();
         let changes = Changes { path: path.to_owned(), journal, warnings, took_over, locks };
@@ -100,8 +100,8 @@ impl Changes {
         Ok(changes)
     }
 
-    /// Changes of an earlier owner that could not be undone, for the log. They stay in the
-    /// journal and are tried again by [`Changes::restore`].
+    /// Returns log messages about changes of an earlier owner that could not be undone. They stay
+    /// in the journal, and [`Changes::restore`] tries again.
     pub fn warnings(&self) -> &[String] {
         &self.warnings
     }
@@ -114,7 +114,7 @@ impl Changes {
     /// Switches off segmentation, coalescing and checksum offload of `interface`.
     ///
     /// # Errors
-    /// As [`OffloadState`]'s; nothing is left changed.
+    /// As [`OffloadState`]'s methods; nothing is changed then.
     pub fn offload_off(&mut self, interface: &str) -> Result<(), JournalError> {
         let state = OffloadState::read(interface)?;
         self.make(&Change::Offload(state))
@@ -123,7 +123,7 @@ impl Changes {
     /// Lowers the MTU towards `prefix` through `dev`.
     ///
     /// # Errors
-    /// As [`RouteMtu::plan`]'s; nothing is left changed.
+    /// As [`RouteMtu::plan`]; nothing is changed then.
     pub fn route_mtu(
         &mut self,
         prefix: (IpAddr, u8),
@@ -136,7 +136,7 @@ impl Changes {
     /// Clamps the MSS of forwarded SYNs.
     ///
     /// # Errors
-    /// As [`MssClamp::apply`]'s; nothing is left changed.
+    /// As [`MssClamp::apply`]; nothing is changed then.
     pub fn mss_clamp(&mut self, clamp: MssClamp) -> Result<(), JournalError> {
         clamp.check()?;
         self.make(&Change::Mss(clamp))
@@ -145,7 +145,7 @@ impl Changes {
     /// Locks the tables of `instance` before anything is changed for it.
     ///
     /// # Errors
-    /// Another process of this network namespace has them.
+    /// Another process of this network namespace has locked them.
     pub fn lock_instance(&mut self, instance: &str) -> Result<(), JournalError> {
         if self.locks.iter().any(|(ours, _)| ours == instance) {
             return Ok(());
@@ -159,7 +159,7 @@ impl Changes {
     /// Hands connections to a proxy on this machine.
     ///
     /// # Errors
-    /// As [`Changes::lock_instance`]'s and [`Intercept::apply`]'s; nothing is left changed.
+    /// As [`Changes::lock_instance`] and [`Intercept::apply`]; nothing is changed then.
     pub fn intercept(&mut self, intercept: Intercept) -> Result<(), JournalError> {
         intercept.check()?;
         self.lock_instance(&intercept.instance)?;
@@ -169,7 +169,7 @@ impl Changes {
     /// Makes the kernel hold SYNs until a proxy gives a verdict on each.
     ///
     /// # Errors
-    /// As [`Changes::lock_instance`]'s and [`SynHold::apply`]'s; nothing is left changed.
+    /// As [`Changes::lock_instance`] and [`SynHold::apply`]; nothing is changed then.
     pub fn syn_hold(&mut self, hold: SynHold) -> Result<(), JournalError> {
         hold.check()?;
         self.lock_instance(&hold.instance)?;
@@ -179,33 +179,33 @@ impl Changes {
     /// Keeps packets with the option mark from this machine's TCP.
     ///
     /// # Errors
-    /// As [`Changes::lock_instance`]'s and [`RstGuard::apply`]'s; nothing is left changed.
+    /// As [`Changes::lock_instance`] and [`RstGuard::apply`]; nothing is changed then.
     pub fn rst_guard(&mut self, guard: RstGuard) -> Result<(), JournalError> {
         guard.check()?;
         self.lock_instance(&guard.instance)?;
         self.make(&Change::RstGuard(guard))
     }
 
-    /// Lets new connections bypass the proxy of [`Changes::intercept`]; connections that were
-    /// handed over stay with it.
+    /// Lets new connections bypass the proxy of [`Changes::intercept`]. The proxy keeps connections
+    /// that it has already.
     ///
     /// # Errors
-    /// As [`Intercept::pass_by`]'s.
+    /// As [`Intercept::pass_by`].
     pub fn pass_by(&mut self) -> Result<(), JournalError> {
         for change in &mut self.journal.changes {
             if let Change::Intercept(intercept) = change {
                 intercept.passed_by = true;
-                // Rules that another program has deleted are made anew.
+                // Rules that another program has deleted are installed again.
                 intercept.pass_by().or_else(|_| intercept.apply())?;
             }
         }
         self.save()
     }
 
-    /// Sets a kernel setting, named as below `/proc/sys`, with slashes.
+    /// Changes a kernel setting. `name` is its path below `/proc/sys`, with slashes.
     ///
     /// # Errors
-    /// As [`Sysctl`]'s; nothing is left changed.
+    /// As [`Sysctl`]'s methods; nothing is changed then.
     pub fn sysctl(&mut self, name: &str, value: &str) -> Result<(), JournalError> {
         self.make(&Change::Sysctl(Sysctl::plan(name, value)?))
     }
@@ -218,16 +218,16 @@ impl Changes {
     /// Makes the changes before `mark` again, in case another program has undone them.
     ///
     /// # Errors
-    /// As when they were made.
+    /// As the methods that have made the changes.
     pub fn repeat(&self, mark: usize) -> Result<(), JournalError> {
         self.journal.changes.iter().take(mark).try_for_each(Change::apply)
     }
 
-    /// Makes tables and rules again that another program has deleted. Returns whether there
-    /// were any.
+    /// Installs tables and rules again that another program has deleted. Returns whether there were
+    /// any.
     ///
     /// # Errors
-    /// As when they were made.
+    /// As the methods that have made the changes.
     pub fn repair(&self) -> Result<bool, JournalError> {
         let mut repaired = false;
         for change in &self.journal.changes {
@@ -242,7 +242,7 @@ impl Changes {
     /// Undoes the changes since `mark`, the last one first.
     ///
     /// # Errors
-    /// Changes that could not be undone; they stay in the journal.
+    /// Some changes could not be undone; they stay in the journal.
     pub fn restore_since(&mut self, mark: usize) -> Result<(), JournalError> {
         // An unwritable journal must be noticed before anything is undone.
         self.save()?;
@@ -256,7 +256,7 @@ impl Changes {
     /// Undoes all changes, the last one first, and deletes the journal.
     ///
     /// # Errors
-    /// Changes that could not be undone; they stay in the journal.
+    /// Some changes could not be undone; they stay in the journal.
     pub fn restore(mut self) -> Result<(), JournalError> {
         self.put_back()
     }
@@ -265,7 +265,8 @@ impl Changes {
         self.journal.changes.push(change.clone());
         let made = self.save().and_then(|()| change.apply());
         if made.is_err() {
-            // The change may be made in part. If it cannot be undone it stays in the journal.
+            // The change may have been made in part. If it cannot be undone, it stays in the
+            // journal.
             if change.undo().is_ok() {
                 self.journal.changes.pop();
             }
@@ -337,7 +338,7 @@ mod tests {
                 matches!(one, Ok(_) | Err(JournalError::Busy { .. }))
             };
             assert!(opened.iter().all(busy), "{opened:?}");
-            assert!(path.exists(), "the owner's journal is there");
+            assert!(path.exists(), "the owner's journal is gone");
         }
         fs::remove_dir(&directory).unwrap();
     }
@@ -345,7 +346,7 @@ mod tests {
     #[test]
     fn a_change_of_another_version_is_a_warning_once() {
         let path = std::env::temp_dir().join(format!("viaduct-unknown-{}.json", process::id()));
-        // No process has ever started this late.
+        // No process has this start time.
         let mut owner = Owner::this_process().unwrap();
         owner.started = u64::MAX;
         let owner = serde_json::to_string(&owner).unwrap();
@@ -369,7 +370,7 @@ mod tests {
             ports: Vec::new(),
             passed_by: false,
         };
-        // No process has ever started this late.
+        // No process has this start time.
         let mut owner = Owner::this_process().unwrap();
         owner.started = u64::MAX;
         let changes = vec![Change::Intercept(intercept)];

@@ -1,4 +1,4 @@
-//! Owners of a journal and of nftables tables.
+//! Owner of a journal, and locks of nftables tables.
 
 use std::time::{Duration, Instant};
 use std::{fs, io, process, thread};
@@ -7,16 +7,15 @@ use serde::{Deserialize, Serialize};
 
 use crate::process::instance_lock::InstanceLock;
 
-/// Max time for a killed process to end: it may look dead while its last threads and
-/// descriptors still exist.
+/// Max time that the last threads and descriptors of a killed process remain.
 const EXIT_TIMEOUT: Duration = Duration::from_millis(500);
 
-/// A process, with the boot and the namespace of its changes.
+/// A process, the boot in which it runs, and its network namespace.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Owner {
     pub(super) pid: u32,
     /// Start time, in clock ticks after boot; a process ID may be reused, but not with the same
-    /// start.
+    /// start time.
     pub(super) started: u64,
     /// The kernel's ID of this boot.
     boot: String,
@@ -43,23 +42,23 @@ impl Owner {
     }
 }
 
-/// Returns the start time of a process that runs.
+/// Returns the start time of a process; `None` if it has ended.
 fn start_time(pid: u32) -> Option<u64> {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
-    // The name in parentheses may contain anything; the state follows it, the start is the 22nd
-    // field.
+    // The name, in parentheses, may contain any character. The state follows it, and the start time
+    // is the 22nd field.
     let fields: Vec<&str> = stat[stat.rfind(')')? + 1..].split_whitespace().collect();
     let dead = matches!(*fields.first()?, "Z" | "X");
     if dead { None } else { fields.get(19)?.parse().ok() }
 }
 
-/// Locks the tables of `instance`; `None` if another process has them and does not end in
-/// time.
+/// Locks the tables of `instance`; `None` if another process has locked them and does not end
+/// within [`EXIT_TIMEOUT`].
 pub(super) fn lock_instance(instance: &str) -> Option<InstanceLock> {
     eventually(|| InstanceLock::take(&format!("viaduct_{instance}")).ok().flatten())
 }
 
-/// Repeats `look` until it succeeds, for as long as a killed process may take to end.
+/// Repeats `look` until it succeeds, or until [`EXIT_TIMEOUT`] has passed.
 pub(super) fn eventually<T>(look: impl Fn() -> Option<T>) -> Option<T> {
     let deadline = Instant::now() + EXIT_TIMEOUT;
     loop {

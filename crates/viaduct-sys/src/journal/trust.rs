@@ -1,5 +1,5 @@
-//! Trust in a journal: its changes are undone with all privileges of this process, so no other
-//! user may have written it.
+//! Checks of a journal's origin: its changes are undone with all privileges of this process, so no
+//! other user may have written it.
 
 use std::fs::{self, File, Metadata};
 use std::io::{self, Read as _};
@@ -10,15 +10,15 @@ use super::JournalError;
 
 /// Max bytes of a journal: some thousands of changes.
 const MAX_BYTES: u64 = 16 << 20;
-/// Mode bits: writable by others than the owner; a directory in which users may delete only
-/// their own files.
+/// Mode bits of write access for the group and others. [`STICKY`] marks a directory in which users
+/// may delete only their own files.
 const WRITABLE: u32 = 0o022;
 const STICKY: u32 = 0o1000;
 
 /// Reads the journal at `path`; `None` if there is none.
 ///
 /// # Errors
-/// Another user could have written it, or it cannot be read.
+/// Another user could have written the journal, or it cannot be read.
 pub(super) fn read(path: &Path) -> Result<Option<Vec<u8>>, JournalError> {
     let failed = |source| JournalError::File { action: "read", path: path.to_owned(), source };
     let untrusted = |why| JournalError::Untrusted { path: path.to_owned(), why };
@@ -106,7 +106,7 @@ mod tests {
         assert!(refusal(&place.join(".")).contains("no regular file"));
         mode(&place, 0o777);
         assert!(refusal(&path).contains("may write to its directory"));
-        // As in /tmp: the file is still the owner's alone.
+        // As in /tmp: other users cannot replace the file.
         mode(&place, 0o1777);
         assert!(read(&path).unwrap().is_some());
         fs::remove_dir_all(&place).unwrap();

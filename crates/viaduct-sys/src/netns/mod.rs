@@ -1,9 +1,9 @@
 //! Network namespaces without names, and the [capture namespace](capture_ns), in which wrapped
 //! programs run or listen.
 //!
-//! A namespace is kept alive only by a descriptor of this process and by the threads and
-//! children in it. Nothing is mounted in `/run/netns`: when the process ends, also by
-//! `kill -9`, the kernel removes the namespaces and every interface in them.
+//! A namespace is kept alive only by a descriptor of this process and by the threads and children
+//! in it. Nothing is mounted in `/run/netns`: when the process ends, even by `kill -9`, the kernel
+//! removes the namespaces and every interface in them.
 //!
 //! ```text
 //!   this process            the namespace
@@ -39,29 +39,29 @@ pub(crate) const NETNS_COOKIE: libc::c_int = 71;
 pub enum NetnsError {
     /// The kernel did not make the namespace.
     #[error(
-        "cannot make a network namespace, which takes root or a kernel that allows unprivileged \
-         user namespaces"
+        "cannot make a network namespace (requires root, or a kernel that allows unprivileged \
+         user namespaces)"
     )]
     Create(#[source] io::Error),
     /// A thread could not be started or moved into the namespace.
     #[error("cannot enter a network namespace")]
     Enter(#[source] io::Error),
-    /// A setting was refused.
+    /// The kernel refused a setting.
     #[error("cannot set {key} to {value:?} in a network namespace")]
     Sysctl {
-        /// As in `net/ipv4/ip_forward`.
+        /// Path below `/proc/sys`, such as `net/ipv4/ip_forward`.
         key: String,
         /// The value.
         value: String,
         /// The kernel's answer.
         source: io::Error,
     },
-    /// No user namespace for a process without root.
+    /// The kernel refused a user namespace to a process without root.
     #[error("cannot make an unprivileged user namespace; {hint}")]
     User {
         /// The kernel's answer.
         source: io::Error,
-        /// A way to allow it.
+        /// Advice on how to allow it.
         hint: &'static str,
     },
 }
@@ -73,44 +73,46 @@ pub struct Netns {
 }
 
 impl Netns {
-    /// A new, empty namespace: a loopback interface, down, and nothing else.
+    /// Makes a new namespace, which has only a loopback interface, and that is down.
     pub fn new() -> Result<Netns, NetnsError> {
         let make = || -> io::Result<OwnedFd> {
-            // SAFETY: the flag is NEWNET alone, which shares nothing that memory safety rests on
+            // SAFETY: the only flag is NEWNET, which unshares nothing that memory safety depends on
             // (file descriptor tables and the like stay shared).
             unsafe { unshare_unsafe(UnshareFlags::NEWNET)? };
             Ok(fs::File::open("/proc/thread-self/ns/net")?.into())
         };
-        // A thread of its own: the caller stays where it is, the descriptor outlives the thread.
+        // In a new thread, so that the caller stays in its namespace. The descriptor outlives the
+        // thread.
         let fd = in_thread(make).and_then(|made| made).map_err(NetnsError::Create)?;
         Ok(Netns { fd: Arc::new(fd) })
     }
 
-    /// The namespace that the calling thread is in.
+    /// Returns the namespace that the calling thread is in.
     pub fn current() -> Result<Netns, NetnsError> {
         let file = fs::File::open("/proc/thread-self/ns/net").map_err(NetnsError::Enter)?;
         Ok(Netns { fd: Arc::new(file.into()) })
     }
 
-    /// Runs `work` in a thread inside the namespace and waits for it. Sockets that it opens
+    /// Runs `work` in a thread inside the namespace and waits for it. Sockets that `work` opens
     /// stay in the namespace for good. A panic in `work` is propagated.
     ///
     /// # Errors
-    /// If no thread can be started or the kernel does not let it in.
+    /// No thread can be started, or the kernel refuses to move it into the namespace.
     pub fn enter<T: Send>(&self, work: impl FnOnce() -> T + Send) -> Result<T, NetnsError> {
         in_thread(|| self.join().map(|()| work()))
             .and_then(|entered| entered)
             .map_err(NetnsError::Enter)
     }
 
-    /// Moves the calling thread, and threads that it starts later, into the namespace, for good.
+    /// Moves the calling thread into the namespace for good. Threads that it starts later are in
+    /// the namespace too.
     pub fn join(&self) -> io::Result<()> {
         Ok(move_into_link_name_space(self.fd.as_fd(), Some(LinkNameSpaceType::Network))?)
     }
 
-    /// Returns a command that runs `program` inside the namespace and dies with the thread that
-    /// spawns it (see [`crate::process`], whose `spawn` gives it a thread that lives as long as
-    /// the process).
+    /// Returns a command that runs `program` inside the namespace. The program is killed when the
+    /// thread that spawns it ends; [`crate::process::Process::spawn`] spawns from a thread that
+    /// lives as long as this process.
     pub fn command(&self, program: &str) -> Command {
         let mut command = Command::new(program);
         die_with_parent(&mut command);
@@ -121,8 +123,8 @@ impl Netns {
         command
     }
 
-    /// A path that names the namespace for as long as this process keeps it:
-    /// for `ip link add … netns PATH` and `nsenter --net=PATH`.
+    /// Returns a path for `ip link add … netns PATH` and `nsenter --net=PATH`, valid while this
+    /// process has this value.
     pub fn path(&self) -> String {
         format!("/proc/{}/fd/{}", std::process::id(), self.fd.as_raw_fd())
     }
@@ -132,16 +134,16 @@ impl Netns {
         Ok(fs::metadata(self.path()).map_err(NetnsError::Enter)?.ino())
     }
 
-    /// Kills every process whose main thread is in the namespace, except this one: daemons that
-    /// a program left behind would keep the namespace alive.
+    /// Kills every process whose main thread is in the namespace, except this process. Daemons that
+    /// a program has left behind would keep the namespace alive.
     pub fn kill_all(&self) -> Result<(), NetnsError> {
         let id = self.id()?;
         let own = std::process::id().cast_signed();
         for entry in fs::read_dir("/proc").map_err(NetnsError::Enter)?.flatten() {
             let pid = entry.file_name().to_str().and_then(|name| name.parse::<i32>().ok());
             let Some(pid) = pid.filter(|pid| *pid != own).and_then(Pid::from_raw) else { continue };
-            // The pidfd is opened before the check: the number may be reused by another
-            // process.
+            // The pidfd is opened before the check, as another process may reuse the PID
+            // afterwards.
             let Ok(pidfd) = pidfd_open(pid, PidfdFlags::empty()) else { continue };
             if fs::metadata(entry.path().join("ns/net")).is_ok_and(|ns| ns.ino() == id) {
                 // A process that has just ended needs no signal.
@@ -151,8 +153,8 @@ impl Netns {
         Ok(())
     }
 
-    /// Writes each setting, `("net/ipv4/ip_forward", "1")`, inside the namespace, up to the
-    /// first that is refused.
+    /// Writes settings such as `("net/ipv4/ip_forward", "1")` inside the namespace, and stops at
+    /// the first that is refused.
     pub fn set_sysctls(&self, settings: &[(&str, &str)]) -> Result<(), NetnsError> {
         self.enter(|| settings.iter().try_for_each(|(key, value)| write_sysctl(key, value)))?
     }
@@ -174,7 +176,7 @@ impl AsFd for Netns {
 /// Returns the cookie of the calling thread's network namespace, unique in this kernel.
 ///
 /// # Errors
-/// The kernel has no such cookie (before 5.14), or no socket may be opened.
+/// The kernel has no such cookie (before 5.14), or no socket can be opened.
 pub fn cookie() -> io::Result<u64> {
     let socket = os::socket(libc::AF_INET, libc::SOCK_DGRAM, 0)?;
     os::getsockopt(socket.as_fd(), libc::SOL_SOCKET, NETNS_COOKIE)
@@ -183,20 +185,21 @@ pub fn cookie() -> io::Result<u64> {
 /// Moves the calling thread into a new network namespace, for good.
 ///
 /// # Errors
-/// The caller is not root.
+/// CAP_SYS_ADMIN is missing.
 pub fn move_to_new() -> Result<(), NetnsError> {
     // SAFETY: as in [`Netns::new`].
     unsafe { unshare_unsafe(UnshareFlags::NEWNET) }.map_err(|e| NetnsError::Create(e.into()))
 }
 
-/// Makes a process without root the root of a user namespace of its own, with a network namespace
-/// in it, so that all of this module works in it. Call it first in `main`, before any thread.
+/// Makes a process without root the root of a new user namespace, with a network namespace in it,
+/// so that everything in this module works. To be called at the start of `main`, before any thread
+/// exists.
 ///
 /// # Errors
-/// The kernel forbids it; the message says which setting decides.
+/// The kernel refuses; the message names the setting that would allow it.
 pub fn enter_user_namespace() -> Result<(), NetnsError> {
     let (uid, gid) = (rustix::process::getuid().as_raw(), rustix::process::getgid().as_raw());
-    // SAFETY: the flags make new namespaces and unshare nothing that memory safety rests on.
+    // SAFETY: the flags make new namespaces and unshare nothing that memory safety depends on.
     unsafe { unshare_unsafe(UnshareFlags::NEWUSER | UnshareFlags::NEWNET) }
         .map_err(|e| user_error(e.into()))?;
     let map = |file: &str, text: String| fs::write(format!("/proc/self/{file}"), text);
@@ -230,7 +233,7 @@ fn write_sysctl(key: &str, value: &str) -> Result<(), NetnsError> {
     })
 }
 
-/// Runs `work` in a thread of its own and waits for it; a panic is propagated.
+/// Runs `work` in a new thread and waits for it. A panic is propagated.
 fn in_thread<T: Send>(work: impl FnOnce() -> T + Send) -> io::Result<T> {
     thread::scope(|scope| {
         let thread = thread::Builder::new().spawn_scoped(scope, work)?;
@@ -269,7 +272,7 @@ mod tests {
         let inside = netns.enter(|| UdpSocket::bind("127.0.0.1:0").unwrap()).unwrap();
         let to = inside.local_addr().unwrap();
         inside.set_read_timeout(Some(std::time::Duration::from_millis(200))).unwrap();
-        // Outside of the namespace the same address is another machine's.
+        // Outside the namespace the same address belongs to another stack.
         UdpSocket::bind("127.0.0.1:0").unwrap().send_to(b"outside", to).unwrap();
         netns
             .enter(|| UdpSocket::bind("127.0.0.1:0").unwrap().send_to(b"inside", to).unwrap())

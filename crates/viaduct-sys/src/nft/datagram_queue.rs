@@ -1,16 +1,16 @@
-//! Datagrams of a group's programs, each held by the kernel until we give a verdict.
+//! Datagrams of the programs in a cgroup, each held by the kernel until we give a verdict.
 //!
-//! Nothing of a datagram changes: its socket, its addresses and its payload are the program's
-//! and its peer's. A program can notice nothing but the delay.
+//! A datagram is not changed: it is sent from and received at the program's own socket, with its
+//! addresses and its payload. A program can only notice the delay.
 //!
 //! ```text
 //!   program ─▶ [ rule: of the group? queue ]─┐                  ┌─▶ the network
 //!   network ─▶ [ rule: to the group? queue ]─┴─▶ recv, verdict ─┴─▶ the program's socket
 //! ```
 //!
-//! The rules are an nftables table that the kernel keeps for as long as our socket is open. It
-//! is deleted when this process, and any process that was given the socket, has ended in any
-//! way. Datagrams that are held then are dropped.
+//! The rules are in an nftables table that the kernel deletes when our socket is closed, that is,
+//! once this process and every process that was given the socket have ended, even by a crash. The
+//! kernel then drops the datagrams that it holds.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -24,13 +24,13 @@ use crate::route::netlink::{self, Attributes, Message, NLM_F_ACK, NLM_F_APPEND, 
 
 /// Max datagrams that the kernel holds at once; more are dropped.
 pub const MAX_QUEUED: u32 = 16_384;
-/// Max verdicts in one message: more might find no room in the socket.
+/// Max verdicts in one message; more might not fit into the socket's buffer.
 const MAX_VERDICTS: usize = 256;
 /// Max bytes of a datagram that are read: its headers.
 const MAX_HEADERS: u32 = 160;
-/// Max bytes where whole datagrams are read: the most that a netlink attribute holds.
+/// Max bytes if whole datagrams are read: the maximum of a netlink attribute.
 const MAX_DATAGRAM: u32 = 65_531;
-/// Lowest queue number tried: other services' queues have low numbers, as people choose them.
+/// Lowest queue number tried: low numbers are the usual choice of other services.
 const FIRST_NUMBER: u16 = 30_000;
 /// Poll interval while other queues hold packets.
 const POLL_INTERVAL: Duration = Duration::from_millis(2);
@@ -41,12 +41,12 @@ const MAX_TRIES: u16 = 256;
 #[derive(Debug, thiserror::Error)]
 pub enum DatagramError {
     /// No queue could be opened.
-    #[error("the kernel gives no queue for packets: this takes CAP_NET_ADMIN and NFQUEUE")]
+    #[error("cannot open a packet queue (requires CAP_NET_ADMIN and NFQUEUE)")]
     Queue(#[source] io::Error),
-    /// The kernel refuses the rules.
+    /// The kernel refused the rules.
     #[error(
-        "the kernel takes no rule for a group's datagrams: this takes nftables with `socket \
-         cgroupv2` and tables that have an owner (Linux 5.13)"
+        "cannot add rules for a cgroup's datagrams (requires nftables with `socket \
+         cgroupv2` and tables that have an owner, Linux 5.13)"
     )]
     Rules(#[source] io::Error),
 }
@@ -56,7 +56,7 @@ pub enum DatagramError {
 pub struct DatagramQueue {
     queue: NfQueue,
     number: u16,
-    /// Owner of the table, which lasts while this is open.
+    /// Socket that owns the table; closing it deletes the table.
     rules: Mutex<Option<OwnedFd>>,
 }
 
@@ -65,13 +65,13 @@ impl DatagramQueue {
     /// namespace. Reads whole datagrams if `whole` is set, else their headers.
     ///
     /// # Errors
-    /// A right is missing, or the kernel lacks a feature.
+    /// CAP_NET_ADMIN is missing, or the kernel lacks a feature.
     pub fn open(group: &Group, whole: bool) -> Result<DatagramQueue, DatagramError> {
         let copy = if whole { MAX_DATAGRAM } else { MAX_HEADERS };
         let (number, queue) = any_queue(copy).map_err(DatagramError::Queue)?;
         let (level, id) = group.identity().map_err(DatagramError::Rules)?;
         let own = Rules { number, level, id, queue: nft_expression(number) };
-        // Some kernels have iptables' queue only.
+        // Some kernels have only the queue expression of iptables.
         let rules = own.apply().or_else(|_| {
             let queue = nfqueue::xtables_expression(number, false);
             Rules { queue, ..own }.apply()
@@ -81,7 +81,8 @@ impl DatagramQueue {
     }
 
     /// Reads the next datagram into `buffer`, of [`nfqueue::SNAP`] or [`nfqueue::WHOLE`] bytes;
-    /// `None` if none waits. It may be cut after its headers unless whole ones are read.
+    /// `None` if none is queued. Unless the queue reads whole datagrams, it may be truncated after
+    /// its headers.
     ///
     /// # Errors
     /// The socket is broken.
@@ -96,9 +97,8 @@ impl DatagramQueue {
         ours.map_or(0, |queue| queue[5] + queue[6])
     }
 
-    /// Removes the rules. The kernel then drops all packets that any queue of this network
-    /// namespace holds, so this first waits until the other queues are empty, at most for
-    /// `timeout`.
+    /// Removes the rules. The kernel then drops all packets held in any queue of this network
+    /// namespace, so this first waits, for `timeout` at most, until the other queues are empty.
     pub fn end(&self, timeout: Duration) {
         let until = Instant::now() + timeout;
         let others = || queues().any(|queue| queue[0] != u64::from(self.number) && queue[2] > 0);
@@ -108,8 +108,8 @@ impl DatagramQueue {
         self.rules.lock().unwrap_or_else(PoisonError::into_inner).take();
     }
 
-    /// Returns a duplicate of the descriptor that owns the rules. If this process is killed
-    /// while another holds the duplicate, datagrams are dropped, and do not bypass the
+    /// Returns a duplicate of the descriptor that owns the rules. While another process holds the
+    /// duplicate, datagrams are dropped if this process is killed, rather than bypassing the
     /// handlers.
     pub fn rules(&self) -> Option<OwnedFd> {
         let rules = self.rules.lock().unwrap_or_else(PoisonError::into_inner);
@@ -119,21 +119,21 @@ impl DatagramQueue {
     /// Gives several verdicts, in order.
     ///
     /// # Errors
-    /// The kernel has no memory.
+    /// The kernel is out of memory.
     pub fn verdicts(&self, of: &[(u32, Verdict)]) -> io::Result<()> {
         of.chunks(MAX_VERDICTS).try_for_each(|some| self.queue.verdicts(some))
     }
 }
 
 impl AsFd for DatagramQueue {
-    /// Readable when a datagram waits.
+    /// Readable when a datagram is queued.
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.queue.as_fd()
     }
 }
 
-/// Reads the list of all packet queues: number, reader, packets that wait, copy mode and range,
-/// packets dropped by the queue and by its socket, and so on.
+/// Reads the list of all packet queues: number, reader's port ID, queued packets, copy mode and
+/// range, and packets dropped by the queue and by its socket.
 fn queues() -> impl Iterator<Item = [u64; 7]> {
     let table = std::fs::read_to_string("/proc/net/netfilter/nfnetlink_queue").unwrap_or_default();
     let line = |line: &str| {
@@ -161,13 +161,13 @@ fn is_taken(error: &io::Error) -> bool {
     matches!(error.raw_os_error(), Some(libc::EPERM | libc::EBUSY))
 }
 
-/// Rules that lead a group's datagrams to a queue.
+/// Rules that send a group's datagrams to a queue.
 struct Rules {
     /// Number of the queue and of the table; unique to this process.
     number: u16,
     level: u32,
     id: u64,
-    /// Expression that leads to the queue.
+    /// Expression that sends packets to the queue.
     queue: Attributes,
 }
 
@@ -181,18 +181,18 @@ const BATCH_END: u16 = 0x11;
 const INET: u8 = 1;
 /// Table flag: the table belongs to the socket that makes it.
 const OWNER: u32 = 2;
-/// Hooks of packets that come to this machine, and that leave it.
+/// Hooks of packets to this machine and from it.
 const HOOKS: [(&str, u32); 2] = [("in", 1), ("out", 3)];
-/// Priority behind the firewall's rules: packets that those refuse do not get here.
+/// Priority after the firewall's rules, so that packets that it drops are not queued.
 const PRIORITY: i32 = 10;
-/// Register in which expressions leave their result.
+/// Register into which expressions load their result.
 const REGISTER: u32 = 1;
 const TRANSPORT: u32 = 16;
 const CGROUP: u32 = 3;
 const UDP: u8 = libc::IPPROTO_UDP as u8;
 
 impl Rules {
-    /// Installs the rules atomically, for as long as the returned descriptor is open.
+    /// Installs the rules atomically. They exist until the returned descriptor is closed.
     fn apply(&self) -> io::Result<OwnedFd> {
         let table = format!("viaduct_run_{}\0", self.number);
         let begin = |kind, flags| Message::new(NFTABLES, kind, flags | NLM_F_ACK, INET, 0);
@@ -225,7 +225,7 @@ impl Rules {
         Ok(socket)
     }
 
-    /// Builds the rule: UDP datagrams of the group's sockets go to the queue.
+    /// Builds the rule that sends UDP datagrams of the group's sockets to the queue.
     fn expressions(&self) -> Attributes {
         let register = REGISTER.to_be_bytes();
         let transport = Attributes::default().with(1, &register).with(2, &TRANSPORT.to_be_bytes());
@@ -244,7 +244,7 @@ impl Rules {
     }
 }
 
-/// Builds nftables' own expression that leads to queue `number`; while it has no reader,
+/// Builds the `queue` expression of nftables for queue `number`. While the queue has no reader,
 /// packets are dropped.
 fn nft_expression(number: u16) -> Attributes {
     let one = 1u16.to_be_bytes();

@@ -1,5 +1,4 @@
-//! TCP connections through this machine, handed to a proxy on it instead of being forwarded
-//! (TPROXY).
+//! Interception (TPROXY): forwarded TCP connections are handed to a proxy on this machine.
 //!
 //! ```text
 //!   SYN to 10.2.0.9:80 ──▶ [ prerouting: table inet viaduct_<instance> ] ── mark ──▶ ip rule
@@ -7,16 +6,15 @@
 //!   listener on port 7000, whose accepted socket is 10.2.0.9:80 ◀── local ── table ◀──┘
 //! ```
 //!
-//! Connections to addresses of this machine are left alone, whatever the prefixes, as they end
-//! here. This covers the machine's own services and the firewall rules about them.
+//! Connections to addresses of this machine are not intercepted, whatever the prefixes: its own
+//! services and the firewall rules about them are not affected.
 //!
-//! Only connections whose SYN was seen are handed over; earlier ones are still forwarded. SYNs
-//! are remembered for some seconds ([`REMEMBERED`]), because a handshake without state in the
-//! kernel (SYN cookies, in a flood) has no socket until it completes.
+//! Only connections whose SYN was seen are handed over; older ones are still forwarded. SYNs are
+//! remembered for some seconds ([`REMEMBERED`]), because with SYN cookies (in a flood) there is no
+//! socket until the handshake completes.
 //!
-//! A proxy that drains its flows lets new connections pass by at once
-//! ([`Intercept::passed_by`]): SYNs are handed over no more, while packets of connections that
-//! were handed over still are.
+//! While a proxy drains its flows, new connections bypass it ([`Intercept::passed_by`]): SYNs are
+//! no longer handed over, but packets of connections that it has already are.
 //!
 //! Without a listener on the port, the kernel finds no socket and forwards the packets as if
 //! the rule did not exist: new connections bypass a dead proxy.
@@ -39,24 +37,24 @@ use crate::route::rtnetlink::{self, RouteSocket};
 const FAMILIES: [(&str, &str, bool); 2] = [("ip", "ipv4_addr", true), ("ip6", "ipv6_addr", false)];
 /// Match of a SYN that opens a connection.
 pub(crate) const SYN: &str = "tcp flags & (fin | syn | rst | ack) == syn";
-/// Leaves packets to addresses of this machine, as of their arrival, alone: they are not
-/// forwarded, and the machine's own listeners and firewall rules apply to them.
+/// Rule that skips packets to addresses of this machine, so that its own listeners and firewall
+/// rules apply to them.
 pub(crate) const SKIP_LOCAL: &str = "fib daddr type local return";
 /// Match of all other TCP packets.
 const NOT_SYN: &str = "tcp flags & (fin | syn | rst | ack) != syn";
 /// Priority of our policy rules.
 const RULE_PRIORITY: u32 = 118;
-/// Any address of each family: our rules and routes are of both.
+/// The unspecified address of each family; we have rules and routes for both.
 const ANY: [IpAddr; 2] = [IpAddr::V4(Ipv4Addr::UNSPECIFIED), IpAddr::V6(Ipv6Addr::UNSPECIFIED)];
 /// Base of our marks and routing table numbers; the port is added.
 pub(crate) const BASE: u32 = 0x7664_0000;
 
-/// An address and a prefix's length.
+/// A prefix: address and length.
 type Prefix = (IpAddr, u8);
 
-/// Lifetime of a remembered SYN: longer than a handshake takes.
+/// Lifetime of a remembered SYN, longer than a handshake takes.
 const REMEMBERED: &str = "3s";
-/// Max SYNs that are remembered in each family: a flood of 43,000 per second.
+/// Max SYNs remembered per family, enough for a flood of 43,000 per second.
 const MAX_REMEMBERED: usize = 131_072;
 
 /// Connections to intercept, and the proxy's port.
@@ -70,12 +68,13 @@ pub struct Intercept {
     pub ways: Vec<Selector>,
     /// Destination ports; empty means all.
     pub ports: Vec<u16>,
-    /// Lets new connections pass by: only those whose SYN was handed over before still are.
+    /// True if new connections bypass the proxy: only packets of connections that it has already
+    /// are handed over.
     #[serde(default)]
     pub passed_by: bool,
 }
 
-/// Connections from some addresses to others.
+/// Selector of connections by source and destination prefixes.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Selector {
     /// Source prefixes; empty means any.
@@ -85,15 +84,15 @@ pub struct Selector {
 }
 
 impl Intercept {
-    /// Returns the same interception with new connections passing by.
+    /// Returns the same interception, but with new connections bypassing the proxy.
     pub fn passed_by(&self) -> Intercept {
         Intercept { passed_by: true, ..self.clone() }
     }
 
-    /// Lets new connections pass by, with rules that are installed: remembered SYNs stay.
+    /// Changes the installed rules so that new connections bypass the proxy. Remembered SYNs stay.
     ///
     /// # Errors
-    /// `nft` refuses: the rules are not installed, say.
+    /// `nft` fails, for example because the rules are not installed.
     pub fn pass_by(&self) -> Result<(), NftError> {
         self.check()?;
         let chain = format!("inet {} prerouting", self.table());
@@ -105,7 +104,7 @@ impl Intercept {
         Ok(nft(&script)?)
     }
 
-    /// Returns the mark of the packets, which is the number of their routing table too.
+    /// Returns the mark of the packets, which is also the number of their routing table.
     fn mark(&self) -> u32 {
         BASE | u32::from(self.to_port)
     }
@@ -113,12 +112,12 @@ impl Intercept {
     /// Returns the rules, in order.
     fn rules(&self) -> Vec<String> {
         let mark = format!("{:#x}", self.mark());
-        // Packets of connections that have a socket of ours already, at any address.
+        // Packets of connections that have a transparent socket on this machine already.
         let ours = format!("meta l4proto tcp socket transparent 1 meta mark set {mark} accept");
         let mut rules = vec![ours, SKIP_LOCAL.to_owned()];
         for (family, matches) in matches(&self.ways, &self.ports).1 {
-            // The full tuple: a client may use the same port to another server, on an older
-            // connection.
+            // The full tuple is compared, as a client may use the same port for an older connection
+            // to another server.
             let tuple = format!("{family} saddr . tcp sport . {family} daddr . tcp dport");
             let over = format!("tproxy {family} to :{} meta mark set {mark} accept", self.to_port);
             if self.passed_by {
@@ -126,7 +125,7 @@ impl Intercept {
                 rules.push(format!("{matches}{NOT_SYN} {tuple} @{family}_begun {over}"));
                 continue;
             }
-            // A rule of its own: a SYN is handed over even if no more can be remembered.
+            // A separate rule, so that a SYN is handed over even if the set is full.
             rules.push(format!("{matches}{SYN} add @{family}_begun {{ {tuple} }}"));
             rules.push(format!("{matches}{SYN} {over}"));
             rules.push(format!("{matches}{tuple} @{family}_begun {over}"));
@@ -161,7 +160,7 @@ impl Table for Intercept {
     fn apply(&self) -> Result<(), NftError> {
         self.check()?;
         Policy::open(self.mark()).and_then(|policy| policy.apply()).map_err(NftError::Policy)?;
-        // Last, when marked packets have a route already.
+        // Installed last, so that marked packets have a route from the start.
         Ok(self.install(&self.contents())?)
     }
 
@@ -196,7 +195,7 @@ impl Policy {
     fn apply(&self) -> io::Result<()> {
         let loopback = interface::index("lo")?;
         for any in ANY {
-            // An existing rule stays: flows may depend on it.
+            // An existing rule is not replaced, as flows may depend on it.
             if !self.has_rule(any)? {
                 let rule = RouteNetlinkMessage::NewRule(self.rule(any));
                 self.socket.request(rule, NLM_F_CREATE)?;
@@ -208,7 +207,7 @@ impl Policy {
         Ok(())
     }
 
-    /// Removes the rules and the routes, which may be gone already.
+    /// Removes the rules and the routes, if they still exist.
     fn undo(&self) {
         for any in ANY {
             let _ = self.socket.request(RouteNetlinkMessage::DelRule(self.rule(any)), 0);
@@ -222,7 +221,7 @@ impl Policy {
         Ok(self.has_rule(any)? && !self.routes(any)?.is_empty())
     }
 
-    /// Returns whether a rule of the family of `any` is about the mark.
+    /// Returns whether there is a rule for the mark in the family of `any`.
     fn has_rule(&self, any: IpAddr) -> io::Result<bool> {
         let mut question = RuleMessage::default();
         question.header.family = rtnetlink::family(any);
@@ -255,8 +254,8 @@ impl Policy {
     }
 }
 
-/// Returns the address sets of `ways`; and, for each way and family, the family and the match
-/// of its packets to `ports`, or to all ports if there are none.
+/// Returns the definitions of the address sets of `ways`, and for each way and family the family
+/// and the expression that matches its packets to `ports` (all ports if empty).
 pub(crate) fn matches(ways: &[Selector], ports: &[u16]) -> (String, Vec<(&'static str, String)>) {
     let ports: Vec<_> = ports.iter().map(u16::to_string).collect();
     let ports = match ports.is_empty() {
@@ -270,7 +269,7 @@ pub(crate) fn matches(ways: &[Selector], ports: &[u16]) -> (String, Vec<(&'stati
                 all.iter().filter(|(ip, _)| ip.is_ipv4() == v4).copied().collect()
             };
             let (from, to) = (of(&way.from), of(&way.to));
-            // Source prefixes of the other family alone match nothing of this one.
+            // If all source prefixes are of the other family, nothing matches in this one.
             if to.is_empty() || from.is_empty() && !way.from.is_empty() {
                 continue;
             }

@@ -1,8 +1,8 @@
 //! Netfilter: nftables tables of ours, and queues of packets that the kernel holds for a verdict.
 //!
 //! A [`table`] is installed and deleted in one transaction; the [journal](crate::journal) remembers
-//! it, so that a crash leaves no rules behind. The rules of a [`datagram_queue`] last as long as
-//! its socket.
+//! it, so that a crash leaves no rules behind. The kernel deletes the rules of a [`datagram_queue`]
+//! when its socket is closed.
 //!
 //! | module | content |
 //! |---|---|
@@ -11,7 +11,7 @@
 //! | [`intercept`] | hands forwarded connections to a proxy (TPROXY) |
 //! | [`syn_hold`] | sends SYNs to a queue until the server has answered |
 //! | [`rst_guard`] | keeps packets from the kernel's TCP, which would reset them |
-//! | [`rule_watch`] | notice of rules that another program has deleted |
+//! | [`rule_watch`] | notification of deleted rules |
 //! | [`nfqueue`] | reading end of a queue: packets and verdicts (NFQUEUE) |
 //! | [`datagram_queue`] | queue of the datagrams of a cgroup's programs |
 

@@ -1,5 +1,5 @@
-//! MSS clamp: the TCP segment size between the sites, lowered in forwarded SYNs, so that
-//! connections leave room for repair from their first segment on.
+//! MSS clamp: lowers the MSS option in forwarded SYNs between the sites, so that connections leave
+//! room for repair from their first segment on.
 //!
 //! ```text
 //!   host --SYN, MSS 1460--> [ forward: table inet viaduct_<instance> ] --SYN, MSS 1360--> wan
@@ -13,7 +13,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::nft::table::{NftError, Table, check_instance, set};
 
-/// Bytes of a packet beside the segment's payload: IP and TCP headers without options.
+/// Bytes of the IP and TCP headers, without options.
 const HEADERS_V4: u32 = 40;
 const HEADERS_V6: u32 = 60;
 /// Rules of a clamp: one for each family and direction.
@@ -28,7 +28,7 @@ pub struct MssClamp {
     pub interface: String,
     /// Prefixes of the peer sites.
     pub peers: Vec<(IpAddr, u8)>,
-    /// Max bytes of a packet; the MSS is 40 less, 60 for IPv6.
+    /// Max bytes of a packet. The MSS is 40 bytes less for IPv4, and 60 for IPv6.
     pub max_packet: u32,
 }
 
@@ -37,7 +37,7 @@ impl Table for MssClamp {
         &self.instance
     }
 
-    /// Checks the interface and the packet size too.
+    /// Checks the instance, the interface and the packet size.
     fn check(&self) -> Result<(), NftError> {
         check_instance(&self.instance)?;
         let odd = |c: char| c.is_whitespace() || c.is_control() || c == '"' || c == '*' || c == '/';

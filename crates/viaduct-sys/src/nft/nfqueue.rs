@@ -1,12 +1,13 @@
-//! A queue of SYNs that the kernel holds until we give a verdict on each (NFQUEUE).
+//! Packet queue (NFQUEUE): the kernel holds each packet until we give a verdict. Used for SYNs, and
+//! by [`crate::nft::datagram_queue`].
 //!
 //! ```text
-//!   SYN ──▶ [ rule: queue ] ── copy ──▶ recv()   …   verdict(id, Pass)   ──▶ goes on, as it came
-//!                 │ held in the kernel               verdict(id, Mark(m))──▶ goes on, marked
+//!   SYN ──▶ [ rule: queue ] ── copy ──▶ recv()   …   verdict(id, Pass)   ──▶ continues unchanged
+//!                 │ held in the kernel               verdict(id, Mark(m))──▶ continues, marked
 //!                 └ no reader, or full: passes       verdict(id, Drop)
 //! ```
 //!
-//! The rules that lead there are in [`crate::nft::syn_hold`].
+//! The rules that send SYNs to a queue are in [`crate::nft::syn_hold`].
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -17,14 +18,14 @@ use crate::os;
 use crate::route::netlink;
 use netlink::{Attributes, Message, NETFILTER_HEAD};
 
-/// Buffer size for [`NfQueue::recv`]: a SYN of an MTU, Fast Open data included, and netlink
+/// Buffer size for [`NfQueue::recv`]: a SYN with Fast Open data, up to the MTU, and netlink
 /// headers.
 pub const SNAP: usize = 4096;
-/// Buffer size where packets are copied whole: the longest packet, and netlink headers.
+/// Buffer size for a queue that copies packets whole: the longest packet, and netlink headers.
 pub const WHOLE: usize = 65_536 + SNAP;
 /// Max bytes of a packet that are copied to us.
 const MAX_COPY: u32 = 2048;
-/// Max bytes of copies that wait to be read.
+/// Size of the socket's receive buffer.
 const BACKLOG: usize = 4 << 20;
 
 const SUBSYSTEM: u16 = 3;
@@ -40,7 +41,7 @@ const CFG_FLAGS: u16 = 5;
 const BIND: u8 = 1;
 const UNBIND: u8 = 2;
 const COPY_PACKET: u8 = 2;
-/// Flag: a packet that finds the queue full passes.
+/// Flag: packets pass when the queue is full.
 const FAIL_OPEN: u32 = 1;
 /// Attributes of packets and verdicts.
 const PACKET_HEAD: u16 = 1;
@@ -59,11 +60,11 @@ const NO_ENOBUFS: libc::c_int = 5;
 pub struct QueuedPacket<'a> {
     /// Packet ID, for the verdict.
     pub id: u32,
-    /// True if the packet comes to this machine, false if it leaves or is forwarded.
+    /// True if the packet is addressed to this machine, false if it is sent or forwarded by it.
     pub is_inbound: bool,
     /// Packet mark; 0 for none.
     pub mark: u32,
-    /// Packet, from its IP header on.
+    /// Packet, beginning with its IP header.
     pub packet: &'a [u8],
 }
 
@@ -78,8 +79,8 @@ pub enum Verdict {
     Drop,
 }
 
-/// Reading end of a queue. When it is closed the kernel drops the packets that it holds, and
-/// later ones pass.
+/// Reading end of a queue. When it is closed, the kernel drops the packets that it holds, and later
+/// ones pass if the rule has `bypass`.
 #[derive(Debug)]
 pub struct NfQueue {
     socket: OwnedFd,
@@ -93,18 +94,18 @@ pub struct NfQueue {
 struct QueueConfig {
     /// Max bytes of a packet that are copied to us.
     copy: u32,
-    /// True if a packet that finds the queue full passes, false if it is dropped.
+    /// True if packets pass when the queue is full, false if they are dropped.
     fail_open: bool,
 }
 
 const SYNS: QueueConfig = QueueConfig { copy: MAX_COPY, fail_open: true };
 
 impl NfQueue {
-    /// Reads queue `number` of the calling thread's network namespace, which holds `most`
-    /// packets; packets that find it full pass.
+    /// Reads queue `number` of the calling thread's network namespace, which holds `most` packets.
+    /// Further packets pass.
     ///
     /// # Errors
-    /// The queue has a reader already (`EBUSY`), a right is missing (`EPERM`), or the kernel
+    /// The queue has a reader already (`EBUSY`), CAP_NET_ADMIN is missing (`EPERM`), or the kernel
     /// has no NFQUEUE.
     pub fn open(number: u16, most: u32) -> io::Result<NfQueue> {
         NfQueue::open_as(number, most, SYNS)
@@ -118,20 +119,19 @@ impl NfQueue {
 
     fn open_as(number: u16, most: u32, config: QueueConfig) -> io::Result<NfQueue> {
         let queue = NfQueue { socket: netlink::socket()?, number, most, config };
-        // An overflow of the socket drops the copy without an error.
+        // When the receive buffer is full, packets are dropped without an error.
         os::setsockopt(queue.socket.as_fd(), SOL_NETLINK, NO_ENOBUFS, &1)?;
         os::set_receive_buffer(queue.socket.as_fd(), BACKLOG)?;
         queue.bind()?;
         Ok(queue)
     }
 
-    /// Wraps a queue in another process than the one that opened `socket` with
-    /// [`NfQueue::open`].
+    /// Wraps the socket of a queue that another process has opened with [`NfQueue::open`].
     pub fn inherited(socket: OwnedFd, number: u16, most: u32) -> NfQueue {
         NfQueue { socket, number, most, config: SYNS }
     }
 
-    /// Drops all packets held, and starts anew after the process that was to give the verdicts
+    /// Drops all held packets and binds the queue again, after the process that gave the verdicts
     /// has died.
     ///
     /// # Errors
@@ -162,13 +162,13 @@ impl NfQueue {
         self.answer()
     }
 
-    /// Reads the answer to a configuration, behind packets that came before it.
+    /// Reads the answer to a configuration. Packets that are queued before it are skipped.
     fn answer(&self) -> io::Result<()> {
         netlink::read_acks(&self.socket)
     }
 
-    /// Reads the next packet into `buffer`, of [`SNAP`] bytes, or [`WHOLE`] for a queue that
-    /// copies packets whole; `None` if none waits.
+    /// Reads the next packet into `buffer`, of [`SNAP`] bytes, or [`WHOLE`] for a queue that copies
+    /// packets whole; `None` if none is queued.
     ///
     /// # Errors
     /// The socket is broken.
@@ -180,7 +180,7 @@ impl NfQueue {
                 Err(rustix::io::Errno::INTR | rustix::io::Errno::NOBUFS) => continue,
                 Err(error) => return Err(error.into()),
             };
-            // Other messages are errors about late verdicts: their packet is gone.
+            // Other messages are errors about late verdicts, whose packet is gone.
             if parse(&buffer[..len]).is_some() {
                 // Parsed twice, to satisfy the borrow checker.
                 return Ok(parse(&buffer[..len]));
@@ -191,7 +191,7 @@ impl NfQueue {
     /// Gives the verdict on a packet.
     ///
     /// # Errors
-    /// The kernel has no memory.
+    /// The kernel is out of memory.
     pub fn verdict(&self, id: u32, verdict: Verdict) -> io::Result<()> {
         netlink::send(&self.socket, &self.message(id, verdict))
     }
@@ -230,7 +230,7 @@ pub(crate) fn parse(bytes: &[u8]) -> Option<QueuedPacket<'_>> {
         return None;
     }
     let attributes = message.get(NETFILTER_HEAD..)?;
-    // Number u32, protocol u16, hook u8.
+    // Packet ID u32, protocol u16, hook u8.
     let head = netlink::find(attributes, PACKET_HEAD)?;
     let id = u32::from_be_bytes(*head.first_chunk()?);
     let is_inbound = head.get(6) == Some(&LOCAL_IN);
@@ -239,12 +239,12 @@ pub(crate) fn parse(bytes: &[u8]) -> Option<QueuedPacket<'_>> {
     Some(QueuedPacket { id, is_inbound, mark, packet: netlink::find(attributes, PAYLOAD)? })
 }
 
-/// Adds a rule to `chain` of `table` (family inet) that leads all packets to queue `number`, or
-/// lets them pass if the queue has no reader: for kernels whose nftables has no `queue` of its
-/// own but may borrow iptables' (`CONFIG_NFT_COMPAT`).
+/// Adds a rule to `chain` of `table` (family inet) that sends all packets to queue `number`, or
+/// lets them pass if the queue has no reader. For kernels whose nftables lacks the `queue`
+/// expression but can use the one of iptables (`CONFIG_NFT_COMPAT`).
 ///
 /// # Errors
-/// The kernel has not even that, or there is no such chain.
+/// The kernel lacks `CONFIG_NFT_COMPAT` too, or there is no such chain.
 pub(crate) fn xtables_rule(table: &str, chain: &str, number: u16) -> io::Result<()> {
     const NFTABLES: u16 = 10;
     const NEW_RULE: u16 = 6;
@@ -255,18 +255,19 @@ pub(crate) fn xtables_rule(table: &str, chain: &str, number: u16) -> io::Result<
         .with(1, format!("{table}\0").as_bytes())
         .with(2, format!("{chain}\0").as_bytes())
         .nest(4, &Attributes::default().nest(1, &expression));
-    // Rules come in atomic batches.
+    // Rules are sent in an atomic batch.
     let batch_bound = |kind| Message::new(0, kind, 0, 0, NFTABLES).bytes();
     let socket = netlink::socket()?;
     netlink::send(&socket, &[batch_bound(0x10), rule.bytes(), batch_bound(0x11)].concat())?;
     netlink::read_acks(&socket)
 }
 
-/// Builds iptables' expression that leads to queue `number`; `bypass` lets packets pass while
-/// the queue has no reader, otherwise they are dropped.
+/// Builds the expression of iptables that sends packets to queue `number`. While the queue has no
+/// reader, packets pass if `bypass` is set, and are dropped otherwise.
 pub(crate) fn xtables_expression(number: u16, bypass: bool) -> Attributes {
     const REVISION: u32 = 3;
-    // What xt_NFQUEUE calls xt_NFQ_info_v3: first queue, how many, flags; padded to 8 bytes.
+    // `struct xt_NFQ_info_v3` of xt_NFQUEUE: first queue, number of queues, flags; padded to 8
+    // bytes.
     let info = [number, 1, bypass.into(), 0].map(u16::to_ne_bytes).concat();
     let target =
         Attributes::default().with(1, b"NFQUEUE\0").with(2, &REVISION.to_be_bytes()).with(3, &info);

@@ -1,14 +1,14 @@
 //! RST guard: rules that keep packets with the option mark from this machine's own TCP, which would
-//! answer them by resets.
+//! answer them with resets.
 //!
 //! ```text
 //!   arrives ─▶ tap (sees all) ─▶ [ prerouting, raw: marked, to us? drop ] ─▶ conntrack ─▶ TCP
 //!   leaves  ─▶ [ output, raw: marked? untracked ] ─▶ the wire
 //! ```
 //!
-//! Unmarked packets pass, so plain TCP works on the same port; packets that are forwarded are
-//! not touched. Packets that we send are not tracked: conntrack, which never sees the answers,
-//! would judge the second packet invalid.
+//! Unmarked packets pass, so plain TCP works on the same port. Forwarded packets are not affected.
+//! Packets that we send are not tracked: conntrack never sees the answers, and would classify the
+//! second packet as invalid.
 
 use std::net::SocketAddr;
 
@@ -24,13 +24,13 @@ pub struct RstGuard {
     pub instance: String,
     /// Mark of incoming packets.
     pub mark: OptionMark,
-    /// Local addresses and ports; `0.0.0.0` and `[::]` mean all addresses of their family;
-    /// empty means everywhere. Empty also in the journal of a version that had only ports,
-    /// where the name suffices to remove the table.
+    /// Local addresses and ports; `0.0.0.0` and `[::]` mean all addresses of their family; empty
+    /// means all addresses and ports. Also empty when read from the journal of a version that had
+    /// only ports, where the table's name is enough to remove it.
     #[serde(default)]
     pub at: Vec<SocketAddr>,
-    /// Last byte of the mark of our own packets, to leave them untracked; `None` where this
-    /// machine itself translates their addresses (NAT).
+    /// Last byte of the mark of our own packets, which are left untracked; `None` if this machine
+    /// itself translates their addresses (NAT).
     pub untracked: Option<u8>,
 }
 

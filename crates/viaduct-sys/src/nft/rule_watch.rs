@@ -1,4 +1,4 @@
-//! Notice of deleted rules: by a firewall's reload, a network manager or an administrator.
+//! Notification of rules that a firewall's reload, a network manager or an administrator deletes.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -17,8 +17,8 @@ const NFT_GONE: [u16; 3] = [10 << 8 | 2, 10 << 8 | 5, 10 << 8 | 8];
 /// `IPV4_RULE`, `IPV6_ROUTE`, `IPV6_RULE`.
 const ROUTE_GROUPS: u32 = 1 << 6 | 1 << 7 | 1 << 10 | 1 << 18;
 
-/// Two sockets with notifications about rules. They can be polled; a readable one need not have
-/// a notification that matters.
+/// Watch of rules, by two sockets that can be polled. Not every notification is about a rule of
+/// ours.
 #[derive(Debug)]
 pub struct RuleWatch {
     nft: OwnedFd,
@@ -42,7 +42,7 @@ impl RuleWatch {
         [self.nft.as_fd(), self.route.as_fd()]
     }
 
-    /// Returns whether a rule that may be a proxy's was deleted since the last call.
+    /// Returns whether a rule or route that may be a proxy's was deleted since the last call.
     pub fn has_deletions(&self) -> bool {
         let nft = netlink::any_event(&self.nft, |kind, _| NFT_GONE.contains(&kind));
         let route = self.route.any(|message| match message {

@@ -1,8 +1,8 @@
-//! Rules that make the kernel hold SYNs until a proxy has asked the server
-//! ([`crate::nft::nfqueue`]).
+//! Rules that make the kernel hold SYNs ([`crate::nft::nfqueue`]) until the server has answered a
+//! proxy's connect.
 //!
 //! ```text
-//!   SYN ─▶ firewall ─▶ [ table inet viaduct_<instance>: queue ] ─▶ [ what the verdict marked ] ─▶
+//!   SYN ─▶ firewall ─▶ [ table inet viaduct_<instance>: queue ] ─▶ [ marked by the verdict? ] ─▶
 //!                        no reader: passes                          reset, or unreachable
 //! ```
 //!
@@ -15,9 +15,9 @@ use crate::nft::intercept::{SKIP_LOCAL, SYN, Selector, matches};
 use crate::nft::nfqueue;
 use crate::nft::table::{NftError, Table};
 
-/// Mark of a SYN that is answered by a reset, as by a server that refuses.
+/// Mark of a SYN that is answered with a reset, as by a server that refuses it.
 pub const REFUSED: u32 = 0x7665_0001;
-/// Mark of a SYN that is answered by an ICMP error, as by a router without a route.
+/// Mark of a SYN that is answered with an ICMP error, as by a router without a route.
 pub const UNREACHABLE: u32 = 0x7665_0002;
 
 /// Path of the SYNs to hold.
@@ -61,13 +61,14 @@ impl Table for SynHold {
         self.contents_with(&format!("queue num {} bypass", self.queue))
     }
 
-    /// Some kernels have iptables' queue only, which nftables may borrow but `nft` cannot write.
+    /// Installs the table. Some kernels have only the queue expression of iptables, which nftables
+    /// can use but `nft` cannot express; it is then added by netlink.
     fn apply(&self) -> Result<(), NftError> {
         self.check()?;
         let Err(refused) = self.install(&self.contents()) else { return Ok(()) };
         self.install(&self.contents_with(""))?;
         nfqueue::xtables_rule(&self.table(), "hold", self.queue).map_err(|_| {
-            // The error of `nft` is clearer to the reader.
+            // The error of `nft` is clearer.
             let _ = self.undo();
             refused.into()
         })
@@ -79,7 +80,7 @@ impl SynHold {
         self.whose == SynPath::Forwarded
     }
 
-    /// Builds the table's contents, with `queue` as the rule that leads to the queue.
+    /// Builds the table's contents, with `queue` as the rule that sends packets to the queue.
     fn contents_with(&self, queue: &str) -> String {
         let (hook, first, second) = match self.whose {
             SynPath::Forwarded => ("prerouting", "mangle - 10", "mangle - 9"),

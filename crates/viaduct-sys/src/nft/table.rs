@@ -1,11 +1,12 @@
-//! Our nftables tables: created, deleted and checked alike, each in one transaction.
+//! Our nftables tables, which are created, deleted and checked by the same code, each in one
+//! transaction.
 //!
 //! | implementation | purpose |
 //! |---|---|
-//! | [`crate::nft::mss_clamp::MssClamp`] | the segment size between sites |
-//! | [`crate::nft::intercept::Intercept`] | connections that are handed to a proxy |
-//! | [`crate::nft::syn_hold::SynHold`] | SYNs that wait for a verdict |
-//! | [`crate::nft::rst_guard::RstGuard`] | packets kept from the kernel's TCP |
+//! | [`crate::nft::mss_clamp::MssClamp`] | lowers the MSS between sites |
+//! | [`crate::nft::intercept::Intercept`] | hands connections to a proxy |
+//! | [`crate::nft::syn_hold::SynHold`] | holds SYNs until a verdict |
+//! | [`crate::nft::rst_guard::RstGuard`] | keeps packets from the kernel's TCP |
 
 use std::io;
 use std::net::IpAddr;
@@ -19,7 +20,7 @@ pub enum NftError {
     /// `nft` failed.
     #[error(transparent)]
     Tool(#[from] ToolError),
-    /// A name that cannot be written into a rule.
+    /// A name cannot be written into a rule.
     #[error("{what} {name:?}: {expected}")]
     Name {
         /// Kind of name.
@@ -29,13 +30,13 @@ pub enum NftError {
         /// Expected form.
         expected: &'static str,
     },
-    /// The kernel does not list its rules.
-    #[error("cannot ask for the rules of nftables")]
+    /// The rules cannot be listed.
+    #[error("cannot list the rules of nftables")]
     Ask(#[source] io::Error),
     /// The kernel refuses the rules or routes of marked packets.
     #[error("cannot read or change the policy routing of marked packets")]
     Policy(#[source] io::Error),
-    /// A packet size that leaves TCP no payload.
+    /// The packet size is out of range.
     #[error("packets of at most {0} bytes: 576 to 65535 is expected")]
     MaxPacket(u32),
 }
@@ -59,15 +60,15 @@ pub trait Table {
     /// Checks that all names can be written into rules.
     ///
     /// # Errors
-    /// The name that cannot.
+    /// The name that cannot be written.
     fn check(&self) -> Result<(), NftError> {
         check_instance(self.instance())
     }
 
-    /// Installs the table; one of the same name is replaced.
+    /// Installs the table, and replaces one of the same name.
     ///
     /// # Errors
-    /// As [`Table::check`], or `nft` refuses.
+    /// As [`Table::check`], or `nft` fails.
     fn apply(&self) -> Result<(), NftError> {
         self.check()?;
         Ok(self.install(&self.contents())?)
@@ -76,7 +77,7 @@ pub trait Table {
     /// Removes the table, if it exists.
     ///
     /// # Errors
-    /// `nft` refuses.
+    /// `nft` fails.
     fn undo(&self) -> Result<(), NftError> {
         self.check()?;
         Ok(self.delete()?)
@@ -85,7 +86,7 @@ pub trait Table {
     /// Returns whether the table is complete.
     ///
     /// # Errors
-    /// The kernel does not list its rules.
+    /// The rules cannot be listed.
     fn is_installed(&self) -> Result<bool, NftError> {
         self.has_chains()
     }
@@ -93,7 +94,7 @@ pub trait Table {
     /// Returns whether the table's chains have all their rules.
     ///
     /// # Errors
-    /// The kernel does not list its rules.
+    /// The rules cannot be listed.
     fn has_chains(&self) -> Result<bool, NftError> {
         // Sets, which may be long, are not compared.
         let count = |chain| count_rules(&self.table(), chain).map_err(NftError::Ask);
@@ -102,18 +103,18 @@ pub trait Table {
             .try_fold(true, |so_far, (chain, rules)| Ok(so_far && count(chain)? == *rules))
     }
 
-    /// Removes the table alone, without what belongs to it elsewhere, if it exists.
+    /// Removes only the nftables table, if it exists, and not the routes that belong to it.
     ///
     /// # Errors
-    /// `nft` refuses.
+    /// `nft` fails.
     fn delete(&self) -> Result<(), ToolError> {
         nft(&deletion(&self.table()))
     }
 
-    /// Installs the table alone, with these contents.
+    /// Installs only the nftables table, with these contents.
     ///
     /// # Errors
-    /// `nft` refuses.
+    /// `nft` fails.
     fn install(&self, contents: &str) -> Result<(), ToolError> {
         let table = self.table();
         nft(&format!("{}table inet {table} {{\n{contents}\n}}\n", deletion(&table)))
@@ -158,12 +159,13 @@ fn count_rules(table: &str, chain: &str) -> io::Result<usize> {
     }
 }
 
-/// Builds the commands that delete a table. The `add` makes them valid if it does not exist.
+/// Builds the commands that delete a table. The `add` makes them succeed even if there is no such
+/// table.
 fn deletion(table: &str) -> String {
     format!("add table inet {table}\ndelete table inet {table}\n")
 }
 
-/// Builds a set of prefixes.
+/// Builds the definition of a set of prefixes.
 pub(crate) fn set(name: &str, kind: &str, prefixes: &[(IpAddr, u8)]) -> String {
     let elements: Vec<String> =
         prefixes.iter().map(|(ip, length)| format!("{ip}/{length}")).collect();

@@ -1,12 +1,12 @@
-//! Children that never outlive us.
+//! Children that never outlive this process.
 //!
-//! The kernel's parent-death signal kills a child when its parent ends, also by `kill -9`. Two
-//! traps: "parent" means the *thread* that forked, and a parent may have ended before the child
-//! has requested the signal. [`Process::spawn`] therefore forks from one thread that lives as
-//! long as the process, and the child checks once whether its parent still lives.
+//! The kernel's parent-death signal kills a child when its parent ends, even by `kill -9`. There
+//! are two pitfalls: "parent" means the *thread* that forked, and the parent may end before the
+//! child has requested the signal. [`Process::spawn`] therefore forks from one thread that lives as
+//! long as the process, and the child checks after its request that the parent is still alive.
 //!
 //! ```text
-//!   Process::spawn ─command──> the spawner thread ──fork──> child: asks for SIGKILL at parent's
+//!   Process::spawn ─command──> the spawner thread ──fork──> child: requests SIGKILL at parent's
 //!        ^                                            |     death, checks the parent, execs
 //!        └──────────────── Child ─────────────────────┘
 //! ```
@@ -27,7 +27,8 @@ use rustix::process::{
     set_parent_process_death_signal, setrlimit,
 };
 
-/// A child that is killed, with its process group, when this is dropped or this process dies.
+/// A child process. It is killed, with its process group if it has its own, when this value is
+/// dropped; when this process dies, the kernel kills the child.
 #[derive(Debug)]
 pub struct Process {
     child: Child,
@@ -35,8 +36,8 @@ pub struct Process {
 }
 
 impl Process {
-    /// Starts `command` in a process group of its own, so that a Ctrl-C at the terminal is ours
-    /// to handle and the whole group can be killed.
+    /// Starts `command` in a new process group, so that a Ctrl-C at the terminal reaches only this
+    /// process, and the whole group can be killed.
     pub fn spawn(mut command: Command) -> io::Result<Process> {
         command.process_group(0);
         Ok(Process { child: spawn_in_thread(command)?, own_group: true })
@@ -47,8 +48,8 @@ impl Process {
         Ok(Process { child: spawn_in_thread(command)?, own_group: false })
     }
 
-    /// Waits until the child ends, `limit` is over or `cancelled` returns true (called every 50
-    /// ms). `None` if the child still runs.
+    /// Waits until the child ends, `limit` has passed, or `cancelled` (called every 50 ms) returns
+    /// true. `None` if the child is still running.
     pub fn wait_for(
         &mut self,
         limit: Duration,
@@ -107,8 +108,8 @@ impl Drop for Process {
     }
 }
 
-/// Makes the child of `command` die when the *thread* that spawns it ends. [`Process`] spawns
-/// from a thread that never ends; a shorter-lived thread must wait for the child itself.
+/// Makes the child of `command` die when the *thread* that spawns it ends. [`Process`] spawns from
+/// a thread that never ends; any other thread must not end before the child.
 pub fn die_with_parent(command: &mut Command) {
     let parent = std::process::id();
     // SAFETY: between fork and exec the closure makes two system calls; it neither allocates nor
@@ -116,8 +117,7 @@ pub fn die_with_parent(command: &mut Command) {
     unsafe {
         command.pre_exec(move || {
             set_parent_process_death_signal(Some(Signal::KILL))?;
-            // The parent may have died before this request; the signal would then never be
-            // sent.
+            // If the parent died before this request, the signal is never sent.
             match getppid() {
                 Some(pid) if pid.as_raw_nonzero().get().cast_unsigned() == parent => Ok(()),
                 _ => Err(io::ErrorKind::BrokenPipe.into()),
@@ -126,20 +126,20 @@ pub fn die_with_parent(command: &mut Command) {
     };
 }
 
-/// Raises the limit of open descriptors of this process, and of its children, to the maximum.
+/// Raises the limit of open descriptors of this process and its children to the hard limit.
 ///
 /// # Returns
 /// The limit.
 pub fn raise_fd_limit() -> u64 {
     let limit = inherited_fd_limit();
     let limit = Rlimit { maximum: getrlimit(Resource::Nofile).maximum, ..limit };
-    // Any process may raise it up to the hard limit.
+    // Any process may raise its soft limit up to the hard limit.
     let _ = setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, ..limit });
     getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX)
 }
 
-/// Raises the hard limit of descriptors of this process, and of its children, to at least
-/// `least`, if it has the privilege.
+/// Raises the hard limit of descriptors of this process and its children to at least `least`, if
+/// the process is privileged.
 pub fn raise_hard_fd_limit(least: u64) {
     let found = inherited_fd_limit();
     if found.maximum.is_some_and(|most| most < least) {
@@ -149,7 +149,8 @@ pub fn raise_hard_fd_limit(least: u64) {
     }
 }
 
-/// Returns the limit of descriptors that this process was started with, as of the first call.
+/// Returns the limit of descriptors that this process was started with. The first call records it,
+/// so it must precede any change.
 pub(crate) fn inherited_fd_limit() -> Rlimit {
     static INHERITED: OnceLock<Rlimit> = OnceLock::new();
     *INHERITED.get_or_init(|| getrlimit(Resource::Nofile))
@@ -168,7 +169,8 @@ fn spawn_in_thread(command: Command) -> io::Result<Child> {
         let (sender, jobs) = channel::<Job>();
         thread::spawn(move || {
             for (mut command, answer) in jobs {
-                // If the requesting thread has ended, the child is dropped, without a wait.
+                // If the requesting thread has ended, the child is dropped and nothing waits for
+                // it.
                 let _ = answer.send(command.spawn());
             }
         });
@@ -198,7 +200,7 @@ mod tests {
     fn a_child_outlives_the_thread_that_spawned_it() {
         let mut child = thread::spawn(|| Process::spawn(sleeper()).unwrap()).join().unwrap();
         let ended = child.wait_for(Duration::from_millis(200), || false).unwrap();
-        assert_eq!(ended, None, "the spawner thread should have kept it");
+        assert_eq!(ended, None, "the child has died with the thread that requested it");
     }
 
     #[test]
@@ -219,7 +221,7 @@ mod tests {
         let mut out = io::BufReader::new(child.stdout.take().unwrap());
         io::BufRead::read_line(&mut out, &mut line).unwrap();
         drop(child);
-        // An orphan is reaped by init; until then it is a zombie, which counts as dead.
+        // Init reaps the orphan; until then it is a zombie, which counts as dead.
         let dead = || {
             let stat = std::fs::read_to_string(format!("/proc/{}/stat", line.trim()));
             stat.map_or(true, |s| s.contains(") Z ") || s.contains(") X "))

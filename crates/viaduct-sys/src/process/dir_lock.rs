@@ -1,7 +1,7 @@
-//! An exclusive lock on a directory, for short work on the files in it. It locks a file there
-//! that only this user may open: a lock on the directory itself could be taken by any of its
-//! readers, to keep services from starting and ending. The kernel releases it when the process
-//! ends in any way; the file is removed with the lock.
+//! An exclusive lock on a directory, held during short work on the files in it. The lock is on a
+//! file in the directory that only this user may open: any user who can read the directory could
+//! lock the directory itself, and thereby block services. The kernel releases the lock when the
+//! process ends, even by a crash. The file is removed when the lock is released.
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, ErrorKind};
@@ -12,14 +12,14 @@ use std::time::{Duration, Instant};
 
 use rustix::fs::{FlockOperation, flock};
 
-/// Prefix of the file's name; the user ID follows, since other users could not open it.
+/// Prefix of the file's name. The user ID follows, so that each user has a file that it can open.
 const PREFIX: &str = ".lock-";
-/// Time after which another holder is reported.
+/// Time to wait for another holder.
 const HOLD_TIMEOUT: Duration = Duration::from_secs(5);
 /// Time between two attempts.
 const RETRY_INTERVAL: Duration = Duration::from_millis(5);
 
-/// The lock; dropping it releases it.
+/// The lock, released on drop.
 #[derive(Debug)]
 pub struct DirLock {
     path: PathBuf,
@@ -27,10 +27,11 @@ pub struct DirLock {
 }
 
 impl DirLock {
-    /// Waits until no other holder has `directory`, which must exist, for at most 5 seconds.
+    /// Locks `directory`, which must exist. Waits at most 5 seconds for another holder.
     ///
     /// # Errors
-    /// `TimedOut` if another process holds it for longer, or the file cannot be created.
+    /// `TimedOut` if another process holds the lock for longer. Others if the file cannot be
+    /// created or locked.
     pub fn take(directory: &Path) -> io::Result<DirLock> {
         let path = file_in(directory);
         let mut open = OpenOptions::new();
@@ -48,7 +49,7 @@ impl DirLock {
                 }
                 Err(rustix::io::Errno::INTR) => {}
                 Err(errno) => return Err(errno.into()),
-                // The last holder may have removed the file that was opened here.
+                // The previous holder may have removed the file that was opened here.
                 Ok(()) if inode(&path) == Some(file.metadata()?.ino()) => {
                     return Ok(DirLock { path, _file: file });
                 }
@@ -57,8 +58,8 @@ impl DirLock {
         }
     }
 
-    /// Locks the directory of the file `path`, as [`DirLock::take`] does; it is created if it
-    /// is missing.
+    /// Locks the directory of the file `path`, as [`DirLock::take`] does. Creates the directory if
+    /// it does not exist.
     ///
     /// # Errors
     /// As [`DirLock::take`].
@@ -72,8 +73,8 @@ impl DirLock {
 
 impl Drop for DirLock {
     fn drop(&mut self) {
-        // Removed under the lock: a process that has opened the file meanwhile finds it gone
-        // and creates another.
+        // Removed while the lock is held: a process that has opened the file meanwhile notices this
+        // when it gets the lock, and creates a new file.
         let _ = std::fs::remove_file(&self.path);
     }
 }

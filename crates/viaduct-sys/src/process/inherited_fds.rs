@@ -1,5 +1,5 @@
-//! Descriptors that a process inherits: from the service manager (systemd's socket activation),
-//! or from a parent of ours.
+//! Inherited descriptors: from the service manager (systemd's socket activation), or from another
+//! process of this program.
 //!
 //! ```text
 //!   LISTEN_PID=<us> LISTEN_FDS=2          listen_fds() ─▶ 3, 4
@@ -20,11 +20,11 @@ use rustix::io::{FdFlags, fcntl_getfd, fcntl_setfd};
 /// First descriptor of socket activation.
 const FIRST: RawFd = 3;
 
-/// Descriptors that were taken: each has one owner.
+/// Descriptors that were taken, so that none gets a second owner.
 static TAKEN: Mutex<BTreeSet<RawFd>> = Mutex::new(BTreeSet::new());
 
-/// Takes the sockets that a service manager has opened for this process, in its order; none if
-/// it was started otherwise, or on a second call.
+/// Takes the sockets that a service manager has opened for this process, in the manager's order.
+/// Empty if no manager has started this process, or on a second call.
 ///
 /// # Errors
 /// The environment names descriptors that are not open.
@@ -36,26 +36,27 @@ pub fn listen_fds() -> io::Result<Vec<OwnedFd>> {
     (FIRST..FIRST.saturating_add(count)).filter(fresh).map(take).collect()
 }
 
-/// Takes the descriptor `fd` that was left open for this process. It becomes close-on-exec.
+/// Takes the descriptor `fd`, which the parent has left open for this process, and sets
+/// close-on-exec on it.
 ///
 /// # Errors
 /// The descriptor is not open (`EBADF`), or was taken before (`EBUSY`).
 pub fn take(fd: RawFd) -> io::Result<OwnedFd> {
-    // SAFETY: only borrowed to be looked at, and only kept if it is open.
+    // SAFETY: only borrowed, to check whether it is open.
     let looked_at = unsafe { BorrowedFd::borrow_raw(fd) };
     let flags = fcntl_getfd(looked_at)?;
-    // Our own descriptors are all close-on-exec; any other is inherited.
+    // All descriptors that this process has opened are close-on-exec; any other is inherited.
     if fd < FIRST || flags.contains(FdFlags::CLOEXEC) || !taken().insert(fd) {
         return Err(io::Error::from_raw_os_error(libc::EBUSY));
     }
     fcntl_setfd(looked_at, flags | FdFlags::CLOEXEC)?;
-    // SAFETY: it is open, is not one that this process opened (those are close-on-exec), and
-    // was not taken before.
+    // SAFETY: the descriptor is open, was not opened by this process (such descriptors are
+    // close-on-exec), and was not taken before.
     Ok(unsafe { OwnedFd::from_raw_fd(fd) })
 }
 
-/// Takes all other inherited descriptors. While they are kept, programs that this process
-/// starts inherit them too. Only the first call gets them.
+/// Takes all inherited descriptors that were not taken yet. They are not made close-on-exec:
+/// programs that this process starts inherit them. A second call returns none.
 ///
 /// # Errors
 /// There is no `/proc`.
@@ -66,9 +67,9 @@ pub fn take_rest() -> io::Result<Vec<OwnedFd>> {
         else {
             continue;
         };
-        // SAFETY: only borrowed to be looked at.
+        // SAFETY: only borrowed, to read its flags.
         let Ok(flags) = fcntl_getfd(unsafe { BorrowedFd::borrow_raw(fd) }) else { continue };
-        // As above: a descriptor that is not close-on-exec is inherited.
+        // As in `take`: a descriptor that is not close-on-exec is inherited.
         if fd >= FIRST && !flags.contains(FdFlags::CLOEXEC) && taken().insert(fd) {
             // SAFETY: as in `take`.
             rest.push(unsafe { OwnedFd::from_raw_fd(fd) });
@@ -81,18 +82,18 @@ fn taken() -> std::sync::MutexGuard<'static, BTreeSet<RawFd>> {
     TAKEN.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Leaves these descriptors open in the child of `command`, under their numbers, for the
-/// program to [`take`]. They must be open when it is spawned.
+/// Leaves descriptors open in the child of `command`, under the same numbers, for the program to
+/// [`take`]. They must be open when the child is spawned.
 pub fn leave_open(command: &mut Command, descriptors: &[BorrowedFd<'_>]) {
     let numbers: Vec<RawFd> = descriptors.iter().map(AsRawFd::as_raw_fd).collect();
     let open = move || {
         for &fd in &numbers {
-            // SAFETY: borrowed for the call; a number that is not open is an error of the call's.
+            // SAFETY: borrowed for the call, which fails if the number is not open.
             fcntl_setfd(unsafe { BorrowedFd::borrow_raw(fd) }, FdFlags::empty())?;
         }
         Ok(())
     };
-    // SAFETY: between fork and exec the closure makes system calls alone; it neither allocates nor
+    // SAFETY: between fork and exec the closure only makes system calls; it neither allocates nor
     // takes a lock.
     unsafe { command.pre_exec(open) };
 }
@@ -108,7 +109,7 @@ mod tests {
         let (kept, other) = (io::pipe().unwrap(), io::pipe().unwrap());
         let (fd, closed) = (kept.1.as_raw_fd(), other.1.as_raw_fd());
         let mut command = Command::new("sh");
-        // By path: a shell accepts descriptor numbers of one digit only.
+        // By path, as a shell accepts only descriptor numbers of one digit.
         let script = format!("echo hello >/proc/self/fd/{fd} && [ ! -e /proc/self/fd/{closed} ]");
         command.args(["-c", &script]);
         leave_open(&mut command, &[kept.1.as_fd()]);
@@ -126,7 +127,7 @@ mod tests {
         let busy = take(own.0.as_raw_fd()).unwrap_err();
         assert_eq!(busy.raw_os_error(), Some(libc::EBUSY));
         assert_eq!(take(9_999).unwrap_err().raw_os_error(), Some(libc::EBADF));
-        // SAFETY: opened here, without another owner.
+        // SAFETY: just opened; it has no other owner.
         let outside = unsafe { libc::dup(own.0.as_raw_fd()) };
         let taken = take(outside).unwrap();
         assert!(fcntl_getfd(&taken).unwrap().contains(FdFlags::CLOEXEC));

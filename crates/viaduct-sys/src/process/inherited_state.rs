@@ -1,9 +1,9 @@
-//! Inherited state that Rust's runtime changes before `main`, or this process for itself: a
-//! program that this process stands for gets it as it was.
+//! Inherited state that Rust's runtime changes before `main`, or that this process changes for
+//! itself. A program that it starts on behalf of its caller gets the original state.
 //!
 //! ```text
-//!   exec ─▶ look (before the runtime) ─▶ runtime: SIGPIPE ignored, 0 to 2 open ─▶ main
-//!                     └──── hand_on(&mut command) ─▶ program: as it was
+//!   exec ─▶ record (before the runtime) ─▶ runtime: SIGPIPE ignored, 0 to 2 open ─▶ main
+//!                     └──── restore_in(&mut command) ─▶ program: as inherited
 //! ```
 #![allow(unsafe_code)]
 
@@ -18,12 +18,12 @@ use rustix::process::{Resource, setrlimit};
 
 use crate::process::inherited_fd_limit;
 
-/// Inherited state. Bits 0 to 2: that descriptor was closed. Others: the bit of [`SIGNALS`],
-/// that signal was ignored.
+/// Inherited state. Bits 0 to 2: the descriptor of this number was closed. Other bits: the signal
+/// of [`SIGNALS`] with this bit was ignored.
 static INHERITED: AtomicU32 = AtomicU32::new(0);
 const DESCRIPTORS: u32 = 3;
-/// Signals to restore. The runtime ignores the first; a process that waits for children must
-/// not ignore the second; the others come from a terminal.
+/// Signals to restore. The runtime ignores SIGPIPE; a process that waits for children must not
+/// ignore SIGCHLD; a terminal sends the others.
 const SIGNALS: [(u32, libc::c_int); 8] = [
     (1 << 3, libc::SIGPIPE),
     (1 << 4, libc::SIGCHLD),
@@ -34,27 +34,27 @@ const SIGNALS: [(u32, libc::c_int); 8] = [
     (1 << 9, libc::SIGTTIN),
     (1 << 10, libc::SIGTTOU),
 ];
-/// Signals that a terminal sends, as a range of [`SIGNALS`]: to all processes in its
-/// foreground; the last two to all of a background job of which a process reads from it, or
-/// writes to it.
+/// Signals that a terminal sends, as a range of [`SIGNALS`]. They go to its foreground process
+/// group; the last two go to a background job that reads from the terminal or writes to it.
 const TERMINAL_SIGNALS: std::ops::Range<usize> = 2..8;
 
 #[used]
 #[unsafe(link_section = ".init_array")]
 static INIT: extern "C" fn() = record;
 
-/// Runs before the runtime is initialised: makes system calls only.
+/// Records the inherited state. Runs before the runtime is initialised, so it only makes system
+/// calls.
 extern "C" fn record() {
     let mut inherited = 0;
     for fd in 0..DESCRIPTORS {
-        // SAFETY: a number is looked at.
+        // SAFETY: the call only reads the descriptor's flags.
         if unsafe { libc::fcntl(fd.cast_signed(), libc::F_GETFD) } == -1 {
             inherited |= 1 << fd;
         }
     }
     for (bit, signal) in SIGNALS {
         let mut action = MaybeUninit::<libc::sigaction>::zeroed();
-        // SAFETY: what is written is a `sigaction`, of which all zeros is one.
+        // SAFETY: the kernel writes one `sigaction`, for which all zeros are a valid value.
         let ignored = unsafe {
             libc::sigaction(signal, ptr::null(), action.as_mut_ptr()) == 0
                 && action.assume_init().sa_sigaction == libc::SIG_IGN
@@ -72,7 +72,7 @@ pub fn reset_sigchld() {
     unsafe { libc::signal(libc::SIGCHLD, libc::SIG_DFL) };
 }
 
-/// Ignores a terminal's signals from now on: they are meant for the programs that this process
+/// Ignores the terminal's signals from now on, as they are meant for the programs that this process
 /// has started.
 pub fn ignore_terminal() {
     for (_, signal) in &SIGNALS[TERMINAL_SIGNALS] {
@@ -81,8 +81,8 @@ pub fn ignore_terminal() {
     }
 }
 
-/// Restores the inherited state in the child of `command`. The child's standard descriptors
-/// must be inherited from this process.
+/// Restores the inherited state in the child of `command`. The child must inherit its standard
+/// descriptors from this process.
 pub fn restore_in(command: &mut Command) {
     let inherited = INHERITED.load(Ordering::Relaxed);
     let limit = inherited_fd_limit();
@@ -97,12 +97,12 @@ pub fn restore_in(command: &mut Command) {
             }
         }
         for fd in (0..DESCRIPTORS).filter(|fd| inherited & 1 << fd != 0) {
-            // SAFETY: in the child nothing uses it any more.
+            // SAFETY: nothing in the child uses the descriptor any more.
             unsafe { libc::close(fd.cast_signed()) };
         }
         Ok(())
     };
-    // SAFETY: between fork and exec the closure makes system calls alone; it neither allocates
-    // nor takes a lock.
+    // SAFETY: between fork and exec the closure only makes system calls; it neither allocates nor
+    // takes a lock.
     unsafe { command.pre_exec(restore) };
 }

@@ -1,6 +1,6 @@
-//! Instance lock: a name that one process of a network namespace at a time can hold. It is an
-//! abstract Unix socket, of which the kernel has one set per network namespace, and is released
-//! when the process ends in any way.
+//! Instance lock: a name that one process of a network namespace can hold at a time. The lock is an
+//! abstract Unix socket, whose names are per network namespace. The kernel releases it when the
+//! process ends, even by a crash.
 
 use std::io;
 use std::os::linux::net::SocketAddrExt as _;
@@ -13,8 +13,8 @@ pub(crate) struct InstanceLock {
 }
 
 impl InstanceLock {
-    /// Locks `name` in the calling thread's network namespace; `None` if another process has
-    /// it.
+    /// Locks `name` in the calling thread's network namespace; `None` if the name is already
+    /// locked.
     pub(crate) fn take(name: &str) -> io::Result<Option<InstanceLock>> {
         let address = SocketAddr::from_abstract_name(name)?;
         match UnixDatagram::bind_addr(&address) {

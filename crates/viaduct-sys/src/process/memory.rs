@@ -4,23 +4,23 @@
 use std::fs;
 use std::io;
 
-/// Drops the program's own pages, its code and constants, from memory. Pages that only the
-/// start needed, such as the command line's help, stay out of it; others are read again from
-/// the page cache on their next access, in some microseconds each.
+/// Drops the pages of the program's code and constants from this process's memory. A page is mapped
+/// again from the page cache on its next access, which takes some microseconds. Pages that only the
+/// start needed, such as the `--help` texts, stay unmapped.
 ///
 /// # Errors
 /// `/proc` is not mounted.
 pub fn drop_clean_pages() -> io::Result<()> {
     for pages in constant(&fs::read_to_string("/proc/self/smaps")?) {
-        // SAFETY: these are whole pages of a file, mapped without the right to write, and the
-        // kernel says that none of them was ever altered: each is as it is in the file, and is
-        // read from there again.
+        // SAFETY: these are whole pages of a file, mapped read-only, and the kernel reports that
+        // none was ever modified. Each page is equal to the file's, and is read from the file
+        // again.
         unsafe { libc::madvise(pages.start as *mut _, pages.len(), libc::MADV_DONTNEED) };
     }
     Ok(())
 }
 
-/// Returns the mappings in `smaps` that are of files, read-only, and never modified.
+/// Returns the read-only file mappings in `smaps` that were never modified.
 fn constant(smaps: &str) -> Vec<std::ops::Range<usize>> {
     let (mut found, mut current) = (Vec::new(), None);
     for line in smaps.lines() {
@@ -42,10 +42,10 @@ fn file_without_writing(line: &str) -> Option<std::ops::Range<usize>> {
     (is_file && matches!(rights, "r--p" | "r-xp")).then_some(address(start)?..address(end)?)
 }
 
-/// Gives freed pages that the allocator has kept back to the kernel: nearly all, if they held
-/// many small allocations. Takes some milliseconds.
+/// Returns freed pages that the allocator has kept to the kernel: after many small allocations,
+/// nearly all of them. Takes some milliseconds.
 pub fn trim_heap() {
-    // SAFETY: it touches only what is free, under the allocator's own locks.
+    // SAFETY: the call touches only free memory, under the allocator's own locks.
     #[cfg(target_env = "gnu")]
     unsafe {
         libc::malloc_trim(0);

@@ -1,5 +1,4 @@
-//! This process and its children: how they are started, what they inherit, how they end, and
-//! where their threads run.
+//! This process and its children: start, inherited state, end, and scheduling of threads.
 //!
 //! | module | content |
 //! |---|---|

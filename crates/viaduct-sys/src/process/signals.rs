@@ -10,10 +10,10 @@ use std::ptr;
 
 use crate::os;
 
-/// Signals that would end, stop or wake this process, blocked and read here instead.
+/// Signals that are blocked and read as events.
 pub struct BlockedSignals {
     fd: OwnedFd,
-    /// Signal mask before that.
+    /// Signal mask before they were blocked.
     before: libc::sigset_t,
 }
 
@@ -22,13 +22,13 @@ pub struct BlockedSignals {
 pub struct ReceivedSignal {
     /// Signal number.
     pub signal: i32,
-    /// True if a process has sent it; false if the kernel has, for the terminal say, to all of
-    /// the process group.
+    /// True if a process has sent the signal; false if the kernel has, for example on behalf of the
+    /// terminal, which signals the whole process group.
     pub sent: bool,
 }
 
 impl BlockedSignals {
-    /// Blocks all signals that can be blocked, except those that a fault raises.
+    /// Blocks all signals that can be blocked, except those raised by faults.
     ///
     /// # Errors
     /// No descriptor is left.
@@ -44,7 +44,7 @@ impl BlockedSignals {
         if blocked != 0 {
             return Err(io::Error::from_raw_os_error(blocked));
         }
-        // SAFETY: just opened, and without another owner.
+        // SAFETY: just opened; it has no other owner.
         let fd = unsafe { OwnedFd::from_raw_fd(fd) };
         // SAFETY: the set was written by the call.
         let before = unsafe { before.assume_init() };
@@ -66,18 +66,19 @@ impl BlockedSignals {
         unsafe { command.pre_exec(release) };
     }
 
-    /// Returns whether `signal` is pending and was not read. Of [`SIGTSTP`](libc::SIGTSTP) and
-    /// [`SIGCONT`](libc::SIGCONT) the later one discards the earlier.
+    /// Returns whether `signal` is pending, that is, was not read yet. A later
+    /// [`SIGCONT`](libc::SIGCONT) discards a pending [`SIGTSTP`](libc::SIGTSTP), and vice versa.
     pub fn is_pending(&self, signal: i32) -> bool {
         let mut pending = MaybeUninit::zeroed();
-        // SAFETY: zeroed, which is a set, and then written by the call; it is read afterwards.
+        // SAFETY: the set is zeroed, which is a valid set, and written by the first call before the
+        // second reads it.
         unsafe {
             libc::sigpending(pending.as_mut_ptr());
             libc::sigismember(pending.as_ptr(), signal) == 1
         }
     }
 
-    /// Returns the next signal; waits for it.
+    /// Waits for the next signal and returns it.
     ///
     /// # Errors
     /// None are known.
@@ -89,7 +90,7 @@ impl BlockedSignals {
         if read < 0 {
             return Err(io::Error::last_os_error());
         }
-        // SAFETY: integers alone; zeroed, and then written by the kernel.
+        // SAFETY: the struct consists of integers; it was zeroed, and then written by the kernel.
         let info = unsafe { info.assume_init() };
         Ok(ReceivedSignal { signal: info.ssi_signo.cast_signed(), sent: info.ssi_code <= 0 })
     }
@@ -102,8 +103,8 @@ impl AsFd for BlockedSignals {
     }
 }
 
-/// Ignores these signals in the child of `command`, which they would otherwise end, until it
-/// handles them.
+/// Ignores these signals in the child of `command`, so that they do not end the program before it
+/// has installed its handlers.
 pub fn ignore_at_start(command: &mut Command, signals: &'static [i32]) {
     let ignore = move || {
         for &signal in signals {
@@ -114,26 +115,26 @@ pub fn ignore_at_start(command: &mut Command, signals: &'static [i32]) {
         }
         Ok(())
     };
-    // SAFETY: between fork and exec the closure makes system calls alone; it neither allocates
-    // nor takes a lock.
+    // SAFETY: between fork and exec the closure only makes system calls; it neither allocates nor
+    // takes a lock.
     unsafe { command.pre_exec(ignore) };
 }
 
 /// Sends `signal` to process `pid`.
 ///
 /// # Errors
-/// The process has ended, or is another user's.
+/// The process has ended, or belongs to another user.
 pub fn send(pid: u32, signal: i32) -> io::Result<()> {
     // SAFETY: no memory is involved.
     os::check(unsafe { libc::kill(pid.cast_signed(), signal) })
 }
 
-/// Ends this process by `signal`, like the program that it stands for, without a core dump: the
+/// Ends this process with `signal`, as the wrapped program has ended, but without a core dump: the
 /// program has left its own.
 pub fn end_by(signal: i32) -> ! {
     let none = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
-    // SAFETY: the set and the limit are initialised and live through the calls; nothing of this
-    // process runs on after the signal, and if it does, it ends.
+    // SAFETY: the set and the limit are initialised and live through the calls. If the process
+    // survives the signal, it exits.
     unsafe {
         libc::setrlimit(libc::RLIMIT_CORE, &raw const none);
         libc::signal(signal, libc::SIG_DFL);
@@ -146,8 +147,8 @@ pub fn end_by(signal: i32) -> ! {
     }
 }
 
-/// Stops this process by `signal`. Returns when it is continued, or at once where the kernel
-/// ignores the stop: in an orphaned process group.
+/// Stops this process with `signal`. Returns when the process is continued, or at once if the
+/// kernel ignores the signal, as it does in an orphaned process group.
 pub fn stop(signal: i32) {
     let mut before = MaybeUninit::zeroed();
     // SAFETY: the sets are initialised before they are read, and live through the calls.
@@ -157,7 +158,7 @@ pub fn stop(signal: i32) {
         libc::sigemptyset(set.as_mut_ptr());
         libc::sigaddset(set.as_mut_ptr(), signal);
         libc::raise(signal);
-        // A pending blocked signal stops the process here; SIGSTOP has already.
+        // A pending blocked signal stops the process here; SIGSTOP has stopped it already.
         libc::pthread_sigmask(libc::SIG_UNBLOCK, set.as_ptr(), before.as_mut_ptr());
         libc::pthread_sigmask(libc::SIG_SETMASK, before.as_ptr(), ptr::null_mut());
     }

@@ -1,4 +1,4 @@
-//! Programs that are started to be wrapped, and changes of their state.
+//! Supervision of wrapped programs: changes of their state, and reaping of orphans.
 #![allow(unsafe_code)]
 
 use std::fs::{self, File, OpenOptions};
@@ -36,7 +36,7 @@ pub enum StateChange {
 pub fn join_cgroup(command: &mut Command, members: BorrowedFd<'_>) {
     let members = members.as_raw_fd();
     let join_cgroup = move || {
-        // SAFETY: a system call alone, of one constant byte; a number that is not open is an error.
+        // SAFETY: a system call that reads one constant byte; it fails if the number is not open.
         let wrote = unsafe { libc::write(members, b"0".as_ptr().cast(), 1) };
         if wrote == 1 { Ok(()) } else { Err(io::Error::last_os_error()) }
     };
@@ -45,7 +45,7 @@ pub fn join_cgroup(command: &mut Command, members: BorrowedFd<'_>) {
     unsafe { command.pre_exec(join_cgroup) };
 }
 
-/// Waits until the state of child `pid` changes; reaps orphans that end meanwhile.
+/// Waits until the state of child `pid` changes. Reaps orphans that end meanwhile.
 ///
 /// # Errors
 /// There is no such child.
@@ -101,7 +101,7 @@ pub fn reap() {
     let _ = reap_all();
 }
 
-/// Reaps orphans like [`reap`]; returns whether no child is left.
+/// Reaps orphans like [`reap`]. Returns true if no child is left.
 pub fn reap_all() -> bool {
     loop {
         match peek(libc::WEXITED | libc::WNOHANG) {
@@ -119,15 +119,16 @@ const REAP_POLL_INTERVAL: Duration = Duration::from_millis(1);
 /// Returns a child with a state change of the kinds in `how`, without consuming the change.
 fn peek(how: libc::c_int) -> io::Result<Option<Pid>> {
     let mut info = MaybeUninit::<libc::siginfo_t>::zeroed();
-    // SAFETY: the kernel writes one, which lives through the call.
+    // SAFETY: the kernel writes one `siginfo_t`, which lives through the call.
     os::check(unsafe { libc::waitid(libc::P_ALL, 0, info.as_mut_ptr(), how | libc::WNOWAIT) })?;
-    // SAFETY: zeroed, which is one, and then written by the kernel: of a child, as was asked for.
+    // SAFETY: all zeros are a valid `siginfo_t`; the kernel has written it if a child's state has
+    // changed.
     Ok(Pid::from_raw(unsafe { info.assume_init().si_pid() }))
 }
 
-/// Consumes the state change of `child` if it is an orphan. Children in this process's own
-/// group were started here, and the code that started them waits for them. Orphans are in other
-/// groups: a process of another session cannot join the group of a session leader.
+/// Consumes the state change of `child` if it is an orphan. Children in this process's own group
+/// were started by it, and the code that started them waits for them. Orphans are in other groups:
+/// the master leads its session, and a process of another session cannot join its group.
 fn reap_orphan(child: Pid) -> bool {
     let own = is_in_own_group(child.as_raw_pid().cast_unsigned());
     let how = WaitOptions::NOHANG | WaitOptions::UNTRACED | WaitOptions::CONTINUED;
@@ -147,7 +148,7 @@ pub fn is_in_own_group(pid: u32) -> bool {
     getpgid(Pid::from_raw(pid.cast_signed())).is_ok_and(|of| of == getpgrp())
 }
 
-/// Makes this process the parent of its descendants that lose theirs.
+/// Makes this process the parent of descendants whose parent ends (subreaper).
 ///
 /// # Errors
 /// None are known.
@@ -155,14 +156,14 @@ pub fn adopt_orphans() -> io::Result<()> {
     Ok(set_child_subreaper(Pid::from_raw(1))?)
 }
 
-/// Returns whether this process leads its session: the kernel signals the leader when the
-/// terminal is gone.
+/// Returns whether this process is the leader of its session, which the kernel signals when the
+/// terminal hangs up.
 pub fn leads_session() -> bool {
     getsid(None).is_ok_and(|leader| leader == getpid())
 }
 
-/// Detaches this process from the terminal: it gets no signals from it and holds none of its
-/// descriptors.
+/// Detaches this process from the terminal: the terminal no longer sends it signals, and no
+/// standard descriptor refers to the terminal.
 ///
 /// # Errors
 /// This process leads a process group.
@@ -172,8 +173,8 @@ pub fn detach_from_terminal() -> io::Result<()> {
     Ok(rustix::stdio::dup2_stderr(&nowhere)?)
 }
 
-/// Replaces standard input and output by `/dev/null`: their other ends then see when the
-/// remaining holders close theirs.
+/// Replaces standard input and output with `/dev/null`. If they were pipes, their other ends then
+/// notice when the remaining holders close them.
 ///
 /// # Errors
 /// There is no `/dev/null`.

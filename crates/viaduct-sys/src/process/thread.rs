@@ -1,7 +1,7 @@
 //! Scheduling of the calling thread: priority, core, timer slack.
 //!
-//! Each call changes the calling thread and reports whether the kernel agreed: without
-//! privileges some are refused, and the program runs on, less punctually.
+//! Each call changes the calling thread and reports whether the kernel accepted the change. Without
+//! privileges the kernel refuses some; the program then runs with less precise timing.
 #![allow(unsafe_code)]
 
 use std::io;
@@ -10,9 +10,9 @@ use std::time::Duration;
 
 use crate::os::check;
 
-/// Sets the thread's policy to `SCHED_FIFO` with `priority` (1 to 99): it runs before all
-/// ordinary threads until it blocks. True if it worked; it needs `CAP_SYS_NICE` and, in a
-/// cgroup, a real-time budget. Threads and programs that it starts later are ordinary again.
+/// Sets the thread's policy to `SCHED_FIFO` with `priority` (1 to 99): it runs before all ordinary
+/// threads until it blocks. Returns true on success. Needs `CAP_SYS_NICE` and, in a cgroup, a
+/// real-time budget. Threads and programs that the thread starts later have the ordinary policy.
 pub fn set_fifo(priority: i32) -> bool {
     let parameters = libc::sched_param { sched_priority: priority };
     let policy = libc::SCHED_FIFO | libc::SCHED_RESET_ON_FORK;
@@ -36,7 +36,7 @@ pub fn set_batch() -> io::Result<()> {
 /// # Errors
 /// `EINVAL` if the core does not exist or is not allowed to this process.
 pub fn pin(core: usize) -> io::Result<()> {
-    // SAFETY: all zeros is the empty `cpu_set_t`.
+    // SAFETY: all zeros are the empty `cpu_set_t`.
     let mut set: libc::cpu_set_t = unsafe { mem::zeroed() };
     if core >= 8 * size_of_val(&set) {
         return Err(io::Error::from_raw_os_error(libc::EINVAL));
@@ -48,9 +48,9 @@ pub fn pin(core: usize) -> io::Result<()> {
     }
 }
 
-/// Cores that the calling thread may run on, ascending.
+/// Returns the cores that the calling thread may run on, in ascending order.
 pub fn cores() -> Vec<usize> {
-    // SAFETY: all zeros is the empty `cpu_set_t`.
+    // SAFETY: all zeros are the empty `cpu_set_t`.
     let mut set: libc::cpu_set_t = unsafe { mem::zeroed() };
     // SAFETY: the kernel writes at most the set's size. It cannot fail for the calling thread,
     // unless the machine has more cores than the set has bits; the set is then empty.
@@ -59,8 +59,8 @@ pub fn cores() -> Vec<usize> {
     (0..8 * size_of_val(&set)).filter(|&core| unsafe { libc::CPU_ISSET(core, &set) }).collect()
 }
 
-/// Sets the time by which the kernel may delay the thread's wake-ups to join timers: 50
-/// microseconds unless set; at least 1 ns. Real-time threads have no slack.
+/// Sets the time by which the kernel may delay the thread's wake-ups to coalesce timers: at least 1
+/// ns, 50 microseconds by default. Real-time threads have no slack.
 ///
 /// # Errors
 /// None are known on Linux.

@@ -22,7 +22,7 @@ pub enum ToolError {
         package: String,
     },
     /// The program could not be started, or its pipes failed.
-    #[error("`{command}` could not be run")]
+    #[error("cannot run `{command}`")]
     Run {
         /// Command line.
         command: String,
@@ -67,18 +67,18 @@ fn start(program: &str, args: &[&str], input: &str) -> io::Result<Output> {
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())
         .stderr(Stdio::piped());
-    // A tool must not change anything after we were killed, when the next start has restored
-    // all.
+    // If we are killed, the tool must not change anything after the next start has undone our
+    // changes.
     die_with_parent(&mut command);
     let mut child = command.spawn()?;
     if let Some(mut stdin) = child.stdin.take() {
-        // A program that ends without reading has a better reason on its standard error.
+        // If the program ends without reading its input, its standard error has the reason.
         let _ = stdin.write_all(input.as_bytes());
     }
     child.wait_with_output()
 }
 
-/// The user's path, and Debian's directories for programs of root.
+/// Returns the user's path with Debian's directories for root's programs.
 fn search_path() -> OsString {
     let mut path = env::var_os("PATH").unwrap_or_default();
     path.push(":/usr/sbin:/sbin");
@@ -86,7 +86,7 @@ fn search_path() -> OsString {
 }
 
 fn missing(program: &str) -> ToolError {
-    // Debian's name.
+    // The name of the Debian package.
     let package = if program == "nft" { "nftables" } else { program };
     ToolError::Missing { program: program.to_owned(), package: package.to_owned() }
 }

@@ -1,5 +1,4 @@
-//! A network interface's settings, by the ioctls that every kernel has, and what only netlink
-//! tells or sets.
+//! Settings of a network interface: by ioctl where every kernel has one, else by netlink.
 #![allow(unsafe_code)]
 
 use std::ffi::{CStr, CString};
@@ -15,12 +14,13 @@ use rustix::net::{AddressFamily, SocketFlags, SocketType};
 
 use crate::route::rtnetlink::{self, RouteSocket};
 
-/// An interface of the network namespace that the calling thread was in when this was made.
-/// Every method acts there, from any thread. The interface may come and go meanwhile.
+/// An interface of the network namespace that the calling thread was in when this was made. Every
+/// method acts in that namespace, from any thread. The interface may appear and disappear
+/// meanwhile.
 #[derive(Debug)]
 pub struct Interface {
     name: String,
-    /// Socket of its namespace.
+    /// Socket for the ioctls, opened in the interface's network namespace.
     control: OwnedFd,
 }
 
@@ -30,7 +30,7 @@ pub enum InterfaceError {
     /// The kernel takes names of 1 to 15 bytes.
     #[error("interface name {0:?}: 1 to 15 bytes without '/', ':' or blanks are expected")]
     Name(String),
-    /// A step that the kernel refused.
+    /// The kernel refused a step.
     #[error("interface {interface}: cannot {step}")]
     Kernel {
         /// Interface name.
@@ -43,10 +43,10 @@ pub enum InterfaceError {
 }
 
 impl Interface {
-    /// The interface `name`, which need not exist yet.
+    /// Opens the interface `name`, which need not exist yet.
     ///
     /// # Errors
-    /// A name that no interface can have, or no socket.
+    /// The name is invalid, or the socket for the ioctls cannot be opened.
     pub fn new(name: &str) -> Result<Interface, InterfaceError> {
         Request::new(name)?;
         let dgram = SocketType::DGRAM;
@@ -71,15 +71,16 @@ impl Interface {
     /// There is no such interface.
     pub fn mtu(&self) -> Result<u32, InterfaceError> {
         let answer = self.ask("read the MTU", libc::SIOCGIFMTU)?;
-        // SAFETY: SIOCGIFMTU succeeded, so the kernel filled in the union's int; and any bytes
-        // are an int.
+        // SAFETY: SIOCGIFMTU succeeded, so the kernel has filled in the union's int, for which
+        // every bit pattern is valid.
         Ok(unsafe { answer.int }.unsigned_abs())
     }
 
     /// Sets the MTU, 68 to 65535 bytes.
     ///
     /// # Errors
-    /// The driver's bounds, a missing right, or no such interface.
+    /// The driver does not support this MTU, CAP_NET_ADMIN is missing, or there is no such
+    /// interface.
     pub fn set_mtu(&self, bytes: u32) -> Result<(), InterfaceError> {
         let bytes = c_int::try_from(bytes).unwrap_or(c_int::MAX);
         self.set("set the MTU", libc::SIOCSIFMTU, Value { int: bytes })
@@ -109,10 +110,10 @@ impl Interface {
         Ok(c_int::from(self.flags()?) & libc::IFF_LOOPBACK != 0)
     }
 
-    /// Sets the interface up.
+    /// Brings the interface up.
     ///
     /// # Errors
-    /// A missing right, or no such interface.
+    /// CAP_NET_ADMIN is missing, or there is no such interface.
     pub fn set_up(&self) -> Result<(), InterfaceError> {
         let flags = self.flags()? | libc::IFF_UP as c_short;
         self.set("bring it up", libc::SIOCSIFFLAGS, Value { flags })
@@ -124,8 +125,8 @@ impl Interface {
     /// There is no such interface.
     pub fn queue_len(&self) -> Result<u32, InterfaceError> {
         let answer = self.ask("read the queue's length", libc::SIOCGIFTXQLEN)?;
-        // SAFETY: SIOCGIFTXQLEN succeeded, so the kernel filled in the union's int; and any bytes
-        // are an int.
+        // SAFETY: SIOCGIFTXQLEN succeeded, so the kernel has filled in the union's int, for which
+        // every bit pattern is valid.
         Ok(unsafe { answer.int }.unsigned_abs())
     }
 
@@ -133,7 +134,7 @@ impl Interface {
     /// user namespace the kernel refuses this call, but not `ip link set NAME txqueuelen N`.
     ///
     /// # Errors
-    /// A missing right, or no such interface.
+    /// CAP_NET_ADMIN is missing, or there is no such interface.
     pub fn set_queue_len(&self, packets: u32) -> Result<(), InterfaceError> {
         let packets = c_int::try_from(packets).unwrap_or(c_int::MAX);
         self.set("set the queue's length", libc::SIOCSIFTXQLEN, Value { int: packets })
@@ -141,8 +142,8 @@ impl Interface {
 
     fn flags(&self) -> Result<c_short, InterfaceError> {
         let answer = self.ask("read its flags", libc::SIOCGIFFLAGS)?;
-        // SAFETY: SIOCGIFFLAGS succeeded, so the kernel filled in the union's short; and any bytes
-        // are a short.
+        // SAFETY: SIOCGIFFLAGS succeeded, so the kernel has filled in the union's short, for which
+        // every bit pattern is valid.
         Ok(unsafe { answer.flags })
     }
 
@@ -182,7 +183,7 @@ pub(crate) struct Request {
     pub(crate) value: Value,
 }
 
-/// The union in `struct ifreq`, as far as it is used here, and as large as the kernel's.
+/// The union in `struct ifreq`: the members used here, padded to the kernel's size.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub(crate) union Value {
@@ -204,7 +205,7 @@ impl Request {
         Ok(Request { name: bytes, value: Value { whole: [0; 3] } })
     }
 
-    /// `operation` must be one whose argument is a `struct ifreq`.
+    /// Calls the ioctl `operation`, whose argument must be a `struct ifreq`.
     pub(crate) fn call(&mut self, fd: BorrowedFd<'_>, operation: c_ulong) -> io::Result<()> {
         // SAFETY: `self` has the layout and size of `struct ifreq` (asserted below), which is what
         // each operation used in this crate reads and writes; it outlives the call.
@@ -232,7 +233,7 @@ pub(crate) fn index(name: &str) -> io::Result<u32> {
 /// there is none.
 pub(crate) fn name(index: u32) -> Option<String> {
     let mut name = [0; libc::IFNAMSIZ];
-    // SAFETY: `name` has the room that the function may fill.
+    // SAFETY: `name` has `IFNAMSIZ` bytes, which is all that the function may fill.
     if unsafe { libc::if_indextoname(index, name.as_mut_ptr()) }.is_null() {
         return None;
     }
@@ -241,11 +242,10 @@ pub(crate) fn name(index: u32) -> Option<String> {
     Some(name.to_string_lossy().into_owned())
 }
 
-/// Gives the interface `name` of the calling thread's network namespace an address that is valid
-/// on its link alone.
+/// Gives the interface `name` of the calling thread's network namespace an address of link scope.
 ///
 /// # Errors
-/// A missing right, no such interface, or it has the address already.
+/// CAP_NET_ADMIN is missing, there is no such interface, or it has the address already.
 pub fn add_link_address(name: &str, own: IpAddr) -> io::Result<()> {
     rtnetlink::add_address(index(name)?, own, AddressScope::Link)
 }
@@ -254,7 +254,7 @@ pub fn add_link_address(name: &str, own: IpAddr) -> io::Result<()> {
 /// the interface `trunk`.
 ///
 /// # Errors
-/// One of them does not exist, or the kernel cannot be asked.
+/// One of the interfaces does not exist, or the netlink request fails.
 pub fn is_vlan_of(name: &str, trunk: &str) -> io::Result<bool> {
     let mut question = LinkMessage::default();
     question.header.index = index(name)?;
@@ -276,8 +276,8 @@ pub fn only_link() -> Option<u32> {
     only_link_in(&text)
 }
 
-/// Finds that index in lines of address, index, prefix length, scope, flags (hexadecimal) and
-/// name.
+/// Like [`only_link`], for the text of `/proc/net/if_inet6`. Each line has address, index, prefix
+/// length, scope and flags, all hexadecimal, and a name.
 fn only_link_in(text: &str) -> Option<u32> {
     const LINK: &str = "20";
     let link = |line: &str| {

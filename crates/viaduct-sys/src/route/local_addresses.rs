@@ -1,7 +1,8 @@
-//! Lookup of this host's own addresses, by its routes.
+//! Lookup of this host's own addresses in its routes.
 //!
-//! A successful bind to an address says less: with `net.ipv4.ip_nonlocal_bind`, as on hosts
-//! that take over each other's addresses, a socket can be bound to any.
+//! A successful bind to an address does not prove that it is local: with
+//! `net.ipv4.ip_nonlocal_bind`, which hosts set to take over each other's addresses, any address
+//! can be bound.
 
 use std::io;
 use std::net::IpAddr;
@@ -27,7 +28,7 @@ impl LocalAddresses {
     /// within a route of type `local`.
     ///
     /// # Errors
-    /// The kernel cannot be asked. A missing route to `ip` is not an error.
+    /// The netlink request fails. A missing route to `ip` is not an error.
     pub fn contains(&self, ip: IpAddr) -> io::Result<bool> {
         let route = self.0.route_to(ip)?;
         Ok(route.is_some_and(|route| route.header.kind == RouteType::Local))

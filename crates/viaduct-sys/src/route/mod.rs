@@ -1,5 +1,5 @@
 //! The IP layer's configuration: interfaces, addresses, routes, neighbours and settings, read and
-//! changed by netlink, by ioctls, or by `/proc/sys`.
+//! changed through netlink, ioctls or `/proc/sys`.
 //!
 //! Everything applies to the network namespace that the calling thread is in.
 //!
@@ -11,7 +11,7 @@
 //! | [`local_addresses`] | lookup of this host's own addresses |
 //! | [`next_hop`] | next-hop lookup: output interface and link-layer addresses |
 //! | [`mtu`] | MTU of the routes to a prefix |
-//! | [`watch`] | notice of changed routes |
+//! | [`watch`] | notification of changed routes |
 //! | [`sysctl`] | kernel settings |
 //! | `prefix` | prefixes of addresses |
 //! | `table_route` | routes of the main table as values |

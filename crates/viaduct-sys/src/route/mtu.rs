@@ -1,4 +1,4 @@
-//! The MTU towards a prefix, lowered so that hosts learn it by ICMP and leave room for repair.
+//! Lowers the MTU towards a prefix: hosts learn it by ICMP, and leave room for repair.
 //!
 //! ```text
 //!   before   default via 192.0.2.1 dev wan
@@ -6,13 +6,13 @@
 //!            10.2.0.0/16 via 192.0.2.1 dev wan proto 118 mtu lock 1400      <- ours
 //! ```
 //!
-//! The narrowest route of the main table to all of the prefix is read and added again for the
-//! prefix, with an MTU. If the prefix has a route of its own, that route is replaced and
-//! remembered; so are routes to parts of the prefix through the same interface. Other tables
-//! (policy routing) are not considered. Our routes carry the protocol number 118, which no
+//! The most specific route of the main table that covers the whole prefix is copied to a route for
+//! the prefix, with an MTU. If the prefix has a route of its own, that route is replaced, and
+//! restored at the end; so are routes to parts of the prefix through the same interface. Other
+//! tables (policy routing) are not considered. Our routes carry the protocol number 118, which no
 //! routing daemon uses, to tell them from all others.
 //!
-//! The MTU is locked: in forwarding, the kernel heeds an unlocked one for IPv4, but not for
+//! The MTU is locked: when the kernel forwards, it applies an unlocked one for IPv4, but not for
 //! IPv6.
 
 use std::io;
@@ -39,7 +39,7 @@ pub struct RouteMtu {
 struct Entry {
     /// Our route.
     ours: TableRoute,
-    /// Route that it replaces, if any.
+    /// Route that `ours` replaces, if any.
     before: Option<TableRoute>,
 }
 
@@ -63,7 +63,7 @@ pub enum RouteError {
         dev: String,
         /// The route that the kernel would take.
         route: String,
-        /// Interface of that route; empty if it has none.
+        /// Interface of `route`; empty if it has none.
         taken: String,
     },
     /// There is no route to the prefix.
@@ -71,7 +71,7 @@ pub enum RouteError {
     Unreachable {
         /// The prefix.
         prefix: String,
-        /// The route that forwards nothing, or that there is none.
+        /// The route, which drops or refuses packets, or a text that there is none.
         reason: String,
     },
     /// The MTU is out of range.
@@ -87,14 +87,14 @@ pub enum RouteError {
 }
 
 impl RouteMtu {
-    /// Finds the routes to change so that packets to `prefix` (address and length) through
-    /// `dev` are at most `mtu` bytes (576, for IPv6 1280, to 65535). Changes nothing. Routes
-    /// that have such an MTU already are not changed.
+    /// Finds the routes to change so that packets to `prefix` (address and length) through `dev`
+    /// have at most `mtu` bytes. The MTU may be 576 (IPv6: 1280) to 65535. Changes nothing. Routes
+    /// whose MTU is low enough already are left out.
     ///
-    /// A prefix of length 0 means the default route only, not the routes to parts of it.
+    /// A prefix of length 0 means only the default route, not the routes to all other prefixes.
     ///
     /// # Errors
-    /// No route, a route through another interface, or an MTU out of range.
+    /// There is no route, it is through another interface, or the MTU is out of range.
     pub fn plan(prefix: (IpAddr, u8), dev: &str, mtu: u32) -> Result<RouteMtu, RouteError> {
         let target = Target { address: network(prefix.0, prefix.1), length: prefix.1 };
         let least = if prefix.0.is_ipv4() { 576 } else { 1280 };
@@ -130,18 +130,18 @@ impl RouteMtu {
     /// Installs our routes.
     ///
     /// # Errors
-    /// The kernel refuses.
+    /// The kernel refuses a change.
     pub fn apply(&self) -> Result<(), RouteError> {
         let socket = open()?;
         self.entries.iter().try_for_each(|entry| replace(&socket, &entry.ours))
     }
 
-    /// Removes our routes and restores those that they replaced. May be repeated. Where ours is
-    /// gone already (the interface went down, an administrator changed it), nothing is
-    /// restored.
+    /// Removes our routes and restores those that they replaced. May be called again. If our route
+    /// is gone already (the interface went down, or an administrator has changed the route),
+    /// nothing is restored.
     ///
     /// # Errors
-    /// The kernel refuses.
+    /// The kernel refuses a change.
     pub fn undo(&self) -> Result<(), RouteError> {
         let socket = open()?;
         self.entries.iter().rev().try_for_each(|entry| entry.undo(&socket))
@@ -177,8 +177,8 @@ impl Target {
         format!("{}/{}", self.address, self.length)
     }
 
-    /// Returns the narrowest route to all of the prefix; of several the first, which has the
-    /// lowest metric.
+    /// Returns the most specific route that covers the whole prefix; the first of several, which
+    /// has the lowest metric.
     fn route_taken<'a>(&self, table: &'a [TableRoute]) -> Result<&'a TableRoute, RouteError> {
         let unreachable = |reason| RouteError::Unreachable { prefix: self.text(), reason };
         let holds = |route: &&TableRoute| {
@@ -203,8 +203,8 @@ impl Target {
         length >= self.length && share(self.address, address, self.length)
     }
 
-    /// Builds the entry of `route` with the MTU, for the whole prefix if the route is wider
-    /// than that.
+    /// Builds the entry for `route` with the MTU. Our route is to the whole prefix if `route` is
+    /// wider than the prefix.
     fn entry(&self, route: &TableRoute, mtu: u32) -> Entry {
         let is_inside = self.contains(route);
         let to = if is_inside { route.destination() } else { (self.address, self.length) };

@@ -24,8 +24,9 @@ use rustix::net::{RecvFlags, SendFlags, recv, sendto};
 
 use crate::os;
 
-/// Bytes of a message's header, and of netfilter's header after it.
+/// Bytes of a message's header.
 const HEAD: usize = 16;
+/// Bytes of netfilter's header, which follows it.
 pub(crate) const NETFILTER_HEAD: usize = 4;
 /// Max bytes that one read returns.
 const MAX_READ: usize = 64 << 10;
@@ -117,8 +118,8 @@ pub(crate) fn send(socket: impl AsFd, bytes: &[u8]) -> io::Result<()> {
 /// and payload to `answer`. Returns whether the kernel has accepted the request.
 ///
 /// # Errors
-/// The kernel cannot be asked. The kernel answers before `send` returns, and goes on with a dump
-/// whenever the socket is read: there is nothing to wait for.
+/// The socket cannot be written or read. No read has to wait: the kernel answers before `send`
+/// returns, and continues a dump whenever the socket is read.
 pub(crate) fn exchange(
     socket: impl AsFd,
     request: &[u8],
@@ -152,7 +153,7 @@ fn status(payload: &[u8]) -> io::Result<()> {
 /// `kind`; `None` if the kernel refuses.
 ///
 /// # Errors
-/// The kernel cannot be asked.
+/// The socket cannot be written or read.
 pub(crate) fn ask(socket: impl AsFd, message: Message, kind: u16) -> io::Result<Option<Vec<u8>>> {
     let mut first = None;
     let accepted = exchange(socket, &message.bytes(), |of, payload| {
@@ -166,7 +167,7 @@ pub(crate) fn ask(socket: impl AsFd, message: Message, kind: u16) -> io::Result<
 /// Reads the answers to all messages sent so far; the kernel has answered when `send` returns.
 ///
 /// # Errors
-/// The first refusal.
+/// The kernel has refused a message; the first such error.
 pub(crate) fn read_acks(socket: impl AsFd) -> io::Result<()> {
     let (mut buffer, mut first) = ([0; 4096], Ok(()));
     loop {
@@ -192,8 +193,8 @@ pub(crate) fn open(protocol: c_int, groups: u32) -> io::Result<OwnedFd> {
     Ok(socket)
 }
 
-/// Reads all that waits on such a socket. Returns whether a message, by its type and payload,
-/// `matters`.
+/// Reads all messages queued on a socket of [`open`]. Returns whether `matters` is true for the
+/// type and payload of any, or messages were lost.
 pub(crate) fn any_event(socket: impl AsFd, mut matters: impl FnMut(u16, &[u8]) -> bool) -> bool {
     let (mut buffer, mut heard) = (vec![0; MAX_READ], false);
     loop {

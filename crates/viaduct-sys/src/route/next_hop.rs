@@ -1,8 +1,8 @@
 //! Next-hop lookup: output interface and link-layer addresses.
 //!
-//! For packets that bypass the kernel's routing ([`crate::capture::raw_gso`]). There is no hop
-//! where the kernel would still have to resolve it (a neighbour not heard of for a while), or would
-//! do more than forward (a tunnel, IPsec); such packets are to be sent through the kernel.
+//! For packets that bypass the kernel's routing ([`crate::capture::raw_gso`]). The lookup returns
+//! `None` if the kernel would still have to resolve the neighbour, or would do more than forward (a
+//! tunnel, IPsec). Such packets are to be sent through the kernel.
 
 use std::io;
 use std::net::IpAddr;
@@ -19,7 +19,7 @@ use crate::route::table_route::router;
 
 /// Bytes of a link-layer address.
 const LINK: usize = 6;
-/// Constants of `linux/xfrm.h` for the number of policies, which libc lacks.
+/// Constants of `linux/xfrm.h`, missing in libc, to query the number of IPsec policies.
 const XFRM_MSG_GETSPDINFO: u16 = 0x25;
 const XFRM_MSG_NEWSPDINFO: u16 = 0x24;
 const XFRMA_SPD_INFO: u16 = 1;
@@ -40,9 +40,9 @@ pub struct Route {
 pub struct NextHop {
     /// Interface index.
     pub interface: u32,
-    /// Link-layer address of the interface, and that of the next host.
+    /// Link-layer address of the interface.
     pub own: [u8; LINK],
-    /// See `own`.
+    /// Link-layer address of the next host.
     pub next: [u8; LINK],
     /// MTU of the interface.
     pub mtu: usize,
@@ -66,19 +66,20 @@ impl NextHopLookup {
         Ok(NextHopLookup { routes, policies: netlink::open(libc::NETLINK_XFRM, 0).ok() })
     }
 
-    /// Returns the route of packets to `ip`; `None` if they are not simply forwarded.
+    /// Returns the route of packets to `ip`; `None` if the kernel drops them, or does more than
+    /// forward them.
     ///
     /// # Errors
-    /// The kernel cannot be asked.
+    /// The netlink request fails.
     pub fn route(&self, ip: IpAddr) -> io::Result<Option<Route>> {
         Ok(self.routes.route_to(ip)?.and_then(|route| read_route(&route, ip)))
     }
 
-    /// Returns the next hop, over Ethernet or the loopback interface; `None` where the kernel
-    /// itself has to send.
+    /// Returns the next hop, over Ethernet or the loopback interface; `None` if the packets have to
+    /// be sent through the kernel.
     ///
     /// # Errors
-    /// The kernel cannot be asked.
+    /// The netlink request fails.
     pub fn next_hop(&self, Route { interface, via, .. }: Route) -> io::Result<Option<NextHop>> {
         if self.has_policies()? {
             return Ok(None);
@@ -92,12 +93,12 @@ impl NextHopLookup {
         Ok(next.map(|next| NextHop { interface, own, next, mtu }))
     }
 
-    /// Returns whether IPsec policies may apply to packets that leave.
+    /// Returns whether IPsec policies may apply to outbound packets.
     fn has_policies(&self) -> io::Result<bool> {
         let Some(socket) = &self.policies else { return Ok(false) };
         let ask = Message::with_head(XFRM_MSG_GETSPDINFO, NLM_F_ACK, &[0; 4]);
         let said = netlink::ask(socket, ask, XFRM_MSG_NEWSPDINFO)?;
-        // Policies for packets that come in, and then for those that leave.
+        // The counts are of policies for inbound packets, and then for outbound ones.
         let leaving = said.and_then(|said| {
             let counts = netlink::find(said.get(4..)?, XFRMA_SPD_INFO)?;
             Some(u32::from_ne_bytes(*counts.get(4..)?.first_chunk()?))
@@ -139,7 +140,8 @@ impl NextHopLookup {
     }
 }
 
-/// Returns the kernel's answer for packets to `ip`; `None` if they are not simply forwarded.
+/// Reads the kernel's answer for packets to `ip`; `None` if it drops them, or does more than
+/// forward them.
 fn read_route(route: &RouteMessage, ip: IpAddr) -> Option<Route> {
     if !matches!(route.header.kind, RouteType::Unicast | RouteType::Local) {
         return None;

@@ -2,7 +2,7 @@
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
-/// Returns the number of an address's bits.
+/// Returns the number of bits of an address.
 pub(crate) fn full_length(ip: IpAddr) -> u8 {
     if ip.is_ipv4() { 32 } else { 128 }
 }
@@ -21,7 +21,7 @@ pub(crate) fn network(address: IpAddr, length: u8) -> IpAddr {
     }
 }
 
-/// Returns whether two addresses are of one family and begin with the same `bits` bits.
+/// Returns whether two addresses are of the same family and share their first `bits` bits.
 pub(crate) fn share(one: IpAddr, other: IpAddr, bits: u8) -> bool {
     network(one, bits) == network(other, bits)
 }

@@ -9,16 +9,16 @@ use crate::route::interface;
 use crate::route::netlink::NLM_F_ECHO;
 use crate::route::rtnetlink::{RouteSocket, first};
 
-/// Max packets dropped between two queries; beyond it the discipline was replaced and counts
-/// anew.
+/// Max packets dropped between two queries. A larger difference means that the discipline was
+/// replaced and its counter restarted.
 const MAX_DROPS: u32 = 1 << 20;
 
-/// Query of an interface's root queueing discipline, whose counter includes inner ones.
+/// Query of an interface's root queueing discipline, whose counter includes its children's drops.
 #[derive(Debug)]
 pub struct QdiscDrops {
     socket: RouteSocket,
     index: u32,
-    /// Packets dropped as of the last query; `None` without a queue.
+    /// Value of the counter at the last query; `None` if the interface had no queueing discipline.
     dropped: Option<u32>,
 }
 
@@ -46,8 +46,7 @@ impl QdiscDrops {
     fn ask(&self) -> Option<u32> {
         let mut question = TcMessage::with_index(self.index.cast_signed());
         question.header.parent = TcHandle::ROOT;
-        // The kernel answers a query about one discipline as an echo, and only if that is
-        // requested.
+        // The kernel answers a query about a single discipline only with `NLM_F_ECHO`.
         let question = RouteNetlinkMessage::GetQueueDiscipline(question);
         match self.socket.ask(question, NLM_F_ECHO).ok()?? {
             RouteNetlinkMessage::NewQueueDiscipline(answer) => dropped(&answer),

@@ -3,7 +3,7 @@
 //!
 //! ```text
 //!   RouteSocket::request ── message ──▶ kernel        RouteEvents::any ◀── changes ── kernel
-//!              messages or its refusal ◀─┘
+//!                    messages or error ◀─┘
 //! ```
 
 use std::io;
@@ -22,7 +22,7 @@ use netlink_packet_route::{AddressFamily, RouteNetlinkMessage};
 use super::netlink::{self, NLM_F_ACK, NLM_F_CREATE, NLM_F_DUMP};
 use super::prefix::full_length;
 
-/// Returns the first value that a pattern finds in a list of attributes, if any does.
+/// Returns the value of the first attribute in a list that matches a pattern, if any.
 macro_rules! first {
     ($attributes:expr, $pattern:pat => $value:expr) => {
         $attributes.iter().find_map(|attribute| match attribute {
@@ -43,8 +43,8 @@ impl RouteSocket {
         netlink::open(libc::NETLINK_ROUTE, 0).map(RouteSocket)
     }
 
-    /// Sends a message, with `flags` beside those of every request, and returns the kernel's
-    /// answers. Those that cannot be parsed are left out.
+    /// Sends a message with additional `flags`, and returns the kernel's answers except those that
+    /// cannot be parsed.
     pub(crate) fn request(
         &self,
         message: RouteNetlinkMessage,
@@ -88,7 +88,7 @@ impl RouteSocket {
     pub(crate) fn addresses(&self) -> io::Result<Vec<IpAddr>> {
         let question = RouteNetlinkMessage::GetAddress(AddressMessage::default());
         let own = |answer: RouteNetlinkMessage| match answer {
-            // `Address` is the far end's, where both ends of a link have one.
+            // On a point-to-point link `Address` is the far end's address.
             RouteNetlinkMessage::NewAddress(of) => {
                 first!(of.attributes, AddressAttribute::Local(ip) => *ip)
                     .or_else(|| first!(of.attributes, AddressAttribute::Address(ip) => *ip))
@@ -116,7 +116,7 @@ impl RouteSocket {
     }
 }
 
-/// Socket that receives notice of changes.
+/// Socket that receives notifications of changes.
 #[derive(Debug)]
 pub(crate) struct RouteEvents(OwnedFd);
 
@@ -127,7 +127,7 @@ impl RouteEvents {
         netlink::open(libc::NETLINK_ROUTE, groups).map(RouteEvents)
     }
 
-    /// Reads all that waits. Returns whether a message `matters`, or messages were lost.
+    /// Reads all queued messages. Returns whether `matters` is true for any, or messages were lost.
     pub(crate) fn any(&self, matters: impl Fn(&RouteNetlinkMessage) -> bool) -> bool {
         netlink::any_event(&self.0, |kind, payload| {
             parse(kind, payload).is_some_and(|message| matters(&message))
@@ -146,19 +146,18 @@ pub(crate) fn parse(kind: u16, payload: &[u8]) -> Option<RouteNetlinkMessage> {
     RouteNetlinkMessage::parse_with_param(payload, kind).ok()
 }
 
-/// Sends one request, with `flags` beside those of every request, in the calling thread's network
-/// namespace.
+/// Sends one request with additional `flags`, in the calling thread's network namespace.
 pub(crate) fn request(message: RouteNetlinkMessage, flags: u16) -> io::Result<()> {
     RouteSocket::open()?.request(message, flags).map(drop)
 }
 
-/// Gives the interface `index` an address, usable at once.
+/// Gives the interface `index` an address that is usable at once.
 pub(crate) fn add_address(index: u32, own: IpAddr, scope: AddressScope) -> io::Result<()> {
     let mut message = AddressMessage::default();
     message.header = AddressHeader {
         family: family(own),
         prefix_len: full_length(own),
-        // Duplicate address detection is IPv6's.
+        // Only IPv6 has duplicate address detection.
         flags: if own.is_ipv6() { AddressHeaderFlags::Nodad } else { AddressHeaderFlags::empty() },
         scope,
         index,
@@ -167,7 +166,7 @@ pub(crate) fn add_address(index: u32, own: IpAddr, scope: AddressScope) -> io::R
     request(RouteNetlinkMessage::NewAddress(message), NLM_F_CREATE)
 }
 
-/// Builds a route to a prefix; the header's family and length are the prefix's.
+/// Builds a route to a prefix, whose family and length replace those in `header`.
 pub(crate) fn route(mut header: RouteHeader, (to, length): (IpAddr, u8)) -> RouteMessage {
     (header.address_family, header.destination_prefix_length) = (family(to), length);
     let mut message = RouteMessage::default();

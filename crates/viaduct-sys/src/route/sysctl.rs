@@ -1,4 +1,4 @@
-//! A kernel setting that is changed and restored.
+//! Kernel settings that are changed and later restored.
 
 use std::fs;
 use std::io;
@@ -44,16 +44,16 @@ impl Sysctl {
     /// Writes the new value.
     ///
     /// # Errors
-    /// The kernel refuses the value, or access.
+    /// The kernel refuses the value, or denies access.
     pub fn apply(&self) -> Result<(), SysctlError> {
         self.write(&self.after)
     }
 
-    /// Restores the earlier value. May be repeated; a setting that is gone with its interface
-    /// needs nothing.
+    /// Restores the earlier value. May be called again. A setting that has disappeared with its
+    /// interface is not an error.
     ///
     /// # Errors
-    /// The kernel refuses access.
+    /// The kernel denies access.
     pub fn undo(&self) -> Result<(), SysctlError> {
         match self.write(&self.before) {
             Err(e) if e.source.kind() == io::ErrorKind::NotFound => Ok(()),

@@ -1,4 +1,5 @@
-//! Routes of the main table as values: read from the kernel, kept in the journal, set again.
+//! Routes of the main table as values that can be read from the kernel, kept in the journal, and
+//! restored.
 
 use std::fmt;
 use std::io;
@@ -16,19 +17,19 @@ use crate::route::interface;
 use crate::route::netlink::{NLM_F_CREATE, NLM_F_REPLACE};
 use crate::route::rtnetlink::{self, RouteSocket, first};
 
-/// Ticks a second of the kernel's expiry times.
+/// Ticks per second in the kernel's expiry times.
 const USER_HZ: i32 = 100;
-/// Bit of a locked MTU among the locked metrics: `1 << RTAX_MTU`.
+/// Bit of the MTU in the mask of locked metrics: `1 << RTAX_MTU`.
 const LOCKED_MTU: u32 = 1 << 2;
 
-/// A route of the main table, without what the kernel reports of a route and does not take. Its
-/// serialised form is the kernel's message, in hexadecimal digits.
+/// A route of the main table, without the fields that the kernel reports but does not accept. Its
+/// serialised form is the netlink message in hexadecimal digits.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(into = "String", try_from = "String")]
 pub(crate) struct TableRoute(RouteMessage);
 
 impl TableRoute {
-    /// Reads the main table in the kernel's order: by metric where prefixes are equal.
+    /// Reads the main table in the kernel's order: routes to the same prefix are sorted by metric.
     pub(crate) fn main_table(
         socket: &RouteSocket,
         family: AddressFamily,
@@ -42,7 +43,8 @@ impl TableRoute {
         Ok(routes.map(TableRoute::of).collect())
     }
 
-    /// Makes a reported route one that can be set: states go, and an expiry becomes a setting.
+    /// Makes a reported route one that can be set: removes status flags, and turns the reported
+    /// expiry into a lifetime.
     fn of(mut route: RouteMessage) -> TableRoute {
         let mut lifetime = None;
         route.header.flags &= RouteFlags::Onlink | RouteFlags::Pervasive;
@@ -69,7 +71,7 @@ impl TableRoute {
 
     /// Returns the prefix.
     pub(crate) fn destination(&self) -> (IpAddr, u8) {
-        // A journal that another program has written may name no address.
+        // A route from a journal may lack its address, if another program wrote the journal.
         destination(&self.0).unwrap_or((Ipv4Addr::UNSPECIFIED.into(), 0))
     }
 
@@ -78,12 +80,12 @@ impl TableRoute {
         self.0.header.protocol.into()
     }
 
-    /// Returns whether the route forwards packets: others drop or refuse them.
+    /// Returns whether the route forwards packets, rather than dropping or refusing them.
     pub(crate) fn forwards(&self) -> bool {
         self.0.header.kind == RouteType::Unicast
     }
 
-    /// Returns the index of the interface that packets leave by, the first of several.
+    /// Returns the index of the output interface; the first one of a multipath route.
     pub(crate) fn interface(&self) -> Option<u32> {
         self.0.attributes.iter().find_map(|attribute| match attribute {
             RouteAttribute::Oif(index) => Some(*index),
@@ -97,8 +99,8 @@ impl TableRoute {
         first!(self.metrics(), RouteMetric::Mtu(mtu) => *mtu)
     }
 
-    /// Returns a route of `protocol` to a prefix that is like this one, but for a locked MTU and
-    /// no expiry.
+    /// Returns a copy of this route, to another prefix, of `protocol`, with a locked MTU and
+    /// without an expiry.
     pub(crate) fn with_mtu(&self, to: (IpAddr, u8), mtu: u32, protocol: u8) -> TableRoute {
         let mut metrics = self.metrics().to_vec();
         let locked = first!(metrics, RouteMetric::Lock(locked) => *locked);
@@ -120,7 +122,7 @@ impl TableRoute {
         TableRoute(route)
     }
 
-    /// Sets the route, in place of one of the same prefix and metric.
+    /// Sets the route. It replaces one with the same prefix and metric.
     pub(crate) fn replace(&self, socket: &RouteSocket) -> io::Result<()> {
         let message = RouteNetlinkMessage::NewRoute(self.0.clone());
         socket.request(message, NLM_F_CREATE | NLM_F_REPLACE).map(drop)
@@ -184,7 +186,7 @@ impl TryFrom<String> for TableRoute {
     }
 }
 
-/// Returns the prefix of a route; `None` if it is not one of IP, or lacks its address.
+/// Returns the prefix of a route; `None` if it is not an IP route, or lacks its address.
 pub(crate) fn destination(route: &RouteMessage) -> Option<(IpAddr, u8)> {
     let length = route.header.destination_prefix_length;
     let any: IpAddr = match route.header.address_family {
@@ -200,7 +202,7 @@ pub(crate) fn destination(route: &RouteMessage) -> Option<(IpAddr, u8)> {
     Some((address.or((length == 0).then_some(any))?, length))
 }
 
-/// Returns the router that an attribute of a route names, if it does.
+/// Returns the router that an attribute of a route names, if any.
 pub(crate) fn router(attribute: &RouteAttribute) -> Option<IpAddr> {
     match attribute {
         RouteAttribute::Gateway(RouteAddress::Inet(ip))
@@ -211,7 +213,7 @@ pub(crate) fn router(attribute: &RouteAttribute) -> Option<IpAddr> {
     }
 }
 
-/// Converts a reported expiry to seconds, at least one; `None` for a route that stays.
+/// Converts a reported expiry to seconds, at least one; `None` for a route that does not expire.
 fn seconds(ticks: u32) -> Option<u32> {
     match ticks.cast_signed() {
         ..=0 => None,

@@ -1,14 +1,14 @@
-//! TUN: a network interface whose other side is a file. Every read is one IP packet that the
-//! kernel sends out of the interface, every write one that comes in by it.
+//! TUN: a network interface whose other side is a file. Every read returns one IP packet that the
+//! kernel sends through the interface; every write is one packet that it receives there.
 //!
 //! ```text
 //!   host's IP ──▶ interface ──▶ queue (SIOCSIFTXQLEN packets) ──▶ Tun::read
 //!   host's IP ◀── interface ◀──────────────────────────────────── Tun::write
 //! ```
 //!
-//! No Ethernet header, no packet information header, no offloads: the kernel segments and
-//! checksums before a packet is read. The queue drops what does not fit, unseen by the reader;
-//! [`Tun::drops`] counts that.
+//! There is no Ethernet header, no packet information header and no offload: the kernel segments
+//! and checksums before a packet is read. The queue drops packets that do not fit, which the reader
+//! does not see; [`Tun::drops`] counts them.
 
 use std::fs::File;
 use std::io;
@@ -20,8 +20,9 @@ use rustix::fs::{Mode, OFlags};
 
 use crate::route::interface::{Interface, InterfaceError, Request};
 
-/// A TUN interface that lasts as long as this value. It belongs to the network namespace that
-/// the calling thread was in when it was made. Every method acts there, from any thread.
+/// A TUN interface, which exists until this value is dropped. It belongs to the network namespace
+/// that the calling thread was in when it was made. Every method acts in that namespace, from any
+/// thread.
 #[derive(Debug)]
 pub struct Tun {
     fd: OwnedFd,
@@ -33,15 +34,15 @@ pub struct Tun {
 /// Errors of making a TUN interface.
 #[derive(Debug, thiserror::Error)]
 pub enum TunError {
-    /// The name, or a setting.
+    /// The name is invalid, or a setting failed.
     #[error(transparent)]
     Interface(#[from] InterfaceError),
-    /// A step that the kernel refused.
+    /// The kernel refused a step.
     #[error("TUN {name}: cannot {step}")]
     Kernel {
         /// Interface name.
         name: String,
-        /// The step that failed, and its requirement.
+        /// The step that failed, and what it requires.
         step: &'static str,
         /// The kernel's answer.
         source: io::Error,
@@ -59,19 +60,19 @@ pub struct TunDrops {
 
 impl Tun {
     /// Makes the interface `name` in the calling thread's network namespace: down, without
-    /// addresses, reads and writes not blocking. Needs CAP_NET_ADMIN there.
+    /// addresses, with non-blocking reads and writes. Needs CAP_NET_ADMIN in that namespace.
     pub fn create(name: &str) -> Result<Tun, TunError> {
         let failed = |step| move |source| TunError::Kernel { name: name.to_owned(), step, source };
         let interface = Interface::new(name)?;
         let flags = OFlags::RDWR | OFlags::NONBLOCK | OFlags::CLOEXEC;
         let fd = rustix::fs::open("/dev/net/tun", flags, Mode::empty())
             .map_err(io::Error::from)
-            .map_err(failed("open /dev/net/tun, which takes the tun module"))?;
+            .map_err(failed("open /dev/net/tun (requires the tun module)"))?;
         let mut request = Request::new(name)?;
         request.value.flags = (libc::IFF_TUN | libc::IFF_NO_PI) as c_short;
         request
             .call(fd.as_fd(), libc::TUNSETIFF)
-            .map_err(failed("make it, which takes root or CAP_NET_ADMIN and a free name"))?;
+            .map_err(failed("make it (requires root or CAP_NET_ADMIN, and a free name)"))?;
         let counters = File::open("/proc/thread-self/net/dev")
             .map_err(failed("open /proc/thread-self/net/dev"))?;
         Ok(Tun { fd, interface, counters })
@@ -87,14 +88,14 @@ impl Tun {
         self.interface.name()
     }
 
-    /// Reads the next packet that the host sent, whole if `packet` holds the MTU, else
-    /// truncated. `WouldBlock` if none waits.
+    /// Reads the next packet that the host sent, truncated to the length of `packet`. `WouldBlock`
+    /// if there is none.
     pub fn read(&self, packet: &mut [u8]) -> io::Result<usize> {
         Ok(rustix::io::read(&self.fd, packet)?)
     }
 
-    /// Injects a packet into the host. Returns once its IP layer has taken it, which for
-    /// forwarded packets includes the next interface.
+    /// Injects a packet into the host. Returns once the host's IP layer has processed it; a
+    /// forwarded packet has then been passed to the next interface.
     pub fn write(&self, packet: &[u8]) -> io::Result<()> {
         rustix::io::write(&self.fd, packet)?;
         Ok(())
@@ -120,8 +121,8 @@ impl AsFd for Tun {
     }
 }
 
-/// Parses the line
-/// `name: rx (bytes packets errs drop …8 in all) tx (bytes packets errs drop …)`.
+/// Parses the line `name: rx (8 numbers: bytes packets errs drop …) tx (bytes packets errs drop
+/// …)`.
 fn parse_drops(text: &str, name: &str) -> Option<TunDrops> {
     let line = text.lines().find_map(|l| l.trim_start().strip_prefix(name)?.strip_prefix(':'))?;
     let mut numbers = line.split_whitespace().map(|n| n.parse().ok());

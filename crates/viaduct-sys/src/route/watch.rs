@@ -1,4 +1,4 @@
-//! Notice of changed routes: by a routing daemon, a network manager or an administrator.
+//! Notification of routes that a routing daemon, a network manager or an administrator changes.
 
 use std::io;
 use std::net::IpAddr;
@@ -14,8 +14,7 @@ use crate::route::table_route::destination;
 /// `RTMGRP_IPV4_ROUTE` and `RTMGRP_IPV6_ROUTE`.
 const GROUPS: u32 = 0x40 | 0x400;
 
-/// Watch of the main table's routes to some prefixes, to parts of them, or to prefixes that
-/// contain them.
+/// Watch of the main table's routes that overlap with any of some prefixes.
 #[derive(Debug)]
 pub struct RouteWatch {
     events: RouteEvents,
@@ -31,14 +30,14 @@ impl RouteWatch {
         Ok(RouteWatch { events: RouteEvents::of(GROUPS)?, prefixes })
     }
 
-    /// Returns whether such a route was added or deleted since the last call; ours (see
-    /// [`PROTOCOL`]) do not count.
+    /// Returns whether a watched route was added or deleted since the last call, ours (see
+    /// [`PROTOCOL`]) excepted.
     pub fn changed(&self) -> bool {
         self.events.any(|message| is_theirs(&self.prefixes, message))
     }
 }
 
-/// Returns whether a message is about a route to one of `prefixes`, and not ours.
+/// Returns whether a message is about a route that overlaps with one of `prefixes` and is not ours.
 pub(crate) fn is_theirs(prefixes: &[(IpAddr, u8)], message: &RouteNetlinkMessage) -> bool {
     match message {
         RouteNetlinkMessage::NewRoute(route) | RouteNetlinkMessage::DelRoute(route) => {
@@ -50,7 +49,7 @@ pub(crate) fn is_theirs(prefixes: &[(IpAddr, u8)], message: &RouteNetlinkMessage
     }
 }
 
-/// Returns whether a route is to a part of a prefix, to the prefix, or to one that contains it.
+/// Returns whether a route is to the prefix, to a part of it, or to a prefix that contains it.
 fn overlaps(route: &RouteMessage, (ip, length): (IpAddr, u8)) -> bool {
     destination(route).is_some_and(|(to, own)| share(to, ip, own.min(length)))
 }

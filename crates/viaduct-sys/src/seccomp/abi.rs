@@ -1,7 +1,7 @@
-//! System calls by which a program could bypass an interposer, by every number that the kernel
-//! has for them: native, x32, and those of the compatible architecture (i386, or ARM's EABI).
+//! Numbers of the system calls with which a program could bypass an interposer: native, x32, and
+//! those of the compatible architecture (i386, or ARM's EABI).
 //!
-//! All filters take their numbers from here, so that none of them misses one.
+//! All filters use these tables, so that none misses a call.
 
 use crate::capture::filter::asm::{Asm, Label, Test};
 
@@ -23,12 +23,12 @@ mod machine {
     pub(in crate::seccomp) const NATIVE: u32 = 0xc000_003e;
     /// i386.
     pub(in crate::seccomp) const OTHER: u32 = 0x4000_0003;
-    /// Calls of x32 have this bit.
+    /// Bit that is set in the numbers of x32 calls.
     pub(in crate::seccomp) const X32: Option<u32> = Some(0x4000_0000);
-    /// socketcall(2): the operation is its first argument, whose own arguments are in memory.
+    /// socketcall(2). Its first argument is the operation; the operation's arguments are in memory.
     pub(in crate::seccomp) const SOCKETCALL: Option<u32> = Some(102);
     pub(in crate::seccomp) const SOCKET: Call = call(libc::SYS_socket, 359);
-    /// All such calls except those that open a socket.
+    /// All calls that could bypass an interposer, except those that open a socket.
     pub(in crate::seccomp) const CALLS: [Call; 6] = [
         call(libc::SYS_connect, 362),
         call(libc::SYS_listen, 363),
@@ -49,7 +49,7 @@ mod machine {
     pub(in crate::seccomp) const X32: Option<u32> = None;
     pub(in crate::seccomp) const SOCKETCALL: Option<u32> = None;
     pub(in crate::seccomp) const SOCKET: Call = call(libc::SYS_socket, 281);
-    /// All such calls except those that open a socket.
+    /// All calls that could bypass an interposer, except those that open a socket.
     pub(in crate::seccomp) const CALLS: [Call; 6] = [
         call(libc::SYS_connect, 283),
         call(libc::SYS_listen, 284),
@@ -64,7 +64,7 @@ pub(super) use machine::{CALLS, NATIVE, OTHER, SOCKET, SOCKETCALL, X32};
 
 /// The operation of socketcall(2) that opens a socket.
 pub(super) const SYS_SOCKET: u32 = 1;
-/// Address families that stay on this machine.
+/// Address families that reach only this machine.
 pub(super) const LOCAL: [libc::c_int; 3] = [libc::AF_UNIX, libc::AF_NETLINK, libc::AF_ALG];
 
 /// Emits a jump to `to` if the loaded word is the compatible architecture's number of one of

@@ -1,17 +1,18 @@
 //! Transfer of epoll watches when another socket replaces a program's descriptor.
 //!
-//! An epoll instance identifies a file by the descriptor number under which it was added, and
-//! keeps watching that file when another one gets the number. Watches are therefore moved: in a
-//! thread with a descriptor table of its own, in which any number is free to use.
+//! An epoll instance identifies a watch by the file and the descriptor number under which it was
+//! added, and keeps watching that file when the number is given to another one. Each watch is
+//! therefore moved, by a thread that has a private descriptor table, in which any number can be
+//! used.
 //!
 //! ```text
-//!   program's epoll ── watches 7: one file ──▶ fdinfo says: events, data
+//!   program's epoll ── watches 7: one file ──▶ fdinfo: events, data
 //!                                               thread: 7 = one file,  epoll_ctl(DEL, 7)
 //!                                                       7 = the other, epoll_ctl(ADD, 7, same)
 //! ```
 //!
-//! A thread's descriptors are searched for epoll instances once, and again when a new one may
-//! exist.
+//! A thread's descriptors are searched for epoll instances once, and again when it may have made a
+//! new one.
 #![allow(unsafe_code)]
 
 use std::fs;
@@ -26,23 +27,22 @@ use rustix::thread::{UnshareFlags, unshare_unsafe};
 use crate::os;
 use crate::seccomp::Task;
 
-/// A watch.
+/// Events and data of a watch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Watch {
     events: u32,
     data: u64,
 }
 
-/// Number of epoll instances that programs have made, or may be making, and the time of the
-/// last.
+/// Number of epoll instances that programs have made or are making, and the time of the last one.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct EpollCount(u64, Option<Instant>);
 
-/// Max duration of a call that makes an instance, from its notification on.
+/// Max time from the notification of a call that makes an instance to the call's end.
 const CREATE_TIMEOUT: Duration = Duration::from_millis(100);
 
 impl EpollCount {
-    /// Counts an instance that is being made.
+    /// Counts an instance whose call was just notified.
     pub fn increment(&mut self) {
         *self = EpollCount(self.0 + 1, Some(Instant::now()));
     }
@@ -53,12 +53,13 @@ impl EpollCount {
     }
 }
 
-/// Known epoll instances of a thread: their descriptor numbers, as of a value of [`EpollCount`].
+/// Cache of a thread's epoll instances: their descriptor numbers, and the [`EpollCount`] when they
+/// were listed.
 #[derive(Debug, Default)]
 pub(crate) struct Epolls(Mutex<Option<(u64, Vec<i32>)>>);
 
 impl Epolls {
-    /// Returns those of `thread`.
+    /// Returns the epoll instances of `thread`.
     fn of(&self, thread: u32, made: EpollCount) -> io::Result<Vec<i32>> {
         let is_epoll = |number: &i32| {
             let path = format!("/proc/{thread}/fd/{number}");
@@ -79,8 +80,8 @@ impl Epolls {
     }
 }
 
-/// Moves the epoll watches of descriptor `fd` of `thread`, which is `task`, from the file of
-/// `one` to that of `other`. `made` counts the epoll instances made so far.
+/// Moves the epoll watches on descriptor `fd` of `thread`, which `task` refers to, from the file of
+/// `one` to the file of `other`. `made` counts the epoll instances made so far.
 ///
 /// # Errors
 /// The thread has ended, or no descriptor is left.
@@ -98,7 +99,7 @@ pub fn move_watches(
         let info = fs::read_to_string(format!("/proc/{thread}/fdinfo/{number}"))?;
         let Some(watch) = info.lines().find_map(|line| parse(line, fd, inode)) else { continue };
         let epoll = task.duplicate(number)?;
-        // A descriptor closed by this thread is closed in its own table only.
+        // Descriptors that the new thread closes are closed only in its private table.
         let replace = || replace(epoll.as_fd(), fd, [one, other], watch);
         let moved = thread::scope(|scope| scope.spawn(replace).join());
         moved.map_err(|_| io::Error::from(io::ErrorKind::Other))??;
@@ -107,8 +108,8 @@ pub fn move_watches(
 }
 
 /// Returns whether epoll instance `number` of a thread watches descriptor `fd` with the file of
-/// `one`; true too if the kernel cannot tell (`CONFIG_KCMP`). Cheaper than fdinfo, whose length
-/// grows with the number of watches.
+/// `one`; also true if the kernel cannot tell (without `CONFIG_KCMP`). Cheaper than fdinfo, whose
+/// length grows with the number of watches.
 fn may_watch((thread, number): (u32, i32), fd: i32, one: BorrowedFd<'_>) -> bool {
     const KCMP_EPOLL_TFD: libc::c_int = 7;
     // `struct kcmp_epoll_slot`.
@@ -123,8 +124,8 @@ fn may_watch((thread, number): (u32, i32), fd: i32, one: BorrowedFd<'_>) -> bool
     }
 }
 
-/// Parses a line such as `tfd: 7 events: 19 data: 7  pos:0 ino:2a sdev:8`, if it is about this
-/// file.
+/// Parses a line such as `tfd: 7 events: 19 data: 7  pos:0 ino:2a sdev:8`. `None` if it is
+/// about another descriptor or file.
 fn parse(line: &str, fd: i32, inode: u64) -> Option<Watch> {
     let mut words = line.split_whitespace();
     let mut after = |name: &str| match words.next()?.strip_prefix(name)? {
@@ -140,23 +141,22 @@ fn parse(line: &str, fd: i32, inode: u64) -> Option<Watch> {
     (target == fd && ino == inode).then_some(Watch { events: u32::try_from(events).ok()?, data })
 }
 
-/// Replaces the watched file. Runs in a thread that does nothing else.
+/// Replaces the watched file. Must run in a thread of its own, whose descriptor table it unshares.
 fn replace(
     epoll: BorrowedFd<'_>,
     fd: i32,
     [one, other]: [BorrowedFd<'_>; 2],
     watch: Watch,
 ) -> io::Result<()> {
-    // SAFETY: the flag is FILES alone: this thread has a copy of the table from now on, and
-    // ends when this function does; others' descriptors stay theirs.
+    // SAFETY: the only flag is FILES: from now on this thread has a copy of the table, and it ends
+    // with this function. Descriptors of other threads are not affected.
     unsafe { unshare_unsafe(UnshareFlags::FILES)? };
-    // Duplicates above `fd`, so that none of them has its number.
+    // Duplicates with numbers above `fd`, so that none is overwritten below.
     let [epoll, one, other] = [epoll, one, other].map(|of| above(of, fd));
     let (epoll, one, other) = (epoll?, one?, other?);
     let mut event = libc::epoll_event { events: watch.events, u64: watch.data };
     for (file, operation) in [(&one, libc::EPOLL_CTL_DEL), (&other, libc::EPOLL_CTL_ADD)] {
-        // SAFETY: the table is this thread's own, and the owner of the number does not run in
-        // it.
+        // SAFETY: the table is private to this thread, and no owner of the number uses it.
         let put = unsafe { libc::dup3(file.as_raw_fd(), fd, libc::O_CLOEXEC) };
         os::check(put.min(0))?;
         // SAFETY: the kernel reads the event, which lives through the call.
@@ -166,10 +166,10 @@ fn replace(
 }
 
 fn above(file: BorrowedFd<'_>, fd: i32) -> io::Result<OwnedFd> {
-    // SAFETY: it takes numbers alone.
+    // SAFETY: the call takes only numbers.
     let copy = unsafe { libc::fcntl(file.as_raw_fd(), libc::F_DUPFD_CLOEXEC, fd + 1) };
     os::check(copy.min(0))?;
-    // SAFETY: the kernel has just opened it for us.
+    // SAFETY: just opened; it has no other owner.
     Ok(unsafe { OwnedFd::from_raw_fd(copy) })
 }
 
@@ -214,7 +214,7 @@ mod tests {
         assert_eq!(ready(), [0u64; 0]);
         at_other.write_all(b"x").unwrap();
         assert_eq!(ready(), [77]);
-        // The test has the only descriptors: each pipe has two ends here.
+        // The move has left no descriptor behind: each pipe has its two ends.
         let ends = |file: &io::PipeReader| {
             let inode = rustix::fs::fstat(file).unwrap().st_ino;
             let open = fs::read_dir("/proc/self/fd").unwrap().flatten();
@@ -222,7 +222,7 @@ mod tests {
             open.filter(|at| at.ino() == inode).count()
         };
         assert_eq!([&one, &other].map(ends), [2, 2]);
-        // The number refers to the other file now, as the program sees it.
+        // The epoll instance no longer refers to the first file.
         let mut one = one;
         io::Read::read_exact(&mut one, &mut [0; 1]).unwrap();
     }

@@ -1,4 +1,4 @@
-//! Filter against socket families that the other means do not see.
+//! Filter against socket families that the cgroup and preload interposers do not see.
 
 use std::os::unix::process::CommandExt as _;
 use std::process::Command;
@@ -11,9 +11,9 @@ use super::set_filter;
 use crate::capture::filter::BpfInsn;
 use crate::capture::filter::asm::{Asm, Test};
 
-/// Restricts `command`, and all that it starts, to sockets of IP and of local families; others
-/// fail with `EPERM`. The filter needs no supervisor, and stays when this process ends. Sockets
-/// that the program inherits or is given are not checked, nor those that io_uring opens.
+/// Restricts `command` and its descendants to sockets of IP and local families. Opening others
+/// fails with `EPERM`. The filter needs no supervisor, and outlives this process. Sockets that the
+/// program inherits or receives, or opens by io_uring, are not checked.
 pub fn restrict_families(command: &mut Command) {
     let program = filter();
     // SAFETY: between fork and exec the closure makes system calls only; it neither allocates
@@ -45,8 +45,8 @@ fn filter() -> Vec<BpfInsn> {
     }
     asm.keep(SECCOMP_RET_ERRNO | libc::EPERM.cast_unsigned());
 
-    // The family is in memory, which a filter cannot read: on `ENOSYS`, a C library takes
-    // socket(2).
+    // The family is in memory, which a filter cannot read. On `ENOSYS` a C library uses socket(2)
+    // instead.
     asm.place(socketcall);
     asm.load_word(argument(0).0);
     asm.jump_unless(Test::Equal(abi::SYS_SOCKET), allow);

@@ -1,10 +1,10 @@
 //! The program that selects trapped calls: classic BPF over `struct seccomp_data`.
 //!
 //! ```text
-//!   compatible architecture ──▶ calls that could bypass us: no such call
-//!   io_uring_setup, x32     ──▶ no such call; runtimes have another way
+//!   compatible architecture ──▶ ENOSYS for calls that could bypass us
+//!   io_uring_setup, x32     ──▶ ENOSYS; runtimes fall back to other calls
 //!   connect, some sends, some sockets, names, listeners ──▶ trapped
-//!   all else                ──▶ the kernel's, which caches that by number: it costs nothing
+//!   all others              ──▶ allowed; the kernel caches this by number, at no cost
 //! ```
 
 use libc::{
@@ -21,8 +21,7 @@ use crate::socket::tcp::MIRRORED_OPTIONS;
 pub(super) const NR: u32 = 0;
 pub(super) const ARCH: u32 = 4;
 
-/// Offsets of an argument's low word, which is first on all machines here, and of its high
-/// word.
+/// Offsets of the low and the high word of an argument; the low one is first (little-endian).
 pub(super) const fn argument(n: u32) -> (u32, u32) {
     (16 + 8 * n, 20 + 8 * n)
 }
@@ -35,7 +34,7 @@ const AF_SMC: u32 = 43;
 
 /// Numbers of the calls that may be trapped, on this machine.
 pub mod calls {
-    #![allow(missing_docs, reason = "they are named as the kernel names them")]
+    #![allow(missing_docs, reason = "the kernel's names")]
 
     pub const SOCKET: i64 = libc::SYS_socket;
     pub const CONNECT: i64 = libc::SYS_connect;
@@ -57,7 +56,7 @@ pub mod calls {
     pub const EPOLL_CREATE: i64 = libc::SYS_epoll_create1;
 }
 
-/// A filter that leaves all calls alone.
+/// Builds a filter that allows all calls.
 pub(super) fn nothing() -> Vec<BpfInsn> {
     let mut asm = Asm::default();
     asm.keep(SECCOMP_RET_ALLOW);
@@ -93,7 +92,8 @@ impl Traps {
         if let Some(nr) = abi::SOCKETCALL {
             asm.jump_if(Test::Equal(nr), absent);
         }
-        // An IP socket would be opened unseen, and used by native calls.
+        // A socket opened by the compatible call would not be seen, although native calls could use
+        // it.
         asm.jump_unless(Test::Equal(abi::SOCKET.other), allow);
         asm.load_word(argument(0).0);
         for family in LOCAL {
@@ -168,7 +168,7 @@ impl Traps {
         self.without_word(asm, ends, 5);
     }
 
-    /// Emits the verdicts on calls that send, each at its label.
+    /// Emits the verdicts on sendto(2), sendmsg(2) and sendmmsg(2), each at its label.
     fn send_calls(&self, asm: &mut Asm, ends: &Ends, [sendto, sendmsg, sendmmsg]: [Label; 3]) {
         asm.place(sendto);
         asm.load_word(argument(3).0);
@@ -182,7 +182,7 @@ impl Traps {
         }
         asm.goto(ends.allow);
 
-        // The address is behind a pointer, out of the filter's reach.
+        // The address is behind a pointer, which a filter cannot follow.
         for (label, flags) in [(sendmsg, 2), (sendmmsg, 3)] {
             asm.place(label);
             if self.sends && flags == 2 {
@@ -196,7 +196,7 @@ impl Traps {
         }
     }
 
-    /// Emits the trap of a call of less than `n` arguments, unless the word follows them.
+    /// Emits the trap of a call, unless its argument `n`, which the call does not use, is the word.
     fn without_word(&self, asm: &mut Asm, ends: &Ends, n: u32) {
         if let Some(word) = self.word {
             let (low, high) = argument(n);
@@ -208,8 +208,7 @@ impl Traps {
         asm.goto(ends.tell);
     }
 
-    /// Emits the verdict on socket(2): sockets that could bypass us, and those that programs
-    /// can do without.
+    /// Emits the verdict on socket(2): traps sockets that could bypass us.
     fn socket(&self, asm: &mut Asm, ends: &Ends) {
         let inet = asm.label();
         asm.load_word(argument(0).0);
@@ -239,7 +238,7 @@ impl Traps {
     }
 }
 
-/// Emits the trap of mirrored options.
+/// Emits the trap of calls about mirrored options.
 fn mirrored(asm: &mut Asm, ends: &Ends) {
     for (level, name) in MIRRORED_OPTIONS {
         let other = asm.label();

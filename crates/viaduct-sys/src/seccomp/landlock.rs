@@ -1,10 +1,9 @@
-//! Landlock rule that forbids a program direct TCP connects, whatever it does while its call is
-//! judged.
+//! Landlock rule that forbids a program direct TCP connects.
 //!
-//! A call that is left to the kernel reads its descriptor and its memory anew, and another
-//! thread may have changed both. Where the chain must not be bypassed, the program may
-//! therefore connect no TCP socket at all (`landlock(7)`, Linux 6.7): its connects are made by
-//! the supervisor, which is not confined, on duplicates of its sockets.
+//! A trapped call that continues in the kernel reads its descriptor and its memory again, and
+//! another thread of the program may have changed both meanwhile. If the chain must not be
+//! bypassed, the program may therefore not connect TCP sockets at all (`landlock(7)`, Linux 6.7).
+//! The supervisor, which is not confined, connects duplicates of the program's sockets.
 
 use std::io;
 use std::os::fd::{AsRawFd as _, FromRawFd as _, OwnedFd};
@@ -15,23 +14,23 @@ const OF_CONNECTS: libc::c_long = 4;
 /// `LANDLOCK_ACCESS_NET_CONNECT_TCP`.
 const CONNECT_TCP: u64 = 2;
 
-/// `struct landlock_ruleset_attr` as of that version.
+/// `struct landlock_ruleset_attr` as of version [`OF_CONNECTS`].
 #[repr(C)]
 struct Ruleset {
     files: u64,
     network: u64,
 }
 
-/// Forbids this thread, and all that it starts, to connect TCP sockets. Without CAP_SYS_ADMIN
-/// it needs `no_new_privs`. Neither allocates nor takes a lock. Does nothing where the kernel
-/// lacks the rule.
+/// Forbids this thread and its descendants to connect TCP sockets. Needs CAP_SYS_ADMIN or
+/// `no_new_privs`. Neither allocates nor takes a lock. Does nothing if the kernel does not support
+/// the rule.
 pub(super) fn keep_from_connecting() {
     let _ = confine();
 }
 
 fn confine() -> io::Result<()> {
     let nothing = std::ptr::null::<Ruleset>();
-    // SAFETY: asked for its version, the kernel reads nothing.
+    // SAFETY: with this flag the kernel only returns its version, and reads no memory.
     let version = unsafe { libc::syscall(libc::SYS_landlock_create_ruleset, nothing, 0, VERSION) };
     if version < OF_CONNECTS {
         return Err(io::ErrorKind::Unsupported.into());
@@ -41,9 +40,9 @@ fn confine() -> io::Result<()> {
     // SAFETY: the kernel reads `size` bytes of the ruleset, which lives through the call.
     let fd = unsafe { libc::syscall(libc::SYS_landlock_create_ruleset, &raw const of, size, 0) };
     let fd = i32::try_from(fd).ok().filter(|fd| *fd >= 0).ok_or_else(io::Error::last_os_error)?;
-    // SAFETY: the kernel has just opened it for us.
+    // SAFETY: just opened; it has no other owner.
     let ruleset = unsafe { OwnedFd::from_raw_fd(fd) };
-    // SAFETY: it takes numbers alone.
+    // SAFETY: the call takes only numbers.
     match unsafe { libc::syscall(libc::SYS_landlock_restrict_self, ruleset.as_raw_fd(), 0) } {
         0 => Ok(()),
         _ => Err(io::Error::last_os_error()),

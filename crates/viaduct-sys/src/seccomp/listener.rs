@@ -1,4 +1,4 @@
-//! Calls that wait for an answer (`seccomp_unotify(2)`).
+//! Listener for trapped calls, which wait for a reply (`seccomp_unotify(2)`).
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
@@ -18,7 +18,7 @@ const SYNC_WAKE_UP: u64 = 1;
 #[derive(Debug)]
 pub struct Listener(OwnedFd);
 
-/// A call that waits.
+/// A trapped call that waits for a reply.
 #[derive(Clone, Copy, Debug)]
 pub struct Notification {
     id: u64,
@@ -33,40 +33,41 @@ pub struct Notification {
 /// Answer to a call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Reply {
-    /// The call returns this.
+    /// The call returns this value.
     Returned(i64),
     /// The call fails with this error number.
     Failed(i32),
-    /// The kernel runs the call. The caller may have changed the memory behind its pointers
-    /// since.
+    /// The kernel runs the call. The program may have changed the memory behind its pointers
+    /// meanwhile.
     Continue,
 }
 
 impl Reply {
-    /// A signal has arrived: the kernel handles it, and restarts the call if the handler has
-    /// `SA_RESTART` (`ERESTARTSYS`), unless the call has a timeout (`EINTR`).
+    /// Reply after a signal has arrived. The kernel runs the handler, and restarts the call if the
+    /// handler has `SA_RESTART` (`ERESTARTSYS`). If `is_limited`, the call has a timeout and fails
+    /// with `EINTR` instead.
     pub fn interrupted(is_limited: bool) -> Reply {
         Reply::Failed(if is_limited { libc::EINTR } else { 512 })
     }
 }
 
 impl Listener {
-    /// Wraps the listener's descriptor. Enables synchronous wake-ups, a hint to the scheduler,
-    /// where the kernel can (6.6 and later).
+    /// Wraps the listener's descriptor. Enables synchronous wake-ups, a hint to the scheduler, if
+    /// the kernel supports them (6.6 and later).
     pub(super) fn new(fd: OwnedFd) -> Listener {
         // SAFETY: the kernel takes the flags as a number.
         let _ = unsafe { libc::ioctl(fd.as_raw_fd(), SET_FLAGS, SYNC_WAKE_UP) };
         Listener(fd)
     }
 
-    /// Returns the next call. Blocks until there is one; see [`AsFd`].
+    /// Waits for the next call and returns it. To poll for calls, see [`AsFd`].
     ///
     /// # Errors
     /// The caller is gone ([`io::ErrorKind::NotFound`]), or a signal arrived.
     pub fn receive(&self) -> io::Result<Notification> {
-        // SAFETY: all zeros is a `seccomp_notif`, and what the kernel asks for.
+        // SAFETY: all zeros are a valid `seccomp_notif`, and the kernel requires them.
         let mut told: libc::seccomp_notif = unsafe { std::mem::zeroed() };
-        // SAFETY: the kernel writes one, which lives through the call.
+        // SAFETY: the kernel writes one `seccomp_notif`, which lives through the call.
         os::check(unsafe { libc::ioctl(self.0.as_raw_fd(), RECEIVE, &raw mut told) })?;
         Ok(Notification {
             id: told.id,
@@ -76,18 +77,18 @@ impl Listener {
         })
     }
 
-    /// Returns whether the call still waits: if so, what was read of its thread was the right
-    /// thread's.
+    /// Returns whether the call still waits. If so, its thread ID has not been reused, and data
+    /// that was read through it is the caller's.
     pub fn waits(&self, call: &Notification) -> bool {
         // SAFETY: the kernel reads one number, which lives through the call.
         unsafe { libc::ioctl(self.0.as_raw_fd(), IS_VALID, &raw const call.id) == 0 }
     }
 
-    /// Reads memory of the caller, `task`, and returns how many bytes there were.
+    /// Reads memory of the caller, `task`, and returns the number of bytes read.
     ///
     /// # Errors
-    /// As [`Task::read`]; or the call does not wait any more, so that another thread's memory
-    /// may have been read ([`io::ErrorKind::NotFound`]).
+    /// As [`Task::read`]; or the call no longer waits ([`io::ErrorKind::NotFound`]), so the memory
+    /// may be another thread's.
     pub fn read(
         &self,
         call: &Notification,
@@ -103,7 +104,7 @@ impl Listener {
     /// Writes to memory of the caller, `task`.
     ///
     /// # Errors
-    /// As [`Task::write`]; or the call does not wait any more ([`io::ErrorKind::NotFound`]).
+    /// As [`Task::write`]; or the call no longer waits ([`io::ErrorKind::NotFound`]).
     pub fn write(&self, call: &Notification, task: &Task, to: u64, bytes: &[u8]) -> io::Result<()> {
         self.check_waits(call)?;
         task.write(to, bytes)
@@ -112,7 +113,7 @@ impl Listener {
     /// Checks that the call still waits, so that its thread ID has not been reused.
     ///
     /// # Errors
-    /// The call does not wait any more ([`io::ErrorKind::NotFound`]).
+    /// The call no longer waits ([`io::ErrorKind::NotFound`]).
     pub fn check_waits(&self, call: &Notification) -> io::Result<()> {
         match self.waits(call) {
             true => Ok(()),
@@ -135,7 +136,7 @@ impl Listener {
         self.add(call, from, Some(at), cloexec).map(drop)
     }
 
-    /// Gives the caller a duplicate of `from`, and returns its number there. The call still
+    /// Gives the caller a duplicate of `from`, and returns its number in the caller. The call still
     /// waits.
     ///
     /// # Errors
@@ -163,7 +164,7 @@ impl Listener {
             newfd: at.unwrap_or(0).cast_unsigned(),
             newfd_flags: if cloexec { libc::O_CLOEXEC.cast_unsigned() } else { 0 },
         };
-        // SAFETY: the kernel reads one, which lives through the call.
+        // SAFETY: the kernel reads one struct, which lives through the call.
         let number = unsafe { libc::ioctl(self.0.as_raw_fd(), ADD_FD, &raw mut put) };
         os::check(number.min(0)).map(|()| number)
     }
@@ -179,13 +180,13 @@ impl Listener {
             Reply::Continue => (0, 0, libc::SECCOMP_USER_NOTIF_FLAG_CONTINUE as u32),
         };
         let mut said = libc::seccomp_notif_resp { id: call.id, val, error, flags };
-        // SAFETY: the kernel reads one, which lives through the call.
+        // SAFETY: the kernel reads one struct, which lives through the call.
         os::check(unsafe { libc::ioctl(self.0.as_raw_fd(), SEND, &raw mut said) })
     }
 }
 
 impl AsFd for Listener {
-    /// Readable when a call waits; hung up when no process with the filter is left.
+    /// Readable when a call waits. Hung up (`POLLHUP`) when no process with the filter is left.
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.0.as_fd()
     }

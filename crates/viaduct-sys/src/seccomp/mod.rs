@@ -1,11 +1,11 @@
-//! Interception of a program's system calls: seccomp's user notification.
+//! Interception of a program's system calls by seccomp's user notification.
 //!
 //! The child installs the filter between fork and exec, and writes the number of its listener
-//! descriptor to its parent: passing the descriptor itself would take a call that the filter
-//! may trap. From then on a call that the filter traps waits until it is answered here. The
-//! program's children inherit the filter, static programs and other runtimes included. No
-//! privilege is needed: without one, the program cannot gain any either (`no_new_privs`), so
-//! that set-user-ID programs run as their caller.
+//! descriptor to its parent. It does not send the descriptor itself, as the filter may trap
+//! `sendmsg`. From then on a trapped call waits until it is answered here. The program's children
+//! inherit the filter, static programs and other runtimes included. No privilege is needed. If the
+//! caller has none, the program cannot gain any either (`no_new_privs`): set-user-ID programs run
+//! as their caller.
 //!
 //! ```text
 //!   spawn ──fork──▶ child: filter ── the listener's number ──▶ parent: pidfd_getfd
@@ -15,8 +15,7 @@
 //!                                               ◀──────────────── Listener::reply
 //! ```
 //!
-//! The supervisor must live as long as the program: without it, trapped calls fail with
-//! `ENOSYS`.
+//! The supervisor must outlive the program: without a supervisor, trapped calls fail with `ENOSYS`.
 #![allow(unsafe_code)]
 
 mod abi;
@@ -42,27 +41,28 @@ use crate::capture::filter::BpfInsn;
 use crate::os;
 use crate::socket::seqpacket;
 
-/// Calls that are trapped, beside `connect` and Fast Open sends.
+/// Calls that are trapped in addition to `connect` and Fast Open sends.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Traps {
     /// Sends that may have an address.
     pub sends: bool,
-    /// Opening of IP sockets that are not streams.
+    /// `socket` for IP sockets that are not streams.
     pub datagrams: bool,
-    /// Opening of sockets of families that may leave this host in other ways.
+    /// `socket` for families other than IP that may reach other hosts.
     pub families: bool,
-    /// `getpeername` and `getsockname`, `getsockopt` of `SO_ERROR`; `setsockopt` and
-    /// `getsockopt` of options that are [mirrored](crate::socket::tcp::Mirrored), even with the
-    /// word.
+    /// `getpeername`, `getsockname`, and `getsockopt` of `SO_ERROR`. Also `setsockopt` and
+    /// `getsockopt` of [mirrored](crate::socket::tcp::Mirrored) options, which `word` does not
+    /// exempt.
     pub names: bool,
-    /// `bind`, `listen`, `accept` and `epoll_create`; with `names`, also `getsockopt` of
-    /// `SO_REUSEADDR` and `SO_REUSEPORT`, even with the word.
+    /// `bind`, `listen`, `accept` and `epoll_create`. With `names`, also `getsockopt` of
+    /// `SO_REUSEADDR` and `SO_REUSEPORT`. `word` exempts none of them.
     pub listeners: bool,
-    /// Forbids the program to connect a TCP socket by itself, where the kernel can (Landlock):
-    /// the supervisor connects for it.
+    /// Forbids the program to connect TCP sockets itself, if the kernel supports this (Landlock).
+    /// The supervisor connects on its behalf.
     pub confined: bool,
-    /// Marker behind a call's arguments that exempts the call: its caller has asked already. It
-    /// guards against oversight, not against programs that want to evade the filter.
+    /// Value in the argument after the call's last one that exempts the call, as its caller has
+    /// consulted the supervisor already. It does not protect against programs that want to evade
+    /// the filter.
     pub word: Option<u64>,
 }
 
@@ -72,15 +72,14 @@ pub enum SeccompError {
     /// Another supervisor traps this process's calls.
     #[error(
         "seccomp: another supervisor traps this process's calls already (another viaduct run, \
-            or a \
-         container's); use --via preload or --via cgroup"
+         or a container's); use --via preload or --via cgroup"
     )]
     Nested,
     /// The kernel lacks user notification.
-    #[error("seccomp: the kernel lacks user notification ({0}), which Linux 5.6 and later have")]
+    #[error("seccomp: the kernel lacks user notification (Linux 5.6 and later have it): {0}")]
     Missing(io::Error),
-    /// The listener was not handed over.
-    #[error("seccomp: the filter's listener was not handed over: {0}")]
+    /// The child did not hand over its listener.
+    #[error("seccomp: cannot take the filter's listener from the child: {0}")]
     Handover(io::Error),
     /// The program could not be started.
     #[error(transparent)]
@@ -88,25 +87,26 @@ pub enum SeccompError {
 }
 
 impl Traps {
-    /// Starts `command`. The calls of the program, and of all that it starts, are reported to
+    /// Starts `command`. The trapped calls of the program and of its descendants are reported to
     /// the listener.
     ///
     /// # Errors
     /// The program cannot be started, or the filter cannot be installed.
     pub fn spawn(self, mut command: Command) -> Result<(Child, Listener), SeccompError> {
         let ours = self.put_on(&mut command).map_err(SeccompError::Handover)?;
-        // The child waits for its parent before exec, and spawn for the child's exec.
+        // The child waits for its parent before exec, while `spawn` waits for the child's exec, so
+        // another thread takes the listener.
         let (spawned, taken) = thread::scope(|scope| {
             let taker = scope.spawn(|| take_over(&ours));
             let spawned = command.spawn();
-            // No other message will come; what has come is still read.
+            // No further message will come; one that has arrived is still read.
             let _ = rustix::net::shutdown(&ours, rustix::net::Shutdown::Both);
             (spawned, taker.join().unwrap_or(Err(SeccompError::Handover(ErrorKind::Other.into()))))
         });
         match (spawned, taken) {
             (Ok(child), Ok(listener)) => Ok((child, listener)),
             (Ok(mut child), Err(error)) => {
-                // Without a listener the program could not do anything.
+                // Without a listener the program's trapped calls would fail.
                 let _ = child.kill().and_then(|()| child.wait());
                 Err(error)
             }
@@ -115,16 +115,16 @@ impl Traps {
         }
     }
 
-    /// Makes `command` install the filter before its exec and wait there for its parent, which
-    /// takes the listener by the returned socket. The program does not start if the socket is
-    /// closed instead.
+    /// Makes the child of `command` install the filter before its exec, and wait until the parent
+    /// has taken the listener with [`take_over`] on the returned socket. If the socket is closed
+    /// instead, the program does not start.
     fn put_on(self, command: &mut Command) -> io::Result<OwnedFd> {
         let program = self.filter();
         let (ours, theirs) = seqpacket::pair()?;
         let number = ours.as_raw_fd();
         let hand_over = move || {
-            // SAFETY: this is the child's copy, which has no owner there. As long as it is open
-            // the child waits on, although its parent has been killed.
+            // SAFETY: this is the child's copy of the parent's end, which nothing in the child
+            // owns. If it stayed open, the child would wait forever after its parent was killed.
             unsafe { libc::close(number) };
             hand_over(&program, self.confined, &theirs)
         };
@@ -135,9 +135,9 @@ impl Traps {
     }
 }
 
-/// Returns whether a supervisor traps this process's calls already; only one can.
+/// Returns whether a supervisor traps this process's calls already. A process can have only one.
 pub fn is_traced() -> bool {
-    // The thread of its own ends with its filter.
+    // Tried in a new thread, with which the filter ends.
     let probe = || install(&filter::nothing());
     let probed = thread::scope(|scope| scope.spawn(probe).join());
     matches!(probed, Ok(Err(error)) if error.raw_os_error() == Some(libc::EBUSY))
@@ -154,7 +154,7 @@ fn hand_over(program: &[BpfInsn], confined: bool, parent: &OwnedFd) -> io::Resul
         Ok(listener) => listener.as_raw_fd(),
         Err(error) => -error.raw_os_error().unwrap_or(libc::EIO),
     };
-    // A write, not a send, which may be trapped.
+    // By `write`, as `send` may be trapped.
     let said = (u64::from(std::process::id()) << 32) | u64::from(said.cast_unsigned());
     rustix::io::write(parent, &said.to_ne_bytes())?;
     if rustix::io::read(parent, &mut [0; 1])? == 0 {
@@ -180,14 +180,14 @@ fn take_over(child: &OwnedFd) -> Result<Listener, SeccompError> {
             .map(Listener::new)
             .map_err(failed),
     };
-    // A child that has ended needs no reply.
+    // Fails if the child has ended, which then needs no reply.
     let _ = rustix::io::write(child, b"!");
     taken
 }
 
-/// Installs the filter on this thread. Where the kernel can (5.19), signals that do not kill
-/// leave a call waiting whose notification was received: runtimes that interrupt their threads,
-/// such as Go's, would else repeat the call again and again.
+/// Installs the filter on this thread. If the kernel supports it (5.19), only fatal signals
+/// interrupt a call whose notification was received. Otherwise runtimes that interrupt their
+/// threads, such as Go's, would restart the call again and again.
 fn install(program: &[BpfInsn]) -> io::Result<OwnedFd> {
     let listen = libc::SECCOMP_FILTER_FLAG_NEW_LISTENER;
     let patient = listen | libc::SECCOMP_FILTER_FLAG_WAIT_KILLABLE_RECV;
@@ -199,8 +199,8 @@ fn install(program: &[BpfInsn]) -> io::Result<OwnedFd> {
     Ok(unsafe { OwnedFd::from_raw_fd(fd) })
 }
 
-/// Installs `program` on this thread. With the privilege, the process keeps it, and its
-/// set-user-ID programs theirs; without it, `no_new_privs` is set for good.
+/// Installs `program` on this thread. If the process lacks CAP_SYS_ADMIN, `no_new_privs` is set for
+/// good; otherwise the process and its set-user-ID programs keep their privileges.
 fn set_filter(flags: libc::c_ulong, program: &[BpfInsn]) -> io::Result<RawFd> {
     let program = libc::sock_fprog {
         len: u16::try_from(program.len()).map_err(|_| ErrorKind::InvalidInput)?,

@@ -1,4 +1,4 @@
-//! The thread that made a call: its memory and its descriptors.
+//! Access to the memory and the descriptors of the thread that made a call.
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -7,10 +7,10 @@ use rustix::process::{Pid, PidfdFlags, PidfdGetfdFlags, pidfd_getfd, pidfd_open}
 
 use crate::seccomp::epoll_watches::Epolls;
 
-/// A thread, not its process (`PIDFD_THREAD`, 6.9 and later).
+/// `PIDFD_THREAD`: the pidfd refers to a thread, not to its process (6.9 and later).
 const THREAD: PidfdFlags = PidfdFlags::from_bits_retain(0o200);
 
-/// A thread of a program. After its end all calls fail, even if its ID is reused.
+/// A thread of a program. After the thread's end all methods fail, even if its ID is reused.
 #[derive(Debug)]
 pub struct Task {
     pid: Pid,
@@ -20,7 +20,7 @@ pub struct Task {
 }
 
 impl Task {
-    /// Opens the thread of this ID.
+    /// Opens the thread with this ID.
     ///
     /// # Errors
     /// The thread has ended.
@@ -35,8 +35,8 @@ impl Task {
     /// Duplicates the thread's descriptor `fd`.
     ///
     /// # Errors
-    /// The thread has no such descriptor, or access is denied: it is another user's, or not
-    /// dumpable (`PR_SET_DUMPABLE`).
+    /// The thread has no such descriptor, or access is denied because the thread belongs to another
+    /// user or is not dumpable (`PR_SET_DUMPABLE`).
     pub fn duplicate(&self, fd: i32) -> io::Result<OwnedFd> {
         if fd < 0 {
             return Err(io::Error::from_raw_os_error(libc::EBADF));
@@ -55,8 +55,7 @@ impl Task {
         Ok(flags.ok_or(io::ErrorKind::InvalidData)? & libc::O_CLOEXEC != 0)
     }
 
-    /// Returns whether the thread is in this process's network namespace; true if that cannot
-    /// be read.
+    /// Returns whether the thread is in this process's network namespace; true if unknown.
     pub fn is_in_this_netns(&self) -> bool {
         let network = |whose: &str| std::fs::read_link(format!("/proc/{whose}/ns/net")).ok();
         let theirs = network(&self.pid.to_string());
@@ -72,8 +71,8 @@ impl Task {
         let ours = libc::iovec { iov_base: to.as_mut_ptr().cast(), iov_len: to.len() };
         let theirs = libc::iovec { iov_base: from as *mut _, iov_len: to.len() };
         let pid = self.pid.as_raw_nonzero().get();
-        // SAFETY: the kernel writes at most the length of `to`; the other address is not ours,
-        // and is checked by it.
+        // SAFETY: the kernel writes at most the length of `to`; the kernel checks the other
+        // address, which is in the thread's memory.
         let read =
             unsafe { libc::process_vm_readv(pid, &raw const ours, 1, &raw const theirs, 1, 0) };
         usize::try_from(read).map_err(|_| io::Error::last_os_error())
@@ -87,7 +86,8 @@ impl Task {
         let ours = libc::iovec { iov_base: bytes.as_ptr().cast_mut().cast(), iov_len: bytes.len() };
         let theirs = libc::iovec { iov_base: to as *mut _, iov_len: bytes.len() };
         let pid = self.pid.as_raw_nonzero().get();
-        // SAFETY: the kernel reads `bytes`; the other address is not ours, and is checked by it.
+        // SAFETY: the kernel reads `bytes`; the kernel checks the other address, which is in the
+        // thread's memory.
         let wrote =
             unsafe { libc::process_vm_writev(pid, &raw const ours, 1, &raw const theirs, 1, 0) };
         match usize::try_from(wrote) {
@@ -98,7 +98,7 @@ impl Task {
     }
 }
 
-/// Duplicates the socket of this inode from any process that has it.
+/// Duplicates the socket with this inode number from any process that has it open.
 pub fn find_socket(inode: u64) -> Option<OwnedFd> {
     let name = format!("socket:[{inode}]");
     let number = |entry: &std::fs::DirEntry| entry.file_name().to_str()?.parse::<i32>().ok();
@@ -121,7 +121,7 @@ pub fn find_socket(inode: u64) -> Option<OwnedFd> {
     None
 }
 
-/// Returns the process of a thread, for kernels without thread pidfds; the thread itself if
+/// Returns the process of a thread, for kernels without `PIDFD_THREAD`; the thread itself if
 /// unknown.
 fn process_of(thread: Pid) -> Pid {
     let status = std::fs::read_to_string(format!("/proc/{thread}/status")).unwrap_or_default();

@@ -5,9 +5,8 @@ use std::thread;
 
 use super::*;
 
-/// Answers all calls of `command` by `answer`, and waits for its end. Connects to Unix sockets
-/// are left to the kernel: a C library may connect to a name service daemon, as the machine is
-/// set up.
+/// Answers all trapped calls of `command` with `answer`, and waits for its end. Connects to Unix
+/// sockets are left to the kernel, as a C library may connect to a name service daemon.
 fn watch(
     traps: Traps,
     command: Command,
@@ -51,7 +50,8 @@ fn a_child_whose_parent_is_killed_at_the_handover_does_not_wait() {
     let mut command = Command::new("true");
     let ours = Traps::default().put_on(&mut command).unwrap();
     let killed = thread::spawn(move || rustix::io::read(&ours, &mut [0; 8]).unwrap());
-    let error = command.spawn().expect_err("the listener was not taken");
+    let error =
+        command.spawn().expect_err("the program started although nothing took the listener");
     assert_eq!(error.raw_os_error(), Some(libc::ECANCELED));
     assert_eq!(killed.join().unwrap(), 8);
 }
@@ -67,7 +67,7 @@ fn memory_is_not_read_for_a_caller_that_has_ended() {
         }
         listener.reply(&call, Reply::Continue).unwrap();
     };
-    // A thread to which the caller's number has passed: this process.
+    // This process plays a thread that reuses the caller's ID.
     let other = Task::open(std::process::id()).unwrap();
     let (ours, mut bytes) = ([7u8; 4], [0; 4]);
     let at = ours.as_ptr() as u64;

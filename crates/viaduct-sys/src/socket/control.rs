@@ -1,4 +1,4 @@
-//! Control messages (`cmsg(3)`): those of a message to send, and those of a received one.
+//! Control messages (`cmsg(3)`), to send and received.
 #![allow(unsafe_code)]
 
 use std::ffi::c_int;
@@ -9,11 +9,12 @@ use std::slice;
 
 use crate::os::Plain;
 
-/// Room for the control messages of a message, in words that align them: to send, to receive.
+/// Sizes of the control buffers for sending and receiving, in 8-byte words, which align the
+/// messages.
 const SENT_WORDS: usize = 8;
 const RECEIVED_WORDS: usize = 32;
 
-/// Control messages to send: one with an address (20 bytes) and one with a number, or two numbers.
+/// Control messages to send, at most two: an address (20 bytes) and a number, or two numbers.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Controls {
     words: [u64; SENT_WORDS],
@@ -26,9 +27,9 @@ impl Controls {
         let size = size_of::<T>() as u32;
         // SAFETY: takes no pointers.
         let (length, space) = unsafe { (libc::CMSG_LEN(size), libc::CMSG_SPACE(size) as usize) };
-        assert!(self.length + space <= size_of_val(&self.words), "room for two messages");
-        // SAFETY: there is room for a header and the value, as asserted, and the words align the
-        // header, as the length of each message is a multiple of theirs.
+        assert!(self.length + space <= size_of_val(&self.words), "more than two control messages");
+        // SAFETY: there is room for a header and the value, as asserted. The header is aligned,
+        // because the space of each message is a multiple of a word.
         unsafe {
             let at = self.words.as_mut_ptr().byte_add(self.length).cast::<libc::cmsghdr>();
             at.write(libc::cmsghdr { cmsg_len: length as _, cmsg_level: level, cmsg_type: kind });
@@ -37,7 +38,7 @@ impl Controls {
         self.length += space;
     }
 
-    /// Makes a message point to these.
+    /// Makes the message `header` point to the control messages.
     pub(crate) fn attach(&mut self, header: &mut libc::msghdr) {
         if self.length > 0 {
             header.msg_control = self.words.as_mut_ptr().cast();
@@ -55,10 +56,10 @@ pub(crate) struct Control<'a> {
 }
 
 impl Control<'_> {
-    /// Returns the value; `None` if it is shorter than that.
+    /// Returns the value; `None` if the data is shorter than a `T`.
     pub(crate) fn value<T: Plain>(&self) -> Option<T> {
         let at = self.data.as_ptr().cast::<T>();
-        // SAFETY: the data has the bytes of a `T`, and any bytes are one.
+        // SAFETY: the data has at least the size of a `T`, for which every bit pattern is valid.
         (self.data.len() >= size_of::<T>()).then(|| unsafe { at.read_unaligned() })
     }
 }
@@ -66,13 +67,14 @@ impl Control<'_> {
 /// Iterates over the control messages of a received message.
 ///
 /// # Safety
-/// The kernel has filled in the header, and its control words live as long.
+/// The kernel must have filled in the header, and the control buffer must live as long as the
+/// header.
 pub(crate) unsafe fn controls(header: &libc::msghdr) -> impl Iterator<Item = Control<'_>> {
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller guarantees a valid header.
     let mut at = unsafe { libc::CMSG_FIRSTHDR(header) };
     std::iter::from_fn(move || {
-        // SAFETY: the macros return a whole header within the control words, with its data, or
-        // null.
+        // SAFETY: the macros return null, or a header that lies within the control buffer with its
+        // data.
         unsafe {
             let head = at.as_ref()?;
             let length = head.cmsg_len.saturating_sub(libc::CMSG_LEN(0) as usize);
@@ -83,18 +85,18 @@ pub(crate) unsafe fn controls(header: &libc::msghdr) -> impl Iterator<Item = Con
     })
 }
 
-/// Receives a message into `bytes`, and passes its control messages to `control`. Returns its
-/// length, and its sender in the kernel's format.
+/// Receives a message into `bytes`, and passes its control messages to `control`. Returns the
+/// message's length, and its sender in the kernel's format.
 ///
 /// # Errors
-/// The kernel's.
+/// As `recvmsg(2)`.
 pub(crate) fn receive(
     socket: BorrowedFd<'_>,
     bytes: &mut [u8],
     flags: c_int,
     control: impl FnMut(Control<'_>),
 ) -> io::Result<(usize, libc::sockaddr_storage)> {
-    // SAFETY: all zeros is an address, and a message that points nowhere.
+    // SAFETY: all zeros are a valid `sockaddr_storage`, and a `msghdr` with null pointers.
     let (mut name, mut message): (libc::sockaddr_storage, libc::msghdr) =
         unsafe { (mem::zeroed(), mem::zeroed()) };
     let mut words = [0u64; RECEIVED_WORDS];
@@ -108,7 +110,7 @@ pub(crate) fn receive(
     // and are as long as the message says.
     let got = unsafe { libc::recvmsg(socket.as_raw_fd(), &raw mut message, flags) };
     let got = usize::try_from(got).map_err(|_| io::Error::last_os_error())?;
-    // SAFETY: the kernel has filled it in, and the words live.
+    // SAFETY: the kernel has filled in the message, and the control buffer still lives.
     unsafe { controls(&message) }.for_each(control);
     Ok((got, name))
 }

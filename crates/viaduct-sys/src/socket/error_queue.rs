@@ -15,7 +15,7 @@ use crate::socket::udp::address;
 pub struct IcmpError {
     /// Destination.
     pub to: SocketAddr,
-    /// Type and code of ICMP, or of ICMPv6 where `to` is IPv6.
+    /// ICMP type and code; ICMPv6 if `to` is IPv6.
     pub why: [u8; 2],
 }
 
@@ -37,14 +37,14 @@ pub fn take_error(socket: BorrowedFd<'_>) -> Option<IcmpError> {
     take_error_of(socket, &mut []).map(|(error, _)| error)
 }
 
-/// Returns the next error with the number of bytes of the datagram's payload in `carried`: as
-/// many as were sent back and it has room for.
+/// Returns the next error, and the number of bytes of the datagram's payload that were copied to
+/// `carried`: as many as the ICMP message quotes and `carried` has room for.
 pub fn take_error_of(socket: BorrowedFd<'_>, carried: &mut [u8]) -> Option<(IcmpError, usize)> {
     let errors = [(libc::SOL_IP, libc::IP_RECVERR), (libc::SOL_IPV6, libc::IPV6_RECVERR)];
     let mut error: Option<libc::sock_extended_err> = None;
     let flags = libc::MSG_ERRQUEUE | libc::MSG_DONTWAIT;
     let received = control::receive(socket, carried, flags, |control| {
-        // Others may precede it, such as the hop limit of the ICMP packet.
+        // Other control messages may precede the error, such as the hop limit of the ICMP packet.
         if errors.contains(&control.kind) {
             error = error.or(control.value());
         }
@@ -73,7 +73,7 @@ mod tests {
         socket.send_to(b"x", closed).unwrap();
         assert_eq!(take_error(socket.as_fd()), Some(IcmpError { to: closed, why: [3, 3] }));
         for (sent, length) in [(&b"payload"[..], 7), (&[1; 99], 9)] {
-            // A pending error is reported by the next call.
+            // Clears the pending error, which the next call would report.
             let _ = sockopt::socket_error(&socket);
             socket.send_to(sent, closed).unwrap();
             let mut carried = [0; 9];

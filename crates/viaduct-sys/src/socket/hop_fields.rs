@@ -1,5 +1,5 @@
-//! UDP datagrams with their hop limit and traffic class (IPv4: time to live and type of
-//! service), in control messages.
+//! Sends and receives UDP datagrams with their hop limit and traffic class (IPv4: time to live and
+//! type of service), by control messages.
 #![allow(unsafe_code)]
 
 use std::io;
@@ -44,7 +44,7 @@ pub fn enable_hop_fields(socket: impl AsFd) -> io::Result<()> {
 /// Sends a datagram with these hop fields.
 ///
 /// # Errors
-/// The kernel's.
+/// As `sendmsg(2)`.
 pub fn send_to(
     socket: BorrowedFd<'_>,
     bytes: &[u8],
@@ -64,7 +64,7 @@ pub fn send_to(
     }
     let mut piece =
         libc::iovec { iov_base: bytes.as_ptr().cast_mut().cast(), iov_len: bytes.len() };
-    // SAFETY: all zeros is a message that points nowhere.
+    // SAFETY: all zeros are a `msghdr` with null pointers.
     let mut message: libc::msghdr = unsafe { mem::zeroed() };
     message.msg_name = ptr::from_mut(&mut name.storage).cast();
     message.msg_namelen = name.length;
@@ -79,7 +79,8 @@ pub fn send_to(
 /// Receives the next datagram into `bytes`. Returns its length, its sender and its hop fields.
 ///
 /// # Errors
-/// No datagram waits ([`io::ErrorKind::WouldBlock`]), or an earlier one was not delivered.
+/// No datagram is queued ([`io::ErrorKind::WouldBlock`]), or an ICMP error for an earlier one is
+/// pending.
 pub fn receive_from(
     socket: BorrowedFd<'_>,
     bytes: &mut [u8],

@@ -1,10 +1,10 @@
-//! Sockets, beyond the standard library: options that it lacks, many datagrams per system call,
-//! control messages, and the sockets of wrapped programs.
+//! Sockets beyond the standard library: more options, many datagrams per system call, control
+//! messages, and the sockets of wrapped programs.
 //!
 //! | module | content |
 //! |---|---|
-//! | [`tcp`] | TCP sockets of a proxy: listen, connect, liveness, pacing |
-//! | [`urgent`] | TCP's urgent byte |
+//! | [`tcp`] | TCP sockets for a proxy: listen, connect, liveness, pacing |
+//! | [`urgent`] | the urgent byte of TCP |
 //! | [`splice`] | bytes from socket to socket through a pipe, without a copy to user space |
 //! | [`udp`] | UDP socket that sends runs of datagrams as one message (`UDP_SEGMENT`) |
 //! | [`mmsg`] | `recvmmsg` and `sendmmsg`, for UDP, raw and packet sockets |
@@ -12,10 +12,10 @@
 //! | [`hop_fields`] | hop limit and traffic class of a datagram |
 //! | [`timestamp`] | receive timestamps (`SO_TIMESTAMPNS`) |
 //! | [`seqpacket`] | messages with descriptors between processes of this host |
-//! | [`rendezvous`] | port at which wrapped programs' connects wait |
-//! | [`pending`] | such a connect, completed by a duplicate of the program's socket |
+//! | [`rendezvous`] | socket at which connects of wrapped programs wait |
+//! | [`pending`] | completion of a waiting connect by a duplicate of the program's socket |
 //! | `control` | control messages |
-//! | [`sendmsg`] | a program's send, made on a duplicate of its socket |
+//! | [`sendmsg`] | a program's send on a duplicate of its socket |
 
 mod control;
 pub mod error_queue;

@@ -4,18 +4,18 @@
 //! ```text
 //!   Pending::begin     the program's socket connects to the rendezvous socket: in progress
 //!        │
-//!        ├─▶ finish    Rendezvous::connect_to has been called: a blocking connect returns
-//!        ├─▶ crossed   the same without a waiting connect: the program's next connect returns 0,
-//!        │             as the kernel does
-//!        ├─▶ refuse    the program sees a connection refused by its peer: EPOLLERR, SO_ERROR
-//!        └─▶ forget    a blocking connect returns the exact error: the socket is as it was
+//!        ├─▶ finish    Rendezvous::connect_to was called, and a blocking connect returns
+//!        ├─▶ crossed   Rendezvous::connect_to was called, and the next connect of the
+//!        │             non-blocking socket returns 0
+//!        ├─▶ refuse    the program sees that its peer refused: EPOLLERR, SO_ERROR
+//!        └─▶ forget    the socket is unchanged, and a blocking connect returns the exact error
 //! ```
 //!
-//! Each of them closes the duplicate: the last close must be the program's.
+//! Each outcome closes the duplicate, so that the program's own close is the last one.
 //!
-//! MPTCP sockets cannot wait like this: one that connects to the rendezvous socket falls back
-//! to TCP, but is not reported as connected before the first byte comes (kernel 6.18). They are
-//! refused when they are opened, as by a kernel without MPTCP, and programs take TCP.
+//! MPTCP sockets cannot wait at a rendezvous: such a socket falls back to TCP, but is not reported
+//! as connected before the first byte arrives (kernel 6.18). Programs may therefore not open MPTCP
+//! sockets, as on a kernel without MPTCP, and use TCP instead.
 
 #![allow(unsafe_code)]
 
@@ -43,7 +43,7 @@ pub struct Pending {
     at: SocketAddr,
     /// True if the program has bound its port.
     is_bound: bool,
-    /// True if `SO_REUSEADDR` is set on the socket while the connect waits.
+    /// True if we have set `SO_REUSEADDR` on the socket while the connect waits.
     is_shared: bool,
 }
 
@@ -52,9 +52,8 @@ impl Pending {
     /// `at`.
     ///
     /// # Errors
-    /// The kernel's answer to the program's connect: a connect is in progress already
-    /// (`EALREADY`), the socket is connected (`EISCONN`), or bound to an address that does not
-    /// reach `at`.
+    /// The error of the program's connect: a connect is in progress already (`EALREADY`), the
+    /// socket is connected (`EISCONN`), or it is bound to an address that cannot reach `at`.
     pub fn begin(socket: OwnedFd, at: SocketAddr) -> io::Result<Begun> {
         let at = within(&socket, at)?;
         let own: SocketAddr = rustix::net::getsockname(&socket)?.try_into()?;
@@ -64,7 +63,7 @@ impl Pending {
         match with_inside_mark(&socket, || rustix::net::connect(&socket, &at))? {
             Ok(()) => Ok(Begun::Connected),
             Err(Errno::INPROGRESS) => {
-                // The real connection is to use its port.
+                // The real connection must be able to use the program's port.
                 let is_shared = is_bound && !sockopt::socket_reuseaddr(&socket)?;
                 if is_shared {
                     sockopt::set_socket_reuseaddr(&socket, true)?;
@@ -88,7 +87,7 @@ impl Pending {
         Ok(())
     }
 
-    /// Returns the program's end of the connection.
+    /// Returns the program's own address of the connection.
     ///
     /// # Errors
     /// None are known.
@@ -97,12 +96,12 @@ impl Pending {
         Ok(SocketAddr::new(own.ip().to_canonical(), own.port()))
     }
 
-    /// Waits until the program's socket is connected, after the rendezvous socket has connected
-    /// to it. The program still has to learn of it, by its next connect, which succeeds once.
+    /// Waits until the program's socket is connected, after the rendezvous socket has connected to
+    /// it. The program has not seen the success yet: its next connect returns 0, once.
     ///
     /// # Errors
-    /// The socket is not connected: another has the same two addresses, or the program has
-    /// disconnected it.
+    /// The socket is not connected: another connection has the same two addresses, or the program
+    /// has disconnected the socket.
     pub fn crossed(self) -> io::Result<()> {
         self.restore_reuseaddr()?;
         let timeout = Timespec { tv_sec: 0, tv_nsec: COMPLETION_TIMEOUT.subsec_nanos().into() };
@@ -111,17 +110,17 @@ impl Pending {
         Ok(())
     }
 
-    /// Completes a connect that its program waits for, after the rendezvous socket has
-    /// connected to it. Returns the duplicate.
+    /// Completes a blocking connect, after the rendezvous socket has connected to the program's
+    /// socket. Returns the duplicate.
     ///
     /// # Errors
-    /// The socket is not connected: another has the same two addresses, or the program has
-    /// disconnected it.
+    /// The socket is not connected: another connection has the same two addresses, or the program
+    /// has disconnected the socket.
     pub fn finish(self) -> io::Result<OwnedFd> {
         self.restore_reuseaddr()?;
         let timeout = Timespec { tv_sec: 0, tv_nsec: COMPLETION_TIMEOUT.subsec_nanos().into() };
         loop {
-            // A second connect reports the outcome, as it does to programs.
+            // A second connect returns the outcome of the first.
             match with_inside_mark(&self.socket, || rustix::net::connect(&self.socket, &self.at))? {
                 Ok(()) | Err(Errno::ISCONN) => return Ok(self.socket),
                 Err(Errno::ALREADY) => {
@@ -138,12 +137,12 @@ impl Pending {
     /// Reports to the program that the connection is refused.
     ///
     /// # Errors
-    /// The program has used its socket otherwise meanwhile.
+    /// The program has meanwhile used its socket in another way.
     pub fn refuse(self, closed: &ClosedPorts) -> io::Result<()> {
         self.restore_reuseaddr()?;
         let at = within(&self.socket, closed.at(self.at.ip().to_canonical().is_ipv4())?)?;
-        // The socket is disconnected between the two calls, which a polling program may see:
-        // they follow each other at once.
+        // A program that polls may see that the socket is disconnected between the two calls, so
+        // nothing else is done between them.
         let refuse = || {
             rustix::net::connect_unspec(&self.socket)?;
             rustix::net::connect(&self.socket, &at)
@@ -161,8 +160,8 @@ impl Pending {
         }
     }
 
-    /// Restores the socket's state before the connect; the program gets the error by other
-    /// means.
+    /// Restores the socket's state before the connect. The program gets the error from its
+    /// interposer.
     ///
     /// # Errors
     /// None are known.
@@ -180,11 +179,11 @@ impl AsFd for Pending {
     }
 }
 
-/// Connects a duplicate of a program's socket to the address that we have checked, which the
-/// program cannot change meanwhile. Does not block.
+/// Connects a duplicate of a program's socket to an address that we have checked and copied, so
+/// that the program cannot change it. Does not block.
 ///
 /// # Errors
-/// The kernel's; `EINPROGRESS` where a blocking connect would have waited.
+/// As `connect(2)`; `EINPROGRESS` also on a blocking socket.
 pub fn connect_for(socket: &OwnedFd, sockaddr: &[u8]) -> io::Result<()> {
     let length = sockaddr.len() as libc::socklen_t;
     nonblocking(socket, || {
@@ -196,7 +195,7 @@ pub fn connect_for(socket: &OwnedFd, sockaddr: &[u8]) -> io::Result<()> {
 /// Sets a socket option for a program, on a duplicate of its socket.
 ///
 /// # Errors
-/// The kernel's.
+/// As `setsockopt(2)`.
 pub fn set_option_for(socket: &OwnedFd, level: i32, name: i32, value: &[u8]) -> io::Result<()> {
     os::setsockopt_bytes(socket.as_fd(), level, name, value)
 }
@@ -214,11 +213,11 @@ pub fn is_blocking(socket: impl AsFd) -> io::Result<bool> {
 pub enum Begun {
     /// The connect is in progress.
     Waits(Pending),
-    /// An earlier connect has completed; the program has called again.
+    /// An earlier connect has completed, and this call reports it.
     Connected,
 }
 
-/// Loopback ports that are bound without a listener, for good: connects to them are refused.
+/// Loopback ports that stay bound without a listener, so that connects to them are refused.
 #[derive(Debug)]
 pub struct ClosedPorts {
     v4: OwnedFd,
@@ -226,7 +225,7 @@ pub struct ClosedPorts {
 }
 
 impl ClosedPorts {
-    /// Binds ports of the kernel's choice.
+    /// Binds a port that the kernel chooses, for each address family.
     ///
     /// # Errors
     /// There is no loopback interface, or no port is free.
@@ -241,10 +240,10 @@ impl ClosedPorts {
         Ok(ClosedPorts { v4: bound(AddressFamily::INET, Ipv4Addr::LOCALHOST.into())?, v6 })
     }
 
-    /// Returns the IPv4 address, or else the IPv6 one.
+    /// Returns the address of the IPv4 port, or of the IPv6 port if `v4` is false.
     ///
     /// # Errors
-    /// The machine has no such family.
+    /// The machine lacks the address family.
     pub fn at(&self, v4: bool) -> io::Result<SocketAddr> {
         let socket = if v4 { Some(&self.v4) } else { self.v6.as_ref() };
         let socket = socket.ok_or(io::ErrorKind::AddrNotAvailable)?;
@@ -252,7 +251,7 @@ impl ClosedPorts {
     }
 }
 
-/// Converts `at` to the family of the socket.
+/// Converts `at` to the address family of `socket`.
 fn within(socket: &OwnedFd, at: SocketAddr) -> io::Result<SocketAddr> {
     Ok(match at {
         SocketAddr::V4(v4) if sockopt::socket_domain(socket)? == AddressFamily::INET6 => {
@@ -262,9 +261,9 @@ fn within(socket: &OwnedFd, at: SocketAddr) -> io::Result<SocketAddr> {
     })
 }
 
-/// Runs `act` without blocking and with our mark, so that another run's cgroup programs ignore
-/// it: what leads to us is not the program's own connect. The mark takes a privilege; without
-/// it, `act` runs unmarked.
+/// Runs `act` on the socket in non-blocking mode, with our mark: connects to us are not the
+/// program's own, so the cgroup programs of another run must ignore them. Without the privilege to
+/// set the mark, `act` runs unmarked.
 fn with_inside_mark<T>(socket: &OwnedFd, act: impl FnOnce() -> T) -> io::Result<T> {
     let fd = socket.as_fd();
     let mark = os::getsockopt::<libc::c_int>(fd, libc::SOL_SOCKET, libc::SO_MARK)?;
@@ -276,8 +275,8 @@ fn with_inside_mark<T>(socket: &OwnedFd, act: impl FnOnce() -> T) -> io::Result<
     done
 }
 
-/// Runs `act` on the socket in non-blocking mode. The flag is shared with the program, and
-/// restored.
+/// Runs `act` on the socket in non-blocking mode, and then restores the mode, which the program's
+/// descriptor shares.
 fn nonblocking<T>(socket: &OwnedFd, act: impl FnOnce() -> T) -> io::Result<T> {
     let flags = fcntl_getfl(socket)?;
     if flags.contains(OFlags::NONBLOCK) {
@@ -299,7 +298,7 @@ mod tests {
     use super::*;
     use crate::socket::rendezvous::Rendezvous;
 
-    /// The program's socket, and our duplicate.
+    /// Opens a program's socket and our duplicate of it.
     fn program(family: AddressFamily, flags: SocketFlags) -> (OwnedFd, OwnedFd) {
         let socket = rustix::net::socket_with(family, SocketType::STREAM, flags, None).unwrap();
         let ours = socket.try_clone().unwrap();
@@ -309,7 +308,7 @@ mod tests {
     fn begin(ours: OwnedFd, at: SocketAddr) -> Pending {
         match Pending::begin(ours, at).unwrap() {
             Begun::Waits(pending) => pending,
-            Begun::Connected => panic!("it was never begun"),
+            Begun::Connected => panic!("the socket is connected already"),
         }
     }
 

@@ -1,17 +1,18 @@
-//! Rendezvous: the socket that a wrapped program's connect is redirected to, and waits at.
+//! Rendezvous: the socket to which a wrapped program's connect is redirected, and at which it
+//! waits.
 //!
-//! A program must not see its connect complete before the far end has answered, and must keep
-//! its own socket. Its connect is therefore redirected to a port of ours that drops SYNs: for
-//! the kernel it is in progress, for as long as needed. When the far end has answered, we
-//! connect *to the program*, from that port: two connects that cross are one connection (RFC
-//! 9293, 3.5, simultaneous open). No other program can reach the port.
+//! A program must not see its connect complete before the far end has answered, and must keep its
+//! own socket. Its connect is therefore redirected to a port of ours that drops SYNs, where it
+//! stays in progress as long as needed. When the far end has answered, we connect from that port
+//! *to the program*: two connects that cross form one connection (simultaneous open, RFC 9293,
+//! 3.5). No other program can connect to the port.
 //!
 //! ```text
 //!   program   connect ── SYN ──▶ ╳ Rendezvous                   far end
 //!                in progress        │ ─────────── SYN ────────────▶ │
 //!                                   │ ◀───────── SYN-ACK ────────── │
 //!             socket  ◀──── SYN ─── │ Rendezvous::connect_to
-//!                     ─ SYN-ACK ──▶ │          … or Refuser: a reset, as from the far end
+//!                     ─ SYN-ACK ──▶ │  or, on a refusal, Pending::refuse
 //! ```
 
 use std::io;
@@ -31,7 +32,7 @@ pub struct Rendezvous {
 #[derive(Debug)]
 struct SinkListener {
     listener: TcpListener,
-    /// Connection that fills the accept queue of a listener without a filter.
+    /// Connection that fills the listener's accept queue, if it has no filter.
     _filler: Option<TcpStream>,
 }
 
@@ -47,7 +48,7 @@ const OPTIONS: TcpOptions = TcpOptions {
 };
 
 impl Rendezvous {
-    /// Opens ports of the kernel's choice.
+    /// Opens ports that the kernel chooses.
     ///
     /// # Errors
     /// There is no loopback interface, or no port is free.
@@ -56,26 +57,25 @@ impl Rendezvous {
         Ok(Rendezvous { v4: sink_listener(Ipv4Addr::LOCALHOST.into())?, v6 })
     }
 
-    /// Returns the address to redirect IPv4 connects to, or else IPv6 ones.
+    /// Returns the address to which IPv4 connects are redirected, or IPv6 ones if `v4` is false.
     pub fn at(&self, v4: bool) -> Option<SocketAddr> {
         let listener = if v4 { Some(&self.v4) } else { self.v6.as_ref() };
         listener.and_then(|at| at.listener.local_addr().ok())
     }
 
-    /// Connects to the program's socket at `program`, which is connecting to the rendezvous
-    /// port. The stream is connected at once; if the program has ended meanwhile, a read
-    /// reports that.
+    /// Connects to the program's socket at `program`, which is connecting to the rendezvous port.
+    /// The stream is connected at once. If the program has ended meanwhile, a read fails.
     ///
     /// # Errors
-    /// The same two addresses were connected a moment ago.
+    /// A recent connection between the same two addresses still exists (`TIME-WAIT`).
     pub fn connect_to(&self, program: SocketAddr) -> io::Result<TcpStream> {
         let socket = self.bound_socket(program.is_ipv4())?;
         tcp::connect_bound(&socket, program)?;
         Ok(socket)
     }
 
-    /// Opens a socket for [`tcp::connect_bound`] to a program, for IPv4 or else IPv6. While it
-    /// is open, no other process can have the port.
+    /// Opens a socket for [`tcp::connect_bound`] to a program, for IPv4, or for IPv6 if `v4` is
+    /// false. While it is open, no other process can bind the port.
     ///
     /// # Errors
     /// The machine lacks the address family.
@@ -85,11 +85,10 @@ impl Rendezvous {
     }
 }
 
-/// Opens a listener that drops SYNs; without a listener the kernel would answer them by a
-/// reset.
+/// Opens a listener that drops SYNs. Without a listener the kernel would answer them with a reset.
 fn sink_listener(ip: IpAddr) -> io::Result<SinkListener> {
     let listener = tcp::listen_on_free_port(ip, 0, OPTIONS)?;
-    // Newer kernels (6.18) let only users with CAP_NET_ADMIN filter TCP.
+    // On newer kernels (6.18) a filter on a TCP socket requires CAP_NET_ADMIN.
     let filler = match tcp::drop_syns(&listener) {
         Ok(()) => None,
         Err(_) => Some(fill(&listener)?),
@@ -97,7 +96,8 @@ fn sink_listener(ip: IpAddr) -> io::Result<SinkListener> {
     Ok(SinkListener { listener, _filler: filler })
 }
 
-/// Fills the only slot of a listener without a backlog: the kernel drops all further SYNs.
+/// Fills the only slot of a listener with a backlog of 0, so that the kernel drops all further
+/// SYNs.
 fn fill(listener: &TcpListener) -> io::Result<TcpStream> {
     tcp::connect(listener.local_addr()?, None, TcpOptions::default())
 }

@@ -1,4 +1,4 @@
-//! A program's send, made on a duplicate of its socket, with a copy of its message.
+//! A program's send, made on a duplicate of its socket with a copy of its message.
 #![allow(unsafe_code)]
 
 use std::io;
@@ -16,18 +16,18 @@ pub struct Message {
     pub control: Vec<u8>,
 }
 
-/// Sends `message` without blocking, and returns how many bytes were sent.
+/// Sends `message` without blocking, and returns the number of bytes sent.
 ///
 /// # Errors
-/// The kernel's; `EAGAIN` where it would have blocked.
+/// As `sendmsg(2)`; `EAGAIN` if the send would block.
 pub fn sendmsg(socket: &OwnedFd, message: &Message, flags: i32) -> io::Result<usize> {
     let Message { sockaddr, data, control } = message;
-    // The data sent is a temporary copy.
+    // No `MSG_ZEROCOPY`, as the data is a temporary copy.
     let flags = flags & !libc::MSG_ZEROCOPY | libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL;
     // Control messages have to be aligned to 8 bytes.
     let mut aligned = vec![0u64; control.len().div_ceil(8)];
     let mut piece = libc::iovec { iov_base: data.as_ptr().cast_mut().cast(), iov_len: data.len() };
-    // SAFETY: all zeros is a message that points nowhere.
+    // SAFETY: all zeros are a `msghdr` with null pointers.
     let mut header: libc::msghdr = unsafe { mem::zeroed() };
     (header.msg_iov, header.msg_iovlen) = (&raw mut piece, 1);
     if !sockaddr.is_empty() {
@@ -35,7 +35,7 @@ pub fn sendmsg(socket: &OwnedFd, message: &Message, flags: i32) -> io::Result<us
         header.msg_namelen = sockaddr.len() as _;
     }
     if !control.is_empty() {
-        // SAFETY: there is as much room as is copied.
+        // SAFETY: `aligned` has at least the length of `control`.
         unsafe {
             let to = aligned.as_mut_ptr().cast::<u8>();
             std::ptr::copy_nonoverlapping(control.as_ptr(), to, control.len());

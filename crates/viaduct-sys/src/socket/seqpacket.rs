@@ -1,5 +1,5 @@
-//! Messages between processes of this host, with up to four descriptors beside each
-//! (`SOCK_SEQPACKET`, `SCM_RIGHTS`).
+//! Messages between processes of this host, each with up to four descriptors (`SOCK_SEQPACKET`,
+//! `SCM_RIGHTS`).
 
 use std::io::{self, IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
@@ -12,9 +12,9 @@ use rustix::net::{
 
 use crate::os;
 
-/// Max descriptors beside a message.
+/// Max descriptors of a message.
 const MAX_DESCRIPTORS: usize = 4;
-/// Size of the control buffer for them.
+/// Size of the control buffer for the descriptors.
 const SPACE: usize = rustix::cmsg_space!(ScmRights(MAX_DESCRIPTORS));
 /// Max connections that wait to be accepted.
 const BACKLOG: i32 = 1024;
@@ -28,8 +28,8 @@ pub fn pair() -> io::Result<(OwnedFd, OwnedFd)> {
     Ok(rustix::net::socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)?)
 }
 
-/// Listens at `name`, non-blocking. A name that begins with `@` is abstract: of this network
-/// namespace, without a file.
+/// Opens a non-blocking listener at `name`. A name that begins with `@` is abstract: it has no
+/// file, and belongs to this network namespace.
 ///
 /// # Errors
 /// The name is in use or too long, or its directory does not exist.
@@ -40,23 +40,24 @@ pub fn listen(name: &str) -> io::Result<OwnedFd> {
     Ok(socket)
 }
 
-/// User and process of a peer, at the time of its connect.
+/// User and process of a peer when it connected.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Peer {
     /// Effective user ID.
     pub user: u32,
-    /// Process ID in this process's PID namespace; 0 if the peer is outside of it.
+    /// Process ID in this process's PID namespace; 0 if the peer is outside that namespace.
     pub process: u32,
 }
 
-/// Accepts the next connection to `listener`, non-blocking, and returns its peer.
+/// Accepts the next connection to `listener`. Returns the socket, which is non-blocking, and its
+/// peer.
 ///
 /// # Errors
 /// No connection is pending ([`io::ErrorKind::WouldBlock`]), or no descriptor is left.
 pub fn accept(listener: impl AsFd) -> io::Result<(OwnedFd, Peer)> {
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
     let socket = rustix::net::accept_with(listener, flags)?;
-    // Not by rustix, which rejects the process ID 0.
+    // Not with rustix, which rejects the process ID 0.
     let of: libc::ucred = os::getsockopt(socket.as_fd(), libc::SOL_SOCKET, libc::SO_PEERCRED)?;
     Ok((socket, Peer { user: of.uid, process: of.pid.cast_unsigned() }))
 }
@@ -64,7 +65,7 @@ pub fn accept(listener: impl AsFd) -> io::Result<(OwnedFd, Peer)> {
 /// Connects to `name`.
 ///
 /// # Errors
-/// No process listens there.
+/// No process listens at `name`.
 pub fn connect(name: &str) -> io::Result<OwnedFd> {
     let socket = socket(SocketFlags::CLOEXEC)?;
     rustix::net::connect(&socket, &address(name)?)?;
@@ -74,7 +75,7 @@ pub fn connect(name: &str) -> io::Result<OwnedFd> {
 /// Sends a message. Neither allocates nor takes a lock.
 ///
 /// # Errors
-/// The other end is closed, or does not read.
+/// The other end is closed, or a non-blocking socket's buffer is full.
 pub fn send(socket: impl AsFd, bytes: &[u8], fds: Option<BorrowedFd<'_>>) -> io::Result<()> {
     send_with_fds(socket, bytes, fds.as_slice())
 }
@@ -82,7 +83,7 @@ pub fn send(socket: impl AsFd, bytes: &[u8], fds: Option<BorrowedFd<'_>>) -> io:
 /// Sends a message with up to four descriptors.
 ///
 /// # Errors
-/// As [`send`]'s.
+/// As [`send`].
 pub fn send_with_fds(socket: impl AsFd, bytes: &[u8], fds: &[BorrowedFd<'_>]) -> io::Result<()> {
     let mut space = [MaybeUninit::uninit(); SPACE];
     let mut control = SendAncillaryBuffer::new(&mut space);
@@ -99,26 +100,26 @@ pub fn send_with_fds(socket: impl AsFd, bytes: &[u8], fds: &[BorrowedFd<'_>]) ->
 pub struct Received {
     /// Bytes of the message; 0 if the other end is closed.
     pub length: usize,
-    /// Descriptors beside it.
+    /// Descriptors of the message.
     pub fds: Vec<OwnedFd>,
-    /// True if it was longer than the buffer, so that it is not of the expected format.
+    /// True if the message was longer than the buffer, and therefore not of the expected format.
     pub is_truncated: bool,
-    /// True if descriptors beside it were lost: there were too many, or this process may open
-    /// no more.
+    /// True if descriptors were lost: the message had too many, or this process may open no more.
     pub lost_fds: bool,
 }
 
-/// Receives a message. Returns its length, 0 if the other end is closed, and its first
-/// descriptor.
+/// Receives a message. Returns its length (0 if the other end is closed) and its first descriptor.
 ///
 /// # Errors
-/// No message waits on a non-blocking socket ([`io::ErrorKind::WouldBlock`]); the message is
+/// No message is queued on a non-blocking socket ([`io::ErrorKind::WouldBlock`]), or the message is
 /// longer than `bytes` ([`io::ErrorKind::InvalidData`]).
 pub fn receive(socket: impl AsFd, bytes: &mut [u8]) -> io::Result<(usize, Option<OwnedFd>)> {
     let received = receive_with_fds(socket, bytes)?;
     if received.is_truncated {
-        let what =
-            format!("a message of more than {} bytes: it is of another version", bytes.len());
+        let what = format!(
+            "the message is longer than {} bytes, so another version has sent it",
+            bytes.len()
+        );
         return Err(io::Error::new(io::ErrorKind::InvalidData, what));
     }
     Ok((received.length, received.fds.into_iter().next()))
@@ -127,7 +128,7 @@ pub fn receive(socket: impl AsFd, bytes: &mut [u8]) -> io::Result<(usize, Option
 /// Receives a message with all its descriptors, and reports whether it is complete.
 ///
 /// # Errors
-/// No message waits on a non-blocking socket ([`io::ErrorKind::WouldBlock`]).
+/// No message is queued on a non-blocking socket ([`io::ErrorKind::WouldBlock`]).
 pub fn receive_with_fds(socket: impl AsFd, bytes: &mut [u8]) -> io::Result<Received> {
     let mut space = [MaybeUninit::uninit(); SPACE];
     let mut control = RecvAncillaryBuffer::new(&mut space);

@@ -1,4 +1,4 @@
-//! Moving bytes from one socket to another without a copy to user space: through a pipe.
+//! Moves bytes from one socket to another through a pipe, without a copy to user space.
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
@@ -29,8 +29,8 @@ pub enum Spliced {
 }
 
 impl Pipe {
-    /// Creates an empty pipe with room for about `room` bytes; less where the kernel allows no
-    /// more (`fs.pipe-user-pages-soft`).
+    /// Creates an empty pipe for about `room` bytes, or fewer if the kernel allows no more
+    /// (`fs.pipe-user-pages-soft`).
     ///
     /// # Errors
     /// No descriptors are left.
@@ -40,17 +40,17 @@ impl Pipe {
         Ok(Pipe { read, write, held: 0, room })
     }
 
-    /// Capacity in bytes, about.
+    /// Returns the approximate capacity in bytes.
     pub fn room(&self) -> usize {
         self.room
     }
 
-    /// Capacity in pieces, each of one byte to one page.
+    /// Returns the capacity in pieces, each of one byte to one page.
     pub fn pieces(&self) -> usize {
         self.room / rustix::param::page_size()
     }
 
-    /// Bytes in the pipe.
+    /// Returns the number of bytes in the pipe.
     pub fn held(&self) -> usize {
         self.held
     }
@@ -73,8 +73,8 @@ impl Pipe {
         })
     }
 
-    /// Moves the bytes in the pipe to `to`. `more` announces that more follows at once, data or
-    /// the end: a last partial segment waits for it.
+    /// Moves the bytes in the pipe to `to`. `more` announces that more data or the end of stream
+    /// follows at once, so that `to` does not send a partial last segment yet.
     ///
     /// # Errors
     /// `to` failed.

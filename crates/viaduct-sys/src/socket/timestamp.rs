@@ -1,5 +1,5 @@
-//! Receive timestamps: the kernel's time at which a datagram reached this machine's network
-//! stack. The delay until its reader is scheduled does not count.
+//! Receive timestamps: the time at which a datagram reached this machine's network stack, which
+//! does not include the delay until its reader is scheduled.
 
 use std::io;
 use std::os::fd::AsFd;
@@ -8,15 +8,15 @@ use std::time::{Duration, SystemTime};
 use crate::os;
 use crate::socket::control;
 
-/// Enables receive timestamps on `socket` (`SO_TIMESTAMPNS`). If no other socket of the machine
-/// has enabled them before, they begin some milliseconds later; until then they are the time of
-/// reading.
+/// Enables receive timestamps on `socket` (`SO_TIMESTAMPNS`). If no other socket of the machine has
+/// them enabled, the kernel starts them some milliseconds later; until then a timestamp is the time
+/// of reading.
 pub fn enable(socket: impl AsFd) -> io::Result<()> {
     os::setsockopt(socket.as_fd(), libc::SOL_SOCKET, libc::SO_TIMESTAMPNS, &1)
 }
 
-/// Receives a datagram and the time of its arrival. Needs [`enable`] before; a datagram without
-/// a timestamp is `InvalidData`.
+/// Receives a datagram and the time of its arrival. [`enable`] must have been called: without a
+/// timestamp the call fails with `InvalidData`.
 pub fn receive(socket: impl AsFd, buffer: &mut [u8]) -> io::Result<(usize, SystemTime)> {
     receive_from(socket, buffer).map(|(length, _, at)| (length, at))
 }
@@ -32,7 +32,7 @@ pub(crate) fn receive_from(
             at = control.value().and_then(system_time);
         }
     })?;
-    let unknown = || io::Error::new(io::ErrorKind::InvalidData, "a datagram without a time stamp");
+    let unknown = || io::Error::new(io::ErrorKind::InvalidData, "the datagram has no timestamp");
     Ok((length, from, at.ok_or_else(unknown)?))
 }
 

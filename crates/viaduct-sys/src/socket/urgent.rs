@@ -1,4 +1,4 @@
-//! TCP's urgent byte, which is marked in the stream. A splice stops before it, without an
+//! The urgent byte of TCP, which is marked in the stream. A splice stops before it, without an
 //! error.
 
 use std::io;
@@ -17,8 +17,8 @@ pub fn is_next(stream: impl AsFd) -> io::Result<bool> {
     os::at_mark(stream.as_fd())
 }
 
-/// Reads the urgent byte that [is next](is_next), in line, from a socket of [`crate::socket::tcp`].
-/// `None` if the byte was announced but has not arrived yet.
+/// Reads the urgent byte that [is next](is_next), from a socket of [`crate::socket::tcp`], in whose
+/// stream it stays. `None` if the byte was announced but has not arrived yet.
 ///
 /// # Errors
 /// `stream` failed.
@@ -31,7 +31,7 @@ pub fn take(stream: impl AsFd) -> io::Result<Option<u8>> {
     }
 }
 
-/// Sends an urgent byte. False if there is no room now.
+/// Sends an urgent byte. Returns false if there is no room now.
 ///
 /// # Errors
 /// `stream` failed.

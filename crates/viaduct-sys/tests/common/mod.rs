@@ -11,9 +11,9 @@ use std::process::Command;
 use std::sync::mpsc;
 use std::thread;
 
-/// Returns whether the test may make namespaces; prints a notice if not.
+/// Returns whether the test may make namespaces. Prints a notice if not.
 pub(crate) fn is_root() -> bool {
-    // SAFETY: takes nothing, cannot fail.
+    // SAFETY: takes no arguments, and cannot fail.
     let root = unsafe { libc::geteuid() } == 0;
     if !root {
         eprintln!("skipped: making network namespaces needs root");
@@ -28,8 +28,8 @@ pub(crate) fn enter_new_namespace() {
     sh("ip link set lo up");
 }
 
-/// Runs a shell line in the calling thread's namespace. Returns its output, or panics with all
-/// of it.
+/// Runs a shell line in the calling thread's namespace, and returns its output. Panics with all
+/// output if it fails.
 pub(crate) fn sh(line: &str) -> String {
     let out = Command::new("sh").args(["-ec", line]).output().expect("sh runs");
     let text = String::from_utf8_lossy(&out.stdout).into_owned();
@@ -37,7 +37,7 @@ pub(crate) fn sh(line: &str) -> String {
     text
 }
 
-/// Runs `body` in a thread with a fresh namespace, so that the test's own thread keeps its own.
+/// Runs `body` in a new thread with a new namespace. The test's thread stays in its own.
 pub(crate) fn in_namespace<T: Send + 'static>(body: impl FnOnce() -> T + Send + 'static) -> T {
     let thread = thread::spawn(|| {
         enter_new_namespace();
@@ -49,7 +49,7 @@ pub(crate) fn in_namespace<T: Send + 'static>(body: impl FnOnce() -> T + Send + 
     }
 }
 
-/// A thread in a namespace of its own that runs the jobs it is sent.
+/// A thread in a new namespace, which runs the jobs that it is sent.
 pub(crate) struct Host {
     jobs: Option<mpsc::Sender<Box<dyn FnOnce() + Send>>>,
     thread: Option<thread::JoinHandle<()>>,
@@ -63,15 +63,15 @@ impl Host {
         let (tell, told) = mpsc::channel();
         let thread = thread::spawn(move || {
             enter_new_namespace();
-            // SAFETY: takes nothing, cannot fail.
-            tell.send(unsafe { libc::gettid() }).expect("the maker waits");
+            // SAFETY: takes no arguments, and cannot fail.
+            tell.send(unsafe { libc::gettid() }).expect("the creator waits for the thread ID");
             work.into_iter().for_each(|job| job());
         });
-        let tid = told.recv().expect("a namespace is made");
+        let tid = told.recv().expect("the thread has entered its namespace");
         Host { jobs: Some(jobs), thread: Some(thread), tid }
     }
 
-    /// Returns the namespace for `ip link set ... netns`: the thread's ID.
+    /// Returns the thread's ID, which names the namespace in `ip link set ... netns`.
     pub(crate) fn netns(&self) -> String {
         self.tid.to_string()
     }
@@ -80,7 +80,11 @@ impl Host {
     pub(crate) fn run<T: Send + 'static>(&self, body: impl FnOnce() -> T + Send + 'static) -> T {
         let (tell, told) = mpsc::channel();
         let job = Box::new(move || drop(tell.send(body())));
-        self.jobs.as_ref().expect("alive").send(job).expect("the host's thread is alive");
+        self.jobs
+            .as_ref()
+            .expect("the host exists until it is dropped")
+            .send(job)
+            .expect("the host's thread is alive");
         told.recv().expect("the job did not panic")
     }
 
@@ -100,7 +104,7 @@ impl Drop for Host {
     }
 }
 
-/// Creates the pair of the drawing above.
+/// Creates the two namespaces in the drawing above.
 pub(crate) fn pair() -> (Host, Host) {
     let (left, right) = (Host::new(), Host::new());
     left.sh(&format!("ip link add va type veth peer name vb netns {}", right.netns()));
@@ -113,7 +117,8 @@ pub(crate) fn pair() -> (Host, Host) {
     (left, right)
 }
 
-/// Creates a host behind `left` of the pair, which forwards for it; routes both ways:
+/// Creates a host behind `left` of the pair, which forwards its packets, with routes in both
+/// directions:
 ///
 /// ```text
 ///   host                    left                right

@@ -1,4 +1,4 @@
-//! Refusal of sockets that would bypass the other programs, or could not connect.
+//! Refusal of sockets that would bypass the other BPF programs, or could not connect.
 
 use super::options::Options;
 use crate::bpf::asm::{Asm, Helper, Insn, Label, R1, R2, R6, R7, Width};
@@ -9,14 +9,14 @@ const PROTOCOL: i16 = 12;
 const TCP: u32 = libc::IPPROTO_TCP as u32;
 const UDP: u32 = libc::IPPROTO_UDP as u32;
 const IPPROTO_SMC: u32 = 256;
-/// Protocols on top of TCP whose connects cannot be met. Programs fall back to TCP when the
-/// kernel says that it lacks them.
+/// Protocols on top of TCP that cannot wait at a rendezvous. Programs fall back to TCP when the
+/// kernel does not support these.
 const OTHER_TCP: [u32; 2] = [libc::IPPROTO_MPTCP as u32, IPPROTO_SMC];
 
 // On the stack.
 const KEY: i16 = -8;
 
-/// The sock_create program: accepts or refuses a new IP socket.
+/// Builds the sock_create program, which accepts or refuses a new IP socket.
 pub(super) fn program(strict: bool, options: &Options) -> Vec<Insn> {
     let mut asm = Asm::default();
     let [absent, refuse, done] = [(); 3].map(|()| asm.label());
@@ -27,7 +27,7 @@ pub(super) fn program(strict: bool, options: &Options) -> Vec<Insn> {
         asm.if_equal(R7, protocol, absent);
     }
     if strict {
-        // A raw socket may have any of these as its protocol.
+        // Checked before the protocol, as a raw socket may have any protocol.
         asm.load(Width::Word, R2, R6, TYPE);
         asm.if_equal(R2, libc::SOCK_RAW.cast_unsigned(), refuse);
         for protocol in [TCP, UDP] {
@@ -45,7 +45,7 @@ pub(super) fn program(strict: bool, options: &Options) -> Vec<Insn> {
     asm.finish().expect("short")
 }
 
-/// Emits, at `label`, the failure of the call with `errno`.
+/// Places `label`, and emits code that makes the call fail with `errno`.
 fn fail(asm: &mut Asm, label: Label, errno: i32) {
     asm.place(label);
     asm.set(R1, -errno);

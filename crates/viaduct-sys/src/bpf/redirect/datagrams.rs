@@ -1,5 +1,5 @@
-//! Datagrams: let through or refused. Their destination never changes: datagrams for handlers
-//! are held on their way ([`crate::nft::datagram_queue`]).
+//! Programs that pass or refuse datagrams. They do not change the destination: datagrams for
+//! handlers are held in a queue later ([`crate::nft::datagram_queue`]).
 
 use super::endpoints::ENDS;
 use super::programs::{COOKIE, NOTE, report_if_enabled, report_note};
@@ -9,16 +9,16 @@ use crate::bpf::asm::{Asm, FP, Insn, R0, R1, R2, R6, Width};
 use crate::bpf::events::Events;
 use crate::bpf::kernel::Map;
 
-/// The sendmsg program: lets through or refuses datagrams of sockets that are not connected.
+/// Builds the sendmsg program, which passes or refuses datagrams of sockets that are not connected.
 pub(super) fn message(context: &ProgramContext<'_>, v4: bool) -> Vec<Insn> {
     let mut asm = Asm::default();
     asm.copy(R6, R1);
     note_destination(&mut asm, NOTE, ENDS, v4);
     emit_verdict(&mut asm, context, v4);
-    asm.finish().expect("no more rules than jumps reach over")
+    asm.finish().expect("MAX_RULES keeps every jump within reach")
 }
 
-/// Emits the verdict on datagrams to the noted destination, and the end of the program.
+/// Emits the verdict on datagrams to the noted destination, which ends the program.
 pub(super) fn emit_verdict(asm: &mut Asm, context: &ProgramContext<'_>, v4: bool) {
     let ProgramContext { map, events, config, dns_servers, netns } = *context;
     let [redirect, pass, refuse] = [(); 3].map(|()| asm.label());
@@ -41,7 +41,7 @@ pub(super) fn emit_verdict(asm: &mut Asm, context: &ProgramContext<'_>, v4: bool
         asm.place(redirect);
         match config.datagram_mode {
             DatagramMode::Held => {
-                // Datagrams of another namespace are not held.
+                // Datagrams of another network namespace do not pass our queue.
                 let elsewhere = asm.label();
                 asm.if_in_other_namespace(R6, netns, elsewhere);
                 asm.exit(1);
@@ -61,8 +61,8 @@ pub(super) fn emit_verdict(asm: &mut Asm, context: &ProgramContext<'_>, v4: bool
     }
 }
 
-/// Emits a report to this process. Without [`RedirectConfig::reports`] only the first is reported:
-/// a user who expects handlers to see datagrams must learn that they do not.
+/// Emits a report to this process. Without [`RedirectConfig::reports`] only the first datagram is
+/// reported, to tell the user that handlers do not see datagrams.
 fn report_once(
     asm: &mut Asm,
     map: &Map<ENDS>,

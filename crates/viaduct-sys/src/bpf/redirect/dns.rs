@@ -1,9 +1,9 @@
-//! DNS queries: redirected to this process's resolver, whatever server they are for; its
+//! DNS queries are redirected to this process's resolver, whatever server they are sent to. The
 //! answers appear to come from that server.
 //!
 //! ```text
-//!   connect(2), sendto(2) ─▶ port 53? notes the server by cookie; another address ─▶ the resolver
-//!   recvfrom(2) ◀─ from that server ◀─ recvmsg: from the resolver, and the socket has asked
+//!   connect(2), sendto(2) ─▶ port 53? note the server by cookie, rewrite address ─▶ resolver
+//!   recvfrom(2) ◀─ source: that server ◀─ recvmsg: is it from the resolver, and a server noted?
 //! ```
 
 use std::net::SocketAddr;
@@ -24,16 +24,16 @@ const NOTED: usize = END as usize;
 const LOOPBACK4: u32 = u32::from_ne_bytes([127, 0, 0, 1]);
 const LOOPBACK6: u32 = u32::from_ne_bytes([0, 0, 0, 1]);
 
-/// Addresses of this process's resolver: one port at both loopback addresses.
+/// Addresses of this process's resolver: the same port at both loopback addresses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Resolver {
-    /// Resolver address for IPv4 sockets.
+    /// Resolver address for IPv4 destinations.
     pub v4: SocketAddr,
-    /// Resolver address for IPv6 sockets; without it their queries are refused.
+    /// Resolver address for IPv6 destinations; queries to them are refused if `None`.
     pub v6: Option<SocketAddr>,
 }
 
-/// Servers that sockets have asked, by cookie.
+/// Servers to which sockets have sent queries, by the sockets' cookies.
 #[derive(Debug)]
 pub(super) struct DnsServers {
     map: Map<NOTED>,
@@ -45,9 +45,9 @@ impl DnsServers {
         Ok(DnsServers { map: Map::new(SOCKETS)?, resolver })
     }
 
-    /// Emits the redirection of a query to the resolver, in a program with its context in R6
-    /// and the destination of a datagram at `note` on the stack. The program ends there for a
-    /// query. Stores the cookie at `cookie`.
+    /// Emits the redirection of a query to the resolver, in a program with its context in R6 and
+    /// the destination of a datagram at `note` on the stack. A query ends the program. Stores the
+    /// socket's cookie at `cookie`.
     pub(super) fn ask(&self, asm: &mut Asm, note: i16, cookie: i16, v4: bool) {
         let [other, refuse] = [(); 2].map(|()| asm.label());
         asm.load(Width::Half, R2, FP, note + 16);
@@ -62,7 +62,7 @@ impl DnsServers {
         asm.place(other);
     }
 
-    /// The recvmsg program: rewrites the source of an answer to the server that was asked.
+    /// Builds the recvmsg program, which replaces the source of an answer with the queried server.
     pub(super) fn answer(&self, v4: bool) -> Vec<Insn> {
         let mut asm = Asm::default();
         let [ours, done] = [(); 2].map(|()| asm.label());
@@ -84,7 +84,7 @@ impl DnsServers {
             false => &[(0, IP6), (4, IP6 + 4), (8, IP6 + 8), (12, IP6 + 12)],
         };
         if v4 {
-            // A socket that has asked over IPv6 only has no IPv4 server.
+            // The noted server may be an IPv6 one.
             asm.load(Width::Word, R2, R8, 8);
             asm.if_different(R2, MAPPED, done);
         }

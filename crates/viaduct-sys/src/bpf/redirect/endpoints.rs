@@ -1,23 +1,23 @@
-//! Encoding of a connection's endpoints in maps and events: an IPv6 address (IPv4 ones are
-//! mapped) and a port in network order. For a connect's destination, the port and the interface
-//! that its program has bound follow.
+//! Encoding of a connection's endpoints in maps and events: an IPv6 address (IPv4 addresses are
+//! mapped) and a port in network order. In the destination of a connect, the port and the interface
+//! to which the program has bound the socket follow.
 
 use std::net::{IpAddr, Ipv6Addr, SocketAddr, SocketAddrV6};
 
-/// Bytes of one end.
+/// Bytes of one endpoint.
 pub(super) const END: i16 = 24;
-/// Offset, in an end, of the port that the program has bound, in host byte order; 0 if none.
+/// Offset, in an endpoint, of the port that the program has bound, in host byte order; 0 if none.
 pub(super) const BOUND: i16 = 18;
-/// Offset, in an end, of the index of the interface that the program has bound, in host byte
-/// order.
+/// Offset, in an endpoint, of the index of the interface to which the program has bound the socket,
+/// in host byte order.
 pub(super) const INTERFACE: i16 = 20;
-/// Bytes of two ends: the peer's, then the own one.
+/// Bytes of two endpoints: the peer's, and then the socket's own.
 pub(super) const ENDS: usize = 2 * END as usize;
 
-/// Word before the address in a mapped IPv4 address.
+/// Third word of an IPv4-mapped IPv6 address, which precedes the IPv4 address.
 pub(super) const MAPPED: u32 = u32::from_ne_bytes([0, 0, 0xff, 0xff]);
 
-/// Encodes two ends.
+/// Encodes two endpoints.
 pub(super) fn pair(peer: SocketAddr, own: SocketAddr) -> [u8; ENDS] {
     let mut ends = [0; ENDS];
     ends[..END as usize].copy_from_slice(&write(peer));
@@ -25,7 +25,7 @@ pub(super) fn pair(peer: SocketAddr, own: SocketAddr) -> [u8; ENDS] {
     ends
 }
 
-/// Encodes one end.
+/// Encodes one endpoint.
 pub(super) fn write(at: SocketAddr) -> [u8; END as usize] {
     let ip = match at.ip() {
         IpAddr::V4(ip) => ip.to_ipv6_mapped(),
@@ -37,7 +37,7 @@ pub(super) fn write(at: SocketAddr) -> [u8; END as usize] {
     end
 }
 
-/// Decodes the end that `bytes` begin with.
+/// Decodes the endpoint at the start of `bytes`.
 pub(super) fn read(bytes: &[u8]) -> SocketAddr {
     let ip: [u8; 16] = bytes[..16].try_into().expect("sixteen");
     let port = u16::from_be_bytes([bytes[16], bytes[17]]);

@@ -1,10 +1,10 @@
-//! Wrapped programs that listen: connections to them are redirected to this process, which
-//! connects to the programs in turn.
+//! Inbound connections to wrapped programs: they are redirected to this process, which connects to
+//! the programs.
 //!
 //! ```text
-//!   listen(2) ─▶ sock_ops: the port is noted          close ─▶ it is forgotten
-//!   SYN to a noted port ─▶ sk_lookup ─┬─ from elsewhere ─▶ this process's listener ─▶ handlers ─┐
-//!                                     └─ from us: inbound ─▶ the program's listener ◀──────────┘
+//!   listen(2) ─▶ sock_ops: the port is counted        close ─▶ it is no longer counted
+//!   SYN to such a port  ─▶ sk_lookup ─┬─ from a client  ─▶ this process's listener ─▶ handlers ─┐
+//!                                     └─ from us ─▶ the program's listener ◀────────────────────┘
 //!   accept(2), getpeername(2) ─▶ the client that InboundConns::note has set for our source port
 //! ```
 
@@ -18,10 +18,10 @@ use crate::bpf::asm::{Asm, FP, Helper, Insn, Label, R0, R1, R2, R3, R6, R7, R8, 
 use crate::bpf::kernel::{Hook, Link, Map, SocketMap};
 use crate::bpf::sock_ops;
 
-/// Max addresses and ports that programs have listened at. Entries are never removed, and a
-/// program that serves files over FTP listens at many, one after the other.
+/// Max addresses and ports that programs have listened on. Entries are never removed, and an FTP
+/// server, for example, listens on many ports one after another.
 const PORTS: u32 = 1 << 18;
-/// Max connections to programs that are not yet accepted.
+/// Max connections from us to programs that are not accepted yet.
 const INSIDE: u32 = 8192;
 
 // Fields of `struct bpf_sk_lookup`.
@@ -33,57 +33,58 @@ const LOCAL_IP6: i16 = 44;
 const LOCAL_PORT: i16 = 60;
 const REMOTE_IP4: i16 = 16;
 const REMOTE_IP6: i16 = 20;
-/// `127.0.0.1`, and the words of `::1`, in memory order. The kernel drops packets that claim
-/// this source and come from another host.
+/// `127.0.0.1`, and the words of `::1`, in memory order. The kernel drops packets from other hosts
+/// that have such a source.
 const LOOPBACK4: u32 = u32::from_ne_bytes([127, 0, 0, 1]);
 const LOOPBACK6: [u32; 4] = [0, 0, 0, u32::from_ne_bytes([0, 0, 0, 1])];
-/// `fe80::/10`: its first word, and the mask of that.
+/// First word of `fe80::/10`, and its mask.
 const LINK_LOCAL: [u32; 2] =
     [u32::from_ne_bytes([0xfe, 0x80, 0, 0]), u32::from_ne_bytes([0xff, 0xc0, 0, 0])];
 const TCP: u32 = libc::IPPROTO_TCP as u32;
 
-/// A field of `struct bpf_sock_ops`.
+/// Offset in `struct bpf_sock_ops`.
 const OPS_REMOTE_PORT: i16 = 64;
 const LISTENING: u32 = 10;
 
 // On the stack, below the space of `programs`.
 const KEY: i16 = -88;
 const ONE: i16 = -96;
-/// Copy of two ends.
+/// Copy of two endpoints.
 const COPY: i16 = -160;
 /// Index of the listener: 0 for IPv4, 1 for IPv6.
 const WHICH: i16 = -104;
 
-/// Connections of ours to wrapped programs: the client of each, by our source port.
+/// Clients on whose behalf we connect to wrapped programs, by our source port.
 #[derive(Clone, Debug)]
 pub struct InboundConns(Arc<Map<ENDS>>);
 
 impl InboundConns {
-    /// Names the client of the connection from our loopback `port`: `client`, which asked for
-    /// `own`. Call it before the connection is opened.
+    /// Sets the addresses that the program sees for the connection from our source port `port`:
+    /// `client` as its peer, and `own`, to which the client connected. Must be called before the
+    /// connection is opened.
     ///
     /// # Errors
-    /// The kernel has no memory.
+    /// The kernel is out of memory.
     pub fn note(&self, port: u16, client: SocketAddr, own: SocketAddr) -> std::io::Result<()> {
         self.0.set(port.into(), &endpoints::pair(client, own))
     }
 }
 
-/// Number of wrapped programs' listeners, by address and port.
+/// Number of listeners of wrapped programs, by address and port.
 #[derive(Clone, Debug)]
 pub struct Ports(Arc<Map<8>>);
 
 impl Ports {
-    /// Returns an empty table.
+    /// Creates an empty table.
     ///
     /// # Errors
-    /// A right is missing.
+    /// A privilege is missing.
     pub fn new() -> Result<Ports, BpfError> {
         Ok(Ports(Arc::new(Map::growing(PORTS)?)))
     }
 
-    /// Emits a jump to `none` unless a program listens at the port in R8, at the address whose
-    /// last word is in R7 or at the wildcard address.
+    /// Emits a jump to `none` unless a program listens on the port in R8, at the address whose last
+    /// word is in R7 or at the wildcard address.
     pub(in crate::bpf) fn find(&self, asm: &mut Asm, none: Label) {
         let found = asm.label();
         for last in [false, true] {
@@ -112,7 +113,8 @@ pub(super) struct ListenerRedirect {
 }
 
 impl ListenerRedirect {
-    /// Redirects to `listeners`, of this network namespace; `None` if there are none.
+    /// Attaches the program, which redirects connections to `listeners` in this network namespace.
+    /// `None` if there are no listeners.
     pub(super) fn new(
         listeners: [Option<BorrowedFd<'_>>; 2],
         ports: &Ports,
@@ -134,15 +136,15 @@ impl ListenerRedirect {
         self.count(asm, 1);
     }
 
-    /// Emits the handling of a state change: a socket that listened may have stopped.
+    /// Emits the handling of a state change, after which a socket may no longer listen.
     pub(super) fn on_state_change(&self, asm: &mut Asm, done: Label) {
         asm.load(Width::Word, R2, R6, sock_ops::FIRST_ARGUMENT);
         asm.if_different(R2, LISTENING, done);
         self.count(asm, -1);
     }
 
-    /// Emits the handling of an accepted connection. If it is ours, its client is put into
-    /// `names`, by the cookie that is at `cookie` on the stack.
+    /// Emits the handling of an accepted connection. If we have opened it, puts its client into
+    /// `names`, under the cookie that is at `cookie` on the stack.
     pub(super) fn on_accept(&self, asm: &mut Asm, names: &Map<ENDS>, cookie: i16, done: Label) {
         asm.load(Width::Word, R2, R6, OPS_REMOTE_PORT);
         asm.network_order_word(R2);
@@ -150,13 +152,12 @@ impl ListenerRedirect {
         asm.look_up(&*self.inside.0, KEY, done);
         asm.copy_memory((FP, COPY), (R0, 0), ENDS as i16);
         asm.keep(names, cookie, COPY);
-        // The port may be reused by another client, which must not be taken for us and bypass
-        // the chain.
+        // Another client may reuse the port, and must not be mistaken for us and bypass the chain.
         asm.forget(&*self.inside.0, KEY);
     }
 
-    /// Emits the addition of `change` to the number of listeners at the context's local
-    /// address.
+    /// Emits the addition of `change` to the number of listeners at the local address of the
+    /// context.
     fn count(&self, asm: &mut Asm, change: i32) {
         let [unknown, done] = [(); 2].map(|()| asm.label());
         sock_ops::local_end(asm);
@@ -175,7 +176,8 @@ impl ListenerRedirect {
     }
 }
 
-/// Emits the map key of an address, its last word in `ip`, and a port, on the stack.
+/// Emits a store of the map key, on the stack, for a port and an address whose last word is in
+/// `ip`.
 fn key(asm: &mut Asm, ip: Reg, port: Reg) {
     asm.copy(R2, ip);
     asm.shift_left(R2, 16);
@@ -183,8 +185,8 @@ fn key(asm: &mut Asm, ip: Reg, port: Reg) {
     asm.store(Width::Double, FP, KEY, R2);
 }
 
-/// Emits the local address's last word in R7, the port in R8, and the listener's index on the
-/// stack.
+/// Emits loads of the last word of the local address into R7 and of the port into R8, and a store
+/// of the listener's index on the stack.
 fn local_end(asm: &mut Asm) {
     let [v6, named] = [(); 2].map(|()| asm.label());
     asm.load(Width::Word, R8, R6, LOCAL_PORT);
@@ -200,7 +202,7 @@ fn local_end(asm: &mut Asm) {
     asm.store(Width::Word, FP, WHICH, R2);
 }
 
-/// The sk_lookup program: chooses the socket for a SYN.
+/// Builds the sk_lookup program, which chooses the socket for a SYN.
 fn look_up(ports: &Ports, inside: &Map<ENDS>, sockets: &SocketMap) -> Vec<Insn> {
     let mut asm = Asm::default();
     let [from_v6, from_here, from_us] = [(); 3].map(|()| asm.label());
@@ -210,8 +212,8 @@ fn look_up(ports: &Ports, inside: &Map<ENDS>, sockets: &SocketMap) -> Vec<Insn> 
     asm.if_different(R2, TCP, done);
     local_end(&mut asm);
     ports.find(&mut asm, done);
-    // Tests the source address, not the interface: what a host sends to one of its own
-    // addresses seems to arrive by the interface that has that address.
+    // Tests the source address, not the interface: a packet that a host sends to one of its own
+    // addresses seems to arrive on the interface with that address.
     asm.load(Width::Word, R2, FP, WHICH);
     asm.if_different(R2, 0, from_v6);
     asm.load(Width::Word, R2, R6, REMOTE_IP4);
@@ -223,8 +225,9 @@ fn look_up(ports: &Ports, inside: &Map<ENDS>, sockets: &SocketMap) -> Vec<Insn> 
         asm.if_different(R2, word, from_here);
     }
     asm.goto(from_us);
-    // We reach a link-local address from that same address, so that the program learns the
-    // interface. A host that spoofs it and guesses the port does not receive the replies.
+    // We connect to a link-local address from that same address, so that the program learns the
+    // interface. Another host that spoofs the address and guesses the port does not receive the
+    // replies.
     asm.place(from_here);
     let [first, bits] = LINK_LOCAL;
     asm.load(Width::Word, R2, R6, LOCAL_IP6);
@@ -241,8 +244,8 @@ fn look_up(ports: &Ports, inside: &Map<ENDS>, sockets: &SocketMap) -> Vec<Insn> 
     asm.store(Width::Double, FP, KEY, R2);
     asm.look_for(inside, KEY, done);
     asm.place(elsewhere);
-    // No listener in the map: its process has ended, and another process holds the link. The
-    // SYN is dropped, so that it does not bypass the chain.
+    // If the map has no listener, its process has ended while another process still holds the link.
+    // The SYN is dropped, so that it does not bypass the chain.
     asm.look_up(sockets, WHICH, gone);
     asm.copy(R7, R0);
     asm.copy(R1, R6);

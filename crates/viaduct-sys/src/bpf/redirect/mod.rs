@@ -1,18 +1,19 @@
-//! Redirection of wrapped programs by cgroup BPF: a connect is redirected to a rendezvous
-//! socket ([`crate::socket::rendezvous`]), and this process learns its intended destination. Where
-//! no handler needs the bytes, the kernel does all the work and programs keep their connections.
+//! Redirection of wrapped programs by cgroup BPF: a connect is redirected to a rendezvous socket
+//! ([`crate::socket::rendezvous`]), and this process learns its intended destination. If no handler
+//! needs the bytes, the connection is offloaded: the program keeps its own connection, and the
+//! kernel does all the work.
 //!
 //! ```text
 //!   connect(2) ─▶ connect: notes the destination by cookie, rewrites the address ─▶ SYN ─┐
 //!                                                       sock_ops: event Connect ◀────────┘
 //!   getpeername(2) ─▶ intended destination     getsockname(2) ─▶ address of SocketNames::set_own
-//!   left alone or refused by the rules ─▶ events Passed, Refused, if `reports` is set
+//!   passed or refused by the rules ─▶ events Passed, Refused, if `reports` is set
 //! ```
 //!
 //! | file | |
 //! |---|---|
-//! | `create` | types of sockets that are refused |
-//! | `rules` | the user's rules as instructions |
+//! | `create` | refusal of other types of sockets |
+//! | `rules` | the user's rules |
 //! | `programs` | the programs for connections |
 //! | `datagrams` | the programs for datagrams |
 //! | `dns` | DNS queries |
@@ -48,8 +49,8 @@ use crate::socket::tcp::{MIRRORED, Mirrored};
 
 /// Max connections whose intended destination is remembered for getpeername(2).
 const SOCKETS: u32 = 65_536;
-/// Bytes of the event ring. An event that does not fit is sent again with its SYN's
-/// retransmission.
+/// Bytes of the event ring. A connect event that does not fit is sent again when the SYN is
+/// retransmitted.
 const RING: usize = 256 << 10;
 /// Max rules that a program tests.
 const MAX_RULES: usize = 256;
@@ -57,10 +58,10 @@ const MAX_RULES: usize = 256;
 // An event: the cookie, the destination, then fields that depend on the kind.
 const EVENT: usize = 80;
 const KIND: usize = 60;
-/// Offset of a pending connect's socket, by its kernel address, or of an option's value.
+/// Offset of the kernel address of a pending connect's socket, or of an option's value.
 const VALUE: i16 = 64;
 
-/// Kind of an event, in its last word.
+/// Kind of an event.
 #[derive(Clone, Copy)]
 enum EventKind {
     Connect = 0,
@@ -73,51 +74,52 @@ enum EventKind {
     Option = 7,
 }
 
-/// Connects to redirect, and the sockets to redirect them to.
+/// Configuration: what to redirect, and to which sockets.
 #[derive(Clone, Debug)]
 pub struct RedirectConfig<'a> {
     /// Rules for connections.
     pub streams: Rules,
     /// Rules for datagrams.
     pub datagrams: Rules,
-    /// Handling of datagrams that are to be redirected.
+    /// Handling of datagrams for which the rules say [`RuleAction::Redirect`].
     pub datagram_mode: DatagramMode,
     /// Rendezvous address for IPv4 connects.
     pub v4: SocketAddr,
-    /// Rendezvous address for IPv6 connects; without it they are refused.
+    /// Rendezvous address for IPv6 connects; they are refused if `None`.
     pub v6: Option<SocketAddr>,
-    /// Listeners that take connections to programs, IPv4 and IPv6, at addresses that only this
-    /// machine reaches. Without one, connections reach the programs directly.
+    /// Listeners of this process, IPv4 and IPv6, to which inbound connections to programs are
+    /// redirected. Their addresses must be reachable only from this machine. Without a listener of
+    /// a family, connections reach the programs directly.
     pub listeners: [Option<BorrowedFd<'a>>; 2],
-    /// Addresses and ports that programs listen at.
+    /// Addresses and ports that programs listen on.
     pub ports: Ports,
-    /// Offload: connections stay the programs' own, and the kernel does this for them. `None`:
-    /// they are redirected to this process.
+    /// Kernel features for offloaded connections, which programs keep; `None` if connections are
+    /// redirected to this process.
     pub offload: Option<Offload>,
-    /// Resolver for DNS queries; without one they are handled like other datagrams.
+    /// Resolver for DNS queries; if `None`, queries are handled like other datagrams.
     pub resolver: Option<Resolver>,
-    /// True if events are sent for what is left alone or refused.
+    /// True if events are sent for connections and datagrams that pass or are refused.
     pub reports: bool,
-    /// True if IP sockets other than TCP and UDP ones are refused.
+    /// True if programs may open no IP sockets other than TCP and UDP ones.
     pub strict: bool,
 }
 
 impl RedirectConfig<'_> {
-    /// Returns whether the intended destination of a connection is needed later. It is not if
-    /// no events are wanted and the connection stays the program's own without a pacing rate.
+    /// Returns whether the intended destination of a connection is needed later. It is not needed
+    /// for an offloaded connection without a pacing rate, if reports are off.
     fn needs_notes(&self) -> bool {
         self.reports || self.offload.is_none_or(|offload| offload.rate.is_some())
     }
 }
 
-/// Handling of datagrams that are to be redirected.
+/// Handling of datagrams for which the rules say [`RuleAction::Redirect`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DatagramMode {
-    /// Pass here, and are held on their way ([`crate::nft::datagram_queue`]).
+    /// Datagrams pass this hook, and are held in a queue later ([`crate::nft::datagram_queue`]).
     Held,
-    /// Cannot be handled, and pass untouched. The first one is reported in any case.
+    /// Datagrams cannot be handled, and pass untouched. The first one is always reported.
     Passed,
-    /// Cannot be handled, and are refused. The first one is reported in any case.
+    /// Datagrams cannot be handled, and are refused. The first one is always reported.
     Refused,
 }
 
@@ -132,17 +134,17 @@ struct ProgramContext<'a> {
     netns: u64,
 }
 
-/// Kernel features for a connection that stays the program's own.
+/// Kernel features for an offloaded connection.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Offload {
-    /// Pacing rate of each connection, at most, in bytes per second.
+    /// Max pacing rate of each connection in bytes per second.
     pub rate: Option<u32>,
 }
 
 /// Events for this process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RedirectEvent {
-    /// A connect waits. May be reported more than once.
+    /// A connect waits at the rendezvous. May be reported more than once.
     Connect(WaitingConnect),
     /// A connection, or datagrams, passed untouched.
     Passed(Traffic),
@@ -150,10 +152,10 @@ pub enum RedirectEvent {
     Refused(Traffic),
     /// An option of a connection was set.
     Option(OptionChange),
-    /// A connection that stays the program's own begins: its destination.
+    /// An offloaded connection to this destination begins.
     OffloadStarted(SocketAddr),
-    /// A connection that was the program's own has ended: destination, bytes sent, bytes
-    /// received. Over a long path this comes after the program's close.
+    /// An offloaded connection has ended: destination, bytes sent, bytes received. Over a long
+    /// path, this is later than the program's close.
     OffloadEnded(SocketAddr, u64, u64),
 }
 
@@ -173,11 +175,11 @@ pub struct WaitingConnect {
     pub cookie: u64,
     /// Intended destination.
     pub to: SocketAddr,
-    /// The program's end of the connection.
+    /// The program's own address of the connection.
     pub program: SocketAddr,
     /// True if the program has bound its port.
     pub is_bound: bool,
-    /// The SYN's sequence number.
+    /// Sequence number of the SYN.
     pub syn: u32,
     /// Options that the program has set on the socket.
     pub mirrored: Mirrored,
@@ -186,9 +188,9 @@ pub struct WaitingConnect {
 /// An option that a program sets on a connection; the kernel may refuse it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct OptionChange {
-    /// The program's end.
+    /// The program's own address of the connection.
     pub program: SocketAddr,
-    /// The other end's port.
+    /// Port of the other end.
     pub peer: u16,
     /// Index into [`MIRRORED`].
     pub which: usize,
@@ -196,7 +198,7 @@ pub struct OptionChange {
     pub value: i32,
 }
 
-/// Addresses that wrapped programs see for the ends of their connections.
+/// Table of the addresses that getpeername(2) and getsockname(2) return to wrapped programs.
 #[derive(Clone, Debug)]
 pub struct SocketNames(Arc<Map<ENDS>>);
 
@@ -212,12 +214,12 @@ pub struct Redirect {
 }
 
 impl Redirect {
-    /// Attaches to the cgroup `directory`, for as long as the cgroup exists. If this process
-    /// ends before the wrapped programs, their connects lead to a rendezvous address without a
-    /// listener and do not bypass the chain.
+    /// Attaches the programs to the cgroup `directory` until the cgroup is removed. If this process
+    /// ends before the wrapped programs, their connects are redirected to a rendezvous address
+    /// without a listener, and do not bypass the chain.
     ///
     /// # Errors
-    /// A right is missing, the kernel is too old, or there are too many rules.
+    /// A privilege is missing, the kernel is too old, or there are too many rules.
     pub fn attach(
         config: &RedirectConfig<'_>,
         directory: BorrowedFd<'_>,
@@ -229,8 +231,8 @@ impl Redirect {
         let (map, events) = (Arc::new(Map::new(SOCKETS)?), Events::new(RING)?);
         let listener_redirect = ListenerRedirect::new(config.listeners, &config.ports)?;
         let netns = netns::cookie().map_err(BpfError::Socket)?;
-        // The name hooks and `sock_ops` are attached first: no connect may be redirected without
-        // them.
+        // The hooks for names and `sock_ops` are attached first, as no connect may be redirected
+        // before.
         let options = Options::new()?;
         let sock_ops = programs::sock_ops_program(
             &map,
@@ -278,7 +280,7 @@ impl Redirect {
         Ok(Redirect { map, events, listener_redirect, options, have_options: false })
     }
 
-    /// Next event, if there is one.
+    /// Returns the next event, if there is one.
     pub fn poll(&mut self) -> Option<RedirectEvent> {
         loop {
             let event = self.events.poll()?;
@@ -295,38 +297,37 @@ impl Redirect {
         }
     }
 
-    /// Address table that programs see.
+    /// Returns the table of addresses that programs see.
     pub fn names(&self) -> SocketNames {
         SocketNames(self.map.clone())
     }
 
-    /// Link of the program that redirects connections to wrapped programs to this process, if
-    /// they are redirected. It works while this process, or another holder of the link, lives,
-    /// and refuses connections once this process has ended.
+    /// Returns the link of the BPF program that redirects inbound connections to this process, if
+    /// they are redirected. The BPF program stays attached while any process holds the link. Once
+    /// this process has ended, it drops the SYNs.
     pub fn look_up(&self) -> Option<BorrowedFd<'_>> {
         self.listener_redirect.as_ref().map(|listener_redirect| listener_redirect.link.as_fd())
     }
 
-    /// Table of connections that this process makes to wrapped programs, if they are
-    /// redirected.
+    /// Returns the table of connections that this process makes to wrapped programs, if inbound
+    /// connections are redirected.
     pub fn inbound_conns(&self) -> Option<InboundConns> {
         self.listener_redirect.as_ref().map(|listener_redirect| listener_redirect.inside.clone())
     }
 }
 
 impl SocketNames {
-    /// Sets the program's own address of the socket `cookie`, as getsockname(2) shows it from
-    /// now on.
+    /// Sets the local address of the socket `cookie` that getsockname(2) returns from now on.
     pub fn set_own(&self, cookie: u64, own: SocketAddr) {
         let Some(mut value) = self.0.get(cookie) else { return };
         value[END as usize..].copy_from_slice(&endpoints::write(own));
-        // The entry may have been evicted since; the program then sees its real address.
+        // If this fails, the program sees the socket's real address.
         let _ = self.0.set(cookie, &value);
     }
 }
 
 impl AsFd for Redirect {
-    /// Readable when an event waits.
+    /// Readable when there is an event.
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.events.as_fd()
     }
@@ -346,7 +347,7 @@ fn read(event: &[u8; EVENT]) -> Option<RedirectEvent> {
     Some(match kind {
         _ if kind == EventKind::Connect as u32 => {
             let mut program = endpoints::read(&event[32..56]);
-            // sock_ops gives local ports in host byte order.
+            // sock_ops has local ports in host byte order.
             program.set_port(word(52) as u16);
             let at = 8 + BOUND as usize;
             let is_bound = event[at..at + 2] != [0; 2];

@@ -1,10 +1,10 @@
-//! Options that programs set on their sockets, to be applied to the connections that replace
-//! them ([`crate::socket::tcp::Mirrored`]).
+//! Socket options that programs set, which are applied to the connections that replace theirs
+//! ([`crate::socket::tcp::Mirrored`]).
 //!
-//! A socket that is not connected yet is identified by its address in the kernel, as this hook
-//! has no cookie; a connected one by its endpoints. Options that the kernel refuses are
-//! reported too, and refused again where they are applied. Privileged options, marks and
-//! priorities, are therefore read from the socket when it connects.
+//! A connected socket is identified by its endpoints, and any other socket by its address in the
+//! kernel, as this hook has no cookie. The hook runs before the kernel, so options that the kernel
+//! refuses are reported too, and refused again when they are applied. As we have more privileges
+//! than the program, its mark and priority are instead read from its socket when it connects.
 
 use std::sync::Arc;
 
@@ -17,10 +17,10 @@ use crate::bpf::events::Events;
 use crate::bpf::kernel::Map;
 use crate::socket::tcp::{MIRRORED, MIRRORED_OPTIONS, Mirrored};
 
-/// Bytes of a socket's options: their values, and a bit mask of those set.
+/// Bytes of a socket's options: their values, and a bit mask of the options that are set.
 const VALUES: usize = 4 * (MIRRORED + 1);
 const SET: i16 = 4 * MIRRORED as i16;
-/// Max sockets that are remembered.
+/// Max sockets whose options are stored.
 const SOCKETS: u32 = 16_384;
 
 // Fields of `struct bpf_sockopt`.
@@ -46,7 +46,7 @@ const EVENT_AT: i16 = -(EVENT as i16);
 const KEY: i16 = EVENT_AT - 8;
 const FRESH: i16 = KEY - VALUES as i16;
 
-/// Options of sockets that are not connected, by kernel address.
+/// Options of sockets that are not connected, by the sockets' kernel addresses.
 #[derive(Clone, Debug)]
 pub(super) struct Options(Arc<Map<VALUES>>);
 
@@ -55,7 +55,7 @@ impl Options {
         Ok(Options(Arc::new(Map::new(SOCKETS)?)))
     }
 
-    /// Returns the options set on the socket at this kernel address, with its mark and
+    /// Returns the options of the socket at the kernel address `socket`, including its mark and
     /// priority.
     pub(super) fn get(&self, socket: u64, [mark, priority]: [u32; 2]) -> Mirrored {
         let mut mirrored = Mirrored::default();
@@ -70,14 +70,14 @@ impl Options {
         mirrored
     }
 
-    /// Emits the removal of options stored for the kernel address in `socket`, which an earlier
-    /// socket may have had.
+    /// Emits the removal of options of an earlier socket that had the same kernel address as the
+    /// one in register `socket`.
     pub(super) fn forget(&self, asm: &mut Asm, socket: Reg, key: i16) {
         asm.store(Width::Double, FP, key, socket);
         asm.forget(&*self.0, key);
     }
 
-    /// The setsockopt program: stores and reports the options that programs set.
+    /// Builds the setsockopt program, which stores and reports the options that programs set.
     pub(super) fn program(&self, events: &Events<EVENT>) -> Vec<Insn> {
         let mut asm = Asm::default();
         let [found, connected, known, report, done] = [(); 5].map(|()| asm.label());
@@ -136,7 +136,7 @@ impl Options {
     }
 }
 
-/// Emits the search for the option that is set: its number in R8, and a jump to `found`.
+/// Emits the search for the option that is being set: puts its number into R8 and jumps to `found`.
 fn option_number(asm: &mut Asm, found: Label) {
     for (n, (level, name)) in MIRRORED_OPTIONS.into_iter().enumerate() {
         if Mirrored::is_privileged(level, name) {
@@ -153,7 +153,7 @@ fn option_number(asm: &mut Asm, found: Label) {
     }
 }
 
-/// Emits both ports and the local address of the socket in R7, as in an event.
+/// Emits stores of both ports and the local address of the socket in R7 into the event.
 fn local_end(asm: &mut Asm) {
     let [v6, named] = [(); 2].map(|()| asm.label());
     asm.load(Width::Word, R2, R7, FAMILY);

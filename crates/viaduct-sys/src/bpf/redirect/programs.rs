@@ -43,12 +43,13 @@ const UDP: u32 = libc::IPPROTO_UDP as u32;
 pub(super) const COOKIE: i16 = -8;
 pub(super) const NOTE: i16 = COOKIE - ENDS as i16;
 const EVENT_AT: i16 = -(EVENT as i16);
-/// Event next to a note.
+/// Event on a stack that also has a note.
 const EVENT_BESIDE_NOTE: i16 = NOTE - EVENT as i16;
 /// Argument of a helper call.
 const NUMBER: i16 = EVENT_BESIDE_NOTE - 8;
 
-/// The connect program: redirects a connect to the rendezvous socket and notes its destination.
+/// Builds the connect program, which redirects a connect to the rendezvous socket and notes its
+/// destination.
 pub(super) fn connect(context: &ProgramContext<'_>, v4: bool) -> Vec<Insn> {
     let ProgramContext { map, events, config, netns, .. } = *context;
     let mut asm = Asm::default();
@@ -71,7 +72,7 @@ pub(super) fn connect(context: &ProgramContext<'_>, v4: bool) -> Vec<Insn> {
     config.streams.emit(&mut asm, NOTE, labels);
     if config.streams.has_action(RuleAction::Redirect) {
         asm.place(redirect);
-        // The rendezvous socket is in our namespace only.
+        // The rendezvous socket exists only in our network namespace.
         if config.offload.is_none() {
             asm.if_in_other_namespace(R6, netns, refuse);
         }
@@ -99,14 +100,14 @@ pub(super) fn connect(context: &ProgramContext<'_>, v4: bool) -> Vec<Insn> {
     datagrams::emit_verdict(&mut asm, context, v4);
     asm.place(done);
     asm.exit(1);
-    // A full map refuses what was to be redirected.
+    // Connects are also refused if the map is full.
     let notes = config.needs_notes() && config.streams.has_action(RuleAction::Redirect);
     if notes || config.streams.has_action(RuleAction::Refuse) {
         asm.place(refuse);
         report_if_enabled(&mut asm, events, config, EventKind::RefusedStream);
         asm.exit(0);
     }
-    asm.finish().expect("no more rules than jumps reach over")
+    asm.finish().expect("MAX_RULES keeps every jump within reach")
 }
 
 /// Emits the redirection of a connect to the rendezvous socket.
@@ -114,8 +115,8 @@ fn to_rendezvous(asm: &mut Asm, config: &RedirectConfig<'_>, v4: bool, refuse: L
     rewrite_destination(asm, NOTE, (config.v4, config.v6), v4, refuse);
 }
 
-/// Emits the redirection of the destination noted at `note` to one of two addresses, by its
-/// family.
+/// Emits the redirection of a call to one of two addresses, by the family of the destination noted
+/// at `note`.
 pub(super) fn rewrite_destination(
     asm: &mut Asm,
     note: i16,
@@ -188,7 +189,8 @@ pub(super) fn send_event(asm: &mut Asm, events: &Events<EVENT>, at: i16, kind: E
     asm.call(Helper::RingOutput);
 }
 
-/// The sock_ops program: reports each SYN of a redirected connect, and counts listeners.
+/// Builds the sock_ops program, which reports each SYN of a redirected connect, and counts
+/// listeners.
 pub(super) fn sock_ops_program(
     map: &Map<ENDS>,
     events: &Events<EVENT>,
@@ -213,7 +215,7 @@ pub(super) fn sock_ops_program(
     asm.goto(done);
     if let (Some(listener_redirect), None) = (listener_redirect, offload) {
         asm.place(listens);
-        // A socket between a program and its own master is not for clients to connect to.
+        // Clients do not connect to a socket between a program and its own master.
         asm.load(Width::Double, R2, R6, sock_ops::SOCKET);
         asm.if_nothing(R2, done);
         asm.load(Width::Word, R2, R2, MARK);
@@ -247,7 +249,7 @@ pub(super) fn sock_ops_program(
     asm.finish().expect("short")
 }
 
-/// Emits the removal of options that were set on an earlier socket at the kernel address of
+/// Emits the removal of options that belong to an earlier socket with the same kernel address as
 /// this accepted one.
 fn forget_options(asm: &mut Asm, options: &Options) {
     let none = asm.label();
@@ -257,8 +259,8 @@ fn forget_options(asm: &mut Asm, options: &Options) {
     asm.place(none);
 }
 
-/// Emits the events of a connection that stays the program's own, with its note at R8: pacing,
-/// start and end.
+/// Emits the pacing of an offloaded connection, whose note is at R8, and the events of its start
+/// and end.
 fn report_offloaded(asm: &mut Asm, events: &Events<EVENT>, offload: Offload, done: Label) {
     let [begun, changes] = [(); 2].map(|()| asm.label());
     asm.if_equal(R7, CONNECT, begun);
@@ -292,7 +294,7 @@ fn report_offloaded(asm: &mut Asm, events: &Events<EVENT>, offload: Offload, don
     send_event(asm, events, EVENT_AT, EventKind::OffloadEnded);
 }
 
-/// Emits the report of a redirected connection's SYN, with its note at R8.
+/// Emits the report of the SYN of a redirected connection, whose note is at R8.
 fn report_redirected(asm: &mut Asm, events: &Events<EVENT>, done: Label) {
     let [begun, length, v6, named] = [(); 4].map(|()| asm.label());
     asm.if_equal(R7, CONNECT, begun);
@@ -343,7 +345,8 @@ fn report_redirected(asm: &mut Asm, events: &Events<EVENT>, done: Label) {
     send_event(asm, events, EVENT_AT, EventKind::Connect);
 }
 
-/// The getpeername or getsockname program: gives the end that stands at `which` in the note.
+/// Builds the getpeername or getsockname program, which returns the address at offset `which` in
+/// the note.
 pub(super) fn sock_name(map: &Map<ENDS>, which: i16, v4: bool) -> Vec<Insn> {
     let mut asm = Asm::default();
     let done = asm.label();

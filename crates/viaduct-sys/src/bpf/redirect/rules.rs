@@ -14,18 +14,18 @@ pub(super) const PORT: i16 = 24;
 /// Action for a connect or a datagram.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RuleAction {
-    /// Redirect it.
+    /// Redirects it.
     Redirect,
-    /// Let it pass untouched.
+    /// Lets it pass untouched.
     Pass,
-    /// Refuse it: the call fails.
+    /// Refuses it: the call fails.
     Refuse,
 }
 
 /// A destination and its action.
 #[derive(Clone, Debug)]
 pub struct Rule {
-    /// Address prefix; IPv4 prefixes are mapped, 96 bits longer.
+    /// Address prefix; an IPv4 prefix is mapped, and therefore 96 bits longer.
     pub prefix: (Ipv6Addr, u8),
     /// Ports.
     pub ports: RangeInclusive<u16>,
@@ -33,12 +33,12 @@ pub struct Rule {
     pub action: RuleAction,
 }
 
-/// All rules, in order; the first match decides.
+/// All rules. The first one that matches decides.
 #[derive(Clone, Debug)]
 pub struct Rules {
     /// The rules in order.
     pub list: Vec<Rule>,
-    /// Action without a match.
+    /// Action if no rule matches.
     pub otherwise: RuleAction,
 }
 
@@ -51,7 +51,8 @@ pub(super) struct ActionLabels {
 }
 
 impl Rules {
-    /// Returns whether any rule has this action: the verifier rejects unreachable instructions.
+    /// Returns whether any rule has this action. Code for other actions is not emitted, as the
+    /// verifier rejects unreachable instructions.
     pub(super) fn has_action(&self, action: RuleAction) -> bool {
         self.otherwise == action || self.list.iter().any(|rule| rule.action == action)
     }
@@ -101,8 +102,9 @@ impl Rule {
     }
 }
 
-/// Emits code that notes the destination of the context in R6 at `at` on the stack, in `room`
-/// bytes. The unspecified address becomes the loopback address, as in the kernel. Clobbers R2.
+/// Emits code that notes the destination of the context in R6 at `at` on the stack, padded with
+/// zeros to `room` bytes. The unspecified address becomes the loopback address, as in the kernel.
+/// Clobbers R2.
 pub(super) fn note_destination(asm: &mut Asm, at: i16, room: usize, v4: bool) {
     asm.set(R2, 0);
     for n in (0..room as i16).step_by(8) {

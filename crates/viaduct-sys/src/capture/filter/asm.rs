@@ -1,7 +1,7 @@
-//! A small assembler: labels instead of offsets, and jumps as far as the program is long.
+//! A small assembler for classic BPF: labels instead of offsets, and jumps of any distance.
 //!
-//! A conditional jump of classic BPF reaches 255 instructions. One that must go further is
-//! written as three: the test, and an unconditional jump (32 bits) for either outcome.
+//! A conditional jump of classic BPF reaches 255 instructions. A longer one is encoded as three
+//! instructions: the test, and an unconditional jump (32 bits) for either outcome.
 
 use libc::{
     BPF_A, BPF_ABS, BPF_ALU, BPF_AND, BPF_B, BPF_H, BPF_IMM, BPF_IND, BPF_JA, BPF_JEQ, BPF_JGE,
@@ -11,7 +11,7 @@ use libc::{
 
 use super::BpfInsn;
 
-/// A place in the program that jumps may name before it is known.
+/// Target of jumps, whose position may still be unknown.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Label(usize);
 
@@ -40,13 +40,13 @@ pub(crate) struct Asm {
 }
 
 impl Asm {
-    /// A label that is placed later.
+    /// Creates a label, to be placed later.
     pub(crate) fn label(&mut self) -> Label {
         self.labels += 1;
         Label(self.labels - 1)
     }
 
-    /// The label names the next instruction.
+    /// Places the label at the next instruction.
     pub(crate) fn place(&mut self, label: Label) {
         self.ops.push(Op::Place(label));
     }
@@ -122,24 +122,24 @@ impl Asm {
         self.plain(BPF_RET | BPF_A, 0);
     }
 
-    /// Ends the program: keeps `bytes` of the packet, none if 0.
+    /// Ends the program. It keeps `bytes` of the packet; 0 drops the packet.
     pub(crate) fn keep(&mut self, bytes: u32) {
         self.plain(BPF_RET | BPF_K, bytes);
     }
 
-    /// Goes on at one of two labels.
+    /// Goes to one of two labels.
     pub(crate) fn branch(&mut self, test: Test, yes: Label, no: Label) {
         self.ops.push(Op::Branch { test, yes, no });
     }
 
-    /// Goes to `yes` if the test holds, else on.
+    /// Goes to `yes` if the test holds, else to the next instruction.
     pub(crate) fn jump_if(&mut self, test: Test, yes: Label) {
         let on = self.label();
         self.branch(test, yes, on);
         self.place(on);
     }
 
-    /// Goes to `no` if the test does not hold, else on.
+    /// Goes to `no` if the test does not hold, else to the next instruction.
     pub(crate) fn jump_unless(&mut self, test: Test, no: Label) {
         let on = self.label();
         self.branch(test, on, no);
@@ -151,8 +151,8 @@ impl Asm {
         self.ops.push(Op::Goto(label));
     }
 
-    /// The program with every label resolved. Every label in use must have been placed, after the
-    /// jumps to it: classic BPF only goes forward.
+    /// Resolves all labels and returns the program. Every label in use must have been placed after
+    /// the jumps to it, as classic BPF only jumps forward.
     pub(crate) fn finish(self) -> Vec<BpfInsn> {
         let mut wide = vec![false; self.ops.len()];
         loop {
@@ -164,7 +164,7 @@ impl Asm {
                 }
                 _ => false,
             });
-            // A wide jump stays wide: the program only grows, so this ends.
+            // A wide jump stays wide, so the program only grows, and the loop ends.
             let grown: Vec<bool> = wide.iter().zip(far).map(|(&was, is)| was || is).collect();
             if grown == wide {
                 return self.encode(&at, &wide);

@@ -1,21 +1,21 @@
-//! Selection of a tap's packets: classic BPF programs that the kernel runs on every packet
-//! before it copies it.
+//! Filters of taps: classic BPF programs that the kernel runs on every packet before it copies the
+//! packet.
 //!
 //! ```text
 //!   TapFilter   local prefixes, peer prefixes, own UDP addresses
-//!       | build      (prefix: sets made small; asm: labels become jumps)
+//!       | build      (prefix: minimal sets; asm: labels become jumps)
 //!       v
 //!   [BpfInsn]   --- attach ---> a socket: the ring, or a UDP socket
 //!
 //!   the program of a tap:
-//!     tagged for a VLAN (not by 0, a priority alone), or for another host -> no
+//!     tagged for a VLAN (other than 0), or for another host         -> no
 //!     leaves:   source is local and destination a peer's            -> yes
 //!     arrives:  source is a peer's and destination local            -> yes
 //!     arrives:  unfragmented UDP to one of our addresses and ports  -> yes
 //!     all else                                                      -> no
 //! ```
 //!
-//! Only addresses are compared, so every fragment of a packet between the sites passes.
+//! Between sites only addresses are compared, so every fragment of a packet passes.
 #![allow(unsafe_code)]
 
 pub(crate) mod asm;
@@ -47,9 +47,9 @@ const VLAN_ID: u32 = 0x0fff;
 /// Max instructions that the kernel accepts.
 const MAX_INSNS: usize = 4096;
 
-/// Bytes of an accepted packet that are kept: more than any packet has.
+/// Max bytes that are kept of an accepted packet: more than any packet has.
 const WHOLE: u32 = 0x4_0000;
-/// Scratch cells: offsets in the packet of our side's address, and of the peer's.
+/// Scratch cells for the offsets, in the packet, of our side's address and of the peer's.
 const LOCAL_AT: u32 = 0;
 const PEER_AT: u32 = 1;
 
@@ -61,21 +61,21 @@ pub struct BpfInsn {
     pub code: u16,
     /// Instructions to skip if a test holds.
     pub jt: u8,
-    /// Instructions to skip if it does not.
+    /// Instructions to skip if the test does not hold.
     pub jf: u8,
     /// Operand.
     pub k: u32,
 }
 
-/// Converts a program with offsets from the network header for a socket whose packets begin at
-/// the link header.
+/// Converts a program whose offsets count from the network header, for a socket whose packets begin
+/// at the link header.
 pub(crate) fn from_network_header(program: &[BpfInsn]) -> Vec<BpfInsn> {
     let moved = |insn: &BpfInsn| {
         let code = u32::from(insn.code);
         let (class, mode) = (code & 0x07, code & 0xe0);
         let is_load = class == libc::BPF_LD && [libc::BPF_ABS, libc::BPF_IND].contains(&mode)
             || class == libc::BPF_LDX && mode == libc::BPF_MSH;
-        // Offsets of metadata lie above all offsets of bytes.
+        // Offsets of metadata are greater than all offsets of bytes.
         let is_offset = insn.k < i32::MAX.cast_unsigned();
         let k = insn.k.wrapping_add(libc::SKF_NET_OFF.cast_unsigned());
         if is_load && is_offset { BpfInsn { k, ..*insn } } else { *insn }
@@ -83,15 +83,15 @@ pub(crate) fn from_network_header(program: &[BpfInsn]) -> Vec<BpfInsn> {
     program.iter().map(moved).collect()
 }
 
-/// Packets for a gateway's tap, on a socket whose packets begin at the network header.
+/// Filter for a gateway's tap, on a socket whose packets begin at the network header.
 #[derive(Clone, Debug, Default)]
 pub struct TapFilter {
     /// Prefixes of this site: address and length; host bits are ignored.
     pub local: Vec<(IpAddr, u8)>,
     /// Prefixes of all peer sites.
     pub peers: Vec<(IpAddr, u8)>,
-    /// Local addresses of the peers' UDP datagrams. An unspecified address means any of its
-    /// family, `[::]` both families.
+    /// Local addresses to which peers send UDP datagrams. `0.0.0.0` means any IPv4 address, and
+    /// `[::]` any address of both families.
     pub listen: Vec<SocketAddr>,
 }
 
@@ -104,20 +104,20 @@ pub enum FilterError {
     Length {
         /// The prefix's address.
         address: IpAddr,
-        /// The prefix's length, bits.
+        /// The prefix's length in bits.
         length: u8,
     },
     /// The program is longer than the kernel accepts.
     #[error(
-        "{prefixes} prefixes need a filter of {insns} instructions, and the kernel takes \
-         {MAX_INSNS}: about {fit} prefixes like these fit; join neighbours into shorter ones"
+        "{prefixes} prefixes need a filter of {insns} instructions, and the kernel accepts \
+         {MAX_INSNS}: about {fit} prefixes like these fit; merge neighbours into shorter ones"
     )]
     TooLong {
         /// Prefixes given.
         prefixes: usize,
         /// Instructions they need.
         insns: usize,
-        /// Prefixes that would have fitted, estimated from these.
+        /// Estimated number of prefixes that would fit.
         fit: usize,
     },
 }
@@ -126,7 +126,7 @@ impl TapFilter {
     /// Builds the program for the kernel.
     ///
     /// # Errors
-    /// A prefix length out of range, or more prefixes than fit into a program.
+    /// A prefix length is out of range, or there are more prefixes than fit into a program.
     pub fn build(&self) -> Result<Vec<BpfInsn>, FilterError> {
         let local = PrefixSet::new(&self.local)?;
         let peers = PrefixSet::new(&self.peers)?;
@@ -148,8 +148,8 @@ impl TapFilter {
         let untagged = asm.label();
         asm.load_meta(SKF_AD_VLAN_TAG_PRESENT);
         asm.jump_if(Test::Equal(0), untagged);
-        // VLAN 0 is no VLAN: the tag has a priority alone (IEEE 802.1Q), and the interface
-        // accepts it.
+        // VLAN 0 is not a VLAN: the tag has only a priority (IEEE 802.1Q), and the packet belongs
+        // to this interface.
         asm.load_meta(SKF_AD_VLAN_TAG);
         asm.and(VLAN_ID);
         asm.jump_unless(Test::Equal(0), no);
@@ -187,7 +187,8 @@ impl TapFilter {
         asm.finish()
     }
 
-    /// Emits the test for datagrams to us over IPv4, unfragmented (neither flag nor offset).
+    /// Emits the test for datagrams to us over IPv4 that are not fragmented (neither flag nor
+    /// offset).
     fn test_listeners_v4(&self, asm: &mut Asm, yes: Label, no: Label) {
         only_incoming(asm, no);
         asm.load_byte(9);
@@ -214,8 +215,7 @@ impl TapFilter {
         asm.goto(no);
     }
 
-    /// Emits the test for datagrams to us over IPv6 without extension headers, which a fragment
-    /// has.
+    /// Emits the test for datagrams to us over IPv6 without extension headers. A fragment has one.
     fn test_listeners_v6(&self, asm: &mut Asm, yes: Label, no: Label) {
         only_incoming(asm, no);
         asm.load_byte(6);
@@ -239,8 +239,9 @@ impl TapFilter {
     }
 }
 
-/// Emits code that notes the offset of our side's address: the source if the packet leaves, the
-/// destination if it arrives. Goes to `no` if the packet is for another host.
+/// Emits code that notes the offsets of our side's address and of the peer's. Our side is the
+/// source of an outgoing packet and the destination of an incoming one. Goes to `no` if the packet
+/// is for another host.
 fn find_sides(asm: &mut Asm, source: u32, destination: u32, no: Label) {
     let [leaves, known] = [(); 2].map(|()| asm.label());
     asm.load_meta(SKF_AD_PKTTYPE);
@@ -260,7 +261,7 @@ fn only_incoming(asm: &mut Asm, no: Label) {
     asm.jump_if(Test::Equal(PACKET_OUTGOING.into()), no);
 }
 
-/// Replaces the socket's filter by `program`, atomically.
+/// Atomically replaces the socket's filter with `program`.
 ///
 /// # Errors
 /// `EINVAL` for a malformed or empty program, `ENOMEM` for one that is longer than
@@ -269,12 +270,12 @@ pub fn attach(socket: BorrowedFd<'_>, program: &[BpfInsn]) -> io::Result<()> {
     attach_as(libc::SO_ATTACH_FILTER, socket, program)
 }
 
-/// Attaches `program` to the sockets that share an address and a port, of which `socket` is
-/// one. Its result is the socket for a packet, by index in the order in which they were opened;
-/// out of range, the kernel chooses.
+/// Attaches `program` to the sockets that share an address and a port, of which `socket` is one.
+/// The program returns the index of the socket for a packet, in the order in which the sockets were
+/// opened. If the index is out of range, the kernel chooses.
 ///
 /// # Errors
-/// As [`attach`], and for a socket that does not share its address.
+/// As [`attach`], or the socket does not share its address.
 pub fn attach_to_group(socket: BorrowedFd<'_>, program: &[BpfInsn]) -> io::Result<()> {
     attach_as(libc::SO_ATTACH_REUSEPORT_CBPF, socket, program)
 }

@@ -1,5 +1,5 @@
-//! The program that accepts packets with the option mark: TCP packets whose first option is ours,
-//! and ICMP errors about them.
+//! Filter for packets with the option mark: TCP packets whose first option is ours, and ICMP errors
+//! about them.
 
 use libc::{
     ETH_P_IP, ETH_P_IPV6, IPPROTO_ICMP, IPPROTO_ICMPV6, IPPROTO_TCP, PACKET_OTHERHOST,
@@ -10,56 +10,56 @@ use super::asm::{Asm, Label, Test};
 use super::syn::IPV6_HEAD;
 use super::{BpfInsn, FilterError, MAX_INSNS, Share, WHOLE};
 
-/// Offsets of TCP's ports, flags and first option, in bytes.
+/// Offsets of the ports, the flags and the first option in a TCP header.
 const SOURCE: u32 = 0;
 const DESTINATION: u32 = 2;
 const FLAGS: u32 = 12;
 const OPTION: u32 = 20;
 const RST: u32 = 0x04;
 const SYN_ACK: u32 = 0x12;
-/// ICMP's type and code for a packet that is too big, its type for an unreachable destination,
-/// and the bytes of its header.
+/// ICMP type and code of "packet too big", ICMP type of "destination unreachable", and bytes of the
+/// ICMP header.
 const TOO_BIG_V4: u32 = 0x0304;
 const TOO_BIG_V6: u32 = 0x0200;
 const UNREACHABLE_V4: u32 = 3;
 const UNREACHABLE_V6: u32 = 1;
 const ICMP_HEAD: u32 = 8;
-/// Length of an IPv4 header that ICMP quotes: without options.
+/// Length of an IPv4 header that ICMP quotes, if it has no options.
 const QUOTED_V4: u32 = 20;
 
-/// Max ports that are tested one by one; more are tested as one range.
+/// Max ports that are tested one by one. A longer list is tested as one range.
 const MAX_LISTED_PORTS: usize = 64;
 
 /// Option mark: the first bytes of a TCP option.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct OptionMark {
-    /// Kind, length, and the two bytes of the ExID, in network order.
+    /// Kind, length, and the two bytes of the ExID, in network byte order.
     pub word: u32,
-    /// Byte after them.
+    /// Byte after the ExID.
     pub byte: u8,
 }
 
-/// Packets for the tap of one end, on a socket whose packets begin at the network header.
+/// Filter for the tap of one end, on a socket whose packets begin at the network header.
 ///
 /// ```text
-///   leaves, or for another host                                     -> no
+///   outgoing, or for another host                                   -> no
 ///   unfragmented TCP to one of the ports, marked                    -> yes
-///   the same unmarked: a SYN-ACK or a reset, if `plain`             -> yes
-///   ICMP: too big, about TCP from one of the ports                  -> yes
-///   ICMP: unreachable, likewise, if `plain`                         -> yes
+///   the same without the mark: SYN-ACK or reset, if `plain`         -> yes
+///   ICMP "too big" about TCP from one of the ports                  -> yes
+///   ICMP "unreachable" about the same, if `plain`                   -> yes
 ///   all else                                                        -> no
 /// ```
 #[derive(Clone, Copy, Debug)]
 pub struct OptionFilter<'a> {
     /// Mark of incoming packets.
     pub mark: OptionMark,
-    /// This end's ports; without any, nothing is accepted. Of more than 64, the range from the
-    /// least to the greatest is accepted, other ports included: a program has no room for
-    /// thousands.
+    /// This end's ports; if empty, nothing is accepted. If there are more than 64, all ports from
+    /// the lowest to the highest are accepted, including ports that are not listed, as a program
+    /// has no room for thousands of ports.
     pub ports: &'a [u16],
     /// Also accepts answers of a server whose kernel does not know the mark.
     pub plain: bool,
-    /// Share of this tap, if several taps have one port: each gets the clients of its share.
+    /// Share of this tap, if several taps have the same port: each gets the clients of its share.
     /// ICMP errors go to all.
     pub share: Option<Share>,
 }
@@ -94,7 +94,7 @@ impl OptionFilter<'_> {
 
         asm.place(v4);
         asm.load_half(6);
-        // Any fragment, the first included: it is not a whole message.
+        // Refuses all fragments, the first one included, as it is not a complete message.
         asm.jump_if(Test::AnyBit(0x3fff), no);
         asm.x_from_ipv4_header_length(0);
         asm.load_byte(9);
@@ -125,7 +125,7 @@ impl OptionFilter<'_> {
         asm.finish()
     }
 
-    /// Emits a jump to `no` unless the type and code in A are of an error that concerns us.
+    /// Emits a jump to `no` unless the type and code in A belong to an error that we need.
     fn test_icmp(&self, asm: &mut Asm, too_big: u32, unreachable: u32, no: Label) {
         if !self.plain {
             return asm.jump_unless(Test::Equal(too_big), no);
@@ -137,8 +137,8 @@ impl OptionFilter<'_> {
         asm.place(known);
     }
 
-    /// Emits the test of the TCP header at `base`. A load beyond the packet's end refuses the
-    /// packet.
+    /// Emits the test of the TCP header at `base`. The kernel refuses the packet if a load is
+    /// beyond its end.
     fn test_tcp(
         &self,
         asm: &mut Asm,
@@ -156,10 +156,10 @@ impl OptionFilter<'_> {
         self.test_port(asm, to_us, no);
         asm.place(to_us);
         if self.plain {
-            // Before the option, which need not be present.
+            // Tested before the option, which may be missing.
             half(asm, base + FLAGS);
             asm.jump_if(Test::AnyBit(RST), yes);
-            // Tests the data offset: without options, nothing further is loaded.
+            // Tests the data offset: if there is no option, none is loaded.
             asm.and(0xff00 | SYN_ACK);
             asm.branch(Test::AtLeast(0x8000), marked, plain);
             asm.place(plain);

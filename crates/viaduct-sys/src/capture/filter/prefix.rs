@@ -5,10 +5,10 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use super::FilterError;
 use super::asm::{Asm, Label, Test};
 
-/// Prefixes of both families, none of them inside another.
+/// Prefixes of both families, none of which contains another.
 #[derive(Debug, Default)]
 pub(super) struct PrefixSet {
-    /// First and last address of each range, ascending, neither overlapping nor touching.
+    /// First and last address of each range. The ranges ascend, and neither overlap nor adjoin.
     v4: Vec<(u32, u32)>,
     /// Network and length, ascending.
     v6: Vec<(u128, u8)>,
@@ -40,11 +40,12 @@ impl PrefixSet {
     /// Emits a jump to `hit` if the IPv4 address at X is in the set, else to `miss`.
     pub(super) fn test_v4(&self, asm: &mut Asm, hit: Label, miss: Label) {
         asm.load_word_at_x(0);
-        // Jump targets within reach of a short jump keep this at two instructions a range.
+        // With targets in reach of a short jump, a range takes two instructions.
         for ranges in self.v4.chunks(100) {
             let [near_hit, near_miss, on] = [(); 3].map(|()| asm.label());
             for &(first, last) in ranges {
-                // Below this range and above the one before: in no range, as they ascend.
+                // An address below this range and above the previous one is in no range, as the
+                // ranges ascend.
                 asm.jump_unless(Test::AtLeast(first), near_miss);
                 let next = asm.label();
                 asm.branch(Test::Above(last), next, near_hit);

@@ -1,6 +1,6 @@
-//! Distribution of connections over several event loops. Two programs compute the same: the
-//! filter of each loop's tap, and the one by which the kernel chooses a listener. The loop that
-//! has seen a SYN is thus the one that accepts the connection.
+//! Distribution of connections over several event loops. Two BPF programs do the same computation:
+//! the filter of each loop's tap, and the program with which the kernel chooses a listener. The
+//! loop that has seen a SYN therefore accepts the connection.
 
 use libc::{ETH_P_IP, SKF_AD_PROTOCOL, SKF_NET_OFF};
 
@@ -8,9 +8,10 @@ use super::BpfInsn;
 use super::asm::{Asm, Label, Test};
 use super::syn::IPV6_HEAD;
 
-/// Offset of the network header, wherever the program's packets begin.
+/// Offset of the network header, independent of where the program's packets begin.
 const NETWORK: u32 = SKF_NET_OFF.cast_unsigned();
-/// 2^32 divided by the golden ratio, which spreads neighbours evenly (Knuth, 6.4).
+/// 2^32 divided by the golden ratio: multiplication by it spreads consecutive numbers evenly
+/// (Knuth, 6.4).
 const GOLDEN: u32 = 0x9e37_79b1;
 
 /// Share of one of several event loops.
@@ -30,8 +31,8 @@ impl Share {
     }
 }
 
-/// Builds the program that chooses one of `of` listeners for a SYN. Its packets begin at TCP's
-/// payload.
+/// Builds the program that chooses one of `of` listeners for a SYN. The packets that it gets begin
+/// at the TCP payload.
 pub fn listener_of(of: u32) -> Vec<BpfInsn> {
     let mut asm = Asm::default();
     let [v6, known] = [(); 2].map(|()| asm.label());
@@ -48,8 +49,8 @@ pub fn listener_of(of: u32) -> Vec<BpfInsn> {
     asm.finish()
 }
 
-/// Emits A = index of the loop for the source port in A. The multiplication spreads ports that
-/// are not random: connect(2) chooses even ones as long as there are any.
+/// Emits A = index of the loop for the source port in A. The multiplication spreads ports that are
+/// not random: connect(2) prefers even ones.
 fn loop_of(asm: &mut Asm, of: u32) {
     asm.multiply(GOLDEN);
     asm.shift_right(16);

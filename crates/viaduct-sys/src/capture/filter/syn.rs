@@ -1,4 +1,4 @@
-//! The program that accepts incoming SYNs.
+//! Filter for incoming SYNs.
 
 use std::net::IpAddr;
 
@@ -9,9 +9,9 @@ use super::prefix::PrefixSet;
 use super::share::Share;
 use super::{BpfInsn, FilterError, MAX_INSNS};
 
-/// Length of the IPv6 header, which SYNs follow at once.
+/// Length of the IPv6 header. SYNs have no extension headers.
 pub(super) const IPV6_HEAD: u32 = 40;
-/// Offsets of TCP's flags and destination port, of 16 bits each.
+/// Offsets of the flags and the destination port in a TCP header, 16 bits each.
 const FLAGS: u32 = 12;
 const PORT: u32 = 2;
 const SYN: u32 = 0x02;
@@ -19,11 +19,11 @@ const SYN_ACK_RST_FIN: u32 = 0x17;
 /// Offsets of the source and destination addresses in each IP header, in bytes.
 const FROM_TO_V4: [u32; 2] = [12, 16];
 const FROM_TO_V6: [u32; 2] = [8, 24];
-/// Scratch cell for such an offset.
+/// Scratch cell for the offset of an address.
 const AT: u32 = 0;
 
-/// SYNs, without ACK, to some addresses and ports, on a socket whose packets begin at the
-/// network header.
+/// Filter for SYNs (without ACK) to some addresses and ports, on a socket whose packets begin at
+/// the network header.
 #[derive(Clone, Copy, Debug)]
 pub struct SynFilter<'a> {
     /// Source prefixes; empty means all.
@@ -32,7 +32,7 @@ pub struct SynFilter<'a> {
     pub destinations: &'a [(IpAddr, u8)],
     /// Destination ports; empty means all.
     pub ports: &'a [u16],
-    /// Restricts them to the share of one event loop.
+    /// Restricts the SYNs to the share of one event loop.
     pub share: Option<Share>,
 }
 
@@ -40,7 +40,7 @@ impl SynFilter<'_> {
     /// Builds the program for the kernel.
     ///
     /// # Errors
-    /// A prefix length out of range, or more prefixes than fit into a program.
+    /// A prefix length is out of range, or there are more prefixes than fit into a program.
     pub fn build(&self) -> Result<Vec<BpfInsn>, FilterError> {
         let sets = [PrefixSet::new(self.sources)?, PrefixSet::new(self.destinations)?];
         let program = self.assemble(&sets);
@@ -74,7 +74,7 @@ impl SynFilter<'_> {
         asm.load_byte(9);
         asm.jump_unless(Test::Equal(IPPROTO_TCP as u32), no);
         asm.load_half(6);
-        // Fragments except the first have no TCP header.
+        // Only the first fragment has a TCP header.
         asm.jump_if(Test::AnyBit(0x1fff), no);
         asm.x_from_ipv4_header_length(0);
         asm.load_half_at_x(FLAGS);
@@ -125,9 +125,9 @@ fn is_syn(asm: &mut Asm, no: Label) {
     asm.jump_unless(Test::Equal(SYN), no);
 }
 
-/// Builds the program that drops SYNs to a TCP socket: a listener with it accepts no new
-/// connections, while handshakes that have begun still complete. On a TCP socket packets begin
-/// at TCP's header.
+/// Builds the program that drops SYNs to a TCP socket. A listener with this filter accepts no new
+/// connections, but handshakes in progress still complete. On a TCP socket, packets begin at the
+/// TCP header.
 pub fn no_syns() -> Vec<BpfInsn> {
     let mut asm = Asm::default();
     let other = asm.label();

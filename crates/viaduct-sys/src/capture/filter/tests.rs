@@ -1,4 +1,5 @@
-//! Tests of the programs, run by a small interpreter, against the rules in plain Rust.
+//! Tests of the filters: a small interpreter runs them, and the results are compared with the rules
+//! in plain Rust.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
@@ -6,7 +7,7 @@ use libc::{PACKET_HOST, PACKET_OTHERHOST, PACKET_OUTGOING};
 
 use super::*;
 
-/// A packet as the kernel's filter sees it.
+/// A packet as the kernel passes it to a filter.
 struct Packet {
     kind: u8,
     vlan: Option<u16>,
@@ -39,12 +40,13 @@ impl Packet {
     }
 }
 
-/// Offset in a packet that begins at its network header.
+/// Converts an offset to one in a packet that begins at its network header.
 fn place(at: u32) -> u32 {
     if at.cast_signed() < 0 { at.wrapping_sub(libc::SKF_NET_OFF.cast_unsigned()) } else { at }
 }
 
-/// Number of bytes that the kernel would keep of the packet; a load beyond its end keeps none.
+/// Returns the number of bytes that the kernel would keep of the packet: 0 if a load is beyond its
+/// end.
 fn run(program: &[BpfInsn], packet: &Packet) -> u32 {
     let (mut a, mut x, mut cells, mut pc) = (0_u32, 0_u32, [0_u32; 16], 0_usize);
     loop {
@@ -96,7 +98,7 @@ fn accepts(filter: &TapFilter, packet: &Packet) -> bool {
     run(&filter.build().unwrap(), packet) > 0
 }
 
-/// A UDP packet to port 4500.
+/// Builds a UDP packet to port 4500.
 fn packet(kind: u8, source: &str, destination: &str) -> Packet {
     build(kind, source.parse().unwrap(), destination.parse().unwrap())
 }
@@ -118,7 +120,7 @@ fn build(kind: u8, source: IpAddr, destination: IpAddr) -> Packet {
             bytes[24..40].copy_from_slice(&destination.octets());
             bytes[42..44].copy_from_slice(&4500_u16.to_be_bytes());
         }
-        _ => panic!("one family a packet"),
+        _ => panic!("source and destination are of different families"),
     }
     Packet { kind, vlan: None, bytes }
 }
@@ -178,7 +180,7 @@ fn datagrams_to_us_need_our_address_port_and_protocol() {
     options.bytes[0] = 0x47;
     options.bytes.copy_within(20..40, 28);
     options.bytes[20..28].fill(1);
-    assert!(accepts(&filter, &options), "the port stands behind the IP options");
+    assert!(accepts(&filter, &options), "the port follows the IP options");
     let change = |at: usize, value: u8| {
         let mut other = good();
         other.bytes[at] = value;
@@ -190,7 +192,7 @@ fn datagrams_to_us_need_our_address_port_and_protocol() {
     assert!(!accepts(&filter, &Packet { kind: PACKET_OUTGOING, ..good() }));
     assert!(!accepts(&filter, &Packet { vlan: Some(7), ..good() }));
     let priority = Packet { vlan: Some(0x6000), ..good() };
-    assert!(accepts(&filter, &priority), "a priority is no VLAN");
+    assert!(accepts(&filter, &priority), "a priority is not a VLAN");
     let mut arp = good();
     arp.bytes[0] = 0;
     assert!(!accepts(&filter, &arp));
@@ -251,7 +253,7 @@ fn long_lists_agree_with_the_plain_rule() {
         let filter =
             TapFilter { local: list(40 * round), peers: list(70 * round), listen: Vec::new() };
         let program = filter.build().unwrap();
-        assert!(round < 2 || program.len() > 600, "long enough to need far jumps");
+        assert!(round < 2 || program.len() > 600, "too short to need far jumps");
         let mut passed = 0;
         for i in 0..4000 {
             let (source, destination) = match i % 2 {
@@ -266,7 +268,7 @@ fn long_lists_agree_with_the_plain_rule() {
             assert_eq!(kept, expected, "{source} > {destination} in round {round}");
             passed += u32::from(kept);
         }
-        assert!(round == 0 || (20..3980).contains(&passed), "both outcomes occur: {passed}");
+        assert!(round == 0 || (20..3980).contains(&passed), "one outcome is too rare: {passed}");
     }
 }
 
@@ -293,7 +295,7 @@ fn one_listener_for_each_family_is_enough() {
     assert!(!accepts(&filter, &packet(PACKET_OUTGOING, "10.0.0.1", "10.0.0.2")), "no prefixes");
 }
 
-/// A TCP packet without options, of these flags.
+/// Builds a TCP packet without options and with these flags.
 fn segment(to: SocketAddr, flags: u8) -> Packet {
     let mut tcp = vec![0; 20];
     tcp[2..4].copy_from_slice(&to.port().to_be_bytes());
@@ -334,7 +336,7 @@ fn syns_pass_by_destination_port_and_flags() {
             assert!(!passes(&some, to, flags) && !passes(&all, to, flags), "{to}, {flags:#x}");
         }
     }
-    // Segments of this test have the source 0.0.0.0.
+    // The segments of this test have the source 0.0.0.0.
     for (from, length, expected) in [("0.0.0.0", 32, true), ("10.0.0.0", 8, false)] {
         let sources = [(from.parse().unwrap(), length)];
         let few = SynFilter { sources: &sources, destinations: &prefixes, ports: &[], share: None };
@@ -362,7 +364,7 @@ fn few_ports_are_compared_one_by_one_and_thousands_fit_as_well() {
     assert!(!passes(&many, 19_999) && !passes(&many, 39_999));
 }
 
-/// ICMP of this type and code about a packet of TCP from port 4000.
+/// Builds an ICMP packet with this type and code, about a TCP packet from port 4000.
 fn icmp(v4: bool, said: [u8; 2]) -> Packet {
     let ip = |protocol: u8| match v4 {
         true => [&[0x45, 0, 0, 0, 0, 0, 0, 0, 64, protocol][..], &[0; 10]].concat(),
@@ -444,6 +446,6 @@ fn each_syn_is_of_one_loop_and_its_listener_is_too() {
             assert!(own.iter().enumerate().all(|(n, &is)| is == (n == number)), "{port}: {own:?}");
             got[number] += 1;
         }
-        assert!(got.iter().all(|&ports| ports.abs_diff(14_116 / 3) < 100), "evenly: {got:?}");
+        assert!(got.iter().all(|&ports| ports.abs_diff(14_116 / 3) < 100), "not evenly: {got:?}");
     }
 }

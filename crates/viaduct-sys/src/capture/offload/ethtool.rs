@@ -1,7 +1,7 @@
-//! The kernel's feature list of an interface, by `ioctl(SIOCETHTOOL)`.
+//! The feature list of an interface, by `ioctl(SIOCETHTOOL)`.
 //!
-//! Features are bits, named by the kernel: the requests read their number, then their names,
-//! then their state in words of 32.
+//! Features are bits with names: the requests read the number of features, then their names, then
+//! their states in words of 32 bits.
 
 use std::ffi::CString;
 use std::io;
@@ -16,18 +16,18 @@ const GET_FEATURES: u32 = 0x3a;
 const SET_FEATURES: u32 = 0x3b;
 /// String set that names the features.
 const FEATURE_NAMES: u32 = 4;
-/// Words of one name (32 bytes, filled with NUL).
+/// Words of one name (32 bytes, padded with NUL).
 const NAME_WORDS: usize = 8;
 
 /// A feature of an interface.
 #[derive(Debug)]
 pub(super) struct Feature {
     pub(super) name: String,
-    /// True if it can be switched at all.
+    /// True if the feature can be switched.
     pub(super) changeable: bool,
-    /// True if the administrator asked for it.
+    /// True if the administrator has requested the feature.
     pub(super) wanted: bool,
-    /// True if it is in force.
+    /// True if the feature is on.
     pub(super) active: bool,
 }
 
@@ -52,7 +52,7 @@ impl Device {
     pub(super) fn features(&self) -> io::Result<Vec<Feature>> {
         let names = self.names()?;
         let words = names.len().div_ceil(32);
-        // Command, words; for each: changeable, wanted, active, never changed.
+        // Command, number of words; for each word: changeable, wanted, active, never changed.
         let mut request = vec![0; 2 + 4 * words];
         request[..2].copy_from_slice(&[GET_FEATURES, words as u32]);
         self.ioctl(&mut request)?;
@@ -68,12 +68,12 @@ impl Device {
         Ok(names.into_iter().enumerate().map(feature).collect())
     }
 
-    /// Requests the named features to be on or off; names that the kernel does not know are
-    /// ignored.
+    /// Requests that features be switched on or off, by name. Names that the kernel does not know
+    /// are ignored.
     pub(super) fn set(&self, features: &[String], on: bool) -> io::Result<()> {
         let names = self.names()?;
         let words = names.len().div_ceil(32);
-        // Command, words; for each: mask of the bits to change, their values.
+        // Command, number of words; for each word: mask of the bits to change, their values.
         let mut request = vec![0; 2 + 2 * words];
         request[..2].copy_from_slice(&[SET_FEATURES, words as u32]);
         for (index, _) in names.iter().enumerate().filter(|(_, name)| features.contains(name)) {
@@ -88,7 +88,7 @@ impl Device {
         let mask = (1_u64 << FEATURE_NAMES).to_ne_bytes();
         let half =
             |at: usize| u32::from_ne_bytes([mask[at], mask[at + 1], mask[at + 2], mask[at + 3]]);
-        // Command, reserved, a mask of 64 bits, the answer.
+        // Command, reserved, mask of 64 bits, answer.
         let mut request = vec![GET_SET_SIZE, 0, half(0), half(4), 0];
         self.ioctl(&mut request)?;
         let count = request[4] as usize;
@@ -98,16 +98,17 @@ impl Device {
         Ok(request[3..].chunks(NAME_WORDS).map(name).collect())
     }
 
-    /// Runs a command; `request` is as long as the command's answer.
+    /// Runs the command in `request`, which must have room for the answer.
     fn ioctl(&self, request: &mut [u32]) -> io::Result<()> {
-        // SAFETY: all zeros is an `ifreq`.
+        // SAFETY: all zeros are a valid `ifreq`.
         let mut ifreq: libc::ifreq = unsafe { mem::zeroed() };
         for (to, &from) in ifreq.ifr_name.iter_mut().zip(self.name.as_bytes()) {
             *to = from as libc::c_char;
         }
         ifreq.ifr_ifru.ifru_data = request.as_mut_ptr().cast();
         // SAFETY: the name is shorter than its array, hence NUL-terminated. The kernel reads and
-        // writes at most what the counts in `request` say, which its makers above sized by them.
+        // writes `request` as far as the counts in it say, and the methods above allocate it by
+        // these counts.
         os::check(unsafe {
             libc::ioctl(self.socket.as_raw_fd(), libc::SIOCETHTOOL as _, &raw mut ifreq)
         })

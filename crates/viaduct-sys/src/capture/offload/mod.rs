@@ -1,16 +1,16 @@
-//! Offloads of an interface: cutting super-packets into segments, joining segments that arrive,
-//! filling in checksums.
+//! Offloads of an interface: segmentation of super-packets, coalescing of received segments, and
+//! checksums.
 //!
 //! ```text
 //!   a host's 64 KiB --> [ segmentation ] --> 1500-byte packets on the wire
 //!          ^                                          |
-//!          `-- what a tap sees with it on             `-- what a tap sees with it off
+//!          `-- a tap sees these with offloads on      `-- a tap sees these with offloads off
 //! ```
 //!
-//! A tap that must see the wire's packets byte for byte needs all offloads off on its
-//! interface; the kernel then cuts packets and fills in checksums before the tap. On a veth
-//! pair the other end's settings decide what arrives, and have to be off as well; a real link
-//! only carries real packets.
+//! A tap that must see the wire's packets byte for byte needs all offloads off on its interface;
+//! the kernel then segments packets and fills in checksums before the tap. On a veth pair the
+//! offloads of the other end have to be off as well, as they decide which packets arrive; on a
+//! physical link all packets are real ones.
 #![allow(unsafe_code)]
 
 mod ethtool;
@@ -21,12 +21,12 @@ use serde::{Deserialize, Serialize};
 
 use ethtool::Device;
 
-/// Features of an interface that were on and have to be off.
+/// Features of an interface that were on and have to be switched off.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct OffloadState {
     /// Interface name.
     pub interface: String,
-    /// Features by the kernel's names (`ethtool -k` shows some by older names).
+    /// The kernel's names of the features (`ethtool -k` shows older names for some).
     pub features: Vec<String>,
 }
 
@@ -43,9 +43,9 @@ pub enum OffloadError {
         /// The kernel's error.
         source: io::Error,
     },
-    /// Features that the driver does not switch off.
+    /// The driver does not switch off some features.
     #[error(
-        "{interface:?} cannot switch off {}: a tap on it does not see the wire's packets; use an \
+        "cannot switch off {} of {interface:?}, so a tap does not see the wire's packets: use an \
          interface whose driver can", features.join(", ")
     )]
     Stuck {
@@ -57,7 +57,7 @@ pub enum OffloadError {
 }
 
 impl OffloadState {
-    /// Reads the features that are on and hide the wire's packets. Changes nothing.
+    /// Reads which features that hide the wire's packets are on. Changes nothing.
     ///
     /// # Errors
     /// There is no such interface.
@@ -73,8 +73,7 @@ impl OffloadState {
     /// Switches the features off.
     ///
     /// # Errors
-    /// There is no such interface, a right is missing (`CAP_NET_ADMIN`), or a driver keeps a
-    /// feature on.
+    /// There is no such interface, CAP_NET_ADMIN is missing, or a driver keeps a feature on.
     pub fn switch_off(&self) -> Result<(), OffloadError> {
         self.set(false)?;
         let features =
@@ -87,11 +86,11 @@ impl OffloadState {
         Err(OffloadError::Stuck { interface: self.interface.clone(), features })
     }
 
-    /// Switches the features on again. May be repeated; an interface that is gone needs
-    /// nothing.
+    /// Switches the features on again. May be called again. An interface that no longer exists is
+    /// not an error.
     ///
     /// # Errors
-    /// A right is missing (`CAP_NET_ADMIN`).
+    /// CAP_NET_ADMIN is missing.
     pub fn restore(&self) -> Result<(), OffloadError> {
         match self.set(true) {
             Err(OffloadError::Device { source, .. })
@@ -120,7 +119,7 @@ fn failed<'a>(
     move |source| OffloadError::Device { action, interface: interface.to_owned(), source }
 }
 
-/// Returns whether a feature makes a tap see other packets than the wire carries.
+/// Returns whether a feature makes a tap see packets that differ from those on the wire.
 fn hides_packets(name: &str) -> bool {
     let segments =
         name.starts_with("tx-") && (name.ends_with("-segmentation") || name.starts_with("tx-gso-"));

@@ -9,18 +9,18 @@ use libc::{PACKET_OUTGOING, TP_STATUS_CSUMNOTREADY};
 use super::map::Packet;
 use super::offload::{self, Offload};
 
-/// Direction of a packet on the interface, seen from this machine.
+/// Direction of a packet on the interface, as seen from this machine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Direction {
-    /// Sent by this machine: its own, or one that it forwards.
+    /// Sent or forwarded by this machine.
     Outgoing,
     /// Received by this machine, for any destination.
     Incoming,
 }
 
-/// A packet in the ring, from the first byte of its network header to the last of it.
+/// A packet in the ring, beginning at its network header.
 ///
-/// The frame is a copy: writes to it do not change the packet, which has long been on its way.
+/// The frame is a copy: writes to it do not change the packet on the wire.
 #[derive(Debug)]
 pub struct Frame<'a> {
     bytes: &'a mut [u8],
@@ -34,8 +34,9 @@ pub struct Frame<'a> {
 }
 
 impl<'a> Frame<'a> {
-    /// Returns whether packets were missed between the previous frame and this one, or perhaps
-    /// a little earlier, because the ring was full. After some gaps only the drop count tells.
+    /// Returns whether packets were lost before this frame because the ring was full: between the
+    /// previous frame and this one, or a little earlier. Some losses are visible only in the drop
+    /// count.
     pub fn follows_gap(&self) -> bool {
         self.follows_gap
     }
@@ -58,7 +59,8 @@ impl<'a> Frame<'a> {
         let before = network.saturating_sub(link);
         let told = link.checked_sub(offload::LEN).and_then(|at| packet.bytes_at(at));
         let mut offload = told.map_or_else(Offload::default, Offload::parse);
-        // The offset counts from the link header; a checksum within that is ignored.
+        // The offset counts from the link header. A checksum range that begins in the link header
+        // is ignored.
         offload.checksum =
             offload.checksum.and_then(|(start, at)| Some((start.checked_sub(before)?, at)));
         Frame::behind(packet, before, offload)
@@ -86,49 +88,51 @@ impl<'a> Frame<'a> {
         }
     }
 
-    /// Direction of the packet.
+    /// Returns the direction of the packet.
     pub fn direction(&self) -> Direction {
         self.direction
     }
 
-    /// Bytes of the packet as it crossed the interface, of which the frame holds the first.
+    /// Returns the number of bytes of the packet on the interface. A truncated frame holds only the
+    /// first ones.
     ///
-    /// An IP packet's own length counts, so the padding of short Ethernet frames is excluded.
+    /// For an IP packet this is the length in its header, which excludes the padding of short
+    /// Ethernet frames.
     pub fn original_len(&self) -> usize {
         self.original_len
     }
 
-    /// Returns whether the packet was longer than a block of the ring, so that its end is
-    /// missing.
+    /// Returns whether the packet did not fit into a block of the ring, so that its end is missing.
     pub fn truncated(&self) -> bool {
         self.bytes.len() < self.original_len
     }
 
-    /// False if a device has still to fill in the transport checksum: the bytes here then
-    /// differ from those on the wire. Switch checksum offload off to see the real ones.
+    /// Returns false if the transport checksum is not filled in yet, as this is left to a device.
+    /// The bytes of the frame then differ from those on the wire, unless checksum offload is
+    /// switched off.
     pub fn checksum_ready(&self) -> bool {
         self.checksum_ready
     }
 
-    /// Bytes of data of each packet that the frame will be cut into; `None` if it is one
-    /// packet, or offloads are not reported.
+    /// Returns the bytes of data in each packet into which a device will segment the frame; `None`
+    /// if the frame is one packet, or offloads are not reported.
     pub fn segment(&self) -> Option<NonZeroU16> {
         self.offload.segment
     }
 
-    /// Offset of the first byte under a missing checksum, and from there the offset of the
-    /// checksum field, which holds the sum of the pseudo header. `None` if no checksum is
-    /// missing, or offloads are not reported.
+    /// Returns, for a missing checksum, the offset of the first byte that it covers, and the offset
+    /// of the checksum field from that byte. The field holds the sum of the pseudo header. `None`
+    /// if no checksum is missing, or offloads are not reported.
     pub fn checksum(&self) -> Option<(usize, usize)> {
         self.offload.checksum
     }
 
-    /// Time when the packet crossed the interface, by the wall clock: since 1970.
+    /// Returns the wall-clock time when the packet crossed the interface, since 1970.
     pub fn stamp(&self) -> Duration {
         self.stamp
     }
 
-    /// Ethertype: 0x0800 for IPv4, 0x86dd for IPv6.
+    /// Returns the Ethertype: 0x0800 for IPv4, 0x86dd for IPv6.
     pub fn protocol(&self) -> u16 {
         self.protocol
     }
@@ -147,7 +151,8 @@ impl DerefMut for Frame<'_> {
     }
 }
 
-/// Length that an IP packet states; `None` if it states none (not IP, or a jumbogram).
+/// Returns the length in the header of an IP packet; `None` if there is none (not IP, or a
+/// jumbogram).
 fn ip_length(bytes: &[u8]) -> Option<usize> {
     let word =
         |at: usize| Some(usize::from(u16::from_be_bytes([*bytes.get(at)?, *bytes.get(at + 1)?])));

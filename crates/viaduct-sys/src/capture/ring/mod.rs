@@ -1,8 +1,8 @@
-//! A tap on one interface: copies of the packets that cross it, both ways in one ordered stream.
+//! A tap on one interface: copies of the packets of both directions, in one ordered stream.
 //!
-//! The kernel writes the copies, one after another, into a ring of blocks that it shares with
-//! us. Reading a packet is a memory access in a block of ours; giving a block back is one
-//! store. There is no system call per packet; when the ring is empty, poll its descriptor.
+//! The kernel writes the copies, one after another, into a ring of blocks that it shares with us.
+//! Reading a packet is a memory access in a block that we own; giving a block back is one store.
+//! There is no system call per packet. When the ring is empty, its descriptor can be polled.
 //!
 //! ```text
 //!                     the kernel forwards ------------------------> the wire
@@ -12,20 +12,19 @@
 //!               ^ next()       ^ the next copy goes here; if this one is ours too: drops() + 1
 //! ```
 //!
-//! Choices, with their reasons:
-//! - `SOCK_DGRAM`: packets begin at the network header, so that Ethernet, TUN and anything else
-//!   look the same.
+//! Design decisions:
+//! - `SOCK_DGRAM`: packets begin at the network header, whatever the link layer is (Ethernet, TUN,
+//!   ...).
 //! - `ETH_P_ALL`: a socket bound to `ETH_P_IP` does not get outgoing packets.
-//! - `TPACKET_V3`: a block is handed over when it is full or, at the latest, by a timer. V2 hands
-//!   over each packet by itself, with a wake-up and lookups of cold memory in the path of the very
-//!   packet that is forwarded. At 3 Gb/s on two cores, forwarding kept up with V3 and fell some
-//!   per cent short with V2. The price is [`RETIRE`] at low rates.
-//! - `SOCK_RAW` with `PACKET_VNET_HDR` only where offloads are left on
-//!   ([`Ring::open_with_offloads`]): the kernel then reports the work that a device has still
-//!   to do on a packet.
-//! - VLAN: tagged packets belong to another interface (`eth0.7`, not `eth0`) but are captured
-//!   here too, with the tag removed. [`crate::capture::filter::TapFilter`] refuses them, except
-//!   those with VLAN 0, which have a priority and no VLAN.
+//! - `TPACKET_V3`: the kernel hands over a block when it is full, or when a timer expires. V2 hands
+//!   over each packet separately, with a wake-up and accesses to cold memory while the packet is
+//!   being forwarded. At 3 Gb/s on two cores, forwarding reached the full rate with V3 and some per
+//!   cent less with V2. The cost is a delay of [`RETIRE`] at low rates.
+//! - `SOCK_RAW` with `PACKET_VNET_HDR` only if offloads are left on ([`Ring::open_with_offloads`]):
+//!   the kernel then reports the work on a packet that is left to a device.
+//! - VLAN: tagged packets belong to another interface (`eth0.7`, not `eth0`) but are captured here
+//!   too, with the tag removed. [`crate::capture::filter::TapFilter`] refuses them, except packets
+//!   with VLAN 0, whose tag has only a priority.
 #![allow(unsafe_code)]
 
 mod frame;
@@ -50,24 +49,24 @@ use map::{HEADROOM, Map};
 /// under load, and to leave a delayed reader many blocks at a low rate, when the timer hands
 /// over blocks with one packet. It is large enough to hold several packets.
 const BLOCK: (usize, usize) = (8 << 10, 128 << 10);
-/// Packets of maximum length that a block should hold.
+/// Min packets of maximum length that a block should hold.
 const PACKETS: usize = 4;
-/// Timeout of a block that does not fill: a packet waits one to two of these, on kernels before
-/// 6.18 one to two ticks.
+/// Time after which the kernel hands over a block that is not full. A packet waits for one to two
+/// times this; on kernels before 6.18, one to two ticks.
 const RETIRE: Duration = Duration::from_millis(1);
 
 /// Size of a ring.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RingConfig {
-    /// Longest packet that is certainly captured whole, in bytes (68 to 65535); set it to the
+    /// Length of the longest packet that must be captured whole, in bytes (68 to 65535): the
     /// interface's MTU.
     pub max_packet: usize,
-    /// Memory of the whole ring, bytes (256 KiB to 1 GiB), rounded down to whole blocks.
+    /// Size of the whole ring in bytes (256 KiB to 1 GiB), rounded down to whole blocks.
     pub bytes: usize,
 }
 
 impl RingConfig {
-    /// Bytes of one block: 8 KiB for packets of 1500, 64 KiB for 9000.
+    /// Returns the bytes of one block: 8 KiB for packets of 1500 bytes, 64 KiB for 9000 bytes.
     pub fn block_bytes(&self) -> usize {
         let wanted = PACKETS * (self.max_packet + HEADROOM);
         wanted.next_power_of_two().clamp(BLOCK.0, BLOCK.1)
@@ -87,7 +86,7 @@ impl RingConfig {
 /// Errors of opening a ring.
 #[derive(Debug, thiserror::Error)]
 pub enum RingError {
-    /// `max_packet` is not a length of an IP packet.
+    /// `max_packet` is out of range.
     #[error("max_packet is {0}: an interface's MTU, from 68 to 65535 bytes, is expected")]
     MaxPacket(usize),
     /// `bytes` is out of range.
@@ -101,8 +100,8 @@ pub enum RingError {
         /// The kernel's error.
         source: io::Error,
     },
-    /// A packet socket was refused.
-    #[error("cannot {action} on {name:?}, which takes root or CAP_NET_RAW")]
+    /// A packet socket cannot be opened or set up.
+    #[error("cannot {action} on {name:?} (requires root or CAP_NET_RAW)")]
     Socket {
         /// The step that failed.
         action: &'static str,
@@ -113,14 +112,14 @@ pub enum RingError {
     },
 }
 
-/// The tap. Move it to the thread that reads it.
+/// The tap, to be moved to the thread that reads it.
 #[derive(Debug)]
 pub struct Ring {
     map: Map,
-    /// Index of the block that is read, or that comes next.
+    /// Index of the block that is being read, or will be read next.
     block: usize,
-    /// Number of its unread packets, and offset of the next one; `None` while the kernel owns
-    /// the block.
+    /// Number of unread packets in the block, and offset of the next one; `None` while the kernel
+    /// owns the block.
     open: Option<(u32, usize)>,
     drops: u64,
     /// True if packets were dropped before the next one.
@@ -133,16 +132,16 @@ impl Ring {
     /// Taps every packet of interface `ifname`.
     ///
     /// # Errors
-    /// A config out of range, an unknown interface, or no right to open packet sockets.
+    /// The config is out of range, the interface does not exist, or CAP_NET_RAW is missing.
     pub fn open(ifname: &str, config: RingConfig) -> Result<Ring, RingError> {
         Ring::open_filtered(ifname, config, &[])
     }
 
-    /// Taps the packets of interface `ifname` that `program` accepts, from the very first one
-    /// on. An empty program accepts all.
+    /// Taps the packets of interface `ifname` that `program` accepts, and no others, not even at
+    /// the start. An empty program accepts all.
     ///
     /// # Errors
-    /// As [`Ring::open`], or a program that the kernel refuses.
+    /// As [`Ring::open`], or the kernel refuses the program.
     pub fn open_filtered(
         ifname: &str,
         config: RingConfig,
@@ -151,9 +150,9 @@ impl Ring {
         Ring::open_as(ifname, config, program, false)
     }
 
-    /// Taps an interface whose offloads are on: a frame may be one that a device is to cut into
-    /// packets, or whose checksum is missing ([`Frame::segment`], [`Frame::checksum`]). Such a
-    /// frame has up to 65535 bytes.
+    /// Taps an interface whose offloads are on. A frame may be a packet that a device will segment,
+    /// or whose checksum is missing ([`Frame::segment`], [`Frame::checksum`]). Such a frame has up
+    /// to 65535 bytes.
     ///
     /// # Errors
     /// As [`Ring::open_filtered`].
@@ -182,7 +181,7 @@ impl Ring {
         let socket =
             os::socket(libc::AF_PACKET, kind, 0).map_err(failed("open a packet socket"))?;
         if with_offloads {
-            offload::ask_for(socket.as_fd()).map_err(failed("ask for offloads"))?;
+            offload::ask_for(socket.as_fd()).map_err(failed("enable reports of offloads"))?;
         }
         if !program.is_empty() {
             attach(socket.as_fd(), program, with_offloads).map_err(failed("attach a filter"))?;
@@ -192,8 +191,8 @@ impl Ring {
         Ok(Ring { map, block: 0, open: None, drops: 0, is_gap: false, with_offloads, socket })
     }
 
-    /// Stops capturing outgoing packets. A filter that refuses them would cost a run of the
-    /// program for each.
+    /// Stops capturing outgoing packets. This is cheaper than a filter, which the kernel would run
+    /// on each of them.
     ///
     /// # Errors
     /// `ENOPROTOOPT` before Linux 4.20.
@@ -214,8 +213,8 @@ impl Ring {
         Some(frame.after(mem::take(&mut self.is_gap)))
     }
 
-    /// Returns the packets left in the block that is being read, after giving back one that has
-    /// been read.
+    /// Returns the number of packets left in the current block and the offset of the next. Gives
+    /// the block back first if all its packets have been read.
     fn unread(&mut self) -> Option<(u32, usize)> {
         if self.open.is_some_and(|(left, _)| left == 0) {
             self.map.give_back(self.block);
@@ -225,7 +224,7 @@ impl Ring {
         if self.open.is_none() {
             self.open = self.map.open(self.block);
             if self.open.is_some() && self.map.is_losing(self.block) {
-                // The kernel flags each block until its drop count is read.
+                // The kernel sets the flag in each block until the drop count is read.
                 self.drops();
                 self.is_gap = true;
             }
@@ -233,10 +232,11 @@ impl Ring {
         self.open.filter(|&(left, _)| left > 0)
     }
 
-    /// Returns the number of packets that were dropped because the ring was full, since its start.
+    /// Returns the number of packets that were dropped because the ring was full, since the ring
+    /// was opened.
     pub fn drops(&mut self) -> u64 {
-        // The kernel resets its count at each reading. Reading it cannot fail on a packet
-        // socket; if it did, the last count would remain.
+        // The kernel resets its count each time that it is read. Reading cannot fail on a packet
+        // socket; if it did, our count would stay as it is.
         let stats: io::Result<libc::tpacket_stats_v3> =
             os::getsockopt(self.socket.as_fd(), libc::SOL_PACKET, libc::PACKET_STATISTICS);
         self.drops += stats.map_or(0, |stats| u64::from(stats.tp_drops));
@@ -246,15 +246,15 @@ impl Ring {
     /// Replaces the filter. Packets already in the ring stay.
     ///
     /// # Errors
-    /// The kernel's, for a malformed program.
+    /// The kernel refuses the program.
     pub fn attach_filter(&self, program: &[BpfInsn]) -> io::Result<()> {
         attach(self.socket.as_fd(), program, self.with_offloads)
     }
 
-    /// Returns whether the interface still exists. A later one of the same name is another
-    /// interface, and needs a new ring.
+    /// Returns whether the interface still exists. A later interface with the same name is another
+    /// one, and needs a new ring.
     pub fn is_attached(&self) -> bool {
-        // SAFETY: all zeros is a `sockaddr_ll`.
+        // SAFETY: all zeros are a valid `sockaddr_ll`.
         let mut address: libc::sockaddr_ll = unsafe { mem::zeroed() };
         let mut length = size_of_val(&address) as libc::socklen_t;
         let fd = self.socket.as_raw_fd();
@@ -264,9 +264,8 @@ impl Ring {
         asked.is_ok() && address.sll_ifindex > 0
     }
 
-    /// Returns the pending error of the socket, once: the interface went down (`ENETDOWN`;
-    /// capture continues when the interface is up again). Call it when poll reports `POLLERR`,
-    /// which this clears.
+    /// Returns and clears the pending error of the socket, which poll reports as `POLLERR`.
+    /// `ENETDOWN` means that the interface has gone down; capture continues when it is up again.
     pub fn take_error(&self) -> Option<io::Error> {
         let code: c_int =
             os::getsockopt(self.socket.as_fd(), libc::SOL_SOCKET, libc::SO_ERROR).ok()?;
@@ -275,13 +274,13 @@ impl Ring {
 }
 
 impl AsFd for Ring {
-    /// Readable when a packet waits.
+    /// Readable when a packet is available.
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.socket.as_fd()
     }
 }
 
-/// Attaches a program whose offsets count from the network header.
+/// Attaches a filter program whose offsets count from the network header.
 fn attach(socket: BorrowedFd<'_>, program: &[BpfInsn], has_link_header: bool) -> io::Result<()> {
     if has_link_header {
         filter::attach(socket, &filter::from_network_header(program))
@@ -299,8 +298,8 @@ fn set_up(socket: BorrowedFd<'_>, config: RingConfig) -> io::Result<Map> {
     let request = libc::tpacket_req3 {
         tp_block_size: block_bytes as c_uint,
         tp_block_nr: blocks as c_uint,
-        // Packets have no fixed slots in TPACKET_V3; the kernel only checks that these two
-        // agree.
+        // TPACKET_V3 has no fixed slots for packets; the kernel only checks these two fields for
+        // consistency.
         tp_frame_size: block_bytes as c_uint,
         tp_frame_nr: blocks as c_uint,
         tp_retire_blk_tov: RETIRE.as_millis() as c_uint,

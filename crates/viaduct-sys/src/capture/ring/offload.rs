@@ -1,5 +1,5 @@
-//! Work that a device has still to do on a packet: the kernel's `struct virtio_net_hdr`, before
-//! the link header.
+//! Work on a packet that is left to a device: the kernel's `struct virtio_net_hdr`, before the link
+//! header.
 
 use std::io;
 use std::num::NonZeroU16;
@@ -15,17 +15,17 @@ const NO_SEGMENTS: u8 = 0;
 /// Constant of `linux/if_packet.h`, which libc lacks on some targets.
 const PACKET_VNET_HDR: libc::c_int = 15;
 
-/// Work that is left to a device.
+/// Work on a packet that is left to a device.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Offload {
-    /// Bytes of data of each packet that it is cut into.
+    /// Bytes of data in each packet into which a device will segment this one.
     pub(super) segment: Option<NonZeroU16>,
-    /// Offset of the first byte under a missing checksum, from the link header, and from there
-    /// the offset of the checksum field.
+    /// For a missing checksum: offset, from the link header, of the first byte that it covers, and
+    /// offset of the checksum field from that byte.
     pub(super) checksum: Option<(usize, usize)>,
 }
 
-/// Enables the header on each packet. Call it before the ring is set up.
+/// Enables the header on each packet. Must be called before the ring is set up.
 pub(super) fn ask_for(socket: BorrowedFd<'_>) -> io::Result<()> {
     os::setsockopt(socket, libc::SOL_PACKET, PACKET_VNET_HDR, &1)
 }

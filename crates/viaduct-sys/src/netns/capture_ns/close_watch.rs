@@ -1,4 +1,4 @@
-//! Notice of closed UDP sockets of a capture namespace (`sock_diag(7)`).
+//! Notification of closed UDP sockets of a capture namespace (`sock_diag(7)`).
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -9,7 +9,7 @@ use crate::route::netlink;
 const GROUPS: u32 = 1 << 1 | 1 << 3;
 const SOCK_DIAG_BY_FAMILY: u16 = 20;
 
-/// Notice of UDP sockets whose last descriptor has been closed.
+/// Watch of UDP sockets: reports when the last descriptor of one is closed.
 #[derive(Debug)]
 pub struct CloseWatch(OwnedFd);
 
@@ -17,7 +17,7 @@ impl CloseWatch {
     /// Listens in the calling thread's network namespace, from now on.
     ///
     /// # Errors
-    /// The kernel does not send these notices.
+    /// The kernel does not support these notifications.
     pub(super) fn open() -> io::Result<CloseWatch> {
         netlink::open(libc::NETLINK_SOCK_DIAG, GROUPS).map(CloseWatch)
     }
@@ -27,7 +27,7 @@ impl CloseWatch {
         CloseWatch(socket)
     }
 
-    /// Returns whether any was closed since the last call.
+    /// Returns whether any socket was closed since the last call.
     pub fn any(&self) -> bool {
         netlink::any_event(&self.0, |kind, _| kind == SOCK_DIAG_BY_FAMILY)
     }
@@ -58,7 +58,7 @@ mod tests {
                 let limit = Timespec { tv_sec: 0, tv_nsec: milliseconds * 1_000_000 };
                 poll(&mut fds, Some(&limit)).unwrap() > 0
             };
-            // Notices of the socket that set up the interface.
+            // Discards notifications about the socket that set up the interface.
             while waits(50) {
                 gone.any();
             }

@@ -1,16 +1,16 @@
-//! Capture namespace for datagrams: all packets that leave it are read through [`Uplink`] by the
-//! process that made it, and packets written there come in, from any source address. A
-//! program's UDP sockets in the namespace are its own in all respects; this process forwards
-//! their datagrams.
+//! Capture namespace for datagrams: the process that made it reads all outbound packets from an
+//! [`Uplink`], and writes inbound packets, from any source address, to it. The UDP sockets of a
+//! program in the namespace are ordinary sockets; this process forwards their datagrams.
 //!
 //! ```text
-//!   program ── sendto 192.0.2.1:53 ─▶ route: all leaves ─▶ uplink ─▶ handlers ─▶ a socket outside
+//!   program ── sendto 192.0.2.1:53 ─▶ default route ─────▶ uplink ─▶ handlers ─▶ a socket outside
 //!           ◀── from 192.0.2.1:53 ─── rule: all is local ◀───┘  ◀── handlers ◀────────┘
 //! ```
 //!
-//! The kernel accepts IPv6 datagrams from `::1`, and sends them to it, on the loopback
-//! interface only. IPv6 datagrams therefore come in there ([`LoopbackSocket`]), with a mark that
-//! tells them from those that leave; datagrams to `::1` are read there.
+//! The kernel accepts IPv6 datagrams from `::1`, and sends datagrams to `::1`, on the loopback
+//! interface only. Inbound IPv6 datagrams are therefore written to that interface
+//! ([`LoopbackSocket`]), with a mark that tells them from outbound ones; datagrams to `::1` are
+//! read from it.
 
 use std::collections::BTreeSet;
 use std::io;
@@ -29,9 +29,9 @@ use crate::os;
 use crate::process::tool;
 use crate::route::interface::Interface;
 
-/// Any routing table but the kernel's own.
+/// Number of our routing table, which differs from the kernel's own tables.
 const TABLE: u8 = 100;
-/// Loopback addresses leave too, and may come in by another interface.
+/// Packets with loopback addresses are routed to the uplink too, and accepted from it.
 const SETTINGS: [(&str, &str); 4] = [
     ("conf/datagrams/route_localnet", "1"),
     ("conf/datagrams/accept_local", "1"),
@@ -42,10 +42,10 @@ const SETTINGS: [(&str, &str); 4] = [
 /// Setting that keeps the interface from generating an IPv6 link-local address.
 const NO_LINK_LOCAL: &str = "/proc/sys/net/ipv6/conf/datagrams/addr_gen_mode";
 const IPV6: &str = "/proc/sys/net/ipv6";
-/// Mark of packets that come in.
+/// Mark of inbound IPv6 packets.
 const MARK: libc::c_int = 7;
-/// The kernel sends packets for 0.0.0.0 to 127.0.0.1 by the loopback interface, whatever the
-/// routes are. The mark makes it route them again, to the uplink.
+/// Table that diverts packets to 0.0.0.0. The kernel sends them to 127.0.0.1 through the loopback
+/// interface, whatever the routes are; the mark makes it route them again, to the uplink.
 const UNSPECIFIED: &str = "table ip viaduct {
     chain unspecified {
         type route hook output priority mangle;
@@ -57,27 +57,28 @@ const UNSPECIFIED: &str = "table ip viaduct {
 /// Uplinks of a capture namespace for datagrams, and its sockets' state.
 #[derive(Debug)]
 pub struct Uplinks {
-    /// IPv4 packets, and IPv6 packets that leave.
+    /// IPv4 packets, and outbound IPv6 packets.
     pub out: Uplink,
-    /// IPv6 packets that come in, and those that leave to `::1`; `None` without IPv6.
+    /// Inbound IPv6 packets, and outbound ones to `::1`; `None` without IPv6.
     pub v6: Option<LoopbackSocket>,
-    /// Notice of closed sockets; `None` if the kernel does not send it.
+    /// Watch of closed sockets; `None` if the kernel does not support it.
     pub gone: Option<CloseWatch>,
-    /// Socket look-up; `None` if the kernel cannot be asked.
+    /// Socket look-up; `None` if the kernel does not support it.
     pub lookup: Option<SocketLookup>,
 }
 
-/// Moves this process, which has one thread, into such a namespace. It has routes to the
-/// loopback alone; the others are copied from the host's ([`super::SourceRoutes::apply`]).
+/// Moves this process, which must have one thread, into a new capture namespace for datagrams. At
+/// first only loopback addresses have routes; the host's routes are copied by
+/// [`super::SourceRoutes::apply`].
 ///
 /// # Errors
-/// The kernel gives this user no network namespace, or no interface in it.
+/// This user may not make a network namespace, or the uplink in it.
 pub fn enter_for_datagrams() -> Result<Uplinks, CaptureNsError> {
     enter_network()?;
     set_up_for(Uplink::make().map_err(|why| set_up("an uplink", why))?)
 }
 
-/// Routes all packets out by `out`, and accepts all that come in by it.
+/// Routes all packets to the uplink `out`, and accepts all packets from it.
 pub(super) fn set_up_for(out: Uplink) -> Result<Uplinks, CaptureNsError> {
     // Keeps the interface from sending packets of its own. Missing without IPv6.
     let _ = std::fs::write(NO_LINK_LOCAL, "1");
@@ -86,7 +87,7 @@ pub(super) fn set_up_for(out: Uplink) -> Result<Uplinks, CaptureNsError> {
         std::fs::write(&path, value).map_err(|error| set_up(&path, error))?;
     }
     route_v4().map_err(|error| set_up("routes", error))?;
-    // Without nft, packets for 0.0.0.0 do not leave.
+    // Without nft, packets to 0.0.0.0 do not reach the uplink.
     let _ = tool::run("nft", &["-f", "-"], UNSPECIFIED);
     let (gone, lookup) = (CloseWatch::open().ok(), SocketLookup::open().ok());
     if !std::path::Path::new(IPV6).exists() {
@@ -94,7 +95,7 @@ pub(super) fn set_up_for(out: Uplink) -> Result<Uplinks, CaptureNsError> {
     }
     let lo = Interface::new(LOOPBACK).and_then(|lo| lo.set_up());
     lo.map_err(|error| set_up("the loopback interface", error))?;
-    // With offloads, packets that are cut later would be read whole.
+    // With offloads, packets would be read before they are segmented.
     let _ = OffloadState::read(LOOPBACK).and_then(|state| state.switch_off());
     route_v6().map_err(|error| set_up("routes of IPv6", error))?;
     let v6 = LoopbackSocket::open().map_err(|error| set_up("a packet socket", error))?;
@@ -116,7 +117,7 @@ fn route_v6() -> io::Result<()> {
     routes::set_lookup_rules(&Incoming::Marked(MARK.cast_unsigned()), TABLE)
 }
 
-/// The loopback interface of a capture namespace, as a packet socket sees it.
+/// Packet socket on the loopback interface of a capture namespace.
 #[derive(Debug)]
 pub struct LoopbackSocket(OwnedFd);
 
@@ -134,8 +135,8 @@ impl LoopbackSocket {
         LoopbackSocket(socket)
     }
 
-    /// Reads the next IPv6 packet that leaves into `packet`. Returns its length, 0 for any
-    /// other packet.
+    /// Reads the next packet into `packet`. Returns its length, or 0 if it is not an outbound IPv6
+    /// packet.
     ///
     /// # Errors
     /// No packet waits ([`io::ErrorKind::WouldBlock`]).
@@ -153,15 +154,15 @@ impl LoopbackSocket {
             )
         };
         let got = usize::try_from(got).map_err(|_| io::Error::last_os_error())?;
-        // A packet that leaves is seen a second time, as one that comes in.
+        // An outbound packet is seen a second time, as an inbound one.
         let leaves = from.sll_pkttype == libc::PACKET_OUTGOING && from.sll_protocol == v6();
         Ok(if leaves { got } else { 0 })
     }
 
-    /// Injects an IPv6 packet that comes in.
+    /// Injects an inbound IPv6 packet.
     ///
     /// # Errors
-    /// There is no room for it.
+    /// The kernel has no room for the packet.
     pub fn write(&self, packet: &[u8]) -> io::Result<()> {
         let to = address(v6());
         let (data, fd) = (packet.as_ptr().cast(), self.0.as_raw_fd());
@@ -188,7 +189,7 @@ fn v6() -> u16 {
 
 /// Address of the loopback interface.
 fn address(protocol: u16) -> libc::sockaddr_ll {
-    // SAFETY: all zeros is an address.
+    // SAFETY: all zeros are a valid `sockaddr_ll`.
     let mut at: libc::sockaddr_ll = unsafe { std::mem::zeroed() };
     (at.sll_family, at.sll_protocol) = (libc::AF_PACKET as u16, protocol);
     (at.sll_ifindex, at.sll_halen) = (LOOPBACK_INDEX.cast_signed(), 6);
@@ -198,11 +199,11 @@ fn address(protocol: u16) -> libc::sockaddr_ll {
 /// Opens a UDP socket in this process's capture namespace, IPv6 or IPv4.
 ///
 /// # Errors
-/// No descriptor is left, or there is no such family.
+/// No descriptor is left, or the machine lacks the address family.
 pub fn datagram_socket(v6: bool) -> io::Result<OwnedFd> {
     let family = if v6 { AddressFamily::INET6 } else { AddressFamily::INET };
     let socket = rustix::net::socket_with(family, SocketType::DGRAM, SocketFlags::CLOEXEC, None)?;
-    // The host outside decides which addresses are its own.
+    // The program may bind any address of the host, which this namespace does not know.
     os::setsockopt(socket.as_fd(), libc::SOL_IP, libc::IP_FREEBIND, &1)?;
     if v6 {
         os::setsockopt(socket.as_fd(), libc::SOL_IPV6, libc::IPV6_FREEBIND, &1)?;

@@ -1,5 +1,5 @@
-//! Links of a capture namespace for link-local addresses, which include an interface index: an
-//! interface of the same index as the host's, with nothing behind it.
+//! Dummy links of a capture namespace. A link-local address includes an interface index, so the
+//! namespace gets an interface with the same index as the host's.
 
 use std::io;
 use std::net::Ipv6Addr;
@@ -9,13 +9,13 @@ use netlink_packet_route::link::LinkHeader;
 use super::routes;
 use crate::route::interface::Interface;
 
-/// Added to a link's index for that of its other end, so that it differs from all of the
-/// host's.
+/// Difference of the indices of a link's two ends, so large that no interface of the host has the
+/// second index.
 const OTHER_END: u32 = 1 << 30;
 const LINK_LOCAL: (Ipv6Addr, u8) = (Ipv6Addr::new(0xfe80, 0, 0, 0, 0, 0, 0, 0), 10);
 
-/// Adds a link of this index to the calling thread's network namespace; every link-local
-/// address is local there.
+/// Adds a link with the index `number` to the calling thread's network namespace, and makes every
+/// link-local address local on it.
 ///
 /// # Errors
 /// The kernel has no veth pairs, or no IPv6.
@@ -23,7 +23,7 @@ pub fn add_link(number: u32) -> io::Result<()> {
     let (name, other) = (format!("link{number}"), format!("other{number}"));
     let end = |index, name: &str| routes::link(LinkHeader { index, ..LinkHeader::default() }, name);
     routes::make_pair(end(number, &name), end(number | OTHER_END, &other))?;
-    // Keeps both from sending packets of their own.
+    // Keeps both ends from sending packets of their own.
     for name in [&name, &other] {
         let _ = std::fs::write(format!("/proc/sys/net/ipv6/conf/{name}/addr_gen_mode"), "1");
         let raised = Interface::new(name).and_then(|interface| interface.set_up());

@@ -1,4 +1,4 @@
-//! Listening TCP sockets of a capture namespace, and notice of closed ones (`sock_diag(7)`).
+//! Listening TCP sockets of a capture namespace, and notification of closed ones (`sock_diag(7)`).
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -12,14 +12,14 @@ const GROUPS: u32 = 1 << 0 | 1 << 2;
 const SOCK_DIAG_BY_FAMILY: u16 = 20;
 /// The state `TCP_LISTEN`, as a bit.
 const LISTENING: u32 = 1 << 10;
-/// Bytes of `struct inet_diag_req_v2` behind the port.
+/// Bytes of `struct inet_diag_req_v2` after the source port.
 const REST: usize = 46;
 /// Fields of `struct inet_diag_msg`.
 const PEER_PORT: usize = 6;
 const COOKIE: usize = 44;
 const WAITING: usize = 56;
 const BACKLOG: usize = 60;
-/// Bytes of the netlink header before it.
+/// Bytes of the netlink header, which precedes the struct.
 const HEAD: usize = 16;
 
 /// A listening socket.
@@ -27,9 +27,9 @@ const HEAD: usize = 16;
 pub struct Listener {
     /// Socket cookie (`SO_COOKIE`), unique in this kernel.
     pub cookie: u64,
-    /// Connections that wait to be accepted.
+    /// Number of connections in the accept queue.
     pub waiting: u32,
-    /// Backlog: up to one connection more may wait.
+    /// Backlog; the accept queue holds one connection more.
     pub backlog: u32,
 }
 
@@ -41,13 +41,14 @@ pub struct Listeners {
 }
 
 impl Listeners {
-    /// Opens those of the calling thread's network namespace.
+    /// Opens netlink sockets in the calling thread's network namespace.
     ///
     /// # Errors
-    /// The kernel does not send these notices.
+    /// The kernel does not support these notifications.
     pub(super) fn open() -> io::Result<Listeners> {
         let closed = netlink::open(libc::NETLINK_SOCK_DIAG, GROUPS)?;
-        // Connections end far more often; without the filter their notices are read too.
+        // Connections, which end far more often, are filtered out. Without the filter their
+        // notifications are read as well.
         let _ = filter::attach(closed.as_fd(), &without_peer());
         Ok(Listeners { closed, ask: netlink::open(libc::NETLINK_SOCK_DIAG, 0)? })
     }
@@ -57,13 +58,13 @@ impl Listeners {
         Listeners { closed, ask }
     }
 
-    /// Returns the sockets that this consists of, for another process.
+    /// Returns the two netlink sockets, to be sent to another process.
     pub fn parts(&self) -> [BorrowedFd<'_>; 2] {
         [self.closed.as_fd(), self.ask.as_fd()]
     }
 
     /// Returns the cookies of sockets without a peer that have been closed since the last call;
-    /// `None` if notices were lost.
+    /// `None` if notifications were lost.
     pub fn closed(&self) -> Option<Vec<u64>> {
         let mut cookies = Vec::new();
         let lost = netlink::any_event(&self.closed, |kind, message| {
@@ -80,7 +81,7 @@ impl Listeners {
     /// IPv4.
     ///
     /// # Errors
-    /// The kernel cannot be asked.
+    /// The netlink request fails.
     pub fn at(&self, port: u16, v6: bool) -> io::Result<Vec<Listener>> {
         let family = if v6 { libc::AF_INET6 } else { libc::AF_INET };
         let mut head = vec![family as u8, libc::IPPROTO_TCP as u8, 0, 0];
@@ -111,7 +112,7 @@ impl AsFd for Listeners {
     }
 }
 
-/// Filter that keeps notices of sockets without a peer.
+/// Builds a filter that passes only notifications about sockets without a peer.
 fn without_peer() -> Vec<BpfInsn> {
     let mut asm = Asm::default();
     let other = asm.label();

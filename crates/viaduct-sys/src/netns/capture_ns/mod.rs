@@ -1,10 +1,10 @@
 //! Capture namespace: a network namespace in which programs listen out of reach of other hosts.
 //! Its only interface is the loopback, and every address is local.
 //!
-//! A listener there may be bound to any address, and connections to it may come from any
-//! address. A program that listens there sees the same addresses as it would outside, while
-//! only the process that made the namespace can reach it. No privilege is needed where the
-//! kernel lets users have namespaces of their own.
+//! A listener in the namespace may be bound to any address, and connections to it may come from any
+//! address. Its program sees the same addresses as it would outside, while only the process that
+//! made the namespace can reach it. No privilege is needed if the kernel allows unprivileged user
+//! namespaces.
 //!
 //! ```text
 //!   clients ══▶ public listener :80 ── handlers ─┐            the namespace: lo, and a route
@@ -44,17 +44,18 @@ use crate::route::interface::Interface;
 use crate::socket::tcp;
 
 const LOOPBACK: &str = "lo";
-/// Disables TIME-WAIT: the same two ends may be reused at once, as no segment is late here.
+/// Disables TIME-WAIT: on loopback no segment is late, so a pair of addresses may be reused at
+/// once.
 const NO_TIME_WAIT: (&str, &str) = ("/proc/sys/net/ipv4/tcp_max_tw_buckets", "0");
 
 /// Purpose of a socket in the namespace.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Purpose {
-    /// Listener of a program; an IPv6 one may take IPv4 too.
+    /// Listener of a program; an IPv6 one may accept IPv4 connections too.
     Listener {
         /// True for an IPv6 socket.
         v6: bool,
-        /// True for an IPv6 socket that does not take IPv4.
+        /// True if an IPv6 socket accepts no IPv4 connections (`IPV6_V6ONLY`).
         alone: bool,
     },
     /// Socket to be connected to a listener from a client's address.
@@ -64,19 +65,19 @@ pub enum Purpose {
 /// Errors of making a capture namespace.
 #[derive(Debug, thiserror::Error)]
 pub enum CaptureNsError {
-    /// No namespace.
+    /// The namespace cannot be made.
     #[error(transparent)]
     Namespace(#[from] NetnsError),
     /// The namespace cannot be set up.
-    #[error("a network namespace cannot be set up: {0}")]
+    #[error("cannot set up a network namespace: {0}")]
     SetUp(String),
 }
 
-/// Moves this process, which has one thread, into a capture namespace of its own, where its
-/// sockets are from then on. Returns the listening sockets of it.
+/// Moves this process, which must have one thread, into a new capture namespace, where all its
+/// later sockets are. Returns access to the namespace's listening sockets.
 ///
 /// # Errors
-/// The kernel gives this user no network namespace.
+/// This user may not make a network namespace.
 pub fn enter() -> Result<Listeners, CaptureNsError> {
     enter_network()?;
     let lo = Interface::new(LOOPBACK).and_then(|lo| lo.set_up());
@@ -85,14 +86,14 @@ pub fn enter() -> Result<Listeners, CaptureNsError> {
         .map_err(|error| set_up("a route", error))?;
     // Missing without IPv6.
     let _ = routes::make_all_local(Ipv6Addr::UNSPECIFIED.into(), LOOPBACK, libc::RT_TABLE_LOCAL);
-    // If it is not writable, a client's port is free again after a minute.
+    // If the setting is not writable, a client's port is free again only after a minute.
     let _ = std::fs::write(NO_TIME_WAIT.0, NO_TIME_WAIT.1);
     Listeners::open().map_err(|error| set_up("notice of closed sockets", error))
 }
 
 fn enter_network() -> Result<(), CaptureNsError> {
-    // Not in a thread: for a moment after its end the kernel still counts it, and gives no user
-    // namespace to a process of several threads.
+    // Not tried in another thread: for a moment after its end the kernel still counts the thread,
+    // and it makes no user namespace for a process with several threads.
     if netns::move_to_new().is_err() {
         enter_user_namespace()?;
     }
@@ -104,11 +105,11 @@ fn set_up(what: &str, why: impl ToString) -> CaptureNsError {
     CaptureNsError::SetUp(format!("{what}: {}", why.to_string()))
 }
 
-/// Opens a TCP socket in this process's capture namespace, bound to `at`, which may be any
-/// host's address; several may be bound there.
+/// Opens a TCP socket in this process's capture namespace, bound to `at`, which may be the address
+/// of any host. Several sockets may be bound to one address.
 ///
 /// # Errors
-/// The machine has no such family, or no descriptor is left.
+/// The machine lacks the address family, or no descriptor is left.
 pub fn socket(purpose: Purpose, at: SocketAddr) -> io::Result<OwnedFd> {
     let (v6, alone) = match purpose {
         Purpose::Listener { v6, alone } => (v6, alone),
@@ -128,7 +129,8 @@ pub fn socket(purpose: Purpose, at: SocketAddr) -> io::Result<OwnedFd> {
         // The cgroup programs of another run around this process ignore this mark.
         let _ = os::setsockopt(socket.as_fd(), libc::SOL_SOCKET, libc::SO_MARK, &tcp::INSIDE);
     }
-    // A client's port may equal a listener's; a port of the kernel's choice is never shared.
+    // A client may have the same port as a listener. A port that the kernel chooses is never
+    // shared.
     let named = at.port() != 0 || purpose != Purpose::BoundSocket;
     sockopt::set_socket_reuseaddr(&socket, named)?;
     sockopt::set_socket_reuseport(&socket, named)?;
@@ -136,7 +138,8 @@ pub fn socket(purpose: Purpose, at: SocketAddr) -> io::Result<OwnedFd> {
     Ok(socket)
 }
 
-/// Converts `at` to a socket's family in the namespace; a link-local address gets its link.
+/// Converts `at` to the address family of a socket in the namespace. A link-local address gets its
+/// link ([`add_link`]).
 pub fn to_family(at: SocketAddr, v6: bool) -> SocketAddr {
     match at {
         SocketAddr::V4(v4) if v6 => {
@@ -176,8 +179,8 @@ const OPTIONS: [(libc::c_int, libc::c_int); 15] = [
 const ASYNC: OFlags = OFlags::from_bits_retain(libc::O_ASYNC as u32);
 const BUFFERS: [libc::c_int; 2] = [libc::SO_RCVBUF, libc::SO_SNDBUF];
 
-/// Copies the options of `like` to `socket`, and its blocking mode from `flags`; accepted
-/// sockets inherit them.
+/// Copies the options of `like` to `socket`, and sets its blocking mode from `flags`. Accepted
+/// sockets inherit the options.
 ///
 /// # Errors
 /// Either descriptor is not a socket.
@@ -189,7 +192,8 @@ pub fn set_up_like(socket: BorrowedFd<'_>, like: BorrowedFd<'_>, flags: OFlags) 
             continue;
         };
         if theirs != ours {
-            // One that the kernel refuses stays as it is: the program could not have set it either.
+            // An option that the kernel refuses stays unchanged: the program could not have set it
+            // either.
             let _ = os::setsockopt_bytes(socket, level, name, &theirs);
         }
     }
@@ -220,7 +224,7 @@ pub fn inode(socket: impl AsFd) -> io::Result<u64> {
     Ok(rustix::fs::fstat(socket)?.st_ino)
 }
 
-/// Returns whether a socket is of the calling thread's network namespace; true if the kernel
+/// Returns whether a socket belongs to the calling thread's network namespace. True if the kernel
 /// cannot tell (before 5.14).
 pub fn is_in_this_netns(socket: impl AsFd) -> bool {
     match (network(socket), netns::cookie()) {
@@ -229,7 +233,8 @@ pub fn is_in_this_netns(socket: impl AsFd) -> bool {
     }
 }
 
-/// Returns whether two sockets are known to be of one network namespace (5.14 and later).
+/// Returns whether two sockets belong to the same network namespace. False if the kernel cannot
+/// tell (before 5.14).
 pub fn share_netns(one: impl AsFd, other: impl AsFd) -> bool {
     matches!((network(one), network(other)), (Ok(one), Ok(other)) if one == other)
 }
@@ -238,7 +243,7 @@ fn network(socket: impl AsFd) -> io::Result<u64> {
     os::getsockopt(socket.as_fd(), libc::SOL_SOCKET, netns::NETNS_COOKIE)
 }
 
-/// Makes a listener accept no more connections.
+/// Stops a listener: it accepts no more connections.
 ///
 /// # Errors
 /// The socket does not listen.
@@ -249,7 +254,7 @@ pub fn stop_listening(socket: impl AsFd) -> io::Result<()> {
 /// Listens on `socket`, a duplicate of a program's, with the program's backlog.
 ///
 /// # Errors
-/// The kernel's: the address is in use.
+/// The kernel refuses, for example because the address is in use.
 pub fn listen(socket: impl AsFd, backlog: i32) -> io::Result<()> {
     Ok(rustix::net::listen(socket, backlog)?)
 }
@@ -263,7 +268,8 @@ mod tests {
     use crate::socket::tcp;
     use rustix::fs::fcntl_getfl;
 
-    /// Runs `work` in a capture namespace, in a thread of its own: the test's thread stays outside.
+    /// Runs `work` in a capture namespace, in a new thread, so that the test's thread stays
+    /// outside.
     fn in_capture_ns<T: Send>(work: impl FnOnce() -> T + Send) -> T {
         let inside = || {
             enter().unwrap();

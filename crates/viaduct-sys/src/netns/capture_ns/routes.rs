@@ -1,4 +1,4 @@
-//! Routes, rules, addresses and links of the calling thread's network namespace.
+//! Changes of routes, rules, addresses and links in the calling thread's network namespace.
 
 use std::io;
 use std::net::{IpAddr, Ipv6Addr};
@@ -17,20 +17,20 @@ use crate::route::interface::index;
 use crate::route::netlink::{NLM_F_APPEND, NLM_F_CREATE, NLM_F_REPLACE};
 use crate::route::rtnetlink::{self, request};
 
-/// Makes every address of `any`'s family local on `interface`, for lookups in this table.
+/// Makes every address of `any`'s family local on `interface`, for lookups in `table`.
 pub(super) fn make_all_local(any: IpAddr, interface: &str, table: u8) -> io::Result<()> {
     let route = rtnetlink::local_route((any, 0), index(interface)?, table.into());
     request(RouteNetlinkMessage::NewRoute(route), NLM_F_CREATE)
 }
 
-/// Makes all addresses of an IPv6 prefix local on `interface`, beside other routes.
+/// Makes all addresses of an IPv6 prefix local on `interface`. Existing routes to the prefix stay.
 pub(super) fn make_prefix_local(interface: &str, (to, length): (Ipv6Addr, u8)) -> io::Result<()> {
     let table = libc::RT_TABLE_LOCAL.into();
     let route = rtnetlink::local_route((to.into(), length), index(interface)?, table);
     request(RouteNetlinkMessage::NewRoute(route), NLM_F_CREATE | NLM_F_APPEND)
 }
 
-/// Routes a prefix out by `interface`, with `own` as the default source address.
+/// Routes a prefix through `interface`, with `own` as the default source address.
 pub(super) fn add_route(interface: &str, to: (IpAddr, u8), own: Option<IpAddr>) -> io::Result<()> {
     let mut route = link_route(interface, to)?;
     route.attributes.extend(own.map(|own| RouteAttribute::PrefSource(own.into())));
@@ -42,7 +42,7 @@ pub(super) fn delete_route(interface: &str, to: (IpAddr, u8)) -> io::Result<()> 
     request(RouteNetlinkMessage::DelRoute(link_route(interface, to)?), 0)
 }
 
-/// Builds the route of the main table to a prefix behind `interface`.
+/// Builds the route of the main table to a prefix through `interface`.
 fn link_route(interface: &str, to: (IpAddr, u8)) -> io::Result<RouteMessage> {
     let header = RouteHeader {
         table: RouteHeader::RT_TABLE_MAIN,
@@ -62,16 +62,16 @@ pub(super) fn add_address(interface: &str, own: IpAddr) -> io::Result<()> {
     rtnetlink::add_address(index(interface)?, own, scope)
 }
 
-/// Packets that come in and are looked up as local.
+/// Selector of inbound packets, whose destinations are looked up as local.
 pub(super) enum Incoming<'a> {
-    /// IPv4 packets that come in by this interface.
+    /// IPv4 packets from this interface.
     By(&'a str),
     /// IPv6 packets with this mark.
     Marked(u32),
 }
 
-/// Makes incoming packets be looked up in `table`, and removes the rule for the local table:
-/// packets that leave do so even if they are for this host.
+/// Adds a rule that looks up inbound packets in `table`, and removes the rule for the local table,
+/// so that packets to this host's own addresses are sent through the uplink too.
 pub(super) fn set_lookup_rules(comes: &Incoming<'_>, table: u8) -> io::Result<()> {
     let (family, of) = match comes {
         Incoming::By(name) => (AddressFamily::Inet, RuleAttribute::Iifname((*name).to_owned())),
@@ -90,7 +90,7 @@ pub(super) fn set_lookup_rules(comes: &Incoming<'_>, table: u8) -> io::Result<()
     request(RouteNetlinkMessage::DelRule(old), 0)
 }
 
-/// Makes a veth pair of two interfaces.
+/// Makes a veth pair.
 pub(super) fn make_pair(mut one: LinkMessage, other: LinkMessage) -> io::Result<()> {
     one.attributes.push(LinkAttribute::LinkInfo(vec![
         LinkInfo::Kind(InfoKind::Veth),

@@ -28,15 +28,15 @@ impl SocketLookup {
         SocketLookup(socket)
     }
 
-    /// Returns whether a socket receives datagrams from one address to another, both of one
+    /// Returns whether a socket receives datagrams from `from` to `to`, two addresses of the same
     /// family.
     ///
     /// # Errors
-    /// The kernel cannot be asked.
+    /// The netlink request fails.
     pub fn finds(&self, from: SocketAddr, to: SocketAddr) -> io::Result<bool> {
         let family = if to.is_ipv4() { libc::AF_INET } else { libc::AF_INET6 };
-        // `struct inet_diag_req_v2`: family, protocol, extensions, padding, states; then the
-        // two ends, as in a datagram, an interface and a cookie.
+        // `struct inet_diag_req_v2`: family, protocol, extensions, padding, states; then source and
+        // destination of the datagram, an interface and a cookie.
         let mut head = vec![family as u8, libc::IPPROTO_UDP as u8, 0, 0];
         head.extend(u32::MAX.to_ne_bytes());
         head.extend(from.port().to_be_bytes());

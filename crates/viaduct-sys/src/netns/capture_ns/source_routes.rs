@@ -1,6 +1,6 @@
-//! Destinations that this host's datagrams reach, and their source addresses. A capture
-//! namespace gets matching routes, so that its sockets see the same error for a missing route
-//! as they would outside.
+//! Destinations that this host has routes to, with the source addresses of datagrams to them. A
+//! capture namespace gets matching routes, so that its sockets see the same error for a missing
+//! route as they would outside.
 
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, UdpSocket};
@@ -15,10 +15,10 @@ use crate::route::prefix::{full_length, share};
 use crate::route::rtnetlink::{self, RouteEvents, RouteSocket};
 use crate::route::table_route::destination;
 
-/// Max prefixes; of more, the last ones found are left to the default route.
+/// Max prefixes. Further ones are not copied, and use the default route.
 const MAX_PREFIXES: usize = 256;
-/// Addresses that a default route leads to: of documentation, which some hosts have no route
-/// for, and of a DNS root server.
+/// Addresses to test for a default route: documentation addresses, which some hosts have no route
+/// to, and a DNS root server's.
 const FAR: [IpAddr; 5] = [
     IpAddr::V4(Ipv4Addr::new(192, 0, 2, 1)),
     IpAddr::V4(Ipv4Addr::new(203, 0, 113, 1)),
@@ -29,7 +29,7 @@ const FAR: [IpAddr; 5] = [
 /// `RTMGRP_IPV4_IFADDR`, `RTMGRP_IPV4_ROUTE`, and the same of IPv6.
 const GROUPS: u32 = 0x10 | 0x40 | 0x100 | 0x400;
 
-/// Reachable prefix, and the source address of datagrams to it.
+/// A reachable prefix and the source address of datagrams to it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SourceRoute {
     /// The prefix.
@@ -38,14 +38,14 @@ pub struct SourceRoute {
     pub own: IpAddr,
 }
 
-/// Prefixes that datagrams reach beside the loopback, with source addresses.
+/// Reachable prefixes with their source addresses, loopback excepted.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct SourceRoutes(pub Vec<SourceRoute>);
 
 impl SourceRoutes {
-    /// Reads those of this thread's network namespace. With `everywhere`, every address counts
-    /// as reachable by a relay, whatever the routes are; IPv6 only if this host has an IPv6
-    /// address.
+    /// Reads the prefixes of this thread's network namespace. With `everywhere` a relay is used, so
+    /// all IPv4 addresses count as reachable, whatever the routes are, and all IPv6 addresses if
+    /// this host has an IPv6 address.
     pub fn read(everywhere: bool) -> SourceRoutes {
         let mut near: Vec<SourceRoute> = Vec::new();
         let (own, routes) = match RouteSocket::open() {
@@ -76,7 +76,7 @@ impl SourceRoutes {
         SourceRoutes(v4.into_iter().chain(v6).chain(near).collect())
     }
 
-    /// Returns the address of a socket that is bound to `at`, towards `peer`.
+    /// Returns the local address that a socket bound to `at` uses towards `peer`.
     pub fn towards(&self, at: IpAddr, peer: IpAddr) -> IpAddr {
         let loopback = || match peer {
             IpAddr::V4(_) => Ipv4Addr::LOCALHOST.into(),
@@ -90,12 +90,12 @@ impl SourceRoutes {
         }
         let fitting = self.0.iter().filter(|near| holds(near.to, peer));
         let best = fitting.max_by_key(|near| near.to.1);
-        // The peer came by a route that was not found.
+        // No known route leads to the peer; any source address of its family is taken.
         let any = || self.0.iter().find(|near| near.own.is_ipv4() == peer.is_ipv4());
         best.or_else(any).map_or_else(loopback, |near| near.own)
     }
 
-    /// Returns whether this is an address of this host that datagrams come from.
+    /// Returns whether `ip` is the source address of one of the prefixes.
     pub fn has(&self, ip: IpAddr) -> bool {
         self.0.iter().any(|near| near.own == ip)
     }
@@ -122,15 +122,15 @@ impl SourceRoutes {
     /// Updates the routes of this process's capture namespace from those of `before` to these.
     ///
     /// # Errors
-    /// The first that the kernel refuses; the others are made.
+    /// The first route that the kernel refuses; the others are installed.
     pub fn apply(&self, before: &SourceRoutes) -> io::Result<()> {
         for near in before.0.iter().filter(|near| !self.0.contains(near)) {
-            // The route may be gone with its address.
+            // The route may have been removed with its address.
             let _ = routes::delete_route(INNER, near.to);
         }
         let mut first = Ok(());
         for near in self.0.iter().filter(|near| !before.0.contains(near)) {
-            // The address may be there already.
+            // The address may have been added already.
             let _ = routes::add_address(INNER, near.own);
             first = first.and(routes::add_route(INNER, near.to, Some(near.own)));
         }
@@ -138,7 +138,7 @@ impl SourceRoutes {
     }
 }
 
-/// Notice of changed routes or addresses.
+/// Watch of this host's routes and addresses.
 #[derive(Debug)]
 pub struct SourceRoutesWatch(RouteEvents);
 
@@ -151,7 +151,7 @@ impl SourceRoutesWatch {
         RouteEvents::of(GROUPS).map(SourceRoutesWatch)
     }
 
-    /// Returns whether any has changed since the last call.
+    /// Returns whether a route or an address has changed since the last call.
     pub fn changed(&self) -> bool {
         self.0.any(|_| true)
     }
@@ -193,8 +193,9 @@ fn whole(ip: IpAddr) -> (IpAddr, u8) {
     (ip, full_length(ip))
 }
 
-/// Returns the prefixes that routes lead to: of the main table, and for IPv6 of all tables.
-/// Link-local and multicast routes of IPv6 lead nowhere from a capture namespace.
+/// Returns the prefixes that have routes: for IPv4 in the main table, for IPv6 in any table.
+/// Link-local and multicast routes of IPv6 are left out, as they are of no use in a capture
+/// namespace.
 fn prefixes(socket: &RouteSocket) -> Vec<(IpAddr, u8)> {
     let prefix = |route: &RouteMessage| {
         let (to, length) = destination(route)?;
@@ -287,7 +288,7 @@ mod tests {
             (true, format!("0.0.0.0/0=198.51.100.7 {four} {six} {net} fd00:7::/64=fd00:7::7")),
         ];
         assert_eq!(seen[..5], expected);
-        // A relay reaches every address.
+        // Through a relay, every address is reachable.
         let everywhere = expected[4].1.replace(&four, &format!("::/0=fd00:7::7 {four}"));
         assert_eq!(seen[5], (false, everywhere));
     }

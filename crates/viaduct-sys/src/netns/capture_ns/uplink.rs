@@ -1,6 +1,6 @@
-//! Uplink of a capture namespace for datagrams: a TUN interface or, where only root may make
-//! one, a veth pair with both ends in the namespace, one of which is read and written by a
-//! packet socket. That takes no privilege beyond those of the namespace's maker inside it.
+//! Uplink of a capture namespace for datagrams: a TUN interface or, where only root may make one, a
+//! veth pair. Both ends of the pair are in the namespace; a packet socket reads and writes the
+//! outer end. The pair needs no privilege on the host.
 //!
 //! ```text
 //!   sockets ── route ──▶ datagrams ══ TUN ══▶ read
@@ -22,22 +22,22 @@ use crate::os;
 use crate::route::interface::{self, Interface};
 use crate::route::tun::Tun;
 
-/// The interface that datagrams leave by, and the other end of the pair.
+/// The interface that outbound packets are routed to. [`OUTER`] is the other end of the pair.
 pub(super) const INNER: &str = "datagrams";
 const OUTER: &str = "outside";
-/// Max bytes of a packet: no datagram is too long.
+/// Max bytes of a packet, large enough for every datagram.
 const MTU: u32 = 65_535;
-/// Max packets that wait to be read, and a limit of their bytes where the kernel counts bytes.
+/// Max packets that wait to be read. With a veth pair [`MAX_QUEUED_BYTES`] is the limit.
 const MAX_QUEUED: u32 = 8192;
 const MAX_QUEUED_BYTES: usize = 8 << 20;
-/// MAC addresses of the pair, locally administered: inside, outside.
+/// Locally administered MAC addresses of the pair's inner and outer end.
 const MACS: [[u8; 6]; 2] = [[2, 0, 0, 0, 0, 1], [2, 0, 0, 0, 0, 2]];
 /// Bytes of the Ethernet header.
 const HEAD: usize = 14;
 /// Setting that keeps the outer interface from sending IPv6 packets of its own.
 const OUTER_NO_IPV6: &str = "/proc/sys/net/ipv6/conf/outside/disable_ipv6";
 
-/// Interface by which all packets leave a capture namespace and enter it, as its other end.
+/// Far end of the interface through which all packets enter and leave a capture namespace.
 #[derive(Debug)]
 pub struct Uplink {
     fd: OwnedFd,
@@ -46,19 +46,21 @@ pub struct Uplink {
 }
 
 impl Uplink {
-    /// Makes an uplink of this thread's network namespace, up and without addresses.
+    /// Makes the uplink of this thread's network namespace. The interface is up and has no
+    /// addresses.
     ///
     /// # Errors
-    /// Neither kind can be made: the reasons.
+    /// Neither a TUN interface nor a veth pair can be made; the text has both reasons.
     pub(super) fn make() -> Result<Uplink, String> {
         Uplink::by_tun().or_else(|no_tun| {
-            Uplink::by_veth().map_err(|why| format!("{no_tun}; nor a pair of interfaces: {why}"))
+            Uplink::by_veth()
+                .map_err(|why| format!("{no_tun}; cannot make a veth pair either: {why}"))
         })
     }
 
     fn by_tun() -> Result<Uplink, String> {
         let tun = Tun::create(INNER).map_err(|error| error.to_string())?;
-        // A longer queue takes a privilege on the host.
+        // A longer queue requires a privilege on the host.
         let _ = tun.interface().set_queue_len(MAX_QUEUED);
         raise(tun.interface())?;
         let fd = tun.as_fd().try_clone_to_owned().map_err(|error| error.to_string())?;
@@ -70,12 +72,12 @@ impl Uplink {
         // Missing without IPv6, where the interface sends nothing anyway.
         let _ = std::fs::write(OUTER_NO_IPV6, "1");
         for name in [OUTER, INNER] {
-            // With offloads, packets that are cut later would be read whole.
+            // With offloads, packets would be read before they are segmented.
             let _ = OffloadState::read(name).and_then(|state| state.switch_off());
             raise(&Interface::new(name).map_err(|error| error.to_string())?)?;
         }
         let fd = packets(OUTER).map_err(|error| error.to_string())?;
-        // As much as an unprivileged user may have.
+        // The kernel limits the size to what an unprivileged user may have.
         let _ = sockopt::set_socket_recv_buffer_size(&fd, MAX_QUEUED_BYTES);
         Ok(Uplink { fd, frames: true })
     }
@@ -86,7 +88,7 @@ impl Uplink {
         Uplink { fd, frames }
     }
 
-    /// Reads the next packet that leaves into `packet`, and returns its length.
+    /// Reads the next outbound packet into `packet`, and returns its length.
     ///
     /// # Errors
     /// No packet waits ([`io::ErrorKind::WouldBlock`]).
@@ -99,10 +101,10 @@ impl Uplink {
         Ok(rustix::io::readv(&self.fd, &mut pieces)?.saturating_sub(HEAD))
     }
 
-    /// Injects a packet that comes in.
+    /// Injects an inbound packet.
     ///
     /// # Errors
-    /// There is no room for it.
+    /// The kernel has no room for the packet.
     pub fn write(&self, packet: &[u8]) -> io::Result<()> {
         if !self.frames {
             return Ok(rustix::io::write(&self.fd, packet).map(drop)?);
@@ -125,7 +127,7 @@ fn raise(interface: &Interface) -> Result<(), String> {
     raised.map_err(|error| error.to_string())
 }
 
-/// Makes a veth pair. The first interface does no neighbour discovery.
+/// Makes the veth pair. The inner end does no neighbour discovery.
 fn pair() -> io::Result<()> {
     let (flags, change_mask) = (LinkFlags::Noarp, LinkFlags::Noarp);
     let quiet = LinkHeader { flags, change_mask, ..LinkHeader::default() };
@@ -153,7 +155,7 @@ mod tests {
     use crate::netns::capture_ns::datagrams::{datagram_socket, set_up_for};
     use crate::netns::capture_ns::source_routes::SourceRoutes;
 
-    /// Checks sending and receiving through an uplink in a namespace of its own.
+    /// Checks sending and receiving through an uplink in a new namespace.
     fn leaves_and_comes_in(make: fn() -> Result<Uplink, String>) {
         let own = Ipv4Addr::new(198, 51, 100, 7);
         let inside = move || {
@@ -171,7 +173,7 @@ mod tests {
             assert_eq!(socket.local_addr().unwrap().ip(), from);
             socket.send(b"question").unwrap();
             let mut packet = vec![0; 2000];
-            // IPv6's own packets, such as neighbour discovery, leave too.
+            // The namespace also sends IPv6 packets of its own, such as neighbour discovery.
             let length = loop {
                 let length = uplink.read(&mut packet).unwrap();
                 if packet[0] >> 4 == 4 {
@@ -180,7 +182,7 @@ mod tests {
             };
             packet.truncate(length);
             assert_eq!((&packet[12..16], &packet[28..]), (&from.octets()[..], &b"question"[..]));
-            // The answer: the same with its ends swapped, without a checksum.
+            // The answer is the same packet with its ends swapped and without a checksum.
             let addresses = [&packet[16..20], &packet[12..16]].concat();
             packet[12..20].copy_from_slice(&addresses);
             let ports = [&packet[22..24], &packet[20..22]].concat();

@@ -1,4 +1,4 @@
-//! Received messages, with what their control messages tell.
+//! Received messages, with data from their control messages.
 #![allow(unsafe_code)]
 
 use std::ffi::c_void;
@@ -13,22 +13,23 @@ use crate::os;
 use crate::socket::control::{Control, controls};
 use crate::socket::udp::address;
 
-/// Room for control messages, in words that align them: one of each kind that is read.
+/// Size of the control buffer in 8-byte words, which align the messages: one of each kind that is
+/// read.
 const CONTROL_WORDS: usize = 8;
 
 /// A received message.
 #[derive(Clone, Copy, Debug)]
 pub struct Received<'a> {
-    /// Payload, as much as there was room for.
+    /// Payload, truncated to the inbox's `snap`.
     pub bytes: &'a [u8],
-    /// Length of the message: more than `bytes` has if it was cut.
+    /// Length of the whole message; greater than that of `bytes` if the payload is truncated.
     pub length: usize,
-    /// Sender; `None` on a packet socket, where the header has it.
+    /// Sender; `None` on a packet socket, whose packets have it in their header.
     pub from: Option<SocketAddr>,
-    /// Local address that it came to, if [`report_destination`] is set.
+    /// Local destination address, if [`report_destination`] is set.
     pub to: Option<IpAddr>,
-    /// False if the checksum need not or cannot be checked: the sender has still to fill it in,
-    /// or a device has verified it. Packet sockets with [`report_checksum`] only.
+    /// False if the checksum is not to be checked: it is not filled in yet, or a device has
+    /// verified it. Known only on packet sockets with [`report_checksum`]; true on others.
     pub check: bool,
 }
 
@@ -76,22 +77,22 @@ impl Inbox {
         Inbox { bytes: vec![0; snap * BATCH], snap, metas: Vec::with_capacity(BATCH) }
     }
 
-    /// Receives waiting messages, up to 64, in place of the last ones, and returns how many;
-    /// does not block.
+    /// Receives up to 64 queued messages, which replace those of the last call, and returns their
+    /// number. Does not block.
     ///
     /// # Errors
-    /// The kernel's: the interface went down, say. The refusal of an earlier datagram is not
-    /// reported.
+    /// As `recvmmsg(2)`, for example when the interface has gone down. `ECONNREFUSED`, which
+    /// concerns an earlier datagram, is not reported.
     pub fn receive(&mut self, socket: BorrowedFd<'_>) -> io::Result<usize> {
         self.metas.clear();
-        // SAFETY: all zeros is a `sockaddr_storage`.
+        // SAFETY: all zeros are a valid `sockaddr_storage`.
         let mut names: [libc::sockaddr_storage; BATCH] = unsafe { mem::zeroed() };
         let mut words = [[0_u64; CONTROL_WORDS]; BATCH];
         let mut slices: [libc::iovec; BATCH] = std::array::from_fn(|n| libc::iovec {
             iov_base: self.bytes[n * self.snap..].as_mut_ptr().cast::<c_void>(),
             iov_len: self.snap,
         });
-        // SAFETY: all zeros is a `mmsghdr` that points nowhere.
+        // SAFETY: all zeros are a `mmsghdr` with null pointers.
         let mut headers: [libc::mmsghdr; BATCH] = unsafe { mem::zeroed() };
         for (n, message) in headers.iter_mut().enumerate() {
             let header = &mut message.msg_hdr;
@@ -103,8 +104,8 @@ impl Inbox {
             header.msg_controllen = size_of_val(&words[n]) as _;
         }
         let flags = libc::MSG_DONTWAIT | libc::MSG_TRUNC;
-        // SAFETY: each header points to a name, a slice of `snap` bytes of ours and control
-        // words, all of which live until the call returns and have no other writer.
+        // SAFETY: each header points to a name, a slice of `snap` bytes of our buffer and a control
+        // buffer, all of which live until the call returns and have no other writer.
         let got = unsafe {
             let (fd, count) = (socket.as_raw_fd(), BATCH as u32);
             libc::recvmmsg(fd, headers.as_mut_ptr(), count, flags as _, ptr::null_mut())
@@ -117,14 +118,14 @@ impl Inbox {
         for (message, name) in headers[..got].iter().zip(&names) {
             let length = message.msg_len as usize;
             let mut meta = Meta { length, from: address(name), to: None, check: true };
-            // SAFETY: the kernel has filled it in; what it points to is alive still.
+            // SAFETY: the kernel has filled in the header, and its control buffer still lives.
             unsafe { controls(&message.msg_hdr) }.for_each(|control| meta.note(control));
             self.metas.push(meta);
         }
         Ok(got)
     }
 
-    /// Messages of the last call, in order.
+    /// Iterates over the messages of the last call, in order.
     pub fn iter(&self) -> impl Iterator<Item = Received<'_>> {
         self.bytes.chunks(self.snap).zip(&self.metas).map(|(bytes, meta)| {
             let Meta { length, from, to, check } = *meta;
@@ -133,7 +134,7 @@ impl Inbox {
     }
 }
 
-/// Makes a UDP socket report the address that a datagram came to.
+/// Makes a UDP socket report the destination addresses of datagrams.
 ///
 /// # Errors
 /// None are known.
@@ -144,7 +145,7 @@ pub fn report_destination(socket: BorrowedFd<'_>, is_ipv4: bool) -> io::Result<(
     }
 }
 
-/// Makes a packet socket report whether a packet's checksum is ready.
+/// Makes a packet socket report whether the checksums of packets are to be checked.
 ///
 /// # Errors
 /// None are known.

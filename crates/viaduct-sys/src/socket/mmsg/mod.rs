@@ -1,14 +1,14 @@
-//! Many packets or datagrams in one system call: received into one piece of memory, sent from one.
+//! Many packets or datagrams per system call, received into and sent from one buffer.
 //!
 //! ```text
 //!   socket ── recvmmsg ──▶ Inbox   [ bytes | from | to | checksum? ] ...
 //!   socket ◀─ sendmmsg ─── Outbox  [ bytes | to | from ] ...
 //! ```
 //!
-//! Unlike [`crate::socket::udp::UdpBatch`], an inbox reports the local address that a datagram came
-//! to, and an outbox sends from the address that it is given; both serve packet and raw sockets
-//! too. The sender that both an outbox and a `UdpBatch` have (`sender`) lets the kernel cut one
-//! message into several datagrams (`run`), which takes it a fraction of the time.
+//! Unlike [`crate::socket::udp::UdpBatch`], an inbox reports the local address of a datagram, and
+//! an outbox sends from the address that it is given. Both also work with packet and raw sockets.
+//! The sender of outboxes and of `UdpBatch` (`sender`) lets the kernel segment one message into
+//! several datagrams (`run`), which takes a fraction of the time.
 
 mod inbox;
 mod outbox;
@@ -92,6 +92,6 @@ mod tests {
         let report = outbox.flush(client.as_fd());
         assert_eq!((report.sent, report.too_long), (2, 1));
         assert_eq!(outbox.too_long(), [to.ip()]);
-        assert_eq!(path_mtu(to.ip()).unwrap(), 65_535, "what an IP packet can say");
+        assert_eq!(path_mtu(to.ip()).unwrap(), 65_535, "the longest IP packet");
     }
 }

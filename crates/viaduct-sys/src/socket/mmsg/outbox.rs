@@ -1,4 +1,4 @@
-//! Messages to send, in one piece of memory.
+//! Messages to send, in one buffer.
 
 use std::ffi::c_int;
 use std::io;
@@ -10,8 +10,8 @@ use super::{BATCH, BatchSender, Datagram};
 use crate::os;
 use crate::socket::udp::SendReport;
 
-/// Max datagrams in one message. A full queue loses a message whole: more datagrams would make
-/// a burst of losses that takes long to repair, and save little.
+/// Max datagrams in one message. A full queue drops a message with all its datagrams; more
+/// datagrams would cause bursts of losses that take long to repair, and would save little.
 const MAX_SEGMENTS: usize = 16;
 
 /// Messages for the next send call.
@@ -32,15 +32,15 @@ struct Entry {
 }
 
 impl Outbox {
-    /// Creates an outbox for a UDP socket: consecutive datagrams of one length, to one peer
-    /// from one address, are passed as one message, which the kernel cuts as late as possible
+    /// Creates an outbox for a UDP socket. Consecutive datagrams of the same length, peer and local
+    /// address are passed as one message, which the kernel segments as late as possible
     /// (UDP_SEGMENT).
     pub fn of_datagrams() -> Outbox {
         Outbox { sender: BatchSender::with_segments(MAX_SEGMENTS), ..Outbox::default() }
     }
 
-    /// Adds a message to `to`. Datagrams are sent from the local address `from`, if it is
-    /// given; packets carry their source in the header.
+    /// Adds a message to `to`. A datagram is sent from the local address `from`, if given; a packet
+    /// has its source in its header.
     pub fn push(&mut self, bytes: &[u8], to: SocketAddr, from: Option<IpAddr>) {
         let start = self.bytes.len();
         self.bytes.extend_from_slice(bytes);
@@ -52,18 +52,18 @@ impl Outbox {
         self.entries.is_empty()
     }
 
-    /// Returns whether as many messages wait as one call takes.
+    /// Returns whether the outbox has as many messages as one system call takes.
     pub fn is_full(&self) -> bool {
         self.entries.len() >= BATCH
     }
 
-    /// Waiting messages, in order.
+    /// Iterates over the messages, in order.
     pub fn iter(&self) -> impl Iterator<Item = (&[u8], SocketAddr)> {
         self.entries.iter().map(|entry| (&self.bytes[entry.range.clone()], entry.to))
     }
 
-    /// Drops waiting messages by their index. Not for datagrams, of which several leave as one
-    /// message.
+    /// Removes the messages whose index satisfies `gone`. Not for an outbox of datagrams, several
+    /// of which may be sent as one message.
     pub fn forget(&mut self, gone: impl Fn(usize) -> bool) {
         let mut place = 0..;
         self.entries.retain(|_| !place.next().is_some_and(&gone));
@@ -72,8 +72,8 @@ impl Outbox {
         }
     }
 
-    /// Sends all messages, as far as the kernel takes them now, and drops them; does not block.
-    /// A message that fails is counted.
+    /// Sends all messages that the kernel accepts now, and empties the outbox. Does not block.
+    /// Messages that failed are counted in the report.
     pub fn flush(&mut self, socket: BorrowedFd<'_>) -> SendReport {
         let Outbox { bytes, entries, too_long, sender } = self;
         too_long.clear();
@@ -92,15 +92,15 @@ impl Outbox {
         report
     }
 
-    /// Destinations whose path MTU a message of the last [`Outbox::flush`] exceeded; see
-    /// [`path_mtu`].
+    /// Returns the destinations whose path MTU a message of the last [`Outbox::flush`] exceeded;
+    /// see [`path_mtu`].
     pub fn too_long(&self) -> &[IpAddr] {
         &self.too_long
     }
 }
 
-/// Returns the bytes of the longest packet to `ip`, as far as the kernel knows: the device's
-/// MTU, or less where a router has reported less to a socket of the kernel's own.
+/// Returns the path MTU to `ip` that the kernel knows: the device's MTU, or less if the kernel's
+/// own sockets have got a lower one from a router.
 ///
 /// # Errors
 /// There is no route to `ip`.

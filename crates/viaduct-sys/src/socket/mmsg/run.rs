@@ -1,15 +1,17 @@
 //! Runs of datagrams that can be sent as one message.
 
-/// Max payload of one message, bytes.
+/// Max payload of one message in bytes.
 const MAX_MESSAGE: usize = 65_000;
 
-/// Returns whether the datagrams of a refused message may still be sent one by one.
+/// Returns whether the datagrams of a message that failed with `error` may still be sent one by
+/// one.
 pub(super) fn concerns_segments(error: Option<i32>) -> bool {
     matches!(error, Some(libc::EIO | libc::EINVAL | libc::EOPNOTSUPP | libc::EMSGSIZE))
 }
 
-/// Returns the number of datagrams at the front that can be sent as one message, by peer and
-/// length: to one peer, of one length except a shorter last one; at most `segments`.
+/// Returns the number of datagrams at the front that can be sent as one message, at most
+/// `segments`. All must have the same peer and length, except that the last one may be shorter.
+/// `datagrams` yields peers and lengths.
 pub(super) fn run<P: PartialEq>(
     mut datagrams: impl Iterator<Item = (P, usize)>,
     segments: usize,

@@ -1,4 +1,5 @@
-//! Many messages in one call of `sendmmsg`, which carry runs of datagrams if the device takes them.
+//! Sends many messages in one call of `sendmmsg`. A message holds a run of datagrams if the device
+//! supports it.
 #![allow(unsafe_code)]
 
 use std::io::{self, IoSlice};
@@ -17,14 +18,14 @@ use crate::socket::udp::{Name, SendReport};
 pub(crate) struct Datagram<'a> {
     pub(crate) bytes: &'a [u8],
     pub(crate) to: SocketAddr,
-    /// Local address that it is sent from; `None` for the socket's own.
+    /// Local source address; `None` for the socket's own.
     pub(crate) from: Option<IpAddr>,
 }
 
-/// Sender of batches by one socket.
+/// Sender of batches on one socket.
 #[derive(Debug)]
 pub(crate) struct BatchSender {
-    /// Max datagrams that the kernel may get as one message.
+    /// Max datagrams in one message.
     max_segments: usize,
 }
 
@@ -36,16 +37,16 @@ impl Default for BatchSender {
 }
 
 impl BatchSender {
-    /// Creates a sender for a UDP socket: consecutive datagrams of one length, to one peer from
-    /// one address, are passed as one message of up to `max_segments`, which the kernel cuts as
-    /// late as possible (UDP_SEGMENT).
+    /// Creates a sender for a UDP socket. Up to `max_segments` consecutive datagrams of the same
+    /// length, peer and local address are passed as one message, which the kernel segments as late
+    /// as possible (UDP_SEGMENT).
     pub(crate) fn with_segments(max_segments: usize) -> BatchSender {
         BatchSender { max_segments }
     }
 
-    /// Sends the datagrams in order, as many as the kernel takes now; does not block. An error
-    /// is counted for the datagrams that it concerns, of which `failed` gets the first; the others
-    /// are sent.
+    /// Sends the datagrams in order, and does not block: those that the kernel does not accept now
+    /// are dropped. An error is counted for the datagrams of its message, whose first one is passed
+    /// to `failed`; the others are sent.
     pub(crate) fn send(
         &mut self,
         socket: BorrowedFd<'_>,
@@ -63,8 +64,8 @@ impl BatchSender {
                     done
                 }
                 Err(error) if counts[0] > 1 && concerns_segments(error) => {
-                    // EIO: the device lacks segmentation altogether (kernels before 6.11 without
-                    // checksum offload).
+                    // EIO: the device supports no segmentation (before Linux 6.11, without checksum
+                    // offload).
                     if error == Some(libc::EIO) {
                         self.max_segments = 1;
                     }
@@ -97,8 +98,9 @@ impl BatchSender {
     }
 }
 
-/// Makes one call, with `counts` datagrams in each message. Returns how many messages were sent,
-/// or the error of the first; that of a later one is reported by the next call.
+/// Makes one call; `counts` has the number of datagrams in each message. Returns the number of
+/// messages sent, or the error of the first message. The next call reports the error of a later
+/// one.
 fn send_messages(
     socket: BorrowedFd<'_>,
     datagrams: &[Datagram<'_>],
@@ -121,7 +123,7 @@ fn send_messages(
     let parts = messages.iter().zip(&mut names).zip(&mut controls);
     let mut headers: Vec<libc::mmsghdr> = parts
         .map(|((message, name), controls)| {
-            // SAFETY: all zeros is a `mmsghdr` that points nowhere.
+            // SAFETY: all zeros are a `mmsghdr` with null pointers.
             let mut whole: libc::mmsghdr = unsafe { mem::zeroed() };
             let header = &mut whole.msg_hdr;
             header.msg_name = ptr::from_mut(&mut name.storage).cast();
@@ -136,8 +138,8 @@ fn send_messages(
         })
         .collect();
     let flags = libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL;
-    // SAFETY: every header points to a name, slices and control words that live in the vectors
-    // above, which are not touched until the call returns.
+    // SAFETY: every header points to a name, slices and a control buffer in the vectors above,
+    // which are not changed until the call returns.
     let sent = unsafe {
         let (fd, count) = (socket.as_raw_fd(), headers.len() as u32);
         libc::sendmmsg(fd, headers.as_mut_ptr(), count, flags as _)
@@ -145,8 +147,8 @@ fn send_messages(
     usize::try_from(sent).map_err(|_| io::Error::last_os_error().raw_os_error())
 }
 
-/// Builds the control messages for datagrams: the source address, and the segment length if
-/// there are several.
+/// Builds the control messages for the datagrams of one message: the source address, and the
+/// segment length if there is more than one datagram.
 fn controls(message: &[Datagram<'_>]) -> Controls {
     let mut controls = Controls::default();
     match message[0].from {

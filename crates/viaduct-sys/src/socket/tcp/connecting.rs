@@ -17,25 +17,25 @@ const TCP_REPAIR: libc::c_int = 19;
 const TCP_REPAIR_OFF: libc::c_int = -1;
 const MSG_FASTOPEN: SendFlags = SendFlags::from_bits_retain(0x2000_0000);
 
-/// Content of the SYN beside its addresses.
+/// Additional content of a SYN.
 #[derive(Clone, Copy, Debug)]
 pub enum SynContent<'a> {
     /// Nothing.
     Nothing,
-    /// An option.
+    /// A TCP option.
     Option(&'a SynOption, &'a [u8; OPTION]),
-    /// Option to offer; the other end's answer is known when the stream is connected.
+    /// A TCP option that offers something; the peer's answer is known when the stream is connected.
     Offer(&'a Offers),
-    /// Data, by Fast Open without a cookie (RFC 7413, 4.1.3.1). A peer without Fast Open leaves
-    /// it unacknowledged, and the kernel sends it again after the handshake.
+    /// Data, by Fast Open without a cookie (RFC 7413, 4.1.3.1). A peer without Fast Open does not
+    /// acknowledge the data, and the kernel sends it again after the handshake.
     Data(&'a [u8]),
 }
 
-/// Begins to connect to `to`, from the address `from` if it is given. The result is known when
-/// the stream is writable: [`take_error`](TcpStream::take_error).
+/// Begins to connect to `to`, from the address `from` if it is given. When the stream is writable,
+/// [`take_error`](TcpStream::take_error) returns the result.
 ///
 /// # Errors
-/// The connect cannot begin: no route, no port left.
+/// The connect cannot begin, for example because there is no route or no free port.
 pub fn connect(
     to: SocketAddr,
     from: Option<SocketAddr>,
@@ -44,8 +44,7 @@ pub fn connect(
     connect_with(to, from, options, SynContent::Nothing).map(|(stream, _)| stream)
 }
 
-/// Opens a socket bound to `from`, for [`connect_bound`]; port 0 means one of the kernel's
-/// choice.
+/// Opens a socket bound to `from`, for [`connect_bound`]; port 0 lets the kernel choose.
 ///
 /// # Errors
 /// The address is not this machine's, or in use.
@@ -62,7 +61,8 @@ pub fn bound(from: SocketAddr, options: TcpOptions) -> io::Result<TcpStream> {
 /// Begins to connect a socket of [`bound`], as [`connect`] does.
 ///
 /// # Errors
-/// The connect cannot begin: the same two addresses were connected a moment ago.
+/// The connect cannot begin, for example because a recent connection between the same two addresses
+/// still exists (`TIME-WAIT`).
 pub fn connect_bound(socket: &TcpStream, to: SocketAddr) -> io::Result<()> {
     match rustix::net::connect(socket, &to) {
         Ok(()) | Err(Errno::INPROGRESS) => Ok(()),
@@ -70,13 +70,12 @@ pub fn connect_bound(socket: &TcpStream, to: SocketAddr) -> io::Result<()> {
     }
 }
 
-/// Begins to connect like [`connect`], with a SYN that carries `content`. Returns also the
-/// number of bytes of its data in the SYN: none where Fast Open is off
-/// (`net.ipv4.tcp_fastopen`). If the port of `from` is in use, another is taken, unless the
-/// address is another host's.
+/// Begins to connect like [`connect`], with `content` in the SYN. Also returns the number of bytes
+/// of data in the SYN, which is 0 if Fast Open is off (`net.ipv4.tcp_fastopen`). If the port of
+/// `from` is in use, another one is used, unless the address is another host's.
 ///
 /// # Errors
-/// As [`connect`]'s, and [`SynOption::set`]'s.
+/// As [`connect`] and [`SynOption::set`].
 pub fn connect_with(
     to: SocketAddr,
     from: Option<SocketAddr>,
@@ -97,16 +96,16 @@ pub fn connect_with(
     }
 }
 
-/// Binds `socket` to `from` even if another socket, which is not shared, is bound there. The
-/// kernel does not check in repair mode, which takes CAP_NET_ADMIN; without it the other socket
-/// must be shareable.
+/// Binds `socket` to `from` even if another socket that is not shared is bound to the same address.
+/// In repair mode, which requires CAP_NET_ADMIN, the kernel does not check for conflicts. Without
+/// it the other socket must allow sharing.
 fn bind_beside(socket: &OwnedFd, from: SocketAddr) -> io::Result<()> {
     let repairs = |on: libc::c_int| os::setsockopt(socket.as_fd(), libc::SOL_TCP, TCP_REPAIR, &on);
     let is_repaired = repairs(1).is_ok();
     let bound = rustix::net::bind(socket, &from);
     if is_repaired {
         repairs(TCP_REPAIR_OFF)?;
-        // Leaving repair mode clears it.
+        // Leaving repair mode clears `SO_REUSEADDR`.
         sockopt::set_socket_reuseaddr(socket, true)?;
     }
     Ok(bound?)
@@ -125,7 +124,8 @@ fn begin(
         if from.port() != 0 && !options.transparent {
             bind_beside(&socket, from)?;
         } else if from.port() == 0 {
-            // The port is chosen when the peer is known, so that one port serves several peers.
+            // The kernel chooses the port when it knows the peer, so that one port can be used for
+            // several peers.
             os::setsockopt(socket.as_fd(), libc::SOL_IP, libc::IP_BIND_ADDRESS_NO_PORT, &1)?;
             rustix::net::bind(&socket, &from)?;
         } else {
@@ -182,12 +182,12 @@ mod tests {
         let one = come(from);
         assert_eq!(one.1.1.port(), port);
         sockopt::set_socket_reuseaddr(&taken, false).unwrap();
-        // The same two ends are connected already.
+        // The same two addresses are connected already.
         assert_ne!(come(from).1.1.port(), port);
         let elsewhere = TcpListener::bind("127.0.0.2:0").unwrap();
         let to = elsewhere.local_addr().unwrap();
         let _stream = connect(to, Some(from), options).unwrap();
         let is_same = elsewhere.accept().unwrap().1.port() == port;
-        assert_eq!(is_same, rustix::process::geteuid().is_root(), "it takes a right");
+        assert_eq!(is_same, rustix::process::geteuid().is_root(), "root only");
     }
 }

@@ -11,11 +11,11 @@ use super::{TcpOptions, apply, socket};
 use crate::capture::filter;
 use crate::os;
 
-/// Opens a non-blocking listener at `address`, which is not shared unless the options say so.
+/// Opens a non-blocking listener at `address`, which is shared only if `options.shared` is set.
 /// Accepted sockets have Nagle's algorithm off.
 ///
 /// # Errors
-/// The address is in use or not this machine's, or a right is missing.
+/// The address is in use or not this machine's, or a privilege that the options require is missing.
 pub fn listen(address: SocketAddr, backlog: u32, options: TcpOptions) -> io::Result<TcpListener> {
     let socket = socket(address, options)?;
     sockopt::set_socket_reuseaddr(&socket, true)?;
@@ -25,8 +25,8 @@ pub fn listen(address: SocketAddr, backlog: u32, options: TcpOptions) -> io::Res
     Ok(socket.into())
 }
 
-/// Opens a non-blocking listener at a port of the kernel's choice at `ip` that no other socket
-/// has. Sockets of this user may share it from then on.
+/// Opens a non-blocking listener at `ip`, with a port that the kernel chooses and that no other
+/// socket has. Other sockets of this user may share the port from then on.
 ///
 /// # Errors
 /// No port is free, or the address is not this machine's.
@@ -38,14 +38,14 @@ pub fn listen_on_free_port(
     let at = SocketAddr::new(ip, 0);
     let socket = socket(at, options)?;
     rustix::net::bind(&socket, &at)?;
-    // Set after bind: the kernel would otherwise choose a port of another sharing socket.
+    // Set after bind, as the kernel might otherwise choose the port of another socket with this
+    // option.
     sockopt::set_socket_reuseport(&socket, true)?;
     rustix::net::listen(&socket, i32::try_from(backlog).unwrap_or(i32::MAX))?;
     Ok(socket.into())
 }
 
-/// Delays accept until a client has sent data, at most for about `patience`
-/// (`TCP_DEFER_ACCEPT`).
+/// Delays accept until a client has sent data, for about `patience` at most (`TCP_DEFER_ACCEPT`).
 ///
 /// # Errors
 /// The socket is not a TCP socket.
@@ -54,7 +54,7 @@ pub fn defer_accept(listener: impl AsFd, patience: Duration) -> io::Result<()> {
     os::setsockopt(listener.as_fd(), libc::SOL_TCP, libc::TCP_DEFER_ACCEPT, &seconds)
 }
 
-/// Checks that no socket listens at `address`, not even one that would share it.
+/// Checks that no socket listens at `address`, not even one that is shared.
 ///
 /// # Errors
 /// A socket listens there, or the address is not this machine's.
@@ -64,17 +64,17 @@ pub fn check_free(address: SocketAddr, options: TcpOptions) -> io::Result<()> {
     Ok(rustix::net::bind(&socket, &address)?)
 }
 
-/// Distributes connections over `of` listeners as [`filter::Share`] says, in the order in which
-/// [`listen`] has opened them at one address, where no other socket listens. `listener` is one
-/// of them.
+/// Distributes connections over the `of` listeners at one address, of which `listener` is one, as
+/// described at [`filter::Share`]. The listeners are numbered in the order in which [`listen`] has
+/// opened them; no other socket may listen at the address.
 ///
 /// # Errors
-/// The socket is not such a listener.
+/// The socket is not a shared listener.
 pub fn distribute(listener: impl AsFd, of: u32) -> io::Result<()> {
     filter::attach_to_group(listener.as_fd(), &filter::listener_of(of))
 }
 
-/// Makes a listener drop new SYNs; handshakes that have begun still complete.
+/// Makes a listener drop new SYNs. Handshakes in progress still complete.
 ///
 /// # Errors
 /// The socket is not a TCP socket.
@@ -82,11 +82,11 @@ pub fn drop_syns(listener: impl AsFd) -> io::Result<()> {
     filter::attach(listener.as_fd(), &filter::no_syns())
 }
 
-/// Sets up a listener that another process has opened as [`listen`] would have; accepted
-/// sockets inherit the options.
+/// Applies `options` to a listener that another process has opened, as [`listen`] does. Accepted
+/// sockets inherit them.
 ///
 /// # Errors
-/// The socket is not a TCP socket, or a right is missing.
+/// The socket is not a TCP socket, or a privilege that the options require is missing.
 pub fn adopt(listener: TcpListener, options: TcpOptions) -> io::Result<TcpListener> {
     listener.set_nonblocking(true)?;
     apply(listener.as_fd(), listener.local_addr()?.is_ipv4(), options)?;

@@ -1,10 +1,11 @@
-//! Detection of vanished peers: idle, with unacknowledged data, or with a shut receive window.
+//! Detection of vanished peers on connections that are idle, have unacknowledged data, or face a
+//! zero receive window.
 //!
 //! Keepalive probes cover an idle connection and `TCP_USER_TIMEOUT` covers unacknowledged data.
-//! With a shut window the kernel's probes back off to two minutes, and `TCP_USER_TIMEOUT` ends
-//! the connection even if the peer answers all of them. [`ShutWindow::look`] therefore moves
-//! that timeout ahead while probes are answered, which also bounds the time between two probes:
-//! the kernel never sleeps beyond the timeout.
+//! While the receive window is zero, the kernel's probes back off to two minutes, and
+//! `TCP_USER_TIMEOUT` ends the connection even if the peer answers all probes. [`ShutWindow::look`]
+//! therefore extends that timeout while probes are answered. The timeout also bounds the time
+//! between two probes, as the kernel never sleeps beyond it.
 
 use std::io;
 use std::os::fd::AsFd;
@@ -14,19 +15,19 @@ use rustix::net::sockopt;
 
 use crate::{clock, os};
 
-/// Largest keepalive time that the kernel accepts, seconds.
+/// Longest keepalive time that the kernel accepts, in seconds.
 const MAX_KEEPALIVE: u64 = 32_767;
 
-/// Interval of looks that is allowed however short the limit is: half a second, and some delay.
+/// Max interval of calls of [`ShutWindow::look`] if the limit is short: half a second, plus some
+/// delay.
 const MIN_INTERVAL: Duration = Duration::from_millis(600);
 
-/// Ends a connection whose peer acknowledges nothing for `after`: neither data nor, on an idle
-/// connection, any of the keepalive probes that begin after half of the time. The connection
-/// then fails with `ETIMEDOUT`.
+/// Makes a connection fail with `ETIMEDOUT` when its peer acknowledges nothing for `after`: neither
+/// data nor, on an idle connection, keepalive probes, which begin after half of `after`.
 ///
-/// A live peer whose receive window stays shut for `after` is ended too, unless
-/// [`ShutWindow::look`] is called. Keepalive times are whole seconds: an idle peer of `after`
-/// below 2 s is noticed up to a second later.
+/// A connection to a live peer whose receive window stays zero for `after` fails too, unless
+/// [`ShutWindow::look`] is called. Keepalive times are whole seconds: if `after` is below 2 s, a
+/// vanished idle peer is detected up to a second later.
 ///
 /// # Errors
 /// The socket is not a TCP socket.
@@ -34,8 +35,8 @@ pub fn set_dead_after(stream: impl AsFd, after: Duration) -> io::Result<()> {
     set_dead_after_quiet(stream, Some(after / 2), after)
 }
 
-/// Sets the limit of [`set_dead_after`] with the first keepalive probe after `quiet`, or after
-/// half of `after` if that is sooner. `None` disables probes of an idle peer.
+/// Like [`set_dead_after`], but sends the first keepalive probe after `quiet`, or after half of
+/// `after` if that is earlier. `None` disables probes of an idle peer.
 ///
 /// # Errors
 /// As [`set_dead_after`].
@@ -49,13 +50,12 @@ pub fn set_dead_after_quiet(
     let Some(quiet) = quiet else { return Ok(()) };
     let seconds = |time: Duration| Duration::from_secs(time.as_secs().clamp(1, MAX_KEEPALIVE));
     sockopt::set_tcp_keepidle(stream, seconds(quiet.min(after / 2)))?;
-    // With a user timeout the kernel counts time, not probes.
+    // With a user timeout the kernel ignores the number of probes.
     sockopt::set_tcp_keepintvl(stream, seconds(after / 8))?;
     Ok(sockopt::set_socket_keepalive(stream, true)?)
 }
 
-/// Returns whether a limit such as [`set_dead_after`]'s has been set, by this process or for a
-/// program.
+/// Returns whether [`set_dead_after`] or the wrapped program has set a limit (`TCP_USER_TIMEOUT`).
 ///
 /// # Errors
 /// The socket is not a TCP socket.
@@ -68,20 +68,20 @@ fn millis(time: Duration) -> u32 {
     millis.clamp(1, i32::MAX.cast_unsigned())
 }
 
-/// Time for which a connection's peer has had its receive window shut.
+/// Measurement of how long the receive window of a connection's peer has been zero.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct ShutWindow {
-    /// Time when it was shut or before, in nanoseconds of the monotonic clock; `None` while it
-    /// is open.
+    /// Time at or before which the window became zero, in nanoseconds of the monotonic clock;
+    /// `None` while the window is open.
     since: Option<u64>,
-    /// Last look that found it open.
+    /// Time of the last call that found the window open.
     open: Option<u64>,
 }
 
 impl ShutWindow {
     /// Keeps a connection with [`set_dead_after`]`(after)` open while its peer answers window
-    /// probes. Call it at intervals of at most `after / 8`, or half a second if that is more,
-    /// for as long as the connection lasts.
+    /// probes. Must be called at intervals of at most `after / 8`, or half a second if that is
+    /// longer, during the whole life of the connection.
     ///
     /// # Errors
     /// The socket is not a TCP socket.
@@ -90,15 +90,15 @@ impl ShutWindow {
         let info: os::TcpInfo = os::getsockopt(stream, libc::SOL_TCP, libc::TCP_INFO)?;
         let now = clock::now();
         if info.unacknowledged() > 0 || info.unsent == 0 {
-            // The window is open (again).
+            // The window is open.
             self.open = Some(now);
             return match self.since.take() {
                 Some(_) => Ok(sockopt::set_tcp_user_timeout(stream, millis(after))?),
                 None => Ok(()),
             };
         }
-        // The kernel counts from when the window was shut: after the last data were sent and,
-        // if none had been sent for long, after the last look that found it open.
+        // The kernel counts from the moment when the window became zero. That was after the last
+        // data was sent, and after the last call that found the window open.
         let last_sent = now.saturating_sub(info.last_sent().as_nanos() as u64);
         let since = last_sent.max(self.since.or(self.open).unwrap_or_default());
         self.since = Some(since);
@@ -106,7 +106,7 @@ impl ShutWindow {
         if info.unanswered_probes() > 0 {
             return Ok(());
         }
-        // The next look is one interval later, and a probe has its answer by then.
+        // The next call is one interval later, and a probe is answered by then.
         let interval = (after / 8).max(MIN_INTERVAL);
         let until = after.max(shut_for + after / 4 + 2 * interval);
         Ok(sockopt::set_tcp_user_timeout(stream, millis(until))?)

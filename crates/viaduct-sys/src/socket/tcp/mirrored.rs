@@ -31,10 +31,10 @@ const TIMES: std::ops::Range<usize> = 1..4;
 const USER_TIMEOUT: usize = 4;
 const MARK: usize = 5;
 const PRIORITY: usize = 6;
-/// Highest priority that takes no privilege.
+/// Highest priority that requires no privilege.
 const MAX_PRIORITY: i32 = 6;
 
-/// Values of those options that a program has set.
+/// Values of the mirrored options that a program has set.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Mirrored(pub [Option<i32>; MIRRORED]);
 
@@ -44,7 +44,7 @@ impl Mirrored {
         index(level, name).is_some()
     }
 
-    /// Returns whether this option takes a privilege (`CAP_NET_ADMIN` or `CAP_NET_RAW`).
+    /// Returns whether this option may require a privilege (`CAP_NET_ADMIN` or `CAP_NET_RAW`).
     pub fn is_privileged(level: c_int, name: c_int) -> bool {
         matches!(index(level, name), Some(MARK | PRIORITY))
     }
@@ -54,7 +54,8 @@ impl Mirrored {
         *self == Mirrored::default()
     }
 
-    /// Level, name and value of each option that is set, and differs from its value in `before`.
+    /// Iterates over level, name and value of each option that is set and differs from its value in
+    /// `before`.
     pub fn since(self, before: Mirrored) -> impl Iterator<Item = (c_int, c_int, c_int)> {
         let values = self.0.into_iter().zip(before.0);
         MIRRORED_OPTIONS.into_iter().zip(values).filter_map(|((level, name), (value, before))| {
@@ -86,7 +87,7 @@ impl Mirrored {
         }
     }
 
-    /// Removes the values that take a privilege.
+    /// Removes the values that require a privilege.
     pub fn unprivileged(mut self) -> Mirrored {
         self.0[MARK] = None;
         self.0[PRIORITY] =
@@ -94,28 +95,29 @@ impl Mirrored {
         self
     }
 
-    /// Returns whether the program decides when a vanished peer is given up, so that no other
-    /// limit applies.
+    /// Returns whether the program has set its own limit for vanished peers, which replaces ours.
     pub fn decides_liveness(&self) -> bool {
         let is_set = |at: usize| self.0[at].is_some_and(|value| value != 0);
         is_set(USER_TIMEOUT) || is_set(KEEPALIVE) && self.0[TIMES].iter().any(Option::is_some)
     }
 
-    /// Sets the options on a socket that is not connected, as far as the kernel accepts them.
+    /// Sets the options on a socket that is not connected. Options that the kernel refuses are
+    /// ignored.
     pub fn apply(&self, socket: impl AsFd) {
         let socket = socket.as_fd();
         let decides = self.decides_liveness();
         for (at, (level, name)) in MIRRORED_OPTIONS.into_iter().enumerate() {
             let Some(value) = self.0[at] else { continue };
             if decides || at > USER_TIMEOUT {
-                // The kernel refused the option to the program too, or it is of another family.
+                // The kernel has refused the option to the program too, or it is for another
+                // address family.
                 let _ = os::setsockopt(socket, level, name, &value);
             }
         }
     }
 
-    /// Sets the options on a connection that may have limits of its own: the program's limits
-    /// replace them.
+    /// Sets the options on a connection that may have limits of ours, which the program's limits
+    /// replace.
     pub fn apply_later(&self, socket: impl AsFd) {
         let socket = socket.as_fd();
         let mut all = *self;
@@ -129,7 +131,7 @@ impl Mirrored {
     }
 }
 
-/// Returns a fresh socket's values of the options that decide when a vanished peer is given up.
+/// Returns the values that a new socket has for the options that detect vanished peers.
 fn defaults() -> io::Result<Mirrored> {
     let fresh = rustix::net::socket(AddressFamily::INET, SocketType::STREAM, None)?;
     let mut all = Mirrored::default();
@@ -169,7 +171,7 @@ mod tests {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let stream = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
         set_dead_after(&stream, Duration::from_secs(60)).unwrap();
-        // Enabling probes alone does not set their times.
+        // A program that only enables probes has set no limit.
         said(&[(ALIVE.0, ALIVE.1, 1)]).apply_later(&stream);
         assert_eq!(sockopt::tcp_user_timeout(&stream).unwrap(), 60_000);
         said(&[(ALIVE.0, ALIVE.1, 1), (COUNT.0, COUNT.1, 3)]).apply_later(&stream);

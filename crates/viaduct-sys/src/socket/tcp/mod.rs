@@ -1,5 +1,5 @@
-//! TCP sockets as a proxy needs them: with another host's address, non-blocking connects,
-//! closed by a reset; and additional content of a SYN.
+//! TCP sockets for a proxy: with another host's address, non-blocking connects, additional content
+//! in a SYN, and close with a reset.
 //!
 //! | part | content |
 //! |---|---|
@@ -7,9 +7,9 @@
 //! | `connecting` | connects, and the content of their SYNs |
 //! | `sending` | limits and measurements of sending |
 //! | `liveness` | detection of vanished peers |
-//! | `mirrored` | options that a program sets on its own end |
+//! | `mirrored` | options that a program sets on its own socket |
 //!
-//! This file has what they share: the set-up of a socket, and the end of a connection.
+//! This file has the set-up of a socket and the end of a connection.
 #![allow(unsafe_code)]
 
 mod connecting;
@@ -38,13 +38,13 @@ pub use sending::{LongHaul, Sending, pace, pacing_rate, sending, set_notsent_low
 
 const TCP_SAVE_SYN: libc::c_int = 27;
 const TCP_SAVED_SYN: libc::c_int = 28;
-/// Max bytes of a SYN's headers: IPv6, some extensions, and TCP with all its options.
+/// Max bytes of a SYN's headers: IPv6 with some extensions, and TCP with options of maximum length.
 const SYN_HEADERS: usize = 256;
 
 /// Options of a socket.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct TcpOptions {
-    /// Allows addresses of other hosts (`IP_TRANSPARENT`), which takes CAP_NET_ADMIN.
+    /// Allows addresses of other hosts (`IP_TRANSPARENT`); requires CAP_NET_ADMIN.
     pub transparent: bool,
     /// Bytes of the send buffer; the kernel's choice if `None`.
     pub send_buffer: Option<usize>,
@@ -52,25 +52,26 @@ pub struct TcpOptions {
     pub receive_buffer: Option<usize>,
     /// Keeps the SYN's headers of accepted sockets, for [`saved_syn`].
     pub save_syn: bool,
-    /// Allows other sockets of this user at the same address: the listeners of this process's
-    /// event loops ([`distribute`]), or rendezvous sockets ([`crate::socket::rendezvous`]).
+    /// Allows other sockets of this user at the same address (`SO_REUSEPORT`), for the listeners of
+    /// this process's event loops ([`distribute`]) and for [rendezvous
+    /// sockets](crate::socket::rendezvous).
     pub shared: bool,
-    /// Marks a socket between a wrapped program and us, which is no flow of ours: an outer run
-    /// ignores it. The mark takes CAP_NET_ADMIN; without it no outer run can wrap us by a
-    /// cgroup either.
+    /// Marks a socket between a wrapped program and us, so that an outer run does not treat it as
+    /// one of our flows. The mark requires CAP_NET_ADMIN. Without it, no outer run can wrap us by a
+    /// cgroup, so none needs the mark.
     pub inside: bool,
-    /// Options that a program has set on the end that it sees.
+    /// Options that a program has set on its own socket.
     pub mirrored: Mirrored,
 }
 
 /// Mark of sockets that are [inside](TcpOptions::inside).
 pub(crate) const INSIDE: libc::c_int = 0x7665_0003;
 
-/// Unanswered probes before a connection is given up.
+/// Number of unanswered probes after which a connection fails.
 const PROBES: u32 = 4;
 
-/// Returns the headers of an accepted connection's SYN, from its IP header on, without data;
-/// only once, and empty if the listener did not save them.
+/// Returns the IP and TCP headers of an accepted connection's SYN. Empty on a second call, or if
+/// the listener did not save them.
 ///
 /// # Errors
 /// None are known.
@@ -86,13 +87,13 @@ pub fn saved_syn(stream: impl AsFd) -> io::Result<Vec<u8>> {
     Ok(syn)
 }
 
-/// Returns whether a socket listens or is connected, so that it cannot connect (again).
+/// Returns whether a socket listens or is connected, and can therefore not connect.
 pub fn is_in_use(socket: impl AsFd) -> bool {
     let socket = socket.as_fd();
     sockopt::socket_acceptconn(socket).unwrap_or(false) || rustix::net::getpeername(socket).is_ok()
 }
 
-/// Makes closing the stream send a reset.
+/// Makes `close` send a reset.
 ///
 /// # Errors
 /// None are known.
@@ -100,7 +101,7 @@ pub fn reset_on_close(stream: impl AsFd) -> io::Result<()> {
     Ok(sockopt::set_socket_linger(stream, Some(Duration::ZERO))?)
 }
 
-/// Makes closing the stream send a FIN as usual, which undoes [`reset_on_close`].
+/// Makes `close` send a FIN again, which undoes [`reset_on_close`].
 ///
 /// # Errors
 /// None are known.
@@ -108,8 +109,8 @@ pub fn fin_on_close(stream: impl AsFd) -> io::Result<()> {
     Ok(sockopt::set_socket_linger(stream, None)?)
 }
 
-/// Enables keepalive probes after `quiet` without data. The connection is given up when four
-/// probes, at most `quiet` apart, have no answer.
+/// Enables keepalive probes after `quiet` without data. The connection fails when four probes, at
+/// most `quiet` apart, are not answered.
 ///
 /// # Errors
 /// The socket is not a TCP socket.
@@ -123,8 +124,8 @@ pub fn keep_alive(stream: impl AsFd, quiet: Duration) -> io::Result<()> {
     Ok(sockopt::set_socket_keepalive(socket, true)?)
 }
 
-/// Returns the number of received bytes that were not read; also after a reset, when they can
-/// still be read.
+/// Returns the number of received bytes that were not read yet. They can still be read after a
+/// reset.
 ///
 /// # Errors
 /// None are known.
@@ -141,15 +142,15 @@ fn socket(address: SocketAddr, options: TcpOptions) -> io::Result<rustix::fd::Ow
 }
 
 fn apply(socket: BorrowedFd<'_>, v4: bool, options: TcpOptions) -> io::Result<()> {
-    // An urgent byte keeps its position in the stream. Writers pass all that is to be sent at
-    // once, so Nagle's algorithm is off. Accepted sockets inherit both.
+    // The urgent byte stays in the stream (`SO_OOBINLINE`). Nagle's algorithm is off, as writers
+    // pass all available data at once. Accepted sockets inherit both options.
     sockopt::set_socket_oobinline(socket, true)?;
     sockopt::set_tcp_nodelay(socket, true)?;
     if options.transparent {
         set_transparent(socket, v4)?;
     }
     if options.inside {
-        // Without the privilege, there is no outer run to see the mark.
+        // Without the privilege, no outer run looks for the mark.
         let _ = os::setsockopt(socket, libc::SOL_SOCKET, libc::SO_MARK, &INSIDE);
     }
     options.mirrored.apply(socket);

@@ -8,7 +8,7 @@ use rustix::net::sockopt;
 
 use crate::os;
 
-/// Limits sending to `bytes` a second, evenly (`SO_MAX_PACING_RATE`).
+/// Limits the pacing rate to `bytes` a second (`SO_MAX_PACING_RATE`).
 ///
 /// # Errors
 /// None are known.
@@ -16,8 +16,8 @@ pub fn pace(stream: impl AsFd, bytes: u64) -> io::Result<()> {
     os::setsockopt(stream.as_fd(), libc::SOL_SOCKET, libc::SO_MAX_PACING_RATE, &bytes)
 }
 
-/// Limits the bytes that wait to be sent for the first time (`TCP_NOTSENT_LOWAT`): later data
-/// need not wait behind more than that.
+/// Limits the number of unsent bytes in the send buffer (`TCP_NOTSENT_LOWAT`), and thereby the
+/// delay of later data.
 ///
 /// # Errors
 /// None are known.
@@ -25,7 +25,7 @@ pub fn set_notsent_lowat(socket: impl AsFd, bytes: i32) -> io::Result<()> {
     os::setsockopt(socket.as_fd(), libc::SOL_TCP, libc::TCP_NOTSENT_LOWAT, &bytes)
 }
 
-/// Returns the number of bytes that were written and not yet sent once (`SIOCOUTQNSD`).
+/// Returns the number of bytes that were written but not sent yet (`SIOCOUTQNSD`).
 ///
 /// # Errors
 /// None are known.
@@ -33,8 +33,8 @@ pub fn unsent(socket: impl AsFd) -> io::Result<usize> {
     os::unsent(socket.as_fd())
 }
 
-/// Returns the kernel's pacing rate in bytes per second, from its congestion control; `None`
-/// before it has a measurement.
+/// Returns the pacing rate of the kernel's congestion control in bytes per second; `None` before
+/// there is a measurement.
 ///
 /// # Errors
 /// None are known.
@@ -48,15 +48,15 @@ pub fn pacing_rate(socket: impl AsFd) -> io::Result<Option<u64>> {
 pub struct Sending {
     /// Bytes that the peer has acknowledged.
     pub acked: u64,
-    /// Bytes that were written and not acknowledged; and those of them that were never sent.
+    /// Bytes that were written but not acknowledged yet.
     pub held: u64,
-    /// See `held`.
+    /// Bytes of `held` that were not sent yet.
     pub unsent: u64,
     /// Retransmitted segments.
     pub again: u64,
-    /// Smoothed round-trip time; 0 without a measurement.
+    /// Smoothed round-trip time; 0 if not measured.
     pub rtt: Duration,
-    /// Minimum round-trip time of the last minutes; 0 without a measurement.
+    /// Minimum round-trip time of the last minutes; 0 if not measured.
     pub shortest: Duration,
     /// Bytes of a full segment.
     pub segment: u32,
@@ -75,7 +75,7 @@ pub fn sending(stream: impl AsFd) -> io::Result<Sending> {
         held: os::unacknowledged(fd)? as u64,
         unsent: info.unsent.into(),
         again: info.retransmits().into(),
-        // There is no measurement before something was acknowledged.
+        // The value is all ones before anything was acknowledged.
         rtt: micros(info.rtt()),
         shortest: micros(info.min_rtt),
         segment: info.mss(),
@@ -85,10 +85,10 @@ pub fn sending(stream: impl AsFd) -> io::Result<Sending> {
 /// Options of a connection across a long link.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct LongHaul {
-    /// Congestion control, by the kernel's name; its default if `None`.
+    /// Name of the congestion control; the kernel's default if `None`.
     pub congestion_control: Option<String>,
-    /// Max bytes that wait to be sent or acknowledged; the kernel's choice if `None`. As root
-    /// it may exceed `net.core.wmem_max`.
+    /// Size of the send buffer: max bytes that are unsent or unacknowledged; the kernel's choice if
+    /// `None`. It may exceed `net.core.wmem_max` if this process is root.
     pub buffer: Option<usize>,
 }
 

@@ -1,11 +1,11 @@
-//! A UDP socket that sends many datagrams per system call, none of which is ever fragmented.
+//! A UDP socket that sends many datagrams per system call, without IP fragmentation.
 //!
 //! ```text
 //!   [(peer, bytes), ...]  --runs to one peer, of one length-->  one message each (UDP_SEGMENT)
 //!                         --up to 64 messages-->                one sendmmsg
 //! ```
 //!
-//! The sender of [`crate::socket::mmsg`] sends the batches; `report` counts the results, `name` has
+//! The sender of [`crate::socket::mmsg`] sends the batches. `report` counts the results; `name` has
 //! addresses in the kernel's format.
 
 mod name;
@@ -37,19 +37,18 @@ pub struct UdpBatch {
 }
 
 impl UdpBatch {
-    /// Binds a non-blocking socket. Its datagrams carry DF: one that exceeds the path MTU, as
-    /// far as it is known, is refused, not fragmented.
+    /// Binds a non-blocking socket. Its datagrams have DF set: one that exceeds the known path MTU
+    /// is refused, not fragmented.
     ///
     /// # Errors
-    /// The kernel's: the address is in use, or not this machine's.
+    /// The address is in use, or not this machine's.
     pub fn bind(address: SocketAddr) -> io::Result<UdpBatch> {
         UdpBatch::new(UdpSocket::bind(address)?, address)
     }
 
-    /// Binds like [`UdpBatch::bind`], with two differences. `[::]` is IPv6 only, so that
-    /// `0.0.0.0` may be bound beside it. With a `share`, several sockets share the address, and
-    /// each receives from the peers of its share; they must be bound in the order of their
-    /// numbers.
+    /// Binds like [`UdpBatch::bind`], with two differences. `[::]` is IPv6 only, so that `0.0.0.0`
+    /// may be bound with the same port. With a `share`, several sockets share the address, and each
+    /// receives from the peers of its share; they must be bound in the order of their numbers.
     ///
     /// # Errors
     /// As [`UdpBatch::bind`].
@@ -82,7 +81,7 @@ impl UdpBatch {
         Ok(UdpBatch { socket, sender: BatchSender::with_segments(MAX_SEGMENTS) })
     }
 
-    /// Sets the send and receive buffers to `bytes` each, or to as much as the kernel allows.
+    /// Sets the sizes of the send and receive buffers to `bytes` each, or to the kernel's maximum.
     ///
     /// # Errors
     /// None are known.
@@ -99,19 +98,20 @@ impl UdpBatch {
         self.socket.local_addr()
     }
 
-    /// Sends the datagrams in order, as many as the kernel takes now; does not block. An error
-    /// is counted for the datagrams that it concerns; the others are sent.
+    /// Sends the datagrams in order, and does not block: those that the kernel does not accept now
+    /// are dropped. An error is counted for the datagrams that it concerns; the others are sent.
     pub fn send(&mut self, datagrams: &[(SocketAddr, &[u8])]) -> SendReport {
         let datagram = |&(to, bytes): &(SocketAddr, _)| Datagram { bytes, to, from: None };
         let datagrams: Vec<_> = datagrams.iter().map(datagram).collect();
         self.sender.send(self.socket.as_fd(), &datagrams, |_, _| {})
     }
 
-    /// Receives a datagram, if one waits: its length and sender. A longer one than `buffer` is
-    /// truncated.
+    /// Receives the next datagram, if any. Returns its length and sender. A datagram longer than
+    /// `buffer` is truncated.
     ///
     /// # Errors
-    /// The kernel's; a peer's refusal of an earlier datagram (`ECONNREFUSED`) is not reported.
+    /// As `recvfrom(2)`, except that a peer's refusal of an earlier datagram (`ECONNREFUSED`) is
+    /// not reported.
     pub fn recv(&self, buffer: &mut [u8]) -> io::Result<Option<(usize, SocketAddr)>> {
         match self.socket.recv_from(buffer) {
             Ok(received) => Ok(Some(received)),
@@ -129,8 +129,8 @@ impl UdpBatch {
         timestamp::enable(self)
     }
 
-    /// Receives a datagram, if one waits, as [`recv`](UdpBatch::recv) does, with its time of
-    /// arrival. Needs [`enable_timestamps`](UdpBatch::enable_timestamps) before.
+    /// Receives like [`recv`](UdpBatch::recv), with the time of arrival.
+    /// [`enable_timestamps`](UdpBatch::enable_timestamps) must have been called.
     ///
     /// # Errors
     /// As [`recv`](UdpBatch::recv).
@@ -144,12 +144,13 @@ impl UdpBatch {
             Err(e) if e.kind() == io::ErrorKind::ConnectionRefused => return Ok(None),
             Err(e) => return Err(e),
         };
-        let unknown = || io::Error::new(io::ErrorKind::InvalidData, "a sender without an address");
+        let unknown =
+            || io::Error::new(io::ErrorKind::InvalidData, "the datagram's sender has no address");
         Ok(Some((length, address(&from).ok_or_else(unknown)?, at)))
     }
 
-    /// Drops all incoming datagrams: the socket only holds its port, so that no peer is
-    /// refused, while a tap reads the datagrams.
+    /// Drops all incoming datagrams, which a tap reads instead. The socket only holds its port, so
+    /// that the kernel does not refuse them.
     ///
     /// # Errors
     /// None are known.
@@ -182,7 +183,8 @@ mod tests {
             let receiver = UdpBatch::bind(host.parse().unwrap()).unwrap();
             let mut sender = UdpBatch::bind(host.parse().unwrap()).unwrap();
             let to = receiver.local_addr().unwrap();
-            // Runs of 50, and then no runs at all: more messages than one call takes.
+            // A run of 50, and then datagrams that cannot be merged: more messages than one call
+            // takes.
             let length =
                 |i| if i < 50 { 200 - usize::from(i == 49) } else { 10 + usize::from(i % 2) };
             let payloads: Vec<Vec<u8>> = (0..150_u8).map(|i| vec![i; length(i)]).collect();

@@ -13,11 +13,11 @@ pub(crate) struct Name {
 
 impl Name {
     pub(crate) fn new(address: SocketAddr) -> Name {
-        // SAFETY: all zeros is a `sockaddr_storage`.
+        // SAFETY: all zeros are a valid `sockaddr_storage`.
         let mut storage: libc::sockaddr_storage = unsafe { mem::zeroed() };
         let length = match address {
             SocketAddr::V4(v4) => {
-                // SAFETY: all zeros is a `sockaddr_in`.
+                // SAFETY: all zeros are a valid `sockaddr_in`.
                 let mut name: libc::sockaddr_in = unsafe { mem::zeroed() };
                 name.sin_family = libc::AF_INET as libc::sa_family_t;
                 name.sin_port = v4.port().to_be();
@@ -27,7 +27,7 @@ impl Name {
                 size_of_val(&name)
             }
             SocketAddr::V6(v6) => {
-                // SAFETY: all zeros is a `sockaddr_in6`.
+                // SAFETY: all zeros are a valid `sockaddr_in6`.
                 let mut name: libc::sockaddr_in6 = unsafe { mem::zeroed() };
                 name.sin6_family = libc::AF_INET6 as libc::sa_family_t;
                 name.sin6_port = v6.port().to_be();
@@ -48,7 +48,7 @@ pub(crate) fn address(from: &libc::sockaddr_storage) -> Option<SocketAddr> {
     match c_int::from(from.ss_family) {
         libc::AF_INET => {
             // SAFETY: the storage is large enough and aligned for every kind of address, and the
-            // family says that it is this one.
+            // family tells that it holds this one.
             let name = unsafe { ptr::from_ref(from).cast::<libc::sockaddr_in>().read() };
             let ip = name.sin_addr.s_addr.to_ne_bytes();
             Some((ip, u16::from_be(name.sin_port)).into())

@@ -1,6 +1,6 @@
 //! Outcome of sent datagrams.
 
-/// Outcome of the datagrams of one or more [`send`](super::UdpBatch::send), in datagrams.
+/// Numbers of datagrams of one or more [`send`](super::UdpBatch::send) calls, by outcome.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct SendReport {
     /// Handed to the kernel.
@@ -9,9 +9,9 @@ pub struct SendReport {
     pub too_long: u64,
     /// No room in a queue (`ENOBUFS`, `ENOMEM`, `EAGAIN`).
     pub no_buffer: u64,
-    /// Refused by the peer's host: no socket has the port (`ECONNREFUSED`).
+    /// Refused by the peer's host, as no socket has the port (`ECONNREFUSED`).
     pub refused: u64,
-    /// Any other error: no route, a firewall's refusal.
+    /// Failed with any other error, for example because there is no route or a firewall refuses.
     pub other: u64,
 }
 
