@@ -1,12 +1,14 @@
-# A site's gateway in a container. It works on the network of the machine, so it needs that:
+# A site's gateway in a container. The gateway works on the network of the machine, and must be
+# started like this:
 #
 #   docker run --network host --cap-drop ALL --cap-add NET_ADMIN --cap-add NET_RAW \
 #     --device /dev/net/tun -v /etc/viaduct:/etc/viaduct:ro -v /run/viaduct:/run/viaduct \
 #     viaduct gateway -c /etc/viaduct/site.toml
 #
-# /run/viaduct holds the journal of changes: keep it, so that the next start can undo a kill -9.
-# The settings of its TUN are below /proc/sys/net, which docker mounts read-only: see
-# docs/gateway.md.
+# /run/viaduct holds the journal of changes. Keep it, so that after a kill -9 the next start can
+# revert the changes.
+# The settings of the gateway's TUN device are below /proc/sys/net, which docker mounts read-only:
+# see docs/gateway.md.
 
 FROM rust:1-slim-bookworm AS build
 RUN apt-get update \
@@ -21,7 +23,7 @@ RUN apt-get update \
  && apt-get install -y --no-install-recommends nftables \
  && rm -rf /var/lib/apt/lists/*
 COPY --from=build /src/target/release/viaduct /usr/bin/viaduct
-# The gateway answers SIGTERM by putting everything back.
+# On SIGTERM the gateway reverts its changes to the machine.
 STOPSIGNAL SIGTERM
 ENTRYPOINT ["/usr/bin/viaduct"]
 CMD ["--help"]

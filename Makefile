@@ -1,24 +1,25 @@
-# Each target works as the first command in a fresh clone: it installs what is missing.
+# Each target works as the first command in a fresh clone: missing programs are installed.
 .PHONY: demo test matrix bench lint audit fuzz arm bare build clean help
 
-# Test programs run under this: it ends those that hang. Cargo looks for it from each package's directory.
-# (Where there is no toolchain yet, Debian's is installed.)
+# Test programs run under scripts/bounded, which ends those that hang. The path is absolute, because
+# Cargo starts them in the directory of their package. (If there is no Rust toolchain yet, Debian's
+# will be installed, hence the default for `host`.)
 host := $(shell (rustc -vV 2>/dev/null || echo host: $$(uname -m)-unknown-linux-gnu) | sed -n 's/^host: //p' | tr a-z- A-Z_)
 test matrix: export CARGO_TARGET_$(host)_RUNNER := $(CURDIR)/scripts/bounded
 
-help:             ## what can be made
+help:             ## this list
 	@grep -E '^[a-z]+:.*##' Makefile | sed 's/:.*##/\t/'
 
-demo:             ## two sites, a bad link, four ways across, one table
+demo:             ## four programs over a lossy link, without and with gateways
 	@scripts/need run
 	@[ -e target/release/viaduct ] || echo "building: some minutes the first time"
 	@cargo run --release --locked --quiet --bin viaduct -- demo
 
-build:            ## target/release/viaduct, and beside it the library that it puts into programs
+build:            ## target/release/viaduct, and beside it the preload library
 	@scripts/need build
 	cargo build --release --locked -p viaduct -p viaduct-preload
 
-# Clippy checks what it compiles: to check first and compile then would take three minutes more.
+# Clippy runs as the compiler: a separate run before the build would take three minutes more.
 test: export RUSTC_WORKSPACE_WRAPPER := clippy-driver
 test: export RUSTFLAGS := -D warnings
 test:             ## lints, unit and property tests, end-to-end tests in namespaces
@@ -26,7 +27,7 @@ test:             ## lints, unit and property tests, end-to-end tests in namespa
 	cargo fmt --all --check
 	scripts/prose
 	scripts/docs
-	# All at once: what a package is built with depends on who else asks for it.
+	# All packages in one build: the features of a dependency depend on which packages are built.
 	cargo build --workspace --all-targets --profile checked --locked
 	scripts/awake cargo test --workspace --profile checked --locked --no-fail-fast
 
@@ -45,26 +46,26 @@ lint:             ## formatting, lints, documents, licences of dependencies
 	cargo deny check licenses bans sources
 	cd fuzz && RUSTFLAGS="--cfg fuzzing" cargo check --locked
 
-audit:            ## known vulnerabilities of dependencies, from RustSec's list, which it downloads
+audit:            ## known vulnerabilities of dependencies, from a download of RustSec's list
 	@scripts/need lint
 	cargo deny check advisories
 
-bench:            ## absolute figures of the cores, with memcpy measured beside them
+bench:            ## absolute speed of the protocol cores, compared with memcpy
 	@scripts/need run
 	cargo bench --locked -p viaduct-proto --bench fec --bench plane
 	@cargo run --locked --quiet --release -p viaduct-proto --example bounds
 
-fuzz:             ## every parser that reads the network, FUZZ_SECONDS each (default 60)
+fuzz:             ## every parser of network data, for FUZZ_SECONDS each (default 60)
 	@scripts/need fuzz
 	scripts/fuzz $${FUZZ_SECONDS:-60}
 
-arm:              ## the codes' tests on aarch64, whose vectors are others, by an emulator of its processors
+arm:              ## the FEC tests on aarch64, which has other SIMD kernels, in an emulator
 	@scripts/need arm
 	CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_LINKER=aarch64-linux-gnu-gcc \
 	CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_RUNNER="qemu-aarch64 -L /usr/aarch64-linux-gnu" \
 	cargo test -p viaduct-proto --lib --target aarch64-unknown-linux-gnu --profile checked --locked -- fec::
 
-bare:             ## `make demo` as the first command in a fresh Debian 12 with make and git alone (root, half an hour)
+bare:             ## `make demo` first in a fresh Debian 12 with only make and git (root, half an hour)
 	scripts/bare make demo
 
 clean:

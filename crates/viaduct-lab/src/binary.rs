@@ -16,6 +16,6 @@ pub fn use_binary(path: impl Into<PathBuf>) {
 pub(crate) fn binary() -> Result<PathBuf> {
     match BINARY.get() {
         Some(path) => Ok(path.clone()),
-        None => std::env::current_exe().context("find the running program"),
+        None => std::env::current_exe().context("cannot find the running program"),
     }
 }

@@ -39,7 +39,7 @@ pub struct Cgroup {
 #[derive(Debug, thiserror::Error)]
 pub enum CgroupError {
     /// The controller is not mounted or not available to this process.
-    #[error("no control group can limit the {0} here: it is mounted nowhere, or not free")]
+    #[error("no control group can limit the {0} here: not mounted, or not available")]
     Missing(&'static str),
     /// The kernel rejected a write.
     #[error("cannot write {value:?} to {}", path.display())]
@@ -146,7 +146,7 @@ impl Drop for Inside {
 impl Drop for Cgroup {
     fn drop(&mut self) {
         for directory in &self.directories {
-            // Fails while the group has processes; a later lab removes it then.
+            // Fails while the group has processes; a later lab then removes the directory.
             let _ = fs::remove_dir(directory);
         }
     }
@@ -159,8 +159,8 @@ fn write(path: &Path, value: &str) -> Result<(), CgroupError> {
     })
 }
 
-/// Finds where groups limited by `controller` can be created: the version, and this process's
-/// own group there.
+/// Returns the version of the hierarchy in which `controller` is available, and the directory of
+/// this process's own group there.
 fn find(controller: &str) -> Option<(u8, PathBuf)> {
     let mounts = fs::read_to_string("/proc/self/mounts").ok()?;
     let own = fs::read_to_string("/proc/self/cgroup").ok()?;

@@ -75,20 +75,22 @@ pub struct ReportArgs {
     /// Directory that results are kept in
     #[arg(long, value_name = "DIR", default_value = "results")]
     pub dir: PathBuf,
-    /// Record the results of full runs in the rows of FIGURES.md, and write that file, not the page
+    /// Record the results of full runs in the rows of FIGURES.md, and write FIGURES.md, not the
+    /// page
     ///
     /// A row takes value, bound, state, day and commit of the check that its `claim` names, or of
     /// those that its `checks` matches (`*` stands for anything). A check without a row gets one;
-    /// flags such as "not in CI" are added to it by hand. A result older than a row leaves the row.
+    /// flags such as "not in CI" are added to it by hand. A result older than its row changes
+    /// nothing.
     #[arg(long, conflicts_with = "out")]
     pub figures: bool,
-    /// Directory of the rows, one TOML file a system; FIGURES.md is beside it
+    /// Directory of the rows, one TOML file per system; FIGURES.md is beside this directory
     #[arg(long, value_name = "DIR", default_value = "figures", requires = "figures")]
     pub figures_dir: PathBuf,
-    /// Measured commit of results that do not name theirs
+    /// Commit to record for results that do not name the measured commit
     #[arg(long, value_name = "COMMIT", requires = "figures")]
     pub commit: Option<String>,
-    /// Write nothing; fail if FIGURES.md is not what would be written
+    /// Write nothing; fail if FIGURES.md differs from what would be written
     #[arg(long, requires = "figures")]
     pub check: bool,
 }
@@ -142,7 +144,7 @@ pub fn explain(error: &anyhow::Error) -> String {
     said
 }
 
-/// Writes the page or the promise sheet, and prints the paths of what was written.
+/// Writes the page or FIGURES.md, and prints the paths of the files written.
 fn write_report(args: &ReportArgs) -> anyhow::Result<()> {
     if !args.figures {
         let page = report::write(&args.dir, &args.out)?;
@@ -165,10 +167,10 @@ fn write_report(args: &ReportArgs) -> anyhow::Result<()> {
 fn run(args: &RunArgs) -> anyhow::Result<ExitCode> {
     let chosen = match experiments::select(&args.names) {
         Ok(chosen) => chosen,
-        Err(name) => bail!("no experiment is named {name:?}; `viaduct lab list` names them all"),
+        Err(name) => bail!("no experiment is named {name:?}; `viaduct lab list` lists them"),
     };
     if args.json.is_some() && chosen.len() > 1 {
-        bail!("--json takes one experiment, {} are named; --dir takes them all", chosen.len());
+        bail!("--json takes one experiment, {} are named; use --dir for several", chosen.len());
     }
     become_root()?;
     stop::on_signals().context("cannot handle Ctrl-C")?;

@@ -66,7 +66,7 @@ impl Links {
         Links { congestion: Some(name), ..self }
     }
 
-    /// Returns the name for people.
+    /// Returns the display name.
     pub fn name(self) -> String {
         match (self.carrier, self.count) {
             (Carrier::Tcp, 1) => "tunnel, 1 link".into(),
@@ -89,7 +89,7 @@ pub struct Tunnel {
 }
 
 impl Tunnel {
-    /// Starts a tunnel from `near` to `far`; connections to port 3129 of `near` leave it for
+    /// Starts a tunnel from `near` to `far`, which forwards connections to port 3129 of `near` to
     /// `to`.
     ///
     /// # Errors
@@ -147,7 +147,7 @@ impl Tunnel {
         self.near.reload(&set(&self.config, "links", &count.to_string())?)
     }
 
-    /// Returns the address of the tunnel's entrance, for any machine of the near site.
+    /// Returns the address of the near end, to which any machine of its site can connect.
     pub fn entrance(&self) -> SocketAddr {
         self.entrance
     }

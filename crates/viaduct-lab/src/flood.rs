@@ -17,7 +17,7 @@ use viaduct_sys::route::tun::Tun;
 
 use crate::topology::{Node, TopologyError};
 
-/// Addresses for benchmarks (RFC 2544): the first, and the number of free bits.
+/// Address range for benchmarks (RFC 2544): its first address, and the number of host bits.
 const FIRST: u32 = 0xc612_0000;
 const FREE_BITS: u32 = 17;
 /// Interval between batches.

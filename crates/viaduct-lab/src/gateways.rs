@@ -83,7 +83,7 @@ pub struct GatewayStatus {
     /// State of each peer.
     #[serde(default)]
     pub peers: Vec<PeerState>,
-    /// Per peer, the length below which packets are kept so that repairs fit.
+    /// Per peer, the maximum length of packets to it, if lowered so that repairs fit.
     pub kept_below: Vec<Option<usize>>,
     /// Reason why repairs do not fit the WAN, if any.
     pub trouble: Option<String>,
@@ -104,7 +104,7 @@ pub struct Trial {
     pub code: String,
     /// Packets lost at random.
     pub lost: u64,
-    /// Share of them that the code would have recovered.
+    /// Share of the lost packets that the code would have recovered.
     pub recovered: f64,
 }
 
@@ -225,7 +225,7 @@ impl Gateway {
             stop::check()?;
             let ended = self.process.as_mut().is_some_and(|p| matches!(p.try_wait(), Ok(Some(_))));
             if ended || Instant::now() > deadline {
-                bail!("the gateway of {} is not up; it says: {}", self.node.name(), self.log());
+                bail!("the gateway of {} is not up; its log: {}", self.node.name(), self.log());
             }
             thread::sleep(Duration::from_millis(20));
         }

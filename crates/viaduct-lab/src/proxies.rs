@@ -97,7 +97,7 @@ impl Proxy {
     pub fn reload(&self, lines: &str) -> Result<()> {
         config(&self.scratch, lines)?;
         let pid = Pid::from_raw(self.process.id().cast_signed());
-        Ok(kill_process(pid.context("a process has an id")?, Signal::HUP)?)
+        Ok(kill_process(pid.context("the proxy has no process ID")?, Signal::HUP)?)
     }
 
     /// Returns the directory of its files, which contains the status socket.

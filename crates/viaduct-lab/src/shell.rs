@@ -16,7 +16,7 @@ use crate::world::World;
 /// Arguments of `viaduct lab shell`.
 #[derive(Debug, clap::Args)]
 pub struct ShellArgs {
-    /// The world
+    /// Kind of world
     pub topology: Topology,
     /// Hosts on each side
     #[arg(long, value_name = "N", default_value_t = 1)]
@@ -27,7 +27,7 @@ pub struct ShellArgs {
     /// MTU between the gateways
     #[arg(long, value_name = "BYTES", default_value_t = 1500)]
     pub wan_mtu: u32,
-    /// The link between the gateways, as in `rate=200M,delay=50ms,loss=1%`; without it a plain wire
+    /// Link between the gateways, as in `rate=200M,delay=50ms,loss=1%`; the default is a plain wire
     #[arg(long, value_name = "LINK")]
     pub link: Option<LinkConfig>,
     /// Start a gateway at each site, with the default code
@@ -102,7 +102,8 @@ fn run(args: &ShellArgs, world: &mut World, helpers: &Scratch) -> anyhow::Result
     let mut child = Process::spawn_foreground(command)
         .with_context(|| format!("cannot start {program:?} in a1"))?;
     let status = loop {
-        // The child may handle Ctrl-C itself, so only its exit ends the world.
+        // The child may handle Ctrl-C itself, so the world is removed only when the child has
+        // exited.
         if let Some(status) = child.wait_for(Duration::from_secs(3600), || false)? {
             break status;
         }
@@ -111,8 +112,8 @@ fn run(args: &ShellArgs, world: &mut World, helpers: &Scratch) -> anyhow::Result
     Ok(ExitCode::from(u8::try_from(code).unwrap_or(1)))
 }
 
-/// Writes helpers: a link to this program, and for each machine a script of its name that runs
-/// its arguments (or a shell) there.
+/// Writes the helper commands: a link to this program, and for each machine a script with the
+/// machine's name, which runs its arguments (or a shell) there.
 fn write_helpers(world: &Dumbbell, helpers: &Scratch) -> anyhow::Result<()> {
     let program = std::env::current_exe().context("cannot find this program")?;
     std::os::unix::fs::symlink(program, helpers.path().join("viaduct"))?;
@@ -142,7 +143,7 @@ fn banner(args: &ShellArgs, world: &Dumbbell) -> String {
     };
     let gateways = match args.gateways {
         true => "Gateways protect the link: `viaduct status --name site-a` shows what A's sees.",
-        false => "No gateways run; leave, and come back with --gateways, to see what they do.",
+        false => "No gateways run; exit and start again with --gateways to see their effect.",
     };
     format!(
         "\n  {}  --  gwa ==== wan0 ==== gwb  --  {}\n\n\

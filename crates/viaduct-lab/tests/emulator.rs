@@ -114,7 +114,7 @@ fn inside<T: Send>(namespace: &File, work: impl FnOnce() -> T + Send) -> T {
 }
 
 fn tun(own: &str, peer: &str) -> Tun {
-    // IPv6 neighbour discovery would send packets over the link, and they would be counted.
+    // IPv6 neighbour discovery would send packets over the link, which would be counted.
     fs::write("/proc/sys/net/ipv6/conf/default/disable_ipv6", "1").unwrap();
     let tun = Tun::create("wan0").unwrap();
     tun.interface().set_mtu(1500).unwrap();
@@ -135,7 +135,7 @@ fn config(text: &str) -> LinkConfig {
     text.parse().unwrap()
 }
 
-/// Returns the smallest value that a share `q` of `values` does not exceed.
+/// Returns the quantile `q` (0 to 1) of `values`.
 fn quantile(values: &[f64], q: f64) -> f64 {
     let mut sorted = values.to_vec();
     sorted.sort_by(f64::total_cmp);

@@ -11,7 +11,7 @@ use super::content::{Content, Source};
 use super::request::{Kind, Request};
 use super::stream::{Place, Stream};
 
-/// Reads, or round trips, between two readings of the clock.
+/// Number of reads, or of round trips, between two readings of the clock.
 const OFTEN: u64 = 32;
 /// Interval between the points of a trace.
 const TICK: Duration = Duration::from_millis(100);
@@ -85,7 +85,7 @@ pub(super) fn fetch(to: &Place, bytes: u64) -> Result<()> {
         }
     }
     println!("{} {came}", begin.elapsed().as_millis());
-    ensure!(stream.read(&mut [0])? == 0, "more came than was asked for");
+    ensure!(stream.read(&mut [0])? == 0, "more bytes arrived than were requested");
     Ok(())
 }
 

@@ -5,12 +5,12 @@ use viaduct_proto::rng::Rng;
 /// Content of the transferred bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
 pub enum Content {
-    /// The same byte again and again
+    /// A single byte, repeated
     #[default]
     Same,
-    /// Words of the project's own description, as often as they are there, in any order
+    /// Words drawn at random from ARCHITECTURE.md
     Text,
-    /// Nothing that can be compressed
+    /// Random bytes, which do not compress
     Random,
 }
 

@@ -7,7 +7,7 @@
 //!   volley  ── Request, a byte ──▶  ◀── a byte, repeated; prints volleys per second
 //!   fetch   ── Request ──▶          ◀── n bytes, each compared; prints their trace
 //!
-//!   connect, close, flows    costs of opening and closing; hold is their server
+//!   connect, close, flows    costs of opening and closing; hold serves connect and flows
 //!   relay   reads and writes what it read: the proxy of the paper's configurations 2 and 3
 //! ```
 
@@ -69,7 +69,7 @@ pub enum Program {
         #[command(flatten)]
         time: Time,
     },
-    /// Open flows as the lines of the input say: short N, or held N
+    /// Open flows as lines on standard input request: short N, or held N
     Flows {
         /// Address to connect to
         to: Place,

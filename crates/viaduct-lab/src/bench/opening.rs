@@ -13,7 +13,7 @@ use super::stream::Place;
 
 /// Maximum number of connections that a server holds; beyond it, the oldest are closed.
 const HELD: usize = 12_000;
-/// Closes between two readings of the clock.
+/// Number of closes between two readings of the clock.
 const AT_ONCE: u32 = 100;
 
 /// Accepts connections and holds them open.
@@ -51,7 +51,7 @@ pub(super) fn flows(to: &Place) -> Result<()> {
     let mut held = Vec::new();
     for line in io::stdin().lock().lines() {
         let line = line?;
-        let (what, count) = line.split_once(' ').context("short N, or held N")?;
+        let (what, count) = line.split_once(' ').context("a line is not `short N` or `held N`")?;
         for _ in 0..count.parse::<u32>()? {
             let stream = TcpStream::connect(to)?;
             match what {

@@ -25,9 +25,9 @@ pub(super) struct Request {
     pub(super) kind: Kind,
     /// Content of the bytes.
     pub(super) content: Content,
-    /// Block size in bytes: of each write of the server, or of each read.
+    /// Block size in bytes of the server's writes or reads.
     pub(super) block: u32,
-    /// Total in thousands of bytes; 0 means without end.
+    /// Total in thousands of bytes; 0 means unlimited.
     pub(super) thousands: u32,
 }
 

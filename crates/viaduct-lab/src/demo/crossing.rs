@@ -44,7 +44,7 @@ impl Crossing {
     /// Runs all programs, one after another, over each link.
     fn cross(&self, run: &mut Run, world: &mut World, web: &WebServer) -> anyhow::Result<()> {
         for phase in [Phase::Requested].into_iter().chain(Phase::OTHERS) {
-            let emulator = world.emulator().context("the link is an emulated one")?;
+            let emulator = world.emulator().context("the link is not emulated")?;
             for direction in [Direction::AtoB, Direction::BtoA] {
                 emulator.set(direction, self.args.link_of(phase))?;
             }
@@ -91,7 +91,7 @@ impl Crossing {
         run.congestion_control("bbr");
     }
 
-    /// Checks what the demo promises; it promises something for its default link only.
+    /// Checks the demo's claims, which are made for the default link only.
     fn checks(&self, run: &mut Run) {
         let findings = self.findings();
         let factor = |program| findings.factor(program).unwrap_or(f64::NAN);

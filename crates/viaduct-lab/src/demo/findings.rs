@@ -54,7 +54,7 @@ impl Phase {
 /// The two paths across the link.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Setup {
-    /// The kernel alone.
+    /// Without gateways.
     Plain,
     /// With a gateway at each site.
     Viaduct,

@@ -66,7 +66,7 @@ pub fn execute(args: &DemoArgs) -> anyhow::Result<ExitCode> {
     say(&screen::ending(&outcome, &page));
     let _ = std::io::stdout().flush();
     match &outcome.ended {
-        Ended::Failed(why) => bail!("the demo could not go on: {why}"),
+        Ended::Failed(why) => bail!("the demo failed: {why}"),
         Ended::Stopped => Ok(ExitCode::from(130)),
         Ended::Complete if outcome.holds() => Ok(ExitCode::SUCCESS),
         Ended::Complete => Ok(ExitCode::FAILURE),

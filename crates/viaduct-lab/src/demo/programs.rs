@@ -221,7 +221,8 @@ fn messages(
     Ok(Figure::Delays { median: percentile(&delays, 0.5), p99: percentile(&delays, 0.99) })
 }
 
-/// Returns the smallest value of `sorted` that at least `share` of the values do not exceed.
+/// Returns the percentile by nearest rank: the smallest value in `sorted` such that at least the
+/// fraction `share` of all values are less than or equal to it.
 fn percentile(sorted: &[Duration], share: f64) -> Duration {
     let rank = (sorted.len() as f64 * share).ceil() as usize;
     sorted.get(rank.saturating_sub(1)).copied().unwrap_or_default()

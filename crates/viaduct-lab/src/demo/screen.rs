@@ -9,7 +9,7 @@ use super::programs::Size;
 use super::settings::{DemoArgs, rounded};
 use crate::experiment::{Ended, Outcome, number};
 
-/// Returns the introduction: a drawing and a few sentences on what will run.
+/// Returns the introduction: a drawing of the link and a description of the runs.
 pub(super) fn introduction(args: &DemoArgs) -> String {
     let link = format!("{}, {} ms there and back", rate(args.rate as f64), millis(args.rtt));
     let loss = match (args.loss, args.burst) {
@@ -120,8 +120,7 @@ fn lesson(findings: &Findings) -> String {
     };
     let cubics =
         findings.counters(Phase::Requested).find(|(program, _)| *program == Program::Cubic);
-    // A sender that overfills the queue loses most packets there; such losses are not the
-    // link's.
+    // A sender that overfills the queue loses most packets in the queue, not on the link.
     let mostly = |counters: &(Program, Counters)| counters.1.recovered * 2 >= counters.1.lost;
     let saw = cubics.filter(mostly).map_or(String::new(), |(_, counters)| {
         format!(": of {} lost packets {} were", counters.lost, counters.recovered)

@@ -48,7 +48,7 @@ impl DemoArgs {
             (rate, 1) => Loss::Independent { rate },
             (rate, length) => Loss::Bursts { rate, length },
         };
-        let queue = "queue=100ms".parse::<LinkConfig>().expect("ours, and right").queue;
+        let queue = "queue=100ms".parse::<LinkConfig>().expect("valid link config").queue;
         let (rate, delay) = (Some(self.rate), self.rtt / 2);
         LinkConfig { rate, delay, queue, loss, ..LinkConfig::default() }
     }
@@ -76,7 +76,7 @@ impl DemoArgs {
         "auto"
     }
 
-    /// True if the link is the default one, for which the demo promises results.
+    /// True if the link is the default one, for which the demo makes claims.
     pub(super) fn is_standard(&self) -> bool {
         let rtt = Duration::from_millis(100);
         (self.loss, self.burst, self.rtt, self.rate) == (0.01, 1, rtt, 200_000_000)

@@ -7,10 +7,10 @@ use viaduct_sys::route::tun::Tun;
 
 use super::pool::Pool;
 
-/// Packets written per batch, so that neither direction waits long for the other.
+/// Packets written per batch: few, so that neither direction waits long for the other.
 const WRITES: usize = 32;
-/// Packets read per batch. More than written, because unread packets are dropped by the TUN's
-/// queue instead of the model, while a delayed write is only late.
+/// Packets read per batch. More than [`WRITES`], because the TUN's queue, not the model, drops
+/// packets that stay unread, while a delayed write is only late.
 const READS: usize = 128;
 
 /// Direction of the link.

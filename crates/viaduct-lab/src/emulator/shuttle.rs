@@ -30,12 +30,12 @@ const LEAD: Duration = Duration::from_micros(150);
 /// Margin for a sleeping thread: the minimum duration of a wake-up, so that it rarely spins.
 const HEAD_START: Duration = Duration::from_micros(40);
 
-/// Maximum working time without sleep. A break then leaves other threads of the core the
-/// twentieth that the kernel guarantees them; otherwise the kernel would take it from this
-/// thread in one stretch of 50 ms.
+/// Maximum working time without sleep. Afterwards this thread sleeps for [`BREAK`], which leaves
+/// other threads of the core the 5 % that the kernel guarantees them. Otherwise the kernel would
+/// suspend this real-time thread for 50 ms at a time.
 const STINT: Duration = Duration::from_millis(1);
 
-/// Length of that break.
+/// Sleep after each [`STINT`].
 const BREAK: Duration = Duration::from_micros(60);
 
 /// Request executed by the thread between two packets.
@@ -76,7 +76,7 @@ impl Shuttle {
 
     /// Carries packets until the channel of requests is closed.
     pub(super) fn run(mut self) {
-        // Fails only without permission; the counters report the result.
+        // Fails only without permission; `EmulatorStats::realtime` reports the result.
         self.realtime = viaduct_sys::process::thread::set_fifo(PRIORITY);
         let _ = rustix::thread::set_current_timer_slack(NonZeroU64::new(1));
         while self.answer() {

@@ -81,7 +81,7 @@ pub enum Ended {
 pub enum Kind {
     /// Points joined by lines; points at the same x are averaged.
     Line,
-    /// Points without lines; none is averaged.
+    /// Points without lines, never averaged.
     Scatter,
     /// A bar at each x; bars at the same x are averaged.
     Histogram,
@@ -187,14 +187,14 @@ pub struct Point {
     /// Measured value; the mean if there are several.
     #[serde(deserialize_with = "null_is_nan")]
     pub y: f64,
-    /// Standard error of the mean if there are several values, or as [`Series::confidence`]
-    /// says.
+    /// Error of the mean if there are several values: a standard error, or a confidence interval if
+    /// [`Series::confidence`] is set.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub error: Option<f64>,
     /// Individual measurements, if there are several.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub raw: Vec<f64>,
-    /// Label at x instead of a number.
+    /// Label that replaces the number on the x axis.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub label: Option<String>,
 }

@@ -28,7 +28,7 @@ pub fn print_table(outcome: &Outcome, colours: bool) -> String {
     out
 }
 
-/// Maximum rows of a table; longer ones are left to the JSON and the report.
+/// Maximum rows of a table; longer tables appear only in the JSON and the report.
 const MAX_ROWS: usize = 40;
 
 /// Returns a header row, then a row for each x with a cell for each series.

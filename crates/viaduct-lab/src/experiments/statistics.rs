@@ -48,8 +48,7 @@ pub(super) fn with_interval(values: &[f64]) -> String {
     format!("{:.3} ± {:.3}", mean(values), student_95(values))
 }
 
-/// Returns the smallest value that a share `q` (0 to 1) of `values` does not exceed; NaN if
-/// empty.
+/// Returns the quantile `q` (0 to 1) of `values` by nearest rank; NaN if empty.
 pub(super) fn quantile(values: &[f64], q: f64) -> f64 {
     let mut sorted = values.to_vec();
     sorted.sort_by(f64::total_cmp);

@@ -92,7 +92,7 @@ impl Crowd {
         Ok(())
     }
 
-    /// Begins a connection in the place of connection `n`, which closes.
+    /// Closes connection `n` and begins another in its place.
     pub(super) fn replace(&mut self, n: usize) -> io::Result<()> {
         self.connections[n] = self.connect(n)?;
         Ok(())

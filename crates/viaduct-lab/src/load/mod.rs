@@ -64,9 +64,9 @@ impl Ask {
 /// Shape of a load.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Shape {
-    /// Connections for one small request each; this many at any time.
+    /// Connections with one small request each; this many are open at any time.
     Requests(usize),
-    /// Bulk flows of this number, without a rate limit.
+    /// This many bulk flows, without a rate limit.
     Bulk(usize),
 }
 
@@ -105,12 +105,12 @@ impl Load {
         Load { state, thread: Some(thread) }
     }
 
-    /// Returns the answered requests or received bytes so far.
+    /// Returns the number of requests answered, or of bytes received, so far.
     pub fn done(&self) -> u64 {
         self.state.done.load(Ordering::Relaxed)
     }
 
-    /// Returns the failed connections.
+    /// Returns the number of failed connections.
     pub fn failed(&self) -> u64 {
         self.state.failed.load(Ordering::Relaxed)
     }

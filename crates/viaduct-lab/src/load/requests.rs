@@ -1,4 +1,4 @@
-//! Connections with one small request each, a fixed number at any time.
+//! Connections with one small request each; a fixed number is open at any time.
 
 use std::io;
 use std::net::SocketAddr;

@@ -121,7 +121,7 @@ impl EventLoop {
         Ok(())
     }
 
-    /// Registers a connection whose request is still to come or that stays open.
+    /// Registers a connection that waits for its request or stays open.
     fn watch(&mut self, stream: TcpStream) -> io::Result<()> {
         let n = self.free.pop().unwrap_or_else(|| {
             self.open.push(None);

@@ -27,8 +27,8 @@ use viaduct_sys::route::tun::Tun;
 use super::datagrams;
 use crate::topology::{Dumbbell, TopologyError, open_tun};
 
-/// Interface in the host, and the network behind it: a part of side A's, so that side B has a
-/// route.
+/// Interface in the host, and the network behind it, which is a part of side A's network, so that
+/// side B has a route to it.
 const DEVICE: &str = "trickles0";
 const NETWORK: &str = "10.1.128.0/17";
 /// Ports per address, and the first of them.

@@ -180,7 +180,7 @@ mod tests {
         };
         let most = |y, error| Scale::both(&[&series(y, error)]).unwrap().1.most();
         assert_eq!(most(99.9, Some(3.0)), 100.0);
-        assert!(most(130.0, None) >= 130.0, "what is no share goes on");
+        assert!(most(130.0, None) >= 130.0, "only percentages end at 100");
     }
 
     #[test]
@@ -191,6 +191,6 @@ mod tests {
         assert_eq!(labels.first().unwrap(), "0.01");
         assert_eq!(labels.last().unwrap(), "10");
         assert!(labels.contains(&"0.5".to_owned()), "{labels:?}");
-        assert_eq!(scale.place(0.0), None, "zero is nowhere on it");
+        assert_eq!(scale.place(0.0), None, "a logarithmic axis has no zero");
     }
 }

@@ -1,4 +1,4 @@
-//! Reports: one self-contained HTML page of all results, and the promise sheet.
+//! Reports: one self-contained HTML page of all results, and FIGURES.md.
 
 mod axis;
 mod before_after;

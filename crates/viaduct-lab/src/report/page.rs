@@ -74,7 +74,7 @@ fn anchor(outcome: &Outcome) -> String {
     escape(&outcome.experiment.replace('/', "-"))
 }
 
-/// Renders the verdict with words as well as colour.
+/// Renders the verdict in words as well as in colour.
 fn verdict(outcome: &Outcome) -> String {
     let held = outcome.checks.iter().filter(|check| check.holds).count();
     let (class, text) = match &outcome.ended {

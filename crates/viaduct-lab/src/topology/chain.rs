@@ -35,8 +35,8 @@ struct End {
 }
 
 impl Chain {
-    /// Builds the chain with these links, from the client to the server; a router between any
-    /// two.
+    /// Builds the chain with these links, from the client to the server, and a router between every
+    /// two links.
     ///
     /// # Errors
     /// If the kernel refuses a part; nothing is left in that case.
@@ -67,7 +67,7 @@ impl Chain {
             address(node, n, links.len())?;
         }
         let last = links.len() - 1;
-        let server = host(nodes.pop().expect("two at least"), End { link: last, last: 2 })?;
+        let server = host(nodes.pop().expect("at least two nodes"), End { link: last, last: 2 })?;
         let client = host(nodes.remove(0), End { link: 0, last: 1 })?;
         Ok(Chain { client, hops: nodes, server, _emulators: emulators })
     }

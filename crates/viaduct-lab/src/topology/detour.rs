@@ -72,7 +72,7 @@ impl Detour {
         &self.aside
     }
 
-    /// Returns the router between them.
+    /// Returns the router between the client and the server.
     pub fn fork(&self) -> &Node {
         &self.fork
     }

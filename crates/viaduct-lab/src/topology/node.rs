@@ -44,7 +44,7 @@ impl Node {
         &self.netns
     }
 
-    /// Creates a command in this machine. [`Netns::command`] says which thread may spawn it;
+    /// Creates a command in this machine. [`Netns::command`] documents which thread may spawn it;
     /// [`Node::spawn`] is the usual way.
     pub fn command(&self, program: &str) -> Command {
         self.netns.command(program)
@@ -112,7 +112,7 @@ impl Node {
     /// (RPS), instead of the core that receives the packet.
     ///
     /// # Errors
-    /// If the kernel refuses, as it does without real root.
+    /// If the kernel refuses, as it does in a user namespace.
     pub fn spread_receive(&self, interface: &str) -> Result<(), TopologyError> {
         let file = format!("/sys/class/net/{interface}/queues/rx-0/rps_cpus");
         // A mounted sysfs shows the devices of the namespace in which it was mounted.

@@ -32,8 +32,9 @@ impl Pair {
         Ok(Pair { load: host(load, 1)?, middle: host(middle, 2)? })
     }
 
-    /// Adds a second wire, 10.4.0.0/24, beside the first. Traffic from the load's address on it
-    /// uses it in both directions, whatever address of the other machine it is sent to.
+    /// Adds a second wire, 10.4.0.0/24, beside the first. Traffic from the load's address on the
+    /// second wire uses that wire in both directions, whichever address of the other machine it is
+    /// sent to.
     ///
     /// # Errors
     /// If the kernel refuses.

@@ -14,7 +14,7 @@ pub(crate) fn open(node: &Node, name: &str, mtu: u32) -> Result<Tun, TopologyErr
     };
     let wrong = |source| TopologyError::Tun { node: node.name().into(), source };
     let tun = node.netns().enter(make)?.map_err(wrong)?;
-    // Set by netlink, since the emulator itself cannot without root.
+    // Set by netlink, because without root the emulator itself cannot set it.
     node.ip(&[format!("link set {name} txqueuelen {TUN_QUEUE}")])?;
     Ok(tun)
 }

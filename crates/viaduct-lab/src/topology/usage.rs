@@ -160,9 +160,9 @@ mod tests {
         let mut shell = viaduct_sys::process::Process::spawn(shell).unwrap();
         let deadline = Instant::now() + Duration::from_secs(20);
         while cpu_time(shell.id()) < Duration::from_millis(50) {
-            assert!(Instant::now() < deadline, "the loop of the child does not count");
+            assert!(Instant::now() < deadline, "the child's processor time is not counted");
         }
-        assert!(times_scheduled(shell.id()) >= 2, "both were put on a processor");
+        assert!(times_scheduled(shell.id()) >= 2, "both processes were scheduled");
         let usage = Usage::of(shell.id());
         assert!(usage.pipes >= 1 && usage.resident > usage.anonymous, "{usage:?}");
         shell.kill().unwrap();

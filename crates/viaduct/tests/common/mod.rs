@@ -1,5 +1,5 @@
-//! Helpers of several test files.
-#![allow(dead_code)] // none of them needs all
+//! Helpers shared by several test files.
+#![allow(dead_code)] // no test file uses all of them
 
 use std::fs;
 use std::io::{ErrorKind, Read as _, Write as _};
@@ -55,7 +55,7 @@ pub(crate) fn rest(stream: &mut TcpStream) -> Vec<u8> {
     data
 }
 
-/// nftables rules that make a host vanish: it drops all packets silently.
+/// nftables rules with which a host silently drops all packets, as if it had vanished.
 pub(crate) const VANISH: &str = "add table inet lost; \
     add chain inet lost i { type filter hook input priority 0; policy drop; }; \
     add chain inet lost o { type filter hook output priority 0; policy drop; }";
@@ -75,7 +75,7 @@ pub(crate) fn there_and_back(mut client: TcpStream, mut server: TcpStream, bytes
     });
 }
 
-/// Waits until the condition holds, for `limit` at most. Returns whether it does.
+/// Waits until the condition holds, for at most `limit`. Returns false if it does not hold by then.
 pub(crate) fn within(limit: Duration, happened: impl Fn() -> bool) -> bool {
     within_some(limit, || happened().then_some(())).is_some()
 }
@@ -83,10 +83,10 @@ pub(crate) fn within(limit: Duration, happened: impl Fn() -> bool) -> bool {
 /// Waits until the condition holds; panics after 20 s.
 pub(crate) fn until(what: &str, mut is: impl FnMut() -> bool) {
     let happened = within_some(Duration::from_secs(20), || is().then_some(()));
-    assert!(happened.is_some(), "{what}: not in time");
+    assert!(happened.is_some(), "{what}: not within 20 s");
 }
 
-/// Polls `ask` until it returns a value, for `limit` at most.
+/// Polls `ask` until it returns a value, for at most `limit`.
 pub(crate) fn within_some<T>(limit: Duration, mut ask: impl FnMut() -> Option<T>) -> Option<T> {
     let deadline = Instant::now() + limit;
     while Instant::now() < deadline {
@@ -135,7 +135,7 @@ pub(crate) fn when_seen(tap: &mut Ring, is: impl Fn(u8) -> bool) -> Instant {
                 return Instant::now();
             }
         }
-        assert!(Instant::now() < deadline, "nothing seen");
+        assert!(Instant::now() < deadline, "no such packet was seen");
         thread::sleep(Duration::from_micros(500));
     }
 }
@@ -151,7 +151,7 @@ pub(crate) fn holders_of_other_end(stream: &TcpStream) -> Vec<String> {
         let fields: Vec<&str> = line.split_whitespace().collect();
         (fields.get(1..3) == Some(&[ends[0].as_str(), ends[1].as_str()])).then(|| fields[9])
     });
-    let socket = format!("socket:[{}]", inode.expect("a connection stands in the table"));
+    let socket = format!("socket:[{}]", inode.expect("the connection is in the table"));
     let holds = |process: &Path| {
         let Ok(open) = fs::read_dir(process.join("fd")) else { return false };
         open.flatten().any(|fd| fs::read_link(fd.path()).is_ok_and(|to| to == Path::new(&socket)))
@@ -162,8 +162,8 @@ pub(crate) fn holders_of_other_end(stream: &TcpStream) -> Vec<String> {
     processes.filter(|path| holds(path)).filter_map(program).filter_map(name).collect()
 }
 
-/// An unprivileged user if this test is root, else the test's own user. Their files are in a
-/// directory of their own, because the build directory may be closed to them.
+/// An unprivileged user if this test runs as root, otherwise the test's own user. The user's files
+/// are in a separate directory, because the user may not have access to the build directory.
 pub(crate) struct UnprivilegedUser {
     directory: PathBuf,
 }
@@ -171,16 +171,16 @@ pub(crate) struct UnprivilegedUser {
 const USER_ID: u32 = 65_534;
 
 impl UnprivilegedUser {
-    /// Copies viaduct and its preload library there.
+    /// Creates the directory, with copies of viaduct and its preload library.
     pub(crate) fn new(name: &str) -> UnprivilegedUser {
         let directory = std::env::temp_dir().join(format!("viaduct-{name}-{}", std::process::id()));
-        // Files that an earlier run has left.
+        // Removes files of an earlier run.
         let _ = fs::remove_dir_all(&directory);
         fs::create_dir_all(&directory).unwrap();
         let user = UnprivilegedUser { directory };
         let program = Path::new(env!("CARGO_BIN_EXE_viaduct"));
         let library = program.with_file_name("libviaduct_preload.so");
-        assert!(library.exists(), "first: cargo build -p viaduct-preload, in this profile");
+        assert!(library.exists(), "run first: cargo build -p viaduct-preload, in this profile");
         for file in [program, &library] {
             user.has(file);
         }
@@ -198,9 +198,9 @@ impl UnprivilegedUser {
         self.at("viaduct")
     }
 
-    /// Copies a file that the user may run. `cp` makes the copy: a descriptor open for writing
-    /// in this process could be inherited by a child of another thread, and the file could not
-    /// be run.
+    /// Copies a file that the user may run. The copy is made by `cp`, because a child of another
+    /// thread could inherit a descriptor that this process has open for writing, and a file open
+    /// for writing cannot be run.
     pub(crate) fn has(&self, file: &Path) -> PathBuf {
         let copy = self.at(file.file_name().unwrap().to_str().unwrap());
         assert!(Command::new("cp").arg(file).arg(&copy).status().unwrap().success());

@@ -1,6 +1,6 @@
-//! Experiments in their quick form, with real gateways. A quick form is shorter, but its bounds
-//! are the figure's own. Where the noise of a busy machine with two cores forbids that,
-//! FIGURES.md says "not in CI"; then only counts are asserted here, and that all checks were made.
+//! Experiments in their quick form, with real gateways. A quick form is shorter, but has the same
+//! bounds as the full one. Checks that are too noisy on a busy machine with two cores are marked
+//! "not in CI" in FIGURES.md; they are measured here, but their bounds are not asserted.
 #![allow(clippy::unwrap_used)] // a test may panic
 
 use std::sync::{PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
@@ -9,8 +9,8 @@ use viaduct_lab::binary::use_binary;
 use viaduct_lab::experiment::{Ended, Options, Outcome, perform, print_table};
 use viaduct_lab::experiments::select;
 
-/// Serialises the experiments, which measure time. Those that mostly wait for long round trips
-/// run in parallel. (Tests start in the order of their names: the second kind is adjacent.)
+/// Serialises the experiments that measure time. Those that mostly wait for long round trips run in
+/// parallel. (Tests start in the order of their names, in which the latter are adjacent.)
 static MACHINE: RwLock<()> = RwLock::new(());
 
 fn alone() -> RwLockWriteGuard<'static, ()> {
@@ -33,8 +33,8 @@ fn conduct(name: &str, quick: bool) -> Outcome {
     outcome
 }
 
-/// Asserts that an experiment made `total` checks, each of a measured value, and that those
-/// selected by `of` meet the figure's bound; there are `chosen` of them.
+/// Asserts that an experiment made `total` checks, each of a measured value, and that the `chosen`
+/// checks selected by `of` satisfy their bounds.
 fn assert_holds(outcome: &Outcome, total: usize, chosen: usize, of: impl Fn(&str) -> bool) {
     let table = print_table(outcome, false);
     assert_eq!(outcome.checks.len(), total, "{table}");
@@ -107,11 +107,11 @@ fn an_idle_proxy_is_small() {
 fn hops_save_the_papers_time_on_the_path_and_by_the_option() {
     let _alone = alone();
     let outcome = quick("miniproxy/ttc");
-    // Whole downloads take longer, and are disturbed more often.
+    // Times of whole downloads depend more on other load.
     assert_holds(&outcome, 12, 6, |name| name.contains("time to first byte"));
 }
 
-/// Returns the bar of this name.
+/// Returns the value of the bar with this name.
 fn bar(outcome: &Outcome, plot: &str, name: &str) -> f64 {
     let found = outcome.series.iter().filter(|s| s.plot == plot).flat_map(|s| &s.points);
     found.filter(|point| point.label.as_deref() == Some(name)).map(|point| point.y).next().unwrap()
@@ -156,8 +156,8 @@ fn tcp_of_1999_stalls_where_todays_does_not() {
 fn a_tunnel_lets_squids_answer_sooner_and_only_a_links_own_sessions_wait_for_it() {
     let _beside = beside_others();
     let outcome = quick("lfn/mux");
-    // Against connections that Squid has kept there is nothing left to win: on a busy machine
-    // either may be ahead. The slowest 1 % of a quick run is two documents.
+    // A tunnel has no advantage over persistent connections of Squid, so on a busy machine either
+    // may be faster. The slowest 1 % of a quick run is two documents.
     let judged = |name: &str| !name.contains("kept") && !name.contains("slowest 1 %");
     assert_holds(&outcome, 27, 18, judged);
 }
@@ -177,7 +177,7 @@ fn first_answers_of_trickles_are_no_longer_than_their_requests() {
     assert_holds(&outcome, 4, 1, |name| name.starts_with("bytes of the first"));
 }
 
-/// Asserts that every row that could be run gives the result of a direct connection.
+/// Asserts that every row that could be run gives the same result as a direct connection.
 fn assert_alike(outcome: &Outcome) {
     let otherwise = outcome.params.iter().filter(|(name, _)| name.starts_with("otherwise"));
     for (name, what) in otherwise {
@@ -276,6 +276,6 @@ fn an_open_flow_goes_around_a_path_that_fails_and_back() {
 fn four_flows_that_share_an_estimate_share_it_alike() {
     let _alone = alone();
     let outcome = quick("tesla/congestion");
-    // Their share of the bottleneck is not in CI: see FIGURES.md.
+    // The share of the bottleneck is not checked in CI; see FIGURES.md.
     assert_holds(&outcome, 5, 4, |name| name != "congestion: the four take of the bottleneck");
 }

@@ -66,7 +66,7 @@ fn command(host: &Host, program: &Path) -> Command {
     host.command(&program.to_string_lossy())
 }
 
-/// The example, built as a user would build it.
+/// Builds the example as a user would, and returns its path.
 fn example() -> PathBuf {
     let viaduct = Path::new(env!("CARGO_BIN_EXE_viaduct"));
     let cargo = std::env::var("CARGO").unwrap_or_else(|_| "cargo".into());

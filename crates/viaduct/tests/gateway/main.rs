@@ -1,4 +1,4 @@
-//! Real gateways in a lab world: what hosts see, and the state that a gateway leaves behind.
+//! Real gateways in a lab world: effects on hosts, and the state that a gateway leaves behind.
 #![allow(clippy::unwrap_used)] // a test may panic
 
 mod cache;
@@ -85,7 +85,8 @@ fn with_equal_mtus_nothing_is_altered_and_repairs_are_fragmented() {
     let node = world.dumbbell.gateway_a().clone();
     let altered = || {
         let routes = ["-4", "-6"].map(|family| node.run("ip", &[family, "route"]).unwrap());
-        // Excludes the gateway's own interface, through which recovered packets enter the kernel.
+        // Excludes routes by the gateway's own interface, through which recovered packets enter the
+        // kernel.
         let routes = routes.concat();
         let routes: Vec<_> = routes.lines().filter(|of| !of.contains(" vd-")).collect();
         format!("{routes:?} {}", node.run("nft", &["list", "ruleset"]).unwrap())
@@ -209,7 +210,7 @@ fn with_equal_mtus_and_lower_mtu_hosts_send_shorter_packets() {
     let kept = status.kept_below[0].expect("packets are not kept short");
     let ruleset = world.dumbbell.gateway_a().run("nft", &["list", "ruleset"]).unwrap();
     assert!((1400..1430).contains(&kept) && ruleset.contains("maxseg"), "{kept} {ruleset}");
-    assert_eq!(status.shell().send_failed, 0, "no repair is too long for the WAN");
+    assert_eq!(status.shell().send_failed, 0, "a repair was too long for the WAN");
     // On a busy machine the gateway misses some packets.
     let unprotected = status.peer().sender.unprotected;
     let missed = status.shell().tap_drops_out + status.shell().tap_late_out;
@@ -266,7 +267,7 @@ fn a_gateway_may_be_killed_at_any_time() {
     assert!(report.received > 1e6, "{report:?}");
 }
 
-/// State that a gateway changes on its machine, from the machine's own tools.
+/// Returns the state that a gateway changes on its machine, as the machine's own tools print it.
 fn system(node: &Node) -> String {
     let offloads = node.run("ethtool", &["-k", "wan0"]).unwrap();
     let routes = node.run("ip", &["route"]).unwrap() + &node.run("ip", &["-6", "route"]).unwrap();
@@ -289,7 +290,7 @@ fn changes_to_the_system_are_reverted() {
     gateways.a.kill().unwrap();
     gateways.a.start().unwrap();
     gateways.a.wait_until_up().unwrap();
-    assert_eq!(system(&node), during, "a start after a kill changes the same again, once");
+    assert_eq!(system(&node), during, "a start after a kill makes the same changes once");
     gateways.a.stop().unwrap();
     assert_eq!(system(&node), before);
     // Changes are also reverted if the gateway is stopped before it is up.
@@ -306,7 +307,8 @@ fn observing_gateways_change_nothing_and_count_offloaded_segments() {
     use_binary(env!("CARGO_BIN_EXE_viaduct"));
     let mut world = World::build(&DumbbellSpec::default(), &Journal::new()).unwrap();
     let nodes = [world.dumbbell.gateway_a().clone(), world.dumbbell.gateway_b().clone()];
-    // Long packets of hosts then reach the tap whole, to be segmented by the last device.
+    // With these offloads, long packets of hosts reach the tap whole, and the last device segments
+    // them.
     nodes[0].run("ethtool", &["-K", "wan0", "tso", "on", "gso", "on"]).unwrap();
     world.a1().run("ethtool", &["-K", "eth0", "tso", "on"]).unwrap();
     let before = nodes.each_ref().map(system);
@@ -323,10 +325,10 @@ fn observing_gateways_change_nothing_and_count_offloaded_segments() {
     let (sender, receiver) = (a.peer().sender, b.peer().receiver);
     let least = received * 3.0 / 8.0 / 1448.0;
     assert!(sender.packets as f64 > 0.95 * least, "{least}: {sender:?}");
-    // Each packet has the same name at both ends: both gateways segment alike.
+    // Each packet has the same name at both ends, because both gateways segment in the same way.
     assert_eq!((receiver.link.lost, receiver.late), (0, 0), "{receiver:?}");
     assert!(receiver.link.covered as f64 > 0.95 * least, "{least}: {receiver:?}");
-    // Repairs require changes to the system: a reload makes them, and the end reverts them.
+    // Repairs require changes to the system, which a reload makes and the gateway's end reverts.
     let text = std::fs::read_to_string(gateways.a.config()).unwrap();
     std::fs::write(gateways.a.config(), text.replace("\"observe\"", "\"auto\"")).unwrap();
     gateways.a.signal(Signal::HUP).unwrap();
@@ -416,11 +418,11 @@ fn a_forger_of_repairs_is_refused_and_disturbs_nothing() {
     let status = world.gateways().unwrap().b.status().unwrap();
     let (receiver, session) = (status.peer().receiver, status.peer().session);
     assert!(sent > 5_000, "{sent}");
-    assert!(lost <= 2, "recovery must continue: {lost} pings lost");
+    assert!(lost <= 2, "recovery did not continue: {lost} pings lost");
     assert!(session.forged > 0 && session.replayed > 0, "{session:?}");
     assert_eq!(status.shell().injected, receiver.recovered, "only lost packets may be injected");
     assert_eq!((receiver.garbled, receiver.foreign, receiver.malformed), (0, 0, 0));
-    // Every packet that B's hosts got was sent by A's: 300 requests and a few more.
+    // Every packet that B's hosts received was sent by A's hosts: 300 requests and a few others.
     assert!(receiver.packets + receiver.recovered <= 310, "{receiver:?}");
 }
 
@@ -453,7 +455,7 @@ fn a_wan_that_goes_down_comes_back_and_one_that_is_deleted_ends_the_gateway() {
     assert_eq!(lost_pings(&world, false, 100), 0);
     node.run("ip", &["link", "del", "wan0"]).unwrap();
     let gateway = &world.gateways().unwrap().b;
-    eventually(gateway, "its end", || gateway.log().contains("the WAN interface was deleted"));
+    eventually(gateway, "the end", || gateway.log().contains("the WAN interface was deleted"));
 }
 
 #[test]

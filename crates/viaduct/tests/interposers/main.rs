@@ -1,5 +1,5 @@
 //! Calls of unmodified programs under each interposer of `viaduct run`: connections, datagrams,
-//! listeners, names, and what the kernel does without Viaduct in the path.
+//! listeners, names, and offload to the kernel.
 #![allow(clippy::unwrap_used)] // a test may panic
 
 mod calls;

@@ -1,5 +1,5 @@
-//! Kernel offload: if the kernel can do all of a chain's work, a wrapped program has the real
-//! socket, and makes no further system calls.
+//! Kernel offload: if a whole chain can be offloaded, the wrapped program has the socket of the
+//! real connection, and makes no additional system calls.
 
 use std::fs;
 use std::io::{BufRead as _, BufReader, Write as _};
@@ -10,21 +10,21 @@ use std::thread::{self, JoinHandle};
 
 use crate::common::holders_of_other_end;
 
-/// Connects, sends lines and reads the answers, by descriptor 3.
+/// Connects, sends lines and reads the answers, on descriptor 3.
 const PROGRAM: &str = "exec 3<>/dev/tcp/127.0.0.1/$0; echo hello >&3; read -u 3 answer; \
                        echo and more >&3; read -u 3 answer; exec 3>&-";
 const LINES: usize = 2;
 
 /// Observations of a run of the program.
 struct Seen {
-    /// System calls of the program from the connect on, in order, without those that depend on
+    /// System calls of the program from the connect on, in order, except those that depend on
     /// timing.
     calls: Vec<String>,
     /// The programs that hold the other end of the far end's socket.
     holders: Vec<String>,
 }
 
-/// Runs the program under `viaduct run` with these words; without words, plainly.
+/// Runs the program under `viaduct run` with these words; without words, without viaduct.
 fn run(words: &[&str]) -> Seen {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let port = listener.local_addr().unwrap().port().to_string();
@@ -54,7 +54,7 @@ fn answer(stream: TcpStream) -> Vec<String> {
         holders = holders_of_other_end(&writer);
         writer.write_all(b"hello\n").unwrap();
     }
-    assert!(lines.next().is_none(), "the end of one is the end of the other");
+    assert!(lines.next().is_none(), "another process holds the end");
     holders
 }
 
@@ -71,5 +71,5 @@ fn an_offloaded_program_holds_the_real_socket_and_makes_no_further_call() {
 fn without_offload_viaduct_holds_the_far_ends_connection() {
     let (plain, passing) = (run(&[]), run(&["+count", "--no-offload"]));
     assert_eq!(passing.holders, ["viaduct"]);
-    assert_eq!(passing.calls, plain.calls, "the program's own calls stay the same all the same");
+    assert_eq!(passing.calls, plain.calls, "the program's own calls are the same without offload");
 }

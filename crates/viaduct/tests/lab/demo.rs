@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use super::{alone, beside_others};
 
-/// The demo, with its report in a fresh directory of this test.
+/// Builds the command of the demo, with its report in a new directory of this test.
 fn demo(test: &str, args: &[&str]) -> (Command, PathBuf) {
     let dir = Path::new(env!("CARGO_TARGET_TMPDIR")).join(test);
     let _ = fs::remove_dir_all(&dir);
@@ -39,7 +39,7 @@ fn the_demo_shows_the_gain_of_four_programs() {
         let row = said.lines().find(|line| line.trim_start().starts_with(program)).unwrap();
         assert!(row.contains("x ") && !row.contains("failed"), "{said}");
     }
-    assert!(!said.contains('\x1b'), "no colours and no redrawing where there is no terminal");
+    assert!(!said.contains('\x1b'), "colours or redrawing without a terminal");
 
     let result: serde_json::Value = serde_json::from_slice(&fs::read(json).unwrap()).unwrap();
     let figure = |name: &str| result["params"][name].as_f64().unwrap();
@@ -47,7 +47,7 @@ fn the_demo_shows_the_gain_of_four_programs() {
     assert!(factor >= 20.0, "{factor}: {said}");
     assert!(figure("cubic_packets_rebuilt") > 0.0);
     let repairs = figure("cubic_repair_bytes_per_data_byte");
-    assert!((0.005..0.2).contains(&repairs), "as the losses ask for, not {repairs}");
+    assert!((0.005..0.2).contains(&repairs), "the repairs do not match the losses: {repairs}");
     assert_eq!(result["congestion_control"], serde_json::json!(["cubic", "bbr"]));
     assert_eq!(result["command"], "viaduct demo --quick");
 
@@ -103,7 +103,7 @@ fn without_root_the_demo_runs_or_names_the_obstacle() {
     command.args(["demo", "--quick"]).current_dir(&dir).stdin(Stdio::null());
     let demo = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
     if allowed {
-        // The web server has served by then, and the gateways are up.
+        // By step 10 the web server has served a file, and the gateways are up.
         interrupted(demo, "[10/18] with Viaduct: iperf3 (TCP cubic)");
     } else {
         let text = said(&demo.wait_with_output().unwrap());

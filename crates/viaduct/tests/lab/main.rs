@@ -1,4 +1,4 @@
-//! `viaduct lab` as a user sees it: the state that it leaves when it is killed, and its output.
+//! `viaduct lab` as a user sees it: its output, and the state that it leaves when it is killed.
 #![allow(clippy::unwrap_used)] // a test may panic
 
 #[path = "../../../viaduct-lab/tests/canary/mod.rs"]
@@ -15,7 +15,7 @@ use canary::{Canary, interfaces_here};
 
 const VIADUCT: &str = env!("CARGO_BIN_EXE_viaduct");
 
-/// Serialises the demos, whose figures other tests would disturb.
+/// Serialises the demos, whose measurements other tests would disturb.
 static MACHINE: RwLock<()> = RwLock::new(());
 
 fn alone() -> RwLockWriteGuard<'static, ()> {
@@ -26,7 +26,7 @@ fn beside_others() -> RwLockReadGuard<'static, ()> {
     MACHINE.read().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// A directory of this test.
+/// Creates a directory for this test.
 fn scratch(test: &str) -> PathBuf {
     let dir = Path::new(env!("CARGO_TARGET_TMPDIR")).join(test);
     let _ = fs::remove_dir_all(&dir);
@@ -45,7 +45,7 @@ fn said(output: &Output) -> String {
     text(&output.stdout) + &text(&output.stderr)
 }
 
-/// Waits, for at most 20 s.
+/// Waits until `condition` returns a value; panics after 20 s.
 fn wait_until<T>(what: &str, condition: impl Fn() -> Option<T>) -> T {
     let deadline = Instant::now() + Duration::from_secs(20);
     loop {
@@ -124,7 +124,7 @@ fn ctrl_c_ends_a_run_keeps_its_results_and_leaves_nothing() {
     canary.assert_all_gone();
     let outcome: serde_json::Value = serde_json::from_slice(&fs::read(json).unwrap()).unwrap();
     assert_eq!(outcome["ended"], "stopped");
-    assert_eq!(outcome["params"]["mtu"], 1500, "what was known until then is kept");
+    assert_eq!(outcome["params"]["mtu"], 1500, "the parameters known so far are kept");
 }
 
 #[test]
@@ -187,8 +187,8 @@ fn without_root_the_lab_uses_a_user_namespace_or_names_the_obstacle() {
     let dir = std::env::temp_dir().join(format!("viaduct-test-rootless-{}", std::process::id()));
     fs::create_dir_all(&dir).unwrap();
     let binary = dir.join("viaduct");
-    // By another process: a file that is open for writing cannot be run, and children could
-    // inherit the descriptor.
+    // Copied by another process, because a child of this one could inherit a descriptor open for
+    // writing, and a file open for writing cannot be run.
     assert!(Command::new("cp").arg(VIADUCT).arg(&binary).status().unwrap().success());
     let mut command = Command::new("setpriv");
     command.args(["--reuid=65534", "--regid=65534", "--clear-groups"]).arg(&binary);

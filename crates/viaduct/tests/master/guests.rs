@@ -1,4 +1,4 @@
-//! Users of a master with `--all-users`: none can stop, starve or end the flows of another.
+//! Users of a master with `--all-users`: no user can stop, starve or end the flows of another.
 
 use std::cell::Cell;
 use std::io::{self, BufRead as _, BufReader, Lines};
@@ -25,7 +25,7 @@ use super::{CHAIN, RunDir, far_end, text};
 
 const OTHER_USER: u32 = 65_534;
 const HOSTILE_CALLS: usize = 10_000;
-/// Limit of pending connects of a guest, an option of the test's master.
+/// Limit on the pending connects of a guest: an option of the master in these tests.
 const CALLS: usize = 32;
 
 /// Echoes over one connection, and opens further ones, until a line arrives on standard input.
@@ -60,7 +60,7 @@ impl Victim {
         Victim(child, lines)
     }
 
-    /// Ends it, and checks that every echo was in time and every connect succeeded.
+    /// Ends the program, and checks that every echo was in time and every connect succeeded.
     fn end_unharmed(mut self) {
         drop(self.0.stdin.take());
         let said = self.1.next().unwrap().unwrap();
@@ -108,7 +108,7 @@ fn connected() -> [TcpStream; 2] {
     [one, listener.accept().unwrap().0]
 }
 
-/// A listener that answers no SYN: its backlog is full.
+/// A listener that answers no SYN, because its backlog is full, and the connections that fill it.
 fn silent() -> (TcpListener, Vec<TcpStream>) {
     let listener = tcp::listen("127.0.0.1:0".parse().unwrap(), 0, TcpOptions::default()).unwrap();
     let at = listener.local_addr().unwrap();
@@ -119,7 +119,7 @@ fn silent() -> (TcpListener, Vec<TcpStream>) {
     (listener, filled)
 }
 
-/// Passes sockets that close slowly: they have unread bytes, and linger.
+/// Passes sockets that close slowly, because they have unsent bytes and SO_LINGER.
 fn lingers(socket_path: &Path, closed: SocketAddr) {
     let run = Hostile::join(socket_path);
     for id in 0..3 {
@@ -127,18 +127,19 @@ fn lingers(socket_path: &Path, closed: SocketAddr) {
         ioctl_fionbio(&ours, true).unwrap();
         while rustix::io::write(&ours, &[0; 65536]).is_ok() {}
         run.call(id, closed, &ours).unwrap();
-        // The master clears it. Set repeatedly, it is in effect when the socket is closed.
+        // The master clears SO_LINGER. Setting it repeatedly puts it into effect when the master
+        // closes the socket.
         for _ in 0..200 {
             sockopt::set_socket_linger(&ours, Some(Duration::from_secs(20))).unwrap();
         }
         drop(ours);
         assert!(matches!(run.receive(), Some(Down::Refuse { .. })));
-        // Its other end reads nothing for longer than this test.
+        // The other end reads nothing until this test has ended.
         std::mem::forget(theirs);
     }
 }
 
-/// Passes sockets that are set to blocking again while the master has them.
+/// Passes sockets, and sets them to blocking while the master uses them.
 fn blocks(socket_path: &Path, far: SocketAddr) {
     let run = Hostile::join(socket_path);
     for id in 0..3 {
@@ -160,8 +161,8 @@ fn blocks(socket_path: &Path, far: SocketAddr) {
     }
 }
 
-/// Sends more calls than a guest may have, half of them to a host that never answers. All but
-/// the pending ones are refused, and the run is served to the end.
+/// Sends more calls than a guest may have pending, half of them to a host that never answers. All
+/// but the pending ones are refused, and the run is served to its end.
 fn floods(socket_path: &Path, closed: SocketAddr, silent: SocketAddr) {
     let run = Hostile::join(socket_path);
     let theirs = Hostile(run.0.try_clone().unwrap());
@@ -190,7 +191,7 @@ fn reads_nothing(socket_path: &Path, closed: SocketAddr) {
     ioctl_fionbio(&run.0, true).unwrap();
     let socket = fresh();
     let sent = Cell::new(0);
-    // The master reads nothing more: the socket is full twice in a row, a while apart.
+    // The master has stopped reading if the socket is full twice in a row, some time apart.
     let is_full = || {
         while run.call(sent.get(), closed, &socket).is_ok() {
             sent.set(sent.get() + 1);
@@ -205,7 +206,7 @@ fn reads_nothing(socket_path: &Path, closed: SocketAddr) {
 #[test]
 fn hostile_calls_of_one_user_do_not_disturb_flows_of_another() {
     if !rustix::process::geteuid().is_root() {
-        return eprintln!("only root can be two users");
+        return eprintln!("skipped: needs root for two users");
     }
     let (run_dir, (to, _)) = (RunDir::new(), far_end());
     let calls = CALLS.to_string();
@@ -234,7 +235,7 @@ fn hostile_calls_of_one_user_do_not_disturb_flows_of_another() {
 #[test]
 fn sockets_kept_by_a_guest_leave_no_epoll_registration() {
     if !rustix::process::geteuid().is_root() {
-        return eprintln!("only root can be two users");
+        return eprintln!("skipped: needs root for two users");
     }
     const FLOWS: usize = 20;
     let (run_dir, (to, _)) = (RunDir::new(), far_end());
@@ -261,7 +262,7 @@ fn sockets_kept_by_a_guest_leave_no_epoll_registration() {
     assert!(within(Duration::from_secs(10), gone), "{} and {before}", registrations());
 }
 
-/// Number of descriptors that the epoll instances of process `id` watch.
+/// Returns the number of descriptors that the epoll instances of process `id` watch.
 fn registrations(id: u32) -> usize {
     let infos = std::fs::read_dir(format!("/proc/{id}/fdinfo")).unwrap();
     let texts = infos.map(|info| std::fs::read_to_string(info.unwrap().path()).unwrap_or_default());
@@ -271,13 +272,13 @@ fn registrations(id: u32) -> usize {
 #[test]
 fn guest_sockets_passed_to_a_lower_master_do_not_stop_its_flows() {
     if !rustix::process::geteuid().is_root() {
-        return eprintln!("only root can be two users");
+        return eprintln!("skipped: needs root for two users");
     }
     let (run_dir, (to, _)) = (RunDir::new(), far_end());
     let closed = SocketAddr::from(([127, 0, 0, 1], free_port()));
     let own = ["+count", CHAIN, "--no-offload"];
     let _lower = run_dir.master("lower", &own);
-    // Flows that its own rules except go directly to the lower master.
+    // Flows that match the upper master's `--except` go directly to the lower master.
     let (except, closed_too) = (to.to_string(), closed.to_string());
     let above = ["--master", "lower", "--all-users", "--except", &except, "--except", &closed_too];
     let _upper = run_dir.master("upper", &[&own[..], &above].concat());
@@ -290,7 +291,7 @@ fn guest_sockets_passed_to_a_lower_master_do_not_stop_its_flows() {
     victim.end_unharmed();
 }
 
-/// Value of a counter of the master `guests`.
+/// Returns a counter of the master `guests`.
 fn counter(run_dir: &RunDir, name: &str) -> usize {
     let status = run_dir.status("guests");
     let after = status.split(&format!("\"{name}\":")).nth(1).unwrap().trim_start();
@@ -301,7 +302,7 @@ fn counter(run_dir: &RunDir, name: &str) -> usize {
 #[test]
 fn a_guest_cannot_reach_what_the_master_refuses() {
     if !rustix::process::geteuid().is_root() {
-        return eprintln!("only root can be two users");
+        return eprintln!("skipped: needs root for two users");
     }
     let (run_dir, (to, count)) = (RunDir::new(), far_end());
     let refused = to.to_string();
@@ -319,7 +320,7 @@ fn a_guest_cannot_reach_what_the_master_refuses() {
 #[test]
 fn runs_beyond_a_users_limit_get_eagain() {
     if !rustix::process::geteuid().is_root() {
-        return eprintln!("only root can be two users");
+        return eprintln!("skipped: needs root for two users");
     }
     let run_dir = RunDir::new();
     let _master = run_dir.master("runs", &["+count", "--all-users", "--user-runs", "2"]);

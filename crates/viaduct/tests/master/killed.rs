@@ -1,4 +1,4 @@
-//! State that a killed master leaves, and its successor.
+//! State that a killed master leaves, and a successor of the master.
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
@@ -21,8 +21,8 @@ impl RunDir {
     }
 }
 
-/// Connects to its first argument, kills its second (or its parent), and prints the outcome of
-/// the connection, and of others.
+/// Connects to its first argument, kills the process of its second argument (or its parent), and
+/// prints the outcome of this connection and of further ones.
 const KILL: &str = "
 import errno, os, select, signal, socket, sys
 host, port = sys.argv[1].rsplit(':', 1)
@@ -82,7 +82,7 @@ fn listening_programs_are_unreachable_once_their_master_is_killed() {
                 assert!(run_dir.status("serves").contains("flows 1\\n"));
                 master.signal("KILL");
             }
-            // The program is the child of the wrapper's child.
+            // The program is a child of the wrapper's child.
             None => kill_child_of(child_of(server.id())),
         }
         // Clients that connect now reach no program: they fail at once, or are reset.

@@ -1,5 +1,5 @@
-//! `viaduct master` as its users see it: programs share it, masters are nested, and no flow
-//! bypasses the chain when one is killed.
+//! `viaduct master` as its users see it: several programs share a master, masters are nested, and
+//! no flow bypasses the chain when a master is killed.
 #![allow(clippy::unwrap_used)] // a test may panic
 
 #[path = "../common/mod.rs"]
@@ -130,8 +130,8 @@ fn far_end() -> (SocketAddr, &'static AtomicUsize) {
     (address, count)
 }
 
-/// A Python program that connects to the address of its first argument, from the second if
-/// there is one, and prints its socket's addresses.
+/// A Python program that connects to the address of its first argument, from the address of its
+/// second if present, and prints the addresses of its socket.
 const TELL: &str = "
 import socket, sys
 host, port = sys.argv[1].rsplit(':', 1)
@@ -165,7 +165,7 @@ fn programs_of_every_interposer_share_a_master() {
     assert!(run_dir.status("all").contains("flows 3\\nwritten 18\\n"), "{}", run_dir.status("all"));
     let page = text(&run_dir.output(&["status", "--name", "all"]).stdout);
     assert!(page.starts_with("master all  up "), "{page}");
-    // It ends on SIGTERM, and leaves no files.
+    // The master ends on SIGTERM, and leaves no files.
     master.signal("TERM");
     assert!(master.0.wait().unwrap().success());
     assert!(!run_dir.0.join("all.master").exists() && !run_dir.0.join("all.sock").exists());
@@ -181,7 +181,7 @@ fn the_bound_address_is_kept_through_nested_masters() {
         let said = run_dir.output(&[&words[..], &program].concat());
         let said = text(&said.stdout);
         assert!(said.contains("hello 127.0.0.9:"), "{above:?} {said}");
-        // The port is kept too, unless there is another master between.
+        // The port is kept as well, unless there is another master between.
         let port = said.split_whitespace().nth(1).unwrap();
         let is_kept = said.contains(&format!("hello 127.0.0.9:{port}\n"));
         assert!(is_kept || !above.is_empty(), "{said}");
@@ -234,7 +234,7 @@ fn a_masters_name_is_unique_and_an_unknown_one_is_reported() {
     let long = run_dir.0.join("d".repeat(120)).display().to_string();
     let long = run_dir.output(&["master", "--name", "two", CHAIN, "--run-dir", &long]);
     assert!(text(&long.stderr).contains("--run-dir names another directory"), "{long:?}");
-    // A killed master leaves its socket, which does not prevent another of its name.
+    // A killed master leaves its socket, which does not prevent a new master with the same name.
     master.signal("KILL");
     drop(master);
     let killed = run_dir.output(&["run", "--master", "one", "--", "true"]);
@@ -307,8 +307,8 @@ fn rules_of_nested_masters_apply_to_the_flows_that_each_carries() {
         let words = [&["run", "--master", master, "--report", "+count", CHAIN], options].concat();
         text(&run_dir.output(&[&words[..], &["--", "python3", "-c", TELL, to]].concat()).stderr)
     };
-    // First the upper one refuses; then it leaves the flow to the lower; then the lower refuses
-    // a flow that passed the upper.
+    // First the upper master refuses the flow; then it leaves the flow to the lower one; then the
+    // lower master refuses a flow that has passed the upper one.
     let said = run("rules", &["--refuse", &to], &to);
     assert!(said.contains("1 were refused"), "{said}");
     assert_eq!(count.load(Ordering::Relaxed), 0);
@@ -320,14 +320,14 @@ fn rules_of_nested_masters_apply_to_the_flows_that_each_carries() {
     );
     let said = run("rules", &[], "127.0.0.1:1");
     assert!(said.contains("1 failed") && said.contains("127.0.0.1:1 (denied)"), "{said}");
-    // The lower one leaves alone a flow that passed the upper.
+    // The lower master does not process a flow that has passed the upper one.
     let said = run("around", &[], &to);
     assert!(said.contains("1 passed the handlers"), "{said}");
     assert!(run_dir.status("around").contains("flows 0\\n"), "{}", run_dir.status("around"));
     assert_eq!(count.load(Ordering::Relaxed), 2);
 }
 
-/// Starts a program that listens at `port`, as [`SERVE`] does, and checks that it sees its
+/// Starts a program that listens at `port`, as [`SERVE`] does, and checks that the program sees its
 /// client's address.
 fn greeted(mut command: Command, port: u16) -> (Child, Lines<BufReader<ChildStdout>>) {
     let mut server = command.stdout(Stdio::piped()).stderr(Stdio::null()).spawn().unwrap();
@@ -384,7 +384,7 @@ while True:
     c, at = s.accept()
     threading.Thread(target=serve, args=(c,), daemon=True).start()
 ";
-/// Keeps five connections open at once, until it gets a line.
+/// Keeps five connections open at once, until a line arrives on standard input.
 const FIVE: &str = "
 import socket, sys
 all = [socket.create_connection(('127.0.0.1', int(sys.argv[1]))) for n in range(5)]
@@ -459,7 +459,7 @@ fn figure_4_a_users_handlers_above_a_system_wide_master() {
     for port in [up, down] {
         assert!(within(Duration::from_secs(10), || listens(port)), "{port}");
     }
-    // The near end: curl and socat, each in a run of its own above the system's master.
+    // The near end: curl and socat, each in a separate run above the system-wide master.
     let near = |via: &str, program: &[&str]| {
         let words =
             [&["run", "--master", "system", "--via", via], &chain[..], &["--"], program].concat();
@@ -484,7 +484,7 @@ fn figure_4_a_users_handlers_above_a_system_wide_master() {
         let ended = program.wait_with_output().unwrap();
         assert!(ended.status.success(), "{ended:?}");
     }
-    assert!(std::fs::read(got).unwrap() == big, "what curl has got");
+    assert!(std::fs::read(got).unwrap() == big, "the download differs");
     assert!(within(Duration::from_secs(10), || std::fs::read(&came).is_ok_and(|came| came == big)));
     for server in &servers {
         server.signal("TERM");

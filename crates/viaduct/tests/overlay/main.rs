@@ -1,5 +1,5 @@
-//! `viaduct overlay` and the handler `route`: three nodes on this machine, one of which cannot
-//! reach another directly.
+//! `viaduct overlay` and the handler `route`: three nodes on this machine, two of which cannot
+//! reach each other directly.
 #![allow(clippy::unwrap_used)] // a test may panic
 
 #[path = "../common/mod.rs"]
@@ -56,7 +56,8 @@ impl Overlay {
         overlay
     }
 
-    /// Writes the config of node `n`. If `right`, a and b get each other's right address.
+    /// Writes the config of node `n`. If `right`, nodes a and b have the right address of each
+    /// other.
     fn configure(&self, n: usize, right: bool) {
         let Overlay { ports, keys, socks, .. } = self;
         let (name, run_dir) = (NAMES[n], self.dir.display());
@@ -97,7 +98,7 @@ impl Overlay {
         command.stderr(log).spawn().unwrap()
     }
 
-    /// Process ID of node `n`, the child of its `timeout`.
+    /// Returns the process ID of node `n`, the child of its `timeout`.
     fn pid(&self, n: usize) -> String {
         let parent = self.nodes[n].as_ref().unwrap().id().to_string();
         let children = Command::new("pgrep").args(["-P", &parent]).output().unwrap();
@@ -125,7 +126,7 @@ impl Overlay {
         began.elapsed()
     }
 
-    /// Answer of node a over HTTP.
+    /// Returns the answer of node a over HTTP.
     fn http(&self, path: &str) -> String {
         let mut stream = TcpStream::connect(("127.0.0.1", self.metrics)).unwrap();
         stream.write_all(format!("GET {path} HTTP/1.1\r\nHost: a\r\n\r\n").as_bytes()).unwrap();
@@ -151,7 +152,7 @@ impl Drop for Overlay {
     }
 }
 
-/// Starts a server that answers a line with itself and the port of its sender.
+/// Starts a server that answers a line with the same line and the port of the sender.
 fn far_end() -> SocketAddr {
     let listener = TcpListener::bind((BEHIND_B, 0)).unwrap();
     let address = listener.local_addr().unwrap();
@@ -202,14 +203,14 @@ fn flows_take_another_node_only_while_the_direct_path_is_down() {
     let route = format!("+route:overlay={}", overlay.socket().display());
     overlay.wait_for(0, "by c; down");
     assert!(!goes_directly(&tell(&route, to)), "{}", overlay.status(0));
-    // The configs of a and b get the right addresses of each other.
+    // Nodes a and b now get the right addresses of each other.
     for n in [0, 1] {
         overlay.configure(n, true);
         overlay.signal(n, "HUP");
     }
     overlay.wait_for(0, "  b         directly; ");
     assert!(goes_directly(&tell(&route, to)), "{}", overlay.status(0));
-    // Without c there is one path less. Without b no path is up: only the direct one is tried.
+    // Without c there is one path less. Without b no path is up, so only the direct path is tried.
     overlay.signal(2, "KILL");
     overlay.nodes[2].take().unwrap().wait().unwrap();
     let took = overlay.wait_for(0, "no path is up");
@@ -233,7 +234,7 @@ fn states_follow_the_probes() {
     for line in ["viaduct_trouble 1", "{peer=\"b\"} 1", "viaduct_peer_trouble{peer=\"c\"} 0"] {
         assert!(metrics.contains(line), "{metrics}");
     }
-    // Now b's probes arrive at a, and a's are still sent elsewhere.
+    // Now b's probes arrive at a, while a's probes are still sent to the wrong address.
     overlay.signal(2, "KILL");
     overlay.nodes[2].take().unwrap().wait().unwrap();
     overlay.configure(1, true);
@@ -253,7 +254,7 @@ fn without_an_overlay_configured_nodes_are_tried_after_the_direct_path() {
     overlay.wait_for(2, "  b         directly; ");
     let node = format!("+route:node=127.0.0.1:1+127.0.0.1:{},wait=100ms", overlay.socks);
     assert!(goes_directly(&tell(&node, far_end())));
-    // A refusal by the destination is final: no node is tried.
+    // After a refusal by the destination, no node is tried.
     let closed = SocketAddr::new(BEHIND_B.parse().unwrap(), free_port());
     let refused = tell(&node, closed);
     assert!(text(&refused.stderr).contains("ConnectionRefusedError"), "{refused:?}");

@@ -1,5 +1,5 @@
-//! Accepting clients only after the server has answered (`--accept after-connect`), and running
-//! only when there are clients (`--on-demand`, socket activation).
+//! Proxies that accept clients only after the server has answered (`--accept after-connect`), and
+//! proxies that run only while there are clients (`--on-demand`, socket activation).
 
 use std::io::{ErrorKind, Read, Write};
 use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
@@ -80,7 +80,7 @@ fn signal(proxy: &mut Proxy, signal: Signal) {
     kill_process(Pid::from_raw(proxy.process().id().cast_signed()).unwrap(), signal).unwrap();
 }
 
-/// Sends one byte in each direction.
+/// Sends one byte in each direction. Returns the client's address, as seen by the server.
 fn echo(client: &mut TcpStream, listener: &TcpListener) -> IpAddr {
     let (mut server, peer) = listener.accept().unwrap();
     client.write_all(b"?").unwrap();
@@ -141,7 +141,7 @@ fn connections_bypass_a_killed_proxy_and_its_next_start_holds_syns_again() {
     signal(&mut proxy, Signal::KILL);
     proxy.process().wait().unwrap();
     assert!(world.rules().contains("viaduct_hold_7000"), "{}", world.rules());
-    assert_eq!(world.error(world.server()), ErrorKind::ConnectionRefused, "the server's own");
+    assert_eq!(world.error(world.server()), ErrorKind::ConnectionRefused, "another error");
     let listener = world.listen(world.server().ip());
     let mut client = world.connect(world.server()).unwrap();
     assert_eq!(echo(&mut client, &listener), client.local_addr().unwrap().ip());
@@ -156,7 +156,7 @@ fn connections_bypass_a_killed_proxy_and_its_next_start_holds_syns_again() {
     assert_eq!(world.rules(), "");
 }
 
-/// Returns the proxies that a parent has started.
+/// Returns the process IDs of the proxies that a parent has started.
 fn children(parent: &mut Proxy) -> Vec<Pid> {
     let tasks = format!("/proc/{}/task", parent.process().id());
     let of = |task: std::fs::DirEntry| std::fs::read_to_string(task.path().join("children"));
@@ -186,12 +186,12 @@ fn on_demand_the_first_syn_is_forwarded_early_and_the_proxy_exits_when_idle() {
     });
     let ahead = acknowledged.saturating_duration_since(onward);
     assert!(ahead > Duration::from_millis(50), "the SYN left only {ahead:?} before the ACK");
-    until("gone when idle", || children(&mut parent).is_empty());
-    assert!(matches!(parent.process().try_wait(), Ok(None)), "the parent stays");
+    until("the idle proxy has ended", || children(&mut parent).is_empty());
+    assert!(matches!(parent.process().try_wait(), Ok(None)), "the parent has ended");
     echo(&mut world.connect(world.server()).unwrap(), &listener);
     signal(&mut parent, Signal::TERM);
     parent.process().wait().unwrap();
-    assert_eq!(world.rules(), "", "put back by the parent");
+    assert_eq!(world.rules(), "", "the parent has left rules");
 }
 
 #[test]
@@ -202,16 +202,16 @@ fn on_demand_a_crashed_proxy_is_started_again() {
         let mut parent = world.on_path(more);
         for _ in 0..2 {
             echo(&mut world.connect(world.server()).unwrap(), &listener);
-            let [child] = children(&mut parent)[..] else { panic!("one child") };
+            let [child] = children(&mut parent)[..] else { panic!("not one child") };
             kill_process(child, Signal::KILL).unwrap();
-            until("reaped", || !children(&mut parent).contains(&child));
+            until("the child is reaped", || !children(&mut parent).contains(&child));
         }
         let mut client = world.connect(world.server()).unwrap();
         assert_ne!(echo(&mut client, &listener), client.local_addr().unwrap().ip());
-        // The proxy ends with its parent; connections then bypass both.
+        // The proxy ends with its parent; new connections then bypass both.
         signal(&mut parent, Signal::KILL);
         parent.process().wait().unwrap();
-        until("bypassed", || {
+        until("connections bypass both", || {
             let Ok(mut client) = world.connect(world.server()) else { return false };
             echo(&mut client, &listener) == client.local_addr().unwrap().ip()
         });
@@ -225,7 +225,7 @@ fn on_demand_start_errors_are_reported_by_the_parent() {
         let options = ["--listen", AT, "--to", "10.2.0.2:9000", "--on-demand"];
         Proxy::start(world.hop(), &[&options, more].concat())
     };
-    // Not an address of this machine.
+    // The address is not one of this machine.
     let error = start(&["--metrics", "192.0.2.1:9747"]).unwrap_err().to_string();
     assert!(error.contains("192.0.2.1:9747") && error.contains("cannot start"), "{error}");
     let key = SecretKey::from_bytes([1; 32]).to_text();
@@ -250,7 +250,7 @@ fn on_demand_the_access_log_is_reopened() {
         until("logged", || std::fs::read_to_string(&log).is_ok_and(|text| !text.is_empty()));
         std::fs::rename(&log, scratch.path().join("old")).unwrap();
         signal(&mut parent, again);
-        until("opened again", || log.exists());
+        until("the log is reopened", || log.exists());
         echo(&mut world.connect(world.server()).unwrap(), &listener);
     }
     until("logged", || std::fs::read_to_string(&log).is_ok_and(|text| text.contains(" 200 1")));
@@ -339,7 +339,7 @@ fn on_demand_the_parent_restores_removed_rules() {
     world.hop().run("nft", &["flush", "ruleset"]).unwrap();
     let deadline = Instant::now() + Duration::from_secs(5);
     while world.rules().lines().count() != 2 {
-        assert!(Instant::now() < deadline, "put back: {}", proxy.log());
+        assert!(Instant::now() < deadline, "rules are left: {}", proxy.log());
         thread::sleep(Duration::from_millis(20));
     }
     let mut client = world.connect(world.server()).unwrap();

@@ -19,7 +19,8 @@ fn a_vanished_end_is_detected_and_a_live_one_with_a_zero_window_is_kept() {
         echo(client, server);
     }
     let sent = fill(&mut shut.0);
-    // The peer with a zero window answers probes, but the kernel's user timeout would reset it.
+    // The peer with a zero window answers probes, but the kernel's user timeout would reset its
+    // connection.
     thread::sleep(2 * DEAD_AFTER);
     shut.1.read_exact(&mut vec![0; sent]).unwrap();
     fill(&mut shut.0);

@@ -32,8 +32,8 @@ fn proxy(node: &Node, words: &str) -> Proxy {
     Proxy::start(node, &words.split_whitespace().collect::<Vec<_>>()).unwrap()
 }
 
-/// Starts an explicit hop for clients in 10.0.0.0/8 and servers in 10.3.0.0/16, and the same in
-/// IPv6.
+/// Starts an explicit hop for clients in 10.0.0.0/8 and servers in 10.3.0.0/16, and for the same
+/// sites in IPv6.
 fn hop(node: &Node, at: &str, words: &str) -> Proxy {
     let allowed = "--allow-from 10.0.0.0/8,fd00::/16 --allow-to 10.3.0.0/16,fd00:3::/32";
     proxy(node, &format!("--listen {at} {allowed} {words}"))
@@ -86,7 +86,7 @@ impl Tap {
                     return (frame.to_vec(), Instant::now());
                 }
             }
-            assert!(Instant::now() < deadline, "nothing seen");
+            assert!(Instant::now() < deadline, "no such packet");
             thread::sleep(Duration::from_micros(300));
         }
     }
@@ -141,9 +141,9 @@ fn two_hops_forward_the_syn_early_by_the_option() {
     let told = onward.addresses().expect("the option for hop 2");
     assert_eq!((told.destination, told.source.ip()), (to, chain.client().v4().into()));
     assert_eq!(onward.tuple.to, socket("10.2.0.2:7000"));
-    assert_eq!((last.addresses(), last.tuple.to), (None, to), "the server gets no option");
+    assert_eq!((last.addresses(), last.tuple.to), (None, to), "the server's SYN has the option");
     assert!(first_ahead > EARLY && second_ahead > EARLY, "{first_ahead:?} {second_ahead:?}");
-    assert_eq!(peer.join().unwrap(), IpAddr::from([10, 3, 0, 1]), "hop 2 has connected");
+    assert_eq!(peer.join().unwrap(), IpAddr::from([10, 3, 0, 1]), "hop 2 has not connected");
 
     let pid = Pid::from_raw(steer.process().id().cast_signed()).unwrap();
     kill_process(pid, Signal::KILL).unwrap();
@@ -191,12 +191,12 @@ fn flows_denied_or_without_the_option_are_reset() {
     );
     let reset = |to: &str| {
         let error = say(chain.client(), socket(to), b"bytes").unwrap_err();
-        // The error depends on the client's state when the reset arrives.
+        // The error depends on the client's state at the arrival of the reset.
         let kinds = [ErrorKind::ConnectionReset, ErrorKind::BrokenPipe, ErrorKind::NotConnected];
         let reset = kinds.contains(&error.kind());
         assert!(reset, "{to}: {error}");
     };
-    // With late forwarding no tap sees the option: it is read when the connection is accepted.
+    // With late forwarding the option is not read from a tap, but from the accepted connection.
     for forward in ["early", "late"] {
         let _first = hop(first, "10.1.0.2:7000", &format!("--expect option --forward {forward}"));
         let steer = Proxy::steer(chain.client(), "10.1.0.2".parse().unwrap()).unwrap();
@@ -289,7 +289,7 @@ fn a_mixed_chain_carries_curl() {
     let chain = chain("delay=1ms");
     let [first, second] = chain.hops() else { panic!("two hops") };
     let web = WebServer::start(chain.server(), 50_000, 1).unwrap();
-    // The first hop is on the path; the second accepts the option, and SOCKS as well.
+    // The first hop is on the path; the second accepts the option, a PROXY header, or SOCKS.
     let _second = hop(second, "10.2.0.2:7000", "--expect option,proxy,socks");
     let _first = proxy(first, "--listen [::]:7000 --intercept 10.3.0.0/16 --next 10.2.0.2:7000");
     let direct = web.download(chain.client(), SECONDS).unwrap();

@@ -1,12 +1,12 @@
-//! Addresses of the router itself: although a proxy on it intercepts everything, they, their
-//! services and their firewall rules work as without the proxy.
+//! Addresses of the router itself: even if a proxy on the router intercepts everything, its
+//! addresses, services and firewall rules work as without the proxy.
 
 use std::io;
 
 use super::*;
 
 const EVERYTHING: [&str; 4] = ["--listen", "[::]:7000", "--intercept", "0.0.0.0/0,::/0"];
-/// Ports of the router: a service, one behind its firewall, and a closed one.
+/// Ports of the router: a service, a service behind the router's firewall, and a closed port.
 const SERVICE: u16 = 8080;
 const GUARDED: u16 = 8081;
 const CLOSED: u16 = 8082;

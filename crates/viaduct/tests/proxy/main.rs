@@ -92,7 +92,7 @@ fn every_byte_arrives_and_each_direction_ends_by_itself() {
             let sent = random(bytes);
             let server = thread::spawn(move || {
                 let (mut stream, _) = listener.accept().unwrap();
-                // Reads one direction to its end before the first byte of the other direction.
+                // Reads all of one direction before it sends the first byte in the other.
                 let got = rest(&mut stream);
                 stream.write_all(&got).unwrap();
                 got.len()
@@ -178,11 +178,12 @@ fn a_syn_is_forwarded_before_the_clients_handshake_is_complete() {
         (onward.join().unwrap(), done.join().unwrap())
     });
     let ahead = acknowledged.saturating_duration_since(onward);
-    // An early SYN leaves nearly a round trip of 50 ms before the client's ACK, a late one after.
+    // An early SYN leaves nearly a round trip of 50 ms before the client's ACK, a late one after
+    // it.
     assert!(ahead > Duration::from_millis(25), "the SYN left {ahead:?} before the ACK");
 }
 
-/// Output of curl for a file of a web server, with `options` that name the proxy.
+/// Runs curl for a file of a web server, with `options` that name the proxy. Returns its output.
 fn curl(chain: &Chain, options: &str) -> Result<String, String> {
     let url = format!("http://{}:8080/file", chain.server().v4());
     let arguments = format!("--silent --show-error --fail --max-time 10 {options} {url}");
@@ -213,9 +214,9 @@ fn clients_are_served_by_each_protocol_if_they_are_allowed() {
         assert_eq!(curl(&chain, &write).unwrap(), "50000", "{options}");
     }
     let elsewhere = "--proxytunnel --proxy http://10.1.0.2:7001 --connect-to ::10.1.0.2:7001";
-    assert!(curl(&chain, elsewhere).unwrap_err().contains("403"), "a server that is not allowed");
+    assert!(curl(&chain, elsewhere).unwrap_err().contains("403"), "the server is not allowed");
     let unheard = "--proxytunnel --proxy http://10.1.0.2:7002";
-    assert!(curl(&chain, unheard).is_err(), "a client that is not allowed");
+    assert!(curl(&chain, unheard).is_err(), "the client is not allowed");
 }
 
 /// Sends a few bytes in each direction.

@@ -1,4 +1,4 @@
-//! Options that are refused at the start, with a line that names valid ones.
+//! Options that are refused at the start, with an error that names valid ones.
 
 use super::*;
 

@@ -13,7 +13,7 @@ fn guarded(chain: &Chain, scratch: &Scratch) -> Proxy {
     Proxy::start(&chain.hops()[0], &words).unwrap()
 }
 
-/// Waits until the access log has this many lines. Returns them.
+/// Waits until the access log has `lines` lines, and returns them.
 fn logged(scratch: &Scratch, lines: usize) -> Vec<Value> {
     let read = || {
         let text = std::fs::read_to_string(scratch.path().join("access.log")).unwrap_or_default();

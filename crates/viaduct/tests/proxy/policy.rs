@@ -1,4 +1,4 @@
-//! A proxy with a config file: the effect of policies on flows, and reloads that cut no flow.
+//! A proxy with a config file: the effect of policies on flows, and reloads, which break no flow.
 
 use std::io::Read;
 use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
@@ -53,7 +53,7 @@ impl World {
             }
             thread::sleep(Duration::from_millis(2));
         }
-        assert!(client.read(&mut [0; 10]).is_err(), "neither served nor refused");
+        assert!(client.read(&mut [0; 10]).is_err(), "the flow is neither served nor refused");
         None
     }
 
@@ -104,7 +104,8 @@ fn policies_deny_limit_and_process_flows() {
             assert!(took >= Duration::from_millis(100), "{bytes} bytes took {took:?}");
         }
         for port in [9003, 9004] {
-            // At this rate the bytes take a second in each direction, less a burst at the start.
+            // At this rate the bytes take a second in each direction, less the time saved by a
+            // burst at the start.
             let took = there_and_back(world.flow(ip, port), &random(1_000_000));
             let expected = Duration::from_millis(1_400)..Duration::from_secs(4);
             assert!(expected.contains(&took), "{port}: {took:?}");
@@ -113,7 +114,7 @@ fn policies_deny_limit_and_process_flows() {
     let counters = world.counters();
     assert_eq!(counters["refused"]["denied"], 2, "{counters}");
     assert_eq!((&counters["opened"], &counters["finished"]), (&16.into(), &16.into()));
-    assert_eq!(counters["bytes"][0], counters["bytes"][1], "all of it came back");
+    assert_eq!(counters["bytes"][0], counters["bytes"][1], "not all bytes came back");
     assert_eq!(counters["bytes"][0], 2 * (2 * 5_000_001 + 2 * 1_000_000));
 }
 
@@ -152,7 +153,8 @@ fn policies_choose_tunnels_by_name() {
         file.unwrap().display().to_string()
     };
     let public = |own: u8| SecretKey::from_bytes([own; 32]).public().to_string();
-    // One far end is a router, the other the server itself: their addresses identify a flow's path.
+    // One far end is a router, the other is the server itself; the address that the server sees
+    // identifies the path of a flow.
     let far = |node, own| {
         let near = public(1);
         let listen = ["--tunnel-listen", "[::]:7100", "--key", &key(own), "--peer", &near];
@@ -202,7 +204,7 @@ fn on_demand_proxies_use_the_config_that_their_parent_has_checked() {
         }
     };
     let gone = || world.wait_for_times("idle", world.proxy.log().matches("started").count());
-    // The file is invalid, but without a signal it is not read.
+    // The file is invalid, but is not read without a signal.
     gone();
     std::fs::write(world.proxy.directory().join("proxy.toml"), "[proxy]\nflows = 0\n").unwrap();
     assert!(world.flow(ip, 9001).is_some(), "the next proxy must use the config of the last one");

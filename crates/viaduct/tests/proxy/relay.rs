@@ -1,4 +1,4 @@
-//! Events that a relay forwards beside data: TCP's urgent byte, and the loss of an end.
+//! Events other than data that a relay forwards: TCP's urgent byte, and the loss of an end.
 
 use std::io::{ErrorKind, Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
@@ -40,7 +40,7 @@ impl World {
     }
 }
 
-/// Reads as many bytes as `expected` has, and compares them.
+/// Reads as many bytes as `expected` has, and asserts that they are equal.
 fn reads(stream: &mut impl Read, expected: &[u8]) {
     let mut got = vec![0; expected.len()];
     stream.read_exact(&mut got).unwrap();
@@ -82,7 +82,7 @@ fn an_urgent_byte_after_the_request_keeps_its_position() {
     let request = format!("ONNECT {to} HTTP/1.1\r\n\r\n").into_bytes();
     let dial = || {
         let client = chain.client().netns().enter(|| TcpStream::connect(hop).unwrap()).unwrap();
-        // All data leaves in one segment.
+        // Corked, so that all data leaves in one segment.
         set_tcp_cork(&client, true).unwrap();
         client
     };

@@ -31,7 +31,7 @@ impl World {
         World { chain, keys: Scratch::new().unwrap() }
     }
 
-    /// Adds the keys of a tunnel's end and of its peer, made of these bytes, to `options`.
+    /// Adds to `options` the keys of a tunnel's end and of its peer, which are made of these bytes.
     fn keyed(&self, options: &str, [own, peer]: [u8; 2]) -> String {
         let key = SecretKey::from_bytes([own; 32]).to_text();
         let file = self.keys.write(&format!("{own}.key"), key).unwrap();
@@ -141,7 +141,7 @@ fn a_tunnel_carries_names_and_the_far_end_resolves_them() {
     }
     dns.set_nonblocking(true).unwrap();
     let asked = dns.recv(&mut [0; 512]).map_err(|error| error.kind());
-    assert_eq!(asked, Err(ErrorKind::WouldBlock), "the near end has sent no query");
+    assert_eq!(asked, Err(ErrorKind::WouldBlock), "the near end has sent a query");
 
     // A near end that allows only some addresses resolves names itself.
     let _particular = near(7001, "10.0.0.0/8");
@@ -154,7 +154,8 @@ fn a_tunnel_carries_names_and_the_far_end_resolves_them() {
     assert!(query[..length].windows(10).any(|part| part == b"\x04only\x05ther"), "{query:?}");
 }
 
-/// Servers, with the expected replies: SOCKS5 code, HTTP status, and a word of its line.
+/// Servers (host and port), with the expected replies: SOCKS5 code, HTTP status, and a word of the
+/// status line.
 const ANSWERS: [(&str, u16, u8, &str, &str); 5] = [
     ("10.3.0.2", PORT, 0, "200 ", ""),
     ("10.3.0.2", 9001, 5, "502 ", "refuses"),
@@ -188,7 +189,7 @@ fn clients_get_the_same_replies_by_every_next_hop() {
         some.to_owned(),
         format!("{some} --next 10.2.0.2:7001 --tell option"),
         format!("{some} --next 10.2.0.2:7002 --tell proxy-tfo"),
-        // Here the far end refuses the last destination, not the near end.
+        // Here the far end, not the near end, refuses the last destination.
         world.keyed("--allow-to 0.0.0.0/0,::/0 --tunnel 10.2.0.2:7100", [1, 2]),
     ];
     for way in ways {
@@ -236,7 +237,7 @@ fn bytes_that_came_with_the_request_are_counted() {
 #[test]
 fn the_unspecified_address_does_not_bypass_rules_for_local_addresses() {
     let world = World::new();
-    // Services that only the proxy's own machine may reach.
+    // Services on loopback, which only the proxy's own machine may reach.
     let own = |node: &Node| {
         let listen = || TcpListener::bind((Ipv4Addr::LOCALHOST, PORT)).unwrap();
         node.netns().enter(listen).unwrap()

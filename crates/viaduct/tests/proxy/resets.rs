@@ -7,7 +7,8 @@ fn reset(stream: TcpStream) {
     drop(stream);
 }
 
-/// Time until the other end of a flow sees a reset by `dying`, which has not read its data.
+/// Returns the time until the other end of a flow sees a reset by `dying`, which has not read the
+/// data sent to it.
 fn takes(mut living: TcpStream, dying: TcpStream) -> Duration {
     fill(&mut living);
     living.set_read_timeout(Some(Duration::from_secs(10))).unwrap();
@@ -42,7 +43,7 @@ fn a_reset_is_forwarded_without_waiting_for_unread_data() {
     }
 }
 
-/// Number of bytes before a reset.
+/// Returns the number of bytes read before a reset.
 fn before_reset(mut stream: TcpStream) -> usize {
     stream.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
     let (mut bytes, mut buffer) = (0, [0; 4096]);

@@ -1,5 +1,5 @@
-//! Changes that a proxy makes to its machine: ownership, removal, and interference by other
-//! programs.
+//! Changes that a proxy makes to its machine: their ownership and removal, and interference by
+//! other programs.
 
 use viaduct_sys::process::Process;
 
@@ -28,7 +28,7 @@ fn connections_bypass_a_killed_proxy_until_its_next_start() {
     kill_process(pid, Signal::TERM).unwrap();
     again.process().wait().unwrap();
     let after = world.hop().run("nft", &["list", "ruleset"]).unwrap();
-    assert!(!after.contains("tproxy"), "put back: {after}");
+    assert!(!after.contains("tproxy"), "rules are left: {after}");
     assert_eq!(peer(&world), client);
 }
 
@@ -53,7 +53,7 @@ fn a_port_and_its_rules_belong_to_one_proxy() {
     assert!(refused.contains("viaduct_proxy_7000 is another process's"), "{refused}");
     assert!(rules(&world).contains("tproxy") && is_split(&world), "the first proxy is disturbed");
 
-    // A draining proxy has closed its listener, but still owns its rules.
+    // A draining proxy has closed its listener, but still owns the rules.
     let mut flow = world.connect(ip).unwrap();
     let (mut server, _) = listener.accept().unwrap();
     let pid = Pid::from_raw(world.proxy.process().id().cast_signed()).unwrap();
@@ -137,7 +137,7 @@ fn connections_to_the_listener_itself_are_refused_at_once() {
     }
 }
 
-/// Status of a proxy, as JSON.
+/// Returns the status of a proxy, as JSON.
 pub(super) fn status(proxy: &Proxy) -> Value {
     let mut status = Command::new(env!("CARGO_BIN_EXE_viaduct"));
     status.args(["status", "--json", "--run-dir"]).arg(proxy.directory());
@@ -206,7 +206,7 @@ fn no_syn_is_forwarded_early_while_rules_are_missing() {
     let mut commands = intruder.stdin.take().unwrap();
     writeln!(commands, "flush ruleset; add table inet viaduct_proxy_7000 {{ flags owner; }}")
         .unwrap();
-    eventually("missed", || status(&world.proxy)["missing"] == true);
+    eventually("the rules are missing", || status(&world.proxy)["missing"] == true);
     let client = world.connect(ip).unwrap();
     assert_eq!(
         listener.accept().unwrap().1,
@@ -218,14 +218,14 @@ fn no_syn_is_forwarded_early_while_rules_are_missing() {
     assert!(listener.accept().is_err(), "its SYN was forwarded twice");
     drop(commands);
     intruder.wait().unwrap();
-    eventually("put back", || status(&world.proxy)["restored"] == 1);
+    eventually("the rules are restored", || status(&world.proxy)["restored"] == 1);
     listener.set_nonblocking(false).unwrap();
     let client = world.connect(ip).unwrap();
     assert_ne!(listener.accept().unwrap().1, client.local_addr().unwrap());
     assert_eq!(status(&world.proxy)["missing"], false);
 }
 
-/// Starts a proxy on the path with this run directory, and does not wait for it.
+/// Starts a proxy on the path with this run directory, without waiting until it is up.
 fn begin(chain: &Chain, run_dir: &str, more: &[&str]) -> Process {
     let mut command = chain.hops()[0].command(env!("CARGO_BIN_EXE_viaduct"));
     let path = ["proxy", "--listen", "[::]:7000", "--intercept", "0.0.0.0/0,::/0", "--run-dir"];
@@ -238,13 +238,13 @@ fn pid(process: &Process) -> Pid {
     Pid::from_child(process)
 }
 
-/// Tables, rules and files that a proxy has left behind.
+/// Returns the tables, rules and files that a proxy has left behind.
 fn left(chain: &Chain, run_dir: &Scratch) -> String {
     let tables = chain.hops()[0].run("nft", &["list", "tables"]).unwrap();
     let rules = chain.hops()[0].run("ip", &["rule", "list", "priority", "118"]).unwrap();
     let files = std::fs::read_dir(run_dir.path()).unwrap();
     let files = files.map(|file| file.unwrap().file_name().into_string().unwrap());
-    // The lock file of the directory is excluded: another process may be waiting for it.
+    // The lock file of the directory remains, because another process may be waiting for it.
     let files: Vec<_> = files.filter(|name| !name.starts_with(".lock-")).collect();
     if files.is_empty() { tables + &rules } else { format!("{tables}{rules}{files:?}") }
 }

@@ -4,7 +4,7 @@ use viaduct_lab::flood::Flood;
 
 use super::*;
 
-/// SYNs per second: more than one event loop can process on any machine.
+/// SYNs per second: more than an event loop can process on any machine.
 const SYNS_A_SECOND: u64 = 300_000;
 
 #[test]
@@ -31,9 +31,9 @@ fn an_open_flow_continues_during_a_syn_flood() {
             times.push(one.elapsed());
         }
         times.sort_unstable();
-        // The aim is 10 ms on an idle machine. This limit also holds on two cores beside eight
-        // programs that never sleep (110 ms were measured). An echo took seconds when the loop read
-        // SYNs until none was left.
+        // The target is 10 ms on an idle machine. This limit also holds on two cores with eight
+        // programs that never sleep (measured: 110 ms). When the loop read all pending SYNs before
+        // other events, an echo took seconds.
         let slow = times[times.len() * 99 / 100];
         assert!(slow < Duration::from_millis(200), "{more:?}: {slow:?} of {}", times.len());
     }

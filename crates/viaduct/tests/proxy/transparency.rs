@@ -21,12 +21,12 @@ use crate::common;
 /// Port of the server, and a port without a listener.
 const OPEN: u16 = 9000;
 const CLOSED: u16 = 9001;
-/// Ports of the near proxy that lead to `OPEN`, to `CLOSED`, and to a host that does not exist.
+/// Ports of the near proxy that forward to `OPEN`, to `CLOSED`, and to a host that does not exist.
 const TO_OPEN: u16 = 7000;
 const TO_CLOSED: u16 = 7001;
 const TO_NOWHERE: u16 = 7002;
 
-/// Result of one end.
+/// Observation of one end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Saw {
     /// This many bytes with this hash, and then the end of the stream.
@@ -35,7 +35,7 @@ enum Saw {
     Reset(usize),
 }
 
-/// Results of the client and the server; `None` if there was no flow.
+/// Observations of the client and the server; `None` if there was no flow.
 type Outcome = Option<(Saw, Saw)>;
 
 fn data(bytes: usize, seed: u64) -> Vec<u8> {
@@ -44,7 +44,7 @@ fn data(bytes: usize, seed: u64) -> Vec<u8> {
     data
 }
 
-/// Reads to the end, and sleeps after each `every` bytes.
+/// Reads to the end, and sleeps for `nap` after each `every` bytes.
 fn read(stream: &mut TcpStream, every: usize, nap: Duration) -> Saw {
     let (mut hash, mut sum, mut since) = (DefaultHasher::new(), 0, 0);
     let mut chunk = vec![0; 256 << 10];
@@ -175,7 +175,7 @@ const SCENARIOS: &[(&str, Program, Program)] = &[
             Saw::Reset(0)
         },
     ),
-    // As by a server that answers without reading the whole request.
+    // Like a server that answers without reading the whole request.
     ("an answer, and a reset at once", half_heard, |s| answer_unheard(s, 200, |_| {})),
     ("a long one, and a reset", half_heard, |s| answer_unheard(s, 200_000, until_acknowledged)),
     (
@@ -190,7 +190,7 @@ const SCENARIOS: &[(&str, Program, Program)] = &[
     ),
 ];
 
-/// Waits until all sent data is acknowledged: a reset would discard the rest.
+/// Waits until all sent data is acknowledged, because a reset would discard the rest.
 fn until_acknowledged(stream: &TcpStream) {
     let deadline = Instant::now() + Duration::from_secs(60);
     while tcp::sending(stream).unwrap().held > 0 {
@@ -269,8 +269,8 @@ impl World {
     /// Builds the world with proxies that `start` starts on the hops.
     fn new(start: impl FnOnce(&Chain) -> Vec<Proxy>) -> World {
         use_binary(env!("CARGO_BIN_EXE_viaduct"));
-        // The client is so far away that the server's answer may arrive before the client's
-        // handshake ends.
+        // The client is farther away than the server, so the server's answer may arrive before the
+        // client's handshake ends.
         let links = ["delay=5ms", "delay=1ms", "delay=1ms"];
         let links = links.map(|link| link.parse::<LinkConfig>().unwrap());
         let chain = Chain::build(&links, 1, &Journal::new()).unwrap();
@@ -287,7 +287,8 @@ impl World {
     /// Runs a scenario in one address family.
     fn run(&self, v6: bool, (client, server): (Program, Program)) -> Outcome {
         let ip = self.chain.server().addresses().find(|ip| ip.is_ipv6() == v6).unwrap();
-        // A child process of another test may hold the previous listener open for a moment.
+        // A child process of another test may hold an earlier listener at this port open for a
+        // moment.
         let bind = || TcpListener::bind(SocketAddr::new(ip, OPEN)).ok();
         let listen = || common::within_some(Duration::from_secs(5), bind).unwrap();
         let listener = self.chain.server().netns().enter(listen).unwrap();
@@ -314,7 +315,7 @@ impl World {
         Ok(patient(self.chain.client().netns().enter(connect).unwrap()?))
     }
 
-    /// Result of a connection to a closed port or an absent host.
+    /// Returns the outcome of a connection to a closed port or an absent host.
     fn absent(&self, v6: bool, port: u16) -> Outcome {
         let ip = match (port, v6) {
             (CLOSED, _) => self.chain.server().addresses().find(|ip| ip.is_ipv6() == v6).unwrap(),
@@ -323,7 +324,7 @@ impl World {
         };
         match self.connect(v6, ip, port) {
             Err(_) => None,
-            // The proxy accepts before it connects to the server; then it must reset the client,
+            // If the proxy accepts before it connects to the server, it must reset the client
             // without data.
             Ok(mut stream) => match read_all(&mut stream) {
                 Saw::Reset(0) => None,
@@ -343,7 +344,7 @@ fn patient(stream: TcpStream) -> TcpStream {
     stream
 }
 
-/// Targets of the near hop: its port and the destination, with ports of their own in each family.
+/// Targets of the near hop: port of the hop and destination. Each family has ports of its own.
 fn targets(chain: &Chain) -> Vec<(u16, SocketAddr)> {
     let mut targets = Vec::new();
     for to in chain.server().addresses() {
@@ -365,7 +366,7 @@ fn near(chain: &Chain, arguments: &[&str]) -> Vec<Proxy> {
     targets(chain).into_iter().map(start).collect()
 }
 
-/// Starts proxies as [`near`] does, each with a tunnel to the second hop.
+/// Starts proxies as [`near`] does, but each forwards through a tunnel to the second hop.
 fn tunnels(chain: &Chain, carrier: &str, keys: &Scratch) -> Vec<Proxy> {
     let key = |name: &str, byte: u8| {
         let secret = SecretKey::from_bytes([byte; 32]);

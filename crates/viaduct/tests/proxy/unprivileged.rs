@@ -1,5 +1,5 @@
-//! A proxy of an unprivileged user: it forwards late, logs that, and creates its socket in a
-//! directory to which the user may write.
+//! A proxy of an unprivileged user: it forwards late, logs this, and creates its socket in a
+//! directory that the user may write to.
 
 use std::io::{BufRead as _, BufReader, Read as _};
 use std::net::{TcpListener, TcpStream};
@@ -44,7 +44,7 @@ fn without_privilege_flows_are_forwarded_late_with_a_warning() {
     if !is_root {
         return;
     }
-    // With --forward early the proxy fails, and its error says how to proceed.
+    // With --forward early the proxy fails, and its error names the remedy.
     let mut asked = proxy(&["--forward", "early"]);
     let mut said = String::new();
     asked.stderr.take().unwrap().read_to_string(&mut said).unwrap();

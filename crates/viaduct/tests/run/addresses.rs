@@ -5,8 +5,8 @@ use super::{CHAIN, far_end, output, text};
 
 const VIAS: [&str; 3] = ["--via=cgroup", "--via=seccomp", "--via=preload"];
 
-/// Connects from the first argument, an address or a port, unless it is empty, to the second.
-/// Prints the address that the far end has seen, and the program's own.
+/// Connects to its second argument, from the address or port of its first unless that is empty.
+/// Prints the program's own address, and the one that the far end has seen.
 const CONNECT: &str = "
 import socket, sys
 own, to, port = sys.argv[1], sys.argv[2], int(sys.argv[3])

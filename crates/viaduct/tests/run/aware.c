@@ -1,6 +1,6 @@
-/* A program that queries its handlers: it connects to the port of its first argument, sends the
- * control call of the third to the handler of the second, and prints the answer; with a fourth,
- * events until the flow has migrated. */
+/* A program that queries its handlers. It connects to the port of its first argument, sends the
+ * request of its third argument to the handler named by its second, and prints the answer. With a
+ * fourth argument it also prints events until the flow has migrated. */
 #define _GNU_SOURCE
 #include <arpa/inet.h>
 #include <poll.h>

@@ -1,4 +1,5 @@
-//! Programs that use their handlers: one in C with the header, one in Rust with the crate.
+//! Programs that control the handlers of their flows: one in C with the header, one in Rust with
+//! the crate.
 
 use std::ffi::OsStr;
 use std::io::{Read as _, Write as _};
@@ -10,7 +11,7 @@ use std::{env, thread};
 
 use super::{CHAIN, VIADUCT, far_end, output, run, text, within};
 
-/// The program in C, compiled.
+/// Compiles the program in C, and returns its path.
 fn program() -> &'static Path {
     static PROGRAM: OnceLock<PathBuf> = OnceLock::new();
     PROGRAM.get_or_init(|| {
@@ -39,7 +40,8 @@ fn queries_of_a_program_that_is_not_wrapped_have_no_effect() {
 fn a_program_queries_its_handlers() {
     let port = port_of(far_end("127.0.0.1:0"));
     let program = program().to_str().unwrap();
-    // A chain that processes the bytes, one that only counts them, and one that is offloaded.
+    // A chain that processes the bytes, one that counts them in the master, and one that is
+    // offloaded.
     let passing: [&[&str]; 3] = [&[CHAIN, "+count"], &["+count", "--no-offload"], &["+count"]];
     for via in ["cgroup", "seccomp", "preload"] {
         for chain in passing {
@@ -90,7 +92,7 @@ fn a_program_gets_events_of_its_handlers_and_is_frozen_if_configured() {
     server.wait().unwrap();
 }
 
-/// The program in Rust, as a test that this test runs.
+/// Name of the test that is the program in Rust; another test runs it under `viaduct run`.
 const PROGRAM_IN_RUST: &str = "aware::the_program_in_rust";
 const PORT_VARIABLE: &str = "VIADUCT_TEST_PORT";
 
@@ -107,7 +109,7 @@ fn the_program_in_rust() {
     assert_eq!(viaduct_aware::control(&stream, "unknown", b"").unwrap(), None);
     let reader = thread::spawn(move || events.next().unwrap());
     drop(stream);
-    assert_eq!(reader.join().unwrap(), None, "the flow is over");
+    assert_eq!(reader.join().unwrap(), None, "an event after the flow's end");
 }
 
 #[test]

@@ -1,5 +1,5 @@
-//! Data that an end has sent before it broke arrives at the other end, through every handler; a
-//! reset follows it, not an end.
+//! Data that an end has sent before it resets arrives at the other end through every handler,
+//! followed by a reset and not by a regular end.
 
 use std::io::{BufRead as _, BufReader};
 use std::process::Stdio;
@@ -69,7 +69,8 @@ fn data_before_a_reset_arrives_through_every_chain() {
     assert!(lost.is_empty(), "{lost:#?}");
 }
 
-/// Clients that send data and reset at once, and a server that prints how many arrived complete.
+/// Clients that send data and reset at once, and a server that prints for how many of them all data
+/// arrived.
 const HASTY: &str = "
 import socket, struct, sys, threading
 def serve(l, n):
@@ -106,7 +107,7 @@ fn data_of_a_client_before_an_immediate_reset_arrives() {
     let mut lost = Vec::new();
     for via in ["cgroup", "seccomp", "preload"] {
         let chain = ["+count", "--no-offload", "--via", via, "--", "python3", "-c", HASTY];
-        // The server outside, and then in the same run.
+        // First the server is outside the run, and then in the same run.
         let mut server = std::process::Command::new("python3");
         let mut server =
             server.args(["-c", HASTY, CONNECTIONS]).stdout(Stdio::piped()).spawn().unwrap();

@@ -1,12 +1,13 @@
-//! Programs with few descriptors: the limit applies to them alone, and failures are reported.
+//! Programs with a low limit of descriptors: the limit applies to them and not to their master, and
+//! failures are reported.
 
 use std::process::Command;
 
 use super::{CHAIN, VIADUCT, far_end, text};
 use crate::common::UnprivilegedUser;
 
-/// Opens 45 connections to the address of its first argument, and keeps them. Prints their
-/// number, its own limit of descriptors, and the errors of the others.
+/// Opens 45 connections to the address of its first argument, and keeps them open. Prints the
+/// number of open connections, its own limit of descriptors, and the errors of failed connections.
 const OPENS: &str = "
 import errno, resource, socket, sys
 host, port = sys.argv[1].rsplit(':', 1)

@@ -37,7 +37,7 @@ static long i386(long number, long a, long b, long c) {
 }
 #endif
 
-/* Sockets of a family, a kind and a protocol, by every number of socket(2). */
+/* Opens sockets of a family, a kind and a protocol, by every call number of socket(2). */
 static int machines(char **words) {
     int family = atoi(words[0]), kind = atoi(words[1]), protocol = atoi(words[2]);
     say("native", socket(family, kind, protocol));
@@ -51,7 +51,7 @@ static int machines(char **words) {
     return 0;
 }
 
-/* Datagrams whose address has no family, and one that is in pieces, by each call that sends. */
+/* Sends datagrams whose address has no family, by each call; one with an ordinary address first. */
 static int unspecified(char **words) {
     struct sockaddr_in plain = at(AF_INET, words[0]), odd = at(AF_UNSPEC, words[0]);
     int s = socket(AF_INET, SOCK_DGRAM, 0);
@@ -84,7 +84,8 @@ static void *change(void *ignored) {
     return ignored;
 }
 
-/* Connects one descriptor, which another thread makes a UNIX socket and one of TCP by turns, so many times. */
+/* Connects a descriptor repeatedly, while another thread makes it a UNIX socket and a TCP socket in
+ * turn. */
 static int race(char **words) {
     struct sockaddr_in to = at(AF_INET, words[0]);
     struct sockaddr_un path = {.sun_family = AF_UNIX, .sun_path = "/not-there"};
@@ -95,7 +96,7 @@ static int race(char **words) {
     pthread_create(&thread, NULL, change, NULL);
     for (int tries = 0, most = atoi(words[1]); tries < most; tries++) {
         syscall(SYS_connect, 100, &judged, 16);
-        if (tries % 64 == 63) {      /* one that failed is of no more use */
+        if (tries % 64 == 63) {      /* a socket cannot be used after a failure */
             int fresh = socket(AF_INET, SOCK_STREAM | SOCK_NONBLOCK, 0);
             dup2(fresh, tcp), close(fresh);
         }

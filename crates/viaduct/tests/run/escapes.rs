@@ -1,5 +1,5 @@
-//! Attempts to bypass a run: other numbers of the same calls, addresses without a family, a second
-//! thread, and daemons that act for programs.
+//! Attempts to bypass a run: other call numbers for the same calls, addresses without a family,
+//! changes by a second thread, and daemons that act for programs.
 
 use std::net::{TcpListener, UdpSocket};
 use std::path::{Path, PathBuf};
@@ -9,11 +9,11 @@ use std::time::Duration;
 
 use super::{VIADUCT, output, text};
 
-/// As in the output of `escapes.c`.
+/// Error number, as `escapes.c` prints it.
 const ENOSYS: i32 = 38;
 const VIAS: [&str; 3] = ["cgroup", "seccomp", "preload"];
 
-/// The program of `escapes.c`, compiled once.
+/// Compiles `escapes.c` once, and returns the path of the program.
 fn program() -> &'static str {
     static PROGRAM: OnceLock<PathBuf> = OnceLock::new();
     let path = PROGRAM.get_or_init(|| {
@@ -26,7 +26,7 @@ fn program() -> &'static str {
     path.to_str().unwrap()
 }
 
-/// Output of the program under this interposer, as pairs of a call and its result.
+/// Returns the output of the program under these options, as pairs of a call and its result.
 fn said(options: &[&str], words: &[&str]) -> Vec<(String, String)> {
     let output = output(&[options, &["--", program()], words].concat());
     assert!(output.status.success(), "{options:?} {words:?}: {output:?}");
@@ -44,7 +44,7 @@ fn said(options: &[&str], words: &[&str]) -> Vec<(String, String)> {
     text(&output.stdout).lines().map(pair).filter(has_abi).collect()
 }
 
-/// Call numbers that this kernel does not support, tested outside of any run.
+/// Returns the kinds of call numbers that this kernel does not support, tested outside of any run.
 fn missing_abis() -> &'static [String] {
     static MISSING: OnceLock<Vec<String>> = OnceLock::new();
     MISSING.get_or_init(|| {
@@ -80,8 +80,8 @@ fn datagram_sockets_are_refused_by_other_call_numbers() {
 
 #[test]
 fn unix_sockets_are_allowed_by_other_call_numbers() {
-    // As a C library opens them. By cgroup, a program that uses `socketcall` gets ENOSYS and
-    // uses `socket`.
+    // C libraries open UNIX sockets by these numbers. By cgroup, a program that uses `socketcall`
+    // gets ENOSYS and falls back to `socket`.
     for via in VIAS {
         let outcomes = said(&["+count", "--via", via, "--strict"], &["machines", "1", "1", "0"]);
         for (way, result) in outcomes {
@@ -103,7 +103,7 @@ fn a_datagram_without_a_family_is_refused_like_any_other() {
         }
     }
     far.set_nonblocking(true).unwrap();
-    assert!(far.recv(&mut [0; 99]).is_err(), "nothing has come");
+    assert!(far.recv(&mut [0; 99]).is_err(), "a datagram has arrived");
 }
 
 #[test]
@@ -138,7 +138,7 @@ fn can_confine() -> bool {
 #[test]
 fn a_second_thread_cannot_change_a_checked_address() {
     if !can_confine() {
-        eprintln!("skipped: this kernel cannot keep a program from connecting");
+        eprintln!("skipped: this kernel cannot restrict connects (landlock)");
         return;
     }
     let far = TcpListener::bind("127.0.0.1:0").unwrap();

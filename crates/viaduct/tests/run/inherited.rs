@@ -1,5 +1,4 @@
-//! Process attributes that a program inherits from its parent: they are the same under `viaduct
-//! run`.
+//! Process attributes that a program inherits from its parent are the same under `viaduct run`.
 
 use std::io::{BufRead as _, BufReader, Read as _};
 use std::path::Path;
@@ -25,7 +24,7 @@ fn ignored_signals_and_closed_descriptors_are_inherited() {
         (output.status.code(), ignored, text(&output.stderr))
     };
     let plain = run(&[]);
-    // The parent of the tests may ignore more.
+    // The parent of the tests may ignore other signals as well.
     assert_eq!((plain.0, plain.1.clone().map(|all| all & 0x1200)), (Some(3), Ok(0x1200)));
     assert_eq!(run(&[VIADUCT, "run", CHAIN, "--"]), plain);
 }
@@ -107,12 +106,12 @@ fn signals_and_hangup_of_the_terminal_reach_the_program() {
     assert_eq!(outcome("\u{3}", interrupt), format!("{} True\n", 9 << 8));
     assert_eq!(outcome("\u{1c}", "echo ready; exec sleep 9"), "3 False\n");
     assert_eq!(outcome("", &hangup), format!("{} False\n", 7 << 8));
-    std::fs::remove_file(at).expect("the program has got SIGHUP");
+    std::fs::remove_file(at).expect("the program has handled SIGHUP");
 }
 
-/// Starts its arguments in the background of a terminal of their own, as a shell does, and puts
-/// them in the foreground when they have stopped. Prints each signal that has stopped them, and
-/// their status.
+/// Starts the command of its arguments in the background of a new terminal, as a shell does, and
+/// puts it into the foreground when it has stopped. Prints each signal that has stopped the
+/// command, and its wait status.
 const JOB: &str = "
 import os, pty, signal, sys
 out = os.dup(1)
@@ -155,8 +154,8 @@ fn a_background_job_stops_by_its_programs_signal() {
 
 #[test]
 fn the_master_lasts_as_long_as_a_daemon_of_its_program() {
-    // It listens and connects after the program has ended, and the master has had time to end
-    // as well.
+    // The daemon listens and connects after the program has ended, and after the time in which the
+    // master could have ended.
     const PROGRAM: &str = "
 import os, socket, sys, time
 if os.fork(): os._exit(0)

@@ -1,4 +1,4 @@
-//! Signals that arrive while a program waits for its connect.
+//! Signals that arrive while a program waits for a connect.
 
 use std::io::{BufRead as _, BufReader};
 use std::net::{SocketAddr, TcpListener, TcpStream};
@@ -9,7 +9,8 @@ use super::{CHAIN, VIADUCT, output, run, text};
 
 const VIAS: [&str; 3] = ["--via=cgroup", "--via=seccomp", "--via=preload"];
 
-/// A listener with a full backlog, which drops SYNs until a connection is accepted.
+/// A listener with a full backlog, which drops SYNs until a connection is accepted; the connections
+/// that fill it; and its address.
 fn full() -> (TcpListener, Vec<TcpStream>, SocketAddr) {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     rustix::net::listen(&listener, 0).unwrap();
@@ -60,7 +61,7 @@ print('there', s.getpeername()[1], flush=True)
         let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
         assert_eq!(lines.next().unwrap().unwrap(), "begins");
         std::thread::sleep(Duration::from_millis(300));
-        // The next SYN finds room.
+        // With room in the backlog, the next SYN is answered.
         let come = std::thread::spawn(move || while listener.accept().is_ok() {});
         assert_eq!(lines.next().unwrap().unwrap(), format!("there {port}"), "{via}");
         assert!(child.wait().unwrap().success());
@@ -70,8 +71,8 @@ print('there', s.getpeername()[1], flush=True)
 
 #[test]
 fn a_blocking_send_obeys_its_timeout_and_signals() {
-    // Datagrams to a neighbour that does not answer are queued for 3 s, and take room that
-    // long. Under these rules sends with an address are judged, and made by the master.
+    // Datagrams to a neighbour that does not answer are queued, and take buffer space, for 3 s.
+    // Under these rules the master checks and makes sends with an address.
     let program = "
 import signal, socket, struct, time
 def full(s):

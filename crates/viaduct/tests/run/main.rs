@@ -1,5 +1,5 @@
-//! `viaduct run`, as its caller sees it: the program behaves as its own, and its flows pass the
-//! handlers.
+//! `viaduct run` as its caller sees it: the program behaves as if it ran unwrapped, and its flows
+//! pass the handlers.
 #![allow(clippy::unwrap_used)] // a test may panic
 
 mod addresses;
@@ -31,7 +31,7 @@ use std::time::{Duration, Instant};
 use common::{free_port, within};
 
 const VIADUCT: &str = env!("CARGO_BIN_EXE_viaduct");
-/// A chain that the kernel cannot do: bytes pass the master.
+/// A chain that cannot be offloaded to the kernel, so that bytes go through the master.
 const CHAIN: &str = "+latency:delay=1ms";
 
 /// Builds the command `viaduct run` with these words, ended after 20 s.
@@ -88,21 +88,21 @@ fn the_exit_status_is_the_programs() {
     assert_eq!(code(&["--", "true"]), Some(0));
     assert_eq!(code(&["--", "no-such-program"]), Some(127));
     assert_eq!(code(&["--", "/etc/passwd"]), Some(126));
-    // The caller can tell failures of viaduct from the program's.
+    // The caller can distinguish failures of viaduct from those of the program.
     for wrong in
         [&["+nonsense", "--", "true"][..], &["--only", "x", "--", "true"], &["--nonsense"], &[]]
     {
         assert_eq!(code(wrong), Some(125), "{wrong:?}");
     }
     assert_eq!(code(&["--help"]), Some(0));
-    // The error names the right form in one line.
+    // The error names the right form, in a single line.
     let says = |words: &[&str], right: &str| {
         let said = text(&output(words).stderr);
         assert!(said.lines().count() == 1 && said.contains(right), "{words:?} {said}");
     };
     says(&["+count", "curl", "-O"], "as in viaduct run +count -- curl");
     says(&["-key=x", "--", "true"], "as in +crypt -key=site.key");
-    // A program that dies by a signal is reported to the shell as such.
+    // A shell sees that the program was killed by a signal.
     let line = format!("{VIADUCT} run -- sh -c 'kill -TERM $$'; echo $?");
     let output = Command::new("sh").args(["-c", &line]).output().unwrap();
     assert_eq!(text(&output.stdout).trim(), "143");
@@ -222,7 +222,7 @@ fn an_offloaded_chain_leaves_the_program_its_socket() {
 
 #[test]
 fn an_offloaded_flow_that_outlives_its_program_is_reported() {
-    // The far end reads nothing: data is still in flight when the program has ended, as over a
+    // The far end reads nothing, so data is still in flight when the program has ended, as over a
     // long path.
     let far = TcpListener::bind("127.0.0.1:0").unwrap();
     let to = far.local_addr().unwrap().to_string();
@@ -284,7 +284,7 @@ s.sendall(b'secret'); print(s.getsockname()[1], s.makefile().read())
     let wrong = client(&["+compress", &theirs]);
     assert!(text(&wrong.stderr).contains("ConnectionRefusedError"), "{wrong:?}");
     assert!(text(&wrong.stderr).contains("crypt"), "{wrong:?}");
-    // A client without the handler does not reach the program.
+    // A client without the handler cannot reach the program.
     let mut plain = TcpStream::connect(("127.0.0.1", port)).unwrap();
     plain.set_read_timeout(Some(Duration::from_secs(10))).unwrap();
     plain.write_all(b"secret, in the clear and long enough to be taken for a message").unwrap();

@@ -9,8 +9,8 @@ use std::time::{Duration, Instant};
 
 use super::{output, run, signal, text};
 
-/// Serves one client at a time. `answer`: reads all data, and answers then. `ask`: sends a
-/// request, ends its direction, and reads all data.
+/// Serves one client at a time. Mode `answer`: reads all data, and then answers. Mode `ask`: sends
+/// a request, ends its direction, and reads all data.
 const SERVER: &str = "
 import socket, sys
 s = socket.create_server(('127.0.0.1', 0))
@@ -45,7 +45,8 @@ else:
     s.sendall(bytes(3_000_000))
 ";
 
-/// A relay to `to` that cuts the first connection, in both directions, after `behind` bytes.
+/// Starts a relay to `to` that breaks the first connection, in both directions, after `behind`
+/// bytes. Returns the relay's address.
 fn cutting_relay(to: SocketAddr, behind: usize) -> SocketAddr {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let at = listener.local_addr().unwrap();
@@ -118,7 +119,7 @@ fn a_broken_end_is_not_waited_for() {
         let mut server = run(&words).stdout(Stdio::piped()).spawn().unwrap();
         let mut lines = BufReader::new(server.stdout.take().unwrap()).lines();
         let port = lines.next().unwrap().unwrap();
-        // It ends with much unread data.
+        // The client ends with much unread data.
         let client = "
 import socket, sys
 s = socket.create_connection(('127.0.0.1', int(sys.argv[1])))

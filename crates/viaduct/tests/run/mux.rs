@@ -24,7 +24,7 @@ while True:
     threading.Thread(target=serve, args=(c,), daemon=True).start()
 ";
 
-/// Opens many connections at once, each with bytes of its own; one is reset, one only ends its
+/// Opens many connections at once, each with different bytes. One is reset, and one ends only its
 /// own direction.
 const CLIENT: &str = "
 import hashlib, socket, struct, sys, threading
@@ -52,7 +52,7 @@ for t in threads: t.join()
 print('bad', bad)
 ";
 
-/// A relay to `to` that counts connections.
+/// Starts a relay to `to` that counts connections. Returns its address and the count.
 fn relay(to: SocketAddr) -> (SocketAddr, Arc<AtomicUsize>) {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let (at, count) = (listener.local_addr().unwrap(), Arc::new(AtomicUsize::new(0)));
@@ -98,7 +98,7 @@ fn flows_of_a_program_share_a_connection_and_are_whole() {
                 output(&[chain, &["--", "python3", "-c", CLIENT, &at.port().to_string()]].concat());
             assert_eq!(text(&said.stdout).trim(), "bad []", "{chain:?} {said:?}");
         }
-        assert_eq!(count.load(Ordering::Relaxed), 2, "one for each run: {chain:?}");
+        assert_eq!(count.load(Ordering::Relaxed), 2, "not one for each run: {chain:?}");
         signal(&server, "TERM");
         server.wait().unwrap();
     }

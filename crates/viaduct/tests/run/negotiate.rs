@@ -1,5 +1,5 @@
-//! Two ends that negotiate their handlers while they connect: with each other, with plain
-//! peers, and with a middlebox between them.
+//! Ends that negotiate their handlers while they connect: with each other, with plain peers, and
+//! through a middlebox.
 
 use std::fs;
 use std::io::{BufRead as _, BufReader};
@@ -34,8 +34,8 @@ s.sendall(b'hello')
 print(s.makefile().read())
 ";
 
-/// Builds the command of a program under `viaduct run` with these words; without words, the
-/// program alone.
+/// Builds the command of a program under `viaduct run` with these words; without words, of the
+/// program without viaduct.
 fn program(words: &str, text: &str, at: SocketAddr) -> Command {
     let mut command = Command::new("timeout");
     command.args(["--signal=KILL", "30"]);
@@ -68,7 +68,7 @@ impl Server {
         Server { child, at }
     }
 
-    /// Ends it; returns its log of rejected clients.
+    /// Ends the server. Returns its log of rejected clients.
     fn end(mut self) -> String {
         kill(&self.child);
         let mut said = String::new();
@@ -85,7 +85,7 @@ impl Drop for Server {
     }
 }
 
-/// `timeout` forwards the signal.
+/// Sends SIGTERM to `timeout`, which forwards it to its command.
 fn kill(child: &Child) {
     let _ = Command::new("kill").arg(child.id().to_string()).stderr(Stdio::null()).status();
 }
@@ -96,7 +96,7 @@ fn client(words: &str, at: SocketAddr) -> (String, String) {
     (text(stdout), text(stderr))
 }
 
-/// A key in a file of its own, as a `crypt` handler.
+/// Creates a key in a file of its own. Returns a `crypt` handler with that key.
 fn crypt(name: &str) -> String {
     let path = std::env::temp_dir().join(format!("viaduct-agree-{}-{name}", std::process::id()));
     let path = path.display().to_string();
@@ -113,9 +113,9 @@ fn common_handlers_apply_and_missing_required_ones_fail_the_flow() {
     let heard = |words: &str| client(words, server.at).0 == "heard hello";
     assert!(heard(&format!("--prefer {chain}")));
     assert!(heard(&format!("--require {chain}")));
-    assert!(heard(&format!("--require {crypt} +compress")), "in the client's order");
+    assert!(heard(&format!("--require {crypt} +compress")), "not in the client's order");
     assert!(heard("--prefer +compress") && heard("--require +compress +count"));
-    assert!(heard("--prefer +stripe"), "they have nothing in common");
+    assert!(heard("--prefer +stripe"), "no handlers in common");
     assert!(heard(""), "a plain client");
     let (said, why) = client("--require +stripe +compress", server.at);
     assert!(said.is_empty() && why.contains("no stripe"), "{why}");
@@ -186,7 +186,7 @@ fn without_syn_options_a_greeting_negotiates() {
     assert!(said.is_empty() && why.contains("does not negotiate"), "{why}");
 }
 
-/// Echoes, and prints the number of connections to its port.
+/// Echoes each connection.
 const MANY_SERVER: &str = "
 import socket, sys, threading
 s = socket.create_server((sys.argv[2], int(sys.argv[1])))
@@ -200,7 +200,8 @@ while True:
     c, at = s.accept()
     threading.Thread(target=serve, args=(c,), daemon=True).start()
 ";
-/// Opens five connections at once.
+/// Opens five connections at once. Prints the echoes, and the number of established connections to
+/// the server's port.
 const MANY_CLIENT: &str = "
 import socket, sys
 port = int(sys.argv[1])
@@ -211,9 +212,10 @@ lines = [line.split() for line in open('/proc/net/tcp')][1:]
 print(sum(l[2].endswith(':%04X' % port) and l[3] == '01' for l in lines))
 ";
 
-/// Waits until the previous client has disconnected: its master may outlive it for a moment.
+/// Waits until the previous client has disconnected, whose master may outlive it for a moment.
 fn wait_until_disconnected(to: SocketAddr) {
-    // The remote address and the state. The local address comes before them and begins with 01 too.
+    // Compares the remote address and the state. The local address comes first, and begins with 01
+    // as well.
     let established = |line: &str| {
         let fields: Vec<_> = line.split_whitespace().collect();
         fields[2].ends_with(&format!(":{:04X}", to.port())) && fields[3] == "01"
@@ -245,13 +247,13 @@ fn flows_share_a_connection_if_both_ends_negotiate_mux() {
         for words in clients {
             wait_until_disconnected(at);
             let output = program(&words, MANY_CLIENT, at).output().unwrap();
-            // The five of the programs share one connection, and the handlers have one each to
-            // the server.
+            // The five flows of the program share one connection between the handlers, and have one
+            // each to the server.
             let said = String::from_utf8_lossy(&output.stdout);
             assert_eq!(said, "01234 6\n", "{words}: {output:?}");
         }
         if server.contains("--prefer") {
-            // A client without mux: five of its own, and five to the server.
+            // Without mux at the client there are five connections from it, and five to the server.
             wait_until_disconnected(at);
             let words = format!("--prefer {key}");
             let output = program(&words, MANY_CLIENT, at).output().unwrap();
@@ -260,11 +262,11 @@ fn flows_share_a_connection_if_both_ends_negotiate_mux() {
     }
 }
 
-/// A packet of a connection: whether it goes to the server, its flags without PSH, whether it
-/// has data.
+/// Packet of a connection: true if it goes to the server; its flags without PSH; true if it has
+/// data.
 type Packet = (bool, u8, bool);
 
-/// Packets of the first connection to `port` on the tap, up to the first with data.
+/// Returns the packets of the first connection to `port` on the tap, up to the first with data.
 fn until_data(tap: &mut Ring, port: u16) -> (Vec<Packet>, bool) {
     const PSH: u8 = 8;
     let deadline = Instant::now() + Duration::from_secs(10);
@@ -296,7 +298,7 @@ fn until_data(tap: &mut Ring, port: u16) -> (Vec<Packet>, bool) {
 
 #[test]
 fn negotiation_costs_no_round_trip() {
-    // In a network of its own: packets of other tests would fill the tap.
+    // In a network namespace of its own, because packets of other tests would fill the tap.
     Netns::new().unwrap().join().unwrap();
     let up = Command::new("ip").args(["link", "set", "lo", "up"]).status();
     assert!(up.unwrap().success());
@@ -346,7 +348,7 @@ fn a_stripped_option_is_refused_if_handlers_are_required() {
     let said = String::from_utf8_lossy(&output.stdout);
     let lines: Vec<&str> = said.lines().filter(|line| !line.is_empty()).collect();
     let [plain, why, error, ..] = lines[..] else { panic!("{output:?}") };
-    assert_eq!(plain, "heard hello", "a preferred chain falls back to a plain flow");
+    assert_eq!(plain, "heard hello", "a preferred chain does not fall back to a plain flow");
     assert_eq!(why, "does not negotiate, or a middlebox");
     assert_eq!(error, "ConnectionRefusedError");
 }

@@ -1,4 +1,5 @@
-//! Nested runs: a flow passes the chains of both, or the inner run reports why it cannot.
+//! Nested runs: a flow passes the chains of both, or the inner run reports why that is not
+//! possible.
 
 use std::io::{BufRead as _, BufReader, ErrorKind, Read as _};
 use std::net::TcpStream;
@@ -7,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use super::{CHAIN, TELL, VIADUCT, far_end, output, run, text};
 
-/// Runs a program that connects under two runs, each with these options and a report.
+/// Runs a program that connects under two nested runs, with these options and reports of both.
 fn above(outer: &[&str], inner: &[&str]) -> std::process::Output {
     let to = far_end("127.0.0.1:0").to_string();
     let program = ["--report", "--", "python3", "-c", TELL, &to];
@@ -40,7 +41,8 @@ c.sendall(b'%d\\n' % at[1]); c.close()
 
 #[test]
 fn inbound_connections_of_nested_runs_pass_both_chains() {
-    // An inner run by cgroup hides its programs from an outer run by cgroup, unless that is strict.
+    // An inner run by cgroup hides its programs from an outer run by cgroup, unless the outer one
+    // is strict.
     for (outer, via, passes) in [
         (&[CHAIN][..], "cgroup", 1),
         (&[CHAIN, "--strict"], "auto", 2),

@@ -1,4 +1,4 @@
-//! Other users of this machine: they can find a run's abstract sockets, but get no access to
+//! Other users of this machine: they can find the abstract sockets of a run, but get no access to
 //! its chain.
 
 use std::io::{BufRead as _, BufReader};
@@ -17,11 +17,11 @@ use super::{CHAIN, VIADUCT, far_end, output, text};
 
 const OTHER_USER: u32 = 65_534;
 
-/// A run of root whose program has printed its environment, and waits.
+/// A run of root, whose program has printed its environment and waits.
 struct Run {
     child: Child,
-    /// Name and secret of the socket for the library, and of the one for programs that use
-    /// their handlers.
+    /// Name and secret of the socket for the preload library, and of the control socket for
+    /// programs that use their handlers.
     sockets: [(String, Secret); 2],
 }
 
@@ -55,11 +55,11 @@ fn socket(kind: SocketType) -> OwnedFd {
     rustix::net::socket(AddressFamily::INET, kind, None).unwrap()
 }
 
-/// Returns the answer of the abstract socket `name`; empty if there is none.
+/// Returns the answer of the abstract socket `name`, which is empty if there is none.
 fn ask(name: &str, pieces: &[&[u8]], beside: Option<&OwnedFd>) -> Vec<u8> {
     let socket = seqpacket::connect(name).unwrap();
     let mut answer = vec![0; WELCOME.max(MAX_MESSAGE)];
-    // A listener that rejects this peer has closed the connection already, or will.
+    // The send fails if the listener has already rejected this peer.
     let _ = seqpacket::send(&socket, &pieces.concat(), beside.map(AsFd::as_fd));
     let length = seqpacket::receive(&socket, &mut answer).map_or(0, |(length, _)| length);
     answer.truncate(length);
@@ -69,13 +69,13 @@ fn ask(name: &str, pieces: &[&[u8]], beside: Option<&OwnedFd>) -> Vec<u8> {
 #[test]
 fn another_user_cannot_use_the_abstract_sockets_of_a_run() {
     if !rustix::process::geteuid().is_root() {
-        return eprintln!("only root can be two users");
+        return eprintln!("skipped: needs root for two users");
     }
     let far = far_end("127.0.0.1:0");
     let run = Run::new();
     let [(library, secret), (control, theirs)] = run.sockets.clone();
     let all = std::fs::read_to_string("/proc/net/unix").unwrap();
-    assert!(all.contains(&library) && all.contains(&control), "every user finds them");
+    assert!(all.contains(&library) && all.contains(&control), "a user does not find them");
     let connect = Request::Connect { to: far, wait: true }.emit();
     let hello = Request::Hello.emit();
     let watch = Ask::Watch.emit().unwrap();
@@ -97,7 +97,7 @@ fn another_user_cannot_use_the_abstract_sockets_of_a_run() {
         }
         assert!(rustix::net::getpeername(&tcp).is_err());
     });
-    // Permitted peers get an answer: the socket works.
+    // Permitted peers get an answer, so the socket works.
     let answer = ask(&library, &[secret.bytes(), &Request::Hello.emit()], None);
     assert!(matches!(Answer::parse(&answer), Some(Answer::Welcome(_))));
     assert!(ask(&library, &[&[0; SECRET], &Request::Hello.emit()], None).is_empty());
@@ -128,7 +128,7 @@ fn only_tcp_sockets_are_accepted_as_flows() {
 #[test]
 fn a_program_that_changes_its_user_is_served() {
     if !rustix::process::geteuid().is_root() {
-        return eprintln!("only root can become another user");
+        return eprintln!("skipped: needs root for another user");
     }
     let far = far_end("127.0.0.1:0").to_string();
     let program = "

@@ -1,4 +1,5 @@
-//! Clients that do not speak a chain's protocol are reset, and never see a regular end.
+//! Clients that do not speak the protocol of a chain are reset, and never see a regular end of
+//! stream.
 
 use std::io::{BufRead as _, BufReader, ErrorKind, Read as _, Write as _};
 use std::net::{TcpListener, TcpStream};
@@ -61,7 +62,7 @@ fn tired_proxy() -> u16 {
 #[test]
 fn a_failure_reply_of_a_socks_proxy_fails_the_connect_at_once() {
     let chain = format!("+socks:via=127.0.0.1:{}", tired_proxy());
-    // On a non-blocking socket the call itself cannot return the error.
+    // On a non-blocking socket the connect itself cannot return the error.
     let program = "
 import errno, select, socket
 s = socket.socket()

@@ -1,5 +1,5 @@
-//! Sockets that would bypass the handlers, or work nowhere: they are refused when they are
-//! opened, and programs that can do without them do.
+//! Sockets that would bypass the handlers, or that cannot work under them: opening them fails, and
+//! programs with a fallback use it.
 
 use super::{CHAIN, far_end, output, text};
 
@@ -15,7 +15,7 @@ const EPERM: &str = "1";
 const ENETUNREACH: &str = "101";
 const EPROTONOSUPPORT: &str = "93";
 
-/// Results of opening these sockets under these options.
+/// Returns the results of opening these sockets under these options.
 fn opened(options: &[&str], kinds: &[&str]) -> Vec<(String, String)> {
     let program = [&[CHAIN], options, &["--", "python3", "-c", OPEN], kinds].concat();
     let output = output(&program);
@@ -65,7 +65,8 @@ fn mptcp_sockets_are_refused() {
     }
 }
 
-/// Connects from a new network namespace, where no rendezvous exists, then from the original one.
+/// Connects from a new network namespace, in which no rendezvous exists, and then from the original
+/// one.
 const ELSEWHERE: &str = "
 import ctypes, os, socket, sys
 host, port = sys.argv[1].rsplit(':', 1)

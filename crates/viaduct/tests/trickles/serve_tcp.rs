@@ -21,7 +21,7 @@ use viaduct_sys::process::Process;
 /// A directory that is served in a network namespace of its own, which this thread has joined.
 struct Site {
     dir: PathBuf,
-    /// Run directory, and logs.
+    /// Scratch directory: the run directory, and logs.
     beside: PathBuf,
     server: Process,
 }
@@ -31,7 +31,7 @@ impl Site {
         Site::with("plain", &[])
     }
 
-    /// Starts a server with further options; `DIR` in them is a scratch directory beside the files.
+    /// Starts a server with additional options, in which `DIR` stands for the scratch directory.
     fn with(name: &str, options: &[&str]) -> Option<Site> {
         let netns = match Netns::new() {
             Ok(netns) => netns,
@@ -49,7 +49,7 @@ impl Site {
         fs::write(dir.join("big.bin"), common::random(3_000_000)).unwrap();
         fs::write(dir.join("sub/page.html"), "<p>page</p>").unwrap();
         let mut command = netns.command("setpriv");
-        // Without these capabilities root cannot read files that other users cannot read.
+        // Without these capabilities, root is subject to file permissions like other users.
         command.args(["--bounding-set", "-dac_override,-dac_read_search"]);
         command
             .arg(env!("CARGO_BIN_EXE_viaduct"))
@@ -70,12 +70,12 @@ impl Site {
         Some(Site { dir, beside, server })
     }
 
-    /// The server's log.
+    /// Returns the server's log.
     fn log(&self) -> String {
         fs::read_to_string(self.beside.join("log")).unwrap()
     }
 
-    /// Status of the server, from its socket.
+    /// Returns the server's status, from its socket.
     fn status(&self) -> serde_json::Value {
         let mut socket = UnixStream::connect(self.beside.join("serve-80.sock")).unwrap();
         let mut text = String::new();
@@ -83,7 +83,7 @@ impl Site {
         serde_json::from_str(&text).unwrap()
     }
 
-    /// A counter of TCP in the status.
+    /// Returns a TCP counter of the status.
     fn tcp(&self, name: &str) -> u64 {
         self.status()["tcp"][name].as_u64().unwrap()
     }
@@ -96,14 +96,14 @@ impl Site {
         stream
     }
 
-    /// Resident memory of the server, in bytes.
+    /// Returns the resident memory of the server, in bytes.
     fn memory(&self) -> u64 {
         let text = fs::read_to_string(format!("/proc/{}/status", self.server.id())).unwrap();
         let line = text.lines().find_map(|line| line.strip_prefix("VmRSS:")).unwrap();
         line.split_whitespace().next().unwrap().parse::<u64>().unwrap() << 10
     }
 
-    /// Sends `request`. Returns all that arrives until the end.
+    /// Sends `request`. Returns all bytes until the end of the stream.
     fn ask(&self, request: &str) -> Vec<u8> {
         let mut stream = TcpStream::connect("127.0.0.1:80").unwrap();
         stream.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
@@ -111,7 +111,7 @@ impl Site {
         common::rest(&mut stream)
     }
 
-    /// Head and body of the response to a GET of `path`.
+    /// Returns the head and body of the response to a GET of `path`.
     fn get(&self, path: &str, headers: &str) -> (String, Vec<u8>) {
         let got = self
             .ask(&format!("GET {path} HTTP/1.1\r\nHost: h\r\nConnection: close\r\n{headers}\r\n"));
@@ -210,9 +210,10 @@ fn listings_of_a_large_directory_take_bounded_memory() {
     let (_, page) = site.get("/many/", "");
     let page = String::from_utf8(page).unwrap();
     assert!(page.contains("more names than are listed: 10000 are shown"));
-    assert_eq!(page.matches("<li>").count(), 10_001, "with the directory above");
+    assert_eq!(page.matches("<li>").count(), 10_001, "the names, and the parent directory");
     let before = site.memory();
-    // A client that requests a listing and reads nothing must not hold a page of its own.
+    // Clients that request a listing and read nothing must not make the server hold a page for
+    // each.
     let mut stalled = Vec::new();
     for n in 0..250 {
         let mut stream = site.say("");
@@ -231,7 +232,7 @@ fn listings_of_a_large_directory_take_bounded_memory() {
     assert!(grown < 60 << 20, "{} MB more", grown >> 20);
     assert!(site.tcp("page_bytes") < 33 << 20);
     assert!(site.get("/sub/page.html", "").0.starts_with("HTTP/1.1 200"));
-    // A client address has a limited number of connections.
+    // The number of connections per client address is limited.
     while site.tcp("open") < 300 {
         stalled.push(site.say(""));
         std::thread::sleep(Duration::from_millis(2));
@@ -244,7 +245,7 @@ fn listings_of_a_large_directory_take_bounded_memory() {
     assert!(site.get("/sub/page.html", "").0.starts_with("HTTP/1.1 200"));
 }
 
-/// Entries of the directory whose listings must not delay a small file.
+/// Number of entries in the directory whose listings must not delay a small file.
 const NAMES: usize = 100_000;
 
 #[test]
@@ -252,7 +253,7 @@ fn a_small_file_is_not_delayed_by_listings_of_a_very_large_directory() {
     let Some(site) = Site::with("names-100k", &["--trickles", "off"]) else { return };
     let many = site.dir.join("many");
     fs::create_dir(&many).unwrap();
-    // In memory: the disk's speed for so many files is not under test.
+    // In a tmpfs, because the disk's speed for so many files is not under test.
     let mounted = Command::new("mount").args(["-t", "tmpfs", "tmpfs"]).arg(&many).status().unwrap();
     let _mount = mounted.success().then(|| Mount(many.clone()));
     (0..NAMES).for_each(|n| drop(fs::File::create(many.join(format!("name-{n:06}"))).unwrap()));
@@ -262,7 +263,7 @@ fn a_small_file_is_not_delayed_by_listings_of_a_very_large_directory() {
         std::thread::spawn(move || {
             let mut pages = 0;
             while !stop.load(Ordering::Relaxed) {
-                // The directory changes, so that no page can be reused.
+                // Changes the directory, so that no page can be reused.
                 fs::write(many.join(format!("changes-{n}")), pages.to_string()).unwrap();
                 let mut stream = TcpStream::connect("127.0.0.1:80").unwrap();
                 stream.write_all(GET_MANY.replace("\r\n\r\n", CLOSE).as_bytes()).unwrap();
@@ -314,7 +315,7 @@ fn the_memory_of_all_directory_pages_is_bounded() {
             fs::write(site.dir.join(name), "").unwrap();
         }
     }
-    // More than the kernel queues for a client that reads nothing.
+    // The responses are longer than what the kernel queues for a client that reads nothing.
     let request = "GET /one/ HTTP/1.1\r\nHost: h\r\n\r\n".repeat(20);
     let stalled = site.say(&request);
     until("the first page is being sent", || site.tcp("page_bytes") > 1 << 20);
@@ -370,8 +371,8 @@ fn a_server_without_descriptors_logs_it_once_and_resumes_accepting() {
     prlimit(Some(server), Resource::Nofile, limit).unwrap();
     let clients: Vec<_> = (0..8).map(|_| TcpStream::connect("127.0.0.1:80").unwrap()).collect();
     let failed = "connections wait to be accepted";
-    until("no warning is logged", || site.log().contains(failed));
-    // Time for more than one attempt.
+    until("a warning is logged", || site.log().contains(failed));
+    // Waits long enough for more than one attempt.
     std::thread::sleep(Duration::from_millis(300));
     prlimit(Some(server), Resource::Nofile, Rlimit { current: limit.maximum, ..limit }).unwrap();
     assert!(site.get("/sub/page.html", "").0.contains("200 OK"));
@@ -391,15 +392,15 @@ fn vanished_clients_are_detected_and_a_live_one_with_a_zero_window_is_kept() {
     fs::write(site.dir.join("huge.bin"), vec![7; 30_000_000]).unwrap();
     let mut idle = site.say("HEAD /sub/page.html HTTP/1.1\r\nHost: h\r\n\r\n");
     let mut shut = site.say("GET /huge.bin HTTP/1.1\r\nHost: h\r\nConnection: close\r\n\r\n");
-    until("both are there", || site.tcp("open") == 2 && site.tcp("requests") == 2);
+    until("both requests count", || site.tcp("open") == 2 && site.tcp("requests") == 2);
     std::thread::sleep(Duration::from_secs(5));
-    assert_eq!(site.tcp("open"), 2, "a live client was ended");
+    assert_eq!(site.tcp("open"), 2, "a live connection was closed");
     let mut first = vec![0; 20_000_000];
     shut.read_exact(&mut first).unwrap();
     let rules = "add table inet vanish; add chain inet vanish in { type filter hook input \
         priority 0; policy drop; }";
     assert!(Command::new("nft").arg(rules).status().unwrap().success());
-    until("both are noticed", || site.tcp("open") == 0);
+    until("both are closed", || site.tcp("open") == 0);
     idle.set_nonblocking(true).unwrap();
     let _ = idle.read(&mut [0; 1]);
 }

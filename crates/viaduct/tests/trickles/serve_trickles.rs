@@ -1,4 +1,4 @@
-//! `viaduct serve` over Trickles, on real packets, over a link that loses some of them.
+//! `viaduct serve` over Trickles, in real packets over a link that loses some of them.
 
 use std::io::Write as _;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -176,7 +176,7 @@ fn many_requests_share_a_connection_across_a_rotation() {
             let (head, body) = client.response(*stream);
             assert!(head.starts_with("HTTP/1.1 200") && body == file, "{head}");
         }
-        // The secret that made the client's state is still accepted.
+        // The secret that sealed the client's state is still accepted.
         let (new, old) = ("b2".repeat(32), "a1".repeat(32));
         std::fs::write(world.dir.join("key"), format!("2 {new}\n1 {old}\n")).unwrap();
         std::thread::sleep(Duration::from_millis(600));
@@ -211,7 +211,7 @@ fn few_descriptors_serve_many_files_and_tcp_clients() {
     let got = String::from_utf8(client.read.remove(&MAIN).unwrap()).unwrap();
     assert_eq!(got.matches("HTTP/1.1 200").count(), 100, "{got}");
     assert!((0..100).all(|n| got.contains(&format!("\r\n\r\nfile {n}"))), "{got}");
-    // Idle connections have a place each; further clients wait.
+    // Idle connections take all places; further clients wait.
     let _idle: Vec<_> = (0..5).map(|_| world.connect_plain().unwrap()).collect();
     let mut plain = world.connect_plain().unwrap();
     plain.write_all(get("/99", "Connection: close\r\n").as_bytes()).unwrap();

@@ -1,4 +1,4 @@
-//! A file server behind a lossy link, and a client in a namespace of its own.
+//! A file server behind a lossy link, and a client, each in a namespace of its own.
 
 use std::collections::HashMap;
 use std::fs;
@@ -134,12 +134,12 @@ impl World {
         std::os::unix::net::UnixStream::connect(self.dir.join("run/serve-80.sock")).is_ok()
     }
 
-    /// Status of the server on b1.
+    /// Returns the status of the server on b1.
     pub(crate) fn status(&self) -> serde_json::Value {
         self.status_of(0)
     }
 
-    /// Status of the server on host b1 (0) or b2 (1).
+    /// Returns the status of the server on host b1 (0) or b2 (1).
     pub(crate) fn status_of(&self, host: usize) -> serde_json::Value {
         let mut status = Command::new(env!("CARGO_BIN_EXE_viaduct"));
         status.args(["status", "--json", "--run-dir"]).arg(self.run_dir(host));
@@ -266,7 +266,7 @@ impl Client {
         }
     }
 
-    /// Head and body of the response on a stream.
+    /// Returns the head and body of the response on a stream.
     pub(crate) fn response(&self, stream: u32) -> (String, &[u8]) {
         let got = self.read.get(&stream).map_or(&[][..], |got| got);
         let end = got.windows(4).position(|window| window == b"\r\n\r\n").expect("a response head");

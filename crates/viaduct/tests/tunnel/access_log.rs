@@ -1,4 +1,4 @@
-//! The access logs of a tunnel's two ends.
+//! Access logs of the two ends of a tunnel.
 
 use std::path::Path;
 
@@ -7,7 +7,7 @@ use serde_json::Value;
 use super::*;
 use crate::common::within_some;
 
-/// Waits until the common log of both ends has this many lines of flows to `to`. Returns them.
+/// Waits until the common log of both ends has `lines` lines of flows to `to`, and returns these.
 fn logged(log: &Path, to: &str, lines: usize) -> Vec<Value> {
     let of = format!("CONNECT {to} ");
     let read = || {
@@ -20,7 +20,7 @@ fn logged(log: &Path, to: &str, lines: usize) -> Vec<Value> {
     within_some(Duration::from_secs(10), read).expect("lines of the access logs")
 }
 
-/// Returns the near end's line, and the far end's, of two lines of one flow.
+/// Returns the line of the near end and the line of the far end, given both lines of a flow.
 fn ends(lines: &[Value]) -> [&Value; 2] {
     ["tcp", "tunnel"].map(|end| lines.iter().find(|line| line["protocol"] == end).unwrap())
 }
@@ -63,7 +63,7 @@ fn both_ends_log_each_flow_and_open_the_file_again() {
         for proxy in [&mut world.near, &mut world.far] {
             let pid = Pid::from_raw(proxy.process().id().cast_signed()).unwrap();
             kill_process(pid, Signal::USR1).unwrap();
-            until("opened again", || proxy.log().contains("access log reopened"));
+            until("the log is reopened", || proxy.log().contains("access log reopened"));
         }
         let (mut client, mut server) = world.pair(&listener);
         // Makes sure that the flow is established: a reset at once would look like a refusal.

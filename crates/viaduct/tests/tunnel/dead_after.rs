@@ -1,11 +1,11 @@
-//! Ends of links and of flows that vanish silently.
+//! Silently vanished ends of links and of flows.
 
 use super::*;
 use crate::common::{VANISH, fill};
 
 const DEAD_AFTER: Duration = Duration::from_secs(3);
-/// Time within which the loss must be detected: twice the limit, for both ends of the tunnel,
-/// plus a margin for a busy machine.
+/// Time within which both ends of the tunnel must have detected the loss: twice the limit, plus a
+/// margin for a busy machine.
 const NOTICED_WITHIN: Duration = Duration::from_secs(12);
 /// Drops packets between the two ends of the tunnel.
 const CUT: &str = "add table inet lost; \
@@ -53,7 +53,7 @@ fn is_noticed(
         then(&mut flow);
         ends(&mut flow.0, cut, &format!("{what}, {carrier}, near end"));
         assert!(cut.elapsed() > DEAD_AFTER / 2, "{what}, {carrier}: {:?}", cut.elapsed());
-        // Data that had arrived for a stopped reader is read first.
+        // Data that arrived while the reader was stopped is read first.
         flow.1.set_read_timeout(Some(NOTICED_WITHIN)).unwrap();
         let ended = std::io::copy(&mut flow.1, &mut std::io::sink());
         let ended = ended.map_err(|error| error.kind());
@@ -63,7 +63,7 @@ fn is_noticed(
         }
         let table = ["delete", "table", "inet", "lost"];
         world.chain.hops()[1].run("nft", &table).unwrap();
-        // The link is dialled again without further action.
+        // The link is dialled again automatically.
         echo(&world.pair(&listener));
     }
 }
@@ -132,6 +132,6 @@ fn a_stopped_reader_is_kept_until_it_vanishes() {
         {
             ends(&mut flow.0, vanished, &format!("{what}, {carrier}"));
         }
-        assert!(!world.near.log().contains("is gone"), "the tunnel lasts: {}", world.near.log());
+        assert!(!world.near.log().contains("is gone"), "the tunnel broke: {}", world.near.log());
     }
 }

@@ -1,4 +1,4 @@
-//! A real tunnel between two routers on the path between a client and a server, as programs see it.
+//! A real tunnel between two routers on the path from a client to a server, as programs see it.
 #![allow(clippy::unwrap_used)] // a test may panic
 
 mod access_log;
@@ -32,7 +32,7 @@ struct World {
     chain: Chain,
 }
 
-/// Starts a proxy, with its key and its peer's made of these bytes.
+/// Starts a proxy. Its key and its peer's key are made of the bytes `own` and `peer`.
 fn proxy(node: &Node, options: &str, keys: &Scratch, [own, peer]: [u8; 2]) -> Proxy {
     let key = SecretKey::from_bytes([own; 32]).to_text();
     let file = keys.write(&format!("{own}.key"), key).unwrap();
@@ -42,7 +42,8 @@ fn proxy(node: &Node, options: &str, keys: &Scratch, [own, peer]: [u8; 2]) -> Pr
 }
 
 impl World {
-    /// Builds the world. `link` is between the tunnel's ends; `both` are options of both.
+    /// Builds the world. `link` is between the ends of the tunnel, and `both` are options of both
+    /// ends.
     fn new(link: &str, both: &str) -> World {
         use_binary(env!("CARGO_BIN_EXE_viaduct"));
         let near: LinkConfig = "delay=1ms".parse().unwrap();
@@ -55,7 +56,7 @@ impl World {
         World { near, far, keys, chain }
     }
 
-    /// Kills the far end, and starts it again.
+    /// Kills and restarts the far end.
     fn restart_far(&mut self, both: &str) {
         self.far.process().kill().unwrap();
         self.far = proxy(&self.chain.hops()[1], &format!("{FAR} {both}"), &self.keys, [2, 1]);
@@ -84,7 +85,7 @@ impl World {
     fn pair(&self, listener: &TcpListener) -> (TcpStream, TcpStream) {
         let client = self.connect(listener.local_addr().unwrap().ip());
         let (server, from) = listener.accept().unwrap();
-        assert!(!self.chain.client().addresses().any(|own| own == from.ip()), "it is split");
+        assert!(!self.chain.client().addresses().any(|own| own == from.ip()), "not split");
         server.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
         (client, server)
     }
@@ -98,7 +99,7 @@ impl Drop for World {
     }
 }
 
-/// Status of a proxy, as text.
+/// Returns the status of a proxy, as text.
 fn shown(proxy: &Proxy) -> String {
     let mut status = Command::new(env!("CARGO_BIN_EXE_viaduct"));
     status.args(["status", "--run-dir"]).arg(proxy.directory());
@@ -151,7 +152,7 @@ fn single_bytes_are_served() {
             server.write_all(&[*byte]).unwrap();
             let mut got = [0];
             client.read_exact(&mut got).unwrap();
-            assert_eq!(got[0], *byte, "one at a time");
+            assert_eq!(got[0], *byte, "not one byte at a time");
         }
     }
 }
@@ -185,7 +186,7 @@ fn resets_and_refusals_are_resets_at_the_other_end() {
     }
 }
 
-/// Rate in Mb/s of iperf3 from the client to `to`, with its server on the server.
+/// Returns the rate in Mb/s of iperf3 from the client to `to`; the iperf3 server is on the server.
 fn rate(chain: &Chain, to: &str) -> f64 {
     let mut server = chain.server().command("iperf3");
     server.args(["--server", "--one-off"]).stdout(Stdio::null());
@@ -249,7 +250,7 @@ fn a_reader_that_has_stopped_does_not_slow_the_others() {
         });
         assert!(rest(&mut server) == expected);
         let took = begun.elapsed();
-        // At 50 Mb/s it takes 0.5 s.
+        // At 50 Mb/s the transfer takes 0.5 s.
         assert!(took < Duration::from_millis(1_500), "{took:?} {carrier}");
         writer.join().unwrap();
         for (client, server) in stopped {
@@ -285,7 +286,7 @@ fn only_known_keys_get_a_tunnel() {
     unknown.set_read_timeout(Some(Duration::from_secs(5))).unwrap();
     unknown.write_all(&[0, 97]).unwrap();
     unknown.write_all(&[7; 97]).unwrap();
-    assert_eq!(unknown.read(&mut [0; 10]).unwrap_or(0), 0, "it is closed without an answer");
+    assert_eq!(unknown.read(&mut [0; 10]).unwrap_or(0), 0, "there was an answer");
     let listener = world.listen(world.addresses()[0]);
     let (mut client, mut server) = world.pair(&listener);
     client.write_all(b"served").unwrap();
@@ -302,7 +303,7 @@ fn an_unknown_site_gets_the_reason_of_its_refusal() {
         let second = proxy(world.chain.server(), &second, &world.keys, [3, 2]);
         let reason = "the far end does not know this site's public key";
         until(&format!("{carrier}: {}", second.log()), || second.log().contains(reason));
-        until("status", || shown(&second).contains(&format!("down: 10.3.0.1:7100: {reason}")));
+        until("the status", || shown(&second).contains(&format!("down: 10.3.0.1:7100: {reason}")));
         let log = world.far.log();
         assert!(!log.contains("ERROR") && !log.contains("10.3.0.2"), "{carrier}: {log}");
     }
@@ -343,7 +344,7 @@ fn unvalidated_quic_clients_get_a_retry_and_keep_no_peer_out() {
                 add chain inet deaf input { type filter hook input priority 0; }; \
                 add rule inet deaf input udp sport 7100 drop";
     unknown.run("nft", &[deaf]).unwrap();
-    // The first byte of a Retry, which is not encrypted.
+    // Counts packets by the first byte of a Retry, which is not encrypted.
     let retries = "add table inet seen; \
                    add chain inet seen output { type filter hook output priority 0; }; \
                    add rule inet seen output udp sport 7100 @th,64,8 & 0xf0 == 0xf0 counter";
@@ -425,7 +426,7 @@ fn a_stream_over_quic_survives_a_change_of_address() {
     }
     drop(client);
     echo.join().unwrap();
-    // Packets from the old address could not arrive any more.
+    // Packets from the old address could not have arrived.
     let seen = far.run("ss", &["--udp", "--all", "--numeric"]).unwrap();
     assert!(seen.contains(":7100"), "{seen}");
     assert!(!world.near.log().contains("is gone"), "{}", world.near.log());
@@ -468,7 +469,7 @@ fn a_stopping_far_end_closes_its_links_at_once() {
     }
 }
 
-/// Number of open descriptors of a process.
+/// Returns the number of open descriptors of a process.
 fn descriptors(pid: u32) -> u64 {
     std::fs::read_dir(format!("/proc/{pid}/fd")).unwrap().count() as u64
 }
@@ -486,8 +487,8 @@ fn a_far_end_without_descriptors_resumes_accepting_links() {
     prlimit(Some(far), Resource::Nofile, limit).unwrap();
     let unknown: Vec<_> = (0..24).map(|_| hop.netns().enter(dial).unwrap()).collect();
     let failed = "links wait to be accepted";
-    until("no warning is logged", || world.far.log().contains(failed));
-    // This link waits to be accepted, too.
+    until("a warning is logged", || world.far.log().contains(failed));
+    // This link waits to be accepted as well.
     let listener = world.listen(world.addresses()[0]);
     let near = format!(
         "--listen 127.0.0.1:7001 --to {} --tunnel 10.3.0.1:7100 --links 1",

@@ -45,7 +45,7 @@ const LOSSES: [(&str, &str); 3] = [
 /// Maximum deviation in standard errors; a correct process exceeds it once in a thousand runs.
 const MAX_ERRORS: f64 = 3.29;
 
-/// Offers a quarter more than the rate; the queue covers pauses of the sender.
+/// Checks one rate by offering 25 % more; the queue covers pauses of the sender.
 fn check_rate(run: &mut Run, rate: f64) -> Result<()> {
     run.step(&format!("rate {rate} Mb/s"))?;
     let world = world(run, link(&format!("rate={rate}M,delay=1ms,queue=300ms")), false)?;
@@ -158,7 +158,7 @@ fn check_mischief(run: &mut Run) -> Result<()> {
     Ok(())
 }
 
-/// Raises the delay during a stream.
+/// Checks that a delay raised during a stream takes effect.
 fn check_change(run: &mut Run) -> Result<()> {
     run.step("a change while it runs")?;
     let world = world(run, link("delay=10ms"), false)?;

@@ -40,7 +40,7 @@ pub(in crate::experiments) fn run(run: &mut Run) -> Result<()> {
 /// Link slightly above the required rate.
 const LINK: &str = "rate=1.2G,delay=50ms,queue=50ms";
 
-/// Gateways at the ends, with these lines in `[peer.fec]`, or none.
+/// Name of each mode, and the lines of its gateways' `[peer.fec]`; `None` means no gateways.
 const MODES: [(&str, Option<&str>); 3] = [
     ("no gateways", None),
     ("gateways, no code", Some("code = \"none\"")),

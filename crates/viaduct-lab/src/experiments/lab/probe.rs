@@ -1,5 +1,5 @@
-//! Numbered, timestamped UDP packets over the emulated link alone: from one gateway's `wan0` to
-//! the other's, without hosts, forwarding or gateway programs.
+//! Numbered, timestamped UDP packets over only the emulated link: from one gateway's `wan0` to the
+//! other's, without hosts, forwarding or gateway programs.
 //!
 //! ```text
 //!   gwa: number, time ─▶ wan0 ─▶ emulator ─▶ wan0 ─▶ gwb: the kernel's receive timestamp
@@ -55,8 +55,8 @@ pub(super) fn world(run: &Run, link: LinkConfig, spin: bool) -> Result<World> {
     let wan = Wan::Emulated(Box::new(config));
     let world = World::build(&DumbbellSpec { wan, ..DumbbellSpec::default() }, run.journal())?;
     for gateway in [world.dumbbell.gateway_a(), world.dumbbell.gateway_b()] {
-        // IPv6 neighbour discovery would send packets over the link and use up fates meant for
-        // the probe.
+        // IPv6 neighbour discovery would send packets over the link and take the fates that are
+        // meant for the probe's packets.
         gateway.set_sysctls(&[("net/ipv6/conf/wan0/disable_ipv6", "1")])?;
     }
     Ok(world)

@@ -39,7 +39,8 @@ pub(super) enum Setup {
     Squid(Windows, Connections),
     /// A child Squid whose parent is reached through a tunnel.
     SquidTunnel(Links),
-    /// As `SquidTunnel` with one TCP link, and this number from the middle of the load on.
+    /// As `SquidTunnel` with one TCP link, and with this number of links from the middle of the
+    /// load.
     SquidGrowing(usize),
 }
 
@@ -66,7 +67,7 @@ impl Setup {
         }
     }
 
-    /// Returns the name for people.
+    /// Returns the display name.
     pub(super) fn name(self) -> String {
         match self {
             Setup::Plain => "plain connections".into(),
@@ -116,8 +117,8 @@ impl Browsing {
         run.congestion_control(CONGESTION);
     }
 
-    /// Runs all `loads`, four at a time, each in a world of its own: 10 Mb/s is little for the
-    /// machine.
+    /// Runs all `loads`, four at a time, each in a world of its own. Four links of 10 Mb/s do not
+    /// fill the machine.
     pub(super) fn all(run: &Run, loads: &[Browsing]) -> Result<Vec<Browsed>> {
         let (seed, journal, mut found) = (run.seed(), run.journal(), Vec::new());
         for some in loads.chunks(AT_ONCE) {
@@ -219,7 +220,7 @@ impl Browsed {
         quantile(&times.collect::<Vec<_>>(), q)
     }
 
-    /// Returns the quantile for documents below 10 KB.
+    /// Returns the quantile `q` of the times of documents below 10 KB, in ms.
     pub(super) fn small(&self, q: f64) -> f64 {
         self.quantile(q, |kb| kb < SMALL)
     }

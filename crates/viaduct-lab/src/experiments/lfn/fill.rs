@@ -11,8 +11,7 @@ const PORT: u16 = 6200;
 const PAYLOAD: f64 = 1448.0 / 1500.0;
 /// MTU of the hosts on lossy paths, so that repairs fit; QUIC needs 1228.
 const LOSSY_MTU: u32 = 1240;
-/// Code below the tunnel on lossy paths: the one that `maelstrom/throughput-burst` holds to its
-/// bound.
+/// Code below the tunnel on lossy paths: the one whose bound `maelstrom/throughput-burst` checks.
 const CODE: &str = "code = \"window\"\nwindow = 240\nr = 10\nc = 3";
 
 /// Shaping by an operator who knows the line: senders stay below its rate, so that repairs have

@@ -12,11 +12,11 @@ use crate::topology::programs::sessions::echo;
 
 const SESSIONS: usize = 6;
 const INTERVAL: Duration = Duration::from_millis(50);
-/// Time from the start of the sessions to the silence, and its length.
+/// Time from the start of the sessions to the silence, and the length of the silence.
 const SILENCE: (Duration, Duration) = (Duration::from_secs(2), Duration::from_millis(1500));
 /// Duration of the sessions.
 const DURATION: Duration = Duration::from_secs(7);
-/// Echo time above which the session has waited: the round trip is 300 ms.
+/// Echo time above which a session counts as stalled; the round trip is 300 ms.
 const LATE: Duration = Duration::from_millis(600);
 
 /// Measures with one link and with three, and checks both.

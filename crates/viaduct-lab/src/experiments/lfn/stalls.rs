@@ -34,7 +34,7 @@ pub(super) enum Stack {
 }
 
 impl Stack {
-    /// Returns the name for people.
+    /// Returns the display name.
     pub(super) fn name(self) -> String {
         match self {
             Stack::Of1999 => "1999".into(),
@@ -92,7 +92,7 @@ impl Transfer {
         for host in [world.a1(), world.b1()] {
             self.stack.install(host)?;
         }
-        // Set at this point, so that the list of losses begins with the connection's first
+        // The link is set only now, so that the list of losses begins with the connection's first
         // packet.
         if let Some(emulator) = world.emulator() {
             emulator.set(Direction::AtoB, self.link.clone())?;
@@ -124,7 +124,7 @@ impl Transfer {
     }
 }
 
-/// Parts of a run that worlds need, for several in parallel.
+/// Parts of a run that building worlds needs; usable from several threads.
 pub(super) struct Worlds {
     seed: u64,
     journal: Journal,

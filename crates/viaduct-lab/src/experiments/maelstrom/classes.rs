@@ -36,8 +36,7 @@ const STREAMS: [Stream; 3] = [
     Stream { name: "50 a second alone", length: 84, pace: 50.0, beside: false },
 ];
 
-/// Streams of 84-byte packets: packets per second, their class, and the maximum repair bytes
-/// per byte.
+/// Streams of 84-byte packets: packets per second, class, and maximum repair bytes per data byte.
 const COSTS: [(f64, &str, f64); 3] = [
     (50.0, "repairs = \"copies\"", 2.2),
     (5_000.0, "repairs = \"copies\"", 1.2),

@@ -14,7 +14,7 @@ const BURST: u32 = 8;
 /// Compared interleaves: one set with common divisors, one pairwise coprime.
 const SETS: [[u16; 3]; 2] = [[1, 10, 20], [1, 11, 19]];
 
-/// Constructor of a code from r and interleaves.
+/// Constructor of a code from r and the interleaves.
 type Coder = fn(u8, &[u16]) -> Code;
 
 pub(in crate::experiments) const ABOUT: About = About {
@@ -62,9 +62,9 @@ fn checks(run: &mut Run, words: &str, pairs: &[[Share; 2]]) {
     let gain = |[other, coprime]: &[Share; 2]| (coprime.value - other.value) * 100.0;
     let doubt = |[a, b]: &[Share; 2]| a.margin().hypot(b.margin()) * 100.0;
     let least = pairs.iter().map(|pair| gain(pair) + doubt(pair)).fold(f64::INFINITY, f64::min);
-    // Some immediate repairs fall into the burst that they should repair. At low loss rates,
-    // which ones do so decides; the positions of (1,10,20) are more favourable there and cost
-    // coprime about half a point.
+    // Some immediate repairs fall into the burst that they should repair. At low loss rates the
+    // result depends on which ones do; the positions of (1,10,20) are then more favourable, by
+    // about half a percentage point.
     let worst = if words == "delayed" { 0.0 } else { -1.0 };
     let name = format!("{words} XORs: least gain of coprime with its margin, percentage points");
     run.at_least(&name, least, worst);

@@ -8,7 +8,7 @@ use crate::experiments::prelude::*;
 /// MTU of the WAN, and of the hosts.
 const WAN: u32 = 1500;
 const HOSTS: [u32; 2] = [1200, WAN];
-/// Maximum additional bytes of repairs and names per byte with equal MTUs.
+/// Maximum additional bytes of repairs and names per data byte with equal MTUs.
 const MORE: f64 = 0.015;
 /// Losses: single ones, and bursts, which require more repairs.
 const CASES: [(&str, &str); 2] = [("1 % single", "1%"), ("1 %, bursts of 8", "1%x8")];

@@ -11,12 +11,11 @@ const SHARE: Bound = Bound::Within(0.8, 1.25);
 const SUM: f64 = 0.98;
 /// Minimum of Jain's index over eight protected flows.
 const JAIN: f64 = 0.95;
-/// With a load above the link's rate: maximum repair bytes per byte, and maximum lost packets
-/// relative to plain.
+/// With a load above the link's rate: maximum repair bytes per data byte, and maximum number of
+/// lost packets relative to that without gateways.
 const OVERLOAD: f64 = 0.005;
 const LOST: f64 = 1.02;
-/// Minimum share of losses that are classified correctly: drops by full queues, and random
-/// losses.
+/// Minimum shares of correctly classified losses: of drops by full queues, and of random losses.
 const TOLD_DROPS: f64 = 0.99;
 const TOLD_LOSSES: f64 = 0.95;
 /// Maximum increase of repairs per packet, ten seconds after the path became longer or a

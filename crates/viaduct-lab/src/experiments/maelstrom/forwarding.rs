@@ -1,4 +1,4 @@
-//! Section 4.6: forwarding throughput that remains with gateways, and the share of it that they
+//! Section 4.6: forwarding throughput with gateways, and the share of the packets that they
 //! protect.
 
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -13,7 +13,7 @@ const PACE: u64 = 3_000_000_000;
 const INTERLEAVES: [u16; MAX_LAYERS] = [1, 20, 40, 61, 83];
 const MAX_LAYERS: usize = 5;
 /// Minimum throughput relative to that without gateways when the sender is not paced: with a
-/// code for each packet, and with names alone.
+/// code that covers every packet, and with only names.
 const UNPACED: f64 = 0.45;
 const UNPACED_AUTO: f64 = 0.75;
 /// MTU of the hosts, and of a WAN that leaves room for repairs (section 4.1).
@@ -136,7 +136,7 @@ fn checks(run: &mut Run, code: &str, unpaced: f64, plain: &Found, found: &Found)
     run.at_least(&name, found.unpaced / plain.unpaced, unpaced);
 }
 
-/// Checks that a gateway that is stopped on purpose loses protection, but never data.
+/// Checks that stopping a gateway's process costs protection, but never data.
 fn throttled(run: &mut Run, plain: &Found, seconds: u32) -> Result<()> {
     let mut world = world(run)?;
     world.protect(&code(3))?;
@@ -167,5 +167,5 @@ fn throttled(run: &mut Run, plain: &Found, seconds: u32) -> Result<()> {
     Ok(())
 }
 
-/// Time that the encoder is stopped, and that it then runs.
+/// Time for which the encoder is stopped, and for which it then runs, in turn.
 const HALF_PERIOD: Duration = Duration::from_millis(100);

@@ -15,7 +15,7 @@ const RATE: f64 = 12_000.0;
 /// Packet length where bytes are counted; residual losses do not depend on it.
 const LENGTH: usize = 1500;
 
-/// Approximate bytes of a repair on the wire beside its body: IP, UDP, header and recipe.
+/// Approximate bytes of a repair on the wire in addition to its body: IP, UDP, header and recipe.
 const REPAIR_OVERHEAD: usize = 120;
 
 /// Three loss processes of 1 %.

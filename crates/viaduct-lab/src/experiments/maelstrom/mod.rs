@@ -74,7 +74,7 @@ fn overhead(before: &SenderStats, after: &SenderStats) -> f64 {
     repairs as f64 / (after.bytes - before.bytes).max(1) as f64
 }
 
-/// Formats a share for people, as in `0.1 %`.
+/// Formats a share for display, as in `0.1 %`.
 fn percent(share: f64) -> String {
     format!("{} %", (share * 1e6).round() / 1e4)
 }

@@ -14,7 +14,7 @@ const CASES: [Case; 3] = [
 ];
 /// Maximum error of the predicted recovery share.
 const OFF: f64 = 0.02;
-/// Maximum bytes of names per byte.
+/// Maximum bytes of names per data byte.
 const BYTES: f64 = 0.004;
 /// Rate of the stream in bits per second, and bytes of payload per datagram.
 const RATE: u64 = 150_000_000;

@@ -1,4 +1,5 @@
-//! Loss that begins and ends: time until it is repaired, and time that repairs outlast it.
+//! Loss that begins and ends: time until lost packets are repaired, and time that repairs continue
+//! after the loss.
 
 use super::{overhead, world};
 use crate::emulator::Direction;
@@ -11,7 +12,7 @@ const CLEAN: &str = "rate=200M,delay=50ms,queue=100ms";
 const FIRST: f64 = 0.85;
 /// Maximum bytes of repairs and names per byte, 70 s after the last loss.
 const AFTER: f64 = 0.005;
-/// Seconds that are compared with the steady ones.
+/// Seconds after the onset of loss whose rate is compared with the steady rate.
 const SOON: u64 = 10;
 
 /// Length of each part, in seconds.
@@ -21,7 +22,7 @@ struct Parts {
     clean: u64,
     /// Part with loss.
     lossy: u64,
-    /// Part after it until bytes are counted, and part in which they are counted.
+    /// Parts after the loss: before bytes are counted, and while they are counted.
     after: u64,
     counted: u64,
 }
@@ -36,7 +37,7 @@ impl Parts {
 struct Flow {
     /// Seconds from the start, and Mb/s.
     arrived: Vec<(f64, f64)>,
-    /// Repair bytes per byte after the loss.
+    /// Repair bytes per data byte after the loss.
     after: f64,
 }
 
@@ -85,7 +86,7 @@ pub(in crate::experiments) fn run(run: &mut Run) -> Result<()> {
     Ok(())
 }
 
-/// Runs one flow over a link that begins and then stops to lose packets.
+/// Runs one flow over a link that starts and later stops losing packets.
 fn flow(world: &World, parts: Parts) -> Result<Flow> {
     let iperf = Iperf::tcp("cubic", parts.all() as u32, 0);
     let begun = Instant::now();

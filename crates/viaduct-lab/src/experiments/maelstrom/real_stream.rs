@@ -27,8 +27,8 @@ pub(super) struct RealOutcome {
     pub(super) never: u64,
     /// Repairs lost on the link.
     pub(super) repairs_lost: u64,
-    /// Manifests lost on the link, estimated: no end counts them, so the loss rate of packets
-    /// is assumed.
+    /// Manifests lost on the link. Neither end counts them, so this is estimated from the loss rate
+    /// of packets.
     pub(super) manifests_lost: u64,
     /// Packets of any kind dropped by the link, from its own record.
     pub(super) dropped: u64,
@@ -44,12 +44,12 @@ impl RealOutcome {
         self.recovered + self.never
     }
 
-    /// Returns the share of them that was recovered.
+    /// Returns the share of the lost data packets that was recovered.
     pub(super) fn share(&self) -> f64 {
         self.recovered as f64 / self.lost().max(1) as f64
     }
 
-    /// Returns the losses counted by hosts and gateways, relative to the link's record.
+    /// Returns the number of losses counted by hosts and gateways, relative to the link's record.
     pub(super) fn accounted(&self) -> f64 {
         let counted = self.lost() + self.repairs_lost + self.manifests_lost;
         counted as f64 / self.dropped.max(1) as f64

@@ -167,7 +167,7 @@ mod tests {
         let stream = paper_flow("1%x5", 2 * SLICE + 1000, 1);
         let outcome = simulate(&stream, &layers(8, &[1, 11, 19])).unwrap();
         assert_eq!(outcome.packets, 2 * SLICE + 1000);
-        assert!(outcome.lost.is_sorted_by_key(|lost| lost.seq), "packets are numbered on");
+        assert!(outcome.lost.is_sorted_by_key(|lost| lost.seq), "numbers must continue");
         assert!(outcome.lost.last().unwrap().seq > 2 * SLICE);
         let lost = outcome.lost.len() as f64 / outcome.packets as f64;
         assert!((lost - 0.01).abs() < 0.001, "{lost}");

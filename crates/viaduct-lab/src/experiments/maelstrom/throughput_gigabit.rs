@@ -59,7 +59,7 @@ fn measure(run: &mut Run, flows: &Iperf, delay: u32, loss: f64) -> Result<(f64, 
     Ok(rates)
 }
 
-/// Draws the right graph: without loss, and at 1 %.
+/// Draws the right graph of Figure 10: without loss, and at 1 %.
 fn by_delay(run: &mut Run, flows: &Iperf, delays: &[u32], at_50: &[(f64, f64, f64)]) -> Result<()> {
     let plot = Plot::line("Against delay", ("one-way delay", "ms"), ("throughput", "Mb/s"));
     let losses = [0.0, 0.01];
@@ -91,7 +91,8 @@ fn by_delay(run: &mut Run, flows: &Iperf, delays: &[u32], at_50: &[(f64, f64, f6
     Ok(())
 }
 
-/// Describes the origin of the remaining losses: shed by a gateway, or beyond the code.
+/// Describes the remaining losses: packets shed by a gateway, and losses that the code could not
+/// recover.
 fn gateway_summary(world: &World) -> Result<String> {
     let gateways = world.running()?;
     let (a, b) = (gateways.a.status()?, gateways.b.status()?);

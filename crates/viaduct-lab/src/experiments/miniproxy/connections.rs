@@ -14,17 +14,17 @@ const TABLE: [(usize, f64); 6] =
     [(30, 0.1), (70, 1.0), (110, 2.0), (150, 2.0), (190, 3.0), (230, 3.0)];
 /// Maximum for the last row, to the first byte: the paper's mean set-up time.
 const MAX_MS: f64 = 3.0;
-/// Maximum relative to HAProxy's, as the median of paired volleys.
+/// Maximum ratio of this time to HAProxy's: the median over pairs of runs.
 const MAX_OF_HAPROXY: f64 = 1.05;
 const CONTENDERS: [Contender; 2] = [Contender::Viaduct, Contender::Other(Software::Haproxy)];
 /// Idle relays opened at once: fewer than a listener's backlog.
 const AT_ONCE: usize = 250;
-/// Time limit for opening all of them.
+/// Time limit for opening all idle relays.
 const OPEN_TIMEOUT: Duration = Duration::from_secs(60);
 /// Pipe ends that a proxy may keep for the next flow with data, regardless of the number of
 /// idle relays.
 const POOLED: f64 = 128.0;
-/// Descriptors beside those of the relays, in the lab and in the measured proxy.
+/// Descriptors in addition to those of the relays, in the lab and in the measured proxy.
 const SPARE: u64 = 600;
 
 pub(in crate::experiments) const ABOUT: About = About {
@@ -61,10 +61,9 @@ pub(in crate::experiments) fn run(run: &mut Run) -> Result<()> {
     Ok(())
 }
 
-/// Measures the rows of the table. The handshake is completed by the kernel and ends in the
-/// proxy's accept queue, independent of the proxy: it is shown, but the first byte of the
-/// server's answer is checked. Volleys of both contenders alternate, and the first one changes
-/// from round to round.
+/// Measures the rows of the table. The kernel completes the handshake without the proxy, so the
+/// time to the proxy's answer is only shown; the time to the first byte of the server's answer is
+/// checked. Runs of both contenders alternate, and the first one changes from round to round.
 fn set_up(run: &mut Run, testbeds: &[Testbed; 2], times: usize) -> Result<()> {
     let (count, time) = (("connections at once", ""), ("mean time", "ms"));
     let handshake = Plot::line("Handshake with the kernel in front of the proxy", count, time);
@@ -133,7 +132,7 @@ fn idle_relays(
         run.plot_bar(&plot, name, (n, contender.name()), usage.resident as f64 / 1e6);
     }
     if contender == Contender::Viaduct {
-        // A few sockets are listeners and the like; idle relays have two each.
+        // A few sockets are listeners or control sockets; each idle relay has two.
         let relays = (after.0.sockets / 2) as f64;
         run.at_least("idle relays open at once", relays, idle as f64);
         let pipes = after.0.pipes as f64;

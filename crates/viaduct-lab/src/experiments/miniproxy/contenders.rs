@@ -1,5 +1,5 @@
-//! Compared proxies: viaduct and others, each between its own client and server. They share no
-//! machine, since the packet processing of one in the kernel would cost the others.
+//! Compared proxies: viaduct and others, each between its own client and server. Each has a machine
+//! of its own, because the kernel's packet processing for one would slow down the others.
 
 use std::any::Any;
 

@@ -23,7 +23,7 @@ const MAX_EARLY: f64 = 1024.0;
 const EARLY_WAIT: Duration = Duration::from_secs(3);
 /// Maximum memory of the proxy per early connection: a page.
 const EARLY_BYTES: f64 = 4096.0;
-/// Number of concurrent clients, and the pause of each between two connections.
+/// Number of concurrent clients, and the pause of a client between two connections.
 const CLIENTS: usize = 4;
 const PAUSE: Duration = Duration::from_millis(20);
 /// Time limit of a client.
@@ -65,7 +65,7 @@ struct Found {
     clients: [Clients; 3],
     /// SYNs per second that the flood achieved.
     rate: f64,
-    /// SYNs that the server received during the flood, without those of real clients.
+    /// SYNs that the server received during the flood, apart from those of real clients.
     onward: f64,
     /// Resident bytes of the proxy: before the flood, and the maximum since.
     resident: [f64; 2],
@@ -139,7 +139,7 @@ struct World {
 
 impl World {
     fn new(run: &Run, more: &[&str]) -> Result<World> {
-        let link: LinkConfig = format!("delay={DELAY}ms").parse().context("the link")?;
+        let link: LinkConfig = format!("delay={DELAY}ms").parse().context("invalid link config")?;
         let chain = Chain::build(&[link.clone(), link], run.seed(), run.journal())?;
         chain.server().run("nft", &["add table inet count"])?;
         for line in [
@@ -205,7 +205,7 @@ impl World {
     fn syns(&self) -> Result<f64> {
         let text = self.chain.server().run("nft", &["list table inet count"])?;
         let count = text.split("packets ").nth(1).and_then(|rest| rest.split(' ').next());
-        count.and_then(|count| count.parse().ok()).context("the server's counter of SYNs")
+        count.and_then(|count| count.parse().ok()).context("no counter of SYNs")
     }
 
     /// Reads the proxy's counters of early connections.

@@ -1,5 +1,5 @@
-//! Equations of the paper, shown beside the measurements: hops of one-way delay D_i, D their
-//! sum, and n round trips of slow start for B bytes.
+//! Equations of the paper, shown beside the measurements. Hop i has the one-way delay D_i, D is the
+//! sum of the D_i, and slow start takes n round trips for B bytes.
 
 /// Initial window in segments.
 const INITIAL_WINDOW: f64 = 10.0;

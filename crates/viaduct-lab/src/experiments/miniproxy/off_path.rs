@@ -9,8 +9,8 @@ use crate::topology::Detour;
 
 /// Delay from the client to the server in milliseconds, one way.
 const ONE_WAY: f64 = 50.0;
-/// Distances of the proxy from the path in milliseconds; each half of the path over it is
-/// longer by this.
+/// Delays in milliseconds between the direct path and the proxy; each half of the path through the
+/// proxy is longer by this.
 const ASIDE: [f64; 6] = [0.0, 2.5, 5.0, 7.5, 10.0, 12.5];
 /// Maximum relative deviation of the measurements from the model.
 const TOLERANCE: f64 = 0.05;
@@ -78,7 +78,7 @@ fn checks(run: &mut Run, name: &str, found: Expected, model: Expected) {
     run.check(&format!("{name}: whole over the model's"), found.whole / model.whole, near);
 }
 
-/// Measures downloads of each size, directly or over a proxy at this distance.
+/// Measures downloads of each size, directly or through a proxy at this distance.
 fn one_world(
     run: &mut Run,
     aside: Option<f64>,

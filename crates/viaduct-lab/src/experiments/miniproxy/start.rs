@@ -17,8 +17,8 @@ const START_TIMEOUT: Duration = Duration::from_secs(20);
 const EVERY: Duration = Duration::from_micros(200);
 /// Idle time after which a proxy on demand ends.
 const IDLE: &str = "200ms";
-/// Maximum milliseconds from exec, and added by starting on demand; maximum megabytes of an
-/// idle proxy.
+/// Bounds: milliseconds from exec to the first answer, milliseconds added by starting on demand,
+/// and megabytes of an idle proxy.
 const MAX_FROM_EXEC: f64 = 12.0;
 const MAX_ADDED: f64 = 15.0;
 const MAX_RESIDENT: f64 = 6.0;
@@ -132,8 +132,8 @@ impl Bench {
         Ok(process)
     }
 
-    /// Connects until accepted, and waits until the server has sent a byte back; returns the
-    /// time since `begun`.
+    /// Connects repeatedly until accepted, and waits until the server has sent a byte back; returns
+    /// the time since `begun`.
     fn first(&self, begun: Instant) -> Result<Duration> {
         let mut client = loop {
             match TcpStream::connect(PROXY) {
@@ -196,7 +196,7 @@ impl Echo {
         let own = listener.try_clone()?;
         let serve = move || {
             while let Ok((mut client, _)) = own.accept() {
-                // A thread per connection, because the first one may stay unused.
+                // A thread per connection, because the first connection may stay unused.
                 thread::spawn(move || {
                     let mut byte = [0];
                     let read = client.read_exact(&mut byte);
@@ -217,7 +217,7 @@ impl Drop for Echo {
 
 /// Lets a prepared proxy begin; returns the time.
 fn begin(proxy: &mut Process) -> Result<Instant> {
-    let mut stdin = proxy.stdin.take().context("a pipe to its input")?;
+    let mut stdin = proxy.stdin.take().context("the proxy's standard input is not piped")?;
     let begun = Instant::now();
     stdin.write_all(b"\n")?;
     Ok(begun)

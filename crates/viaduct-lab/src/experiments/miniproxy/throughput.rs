@@ -129,7 +129,7 @@ fn measure(testbed: &Testbed, kind: &Kind, window: Duration) -> Result<Sample> {
             break;
         }
     }
-    best.context("no window")
+    best.context("no window was measured")
 }
 
 fn sample(testbed: &Testbed, load: &Load, kind: &Kind, window: Duration) -> Sample {

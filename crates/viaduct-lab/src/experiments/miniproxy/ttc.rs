@@ -81,7 +81,7 @@ fn worlds(run: &mut Run) -> Vec<(usize, Kind)> {
     let mut worlds: Vec<_> = [(0, Kind::OnPath)].into_iter().chain(of(Kind::OnPath)).collect();
     match SynOption::attach() {
         Ok(_) => worlds.extend(of(Kind::Explicit)),
-        // In a user namespace, for example: BPF requires more than its root.
+        // In a user namespace, for example, whose root may not load BPF programs.
         Err(error) => run.param("explicit", format!("left out: {error}")),
     }
     worlds
@@ -137,8 +137,8 @@ impl World {
     }
 }
 
-/// Starts explicit hops on all routers, and steers the client to the first. Each is known by
-/// its address towards the client, and forwards to the next.
+/// Starts explicit hops on all routers, and steers the client to the first. Each hop listens at its
+/// address towards the client, and forwards to the next.
 fn explicit(chain: &Chain) -> Result<Vec<Proxy>> {
     let at = |n: usize| IpAddr::from([10, n as u8 + 1, 0, 2]);
     let hops = chain.hops();

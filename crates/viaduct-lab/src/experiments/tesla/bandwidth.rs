@@ -79,8 +79,8 @@ fn load(block: usize) -> Load {
 /// Alternations of the configurations in a round.
 const TURNS: usize = 2;
 
-/// Standard errors by which the lowest of seven values, one per block size, is below its mean
-/// in one of twenty cases.
+/// Number of standard errors by which the lowest of seven values (one per block size) falls below
+/// the mean in one case of twenty.
 const LOWEST_OF_SEVEN: f64 = 2.44;
 
 /// Checks the flows that pass Viaduct.

@@ -19,8 +19,8 @@ const MASTER: &str = "site";
 const PORTS: [u16; 2] = [9000, 9001];
 /// Flows of the ensemble.
 const FLOWS: usize = 4;
-/// Start of the later flow, as a fraction of the measured time; and the seconds for which it is
-/// observed.
+/// Start of the later flow as a fraction of the measured time, and the seconds for which that flow
+/// is observed.
 const LATER: f64 = 0.5;
 const START: f64 = 2.0;
 

@@ -14,9 +14,9 @@ use crate::topology::{Usage, socket_memory};
 
 /// Interposers, and the maximum time of a connect and a close relative to the plain program.
 const WAYS: [(&str, f64); 3] = [("cgroup", 1.5), ("preload", 1.5), ("seccomp", 2.5)];
-/// Minimum rate of closes relative to the plain program: by cgroup, and where a seccomp filter
-/// is installed, as it also is below the preloaded library. System calls that the filter allows
-/// still take the kernel's slow entry path, about 50 ns each.
+/// Minimum rate of closes relative to the plain program: by cgroup, and with a seccomp filter,
+/// which `preload` installs as well. System calls that the filter allows still take the kernel's
+/// slow entry path, about 50 ns each.
 const CLOSES: [f64; 2] = [0.95, 0.7];
 /// Maximum KB of the master's memory per flow through the handlers.
 const MAX_KB: f64 = 32.0;
@@ -130,8 +130,8 @@ impl Flows {
         let mut command = server.client(&under, &["flows", &server.at])?;
         command.stdin(Stdio::piped()).stdout(Stdio::piped());
         let mut process = server.world.node(Side::Client).spawn(command)?;
-        let input = process.stdin.take().context("a program has an input")?;
-        let output = process.stdout.take().context("a program has an output")?;
+        let input = process.stdin.take().context("the program's standard input is not piped")?;
+        let output = process.stdout.take().context("the program's standard output is not piped")?;
         Ok(Flows { process, input, output: BufReader::new(output) })
     }
 

@@ -20,8 +20,8 @@ const TURNS: usize = 3;
 const MAX_ADDED: f64 = 12.0;
 /// Minimum rate relative to plain relays over UNIX-domain sockets.
 const OF_UNIX: f64 = 0.95;
-/// Maximum wake-ups of an offloaded volley relative to a plain one; the kernel handles it
-/// alone.
+/// Maximum wake-ups of an offloaded volley relative to a plain one. The master takes no part in
+/// either.
 const MAX_WAKE_UPS: f64 = 1.1;
 
 pub(in crate::experiments) const ABOUT: About = About {
@@ -65,8 +65,8 @@ fn measure(run: &mut Run, network: Network, rounds: usize) -> Result<()> {
     costs(run, network, &world, &load)
 }
 
-/// Measures the cost of volleys, each configuration alone: thread schedulings and processor
-/// time. These are counts and hardly depend on other load.
+/// Measures the cost of volleys, one configuration at a time: thread schedulings and processor
+/// time. Both hardly depend on other load.
 fn costs(run: &mut Run, network: Network, world: &World, load: &Load) -> Result<()> {
     let costs = ALL.iter().zip(0..).map(|(&setup, n)| Testbed::build(world, setup, n)?.cost(load));
     let costs = costs.collect::<Result<Vec<_>>>()?;

@@ -78,7 +78,7 @@ struct Transfer {
 
 /// Result of a transfer.
 pub(super) struct Traced {
-    /// Seconds, and bytes received by then: every half second, and at the end.
+    /// Points (seconds, bytes received by then): every half second, and at the end.
     pub(super) trace: Vec<(f64, f64)>,
     /// Trace with a point every 100 ms.
     pub(super) all: Vec<(f64, f64)>,
@@ -135,7 +135,7 @@ pub(super) fn traced(output: &str) -> Traced {
     };
     let all: Vec<(f64, f64)> = output.lines().filter_map(pair).collect();
     let end = all.last().map(|(seconds, _)| Duration::from_secs_f64(*seconds));
-    // Keeps the half seconds and the end.
+    // Keeps the points at half seconds and the last one.
     let kept = |n: &usize| n.is_multiple_of(5) || n + 1 == all.len();
     let trace = (0..all.len()).filter(kept).map(|n| all[n]).collect();
     Traced { trace, all, end }

@@ -118,7 +118,7 @@ fn output_watched(
         File::options().create(true).truncate(true).read(true).write(true).open(path)?;
     command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(errors.try_clone()?);
     let mut process = node.spawn(command)?;
-    let stdout = process.stdout.take().context("a client has an output")?;
+    let stdout = process.stdout.take().context("the client's standard output is not piped")?;
     let reader = thread::spawn(move || {
         let (mut stdout, mut text) = (stdout, String::new());
         stdout.read_to_string(&mut text).map(|_| text)

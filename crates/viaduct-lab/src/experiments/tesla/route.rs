@@ -25,10 +25,9 @@ const LINK: &str = "rate=20M,delay=5ms,queue=50ms";
 const CONGESTION_CONTROL: &str = "cubic";
 const PROBES: u16 = 7420;
 const SOCKS: u16 = 1080;
-/// Ports of the server for migrating flows, and of the one for plain flows.
+/// Port of the server for migrating flows, and port of the server for plain flows.
 const PORTS: [u16; 2] = [9000, 9001];
-/// Maximum seconds between a path's failure and the flow's first bytes on another path, as
-/// required by the issue.
+/// Maximum seconds between a path's failure and the flow's first bytes on another path.
 const WITHIN: f64 = 3.0;
 /// Interval between lines of a trace, in seconds.
 const TICK: f64 = 0.1;
@@ -155,8 +154,8 @@ fn judge(run: &mut Run, traces: &[Option<Traced>; 2]) {
     run.at_least("plain: stands still while the path is away, s", plain, 4.0);
 }
 
-/// Returns the periods without data longer than two lines of a trace: when each ended, and its
-/// length.
+/// Returns the periods without data that are longer than two intervals of a trace: the end and the
+/// length of each.
 fn stalls(traced: &Traced) -> Vec<(f64, f64)> {
     let mut stalls = Vec::new();
     let mut still = 0.0;
@@ -175,7 +174,7 @@ fn stalls(traced: &Traced) -> Vec<(f64, f64)> {
     stalls
 }
 
-/// Overlay node in each host.
+/// Overlay with a node in each host.
 struct Overlay {
     scratch: Scratch,
     _nodes: Vec<Server>,

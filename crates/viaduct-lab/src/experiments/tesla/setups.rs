@@ -19,7 +19,7 @@ use crate::gateways::random_key;
 use crate::topology::programs::is_listening;
 use crate::topology::{cpu_time, times_scheduled};
 
-/// Seconds that a client counts when its cost is measured, and seconds of silence before and
+/// Seconds for which a client counts when its cost is measured, and seconds of silence before and
 /// after.
 const COUNTED: f64 = 0.5;
 const SILENT: f64 = 1.0;
@@ -43,7 +43,7 @@ pub(super) enum Setup {
 
 /// Chain that the kernel handles by itself.
 pub(super) const OFFLOADED: Setup = Setup::Viaduct("viaduct, offloaded", &["+count"]);
-/// The same chain without offload: data passes Viaduct.
+/// The same chain without offload: data goes through Viaduct.
 pub(super) const PASSING: Setup = Setup::Viaduct("viaduct", &["+count", "--no-offload"]);
 
 impl Setup {
@@ -156,7 +156,7 @@ impl<'a> Testbed<'a> {
             let instructions = count_instructions(Duration::from_secs_f64(SILENT + COUNTED));
             seen = Some((before, look(client), instructions));
         })?;
-        let (before, after, instructions) = seen.context("a client was watched")?;
+        let (before, after, instructions) = seen.context("the client was not watched")?;
         let count = rate * COUNTED;
         Ok(Cost {
             scheduled: (after.0 - before.0) as f64 / count,
@@ -264,7 +264,7 @@ impl Builder<'_> {
             Some(path) => Ok(PathBuf::from(path).exists()),
             None => {
                 let port = at.rsplit(':').next().and_then(|port| port.parse().ok());
-                Ok(is_listening(node, port.context("a place has a port")?)?)
+                Ok(is_listening(node, port.context("the server has no port")?)?)
             }
         };
         self.servers.push(Server::start(node, command, ready)?);

@@ -1,4 +1,4 @@
-//! Isolation from other load on the machine.
+//! Priority over other load on the machine.
 
 use crate::cgroup::{Cgroup, Inside, Limits};
 use crate::experiment::Run;

@@ -12,11 +12,12 @@ const LINK: &str = "rate=100M,delay=500us,queue=250kB";
 const OBJECT: usize = 500_000;
 const CLIENTS: [usize; 6] = [1, 10, 100, 1_000, 3_000, 6_000];
 const QUICK: [usize; 2] = [1, 100];
-/// Objects that a single client fetches on a 1 Gb/s link: the same one, and a long one.
+/// Sizes of the objects that a single client fetches on a 1 Gb/s link: the usual one, and a long
+/// one.
 const ALONE: [usize; 2] = [OBJECT, 100_000_000];
 /// Same number of rounds as the paper, whose error bars are 95 % confidence intervals.
 const ROUNDS: usize = 6;
-/// Minimum throughput relative to TCP's; continuations alone take a twentieth.
+/// Minimum throughput relative to TCP's; the continuations take 5 % of it.
 const MIN_SHARE: f64 = 0.9;
 /// Number of clients from which the link is crowded: each then has a window of less than two
 /// packets.

@@ -95,7 +95,7 @@ fn answer(
     }
     let seconds = (thread_time() - begin).as_secs_f64();
     // Requests recorded twice are refused as they were originally.
-    ensure!(20 * refused < requests.len(), "{refused} of {} were refused", requests.len());
+    ensure!(20 * refused < requests.len(), "{refused} of {} requests were refused", requests.len());
     Ok(seconds)
 }
 
@@ -221,7 +221,7 @@ impl Site for SingleFile {
 }
 
 impl Files for SingleFile {
-    /// Leaves `out` unread: file reads are not work of the core.
+    /// Leaves `out` as it is: reading files is not part of the core's work.
     fn read(&mut self, _file: u64, _offset: u64, _out: &mut [u8]) -> bool {
         true
     }

@@ -98,7 +98,7 @@ impl Contender {
 struct Cost {
     kernel: f64,
     own: f64,
-    /// Parts of its own time.
+    /// Part of `own`, the time in user space.
     protocol: f64,
     cryptography: f64,
     /// Busy cores, and the throughput of the clients meanwhile.
@@ -146,7 +146,7 @@ struct Spent([f64; 3]);
 
 impl Spent {
     fn of(served: &Served) -> Result<Spent> {
-        // The server's counters may be that old.
+        // The server's counters may be up to 400 ms old.
         thread::sleep(Duration::from_millis(400));
         let [own, kernel] = user_and_system(served.pid()).context("the server has ended")?;
         let status = served.status()?;

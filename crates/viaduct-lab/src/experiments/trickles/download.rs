@@ -122,7 +122,7 @@ impl Download<'_> {
     }
 
     fn read(&self, process: &mut Process, begun: Instant, found: &mut Arrivals) -> Result<Read> {
-        let mut stdout = process.stdout.take().context("curl has an output")?;
+        let mut stdout = process.stdout.take().context("curl's standard output is not piped")?;
         let mut buffer = vec![0; 256 << 10];
         loop {
             let silent = rustix::event::Timespec::try_from(SILENCE)?;
@@ -136,7 +136,7 @@ impl Download<'_> {
             }
             let have = found.bytes();
             let expected = self.content.get(have as usize..have as usize + read);
-            ensure!(expected == Some(&buffer[..read]), "other bytes than were served at {have}");
+            ensure!(expected == Some(&buffer[..read]), "wrong bytes at offset {have}");
             found.trace.push((begun.elapsed().as_secs_f64(), have + read as u64));
         }
     }

@@ -26,7 +26,7 @@ const CLIENTS: usize = 3;
 const NOTICED: Duration = Duration::from_millis(100);
 /// Maximum time without data, in seconds.
 const MAX_GAP: f64 = 1.0;
-/// Maximum of that time relative to the TCP clients'.
+/// Maximum time without data relative to that of the TCP clients.
 const SHARE: f64 = 0.5;
 /// Seconds around the death that are drawn in detail.
 const AROUND: f64 = 4.0;
@@ -158,7 +158,7 @@ struct Transfer {
 impl Transfer {
     fn run(&self, journal: &Journal) -> Result<Vec<Arrivals>> {
         let world = Replicas::build(2, Wan::emulated(link(LINK), self.seed), journal)?;
-        // As many bytes as cross the link until the death and for half of that time after it.
+        // As many bytes as cross the link in 1.5 times the time until the failure.
         let bytes = RATE / 8.0 * self.death * 1.5 / CLIENTS as f64;
         let content = world.file("file", bytes as usize, self.seed)?;
         let first = world.serve(0, &[])?;

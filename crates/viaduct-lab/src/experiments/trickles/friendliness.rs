@@ -44,7 +44,7 @@ const BUFFERS: [(&str, &str); 2] =
     [("net/ipv4/tcp_rmem", "4096 131072 33554432"), ("net/ipv4/tcp_wmem", "4096 131072 33554432")];
 /// Size of the file: more than any flow transfers.
 const FILE: u64 = 1 << 32;
-/// Maximum deviation of the share from a TCP flow's.
+/// Maximum deviation of the flow's share from that of a TCP flow.
 const APART: f64 = 0.2;
 
 pub(in crate::experiments) const ABOUT: About = About {
@@ -87,7 +87,7 @@ pub(in crate::experiments) fn run(run: &mut Run) -> Result<()> {
 
 /// Result of the foreground flow.
 struct Flow {
-    /// Rate of the flow and of all others, in bits per second.
+    /// Rates of the flow and of all other flows together, in bits per second.
     rates: (f64, f64),
     /// Bytes since its start.
     bytes: f64,
@@ -155,7 +155,7 @@ impl Arm {
 struct World {
     net: Replicas,
     _servers: Vec<Service>,
-    /// Wires: that of b1, the foreground's server, then the others.
+    /// Wire of b1, the foreground's server, then the other wires.
     wires: Vec<Emulator>,
 }
 
@@ -245,7 +245,7 @@ fn recoveries(host: &Host) -> Result<u64> {
     let read = || std::fs::read_to_string("/proc/thread-self/net/netstat");
     let text = host.netns().enter(read)??;
     let mut lines = text.lines().filter(|line| line.starts_with("TcpExt:"));
-    let (names, values) = lines.next().zip(lines.next()).context("the kernel counts no TCP")?;
+    let (names, values) = lines.next().zip(lines.next()).context("no TCP counters")?;
     let mut counters = names.split_whitespace().zip(values.split_whitespace());
     let counter = counters.find(|(name, _)| *name == "TCPSackRecovery");
     Ok(counter.context("the kernel does not count TCP's recoveries")?.1.parse()?)

@@ -78,7 +78,7 @@ impl<'a> LeastConnections<'a> {
 impl Dealing {
     fn run(&self, queue: &NfQueue, mut connections: File) -> io::Result<()> {
         let mut packet = [0; SNAP];
-        // Of two equal servers, the one not chosen last.
+        // If both servers have equally many connections, the one not chosen last is next.
         let mut last = 1;
         while !self.stop.load(Ordering::Relaxed) {
             let Some(held) = queue.recv(&mut packet)? else {

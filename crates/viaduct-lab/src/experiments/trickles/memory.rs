@@ -42,7 +42,7 @@ const ALIKE: f64 = 1.05;
 /// Bytes of a continuation without its losses (the paper's 75), and of a delta-encoded one.
 const WHOLE: f64 = 75.0;
 const DELTA: f64 = 27.0;
-/// Time limit for requests, and the addition for each concurrent one.
+/// Time limit for requests, and the time added for each concurrent one.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(60);
 const EACH: Duration = Duration::from_millis(2);
 
@@ -137,7 +137,7 @@ fn by_tcp(run: &mut Run) -> Result<()> {
         drop(crowd);
         thread::sleep(Duration::from_millis(200));
     }
-    let [(few, least), .., (many, last)] = found[..] else { bail!("two points are expected") };
+    let [(few, least), .., (many, last)] = found[..] else { bail!("fewer than two points") };
     let each = (last - least) / (many - few) as f64;
     run.param("tcp_bytes_a_connection", each.round());
     run.at_least("TCP: memory over that with one client", last / least, ALIKE);
@@ -159,8 +159,8 @@ enum AfterFetch {
     Gone,
 }
 
-/// Runs a fetch for each `known` client and for `more` new ones, a thousand at a time; returns
-/// the clients when all are done.
+/// Runs a fetch for each `known` client and for `more` new ones, a thousand at a time, and returns
+/// all these clients.
 fn each_fetches(
     clients: &mut Trickles,
     known: &[u32],
@@ -192,7 +192,7 @@ fn each_fetches(
             }
         }
         stop::check()?;
-        ensure!(Instant::now() < deadline, "{done} of {all} were answered");
+        ensure!(Instant::now() < deadline, "only {done} of {all} requests were answered");
         if !came {
             let most = Duration::from_millis(5);
             wait(&[&*clients], &waker, clients.poll_timeout().unwrap_or(most).min(most));
@@ -210,8 +210,8 @@ struct PendingRequest {
 
 fn ask(clients: &mut Trickles, client: u32) -> Result<PendingRequest> {
     let (name, _) = wanted(client);
-    let stream = clients.stream(client).context("a connection of ours")?;
-    let stream = stream.request(&get(name), RESERVE).context("a connection has numbers left")?;
+    let stream = clients.stream(client).context("no such connection")?;
+    let stream = stream.request(&get(name), RESERVE).context("no stream numbers left")?;
     Ok(PendingRequest { stream, came: 0 })
 }
 
@@ -222,7 +222,7 @@ fn wanted(client: u32) -> (&'static str, usize) {
 
 /// Returns whether a request is completely answered; its stream is then released.
 fn is_answered(clients: &mut Trickles, client: u32, pending: &mut PendingRequest) -> Result<bool> {
-    let stream = clients.stream(client).context("a connection of ours")?;
+    let stream = clients.stream(client).context("no such connection")?;
     while let Some(data) = stream.read(pending.stream) {
         pending.came += data.len();
     }
@@ -231,7 +231,7 @@ fn is_answered(clients: &mut Trickles, client: u32, pending: &mut PendingRequest
         State::Open => Ok(false),
         State::Finished => {
             let (name, least) = wanted(client);
-            ensure!(pending.came >= least, "of {name} {} bytes came", pending.came);
+            ensure!(pending.came >= least, "{name}: only {} bytes arrived", pending.came);
             stream.forget(pending.stream);
             Ok(true)
         }

@@ -7,7 +7,7 @@
 //!   Trickles clients  load::Trickles ── their TUN ┘              viaduct serve, and its TCP
 //! ```
 //!
-//! Modules beside the experiments:
+//! Modules other than the experiments:
 //!
 //! | file | noun |
 //! |---|---|

@@ -27,10 +27,10 @@ const SIZES: [usize; 14] = [
 const QUICK: [usize; 4] = [100, 800, 10_000, 100_000];
 /// Same number of rounds as the paper, whose error bars are 95 % confidence intervals.
 const ROUNDS: usize = 6;
-/// Minimum object size, in bytes, that fits into the answer to a SYN of 1,460 bytes, beside
+/// Minimum object size, in bytes, that fits into the answer to a SYN of 1,460 bytes, in addition to
 /// continuations (about 300 bytes) and the response's head (about 200).
 const MIN_AT_ONCE: f64 = 800.0;
-/// Tolerance on whole round trips, for programs, timers and the link's rate.
+/// Tolerance in round trips, for the time of programs, timers and the link's rate.
 const SLACK: f64 = 0.15;
 const LIMIT: Duration = Duration::from_secs(20);
 
@@ -86,7 +86,7 @@ fn check(run: &mut Run, found: &[(usize, f64, f64, f64)]) {
     let at_once = at_once.max().unwrap_or(0);
     run.at_least("largest object that came in one round trip, bytes", at_once as f64, MIN_AT_ONCE);
     let small = found.iter().filter(|one| one.0 <= at_once);
-    // Without an object that came in one round trip, none is saved.
+    // If no object came in one round trip, no round trip is saved.
     let gain = small.map(|one| one.2 - one.1).reduce(f64::min).unwrap_or(0.0);
     run.at_least("round trips saved by those, at least", gain, 1.0 - SLACK);
     let beyond = found.iter().map(|one| one.1 - one.2).fold(f64::NEG_INFINITY, f64::max);
@@ -111,7 +111,7 @@ fn by_trickles(clients: &mut Trickles, content: &[u8]) -> Result<Fetch> {
     let (begin, before) = (Instant::now(), clients.counted());
     let client = clients.connect(Config::default());
     let request = get(&content.len().to_string());
-    let stream = clients.stream(client).context("a connection of ours")?;
+    let stream = clients.stream(client).context("no such connection")?;
     stream.write(MAIN, &request);
     stream.shutdown(MAIN);
     let (mut got, mut amplified) = (Vec::new(), None);
@@ -123,7 +123,7 @@ fn by_trickles(clients: &mut Trickles, content: &[u8]) -> Result<Fetch> {
         if amplified.is_none() && clients.counted().received != asked.received {
             amplified = Some(ratio(before, asked, clients.counted()));
         }
-        let stream = clients.stream(client).context("a connection of ours")?;
+        let stream = clients.stream(client).context("no such connection")?;
         while let Some(data) = stream.read(MAIN) {
             got.extend_from_slice(&data);
         }
@@ -133,7 +133,7 @@ fn by_trickles(clients: &mut Trickles, content: &[u8]) -> Result<Fetch> {
             State::Finished => {
                 let time = begin.elapsed();
                 clients.forget(client);
-                ensure!(got.ends_with(content), "{} other bytes came", content.len());
+                ensure!(got.ends_with(content), "wrong content among {} bytes", content.len());
                 return Ok(Fetch { time, amplified: amplified.unwrap_or(f64::NAN) });
             }
         }
@@ -160,7 +160,7 @@ fn by_tcp(host: &Host, to: SocketAddr, content: &[u8]) -> Result<Duration> {
             }
             last = begin.elapsed();
         }
-        ensure!(got.ends_with(content), "{} other bytes came by TCP", content.len());
+        ensure!(got.ends_with(content), "wrong content among {} bytes by TCP", content.len());
         Ok(last)
     };
     host.netns().enter(fetch)?

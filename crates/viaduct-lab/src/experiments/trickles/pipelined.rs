@@ -171,7 +171,7 @@ impl World {
         let (mut streams, mut done): (Vec<(u32, Answers)>, u64) = (Vec::new(), 0);
         let (waker, mut changed) = (Waker::new()?, Vec::new());
         while !window.is_over()? {
-            let stream = clients.stream(client).context("a connection of ours")?;
+            let stream = clients.stream(client).context("no such connection")?;
             if by == By::Sockets {
                 while let Some(data) = stream.read(MAIN) {
                     main.take(&data)?;
@@ -194,7 +194,7 @@ impl World {
                 streams.retain(|(_, answers)| answers.done() == 0);
                 while streams.len() < OUTSTANDING as usize {
                     let reserve = self.size as u64 + HEAD;
-                    let id = stream.request(REQUEST, reserve).context("numbers are left")?;
+                    let id = stream.request(REQUEST, reserve).context("no stream numbers left")?;
                     streams.push((id, Answers::new(self.size)));
                 }
             }

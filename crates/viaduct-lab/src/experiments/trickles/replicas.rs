@@ -82,13 +82,13 @@ pub(super) struct Service {
 }
 
 impl Service {
-    /// Kills it as `kill -9` does.
+    /// Kills the server as `kill -9` does.
     pub(super) fn kill(mut self) -> Result<()> {
         self.process.kill()?;
         Ok(())
     }
 
-    /// Reads its status; the counters are slightly old.
+    /// Reads the server's status, whose counters are slightly old.
     pub(super) fn status(&self) -> Result<Value> {
         served::status(&self.run_dir)
     }

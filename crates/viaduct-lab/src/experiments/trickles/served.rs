@@ -20,7 +20,7 @@ pub(super) const CONGESTION_CONTROL: &str = "reno";
 const MAX_CONNECTIONS: &str = "15000";
 /// `tc` command for a link of 1 Gb/s with 8 ms of queue.
 const GIGABIT: &str = "qdisc replace dev wan0 root tbf rate 1gbit burst 128k limit 1000000";
-/// Secret of its continuations, and the secret's number.
+/// Number and bytes of the secret for continuations.
 pub(super) const SECRET: (u8, [u8; 32]) = (1, [0xa1; 32]);
 
 /// Records the settings of fetches by many clients.
@@ -44,7 +44,7 @@ impl Served {
         Served::by(Format::Tcp, host, options)
     }
 
-    /// Starts it with packets of this format.
+    /// Starts the server with packets of this format.
     pub(super) fn by(format: Format, host: &Host, options: &[&str]) -> Result<Served> {
         host.set_congestion_control(CONGESTION_CONTROL)?;
         host.set_sysctls(&[
@@ -63,17 +63,17 @@ impl Served {
         file(&self.scratch, name, bytes, seed)
     }
 
-    /// Returns the path of that file.
+    /// Returns the path of the file served as `/name`.
     pub(super) fn path(&self, name: &str) -> PathBuf {
         self.scratch.path().join("site").join(name)
     }
 
-    /// Returns its process ID.
+    /// Returns the server's process ID.
     pub(super) fn pid(&self) -> u32 {
         self.process.id()
     }
 
-    /// Reads its status, as `viaduct status --json` prints it; up to 0.2 s old.
+    /// Reads the server's status, as `viaduct status --json` prints it; it is up to 0.2 s old.
     pub(super) fn status(&self) -> Result<Value> {
         status(&self.scratch.path().join("run"))
     }
@@ -85,7 +85,7 @@ pub(super) fn status(run_dir: &Path) -> Result<Value> {
     status.args(["status", "--json", "--run-dir"]).arg(run_dir);
     let said = status.args(["--name", &format!("serve-{PORT}")]).output()?;
     let text = String::from_utf8_lossy(&said.stderr).into_owned();
-    serde_json::from_slice(&said.stdout).with_context(|| format!("no status: {text}"))
+    serde_json::from_slice(&said.stdout).with_context(|| format!("invalid status: {text}"))
 }
 
 /// Creates a directory with an empty site and the secret.

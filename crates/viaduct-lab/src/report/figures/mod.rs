@@ -1,4 +1,5 @@
-//! Promise sheet: FIGURES.md, written from committed rows, which results bring up to date.
+//! FIGURES.md: the sheet of all checked claims, written from committed rows, which are updated from
+//! results.
 //!
 //! ```text
 //!   results/*.json ── record ──> figures/<system>.toml ──┐
@@ -25,7 +26,7 @@ use crate::experiments;
 /// Name of the sheet; the directory of the rows has its template, `FIGURES.md.in`.
 const SHEET: &str = "FIGURES.md";
 
-/// Rows and sheet as they are to be written.
+/// Rows and sheet, ready to be written.
 #[derive(Debug)]
 pub struct Figures {
     dir: PathBuf,
@@ -56,7 +57,7 @@ impl Figures {
         Ok(Figures { dir: dir.into(), systems, sheet, notes })
     }
 
-    /// Returns what a person must decide, one line each.
+    /// Returns the decisions left to the user, one line each.
     pub fn notes(&self) -> &[String] {
         &self.notes
     }
@@ -96,7 +97,7 @@ impl Figures {
         let same = known.lines().zip(self.sheet.lines()).take_while(|(is, to_be)| is == to_be);
         let line = same.count();
         bail!(
-            "{}:{}: not as the rows and results make it; `viaduct lab report --figures` writes\n{}",
+            "{}:{}: differs from what `viaduct lab report --figures` would write:\n{}",
             path.display(),
             line + 1,
             self.sheet.lines().nth(line).unwrap_or("the end of the file")
@@ -108,7 +109,7 @@ impl Figures {
     }
 }
 
-/// True if a result is one of a full and complete run of a known experiment.
+/// True if the result is of a complete run, not a quick one, of a known experiment.
 fn counts(outcome: &Outcome) -> bool {
     let known = experiments::ALL.iter().any(|known| known.about.name == outcome.experiment);
     known && outcome.ended == Ended::Complete && !outcome.quick

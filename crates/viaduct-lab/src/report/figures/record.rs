@@ -1,14 +1,14 @@
-//! Recording: a result of a full run brings the rows of its experiment up to date.
+//! Recording: updates the rows of an experiment from the result of a full run.
 
 use super::rows::{NOT_CHECKED, QUICK, Row, State, System, run_command};
 use crate::experiment::{Bound, Check, Outcome, number};
 use crate::experiments;
 
-/// Records the checks of `outcome`; a check without a row gets one. Rows that were measured
-/// later than `outcome` are left. `commit` counts if the result does not name its commit.
+/// Records the checks of `outcome`; a check without a row gets one. Rows that were measured later
+/// than `outcome` are not changed. `commit` is used if the result does not name its commit.
 ///
 /// # Returns
-/// Notes on what a person must decide.
+/// Notes on the decisions left to the user.
 pub(super) fn record(
     systems: &mut Vec<System>,
     outcome: &Outcome,
@@ -49,8 +49,8 @@ fn rows_of<'a>(systems: &'a mut Vec<System>, experiment: &str) -> &'a mut Vec<Ro
     &mut systems[index].rows
 }
 
-/// Returns the index of the row of a check: the one of that name, or else the family that
-/// describes it most closely.
+/// Returns the index of the row of a check: the row of that name, or else the family whose pattern
+/// is the longest.
 fn place_of(rows: &[Row], experiment: &str, check: &str) -> Option<usize> {
     let own = || rows.iter().enumerate().filter(move |(_, row)| row.experiment == experiment);
     let family = || {
@@ -61,7 +61,7 @@ fn place_of(rows: &[Row], experiment: &str, check: &str) -> Option<usize> {
     same.or_else(family).map(|(index, _)| index)
 }
 
-/// Adds a row for a new check, behind the others of its experiment.
+/// Adds a row for a new check after the others of its experiment.
 fn insert(rows: &mut Vec<Row>, outcome: &Outcome, check: &Check) {
     let last = rows.iter().rposition(|row| row.experiment == outcome.experiment);
     let seed = match last {
@@ -93,10 +93,10 @@ fn paper_of(experiment: &str) -> String {
     about.map_or_else(String::new, |about| about.figure.to_owned())
 }
 
-/// Brings a row up to date; a row that already has the result is left as it is.
+/// Updates a row; a row that already has the result, or a later one, is not changed.
 ///
 /// # Returns
-/// A note if its bound is another one now.
+/// A note if the bound has changed.
 fn update(
     row: &mut Row,
     checks: &[&Check],
@@ -130,7 +130,7 @@ fn update(
     note
 }
 
-/// Returns the command of a result, if it is not the plain one.
+/// Returns the command of a result, if it has options.
 fn command_of(outcome: &Outcome) -> Option<String> {
     let mut options = String::new();
     if outcome.seed != 1 {
@@ -142,7 +142,7 @@ fn command_of(outcome: &Outcome) -> Option<String> {
     (!options.is_empty()).then(|| run_command(&outcome.experiment) + &options)
 }
 
-/// Returns the bound of `checks`; `known`, if that is a description or they differ.
+/// Returns the common bound of `checks`; `known` if that is a description or the bounds differ.
 fn bound_of(checks: &[&Check], known: &str) -> String {
     let described = Bound::try_from(known.to_owned()).is_err();
     let bounds: Vec<String> = checks.iter().map(|check| written(check.bound)).collect();
@@ -152,7 +152,7 @@ fn bound_of(checks: &[&Check], known: &str) -> String {
     }
 }
 
-/// Formats a bound, without the noise of its last binary digits.
+/// Formats a bound, rounded to hide binary noise in its last digits.
 fn written(bound: Bound) -> String {
     match bound {
         Bound::AtLeast(least) => format!(">= {}", number(least)),

@@ -10,7 +10,7 @@ use crate::experiments::wildcard;
 
 /// Flag of a value that was measured in a quick run.
 pub(super) const QUICK: &str = "quick";
-/// Flag of a row that no check of the experiment stands for.
+/// Flag of a row without a check in the experiment.
 pub(super) const NOT_CHECKED: &str = "not checked";
 /// Flags of a row; FIGURES.md explains them.
 const FLAGS: [&str; 5] =
@@ -34,7 +34,8 @@ pub(super) struct Row {
     pub(super) seed: String,
     /// Name of the check, or a description of the family.
     pub(super) claim: String,
-    /// Names of the checks, if the claim is not one: `*` stands for anything.
+    /// Pattern of the checks' names, if the claim is not the name of a check; `*` stands for
+    /// anything.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(super) checks: Option<String>,
     /// Bound, as in `>= 0.9`, or a description of it.
@@ -43,7 +44,7 @@ pub(super) struct Row {
     pub(super) last: String,
     /// Comparison of the value with the bound.
     pub(super) state: State,
-    /// Remarks of [`FLAGS`].
+    /// Flags, of those in [`FLAGS`].
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub(super) flags: Vec<String>,
     /// Day of the measurement, as in `2026-11-27`.
@@ -52,7 +53,7 @@ pub(super) struct Row {
     /// Commit that was measured.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(super) commit: Option<String>,
-    /// True if `commit` is the one that wrote the value down.
+    /// True if `commit` is the commit that recorded the value, not the measured one.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub(super) noted: bool,
 }
@@ -72,18 +73,18 @@ pub(super) enum State {
 }
 
 impl Row {
-    /// True if the row stands for the check `name` as one of a family.
+    /// True if the check `name` is in the family of this row.
     pub(super) fn has_in_family(&self, name: &str) -> bool {
         let pattern = self.checks.as_deref();
         pattern.is_some_and(|pattern| wildcard(pattern.as_bytes(), name.as_bytes()))
     }
 
-    /// Names the row in messages.
+    /// Returns the row's name for messages.
     pub(super) fn name(&self) -> String {
         format!("{}, {:?}", self.experiment, self.claim)
     }
 
-    /// Returns the command that measures it.
+    /// Returns the command that measures the row.
     pub(super) fn command(&self) -> String {
         match &self.command {
             Some(command) => command.clone(),

@@ -43,11 +43,11 @@ pub(super) fn render(template: &str, systems: &[System]) -> Result<String> {
     Ok(out)
 }
 
-/// Returns the systems of these names.
+/// Returns the systems with these names.
 fn find<'a>(names: &str, systems: &'a [System]) -> Result<Vec<&'a System>> {
     let system_of = |name: &str| {
         let found = systems.iter().find(|system| system.name == name);
-        found.with_context(|| format!("the template has a table for {name}, there are no rows"))
+        found.with_context(|| format!("the template has a table for {name}, which has no rows"))
     };
     names.split_whitespace().map(system_of).collect()
 }

@@ -8,8 +8,8 @@ use serde::{Deserialize, Deserializer};
 use super::{answer, run, serve};
 use crate::topology::{Host, TopologyError};
 
-/// Time for the exchange of results after the last data: over a link that loses packets in bursts,
-/// the kernel repeats a lost segment after twice the time with each loss.
+/// Time for the exchange of results after the last data. It is long because, over a link with loss
+/// bursts, the kernel doubles its retransmission timeout with each loss.
 const END_TIMEOUT: Duration = Duration::from_secs(120);
 
 /// Traffic of iperf3.

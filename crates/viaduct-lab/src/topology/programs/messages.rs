@@ -71,7 +71,7 @@ const PRIORITY: i32 = 5;
 const HEADER: usize = 16;
 
 impl TimedMessages {
-    /// Returns the messages of the paper's sections 5.2: 1024 bytes at 0.1 Mb/s.
+    /// Returns the messages of the paper's section 5.2: 1024 bytes at 0.1 Mb/s.
     pub fn paper(carrier: Carrier, duration: Duration) -> TimedMessages {
         let patience = Duration::from_secs(5);
         TimedMessages { carrier, size: 1024, bits_per_second: 1e5, duration, patience, port: 6000 }
@@ -195,8 +195,8 @@ impl TimedMessages {
     }
 }
 
-/// Raises the thread's priority, so that waiting for a core does not add to the measured
-/// latency. Without the right to real-time priority the measurement proceeds without it.
+/// Raises the thread's priority, so that waiting for a core does not add to the measured latency.
+/// If the process may not use real-time priority, the measurement proceeds without it.
 fn hurry() {
     let _ = viaduct_sys::process::thread::set_fifo(PRIORITY);
 }

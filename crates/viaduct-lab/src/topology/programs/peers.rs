@@ -1,4 +1,4 @@
-//! Programs that carry TCP over a bad link by their own protocols: hysteria 2, in sing-box, and
+//! Programs that carry TCP over a bad link in their own protocols: hysteria 2, in sing-box, and
 //! kcptun. Each has a client beside the connecting host and a server beside the target host.
 
 use std::net::SocketAddr;
@@ -35,7 +35,7 @@ pub struct PeerTunnel {
 }
 
 impl Peer {
-    /// Returns the name for people.
+    /// Returns the display name.
     pub fn name(self) -> &'static str {
         match self {
             Peer::Hysteria => "hysteria 2 (sing-box)",
@@ -112,7 +112,7 @@ impl PeerTunnel {
         Ok(PeerTunnel { client, server, _scratch: scratch })
     }
 
-    /// Returns the processor time used by both.
+    /// Returns the processor time used by client and server.
     pub fn cpu(&self) -> Duration {
         cpu_time(self.client.id()) + cpu_time(self.server.id())
     }

@@ -68,7 +68,7 @@ impl Relay {
 }
 
 impl Software {
-    /// Returns the name for people.
+    /// Returns the display name.
     pub fn name(self) -> &'static str {
         match self {
             Software::Haproxy => "HAProxy",

@@ -162,7 +162,7 @@ pub fn fetch(from: &Host, to: SocketAddr, bytes: u64) -> Result<Duration, Topolo
     Ok(begin.elapsed())
 }
 
-/// Sends 100 bytes from `from` every `interval` for `duration`, independent of earlier answers.
+/// Sends 100 bytes from `from` every `interval` for `duration`, without waiting for answers.
 ///
 /// # Returns
 /// The time until each message came back; `None` for those that did not within two seconds of
@@ -223,7 +223,7 @@ fn send_all(
     Ok(())
 }
 
-/// Endless session whose reader never reads.
+/// Session of endless data that its client never reads.
 #[derive(Debug)]
 pub struct Idle {
     _stream: TcpStream,

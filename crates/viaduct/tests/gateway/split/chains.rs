@@ -14,7 +14,7 @@ use viaduct_lab::world::World;
 
 use super::{PORT, common};
 
-/// Chains with connections of their own; each has a server port of its own.
+/// Chains that open connections of their own; each applies to one server port.
 const CHAINS: [&str; 5] = [
     "'migrate'",
     "'stripe:paths=3'",
@@ -23,13 +23,13 @@ const CHAINS: [&str; 5] = [
     "'migrate', 'route:node=192.0.2.9:1080'",
 ];
 
-/// Gateways whose flows to each of some ports pass a chain, with two hosts at each site.
-/// Policies in `first` take precedence.
+/// Starts gateways that apply one of `chains` to the flows to each port, with two hosts at each
+/// site. Policies in `first` take precedence.
 fn chained(chains: &[&str], first: &str) -> World {
     behind(Wan::Veth, chains, first)
 }
 
-/// The same gateways over the given link.
+/// Gateways as [`chained`] starts them, over the given link.
 fn behind(wan: Wan, chains: &[&str], first: &str) -> World {
     use_binary(env!("CARGO_BIN_EXE_viaduct"));
     let spec = DumbbellSpec { hosts: 2, wan, ..DumbbellSpec::default() };
@@ -101,7 +101,8 @@ fn connections_opened_by_handlers_keep_the_hosts_address() {
                 flows.push((client, server));
             }
             if chain.contains("migrate") {
-                // Cuts the connections between the gateways. Their near end has the host's address.
+                // Closes the connections between the gateways, whose near end has the host's
+                // address.
                 let words = ["-K", "dst", &to.to_string()];
                 let killed = world.dumbbell.gateway_a().run("ss", &words).unwrap();
                 assert!(killed.contains("ESTAB"), "{chain}: {killed}");
@@ -116,7 +117,7 @@ fn connections_opened_by_handlers_keep_the_hosts_address() {
 /// Addresses of a node that relays flows of the first host: the second host of its site.
 const NODES: [&str; 2] = ["10.1.2.2:1080", "[fd00:1:0:2::2]:1080"];
 
-/// Chains that use the node when the direct path fails, or always.
+/// Chains that use the node if the direct path fails, or always.
 const BY_NODES: [&str; 8] = [
     "'route:node={}'",
     "'migrate', 'route:node={}'",

@@ -39,7 +39,7 @@ fn connect(host: &Host, ip: IpAddr) -> TcpStream {
     stream
 }
 
-/// A counter of the gateway's proxy.
+/// Returns a counter of the gateway's proxy.
 fn split(gateway: &Gateway, key: &str) -> Value {
     use std::os::unix::net::UnixStream;
     let socket = gateway.config().with_file_name(match gateway.config().file_stem().unwrap() {
@@ -59,7 +59,7 @@ fn eventually(what: &str, mut done: impl FnMut() -> bool) {
     }
 }
 
-/// Sends `bytes` and an end of stream, and the same back.
+/// Sends `bytes` and an end of stream in one direction, and then the same in the other.
 fn there_and_back(client: TcpStream, listener: &TcpListener, bytes: &[u8]) {
     common::there_and_back(client, listener.accept().unwrap().0, bytes);
 }
@@ -86,10 +86,10 @@ fn flows_between_the_sites_are_split_and_protected_and_keep_their_addresses() {
     }
     let gateways = world.gateways().unwrap();
     for gateway in [&gateways.a, &gateways.b] {
-        eventually("both split", || split(gateway, "opened") == 4);
+        eventually("both gateways split", || split(gateway, "opened") == 4);
         assert_eq!(split(gateway, "bytes")[0], 20_000_000);
     }
-    assert!(gateways.b.status().unwrap().peer().receiver.recovered > 50, "repairs were at work");
+    assert!(gateways.b.status().unwrap().peer().receiver.recovered > 50, "too few were recovered");
 }
 
 #[test]
@@ -152,7 +152,7 @@ fn existing_connections_are_not_split_and_a_stopping_gateway_drains() {
     drop((during, server));
     let gateways = world.gateways().unwrap();
     for gateway in [&gateways.a, &gateways.b] {
-        eventually("it ends with its last flow", || gateway.status().is_err());
+        eventually("the gateway has ended", || gateway.status().is_err());
     }
     there_and_back(connect(world.a1(), ip), &listener, b"without them");
 }
@@ -168,7 +168,7 @@ fn rules_removed_by_a_firewall_reload_are_restored() {
     assert!(before.contains("tproxy") && before.contains("maxseg"), "{before}");
     world.dumbbell.gateway_a().run("nft", &["flush", "ruleset"]).unwrap();
     world.dumbbell.gateway_a().run("ip", &["rule", "del", "priority", "118"]).unwrap();
-    eventually("put back", || {
+    eventually("the rules are restored", || {
         // The order of tables is not defined.
         let [then, now] = [before.clone(), rules(&world).unwrap()].map(|text| {
             let mut lines: Vec<_> = text.lines().map(str::to_owned).collect();

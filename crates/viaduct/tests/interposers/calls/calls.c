@@ -1,4 +1,4 @@
-/* Network calls of programs, one for each word: calls WORD PORT.
+/* Kinds of network calls, one per word: calls WORD PORT.
  *
  * Each connects to the far end at 127.0.0.1, sends a line, and prints the answer: the owner of the
  * connection. A refused call prints its error number instead. */
@@ -36,7 +36,7 @@ static int tcp(int flags)
 	return socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC | flags, 0);
 }
 
-/* Says something, and prints the answer. */
+/* Sends a line (unless one was sent), and prints the answer. */
 static int talk(int fd, int said)
 {
 	char line[256];
@@ -57,7 +57,7 @@ static int blocking(void)
 	return connect(fd, (void *)&to, sizeof to) ? refused() : talk(fd, 0);
 }
 
-/* Waits until fd is writable, and sees how its connect ended. */
+/* Waits until fd is writable, and checks the result of its connect. */
 static int await(int epoll, int fd)
 {
 	struct epoll_event event;
@@ -88,7 +88,7 @@ static int epoll_before(void)
 	int fd = tcp(SOCK_NONBLOCK), epoll = epoll_create1(0);
 	struct epoll_event event = { .events = EPOLLIN | EPOLLOUT | EPOLLET };
 	epoll_ctl(epoll, EPOLL_CTL_ADD, fd, &event);
-	/* A socket that has not begun is hung up: that event is old. */
+	/* A socket that is not connected reports EPOLLHUP; this discards that event. */
 	epoll_wait(epoll, &event, 1, 0);
 	if (connect(fd, (void *)&to, sizeof to) && errno != EINPROGRESS)
 		return refused();
@@ -142,7 +142,7 @@ static int uring(void)
 	return errno ? refused() : talk(fd, 0);
 }
 
-/* What a child prints is what we print. */
+/* Waits for the child, whose output is that of this program. */
 static int child(int pid)
 {
 	int status;
@@ -190,7 +190,7 @@ static int bare(void)
 	return child(pid);
 }
 
-/* A child opens and connects, and we talk. */
+/* A child opens and connects a socket, and passes it to its parent, which uses it. */
 static int passed(void)
 {
 	int pair[2], fd, status;
@@ -232,7 +232,7 @@ static int names(void)
 		return puts("another peer"), 0;
 	getsockname(fd, (void *)&own, &size);
 	char line[32], answer[256];
-	/* The far end says which port it has seen. */
+	/* The far end answers with the port that it has seen. */
 	snprintf(line, sizeof line, "port\n");
 	write(fd, line, strlen(line));
 	ssize_t n = read(fd, answer, sizeof answer - 1);
@@ -267,7 +267,7 @@ static int udp(int many)
 	return talk(fd, 1);
 }
 
-/* Connects and closes so often, and prints how long one took, in nanoseconds. */
+/* Connects and closes repeatedly, and prints the mean time in nanoseconds. */
 static int cost(void)
 {
 	struct timespec from, until;

@@ -1,4 +1,4 @@
-// The static Go program: it connects as net does, and prints what the far end answers.
+// A static Go program that connects with package net and prints the answer of the far end.
 package main
 
 import (

@@ -1,8 +1,8 @@
 //! Kinds of network calls of programs: each is captured or refused by every interposer; none leaks.
 //!
-//! The far end tells the owner of each connection by the descriptors of all processes: the
-//! program itself, or Viaduct. Datagrams are always the program's own: the report of Viaduct
-//! tells if they have passed its handlers.
+//! The far end finds the owner of each connection (the program itself, or Viaduct) in the
+//! descriptors of all processes. Datagrams always come from the program's own socket; the report of
+//! Viaduct shows whether they have passed the handlers.
 
 use std::ffi::OsStr;
 use std::fs;
@@ -15,7 +15,7 @@ use std::thread;
 
 use crate::common::{UnprivilegedUser, build_go, holders_of_other_end};
 
-/// All calls but the static ones, which are programs of their own.
+/// All kinds of calls, except those of the static programs.
 const SHAPES: [&str; 15] = [
     "blocking",
     "epoll-after",
@@ -40,13 +40,13 @@ const ENETUNREACH: i32 = 101;
 const CAPTURED: &str = "viaduct";
 const DIRECT: &str = "direct";
 
-/// Result of each kind of call, with these options of `viaduct run`; without options, of the
-/// plain programs.
+/// Returns the result of each kind of call under `viaduct run` with these options; without options,
+/// the results of the plain programs.
 fn outcomes(options: &[&str]) -> Vec<(String, String)> {
     outcomes_of(options, None)
 }
 
-/// Results of calls, made by an unprivileged user if `user` is given.
+/// Returns the results of calls, which are made by `user` if given.
 fn outcomes_of(options: &[&str], user: Option<&UnprivilegedUser>) -> Vec<(String, String)> {
     let port = far_end();
     let programs = Programs::get();
@@ -94,16 +94,16 @@ fn outcomes_of(options: &[&str], user: Option<&UnprivilegedUser>) -> Vec<(String
     outcomes.push(("static".to_owned(), run(&programs.static_c, "blocking")));
     match &programs.go {
         Some(go) => outcomes.push(("go".to_owned(), run(go, "blocking"))),
-        None => eprintln!("no Go compiler: without the static Go program"),
+        None => eprintln!("skipped: no Go compiler for the static program"),
     }
     match &programs.musl {
         Some(musl) => outcomes.push(("musl".to_owned(), run(musl, "blocking"))),
-        None => eprintln!("no musl-gcc: without the program of musl"),
+        None => eprintln!("skipped: no musl-gcc for the musl program"),
     }
     outcomes
 }
 
-/// Returns whether datagrams to the far end, and nothing else, have passed the handlers.
+/// Returns whether the report lists datagrams to the far end, and no other flow, as passed.
 fn have_passed(report: &str, port: u16) -> bool {
     let passed = |via| format!("viaduct: 1 passed the handlers by {via}: 6 bytes out, 6 in");
     ["cgroup", "seccomp", "preload"].iter().any(|via| report.contains(&passed(via)))
@@ -111,7 +111,8 @@ fn have_passed(report: &str, port: u16) -> bool {
         && !report.contains("went direct")
 }
 
-/// Asserts that all are captured, except for these, which are refused with these errors.
+/// Asserts that all calls are captured, except for those in `refused`, which fail with the given
+/// errors.
 fn none_leaks(options: &[&str], refused: &[(&str, i32)], user: Option<&UnprivilegedUser>) {
     let outcomes = outcomes_of(options, user);
     for (shape, outcome) in &outcomes {
@@ -143,7 +144,7 @@ fn preload_captures_all_and_refuses_io_uring() {
     none_leaks(&["--via", "preload", "--strict"], &[("io_uring", ENOSYS)], None);
 }
 
-/// A program with the library cannot begin a flow if its master cannot be reached.
+/// A program with the library cannot open a flow if its master cannot be reached.
 #[test]
 fn glibc_and_musl_load_the_same_library() {
     let port = far_end().to_string();
@@ -154,12 +155,12 @@ fn glibc_and_musl_load_the_same_library() {
             let mut command = Command::new(program);
             let output = command.args(["blocking", &port]).envs(set.iter().copied()).output();
             let output = output.unwrap();
-            assert!(output.stderr.is_empty(), "no loader complains: {output:?}");
+            assert!(output.stderr.is_empty(), "the loader has complained: {output:?}");
             String::from_utf8_lossy(&output.stdout).trim().to_owned()
         };
         let preload = ("LD_PRELOAD", library.as_os_str());
         assert_eq!(run(&[]), DIRECT, "{}", program.display());
-        assert_eq!(run(&[preload]), DIRECT, "no interposer is active");
+        assert_eq!(run(&[preload]), DIRECT, "an interposer is active");
         let asks = run(&[preload, ("VIADUCT_WRAP", OsStr::new("@viaduct-absent;1"))]);
         assert_eq!(asks, format!("refused {ENETUNREACH}"), "{}", program.display());
     }
@@ -168,7 +169,8 @@ fn glibc_and_musl_load_the_same_library() {
 #[test]
 fn unprivileged_runs_capture_all_and_refuse_io_uring() {
     let user = UnprivilegedUser::new("shapes");
-    // The user's datagrams too, although `/dev/net/tun` may be open to root only.
+    // The user's datagrams are captured too, although `/dev/net/tun` may be accessible to root
+    // only.
     for via in ["auto", "preload"] {
         none_leaks(&["--via", via, "--strict"], &[("io_uring", ENOSYS)], Some(&user));
     }
@@ -186,7 +188,8 @@ fn datagrams_that_handlers_cannot_carry_are_refused_or_go_direct() {
                 command.args(options).args([strict, "--via", via, "--"]).arg(program);
                 let output = command.args([shape, &port.to_string()]).output().unwrap();
                 assert_eq!(String::from_utf8_lossy(&output.stdout).trim(), expected, "{output:?}");
-                // The library reports its refusals, and does not wait for an answer.
+                // The library reports its refusals without waiting for an answer, so the report may
+                // be lost.
                 let said = String::from_utf8_lossy(&output.stderr);
                 let tells = said.contains("compress works on streams alone");
                 assert!(tells || via == "preload", "{said}");
@@ -215,7 +218,7 @@ impl Programs {
     fn build() -> Programs {
         let beside =
             Path::new(env!("CARGO_BIN_EXE_viaduct")).with_file_name("libviaduct_preload.so");
-        assert!(beside.exists(), "first: cargo build -p viaduct-preload, in this profile");
+        assert!(beside.exists(), "run first: cargo build -p viaduct-preload, in this profile");
         let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/interposers/calls");
         let out = Path::new(env!("CARGO_TARGET_TMPDIR")).join("calls");
         fs::create_dir_all(&out).unwrap();
@@ -240,7 +243,8 @@ impl Programs {
     }
 }
 
-/// Answers each client with its owner, at the same port by TCP and by UDP.
+/// Starts a far end on one port of TCP and UDP, which answers each client with the owner of its
+/// connection. Returns the port.
 fn far_end() -> u16 {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let port = listener.local_addr().unwrap().port();
@@ -269,6 +273,6 @@ fn answer(mut stream: TcpStream) {
         b"port\n" => format!("{owner} {peer}\n"),
         _ => format!("{owner}\n"),
     };
-    // The client may have ended.
+    // The write fails if the client has ended.
     let _ = stream.write_all(line.as_bytes());
 }

@@ -1,4 +1,5 @@
-/* A program of musl's: musl WORD PORT. Connects to the far end at 127.0.0.1 and prints what that answers. */
+/* A program linked with musl: musl WORD PORT. Connects to the far end at 127.0.0.1 and prints the
+ * answer. */
 #include <arpa/inet.h>
 #include <errno.h>
 #include <netinet/in.h>

@@ -1,6 +1,6 @@
-/* Calls that break interposers, one for each word: traps WORD PORT.
+/* Calls that break interposers, one per word: traps WORD PORT.
  *
- * As in calls.c each connects to the far end at 127.0.0.1, sends a line, and prints the answer. */
+ * As in calls.c, each connects to the far end at 127.0.0.1, sends a line, and prints the answer. */
 #define _GNU_SOURCE
 #include <arpa/inet.h>
 #include <errno.h>
@@ -17,7 +17,7 @@
 
 static struct sockaddr_in to;
 
-/* Connects, says something, and keeps the answer. */
+/* Connects, sends a line, and stores the answer. */
 static int ask(int fd, char answer[256])
 {
 	ssize_t n;
@@ -33,14 +33,14 @@ static int tcp(void)
 	return socket(AF_INET, SOCK_STREAM, 0);
 }
 
-/* All descriptors but the first three are closed, also those that the program inherited. */
+/* Closes all descriptors except the first three, including inherited ones. */
 static void closed(char answer[256])
 {
 	syscall(SYS_close_range, 3, ~0U, 0);
 	ask(tcp(), answer);
 }
 
-/* A socket is connected a second time. */
+/* Connects a socket a second time. */
 static void anew(char answer[256])
 {
 	struct sockaddr nowhere = { .sa_family = AF_UNSPEC };
@@ -51,7 +51,7 @@ static void anew(char answer[256])
 	ask(fd, answer);
 }
 
-/* The kernel is to put off the connect until something is said. */
+/* Defers the connect until data is sent (TCP_FASTOPEN_CONNECT). */
 static void put_off(char answer[256])
 {
 	int fd = tcp(), one = 1;
@@ -64,7 +64,7 @@ static void nothing(int signal)
 	(void)signal;
 }
 
-/* Calls are interrupted all the time, as runtimes do that switch between threads of their own. */
+/* Interrupts calls continually, like runtimes that schedule their own threads by signals. */
 static void interrupted(char answer[256])
 {
 	struct sigaction action = { .sa_handler = nothing, .sa_flags = SA_RESTART };

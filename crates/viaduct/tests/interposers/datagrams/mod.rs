@@ -1,8 +1,8 @@
-//! Datagrams under `viaduct run`: they pass the handlers, and programs notice nothing but the
-//! delay.
+//! Datagrams under `viaduct run`: they pass the handlers, and the delay is the only effect that
+//! programs see.
 //!
-//! Each test has a network namespace of its own: a run that ends drops datagrams held by others
-//! in the same namespace.
+//! Each test has a network namespace of its own, because a run that ends drops the held datagrams
+//! of other runs in its namespace.
 
 mod udp_associate;
 mod unprivileged;
@@ -18,7 +18,8 @@ use world::{TALK, answers, far_end, output, text, world};
 
 const DELAY: &str = "+latency:delay=20ms";
 
-/// Parses the output of TALK, by exchange: milliseconds, answer, source port, destination port.
+/// Parses the output of TALK: for each exchange, milliseconds, answer, source port and destination
+/// port.
 fn exchanges(said: &str) -> Vec<(f64, String, u16, u16)> {
     let line = |line: &str| {
         let words: Vec<&str> = line.split_whitespace().collect();
@@ -43,8 +44,8 @@ fn latency_delays_each_datagram_both_ways_and_addresses_are_true() {
         assert_eq!(all.len(), 12, "{output:?}");
         let port = |n: usize| ends[n].rsplit(':').next().unwrap().parse::<u16>().unwrap();
         for (n, (took, answer, peer, own)) in all.iter().enumerate() {
-            // Two on an unconnected socket, one to each far end; then those on the connected
-            // socket.
+            // The first two are on an unconnected socket, one to each far end; the others are on a
+            // connected socket.
             let (asked, of) = if n < 2 { ("to", n) } else { ("on", 0) };
             assert_eq!((answer.as_str(), *peer), (asked, port(of)), "{output:?}");
             assert!(*own == all[0].3 && *took >= 40.0, "{output:?}");
@@ -100,7 +101,7 @@ print((got - 1000) * 8 / (last - first))
             }
             thread::sleep(Duration::from_millis(10));
         }
-        // The last one may find no room.
+        // The datagram may be dropped for lack of buffer space, so it is repeated.
         for _ in 0..20 {
             far.send_to(b"end", program).unwrap();
             thread::sleep(Duration::from_millis(30));
@@ -174,7 +175,7 @@ fn a_connected_socket_receives_from_its_peer_alone_and_reports_refusals() {
     }
     let (far, stranger) =
         (UdpSocket::bind("[::1]:0").unwrap(), UdpSocket::bind("[::1]:0").unwrap());
-    let closed = "9"; // in a network of its own: nothing is bound there
+    let closed = "9"; // nothing is bound to it in this network namespace
     let port = far.local_addr().unwrap().port().to_string();
     thread::spawn(move || {
         while let Ok((_, from)) = far.recv_from(&mut [0; 9]) {
@@ -253,7 +254,7 @@ print('over', around)
     assert_eq!(text(&output.stdout), "over 0\n", "{output:?}");
     assert!(began.elapsed() < Duration::from_secs(10));
     let rules = text(&world::command("nft", &["list", "ruleset"]).stdout);
-    assert!(!rules.contains("viaduct"), "nothing stays behind: {rules}");
+    assert!(!rules.contains("viaduct"), "rules are left: {rules}");
 }
 
 #[test]
@@ -343,7 +344,7 @@ fn without_privilege_and_without_a_tun_datagrams_pass() {
         return;
     }
     world::global_address();
-    // Of other lengths as well, up to the longest.
+    // Datagrams of other lengths, up to the longest.
     let lengths = "
 import socket, sys
 s = socket.socket(socket.AF_INET6 if ':' in sys.argv[1] else socket.AF_INET, socket.SOCK_DGRAM)
@@ -377,7 +378,7 @@ fn without_privilege_addresses_and_errors_of_ipv6_are_the_kernels() {
         return;
     }
     let (far, both) = (far_end("[::1]:0"), far_end("127.0.0.1:0"));
-    let closed = "9"; // in a network of its own: nothing is bound there
+    let closed = "9"; // nothing is bound to it in this network namespace
     let program = "
 import socket, sys
 far, both, closed = map(int, sys.argv[1:])

@@ -4,7 +4,7 @@
 #                      ══ header, datagram ══▶ relay ══▶ far end
 #                      ◀═ fragments, garbage, the answer ═══════╝
 #
-# A datagram that says `cut` ends its association. mars.test is 127.0.0.1.
+# The datagram `cut` ends its association. mars.test is 127.0.0.1.
 import socket, socketserver, sys, threading
 
 def read_address(data):
@@ -26,7 +26,7 @@ class Client(socketserver.BaseRequestHandler):
         if hear.recv(10)[:3] != b'\5\3\0': return
         inside = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
         inside.bind(('127.0.0.1', 0))
-        # Its address is the proxy's.
+        # The unspecified address means that the relay has the proxy's address.
         hear.sendall(b'\5\0\0\1\0\0\0\0' + inside.getsockname()[1].to_bytes(2, 'big'))
         print('associated', flush=True)
         threading.Thread(target=self.relay, args=(hear, inside), daemon=True).start()

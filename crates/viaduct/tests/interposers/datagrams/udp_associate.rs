@@ -1,4 +1,4 @@
-//! Datagrams through `socks`: they pass the proxy's relay, and nothing else.
+//! Datagrams through `socks`: all of them go through the proxy's relay.
 
 use std::fs;
 use std::io::{BufRead as _, BufReader};
@@ -16,7 +16,7 @@ const PROXY: &str = "+socks:via=127.0.0.1:1080";
 /// Start timeout of a proxy, on a busy machine.
 const START: Duration = Duration::from_secs(60);
 
-/// A proxy, ended with the test.
+/// A proxy, ended on drop.
 struct Proxy {
     child: Child,
     /// Lines of its output.
@@ -25,7 +25,7 @@ struct Proxy {
 }
 
 impl Proxy {
-    /// The proxy of these tests, which misbehaves.
+    /// Starts `relay.py`, a proxy that misbehaves.
     fn ours() -> Proxy {
         let mut command = Command::new("python3");
         command.args(["-c", include_str!("relay.py"), "1080"]).stdout(Stdio::piped());
@@ -34,7 +34,7 @@ impl Proxy {
         proxy
     }
 
-    /// Dante, as packaged in Debian.
+    /// Starts Dante, as packaged in Debian.
     fn dante() -> Proxy {
         let config = "logoutput: /dev/null\ninternal: 127.0.0.1 port = 1080\nexternal: 127.0.0.1\n\
             clientmethod: none\nsocksmethod: none\nuser.unprivileged: nobody\n\
@@ -75,7 +75,7 @@ impl Proxy {
         self.says.recv_timeout(START).unwrap()
     }
 
-    /// Returns all lines of its output so far.
+    /// Returns all lines of the proxy's output so far.
     fn said(&self) -> Vec<String> {
         self.says.try_iter().collect()
     }
@@ -94,8 +94,8 @@ impl Drop for Proxy {
     }
 }
 
-/// Parses the output of TALK, by exchange: answer, the port that the far end has seen, source
-/// port, destination port.
+/// Parses the output of TALK: for each exchange, answer, port that the far end has seen, source
+/// port and destination port.
 fn exchanges(said: &str) -> Vec<(String, u16, u16, u16)> {
     let line = |line: &str| {
         let words: Vec<&str> = line.split_whitespace().collect();
@@ -154,8 +154,8 @@ fn invalid_relayed_datagrams_are_dropped_and_earlier_handlers_apply() {
             assert_eq!(all.len(), 12, "{ip} by {via}: {report}");
             assert!(began.elapsed() >= Duration::from_millis(12 * 40), "{:?}", began.elapsed());
             assert!(all.iter().all(|(_, seen, _, own)| seen != own), "{all:?}");
-            // For each answer: two fragments, an invalid relay header, an empty datagram, and
-            // one of a multicast group.
+            // For each answer the relay also sends two fragments, an invalid relay header, an empty
+            // datagram, and one from a multicast group.
             let dropped = format!("{} datagrams were not carried by the relay", 12 * 5);
             assert!(report.contains(&dropped), "{ip} by {via}: {report}");
             let said = proxy.said();
@@ -185,7 +185,8 @@ except socket.timeout: print('nothing else')
     thread::spawn(move || {
         let mut buffer = [0; 99];
         while let Ok((length, relay)) = far.recv_from(&mut buffer) {
-            // Past the relay first: its port, if it was free, is also the program's outside port.
+            // The first datagram bypasses the relay: if this port was free, it is also the port
+            // that the program has outside.
             let own: u16 = text(&buffer[..length]).parse().unwrap();
             far.send_to(b"around", ("127.0.0.1", own)).unwrap();
             thread::sleep(Duration::from_millis(50));
@@ -284,9 +285,9 @@ for _ in range(10):
         assert!(output.status.success(), "{output:?}");
         let said = text(&output.stderr);
         assert_eq!(said.matches("the proxy has no relay for them").count(), 1, "{via}: {said}");
-        assert!(far.recv(&mut [0; 9]).is_err(), "{via}: none bypasses the proxy");
+        assert!(far.recv(&mut [0; 9]).is_err(), "{via}: a datagram has bypassed the proxy");
     }
-    // Direct, if the user allows that.
+    // Datagrams go directly if the user permits it.
     let ends = [(); 2].map(|()| far_end("127.0.0.1:0"));
     for via in VIAS {
         let (all, said) = talk(via, &[PROXY, "--no-strict"], ends);

@@ -1,5 +1,5 @@
-//! Datagrams by `seccomp` and `preload`, whose sockets are in a namespace of their own: the
-//! kernel's errors and behaviour are those of a plain program.
+//! Datagrams by `seccomp` and `preload`, whose sockets are in a namespace of their own: errors and
+//! behaviour are the same as without viaduct.
 
 use std::io::{BufRead as _, BufReader, Lines, Write as _};
 use std::net::{SocketAddr, UdpSocket};
@@ -15,7 +15,8 @@ use super::world::{command, far_end, global_address, output, run, text, world};
 
 const VIAS: [&str; 2] = ["--via=seccomp", "--via=preload"];
 
-/// Checks that a Python program prints the same under each interposer as without viaduct.
+/// Checks that a Python program prints the same under each interposer as without viaduct. Returns
+/// the output.
 fn says_the_same(program: &str, words: &[&str]) -> String {
     let plain = text(&command("python3", &[&["-c", program], words].concat()).stdout);
     for via in VIAS {
@@ -26,7 +27,7 @@ fn says_the_same(program: &str, words: &[&str]) -> String {
     plain
 }
 
-/// A Python program under an interposer that answers lines.
+/// A Python program under an interposer. It answers each line of its input with a line.
 struct Talk {
     child: Child,
     input: ChildStdin,
@@ -104,7 +105,8 @@ for _ in range(3):
             near.set_read_timeout(Some(Duration::from_millis(20))).unwrap();
             near.send(b"x").unwrap();
             assert_eq!(talk.read_line(), "closed");
-            // Sockets are also swept once a second; three attempts in a row do not all hit that.
+            // The master also removes closed sockets once a second; three attempts in a row cannot
+            // all coincide with that.
             let began = Instant::now();
             let refused = || {
                 near.send(b"y").is_err()

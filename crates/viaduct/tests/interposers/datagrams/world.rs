@@ -32,7 +32,7 @@ assert s.getpeername()[1] == ends[0][1]
 for _ in range(10): ask(lambda: s.send(b'on'))
 ";
 
-/// Moves this test into a network namespace of its own. Returns false if it may not.
+/// Moves this test into a new network namespace. Returns false if that is not permitted.
 pub(crate) fn world() -> bool {
     let namespace = match Netns::new() {
         Ok(namespace) => namespace,
@@ -87,7 +87,7 @@ pub(crate) fn far_end(at: &str) -> SocketAddr {
         let mut buffer = [0; 100];
         while let Ok((length, from)) = socket.recv_from(&mut buffer) {
             let answer = format!("{} {}", text(&buffer[..length]), from.port());
-            // The program may have ended.
+            // The send fails if the program has ended.
             let _ = socket.send_to(answer.as_bytes(), from);
         }
     });
@@ -97,7 +97,7 @@ pub(crate) fn far_end(at: &str) -> SocketAddr {
 /// Starts an iperf3 server for one test, and waits until it listens.
 pub(crate) fn iperf_server() {
     let serves = || drop(command("timeout", &["20", "iperf3", "-s", "-1"]));
-    // The thread is in the namespace of its creator.
+    // A new thread is in the namespace of its creator.
     thread::spawn(serves);
     let listens = || text(&command("ss", &["-Hltn", "sport = :5201"]).stdout).contains(":5201");
     for _ in 0..200 {

@@ -1,8 +1,9 @@
-"""Listens in all ways of programs and prints each result: the same under viaduct run."""
+"""Listens in the ways of programs, and prints each result, which is the same under viaduct run."""
 import errno, os, select, signal, socket, sys, threading, time
 
 HOST = '127.0.0.1'
-# Bound, closed and bound again: below the ephemeral range, so that no other program gets them.
+# Ports that are bound, closed and bound again; they are below the ephemeral range, so that no other
+# program gets them.
 PORTS = [int(port) for port in sys.argv[1:]]
 
 
@@ -27,7 +28,7 @@ def client(port):
 
 
 def beside(port):
-    """Says what a client hears."""
+    """Connects a client in a thread, which prints the answer."""
     thread = threading.Thread(target=lambda: say('a client heard', client(port)))
     thread.start()
     return thread
@@ -101,7 +102,7 @@ def several_at_one_port():
 
 
 def children(listen_first):
-    """Whether a child that was forked before its parent listened, or after, accepts."""
+    """Accepts in a child, forked before or after its parent listens."""
     s = bound()
     if listen_first:
         s.listen()
@@ -214,7 +215,7 @@ def no_more_are_let_in_than_may_wait():
         clients.append(c)
     time.sleep(0.5)
     let_in = sum(fails(c.getpeername) == 'worked' for c in clients)
-    # One more than the backlog, by the kernel, and as many before the chain.
+    # The kernel accepts one more than the backlog, and as many again may wait before the chain.
     say('three are let in:', 3 <= let_in <= 7)
     for c in clients:
         c.close()

@@ -1,5 +1,5 @@
-//! Unprivileged wrapping of programs that listen: they behave as unwrapped, clients pass the chain
-//! first, and no other peer can connect.
+//! Programs that listen, wrapped by an unprivileged user: they behave as without viaduct, clients
+//! pass the chain first, and no other peer can connect.
 
 use std::fs;
 use std::io::{Read as _, Write as _};
@@ -13,7 +13,8 @@ use crate::common::{UnprivilegedUser, build_go, free_port, within};
 
 const CHAIN: &str = "+latency:delay=1ms";
 const LISTENS: &str = include_str!("listens.py");
-/// Listens at this many ports, and prints the time that each half has taken, in microseconds.
+/// Listens at as many ports as its argument says, and prints for each half of them the time taken,
+/// in microseconds.
 const MANY: &str = "
 import resource, socket, sys, time
 limit = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
@@ -75,7 +76,7 @@ fn a_listening_program_behaves_as_unwrapped() {
 #[test]
 fn by_cgroup_no_client_is_accepted_early_and_a_closed_listener_refuses() {
     if !rustix::process::geteuid().is_root() {
-        return eprintln!("not root: nothing to see");
+        return eprintln!("skipped: needs root");
     }
     let mut command = Command::new(env!("CARGO_BIN_EXE_viaduct"));
     command.args(["run", CHAIN, "--via", "cgroup", "--", "python3", "-c", LISTENS]);
@@ -98,7 +99,7 @@ python3 -c "$CLIENT" & "$@" python3 -c "$SERVER"; wait
 "#;
 const LINK_LOCAL_CLIENT: &str = "
 import os, socket, time
-# One write a line: client and server share their output.
+# One write per line, because client and server share their output.
 say = lambda *words: os.write(1, (' '.join(map(str, words)) + '\\n').encode())
 for port in 7001, 7002:
     for _ in range(500):
@@ -113,7 +114,7 @@ for port in 7001, 7002:
 ";
 const LINK_LOCAL_SERVER: &str = "
 import os, socket
-# One write a line: client and server share their output.
+# One write per line, because client and server share their output.
 say = lambda *words: os.write(1, (' '.join(map(str, words)) + '\\n').encode())
 for port, host in (7001, '::'), (7002, 'fe80::aa'):
     s = socket.socket(socket.AF_INET6)
@@ -130,7 +131,7 @@ for port, host in (7001, '::'), (7002, 'fe80::aa'):
 #[test]
 fn link_local_clients_keep_their_interface() {
     if !rustix::process::geteuid().is_root() {
-        return eprintln!("not root: nothing to see");
+        return eprintln!("skipped: needs root");
     }
     let said = |words: &[&str]| {
         let mut command = Command::new("timeout");
@@ -150,8 +151,8 @@ fn link_local_clients_keep_their_interface() {
     }
 }
 
-/// On an idle machine each takes less than a millisecond, unoptimised; when each was compared
-/// with all others, it took 40.
+/// On an idle machine each listen takes less than a millisecond in an unoptimised build. It took 40
+/// ms when each listener was compared with all others.
 #[test]
 fn the_cost_of_bind_and_listen_does_not_grow_with_their_number() {
     const COUNT: u64 = 1000;
@@ -203,14 +204,14 @@ fn within_mut(child: &mut Child) -> bool {
     })
 }
 
-/// Output of curl under this chain: the page, and curl's own port.
+/// Runs curl under this chain. Its output is the page, and curl's own port.
 fn curl(user: &UnprivilegedUser, chain: &[&str], port: u16) -> Output {
     let url = format!("http://127.0.0.1:{port}/");
     let program = ["--", "curl", "-sS", "-m", "9", "-w", " %{local_port}", &url];
     run(user, &[chain, &program].concat()).output().unwrap()
 }
 
-/// Server programs for this port, with their arguments.
+/// Returns the command lines of server programs for this port.
 fn servers(user: &UnprivilegedUser, port: u16) -> Vec<Vec<String>> {
     let own = |words: &[&str]| words.iter().map(|word| (*word).to_owned()).collect::<Vec<_>>();
     let port_word = port.to_string();
@@ -233,7 +234,7 @@ fn servers(user: &UnprivilegedUser, port: u16) -> Vec<Vec<String>> {
     let go = user.at("serve");
     match build_go(&go, &source) {
         true => servers.push(own(&[&go.display().to_string(), &port_word])),
-        false => eprintln!("no Go compiler: without the static Go server"),
+        false => eprintln!("skipped: no Go compiler for the static server"),
     }
     servers
 }
@@ -296,7 +297,7 @@ except OSError: print('no client')
     client.read_exact(&mut [0; 5]).unwrap();
     client.write_all(b"!").unwrap();
     assert!(!matches!(client.read(&mut [0; 1]), Ok(1..)));
-    // Descriptors of a process are closed one after the other.
+    // Retries, because the kernel closes the descriptors of a process one after the other.
     let refused = || TcpStream::connect(("127.0.0.1", port)).is_err();
     assert!(within(Duration::from_secs(5), refused), "the port is closed");
     let said = server.wait_with_output().unwrap();
@@ -312,17 +313,14 @@ fn a_set_user_id_program_runs_as_its_caller_without_privilege() {
     let plain = said(user.command(&id));
     let caller = said(user.command("id"));
     if plain == caller {
-        return eprintln!(
-            "not root, or no set-user-ID programs in {}: nothing to see",
-            id.display()
-        );
+        return eprintln!("skipped: not root, or no set-user-ID programs in {}", id.display());
     }
     for via in ["seccomp", "preload", "auto"] {
         let mut command = run(&user, &[CHAIN, "--via", via, "--"]);
         command.arg(&id);
         assert_eq!(said(command), caller, "{via}");
     }
-    // An interposer that runs with privilege leaves set-user-ID programs their user.
+    // Under a privileged interposer, set-user-ID programs change their user as usual.
     for via in ["cgroup", "seccomp"] {
         let mut command = Command::new(user.viaduct());
         command.args(["run", CHAIN, "--via", via, "--", "setpriv", "--reuid=65534"]);

@@ -1,4 +1,4 @@
-// A static server: answers with the port of its client.
+// A static server that answers each client with the client's port.
 package main
 
 import (

@@ -1,4 +1,4 @@
-// Gets a page by name, without libc: Go's own resolver, in a static program.
+// Fetches a page from a host name in a static program without libc, which uses Go's own resolver.
 package main
 
 import (

@@ -1,5 +1,5 @@
-//! Names that are looked up at the far end: real programs reach a host that only the proxy
-//! knows, and no query leaves.
+//! Names that are resolved at the far end: real programs reach a host that only the proxy knows,
+//! and send no query.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -20,7 +20,7 @@ fn get() -> PathBuf {
 
 fn world(via: &str, get: &Path) {
     let directory = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("names-{via}"));
-    // Files that an earlier run has left.
+    // Removes files of an earlier run.
     let _ = std::fs::remove_dir_all(&directory);
     std::fs::create_dir_all(&directory).unwrap();
     let output = Command::new("timeout")

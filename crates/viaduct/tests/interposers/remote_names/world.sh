@@ -1,5 +1,6 @@
-# A host whose resolver is behind a tapped link, and a SOCKS proxy that alone knows mars.test and sends
-# no query. In network and mount namespaces of its own; $VIADUCT, $VIA and $GET are set.
+# A host whose resolver is behind a tapped link, and a SOCKS proxy, which resolves mars.test without
+# a query. No other program knows this name. Runs in network and mount namespaces of its own, with
+# $VIADUCT, $VIA and $GET set.
 #
 #   curl, python3, Go ──▶ viaduct run +socks ──▶ proxy, its own /etc/hosts ──▶ server
 #            └ ─ ─ ─ would query 203.0.113.53 by v0, where the tap is
@@ -16,7 +17,7 @@ mount --bind resolv.conf /etc/resolv.conf
 echo '127.0.0.1 mars.test' > hosts
 echo 'hosts: files' > nsswitch.conf
 
-# What goes to port 53 by any interface, a line each.
+# Prints a line for each packet to port 53 on any interface.
 python3 -uc '
 import socket
 tap = socket.socket(socket.AF_PACKET, socket.SOCK_DGRAM, socket.htons(3))
@@ -66,7 +67,7 @@ print(socket.getnameinfo(s.getpeername(), socket.NI_NUMERICSERV)[0])'
 run -- "$GET" http://mars.test:8080/
 # A name that the proxy does not know.
 run -- curl -sS -m 9 http://venus.test:8080/ 2> /dev/null && echo reached || echo not reached
-# A report has the name, not its placeholder.
+# The report names the host, and not the fake IP that stands for it.
 run --report -- curl -sS -m 9 http://mars.test:8080/ 2>&1 | grep -o 'tcp mars.test:8080'
 echo "queries: $(grep -c query seen || true)"
 # Control: without Viaduct the tap sees queries.

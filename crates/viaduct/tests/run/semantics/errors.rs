@@ -1,10 +1,10 @@
-//! Connects that the kernel refuses by itself return its error.
+//! Connects that the kernel itself refuses return the kernel's error.
 
 use std::process::Command;
 
 use super::{CHAIN, VIADUCT};
 
-/// A network namespace with a prohibited route, a black hole, an unreachable route, and no other.
+/// A network namespace whose only routes are a prohibited one, a black hole and an unreachable one.
 const WORLD: &str = "
 ip link set lo up
 ip route add prohibit 192.0.2.1
@@ -43,7 +43,8 @@ fn as_the_kernel(via: &str, but: &[&str]) {
 
 #[test]
 fn by_cgroup_except_for_two_errors() {
-    // No ICMP message of IPv4 makes the kernel return the other errors.
+    // The interposer reports errors by ICMP, and no IPv4 message makes the kernel return the
+    // others.
     as_the_kernel("--via=cgroup", &["192.0.2.1 ECONNREFUSED", "192.0.2.2 EHOSTUNREACH"]);
 }
 

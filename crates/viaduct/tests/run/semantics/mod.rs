@@ -1,4 +1,4 @@
-//! System calls of a wrapped program return what the plain kernel would, call by call.
+//! Each system call of a wrapped program returns the same as without viaduct.
 
 mod errors;
 mod links;
@@ -6,5 +6,5 @@ mod options;
 mod orders;
 
 const VIADUCT: &str = env!("CARGO_BIN_EXE_viaduct");
-/// A chain that the kernel cannot do: bytes pass the master.
+/// A chain that cannot be offloaded to the kernel, so that bytes go through the master.
 const CHAIN: &str = "+latency:delay=1ms";

@@ -13,7 +13,8 @@ import time
 VIADUCT, VIA = sys.argv[1:]
 MARKED = '198.51.100.1'
 
-# PROGRAM HOST PORT WHEN: connects and sets options before or after; or PORT alone: listens, and sets them on what it accepts.
+# PROGRAM HOST PORT WHEN: connects, and sets options `before` or `after`; or, with `listen`, accepts
+# a connection and sets options on it.
 PROGRAM = '''
 import socket, sys, time
 def options(s, v6):
@@ -51,7 +52,7 @@ if when in ('after', 'listen'):
 s.sendall(b'said')
 sys.stdin.readline()
 '''
-# By cgroup what is set on a connection follows a moment later.
+# By cgroup, options of a connected socket are applied a moment later.
 PROGRAM = PROGRAM.replace('PAUSE', '0.3' if VIA == '--via=cgroup' else '0')
 
 
@@ -61,7 +62,7 @@ def start(host, port, when):
 
 
 def hop_fields(tap, port):
-    """Class and hop limit of the last packet from or to `port` that carries the program's word."""
+    """Returns class and hop limit of the last packet from or to `port` with the program's data."""
     found = None
     while True:
         try:
@@ -79,7 +80,7 @@ def hop_fields(tap, port):
 
 
 def of_socket(peer_port):
-    """Keepalive timer and mark of the socket that is connected to this port."""
+    """Returns keepalive timer and mark of the socket that is connected to this port."""
     shown = subprocess.run(['ss', '-tnoem'], capture_output=True, text=True).stdout
     shown = [line for line in shown.splitlines() if re.search(rf':{peer_port}\s+(timer|ino|uid|users|sk:|cgroup|fwmark)', line)]
     shown = ' '.join(shown)
@@ -128,7 +129,7 @@ for host in ['127.0.0.1', '::1']:
         stream.close()
         program.wait()
 
-# An address that marked connections alone reach.
+# An address that only marked connections can reach.
 listener = socket.create_server(('0.0.0.0', 0))
 port = listener.getsockname()[1]
 for when in ['marked', 'unset']:

@@ -1,11 +1,12 @@
-//! Socket options of programs apply to the connections that stand for their own.
+//! Socket options of programs apply to the connections that the master opens for them.
 
 use std::path::Path;
 use std::process::Command;
 
 use super::VIADUCT;
 
-/// Runs a script in a network namespace where one address is reachable by marked connections only.
+/// Runs a script in a network namespace in which one address is reachable only by marked
+/// connections.
 const WORLD: &str = "
 ip link set lo up
 echo 1 > /proc/sys/net/ipv4/tcp_fwmark_accept

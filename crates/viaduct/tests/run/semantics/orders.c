@@ -1,9 +1,10 @@
-/* Connects in every order, with the result of each call: a line for each order.
+/* Makes the calls around a connect in different orders. Prints a line of results for each order.
  *
  *   orders FAMILY OPEN CLOSED FULL LATE LATE LATE LATE
  *
- * FAMILY is 4, 6, or 46 (IPv4 by a socket of IPv6); then ports of the loopback interface: of a listener that accepts, of
- * none, of one that has no room, and of some that make room when this program prints "late PORT".
+ * FAMILY is 4, 6, or 46 (IPv4 by an IPv6 socket). The others are ports on the loopback interface:
+ * OPEN has a listener that accepts, CLOSED has no listener, FULL has one with a full backlog, and
+ * each LATE has one that accepts when this program prints "late PORT".
  */
 #define _GNU_SOURCE
 #include <arpa/inet.h>
@@ -47,7 +48,7 @@ static void end(void)
     fflush(stdout);
 }
 
-/* Adds what became of a call. */
+/* Adds the result of a call. */
 static int word(const char *call, int result)
 {
     int number = errno;
@@ -101,7 +102,7 @@ static void error_of(int fd)
         add(" SO_ERROR=%s", value ? strerrorname_np(value) : "0");
 }
 
-/* Adds whether the peer is who it is said to be. */
+/* Adds whether the address of the peer is the expected one. */
 static void peer(int fd, int port)
 {
     struct sockaddr_storage at, expected;
@@ -115,7 +116,8 @@ static void polled(int fd, int wait)
 {
     struct pollfd at = { .fd = fd, .events = POLLIN | POLLOUT };
     poll(&at, 1, wait);
-    /* By seccomp and preload a refusal comes in two steps, of which the first may be seen for some microseconds. */
+    /* By seccomp and preload a refusal arrives in two steps. The first may be visible alone for
+     * some microseconds. */
     if (at.revents & POLLERR) {
         usleep(20000);
         poll(&at, 1, 0);
@@ -143,7 +145,7 @@ static double now(void)
     return at.tv_sec + at.tv_nsec / 1e9;
 }
 
-/* Connects, and adds whether that took about as long as its limit. */
+/* Connects, and adds whether that took about `seconds`, the limit. */
 static void connect_within(int fd, int port, double seconds)
 {
     double from = now();
@@ -163,7 +165,7 @@ static void quiet(int number)
     (void)number;
 }
 
-/* Has a signal come now and then. */
+/* Raises a signal periodically. */
 static void alarms(int flags, long micros)
 {
     struct sigaction act = { .sa_handler = quiet, .sa_flags = flags };
@@ -172,7 +174,7 @@ static void alarms(int flags, long micros)
     setitimer(ITIMER_REAL, &each, NULL);
 }
 
-/* Takes all descriptors that are left. */
+/* Takes all remaining descriptors. */
 static int fill(int *list, int most)
 {
     int count = 0;

@@ -10,10 +10,10 @@ use std::time::Duration;
 
 use super::{CHAIN, VIADUCT};
 
-/// Number of listeners that make room on request.
+/// Number of listeners with a full backlog that accept connections on request.
 const LATE: usize = 4;
 
-/// The program that connects, compiled once.
+/// Compiles the connecting program once, and returns its path.
 fn program() -> &'static Path {
     static PROGRAM: OnceLock<PathBuf> = OnceLock::new();
     PROGRAM.get_or_init(|| {
@@ -39,7 +39,7 @@ fn accept_all(listener: TcpListener) {
     thread::spawn(move || listener.incoming().flatten().collect::<Vec<_>>());
 }
 
-/// Output of the program under these words: a line for each order.
+/// Returns the output of the program under these words: a line for each order of calls.
 fn said(words: &[&str], family: &str) -> Vec<String> {
     let loopback = if family == "6" { "::1" } else { "127.0.0.1" };
     let port =
@@ -47,7 +47,7 @@ fn said(words: &[&str], family: &str) -> Vec<String> {
     let open = TcpListener::bind((loopback, 0)).unwrap();
     let open_port = port(&open);
     accept_all(open);
-    // Nothing listens there, and no other socket can be bound to it.
+    // Bound, so that no other socket can take the port, but not listening.
     let closed = rustix::net::socket(
         if family == "6" {
             rustix::net::AddressFamily::INET6
@@ -78,7 +78,7 @@ fn said(words: &[&str], family: &str) -> Vec<String> {
         };
         let at = late.iter().position(|(port, _)| port.to_string() == of).unwrap();
         let (_, listener) = late.swap_remove(at);
-        // The next SYN finds room.
+        // With room in the backlog, the next SYN is answered.
         thread::spawn(move || {
             thread::sleep(Duration::from_millis(300));
             accept_all(listener);
@@ -89,8 +89,8 @@ fn said(words: &[&str], family: &str) -> Vec<String> {
     said
 }
 
-/// Compares the program's output, plain and wrapped. It mostly waits, so the families run in
-/// parallel.
+/// Compares the program's output with and without viaduct. The program mostly waits, so the address
+/// families run in parallel.
 fn as_the_kernel(via: &[&str]) {
     thread::scope(|scope| {
         for family in ["4", "6", "46"] {

@@ -1,4 +1,4 @@
-//! A client whose address changes in the middle of a transfer, as when it changes networks.
+//! A client whose address changes during a transfer, as when its host moves to another network.
 
 use std::process::{Child, Stdio};
 use std::thread;
@@ -8,7 +8,7 @@ use super::{curl, url};
 use crate::common::random;
 use crate::world::World;
 
-/// The transfer takes four seconds.
+/// Link on which the transfer takes four seconds.
 const LINK: &str = "rate=8M,delay=10ms,queue=60kB";
 const BYTES: usize = 4_000_000;
 const PLAIN: Duration = Duration::from_secs(5);
@@ -16,8 +16,8 @@ const PLAIN: Duration = Duration::from_secs(5);
 /// at the new address.
 const CHANGE: Duration = Duration::from_secs(2);
 
-/// Changes the address of the client's host from one of these to the other; routers drop
-/// packets of the old one.
+/// Changes the address of the client's host from `from` to `to`. Routers then drop packets from or
+/// to the old address.
 fn move_to(world: &World, from: &str, to: &str) {
     let rules = format!(
         "add table ip old; delete table ip old; add table ip old; \

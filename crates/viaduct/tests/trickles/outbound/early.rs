@@ -14,7 +14,7 @@ use crate::world::World;
 const FAR: &str = "rate=50M,delay=150ms,queue=300kB";
 const TRIP: f64 = 0.3;
 
-/// Times of sequential requests of programs under one run.
+/// Returns the times of sequential requests by programs under one run.
 fn times(world: &World, by: &str, path: &str, count: usize) -> Vec<f64> {
     let one = format!("curl --noproxy '*' -sS -o /dev/null -w '%{{time_total}}\\n' {path}");
     let script = vec![one; count].join("; ");
@@ -31,8 +31,8 @@ fn a_small_answer_of_a_known_server_takes_one_round_trip() {
     world.file("small", &[b'x'; 600]);
     let _server = world.serve("auto");
     let small = url(world.v4(), "small");
-    // On a busy machine a program may write after its first packet has left. At least one of
-    // several must be in time.
+    // On a busy machine a program may write only after its first packet has left. At least one of
+    // several programs must be in time.
     let best = |times: &[f64]| times.iter().copied().fold(f64::INFINITY, f64::min);
     let known = times(&world, "+trickles:way=tcp", &small, 5);
     assert!(known[0] >= 2.0 * TRIP, "the server is not known yet: {known:?}");
@@ -82,7 +82,7 @@ print('alike')
         command.args(["--", "python3", "-c", &client]).stderr(Stdio::piped());
         assert_eq!(done(command).stdout, b"alike\n", "{by}");
     }
-    // A closed port is reported, although not as a refusal.
+    // A closed port is reported, although with another error than ECONNREFUSED.
     let closed = format!("http://{}:81/", world.v4());
     let start = Instant::now();
     let refused = curl(&world, &["+trickles:way=tcp,early=always"], &[&closed]).output().unwrap();

@@ -44,7 +44,7 @@ impl Watch {
         Watch { enough, thread }
     }
 
-    /// Returns the bytes of all packets, and the number of packets that contain `words`.
+    /// Returns the total bytes of all packets, and the number of packets that contain `words`.
     fn finish(self, words: &[u8]) -> (usize, usize) {
         self.enough.store(true, Ordering::Relaxed);
         let seen = self.thread.join().unwrap();
@@ -88,12 +88,12 @@ fn encrypted_flows_are_never_sent_in_clear() {
     }
     let said = world.status();
     assert!(said["trickles"]["decrypted"].as_u64().unwrap() > 40, "{said}");
-    // The key of another server; no key; a server without Trickles.
+    // Fails with the key of another server, without a key, and with a server without Trickles.
     let mute = fails(&world, &format!("+trickles:way=tcp,key={other}"), &url);
     let said = String::from_utf8(mute.stderr).unwrap();
     assert!(said.contains("does not answer: a server with another key"), "{said}");
     fails(&world, "+trickles:way=tcp", &url);
-    assert!(world.connect_plain().is_err(), "nothing over TCP");
+    assert!(world.connect_plain().is_err(), "TCP is accepted");
     drop(server);
     // A server that serves both answers in kind: encrypted requests encrypted, others not.
     let _server = world.serve_with("auto", &only[..2], || world.connect_plain().is_ok());
@@ -117,5 +117,5 @@ fn a_server_without_trickles_is_refused_if_encryption_is_required() {
     let url = url(world.v4(), "small");
     assert_eq!(done(curl(&world, &["+trickles:way=tcp"], &[&url])).stdout, b"small");
     let refused = fails(&world, &format!("+trickles:way=tcp,key={key}"), &url);
-    assert_eq!(refused.status.code(), Some(7), "reported as a refusal: {refused:?}");
+    assert_eq!(refused.status.code(), Some(7), "not reported as a refusal: {refused:?}");
 }

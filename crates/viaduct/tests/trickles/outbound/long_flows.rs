@@ -14,7 +14,7 @@ use super::{VIADUCT, counted, curl, url};
 use crate::common::{random, within};
 use crate::world::World;
 
-/// Time within which a server has read its secrets again.
+/// Time within which a server rereads its secrets.
 const LOOKED: Duration = Duration::from_millis(1_500);
 
 #[test]
@@ -48,7 +48,7 @@ fn a_transfer_survives_the_rotation_of_its_secret() {
         assert!(took > rotated + Duration::from_secs(1), "{way}: ended before the secret");
         assert!(took < Duration::from_secs(9), "{way}: {took:?}");
     }
-    assert_eq!(counted(&world).1, 0, "nothing went by TCP");
+    assert_eq!(counted(&world).1, 0, "a request went by TCP");
 }
 
 #[test]
@@ -112,7 +112,7 @@ fn unread_data_is_bounded_over_all_flows() {
         flow.read_to_end(&mut last).unwrap();
         assert!(last.ends_with(&big), "{} bytes", last.len());
     }
-    assert_eq!(counted(&world).1, 0, "nothing went by TCP");
+    assert_eq!(counted(&world).1, 0, "a request went by TCP");
 }
 
 /// Anonymous memory of a process, in bytes.

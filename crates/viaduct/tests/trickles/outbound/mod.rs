@@ -1,5 +1,5 @@
-//! Programs that know nothing of Trickles use it: curl under `viaduct run +trickles`, and
-//! through `viaduct proxy --trickles`, to `viaduct serve` over a link that loses packets.
+//! Trickles for programs without support for it: curl under `viaduct run +trickles`, and through
+//! `viaduct proxy --trickles`, to `viaduct serve` over a link that loses packets.
 
 mod address_change;
 mod early;
@@ -23,7 +23,7 @@ const VIADUCT: &str = env!("CARGO_BIN_EXE_viaduct");
 const LIMIT: &str = "40";
 const LOSSY: &str = "rate=50M,delay=5ms,queue=300kB,loss=1%";
 
-/// A URL of the server.
+/// Returns a URL of the server.
 fn url(ip: IpAddr, path: &str) -> String {
     match ip {
         IpAddr::V4(ip) => format!("http://{ip}/{path}"),
@@ -52,7 +52,7 @@ fn done(mut command: Command) -> Output {
     output
 }
 
-/// Counters of the server: bytes by Trickles, and requests by TCP.
+/// Returns two counters of the server: bytes by Trickles, and requests by TCP.
 fn counted(world: &World) -> (u64, u64) {
     let number = |of: &serde_json::Value| of.as_u64().unwrap();
     let read = || {
@@ -152,7 +152,7 @@ fn a_server_without_trickles_is_reached_by_tcp() {
     let _server = Process::spawn(command).unwrap();
     assert!(within(Duration::from_secs(10), || world.connect_plain().is_ok()));
     let url = url(world.v4(), "big.bin");
-    // The server's TCP answers packets that look like TCP at once; UDP gets no answer.
+    // The server's TCP answers packets in TCP's format at once; UDP gets no answer.
     for (way, most) in [("auto", 2), ("tcp", 2), ("udp", 6)] {
         let start = Instant::now();
         let run = format!("+trickles:way={way}");
@@ -198,7 +198,7 @@ fn a_policy_selects_trickles() {
     assert!(by_proxy(&url(world.v4(), "big.bin")) == big);
     let (bytes, tcp) = counted(&world);
     assert!(bytes >= big.len() as u64 && tcp == 0, "{bytes}, {tcp} by TCP");
-    assert!(by_proxy(&url(world.v6(), "big.bin")) == big, "as the first policy says");
+    assert!(by_proxy(&url(world.v6(), "big.bin")) == big, "not as the first policy says");
     assert_eq!(counted(&world).1, 1);
     let metrics = done(curl(&world, &[], &["http://127.0.0.1:7001/metrics"])).stdout;
     let metrics = String::from_utf8(metrics).unwrap();
@@ -232,5 +232,5 @@ fn a_download_survives_a_restart_of_its_server() {
     let output = client.wait_with_output().unwrap();
     assert!(output.status.success(), "{output:?}");
     assert!(fs::read(&got).unwrap() == big);
-    assert_eq!(counted(&world).1, 0, "nothing went by TCP");
+    assert_eq!(counted(&world).1, 0, "a request went by TCP");
 }

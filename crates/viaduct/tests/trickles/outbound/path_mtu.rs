@@ -1,5 +1,5 @@
-//! Paths with an MTU below Ethernet's 1,500 bytes: down to the 1,280 that IPv6 guarantees, also
-//! with encryption.
+//! Paths with an MTU below Ethernet's 1,500 bytes, down to the 1,280 that IPv6 guarantees, with and
+//! without encryption.
 
 use std::net::IpAddr;
 use std::time::{Duration, Instant};

@@ -22,7 +22,7 @@ const RULES: &str = "
         }
     }";
 
-/// Results of connects to these ports, with the milliseconds that each took.
+/// Returns the results of connects to these ports, with the milliseconds that each took.
 fn connects(world: &World, by: &str, to: &str, ports: &[u16]) -> Vec<(String, u64)> {
     let script = format!(
         "
@@ -51,7 +51,7 @@ for port in {ports:?}:
 #[test]
 fn closed_and_rejected_ports_are_refused_at_once() {
     let Some(world) = World::new("refused", LINK) else { return };
-    // The kernel limits the rate of ICMP errors to a host.
+    // Disables the kernel's rate limits of ICMP errors.
     let limits = [("net/ipv4/icmp_ratelimit", "0"), ("net/ipv6/icmp/ratelimit", "0")];
     world.net.b1().set_sysctls(&limits).unwrap();
     world.net.b1().run("nft", &[RULES]).unwrap();
@@ -62,7 +62,8 @@ fn closed_and_rejected_ports_are_refused_at_once() {
     assert!(within(Duration::from_secs(10), || world.connect_plain().is_ok()));
     for to in [world.v4(), world.v6()] {
         for by in ["+trickles", "+trickles:way=tcp", "+trickles:way=udp"] {
-            // 81: closed. 82, 83: a firewall rejects, with errors as the kernel's TCP reports them.
+            // Port 81 is closed. A firewall rejects 82 and 83; the errors are those that the
+            // kernel's TCP would return.
             let found = connects(&world, by, &to.to_string(), &[81, 82, 83, 80]);
             println!("{to} {by}: {found:?}");
             let said: Vec<&str> = found.iter().map(|(said, _)| &said[..]).collect();

@@ -35,7 +35,7 @@ fn this_router_drops_packets_with_stray_numbers() {
     let mut client = world.client(TCP, "client");
     let flow = client.connect("10.2.0.2");
     client.ask_until_answered(flow);
-    // The first line of the table has the connection's port.
+    // The first line of the table contains the connection's port.
     let tracked = sh(
         &world.router,
         "cat /proc/net/nf_conntrack 2>/dev/null || conntrack -L 2>/dev/null || true",

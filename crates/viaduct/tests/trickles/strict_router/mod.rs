@@ -1,4 +1,4 @@
-//! Trickles packets through a strict masquerading router, beside plain TCP on the same port.
+//! Trickles packets through a strict masquerading router, with plain TCP on the same port.
 
 mod controls;
 mod speed;
@@ -45,7 +45,7 @@ fn strict_conntrack_and_masquerading_pass_every_packet_beyond_four_gigabytes() {
         assert_eq!(client.port().format(flow), Some(Format::Tcp));
     }
     assert_eq!([world.count("invalid"), world.count("resets")], [0, 0]);
-    assert!(world.count("marked") > 2 * (1_500 + 6_000), "in TCP's format, through the router");
+    assert!(world.count("marked") > 2 * (1_500 + 6_000), "too few packets in TCP's format");
     let stats = server.end();
     assert_eq!(stats.refused.total(), 0, "{stats:?}");
     assert!(stats.together > 1_000, "{stats:?}");
@@ -82,7 +82,7 @@ fn packets_leave_one_by_one_under_ipsec_policies() {
     assert_eq!(converse(world.settings()).together, 0);
     sh(&world.server, &format!("ip xfrm policy delete {policy}"));
     assert!(converse(world.settings()).together > 0);
-    // A stale neighbour is resolved by the kernel.
+    // The kernel must resolve a stale neighbour.
     for ip in ROUTER {
         let link = sh(&world.server, &format!("ip neigh show {ip} dev eth0"));
         let link = link.split("lladdr ").nth(1).and_then(|rest| rest.split(' ').next()).unwrap();
@@ -105,7 +105,7 @@ fn strict_conntrack_passes_lost_and_repeated_openings() {
     let mut client = world.client(TCP, "client");
     for ip in SERVERS {
         let flow = client.connect(ip);
-        // Several SYNs at once: each is answered, the second by more packets.
+        // Several SYNs at once: each is answered.
         for number in 0..5 {
             client.ask(flow, number, 2, 200 + 200 * number as u16, 400);
         }
@@ -127,7 +127,7 @@ fn the_same_messages_travel_by_udp() {
     }
     assert_eq!(world.count("marked"), 0);
     assert_eq!(server.end().refused.total(), 0);
-    assert!(!sh(&world.client, "nft list ruleset").contains("trickles"), "UDP needs no rule");
+    assert!(!sh(&world.client, "nft list ruleset").contains("trickles"), "there is a rule for UDP");
 }
 
 #[test]
@@ -176,7 +176,7 @@ fn plain_tcp_shares_the_port() {
         accepted.read_to_string(&mut text).unwrap();
         assert_eq!(text, "plain words");
         listener.set_nonblocking(true).unwrap();
-        assert!(listener.accept().is_err(), "no marked packet reached the kernel's TCP");
+        assert!(listener.accept().is_err(), "a marked packet has reached the kernel's TCP");
     }
     assert_eq!([world.count("invalid"), world.count("resets")], [0, 0]);
     assert_eq!(server.end().refused.total(), 0);
@@ -190,7 +190,8 @@ fn a_plain_tcp_server_is_recognised_and_reached_by_the_kernel() {
         let mut client = world.client(FormatChoice::Any, "client");
         let refused = client.connect(ip);
         client.ask(refused, 0, 1, 100, 100);
-        // Closed port: the kernel resets. Then UDP is tried, which is refused at once too.
+        // The kernel resets connections to a closed port. Then UDP is tried, which is refused at
+        // once as well.
         let start = Instant::now();
         assert_eq!(client.listen(Duration::from_secs(2)), [ClientEvent::Refused]);
         assert!(start.elapsed() < Duration::from_millis(500), "{:?}", start.elapsed());
@@ -305,7 +306,7 @@ fn rules_of_a_killed_server_harm_no_plain_tcp_and_go_with_the_next() {
     assert!(lines.map_while(Result::ok).any(|line| line == "ready"));
     killed.kill().unwrap();
     let rules = || sh(&world.server, "nft list ruleset");
-    assert!(rules().contains("viaduct_trickles_8080"), "a kill leaves the rule");
+    assert!(rules().contains("viaduct_trickles_8080"), "the killed program has left no rule");
     let to = SocketAddr::new(SERVERS[0].parse().unwrap(), PORT);
     let listener = world.server.netns().enter(|| TcpListener::bind(to).unwrap()).unwrap();
     world.client.netns().enter(|| TcpStream::connect(to).unwrap()).unwrap();
@@ -321,5 +322,5 @@ fn rules_of_a_killed_server_harm_no_plain_tcp_and_go_with_the_next() {
     assert!(sh(&world.client, "nft list ruleset").contains("viaduct_client"));
     drop(client);
     assert_eq!(sh(&world.client, "nft list ruleset").trim(), "");
-    assert_eq!(std::fs::read_dir(&world.run_dir).unwrap().count(), 0, "no journal either");
+    assert_eq!(std::fs::read_dir(&world.run_dir).unwrap().count(), 0, "a journal is left");
 }

@@ -25,8 +25,8 @@ const LONG: Duration = Duration::from_secs(3);
 #[ignore = "a measurement"]
 fn packets_a_second_of_one_core() {
     let Some(world) = World::new("speed") else { return };
-    // The flooding host gets no answers: the server's core must not spend time on resets of its
-    // kernel.
+    // The flooding host must get no answers, so that its kernel sends no resets, which would take
+    // time of the server's core.
     sh(
         &world.router,
         "nft 'table inet deaf { chain seen { type filter hook prerouting priority raw; \
@@ -39,7 +39,7 @@ fn packets_a_second_of_one_core() {
              in a second of one core's time, of {asked:.0} sent in one of another's"
         );
     }
-    println!("the core's own work, without a system call: {:.0} packets/s", pure());
+    println!("processing in memory, without system calls: {:.0} packets/s", pure());
 }
 
 /// Returns answers and requests per second of the two cores' processor time, which other load
@@ -127,7 +127,7 @@ fn pure() -> f64 {
     done as f64 / (core_time() - begin).as_secs_f64()
 }
 
-/// Processor time of this thread.
+/// Returns the processor time of this thread.
 fn core_time() -> Duration {
     let time = rustix::time::clock_gettime(rustix::time::ClockId::ThreadCPUTime);
     Duration::new(time.tv_sec.cast_unsigned(), time.tv_nsec as u32)

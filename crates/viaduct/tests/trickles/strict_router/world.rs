@@ -1,4 +1,4 @@
-//! A client behind a router that translates addresses and is strict about TCP's windows:
+//! A client behind a router that translates addresses and enforces TCP's windows:
 //!
 //! ```text
 //!   client eth0 ════════ west router east ════════ eth0 server
@@ -100,8 +100,8 @@ impl World {
         Some(World { client, router, server, run_dir })
     }
 
-    /// Makes both hosts join received packets whenever they can (GRO, with a flush timeout).
-    /// Packets to them are sent as they are on the wire.
+    /// Makes both hosts merge received packets whenever possible (GRO, with a flush timeout).
+    /// Packets to them are sent singly, as on a wire.
     pub(crate) fn coalesce(&self) {
         sh(&self.router, "ethtool -K west tso off; ethtool -K east tso off");
         for node in [&self.client, &self.server] {
@@ -111,7 +111,7 @@ impl World {
         }
     }
 
-    /// A counter of the router.
+    /// Returns a counter of the router.
     pub(crate) fn count(&self, name: &str) -> u64 {
         let text = sh(&self.router, &format!("nft list counter inet fw {name}"));
         let packets = text.split("packets ").nth(1).and_then(|rest| rest.split(' ').next());
@@ -158,9 +158,9 @@ pub(crate) fn sh(node: &Node, script: &str) -> String {
     node.run("sh", &["-ec", script]).unwrap()
 }
 
-/// A server that answers each request as its first bytes say: number of answers, and their
-/// length (16 bits). Each answer has the request's number (32 bits), its index, and the source
-/// of the request.
+/// A server. The first bytes of each request are the number of answers to send, and their length
+/// (16 bits). Each answer has the request's number (32 bits), its index, and the source of the
+/// request.
 pub(crate) struct Echo {
     stop: Arc<AtomicBool>,
     thread: Option<JoinHandle<PortStats>>,
@@ -286,8 +286,8 @@ impl Client {
         panic!("no answer: {:?}", self.port().stats());
     }
 
-    /// Sends this many requests, with at most `outstanding` at a time; each is answered
-    /// `answers` times. All answers must arrive.
+    /// Sends this many requests, with at most `outstanding` at a time, each for several answers.
+    /// All answers must arrive.
     pub(crate) fn converse(
         &mut self,
         flow: Flow,

@@ -77,7 +77,7 @@ fn compare(run: &mut Run, (x, name): (usize, &str), vias: &[&str]) -> Result<()>
         ("crypt", key),
     ];
     let mut differing = 0;
-    // The kernel does all work of `count` where it can, so the quick run skips it: chains
+    // `count` is offloaded to the kernel where possible. The quick run skips it, because chains
     // through Viaduct test more.
     for (chain, handlers) in chains.iter().skip(run.choose(0, 1)) {
         for via in vias {

@@ -52,7 +52,7 @@ impl Row {
     /// Runs the row's setup, once before all runs.
     pub(super) fn set_up(&self) -> Result<()> {
         let setup = self.part("setup").output()?;
-        ensure!(setup.status.success(), "{}: its setup: {setup:?}", self.name);
+        ensure!(setup.status.success(), "{}: its setup failed: {setup:?}", self.name);
         Ok(())
     }
 
@@ -61,14 +61,14 @@ impl Row {
         let found = self.run("direct", &["sh"])?;
         let Output { stdout, status, .. } = &found.output;
         let ended = !stdout.is_empty() && status.code().is_some();
-        ensure!(ended, "{}, directly: {:?}", self.name, found.output);
+        ensure!(ended, "{}: the direct run failed: {:?}", self.name, found.output);
         Ok(found)
     }
 
     /// Runs both under these handlers, with this interposer.
     pub(super) fn wrapped(&self, way: &str, handlers: &str, via: &str) -> Result<Found> {
         let viaduct = binary()?;
-        let viaduct = viaduct.to_str().context("a path of letters")?;
+        let viaduct = viaduct.to_str().context("the path of viaduct is not UTF-8")?;
         let words = [viaduct, "run", "--via", via, "--report"];
         let words: Vec<_> = words.into_iter().chain(handlers.split(' ')).collect();
         self.run(way, &[&words[..], &["--", "sh"]].concat())
@@ -78,7 +78,7 @@ impl Row {
     pub(super) fn key(&self) -> Result<String> {
         let path = self.dir.path().join("site.key").display().to_string();
         let made = Command::new(binary()?).args(["key", "new", "--out", &path]).output()?;
-        ensure!(made.status.success(), "make a key: {made:?}");
+        ensure!(made.status.success(), "cannot make a key: {made:?}");
         Ok(format!("+compress +crypt:key={path}"))
     }
 

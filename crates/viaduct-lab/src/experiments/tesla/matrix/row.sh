@@ -1,10 +1,10 @@
 #!/bin/sh
-# row.sh ROW needs|setup|server|client: does that part of a row, in the row's own directory $DIR.
+# row.sh ROW needs|setup|server|client: runs one part of a row, in the row's directory $DIR.
 #
-# rows/ROW.sh defines `needs` (the programs it names), `setup` (once, before all), `server` (at
-# 127.0.0.1:$PORT, in the foreground) and `client`, whose standard output and exit status must be the
-# same whatever stands between. $HERE is for a client's files: empty, and each time another; $SPARE is a port
-# at which it may listen itself.
+# rows/ROW.sh defines `needs` (prints the required programs), `setup` (runs once, before all other
+# parts), `server` (listens at 127.0.0.1:$PORT, in the foreground) and `client`. The client's
+# standard output and exit status must be the same with and without handlers. $HERE is a new, empty
+# directory for the files of each client; $SPARE is a port at which a client may listen.
 set -eu
 
 rows=$(dirname "$0")/rows
@@ -14,7 +14,7 @@ setup() {
     head -c 300000 /dev/urandom >data
 }
 
-# The digest alone: what the file is called differs.
+# Prints digests without file names, which differ between runs.
 digest() {
     sha256sum "$@" | cut -c1-64
 }

@@ -15,7 +15,7 @@ const TIMEOUTS: [Duration; 2] = [Duration::from_secs(20), Duration::from_secs(3)
 pub(super) struct Server {
     process: Child,
     pub(super) port: u16,
-    /// Port on which its clients may listen.
+    /// Port on which the server's clients may listen.
     pub(super) spare: u16,
     log: PathBuf,
 }

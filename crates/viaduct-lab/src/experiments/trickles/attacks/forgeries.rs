@@ -25,7 +25,7 @@ struct Attack<'a> {
     rng: Rng,
     series: [SeriesId; 2],
     column: f64,
-    /// The server's counters at the last reading; honest clients add no refusals.
+    /// Server's counters at the last reading. Honest clients cause no refusals.
     counted: Counts,
 }
 
@@ -49,7 +49,7 @@ impl Attack<'_> {
     fn client(&mut self) -> Result<RawClient> {
         let mut client = RawClient::new(self.world.net.a1(), self.to, "file", self.rng.next_u64())?;
         client.run_until(HONEST)?;
-        // Packets in flight do not count for the attack.
+        // Drains packets in flight, which must not count as answers to the attack.
         client.count_answers(ANSWER_TIMEOUT)?;
         Ok(client)
     }
@@ -92,7 +92,7 @@ impl Attack<'_> {
     fn altered(&mut self, run: &mut Run) -> Result<()> {
         let mut client = self.client()?;
         let message = first_step(&mut client.held)?;
-        let at = Step::parse(&message).context("a step")?.continuation();
+        let at = Step::parse(&message).context("not a step")?.continuation();
         let lies: Vec<_> = at
             .map(|byte| {
                 let mut lie = message.clone();
@@ -126,7 +126,7 @@ impl Attack<'_> {
         const NUMBER: usize = 24;
         let mut client = self.client()?;
         let message = first_step(&mut client.held)?;
-        let at = Step::parse(&message).context("a step")?.continuation().start + NUMBER;
+        let at = Step::parse(&message).context("not a step")?.continuation().start + NUMBER;
         let number: [u8; 4] = message[at..at + 4].try_into()?;
         let lies: Vec<_> = (1..=100)
             .map(|ahead| {
@@ -143,7 +143,7 @@ impl Attack<'_> {
     fn unproven(&mut self, run: &mut Run) -> Result<()> {
         let mut client = self.client()?;
         let message = first_step(&mut client.held)?;
-        let step = Step::parse(&message).context("a step")?;
+        let step = Step::parse(&message).context("not a step")?;
         let lies: Vec<_> =
             (0..REPLAYS).map(|_| step.without_losses(self.rng.next_u64() | 1)).collect();
         self.all_refused(run, "guessed nonces", &mut client, &lies, |c| c.unproven)
@@ -198,7 +198,7 @@ impl Attack<'_> {
         let (group, _) = viaduct_proto::trickles::wire::Request::parse(&message)
             .ok()
             .and_then(|request| request.groups.into_iter().next())
-            .context("a request that asks for something")?;
+            .context("no request asks for output")?;
         let end = group.as_ptr() as usize - message.as_ptr() as usize + group.len();
         let mut lie = message.clone();
         // The last byte belongs to the sealed state.

@@ -20,7 +20,7 @@ const WARM_UP: Duration = Duration::from_secs(1);
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Manner {
     Honest,
-    /// Claims that all packets arrived where some were lost; restarts honestly.
+    /// Claims that all packets arrived although some were lost; reports the losses in restarts.
     Hides,
     /// Makes the same false claim in restarts as well.
     HidesAlways,
@@ -46,9 +46,9 @@ const MANNERS: [(Manner, &str); 7] = [
 ];
 
 impl Manner {
-    /// Maximum throughput relative to an honest client's: the spread of three flows over random
-    /// losses without any advantage. A client that repeats its requests loses fewer of them, at
-    /// the price of sending more.
+    /// Maximum throughput relative to an honest client's. It allows for the spread of three flows
+    /// over random losses, but for no advantage. A client that repeats its requests loses fewer of
+    /// them, at the price of sending more.
     fn most(self) -> f64 {
         match self {
             Manner::Repeats => 1.25,

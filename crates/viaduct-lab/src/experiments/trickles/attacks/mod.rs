@@ -27,7 +27,7 @@ use super::replicas::{Replicas, Service};
 use super::served::CONGESTION_CONTROL;
 use crate::experiments::prelude::*;
 
-/// Delay after which the status of a server includes all earlier events.
+/// Time after which the status of a server includes all earlier events.
 const SETTLED: Duration = Duration::from_millis(500);
 
 pub(in crate::experiments) const ABOUT: About = About {

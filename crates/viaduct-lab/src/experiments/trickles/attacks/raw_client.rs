@@ -71,14 +71,14 @@ impl RawClient {
     pub(super) fn run_until(&mut self, bytes: u64) -> Result<()> {
         let end = now() + Duration::from_secs(10);
         while self.got < bytes {
-            ensure!(now() < end, "{} of {bytes} bytes came", self.got);
+            ensure!(now() < end, "only {} of {bytes} bytes arrived", self.got);
             while let Some(message) = self.held.pop_front() {
                 self.send(&message)?;
             }
             self.turn(Duration::from_millis(100))?;
         }
         while self.held.iter().all(|message| Step::parse(message).is_none()) {
-            ensure!(now() < end, "there is nothing to return");
+            ensure!(now() < end, "no message returns a continuation");
             self.turn(Duration::from_millis(100))?;
         }
         self.held.retain(|message| Step::parse(message).is_some());
@@ -221,8 +221,8 @@ fn varint(message: &[u8], at: &mut usize) -> Option<u64> {
 /// Removes the first step from the messages held back, and returns it.
 pub(super) fn first_step(held: &mut VecDeque<Vec<u8>>) -> Result<Vec<u8>> {
     let is_step = |message: &Vec<u8>| Step::parse(message).is_some_and(|step| step.is_step());
-    let at = held.iter().position(is_step).context("there is nothing to return")?;
-    held.remove(at).context("it is there")
+    let at = held.iter().position(is_step).context("no message returns a continuation")?;
+    held.remove(at).context("no message at this index")
 }
 
 /// Returns the lab's clock in the cores' type.

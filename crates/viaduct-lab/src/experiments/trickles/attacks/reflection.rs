@@ -43,7 +43,7 @@ pub(super) fn run(run: &mut Run, world: &Replicas, server: &Service) -> Result<(
         let remote = SocketAddr::V4(to);
         let mut packet = Vec::new();
         let mut numbers = Numbers::new(SocketAddr::V4(from(n)), remote, rng.next_u64() as u32);
-        numbers.request(&message, 0, MTU, &mut packet).context("a SYN that fits")?;
+        numbers.request(&message, 0, MTU, &mut packet).context("cannot build the SYN")?;
         Ok(packet)
     };
     let ours = (0..SYNS).map(&mut open).collect::<Result<Vec<_>>>()?;
@@ -71,7 +71,7 @@ fn reflected(attacker: &Node, victim: &Node, packets: &[Vec<u8>], wait: Duration
     for packet in packets {
         let mut outbox = Outbox::default();
         outbox.push(packet, SocketAddr::new(SERVICE.into(), 0), None);
-        let report = outbox.flush(raw.socket(true).context("a raw socket of IPv4")?);
+        let report = outbox.flush(raw.socket(true).context("there is no raw IPv4 socket")?);
         ensure!(report.sent == 1, "a packet was not sent: {report:?}");
         sent += packet.len();
         thread::sleep(Duration::from_millis(1));
@@ -84,5 +84,5 @@ fn reflected(attacker: &Node, victim: &Node, packets: &[Vec<u8>], wait: Duration
 fn got(victim: &Node) -> Result<u64> {
     let text = victim.run("nft", &["list counter inet victim got"])?;
     let bytes = text.split("bytes ").nth(1).and_then(|rest| rest.split_whitespace().next());
-    bytes.and_then(|bytes| bytes.parse().ok()).context("the victim's counter")
+    bytes.and_then(|bytes| bytes.parse().ok()).context("cannot read the victim's counter")
 }

@@ -113,7 +113,7 @@ impl World {
     fn to_v4(&self) -> Result<SocketAddrV4> {
         match self.to {
             SocketAddr::V4(v4) => Ok(v4),
-            SocketAddr::V6(v6) => bail!("{v6} is not of IPv4"),
+            SocketAddr::V6(v6) => bail!("{v6} is not an IPv4 address"),
         }
     }
 
@@ -143,9 +143,9 @@ impl World {
     /// Returns the refusals that the server has counted so far.
     fn counted(&self) -> Result<f64> {
         let status = &status(&self.scratch)?["trickles"];
-        let refused = status["refused"].as_array().context("what was refused")?;
+        let refused = status["refused"].as_array().context("no list of refusals")?;
         let messages = refused.iter().filter_map(|pair| pair[1].as_f64()).sum::<f64>();
-        Ok(messages + status["packets_refused"].as_f64().context("packets")?)
+        Ok(messages + status["packets_refused"].as_f64().context("no count of packets")?)
     }
 
     /// Returns the server's resident memory in MB.

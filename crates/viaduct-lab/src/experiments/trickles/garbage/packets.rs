@@ -30,8 +30,8 @@ const LONGEST: u64 = 1400;
 /// Bytes of output that the complete requests ask for.
 const OUTPUT: u64 = 400_000;
 
-/// Builds `count` packets of all forms, each from another address, to `to`; complete requests
-/// carry the secret's `number`.
+/// Builds `count` packets to `to` of all forms in turn, each from a different address; complete
+/// requests carry the secret's `number`.
 pub(super) fn of_all_forms(
     to: SocketAddrV4,
     number: u8,
@@ -67,7 +67,7 @@ fn marked(from: SocketAddrV4, to: SocketAddrV4, message: &[u8], rng: &mut Rng) -
     let mut numbers = Numbers::new(from.into(), to.into(), rng.next_u64() as u32);
     let mut packet = Vec::new();
     numbers.request(&[1], 1, MTU, &mut packet)?;
-    let mut opening = Return::of(&segment(&packet)?).context("a SYN can be answered")?;
+    let mut opening = Return::of(&segment(&packet)?).context("cannot answer the SYN")?;
     opening.answer(&[1], MTU, &mut packet)?;
     numbers.handle_answer(&segment(&packet)?, 1);
     numbers.request(message, 1000, MTU, &mut packet)?;

@@ -1,6 +1,6 @@
 needs() { echo apt-get dpkg-deb python3; }
 
-# A repository of one package.
+# A repository with one package.
 setup() {
     mkdir -p package/DEBIAN package/usr/share/viaduct-matrix repository
     head -c 300000 /dev/urandom >package/usr/share/viaduct-matrix/data

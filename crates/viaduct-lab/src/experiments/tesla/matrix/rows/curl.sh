@@ -1,7 +1,7 @@
 . "$rows/nginx.inc"
 needs() { echo curl nginx; }
 
-# One after the other on one connection, several at once, a redirection, and an upload.
+# Sequential requests on one connection, concurrent requests, a redirect, and an upload.
 client() {
     url=http://127.0.0.1:$PORT
     curl -sS "$url/data" "$url/data" | digest

@@ -6,13 +6,13 @@ setup() {
     cp root/data data
 }
 
-# That of Debian's python3-pyftpdlib.
+# Server from Debian's package python3-pyftpdlib.
 server() { exec /usr/bin/python3 -m pyftpdlib -i 127.0.0.1 -p "$PORT" -w -d "$DIR/root"; }
 
-# The server listens for the data.
+# Passive mode: the server listens for the data connection.
 client() { transfer on; }
 
-# With passive mode on or off: there, back, and a list.
+# An upload, a download and a listing, with passive mode on or off.
 transfer() {
     tnftp -n -v 127.0.0.1 "$PORT" >"$HERE/said" 2>&1 <<END
 user anonymous a@example.org
@@ -24,7 +24,7 @@ ls . $HERE/list
 y
 bye
 END
-    # Whether the connection is there before the command (125) or after it (150) is chance.
+    # The data connection may be open before the command (125) or after it (150).
     grep -oE '^[245][0-9][0-9] ' "$HERE/said"
     digest "$HERE/got" "root/in/${HERE##*/}"
 }

@@ -1,4 +1,4 @@
 . "$rows/ftp.sh"
 
-# The client listens for the data, and the server connects.
+# Active mode: the client listens for the data connection, and the server connects.
 client() { transfer off; }

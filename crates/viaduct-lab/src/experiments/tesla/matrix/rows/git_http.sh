@@ -11,11 +11,11 @@ setup() {
     chmod +x cgi-bin/git
 }
 
-# Git's own backend under Python's server.
+# Git's own backend as a CGI program of Python's HTTP server.
 server() {
     GIT_PROJECT_ROOT=$DIR GIT_HTTP_EXPORT_ALL=1
     export GIT_PROJECT_ROOT GIT_HTTP_EXPORT_ALL
-    # That server calls it as somebody else than whose the repository is.
+    # Python's server runs the backend as a user that does not own the repository.
     GIT_CONFIG_COUNT=1 GIT_CONFIG_KEY_0=safe.directory GIT_CONFIG_VALUE_0='*'
     export GIT_CONFIG_COUNT GIT_CONFIG_KEY_0 GIT_CONFIG_VALUE_0
     exec python3 -m http.server --cgi --bind 127.0.0.1 "$PORT"

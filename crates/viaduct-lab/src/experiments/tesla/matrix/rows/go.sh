@@ -1,6 +1,6 @@
 needs() { echo go; }
 
-# Static, without libc: nothing that a library could stand in for.
+# Statically linked and without libc, so that no preloaded library can intercept its calls.
 setup() {
     head -c 300000 /dev/urandom >data
     cat >main.go <<'END'

@@ -2,7 +2,8 @@ needs() { echo iperf3; }
 
 server() { exec iperf3 -s -B 127.0.0.1 -p "$PORT"; }
 
-# That it ends well, there and back; the next cannot begin before the server has done with the last.
+# Prints the last line of an upload and of a download. The server accepts the next test only after
+# it has ended the previous one, hence the retries.
 client() {
     for way in '' -R; do
         # shellcheck disable=SC2086

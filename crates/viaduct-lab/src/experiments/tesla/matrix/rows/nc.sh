@@ -2,7 +2,8 @@ needs() { echo nc; }
 
 setup() { head -c 300000 /dev/urandom >data; }
 
-# One after the other: one that takes, one that gives. (At both at once it loses the end of what it sends.)
+# A client that sends, then one that receives. (With both directions at once nc loses the end of
+# the data that it sends.)
 server() {
     while :; do
         nc -d -l 127.0.0.1 "$PORT" >>"received-$PORT"
@@ -12,7 +13,7 @@ server() {
 
 client() {
     nc -N 127.0.0.1 "$PORT" <data
-    # Between the two nobody listens: a client is refused, or reset, of which this one says nothing.
+    # Until the server listens again, a client is refused or reset, and nc does not report it.
     until nc -d 127.0.0.1 "$PORT" >"$HERE/got" && [ -s "$HERE/got" ]; do sleep 0.1; done
     digest "$HERE/got"
     tail -c 300000 "received-$PORT" | digest

@@ -1,13 +1,13 @@
 needs() { echo psql pgbench postgres unshare; }
 
-# Its server refuses to be root's: in a namespace of users it is somebody else's.
+# The server refuses to run as root, so it runs as another user, in a user namespace.
 as_user() { unshare --user --map-user=1000 --map-group=1000 "$@"; }
 
 setup() {
     as_user "$(binary initdb)" -D base -A trust -U someone --no-sync >/dev/null
 }
 
-# Debian keeps servers of several versions, none in the path.
+# Debian installs servers of several versions in directories outside PATH.
 binary() {
     for at in /usr/lib/postgresql/*/bin/"$1"; do [ ! -x "$at" ] || last=$at; done
     echo "${last:-$1}"

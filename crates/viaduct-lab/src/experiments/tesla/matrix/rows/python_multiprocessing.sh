@@ -1,6 +1,6 @@
 needs() { echo python3; }
 
-# A manager whose objects others use, from pools of forked and of fresh processes.
+# A manager whose objects are used by pools of forked and of newly started processes.
 setup() {
     cat >manager.py <<'END'
 import sys

@@ -2,7 +2,7 @@ needs() { echo redis-server redis-benchmark redis-cli; }
 
 server() { exec redis-server --bind 127.0.0.1 --port "$PORT" --save '' --dir "$DIR"; }
 
-# What it took differs; what was done does not.
+# The times differ between runs; the tests that were run do not.
 client() {
     redis-cli -p "$PORT" flushall
     redis-benchmark -p "$PORT" -n 1000 -c 10 -P 4 -t set,get,lrange_100 --csv | cut -d, -f1

@@ -6,7 +6,7 @@ setup() {
     for i in 1 2 3 4 5 6 7 8 9; do echo "$i" >"tree/deep/$i"; done
 }
 
-# A daemon.
+# An rsync daemon.
 server() {
     root=
     [ "$(id -u)" != 0 ] || root='uid = root

@@ -1,7 +1,7 @@
 . "$rows/sshd.inc"
 needs() { echo ssh sshd ssh-keygen ssh-keyscan git; }
 
-# The daemon listens for the client, and the client connects to the daemon itself.
+# Remote forwarding: the daemon listens, and the client connects to the daemon itself.
 client() {
     ssh -o ExitOnForwardFailure=yes -R "127.0.0.1:$SPARE:127.0.0.1:$PORT" 127.0.0.1 \
         "ssh-keyscan -T 5 -p $SPARE -t ed25519 127.0.0.1 2>/dev/null | cut -d' ' -f3 >$HERE/key"
