@@ -18,8 +18,8 @@ pub enum Carrier {
     Own(CommandSender),
     /// A shared master.
     Shared(Arc<MasterClient>),
-    /// The worker in this process, nested under a parent master, which alone carries the flows
-    /// that these rules leave.
+    /// The worker in this process, nested under a parent master. Flows that these rules let go
+    /// direct skip the worker, and are carried by the parent only.
     Nested(CommandSender, Arc<NestedMaster>, Box<Rules>),
 }
 

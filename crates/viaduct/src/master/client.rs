@@ -1,7 +1,7 @@
 //! Client of a shared master: the run's end of the connection.
 //!
 //! The run still handles its program's connects, and keeps the program's side of each: how to
-//! report the outcome, and how to connect its socket. The master carries the flow itself. If the
+//! report the outcome, and how to connect the socket. The master carries the flow itself. If the
 //! master dies, no flow goes around the chain: this process refuses flows until a master of that
 //! name runs again.
 //!
@@ -34,17 +34,17 @@ use crate::engine::wrapped::{Arrival, Call, PendingConnect, Program};
 pub struct MasterClient {
     connector: Connector,
     state: Mutex<State>,
-    /// Sockets that cannot be connected are connected to this port, so that the master sees the
-    /// failure.
+    /// Closed ports. A bound socket that cannot be connected to its program is connected to one,
+    /// so that the master sees a failure.
     closed: ClosedPorts,
 }
 
 #[derive(Debug, Default)]
 struct State {
     next: u64,
-    /// Pending flows by ID; the master has the other descriptor of each socket.
+    /// Pending flows by ID; the master has a duplicate of each socket.
     list: HashMap<u64, (ProgramSide, FlowSocket<TcpStream>)>,
-    /// Socket to the master, while one runs.
+    /// Socket to the master; `None` while no master of this name runs.
     socket: Option<Arc<OwnedFd>>,
 }
 
@@ -64,7 +64,7 @@ impl MasterClient {
     pub fn join(name: &str, run_dir: &Path) -> Result<(Arc<MasterClient>, Welcome)> {
         let connector = Connector::new(name, run_dir);
         let (socket, welcome) = connector.connect()?;
-        let closed = ClosedPorts::open().context("reserve a port that is closed")?;
+        let closed = ClosedPorts::open().context("cannot reserve a closed port")?;
         let socket = Arc::new(socket);
         let state = State { socket: Some(socket.clone()), ..State::default() };
         let client = Arc::new(MasterClient { connector, state: Mutex::new(state), closed });
@@ -86,7 +86,7 @@ impl MasterClient {
                 self.send_request(ProgramSide::Connects(held), bound_socket, up, None);
             }
             Err(error) => {
-                debug!("a connect: {error}");
+                debug!("cannot take the socket of a connect: {error}");
                 held.refuse(Failure::Unreachable);
             }
         }
@@ -95,7 +95,7 @@ impl MasterClient {
     /// Asks the master to accept a connection to a program.
     pub fn arrive(&self, arrival: Arrival) {
         let Arrival { stream, client, own, mut program, .. } = arrival;
-        // The time that its handlers take is not known here.
+        // This process does not know when the master's handlers wait for the client.
         program.handlers_wait();
         match program.take_socket() {
             Ok(bound_socket) => {
@@ -104,7 +104,7 @@ impl MasterClient {
                 self.send_request(ProgramSide::Listens(program), bound_socket, up, Some(&stream));
             }
             Err(error) => {
-                debug!("a connection to a program: {error}");
+                debug!("cannot take the socket of a connection to a program: {error}");
                 let _ = tcp::reset_on_close(&stream);
             }
         }
@@ -131,14 +131,14 @@ impl MasterClient {
         let beside: Vec<BorrowedFd<'_>> =
             stream.into_iter().map(AsFd::as_fd).chain([duplicate.as_fd()]).collect();
         if let Err(error) = seqpacket::send_with_fds(&socket, &up(id).emit(), &beside) {
-            debug!("send to the master: {error}");
+            debug!("cannot send to the master: {error}");
             if let Some((side, _)) = self.take(id) {
                 side.refuse(Failure::Reset);
             }
         }
     }
 
-    /// Handles messages of the master, and of each successor that has `promised` the same.
+    /// Handles messages of the master, and of each successor with the same welcome as `promised`.
     fn run(&self, mut socket: Arc<OwnedFd>, promised: &Welcome) {
         let name = &self.connector.name;
         loop {
@@ -184,7 +184,7 @@ impl MasterClient {
             Down::Meet { id } => {
                 let Some((side, bound_socket)) = self.take(id) else { return };
                 if let Err(error) = side.meet(&bound_socket) {
-                    debug!("a program has gone: {error}");
+                    debug!("cannot connect a socket to its program: {error}");
                     self.fail(&bound_socket);
                 }
             }
@@ -194,13 +194,14 @@ impl MasterClient {
                 }
             }
             Down::Another { id: of } => self.open_another(of),
-            // Dropping the entry answers a blocked program; for other programs the kernel
-            // reports again.
+            // Dropping the entry resets the connect; with `--via cgroup`, a retransmission of the
+            // SYN begins another flow instead.
             Down::Gone { id } => drop(self.take(id)),
         }
     }
 
-    /// Answers a request for one more flow to the program of arrival `of` with a socket for it.
+    /// Answers the master's request for another flow to the program of arrival `of`: sends a
+    /// socket for the flow, or the message that there can be none.
     fn open_another(&self, of: u64) {
         let program = match self.state().list.get(&of) {
             Some((ProgramSide::Listens(program), _)) => program.for_another_flow(),
@@ -217,16 +218,16 @@ impl MasterClient {
         }
         let Some(socket) = self.state().socket.clone() else { return };
         if let Err(error) = seqpacket::send(&socket, &Up::NoOther { of }.emit(), None) {
-            debug!("send to the master: {error}");
+            debug!("cannot send to the master: {error}");
         }
     }
 
-    /// Makes the master see that its socket will not be connected.
+    /// Connects a socket of the master to a closed port, so that the master sees a failure.
     fn fail(&self, bound_socket: &TcpStream) {
         let v4 = bound_socket.local_addr().is_ok_and(|at| at.is_ipv4());
         let failed = self.closed.at(v4).and_then(|at| tcp::connect_bound(bound_socket, at));
         if let Err(error) = failed {
-            debug!("a bound socket: {error}");
+            debug!("cannot connect a socket to a closed port: {error}");
         }
     }
 

@@ -1,4 +1,4 @@
-//! Connects to a shared master by its name, and to its successor when it has ended.
+//! Connects to a shared master by its name, and to a successor after that master has ended.
 
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
@@ -30,19 +30,21 @@ impl Connector {
         Connector { name: name.to_owned(), socket_path: find_socket(run_dir, name) }
     }
 
-    /// Connects and greets the master. Returns the welcome, which announces its rules.
+    /// Connects to the master and sends the hello. Returns the welcome, which announces the
+    /// master's rules.
     ///
     /// # Errors
     /// No master of this name runs, or it rejects this run.
     pub(super) fn connect(&self) -> Result<(OwnedFd, Welcome)> {
         let (name, at) = (&self.name, self.socket_path.to_string_lossy());
         let socket = seqpacket::connect(&at).map_err(|error| connect_error(name, &at, &error))?;
-        let welcome = handshake(&socket).with_context(|| format!("the master {name} ({at})"))?;
+        let welcome =
+            handshake(&socket).with_context(|| format!("cannot join the master {name} ({at})"))?;
         Ok((socket, welcome))
     }
 
-    /// Waits for a successor whose rules and offload are those `promised`: programs that run
-    /// already rely on them.
+    /// Waits for a successor whose rules and offload are those `promised`, on which programs that
+    /// are running rely.
     pub(super) fn reconnect(&self, promised: &Welcome) -> OwnedFd {
         let name = &self.name;
         let mut is_another = false;
@@ -55,17 +57,17 @@ impl Connector {
             }
             if !std::mem::replace(&mut is_another, true) {
                 warn!(
-                    "the master {name} runs again and carries other flows than before: programs \
-                     that began before are refused theirs; start them anew"
+                    "the master {name} runs again and carries other flows than before: new flows \
+                     of running programs are refused; restart the programs"
                 );
             }
         }
     }
 }
 
-/// Sends the hello; returns the welcome.
+/// Sends the hello. Returns the welcome.
 fn handshake(socket: &OwnedFd) -> Result<Welcome> {
-    let network = netns_inode().context("ask for the network namespace")?;
+    let network = netns_inode().context("cannot read the network namespace")?;
     seqpacket::send(socket, &Up::Hello { network }.emit(), None)?;
     let mut bytes = vec![0; WELCOME];
     let (length, _) = seqpacket::receive(socket, &mut bytes)?;
@@ -73,16 +75,16 @@ fn handshake(socket: &OwnedFd) -> Result<Welcome> {
         Some(Answer::Welcome(welcome)) => Ok(welcome),
         Some(Answer::Done(Errno::XDEV)) => {
             bail!(
-                "it is in another network namespace, where it could not reach what the program \
-                    means"
+                "it is in another network namespace, where it cannot reach the program's \
+                    destinations"
             )
         }
         Some(Answer::Done(Errno::PERM)) => bail!("only its user and root may share it"),
         Some(Answer::Done(Errno::AGAIN)) => {
-            bail!("it has as many runs of this user as it takes (viaduct master --user-runs)")
+            bail!("it has reached its limit of runs (viaduct master --user-runs)")
         }
         _ if length == 0 => bail!("it accepts no more programs"),
-        _ => bail!("it is of another version of viaduct: have both be the same"),
+        _ => bail!("it is of another version of viaduct: install the same version for both"),
     }
 }
 

@@ -1,15 +1,14 @@
 //! `viaduct master`: handlers that programs share (TESLA, section 3.7).
 //!
 //! ```text
-//!   viaduct run --master N -- curl …  ──┐ Session: calls, and sockets beside them
+//!   viaduct run --master N -- curl …  ──┐ Session: calls, with their sockets
 //!   viaduct run --master N -- git …   ──┼──▶ viaduct master --name N +congestion ══▶ far ends
 //!   viaduct run --master N +crypt -- ssh ┘        one worker, one chain's factories: shared state
 //! ```
 //!
 //! Each run handles the calls of its own program ([`client`]); the master carries the flows. It
 //! serves its own user and root, or all users (`--all-users`), at a socket `NAME.master` beside its
-//! status socket. With a parent master (`--master`) it sends its flows on to that one
-//! ([`nested`]).
+//! status socket. A master with a parent (`--master`) hands its flows to the parent ([`nested`]).
 
 pub mod carrier;
 pub mod client;
@@ -58,10 +57,9 @@ use crate::text;
 #[derive(Clone, Debug, clap::Args)]
 #[command(
     override_usage = "viaduct master --name NAME [+HANDLER[:KEY=VALUE,...]]... [OPTIONS]",
-    after_help = "The handlers stand before or behind the options: +NAME[:KEY=VALUE,...], or +NAME \
+    after_help = "The handlers precede or follow the options: +NAME[:KEY=VALUE,...], or +NAME \
     -KEY=VALUE ... as in\n  viaduct master --name site +congestion\n\
-    Programs join it by `viaduct run --master NAME`; `viaduct status --name NAME` shows what it \
-    sees."
+    Programs join it by `viaduct run --master NAME`; `viaduct status --name NAME` shows its state."
 )]
 pub struct MasterArgs {
     /// Name by which programs join the master
@@ -72,22 +70,24 @@ pub struct MasterArgs {
     handlers: Vec<HandlerSpec>,
     #[command(flatten)]
     rules: RuleArgs,
-    /// Have flows pass Viaduct even if the kernel could do all of the chain's work on programs'
-    /// own sockets (kernel offload)
+    /// Carry flows through Viaduct even if the kernel could do all of the chain's work on
+    /// programs' own sockets (kernel offload)
     #[arg(long)]
     no_offload: bool,
-    /// Serve all users of this machine, instead of its own user and root alone: their flows leave
-    /// from this process, with its user's rights and its handlers' keys
+    /// Serve all users of this machine, instead of only root and the master's own user; their
+    /// flows then use the privileges of the master's user and the keys of its handlers
     #[arg(long)]
     all_users: bool,
     /// Concurrent runs per user, except root and the master's own
     #[arg(long, value_name = "N", default_value_t = 256, value_parser = at_least_one)]
     user_runs: usize,
-    /// Concurrent flows per such user; by default a quarter of those that the descriptors allow.
-    /// An eighth of all is reserved for root and this master's own user
+    /// Concurrent flows per user, except root and the master's own; by default a quarter of the
+    /// flows for which there are descriptors. An eighth of all is reserved for root and the
+    /// master's own user
     #[arg(long, value_name = "N", value_parser = at_least_one)]
     user_flows: Option<usize>,
-    /// Pending connects among them; by default half of the flows
+    /// Pending connects per user, except root and the master's own; by default half of
+    /// --user-flows
     #[arg(long, value_name = "N", value_parser = at_least_one)]
     user_calls: Option<usize>,
     /// Parent master, to which this one hands its flows
@@ -162,7 +162,7 @@ pub fn socket_path(run_dir: &Path, name: &str) -> PathBuf {
     run_dir.join(format!("{name}.master"))
 }
 
-/// Path of the socket of the master `name`: this user's own, or else the machine's.
+/// Path of the socket of the master `name`: this user's, or the system's if only that one exists.
 pub fn find_socket(run_dir: &Path, name: &str) -> PathBuf {
     let (own, system) = (socket_path(run_dir, name), socket_path(Path::new(SYSTEM), name));
     if !own.exists() && system.exists() { system } else { own }
@@ -178,14 +178,14 @@ pub fn send_answer(socket: &OwnedFd, answer: &Answer) {
     let mut bytes = [0; WELCOME];
     let length = answer.emit(&mut bytes);
     if let Err(error) = seqpacket::send(socket, &bytes[..length], None) {
-        debug!("send an answer: {error}");
+        debug!("cannot send an answer: {error}");
     }
 }
 
 /// Parses a limit per user.
 fn at_least_one(text: &str) -> Result<usize, String> {
     let number = text.parse().ok().filter(|n| *n > 0);
-    number.ok_or_else(|| "a number from 1 on is expected, such as 500".to_owned())
+    number.ok_or_else(|| "a number of at least 1 is expected, such as 500".to_owned())
 }
 
 /// Removes the socket of a master that was killed, and fails if a master of this name runs.

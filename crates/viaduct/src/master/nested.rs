@@ -1,15 +1,15 @@
-//! Nested masters: a run, or a master, with handlers of its own and a parent master hands its
-//! flows to the parent, as its programs hand theirs to it.
+//! Nested masters: a run or a master that runs its own handlers, and then hands its flows to a
+//! parent master as if it were a wrapped program.
 //!
 //! ```text
 //!   program ── Call ──▶ worker: handlers ── NestedMaster ──▶ MasterClient ── Call ──▶ parent ══▶
 //!   client ══▶ parent master ══ ParentArrival: loopback ══▶ worker: handlers ══▶ program
 //! ```
 //!
-//! The two are joined by loopback connections, which one end starts at a rendezvous
-//! ([`viaduct_sys::socket::rendezvous`]) and the other completes.
-//! Such a connection is in progress until the far end has answered, like a wrapped program's. It
-//! needs no privilege, whichever interposer is used.
+//! The worker and the parent master are joined by loopback connections through a rendezvous
+//! ([`viaduct_sys::socket::rendezvous`]). Like the connect of a wrapped program, that of such a
+//! connection is in progress until the far end has answered. It needs no privilege, whichever
+//! interposer is used.
 
 use std::io;
 use std::net::{SocketAddr, TcpStream};
@@ -37,7 +37,7 @@ use crate::engine::wrapped::{Arrival, Call, PendingConnect, Program};
 #[derive(Debug)]
 pub struct NestedMaster {
     parent: Arc<MasterClient>,
-    /// Rules of the parent master: the flows that it carries.
+    /// Rules of the parent master, which select the flows that it carries.
     parent_rules: Rules,
     /// Set if the kernel does all work of the parent master: its rate limit in bytes a second,
     /// or 0 for none.
@@ -53,13 +53,13 @@ impl NestedMaster {
     /// There is no loopback interface, or no port is free.
     pub fn new(parent: Arc<MasterClient>, welcome: &Welcome) -> Result<NestedMaster> {
         let Welcome { rules: parent_rules, offload, .. } = *welcome;
-        let rendezvous = Rendezvous::open().context("open the rendezvous")?;
-        let closed = Arc::new(ClosedPorts::open().context("reserve a port that is closed")?);
+        let rendezvous = Rendezvous::open().context("cannot open the rendezvous")?;
+        let closed = Arc::new(ClosedPorts::open().context("cannot reserve a closed port")?);
         Ok(NestedMaster { parent, parent_rules, offload, rendezvous, closed })
     }
 
-    /// Begins a program's connect: by the handlers of `worker` if `rules` want it, else by the
-    /// parent master.
+    /// Begins a program's connect: through the handlers of `worker`, or only through the parent
+    /// master if `rules` let the flow go direct.
     pub fn call(&self, call: Call, rules: &Rules, worker: &CommandSender) {
         match call.to {
             Address::Ip(to) if rules.fate(Transport::Tcp, to) == Fate::Leave => {
@@ -69,7 +69,8 @@ impl NestedMaster {
         }
     }
 
-    /// Accepts a connection to a program, which passes the parent master first.
+    /// Accepts a connection to a program. It passes through the parent master first, unless the
+    /// kernel does the parent's work.
     pub fn arrive(self: &Arc<NestedMaster>, arrival: Arrival, worker: &CommandSender) {
         if self.offload.is_some() {
             return worker.send(WorkerCommand::Accept(Box::new(arrival)));
@@ -81,8 +82,8 @@ impl NestedMaster {
         self.parent.arrive(Arrival { stream, client, own, handlers: None, program });
     }
 
-    /// Opens a loopback connection: a socket whose connect is in progress, and that connect.
-    /// `from` is the source address to use, if one is asked for; the parent master adopts it.
+    /// Begins a loopback connection. Returns the socket, and its connect in progress. `from` is
+    /// the requested source address, if any; the parent master adopts it.
     fn loopback_pair(
         &self,
         v4: bool,
@@ -99,7 +100,7 @@ impl NestedMaster {
 }
 
 impl Outbound for NestedMaster {
-    /// Begins a connection with the socket options of the program's own end.
+    /// Begins a connection with the options of the program's own socket.
     fn open(&self, request: &OpenRequest, _: Instant) -> io::Result<Opened> {
         let OpenRequest { from, options, .. } = request;
         self.connect(request.ip()?, *from, options.mirrored).map(Opened::from)
@@ -139,7 +140,7 @@ impl NestedMaster {
     }
 }
 
-/// Connects as without a parent master, at most at `rate` bytes a second.
+/// Connects as without a parent master, limited to `rate` bytes a second.
 fn direct(
     to: SocketAddr,
     from: Option<SocketAddr>,
@@ -154,7 +155,7 @@ fn direct(
 /// Pending connect of the worker to the parent master.
 #[derive(Debug)]
 struct ParentConnect {
-    /// Dropped with the connection.
+    /// Addresses and result of the connection; gone once the connection is dropped.
     ends: Weak<ParentConn>,
     pending: Option<Pending>,
     bound_socket: Option<TcpStream>,
@@ -164,7 +165,7 @@ struct ParentConnect {
 impl PendingConnect for ParentConnect {
     fn set_local_addr(&mut self, own: SocketAddr) {
         if let Some(ends) = self.ends.upgrade() {
-            // It is set once.
+            // The address is set only once.
             let _ = ends.own.set(own);
         }
     }
@@ -191,13 +192,13 @@ impl PendingConnect for ParentConnect {
         let _ = ends.refused.set(why);
         // Wakes the worker, which reads the reason.
         if let Err(error) = pending.refuse(&self.closed) {
-            debug!("a connection to the parent master: {error}");
+            debug!("cannot refuse a connect to the parent master: {error}");
         }
     }
 }
 
 impl Drop for ParentConnect {
-    /// Resets the connection: nothing carries it any more.
+    /// Resets the connection if it is still pending.
     fn drop(&mut self) {
         self.refuse(Failure::Reset);
     }
@@ -212,7 +213,7 @@ struct ParentArrival {
     next: Option<DeferredArrival>,
 }
 
-/// Parts of the arrival for the worker, to which it is handed afterwards.
+/// Parts of the arrival for the worker, which gets it once the parent master has accepted it.
 #[derive(Debug)]
 struct DeferredArrival {
     client: SocketAddr,

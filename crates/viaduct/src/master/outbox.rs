@@ -1,4 +1,4 @@
-//! Queue from a master to one run: messages to it, and the sockets that it has lent, which are
+//! Queue from a master to one run: messages to the run, and sockets lent by the run, which are
 //! closed here.
 //!
 //! ```text
@@ -6,9 +6,9 @@
 //!                                        └── close(2) of lent sockets, which may block
 //! ```
 //!
-//! All items go through one queue in order. The permit of a flow therefore comes back after all
-//! messages about it, and the permits of a user bound the queue. Messages without a permit are
-//! bounded by [`Outbox::await_room`].
+//! All items go through one queue in order. The permit of a flow is therefore released after all
+//! messages about the flow, so that the permits of a user bound the queue. Messages without a
+//! permit are bounded by [`Outbox::await_room`].
 
 use std::os::fd::OwnedFd;
 use std::sync::mpsc::{Receiver, Sender, channel};
@@ -23,9 +23,9 @@ use viaduct_sys::socket::seqpacket;
 use super::quota::Permit;
 use crate::engine::flow_socket::Lender;
 
-/// Number of unsent messages from which on no further requests are read from a run.
+/// Number of unsent messages at which no further requests are read from a run.
 const MAX_UNREAD: usize = 1024;
-/// Time after which a run is given up that reads nothing while that many messages wait.
+/// Time after which a run is disconnected if it reads nothing while [`MAX_UNREAD`] messages wait.
 const READ_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Sending end of the queue to a run.
@@ -38,7 +38,7 @@ pub(super) struct Outbox {
 #[derive(Debug)]
 enum Item {
     Message(Down),
-    /// Lent socket to close. The permit of a guest is given back after that.
+    /// Lent socket to close. The permit of a guest is released afterwards.
     Close(OwnedFd, Option<Arc<Permit>>),
 }
 
@@ -51,7 +51,7 @@ struct State {
 
 #[derive(Clone, Copy, Debug, Default)]
 struct Progress {
-    /// Number of messages that wait.
+    /// Number of unsent messages.
     unread: usize,
     /// True if the run gets no further messages.
     has_gone: bool,
@@ -105,7 +105,7 @@ impl Outbox {
         !progress.has_gone
     }
 
-    /// Ends the sending: messages that wait are dropped, lent sockets are closed.
+    /// Stops sending: unsent messages are dropped, and lent sockets are closed.
     pub(super) fn end(&self) {
         self.state.progress().has_gone = true;
         // The thread may be blocked in a send.

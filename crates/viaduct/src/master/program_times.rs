@@ -9,8 +9,8 @@ use crate::engine::config::TRICKLES_BUFFER;
 use crate::engine::liveness::DeadPeerLimits;
 use crate::value_parser::{dead_after, spin, wait};
 
-/// Time that flows of ended programs have to complete: as long as the kernel keeps connections
-/// whose program has gone.
+/// Time limit for flows of ended programs to complete, the same as the kernel's for connections
+/// whose program has ended.
 const DRAIN: Duration = Duration::from_secs(60);
 
 /// Timeouts among the options of `viaduct run` and `viaduct master`.
@@ -22,24 +22,24 @@ pub struct ProgramTimes {
     #[arg(long, value_name = "TIME", value_parser = wait, default_value = "60s")]
     arrival_wait: Duration,
     /// Time for which a far end may leave data, probes and keepalives unanswered before its
-    /// flow ends; 0s: the kernel's
+    /// flow ends; 0s: the kernel's limit
     #[arg(long, value_name = "TIME", value_parser = dead_after, default_value = "60s")]
     dead_after: Duration,
-    /// Time for which the master polls for events before it sleeps, where that has paid of
-    /// late; 0s: never
+    /// Time for which the master polls for events before it sleeps, while polling often finds
+    /// some; 0s: never
     #[arg(long, value_name = "TIME", value_parser = spin, default_value = "100us")]
     spin: Duration,
 }
 
 impl ProgramTimes {
     /// Returns the limits of an engine for wrapped programs: flows end like direct ones, and
-    /// their number depends on the available descriptors alone.
+    /// only the available descriptors limit their number.
     pub fn limits(self) -> Limits {
         let dead_after = Some(self.dead_after).filter(|time| !time.is_zero());
         Limits {
             flows: usize::MAX,
             early: None,
-            // The kernel gives up when it would have for the program.
+            // The kernel's own timeout ends a connect, as without Viaduct.
             connect: Duration::MAX,
             handshake: self.arrival_wait,
             silence: DeadPeerLimits { keep_alive: dead_after, dead_after },

@@ -1,7 +1,7 @@
-//! Limits per user of a master that all users share, and their use of it.
+//! Limits of the users that share a master, and their current use.
 //!
 //! Guests are all users except root and the master's own. Each guest is limited, and so are all
-//! guests together, so that root and the master's own user find room at any time.
+//! guests together, so that there is always room for root and the master's own user.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -9,9 +9,9 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// Maximum number of concurrent runs of all users, if there are enough descriptors.
 const MAX_RUNS: usize = 4096;
-/// Fraction of all descriptors for the sockets of runs: one in so many.
+/// Share of all descriptors for the sockets of runs, as a divisor.
 const RUNS_SHARE: usize = 8;
-/// Fraction of all runs and flows reserved for root and the master's own user: one in so many.
+/// Share of all runs and flows reserved for root and the master's own user, as a divisor.
 const RESERVE: usize = 8;
 
 /// Kind of a limited resource.
@@ -46,7 +46,7 @@ pub(super) fn max_runs(descriptors: u64) -> usize {
 impl Limits {
     /// Limits of a master that has room for `flows` flows and `all_runs` runs. Each guest may
     /// have `runs` runs, `user_flows` flows (default: a quarter of all flows) and `user_calls`
-    /// waiting calls (default: half of the guest's flows).
+    /// pending connects (default: half of the guest's flows).
     pub(super) fn new(
         flows: usize,
         all_runs: usize,
@@ -84,8 +84,8 @@ impl Quota {
         Arc::new(Quota { limits, used: Mutex::default(), refused })
     }
 
-    /// Takes one more of `kind` for the guest `user`. `None`, which is counted, if a limit is
-    /// reached.
+    /// Takes a permit of `kind` for the guest `user`. If a limit is reached, returns `None` and
+    /// counts a refusal.
     pub(super) fn take(self: &Arc<Quota>, user: u32, kind: Kind) -> Option<Permit> {
         let Limits { each, all } = &self.limits;
         let n = kind as usize;
@@ -107,7 +107,7 @@ impl Quota {
     }
 }
 
-/// Unit of a guest's quota, given back when dropped.
+/// Unit of a guest's quota, released when dropped.
 #[derive(Debug)]
 pub(super) struct Permit {
     quota: Arc<Quota>,

@@ -2,8 +2,8 @@
 //! messages of the master control it.
 //!
 //! ```text
-//!   RemoteProgram   a flow of a program's: its socket came with the request
-//!   FurtherFlow     one more for a program that listens: its socket is requested from the run
+//!   RemoteProgram   a flow of a program, whose socket came with the request
+//!   FurtherFlow     another flow to a program that listens: the run is asked for the socket
 //! ```
 
 use std::collections::{HashMap, VecDeque};
@@ -19,7 +19,7 @@ use super::quota::Permit;
 use crate::engine::flow_socket::FlowSocket;
 use crate::engine::wrapped::{PendingConnect, Program};
 
-/// Number of arrivals from which on finished ones are removed.
+/// Minimum number of channels at which those no longer in use are removed.
 const MAX_REMEMBERED: usize = 64;
 
 /// Program whose side of a flow is kept by a run.
@@ -30,7 +30,7 @@ pub(super) struct RemoteProgram {
     out: Outbox,
     /// Channel for further flows to the program, if it listens.
     pub(super) channel: Option<Arc<FlowChannel>>,
-    /// True if the end of the flow has been sent to the run.
+    /// True if the outcome has been sent to the run.
     has_ended: bool,
     /// Permit of a waiting connect, until it is answered.
     pub(super) call: Option<Permit>,
@@ -104,7 +104,7 @@ impl Drop for RemoteProgram {
 /// Channel to the run for further flows to a program.
 #[derive(Debug)]
 pub(super) struct FlowChannel {
-    /// Number of the arrival that created it.
+    /// Number of the arrival that created the channel.
     of: u64,
     out: Outbox,
     /// Pending requests, in the order in which they were sent to the run.

@@ -3,8 +3,8 @@
 //! The worker never waits for a run: its messages go through a thread of the session
 //! ([`super::outbox`]). A run that sends an invalid record is disconnected. Guests, which are
 //! neither root nor the master's own user, are limited by [`super::quota`], and their sockets
-//! are lent ([`crate::engine::flow_socket`]). So are sockets that a nested master passes on from
-//! guests of its own.
+//! are lent ([`crate::engine::flow_socket`]). Sockets that a nested master forwards for its own
+//! guests are lent too.
 
 use std::fs;
 use std::io;
@@ -61,7 +61,8 @@ struct Service {
 static REFUSED: RateLimitedLog<u32> = RateLimitedLog::new(4);
 
 impl RunListener {
-    /// Opens the socket at `path`, for this user and root or for all users, with its name.
+    /// Opens the socket at `path`, for this user and root or for all users. Returns the listener,
+    /// and the ownership of its name.
     ///
     /// # Errors
     /// Another master has the name.
@@ -76,12 +77,12 @@ impl RunListener {
         Ok((RunListener { listener, all_users }, Name::of(path)))
     }
 
-    /// Serves for the lifetime of the process.
+    /// Starts to serve runs, until the process ends.
     ///
     /// # Errors
     /// The thread cannot be started.
     pub(super) fn start(self, welcome: Welcome, carrier: Carrier, quota: Arc<Quota>) -> Result<()> {
-        let network = netns_inode().context("ask for the network namespace")?;
+        let network = netns_inode().context("cannot read the network namespace")?;
         let shared = Arc::new(Service { welcome, carrier, network, quota });
         thread::Builder::new().name("runs".to_owned()).spawn(move || self.serve(&shared))?;
         Ok(())
@@ -97,7 +98,7 @@ impl RunListener {
                     continue;
                 }
                 Err(error) => {
-                    debug!("accept a run: {error}");
+                    debug!("cannot accept a run: {error}");
                     thread::sleep(ACCEPT_RETRY_DELAY);
                     continue;
                 }
@@ -112,14 +113,13 @@ impl RunListener {
             let permit = if guest { shared.quota.take(user, Kind::Run) } else { None };
             if guest && permit.is_none() {
                 let what =
-                    "has as many runs as it may have (--user-runs), or all users together have";
+                    "has reached its limit of runs (--user-runs), or all users together have";
                 REFUSED.warn(user, format_args!("user {user} {what}"));
                 send_answer(&socket, &Answer::Done(Errno::AGAIN));
                 continue;
             }
             if let Err(error) = start_session(socket, (user, permit), shared) {
-                REFUSED
-                    .warn(user, format_args!("start a session for a run of user {user}: {error}"));
+                REFUSED.warn(user, format_args!("cannot serve a run of user {user}: {error}"));
             }
         }
     }
@@ -131,7 +131,7 @@ fn start_session(
     (user, permit): (u32, Option<Permit>),
     shared: &Arc<Service>,
 ) -> io::Result<()> {
-    // The session's threads block on it.
+    // The session's threads block on the socket.
     rustix::io::ioctl_fionbio(&socket, false)?;
     let shared = shared.clone();
     let serve = move || {
@@ -185,7 +185,8 @@ impl Session<'_> {
         Some(Session { socket, user, is_guest, shared, out })
     }
 
-    /// Processes the records of the run until it goes. Returns the reason if it is disconnected.
+    /// Processes the records of the run until it disconnects. Returns the reason if the run must
+    /// be disconnected.
     fn run(&self) -> Option<String> {
         // The buffer is one byte longer than a record, so that a longer one is detected.
         let (mut bytes, mut channels) = ([0; RECORD + 1], FlowChannels::default());
@@ -224,8 +225,7 @@ impl Session<'_> {
         if received.lost_fds && received.fds.len() <= wanted {
             // The run is not at fault: this process, or the whole machine, can open no more
             // descriptors.
-            let what =
-                "there is no descriptor left for what runs ask for (ulimit -n, LimitNOFILE=)";
+            let what = "out of descriptors for requests of runs (ulimit -n, LimitNOFILE=)";
             REFUSED.warn(self.user, what);
             self.refuse(up, channels);
             return Some(());
@@ -237,13 +237,13 @@ impl Session<'_> {
             && self.is_guest
             && self.shared.welcome.rules.fate(Transport::Tcp, to) != Fate::Divert
         {
-            // A run that follows the rules leaves the call to its program, or refuses it.
+            // A run that follows the rules lets such a connect go direct, or refuses it itself.
             let _ = self.out.send(Down::Refuse { id, why: Failure::Denied });
             return Some(());
         }
         let Some(grants) = self.grant(&up) else {
             let user = self.user;
-            let what = "has as many flows as it may have (--user-flows, --user-calls)";
+            let what = "has reached its limit of flows (--user-flows, --user-calls)";
             REFUSED.warn(user, format_args!("user {user} {what}"));
             self.refuse(up, channels);
             return Some(());
@@ -270,8 +270,8 @@ impl Session<'_> {
                 // Options of a guest are not trusted: those that need privileges are dropped.
                 let mirrored =
                     if self.is_guest || lent { requested.unprivileged() } else { requested };
-                // The claim of another user is not trusted: this process may have rights that
-                // the user lacks.
+                // A guest's claim to a bound address is not trusted: this process may have
+                // privileges that the guest lacks.
                 let is_bound = is_bound && !self.is_guest;
                 let (to, held) = (to.into(), Box::new(remote));
                 carrier.call(Call { to, source, is_bound, mirrored, held });
@@ -290,8 +290,8 @@ impl Session<'_> {
         Some(())
     }
 
-    /// Takes the permits that a guest needs for a record, and the lender of sockets that others
-    /// may hold; `None` if the guest has reached a limit.
+    /// Takes the permits that a guest needs for a record, and a lender for sockets of which
+    /// others may hold duplicates; `None` if the guest has reached a limit.
     fn grant(&self, up: &Up) -> Option<Grants> {
         let mut grants = Grants { lender: None, call: None };
         let lender = |permit| Arc::new(RunLender { out: self.out.clone(), permit });

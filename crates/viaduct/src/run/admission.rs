@@ -1,8 +1,8 @@
 //! Admission of a run's own programs to its abstract sockets, which any local user can connect to.
 //!
-//! A request is accepted if it begins with the run's secret, and comes from the run's user,
-//! from root, or from a process of the run: programs of a run that root started may have
-//! changed their user.
+//! A request is accepted if it begins with the run's secret, and comes from the run's user or
+//! from root. If root has started the run, it may also come from a process of the run with any
+//! user ID, because programs can change theirs.
 
 use std::fs;
 use std::os::fd::OwnedFd;
@@ -13,7 +13,7 @@ use viaduct_proto::wrap::Secret;
 use viaduct_sys::random::random;
 use viaduct_sys::socket::seqpacket::Peer;
 
-/// Ancestors of a process that are examined, at most.
+/// Maximum number of ancestors of a process that are examined.
 const MAX_DEPTH: usize = 4096;
 
 /// Returns a secret for a new run.
@@ -27,7 +27,8 @@ pub fn admits(peer: Peer) -> bool {
     peer.user == own || peer.user == 0 || own == 0 && is_of_this_run(peer.process)
 }
 
-/// Returns whether a socket that was passed is of TCP, by its type and protocol in the kernel.
+/// Returns whether a socket passed by a program is a TCP socket, as the kernel reports its type
+/// and protocol.
 pub fn is_tcp(socket: &OwnedFd) -> bool {
     sockopt::socket_type(socket) == Ok(SocketType::STREAM)
         && sockopt::socket_protocol(socket) == Ok(Some(ipproto::TCP))

@@ -1,5 +1,5 @@
-//! Control socket for programs that ask their own handlers (TESLA, 3.6). The crate
-//! `viaduct-aware` and `viaduct.h` are its clients.
+//! Control socket on which programs send requests to the handlers of their flows (TESLA, 3.6).
+//! The crate `viaduct-aware` and `viaduct.h` are its clients.
 
 use std::io;
 use std::net::SocketAddr;
@@ -25,7 +25,7 @@ pub const CONTROL: &str = "VIADUCT_CONTROL";
 /// for [`CONTROL`].
 pub fn start(worker: CommandSender) -> Result<String> {
     let name = format!("@viaduct-control-{:x}", u64::from_ne_bytes(random()?));
-    let listener = seqpacket::listen(&name).context("listen for programs' requests")?;
+    let listener = seqpacket::listen(&name).context("cannot listen for requests of programs")?;
     let secret = admission::secret()?;
     let serve = move || control_socket::serve(&listener, |socket| handle(socket, &secret, &worker));
     thread::Builder::new().name("control".to_owned()).spawn(serve)?;
@@ -72,6 +72,6 @@ fn send_answer(socket: &OwnedFd, answer: Option<Vec<u8>>) {
     bytes.extend(answer.unwrap_or_default());
     bytes.truncate(MAX_MESSAGE);
     if let Err(error) = seqpacket::send(socket, &bytes, None) {
-        debug!("answer a program: {error}");
+        debug!("cannot answer a program: {error}");
     }
 }

@@ -1,10 +1,10 @@
 //! Holder of a capture namespace, in which wrapped programs listen
 //! ([`viaduct_sys::netns::capture_ns`]): a process in that network namespace that opens
-//! sockets for the master, which stays in its own.
+//! sockets for the master, which stays in its own namespace.
 //!
 //! ```text
 //!   master ── Request: a listener at [::]:80, a socket at 192.0.2.9:4711 ──▶ viaduct run,
-//!          ◀───────────── a socket, an error's number ─────────────────────  as the holder
+//!          ◀───────────── a socket, an error number ───────────────────────  as the holder
 //! ```
 
 use std::collections::HashMap;
@@ -24,11 +24,11 @@ use viaduct_sys::netns::capture_ns::{
 use viaduct_sys::process::{inherited_fds, memory};
 use viaduct_sys::socket::seqpacket;
 
-/// Length of an error text in an answer, at most.
+/// Maximum length of an answer, which may be an error text.
 const MAX_ANSWER: usize = 512;
-/// Length of a request, at most: the one with the routes is long.
+/// Maximum length of a request; the one with the routes is the longest.
 const MAX_REQUEST: usize = 32 << 10;
-/// Message with a socket, before the answer.
+/// Message that carries a socket; the answer follows it.
 const SOCKET: &[u8] = b"socket";
 
 /// First byte of the holder's first answer, followed by a byte for each descriptor that comes
@@ -53,28 +53,28 @@ enum Request {
     Datagrams { v6: bool },
     /// Routes of the host, as text.
     Routes(String),
-    /// Interface of this index.
+    /// New interface with this index.
     Link(u32),
 }
 
-/// A capture namespace, by the connection to its holder.
+/// A capture namespace, represented by the connection to its holder.
 #[derive(Debug)]
 pub struct CaptureNs {
     socket: OwnedFd,
     request_lock: Mutex<()>,
     /// Process ID of the holder.
     pub holder: u32,
-    /// Interfaces of the host that were asked for, and whether the namespace has one of the
+    /// Requested interfaces of the host, by index, and whether the namespace has one of the
     /// same index.
     links: Mutex<HashMap<u32, bool>>,
 }
 
 impl CaptureNs {
-    /// Opens a capture namespace, and the source of events about listeners in it. It is gone
-    /// when this is dropped.
+    /// Opens a capture namespace, and the source of events about listeners in it. The namespace
+    /// ends when the returned value is dropped.
     ///
     /// # Errors
-    /// The kernel gives this user no network namespace; the error says why.
+    /// This user cannot create a network namespace; the error says why.
     pub fn open() -> Result<(CaptureNs, Listeners)> {
         let (netns, mut given) = CaptureNs::start(false)?;
         let (closed, find) = given
@@ -84,11 +84,11 @@ impl CaptureNs {
         Ok((netns, Listeners::of([closed, find])))
     }
 
-    /// Opens a capture namespace for datagrams. They leave and enter it by its output, and by
-    /// its loopback interface if there is IPv6.
+    /// Opens a capture namespace for datagrams. They leave and enter it through its output, and
+    /// through its loopback interface if there is IPv6.
     ///
     /// # Errors
-    /// Those of [`CaptureNs::open`]; or it can have no output.
+    /// Those of [`CaptureNs::open`], or the namespace has no output.
     pub fn open_for_datagrams() -> Result<(CaptureNs, Uplinks)> {
         let (netns, mut given) = CaptureNs::start(true)?;
         let out = given.remove(&OUT).map(Uplink::of);
@@ -110,10 +110,11 @@ impl CaptureNs {
             command.arg("--netns-datagrams");
         }
         inherited_fds::leave_open(&mut command, &[theirs.as_fd()]);
-        // Terminal signals are not for it, and it must not hold pipes of the program open.
+        // The holder must neither get terminal signals nor hold pipes of the program open.
         command.process_group(0);
         command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
-        let holder = command.spawn().context("start the holder of the capture namespace")?.id();
+        let holder =
+            command.spawn().context("cannot start the holder of the capture namespace")?.id();
         drop(theirs);
         let mut answer = [0; MAX_ANSWER];
         let received = seqpacket::receive_with_fds(&ours, &mut answer)?;
@@ -137,8 +138,8 @@ impl CaptureNs {
         self.request_socket(&Request::Socket(purpose, self.with_ns_scope(at)))
     }
 
-    /// Returns `at` with an interface of the namespace: that of the same index, or the loopback
-    /// interface if there can be none.
+    /// Returns `at`, if it is link-local, with the scope of an interface in the namespace: the
+    /// interface with the same index, or loopback if it cannot be created.
     pub fn with_ns_scope(&self, at: SocketAddr) -> SocketAddr {
         let SocketAddr::V6(v6) = at else { return at };
         if !v6.ip().is_unicast_link_local() {
@@ -168,7 +169,7 @@ impl CaptureNs {
     }
 
     fn request_socket(&self, request: &Request) -> io::Result<OwnedFd> {
-        // Without a descriptor it was sent, but this process had no room for it.
+        // The holder has sent a socket. If none has arrived, this process is out of descriptors.
         self.request(request)?.ok_or(rustix::io::Errno::MFILE.into())
     }
 
@@ -191,8 +192,8 @@ impl CaptureNs {
 
 /// Holds a capture namespace, or one for datagrams, until the other end of `fd` is closed.
 pub fn hold(fd: RawFd, datagrams: bool) -> Result<()> {
-    let socket = inherited_fds::take(fd).context("take the master's socket")?;
-    drop(inherited_fds::take_rest().context("look at what is open")?);
+    let socket = inherited_fds::take(fd).context("cannot take the master's socket")?;
+    drop(inherited_fds::take_rest().context("cannot list the open descriptors")?);
     let entered = match datagrams {
         true => capture_ns::enter_for_datagrams().map(|uplinks| (Some(uplinks), None)),
         false => capture_ns::enter().map(|listeners| (None, Some(listeners))),
@@ -201,7 +202,7 @@ pub fn hold(fd: RawFd, datagrams: bool) -> Result<()> {
         Ok((uplinks, listeners)) => send_fds(&socket, uplinks.as_ref(), listeners.as_ref())?,
         Err(error) => return Ok(seqpacket::send(&socket, error.to_string().as_bytes(), None)?),
     }
-    // On failure, more memory stays in use.
+    // A failure only leaves more memory in use.
     let _ = memory::drop_clean_pages();
     let (mut request, mut routes) = ([0; MAX_REQUEST], SourceRoutes::default());
     loop {
@@ -213,8 +214,8 @@ pub fn hold(fd: RawFd, datagrams: bool) -> Result<()> {
         };
         let done = execute(&request[..length], &mut routes);
         let errno = errno_of(&done);
-        // The answer comes once the socket is closed here: as long as it is open, the program's
-        // own close does not free its port.
+        // The answer is sent after the socket is closed here: while it is open here, the
+        // program's close of it does not free the port.
         if let Ok(Some(made)) = done {
             seqpacket::send(&socket, SOCKET, Some(made.as_fd()))?;
         }
@@ -242,8 +243,8 @@ fn send_fds(
     seqpacket::send_with_fds(socket, &[&[READY], &kinds[..]].concat(), &fds)
 }
 
-/// Executes a request in the namespace, whose routes are `routes`. Returns the socket that was
-/// asked for, if any.
+/// Executes a request in the namespace, whose routes are `routes`. Returns the requested socket,
+/// if any.
 fn execute(request: &[u8], routes: &mut SourceRoutes) -> io::Result<Option<OwnedFd>> {
     match serde_json::from_slice::<Request>(request)? {
         Request::Socket(purpose, at) => capture_ns::socket(purpose, at).map(Some),

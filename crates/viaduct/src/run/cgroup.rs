@@ -41,19 +41,19 @@ use crate::engine::aware::SocketId;
 use crate::engine::wrapped::Call;
 use crate::master::carrier::Carrier;
 
-/// Attaches the BPF programs to `group`, and reports every connect that `plan` wants to
-/// `carrier`. Returns the holder of datagrams, if they pass the handlers too.
+/// Attaches the BPF programs to `group`, and reports to `carrier` every connect that `plan`
+/// selects. Returns the holder of datagrams, if they pass the handlers too.
 pub fn start(
     group: &Group,
     plan: &Plan,
     carrier: Carrier,
     store: Option<&OwnedFd>,
 ) -> Result<Option<HeldUdp>> {
-    let rendezvous = Rendezvous::open().context("open the rendezvous")?;
+    let rendezvous = Rendezvous::open().context("cannot open the rendezvous")?;
     let negotiation = plan.negotiation.as_ref().and_then(|negotiation| negotiation.syn_options());
     let save_syn = negotiation.is_some();
     let v4 = listener(Ipv4Addr::LOCALHOST.into(), save_syn);
-    let v4 = v4.context("listen for connections to the program")?;
+    let v4 = v4.context("cannot listen for connections to the program")?;
     // Absent if the machine has no IPv6.
     let v6 = listener(Ipv6Addr::LOCALHOST.into(), save_syn).ok();
     let (datagram_mode, held_udp, notice) = carry(group, plan);
@@ -83,7 +83,7 @@ pub fn start(
         let accept = move || inbound.accept(&listener);
         thread::Builder::new().name("accept".to_owned()).spawn(accept)?;
     }
-    let raw = RawSockets::open().context("open raw sockets")?;
+    let raw = RawSockets::open().context("cannot open raw sockets")?;
     let event_loop = EventLoop {
         context: Arc::new(ConnectContext { rendezvous, names: divert.names(), raw }),
         divert,
@@ -100,8 +100,8 @@ pub fn start(
     Ok(held_udp)
 }
 
-/// Adds descriptors to `store` that outlive this process: connects fail then, and do not go around
-/// the chain.
+/// Adds to `store` the descriptors that must outlive this process, so that connects then fail
+/// instead of bypassing the chain.
 fn keep(
     store: &OwnedFd,
     rendezvous: &Rendezvous,
@@ -117,8 +117,8 @@ fn keep(
     Ok(())
 }
 
-/// Decides on datagrams that the chain is to see. Returns the decision, their holder if any,
-/// and otherwise a notice for the user.
+/// Decides how datagrams are treated. Returns the treatment; their holder, if they pass the
+/// handlers; and a notice for the user, if they should but cannot.
 fn carry(group: &Group, plan: &Plan) -> (DatagramMode, Option<HeldUdp>, Option<String>) {
     let otherwise = if plan.rules.strict { DatagramMode::Refused } else { DatagramMode::Passed };
     if !datagrams::are_handled(plan) {
@@ -162,7 +162,7 @@ fn bytes(bits: u64) -> u32 {
     u32::try_from(bits / 8).unwrap_or(u32::MAX).max(1)
 }
 
-/// Handles BPF events of the programs.
+/// Handles the events that the BPF programs report.
 struct EventLoop {
     divert: Redirect,
     context: Arc<ConnectContext>,
@@ -172,7 +172,8 @@ struct EventLoop {
     names: Option<Arc<RemoteNames>>,
     /// Notice that datagrams do not pass the handlers, until it has been logged.
     notice: Option<String>,
-    /// Pending connects. Each retransmission of a SYN is reported again.
+    /// Pending connects, by socket cookie. Each retransmission of a SYN is reported too, and must
+    /// not begin another flow.
     pending: HashMap<u64, (SocketAddr, Weak<()>)>,
     /// Flows of connects, by the program's address.
     outbound: FlowTable,
@@ -181,11 +182,12 @@ struct EventLoop {
 }
 
 /// Flows of connections, and the options that programs have set on them, by the address of one
-/// end. No other connection has its port at the same time.
+/// end, which no other connection has at the same time.
 #[derive(Debug, Default)]
 struct FlowTable(HashMap<SocketAddr, (SocketId, Mirrored)>);
 
-/// Number of entries at which all are dropped. Programs can have more only with many addresses.
+/// Number of entries at which the table is cleared. Only programs with many local addresses can
+/// have more connections.
 const MAX_FLOWS: usize = 1 << 17;
 
 impl FlowTable {
@@ -201,11 +203,11 @@ impl FlowTable {
     }
 }
 
-/// Number of connects from which on those that are no longer pending are removed.
+/// Minimum number of entries at which connects that are no longer pending are removed.
 const MIN_CONNECTS_CLEANUP: usize = 1024;
 
 impl EventLoop {
-    /// Runs the event loop for as long as the process runs.
+    /// Runs the event loop until the process ends.
     fn run(mut self) {
         let mut cleanup_at = MIN_CONNECTS_CLEANUP;
         loop {
@@ -235,8 +237,8 @@ impl EventLoop {
         match (event, &self.report) {
             (RedirectEvent::Connect(waiting), _) => self.call(waiting),
             (RedirectEvent::Option(option), _) => self.mirror(option),
-            // Resolvers connect datagram sockets to all addresses of a name, to learn which are
-            // reachable.
+            // Resolvers connect datagram sockets to all addresses of a name to learn which ones
+            // are reachable. These refusals are not counted.
             (RedirectEvent::Refused(passing), _) if self.is_fake_ip(passing) => {}
             (RedirectEvent::Passed(passing), Some(report)) => {
                 report.count(report::FlowOutcome::Direct, transport(passing), passing.to);

@@ -1,11 +1,11 @@
-//! The command line as TESLA wrote it: `+crypt -key=site.key +migrate -- ssh mars`.
+//! Command line in TESLA's syntax: `+crypt -key=site.key +migrate -- ssh mars`.
 
 use std::ffi::{OsStr, OsString};
 
 use clap::error::{ContextKind, ContextValue, ErrorKind};
 
 /// Expands the words of a command line of `run` or `master`: `+NAME -KEY=VALUE` becomes the
-/// option that it stands for. Others stay as they are, and everything after `--` is the program's.
+/// option `--handler`. Other words are unchanged, and so is everything after `--`.
 pub fn expand(words: impl Iterator<Item = OsString>) -> Vec<OsString> {
     let mut words: Vec<OsString> = words.collect();
     if words.get(1).is_none_or(|word| word != "run" && word != "master") {
@@ -22,7 +22,7 @@ pub fn expand(words: impl Iterator<Item = OsString>) -> Vec<OsString> {
     let end = words.iter().position(|word| word == "--").unwrap_or(words.len());
     let rest = words.split_off(end);
     let mut expanded: Vec<OsString> = words.drain(..2).collect();
-    // The handler that settings belong to, while they follow it.
+    // The handler to which the settings that follow belong.
     let mut handler: Option<OsString> = None;
     for word in words {
         if let (Some(spec), Some(setting)) = (&mut handler, setting(&word)) {
@@ -42,7 +42,7 @@ pub fn expand(words: impl Iterator<Item = OsString>) -> Vec<OsString> {
     expanded
 }
 
-/// Suggests what an unknown argument may have meant.
+/// Suggests the right form of an unknown argument.
 pub fn suggestion(error: &clap::Error) -> Option<String> {
     let ErrorKind::UnknownArgument = error.kind() else { return None };
     let Some(ContextValue::String(word)) = error.get(ContextKind::InvalidArg) else { return None };
@@ -50,10 +50,10 @@ pub fn suggestion(error: &clap::Error) -> Option<String> {
         return None;
     }
     Some(if word.starts_with('-') {
-        format!("{word}: a handler's settings stand behind it, as in +crypt -key=site.key")
+        format!("{word}: settings must follow their handler, as in +crypt -key=site.key")
     } else {
         format!(
-            "{word}: the program and its arguments stand behind --, as in viaduct run +count -- \
+            "{word}: the program and its arguments must follow --, as in viaduct run +count -- \
                 {word}"
         )
     })

@@ -1,4 +1,5 @@
-//! Control socket server: processes of this run send one request each, as a record.
+//! Control socket server: a process of this run sends each request on a connection of its own, as
+//! one record.
 
 use std::collections::VecDeque;
 use std::io;
@@ -12,24 +13,24 @@ use viaduct_sys::socket::seqpacket;
 
 use super::admission::admits;
 
-/// Connections without a request, at most; the oldest are closed first.
+/// Maximum number of connections without a request; the oldest are closed first.
 const MAX_PENDING: usize = 4096;
 /// Pause after an error of accept.
 const ACCEPT_RETRY_DELAY: Duration = Duration::from_millis(100);
 
-/// Serves `listener` with `answer` for as long as the process runs. `answer` returns the socket
-/// if no request has arrived yet.
+/// Passes connections at `listener` to `answer` until the process ends. `answer` returns the
+/// socket if no request has arrived on it yet.
 pub fn serve(listener: &OwnedFd, mut answer: impl FnMut(OwnedFd) -> Option<OwnedFd>) {
     let mut pending: VecDeque<OwnedFd> = VecDeque::new();
     loop {
         loop {
             match seqpacket::accept(listener) {
                 Ok((socket, peer)) if admits(peer) => pending.push_back(socket),
-                // Closed without an answer: no program of another user is wrapped here.
+                // Closed without an answer: the peer is no process of this run.
                 Ok(_) => {}
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => break,
                 Err(error) => {
-                    debug!("accept: {error}");
+                    debug!("cannot accept a program's request: {error}");
                     thread::sleep(ACCEPT_RETRY_DELAY);
                     break;
                 }

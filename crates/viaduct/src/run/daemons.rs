@@ -1,9 +1,9 @@
-//! UNIX sockets of daemons that act for programs, outside of a run's process tree and so around
-//! its chain.
+//! UNIX sockets of daemons that act for programs outside of a run's process tree, and thus
+//! bypass its chain.
 //! | kind | what they do | refused |
 //! |---|---|---|
 //! | [`Kind::Resolver`] | look names up | if names are looked up at the far end |
-//! | [`Kind::Launcher`] | start programs, or ask others to | under `--strict` |
+//! | [`Kind::Launcher`] | start programs, or reach daemons that do | under `--strict` |
 //!
 //! Only interposers that see connect calls can refuse them: `seccomp`, and `preload` on top of it.
 
@@ -26,7 +26,7 @@ pub enum Kind {
 }
 
 /// Sockets of daemons that look names up, and the service in `hosts:` of nsswitch.conf that
-/// uses each; empty where the C library uses it without.
+/// uses each; empty if the C library always uses the daemon.
 const RESOLVERS: [(&str, &str); 5] = [
     ("/run/nscd/socket", ""),
     ("/run/systemd/resolve/io.systemd.Resolve", "resolve"),
@@ -34,7 +34,7 @@ const RESOLVERS: [(&str, &str); 5] = [
     ("/var/lib/sss/pipes/nss", "sss"),
     ("/run/nslcd/socket", "ldap"),
 ];
-/// The system bus leads to both kinds: systemd-resolved, and systemd itself.
+/// System bus, which reaches daemons of both kinds: systemd-resolved, and systemd itself.
 const SYSTEM_BUS: &str = "/run/dbus/system_bus_socket";
 const LAUNCHERS: [&str; 8] = [
     "/run/systemd/private",
@@ -49,12 +49,13 @@ const LAUNCHERS: [&str; 8] = [
 /// The same, relative to a user's directory in `/run/user`.
 const USER_LAUNCHERS: [&str; 3] = ["systemd/private", "docker.sock", "podman/podman.sock"];
 
-/// Returns whether `path`, the `sun_path` of a program's `connect`, is the socket of such a
-/// daemon. `base` is `/proc/TID`, from which the program's root and working directory are resolved.
+/// Returns whether `path`, the `sun_path` of a program's `connect`, is the socket of a daemon of
+/// this kind. `base` is `/proc/TID`, from which the program's root and working directory are
+/// resolved.
 pub fn is_daemon_socket(kind: Kind, path: &[u8], base: &Path) -> bool {
     let path = path.split(|&byte| byte == 0).next().unwrap_or_default();
     if path.is_empty() {
-        // None of them has an abstract name.
+        // No known daemon has an abstract address.
         return false;
     }
     let path = Path::new(OsStr::from_bytes(path));
@@ -73,8 +74,7 @@ pub fn is_daemon_socket(kind: Kind, path: &[u8], base: &Path) -> bool {
     })
 }
 
-/// Returns the first socket at which programs of this machine query a daemon for names, if the
-/// daemon runs.
+/// Returns the first socket of a running daemon that programs of this machine query for names.
 pub fn resolver_in_use() -> Option<&'static str> {
     let text = fs::read_to_string("/etc/nsswitch.conf").unwrap_or_default();
     let hosts: Vec<&str> = text
@@ -119,8 +119,8 @@ fn is_of_user(path: &Path) -> bool {
     parts.next().is_some() && USER_LAUNCHERS.iter().any(|of| parts.as_path() == Path::new(of))
 }
 
-/// Returns whether a socket is bound at `path`, without sending to it: a connect of another
-/// socket type fails, and the error distinguishes the two cases.
+/// Returns whether a socket is bound at `path`, without a connection to it: a connect with
+/// another socket type fails, and its error distinguishes the two cases.
 fn is_alive(path: &str) -> bool {
     let (family, flags) = (AddressFamily::UNIX, SocketFlags::CLOEXEC);
     let Ok(socket) = rustix::net::socket_with(family, SocketType::DGRAM, flags, None) else {

@@ -1,5 +1,5 @@
-//! Datagrams of programs, by whichever way they pass the handlers: in user space
-//! ([`super::user_udp`]) or held by the kernel ([`super::held_udp`]).
+//! Common parts of the two ways in which datagrams of programs pass the handlers: in user space
+//! ([`super::user_udp`]), or held by the kernel ([`super::held_udp`]).
 
 use std::{io, thread};
 
@@ -12,18 +12,18 @@ use viaduct_sys::process::thread::set_timer_slack;
 
 use super::Plan;
 
-/// Pairs of ends whose handlers keep state, at most.
+/// Maximum number of pairs of ends for which handlers keep state.
 const MAX_PAIRS: usize = 16_384;
-/// Timer slack: a datagram is not delayed so that the machine wakes up less often.
+/// Timer slack. With the kernel's default, datagrams could be delayed to save wakeups.
 const SLACK: Duration = Duration::from_nanos(1);
 
-/// Counts of datagrams that handlers have released, for a report.
+/// Counts of a program's datagrams, for a report.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct DatagramCounts {
     /// Bytes released, out and back.
     pub bytes: [u64; 2],
-    /// Datagrams dropped for want of room; and if the chain ends at a relay, those that the
-    /// relay did not take or bring.
+    /// Datagrams dropped for lack of room, and, if the chain ends at a relay, those dropped
+    /// because the relay did not carry them.
     pub dropped: [u64; 2],
 }
 
@@ -37,8 +37,9 @@ pub fn passage(plan: &Plan) -> Result<Passage, String> {
     passage.ok_or_else(|| "there is a handler that works on streams alone".to_owned())
 }
 
-/// Returns whether the handlers have work with the program's datagrams. They have none if the
-/// rules say so, or if the kernel does all work of the chain, unless a report has to count bytes.
+/// Returns whether the program's datagrams are to pass the handlers: the rules select them, and
+/// either `--strict` is given or the handlers have work with them. They have none if the chain is
+/// empty, or if the kernel does all of its work without a rate and no report has to count bytes.
 pub fn are_handled(plan: &Plan) -> bool {
     let paced = plan.offload.is_none_or(|offload| offload.rate.is_some());
     let seen = !plan.chain.is_empty() && (paced || plan.report.is_some());
@@ -51,16 +52,16 @@ pub fn notice(plan: &Plan, why: &str) -> String {
     format!("{why}: datagrams {treatment}")
 }
 
-/// Returns the reason why this chain cannot pass datagrams, if there is one.
+/// Returns the reason why datagrams cannot pass this chain, if there is one.
 pub fn unsupported(plan: &Plan) -> Option<String> {
     if plan.streams_alone {
-        return Some("the master lets nothing go around it, and carries streams".to_owned());
+        return Some("the shared master is strict, and carries streams only".to_owned());
     }
     let alone: Vec<&str> = streams_alone(&plan.chain).collect();
     let before = plan.chain.split_last().map(|(_, before)| before).unwrap_or_default();
     match &alone[..] {
         [] if before.iter().any(|handler| handler.relay().is_some()) => {
-            Some("a handler that has a relay stands last, or has none for datagrams".to_owned())
+            Some("a handler that has a relay for datagrams must be the last one".to_owned())
         }
         [] => None,
         [one] => Some(format!("{one} works on streams alone")),
@@ -75,7 +76,7 @@ pub fn unsupported(plan: &Plan) -> Option<String> {
 pub fn spawn(run: impl FnOnce() -> io::Result<()> + Send + 'static) -> io::Result<()> {
     let carry = move || {
         if let Err(error) = set_timer_slack(SLACK) {
-            debug!("timers may be late: {error}");
+            debug!("cannot set the timer slack; datagrams may be late: {error}");
         }
         if let Err(error) = run() {
             warn!("datagrams are no longer carried: {error}");

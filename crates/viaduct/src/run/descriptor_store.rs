@@ -1,8 +1,9 @@
-//! Store of descriptors that outlive a master, so that nothing of a program gets around the chain.
+//! Store of descriptors that outlive a master, so that no flow of a program bypasses the chain.
 //!
 //! A killed master closes its descriptors: another process could bind its ports, and the kernel
-//! would detach the BPF program that redirects inbound connections. So the wrapper holds them
-//! too, unread: descriptors in a socket's queue live as long as its reading end.
+//! would detach the BPF program that redirects inbound connections. So the wrapper keeps
+//! duplicates of them: descriptors that wait unread in a socket stay open as long as its reading
+//! end.
 //!
 //! ```text
 //!   wrapper ── the store's reading end, unread ◀══ descriptors ══ master
@@ -13,7 +14,7 @@ use std::os::fd::{BorrowedFd, OwnedFd};
 
 use viaduct_sys::socket::seqpacket;
 
-/// Adds these to `store`, for as long as its reading end is open.
+/// Adds `descriptors` to `store`. They stay open as long as its reading end.
 ///
 /// # Errors
 /// The reading end is closed.

@@ -1,4 +1,4 @@
-//! The handlers, explained: `viaduct run --list`, and `--help HANDLER`.
+//! Descriptions of the handlers: `viaduct run --list`, and `--help HANDLER`.
 
 use anyhow::{Result, bail};
 use viaduct_proto::flow::{About, Registry};
@@ -15,7 +15,7 @@ pub fn list(registry: &Registry) {
         println!("+{name:<10} {line}{notes}");
     }
     let About { name, line, .. } = transport::about();
-    println!("+{name:<10} {line} [last of a chain]");
+    println!("+{name:<10} {line} [last in the chain]");
 }
 
 /// Prints a handler with its settings.
@@ -34,13 +34,13 @@ pub fn one(registry: &Registry, name: &str) -> Result<()> {
     for (is, text) in [
         (
             about.name == transport.name,
-            "It is no handler, but what carries bytes from the end of a chain: it stands last.",
+            "It is not a handler but the transport at the end of the chain: it must be last.",
         ),
         (about.both_ends, "Both ends of a flow need it."),
         (about.datagrams, "It works on datagrams too."),
         (
             about.guards,
-            "It guards what passes: what cannot pass it is refused, unless --no-strict is given.",
+            "Traffic that cannot pass this handler is refused, unless --no-strict is given.",
         ),
     ] {
         if is {

@@ -10,18 +10,18 @@ use viaduct_sys::bpf::Freezer;
 
 use crate::engine::aware::EventSink;
 
-/// Freezes programs while at least one flow asks for it.
+/// Freezes programs while at least one flow requests it.
 #[derive(Debug)]
 pub struct FlowFreezer {
-    /// `None` if they cannot be frozen.
+    /// `None` if the programs cannot be frozen.
     freezer: Option<Freezer>,
-    /// Flows that ask for it.
+    /// Flows that request a freeze.
     requests: BTreeSet<u64>,
     has_warned: bool,
 }
 
 impl FlowFreezer {
-    /// Returns the freezer for the programs of a group, if they are in one.
+    /// Returns a freezer without requests. `freezer` is `None` if the programs are in no cgroup.
     pub fn new(freezer: Option<Freezer>) -> FlowFreezer {
         FlowFreezer { freezer, requests: BTreeSet::new(), has_warned: false }
     }
@@ -30,12 +30,12 @@ impl FlowFreezer {
         let frozen = !self.requests.is_empty();
         let done = match &self.freezer {
             Some(freezer) => freezer.set(frozen).map_err(|error| error.to_string()),
-            None => Err("this takes --via cgroup".to_owned()),
+            None => Err("this requires --via cgroup".to_owned()),
         };
         if let Err(why) = done
             && !std::mem::replace(&mut self.has_warned, true)
         {
-            warn!("the program is not stopped while it has no network: {why}");
+            warn!("cannot freeze the program while a flow has no network: {why}");
         }
     }
 }
@@ -76,7 +76,7 @@ mod tests {
         let mut child = command.spawn().unwrap();
         let mut flow_freezer = FlowFreezer::new(Some(group.freezer().unwrap()));
         let started = std::time::Instant::now();
-        // The kernel needs a moment to stop, or to start, all of them.
+        // The kernel needs a moment to stop or continue all processes.
         let becomes = |expected: bool| {
             while group.is_frozen().unwrap() != expected {
                 assert!(started.elapsed().as_secs() < 10, "frozen is not {expected}");

@@ -1,12 +1,13 @@
-//! Datagrams of programs that BPF sees: the kernel holds each until the handlers release it.
+//! Datagrams of programs under `--via cgroup`: the kernel holds each one until the handlers
+//! release it.
 //!
 //! ```text
 //!   program ─▶ sys::nft::datagram_queue ── headers ──▶ rules ─▶ flow::datagrams::Passage ─┐
 //!              holds it ◀─────────── verdict, when the datagram is due ◀──────────────┘
 //! ```
 //!
-//! The program's own datagram goes on, so that addresses, errors and sizes are those of a
-//! program without Viaduct. If the chain ends at a relay, the payload is sent there instead
+//! The kernel then sends the program's own datagram, so addresses, errors and sizes are the same
+//! as without Viaduct. If the chain ends at a relay, the payload is sent there instead
 //! ([`relayed`]).
 
 mod relayed;
@@ -30,9 +31,9 @@ use super::Plan;
 use super::datagrams::{self, DatagramCounts, now, passage, timespec};
 use super::report::{self, Report};
 
-/// Limit of the wait for a moment in which no other process holds a datagram.
+/// Maximum wait, when holding ends, for a moment in which no other process holds a datagram.
 const HANDOVER_TIMEOUT: Duration = Duration::from_secs(60);
-/// Datagrams read before those that are due have their turn.
+/// Maximum number of datagrams read before those that are due are released.
 const MAX_READS: usize = 256;
 
 /// Holds the datagrams of a group until its handlers release them.
@@ -42,7 +43,7 @@ pub struct HeldUdp(Arc<Inner>);
 /// Makes the datagrams of `group` pass the handlers of `plan` from now on.
 ///
 /// # Errors
-/// The reason why they cannot.
+/// The reason why datagrams cannot pass the handlers.
 pub fn start(group: &Group, plan: &Plan) -> Result<HeldUdp, String> {
     let passage = passage(plan)?;
     let relayed = RelayedDatagrams::new(plan)
@@ -65,7 +66,7 @@ fn source(error: &dyn std::error::Error) -> String {
 #[derive(Debug)]
 struct Inner {
     datagrams: DatagramQueue,
-    /// Locked while it works, so that readers see consistent counts.
+    /// Locked for a whole round of the event loop, so that readers see consistent counts.
     state: Mutex<State>,
 }
 
@@ -80,7 +81,7 @@ struct State {
 }
 
 impl HeldUdp {
-    /// Returns what the handlers have released so far.
+    /// Returns the counts of datagrams so far.
     pub fn counts(&self) -> DatagramCounts {
         let state = self.state();
         let stats = state.passage.stats();
@@ -89,8 +90,8 @@ impl HeldUdp {
         DatagramCounts { bytes: stats.bytes, dropped: [no_room, astray] }
     }
 
-    /// Returns the rules that must outlive this process, so that no datagram goes around the
-    /// handlers.
+    /// Returns the descriptor that owns the kernel's rules. A duplicate must outlive this process,
+    /// so that no datagram bypasses the handlers.
     pub fn rules(&self) -> Option<OwnedFd> {
         self.0.datagrams.rules()
     }
@@ -103,12 +104,13 @@ impl HeldUdp {
         !some_wait && state.passage.waiting() == 0
     }
 
-    /// Stops holding, without harm to other processes that hold datagrams.
+    /// Stops holding datagrams, once no other process holds one (at most after
+    /// [`HANDOVER_TIMEOUT`]): the kernel then drops those of other processes too.
     pub fn end(&self) {
         self.0.datagrams.end(HANDOVER_TIMEOUT);
     }
 
-    /// Runs the event loop for as long as the process runs.
+    /// Runs the event loop until the process ends.
     fn run(&self) -> io::Result<()> {
         let relayed = self.state().relayed.as_ref().map(RelayedDatagrams::watch).transpose()?;
         let mut buffer = vec![0; if relayed.is_some() { WHOLE } else { SNAP }];
@@ -124,8 +126,8 @@ impl HeldUdp {
         }
     }
 
-    /// Reads held datagrams and releases those that are due. Returns how long to wait unless
-    /// something arrives.
+    /// Reads held datagrams and releases those that are due. Returns the time until the next
+    /// timeout, if any.
     fn process(&self, buffer: &mut [u8]) -> io::Result<Option<Duration>> {
         let mut state = self.state();
         for _ in 0..MAX_READS {
@@ -143,8 +145,8 @@ impl HeldUdp {
         }
         state.passage.handle_timeout(now);
         if let Err(error) = self.0.datagrams.verdicts(&state.verdicts) {
-            // They stay held, and leave less room for the next.
-            debug!("release datagrams: {error}");
+            // The datagrams stay held, and take room in the kernel's queue.
+            debug!("cannot release datagrams: {error}");
         }
         state.verdicts.clear();
         let relay_timeout = state.relayed.as_mut().and_then(|relayed| relayed.handle_timeout(now));

@@ -39,8 +39,7 @@ use crate::master::nested::NestedMaster;
 const POLL_INTERVAL: Duration = Duration::from_millis(200);
 /// Pause before a report, for events of the program's last calls.
 const REPORT_DELAY: Duration = Duration::from_millis(20);
-/// Limit of a report's wait for the ends of connections that the program has closed, or left to
-/// other processes.
+/// Maximum delay of a report for connections with kernel offload that have not ended yet.
 const MAX_CLOSE_WAIT: Duration = Duration::from_secs(1);
 /// Exit statuses if the program does not exist, or cannot be executed.
 const NOT_FOUND: u8 = 127;
@@ -55,7 +54,7 @@ impl ToWrapper {
     fn when_gone(&self, act: impl FnOnce() + Send + 'static) -> io::Result<()> {
         let mut stream = self.0.lock().unwrap_or_else(PoisonError::into_inner).try_clone()?;
         let wait = move || {
-            // The wrapper sends nothing: a return means its end.
+            // The wrapper sends nothing: `read` returns when the wrapper has ended.
             let _ = stream.read(&mut [0]);
             act();
         };
@@ -84,7 +83,8 @@ impl io::Write for ToWrapper {
 
 /// Runs the handlers, and the program on top of them; `fd` is the socket to the wrapper.
 pub fn run(fd: RawFd, args: &RunArgs, plan: Plan) -> Result<ExitCode> {
-    let stream = UnixStream::from(inherited_fds::take(fd).context("take the wrapper's socket")?);
+    let stream =
+        UnixStream::from(inherited_fds::take(fd).context("cannot take the wrapper's socket")?);
     let wrapper = ToWrapper(Arc::new(Mutex::new(stream)));
     log(&wrapper);
     if let Err(error) = serve(&wrapper, args, plan) {
@@ -99,14 +99,17 @@ pub fn run(fd: RawFd, args: &RunArgs, plan: Plan) -> Result<ExitCode> {
 #[error("{1}")]
 struct Failed(u8, String);
 
-/// Least limit of open descriptors for a run's flows, whatever limit its program was started with.
+/// Minimum limit of open descriptors for a run's flows, whatever the program's own limit is.
 const MIN_DESCRIPTORS: u64 = 1 << 16;
 
 fn serve(wrapper: &ToWrapper, args: &RunArgs, mut plan: Plan) -> Result<()> {
     process::raise_hard_fd_limit(MIN_DESCRIPTORS);
-    let store =
-        args.store_fd.map(inherited_fds::take).transpose().context("take the descriptor store")?;
-    let left = inherited_fds::take_rest().context("look at what is open")?;
+    let store = args
+        .store_fd
+        .map(inherited_fds::take)
+        .transpose()
+        .context("cannot take the descriptor store")?;
+    let left = inherited_fds::take_rest().context("cannot list the open descriptors")?;
     let (carrier, flows) = carrier(args, &mut plan)?;
     if let Some(names) = &plan.names {
         names.begin()?;
@@ -121,16 +124,17 @@ fn serve(wrapper: &ToWrapper, args: &RunArgs, mut plan: Plan) -> Result<()> {
     drop(left);
     wrapper.send(&Message::Started(program));
     let pid = Pid::from_raw(program.cast_signed()).context("the program has no process ID")?;
-    let pidfd = pidfd_open(pid, PidfdFlags::empty()).context("hold on to the program")?;
-    // A kill of the wrapper is meant for the program.
+    let pidfd =
+        pidfd_open(pid, PidfdFlags::empty()).context("cannot open a pidfd of the program")?;
+    // If the wrapper is killed, the program is killed too.
     wrapper.when_gone(move || {
         let _ = pidfd_send_signal(pidfd, Signal::KILL);
     })?;
     supervise::adopt_orphans()?;
-    supervise::detach_from_terminal().context("leave the terminal")?;
+    supervise::detach_from_terminal().context("cannot detach from the terminal")?;
     memory::drop_clean_pages()?;
     loop {
-        let change = supervise::wait(program).context("wait for the program")?;
+        let change = supervise::wait(program).context("cannot wait for the program")?;
         let ended = matches!(change, StateChange::Exited(_) | StateChange::Killed(_));
         if ended {
             interposer.release_ports();
@@ -144,7 +148,7 @@ fn serve(wrapper: &ToWrapper, args: &RunArgs, mut plan: Plan) -> Result<()> {
             break;
         }
     }
-    // Other processes of its tree may be left, and written data is still on its way.
+    // Other processes of the run may be left, and data that they have written is still in flight.
     while !interposer.has_ended()? {
         thread::sleep(POLL_INTERVAL);
     }
@@ -167,7 +171,7 @@ fn carrier(args: &RunArgs, plan: &mut Plan) -> Result<(Carrier, Option<EngineThr
     let (client, welcome) = MasterClient::join(name, &args.run_dir.path())?;
     if args.handlers.is_empty() {
         if plan.negotiation.is_some() {
-            bail!("--prefer and --require: it is the master that carries flows: not with --master");
+            bail!("--prefer and --require cannot be used with --master, which carries the flows");
         }
         plan.adopt_shared(&welcome, args.no_offload)?;
         return Ok((Carrier::Shared(client), None));
@@ -179,8 +183,8 @@ fn carrier(args: &RunArgs, plan: &mut Plan) -> Result<(Carrier, Option<EngineThr
     Ok((Carrier::Nested(worker_of(&flows)?, nested, rules), Some(flows)))
 }
 
-/// Starts the control socket for programs, unless a shared master carries the flows: it runs
-/// handlers of other runs too.
+/// Starts the control socket for programs, unless a shared master carries the flows: its handlers
+/// serve other runs too.
 fn start_control(carrier: &Carrier, interposer: &Interposer) -> Result<Option<String>> {
     let (Carrier::Own(worker) | Carrier::Nested(worker, ..)) = carrier else { return Ok(None) };
     let freezer = FlowFreezer::new(interposer.freezer()?);
@@ -192,7 +196,8 @@ fn worker_of(flows: &EngineThread) -> Result<CommandSender> {
     flows.handle.worker().cloned().context("no worker runs")
 }
 
-/// Runs the handlers of `plan`, nested under a parent master if there is one.
+/// Starts the worker that runs the handlers of `plan`, nested under a parent master if there is
+/// one.
 fn worker(args: &RunArgs, plan: &Plan, nested: Option<Arc<NestedMaster>>) -> Result<EngineThread> {
     let name = format!("run-{}", std::process::id());
     let negotiation = plan.negotiation.as_ref();
@@ -226,7 +231,7 @@ fn send_report(
     flows: Option<&Handle>,
     trickles: bool,
 ) {
-    // Events of its last calls are still on their way here.
+    // Events of the program's last calls may not have arrived yet.
     thread::sleep(REPORT_DELAY);
     let until = Instant::now() + MAX_CLOSE_WAIT;
     while report.awaits_offloaded() && Instant::now() < until {
@@ -234,7 +239,7 @@ fn send_report(
     }
     let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build();
     let datagrams = via.datagram_counts();
-    // The counters of a shared master are not this program's alone.
+    // A shared master's counters include other runs, so only those of an own worker are reported.
     let counters =
         runtime.ok().zip(flows).map(|(runtime, flows)| runtime.block_on(flows.status()).counters);
     let bytes = counters.as_ref().map(|counters| {
@@ -247,7 +252,7 @@ fn send_report(
     }
 }
 
-/// Counts of flows by Trickles and by TCP. Servers that know no Trickles get TCP.
+/// Counts of flows over Trickles and over TCP, which is used for servers without Trickles.
 fn by_trickles(counters: &ProxyStats) -> String {
     let connected = |trickles: bool| -> u64 {
         let hops = counters.hops.iter().filter(|hop| hop.by.trickles().is_some() == trickles);
@@ -258,8 +263,8 @@ fn by_trickles(counters: &ProxyStats) -> String {
 
 fn start(command: &[OsString], control: Option<&str>, interposer: &Interposer) -> Result<u32> {
     let [program, arguments @ ..] = command else { bail!("no program is given") };
-    // With a program, terminal signals are the program's; this process leaves the terminal only
-    // after the start.
+    // Terminal signals are meant for the program, and this process detaches from the terminal
+    // only after the start.
     inherited_state::ignore_terminal();
     let fresh = || {
         let mut command = command_of(program, arguments, is_activated());
@@ -277,9 +282,8 @@ fn start(command: &[OsString], control: Option<&str>, interposer: &Interposer) -
     })
 }
 
-/// Builds the command of the program. `activated`: a service manager has passed sockets to one
-/// process, which `LISTEN_PID` names. The manager knows only the wrapper's ID, so the program
-/// sets its own.
+/// Builds the command of the program. `activated`: a service manager has passed sockets, and set
+/// `LISTEN_PID` to the wrapper's process ID. The command then sets it to the program's.
 fn command_of(program: &OsStr, arguments: &[OsString], activated: bool) -> Command {
     let mut command = match activated {
         false => Command::new(program),

@@ -1,18 +1,18 @@
 //! `viaduct run`: handlers under any program (TESLA, section 3).
 //!
 //! ```text
-//!   viaduct run +shape:rate=2M -- curl …            the wrapper: stands for the program towards
-//!     │ socket: state of the program, log lines       its parent, and ends as it ends
-//!   viaduct run, as the master                      its own session, outlives the wrapper while
-//!     │    │ a worker: chains of handlers             a program that it serves is left
+//!   viaduct run +shape:rate=2M -- curl …            the wrapper: its parent sees it as the
+//!     │ socket: state of the program, log lines       program; it ends as the program ends
+//!   viaduct run, as the master                      in its own session; outlives the wrapper
+//!     │    │ a worker: chains of handlers             while processes or flows of the run exist
 //!     │    └──── Call ◀──── interposer              sees connects: pending sockets, destinations
 //!   curl  ══ its own socket ══▶ the master ══ handlers ══▶ the far end
 //!         ── its datagrams ── held by the kernel until handlers release them ──▶ the far end
 //! ```
 //!
 //! With `--master N` the second process still handles the program's calls, but a shared master
-//! carries the flows ([`crate::master::client`]). With handlers of its own it runs those, nested
-//! under that master ([`crate::master::nested`]).
+//! carries the flows ([`crate::master::client`]). If the run has handlers of its own, the second
+//! process runs them, nested under the shared master ([`crate::master::nested`]).
 
 mod admission;
 mod aware;
@@ -69,12 +69,11 @@ pub const OUR_FAULT: u8 = 125;
 #[derive(Clone, Debug, clap::Args)]
 #[command(
     override_usage = "viaduct run [+HANDLER[:KEY=VALUE,...]]... [OPTIONS] -- COMMAND [ARG...]",
-    after_help = "The handlers of the chain, the program's first, stand before the options: \
-    +NAME[:KEY=VALUE,...], or +NAME -KEY=VALUE ... as in\n  \
+    after_help = "The handlers of the chain precede the options, the one next to the program \
+    first: +NAME[:KEY=VALUE,...], or +NAME -KEY=VALUE ... as in\n  \
     viaduct run +compress +crypt -key=site.key -- ssh host\n\
-    The exit status is the program's; 125 if viaduct fails, 126 if the command is no program, 127 \
-    if \
-    it is not there."
+    The exit status is the program's; 125 if viaduct fails, 126 if the command cannot be \
+    executed, 127 if it is not found."
 )]
 pub struct RunArgs {
     /// Handler, written +NAME[:KEY=VALUE,...]
@@ -89,7 +88,7 @@ pub struct RunArgs {
     negotiate: negotiate::NegotiateArgs,
     #[command(flatten)]
     names: names::NameArgs,
-    /// Have flows pass Viaduct even if the kernel could do all of the chain's work on the
+    /// Carry flows through Viaduct even if the kernel could do all of the chain's work on the
     /// program's own socket (kernel offload)
     #[arg(long)]
     no_offload: bool,
@@ -107,19 +106,19 @@ pub struct RunArgs {
     /// Explain a handler and its settings; --help HANDLER does the same
     #[arg(long, value_name = "HANDLER", exclusive = true)]
     explain: Option<String>,
-    /// Shared master, started by `viaduct master`, that carries the flows; a run with handlers of
-    /// its own is nested under it
+    /// Shared master, started by `viaduct master`, that carries the flows; the handlers given
+    /// here, if any, run before those of the master
     #[arg(long, value_name = "NAME")]
     master: Option<String>,
     #[command(flatten)]
     run_dir: RunDir,
-    /// The socket to the wrapper, in its master
+    /// Socket to the wrapper, inherited by the master
     #[arg(long, hide = true)]
     master_fd: Option<RawFd>,
-    /// The socket of the descriptor store, whose other end is the wrapper's
+    /// Socket of the descriptor store, whose other end the wrapper holds
     #[arg(long, hide = true)]
     store_fd: Option<RawFd>,
-    /// The socket to the master, in the holder of its capture namespace
+    /// Socket to the master, inherited by the holder of its capture namespace
     #[arg(long, hide = true)]
     netns_fd: Option<RawFd>,
     /// Hold datagrams in the namespace, with --netns-fd
@@ -138,7 +137,7 @@ pub struct RunArgs {
 #[derive(Clone, Debug)]
 struct Plan {
     chain: Factories,
-    /// Transport by which flows continue from the end of the chain.
+    /// Transport of flows from the end of the chain to the far end.
     by: OutboundSpec,
     /// Negotiation with far ends, if any.
     negotiation: Option<Arc<negotiate::RunNegotiation>>,
@@ -147,7 +146,7 @@ struct Plan {
     names: Option<Arc<names::RemoteNames>>,
     /// Set if the kernel can do all of the chain's work.
     offload: Option<Offload>,
-    /// Idle time of datagrams after which their handlers forget them.
+    /// Idle timeout of a datagram flow.
     datagram_idle: Duration,
     /// Set if a shared master is strict: nothing may go around it, and it carries streams only.
     streams_alone: bool,
@@ -161,12 +160,10 @@ impl Plan {
         let negotiation = args.negotiate.load(handlers, &chain, registry)?.map(Arc::new);
         let is_direct = by == OutboundSpec::Direct;
         if negotiation.is_some() && !is_direct {
-            bail!(
-                "--prefer and --require: handlers are offered to far ends by TCP: not with +{by}"
-            );
+            bail!("--prefer and --require cannot be used with +{by}: they offer handlers over TCP");
         }
         if args.master.is_some() && !is_direct {
-            bail!("--master: it carries flows by TCP; +{by} would go past it");
+            bail!("--master cannot be used with +{by}: a shared master carries flows over TCP");
         }
         let mut rules = args.rules.load(registry.guards(handlers))?;
         let names = args.names.load(&chain, &mut rules)?;
@@ -205,7 +202,7 @@ impl Plan {
     }
 }
 
-/// Runs the program, and ends as it does.
+/// Runs the program, and ends as the program ends.
 pub fn run(args: &RunArgs, registry: &Registry) -> Result<ExitCode> {
     if let Some(fd) = args.netns_fd {
         return capture_ns::hold(fd, args.netns_datagrams).map(|()| ExitCode::SUCCESS);

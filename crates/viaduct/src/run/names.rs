@@ -27,27 +27,27 @@ pub enum LookupSite {
 /// Options for the lookup of names.
 #[derive(Clone, Debug, Default, clap::Args)]
 pub struct NameArgs {
-    /// Place where names are looked up; by default the far end, if a handler goes to hosts by
-    /// name and nothing may go around it (+socks)
+    /// Place where names are looked up; by default the far end, if a handler connects to hosts
+    /// by name and nothing may bypass it (+socks)
     #[arg(long, value_enum, value_name = "WHERE")]
     names: Option<LookupSite>,
-    /// IPv4 prefix from which the fake IPs of names are taken
+    /// IPv4 prefix of the fake IPs that stand for names
     #[arg(long, value_name = "PREFIX", default_value_t)]
     names_pool: FakeIpPrefix,
 }
 
 impl NameArgs {
-    /// Applies the options to a chain, and notes in `rules` that names are taken; `None` if
-    /// programs look names up as without Viaduct.
+    /// Applies the options to a chain, and sets in `rules` whether names are looked up at the far
+    /// end; `None` if programs look names up as without Viaduct.
     ///
     /// # Errors
-    /// `remote` was given, and no handler of the chain goes to hosts by name.
+    /// `remote` was given, and no handler of the chain connects to hosts by name.
     pub fn load(&self, chain: &Factories, rules: &mut Rules) -> Result<Option<Arc<RemoteNames>>> {
         let able = chain.iter().any(|handler| handler.takes_names());
         let remote = match self.names {
             Some(LookupSite::Local) => false,
             Some(LookupSite::Remote) if !able => {
-                bail!("--names remote: no handler of the chain goes to hosts by name; socks does")
+                bail!("--names remote: no handler of the chain connects by name, as socks does")
             }
             Some(LookupSite::Remote) => true,
             None => able && rules.strict && !leave_dns_direct(rules),
@@ -77,20 +77,20 @@ pub struct RemoteNames {
     at: OnceLock<[Option<SocketAddr>; 2]>,
 }
 
-/// Returns the target of a flow to `to`: an address, or the name that it is a fake IP for;
+/// Returns the target of a flow to `to`: the address itself, or the name if `to` is a fake IP;
 /// `None` if that name was forgotten.
 pub fn target(names: Option<&RemoteNames>, to: SocketAddr) -> Option<Address> {
     let Some(names) = names else { return Some(Address::Ip(to)) };
     names.fake_ips.lock().unwrap_or_else(PoisonError::into_inner).destination(to)
 }
 
-/// Describes the target of a flow to `to`, by the name that a fake IP stands for.
+/// Describes the target of a flow to `to`; a fake IP is described by its name.
 pub fn text(names: Option<&RemoteNames>, to: SocketAddr) -> String {
     let forgotten = || format!("a name that was forgotten ({to})");
     target(names, to).map_or_else(forgotten, |target| target.to_string())
 }
 
-/// Buffer for a query; actual ones are far shorter.
+/// Size of the buffer for a query; actual queries are far shorter.
 const LONGEST: usize = 4096;
 
 impl RemoteNames {
@@ -108,7 +108,7 @@ impl RemoteNames {
     /// # Errors
     /// There is no loopback interface.
     pub fn begin(self: &Arc<RemoteNames>) -> Result<()> {
-        let (v4, v6) = sockets().context("answer DNS queries")?;
+        let (v4, v6) = sockets().context("cannot answer DNS queries")?;
         let at = [v4.local_addr().ok(), v6.as_ref().and_then(|v6| v6.local_addr().ok())];
         for socket in [Some(v4), v6].into_iter().flatten() {
             let remote = self.clone();
@@ -134,7 +134,7 @@ impl RemoteNames {
         self.prefix.contains(to.ip())
     }
 
-    /// Answers queries for as long as the process runs.
+    /// Answers queries until the process ends.
     fn answer(&self, socket: &UdpSocket) {
         let mut packet = [0; LONGEST];
         loop {
@@ -143,22 +143,22 @@ impl RemoteNames {
                 answer.map_or(Ok(0), |answer| socket.send_to(&answer, from))
             });
             if let Err(error) = answered {
-                debug!("a DNS query: {error}");
+                debug!("cannot answer a DNS query: {error}");
             }
         }
     }
 
-    /// Checks that no daemon looks names up for programs: they query it by its own socket,
-    /// around this run. Not needed where seccomp sees the calls: their connects to it are
-    /// refused there.
+    /// Checks that no daemon looks names up for programs, which would query it on its UNIX
+    /// socket and thus bypass this run. Not needed with seccomp, which refuses connects to that
+    /// socket.
     ///
     /// # Errors
-    /// A daemon would be queried, and nothing may go around the chain.
+    /// A daemon would be queried, and nothing may bypass the chain.
     pub fn check_daemons(&self) -> Result<()> {
         let Some(path) = daemons::resolver_in_use() else { return Ok(()) };
         let what = format!(
-            "names are asked of the daemon at {path}, around this run: stop it, or take --via \
-             seccomp, or say --names local"
+            "programs look names up with the daemon at {path}, which bypasses this run: stop it, \
+             or use --via seccomp or --names local"
         );
         if self.strict {
             bail!("{what}");
@@ -168,7 +168,7 @@ impl RemoteNames {
     }
 }
 
-/// Binds the same port of both families.
+/// Binds sockets of both families to the same port.
 fn sockets() -> io::Result<(UdpSocket, Option<UdpSocket>)> {
     for _ in 0..16 {
         let v4 = UdpSocket::bind((Ipv4Addr::LOCALHOST, 0))?;

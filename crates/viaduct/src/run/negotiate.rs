@@ -21,17 +21,17 @@ use crate::rate_limited::RateLimitedLog;
 /// Options for the negotiation of handlers.
 #[derive(Clone, Debug, Default, clap::Args)]
 pub struct NegotiateArgs {
-    /// Agree on the handlers with each far end, without a further round trip; one that runs no
-    /// Viaduct is spoken to plainly. So are clients of a program that listens
+    /// Negotiate the handlers with each far end, without an additional round trip; far ends
+    /// without Viaduct get plain connections, and so do clients of a program that listens
     #[arg(long, conflicts_with = "require")]
     prefer: bool,
-    /// Agree on the handlers with each far end, and go on with none of these missing (all that
-    /// need both ends, if none is named): flows of ends that have less are refused
+    /// Negotiate the handlers with each far end, and refuse flows whose far end lacks one of
+    /// these; if none is named, one of those that work at both ends only
     #[arg(long, value_name = "HANDLER,...", num_args = 0..=1, require_equals = true,
           default_missing_value = "", value_delimiter = ',')]
     require: Option<Vec<String>>,
-    /// With --require, agree by the first bytes of each connection, for ends that may not write
-    /// into SYNs: both must have the same handlers then. Without privilege it is always so
+    /// With --require, negotiate in the first bytes of each connection, not in its SYN, which
+    /// requires privilege; both ends must then have the same handlers. Default without privilege
     #[arg(long, requires = "require")]
     greet: bool,
 }
@@ -40,7 +40,7 @@ impl NegotiateArgs {
     /// Applies the options to the chain of these handlers; `None` if nothing is negotiated.
     ///
     /// # Errors
-    /// Fails if the chain cannot be negotiated.
+    /// The chain cannot be negotiated.
     pub fn load(
         &self,
         specs: &[HandlerSpec],
@@ -70,7 +70,7 @@ impl NegotiateArgs {
     }
 }
 
-/// Means of negotiation in use.
+/// Method of negotiation in use.
 #[derive(Debug)]
 pub enum NegotiationMode {
     /// By TCP options of SYNs.
@@ -84,16 +84,16 @@ pub enum NegotiationMode {
 pub struct RunNegotiation {
     terms: Terms,
     both_ends: Vec<bool>,
-    /// By the first bytes of a connection (`--greet`).
+    /// Set to negotiate by the first bytes of a connection (`--greet`).
     by_first_bytes: bool,
     is_required: bool,
     syn_options: OnceLock<(Arc<Negotiation>, Ports)>,
 }
 
 impl RunNegotiation {
-    /// Starts the negotiation for `chain`: connections and listeners of programs seen by `via`, if
-    /// opened from now on, negotiate. With a parent master they do so by first bytes only, because
-    /// that master sends the SYNs.
+    /// Starts the negotiation of `chain`, for connections and listeners that programs seen by
+    /// `via` open from now on. Under a parent master, which sends the SYNs, only first bytes can
+    /// negotiate.
     ///
     /// # Errors
     /// A privilege is missing.
@@ -103,16 +103,16 @@ impl RunNegotiation {
         match via {
             _ if self.by_first_bytes || is_nested && self.is_required => Ok(greeting()),
             _ if is_nested => Err(anyhow!(
-                "--prefer offers in SYNs, which above a master (--master) are that one's; \
-                 --require can do without"
+                "--prefer cannot be used with --master: it offers handlers in SYNs, which the \
+                 master sends; --require works without SYN options"
             )),
             Via::Seccomp | Via::Preload if self.is_required => Ok(greeting()),
             Via::Seccomp | Via::Preload => Err(anyhow!(
-                "--prefer offers in SYNs, so that plain peers are not harmed, which takes root and \
-                 --via cgroup; --require with the whole chain can do without"
+                "--prefer offers in SYNs, which takes root and --via cgroup; --require with the \
+                 whole chain works without them"
             )),
             Via::Auto if self.is_required => self.use_syn_options(chain).or_else(|why| {
-                info!("not by options of SYNs ({why:#}), but by first bytes");
+                info!("handlers are negotiated by first bytes, not in SYNs: {why:#}");
                 Ok(greeting())
             }),
             Via::Auto | Via::Cgroup => self.use_syn_options(chain),
@@ -121,7 +121,7 @@ impl RunNegotiation {
 
     fn use_syn_options(&self, chain: &Factories) -> Result<NegotiationMode> {
         let ports = Ports::new().map_err(|why| {
-            anyhow!("--prefer and --require say what they offer in SYNs, by BPF: {why}")
+            anyhow!("--prefer and --require cannot offer handlers in SYNs by BPF: {why}")
         })?;
         let (terms, both_ends) = (self.terms.clone(), self.both_ends.clone());
         let negotiation = Arc::new(Negotiation::new(terms, chain.clone(), both_ends, &ports)?);
@@ -153,12 +153,12 @@ pub struct ClientFilter {
 }
 
 impl ClientFilter {
-    /// Counts rejected clients in `report`.
+    /// Returns a filter that counts rejected clients in `report`.
     pub fn new(negotiation: Arc<Negotiation>, report: Option<Report>) -> ClientFilter {
         ClientFilter { negotiation, report, rejections: RateLimitedLog::new(1) }
     }
 
-    /// Returns the handlers for a client; `None` if it is rejected, by a reset.
+    /// Returns the handlers for a client; `None` if the client is rejected, and will be reset.
     pub fn accept(&mut self, stream: &TcpStream, client: SocketAddr) -> Option<Factories> {
         let syn = tcp::saved_syn(stream).unwrap_or_default();
         match self.negotiation.accept(&syn) {
@@ -171,7 +171,7 @@ impl ClientFilter {
                     let whose = SocketAddr::new(client.ip(), 0);
                     report.count(FlowOutcome::Refused, "tcp from", whose);
                 }
-                // The caller closes it.
+                // The caller closes the connection.
                 let _ = tcp::reset_on_close(stream);
                 None
             }

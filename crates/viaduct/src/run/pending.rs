@@ -36,7 +36,7 @@ use crate::engine::wrapped::Call;
 use crate::master::carrier::Carrier;
 use crate::rate_limited::RateLimitedLog;
 
-/// State of an interposer: what a call of the program means, and the pending connects.
+/// State of an unprivileged interposer: its rules, and the pending connects.
 #[derive(Debug)]
 pub struct Interposition {
     /// Rules that say which flows pass the handlers.
@@ -47,7 +47,7 @@ pub struct Interposition {
     sockets: Mutex<SocketTable>,
     deadlines: Deadlines,
     carrier: Carrier,
-    /// Counts of flows, direct ones too.
+    /// Counts of flows, including direct ones.
     pub report: Option<Report>,
     /// Resolves fake IPs for names that are looked up at the far end.
     pub remote_names: Option<Arc<RemoteNames>>,
@@ -56,11 +56,11 @@ pub struct Interposition {
     pub offload: Option<u64>,
     /// Listeners of programs; `None` where the kernel can do all of the chain's work.
     pub public_listeners: Option<Arc<PublicListeners>>,
-    /// No process is left that could make a call, or that cannot be known.
+    /// Set if no process of the run is left, or if its end would not be noticed.
     ended: AtomicBool,
-    /// Seccomp cannot report calls.
+    /// Set if seccomp cannot report calls.
     has_no_seccomp: AtomicBool,
-    /// The reason why programs cannot listen has been logged.
+    /// Set if the reason why programs cannot listen has been logged.
     has_warned: AtomicBool,
     user_udp: LazyUserUdp,
     /// Notice about datagrams, until it has been logged.
@@ -78,14 +78,14 @@ struct LazyUserUdp {
 
 /// Reason for the datagram notice if the carrier does not start.
 fn cannot_carry(why: &anyhow::Error) -> String {
-    format!("they cannot be carried ({why:#})")
+    format!("the carrier of datagrams cannot start ({why:#})")
 }
 
 impl Interposition {
     /// Returns the state for programs whose flows `carrier` carries as `plan` says.
     pub fn new(plan: &Plan, carrier: Carrier) -> Result<Arc<Interposition>> {
-        let rendezvous = Rendezvous::open().context("open the rendezvous")?;
-        let closed = ClosedPorts::open().context("reserve a port that is closed")?;
+        let rendezvous = Rendezvous::open().context("cannot open the rendezvous")?;
+        let closed = ClosedPorts::open().context("cannot reserve a closed port")?;
         let (mut rules, report) = (plan.rules, plan.report.clone());
         let offload = plan.offload.filter(|_| report.is_none());
         let offload = offload.map(|of| of.rate.map_or(0, |bits| (bits / 8).max(1)));
@@ -94,8 +94,8 @@ impl Interposition {
         let mut unsupported = datagrams::unsupported(plan).filter(|_| are_handled);
         let running = OnceLock::new();
         if are_handled && unsupported.is_none() && plan.names.is_some() {
-            // The carrier of datagrams answers DNS queries too. If it cannot start, another
-            // resolver answers them.
+            // The carrier of datagrams answers DNS queries too. If it cannot start, the resolver
+            // of `remote_names` answers them.
             match UserUdp::start(plan) {
                 Ok(user_udp) => drop(running.set(Some(user_udp))),
                 Err(why) => unsupported = Some(cannot_carry(&why)),
@@ -127,18 +127,18 @@ impl Interposition {
         }))
     }
 
-    /// Notes that no process is left that could make a call, or that this cannot be known.
+    /// Records that no process of the run is left, or that its end would not be noticed.
     pub fn end(&self) {
         self.ended.store(true, Ordering::Release);
     }
 
-    /// Returns whether [`Interposition::end`] was called. The kernel reports the end of the last
-    /// program more exactly than a parent that reaps children.
+    /// Returns whether [`Interposition::end`] was called: with seccomp, the kernel reports when
+    /// no process of the run is left.
     pub fn has_ended(&self) -> bool {
         self.ended.load(Ordering::Acquire)
     }
 
-    /// Notes that seccomp does not report calls: calls that the library misses are not seen.
+    /// Records that seccomp does not report calls: those that the library misses are not seen.
     pub fn set_no_seccomp(&self) {
         self.has_no_seccomp.store(true, Ordering::Release);
     }
@@ -148,10 +148,10 @@ impl Interposition {
         !self.has_no_seccomp.load(Ordering::Acquire)
     }
 
-    /// Warns once that a program listens and cannot be intercepted, and `why`.
+    /// Warns once that connections to a program that listens are not intercepted, and `why`.
     pub fn warn_cannot_listen(&self, why: &str) {
         if !self.has_warned.swap(true, Ordering::AcqRel) {
-            warn!("a program listens, which without privilege takes a namespace: {why}");
+            warn!("a program listens, but has no capture namespace: {why}");
         }
     }
 
@@ -186,8 +186,8 @@ impl Interposition {
         self.user_udp.running.get()?.as_ref()
     }
 
-    /// Begins the flow of `socket`, a duplicate of a program's, to `to`. Returns the result for
-    /// the program at once, or `None` if `answer` delivers it later.
+    /// Begins a flow to `to` for `socket`, a duplicate of a program's socket. Returns the result
+    /// for the program, or `None` if `answer` delivers it later.
     pub fn begin(
         self: &Arc<Interposition>,
         socket: OwnedFd,
@@ -289,8 +289,8 @@ impl Interposition {
         self.sockets().addresses.set(cookie, Addresses { peer, own: None, refused: None });
     }
 
-    /// Returns why the connect of a socket has failed, if its program has not yet asked. The
-    /// kernel cannot report all of these errors, and reports another for a moment.
+    /// Takes the error of a socket's failed connect, unless the program has read it already. The
+    /// kernel cannot report all of these errors, and reports `ECONNREFUSED` in their place.
     pub fn take_refusal(&self, cookie: u64) -> Option<Errno> {
         self.sockets().take_refusal(cookie)
     }
@@ -316,8 +316,8 @@ impl Interposition {
         if let (Some(report), Some(to)) = (&self.report, to) {
             report.count(FlowOutcome::Refused, if datagrams { "udp" } else { "tcp" }, to);
         }
-        // Resolvers connect datagram sockets to all addresses of a name, to learn which are
-        // reachable.
+        // Resolvers connect datagram sockets to all addresses of a name to learn which ones are
+        // reachable. These refusals are not logged.
         if let (Some(remote_names), Some(to)) = (&self.remote_names, to)
             && remote_names.is_fake_ip(to)
         {
@@ -331,12 +331,13 @@ impl Interposition {
         self.refused.warn(line.clone(), line);
     }
 
-    /// Logs that a program was kept from the socket of a daemon that starts programs.
+    /// Logs a refused connect to the socket of a daemon that starts programs.
     pub fn report_refused_daemon(&self, path: &[u8]) {
         let path = path.split(|&byte| byte == 0).next().unwrap_or_default();
         let path = String::from_utf8_lossy(path).into_owned();
-        let line =
-            format!("refused: connect to {path}: what it starts is outside of this run (--strict)");
+        let line = format!(
+            "refused: connect to {path}: programs that it starts would bypass this run (--strict)"
+        );
         self.refused.warn(path, line);
     }
 

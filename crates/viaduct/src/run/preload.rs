@@ -1,14 +1,15 @@
-//! The interposer of TESLA: a library in the program, between it and libc.
+//! `--via preload`, the interposer of TESLA: a library in the program, between the program and
+//! libc.
 //!
-//! The library decides by itself what goes direct, and asks the master for the rest, each time
-//! by a connection of its own. Calls that reach the kernel without its word, from static
-//! programs, other runtimes or libc itself, are reported by seccomp and judged like any other:
-//! nothing goes around the chain.
+//! The library decides by itself which calls go direct, and sends each of the others to the
+//! master on a connection of its own. It marks its system calls with a word among their
+//! arguments. Calls without the word, from static programs, other runtimes or libc itself, are
+//! reported by seccomp and judged like any other, so nothing bypasses the chain.
 //!
 //! ```text
-//!   program ──connect──▶ library ── leave alone ── its word ──▶ kernel
+//!   program ──connect──▶ library ── goes direct, with the word ──▶ kernel
 //!      │                    └────── a flow ──▶ master: Interposition::begin
-//!      └── without it ── no word ──▶ seccomp ──▶ super::seccomp: Interposition::begin
+//!      └── system call without the word ──▶ super::seccomp: Interposition::begin
 //! ```
 
 use std::env;
@@ -35,14 +36,14 @@ use crate::master::send_answer;
 
 /// File name of the library; one file serves the loaders of both glibc and musl.
 const LIBRARY: &str = "libviaduct_preload.so";
-/// Environment variable that gives the library its master, its word and the run's secret:
+/// Environment variable with the library's master, the word of its calls and the run's secret:
 /// `NAME;WORD;SECRET`, the last two in hexadecimal digits.
 const WRAP: &str = "VIADUCT_WRAP";
 
 /// Control socket for the libraries of programs.
 #[derive(Debug)]
 pub struct PreloadServer {
-    /// State that requests are answered from.
+    /// State from which requests are answered.
     pub interposition: Arc<Interposition>,
     library: PathBuf,
     name: String,
@@ -55,7 +56,7 @@ pub fn start(interposition: Arc<Interposition>) -> Result<PreloadServer> {
     let library = find_library()?;
     let random = u128::from_ne_bytes(random()?);
     let name = format!("@viaduct-{:x}", random >> 64);
-    let listener = seqpacket::listen(&name).context("listen for programs")?;
+    let listener = seqpacket::listen(&name).context("cannot listen for programs")?;
     let (serving, secret) = (interposition.clone(), admission::secret()?);
     let serve =
         move || control_socket::serve(&listener, |socket| answer(socket, &secret, &serving));
@@ -64,19 +65,20 @@ pub fn start(interposition: Arc<Interposition>) -> Result<PreloadServer> {
 }
 
 impl PreloadServer {
-    /// Starts `command` with the library in it. Returns its process ID.
+    /// Starts `command` with the library preloaded. Returns its process ID.
     pub fn start(&self, mut command: Command, fresh: impl Fn() -> Command) -> Result<u32> {
         self.set_environment(&mut command);
         match seccomp::start(&self.interposition, command, Some(self.word)) {
             Ok(pid) => Ok(pid),
             Err(SeccompError::Spawn(error)) => Err(error.into()),
             Err(why) if self.interposition.rules.strict => {
-                Err(why).context("--via preload --strict keeps static programs in by seccomp")
+                Err(why).context("--via preload --strict needs seccomp for static programs")
             }
             Err(why) => {
-                warn!("static programs can go around the library, for {why}");
+                warn!("static programs can bypass the library: {why}");
                 self.interposition.set_no_seccomp();
-                // The end of the last program will not be reported: that of the first counts then.
+                // The end of the last program will not be reported, so the run ends when no child
+                // of the master is left.
                 self.interposition.end();
                 let mut command = fresh();
                 self.set_environment(&mut command);
@@ -98,8 +100,8 @@ impl PreloadServer {
 
 /// Finds the library, beside this program or where packages install it.
 fn find_library() -> Result<PathBuf> {
-    let program = env::current_exe().context("where is this program?")?;
-    let beside = program.parent().context("this program is nowhere")?;
+    let program = env::current_exe().context("cannot find the path of this program")?;
+    let beside = program.parent().context("the path of this program has no directory")?;
     let places = [beside.join(LIBRARY), beside.join("../lib/viaduct").join(LIBRARY)];
     match places.iter().find(|place| place.exists()) {
         Some(place) => Ok(place.canonicalize()?),
@@ -141,7 +143,7 @@ fn answer(socket: OwnedFd, secret: &Secret, interposition: &Arc<Interposition>) 
         }
         Request::Connect { to, wait } => {
             let caller = Arc::new(socket);
-            // Without a descriptor, this process may have had no room for it.
+            // If the socket is missing, this process may be out of descriptors.
             let Some(program) = beside else {
                 send_answer(&caller, &Answer::Done(Errno::NFILE));
                 return None;

@@ -9,10 +9,10 @@
 //!                                                        to the client's address ══▶ program
 //! ```
 //!
-//! Errors of an address are thus reported to the program by the kernel, and `accept` returns
-//! the client's address. A public listener lives while a program listens behind it; the kernel
+//! Address errors are thus reported to the program by the kernel, and `accept` returns the
+//! client's address. A public listener lives while a program listens behind it; the kernel
 //! reports when the last one closes. It accepts only while the listener behind it has room in
-//! its backlog, so that clients wait as they would before the program's own listener.
+//! its backlog, so that clients wait as they would at the program's own listener.
 
 mod accept;
 mod list;
@@ -69,7 +69,8 @@ struct OpenNs {
 pub enum ListenOutcome {
     /// The first descriptor replaces the program's own, which is the second.
     Replace(OwnedFd, OwnedFd),
-    /// The socket stays: it is behind a public listener already, or in another network namespace.
+    /// The program keeps its socket, which is behind a public listener already, or in another
+    /// network namespace.
     Unchanged,
 }
 
@@ -134,7 +135,7 @@ impl PublicListeners {
         if !capture_ns::is_in_this_netns(&socket) {
             capture_ns::listen(&socket, backlog)?;
             if capture_ns::share_netns(&listeners, &socket) {
-                // It was behind a public listener, and has been shut down.
+                // The socket was behind a public listener before it was shut down.
                 let public = open_public(&socket, is, backlog)
                     .and_then(|public| self.add(public, is, backlog, flags, &socket));
                 if let Err(error) = public {
@@ -157,7 +158,7 @@ impl PublicListeners {
         Ok(ListenOutcome::Replace(inner, own))
     }
 
-    /// Accepts connections at `public`, which listens, for `inner`.
+    /// Starts to accept connections at the listener `public` for `inner`.
     fn add(
         &self,
         public: OwnedFd,
@@ -193,8 +194,8 @@ impl PublicListeners {
         Ok(())
     }
 
-    /// Returns the replacement for a socket that a program accepts from, which it may have
-    /// inherited from before another process called `listen`; `None` if it needs none.
+    /// Returns the replacement for a socket on which a program calls `accept`; `None` if none is
+    /// needed. The program may have inherited the socket before another process called `listen`.
     pub fn accept(&self, cookie: u64, is: Socket) -> io::Result<Option<ListenOutcome>> {
         if !self.list().full.is_empty() && !self.has_drained.swap(true, Ordering::AcqRel) {
             self.wake();
@@ -203,7 +204,8 @@ impl PublicListeners {
         opened.map_or(Ok(None), |opened| self.relisten(&opened.netns, cookie, is, None))
     }
 
-    /// Handles a socket that was the public listener, or is behind it.
+    /// Handles `listen` or `accept` on a socket that is a public listener or is behind one;
+    /// `None` for other sockets.
     fn relisten(
         &self,
         netns: &CaptureNs,
@@ -232,8 +234,8 @@ impl PublicListeners {
         Ok(Some(ListenOutcome::Unchanged))
     }
 
-    /// Removes public listeners, at `port` or at all ports, that no program listens behind any
-    /// more. A port to which a program wants to bind a socket is free then.
+    /// Removes public listeners, at `port` or at all ports, behind which no program listens any
+    /// more, so that programs can bind sockets to these ports.
     pub fn sweep(&self, port: Option<u16>) {
         let Some(OpenNs { listeners, .. }) = self.ns() else { return };
         let mut list = self.list();
@@ -242,7 +244,7 @@ impl PublicListeners {
             None => !list.public_listeners.is_empty(),
         };
         if is_used && let Err(error) = list.sweep(&listeners, port) {
-            debug!("listeners in the capture namespace: {error}");
+            debug!("cannot list the listeners in the capture namespace: {error}");
         }
     }
 
@@ -264,8 +266,8 @@ impl PublicListeners {
     }
 
     /// Returns whether the program that listens at `port` has set `SO_REUSEADDR`, or
-    /// `SO_REUSEPORT` if `whole_port`, on its socket. Its socket in the capture namespace has
-    /// them set in any case.
+    /// `SO_REUSEPORT` if `whole_port`, on its socket. The listener in the capture namespace has
+    /// both set in any case.
     pub fn reuse_option(&self, port: u16, whole_port: bool) -> Option<bool> {
         let list = self.list();
         let public = list.public_listeners.get(list.ports.get(&port)?.first()?)?;

@@ -20,7 +20,7 @@ pub enum FlowOutcome {
     Handled,
     /// Inbound to a program that listens, and accepted by the handlers.
     Inbound,
-    /// On the program's own connection; the kernel does the handlers' work.
+    /// On the program's own connection, while the kernel does the handlers' work.
     Offloaded,
     /// Inbound to a program that listens, and rejected.
     Rejected,
@@ -43,7 +43,7 @@ impl FlowOutcome {
             FlowOutcome::Rejected => "inbound were rejected by the handlers",
             FlowOutcome::Failed(_) => "failed",
             FlowOutcome::Unanswered => "were unanswered when the program gave up",
-            FlowOutcome::Direct => "went direct, by the rules or as no flow",
+            FlowOutcome::Direct => "went direct, by the rules or as no handler applies",
             FlowOutcome::Refused => "were refused",
         }
     }
@@ -62,16 +62,17 @@ struct Lines {
     flows: BTreeMap<(FlowOutcome, &'static str, SocketAddr), u64>,
     /// Bytes out and in, of connections with kernel offload.
     offloaded: [u64; 2],
-    /// Number of such connections that have not ended.
+    /// Number of connections with kernel offload that have not ended.
     open: u64,
 }
 
-/// Destinations that a report lists, at most.
+/// Maximum number of destinations that a report lists.
 const MAX_DESTINATIONS: usize = 4096;
 
 impl Lines {
     fn count(&mut self, outcome: FlowOutcome, transport: &'static str, to: SocketAddr) {
-        // A port scan must not fill the memory: further ports of an address are counted together.
+        // A port scan must not fill the memory: once the report is full, a flow is counted only
+        // if there is a line for its address without a port.
         let full = self.flows.len() >= MAX_DESTINATIONS;
         let to = if full { SocketAddr::new(to.ip(), 0) } else { to };
         if !full || self.flows.contains_key(&(outcome.clone(), transport, to)) {
@@ -125,7 +126,7 @@ impl Report {
         let mut lines = self.lock();
         match lines.open.checked_sub(1) {
             Some(open) => lines.open = open,
-            // Its start was lost: the event buffer was full.
+            // The event of its start was lost, because the buffer was full.
             None => lines.count(FlowOutcome::Offloaded, "tcp", to),
         }
         lines.offloaded[0] += out;
@@ -133,7 +134,8 @@ impl Report {
     }
 
     /// Formats the report as lines of text. `handled`: bytes that passed handlers, out and in,
-    /// if known. `dropped`: datagrams dropped for want of room, and those without a relay.
+    /// if known. `dropped`: datagrams dropped for lack of room, and those that the relay did not
+    /// carry.
     /// `via`: name of the interposer.
     pub fn lines(
         &self,
@@ -152,7 +154,7 @@ impl Report {
             match outcome {
                 FlowOutcome::Handled | FlowOutcome::Inbound => {
                     line += &format!(" by {via}");
-                    // The bytes are those of both.
+                    // The bytes are those of outbound and inbound flows together.
                     if let Some([out, back]) = handled.take() {
                         let both = *outcome == FlowOutcome::Handled && has_inbound;
                         let both = if both { ", inbound included" } else { "" };
@@ -184,7 +186,7 @@ impl Report {
             text.push(format!("{dropped} datagrams {why}, and were dropped"));
         }
         if text.is_empty() {
-            text.push(format!("no flows; {via} watched"));
+            text.push(format!("no flows were seen by {via}"));
         }
         text
     }
@@ -251,7 +253,7 @@ pub struct ReportedProgram {
     /// Address at which it listens.
     at: SocketAddr,
     report: Report,
-    /// A connection was accepted, by this or another.
+    /// Set if a connection was accepted, by this program or by one made for another flow.
     was_accepted: AtomicBool,
 }
 
@@ -327,17 +329,17 @@ mod tests {
                 "       1  tcp [2001:db8::1]:81 (refused)",
                 "1 were unanswered when the program gave up",
                 "       1  tcp 192.0.2.7:80",
-                "1 went direct, by the rules or as no flow",
+                "1 went direct, by the rules or as no handler applies",
                 "       1  udp 192.0.2.9:53",
                 "3 datagrams found no room, and were dropped",
                 "2 datagrams were not carried by the relay, and were dropped",
             ]
         );
         let report = Report::default();
-        assert_eq!(report.lines("cgroup", None, [0; 2]), ["no flows; cgroup watched"]);
+        assert_eq!(report.lines("cgroup", None, [0; 2]), ["no flows were seen by cgroup"]);
         report.offloaded(at("192.0.2.1:80"), 1, 2);
         assert!(report.lines("cgroup", None, [0; 2])[0].ends_with("1 bytes out, 2 in"));
-        // Over a long path a connection ends after its program.
+        // On a long path, a connection ends later than its program.
         report.offload_begun(at("192.0.2.1:80"));
         assert!(report.awaits_offloaded());
         let line = &report.lines("cgroup", None, [0; 2])[0];

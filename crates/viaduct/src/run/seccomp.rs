@@ -1,6 +1,6 @@
 //! `--via seccomp`, the interposer that needs no privilege: seccomp reports the program's calls.
 //!
-//! The thread that receives a call answers it, and never blocks. A blocking connect is answered
+//! The thread that receives calls answers them, and never blocks: a blocking connect is answered
 //! by the worker, when the far end has answered. A call that goes direct is made here, on a
 //! duplicate of the socket and with the address that was judged: the program could change its
 //! own copy between this check and the kernel's.
@@ -55,8 +55,8 @@ const SO_ERROR: i32 = 4;
 /// Interval between checks for signals to threads that wait for a connect.
 const SIGNAL_CHECK_INTERVAL: Duration = Duration::from_millis(50);
 
-/// Starts `command`, and handles its calls until no process is left that could call. Calls that
-/// carry `word` are not reported.
+/// Starts `command`, and handles the calls of its processes until the last one has ended. Calls
+/// that carry `word` are not reported.
 pub fn start(
     interposition: &Arc<Interposition>,
     command: Command,
@@ -84,11 +84,11 @@ pub fn start(
 struct Supervisor {
     listener: Arc<Listener>,
     interposition: Arc<Interposition>,
-    /// Threads that have called before. Operations on one whose number was reused fail.
+    /// Threads that have called before. Operations on an entry fail if its number was reused.
     tasks: HashMap<u32, Arc<Task>>,
-    /// Connects that their programs wait for.
+    /// Blocking connects that are not answered yet.
     pending_connects: VecDeque<(Notification, Answer)>,
-    /// Time of the last check for their signals.
+    /// Time of the last check for signals to their threads.
     last_check: Instant,
     /// Count of epoll instances.
     made: EpollCount,
@@ -131,8 +131,8 @@ impl Supervisor {
             if events.contains(PollFlags::IN) {
                 match self.listener.receive() {
                     Ok(call) => self.answer(&call),
-                    // The caller has ended meanwhile.
-                    Err(error) => debug!("a call: {error}"),
+                    // For example, the caller has ended.
+                    Err(error) => debug!("cannot receive a call: {error}"),
                 }
             } else if events.contains(PollFlags::HUP) {
                 return self.interposition.end();
@@ -203,8 +203,8 @@ impl Supervisor {
         }
     }
 
-    /// Returns an answer for a call on `socket` that is given when its flow is decided; `data`
-    /// is sent on it then.
+    /// Returns an answer for `call` on `socket`, to be given when the connect has succeeded or
+    /// failed. On success, `data` is sent on the socket first.
     fn deferred_answer(
         &self,
         call: &Notification,
@@ -254,13 +254,13 @@ fn reply_now(now: Option<Errno>) -> Option<Reply> {
     })
 }
 
-#[expect(clippy::needless_pass_by_value, reason = "it stands in map_err")]
+#[expect(clippy::needless_pass_by_value, reason = "it is used in map_err")]
 fn errno_of(error: io::Error) -> Errno {
     Errno(error.raw_os_error().unwrap_or(Errno::PERM.0))
 }
 
 fn send_reply(listener: &Listener, call: &Notification, reply: Reply) {
     if let Err(error) = listener.reply(call, reply) {
-        debug!("answer a call: {error}");
+        debug!("cannot answer a call: {error}");
     }
 }

@@ -13,24 +13,23 @@ const TRICKLES: &str = "trickles";
 /// Description of the transport and its settings.
 pub fn about() -> About {
     let line =
-        "goes by Trickles, so that a server keeps nothing of it; by TCP where it knows no other";
+        "uses Trickles, for which servers keep no state; TCP where the server has no Trickles";
     About::new(TRICKLES, line)
         .setting(
             "way",
             "auto|tcp|udp",
-            "packets that look like TCP, which takes privilege, or UDP; auto: either",
+            "format of packets: TCP's, which requires privilege, or UDP; auto: either",
         )
         .setting(
             "key",
             "KEY",
-            "encrypt all to the server with this public key, and refuse others rather than go by \
-                TCP",
+            "encrypt everything to the server with this public key; other servers are refused, \
+                and TCP is not used",
         )
         .setting(
             "early",
             "never|known|always",
-            "let programs speak before the server has answered: their first bytes go in the first \
-                packet",
+            "send the program's first bytes in the first packet, before the server has answered",
         )
 }
 
@@ -58,8 +57,8 @@ pub fn split(chain: &[HandlerSpec]) -> Result<(&[HandlerSpec], OutboundSpec)> {
     };
     if handlers.iter().any(transport) {
         bail!(
-            "+{TRICKLES}: it is no handler, but what carries bytes from the end of a chain; put \
-                it last, and once"
+            "+{TRICKLES} is not a handler but the transport at the end of a chain; put it last, \
+                and once"
         );
     }
     Ok((handlers, outbound))

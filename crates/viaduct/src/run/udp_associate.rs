@@ -30,23 +30,25 @@ use viaduct_proto::time::{Duration, Instant};
 use super::Plan;
 use super::names::{RemoteNames, target};
 
-/// Relays at once: each takes two descriptors here, and a port of the proxy.
+/// Maximum number of relays; each takes two descriptors here, and a port of the proxy.
 const MAX_RELAYS: usize = 1024;
-/// Bytes of one socket that are queued until its relay is open.
+/// Maximum bytes of one socket that are queued until its relay is open.
 const MAX_EARLY: usize = 64 << 10;
-/// Time after a failure to open a relay in which datagrams are dropped; and in which they go
-/// direct where they may.
+/// Delays before a failed relay is opened again: while datagrams are dropped, and while they go
+/// direct.
 const RETRY_DELAY: Duration = Duration::from_secs(1);
 const RETRY_DELAY_DIRECT: Duration = Duration::from_secs(30);
-/// Relays that are being opened at once. Above that, a later datagram of the socket tries again.
+/// Maximum number of relays being opened. Beyond it, opening fails until a later datagram of the
+/// socket tries again.
 const MAX_OPENING: usize = 32;
 /// Timeout of the connection to the proxy, and of the negotiation on it.
 const PROXY_TIMEOUT: Wait = Wait::from_secs(10);
-/// Datagrams read from one relay before the others have their turn.
+/// Maximum number of datagrams read from one relay before others are served.
 const MAX_READS: usize = 64;
 /// The longest datagram, in bytes.
 const MAX_DATAGRAM: usize = 65_535;
-/// Event data: a relay was opened. A link has twice its number, and one more for its connection.
+/// Event data of opened relays. Events of link `n` have 2`n` for its datagrams, and 2`n` + 1 for
+/// its control connection.
 const OPENED: u64 = u64::MAX;
 
 /// The relays of a program's sockets.
@@ -65,7 +67,7 @@ pub struct UdpRelays {
     /// Datagrams that are to go direct.
     direct: Vec<(Ends, Vec<u8>)>,
     leave: bool,
-    /// The lack of a relay has been logged.
+    /// Set if the lack of a relay has been logged.
     has_warned: bool,
 }
 
@@ -80,10 +82,11 @@ struct Link {
 }
 
 impl UdpRelays {
-    /// Returns the relays at the end of the chain of `plan`; `None` if it ends at none.
+    /// Returns the relays at the end of the chain of `plan`; `None` if the chain does not end at
+    /// a relay.
     ///
     /// # Errors
-    /// No descriptor is left.
+    /// This process is out of descriptors.
     pub fn new(plan: &Plan) -> io::Result<Option<UdpRelays>> {
         let Some(factory) = plan.chain.last() else { return Ok(None) };
         let Some(words) = factory.relay() else { return Ok(None) };
@@ -113,22 +116,22 @@ impl UdpRelays {
         }))
     }
 
-    /// Sends a datagram to `ends.peer`, or to the name that it stands for.
+    /// Sends a datagram to `ends.peer`, or to the name of this fake IP.
     pub fn send(&mut self, now: Instant, ends: Ends, data: &[u8]) {
-        // A fake IP whose name was forgotten stands for no address.
+        // Datagrams to a fake IP whose name was forgotten are dropped.
         if let Some(to) = target(self.names.as_deref(), ends.peer) {
             self.relays.handle_out(now, ends, &to, data);
             self.run_actions(now);
         }
     }
 
-    /// Takes datagrams that have arrived, up to a limit: the descriptor stays readable if some
-    /// are left.
+    /// Passes datagrams that have arrived to `take`, up to a limit. The descriptor stays readable
+    /// if some are left.
     pub fn receive(&mut self, now: Instant, mut take: impl FnMut(Ends, &[u8])) {
         let mut events = Vec::with_capacity(MAX_READS);
         let at_once = Timespec { tv_sec: 0, tv_nsec: 0 };
         if let Err(error) = epoll::wait(&self.epoll, spare_capacity(&mut events), Some(&at_once)) {
-            return debug!("relays: {error}");
+            return debug!("cannot poll the relays: {error}");
         }
         for event in events {
             match event.data.u64() {
@@ -151,7 +154,7 @@ impl UdpRelays {
         self.run_actions(now);
     }
 
-    /// Closes the relays of sockets that do not `stay`.
+    /// Closes the relays of sockets for which `stay` returns false.
     pub fn retain(&mut self, now: Instant, stay: impl Fn(SocketAddr) -> bool) {
         self.relays.retain(stay);
         self.run_actions(now);
@@ -162,7 +165,7 @@ impl UdpRelays {
         self.leave
     }
 
-    /// Takes the datagrams that have no relay and may go direct.
+    /// Takes the datagrams that could not be relayed and go direct instead.
     pub fn take_direct(&mut self) -> Vec<(Ends, Vec<u8>)> {
         std::mem::take(&mut self.direct)
     }
@@ -185,7 +188,7 @@ impl UdpRelays {
                     // The first call may return the error of an earlier datagram.
                     let send = || link.relay.send(&wrapped);
                     if let Err(error) = send().or_else(|_| send()) {
-                        debug!("a datagram to a relay: {error}");
+                        debug!("cannot send a datagram to a relay: {error}");
                     }
                 }
                 Action::Close(number) => drop(self.links.remove(&number)),
@@ -196,9 +199,9 @@ impl UdpRelays {
 
     /// Starts to negotiate a relay.
     fn open(&mut self, number: u64) -> Result<()> {
-        let relay = self.factory.relay().context("there is none")?;
+        let relay = self.factory.relay().context("the handler has no relay")?;
         if self.opening >= MAX_OPENING {
-            bail!("{MAX_OPENING} are being negotiated already");
+            bail!("{MAX_OPENING} relays are being negotiated already");
         }
         let (opened_sender, wake) = (self.opened_sender.clone(), self.wake.clone());
         let negotiate = move || {
@@ -242,7 +245,7 @@ impl UdpRelays {
         }
     }
 
-    /// Reads the control connection: only its end has a meaning.
+    /// Reads the control connection, whose data is ignored, and whose end closes the relay.
     fn read_control(&mut self, now: Instant, number: u64) {
         let Some(link) = self.links.get(&number) else { return };
         match (&link.connection).read(&mut [0; 256]) {
@@ -261,7 +264,7 @@ impl UdpRelays {
             let length = match link.relay.recv(&mut self.buffer) {
                 Ok(length) => length,
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => return,
-                // An error of an earlier datagram that did not arrive.
+                // The error of an earlier datagram that was not delivered.
                 Err(_) => continue,
             };
             let received = self.relays.handle_in(now, number, &self.buffer[..length]);
@@ -280,23 +283,23 @@ impl AsFd for UdpRelays {
 }
 
 impl Link {
-    /// Negotiates a relay. The proxy's answers may take time, within bounds.
+    /// Negotiates a relay. Blocks until the proxy has answered, or until a timeout.
     fn open(mut relay: Box<dyn Relay + Send>) -> Result<Link> {
         let via = relay.via().clone();
-        let mut connection = connect(&via).with_context(|| format!("connect to {via}"))?;
+        let mut connection = connect(&via).with_context(|| format!("cannot connect to {via}"))?;
         let proxy = connection.peer_addr()?;
-        let at =
-            negotiate(&mut connection, &mut *relay).with_context(|| format!("the proxy {via}"))?;
-        let at = relay_at(&at, proxy).with_context(|| format!("its relay {at}"))?;
+        let at = negotiate(&mut connection, &mut *relay)
+            .with_context(|| format!("cannot negotiate with {via}"))?;
+        let at = relay_at(&at, proxy).with_context(|| format!("cannot use the relay {at}"))?;
         let any: IpAddr = match at {
             SocketAddr::V4(_) => Ipv4Addr::UNSPECIFIED.into(),
             SocketAddr::V6(_) => Ipv6Addr::UNSPECIFIED.into(),
         };
         let relay = UdpSocket::bind((any, 0))?;
-        relay.connect(at).with_context(|| format!("its relay {at}"))?;
+        relay.connect(at).with_context(|| format!("cannot connect to the relay {at}"))?;
         relay.set_nonblocking(true)?;
         connection.set_nonblocking(true)?;
-        // Notices a proxy that has vanished although the connection is idle.
+        // Detects a vanished proxy although the connection is idle.
         sockopt::set_socket_keepalive(&connection, true)?;
         Ok(Link { connection, relay })
     }
@@ -341,8 +344,8 @@ fn negotiate(connection: &mut TcpStream, relay: &mut dyn Relay) -> Result<Addres
     }
 }
 
-/// Returns the proxy's own address if the relay's is unspecified, or is a loopback address of
-/// another host.
+/// Returns the address of the relay that the proxy announces as `at`. The proxy's own IP address
+/// is used if that is unspecified, or is loopback on another host.
 fn relay_at(at: &Address, proxy: SocketAddr) -> Result<SocketAddr> {
     let at = match at {
         Address::Ip(at) => *at,
@@ -354,7 +357,7 @@ fn relay_at(at: &Address, proxy: SocketAddr) -> Result<SocketAddr> {
     let ip = at.ip().to_canonical();
     let foreign = ip.is_loopback() && !proxy.ip().to_canonical().is_loopback();
     if at.port() == 0 || ip.is_multicast() {
-        bail!("it is no address of a relay");
+        bail!("a relay cannot have this address");
     }
     let ip = if ip.is_unspecified() || foreign { proxy.ip() } else { ip };
     Ok(SocketAddr::new(ip, at.port()))

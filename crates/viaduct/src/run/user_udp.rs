@@ -1,6 +1,6 @@
 //! UDP in user space: carries datagrams of programs without privilege. A program's UDP sockets
-//! are in a capture namespace ([`super::capture_ns`]) whose only exit is this process. Each of
-//! them that is bound to a port has a host socket outside, at the same port if that is free.
+//! are in a capture namespace ([`super::capture_ns`]) whose only exit is this process. For each
+//! one that is bound to a port, there is a host socket outside, at the same port if that is free.
 //!
 //! ```text
 //!   program ── its socket ──▶ netns ══ out ══▶ rules ─▶ flow::datagrams::Passage ─▶ host socket
@@ -10,8 +10,8 @@
 //! If the chain ends at a relay ([`super::udp_associate`]), the relay takes the place of the host
 //! socket.
 //!
-//! IPv6 datagrams that arrive, and those to `::1`, pass the loopback interface of the capture
-//! namespace, as the kernel requires.
+//! IPv6 datagrams to programs, and those to `::1`, go through the loopback interface of the
+//! capture namespace, as the kernel requires.
 
 mod carry;
 mod host_sockets;
@@ -54,7 +54,7 @@ const SWEEP_INTERVAL: Duration = Duration::from_millis(1000);
 /// Port of DNS queries.
 const DNS: u16 = 53;
 /// Event data of the namespace's output, its loopback interface, the relays, closed sockets and
-/// route changes. Sockets have numbers of their own.
+/// route changes. Events of host sockets have the socket's number.
 const OUT: u64 = u64::MAX;
 const LOOP: u64 = u64::MAX - 1;
 const RELAYS: u64 = u64::MAX - 2;
@@ -86,7 +86,8 @@ struct State {
     /// Held datagrams, by the passage's tag.
     waiting: HashMap<u32, HeldDatagram>,
     next: u32,
-    /// Datagrams dropped for want of room, and those that did not come by the relay.
+    /// Datagrams dropped for lack of room, and those dropped because they did not come through the
+    /// relay.
     lost: [u64; 2],
     last_sweep: Instant,
     /// Addresses and routes of this host.
@@ -97,7 +98,7 @@ struct State {
 }
 
 impl UserUdp {
-    /// Makes datagrams pass the handlers of `plan`.
+    /// Starts to carry datagrams through the handlers of `plan`.
     ///
     /// # Errors
     /// Datagrams cannot be carried; the error says why.
@@ -106,7 +107,7 @@ impl UserUdp {
         let (netns, Uplinks { out, v6, gone, lookup }) = CaptureNs::open_for_datagrams()?;
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
         let relays = UdpRelays::new(plan)?;
-        // Fails where there is no netlink; routes that are added later are missing then.
+        // Without netlink this fails, and routes that are added later are missing.
         let watch = SourceRoutesWatch::new().ok();
         let sources = [
             (Some(out.as_fd()), OUT),
@@ -121,7 +122,7 @@ impl UserUdp {
         }
         let own = SourceRoutes::read(relays.is_some() || plan.names.is_some());
         if let Err(error) = netns.set_routes(&own) {
-            debug!("routes of the capture namespace: {error}");
+            debug!("cannot set the routes of the capture namespace: {error}");
         }
         let state = Mutex::new(State {
             passage,
@@ -147,11 +148,11 @@ impl UserUdp {
     /// Binds `socket`, a duplicate of a program's, to `at`. `v6`: it is an IPv6 socket.
     ///
     /// # Errors
-    /// The error for the program: its address is taken, or is another host's.
+    /// The error for the program: the address is taken, or is not one of this host.
     pub fn bind(&self, socket: &OwnedFd, v6: bool, at: SocketAddr) -> io::Result<()> {
         let mut state = self.state();
         let host_socket = match HostSocket::like(socket, v6, at) {
-            // Perhaps held by a host socket whose program has closed its own.
+            // The port may be held by a host socket whose program has closed its own socket.
             Err(error) if error.kind() == io::ErrorKind::AddrInUse => {
                 self.sweep(&mut state);
                 HostSocket::like(socket, v6, at)?
@@ -186,7 +187,7 @@ impl UserUdp {
         host_sockets::probe(from, to, sockopt::socket_broadcast(socket)?)
     }
 
-    /// Returns what the handlers have released so far.
+    /// Returns the counts of datagrams so far.
     pub fn counts(&self) -> DatagramCounts {
         let state = self.state();
         let stats = state.passage.stats();
@@ -201,7 +202,7 @@ impl UserUdp {
         self.state().waiting.is_empty()
     }
 
-    /// Runs the event loop for as long as the process runs.
+    /// Runs the event loop until the process ends.
     fn run(&self) -> io::Result<()> {
         let (mut events, mut packet) = (Vec::with_capacity(64), vec![0; MAX_PACKET]);
         loop {
@@ -212,7 +213,7 @@ impl UserUdp {
                 Ok(_) | Err(Errno::INTR) => {}
                 Err(error) => return Err(error.into()),
             }
-            // First, so that datagrams to sockets that are gone get their errors.
+            // Closed sockets are handled first, so that senders to them get errors.
             if events.iter().any(|event| event.data.u64() == GONE) {
                 self.handle_closed();
             }
@@ -232,7 +233,7 @@ impl UserUdp {
         }
     }
 
-    /// Releases datagrams that are due. Returns how long to wait unless something arrives.
+    /// Releases datagrams that are due. Returns the time until the next timeout.
     fn release_due(&self) -> Duration {
         let mut state = self.state();
         let now = now();
@@ -261,7 +262,7 @@ impl UserUdp {
         } else {
             SWEEP_INTERVAL
         };
-        // Relays that time out are given up at the next sweep.
+        // Timeouts of relays are handled at the next sweep at the latest.
         state.passage.poll_timeout().map_or(look, |at| at.since(now).min(look))
     }
 
@@ -274,15 +275,15 @@ impl UserUdp {
         Ok(())
     }
 
-    /// Handles sockets that programs have closed: closes those outside too, so that the kernel
-    /// reports errors to their senders.
+    /// Handles sockets that programs have closed: closes their host sockets, so that the kernel
+    /// reports errors to senders.
     fn handle_closed(&self) {
         if self.gone.as_ref().is_some_and(CloseWatch::any) {
             self.sweep(&mut self.state());
         }
     }
 
-    /// Closes host sockets whose program has closed its own.
+    /// Closes the host sockets and relays of sockets that programs have closed.
     fn sweep(&self, state: &mut State) {
         let now = now();
         state.last_sweep = now;

@@ -1,9 +1,9 @@
 //! Choice of the interposer that sees the program's calls, and the start of the program under it.
 //!
 //! ```text
-//!   cgroup    BPF on its cgroup: sees all calls, io_uring too         needs root
-//!   seccomp   the kernel reports its calls: static programs too       disables io_uring
-//!   preload   a library between it and libc                           no static, set-user-ID ones
+//!   cgroup    BPF on the program's cgroup: sees all calls, also of io_uring    requires root
+//!   seccomp   the kernel reports calls, also those of static programs          disables io_uring
+//!   preload   a library between program and libc; not in static or set-user-ID programs
 //! ```
 
 use std::env;
@@ -28,10 +28,10 @@ use crate::master::carrier::Carrier;
 /// Interposers.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
 pub enum Via {
-    /// The one that sees most, of those that this user may use
+    /// cgroup if this user may use it, otherwise seccomp
     #[default]
     Auto,
-    /// BPF on a cgroup of its own
+    /// BPF on a cgroup for the program
     Cgroup,
     /// Seccomp's user notification
     Seccomp,
@@ -42,7 +42,7 @@ pub enum Via {
 /// Environment variable of programs whose calls are reported by seccomp or a library.
 const REPORTED_VAR: &str = "VIADUCT_REPORTED";
 
-/// Environment variable of programs in a run by cgroup that lets nothing go around it.
+/// Environment variable of programs in a run with `--via cgroup --strict`.
 const STRICT_VAR: &str = "VIADUCT_STRICT";
 
 /// The interposer of a run.
@@ -58,7 +58,7 @@ pub enum Interposer {
 
 impl Interposer {
     /// Opens the interposer `via` for `plan`. Connects go to `carrier`, and descriptors that
-    /// are to outlive this process to `store`.
+    /// must outlive this process to `store`.
     pub fn new(
         via: Via,
         plan: &Plan,
@@ -74,7 +74,7 @@ impl Interposer {
                 Ok(Interposer::Preload(preload::start(interposition)?))
             }
             Via::Auto => Self::cgroup(plan, carrier, store).or_else(|why| {
-                info!("not by cgroup ({why:#}), but by seccomp");
+                info!("using seccomp, because cgroup cannot be used: {why:#}");
                 Ok(Interposer::Seccomp(Interposition::new(plan, carrier.clone())?))
             }),
         }
@@ -84,13 +84,14 @@ impl Interposer {
         // The other run would get the connects before BPF sees them.
         if env::var_os(REPORTED_VAR).is_some() && kernel::is_traced() {
             bail!(
-                "another viaduct run handles this process's calls by seccomp; run that by cgroup"
+                "another viaduct run handles this process's calls by seccomp; start that one with \
+                 --via cgroup"
             );
         }
         // Programs of this run would be in a cgroup of their own: their direct flows and
         // inbound connections would go around the other run.
         if env::var_os(STRICT_VAR).is_some() {
-            bail!("another viaduct run by cgroup lets nothing go around it (--strict)");
+            bail!("another viaduct run, which is strict and uses cgroup, would be bypassed");
         }
         let group = Group::new()?;
         let held_udp = cgroup::start(&group, plan, carrier.clone(), store)?;
@@ -144,7 +145,7 @@ impl Interposer {
         }
     }
 
-    /// Returns the freezer of the programs, where they can be frozen.
+    /// Returns the freezer of the programs; `None` if they cannot be frozen.
     pub fn freezer(&self) -> Result<Option<Freezer>> {
         Ok(match self {
             Interposer::Cgroup(group, ..) => Some(group.freezer()?),
@@ -152,10 +153,10 @@ impl Interposer {
         })
     }
 
-    /// Starts the command that `fresh` makes under the interposer. Returns its process ID.
+    /// Starts under the interposer the command that `fresh` builds. Returns its process ID.
     ///
     /// # Errors
-    /// Fails if the program cannot be started; with [`io::Error`] if the cause is the program
+    /// The program cannot be started; the error is [`io::Error`] if the cause is the program
     /// itself.
     pub fn start(&self, fresh: impl Fn() -> Command) -> Result<u32> {
         let mut command = fresh();
@@ -174,7 +175,7 @@ impl Interposer {
             Interposer::Seccomp(interposition) => {
                 match seccomp::start(interposition, command, None) {
                     Err(SeccompError::Spawn(error)) => Err(error.into()),
-                    other => other.context("--via seccomp"),
+                    other => other.context("cannot use --via seccomp"),
                 }
             }
             Interposer::Preload(server) => server.start(command, fresh),
@@ -195,7 +196,7 @@ impl Interposer {
             supervise::reap();
             return group.is_empty().map_err(io::Error::other);
         }
-        // A child may be the holder of a capture namespace.
+        // The holder of a capture namespace is a child that may outlive the programs.
         Ok(supervise::reap_all() || self.interposition().is_some_and(Interposition::has_ended))
     }
 }

@@ -1,5 +1,5 @@
-//! The process that stands for the program towards its parent: it forwards signals, stops when
-//! the program stops, and ends as it ends.
+//! The process that its parent sees as the program: it forwards signals, stops when the program
+//! stops, and ends as the program ends.
 
 use std::ffi::OsString;
 use std::io::{BufRead as _, BufReader};
@@ -17,10 +17,10 @@ use viaduct_sys::process::supervise::{self, StateChange};
 use viaduct_sys::process::{inherited_fds, inherited_state};
 use viaduct_sys::socket::seqpacket;
 
-/// Messages of the master to the wrapper: JSON, one a line.
+/// Messages of the master to the wrapper: one line of JSON each.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Message {
-    /// The program runs, with this process ID.
+    /// The program has started, with this process ID.
     Started(u32),
     /// The program's state has changed.
     Changed(StateChange),
@@ -32,12 +32,12 @@ pub enum Message {
 
 /// Starts the master, which starts the program, and waits; `arguments` is the command line.
 pub fn run(arguments: Vec<OsString>) -> Result<ExitCode> {
-    let signals = BlockedSignals::block().context("hold signals back")?;
-    // Should the master be killed, the program becomes our child.
+    let signals = BlockedSignals::block().context("cannot block signals")?;
+    // If the master is killed, the program becomes a child of this process.
     supervise::adopt_orphans()?;
     // Other descriptors are the program's. Close them here, so that their peers see when the
     // program closes them.
-    let left = inherited_fds::take_rest().context("look at what is open")?;
+    let left = inherited_fds::take_rest().context("cannot list the open descriptors")?;
     let (ours, theirs) = UnixStream::pair()?;
     let (_reader, store) = seqpacket::pair()?;
     let mut arguments = arguments.into_iter();
@@ -48,9 +48,9 @@ pub fn run(arguments: Vec<OsString>) -> Result<ExitCode> {
     inherited_fds::leave_open(&mut command, &[theirs.as_fd(), store.as_fd()]);
     signals.release(&mut command);
     inherited_state::restore_in(&mut command);
-    let master = command.spawn().context("start the master")?.id();
+    let master = command.spawn().context("cannot start the master")?.id();
     drop((theirs, store, left));
-    supervise::detach_stdio().context("leave standard input and output")?;
+    supervise::detach_stdio().context("cannot detach from standard input and output")?;
     let mut wrapper = Wrapper { signals, master, program: None, early: Vec::new() };
     wrapper.wait(ours)
 }
@@ -97,7 +97,8 @@ impl Wrapper {
             let came = self.signals.read()?;
             match self.program {
                 Some(_) => self.forward(came),
-                // The terminal stops all processes that stand for the program.
+                // The terminal stops its whole process group, although the program has not
+                // started yet.
                 None if came.signal == SIGTSTP && !came.sent => signals::stop(SIGTSTP),
                 None => self.early.push(came),
             }
@@ -105,9 +106,9 @@ impl Wrapper {
         Ok(spoken)
     }
 
-    /// Forwards a signal to the program. The terminal sends its signals to the program as well,
-    /// except for SIGHUP at its end, which goes to the session leader; signals sent by a
-    /// process are forwarded.
+    /// Forwards a signal to the program if a process has sent it. The terminal sends its signals
+    /// to the program too, except SIGHUP when the terminal closes, which goes to the session
+    /// leader only and is forwarded.
     fn forward(&self, ReceivedSignal { signal, sent }: ReceivedSignal) {
         let ours = signal == SIGCHLD;
         let alone = signal == SIGCONT || signal == SIGHUP && supervise::leads_session();
@@ -149,13 +150,13 @@ impl Wrapper {
     fn wait_alone(&self) -> Result<ExitCode> {
         // The master's descriptors close before its children are adopted.
         let ended = loop {
-            match supervise::wait(self.master).context("wait for the master")? {
+            match supervise::wait(self.master).context("cannot wait for the master")? {
                 StateChange::Stopped(_) | StateChange::Continued => {}
                 ended => break ended,
             }
         };
         let Some(program) = self.program else {
-            // The terminal has ended both.
+            // The terminal's signal is meant for this process too.
             if let StateChange::Killed(signal @ (SIGINT | SIGQUIT | SIGHUP)) = ended {
                 signals::end_by(signal);
             }
@@ -164,7 +165,9 @@ impl Wrapper {
         eprintln!("viaduct: the master has ended: flows that it carried are reset");
         Group::thaw_after(self.master);
         loop {
-            while let Some(change) = supervise::changed(program).context("wait for the program")? {
+            while let Some(change) =
+                supervise::changed(program).context("cannot wait for the program")?
+            {
                 if let Some(code) = end(change) {
                     return Ok(code);
                 }
@@ -175,7 +178,8 @@ impl Wrapper {
     }
 }
 
-/// Returns the exit status if the program has ended; stops or dies as it did otherwise.
+/// Returns the exit status if the program has exited. Otherwise stops this process, or ends it
+/// by the same signal, as the program was.
 fn end(change: StateChange) -> Option<ExitCode> {
     match change {
         StateChange::Stopped(signal) => signals::stop(signal),

@@ -135,7 +135,7 @@ impl StatusClient {
         let read = stream.take(MAX_ANSWER).read_to_string(&mut text);
         read.with_context(|| format!("the service at {path} does not answer"))?;
         serde_json::from_str(&text)
-            .with_context(|| format!("{path}: the answer is of another version"))
+            .with_context(|| format!("the service at {path} may be of another version"))
     }
 }
 
@@ -143,7 +143,7 @@ impl StatusClient {
 fn sockets(dir: &Path) -> Result<Vec<PathBuf>> {
     let entries = match fs::read_dir(dir) {
         Err(e) if e.kind() == ErrorKind::NotFound => return Ok(vec![]),
-        entries => entries.with_context(|| dir.display().to_string())?,
+        entries => entries.with_context(|| format!("cannot read {}", dir.display()))?,
     };
     let mut paths: Vec<_> = entries
         .filter_map(|entry| Some(entry.ok()?.path()))

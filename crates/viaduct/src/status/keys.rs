@@ -37,8 +37,8 @@ impl Key {
         std::iter::from_fn(next).collect()
     }
 
-    /// Parses the first key of `bytes`, and returns it with the remaining bytes. An escape alone
-    /// quits; with `[` or `O` behind it, it begins another key.
+    /// Parses the first key of `bytes`, and returns it with the remaining bytes. An escape
+    /// quits, unless `[` or `O` follows and makes it the beginning of another key.
     fn parse(bytes: &[u8]) -> Option<(Key, &[u8])> {
         let (&first, rest) = bytes.split_first()?;
         if first != ESCAPE {

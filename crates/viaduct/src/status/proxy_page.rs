@@ -179,8 +179,7 @@ impl ProxyPage<'_> {
         row(f, "streams", what)?;
         if let Some(last) = &tunnel.denied_last {
             let what = format!(
-                "{} streams by the far end, whose allow-to does not have where they go; the last \
-                    to {last}",
+                "{} streams to servers that are not in the far end's allow-to; the last to {last}",
                 thousands(tunnel.denied),
             );
             row(f, "denied", self.colours.paint(31, what))?;

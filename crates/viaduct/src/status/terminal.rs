@@ -12,11 +12,12 @@ use super::keys::{ESCAPE, Key};
 /// line is one row.
 const ENTER: &str = "\x1b[?1049h\x1b[?25l\x1b[?7l";
 const LEAVE: &str = "\x1b[?7h\x1b[?25h\x1b[?1049l";
-/// Moves to the corner. The rest of each line, and of the screen, is erased as it is drawn.
+/// Moves to the top left corner. The rest of each line, and then of the screen, is erased after
+/// it is drawn.
 const HOME: &str = "\x1b[H";
 const WIPE_LINE: &str = "\x1b[K\r\n";
 const WIPE_BELOW: &str = "\x1b[J";
-/// Time after an escape within which the remaining bytes of a key may come.
+/// Time after an escape within which the remaining bytes of a key may arrive.
 const ESCAPE_WAIT: Duration = Duration::from_millis(50);
 
 /// Terminal in raw mode. Dropping it restores the terminal.
@@ -42,7 +43,7 @@ impl Terminal {
         write(&format!("{HOME}{body}{WIPE_BELOW}"))
     }
 
-    /// Waits for keys for at most `at_most`; empty if none came.
+    /// Waits for keys, at most for `at_most`. Empty if none is pressed.
     pub(super) fn keys(&self, at_most: Duration) -> io::Result<Vec<Key>> {
         if !self.is_readable(at_most) {
             return Ok(Vec::new());

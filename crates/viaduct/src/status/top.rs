@@ -11,8 +11,8 @@ use super::view::View;
 
 const REFRESH_INTERVAL: Duration = Duration::from_secs(1);
 
-/// Draws the page until a key ends it. A service that is restarted meanwhile is shown again when
-/// it answers.
+/// Redraws the page until a key quits. After a restart, the service is shown as soon as it
+/// answers.
 pub fn run(client: &StatusClient, colours: Colours) -> Result<()> {
     let mut before: Option<ServiceStatus> = Some(client.read()?);
     let mut now: Option<ServiceStatus> = None;

@@ -4,9 +4,9 @@ use std::time::Duration;
 
 use viaduct_proto::time::Instant;
 
-/// First wait, which doubles.
+/// Delay after the loss of a link that was up. Each failed dial doubles it.
 const MIN_DELAY: Duration = Duration::from_millis(100);
-/// Longest wait.
+/// Maximum delay.
 const MAX_DELAY: Duration = Duration::from_secs(10);
 
 /// A link to keep up.
@@ -16,7 +16,7 @@ pub(super) struct Slot {
     pub(super) link: Option<usize>,
     next: Option<Instant>,
     wait: Duration,
-    /// The link is no longer wanted.
+    /// True if the link is no longer wanted.
     retired: bool,
 }
 
@@ -36,7 +36,7 @@ impl Slot {
         (self.link, self.next) = (link, None);
     }
 
-    /// Records the loss of the link; `up`: it had come up.
+    /// Records the loss of the link; `up`: the link was up before.
     pub(super) fn failed(&mut self, up: bool, now: Instant) {
         self.wait = if up { MIN_DELAY } else { (self.wait * 2).min(MAX_DELAY) };
         self.link = None;

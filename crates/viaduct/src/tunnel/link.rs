@@ -24,7 +24,7 @@ pub(super) enum Transport {
 /// Number of a near end, and of one of its slots.
 pub(super) type SlotIndex = (usize, usize);
 
-/// A link, and its place.
+/// A link, and its place in a tunnel.
 #[derive(Debug)]
 pub(super) struct Link {
     pub(super) transport: Transport,
@@ -34,7 +34,7 @@ pub(super) struct Link {
     pub(super) slot: Option<SlotIndex>,
     /// Tunnel, and the link's number there, once known.
     pub(super) place: Option<(SharedPeer, u32)>,
-    /// Deadline for coming up.
+    /// Time by which the link must be placed in a tunnel.
     pub(super) deadline: Instant,
 }
 
@@ -92,7 +92,7 @@ impl Link {
         }
     }
 
-    /// Returns whether more can be read, after other links had their turn.
+    /// Returns whether there may be more to read in the next turn.
     pub(super) fn is_readable(&self) -> bool {
         matches!(&self.transport, Transport::Tcp(tcp) if tcp.readable)
     }
@@ -167,7 +167,7 @@ impl Link {
         Ok(())
     }
 
-    /// Time at which the link wants to be driven; `None` while it waits for its socket only.
+    /// Time at which the link must be driven; `None` while it waits for its socket only.
     pub(super) fn poll_timeout(&mut self, endpoint: Option<&Endpoint>) -> Option<Instant> {
         let deadline = self.place.is_none().then_some(self.deadline);
         let carrier = match (&mut self.transport, endpoint) {
@@ -177,7 +177,7 @@ impl Link {
         deadline.into_iter().chain(carrier).min()
     }
 
-    /// Closes the link. The other end gets the reason where the handshake has a code for it.
+    /// Closes the link. The other end gets the reason if the handshake has a code for it.
     pub(super) fn close(
         &mut self,
         why: &io::Error,

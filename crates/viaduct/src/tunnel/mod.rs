@@ -108,7 +108,7 @@ impl Tunnels {
         }
         let quic = settings.listen.is_some() || settings.carrier == CarrierKind::Quic;
         let endpoint = quic.then(|| Endpoint::new(&settings, now)).transpose();
-        let endpoint = endpoint.context("tunnel: QUIC cannot begin")?;
+        let endpoint = endpoint.context("tunnel: cannot set up QUIC")?;
         if let Some(endpoint) = &endpoint {
             endpoint.register(&registry, DATAGRAMS)?;
         }
@@ -182,7 +182,7 @@ impl Tunnels {
         }
     }
 
-    /// Goes on with sockets that had more to read than one turn takes.
+    /// Continues with sockets that had more to read than one turn takes.
     pub fn resume(&mut self, now: Instant) {
         if self.endpoint.as_ref().is_some_and(|endpoint| endpoint.readable) {
             self.receive(now);
@@ -269,7 +269,7 @@ impl Drop for Tunnels {
     }
 }
 
-/// Returns the tunnel to the peer with this key; `name` is empty if it has none.
+/// Creates a tunnel to the peer with this key; `name` is empty if the tunnel has none.
 fn new_peer(
     settings: &TunnelSettings,
     key: PublicKey,

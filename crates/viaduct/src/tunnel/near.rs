@@ -24,7 +24,7 @@ pub(super) struct Near {
     pub(super) settings: TunnelSettings,
     pub(super) peer: SharedPeer,
     pub(super) slots: Vec<Slot>,
-    /// Time of the next log line that no link comes up; `None`: at once, as a warning.
+    /// Earliest time of the next log line about a failed dial; `None`: at once, as a warning.
     next_log: Option<Instant>,
     /// Reason why the last link did not come up, or broke.
     reason: Option<String>,
@@ -39,7 +39,7 @@ const LOG_INTERVAL: Duration = Duration::from_secs(300);
 #[derive(Clone, Debug)]
 pub struct Outlet {
     peer: SharedPeer,
-    /// Streams count as connected only when the peer has accepted them.
+    /// True if streams count as connected only when the peer has accepted them.
     waits: bool,
 }
 
@@ -72,7 +72,7 @@ impl Near {
         (self.next_log, self.reason, self.last_up) = (None, None, Some(now));
     }
 
-    /// Records that a link broke that was up, with the reason.
+    /// Records that a link which was up has broken, and the reason.
     pub(super) fn mark_broken(&mut self, why: &str, now: Instant) {
         (self.reason, self.last_up) = (Some(why.to_owned()), Some(now));
     }
@@ -97,8 +97,8 @@ impl Near {
         let what = format!("a link of the {} did not come up: {why}", title(&self.dial.name));
         match self.next_log {
             Some(at) if now < at => return debug!("{what}"),
-            Some(_) => info!("{what}; it is dialled still"),
-            None => warn!("{what}; it is dialled again and again"),
+            Some(_) => info!("{what}; dialling continues"),
+            None => warn!("{what}; it is dialled again until it is up"),
         }
         self.next_log = Some(now + LOG_INTERVAL);
     }

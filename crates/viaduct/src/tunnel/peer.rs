@@ -27,7 +27,7 @@ pub struct InboundStream {
     pub stream: TunnelStream,
     /// Destination.
     pub to: Address,
-    /// Source address that the stream is carried for.
+    /// Address of the client whose flow the stream carries.
     pub source: Option<SocketAddr>,
     /// Public key of the peer.
     pub peer: PublicKey,
@@ -49,8 +49,8 @@ pub(super) struct Peer {
     pub(super) key: PublicKey,
     /// Name of the tunnel; empty if unnamed.
     name: String,
-    /// Instance of a peer that dials; `None` for a peer that is dialled, which may restart as
-    /// another.
+    /// Instance of a peer that dials; `None` for a peer that is dialled, whose instance may
+    /// change.
     instance: Option<u64>,
     pub(super) tunnel: Tunnel,
     /// Loop key of each link, by the link's number.
@@ -80,9 +80,9 @@ pub(super) struct StreamSlot {
     to: Option<Address>,
     /// Token by which the loop knows the end.
     pub(super) token: Option<Token>,
-    /// The peer has accepted the stream.
+    /// True if the peer has accepted the stream.
     pub(super) accepted: bool,
-    /// End of stream behind the readable data.
+    /// True if the stream ends after the readable data.
     pub(super) finished: bool,
     pub(super) broken: Option<Failure>,
 }
@@ -164,7 +164,8 @@ impl Peer {
         }
     }
 
-    /// Handles the tunnel's events. Returns the links that broke, and those that are over.
+    /// Handles the tunnel's events. Returns the links that broke, and those that are no longer
+    /// used.
     pub(super) fn settle(&mut self) -> (Vec<(usize, LinkError)>, Vec<usize>) {
         let mut down = Vec::new();
         while let Some(event) = self.tunnel.poll_event() {
@@ -208,8 +209,8 @@ impl Peer {
         DENIALS.warn(
             self.key,
             format_args!(
-                "the far end of the {tunnel} does not let flows leave to {to}: its allow-to does \
-                 not have that address"
+                "the far end of the {tunnel} has denied a flow to {to}: the address is not in its \
+                 allow-to"
             ),
         );
         self.denied += 1;

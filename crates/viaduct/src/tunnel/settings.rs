@@ -39,22 +39,21 @@ pub struct TunnelSettings {
     pub congestion: Option<String>,
     /// True if a client is accepted only after the far end has reached the server.
     pub waits: bool,
-    /// Permitted destinations of streams that leave here.
+    /// Destinations to which this end may connect streams of its peers.
     pub allow_to: Vec<IpNet>,
-    /// Memory limit of links whose other ends have not shown a key.
+    /// Memory limit of unauthenticated links.
     pub stranger_memory: StrangerMemory,
     /// Buffer sizes and timeouts.
     pub core: Settings,
 }
 
-/// Default memory, in bytes, for links whose other ends have not shown a key: of one source, of
-/// all.
+/// Default memory limits of unauthenticated links, in bytes: of one source, and of all sources.
 const SOURCE_MEMORY: usize = 2 << 20;
 const STRANGER_MEMORY: usize = 8 << 20;
 /// Congestion controls that QUIC links support.
 const QUIC_CONGESTION: [&str; 3] = ["cubic", "bbr", "reno"];
 
-/// Name of a tunnel; empty for the one that the option `tunnel` makes.
+/// Name of a tunnel; empty for the tunnel of the option `tunnel`.
 pub type TunnelName = Arc<str>;
 
 /// Title of a tunnel in texts: `tunnel`, or `tunnel paris`.
@@ -112,22 +111,22 @@ impl CarrierKind {
 #[derive(Clone, Debug, clap::Args, Deserialize)]
 #[serde(default = "defaults", deny_unknown_fields, rename_all = "kebab-case")]
 pub struct TunnelArgs {
-    /// Send flows through a tunnel whose far end listens here
+    /// Send flows through a tunnel to the far end that listens at this address
     #[arg(long, value_name = "ADDRESS:PORT", value_parser = destination)]
     #[serde(deserialize_with = "optional::<Destination, _>")]
     pub tunnel: Option<SocketAddr>,
-    /// Listen address of tunnels; their streams leave here, to --allow-to
+    /// Listen address for tunnels; this far end connects their streams to servers in --allow-to
     #[arg(long, value_name = "ADDRESS:PORT", value_parser = socket_addr)]
     #[serde(deserialize_with = "optional::<Address, _>")]
     pub tunnel_listen: Option<SocketAddr>,
-    /// The file with this site's secret key, from `viaduct key new`
+    /// File with this site's secret key, from `viaduct key new`
     #[arg(long, value_name = "FILE")]
     pub key: Option<PathBuf>,
-    /// The public key of the tunnel's other end; where tunnels arrive, may be repeated
+    /// Public key of the tunnel's other end; may be repeated with --tunnel-listen
     #[arg(long, value_name = "PUBLICKEY")]
     #[serde(deserialize_with = "list::<Key, _>")]
     pub peer: Vec<PublicKey>,
-    /// Links that the tunnel goes over [default: 2, so that a bulk flow leaves one with a short
+    /// Number of links of the tunnel [default: 2, so that a bulk flow leaves one with a short
     /// queue; 1 over QUIC, where flows do not wait for each other]
     #[arg(long, value_name = "N", value_parser = links)]
     #[serde(deserialize_with = "optional::<Links, _>")]
@@ -140,28 +139,28 @@ pub struct TunnelArgs {
     /// kernel's); over QUIC cubic (default), bbr or reno
     #[arg(long, value_name = "NAME")]
     pub link_congestion: Option<String>,
-    /// Bytes that a tunnel's other end may have sent and we not yet passed on, at most; four times
-    /// the path's bandwidth-delay product lets one stream fill it
+    /// Limit of bytes from a tunnel's other end that are not yet delivered; four times the path's
+    /// bandwidth-delay product lets one stream fill the path
     #[arg(long, value_name = "BYTES", default_value = "64M", value_parser = tunnel_buffer)]
     #[serde(deserialize_with = "one::<TunnelBuffer, _>")]
     pub tunnel_buffer: u64,
-    /// Memory that links of one address (a /64 of IPv6) may hold, per carrier, at the listening
-    /// end until their other ends have shown a known key; beyond that the oldest is dropped
-    /// [default: 2M]
+    /// Memory at the listening end for unauthenticated links of one address (a /64 of IPv6), per
+    /// carrier; beyond that the oldest link is dropped [default: 2M]
     #[arg(long, value_name = "BYTES", value_parser = memory)]
     #[serde(deserialize_with = "optional::<Memory, _>")]
     pub stranger_memory_per_source: Option<usize>,
-    /// The same for all addresses together [default: 8M]
+    /// Memory at the listening end for unauthenticated links of all addresses together, per
+    /// carrier [default: 8M]
     #[arg(long, value_name = "BYTES", value_parser = memory)]
     #[serde(deserialize_with = "optional::<Memory, _>")]
     pub stranger_memory: Option<usize>,
 }
 
 impl TunnelArgs {
-    /// Tunnels that these options and `tables` ask for, if any.
+    /// Returns the tunnels of these options and of `tables`, if any.
     ///
     /// # Errors
-    /// The mistake, and a correct form.
+    /// The options are inconsistent; the error gives a correct form.
     pub fn settings(
         &self,
         tables: &[TunnelTable],
@@ -169,7 +168,7 @@ impl TunnelArgs {
     ) -> Result<Option<TunnelSettings>> {
         let one = self.tunnel.or(self.tunnel_listen).is_some();
         if !one && (!self.peer.is_empty() || (self.key.is_some() && tables.is_empty())) {
-            bail!("key, peer: they are for a tunnel; give tunnel or tunnel-listen");
+            bail!("key, peer: they are a tunnel's; give tunnel or tunnel-listen");
         }
         if !one && tables.is_empty() {
             return self.check_unused().map(|()| None);
@@ -182,7 +181,7 @@ impl TunnelArgs {
             bail!("key: tunnels need the file of this site's secret key");
         };
         if self.tunnel.is_some() && self.tunnel_listen.is_none() && self.peer.len() != 1 {
-            bail!("peer: the tunnel has one other end; give its key alone");
+            bail!("peer: the tunnel has one other end; give exactly one key");
         }
         let dials = self.dials(tables)?;
         self.check_congestion()?;
@@ -207,7 +206,7 @@ impl TunnelArgs {
         }))
     }
 
-    /// Checks that no option of tunnels is given where there is none.
+    /// Checks that no tunnel option is given without a tunnel.
     fn check_unused(&self) -> Result<()> {
         if self.links.is_some() {
             bail!("links: the end that dials has them; give tunnel");
@@ -229,7 +228,7 @@ impl TunnelArgs {
     fn check_peers(&self, secret: &SecretKey, dials: &[Dial], file: &Path) -> Result<()> {
         for peer in self.peer.iter().chain(dials.iter().map(|dial| &dial.peer)) {
             if secret.is_weak(peer) {
-                bail!("peer: {peer} is no honest site's key");
+                bail!("peer: {peer} is a weak key, which no honest site has");
             }
             if *peer == secret.public() {
                 let file = file.display();
@@ -243,7 +242,7 @@ impl TunnelArgs {
     }
 
     /// Checks that the transports in use support the congestion control. A listening end
-    /// accepts TCP and QUIC; QUIC then falls back to its default if it lacks the name.
+    /// accepts TCP and QUIC; QUIC then falls back to its default if it does not have this one.
     fn check_congestion(&self) -> Result<()> {
         let Some(name) = &self.link_congestion else { return Ok(()) };
         if self.carrier == CarrierKind::Tcp || self.tunnel_listen.is_some() {
@@ -264,7 +263,7 @@ impl TunnelArgs {
         for TunnelTable { name, to, peer, links } in tables {
             text::check_name(name).map_err(|what| anyhow!("[[tunnel]] name: {what}"))?;
             if dials.iter().any(|dial| *dial.name == **name) {
-                bail!("[[tunnel]] name: {name:?} is there twice; each needs one of its own");
+                bail!("[[tunnel]] name: {name:?} is there twice; each tunnel needs its own name");
             }
             let links = links.map_or(otherwise, usize::from);
             let peer = peer.parse().map_err(|error| anyhow!("[[tunnel]] {name}: peer: {error}"))?;
@@ -297,7 +296,7 @@ impl TunnelSettings {
         let core = &mut self.core;
         if let Some(after) = after {
             core.silence = core.silence.min(after);
-            // Several pings may be lost on the way.
+            // A link survives the loss of several pings.
             core.ping = core.ping.min(core.silence / 4);
         }
         self

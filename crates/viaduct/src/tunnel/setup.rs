@@ -27,7 +27,7 @@ use crate::source::Source;
 
 /// Time for the handshake and HELLO.
 const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
-/// Links accepted before other sources have their turn.
+/// Maximum number of links accepted before other sources are served.
 const MAX_ACCEPTS: usize = 64;
 /// Time until links are accepted again after a failure, such as a lack of descriptors.
 const ACCEPT_RETRY: Duration = Duration::from_millis(100);
@@ -52,7 +52,7 @@ impl Tunnels {
                 key.into_iter().for_each(|key| self.drive(key, now));
             }
             Err(error) => {
-                debug!("dial {to}: {error}");
+                debug!("cannot dial {to}: {error}");
                 self.slot(slot).failed(false, now);
             }
         }
@@ -62,8 +62,8 @@ impl Tunnels {
         &mut self.nears[near].slots[slot]
     }
 
-    /// Accepts links that wait at the listener, a bounded number of them. The listener's
-    /// readiness is reported only once: a timer continues after the bound, and after a failure.
+    /// Accepts pending links, at most [`MAX_ACCEPTS`]. The listener's readiness is reported only
+    /// once, so a timer resumes accepting after the limit, and after a failure.
     pub(super) fn accept(&mut self, now: Instant) {
         self.accept_at = None;
         let mut left = MAX_ACCEPTS;
@@ -88,7 +88,7 @@ impl Tunnels {
         }
     }
 
-    /// Admits an accepted link; the longest-waiting unauthenticated ones may be dropped for it.
+    /// Adds an accepted link, in place of an unauthenticated one if there is no room.
     fn add_accepted(
         &mut self,
         transport: Transport,
@@ -100,7 +100,7 @@ impl Tunnels {
         if let Some(key) = strangers::link_to_drop(&self.strangers(quic), from.ip().into(), places)
         {
             self.strangers_dropped += 1;
-            self.close(key, &io::Error::other("others wait to show whose they are"), now);
+            self.close(key, &io::Error::other("dropped in favour of a newer link"), now);
         }
         self.add(transport, from, None, now)
     }
@@ -159,7 +159,7 @@ impl Tunnels {
             (Transport::Tcp(tcp), _) => {
                 let both = Interest::READABLE | Interest::WRITABLE;
                 let watched = self.registry.register(&mut tcp.stream, Token(LINKS + key), both);
-                watched.inspect_err(|error| warn!("register a link: {error}")).ok()?;
+                watched.inspect_err(|error| warn!("cannot register a link: {error}")).ok()?;
             }
             (Transport::Quic(quic), Some(endpoint)) => endpoint.insert(quic, key),
             (Transport::Quic(_), None) => return None,
@@ -174,7 +174,7 @@ impl Tunnels {
         Some(key)
     }
 
-    /// Places an authenticated link in its tunnel; returns whether it did.
+    /// Places a link in its tunnel if both ends have authenticated. Returns whether it did.
     pub(super) fn place(&mut self, key: usize, now: Instant) -> io::Result<bool> {
         let Some(link) = self.links.get_mut(key) else { return Ok(false) };
         if link.place.is_some() || !link.is_up() {
@@ -192,7 +192,7 @@ impl Tunnels {
                 let (Some(hello), Some(from)) = (hello, link.peer()) else { return Ok(false) };
                 let peer = self.far_peer(from, hello);
                 if !peer.lock().tunnel.accept_link(now, hello.link, carrier) {
-                    return Err(io::Error::other("a link that is there already"));
+                    return Err(io::Error::other("the tunnel has a link of this number"));
                 }
                 (peer, hello.link)
             }
@@ -206,7 +206,7 @@ impl Tunnels {
         Ok(true)
     }
 
-    /// Tunnel that a HELLO belongs to; a new one for a peer that has restarted.
+    /// Returns the tunnel that a HELLO belongs to, a new one if the peer has restarted.
     fn far_peer(&mut self, key: PublicKey, hello: Hello) -> SharedPeer {
         self.far.retain(|peer| !peer.lock().is_idle());
         let same = |peer: &&SharedPeer| peer.lock().is(key, hello.instance);
@@ -224,7 +224,7 @@ impl Tunnels {
         link.close(why, self.endpoint.as_mut(), &self.registry, now);
         let (up, remote) = (link.place.is_some(), link.remote);
         match (link.is_stranger(), up) {
-            // Any host can cause as many of these as it likes.
+            // Logged at debug level only, because any host can cause any number of these.
             (true, _) => debug!("{remote} dialled and did not show a known key: {why}"),
             (_, true) => {
                 let name = link.slot.map(|(near, _)| title(&self.nears[near].dial.name));
@@ -256,8 +256,8 @@ fn reason(remote: SocketAddr, why: &io::Error) -> String {
         Some(RecordError::Refused(refusal)) => format!("{remote}: {refusal}"),
         Some(_) => format!("{remote} is not the far end of this key: {why}"),
         None if is_the_peers(why) => format!(
-            "{remote} has closed it ({why}): its key is not the one that is given as peer here, or \
-             it speaks another version of the tunnel"
+            "{remote} has closed the link ({why}): its key is not the one that is given as peer \
+             here, or it speaks another version of the tunnel"
         ),
         None => format!("{remote}: {why}"),
     }

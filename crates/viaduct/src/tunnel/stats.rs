@@ -13,8 +13,8 @@ pub struct TunnelCounters {
     /// Name of the tunnel; empty if unnamed.
     #[serde(default)]
     pub name: String,
-    /// Reason and start of an outage; `None` if a link is up, or none was tried yet, and at far
-    /// ends.
+    /// Reason and start of an outage; `None` at far ends, and if a link is up or none has been
+    /// tried yet.
     #[serde(default)]
     pub down: Option<String>,
     /// Streams that the far end denied, and destination of the last one.
@@ -30,7 +30,7 @@ pub struct TunnelCounters {
     pub streams: Vec<StreamStats>,
 }
 
-/// Streams that are shown individually.
+/// Maximum number of streams that are shown individually.
 pub const MAX_STREAMS: usize = 32;
 
 impl TunnelCounters {

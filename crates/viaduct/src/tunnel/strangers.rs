@@ -10,7 +10,7 @@ use crate::source::Source;
 /// Maximum number of links of one source: as many as one tunnel may have.
 const MAX_SOURCE_LINKS: usize = 64;
 
-/// Places for unauthenticated links: of one source, and of all.
+/// Maximum number of unauthenticated links: of one source, and of all sources.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Places {
     each: usize,
@@ -41,8 +41,8 @@ impl StrangerMemory {
     }
 }
 
-/// Picks the link of `waiting`, which goes from the oldest to the newest, that is closed to
-/// make room for one from `new`; `None` if there is room.
+/// Picks the link to close to make room for one from `new`; `None` if there is room. `waiting` is
+/// in order of age, the oldest first.
 pub(super) fn link_to_drop(
     waiting: &[(usize, Source)],
     new: Source,
@@ -55,7 +55,7 @@ pub(super) fn link_to_drop(
     let loser = match links.get(&new).is_some_and(|own| *own >= places.each) {
         true => new,
         false if waiting.len() < places.all => return None,
-        // Among equals, the source of the oldest link.
+        // Among sources with equally many links, that of the oldest link.
         false => waiting.iter().min_by_key(|(_, source)| Reverse(links[source]))?.1,
     };
     waiting.iter().find(|(_, source)| *source == loser).map(|(key, _)| *key)

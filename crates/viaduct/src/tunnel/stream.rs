@@ -20,19 +20,19 @@ pub struct Readiness {
     pub writable: bool,
 }
 
-/// An end of a stream. Dropped before both directions have ended, it resets the stream.
+/// An end of a stream. Dropping it before both directions have ended resets the stream.
 #[derive(Debug)]
 pub struct TunnelStream {
     peer: SharedPeer,
     slot: usize,
-    /// Connected only once the peer has accepted the stream; otherwise as soon as bytes can be
-    /// sent.
+    /// True if the stream counts as connected only once the peer has accepted it; otherwise it
+    /// does as soon as bytes can be sent.
     waits: bool,
     /// Bytes read from the tunnel and not yet by the flow.
     rest: Bytes,
-    /// The direction towards the peer has ended.
+    /// True if the direction towards the peer has ended.
     shut: bool,
-    /// The direction from the peer has ended.
+    /// True if the direction from the peer has ended.
     ended: bool,
 }
 
@@ -61,8 +61,10 @@ impl TunnelStream {
         peer.queue_ready(self.slot, Readiness { readable: true, writable: true });
     }
 
-    /// Returns whether the stream counts as connected: bytes can be written before the peer
-    /// has answered. `Err`: it failed.
+    /// Returns whether the stream counts as connected, which may be before the peer has answered.
+    ///
+    /// # Errors
+    /// The stream has failed.
     pub fn check_connected(&self) -> io::Result<bool> {
         let peer = self.peer.lock();
         let slot = &peer.slots[self.slot];
@@ -104,7 +106,7 @@ impl TunnelStream {
         Ok(self.ended.then_some(0))
     }
 
-    /// Writes all of `pieces`; `None` if enough waits already.
+    /// Writes all of `pieces`; `None`, without a write, if enough bytes wait already.
     pub fn write(&mut self, pieces: &[IoSlice<'_>]) -> io::Result<Option<usize>> {
         let id = self.id()?;
         let tunnel = &mut self.peer.lock().tunnel;
@@ -142,7 +144,7 @@ impl TunnelStream {
         }
     }
 
-    /// ID of the stream; an error if it is over, or not yet open.
+    /// ID of the stream; an error if the stream has failed, or is not yet open.
     fn id(&self) -> io::Result<StreamId> {
         let peer = self.peer.lock();
         let slot = &peer.slots[self.slot];

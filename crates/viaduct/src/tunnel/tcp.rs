@@ -12,25 +12,25 @@ use viaduct_sys::socket::tcp::{self, LongHaul, TcpOptions};
 
 use super::settings::TunnelSettings;
 
-/// Bytes that each socket may hold. The kernel sends and acknowledges what the path needs; the
+/// Size of a socket's buffers, in bytes. The kernel uses as much of them as the path needs; the
 /// tunnel's flow control bounds the bytes in flight.
 const SOCKET: usize = 64 << 20;
-/// Reads of one link before other sources have their turn.
+/// Maximum number of reads from one link before other sources are served.
 const READS: usize = 4;
-/// Bytes read at once from a dialler that has not shown its key.
+/// Maximum bytes of a read from an unauthenticated dialler.
 const UNTRUSTED_READ: usize = 4 << 10;
-/// Unsent data in the socket lasts for the time that this process recently took to write more;
-/// between these bounds.
+/// Bounds and initial value of the time for which unsent data in the socket lasts. It follows the
+/// time that this process recently took to write more.
 const MIN_AHEAD_TIME: Duration = Duration::from_millis(2);
 const INITIAL_AHEAD_TIME: Duration = Duration::from_millis(10);
 const MAX_AHEAD_TIME: Duration = Duration::from_millis(50);
-/// Bounds of the same in bytes.
+/// Bounds of the unsent data, in bytes.
 const MIN_AHEAD: usize = 16 << 10;
 const MAX_AHEAD: usize = 4 << 20;
-/// Growth each time that the socket has run empty and waited for us, and decay in each
-/// [`MEASURE_INTERVAL`]: growth is forgotten in about a second. An empty socket costs more than the
-/// moment. For a round trip BBR takes the measured rate to be application-limited and not the
-/// path's: it does not lower its estimate, and at startup it does not stop overshooting.
+/// Factors by which the time grows whenever the socket has run empty, and shrinks in each
+/// [`MEASURE_INTERVAL`], so that growth is forgotten in about a second. The effect of an empty
+/// socket lasts for a round trip: BBR takes the measured rate as application-limited, so that it
+/// does not lower its estimate, and does not stop overshooting in Startup.
 const GROW: (u32, u32) = (3, 2);
 const SHRINK: (u32, u32) = (159, 160);
 /// Interval between readings of the pacing rate.
@@ -54,7 +54,7 @@ pub(super) struct TcpLink {
     sealed: Vec<u8>,
     written: usize,
     ahead: usize,
-    /// Time that the unsent data is to last.
+    /// Time for which the unsent data should last.
     lasts: Duration,
     /// Time of the last reading of the pacing rate.
     measured: Instant,
@@ -136,7 +136,7 @@ impl TcpLink {
         self.readable |= readable;
         if writable && !self.writable {
             self.writable = true;
-            // The socket had been full: if it is empty now, it has waited for us.
+            // The socket had been full. If it is empty now, this process was late to write more.
             if tcp::unsent(&self.stream).is_ok_and(|unsent| unsent == 0) {
                 self.lasts = (self.lasts * GROW.0 / GROW.1).min(MAX_AHEAD_TIME);
                 self.set_ahead(self.ahead * GROW.0 as usize / GROW.1 as usize);
@@ -144,7 +144,7 @@ impl TcpLink {
         }
     }
 
-    /// Reads the available bytes and passes them to `deliver`, or keeps them without one.
+    /// Reads the available bytes and passes them to `deliver`, or keeps them if there is none.
     pub(super) fn receive(
         &mut self,
         scratch: &mut [u8],
@@ -238,7 +238,8 @@ impl TcpLink {
         Ok(self.connected)
     }
 
-    /// Follows the pacing rate, so that little data waits in the kernel, and always enough.
+    /// Adapts the unsent data to the pacing rate, so that little data, but always enough, waits in
+    /// the kernel.
     fn measure(&mut self, now: Instant) {
         if now.since(self.measured) < MEASURE_INTERVAL {
             return;

@@ -15,7 +15,7 @@ impl Tunnels {
     pub(super) fn drive(&mut self, key: usize, now: Instant) {
         let result = self.receive_by(key, now).and_then(|()| self.place(key, now));
         let result = result.and_then(|placed| {
-            // Bytes behind the first ones are read now.
+            // Bytes that follow the handshake are read now.
             if placed { self.receive_by(key, now) } else { Ok(()) }
         });
         match result {
@@ -32,7 +32,7 @@ impl Tunnels {
         link.receive(&mut tools, now)
     }
 
-    /// Sends what the tunnels have to send, and closes links that they have finished with.
+    /// Sends what the tunnels have to send, and closes links that they no longer use.
     pub fn flush(&mut self, now: Instant) {
         for peer in self.peers().cloned().collect::<Vec<_>>() {
             let mut turn = Vec::new();
@@ -56,7 +56,7 @@ impl Tunnels {
         }
     }
 
-    /// Ends the lanes of streams that are over.
+    /// Ends the lanes of streams that have ended.
     fn end_lanes(&mut self, peer: &SharedPeer) {
         loop {
             let over = peer.lock().tunnel.poll_forgotten();
@@ -84,7 +84,7 @@ impl Tunnels {
                 self.close(key, &io::Error::other(why), now);
             }
             for key in over {
-                self.close(key, &io::Error::other("it was left"), now);
+                self.close(key, &io::Error::other("it is no longer used"), now);
             }
         }
     }

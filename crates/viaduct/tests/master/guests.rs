@@ -184,8 +184,8 @@ fn floods(socket_path: &Path, closed: SocketAddr, silent: SocketAddr) {
     receiver.join().unwrap();
 }
 
-/// Sends calls without reading answers. The master stops reading at some point: the calls stay
-/// in the socket.
+/// Sends calls without reading answers. The master stops reading at some point, so that further
+/// calls fill the socket.
 fn reads_nothing(socket_path: &Path, closed: SocketAddr) {
     let run = Hostile::join(socket_path);
     ioctl_fionbio(&run.0, true).unwrap();

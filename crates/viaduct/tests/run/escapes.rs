@@ -167,7 +167,7 @@ fn an_excepted_connect_goes_direct_in_strict_mode() {
 
 #[test]
 fn sockets_of_daemons_that_act_for_programs_are_refused() {
-    // In a mount namespace with a /run of its own.
+    // Runs in a mount namespace with a /run of its own.
     let script = r#"
 import os, socket, subprocess, sys
 viaduct, program = sys.argv[1:]

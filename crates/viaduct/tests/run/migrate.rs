@@ -1,4 +1,4 @@
-//! Flows that outlive their connection: data in flight is not lost when it breaks.
+//! Flows that outlive their connection: data in flight is not lost when the connection breaks.
 
 use std::io::{BufRead as _, BufReader, Read as _, Write as _};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};

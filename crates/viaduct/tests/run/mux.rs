@@ -24,8 +24,8 @@ while True:
     threading.Thread(target=serve, args=(c,), daemon=True).start()
 ";
 
-/// Opens many connections at once, each with different bytes. One is reset, and one ends only its
-/// own direction.
+/// Opens many connections at once, each with different bytes. One is reset; the others end only
+/// their own direction.
 const CLIENT: &str = "
 import hashlib, socket, struct, sys, threading
 to = ('127.0.0.1', int(sys.argv[1]))

@@ -128,8 +128,8 @@ fn negotiation_covers_ipv6_and_further_connections_of_a_flow() {
     let server = Server::start_at("::1", &format!("--require {chain}"));
     assert_eq!(client(&format!("--require {chain}"), server.at).0, "heard hello");
     let (said, why) = client("--prefer +compress", server.at);
-    // The reset arrives when the connection is established, or just before the program learns
-    // of that.
+    // The reset arrives when the connection is established, or just before the program's connect
+    // has returned.
     let broken = ["ConnectionResetError", "ConnectionRefusedError"];
     assert!(said.is_empty() && broken.iter().any(|error| why.contains(error)), "{why}");
 }

@@ -118,7 +118,7 @@ fn only_tcp_sockets_are_accepted_as_flows() {
         }
     };
     let unix = rustix::net::socket(AddressFamily::UNIX, SocketType::STREAM, None).unwrap();
-    // EPROTONOSUPPORT; ENFILE if there was no descriptor; EINPROGRESS.
+    // EPROTONOSUPPORT, ENFILE if there is no descriptor, and EINPROGRESS.
     assert_eq!(said(Some(socket(SocketType::DGRAM))), 93);
     assert_eq!(said(Some(unix)), 93);
     assert_eq!(said(None), 23);

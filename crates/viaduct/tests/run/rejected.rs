@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use super::{output, run, signal, text};
 
-/// Sends much to each client, and reads nothing.
+/// Sends much data to each client, and reads nothing.
 const SERVER: &str = "
 import socket
 s = socket.create_server(('127.0.0.1', 0))

@@ -3,8 +3,8 @@
 
 use super::{CHAIN, far_end, output, text};
 
-/// Opens a socket of each kind in its arguments, `family,type,protocol`, and prints the error
-/// of each.
+/// Opens a socket of each kind in its arguments, `family,type,protocol`, and prints the result of
+/// each.
 const OPEN: &str = "
 import socket, sys
 for kind in sys.argv[1:]:

@@ -173,7 +173,7 @@ fn resets_and_refusals_are_resets_at_the_other_end() {
         ends_by_reset(world.connect(ip), "a closed port");
         let outside = "10.3.0.1".parse().unwrap();
         ends_by_reset(world.connect(outside), "a server that is not allowed");
-        let denial = format!("does not let flows leave to {outside}:{PORT}");
+        let denial = format!("has denied a flow to {outside}:{PORT}");
         assert!(world.near.log().contains(&denial), "{}", world.near.log());
         assert!(shown(&world.near).contains("denied"), "{}", shown(&world.near));
         let listener = world.listen(ip);

@@ -1,5 +1,5 @@
-//! Connects of programs: the SYN was dropped at the rendezvous, and the far end's answer
-//! decides.
+//! Connects of programs: their SYN is dropped at the rendezvous, and they complete or fail when
+//! the far end has answered.
 
 use std::io;
 use std::net::{SocketAddr, TcpStream};
@@ -32,13 +32,14 @@ pub(super) struct ConnectContext {
 pub(super) struct RedirectedConnect {
     pub(super) waiting: WaitingConnect,
     pub(super) context: Arc<ConnectContext>,
-    /// Alive while it waits. Each retransmission of its SYN is reported.
+    /// Dropped when the connect is no longer pending. Until then, retransmissions of its SYN are
+    /// ignored.
     pub(super) _waits: Arc<()>,
 }
 
-/// Adds the interface to a link-local address: the one that the program has bound its socket
-/// to, or else the only one with such addresses. The scope in the program's address is not
-/// visible here.
+/// Adds to a link-local address without scope the only interface that has such addresses, if
+/// there is only one. The address has a scope if the program has bound its socket to an
+/// interface; the scope in the argument of the program's `connect` is not visible here.
 pub(super) fn with_link_scope(to: SocketAddr) -> SocketAddr {
     match to {
         SocketAddr::V6(mut at) if at.ip().is_unicast_link_local() && at.scope_id() == 0 => {
@@ -76,16 +77,16 @@ impl PendingConnect for RedirectedConnect {
         let asked = RejectedSyn { from: program, to, number: syn };
         let packet = match why {
             _ if errno == Errno::NETUNREACH.0 => asked.without_route(),
-            // No ICMP message of IPv4 makes the kernel return this error.
+            // No ICMPv4 message makes the kernel return `EACCES`.
             _ if errno == Errno::ACCES.0 && program.is_ipv6() => asked.prohibited(),
-            // Its SYNs are dropped: it gives up at its own timeout.
+            // The program's SYNs are dropped until its kernel gives up.
             Failure::TimedOut => return,
-            // No ICMP message says that there is no room.
+            // No ICMP message corresponds to `Full`.
             Failure::Unreachable | Failure::Full => asked.unreachable(),
             Failure::Refused | Failure::Reset | Failure::Denied => asked.refused(),
         };
         if let Err(error) = self.context.raw.send(&packet, program.ip()) {
-            debug!("refuse a connect: {error}");
+            debug!("cannot refuse a connect: {error}");
         }
     }
 }

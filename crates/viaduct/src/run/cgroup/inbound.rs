@@ -31,11 +31,11 @@ pub(super) struct Inbound {
     pub(super) flows: Arc<Mutex<FlowTable>>,
     pub(super) carrier: Carrier,
     pub(super) report: Option<Report>,
-    /// Decides on clients, if handlers are negotiated.
+    /// Accepts or rejects clients, if handlers are negotiated.
     pub(super) filter: Option<ClientFilter>,
 }
 
-/// A program that listens, for one client.
+/// A program that listens, as the target of one client's connection.
 #[derive(Clone, Debug)]
 struct RedirectedProgram {
     client: SocketAddr,
@@ -45,7 +45,7 @@ struct RedirectedProgram {
 }
 
 /// Opens a listener to which connections to programs are redirected, whatever their
-/// destination. Only this machine can reach its own address.
+/// destination. Its own address is on loopback, so only this machine can reach it.
 pub(super) fn listener(at: IpAddr, save_syn: bool) -> io::Result<TcpListener> {
     let options = TcpOptions { inside: true, save_syn, ..TcpOptions::default() };
     let listener = tcp::listen((at, 0).into(), BACKLOG, options)?;
@@ -54,15 +54,15 @@ pub(super) fn listener(at: IpAddr, save_syn: bool) -> io::Result<TcpListener> {
 }
 
 impl Inbound {
-    /// Accepts connections for as long as the process runs.
+    /// Accepts connections until the process ends.
     pub(super) fn accept(mut self, listener: &TcpListener) {
         let here = listener.local_addr().ok();
         loop {
             match listener.accept() {
                 Ok((stream, client)) => self.hand_over(stream, client, here),
                 Err(error) => {
-                    debug!("accept: {error}");
-                    // For example, no descriptor is left.
+                    debug!("cannot accept a connection to a program: {error}");
+                    // For example, this process is out of descriptors.
                     thread::sleep(ACCEPT_RETRY_DELAY);
                 }
             }
@@ -89,7 +89,7 @@ impl Inbound {
     }
 }
 
-/// Returns the local end of a connection to a program at this address.
+/// Returns the local end, at `port`, of a connection to a program that listens at `program`.
 pub(super) fn local_end(program: SocketAddr, port: u16) -> SocketAddr {
     let ip: IpAddr = match program {
         SocketAddr::V4(_) => Ipv4Addr::LOCALHOST.into(),
@@ -103,7 +103,7 @@ impl Program for RedirectedProgram {
     fn take_socket(&mut self) -> io::Result<FlowSocket<TcpStream>> {
         let from = match self.own {
             SocketAddr::V4(_) => (Ipv4Addr::LOCALHOST, 0).into(),
-            // With its interface, which the program sees.
+            // With its scope, because the program sees the interface.
             SocketAddr::V6(own) if own.ip().is_unicast_link_local() => {
                 SocketAddrV6::new(*own.ip(), 0, 0, own.scope_id()).into()
             }

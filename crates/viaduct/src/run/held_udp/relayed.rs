@@ -7,8 +7,8 @@
 //!           ◀─ passes, by its mark ◀─ raw socket ◀── due ── UdpRelays ◀─ relay
 //! ```
 //!
-//! Datagrams to the program from elsewhere are dropped if nothing may go around the relay: the
-//! program could not answer them.
+//! If nothing may bypass the relay, datagrams to the program that do not come from it are
+//! dropped: the program could not answer them.
 
 use std::collections::HashMap;
 use std::io;
@@ -28,11 +28,11 @@ use super::Plan;
 use crate::run::names::RemoteNames;
 use crate::run::udp_associate::UdpRelays;
 
-/// Bytes of held datagrams, at most.
+/// Maximum size of all held datagrams, overhead included, in bytes.
 const MAX_BYTES: usize = 32 << 20;
-/// Overhead that each datagram counts beside its payload, in bytes.
+/// Overhead of a datagram that is counted in addition to its payload, in bytes.
 const OVERHEAD: usize = 256;
-/// Mark of packets built here, so that neither this run nor one below it holds them again.
+/// Mark of packets built here, so that neither this run nor a run inside it holds them again.
 const MARK: u32 = 0x7669_6164;
 
 /// Payloads held until they are due.
@@ -44,8 +44,8 @@ pub(super) struct RelayedDatagrams {
     waiting: HashMap<u32, Payload>,
     next: u32,
     bytes: usize,
-    /// Datagrams dropped for want of room, and those that did not come by the relay or were not
-    /// for it.
+    /// Datagrams dropped for lack of room, and those dropped because the relay did not or could
+    /// not carry them.
     lost: [u64; 2],
 }
 
@@ -73,8 +73,8 @@ impl RelayedDatagrams {
         self.relays.as_fd().try_clone_to_owned()
     }
 
-    /// Takes the payload of `held`, whose header announces `length` bytes. Returns its tag, or
-    /// the verdict if it is decided at once.
+    /// Takes the payload of `held`, whose header announces `length` bytes. Returns the tag of the
+    /// payload, or the verdict on the datagram if it need not wait.
     pub(super) fn take(
         &mut self,
         held: &QueuedPacket<'_>,
@@ -96,8 +96,8 @@ impl RelayedDatagrams {
         self.keep(payload).ok_or(Verdict::Drop)
     }
 
-    /// Receives payloads from relays, of peers that the program reaches by them. Returns the
-    /// ends, the length and the tag of each.
+    /// Receives payloads from relays; drops those of peers that the rules do not send through the
+    /// relay. Returns the ends, the length and the tag of each.
     pub(super) fn receive(&mut self, now: Instant, rules: &Rules) -> Vec<(Ends, usize, u32)> {
         let mut received = Vec::new();
         self.relays.receive(now, |ends, bytes| received.push((ends, bytes.to_vec())));
@@ -127,22 +127,22 @@ impl RelayedDatagrams {
         held.map(|id| (id, Verdict::Drop))
     }
 
-    /// Sends a packet built here.
+    /// Sends `bytes` in a packet built here.
     fn put(&self, from: SocketAddr, to: SocketAddr, bytes: &[u8]) {
         let Some(packet) = emit(from, to, bytes) else { return };
         if let Err(error) = self.raw.send(&packet, to.ip()) {
-            debug!("a datagram to {to}: {error}");
+            debug!("cannot send a datagram to {to}: {error}");
         }
     }
 
-    /// Drops the payload of `tag`, which found no room. Returns the ID of the held datagram, if
-    /// any.
+    /// Drops the payload of `tag`, for which the handlers have no room. Returns the ID of the
+    /// held datagram, if any.
     pub(super) fn forget(&mut self, tag: u32) -> Option<u32> {
         self.remove(tag)?.held
     }
 
-    /// Closes idle relays, and sends payloads direct that have no relay and may. Returns the
-    /// time of the next timeout.
+    /// Closes idle relays, and sends the payloads that could not be relayed and may go direct.
+    /// Returns the time of the next timeout.
     pub(super) fn handle_timeout(&mut self, now: Instant) -> Option<Instant> {
         self.relays.handle_timeout(now);
         for (ends, bytes) in self.relays.take_direct() {
@@ -151,7 +151,7 @@ impl RelayedDatagrams {
         self.relays.poll_timeout()
     }
 
-    /// Datagrams dropped for want of room, and others that were dropped.
+    /// Datagrams dropped for lack of room, and those that the relay did not carry.
     pub(super) fn dropped(&self) -> [u64; 2] {
         let [no_room, astray] = self.lost;
         [no_room, astray + self.relays.dropped()]

@@ -10,8 +10,7 @@ use viaduct_proto::wrap::Errno;
 /// Outcome of a connect for the program that waits for it, with the connected socket.
 pub type ConnectResult = Result<OwnedFd, Errno>;
 
-/// Answer to a blocked call. It is given once, by the thread that takes it first; a thread may
-/// also take it because the call no longer waits.
+/// Answer to a blocked call. It is given at most once, by the first thread that takes it.
 #[derive(Clone)]
 pub struct Answer {
     callback: Arc<Mutex<Option<Callback>>>,
@@ -24,7 +23,8 @@ pub struct Answer {
 pub(super) type Callback = Box<dyn FnOnce(ConnectResult) + Send>;
 
 impl Answer {
-    /// Returns an answer by `callback` to a program that allows `limit` for its connect.
+    /// Returns an answer that `callback` delivers; `limit` is the time that the program allows
+    /// for its connect.
     pub fn new(
         limit: Option<Duration>,
         callback: impl FnOnce(ConnectResult) + Send + 'static,
@@ -32,12 +32,13 @@ impl Answer {
         Answer { callback: Arc::new(Mutex::new(Some(Box::new(callback)))), limit, caller: None }
     }
 
-    /// Returns whether it has not been given yet.
+    /// Returns whether the answer has not been taken yet.
     pub fn is_open(&self) -> bool {
         self.callback.lock().unwrap_or_else(PoisonError::into_inner).is_some()
     }
 
-    /// Takes the function that answers; `None` if it was taken, or if the call no longer waits.
+    /// Takes the function that answers; `None` if it was taken before, or if the call no longer
+    /// waits.
     pub fn take(&self) -> Option<Callback> {
         let callback = self.callback.lock().unwrap_or_else(PoisonError::into_inner).take();
         callback.filter(|_| !self.caller.as_ref().is_some_and(|caller| is_hung_up(caller)))

@@ -23,7 +23,7 @@ pub(super) struct InterposedConnect {
     pub(super) pending: Option<Pending>,
     pub(super) to: SocketAddr,
     pub(super) cookie: u64,
-    /// Number of the attempt among the connects of its socket.
+    /// Number of this attempt, which distinguishes it from later connects of the same socket.
     pub(super) attempt: u64,
     pub(super) interposition: Arc<Interposition>,
 }
@@ -88,15 +88,16 @@ impl InterposedConnect {
     fn fail(&mut self, why: Failure, errno: Errno) {
         let Some(pending) = self.pending.take() else { return };
         let mut sockets = self.interposition.sockets();
-        // Its program has given it up, and may have begun another with the same socket.
+        // If the attempt is not current, the program has given up this connect, and may have
+        // begun another on the same socket.
         let Some(attempt) = sockets.end_attempt_number(self.cookie, self.attempt) else { return };
         let callbacks = attempt.take_callbacks();
         let reported = if callbacks.is_empty() {
-            // The kernel reports this one by itself.
+            // The kernel itself reports `ECONNREFUSED`.
             let refused = Some(errno).filter(|errno| *errno != Errno::CONNREFUSED);
             sockets.addresses.set(self.cookie, Addresses { peer: self.to, own: None, refused });
             match why {
-                // Its SYNs are dropped: it gives up at its own timeout.
+                // The program's SYNs are dropped until its kernel gives up.
                 Failure::TimedOut => Ok(()),
                 _ => pending.refuse(&self.interposition.closed),
             }
@@ -107,19 +108,19 @@ impl InterposedConnect {
         drop(sockets);
         callbacks.into_iter().for_each(|callback| callback(Err(errno)));
         if let Err(error) = reported {
-            debug!("report to a program: {error}");
+            debug!("cannot report a failed connect to a program: {error}");
         }
     }
 }
 
 impl Attempt {
-    /// Takes the answers of the calls that still wait for it.
+    /// Takes the answers of the calls that still wait for this attempt.
     fn take_callbacks(self) -> Vec<Callback> {
         self.answers.iter().filter_map(Answer::take).collect()
     }
 }
 
-/// Answers the waiting calls: `socket`, their program's, is connected.
+/// Reports to the waiting calls that `socket`, their program's socket, is connected.
 fn report_connected(mut callbacks: Vec<Callback>, socket: OwnedFd) {
     let last = callbacks.pop();
     for callback in callbacks {
@@ -132,7 +133,7 @@ fn report_connected(mut callbacks: Vec<Callback>, socket: OwnedFd) {
 }
 
 impl Drop for InterposedConnect {
-    /// Resets the connect: nothing carries it any more.
+    /// Resets the connect if it is still pending.
     fn drop(&mut self) {
         self.refuse(Failure::Reset);
     }

@@ -10,7 +10,7 @@ use viaduct_proto::wrap::Errno;
 
 use super::Answer;
 
-/// Answers that are due at a given time. Its thread starts with the first one.
+/// Answers that are due at a given time. Their thread starts with the first one.
 #[derive(Debug, Default)]
 pub(super) struct Deadlines(Arc<Queue>);
 
@@ -29,7 +29,7 @@ struct Due {
 }
 
 impl Deadlines {
-    /// Answers with `errno` at `at`, unless it is answered before.
+    /// Gives `answer` with `errno` at time `at`, unless it has been given before.
     ///
     /// # Errors
     /// No thread can be started.

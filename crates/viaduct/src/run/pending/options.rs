@@ -10,13 +10,13 @@ use super::Interposition;
 use crate::engine::aware::{ProgramRequest, RequestKind, SocketId};
 
 impl Interposition {
-    /// Returns whether options that a program sets on such a socket are mirrored. They are not
-    /// where the program's connections are its own (offload).
+    /// Returns whether options that a program sets on a socket of this kind are mirrored to its
+    /// flow. With kernel offload they are not, because the connection is the program's own.
     pub fn mirrors_of(&self, is: Socket) -> bool {
         self.offload.is_none() && is.is_tcp()
     }
 
-    /// Mirrors an option that a program has set on a socket; `read` reads it from there.
+    /// Mirrors an option that a program has set on a socket; `read` reads it from the socket.
     /// `socket_id` identifies the socket's flow if it is connected.
     pub fn mirror(
         &self,
@@ -27,7 +27,7 @@ impl Interposition {
         let mut sockets = self.sockets();
         let mut mirrored = sockets.mirrored.get(cookie).copied().unwrap_or_default();
         if let Err(error) = read(&mut mirrored) {
-            return debug!("an option of a socket: {error}");
+            return debug!("cannot read a socket option: {error}");
         }
         sockets.mirrored.set(cookie, mirrored);
         drop(sockets);
@@ -37,7 +37,7 @@ impl Interposition {
     }
 
     /// Asks the handlers of a socket's flow for the value of an option. `answer` is dropped if
-    /// there is no such flow here.
+    /// this process has no flow of the socket.
     pub fn getsockopt(
         &self,
         socket_id: SocketId,

@@ -2,14 +2,14 @@
 
 use std::collections::{HashMap, VecDeque};
 
-/// Sockets whose state is kept; the oldest is dropped first.
+/// Maximum number of sockets whose state is kept; the oldest is dropped first.
 const MAX_SOCKETS: usize = 65_536;
 
 /// State of sockets, by cookie.
 #[derive(Debug)]
 pub(super) struct Recent<T> {
     known: HashMap<u64, T>,
-    /// Cookies in order of insertion. The place of a removed one stays until it expires.
+    /// Cookies in order of insertion. A removed cookie stays here until it is the oldest.
     order: VecDeque<u64>,
 }
 

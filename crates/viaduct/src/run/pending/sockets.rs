@@ -23,9 +23,10 @@ pub(super) struct Addresses {
 /// A connect in progress.
 #[derive(Debug, Default)]
 pub(super) struct Attempt {
-    /// Distinguishes it from earlier connects of the same socket, which their program has given up.
+    /// Number that distinguishes this connect from earlier ones of the same socket, which the
+    /// program has given up.
     number: u64,
-    /// Calls of the program that wait for it.
+    /// Answers to the calls that wait for this connect.
     pub(super) answers: Vec<Answer>,
 }
 

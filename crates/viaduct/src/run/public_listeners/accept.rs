@@ -1,4 +1,4 @@
-//! Accepting of connections at public listeners, while there is room behind them.
+//! Accept loop of public listeners. It accepts while the listeners behind them have room.
 
 use std::io;
 use std::net::{SocketAddr, TcpStream};
@@ -21,16 +21,18 @@ use crate::engine::wrapped::{Arrival, Program};
 use crate::run::capture_ns::CaptureNs;
 use crate::run::report::ReportedProgram;
 
-/// Interval between checks that programs still listen: a socket that was shut down is not closed.
+/// Interval between checks that programs still listen: a listener that is shut down, but not
+/// closed, is not reported.
 const CHECK_INTERVAL: Duration = Duration::from_millis(500);
 /// Pause after an error of accept.
 const ACCEPT_RETRY_DELAY: Duration = Duration::from_millis(100);
-/// Connections accepted from one public listener before the others have their turn.
+/// Maximum number of connections accepted from one public listener before others are served.
 const MAX_ACCEPTS: usize = 64;
-/// First and last interval between checks for room behind a full listener; it doubles in between.
+/// Minimum and maximum interval between checks for room behind a full listener. Each check doubles
+/// the interval.
 const ROOM_CHECK_INTERVALS: [Duration; 2] = [Duration::from_millis(1), Duration::from_millis(64)];
 
-/// Connection to a program: the namespace, the client's address, and the socket bound there.
+/// Connection to a program through a socket in the namespace that is bound to the client's address.
 #[derive(Debug)]
 struct CapturedProgram {
     netns: Arc<CaptureNs>,
@@ -45,7 +47,7 @@ struct CapturedProgram {
 type Accepted = (TcpStream, SocketAddr, Arc<()>);
 
 impl PublicListeners {
-    /// Accepts connections to programs for as long as the process runs.
+    /// Accepts connections to programs until the process ends.
     pub(super) fn accept_loop(&self) {
         let (mut last_check, mut events) = (Instant::now(), Vec::with_capacity(64));
         let [soonest, latest] = ROOM_CHECK_INTERVALS;
@@ -94,18 +96,18 @@ impl PublicListeners {
         let (accepted, error) = self.accept_from(cookie);
         for (stream, client, backlog_slot) in accepted {
             if let Err(error) = self.hand_over(stream, client, backlog_slot) {
-                debug!("a connection to a program: {error}");
+                debug!("cannot hand over a connection to a program: {error}");
             }
         }
         if let Some(error) = error {
-            debug!("accept: {error}");
-            // For example, no descriptor is left.
+            debug!("cannot accept a connection to a program: {error}");
+            // For example, this process is out of descriptors.
             thread::sleep(ACCEPT_RETRY_DELAY);
         }
     }
 
-    /// Accepts connections of a public listener; returns them, and the error that ended the
-    /// loop if any. A listener without room behind it is not polled for a while.
+    /// Accepts connections of a public listener. Returns them, and the error that ended the
+    /// loop if any. A listener without room behind it is not polled until there is room again.
     fn accept_from(&self, cookie: u64) -> (Vec<Accepted>, Option<io::Error>) {
         let mut accepted = Vec::new();
         let Some(OpenNs { listeners, .. }) = self.ns() else { return (accepted, None) };
@@ -150,7 +152,7 @@ impl PublicListeners {
         client: SocketAddr,
         backlog_slot: Arc<()>,
     ) -> io::Result<()> {
-        // Reset the client if the connection is not handed over in whole.
+        // The client is reset if one of the next steps fails.
         tcp::reset_on_close(&stream)?;
         let own = canonical(stream.local_addr()?);
         let client = canonical(client);

@@ -11,7 +11,7 @@ use rustix::net::sockopt;
 use viaduct_proto::wrap::Socket;
 use viaduct_sys::netns::capture_ns::{self, Listeners};
 
-/// All public listeners. Removing one closes it, and its port is free then.
+/// All public listeners. Removing one closes it and frees its port.
 #[derive(Debug, Default)]
 pub(super) struct List {
     /// By socket cookie.
@@ -20,7 +20,7 @@ pub(super) struct List {
     pub(super) inner: HashMap<u64, u64>,
     /// The public listeners at each port.
     pub(super) ports: HashMap<u16, Vec<u64>>,
-    /// Listeners that accept nothing for want of room behind them.
+    /// Listeners that accept nothing because the backlogs behind them are full.
     pub(super) full: Vec<u64>,
 }
 
@@ -38,7 +38,8 @@ pub(super) struct PublicListener {
     pub(super) inner: Vec<InnerListener>,
     /// True while it is in [`List::full`].
     pub(super) is_full: bool,
-    /// Connections that may be accepted before the backlog behind it is read again.
+    /// Number of connections that may be accepted before the backlog behind the listener is read
+    /// again.
     pub(super) room: usize,
     /// Held by each accepted connection until it is in the program's backlog, or until its
     /// handlers wait for the client's preface.
@@ -67,7 +68,8 @@ impl List {
         }
     }
 
-    /// Removes a closed listener, and with the last one behind it the public listener.
+    /// Removes a closed listener in the namespace, and its public listener if no other is behind
+    /// that one.
     pub(super) fn remove_inner(&mut self, cookie: u64) {
         let Some(of) = self.inner.remove(&cookie) else { return };
         let Some(public) = self.public_listeners.get_mut(&of) else { return };
@@ -85,7 +87,7 @@ impl List {
         }
     }
 
-    /// Removes those at `port`, or at any port if there is none, that no longer listen.
+    /// Removes the listeners in the namespace, at `port` or at all ports, that no longer listen.
     pub(super) fn sweep(&mut self, listeners: &Listeners, port: Option<u16>) -> io::Result<()> {
         let mut listening = HashSet::new();
         for v6 in [false, true] {

@@ -9,7 +9,7 @@ use viaduct_sys::seccomp::Notification;
 use super::options::write_option;
 use super::{CONTINUE, DONE, Outcome, Supervisor, cookie, errno_of};
 
-/// An option of `SOL_SOCKET`.
+/// The socket option `SO_REUSEPORT`.
 const SO_REUSEPORT: u64 = 15;
 
 impl Supervisor {
@@ -37,7 +37,8 @@ impl Supervisor {
         let Some(errno) = self.interposition.take_refusal(cookie(&socket)?) else {
             return CONTINUE;
         };
-        // This clears the kernel's own error, if the program has not read it by another call.
+        // This clears the kernel's own error. If there is none, the program has already read it
+        // by another call.
         let own = sockopt::socket_error(&socket).map_err(|errno| errno_of(errno.into()))?;
         let task = self.task(call)?;
         write_option(&self.listener, &task, call, own.map_or(errno.0, |()| 0))?;

@@ -9,9 +9,9 @@ use viaduct_sys::seccomp::{Notification, Task};
 use super::{Supervisor, errno_of};
 use crate::run::pending::socket_of;
 
-/// Threads that are remembered, at most.
+/// Maximum number of threads that are remembered.
 const MAX_TASKS: usize = 1024;
-/// Bytes of a `struct msghdr` up to its last field.
+/// Size of a `struct msghdr`, in bytes.
 pub(super) const MSGHDR: usize = 56;
 
 /// Address of an argument in the program's memory, and its length.
@@ -46,7 +46,7 @@ impl Supervisor {
         Ok(Header { name, pieces, control, first: (word(0), word(8)) })
     }
 
-    /// Reads the address of a call, as far as it matters.
+    /// Reads the socket address of a call: as many bytes as an IP address and its port need.
     pub(super) fn sockaddr(
         &mut self,
         call: &Notification,
@@ -73,7 +73,7 @@ impl Supervisor {
         Ok(bytes)
     }
 
-    /// Reads the program's memory; returns how many bytes there were.
+    /// Reads the program's memory. Returns the number of bytes read.
     pub(super) fn read(
         &mut self,
         call: &Notification,
@@ -116,7 +116,7 @@ impl Supervisor {
             }
             other => other,
         };
-        // A descriptor of another thread that has got the number must not be used for the caller.
+        // The thread's number may be reused: a descriptor of another thread must not be used.
         self.listener.check_waits(call).map_err(errno_of)?;
         let socket = socket.map_err(errno_of)?;
         let is = socket_of(&socket).map_err(errno_of)?;

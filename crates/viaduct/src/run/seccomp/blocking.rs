@@ -1,8 +1,8 @@
-//! Blocking calls, made here on a duplicate of the socket: the kernel would read descriptor and
-//! address again.
+//! Blocking calls, made here on a duplicate of the socket, because the kernel would read the
+//! descriptor and the address again after they were judged.
 //!
-//! A call ends as in the kernel: when it has succeeded or failed, at the time limit of its
-//! program (`SO_SNDTIMEO`), or by a signal.
+//! A call ends as it would in the kernel: when it has succeeded or failed, at the time limit that
+//! the program has set (`SO_SNDTIMEO`), or by a signal.
 
 use std::os::fd::{AsFd as _, OwnedFd};
 use std::thread;
@@ -20,8 +20,8 @@ use super::{Outcome, Supervisor, errno_of, send_reply, send_timeout};
 const CHECK_INTERVAL: Duration = Duration::from_millis(50);
 
 impl Supervisor {
-    /// Makes `call` by `attempt` in a thread, each time that `socket` is writable, until there
-    /// is a reply. It fails with `expired` at its time limit.
+    /// Starts a thread that calls `attempt` whenever `socket` is writable, until it returns the
+    /// reply to `call`. At the time limit of the socket, the call fails with `expired`.
     pub(super) fn retry(
         &self,
         call: &Notification,

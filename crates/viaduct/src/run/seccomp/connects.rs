@@ -23,8 +23,8 @@ impl Supervisor {
         let (sockaddr, length) = self.sockaddr(call, at, size)?;
         if !is.is_of_ip() {
             self.refuse_daemons(call, is, (at, size))?;
-            // A path is resolved in the program's mount namespace; such a socket does not leave
-            // this host.
+            // The kernel resolves a path in the program's mount namespace. Sockets that are not
+            // of IP do not leave this host.
             return CONTINUE;
         }
         match self.interposition.rules.connect(is, &sockaddr[..length]) {
@@ -53,8 +53,8 @@ impl Supervisor {
                 self.connect_direct(call, &socket, &sockaddr[..length])
             }
             Verdict::Divert(_) if !is_in_this_netns(&socket) => {
-                // Sockets in the capture namespace are programs' listeners, and what they
-                // accept. In any other namespace the rendezvous does not exist.
+                // Sockets in the capture namespace are listeners of programs, and connections
+                // accepted there. In any other namespace the rendezvous does not exist.
                 if tcp::is_in_use(&socket) {
                     return Err(Errno::ISCONN);
                 }
@@ -104,11 +104,11 @@ impl Supervisor {
         if is.domain != i32::from(AddressFamily::UNIX.as_raw()) || !names && !strict {
             return Ok(());
         }
-        // Behind the family.
+        // The path follows the address family.
         let sockaddr = self.read_up_to(call, sockaddr, LONGEST)?;
         let path = sockaddr.get(2..).unwrap_or_default();
         let base = PathBuf::from(format!("/proc/{}", call.thread));
-        // The program falls back to DNS by datagrams.
+        // The program then falls back to DNS queries over UDP.
         if names && daemons::is_daemon_socket(Kind::Resolver, path, &base) {
             return Err(Errno::CONNREFUSED);
         }
@@ -129,7 +129,7 @@ impl Supervisor {
         Ok(bytes[..length].to_vec())
     }
 
-    /// Connects as the program would have.
+    /// Connects directly, as the program's own call would.
     fn connect_direct(&self, call: &Notification, socket: &OwnedFd, sockaddr: &[u8]) -> Outcome {
         match connect_for(socket, sockaddr).map_err(errno_of) {
             Ok(()) => DONE,

@@ -12,12 +12,12 @@ use viaduct_sys::seccomp::{Listener, Notification, Reply};
 use super::{CONTINUE, DONE, Outcome, Supervisor, errno_of, send_reply};
 use crate::run::user_udp::UserUdp;
 
-/// Flags of a socket's kind.
+/// Flags in the type argument of `socket`.
 const CLOEXEC: i32 = OFlags::CLOEXEC.bits().cast_signed();
 const NONBLOCK: i32 = OFlags::NONBLOCK.bits().cast_signed();
 
 impl Supervisor {
-    /// Handles `socket` of UDP. In a thread if the capture namespace is to be opened, which
+    /// Handles `socket` for UDP, in a thread if the capture namespace must be opened first, which
     /// takes a moment.
     pub(super) fn open_udp(&self, call: &Notification, v6: bool, kind: i32) -> Outcome {
         if let Some(user_udp) = self.interposition.user_udp() {
@@ -40,7 +40,7 @@ impl Supervisor {
         spawned.map(|_| None).map_err(errno_of)
     }
 
-    /// Handles `bind`: the port of a carried socket is bound outside too.
+    /// Handles `bind`: for a carried socket, the port is bound outside its namespace too.
     pub(super) fn bind_carried(&mut self, call: &Notification) -> Outcome {
         let Some(user_udp) = self.interposition.user_udp().cloned() else {
             return CONTINUE;
@@ -57,7 +57,7 @@ impl Supervisor {
         if family.map(i32::from) != Some(is.domain) {
             return CONTINUE;
         }
-        // The kernel reports the error of another address.
+        // For other addresses, the kernel reports the error.
         let Sockaddr::Ip(at) = parse_bound(address) else { return CONTINUE };
         if at.is_ipv6() && !is.is_v6() {
             return CONTINUE;
@@ -66,8 +66,8 @@ impl Supervisor {
         DONE
     }
 
-    /// Handles `connect` of a socket in the capture namespace. Every address is reachable in
-    /// there, so that the route is looked up outside.
+    /// Handles `connect` of a socket in the capture namespace. Every address is reachable there,
+    /// so the route is looked up outside.
     pub(super) fn probe(&self, socket: &OwnedFd, is: Socket, address: &[u8]) -> Result<(), Errno> {
         let (Some(user_udp), Sockaddr::Ip(to)) =
             (self.interposition.user_udp(), parse_sockaddr(address))

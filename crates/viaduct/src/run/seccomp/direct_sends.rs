@@ -1,5 +1,6 @@
 //! Direct sends of datagrams, made here on a duplicate of the socket and with copies of the
-//! judged arguments. If the kernel continued the call, it would read address and descriptor again.
+//! judged arguments. If the kernel continued the call, it would read the address and the
+//! descriptor again.
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -12,13 +13,13 @@ use viaduct_sys::socket::sendmsg::{Message, sendmsg};
 use super::arguments::Header;
 use super::{Outcome, Supervisor, errno_of};
 
-/// Bytes of a datagram, at most.
+/// Maximum size of a datagram, in bytes.
 const MAX_DATA: usize = 65_535;
-/// Bytes of control messages, at most.
+/// Maximum size of control messages, in bytes.
 const MAX_CONTROL: usize = 4096;
-/// Buffers of a message, at most, as in the kernel.
+/// Maximum number of buffers in a message, as in the kernel.
 const MAX_PIECES: u64 = 1024;
-/// Bytes of a `struct iovec`.
+/// Size of a `struct iovec`, in bytes.
 const IOVEC: u64 = 16;
 /// `MSG_DONTWAIT`.
 const DONTWAIT: i32 = 0x40;
@@ -69,7 +70,8 @@ impl Supervisor {
         Ok(message)
     }
 
-    /// Sends all messages when there is room; at once or not at all if the call does not block.
+    /// Sends messages as soon as the socket has room. If it has none and the call does not block,
+    /// fails with `EAGAIN`.
     pub(super) fn send_all(&mut self, call: &Notification, sending: Sending) -> Outcome {
         let task = self.task(call)?;
         let Sending { socket, .. } = &sending;
@@ -88,7 +90,7 @@ impl Supervisor {
 }
 
 impl Sending {
-    /// Sends as much as fits. Returns `None` if nothing did.
+    /// Sends as many messages as fit. Returns `None` if the first one does not fit.
     fn attempt(
         &self,
         socket: &OwnedFd,
@@ -115,8 +117,8 @@ impl Sending {
     }
 }
 
-/// Appends bytes of the program's memory to `data`. The kernel refuses a datagram that gets too
-/// long.
+/// Appends bytes of the program's memory to `data`, up to one byte more than a datagram can have:
+/// the kernel refuses a longer one.
 fn read_more(task: &Task, (at, length): (u64, u64), data: &mut Vec<u8>) -> Result<(), Errno> {
     let old = data.len();
     let room = (MAX_DATA + 1).saturating_sub(old);

@@ -34,7 +34,7 @@ impl Supervisor {
         self.bind_carried(call)
     }
 
-    /// Handles `listen`. In a thread if the capture namespace is to be opened, which takes a
+    /// Handles `listen`, in a thread if the capture namespace must be opened first, which takes a
     /// moment.
     pub(super) fn listen(&mut self, call: &Notification) -> Outcome {
         let backlog = call.arguments[1] as i32;
@@ -70,13 +70,13 @@ impl Supervisor {
                     Err(error) => Reply::Failed(errno_of(error).0),
                 },
                 Err(why) if interposition.rules.strict => {
-                    interposition.warn_cannot_listen(&format!("it may not (--strict): {why:#}"));
+                    interposition.warn_cannot_listen(&format!("refused (--strict): {why:#}"));
                     interposition.report_refused(wire::Call::Listen, false, Some(at), Errno::PERM);
                     Reply::Failed(Errno::PERM.0)
                 }
                 Err(why) => {
                     interposition
-                        .warn_cannot_listen(&format!("clients go around the chain: {why:#}"));
+                        .warn_cannot_listen(&format!("its clients bypass the chain: {why:#}"));
                     Reply::Continue
                 }
             };
@@ -90,12 +90,13 @@ impl Supervisor {
         spawned.map(|_| None).map_err(errno_of)
     }
 
-    /// Handles `accept`: a socket that was duplicated before it listened would get no connection.
+    /// Handles `accept`: replaces a socket that was duplicated before the call of `listen`, which
+    /// would get no connections.
     pub(super) fn accept(&mut self, call: &Notification) -> Outcome {
         let Some(public_listeners) = self.listeners_in_use() else { return CONTINUE };
         let (socket, is) = self.duplicate(call, call.arguments[0])?;
         if let Err(error) = self.replace_listener(call, &public_listeners, &socket, is) {
-            debug!("a socket that listens: {error}");
+            debug!("cannot replace a program's listener: {error}");
             return Err(errno_of(error));
         }
         CONTINUE
@@ -117,7 +118,8 @@ impl Supervisor {
     }
 }
 
-/// Replaces a public listener in the program by its inner listener, in its epoll sets too.
+/// Replaces a public listener by its inner listener, in the program's descriptor table and epoll
+/// sets.
 fn replace_in_program(
     listener: &Listener,
     (task, made): (&Task, EpollCount),

@@ -1,8 +1,9 @@
-//! Socket options that are mirrored to the connection that stands for a program's own.
+//! Socket options of programs, which are mirrored to the network connection of the flow.
 //!
 //! The options are set here, on a duplicate of the socket, so that their value is known when
 //! the program continues. Options that need a privilege are left to the kernel unless the
-//! program has it. The handlers of the flow may answer with another value than the socket's.
+//! program has it. To `getsockopt`, the handlers of the flow may answer with a value other than
+//! the socket's.
 
 use std::fs;
 use std::os::fd::OwnedFd;
@@ -18,9 +19,9 @@ use super::{CONTINUE, DONE, Outcome, Supervisor, cookie, errno_of, send_reply};
 use crate::engine::aware::SocketId;
 use crate::run::aware::ends_of;
 
-/// Bytes of a value that are read, at most.
+/// Maximum size of a value that is mirrored, in bytes.
 const MAX_VALUE: usize = 16;
-/// `CAP_NET_ADMIN`, by which a program may set marks and all priorities.
+/// Bit of `CAP_NET_ADMIN`, which allows a program to set marks and all priorities.
 const NET_ADMIN: u64 = 1 << 12;
 
 impl Supervisor {
@@ -106,7 +107,7 @@ pub(super) fn write_option(
     listener.write(call, task, size, &(length as u32).to_ne_bytes()).map_err(errno_of)
 }
 
-/// Identification of the flow of a program's socket, if it may have one.
+/// Returns the ID of the flow of a program's socket, if it may have a flow.
 fn id_of(socket: &OwnedFd) -> Result<Option<SocketId>, Errno> {
     if is_in_this_netns(socket) {
         return Ok(Some(SocketId::Cookie(cookie(socket)?)));
@@ -115,8 +116,8 @@ fn id_of(socket: &OwnedFd) -> Result<Option<SocketId>, Errno> {
     Ok(ends_of(socket))
 }
 
-/// Returns whether a thread may configure this network. Its capabilities must be those of this
-/// process's user namespace.
+/// Returns whether a thread may configure this network: it has `CAP_NET_ADMIN`, in the user
+/// namespace of this process.
 fn may_configure_network(thread: u32) -> bool {
     let users = |whose: &str| fs::read_link(format!("/proc/{whose}/ns/user")).ok();
     let status = fs::read_to_string(format!("/proc/{thread}/status")).unwrap_or_default();

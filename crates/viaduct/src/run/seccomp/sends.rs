@@ -15,11 +15,11 @@ use super::connects::pace;
 use super::direct_sends::Sending;
 use super::{CONTINUE, Outcome, Supervisor, errno_of, reply_now};
 
-/// Bytes that a send with TCP Fast Open takes at once: the buffer of a fresh socket.
+/// Maximum bytes that a send with TCP Fast Open takes: the send buffer of a new socket.
 const MAX_FAST_OPEN: usize = 16 << 10;
-/// Approximate bytes of the datagrams of one call; the program sends the rest by another call.
+/// Approximate limit of the bytes sent for one `sendmmsg`; the program must send the rest again.
 const MAX_BYTES: usize = 1 << 20;
-/// Bytes of a DNS query, at most.
+/// Maximum size of a DNS query, in bytes.
 const MAX_QUERY: usize = 4096;
 
 /// Payload of a send: plain bytes, or the header of a message.
@@ -57,8 +57,7 @@ impl Supervisor {
         match self.interposition.rules.send(is, flags as i32, &sockaddr[..size]) {
             Verdict::Pass if !self.is_sent_here(&socket, is) => CONTINUE,
             Verdict::Pass if flags as i32 & MSG_FASTOPEN != 0 && !is.is_of_datagrams() => {
-                // The kernel would read the address again. Under `--strict` the program has to
-                // do without.
+                // The kernel would read the address again, so `--strict` refuses Fast Open.
                 let strict = self.interposition.rules.strict;
                 if strict { Err(Errno::OPNOTSUPP) } else { CONTINUE }
             }
@@ -86,7 +85,7 @@ impl Supervisor {
             }
             Verdict::Divert(to) => {
                 let bytes = self.read_up_to(call, payload.first(), MAX_FAST_OPEN)?;
-                // Without a cookie, a non-blocking connect with Fast Open takes no data either.
+                // A non-blocking call takes no data, as in the kernel without a Fast Open cookie.
                 let waits = is_blocking(&socket).map_err(errno_of)?;
                 let answer = waits.then(|| self.deferred_answer(call, &socket, Some(bytes)));
                 Ok(reply_now(self.interposition.begin(socket, to, answer)))
@@ -94,8 +93,8 @@ impl Supervisor {
         }
     }
 
-    /// Handles `sendmmsg`. Each datagram is judged; for Fast Open it is refused, as kernels may
-    /// refuse it.
+    /// Handles `sendmmsg`. Each datagram is judged. If one would open a stream or is a query for
+    /// a name, the call fails with `EOPNOTSUPP`.
     pub(super) fn send_many(&mut self, call: &Notification) -> Outcome {
         let [fd, headers, count, flags, ..] = call.arguments;
         let (socket, is) = self.duplicate(call, fd)?;
@@ -136,8 +135,9 @@ impl Supervisor {
         self.send_all(call, Sending { socket, flags: flags as i32, messages, lengths })
     }
 
-    /// Returns whether direct sends of this socket are made here. Sockets in the capture
-    /// namespace reach nothing else, and those that are not of IP do not leave this host.
+    /// Returns whether direct sends of this socket are made here. The kernel makes those of
+    /// sockets in the capture namespace, which reach nothing else, and of sockets that are not of
+    /// IP, which do not leave this host.
     fn is_sent_here(&self, socket: &OwnedFd, is: Socket) -> bool {
         is.is_of_ip() && is_in_this_netns(socket)
     }

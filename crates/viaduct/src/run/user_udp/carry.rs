@@ -16,9 +16,9 @@ use super::host_sockets::HostSocket;
 use super::{DNS, State, UserUdp, now};
 use crate::run::report::FlowOutcome;
 
-/// Datagrams held at once, at most.
+/// Maximum number of datagrams held at a time.
 const MAX_WAITING: usize = 16_384;
-/// Datagrams read from one source before the others have their turn.
+/// Maximum number of datagrams read from one source before others are served.
 const MAX_READS: usize = 64;
 /// Default hop limit in the capture namespace.
 const DEFAULT_HOP_LIMIT: u8 = 64;
@@ -43,7 +43,7 @@ impl UserUdp {
             let Ok(length) = read(packet) else { return };
             let Some((datagram, payload)) = Datagram::split(&packet[..length]) else { continue };
             let Datagram { source: own, destination: peer, bytes } = datagram;
-            // Fragments of a datagram longer than a packet are dropped.
+            // A fragment of a longer datagram is dropped.
             if payload.len() < bytes {
                 continue;
             }
@@ -61,7 +61,7 @@ impl UserUdp {
         }
         let (direction, fields) = (Direction::Back, HopFields::default());
         for (ends, bytes) in received {
-            // Only from peers that the program reaches by the relay.
+            // Only datagrams of peers that the program reaches through the relay are accepted.
             match state.rules.fate(Transport::Udp, ends.peer) {
                 Fate::Divert => state.hold(HeldDatagram { direction, ends, bytes, fields }),
                 Fate::Leave | Fate::Refuse => state.lost[1] += 1,
@@ -86,7 +86,7 @@ impl UserUdp {
             let (length, peer, fields) = match hop_fields::receive_from(socket.as_fd(), packet) {
                 Ok(received) => received,
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => return,
-                // An error of an earlier datagram that did not arrive.
+                // The error of an earlier datagram that was not delivered.
                 Err(_) => continue,
             };
             let peer = SocketAddr::new(peer.ip().to_canonical(), peer.port());
@@ -110,8 +110,8 @@ impl UserUdp {
         }
         let by_relay_alone = state.relays.as_ref().is_some_and(|relays| !relays.may_go_direct());
         match state.rules.fate(Transport::Udp, held.ends.peer) {
-            // The program reaches this peer by the relay alone: datagrams that came past it are
-            // dropped.
+            // The program reaches this peer only through the relay, so a datagram that bypassed
+            // the relay is dropped.
             Fate::Divert if held.direction == Direction::Back && by_relay_alone => {
                 state.lost[1] += 1;
             }
@@ -122,7 +122,7 @@ impl UserUdp {
                 }
                 self.release(&mut state, &held);
             }
-            // The program gets the error when it sends.
+            // Dropped. The program's own sends to this peer fail in its calls.
             Fate::Refuse => {}
         }
     }
@@ -140,7 +140,7 @@ impl UserUdp {
             }
             Direction::Out => {
                 if let Err(error) = self.send(state, own, peer, held) {
-                    debug!("a datagram to {peer}: {error}");
+                    debug!("cannot send a datagram to {peer}: {error}");
                 }
             }
         }
@@ -154,7 +154,7 @@ impl UserUdp {
         HeldDatagram { bytes, fields, .. }: &HeldDatagram,
     ) -> io::Result<()> {
         if state.host_sockets.find(own).is_none() {
-            // The program has not bound its socket, so that any port will do.
+            // The program has not bound its socket, so any port will do.
             let any: IpAddr = match own.ip() {
                 IpAddr::V4(_) => Ipv4Addr::UNSPECIFIED.into(),
                 IpAddr::V6(_) => Ipv6Addr::UNSPECIFIED.into(),
@@ -163,8 +163,8 @@ impl UserUdp {
             let host_socket = at(own.port()).or_else(|_| at(0))?;
             self.register(state, host_socket, own.port())?;
         }
-        // To a host socket whose program has just closed its own: close it first, so that
-        // the kernel reports the error.
+        // If the peer is a host socket whose program has just closed its own, close the host
+        // socket first, so that the kernel reports the error.
         let ours = peer.ip().is_loopback() || state.own.has(peer.ip());
         if let (true, true, Some(lookup)) =
             (ours, state.host_sockets.ports.contains_key(&peer.port()), &self.lookup)
@@ -184,7 +184,7 @@ impl UserUdp {
             _ => self.out.write(packet),
         };
         if let Err(error) = written {
-            debug!("a datagram to a program: {error}");
+            debug!("cannot deliver a datagram to a program: {error}");
         }
     }
 }

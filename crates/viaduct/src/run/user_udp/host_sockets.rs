@@ -24,12 +24,13 @@ pub struct HostSocket {
 #[derive(Clone, Copy, Debug)]
 pub struct Bound {
     ip: IpAddr,
-    /// An IPv6 socket that takes IPv4 too.
+    /// Set for an IPv6 socket that takes IPv4 too.
     both: bool,
 }
 
 impl Bound {
-    /// Returns the address in the family of `peer`; unspecified if the socket has all addresses.
+    /// Returns the address in the family of `peer`; unspecified if the socket is bound to all
+    /// addresses.
     pub fn of(self, peer: IpAddr) -> IpAddr {
         match (peer, self.both) {
             (IpAddr::V4(_), true) => Ipv4Addr::UNSPECIFIED.into(),
@@ -56,11 +57,11 @@ impl HostSocket {
         HostSocket::bound(socket, at, false)
     }
 
-    /// Opens a socket with the options of `socket`, a program's that is to be bound to `at`.
-    /// `v6`: it is an IPv6 socket.
+    /// Opens a host socket at `at` with the options of `socket`, the program's socket. `v6`: the
+    /// program's socket is of IPv6.
     ///
     /// # Errors
-    /// The error for the program: its address is taken, or is another host's.
+    /// The error for the program: the address is taken, or is not one of this host.
     pub fn like(socket: &OwnedFd, v6: bool, at: SocketAddr) -> io::Result<HostSocket> {
         let host_socket = open(at.is_ipv6())?;
         sockopt::set_socket_reuseaddr(&host_socket, sockopt::socket_reuseaddr(socket)?)?;
@@ -77,7 +78,7 @@ impl HostSocket {
     fn bound(socket: OwnedFd, at: SocketAddr, both: bool) -> io::Result<HostSocket> {
         rustix::net::bind(&socket, &at)?;
         let socket = UdpSocket::from(socket);
-        // The program's own permission is checked in the capture namespace.
+        // The kernel checks in the capture namespace whether the program has allowed broadcasts.
         socket.set_broadcast(true)?;
         enable_error_queue(&socket)?;
         enable_hop_fields(&socket)?;
@@ -144,14 +145,14 @@ impl HostSockets {
         self.next
     }
 
-    /// Adds a socket under the number that it was given.
+    /// Adds a socket under `number`.
     pub fn add(&mut self, number: u64, host_socket: HostSocket) {
         self.ports.entry(host_socket.port).or_default().push(number);
         self.list.insert(number, host_socket);
     }
 
     /// Finds the socket for datagrams from `own`. A socket bound to that address is preferred
-    /// to one that has all addresses.
+    /// to one that is bound to all addresses.
     pub fn find(&self, own: SocketAddr) -> Option<&HostSocket> {
         let numbers = self.ports.get(&own.port())?;
         let all = numbers.iter().filter_map(|number| self.list.get(number));
@@ -160,7 +161,7 @@ impl HostSockets {
         all.filter(|of| of.at.covers(own.ip())).max_by_key(|of| closeness(of))
     }
 
-    /// Removes all but those whose ports `stay`.
+    /// Removes the sockets of ports for which `stay` returns false.
     pub fn retain(&mut self, stay: impl Fn(u16) -> bool) {
         self.ports.retain(|port, _| stay(*port));
         let ports = &self.ports;

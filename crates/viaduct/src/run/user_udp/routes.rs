@@ -8,9 +8,9 @@ use viaduct_sys::netns::capture_ns::{SourceRoutes, SourceRoutesWatch};
 
 use super::{UserUdp, now};
 
-/// Least interval between reads of the routing table while routes change.
+/// Minimum interval between reads of the routing table while routes change.
 const MIN_ROUTES_INTERVAL: Duration = Duration::from_millis(100);
-/// The same as a multiple of the time that a read takes: a host may have very many routes.
+/// Minimum interval as a multiple of the time that a read takes: a host may have very many routes.
 const ROUTES_BACKOFF: u32 = 10;
 
 impl UserUdp {
@@ -36,7 +36,7 @@ impl UserUdp {
         let own = SourceRoutes::read(all);
         let is_new = own != *known;
         if is_new && let Err(error) = self.netns.set_routes(&own) {
-            debug!("routes of the capture namespace: {error}");
+            debug!("cannot set the routes of the capture namespace: {error}");
         }
         let (now, mut state) = (now(), self.state());
         state.next_routes_read = now + MIN_ROUTES_INTERVAL.max(ROUTES_BACKOFF * now.since(started));

@@ -1,6 +1,6 @@
 //! State of a listening end that survives a restart: the keys for its connection IDs and for
-//! its stateless reset tokens. So the other end learns at once that its connections are gone (a
-//! stateless reset, RFC 9000 section 10.3), and need not wait for a timeout.
+//! its stateless reset tokens. With them the other end learns at once that its connections are
+//! gone (a stateless reset, RFC 9000 section 10.3), instead of waiting for a timeout.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -9,11 +9,11 @@ use quinn_proto::{ConnectionIdGenerator, EndpointConfig, HashedConnectionIdGener
 use ring::hmac;
 use viaduct_proto::keys::SecretKey;
 
-/// Returns the config of the site at `listen`; an end that only dials gets temporary keys: no
-/// peer can find it again after a restart.
+/// Returns the config of an end that listens at `listen`. An end that only dials gets temporary
+/// keys, because no peer can find it again after a restart.
 ///
-/// Both keys are derived from the site's key and the listening address. A token that another
-/// process of this site reveals ends none of these connections.
+/// Both keys are derived from the site's key and the listening address, so that a token that
+/// another process of this site reveals cannot end these connections.
 pub(super) fn config(secret: &SecretKey, listen: Option<SocketAddr>) -> EndpointConfig {
     let Some(at) = listen else { return EndpointConfig::default() };
     let derive = |what: &str| secret.derive(format!("viaduct tunnel quic {what} {at}").as_bytes());

@@ -1,6 +1,6 @@
 //! A link's lanes as streams of a QUIC connection. The mapping follows from the stream numbers: the
-//! dialler's first stream is lane 0, and each end's next ones are the tunnel's streams, in the
-//! order in which it opens them.
+//! dialler's first stream is lane 0. The other streams of each end are the tunnel's streams, in
+//! the order in which that end opens them.
 
 use std::collections::HashMap;
 use std::io;
@@ -26,7 +26,7 @@ pub(super) struct Lanes {
 struct Waiting {
     /// Bytes that the stream has not taken yet.
     pieces: Vec<Bytes>,
-    /// Bytes added since, in one piece: the library searches piece by piece.
+    /// Bytes added since then, in one piece, because the library processes each piece separately.
     fresh: Vec<u8>,
     /// Bytes in both.
     length: usize,
@@ -76,8 +76,8 @@ impl Lanes {
         // Streams must be opened in this order.
         order.sort_unstable();
         order.retain(|&lane| self.open(connection, lane));
-        // Lanes with few bytes go first. The others wait only briefly: no more is added than is
-        // written at once.
+        // Lanes with few bytes go first. The others wait only briefly, because about as many
+        // bytes are written at once as may be added.
         order.sort_by_key(|lane| self.waiting[lane].length);
         let mut written = 0;
         for lane in order {
@@ -113,7 +113,7 @@ impl Lanes {
                 pieces.drain(..written.chunks);
             }
             Err(WriteError::Blocked) => {}
-            // The peer has finished with the stream.
+            // The peer no longer reads the stream.
             Err(WriteError::Stopped(_) | WriteError::ClosedStream) if lane > 0 => pieces.clear(),
             Err(error) => return Err(io::Error::other(error)),
         }

@@ -20,10 +20,10 @@ use crate::tunnel::settings::TunnelSettings;
 
 /// Exporter label: binds the sites' handshake to the connection.
 const LABEL: &[u8] = b"EXPORTER viaduct tunnel";
-/// Bytes given to the QUIC library at once when it has none left, and bytes that wait meanwhile:
-/// minimum and maximum. Between these, the size of the pacer's burst. Scheduling between streams
-/// happens before this point, so little may wait behind it: at 130 Mb/s 16 KB delay all later data
-/// by a millisecond.
+/// Bounds of the bytes that are given to the QUIC library when it has none left, and of those that
+/// wait meanwhile; between the bounds, the pacer's burst decides. Streams are scheduled before
+/// their bytes are given to the library, so few bytes may wait there: at 130 Mb/s, 16 KB delay all
+/// later data by a millisecond.
 const AHEAD: (usize, usize) = (8 << 10, 32 << 10);
 
 /// A link over QUIC.
@@ -32,17 +32,17 @@ pub(in crate::tunnel) struct QuicLink {
     pub(super) handle: ConnectionHandle,
     pub(super) connection: Connection,
     dialled: bool,
-    /// Record layer under the sites' keys, from the connection's begin on.
+    /// Record layer under the sites' keys; `None` until the connection is established.
     pub(in crate::tunnel) secure: Option<Secure>,
     lanes: Lanes,
     /// Streams that may be readable.
     readable: BTreeSet<StreamId>,
     pacer: Pacer,
-    /// Time at which the pacer lets more go.
+    /// Time at which the pacer allows more bytes.
     held: Option<Instant>,
-    /// The connection has reported to the endpoint that it is drained.
+    /// True if the connection has reported to the endpoint that it is drained.
     drained: bool,
-    /// The last bytes given have not been sent: the path takes no more now.
+    /// True if the last bytes given to the library have not been sent: the path takes no more now.
     stuck: bool,
     /// Bytes received on the first lane before the link was assigned to a tunnel.
     pub(in crate::tunnel) plain_in: Vec<u8>,
@@ -68,21 +68,20 @@ impl QuicLink {
         }
     }
 
-    /// Lifts the limits of a connection whose other end was not authenticated: as many streams
-    /// as the tunnel may have, besides the first, and as many bytes as the tunnel's flow
-    /// control allows.
+    /// Lifts the limits of an unauthenticated connection. From now on it may have `streams`
+    /// streams besides the first, and as many bytes as the tunnel's flow control allows.
     pub(in crate::tunnel) fn trust(&mut self, streams: u32) {
         let streams = VarInt::from_u32(streams.saturating_add(1));
         self.connection.set_max_concurrent_streams(Dir::Bi, streams);
         self.connection.set_receive_window(VarInt::MAX);
     }
 
-    /// Handles a datagram's event for this connection.
+    /// Handles the event of a received datagram.
     pub(in crate::tunnel) fn handle_event(&mut self, event: ConnectionEvent) {
         self.connection.handle_event(event);
     }
 
-    /// Time at which the connection wants to be driven.
+    /// Time at which the connection must be driven.
     pub(in crate::tunnel) fn poll_timeout(&mut self, endpoint: &Endpoint) -> Option<Instant> {
         let theirs = self.connection.poll_timeout().map(|at| endpoint.clock.ours(at));
         theirs.into_iter().chain(self.held).min()
@@ -142,7 +141,7 @@ impl QuicLink {
         let mut binding = [0; 32];
         let exported =
             self.connection.crypto_session().export_keying_material(&mut binding, LABEL, &[]);
-        exported.map_err(|_| io::Error::other("the connection has no keys to be bound to"))?;
+        exported.map_err(|_| io::Error::other("the connection has no keys to bind to"))?;
         let (secret, peers) = (&settings.secret, &settings.peers);
         self.secure = Some(if self.dialled {
             let mut first = Vec::new();
@@ -162,7 +161,7 @@ impl QuicLink {
         mut deliver: Option<Deliver<'_>>,
     ) -> io::Result<()> {
         for id in std::mem::take(&mut self.readable) {
-            let Some(lane) = lane_of(id) else { return Err(io::Error::other("a stream too many")) };
+            let Some(lane) = lane_of(id) else { return Err(io::Error::other("too many streams")) };
             if lane > 0 && deliver.is_none() {
                 self.readable.insert(id);
                 continue;
@@ -195,7 +194,7 @@ impl QuicLink {
     /// Decrypts bytes of the first lane: passes on the plaintext, and answers the handshake.
     fn open(&mut self, bytes: &[u8], deliver: &mut dyn FnMut(&[u8])) -> io::Result<()> {
         let Some(secure) = &mut self.secure else {
-            return Err(io::Error::other("bytes before the connection was there"));
+            return Err(io::Error::other("bytes before the connection was established"));
         };
         let mut answer = Vec::new();
         secure.inbox().extend_from_slice(bytes);
@@ -206,7 +205,7 @@ impl QuicLink {
         Ok(())
     }
 
-    /// Reads all that a stream has; returns whether the stream has ended.
+    /// Reads all available bytes of a stream. Returns whether the stream has ended.
     fn read(&mut self, id: StreamId, pieces: &mut Vec<Bytes>) -> io::Result<bool> {
         let mut stream = self.connection.recv_stream(id);
         let mut chunks = match stream.read(true) {
@@ -255,7 +254,7 @@ impl QuicLink {
         let frames = self.connection.stats().frame_tx.stream;
         let next = self.connection.poll_transmit(theirs, most, &mut endpoint.send);
         let Some(transmit) = next else { return false };
-        // Acknowledgements alone are not paced: their acknowledgements are not measured.
+        // Packets without stream data, such as pure acknowledgements, are not paced.
         if self.connection.stats().frame_tx.stream > frames {
             self.pacer.spend(transmit.size as u64);
         }
@@ -274,7 +273,7 @@ impl QuicLink {
         Ok(self.stuck)
     }
 
-    /// Bytes given to the library at once, and bytes that wait meanwhile.
+    /// Number of bytes that are given to the library at once, and that may wait meanwhile.
     fn ahead(&self) -> usize {
         let (least, most) = AHEAD;
         let mtu = self.connection.current_mtu();

@@ -51,35 +51,35 @@ use congestion::BbrConfig;
 
 pub(super) use link::QuicLink;
 
-/// Datagrams read before other sources have their turn.
+/// Maximum number of datagrams read before other sources are served.
 const READS: usize = 512;
-/// Longest time in the receive queue that is believed, by the wall clock; more means the clock
-/// was set.
+/// Maximum time in the receive queue that is believed. It is measured by the wall clock; a longer
+/// time means that the clock was set.
 const MAX_QUEUE_TIME: Duration = Duration::from_millis(100);
-/// Bytes that the socket may hold in each direction.
+/// Size of the socket's buffer for each direction, in bytes.
 const SOCKET: usize = 8 << 20;
-/// Datagrams handed to the kernel at once.
+/// Maximum number of datagrams handed to the kernel at once.
 const SEGMENTS: usize = 32;
-/// Loss detection by time: a packet is lost when a later one was acknowledged, and so many
-/// round trips have passed since it was sent. The packet threshold is off. Gateways below
-/// repair losses some milliseconds late, which at 130 Mb/s are a hundred packets; by the
-/// threshold each would be retransmitted, and be taken for a sign of congestion. Where nothing
-/// is repaired, a quarter of a round trip is lost with this.
+/// Loss detection by time: a packet is lost when a later one was acknowledged, and this many
+/// round trips have passed since it was sent. The packet threshold is off, because gateways on the
+/// path repair losses some milliseconds late, which is a hundred packets at 130 Mb/s: each repaired
+/// packet would be retransmitted, and taken as a sign of congestion. Without repairs, losses are
+/// detected a quarter of a round trip later.
 const LATE: f32 = 1.25;
 const PACKETS: u32 = u32::MAX >> 1;
-/// Packets that the peer acknowledges together, and the longest delay of an acknowledgement.
+/// Number of packets that the peer acknowledges together, and maximum delay of an acknowledgement.
 const ACKNOWLEDGED: u32 = 20;
 const ACKNOWLEDGE: Duration = Duration::from_millis(2);
-/// Interval of probes on an idle connection, which also tell the peer of a new address. At
+/// Interval of probes on an idle connection, which also tell the peer about a new address. At
 /// least four are lost before the connection is given up.
 const KEEP_ALIVE: Duration = Duration::from_secs(2);
 /// Bytes that the other end may send in all streams before it has authenticated: the handshake,
 /// HELLO and the frames that follow it at once.
 const UNTRUSTED_WINDOW: u32 = 8 << 10;
-/// Bytes of TLS's handshake that may wait for earlier ones.
+/// Maximum bytes of the TLS handshake that may wait for earlier ones.
 const CRYPTO_BUFFER: usize = 4 << 10;
 
-/// The UDP socket, and the state for making connections.
+/// The UDP socket, and the state for new connections.
 #[derive(Debug)]
 pub(super) struct Endpoint {
     inner: quinn_proto::Endpoint,
@@ -106,7 +106,7 @@ pub(super) enum Arrived {
 }
 
 impl Endpoint {
-    /// Opens the socket: at the listening address, or at any.
+    /// Opens the socket at the listening address, or at any address if there is none.
     pub(super) fn new(settings: &TunnelSettings, now: Instant) -> anyhow::Result<Endpoint> {
         let anywhere = match settings.dials.iter().all(|dial| dial.to.is_ipv4()) {
             true => SocketAddr::from(([0, 0, 0, 0], 0)),
@@ -173,8 +173,8 @@ impl Endpoint {
     /// prove their address by a Retry, which takes a round trip.
     pub(super) fn receive(&mut self, crowded: bool) -> Vec<Arrived> {
         let mut arrived = Vec::new();
-        // Wall clock first: a pause between the two calls makes a round trip longer, never
-        // shorter than it was, and the shortest counts.
+        // The wall clock is read first. A pause between the two calls can then only lengthen a
+        // measured round trip, and the shortest one counts.
         let wall = SystemTime::now();
         let now = time();
         for _ in 0..READS {
@@ -185,14 +185,14 @@ impl Endpoint {
                     break;
                 }
                 Err(error) => {
-                    debug!("receive: {error}");
+                    debug!("cannot receive a datagram: {error}");
                     continue;
                 }
             };
             let datagram = BytesMut::from(&self.receive[..length]);
             self.send.clear();
-            // Time spent in the socket's queue is not the path's: rates and round trips are
-            // measured by this.
+            // Rates and round trips are measured without the time in the socket's queue, which
+            // is not the path's.
             let arrived_at = match wall.duration_since(at) {
                 Ok(waited) => now - waited.min(MAX_QUEUE_TIME),
                 Err(since) => now + since.duration().min(MAX_QUEUE_TIME),
@@ -249,9 +249,9 @@ impl Endpoint {
 /// `streams` streams. [`QuicLink::trust`] lifts the limits.
 fn transport(settings: &TunnelSettings, streams: u32) -> anyhow::Result<TransportConfig> {
     let core = &settings.core;
-    // After authentication the tunnel's flow control bounds the bytes in flight and in buffers;
-    // QUIC's own credit never does. A stream's credit cannot be raised later; the connection's
-    // bounds all streams together.
+    // After authentication the tunnel's flow control bounds the bytes in flight and in buffers,
+    // and QUIC's credit must not. A stream's credit cannot be raised later, so it is large from
+    // the start. Until authentication, the connection's credit bounds all streams together.
     let most = core.limit + u64::from(core.least_window) * u64::from(core.streams);
     let most = VarInt::from_u64(2 * most).unwrap_or(VarInt::MAX);
     let mut transport = TransportConfig::default();
@@ -273,7 +273,7 @@ fn transport(settings: &TunnelSettings, streams: u32) -> anyhow::Result<Transpor
 }
 
 /// Acknowledgement frequency: a tenth of the protocol's default, which at 1 Gb/s is 43,000 a
-/// second. Packets out of order are acknowledged at once, since only time decides about loss.
+/// second. Packets out of order are not acknowledged at once, because loss is detected by time.
 fn acknowledgements() -> AckFrequencyConfig {
     let mut config = AckFrequencyConfig::default();
     config

@@ -88,7 +88,7 @@ impl Far {
     /// Returns a far end that listens at a free port, and its address.
     fn new() -> (Far, SocketAddr) {
         let poll = Poll::new().unwrap();
-        // A free port may be another test's a moment later.
+        // Another test may take the free port before it is used here.
         let listen = |_| {
             let free = TcpListener::bind("127.0.0.1:0").unwrap();
             let at = free.local_addr().unwrap();

@@ -1,7 +1,7 @@
 //! TLS keys of QUIC. They authenticate nothing: each process makes a key for itself, and
-//! accepts any key of the other end. The ends authenticate inside, by the sites' keys, in a
-//! handshake bound to this very channel. A man in the middle has two channels, and the
-//! handshake fits neither.
+//! accepts any key of the other end. The ends authenticate each other with the sites' keys, in a
+//! handshake inside the channel that is bound to it. A man in the middle has two channels, so a
+//! handshake that is bound to one fails on the other.
 
 use std::sync::Arc;
 
@@ -22,7 +22,7 @@ use rustls::sign::{CertifiedKey, public_key_to_spki};
 use rustls::version::TLS13;
 use rustls::{ClientConfig, DigitallySignedStruct, Error, ServerConfig, SignatureScheme};
 
-/// Protocol name inside (ALPN), with its version.
+/// Name of the application protocol (ALPN), with its version.
 const PROTOCOL: &[u8] = b"viaduct-tunnel-2";
 
 /// TLS config of the listening end, with a key of its own.
@@ -63,7 +63,7 @@ fn fresh_key(provider: &CryptoProvider) -> Result<CertifiedKey, Error> {
     Ok(CertifiedKey::new(vec![CertificateDer::from(spki.to_vec())], key))
 }
 
-/// Verifier that accepts any key whose secret half the other end has.
+/// Verifier that accepts any public key for which the other end has the private key.
 #[derive(Debug)]
 struct AnyPeer(WebPkiSupportedAlgorithms);
 

@@ -1,7 +1,7 @@
-/* Kinds of network calls, one per word: calls WORD PORT.
+/* Network calls of programs; WORD selects the kind of call: calls WORD PORT.
  *
- * Each connects to the far end at 127.0.0.1, sends a line, and prints the answer: the owner of the
- * connection. A refused call prints its error number instead. */
+ * Connects to the far end at 127.0.0.1, sends a line, and prints the answer, which is the owner of
+ * the connection. If a call is refused, prints its error number instead. */
 #define _GNU_SOURCE
 #include <arpa/inet.h>
 #include <errno.h>

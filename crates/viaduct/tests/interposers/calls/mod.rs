@@ -33,7 +33,7 @@ const SHAPES: [&str; 15] = [
     "udp",
     "udp-many",
 ];
-/// Cases that break interposers, in a program of their own.
+/// Cases that break interposers, in a separate program.
 const TRAPS: [&str; 5] = ["closed", "anew", "put-off", "interrupted", "before-main"];
 const ENOSYS: i32 = 38;
 const ENETUNREACH: i32 = 101;

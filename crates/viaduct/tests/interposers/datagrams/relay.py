@@ -1,6 +1,6 @@
 # A SOCKS5 proxy with a relay for datagrams, which misbehaves: relay.py PORT
 #
-#   program ══ viaduct ── TCP: association ──▶ here        prints its events, a line each
+#   program ══ viaduct ── TCP: association ──▶ here        prints its events, one a line
 #                      ══ header, datagram ══▶ relay ══▶ far end
 #                      ◀═ fragments, garbage, the answer ═══════╝
 #

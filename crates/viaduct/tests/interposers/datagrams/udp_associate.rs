@@ -300,6 +300,6 @@ for _ in range(10):
     }
     let output = output(&[PROXY, "+count", "--", "python3", "-c", program, &port]);
     let said = text(&output.stderr);
-    assert!(said.contains("a handler that has a relay stands last"), "{said}");
+    assert!(said.contains("a handler that has a relay for datagrams must be the last"), "{said}");
     assert!(far.recv(&mut [0; 9]).is_err());
 }

@@ -9,8 +9,8 @@ use viaduct_sys::netns::Netns;
 
 pub(crate) const VIADUCT: &str = env!("CARGO_BIN_EXE_viaduct");
 
-/// A Python program that asks two far ends on an unconnected socket, and the first ten times on
-/// the connected socket. It prints for each exchange: milliseconds, answer, source port,
+/// A Python program that asks two far ends on an unconnected socket, and then the first one ten
+/// times on the connected socket. It prints for each exchange: milliseconds, answer, source port,
 /// destination port.
 pub(crate) const TALK: &str = "
 import socket, sys, time

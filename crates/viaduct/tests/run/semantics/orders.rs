@@ -1,4 +1,4 @@
-//! Connects, polls and reads of errors in every order.
+//! Connects, polls and reads of errors in many orders.
 
 use std::io::{BufRead as _, BufReader};
 use std::net::{SocketAddr, TcpListener, TcpStream};

@@ -23,29 +23,30 @@ const STARTUP_PACING_GAIN: f64 = 2.885;
 /// Phases of a ProbeBW cycle, each a round trip long: UP probes for more bandwidth, DOWN drains
 /// the excess, the others (CRUISE) send at the path's rate.
 const PROBE_BW_PHASES: usize = 8;
-/// Pacing gains of ProbeBW_UP. The publication probes with 5/4 always, which puts a queue of
-/// a quarter of a round trip in front of the flows that share the path. Here a probe is small
-/// after one that found no more bandwidth; after one that did, the next is large and follows at
-/// once.
+/// Pacing gains of ProbeBW_UP. The paper always probes with 5/4, which puts a queue of a quarter
+/// of a round trip in front of the flows that share the path. Here, the probe after one that
+/// found no more bandwidth is small. After a probe that found more, the next is large and follows
+/// at once.
 const MIN_PROBE_UP_PACING_GAIN: f64 = 1.08;
 const MAX_PROBE_UP_PACING_GAIN: f64 = 1.25;
-/// Growth of the rate by which a probe has found more bandwidth.
+/// Growth of the rate at which a probe counts as having found more bandwidth.
 const PROBE_UP_GROWTH: f64 = 1.04;
 /// Pacing gain of ProbeBW_DOWN.
 const PROBE_DOWN_PACING_GAIN: f64 = 0.75;
-/// Window gains, of the bandwidth-delay product: while the path is not known, and later. The
-/// publication has 2 throughout, to allow for aggregated acknowledgements. The bandwidth
-/// estimate is a little too high rather than too low, so that a queue would stand then.
-/// Aggregation is measured instead, and added.
+/// Window gains, as multiples of the bandwidth-delay product: in Startup, and later. The paper
+/// uses 2 throughout, to allow for aggregated acknowledgements. But the bandwidth estimate tends
+/// to be a little too high, so that a queue would stand. Here, aggregation is measured and added
+/// to the window.
 const STARTUP_CWND_GAIN: f64 = 2.0;
 const PROBE_BW_CWND_GAIN: f64 = 1.05;
-/// Pacing margin: a little below the estimate. The estimate is the highest of many samples, and
-/// so a little too high; without a margin a queue stands. (0.99 and 1.2 above: an echo took 1.3
-/// round trips beside a bulk flow under FEC, now 1.07 where the machine is idle enough.)
+/// Pacing gain in all states. The estimate is the highest of many samples, and so a little too
+/// high; without this margin a queue stands. (With 0.99 here and 1.2 as [`PROBE_BW_CWND_GAIN`],
+/// an echo beside a bulk flow under FEC took 1.3 round trips; now it takes 1.07 on an idle
+/// machine.)
 const PACING_MARGIN: f64 = 0.98;
-/// Further margin after a round in which a queue stood without a probe: the estimate was too
-/// high by more. The queue drains by a twentieth of a round trip in each round, where the
-/// publication waits for the phase of 3/4.
+/// Further pacing gain after a round in which a queue stood although nothing was probed: the
+/// estimate was even higher than the margin allows for. The queue drains by a twentieth of a
+/// round trip in each round; the paper waits for the phase with gain 3/4.
 const STANDING_QUEUE_PACING_GAIN: f64 = 0.95;
 /// Startup ends when the rate has grown by less than this in [`FULL_BW_COUNT`] rounds.
 const FULL_BW_GROWTH: f64 = 1.25;
@@ -53,13 +54,13 @@ const FULL_BW_COUNT: u32 = 3;
 /// Window gain and duration of ProbeRTT, which measures the shortest round trip again.
 const PROBE_RTT_CWND_GAIN: f64 = 0.5;
 const PROBE_RTT_DURATION: Duration = Duration::from_millis(200);
-/// Loss threshold: a round that loses more than this share bounds the bytes in flight. Less is
-/// the path's own loss, and no sign of a queue.
+/// Loss threshold: a round that loses more than this share bounds the bytes in flight. Less loss
+/// is taken as the path's own, not as a sign of a queue.
 const LOSS_THRESH: f64 = 1.0 / 32.0;
 /// Upper bound after loss beyond [`LOSS_THRESH`], as a share of the bytes in flight at that time;
 /// never below the bandwidth-delay product.
 const BETA: f64 = 0.85;
-/// Initial window in packets (RFC 9002, section 7.2), and the minimum.
+/// Initial window (RFC 9002, section 7.2) and minimum window, in packets.
 const INITIAL_CWND: u64 = 10;
 const MIN_PIPE_CWND: u64 = 4;
 
@@ -67,13 +68,13 @@ const MIN_PIPE_CWND: u64 = 4;
 enum State {
     Startup,
     Drain,
-    /// ProbeBW, in a phase of the cycle since a time.
+    /// ProbeBW: the phase of the cycle, and the time of its start.
     ProbeBw(usize, Instant),
-    /// ProbeRTT, until a time that is set once few enough bytes are in flight.
+    /// ProbeRTT: the time of its end, which is set once few enough bytes are in flight.
     ProbeRtt(Option<Instant>),
 }
 
-/// Factory: makes a controller for each path.
+/// Factory of the controllers, one for each path.
 #[derive(Debug)]
 pub(in super::super) struct BbrConfig;
 
@@ -95,7 +96,7 @@ pub(super) struct Bbr {
     /// Pacing gain of ProbeBW_UP, and the rate at the start of the probe.
     probe_gain: f64,
     probe_start_rate: f64,
-    /// A queue stood during all of the last round.
+    /// True if a queue stood throughout the last round.
     queue_stood: bool,
     window: u64,
     inflight_hi: Option<u64>,
@@ -137,8 +138,7 @@ impl Bbr {
             State::ProbeBw(..) => 1.0,
             State::ProbeRtt(_) => 1.0,
         };
-        // A sender with little to send has shown little bandwidth: the initial rate is always
-        // allowed.
+        // The estimate is low if there was little to send, so the initial rate is always allowed.
         let initial_rate =
             (INITIAL_CWND * self.mtu) as f64 / self.path.rtt()?.as_secs_f64().max(1e-6);
         Some(gain * PACING_MARGIN * self.path.rate()?.max(initial_rate))
@@ -156,8 +156,8 @@ impl Bbr {
         MIN_PIPE_CWND * self.mtu
     }
 
-    /// Notes at the end of a round whether the rate still grows. An application-limited sender
-    /// cannot tell, unless a queue has stood all the while.
+    /// Checks at the end of a round whether the rate still grows. Rounds of an application-limited
+    /// sender do not count, unless a queue stood throughout.
     fn check_full_bw(&mut self, limited: bool, queue: bool) {
         let Some(rate) = self.path.rate() else { return };
         if self.state != State::Startup || (limited && !queue) {
@@ -206,8 +206,8 @@ impl Bbr {
             State::ProbeBw(phase, since) => {
                 let long = now.saturating_duration_since(since) >= rtt;
                 let over = match phase {
-                    // Until the path was probed, or loses packets, or there is too little to
-                    // send.
+                    // UP ends when the path was probed, when it loses packets, or when there is
+                    // too little to send.
                     0 if self.probe_gain < MAX_PROBE_UP_PACING_GAIN && self.found_bandwidth() => {
                         self.probe_gain = MAX_PROBE_UP_PACING_GAIN;
                         false
@@ -264,8 +264,8 @@ impl Bbr {
         self.window = self.window.max(self.min_cwnd());
     }
 
-    /// Upper bound of the window in this state. Loss bounds neither a path that is not known
-    /// yet nor a probe for more.
+    /// Upper bound of the window in this state. The bound after loss does not apply to Startup
+    /// and ProbeBW_UP.
     fn cwnd_limit(&self) -> u64 {
         match self.state {
             State::ProbeRtt(_) => self.probe_rtt_cwnd(),
@@ -302,7 +302,8 @@ impl Controller for Bbr {
         }
         self.lost += lost;
         if persistent {
-            // Nothing came through for long: the window grows again as bytes are delivered.
+            // Persistent congestion (RFC 9002, section 7.6). The window grows again as bytes are
+            // delivered.
             self.window = self.min_cwnd();
         }
     }

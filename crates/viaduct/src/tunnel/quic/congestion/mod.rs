@@ -1,8 +1,8 @@
 //! Congestion control of a link over QUIC.
 //!
-//! The library has its own congestion controls, and paces them by their windows. Its BBR does not
-//! fill a long path. A window alone cannot express both results of BBR: the pacing rate, and the
-//! limit of bytes in flight. So BBR is implemented here, and so is the pacer that follows it.
+//! The library has its own congestion controls, and derives the pacing from their windows. Its
+//! BBR does not fill a long path: a window cannot express both results of BBR, which are the
+//! pacing rate and the limit of bytes in flight. So BBR and a pacer are implemented here.
 //!
 //! | file | noun |
 //! |---|---|

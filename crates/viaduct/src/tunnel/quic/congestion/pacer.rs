@@ -1,17 +1,18 @@
-//! Pacing: datagrams leave at a rate, in bursts that are worth a wake-up.
+//! Pacing: datagrams leave at a rate, in bursts large enough to be worth a wake-up.
 
 use std::time::Duration;
 
 use viaduct_proto::time::Instant;
 
-/// Size of a burst: this much time's worth, at least two packets.
+/// Size of a burst: as many bytes as leave in this time, but at least [`MIN_BURST`] packets.
 const BURST: Duration = Duration::from_millis(1);
 const MIN_BURST: u64 = 2;
-/// Burst after a pause: this much time's worth, at least so many packets.
+/// Size of a burst after a pause: as many bytes as leave in this time, but at least [`AT_ONCE`]
+/// packets.
 const PAUSE: Duration = Duration::from_millis(4);
 const AT_ONCE: u64 = 10;
-/// Time that is made up for if the pacer is called late after a wait: the timer was late, or
-/// the machine was busy. The extra bytes fill the gap on the path.
+/// Maximum delay that is made up for if the pacer is called late after a wait, because the timer
+/// was late or the machine was busy. The extra bytes fill the gap on the path.
 const LATE: Duration = Duration::from_millis(20);
 
 /// Bytes of a burst, at a rate in bytes a second.
@@ -25,7 +26,7 @@ pub(in super::super) struct Pacer {
     /// Bytes that may leave; negative after a longer packet.
     credit: f64,
     at: Instant,
-    /// The last call had to wait.
+    /// True if the last call had to wait.
     waited: bool,
 }
 
@@ -47,7 +48,7 @@ impl Pacer {
             return Ok(self.credit as u64);
         }
         self.waited = true;
-        // A rate near zero is checked again soon.
+        // If the rate is near zero, it is checked again soon.
         let after = Duration::try_from_secs_f64(missing / rate).unwrap_or(LATE);
         Err(now + after.min(Duration::from_secs(1)))
     }

@@ -5,11 +5,11 @@ use std::time::{Duration, Instant};
 
 use super::samples::Sample;
 
-/// Rounds for which the highest rate counts.
+/// Number of rounds over which the maximum of the rate is taken.
 const ROUNDS: u64 = 10;
-/// Time for which the shortest round trip counts.
+/// Time after which the shortest round trip must be measured again.
 const FRESH: Duration = Duration::from_secs(10);
-/// Longest burst of aggregated acknowledgements, as time.
+/// Maximum aggregation of acknowledgements, as a time at the delivery rate.
 const CLUSTER: Duration = Duration::from_millis(100);
 
 /// Model of a path.
@@ -17,8 +17,8 @@ const CLUSTER: Duration = Duration::from_millis(100);
 pub(super) struct Path {
     rates: Highest,
     clusters: Highest,
-    /// Start of the present burst, and bytes acknowledged since: always more than the rate
-    /// predicts.
+    /// Start of the current burst of acknowledgements, and bytes acknowledged since. The burst
+    /// lasts while these are more than the rate predicts.
     cluster: (Instant, u64),
     round: u64,
     /// The round ends when a packet sent after this many bytes were delivered is acknowledged.
@@ -32,12 +32,12 @@ pub(super) struct Path {
 /// Consequences of a sample.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Seen {
-    /// A round has ended; throughout it a queue of a 25th of a round trip stood; or one of an
-    /// eighth.
+    /// True if a round has ended; if throughout it a queue of more than 1/25 of a round trip
+    /// stood; and if one of more than 1/8 did.
     pub(super) round: bool,
     pub(super) stood: bool,
     pub(super) queue: bool,
-    /// The shortest round trip was measured too long ago; the present one replaces it.
+    /// True if the shortest round trip was measured too long ago; the current one replaces it.
     pub(super) stale: bool,
 }
 
@@ -122,7 +122,7 @@ impl Path {
     }
 }
 
-/// Windowed maximum over [`ROUNDS`]: values with their rounds, falling.
+/// Windowed maximum over [`ROUNDS`]: values with their rounds, in descending order.
 #[derive(Clone, Debug, Default)]
 struct Highest(VecDeque<(u64, f64)>);
 

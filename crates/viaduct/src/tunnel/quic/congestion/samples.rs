@@ -6,7 +6,8 @@ use std::time::{Duration, Instant};
 
 /// Maximum number of send times that are kept.
 const MAX_SAMPLES: usize = 16 << 10;
-/// Round trips for which they are kept: later acknowledgements carry no information.
+/// Number of round trips for which send times are kept: later acknowledgements carry no
+/// information.
 const MEMORY: u32 = 4;
 
 /// Packets sent at one time, and the state at that time.
@@ -15,24 +16,24 @@ struct Sent {
     at: Instant,
     delivered: u64,
     delivered_at: Instant,
-    /// Send time of the packet with the latest acknowledgement then.
+    /// Send time of the newest packet that had been acknowledged at that time.
     first_at: Instant,
     limited: bool,
 }
 
-/// Information from acknowledgements that came together.
+/// Information from acknowledgements that arrived together.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Sample {
     /// Delivery rate, in bytes a second; `None` if it cannot be determined.
     pub(super) rate: Option<f64>,
-    /// The sender was application-limited: the path may be faster.
+    /// True if the sender was application-limited, in which case the path may be faster.
     pub(super) limited: bool,
     /// Bytes delivered when the packet was sent, and bytes delivered now.
     pub(super) before: u64,
     pub(super) delivered: u64,
     /// Bytes acknowledged together.
     pub(super) acked: u64,
-    /// Shortest round trip among them.
+    /// Shortest round trip among the acknowledged packets.
     pub(super) rtt: Duration,
 }
 
@@ -47,7 +48,7 @@ pub(super) struct Samples {
     first_at: Instant,
     /// Samples are application-limited until this many bytes are delivered; 0: they are not.
     limited_until: u64,
-    /// Of the acknowledgements that are coming in: their bytes, the packet sent last, and the
+    /// State of the current batch of acknowledgements: bytes, the packet sent last, and the
     /// shortest round trip.
     acked: u64,
     newest: Option<Sent>,
@@ -118,7 +119,7 @@ impl Samples {
         let acking = now.saturating_duration_since(newest.delivered_at);
         let over = sending.max(acking);
         let bytes = self.delivered - newest.delivered;
-        // An interval shorter than a round trip shows a rate that no path has.
+        // An interval shorter than a round trip would give a rate that is too high.
         let rate = (over >= rtt && !over.is_zero()).then(|| bytes as f64 / over.as_secs_f64());
         let acked = std::mem::take(&mut self.acked);
         let (before, delivered) = (newest.delivered, self.delivered);

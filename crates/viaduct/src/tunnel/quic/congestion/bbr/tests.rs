@@ -66,8 +66,8 @@ impl World {
         }
     }
 
-    /// Runs for so many seconds; returns the used share of the bottleneck's rate, and the mean
-    /// queue in round trips.
+    /// Runs for `seconds`. Returns the used share of the bottleneck's rate, and the mean queue in
+    /// round trips.
     fn run(&mut self, seconds: f64) -> (f64, f64) {
         (self.delivered, self.queued) = (0, 0);
         let ticks = (seconds / TICK.as_secs_f64()) as u64;
@@ -105,7 +105,7 @@ impl World {
         let mut came = false;
         while let Some(sent_at) = due(&mut self.acks, now) {
             self.in_flight -= MTU;
-            // Same as `on_ack`, which takes an estimate of the library's own.
+            // Same as `on_ack`, which needs the library's RTT estimator.
             self.bbr.samples.acked(now, sent_at, MTU);
             came = true;
         }
