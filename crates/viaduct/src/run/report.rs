@@ -71,12 +71,15 @@ const MAX_DESTINATIONS: usize = 4096;
 
 impl Lines {
     fn count(&mut self, outcome: FlowOutcome, transport: &'static str, to: SocketAddr) {
-        // A port scan must not fill the memory: once the report is full, a flow is counted only
-        // if there is a line for its address without a port.
-        let full = self.flows.len() >= MAX_DESTINATIONS;
-        let to = if full { SocketAddr::new(to.ip(), 0) } else { to };
-        if !full || self.flows.contains_key(&(outcome.clone(), transport, to)) {
-            *self.flows.entry((outcome, transport, to)).or_default() += 1;
+        // A scan must not fill the memory: once the report is full, further ports of an address
+        // share a line, with port 0. Further addresses are counted until there are twice as many
+        // lines.
+        let mut line = (outcome, transport, to);
+        if self.flows.len() >= MAX_DESTINATIONS && !self.flows.contains_key(&line) {
+            line.2.set_port(0);
+        }
+        if self.flows.len() < 2 * MAX_DESTINATIONS || self.flows.contains_key(&line) {
+            *self.flows.entry(line).or_default() += 1;
         }
     }
 
@@ -351,5 +354,20 @@ mod tests {
             line.starts_with("2 were offloaded") && line.ends_with("5 bytes out, 7 in"),
             "{line}"
         );
+    }
+
+    #[test]
+    fn a_full_report_counts_further_ports_of_an_address_together() {
+        let report = Report::default();
+        let at = |port| SocketAddr::from(([192, 0, 2, 1], port));
+        for port in 1..=6000 {
+            report.count(FlowOutcome::Direct, "tcp", at(port));
+        }
+        report.count(FlowOutcome::Direct, "tcp", at(7));
+        let flows = &report.lock().flows;
+        assert_eq!(flows.len(), MAX_DESTINATIONS + 1);
+        assert_eq!(flows.values().sum::<u64>(), 6001);
+        assert_eq!(flows[&(FlowOutcome::Direct, "tcp", at(7))], 2);
+        assert_eq!(flows[&(FlowOutcome::Direct, "tcp", at(0))], 6000 - MAX_DESTINATIONS as u64);
     }
 }
