@@ -59,7 +59,8 @@ impl Channel {
         match self {
             Channel::Clear => Vec::new(),
             Channel::Sealed { secret, id, hello } => {
-                [&[*secret], &id[..], hello.as_ref().map_or(&[][..], |hello| &hello[..])].concat()
+                [&[*secret][..], &id[..], hello.as_ref().map_or(&[][..], |hello| &hello[..])]
+                    .concat()
             }
         }
     }
