@@ -39,11 +39,10 @@ fn probabilities(run: &mut Run) -> Result<()> {
     run.steps(losses.len() + 3);
     let plot =
         Plot::line("Figure 8: recovery probability, (7,2)", ("loss", "%"), ("recovered", "%"));
-    let forms: [(&str, fn(f64) -> f64); 2] = [
-        ("layers, lower bound", |p| layered_independent(7, 2, p)),
-        ("Reed-Solomon, form", |p| reed_solomon(7, 2, p)),
-    ];
-    for (name, form) in forms {
+    type Form = fn(f64) -> f64;
+    let layered: Form = |p| layered_independent(7, 2, p);
+    let blocked: Form = |p| reed_solomon(7, 2, p);
+    for (name, form) in [("layers, lower bound", layered), ("Reed-Solomon, form", blocked)] {
         let losses = (0..=50).map(|n| f64::from(n) / 100.0);
         run.plot_points(&plot, name, losses.map(|p| (p * 100.0, form(p) * 100.0)));
     }

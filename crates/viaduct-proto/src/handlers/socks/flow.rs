@@ -164,7 +164,7 @@ impl Handler for Socks {
     fn failed(&mut self, cx: &mut Context<'_>, _from: Output, why: Failure) {
         match self.waits() {
             true => {
-                self.refuse(cx, Refusal(why, format!("the connection to the proxy failed: {why}")))
+                self.refuse(cx, Refusal(why, format!("the connection to the proxy failed: {why}")));
             }
             false => cx.upstream().failed(why),
         }

@@ -27,10 +27,8 @@ impl Mux {
             (_, None) => return Err(LinkError::Protocol("a link that begins without a HELLO")),
             (Frame::Grant(tokens), _) => cx.tokens.set_total(tokens),
             (Frame::Ping(any), _) => self.control.push_back((0, Frame::Pong(any))),
-            (Frame::Pong(at), _) => {
-                if !self.rtt.handle_pong(cx.now, at) {
-                    return Err(LinkError::Protocol("a PONG without its PING"));
-                }
+            (Frame::Pong(at), _) if !self.rtt.handle_pong(cx.now, at) => {
+                return Err(LinkError::Protocol("a PONG without its PING"));
             }
             (Frame::Leave, _) => {
                 self.leaving[1] = true;
