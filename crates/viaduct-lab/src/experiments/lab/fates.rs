@@ -24,7 +24,7 @@ impl Fates {
         Fates { lost }
     }
 
-    /// Returns the packets that arrived at least once.
+    /// Counts the packets that arrived at least once.
     pub(super) fn arrived(&self) -> usize {
         self.lost.iter().filter(|lost| !**lost).count()
     }

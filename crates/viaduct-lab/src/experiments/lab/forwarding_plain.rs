@@ -6,9 +6,9 @@ use crate::experiments::prelude::*;
 
 pub(in crate::experiments) const ABOUT: About = About {
     name: "lab/forwarding-plain",
-    title: "What the kernel alone forwards over the lab's dumbbell",
-    figure: "The ground under Maelstrom, section 4.6",
-    finding: "Maelstrom's gateways were held against a gigabit link; here the limit is the \
+    title: "Rate that the kernel alone forwards over the lab's dumbbell",
+    figure: "Basis of Maelstrom, section 4.6",
+    finding: "The paper compares Maelstrom's gateways with a gigabit link; here the limit is the \
               kernel's forwarding, packet by packet.",
 };
 

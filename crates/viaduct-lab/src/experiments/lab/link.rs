@@ -9,10 +9,10 @@ use crate::experiments::prelude::*;
 
 pub(in crate::experiments) const ABOUT: About = About {
     name: "lab/link",
-    title: "How true the link emulator is",
-    figure: "The ground under every figure: Emulab's links",
-    finding: "The papers' links were Emulab's; ours must keep its rate, delay and loss as exactly \
-              as those did.",
+    title: "Accuracy of the link emulator",
+    figure: "Basis of every figure: Emulab's links in the papers",
+    finding: "The papers used Emulab's links. Our emulator must keep to its configured rate, delay \
+              and loss as exactly as they did.",
 };
 
 pub(in crate::experiments) fn run(run: &mut Run) -> Result<()> {
@@ -45,15 +45,16 @@ const LOSSES: [(&str, &str); 3] = [
 /// Maximum deviation in standard errors; a correct process exceeds it once in a thousand runs.
 const MAX_ERRORS: f64 = 3.29;
 
-/// Checks one rate by offering 25 % more; the queue covers pauses of the sender.
+/// Checks one rate by offering 25 % more; the queue bridges pauses of the sender.
 fn check_rate(run: &mut Run, rate: f64) -> Result<()> {
     run.step(&format!("rate {rate} Mb/s"))?;
     let world = world(run, link(&format!("rate={rate}M,delay=1ms,queue=300ms")), false)?;
     let duration = Duration::from_secs(run.choose(4, 2));
     let arrived = Probe::at_rate(rate * 1.25e6, 1500, duration).run(&world)?;
     let measured = bits_per_second(&arrived, 1500) / 1e6;
-    let plot = Plot::line("Rate measured over rate set", ("rate", "Mb/s"), ("ratio", "")).log_x();
-    run.plot_point(&plot, "UDP, a quarter above the rate", (rate, measured / rate));
+    let plot =
+        Plot::line("Measured rate / configured rate", ("rate", "Mb/s"), ("ratio", "")).log_x();
+    run.plot_point(&plot, "UDP, sent at 1.25 times the configured rate", (rate, measured / rate));
     run.at_most(&format!("rate {rate} Mb/s: error, %"), 100.0 * (measured / rate - 1.0).abs(), 1.0);
     Ok(())
 }
@@ -78,7 +79,8 @@ fn check_delay(run: &mut Run, spin: bool) -> Result<()> {
     let packets = run.choose(5000, 2000);
     let arrived = Probe::steady(packets, 1000, Duration::from_millis(1)).run(&world)?;
     let added: Vec<f64> = arrived.iter().map(|a| (a.delay - DELAY) * 1e3).collect();
-    let plot = Plot::line("Delay above the 50 ms set", ("share of packets", "%"), ("delay", "ms"));
+    let title = "Delay in excess of the configured 50 ms";
+    let plot = Plot::line(title, ("share of packets", "%"), ("delay", "ms"));
     let shares = [1.0, 10.0, 25.0, 50.0, 75.0, 90.0, 95.0, 99.0, 99.9];
     let points = shares.map(|share| (share, quantile(&added, share / 100.0)));
     run.plot_points(&plot, &format!("a packet each ms, {how}"), points);
@@ -88,8 +90,8 @@ fn check_delay(run: &mut Run, spin: bool) -> Result<()> {
     Ok(())
 }
 
-/// Sends a constant stream over a link that is `config` from the first packet on; returns the
-/// packets sent and the arrivals.
+/// Sends a constant stream over a link that has `config` from the first packet on; returns the
+/// number of packets sent, and the arrivals.
 fn stream(run: &mut Run, config: &LinkConfig) -> Result<(u32, Vec<Arrival>)> {
     let world = world(run, LinkConfig::default(), false)?;
     world.link()?.set(Direction::AtoB, config.clone())?;
@@ -109,13 +111,11 @@ fn check_loss(run: &mut Run, name: &str, text: &str) -> Result<()> {
     let expected = config.loss.mean();
     run.param(&format!("loss, {name}"), format!("{:.4} of {expected:.4}", fates.rate()));
     let errors = fates.errors_of_rate(&config.loss);
-    run.check(&format!("loss, {name}: rate off, standard errors"), errors, at_most_errors());
+    let check = format!("loss, {name}: deviation of the rate, standard errors");
+    run.check(&check, errors, at_most_errors());
     let errors = fates.errors_of_length(&config.loss);
-    run.check(
-        &format!("loss, {name}: burst length off, standard errors"),
-        errors,
-        at_most_errors(),
-    );
+    let check = format!("loss, {name}: deviation of the burst length, standard errors");
+    run.check(&check, errors, at_most_errors());
     Ok(())
 }
 
@@ -123,7 +123,7 @@ fn at_most_errors() -> Bound {
     Bound::AtMost(MAX_ERRORS)
 }
 
-/// Checks the recorded fates packet by packet.
+/// Checks packet by packet that the link replays a loss trace.
 fn check_trace(run: &mut Run) -> Result<()> {
     run.step("loss: a trace")?;
     let config = link("delay=1ms,loss=trace:100:3:50:1:7:30:1000:2");
@@ -133,7 +133,7 @@ fn check_trace(run: &mut Run) -> Result<()> {
     let lost = lost.flat_map(|(n, &run)| std::iter::repeat_n(n % 2 == 1, run as usize));
     let fates = Fates::of(sent, &arrived);
     let wrong = fates.lost.iter().zip(lost.cycle()).filter(|(is, should)| **is != *should).count();
-    run.at_most("loss, a trace: packets with another fate", wrong as f64, 0.0);
+    run.at_most("loss, a trace: packets whose fate is not the trace's", wrong as f64, 0.0);
     Ok(())
 }
 
@@ -153,14 +153,14 @@ fn check_mischief(run: &mut Run) -> Result<()> {
     for (what, count, of) in rates {
         let errors = (count - of * share).abs() / (of * share * (1.0 - share)).sqrt();
         run.param(&format!("{what}_percent"), format!("{:.3} of 1", 100.0 * count / of));
-        run.check(&format!("{what} 1 %: off, standard errors"), errors, at_most_errors());
+        run.check(&format!("{what} 1 %: deviation, standard errors"), errors, at_most_errors());
     }
     Ok(())
 }
 
 /// Checks that a delay raised during a stream takes effect.
 fn check_change(run: &mut Run) -> Result<()> {
-    run.step("a change while it runs")?;
+    run.step("a change of the delay during a stream")?;
     let world = world(run, link("delay=10ms"), false)?;
     let probe = Probe::steady(1000, 1000, Duration::from_millis(1));
     let arrived = thread::scope(|scope| -> Result<Vec<Arrival>> {
@@ -174,7 +174,7 @@ fn check_change(run: &mut Run) -> Result<()> {
     let delays = |part: &[Arrival]| median_of(part, |a| a.delay * 1e3);
     let quarter = arrived.len() / 4;
     let rise = delays(&arrived[3 * quarter..]) - delays(&arrived[..quarter]);
-    run.within("delay raised by 20 ms: risen by, ms", rise, 19.8, 20.2);
+    run.within("delay raised by 20 ms: measured increase, ms", rise, 19.8, 20.2);
     let share = arrived.iter().filter(strayed).count() as f64 / arrived.len() as f64;
     run.at_most("packets with neither delay, %", 100.0 * share, 1.0);
     Ok(())

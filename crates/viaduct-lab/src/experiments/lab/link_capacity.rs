@@ -5,8 +5,8 @@ use crate::experiments::prelude::*;
 
 pub(in crate::experiments) const ABOUT: About = About {
     name: "lab/link-capacity",
-    title: "What the emulated link carries with gateways at both ends",
-    figure: "The ground under Maelstrom, Figure 10",
+    title: "Capacity of the emulated link with gateways at both ends",
+    figure: "Basis of Maelstrom, Figure 10",
     finding: "The paper's gigabit figures had a machine for each host, gateway and link; here all \
               of them share this one.",
 };

@@ -23,7 +23,7 @@ pub(super) const CONGESTION: &str = "cubic";
 const RATE: f64 = 20.0;
 /// Size in KB below which a document is small.
 const SMALL: usize = 10;
-/// Concurrent loads.
+/// Maximum number of concurrent loads.
 const AT_ONCE: usize = 4;
 /// Time limit of a document.
 const LOAD_TIMEOUT: Duration = Duration::from_secs(30);

@@ -11,11 +11,12 @@ const PORT: u16 = 6200;
 const PAYLOAD: f64 = 1448.0 / 1500.0;
 /// MTU of the hosts on lossy paths, so that repairs fit; QUIC needs 1228.
 const LOSSY_MTU: u32 = 1240;
-/// Code below the tunnel on lossy paths: the one whose bound `maelstrom/throughput-burst` checks.
+/// FEC code of the gateways on lossy paths: `maelstrom/throughput-burst` checks its throughput.
 const CODE: &str = "code = \"window\"\nwindow = 240\nr = 10\nc = 3";
 
-/// Shaping by an operator who knows the line: senders stay below its rate, so that repairs have
-/// room and no standing queue forms. (Three repairs per ten packets turn 130 Mb/s into 175.)
+/// Shaping by an operator who knows the link's rate: the sender stays below it, so that repairs
+/// have room and no standing queue forms. (With three repairs per ten packets, 130 Mb/s become
+/// 175.)
 const SHAPED: [&str; 12] = [
     "qdisc", "add", "dev", "eth0", "root", "tbf", "rate", "130mbit", "burst", "32kb", "latency",
     "100ms",
@@ -37,9 +38,9 @@ const PATHS: [Path; 4] = [
     Path { name: "200 Mb/s, 100 ms, 1 % in bursts of 8, FEC", rate: 200, rtt: 100, loss: "1%x8" },
 ];
 
-/// Returns the congestion control that an operator would choose for the path, in all hosts. BBR
-/// keeps the queue short and the rate up under loss, but spends about 3 % of a clean link on
-/// probing, with a tunnel and without.
+/// Returns the congestion control that an operator would choose for the path; all hosts use it. BBR
+/// keeps the queue short and the rate high under loss, but probing takes about 3 % of a clean link,
+/// with a tunnel and without.
 fn congestion(path: &Path) -> &'static str {
     if path.loss == "none" { "cubic" } else { "bbr" }
 }
@@ -47,7 +48,7 @@ fn congestion(path: &Path) -> &'static str {
 pub(in crate::experiments) const ABOUT: About = About {
     name: "lfn/fill",
     title: "One bulk session through the tunnel, and an echo beside it",
-    figure: "beyond the slides: against today's tunnels",
+    figure: "beyond Taming the LFN: comparison with today's tunnels",
     finding: "Today's tunnels: yamux's fixed window carries 33 Mb/s at 60 ms; kcptun's echo has a \
               median of 3.5 to 4.6 round trips, hysteria's a 99th percentile of 2 to 6.5.",
 };
@@ -63,20 +64,20 @@ pub(in crate::experiments) fn run(run: &mut Run) -> Result<()> {
     run.param("code_where_packets_are_lost", CODE.replace('\n', ", "));
     run.param("warm_up_and_seconds", vec![seconds.0, seconds.1]);
     run.congestion_control("cubic on clean paths, bbr where packets are lost");
-    run.param("senders_held_where_packets_are_lost", "tbf, 130 Mb/s");
+    run.param("senders_shaped_where_packets_are_lost", "tbf, 130 Mb/s");
     run.param("hosts_mtu_where_packets_are_lost", LOSSY_MTU);
     let lossy = PATHS.iter().filter(|path| path.is_lossy()).count();
     run.steps((PATHS.len() + lossy) * setups.len());
     for (x, path) in PATHS.iter().enumerate() {
         // Lossy paths are measured with shaped senders and without.
-        let holds: &[bool] = if path.is_lossy() { &[true, false] } else { &[false] };
-        for &held in holds {
+        let shapings: &[bool] = if path.is_lossy() { &[true, false] } else { &[false] };
+        for &shaped in shapings {
             for &links in &setups {
                 let name = links.map_or("plain connections".into(), Links::name);
-                let free = if path.is_lossy() && !held { ", senders not held" } else { "" };
+                let free = if path.is_lossy() && !shaped { ", senders not shaped" } else { "" };
                 let name = format!("{name}{free}");
                 run.step(&format!("{}, {name}", path.name))?;
-                let found = path.measure(run, links, held, seconds)?;
+                let found = path.measure(run, links, shaped, seconds)?;
                 found.plot_results(run, (x, path), &name);
                 // A single TCP link is not a tunnel's default: an echo waits for everything
                 // that stalls the bulk session. It is measured for comparison only.
@@ -102,12 +103,12 @@ impl Path {
         self.loss != "none"
     }
 
-    /// Measures the path; `held` shapes the senders below its rate.
+    /// Measures the path; if `shaped`, the sender is limited to less than the path's rate.
     fn measure(
         &self,
         run: &Run,
         links: Option<Links>,
-        held: bool,
+        shaped: bool,
         seconds: (u64, u64),
     ) -> Result<Found> {
         let text =
@@ -124,9 +125,9 @@ impl Path {
         for host in [near, far, world.a1(), world.b1()] {
             host.set_congestion_control(congestion(self))?;
         }
-        if held {
-            // The sender onto the link: with a tunnel it is the far end, since an operator does
-            // not shape the servers behind it.
+        if shaped {
+            // The host that sends over the link: the tunnel's far end, or the server if there is no
+            // tunnel. An operator does not shape the servers behind a tunnel.
             let sender = if links.is_some() { far } else { world.b1() };
             sender.run("tc", &SHAPED)?;
         }
@@ -162,7 +163,7 @@ impl Found {
         let [median, p99] = self.echo(path);
         let figures = [
             ("Bulk session", "Mb/s", self.rate),
-            ("Bulk session, of the link's payload", "%", 100.0 * self.share(path)),
+            ("Bulk session, share of the link's payload rate", "%", 100.0 * self.share(path)),
             ("Echo of 100 bytes beside it, median", "RTT", median),
             ("Echo of 100 bytes beside it, 99th percentile", "RTT", p99),
         ];

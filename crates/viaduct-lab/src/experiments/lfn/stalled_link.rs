@@ -25,7 +25,7 @@ pub(super) fn measure(run: &mut Run) -> Result<()> {
     let counts = [1, 3];
     let waited = parallel(counts, |count| waited(Links::tcp(count), seed, &journal))?;
     run.param("silence_of_a_link_ms", SILENCE.1.as_millis() as u64);
-    let title = format!("Of {SESSIONS} sessions, how many wait for one link");
+    let title = format!("Number of {SESSIONS} sessions that wait for the silent link");
     let plot = Plot::histogram(&title, ("links", ""), ("sessions", ""));
     let points = counts.iter().zip(&waited).map(|(count, waited)| (*count as f64, *waited as f64));
     run.plot_points(&plot, "tunnel", points);

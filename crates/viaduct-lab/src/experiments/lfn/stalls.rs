@@ -1,7 +1,7 @@
 //! Bulk transfer over a long link, by TCP of 1999 or of today, and its stalls.
 //!
 //! ```text
-//!   a1 ── endless data ──▶ gwa ══ 10 Mb/s, losses of a list ══▶ gwb ──▶ b1
+//!   a1 ── endless data ──▶ gwa ══ 10 Mb/s, listed losses ═════▶ gwb ──▶ b1
 //!                                └ captured here: sequence numbers over time
 //! ```
 
@@ -124,7 +124,7 @@ impl Transfer {
     }
 }
 
-/// Parts of a run that building worlds needs; usable from several threads.
+/// Parts of a run that are needed to build worlds; usable from several threads.
 pub(super) struct Worlds {
     seed: u64,
     journal: Journal,

@@ -1,5 +1,6 @@
-//! Compared proxies: viaduct and others, each between its own client and server. Each has a machine
-//! of its own, because the kernel's packet processing for one would slow down the others.
+//! Compared proxies: viaduct and others, each between its own client and server. Each runs in a
+//! [`Pair`] of network namespaces of its own, because the kernel's packet processing for one would
+//! slow down the others.
 
 use std::any::Any;
 
@@ -42,8 +43,8 @@ pub(super) struct Testbed {
 }
 
 impl Testbed {
-    /// Starts the contender on the machine's last core, with the load and the server on the
-    /// first.
+    /// Starts the contender on the computer's last core, and its server on the first, where the
+    /// load will run too.
     pub(super) fn build(contender: Contender, journal: &Journal) -> Result<Testbed> {
         let (first, last) = first_and_last()?;
         let pair = Pair::build(journal)?;
@@ -55,7 +56,7 @@ impl Testbed {
         let (pid, process): (u32, Box<dyn Any>) = match contender {
             Contender::Viaduct => {
                 let (listen, to) = (address.to_string(), server.address().to_string());
-                // Connections of an earlier crowd may still exist beside the measured ones.
+                // Room for connections of an earlier load that are not closed yet.
                 let options = ["--listen", &listen, "--to", &to, "--flows", "9500"];
                 let mut proxy = Proxy::start_on(node, last, &options)?;
                 (proxy.process().id(), Box::new(proxy))
