@@ -36,7 +36,7 @@ enum Step {
     Late { back: u8 },
     /// A repair in flight arrives; if it `stays`, it can arrive again.
     Repair { index: u8, stays: bool },
-    /// Numbers below that of the packet `back` before the newest are settled.
+    /// Packets older than the one `back` before the newest are no longer needed.
     Settled { back: u8 },
 }
 
@@ -99,7 +99,10 @@ impl Link {
         for (seq, packet) in recovered.iter() {
             let index = (seq - self.first) as usize;
             assert_eq!(packet, self.sent[index], "packet {seq}");
-            assert!(!std::mem::replace(&mut self.arrived[index], true), "{seq} was known");
+            assert!(
+                !std::mem::replace(&mut self.arrived[index], true),
+                "{seq} is recovered twice, or had arrived"
+            );
         }
         recovered.clear();
     }
@@ -148,7 +151,7 @@ fuzz_target!(|input: Input| {
     }
 });
 
-/// Sends a packet whose bytes follow from its number and length.
+/// Sends a packet whose bytes are computed from its number and length.
 fn send(link: &mut Link, encoder: &mut dyn Encoder, len: u8, lost: bool) {
     let number = link.sent.len();
     let byte = |i| (number * 31 + i * 7) as u8 ^ len;

@@ -1,5 +1,5 @@
-//! Decoders on repairs that no encoder made: they do not panic, do not exceed their bound, and
-//! recover no packet that is already known.
+//! Decoders that are given repairs which no encoder has made: they do not panic, do not exceed
+//! their memory bound, and recover no packet that is already known.
 #![no_main]
 
 use std::collections::BTreeMap;
@@ -32,7 +32,7 @@ enum Which {
 enum Step {
     /// Repair with numbers close together, so that repairs have packets in common.
     Near { first: u8, stride: u8, count: u16, kind: Kind, len_code: [u8; 2], body: Bytes },
-    /// Repair with any numbers.
+    /// Repair with arbitrary numbers.
     Far { first: u64, stride: u16, count: u16, kind: Kind, len_code: [u8; 2], body: Bytes },
     /// Repair whose body repeats one byte, and may be longer than any packet.
     Long { first: u8, count: u16, kind: Kind, byte: u8, len: u32 },
@@ -40,7 +40,7 @@ enum Step {
     Arrives { seq: u8, packet: Bytes },
     /// The caller drops a packet that it stored.
     Forgotten { seq: u8 },
-    /// Numbers below this one are settled.
+    /// Packets with lower numbers are no longer needed.
     Settled { below: u8 },
 }
 
@@ -83,7 +83,7 @@ fuzz_target!(|input: Input| {
         assert!(decoder.memory() <= bound, "{} of {bound}", decoder.memory());
         for (seq, packet) in recovered.iter() {
             let old = store.0.insert(seq, packet.to_vec());
-            assert_eq!(old, None, "packet {seq} was known, or came twice");
+            assert_eq!(old, None, "packet {seq} is recovered twice, or was known");
         }
         recovered.clear();
     }

@@ -1,6 +1,6 @@
-//! Two ends of a chain, joined by a connection on which the fuzzer carries, alters and invents
-//! bytes. For any bytes from a peer, the data that waits for an application is bounded, a flow ends
-//! once, and with `crypt` in the chain only data that the other end wrote is delivered.
+//! Two ends of a chain, joined by a connection on which the fuzzer carries, alters and forges
+//! bytes. Whatever bytes arrive from the peer, the data that waits for an application is bounded, a
+//! flow ends once, and with `crypt` in the chain only data that the other end wrote is delivered.
 #![no_main]
 
 use std::sync::{Arc, LazyLock, Mutex};
@@ -32,7 +32,7 @@ const CHAINS: [&str; 8] = [
 #[derive(Arbitrary, Debug)]
 struct Input {
     chain: u8,
-    /// Set if the handshakes are done before the fuzzer begins.
+    /// True if the handshakes are done before the fuzzer begins.
     greeted: bool,
     steps: Steps<Step>,
 }
@@ -234,7 +234,10 @@ fuzz_target!(|input: Input| {
     }
     if CHAINS[usize::from(input.chain) % CHAINS.len()].contains("crypt") {
         for (from, to) in [(0, 1), (1, 0)] {
-            assert!(ends[from].written.starts_with(&ends[to].read), "only what was written");
+            assert!(
+                ends[from].written.starts_with(&ends[to].read),
+                "data is delivered that was not written"
+            );
         }
     }
 });

@@ -1,4 +1,4 @@
-//! The journal of changes to a machine: any bytes are read or refused.
+//! The journal of changes to a machine: arbitrary bytes are parsed or refused.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;

@@ -1,4 +1,4 @@
-//! The text of a link's settings: settings that parse are printed as text that parses to the same.
+//! The text of a link's settings: settings that parse can be printed and parsed again unchanged.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;

@@ -1,6 +1,6 @@
-//! A gateway whose peer has the right keys and bad intentions: repairs of any content, in any
-//! order. Even then only packets between the two sites are injected, whole and with correct
-//! headers, and memory stays bounded.
+//! A gateway whose authenticated peer is malicious: it sends repairs of any content, in any order.
+//! Even then only packets between the two sites are injected, whole and with correct headers, and
+//! memory stays bounded.
 #![no_main]
 
 use arbitrary::Arbitrary;
@@ -18,19 +18,20 @@ use viaduct_proto::wire::ip::{self, Header, MutableFields};
 enum Step {
     /// Raw bytes.
     Raw(Bytes),
-    /// A repair, well-formed; its numbers are near those of others, or `far`.
+    /// A well-formed repair. Its packet numbers are near those of other steps, or arbitrary if
+    /// `far`.
     Repair { first: u32, far: bool, stride: u16, count: u16, kind: Kind, part: u8, body: Body },
-    /// Names of packets, near those of others.
+    /// Names of packets, whose numbers are near those of other steps.
     Names { first: u16, names: Vec<Named>, times: Option<(u32, Vec<u8>)> },
-    /// A repair of one packet after its name, as an honest peer sends it.
+    /// The name of a packet and then a repair of it alone, as an honest peer sends them.
     Single { first: u16, packet: Packet, fields: (u8, u8) },
-    /// A request.
+    /// A request for repairs or names.
     Need { first: u64, packets: u16, repairs: u8 },
-    /// A report of any numbers.
+    /// A loss report with arbitrary numbers.
     Report { numbers: [u32; 4], echo: Option<(u32, u32)>, path: [u64; 4], full: bool },
-    /// A packet leaves.
+    /// A host of the gateway's site sends a packet.
     Leaves(Packet),
-    /// A packet arrives.
+    /// A packet arrives from the peer's site.
     Arrives(Packet),
     /// Time passes, in milliseconds.
     Wait { millis: u16 },
@@ -53,7 +54,7 @@ enum Named {
 
 #[derive(Arbitrary, Debug)]
 enum Body {
-    /// A packet after its identity and mutable fields.
+    /// The identity of a packet, its mutable fields, and the packet itself.
     Packet(Packet, u8, u8),
     Bytes {
         len_code: [u8; 2],
@@ -61,7 +62,7 @@ enum Body {
     },
 }
 
-/// Packet, one of few different ones, so that names match bodies.
+/// Packet from a small set, so that names often match bodies.
 #[derive(Arbitrary, Clone, Copy, Debug)]
 struct Packet {
     inwards: bool,
@@ -174,7 +175,7 @@ fn symbol(gateway: &Plane, normal: &[u8], ttl: u8, tos: u8) -> Vec<u8> {
     [&identity[..], &[ttl, tos, ttl ^ tos], normal].concat()
 }
 
-/// A section of names, as it is on the wire.
+/// Appends a section of names in the format of the wire.
 fn names(out: &mut Vec<u8>, first: u64, tags: &[u16], times: Option<(u32, &[u8])>) {
     const NAMES: u8 = 2;
     section::emit(NAMES, out, |out| {

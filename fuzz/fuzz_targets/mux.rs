@@ -25,7 +25,7 @@ const MAX_ACTIONS: usize = 100_000;
 
 #[derive(Arbitrary, Debug)]
 struct Input {
-    /// Set if the other end begins with a valid greeting.
+    /// True if the other end begins with a valid greeting.
     greeted: bool,
     steps: Steps<Step>,
 }
@@ -43,7 +43,7 @@ enum Step {
     Wait { millis: u16 },
 }
 
-/// Chain, and how often it finished and failed.
+/// Chain, and how often its flow has finished and failed.
 struct End {
     chain: Chain,
     takes: bool,

@@ -1,5 +1,5 @@
-//! A node of the overlay among unknown hosts and malicious peers: any bytes, and messages of the
-//! peers in any order, repeated and late. Refused messages are counted, and memory stays bounded.
+//! A node of the overlay that receives arbitrary bytes, and messages of its peers in any order,
+//! repeated and late. Refused messages are counted, and memory stays bounded.
 #![no_main]
 
 use std::sync::{Arc, LazyLock, Mutex};

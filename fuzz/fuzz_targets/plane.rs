@@ -18,7 +18,7 @@ use viaduct_proto::wire::ip::{self, Header, MutableFields};
 
 #[derive(Arbitrary, Debug)]
 struct Input {
-    /// Set if the handshake is already done.
+    /// True if the handshake is already done.
     up: bool,
     steps: Steps<Step>,
 }
@@ -31,7 +31,7 @@ enum Step {
     Stream { from: bool, count: u8, lost: u64 },
     /// A packet that was held back arrives.
     Late { index: u8 },
-    /// A gateway sees bytes that may not be a packet.
+    /// A gateway's tap delivers bytes that need not be a packet.
     Seen { by: bool, leaves: bool, bytes: Bytes },
     /// A datagram between the gateways arrives.
     Datagram { index: u8, stays: bool, change: Change },
@@ -43,7 +43,7 @@ enum Step {
     Wait { units: u16 },
     /// A gateway changes its code.
     Recode { at: bool, coding: Option<Parameters> },
-    /// A gateway restarts, but rarely, because handshakes take most of a run's time.
+    /// A gateway restarts. This is rare, because handshakes would take most of a run's time.
     Restart { at: bool, sure: u8 },
     /// A gateway's tap missed packets.
     Missed { at: bool, count: u8 },

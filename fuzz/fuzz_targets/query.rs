@@ -1,5 +1,5 @@
-//! Queries to the packet cache. Any bytes are refused or parsed, and a querying host is sent only
-//! packets that were addressed to it.
+//! Queries to the packet cache. Arbitrary bytes are refused or parsed, and a querying host gets
+//! only packets that were addressed to it.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;

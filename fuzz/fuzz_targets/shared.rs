@@ -1,5 +1,5 @@
-//! Messages between runs and the master that they share. A message that parses is emitted
-//! unchanged.
+//! Messages between runs and the master that they share. A message that parses can be
+//! emitted again unchanged.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;

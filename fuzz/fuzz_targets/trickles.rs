@@ -1,7 +1,7 @@
-//! Trickles clients and servers on any input. Requests and responses are read or refused. A
+//! Trickles clients and servers on any input. Requests and responses are parsed or refused. A
 //! server's memory does not grow, and its answer to an unproven address has at most as many bytes
-//! as the request. A client and a server between which messages are lost, doubled, delayed and
-//! altered neither panic nor mix up the stream.
+//! as the request. If messages between a client and a server are lost, doubled, delayed and
+//! altered, neither end panics, and the stream's bytes stay in order.
 #![no_main]
 
 use std::collections::BTreeSet;
@@ -28,7 +28,7 @@ enum Step {
     /// Messages in flight are delivered, to the server or to the client.
     Up(u8),
     Down(u8),
-    /// A message in flight is lost, doubled, put last, or altered.
+    /// A message in flight is lost, doubled, moved to the end of the queue, or altered.
     Lose {
         up: bool,
         which: u8,
@@ -55,7 +55,7 @@ enum Step {
     Wait {
         millis: u16,
     },
-    /// The other replica answers from now on; it has a window of its own.
+    /// The other replica, with a replay window of its own, answers from now on.
     Swap,
     /// The secrets are rotated.
     Rotate {

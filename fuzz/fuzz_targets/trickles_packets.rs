@@ -1,5 +1,5 @@
-//! Trickles' packets. A packet that parses is emitted and parsed to the same fields, a server's
-//! answer to it parses, and a client stays within its windows on any answer.
+//! Trickles' packets. A packet that parses has the same fields after it is emitted and parsed
+//! again, a server's answer to it parses, and no answer makes a client exceed its windows.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
@@ -7,7 +7,7 @@ use viaduct_proto::trickles::packet::tcp::{self, Checksum, Kind, Packet, Segment
 use viaduct_proto::trickles::packet::{Mark, Numbers, Return, Role, icmp, run, udp};
 
 const MTU: usize = 1500;
-/// Maximum distance that a client may run ahead.
+/// Maximum of `ahead` in a client's request, in bytes of sequence numbers.
 const WIDE: u32 = 1 << 29;
 
 fuzz_target!(|input: &[u8]| {
@@ -28,8 +28,8 @@ fuzz_target!(|input: &[u8]| {
     parses_any_exchange(input);
 });
 
-/// Checks a packet that can be cut out of a run: the run's headers are as long as its own, and a
-/// packet like it may continue the run.
+/// Checks a packet from which a run can be made: the run's headers are as long as its own, and
+/// `goes_on` does not panic.
 fn is_cut(input: &[u8]) {
     let Some(cut) = run::cut(input) else { return };
     assert_eq!(cut.headers + cut.message, input.len());
@@ -79,7 +79,7 @@ fn parses_any_exchange(input: &[u8]) {
         client.request(&told[..9], number(1), MTU, &mut packet).expect("it fits");
         let Ok(Packet::Message(sent, _)) = tcp::parse(&packet, packet.len(), Checksum::Check)
         else {
-            panic!("a request of our own is refused")
+            panic!("the client's own request does not parse")
         };
         assert!(sent.mark.ahead <= WIDE);
         assert_eq!(sent.kind.is_syn(), !client.is_open());

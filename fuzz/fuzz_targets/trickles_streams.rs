@@ -1,7 +1,7 @@
-//! Streams over Trickles, and files by HTTP on them. For any input, standard continuations, events
-//! of other servers, digests and heads are read or refused. A client and two servers, between which
-//! messages are lost, doubled and altered and events are moved, do not panic, and the data that is
-//! read is the data of the plan.
+//! Streams over Trickles, and files by HTTP on them. Any standard continuation, event of another
+//! server, digest or head is parsed or refused. If messages between a client and two servers are
+//! lost, doubled and altered, and events are moved between the servers, nothing panics, and the
+//! client reads the data of the plan.
 #![no_main]
 
 use arbitrary::Arbitrary;

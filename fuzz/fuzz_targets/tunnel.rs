@@ -1,6 +1,6 @@
 //! A tunnel on any input from a peer. Frames parse to the same wherever the stream is split, a
-//! tunnel that receives them stays consistent and holds no more than it has granted, and records
-//! that were not sealed are not opened.
+//! tunnel that receives them stays consistent and holds no more data than it has granted, and
+//! unsealed records are not opened.
 #![no_main]
 
 use std::sync::{Arc, LazyLock};
@@ -19,7 +19,7 @@ use viaduct_proto::tunnel::{Carrier, Event, Settings, Tunnel};
 #[derive(Arbitrary, Debug)]
 struct Input {
     streams: bool,
-    /// Set if the peer begins with a valid greeting.
+    /// True if the peer begins with a valid greeting.
     greeted: bool,
     steps: Steps<Step>,
 }
@@ -126,7 +126,7 @@ fuzz_target!(|input: Input| {
     }
 });
 
-/// Gives the tunnel bytes in two pieces.
+/// Passes bytes to the tunnel in two pieces.
 fn feed(tunnel: &mut Tunnel, now: Instant, link: u32, lane: u32, bytes: &[u8]) {
     let (first, second) = bytes.split_at(bytes.len() / 2);
     tunnel.handle_bytes(now, link, lane, first);
@@ -166,6 +166,6 @@ fn sealed(bytes: &[u8]) {
     let entropy: Entropy = Arc::new(|out: &mut [u8]| out.fill(5));
     let mut listener = Secure::listen(&KEYS[0], vec![KEYS[1].public()], entropy);
     listener.inbox().extend_from_slice(bytes);
-    let _ = listener.open(&mut Vec::new(), |_| panic!("opened"));
+    let _ = listener.open(&mut Vec::new(), |_| panic!("unsealed bytes are opened"));
     assert!(!listener.is_up());
 }

@@ -1,5 +1,6 @@
 //! Two ends of a tunnel under any sequence of operations: tokens are conserved, a receiver never
-//! holds more than it has promised, and each stream's bytes come whole, once and in order.
+//! holds more data than it has granted, and each stream's bytes arrive completely, once and in
+//! order.
 #![no_main]
 
 use std::collections::BTreeMap;
@@ -66,7 +67,8 @@ enum Step {
     },
 }
 
-/// A stream's bytes: written at each end, read at each, and of these not yet consumed.
+/// A stream's bytes: those written at each end, those read at each end, and those read but not yet
+/// consumed.
 #[derive(Default)]
 struct Twin {
     written: [Vec<u8>; 2],

@@ -1,4 +1,4 @@
-//! Frames of a tunnel, which `mux` uses too, as the fuzzed end's peer sends them.
+//! Frames that the peer of the fuzzed end sends: a tunnel's, which `mux` uses too.
 
 use arbitrary::Arbitrary;
 use viaduct_proto::flow::{Address, Failure};
@@ -42,7 +42,7 @@ pub enum FrameKind {
 }
 
 impl FrameKind {
-    /// The stream that it is of: this one, or 0 where it is the link's.
+    /// Returns the stream of the frame: this one, or 0 for a frame of the link.
     pub fn stream(&self, stream: u8) -> u32 {
         match self {
             FrameKind::Hello { .. } | FrameKind::Grant { .. } | FrameKind::Gone { .. } => 0,
@@ -51,7 +51,7 @@ impl FrameKind {
         }
     }
 
-    /// Frame to send; a right `Pong` answers `pinged`.
+    /// Returns the frame to send; a correct `Pong` answers `pinged`.
     pub fn framed(&self, pinged: u64) -> Frame<'static> {
         const BYTES: [u8; 16_384] = [9; 16_384];
         match *self {

@@ -1,5 +1,5 @@
-//! Code that the targets share: operations read from the fuzzer's bytes, two gateways that know
-//! each other, and packets between their sites.
+//! Code that the targets share: operations read from the fuzzer's bytes, two gateways that are
+//! peers, and packets between their sites.
 
 pub mod frames;
 
@@ -19,8 +19,8 @@ pub const MTU: usize = 1_200;
 /// Bytes that each side has for received packets and waiting repairs.
 pub const MEMORY: usize = 1 << 16;
 
-/// Operations up to the end of the input. (A `Vec` would read from the input, before each, whether
-/// it continues.)
+/// Operations up to the end of the input. (A `Vec` would read a byte before each operation that
+/// says whether another one follows.)
 #[derive(Debug)]
 pub struct Steps<T>(pub Vec<T>);
 
@@ -52,7 +52,7 @@ impl<'a> Arbitrary<'a> for Bytes {
 static SECRETS: LazyLock<[SecretKey; 2]> =
     LazyLock::new(|| [SecretKey::from_bytes([1; 32]), SecretKey::from_bytes([2; 32])]);
 
-/// The code that both sides begin with.
+/// Initial code of both sides.
 pub fn first_code() -> Code {
     Code::Layered(layered::Parameters::new(8, &[1, 11, 19]))
 }
@@ -158,7 +158,7 @@ pub fn pair(code: &Code) -> [Plane; 2] {
     planes
 }
 
-/// Calls `act` at each time that is `due`, until `end`.
+/// Calls `act` at each due time until `end`.
 pub fn pass<W>(
     world: &mut W,
     end: Instant,

@@ -1,7 +1,7 @@
-//! Writes the first inputs of each target into the corpus: genuine messages, so that the fuzzer
-//! need not invent their form.
+//! Writes the first inputs of each target into the corpus: valid messages, so that the fuzzer need
+//! not find their format by chance.
 //!
-//! Usage: `seeds CORPUS` makes `CORPUS/<target>/seed-<n>`.
+//! Usage: `seeds CORPUS` writes `CORPUS/<target>/seed-<n>`.
 
 use std::path::{Path, PathBuf};
 use std::{env, fs, io};
@@ -96,7 +96,7 @@ fn shared() -> Vec<Vec<u8>> {
     ups.chain(downs).chain([secret.bytes().to_vec(), secret.digits().into_bytes()]).collect()
 }
 
-/// Packets with a datagram, by IPv4 and IPv6.
+/// Packets with a UDP datagram, over IPv4 and IPv6.
 fn udp_packets() -> Vec<Vec<u8>> {
     let ends = [("10.0.0.1:53", "10.0.0.2:4000"), ("[fd00::1]:53", "[fd00::2]:4000")];
     let packet = |(a, b): (&str, &str)| {
