@@ -10,7 +10,8 @@ use viaduct_lab::experiment::{Ended, Options, Outcome, perform, print_table};
 use viaduct_lab::experiments::select;
 
 /// Serialises the experiments that measure time. Those that mostly wait for long round trips run in
-/// parallel. (Tests start in the order of their names, in which the latter are adjacent.)
+/// parallel. (Tests start in the order of their names; the parallel ones are adjacent in it, so
+/// they overlap.)
 static MACHINE: RwLock<()> = RwLock::new(());
 
 fn alone() -> RwLockWriteGuard<'static, ()> {
@@ -33,8 +34,8 @@ fn conduct(name: &str, quick: bool) -> Outcome {
     outcome
 }
 
-/// Asserts that an experiment made `total` checks, each of a measured value, and that the `chosen`
-/// checks selected by `of` satisfy their bounds.
+/// Asserts that an experiment made `total` checks, each of a measured value; and that `of` selects
+/// `chosen` of them, which satisfy their bounds.
 fn assert_holds(outcome: &Outcome, total: usize, chosen: usize, of: impl Fn(&str) -> bool) {
     let table = print_table(outcome, false);
     assert_eq!(outcome.checks.len(), total, "{table}");
@@ -73,8 +74,8 @@ fn gateways_keep_messages_from_waiting_for_what_was_lost() {
 fn gateways_keep_a_flow_from_collapsing() {
     let _alone = alone();
     let outcome = quick("maelstrom/throughput-loss");
-    // Protected flows without and with loss, measured one after the other, share the processors
-    // with everything else.
+    // The other checks compare flows that are measured one after the other; other load on the
+    // processors may change in between.
     assert_holds(&outcome, 3, 1, |name| name == "at 1 %: protected over plain");
 }
 
@@ -87,7 +88,7 @@ fn real_gateways_recover_bursts_as_the_simulated_ones_do() {
 }
 
 #[test]
-fn a_flood_of_syns_costs_the_servers_little_and_true_clients_next_to_nothing() {
+fn a_syn_flood_costs_the_servers_little_and_delays_real_clients_little() {
     let _alone = alone();
     let outcome = quick("miniproxy/flood");
     // The speed of flood and clients depends on the machine, and a busy one loses a SYN or two.
@@ -104,7 +105,7 @@ fn an_idle_proxy_is_small() {
 }
 
 #[test]
-fn hops_save_the_papers_time_on_the_path_and_by_the_option() {
+fn hops_save_as_much_time_as_in_the_paper_on_path_and_by_the_option() {
     let _alone = alone();
     let outcome = quick("miniproxy/ttc");
     // Times of whole downloads depend more on other load.
@@ -118,7 +119,7 @@ fn bar(outcome: &Outcome, plot: &str, name: &str) -> f64 {
 }
 
 #[test]
-fn a_relay_costs_no_more_processor_time_than_the_one_that_splices() {
+fn a_relay_needs_no_more_cpu_time_than_a_proxy_that_splices() {
     let _alone = alone();
     let outcome = quick("miniproxy/throughput");
     let cost = |load: &str, who| bar(&outcome, &format!("Cost, {load}"), who);
@@ -138,7 +139,7 @@ fn idle_relays_hold_no_pipes_and_little_memory() {
 }
 
 #[test]
-fn a_way_by_a_proxy_aside_takes_as_long_as_the_papers_equations_say() {
+fn a_trip_through_an_off_path_proxy_takes_the_time_of_the_papers_model() {
     let _beside = beside_others();
     let outcome = quick("miniproxy/off-path");
     assert_holds(&outcome, 13, 12, |name| name.ends_with("over the model's"));
@@ -153,7 +154,7 @@ fn tcp_of_1999_stalls_where_todays_does_not() {
 }
 
 #[test]
-fn a_tunnel_lets_squids_answer_sooner_and_only_a_links_own_sessions_wait_for_it() {
+fn a_tunnel_makes_squids_faster_and_a_silent_link_delays_only_its_sessions() {
     let _beside = beside_others();
     let outcome = quick("lfn/mux");
     // A tunnel has no advantage over persistent connections of Squid, so on a busy machine either
@@ -163,7 +164,7 @@ fn a_tunnel_lets_squids_answer_sooner_and_only_a_links_own_sessions_wait_for_it(
 }
 
 #[test]
-fn a_tunnel_saves_small_documents_a_round_trip_and_its_sessions_do_not_hold_each_other_up() {
+fn a_tunnel_saves_small_documents_a_round_trip_and_isolates_its_sessions() {
     let _beside = beside_others();
     let outcome = quick("lfn/delay");
     assert_holds(&outcome, 11, 11, |_| true);
@@ -190,8 +191,8 @@ fn assert_alike(outcome: &Outcome) {
 fn attacks_on_a_stateless_server_are_refused_and_counted() {
     let _alone = alone();
     let outcome = quick("trickles/attacks");
-    // The rates of cheating and honest clients in three seconds are noisy, except for the
-    // client that hides losses: it gets half.
+    // Within three seconds the rate of a cheating client relative to an honest one is noisy. The
+    // check of the client that hides losses is robust: it gets only half of an honest one's rate.
     let cheats = "client that ";
     let judged = |name: &str| !name.starts_with(cheats) || name.contains("that hides losses");
     let chosen = outcome.checks.iter().filter(|check| judged(&check.name)).count();
@@ -207,7 +208,7 @@ fn real_programs_behave_as_without_viaduct() {
 }
 
 #[test]
-#[ignore = "some twenty programs in nine ways: make matrix"]
+#[ignore = "slow (about twenty programs in nine ways): run by `make matrix`"]
 fn all_real_programs_behave_as_without_viaduct() {
     let _alone = alone();
     let outcome = conduct("tesla/matrix", false);
@@ -216,7 +217,7 @@ fn all_real_programs_behave_as_without_viaduct() {
 }
 
 #[test]
-#[ignore = "figures of the session layer: make matrix"]
+#[ignore = "slow (experiments on `viaduct run`): run by `make matrix`"]
 fn offloaded_programs_are_woken_no_more_than_plain_ones() {
     let _alone = alone();
     let outcome = quick("tesla/latency");
@@ -228,7 +229,7 @@ fn offloaded_programs_are_woken_no_more_than_plain_ones() {
 }
 
 #[test]
-#[ignore = "figures of the session layer: make matrix"]
+#[ignore = "slow (experiments on `viaduct run`): run by `make matrix`"]
 fn rates_and_delays_are_the_configured_ones_by_every_interposer() {
     let _alone = alone();
     let outcome = quick("tesla/shape");
@@ -236,7 +237,7 @@ fn rates_and_delays_are_the_configured_ones_by_every_interposer() {
 }
 
 #[test]
-#[ignore = "figures of the session layer: make matrix"]
+#[ignore = "slow (experiments on `viaduct run`): run by `make matrix`"]
 fn a_transfer_outlives_a_change_of_address_and_an_outage() {
     let _alone = alone();
     let outcome = quick("tesla/migrate");
@@ -245,7 +246,7 @@ fn a_transfer_outlives_a_change_of_address_and_an_outage() {
 }
 
 #[test]
-#[ignore = "figures of the session layer: make matrix"]
+#[ignore = "slow (experiments on `viaduct run`): run by `make matrix`"]
 fn two_links_carry_more_than_one_and_text_shrinks() {
     let _alone = alone();
     let outcome = quick("tesla/handlers");
@@ -254,7 +255,7 @@ fn two_links_carry_more_than_one_and_text_shrinks() {
 }
 
 #[test]
-#[ignore = "figures of the session layer: make matrix"]
+#[ignore = "slow (experiments on `viaduct run`): run by `make matrix`"]
 fn connecting_costs_little_more_and_flows_leave_no_state() {
     let _alone = alone();
     let outcome = quick("tesla/cost");
@@ -263,7 +264,7 @@ fn connecting_costs_little_more_and_flows_leave_no_state() {
 }
 
 #[test]
-#[ignore = "figures of the session layer: make matrix"]
+#[ignore = "slow (experiments on `viaduct run`): run by `make matrix`"]
 fn an_open_flow_goes_around_a_path_that_fails_and_back() {
     let _alone = alone();
     let outcome = quick("tesla/route");
@@ -272,8 +273,8 @@ fn an_open_flow_goes_around_a_path_that_fails_and_back() {
 }
 
 #[test]
-#[ignore = "figures of the session layer: make matrix"]
-fn four_flows_that_share_an_estimate_share_it_alike() {
+#[ignore = "slow (experiments on `viaduct run`): run by `make matrix`"]
+fn four_flows_that_share_an_estimate_get_equal_shares() {
     let _alone = alone();
     let outcome = quick("tesla/congestion");
     // The share of the bottleneck is not checked in CI; see FIGURES.md.
