@@ -61,7 +61,7 @@ impl Listener {
             if !(udp_fallback && error.is_privilege()) {
                 return Err(error);
             }
-            warn!(%error, "Trickles by UDP alone");
+            warn!(%error, "cannot serve Trickles in TCP's format, only over UDP");
             ServerPort::open(&ServerSettings { tcp: false, udp: true, ..settings.clone() })
         })?;
         let (now, clock) = (wall_clock(), Clock::new(wall_clock(), egress::now()));

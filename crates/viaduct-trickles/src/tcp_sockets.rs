@@ -21,7 +21,7 @@ pub(crate) struct TcpSockets {
 
 impl TcpSockets {
     /// Opens the sockets in the calling thread's network namespace, and sets `rule`, with a journal
-    /// in `run_dir`. `rule` is `None` if another port of the process owns it.
+    /// in `run_dir`. `rule` is `None` if another `ServerPort` of this process has set the rule.
     pub(crate) fn open(
         filter: OptionFilter<'_>,
         rule: Option<RstGuard>,

@@ -29,7 +29,9 @@ pub(super) fn judge(now: Instant, of: &Prober, called: Option<Instant>, by: Opti
         None => "no answer yet".to_owned(),
     };
     if let Some(node) = by {
-        return State::Degraded(format!("the direct path is down, {last}; flows go by {node}"));
+        return State::Degraded(format!(
+            "the direct path is down, {last}; flows go through {node}"
+        ));
     }
     // The last probe of a peer that has stopped arrived within two intervals of its last answer.
     let since = of.last_answer.map_or(Instant::ZERO, |at| at + 2 * of.timing.interval);
@@ -41,7 +43,7 @@ pub(super) fn judge(now: Instant, of: &Prober, called: Option<Instant>, by: Opti
                 firewall open?"
         }
         (_, Some(_)) => "it does not answer any more",
-        (_, None) => "nothing is heard of it",
+        (_, None) => "nothing has been received from it",
     };
     State::Down(format!("{reason}, {last}"))
 }
@@ -84,10 +86,10 @@ mod tests {
     #[test]
     fn a_path_that_is_down_has_a_reason_and_a_time() {
         let never = run(40, |_| false);
-        assert_eq!(never(None, None), "down: nothing is heard of it, no answer yet");
+        assert_eq!(never(None, None), "down: nothing has been received from it, no answer yet");
         let gone = run(80, |step| step < 40);
         assert_eq!(gone(None, None), "down: it does not answer any more, last answer 10 s ago");
-        let by = "degraded: the direct path is down, last answer 10 s ago; flows go by c";
+        let by = "degraded: the direct path is down, last answer 10 s ago; flows go through c";
         assert_eq!(gone(None, Some("c")), by);
         let just = Instant::ZERO + 39 * STEP;
         assert!(never(Some(just), None).starts_with("down: its probes arrive"));

@@ -152,7 +152,7 @@ impl Increments {
     fn unprotected(&self, facts: &PeerFacts) -> Option<State> {
         if self.sent >= MIN_SAMPLE && self.unprotected * 2 > self.sent {
             return Some(State::Degraded(format!(
-                "{} of {} packets left unprotected: longer than fits beside repairs",
+                "{} of {} packets were sent unprotected: too long for a repair to fit the MTU",
                 self.unprotected, self.sent
             )));
         }
@@ -204,7 +204,9 @@ fn silence(facts: &PeerFacts) -> String {
             "no answer from {at}: does its gateway run, and do firewalls let UDP through, both \
                 ways?"
         ),
-        (None, None) => "it has not called: does its config have this site's endpoint?".to_owned(),
+        (None, None) => {
+            "it has sent no handshake: does its config have this site's endpoint?".to_owned()
+        }
     }
 }
 
@@ -296,6 +298,6 @@ mod tests {
         let unresolved = Some("oslo.example is not resolved: no such host".to_owned());
         let unresolved = PeerFacts { unresolved, ..PeerFacts::default() };
         assert!(look(&unresolved, None).starts_with("down: oslo.example is not resolved"));
-        assert!(look(&PeerFacts::default(), None).contains("it has not called"));
+        assert!(look(&PeerFacts::default(), None).contains("it has sent no handshake"));
     }
 }

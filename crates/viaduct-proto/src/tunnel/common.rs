@@ -98,10 +98,10 @@ pub enum LinkError {
     #[error("the connection was closed")]
     Gone,
     /// The peer was restarted: it has a new instance number.
-    #[error("the peer was started again")]
+    #[error("the peer has been restarted")]
     Restarted,
     /// Nothing was received for too long.
-    #[error("nothing heard for {0:?}")]
+    #[error("nothing received for {0:?}")]
     Silent(Duration),
     /// The peer requests answers and does not read them.
     #[error("the peer requests answers and does not read them")]

@@ -24,8 +24,8 @@ pub enum JournalError {
     },
     /// Another process has rules for the same instance in this network namespace.
     #[error(
-        "the nftables table viaduct_{0} is another process's, which runs or still ends its flows: \
-         wait for its end, or listen at another port"
+        "the nftables table viaduct_{0} is another process's, which runs or waits for its last \
+         flows to end: wait until it exits, or listen at another port"
     )]
     Locked(String),
     /// The journal cannot be read or written.
@@ -40,7 +40,7 @@ pub enum JournalError {
     },
     /// Another user could have written the journal.
     #[error(
-        "{} is not believed, for {why}: delete it and restore offloads, routes and nftables by \
+        "{} is not trusted: {why}; delete it and restore offloads, routes and nftables by \
          hand, or name another run directory", path.display()
     )]
     Untrusted {

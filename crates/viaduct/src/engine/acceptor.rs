@@ -125,8 +125,8 @@ impl Acceptor {
     /// Logs the failure once as a warning: the cause usually lasts.
     fn log_error(&mut self, error: &io::Error) {
         match std::mem::replace(&mut self.has_logged_error, true) {
-            true => debug!("accept: {error}"),
-            false => warn!("clients wait, and are accepted when that can be: accept: {error}"),
+            true => debug!("cannot accept clients: {error}"),
+            false => warn!("cannot accept clients now, they wait in the backlog: {error}"),
         }
     }
 

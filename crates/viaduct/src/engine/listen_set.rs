@@ -1,5 +1,5 @@
-//! Listen set of a proxy: its listeners, and its source of SYNs. Opened here, or inherited from
-//! a service manager or the parent of `--on-demand`.
+//! Listen set of a proxy: its listeners, and its source of SYNs. They are opened here, or inherited
+//! from a service manager or, with `--on-demand`, from the parent process.
 
 use std::io::ErrorKind;
 use std::net::{IpAddr, SocketAddr, TcpListener};
@@ -44,14 +44,14 @@ pub struct ListenSet {
 pub struct SynSourceConfig<'a> {
     /// Filter of SYNs by destination.
     pub filter: SynFilter<'a>,
-    /// Number of the queue that holds SYNs, and how many it may hold; `None` to see copies
+    /// Number of the queue that holds SYNs, and maximum number of SYNs in it; `None` to see copies
     /// instead.
     pub held: Option<(u16, u32)>,
-    /// True if SYNs may go unseen when this process lacks `CAP_NET_RAW`, which the tap takes.
+    /// True if SYNs may go unseen when this process lacks `CAP_NET_RAW`, which the tap requires.
     pub may_be_late: bool,
 }
 
-/// A descriptor that a parent left open, as in `tap=5`.
+/// Descriptor that the parent process has left open, as in `tap=5`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct InheritedFd {
     kind: FdKind,
@@ -66,9 +66,9 @@ enum FdKind {
 }
 
 impl ListenSet {
-    /// Opens the source of SYNs that `wanted` describes and then listens at `listen`: every SYN
-    /// that a listener answers must be seen. Uses a service manager's sockets where there are
-    /// any.
+    /// Opens the source of SYNs that `wanted` describes, and then listens at `listen`: every SYN
+    /// that a listener answers must be seen. Uses the sockets of a service manager, if there are
+    /// any, instead of its own.
     pub fn open(
         listen: &[SocketAddr],
         wanted: Option<SynSourceConfig<'_>>,
@@ -89,7 +89,10 @@ impl ListenSet {
         }
         if let Some(one) = given.first() {
             let at = one.local_addr().map_or("no address".to_owned(), |at| at.to_string());
-            bail!("the service manager listens at {at}, which is no listen address");
+            bail!(
+                "the service manager listens at {at}, which is not one of the configured \
+                 listen addresses"
+            );
         }
         Ok(ListenSet { number: 0, listeners, syns })
     }
@@ -108,7 +111,7 @@ impl ListenSet {
         for &at in listen {
             let free = tcp::check_free(at, options);
             free.with_context(|| {
-                format!("listen: cannot use {at} exclusively, as several workers must")
+                format!("listen: cannot use {at} exclusively, which several workers require")
             })?;
         }
         let options = TcpOptions { shared: true, ..options };
@@ -125,7 +128,7 @@ impl ListenSet {
         Ok(all)
     }
 
-    /// Takes over descriptors that a parent has left open.
+    /// Takes over descriptors that the parent process has left open.
     pub fn inherited(fds: &[InheritedFd], number: u16, held: u32) -> Result<ListenSet> {
         let (mut listeners, mut syns) = (Vec::new(), SynSource::Unseen);
         for inherited in fds {
@@ -138,7 +141,7 @@ impl ListenSet {
             }
         }
         if listeners.is_empty() {
-            bail!("--doors: no descriptor is a listener");
+            bail!("--inherited: none of the descriptors is a listener");
         }
         Ok(ListenSet { number: 0, listeners, syns })
     }
@@ -163,8 +166,9 @@ impl SynSource {
             Some(SynSourceConfig { held: Some((number, most)), .. }) => {
                 let queue = NfQueue::open(number, most).with_context(|| {
                     format!(
-                        "hold SYNs in queue {number}, which takes root or CAP_NET_ADMIN, a kernel \
-                         with NFQUEUE, and no other reader of it (--accept early)"
+                        "cannot hold SYNs in queue {number}: this needs root or CAP_NET_ADMIN, a \
+                         kernel with NFQUEUE, and no other reader of the queue; --accept early \
+                         works without it"
                     )
                 })?;
                 Ok(SynSource::Queue(queue))
@@ -232,7 +236,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn doors_read_back_as_written() {
+    fn inherited_fds_parse_from_their_text() {
         for text in ["listen=3", "tap=17", "queue=4"] {
             assert_eq!(text.parse::<InheritedFd>().unwrap().to_string(), text);
         }
@@ -240,7 +244,7 @@ mod tests {
     }
 
     #[test]
-    fn listeners_say_which_syns_are_theirs() {
+    fn prefixes_cover_the_listeners_destinations() {
         let at = |text: &str| text.parse::<SocketAddr>().unwrap();
         let own = prefixes(&[at("10.0.0.1:80"), at("10.0.0.1:81"), at("[fd00::1]:80")]);
         assert_eq!(own, [("10.0.0.1".parse().unwrap(), 32), ("fd00::1".parse().unwrap(), 128)]);

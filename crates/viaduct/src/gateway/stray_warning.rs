@@ -28,8 +28,9 @@ impl StrayWarning {
             return;
         }
         warn!(
-            "{strays} datagram(s) came that no peer's key opens: each [[peer]] key must be the one \
-             that `viaduct key show` prints at that site, and that site must have this site's key"
+            "{strays} datagram(s) arrived that no peer's key opens: each [[peer]] key must be the \
+             one that `viaduct key show` prints at that site, and that site must have this site's \
+             key"
         );
         (self.stray, self.warned) = (now.plane.stray, Some(Instant::now()));
     }

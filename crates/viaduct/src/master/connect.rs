@@ -57,8 +57,8 @@ impl Connector {
             }
             if !std::mem::replace(&mut is_another, true) {
                 warn!(
-                    "the master {name} runs again and carries other flows than before: new flows \
-                     of running programs are refused; restart the programs"
+                    "the master {name} runs again with other rules than before: new flows of \
+                     running programs are refused; restart the programs"
                 );
             }
         }
@@ -79,7 +79,7 @@ fn handshake(socket: &OwnedFd) -> Result<Welcome> {
                     destinations"
             )
         }
-        Some(Answer::Done(Errno::PERM)) => bail!("only its user and root may share it"),
+        Some(Answer::Done(Errno::PERM)) => bail!("only its user and root may use it"),
         Some(Answer::Done(Errno::AGAIN)) => {
             bail!("it has reached its limit of runs (viaduct master --user-runs)")
         }
@@ -99,7 +99,7 @@ fn connect_error(name: &str, at: &str, error: &io::Error) -> anyhow::Error {
             "the master {name} has been killed: no answer at {at}; start it again by `viaduct \
              master --name {name}`"
         ),
-        PermissionDenied => anyhow::anyhow!("{at}: only the master's user and root may share it"),
+        PermissionDenied => anyhow::anyhow!("{at}: only the master's user and root may use it"),
         _ => anyhow::anyhow!("the master {name} cannot be reached at {at}: {error}"),
     }
 }

@@ -1,10 +1,11 @@
 //! Sessions of a shared master: each run has one, in which it sends the requests of its program.
 //!
 //! The worker never waits for a run: its messages go through a thread of the session
-//! ([`super::outbox`]). A run that sends an invalid record is disconnected. Guests, which are
-//! neither root nor the master's own user, are limited by [`super::quota`], and their sockets
-//! are lent ([`crate::engine::flow_socket`]). Sockets that a nested master forwards for its own
-//! guests are lent too.
+//! ([`super::outbox`]). A run that sends an invalid record is disconnected. Guests are runs of
+//! users other than root and the master's own user. They are limited by [`super::quota`]. Their
+//! processes still hold the sockets and may change them, so the loop treats these as lent
+//! ([`crate::engine::flow_socket`]). Sockets that a nested master forwards for its own guests are
+//! lent too.
 
 use std::fs;
 use std::io;
@@ -105,7 +106,8 @@ impl RunListener {
             };
             let guest = user != us && user != 0;
             if guest && !self.all_users {
-                let what = "may not share this master: only its own and root may (--all-users)";
+                let what = "may not use this master, which serves only its own user and root (see \
+                     --all-users)";
                 REFUSED.warn(user, format_args!("user {user} {what}"));
                 send_answer(&socket, &Answer::Done(Errno::PERM));
                 continue;
@@ -290,8 +292,8 @@ impl Session<'_> {
         Some(())
     }
 
-    /// Takes the permits that a guest needs for a record, and a lender for sockets of which
-    /// others may hold duplicates; `None` if the guest has reached a limit.
+    /// Takes the permits that a guest needs for a record, and creates the `Lender` that closes
+    /// sockets of which others may hold duplicates; `None` if the guest has reached a limit.
     fn grant(&self, up: &Up) -> Option<Grants> {
         let mut grants = Grants { lender: None, call: None };
         let lender = |permit| Arc::new(RunLender { out: self.out.clone(), permit });
@@ -339,8 +341,9 @@ fn accepts_hello(socket: &OwnedFd, shared: &Service) -> bool {
     refusal.is_none()
 }
 
-/// Turns a descriptor into a non-blocking TCP socket whose close does not wait. With a lender,
-/// it is lent. `None` if it is not a TCP socket.
+/// Turns a descriptor into a non-blocking TCP socket without SO_LINGER, so that `close` does not
+/// block. If there is a `lender`, it closes the socket. `None` if the descriptor is not a TCP
+/// socket.
 fn stream(fd: OwnedFd, lender: Option<Arc<dyn Lender>>) -> Option<FlowSocket<TcpStream>> {
     let socket = match lender {
         Some(lender) => FlowSocket::lent(fd, lender),

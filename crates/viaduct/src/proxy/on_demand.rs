@@ -231,10 +231,10 @@ impl OnDemandParent {
 
     /// Starts a proxy with the same listeners and the additional arguments `more`.
     fn start(&self, more: &[&str]) -> Result<Process> {
-        let (mut open, doors) = self.listen_set.exported();
-        let doors: Vec<_> = doors.iter().map(ToString::to_string).collect();
+        let (mut open, inherited) = self.listen_set.exported();
+        let inherited: Vec<_> = inherited.iter().map(ToString::to_string).collect();
         let mut command = Command::new("/proc/self/exe");
-        command.args(env::args_os().skip(1)).arg("--doors").arg(doors.join(","));
+        command.args(env::args_os().skip(1)).arg("--inherited").arg(inherited.join(","));
         command.args(self.handoff.number().map(|fd| format!("--told={fd}"))).args(more);
         open.extend(self.handoff.exported());
         // The service manager is notified by this process.

@@ -20,13 +20,13 @@ pub struct ProxyOptions {
     /// Check the configuration, print what it means, and change nothing
     #[arg(long)]
     pub check: bool,
-    /// Listeners and taps that the parent of --on-demand leaves open
-    #[arg(long = "doors", value_delimiter = ',', hide = true)]
+    /// Listeners and taps that the parent process leaves open (--on-demand)
+    #[arg(long, value_delimiter = ',', hide = true)]
     pub inherited: Vec<InheritedFd>,
-    /// End once the start has succeeded: a trial run by the parent of --on-demand
+    /// End once the start has succeeded: a trial run by the parent process (--on-demand)
     #[arg(long, hide = true)]
     pub rehearse: bool,
-    /// Descriptor of the config that the parent of --on-demand has checked
+    /// Descriptor of the config that the parent process has checked (--on-demand)
     #[arg(long = "told", hide = true)]
     pub config_fd: Option<RawFd>,
     #[command(flatten)]

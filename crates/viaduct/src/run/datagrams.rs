@@ -34,7 +34,7 @@ pub fn passage(plan: &Plan) -> Result<Passage, String> {
     }
     let bounds = Bounds { pairs: MAX_PAIRS, idle: plan.datagram_idle };
     let passage = Passage::new(plan.chain.clone(), bounds);
-    passage.ok_or_else(|| "there is a handler that works on streams alone".to_owned())
+    passage.ok_or_else(|| "there is a handler that works only on streams".to_owned())
 }
 
 /// Returns whether the program's datagrams are to pass the handlers: the rules select them, and
@@ -64,8 +64,8 @@ pub fn unsupported(plan: &Plan) -> Option<String> {
             Some("a handler that has a relay for datagrams must be the last one".to_owned())
         }
         [] => None,
-        [one] => Some(format!("{one} works on streams alone")),
-        several => Some(format!("{} work on streams alone", several.join(", "))),
+        [one] => Some(format!("{one} works only on streams")),
+        several => Some(format!("{} work only on streams", several.join(", "))),
     }
 }
 

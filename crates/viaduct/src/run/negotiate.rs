@@ -108,8 +108,8 @@ impl RunNegotiation {
             )),
             Via::Seccomp | Via::Preload if self.is_required => Ok(greeting()),
             Via::Seccomp | Via::Preload => Err(anyhow!(
-                "--prefer offers in SYNs, which takes root and --via cgroup; --require with the \
-                 whole chain works without them"
+                "--prefer offers handlers in SYNs, which needs root and --via cgroup; --require \
+                 with the whole chain works without them"
             )),
             Via::Auto if self.is_required => self.use_syn_options(chain).or_else(|why| {
                 info!("handlers are negotiated by first bytes, not in SYNs: {why:#}");

@@ -105,7 +105,7 @@ pub async fn accept(listener: TcpListener, state: Rc<ServerState>) {
             Err(error) if error.kind() == ErrorKind::ConnectionAborted => continue,
             Err(error) => {
                 // For example, no descriptor is left. Connections that end release some.
-                ACCEPT_FAILURES.warn((), format_args!("connections wait to be accepted: {error}"));
+                ACCEPT_FAILURES.warn((), format_args!("cannot accept connections now: {error}"));
                 tokio::time::sleep(ACCEPT_RETRY).await;
                 continue;
             }

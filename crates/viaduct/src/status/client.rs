@@ -101,7 +101,7 @@ impl StatusClient {
         match sockets.as_slice() {
             [one] => Ok(StatusClient(one.clone())),
             [] => bail!(
-                "no service answers in {}; is one running, or elsewhere (--run-dir)?",
+                "no service answers in {}: none runs, or it has another directory (--run-dir)",
                 dir.display()
             ),
             many => {

@@ -78,7 +78,10 @@ impl Tunnels {
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => return,
                 Err(error) if error.kind() == io::ErrorKind::ConnectionAborted => continue,
                 Err(error) => {
-                    ACCEPT_FAILURES.warn((), format_args!("links wait to be accepted: {error}"));
+                    ACCEPT_FAILURES.warn(
+                        (),
+                        format_args!("cannot accept links now, they wait in the backlog: {error}"),
+                    );
                     self.accept_at = Some(now + ACCEPT_RETRY);
                     return;
                 }

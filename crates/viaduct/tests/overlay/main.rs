@@ -227,7 +227,7 @@ fn flows_take_another_node_only_while_the_direct_path_is_down() {
 fn states_follow_the_probes() {
     let mut overlay = Overlay::start("states");
     // Nodes a and b have wrong addresses of each other, so their probes do not arrive.
-    overlay.wait_for(0, "degraded: the direct path is down, no answer yet; flows go by c");
+    overlay.wait_for(0, "degraded: the direct path is down, no answer yet; flows go through c");
     let health = overlay.http("/healthz");
     assert!(health.starts_with("HTTP/1.1 503") && health.contains("peer b: degraded"), "{health}");
     let metrics = overlay.http("/metrics");

@@ -60,7 +60,7 @@ fn a_port_and_its_rules_belong_to_one_proxy() {
     kill_process(pid, Signal::TERM).unwrap();
     thread::sleep(Duration::from_millis(300));
     let refused = another(&world).unwrap_err();
-    assert!(refused.contains("still ends its flows"), "{refused}");
+    assert!(refused.contains("waits for its last flows"), "{refused}");
     echo(&mut flow, &mut server);
     assert!(!is_split(&world));
     drop((flow, server));

@@ -161,7 +161,7 @@ fn chains_that_cannot_be_negotiated_are_refused_at_the_start() {
         ("--prefer +count", "nothing can be negotiated"),
         ("--require=crypt +compress", "crypt is required"),
         ("--prefer +socks:via=127.0.0.1:1 +compress", "connects to another host"),
-        ("--prefer --via seccomp +compress", "takes root"),
+        ("--prefer --via seccomp +compress", "needs root"),
     ] {
         let (said, error) = client(words, ([127, 0, 0, 1], 1).into());
         assert!(said.is_empty() && error.contains(why), "{words}: {error}");

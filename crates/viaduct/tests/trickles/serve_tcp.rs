@@ -370,7 +370,7 @@ fn a_server_without_descriptors_logs_it_once_and_resumes_accepting() {
     let limit = Rlimit { current: Some(open + 2), maximum: Some(open + 1000) };
     prlimit(Some(server), Resource::Nofile, limit).unwrap();
     let clients: Vec<_> = (0..8).map(|_| TcpStream::connect("127.0.0.1:80").unwrap()).collect();
-    let failed = "connections wait to be accepted";
+    let failed = "cannot accept connections now";
     until("a warning is logged", || site.log().contains(failed));
     // Waits long enough for more than one attempt.
     std::thread::sleep(Duration::from_millis(300));

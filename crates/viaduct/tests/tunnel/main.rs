@@ -486,7 +486,7 @@ fn a_far_end_without_descriptors_resumes_accepting_links() {
     let limit = Rlimit { current: Some(before + 8), maximum: Some(before + 1_000) };
     prlimit(Some(far), Resource::Nofile, limit).unwrap();
     let unknown: Vec<_> = (0..24).map(|_| hop.netns().enter(dial).unwrap()).collect();
-    let failed = "links wait to be accepted";
+    let failed = "cannot accept links now";
     until("a warning is logged", || world.far.log().contains(failed));
     // This link waits to be accepted as well.
     let listener = world.listen(world.addresses()[0]);

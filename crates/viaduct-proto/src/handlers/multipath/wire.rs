@@ -47,7 +47,7 @@ pub(super) enum Frame {
 
 /// Error: bytes that are not a valid message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("bytes that are no message; does the other end have this handler in the same place?")]
+#[error("invalid message; does the other end have this handler at the same position?")]
 pub(super) struct InvalidFrame;
 
 impl Frame {

@@ -209,7 +209,7 @@ fn plain_clients_are_recognised_by_their_first_bytes() {
     net.write(0, 50);
     net.wait(seconds(1));
     assert!(net.ends[1].iter().all(|end| !end.is_there && end.failed == [Failure::Reset]));
-    assert!(net.said[0].contains("no message"), "{:?}", net.said);
+    assert!(net.said[0].contains("invalid message"), "{:?}", net.said);
     let mut net = Net::new(&["migrate"], &[]);
     net.connect();
     net.ends[1][0].takes = false;

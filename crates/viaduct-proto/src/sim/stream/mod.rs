@@ -1,4 +1,4 @@
-//! Simulated code over a lossy link: packets at a constant rate, repairs beside them, and the
+//! Simulation of an FEC code over a lossy link: packets at a constant rate, their repairs, and the
 //! fate of each lost packet. The experiments on bursts (Maelstrom, Figures 13 to 17) and the
 //! property tests of the codes use it for their sweeps.
 //!
@@ -9,8 +9,8 @@
 //! ```
 //!
 //! Packets and repairs share the link, so that a burst can take both, as on a real link. The
-//! contents of packet n follow from n and the seed, so no packet is stored before it arrives, and
-//! each recovered one is compared with the original.
+//! contents of packet n are computed from n and the seed, and again on arrival: packets in flight
+//! are not stored, and each recovered packet can be compared with the original.
 
 mod run;
 #[cfg(test)]
@@ -30,13 +30,15 @@ pub struct Stream {
     pub rate: f64,
     /// Minimum and maximum length of a packet, in bytes; uniformly distributed.
     pub sizes: (usize, usize),
-    /// Bytes of a repair on the link in addition to its body (headers, recipe).
+    /// Bytes that a repair takes on the link in addition to its body: headers, and the list of the
+    /// packets that it covers.
     pub repair_overhead: usize,
     /// Settings of the link, including its delay and loss.
     pub link: LinkConfig,
     /// Time from the last packet to the first flush of the encoder, and between its stages.
     pub flush: Duration,
-    /// Number of packets for which the receiver stores a packet, and the decoder a repair.
+    /// Number of latest packets that the receiver stores. The decoder forgets repairs that cover
+    /// only older ones.
     pub window: u64,
     /// Seed of losses and contents.
     pub seed: u64,
@@ -65,8 +67,8 @@ pub struct Lost {
     pub seq: Seq,
     /// Length of its burst: neighbours on the link that were lost together, including repairs.
     pub burst: u32,
-    /// Time of its recovery after its expected arrival (send time plus the link's delay); None
-    /// if it was never recovered.
+    /// Time from its expected arrival (send time plus the link's delay) to its recovery; `None` if
+    /// it was never recovered.
     pub recovery: Option<Duration>,
 }
 

@@ -94,7 +94,9 @@ pub enum RecordError {
     #[error("a message of {0} bytes, which is not a valid length")]
     Length(usize),
     /// The message does not authenticate.
-    #[error("a message that the peer cannot have sent, or not with the key that is expected")]
+    #[error(
+        "a message fails authentication: the peer has another key than expected, or did not send it"
+    )]
     Forged,
     /// The other end is none of the peers.
     #[error("the key {0} is none of the peers'")]

@@ -197,7 +197,7 @@ impl Port {
                 // An encrypted connection must not fall back to TCP: it waits until it is given up.
                 Some(Slot { encrypted: true, state: SlotState::Connecting, to, .. }) => {
                     let why =
-                        "a server with another key than the given one, or with none, says nothing";
+                        "a server without a key, or with another one than given, does not reply";
                     TROUBLE.warn((*to, why), format_args!("trickles: {to} does not answer: {why}"));
                 }
                 Some(Slot { state: SlotState::Connecting, .. }) => {
@@ -264,7 +264,8 @@ impl Port {
                         true => "encrypted Trickles needs packets of 1,280 bytes",
                         false => "its flows use TCP",
                     };
-                    let line = format_args!("trickles: the way to {to} is too narrow: {why}");
+                    let line =
+                        format_args!("trickles: the MTU of the path to {to} is too small: {why}");
                     TROUBLE.warn((to, why), line);
                 }
                 self.handle_word(flow, ConnectorEvent::Refused { reset: false }, now);

@@ -298,7 +298,7 @@ fn a_handler_for_streams_alone_is_reported_once() {
         return;
     }
     let to = far_end("127.0.0.1:0").to_string();
-    let streams = "compress works on streams alone: datagrams";
+    let streams = "compress works only on streams: datagrams";
     for (chain, via, says) in [
         ("+compress", "cgroup", streams),
         ("+compress", "seccomp", streams),
