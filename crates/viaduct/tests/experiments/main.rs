@@ -63,7 +63,7 @@ fn the_link_emulator_keeps_to_its_settings() {
 }
 
 #[test]
-fn gateways_keep_messages_from_waiting_for_what_was_lost() {
+fn gateways_keep_messages_from_waiting_for_lost_ones() {
     let _alone = alone();
     let outcome = quick("maelstrom/latency-loss");
     // The 99th percentile through gateways depends on the load of the processors.
@@ -218,7 +218,7 @@ fn all_real_programs_behave_as_without_viaduct() {
 
 #[test]
 #[ignore = "slow (experiments on `viaduct run`): run by `make matrix`"]
-fn offloaded_programs_are_woken_no_more_than_plain_ones() {
+fn offloaded_programs_are_woken_no_more_often_than_plain_ones() {
     let _alone = alone();
     let outcome = quick("tesla/latency");
     // Wake-ups are counts; rates depend on the machine.
@@ -230,7 +230,7 @@ fn offloaded_programs_are_woken_no_more_than_plain_ones() {
 
 #[test]
 #[ignore = "slow (experiments on `viaduct run`): run by `make matrix`"]
-fn rates_and_delays_are_the_configured_ones_by_every_interposer() {
+fn rates_and_delays_are_as_configured_under_every_interposer() {
     let _alone = alone();
     let outcome = quick("tesla/shape");
     assert_holds(&outcome, 15, 12, |name| !name.contains("delay"));
@@ -265,7 +265,7 @@ fn connecting_costs_little_more_and_flows_leave_no_state() {
 
 #[test]
 #[ignore = "slow (experiments on `viaduct run`): run by `make matrix`"]
-fn an_open_flow_goes_around_a_path_that_fails_and_back() {
+fn an_open_flow_avoids_a_failed_path_and_returns_to_it() {
     let _alone = alone();
     let outcome = quick("tesla/route");
     assert_eq!(outcome.checks.len(), 5);

@@ -169,7 +169,7 @@ fn comparable(packet: &[u8]) -> Option<Vec<u8>> {
 }
 
 #[test]
-fn what_hosts_send_arrives_bit_for_bit_as_without_gateways() {
+fn traffic_of_hosts_arrives_bit_for_bit_as_without_gateways() {
     let mut world = world((1500, 1500), "rate=200M,delay=5ms,queue=50ms");
     let plain = arriving(&world);
     assert_eq!(plain.each_ref().map(BTreeSet::len), [1, 1 + LONGEST]);
@@ -403,7 +403,7 @@ fn attack(node: &Node, going: &AtomicBool) -> u64 {
 }
 
 #[test]
-fn a_forger_of_repairs_is_refused_and_disturbs_nothing() {
+fn forged_repairs_are_refused_and_disturb_nothing() {
     let mut world = world((1200, 1500), "rate=200M,delay=5ms,loss=3%");
     world.protect(&GatewaySpec::default().host_mtu(1200)).unwrap();
     let going = AtomicBool::new(true);

@@ -244,7 +244,7 @@ fn a_masters_name_is_unique_and_an_unknown_one_is_reported() {
 }
 
 #[test]
-fn masters_nest_by_every_interposer() {
+fn masters_nest_under_every_interposer() {
     let (run_dir, (to, _)) = (RunDir::new(), far_end());
     let _system = run_dir.master("system", &["+count", CHAIN]);
     let _user = run_dir.master("user", &["--master", "system", "+count", CHAIN]);

@@ -158,7 +158,7 @@ fn two_hops_forward_the_syn_early_by_the_option() {
 }
 
 #[test]
-fn over_ipv6_the_data_of_the_syn_names_the_destination_as_early() {
+fn over_ipv6_the_data_of_the_syn_also_starts_the_connection_early() {
     let chain = chain("delay=25ms");
     let [first, second] = chain.hops() else { panic!("two hops") };
     // The first hop is on the path; the second is explicit, and the first is its client.

@@ -84,7 +84,7 @@ impl World {
 }
 
 #[test]
-fn every_byte_arrives_and_each_direction_ends_by_itself() {
+fn every_byte_arrives_and_each_direction_ends_independently() {
     let world = World::new("delay=1ms");
     for ip in world.addresses() {
         for bytes in [0, 1, 100_000, 20_000_000] {

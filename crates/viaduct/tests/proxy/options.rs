@@ -25,7 +25,7 @@ fn a_listener_that_cannot_accept_intercepted_flows_is_refused() {
 }
 
 #[test]
-fn options_of_a_single_worker_are_refused_to_several() {
+fn options_for_a_single_worker_are_refused_with_several() {
     let check = |more: &str| {
         let options = "proxy --check --listen 127.0.0.1:7000 --to 127.0.0.1:1 --workers 2";
         let mut command = Command::new(env!("CARGO_BIN_EXE_viaduct"));

@@ -165,7 +165,7 @@ const ANSWERS: [(&str, u16, u8, &str, &str); 5] = [
 ];
 
 #[test]
-fn clients_get_the_same_replies_by_every_next_hop() {
+fn clients_get_the_same_replies_through_every_next_hop() {
     let world = World::new();
     world.echo();
     let deaf = "add table inet deaf; \
@@ -214,7 +214,7 @@ fn clients_get_the_same_replies_by_every_next_hop() {
 }
 
 #[test]
-fn bytes_that_came_with_the_request_are_counted() {
+fn bytes_that_arrive_with_the_request_are_counted() {
     let world = World::new();
     world.echo();
     let any = "0.0.0.0/0";

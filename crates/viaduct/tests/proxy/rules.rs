@@ -266,7 +266,7 @@ fn a_signal_during_startup_ends_a_proxy_and_leaves_nothing() {
 }
 
 #[test]
-fn a_start_repairs_what_a_kill_during_startup_left() {
+fn a_start_reverts_the_changes_of_a_start_that_was_killed() {
     let chain = chain("delay=1ms");
     let run_dir = Scratch::new().unwrap();
     let directory = run_dir.path().display().to_string();

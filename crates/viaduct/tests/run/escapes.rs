@@ -55,7 +55,7 @@ fn missing_abis() -> &'static [String] {
 }
 
 #[test]
-fn refused_families_are_refused_by_every_call_number() {
+fn refused_families_are_refused_under_every_call_number() {
     // Packet sockets, and those of virtual machines (vsock).
     for kind in [["17", "3", "0"], ["40", "1", "0"]] {
         for via in VIAS {
@@ -68,7 +68,7 @@ fn refused_families_are_refused_by_every_call_number() {
 }
 
 #[test]
-fn datagram_sockets_are_refused_by_other_call_numbers() {
+fn datagram_sockets_are_refused_under_other_call_numbers() {
     for via in ["seccomp", "preload"] {
         let words = ["machines", "2", "2", "0"];
         let outcomes = said(&["+latency:delay=1ms", "--via", via], &words);
@@ -79,7 +79,7 @@ fn datagram_sockets_are_refused_by_other_call_numbers() {
 }
 
 #[test]
-fn unix_sockets_are_allowed_by_other_call_numbers() {
+fn unix_sockets_are_allowed_under_other_call_numbers() {
     // C libraries open UNIX sockets by these numbers. By cgroup, a program that uses `socketcall`
     // gets ENOSYS and falls back to `socket`.
     for via in VIAS {

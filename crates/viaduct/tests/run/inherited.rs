@@ -142,7 +142,7 @@ os.waitpid(leader, 0)
 ";
 
 #[test]
-fn a_background_job_stops_by_its_programs_signal() {
+fn a_signal_of_its_program_stops_a_background_job() {
     // The program may read before the master has left the terminal.
     for _ in 0..5 {
         let mut command = Command::new("timeout");

@@ -82,7 +82,7 @@ print(peer, own, s.makefile().read())
 ";
 
 #[test]
-fn the_exit_status_is_the_programs() {
+fn the_exit_status_is_that_of_the_program() {
     let code = |words: &[&str]| output(words).status.code();
     assert_eq!(code(&["--", "sh", "-c", "exit 7"]), Some(7));
     assert_eq!(code(&["--", "true"]), Some(0));
@@ -109,7 +109,7 @@ fn the_exit_status_is_the_programs() {
 }
 
 #[test]
-fn standard_streams_and_signals_are_the_programs() {
+fn standard_streams_and_signals_are_those_of_the_program() {
     let mut child = Command::new(VIADUCT)
         .args([
             "run",
@@ -159,7 +159,7 @@ fn socket_addresses_are_those_that_the_far_end_sees() {
 }
 
 #[test]
-fn connect_errors_are_the_kernels() {
+fn connect_errors_equal_the_kernels() {
     let closed = SocketAddr::from(([127, 0, 0, 1], free_port()));
     for (to, errno) in [(closed.to_string(), "ECONNREFUSED"), ("[100::1]:9".into(), "unreachable")]
     {

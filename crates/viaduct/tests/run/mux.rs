@@ -84,7 +84,7 @@ fn server(chain: &[&str]) -> (Child, SocketAddr) {
 }
 
 #[test]
-fn flows_of_a_program_share_a_connection_and_are_whole() {
+fn flows_of_a_program_share_a_connection_and_arrive_intact() {
     for chain in [
         &["+mux"][..],
         &["+compress", "+mux", "+migrate"],

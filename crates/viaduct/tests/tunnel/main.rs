@@ -109,7 +109,7 @@ fn shown(proxy: &Proxy) -> String {
 const CARRIERS: [&str; 2] = ["--carrier tcp", "--carrier quic"];
 
 #[test]
-fn every_byte_arrives_and_each_direction_ends_by_itself() {
+fn every_byte_arrives_and_each_direction_ends_independently() {
     for carrier in CARRIERS {
         let world = World::new("delay=5ms", &format!("{carrier} --links 2"));
         for ip in world.addresses() {
@@ -310,7 +310,7 @@ fn an_unknown_site_gets_the_reason_of_its_refusal() {
 }
 
 #[test]
-fn idle_unauthenticated_connections_keep_no_peer_out() {
+fn idle_unauthenticated_connections_do_not_exclude_peers() {
     for carrier in CARRIERS {
         let world = World::new("delay=5ms", carrier);
         let [unknown, peer] = [&world.chain.hops()[0], world.chain.server()];
@@ -335,7 +335,7 @@ fn idle_unauthenticated_connections_keep_no_peer_out() {
 }
 
 #[test]
-fn unvalidated_quic_clients_get_a_retry_and_keep_no_peer_out() {
+fn unvalidated_quic_clients_get_a_retry_and_do_not_exclude_peers() {
     let world = World::new("delay=5ms", "--carrier quic");
     let [unknown, far, peer] = [world.chain.client(), &world.chain.hops()[1], world.chain.server()];
     // The far end gets the unknown host's Initials, but no answer arrives there, as if the source

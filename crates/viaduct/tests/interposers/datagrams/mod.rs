@@ -31,7 +31,7 @@ fn exchanges(said: &str) -> Vec<(f64, String, u16, u16)> {
 }
 
 #[test]
-fn latency_delays_each_datagram_both_ways_and_addresses_are_true() {
+fn latency_delays_each_datagram_both_ways_and_keeps_addresses() {
     if !world() {
         return;
     }
@@ -169,7 +169,7 @@ s.sendto(bytes(60000), (host, int(port)))
 }
 
 #[test]
-fn a_connected_socket_receives_from_its_peer_alone_and_reports_refusals() {
+fn a_connected_socket_receives_only_from_its_peer_and_reports_refusals() {
     if !world() {
         return;
     }
@@ -293,7 +293,7 @@ fn rules_apply_to_datagrams() {
 }
 
 #[test]
-fn a_handler_for_streams_alone_is_reported_once() {
+fn a_handler_that_works_only_on_streams_is_reported_once() {
     if !world() {
         return;
     }
@@ -373,7 +373,7 @@ for n in 0, 1, 1472, 1473, 30000, 65487:
 }
 
 #[test]
-fn without_privilege_addresses_and_errors_of_ipv6_are_the_kernels() {
+fn without_privilege_ipv6_has_the_kernels_addresses_and_errors() {
     if !world() {
         return;
     }

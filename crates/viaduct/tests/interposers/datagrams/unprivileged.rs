@@ -127,7 +127,7 @@ for _ in range(3):
 }
 
 #[test]
-fn errors_are_the_kernels() {
+fn errors_equal_the_kernels() {
     if !world() {
         return;
     }

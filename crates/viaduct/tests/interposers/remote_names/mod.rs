@@ -42,7 +42,7 @@ fn world(via: &str, get: &Path) {
 }
 
 #[test]
-fn no_query_leaves_by_any_interposer() {
+fn no_dns_query_leaves_under_any_interposer() {
     let get = &get();
     std::thread::scope(|scope| {
         for via in ["cgroup", "seccomp", "preload"] {

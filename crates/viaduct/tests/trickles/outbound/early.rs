@@ -44,7 +44,7 @@ fn a_small_answer_of_a_known_server_takes_one_round_trip() {
 }
 
 #[test]
-fn early_data_arrives_once_and_whole_at_a_server_without_trickles() {
+fn early_data_arrives_intact_and_once_at_a_server_without_trickles() {
     let Some(world) = World::new("early-tcp", "rate=50M,delay=5ms,queue=300kB") else { return };
     // Answers each connection, after its end of stream, with the bytes that were received.
     let echo = "

@@ -69,7 +69,7 @@ fn fails(world: &World, by: &str, url: &str) -> Output {
 }
 
 #[test]
-fn encrypted_flows_are_never_sent_in_clear() {
+fn encrypted_flows_are_never_sent_in_plaintext() {
     let Some(world) = World::new("encrypted", LINK) else { return };
     let big = WORDS.repeat(10_000);
     world.file("secret.txt", &big);

@@ -83,7 +83,7 @@ fn closed_and_rejected_ports_are_refused_at_once() {
 }
 
 #[test]
-fn a_server_by_udp_alone_is_reached_although_its_tcp_refuses() {
+fn a_udp_only_server_is_reached_although_its_tcp_port_refuses() {
     let Some(world) = World::new("udp-alone", LINK) else { return };
     world.file("small", b"small");
     // Encrypted only: the server has no TCP listener, and accepts no packets in TCP's format.

@@ -115,7 +115,7 @@ fn strict_conntrack_passes_lost_and_repeated_openings() {
 }
 
 #[test]
-fn the_same_messages_travel_by_udp() {
+fn the_same_messages_travel_over_udp() {
     let Some(world) = World::new("udp") else { return };
     let server = world.serve();
     let mut client = world.client(UDP, "client");
@@ -295,7 +295,7 @@ fn the_killed_server() {
 }
 
 #[test]
-fn rules_of_a_killed_server_harm_no_plain_tcp_and_go_with_the_next() {
+fn rules_of_a_killed_server_spare_plain_tcp_and_are_removed_by_the_next() {
     let Some(world) = World::new("killed") else { return };
     let mut command: Command =
         world.server.command(std::env::current_exe().unwrap().to_str().unwrap());
