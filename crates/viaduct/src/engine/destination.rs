@@ -142,8 +142,8 @@ impl Target {
         match self {
             Target::Program => None,
             Target::Fixed(to) => Route::by(policies, tuple.client, *to, None),
-            // A connection from an address to itself does not pass this machine. It is the proxy's
-            // own, and a connection begun for it would be another one.
+            // A connection from an address to itself does not pass through this machine. It is the
+            // proxy's own, and a connection begun for it would cause a further one, without end.
             Target::Original { .. } if tuple.client.ip() == tuple.to.ip() => None,
             // Connections to this machine are not intercepted. But their SYNs are seen, and clients
             // may connect to the proxy's own listener: a connection begun with the client's address

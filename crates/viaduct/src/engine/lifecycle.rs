@@ -147,8 +147,8 @@ impl Worker {
     }
 
     /// Ends a flow; `reset` resets both connections. An early connection is ended only when its
-    /// client has come or its time is up, because the table of early connections refers to its key
-    /// until then.
+    /// client has arrived or its time is over, because the table of early connections refers to its
+    /// key until then.
     pub(super) fn end(&mut self, key: usize, reset: bool) {
         self.acceptor.forget_held(key);
         self.programs.drop_program(key);
@@ -168,7 +168,7 @@ impl Worker {
         }
     }
 
-    /// Checks deadlines, and accepts connections that could not be accepted when they came.
+    /// Checks deadlines, and accepts connections that could not be accepted when they arrived.
     pub(super) fn sweep(&mut self, now: Instant) {
         (0..self.acceptor.len()).for_each(|n| self.accept(n, now));
         while let Some((_, started)) = self.acceptor.early.poll_expired(now) {
@@ -180,8 +180,8 @@ impl Worker {
         for key in self.flows.pick(unanswered) {
             self.unanswered(key, &io::ErrorKind::TimedOut.into());
         }
-        // Inbound flows for programs or servers that do not complete the handlers' handshake in
-        // time.
+        // Inbound flows, for programs or servers, whose peers do not complete the handlers'
+        // handshake in time.
         let silent = |key: &usize| {
             let flow = self.flows.get(*key);
             flow.is_some_and(|flow| {

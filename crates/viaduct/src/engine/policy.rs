@@ -129,7 +129,7 @@ impl Policies {
             .map(|by| by.formats)
     }
 
-    /// Policies that never decide, each with the earlier policy that matches all its flows; both as
+    /// Policies that never apply, each with the earlier policy that matches all its flows; both as
     /// numbers from 1.
     pub fn shadowed(&self) -> impl Iterator<Item = (usize, usize)> {
         self.list.iter().enumerate().filter_map(|(n, policy)| {

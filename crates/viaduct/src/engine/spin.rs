@@ -111,14 +111,14 @@ mod tests {
     #[test]
     fn where_answers_are_quick_every_wait_looks() {
         assert_eq!(looks(&mut Spin::default(), 1_000, |_| 20), 1_000);
-        // A late answer now and then changes little.
+        // An occasional late answer changes little.
         let seldom = looks(&mut Spin::default(), 1_000, |n| if n % 50 == 0 { 900 } else { 20 });
         assert!(seldom > 950, "{seldom}");
     }
 
     #[test]
     fn two_ends_that_wake_each_other_both_begin_to_look() {
-        // By turns at once and late: the other end was still asleep.
+        // Every second answer is late, because the other end was still asleep.
         assert_eq!(looks(&mut Spin::default(), 100, |n| if n % 2 == 0 { 20 } else { 80 }), 100);
     }
 
@@ -126,7 +126,7 @@ mod tests {
     fn where_they_are_not_few_waits_look() {
         let slow = looks(&mut Spin::default(), 10_000, |_| 900);
         assert!((50..150).contains(&slow), "{slow}");
-        // Quick and slow waits by turns: polling would lose more than it gains.
+        // Quick and slow waits alternate: polling would cost more time than it saves.
         let turns = looks(&mut Spin::default(), 10_000, |n| if n % 2 == 0 { 20 } else { 900 });
         assert!(turns < 1_000, "{turns}");
     }

@@ -30,7 +30,7 @@ impl World {
     /// `None`, with a message, if this process is not root.
     pub(crate) fn new(test: &str, link: &str) -> Option<World> {
         if !rustix::process::geteuid().is_root() {
-            eprintln!("skipped: raw packets take root");
+            eprintln!("skipped: raw packets need root");
             return None;
         }
         let wan = Wan::Emulated(Box::new(EmulatorConfig::symmetric(link.parse().unwrap(), 5)));

@@ -46,7 +46,7 @@ pub struct ChainIo {
     /// IDs of closed connections not yet reported to the event loop.
     closed: Vec<BottomId>,
     stage: Stage,
-    /// The application's end broke, and the chain has been told.
+    /// The application's end broke, and the chain was notified.
     aborted: bool,
     /// The network's stream has ended, and the application has received all of its bytes.
     finished: bool,

@@ -23,7 +23,7 @@ pub(super) struct NetConn {
     pub(super) end: Option<Ending>,
     /// Error of a write: nothing more is written, but received bytes may still be unread.
     broke: Option<io::Error>,
-    /// The connection broke or was closed, and the chain has been told.
+    /// The connection broke or was closed, and the chain was notified.
     pub(super) gone: bool,
     /// Liveness of the peer, used for further connections only.
     pub(super) liveness: Liveness,

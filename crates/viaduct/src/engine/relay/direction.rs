@@ -127,8 +127,8 @@ impl Direction {
         Ok(true)
     }
 
-    /// Passes the next byte on as urgent, if it is; false if it must wait. Called when the pipe is
-    /// empty, so that all earlier bytes have passed.
+    /// Passes the next byte on as urgent, if it is urgent; false if it must wait. Called when the
+    /// pipe is empty, so that all earlier bytes have passed.
     fn pass_mark(&mut self, from: &TcpStream, to: &TcpStream, moved: &mut u64) -> io::Result<bool> {
         if self.urgent && self.mark.is_none() && urgent::is_next(from)? {
             self.mark = urgent::take(from)?;

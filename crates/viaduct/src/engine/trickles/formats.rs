@@ -27,7 +27,7 @@ pub enum PacketFormats {
     /// Packets that look like TCP, if privileges allow it; UDP if these are not answered
     #[default]
     Auto,
-    /// Packets that look like TCP; takes root or `CAP_NET_RAW` and `CAP_NET_ADMIN`
+    /// Packets that look like TCP; needs root or `CAP_NET_RAW` and `CAP_NET_ADMIN`
     Tcp,
     /// UDP datagrams
     Udp,

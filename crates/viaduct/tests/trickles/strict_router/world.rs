@@ -62,7 +62,7 @@ impl World {
     /// `None`, with a message, if this process is not root.
     pub(crate) fn new(test: &str) -> Option<World> {
         if !rustix::process::geteuid().is_root() {
-            eprintln!("skipped: raw packets take root");
+            eprintln!("skipped: raw packets need root");
             return None;
         }
         let node = |name: &str| Node::new(name, &Journal::new()).unwrap();
