@@ -166,7 +166,7 @@ impl Increments {
         let encodes = code.is_some_and(|code| code != "none");
         if self.arrived >= 10 * MIN_SAMPLE && self.repairs == 0 && encodes {
             return Some(State::Degraded(
-                "packets of the peer's site arrive, and no repairs of them".to_owned(),
+                "packets of the peer's site arrive, but no repairs of them".to_owned(),
             ));
         }
         None

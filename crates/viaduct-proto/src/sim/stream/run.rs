@@ -8,7 +8,7 @@ use crate::link::{Dropped, Link, Reason};
 use crate::rng::Rng;
 use crate::time::Instant;
 
-/// Item on the link. A source packet's bytes follow from its number.
+/// Item on the link. A source packet's bytes are computed from its number.
 #[derive(Debug)]
 enum Item {
     Packet(Seq),
