@@ -263,7 +263,7 @@ fn several_workers_accept_the_clients_of_their_own_syns_as_one_proxy() {
         &["--listen", "[::]:7000", "--to", "10.2.0.2:1", "--workers", "2"],
     );
     assert!(
-        second.unwrap_err().to_string().contains("alone"),
+        second.unwrap_err().to_string().contains("exclusively"),
         "two proxies with several workers cannot share a port"
     );
     let pid = Pid::from_raw(world.proxy.process().id().cast_signed()).unwrap();

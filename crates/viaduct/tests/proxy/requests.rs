@@ -159,9 +159,9 @@ fn a_tunnel_carries_names_and_the_far_end_resolves_them() {
 const ANSWERS: [(&str, u16, u8, &str, &str); 5] = [
     ("10.3.0.2", PORT, 0, "200 ", ""),
     ("10.3.0.2", 9001, 5, "502 ", "refuses"),
-    ("10.77.0.1", PORT, 4, "502 ", "no way"),
+    ("10.77.0.1", PORT, 4, "502 ", "no route"),
     ("10.3.0.2", 9002, 6, "504 ", "not answer"),
-    ("192.0.2.1", PORT, 2, "403 ", "may not"),
+    ("192.0.2.1", PORT, 2, "403 ", "not allowed"),
 ];
 
 #[test]
