@@ -22,7 +22,7 @@ impl Code {
     /// Refuses invalid parameters, and warns of unwise ones.
     ///
     /// # Errors
-    /// As the `check` of the parameters within.
+    /// As the `check` of this code's parameters.
     pub fn check(&self) -> Result<Vec<Warning>, Error> {
         match self {
             Code::Layered(parameters) => parameters.check(),
@@ -89,8 +89,8 @@ impl AnyDecoder {
         self.linear.equations_within(first, last)
     }
 
-    /// Passes all recoveries after the first `told` ones to both decoders, and those that follow
-    /// from them.
+    /// Passes the recovered packets after the first `told` ones to both decoders, and then the
+    /// packets that are recovered by this.
     fn spread(&mut self, told: usize, sources: &dyn Sources, recovered: &mut Recovered) {
         let mut next = told;
         while let Some((seq, _)) = recovered.nth(next) {

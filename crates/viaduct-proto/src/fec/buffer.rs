@@ -2,8 +2,8 @@
 
 use super::kernel::LINE;
 
-/// Growable bytes that begin on a cache line and are followed by zeros up to the end of one, so
-/// that no vector straddles two lines and the last vector needs no special case.
+/// Growable buffer that begins at the start of a cache line and is padded with zeros to the end of
+/// its last line: no vector straddles two lines, and the last vector needs no special case.
 #[derive(Debug, Default)]
 pub(super) struct Buffer {
     /// Storage; the bytes are `store[start..start + len]`.
@@ -23,8 +23,8 @@ impl Buffer {
         &self.store[self.start..self.start + self.len]
     }
 
-    /// Bytes, with the zeros up to the end of the last line. These zeros must stay: the caller may
-    /// add no source that is longer than [`Buffer::len`].
+    /// Bytes, with the zeros up to the end of the last line. These must stay zero, so the caller
+    /// must not add a source that is longer than [`Buffer::len`].
     pub(super) fn lines(&mut self) -> &mut [u8] {
         let lines = self.len.next_multiple_of(LINE);
         &mut self.store[self.start..self.start + lines]

@@ -69,7 +69,7 @@ pub enum Warning {
     MoreRepairsThanPackets {
         /// Repairs.
         repairs: u32,
-        /// Packets that they are sent for.
+        /// Number of packets for which these repairs are sent.
         packets: u32,
     },
     /// Window too short for its rate: some packets are covered by no repair.

@@ -8,8 +8,8 @@ use super::{Cover, Draw, MAX_COVER, Row, Seq};
 ///
 /// Reed-Solomon rows are those of a Cauchy matrix, 1 / (x + y) with y the position and x counted
 /// down from 255 by row, each column divided by its entry in row 0. Row 0 thus is all ones, and any
-/// square part of the matrix can be inverted, so any r of r + c packets are enough. A block that
-/// was flushed early has fewer columns.
+/// square part of the matrix can be inverted, so any r of the r + c packets and repairs of a block
+/// are enough. A block that was flushed early has fewer columns.
 ///
 /// Window rows are drawn from the seed and the packet's number.
 #[inline]

@@ -9,11 +9,10 @@
 //! ```
 //!
 //! Source packets are numbered by the encoder from 1 ([`Seq`]). A repair is one linear equation
-//! over GF(2^8) in the packets that it covers. These form an arithmetic progression
-//! ([`Cover`]), and the repair's [`Row`] gives their coefficients. Packets have different
-//! lengths: shorter ones count as padded with zeros, and the lengths themselves are coded
-//! beside the bytes ([`Repair::len_code`]), so that a recovered packet has its own length
-//! again.
+//! over GF(2^8) in the packets that it covers. The covered packets form an arithmetic progression
+//! ([`Cover`]), and the repair's [`Row`] gives their coefficients. Packets have different lengths:
+//! shorter ones count as padded with zeros, and the lengths themselves are coded beside the bytes
+//! ([`Repair::len_code`]), so that a recovered packet has its own length again.
 //!
 //! | code | encoder | decoder |
 //! |---|---|---|
@@ -21,8 +20,8 @@
 //! | Reed-Solomon blocks | [`reed_solomon`] | [`linear`] |
 //! | sliding window | [`window`] | [`linear`] |
 //!
-//! [`Code`] is the configuration of any of them; [`AnyDecoder`] takes the repairs of all. Most of
-//! their cost is that of [`kernel`]; [`analysis`] computes their recovery rates.
+//! [`Code`] is the configuration of any of them; [`AnyDecoder`] decodes the repairs of all. Most of
+//! their time is spent in [`kernel`]; [`analysis`] computes their recovery rates.
 //!
 //! The parameters of an encoder may change while it runs: build another one that starts at the
 //! next number. A decoder needs no parameters but its memory limit, since every repair states
@@ -130,9 +129,9 @@ pub trait Encoder: Send {
     /// the number that the encoder was built with. Ready repairs go to `fire` at once.
     fn push(&mut self, packet: &[u8], fire: &mut Fire<'_>);
 
-    /// Fires unfilled repairs when traffic has paused. Stages are called in order, 0 to
-    /// [`Encoder::stages`] - 1, at intervals, so that one burst does not take the repairs of
-    /// every layer. A code without layers has one stage.
+    /// Fires unfilled repairs when traffic has paused. The stages, 0 to [`Encoder::stages`] - 1,
+    /// are flushed in order and at intervals, so that one burst cannot drop the repairs of every
+    /// layer. A code without layers has one stage.
     fn flush(&mut self, stage: usize, fire: &mut Fire<'_>);
 
     /// Number of stages of [`Encoder::flush`].
@@ -151,7 +150,7 @@ pub trait Sources {
     fn get(&self, seq: Seq) -> Option<&[u8]>;
 }
 
-/// Result of a repair.
+/// Result of handling a repair.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Verdict {
     /// Every packet that the repair covers is known.
@@ -160,14 +159,14 @@ pub enum Verdict {
     Used,
     /// Stored until more packets or repairs arrive.
     Stored,
-    /// Dropped: an impossible equation, or longer than the decoder's limit.
+    /// Dropped: an impossible equation, or above the decoder's memory limit.
     Refused,
 }
 
 /// Decoder of a code, at the receiving side.
 ///
-/// The caller stores recovered packets, so that `from` has them at the next call; recoveries that
-/// other recoveries make possible are completed before the decoder returns.
+/// The caller stores recovered packets, so that the sources have them at the next call. A call
+/// returns only when nothing more can be recovered.
 pub trait Decoder: Send {
     /// Handles a repair. Each packet that it makes recoverable is appended to `out`.
     fn repair(&mut self, repair: Repair<'_>, from: &dyn Sources, out: &mut Recovered) -> Verdict;

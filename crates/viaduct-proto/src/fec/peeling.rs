@@ -91,7 +91,7 @@ impl Peeling {
     }
 
     /// Removes `packet` from every repair that waits for `seq`. Repairs with one missing packet
-    /// left are solved and go to `solved`.
+    /// left are solved and moved to `solved`.
     fn subtract(&mut self, seq: Seq, packet: &[u8], solved: &mut Vec<(Seq, Sum)>) {
         for id in self.waiting.remove(&seq).unwrap_or_default() {
             let Some(stored) = self.stored.get_mut(&id) else { continue };
@@ -110,7 +110,7 @@ impl Peeling {
         }
     }
 
-    /// Recovers the packets of solved repairs, and of those that are solved by that in turn;
+    /// Recovers the packets of solved repairs, and of the repairs that these packets solve in turn;
     /// returns whether a packet was recovered.
     fn follow(&mut self, mut solved: Vec<(Seq, Sum)>, recovered: &mut Recovered) -> bool {
         let mut any = false;
@@ -170,8 +170,8 @@ impl Decoder for Peeling {
     }
 }
 
-/// Missing packets of a repair, and their sum; `None` if a known packet is longer than the
-/// repair, which then is garbled.
+/// Missing packets of a repair, and their sum; `None` if the repair is garbled: shorter than a
+/// known packet that it covers.
 fn subtract_known(repair: &Repair<'_>, sources: &dyn Sources) -> Option<(Vec<Seq>, Sum)> {
     let mut missing = Vec::new();
     for seq in repair.cover.seqs() {

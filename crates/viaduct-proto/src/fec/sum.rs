@@ -82,7 +82,7 @@ impl<'a, 's> Batch<'a, 's> {
         Batch { sum, packets, coefficients: [0; kernel::GROUP], waiting: 0 }
     }
 
-    /// Adds `coefficient * packet`, at once or with a later batch.
+    /// Adds `coefficient * packet` to the batch; a full batch is added to the sum.
     pub(super) fn add(&mut self, packet: &'a [u8], coefficient: u8) {
         self.sum.buffer.grow(packet.len());
         self.sum.add_len(packet.len(), coefficient);
@@ -102,8 +102,8 @@ impl<'a, 's> Batch<'a, 's> {
     }
 }
 
-/// Returns whether all numbers that a repair covers are valid, and its body is no longer than a
-/// packet can be.
+/// Returns whether all numbers that a repair covers are valid, and whether its body is at most as
+/// long as a packet can be.
 pub(super) fn plausible(repair: &Repair<'_>) -> bool {
     let cover = repair.cover;
     let span = u64::from(cover.stride) * u64::from(cover.count.saturating_sub(1));

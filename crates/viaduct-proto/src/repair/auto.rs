@@ -1,7 +1,7 @@
 //! Sliding-window encoder whose rate adapts to the peer's reports.
 //!
-//! The controller sets the rate of unrequested repairs. In addition the peer requests repairs
-//! of packets that it still misses; they arrive a round trip later.
+//! The controller sets the rate of unrequested repairs. In addition the peer requests repairs of
+//! packets that it still misses; these repairs arrive a round trip later.
 
 use super::allowance::Allowance;
 use super::classes::{Classifier, Repairs, Treatment};
@@ -27,7 +27,7 @@ const NAMES_COST: f64 = 0.25;
 /// Minimum and maximum number of packets kept for requests.
 const MIN_KEPT: f64 = 4_096.0;
 const MAX_KEPT: f64 = 8_192.0;
-/// Number of repairs of the last packets before a pause, if losses come in bursts.
+/// Number of repairs that are sent for the last packets before a pause, if losses come in bursts.
 const FLUSHES: usize = 3;
 /// Least relative difference for which the encoder's rate is changed.
 const WORTH: f64 = 0.05;
@@ -59,7 +59,7 @@ pub(super) struct Leaving<'a> {
     pub(super) packet: &'a [u8],
     /// Packet with its prefix; empty if it is in no repair.
     pub(super) symbol: &'a [u8],
-    /// Kind of its protection.
+    /// Protection of the packet.
     pub(super) repairs: Repairs,
     /// Maximum number of repairs that are sent for it.
     pub(super) most: f64,
@@ -150,8 +150,8 @@ impl Auto {
             Repairs::Copies | Repairs::None => 0.0,
         };
         if most > 0.0 {
-            // Only packets that need the window's repairs count for its rate; the others are
-            // covered along with them.
+            // Only packets that need the window's repairs count towards the packet rate; the other
+            // packets are covered along with them.
             if self.pace.count(now) && !self.encoder.is_paused() {
                 // A flow in slow start doubles its rate before the peer's next report.
                 self.set(now);
@@ -236,8 +236,8 @@ impl Auto {
     /// Sets the number of packets that the encoder keeps, and its rate.
     fn set(&mut self, now: Instant) {
         let traffic = self.traffic(now);
-        // Packets may be requested twice, each time one wait and one round trip after they have
-        // left.
+        // Time for two requests of a packet, each of which takes up to two waits and one round
+        // trip.
         let time = 2 * (2 * traffic.wait + self.rtt.unwrap_or(USUAL_RTT));
         let kept = traffic.pace * time.as_secs_f64();
         self.encoder.keep(kept.clamp(MIN_KEPT, MAX_KEPT) as u16);
@@ -260,7 +260,7 @@ impl Auto {
         debug_assert!(set.is_ok(), "{set:?}");
     }
 
-    /// Returns whether names may be repeated, and charges the budget: they cost a part of a
+    /// Returns whether names may be repeated, and charges the budget: names cost a fraction of a
     /// repair.
     pub(super) fn may_name(&mut self) -> bool {
         let may = self.budget >= NAMES_COST;

@@ -21,7 +21,7 @@ const MAGIC: [u8; 4] = *b"VDC1";
 pub struct Query {
     /// Address of the asking host: the destination of the packets.
     pub asker: IpAddr,
-    /// The packet's IP protocol.
+    /// IP protocol of the packets.
     pub protocol: u8,
     /// Destination port of the packets, on the asking host.
     pub port: u16,
@@ -87,7 +87,7 @@ impl Query {
         found
     }
 
-    /// Returns the bytes at the query's offset if the packet belongs to its flow.
+    /// Returns the bytes at the query's offset if the packet belongs to the query's flow.
     fn candidate<'a>(&self, packet: &'a [u8]) -> Option<&'a [u8]> {
         let header = Header::parse(packet).ok()?;
         if header.destination != self.asker || header.protocol != self.protocol {

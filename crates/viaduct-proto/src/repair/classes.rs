@@ -9,9 +9,9 @@
 //!   all others ─────────────────────────────────▶ window
 //! ```
 //!
-//! The window serves throughput: it recovers a lost packet once repairs have made up for the whole
-//! burst. Copies serve latency: one is sent a moment after its packet, and more if losses come in
-//! bursts.
+//! The window serves throughput: it recovers a lost packet once enough repairs for the whole burst
+//! have arrived. Copies serve latency: one is sent a moment after its packet, and more if losses
+//! come in bursts.
 
 use std::net::IpAddr;
 use std::ops::RangeInclusive;
@@ -47,11 +47,11 @@ pub struct Class {
     pub name: String,
     /// Conditions on packets of the class.
     pub matches: Match,
-    /// Protection of its packets.
+    /// Protection of packets of the class.
     pub repairs: Repairs,
-    /// Time for which its flows can wait for a packet; `None` for the measured time.
+    /// Time for which flows of the class can wait for a packet; `None` for the measured time.
     pub deadline: Option<Duration>,
-    /// Maximum number of repairs for each of its packets.
+    /// Maximum number of repairs for each packet of the class.
     pub max_overhead: Option<f64>,
 }
 

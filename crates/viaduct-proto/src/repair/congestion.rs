@@ -1,8 +1,8 @@
 //! Handling of recovered packets that a full queue had dropped.
 //!
 //! Drops are the signal by which a queue slows senders down, and repairs must not hide it (RFC
-//! 9265). A packet of a flow with ECN is marked and injected. Of any other flow one packet per
-//! round trip, the oldest, stays lost; the rest are injected.
+//! 9265). A packet of a flow with ECN is marked and injected. Of the packets of any other flow, the
+//! first in each round trip stays lost, and the rest are injected.
 
 use std::collections::HashMap;
 
@@ -24,7 +24,7 @@ pub(super) enum Signal {
     Mark(u8),
     /// Not injected: stays lost.
     Withhold,
-    /// Injected unchanged: its flow already got a signal in this round trip.
+    /// Injected unchanged: the flow has already got a signal in this round trip.
     None,
 }
 

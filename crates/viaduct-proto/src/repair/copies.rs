@@ -129,8 +129,8 @@ impl Copies {
     }
 }
 
-/// Moves packets to `leaving` that are due `after` their time, and with them those that are due
-/// within [`SLACK`].
+/// If the oldest packet's copy is due, which is `after` the packet's own time, moves all packets
+/// whose copies are due now or within [`SLACK`] to `leaving`.
 fn take(queue: &mut VecDeque<Waiting>, now: Instant, after: Duration, leaving: &mut Vec<Waiting>) {
     if queue.front().is_some_and(|of| of.since + after <= now) {
         let many = queue.partition_point(|of| of.since + (after - SLACK) <= now);

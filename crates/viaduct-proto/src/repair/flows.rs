@@ -36,12 +36,12 @@ pub(super) struct Flows {
 #[derive(Debug)]
 struct Rate {
     last: Instant,
-    /// Seconds for which it may still send at the rate of a light flow.
+    /// Seconds for which the flow may still send at the rate of a light flow.
     credit: f64,
-    /// Mean length of its packets, in bytes.
+    /// Mean length of the flow's packets, in bytes.
     mean: f64,
     is_light: bool,
-    /// Reaction of its sender to losses, if it is TCP.
+    /// Reaction of the flow's sender to losses, if the flow is TCP.
     reaction: Option<Box<Reaction>>,
 }
 

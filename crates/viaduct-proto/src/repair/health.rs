@@ -148,7 +148,7 @@ impl Increments {
         )))
     }
 
-    /// State if packets go without repairs.
+    /// State if many packets are sent without repairs.
     fn unprotected(&self, facts: &PeerFacts) -> Option<State> {
         if self.sent >= MIN_SAMPLE && self.unprotected * 2 > self.sent {
             return Some(State::Degraded(format!(

@@ -10,7 +10,7 @@ use crate::fec::Seq;
 use crate::time::{Duration, Instant};
 use crate::wire::ip::MutableFields;
 
-/// Time after its naming in which a packet may still arrive or be recovered.
+/// Time in which a packet may still arrive or be recovered after it was named.
 pub(super) const SETTLE: Duration = Duration::from_secs(1);
 
 /// The state of one number.
@@ -21,7 +21,7 @@ pub(super) enum State {
     Unnamed,
     /// Arrived by itself.
     Arrived,
-    /// Named, but not here.
+    /// Named, but neither arrived nor recovered.
     Missing,
     /// Lost, then recovered.
     Recovered,

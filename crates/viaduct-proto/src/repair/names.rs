@@ -24,8 +24,8 @@ use crate::time::{Duration, Instant};
 /// a clean one.
 const MANIFEST: usize = 64;
 const CLEAN_MANIFEST: usize = 112;
-/// Time after which fewer packets are named: [`MANIFEST_DELAY`], or the time for which flows can
-/// wait divided by [`MANIFEST_PART`] if that is longer.
+/// Time after which pending names are sent even if they are fewer: [`MANIFEST_DELAY`], or the time
+/// for which flows can wait divided by [`MANIFEST_PART`] if that is longer.
 const MANIFEST_DELAY: Duration = Duration::from_millis(5);
 const MANIFEST_PART: u32 = 8;
 /// Longest random delay of a manifest after its last packet, in microseconds. If it followed that
@@ -85,7 +85,7 @@ impl Names {
     }
 
     /// Returns whether the pending names have to be sent before `name` is added: they are many, or
-    /// `name` was sent too long after them.
+    /// the packet of `name` left too long after theirs.
     pub(super) fn is_full_before(&self, name: &Name) -> bool {
         let longest = GAP.as_micros() as u32 * u32::from(u8::MAX);
         let apart = |last: &Name| name.sent.wrapping_sub(last.sent) > longest;
@@ -105,7 +105,7 @@ impl Names {
         self.fresh.push(name);
     }
 
-    /// Adds those of the requested names to the bundle that were sent and are still kept; returns
+    /// Adds the requested names to the bundle, as far as they were sent and are still kept; returns
     /// the bytes sent to make room.
     pub(super) fn answer(
         &mut self,

@@ -13,7 +13,7 @@ impl Outbox {
         Self::default()
     }
 
-    /// Adds the bytes that `write` appends to its buffer as one entry; no entry if there are
+    /// Adds one entry with the bytes that `write` appends to the buffer; no entry if it appends
     /// none.
     pub fn push_with<T>(&mut self, write: impl FnOnce(&mut Vec<u8>) -> T) -> T {
         let start = self.bytes.len();

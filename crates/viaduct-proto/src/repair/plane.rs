@@ -17,7 +17,7 @@ pub const MAX_PEERS: usize = 1 << 12;
 
 /// Limit of remembered sources of datagrams of other protocol versions.
 const MAX_OTHERS: usize = 16;
-/// Time for which such a source is remembered; a gateway that runs sends again much sooner.
+/// Time for which such a source is remembered; a running gateway sends again much sooner.
 const OTHERS_TTL: Duration = Duration::from_secs(60);
 
 /// Entry point of the packet plane. See the drawing in [`super`].
@@ -75,8 +75,8 @@ impl Plane {
         Ok(plane)
     }
 
-    /// Replaces the set of peers, as a whole or not at all. Peers that stay keep their sessions
-    /// and received packets.
+    /// Replaces the set of peers, completely or not at all. Peers that stay keep their sessions and
+    /// received packets.
     pub fn change(&mut self, peers: Vec<PeerConfig>, now: Instant) -> Result<(), PeersError> {
         if peers.len() > MAX_PEERS {
             return Err(PeersError::TooMany(peers.len()));
@@ -160,7 +160,7 @@ impl Plane {
         }
     }
 
-    /// Notes that the tap missed `missed` outgoing packets, of whichever peer.
+    /// Notes that the tap missed `missed` outgoing packets; their peers are unknown.
     pub fn miss_outgoing(&mut self, missed: u64) {
         match &mut self.peers[..] {
             [only] => only.miss_outgoing(missed),
@@ -174,8 +174,8 @@ impl Plane {
         self.peers.iter_mut().for_each(|peer| peer.handle_own_drops(now));
     }
 
-    /// Notes that the tap missed incoming packets, of whichever peer: for a while, lost packets
-    /// cannot be told from missed ones.
+    /// Notes that the tap missed incoming packets, whose peers are unknown: for a while, lost
+    /// packets cannot be distinguished from packets that the tap missed.
     pub fn miss_incoming(&mut self, now: Instant) {
         self.peers.iter_mut().for_each(|peer| peer.receiver.miss(now));
     }

@@ -6,8 +6,8 @@
 //!
 //! A rebuilt packet is right if its bytes hash to the identity in its prefix. Its TTL and TOS are
 //! those that the sender's gateway saw, if their check is right. For packets that have arrived, the
-//! receiver computes TTL and TOS back from the received values; an error there spoils the TTL and
-//! TOS of packets that are rebuilt with their help.
+//! receiver infers the TTL and TOS at the sender's gateway from the received values; a wrong
+//! inference spoils the TTL and TOS of packets that are rebuilt with their help.
 
 use super::identity::Identity;
 use super::section::PREFIX;
@@ -29,7 +29,7 @@ pub(super) fn parse(symbol: &[u8]) -> Option<(Identity, Option<MutableFields>, &
     Some((identity, (check(identity, fields) == told).then_some(fields), packet))
 }
 
-/// Check of the mutable fields. It is not linear, since combinations of errors would pass a
+/// Check of the mutable fields. The check is not linear, since combinations of errors would pass a
 /// linear one.
 fn check(identity: Identity, fields: MutableFields) -> u8 {
     let mixed = identity.0

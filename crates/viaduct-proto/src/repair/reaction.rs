@@ -3,8 +3,9 @@
 //! Repairs help senders that slow down when a packet is lost. A sender that does not slow down,
 //! such as BBR, only loses the capacity that repairs take. The two kinds differ in the bytes in
 //! flight after a loss: they fall by a third, or do not fall. While repairs hide all losses, no
-//! reaction shows; but BBR drains the path every few seconds, without a loss before. The flow of
-//! such a sender gets no repairs for a trial period, until a few losses have shown its reaction.
+//! reaction is seen; but BBR also drains the path every few seconds, without a loss before. The
+//! flow of such a sender gets no repairs for a trial period, until a few losses have shown its
+//! reaction.
 //!
 //! ```text
 //!   in flight  ──────────┐    ┌─────────────     drained, then full again: no repairs, on trial
@@ -55,7 +56,7 @@ pub(super) struct Reaction {
     since: Instant,
     sum: f64,
     looks: f64,
-    /// Mean of the last round trip, of the one before, and of many.
+    /// Mean bytes in flight in the last round trip, in the one before, and over many.
     last: f64,
     before: f64,
     steady: f64,

@@ -36,7 +36,7 @@ const IN_DOUBT: u8 = 4;
 /// Report to a peer.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Report {
-    /// Number of the reporting site's next packet: it leaves after this report.
+    /// Number of the first packet that leaves the reporting site after this report.
     pub next: Seq,
     /// Send time.
     pub stamp: u32,

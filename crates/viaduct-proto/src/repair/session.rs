@@ -165,8 +165,8 @@ impl Session {
         self.live.iter().find(|s| s.confirmed).map(|s| s.index)
     }
 
-    /// Returns whether the peer answers: it reports every second, and after [`SILENCE`] a
-    /// handshake is started.
+    /// Returns whether the peer answers. Its reports, one a second, count as answers; after
+    /// [`SILENCE`] a handshake is started.
     pub(super) fn alive(&self) -> bool {
         self.up() && !self.silent
     }

@@ -144,7 +144,7 @@ impl Store {
         }
     }
 
-    /// Evicts until `len` bytes from the returned offset are free.
+    /// Evicts packets until `len` bytes are free; returns the offset of these bytes.
     fn make_room(&mut self, len: usize) -> usize {
         if self.slots.len() >= self.most {
             self.evict();

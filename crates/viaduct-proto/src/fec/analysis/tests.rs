@@ -47,13 +47,14 @@ fn only_interleaves_above_the_burst_count() {
     assert!(close(of(40), 0.0));
 }
 
-/// Tolerance of a share of `n` trials around probability `q`: 4 standard deviations.
+/// Tolerated deviation from probability `q` of a share measured in `n` trials: 4 standard
+/// deviations.
 fn tolerance(q: f64, n: u64) -> f64 {
     4.0 * (q * (1.0 - q) / n as f64).sqrt() + 2.0 / n as f64
 }
 
-/// Share of the lost packets that `code` recovers, and number of lost packets; `lose` selects what
-/// is lost.
+/// Share of the lost packets that `code` recovers, and number of lost packets; `lose` selects the
+/// packets and repairs that are lost.
 fn share(code: &Code, packets: u64, lose: &mut dyn FnMut(Option<u64>) -> bool) -> (f64, u64) {
     let mut encoder = code.build_encoder(1).unwrap();
     let (lost, back) = run(&mut *encoder, AnyDecoder::new(8 << 20), packets, 8, lose);
@@ -90,7 +91,8 @@ fn layers_recover_bursts_by_the_burst_form() {
                 left > 0
             }
         });
-        // Bursts begin with probability 0.0005 a packet: any other packet is lost with p.
+        // A burst begins at a packet with probability 0.0005, so a packet is lost with probability
+        // p.
         let p = 0.0005 * burst as f64;
         let bound = layered_burst(8, &interleaves, burst, p);
         // Packets of a burst are lost or recovered together, so the trials are the bursts.

@@ -4,17 +4,17 @@
 /// Polynomial without its highest term.
 const POLYNOMIAL: u8 = 0x1d;
 
-/// Multiplication table of one coefficient: products of each low half of a byte, then of each
-/// high half. A product is the sum of two entries; a vector shuffle looks up a whole register
-/// of them.
+/// Multiplication table of one coefficient: its products with the 16 values of a byte's low half,
+/// then with those of the high half. Its product with a byte is the sum of two entries; a vector
+/// shuffle looks up one entry for each byte of a register.
 #[derive(Debug)]
 #[repr(align(32))]
 pub struct MulTable(pub [u8; 32]);
 
 static TABLES: [MulTable; 256] = tables();
 static INVERSES: [u8; 256] = inverses();
-/// Multiplication tables as bit matrices for GFNI: the row for bit i of a product is byte 7 -
-/// i, with a bit set for each bit of the other factor that enters the sum.
+/// Multiplication tables as bit matrices for GFNI: the row for bit i of a product is byte 7 - i,
+/// with a bit set for each bit of the other factor that contributes to bit i.
 #[cfg(target_arch = "x86_64")]
 pub(super) static MATRICES: [u64; 256] = matrices();
 
@@ -96,7 +96,7 @@ const fn matrices() -> [u64; 256] {
     all
 }
 
-/// Walks the powers of 2 upwards and of 1/2 (0x8e) downwards: each pair multiplies to 1.
+/// Inverses, from the powers of 2 and of 1/2 (0x8e): the product of their n-th powers is 1.
 const fn inverses() -> [u8; 256] {
     let mut all = [0; 256];
     let (mut power, mut inverse) = (1, 1);

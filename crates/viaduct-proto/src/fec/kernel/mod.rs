@@ -7,8 +7,8 @@
 //!   several destinations  xor_each            mul_add_many  (an encoder adds to its bins)
 //! ```
 //!
-//! The fused forms read each source and each destination once, for any number of the others.
-//! Memory access, not arithmetic, limits a coder that runs from the cache.
+//! `xor_each` and `mul_add_many` combine up to four sources with up to four destinations in one
+//! pass over memory: memory access, not arithmetic, limits a coder whose data is in the cache.
 //!
 //! **Lengths may differ.** For each pair of a destination and a source, the bytes that both
 //! have are changed; bytes of the destination beyond them stay unchanged. A shorter source thus
@@ -76,7 +76,7 @@ pub fn mul_add_many(dsts: &mut [&mut [u8]], srcs: &[&[u8]], coefficients: &[u8])
 /// Implementation of the arithmetic, from the slowest to the fastest.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Level {
-    /// Byte by byte, as compiled.
+    /// Byte by byte, in portable code.
     Portable,
     /// Vectors of 16 bytes.
     #[cfg(target_arch = "x86_64")]
@@ -117,8 +117,8 @@ fn add_group(dsts: &mut [&mut [u8]], srcs: &[&[u8]], coefficients: &[u8]) {
     add_group_at(Level::detect(), dsts, srcs, coefficients);
 }
 
-/// Vectors handle the length that all slices have in common; bytes beyond it are rare and
-/// handled pair by pair.
+/// Uses vectors for the length that all slices have in common, and handles the few bytes beyond it
+/// pair by pair.
 fn add_group_at(level: Level, dsts: &mut [&mut [u8]], srcs: &[&[u8]], coefficients: &[u8]) {
     let (mut shortest, mut longest) = (usize::MAX, 0);
     for src in srcs {
@@ -143,7 +143,7 @@ fn add_group_at(level: Level, dsts: &mut [&mut [u8]], srcs: &[&[u8]], coefficien
     }
 }
 
-/// Handles the bytes of one pair beyond the common length.
+/// Handles one destination and one source, of equal length, beyond the common length.
 fn add_rest(level: Level, dst: &mut [u8], src: &[u8], coefficient: u8) {
     let done = match level {
         Level::Portable => 0,

@@ -1,18 +1,19 @@
 //! Arithmetic in vectors of 16 bytes (SSSE3, NEON) and 32 bytes (AVX2, GFNI).
 //!
-//! A product is two shuffles: one looks up the low halves of all bytes in a register, the other
-//! the high halves; with GFNI it is one instruction. One loop, [`fused`], serves every shape.
-//! Shapes are constants, so that the factors stay in registers and rows of ones cost no
-//! product. The processor's vectors are defined in [`super::vectors`].
+//! A product is two shuffles: one looks up the low halves of all bytes in a register, the other the
+//! high halves; with GFNI it is one instruction. One loop, [`fused`], handles every shape: every
+//! number of destinations, of sources, and of destinations whose coefficients are all 1. These
+//! numbers are compile-time constants, so that the factors stay in registers and coefficients of 1
+//! cost no product. The processor's vectors are defined in [`super::vectors`].
 
 #![allow(unsafe_code)]
 
 use super::vectors::{self, Vector};
 use super::{GROUP, Level};
 
-/// Adds `coefficients * srcs` to `dsts` in their first `len` bytes, and returns how many of
-/// those it handled: all, or none if `len` is shorter than a vector or the shape is not one to
-/// four by one to four.
+/// Adds `coefficients * srcs` to `dsts` in their first `len` bytes, and returns how many of these
+/// bytes it handled: all, or none if `len` is shorter than a vector or there are not one to four
+/// destinations and sources.
 ///
 /// # Panics
 /// If a slice is shorter than `len` or a coefficient is missing.
@@ -40,7 +41,7 @@ pub(super) fn add(
     }
 }
 
-/// Fixes the number of sources. Three are handled as two and one.
+/// Makes the number of sources a compile-time constant. Three are handled as two and one.
 #[inline]
 fn by_sources<const N: usize>(
     level: Level,
@@ -62,8 +63,8 @@ fn by_sources<const N: usize>(
     len
 }
 
-/// Fixes the number of leading destinations that take every source with coefficient 1: all (a
-/// layer's bins), one (the first row of Reed-Solomon) or none.
+/// Makes a compile-time constant of the number of leading destinations whose coefficients are all
+/// 1: all (a layer's bins), one (the first row of Reed-Solomon) or none.
 fn by_ones<const N: usize, const M: usize>(
     level: Level,
     dsts: &mut [&mut [u8]],
@@ -124,9 +125,9 @@ impl<const N: usize, const M: usize> Shape<N, M> {
 /// Adds to every destination its combination of the sources, in columns of a vector's width.
 ///
 /// # Safety
-/// The pointers must be good for `shape.len` >= `V::BYTES` bytes, the destinations for writing
-/// `shape.room` bytes and apart from all others, and the processor must have the instructions
-/// of `V`.
+/// The pointers must be valid for `shape.len` >= `V::BYTES` bytes. The destinations must be
+/// writable for `shape.room` bytes, and must not overlap each other or a source. The processor must
+/// have the instructions of `V`.
 #[inline(always)]
 pub(super) unsafe fn fused<V: Vector, const N: usize, const M: usize, const ONES: usize>(
     shape: &Shape<N, M>,
@@ -135,7 +136,8 @@ pub(super) unsafe fn fused<V: Vector, const N: usize, const M: usize, const ONES
     // reference.
     let Shape { dsts, srcs, coefficients, len, room } = *shape;
     let full = len - len % V::BYTES;
-    // SAFETY: columns begin at `full - V::BYTES` or before, the ragged one as `ragged` asks.
+    // SAFETY: full columns begin at `full - V::BYTES` or before; `len` is not a multiple of
+    // `V::BYTES` where `ragged` is called.
     unsafe {
         let factors = factors::<V, N, M>(&coefficients);
         if full < len {
@@ -149,10 +151,10 @@ pub(super) unsafe fn fused<V: Vector, const N: usize, const M: usize, const ONES
     }
 }
 
-/// Handles the bytes after the last full column. Adding zero changes nothing: if the
-/// destinations reach far enough, one more column is added, from copies of the sources' ends
-/// padded with zeros. Otherwise a column that ends with the data is added, with the bytes that
-/// the full columns handle masked to zero.
+/// Handles the bytes after the last full column. If the destinations are long enough, adds one more
+/// full column, from copies of the sources' ends padded with zeros, since adding zero changes
+/// nothing. Otherwise adds a column that ends where the data ends, with the bytes that belong to
+/// full columns masked to zero.
 ///
 /// # Safety
 /// As [`fused`]; `len` must not be a multiple of `V::BYTES`.
@@ -167,8 +169,8 @@ unsafe fn ragged<V: Vector, const N: usize, const M: usize, const ONES: usize>(
     let rest = len % V::BYTES;
     let full = len - rest;
     // SAFETY: the copies have 32 bytes, `V::BYTES` or more, and `rest` is less; the destinations
-    // have a column at `full` if there is room, and one at `len - V::BYTES` in any case; `ENDS`
-    // has 32 bytes from each of its first 32 on.
+    // have a column at `full` if there is room, and one at `len - V::BYTES` in any case; a load of
+    // 32 bytes from any of the first 32 indices of `ENDS` is in bounds.
     unsafe {
         if room >= full + V::BYTES {
             let mut ends = [[0; 32]; M];
@@ -185,8 +187,8 @@ unsafe fn ragged<V: Vector, const N: usize, const M: usize, const ONES: usize>(
     }
 }
 
-/// Zeros, then ones: a vector that ends `n` bytes into the ones masks all but its last `n`
-/// bytes.
+/// Mask bytes: 32 of 0, then 32 of 0xff. A vector loaded so that it ends with `n` bytes of 0xff
+/// masks all but its last `n` bytes.
 #[repr(align(64))]
 struct Ends([u8; 64]);
 static ENDS: Ends = Ends({
@@ -208,9 +210,9 @@ type Factors<V, const N: usize, const M: usize> = [[<V as Vector>::Factor; N]; M
 unsafe fn factors<V: Vector, const N: usize, const M: usize>(
     coefficients: &[[u8; N]; M],
 ) -> Factors<V, N, M> {
-    // SAFETY: as the caller vouches.
+    // SAFETY: guaranteed by the caller.
     unsafe {
-        // No closures, since they would be compiled without those instructions.
+        // No closures, since they would be compiled without the instructions of `V`.
         let mut factors = [[V::factor(0); N]; M];
         for (row, coefficients) in factors.iter_mut().zip(coefficients) {
             for (factor, &coefficient) in row.iter_mut().zip(coefficients) {
@@ -233,7 +235,7 @@ unsafe fn column<V: Vector, const N: usize, const M: usize, const ONES: usize>(
     at: usize,
     mask: Option<V>,
 ) {
-    // SAFETY: as the caller vouches.
+    // SAFETY: guaranteed by the caller.
     unsafe {
         let mut sums = [V::zero(); N];
         for (sum, dst) in sums.iter_mut().zip(dsts) {

@@ -13,13 +13,13 @@ mod neon;
 pub(super) use neon::run;
 
 /// Vector register of bytes. Its methods are unsafe, since the processor must have the
-/// instructions; loads and stores need a pointer that is good for [`Vector::BYTES`], aligned or
-/// not.
+/// instructions; loads and stores need a pointer that is valid for [`Vector::BYTES`] bytes, aligned
+/// or not.
 pub(super) trait Vector: Copy {
     const BYTES: usize;
     /// Multiplier of bytes by a coefficient.
     type Factor: Copy;
-    /// Bytes in the form that products take, for any factor.
+    /// Bytes, prepared for products with any factor.
     type Split: Copy;
     unsafe fn factor(coefficient: u8) -> Self::Factor;
     unsafe fn zero() -> Self;

@@ -2,15 +2,15 @@
 
 use crate::fec::{Cover, Fire, Repair, Row, Seq, kernel, sum::Sum};
 
-/// Partly built repair: the exclusive or of the packets added since the bin last fired. The
-/// paper's recipe of a repair is an arithmetic progression here, given by its first number and
-/// its size.
+/// Partly built repair: the exclusive or of the packets added since the bin last fired. The numbers
+/// of these packets, which the paper calls the repair's recipe, form an arithmetic progression; the
+/// bin stores the first number and the size.
 #[derive(Debug, Default)]
 pub(super) struct Bin {
     sum: Sum,
     first: Seq,
     size: u8,
-    /// Size at which it fires next.
+    /// Size at which the bin fires next.
     target: u8,
 }
 
@@ -47,7 +47,7 @@ impl Bin {
         self.sum.buffer.lines()
     }
 
-    /// Fires the repair and restarts, to fire at `target` packets.
+    /// Fires the repair and empties the bin, which then fires at `target` packets.
     pub(super) fn fire(&mut self, layer: u8, stride: u16, target: u8, fire: &mut Fire<'_>) {
         fire(Repair {
             cover: Cover { first: self.first, stride, count: u16::from(self.size) },

@@ -15,7 +15,8 @@
 //!        bin 4           ●           ●           ●           4 8 12
 //! ```
 //!
-//! The decoder is [`Peeling`](super::peeling::Peeling), which lets the layers help each other.
+//! The decoder is [`Peeling`](super::peeling::Peeling), in which a packet recovered by one layer
+//! helps the other layers.
 
 mod bin;
 mod parameters;
@@ -70,8 +71,8 @@ impl super::Encoder for Encoder {
         }
     }
 
-    /// Fires the partly filled bins of layer `stage`, and those that wait for their delay. The
-    /// layer then restarts, staggered as at first, since otherwise all its bins would fill at
+    /// Fires the partly filled bins of layer `stage`, and the full ones whose repair is delayed.
+    /// The layer then restarts, staggered as at first, since otherwise all its bins would fill at
     /// once.
     fn flush(&mut self, stage: usize, fire: &mut Fire<'_>) {
         if let Some(layer) = self.layers.get_mut(stage) {
@@ -120,7 +121,7 @@ struct Layer {
 }
 
 impl Layer {
-    /// Creates a layer. Packet x goes to bin x mod i, where 0 means i; the first one is `next`.
+    /// Creates a layer. Packet x goes to bin x mod i, where 0 means i; the first packet is `next`.
     fn new(
         number: u8,
         interleave: u16,
@@ -135,8 +136,8 @@ impl Layer {
         Layer { number, interleave, r, first_size, bins, turn }
     }
 
-    /// Adds the next packet, `seq`, to its bin. A repair that was delayed until this packet is
-    /// fired first.
+    /// Adds the next packet, `seq`, to its bin. If the repair of this bin was delayed, fires it
+    /// first.
     fn enter(&mut self, seq: Seq, packet: &[u8], fire: &mut Fire<'_>) -> &mut [u8] {
         self.fire_full(fire);
         self.bins[self.turn].enter(seq, packet)

@@ -5,7 +5,8 @@ use crate::fec::testing::{Owned, Receiver, flush, packet, push};
 use crate::fec::{Encoder as _, Row, peeling::Peeling};
 use crate::rng::Rng;
 
-/// Repairs of a layer: number of the packet just pushed, and packets covered.
+/// Repairs of a layer: for each, the number of the packet whose push fired it, and the packets
+/// covered.
 fn fired(encoder: &mut Encoder, layer: u8, count: u64) -> Vec<(u64, Vec<Seq>)> {
     let mut all = Vec::new();
     for seq in 1..=count {
@@ -168,7 +169,7 @@ proptest! {
         for _ in 0..count {
             let packet = packet(&mut rng, 60);
             let (mut found, mut expected) = (push(&mut encoder, &packet), twin.push(&packet));
-            // The order among layers is free.
+            // The order among layers is not specified.
             found.sort_by_key(|r| (r.cover.stride, r.cover.first, r.len_code));
             expected.sort_by_key(|r| (r.cover.stride, r.cover.first, r.len_code));
             let unlayered = |mut r: Owned| { r.row = Row::Xor { layer: 0 }; r };

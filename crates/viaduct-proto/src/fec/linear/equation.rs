@@ -16,8 +16,8 @@ pub(super) struct Equation {
 }
 
 impl Equation {
-    /// Reduces `repair` to the packets that `sources` does not have; `None` if a known packet
-    /// is longer than the repair, which then is garbled.
+    /// Reduces `repair` to the packets that `sources` does not have; `None` if the repair is
+    /// garbled: shorter than a known packet that it covers.
     pub(super) fn of(repair: &Repair<'_>, sources: &dyn Sources) -> Option<Self> {
         let (mut terms, mut known) = (Vec::new(), Vec::new());
         for (seq, at) in repair.cover.seqs().zip(0..) {
@@ -63,7 +63,7 @@ impl Equation {
         self.terms.len() == 1
     }
 
-    /// Coefficient of `seq`, if it is unknown.
+    /// Coefficient of packet `seq`; `None` if the equation has no such term.
     pub(super) fn coefficient(&self, seq: Seq) -> Option<u8> {
         self.index(seq).map(|index| self.terms[index].1)
     }
@@ -83,8 +83,8 @@ impl Equation {
         self.terms = merge(&self.terms, &other.terms, factor);
     }
 
-    /// Substitutes the now known `packet` for `seq`; false if the packet is longer than the
-    /// equation, which then is garbled.
+    /// Substitutes the now known `packet` for `seq`; returns false if the packet is longer than the
+    /// equation, which means that the equation is garbled.
     pub(super) fn substitute(&mut self, seq: Seq, packet: &[u8]) -> bool {
         let Some(index) = self.index(seq) else { return true };
         let (_, coefficient) = self.terms.remove(index);
@@ -95,7 +95,7 @@ impl Equation {
         fits
     }
 
-    /// Appends the packet of a solved equation; false if its length is invalid.
+    /// Appends the packet of a solved equation; returns false if its length is invalid.
     pub(super) fn emit(&self, recovered: &mut Recovered) -> bool {
         let [(seq, coefficient)] = self.terms[..] else { return false };
         let mut scaled = Sum::default();

@@ -104,8 +104,8 @@ impl Linear {
         verdict
     }
 
-    /// Drops the oldest equations until the rest fits. The others stay in reduced form without
-    /// them.
+    /// Drops the oldest equations until the rest fits the memory limit. The rest stays in reduced
+    /// form.
     fn evict(&mut self) {
         while self.memory > self.bound {
             let oldest = self.equations.iter().min_by_key(|(_, equation)| equation.last());

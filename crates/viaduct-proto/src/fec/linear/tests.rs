@@ -144,7 +144,7 @@ fn determined(mut rows: Vec<Vec<u8>>, unknown: usize) -> Vec<bool> {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(200))]
 
-    /// After every event, exactly those packets are known that have arrived or are determined.
+    /// After every event, the known packets are exactly those that have arrived or are determined.
     #[test]
     fn whatever_is_determined_is_recovered_at_once(
         seed: u64,

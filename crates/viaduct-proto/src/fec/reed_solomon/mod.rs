@@ -129,9 +129,9 @@ impl super::Encoder for Encoder {
     }
 }
 
-/// Number of packets that are added to the parities together. Each parity is then read and written
-/// only once for all of them, which saves most of the work; but all except the last have to be kept
-/// until then.
+/// Number of packets that are added to the parities at once. Each parity is then read and written
+/// only once for all of these packets, which saves most of the work; but all of them except the
+/// last have to be kept until then.
 const TOGETHER: usize = 2;
 
 /// Block that is being filled.

@@ -39,8 +39,9 @@ impl History {
         self.packets.len() as u16
     }
 
-    /// Sets each of `sums` to the combination of `count` packets by its draw. Their first number is
-    /// `first`, which is `back` packets before the next one.
+    /// Sets each of `sums` to a combination of `count` packets, whose coefficients the draw at the
+    /// same index gives. The first of these packets is `first`, which is `back` packets before the
+    /// next one.
     pub(super) fn combine(
         &self,
         back: u16,

@@ -43,8 +43,7 @@ pub struct Parameters {
     pub packets: u16,
 }
 
-/// Maximum of the mean number of sparse sums that a packet is added to, in addition to the dense
-/// ones.
+/// Maximum mean number of sparse sums to which a packet is added, in addition to the dense sums.
 const MAX_SHARED: u32 = 13;
 /// Share of the packets that a sparse sum contains, in 256ths, if there are few such sums.
 const DENSITY: u32 = 64;
@@ -75,9 +74,9 @@ impl Parameters {
         Ok(warnings)
     }
 
-    /// Number of dense repairs, which are the next to be sent: those of three gaps, if the window
-    /// has as many. A single loss that the first of them does not recover is recovered by one of
-    /// the others, hardly later than if all repairs were dense.
+    /// Number of dense repairs, which are the next to be sent: two more than are sent after one
+    /// packet, if the window has as many. A single loss that the first of them does not recover is
+    /// recovered by one of the others, hardly later than if all repairs were dense.
     fn dense(&self) -> usize {
         let gap = usize::from(self.repairs.div_ceil(self.packets));
         (2 + gap).min(self.wanted().max(1 + gap))
@@ -172,8 +171,8 @@ impl Encoder {
         self.spare.extend(self.ahead.drain(..).map(|open| open.sum));
     }
 
-    /// Limits repairs to packets pushed after the previous call: earlier losses need not be
-    /// recovered, and repairs that cover them would delay the recovery of later losses.
+    /// Limits repairs to packets pushed after the previous call of this function: earlier losses
+    /// need not be recovered, and repairs that cover them would delay the recovery of later losses.
     pub fn restart(&mut self) {
         let first = std::mem::replace(&mut self.restarted, self.next);
         let old = self.ahead.partition_point(|open| open.first < first);
@@ -215,8 +214,8 @@ impl Encoder {
         self.parameters
     }
 
-    /// Fires up to `count` repairs, each of all kept packets from `first` to `last`; if these are
-    /// more than [`MAX_COVER`], of the oldest ones.
+    /// Fires up to `count` repairs, each of all kept packets from `first` to `last`, or of the
+    /// oldest [`MAX_COVER`] if there are more.
     pub fn combine(&mut self, first: Seq, last: Seq, count: usize, fire: &mut Fire<'_>) {
         let first = first.max(self.next - u64::from(self.history.len()));
         let last = last.min(self.next.wrapping_sub(1)).min(first + u64::from(MAX_COVER - 1));
@@ -350,7 +349,7 @@ impl super::Encoder for Encoder {
         self.push_at_most(packet, u16::MAX, fire);
     }
 
-    /// Fires as many repairs as a group of `packets` gets, to cover a burst that took the last
+    /// Fires as many repairs as a group of `packets` gets, in case a burst has dropped the last
     /// packets.
     fn flush(&mut self, _stage: usize, fire: &mut Fire<'_>) {
         let fresh = std::mem::take(&mut self.fresh);

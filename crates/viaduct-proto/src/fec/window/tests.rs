@@ -14,7 +14,7 @@ fn repairs_come_evenly_and_cover_the_window() {
     for seq in 1..=10 {
         fired.extend(push(&mut encoder, &[seq]).iter().map(|r| (seq, r.seqs())));
     }
-    // Whole gaps: at least the window.
+    // A repair covers a whole number of intervals between repairs, and at least the window.
     let expected = [
         (3, vec![1, 2, 3]),
         (5, vec![1, 2, 3, 4, 5]),
@@ -158,7 +158,8 @@ fn outcome(encoder: &mut Encoder, mut lost: impl FnMut() -> bool) -> (u64, u64) 
 
 #[test]
 fn a_share_of_the_old_packets_is_enough() {
-    // Each with the result of a simulation in which every repair has every packet (docs/codes.md).
+    // The bounds are results of a simulation in which every repair contains every packet of its
+    // window (docs/codes.md).
     for (window, repairs, burst, left, late) in [
         (600, 28, 1, 2, 300),
         (1_000, 55, 8, 2, 850),

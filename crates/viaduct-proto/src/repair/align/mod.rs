@@ -30,13 +30,15 @@ const MAX_ASIDE: usize = 256;
 /// Largest reordering, counted in arrivals. Beyond this distance, tags are too likely to be equal
 /// by chance.
 const MAX_REORDERING: u64 = 256;
-/// Number of arrivals that are searched for a tag that was named by itself.
+/// Number of arrivals that are searched for the tag of a packet that was named alone.
 const REACH: usize = 512;
-/// Number of tags that have to agree with arrivals after some were passed over.
+/// Number of tags in a row that have to agree with arrivals, before the tags or arrivals ahead of
+/// them may be passed over.
 const AGREE: usize = 2;
-/// Maximum number of missing tags between the two: a full queue may drop every other packet.
+/// Maximum number of missing tags between those [`AGREE`] tags: a full queue may drop every other
+/// packet.
 const GAPS: usize = 8;
-/// Maximum number of arrivals that are passed over for a single one that agrees.
+/// Maximum number of arrivals that may be passed over if only a single tag agrees after them.
 const FEW: usize = 2;
 
 /// Arrivals without a number, and numbers without an arrival.
@@ -51,7 +53,7 @@ pub struct Aligner {
     /// Number of the newest entries of `skipped` that have not been compared with the missing
     /// numbers yet.
     fresh: usize,
-    /// Arrivals that were skipped in place of packet numbers that were never named.
+    /// Arrivals that were skipped because as many packet numbers were never named.
     unnamed: VecDeque<(Tag, Arrival)>,
     /// Number of arrivals that may still be skipped for packet numbers that were never named.
     gap: u64,
@@ -117,8 +119,8 @@ impl Aligner {
     }
 
     /// Handles the tags of the numbers from `first` on, which were not named before. Appends the
-    /// result for each number to `named`, unless it is unknown, and also the results of missing
-    /// numbers that are now found among skipped arrivals.
+    /// result for each number to `named`, unless the result is unknown, and also the results of
+    /// missing numbers that are now found among skipped arrivals.
     pub fn name(&mut self, first: Seq, tags: &[Tag], named: &mut Vec<(Seq, Named)>) {
         if self.expected.is_some_and(|expected| first + tags.len() as u64 <= expected) {
             return self.name_late(first, tags, named);
@@ -291,7 +293,8 @@ impl Aligner {
     }
 
     /// Matches missing numbers to the arrivals skipped since the last call. Older arrivals have
-    /// been compared already, and there may be many of both.
+    /// been compared already; comparing them again would be slow if there are many arrivals and
+    /// numbers.
     fn settle(&mut self, named: &mut Vec<(Seq, Named)>) {
         let old = self.skipped.len().saturating_sub(self.fresh);
         for at in (old..self.skipped.len()).rev() {
@@ -319,7 +322,7 @@ impl Few {
         Few(bits)
     }
 
-    /// False for nearly all tags outside the set.
+    /// True for the tags of the set; false for nearly all others.
     fn may_have(&self, tag: Tag) -> bool {
         self.0[usize::from(tag / 64 % 64)] >> (tag % 64) & 1 == 1
     }

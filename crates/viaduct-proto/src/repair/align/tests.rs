@@ -108,7 +108,7 @@ fn names_of_forgotten_packets_count_no_loss() {
     let names = |aligner: &mut Aligner, n: usize, named: &mut Vec<_>| {
         aligner.name(n as u64, &tags[n..n + 32], named);
     };
-    // The sender is far behind: its names are of no use.
+    // The names come long after the packets, too late to be of use.
     for n in (0..19_200).step_by(32) {
         arrived.by_ref().take(if n == 0 { 9_000 } else { 32 }).for_each(|(_, &tag)| {
             aligner.arrive(tag);

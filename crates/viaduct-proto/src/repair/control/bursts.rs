@@ -14,8 +14,8 @@ const LONGEST: u64 = 512;
 
 /// Number of bursts that determine a rate to within about one seventh.
 const ENOUGH: u64 = 50;
-/// Least number of bursts of similar length for a rate: repairs for a single long burst would
-/// mostly be sent in vain.
+/// Least number of bursts of similar length from which a rate is computed: repairs in expectation
+/// of a burst that occurred only once would mostly be sent in vain.
 const RECURS: u64 = 3;
 /// Shortest and longest time over which a rate is measured.
 const SHORT: Duration = Duration::from_secs(1);
@@ -92,8 +92,8 @@ impl Bursts {
         ends.is_some_and(|((_, first), (_, last))| last.since(first).all() >= ENOUGH)
     }
 
-    /// Bursts per packet, by length. They are measured over one second (longer if it has too few
-    /// bursts) and over ten seconds; the higher loss rate counts.
+    /// Bursts per packet, by length. They are measured over the last second (longer if it has too
+    /// few bursts) and over the last ten; of the two, those with the higher loss rate are returned.
     pub fn rates(&self) -> Rates {
         let Some(&(now, newest)) = self.counts.back() else { return [0.0; BUCKETS] };
         let mut rates = [0.0; BUCKETS];

@@ -1,10 +1,10 @@
 //! Histogram of packets and losses over a quantity such as the queueing delay, to test whether
 //! losses concentrate at high values.
 //!
-//! Losses by chance come at any value, in proportion to the packets there; drops of a full
-//! queue come at delays close to the longest. If k of n losses are at high values, where a
-//! share p of the packets is, the probability of k or more by chance is at most
-//! `exp(-n D(k/n || p))` (Chernoff), where D is the relative entropy of two coins.
+//! Losses by chance occur at any value, in proportion to the packets there; drops of a full queue
+//! occur at delays close to the longest. If k of n losses are at high values, where a share p of
+//! the packets is, the probability of k or more by chance is at most `exp(-n D(k/n || p))`
+//! (Chernoff), where D is the relative entropy of two coins with these probabilities.
 //!
 //! ```text
 //!   packets  ▁▂▃▅▇▇▆▅▅▆▇│▇▅      losses by chance  ▁ ▁ ▂ ▂ ▁│▁      of a full queue           │▂█
@@ -29,7 +29,8 @@ const HIGH: f64 = 0.8;
 /// losses at somewhat shorter delays count as drops, too.
 const BESIDE: usize = 1;
 const MORE: f64 = 2.0;
-/// Packets assumed at high and at low values each, before many are counted.
+/// Number of packets that are assumed at high values, and likewise at low ones, in addition to
+/// those counted.
 const FEW: f64 = 10.0;
 /// Thresholds for the negative logarithm of the probability of chance. From [`CERTAIN`] on, a full
 /// queue is certain to be the cause; the value allows for about ten tests, one for each bin at
@@ -43,7 +44,7 @@ const LIKELY: f64 = 1.0;
 pub enum Verdict {
     /// Loss by chance.
     Chance,
-    /// Loss in a queue that may be full; the next losses will show.
+    /// Loss in a queue that may be full; the next losses will show whether it was.
     Doubtful,
     /// Loss in a full queue.
     Congestion,
@@ -125,7 +126,7 @@ impl Histogram {
         let (all, losses) = sum(&self.bins);
         let (mut packets, mut above) = sum(&self.bins[high..]);
         let mut verdict = Verdict::Chance;
-        // Losses in a full queue come at the very longest delays.
+        // Losses in a full queue occur at the very longest delays.
         for from in high..=at {
             let (many, few) =
                 (self.often * packets + FEW, (all - packets).max(self.prior * packets) + FEW);
@@ -145,8 +146,8 @@ impl Histogram {
     }
 }
 
-/// Compares the losses in some bins with the loss rate elsewhere. Both arguments are packets and
-/// losses.
+/// Compares the losses in some bins with the loss rate elsewhere. Each argument is a number of
+/// packets and a number of losses.
 fn compare(beside: (f64, f64), elsewhere: (f64, f64)) -> Verdict {
     let by_chance = beside.0 * elsewhere.1 / elsewhere.0.max(1.0);
     let is_more = beside.1 > by_chance + MORE * by_chance.sqrt();

@@ -24,12 +24,13 @@ const MAX_WAITING: usize = 4_096;
 /// Counted and waiting losses.
 #[derive(Debug, Default)]
 pub struct Losses {
-    /// Missing numbers in the order of detection, with its time and the cause of the loss.
+    /// Missing numbers in the order of detection, each with the time of detection and the cause of
+    /// the loss.
     waiting: VecDeque<(Seq, Instant, Verdict)>,
     /// Highest number that was ever in `waiting`.
     highest: Seq,
-    /// Numbers of packets whose fate became known since the first entry of `waiting`, with the
-    /// times.
+    /// Times at which the fate of packets became known, after the time of the first entry of
+    /// `waiting`, and the number of these packets.
     known: VecDeque<(Instant, u64)>,
     /// Numbers that were in doubt until a full queue was seen, not yet taken by the caller.
     condemned: Vec<Seq>,
@@ -53,8 +54,8 @@ impl Losses {
         }
     }
 
-    /// Notes that packet `seq` is missing. If the verdict is congestion, it extends to all packets
-    /// in doubt.
+    /// Notes that packet `seq` is missing. If the verdict is congestion, it also applies to all
+    /// packets in doubt.
     pub fn missing(&mut self, now: Instant, seq: Seq, verdict: Verdict) {
         if self.waiting.len() == MAX_WAITING {
             self.count_first();

@@ -1,10 +1,10 @@
 //! Controller of the repair rate: sets it according to the losses on the link.
 //!
 //! The peer reports losses by chance, with the lengths of their bursts, and drops of a full queue.
-//! Losses by chance determine the rate of repairs ([`overhead`]): few bursts may be repaired too
-//! late for the flows that wait for them. Losses by congestion do not raise the rate, since repairs
-//! would fill the queue further. The rate rises at once and falls slowly: losses of the last ten
-//! seconds may recur.
+//! Losses by chance determine the rate of repairs: the least at which only few bursts are repaired
+//! too late for the flows that wait for them ([`overhead`]). Losses by congestion do not raise the
+//! rate, since repairs would fill the queue further. The rate rises at once and falls slowly:
+//! losses of the last ten seconds may recur.
 //!
 //! ```text
 //!   report ─▶ bursts a packet ─▶ least overhead × trim ─▶ up at once, down slowly ─▶ encoder
@@ -52,8 +52,8 @@ const MAX_QUICK: f64 = 0.03;
 /// packets.
 const QUICK_MORE: f64 = 1.2;
 /// Shares of `max_overhead` that may be spent on unrequested repairs. The greater one applies if it
-/// achieves the target and the smaller one does not. Without it, a flow of few packets would stay
-/// slow on a link with long bursts.
+/// achieves the target and the smaller one does not. With the smaller one alone, a flow of few
+/// packets would stay slow on a link with long bursts.
 const FORWARD: [f64; 2] = [0.5, 0.9];
 /// Number of bursts from which on losses count as recurring.
 const RECURS: usize = 3;
@@ -79,7 +79,7 @@ const FIRST_PASSED: f64 = 16_384.0;
 const FALL: f64 = 0.5;
 /// Fraction of the tolerated late bursts that may be late because the window is too short.
 const TOO_SHORT: f64 = 0.1;
-/// Period of an encoder's rate, in packets.
+/// Number of packets for which the encoder's parameters state the number of repairs.
 const PACKETS: u16 = 4_096;
 /// Least packet rate that is assumed, in packets a second.
 const MIN_PACE: f64 = 50.0;
@@ -114,7 +114,7 @@ pub struct Controller {
     frozen: Option<f64>,
     /// Room for repairs while a queue drops packets, in this host or on the path.
     pub(in crate::repair) room: Room,
-    /// Start of the repairs.
+    /// Time at which repairs began.
     begun: Option<Instant>,
     pub(in crate::repair) regime: Regime,
 }
@@ -194,8 +194,9 @@ impl Controller {
         if self.asked < MIN_OVERHEAD {
             self.asked = if wanted > 0.0 { MIN_OVERHEAD.min(most) } else { 0.0 };
         }
-        // If the losses in doubt are by chance, flows would slow down before that is known. If they
-        // are due to congestion, that is known soon.
+        // While the cause of losses is in doubt, some repairs are sent: if chance was the cause,
+        // flows would otherwise slow down before this is known. If congestion was, this is known
+        // soon.
         let doubted = if report.in_doubt { PRIOR.min(most) } else { 0.0 };
         self.overhead = self.asked.max(doubted) * self.room.share();
     }

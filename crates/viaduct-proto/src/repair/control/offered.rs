@@ -14,7 +14,7 @@ const HALF_LIFE: Duration = Duration::from_secs(2);
 /// Ratio of the loss rates at high and at low loads that may arise by chance: loads vary little
 /// over long times.
 const OFTEN: f64 = 2.0;
-/// Load units per packet a second: loads below 16 packets a second are not told apart.
+/// Load units per packet a second: loads below 16 packets a second are not distinguished.
 const UNITS: f64 = 64.0;
 
 /// Offered load of the packets from one peer.
@@ -47,8 +47,8 @@ impl Offered {
         self.load.arrive(now, self.value());
     }
 
-    /// Counts the packet of the last [`Offered::send`], or several from it on, as lost. Returns
-    /// whether the load is the cause.
+    /// Counts the packet of the last [`Offered::send`], or several packets of which it is the
+    /// first, as lost. Returns whether the load is the cause.
     pub fn lose(&mut self) -> bool {
         let peak = self.load.peak();
         self.load.lose(self.value(), peak) == Verdict::Congestion

@@ -56,8 +56,8 @@ pub fn rarity(rates: &Rates, overhead: f64, packets: f64) -> f64 {
     let exponent = (low * overhead - moment).max(0.0);
     let spread = sum(&|rate, length| rate * length.powi(2) * power(low, length));
     let few = (low * (std::f64::consts::TAU * packets * spread).sqrt()).max(1.0);
-    // The correction holds for many bursts. With less than one burst in n packets it is reduced in
-    // proportion.
+    // The correction holds for many bursts. With less than one burst in n packets the correction is
+    // reduced in proportion.
     let bursts = packets * sum(&|rate, _| rate);
     packets * exponent + few.ln() * bursts.min(1.0)
 }
@@ -74,8 +74,9 @@ pub fn delay(rates: &Rates, overhead: f64, needed: f64, most: u16) -> Option<u16
     (high < most).then_some(high)
 }
 
-/// Least number of repairs per packet with which at most `target` of `events` bursts a second take
-/// longer than the time of `packets` packets; `None` if even `most` repairs are too few.
+/// Least number of repairs per packet with which at most `target` of `events` bursts a second are
+/// repaired only after more than `packets` further packets; `None` if even `most` repairs are too
+/// few.
 pub fn least(rates: &Rates, packets: f64, events: f64, target: f64, most: f64) -> Option<f64> {
     if events <= target {
         return Some(0.0);

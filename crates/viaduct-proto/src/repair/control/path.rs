@@ -86,7 +86,8 @@ impl Path {
 
     /// Handles packets that were named late because their names were lost. Missing ones count as
     /// dropped by a full queue if `congested`, like their neighbours. Otherwise the cause is
-    /// doubtful if a queue was full lately, since their names were lost as well.
+    /// doubtful if a queue was full lately: that queue may have dropped both the packets and their
+    /// names.
     pub fn named_late(&mut self, now: Instant, named: &[(Seq, Named)], congested: bool) {
         self.losses.known(now, named.len() as u64);
         let verdict = if self.queue.was_full(now) { Verdict::Doubtful } else { Verdict::Chance };
@@ -99,7 +100,7 @@ impl Path {
         }
     }
 
-    /// Judges the cause of a loss of consecutive packets, next to others with the queueing delay
+    /// Judges the cause of a loss of consecutive packets, next to packets with the queueing delay
     /// `waits`.
     fn judge(&mut self, now: Instant, waits: Micros) -> Verdict {
         let verdict = self.queue.lose(now, waits);

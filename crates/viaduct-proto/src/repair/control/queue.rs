@@ -2,7 +2,7 @@
 //!
 //! The queueing delay of a packet is its one-way delay minus the least one of the last minutes. A
 //! loss next to packets whose delay was close to the peak is attributed to a full queue, and
-//! repairs must not hide it from its sender.
+//! repairs must not hide such a loss from the sender.
 //!
 //! ```text
 //!   delay   ┌ peak ─────────/|────────/|── long from here: 0.8 of it
@@ -70,8 +70,8 @@ pub struct Queue {
     /// Difference of the clocks at the first packet; delays are relative to it.
     base: Option<u32>,
     least: Least,
-    /// Least delay at the last packet, and the time for which the clocks' drift has been
-    /// subtracted.
+    /// Least delay at the last packet; and the time of the last update of the clock drift, with the
+    /// length of time for which drift is subtracted.
     floor: Micros,
     drift: (Instant, Duration),
     /// Number, send time and delay of the last packet.

@@ -28,8 +28,8 @@ pub(super) struct Recurrence {
 }
 
 impl Recurrence {
-    /// Handles a report of `new` bursts. On a link that `is_unknown`, bursts are not an onset.
-    /// Returns whether an onset has ended.
+    /// Handles a report of `new` bursts. If `is_unknown` is set, too little is known of the link to
+    /// call bursts an onset. Returns whether an onset has ended.
     pub(super) fn handle_bursts(&mut self, now: Instant, new: u64, is_unknown: bool) -> bool {
         if new > 0 && !is_unknown && self.lost[0].is_none_or(|at| now.since(at) >= QUIET) {
             self.onset = Some(Onset { since: now, bursts: 0 });

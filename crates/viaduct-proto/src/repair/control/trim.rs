@@ -4,12 +4,12 @@ use crate::time::{Duration, Instant};
 
 /// Bounds of the correction by outcomes, [`Trim`].
 const TRIM: [f64; 2] = [0.75, 1.5];
-/// Factors of that correction: up after [`LOOK`] with more visible loss events than
-/// [`TOO_MANY`] times the target, and down after [`CALM`] without any.
+/// Factors by which the correction is raised, after [`LOOK`] with more visible loss events than
+/// [`TOO_MANY`] times the target, and lowered, after [`CALM`] without any.
 const TRIM_STEPS: [f64; 2] = [1.1, 0.97];
 const LOOK: Duration = Duration::from_secs(5);
 const TOO_MANY: f64 = 3.0;
-/// Time without a visible loss event after which the overhead may be trimmed.
+/// Time without a visible loss event after which the correction may be lowered.
 const CALM: Duration = Duration::from_secs(30);
 /// Time after the start of the repairs in which visible losses may date from before them.
 const SETTLES: Duration = Duration::from_secs(2);
@@ -18,7 +18,7 @@ const SETTLES: Duration = Duration::from_secs(2);
 #[derive(Debug)]
 pub(super) struct Trim {
     factor: f64,
-    /// Time of the last look at the outcomes, and the count of visible losses then.
+    /// Time at which the outcomes were last evaluated, and the count of visible losses then.
     looked: Instant,
     visible: u64,
     /// Time of the last visible loss.
@@ -31,9 +31,9 @@ impl Trim {
         Trim { factor: 1.0, looked: now, visible: 0, seen: None }
     }
 
-    /// Raises the correction if flows see more losses than the `target` a second allows, and slowly
-    /// lowers it if they see none. `visible` is the count of these losses, `old` the count in the
-    /// previous report, and `begun` the start of the repairs. Returns the factor.
+    /// Raises the correction if flows see losses much more often than at the rate `target`, per
+    /// second, and slowly lowers it if they see none. `visible` is the count of these losses, `old`
+    /// the count in the previous report, and `begun` the start of the repairs. Returns the factor.
     pub(super) fn correct(
         &mut self,
         now: Instant,

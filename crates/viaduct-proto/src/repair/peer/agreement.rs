@@ -8,7 +8,7 @@ use crate::repair::terms::{Listed, Terms};
 
 /// Terms of both sides.
 pub(super) struct Agreement {
-    /// Terms sent to the peer: facts of this config that it compares with its own.
+    /// Terms sent to the peer, which compares them with its own config.
     pub(super) own: Terms,
     /// Terms last received.
     pub(super) peer: Option<Arc<Terms>>,

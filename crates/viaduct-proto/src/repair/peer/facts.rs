@@ -24,8 +24,8 @@ pub struct PeerFacts {
     pub terms: Option<Arc<Terms>>,
     /// Mismatch between the peer's terms and this config.
     pub disagreement: Option<String>,
-    /// Other protocol version of datagrams that came from its endpoint within the last minute.
-    /// The source of the datagrams may be forged.
+    /// Protocol version of datagrams of another version that came from the peer's endpoint within
+    /// the last minute. Their source may be forged.
     pub other_version: Option<u8>,
     /// Value to which the path lowers the MSS of SYNs, for IPv4 and IPv6.
     pub lowered_mss: [Option<u16>; 2],

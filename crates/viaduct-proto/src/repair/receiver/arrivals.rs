@@ -27,7 +27,7 @@ pub(super) struct Arrivals {
     /// Number of the oldest arrival in `last`.
     first: Arrival,
     pub(super) aligner: Aligner,
-    /// Number of routers on the path; used for IPv4 and IPv6 alike.
+    /// Number of routers on the path, for both IPv4 and IPv6.
     crossed: u8,
     /// Fields used for a packet whose own fields are unknown: those of the last packet matched, as
     /// sent.
@@ -35,7 +35,7 @@ pub(super) struct Arrivals {
 }
 
 impl Arrivals {
-    /// Adds a packet; returns its number and its arrival if it was counted as missing.
+    /// Adds a packet. If it was counted as missing, returns its number and that of its arrival.
     pub(super) fn push(&mut self, came: ArrivedPacket) -> Option<(Seq, Arrival)> {
         let arrival = self.aligner.next_arrival();
         if self.last.len() == MAX_ARRIVALS {

@@ -3,20 +3,20 @@
 use crate::fec::Seq;
 use crate::time::{Duration, Instant};
 
-/// Time after its arrival within which a packet is named; a peer that is too busy does not name
+/// Time within which a packet is named after its arrival; a peer that is too busy does not name
 /// older packets.
 const NAMED_WITHIN: Duration = Duration::from_millis(60);
 
-/// State after packets were missed by the tap, when a missing packet may not be lost.
+/// Packets that the tap may have missed: if one of them is missing, it need not be lost.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) enum Blindness {
-    /// The peer may have numbered packets before this receiver started; its first report tells up
-    /// to which number.
+    /// The peer may have numbered packets before this receiver started; its first report gives the
+    /// highest of their numbers.
     #[default]
     Untold,
     /// All packets were seen.
     No,
-    /// Some were missed just now; packets named until this time may be among them.
+    /// Some packets were missed just now; packets named until this time may be among them.
     Until(Instant),
     /// Packets up to this number may have been missed.
     UpTo(Seq),

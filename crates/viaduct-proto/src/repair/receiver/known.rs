@@ -6,7 +6,8 @@ use crate::repair::ledger::{Ledger, Row, State};
 use crate::repair::store::Store;
 use crate::time::{Duration, Instant};
 
-/// Distance over which an arrived neighbour is searched for, to tell when a packet was due.
+/// Distance, in numbers, up to which an arrived neighbour is searched for, to compute when a packet
+/// was due.
 pub(super) const NEIGHBOURS: u64 = 512;
 
 /// Ledger and store.
@@ -43,8 +44,8 @@ impl Known {
         self.ledger.row(seq).is_some_and(|row| row.congested && !row.is_here())
     }
 
-    /// Tag and bit of a packet; `Some(None)` if it has no name yet, `None` if its number is outside
-    /// the ledger.
+    /// Tag of a packet, and whether the packet is in no repair; `Some(None)` if it has no name yet,
+    /// `None` if its number is outside the ledger.
     pub(super) fn name(&self, seq: Seq) -> Option<Option<(Tag, bool)>> {
         let row = self.ledger.row(seq)?;
         Some((row.state != State::Unnamed).then_some((row.tag, row.is_bare)))

@@ -13,8 +13,8 @@ use crate::repair::section::Names;
 use crate::repair::shadow::{Fate, Outcome, TRIED};
 use crate::time::{Duration, Instant};
 
-/// Distance around lost names within which missing packets count as dropped by the same full
-/// queue.
+/// Distance, in numbers, from packets whose names were lost: if a full queue dropped a packet
+/// within this distance, those of them that are missing count as dropped by this queue, too.
 const NEAR: u64 = 1_024;
 
 /// Path from the peer, and the trial of codes on it.

@@ -57,7 +57,7 @@ pub(super) use known::memory_for_store;
 
 /// Interval of housekeeping.
 pub(super) const TICK: Duration = Duration::from_millis(100);
-/// Distance by which a copy's number may exceed the named ones.
+/// Limit of the difference between a copy's number and the highest number named.
 const MAX_AHEAD: u64 = 1_024;
 
 pub(super) struct Receiver {
@@ -71,7 +71,7 @@ pub(super) struct Receiver {
     blindness: Blindness,
     /// Number of the peer's next packet, as last reported.
     told: Seq,
-    /// The peer names acknowledgements without data.
+    /// The peer also names acknowledgements without data.
     acks: bool,
     /// Results of the newest names.
     named: Vec<(Seq, Named)>,

@@ -54,9 +54,9 @@ impl Repairs {
         self.decoder = AnyDecoder::new(decoder_share(memory));
     }
 
-    /// Returns the body of a repair, joined from its two parts if it was split, if it can be
-    /// decoded now. `None` if its other part has not arrived, or if it covers packets from `next`
-    /// on, which have no names yet: the repair waits.
+    /// Returns the body of a repair that can be decoded now, joined from its two parts if it was
+    /// split. `None` if the other part has not arrived, or if the repair covers packets from `next`
+    /// on, which have no names yet: it then waits.
     pub(super) fn complete<'a>(
         &mut self,
         repair: Repair<'a>,
@@ -111,8 +111,7 @@ impl Repairs {
             self.in_flight.cover = cover.count;
         }
         if is_dark || cover.first < known.ledger.floor() || cover.seqs().all(|seq| known.has(seq)) {
-            // This is the case for most repairs; the decoder would look up every packet for the
-            // same result.
+            // Most repairs cover no missing packet, which the decoder would find out more slowly.
             stats.useless += 1;
             return;
         }
@@ -130,7 +129,7 @@ impl Repairs {
         self.pending.remove(at)
     }
 
-    /// Notes that packet `seq`, which an earlier repair found missing, is known by now.
+    /// Notes that packet `seq`, which was missing when an earlier repair arrived, is known by now.
     pub(super) fn known(&mut self, seq: Seq, known: &Known) {
         self.decoder.known(seq, known, &mut self.recovered);
     }

@@ -1,4 +1,4 @@
-//! Gaps between send times: half a byte each if they are short, as most are.
+//! Encoding of the gaps between send times: half a byte each if they are short, as most are.
 //!
 //! ```text
 //!   below 15      | gap |
@@ -7,7 +7,7 @@
 //!
 //! The first half of a byte is the upper one; an unused last half is 0.
 
-/// Marks a gap that takes a whole byte.
+/// Half byte that announces a gap of a whole byte.
 const LONG: u8 = 15;
 
 /// Iterator over the gaps, in the order in which they were sent.
@@ -45,7 +45,8 @@ impl Iterator for Gaps<'_> {
     }
 }
 
-/// Takes the bytes of `count` gaps off `rest`; `None` if it is too short.
+/// Removes the bytes of `count` gaps from the start of `rest`, and returns them; `None` if `rest`
+/// is too short.
 pub(super) fn take<'a>(rest: &mut &'a [u8], count: usize) -> Option<&'a [u8]> {
     let mut gaps = Gaps::new(rest, count);
     if gaps.by_ref().count() < count {

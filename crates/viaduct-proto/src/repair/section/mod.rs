@@ -22,8 +22,8 @@
 //! - family: 0 exclusive or, 1 Reed-Solomon, 2 window; plus 0x40 for the head of a symbol in two
 //!   datagrams, 0x80 for its tail
 //! - parameter: layer, parity row, or density of the window in 256ths
-//! - first: lowest number; a field of four bytes holds its low 32 bits, which stand for the number
-//!   that is nearest to those known
+//! - first: lowest number; a field of four bytes holds only its low 32 bits, and the receiver
+//!   completes them to the number nearest to those it knows
 //! - stride or dense: distance of the numbers covered; for a window, the count of the newest
 //!   packets that are all in the repair
 //! - symbol: combination of packets, each with its [`PREFIX`] before it
@@ -37,8 +37,8 @@
 //! - tag: low 16 bits of a packet's identity
 //! - gap: time since the previous packet in units of 8 microseconds: half a byte where it is below
 //!   15, otherwise 15 and a byte
-//! - bits: one for each packet, the lowest of a byte first: set if the packet is in no repair; an
-//!   empty packet takes its place there
+//! - bits: one for each packet, the lowest of a byte first: set if the packet is in no repair:
+//!   repairs have an empty packet in its place
 //! - packets, repairs: count of the numbers from `first` on, and count of the repairs requested for
 //!   them; 0 repairs requests their names
 

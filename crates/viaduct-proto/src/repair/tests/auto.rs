@@ -27,7 +27,7 @@ fn a_clean_link_costs_names_alone() {
     let mut world = world();
     assert_eq!(world.stream(5_000, |_, _| false, 0.0), 0);
     let sender = world.a_stats().sender;
-    // Repairs until the losses are known.
+    // Repairs are sent until the losses are known.
     assert!((200..700).contains(&sender.repairs), "{sender:?}");
     assert!(sender.manifests > 0, "{sender:?}");
     let state = world.control();
@@ -48,7 +48,7 @@ fn single_losses_come_back_at_little_cost_and_the_cost_ends_with_them() {
     let steady = world.overhead(&mut before);
     let link = world.b_stats().receiver.link;
     assert!(link.lost > 150 && link.recovered == link.lost, "{link:?}");
-    // Packets are few, and flows wait for ten of them.
+    // Packets are so few that only ten pass in the time for which flows can wait.
     assert!(steady < 0.5, "{onset} {steady}");
     world.stream(20_000, |_, _| false, 0.0);
     world.run(Duration::from_secs(60), |_, _| false);
@@ -56,7 +56,7 @@ fn single_losses_come_back_at_little_cost_and_the_cost_ends_with_them() {
     world.stream(1_000, |_, _| false, 0.0);
     let after = world.overhead(&mut before);
     assert_eq!((world.control().regime, world.control().overhead), (Regime::Clean, 0.0));
-    // A manifest every five packets of 630 bytes.
+    // A manifest is sent for every five packets of 630 bytes.
     assert!(after < 0.04, "{after}");
 }
 

@@ -39,7 +39,7 @@ fn a_receiver_that_restarts_takes_nothing_of_before_for_lost() {
             let plane = Plane::new(local(2), vec![config(2, 1, layered())], world.now);
             world.b = plane.unwrap();
             world.b.handle_timeout(world.now);
-            // The handshake comes through, the first report does not.
+            // The handshake arrives, the first report does not.
             let mut datagrams = 0;
             world.exchange(&mut |_, _| {
                 datagrams += 1;

@@ -68,7 +68,7 @@ fn packets_that_come_a_little_late_are_delivered_once() {
     let mut world = World::new(&Code::Layered(one_layer));
     let packets: Vec<_> = (0..64).map(|_| world.packet()).collect();
     for (i, packet) in packets.iter().enumerate() {
-        // Two packets of one recipe are late together, so neither can be recovered.
+        // Two packets of one repair are late together, so neither can be recovered.
         world.a.handle_outgoing(world.now, world.now, &mut packet.clone());
         match i {
             10 | 11 => {}
@@ -96,7 +96,7 @@ fn what_was_missed_by_ourselves_is_not_taken_for_lost() {
     for i in 0..200 {
         let packet = world.packet();
         world.a.handle_outgoing(world.now, world.now, &mut packet.clone());
-        // The hosts got it; the gateway's tap did not.
+        // The hosts got the packet; the gateway's tap did not.
         if !(50..80).contains(&i) {
             world.b.handle_incoming(world.now, world.now, &mut packet.clone());
         } else {

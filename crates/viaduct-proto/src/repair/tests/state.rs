@@ -44,8 +44,8 @@ fn a_syn_that_the_path_alters_is_neither_lost_nor_injected() {
             let other = world.packet();
             world.send(&other, false);
         }
-        // Pauses keep the first losses out of step with the interleaves: they would prevent each
-        // other's recovery otherwise.
+        // Pauses keep the first losses out of step with the interleaves: otherwise these losses
+        // would prevent each other's recovery.
         world.run(Duration::from_millis(if port < 5 { 50 } else { 2 }), |_, _| false);
     }
     world.run(Duration::from_secs(3), |_, _| false);

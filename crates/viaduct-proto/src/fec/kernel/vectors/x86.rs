@@ -10,15 +10,16 @@ use super::Vector;
 /// Processes all of `shape`.
 ///
 /// # Safety
-/// The pointers of `shape` must be good for `shape.len` bytes, 32 or more (16 at
-/// [`Level::Ssse3`]), the destinations for writing `shape.room` and apart from all others, and
-/// the processor must have `level`, which is not portable.
+/// The pointers of `shape` must be valid for `shape.len` bytes, 32 or more (16 at
+/// [`Level::Ssse3`]). The destinations must be writable for `shape.room` bytes, and must not
+/// overlap each other or a source. The processor must support `level`, which must not be
+/// [`Level::Portable`].
 #[inline]
 pub(in super::super) unsafe fn run<const N: usize, const M: usize, const ONES: usize>(
     level: Level,
     shape: &Shape<N, M>,
 ) {
-    // SAFETY: as the caller vouches.
+    // SAFETY: guaranteed by the caller.
     unsafe {
         match level {
             Level::Gfni => gfni::<N, M, ONES>(shape),
@@ -32,7 +33,7 @@ pub(in super::super) unsafe fn run<const N: usize, const M: usize, const ONES: u
 /// As [`run`], with AVX2 and GFNI.
 #[target_feature(enable = "avx2,gfni")]
 unsafe fn gfni<const N: usize, const M: usize, const ONES: usize>(shape: &Shape<N, M>) {
-    // SAFETY: as the caller vouches.
+    // SAFETY: guaranteed by the caller.
     unsafe { fused::<Gfni, N, M, ONES>(shape) }
 }
 
@@ -40,7 +41,7 @@ unsafe fn gfni<const N: usize, const M: usize, const ONES: usize>(shape: &Shape<
 /// As [`run`], with AVX2.
 #[target_feature(enable = "avx2")]
 unsafe fn avx2<const N: usize, const M: usize, const ONES: usize>(shape: &Shape<N, M>) {
-    // SAFETY: as the caller vouches.
+    // SAFETY: guaranteed by the caller.
     unsafe { fused::<__m256i, N, M, ONES>(shape) }
 }
 
@@ -48,12 +49,12 @@ unsafe fn avx2<const N: usize, const M: usize, const ONES: usize>(shape: &Shape<
 /// As [`run`], with SSSE3.
 #[target_feature(enable = "ssse3")]
 unsafe fn ssse3<const N: usize, const M: usize, const ONES: usize>(shape: &Shape<N, M>) {
-    // SAFETY: as the caller vouches.
+    // SAFETY: guaranteed by the caller.
     unsafe { fused::<__m128i, N, M, ONES>(shape) }
 }
 
 /// Vector whose products are sums of table look-ups of the low and the high halves of bytes, in
-/// registers. SAFETY of each method: the caller vouches for the conditions of the method.
+/// registers. SAFETY of each method: the caller guarantees the conditions of the method.
 macro_rules! vector {
     ($type:ty, $bytes:literal, $splat:ident, $load:ident, $half:expr, $store:ident, $xor:ident,
      $and:ident, $shift:ident, $shuffle:ident) => {
@@ -72,38 +73,38 @@ macro_rules! vector {
             }
             #[inline(always)]
             unsafe fn zero() -> Self {
-                // SAFETY: the processor has it.
+                // SAFETY: the processor has the instruction.
                 unsafe { $splat(0) }
             }
             #[inline(always)]
             unsafe fn load(from: *const u8) -> Self {
-                // SAFETY: the pointer is good for a vector.
+                // SAFETY: the pointer is valid for a vector.
                 unsafe { $load(from.cast()) }
             }
             #[inline(always)]
             unsafe fn store(self, to: *mut u8) {
-                // SAFETY: the pointer is good for a vector, and for writing.
+                // SAFETY: the pointer is valid for writing a vector.
                 unsafe { $store(to.cast(), self) }
             }
             #[inline(always)]
             unsafe fn xor(self, other: Self) -> Self {
-                // SAFETY: the processor has it.
+                // SAFETY: the processor has the instruction.
                 unsafe { $xor(self, other) }
             }
             #[inline(always)]
             unsafe fn and(self, other: Self) -> Self {
-                // SAFETY: the processor has it.
+                // SAFETY: the processor has the instruction.
                 unsafe { $and(self, other) }
             }
             #[inline(always)]
             unsafe fn split(self) -> Self::Split {
-                // SAFETY: the processor has it. The shift is within words: what comes from
-                // other bytes is masked away.
+                // SAFETY: the processor has the instructions. The shift is within words: bits that
+                // come from neighbouring bytes are masked off.
                 unsafe { ($and(self, $splat(15)), $and($shift::<4>(self), $splat(15))) }
             }
             #[inline(always)]
             unsafe fn product((low, high): Self::Split, (of_low, of_high): Self::Factor) -> Self {
-                // SAFETY: the processor has it.
+                // SAFETY: the processor has the instruction.
                 unsafe { $xor($shuffle(of_low, low), $shuffle(of_high, high)) }
             }
         }
@@ -135,8 +136,8 @@ vector!(
     _mm256_shuffle_epi8
 );
 
-/// Vector of 32 bytes, multiplied by a matrix of bits. SAFETY of each method: the caller
-/// vouches for the conditions of the method.
+/// Vector of 32 bytes; products are computed with a bit matrix. SAFETY of each method: the caller
+/// guarantees the conditions of the method.
 #[derive(Clone, Copy)]
 struct Gfni(__m256i);
 
@@ -156,12 +157,12 @@ impl Vector for Gfni {
     }
     #[inline(always)]
     unsafe fn load(from: *const u8) -> Self {
-        // SAFETY: the pointer is good for a vector.
+        // SAFETY: the pointer is valid for a vector.
         Gfni(unsafe { __m256i::load(from) })
     }
     #[inline(always)]
     unsafe fn store(self, to: *mut u8) {
-        // SAFETY: the pointer is good for a vector, and for writing.
+        // SAFETY: the pointer is valid for writing a vector.
         unsafe { self.0.store(to) }
     }
     #[inline(always)]
