@@ -83,8 +83,8 @@ impl AnyDecoder {
         AnyDecoder { peeling, linear, fresh: Recovered::new() }
     }
 
-    /// Number of waiting equations of windows and blocks whose packets are all from `first` to
-    /// `last`.
+    /// Number of waiting equations of windows and blocks whose unknown packets are all from `first`
+    /// to `last`.
     pub fn equations_within(&self, first: Seq, last: Seq) -> usize {
         self.linear.equations_within(first, last)
     }

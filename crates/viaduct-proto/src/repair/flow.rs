@@ -5,7 +5,7 @@ use std::net::IpAddr;
 use crate::wire::ip::Header;
 use crate::wire::transport;
 
-/// Flow key: addresses, protocol, and ports if the packet shows them.
+/// Flow key: addresses, protocol, and ports if the packet contains them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) struct Flow {
     pub(super) protocol: u8,

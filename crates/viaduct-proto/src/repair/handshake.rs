@@ -3,10 +3,10 @@
 //!
 //! Both sites know each other's public key from their config. An initiation begins with a hint that
 //! only the two can derive, so one look-up finds the peer. Every handshake message carries a MAC
-//! under a key of the two sites and its direction. A datagram from a third party thus costs a
-//! look-up, and also an HMAC if it repeats an overheard hint, but no curve operation. A site's own
-//! messages fail authentication if they are sent back to it. Each initiation has a timestamp, which
-//! must rise, so replayed initiations are refused.
+//! under a key that depends on the two sites and on the direction. A datagram from a third party
+//! thus costs a look-up, and also an HMAC if it repeats an overheard hint, but no curve operation.
+//! A site's own messages fail authentication if they are sent back to it. Each initiation has a
+//! timestamp, which must rise, so replayed initiations are refused.
 
 use ring::hmac;
 use snow::{Builder, HandshakeState};

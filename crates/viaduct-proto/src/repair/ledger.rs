@@ -126,7 +126,7 @@ impl Ledger {
             self.flush_run();
             self.rows.fill(Row::default());
             self.marks.clear();
-            // The first repair to arrive need not cover the first packets.
+            // The first names to arrive need not be those of the first packets.
             self.floor = first.saturating_sub(self.capacity() / 2);
             self.next = first;
             self.lowest = first;

@@ -2,9 +2,9 @@
 //!
 //! The kernel forwards every packet between two sites, unaltered. Each gateway reads copies of the
 //! packets that leave for a peer's site, to compute repairs, and of the packets that arrive from
-//! there, to find out which are missing. A repair names the packets that it covers. The receiving
-//! gateway decodes missing packets and hands them to the kernel as if they had just arrived. If a
-//! gateway dies, traffic continues without protection.
+//! there, to find out which are missing. Each repair is preceded by the names of the packets that
+//! it covers. The receiving gateway decodes missing packets and hands them to the kernel as if they
+//! had just arrived. If a gateway dies, traffic continues without protection.
 //!
 //! ```text
 //!      site A                                  WAN                                 site B

@@ -29,7 +29,8 @@ impl Observed {
         Observed { fates: VecDeque::new(), shadows: Shadows::new(rtt), clock: None }
     }
 
-    /// Notes the name of the next packet, sent at `sent` in microseconds of the peer's clock.
+    /// Notes the fate of the next packet, which has just been named; it was sent at `sent` in
+    /// microseconds of the peer's clock.
     pub(super) fn named(&mut self, now: Instant, seq: Seq, sent: u32, fate: Fate) {
         let (last, at) = self.clock.unwrap_or((sent, Instant::ZERO));
         let passed = sent.wrapping_sub(last).cast_signed().max(0).cast_unsigned();

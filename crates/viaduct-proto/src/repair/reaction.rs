@@ -60,7 +60,7 @@ pub(super) struct Reaction {
     last: f64,
     before: f64,
     steady: f64,
-    /// Visible loss under judgement.
+    /// Visible loss to which the reaction is not judged yet.
     lost: Option<Loss>,
     /// Time of the last retransmission.
     again: Option<Instant>,

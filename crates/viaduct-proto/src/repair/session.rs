@@ -10,9 +10,9 @@
 //! Either side may start. A responder seals with new keys only after the peer has used them: a
 //! replayed or incomplete handshake never interrupts a working session.
 //!
-//! An initiation carries its sender's clock, which must rise. The latest value of either direction
-//! is kept across restarts ([`Clocks`]): a recorded initiation is still refused after a restart,
-//! and a site whose clock was set back can still connect.
+//! An initiation carries its sender's clock, which must rise. The latest value in each direction is
+//! kept across restarts ([`Clocks`]): a recorded initiation is still refused after a restart, and a
+//! site whose clock was set back can still connect.
 
 use super::handshake::{Identities, Initiation, Keys};
 use super::seal::{Opener, Refusal, Sealer};

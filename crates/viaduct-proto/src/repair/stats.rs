@@ -20,7 +20,7 @@ pub const LATENCY_BOUNDS: [u64; 13] = [
 /// Report of the receiving side on the link, since the receiver started.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LossReport {
-    /// Highest packet number that a repair has named.
+    /// Highest packet number that was named.
     pub highest: u64,
     /// Packets whose fate is known.
     pub covered: u64,

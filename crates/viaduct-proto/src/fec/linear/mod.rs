@@ -38,7 +38,7 @@ impl Linear {
         Linear { equations: BTreeMap::new(), memory: 0, bound, oldest: Seq::MAX }
     }
 
-    /// Number of equations held whose packets are all from `first` to `last`.
+    /// Number of equations held whose unknown packets are all from `first` to `last`.
     pub fn equations_within(&self, first: Seq, last: Seq) -> usize {
         // A pivot is the lowest packet of its equation.
         let begin = self.equations.range(first..).take_while(|(pivot, _)| **pivot <= last);

@@ -1,8 +1,8 @@
 //! Reed-Solomon (r,c) over GF(2^8), the code that Maelstrom is compared with (4.4, Figure 15):
 //! any r of the r packets and c repairs of a block are enough.
 //!
-//! With interleave i, packets are dealt to i blocks in turn, so a burst of i * c packets takes at
-//! most c from each.
+//! With interleave i, packets are dealt to i blocks in turn, so a burst of i * c packets drops at
+//! most c of each block.
 //!
 //! ```text
 //!   packet    1 2 3 4 5 6 7 8 9 10 …       (r=3, c=2), interleave 2

@@ -114,7 +114,7 @@ pub struct Encoder {
     ahead: VecDeque<Open>,
     /// Sums for reuse.
     spare: Vec<Sum>,
-    /// Packets of the window, and older ones for requests.
+    /// Packets of the window, and older ones to answer requests.
     history: History,
     kept: u16,
     next: Seq,

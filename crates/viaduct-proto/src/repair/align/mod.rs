@@ -50,18 +50,18 @@ pub struct Aligner {
     next: Arrival,
     /// Earlier arrivals without a number, oldest first.
     skipped: VecDeque<(Tag, Arrival)>,
-    /// Number of the newest entries of `skipped` that have not been compared with the missing
+    /// Count of the newest entries of `skipped` that have not been compared with the missing
     /// numbers yet.
     fresh: usize,
     /// Arrivals that were skipped because as many packet numbers were never named.
     unnamed: VecDeque<(Tag, Arrival)>,
-    /// Number of arrivals that may still be skipped for packet numbers that were never named.
+    /// Count of arrivals that may still be skipped for packet numbers that were never named.
     gap: u64,
-    /// Number after the last that was named.
+    /// Packet number after the last one that was named.
     expected: Option<Seq>,
     /// Numbers without an arrival, oldest first.
     missing: VecDeque<Absent>,
-    /// Number of the newest entries of `missing` that were named after the last matched number: the
+    /// Count of the newest entries of `missing` that were named after the last matched number: the
     /// next arrival may belong to one of them.
     tail: usize,
     /// Arrivals have been dropped for lack of room since the last match: names come long after

@@ -93,7 +93,7 @@ pub struct Limits {
     pub max_rate: Option<f64>,
 }
 
-/// Controls the rate of repairs towards one peer.
+/// Controller of the rate of repairs towards one peer.
 #[derive(Debug)]
 pub struct Controller {
     limits: Limits,

@@ -54,8 +54,8 @@ impl Injection {
         }
     }
 
-    /// Injects a recovered packet. If it is not injected, returns its new state, or `None` if the
-    /// state stays.
+    /// Injects a recovered packet. If it is not injected, returns its new state, or `None` if its
+    /// state does not change.
     fn inject(
         &mut self,
         now: Instant,

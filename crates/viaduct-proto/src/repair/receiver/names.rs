@@ -122,14 +122,14 @@ impl Receiver {
     }
 }
 
-/// Returns the names that are new. Repeated names overlap with known ones, and the packet of a copy
-/// is known before its name arrives.
+/// Returns the names that are new: repeated names may be known already, and a packet that arrived
+/// as a copy is known before its name arrives.
 fn unnamed(known: &Known, first: Seq, names: &Names<'_>) -> Vec<(Seq, (Tag, bool))> {
     let all = (first..).zip(names.tags().zip(names.bare()));
     all.filter(|(seq, _)| known.name(*seq) == Some(None)).collect()
 }
 
-/// Returns the names that follow from combined ones and known ones.
+/// Returns the names that can be computed from combined names and known ones.
 fn separate(
     known: &Known,
     (first, last): (Seq, Seq),

@@ -9,7 +9,7 @@ use crate::repair::section::Need;
 use crate::repair::unnamed::Unnamed;
 use crate::time::{Duration, Instant};
 
-/// Times assumed until the peer reports its own.
+/// Times assumed until they are measured or reported.
 const USUAL_WAIT: Duration = Duration::from_millis(25);
 const USUAL_RTT: Duration = Duration::from_millis(100);
 

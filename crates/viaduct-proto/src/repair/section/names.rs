@@ -147,8 +147,8 @@ pub enum Form {
     Combined(NonZeroU16),
 }
 
-/// Gaps between send times, each measured from the sum of the rounded ones before it, so that
-/// errors do not add up.
+/// Gaps between send times, each measured from the time that the rounded gaps before it give, so
+/// that rounding errors do not add up.
 fn gaps_between(names: &[Name]) -> impl Iterator<Item = u8> {
     let unit = GAP.as_micros() as u32;
     let mut at = names.first().map_or(0, |name| name.sent);

@@ -29,7 +29,7 @@ struct Wan {
 /// Results of a run.
 #[derive(Debug)]
 struct Seen {
-    /// Bytes of repairs and names for each byte.
+    /// Bytes of repairs and names for each byte of packets.
     bytes: f64,
     /// Shares of the lost packets: recovered at all, and within 10 ms, 15 ms and 50 ms.
     recovered: f64,
@@ -152,7 +152,7 @@ impl Wan {
 const BULK: f64 = 16_700.0;
 const CLEAN: &str = "rate=200M,delay=50ms,queue=100ms";
 
-/// Results of ten seconds of bulk at this loss, after the loss has lasted for a while.
+/// Results of ten seconds of bulk traffic at this loss, which began some time before.
 fn steady(loss: &str) -> Seen {
     let mut wan = Wan::new(CLEAN);
     wan.run(Duration::from_secs(2), BULK);
@@ -215,7 +215,8 @@ fn a_longer_path_is_taken_for_no_queue() {
     assert!(seen.recovered > 0.999 && seen.bytes < 0.06 && congested == 0, "{congested} {seen:?}");
 }
 
-/// Results of small packets at this loss and pace, over `seconds` after as long a run-in.
+/// Results of small packets at this loss and pace, over `seconds` seconds after a run-in of the
+/// same length.
 fn small(loss: &str, settings: Settings, pace: f64, seconds: u64) -> Seen {
     let mut wan = Wan::of(&format!("{CLEAN},loss={loss}"), settings);
     wan.len = 84;

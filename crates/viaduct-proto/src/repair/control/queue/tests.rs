@@ -96,9 +96,9 @@ fn after_a_pause_the_path_may_be_another() {
     assert!(!world.run(5_000, |_| 120_000.0).contains(&true));
 }
 
-/// Sends packets for `seconds` seconds. Delays are the share `height` of 40 ms at each time;
-/// `lost` selects the lost packets. Returns the number of losses attributed to a full queue,
-/// and of all losses.
+/// Sends packets for `seconds` seconds. The delay at each time is the fraction `height` of 40 ms;
+/// `lost` selects the lost packets. Returns the number of losses attributed to a full queue, and of
+/// all losses.
 fn judge(
     world: &mut World,
     seconds: u64,
