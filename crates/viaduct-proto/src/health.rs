@@ -1,4 +1,4 @@
-//! State of a peer of a gateway or of an overlay node, judged by what its session achieves. Text
+//! State of a peer of a gateway or of an overlay node, judged by the packets that get through. Text
 //! form: `up`, `degraded: REASON`, `down: REASON, last answer AGE`.
 
 use std::fmt::{self, Display, Formatter};
@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 pub enum State {
     /// Works, as far as is known.
     Up,
-    /// Works, but its session recovers nothing.
+    /// Packets pass, but repairs recover none of the lost ones.
     Useless(String),
     /// Works in part.
     Degraded(String),

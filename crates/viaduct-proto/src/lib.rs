@@ -1,22 +1,22 @@
 //! Viaduct's protocol cores, sans-IO.
 //!
 //! Bytes, events and *the time* go in; packets, actions and the next deadline come out. No core
-//! sees a socket, a clock or a thread, so each can be tested in virtual time and replayed from a
+//! uses a socket, a clock or a thread, so each can be tested in virtual time and replayed from a
 //! seed.
 //!
 //! # The driving contract
 //!
-//! Every machine uses the same verbs:
+//! Every state machine has the same methods:
 //!
 //! ```text
-//!   handle_*(now, bytes)   something happened
-//!   poll_*() -> Option<_>  take what the machine wants done, until None
+//!   handle_*(now, bytes)   an event
+//!   poll_*() -> Option<_>  the machine's next action, until None
 //!   poll_timeout()         the deadline of the earliest timer, if any
 //!   handle_timeout(now)    that deadline has passed
 //! ```
 //!
-//! A shell loops: hand in what arrived, drain every `poll_*`, sleep until `poll_timeout` or the
-//! next arrival. `now` never goes backwards.
+//! A shell runs a loop: it passes in what has arrived, drains every `poll_*`, and sleeps until
+//! `poll_timeout` or the next arrival. `now` never decreases.
 //!
 //! A machine acts on every deadline that it reports. A *round* is `handle_timeout(now)` followed by
 //! every `poll_*` until `None`. After a round `poll_timeout()` is `None` or later than `now`,

@@ -1,4 +1,4 @@
-//! Cursor that parses messages. Integers are big endian, or of variable length.
+//! Cursor that parses messages. Integers are big-endian, or varints.
 
 /// The unread part of a message.
 #[derive(Clone, Copy, Debug)]
@@ -10,7 +10,7 @@ impl<'a> Reader<'a> {
         self.0.is_empty()
     }
 
-    /// Takes `count` bytes; `None`, and none are taken, if there are fewer.
+    /// Takes `count` bytes. If there are fewer, takes none and returns `None`.
     pub(crate) fn take(&mut self, count: usize) -> Option<&'a [u8]> {
         let (taken, left) = self.0.split_at_checked(count)?;
         self.0 = left;
@@ -60,7 +60,7 @@ impl<'a> Reader<'a> {
         None
     }
 
-    /// Reads a length of one byte, and as many bytes.
+    /// Reads a length of one byte, and then this number of bytes.
     pub(crate) fn counted_u8(&mut self) -> Option<&'a [u8]> {
         let count = self.u8()?;
         self.take(count.into())

@@ -1,4 +1,4 @@
-//! Replay window: accepts each number of a sender once, and none far below the highest.
+//! Replay window: accepts each number of a sender once, and refuses numbers far below the highest.
 //!
 //! ```text
 //!            │◀──── 64 * (WORDS - 1) ────▶│ next
@@ -35,7 +35,7 @@ impl<const WORDS: usize> ReplayWindow<WORDS> {
         number != u64::MAX && (number >= self.next || (!below && bit == 0))
     }
 
-    /// Accepts a number, which is fresh.
+    /// Records a number, which must be fresh, as accepted.
     pub(crate) fn mark(&mut self, number: u64) {
         if number >= self.next {
             // Words that the window slides into start empty.
@@ -69,7 +69,8 @@ mod tests {
     use crate::rng::Rng;
     use std::collections::HashSet;
 
-    /// Compares a window with a set of all numbers, which are up to `far` below the highest.
+    /// Compares a window with a set of all numbers seen. Each number is random, up to about `far`
+    /// below the highest.
     fn agrees<const WORDS: usize>(numbers: usize, far: u64) {
         let span = (WORDS as u64 - 1) * 64;
         let (mut window, mut rng) = (ReplayWindow::<WORDS>::default(), Rng::from_seed(3));

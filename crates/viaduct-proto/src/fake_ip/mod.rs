@@ -1,6 +1,6 @@
 //! Remote names: a program's DNS queries are answered with fake IPs, addresses that stand for a
-//! name on this machine only. A connection to a fake IP goes to its name, which is passed on
-//! unresolved and looked up at the far end. No query leaves the machine.
+//! name on this machine only. A connection to a fake IP is made to its name instead, which is
+//! passed on unresolved and looked up at the far end. No query leaves the machine.
 //!
 //! ```text
 //!   program ── A mars.example? ──▶ FakeIpPool::answer ── 198.18.0.7 ──▶ program
@@ -9,9 +9,8 @@
 //! ```
 //!
 //! IPv4 fake IPs come from the prefix for benchmark tests of networks (RFC 2544), IPv6 ones from a
-//! unique local prefix (RFC 4193); a name has one of each. Queries that cannot be answered from
-//! the name alone (mail exchangers, services, texts) get an answer without data. The wire format
-//! is in [`wire`].
+//! unique local prefix (RFC 4193); a name has one of each. Queries that cannot be answered from the
+//! name alone (MX, SRV and TXT records) get an answer without data. The wire format is in [`wire`].
 
 mod pool;
 pub mod wire;

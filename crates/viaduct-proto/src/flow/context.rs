@@ -42,10 +42,10 @@ impl Context<'_> {
         self.core.unplumb(self.node, output, self.now);
     }
 
-    /// Claims `key`: from now on, handlers at the same position in other chains can
-    /// [give](Context::give) connections that name this key to this handler, which calls
-    /// [`Handler::taken`](super::Handler::taken). Any chain that knows the key can try;
-    /// authentication is up to the handlers.
+    /// Claims `key`: from now on, a handler at the same position in another chain can
+    /// [give](Context::give) a connection to this handler by naming the key.
+    /// [`Handler::taken`](super::Handler::taken) is then called. Any chain that knows the key can
+    /// try; authentication is up to the handlers.
     pub fn claim(&mut self, key: &[u8]) {
         self.core.claim(self.node, key);
     }

@@ -18,7 +18,7 @@ use crate::time::Instant;
 pub(super) struct Node {
     /// `None` while one of its methods runs.
     handler: Option<Box<dyn Handler + Send>>,
-    /// Index of the factory that made it.
+    /// Index of the factory that made the handler.
     pub(super) position: usize,
     pub(super) up: Upper,
     /// Transport of all outputs, if one is named.
@@ -160,7 +160,7 @@ impl Core {
         }
     }
 
-    /// Queues a downstream call; `false` for a write to a closed flow.
+    /// Queues a downstream call. Returns false for a write to a closed flow.
     pub(super) fn ask(&mut self, place: Place, what: Down) -> bool {
         if matches!(what, Down::Write(_)) && self.closed(place).is_none_or(|closed| closed.write) {
             return false;
@@ -169,7 +169,7 @@ impl Core {
         true
     }
 
-    /// Queues a call of the flow `from` upstream; `false` for data that is no longer read.
+    /// Queues an upstream call of the flow `from`. Returns false for data that is no longer read.
     pub(super) fn tell(&mut self, from: Place, what: Up) -> bool {
         if matches!(what, Up::Avail(_)) && self.closed(from).is_none_or(|closed| closed.avail) {
             return false;

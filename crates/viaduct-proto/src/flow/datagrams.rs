@@ -1,5 +1,6 @@
-//! Passage of datagrams through a chain. Handlers of streams buffer bytes; for a datagram a handler
-//! only decides the time at which it is due, and the driver keeps it, unaltered, until then.
+//! Passage of datagrams through a chain. Handlers of streams buffer bytes; for a datagram, a
+//! handler only decides when the datagram is due. The driver keeps the datagram, unaltered, until
+//! then.
 //!
 //! ```text
 //!   handle_datagram(now, ends, direction, bytes, tag)

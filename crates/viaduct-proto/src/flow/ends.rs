@@ -18,8 +18,8 @@ pub struct BottomId(pub(crate) usize);
 pub enum SpawnKind {
     /// The chain serves other chains, and never has an application.
     Alone,
-    /// Further accepted flow for the application for which the spawning flow was accepted. The
-    /// spawning flow has no application from then on.
+    /// The chain carries a further accepted flow for the spawning flow's application. The spawning
+    /// flow itself has no application from then on.
     Accepted,
 }
 

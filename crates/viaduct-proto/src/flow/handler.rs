@@ -85,14 +85,14 @@ pub trait Handler {
         cx.output(FIRST).may_avail(may);
     }
 
-    /// Sets a socket option, as the application has set it on its own end. An option that is not
+    /// Sets a socket option that the application has set on its own end. An option that is not
     /// passed on has no effect on the network's side.
     fn setsockopt(&mut self, cx: &mut Context<'_>, option: SocketOption) {
         cx.output(FIRST).setsockopt(option);
     }
 
-    /// Value of a socket option, as the application is to see it: by default the value that was
-    /// passed on. `None` shows the application the value of its own socket.
+    /// Value of a socket option to show to the application: by default the value that was passed
+    /// on. `None` shows the application the value of its own socket.
     fn getsockopt(&mut self, cx: &mut Context<'_>, level: i32, name: i32) -> Option<i32> {
         cx.output(FIRST).getsockopt(level, name)
     }
@@ -127,7 +127,7 @@ pub trait Handler {
         cx.upstream().connected(result);
     }
 
-    /// Handles a client that can be accepted, before any handshake. A handler may pass this on
+    /// Handles a client that can be accepted, before any handshake. A handler may pass the call on
     /// later, or refuse the client by [`Upstream::failed`](super::Upstream::failed).
     fn accept_ready(&mut self, cx: &mut Context<'_>, from: Output) {
         let _ = from;

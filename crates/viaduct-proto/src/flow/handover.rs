@@ -1,5 +1,5 @@
-//! Hand-over of output flows between chains, and messages between chains. Also the removal of
-//! output flows before their chain ends.
+//! Hand-over of output flows between chains, messages between chains, and removal of output flows
+//! before their chain ends.
 
 use bytes::Bytes;
 
@@ -18,14 +18,14 @@ pub(super) struct Handovers {
     pending: Option<Handover>,
 }
 
-/// Output flow that is to go to another chain.
+/// Output flow that is being given to another chain.
 struct Handover {
     node: usize,
     output: Output,
     to: Vec<u8>,
-    /// Data received on it and not handled yet.
+    /// Data received on the flow and not handled yet.
     said: Bytes,
-    /// Calls that it has made since.
+    /// Upstream calls that the flow has made since.
     later: Vec<Up>,
 }
 
@@ -34,7 +34,7 @@ impl Handovers {
         self.pending.as_ref().is_some_and(|it| (it.node, it.output) == (node, output))
     }
 
-    /// Keeps a call of a given flow for its new owner.
+    /// Keeps a call of the flow that is being given away, for the flow's new owner.
     pub(super) fn keep(&mut self, what: Up) {
         if let Some(handover) = &mut self.pending {
             handover.later.push(what);
@@ -136,7 +136,7 @@ impl Core {
         Some(moved)
     }
 
-    /// Moves the flow at `place` of `giver`, with everything below it, to under `up`.
+    /// Moves the flow at `place` of `giver`, with everything below it, into this chain, below `up`.
     fn graft(
         &mut self,
         giver: &mut Core,

@@ -1,5 +1,5 @@
-//! The flow plane's core: a flow is a byte stream, a session service is a [`Handler`], and a
-//! [`Chain`] of handlers stands between an application and the network (TESLA, section 3).
+//! Core of the flow plane: a flow is a byte stream, a [`Handler`] is a session service on it, and a
+//! [`Chain`] of handlers connects an application to the network (TESLA, section 3).
 //!
 //! ```text
 //!   application, or an inbound
@@ -14,17 +14,17 @@
 //!   the network, or an outbound
 //! ```
 //!
-//! **Order of calls.** Calls never nest: a handler's calls to its neighbours are queued, and
-//! made in order after its own method has returned. A handler is therefore never re-entered,
-//! chains may be of any length, and data written first arrives first. Only queries
-//! ([`Handler::getsockname`], [`Handler::getsockopt`], [`Handler::measure`],
-//! [`Handler::control`]) are answered at once; they go downstream.
+//! **Order of calls.** Calls never nest: a handler's calls to its neighbours are queued, and made
+//! in order after its own method has returned. A handler is therefore never re-entered, chains may
+//! be of any length, and data written first arrives first. Only queries ([`Handler::getsockname`],
+//! [`Handler::getsockopt`], [`Handler::measure`], [`Handler::control`]) are answered at once; they
+//! are passed downstream.
 //!
 //! **Guaranteed completion** (3.4). A `write` or an `avail` takes all its bytes, so callers never
 //! retry; it returns `false` only when the flow will never take any more. `may_write(false)` and
 //! `may_avail(false)` stop the source (3.5): a handler without a buffer of its own passes them on,
-//! as the defaults do. Only the two ends buffer. Each end stops its source when it holds as many
-//! bytes as the chain's limit, and resumes it at half the limit.
+//! as the defaults do. In a chain of such handlers only the two ends buffer. Each end stops its
+//! source when it holds as many bytes as the chain's limit, and resumes it at half the limit.
 //!
 //! # Duties of a driver
 //!
@@ -62,24 +62,22 @@
 //!                            no such key:         giver.unclaimed(now); drive it until it closes
 //! ```
 //!
-//!    `take` consumes the giver, which never had an application. All chains must run in one event
-//!    loop: a driver with several loops refuses accepted flows whose handlers
-//!    [gather](Factory::gathers) connections, and all whose handlers [share](Factory::shares) them.
-//!    [`Action::Wake`] is routed the same way, to [`Chain::wake`] of the chain that has claimed its
-//!    key. [`Action::Spawn`] asks for one more chain, [`Chain::spawned`], either without an
-//!    application ([`SpawnKind::Alone`]) or for the application of the accepted flow
-//!    ([`SpawnKind::Accepted`]).
-//! 5. **The end.** When the application has gone, for any reason, call [`Chain::close`] and
-//!    drive the chain until all its bottoms are closed: written data may still be in flight, or
-//!    wait for another connection. Call [`Chain::abandon`] before a chain is dropped. After
-//!    [`Action::Failed`] drop the chain when its bottoms are closed.
-//! 6. **Measures.** If a factory [asks for them](Factory::measures), call
-//!    [`Chain::set_measure`] for each connection before the chain is driven.
-//! 7. **Messages.** [`Action::Say`] is a line for the log. [`Action::Event`] is for the
-//!    application, as `NAME: what`; `migrate: freeze` and `migrate: thaw` are for a process that
-//!    can stop the application. When addresses or routes change, send `control("migrate",
-//!    b"retry")` and `control("stripe", b"retry")` to every chain: otherwise a dead connection is
-//!    noticed only after seconds of silence.
+//! `take` consumes the giver, which never had an application. All chains must run in one event
+//! loop: a driver with several loops refuses accepted flows whose handlers
+//! [gather](Factory::gathers) connections, and all flows whose handlers [share](Factory::shares)
+//! them. [`Action::Wake`] is routed the same way, to [`Chain::wake`] of the chain that has claimed
+//! its key. [`Action::Spawn`] asks for one more chain, [`Chain::spawned`], either without an
+//! application ([`SpawnKind::Alone`]) or for the application of the accepted flow
+//! ([`SpawnKind::Accepted`]). 5. **The end.** When the application has gone, for any reason, call
+//! [`Chain::close`] and drive the chain until all its bottoms are closed: written data may still be
+//! in flight, or wait for another connection. Call [`Chain::abandon`] before a chain is dropped.
+//! After [`Action::Failed`] drop the chain when its bottoms are closed. 6. **Measures.** If a
+//! factory [asks for them](Factory::measures), call [`Chain::set_measure`] for each connection
+//! before the chain is driven. 7. **Messages.** [`Action::Say`] is a line for the log.
+//! [`Action::Event`] is for the application, as `NAME: what`; `migrate: freeze` and `migrate: thaw`
+//! are for a process that can stop the application. When addresses or routes change, send
+//! `control("migrate", b"retry")` and `control("stripe", b"retry")` to every chain: otherwise a
+//! dead connection is noticed only after seconds of silence.
 //!
 //! Datagrams pass a chain one by one, without a stream: see [`datagrams`], and [`relays`] for
 //! chains that end at a relay.

@@ -28,8 +28,8 @@ pub trait Factory: Send + Sync {
     }
 
     /// Accounts for a flow that the kernel relays between two sockets, without a handler. `begins`
-    /// is true in the first call for a flow. `bytes` have passed since the last call: those written
-    /// by the application, and those for it to read.
+    /// is true in the first call for a flow. `bytes` are those relayed since the last call: written
+    /// by the application, and sent to it.
     fn relayed(&self, _begins: bool, _bytes: [u64; 2]) {}
 
     /// Returns whether its handlers use path measurements ([`Handler::measure`]).

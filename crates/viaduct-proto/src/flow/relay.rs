@@ -1,6 +1,6 @@
-//! Relay for datagrams, provided by the last handler of a chain. Datagrams go to the relay with
-//! a header that names the far end, and return with one that names their source.
-//! [`super::relays`] manages several.
+//! Relay for datagrams, provided by the last handler of a chain. Datagrams to the relay have a
+//! header that names the far end; those from the relay have one that names their source.
+//! [`super::relays`] manages several relays.
 
 use super::Address;
 

@@ -86,7 +86,8 @@ pub struct Relays {
     stats: RelayStats,
 }
 
-/// Key of a relay: a socket's local address, and the fake IP of a name.
+/// Key of a relay: a socket's local address, and the fake IP of the name if the relay serves only
+/// one name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 struct RelayKey {
     own: SocketAddr,

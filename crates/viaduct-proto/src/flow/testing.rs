@@ -21,7 +21,7 @@ pub(crate) struct World {
     closed: usize,
     finished: usize,
     failed: Vec<Failure>,
-    /// The network, and the application, take bytes.
+    /// True while the network, or the application, takes bytes.
     pub(crate) network_takes: bool,
     pub(crate) application_takes: bool,
     pub(crate) may_receive: bool,

@@ -36,13 +36,14 @@ pub struct Shell {
     pub overlays: Overlays,
 }
 
-/// Opens an overlay node's socket on this host by its path. The table is kept up to date.
+/// Opens the socket of an overlay node on this host, by the socket's path. The node's table is then
+/// kept up to date.
 pub type Overlays = Arc<dyn Fn(&str) -> Tables + Send + Sync>;
 
 /// Returns the node's current table; `None` while the node does not answer.
 pub type Tables = Arc<dyn Fn() -> Option<Arc<Table>> + Send + Sync>;
 
-/// Reads a whole file; the error is the reason it cannot be read.
+/// Reads a whole file; the error is the reason why it cannot be read.
 pub type Files = Arc<dyn Fn(&str) -> Result<String, String> + Send + Sync>;
 
 /// Registry of all built-in handlers.

@@ -56,7 +56,7 @@ impl SecretKey {
     }
 
     /// Derives a key of this site for one purpose, which `label` names. The result is
-    /// deterministic, and does not help to find the secret.
+    /// deterministic, and does not reveal the secret key.
     pub fn derive(&self, label: &[u8]) -> [u8; 32] {
         expand(&self.0, label)
     }

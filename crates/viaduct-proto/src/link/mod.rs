@@ -1,6 +1,6 @@
 //! Model of one direction of a link: packets enter at one end and come out at the other, later or
-//! not at all. It holds no clock and no socket, so the simulator runs it in virtual time and the
-//! lab's emulator in real time, with the same losses for the same seed.
+//! not at all. The model uses no clock and no socket, so the simulator runs it in virtual time and
+//! the lab's emulator in real time, with the same losses for the same seed.
 //!
 //! ```text
 //!  push(now, T, len)                                                       poll(now)
@@ -17,10 +17,10 @@
 //! `delay`. The payload type is the caller's: whole packets in the simulator, buffer numbers in the
 //! emulator; the model moves it and never copies it.
 //!
-//! | file | noun |
+//! | file | contents |
 //! |---|---|
 //! | [`config`] | settings of a link, [`LinkConfig`], and their validation |
-//! | [`text`] | the same as one line of text: `rate=200M,delay=50ms,loss=1%x8,queue=100ms` |
+//! | [`text`] | these settings as one line of text: `rate=200M,delay=50ms,loss=1%x8,queue=100ms` |
 //! | [`loss`] | which packets are lost: [`Loss`] |
 //! | [`transmitter`] | the exact time that bits take on the wire |
 //! | [`record`] | [`LinkStats`] and [`DropRecord`] |
@@ -78,7 +78,8 @@ pub struct Delivery<T> {
     pub ordinal: u64,
     /// Due time; at or before the `now` of the poll.
     pub due: Instant,
-    /// Number of arrivals: 1, or 2 if the link duplicated it (the copy directly after it).
+    /// Number of times that the packet arrives: 1, or 2 if the link duplicated it (the copy
+    /// directly after the original).
     pub copies: u8,
     /// Bit that the link flipped, counted from the packet's first; see [`flip_bit`].
     pub flipped: Option<u32>,
@@ -276,14 +277,14 @@ impl<T> Link<T> {
 /// no such bit.
 ///
 /// The link chooses bits past the IP header, so that the packet still reaches its host: past the
-/// first 40 bytes where the packet is longer, else past the first 20.
+/// first 40 bytes if the packet is longer, otherwise past the first 20.
 pub fn flip_bit(packet: &mut [u8], bit: u32) {
     if let Some(byte) = packet.get_mut(bit as usize / 8) {
         *byte ^= 0x80 >> (bit % 8);
     }
 }
 
-/// Picks a bit past the IP header of a packet of `len` bytes, if it has any.
+/// Picks a bit past the IP header of a packet of `len` bytes, if there is one.
 fn pick_bit(rng: &mut Rng, len: usize) -> Option<u32> {
     let header = if len > 40 { 40 } else { 20 };
     let bits = len.checked_sub(header).filter(|&left| left > 0)? as u64 * 8;

@@ -2,7 +2,7 @@
 //! a minute of a thin flow takes milliseconds, and the same seeds give the same run. The links are
 //! those of [`crate::link`], which the lab's emulator runs in real time.
 //!
-//! | module | |
+//! | module | contents |
 //! |---|---|
 //! | [`stream`] | run of a code over a lossy link |
 //! | `network` | machines that follow the driving contract, joined by links: for tests |

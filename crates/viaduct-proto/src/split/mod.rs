@@ -1,5 +1,5 @@
-//! Split TCP: protocols that tell the next hop of a chain a flow's destination (Miniproxy,
-//! section 5).
+//! Split TCP: protocols by which a hop, a proxy that splits a TCP connection, tells the next hop a
+//! flow's destination (Miniproxy, section 5).
 //!
 //! ```text
 //!   client ──SYN──▶ hop 1 ──SYN + where──▶ hop 2 ──SYN──▶ server
@@ -43,7 +43,7 @@ impl<T> Parsed<T> {
         }
     }
 
-    /// Adds the length of a prefix of `bytes` bytes.
+    /// Adds to the message's length that of a prefix of `bytes` bytes.
     pub fn behind(self, bytes: usize) -> Parsed<T> {
         match self {
             Parsed::Whole(value, len) => Parsed::Whole(value, bytes + len),

@@ -58,7 +58,7 @@ pub enum Found {
 
 impl Found {
     /// Entity tag of a file, which differs when the file has changed. It is sent as `ETag`, and is
-    /// part of the print by which a stateless server detects the change.
+    /// part of the response's hash by which a stateless server detects the change.
     pub fn tag(&self) -> Option<String> {
         match self {
             Found::File { size, modified, nanos } => {

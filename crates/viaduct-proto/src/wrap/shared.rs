@@ -3,7 +3,7 @@
 //! ends run on the same machine.
 //!
 //! The run captures its program's calls and keeps the program's side of each flow; the master
-//! carries the flow. Records announce the endpoints of flows and pass sockets; they have no payload
+//! carries the flow. Records announce the endpoints of flows and pass sockets; they carry no data
 //! of flows.
 //!
 //! ```text
@@ -95,7 +95,7 @@ pub enum Down {
         /// Local address.
         own: SocketAddr,
     },
-    /// The socket of this flow is to be connected to the program.
+    /// Asks for the socket of this flow to be connected to the program.
     Meet {
         /// Number of the flow.
         id: u64,
@@ -112,7 +112,7 @@ pub enum Down {
         /// Number of the flow.
         id: u64,
     },
-    /// Asks for one more flow to the program of this arrival.
+    /// Asks for one more flow of this arrival's client, to the same program.
     Another {
         /// Number of the arrival.
         id: u64,
