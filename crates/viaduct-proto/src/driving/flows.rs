@@ -13,7 +13,7 @@ use crate::rng::Rng;
 use crate::split::early::{Early, Tuple};
 use crate::time::{Duration, Instant};
 
-/// Relays of datagrams, and the numbers of those to be opened.
+/// Set of relays for datagrams, and the numbers of the relays that are to be opened.
 pub(super) struct SomeRelays(pub(super) Relays, pub(super) Vec<u64>);
 
 impl Driven for SomeRelays {
@@ -69,7 +69,7 @@ impl Driven for DrivenPassage {
     }
 }
 
-/// Early connections to origins, by SYNs.
+/// Early connections to origins, started by SYNs.
 pub(super) struct SomeSyns(pub(super) Early<()>);
 
 impl Driven for SomeSyns {

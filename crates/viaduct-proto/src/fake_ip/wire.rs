@@ -13,7 +13,7 @@ use std::net::IpAddr;
 
 /// Record type of an IPv4 address.
 pub const A: u16 = 1;
-/// Record type of the name of an address.
+/// Record type of the host name of an address (reverse look-up).
 pub const PTR: u16 = 12;
 /// Record type of an IPv6 address.
 pub const AAAA: u16 = 28;
@@ -64,7 +64,7 @@ impl<'a> Query<'a> {
     pub fn parse(packet: &'a [u8]) -> Option<Query<'a>> {
         let (header, rest) = packet.split_at_checked(HEADER)?;
         let word = |at: usize| u16::from_be_bytes([header[at], header[at + 1]]);
-        // Standard query.
+        // Only a standard query with one question is parsed.
         if header[2] & 0xf8 != 0 || word(4) != 1 {
             return None;
         }

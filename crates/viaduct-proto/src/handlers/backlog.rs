@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 
 use crate::time::Instant;
 
-/// Minimum size that a datagram counts as, in bytes, because each takes memory.
+/// Minimum size that is counted for a datagram, in bytes, because even a short one takes memory.
 const MIN_CHARGE: usize = 64;
 
 /// Bytes of delayed datagrams, and when they leave.

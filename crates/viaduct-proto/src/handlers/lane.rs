@@ -13,7 +13,7 @@ pub(super) struct Lane<E> {
     len: usize,
     /// End of the direction, due after the last byte.
     end: Option<(Instant, E)>,
-    /// The downstream neighbour takes bytes.
+    /// The receiving neighbour takes bytes.
     open: bool,
     /// The source has been stopped.
     stopped: bool,
@@ -79,8 +79,8 @@ impl<E> Lane<E> {
         }
     }
 
-    /// Returns a change for the source, with a limit of `held` bytes: stop (`false`), or resume at
-    /// half the limit (`true`).
+    /// Returns false if the source must be stopped now, because `held` bytes are queued, and true
+    /// if it may resume, because only half as many are left; `None` if nothing changes.
     pub(super) fn steer(&mut self, held: usize) -> Option<bool> {
         let full = self.len >= held.max(1);
         let stop = if self.stopped { self.len > held / 2 } else { full };

@@ -18,7 +18,7 @@ struct LatencyFactory {
     held: usize,
 }
 
-/// Releases bytes at this age.
+/// Schedule that releases bytes at this age.
 struct Age(Duration);
 
 /// Delays datagrams by `delay`; those beyond the limit are dropped.

@@ -34,7 +34,7 @@ pub struct LinkConfig {
 }
 
 /// Limit of the queue in front of the transmitter, not counting the packet on the wire. If both
-/// limits are given, both hold; with neither the queue is unlimited.
+/// limits are given, both apply; with neither, the queue is unlimited.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct QueueLimit {
     /// Maximum bytes that may wait, including the new packet.

@@ -19,8 +19,8 @@ pub enum Loss {
         rate: f64,
     },
     /// Bursts of exactly `length` packets, with at least one delivered between two of them. The
-    /// distance between bursts is geometric, with a mean that loses `rate` of all packets in the
-    /// long run.
+    /// distance between bursts is geometrically distributed, with a mean at which the share `rate`
+    /// of all packets is lost in the long run.
     Bursts {
         /// Share of the packets lost; at most length / (length + 1).
         rate: f64,
@@ -32,7 +32,8 @@ pub enum Loss {
     GilbertElliott {
         /// Probability of leaving the good state.
         p_good_to_bad: f64,
-        /// Probability of leaving the bad state; the mean stay is its reciprocal, in packets.
+        /// Probability of leaving the bad state. Its reciprocal is the mean stay in that state, in
+        /// packets.
         p_bad_to_good: f64,
         /// Loss in the good state.
         loss_good: f64,
@@ -143,8 +144,8 @@ fn burst_begin(rate: f64, length: u32) -> f64 {
     if rate <= 0.0 || length == 0 { 0.0 } else { rate / (f64::from(length) * (1.0 - rate)) }
 }
 
-/// Decides about the next packet; `left` is the rest of a burst plus one for the delivered packet
-/// after it.
+/// Decides about the next packet; `left` counts the remaining packets of a burst, plus one for the
+/// delivered packet after it.
 fn next_of_bursts(begin: f64, length: u32, left: &mut u32, rng: &mut Rng) -> bool {
     if *left == 0 {
         if !rng.chance(begin) {

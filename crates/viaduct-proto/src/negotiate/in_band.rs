@@ -1,6 +1,6 @@
 //! Negotiation in the first bytes of a connection, for ends that cannot write options into SYNs.
-//! Each end announces its handlers. This costs no round trip, so both ends must have the same
-//! handlers.
+//! Each end announces its handlers and sends data at once, so both ends must have the same
+//! handlers. This costs no round trip.
 //!
 //! ```text
 //!   connecting end     offer 16 │ its handlers' data …     ──▶
@@ -63,7 +63,7 @@ pub fn offer_in_band(
 ) -> Arc<[Arc<dyn Factory>]> {
     let offer = terms.offer();
     let all: Vec<u8> = offer.items.iter().map(|item| item.number).collect();
-    // No data passes unless both offers are the same.
+    // Both offers in the binding are this end's: no data passes unless the other end's is the same.
     let chain = select_handlers(chain, both_ends, &all, &binding(offer, offer));
     let shared = Shared { terms: terms.clone(), last_logged: Mutex::default() };
     let in_band: Arc<dyn Factory> = Arc::new(InBandFactory(Arc::new(shared)));

@@ -26,8 +26,8 @@ const VERSION: u8 = 1;
 const NOT_PLAINLY: u8 = 1;
 const HEAD: usize = 6;
 
-/// Handlers that can be negotiated: name, number, and the format of the handler's data. A format is
-/// incremented when an older end could not read it.
+/// Handlers that can be negotiated: name, number, and the format of the handler's data. The
+/// format's number is incremented by a change that an older end could not read.
 pub const NUMBERS: [(&str, u8, u8); 5] =
     [("compress", 1, 1), ("crypt", 2, 1), ("migrate", 3, 1), ("stripe", 4, 1), ("mux", 5, 1)];
 

@@ -11,8 +11,8 @@ const MAX_LOSS: f64 = 0.1;
 /// Number of probe intervals within which a live peer has probed this node.
 const CALLS_WITHIN: u32 = 4;
 
-/// State of the peer that `of` probes. `called` is the time of its own last probe. `by` is
-/// the node through which flows go to it, if they do not go directly.
+/// State of the peer that `of` probes. `called` is the time of the peer's own last probe of this
+/// node. `by` is the node through which flows to the peer are sent, if they are not sent directly.
 pub(super) fn judge(now: Instant, of: &Prober, called: Option<Instant>, by: Option<&str>) -> State {
     if of.state == Path::Up {
         let (lost, count) = (of.loss(), of.counted());
@@ -33,7 +33,8 @@ pub(super) fn judge(now: Instant, of: &Prober, called: Option<Instant>, by: Opti
             "the direct path is down, {last}; flows go through {node}"
         ));
     }
-    // The last probe of a peer that has stopped arrived within two intervals of its last answer.
+    // A peer that has stopped sent its last probe within two intervals of its last answer. A later
+    // probe means that it still runs.
     let since = of.last_answer.map_or(Instant::ZERO, |at| at + 2 * of.timing.interval);
     let calls =
         called.is_some_and(|at| at > since && now.since(at) < CALLS_WITHIN * of.timing.interval);

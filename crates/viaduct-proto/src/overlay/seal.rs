@@ -1,5 +1,5 @@
-//! Authentication of messages between two nodes: a tag by a key that both derive from their
-//! static keys, one for each direction.
+//! Authentication of messages between two nodes: each has a tag under a key that both nodes derive
+//! from their static keys, with another key for each direction.
 
 use ring::hmac;
 

@@ -11,8 +11,8 @@ use crate::flow::{Address, Failure};
 /// Maximum length of a request's head in bytes.
 pub const LONGEST: usize = 8 << 10;
 
-/// First words of requests. Requests other than CONNECT are read to their end only to be
-/// answered with an error.
+/// First words of requests. Requests other than CONNECT are also read to their end, so that they
+/// can be answered with an error.
 const METHODS: [&[u8]; 8] =
     [b"CONNECT ", b"GET ", b"HEAD ", b"POST ", b"PUT ", b"DELETE ", b"OPTIONS ", b"PATCH "];
 
@@ -83,8 +83,8 @@ pub fn parse(bytes: &[u8]) -> Parsed<Request> {
     Parsed::Whole(Request { to, authorization, persists: persists && !closes }, len)
 }
 
-/// Complete response to a request. The flow follows if it succeeded; otherwise the response has a
-/// line with the reason.
+/// Complete response to a request. If the connect succeeded, the flow follows the response;
+/// otherwise the response has a line with the reason.
 pub fn response(result: Result<(), Failure>) -> Vec<u8> {
     let (status, why) = match result {
         Ok(()) => return b"HTTP/1.1 200 Connection established\r\n\r\n".to_vec(),
@@ -108,8 +108,8 @@ fn refusal(head: &str, why: &str) -> Vec<u8> {
     format!("{head}\r\n\r\n{why}\n").into()
 }
 
-/// Response to an invalid `request`. It depends on whether the length, method, version or target is
-/// wrong. Empty if `request` is not HTTP.
+/// Response to an invalid `request`. The status tells whether the length, method, version or target
+/// is wrong. Empty if `request` is not HTTP.
 pub fn objection(request: &[u8]) -> Vec<u8> {
     if !may_begin(request) {
         return Vec::new();

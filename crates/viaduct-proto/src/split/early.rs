@@ -131,7 +131,7 @@ impl<T> Early<T> {
         Some(started)
     }
 
-    /// Sets a new expiry for `tuple`: the acceptance of its client was deferred until now.
+    /// Sets a new expiry for `tuple`, whose client's handshake was held back until now.
     pub fn postpone(&mut self, tuple: &Tuple, until: Instant) {
         if let Some((at, _)) = self.pending.get_mut(tuple) {
             self.order.remove(&(*at, *tuple));
@@ -140,8 +140,8 @@ impl<T> Early<T> {
         }
     }
 
-    /// Handles a refusal by the server of `tuple`, after which its client is not expected. Returns
-    /// the connection.
+    /// Handles a refusal by the server of `tuple`, whose client is then refused too. Returns the
+    /// connection.
     pub fn handle_refusal(&mut self, tuple: &Tuple) -> Option<T> {
         let started = self.take(tuple)?;
         self.stats.refused += 1;
@@ -162,7 +162,7 @@ impl<T> Early<T> {
         Some((tuple, started))
     }
 
-    /// Removes the connection of `tuple`, whose client takes another path.
+    /// Removes the connection of `tuple`, whose client will connect without it.
     pub fn forget(&mut self, tuple: &Tuple) -> Option<T> {
         self.take(tuple)
     }

@@ -4,7 +4,7 @@
 //! ```text
 //!   bytes ──▶ Preface ──┬─▶ more bytes are needed, or a reply is sent first, such as a request
 //!                       │   for a password
-//!                       ├─▶ connect; then the reply. Bytes behind the preface are the flow's
+//!                       ├─▶ connect; then the reply. Bytes after the preface are the flow's
 //!                       └─▶ refused: a last reply, and the connection ends
 //! ```
 

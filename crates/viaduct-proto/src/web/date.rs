@@ -10,8 +10,8 @@ pub(super) fn emit(seconds: u64) -> String {
     httpdate::fmt_http_date(UNIX_EPOCH + Duration::from_secs(seconds.min(LAST)))
 }
 
-/// Parses that format and the two obsolete ones; `None` for anything else, as conditions that
-/// cannot be parsed are ignored.
+/// Parses a date in this format or in one of the two obsolete ones; `None` for anything else,
+/// because a condition that cannot be parsed is ignored.
 pub(super) fn parse(text: &str) -> Option<u64> {
     let date = httpdate::parse_http_date(text).ok()?;
     Some(date.duration_since(UNIX_EPOCH).ok()?.as_secs())

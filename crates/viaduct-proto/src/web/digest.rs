@@ -204,7 +204,7 @@ mod tests {
         for _ in 0..300 {
             let (mut state, mut at, mut most) = (Digest::default().emit(), 0, 1);
             let request = loop {
-                // Bytes that were not consumed come again, with more.
+                // Bytes that were not consumed are sent again, with more.
                 most = (most + rng.below(50) as usize).min(bytes.len() - at);
                 let mut digest = Digest::parse(&state).unwrap();
                 let (consumed, request) = digest.read(&bytes[at..at + most]).unwrap();

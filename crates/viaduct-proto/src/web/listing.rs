@@ -7,8 +7,8 @@ use ring::digest;
 
 use super::path;
 
-/// Page of a directory. Clones share the page and contain its hash, so a caller that keeps one need
-/// not create it again for each packet of a response.
+/// Page of a directory. Clones share the page and contain its hash, so a caller that keeps a
+/// listing need not create it again for each packet of a response.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Listing {
     page: Bytes,

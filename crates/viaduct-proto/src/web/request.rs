@@ -150,8 +150,8 @@ impl Request {
         }
     }
 
-    /// Request line of the same meaning, for logs: the path normalized and encoded, the query as
-    /// far as it is kept.
+    /// Equivalent request line, for logs: with the path normalized and encoded, and the query if it
+    /// is kept.
     pub fn line(&self) -> String {
         let method = match self.method {
             Method::Get => "GET",

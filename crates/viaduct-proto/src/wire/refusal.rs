@@ -44,8 +44,8 @@ impl RejectedSyn {
         self.message([3, 0], [1, 0])
     }
 
-    /// ICMP message of a router that is not allowed to forward the packet; Linux reports that
-    /// of IPv4 as an unreachable host.
+    /// ICMP message of a router that is not allowed to forward the packet; Linux reports the IPv4
+    /// message as an unreachable host.
     pub fn prohibited(&self) -> Vec<u8> {
         self.message([3, 13], [1, 1])
     }

@@ -73,12 +73,12 @@ impl Segment {
         Some(Segment { sequence, acknowledgement, data, flags: head[13] })
     }
 
-    /// Returns whether it is an acknowledgement without data or other flags.
+    /// Returns whether the segment is an acknowledgement without data or other flags.
     pub fn is_bare_ack(&self) -> bool {
         self.data == 0 && self.flags & (FIN | SYN | RST | ACK) == ACK
     }
 
-    /// Returns whether it has SYN set.
+    /// Returns whether the segment has SYN set.
     pub fn is_syn(&self) -> bool {
         self.flags & SYN != 0
     }

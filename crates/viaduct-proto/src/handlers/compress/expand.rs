@@ -63,7 +63,8 @@ impl Expand {
         self.inbox.is_empty() && self.block.is_none()
     }
 
-    /// Returns a change for the source: stop (`false`), or resume (`true`).
+    /// Returns false if the source must be stopped now, and true if it may resume; `None` if
+    /// nothing changes.
     pub(super) fn steer(&mut self) -> Option<bool> {
         let stop = !self.is_open || self.inbox.len() > MAX_WAITING;
         (stop != self.stopped).then(|| {
@@ -129,7 +130,7 @@ impl Block {
         decoder: &mut Decoder<'static>,
         from: &[u8],
     ) -> Result<(Bytes, usize), ExpandError> {
-        // Room for one byte more than allowed detects a decompression bomb.
+        // A decompression bomb is detected by the one byte of room beyond the allowed output.
         let mut room = vec![0; STEP.min(self.most + 1)];
         let mut source = InBuffer::around(from);
         let mut out = OutBuffer::around(&mut room[..]);

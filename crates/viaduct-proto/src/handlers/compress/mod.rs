@@ -6,9 +6,9 @@
 //! ```
 //!
 //! A block holds at most 64 KiB of the flow, ends with a flush, and is delivered incrementally. A
-//! block is sent when it is full, or when the driver returns to the chain because the source has no
-//! more data at once. After a block that did not shrink, an increasing number of blocks is sent
-//! plain, until a compressed trial shrinks again.
+//! block is sent when it is full, or by an immediate timer once the source has no more data for
+//! now. After a block that did not shrink, an increasing number of blocks is sent plain, until a
+//! trial block shrinks again.
 
 mod expand;
 mod squeeze;

@@ -20,7 +20,7 @@ pub(super) struct Squeeze {
     pub(super) waits: Buffer,
     /// Created on first use, because it takes about a megabyte.
     encoder: Option<Encoder<'static>>,
-    /// Plain blocks left until the next trial, and the number after that trial if it fails.
+    /// Number of plain blocks left until the next trial, and of those after that trial if it fails.
     plain: u32,
     next_plain: u32,
 }
@@ -30,7 +30,7 @@ impl Squeeze {
         Squeeze { level, waits: Buffer::default(), encoder: None, plain: 0, next_plain: 1 }
     }
 
-    /// Takes a block of waiting data, in the pieces to write.
+    /// Takes a block of waiting data, as pieces to be written.
     pub(super) fn block(&mut self) -> io::Result<Vec<Bytes>> {
         let mut pieces = Vec::new();
         let mut length = 0;

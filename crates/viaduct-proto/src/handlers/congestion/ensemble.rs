@@ -33,8 +33,8 @@ struct Member {
     since: u64,
     /// Bytes that wait to be sent.
     waiting: u64,
-    /// Retransmissions that occur before this many bytes are acknowledged repair losses from before
-    /// the last reduction.
+    /// Until this many bytes are acknowledged, retransmissions repair losses from before the last
+    /// reduction of the window.
     recovers: u64,
 }
 

@@ -10,7 +10,8 @@ const MIN_WINDOW: f64 = 2.0;
 const KEPT: f64 = 0.7;
 /// CUBIC's C: growth in segments per second cubed.
 const SCALE: f64 = 0.4;
-/// Additive increase in segments a round trip that is no more aggressive than Reno.
+/// Additive increase, in segments a round trip, with which the average window is that of Reno (RFC
+/// 9438, 4.3).
 const FRIENDLY: f64 = 3.0 * (1.0 - KEPT) / (1.0 + KEPT);
 /// Slow start ends when the round-trip time has grown by an eighth, and by at least this.
 const QUEUED: Duration = Duration::from_millis(4);
@@ -157,8 +158,8 @@ mod tests {
             window.acked(at(40 * n), bytes, bytes, path(40));
             trace.push(window.bytes / SEGMENT);
         }
-        // (100 - 70) / 0.4 is 75, and its cube root is 4.2 s: about 105 round trips. Reno needs
-        // 57.
+        // The cube root of (100 - 70) / 0.4 is 4.2: CUBIC needs 4.2 s, about 105 round trips. Reno
+        // needs 57.
         let back = trace.iter().position(|&bytes| bytes > 99.0).unwrap();
         assert!((40..110).contains(&back), "{back}");
         assert!(trace.windows(2).all(|pair| pair[0] <= pair[1]));

@@ -1,4 +1,4 @@
-//! Deadlines of a multipath flow, those of its connections and slots apart.
+//! Deadlines of a multipath flow, except those of its connections and slots.
 
 use crate::timers::{Timer, TimerTable};
 

@@ -1,8 +1,8 @@
 //! Delivery rate of one connection, measured by pings between its data, which the other end answers
 //! in order.
 //!
-//! Acknowledgements of the flow follow the flow's order, so a slow connection delays those of data
-//! that the other connections have delivered. Pings do not have this problem.
+//! The flow's data is acknowledged in order, so a slow connection also delays the acknowledgements
+//! of data that other connections have delivered. Pings do not have this problem.
 
 use std::collections::VecDeque;
 

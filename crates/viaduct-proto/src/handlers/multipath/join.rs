@@ -163,7 +163,7 @@ impl Multipath {
         self.acked(received)
     }
 
-    /// Handles the message that the other end no longer knows the session.
+    /// Handles the message `unknown`: the other end no longer knows the session.
     pub(super) fn handle_unknown(&mut self, cx: &mut Context<'_>, from: Output) -> Handled {
         self.drop_path(cx, from);
         if self.has_ended() {

@@ -9,15 +9,14 @@
 //! ```
 //!
 //! **Opening.** The connecting end sends a hello and may send data at once. The welcome in return
-//! gives both ends a secret ([`secret`]), whose ID the accepting end claims.
-//! **Joining.** Only the connecting end opens more connections: in parallel, one for each slot; one
-//! after another, when a slot's connection broke or is silent ([`path`]). The chain that accepts
-//! such a connection gives it to the chain that has claimed the session. That chain sends a
-//! challenge, and uses the connection once the proof arrives. Only then does the connection replace
-//! the slot's former one.
-//! **Data.** Numbered by offset in the flow, and acknowledged by the amount delivered. Data on a
-//! lost connection is retransmitted. Each end buffers at most `buffer` bytes.
-//! **Closing.** The flow is over when each end has all of the other's data and its end of stream.
+//! gives both ends a secret ([`secret`]), whose ID the accepting end claims. **Joining.** Only the
+//! connecting end opens more connections: one for each slot, and another one when a slot's
+//! connection has broken or is silent ([`path`]). The chain that accepts such a connection gives it
+//! to the chain that has claimed the session. That chain sends a challenge, and uses the connection
+//! once the proof arrives. Only then does the connection replace the slot's former one. **Data.**
+//! Data is numbered by its offset in the flow, and acknowledged by the amount delivered. Data on a
+//! lost connection is retransmitted. Each end buffers at most `buffer` bytes. **Closing.** The flow
+//! is over when each end has all of the other's data and its end of stream.
 
 mod deadlines;
 mod delivery_rate;
@@ -133,7 +132,7 @@ impl Multipath {
         }
     }
 
-    /// Drops a connection; its data is retransmitted elsewhere.
+    /// Drops a connection; its data is retransmitted on another.
     fn drop_path(&mut self, cx: &mut Context<'_>, output: Output) {
         self.paths.retain(|path| path.output != output);
         self.lost(output, cx.now());
@@ -155,7 +154,7 @@ impl Multipath {
         }
     }
 
-    /// Fails the flow, and tells the application.
+    /// Fails the flow without a log line, and tells the application.
     fn fail_silently(&mut self, cx: &mut Context<'_>, why: Failure) {
         let answered = self.session.answered;
         self.close_paths(cx, true);
@@ -179,7 +178,7 @@ impl Multipath {
     }
 
     /// Returns whether all data has been transferred and only the other end's last acknowledgement
-    /// may be missing. If the other end is gone by then, it has all data.
+    /// may be missing. If the other end has gone in this state, it has received all data.
     fn has_ended(&self) -> bool {
         self.out.ended && self.received.said_end
     }

@@ -58,7 +58,7 @@ impl ReceiveBuffer {
         self.pieces.first_key_value().is_some_and(|(&at, _)| at <= self.next)
     }
 
-    /// Returns whether everything has been delivered; true only once.
+    /// Returns whether everything has been delivered. Returns true only once.
     pub(super) fn ends(&mut self) -> bool {
         let due = self.end == Some(self.next) && !self.said_end;
         self.said_end |= due;

@@ -1,7 +1,7 @@
 //! Session secret, and proofs of its possession on further connections.
 //!
-//! The secret is derived from two ephemeral keys of the session. A passive observer of the
-//! opening cannot derive it. An active attacker who replaced both keys can; `crypt` protects
+//! The secret is derived from two ephemeral keys of the session. A passive observer of the opening
+//! cannot derive it. An active attacker that replaces both keys can derive it; `crypt` protects
 //! against that.
 
 use ring::hmac;

@@ -73,7 +73,7 @@ pub(super) fn build(arguments: &mut Arguments, shell: &Shell) -> Result<Arc<dyn 
     let silence = arguments.take("silence", "a time such as 30s, 5m or 2h", time)?;
     let settings = Settings {
         limit: buffer(arguments)? as u64,
-        // The transport reports a broken connection itself.
+        // In effect there is no silence timeout: the transport itself reports a broken connection.
         silence: silence.unwrap_or(Duration::from_secs(10 * 365 * 24 * 60 * 60)),
         ..Settings::default()
     };
@@ -134,7 +134,8 @@ impl Handler for Mux {
 
     fn unspawned(&mut self, cx: &mut Context<'_>, message: &[u8]) {
         match (&mut self.role, ChainId::parse(message)) {
-            // Fails all streams that wait for the connection, and removes it so that no more do.
+            // Fails all streams that wait for the connection, and removes it, so that no further
+            // stream waits for it.
             (Role::Stream(_), Some(ChainId::Connection(number))) => {
                 let shared = &mut lock(&self.shared);
                 for stream in shared.remove_conn(number, Failure::Unreachable) {

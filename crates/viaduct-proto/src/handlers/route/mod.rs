@@ -28,12 +28,12 @@ use crate::flow::{
 };
 use crate::time::Duration;
 
-/// Starts the next attempt.
+/// Timer that starts the next attempt.
 const NEXT: Timer = Timer(0);
-/// Ends the connect if no attempt has succeeded within [`PATIENT`].
+/// Timer that fails the connect if no attempt has succeeded within [`PATIENT`].
 const CONNECT_TIMEOUT: Timer = Timer(1);
 const PATIENT: Duration = Duration::from_secs(130);
-/// Checks periodically whether the flow's path has failed.
+/// Timer of the periodic check of the flow's path.
 const WATCH: Timer = Timer(2);
 const WATCHED: Duration = Duration::from_millis(100);
 

@@ -103,7 +103,7 @@ proptest! {
     #[test]
     fn a_flow_that_migrates_is_whole_whatever_happens_to_its_connections(
         above in chain(),
-        // `mux` keeps a connection that is silent.
+        // `mux` keeps a silent connection, and so hides the silence from `migrate`.
         below in chain().prop_filter("it hides silence", |chain| !chain.contains(&"mux")),
         cut in 1..5_000_usize,
         steps in prop::collection::vec((step(), prop::option::weighted(0.2, blow())), 1..60),

@@ -8,7 +8,7 @@
 //!                                   └──────┘
 //! ```
 //!
-//! Packets and repairs share the link, so that a burst can take both, as on a real link. The
+//! Packets and repairs share the link, so that a burst can hit both, as on a real link. The
 //! contents of packet n are computed from n and the seed, and again on arrival: packets in flight
 //! are not stored, and each recovered packet can be compared with the original.
 

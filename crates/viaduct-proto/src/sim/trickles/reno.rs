@@ -38,7 +38,7 @@ impl Window {
     }
 }
 
-/// Timeout of a retransmission, from measured round trips.
+/// Retransmission timeout, from measured round trips.
 #[derive(Debug, Default)]
 struct Timeout {
     smoothed: Option<Duration>,
@@ -148,8 +148,8 @@ impl Sender {
             self.advance(now, upto);
         }
         self.mark_lost();
-        // Acknowledgements do not advance past a lost retransmission, which therefore takes a
-        // timeout.
+        // Acknowledgements do not advance past a lost retransmission, which is therefore repaired
+        // only after a timeout.
         if advances {
             self.deadline = (self.next - 1 > self.acknowledged).then(|| now + self.timeout.wait());
         }

@@ -14,7 +14,7 @@ use crate::tunnel::wire::{Frame, Opening};
 
 /// Maximum delay of an acknowledgement, in which others may join it.
 const ACK_DELAY: Duration = Duration::from_millis(5);
-/// Upper bound of the threshold from which on freed bytes are acknowledged at once.
+/// Upper bound of the number of freed bytes at which they are acknowledged at once.
 const ACK_AT_ONCE: u64 = 32 << 10;
 
 impl Mux {
@@ -69,8 +69,8 @@ impl Mux {
     }
 
     pub(crate) fn consumed(&mut self, cx: &mut Common, number: u32, count: usize) {
-        // The threshold is lower if there are many streams or the buffer is small: each gets less
-        // of it.
+        // The threshold is lower if there are many streams or the buffer is small, because each
+        // stream then gets less of the buffer.
         let each = cx.window.total / (8 * self.streams.len().max(1) as u64);
         let Some(stream) = self.streams.get_mut(&number) else { return };
         let freed = stream.consumed(count);

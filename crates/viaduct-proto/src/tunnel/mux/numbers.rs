@@ -1,5 +1,5 @@
-//! Numbers of a link's streams: odd for those that the end that dialled has opened, even for those
-//! of the other end.
+//! Numbers of a link's streams: odd if the end that dialled has opened the stream, even if the
+//! other end has.
 
 /// Numbers that were used, and how many are in use.
 #[derive(Debug)]

@@ -13,15 +13,15 @@
 //! holder of the listener's secret key can compute `ss` for any dialler (key compromise
 //! impersonation), and a recorded message can be replayed. Only the dialler's own secret key gives
 //! the `se` of the second message. The listener therefore attributes nothing to the dialler before
-//! the confirmation, an empty record under the keys that follow from it. The dialler needs no
-//! confirmation: only the listener can compute the second message, which answers a fresh key.
+//! the confirmation, an empty record under the keys that are derived with `se`. The dialler needs
+//! no confirmation: only the listener can compute the second message, which answers a fresh key.
 //!
 //! A listener that refuses the dialler says so in the second message, which only the holder of the
 //! dialler's key can read. The two messages keep these lengths in all future versions, so that a
 //! refusal because of the version is understood.
 //!
-//! The number of a record, counted from 0 in each direction, is its nonce. Its length is
-//! authenticated with it. The confirmation is record 0. The key of a direction is replaced by
+//! The number of a record, counted from 0 in each direction, is its nonce. The length of a record
+//! is authenticated as well. The confirmation is record 0. The key of a direction is replaced by
 //! one derived from it every 2^20 records, well within the limits of AES-GCM.
 //!
 //! Flows of the handler `crypt` are encrypted in the same way, with another pattern ([`FLOW`]).

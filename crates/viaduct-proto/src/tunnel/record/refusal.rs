@@ -7,7 +7,7 @@ const OTHER_VERSION: u8 = 2;
 /// Reason why the far end refuses a link.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Refusal {
-    /// The dialler's key is not that of any of its peers.
+    /// The dialler's key is not that of any of the far end's peers.
     #[error(
         "the far end does not know this site's public key: it needs a peer with that key, as \
          `viaduct key show` prints it here"

@@ -128,8 +128,8 @@ fn readers_that_have_stopped_do_not_slow_the_others() {
     world.streams.get_mut(&stopped).unwrap().stopped[1] = true;
     let beside = world.bulk(&[stopped, alone], Duration::from_secs(3))[1];
     assert!(beside > 0.95 * before, "one: {beside} of {before}");
-    // There are more stopped streams than the buffer has shares for; each other stream still
-    // moves.
+    // There are more stopped streams than the buffer has shares for; each other stream still makes
+    // progress.
     for _ in 0..20 {
         let stopped = world.open(0).unwrap();
         world.streams.get_mut(&stopped).unwrap().stopped[1] = true;

@@ -54,8 +54,8 @@ impl Tokens {
     /// Sets the total and the least window that the peer has announced on a new link.
     pub(super) fn hello(&mut self, total: u64, least_window: u32) {
         self.least_window = u64::from(least_window);
-        // The tokens spent beyond the least windows depend on its size, and a restarted peer may
-        // have another.
+        // The number of tokens spent beyond the least windows depends on their size, which a
+        // restart of the peer may have changed.
         let spent =
             |(_, account): (usize, &Account)| account.outstanding.saturating_sub(self.least_window);
         self.spent = self.accounts.iter().map(spent).sum();
