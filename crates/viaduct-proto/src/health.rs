@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case", tag = "state", content = "reason")]
 pub enum State {
-    /// Works, as far as is known.
+    /// No fault is known.
     Up,
     /// Packets pass, but repairs recover none of the lost ones.
     Useless(String),

@@ -55,7 +55,8 @@ impl Driven for DrivenClient {
     }
 }
 
-/// Client's stream over Trickles, with a server like that of [`DrivenClient`].
+/// Client's stream over Trickles. As for [`DrivenClient`], the server sends nothing, or random
+/// bytes.
 pub(super) struct DrivenStream(pub(super) Stream);
 
 impl Driven for DrivenStream {

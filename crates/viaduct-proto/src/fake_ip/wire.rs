@@ -32,7 +32,7 @@ const SECONDS: u32 = 10;
 pub struct Query<'a> {
     /// Transaction ID.
     pub id: u16,
-    /// Recursion desired.
+    /// True if recursion is desired.
     pub recursion: bool,
     /// Queried name in lower case, without a trailing dot; `None` if it is not a host name.
     pub name: Option<String>,

@@ -9,11 +9,11 @@ pub struct About {
     pub line: &'static str,
     /// Settings, in the form `key=value`.
     pub settings: Vec<Setting>,
-    /// The handler hides or protects data: a flow that bypassed it would leak.
+    /// True if the handler hides or protects data: a flow that bypassed it would leak.
     pub guards: bool,
-    /// The handler is needed at both ends of a flow.
+    /// True if the handler is needed at both ends of a flow.
     pub both_ends: bool,
-    /// The handler also works on datagrams: its factory makes a datagram handler.
+    /// True if the handler also works on datagrams: its factory makes a datagram handler.
     pub datagrams: bool,
 }
 

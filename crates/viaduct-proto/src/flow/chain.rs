@@ -220,12 +220,12 @@ impl Chain {
         }
     }
 
-    /// Delivers bytes from the network. Returns false if no more will be read.
+    /// Delivers bytes from the network. Returns false if the chain will never read more.
     pub fn avail(&mut self, now: Instant, bottom: BottomId, data: Bytes) -> bool {
         self.tell(now, bottom, Up::Avail(data))
     }
 
-    /// Reports the end of stream: the other end writes no more.
+    /// Reports the end of stream: the other end will write no more data.
     pub fn finished(&mut self, now: Instant, bottom: BottomId) {
         let Some(at) = self.core.bottoms.get_mut(bottom.0) else { return };
         if !std::mem::replace(&mut at.closed.avail, true) {

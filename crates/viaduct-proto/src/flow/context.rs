@@ -138,7 +138,8 @@ impl Downstream<'_> {
         self.ask(Down::Accept);
     }
 
-    /// Writes all of `data`. Returns false if the flow takes no more; `data` is then dropped.
+    /// Writes all of `data`. Returns false if the flow accepts no more bytes; `data` is then
+    /// dropped.
     #[must_use = "if the flow takes no more, report that upstream"]
     pub fn write(self, data: Bytes) -> bool {
         self.ask(Down::Write(data))
@@ -218,7 +219,8 @@ impl Upstream<'_> {
         self.core.tell(self.from, Up::Accepted);
     }
 
-    /// Passes all of `data` upstream. Returns false if no more is read; `data` is then dropped.
+    /// Passes all of `data` upstream. Returns false if no more bytes are read; `data` is then
+    /// dropped.
     #[must_use = "if no more is read, report that downstream"]
     pub fn avail(self, data: Bytes) -> bool {
         self.core.tell(self.from, Up::Avail(data))

@@ -313,7 +313,7 @@ impl Core {
     }
 }
 
-/// Makes a downstream call; `false` if the flow takes no more bytes.
+/// Makes a downstream call. Returns false if the flow accepts no more bytes.
 fn downstream(handler: &mut dyn Handler, cx: &mut Context<'_>, what: Down) -> bool {
     match what {
         Down::Write(data) => return handler.write(cx, data),
@@ -330,7 +330,7 @@ fn downstream(handler: &mut dyn Handler, cx: &mut Context<'_>, what: Down) -> bo
     true
 }
 
-/// Makes an upstream call; `false` if no more is read.
+/// Makes an upstream call. Returns false if no more bytes are read.
 fn upstream(handler: &mut dyn Handler, cx: &mut Context<'_>, from: Output, what: Up) -> bool {
     match what {
         Up::Avail(data) => return handler.avail(cx, from, data),

@@ -74,7 +74,7 @@ pub struct PassageStats {
 pub enum Taken {
     /// The datagram waits; [`Passage::poll_ready`] returns its tag when it is due.
     Waits {
-        /// The datagram is the first between its ends.
+        /// True if the datagram is the first between its ends.
         begins: bool,
     },
     /// There is no room, and the datagram is dropped.

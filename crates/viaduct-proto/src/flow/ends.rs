@@ -88,9 +88,9 @@ pub struct Spawn {
 /// Directions of an end that are closed for good.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Closed {
-    /// No more bytes are written downstream.
+    /// True if no more bytes are written downstream.
     pub(super) write: bool,
-    /// No more bytes are delivered upstream.
+    /// True if no more bytes are delivered upstream.
     pub(super) avail: bool,
 }
 

@@ -147,7 +147,7 @@ pub trait Handler {
         cx.upstream().avail(data)
     }
 
-    /// Handles the end of stream: the other end writes no more.
+    /// Handles the end of stream: the other end will write no more data.
     fn finished(&mut self, cx: &mut Context<'_>, from: Output) {
         let _ = from;
         cx.upstream().finished();
@@ -196,8 +196,8 @@ pub trait Handler {
     }
 
     /// Called before the handler is dropped, because the flow is over or a handler above has
-    /// [unplumbed](Context::unplumb) it. State shared with other chains must be cleaned up; other
-    /// requests have no effect.
+    /// [unplumbed](Context::unplumb) it. The handler must clean up state that it shares with other
+    /// chains; other calls through `cx` have no effect.
     fn abandoned(&mut self, cx: &mut Context<'_>) {
         let _ = cx;
     }

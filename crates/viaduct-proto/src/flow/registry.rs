@@ -17,7 +17,8 @@ pub trait Factory: Send + Sync {
     /// Makes a handler for a new flow.
     fn make(&self) -> Box<dyn Handler + Send>;
 
-    /// Socket settings with which the kernel does all of this handler's work; `None` if it cannot.
+    /// Socket settings with which the kernel does all of this handler's work; `None` if the kernel
+    /// cannot.
     fn offload(&self) -> Option<Offload> {
         None
     }
@@ -78,7 +79,7 @@ pub trait Factory: Send + Sync {
         None
     }
 
-    /// Makes a relay for datagrams; `None` if they go directly to the far end.
+    /// Makes a relay for datagrams; `None` if they are sent directly to the far end.
     fn relay(&self) -> Option<Box<dyn Relay + Send>> {
         None
     }
@@ -92,7 +93,7 @@ pub struct Offload {
 }
 
 /// Socket settings with which the kernel does all of a chain's work, with the lowest rate of the
-/// handlers; `None` if it cannot.
+/// handlers; `None` if the kernel cannot.
 pub fn offload(factories: &[Arc<dyn Factory>]) -> Option<Offload> {
     factories.iter().try_fold(Offload::default(), |all, factory| {
         let rate = factory.offload()?.rate;

@@ -32,8 +32,8 @@ pub struct Bounds {
     pub idle: Duration,
     /// Time from a failed negotiation to the next attempt.
     pub pause: Duration,
-    /// Sends datagrams to IP addresses directly during the pause, instead of dropping them.
-    /// Datagrams to names are dropped in either case.
+    /// True if datagrams to IP addresses are sent directly during the pause, instead of being
+    /// dropped. Datagrams to names are dropped in either case.
     pub leave: bool,
 }
 

@@ -122,7 +122,7 @@ impl World {
         self.now = end;
     }
 
-    /// Lets both ends take their data, as far as they are enabled.
+    /// Lets each end that is enabled take its data.
     pub(crate) fn settle(&mut self) {
         loop {
             self.act();

@@ -35,7 +35,7 @@ struct Keys {
     secret: SecretKey,
     peers: Vec<PublicKey>,
     entropy: Entropy,
-    /// Result of a prior negotiation. The handshake fails if the two ends' results differ.
+    /// Result of an earlier negotiation; the handshake fails if it differs between the two ends.
     binding: Vec<u8>,
 }
 
@@ -45,14 +45,14 @@ struct CryptFactory(Arc<Keys>);
 struct Crypt {
     keys: Arc<Keys>,
     stage: Stage,
-    /// This end connected; otherwise it was accepted.
+    /// True if this end connected, false if it was accepted.
     dials: bool,
     early: Early,
-    /// The flow below takes bytes.
+    /// True if the flow below takes bytes.
     room: bool,
-    /// The application reads no more.
+    /// True if the application will read no more data.
     deaf: bool,
-    /// The directions to and from the network have ended.
+    /// True for the direction to the network, and for that from it, if it has ended.
     ended: [bool; 2],
 }
 
@@ -220,7 +220,7 @@ impl Crypt {
     }
 }
 
-/// Writes to the network. If the flow takes no more, it reports that upstream itself.
+/// Writes to the network. A flow that accepts no more data reports that upstream itself.
 fn send(cx: &mut Context<'_>, bytes: Vec<u8>) {
     if !bytes.is_empty() {
         let _ = cx.output(FIRST).write(bytes.into());

@@ -41,7 +41,7 @@ impl Early {
     pub(super) fn send(&mut self, cx: &mut Context<'_>, output: Output) {
         let (pieces, end) = self.take();
         for data in pieces {
-            // A flow that takes no more reports that upstream itself.
+            // A flow that accepts no more data reports that upstream itself.
             let _ = cx.output(output).write(data);
         }
         if let Some(end) = end {

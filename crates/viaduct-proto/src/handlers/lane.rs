@@ -13,9 +13,9 @@ pub(super) struct Lane<E> {
     len: usize,
     /// End of the direction, due after the last byte.
     end: Option<(Instant, E)>,
-    /// The receiving neighbour takes bytes.
+    /// True if the receiving neighbour takes bytes.
     open: bool,
-    /// The source has been stopped.
+    /// True if the source has been stopped.
     stopped: bool,
 }
 

@@ -57,7 +57,7 @@ impl<P: Pace> Paced<P> {
         let now = cx.now();
         while let Some(data) = self.out.pop(now, self.out_pace.left(now)) {
             self.out_pace.take(data.len());
-            // If the flow below takes no more, it reports that upstream itself.
+            // If the flow below accepts no more data, it reports that upstream itself.
             let _ = cx.output(FIRST).write(data);
         }
         if let Some(end) = self.out.pop_end(now) {

@@ -153,8 +153,8 @@ impl Pace for Share {
         };
         let passed = (now.since(began).as_nanos() / SLICE.as_nanos()) as u64;
         if passed > 0 {
-            // If data waited for this slice, missed slices are granted too; an unused share is
-            // dropped.
+            // If data waited for this slice, the shares of missed slices are granted too. Otherwise
+            // the unused share is dropped.
             let waited = self.left == 0;
             self.left = 0;
             self.add(rate, if waited { passed.min(MAX_LATE) } else { 1 });

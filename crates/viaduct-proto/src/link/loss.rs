@@ -68,7 +68,7 @@ impl Loss {
 pub struct Trace {
     /// Packets delivered, then lost, then delivered, and so on; the first may be 0.
     pub runs: Vec<u32>,
-    /// The trace repeats from its start; otherwise all packets after its end are delivered.
+    /// True if the trace repeats from its start; otherwise all packets after its end are delivered.
     pub repeats: bool,
 }
 
@@ -137,9 +137,9 @@ impl LossProcess {
     }
 }
 
-/// Probability q that a burst begins at a packet where one may begin. Between two bursts, one
-/// packet is always delivered and then a geometric number of packets, together 1/q on average.
-/// Hence rate = length / (length + 1/q).
+/// Probability q that a burst begins at a packet where one may begin. Between two bursts one packet
+/// is always delivered, and then a geometrically distributed number of packets, together 1/q on
+/// average. Hence rate = length / (length + 1/q).
 fn burst_begin(rate: f64, length: u32) -> f64 {
     if rate <= 0.0 || length == 0 { 0.0 } else { rate / (f64::from(length) * (1.0 - rate)) }
 }

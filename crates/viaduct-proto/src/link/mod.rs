@@ -1,6 +1,6 @@
-//! Model of one direction of a link: packets enter at one end and come out at the other, later or
-//! not at all. The model uses no clock and no socket, so the simulator runs it in virtual time and
-//! the lab's emulator in real time, with the same losses for the same seed.
+//! Model of one direction of a link: packets enter at one end, and leave at the other after a delay
+//! or not at all. The model uses no clock and no socket, so the simulator runs it in virtual time
+//! and the lab's emulator in real time, with the same losses for the same seed.
 //!
 //! ```text
 //!  push(now, T, len)                                                       poll(now)
@@ -158,8 +158,8 @@ impl<T> Link<T> {
         [flying, self.late_due(), waiting].into_iter().flatten().min()
     }
 
-    /// Changes the settings from `now` on. Packets in flight keep their due times, queued ones
-    /// stay queued, and no packet overtakes an earlier one because the delay has fallen.
+    /// Changes the settings from `now` on. Packets in flight keep their due times, queued ones stay
+    /// queued, and a shorter delay does not let a packet overtake an earlier one.
     pub fn set_config(&mut self, now: Instant, config: LinkConfig) {
         self.advance(now);
         if config.loss != self.config.loss {

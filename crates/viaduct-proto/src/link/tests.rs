@@ -12,7 +12,8 @@ fn at(nanos: u64) -> Instant {
     Instant::from_nanos(nanos)
 }
 
-/// Pushes `packets` packets of `len` bytes, one every `gap` nanoseconds, and takes what comes out.
+/// Pushes `packets` packets of `len` bytes, one every `gap` nanoseconds, and returns what is
+/// delivered.
 fn carry(link: &mut Link<u64>, packets: u64, len: usize, gap: u64) -> Vec<Delivery<u64>> {
     let mut out = Vec::new();
     for i in 0..packets {

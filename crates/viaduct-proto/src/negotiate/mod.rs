@@ -12,10 +12,10 @@
 //!
 //! Only handlers that need both ends are negotiated. The other handlers of a chain keep their
 //! places. The options themselves are not protected. An end that requires handlers ([`Required`])
-//! therefore refuses a flow without them, even if a middlebox has removed an option. If `crypt` is
-//! agreed on, its handshake is bound to both options ([`binding`]), and fails if one of them was
-//! altered. Without `crypt`, a host on the path can change which of the handlers that neither end
-//! requires are used, just as it can alter the flow itself.
+//! therefore refuses a flow without them, for instance when a middlebox has removed an option. If
+//! `crypt` is agreed on, its handshake is bound to both options ([`binding`]), and fails if one of
+//! them was altered. Without `crypt`, a host on the path can change which of the handlers that
+//! neither end requires are used, just as it can alter the flow itself.
 //!
 //! An end that cannot write options into SYNs, and requires all handlers, sends its offer in the
 //! first bytes ([`offer_in_band`]).

@@ -1,5 +1,6 @@
 //! Overlay of nodes that probe each other, so that a flow whose direct path fails can go through
-//! one of them (Resilient Overlay Networks, which TESLA, 4.2, puts under unmodified programs).
+//! one of them (Resilient Overlay Networks, which TESLA, 4.2, makes available to unmodified
+//! programs).
 //!
 //! ```text
 //!             probe, answer: reachability, delay, loss
@@ -9,7 +10,7 @@
 //!        └──────────────▶ d ◀──────────────┘
 //! ```
 //!
-//! **Probing.** Every `interval` a node sends a probe to each other node. If no answer comes in
+//! **Probing.** Every `interval` a node sends a probe to each other node. If no answer arrives in
 //! time, it probes again at once. If `lost` probes in a row have no answer, the path is down
 //! ([`prober`]). With the defaults a failure is detected within about 1.6 s, and there is some
 //! hysteresis before the path is up again. Delay is an exponential average; loss is that of the
@@ -19,13 +20,13 @@
 //! down or comes up, the node reports this to the other nodes at once ([`wire`]).
 //!
 //! **Choosing.** [`choice`] picks the route to each node, by delay or by loss, and keeps it until
-//! another is clearly better, or it fails.
+//! it fails or another route is clearly better.
 //!
 //! **Trust.** Two nodes know each other's public keys, and every message is authenticated by a key
 //! that both derive from their key pairs. An answer is accepted once, and only if it repeats the
-//! random number of a pending probe; it proves which incarnation of the peer is alive. Other
-//! messages of that incarnation are accepted once, by their numbers. Replayed messages therefore
-//! change nothing.
+//! random number of a pending probe; the answer proves which incarnation of the peer is alive. Each
+//! other message of that incarnation is accepted once, according to its number. Replayed messages
+//! therefore change nothing.
 
 mod choice;
 mod health;

@@ -66,7 +66,7 @@ pub(super) struct Prober {
     /// Time by which the answer to the last probe is due, while it is pending.
     due: Option<Instant>,
     next: Instant,
-    /// A probe must be sent at once, even if others are pending.
+    /// True if a probe must be sent at once, even if others are pending.
     urgent: bool,
     misses: u32,
     hits: u32,

@@ -183,8 +183,8 @@ fn a_path_that_fails_is_left_in_time_and_taken_again_when_it_is_back() {
             world.wait_until(end, |world| world.route(0, 1) == OverlayRoute::Direct),
             "seed {seed}"
         );
-        // The node that the flow goes through fails too: that is detected in the same time, on
-        // all nodes.
+        // The node through which the flow is routed fails too. All nodes detect this in the same
+        // time.
         world.fail(0, 1);
         world.wait(Duration::from_secs(4));
         world.fail(1, 2);

@@ -1,6 +1,6 @@
 //! Simulations in virtual time. Nothing here sleeps: the clock jumps from one event to the next, so
-//! a minute of a thin flow takes milliseconds, and the same seeds give the same run. The links are
-//! those of [`crate::link`], which the lab's emulator runs in real time.
+//! a minute of a thin flow takes milliseconds, and the same seeds give the same run. The link model
+//! is [`crate::link`], which the lab's emulator runs in real time.
 //!
 //! | module | contents |
 //! |---|---|

@@ -32,7 +32,7 @@ pub struct Request {
     pub to: Address,
     /// Value of `Proxy-Authorization`, if present.
     pub authorization: Option<Vec<u8>>,
-    /// The connection can carry another request after this one (RFC 9112, 9.3).
+    /// True if the connection can carry another request after this one (RFC 9112, 9.3).
     pub persists: bool,
 }
 

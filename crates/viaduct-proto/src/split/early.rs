@@ -1,5 +1,5 @@
-//! Early SYN forwarding: outbound connections that are started when a SYN arrives, before its
-//! handshake is complete (Miniproxy, section 3).
+//! Early SYN forwarding: outbound connections that are started when a client's SYN arrives, before
+//! the client's handshake is complete (Miniproxy, section 3).
 //!
 //! ```text
 //!   client's SYN      ──▶ pending ──▶ matched      handshake complete: the flow takes it over

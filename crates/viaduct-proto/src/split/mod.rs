@@ -43,7 +43,7 @@ impl<T> Parsed<T> {
         }
     }
 
-    /// Adds to the message's length that of a prefix of `bytes` bytes.
+    /// Adds `bytes` to the length, for a message that follows a prefix of `bytes` bytes.
     pub fn behind(self, bytes: usize) -> Parsed<T> {
         match self {
             Parsed::Whole(value, len) => Parsed::Whole(value, bytes + len),

@@ -1,5 +1,5 @@
-//! Preface of a client: the protocol exchange before its flow begins, which names the
-//! destination in one of the protocols that the client speaks and the hop accepts.
+//! Preface of a client: the exchange before its flow begins, in which the client names the
+//! destination by one of the protocols that the hop accepts.
 //!
 //! ```text
 //!   bytes ──▶ Preface ──┬─▶ more bytes are needed, or a reply is sent first, such as a request

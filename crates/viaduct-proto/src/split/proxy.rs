@@ -1,5 +1,5 @@
-//! PROXY protocol, version 2: a flow's addresses in its first bytes, or in the data of its SYN
-//! (<https://www.haproxy.org/download/3.0/doc/proxy-protocol.txt>).
+//! PROXY protocol, version 2: the first bytes of a flow, or the data of its SYN, carry the flow's
+//! addresses (<https://www.haproxy.org/download/3.0/doc/proxy-protocol.txt>).
 //!
 //! ```text
 //!   0..12   signature

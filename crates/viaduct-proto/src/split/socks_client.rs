@@ -36,9 +36,9 @@ pub fn credentials(of: &Credentials) -> Option<Vec<u8>> {
     Some(out)
 }
 
-/// Parses the server's reply to a password: true if it is right. Some servers begin it with the
-/// version of SOCKS instead of that of the password protocol (RFC 1929); other clients accept
-/// that too.
+/// Parses the server's reply to a password: true if it is right. Some servers begin the reply with
+/// the version of SOCKS instead of the password protocol's (RFC 1929), which other clients accept
+/// too.
 pub fn verdict(bytes: &[u8]) -> Parsed<bool> {
     match *bytes {
         [] | [PASSWORD_VERSION | VERSION] => Parsed::Short,
@@ -60,8 +60,8 @@ pub fn associate() -> [u8; 10] {
     [VERSION, ASSOCIATE, 0, IPV4, 0, 0, 0, 0, 0, 0]
 }
 
-/// Parses the server's reply to a request. Its address is unused for a connection; for UDP
-/// ASSOCIATE it is that of the relay.
+/// Parses the server's reply to a request. The address in the reply is unused for a connection; for
+/// UDP ASSOCIATE it is the relay's.
 pub fn reply(bytes: &[u8]) -> Parsed<Result<Address, Failure>> {
     let (code, rest) = match *bytes {
         [VERSION, code, 0, ref rest @ ..] => (code, rest),

@@ -111,8 +111,8 @@ impl Tunnel {
         }
     }
 
-    /// Fails the links to the peer's former instance. A link that has not received HELLO is
-    /// kept: it may lead to the new instance.
+    /// Fails the links to the peer's former instance. A link that has not received HELLO is kept,
+    /// because its far end may be the new instance.
     fn fail_former(&mut self) {
         let peer = self.common.peer;
         let is_former =
@@ -129,9 +129,8 @@ impl Tunnel {
         }
     }
 
-    /// Next stream that is over, on a link with several lanes. Once the frames that
-    /// [`poll_transmit`](Tunnel::poll_transmit) still returns for its lane are sent, no more follow
-    /// on that lane.
+    /// Next stream that is over, on a link with several lanes. The stream's lane ends after the
+    /// frames that [`poll_transmit`](Tunnel::poll_transmit) still returns for it.
     pub fn poll_forgotten(&mut self) -> Option<StreamId> {
         self.common.forgotten.pop_front()
     }

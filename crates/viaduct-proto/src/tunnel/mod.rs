@@ -29,8 +29,8 @@
 //! | [`record`] | encryption of a link over a byte stream |
 //! | [`stats`] | counters |
 //!
-//! The driving contract is that of the crate. A link delivers its bytes complete and in order,
-//! or it is removed.
+//! The tunnel follows the crate's driving contract. A link delivers its bytes complete and in
+//! order, or it is removed.
 
 mod common;
 mod core;

@@ -53,7 +53,7 @@ pub(super) struct Stream {
     pub(super) account: AccountId,
     pub(super) sending: Sending,
     pub(super) receiving: Receiving,
-    /// RST is sent, and the FIN that answers it is outstanding.
+    /// True if RST is sent, and the FIN that answers it is outstanding.
     pub(super) resetting: bool,
     /// Bytes that wait to be sent.
     pub(super) out: Queue,

@@ -43,7 +43,7 @@ impl ReceiveWindow {
         }
     }
 
-    /// Counts `count` bytes that came for a stream that has `before` unacknowledged.
+    /// Counts `count` bytes received for a stream that already has `before` unacknowledged bytes.
     pub(super) fn receive(&mut self, before: u64, count: usize) -> Result<(), Overrun> {
         let count = count as u64;
         let taken = self.taken + self.over(before + count) - self.over(before);

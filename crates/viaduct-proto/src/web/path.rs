@@ -9,7 +9,7 @@ pub(super) fn parts(target: &str) -> Option<Vec<Vec<u8>>> {
     let (path, _) = split(target);
     let path = match path.strip_prefix('/') {
         Some(path) => path,
-        // Absolute form, as sent to proxies (RFC 9112, 3.2.2).
+        // Absolute form, as clients send it to proxies (RFC 9112, 3.2.2).
         None => absolute(path)?,
     };
     let parts = path.split('/').map(decode).collect::<Option<Vec<_>>>()?;

@@ -50,12 +50,12 @@ pub enum Up {
         to: SocketAddr,
         /// Address of the program's end.
         source: SocketAddr,
-        /// The socket may also be held by a process of another user than the sender's.
+        /// True if a process of another user than the sender's may also hold the socket.
         lent: bool,
-        /// The program has chosen the source port.
+        /// True if the program has chosen the source port.
         is_bound: bool,
-        /// Values of the socket options that the program has set, in an order known to both
-        /// ends.
+        /// Values of the socket options that the program has set, in an order on which both ends
+        /// agree.
         options: [Option<i32>; OPTIONS],
     },
     /// A client has connected to a program. Attached: the connection, and a socket that will be
@@ -67,7 +67,7 @@ pub enum Up {
         client: SocketAddr,
         /// Original destination of the connection.
         own: SocketAddr,
-        /// The sockets may also be held by a process of another user than the sender's.
+        /// True if a process of another user than the sender's may also hold the sockets.
         lent: bool,
     },
     /// Opens one more flow of an arrival's client, for the same program. Attached: a socket that

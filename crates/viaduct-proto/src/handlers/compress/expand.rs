@@ -12,7 +12,7 @@ const STEP: usize = 16 << 10;
 
 /// Input that has not been delivered, and its decoder.
 pub(super) struct Expand {
-    /// Upstream takes bytes.
+    /// True if upstream takes bytes.
     pub(super) is_open: bool,
     stopped: bool,
     inbox: BytesMut,
@@ -27,7 +27,7 @@ struct Block {
     left: usize,
     /// Bytes that the block may still expand to.
     most: usize,
-    /// The last step filled its output buffer, so zstd may have more output.
+    /// True if the last step filled its output buffer, so zstd may have more output.
     full: bool,
 }
 

@@ -50,7 +50,7 @@ struct Compress {
     /// End of stream, or failure, of the flow below; due after the data.
     ended: bool,
     broke: Option<Failure>,
-    /// Aborted, or the end was delivered.
+    /// True if the flow was aborted, or its end was delivered.
     over: bool,
 }
 
@@ -82,7 +82,7 @@ impl Compress {
     fn flush(&mut self, cx: &mut Context<'_>, keep: usize) {
         while self.squeeze.waits.len() > keep {
             match self.squeeze.block() {
-                // If the flow below takes no more, it reports that upstream itself.
+                // If the flow below accepts no more data, it reports that upstream itself.
                 Ok(pieces) => {
                     for piece in pieces {
                         let _ = cx.output(FIRST).write(piece);

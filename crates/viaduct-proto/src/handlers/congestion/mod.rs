@@ -106,7 +106,7 @@ impl CongestionState {
 }
 
 impl Congestion {
-    /// Adds the established connection to those of its destination.
+    /// Adds the established connection to the ensemble of its destination.
     fn join(&mut self, cx: &mut Context<'_>) {
         let to = match cx.output(FIRST).getpeername() {
             Some(Address::Ip(at)) => at.ip().to_canonical().to_string(),
@@ -144,7 +144,7 @@ impl Congestion {
                 path.sent(*id, data.len());
             }
             drop(shared);
-            // If the flow below takes no more, it reports that upstream itself.
+            // If the flow below accepts no more data, it reports that upstream itself.
             let _ = cx.output(FIRST).write(data);
         }
         if let Some(end) = self.lane.pop_end(self.now) {

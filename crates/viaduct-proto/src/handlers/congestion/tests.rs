@@ -68,7 +68,8 @@ fn flows_to_one_destination_share_an_estimate_and_leave_it() {
     measure(&mut other, second, 2_896, 0);
     other.handle_timeout(at(42));
     let (one_has, other_has) = (one.outgoing(first).len(), other.outgoing(second).len());
-    // Half of a doubled window; the other flow has part of its half in flight.
+    // Each flow may have half of the window, which has doubled. The other flow already has part of
+    // its half in flight.
     assert_eq!((one_has, other_has), (14_480, 14_480 - 2_896));
     drop((one, other));
     assert!(factory.state().unwrap().starts_with("192.0.2.1: 0 flows share"));

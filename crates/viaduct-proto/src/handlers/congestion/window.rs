@@ -1,4 +1,4 @@
-//! Congestion window, shared by the flows to one destination. It behaves as that of one TCP
+//! Congestion window, shared by the flows to one destination. It behaves like the window of one TCP
 //! connection (CUBIC, RFC 9438).
 
 use crate::time::{Duration, Instant};

@@ -1,5 +1,5 @@
-//! Delivery rate of one connection, measured by pings between its data, which the other end answers
-//! in order.
+//! Delivery rate of one connection, measured by pings that are sent between its data and that the
+//! other end answers in order.
 //!
 //! The flow's data is acknowledged in order, so a slow connection also delays the acknowledgements
 //! of data that other connections have delivered. Pings do not have this problem.

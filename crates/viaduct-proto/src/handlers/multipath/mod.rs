@@ -54,21 +54,23 @@ pub(super) struct Multipath {
     plan: Arc<Plan>,
     session: Session,
     paths: Vec<Path>,
-    /// The first output flow takes bytes; used only until that flow is a path.
+    /// True if the first output flow takes bytes; used only until that flow is a path.
     is_writable: bool,
     out: SendBuffer,
     received: ReceiveBuffer,
-    /// Upstream takes bytes.
+    /// True if upstream takes bytes.
     open: bool,
-    /// Upstream was told to stop writing.
+    /// True if upstream was told to stop writing.
     stopped: bool,
     /// Amount last acknowledged.
     last_ack: u64,
     deadlines: Deadlines,
-    /// The application has closed the flow, or at least reads no more (`is_read_closed`).
+    /// True if the application has closed the flow, or (`is_read_closed`) at least will read no
+    /// more.
     closed: bool,
     is_read_closed: bool,
-    /// The application's end was reset; the other end receives a reset after the written data.
+    /// True if the application's end was reset; the other end receives a reset after the written
+    /// data.
     aborted: bool,
     /// Local and remote address of the first connection.
     names: [Option<Address>; 2],

@@ -43,13 +43,13 @@ pub(super) struct Path {
     pub(super) slot: u8,
     pub(super) stage: Stage,
     pub(super) inbox: BytesMut,
-    /// The connection takes bytes.
+    /// True if the connection takes bytes.
     pub(super) is_writable: bool,
     /// Bytes sent and not acknowledged.
     pub(super) in_flight: usize,
     /// Delivery rate, measured by pings if there are several connections.
     pub(super) delivery_rate: DeliveryRate,
-    /// The connection has not answered in time.
+    /// True if the connection has not answered in time.
     pub(super) is_suspect: bool,
     began: Instant,
     pub(super) last_received: Instant,

@@ -20,7 +20,7 @@ pub(in crate::handlers) struct Plan {
     pub(in crate::handlers) within: Duration,
     /// Bytes buffered in each direction.
     pub(in crate::handlers) buffer: usize,
-    /// Asks for the application to be stopped while there is no connection.
+    /// True if the application is to be stopped while there is no connection.
     pub(in crate::handlers) freeze: bool,
     pub(in crate::handlers) entropy: Entropy,
 }

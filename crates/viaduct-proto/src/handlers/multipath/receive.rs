@@ -105,8 +105,8 @@ impl Multipath {
             .ok_or_else(|| "an acknowledgement of data that was never sent".to_owned())
     }
 
-    /// Resets the flow: the application has closed it while the other end still writes, or the
-    /// application's end was reset.
+    /// Resets the flow: the application has closed the flow while the other end still writes, or
+    /// the application's end was reset.
     pub(super) fn reset(&mut self, cx: &mut Context<'_>) {
         for path in self.paths.iter().filter(|path| path.carries()) {
             Multipath::say(cx, path.output, &Frame::Reset);

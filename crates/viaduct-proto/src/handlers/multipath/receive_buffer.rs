@@ -14,7 +14,7 @@ pub(super) struct ReceiveBuffer {
     /// Receive window advertised to the other end, in bytes.
     window: usize,
     end: Option<u64>,
-    /// Everything has been delivered, and the end was reported.
+    /// True if everything has been delivered, and the end was reported.
     pub(super) said_end: bool,
 }
 

@@ -14,7 +14,7 @@ pub(super) const BLOCK_COST: usize = 64;
 pub(super) struct Block {
     pub(super) at: u64,
     pub(super) data: Bytes,
-    /// The block is the end of the flow.
+    /// True if the block is the end of the flow.
     pub(super) is_end: bool,
     /// Connection on which the block was sent.
     on: Option<Output>,

@@ -17,9 +17,9 @@ pub(super) struct Session {
     pub(super) to: Option<Address>,
     pub(super) own_key: Option<SecretKey>,
     pub(super) secret: Option<Secret>,
-    /// The session was accepted here, and its ID claimed.
+    /// True if the session was accepted here, and its ID claimed.
     pub(super) claimed: bool,
-    /// The application was notified of the flow.
+    /// True if the application was notified of the flow.
     pub(super) answered: bool,
     /// Receive window of the other end, in bytes.
     pub(super) window: usize,

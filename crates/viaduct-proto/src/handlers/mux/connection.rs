@@ -18,7 +18,7 @@ pub(super) struct SharedConnection {
     output: Output,
     /// Bytes received before the first message was complete.
     early: Vec<u8>,
-    /// The connection has carried a flow.
+    /// True if the connection has carried a flow.
     served: bool,
     /// Time since which no stream is on the connection.
     idle: Option<Instant>,

@@ -19,15 +19,15 @@ pub(super) struct Stream {
     pub(super) connection: u64,
     /// Data written before the stream was opened.
     early: Early,
-    /// The application was notified that the flow is established.
+    /// True if the application was notified that the flow is established.
     established: bool,
-    /// The application takes no bytes at present.
+    /// True if the application takes no bytes at present.
     stopped: bool,
-    /// The application writes no more.
+    /// True if the application will write no more data.
     ended: bool,
-    /// The application has closed the flow, so it also reads no more.
+    /// True if the application has closed the flow, so that it will also read no more data.
     closed: bool,
-    /// The application was notified of the end of the stream.
+    /// True if the application was notified of the end of the stream.
     finished: bool,
     over: bool,
 }
@@ -176,8 +176,8 @@ impl Stream {
             let Some(data) = conn.tunnel.read(id) else { return Delivered::All };
             delivered += data.len();
             conn.tunnel.consumed(cx.now(), id, data.len());
-            // A closed flow drops incoming data, and is reset once its own data is sent, as a
-            // TCP connection would be.
+            // A closed flow drops incoming data. Once its own data is sent it is reset, as a TCP
+            // connection would be.
             let gone = || conn.tunnel.stream_stats(id).is_none_or(|stats| stats.queued == 0);
             if self.closed && gone() {
                 return Delivered::Unwanted;

@@ -13,9 +13,9 @@ pub(super) struct Attempt {
     pub(super) output: Output,
     /// Node whose SOCKS5 server is used; `None` for the direct path.
     pub(super) node: Option<SocketAddr>,
-    /// The connection takes bytes.
+    /// True if the connection takes bytes.
     pub(super) room: bool,
-    /// The CONNECT request was sent.
+    /// True if the CONNECT request was sent.
     asked: bool,
     inbox: BytesMut,
 }

@@ -46,10 +46,10 @@ struct Route {
     attempts: Vec<Attempt>,
     /// Output that carries the flow, and the node through which it goes (`None`: directly).
     carrier: Option<(Output, Option<SocketAddr>)>,
-    /// The first output flow has been used.
+    /// True if the first output flow has been used.
     begun: bool,
     over: bool,
-    /// A handler above survives the loss of the connection.
+    /// True if a handler above survives the loss of the connection.
     movable: bool,
     /// Reason of the failure; that of the direct attempt takes precedence.
     why: Option<Failure>,

@@ -19,7 +19,7 @@ const MAX_ROUTES: usize = 4;
 /// Settings of all flows of a chain.
 pub(super) struct Plan {
     tables: Tables,
-    /// The table may change.
+    /// True if the table may change.
     pub(super) is_watched: bool,
     /// Head start of an attempt before the next path is tried too.
     pub(super) wait: Duration,

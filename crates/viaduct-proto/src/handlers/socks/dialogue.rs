@@ -15,7 +15,7 @@ pub(super) struct Dialogue {
     stage: Stage,
     /// Request to send; `None` if SOCKS5 cannot express it.
     request: Option<Vec<u8>>,
-    /// The request is for a relay of datagrams (UDP ASSOCIATE).
+    /// True if the request is for a relay of datagrams (UDP ASSOCIATE).
     associates: bool,
 }
 

@@ -22,7 +22,7 @@ pub(super) struct Socks {
     to: Option<Address>,
     inbox: BytesMut,
     early: Early,
-    /// The flow below takes bytes.
+    /// True if the flow below takes bytes.
     room: bool,
 }
 

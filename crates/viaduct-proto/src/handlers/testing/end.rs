@@ -6,11 +6,11 @@ use crate::time::Instant;
 
 pub(crate) struct End {
     pub(crate) chain: Chain,
-    /// The application has the flow.
+    /// True if the application has the flow.
     pub(crate) is_there: bool,
     pub(crate) written: Stream,
     pub(crate) read: Stream,
-    /// The application reads.
+    /// True if the application reads.
     pub(crate) takes: bool,
     pub(crate) answer: Option<Result<(), Failure>>,
     pub(crate) finished: usize,

@@ -55,9 +55,9 @@ pub(crate) struct Net {
     claims: [BTreeMap<Vec<u8>, usize>; 2],
     pub(crate) connections: Vec<Connection>,
     pub(crate) delay: Duration,
-    /// Connections are established; otherwise they get no answer.
+    /// True if connections are established; otherwise they get no answer.
     pub(crate) is_up: bool,
-    /// Requests for spawned chains are granted.
+    /// True if requests for spawned chains are granted.
     pub(crate) spawns: bool,
     /// Maximum bytes of one piece.
     pub(crate) cut: usize,

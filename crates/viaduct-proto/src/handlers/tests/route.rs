@@ -270,7 +270,7 @@ fn a_flow_that_survives_it_is_moved_when_its_path_fails_and_never_without_anothe
     flow.wait(101);
     assert!(flow.has(&failed) && flow.has(&Action::Close(BottomId(0))));
 
-    // The flow goes by a node, whose path then fails.
+    // The flow is routed through a node, and the path to that node then fails.
     let mut flow = Driver::overlay(DOWN, &[OverlayRoute::By(1)], &server());
     move_it(&mut flow);
     flow.goes_by(0, &server());

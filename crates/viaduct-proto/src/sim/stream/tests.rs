@@ -107,7 +107,7 @@ fn a_recovery_comes_as_late_as_the_repair_was_sent() {
 fn bursts_count_neighbours_on_the_link_and_swallow_repairs_sent_soon() {
     let link = "delay=50ms,loss=1%x10";
     let soon = stream(link).run(&mut Again::new(3), &mut Once);
-    // Packets and repairs alternate, so a burst takes five packets. It also takes the copies of two
+    // Packets and repairs alternate, so a burst hits five packets. It also hits the repairs of two
     // of them if it begins with a packet, and of one if it begins with a repair.
     assert!(soon.lost.iter().all(|lost| lost.burst == 10), "{:?}", soon.lost);
     let share = soon.recovered_share();

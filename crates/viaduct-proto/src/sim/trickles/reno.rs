@@ -81,7 +81,7 @@ pub(crate) struct Sender {
     deadline: Option<Instant>,
     /// Minimum number of packets sent together.
     burst: u32,
-    /// A burst is being sent.
+    /// True if a burst is being sent.
     leaving: bool,
     pub(crate) timeouts: u64,
     pub(crate) recoveries: u64,

@@ -91,7 +91,7 @@ impl Mux {
     }
 
     fn offered(&mut self, cx: &mut Common, number: u32, open: Opening) -> Handled {
-        // QUIC streams may overtake each other.
+        // Each stream has its own QUIC stream, and these may overtake each other.
         let new = match self.carrier {
             Carrier::Stream => self.numbers.is_beyond(number),
             Carrier::Streams => !self.streams.contains_key(&number),
@@ -100,7 +100,8 @@ impl Mux {
             return Err(LinkError::Protocol("a SYN for a stream that exists"));
         }
         self.numbers.taken_by_peer(number);
-        // A SYN may arrive before the ends of other streams, which the peer no longer counts.
+        // A SYN may overtake the ends of other streams, which the peer counts as closed already.
+        // Hence twice the limit.
         if self.numbers.open_beside(number) >= cx.settings.streams.saturating_mul(2) {
             return Err(LinkError::Protocol("more streams than were allowed"));
         }

@@ -26,8 +26,9 @@
 //!
 //! Flows of the handler `crypt` are encrypted in the same way, with another pattern ([`FLOW`]).
 //!
-//! In a secure channel whose ends are not authenticated (QUIC), only the handshake is done, bound
-//! to the channel by a value that is unique to it. The bytes after it are not sealed again.
+//! In a secure channel whose ends are not authenticated (QUIC), only the handshake is done. It is
+//! bound to the channel by a value that is unique to the channel. The bytes after the handshake are
+//! not sealed again.
 
 mod direction;
 mod handshake;

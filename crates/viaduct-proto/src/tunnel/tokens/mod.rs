@@ -170,8 +170,8 @@ impl Tokens {
         assert_eq!(used + self.remaining(), self.total.max(used), "tokens are conserved");
     }
 
-    /// Raises the total. Granted tokens are not taken back, so of totals that overtake each
-    /// other on several links the greatest is the newest.
+    /// Raises the total. Granted tokens are not taken back, so if totals on several links overtake
+    /// each other, the greatest is the newest.
     pub(super) fn set_total(&mut self, total: u64) {
         self.total = self.total.max(total);
         self.due = None;

@@ -66,8 +66,8 @@ impl Parser {
     }
 }
 
-/// HELLO of a link, if it is complete. An acceptor of links learns from it to which tunnel a
-/// link belongs, and then gives all bytes, from the first on, to that tunnel.
+/// HELLO of a link, if it is complete. An acceptor of links learns from the HELLO to which tunnel a
+/// link belongs, and then passes all bytes, including the HELLO, to that tunnel.
 pub fn peek_hello(bytes: &[u8]) -> Result<Option<Hello>, Malformed> {
     match Parser::default().next(&mut &*bytes)? {
         Some((_, Frame::Hello(hello))) => Ok(Some(hello)),

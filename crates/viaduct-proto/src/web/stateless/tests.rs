@@ -95,7 +95,7 @@ impl World {
         answers.iter().for_each(|answer| self.client.handle(self.now, answer));
     }
 
-    /// Sends these bytes, `step` at a time, and returns the bytes that come back.
+    /// Sends these bytes, `step` at a time, and returns the bytes of the responses.
     fn ask(&mut self, text: &[u8], step: usize) -> Vec<u8> {
         let mut read = Vec::new();
         for part in text.chunks(step) {
