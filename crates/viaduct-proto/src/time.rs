@@ -6,8 +6,8 @@ use std::ops::{Add, AddAssign, Sub};
 
 /// Point in time, in nanoseconds since an origin that the caller chose.
 ///
-/// A shell derives it from the monotonic clock, a simulation from its virtual one. Range: 584
-/// years.
+/// A shell derives instants from the monotonic clock, a simulation from its virtual clock. Range:
+/// 584 years.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Instant(u64);
 
@@ -30,7 +30,7 @@ impl Instant {
         self.0 as f64 / 1e9
     }
 
-    /// Time since `earlier`; zero if `earlier` is later than this.
+    /// Time since `earlier`; zero if `earlier` is the later one.
     pub const fn since(self, earlier: Instant) -> Duration {
         Duration::from_nanos(self.0.saturating_sub(earlier.0))
     }

@@ -6,8 +6,8 @@
 //!                     └───────┴───────┴────────┘ ─▶ poll_expired: what handle_timeout acts on
 //! ```
 //!
-//! The timers are the variants of an enum. Timers that have expired at one instant fire in the
-//! order of the variants, whatever their deadlines.
+//! The timers are the variants of an enum. Expired timers fire in the order of the variants, not in
+//! that of their deadlines.
 
 use std::marker::PhantomData;
 

@@ -30,7 +30,7 @@ const SIZES: [Unit; 16] = [
     ("GB", 1_000_000_000),
     ("TB", 1_000_000_000_000),
 ];
-/// Units of rates. Of two units with the same value, formatting uses the later one.
+/// Units of rates. If two units have the same value, formatting uses the later one.
 const RATES: [Unit; 6] = [
     ("", 1),
     ("K", 1_000),

@@ -17,7 +17,7 @@ fn entropy(seed: u64) -> Entropy {
     Arc::new(move |out: &mut [u8]| rng.lock().unwrap().fill(out))
 }
 
-/// Gateway and one of its peers, either of which may have no endpoint for the other.
+/// Two gateways that are peers. Either may be configured without the other's endpoint.
 pub(super) struct Gateways {
     planes: [Plane; 2],
     loss: f64,

@@ -9,9 +9,9 @@ use std::sync::Arc;
 use super::wire::{A, AAAA, IN, PTR, Query, Reply};
 use crate::flow::Address;
 
-/// Limit of remembered names; beyond it, the least recently used name loses its fake IP.
+/// Maximum number of names. If there are more, the least recently used name loses its fake IP.
 const MAX_NAMES: u32 = 65_534;
-/// IPv6 pool: the last four bytes hold the number of the fake IP.
+/// Prefix of IPv6 fake IPs, whose last four bytes are the number of the fake IP.
 const POOL6: Ipv6Addr = Ipv6Addr::new(0xfd76, 0x6961, 0x6475, 0x6374, 0, 0, 0, 0);
 
 /// IPv4 prefix from which fake IPs are taken.

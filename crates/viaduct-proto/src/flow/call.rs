@@ -12,7 +12,7 @@ use super::handler::Output;
 pub enum Address {
     /// IP address and port.
     Ip(SocketAddr),
-    /// Host name, to be resolved where the connection is made, and port.
+    /// Host name and port. The name is resolved where the connection is made.
     Name(String, u16),
 }
 

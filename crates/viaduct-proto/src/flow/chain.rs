@@ -12,10 +12,10 @@ use super::measure::Measure;
 use super::registry::Factory;
 use crate::time::Instant;
 
-/// Default limit: bytes that each end of a chain holds before it stops its source.
+/// Default limit of the bytes that each end of a chain holds before it stops its source.
 pub const DEFAULT_LIMIT: usize = 64 << 10;
 
-/// Chain of handlers below one flow of an application: TESLA's instance.
+/// Chain of handlers below one flow of an application (called an instance by TESLA).
 #[derive(Debug)]
 pub struct Chain {
     core: Core,
@@ -115,7 +115,7 @@ impl Chain {
         !self.core.top.stopped && !self.core.top.closed.write
     }
 
-    /// Writes all of `data`. Returns false if the flow will never take more.
+    /// Writes all of `data`. Returns false if the flow will accept no more data.
     pub fn write(&mut self, now: Instant, data: Bytes) -> bool {
         !self.core.top.closed.write && self.ask(now, Down::Write(data))
     }
@@ -135,7 +135,7 @@ impl Chain {
         self.ask(now, Down::Close);
     }
 
-    /// Number of written bytes that handlers hold, which a reset would overtake. Bytes in
+    /// Number of written bytes that handlers hold. A reset sent now would overtake them. Bytes in
     /// [`Chain::outgoing`] do not count.
     pub fn held(&self) -> u64 {
         self.core.held()
@@ -168,7 +168,7 @@ impl Chain {
         answer
     }
 
-    /// Bytes that the application has not taken yet.
+    /// Bytes that wait to be read by the application.
     pub fn incoming(&self) -> &Buffer {
         &self.core.top.buffer
     }
@@ -246,7 +246,7 @@ impl Chain {
     /// [`Action::Give`] with a key that this chain has [claimed](Action::Claim). Returns the old
     /// and the new ID of each connection. The driver must take this chain's next actions before
     /// those of other chains, because this chain also claims the giver's keys. Returns `None` if
-    /// the chain does not accept the giver; the driver then drops the giver and closes its
+    /// the chain does not accept the giver; the driver then drops the giver and closes the giver's
     /// connections.
     pub fn take(&mut self, now: Instant, giver: Chain) -> Option<Vec<(BottomId, BottomId)>> {
         let moved = self.core.take(giver.core, now);
@@ -261,7 +261,7 @@ impl Chain {
         self.core.run(now);
     }
 
-    /// Bytes that a connection has not taken yet; empty for a closed one.
+    /// Bytes that wait to be sent on a connection; empty if the connection is closed.
     pub fn outgoing(&self, bottom: BottomId) -> &Buffer {
         self.core.bottoms.get(bottom.0).map_or(&self.core.nothing, |at| &at.buffer)
     }

@@ -64,9 +64,9 @@ impl Context<'_> {
         self.core.give(self.node, output, to, said);
     }
 
-    /// Calls [`Handler::woken`](super::Handler::woken) of the handler, in this or another chain,
-    /// that has [claimed](Context::claim) `key`, if any. The driver makes the call after this
-    /// method has returned.
+    /// If a handler, in this or another chain, has [claimed](Context::claim) `key`, calls its
+    /// [`Handler::woken`](super::Handler::woken). The driver makes the call after this method has
+    /// returned.
     pub fn wake(&mut self, key: &[u8]) {
         self.core.wake(key);
     }

@@ -233,8 +233,8 @@ impl Core {
         }
     }
 
-    /// Calls a handler, which is taken out of its node meanwhile; `None` if it was unplumbed.
-    /// (It cannot be running, because calls never nest.)
+    /// Calls a handler, which is taken out of its node meanwhile; `None` if the handler was
+    /// unplumbed. (The handler is never running already, because calls do not nest.)
     pub(super) fn with<T>(
         &mut self,
         node: usize,

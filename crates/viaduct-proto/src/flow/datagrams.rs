@@ -11,9 +11,9 @@
 //! ```
 //!
 //! Each pair of ends has handlers of its own, as a flow has (TESLA, 3.2). Datagrams of one pair
-//! keep their order. Pairs that have been idle too long are forgotten. If there are too
-//! many pairs, the one idle longest is forgotten too; its datagrams may then be reordered, which
-//! UDP permits.
+//! keep their order. Pairs that have been idle too long are forgotten. If there are too many pairs,
+//! the pair that has been idle longest is forgotten too; datagrams of that pair may then be
+//! reordered, which UDP permits.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BinaryHeap, HashMap};

@@ -1,5 +1,5 @@
-//! Ends of a chain: the top towards the application, and the bottoms towards the network. Only
-//! they buffer bytes; beyond the chain's limit they stop their source (TESLA, 5.1).
+//! Ends of a chain: the top towards the application, and the bottoms towards the network. The ends
+//! buffer bytes; beyond the chain's limit they stop their source (TESLA, 5.1).
 
 use bytes::Bytes;
 
@@ -57,7 +57,7 @@ pub enum Action {
 
     /// The application's connect has succeeded or failed.
     Connected(Result<(), Failure>),
-    /// The accepted flow is ready; it is the application's from now on.
+    /// The accepted flow is ready: from now on it has an application.
     Accepted,
     /// Give the bytes in [`Chain::incoming`](super::Chain::incoming) to the application, and
     /// call [`Chain::consumed`](super::Chain::consumed).
@@ -94,7 +94,7 @@ pub(super) struct Closed {
     pub(super) avail: bool,
 }
 
-/// Pending end of the connection, carried out once the buffer is empty.
+/// Pending shutdown or close of the connection, carried out once the buffer is empty.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 enum Ending {
     #[default]

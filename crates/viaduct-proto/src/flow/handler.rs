@@ -41,7 +41,7 @@ pub trait Handler {
     }
 
     /// Listens for the one client of this chain: every client of a listener has a chain of its own.
-    /// If a handler does not pass this on, the client is never accepted.
+    /// If a handler does not pass this call on, the client is never accepted.
     fn listen(&mut self, cx: &mut Context<'_>) {
         cx.output(FIRST).listen();
     }
@@ -52,7 +52,8 @@ pub trait Handler {
         cx.output(FIRST).accept();
     }
 
-    /// Writes all of `data` towards the network. Returns false if the flow will never take more.
+    /// Writes all of `data` towards the network. Returns false if the flow will accept no more
+    /// data.
     fn write(&mut self, cx: &mut Context<'_>, data: Bytes) -> bool {
         cx.output(FIRST).write(data)
     }
@@ -165,7 +166,7 @@ pub trait Handler {
         cx.upstream().may_write(may);
     }
 
-    /// Takes an output flow that another chain gave to this handler by a key that it has
+    /// Takes an output flow that another chain gave to this handler by a key that this handler has
     /// [claimed](Context::claim). `said` is the data received on the flow and not handled yet. The
     /// default unplumbs the flow.
     fn taken(&mut self, cx: &mut Context<'_>, output: Output, said: Bytes) {

@@ -9,7 +9,7 @@ use crate::time::Duration;
 pub struct Measure {
     /// Bytes acknowledged by the other end since the connection began.
     pub acked: u64,
-    /// Bytes given to the connection and not acknowledged.
+    /// Bytes written to the connection and not acknowledged.
     pub held: u64,
     /// Bytes of `held` that have never been sent.
     pub unsent: u64,

@@ -44,7 +44,7 @@ pub struct RelayStats {
     pub sent: u64,
     /// Received from relays.
     pub received: u64,
-    /// Dropped for lack of a relay, or of room to wait for one.
+    /// Dropped because there is no relay, or no room to wait for one.
     pub without: u64,
     /// Dropped because a relay cannot reach the destination: broadcast, multicast, unspecified, or
     /// a name that its header cannot express.
@@ -178,7 +178,7 @@ impl Relays {
         }
     }
 
-    /// Handles a negotiated relay; returns whether it is still wanted.
+    /// Handles a negotiated relay; returns whether the relay is still needed.
     pub fn handle_open(&mut self, number: u64) -> bool {
         let entry = self.numbers.get(&number).and_then(|key| self.entries.get_mut(key));
         let Some(Entry { stage: stage @ Stage::Opening { .. }, .. }) = entry else { return false };

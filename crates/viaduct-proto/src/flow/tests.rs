@@ -186,7 +186,7 @@ impl Handler for Passes {}
 const TTL: SocketOption = SocketOption { level: 0, name: 2, value: 9 };
 const TOS: SocketOption = SocketOption { level: 0, name: 1, value: 16 };
 
-/// Handler that absorbs one option, and answers for it.
+/// Handler that does not pass one socket option on, and returns its own value for it.
 struct HidesTtl;
 
 impl Handler for HidesTtl {
@@ -283,7 +283,7 @@ impl Handler for Forks {
     }
 }
 
-/// Handler whose output is over TCP, whatever transport the handlers above name.
+/// Handler whose output is over TCP, even if a handler above names another transport.
 struct OverTcp;
 
 impl Handler for OverTcp {

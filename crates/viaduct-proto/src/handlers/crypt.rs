@@ -191,7 +191,8 @@ impl Crypt {
                     self.ended[1] = true;
                     cx.upstream().finished();
                 }
-                // If upstream no longer reads, records are still decrypted to find the end.
+                // If upstream no longer reads, records are still decrypted, because one of them may
+                // be the end.
                 Ok(Some(plain)) => _ = cx.upstream().avail(plain.freeze()),
                 Err(error) => {
                     let shaking = matches!(self.stage, Stage::Shaking(_));

@@ -1,4 +1,4 @@
-//! Handler that delays data until a given time, or to keep a rate.
+//! Handler that delays data, until a given time or so that a rate is kept.
 
 use bytes::Bytes;
 

@@ -18,7 +18,7 @@ const SLICES_A_SECOND: u64 = 10;
 /// Maximum number of slices whose shares are granted at once when a timer is late.
 const MAX_LATE: u64 = 3;
 
-/// Default queue of datagrams: the amount that passes in this time, and at least this many
+/// Default limit of queued datagrams: the bytes that pass in this time, but at least this many
 /// bytes.
 const DATAGRAMS_WAIT: Duration = Duration::from_millis(200);
 const MIN_HELD: usize = 16 << 10;

@@ -15,8 +15,9 @@ pub struct LinkConfig {
     pub rate: Option<u64>,
     /// Propagation delay, one way: from the last bit sent to the packet's arrival.
     pub delay: Duration,
-    /// Maximum deviation from the delay, uniform in both directions; at most the delay. Jitter does
-    /// not reorder packets, so the mean delay grows if the jitter exceeds the time between packets.
+    /// Maximum deviation from the delay, upwards or downwards and uniformly distributed; at most
+    /// the delay. Jitter does not reorder packets, so the mean delay grows if the jitter exceeds
+    /// the time between packets.
     pub jitter: Duration,
     /// Limit of the queue in front of the transmitter; packets beyond it are dropped at the
     /// tail.
@@ -25,8 +26,8 @@ pub struct LinkConfig {
     pub loss: Loss,
     /// Reordering: packets that are overtaken.
     pub reorder: Reorder,
-    /// Probability that a packet arrives twice, the copy directly after it. A copy takes no
-    /// transmission time.
+    /// Probability that a packet arrives twice, the copy directly after the original. A copy takes
+    /// no transmission time.
     pub duplicate: f64,
     /// Probability that one random bit of the payload is flipped (see
     /// [`flip_bit`](super::flip_bit)).

@@ -4,7 +4,8 @@ use serde::{Deserialize, Serialize};
 
 use crate::rng::Rng;
 
-/// Loss process, which decides once for each packet, in order. Rates and probabilities are 0 to 1.
+/// Loss process, which decides for each packet, in order, whether it is lost. Rates and
+/// probabilities are 0 to 1.
 ///
 /// The text form, also under serde, is that of the key `loss` in [`text`](super::text).
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -47,7 +48,7 @@ pub enum Loss {
 }
 
 impl Loss {
-    /// Share of packets lost in the long run, 0 to 1. For a trace, the share over its length.
+    /// Share of packets lost in the long run, 0 to 1. For a trace, the share of its own packets.
     pub fn mean(&self) -> f64 {
         match self {
             Loss::None => 0.0,
@@ -131,7 +132,8 @@ impl LossProcess {
                 rng.chance(loss[usize::from(*bad)])
             }
             State::Trace { trace, run, used } => next_of_trace(trace, run, used),
-            // Every part must see every packet: no short circuit.
+            // Every part must decide about every packet, so the evaluation must not stop at the
+            // first loss.
             State::Any(parts) => parts.iter_mut().fold(false, |lost, p| p.next(rng) | lost),
         }
     }

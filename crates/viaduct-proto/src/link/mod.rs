@@ -150,7 +150,7 @@ impl<T> Link<T> {
         Some(flight)
     }
 
-    /// Time of the next poll: nothing arrives earlier. None while the link is empty. With
+    /// Time of the next poll, before which nothing arrives. None while the link is empty. With
     /// reordering, that poll may find nothing yet.
     pub fn poll_timeout(&self) -> Option<Instant> {
         let flying = self.flying.front().map(|f| f.due);
@@ -226,7 +226,7 @@ impl<T> Link<T> {
         }
     }
 
-    /// Decides the fate of `packet`, which has left the transmitter at `sent`.
+    /// Decides the fate of `packet`, which left the transmitter at `sent`.
     fn fly(&mut self, sent: Instant, packet: Packet<T>) {
         let LinkConfig { delay, jitter, reorder, duplicate, corrupt, .. } = self.config;
         let Packet { item, len, ordinal, .. } = packet;

@@ -78,7 +78,7 @@ fn bursts_have_the_configured_length_and_frequency() {
         let mut bursts = record.burst_lengths();
         bursts.pop(); // the last may be cut off by the end
         assert!(bursts.iter().all(|&b| b == length), "{rate} {length}");
-        // The number of bursts varies at most as much as a Poisson count.
+        // The variance of the number of bursts is at most that of a Poisson distribution.
         let expected = n as f64 * rate / f64::from(length);
         let off = (bursts.len() as f64 - expected).abs();
         assert!(off < 4.0 * expected.sqrt() + 1.0, "{rate} {length}: {} {expected}", bursts.len());

@@ -30,7 +30,7 @@ use crate::flow::Factory;
 pub use in_band::offer_in_band;
 pub use wire::{EXID, Item, LEN, MAX_HANDLERS, NUMBERS, Offer};
 
-/// Handlers that connect to another host than the flow's destination.
+/// Handlers that connect to a host other than the flow's destination.
 const PROXYING: [&str; 2] = ["socks", "route"];
 
 /// Handlers without which an end refuses a flow.
@@ -93,7 +93,7 @@ pub enum Refusal {
     /// The other end uses another format for a handler of the same name.
     #[error("{0}: this end speaks format {1}, the other end format {2}")]
     Format(String, u8, u8),
-    /// The other end has other handlers, where both must have the same.
+    /// The two ends have different handlers, although they must have the same.
     #[error(
         "first bytes can only agree on the same handlers in the same order; here {0}, \
             there {1}"

@@ -40,7 +40,7 @@ impl Score {
         Score { rtt: self.rtt + other.rtt, loss: 1.0 - (1.0 - self.loss) * (1.0 - other.loss) }
     }
 
-    /// Returns whether this is clearly better than `other`.
+    /// Returns whether this score is clearly better than `other`.
     fn beats(self, other: Score, policy: Policy) -> bool {
         let shorter = self.rtt < other.rtt.mul_f64(SHORTER) && self.rtt + SHORTER_BY < other.rtt;
         match policy {
@@ -50,8 +50,8 @@ impl Score {
         }
     }
 
-    /// Returns whether the direct route, of this score, is preferred to another route of score
-    /// `other`: the direct route puts no load on other nodes.
+    /// Returns whether a direct route with this score is preferred to another route with the score
+    /// `other`. The direct route need not be better, because it puts no load on other nodes.
     fn is_as_good(self, other: Score, policy: Policy) -> bool {
         self.rtt <= other.rtt && (policy == Policy::Latency || self.loss < other.loss + LESS)
     }

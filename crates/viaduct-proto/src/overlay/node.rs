@@ -54,7 +54,7 @@ pub enum ConfigError {
     /// More peers than fit into a message.
     #[error("{0} peers are too many: the maximum is {MAX_PEERS}")]
     TooMany(usize),
-    /// Two peers with the same name or key, or one with the node's own.
+    /// Two peers have the same name or key, or a peer has the node's own.
     #[error("peer {0}: the name or the key is used twice; each node needs its own")]
     Twice(String),
     /// An invalid public key.
@@ -124,7 +124,7 @@ impl Node {
     /// Adopts `config`. Peers that are in both configurations keep their state.
     ///
     /// # Errors
-    /// As for [`Node::new`]; the node is unchanged then.
+    /// The same as for [`Node::new`]. The node is then unchanged.
     pub fn reload(&mut self, config: Config, now: Instant) -> Result<(), ConfigError> {
         let alike = self.config.timing == config.timing && self.config.key == config.key;
         let mut new = Node::new(config, self.entropy.clone(), now)?;

@@ -1,4 +1,4 @@
-//! State of a node as its readers see it: the handler `route`, and `viaduct status`.
+//! State of a node, for its readers: the handler `route`, and `viaduct status`.
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -36,7 +36,7 @@ pub struct PathQuality {
 pub struct NodeEntry {
     /// Name of the node.
     pub name: String,
-    /// Address of its SOCKS5 server, if this node may use it.
+    /// Address of that node's SOCKS5 server, if this node may use it.
     pub socks: Option<SocketAddr>,
     /// Addresses that are reached through the node.
     pub serves: Vec<IpNet>,
@@ -110,7 +110,8 @@ impl Table {
         }
     }
 
-    /// Name and SOCKS5 address of the node of a route, if it has one and flows may go through it.
+    /// Name and SOCKS5 address of the node of a route; `None` for a direct route, or if flows may
+    /// not be sent through the node.
     pub fn node(&self, route: OverlayRoute) -> Option<(&str, SocketAddr)> {
         let OverlayRoute::By(n) = route else { return None };
         let node = self.nodes.get(n)?;

@@ -92,7 +92,7 @@ impl World {
         self.wait_until(self.now + time, |_| false);
     }
 
-    /// Waits until `happened` holds, and returns false if it does not by `end`.
+    /// Waits until `happened` returns true. Returns false if this has not happened by `end`.
     fn wait_until(&mut self, end: Instant, happened: impl Fn(&World) -> bool) -> bool {
         loop {
             self.transmit();
@@ -320,8 +320,8 @@ fn names_take_the_nearest_node_and_unserved_addresses_go_directly_first() {
 
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(24))]
-    /// After the bound, no node uses a path that is down while there is another route, whatever
-    /// fails.
+    /// Whichever paths fail: after the maximum detection time, no node uses a path that is down if
+    /// there is another route.
     #[test]
     fn no_node_stays_on_a_path_that_is_down(
         seed in 0u64..1_000,

@@ -84,7 +84,7 @@ enum Event {
     Arrival(usize),
 }
 
-/// Number of events at one instant that indicates a machine whose deadline does not advance.
+/// Number of events at one instant from which on a machine's deadline is assumed not to advance.
 const STALL: u32 = 10_000_000;
 
 impl<M: Machine> Default for Sim<M> {
@@ -140,7 +140,7 @@ impl<M: Machine> Sim<M> {
         &self.nodes[node.0]
     }
 
-    /// Mutable access to a machine; packets that it then sends leave at the next step.
+    /// Mutable access to a machine. Packets that it then queues are sent at the next step.
     pub fn node_mut(&mut self, node: Node) -> &mut M {
         &mut self.nodes[node.0]
     }
@@ -166,7 +166,7 @@ impl<M: Machine> Sim<M> {
         self.now = self.now.max(end);
     }
 
-    /// Runs until no event is left, or `end`; returns whether none is left.
+    /// Runs until no event is left, or until `end`. Returns true if no event is left.
     pub fn run_to_rest(&mut self, end: Instant) -> bool {
         while self.step(end) {}
         self.next().is_none()

@@ -8,8 +8,8 @@
 //! ```
 //!
 //! A flood of SYNs from spoofed addresses can only fill the table, which bounds memory and outbound
-//! connections; genuine clients then connect without early forwarding. Each entry that expires
-//! shrinks the table by one, and each that is matched grows it by one. A flood therefore soon
+//! connections; genuine clients then connect without early forwarding. Each expired entry reduces
+//! the table's size by one, and each matched entry increases it by one. A flood therefore soon
 //! causes very few connections to servers, and genuine clients regain the table.
 
 use std::collections::{BTreeSet, HashMap};

@@ -29,7 +29,7 @@ const MAX_ATTEMPTS: u8 = 3;
 /// Protocols that a hop accepts.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Protocols {
-    /// A TCP option in the SYN. A connection that has it needs no preface.
+    /// A TCP option in the SYN. A connection with this option needs no preface.
     pub option: bool,
     /// PROXY protocol, version 2.
     pub proxy: bool,
@@ -280,7 +280,8 @@ impl Preface {
     }
 }
 
-/// Takes a message from the front of `bytes`. If there is none, the error is the next step.
+/// Takes a message from the front of `bytes`. If there is no complete message, the error is the
+/// next step of the exchange.
 fn take<T>(bytes: &mut Vec<u8>, parse: impl Fn(&[u8]) -> Parsed<T>) -> Result<T, Step> {
     match parse(bytes) {
         Parsed::Whole(message, len) => {

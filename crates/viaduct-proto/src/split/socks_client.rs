@@ -1,4 +1,5 @@
-//! SOCKS5, client side. [`socks`](super::socks) is the server side and has the drawing.
+//! SOCKS5, client side. [`socks`](super::socks) is the server side, and has a drawing of the
+//! messages.
 
 use super::Parsed;
 use super::socks::{

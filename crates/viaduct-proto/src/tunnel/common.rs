@@ -22,8 +22,8 @@ pub struct Settings {
     /// Least window: bytes that each stream may have outstanding in any case. They come on top of
     /// `limit`, so that streams whose readers have stopped cannot use up the buffer of the others.
     pub least_window: u32,
-    /// Maximum bytes of a stream in one frame (the slides' MSS), 1 to 16,384. It bounds how
-    /// long another stream's bytes wait.
+    /// Maximum bytes of a stream in one frame (the slides' MSS), 1 to 16,384. This limits the time
+    /// for which another stream's bytes wait.
     pub mss: usize,
     /// Bytes that may wait to be sent in one stream.
     pub queue: usize,

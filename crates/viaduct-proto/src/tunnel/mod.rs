@@ -1,8 +1,9 @@
 //! Tunnels: many streams over a few long-lived links between two peers ("Taming the LFN", slides
 //! 13 to 20, where a stream is called a session).
 //!
-//! A stream carries the bytes of one flow through the tunnel. Opening one takes no round trip,
-//! and streams need not probe the capacity of the path: the links know it.
+//! A stream carries the bytes of one flow through the tunnel. Opening a stream takes no round trip,
+//! and streams need not probe the capacity of the path, because the links' connections already
+//! have.
 //!
 //! ```text
 //!              near end                                               far end
@@ -15,8 +16,8 @@
 //!
 //! Bytes on a link cannot be dropped, so the sender must know that there is room for them. The
 //! receiver grants all of its buffer as *tokens*, one per byte. The sender divides them fairly
-//! among its streams and keeps half for future streams. A stream whose reader has stopped
-//! keeps its share, and gets no further tokens.
+//! among its streams and keeps half for future streams. A stream whose reader has stopped uses up
+//! its share, and then gets no further tokens.
 //!
 //! | file | contents |
 //! |---|---|

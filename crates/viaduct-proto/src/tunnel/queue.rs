@@ -8,7 +8,8 @@ use crate::flow::Buffer;
 /// long ones.
 const SHORT: usize = 2048;
 
-/// Queue of bytes. Its memory is proportional to the bytes, whatever the size of the pieces.
+/// Queue of bytes. The memory that it uses is proportional to the number of bytes, even if the
+/// pieces are short.
 #[derive(Debug, Default)]
 pub(super) struct Queue {
     pieces: Buffer,

@@ -18,8 +18,8 @@ pub(super) struct Rtt {
 }
 
 impl Rtt {
-    /// Makes a ping due, unless the last one is unanswered: it may wait behind a loss that is being
-    /// repaired.
+    /// Makes a ping due, unless the last one is unanswered: that ping may wait behind a loss that
+    /// is being repaired.
     pub(super) fn schedule_ping(&mut self) {
         self.is_ping_due = self.pinged.is_none();
     }
@@ -31,7 +31,7 @@ impl Rtt {
         Some(ping)
     }
 
-    /// Processes the answer to a ping; false if there was no ping with this payload.
+    /// Processes the answer to a ping. Returns false if there was no ping with this payload.
     pub(super) fn handle_pong(&mut self, now: Instant, payload: u64) -> bool {
         let is_answer = self.pinged.take() == Some(payload);
         if is_answer {

@@ -166,8 +166,8 @@ impl Stream {
             .then_some(Notification::Finished)
     }
 
-    /// Marks `count` of the bytes that were read as consumed. Returns how many can be
-    /// acknowledged.
+    /// Marks `count` of the bytes that were read as consumed. Returns the number of bytes that can
+    /// now be acknowledged.
     pub(super) fn consumed(&mut self, count: usize) -> u64 {
         let count = self.reading.min(count as u64);
         self.reading -= count;

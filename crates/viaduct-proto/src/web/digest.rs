@@ -1,9 +1,9 @@
 //! Digest of a partially read head, in few bytes: the state that a stateless server gives its
 //! client until the rest of the head arrives (Trickles, section 4.2).
 //!
-//! Complete lines are consumed, and their meaning is kept. Headers that are ignored here are also
-//! consumed in parts, whatever their length. Any other incomplete line is not consumed: the client
-//! sends it again, with the bytes that follow.
+//! Complete lines are consumed, and their meaning is kept. Headers that are ignored here are
+//! consumed even before they are complete, so they may have any length. Any other incomplete line
+//! is not consumed: the client sends it again, with the bytes that follow.
 //!
 //! ```text
 //!   bytes of the head so far 2 (highest bit: Connection: close was sent) | flags 1:
@@ -157,7 +157,7 @@ fn request(reader: &mut Reader, flags: u8) -> Option<Request> {
     let parts = reader.varint().filter(|&parts| parts <= MAX_DIGEST as u64)?;
     let text = |bytes: &[u8]| String::from_utf8(bytes.to_vec()).ok();
     let path = (0..parts).map(|_| Some(reader.counted()?.to_vec())).collect::<Option<Vec<_>>>()?;
-    // The path must be one that a request line may have.
+    // Only paths that a request line can have are valid.
     let odd = |part: &Vec<u8>| {
         let bad = part.iter().any(|byte| b"/\0".contains(byte));
         part.is_empty() || part == b"." || part == b".." || bad

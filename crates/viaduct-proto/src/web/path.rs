@@ -55,7 +55,8 @@ pub(super) fn encode(name: &[u8]) -> String {
     encode_but(name, |byte| byte.is_ascii_alphanumeric() || b"-._~/".contains(&byte))
 }
 
-/// Encodes a query as it was sent, escaping bytes that a header may not contain.
+/// Encodes a query: bytes that a header may not contain are escaped, and all others are kept as
+/// sent.
 pub(super) fn encode_query(query: &str) -> String {
     encode_but(query.as_bytes(), |byte| byte.is_ascii_graphic())
 }

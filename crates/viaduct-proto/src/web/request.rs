@@ -10,12 +10,12 @@ const KEPT: [&str; 6] =
     ["range", "if-range", "if-none-match", "if-match", "if-modified-since", "if-unmodified-since"];
 /// Other headers that are interpreted.
 const HEEDED: [&str; 4] = ["connection", "content-length", "host", "transfer-encoding"];
-/// Methods that are known, and not allowed (RFC 9110, 9.3; RFC 5789).
+/// Known methods that are not allowed (RFC 9110, 9.3; RFC 5789).
 const NOT_ALLOWED: [&str; 7] = ["POST", "PUT", "DELETE", "PATCH", "OPTIONS", "TRACE", "CONNECT"];
 /// Maximum length of a query that is kept, in bytes: a digest must have room for it.
 const MAX_QUERY: usize = 256;
 
-/// Returns whether a header is ignored here, whatever its value.
+/// Returns whether a header is ignored here, with any value.
 pub(super) fn is_ignored(name: &str) -> bool {
     let name = name.to_ascii_lowercase();
     !KEPT.contains(&&*name) && !HEEDED.contains(&&*name)

@@ -60,7 +60,7 @@ pub fn emit(source: SocketAddr, destination: SocketAddr, payload: &[u8]) -> Opti
     udp.extend(length.to_be_bytes());
     udp.extend([0, 0]);
     udp.extend(payload);
-    // A checksum of zero would mean that there is none.
+    // A checksum of zero would mean that the datagram has no checksum.
     let sum = match pseudo(source.ip(), destination.ip(), UDP, &udp) {
         0 => u16::MAX,
         sum => sum,

@@ -9,8 +9,8 @@
 //!   IP | TCP 1000 | ---- data ----    IP | TCP 2400 | ---- data ----    ...
 //! ```
 //!
-//! Segments are those that Linux makes: IPv4 identifications count up, FIN and PSH are set in
-//! the last segment, and CWR in the first.
+//! Segments are those that Linux makes: IPv4 identifications increase by one, FIN and PSH are set
+//! in the last segment, and CWR in the first.
 
 use std::num::NonZeroU16;
 
@@ -106,7 +106,7 @@ fn cut(
     Some(())
 }
 
-/// Sets the IP header of the `n`th packet, which `behind` bytes follow.
+/// Sets the fields of the `n`th packet's IP header, which is followed by `behind` bytes.
 fn set_ip(ip: &mut [u8], behind: usize, n: usize) {
     let length = |length: usize| u16::try_from(length).unwrap_or(u16::MAX).to_be_bytes();
     if ip[0] >> 4 == 6 {

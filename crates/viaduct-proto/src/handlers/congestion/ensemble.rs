@@ -15,8 +15,7 @@ use super::window::{Path, Window};
 use crate::flow::Measure;
 use crate::time::{Duration, Instant};
 
-/// Segments that every flow may have in flight, however many flows there are, so that none
-/// starves.
+/// Segments that every flow may have in flight even if there are many flows, so that none starves.
 const FLOOR: f64 = 2.0;
 /// Minimum interval between computations of the level.
 const LEVEL: Duration = Duration::from_millis(1);
@@ -89,7 +88,7 @@ impl Ensemble {
         self.left.map(|left| now.since(left))
     }
 
-    /// Handles a flow's measurement and the number of its bytes that wait.
+    /// Handles a flow's measurement, and the number of the flow's bytes that wait here.
     pub(super) fn report(&mut self, id: u64, measure: Measure, waiting: usize, now: Instant) {
         let Some(member) = self.members.get_mut(&id) else { return };
         let (before, known) = (member.measure, member.measure.rtt > Duration::ZERO);
@@ -210,8 +209,8 @@ impl Member {
     }
 }
 
-/// Max-min fair level: the share of `all` for each flow such that nothing remains while a flow
-/// wants more. `wants` must be sorted.
+/// Max-min fair level: the largest share of each flow such that all flows together use at most
+/// `all`. `wants` must be sorted.
 fn level(wants: &[u64], all: f64) -> f64 {
     let mut left = all;
     for (n, &want) in wants.iter().enumerate() {

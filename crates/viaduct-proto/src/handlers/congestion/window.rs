@@ -70,7 +70,7 @@ impl Window {
         }
         if self.bytes > 1.25 * on_the_way + MIN_WINDOW * path.segment {
             // Time in which the window is not used does not count (RFC 9438, 5.8). A new epoch
-            // would return the curve to its position after the last loss, below the growth
+            // would instead restart the curve where it was after the last loss, and lose the growth
             // since.
             if let Some((began, _)) = &mut self.epoch {
                 *began += since;

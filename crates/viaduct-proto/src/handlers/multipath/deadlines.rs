@@ -5,9 +5,9 @@ use crate::timers::{Timer, TimerTable};
 /// Deadlines, in the order in which they are acted on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Deadline {
-    /// No connection was usable for so long that the flow fails.
+    /// No connection has been usable for the maximum time: the flow fails.
     Reconnect,
-    /// The other end has not ended a closed flow, which is reset.
+    /// The application has closed the flow, and the other end has not: the flow is reset.
     Linger,
     /// An acknowledgement is due.
     Ack,

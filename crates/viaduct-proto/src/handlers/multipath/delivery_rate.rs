@@ -60,8 +60,8 @@ impl DeliveryRate {
         self.rate = Some(self.rate.map_or(rate, |known| known - known / 4 + rate / 4));
     }
 
-    /// Bytes that a connection with the rate `quickest` delivers before one more block arrives on
-    /// this one.
+    /// Bytes that a connection with the rate `quickest` delivers before one more block arrives that
+    /// is sent on this connection now.
     pub(super) fn lag(&self, quickest: u64) -> u64 {
         let bytes = self.sent - self.arrived + MAX_DATA as u64;
         let rate = self.rate.unwrap_or(quickest).max(1);
@@ -69,8 +69,8 @@ impl DeliveryRate {
         u64::try_from(lag).unwrap_or(u64::MAX)
     }
 
-    /// Returns whether one more block may be sent: the data that overtakes it must fit in half
-    /// of `window`.
+    /// Returns whether one more block may be sent here: the data on other connections that
+    /// overtakes the block must fit in half of `window`.
     pub(super) fn may_send(&self, quickest: u64, window: usize) -> bool {
         match self.rate {
             None => self.sent - self.arrived < MAX_UNMEASURED,

@@ -149,7 +149,7 @@ impl Multipath {
         }
     }
 
-    /// Puts a connection into use in place of the slot's former ones.
+    /// Replaces the slot's former connections by this one.
     pub(super) fn activate(&mut self, cx: &mut Context<'_>, on: Output, received: u64) -> Handled {
         let slot = self.path(on).map_or(0, |path| path.slot);
         self.enter(cx, on, Stage::Live);

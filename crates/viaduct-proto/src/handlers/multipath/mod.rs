@@ -118,7 +118,7 @@ impl Multipath {
         self.paths.push(path);
     }
 
-    /// Sends a message on a connection. If the connection is broken, it reports that itself.
+    /// Sends a message on a connection. A broken connection reports that itself.
     fn say(cx: &mut Context<'_>, on: Output, frame: &Frame) {
         let _ = cx.output(on).write(frame.emit());
     }
@@ -296,8 +296,8 @@ impl Handler for Multipath {
         self.names[1].clone().or_else(|| cx.output(FIRST).getpeername())
     }
 
-    /// `retry`: the network has changed; all connections are suspected and replaced. Any other
-    /// request is answered with the status.
+    /// `retry`: the network has changed; all connections are marked as suspect, and are replaced.
+    /// Any other request is answered with the status.
     fn control(&mut self, cx: &mut Context<'_>, to: &str, request: &[u8]) -> Option<Vec<u8>> {
         if to != self.plan.name {
             let output = self.paths.first().map_or(FIRST, |path| path.output);

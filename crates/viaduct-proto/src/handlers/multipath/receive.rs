@@ -14,7 +14,7 @@ impl Multipath {
         let Some(path) = self.path(from) else { return false };
         path.inbox.extend_from_slice(data);
         if path.note_received(now) {
-            // The suspicion was wrong: the connection's replacement is not needed.
+            // The connection works after all, so its replacement is not needed.
             let slot = path.slot;
             self.drop_attempts(cx, slot);
         }

@@ -1,4 +1,4 @@
-//! Receive buffer: reorders data, and holds it while the application takes none.
+//! Receive buffer: reorders data, and holds it while the application does not read.
 
 use std::collections::BTreeMap;
 

@@ -30,7 +30,7 @@ pub(super) struct Session {
 
 /// Slot for a connection that should exist.
 pub(super) struct Slot {
-    /// Time of the next attempt, and the interval to the one after it.
+    /// Time of the next attempt to connect, and interval from it to the following one.
     pub(super) next: Option<Instant>,
     pub(super) wait: Duration,
 }

@@ -11,7 +11,7 @@ use crate::time::Duration;
 const TURN: usize = 64 << 10;
 /// Unsent bytes at which the application is stopped.
 const MAX_UNSENT: usize = 64 << 10;
-/// Received bytes after which, and delay within which, an acknowledgement is sent.
+/// An acknowledgement is sent after this many received bytes, or after this delay.
 const ACK_EVERY: u64 = 64 << 10;
 const ACK_DELAY: Duration = Duration::from_millis(25);
 /// Time that a closed flow waits for the other end.
@@ -91,8 +91,8 @@ impl Multipath {
         self.out.has_unsent() && sent >= TURN
     }
 
-    /// Connection that takes a block and on which it arrives soonest, and whether it is the only
-    /// usable one.
+    /// Index of the connection on which a block sent now arrives soonest, among those that take
+    /// one; and whether it is the only usable connection.
     fn soonest(&self) -> Option<(usize, bool)> {
         let usable = || self.paths.iter().enumerate().filter(|(_, path)| path.is_usable());
         let is_alone = usable().count() == 1;

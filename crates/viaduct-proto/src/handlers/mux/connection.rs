@@ -37,8 +37,8 @@ impl SharedConnection {
         }
     }
 
-    /// Starts to connect the shared connection that was spawned for a stream. `None` if it is no
-    /// longer needed.
+    /// Starts to connect the shared connection that was spawned for a stream. `None` if the
+    /// connection is no longer needed.
     pub(super) fn connecting(
         cx: &mut Context<'_>,
         mux: &mut MuxState,
@@ -203,7 +203,7 @@ impl SharedConnection {
             }
         }
         if !frames.is_empty() {
-            // If the connection is broken, it reports that itself.
+            // A broken connection reports that itself.
             let _ = cx.output(self.output).write(frames.into());
         }
         false

@@ -11,7 +11,7 @@
 //! Each flow of the program is a *stream*, in a chain of its own. The *shared connection* is a
 //! chain without an application. It is spawned for the first stream to a destination, and closed
 //! shortly after the last one. At the other end the accepted connection becomes the shared
-//! connection, and spawns a chain for each stream of its tunnel. Handlers above `mux` see each
+//! connection, and spawns a chain for each stream of its tunnel. Handlers above `mux` process each
 //! flow, and those below it the shared connection.
 //!
 //! `state` has the shared connections and their streams; `connection` and `stream` are the two

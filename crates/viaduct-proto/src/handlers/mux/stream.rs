@@ -114,8 +114,7 @@ impl Stream {
         }
     }
 
-    /// Bytes that the other end's program has not taken, which a reset of the stream would
-    /// drop.
+    /// Bytes that the program at the other end has not read. A reset of the stream would drop them.
     pub(super) fn held(&self, mux: &mut MuxState) -> u64 {
         let Some((state, Some(conn))) = mux.stream(self.number) else { return 0 };
         let stats = state.id.and_then(|id| conn.tunnel.stream_stats(id));

@@ -1,4 +1,4 @@
-//! Attempt over one path: a connection, and the SOCKS5 exchange with a node on it.
+//! Attempt over one path: a connection, and the SOCKS5 exchange over it if it leads to a node.
 
 use std::net::SocketAddr;
 

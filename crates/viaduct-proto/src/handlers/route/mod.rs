@@ -96,7 +96,7 @@ impl Route {
         self.attempts.iter_mut().find(|attempt| attempt.output == output)
     }
 
-    /// Starts the next attempt; false if no path is left.
+    /// Starts the next attempt. Returns false if no path is left.
     fn try_next(&mut self, cx: &mut Context<'_>) -> bool {
         let (Some(goal), Some(to)) = (self.left.pop_front(), self.to.clone()) else { return false };
         let output = if self.begun { cx.plumb() } else { FIRST };
@@ -315,8 +315,8 @@ impl Handler for Route {
         self.to.clone().or_else(|| cx.output(FIRST).getpeername())
     }
 
-    /// `move`: the handler above survives the loss of its connection, so the connection is
-    /// given up when its path fails. Any other request is answered with the flow's path.
+    /// `move`: a handler above survives the loss of its connection, so this handler gives the
+    /// connection up when the path fails. Any other request is answered with the flow's path.
     fn control(&mut self, cx: &mut Context<'_>, to: &str, request: &[u8]) -> Option<Vec<u8>> {
         if to != plan::NAME {
             return cx.output(self.at().unwrap_or(FIRST)).control(to, request);

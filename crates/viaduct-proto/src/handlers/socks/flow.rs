@@ -11,7 +11,7 @@ use crate::handlers::early::{Early, End};
 use crate::split::socks_client;
 use crate::time::Duration;
 
-/// Timeout of the proxy's reply; the proxy may itself wait for a server.
+/// Timeout of the proxy's reply. It is long because the proxy itself may have to wait for a server.
 const PROXY_TIMEOUT: Duration = Duration::from_secs(130);
 const ANSWER: Timer = Timer(0);
 

@@ -172,8 +172,8 @@ proptest! {
         }
     }
 
-    /// Between any two datagrams at most the rate's amount passes, and the rate is used while
-    /// some wait.
+    /// Between any two datagrams the rate is not exceeded, and it is used fully while datagrams
+    /// wait.
     #[test]
     fn shape_holds_its_rate_and_its_bound(traffic in traffic(), kilobits in 100..50_000u64) {
         let held = 20_000;

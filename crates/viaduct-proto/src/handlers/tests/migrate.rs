@@ -91,7 +91,7 @@ fn a_last_word_that_is_lost_is_no_reset() {
         net.shutdown(1 - writer);
         net.wait(WHILE);
         net.shutdown(writer);
-        // The end arrives, and its acknowledgement does not.
+        // The end of the stream arrives, but its acknowledgement is lost.
         net.wait(Duration::from_millis(6));
         net.cut_all(true);
         net.wait(seconds(60));
@@ -167,7 +167,7 @@ fn a_third_party_that_knows_the_session_cannot_take_it_over() {
     exchange(&mut net);
     net.cut_all(true);
     net.wait(WHILE);
-    // Replays the owner's second connection, as an attacker recorded it.
+    // An attacker replays the owner's second connection, which it has recorded.
     let heard = net.heard[1].clone();
     let (served, before) = (net.end(1).read.got, live(&net));
     net.cut = 1;

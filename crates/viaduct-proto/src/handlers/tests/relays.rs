@@ -207,8 +207,8 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
 }
 
 proptest! {
-    /// Each datagram is sent or dropped exactly once; the open relays are those opened and not
-    /// closed; and their number is within the bound.
+    /// Each datagram is either sent or dropped, exactly once. The open relays are those that were
+    /// opened and not closed, and their number is within the bound.
     #[test]
     fn all_is_accounted_for(steps in steps()) {
         let (mut relays, mut now) = (relays(), at(0));

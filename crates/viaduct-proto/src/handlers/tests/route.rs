@@ -116,7 +116,7 @@ impl Driver {
         all
     }
 
-    /// Plays the node at the end of connection `n`, which connects to `to`.
+    /// Acts as the node at the far end of connection `n`, which connects to `to`.
     fn goes_by(&mut self, n: usize, to: &Address) {
         self.connected(n, Ok(()));
         assert_eq!(self.heard(n), [5, 1, 0]);
@@ -153,7 +153,7 @@ fn a_flow_goes_directly_while_that_is_the_best_way() {
     flow.wait(5_000);
     assert_eq!(flow.dialled().len(), 1, "no other path is tried");
     assert_eq!(flow.chain.control(flow.now, "route", b"").unwrap(), b"directly");
-    // Without a handler above that survives a loss, the flow keeps its path.
+    // Without a handler above that survives the loss of its connection, the flow keeps its path.
     *flow.knows.lock().unwrap() = Some(table(2, DOWN, &[OverlayRoute::By(1)]));
     flow.wait(5_000);
     assert!(!flow.said.iter().any(|action| matches!(action, Action::Failed(_))));

@@ -37,8 +37,8 @@ pub struct Stream {
     pub link: LinkConfig,
     /// Time from the last packet to the first flush of the encoder, and between its stages.
     pub flush: Duration,
-    /// Number of latest packets that the receiver stores. The decoder forgets repairs that cover
-    /// only older ones.
+    /// Number of the latest packets, which the receiver stores. The decoder forgets repairs that
+    /// cover only older ones.
     pub window: u64,
     /// Seed of losses and contents.
     pub seed: u64,
@@ -65,7 +65,7 @@ impl Default for Stream {
 pub struct Lost {
     /// Number of the packet.
     pub seq: Seq,
-    /// Length of its burst: neighbours on the link that were lost together, including repairs.
+    /// Length of the burst in which it was lost: consecutive packets and repairs on the link.
     pub burst: u32,
     /// Time from its expected arrival (send time plus the link's delay) to its recovery; `None` if
     /// it was never recovered.

@@ -12,13 +12,13 @@ use crate::tunnel::common::{Common, Event};
 use crate::tunnel::stream::{Sending, Stream};
 use crate::tunnel::wire::{Frame, Opening};
 
-/// Maximum delay of an acknowledgement, in which others may join it.
+/// Maximum delay of an acknowledgement, so that several can be sent together.
 const ACK_DELAY: Duration = Duration::from_millis(5);
 /// Upper bound of the number of freed bytes at which they are acknowledged at once.
 const ACK_AT_ONCE: u64 = 32 << 10;
 
 impl Mux {
-    /// Opens a stream. The link must have a [vacant](Mux::vacant) one.
+    /// Opens a stream. [`Mux::vacant`] must not be 0.
     pub(crate) fn open(&mut self, cx: &mut Common, to: Address, source: Option<SocketAddr>) -> u32 {
         let number = self.numbers.take();
         self.insert(number, Stream::opened(cx.tokens.open()));

@@ -39,7 +39,7 @@ const MAX_CONTROL: usize = 64 << 10;
 pub enum Carrier {
     /// All frames in one byte stream: TCP.
     Stream,
-    /// The frames of each stream in a QUIC stream of its own, and those of the link in another.
+    /// The frames of each stream in a separate QUIC stream, and those of the link in another.
     Streams,
 }
 
@@ -73,7 +73,7 @@ pub(super) struct Mux {
     acks: Vec<u32>,
     rtt: Rtt,
     timers: Timers,
-    /// For this end and the other: true if it opens no more streams on this link.
+    /// For this end and for the other: true if that end opens no more streams on this link.
     leaving: [bool; 2],
     traffic: Traffic,
 }
@@ -141,8 +141,8 @@ impl Mux {
         if self.control.len() > MAX_CONTROL { Err(LinkError::Deaf) } else { Ok(()) }
     }
 
-    /// Lane on which a frame is sent. Acknowledgements of a stream must not wait behind the bytes
-    /// that this end sends on it.
+    /// Lane on which a frame is sent. Acknowledgements must not wait behind the bytes that this end
+    /// sends on the same stream.
     fn lane_of(&self, stream: u32, frame: &Frame<'_>) -> Lane {
         match (self.carrier, frame) {
             (Carrier::Stream, _) | (_, Frame::Ack(_) | Frame::FinAck) => 0,
@@ -225,8 +225,7 @@ impl Mux {
         }
     }
 
-    /// Forgets a stream. The buffer that it held and the tokens that it had outstanding are
-    /// free.
+    /// Forgets a stream, and frees the buffer that it held and the tokens that it had outstanding.
     pub(super) fn forget(&mut self, cx: &mut Common, number: u32) {
         if let Some(stream) = self.streams.remove(&number) {
             let held = stream.unacknowledged();

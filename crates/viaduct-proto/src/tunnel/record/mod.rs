@@ -16,9 +16,9 @@
 //! the confirmation, an empty record under the keys that are derived with `se`. The dialler needs
 //! no confirmation: only the listener can compute the second message, which answers a fresh key.
 //!
-//! A listener that refuses the dialler says so in the second message, which only the holder of the
-//! dialler's key can read. The two messages keep these lengths in all future versions, so that a
-//! refusal because of the version is understood.
+//! A listener that refuses the dialler reports this in the second message, which only the holder of
+//! the dialler's key can read. The two messages keep these lengths in all future versions, so that
+//! a refusal because of the version is understood.
 //!
 //! The number of a record, counted from 0 in each direction, is its nonce. The length of a record
 //! is authenticated as well. The confirmation is record 0. The key of a direction is replaced by
@@ -110,7 +110,7 @@ pub enum RecordError {
     Refused(#[from] Refusal),
 }
 
-/// Secure stream: its handshake, and then its records. Bytes in, bytes out.
+/// Secure stream: the handshake, and then records. It does no I/O.
 pub struct Secure {
     parameters: &'static Parameters,
     state: State,

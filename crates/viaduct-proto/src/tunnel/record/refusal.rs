@@ -25,7 +25,8 @@ pub enum Refusal {
     Other(u8),
 }
 
-/// Byte that tells a dialler it is refused for this reason, or accepted if there is none.
+/// Byte that tells a dialler that it is refused for this reason, or that it is accepted if there is
+/// no reason.
 pub(super) fn verdict(refusal: Option<Refusal>) -> u8 {
     refusal.map_or(WELCOME, Refusal::code)
 }

@@ -165,7 +165,7 @@ fn streams_of_a_broken_link_are_reset_and_its_tokens_come_back() {
     let ids: Vec<_> = (0..6).map(|_| world.open(0).unwrap()).collect();
     world.bulk(&ids, Duration::from_millis(500));
     world.cut(1);
-    // This end knows that the link is gone; the other does not yet.
+    // This end has removed the link; the other has not detected the cut yet.
     world.ends[0].remove_link(1);
     let stranded = world.ends[0].stats().tokens_stranded;
     assert!(stranded > 0);

@@ -77,7 +77,8 @@ impl World {
         }
     }
 
-    /// Cuts a link if there are others. One end knows at once, the other when it is told.
+    /// Cuts a link if there are others. One end detects this at once, the other when the peer
+    /// reports it.
     fn cut_any(&mut self, which: usize, first: usize) {
         if self.links.len() > 1 {
             let link = *self.links.keys().nth(which % self.links.len()).unwrap();

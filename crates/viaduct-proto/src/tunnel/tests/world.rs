@@ -140,7 +140,7 @@ impl World {
                         assert!(!std::mem::replace(&mut twin.finished[end], true), "once");
                     }
                     Event::LinkDown(link, why) => {
-                        // GONE may have been sent on a link that was cut as well.
+                        // The GONE may have been sent on another link, which was also cut.
                         let silent = matches!(why, LinkError::Silent(_));
                         let gone = matches!(why, LinkError::Gone | LinkError::Restarted);
                         assert!(silent || gone, "{link}: {why}");

@@ -106,8 +106,8 @@ impl Tokens {
     }
 
     /// Number of the `wanted` bytes (at least 1) that may be sent now: min(FairShare,
-    /// ShareRemainder, MSS), or what the least window leaves if that is more. 0 if the amount is
-    /// very small and an acknowledgement that increases it is due.
+    /// ShareRemainder, MSS), or what the least window leaves if that is more. 0 if this number is
+    /// very small and an acknowledgement is expected that increases it.
     pub(super) fn allowance(&mut self, id: AccountId, wanted: usize, mss: usize) -> usize {
         let outstanding = self.accounts[id].outstanding;
         let (share, left) = (self.share(), self.remaining());

@@ -70,7 +70,7 @@ const IPV6: u8 = 4;
 pub struct Hello {
     /// Random number that distinguishes the sender's tunnel from those before its restarts.
     pub instance: u64,
-    /// Number of the link, chosen by the end that dialled. The answer repeats it.
+    /// Number of the link, chosen by the end that dialled. The HELLO of the other end repeats it.
     pub link: u32,
     /// Total of tokens: bytes of buffer that the sender of this frame has for all streams of
     /// all links.

@@ -64,9 +64,9 @@ proptest! {
     }
 }
 
-/// Simulates a bottleneck of `rate` bytes a millisecond with a queue of `queue` bytes, 20
-/// ms from each end, and `groups` of flows that share a window each. All flows always have
-/// data. Returns the bytes of each flow that arrived in the second half.
+/// Simulates a bottleneck of `rate` bytes a millisecond with a queue of `queue` bytes, 20 ms from
+/// each end, and `groups` of flows, each of which shares one window. All flows always have data.
+/// Returns the bytes of each flow that arrived in the second half.
 fn compete(groups: &[usize], rate: f64, queue: f64, millis: u64) -> Vec<Vec<f64>> {
     let mut worlds: Vec<_> = groups.iter().map(|&count| Group::new(count)).collect();
     let mut backlog = 0.0f64;
