@@ -14,11 +14,11 @@
 //!   the network, or an outbound
 //! ```
 //!
-//! **Order of calls.** Calls never nest: a handler's calls to its neighbours are queued, and made
-//! in order after its own method has returned. A handler is therefore never re-entered, chains may
-//! be of any length, and data written first arrives first. Only queries ([`Handler::getsockname`],
-//! [`Handler::getsockopt`], [`Handler::measure`], [`Handler::control`]) are answered at once; they
-//! are passed downstream.
+//! **Order of calls.** Calls never nest: a handler's calls to its neighbours are queued, and
+//! made in order after its own method has returned. A handler is therefore never re-entered,
+//! chains may be of any length, and data written first arrives first. Only queries
+//! ([`Handler::getsockname`], [`Handler::getsockopt`], [`Handler::measure`],
+//! [`Handler::control`]) are answered at once; they are passed downstream.
 //!
 //! **Guaranteed completion** (3.4). A `write` or an `avail` takes all its bytes, so callers never
 //! retry; it returns `false` only when the flow will never take any more. `may_write(false)` and
@@ -62,22 +62,25 @@
 //!                            no such key:         giver.unclaimed(now); drive it until it closes
 //! ```
 //!
-//! `take` consumes the giver, which never had an application. All chains must run in one event
-//! loop: a driver with several loops refuses accepted flows whose handlers
-//! [gather](Factory::gathers) connections, and all flows whose handlers [share](Factory::shares)
-//! them. [`Action::Wake`] is routed the same way, to [`Chain::wake`] of the chain that has claimed
-//! its key. [`Action::Spawn`] asks for one more chain, [`Chain::spawned`], either without an
-//! application ([`SpawnKind::Alone`]) or for the application of the accepted flow
-//! ([`SpawnKind::Accepted`]). 5. **The end.** When the application has gone, for any reason, call
-//! [`Chain::close`] and drive the chain until all its bottoms are closed: written data may still be
-//! in flight, or wait for another connection. Call [`Chain::abandon`] before a chain is dropped.
-//! After [`Action::Failed`] drop the chain when its bottoms are closed. 6. **Measures.** If a
-//! factory [asks for them](Factory::measures), call [`Chain::set_measure`] for each connection
-//! before the chain is driven. 7. **Messages.** [`Action::Say`] is a line for the log.
-//! [`Action::Event`] is for the application, as `NAME: what`; `migrate: freeze` and `migrate: thaw`
-//! are for a process that can stop the application. When addresses or routes change, send
-//! `control("migrate", b"retry")` and `control("stripe", b"retry")` to every chain: otherwise a
-//! dead connection is noticed only after seconds of silence.
+//!    `take` consumes the giver, which never had an application. All chains must run in one event
+//!    loop: a driver with several loops refuses accepted flows whose handlers
+//!    [gather](Factory::gathers) connections, and all flows whose handlers
+//!    [share](Factory::shares) them.
+//!    [`Action::Wake`] is routed the same way, to [`Chain::wake`] of the chain that has claimed its
+//!    key. [`Action::Spawn`] asks for one more chain, [`Chain::spawned`], either without an
+//!    application ([`SpawnKind::Alone`]) or for the application of the accepted flow
+//!    ([`SpawnKind::Accepted`]).
+//! 5. **The end.** When the application has gone, for any reason, call [`Chain::close`] and
+//!    drive the chain until all its bottoms are closed: written data may still be in flight, or
+//!    wait for another connection. Call [`Chain::abandon`] before a chain is dropped. After
+//!    [`Action::Failed`] drop the chain when its bottoms are closed.
+//! 6. **Measures.** If a factory [asks for them](Factory::measures), call
+//!    [`Chain::set_measure`] for each connection before the chain is driven.
+//! 7. **Messages.** [`Action::Say`] is a line for the log. [`Action::Event`] is for the
+//!    application, as `NAME: what`; `migrate: freeze` and `migrate: thaw` are for a process that
+//!    can stop the application. When addresses or routes change, send `control("migrate",
+//!    b"retry")` and `control("stripe", b"retry")` to every chain: otherwise a dead connection is
+//!    noticed only after seconds of silence.
 //!
 //! Datagrams pass a chain one by one, without a stream: see [`datagrams`], and [`relays`] for
 //! chains that end at a relay.

@@ -1,5 +1,5 @@
-//! Selective acknowledgements of TCP: the highest segment that has arrived (SACK, RFC 2018),
-//! and a duplicate one (D-SACK, RFC 2883), which reveals a spurious retransmission.
+//! Selective acknowledgements of TCP: they report the highest segment that has arrived (SACK, RFC
+//! 2018), and a duplicate segment (D-SACK, RFC 2883), which reveals a spurious retransmission.
 
 use super::tcp_option;
 use super::transport::{self, Segment, TCP_MIN, number};

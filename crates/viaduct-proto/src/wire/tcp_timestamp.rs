@@ -2,8 +2,9 @@
 //! has seen; timestamps that the host would refuse are renewed.
 //!
 //! A host refuses a segment whose timestamp is older than the latest one that it has seen (PAWS,
-//! section 5), to keep out old segments whose sequence numbers have wrapped. A segment that arrives
-//! a few milliseconds late, after the retransmission of another one, looks the same.
+//! section 5), so that it does not accept old segments after the sequence numbers have wrapped. A
+//! segment that arrives a few milliseconds late, after the retransmission of another segment, looks
+//! like such an old one.
 
 use super::tcp_option;
 use super::transport::{self, TCP_MIN, number};
@@ -21,7 +22,7 @@ const MAX_AGE: u32 = 4_096;
 const STAMP: usize = 4;
 const VALUE: usize = 2 * STAMP;
 
-/// Timestamp that a whole IP packet echoes: the latest one that its host has seen.
+/// Timestamp that a whole IP packet echoes: the latest one that the packet's sender has seen.
 pub fn echo(packet: &[u8]) -> Option<u32> {
     let (_, at) = stamps(packet)?;
     number(packet.get(at + STAMP..)?)

@@ -130,7 +130,7 @@ impl Block {
         decoder: &mut Decoder<'static>,
         from: &[u8],
     ) -> Result<(Bytes, usize), ExpandError> {
-        // A decompression bomb is detected by the one byte of room beyond the allowed output.
+        // One byte of room more than allowed: if it is filled, the input is a decompression bomb.
         let mut room = vec![0; STEP.min(self.most + 1)];
         let mut source = InBuffer::around(from);
         let mut out = OutBuffer::around(&mut room[..]);

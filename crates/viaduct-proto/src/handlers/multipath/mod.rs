@@ -9,14 +9,15 @@
 //! ```
 //!
 //! **Opening.** The connecting end sends a hello and may send data at once. The welcome in return
-//! gives both ends a secret ([`secret`]), whose ID the accepting end claims. **Joining.** Only the
-//! connecting end opens more connections: one for each slot, and another one when a slot's
-//! connection has broken or is silent ([`path`]). The chain that accepts such a connection gives it
-//! to the chain that has claimed the session. That chain sends a challenge, and uses the connection
-//! once the proof arrives. Only then does the connection replace the slot's former one. **Data.**
-//! Data is numbered by its offset in the flow, and acknowledged by the amount delivered. Data on a
-//! lost connection is retransmitted. Each end buffers at most `buffer` bytes. **Closing.** The flow
-//! is over when each end has all of the other's data and its end of stream.
+//! gives both ends a secret ([`secret`]), whose ID the accepting end claims.
+//! **Joining.** Only the connecting end opens more connections: one for each slot, and another one
+//! when a slot's connection has broken or is silent ([`path`]). The chain that accepts such a
+//! connection gives it to the chain that has claimed the session. That chain sends a challenge, and
+//! uses the connection once the proof arrives. Only then does the connection replace the slot's
+//! former one.
+//! **Data.** Data is numbered by its offset in the flow, and acknowledged by the amount delivered.
+//! Data on a lost connection is retransmitted. Each end buffers at most `buffer` bytes.
+//! **Closing.** The flow is over when each end has all of the other's data and its end of stream.
 
 mod deadlines;
 mod delivery_rate;

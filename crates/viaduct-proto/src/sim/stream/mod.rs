@@ -37,8 +37,8 @@ pub struct Stream {
     pub link: LinkConfig,
     /// Time from the last packet to the first flush of the encoder, and between its stages.
     pub flush: Duration,
-    /// Number of the latest packets, which the receiver stores. The decoder forgets repairs that
-    /// cover only older ones.
+    /// Number of packets that the receiver stores: the latest ones. The decoder forgets repairs
+    /// that cover only older packets.
     pub window: u64,
     /// Seed of losses and contents.
     pub seed: u64,

@@ -177,7 +177,7 @@ impl Sender {
         }
     }
 
-    /// Marks packets as lost above which three packets are selectively acknowledged.
+    /// Marks as lost the packets above which three packets are selectively acknowledged.
     fn mark_lost(&mut self) {
         let Some(&third) = self.sacked.iter().rev().nth(2) else { return };
         let new: Vec<u64> = (self.acknowledged + 1..third)
