@@ -36,9 +36,9 @@ static inline int viaduct_is_wrapped(void)
     return getenv("VIADUCT_CONTROL") != NULL;
 }
 
-/* Sends `length` bytes of `words`, with the socket `flow`. Returns the descriptor on which the
- * answer arrives. On failure returns -1 with errno set, which is 0 if the program is not
- * wrapped. */
+/* Sends `length` bytes of `words`, and a duplicate of the socket `flow`, to the master. Returns the
+ * descriptor on which the answer arrives. On failure returns -1 with errno set; errno is 0 if the
+ * program is not wrapped. */
 static inline int viaduct_ask_(int flow, const void *words, size_t length)
 {
     struct sockaddr_un at;

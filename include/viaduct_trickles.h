@@ -108,7 +108,8 @@ enum { MSK_MOST_STATE = 700 };
  * otherwise -EMSGSIZE. */
 int msk_set_input(minisock *, int input, uint64_t consumed, const void *state, size_t length);
 /* Adds an output continuation: with `state` the server can produce the stream's output from `start`
- * to below `end`. No output follows if `last`. `state` is limited as for msk_set_input. */
+ * to below `end`. If `last`, the stream's output stops there. `state` is limited as for
+ * msk_set_input. */
 int msk_set_output(minisock *, uint32_t stream, uint64_t start, uint64_t end, int last,
                    const void *state, size_t length);
 /* Tells the client that all of the input was read, and that no more will be read. */
@@ -117,12 +118,13 @@ enum msk_reason { MSK_REFUSED = 0, MSK_CHANGED = 1, MSK_UNKNOWN = 2, MSK_FAILED 
 /* Resets a stream. */
 int msk_reset(minisock *, uint32_t stream, int reason);
 /* Stores, for up to `most` packets of the answer, the bytes of continuations and data for which
- * each has room. Returns the number of packets. The packets with room answer the asks, in order,
- * one each. */
+ * each has room. Returns the number of packets. The packets that have room answer the asks in
+ * order, one ask each. */
 int msk_rooms(const minisock *, size_t *rooms, int most);
-/* Puts an output continuation, as of msk_set_output, into packet number `packet` (from 0) of the
- * answer, beside its data. The continuations and notes of all calls above are then not sent. One
- * continuation for each packet. -EMSGSIZE if the packet has no room for it. */
+/* Puts an output continuation, like that of msk_set_output, into packet number `packet` (from 0) of
+ * the answer, beside its data. One continuation for each packet; -EMSGSIZE if the packet has no
+ * room for it. The answer then omits what msk_set_input, msk_set_output, msk_closed and msk_reset
+ * have added. */
 int msk_setucont(int fd, minisock *, int packet, uint32_t stream, uint64_t start, uint64_t end, int last,
                  const void *state, size_t length);
 
@@ -146,7 +148,7 @@ typedef struct tiovec {
 /* Sends several pieces, and uses the minisocket up. Pieces for one ask must be contiguous. -EINVAL
  * if the ask of a range does not exist or belongs to another stream, if the range does not follow
  * the one before it for the same ask, or if ranges without an ask belong to several streams. Then
- * nothing is sent, which to the client is a lost packet. */
+ * nothing is sent, and the client sees a lost packet. */
 int msk_sendv(int fd, minisock *, const tiovec *, int count);
 typedef struct fiovec {
     struct msk_range range;
@@ -164,8 +166,7 @@ typedef struct mskdesc {
 /* Calls msk_send for each description. Returns their number, or the first error; all minisockets
  * are used up. */
 int msk_sendbulk(int fd, const mskdesc *, int count);
-/* Drops an event without an answer, which to the client is a lost packet. Uses the minisocket
- * up. */
+/* Drops an event without an answer, and uses the minisocket up. The client sees a lost packet. */
 int msk_drop(int fd, minisock *);
 /* Keeps the right to answer, and releases the request's bytes. */
 int msk_detach(int fd, minisock *);

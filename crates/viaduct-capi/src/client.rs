@@ -58,7 +58,7 @@ pub extern "C" fn msk_turn(fd: c_int) -> c_int {
         End::Server(listener) => match listener.fetch() {
             Err(error) => code(&error),
             Ok(_) => {
-                // A key file that is not valid changes nothing.
+                // If the key file is invalid, the present secrets stay in use.
                 let _ = listener.reload_secrets();
                 count(listener.endpoint().waiting())
             }

@@ -147,8 +147,8 @@ impl Minisock {
         true
     }
 
-    /// Adds bytes whose position is that of the first ask; without asks, that of the first output
-    /// continuation added; otherwise that of the first input's output.
+    /// Adds bytes at the position of the first ask. Without asks, they begin at the start of the
+    /// first output continuation added; without either, at the start of the first input's output.
     pub(crate) fn fill(&mut self, data: &Bytes) {
         let Some(first) = self.asks.first().copied() else { return self.bring(data) };
         for ask in self.asks.clone() {

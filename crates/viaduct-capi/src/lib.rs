@@ -1,5 +1,5 @@
 //! Trickles for C; `include/viaduct_trickles.h` documents the calls. Each call is a thin wrapper of
-//! `viaduct_trickles` that returns its result as a number.
+//! one in `viaduct_trickles`, and returns the result as a number.
 //!
 //! ```text
 //!   C ── int fd ──▶ table: Listener or Connector ──▶ viaduct_trickles
@@ -9,8 +9,8 @@
 //! Results below 0 are errors, as `-errno`. An `fd` is a real descriptor, which is readable when
 //! `msk_turn` has packets to process. Calls of several threads with one `fd` are serialized.
 //!
-//! A parameter `minisock *` is a reference here, or a box if the call uses the minisocket up. It
-//! must come from `msk_next_event`, and must not have been used up.
+//! A parameter `minisock *` is a reference in Rust, or a box if the call uses the minisocket up.
+//! The minisocket must come from `msk_next_event`, and must not have been used up.
 
 pub mod client;
 mod convert;

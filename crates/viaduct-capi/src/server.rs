@@ -169,7 +169,7 @@ pub unsafe extern "C" fn msk_sendbulk(fd: c_int, all: *const Mskdesc, count: c_i
     for one in unsafe { list(all, count) } {
         // SAFETY: the caller upholds the safety section above.
         let done = unsafe { msk_send(fd, Box::from_raw(one.msk), one.data, one.length) };
-        // Minisockets after a failed one are sent, and used up, too.
+        // If one fails, the following minisockets are still sent and used up.
         result = match (result, done) {
             (failed @ ..0, _) | (_, failed @ ..0) => failed,
             (sent, _) => sent + 1,

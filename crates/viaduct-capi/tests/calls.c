@@ -1,6 +1,6 @@
 /*
- * Tests the calls that the examples do not use, with a server and two clients in one process, in
- * turn:
+ * Tests the calls that the examples do not use. A server and two clients run in turn in one
+ * process:
  *
  *   calls ADDRESS:PORT RUN-DIR tcp|udp
  *
@@ -10,7 +10,7 @@
  *   b   msk_sendbulk, with all queued events of this kind
  *   u   an upload; the input continuation has its count and sum
  *
- * msk_flush is never called: what waits is sent because msk_timeout says so.
+ * msk_flush is never called: msk_timeout is 0 while packets are queued, and msk_turn sends them.
  */
 #include <errno.h>
 #include <poll.h>
@@ -56,7 +56,7 @@ static void make(void) {
 
 static uint8_t told[16];
 
-/* Counts the bytes of an upload; at its end the counts are the output. */
+/* Counts and sums the bytes of an upload; at its end the two numbers are the output. */
 static struct state uploaded(minisock *msk, int n, const struct msk_input *in) {
     struct state known = {'u', 0, 0};
     const uint8_t *bytes = in->data;
@@ -94,7 +94,7 @@ static struct state wanted(minisock *msk, int n, const struct msk_input *in) {
     return said;
 }
 
-/* Answers from the file: each ask for it or, without asks, everything. */
+/* Sends the ranges of the file that are asked for; without asks, the whole file. */
 static void send_file(minisock *msk, const struct msk_ask *asks, int asked, const struct msk_input *in) {
     fiovec pieces[MOST];
     int count = 0;
@@ -139,7 +139,7 @@ static void answer(minisock *msk, mskdesc *bulk, int *waiting) {
         CHECK(asks[0].state_length == sizeof first);
         memcpy(&first, asks[0].state, sizeof first);
         from = asks[0].position - asks[0].start;
-        /* The answer to an upload is in the state. */
+        /* The state of an upload contains its answer. */
         if (first.letter == 'u')
             memcpy(told, &first.length, 16);
     }
@@ -154,7 +154,7 @@ static void answer(minisock *msk, mskdesc *bulk, int *waiting) {
         CHECK(msk_send(server, msk, bytes + from, length - from) == 0);
 }
 
-/* Checks that each client's connection has one number. */
+/* Checks that all events of a client's connection have the same number. */
 static void know(const minisock *msk) {
     uint64_t number = msk_connection(msk);
     for (int n = 0; n < CLIENTS; n++) {
@@ -172,7 +172,7 @@ static void serve(void) {
     CHECK(came >= 0);
     for (minisock *msk; (msk = msk_next_event(server));) {
         know(msk);
-        /* A minisocket that is sent with an fd of a client is used up, which is a lost packet. */
+        /* A call with a client's fd fails, but uses the minisocket up: the client sees a loss. */
         if (msk_kind(msk) == MSK_REQUEST && calls['!']++ == 0)
             CHECK(msk_send(clients[0], msk, "x", 1) == -EOPNOTSUPP);
         else
@@ -322,7 +322,7 @@ int main(int argc, char **argv) {
         while (!reads(&small))
             turn();
     }
-    /* The lack of explicit flushes costs no time. */
+    /* Packets are not delayed although there are no explicit flushes. */
     CHECK(now() - start < 1);
     for (int n = 0; n < CLIENTS; n++)
         CHECK(msk_close(clients[n]) == 0 && msk_close(clients[n]) == -EBADF);

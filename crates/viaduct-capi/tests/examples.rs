@@ -84,7 +84,7 @@ impl World {
         server
     }
 
-    /// Starts a server that hands every second batch of events to a second server, which listens at
+    /// Starts a server that moves every second batch of events to a second server, which listens at
     /// another port.
     fn serve_elsewhere(&self) -> [Process; 2] {
         let mut giver = self.serve("127.0.0.1:90", &["give"], Stdio::null(), Stdio::piped());
@@ -99,7 +99,7 @@ impl World {
         client
     }
 
-    /// The same command as root without any capability.
+    /// Wraps the command `client`, to run as root without any capability.
     fn meek(&self, client: &Command) -> Command {
         let mut meek = self.netns.command("setpriv");
         meek.args(["--bounding-set", "-all", "--inh-caps", "-all", "--"]);

@@ -90,8 +90,8 @@ impl Egress {
         self.paths.learn(now(), ip, mtu)
     }
 
-    /// Records the MTU that peer `ip` states, or at least the minimum, as the value may be forged.
-    /// Returns whether it is less than the present value.
+    /// Records the MTU that peer `ip` states, raised to the minimum if it is lower, as the value
+    /// may be forged. Returns whether the recorded MTU is less than the present value.
     pub(crate) fn learn(&mut self, ip: IpAddr, mtu: usize) -> bool {
         let least = if ip.is_ipv4() { LEAST_V4 } else { LEAST_V6 };
         self.paths.learn(now(), ip, mtu.max(least))

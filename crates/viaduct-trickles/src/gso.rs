@@ -1,6 +1,6 @@
 //! GSO for answers: consecutive queued answers in TCP's format to one client are sent as one
-//! packet, a [`run`], which the kernel splits as late as possible. This takes less time than single
-//! packets.
+//! packet, a [`run`], which the kernel splits as late as possible. This takes less CPU time than
+//! sending single packets.
 //!
 //! ```text
 //!   Outbox   A1 B1 A2 A3 b C1 B2     to clients A, B, C; b (to B) is shorter
@@ -8,8 +8,8 @@
 //!   the rest B1 b C1 B2              over the raw socket, one by one
 //! ```
 //!
-//! Packets to a client are not reordered: packets behind one that is sent singly are sent singly,
-//! too.
+//! Packets to a client are not reordered: after a packet that is sent singly, all later packets of
+//! the batch to this client are sent singly, too.
 
 use std::io;
 use std::net::IpAddr;

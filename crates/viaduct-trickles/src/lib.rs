@@ -1,18 +1,19 @@
-//! Network ports of Trickles' servers and clients: send and receive messages.
+//! Trickles on sockets. A *port* here is a [`ServerPort`] or a [`ClientPort`], which sends and
+//! receives the messages of a server or of clients; it is not a TCP or UDP port.
 //!
 //! ```text
 //!   server   ServerPort::turn ──▶ each(message, Return, Answers) ──▶ sent when the batch is done
 //!                 │      Listener: with the events, and the secrets
-//!                 ▲ taps, raw sockets, UDP sockets; a rule that hides them from the kernel's TCP
+//!                 ▲ taps, raw sockets, UDP sockets; a rule that hides packets from the kernel's TCP
 //!                 ▼
 //!   client   ClientPort::receive_* ──▶ each(Flow, PortEvent)   ClientPort::send(Flow, message)
 //!                 ▲
 //!            Connector: a stream client for each flow, timers, one descriptor to poll
 //! ```
 //!
-//! A message is opaque bytes, which [`viaduct_proto::trickles::packet`] puts into packets. A
-//! server's port keeps no state of clients. Changes to the host's rules are written to a journal
-//! before they are made, and reverted when the port is dropped, or at the next start.
+//! To a port, a message is a string of bytes, which [`viaduct_proto::trickles::packet`] puts into
+//! packets. A [`ServerPort`] keeps no state of clients. Changes to the host's rules are written to
+//! a journal before they are made, and reverted when the port is dropped, or at the next start.
 
 mod client;
 mod clock;

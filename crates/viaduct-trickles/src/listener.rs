@@ -1,4 +1,4 @@
-//! Listener of a server: a port, the events of its requests, and the secrets.
+//! Listener of a server: a [`ServerPort`], the events of its requests, and the secrets.
 //!
 //! ```text
 //!   loop:   poll as_fd()
@@ -29,7 +29,7 @@ const HORIZON: Duration = Duration::from_secs(30);
 /// Maximum number of events in the queue, as many as arrive in a tenth of a second at full speed.
 const QUEUE: usize = 16_384;
 
-/// A port with its events. Not shared between threads.
+/// A [`ServerPort`] with its events. Not shared between threads.
 #[derive(Debug)]
 pub struct Listener {
     port: ServerPort,
@@ -143,7 +143,7 @@ impl Listener {
         &mut self.endpoint
     }
 
-    /// Reads the file of secrets again if it has changed. Returns whether it has.
+    /// Reads the file of secrets again if the file has changed; returns true in this case.
     ///
     /// # Errors
     /// Those of [`Secrets::new`]; the present secrets stay in use.

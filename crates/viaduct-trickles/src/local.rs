@@ -1,4 +1,5 @@
-//! Lookup of this host's local addresses. A tap also sees packets that are only forwarded.
+//! Lookup of this host's local addresses, to ignore packets that a tap sees but that are only
+//! forwarded.
 
 use std::io;
 use std::net::IpAddr;

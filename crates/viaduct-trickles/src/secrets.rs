@@ -2,8 +2,9 @@
 //!
 //! The file has one line for each secret: a number (0 to 255) and 64 hexadecimal digits. Empty
 //! lines and lines that begin with `#` are ignored. New data are sealed with the first secret; data
-//! sealed with any of them are accepted. So a rotation has two steps. The new secret is added
-//! behind the others on each replica; when all replicas have it, it is moved to the front.
+//! sealed with any of them are accepted. So a rotation has two steps. First the new secret is added
+//! after the others on each replica. When all replicas have the new secret, it is moved to the
+//! front.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -18,7 +19,7 @@ const MAX_SECRETS: usize = 16;
 
 type Secret = (u8, [u8; 32]);
 
-/// Secrets, and the file that they come from.
+/// Secrets, and the file from which they were read.
 #[derive(Clone, Debug)]
 pub struct Secrets {
     secrets: Vec<Secret>,
@@ -59,7 +60,7 @@ impl Secrets {
         Ok(Secrets { secrets, file: Some(file) })
     }
 
-    /// Reads the file again if it has changed. Returns whether it has.
+    /// Reads the file again if it has changed; returns true in this case.
     ///
     /// # Errors
     /// Those of [`Secrets::new`], reported once for each version of the file; the present secrets

@@ -1,4 +1,4 @@
-//! A server's port: receives the requests of all clients and sends answers, in batches, without
+//! [`ServerPort`]: receives the requests of all clients and sends answers, in batches, and keeps no
 //! state of clients.
 
 use std::net::{IpAddr, Ipv6Addr, SocketAddr, SocketAddrV6};
@@ -200,7 +200,7 @@ impl Answers {
         to.room(self.egress.mtu(to.client().ip()))
     }
 
-    /// Sends the queued answers. [`ServerPort::turn`] does this by itself.
+    /// Sends the queued answers. [`ServerPort::turn`] calls this at its end.
     pub fn flush(&mut self) {
         self.egress.flush();
         for at in &mut self.datagrams {
@@ -209,8 +209,8 @@ impl Answers {
     }
 
     /// Queues a datagram from the address to which the request was sent. If this server has no
-    /// socket for that address, because another host has extracted the event, the datagram is sent
-    /// as a raw packet.
+    /// socket for that address, because the event was extracted from another host's queue, the
+    /// datagram is sent as a raw packet.
     fn datagram(&mut self, to: &Return) {
         let (from, client) = (to.server(), to.client());
         let fits = |at: &&mut Datagrams| {

@@ -11,7 +11,7 @@ use viaduct_sys::nft::rst_guard::RstGuard;
 
 use crate::{PortError, SEND_BUFFER};
 
-/// Sockets and changes of the host's rules; each is `None` if it is not needed.
+/// Sockets, and the changes to the host's rules; each field is `None` if it is not needed.
 #[derive(Debug, Default)]
 pub(crate) struct TcpSockets {
     pub(crate) tap: Option<OptionTap>,

@@ -1,5 +1,5 @@
-//! A connection of a client's port: its TCP numbers with a reserved port, its UDP socket, and the
-//! choice between the two packet formats.
+//! A connection of a [`ClientPort`](super::ClientPort): its TCP sequence numbers, its reserved TCP
+//! port, its UDP socket, and the choice between the two packet formats.
 
 use std::net::{IpAddr, SocketAddr, TcpStream, UdpSocket};
 use std::os::fd::AsFd as _;
@@ -19,10 +19,10 @@ pub(super) struct Connection {
     pub(super) opening: Opening,
     pub(super) tcp: Option<(Numbers, ReservedPort)>,
     pub(super) udp: Option<Datagrams>,
-    /// True if the server's kernel has sent a TCP reset.
+    /// True if the kernel of the server's host has sent a TCP reset.
     pub(super) reset: bool,
-    /// The last request, until the server has answered. If its packet format is refused, the
-    /// request is sent again in the other format.
+    /// The last request, until the server has answered. If the request's packet format is refused,
+    /// the request is sent again in the other format.
     pub(super) unanswered: Vec<u8>,
 }
 
@@ -101,8 +101,8 @@ impl Connection {
         }
         let message = std::mem::take(&mut self.unanswered);
         if format == Format::Tcp && !message.is_empty() {
-            // If the message is too long, the transport's next request is, too, which reports the
-            // error.
+            // If the message is too long for this format, the error is reported for the transport's
+            // next request, which is as long.
             let _ = self.send(&message, 0, egress, packet);
             self.flush(egress);
         }

@@ -1,6 +1,6 @@
-//! A client's port: sends the requests of its connections, and receives the answers.
+//! [`ClientPort`]: sends the requests of a client's connections, and receives the answers.
 //!
-//! | file | noun |
+//! | file | contents |
 //! |---|---|
 //! | here | [`ClientPort`]: all connections of the port |
 //! | `connection` | the sockets of one connection |
@@ -109,7 +109,7 @@ impl ClientPort {
     /// Opens a connection to `remote`, without sending anything.
     ///
     /// # Errors
-    /// There is no route, or no port is left.
+    /// There is no route, or no local port number is free.
     pub fn connect(&mut self, remote: SocketAddr) -> std::io::Result<Flow> {
         let opening = Opening::new(self.formats);
         let tcp = match &self.tap {
@@ -142,7 +142,8 @@ impl ClientPort {
     pub fn close(&mut self, flow: Flow) {
         if let Some((numbers, _)) = self.flows.try_remove(flow.0).and_then(|gone| gone.tcp) {
             self.by_address.remove(&numbers.local());
-            // If this fails, packets that pass the old filter are refused.
+            // If this fails, the old filter still passes packets of the closed connection, which
+            // are then refused.
             let _ = self.watch();
         }
     }
@@ -268,15 +269,15 @@ impl ClientPort {
         to.opening.decided() != Some(Format::Udp) && to.tcp.as_ref().is_some_and(left)
     }
 
-    /// Moves a connection to another port after a long silence, and tries all formats again. The
-    /// transport state of the connection stays valid.
+    /// Moves a connection to another local port number after a long silence, and tries all formats
+    /// again. The transport state of the connection stays valid.
     ///
     /// # Errors
     /// Those of [`ClientPort::connect`].
     pub fn reopen(&mut self, flow: Flow) -> std::io::Result<()> {
         let to = &mut self.flows[flow.0];
         if let Some((numbers, reserved)) = &mut to.tcp {
-            // If there is no route now, the connection keeps its port.
+            // If there is no route now, the connection keeps its local port number.
             let (local, fresh) = reserve_port(to.remote)?;
             self.by_address.remove(&numbers.local());
             *numbers = Numbers::new(local, to.remote, self.rng.next_u64() as u32);
@@ -303,7 +304,7 @@ impl ClientPort {
         self.egress.stats
     }
 
-    /// Sets the tap's filter to the connections' ports.
+    /// Sets the tap's filter to the local port numbers of the connections.
     fn watch(&self) -> std::io::Result<()> {
         let Some(tap) = &self.tap else { return Ok(()) };
         let ports: Vec<u16> = self.by_address.keys().map(SocketAddr::port).collect();

@@ -45,9 +45,9 @@ impl Connection {
         }
     }
 
-    /// Adapts the stream to a path with `room`. Returns false if the room is too small. After the
-    /// server's first answer this returns true: messages that are too long are then treated as
-    /// lost, and the path MTU may grow again.
+    /// Adapts the stream to a path with `room`. Returns false if the room is too small and the
+    /// server has not answered yet. After the first answer a room that is too small is ignored:
+    /// messages that are too long count as lost, and the path MTU may grow again.
     pub(super) fn fit(&mut self, room: Room, now: Instant) -> bool {
         let [message, request] = lengths(room, self.crypt.is_some());
         let enough = usize::from(request) >= MIN_MESSAGE;
@@ -92,8 +92,8 @@ impl Connection {
     }
 }
 
-/// Maximum message lengths in bytes for packets with `room`: of received messages and later
-/// requests, and of first requests.
+/// Maximum message lengths in bytes on a path with `room`: first that of received messages and
+/// later requests, then that of first requests.
 fn lengths(room: Room, encrypted: bool) -> [u16; 2] {
     let taken = if encrypted { [crypt::REQUEST, crypt::OPENING] } else { [0; 2] };
     let left = [room.later.saturating_sub(taken[0]), room.first.saturating_sub(taken[1])];

@@ -1,4 +1,4 @@
-//! Connections of a client: streams over one port, which the caller's event loop drives.
+//! Connections of a client: streams over one [`ClientPort`], driven by the caller's event loop.
 //!
 //! ```text
 //!   loop:   poll as_fd(), for poll_timeout() at most
@@ -30,11 +30,12 @@ use crate::{ClientPort, ClientSettings, Flow, PortError, PortEvent};
 use connection::Connection;
 pub use event::ConnectorEvent;
 
-/// Range of TCP sequence numbers that is reserved for the answers to a request: a first window.
+/// Number of TCP sequence numbers that are reserved for the answers to a request: the bytes of a
+/// first window.
 const EXPECTED: u32 = 16 << 10;
-/// Number of restarts without an answer after which a connection changes its port, as a NAT may
-/// have dropped its mapping. If the local address towards the server has changed, it does so at the
-/// first restart.
+/// Number of restarts without an answer after which a connection changes its local port number,
+/// because a NAT may have dropped the mapping. If the local address towards the server has changed,
+/// the first restart already changes the port number.
 const RESTARTS_BEFORE_NEW_PORT: u32 = 3;
 /// Time without an answer after which the silence is reported.
 const SILENCE_TIMEOUT: Duration = Duration::from_secs(10);
@@ -45,7 +46,7 @@ const TAP: u64 = u64::MAX;
 /// Maximum number of sockets that one turn handles.
 const SOCKETS: usize = 64;
 
-/// Streams over a port. Not shared between threads.
+/// Streams over a [`ClientPort`]. Not shared between threads.
 #[derive(Debug)]
 pub struct Connector {
     port: ClientPort,
@@ -94,8 +95,8 @@ impl Connector {
 
     /// Sets a limit of `memory` bytes that all connections together have requested and the
     /// application has not read. Each connection may have an eighth of the unused part, and always
-    /// 64 KiB. So when the application does not read many of the connections, the others continue,
-    /// in the worst case with 64 KiB each.
+    /// 64 KiB. So if the application leaves many connections unread, the others still make
+    /// progress, with at least 64 KiB each.
     #[must_use]
     pub fn with_memory_limit(self, memory: u64) -> Connector {
         Connector { memory, ..self }
@@ -104,7 +105,7 @@ impl Connector {
     /// Opens a connection. Data written to its streams are sent by [`Connector::flush`].
     ///
     /// # Errors
-    /// There is no route, or no port is left.
+    /// There is no route, or no local port number is free.
     pub fn connect(&mut self, remote: SocketAddr, config: Config) -> io::Result<Flow> {
         self.begin(remote, config, None)
     }
@@ -228,7 +229,8 @@ impl Connector {
         }
         self.run_timers();
         self.flush();
-        // An error would end the caller's loop, although other sockets may have more packets.
+        // If any socket had packets, the error is not returned: it would end the caller's loop,
+        // although other sockets may have more packets.
         broken.filter(|_| packets == 0).map_or(Ok(packets), Err)
     }
 
@@ -354,7 +356,8 @@ impl Connector {
                 && attempts > 0
                 && (attempts >= RESTARTS_BEFORE_NEW_PORT || self.port.has_moved(flow))
             {
-                // If there is no route or no port left, the connection keeps the old one.
+                // If there is no route, or no free port number, the connection keeps its port
+                // number.
                 let _ = self.port.reopen(flow);
             }
         }

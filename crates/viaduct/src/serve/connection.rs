@@ -75,7 +75,7 @@ async fn answer_all(
         }
         bytes.drain(..taken);
         if bytes.is_empty() {
-            // An idle connection holds no buffer.
+            // An idle connection needs no buffer.
             bytes = Vec::new();
         }
     }

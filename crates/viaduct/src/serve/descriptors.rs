@@ -1,4 +1,4 @@
-//! Quotas of descriptors, so that no part of the process takes the descriptors of another.
+//! Quotas of descriptors, so that no part of the process uses up the descriptors of another part.
 //!
 //! ```text
 //!   may be open  =  sockets of all kinds | files of Trickles' threads | TCP connections, two each

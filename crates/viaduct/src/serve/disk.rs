@@ -96,7 +96,7 @@ impl Disk {
             return Answer::page(page.clone());
         }
         if !self.pages.make_room() {
-            // An old page is better than none.
+            // An outdated page is still served if no new one can be made.
             let old = kept.clone().map(Answer::page);
             return old.unwrap_or_else(|| {
                 self.pages.count_refused();

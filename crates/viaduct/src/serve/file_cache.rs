@@ -185,7 +185,8 @@ impl FileCache {
     fn page(&mut self, key: &Key, request: &Request, now: Instant) -> Option<Listing> {
         let page = self.pages.get_mut(key)?;
         if now.duration_since(page.checked_at) >= LOOKUP_TTL {
-            // Equal stamps do not exclude a change, so a page has a maximum age.
+            // A directory may have changed although its stamp is equal, so a page has a maximum
+            // age.
             let lasts = now.duration_since(page.made) < MAX_AGE;
             let stamp = page.stamp.filter(|_| lasts)?;
             (self.root.stamp(request)? == stamp).then_some(())?;
@@ -265,7 +266,8 @@ mod tests {
         let first = page("/0/", Duration::ZERO).0;
         assert_eq!(first, of("0", &["old"]));
         for part in 0..100 {
-            // The page is valid for longer than half a second, because nothing has changed.
+            // The page stays valid for longer than `LOOKUP_TTL`, because the directory has not
+            // changed.
             let again = page("/0/", 2 * LOOKUP_TTL * part / 100).0;
             assert_eq!(again.as_ptr(), first.as_ptr(), "the page was made again");
         }
@@ -290,7 +292,7 @@ mod tests {
             assert!(page == of(&n.to_string(), &[]) && kept <= MAX_DIRECTORIES, "{page:?}, {kept}");
         }
         for n in 0..10_u8 {
-            // Each name occurs twice in its line.
+            // Each name occurs twice in its line of the page.
             let many = Listing::new(&[], vec![b"x".repeat(1_000); MAX_PAGE_BYTES / 6_000], false);
             let (made, checked_at) = (start + now, start + now);
             let page = Page { listing: many, stamp: None, made, checked_at };

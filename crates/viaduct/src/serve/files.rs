@@ -15,7 +15,8 @@ use viaduct_proto::web::{Found, Listing, Request};
 const INDEX: &str = "index.html";
 /// The only name with a leading dot that is served (RFC 8615).
 const WELL_KNOWN: &str = ".well-known";
-/// Mean length of names in bytes above which a listing has fewer names.
+/// Mean length of a listing's names in bytes; if they are longer on average, the listing has fewer
+/// names.
 const MEAN_NAME: usize = 128;
 
 /// Error: the lookup failed for lack of descriptors or memory.
@@ -124,7 +125,7 @@ impl Root {
     }
 
     /// Index file of the directory at `path`. A name that is not a regular file (a pipe, a socket,
-    /// a directory, a link that is broken or leads outside) does not count as an index.
+    /// a directory, a symbolic link that is broken or points outside) does not count as an index.
     fn index(&self, path: &[u8]) -> Result<Option<Lookup>, Errno> {
         let index = [path, b"/", INDEX.as_bytes()].concat();
         match self.stat(&index) {
@@ -136,8 +137,8 @@ impl Root {
         }
     }
 
-    /// Returns the attributes of a path. Needs no read permission, does not block on a pipe, and
-    /// does not open a device.
+    /// Returns the attributes of a path. This needs no read permission, does not block on a pipe,
+    /// and does not open a device.
     fn stat(&self, path: &[u8]) -> Result<Stat, Errno> {
         fstat(beneath(self.directory.as_fd(), path, OFlags::PATH)?)
     }
@@ -160,7 +161,7 @@ impl Stamp {
     }
 }
 
-/// Returns whether an error means something other than that the path is absent.
+/// Returns whether a lookup has failed for another reason than that the path does not exist.
 fn is_trouble(error: Errno) -> bool {
     !matches!(refusal(error), Ok(Found::Nothing))
 }
@@ -175,7 +176,8 @@ fn refusal(error: Errno) -> Result<Found, OutOfDescriptors> {
     }
 }
 
-/// Opens a path within `directory`. Links that lead outside are errors, and a pipe does not block.
+/// Opens a path within `directory`. Symbolic links that point outside are errors, and opening a
+/// pipe does not block.
 fn beneath(directory: BorrowedFd<'_>, path: &[u8], flags: OFlags) -> Result<OwnedFd, Errno> {
     // With O_PATH the kernel allows only these flags.
     let more = if flags.contains(OFlags::PATH) {

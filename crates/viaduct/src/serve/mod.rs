@@ -146,7 +146,7 @@ const MAX_LISTED: u32 = 10_000;
 const PAGE_MEMORY: usize = 32 << 20;
 const MTU: u16 = 1500;
 
-/// Parses the minimum rate of a client; zero is no limit.
+/// Parses the minimum rate of a client; 0 means no limit.
 fn bytes_a_second(text: &str) -> Result<u64, String> {
     size(text, 0..=1 << 30)
 }
@@ -290,7 +290,7 @@ async fn serve(
         tokio::select! {
             _ = signals.terminate.recv() => return Ok(()),
             _ = signals.interrupt.recv() => return Ok(()),
-            // The secrets are reloaded automatically.
+            // SIGHUP only reopens the log, as changed secrets are reloaded automatically.
             _ = signals.hangup.recv() => log.reopen(),
             _ = signals.user1.recv() => log.reopen(),
             client = status_client(status_listener.as_ref()) => {

@@ -92,7 +92,7 @@ impl<'a> Outgoing<'a> {
     }
 
     /// Writes a head and its body, together as far as the socket has room. Neither is copied, so a
-    /// client that does not read takes no additional memory.
+    /// client that does not read costs no additional memory.
     ///
     /// # Errors
     /// Those of [`Outgoing::write`].
@@ -117,7 +117,8 @@ impl<'a> Outgoing<'a> {
     ) -> io::Result<()> {
         let mut at = range.start;
         while at < range.end {
-            // Waits for room before reading the file, so that a waiting connection holds no bytes.
+            // The file is read only when the socket has room, so that a waiting connection needs no
+            // buffer.
             self.ready().await?;
             let most = usize::try_from(range.end - at).unwrap_or(CHUNK);
             let write = |bytes: &[u8]| self.stream.try_write(bytes);

@@ -33,7 +33,7 @@ pub struct Pages {
     refused: Cell<u64>,
 }
 
-/// Page that counts in the memory of all pages until the last copy of its lease is dropped.
+/// Page whose length counts towards the memory limit until the last copy of this lease is dropped.
 #[derive(Clone, Debug)]
 pub struct Lease(Rc<Page>);
 
@@ -76,8 +76,8 @@ impl Pages {
         slots.entry(path.to_vec()).or_default().clone()
     }
 
-    /// Returns whether there is room for another page. Evicts pages that are not being sent if
-    /// there is none.
+    /// Returns whether there is room for another page. If the limit is reached, first evicts pages
+    /// that are not being sent.
     pub fn make_room(&self) -> bool {
         if self.bytes.get() >= self.max_bytes {
             evict(&mut self.slots.borrow_mut());
@@ -92,8 +92,8 @@ impl Pages {
     }
 }
 
-/// Evicts the slots that no request uses and whose pages are not being sent. Evicting others would
-/// not free memory.
+/// Evicts the slots that no request uses and whose pages are not being sent. Evicting other slots
+/// would not free memory.
 fn evict(slots: &mut HashMap<Vec<Vec<u8>>, Slot>) {
     let is_sent =
         |kept: &Option<Lease>| kept.as_ref().is_some_and(|page| Rc::strong_count(&page.0) > 1);
@@ -126,7 +126,7 @@ mod tests {
     use super::*;
 
     fn listing(bytes: usize) -> Listing {
-        // Each name occurs twice in its line.
+        // Each name occurs twice in its line of the page.
         Listing::new(&[], vec![vec![b'x'; bytes / 2]], false)
     }
 

@@ -91,7 +91,7 @@ pub struct TricklesStatus {
     pub replay_bytes: u64,
     /// Time that the replay window covers, in seconds; the shortest of several threads.
     pub replay_seconds: f64,
-    /// Number of times that a slice of the replay window was full before its time was over.
+    /// Number of times that a slice of the replay window was full before its period ended.
     pub replay_turned_early: u64,
     /// Lookups of files that were open already.
     pub file_hits: u64,

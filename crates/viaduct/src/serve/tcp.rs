@@ -104,7 +104,7 @@ pub async fn accept(listener: TcpListener, state: Rc<ServerState>) {
             Ok(accepted) => accepted,
             Err(error) if error.kind() == ErrorKind::ConnectionAborted => continue,
             Err(error) => {
-                // For example, no descriptor is left. Connections that end release some.
+                // For example, no descriptor is left. Connections release theirs when they end.
                 ACCEPT_FAILURES.warn((), format_args!("cannot accept connections now: {error}"));
                 tokio::time::sleep(ACCEPT_RETRY).await;
                 continue;
@@ -131,8 +131,8 @@ async fn run(stream: TcpStream, client: SocketAddr, state: &ServerState) {
         debug!(%error, %client, "a connection ended");
         if is_too_slow(&error) {
             state.counts.add(|count| count.slow += 1);
-            // The reset frees data that the kernel still holds for the connection. If the
-            // connection is closed already, there is none.
+            // The reset frees data that the kernel still keeps for the connection. An error means
+            // that the connection is closed already, so there are no such data.
             let _ = viaduct_sys::socket::tcp::reset_on_close(&stream);
         }
     }

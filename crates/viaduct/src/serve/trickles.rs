@@ -204,7 +204,7 @@ fn answer_batch(listener: &mut Listener, files: &mut FileCache) -> usize {
             reply = respond(endpoint.ring(), &event, files);
         }
         if files.was_out_of_descriptors() {
-            // To the client this is a lost packet. It asks again later, when descriptors may be
+            // To the client this is a lost packet, so it asks again later, when descriptors may be
             // free.
             endpoint.drop_event(event);
             return;
