@@ -34,7 +34,7 @@ struct msk_options {
     const char *key_file; /* server: file of the secrets that replicas share, as for
                              `viaduct serve --key`; default: a secret of this process only */
     size_t replay;        /* server: memory for answered requests in bytes; default 16 MiB */
-    int balanced;         /* server: packets of one connection go to several replicas */
+    int balanced;         /* server: several replicas get packets of one connection */
 };
 
 /* ---- both ends ---- */

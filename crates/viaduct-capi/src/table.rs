@@ -21,7 +21,7 @@ pub(crate) enum End {
 pub(crate) struct Client {
     pub(crate) connector: Connector,
     pub(crate) flow: Flow,
-    /// Bytes read from each stream, but not yet taken by the program.
+    /// Bytes that were read from each stream, but that the program has not fetched yet.
     pub(crate) unread: BTreeMap<u32, bytes::Bytes>,
     /// Error, if the server is a plain TCP server, or has refused the connection.
     pub(crate) error: Option<c_int>,

@@ -173,8 +173,8 @@ mod tests {
         let packets: Vec<_> =
             queued.into_iter().map(|(port, bytes, seq)| packet(port, bytes, seq)).collect();
         let packets: Vec<&[u8]> = packets.iter().map(Vec::as_slice).collect();
-        // The short packet to client 2 and those behind it are sent singly; client 4 has only two
-        // packets.
+        // The short packet to client 2 and the later ones to it are sent singly; client 4 has only
+        // two packets.
         assert_eq!(sort(&packets), [vec![0, 2, 7], vec![3, 9, 10]]);
         let many: Vec<_> = (0..40).map(|n| packet(1, 30, n * 30)).collect();
         let many: Vec<&[u8]> = many.iter().map(Vec::as_slice).collect();

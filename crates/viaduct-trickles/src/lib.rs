@@ -4,7 +4,7 @@
 //! ```text
 //!   server   ServerPort::turn ──▶ each(message, Return, Answers) ──▶ sent when the batch is done
 //!                 │      Listener: with the events, and the secrets
-//!                 ▲ taps, raw sockets, UDP sockets; a rule that hides packets from the kernel's TCP
+//!                 ▲ taps, raw sockets, UDP sockets; a rule hides packets from the kernel's TCP
 //!                 ▼
 //!   client   ClientPort::receive_* ──▶ each(Flow, PortEvent)   ClientPort::send(Flow, message)
 //!                 ▲

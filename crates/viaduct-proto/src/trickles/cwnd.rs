@@ -17,7 +17,7 @@ impl Reno {
     /// The window after `credits` acknowledgements, in packets; monotonic in `credits`.
     ///
     /// Slow start adds one for each acknowledgement, up to `ssthresh`. After that a window of w
-    /// takes w acknowledgements to grow by one. From s (the larger of start and ssthresh) the n-th
+    /// needs w acknowledgements to grow by one. From s (the larger of start and ssthresh) the n-th
     /// step is complete after s + (s + 1) + … + (s + n - 1) = n·s + n(n - 1)/2 acknowledgements, so
     /// after y of them n = ⌊(1 - 2s + √((2s - 1)² + 8y)) / 2⌋. Derivation:
     /// `docs/trickles/protocol.md`.

@@ -87,8 +87,8 @@ impl KeyRing {
         out.extend_from_slice(state);
     }
 
-    /// Verifies the part `sealed` behind the public part `clear`, and returns the state; `None` if
-    /// it was not sealed with a secret of the ring.
+    /// Verifies the part `sealed`, which follows the public part `clear`, and returns the state;
+    /// `None` if it was not sealed with a secret of the ring.
     pub(super) fn open_standard<'a>(&self, clear: &[u8], sealed: &'a [u8]) -> Option<&'a [u8]> {
         let (&number, sealed) = sealed.split_first()?;
         let (mac, state) = sealed.split_first_chunk::<MAC>()?;

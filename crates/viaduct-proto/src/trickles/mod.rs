@@ -5,8 +5,8 @@
 //! a key that only the server and its replicas know. With its next request the client returns the
 //! continuation, proves in a [proof] which packets have arrived, and names the bytes that it wants.
 //! From the request alone the [server] computes what a TCP sender would do now, and answers with
-//! zero, one or more packets. A sequence of requests and responses, each caused by the one before,
-//! is a *trickle*; there are as many trickles as the window has packets.
+//! zero, one or more packets. A *trickle* is a sequence of requests and responses, each caused by
+//! its predecessor; there are as many trickles as the window has packets.
 //!
 //! ```text
 //!   client                                                         server (any replica)
@@ -18,7 +18,7 @@
 //!     │ ◀─────────────────────────────────────── packets 11, 12 ─── │ packets
 //! ```
 //!
-//! | file | noun |
+//! | file | contents |
 //! |---|---|
 //! | [`cwnd`] | Reno's window in closed form |
 //! | [`epoch`] | a recovery epoch: the packets between two losses, and their acknowledgement |
@@ -36,7 +36,8 @@
 //! | [`api`] | events and minisockets, for a server's application |
 //! | [`stream`] | byte streams and requests, for a client's application |
 //!
-//! `docs/trickles/protocol.md` derives what the paper leaves open.
+//! Section numbers such as (2.4) refer to the Trickles paper. `docs/trickles/protocol.md` derives
+//! what the paper leaves open.
 
 pub mod api;
 pub(crate) mod bytes;

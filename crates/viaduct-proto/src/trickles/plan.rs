@@ -4,12 +4,12 @@
 //! client predicts the answer with it, including the byte ranges.
 //!
 //! ```text
-//!              f: the first loss                       L: the last packet sent before it was known
+//!              f: the first loss                   L: the last packet sent before f was reported
 //!   ··· ─ P ─┬─ x ─ ─ ─ ─ ─ ─ ─ ─ ─ ─ ─ ─ ─┬─ ─ ─ ─ ─ ┤
 //!            │        terminated            │ survivors │      cw = C(P) packets from P to L
 //!            └──────────────── cw ──────────┴── newCwnd ┘      newCwnd = cw / 2
 //!                                                   │
-//!                    survivor q brings ─────────────┴──▶ packet q + newCwnd of the next epoch
+//!                    answer to survivor q ──────────┴──▶ packet q + newCwnd of the next epoch
 //! ```
 //!
 //! Each request covers the packets since the last request before it that can have reached the
@@ -47,7 +47,7 @@ impl Run {
 pub struct Span {
     /// First number.
     pub first: u64,
-    /// Number behind the last one.
+    /// Number after the last one.
     pub end: u64,
 }
 
@@ -165,7 +165,7 @@ pub fn step(epoch: Epoch, number: u64, gaps: &[Run], burst: usize) -> Result<Pla
     let own = own_packets(epoch, number, gaps);
     let slot = |q: u64| q.max(last - survivors + 1) + survivors;
     let (again, repairs) = retransmissions(epoch, number, gaps, burst.min(MAX_BURST));
-    // Each repair takes the place of one packet with new data.
+    // Each repair is sent instead of one packet with new data.
     let opening = last - survivors;
     let own = own.max(opening + 1);
     let arrived = own - opening - lost_from(gaps, opening + 1);
@@ -227,7 +227,7 @@ fn retransmissions(epoch: Epoch, number: u64, gaps: &[Run], burst: usize) -> (Ag
         waiting += u64::from(gap.count);
         let until = gaps.get(i + 1).map_or(number, |next| next.first - 1);
         let requests = epoch.points_to(until) - epoch.points_to(gap.last());
-        // Behind the last gap, the last request is the present one.
+        // After the last gap, the requests include the present one, which is not an earlier one.
         let earlier = if until == number { requests.saturating_sub(1) } else { requests };
         waiting -= waiting.min(earlier.saturating_mul(burst));
         now = waiting.min(burst);

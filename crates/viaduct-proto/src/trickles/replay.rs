@@ -13,8 +13,8 @@
 //! entry's continuation was made. So no answer can be repeated. A client whose continuation is
 //! below the floor has to restart, which costs a round trip and at most a slow start. Under load
 //! the horizon becomes shorter, and the memory stays the same. Only answers are recorded, and each
-//! requires an authentic continuation. So garbage takes no space, and a client's entries are in
-//! proportion to its answers.
+//! requires an authentic continuation. So garbage uses no space, and the number of a client's
+//! entries is proportional to that of its answers.
 //!
 //! A slice reaches beyond the clock if it has a continuation from a replica whose clock is *ahead*.
 //! If the slice were emptied before the clock has reached that time, either current continuations
@@ -115,7 +115,7 @@ impl Replay {
         self.horizon.min(now.since(self.floor))
     }
 
-    /// Number of times that a slice was full before its time.
+    /// Number of times that a slice was full before its period ended.
     pub fn turned_early(&self) -> u64 {
         self.turned_early
     }
@@ -138,9 +138,9 @@ impl Replay {
     }
 
     /// Returns whether a continuation ahead of the clock can be recorded while at most two slices
-    /// reach beyond the clock. In normal operation the previous slice reaches beyond it for a
-    /// moment after its end. Meanwhile the newest slice may take such continuations only until it
-    /// is half full, so that it does not overflow into a third slice.
+    /// reach beyond the clock. In normal operation the previous slice still reaches beyond the
+    /// clock for a moment after the slice has ended. Meanwhile the newest slice may take such
+    /// continuations only until it is half full, so that it does not overflow into a third slice.
     fn has_place_ahead(&self, now: Instant) -> bool {
         let beyond = |&slice: &usize| slice != self.newest && self.reach[slice] > now;
         match (0..SLICES).filter(beyond).count() {

@@ -63,7 +63,7 @@ impl Receiver<'_> {
         }
     }
 
-    /// Processes a packet of a server with `bytes` bytes behind its headers, and returns the
+    /// Processes a packet of a server with `bytes` bytes after its headers, and returns the
     /// packet's connection.
     fn answered(&mut self, answer: &Segment, bytes: usize) -> Result<usize, Refusal> {
         let (flow, to) = self.find(answer.destination)?;

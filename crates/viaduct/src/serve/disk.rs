@@ -58,7 +58,7 @@ impl Answer {
 }
 
 impl Disk {
-    /// Creates access to `root`. All pages together, including those being sent, take at most about
+    /// Creates access to `root`. All pages together, including those being sent, use at most about
     /// `page_memory` bytes.
     pub fn new(root: Arc<Root>, page_memory: usize) -> Disk {
         Disk {

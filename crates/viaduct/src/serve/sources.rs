@@ -1,4 +1,4 @@
-//! Limit of connections per source, so that one source cannot take all connections.
+//! Limit of connections per source, so that one source cannot use up all connections.
 
 use std::cell::RefCell;
 use std::collections::HashMap;

@@ -8,7 +8,7 @@
 //! ```
 //!
 //! All connections share one event loop, which never blocks on a disk and never makes a directory
-//! page. Each connection takes little memory: it holds a request head, but no copy of a file's or
+//! page. Each connection needs little memory: it stores a request head, but no copy of a file's or
 //! page's bytes.
 
 use std::cell::Cell;

@@ -1,6 +1,5 @@
 //! Cache of input continuations that were made a moment ago (5.1). A client that has sent the input
-//! up to a place may send the input behind that place before it has received the place's
-//! continuation.
+//! up to a place may send the input after that place without waiting for the place's continuation.
 //!
 //! ```text
 //!  packet 1  place 0                 + bytes ─▶ application ─▶ continuation of place n ─┬─▶ client
@@ -11,8 +10,8 @@
 //! The cache is soft state of fixed size, which can be dropped at any time. A segment whose place
 //! is not cached is treated as lost, and the client continues with the continuations that it has
 //! received. A segment is also treated as lost if a request names its place a second time, or names
-//! more than [`MAX_SEGMENTS`] places. A place takes ten bytes, but its continuation many more, and
-//! an attacker's requests must not grow in the queue.
+//! more than [`MAX_SEGMENTS`] places. A place has ten bytes, but its continuation many more, and an
+//! attacker's requests must not grow in the queue.
 
 use crate::trickles::keys::KeyRing;
 use crate::trickles::standard::wire::{
@@ -21,7 +20,7 @@ use crate::trickles::standard::wire::{
 use crate::trickles::standard::{MAX_SEGMENTS, Place, Segment};
 use crate::trickles::wire::Request;
 
-/// Maximum number of cached places. Each takes about the length of its continuation.
+/// Maximum number of cached places. Each needs about as much memory as its continuation is long.
 const SLOTS: usize = 1024;
 
 /// Cached places, by a hash.
@@ -119,7 +118,8 @@ mod tests {
     use crate::trickles::standard::wire::first_place;
     use crate::trickles::wire::request::{emit_groups, emit_open, emit_padding};
 
-    /// A request that names each of these places, with one byte behind it.
+    /// A request with a segment of one byte at each of these places, which it names without
+    /// continuations.
     fn naming(places: &[Place]) -> Vec<u8> {
         let mut message = Vec::new();
         emit_open(0, 1, 1_400, &mut message);

@@ -1,4 +1,4 @@
-//! An event, and the minisocket that comes with it.
+//! An event, and the minisocket with which the application answers it.
 
 use std::borrow::Cow;
 use std::net::SocketAddr;
@@ -186,7 +186,7 @@ impl<'m> Minisocket<'m> {
     }
 
     /// Keeps the right to answer, and releases the request: for applications that answer later. The
-    /// minisocket then takes a few hundred bytes, and no place in the queue.
+    /// minisocket then needs a few hundred bytes, and no place in the queue.
     pub fn forget_request(&mut self) {
         self.kept = Some(self.summary());
         self.message = Cow::Borrowed(&[]);

@@ -11,7 +11,7 @@
 //! *Made* is the time in microseconds; the *return path* is a [`Return`]; the *grant* is described
 //! in `server/grant.rs`. The *channel* is empty, or identifies the key under which the answers are
 //! encrypted (`crypt`). So an event is authentic and confidential in transit. Each server installs
-//! it at most once, and only within its replay horizon.
+//! an event at most once, and only while the event is within the server's replay horizon.
 
 use std::borrow::Cow;
 

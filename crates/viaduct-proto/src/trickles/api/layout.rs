@@ -1,7 +1,7 @@
 //! Layout of an answer: the content of each packet.
 //!
-//! Notes go into the first packet that has room for them, before data. The answer to an ask goes
-//! into that ask's packet. Output that was not asked for goes into packets without an ask, in
+//! Notes are put into the first packet that has room for them, before data. The answer to an ask is
+//! put into that ask's packet, and output that was not asked for into packets without an ask, in
 //! order. The client requests again the bytes that do not fit in their packet.
 
 use super::reply::{Files, Piece, Reply, Sealed, Stretch};
@@ -153,7 +153,7 @@ fn bring(slots: &mut [Slot], free: &[usize], all: &[usize], stretch: &Stretch) {
 }
 
 /// The notes of a reply. Output continuations precede the notes that consume their input, so that a
-/// client that has received the latter has received the former, too.
+/// client that has received such a note has received the continuations, too.
 fn notes(ring: &KeyRing, reply: &Reply) -> Vec<Vec<u8>> {
     let is_output = |continuation: &&Sealed| matches!(continuation, Sealed::Output(..));
     let (outputs, inputs): (Vec<_>, Vec<_>) = reply.continuations.iter().partition(is_output);

@@ -189,9 +189,9 @@ impl Endpoint {
 
     /// Answers an event with the secret that was the newest when its request arrived. If that
     /// secret, or the secret of the event's encryption, has left the ring, the event cannot be
-    /// answered, which is counted. Each packet is passed to `out`, which sends it along the
-    /// [`Return`]. Packets that the reply has not filled are sent without data, because the client
-    /// continues with their continuations.
+    /// answered, which is counted. Each packet is passed to `out`, with the [`Return`] path along
+    /// which it must be sent. Packets that the reply has not filled are sent without data, because
+    /// the client continues with their continuations.
     pub fn send(
         &mut self,
         event: Minisocket<'_>,

@@ -152,7 +152,7 @@ impl Reply {
     }
 
     /// Gives the client an input continuation: the stream was read up to `place`, and the client
-    /// returns `state` with the input behind that place (4.2).
+    /// returns `state` with the input after that place (4.2).
     ///
     /// # Panics
     /// The state is longer than [`MAX_STATE`], so that no request could return it.

@@ -120,8 +120,8 @@ impl Asks {
         }
     }
 
-    /// Adds lost bytes to the wants again, before the wants of later bytes. Adjacent ranges are
-    /// merged, because a packet for each small remainder would cost much overhead.
+    /// Adds lost bytes to the wants again, in front of the wants of later bytes. Adjacent ranges
+    /// are merged, because a packet for each small remainder would cost much overhead.
     pub(super) fn want_again(&mut self, want: Option<Want>) {
         let Some(mut want) = want.filter(|want| want.length > 0) else { return };
         let later = self.wants.iter().position(|later| later.position > want.position);
@@ -197,7 +197,8 @@ impl Asks {
         self.first_that_brings().map(|expected| expected.sent)
     }
 
-    /// The first packet in flight that should carry wanted bytes. Each packet is scanned once.
+    /// The first packet in flight that should carry wanted bytes. Each packet is scanned only once,
+    /// because `barren` advances.
     fn first_that_brings(&mut self) -> Option<&mut Expected> {
         let first = self.fresh.range(self.barren..).find(|(_, expected)| expected.brings());
         self.barren = first.map_or(self.furthest + 1, |(&number, _)| number);

@@ -22,7 +22,8 @@ pub trait Feed {
     /// Announces the number of requests that may be sent now, including the next one.
     fn spare(&mut self, _requests: usize) {}
 
-    /// Announces the room for data that no ask uses in the answer to the last parcel, in bytes.
+    /// Announces how many bytes of data the answer to the last parcel can contain in addition to
+    /// the output that asks request.
     fn brings(&mut self, _bytes: u64) {}
 
     /// Returns whether a request may be sent to get more data of the application when there is

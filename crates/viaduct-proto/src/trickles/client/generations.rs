@@ -68,7 +68,8 @@ impl Generations {
     /// not requested.
     pub(super) fn begin(&mut self, generation: u16) -> Option<Instant> {
         let &(_, sent) = self.requested.iter().find(|(asked, _)| *asked == generation)?;
-        // Generations that were requested later may still be answered, which would end this one.
+        // Generations that were requested later stay in the list: an answer to such a request ends
+        // this generation.
         self.requested.retain(|&(asked, _)| asked.wrapping_sub(generation) as i16 > 0);
         self.present = generation;
         Some(sent)

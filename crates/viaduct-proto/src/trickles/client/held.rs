@@ -1,4 +1,5 @@
-//! Trickles that the client holds: continuations to return, and the repairs that these wait for.
+//! Held trickles: continuations that the client may return, and the repairs for which some of them
+//! wait.
 
 use std::collections::{BTreeMap, VecDeque};
 

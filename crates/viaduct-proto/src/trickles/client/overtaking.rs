@@ -2,14 +2,14 @@
 //!
 //! ```text
 //!   1 2 3 5 6 7        4 is given up: three later ones have arrived
-//!   1 2 3 5 6 7 8 4    4 arrives: from now on five later ones are no loss, and waits are longer
+//!   1 2 3 5 6 7 8 4    4 arrives: from now on a gap is given up after five later ones
 //! ```
 //!
 //! On a path with two queues, or to two servers that answer in turn, packets are reordered all the
-//! time, and a window that is halved for each reordered packet stays small. So the client adapts to
-//! packets that arrive after they were given up, as the kernel's TCP does (`tcp_reordering` up to
-//! `tcp_max_reordering`; RFC 8985, 6.2, for waits). A restart resets the state, as the kernel's
-//! timeout does, because the path may have changed.
+//! time, and a window that is halved for each reordered packet stays small. So when a packet
+//! arrives after it was given up, the client waits longer for missing packets from then on, as the
+//! kernel's TCP does (`tcp_reordering` up to `tcp_max_reordering`; RFC 8985, 6.2, for waits). A
+//! restart resets the state, as the kernel's timeout does, because the path may have changed.
 
 use std::collections::VecDeque;
 use std::ops::Range;

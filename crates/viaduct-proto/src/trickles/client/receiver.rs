@@ -6,8 +6,8 @@
 //! ```
 //!
 //! A packet is given up when three later ones have arrived ([more](super::overtaking) on a path
-//! with reordering), or after a timeout. From then on it counts as lost, even if it arrives later:
-//! each proof includes the proofs before it (2.4).
+//! with reordering), or after a timeout. From then on it counts as lost, even if it arrives later,
+//! because each proof must agree with the proofs before it (2.4).
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -23,7 +23,7 @@ use crate::trickles::proof::{self, Gaps, Range};
 const REACH: u64 = 1 << 18;
 
 /// A continuation that may be returned, with the data to return with it. If the application does
-/// not read, whole windows of turns are held, so the struct is small; [`Turn::step`] computes the
+/// not read, whole windows of turns are kept, so the struct is small; [`Turn::step`] computes the
 /// rest.
 #[derive(Clone, Debug)]
 pub(super) struct Turn {

@@ -143,8 +143,8 @@ impl Recovery {
     pub(super) fn set_timers(&mut self, asks: &mut Asks, is_holding: bool, is_idle: bool) {
         let wait = self.trips.wait(self.attempts);
         let repair = asks.oldest_again().map(|sent| sent + wait);
-        // Bytes may be wanted although no trickle is left to request them, or only trickles that
-        // wait for repairs.
+        // The timer is set even if nothing is in flight: bytes may be wanted although no trickle is
+        // left to request them, or only trickles that wait for repairs.
         let answer = (!is_idle).then(|| self.heard + wait);
         let answer = self.is_stuck.then(|| self.repeat_time()).flatten().or(answer);
         self.timers.set(Timer::Restart, [repair, answer].into_iter().flatten().min());
@@ -152,8 +152,8 @@ impl Recovery {
         self.timers.set(Timer::Probe, self.probe_due(asks, is_holding));
     }
 
-    /// Time of a tail probe. A trickle is held while packets are in flight, and nothing else is
-    /// wanted, so no later packet would show that the last ones are lost.
+    /// Time of a tail probe. A probe is needed if a trickle is held while packets are in flight and
+    /// nothing else is wanted, because then no later packet would show that the last ones are lost.
     fn probe_due(&self, asks: &mut Asks, is_holding: bool) -> Option<Instant> {
         let is_tail = is_holding && !asks.is_wanting() && asks.in_flight() > 0;
         if !is_tail || self.is_probed || self.attempts > 0 {
@@ -162,7 +162,7 @@ impl Recovery {
         let sent = asks.first_wanted()?;
         let wait = self.trips.probe()?;
         let passed = self.trips.overtakes(self.answered, sent);
-        // While packets arrive, the round trip may have grown.
+        // The round trip may have grown, so the probe is not sent soon after an arrival.
         Some(if passed { self.heard } else { (sent + wait).max(self.heard + wait / 8) })
     }
 

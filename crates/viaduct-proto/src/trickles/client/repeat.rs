@@ -4,7 +4,7 @@
 //! A server that has answered the request refuses the copy as replayed, which costs only the copy's
 //! bytes. A server that has not answered it sends the packets for this request and for the lost
 //! ones before it, as for any lost request. So the loss of the last requests before a silence
-//! causes no timeout, and a server that takes over from another one continues where that one
+//! causes no timeout, and a server that takes over from another one continues where the other has
 //! stopped (tail loss probes: RFC 8985, 7).
 
 use crate::time::{Duration, Instant};

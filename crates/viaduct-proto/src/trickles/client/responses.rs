@@ -1,4 +1,4 @@
-//! Processing of responses: packets go to the receiver, data to the application.
+//! Processing of responses: passes packets to the receiver, and data to the application.
 
 use bytes::Bytes;
 

@@ -47,7 +47,7 @@ impl Trips {
     }
 
     /// Timeout of a tail probe: computed as for an answer, but with a smaller minimum, and at most
-    /// as long as RFC 8985 has it for TCP. `None` while no round trip is known.
+    /// as long as in RFC 8985. `None` while no round trip is known.
     pub(super) fn probe(&self) -> Option<Duration> {
         self.smoothed.map(|trip| (trip + 4 * self.variation).min(2 * trip).max(MIN_TIMEOUT / 20))
     }
@@ -71,8 +71,8 @@ impl Trips {
 
     /// Reordering window: how long packets wait for a missing one before them. It is a quarter of
     /// the shortest round trip, as in RFC 8985, or a quarter of the smoothed one if reordering was
-    /// seen, because two paths may have a queue each. Each time that it was too short a further
-    /// quarter is added, up to a full round trip.
+    /// seen, because two paths may have a queue each. Each time that the window was too short, a
+    /// further quarter is added, up to a full round trip.
     pub(super) fn reorder_timeout(&self) -> Duration {
         let trip = if self.is_uneven { self.smoothed } else { self.shortest };
         let quarters = self.short.saturating_add(1).min(4);

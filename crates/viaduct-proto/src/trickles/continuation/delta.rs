@@ -31,7 +31,7 @@ impl<'a> Delta<'a> {
     pub(in crate::trickles) fn on(self, model: &[u8], offset: u32) -> Option<Vec<u8>> {
         let mut bytes = model.get(..CONTINUATION - MAC)?.to_vec();
         bytes[0] = self.0[0];
-        // No losses wait for their repair.
+        // Sets the number of losses to 0: a delta implies that no losses wait for their repair.
         bytes[1] &= 0xf0;
         renumber(&mut bytes, offset);
         bytes[TIME_AT..TIME_AT + 10].copy_from_slice(&self.0[1..11]);

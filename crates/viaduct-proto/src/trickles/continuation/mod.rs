@@ -64,8 +64,8 @@ impl Losses {
         &self.runs[..usize::from(self.count)]
     }
 
-    /// Adds a loss. Losses beyond [`MAX_LOSSES`] are not tracked: the client has reported
-    /// them, and proves later that the first ones are repaired.
+    /// Adds a loss. Losses beyond [`MAX_LOSSES`] are not tracked: the client has reported them
+    /// already, and need only prove later that the tracked losses are repaired.
     pub fn push(&mut self, run: Run) {
         if let Some(free) = self.runs.get_mut(usize::from(self.count)) {
             *free = run;

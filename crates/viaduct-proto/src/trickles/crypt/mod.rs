@@ -1,6 +1,6 @@
-//! Encryption of messages (beyond the paper, section 2.2). A server without per-connection
-//! state cannot store session keys, so it derives the key anew for each request, from a secret
-//! and from an id in the message.
+//! Encryption of messages, an addition to section 2.2 of the paper. A server without per-connection
+//! state cannot store session keys, so it derives the key anew for each request, from a secret and
+//! from an id in the message.
 //!
 //! ```text
 //!   client: knows the server's public key          server: its key pair, the ring of secrets

@@ -7,7 +7,7 @@ use crate::time::{Duration, Instant};
 use crate::trickles::bytes::Reader;
 use crate::trickles::keys::KeyRing;
 
-/// Maximum number of handshakes per second, and maximum burst. A handshake takes about 150
+/// Maximum number of handshakes per second, and maximum burst. A handshake costs about 150
 /// microseconds of CPU time, and any host can cause one, even with garbage as long as an opening.
 /// Openings beyond the limit are not answered; their clients try again.
 const RATE: u32 = 2_000;
@@ -75,7 +75,7 @@ impl ServerCrypt {
         let opened = match message.first() {
             Some(&kind::REQUEST) => request(ring, message),
             // Messages shorter than any opening do not count against the rate limit. Only the key
-            // exchange, which is the expensive part, tells whether a longer message is an opening.
+            // exchange, which is the expensive part, shows whether a longer message is an opening.
             Some(&kind::OPENING) if message.len() < OPENING => None,
             Some(&kind::OPENING) => {
                 if !self.has_time(now) {

@@ -27,8 +27,8 @@ fn folded(bytes: &[u8]) -> u64 {
     fold(words(bytes)).into()
 }
 
-/// Ones' complement sum of 64-bit words. It folds to that of the 16-bit words, as each carry is
-/// added at the low end.
+/// Ones' complement sum of 64-bit words. Folded to 16 bits, it equals the sum of the 16-bit words,
+/// as each carry is added at the low end.
 fn words(bytes: &[u8]) -> u64 {
     let mut chunks = bytes.chunks_exact(8);
     let mut sum = 0_u64;

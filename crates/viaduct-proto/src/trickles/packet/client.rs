@@ -1,4 +1,4 @@
-//! TCP numbers of both directions, which only the client keeps.
+//! TCP sequence numbers of both directions, which only the client keeps.
 
 use std::net::SocketAddr;
 
@@ -32,7 +32,7 @@ pub struct Numbers {
     first: u32,
     open: bool,
     next: u32,
-    /// The number behind the last byte ever sent.
+    /// The number after that of the last byte ever sent.
     top: u32,
     acked: u32,
     heard: u32,
@@ -117,7 +117,7 @@ impl Numbers {
         tcp::emit(&segment, message, mtu, packet)
     }
 
-    /// Processes a packet of answers with `bytes` bytes behind its headers. Returns whether the
+    /// Processes a packet of answers with `bytes` bytes after its headers. Returns whether the
     /// packet belongs to this connection. If so, its messages may be processed; implausible numbers
     /// are ignored.
     pub fn handle_answer(&mut self, answer: &Segment, bytes: usize) -> bool {
@@ -175,8 +175,8 @@ impl Numbers {
         at.wrapping_sub(self.heard)
     }
 
-    /// Processes a SYN-ACK. Its payload takes no numbers: an earlier answer to the SYN may have had
-    /// fewer bytes.
+    /// Processes a SYN-ACK. Its payload has no sequence numbers: an earlier answer to the SYN may
+    /// have had fewer bytes.
     fn hear_opening(&mut self, answer: &Segment) {
         if self.open || answer.ack != self.first.wrapping_add(1) {
             return;

@@ -27,7 +27,7 @@ pub struct Report {
     pub source: SocketAddr,
     /// Destination of the quoted packet.
     pub destination: SocketAddr,
-    /// The four bytes behind the quoted ports: in TCP the sequence number.
+    /// The four bytes after the quoted ports: in TCP the sequence number.
     pub number: u32,
     /// Reason why the quoted packet was not delivered.
     pub why: Why,

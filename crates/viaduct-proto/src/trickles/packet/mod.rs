@@ -1,7 +1,7 @@
 //! Packet formats of Trickles' messages on today's networks (Trickles, section 2.6).
 //!
-//! A message is opaque bytes here. It travels in a packet that looks like TCP to middleboxes,
-//! or in a UDP datagram where such packets do not pass:
+//! Here a message is a string of bytes. It is sent in a packet that looks like TCP to middleboxes,
+//! or in a UDP datagram if such packets are blocked:
 //!
 //! ```text
 //!   [ IPv4 20 | IPv6 40 ][ TCP 20 ][ the mark 12 ][ SYN only: MSS, window scale 8 ][ message ]

@@ -5,7 +5,7 @@
 //!     │ a second later
 //!     ├──UDP──▶ answered: UDP from now on
 //!     ├──TCP's format, UDP, ... in turn, as the transport asks again
-//!     ├──one of them is refused──▶ only the other; both: no server is there
+//!     ├──one format is refused──▶ only the other; both are: there is no server
 //!     └──a plain SYN-ACK──▶ the server is a plain TCP server
 //! ```
 
@@ -65,8 +65,8 @@ impl Opening {
 
     /// Records that this format is refused: the server's kernel sent a TCP reset, or the UDP port
     /// is unreachable. Either the host does not serve Trickles, or a middlebox removed the mark.
-    /// Returns whether another format is left to try. After an answer of the server, refusals are
-    /// ignored.
+    /// Returns whether another format can still be tried. After an answer of the server, refusals
+    /// are ignored.
     pub fn refuse(&mut self, format: Format) -> bool {
         let (tcp, udp) = &mut self.refused;
         match (self.decided, format) {

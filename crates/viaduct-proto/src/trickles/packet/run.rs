@@ -1,5 +1,5 @@
-//! Runs (GSO): answers of one length to one client leave as one packet. The kernel or the output
-//! device (TSO) splits it.
+//! Runs (GSO): answers of one length to one client are sent as one packet, which the kernel or the
+//! output device (TSO) splits.
 //!
 //! ```text
 //!   answers        [ IP | TCP | mark, length n ][ message ]   [ … ][ message ]   [ … ][ message ]
@@ -7,8 +7,8 @@
 //!   on the wire    [ IP | TCP | mark, length n ][ message ]   each: the first mark, seq + n
 //! ```
 //!
-//! If a receiver joins the packets again (GRO), it gets the run back, and the mark states the
-//! length of each message.
+//! If the receiver's kernel joins the packets again (GRO), the result is the run, whose mark states
+//! the length of each message.
 
 use super::checksum::pseudo;
 use super::{mark, tcp};
@@ -21,7 +21,7 @@ const ADDRESSES: [usize; 2] = [12, 8];
 /// Offset of the protocol number in the IP header.
 const PROTOCOL: [usize; 2] = [9, 6];
 /// Minimum length of a message in a run, in bytes. No response is shorter. With a lower limit a
-/// forged packet could be parsed byte by byte.
+/// forged packet could be parsed as many messages of a byte each.
 pub(super) const MIN_MESSAGE: usize = 23;
 /// Maximum gap in sequence numbers between two packets of a run, in bytes. A gap is the unused part
 /// of the range that was reserved for an earlier request.
@@ -41,8 +41,8 @@ pub struct Cut {
 }
 
 /// Returns the lengths and offsets for a run of packets like `packet`, which
-/// [`super::Return::answer`] has made. `None` if the packet must be sent by itself, because it is
-/// not in TCP's format, or has the options of a SYN.
+/// [`super::Return::answer`] has made. `None` if the packet must be sent singly, because it is not
+/// in TCP's format, or has the options of a SYN.
 pub fn cut(packet: &[u8]) -> Option<Cut> {
     let family = family(packet);
     let (headers, transport) = (HEADERS[family], HEADERS[family] - 20 - mark::LEN);
@@ -52,7 +52,8 @@ pub fn cut(packet: &[u8]) -> Option<Cut> {
     (is_tcp && is_data).then_some(Cut { headers, message, transport, checksum: 16 })
 }
 
-/// Returns whether two packets for which [`cut`] has a value have the same source and destination.
+/// Returns whether two packets have the same source and destination; [`cut`] must return a value
+/// for both.
 pub fn is_one_way(one: &[u8], other: &[u8]) -> bool {
     let family = family(one);
     let ends = ADDRESSES[family]..HEADERS[family] - 20 - mark::LEN + 4;

@@ -14,8 +14,8 @@ use super::{Format, Mark, Role, TooLong, udp};
 ///                                                         others: that number + 1; ack s + 1
 /// ```
 ///
-/// The payloads of a SYN and of its answer take no numbers: a SYN may be sent again with another
-/// message, but conntrack keeps the length of the first one.
+/// The payloads of a SYN and of its answer have no sequence numbers: a SYN may be sent again with
+/// another message, but conntrack keeps the length of the first one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Return {
     server: SocketAddr,

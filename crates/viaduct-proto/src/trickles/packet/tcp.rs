@@ -25,8 +25,7 @@ const V6: usize = 40;
 /// Flags that determine the kind of a segment: URG, ACK, PSH, RST, SYN, FIN.
 const FLAGS: u8 = 0x3f;
 const PSH: u8 = 0x08;
-/// Options of a SYN behind the mark: MSS (to be filled in), window scale, and one byte of
-/// padding.
+/// Options of a SYN after the mark: MSS (to be filled in), window scale, and one byte of padding.
 const SYN_OPTIONS: [u8; 8] = [2, 4, 0, 0, 3, 3, SCALE, 1];
 const NOP: u8 = 1;
 const LARGEST: u8 = 2;
@@ -57,7 +56,7 @@ impl Kind {
         all.into_iter().find(|kind| (flags & FLAGS) | PSH == kind.flags() | PSH)
     }
 
-    /// Returns whether the segment has the options of a SYN, and its SYN flag takes a sequence
+    /// Returns whether the segment has the options of a SYN, and its SYN flag occupies a sequence
     /// number.
     pub fn is_syn(self) -> bool {
         self != Kind::Data
@@ -190,9 +189,9 @@ fn tcp_header(segment: &Segment, length: u16, mtu: usize, packet: &mut Vec<u8>) 
 /// Treatment of a packet's transport checksum.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Checksum {
-    /// Verify: the field holds the sender's checksum.
+    /// Verify: the field contains the sender's checksum.
     Check,
-    /// Skip: a device has still to fill the field in, or has verified it already.
+    /// Skip: a device has verified the field already, or will fill it in.
     Trust,
 }
 
@@ -217,7 +216,7 @@ pub enum Packet<'a> {
 }
 
 /// Parses a packet that begins with its IP header. `length` is the packet's length on the wire,
-/// which exceeds that of `bytes` if the packet was truncated.
+/// which exceeds the length of `bytes` if the packet was truncated.
 ///
 /// # Errors
 /// The reason why the packet is refused.

@@ -40,7 +40,8 @@ struct World {
     scaled: bool,
     rng: Rng,
     loss: f64,
-    /// Packets that passed, runs among the answers, and sequence numbers reserved for answers.
+    /// Numbers of packets that passed, of runs among the answers, and of sequence numbers reserved
+    /// for answers.
     passed: u64,
     runs: u64,
     numbers: u64,
@@ -118,7 +119,7 @@ impl World {
     }
 
     fn answer(&mut self, mut packet: Vec<u8>) {
-        // The packet is lost before conntrack, or behind it.
+        // The packet is lost on the way to conntrack, or after it.
         if self.rng.chance(self.loss / 2.0) {
             return;
         }
@@ -135,7 +136,7 @@ impl World {
     }
 
     /// Index of the waiting packet that arrives next: usually the first. Unscaled windows are too
-    /// small for reordering; with them, always the first.
+    /// small for reordering, so with them it is always the first.
     fn late(&mut self, waiting: usize) -> usize {
         if self.scaled && self.rng.chance(0.2) {
             self.rng.below(waiting as u64) as usize

@@ -68,7 +68,7 @@ fn one_loss_of_eight_halves_the_window() {
 fn survivors_that_were_lost_are_grouped_by_the_request_behind_them() {
     let (again, grouped, fresh) = window(epoch(8, 8, false), &[101, 106, 107], 3);
     assert_eq!(again, [101, 106, 107]);
-    // Survivor 105 brings no data, because 101 is retransmitted instead.
+    // Survivor 105 causes no packet with data, because 101 is retransmitted instead.
     assert_eq!((grouped, fresh), (vec![109, 110, 111], vec![112]));
 }
 
@@ -88,7 +88,7 @@ fn a_request_beyond_the_loss_is_refused() {
 #[test]
 fn what_is_lost_at_the_end_is_made_up_by_the_next_piece() {
     let next = Epoch { base: 109, start: 4, ssthresh: 4, acks: epoch(8, 8, false).acks };
-    // 107 and 108 were lost; their requests would have brought 111 and 112.
+    // 107 and 108 were lost; the answers to their requests would have been 111 and 112.
     let plan = tail(next, 109, Tail { lost: 2, unanswered: 2 }, 3).unwrap();
     assert_eq!(plan.again.numbers(), [107, 108]);
     assert_eq!(plan.grouped, Span::new(111, 113));

@@ -91,8 +91,8 @@ impl Server {
     }
 
     /// Processes a restart with a continuation beyond the horizon, or the last attempt. The request
-    /// may be a replay, and its address may belong to another host by now. So until the client has
-    /// echoed it, the client gets only an address token, in a message no longer than the request.
+    /// may be a replay, and its address may belong to another host by now. So the client gets only
+    /// an address token, in a message no longer than the request, until it has echoed the token.
     fn resumed(
         &mut self,
         at: Arrival,
@@ -137,8 +137,8 @@ impl Server {
         (self.settings.loss_window, ssthresh)
     }
 
-    /// Processes a request from another address: until the client has echoed it, the client gets
-    /// only an address token there, in a message no longer than the request.
+    /// Processes a request from another address: the client gets only an address token there, in a
+    /// message no longer than the request, until it has echoed the token.
     pub(super) fn moved(
         &mut self,
         at: Arrival,

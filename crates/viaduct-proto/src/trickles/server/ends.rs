@@ -1,10 +1,11 @@
-//! End of an epoch: it ends at the first reported loss, and at no other.
+//! End of an epoch. An epoch ends at the first loss that is reported to the server, and at no
+//! other.
 //!
 //! ```text
-//!   epoch   ··· ─ f ─ ─ ─ ─ L      f is lost, says one request; the survivors begin the next epoch
+//!   epoch   ··· ─ f ─ ─ ─ ─ L   a request reports f as lost; the survivors begin the next epoch
 //!               │
-//!               ├─ another says that g is lost, and f is not      refused: would begin a second
-//!               └─ another says that nothing is lost                epoch, beside the first
+//!               ├─ another reports that g is lost, and f is not   refused: would begin a second
+//!               └─ another reports that nothing is lost             epoch, beside the first
 //! ```
 //!
 //! A client sends its requests in the order of their packets, and packets that it gave up stay
@@ -16,10 +17,11 @@ use crate::trickles::continuation::Continuation;
 use crate::trickles::plan::Run;
 use crate::trickles::replay::Once;
 
-/// Number of packets that are looked up in the replay window: behind a first loss, for an answered
-/// request that had the packet; behind an overtaken request without losses, for the loss that has
-/// ended the epoch. In a larger window a lying client can hide such a contradiction, once in an
-/// epoch, at the cost of half of the window.
+/// Number of packets that are looked up in the replay window for a contradiction. After a first
+/// loss, an answered request shows that the packet had arrived. After a request without losses
+/// whose epoch has ended, the loss that has ended the epoch must be found. If more packets are in
+/// flight, a lying client can hide a contradiction, once in an epoch, at the cost of half of the
+/// window.
 const LOOKED_AT: usize = 64;
 
 impl Server {
@@ -43,8 +45,8 @@ impl Server {
         }
     }
 
-    /// Returns whether an answered request had packet `number`, in an epoch that has not ended: in
-    /// such an epoch, any answered request behind the packet had it.
+    /// Returns whether an answered request shows that packet `number` has arrived. The epoch must
+    /// not have ended: then each answered request of this packet or a later one shows it.
     fn had(&self, known: &Continuation, number: u64) -> bool {
         let knows = |at| self.replay.knows(known.connection, Once::Answered(at));
         (number..known.number).take(LOOKED_AT).filter(|&at| known.epoch.is_point(at)).any(knows)

@@ -43,8 +43,8 @@ pub struct Grant {
     /// The event.
     pub event: Event,
     /// Number of the secret that was the newest when the grant was made. The grant's continuations
-    /// can be sealed only with this secret: they contain the address hash under it, and slim ones
-    /// are for a client that has a continuation under it.
+    /// can be sealed only with this secret: they contain the address hash under this secret, and
+    /// slim ones are for a client that has a continuation under this secret.
     pub(in crate::trickles) secret: u8,
     pub(super) work: Vec<Item>,
     pub(super) templates: [Continuation; 2],

@@ -53,8 +53,9 @@ impl Server {
         Ok(returned.proof.check(known.epoch.base, known.number, &mut nonces)?)
     }
 
-    /// Losses that still wait for their repair. This is an error after the first window that
-    /// follows a recovery: the repairs then count as lost, and the client needs a timeout.
+    /// Losses that still wait for their repair. If there are any after the first window that
+    /// follows a recovery, returns an error: the repairs count as lost, and the client needs a
+    /// timeout.
     fn unrepaired(&self, known: &Continuation, repaired: Option<u64>) -> Result<Losses, Refusal> {
         let window = known.epoch.base + u64::from(known.epoch.start);
         match (known.losses.runs(), repaired) {

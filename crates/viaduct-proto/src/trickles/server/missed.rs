@@ -7,9 +7,10 @@
 //!                                                  as groups of continuations, without data
 //! ```
 //!
-//! The replay window tells which requests were answered; no other state is needed. If it no longer
-//! has an answer, packets are sent twice. The client recognises the copies by their numbers, and
-//! each continuation is still valid for one request only.
+//! The replay window shows which requests were answered; no other state is needed. If the window no
+//! longer has the entry of an answered request, that request's packets are sent twice. The client
+//! recognises the copies by their numbers, and each continuation is still valid for one request
+//! only.
 
 use super::work::{MAIN, TAIL};
 use super::{Refusal, Server};

@@ -51,9 +51,9 @@ pub struct Settings {
     /// Maximum length of a response message, in bytes; a client may ask for a lower one.
     pub message: u16,
     /// Maximum number of lost requests that a later one makes up for: 0 to [`MAX_MADE_UP`]. The
-    /// replay window tells which requests were answered. So this must be 0 for replicas that answer
-    /// one connection in turn, each with a window of its own: to each replica, requests that
-    /// another one has answered would seem lost.
+    /// replay window shows which requests were answered. So this must be 0 if replicas with
+    /// separate replay windows answer one connection in turn: to each replica, requests that
+    /// another replica has answered would seem lost.
     pub make_up: u8,
     /// True if packets omit the fields that their client knows from the epoch (5.3).
     pub delta: bool,

@@ -36,8 +36,8 @@ impl Item {
     }
 }
 
-/// Maximum number of packets in one request's groups that were sent in earlier answers. There are
-/// none if the client is correct.
+/// Maximum number of packets in one request's groups that were already sent in earlier answers. A
+/// correct client causes none.
 const MAX_KNOWN: usize = 64;
 
 /// Templates: for packets at the end of the previous epoch, and for all other packets.
@@ -155,8 +155,8 @@ impl Server {
     }
 
     /// Returns whether a reported loss is false: the packet's own continuation was answered, or the
-    /// next packet's was, in a request that had this packet. Then its slot is used, and Reno would
-    /// send nothing for it.
+    /// next packet's was, in a request that had this packet. Then the packet's slot in the window
+    /// is used up, and Reno would send nothing for the packet.
     fn is_invented(&self, connection: u64, number: u64) -> bool {
         let knows = |what| self.replay.knows(connection, what);
         let behind = number + 1;

@@ -68,7 +68,7 @@ pub struct Valid {
     pub stream: u32,
     /// First byte that the continuation yields (validStart).
     pub start: u64,
-    /// Position behind the last byte (validEnd).
+    /// Position after the last byte (validEnd).
     pub end: u64,
     /// True if no output follows: the rest of the region is skipped (5.2).
     pub last: bool,

@@ -30,7 +30,7 @@ fn notes_and_segments_come_back() {
     assert_eq!(open_place(&ring, input), Some((PLACE, &b"digest"[..])));
     assert_eq!(open_valid(&ring, output), Some((VALID, &b"inode"[..])));
     assert_eq!(claimed_stream(output), Some(7));
-    // Neither kind can be taken for the other.
+    // Neither kind can be mistaken for the other.
     assert!(open_place(&ring, output).is_none() && open_valid(&ring, input).is_none());
 
     let mut data = Vec::new();

@@ -38,7 +38,7 @@ const LAST: u8 = 1;
 pub const MAX_STANDARD: usize = 768;
 
 /// Maximum length of the application's state in a standard continuation, in bytes; the other fields
-/// take at most 51.
+/// have at most 51.
 pub const MAX_STATE: usize = 700;
 
 /// Part of a request's data.
@@ -136,7 +136,7 @@ pub enum Note<'a> {
     Brings {
         /// Position of the first byte.
         from: u64,
-        /// Position behind the last byte.
+        /// Position after the last byte.
         to: u64,
     },
 }
@@ -215,15 +215,15 @@ pub fn sealed_place(ring: &KeyRing, place: &Place, state: &[u8]) -> Vec<u8> {
     bytes
 }
 
-/// Parses an input continuation that has no sealed part and is not the first of its stream. It
-/// stands for a continuation that the server may have cached.
+/// Parses an input continuation that has no sealed part and is not the first of its stream. Its
+/// place names a continuation that the server may have cached.
 pub fn named_place(bytes: &[u8]) -> Option<Place> {
     let mut reader = Reader(bytes);
     let place = place(&mut reader)?;
     (reader.0.is_empty() && place.position > 0).then_some(place)
 }
 
-/// Input continuation without a sealed part: the first of a stream, or one that stands for a
+/// Input continuation without a sealed part: the first of a stream, or one whose place names a
 /// continuation that the server may have cached.
 pub fn first_place(place: &Place) -> Vec<u8> {
     let mut bytes = vec![INPUT];

@@ -224,7 +224,8 @@ impl Stream {
         self.client.stats()
     }
 
-    /// Time since the last packet arrived, or since an answer is awaited.
+    /// Time since the last packet arrived; after an idle period, time for which an answer has been
+    /// awaited.
     pub fn waited(&self, now: Instant) -> Duration {
         now.since(self.heard.1)
     }
@@ -289,8 +290,8 @@ impl Stream {
             let least = client::MIN_MESSAGE as u16;
             self.shorten(least, least, now);
         } else if self.client.attempts() >= MAX_RESTARTS {
-            // The lack of any answer may have many reasons. The first request of the new connection
-            // tells whether it is a small path MTU.
+            // The lack of any answer may have many causes. The first request of the new connection
+            // shows whether the cause is a small path MTU.
             self.reopen(now);
         }
     }

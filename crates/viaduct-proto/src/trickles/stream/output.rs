@@ -18,8 +18,8 @@ const MAX_CONTINUATIONS: usize = 1_024;
 /// Maximum number of answers in flight for which brought ranges are recorded.
 const MAX_BROUGHT: usize = 64;
 /// Bytes of the window for each chunk that waits for missing data: at most window / 64 chunks may
-/// wait, because each takes memory of its own. A server that sends more chunks, which are shorter,
-/// is faulty.
+/// wait, because each has an overhead of memory. A server that sends more, shorter chunks is
+/// faulty.
 const MIN_PIECE: u64 = 64;
 
 /// The output of one stream.
@@ -118,8 +118,8 @@ impl Output {
         });
     }
 
-    /// Drops one continuation whose range is covered by others that start before it, at a higher
-    /// cost: the last such continuation.
+    /// Drops the last continuation whose whole range earlier continuations yield, too, although at
+    /// a higher cost ([`Output::choose`]).
     fn forget_needless(&mut self) {
         let mut reached = 0;
         let is_needless = |valid: &Valid| {
@@ -242,8 +242,8 @@ impl Output {
         at
     }
 
-    /// The continuation that yields `position` at the lowest cost, and the range from `position` on
-    /// for which it is the best.
+    /// The continuation that yields `position` at the lowest cost, which is the one that starts
+    /// nearest to it, and the range from `position` on for which this continuation is the best.
     fn choose(&self, position: u64) -> Option<(Range<u64>, Bytes)> {
         let mut nearest = self.continuations.range(..=position).rev();
         let (_, (valid, bytes)) = nearest.find(|(_, (valid, _))| valid.holds(position))?;

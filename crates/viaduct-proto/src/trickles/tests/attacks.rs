@@ -170,7 +170,7 @@ fn a_hidden_loss_is_refused_and_an_admitted_one_halves_the_window() {
         brought += serve(&mut server, at(200 + last as u64), address(), LENGTH, &message).len();
     }
     // Of the twelve packets in flight the last six are survivors. Two of these have arrived
-    // already, and one of the two brings no data, because of the repair.
+    // already, and the new packet for one of the two has no data, because of the repair.
     assert_eq!(brought, 3);
 }
 

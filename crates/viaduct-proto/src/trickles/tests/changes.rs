@@ -157,7 +157,7 @@ fn packets_may_overtake_each_other() {
             assert!(net.restarts() <= restarts && net.now < at(1_000 * seconds), "{ended}");
             ends.push(net.now.since(Instant::ZERO));
         }
-        // Late requests that were counted as lost have cost packets, on a path that is full.
+        // Late requests that count as lost cost additional packets, which take time on a full path.
         assert!(2 * ends[1] < 3 * ends[0] + ends[0] / 4, "{ends:?} at {jitter} ms");
     }
 }
@@ -268,7 +268,7 @@ fn a_way_that_becomes_longer_is_measured_and_its_requests_are_said_once() {
     let mut net = Net::new(1, Settings::default());
     net.delay = Duration::from_millis(2);
     net.run(at(30));
-    // Far more than twice as long, but less than a timeout.
+    // The delay grows by far more than a factor of two, but stays below a timeout.
     net.delay = Duration::from_millis(60);
     net.finish();
     let stats = net.client.as_fetch().client.stats();

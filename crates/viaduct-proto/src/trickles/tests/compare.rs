@@ -49,7 +49,7 @@ fn compare(up: &str, down: &str) -> [f64; 2] {
 }
 
 /// Some packets arrive 4 ms late, which is six packet times at this rate, and none is lost. Reno's
-/// sender takes late packets for lost.
+/// sender treats late packets as lost.
 #[test]
 fn packets_that_overtake_each_other_are_not_taken_for_lost_for_long() {
     let down = "rate=20M,delay=25ms,queue=250kB,reorder=30%:4ms";
@@ -71,7 +71,8 @@ fn throughput_is_renos_where_data_are_lost() {
     }
 }
 
-/// The next acknowledgement makes up for a lost one; likewise the next request.
+/// The next acknowledgement makes up for a lost one in TCP, and so does the next request in
+/// Trickles.
 #[test]
 fn throughput_is_renos_where_requests_are_lost() {
     for loss in ["0.1%", "1%", "0.5%x4"] {
@@ -101,7 +102,7 @@ fn windows_are_renos() {
     }
 }
 
-/// Share of a packet that a continuation takes, whole and as a delta (5.3).
+/// Share of a packet that a continuation occupies, whole and as a delta (5.3).
 #[test]
 fn deltas_make_more_room_for_data() {
     let share = |delta: bool| {

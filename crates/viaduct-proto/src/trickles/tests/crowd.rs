@@ -268,8 +268,8 @@ fn thousands_share_a_link() {
     }
 }
 
-/// No packets follow the last ones of an object, so their loss would take a timeout of 200 ms each
-/// time.
+/// No packets follow the last ones of an object, so without a probe each loss of these would cost a
+/// timeout of 200 ms.
 #[test]
 fn a_lost_end_is_requested_again_before_a_timeout() {
     let got = measure("rate=100M,delay=5ms,queue=10MB", 1, [1, 4], true);

@@ -122,7 +122,7 @@ struct World {
     burst: u32,
     /// Wake-up time of Trickles' server.
     lag: Duration,
-    /// Wake-up time of the Reno sender in its place.
+    /// Wake-up time of the Reno sender that takes the place of Trickles' server.
     renos: Duration,
     /// Maximum random delay of a packet in servers' hosts.
     unrest: Duration,

@@ -55,7 +55,7 @@ fn a_loss_is_made_up_for_where_its_slot_was_not_used() {
     // The first packet of a pair has no continuation. The request of the second was answered, and
     // proved that the first had arrived.
     let (mut server, window) = begun();
-    // Otherwise the answer would have deltas.
+    // Under a new secret the answers have whole continuations instead of deltas.
     server.ring_mut().rotate(2, &[9; 32], 2);
     let [pair, more] = [0, 1].map(|n| {
         let message = request(0, &window[n], &ranges(&window[..=n]));

@@ -181,7 +181,7 @@ pub(in crate::trickles) struct Head {
     pub(in crate::trickles) nonce: u64,
 }
 
-/// Bytes that a packet's continuation takes; in a slim packet, those of the delta.
+/// Length of a packet's continuation in bytes; in a slim packet, that of the delta.
 pub(in crate::trickles) fn continuation_len(len: usize, slim: bool) -> usize {
     if slim { DELTA } else { len }
 }

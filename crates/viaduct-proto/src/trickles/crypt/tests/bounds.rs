@@ -1,4 +1,4 @@
-//! Limits on the CPU time that attackers can take, and the effects of dropped secrets.
+//! Limits on the CPU time that attackers can use up, and the effects of dropped secrets.
 
 use super::{Client, START, answers, identity, replica, way_back};
 use crate::time::Duration;
@@ -38,7 +38,7 @@ fn packets_too_short_for_an_opening_take_no_time_from_openings() {
     assert!(replica.accept(START, way_back(), &opening).is_ok());
 }
 
-/// Only the key exchange tells garbage as long as an opening from an opening. So such garbage
+/// Only the key exchange distinguishes an opening from garbage of the same length. So such garbage
 /// delays new connections while it arrives, but no established ones.
 #[test]
 fn garbage_of_an_openings_length_takes_the_time_for_openings_alone_and_no_longer_than_it_comes() {

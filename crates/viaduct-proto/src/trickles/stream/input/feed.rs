@@ -6,8 +6,8 @@ use crate::trickles::client::Feed;
 use crate::trickles::standard::MAX_SEGMENTS;
 use crate::trickles::standard::wire::{MAX_NOTE, SEGMENT, emit_beyond, emit_close, emit_segment};
 
-/// Maximum number of output bytes that are requested by repeating the input, before there is a
-/// continuation.
+/// Maximum number of output bytes that are requested by repeating the input, as long as there is no
+/// output continuation.
 const EAGER: u64 = 32 << 10;
 
 impl Inputs {
@@ -35,7 +35,8 @@ impl Feed for Inputs {
     fn needs(&self) -> usize {
         let next = self.in_turn().into_iter().find_map(|stream| self.streams.get(&stream));
         match next {
-            // The server has consumed nothing of a shorter segment.
+            // The server has consumed nothing of a shorter segment, so the next one gets a whole
+            // request.
             Some(input) if input.is_refused() => self.whole,
             Some(input) if self.fits_alone(input) => input.next_len(),
             _ => 0,
@@ -92,7 +93,7 @@ impl Feed for Inputs {
     }
 
     fn brings(&mut self, bytes: u64) {
-        // The answer contains the output of the last of several inputs.
+        // If there are several inputs, the answer contains only the output of the last one.
         let last = self.taken.last().copied();
         for stream in std::mem::take(&mut self.taken) {
             let Some(input) = self.streams.get_mut(&stream) else { continue };

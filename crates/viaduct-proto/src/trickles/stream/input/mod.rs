@@ -1,6 +1,6 @@
 //! Inputs of the streams: written bytes, which are kept until the server has consumed them.
 //!
-//! | file | noun |
+//! | file | contents |
 //! |---|---|
 //! | here | [`Inputs`]: all streams of a connection |
 //! | `one` | a stream, and the part of its input in flight |
@@ -163,7 +163,7 @@ impl Inputs {
         for (&stream, input) in &mut self.streams {
             let of_parcel = |flight: &Flight| flight.parcel == parcel;
             let Some(at) = input.flights.iter().position(of_parcel) else { continue };
-            // The server did not accept the segments behind it either.
+            // The server did not accept the later segments either.
             input.flights.truncate(at);
             input.unasked = None;
             input.reach.shrink();

@@ -23,7 +23,7 @@ const MAX_AHEAD: usize = 64;
 pub(super) struct Input {
     pub(super) place: Place,
     pub(super) continuation: Bytes,
-    /// Bytes written behind `place`.
+    /// Bytes written after `place`.
     pub(super) buffer: BytesMut,
     /// True if the input ends with the buffer.
     pub(super) ends: bool,
@@ -56,7 +56,7 @@ pub(super) struct Flight {
     pub(super) ends: bool,
     /// True if the request did not have room for all bytes.
     pub(super) cut: bool,
-    /// True if, in addition, the request had as much room as a request can have.
+    /// True if, in addition, the request had the maximum room for the segment.
     pub(super) full: bool,
 }
 
@@ -208,7 +208,7 @@ impl Input {
         (self.refused, self.tries) = (None, 0);
         self.yields = std::mem::take(&mut self.came).max(self.yields / 2);
         if left > 0 && self.flights.pop_front().is_some() {
-            // The segments behind it were sent for another position.
+            // The later segments were sent for another position.
             self.flights.clear();
             self.reach.shrink();
         }
@@ -227,8 +227,8 @@ mod tests {
         let place = Place { stream: 0, start: 0, reserve: 9, position: 0 };
         let mut input = Input::new(place);
         let flight = |parcel, bytes, ends| Flight { parcel, bytes, ends, cut: false, full: false };
-        // The bytes were sent in parcel 1, which was given up, and again in parcel 2; then the
-        // end by itself.
+        // The bytes were sent in parcel 1, which was given up, and again in parcel 2; then parcel 3
+        // marked the end, without bytes.
         input.flights.extend([flight(2, 100, false), flight(3, 0, true)]);
         assert!(input.advance(100, Some(1)) && !input.closed);
         assert!(
