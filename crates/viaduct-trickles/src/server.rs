@@ -1,5 +1,5 @@
-//! [`ServerPort`]: receives the requests of all clients and sends answers, in batches, and keeps no
-//! state of clients.
+//! Server side: [`ServerPort`] receives the requests of all clients and sends answers, in batches,
+//! and keeps no state of clients.
 
 use std::net::{IpAddr, Ipv6Addr, SocketAddr, SocketAddrV6};
 use std::os::fd::{AsFd, BorrowedFd};

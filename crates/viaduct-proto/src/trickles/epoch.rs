@@ -6,7 +6,7 @@ use super::cwnd::Reno;
 /// Number of packets at the beginning of an epoch that are acknowledged one by one; after them,
 /// every second packet is acknowledged.
 ///
-/// An even number, so that a window of two or more packets always has one that carries a
+/// An even number, so that a window of two or more packets always contains a packet with a
 /// continuation.
 pub const QUICK: u64 = 8;
 
@@ -35,7 +35,8 @@ pub struct Epoch {
 
 impl Epoch {
     /// Returns whether packet `number` of this epoch carries a continuation: a *point*. A packet
-    /// that does not is the first of a pair, and is acknowledged by the request of the second.
+    /// without a continuation is the first of a pair, and is acknowledged by the request of the
+    /// second one.
     pub fn is_point(&self, number: u64) -> bool {
         let offset = number.saturating_sub(self.base);
         !self.acks.delayed || offset < QUICK || (offset - QUICK) % 2 == 1

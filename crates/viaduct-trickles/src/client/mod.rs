@@ -1,4 +1,5 @@
-//! [`ClientPort`]: sends the requests of a client's connections, and receives the answers.
+//! Client side: [`ClientPort`] sends the requests of a client's connections, and receives the
+//! answers.
 //!
 //! | file | contents |
 //! |---|---|

@@ -1,4 +1,4 @@
-//! Destination and numbers of a server's answers, as a function of the request.
+//! Destination and TCP numbers of a server's answers, as a function of the request.
 
 use std::net::{IpAddr, SocketAddr};
 

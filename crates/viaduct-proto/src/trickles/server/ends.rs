@@ -17,11 +17,11 @@ use crate::trickles::continuation::Continuation;
 use crate::trickles::plan::Run;
 use crate::trickles::replay::Once;
 
-/// Number of packets that are looked up in the replay window for a contradiction. After a first
-/// loss, an answered request shows that the packet had arrived. After a request without losses
-/// whose epoch has ended, the loss that has ended the epoch must be found. If more packets are in
-/// flight, a lying client can hide a contradiction, once in an epoch, at the cost of half of the
-/// window.
+/// Number of packets that are looked up in the replay window for a contradiction. A reported first
+/// loss is contradicted by an answered request of that packet, or of one after it. A request
+/// without losses, in an epoch that has ended, is contradicted unless the loss that has ended the
+/// epoch is after the request's packet. If more packets are in flight, a lying client can hide a
+/// contradiction, once in an epoch, at the cost of half of the window.
 const LOOKED_AT: usize = 64;
 
 impl Server {

@@ -223,8 +223,8 @@ fn replicas_answer_in_turn() {
     }
 }
 
-/// To a replica with a window of its own, requests that others have answered seem lost. This costs
-/// packets, and nothing else.
+/// To a replica with a replay window of its own, requests that other replicas have answered seem
+/// lost. This costs packets, but breaks nothing.
 #[test]
 fn replicas_that_share_no_window_may_make_up_for_each_other_in_vain() {
     let mut net = Net::new(2, Settings::default());

@@ -1,4 +1,4 @@
-//! Events in the queue of a server. The test passes messages on.
+//! Events in the queue of a server. The tests themselves pass messages between client and server.
 
 use super::world::{Habits, digest, endpoint, object, serve, way_back};
 use super::{Config, Failure, HABITS, State, at};
