@@ -2,9 +2,9 @@
 //! can load it.
 //!
 //! Rust's library for GNU systems depends on three libraries. `libgcc_s.so.1` is replaced by a
-//! static copy. `ld-linux`, which musl does not have, is present wherever glibc is. `libc.so.6`
-//! stays: musl's loader treats any name that begins with `libc.` as its own, and ignores symbol
-//! versions.
+//! static copy. The dependency on `ld-linux`, which musl does not have, is left out: glibc's loader
+//! is always present. `libc.so.6` stays: musl's loader treats any name that begins with `libc.` as
+//! its own, and ignores symbol versions.
 
 use std::path::PathBuf;
 use std::{env, fs, io};

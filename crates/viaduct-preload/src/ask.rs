@@ -7,11 +7,12 @@ use viaduct_wrap::wire::{Answer, Request, WELCOME};
 use crate::raw;
 use crate::state::State;
 
-/// Seconds after the program's time limit within which the master must answer.
+/// Seconds that the library waits for the master's answer beyond the program's time limit.
 const SLACK: i64 = 10;
 
-/// Sends a request, with the descriptor `beside`, and waits for the answer. The error number is for
-/// the program: a signal arrived, its own time limit has passed, or the master has ended.
+/// Sends a request, with the descriptor `beside`, and waits for the answer. An error is the `errno`
+/// that the program's call is to return: a signal arrived, the program's time limit has passed, or
+/// the master has ended.
 pub(crate) fn ask(
     state: &State,
     request: &Request,
@@ -21,8 +22,8 @@ pub(crate) fn ask(
     socket.send([state.secret.bytes(), &request.emit()], beside)?;
     let mut bytes = [0; WELCOME];
     if let Some([seconds, micros]) = beside.and_then(send_limit) {
-        // The master enforces the limit. A timeout on this socket makes signals interrupt the
-        // call, as they would the program's own.
+        // The master enforces the limit. This socket has a timeout too, so that signals interrupt
+        // the wait, as they would interrupt the program's own call.
         socket.limit(&[seconds.saturating_add(SLACK), micros]);
     }
     let length = socket.receive(&mut bytes)?;
@@ -36,7 +37,7 @@ pub(crate) fn is_full(errno: c_int) -> bool {
 
 /// Sends a request that has no answer.
 pub(crate) fn notify(state: &State, request: &Request) {
-    // Fails if the master has ended, which then needs no report.
+    // An error means that the master has ended, and needs no report.
     let _ = Socket::connect(state.name(), state.word)
         .and_then(|socket| socket.send([state.secret.bytes(), &request.emit()], None));
 }

@@ -1,9 +1,9 @@
 //! The library that `viaduct run --via preload` loads into programs (TESLA, section 3.8).
 //!
 //! The library defines some of libc's functions, which the loader finds before libc's. A call that
-//! the rules leave to the kernel goes there at once. For a call that begins a flow, the library
-//! sends a request to the master, with the socket. The program keeps its own socket, and reads,
-//! writes and polls it itself.
+//! the rules leave to the kernel is made at once. For a call that begins a flow, the library sends
+//! a request to the master, with the socket. The program keeps its own socket, and reads, writes
+//! and polls it itself.
 //!
 //! ```text
 //!   program ── connect, send, names ──▶ calls ── Rules ──┬─▶ kernel, with the word for seccomp
@@ -13,7 +13,8 @@
 //! These functions may run in a signal handler, in the child of a vfork, in one of many threads, or
 //! before any other constructor. So nothing here allocates, takes a lock or keeps a descriptor, and
 //! the state from the master is written once. `real` calls libc's own functions; `raw` calls the
-//! kernel, with the word in an unused argument.
+//! kernel, with the word, a number that exempts the call from seccomp's report, in an unused
+//! argument.
 #![allow(unsafe_code)]
 #![cfg(target_os = "linux")]
 // A test program must not define libc's functions, so code that only they use is unused in it.
@@ -23,7 +24,7 @@ mod ask;
 mod raw;
 mod state;
 
-// The libraries of a test program would call these functions.
+// In a test program, the other libraries would call these functions.
 #[cfg(not(test))]
 mod calls;
 #[cfg(not(test))]

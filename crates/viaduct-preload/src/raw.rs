@@ -1,5 +1,5 @@
-//! System calls without libc: they do not set `errno`, are not cancellation points, and may have
-//! the word in an unused argument.
+//! System calls without libc: they do not set `errno`, are not cancellation points, and can pass
+//! the word for seccomp in an unused argument.
 
 use std::arch::asm;
 use std::ffi::{c_int, c_long};

@@ -18,8 +18,8 @@ use viaduct_sys::socket::tcp::{self, TcpOptions};
 const PORT: u16 = 7000;
 const QUEUE: u16 = 7000;
 
-/// A host, a machine (`left`) that holds the host's SYNs, and one behind it; the queue and the
-/// listener.
+/// A host, a machine (`left`) that holds the host's SYNs, and a machine behind `left`; the queue
+/// and the listener.
 struct World {
     host: Host,
     left: Host,

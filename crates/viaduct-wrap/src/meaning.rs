@@ -67,7 +67,7 @@ impl Rules {
                 Fate::Refuse => Verdict::Refuse(Errno::PERM),
             },
             Carries::OtherTcp => Verdict::Refuse(Errno::PERM),
-            // The carrier of datagrams also answers DNS queries.
+            // The part of the master that carries datagrams also answers DNS queries.
             Carries::Datagrams if self.names && self.carries_of(socket) && to.port() == DNS => {
                 Verdict::Pass
             }
@@ -124,8 +124,8 @@ impl Rules {
         }
     }
 
-    /// Returns whether the chain carries the datagrams of a socket. It does so only for UDP, which
-    /// needs no privileges.
+    /// Returns whether the chain carries the datagrams of a socket. The chain carries only UDP,
+    /// whose sockets need no privileges.
     pub fn carries_of(&self, socket: Socket) -> bool {
         self.carries && socket.is_udp()
     }

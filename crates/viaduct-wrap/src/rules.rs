@@ -145,7 +145,7 @@ impl Rules {
         Ok(())
     }
 
-    /// Intersects two sets of rules: a flow is refused if either set refuses it, and else goes
+    /// Intersects two sets of rules: a flow is refused if either set refuses it, and otherwise goes
     /// direct if either set lets it go direct. The result is strict if either set is.
     ///
     /// # Errors

@@ -195,8 +195,8 @@ impl Socket {
     /// Returns the `sockaddr` of a send, with the family that the kernel assumes for it, and its
     /// length.
     ///
-    /// Datagram sockets of IPv4 read `AF_UNSPEC` as `AF_INET`, and raw sockets of IPv6 as
-    /// `AF_INET6`. For other sockets `AF_UNSPEC` is not an address.
+    /// On IPv4 sockets other than streams, the kernel reads `AF_UNSPEC` as `AF_INET`; on raw IPv6
+    /// sockets, as `AF_INET6`. On other sockets `AF_UNSPEC` is not an address.
     pub fn as_sent(self, sockaddr: &[u8]) -> ([u8; SOCKADDR], usize) {
         let mut bytes = [0; SOCKADDR];
         let length = sockaddr.len().min(SOCKADDR);

@@ -50,15 +50,16 @@ pub(crate) unsafe extern "C" fn getsockopt(
     value: *mut c_void,
     length: *mut socklen_t,
 ) -> c_int {
-    // The master answers for these two options: on a listening socket they are set even if the
-    // program has not set them.
+    // The master answers calls for these two options, because a listening socket has them even if
+    // the program has not set them.
     let shares = matches!(option, libc::SO_REUSEADDR | libc::SO_REUSEPORT);
     let word = match state() {
         Wrapped::By(state) if !(level == libc::SOL_SOCKET && shares) => state.word,
         _ => 0,
     };
     let is_error = (level, option) == (libc::SOL_SOCKET, libc::SO_ERROR);
-    // The master is asked first: once the kernel has an error, the master knows the reason.
+    // The master is asked before the kernel: if the kernel has an error by then, the master knows
+    // the reason.
     let refusal = if is_error { refusal(fd) } else { Ok(None) };
     // Without the word, seccomp reports the call to the master, which answers it.
     let word = if refusal.is_err() { 0 } else { word };
@@ -74,7 +75,7 @@ pub(crate) unsafe extern "C" fn getsockopt(
             let room = size_of::<c_int>().min(*length as usize);
             let mut own = [0u8; size_of::<c_int>()];
             std::ptr::copy_nonoverlapping(value.cast(), own.as_mut_ptr(), room);
-            // If the kernel has no error any more, the program has read it by another call.
+            // A value of 0 means that the program has already read the error by another call.
             if own != [0; size_of::<c_int>()] {
                 std::ptr::copy_nonoverlapping((&raw const errno).cast::<u8>(), value.cast(), room);
             }

@@ -117,11 +117,12 @@ fn divert(state: &State, fd: c_int, to: SocketAddr) -> Option<c_int> {
         unsafe { raw::call(libc::SYS_fcntl, [fd as usize, libc::F_GETFL as usize, 0, 0, 0, 0]) };
     let wait = flags & libc::O_NONBLOCK as isize == 0;
     match crate::ask::ask(state, &Request::Connect { to, wait }, Some(fd)) {
-        // A connect is in progress that is not, or no longer, a flow of the master.
+        // The connect in progress is not, or is no longer, a flow of the master.
         Ok(Answer::Done(Errno::ALREADY)) if wait && state.welcome.has_seccomp => None,
         Ok(Answer::Done(errno)) => Some(errno.0),
         Ok(_) => Some(libc::ENETUNREACH),
-        // A request requires a descriptor; the program's own call does not.
+        // A request to the master requires a descriptor; the program's own call, which seccomp
+        // reports, does not.
         Err(errno) if crate::ask::is_full(errno) && state.welcome.has_seccomp => None,
         Err(errno) => Some(errno),
     }

@@ -119,7 +119,7 @@ impl Asm {
         self.push(MOVE_REGISTER, to, from, 0, 0);
     }
 
-    /// to = 64 bits.
+    /// to = a 64-bit constant.
     pub(super) fn set_double(&mut self, to: Reg, value: u64) {
         self.push(LD_IMM_DOUBLE, to, R0, 0, (value as u32).cast_signed());
         self.push(0, R0, R0, 0, ((value >> 32) as u32).cast_signed());
@@ -186,42 +186,42 @@ impl Asm {
         self.jump(GOTO, R0, R0, 0, label);
     }
 
-    /// Goes to `label` if the low 32 bits are `value`.
+    /// Jumps to `label` if the low 32 bits of `reg` are `value`.
     pub(super) fn if_equal(&mut self, reg: Reg, value: u32, label: Label) {
         self.jump(IF_EQUAL_WORD, reg, R0, value.cast_signed(), label);
     }
 
-    /// Goes to `label` if the low 32 bits are not `value`.
+    /// Jumps to `label` if the low 32 bits of `reg` are not `value`.
     pub(super) fn if_different(&mut self, reg: Reg, value: u32, label: Label) {
         self.jump(IF_DIFFERENT_WORD, reg, R0, value.cast_signed(), label);
     }
 
-    /// Goes to `label` if the low 32 bits are more than `value`.
+    /// Jumps to `label` if the low 32 bits of `reg` are greater than `value`.
     pub(super) fn if_above(&mut self, reg: Reg, value: u32, label: Label) {
         self.jump(IF_ABOVE_WORD, reg, R0, value.cast_signed(), label);
     }
 
-    /// Goes to `label` if the low 32 bits are less than `value`.
+    /// Jumps to `label` if the low 32 bits of `reg` are less than `value`.
     pub(super) fn if_below(&mut self, reg: Reg, value: u32, label: Label) {
         self.jump(IF_BELOW_WORD, reg, R0, value.cast_signed(), label);
     }
 
-    /// Goes to `label` if the register is 0, such as the null pointer of a failed look-up.
+    /// Jumps to `label` if the register is 0, such as the null pointer of a failed look-up.
     pub(super) fn if_nothing(&mut self, reg: Reg, label: Label) {
         self.jump(IF_EQUAL, reg, R0, 0, label);
     }
 
-    /// Goes to `label` if the register is not 0.
+    /// Jumps to `label` if the register is not 0.
     pub(super) fn if_something(&mut self, reg: Reg, label: Label) {
         self.jump(IF_DIFFERENT, reg, R0, 0, label);
     }
 
-    /// Goes to `label` if two registers differ, all 64 bits.
+    /// Jumps to `label` if `a` and `b` differ in any of their 64 bits.
     pub(super) fn if_registers_differ(&mut self, a: Reg, b: Reg, label: Label) {
         self.jump(IF_DIFFERENT_REGISTER, a, b, 0, label);
     }
 
-    /// Goes to `label` if one register is more than another, all 64 bits.
+    /// Jumps to `label` if the 64 bits of `a` are greater than those of `b`.
     pub(super) fn if_register_above(&mut self, a: Reg, b: Reg, label: Label) {
         self.jump(IF_ABOVE_REGISTER, a, b, 0, label);
     }

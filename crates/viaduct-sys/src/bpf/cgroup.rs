@@ -1,4 +1,4 @@
-//! Cgroups to whose sockets programs are attached.
+//! Cgroups, to which BPF programs are attached: they act on the sockets of the cgroup's processes.
 
 use std::fs::File;
 use std::io::{self, Read as _};
@@ -154,14 +154,13 @@ impl Drop for Freezer {
     }
 }
 
-/// Returns the parent for a new group of a process in the cgroup `own`: the innermost group of a
-/// run around the process, or `own` itself if there is none.
+/// Returns the parent for a new group of a process in the cgroup `own`: the group of the innermost
+/// run that contains the process, or `own` itself if no run does.
 fn parent(own: &str) -> &str {
     let programs = format!("/{PROGRAMS}");
     let is_ours =
         |whole: &str| whole.rsplit('/').next().is_some_and(|name| name.starts_with(PREFIX));
-    // The innermost match is tried first. A cgroup of another program may have the same name
-    // `programs`.
+    // The innermost match is tried first. Cgroups that are not ours may be named `programs` too.
     let mut ends = own.rmatch_indices(&programs[..]).map(|(at, _)| at);
     ends.find(|&at| is_ours(&own[..at])).map_or(own, |at| &own[..at])
 }
@@ -228,7 +227,7 @@ impl Cgroup {
         let Ok(list) = Dir::read_from(&self.directory) else { return };
         for entry in list.flatten() {
             let name = entry.file_name().to_string_lossy();
-            // A live process may be about to fill its empty group.
+            // The group of a live process may be empty because its program has not started yet.
             let left = |pid: &&str| !Path::new("/proc").join(pid).exists();
             if name.strip_prefix(PREFIX).filter(left).is_some() {
                 self.remove(&name);

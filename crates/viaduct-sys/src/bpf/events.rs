@@ -16,9 +16,9 @@ use rustix::param::page_size;
 use super::BpfError;
 use super::kernel::{Numbered, new_ring};
 
-/// A record that is still being written.
+/// Flag of a record that is still being written.
 const BUSY: u32 = 1 << 31;
-/// A record that was discarded.
+/// Flag of a record that was discarded.
 const DISCARDED: u32 = 1 << 30;
 /// Bytes before each record: its length, and a word that only the kernel uses.
 const HEADER: usize = 8;
@@ -27,9 +27,9 @@ const HEADER: usize = 8;
 #[derive(Debug)]
 pub(super) struct Events<const N: usize> {
     fd: OwnedFd,
-    /// Our position, the only page that we may write.
+    /// Page with our position, the only page that we may write.
     ours: Mapping,
-    /// The kernel's position, and the ring.
+    /// Pages with the kernel's position and the ring.
     theirs: Mapping,
     size: usize,
 }

@@ -19,14 +19,14 @@ impl Asm {
         self.store(Width::Double, FP, at, R0);
     }
 
-    /// R0 = address of the value in `map` for the key at `key` on the stack; goes to `none` if
-    /// there is none.
+    /// R0 = address of the value in `map` for the key at `key` on the stack; jumps to `none` if
+    /// there is no such key.
     pub(super) fn look_up(&mut self, map: &dyn Numbered, key: i16, none: Label) {
         self.ask(map, key);
         self.if_nothing(R0, none);
     }
 
-    /// R0 = address of the value, as in [`Asm::look_up`]; goes to `some` if there is one.
+    /// R0 = address of the value, as in [`Asm::look_up`]; jumps to `some` if there is such a key.
     pub(super) fn look_for(&mut self, map: &dyn Numbered, key: i16, some: Label) {
         self.ask(map, key);
         self.if_something(R0, some);
@@ -38,8 +38,8 @@ impl Asm {
         self.call(Helper::MapLookup);
     }
 
-    /// Puts the value at `value` on the stack into `map`, for the key at `key`. R0 = 0, or an
-    /// error: the map is full.
+    /// Puts the value at `value` on the stack into `map`, for the key at `key`. R0 = 0, or an error
+    /// if the map is full.
     pub(super) fn keep(&mut self, map: &dyn Numbered, key: i16, value: i16) {
         self.set_map(R1, map);
         self.point(R2, key);
@@ -71,7 +71,7 @@ impl Asm {
         }
     }
 
-    /// Goes to `elsewhere` unless the socket of the context in register `context` belongs to the
+    /// Jumps to `elsewhere` unless the socket of the context in register `context` belongs to the
     /// network namespace with this cookie. Clobbers the argument registers.
     pub(super) fn if_in_other_namespace(&mut self, context: Reg, cookie: u64, elsewhere: Label) {
         self.copy(R1, context);

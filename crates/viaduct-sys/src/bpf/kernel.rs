@@ -240,7 +240,7 @@ fn load(hook: Hook, program: &[Insn]) -> Result<OwnedFd, BpfError> {
     };
     bpf_fd(PROG_LOAD, &attr).map_err(|source| match source.raw_os_error() {
         Some(libc::EPERM) => denied("load a program", source),
-        // Loaded once more, to read the verifier's log.
+        // The program is loaded once more, to read the verifier's log.
         _ => BpfError::Refused { hook: format!("{hook:?}"), why: verifier_log(attr), source },
     })
 }

@@ -12,9 +12,9 @@
 //!
 //! Each program is attached by a link whose descriptor this process holds: when the process ends,
 //! even by kill -9, the kernel detaches the BPF program and nothing is left behind. The BPF
-//! programs of [`Redirect`] are attached to the cgroup of the wrapped programs until the cgroup is
-//! removed, so that a wrapped program whose master has ended does not bypass its chain. The meaning
-//! of the 16 bytes is up to the caller.
+//! programs of [`Redirect`], however, stay attached to the cgroup of the wrapped programs until the
+//! cgroup is removed, so that a wrapped program whose master has ended does not bypass its chain.
+//! The meaning of the option's 16 bytes is up to the caller.
 
 mod asm;
 mod cgroup;

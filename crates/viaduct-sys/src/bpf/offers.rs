@@ -8,8 +8,8 @@
 //! ```
 //!
 //! The listener is this process's own, to which connections to wrapped programs ([`Ports`]) are
-//! redirected. It reads the option from the SYN that the kernel saves. While SYN cookies are in
-//! use, it neither reads nor sends an option.
+//! redirected. The BPF program reads the client's option from the SYN that the kernel saves. While
+//! SYN cookies are in use, it neither reads nor sends an option.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
@@ -31,9 +31,9 @@ use crate::socket::tcp::INSIDE;
 /// Max connections whose answer has not been read yet.
 const SOCKETS: u32 = 65_536;
 
-/// Offset in `struct bpf_sock_ops`: 1 if the socket is a full one.
+/// Offset of `is_fullsock` in `struct bpf_sock_ops`: 0 for a connection request.
 const IS_FULL: i16 = 72;
-/// Offset in `struct bpf_sock`.
+/// Offset of the mark in `struct bpf_sock`.
 const MARK: i16 = 16;
 /// Value of the first argument if a SYN is answered with a SYN cookie.
 const COOKIES: u32 = 2;
@@ -175,7 +175,8 @@ fn check_wanted(
     asm.place(send);
 }
 
-/// Emits code that copies the other end's option to the stack; goes to `none` if there is none.
+/// Emits code that copies the other end's option to the stack; jumps to `none` if there is no
+/// option.
 fn find(asm: &mut Asm, own: &[u8; OPTION], flags: i32, none: Label) {
     // The search key: kind, length of the key, experiment identifier.
     let mut sought = [0; OPTION];

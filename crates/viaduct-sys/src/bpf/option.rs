@@ -117,8 +117,8 @@ pub(super) fn program(map: &Map<OPTION>, own: Option<&Template>) -> Vec<Insn> {
     asm.finish().expect("short enough for every jump")
 }
 
-/// R8 = address of the map's value for the socket of the context in R6; goes to `none` if there
-/// is none. Stores the socket's cookie on the stack.
+/// R8 = address of the map's value for the socket of the context in R6; jumps to `none` if there is
+/// no value. Stores the socket's cookie on the stack.
 pub(super) fn look_up(asm: &mut Asm, map: &Map<OPTION>, none: Label) {
     asm.store_cookie(R6, COOKIE);
     asm.look_up(map, COOKIE, none);

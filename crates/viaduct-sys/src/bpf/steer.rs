@@ -61,7 +61,7 @@ pub struct Steer {
 }
 
 impl Steer {
-    /// Attaches to the sockets of `cgroup`, or to all sockets if it is `None`.
+    /// Attaches the programs to the sockets of `cgroup`, or to all sockets if it is `None`.
     ///
     /// # Errors
     /// A privilege is missing, the kernel is too old, there are too many prefixes, or there is no

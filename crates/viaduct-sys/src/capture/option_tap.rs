@@ -40,7 +40,7 @@ impl OptionTap {
         Ok(OptionTap { socket })
     }
 
-    /// Replaces the filter, for other ports.
+    /// Replaces the filter, for example when the ports have changed.
     ///
     /// # Errors
     /// The filter cannot be built.

@@ -75,7 +75,8 @@ impl Changes {
     pub fn open(path: &Path) -> Result<Changes, JournalError> {
         let failed = |source| JournalError::File { action: "read", path: path.to_owned(), source };
         let owner = Owner::this_process().map_err(failed)?;
-        // If two processes start at once, the second one finds the first one's journal.
+        // With this lock, the second of two processes that start at once finds the first one's
+        // journal.
         let _lock = DirLock::around(path).map_err(failed)?;
         let (mut changes, mut disputed) = (Vec::new(), Vec::new());
         let (mut warnings, mut took_over) = (Vec::new(), false);
@@ -91,8 +92,8 @@ impl Changes {
             }
         }
         remove_temporary(path);
-        // Not earlier: dropping `Changes` deletes the journal, which may belong to another process
-        // until here.
+        // `Changes` is made only here, because dropping it deletes the journal, which may have
+        // belonged to another process until now.
         let journal = Journal { owner, changes, disputed };
         let locks = Vec::new();
         let changes = Changes { path: path.to_owned(), journal, warnings, took_over, locks };
@@ -223,8 +224,8 @@ impl Changes {
         self.journal.changes.iter().take(mark).try_for_each(Change::apply)
     }
 
-    /// Installs tables and rules again that another program has deleted. Returns whether there were
-    /// any.
+    /// Installs tables and rules again that another program has deleted. Returns whether any was
+    /// missing.
     ///
     /// # Errors
     /// As the methods that have made the changes.

@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::process::instance_lock::InstanceLock;
 
-/// Max time that the last threads and descriptors of a killed process remain.
+/// Max time for which the last threads and descriptors of a killed process may remain.
 const EXIT_TIMEOUT: Duration = Duration::from_millis(500);
 
 /// A process, the boot in which it runs, and its network namespace.

@@ -29,7 +29,7 @@ pub(super) fn read(path: &Path) -> Result<Option<Vec<u8>>, JournalError> {
             Err(error) => return Err(failed(error)),
         }
     }
-    // A symbolic link or a pipe of another user is not opened.
+    // A symbolic link is not followed, and opening a pipe does not block.
     let flags = libc::O_NOFOLLOW | libc::O_NONBLOCK;
     let file = match File::options().read(true).custom_flags(flags).open(path) {
         Ok(file) => file,

@@ -98,7 +98,8 @@ impl DatagramQueue {
     }
 
     /// Removes the rules. The kernel then drops all packets held in any queue of this network
-    /// namespace, so this first waits, for `timeout` at most, until the other queues are empty.
+    /// namespace, so this function first waits, for `timeout` at most, until the other queues are
+    /// empty.
     pub fn end(&self, timeout: Duration) {
         let until = Instant::now() + timeout;
         let others = || queues().any(|queue| queue[0] != u64::from(self.number) && queue[2] > 0);

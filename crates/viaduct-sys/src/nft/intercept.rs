@@ -121,7 +121,7 @@ impl Intercept {
             let tuple = format!("{family} saddr . tcp sport . {family} daddr . tcp dport");
             let over = format!("tproxy {family} to :{} meta mark set {mark} accept", self.to_port);
             if self.passed_by {
-                // A retransmitted SYN takes the same path as the first.
+                // SYNs do not match, so that a retransmitted SYN is forwarded like the first one.
                 rules.push(format!("{matches}{NOT_SYN} {tuple} @{family}_begun {over}"));
                 continue;
             }
@@ -254,8 +254,9 @@ impl Policy {
     }
 }
 
-/// Returns the definitions of the address sets of `ways`, and for each way and family the family
-/// and the expression that matches its packets to `ports` (all ports if empty).
+/// Returns the definitions of the address sets of `ways`, and for each selector and address family:
+/// the family, and the expression that matches the selector's packets to `ports` (all ports if
+/// empty).
 pub(crate) fn matches(ways: &[Selector], ports: &[u16]) -> (String, Vec<(&'static str, String)>) {
     let ports: Vec<_> = ports.iter().map(u16::to_string).collect();
     let ports = match ports.is_empty() {

@@ -240,7 +240,7 @@ pub(crate) fn parse(bytes: &[u8]) -> Option<QueuedPacket<'_>> {
 }
 
 /// Adds a rule to `chain` of `table` (family inet) that sends all packets to queue `number`, or
-/// lets them pass if the queue has no reader. For kernels whose nftables lacks the `queue`
+/// lets them pass if the queue has no reader. This is for kernels whose nftables lacks the `queue`
 /// expression but can use the one of iptables (`CONFIG_NFT_COMPAT`).
 ///
 /// # Errors

@@ -25,8 +25,8 @@ pub struct RstGuard {
     /// Mark of incoming packets.
     pub mark: OptionMark,
     /// Local addresses and ports; `0.0.0.0` and `[::]` mean all addresses of their family; empty
-    /// means all addresses and ports. Also empty when read from the journal of a version that had
-    /// only ports, where the table's name is enough to remove it.
+    /// means all addresses and ports. Also empty if read from the journal of an older version,
+    /// which recorded only ports; the table's name is enough to remove the table.
     #[serde(default)]
     pub at: Vec<SocketAddr>,
     /// Last byte of the mark of our own packets, which are left untracked; `None` if this machine

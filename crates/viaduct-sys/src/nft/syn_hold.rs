@@ -6,8 +6,8 @@
 //!                        no reader: passes                          reset, or unreachable
 //! ```
 //!
-//! On the forwarding path these rules precede those of [`crate::nft::intercept`]; at a proxy that
-//! is the destination, they follow the firewall's.
+//! On the forwarding path these rules precede those of [`crate::nft::intercept`]; if the proxy
+//! itself is the destination, they follow the firewall's.
 
 use serde::{Deserialize, Serialize};
 

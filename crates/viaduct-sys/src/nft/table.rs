@@ -60,7 +60,7 @@ pub trait Table {
     /// Checks that all names can be written into rules.
     ///
     /// # Errors
-    /// The name that cannot be written.
+    /// A name cannot be written into a rule.
     fn check(&self) -> Result<(), NftError> {
         check_instance(self.instance())
     }
@@ -159,8 +159,8 @@ fn count_rules(table: &str, chain: &str) -> io::Result<usize> {
     }
 }
 
-/// Builds the commands that delete a table. The `add` makes them succeed even if there is no such
-/// table.
+/// Builds the commands that delete a table. The `add` makes the deletion succeed even if there is
+/// no such table.
 fn deletion(table: &str) -> String {
     format!("add table inet {table}\ndelete table inet {table}\n")
 }

@@ -109,7 +109,7 @@ impl Drop for Process {
 }
 
 /// Makes the child of `command` die when the *thread* that spawns it ends. [`Process`] spawns from
-/// a thread that never ends; any other thread must not end before the child.
+/// a thread that never ends; any other thread that spawns it must outlive the child.
 pub fn die_with_parent(command: &mut Command) {
     let parent = std::process::id();
     // SAFETY: between fork and exec the closure makes two system calls; it neither allocates nor
@@ -149,8 +149,8 @@ pub fn raise_hard_fd_limit(least: u64) {
     }
 }
 
-/// Returns the limit of descriptors that this process was started with. The first call records it,
-/// so it must precede any change.
+/// Returns the limit of descriptors that this process was started with. The first call records the
+/// limit, so that call must precede any change.
 pub(crate) fn inherited_fd_limit() -> Rlimit {
     static INHERITED: OnceLock<Rlimit> = OnceLock::new();
     *INHERITED.get_or_init(|| getrlimit(Resource::Nofile))

@@ -12,9 +12,9 @@ use std::time::{Duration, Instant};
 
 use rustix::fs::{FlockOperation, flock};
 
-/// Prefix of the file's name. The user ID follows, so that each user has a file that it can open.
+/// Prefix of the file's name. The user ID follows, so that each user has a lock file of its own.
 const PREFIX: &str = ".lock-";
-/// Time to wait for another holder.
+/// Max time to wait until another holder releases the lock.
 const HOLD_TIMEOUT: Duration = Duration::from_secs(5);
 /// Time between two attempts.
 const RETRY_INTERVAL: Duration = Duration::from_millis(5);
@@ -30,7 +30,7 @@ impl DirLock {
     /// Locks `directory`, which must exist. Waits at most 5 seconds for another holder.
     ///
     /// # Errors
-    /// `TimedOut` if another process holds the lock for longer. Others if the file cannot be
+    /// `TimedOut` if another process holds the lock for longer. Other errors if the file cannot be
     /// created or locked.
     pub fn take(directory: &Path) -> io::Result<DirLock> {
         let path = file_in(directory);

@@ -109,7 +109,7 @@ mod tests {
         let (kept, other) = (io::pipe().unwrap(), io::pipe().unwrap());
         let (fd, closed) = (kept.1.as_raw_fd(), other.1.as_raw_fd());
         let mut command = Command::new("sh");
-        // By path, as a shell accepts only descriptor numbers of one digit.
+        // The redirection is by path, as a shell accepts only descriptor numbers of one digit.
         let script = format!("echo hello >/proc/self/fd/{fd} && [ ! -e /proc/self/fd/{closed} ]");
         command.args(["-c", &script]);
         leave_open(&mut command, &[kept.1.as_fd()]);

@@ -1,5 +1,5 @@
 //! Inherited state that Rust's runtime changes before `main`, or that this process changes for
-//! itself. A program that it starts on behalf of its caller gets the original state.
+//! itself. Programs that this process starts on behalf of its caller get the original state.
 //!
 //! ```text
 //!   exec ─▶ record (before the runtime) ─▶ runtime: SIGPIPE ignored, 0 to 2 open ─▶ main
@@ -34,8 +34,9 @@ const SIGNALS: [(u32, libc::c_int); 8] = [
     (1 << 9, libc::SIGTTIN),
     (1 << 10, libc::SIGTTOU),
 ];
-/// Signals that a terminal sends, as a range of [`SIGNALS`]. They go to its foreground process
-/// group; the last two go to a background job that reads from the terminal or writes to it.
+/// Signals that a terminal sends, as a range of [`SIGNALS`]. Most are sent to the terminal's
+/// foreground process group, the last two to a background job that reads from the terminal or
+/// writes to it.
 const TERMINAL_SIGNALS: std::ops::Range<usize> = 2..8;
 
 #[used]

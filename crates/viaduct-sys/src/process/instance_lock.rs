@@ -1,6 +1,6 @@
-//! Instance lock: a name that one process of a network namespace can hold at a time. The lock is an
-//! abstract Unix socket, whose names are per network namespace. The kernel releases it when the
-//! process ends, even by a crash.
+//! Instance lock: a name that only one process of a network namespace can hold at a time. The lock
+//! is an abstract Unix socket, whose names are per network namespace. The kernel releases it when
+//! the process ends, even by a crash.
 
 use std::io;
 use std::os::linux::net::SocketAddrExt as _;

@@ -42,8 +42,8 @@ fn file_without_writing(line: &str) -> Option<std::ops::Range<usize>> {
     (is_file && matches!(rights, "r--p" | "r-xp")).then_some(address(start)?..address(end)?)
 }
 
-/// Returns freed pages that the allocator has kept to the kernel: after many small allocations,
-/// nearly all of them. Takes some milliseconds.
+/// Releases to the kernel the freed pages that the allocator has kept, which after many small
+/// allocations are nearly all freed pages. This needs some milliseconds.
 pub fn trim_heap() {
     // SAFETY: the call touches only free memory, under the allocator's own locks.
     #[cfg(target_env = "gnu")]

@@ -103,8 +103,8 @@ impl AsFd for BlockedSignals {
     }
 }
 
-/// Ignores these signals in the child of `command`, so that they do not end the program before it
-/// has installed its handlers.
+/// Ignores `signals` in the child of `command`, so that they do not end the program before it has
+/// installed its handlers.
 pub fn ignore_at_start(command: &mut Command, signals: &'static [i32]) {
     let ignore = move || {
         for &signal in signals {
@@ -129,8 +129,8 @@ pub fn send(pid: u32, signal: i32) -> io::Result<()> {
     os::check(unsafe { libc::kill(pid.cast_signed(), signal) })
 }
 
-/// Ends this process with `signal`, as the wrapped program has ended, but without a core dump: the
-/// program has left its own.
+/// Ends this process with `signal`, which has ended the wrapped program. There is no core dump of
+/// this process, only that of the program.
 pub fn end_by(signal: i32) -> ! {
     let none = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
     // SAFETY: the set and the limit are initialised and live through the calls. If the process

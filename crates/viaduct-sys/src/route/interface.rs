@@ -14,8 +14,8 @@ use rustix::net::{AddressFamily, SocketFlags, SocketType};
 
 use crate::route::rtnetlink::{self, RouteSocket};
 
-/// An interface of the network namespace that the calling thread was in when this was made. Every
-/// method acts in that namespace, from any thread. The interface may appear and disappear
+/// An interface of the network namespace that the calling thread was in when this value was made.
+/// Every method acts in that namespace, from any thread. The interface may appear and disappear
 /// meanwhile.
 #[derive(Debug)]
 pub struct Interface {
@@ -27,7 +27,7 @@ pub struct Interface {
 /// Errors of an interface's settings.
 #[derive(Debug, thiserror::Error)]
 pub enum InterfaceError {
-    /// The kernel takes names of 1 to 15 bytes.
+    /// The name is invalid: the kernel accepts names of 1 to 15 bytes.
     #[error("interface name {0:?}: 1 to 15 bytes without '/', ':' or blanks are expected")]
     Name(String),
     /// The kernel refused a step.
@@ -216,7 +216,7 @@ impl Request {
 
 const _: () = assert!(size_of::<Request>() == size_of::<libc::ifreq>());
 
-/// Index of the interface `name` in the calling thread's network namespace.
+/// Returns the index of the interface `name` in the calling thread's network namespace.
 ///
 /// # Errors
 /// There is no interface of that name.

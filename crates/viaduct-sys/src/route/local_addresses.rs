@@ -16,7 +16,7 @@ use crate::route::rtnetlink::RouteSocket;
 pub struct LocalAddresses(RouteSocket);
 
 impl LocalAddresses {
-    /// Opens lookups in the calling thread's network namespace.
+    /// Opens a netlink socket in the calling thread's network namespace.
     ///
     /// # Errors
     /// No descriptor is left.
@@ -24,8 +24,8 @@ impl LocalAddresses {
         RouteSocket::open().map(LocalAddresses)
     }
 
-    /// Returns whether packets to `ip` go to this host: it is an address of an interface, or
-    /// within a route of type `local`.
+    /// Returns whether packets to `ip` are delivered to this host: `ip` is an address of an
+    /// interface, or within a route of type `local`.
     ///
     /// # Errors
     /// The netlink request fails. A missing route to `ip` is not an error.

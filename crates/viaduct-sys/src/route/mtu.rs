@@ -1,4 +1,5 @@
-//! Lowers the MTU towards a prefix: hosts learn it by ICMP, and leave room for repair.
+//! Lowers the MTU towards a prefix. Hosts learn it by ICMP, and then send packets so short that a
+//! repair of them fits into one datagram.
 //!
 //! ```text
 //!   before   default via 192.0.2.1 dev wan
@@ -12,8 +13,8 @@
 //! tables (policy routing) are not considered. Our routes carry the protocol number 118, which no
 //! routing daemon uses, to tell them from all others.
 //!
-//! The MTU is locked: when the kernel forwards, it applies an unlocked one for IPv4, but not for
-//! IPv6.
+//! The MTU is locked, because the kernel applies an unlocked MTU of a route to forwarded packets
+//! only for IPv4, not for IPv6.
 
 use std::io;
 use std::net::IpAddr;

@@ -26,7 +26,7 @@ use crate::os;
 
 /// Bytes of a message's header.
 const HEAD: usize = 16;
-/// Bytes of netfilter's header, which follows it.
+/// Bytes of netfilter's header, which follows the message's header.
 pub(crate) const NETFILTER_HEAD: usize = 4;
 /// Max bytes that one read returns.
 const MAX_READ: usize = 64 << 10;
@@ -185,7 +185,7 @@ pub(crate) fn read_acks(socket: impl AsFd) -> io::Result<()> {
     }
 }
 
-/// Opens a socket that receives notifications of `groups` (a bit each) of the kernel's
+/// Opens a socket that receives notifications of `groups` (one bit each) of the kernel's
 /// `protocol`, in the calling thread's network namespace.
 pub(crate) fn open(protocol: c_int, groups: u32) -> io::Result<OwnedFd> {
     let socket = os::socket(libc::AF_NETLINK, libc::SOCK_RAW, protocol)?;
@@ -193,8 +193,8 @@ pub(crate) fn open(protocol: c_int, groups: u32) -> io::Result<OwnedFd> {
     Ok(socket)
 }
 
-/// Reads all messages queued on a socket of [`open`]. Returns whether `matters` is true for the
-/// type and payload of any, or messages were lost.
+/// Reads all messages queued on a socket of [`open`]. Returns true if `matters` is true for the
+/// type and payload of any of them, or if messages were lost.
 pub(crate) fn any_event(socket: impl AsFd, mut matters: impl FnMut(u16, &[u8]) -> bool) -> bool {
     let (mut buffer, mut heard) = (vec![0; MAX_READ], false);
     loop {

@@ -1,8 +1,8 @@
 //! Next-hop lookup: output interface and link-layer addresses.
 //!
-//! For packets that bypass the kernel's routing ([`crate::capture::raw_gso`]). The lookup returns
-//! `None` if the kernel would still have to resolve the neighbour, or would do more than forward (a
-//! tunnel, IPsec). Such packets are to be sent through the kernel.
+//! Packets that bypass the kernel's routing need it ([`crate::capture::raw_gso`]). The lookup
+//! returns `None` if the kernel would still have to resolve the neighbour, or would do more than
+//! forward (a tunnel, IPsec). Such packets are to be sent through the kernel.
 
 use std::io;
 use std::net::IpAddr;
@@ -57,7 +57,7 @@ pub struct NextHopLookup {
 }
 
 impl NextHopLookup {
-    /// Opens lookups in the calling thread's network namespace.
+    /// Opens netlink sockets in the calling thread's network namespace.
     ///
     /// # Errors
     /// No descriptor is left.
@@ -98,7 +98,8 @@ impl NextHopLookup {
         let Some(socket) = &self.policies else { return Ok(false) };
         let ask = Message::with_head(XFRM_MSG_GETSPDINFO, NLM_F_ACK, &[0; 4]);
         let said = netlink::ask(socket, ask, XFRM_MSG_NEWSPDINFO)?;
-        // The counts are of policies for inbound packets, and then for outbound ones.
+        // The first count is of policies for inbound packets, the second of those for outbound
+        // ones.
         let leaving = said.and_then(|said| {
             let counts = netlink::find(said.get(4..)?, XFRMA_SPD_INFO)?;
             Some(u32::from_ne_bytes(*counts.get(4..)?.first_chunk()?))

@@ -121,13 +121,14 @@ impl RouteSocket {
 pub(crate) struct RouteEvents(OwnedFd);
 
 impl RouteEvents {
-    /// Receives notifications of `groups`, a bit each, in the calling thread's network namespace
+    /// Receives notifications of `groups`, one bit each, in the calling thread's network namespace
     /// from now on.
     pub(crate) fn of(groups: u32) -> io::Result<RouteEvents> {
         netlink::open(libc::NETLINK_ROUTE, groups).map(RouteEvents)
     }
 
-    /// Reads all queued messages. Returns whether `matters` is true for any, or messages were lost.
+    /// Reads all queued messages. Returns true if `matters` is true for any of them, or if messages
+    /// were lost.
     pub(crate) fn any(&self, matters: impl Fn(&RouteNetlinkMessage) -> bool) -> bool {
         netlink::any_event(&self.0, |kind, payload| {
             parse(kind, payload).is_some_and(|message| matters(&message))

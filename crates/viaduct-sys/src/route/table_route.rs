@@ -43,8 +43,8 @@ impl TableRoute {
         Ok(routes.map(TableRoute::of).collect())
     }
 
-    /// Makes a reported route one that can be set: removes status flags, and turns the reported
-    /// expiry into a lifetime.
+    /// Converts a reported route to one that can be set: removes status flags, and converts the
+    /// reported expiry to a lifetime.
     fn of(mut route: RouteMessage) -> TableRoute {
         let mut lifetime = None;
         route.header.flags &= RouteFlags::Onlink | RouteFlags::Pervasive;
@@ -99,8 +99,8 @@ impl TableRoute {
         first!(self.metrics(), RouteMetric::Mtu(mtu) => *mtu)
     }
 
-    /// Returns a copy of this route, to another prefix, of `protocol`, with a locked MTU and
-    /// without an expiry.
+    /// Returns a copy of this route, to the prefix `to`, with the protocol number `protocol`, a
+    /// locked MTU, and no expiry.
     pub(crate) fn with_mtu(&self, to: (IpAddr, u8), mtu: u32, protocol: u8) -> TableRoute {
         let mut metrics = self.metrics().to_vec();
         let locked = first!(metrics, RouteMetric::Lock(locked) => *locked);
@@ -122,13 +122,14 @@ impl TableRoute {
         TableRoute(route)
     }
 
-    /// Sets the route. It replaces one with the same prefix and metric.
+    /// Sets the route, which replaces any route with the same prefix and metric.
     pub(crate) fn replace(&self, socket: &RouteSocket) -> io::Result<()> {
         let message = RouteNetlinkMessage::NewRoute(self.0.clone());
         socket.request(message, NLM_F_CREATE | NLM_F_REPLACE).map(drop)
     }
 
-    /// Deletes the first route of the main table with this one's prefix and protocol.
+    /// Deletes the first route of the main table that has the prefix and the protocol of this
+    /// route.
     pub(crate) fn delete(&self, socket: &RouteSocket) -> io::Result<()> {
         let header = RouteHeader {
             table: RouteHeader::RT_TABLE_MAIN,

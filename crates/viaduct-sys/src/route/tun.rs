@@ -1,5 +1,6 @@
 //! TUN: a network interface whose other side is a file. Every read returns one IP packet that the
-//! kernel sends through the interface; every write is one packet that it receives there.
+//! kernel sends through the interface; every write is one packet that the kernel receives on the
+//! interface.
 //!
 //! ```text
 //!   host's IP ──▶ interface ──▶ queue (SIOCSIFTXQLEN packets) ──▶ Tun::read
@@ -54,7 +55,7 @@ pub enum TunError {
 pub struct TunDrops {
     /// Sent by the host, but the queue towards [`Tun::read`] was full.
     pub unread: u64,
-    /// Written by [`Tun::write`], but not taken by the host.
+    /// Written by [`Tun::write`], but not accepted by the host.
     pub refused: u64,
 }
 

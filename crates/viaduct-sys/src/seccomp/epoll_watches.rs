@@ -1,7 +1,7 @@
 //! Transfer of epoll watches when another socket replaces a program's descriptor.
 //!
 //! An epoll instance identifies a watch by the file and the descriptor number under which it was
-//! added, and keeps watching that file when the number is given to another one. Each watch is
+//! added, and keeps watching that file when the number is given to another file. Each watch is
 //! therefore moved, by a thread that has a private descriptor table, in which any number can be
 //! used.
 //!

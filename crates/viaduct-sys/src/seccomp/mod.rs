@@ -60,9 +60,9 @@ pub struct Traps {
     /// Forbids the program to connect TCP sockets itself, if the kernel supports this (Landlock).
     /// The supervisor connects on its behalf.
     pub confined: bool,
-    /// Value in the argument after the call's last one that exempts the call, as its caller has
-    /// consulted the supervisor already. It does not protect against programs that want to evade
-    /// the filter.
+    /// Value that exempts a call if it is in the argument after the call's last one: the caller has
+    /// then consulted the supervisor already. It does not protect against programs that want to
+    /// evade the filter.
     pub word: Option<u64>,
 }
 
@@ -137,7 +137,7 @@ impl Traps {
 
 /// Returns whether a supervisor traps this process's calls already. A process can have only one.
 pub fn is_traced() -> bool {
-    // Tried in a new thread, with which the filter ends.
+    // The filter is installed in a new thread, and ends with that thread.
     let probe = || install(&filter::nothing());
     let probed = thread::scope(|scope| scope.spawn(probe).join());
     matches!(probed, Ok(Err(error)) if error.raw_os_error() == Some(libc::EBUSY))

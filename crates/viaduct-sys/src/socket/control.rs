@@ -1,4 +1,4 @@
-//! Control messages (`cmsg(3)`), to send and received.
+//! Control messages (`cmsg(3)`), sent and received.
 #![allow(unsafe_code)]
 
 use std::ffi::c_int;

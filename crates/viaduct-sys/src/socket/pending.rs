@@ -11,7 +11,8 @@
 //!        └─▶ forget    the socket is unchanged, and a blocking connect returns the exact error
 //! ```
 //!
-//! Each outcome closes the duplicate, so that the program's own close is the last one.
+//! Each outcome closes the duplicate, so that the program's own close is the last one; only
+//! `finish` returns the duplicate instead.
 //!
 //! MPTCP sockets cannot wait at a rendezvous: such a socket falls back to TCP, but is not reported
 //! as connected before the first byte arrives (kernel 6.18). Programs may therefore not open MPTCP
@@ -160,8 +161,8 @@ impl Pending {
         }
     }
 
-    /// Restores the socket's state before the connect. The program gets the error from its
-    /// interposer.
+    /// Restores the state that the socket had before the connect. The program gets the error from
+    /// its interposer.
     ///
     /// # Errors
     /// None are known.

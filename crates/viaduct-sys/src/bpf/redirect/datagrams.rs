@@ -41,7 +41,7 @@ pub(super) fn emit_verdict(asm: &mut Asm, context: &ProgramContext<'_>, v4: bool
         asm.place(redirect);
         match config.datagram_mode {
             DatagramMode::Held => {
-                // Datagrams of another network namespace do not pass our queue.
+                // Datagrams of another network namespace do not reach our queue.
                 let elsewhere = asm.label();
                 asm.if_in_other_namespace(R6, netns, elsewhere);
                 asm.exit(1);

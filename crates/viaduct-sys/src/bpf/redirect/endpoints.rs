@@ -1,6 +1,6 @@
 //! Encoding of a connection's endpoints in maps and events: an IPv6 address (IPv4 addresses are
-//! mapped) and a port in network order. In the destination of a connect, the port and the interface
-//! to which the program has bound the socket follow.
+//! mapped) and a port in network order. In the destination of a connect, these are followed by the
+//! port and the interface to which the program has bound the socket.
 
 use std::net::{IpAddr, Ipv6Addr, SocketAddr, SocketAddrV6};
 

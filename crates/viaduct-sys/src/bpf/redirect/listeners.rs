@@ -60,8 +60,8 @@ pub struct InboundConns(Arc<Map<ENDS>>);
 
 impl InboundConns {
     /// Sets the addresses that the program sees for the connection from our source port `port`:
-    /// `client` as its peer, and `own`, to which the client connected. Must be called before the
-    /// connection is opened.
+    /// `client` as its peer, and `own`, the address to which the client connected, as its own. Must
+    /// be called before the connection is opened.
     ///
     /// # Errors
     /// The kernel is out of memory.
@@ -152,7 +152,8 @@ impl ListenerRedirect {
         asm.look_up(&*self.inside.0, KEY, done);
         asm.copy_memory((FP, COPY), (R0, 0), ENDS as i16);
         asm.keep(names, cookie, COPY);
-        // Another client may reuse the port, and must not be mistaken for us and bypass the chain.
+        // A client may use the same port later. It must not be mistaken for us, as it would bypass
+        // the chain.
         asm.forget(&*self.inside.0, KEY);
     }
 

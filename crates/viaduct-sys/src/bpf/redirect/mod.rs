@@ -168,7 +168,7 @@ pub struct Traffic {
     pub datagrams: bool,
 }
 
-/// A connect that waits.
+/// A connect that waits at the rendezvous.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct WaitingConnect {
     /// Socket cookie, unique in this kernel.
@@ -192,7 +192,7 @@ pub struct OptionChange {
     pub program: SocketAddr,
     /// Port of the other end.
     pub peer: u16,
-    /// Index into [`MIRRORED`].
+    /// Index of the option in `MIRRORED_OPTIONS`.
     pub which: usize,
     /// Value of the option.
     pub value: i32,
@@ -231,8 +231,8 @@ impl Redirect {
         let (map, events) = (Arc::new(Map::new(SOCKETS)?), Events::new(RING)?);
         let listener_redirect = ListenerRedirect::new(config.listeners, &config.ports)?;
         let netns = netns::cookie().map_err(BpfError::Socket)?;
-        // The hooks for names and `sock_ops` are attached first, as no connect may be redirected
-        // before.
+        // The hooks for names and `sock_ops` are attached first: they must be in place before any
+        // connect is redirected.
         let options = Options::new()?;
         let sock_ops = programs::sock_ops_program(
             &map,
@@ -304,7 +304,7 @@ impl Redirect {
 
     /// Returns the link of the BPF program that redirects inbound connections to this process, if
     /// they are redirected. The BPF program stays attached while any process holds the link. Once
-    /// this process has ended, it drops the SYNs.
+    /// this process has ended, the BPF program drops the SYNs.
     pub fn look_up(&self) -> Option<BorrowedFd<'_>> {
         self.listener_redirect.as_ref().map(|listener_redirect| listener_redirect.link.as_fd())
     }

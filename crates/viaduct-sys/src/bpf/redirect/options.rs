@@ -2,9 +2,10 @@
 //! ([`crate::socket::tcp::Mirrored`]).
 //!
 //! A connected socket is identified by its endpoints, and any other socket by its address in the
-//! kernel, as this hook has no cookie. The hook runs before the kernel, so options that the kernel
-//! refuses are reported too, and refused again when they are applied. As we have more privileges
-//! than the program, its mark and priority are instead read from its socket when it connects.
+//! kernel, as the setsockopt hook has no cookie. The hook runs before the kernel checks the option,
+//! so options that the kernel refuses are reported too; the kernel refuses them again when they are
+//! applied. It would not refuse us a mark or a priority that the program may not set, so these two
+//! are instead read from the program's socket when it connects.
 
 use std::sync::Arc;
 

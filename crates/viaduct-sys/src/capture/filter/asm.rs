@@ -127,26 +127,26 @@ impl Asm {
         self.plain(BPF_RET | BPF_K, bytes);
     }
 
-    /// Goes to one of two labels.
+    /// Jumps to `yes` if the test holds, else to `no`.
     pub(crate) fn branch(&mut self, test: Test, yes: Label, no: Label) {
         self.ops.push(Op::Branch { test, yes, no });
     }
 
-    /// Goes to `yes` if the test holds, else to the next instruction.
+    /// Jumps to `yes` if the test holds, else continues at the next instruction.
     pub(crate) fn jump_if(&mut self, test: Test, yes: Label) {
         let on = self.label();
         self.branch(test, yes, on);
         self.place(on);
     }
 
-    /// Goes to `no` if the test does not hold, else to the next instruction.
+    /// Jumps to `no` if the test does not hold, else continues at the next instruction.
     pub(crate) fn jump_unless(&mut self, test: Test, no: Label) {
         let on = self.label();
         self.branch(test, on, no);
         self.place(on);
     }
 
-    /// Goes to `label`.
+    /// Jumps to `label`.
     pub(crate) fn goto(&mut self, label: Label) {
         self.ops.push(Op::Goto(label));
     }

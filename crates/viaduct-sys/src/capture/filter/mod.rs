@@ -215,7 +215,8 @@ impl TapFilter {
         asm.goto(no);
     }
 
-    /// Emits the test for datagrams to us over IPv6 without extension headers. A fragment has one.
+    /// Emits the test for datagrams to us over IPv6 without extension headers. A fragment has such
+    /// a header.
     fn test_listeners_v6(&self, asm: &mut Asm, yes: Label, no: Label) {
         only_incoming(asm, no);
         asm.load_byte(6);
@@ -240,7 +241,7 @@ impl TapFilter {
 }
 
 /// Emits code that notes the offsets of our side's address and of the peer's. Our side is the
-/// source of an outgoing packet and the destination of an incoming one. Goes to `no` if the packet
+/// source of an outgoing packet and the destination of an incoming one. Jumps to `no` if the packet
 /// is for another host.
 fn find_sides(asm: &mut Asm, source: u32, destination: u32, no: Label) {
     let [leaves, known] = [(); 2].map(|()| asm.label());

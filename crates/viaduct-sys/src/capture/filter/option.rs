@@ -57,10 +57,11 @@ pub struct OptionFilter<'a> {
     /// the lowest to the highest are accepted, including ports that are not listed, as a program
     /// has no room for thousands of ports.
     pub ports: &'a [u16],
-    /// Also accepts answers of a server whose kernel does not know the mark.
+    /// True if unmarked SYN-ACKs and resets are accepted too: the answers of a server whose kernel
+    /// does not know the mark.
     pub plain: bool,
-    /// Share of this tap, if several taps have the same port: each gets the clients of its share.
-    /// ICMP errors go to all.
+    /// Share of this tap, if several taps have the same port: each tap receives only packets of the
+    /// clients in its share. ICMP errors are delivered to all taps.
     pub share: Option<Share>,
 }
 
@@ -137,8 +138,8 @@ impl OptionFilter<'_> {
         asm.place(known);
     }
 
-    /// Emits the test of the TCP header at `base`. The kernel refuses the packet if a load is
-    /// beyond its end.
+    /// Emits the test of the TCP header at `base`. In classic BPF, a load beyond the packet's end
+    /// rejects the packet.
     fn test_tcp(
         &self,
         asm: &mut Asm,
@@ -159,7 +160,7 @@ impl OptionFilter<'_> {
             // Tested before the option, which may be missing.
             half(asm, base + FLAGS);
             asm.jump_if(Test::AnyBit(RST), yes);
-            // Tests the data offset: if there is no option, none is loaded.
+            // Tests the data offset, so that the option is loaded only if there is one.
             asm.and(0xff00 | SYN_ACK);
             asm.branch(Test::AtLeast(0x8000), marked, plain);
             asm.place(plain);

@@ -40,7 +40,7 @@ impl PrefixSet {
     /// Emits a jump to `hit` if the IPv4 address at X is in the set, else to `miss`.
     pub(super) fn test_v4(&self, asm: &mut Asm, hit: Label, miss: Label) {
         asm.load_word_at_x(0);
-        // With targets in reach of a short jump, a range takes two instructions.
+        // If the targets are within reach of a short jump, a range needs only two instructions.
         for ranges in self.v4.chunks(100) {
             let [near_hit, near_miss, on] = [(); 3].map(|()| asm.label());
             for &(first, last) in ranges {

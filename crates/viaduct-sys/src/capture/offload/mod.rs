@@ -10,7 +10,7 @@
 //! A tap that must see the wire's packets byte for byte needs all offloads off on its interface;
 //! the kernel then segments packets and fills in checksums before the tap. On a veth pair the
 //! offloads of the other end have to be off as well, as they decide which packets arrive; on a
-//! physical link all packets are real ones.
+//! physical link, packets always arrive as they were on the wire.
 #![allow(unsafe_code)]
 
 mod ethtool;
@@ -57,7 +57,7 @@ pub enum OffloadError {
 }
 
 impl OffloadState {
-    /// Reads which features that hide the wire's packets are on. Changes nothing.
+    /// Reads which of the features that hide the wire's packets are on. Changes nothing.
     ///
     /// # Errors
     /// There is no such interface.

@@ -106,14 +106,14 @@ impl Map {
     /// Gives block `index` back to the kernel. The block must not be accessed afterwards, which the
     /// exclusive borrow of each packet ensures.
     pub(super) fn give_back(&mut self, index: usize) {
-        // Release: our last reads and writes of the block come before the kernel's next ones.
+        // Release: our last accesses to the block happen before the kernel's next ones.
         self.status(index).store(TP_STATUS_KERNEL, Ordering::Release);
     }
 
     fn status(&self, index: usize) -> &AtomicU32 {
         let at = HEADER_AT + offset_of!(tpacket_hdr_v1, block_status);
         // SAFETY: an aligned word inside the mapping, which lives as long as `self`. Both sides
-        // only access it as one word, we atomically.
+        // access it only as one word, and our accesses are atomic.
         unsafe { AtomicU32::from_ptr(self.block(index).add(at).cast().as_ptr()) }
     }
 

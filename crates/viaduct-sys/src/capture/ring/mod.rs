@@ -21,7 +21,7 @@
 //!   being forwarded. At 3 Gb/s on two cores, forwarding reached the full rate with V3 and some per
 //!   cent less with V2. The cost is a delay of [`RETIRE`] at low rates.
 //! - `SOCK_RAW` with `PACKET_VNET_HDR` only if offloads are left on ([`Ring::open_with_offloads`]):
-//!   the kernel then reports the work on a packet that is left to a device.
+//!   the kernel then reports which work on a packet (segmentation, checksum) is left to a device.
 //! - VLAN: tagged packets belong to another interface (`eth0.7`, not `eth0`) but are captured here
 //!   too, with the tag removed. [`crate::capture::filter::TapFilter`] refuses them, except packets
 //!   with VLAN 0, whose tag has only a priority.
@@ -45,14 +45,15 @@ use crate::os;
 use crate::route::interface;
 use map::{HEADROOM, Map};
 
-/// Min and max bytes of a block. A block is small enough to fill within a fraction of a millisecond
-/// under load, and to leave a delayed reader many blocks at a low rate, when the timer hands
-/// over blocks with one packet. It is large enough to hold several packets.
+/// Min and max bytes of a block. A block is so small that it fills within a fraction of a
+/// millisecond under load, and that the ring has many blocks: at a low rate the timer hands over
+/// blocks with one packet each, and a delayed reader needs free blocks. It is large enough to hold
+/// several packets.
 const BLOCK: (usize, usize) = (8 << 10, 128 << 10);
 /// Min packets of maximum length that a block should hold.
 const PACKETS: usize = 4;
 /// Time after which the kernel hands over a block that is not full. A packet waits for one to two
-/// times this; on kernels before 6.18, one to two ticks.
+/// times this value; on kernels before 6.18, for one to two ticks of the kernel's timer.
 const RETIRE: Duration = Duration::from_millis(1);
 
 /// Size of a ring.
@@ -137,8 +138,8 @@ impl Ring {
         Ring::open_filtered(ifname, config, &[])
     }
 
-    /// Taps the packets of interface `ifname` that `program` accepts, and no others, not even at
-    /// the start. An empty program accepts all.
+    /// Taps only the packets of interface `ifname` that `program` accepts, from the first packet
+    /// on. An empty program accepts all.
     ///
     /// # Errors
     /// As [`Ring::open`], or the kernel refuses the program.

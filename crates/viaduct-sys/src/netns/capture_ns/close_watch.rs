@@ -9,7 +9,7 @@ use crate::route::netlink;
 const GROUPS: u32 = 1 << 1 | 1 << 3;
 const SOCK_DIAG_BY_FAMILY: u16 = 20;
 
-/// Watch of UDP sockets: reports when the last descriptor of one is closed.
+/// Watch of UDP sockets: reports when the last descriptor of a socket is closed.
 #[derive(Debug)]
 pub struct CloseWatch(OwnedFd);
 

@@ -9,8 +9,8 @@
 //!
 //! The kernel accepts IPv6 datagrams from `::1`, and sends datagrams to `::1`, on the loopback
 //! interface only. Inbound IPv6 datagrams are therefore written to that interface
-//! ([`LoopbackSocket`]), with a mark that tells them from outbound ones; datagrams to `::1` are
-//! read from it.
+//! ([`LoopbackSocket`]), with a mark that tells them from outbound ones; outbound datagrams to
+//! `::1` are read from that interface, too.
 
 use std::collections::BTreeSet;
 use std::io;
@@ -29,7 +29,7 @@ use crate::os;
 use crate::process::tool;
 use crate::route::interface::Interface;
 
-/// Number of our routing table, which differs from the kernel's own tables.
+/// Number of our routing table, different from those of the kernel's own tables.
 const TABLE: u8 = 100;
 /// Packets with loopback addresses are routed to the uplink too, and accepted from it.
 const SETTINGS: [(&str, &str); 4] = [
@@ -44,8 +44,9 @@ const NO_LINK_LOCAL: &str = "/proc/sys/net/ipv6/conf/datagrams/addr_gen_mode";
 const IPV6: &str = "/proc/sys/net/ipv6";
 /// Mark of inbound IPv6 packets.
 const MARK: libc::c_int = 7;
-/// Table that diverts packets to 0.0.0.0. The kernel sends them to 127.0.0.1 through the loopback
-/// interface, whatever the routes are; the mark makes it route them again, to the uplink.
+/// nftables table for packets whose destination is 0.0.0.0. The kernel sends them to 127.0.0.1
+/// through the loopback interface, whatever the routes are; the mark makes the kernel route them
+/// again, to the uplink.
 const UNSPECIFIED: &str = "table ip viaduct {
     chain unspecified {
         type route hook output priority mangle;
@@ -54,7 +55,8 @@ const UNSPECIFIED: &str = "table ip viaduct {
 }
 ";
 
-/// Uplinks of a capture namespace for datagrams, and its sockets' state.
+/// Uplinks of a capture namespace for datagrams, and netlink sockets that report on the UDP sockets
+/// in it.
 #[derive(Debug)]
 pub struct Uplinks {
     /// IPv4 packets, and outbound IPv6 packets.
@@ -80,7 +82,7 @@ pub fn enter_for_datagrams() -> Result<Uplinks, CaptureNsError> {
 
 /// Routes all packets to the uplink `out`, and accepts all packets from it.
 pub(super) fn set_up_for(out: Uplink) -> Result<Uplinks, CaptureNsError> {
-    // Keeps the interface from sending packets of its own. Missing without IPv6.
+    // Keeps the interface from sending packets of its own. Without IPv6 there is no such setting.
     let _ = std::fs::write(NO_LINK_LOCAL, "1");
     for (key, value) in SETTINGS {
         let path = format!("/proc/sys/net/ipv4/{key}");
@@ -154,7 +156,8 @@ impl LoopbackSocket {
             )
         };
         let got = usize::try_from(got).map_err(|_| io::Error::last_os_error())?;
-        // An outbound packet is seen a second time, as an inbound one.
+        // Each outbound packet is seen a second time, as an inbound one. This second copy is
+        // ignored.
         let leaves = from.sll_pkttype == libc::PACKET_OUTGOING && from.sll_protocol == v6();
         Ok(if leaves { got } else { 0 })
     }
@@ -217,7 +220,7 @@ pub fn datagram_socket(v6: bool) -> io::Result<OwnedFd> {
 /// The process has ended.
 pub fn udp_ports(pid: u32) -> io::Result<BTreeSet<u16>> {
     let mut text = std::fs::read_to_string(format!("/proc/{pid}/net/udp"))?;
-    // Missing where there is no IPv6.
+    // Without IPv6 there is no such file.
     text.push_str(&std::fs::read_to_string(format!("/proc/{pid}/net/udp6")).unwrap_or_default());
     let port = |line: &str| {
         let (_, port) = line.split_whitespace().nth(1)?.split_once(':')?;

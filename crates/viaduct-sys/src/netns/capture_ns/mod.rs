@@ -84,7 +84,7 @@ pub fn enter() -> Result<Listeners, CaptureNsError> {
     lo.map_err(|error| set_up("the loopback interface", error))?;
     routes::make_all_local(Ipv4Addr::UNSPECIFIED.into(), LOOPBACK, libc::RT_TABLE_LOCAL)
         .map_err(|error| set_up("a route", error))?;
-    // Missing without IPv6.
+    // Fails if the machine has no IPv6.
     let _ = routes::make_all_local(Ipv6Addr::UNSPECIFIED.into(), LOOPBACK, libc::RT_TABLE_LOCAL);
     // If the setting is not writable, a client's port is free again only after a minute.
     let _ = std::fs::write(NO_TIME_WAIT.0, NO_TIME_WAIT.1);
@@ -92,8 +92,8 @@ pub fn enter() -> Result<Listeners, CaptureNsError> {
 }
 
 fn enter_network() -> Result<(), CaptureNsError> {
-    // Not tried in another thread: for a moment after its end the kernel still counts the thread,
-    // and it makes no user namespace for a process with several threads.
+    // This is tried in the calling thread: the kernel would count a second thread for a moment
+    // after its end, and it makes no user namespace for a process with several threads.
     if netns::move_to_new().is_err() {
         enter_user_namespace()?;
     }
@@ -126,7 +126,7 @@ pub fn socket(purpose: Purpose, at: SocketAddr) -> io::Result<OwnedFd> {
         // As on all connections to programs: see `tcp`.
         sockopt::set_socket_oobinline(&socket, true)?;
         sockopt::set_tcp_nodelay(&socket, true)?;
-        // The cgroup programs of another run around this process ignore this mark.
+        // The cgroup programs of an enclosing run ignore sockets with this mark.
         let _ = os::setsockopt(socket.as_fd(), libc::SOL_SOCKET, libc::SO_MARK, &tcp::INSIDE);
     }
     // A client may have the same port as a listener. A port that the kernel chooses is never
@@ -138,8 +138,8 @@ pub fn socket(purpose: Purpose, at: SocketAddr) -> io::Result<OwnedFd> {
     Ok(socket)
 }
 
-/// Converts `at` to the address family of a socket in the namespace. A link-local address gets its
-/// link ([`add_link`]).
+/// Converts `at` to the address family of a socket in the namespace. A link-local address keeps its
+/// interface index ([`add_link`]).
 pub fn to_family(at: SocketAddr, v6: bool) -> SocketAddr {
     match at {
         SocketAddr::V4(v4) if v6 => {

@@ -15,7 +15,7 @@ const ANY: [u8; 8] = [0xff; 8];
 pub struct SocketLookup(OwnedFd);
 
 impl SocketLookup {
-    /// Opens a look-up in the calling thread's network namespace.
+    /// Opens a netlink socket in the calling thread's network namespace.
     ///
     /// # Errors
     /// No descriptor is left.

@@ -106,7 +106,7 @@ impl SourceRoutes {
         self.0.iter().map(word).collect::<Vec<_>>().join(" ")
     }
 
-    /// Parses the format of [`SourceRoutes::text`]; `None` if it does not match.
+    /// Parses the format of [`SourceRoutes::text`]; `None` if `text` has another format.
     pub fn parse(text: &str) -> Option<SourceRoutes> {
         let near = |word: &str| {
             let (to, own) = word.split_once('=')?;
@@ -119,7 +119,8 @@ impl SourceRoutes {
         text.split_whitespace().map(near).collect::<Option<_>>().map(SourceRoutes)
     }
 
-    /// Updates the routes of this process's capture namespace from those of `before` to these.
+    /// Updates the routes of this process's capture namespace from those of `before` to those of
+    /// `self`.
     ///
     /// # Errors
     /// The first route that the kernel refuses; the others are installed.

@@ -69,7 +69,7 @@ impl Uplink {
 
     fn by_veth() -> Result<Uplink, String> {
         pair().map_err(|error| error.to_string())?;
-        // Missing without IPv6, where the interface sends nothing anyway.
+        // Without IPv6 there is no such setting, and the interface sends no packets of its own.
         let _ = std::fs::write(OUTER_NO_IPV6, "1");
         for name in [OUTER, INNER] {
             // With offloads, packets would be read before they are segmented.

@@ -13,8 +13,8 @@ use crate::os;
 use crate::socket::control::{Control, controls};
 use crate::socket::udp::address;
 
-/// Size of the control buffer in 8-byte words, which align the messages: one of each kind that is
-/// read.
+/// Size of the control buffer in 8-byte words, which align the messages. The buffer has room for
+/// one message of each kind that is read.
 const CONTROL_WORDS: usize = 8;
 
 /// A received message.

@@ -8,7 +8,7 @@
 //! Unlike [`crate::socket::udp::UdpBatch`], an inbox reports the local address of a datagram, and
 //! an outbox sends from the address that it is given. Both also work with packet and raw sockets.
 //! The sender of outboxes and of `UdpBatch` (`sender`) lets the kernel segment one message into
-//! several datagrams (`run`), which takes a fraction of the time.
+//! several datagrams (`run`), which needs a fraction of the time of one message per datagram.
 
 mod inbox;
 mod outbox;

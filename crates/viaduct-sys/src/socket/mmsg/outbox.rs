@@ -52,7 +52,7 @@ impl Outbox {
         self.entries.is_empty()
     }
 
-    /// Returns whether the outbox has as many messages as one system call takes.
+    /// Returns whether the outbox has as many messages as one system call can send.
     pub fn is_full(&self) -> bool {
         self.entries.len() >= BATCH
     }
@@ -62,8 +62,8 @@ impl Outbox {
         self.entries.iter().map(|entry| (&self.bytes[entry.range.clone()], entry.to))
     }
 
-    /// Removes the messages whose index satisfies `gone`. Not for an outbox of datagrams, several
-    /// of which may be sent as one message.
+    /// Removes the messages whose index satisfies `gone`. Must not be called on an outbox of
+    /// datagrams, several of which may be sent as one message.
     pub fn forget(&mut self, gone: impl Fn(usize) -> bool) {
         let mut place = 0..;
         self.entries.retain(|_| !place.next().is_some_and(&gone));
@@ -99,8 +99,8 @@ impl Outbox {
     }
 }
 
-/// Returns the path MTU to `ip` that the kernel knows: the device's MTU, or less if the kernel's
-/// own sockets have got a lower one from a router.
+/// Returns the path MTU to `ip` that the kernel knows: the device's MTU, or a lower one that a
+/// router has reported to the kernel's own sockets.
 ///
 /// # Errors
 /// There is no route to `ip`.

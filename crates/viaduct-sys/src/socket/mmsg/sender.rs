@@ -45,8 +45,8 @@ impl BatchSender {
     }
 
     /// Sends the datagrams in order, and does not block: those that the kernel does not accept now
-    /// are dropped. An error is counted for the datagrams of its message, whose first one is passed
-    /// to `failed`; the others are sent.
+    /// are dropped. An error is counted for all datagrams of its message, the first of which is
+    /// passed to `failed`; other messages are still sent.
     pub(crate) fn send(
         &mut self,
         socket: BorrowedFd<'_>,
@@ -99,8 +99,8 @@ impl BatchSender {
 }
 
 /// Makes one call; `counts` has the number of datagrams in each message. Returns the number of
-/// messages sent, or the error of the first message. The next call reports the error of a later
-/// one.
+/// messages sent, or the error of the first message. The error of a later message is reported by
+/// the next call.
 fn send_messages(
     socket: BorrowedFd<'_>,
     datagrams: &[Datagram<'_>],

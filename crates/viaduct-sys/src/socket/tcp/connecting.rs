@@ -24,7 +24,7 @@ pub enum SynContent<'a> {
     Nothing,
     /// A TCP option.
     Option(&'a SynOption, &'a [u8; OPTION]),
-    /// A TCP option that offers something; the peer's answer is known when the stream is connected.
+    /// The TCP option of [`Offers`]; the peer's answer is known when the stream is connected.
     Offer(&'a Offers),
     /// Data, by Fast Open without a cookie (RFC 7413, 4.1.3.1). A peer without Fast Open does not
     /// acknowledge the data, and the kernel sends it again after the handshake.
@@ -72,7 +72,7 @@ pub fn connect_bound(socket: &TcpStream, to: SocketAddr) -> io::Result<()> {
 
 /// Begins to connect like [`connect`], with `content` in the SYN. Also returns the number of bytes
 /// of data in the SYN, which is 0 if Fast Open is off (`net.ipv4.tcp_fastopen`). If the port of
-/// `from` is in use, another one is used, unless the address is another host's.
+/// `from` is in use, another port is used, unless the address is another host's.
 ///
 /// # Errors
 /// As [`connect`] and [`SynOption::set`].

@@ -1,5 +1,5 @@
-//! TCP sockets for a proxy: with another host's address, non-blocking connects, additional content
-//! in a SYN, and close with a reset.
+//! TCP sockets for a proxy: bound to another host's address, connected without blocking, with
+//! additional content in the SYN, or closed by a reset.
 //!
 //! | part | content |
 //! |---|---|
@@ -57,8 +57,8 @@ pub struct TcpOptions {
     /// sockets](crate::socket::rendezvous).
     pub shared: bool,
     /// Marks a socket between a wrapped program and us, so that an outer run does not treat it as
-    /// one of our flows. The mark requires CAP_NET_ADMIN. Without it, no outer run can wrap us by a
-    /// cgroup, so none needs the mark.
+    /// one of our flows. The mark requires CAP_NET_ADMIN. If this process lacks it, no outer run
+    /// can wrap this process by a cgroup, so that the mark is not needed.
     pub inside: bool,
     /// Options that a program has set on its own socket.
     pub mirrored: Mirrored,
@@ -150,7 +150,7 @@ fn apply(socket: BorrowedFd<'_>, v4: bool, options: TcpOptions) -> io::Result<()
         set_transparent(socket, v4)?;
     }
     if options.inside {
-        // Without the privilege, no outer run looks for the mark.
+        // Fails without CAP_NET_ADMIN, in which case the mark is not needed.
         let _ = os::setsockopt(socket, libc::SOL_SOCKET, libc::SO_MARK, &INSIDE);
     }
     options.mirrored.apply(socket);

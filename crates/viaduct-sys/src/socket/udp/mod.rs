@@ -149,8 +149,8 @@ impl UdpBatch {
         Ok(Some((length, address(&from).ok_or_else(unknown)?, at)))
     }
 
-    /// Drops all incoming datagrams, which a tap reads instead. The socket only holds its port, so
-    /// that the kernel does not refuse them.
+    /// Drops all incoming datagrams, which a tap reads instead. The socket only keeps its port
+    /// bound, so that the kernel does not answer the datagrams with ICMP errors.
     ///
     /// # Errors
     /// None are known.
@@ -184,7 +184,7 @@ mod tests {
             let mut sender = UdpBatch::bind(host.parse().unwrap()).unwrap();
             let to = receiver.local_addr().unwrap();
             // A run of 50, and then datagrams that cannot be merged: more messages than one call
-            // takes.
+            // can send.
             let length =
                 |i| if i < 50 { 200 - usize::from(i == 49) } else { 10 + usize::from(i % 2) };
             let payloads: Vec<Vec<u8>> = (0..150_u8).map(|i| vec![i; length(i)]).collect();
