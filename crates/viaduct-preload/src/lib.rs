@@ -13,7 +13,7 @@
 //! These functions may run in a signal handler, in the child of a vfork, in one of many threads, or
 //! before any other constructor. So nothing here allocates, takes a lock or keeps a descriptor, and
 //! the state from the master is written once. `real` calls libc's own functions; `raw` calls the
-//! kernel, with the word, a number that exempts the call from seccomp's report, in an unused
+//! kernel, and passes the word, a number that exempts the call from seccomp's report, in an unused
 //! argument.
 #![allow(unsafe_code)]
 #![cfg(target_os = "linux")]

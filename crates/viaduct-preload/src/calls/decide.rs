@@ -12,7 +12,7 @@ use crate::state::{State, Wrapped, state};
 
 /// Decision about a call, by the rules and the master.
 pub(super) enum Decision {
-    /// The call goes to the kernel.
+    /// The call is passed to the kernel.
     Pass,
     /// The call is complete, with this error number; 0 means success.
     Done(c_int),

@@ -25,9 +25,9 @@ pub(super) struct Cgroup {
 ///   viaduct-run-1            programs wrapped by the first run and by runs nested in it
 ///   ├── programs             the first run's BPF programs are attached here
 ///   └── viaduct-run-2
-///       └── programs         the second run's are attached here; the first run's are not, as they
-///                            would see changed destinations: connections that the second run
-///                            lets pass are not seen by the first run either
+///       └── programs         the second run's are attached here. The first run's are not, as they
+///                            would see destinations that the second run has changed, and so they
+///                            miss the connections that the second run passes
 /// ```
 #[derive(Debug)]
 pub struct Group {

@@ -145,7 +145,7 @@ impl Mapping {
 
 impl Drop for Mapping {
     fn drop(&mut self) {
-        // SAFETY: exactly what `new` mapped; nothing that borrows it is left.
+        // SAFETY: unmaps exactly what `new` mapped; nothing borrows the mapping any more.
         unsafe { libc::munmap(self.base.as_ptr().cast(), self.length) };
     }
 }

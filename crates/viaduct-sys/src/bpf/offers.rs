@@ -1,6 +1,6 @@
-//! Offers: a TCP option in the SYNs of connections that request it, which the other end answers
-//! with its own option in the SYN-ACK. The listening side sends its option only in answer to a SYN
-//! that has one.
+//! Offers: a TCP option in the SYNs of chosen connections. The other end answers the offer with its
+//! own option in the SYN-ACK. The listening side sends its option only in answer to a SYN that has
+//! one.
 //!
 //! ```text
 //!   connecting   CONNECT ─▶ in the map? ─▶ our option in the SYN   ESTABLISHED ─▶ theirs to map
@@ -8,8 +8,9 @@
 //! ```
 //!
 //! The listener is this process's own, to which connections to wrapped programs ([`Ports`]) are
-//! redirected. The BPF program reads the client's option from the SYN that the kernel saves. While
-//! SYN cookies are in use, it neither reads nor sends an option.
+//! redirected. This process reads the client's option from the SYN that the kernel saves
+//! ([`crate::socket::tcp::saved_syn`]). While SYN cookies are in use, no option is read from a SYN
+//! or sent in a SYN-ACK.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};

@@ -2,7 +2,7 @@
 //! taps, and sockets that send whole packets.
 //!
 //! A tap (`AF_PACKET`) only reads copies: the packets themselves pass as if the tap did not exist.
-//! Its filter is a classic BPF program that the kernel runs on each packet before it copies it.
+//! The tap's filter is a classic BPF program that the kernel runs on each packet before copying it.
 //! Only [`offload`] changes the system; the [journal](crate::journal) undoes its changes.
 //!
 //! | module | content |

@@ -1,5 +1,5 @@
-//! TCP segmentation offload for packets of our own: a run of segments passes through the kernel as
-//! one packet, which the device segments (TSO), or the kernel just before the device.
+//! TCP segmentation offload for packets that we build: a run of segments passes through the kernel
+//! as one packet, which the device segments (TSO), or the kernel just before the device.
 //!
 //! A raw socket cannot send packets that exceed the interface's MTU. A packet socket can, if it is
 //! told the segment size. It bypasses routes and firewall rules, so the caller specifies the

@@ -187,8 +187,8 @@ impl Changes {
         self.make(&Change::RstGuard(guard))
     }
 
-    /// Lets new connections bypass the proxy of [`Changes::intercept`]. The proxy keeps connections
-    /// that it has already.
+    /// Lets new connections bypass the proxy of [`Changes::intercept`]. The proxy keeps its
+    /// existing connections.
     ///
     /// # Errors
     /// As [`Intercept::pass_by`].

@@ -14,7 +14,7 @@
 //! socket until the handshake completes.
 //!
 //! While a proxy drains its flows, new connections bypass it ([`Intercept::passed_by`]): SYNs are
-//! no longer handed over, but packets of connections that it has already are.
+//! no longer handed over, but packets of the proxy's existing connections still are.
 //!
 //! Without a listener on the port, the kernel finds no socket and forwards the packets as if
 //! the rule did not exist: new connections bypass a dead proxy.
@@ -68,8 +68,8 @@ pub struct Intercept {
     pub ways: Vec<Selector>,
     /// Destination ports; empty means all.
     pub ports: Vec<u16>,
-    /// True if new connections bypass the proxy: only packets of connections that it has already
-    /// are handed over.
+    /// True if new connections bypass the proxy: only packets of its existing connections are
+    /// handed over.
     #[serde(default)]
     pub passed_by: bool,
 }

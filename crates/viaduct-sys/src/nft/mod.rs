@@ -1,4 +1,4 @@
-//! Netfilter: nftables tables of ours, and queues of packets that the kernel holds for a verdict.
+//! Netfilter: our nftables tables, and queues of packets that the kernel holds for a verdict.
 //!
 //! A [`table`] is installed and deleted in one transaction; the [journal](crate::journal) remembers
 //! it, so that a crash leaves no rules behind. The kernel deletes the rules of a [`datagram_queue`]

@@ -79,8 +79,8 @@ pub enum Verdict {
     Drop,
 }
 
-/// Reading end of a queue. When it is closed, the kernel drops the packets that it holds, and later
-/// ones pass if the rule has `bypass`.
+/// Reading end of a queue. When this end is closed, the kernel drops the held packets; later
+/// packets pass if the rule has `bypass`.
 #[derive(Debug)]
 pub struct NfQueue {
     socket: OwnedFd,

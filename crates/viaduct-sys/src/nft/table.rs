@@ -41,7 +41,7 @@ pub enum NftError {
     MaxPacket(u32),
 }
 
-/// A table of ours, of the family `inet`.
+/// Interface of our nftables tables, all of the family `inet`.
 pub trait Table {
     /// Instance, which names the table: letters, digits and `_`, at most 32 of them.
     fn instance(&self) -> &str;

@@ -27,8 +27,8 @@ use rustix::process::{
     set_parent_process_death_signal, setrlimit,
 };
 
-/// A child process. It is killed, with its process group if it has its own, when this value is
-/// dropped; when this process dies, the kernel kills the child.
+/// A child process. When this value is dropped, the child is killed, with its process group if it
+/// has one of its own; when this process dies, the kernel kills the child.
 #[derive(Debug)]
 pub struct Process {
     child: Child,
@@ -78,7 +78,7 @@ impl Process {
         }
     }
 
-    /// Kills the child, with its group if it has its own, and reaps it.
+    /// Kills the child, with its process group if it has one of its own, and reaps it.
     pub fn kill(&mut self) -> io::Result<ExitStatus> {
         if self.child.try_wait()?.is_none() && self.own_group {
             kill_process_group(pid_of(&self.child), Signal::KILL)?;

@@ -73,8 +73,8 @@ impl DirLock {
 
 impl Drop for DirLock {
     fn drop(&mut self) {
-        // Removed while the lock is held: a process that has opened the file meanwhile notices this
-        // when it gets the lock, and creates a new file.
+        // The file is removed while the lock is still held: a process that has opened it meanwhile
+        // notices the removal when it gets the lock, and creates a new file.
         let _ = std::fs::remove_file(&self.path);
     }
 }

@@ -5,7 +5,7 @@
 //! | `children` | child processes that never outlive this one; the descriptor limit |
 //! | [`supervise`] | state changes of wrapped programs, and reaping of orphans |
 //! | [`signals`] | signals as events |
-//! | [`inherited_fds`] | descriptors from the service manager or from a parent of ours |
+//! | [`inherited_fds`] | descriptors from the service manager or from a parent process |
 //! | [`inherited_state`] | other state from the parent, restored for programs that we start |
 //! | [`thread`] | priority, core and timer slack of a thread |
 //! | [`memory`] | resident memory of this process |

@@ -15,8 +15,8 @@ use rustix::net::{AddressFamily, SocketFlags, SocketType};
 use crate::route::rtnetlink::{self, RouteSocket};
 
 /// An interface of the network namespace that the calling thread was in when this value was made.
-/// Every method acts in that namespace, from any thread. The interface may appear and disappear
-/// meanwhile.
+/// Every method acts in that namespace, from any thread. The interface may appear and disappear at
+/// any time.
 #[derive(Debug)]
 pub struct Interface {
     name: String,

@@ -1,5 +1,5 @@
-//! Lowers the MTU towards a prefix. Hosts learn it by ICMP, and then send packets so short that a
-//! repair of them fits into one datagram.
+//! Lowers the MTU towards a prefix. Hosts learn the lower MTU by ICMP, and then send packets so
+//! short that a repair of them fits into one datagram.
 //!
 //! ```text
 //!   before   default via 192.0.2.1 dev wan

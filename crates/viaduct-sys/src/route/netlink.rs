@@ -118,8 +118,8 @@ pub(crate) fn send(socket: impl AsFd, bytes: &[u8]) -> io::Result<()> {
 /// and payload to `answer`. Returns whether the kernel has accepted the request.
 ///
 /// # Errors
-/// The socket cannot be written or read. No read has to wait: the kernel answers before `send`
-/// returns, and continues a dump whenever the socket is read.
+/// The socket cannot be written or read. No read blocks: the kernel answers before `send` returns,
+/// and continues a dump whenever the socket is read.
 pub(crate) fn exchange(
     socket: impl AsFd,
     request: &[u8],

@@ -1,7 +1,7 @@
 //! Next-hop lookup: output interface and link-layer addresses.
 //!
-//! Packets that bypass the kernel's routing need it ([`crate::capture::raw_gso`]). The lookup
-//! returns `None` if the kernel would still have to resolve the neighbour, or would do more than
+//! Packets that bypass the kernel's routing need this lookup ([`crate::capture::raw_gso`]). The
+//! result is `None` if the kernel would still have to resolve the neighbour, or would do more than
 //! forward (a tunnel, IPsec). Such packets are to be sent through the kernel.
 
 use std::io;

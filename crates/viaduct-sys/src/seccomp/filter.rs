@@ -4,7 +4,7 @@
 //!   compatible architecture ──▶ ENOSYS for calls that could bypass us
 //!   io_uring_setup, x32     ──▶ ENOSYS; runtimes fall back to other calls
 //!   connect, some sends, some sockets, names, listeners ──▶ trapped
-//!   all others              ──▶ allowed; the kernel caches this by number, at no cost
+//!   all others              ──▶ allowed; the kernel caches this per number, so they cost nothing
 //! ```
 
 use libc::{

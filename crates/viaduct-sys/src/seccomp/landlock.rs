@@ -1,9 +1,9 @@
 //! Landlock rule that forbids a program direct TCP connects.
 //!
-//! A trapped call that continues in the kernel reads its descriptor and its memory again, and
-//! another thread of the program may have changed both meanwhile. If the chain must not be
-//! bypassed, the program may therefore not connect TCP sockets at all (`landlock(7)`, Linux 6.7).
-//! The supervisor, which is not confined, connects duplicates of the program's sockets.
+//! If a trapped call continues in the kernel, the kernel reads the call's descriptor and memory
+//! again, and another thread of the program may have changed both meanwhile. If the chain must not
+//! be bypassed, the program may therefore not connect TCP sockets at all (`landlock(7)`, Linux
+//! 6.7). The supervisor, which is not confined, connects duplicates of the program's sockets.
 
 use std::io;
 use std::os::fd::{AsRawFd as _, FromRawFd as _, OwnedFd};

@@ -99,7 +99,7 @@ impl Traps {
         let (spawned, taken) = thread::scope(|scope| {
             let taker = scope.spawn(|| take_over(&ours));
             let spawned = command.spawn();
-            // No further message will come; one that has arrived is still read.
+            // No further message is expected; a message that has arrived is still read.
             let _ = rustix::net::shutdown(&ours, rustix::net::Shutdown::Both);
             (spawned, taker.join().unwrap_or(Err(SeccompError::Handover(ErrorKind::Other.into()))))
         });

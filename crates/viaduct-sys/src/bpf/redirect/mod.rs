@@ -154,8 +154,8 @@ pub enum RedirectEvent {
     Option(OptionChange),
     /// An offloaded connection to this destination begins.
     OffloadStarted(SocketAddr),
-    /// An offloaded connection has ended: destination, bytes sent, bytes received. Over a long
-    /// path, this is later than the program's close.
+    /// An offloaded connection has ended: destination, bytes sent, bytes received. On a path with a
+    /// long round-trip time, the event is later than the program's close.
     OffloadEnded(SocketAddr, u64, u64),
 }
 

@@ -54,8 +54,8 @@ pub struct OptionFilter<'a> {
     /// Mark of incoming packets.
     pub mark: OptionMark,
     /// This end's ports; if empty, nothing is accepted. If there are more than 64, all ports from
-    /// the lowest to the highest are accepted, including ports that are not listed, as a program
-    /// has no room for thousands of ports.
+    /// the lowest to the highest are accepted, including ports that are not listed, as a BPF
+    /// program has no room for thousands of ports.
     pub ports: &'a [u16],
     /// True if unmarked SYN-ACKs and resets are accepted too: the answers of a server whose kernel
     /// does not know the mark.

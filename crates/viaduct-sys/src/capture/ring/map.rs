@@ -126,7 +126,8 @@ impl Map {
 
 impl Drop for Map {
     fn drop(&mut self) {
-        // SAFETY: exactly what `new` mapped; packets borrow `self`, so none outlives it.
+        // SAFETY: unmaps exactly what `new` mapped; packets borrow `self`, so none outlives the
+        // mapping.
         unsafe { libc::munmap(self.base.as_ptr().cast(), self.blocks * self.block_bytes) };
     }
 }
