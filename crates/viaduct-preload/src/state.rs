@@ -25,7 +25,7 @@ pub(crate) struct State {
     pub(crate) secret: Secret,
     /// Name of the master's socket.
     name: Text,
-    /// Environment entries that load the library into programs that this one starts.
+    /// Environment entries that load the library into programs that this program starts.
     entries: [Text; 2],
 }
 

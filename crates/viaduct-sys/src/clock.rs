@@ -1,8 +1,8 @@
 //! The monotonic clock in nanoseconds.
 #![allow(unsafe_code)]
 
-/// Nanoseconds since some moment before boot (`CLOCK_MONOTONIC`): never decreases, the same in
-/// all processes. Read without a system call.
+/// Nanoseconds since some moment before boot (`CLOCK_MONOTONIC`). The value never decreases, is the
+/// same in all processes, and is read without a system call.
 pub fn now() -> u64 {
     let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
     // SAFETY: the call writes one `timespec`, which is ours. It cannot fail: every Linux has this

@@ -95,8 +95,8 @@ pub(super) fn undo_unlocked(changes: Vec<Change>) -> (Vec<Change>, (Vec<Change>,
     (disputed, undo_all(ours))
 }
 
-/// Undoes changes, the last one first. Returns those that could not be undone, in order, and the
-/// reasons. Unknown changes are not returned, as no later attempt could undo them.
+/// Undoes changes, the last one first. Returns the changes that could not be undone, in order, and
+/// the reasons. Unknown changes are not returned, as no later attempt could undo them.
 pub(super) fn undo_all(changes: Vec<Change>) -> (Vec<Change>, Vec<String>) {
     let mut left = Vec::new();
     let mut errors = Vec::new();

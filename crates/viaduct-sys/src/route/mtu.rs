@@ -178,8 +178,8 @@ impl Target {
         format!("{}/{}", self.address, self.length)
     }
 
-    /// Returns the most specific route that covers the whole prefix; the first of several, which
-    /// has the lowest metric.
+    /// Returns the most specific route that covers the whole prefix; if there are several, the
+    /// first one, which has the lowest metric.
     fn route_taken<'a>(&self, table: &'a [TableRoute]) -> Result<&'a TableRoute, RouteError> {
         let unreachable = |reason| RouteError::Unreachable { prefix: self.text(), reason };
         let holds = |route: &&TableRoute| {

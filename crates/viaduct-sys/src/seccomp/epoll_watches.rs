@@ -141,7 +141,8 @@ fn parse(line: &str, fd: i32, inode: u64) -> Option<Watch> {
     (target == fd && ino == inode).then_some(Watch { events: u32::try_from(events).ok()?, data })
 }
 
-/// Replaces the watched file. Must run in a thread of its own, whose descriptor table it unshares.
+/// Replaces the watched file. Unshares the thread's descriptor table, so it must run in a thread of
+/// its own.
 fn replace(
     epoll: BorrowedFd<'_>,
     fd: i32,

@@ -4,7 +4,7 @@
 //! A connected socket is identified by its endpoints, and any other socket by its address in the
 //! kernel, as the setsockopt hook has no cookie. The hook runs before the kernel checks the option,
 //! so options that the kernel refuses are reported too; the kernel refuses them again when they are
-//! applied. It would not refuse us a mark or a priority that the program may not set, so these two
+//! applied. It would accept from us a mark or a priority that the program may not set, so these two
 //! are instead read from the program's socket when it connects.
 
 use std::sync::Arc;

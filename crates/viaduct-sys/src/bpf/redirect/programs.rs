@@ -250,7 +250,7 @@ pub(super) fn sock_ops_program(
 }
 
 /// Emits the removal of options that belong to an earlier socket with the same kernel address as
-/// this accepted one.
+/// the accepted socket.
 fn forget_options(asm: &mut Asm, options: &Options) {
     let none = asm.label();
     asm.load(Width::Double, R2, R6, sock_ops::SOCKET);

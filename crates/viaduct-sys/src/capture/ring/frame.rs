@@ -93,8 +93,8 @@ impl<'a> Frame<'a> {
         self.direction
     }
 
-    /// Returns the number of bytes of the packet on the interface. A truncated frame holds only the
-    /// first ones.
+    /// Returns the number of bytes of the packet on the interface. A truncated frame has only the
+    /// first bytes.
     ///
     /// For an IP packet this is the length in its header, which excludes the padding of short
     /// Ethernet frames.

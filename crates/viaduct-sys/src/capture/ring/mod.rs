@@ -252,8 +252,8 @@ impl Ring {
         attach(self.socket.as_fd(), program, self.with_offloads)
     }
 
-    /// Returns whether the interface still exists. A later interface with the same name is another
-    /// one, and needs a new ring.
+    /// Returns whether the interface still exists. A later interface with the same name is a
+    /// different interface, and needs a new ring.
     pub fn is_attached(&self) -> bool {
         // SAFETY: all zeros are a valid `sockaddr_ll`.
         let mut address: libc::sockaddr_ll = unsafe { mem::zeroed() };

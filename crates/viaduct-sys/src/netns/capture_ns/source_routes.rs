@@ -26,7 +26,7 @@ const FAR: [IpAddr; 5] = [
     IpAddr::V6(Ipv6Addr::new(0x2001, 0xdb8, 0, 0, 0, 0, 0, 1)),
     IpAddr::V6(Ipv6Addr::new(0x2001, 0x503, 0xba3e, 0, 0, 0, 2, 0x30)),
 ];
-/// `RTMGRP_IPV4_IFADDR`, `RTMGRP_IPV4_ROUTE`, and the same of IPv6.
+/// `RTMGRP_IPV4_IFADDR`, `RTMGRP_IPV4_ROUTE`, and their counterparts for IPv6.
 const GROUPS: u32 = 0x10 | 0x40 | 0x100 | 0x400;
 
 /// A reachable prefix and the source address of datagrams to it.
