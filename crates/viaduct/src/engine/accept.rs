@@ -23,13 +23,13 @@ use super::flows::Flows;
 use super::outbound::set_up;
 use super::worker::{Budget, Worker};
 
-/// Flow that a SYN has started.
+/// Flow whose early connection was begun for a SYN.
 #[derive(Clone, Copy, Debug)]
 pub struct Started {
     /// Key of the flow.
     pub key: usize,
-    /// Destination in the SYN. The client may use the same address and port again, for another
-    /// destination.
+    /// Addresses in the SYN. They are compared later, because the client may use the same address
+    /// and port again for another destination.
     signalled: Option<Addresses>,
 }
 
@@ -64,7 +64,8 @@ impl Worker {
         let mut begun = Ok(None);
         let signalled = self.config.target.signalled(syn);
         let unclear = signalled.is_none() && matches!(self.config.target, Target::Requested(_));
-        // A proxy still sees SYNs while it is stopping, or while connections bypass it.
+        // A proxy still sees SYNs while it is stopping, or while connections bypass it; these need
+        // no early connection.
         let is_unused = self.deadline.is_some() || self.acceptor.is_bypassed();
         if self.flows.is_full() || unclear || is_unused {
             return begun;
@@ -77,8 +78,8 @@ impl Worker {
                 flows.add(upstream.outbounds.begin(route, *options, now), source, now)
             };
             let route = target.route(&syn.tuple, signalled, policies).ok_or(Failure::Denied);
-            // The handlers accept or refuse the flow once their peer has sent something: no early
-            // connection.
+            // The handlers accept or refuse the flow only once their peer has sent something, so no
+            // early connection is begun.
             if route.as_ref().is_ok_and(|route| route.plan.accepts) {
                 return None;
             }
@@ -91,8 +92,8 @@ impl Worker {
     /// Accepts some of the connections that wait at a listener.
     pub(super) fn accept(&mut self, listener: usize, now: Instant) {
         let Some((clients, are_all)) = self.acceptor.accept(listener) else { return };
-        // The tap has the SYNs of these clients by now, as each precedes its handshake. In a flood
-        // too large for one turn, a SYN may be read only later; its client then gets a new
+        // The SYNs of these clients are in the tap by now, because the handshakes follow them. In a
+        // flood too large for one turn, a SYN may be read only later; its client then gets a new
         // connection to its server. Held SYNs are not read here: their clients are accepted only
         // after a verdict.
         self.read_syns(&mut Budget::begin(), now);
@@ -161,7 +162,8 @@ impl Worker {
         self.drive(key, End::Client, true, true, now);
     }
 
-    /// Flow that the SYN of `tuple` has started, if it goes to the destination in `signalled`.
+    /// Flow that the SYN of `tuple` has started, if its connection goes to the destination in
+    /// `signalled`.
     pub(super) fn started(&mut self, tuple: &Tuple, signalled: Option<Addresses>) -> Option<usize> {
         let started = self.acceptor.early.handle_accept(tuple)?;
         if signalled.is_none() || started.signalled == signalled {

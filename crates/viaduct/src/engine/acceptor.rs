@@ -90,8 +90,8 @@ impl Acceptor {
         self.intercept_state.is_missing()
     }
 
-    /// Reads a packet from the tap into `buffer`; `None` if there is none, `Some(None)` if it is
-    /// no SYN.
+    /// Reads a packet from the tap into `buffer`; `None` if there is none, `Some(None)` if the
+    /// packet is not a SYN.
     pub(super) fn read_syn(&self, buffer: &mut [u8; SNAP]) -> Option<Option<Syn>> {
         match self.tap.as_ref()?.recv(buffer) {
             Ok(packet) => packet.map(Syn::parse),
@@ -111,7 +111,7 @@ impl Acceptor {
                 Ok((client, peer)) => clients.push((client, canonical(peer))),
                 Err(error) if error.kind() == io::ErrorKind::ConnectionAborted => {}
                 Err(error) => {
-                    // Out of descriptors, for example; the next sweep tries again.
+                    // For example, no descriptors are left. The next sweep tries again.
                     if error.kind() != io::ErrorKind::WouldBlock {
                         self.log_error(&error);
                     }
@@ -130,8 +130,8 @@ impl Acceptor {
         }
     }
 
-    /// Local address of all connections of a listener, if it is bound to a single address and
-    /// does not take connections to others (`is_transparent`).
+    /// Local address of all connections of a listener, if it is bound to a single address and does
+    /// not accept connections to other addresses (`is_transparent`).
     pub(super) fn bound_addr(&self, listener: usize, is_transparent: bool) -> Option<SocketAddr> {
         let at = self.listeners.get(listener)?.local_addr().ok()?;
         (!is_transparent && !at.ip().is_unspecified()).then_some(at)

@@ -40,7 +40,7 @@ impl Account {
     /// Records the client's destination, the protocol of its request, and its name.
     pub fn set_request(&mut self, protocol: &'static str, to: &Address, user: Option<String>) {
         (self.protocol, self.to, self.user) = (protocol, Some(to.to_string()), user);
-        // An earlier attempt may have lacked the password.
+        // Clears the refusal of an earlier attempt, which may have lacked the password.
         self.ended = None;
     }
 
@@ -102,7 +102,7 @@ impl Worker {
         }
     }
 
-    /// Logs a client that is refused without a flow.
+    /// Logs a client that is refused before it has a flow.
     pub(super) fn log_refused(
         &self,
         client: SocketAddr,

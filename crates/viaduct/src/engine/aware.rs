@@ -1,4 +1,5 @@
-//! Requests of programs to their handlers, and events for them (TESLA, 3.6).
+//! Requests of wrapped programs to the handlers of their flows, and events that the handlers report
+//! to programs (TESLA, 3.6).
 //!
 //! ```text
 //!   program ── its socket, a request ──▶ interposer ── ProgramRequest ──▶ worker ──▶ chain
@@ -100,8 +101,8 @@ impl Aware {
 
     fn notify(&mut self, key: usize, flow: u64, said: &[u8]) {
         if let Some(watchers) = self.watchers.get_mut(&key) {
-            // A watcher that does not read loses records beyond its buffer; one that has gone
-            // is removed.
+            // A watcher that does not read loses records beyond its buffer; a watcher whose other
+            // end is closed is removed.
             watchers.retain(|to| match seqpacket::send(to, said, None) {
                 Err(error) => error.kind() == std::io::ErrorKind::WouldBlock,
                 Ok(()) => true,

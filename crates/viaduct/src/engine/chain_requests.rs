@@ -1,11 +1,12 @@
-//! Chain requests: a flow's handlers ask for further connections, and for those of other flows.
+//! Chain requests: a flow's handlers ask for further connections, and for connections of other
+//! flows.
 //!
 //! ```text
 //!   Connect          a further connection of the flow
 //!   Claim, Release   a key by which accepted flows find the flow that they belong to
 //!   Give             an accepted flow names such a key: its connection is moved to that flow
 //!   Wake             the flow that such a key belongs to is woken
-//!   Spawn            a further flow: without an application, or for an accepted flow's
+//!   Spawn            a further flow: without an application, or for an accepted flow's application
 //! ```
 
 use std::io;
@@ -34,7 +35,7 @@ impl Worker {
         self.pass_events(key);
         let Some(chain_io) = self.flows.at(key).chain_io() else { return };
         let requests = chain_io.requests();
-        // Closed if no request uses it.
+        // Dropped, and thus closed, if no request uses it.
         let mut spare = self.flows.take_spare(key);
         for request in requests {
             match request {
@@ -50,7 +51,7 @@ impl Worker {
         }
     }
 
-    /// Wakes the flow that has claimed `name`; it is driven soon.
+    /// Wakes the flow that has claimed `name`, and queues it to be driven.
     pub(super) fn wake(&mut self, name: &[u8], now: Instant) {
         let Some(owner) = self.claims.owner(name) else { return };
         if let Some(chain_io) = self.flows.get(owner).and_then(Flow::chain_io) {
@@ -69,8 +70,8 @@ impl Worker {
         }
     }
 
-    /// Makes a flow that the handlers of flow `key` request; over the connection `spare`, if it
-    /// goes to the new flow's destination.
+    /// Creates a flow that the handlers of flow `key` request. It uses the connection `spare` if
+    /// that goes to the new flow's destination.
     fn spawn(&mut self, key: usize, spawn: &Spawn, spare: Option<(Address, Conn)>, now: Instant) {
         let Some(chain_io) = self.flows.at(key).chain_io() else { return };
         let made = chain_io.spawned(spawn, now);
@@ -124,9 +125,9 @@ impl Worker {
         self.runnable.push(key);
     }
 
-    /// Begins a further connection of flow `key`. A proxy that keeps clients' addresses binds only
-    /// connections to the client's own destination: to the address that the handlers name, else to
-    /// the client's. To other destinations it uses its own address.
+    /// Begins a further connection of flow `key`. In a proxy that keeps clients' addresses, a
+    /// connection to the client's own destination has the local address that the handlers name, or
+    /// else the client's; connections to other destinations have the proxy's own.
     fn dial(
         &mut self,
         key: usize,
@@ -183,7 +184,8 @@ impl Worker {
                 }
             }
         }
-        // Driven before any other chain, so that claims and gifts agree.
+        // The owner is driven before any other chain, so that its claims are up to date before
+        // another connection is given away.
         self.drive(owner, End::Client, false, false, now);
     }
 }

@@ -143,9 +143,9 @@ impl Worker {
         }
     }
 
-    /// Connects a flow to a host name. The far end of a tunnel, or a handler that takes names, gets
-    /// the name and resolves it. If a policy or `allow-to` here depends on the address, the name is
-    /// resolved here first.
+    /// Connects a flow to a host name. The far end of a tunnel, or a handler that accepts names,
+    /// gets the name and resolves it. If a policy or `allow-to` here depends on the address, the
+    /// name is resolved here first.
     fn connect_by_name(&mut self, key: usize, name: String, port: u16, now: Instant) {
         let requester = (key, self.flows.at(key).id);
         let source = self.flows.at(key).source();

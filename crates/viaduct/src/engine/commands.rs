@@ -23,7 +23,7 @@ use crate::tunnel::Tunnels;
 /// for a round trip by satellite, and a lost packet.
 const HANDSHAKE_GRACE: Duration = Duration::from_millis(1_200);
 
-/// Commands handled in a row before flows have their turn.
+/// Commands handled in a row before flows are served.
 const MAX_COMMANDS: usize = 64;
 
 /// Resource limits and timeouts of a proxy.
@@ -46,7 +46,8 @@ pub struct Limits {
     pub idle_exit: Option<Duration>,
     /// Time that flows have to end after a request to stop.
     pub drain: Duration,
-    /// Time for which the loop polls busily for events before it sleeps, where that pays.
+    /// Time for which the loop polls busily for events before it sleeps, if that has paid off
+    /// recently.
     pub spin: Duration,
     /// Bytes that each end of a handler chain buffers before it stops reading.
     pub chain_buffer: usize,
@@ -92,7 +93,8 @@ impl CommandSender {
         CommandSender { commands, waker }
     }
 
-    /// Sends a command. A worker that has ended drops it, and with it any reply channel.
+    /// Sends a command. If the worker has ended, the command is dropped, and with it its reply
+    /// channel.
     pub fn send(&self, command: WorkerCommand) {
         let _ = self.commands.send(command);
         let _ = self.waker.wake();
@@ -142,7 +144,7 @@ impl Worker {
     pub(super) fn close_listeners(&mut self, now: Instant) {
         if self.listeners_close.is_some_and(|at| now >= at) {
             for n in 0..self.acceptor.len() {
-                // A listener's backlog holds no more connections.
+                // This many rounds empty a full backlog.
                 for _ in 0..BACKLOG as usize / MAX_ACCEPTS {
                     self.unread.listeners.remove(&n);
                     self.accept(n, now);
@@ -154,7 +156,7 @@ impl Worker {
             self.unread.listeners.clear();
             self.acceptor.close();
             self.listeners_close = None;
-            // Early connections whose client has not come by now never get one.
+            // No client can arrive any more for the early connections that are left.
             while let Some(started) = self.acceptor.early.release() {
                 self.end(started.key, true);
             }

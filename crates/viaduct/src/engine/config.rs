@@ -78,7 +78,8 @@ impl EngineConfig {
         }
     }
 
-    /// Lowers the flow limit to what the available descriptors allow: further clients would hang.
+    /// Lowers the flow limit to what the available descriptors allow: clients beyond that would
+    /// hang.
     pub fn fitted(mut self) -> EngineConfig {
         let most = raise_fd_limit();
         // A flow over Trickles holds two sockets, one for each packet format.

@@ -60,7 +60,7 @@ impl ParentConn {
 
 impl Conn {
     /// Returns the connection between these two ends. If the socket's peer has another address than
-    /// `client`, it came through a parent master.
+    /// `client`, the connection came through a parent master.
     pub fn of(
         stream: FlowSocket<std::net::TcpStream>,
         client: SocketAddr,
@@ -100,7 +100,7 @@ impl Conn {
     }
 
     /// Socket to register. `None` for an end without a socket: its transport gets `token`, and
-    /// reports the end under it.
+    /// reports the end's readiness under that token.
     fn socket(&mut self, token: Token) -> Option<&mut FlowSocket<TcpStream>> {
         match self {
             Conn::Tcp(stream) | Conn::Loopback(stream, _) => return Some(stream),
@@ -137,7 +137,7 @@ impl Conn {
         }
     }
 
-    /// Returns whether the end is connected by now. `Err`: it failed.
+    /// Returns whether the end is connected by now. `Err` if it has failed.
     pub fn check_connected(&self) -> io::Result<bool> {
         let stream = match self {
             Conn::Tcp(stream) => stream,
@@ -219,7 +219,8 @@ impl Conn {
         }
     }
 
-    /// Accepts the peer's stream, if this end is one: the other end of the flow is connected.
+    /// Accepts this end if it is a stream that a tunnel's peer has opened: the other end of the
+    /// flow is connected.
     pub fn accept(&self) {
         if let Conn::Tunnel(stream) = self {
             stream.accept();

@@ -28,8 +28,8 @@ pub type Load = Box<dyn FnMut() -> Result<EngineConfig> + Send>;
 
 /// Runs the control side beside the workers of `proxy`, in a thread of its own, until the process
 /// ends. Returns the name of the status socket, which the caller removes by dropping it: the thread
-/// does not notice the end of the process. `load` reads the config again; `None` without a file.
-/// `metrics` is the address of the metrics.
+/// does not notice the end of the process. `load` reads the config again; `None` if there is no
+/// config file. `metrics` is the address of the metrics.
 ///
 /// # Errors
 /// The status socket or the metrics' address cannot be opened.
@@ -86,7 +86,7 @@ impl Control {
         if again { self.proxy.stop() } else { self.proxy.drain() }
     }
 
-    /// Reads the config again; all of it takes effect, or none. No flow is cut.
+    /// Reads the config again; either all of it takes effect, or none. Open flows continue.
     fn reload(&mut self) {
         notify(Phase::Reloading);
         let mut read = || {

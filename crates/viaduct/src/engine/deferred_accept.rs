@@ -24,7 +24,8 @@ use super::acceptor::Acceptor;
 use super::destination::failure;
 use super::worker::{Budget, Worker};
 
-/// Verdicts given in a turn: for each, the kernel's TCP processes a SYN in this thread.
+/// Maximum number of verdicts given in a turn: for each, the kernel processes a SYN in this thread,
+/// which takes time.
 const MAX_VERDICTS: usize = 32;
 
 /// Held SYNs.
@@ -36,7 +37,7 @@ pub struct DeferredAccept {
 }
 
 impl DeferredAccept {
-    /// Returns the set for the SYNs of `queue`.
+    /// Returns an empty set for the held SYNs of `queue`.
     pub fn new(queue: NfQueue) -> DeferredAccept {
         DeferredAccept { queue, held: HashMap::new() }
     }
@@ -141,8 +142,8 @@ impl Worker {
         }
     }
 
-    /// Passes the held SYN of flow `key` after its server has answered, and waits for the client as
-    /// long as for that of any early connection.
+    /// Passes the held SYN of flow `key` after its server has answered, and then waits for the
+    /// client as long as any early connection does.
     pub(super) fn release_held(&mut self, key: usize, now: Instant) {
         let Some(deferred) = &mut self.acceptor.deferred else { return };
         let tuple = deferred.decide(key, Verdict::Pass);
@@ -151,8 +152,8 @@ impl Worker {
         }
     }
 
-    /// Refuses the client whose SYN is held for flow `key`, if there is one, as its server did.
-    /// Returns true if there was one; the flow has then ended.
+    /// Refuses the client whose SYN is held for flow `key`, if there is one, in the way that its
+    /// server did. Returns true if there was one; the flow has then ended.
     pub(super) fn reject_held(&mut self, key: usize, error: &io::Error) -> bool {
         let Some(deferred) = &mut self.acceptor.deferred else { return false };
         let Some(tuple) = deferred.decide(key, verdict_for(failure(error))) else { return false };

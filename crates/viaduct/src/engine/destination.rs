@@ -59,17 +59,17 @@ pub struct Route {
     pub keeps_client: bool,
     /// Client's address, or the source address that a previous hop has named.
     pub source: SocketAddr,
-    /// Addresses to send to the hop, if the flow goes through one; else those from the option of
-    /// the client's SYN, to be passed to a hop further on.
+    /// Addresses to send to the hop, if the flow goes through one; otherwise those of the option in
+    /// the client's SYN, which are meant for a hop further on.
     pub signalled: Option<Addresses>,
     /// Decision of the policy.
     pub plan: Arc<Plan>,
-    /// The client's end cannot be spliced: it is a tunnel session, or a lent socket.
+    /// True if the client's end cannot be spliced: it is a stream of a tunnel, or a lent socket.
     pub copied: bool,
     /// Long-haul socket settings, if the connection crosses the long link.
     pub haul: Option<LongHaul>,
-    /// Outbound in place of the plan's: the handlers have named a transport, or the server is known
-    /// not to support Trickles.
+    /// Outbound that replaces the plan's, because the handlers have named a transport, or the
+    /// server is known not to support Trickles.
     pub instead: Option<OutboundSpec>,
 }
 
@@ -143,7 +143,7 @@ impl Target {
             Target::Program => None,
             Target::Fixed(to) => Route::by(policies, tuple.client, *to, None),
             // A connection from an address to itself does not pass through this machine. It is the
-            // proxy's own, and a connection begun for it would cause a further one, without end.
+            // proxy's own, and a connection begun for it would cause a further one, endlessly.
             Target::Original { .. } if tuple.client.ip() == tuple.to.ip() => None,
             // Connections to this machine are not intercepted. But their SYNs are seen, and clients
             // may connect to the proxy's own listener: a connection begun with the client's address
@@ -152,8 +152,7 @@ impl Target {
             Target::Original { keep_client, .. } => {
                 let from = keep_client.then_some(tuple.client);
                 let route = Route::by(policies, tuple.client, tuple.to, from)?;
-                // Addresses for a hop further on travel with the flow, unless a hop is chosen
-                // here.
+                // Addresses for a hop further on are passed on, unless a hop is chosen here.
                 let signalled = route.signalled.or(signalled);
                 Some(Route { signalled, keeps_client: route.from.is_some(), ..route })
             }
@@ -214,8 +213,9 @@ impl Route {
         self.instead.as_ref().unwrap_or(&self.plan.by)
     }
 
-    /// Route of `client` to the host `name`, if no policy here depends on its address; `None`
-    /// if the name must be resolved first. `Err` if not permitted, whatever its address is.
+    /// Route of `client` to the host `name`, if no policy here depends on the host's address;
+    /// `None` if the name must be resolved first. `Err` if the flow is denied, whatever that
+    /// address is.
     pub fn by_name(
         policies: &Policies,
         client: SocketAddr,
@@ -244,7 +244,7 @@ impl Terms {
         holds(&self.from, client)
     }
 
-    /// Returns whether a client may go to `to`.
+    /// Returns whether a client may connect to `to`.
     pub fn allows_destination(&self, to: IpAddr) -> bool {
         holds(&self.to, to)
     }
@@ -264,7 +264,7 @@ impl fmt::Display for Target {
 /// Returns whether `to` is an address of this machine.
 pub fn is_here(to: SocketAddr) -> bool {
     thread_local! {
-        /// A netlink socket for each thread, so that no answer reaches another thread's query.
+        /// A netlink socket for each thread, so that no thread reads the answer to another's query.
         static HERE: Option<LocalAddresses> = LocalAddresses::new().ok();
     }
     let ip = to.ip().to_canonical();

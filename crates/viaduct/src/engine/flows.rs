@@ -15,14 +15,14 @@ use super::conn::Conn;
 use super::flow::{End, Flow, Moved, Shared};
 use crate::tunnel::FIRST_TOKEN;
 
-/// First token of flows' further connections; tokens of their ends are below.
+/// First token of flows' further connections. The tokens of flows' ends are lower.
 pub const FIRST_NET_CONN: usize = FIRST_TOKEN / 2;
 
 /// All flows. The ends of flow `n` have the tokens `2 n` (client) and `2 n + 1` (server).
 #[derive(Debug)]
 pub struct Flows {
     slab: Slab<Flow>,
-    /// Further connections: the flow of each, and its ID there.
+    /// Further connections: the flow of each, and the connection's ID in that flow.
     net_conns: Slab<(usize, BottomId)>,
     registry: Arc<Registry>,
     /// Maximum number of flows.
@@ -116,7 +116,7 @@ impl Flows {
         Ok(())
     }
 
-    /// Moves all bytes of a flow that can move.
+    /// Moves as many bytes of a flow as possible.
     pub fn drive(&mut self, key: usize, now: Instant) -> io::Result<Moved> {
         let flow = &mut self.slab[key];
         let moved = flow.drive(&mut self.shared, now)?;
@@ -150,7 +150,7 @@ impl Flows {
         Some(flow)
     }
 
-    /// Flow and ID of the further connection that `token` names.
+    /// Flow and ID of the further connection with this token.
     pub fn net_conn(&self, token: usize) -> Option<(usize, BottomId)> {
         self.net_conns.get(token - FIRST_NET_CONN).copied()
     }
@@ -171,8 +171,8 @@ impl Flows {
         conn.reregister(&self.registry, Token(FIRST_NET_CONN + net_conn))
     }
 
-    /// Registers a client's connection that is still being made, for its completion and all
-    /// later events.
+    /// Registers a client's connection that is not established yet, for that event and all later
+    /// ones.
     pub fn watch_coming(&self, conn: &mut Conn, key: usize) -> io::Result<()> {
         conn.register(&self.registry, token(key, End::Client))
     }

@@ -70,7 +70,8 @@ impl Handle {
         &self.config
     }
 
-    /// Applies a new config, which must not change a setting that needs a restart. No flow is cut.
+    /// Applies a new config, which must not change a setting that needs a restart. Open flows
+    /// continue.
     pub fn reload(&mut self, new: EngineConfig) {
         self.send_all(|| WorkerCommand::Reload(Box::new(new.clone())));
         self.config = new;
@@ -155,7 +156,7 @@ impl EngineThread {
     /// Ends the engine at once, if it has not ended.
     ///
     /// # Errors
-    /// The error that the thread ended with.
+    /// The error with which the thread ended.
     pub fn end(self) -> Result<()> {
         self.handle.stop();
         self.thread.join().unwrap_or_else(|_| Err(anyhow!("the event loop thread panicked")))

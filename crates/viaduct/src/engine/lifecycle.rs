@@ -22,7 +22,7 @@ const MIN_CHECKS: usize = 1024;
 const CHECK_SHARE: usize = 4;
 
 impl Worker {
-    /// Drives a flow one of whose ends is ready.
+    /// Drives a flow after one of its ends has become ready.
     pub(super) fn drive(
         &mut self,
         key: usize,
@@ -39,8 +39,8 @@ impl Worker {
         if flow.request().is_some_and(|request| !request.begun) {
             return self.read_request(key, now);
         }
-        // An event of the server's end may mean that it is connected. Tunnel sessions and Trickles
-        // can be polled at any time.
+        // An event of the server's end may mean that it is connected. Streams of tunnels and of
+        // Trickles can be polled at any time.
         if !flow.is_connected()
             && (end == End::Server || flow.may_be_asked())
             && let Err(error) = flow.check_connected(now)
@@ -87,7 +87,7 @@ impl Worker {
     }
 
     /// Tells the waiting client or program, once, that the server side of a flow is established.
-    /// Returns true if it was told now.
+    /// Returns true if this call has told it.
     fn report_established(&mut self, key: usize, now: Instant) -> bool {
         let flow = self.flows.at(key);
         let is_new = flow.becomes_established();

@@ -44,8 +44,8 @@ pub struct ListenSet {
 pub struct SynSourceConfig<'a> {
     /// Filter of SYNs by destination.
     pub filter: SynFilter<'a>,
-    /// Number of the queue that holds SYNs, and maximum number of SYNs in it; `None` to see copies
-    /// instead.
+    /// Number of the queue that holds SYNs, and maximum number of SYNs in it; `None` if copies of
+    /// SYNs are seen instead.
     pub held: Option<(u16, u32)>,
     /// True if SYNs may go unseen when this process lacks `CAP_NET_RAW`, which the tap requires.
     pub may_be_late: bool,
@@ -66,9 +66,9 @@ enum FdKind {
 }
 
 impl ListenSet {
-    /// Opens the source of SYNs that `wanted` describes, and then listens at `listen`: every SYN
-    /// that a listener answers must be seen. Uses the sockets of a service manager, if there are
-    /// any, instead of its own.
+    /// Opens the source of SYNs that `wanted` describes, and then listens at `listen`, in this
+    /// order so that every SYN that a listener answers is seen. Uses the sockets of a service
+    /// manager, if there are any, instead of its own.
     pub fn open(
         listen: &[SocketAddr],
         wanted: Option<SynSourceConfig<'_>>,
@@ -97,8 +97,8 @@ impl ListenSet {
         Ok(ListenSet { number: 0, listeners, syns })
     }
 
-    /// Like [`open`](ListenSet::open), for `loops` event loops with listeners of their own; no
-    /// other process may listen there.
+    /// Like [`open`](ListenSet::open), for `loops` event loops with listeners of their own. Fails
+    /// if another process listens at one of the addresses.
     pub fn open_for(
         loops: u32,
         listen: &[SocketAddr],

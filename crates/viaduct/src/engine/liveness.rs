@@ -7,8 +7,9 @@ use std::time::Duration;
 use tracing::debug;
 use viaduct_sys::socket::tcp::{self, ShutWindow};
 
-/// Checks of a connection within the time of `dead_after`: enough that a connection whose peer has
-/// shut its receive window is never ended before the next check.
+/// Number of checks of a connection within the time of `dead_after`. If the peer has shut its
+/// receive window but answers, a check keeps the connection, so it must come before the kernel ends
+/// it.
 const CHECKS: u32 = 8;
 
 /// Limits on an end's silence.
@@ -16,7 +17,7 @@ const CHECKS: u32 = 8;
 pub struct DeadPeerLimits {
     /// Idle time before an end is probed; `None`: never.
     pub keep_alive: Option<Duration>,
-    /// Time without an acknowledgement before an end is given up; `None`: the kernel's.
+    /// Time without an acknowledgement before an end is given up; `None` means the kernel's limit.
     pub dead_after: Option<Duration>,
 }
 

@@ -16,10 +16,10 @@
 //! | files | |
 //! |---|---|
 //! | `worker`, `lifecycle`, `spin` | event loop of a thread, life of a flow in it, busy polling |
-//! | `loops`, `commands`, `handle`, `control` | all loops, commands, control side |
+//! | `loops`, `commands`, `handle`, `control` | all loops, their commands, control side |
 //! | `config` | config, made by the command that runs the engine |
 //! | `listen_set`, `intercept` | listeners and SYN sources, state of the interception rules |
-//! | `acceptor`, `accept`, `deferred_accept` | clients: SYNs, connections |
+//! | `acceptor`, `accept`, `deferred_accept` | clients: their SYNs and connections |
 //! | `client_handshake` | clients that name their destination |
 //! | `flow`, `flows`, `relay`, `pipes`, `chain_io` | flows, and the transfer of their bytes |
 //! | `chain_requests`, `claims` | requests of handlers that concern other flows |
@@ -28,7 +28,7 @@
 //! | `dial`, `outbound` | server side of flows: outbound connections |
 //! | `negotiation` | negotiation of a flow's handlers with its far end |
 //! | `trickles`, `tunnels` | outbound over Trickles; ends of flows in tunnels ([`crate::tunnel`]) |
-//! | `upstream` | outbounds of a loop, and the state behind them |
+//! | `upstream` | outbounds of a loop, with its tunnels, ports and resolver |
 //! | `wrapped`, `programs`, `aware`, `origin` | wrapped programs, their control calls, egress |
 //! | `stats`, `snapshot`, `metrics`, `account` | counters, status, Prometheus, access log |
 
@@ -89,7 +89,7 @@ use crate::access_log::AccessLog;
 use crate::signals::Signals;
 
 /// Runs an engine for wrapped programs until a signal ends it, and serves metrics at `metrics`.
-/// Calls `open` with the sender of the worker's commands before the service is reported as up.
+/// Before the service is reported as up, `open` is called with a sender of commands to the worker.
 pub fn carry(
     config: &EngineConfig,
     metrics: Option<SocketAddr>,

@@ -29,7 +29,8 @@ use super::outbound::{OpenRequest, Opened, Outbound, connect};
 use super::relay::Relay;
 use crate::rate_limited::RateLimitedLog;
 
-/// Capacity of the cache of negotiation results; ends of one kind send the same offer.
+/// Capacity of the cache of negotiation results. It need not be large, because ends of one kind
+/// send the same offer.
 const MAX_CACHED: usize = 256;
 
 /// Negotiation state of this end: its terms, and the results with others.
@@ -60,8 +61,8 @@ pub struct PendingNegotiation {
 }
 
 impl Negotiation {
-    /// Returns the negotiation of `chain` on `terms`. It covers connections to programs that
-    /// listen at `ports`, and listeners that this process opens later.
+    /// Prepares negotiations of the handlers of `chain` on `terms`. They cover connections to
+    /// programs that listen at `ports`, and listeners that this process opens later.
     ///
     /// # Errors
     /// `CAP_BPF` or `CAP_NET_ADMIN` is missing, the kernel is too old, or there is no cgroup
@@ -112,8 +113,8 @@ impl Negotiation {
         self.settle(true, answer.and_then(|option| Offer::parse(&option)))
     }
 
-    /// Settles on a chain. Equal offers get the identical chain, so that connections of one
-    /// flow can join.
+    /// Settles on a chain. Equal offers get the identical chain, so that connections of one flow
+    /// can be joined.
     fn settle(&self, connects: bool, theirs: Option<Offer>) -> Result<Factories, Refusal> {
         let mut cache = self.cache.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(settled) = cache.get(&(connects, theirs.clone())) {
@@ -169,7 +170,8 @@ impl PendingNegotiation {
             Some((chain_io, Some((to, _)))) if to == Address::Ip(self.to) => {
                 Ok(Middle::Chain(Box::new(chain_io)))
             }
-            // The flow uses a shared connection: either its own will become one, or one exists.
+            // The flow uses a shared connection: its own becomes the shared one, or one exists
+            // already.
             Some((chain_io, None)) if shares => {
                 self.negotiation.share(self.to, chain);
                 Ok(Middle::Chain(Box::new(chain_io)))

@@ -92,8 +92,8 @@ impl Policies {
         found.map_or(&self.otherwise, |policy| &policy.plan)
     }
 
-    /// Decision about a flow of `client` to a server of which only the port is known; `None` if it
-    /// depends on the server's address.
+    /// Decision about a flow of `client` to a server of which only the port is known; `None` if the
+    /// decision depends on the server's address.
     pub fn plan_unseen(&self, client: IpAddr, port: u16) -> Option<&Arc<Plan>> {
         let found = self.list.iter().find(|policy| policy.may_fit(client, port));
         match found {

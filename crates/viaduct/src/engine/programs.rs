@@ -55,7 +55,7 @@ impl Programs {
         self.listening.remove(&key)
     }
 
-    /// Returns whether flow `key` waits for a program, or a program for it.
+    /// Returns whether flow `key` waits for a program, or a program waits for the flow.
     pub(super) fn wait_for(&self, key: usize) -> bool {
         self.listening.contains_key(&key) || self.calls.contains_key(&key)
     }

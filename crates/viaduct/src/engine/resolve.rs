@@ -6,8 +6,8 @@
 //!     └── forget: its client has gone
 //! ```
 //!
-//! Look-ups for one source never delay those for others: a source may use some of the threads, not
-//! all, and the next question is that of the source with the fewest running look-ups.
+//! Look-ups for one source never delay those for others: a source may use only some of the threads,
+//! and the question that is handled next is one of the source with the fewest running look-ups.
 
 use std::collections::{HashMap, VecDeque};
 use std::net::{SocketAddr, ToSocketAddrs as _};
@@ -45,7 +45,7 @@ pub struct Resolver {
 #[derive(Debug)]
 struct ResolverState {
     queue: Mutex<LookupQueue>,
-    /// Signalled for a new question, and at the end.
+    /// Signalled when there is a new question, and when the resolver is dropped.
     changed: Condvar,
     answers: Sender<Answer>,
     waker: Arc<Waker>,
@@ -125,7 +125,7 @@ impl ResolverState {
         self.queue.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Body of a thread.
+    /// Body of a resolver thread.
     fn work(&self) {
         let mut queue = self.queue();
         while !queue.closed {
@@ -151,8 +151,8 @@ impl ResolverState {
     }
 }
 
-/// Addresses of `name`. A trailing dot forbids search suffixes, which DNS resolvers understand.
-/// `/etc/hosts` and the rules for `localhost` use names without it.
+/// Addresses of `name`. In DNS, a trailing dot means that no search suffix is added. `/etc/hosts`
+/// and the rules for `localhost` know names only without the dot.
 fn look_up(name: &str, port: u16) -> Vec<SocketAddr> {
     let ask =
         |name: &str| (name, port).to_socket_addrs().map(Iterator::collect).unwrap_or_default();
@@ -257,7 +257,7 @@ mod tests {
         let poll = mio::Poll::new().unwrap();
         let waker = Waker::new(poll.registry(), mio::Token(0)).unwrap();
         let resolver = Resolver::new(&Arc::new(waker));
-        // No thread is there to take it before it is forgotten.
+        // No thread is running that could take the question before it is forgotten.
         assert!(resolver.shared.queue().add(question(1, 7)));
         resolver.forget((7, 1));
         assert_eq!(resolver.shared.queue().waiting.len(), 1, "another flow of that number");

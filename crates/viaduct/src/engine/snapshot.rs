@@ -25,12 +25,12 @@ pub struct ProxyStatus {
     pub to: String,
     /// Flow limit.
     pub most: u64,
-    /// The event loop does not answer; the counters are missing.
+    /// True if an event loop does not answer; its counters are missing then.
     pub hangs: bool,
     /// Number of times that removed interception rules were restored.
     #[serde(default)]
     pub restored: u64,
-    /// Interception rules are missing: connections bypass the proxy.
+    /// True if interception rules are missing, so that connections bypass the proxy.
     #[serde(default)]
     pub missing: bool,
     /// State of the handlers: the name of each, and some lines of text.

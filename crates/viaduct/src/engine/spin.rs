@@ -15,14 +15,15 @@ use rustix::thread::sched_yield;
 
 use super::worker::time;
 
-/// A sleep this long says nothing about polling: the time to wake up is small in comparison.
+/// A wait of at least this length counts neither for nor against polling: the time to wake up is
+/// small in comparison.
 const LONG: Duration = Duration::from_millis(10);
 /// A wait no longer than this many polling periods does not count against polling.
 const NEAR: u32 = 2;
-/// Longest run of waits without polling after one that polled in vain.
+/// Maximum number of successive waits without polling after one that polled in vain.
 const MAX_REST: u32 = 127;
 
-/// Record of whether polling has paid recently.
+/// Record of whether polling has paid off recently.
 #[derive(Debug, Default)]
 pub struct Spin {
     /// Remaining waits that sleep at once.
@@ -77,9 +78,9 @@ impl Spin {
         self.doubt /= 2;
     }
 
-    /// Records that polling was in vain: the wait lasted for `took`, of which `most` was polled. If
-    /// it ended soon after that, the answer may be late only because the other end had to wake up,
-    /// and that end will poll next time as well.
+    /// Records that polling was in vain: the wait lasted for `took`, of which `most` was polled. A
+    /// wait that ended soon after that does not count: the answer may have been late only because
+    /// the other end had to wake up, and that end will poll next time as well.
     fn missed(&mut self, took: Duration, most: Duration) {
         if (NEAR * most..LONG).contains(&took) {
             self.doubt = (2 * self.doubt + 1).min(MAX_REST);

@@ -25,7 +25,7 @@ pub struct ProxyStats {
     pub waiting: u64,
     /// Clients' connections that were accepted.
     pub accepted: u64,
-    /// Flows that had both ends present.
+    /// Flows that had both ends connected.
     pub opened: u64,
     /// Flows that ended in order.
     pub finished: u64,
@@ -37,14 +37,14 @@ pub struct ProxyStats {
     pub refused: Refusals,
     /// Bytes from clients to servers, and back.
     pub bytes: [u64; 2],
-    /// Early SYN forwarding.
+    /// Counters of early connections.
     pub early: EarlyStats,
     /// Connect times, by outbound route.
     pub hops: Vec<Hop>,
     /// Tunnels of the proxy.
     #[serde(default)]
     pub tunnels: Vec<TunnelCounters>,
-    /// Unauthenticated links dropped to make room for others; `None` without tunnels.
+    /// Unauthenticated links dropped to make room for others; `None` if there are no tunnels.
     #[serde(default)]
     pub strangers_dropped: Option<u64>,
 }

@@ -10,13 +10,13 @@ use super::flow::{End, Flow};
 use super::worker::{Worker, time};
 use crate::tunnel::{InboundStream, Readiness};
 
-/// Rounds of driving the tunnels before the other flows have their turn.
+/// Maximum number of rounds of driving the tunnels before other flows are served.
 const ROUNDS: usize = 8;
-/// Ends that are driven in each round.
+/// Maximum number of ends that are driven in each round.
 const MAX_READY: usize = 4096;
 
 impl Worker {
-    /// Moves all bytes that can move through tunnels.
+    /// Moves as many bytes through tunnels as possible.
     pub(super) fn drive_tunnels(&mut self) {
         let Some(tunnels) = &mut self.upstream.tunnels else { return };
         tunnels.resume(time());

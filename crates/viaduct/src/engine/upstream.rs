@@ -1,4 +1,4 @@
-//! Server side of a loop: outbounds of flows, and the state behind them.
+//! Server side of a loop: outbounds of flows, and the tunnels, ports and resolver that they use.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -65,7 +65,7 @@ impl Upstream {
         Ok(upstream)
     }
 
-    /// Prepares the outbounds that policies name. The flows of an outbound that fails are refused.
+    /// Prepares the outbounds that policies name. If an outbound fails, its flows are refused.
     fn prepare(&mut self, config: &EngineConfig) -> Result<()> {
         let signalled = self.signaller.prepare(&config.policies);
         let opened = self.trickles.open(config.policies.trickles());
@@ -74,7 +74,7 @@ impl Upstream {
         signalled.and(opened)
     }
 
-    /// Applies a new config; what fails is logged.
+    /// Applies a new config; failures are logged.
     pub(super) fn reload(&mut self, config: &EngineConfig, now: Instant) {
         if let (Some(running), Some(new)) = (&mut self.tunnels, &config.tunnels) {
             running.set_links(&new.dials, now);

@@ -31,7 +31,7 @@ use crate::tunnel::FIRST_TOKEN;
 
 /// Events taken from the kernel at once.
 const MAX_EVENTS: usize = 1024;
-/// Interval of deadline checks: deadlines are seconds long.
+/// Interval of deadline checks; the deadlines themselves are seconds long.
 pub(super) const SWEEP_INTERVAL: Duration = Duration::from_millis(500);
 /// Size of the read buffer, in bytes, for data that cannot be spliced.
 const READ_BUFFER: usize = 64 << 10;
@@ -55,8 +55,8 @@ pub(super) struct Backlog {
     /// Listeners, by number.
     pub(super) listeners: BTreeSet<usize>,
     /// Inbound connections for programs. The connecting end may be another program with a flow in
-    /// this loop, whose connect must complete first. The event for that came earlier, and has been
-    /// handled when the backlog is read.
+    /// this loop, whose connect must complete first. The event for that came earlier, so it has
+    /// been handled before the backlog is read.
     pub(super) arrivals: Vec<Arrival>,
     /// True if flows with a due alarm are left.
     alarms: bool,
@@ -117,8 +117,7 @@ pub struct Worker {
 }
 
 impl Worker {
-    /// Returns a worker for these listeners, which accepts nothing yet, and the sender of its
-    /// commands.
+    /// Returns a worker for `listen_set` that accepts nothing yet, and a sender of commands to it.
     pub fn new(
         config: &EngineConfig,
         listen_set: ListenSet,
@@ -262,7 +261,7 @@ impl Worker {
             }
             chain_io.net_conn_ready(id, readable, writable);
         }
-        // The flow's own ends are not reported ready.
+        // Neither end of the flow itself is reported as ready.
         self.drive(key, End::Client, false, false, now);
     }
 

@@ -65,7 +65,7 @@ pub trait PendingConnect: Debug + Send {
     /// No such socket could be made.
     fn take_socket(&mut self) -> io::Result<FlowSocket<std::net::TcpStream>>;
 
-    /// Completes the connect, as the far end has answered: connects the program's socket to
+    /// Completes the connect, because the far end has answered: connects the program's socket to
     /// `socket`, at once or soon.
     ///
     /// # Errors
@@ -75,8 +75,8 @@ pub trait PendingConnect: Debug + Send {
     /// Tells the program that the far end cannot be reached.
     fn refuse(&mut self, why: Failure);
 
-    /// Like [`refuse`](PendingConnect::refuse), with the kernel's error number where the kernel
-    /// refused the connect itself.
+    /// Like [`refuse`](PendingConnect::refuse), with the kernel's error number if the kernel itself
+    /// refused the connect.
     fn refuse_as(&mut self, why: Failure, _errno: i32) {
         self.refuse(why);
     }
@@ -106,8 +106,8 @@ pub trait Program: Debug + Send {
     /// No such socket could be made; or it is not available yet ([`io::ErrorKind::WouldBlock`]).
     fn take_socket(&mut self) -> io::Result<FlowSocket<std::net::TcpStream>>;
 
-    /// Arranges for `tell` to be called once a pending socket is available, or has failed for
-    /// good.
+    /// Arranges for `tell` to be called once a pending socket is available, or can no longer become
+    /// available.
     fn on_available(&mut self, _tell: Box<dyn FnOnce() + Send>) {}
 
     /// Tells the interposer that the handlers wait for the client's first bytes before the

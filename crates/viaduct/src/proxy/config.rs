@@ -1,5 +1,5 @@
-//! Config file of a proxy. Its table `[proxy]` has the options of the command line by the same
-//! names, and fills the same struct. The tables `[[policy]]` and `[[tunnel]]` exist only in
+//! Config file of a proxy. Its table `[proxy]` has the options of the command line under the same
+//! names, and is read into the same struct. The tables `[[policy]]` and `[[tunnel]]` exist only in
 //! the file.
 //!
 //! ```toml

@@ -1,6 +1,6 @@
-//! Config hand-off to on-demand proxies: they get the config as last checked by their parent. Later
-//! edits of the file therefore cannot start a proxy with settings other than those that its parent
-//! listens with.
+//! Hand-off of the config to on-demand proxies: each gets the text that its parent has last
+//! checked. A proxy therefore starts with the settings that the parent listens with, even if the
+//! file has been edited since.
 
 use std::fs::File;
 use std::os::fd::{AsFd, AsRawFd as _, BorrowedFd, RawFd};
@@ -15,7 +15,7 @@ use super::config::load_with_text;
 use super::options::ProxyOptions;
 use crate::settings::Settings;
 
-/// Config in force.
+/// Config in force, which is handed to each new proxy.
 #[derive(Debug)]
 pub struct ConfigHandoff {
     options: ProxyOptions,
@@ -73,7 +73,7 @@ impl ConfigHandoff {
     }
 }
 
-/// Path by which a proxy opens the config with the inherited descriptor `number`.
+/// Path at which a proxy can open the config of the inherited descriptor `number`.
 pub fn path_of(number: RawFd) -> PathBuf {
     format!("/proc/self/fd/{number}").into()
 }

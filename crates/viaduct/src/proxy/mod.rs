@@ -1,8 +1,8 @@
 //! `viaduct proxy`: one hop of a chain. It terminates clients' TCP connections, and begins the
 //! connection to the server or to the next hop as soon as it sees a client's SYN (Miniproxy,
-//! section 3). Beside the [engine](crate::engine) and its [settings](crate::settings), the command
-//! needs what this module has: the config file, the rules that divert connections to the proxy, and
-//! the start on demand.
+//! section 3). The flows are carried by the [engine](crate::engine), which is configured by
+//! [settings](crate::settings). This module adds the config file, the rules that divert connections
+//! to the proxy, and the start on demand.
 //!
 //! ```text
 //!   options, config ──▶ settings ──▶ startup: listen sets, rules ──▶ engine::loops
@@ -41,7 +41,8 @@ use crate::status_socket::check_free;
 
 /// Runs a proxy until a signal ends it.
 pub fn run(options: &ProxyOptions, registry: Registry) -> Result<()> {
-    // Before the config is read: the parent of on-demand proxies may signal a change of it.
+    // Registered before the config is read, because from then on the parent of on-demand proxies
+    // may signal that the config has changed.
     let early = (!options.inherited.is_empty()).then(Signals::register).transpose()?;
     let (settings, text) = config::load_with_text(options, &registry)?;
     check_free(&settings.engine.socket())?;
@@ -74,7 +75,7 @@ pub fn run(options: &ProxyOptions, registry: Registry) -> Result<()> {
 }
 
 /// Returns a function that loads the settings from the config file of `options` again. It refuses
-/// changes that need a restart; the settings in force are `settings` at first.
+/// changes that need a restart. At first, the settings in force are `settings`.
 fn load(options: &ProxyOptions, settings: &Settings, registry: Registry) -> Load {
     let (options, mut current) = (options.clone(), settings.clone());
     Box::new(move || {

@@ -4,7 +4,7 @@
 //! ```text
 //!   parent:  listen set, rules ─▶ wait for a SYN, unread ──▶ start a proxy, wait for its end ─┐
 //!                                     ▲                                                      │
-//!                                     └── idle: at once;  crashed: later and later ◀─────────┘
+//!                                     └── idle: at once;  crashed: after a pause ◀───────────┘
 //!   proxy:   inherits the sockets, reads the SYN that the parent left there, and connects early
 //! ```
 
@@ -33,7 +33,8 @@ use crate::notify::{Phase, notify};
 /// Pause after a failure, which doubles with each further failure, and its maximum.
 const RESTART_DELAY: Duration = Duration::from_millis(100);
 const MAX_RESTART_DELAY: Duration = Duration::from_secs(10);
-/// Run time after which a failure resets the pause to [`RESTART_DELAY`].
+/// Uptime of a proxy after which its failure counts as the first one: the pause is
+/// [`RESTART_DELAY`] again.
 const MIN_UPTIME: Duration = Duration::from_secs(30);
 
 /// Parent of on-demand proxies.
@@ -114,8 +115,8 @@ impl OnDemandParent {
         OnDemandParent { listen_set, signals, handoff, intercept_state }
     }
 
-    /// Starts a proxy that exits before it serves: errors at the start are found now, and not when
-    /// the first client comes.
+    /// Starts a proxy that exits before it serves clients, so that errors at its start are found
+    /// now and not when the first client connects.
     pub fn rehearse(&self) -> Result<()> {
         let status = self.start(&["--rehearse"])?.wait()?;
         if !status.success() {
@@ -173,8 +174,8 @@ impl OnDemandParent {
         }
     }
 
-    /// Waits for `work`. Meanwhile handles signals to reload and to reopen logs, and passes them to
-    /// `proxy`, if one is running.
+    /// Waits until a descriptor of `work` is readable. Meanwhile handles signals to reload and to
+    /// reopen logs, and passes them to `proxy`, if one is running.
     fn wait_or_signal(
         &mut self,
         work: &[&OwnedFd],
@@ -201,7 +202,8 @@ impl OnDemandParent {
         }
     }
 
-    /// Handles signals for the proxy. Only proxies have log files, which each opens at its start.
+    /// Handles signals that concern the proxy. If none is running, log files need not be reopened,
+    /// because each proxy opens them at its start.
     fn heed(&mut self, proxy: Option<Pid>) {
         if has_come(&self.signals.reopen) {
             proxy.map(|pid| kill_process(pid, Signal::USR1));
@@ -222,7 +224,7 @@ impl OnDemandParent {
             }
             Err(error) => {
                 error!("not reloaded, nothing has changed: {error:#}");
-                // SIGHUP also means to reopen logs.
+                // SIGHUP is also a request to reopen logs, which SIGUSR1 passes on.
                 proxy.map(|pid| kill_process(pid, Signal::USR1));
             }
         }
@@ -237,10 +239,11 @@ impl OnDemandParent {
         command.args(env::args_os().skip(1)).arg("--inherited").arg(inherited.join(","));
         command.args(self.handoff.number().map(|fd| format!("--told={fd}"))).args(more);
         open.extend(self.handoff.exported());
-        // The service manager is notified by this process.
+        // Only this process notifies the service manager.
         command.env_remove("NOTIFY_SOCKET");
         inherited_fds::leave_open(&mut command, &open);
-        // The proxy reads the config and opens logs after it has begun to handle these signals.
+        // Ignored until the proxy handles these signals. It reads the config and opens logs only
+        // after that, so no request is lost.
         signals::ignore_at_start(&mut command, &[SIGHUP, SIGUSR1]);
         die_with_parent(&mut command);
         let proxy = Process::spawn(command).context("cannot start a proxy")?;
@@ -256,7 +259,8 @@ impl OnDemandParent {
             intercept_state,
             ..
         } = self;
-        // Stops interception first: later, diverted connections would find no listener.
+        // Interception ends before the listeners are closed; otherwise diverted connections would
+        // find no listener.
         intercept_state.pass_by();
         drop(listen_set);
         // Each signal is one byte; this discards that of the first signal.

@@ -33,8 +33,8 @@ pub struct ProxyOptions {
     pub args: ProxyArgs,
 }
 
-/// Refuses options beside `--config`: all options are taken from the file, so they would have no
-/// effect.
+/// Refuses other options together with `--config`: they would have no effect, because all options
+/// are then taken from the file.
 ///
 /// # Errors
 /// A line that names the first such option.

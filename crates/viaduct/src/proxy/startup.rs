@@ -9,8 +9,8 @@ use crate::engine::listen_set::{InheritedFd, ListenSet};
 use crate::settings::Settings;
 
 /// Opens the listen sets of all loops, and makes the changes to the machine that they need.
-/// Dropping the changes reverts them. If a parent has `left` descriptors open, takes over its
-/// listen set, and changes nothing.
+/// Dropping the changes reverts them. If the parent process has left descriptors open (`left`),
+/// takes over the parent's listen set and changes nothing.
 pub fn open(
     settings: &Settings,
     left: &[InheritedFd],
@@ -19,7 +19,8 @@ pub fn open(
         let listen_set = ListenSet::inherited(left, settings.syn_queue(), settings.max_held())?;
         return Ok((vec![listen_set], None));
     }
-    // Comes first: another proxy may own the rules for this port, which must not be touched.
+    // The rules are claimed first: if another proxy owns those of this port, nothing may be
+    // changed.
     let mut changes = claim(settings)?;
     let listen_sets = settings.listen_sets()?;
     // Rules are set only after a listener is in place.

@@ -66,7 +66,7 @@ pub(super) fn fit_together(args: &ProxyArgs) -> Result<()> {
     }
 }
 
-/// Refuses options without effect because another option is missing.
+/// Refuses options that have no effect because another option is missing.
 pub(super) fn has_effect(args: &ProxyArgs, policies: &[PolicyTable]) -> Result<()> {
     let hops = args.next.is_some() || policies.iter().any(|policy| policy.next.is_some());
     let words = [ClientProtocol::Socks, ClientProtocol::Connect];
@@ -98,8 +98,8 @@ pub(super) fn has_effect(args: &ProxyArgs, policies: &[PolicyTable]) -> Result<(
     }
 }
 
-/// Refuses a destination that leads back to this proxy: each connection would begin another,
-/// without end.
+/// Refuses a destination that is this proxy itself: each connection would cause another one,
+/// endlessly.
 pub(super) fn leads_on(args: &ProxyArgs, policies: &[PolicyTable]) -> Result<()> {
     let ours = |to: SocketAddr| {
         let (to, port) = (to.ip().to_canonical(), to.port());
@@ -142,20 +142,20 @@ pub(super) fn target(args: &ProxyArgs) -> Result<Target> {
     match args.to {
         Some(to) => Ok(Target::Fixed(to)),
         None if !args.expect.is_empty() => Ok(Target::Requested(terms(args)?)),
-        // Only streams of tunnels name their destination.
+        // Only flows that arrive through tunnels name a destination.
         None if args.intercept.is_empty() => Ok(Target::Requested(terms(args)?)),
         None => Ok(Target::Original { keep_client: args.keep_client }),
     }
 }
 
-/// Clients that may name a destination, the protocols in which they do, and the permitted
+/// Clients that may name a destination, the protocols in which they name it, and the permitted
 /// destinations.
 pub(super) fn terms(args: &ProxyArgs) -> Result<Terms> {
     let speaks = |protocol| args.expect.contains(&protocol);
     Ok(Terms {
         protocols: Protocols {
-            // A proxy that expects PROXY from a hop accepts the hop's first choice, the option,
-            // as well.
+            // A hop sends the TCP option if it can, and PROXY otherwise, so a proxy that expects
+            // PROXY accepts the option as well.
             option: speaks(ClientProtocol::Option) || speaks(ClientProtocol::Proxy),
             proxy: speaks(ClientProtocol::Proxy),
             socks: speaks(ClientProtocol::Socks),
@@ -195,8 +195,8 @@ pub(super) fn far(args: &ProxyArgs) -> Result<Far> {
 pub(super) fn holds(args: &ProxyArgs, target: &Target) -> Result<bool> {
     match (args.accept, args.forward) {
         (Accept::Early, _) => Ok(false),
-        // Clients that name a destination after the handshake get the server's answer in the
-        // protocol of their request.
+        // Clients that name a destination after the TCP handshake are accepted first, and get the
+        // server's answer in the protocol of their request.
         _ if !target.may_be_in_syn() => Ok(false),
         (Accept::AfterConnect, Some(Forwarding::Late)) => {
             bail!("accept: after-connect needs forward early, which connects on the client's SYN")

@@ -53,7 +53,8 @@ impl Settings {
     }
 }
 
-/// All sources (an empty list if an entry matches any source), and all destinations.
+/// All sources and all destinations of `ways`. The list of sources is empty if an entry matches any
+/// source.
 fn ends(ways: &[Selector]) -> (Vec<Prefix>, Vec<Prefix>) {
     let all = |end: fn(&Selector) -> &Vec<Prefix>| ways.iter().flat_map(end).copied().collect();
     let anywhere = ways.iter().any(|way| way.from.is_empty());

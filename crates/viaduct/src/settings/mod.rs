@@ -50,8 +50,8 @@ pub struct Settings {
     pub intercept: Option<Intercept>,
     /// True if the kernel holds a client's SYN until the server has answered.
     pub holds: bool,
-    /// True if flows are to be forwarded late if this process lacks the privilege to see SYNs;
-    /// otherwise that is an error.
+    /// True if, without the privilege to see SYNs, connections to servers are begun after the
+    /// client's handshake; if false, the missing privilege is an error.
     pub may_be_late: bool,
     /// True if the proxy process is started on demand.
     pub on_demand: bool,
@@ -156,7 +156,7 @@ impl Settings {
     }
 }
 
-/// Policies of `tables`, and the decision about flows that none of them matches.
+/// Policies of `tables`, and the plan for flows that match none of them.
 fn all_policies(
     args: &ProxyArgs,
     tables: &[PolicyTable],
@@ -184,7 +184,7 @@ fn all_policies(
 
 /// Options of the sockets of flows to `target`.
 fn socket_options(args: &ProxyArgs, target: &Target) -> TcpOptions {
-    // Room for one window of unacknowledged bytes, and for as many bytes still to be sent.
+    // Room for one window of unacknowledged bytes and one window of unsent bytes.
     let send_buffer = args.receive_buffer.map(|bytes| (2 * bytes).min(MAX_BUFFER));
     TcpOptions {
         transparent: target.is_transparent(),

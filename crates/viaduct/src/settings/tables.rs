@@ -119,12 +119,12 @@ fn read<T: DeserializeOwned>(table: Table) -> Result<T, String> {
     table.try_into().map_err(|error| one_line(&error))
 }
 
-/// Message of an error, after the key that it concerns.
+/// Message of an error, preceded by the key that the error concerns.
 fn one_line(error: &toml::de::Error) -> String {
     if let Some(unknown) = error.message().strip_prefix("unknown field ") {
         return format!("unknown key {}", unknown.split(',').next().unwrap_or_default());
     }
-    // The second line, "in `KEY`", is the only place that has the key.
+    // Only the second line, "in `KEY`", names the key.
     let text = error.to_string();
     match text.trim_end().split_once("\nin `") {
         Some((message, key)) => format!("{}: {message}", key.trim_end_matches('`')),
@@ -133,8 +133,8 @@ fn one_line(error: &toml::de::Error) -> String {
 }
 
 impl PolicyTable {
-    /// Policy that the table describes; it may name one of `tunnels`. Missing keys are taken from
-    /// `otherwise`.
+    /// Policy that the table describes. A tunnel that it names must be one of `tunnels`. Missing
+    /// keys are taken from `otherwise`.
     ///
     /// # Errors
     /// The mistake, and a correct form.
@@ -192,7 +192,8 @@ impl PolicyTable {
     }
 }
 
-/// Name of the tunnel in `value`: `true` means the unnamed one, a string one of `tunnels`.
+/// Name of the tunnel in `value`: `true` means the unnamed tunnel, and a string must be the name of
+/// one of `tunnels`.
 fn tunnel(value: &Value, tunnels: &[TunnelName]) -> Result<TunnelName, String> {
     let name = match value {
         Value::Boolean(true) => "",
@@ -210,16 +211,16 @@ fn tunnel(value: &Value, tunnels: &[TunnelName]) -> Result<TunnelName, String> {
     })
 }
 
-/// Chain that texts such as `shape:rate=2M` describe; `None` without any.
+/// Chain that texts such as `shape:rate=2M` describe; `None` if there are none.
 fn handlers(texts: &[String], registry: &Registry) -> Result<Option<Factories>, String> {
     let specs = texts.iter().map(|text| text.parse()).collect::<Result<Vec<HandlerSpec>, _>>();
     chain(&specs.map_err(|error| error.to_string())?, registry)
 }
 
-/// Chain of these handlers; `None` without any.
+/// Chain of these handlers; `None` if `specs` is empty.
 ///
 /// # Errors
-/// There is no such handler, or it does not accept these settings.
+/// A handler does not exist, or does not accept its settings.
 pub fn chain(specs: &[HandlerSpec], registry: &Registry) -> Result<Option<Factories>, String> {
     let chain = (!specs.is_empty()).then(|| registry.chain(specs)).transpose();
     chain.map_err(|error| error.to_string())

@@ -1,12 +1,12 @@
-//! A proxy beside other tasks of a process: the split mode of a gateway, the SOCKS proxy of an
-//! overlay node.
+//! A proxy in a process that has other tasks, too: the split mode of a gateway, the SOCKS proxy of
+//! an overlay node.
 
 use anyhow::Result;
 
 use super::Settings;
 use crate::engine::handle::EngineThread;
 
-/// Proxy in a thread. Its rules and its control side are left to the process.
+/// Proxy in a thread. Its rules and its control side are left to the rest of the process.
 #[derive(Debug)]
 pub struct ProxyThread {
     /// Engine of the proxy.
@@ -31,7 +31,7 @@ impl ProxyThread {
         &self.settings
     }
 
-    /// Applies new settings; no flow is cut.
+    /// Applies new settings; open flows continue.
     ///
     /// # Errors
     /// A setting has changed that needs a restart; nothing is applied then.

@@ -4,12 +4,12 @@ use std::time::Duration;
 
 use viaduct_proto::time::Instant;
 
-/// Delay after the loss of a link that was up. Each failed dial doubles it.
+/// Delay of the next dial after the loss of a link that was up. Each failed dial doubles it.
 const MIN_DELAY: Duration = Duration::from_millis(100);
 /// Maximum delay.
 const MAX_DELAY: Duration = Duration::from_secs(10);
 
-/// A link to keep up.
+/// Slot of a link, which is dialled again whenever the link is lost.
 #[derive(Debug)]
 pub(super) struct Slot {
     /// The link, while there is one.
@@ -36,7 +36,7 @@ impl Slot {
         (self.link, self.next) = (link, None);
     }
 
-    /// Records the loss of the link; `up`: the link was up before.
+    /// Records the loss of the link; `up` is true if the link had come up.
     pub(super) fn failed(&mut self, up: bool, now: Instant) {
         self.wait = if up { MIN_DELAY } else { (self.wait * 2).min(MAX_DELAY) };
         self.link = None;
@@ -48,7 +48,7 @@ impl Slot {
         (self.retired, self.next) = (true, None);
     }
 
-    /// Dials again if stopped.
+    /// Resumes dialling if it was stopped.
     pub(super) fn revive(&mut self, now: Instant) {
         if std::mem::replace(&mut self.retired, false) && self.link.is_none() {
             self.next = Some(now);

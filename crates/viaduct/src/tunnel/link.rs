@@ -21,7 +21,7 @@ pub(super) enum Transport {
     Quic(Box<QuicLink>),
 }
 
-/// Number of a near end, and of one of its slots.
+/// Index of a near end, and index of one of its slots.
 pub(super) type SlotIndex = (usize, usize);
 
 /// A link, and its place in a tunnel.
@@ -30,7 +30,7 @@ pub(super) struct Link {
     pub(super) transport: Transport,
     /// Address of the other end when the link began.
     pub(super) remote: SocketAddr,
-    /// Slot that dials the link again.
+    /// Slot that dials the link; `None` if the link was accepted.
     pub(super) slot: Option<SlotIndex>,
     /// Tunnel, and the link's number there, once known.
     pub(super) place: Option<(SharedPeer, u32)>,
@@ -167,7 +167,7 @@ impl Link {
         Ok(())
     }
 
-    /// Time at which the link must be driven; `None` while it waits for its socket only.
+    /// Time at which the link must be driven; `None` while it only waits for its socket.
     pub(super) fn poll_timeout(&mut self, endpoint: Option<&Endpoint>) -> Option<Instant> {
         let deadline = self.place.is_none().then_some(self.deadline);
         let carrier = match (&mut self.transport, endpoint) {
@@ -187,7 +187,8 @@ impl Link {
     ) {
         match (&mut self.transport, endpoint) {
             (Transport::Tcp(tcp), _) => {
-                // The handshake's last message may carry the refusal of the dialler.
+                // Sends what is queued, which may be the handshake message that refuses the
+                // dialler.
                 let _ = tcp.flush(now);
                 let _ = registry.deregister(&mut tcp.stream);
             }
@@ -200,7 +201,7 @@ impl Link {
     }
 }
 
-/// Close code of a QUIC connection: the refusal's, or 0.
+/// Close code of a QUIC connection: the code of the refusal, or 0 if the peer was not refused.
 fn refusal_code(why: &io::Error) -> u8 {
     match record_error(why) {
         Some(RecordError::Unknown(_)) => Refusal::UnknownKey.code(),
@@ -208,7 +209,7 @@ fn refusal_code(why: &io::Error) -> u8 {
     }
 }
 
-/// Error of the handshake, if that is what ended the link.
+/// Error of the record layer, if one has ended the link.
 pub(super) fn record_error(why: &io::Error) -> Option<RecordError> {
     why.get_ref().and_then(|inner| inner.downcast_ref()).copied()
 }

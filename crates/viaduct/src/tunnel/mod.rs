@@ -81,7 +81,7 @@ pub struct Tunnels {
     settings: TunnelSettings,
     registry: Registry,
     listener: Option<TcpListener>,
-    /// Time at which links are accepted again, after a turn's limit or a failure.
+    /// Time at which accepting resumes, after a turn has reached its limit or accept has failed.
     accept_at: Option<Instant>,
     endpoint: Option<Endpoint>,
     /// Unauthenticated links dropped to make room for others.
@@ -128,7 +128,7 @@ impl Tunnels {
         })
     }
 
-    /// Outlets into the tunnels that this end dials.
+    /// Outlet into each tunnel that this end dials, by the tunnel's name.
     pub fn outlets(&self) -> HashMap<TunnelName, Outlet> {
         self.nears.iter().map(|near| (near.dial.name.clone(), near.outlet())).collect()
     }
@@ -182,7 +182,7 @@ impl Tunnels {
         }
     }
 
-    /// Continues with sockets that had more to read than one turn takes.
+    /// Continues with sockets that had more to read than is read in one turn.
     pub fn resume(&mut self, now: Instant) {
         if self.endpoint.as_ref().is_some_and(|endpoint| endpoint.readable) {
             self.receive(now);
@@ -193,7 +193,7 @@ impl Tunnels {
         }
     }
 
-    /// Returns whether there is something to do before any event.
+    /// Returns whether there is work to do without waiting for an event.
     pub fn is_busy(&self) -> bool {
         let mut peers = self.peers();
         self.endpoint.as_ref().is_some_and(|endpoint| endpoint.readable)
@@ -201,7 +201,7 @@ impl Tunnels {
             || peers.any(|peer| !peer.lock().ready.is_empty())
     }
 
-    /// Takes the next ready end of a stream: its token, and its readiness.
+    /// Takes the token and the readiness of the next stream end that can be read or written.
     pub fn poll_ready(&mut self) -> Option<(Token, Readiness)> {
         self.peers().find_map(|peer| peer.lock().ready.pop_front())
     }
@@ -259,7 +259,7 @@ impl Tunnels {
 }
 
 impl Drop for Tunnels {
-    /// Closes all links, so that the other ends notice at once, over QUIC as well.
+    /// Closes all links, those over QUIC included, so that the other ends notice at once.
     fn drop(&mut self) {
         let now = time();
         let why = io::Error::other("the process ends");

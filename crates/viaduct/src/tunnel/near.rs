@@ -20,13 +20,14 @@ use super::time;
 /// Near end of a tunnel.
 pub(super) struct Near {
     pub(super) dial: Dial,
-    /// Settings of all tunnels, with this one's far end as the only peer.
+    /// Settings of all tunnels, with the far end of this tunnel as the only peer.
     pub(super) settings: TunnelSettings,
     pub(super) peer: SharedPeer,
     pub(super) slots: Vec<Slot>,
-    /// Earliest time of the next log line about a failed dial; `None`: at once, as a warning.
+    /// Earliest time of the next log line about a failed dial; `None` if the next one is logged at
+    /// once, as a warning.
     next_log: Option<Instant>,
-    /// Reason why the last link did not come up, or broke.
+    /// Reason of the last failure: of a dial, or of a link that was up.
     reason: Option<String>,
     /// Time at which a link was last up.
     last_up: Option<Instant>,
@@ -35,7 +36,7 @@ pub(super) struct Near {
 /// Interval of log lines about a tunnel without links.
 const LOG_INTERVAL: Duration = Duration::from_secs(300);
 
-/// Outlet into a tunnel.
+/// Outlet into a tunnel: opens streams for flows.
 #[derive(Clone, Debug)]
 pub struct Outlet {
     peer: SharedPeer,
@@ -44,7 +45,7 @@ pub struct Outlet {
 }
 
 impl Outlet {
-    /// Opens a stream to `to`, for `source`, as soon as there is a link.
+    /// Opens a stream to `to`, for the client at `source`, as soon as there is a link.
     pub fn open(&self, to: Address, source: SocketAddr) -> TunnelStream {
         TunnelStream::open(&self.peer, to, source, self.waits)
     }

@@ -49,11 +49,11 @@ pub(super) struct Peer {
     pub(super) key: PublicKey,
     /// Name of the tunnel; empty if unnamed.
     name: String,
-    /// Instance of a peer that dials; `None` for a peer that is dialled, whose instance may
-    /// change.
+    /// Instance (one run) of a peer that dials; `None` if the peer is dialled, because it may
+    /// restart.
     instance: Option<u64>,
     pub(super) tunnel: Tunnel,
-    /// Loop key of each link, by the link's number.
+    /// Key of each link in the loop's table, by the link's number in the tunnel.
     pub(super) keys: BTreeMap<u32, usize>,
     pub(super) slots: Slab<StreamSlot>,
     by_id: HashMap<StreamId, usize>,
@@ -61,16 +61,16 @@ pub(super) struct Peer {
     waiting: VecDeque<usize>,
     /// Ends that are ready, and their readiness.
     pub(super) ready: VecDeque<(Token, Readiness)>,
-    /// Streams that the peer has opened.
+    /// Streams that the peer has opened and the loop has not taken yet.
     pub(super) arrivals: VecDeque<(usize, Address, Option<SocketAddr>)>,
-    /// True if a link has come up since this flag was last taken.
+    /// True if a link has come up since this flag was last cleared.
     pub(super) has_come_up: bool,
     /// Number of streams that the peer has denied, and destination of the last one.
     denied: u64,
     denied_last: Option<Address>,
 }
 
-/// State of a stream, as its end sees it.
+/// State of a stream at this end.
 #[derive(Debug, Default)]
 pub(super) struct StreamSlot {
     pub(super) id: Option<StreamId>,
@@ -78,7 +78,7 @@ pub(super) struct StreamSlot {
     goes: Option<(Address, SocketAddr)>,
     /// Destination, if the stream was opened here.
     to: Option<Address>,
-    /// Token by which the loop knows the end.
+    /// Token of this end in the event loop.
     pub(super) token: Option<Token>,
     /// True if the peer has accepted the stream.
     pub(super) accepted: bool,
@@ -106,7 +106,7 @@ impl Peer {
         }
     }
 
-    /// Returns whether this is the tunnel of this instance of the peer.
+    /// Returns whether this is the tunnel of the peer `key` in its run `instance`.
     pub(super) fn is(&self, key: PublicKey, instance: u64) -> bool {
         self.key == key && self.instance == Some(instance)
     }

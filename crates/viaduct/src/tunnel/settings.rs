@@ -224,7 +224,8 @@ impl TunnelArgs {
         }
     }
 
-    /// Checks that the keys of the other ends are those of other sites; `file` has this site's.
+    /// Checks that the keys of the other ends are those of other sites. Errors name `file`, which
+    /// has this site's key.
     fn check_peers(&self, secret: &SecretKey, dials: &[Dial], file: &Path) -> Result<()> {
         for peer in self.peer.iter().chain(dials.iter().map(|dial| &dial.peer)) {
             if secret.is_weak(peer) {
@@ -241,8 +242,8 @@ impl TunnelArgs {
         Ok(())
     }
 
-    /// Checks that the transports in use support the congestion control. A listening end
-    /// accepts TCP and QUIC; QUIC then falls back to its default if it does not have this one.
+    /// Checks that the transports in use support the congestion control. A listening end accepts
+    /// TCP and QUIC; QUIC then falls back to its default if it does not support the given one.
     fn check_congestion(&self) -> Result<()> {
         let Some(name) = &self.link_congestion else { return Ok(()) };
         if self.carrier == CarrierKind::Tcp || self.tunnel_listen.is_some() {
@@ -290,13 +291,13 @@ impl fmt::Display for TunnelSettings {
 }
 
 impl TunnelSettings {
-    /// Limits the time without a packet from the peer after which a link is given up; no change
-    /// if `None`.
+    /// Sets the time without a packet from the peer after which a link is given up to at most
+    /// `after`; `None` changes nothing.
     pub fn dead_after(mut self, after: Option<Duration>) -> TunnelSettings {
         let core = &mut self.core;
         if let Some(after) = after {
             core.silence = core.silence.min(after);
-            // A link survives the loss of several pings.
+            // Several pings fit into that time, so that a link survives the loss of some.
             core.ping = core.ping.min(core.silence / 4);
         }
         self

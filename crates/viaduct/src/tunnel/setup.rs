@@ -25,9 +25,9 @@ use super::{LINKS, Tunnels, new_peer};
 use crate::rate_limited::RateLimitedLog;
 use crate::source::Source;
 
-/// Time for the handshake and HELLO.
+/// Maximum time for the handshake and the HELLO message.
 const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
-/// Maximum number of links accepted before other sources are served.
+/// Maximum number of links accepted in a row before other sockets are served.
 const MAX_ACCEPTS: usize = 64;
 /// Time until links are accepted again after a failure, such as a lack of descriptors.
 const ACCEPT_RETRY: Duration = Duration::from_millis(100);
@@ -177,7 +177,8 @@ impl Tunnels {
         Some(key)
     }
 
-    /// Places a link in its tunnel if both ends have authenticated. Returns whether it did.
+    /// Places a link in its tunnel if both ends have authenticated. Returns whether the link was
+    /// placed.
     pub(super) fn place(&mut self, key: usize, now: Instant) -> io::Result<bool> {
         let Some(link) = self.links.get_mut(key) else { return Ok(false) };
         if link.place.is_some() || !link.is_up() {
@@ -266,7 +267,7 @@ fn reason(remote: SocketAddr, why: &io::Error) -> String {
     }
 }
 
-/// Returns whether the other end has ended a link, rather than the network.
+/// Returns whether the other end, rather than the network, has ended a link.
 fn is_the_peers(why: &io::Error) -> bool {
     let lost = why.get_ref().and_then(|inner| inner.downcast_ref());
     matches!(why.kind(), io::ErrorKind::UnexpectedEof | io::ErrorKind::ConnectionReset)

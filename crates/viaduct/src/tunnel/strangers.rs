@@ -1,6 +1,6 @@
 //! Limits of accepted links whose peer has not authenticated: how many may wait, and which is
-//! dropped for a new one. Clients that only connect cannot keep peers out: when all places are
-//! taken, the source with the most links loses its oldest one.
+//! dropped for a new one. Clients that connect but do not authenticate cannot keep peers out: when
+//! all places are taken, the source with the most links loses its oldest one.
 
 use std::cmp::Reverse;
 use std::collections::HashMap;
@@ -19,8 +19,8 @@ pub(super) struct Places {
 
 /// Memory of a link over TCP, in bytes: a socket, the handshake, and one read.
 const TCP: usize = 16 << 10;
-/// Memory of a link over QUIC, in bytes: a connection with its TLS, its full windows and
-/// buffers, and the datagrams that brought these.
+/// Memory of a link over QUIC, in bytes: a connection with TLS, full windows and buffers, and the
+/// datagrams in which this data arrived.
 const QUIC: usize = 64 << 10;
 
 /// Memory limits of unauthenticated links, in bytes, for each transport.
@@ -33,7 +33,7 @@ pub struct StrangerMemory {
 }
 
 impl StrangerMemory {
-    /// Number of links that fit.
+    /// Number of links for which the memory suffices.
     pub(super) fn places(self, quic: bool) -> Places {
         let link = if quic { QUIC } else { TCP };
         let each = (self.source / link).clamp(1, MAX_SOURCE_LINKS);
@@ -55,7 +55,7 @@ pub(super) fn link_to_drop(
     let loser = match links.get(&new).is_some_and(|own| *own >= places.each) {
         true => new,
         false if waiting.len() < places.all => return None,
-        // Among sources with equally many links, that of the oldest link.
+        // Among sources with equally many links, the source of the oldest link loses it.
         false => waiting.iter().min_by_key(|(_, source)| Reverse(links[source]))?.1,
     };
     waiting.iter().find(|(_, source)| *source == loser).map(|(key, _)| *key)

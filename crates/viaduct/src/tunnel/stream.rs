@@ -25,10 +25,10 @@ pub struct Readiness {
 pub struct TunnelStream {
     peer: SharedPeer,
     slot: usize,
-    /// True if the stream counts as connected only once the peer has accepted it; otherwise it
-    /// does as soon as bytes can be sent.
+    /// True if the stream counts as connected only once the peer has accepted it; if false, as soon
+    /// as bytes can be sent.
     waits: bool,
-    /// Bytes read from the tunnel and not yet by the flow.
+    /// Bytes that were read from the tunnel and that the flow has not read yet.
     rest: Bytes,
     /// True if the direction towards the peer has ended.
     shut: bool,
@@ -54,7 +54,7 @@ impl TunnelStream {
         TunnelStream { peer, slot, waits: false, rest: Bytes::new(), shut: false, ended: false }
     }
 
-    /// Sets the token by which the loop knows the stream.
+    /// Sets the stream's token in the event loop.
     pub fn register(&self, token: Token) {
         let mut peer = self.peer.lock();
         peer.slots[self.slot].token = Some(token);
@@ -106,7 +106,7 @@ impl TunnelStream {
         Ok(self.ended.then_some(0))
     }
 
-    /// Writes all of `pieces`; `None`, without a write, if enough bytes wait already.
+    /// Writes all of `pieces`; `None`, with nothing written, if enough bytes are queued already.
     pub fn write(&mut self, pieces: &[IoSlice<'_>]) -> io::Result<Option<usize>> {
         let id = self.id()?;
         let tunnel = &mut self.peer.lock().tunnel;

@@ -15,12 +15,12 @@ use super::settings::TunnelSettings;
 /// Size of a socket's buffers, in bytes. The kernel uses as much of them as the path needs; the
 /// tunnel's flow control bounds the bytes in flight.
 const SOCKET: usize = 64 << 20;
-/// Maximum number of reads from one link before other sources are served.
+/// Maximum number of reads from one link before other sockets are served.
 const READS: usize = 4;
 /// Maximum bytes of a read from an unauthenticated dialler.
 const UNTRUSTED_READ: usize = 4 << 10;
-/// Bounds and initial value of the time for which unsent data in the socket lasts. It follows the
-/// time that this process recently took to write more.
+/// Bounds and initial value of the time for which the unsent data in the socket should last. The
+/// time adapts to the delay with which this process has recently written more.
 const MIN_AHEAD_TIME: Duration = Duration::from_millis(2);
 const INITIAL_AHEAD_TIME: Duration = Duration::from_millis(10);
 const MAX_AHEAD_TIME: Duration = Duration::from_millis(50);
@@ -29,8 +29,8 @@ const MIN_AHEAD: usize = 16 << 10;
 const MAX_AHEAD: usize = 4 << 20;
 /// Factors by which the time grows whenever the socket has run empty, and shrinks in each
 /// [`MEASURE_INTERVAL`], so that growth is forgotten in about a second. The effect of an empty
-/// socket lasts for a round trip: BBR takes the measured rate as application-limited, so that it
-/// does not lower its estimate, and does not stop overshooting in Startup.
+/// socket lasts for a round trip: BBR treats the measured rate as application-limited, and
+/// therefore neither lowers its estimate nor stops overshooting in Startup.
 const GROW: (u32, u32) = (3, 2);
 const SHRINK: (u32, u32) = (159, 160);
 /// Interval between readings of the pacing rate.
@@ -190,12 +190,12 @@ impl TcpLink {
         self.plain_out.len() >= self.ahead / 2
     }
 
-    /// Returns whether the socket has taken all sealed records.
+    /// Returns whether the socket has accepted all sealed records.
     pub(super) fn has_room(&self) -> bool {
         self.sealed.is_empty()
     }
 
-    /// Writes as much as the socket takes.
+    /// Writes as much as the socket accepts.
     pub(super) fn flush(&mut self, now: Instant) -> io::Result<()> {
         if !self.check_connected()? {
             return Ok(());
@@ -238,8 +238,8 @@ impl TcpLink {
         Ok(self.connected)
     }
 
-    /// Adapts the unsent data to the pacing rate, so that little data, but always enough, waits in
-    /// the kernel.
+    /// Adapts the limit of unsent data to the pacing rate: little data waits in the kernel, but
+    /// enough that the socket does not run empty.
     fn measure(&mut self, now: Instant) {
         if now.since(self.measured) < MEASURE_INTERVAL {
             return;

@@ -11,7 +11,7 @@ use super::link::Tools;
 use super::peer::SharedPeer;
 
 impl Tunnels {
-    /// Reads and writes as much of a link as possible.
+    /// Reads from a link and writes to it, as much as possible.
     pub(super) fn drive(&mut self, key: usize, now: Instant) {
         let result = self.receive_by(key, now).and_then(|()| self.place(key, now));
         let result = result.and_then(|placed| {

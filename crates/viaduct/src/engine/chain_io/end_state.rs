@@ -17,13 +17,13 @@ pub(super) struct EndState {
     pub(super) readable: bool,
     /// Possibly writable: true until a write would block.
     pub(super) writable: bool,
-    /// An end of stream or an urgent byte is pending: a short read may have left more.
+    /// True if an end of stream or an urgent byte is pending: a short read may have left more.
     pub(super) may_hold_more: bool,
-    /// The chain does not read from this end now.
+    /// True while the chain does not read from this end.
     pub(super) paused: bool,
-    /// End of stream was read, or the chain no longer reads.
+    /// True if the end of stream was read, or the chain no longer reads.
     pub(super) ended: bool,
-    /// The write direction is closed.
+    /// True if the write direction is closed.
     pub(super) shut: bool,
 }
 
@@ -45,7 +45,7 @@ impl EndState {
             return Ok(None);
         }
         let read = conn.read(scratch)?;
-        // A short read took everything; later bytes cause an event of their own.
+        // A short read has taken all available bytes; later bytes cause an event of their own.
         let full = read == Some(scratch.len());
         self.readable = full || read.is_some() && (self.may_hold_more || conn.tcp().is_none());
         self.ended = read == Some(0);
@@ -53,7 +53,7 @@ impl EndState {
         Ok(read.map(|read| Bytes::copy_from_slice(&scratch[..read])))
     }
 
-    /// Writes some of `buffer`; `None` if it is empty, or `conn` takes nothing now.
+    /// Writes some of `buffer`; `None` if it is empty, or `conn` accepts no bytes now.
     pub(super) fn write(&mut self, conn: &mut Conn, buffer: &Buffer) -> io::Result<Option<usize>> {
         if !self.writable || buffer.is_empty() {
             return Ok(None);

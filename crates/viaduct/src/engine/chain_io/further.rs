@@ -8,7 +8,7 @@ use super::{ChainIo, ChainRequest, Goal};
 use crate::engine::conn::Conn;
 
 impl ChainIo {
-    /// Returns a further chain of the same handlers, which have requested it.
+    /// Returns a further chain of the same handlers, at their request.
     pub fn spawned(&self, spawn: &Spawn, now: Instant) -> Option<(ChainIo, Goal)> {
         let mut chain_io = ChainIo::of(Chain::spawned(&self.chain, spawn, now))?;
         chain_io.alone = spawn.kind == SpawnKind::Alone;
@@ -83,7 +83,7 @@ impl ChainIo {
         std::mem::take(&mut self.closed)
     }
 
-    /// Takes over the connections of `giver`, including `main`, the own connection of its flow.
+    /// Takes over the connections of `giver`, including `main`, the giver's connection of its own.
     /// Returns their IDs in this chain. `None` if the chain does not accept them.
     pub fn take(
         &mut self,

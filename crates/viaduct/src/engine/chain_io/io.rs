@@ -11,7 +11,7 @@ use crate::engine::conn::Conn;
 use crate::engine::flow::Moved;
 use crate::rate_limited::RateLimitedLog;
 
-/// Reads of each end before the other flows have their turn.
+/// Maximum number of reads from each end before other flows are served.
 const TURNS: usize = 16;
 /// Log lines of handlers, rate-limited: remote hosts can provoke them.
 static SAID: RateLimitedLog<String> = RateLimitedLog::new(4);
@@ -23,8 +23,8 @@ impl ChainIo {
         if self.requests.is_empty() { self.chain.poll_timeout() } else { Some(Instant::ZERO) }
     }
 
-    /// Moves all bytes that can move; `held` is set for each end that accepts no bytes yet.
-    /// `Err`: the application's end broke.
+    /// Moves as many bytes as possible; `held` is set for each end that accepts no bytes yet. `Err`
+    /// if the application's end broke.
     pub fn drive(
         &mut self,
         [mut app, mut main]: [Option<&mut Conn>; 2],
@@ -46,7 +46,7 @@ impl ChainIo {
                 from_network += net_conn.read(&mut main, &mut self.chain, scratch, now);
             }
             self.act();
-            // Options apply to what is written after them.
+            // Options apply only to bytes that are written after they are set.
             self.apply_options(main.as_deref());
             let mut written = if held[0] { 0 } else { self.write_app(&mut app, now)? };
             for (n, net_conn) in self.net_conns.iter_mut().enumerate() {
@@ -72,8 +72,9 @@ impl ChainIo {
         Ok(moved)
     }
 
-    /// Returns whether no more bytes go to the network. A chain that has lost all connections
-    /// and has a timer set waits for new ones: its bytes may not have arrived.
+    /// Returns whether no more bytes will be sent to the network. A chain that has lost all
+    /// connections but has a timer set still waits for new ones, because its last bytes may not
+    /// have arrived.
     fn is_over(&self) -> bool {
         let waits = self.chain.poll_timeout().is_some();
         self.net_conns.iter().all(NetConn::is_over)
@@ -88,7 +89,7 @@ impl ChainIo {
         now: Instant,
     ) -> u64 {
         if let Stage::Failed(_) = self.stage {
-            // The broken end was the network's.
+            // The end that broke is the network's.
             let written = self.write_app(&mut app, now);
             return written.map_or(0, |_| self.chain.incoming().len() as u64);
         }

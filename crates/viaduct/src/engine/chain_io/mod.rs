@@ -8,8 +8,8 @@
 //!
 //! | file | |
 //! |---|---|
-//! | here | construction of a chain, and queries of its flow |
-//! | `io` | chain I/O, and the actions that follow |
+//! | here | construction of a chain, and queries about its flow |
+//! | `io` | chain I/O, and the chain's actions |
 //! | `further` | further connections, and other flows |
 //! | `options` | socket options of the connections |
 //! | `end_state`, `net_conn` | state of an end, and a connection to the network |
@@ -33,7 +33,7 @@ use super::conn::Conn;
 use super::flow::End;
 use super::liveness::DeadPeerLimits;
 
-/// Factories of a chain's handlers, the client's first; an empty list makes an empty chain.
+/// Factories of a chain's handlers, in order from the client; an empty list makes an empty chain.
 pub type Factories = Arc<[Arc<dyn Factory>]>;
 
 /// A handler chain, and the state of its ends.
@@ -46,22 +46,22 @@ pub struct ChainIo {
     /// IDs of closed connections not yet reported to the event loop.
     closed: Vec<BottomId>,
     stage: Stage,
-    /// The application's end broke, and the chain was notified.
+    /// True if the application's end broke and the chain was notified.
     aborted: bool,
-    /// The network's stream has ended, and the application has received all of its bytes.
+    /// True if the network's stream has ended and the application has received all of its bytes.
     finished: bool,
     requests: Vec<ChainRequest>,
     /// Events of the handlers for the application (3.6).
     events: Vec<Vec<u8>>,
-    /// The flow only serves other flows, and ends when its connections are closed.
+    /// True if the flow only serves other flows, and ends when its connections are closed.
     alone: bool,
-    /// The flow uses another flow's connection.
+    /// True if the flow uses another flow's connection.
     guest: bool,
     /// Local addresses for connections that are still to be requested.
     binds: Vec<(BottomId, SocketAddr)>,
     /// Options of the program's own end that the handlers know of.
     mirrored: Mirrored,
-    /// The handlers have set options, which are still to be applied.
+    /// True if the handlers have set options that are still to be applied.
     sets_options: bool,
 }
 
@@ -79,17 +79,17 @@ pub enum Stage {
 /// Requests of handlers to the event loop.
 #[derive(Debug)]
 pub enum ChainRequest {
-    /// A further connection to this address, from a local address if one is named.
+    /// Opens a further connection to this address, from a local address if one is named.
     Connect(BottomId, Address, Option<SocketAddr>),
-    /// Connections that name this key belong to this flow.
+    /// Claims this key: connections that name it belong to this flow.
     Claim(Vec<u8>),
     /// Ends the claim to this key.
     Release(Vec<u8>),
-    /// This flow's connections belong to the flow that has claimed the key.
+    /// Moves this flow's connections to the flow that has claimed the key.
     Give(Vec<u8>),
     /// Drives the flow that has claimed the key.
     Wake(Vec<u8>),
-    /// A further flow of the same handlers.
+    /// Starts a further flow of the same handlers.
     Spawn(Spawn),
 }
 
@@ -143,7 +143,7 @@ impl ChainIo {
         }
     }
 
-    /// Marks the chain as one without an application, for good.
+    /// Marks the chain permanently as one without an application.
     pub fn be_alone(&mut self) {
         self.alone = true;
     }

@@ -11,8 +11,8 @@ use crate::engine::conn::Conn;
 use crate::engine::destination::failure;
 use crate::engine::liveness::Liveness;
 
-/// A connection of a chain to the network. The first one borrows the flow's own end for each turn;
-/// a further one owns its connection.
+/// A connection of a chain to the network. The chain's first one borrows the flow's own end for
+/// each turn; further ones own their connections.
 #[derive(Debug)]
 pub(super) struct NetConn {
     pub(super) id: BottomId,
@@ -23,7 +23,7 @@ pub(super) struct NetConn {
     pub(super) end: Option<Ending>,
     /// Error of a write: nothing more is written, but received bytes may still be unread.
     broke: Option<io::Error>,
-    /// The connection broke or was closed, and the chain was notified.
+    /// True if the connection broke or was closed, and the chain was notified.
     pub(super) gone: bool,
     /// Liveness of the peer, used for further connections only.
     pub(super) liveness: Liveness,

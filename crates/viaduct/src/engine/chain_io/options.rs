@@ -1,4 +1,5 @@
-//! Socket options: the program sets them on its own end, and the handlers on the connections.
+//! Socket options, which the program sets on its own end, and the handlers on connections to the
+//! network.
 
 use viaduct_proto::flow::{BottomId, SocketOption};
 use viaduct_proto::time::Instant;
@@ -17,7 +18,7 @@ impl ChainIo {
         self.act();
     }
 
-    /// Value of an option that the program sees; `None` means the value of its own socket.
+    /// Value that the program sees for an option; `None` means the value of its own socket.
     pub fn getsockopt(&mut self, level: i32, name: i32, now: Instant) -> Option<i32> {
         self.chain.getsockopt(now, level, name)
     }

@@ -1,5 +1,5 @@
-//! Client's end of a flow: the request for a destination, the connection to a program that is
-//! still being made, and the client itself.
+//! Client's end of a flow: the request for a destination, the connection to a program until it is
+//! established, and the client itself.
 
 use std::io;
 
@@ -28,9 +28,9 @@ pub enum ReadStop {
 /// Client that is not ready for payload.
 #[derive(Debug)]
 pub(super) enum PendingClient {
-    /// Names its destination, or waits for the answer.
+    /// Client that names its destination, or waits for the answer.
     Requesting(Box<ClientRequest>),
-    /// A program's connection that is still being made; it becomes the client's end.
+    /// Program's connection that is not established yet; it becomes the client's end.
     Coming(Conn),
 }
 
@@ -64,7 +64,7 @@ impl Flow {
     }
 
     /// Reads the client's bytes up to an urgent byte. If `past` is set and the next byte is urgent,
-    /// reads past that one.
+    /// reads past that byte.
     pub fn read_preface(&mut self, most: usize, mut past: bool) -> io::Result<ReadStop> {
         let (Some(client), Some(PendingClient::Requesting(request))) =
             (&mut self.ends[0].conn, &mut self.pending_client)
@@ -86,7 +86,7 @@ impl Flow {
                 Ok(None) => break,
                 Ok(Some(0)) => return Ok(ReadStop::End),
                 Ok(Some(read)) => request.bytes.extend(&chunk[..read]),
-                // Bytes received before the client broke may be enough.
+                // Bytes received before the client broke may be a complete request.
                 Err(_) if !request.bytes.is_empty() => {
                     self.ends[0].is_broken = true;
                     return Ok(ReadStop::End);
@@ -113,7 +113,7 @@ impl Flow {
     pub fn queue_preface(&mut self, to: End, words: &[u8]) {
         let end = &mut self.ends[to as usize];
         end.preface_out.extend(words);
-        // Without a server, no event drives the flow yet.
+        // Sent at once, because without a server no event drives the flow yet.
         if to == End::Client {
             let _ = end.send_preface();
         }
@@ -131,19 +131,19 @@ impl Flow {
         self.ready(End::Client, true, true);
     }
 
-    /// Accepts the client's tunnel session, if it is one, as the server side is established.
+    /// If the client is a stream of a tunnel, accepts it, because the server side is established.
     pub fn accept_client(&self) {
         if let Some(client) = &self.ends[0].conn {
             client.accept();
         }
     }
 
-    /// Sets the program's connection, which is still being made.
+    /// Sets the program's connection, which is not established yet.
     pub fn set_coming(&mut self, client: Conn, now: Instant) {
         (self.pending_client, self.times.moved) = (Some(PendingClient::Coming(client)), now);
     }
 
-    /// Program's connection, if it is still being made.
+    /// Program's connection, if it is not established yet.
     pub(super) fn coming(&self) -> Option<&Conn> {
         match &self.pending_client {
             Some(PendingClient::Coming(client)) => Some(client),
@@ -151,13 +151,13 @@ impl Flow {
         }
     }
 
-    /// Returns whether a program's connection is being made.
+    /// Returns whether a program's connection is not established yet.
     pub fn is_coming(&self) -> bool {
         self.coming().is_some()
     }
 
-    /// Checks whether the program's connection is complete; it then becomes the client's end.
-    /// `Err`: it failed.
+    /// Checks whether the program's connection is established; it then becomes the client's end.
+    /// `Err` if it failed.
     pub fn check_coming(&mut self, now: Instant) -> io::Result<()> {
         let is_made = self.coming().map_or(Ok(false), Conn::check_connected)?;
         if is_made && let Some(PendingClient::Coming(client)) = self.pending_client.take() {

@@ -16,7 +16,7 @@ use crate::engine::destination::error_of;
 
 /// Time without progress after which the other end is reset.
 const RESET_TIMEOUT: Duration = Duration::from_secs(1);
-/// Interval of checks whether the other end has taken all bytes.
+/// Interval of checks whether the other end has received all bytes.
 const CHECK_INTERVAL: Duration = Duration::from_millis(5);
 
 /// State of a flow with a broken end.
@@ -90,7 +90,7 @@ impl Flow {
     }
 
     /// Makes the handlers abort towards the other end, even if their data is still queued. Returns
-    /// false without handlers, or if they had already been told to.
+    /// false if there are no handlers, or if they had already been told to.
     fn aborts(&mut self, now: Instant) -> bool {
         match &mut self.middle {
             Middle::Chain(chain_io) => chain_io.abort(now),
@@ -101,7 +101,7 @@ impl Flow {
     /// Number of bytes that are not delivered yet, here and in flight.
     fn undelivered(&mut self, shared: &mut Shared, moved: &mut Moved, now: Instant) -> u64 {
         let State::Closing(Closing { end: broken, .. }) = self.state else { return 0 };
-        // Preface bytes for the other end still come first.
+        // Preface bytes for the other end must be sent first.
         let living: &[End] = match broken {
             Some(End::Client) => &[End::Server],
             Some(End::Server) => &[End::Client],

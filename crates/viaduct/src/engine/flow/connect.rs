@@ -145,7 +145,7 @@ impl Flow {
         Ok(())
     }
 
-    /// Checks whether the server's end is connected. `Err`: it failed, and the handlers have no
+    /// Checks whether the server's end is connected. `Err` if it failed and the handlers have no
     /// alternative.
     pub fn check_connected(&mut self, now: Instant) -> io::Result<()> {
         let Some(server) = &self.ends[1].conn else { return Ok(()) };

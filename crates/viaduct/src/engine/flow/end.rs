@@ -19,11 +19,12 @@ pub(super) struct FlowEnd {
     pub(super) conn: Option<Conn>,
     /// Bytes to send before any payload.
     pub(super) preface_out: Vec<u8>,
-    /// End of stream follows the preface: no payload comes after it.
+    /// True if the end of stream follows the preface, without any payload.
     pub(super) ends_after_preface: bool,
-    /// The end broke while its preface was read or sent; the relay or chain does not know of it.
+    /// True if the end broke while its preface was read or sent, which the relay or chain has not
+    /// noticed.
     pub(super) is_broken: bool,
-    /// The end is registered for writability.
+    /// True if the end is registered for writability.
     pub(super) is_room_watched: bool,
     /// Liveness of the peer.
     pub(super) liveness: Liveness,

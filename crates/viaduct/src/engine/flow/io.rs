@@ -1,4 +1,4 @@
-//! Payload transfer of a flow, and its end.
+//! Payload transfer of a flow, and release of its resources.
 
 use std::io;
 
@@ -52,7 +52,7 @@ impl Flow {
         }
     }
 
-    /// Moves all bytes that can move. `Err`: an end broke, and the other end has received its
+    /// Moves as many bytes as possible. `Err` if an end broke and the other end has received the
     /// remaining bytes.
     pub fn drive(&mut self, shared: &mut Shared, now: Instant) -> io::Result<Moved> {
         let mut moved = Moved::default();
@@ -79,7 +79,8 @@ impl Flow {
         if self.ends[0].is_broken && is_connected {
             return Err(io::ErrorKind::ConnectionReset.into());
         }
-        // Handlers may use connections other than the flow's own.
+        // A chain is driven even before the flow's own connection is established, because handlers
+        // may use others.
         let held = match is_connected {
             true => {
                 [!self.ends[0].send_preface_or_break()?, !self.ends[1].send_preface_or_break()?]

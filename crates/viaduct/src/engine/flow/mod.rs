@@ -8,7 +8,7 @@
 //! | `new` | constructors |
 //! | `connect` | setup of the server's end |
 //! | `client` | setup of the client's end, and its request |
-//! | `io` | payload transfer, and the end of a flow |
+//! | `io` | payload transfer, and release of resources |
 //! | `close` | delivery of the remaining bytes after one end broke |
 
 mod client;
@@ -77,16 +77,16 @@ pub struct Flow {
     route: Option<Route>,
     /// Remaining addresses of the host name that the client requested.
     further_addresses: VecDeque<SocketAddr>,
-    /// The flow's own connection, left unused: its handlers share another flow's connection.
+    /// The flow's own connection, unused because its handlers share another flow's connection.
     spare: Option<Conn>,
-    /// Further connections of the flow's handlers, by the loop's key.
+    /// Further connections of the flow's handlers, each with its key in the loop's table.
     pub net_conns: Vec<(usize, BottomId)>,
     /// Payload bytes that the client sent right after its request, not counted yet.
     pipelined: u64,
-    /// Both ends have been present.
+    /// True once both ends have been connected.
     has_opened: bool,
-    /// The ends are reset on close unless the flow ended well; this also holds if this process
-    /// is killed.
+    /// True if closing the ends resets them, unless the flow has ended well. This also applies if
+    /// this process is killed.
     is_reset_on_close: bool,
     /// Socket options that the program has set on its own end.
     pub mirrored: Mirrored,
@@ -127,9 +127,9 @@ pub struct Begun {
 pub struct Moved {
     /// Bytes that passed from the client, and to it.
     pub bytes: [u64; 2],
-    /// Both directions have ended.
+    /// True if both directions have ended.
     pub done: bool,
-    /// More bytes can be moved, after the other flows had their turn.
+    /// True if more bytes can be moved after other flows have been served.
     pub more: bool,
 }
 
@@ -161,7 +161,7 @@ impl Flow {
     /// Checks whether the peers of the ends are still alive.
     pub fn check_liveness(&mut self, silence: DeadPeerLimits, now: Instant) {
         self.times.checked = Some(now);
-        // The program has set its own timeout for the far end.
+        // True if the program has set its own timeout for the far end.
         let decided = self.mirrored.decides_liveness();
         let [client, server] = &mut self.ends;
         client.check_liveness(silence);
@@ -205,8 +205,8 @@ impl Flow {
         to.unwrap_or_else(|| "nowhere yet".to_owned())
     }
 
-    /// Local address for a further connection to `to`, if not this host's own: that of the flow's
-    /// first connection, if this one goes to `to` too. The port is 0, because the first connection
+    /// Local address for a further connection to `to`, if not this host's own: the address of the
+    /// flow's first connection, if that goes to `to`. The port is 0, because the first connection
     /// occupies its own.
     pub fn from(&self, to: &Address) -> Option<SocketAddr> {
         let route = self.route.as_ref().filter(|route| route.to == *to)?;
@@ -218,14 +218,14 @@ impl Flow {
         self.route.as_ref().map_or(&OutboundSpec::Direct, Route::outbound)
     }
 
-    /// Makes the ends reset if this process is killed. Otherwise a program would take the
-    /// kernel's FIN for the end of the stream, though its far end never sent one.
+    /// Makes the ends reset if this process is killed. Otherwise a program would mistake the
+    /// kernel's FIN for the end of the stream, although its far end never sent one.
     pub fn break_unless_ended(&mut self) {
         self.is_reset_on_close = true;
         self.streams().for_each(|stream| drop(tcp::reset_on_close(stream)));
     }
 
-    /// Marks the flow as ended well: the ends close normally, and written bytes still go out.
+    /// Marks the flow as ended well: the ends close normally, and written bytes are still sent.
     pub fn end_well(&mut self) {
         if self.is_reset_on_close {
             self.streams().for_each(|stream| drop(tcp::fin_on_close(stream)));
@@ -255,7 +255,8 @@ impl Flow {
         &mut self.middle
     }
 
-    /// Takes the flow apart: its handler chain, and its end towards the network.
+    /// Converts the flow into its handler chain and its end towards the network; `None` if it has
+    /// no chain.
     pub fn into_chain(mut self) -> Option<(ChainIo, Option<Conn>)> {
         match self.middle {
             Middle::Relay(_) => None,

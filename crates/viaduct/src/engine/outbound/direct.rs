@@ -11,13 +11,13 @@ use viaduct_sys::socket::tcp::{self, LongHaul, SynContent};
 use super::{HopSignaller, OpenRequest, Opened, Outbound};
 use crate::engine::conn::Conn;
 
-/// The kernel's TCP.
+/// Outbound over the kernel's TCP.
 #[derive(Debug)]
 pub(super) struct Direct(pub(super) Arc<HopSignaller>);
 
 impl Outbound for Direct {
-    /// Begins a connection whose SYN carries the option of the client's SYN, for a hop further on.
-    /// That hop expects an option, even if another form is configured here.
+    /// Begins a connection whose SYN carries the option of the client's SYN, if that had one, for a
+    /// hop further on. That hop expects an option, even if another form is configured here.
     fn open(&self, request: &OpenRequest, _: Instant) -> io::Result<Opened> {
         match self.0.open_by_option(request) {
             Some(opened) => opened,

@@ -36,7 +36,7 @@ pub enum HopSignalling {
 /// Hop signalling of a loop.
 #[derive(Debug)]
 pub struct HopSignaller {
-    /// Configured form; without one, the option where it can be sent, otherwise the SYN's data.
+    /// Configured form; `None` means the option if it can be sent, and otherwise the SYN's data.
     form: Option<HopSignalling>,
     /// BPF program that writes options, loaded on first use; holds `None` if it cannot be loaded.
     program: OnceLock<Option<SynOption>>,

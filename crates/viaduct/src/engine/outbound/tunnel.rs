@@ -1,4 +1,4 @@
-//! Outbound through a tunnel, as a session.
+//! Outbound through a tunnel, as one of its streams.
 
 use std::io;
 

@@ -9,7 +9,7 @@ use viaduct_sys::socket::urgent;
 
 use crate::engine::pipes::Pipes;
 
-/// Pipes that one direction may fill before the other flows have their turn.
+/// Number of times that one direction may fill its pipe before other flows are served.
 const FILLS: usize = 4;
 
 /// A direction: bytes from one end to the other.
@@ -21,24 +21,24 @@ pub(super) struct Direction {
     pub(super) readable: bool,
     /// Sink possibly writable: true until a write would block.
     pub(super) writable: bool,
-    /// The source has closed its write side; earlier bytes may still be readable.
+    /// True if the source has closed its write side; earlier bytes may still be readable.
     pub(super) ending: bool,
-    /// End of stream from the source was read.
+    /// True if the end of stream from the source was read.
     ended: bool,
-    /// The source broke.
+    /// True if the source broke.
     pub(super) broke: bool,
-    /// End of stream was sent to the sink.
+    /// True if the end of stream was sent to the sink.
     pub(super) shut: bool,
-    /// The source has announced an urgent byte at least once.
+    /// True if the source has announced an urgent byte at least once.
     pub(super) urgent: bool,
     /// Urgent byte that waits for room at the sink.
     mark: Option<u8>,
 }
 
 impl Direction {
-    /// Moves bytes until one side blocks. Returns true if more can be moved after the other flows
-    /// had their turn. `last`: the other direction has ended, and both connections are closed when
-    /// this one ends.
+    /// Moves bytes until one side blocks. Returns true if more can be moved after other flows have
+    /// been served. `last` is true if the other direction has ended, so that both connections are
+    /// closed when this one ends.
     pub(super) fn drive(
         &mut self,
         from: &TcpStream,
@@ -132,8 +132,8 @@ impl Direction {
     fn pass_mark(&mut self, from: &TcpStream, to: &TcpStream, moved: &mut u64) -> io::Result<bool> {
         if self.urgent && self.mark.is_none() && urgent::is_next(from)? {
             self.mark = urgent::take(from)?;
-            // A splice stops before an urgent byte, so later bytes may be readable too. Without the
-            // byte only its announcement has arrived.
+            // A splice stops before an urgent byte, so later bytes may be readable too. If there is
+            // no byte, only its announcement has arrived.
             self.readable = self.mark.is_some();
         }
         let Some(byte) = self.mark else { return Ok(true) };
@@ -159,8 +159,8 @@ impl Direction {
                 self.readable = bytes >= pipe.pieces() || self.ending || self.urgent;
                 return Ok(true);
             }
-            // A splice reports the end of stream at an urgent byte that the end follows. If the
-            // loop has reported the end, it has also reported an urgent byte before it.
+            // A splice reports the end of stream at an urgent byte if the end follows that byte. If
+            // the loop has reported the end, it has also reported an urgent byte before it.
             Spliced::End if (self.urgent || !self.ending) && urgent::is_next(from)? => {
                 self.urgent = true;
             }

@@ -40,8 +40,8 @@ impl Relay {
         Some(Relay { observers: Some(factories.clone()), ..Relay::default() })
     }
 
-    /// Handles a control call to the handler of this name. The answer covers all its flows
-    /// together: a relayed flow has no handler state of its own.
+    /// Handles a control call to the handler of this name. The answer covers all flows of the
+    /// handler together, because a relayed flow has no handler state of its own.
     pub fn control(&self, to: &str) -> Option<Vec<u8>> {
         let mut factories = self.observers.as_ref()?.iter();
         factories.find(|factory| factory.name() == to)?.state().map(String::into_bytes)
@@ -68,7 +68,7 @@ impl Relay {
         self.directions[end as usize].urgent
     }
 
-    /// Returns whether bytes for the client wait for room there.
+    /// Returns whether bytes for the client must wait until its socket is writable.
     pub fn client_is_full(&self) -> bool {
         !self.directions[End::Server as usize].writable
     }
@@ -78,8 +78,8 @@ impl Relay {
         self.directions[end as usize].ending = true;
     }
 
-    /// Moves all bytes that can move; `held` is set for each end that accepts no bytes yet.
-    /// `Err`: an end broke.
+    /// Moves as many bytes as possible; `held` is set for each end that accepts no bytes yet. `Err`
+    /// if an end broke.
     pub fn drive(
         &mut self,
         [client, server]: [&TcpStream; 2],

@@ -22,9 +22,9 @@ use crate::engine::destination::error_of;
 pub struct TricklesConn {
     port: SharedPort,
     flow: Flow,
-    /// Bytes read from the stream and not yet read by the flow.
+    /// Bytes that were taken from the stream and that the flow has not read yet.
     rest: Bytes,
-    /// Nothing more is written; written bytes are still delivered.
+    /// True if nothing more is written; written bytes are still delivered.
     shut: bool,
     /// Bytes written before the server answered, if that is permitted. If the server supports only
     /// TCP, they are sent again over TCP.
@@ -46,13 +46,13 @@ impl TricklesConn {
         Ok(TricklesConn { port: port.clone(), flow, rest: Bytes::new(), shut: false, said })
     }
 
-    /// Sets the token by which the loop knows the connection.
+    /// Sets the connection's token in the event loop.
     pub fn register(&self, token: Token) {
         self.port.lock().register(self.flow, token);
     }
 
     /// Returns whether bytes can be written: the server has answered, or early data is permitted.
-    /// `Err`: the server refused.
+    /// `Err` if the server refused.
     pub fn check_connected(&self) -> io::Result<bool> {
         match self.port.lock().state(self.flow) {
             SlotState::Connecting | SlotState::PlainTcp => Ok(self.said.is_some()),
@@ -67,7 +67,7 @@ impl TricklesConn {
         (self.said.take().unwrap_or_default(), self.shut)
     }
 
-    /// Local and remote address, where known.
+    /// Local and remote address, if known.
     pub fn names(&self) -> Option<(SocketAddr, SocketAddr)> {
         self.port.lock().names(self.flow)
     }
@@ -119,7 +119,7 @@ impl TricklesConn {
         if let State::Failed(why) = stream.state(MAIN) {
             return Err(error(why));
         }
-        // No room although nothing is queued: the peer no longer reads, as it has finished its
+        // No room although nothing is queued: the peer no longer reads, because it has finished its
         // answer. Further bytes are discarded.
         if stream.writable(MAIN) == 0 && stream.is_flushed(MAIN) {
             return Ok(Some(pieces.iter().map(|piece| piece.len()).sum()));

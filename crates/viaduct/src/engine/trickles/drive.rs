@@ -1,4 +1,4 @@
-//! Integration of Trickles ports with the loop: ready ends, and servers that only TCP reaches.
+//! Integration of Trickles ports with the loop: ready ends, and servers that support only TCP.
 
 use std::net::SocketAddr;
 
@@ -13,13 +13,13 @@ use crate::engine::flows::FIRST_NET_CONN;
 use crate::engine::outbound::{OpenRequest, Opened, OutboundSpec};
 use crate::engine::worker::Worker;
 
-/// Rounds of driving the ports before the other flows have their turn.
+/// Maximum number of rounds of driving the ports before other flows are served.
 const ROUNDS: usize = 8;
-/// Ends that are driven in each round.
+/// Maximum number of ends that are driven in each round.
 const MAX_EVENTS: usize = 4096;
 
 impl Worker {
-    /// Moves all bytes that can move over Trickles.
+    /// Moves as many bytes over Trickles as possible.
     pub(in crate::engine) fn drive_trickles(&mut self, now: Instant) {
         for _ in 0..ROUNDS {
             self.upstream.trickles.turn(now);
@@ -60,7 +60,7 @@ impl Worker {
     /// Continues flow `key` over a connection of the kernel's TCP to `to`.
     fn fall_back_to_tcp(&mut self, key: usize, to: SocketAddr, now: Instant) {
         let Some(flow) = self.flows.get(key) else { return };
-        // The flow was given up meanwhile.
+        // The flow may have been given up meanwhile.
         if flow.broken().is_some() {
             return;
         }

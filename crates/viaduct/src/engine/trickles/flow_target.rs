@@ -21,10 +21,10 @@ pub struct TricklesTarget {
     pub early: Early,
 }
 
-/// Time at which a program's connect is reported as successful. Before the server has answered, the
-/// program's first bytes go in the first packet, and an answer that fits one packet comes a round
-/// trip after the connect. The cost: the program then sees a closed port as a reset connection, not
-/// as a refusal.
+/// Time at which a program's connect is reported as successful. If that is before the server has
+/// answered, the program's first bytes are sent in the first packet, and an answer that fits into
+/// one packet arrives a round trip after the connect. But the program then sees a closed port as a
+/// reset connection, not as a refusal.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Early {
     /// After the server has answered.

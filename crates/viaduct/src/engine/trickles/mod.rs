@@ -61,7 +61,7 @@ pub struct Trickles {
     buffer: usize,
 }
 
-/// Outlet to a port, for flows with these parameters.
+/// Outlet to a port: opens connections for flows with the parameters `target`.
 #[derive(Debug)]
 pub struct Outlet {
     /// `None` if the port could not be opened.
@@ -109,7 +109,7 @@ impl Trickles {
         Outlet { port: self.ports.get(&target.formats).cloned(), target }
     }
 
-    /// Handles received packets and the timers due by `now`, and sends.
+    /// Handles received packets and the timers due by `now`, and sends packets.
     fn turn(&mut self, now: Instant) {
         self.ports.values().for_each(|port| port.lock().turn(now));
     }

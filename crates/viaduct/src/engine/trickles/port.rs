@@ -3,7 +3,7 @@
 //! ```text
 //!   Connecting ── answered ─────────▶ Established
 //!      ├── the server's TCP answers, or no answer for a while ──▶ PlainTcp: continues over TCP
-//!      └── no listener there, as the server's TCP answers too ──▶ Refused
+//!      └── no listener, as the server's TCP confirms ──▶ Refused
 //! ```
 
 use std::collections::{BTreeSet, HashMap, VecDeque};
@@ -29,8 +29,8 @@ use super::slot::{Slot, SlotEvent, SlotState};
 use crate::random::entropy;
 use crate::rate_limited::RateLimitedLog;
 
-/// Longest packet, in bytes: Ethernet's. A smaller MTU is reported by the route's interface or
-/// a router.
+/// Maximum length of a packet, in bytes: the MTU of Ethernet. A smaller MTU is reported by the
+/// route's interface or a router.
 const MTU: usize = 1500;
 /// Timeout of an established connection without an answer. A server may be down for this long and
 /// the flow survives; TCP gives up retransmissions after about the same time.
@@ -40,7 +40,7 @@ const PLAIN_TCP_TTL: Duration = Duration::from_secs(60);
 const ANSWERED_TTL: Duration = Duration::from_secs(600);
 /// Time for which the first packet of a connection waits for the program's first bytes.
 const EARLY_DATA_WAIT: Duration = Duration::from_millis(5);
-/// Turns of the connector before other flows have theirs.
+/// Maximum number of turns of the connector before other flows are served.
 const TURNS: usize = 64;
 /// Rate-limited warnings about servers that cannot be reached, or no longer answer.
 static TROUBLE: RateLimitedLog<(SocketAddr, &str)> = RateLimitedLog::new(1);
@@ -63,7 +63,7 @@ pub(super) struct Port {
     /// Servers that support only TCP, and those that have answered.
     plain: ServerCache,
     answered: ServerCache,
-    /// The last turn left received packets unread.
+    /// True if the last turn left received packets unread.
     busy: bool,
 }
 
@@ -135,7 +135,7 @@ impl Port {
         Ok((flow, early))
     }
 
-    /// Sets the token by which the loop knows the connection.
+    /// Sets the connection's token in the event loop.
     pub(super) fn register(&mut self, flow: Flow, token: Token) {
         if let Some(slot) = self.slots.get_mut(&flow) {
             slot.token = Some(token);
@@ -174,7 +174,7 @@ impl Port {
         }
     }
 
-    /// Handles received packets and the timers due by `now`, and sends.
+    /// Handles received packets and the timers due by `now`, and sends packets.
     pub(super) fn turn(&mut self, now: Instant) {
         self.busy = true;
         for _ in 0..TURNS {

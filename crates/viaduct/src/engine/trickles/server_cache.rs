@@ -41,7 +41,7 @@ impl ServerCache {
         self.known.remove(&to);
     }
 
-    /// Returns whether the server at `to` is known.
+    /// Returns whether the cache has an entry for the server at `to`.
     pub(super) fn holds(&self, to: SocketAddr, now: Instant) -> bool {
         self.known.get(&to).is_some_and(|until| now < *until)
     }

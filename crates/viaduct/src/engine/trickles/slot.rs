@@ -17,16 +17,16 @@ const AFTER_RESET: Duration = Duration::from_millis(200);
 #[derive(Debug)]
 pub(super) struct Slot {
     pub(super) to: SocketAddr,
-    /// Encrypted: never falls back to TCP.
+    /// True if encrypted: the connection never falls back to TCP.
     pub(super) encrypted: bool,
     began: Instant,
     /// Time at which TCP is tried.
     pub(super) until: Instant,
-    /// The server's TCP, or its host, has refused.
+    /// True if the server's TCP, or its host, has refused.
     pub(super) refused: bool,
     pub(super) token: Option<Token>,
     pub(super) state: SlotState,
-    /// An event is queued for the loop.
+    /// True if an event is queued for the loop.
     pub(super) is_queued: bool,
 }
 

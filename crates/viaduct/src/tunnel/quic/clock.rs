@@ -4,7 +4,7 @@ use std::time::Instant as Theirs;
 
 use viaduct_proto::time::Instant;
 
-/// The same moment in both.
+/// The same moment as an instant of ours and as one of the library.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Clock(Instant, Theirs);
 

@@ -1,6 +1,6 @@
-//! A link's lanes as streams of a QUIC connection. The mapping follows from the stream numbers: the
-//! dialler's first stream is lane 0. The other streams of each end are the tunnel's streams, in
-//! the order in which that end opens them.
+//! A link's lanes (its byte streams) as streams of a QUIC connection. The mapping follows from the
+//! stream numbers: the dialler's first stream is lane 0. The other streams of each end are the
+//! tunnel's streams, in the order in which that end opens them.
 
 use std::collections::HashMap;
 use std::io;
@@ -24,11 +24,12 @@ pub(super) struct Lanes {
 /// Bytes that wait for one stream.
 #[derive(Debug, Default)]
 struct Waiting {
-    /// Bytes that the stream has not taken yet.
+    /// Bytes that the stream has not accepted yet.
     pieces: Vec<Bytes>,
-    /// Bytes added since then, in one piece, because the library processes each piece separately.
+    /// Bytes added since the last write, in one piece, because the library processes each piece
+    /// separately.
     fresh: Vec<u8>,
-    /// Bytes in both.
+    /// Number of bytes in `pieces` and `fresh`.
     length: usize,
 }
 
@@ -73,11 +74,11 @@ impl Lanes {
     pub(super) fn flush(&mut self, connection: &mut Connection, most: usize) -> io::Result<bool> {
         self.fresh = 0;
         let mut order: Vec<Lane> = self.waiting.keys().copied().collect();
-        // Streams must be opened in this order.
+        // Streams must be opened in ascending order.
         order.sort_unstable();
         order.retain(|&lane| self.open(connection, lane));
-        // Lanes with few bytes go first. The others wait only briefly, because about as many
-        // bytes are written at once as may be added.
+        // Lanes with few bytes are written first. The others are delayed only briefly, because one
+        // flush writes about as many bytes as may wait.
         order.sort_by_key(|lane| self.waiting[lane].length);
         let mut written = 0;
         for lane in order {
@@ -98,7 +99,7 @@ impl Lanes {
         Ok(written > 0 || self.ended.len() < ends)
     }
 
-    /// Writes the waiting bytes of a lane; returns how many its stream took.
+    /// Writes the waiting bytes of a lane; returns how many its stream accepted.
     fn write(&mut self, connection: &mut Connection, lane: Lane) -> io::Result<usize> {
         let Some(waiting) = self.waiting.get_mut(&lane) else { return Ok(0) };
         let Waiting { pieces, fresh, length } = waiting;
@@ -133,7 +134,7 @@ impl Lanes {
             let Some(opened) = connection.streams().open(Dir::Bi) else { return false };
             self.opened += 1;
             if lane_of(opened) == Some(0) {
-                // Lane 0 goes first: it carries acknowledgements.
+                // Lane 0 has priority, because it carries acknowledgements.
                 let _ = connection.send_stream(opened).set_priority(1);
             }
         }

@@ -18,12 +18,12 @@ use super::lanes::{Lanes, lane_of};
 use super::{Endpoint, SEGMENTS};
 use crate::tunnel::settings::TunnelSettings;
 
-/// Exporter label: binds the sites' handshake to the connection.
+/// Label of the exported key material that binds the sites' handshake to the connection.
 const LABEL: &[u8] = b"EXPORTER viaduct tunnel";
-/// Bounds of the bytes that are given to the QUIC library when it has none left, and of those that
-/// wait meanwhile; between the bounds, the pacer's burst decides. Streams are scheduled before
-/// their bytes are given to the library, so few bytes may wait there: at 130 Mb/s, 16 KB delay all
-/// later data by a millisecond.
+/// Bounds of the number of bytes that are given to the QUIC library when it has none left, and of
+/// the number that may wait in the lanes meanwhile. Within the bounds, both are the size of the
+/// pacer's burst. Streams are scheduled before their bytes are given to the library, so few bytes
+/// may wait there: at 130 Mb/s, 16 KB delay all later data by a millisecond.
 const AHEAD: (usize, usize) = (8 << 10, 32 << 10);
 
 /// A link over QUIC.
@@ -42,7 +42,8 @@ pub(in crate::tunnel) struct QuicLink {
     held: Option<Instant>,
     /// True if the connection has reported to the endpoint that it is drained.
     drained: bool,
-    /// True if the last bytes given to the library have not been sent: the path takes no more now.
+    /// True if the last bytes given to the library have not been sent: the connection cannot send
+    /// more now.
     stuck: bool,
     /// Bytes received on the first lane before the link was assigned to a tunnel.
     pub(in crate::tunnel) plain_in: Vec<u8>,
@@ -263,7 +264,7 @@ impl QuicLink {
         true
     }
 
-    /// Gives the library more to send, if it may have none left; returns whether it took some.
+    /// Gives the library more to send, if it may have none left; returns whether it accepted some.
     fn feed(&mut self) -> io::Result<bool> {
         if self.held.is_some() || self.stuck {
             return Ok(false);
@@ -273,7 +274,8 @@ impl QuicLink {
         Ok(self.stuck)
     }
 
-    /// Number of bytes that are given to the library at once, and that may wait meanwhile.
+    /// Number of bytes that are given to the library at once, and that may wait in the lanes
+    /// meanwhile.
     fn ahead(&self) -> usize {
         let (least, most) = AHEAD;
         let mtu = self.connection.current_mtu();
@@ -287,7 +289,7 @@ impl QuicLink {
         self.lanes.fresh >= self.ahead()
     }
 
-    /// Returns whether the connection takes more.
+    /// Returns whether more bytes may be queued.
     pub(in crate::tunnel) fn has_room(&self) -> bool {
         self.lanes.len() < self.ahead()
     }

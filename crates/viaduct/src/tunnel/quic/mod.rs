@@ -51,27 +51,27 @@ use congestion::BbrConfig;
 
 pub(super) use link::QuicLink;
 
-/// Maximum number of datagrams read before other sources are served.
+/// Maximum number of datagrams read before other sockets are served.
 const READS: usize = 512;
-/// Maximum time in the receive queue that is believed. It is measured by the wall clock; a longer
-/// time means that the clock was set.
+/// Maximum plausible time of a datagram in the receive queue. The time is measured with the wall
+/// clock; a longer one means that the clock was set.
 const MAX_QUEUE_TIME: Duration = Duration::from_millis(100);
 /// Size of the socket's buffer for each direction, in bytes.
 const SOCKET: usize = 8 << 20;
 /// Maximum number of datagrams handed to the kernel at once.
 const SEGMENTS: usize = 32;
-/// Loss detection by time: a packet is lost when a later one was acknowledged, and this many
-/// round trips have passed since it was sent. The packet threshold is off, because gateways on the
-/// path repair losses some milliseconds late, which is a hundred packets at 130 Mb/s: each repaired
-/// packet would be retransmitted, and taken as a sign of congestion. Without repairs, losses are
+/// Loss detection by time: a packet is lost when a later one was acknowledged, and this many round
+/// trips have passed since it was sent. The packet threshold is off, because gateways on the path
+/// repair losses some milliseconds late, which is a hundred packets at 130 Mb/s: each repaired
+/// packet would be retransmitted, and treated as a sign of congestion. Without repairs, losses are
 /// detected a quarter of a round trip later.
 const LATE: f32 = 1.25;
 const PACKETS: u32 = u32::MAX >> 1;
 /// Number of packets that the peer acknowledges together, and maximum delay of an acknowledgement.
 const ACKNOWLEDGED: u32 = 20;
 const ACKNOWLEDGE: Duration = Duration::from_millis(2);
-/// Interval of probes on an idle connection, which also tell the peer about a new address. At
-/// least four are lost before the connection is given up.
+/// Interval of probes on an idle connection, which also tell the peer about a new address. The
+/// connection is given up only after the loss of at least four.
 const KEEP_ALIVE: Duration = Duration::from_secs(2);
 /// Bytes that the other end may send in all streams before it has authenticated: the handshake,
 /// HELLO and the frames that follow it at once.
@@ -87,7 +87,7 @@ pub(super) struct Endpoint {
     v6: bool,
     client: ClientConfig,
     clock: Clock,
-    /// Loop keys of links, by connection.
+    /// Keys of links in the loop's table, by connection.
     keys: HashMap<ConnectionHandle, usize>,
     /// True if more may be readable.
     pub(super) readable: bool,
@@ -120,7 +120,7 @@ impl Endpoint {
         client.transport_config(Arc::new(transport(settings, 0)?));
         let server = settings.listen.map(|_| -> anyhow::Result<_> {
             let mut server = ServerConfig::with_crypto(Arc::new(tls::server()?));
-            // One stream, the dialler's first.
+            // The dialler may open one stream, its first.
             server.transport_config(Arc::new(transport(settings, 1)?));
             Ok(Arc::new(server))
         });
@@ -160,7 +160,7 @@ impl Endpoint {
         Ok(QuicLink::new(handle, connection, true))
     }
 
-    /// Registers the loop key of a connection's link.
+    /// Registers the key that a connection's link has in the loop's table.
     pub(super) fn insert(&mut self, link: &QuicLink, key: usize) {
         self.keys.insert(link.handle, key);
     }
@@ -191,8 +191,8 @@ impl Endpoint {
             };
             let datagram = BytesMut::from(&self.receive[..length]);
             self.send.clear();
-            // Rates and round trips are measured without the time in the socket's queue, which
-            // is not the path's.
+            // Rates and round trips are measured without the time in the socket's queue, which is
+            // no part of the path.
             let arrived_at = match wall.duration_since(at) {
                 Ok(waited) => now - waited.min(MAX_QUEUE_TIME),
                 Err(since) => now + since.duration().min(MAX_QUEUE_TIME),
@@ -249,9 +249,10 @@ impl Endpoint {
 /// `streams` streams. [`QuicLink::trust`] lifts the limits.
 fn transport(settings: &TunnelSettings, streams: u32) -> anyhow::Result<TransportConfig> {
     let core = &settings.core;
-    // After authentication the tunnel's flow control bounds the bytes in flight and in buffers,
-    // and QUIC's credit must not. A stream's credit cannot be raised later, so it is large from
-    // the start. Until authentication, the connection's credit bounds all streams together.
+    // After authentication the tunnel's flow control bounds the bytes in flight and in buffers, and
+    // QUIC's credit must not limit them further. A stream's credit cannot be raised later, so it is
+    // large from the start. Until authentication, the connection's credit bounds all streams
+    // together.
     let most = core.limit + u64::from(core.least_window) * u64::from(core.streams);
     let most = VarInt::from_u64(2 * most).unwrap_or(VarInt::MAX);
     let mut transport = TransportConfig::default();

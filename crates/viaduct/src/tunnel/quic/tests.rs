@@ -171,8 +171,8 @@ fn a_stranger_has_a_bounded_number_of_connections_however_often_it_dials() {
     assert!(far.tunnels.strangers_dropped() > 0);
 }
 
-/// Far end of the next test, in a process of its own: prints its address, and ends when its
-/// input does.
+/// Far end of the next test, in a process of its own: prints its address, and exits when its input
+/// ends.
 #[test]
 #[ignore = "it is started by the test of the memory that a stranger takes"]
 fn far_end_in_a_process() {

@@ -1,6 +1,6 @@
-//! TLS keys of QUIC. They authenticate nothing: each process makes a key for itself, and
-//! accepts any key of the other end. The ends authenticate each other with the sites' keys, in a
-//! handshake inside the channel that is bound to it. A man in the middle has two channels, so a
+//! TLS keys of QUIC. They authenticate nothing: each process makes a key for itself, and accepts
+//! any key of the other end. The ends authenticate each other with the sites' keys, in a handshake
+//! that runs inside the channel and is bound to it. A man in the middle has two channels, so a
 //! handshake that is bound to one fails on the other.
 
 use std::sync::Arc;

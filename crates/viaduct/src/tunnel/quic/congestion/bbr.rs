@@ -48,14 +48,14 @@ const PACING_MARGIN: f64 = 0.98;
 /// estimate was even higher than the margin allows for. The queue drains by a twentieth of a
 /// round trip in each round; the paper waits for the phase with gain 3/4.
 const STANDING_QUEUE_PACING_GAIN: f64 = 0.95;
-/// Startup ends when the rate has grown by less than this in [`FULL_BW_COUNT`] rounds.
+/// Startup ends when the rate has grown by less than this factor in [`FULL_BW_COUNT`] rounds.
 const FULL_BW_GROWTH: f64 = 1.25;
 const FULL_BW_COUNT: u32 = 3;
 /// Window gain and duration of ProbeRTT, which measures the shortest round trip again.
 const PROBE_RTT_CWND_GAIN: f64 = 0.5;
 const PROBE_RTT_DURATION: Duration = Duration::from_millis(200);
-/// Loss threshold: a round that loses more than this share bounds the bytes in flight. Less loss
-/// is taken as the path's own, not as a sign of a queue.
+/// Loss threshold: a round that loses more than this share bounds the bytes in flight. Less loss is
+/// attributed to the path itself, not to a queue.
 const LOSS_THRESH: f64 = 1.0 / 32.0;
 /// Upper bound after loss beyond [`LOSS_THRESH`], as a share of the bytes in flight at that time;
 /// never below the bandwidth-delay product.
@@ -91,7 +91,7 @@ pub(super) struct Bbr {
     state: State,
     samples: Samples,
     path: Path,
-    /// Rate at its last growth, and the rounds since.
+    /// Rate when it last grew by [`FULL_BW_GROWTH`], and number of rounds since.
     full_bw: (f64, u32),
     /// Pacing gain of ProbeBW_UP, and the rate at the start of the probe.
     probe_gain: f64,
@@ -173,8 +173,8 @@ impl Bbr {
         }
     }
 
-    /// Applies loss at the end of a round: loss beyond [`LOSS_THRESH`] bounds the bytes in flight,
-    /// otherwise the bound grows.
+    /// Handles the losses of a round at its end: loss beyond [`LOSS_THRESH`] bounds the bytes in
+    /// flight, otherwise the bound grows.
     fn check_loss(&mut self, delivered: u64) {
         let (lost, came) = (self.lost as f64, (delivered - self.round_start) as f64);
         if lost > LOSS_THRESH * (lost + came) {

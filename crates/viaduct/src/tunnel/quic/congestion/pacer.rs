@@ -1,4 +1,4 @@
-//! Pacing: datagrams leave at a rate, in bursts large enough to be worth a wake-up.
+//! Pacing: datagrams leave at a given rate, in bursts large enough to be worth a wake-up.
 
 use std::time::Duration;
 

@@ -21,7 +21,8 @@ pub(super) struct Path {
     /// lasts while these are more than the rate predicts.
     cluster: (Instant, u64),
     round: u64,
-    /// The round ends when a packet sent after this many bytes were delivered is acknowledged.
+    /// The round ends with the acknowledgement of a packet that was sent when at least this many
+    /// bytes had been delivered.
     round_ends: u64,
     /// Shortest round trip in this round.
     round_rtt: Option<Duration>,
@@ -32,8 +33,8 @@ pub(super) struct Path {
 /// Consequences of a sample.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Seen {
-    /// True if a round has ended; if throughout it a queue of more than 1/25 of a round trip
-    /// stood; and if one of more than 1/8 did.
+    /// True if a round has ended; if a queue of more than 1/25 of a round trip stood throughout
+    /// that round; and if one of more than 1/8 did.
     pub(super) round: bool,
     pub(super) stood: bool,
     pub(super) queue: bool,
@@ -69,7 +70,7 @@ impl Path {
         self.clusters.get().unwrap_or(0.0) as u64
     }
 
-    /// Updates the model by a sample.
+    /// Updates the model with a sample.
     pub(super) fn see(&mut self, now: Instant, sample: &Sample) -> Seen {
         let stale = self.see_rtt(now, sample.rtt);
         let mut seen = Seen { stale, ..Seen::default() };
@@ -104,7 +105,7 @@ impl Path {
         if seen <= shortest || stale {
             self.rtt = Some((seen, now));
         } else if seen <= shortest + shortest / 32 {
-            // Nearly the shortest: no ProbeRTT is needed.
+            // A round trip close to the shortest confirms it, so that no ProbeRTT is needed.
             self.rtt = Some((shortest, now));
         }
         stale

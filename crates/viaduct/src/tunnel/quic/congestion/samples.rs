@@ -46,10 +46,10 @@ pub(super) struct Samples {
     delivered: u64,
     delivered_at: Instant,
     first_at: Instant,
-    /// Samples are application-limited until this many bytes are delivered; 0: they are not.
+    /// Samples are application-limited until this many bytes are delivered; 0 if they are not.
     limited_until: u64,
-    /// State of the current batch of acknowledgements: bytes, the packet sent last, and the
-    /// shortest round trip.
+    /// State of the current batch of acknowledgements: bytes, the acknowledged packet that was sent
+    /// last, and the shortest round trip.
     acked: u64,
     newest: Option<Sent>,
     rtt: Option<Duration>,
