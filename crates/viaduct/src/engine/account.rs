@@ -44,7 +44,7 @@ impl Account {
         self.ended = None;
     }
 
-    /// Adds bytes that have passed each way.
+    /// Adds bytes that were transferred in each direction.
     pub fn add(&mut self, bytes: [u64; 2]) {
         self.bytes.iter_mut().zip(bytes).for_each(|(sum, bytes)| *sum += bytes);
     }

@@ -39,8 +39,8 @@ pub struct ProgramRequest {
 
 /// Kinds of requests to a flow's handlers.
 pub enum RequestKind {
-    /// Control call: the handler's name, the request, and a callback for the answer. `None`: no
-    /// answer.
+    /// Control call: the handler's name, the request, and a callback for the answer, which is
+    /// `None` if there is none.
     Control(String, Vec<u8>, Box<dyn FnOnce(Option<Vec<u8>>) + Send>),
     /// Query of a socket option by level and name. `None` means the value of the program's own
     /// socket.

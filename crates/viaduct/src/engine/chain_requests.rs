@@ -25,7 +25,7 @@ use super::outbound::{OpenRequest, Outbound as _};
 use super::trickles::{Early, TricklesTarget};
 use super::worker::Worker;
 
-/// Destination of a connection, and its local address if named.
+/// Destination of a connection, and its local address if the handlers name one.
 type DialTarget = (Address, Option<SocketAddr>);
 
 impl Worker {

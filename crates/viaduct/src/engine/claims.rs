@@ -1,5 +1,5 @@
 //! Keys that flows have claimed: a connection that names a key is moved to the flow that has
-//! claimed it.
+//! claimed the key.
 
 use std::collections::HashMap;
 

@@ -171,7 +171,7 @@ impl Worker {
         for _ in 0..MAX_READS {
             let answer = self.upstream.resolver.as_ref().and_then(|r| r.answer());
             let Some(((key, id), found)) = answer else { return };
-            // The client may have gone meanwhile.
+            // The client may have disconnected meanwhile, and another flow may have its key.
             if self.flows.get(key).is_none_or(|flow| flow.id != id) {
                 continue;
             }

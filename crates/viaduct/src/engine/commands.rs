@@ -31,7 +31,7 @@ const MAX_COMMANDS: usize = 64;
 pub struct Limits {
     /// Maximum number of flows.
     pub flows: usize,
-    /// Maximum number of early connections, and time for which each waits for its client; `None`:
+    /// Maximum number of early connections, and time for which each waits for its client; `None` if
     /// there are no early connections.
     pub early: Option<(usize, Duration)>,
     /// Timeout for a server's answer.

@@ -81,7 +81,7 @@ impl Conn {
         matches!(self, Conn::Tcp(stream) | Conn::Loopback(stream, _) if stream.is_lent())
     }
 
-    /// The TCP connection, if there is one: two of them can be spliced.
+    /// TCP connection of this end, if it has one. Two of these can be spliced.
     pub fn tcp(&self) -> Option<&TcpStream> {
         match self {
             Conn::Tcp(stream) | Conn::Loopback(stream, _) => Some(stream),

@@ -42,8 +42,8 @@ impl DeferredAccept {
         DeferredAccept { queue, held: HashMap::new() }
     }
 
-    /// Gives the verdict on the SYN that has begun flow `key`, if it is held; returns its
-    /// addresses.
+    /// Gives the verdict on the SYN that has begun flow `key`, if the SYN is held; returns the
+    /// addresses of the SYN.
     fn decide(&mut self, key: usize, verdict: Verdict) -> Option<Tuple> {
         let (id, tuple) = self.held.remove(&key)?;
         self.give_verdict(id, verdict);
@@ -65,8 +65,8 @@ impl AsFd for DeferredAccept {
 }
 
 impl Acceptor {
-    /// Verdict on the SYN of `tuple` if it is a retransmission, of a SYN that is still held or of
-    /// one that has passed.
+    /// Verdict on the SYN of `tuple` if it is a retransmission: it is dropped while the original is
+    /// held, and passed afterwards.
     fn repeated(&self, tuple: &Tuple) -> Option<Verdict> {
         let Some(deferred) = &self.deferred else { return Some(Verdict::Pass) };
         let started = self.early.get(tuple)?;

@@ -24,7 +24,7 @@ pub enum Target {
     Fixed(SocketAddr),
     /// Original destination of each client's connection, by tproxy.
     Original {
-        /// Servers see the client's address.
+        /// True if servers see the client's address.
         keep_client: bool,
     },
     /// Destination that each client requests.

@@ -2,9 +2,9 @@
 //!
 //! A process that shares a socket's open file description may change its options and flags at any
 //! time: with SO_LINGER a close would block the loop, and without O_NONBLOCK a read or write would.
-//! So a lent socket is closed by its lender, in another thread, and is read and written by calls
-//! that never block, whatever its flags. The kernel reports events of a descriptor until the last
-//! copy of its file is closed, so a lent socket is deregistered first.
+//! Therefore a lent socket is closed by its lender, in another thread, and is read and written with
+//! calls that do not block, whatever its flags are. The kernel reports events of a descriptor until
+//! the last copy of its file is closed, so a lent socket is deregistered first.
 
 use std::fmt::Debug;
 use std::io::{self, IoSlice, Read as _, Write as _};

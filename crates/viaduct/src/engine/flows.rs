@@ -140,8 +140,8 @@ impl Flows {
         Some((to, conn))
     }
 
-    /// Removes a flow. Its ends stay registered until they are closed or, if lent, given back
-    /// ([`super::flow_socket`]).
+    /// Removes a flow. Its ends stay registered until they are closed or, if lent, returned to
+    /// their lender ([`super::flow_socket`]).
     pub fn remove(&mut self, key: usize) -> Option<Flow> {
         let flow = self.take_out(key)?;
         for &(net_conn, _) in &flow.net_conns {

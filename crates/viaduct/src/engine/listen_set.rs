@@ -35,7 +35,7 @@ pub struct ListenSet {
     pub number: u32,
     /// Listening sockets.
     pub listeners: Vec<TcpListener>,
-    /// Source of their SYNs.
+    /// Source of the SYNs to these listeners.
     pub syns: SynSource,
 }
 

@@ -8,21 +8,21 @@ use tracing::debug;
 use viaduct_sys::socket::tcp::{self, ShutWindow};
 
 /// Number of checks of a connection within the time of `dead_after`. If the peer has shut its
-/// receive window but answers, a check keeps the connection, so it must come before the kernel ends
-/// it.
+/// receive window but answers probes, each check extends the kernel's limit, and must come before
+/// that limit ends the connection.
 const CHECKS: u32 = 8;
 
 /// Limits on an end's silence.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DeadPeerLimits {
-    /// Idle time before an end is probed; `None`: never.
+    /// Idle time before an end is probed; `None` if it never is.
     pub keep_alive: Option<Duration>,
     /// Time without an acknowledgement before an end is given up; `None` means the kernel's limit.
     pub dead_after: Option<Duration>,
 }
 
 impl DeadPeerLimits {
-    /// Time between two checks of a connection; `None`: one check is enough.
+    /// Time between two checks of a connection; `None` if one check is enough.
     pub fn interval(&self) -> Option<Duration> {
         self.dead_after.map(|after| after / CHECKS)
     }

@@ -19,7 +19,7 @@ use super::flow_socket::FlowSocket;
 use super::worker::Worker;
 use super::wrapped::{Arrival, Program};
 
-/// Server of a flow, connected once the flow's handlers have accepted it.
+/// Server of a flow, which is connected once the flow's handlers have accepted the flow.
 #[derive(Clone, Debug)]
 struct Origin {
     to: SocketAddr,

@@ -1,4 +1,4 @@
-//! Pool of pipes that flows share: an idle flow holds none.
+//! Pool of pipes that flows share: an idle flow has none.
 
 use std::io;
 

@@ -17,7 +17,7 @@ use super::trickles::PacketFormats;
 /// Decision about a flow.
 #[derive(Clone, Debug, Default)]
 pub struct Plan {
-    /// The flow is refused.
+    /// True if the flow is refused.
     pub deny: bool,
     /// Outbound route.
     pub by: OutboundSpec,

@@ -102,7 +102,7 @@ impl Resolver {
         queue.threads > 0
     }
 
-    /// Drops the question of a client that has gone, if it is still waiting.
+    /// Drops the question of a client that has disconnected, if it is still waiting.
     pub fn forget(&self, requester: Requester) {
         self.shared.queue().waiting.retain(|question| question.requester != requester);
     }
@@ -132,7 +132,7 @@ impl ResolverState {
             if let Some(Question { requester, source, name, port }) = queue.take() {
                 drop(queue);
                 let all = look_up(&name, port);
-                // An answer to a resolver that is gone is dropped.
+                // If the resolver has been dropped, so is the answer.
                 let _ = self.answers.send((requester, all)).map(|()| self.waker.wake());
                 queue = self.queue();
                 queue.done(source);

@@ -18,7 +18,7 @@ use super::worker::time;
 /// A wait of at least this length counts neither for nor against polling: the time to wake up is
 /// small in comparison.
 const LONG: Duration = Duration::from_millis(10);
-/// A wait no longer than this many polling periods does not count against polling.
+/// A wait of less than this many polling periods does not count against polling.
 const NEAR: u32 = 2;
 /// Maximum number of successive waits without polling after one that polled in vain.
 const MAX_REST: u32 = 127;

@@ -105,7 +105,7 @@ pub struct Worker {
     pub(super) stats: ProxyStats,
     pub(super) access_log: AccessLog,
     pub(super) commands: mpsc::Receiver<WorkerCommand>,
-    /// Sender of commands to this loop, for results that come later.
+    /// Sender of commands to this loop, for results that other threads report later.
     pub(super) own: CommandSender,
     pub(super) unread: Backlog,
     /// Time at which a flow was last open.

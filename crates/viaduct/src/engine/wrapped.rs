@@ -62,14 +62,14 @@ pub trait PendingConnect: Debug + Send {
     /// Takes the socket that the program's socket will be connected to. Called at most once.
     ///
     /// # Errors
-    /// No such socket could be made.
+    /// No such socket could be created.
     fn take_socket(&mut self) -> io::Result<FlowSocket<std::net::TcpStream>>;
 
     /// Completes the connect, because the far end has answered: connects the program's socket to
     /// `socket`, at once or soon.
     ///
     /// # Errors
-    /// The program has gone.
+    /// The program can no longer get the result.
     fn complete(&mut self, socket: &std::net::TcpStream) -> io::Result<()>;
 
     /// Tells the program that the far end cannot be reached.
@@ -103,7 +103,7 @@ pub trait Program: Debug + Send {
     /// again.
     ///
     /// # Errors
-    /// No such socket could be made; or it is not available yet ([`io::ErrorKind::WouldBlock`]).
+    /// No such socket could be created, or it is not available yet ([`io::ErrorKind::WouldBlock`]).
     fn take_socket(&mut self) -> io::Result<FlowSocket<std::net::TcpStream>>;
 
     /// Arranges for `tell` to be called once a pending socket is available, or can no longer become

@@ -1,5 +1,5 @@
-//! `--on-demand`: a small parent that holds the listeners open, and a proxy that runs only
-//! while there is something to do.
+//! `--on-demand`: a small parent that keeps the listeners open, and a proxy that runs only while
+//! there is something to do.
 //!
 //! ```text
 //!   parent:  listen set, rules ─▶ wait for a SYN, unread ──▶ start a proxy, wait for its end ─┐

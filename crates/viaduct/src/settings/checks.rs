@@ -30,7 +30,7 @@ const MAX_EARLY: usize = 1024;
 /// Maximum number of intercepted ports, if `ports` is given.
 const MAX_PORTS: usize = 128;
 
-/// Refuses options that exclude each other, and those that need another one.
+/// Refuses options that exclude each other, and options that lack another one which they need.
 pub(super) fn fit_together(args: &ProxyArgs) -> Result<()> {
     let ProxyArgs { tunnel: TunnelArgs { key, peer, tunnel, tunnel_listen, .. }, .. } = args;
     let (asked, on_path) = (!args.expect.is_empty(), !args.intercept.is_empty());
@@ -248,7 +248,7 @@ pub(super) fn limits(args: &ProxyArgs) -> Result<Limits> {
     })
 }
 
-/// Time without a flow after which the proxy ends; `None`: never.
+/// Time without a flow after which the proxy ends; `None` if it never does.
 fn idle_exit(args: &ProxyArgs) -> Option<Duration> {
     let said = args.idle_exit.or(args.on_demand.then_some(IDLE_EXIT));
     said.filter(|time| !time.is_zero())

@@ -18,7 +18,7 @@ use crate::engine::trickles::{PacketFormats, TricklesTarget};
 use crate::tunnel::settings::TunnelName;
 use crate::value_parser::table::{Destination, Ports, Prefix, Rate, array, optional};
 
-/// A policy, as written.
+/// A policy, as written in a config file.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct PolicyTable {

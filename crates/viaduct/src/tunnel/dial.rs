@@ -12,7 +12,7 @@ const MAX_DELAY: Duration = Duration::from_secs(10);
 /// Slot of a link, which is dialled again whenever the link is lost.
 #[derive(Debug)]
 pub(super) struct Slot {
-    /// The link, while there is one.
+    /// Key of the link, while there is one.
     pub(super) link: Option<usize>,
     next: Option<Instant>,
     wait: Duration,

@@ -91,7 +91,7 @@ impl Tunnels {
         }
     }
 
-    /// Adds an accepted link, in place of an unauthenticated one if there is no room.
+    /// Adds an accepted link. If there is no room, it replaces an unauthenticated one.
     fn add_accepted(
         &mut self,
         transport: Transport,

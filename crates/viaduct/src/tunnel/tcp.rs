@@ -144,7 +144,8 @@ impl TcpLink {
         }
     }
 
-    /// Reads the available bytes and passes them to `deliver`, or keeps them if there is none.
+    /// Reads the available bytes and passes them to `deliver`, or keeps them if there is no
+    /// callback.
     pub(super) fn receive(
         &mut self,
         scratch: &mut [u8],

@@ -149,8 +149,8 @@ impl Flow {
         self.ends.each_mut().map(|end| end.conn.as_mut())
     }
 
-    /// Local address as the far end sees it, also if a handler or a tunnel connects in this
-    /// host's place.
+    /// Local address as the far end sees it, even if a handler or a tunnel connects in this host's
+    /// place.
     pub fn own_name(&mut self, now: Instant) -> Option<SocketAddr> {
         match &mut self.middle {
             Middle::Chain(chain_io) => chain_io.own_name(now),

@@ -40,7 +40,7 @@ impl OutboundSpec {
         }
     }
 
-    /// Parameters of Trickles, if the flow goes over it.
+    /// Parameters of Trickles, if the flow uses it.
     pub fn trickles(&self) -> Option<TricklesTarget> {
         if let OutboundSpec::Trickles(target) = self { Some(*target) } else { None }
     }

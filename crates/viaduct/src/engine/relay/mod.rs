@@ -1,5 +1,5 @@
-//! Relay between two connections without handlers, or with handlers that need no bytes: the
-//! bytes go through a pipe inside the kernel, and are never copied to user space.
+//! Relay between two connections without handlers, or with handlers that need not see the bytes:
+//! these are spliced through a pipe inside the kernel, and never copied to user space.
 //!
 //! | file | |
 //! |---|---|
@@ -25,13 +25,13 @@ pub struct Relay {
     directions: [Direction; 2],
     /// End that broke.
     broken: Option<End>,
-    /// Factories of handlers that need no bytes, only byte counts.
+    /// Factories of handlers that need only byte counts, not the bytes.
     observers: Option<Factories>,
 }
 
 impl Relay {
-    /// Returns a relay for these handlers; `None` if one of them needs the bytes, or options on
-    /// the sockets.
+    /// Returns a relay for these handlers; `None` if one of them must see the bytes, or set options
+    /// on the sockets.
     pub fn of(factories: &Factories) -> Option<Relay> {
         if offload(factories) != Some(Offload::default()) {
             return None;
@@ -103,7 +103,7 @@ impl Relay {
         Ok(())
     }
 
-    /// Reports the bytes that have passed each way to the handlers.
+    /// Reports to the handlers how many bytes were transferred in each direction.
     fn report(&self, bytes: [u64; 2]) {
         if let Some(factories) = &self.observers {
             factories.iter().for_each(|factory| factory.relayed(false, bytes));
@@ -120,8 +120,8 @@ impl Relay {
         self.broken = Some(end);
     }
 
-    /// Delivers the remaining bytes of the broken end; returns how many are left. `bytes`
-    /// passed each way since the last report to the handlers.
+    /// Delivers the remaining bytes of the broken end; returns how many are left. `bytes` counts
+    /// the bytes transferred in each direction since the last report to the handlers.
     pub fn deliver_rest(
         &mut self,
         [client, server]: [&TcpStream; 2],

@@ -57,7 +57,7 @@ pub struct Trickles {
     /// Name of the loop, used in the names of rules.
     instance: String,
     run_dir: PathBuf,
-    /// Bytes that the flows of a port may have requested and not yet taken.
+    /// Bytes that the flows of a port may have requested and not yet read.
     buffer: usize,
 }
 
@@ -72,7 +72,7 @@ pub struct Outlet {
 impl Trickles {
     /// Returns a set without ports. Packets are reported to the loop under `token`. Rules and their
     /// journal in `run_dir` are named after `name`, which must be unique in this network namespace.
-    /// The flows of a port may have at most `buffer` bytes requested and not yet taken.
+    /// The flows of a port may have requested, and not yet read, at most `buffer` bytes.
     pub fn new(
         registry: Registry,
         token: Token,

@@ -39,7 +39,7 @@ pub(super) enum SlotState {
     Established,
     /// To be continued over TCP.
     PlainTcp,
-    /// Refused: no listener there.
+    /// Refused: the server has no listener at this port.
     Refused,
 }
 

@@ -10,7 +10,7 @@
 //! |---|---|
 //! | here | [`Endpoint`]: the socket, and the dispatch of its datagrams |
 //! | [`link`] | a connection as a link |
-//! | [`lanes`] | its streams |
+//! | [`lanes`] | lanes of a link, as QUIC streams |
 //! | [`congestion`] | congestion control and pacing |
 //! | [`identity`] | state that survives a restart |
 //! | [`tls`] | TLS with unauthenticated keys; the sites' handshake authenticates |
@@ -106,7 +106,7 @@ pub(super) enum Arrived {
 }
 
 impl Endpoint {
-    /// Opens the socket at the listening address, or at any address if there is none.
+    /// Opens the socket at the listening address, or at any address if none is configured.
     pub(super) fn new(settings: &TunnelSettings, now: Instant) -> anyhow::Result<Endpoint> {
         let anywhere = match settings.dials.iter().all(|dial| dial.to.is_ipv4()) {
             true => SocketAddr::from(([0, 0, 0, 0], 0)),
@@ -169,8 +169,8 @@ impl Endpoint {
         self.keys.remove(&link.handle);
     }
 
-    /// Reads received datagrams, at most a few hundred. If `crowded`, diallers first have to
-    /// prove their address by a Retry, which takes a round trip.
+    /// Reads received datagrams, at most a few hundred. If `crowded`, diallers first have to prove
+    /// their address by a Retry packet, which costs a round trip.
     pub(super) fn receive(&mut self, crowded: bool) -> Vec<Arrived> {
         let mut arrived = Vec::new();
         // The wall clock is read first. A pause between the two calls can then only lengthen a

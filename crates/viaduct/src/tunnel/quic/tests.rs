@@ -1,4 +1,5 @@
-//! Limits of unauthenticated connections, against a stranger that does all that QUIC permits.
+//! Limits of unauthenticated connections, against a client (stranger) that does all that QUIC
+//! permits.
 
 use std::io::{BufRead as _, BufReader, Read as _};
 use std::net::TcpListener;
@@ -126,7 +127,7 @@ impl QuicLink {
     }
 }
 
-/// Writes as much as the stream takes, a megabyte at most.
+/// Writes as much as the stream accepts, a megabyte at most.
 fn fill(mut stream: SendStream<'_>) -> usize {
     let mut written = 0;
     while written < 1 << 20 {

@@ -11,8 +11,8 @@ const MIN_BURST: u64 = 2;
 /// packets.
 const PAUSE: Duration = Duration::from_millis(4);
 const AT_ONCE: u64 = 10;
-/// Maximum delay that is made up for if the pacer is called late after a wait, because the timer
-/// was late or the machine was busy. The extra bytes fill the gap on the path.
+/// Maximum delay for which extra bytes are allowed if the pacer is called late after a wait,
+/// because the timer was late or the machine was busy. These bytes fill the gap on the path.
 const LATE: Duration = Duration::from_millis(20);
 
 /// Bytes of a burst, at a rate in bytes a second.
