@@ -46,8 +46,8 @@ impl Worker {
         while budget.take() {
             let Some(syn) = self.acceptor.read_syn(&mut packet) else { return };
             if let Some(syn) = syn {
-                // A client whose flow could not be begun is refused when it is accepted, if it
-                // ever is.
+                // An error is not reported here: the client is refused when its connection is
+                // accepted.
                 let _ = self.begin_early(&syn, now);
             }
         }
@@ -121,8 +121,8 @@ impl Worker {
         }
     }
 
-    /// Joins a client with the early connection that its SYN has begun, or begins a connection now.
-    /// `signalled` has the addresses that a previous hop has sent, if any.
+    /// Joins a client with the early connection that was begun for its SYN, or begins a connection
+    /// if there is none. `signalled` has the addresses that a previous hop has sent, if any.
     pub(super) fn join(
         &mut self,
         client: TcpStream,

@@ -1,5 +1,5 @@
-//! Client side of a loop: its listeners, the source of their SYNs, and the connections that SYNs
-//! have begun.
+//! Client side of a loop: its listeners, the source of their SYNs, and the connections that were
+//! begun for SYNs.
 
 use std::io;
 use std::net::SocketAddr;
@@ -43,8 +43,8 @@ pub(super) struct Acceptor {
 }
 
 impl Acceptor {
-    /// Registers a listen set. `intercept_state` is the state of the rules that divert clients
-    /// to it.
+    /// Registers a listen set. `intercept_state` is the state of the rules that divert clients to
+    /// its listeners.
     ///
     /// # Errors
     /// A listener or the source of SYNs cannot be registered.

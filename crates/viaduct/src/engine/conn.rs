@@ -59,8 +59,8 @@ impl ParentConn {
 }
 
 impl Conn {
-    /// Returns the connection between these two ends. If the socket's peer has another address than
-    /// `client`, the connection came through a parent master.
+    /// Returns the end of a flow for an inbound connection from `client` to `own`. If the socket's
+    /// peer has another address than `client`, the connection came through a parent master.
     pub fn of(
         stream: FlowSocket<std::net::TcpStream>,
         client: SocketAddr,

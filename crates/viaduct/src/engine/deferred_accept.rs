@@ -32,7 +32,7 @@ const MAX_VERDICTS: usize = 32;
 #[derive(Debug)]
 pub struct DeferredAccept {
     queue: NfQueue,
-    /// Queue ID and addresses of each SYN, by the key of the flow that it has begun.
+    /// Queue ID and addresses of each SYN, by the key of the flow that was begun for it.
     held: HashMap<usize, (u32, Tuple)>,
 }
 
@@ -42,7 +42,7 @@ impl DeferredAccept {
         DeferredAccept { queue, held: HashMap::new() }
     }
 
-    /// Gives the verdict on the SYN that has begun flow `key`, if the SYN is held; returns the
+    /// Gives the verdict on the SYN for which flow `key` was begun, if the SYN is held; returns the
     /// addresses of the SYN.
     fn decide(&mut self, key: usize, verdict: Verdict) -> Option<Tuple> {
         let (id, tuple) = self.held.remove(&key)?;

@@ -107,7 +107,7 @@ impl Negotiation {
         self.settle(false, Offer::in_headers(syn))
     }
 
-    /// Handlers of an established connection that this end began.
+    /// Handlers of an established connection that this end has opened.
     fn answered(&self, stream: impl AsFd) -> Result<Factories, Refusal> {
         let answer = self.offers.answer(stream.as_fd());
         self.settle(true, answer.and_then(|option| Offer::parse(&option)))
@@ -161,8 +161,8 @@ impl PendingNegotiation {
         if let Some(relay) = Relay::of(&chain) {
             return Ok(Middle::Relay(relay));
         }
-        // The program's options are already set on the connection. The handlers learn them when the
-        // program sets another one.
+        // The program's options are already set on the connection. The handlers are told of them
+        // when the program sets another one.
         let (to, mirrored) = (self.to.into(), Mirrored::default());
         let chain_io = ChainIo::new(chain.clone(), self.limit, (to, None), mirrored, now);
         let shares = chain.iter().any(|factory| factory.shares());

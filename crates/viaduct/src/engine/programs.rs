@@ -12,7 +12,7 @@ pub(super) struct Programs {
     calls: HashMap<usize, Box<dyn PendingConnect>>,
     /// Programs to connect to once the handlers of their flow accept it.
     listening: HashMap<usize, Box<dyn Program>>,
-    /// Flows of programs that exchange requests and events with their handlers.
+    /// Flows of programs that exchange requests and events with the flows' handlers.
     pub(super) aware: Aware,
 }
 
@@ -75,7 +75,8 @@ impl Programs {
         self.calls.iter().filter(|(_, held)| held.has_gone()).map(|(key, _)| *key).collect()
     }
 
-    /// Drops the program of flow `key`, which signals to its interposer that the flow has ended.
+    /// Drops the program of flow `key`. This signals to the program's interposer that the flow has
+    /// ended.
     pub(super) fn drop_program(&mut self, key: usize) {
         self.calls.remove(&key);
         self.listening.remove(&key);

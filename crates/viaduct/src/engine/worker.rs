@@ -42,7 +42,7 @@ pub(super) const MAX_READS: usize = 256;
 const SYN_TIME_LIMIT: Duration = Duration::from_millis(1);
 /// Flows driven in a turn because of their alarms.
 const MAX_ALARMS: usize = 4096;
-/// Token of the loop's one waker: for commands, and for the resolver's answers.
+/// Token of the loop's only waker: for commands, and for the resolver's answers.
 const WAKER: Token = Token(usize::MAX - 2);
 const TRICKLES: Token = Token(usize::MAX - 4);
 

@@ -273,7 +273,7 @@ impl Worker {
         Ok(key)
     }
 
-    /// Applies the socket options that a program has set to its flow.
+    /// Applies to a flow the socket options that its program has set.
     pub(super) fn mirror(&mut self, socket_id: SocketId, mirrored: Mirrored, now: Instant) {
         if let Some(key) = self.programs.aware.find(&[socket_id]) {
             self.flows.at(key).mirror(mirrored, now);
@@ -325,9 +325,9 @@ impl Worker {
     pub(super) fn reject_pending(&mut self, key: usize, error: &io::Error) -> bool {
         let Some(mut held) = self.programs.take_call(key) else { return false };
         held.refuse(match failure(error) {
-            // A timeout of the kernel is passed on as one. Handlers and the proxy time out earlier
-            // than the kernel would; the program then sees the far end as unreachable, not as timed
-            // out.
+            // A timeout of the kernel is passed on as a timeout. Handlers and the proxy time out
+            // earlier than the kernel would; the program then sees the far end as unreachable, not
+            // as timed out.
             Failure::TimedOut if error.raw_os_error().is_none() => Failure::Unreachable,
             why => why,
         });

@@ -37,7 +37,7 @@ fn claim(settings: &Settings) -> Result<Option<Changes>> {
     let instances = intercept.into_iter().chain(settings.holds.then(|| hold_instance(settings)));
     let instances: Vec<String> = instances.collect();
     let journal = settings.engine.journal();
-    // A journal of an earlier run is handled even if this run changes nothing.
+    // The journal of an earlier run is processed even if this run changes nothing.
     if instances.is_empty() && !journal.exists() {
         return Ok(None);
     }
@@ -48,7 +48,7 @@ fn claim(settings: &Settings) -> Result<Option<Changes>> {
     for instance in &instances {
         changes.lock_instance(instance)?;
     }
-    // Without changes, dropping them here deletes the journal.
+    // If this run makes no changes, `changes` is dropped here, which deletes the journal.
     Ok((!instances.is_empty()).then_some(changes))
 }
 

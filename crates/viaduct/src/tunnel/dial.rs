@@ -31,7 +31,7 @@ impl Slot {
         self.next
     }
 
-    /// Records a dial; `link` is `None` if it failed at once.
+    /// Records a dial; `link` is `None` if the dial failed at once.
     pub(super) fn dialled(&mut self, link: Option<usize>) {
         (self.link, self.next) = (link, None);
     }

@@ -182,7 +182,7 @@ impl Tunnels {
         }
     }
 
-    /// Continues with sockets that had more to read than is read in one turn.
+    /// Continues to read from sockets that had more data than is read in one turn.
     pub fn resume(&mut self, now: Instant) {
         if self.endpoint.as_ref().is_some_and(|endpoint| endpoint.readable) {
             self.receive(now);

@@ -5,7 +5,7 @@ use viaduct_proto::tunnel::stats::{LinkStats, StreamStats, TunnelStats};
 
 use super::settings::title;
 
-/// A tunnel to one peer.
+/// Counters of a tunnel to one peer.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TunnelCounters {
     /// The peer's public key.

@@ -41,8 +41,8 @@ impl StrangerMemory {
     }
 }
 
-/// Picks the link to close to make room for one from `new`; `None` if there is room. `waiting` is
-/// in order of age, the oldest first.
+/// Picks the link to close to make room for a link from source `new`; `None` if there is room.
+/// `waiting` is in order of age, the oldest first.
 pub(super) fn link_to_drop(
     waiting: &[(usize, Source)],
     new: Source,

@@ -83,8 +83,8 @@ impl ChainIo {
         std::mem::take(&mut self.closed)
     }
 
-    /// Takes over the connections of `giver`, including `main`, the giver's connection of its own.
-    /// Returns their IDs in this chain. `None` if the chain does not accept them.
+    /// Takes over the connections of `giver`, including `main`, the end of the giver's flow towards
+    /// the network. Returns their IDs in this chain. `None` if the chain does not accept them.
     pub fn take(
         &mut self,
         giver: ChainIo,

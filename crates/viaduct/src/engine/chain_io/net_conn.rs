@@ -184,7 +184,7 @@ pub(super) fn name(chain: &mut Chain, id: BottomId, conn: &Conn) {
 }
 
 /// Returns the connection to use: a further connection's `own`, else the flow's own end `main`.
-/// `None` if it is gone.
+/// `None` if that connection is gone.
 fn of<'a>(
     is_gone: bool,
     own: &'a mut Option<Conn>,

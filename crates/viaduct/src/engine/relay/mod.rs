@@ -1,5 +1,5 @@
-//! Relay between two connections without handlers, or with handlers that need not see the bytes:
-//! these are spliced through a pipe inside the kernel, and never copied to user space.
+//! Relay between two connections without handlers, or with handlers that need not see the bytes.
+//! The bytes are spliced through a pipe inside the kernel, and never copied to user space.
 //!
 //! | file | |
 //! |---|---|
