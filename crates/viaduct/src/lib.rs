@@ -153,7 +153,8 @@ pub fn main(registry: Registry) -> ExitCode {
     // All services wait for child processes, which fails if the parent ignored SIGCHLD.
     viaduct_sys::process::inherited_state::reset_sigchld();
     let words = run::expand(std::env::args_os());
-    // `viaduct run` exits with the status of its program. Its own failures have another status.
+    // `viaduct run` exits with the status of its program, so failures of viaduct itself need a
+    // status of their own.
     let failed = words.get(1).filter(|word| *word == "run").map(|_| run::OUR_FAULT);
     let read = CommandLine::command().try_get_matches_from(words);
     let read = read.and_then(|matches| Ok((CommandLine::from_arg_matches(&matches)?, matches)));
@@ -176,7 +177,7 @@ fn refuse(error: &clap::Error, failed: Option<u8>) -> ! {
     let Some(failed) = failed.filter(|_| error.use_stderr()) else { error.exit() };
     match run::suggestion(error) {
         Some(suggestion) => eprintln!("viaduct: {suggestion}"),
-        // Fails if the output is closed.
+        // Printing fails if standard error is closed; only the exit status is left then.
         None => drop(error.print()),
     }
     std::process::exit(failed.into());

@@ -1,5 +1,5 @@
 //! Rate limit for log lines that remote hosts can cause. The same line is logged only a few times
-//! per interval. Its first line in a later interval also has the number of suppressed lines.
+//! per interval. The first repetition in a later interval also shows how many were suppressed.
 
 use std::collections::HashMap;
 use std::hash::Hash;
@@ -13,7 +13,7 @@ const INTERVAL: Duration = Duration::from_secs(60);
 /// Maximum number of keys; further ones share one allowance.
 const MAX_KEYS: usize = 256;
 
-/// Log lines with a rate limit. Lines of the same key count as the same.
+/// Log lines with a rate limit. Lines with the same key count as the same line.
 #[derive(Debug)]
 pub struct RateLimitedLog<K> {
     /// Maximum number of lines of a key in one interval.

@@ -33,8 +33,8 @@ pub struct RuleArgs {
 }
 
 impl RuleArgs {
-    /// Rules of the options, for a chain. `guards` is true if a handler of the chain hides or
-    /// protects data.
+    /// Returns the rules that the options define for a chain. `guards` is true if a handler of the
+    /// chain hides or protects data.
     ///
     /// # Errors
     /// The error in a rule, with its place and the expected form.

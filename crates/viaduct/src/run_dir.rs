@@ -45,7 +45,8 @@ const TMP: &str = "/tmp";
 /// Default directory of this user's services.
 ///
 /// A directory below `/tmp` is created here, because any other user could create it first. If
-/// another user has, the system's directory is returned, in which creating a socket then fails.
+/// another user has created it, the system's directory is returned; the user cannot create a socket
+/// there, and so gets an error.
 pub fn default_run_dir() -> PathBuf {
     let user = rustix::process::geteuid();
     if user.is_root() {

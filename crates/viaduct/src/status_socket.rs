@@ -22,7 +22,7 @@ const ACCEPT_RETRY: Duration = Duration::from_millis(100);
 #[must_use]
 pub struct Name {
     path: PathBuf,
-    /// Device and inode, to detect that another service has taken the name since.
+    /// Device and inode, to detect that another service has replaced the socket.
     file: Option<(u64, u64)>,
 }
 
@@ -67,13 +67,13 @@ pub async fn accept(listener: &UnixListener) -> tokio::net::UnixStream {
     loop {
         match listener.accept().await {
             Ok((client, _)) => return client,
-            // Out of descriptors, for example: an immediate retry would spin.
+            // The process may be out of descriptors, so an immediate retry would spin.
             Err(_) => tokio::time::sleep(ACCEPT_RETRY).await,
         }
     }
 }
 
-/// Sends the status as one JSON object, and closes.
+/// Sends the status as one JSON object, and closes the connection.
 ///
 /// # Errors
 /// The status cannot be serialized.

@@ -1,6 +1,6 @@
 //! `viaduct steer`: redirects connections of this host's programs to a hop, with the original
-//! destination in an option of their SYNs (Miniproxy, section 5). The kernel does this while the
-//! process runs; no data passes through the process.
+//! destination in an option of their SYNs (Miniproxy, section 5). The kernel does the redirection
+//! while this process runs; no data passes through the process.
 //!
 //! ```text
 //!   curl ── connect(2) to the server ──▶ BPF: to the hop, option in the SYN ══▶ hop ══▶ server

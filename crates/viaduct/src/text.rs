@@ -36,8 +36,8 @@ pub fn position(text: &str, at: usize) -> String {
     }
 }
 
-/// Key whose value contains byte `at` of `text`; `None` if the key itself is wrong: the parser's
-/// message then names it.
+/// Key whose value contains byte `at` of `text`; `None` if the key itself is wrong, in which case
+/// the parser's message names it.
 fn key(text: &str, at: usize) -> Option<&str> {
     let line = before(text, at).rsplit('\n').next()?;
     line.split_once('=').map(|(key, _)| key.trim())
@@ -86,7 +86,7 @@ pub fn table(text: &str, at: usize) -> Option<&str> {
     text[..end].lines().rev().map(str::trim).find(|line| line.starts_with('['))
 }
 
-/// Checks that `name` can be part of a file name, and named in a policy.
+/// Checks that `name` can be a part of a file name, and can appear in a policy.
 ///
 /// # Errors
 ///

@@ -27,7 +27,7 @@ const MAX_DAYS: u64 = 36_500;
 /// seconds.
 const DEAD_AFTER: RangeInclusive<Duration> =
     Duration::from_secs(1)..=Duration::from_secs(24 * 24 * 3600);
-/// Longest time that a loop may poll for events; falling asleep and waking up takes far less.
+/// Longest time that a loop may poll for events; falling asleep and waking up take far less time.
 const MAX_SPIN: Duration = Duration::from_millis(1);
 
 /// Parses an address and a port to listen at or connect to.

@@ -16,7 +16,8 @@ use tracing::{info, warn};
 use super::entry::{Entry, Format};
 use super::{AccessLogStats, Target};
 
-/// Maximum number of entries in the queue; about 10 MB, because [`Entry::truncate`] limits each.
+/// Maximum number of entries in the queue; about 10 MB, because [`Entry::truncate`] limits the size
+/// of each.
 const MAX_QUEUED: usize = 4096;
 /// Maximum bytes of lines collected for one write, if more entries are waiting.
 const MAX_BATCH: usize = 64 << 10;
@@ -79,7 +80,8 @@ impl AccessLog {
         }
     }
 
-    /// Reopens the file by its name. If that fails, the log continues in the old file.
+    /// Requests that the thread reopens the file by its name. If that fails, the log continues in
+    /// the old file.
     pub fn reopen(&self) {
         let Some(Writer { queue, state }) = &self.0 else { return };
         state.reopen.store(true, Ordering::Release);

@@ -5,8 +5,8 @@
 //!        ◀─answer──              ◀──────Found──────
 //! ```
 //!
-//! A query costs the packet thread time. The service therefore handles one query at a time, and
-//! limits the number of queries and the amount of searching per second. Rejected queries are
+//! Each query takes time of the packet thread. The service therefore handles one query at a time,
+//! and limits the number of queries and the amount of searching per second. Rejected queries are
 //! counted, never queued.
 
 use std::net::{IpAddr, SocketAddr};
@@ -51,7 +51,8 @@ impl CacheService {
         CacheService(tokio::spawn(async move {
             let mut budget = Budget::new(Instant::now());
             let mut datagram = [0; MAX_QUERY];
-            // Errors are ICMP messages about answers to clients that have gone.
+            // Errors are ignored: they report ICMP messages about answers to clients that have
+            // gone.
             loop {
                 let Ok((len, client)) = socket.recv_from(&mut datagram).await else { continue };
                 let own = prefixes.lock().unwrap_or_else(PoisonError::into_inner).clone();

@@ -1,5 +1,5 @@
-//! Clocks of handshakes, kept over a restart in `<site>.clocks` in the service's state directory:
-//! a replay of an initiation from before the restart is rejected after it. Each line has a peer's
+//! Clocks of handshakes. The file `<site>.clocks` in the service's state directory keeps them over
+//! a restart, so that replays of earlier initiations are rejected after it. Each line has a peer's
 //! public key, and the times of the latest initiations received and sent, in nanoseconds since
 //! 1970.
 
@@ -17,8 +17,9 @@ use viaduct_sys::journal::replace_file;
 /// Minimum number of seconds between writes if only the clocks of sent initiations have changed:
 /// they rise with each attempt.
 const SENT_EVERY: u32 = 60;
-/// Margin added to a sent clock that is ahead of the machine's clock, because the latter was set
-/// back. It exceeds the possible rise of the sent clock between its last write and the restart.
+/// Margin added to a sent clock that is ahead of the machine's clock, which must have been set
+/// back. The margin exceeds the possible rise of the sent clock between its last write and the
+/// restart.
 const SENT_MARGIN: u64 = 2 * SENT_EVERY as u64 * 1_000_000_000;
 /// Maximum length of the file in bytes.
 const MAX_FILE: u64 = MAX_PEERS as u64 * 2 * 128;

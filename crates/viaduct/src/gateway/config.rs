@@ -64,8 +64,8 @@ pub struct Peer {
     pub name: String,
     /// Public key of the peer.
     pub key: PublicKey,
-    /// Address of the peer's gateway; if it is given by name, the last one that the name
-    /// resolved to.
+    /// Address of the peer's gateway; for an endpoint given by name, the latest address of that
+    /// name.
     pub endpoint: Option<SocketAddr>,
     /// Host and port that the endpoint is resolved from.
     pub endpoint_name: Option<(String, u16)>,
@@ -83,7 +83,7 @@ pub struct Peer {
     pub rekey_after: Duration,
 }
 
-/// Error in a config: file, place, and problem with the expected form.
+/// Error in a config: the file, the place, and the problem together with the expected form.
 #[derive(Debug, thiserror::Error)]
 #[error("{}: {place}{what}", file.display())]
 pub struct ConfigError {

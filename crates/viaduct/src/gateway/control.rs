@@ -44,7 +44,7 @@ pub struct ToWorker {
 }
 
 impl ToWorker {
-    /// Creates a channel that sends by `commands` and wakes the thread by `waker`.
+    /// Creates a channel that sends through `commands` and wakes the thread with `waker`.
     pub fn new(commands: mpsc::Sender<Command>, waker: Arc<Waker>) -> Self {
         ToWorker { commands, waker }
     }
@@ -67,14 +67,14 @@ pub struct Control {
     published: Arc<Published>,
     started: Instant,
     wan: WanWatch,
-    /// True if routes were lowered since the last check that they are in force.
+    /// Set when the room for repairs is made, until the lowered routes were found to be in force.
     unverified: bool,
     peers: PeerStates,
     clocks: Option<ClockFile>,
     endpoints: Endpoints,
     /// Warnings about the config and the machine that were logged.
     warnings: Vec<String>,
-    /// State of our rules in nftables and policy routing.
+    /// State of the gateway's rules in nftables and policy routing.
     rules: Arc<InterceptState>,
     listeners: Listeners,
 }
@@ -206,7 +206,7 @@ impl Control {
     }
 
     /// Stops accepting flows of split mode, and lets the existing ones finish. Returns true if
-    /// there is nothing to wait for, or from the second call on.
+    /// there is nothing to wait for, and always from the second call on.
     fn drain(&self, draining: &mut bool, system: &mut System) -> bool {
         if let Some(flows) = &self.flows {
             if let Err(error) = system.stop_intercepting() {
@@ -217,7 +217,7 @@ impl Control {
         std::mem::replace(draining, true) || self.flows.is_none()
     }
 
-    /// Returns whether the flows were told to finish, and have.
+    /// Returns whether the flows were told to finish, and have finished.
     fn is_drained(&self, draining: bool) -> bool {
         draining && self.flows.as_ref().is_none_or(|flows| flows.engine.is_over())
     }
@@ -237,8 +237,8 @@ impl Control {
         .with_peers(&self.details(), self.peers.get())
     }
 
-    /// Details that the packet thread has published of the peers, with the names that are not
-    /// resolved.
+    /// Details about the peers that the packet thread has published, and the reasons why names are
+    /// not resolved.
     fn details(&self) -> Details {
         let mut details = self.published.details();
         for peer in &self.site.config.peers {
@@ -269,8 +269,8 @@ impl Control {
         notify(Phase::Ready);
     }
 
-    /// Makes the room for repairs again when the WAN has changed. Tries again each second until
-    /// that is possible, because the routes of the WAN may take a while to come back.
+    /// Makes the room for repairs ([`super::system`]) again when the WAN has changed. Must be
+    /// called once a second: an attempt fails while the routes of the WAN are not back yet.
     async fn follow_wan(&mut self, system: &mut System) {
         if !self.wan.is_stale(self.published.get().shell.wan_falls) {
             if std::mem::take(&mut self.unverified) && !system.is_in_force(&self.site) {
@@ -308,7 +308,7 @@ impl Control {
         }
     }
 
-    /// Reports in the status and the log what the room waits for.
+    /// Reports in the status and the log why the room for repairs is not made yet.
     fn log_wait_reason(&mut self, system: &System) {
         if let Some(reason) = system.wait_reason()
             && self.wan.record_failure(reason.clone())

@@ -19,7 +19,7 @@ const RETRY_EVERY: Duration = Duration::from_secs(3);
 
 /// Host and port.
 type Name = (String, u16);
-/// Result of a look-up: the usable addresses, at least one, or the reason why there is none.
+/// Result of a look-up: at least one usable address, or the reason why there is none.
 type Answer = (Name, Result<Vec<SocketAddr>, String>);
 
 /// Look-ups of the names in a config.
@@ -108,7 +108,7 @@ impl Endpoints {
         }
     }
 
-    /// Reason why the address of a peer, which is given by name, is unknown; `None` if it is known.
+    /// Reason why the address of a peer that is given by name is unknown; `None` if it is known.
     pub fn unresolved(&self, peer: &Peer) -> Option<String> {
         let name = peer.endpoint_name.as_ref().filter(|name| !self.known.contains_key(name))?;
         let reason = self.failures.get(name).map_or("no answer yet", String::as_str);

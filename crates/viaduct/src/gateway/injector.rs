@@ -1,5 +1,5 @@
-//! Injection of recovered packets into the kernel through a TUN, by which they are forwarded as
-//! if they had come from the WAN. The TUN disappears when it is closed.
+//! Injection of recovered packets through a TUN: the kernel forwards them as if they had come from
+//! the WAN. The TUN disappears when it is closed.
 
 use std::fs;
 use std::net::Ipv4Addr;
@@ -61,9 +61,9 @@ fn open(name: &str, mtu: usize) -> Result<Tun> {
     let tun = Tun::create(name)?;
     tun.interface().set_mtu(u32::try_from(mtu)?)?;
     let name = tun.name().to_owned();
-    // Recovered packets come from addresses whose route leads elsewhere, so reverse-path checks
-    // must be loose. The loose check still requires an address on the interface (the dummy one
-    // of RFC 7600).
+    // Routes to the sources of recovered packets use other interfaces, so the reverse-path check
+    // must be loose. The loose check still requires an address on the interface (the dummy one of
+    // RFC 7600).
     interface::add_link_address(&name, DUMMY_ADDRESS.into())
         .with_context(|| format!("give {name} the address {DUMMY_ADDRESS}"))?;
     set(&format!("net/ipv4/conf/{name}/rp_filter"), "2")?;

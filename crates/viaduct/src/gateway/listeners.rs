@@ -24,7 +24,8 @@ pub struct Listeners {
 }
 
 impl Listeners {
-    /// Creates the state, without a listener; the packet cache is searched by `worker`.
+    /// Creates the state, without a listener. `worker` is the thread that searches the packet
+    /// cache.
     pub fn new(worker: ToWorker) -> Listeners {
         Listeners {
             metrics: None,
@@ -36,7 +37,7 @@ impl Listeners {
         }
     }
 
-    /// Puts the listeners that `config` moves to use.
+    /// Replaces the listeners in use by those in `moved`, and applies the prefixes of `config`.
     pub fn replace(&mut self, moved: Moved, config: &Config) {
         self.prefixes.lock().unwrap_or_else(PoisonError::into_inner).clone_from(&config.prefixes);
         if let Some(metrics) = moved.metrics {
@@ -66,7 +67,8 @@ impl Listeners {
     }
 }
 
-/// Listeners that a config moves, open but not in use yet. `None` for one that stays.
+/// Listeners at the new addresses of a config: open, but not in use yet. The outer `None` means
+/// that the listener stays, the inner one that it is closed.
 pub struct Moved {
     metrics: Option<Option<TcpListener>>,
     cache: Option<Option<UdpSocket>>,

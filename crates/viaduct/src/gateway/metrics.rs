@@ -161,8 +161,8 @@ const SITE_COUNTERS: &[SiteCounter] = &[
     }),
 ];
 
-/// Age of the counters, in seconds, from which on the packet thread is considered hung. It
-/// publishes ten times a second.
+/// Age of the counters, in seconds, from which on the packet thread is considered hung: the thread
+/// publishes them ten times a second.
 const HANGS_AFTER: f64 = 2.0;
 
 /// Metrics and health of a gateway.

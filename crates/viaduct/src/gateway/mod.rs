@@ -6,8 +6,8 @@
 //!                                 └─▶ control: signals, status socket, metrics, packet cache
 //! ```
 //!
-//! Everything in `site.toml` is checked before anything is changed. Changes are reverted at the
-//! end, and after a kill -9 by the next start.
+//! Everything in `site.toml` is checked before anything is changed. Changes are reverted at exit
+//! or, after a kill -9, at the next start.
 
 mod cache_service;
 mod clocks;
@@ -154,7 +154,7 @@ fn resolve(config: Config, path: &Path, registry: &Registry) -> Result<(Site, Op
     resolve_all(config).with_context(|| path.display().to_string())
 }
 
-/// Path of the config, and the handlers that the config may name.
+/// Path of the config, and the handlers that may be named in it.
 #[derive(Debug)]
 struct ConfigSource {
     path: PathBuf,

@@ -83,7 +83,7 @@ impl PeerStates {
     }
 }
 
-/// State without its numbers, which rise all the time.
+/// State without its numbers, which change all the time.
 fn kind(state: &State) -> String {
     let text = state.to_string();
     let text = text.split(", last handshake").next().unwrap_or_default();

@@ -1,8 +1,9 @@
 //! Poll interval of the packet thread under load.
 //!
-//! A wake-up costs as much as ten packets, so an interval should span many. However, repairs are
-//! delayed by the interval, and copies that have left the CPU cache cost more. The interval is
-//! therefore short while repairs pass, and spans [`PACKETS_PER_WAKEUP`] packets otherwise.
+//! A wake-up costs as much as ten packets, so an interval should span many packets. However,
+//! repairs are delayed by the interval, and copies that have left the CPU cache cost more. The
+//! interval is therefore short while repairs pass, and spans [`PACKETS_PER_WAKEUP`] packets
+//! otherwise.
 
 use viaduct_proto::time::{Duration, Instant};
 

@@ -14,7 +14,8 @@ use viaduct_sys::route::mtu::{RouteError, RouteMtu};
 
 use super::config::Config;
 
-/// Number of prefixes whose routes are checked for a warning: each takes some milliseconds.
+/// Maximum number of prefixes whose routes are checked for a warning: each check takes some
+/// milliseconds.
 const MAX_CHECKED_ROUTES: usize = 16;
 /// Bits of the effective capabilities (`linux/capability.h`).
 const CAPABILITIES: [(u32, &str); 2] = [(12, "CAP_NET_ADMIN"), (13, "CAP_NET_RAW")];
@@ -59,8 +60,8 @@ fn listeners(config: &Config) -> impl Iterator<Item = (&'static str, SocketAddr)
     all.into_iter().filter_map(|(key, at)| Some((key, at?)))
 }
 
-/// VLAN interface on the configured one through which a peer's packets leave, if there is one.
-/// The configured interface is a trunk then.
+/// VLAN interface on top of the configured one through which a peer's packets leave, if there is
+/// one. In that case the configured interface is a trunk.
 pub fn vlan_of_trunk(config: &Config) -> Option<String> {
     let prefixes = config.peers.iter().flat_map(|peer| &peer.prefixes);
     prefixes.take(MAX_CHECKED_ROUTES).find_map(|net| {
@@ -70,8 +71,8 @@ pub fn vlan_of_trunk(config: &Config) -> Option<String> {
     })
 }
 
-/// Warning if a rule of nftables may translate the addresses of packets to the peers. Such
-/// packets must be exempt, or the gateways see none of them.
+/// Warning if a rule of nftables may translate the addresses of packets to the peers. These packets
+/// must be exempt from translation, otherwise the gateways do not recognise them.
 pub fn masquerades(config: &Config) -> Option<String> {
     let listed = tool::run("nft", &["-j", "list", "ruleset"], "").ok()?;
     let peers: Vec<IpNet> = config.peers.iter().flat_map(|peer| peer.prefixes.clone()).collect();
@@ -105,8 +106,8 @@ fn translation(ruleset: &Value, wan: &str, peers: &[IpNet]) -> Option<(String, &
     })
 }
 
-/// Returns whether packets leaving by `wan` may satisfy a match. A match on anything except the
-/// output interface may.
+/// Returns whether packets leaving by `wan` may satisfy a match. Any match except one on the output
+/// interface is assumed to be satisfied.
 fn may_match(one: &Value, wan: &str) -> bool {
     let key = one["left"]["meta"]["key"].as_str();
     if !matches!(key, Some("oif" | "oifname")) {
@@ -116,7 +117,7 @@ fn may_match(one: &Value, wan: &str) -> bool {
     let set = right["set"].as_array().map_or(std::slice::from_ref(right), Vec::as_slice);
     let names = |one: &Value| match one.as_str() {
         Some(name) => name.strip_suffix('*').map_or(name == wan, |start| wan.starts_with(start)),
-        // For example a named set.
+        // For example, the members of a named set are unknown here.
         None => true,
     };
     let has = set.iter().any(names);
@@ -131,7 +132,7 @@ fn interfaces() -> String {
     if names.is_empty() { "none".to_owned() } else { names.join(", ") }
 }
 
-/// Checks that each address that the config listens on is one of this machine's.
+/// Checks that each address that the config listens on belongs to this machine.
 pub fn check_addresses(config: &Config) -> Result<()> {
     for (key, at) in listeners(config) {
         UdpSocket::bind(SocketAddr::new(at.ip(), 0)).with_context(|| {
@@ -142,7 +143,7 @@ pub fn check_addresses(config: &Config) -> Result<()> {
 }
 
 /// Listeners of the config whose port is in use on this machine. Empty if a gateway of this name
-/// runs, which has them rightfully.
+/// runs, because it uses these ports itself.
 pub fn ports_in_use(config: &Config) -> Vec<String> {
     if UnixStream::connect(config.socket()).is_ok() {
         return Vec::new();
@@ -193,7 +194,7 @@ pub fn routed_elsewhere(config: &Config) -> Vec<String> {
     wrong.collect()
 }
 
-/// Address and prefix length, as the system layer takes them.
+/// Address and prefix length, as the system layer expects them.
 pub fn pair(net: &IpNet) -> (IpAddr, u8) {
     (net.addr(), net.prefix_len())
 }
@@ -213,7 +214,7 @@ pub fn check_capabilities() -> Result<()> {
     let status = fs::read_to_string("/proc/self/status")?;
     let effective = status.lines().find_map(|line| line.strip_prefix("CapEff:"));
     let effective = effective.and_then(|bits| u64::from_str_radix(bits.trim(), 16).ok());
-    // If the kernel does not report them, the attempt will show.
+    // If the kernel does not report them, a missing one shows at the first call that needs it.
     let missing = CAPABILITIES.iter().find(|(bit, _)| effective.is_some_and(|e| e >> bit & 1 == 0));
     match missing {
         Some((_, name)) => bail!(

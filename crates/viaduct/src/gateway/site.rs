@@ -66,8 +66,8 @@ impl Site {
         format!("no route to peer {name}")
     }
 
-    /// Maximum length of packets towards `peer`: that of the hosts, or that at which a repair still
-    /// fits a datagram, whichever is less.
+    /// Maximum length of packets towards `peer`: the hosts' maximum, or the length up to which a
+    /// repair fits a datagram, whichever is less.
     pub fn longest(&self, peer: &Peer) -> usize {
         let ipv6 = peer.endpoint.unwrap_or(self.config.listen).is_ipv6();
         let room = match &peer.coding {
@@ -79,14 +79,15 @@ impl Site {
         self.config.host_mtu.map_or(room, |mtu| mtu.min(room))
     }
 
-    /// Maximum length of packets towards `peer`; `None` if the hosts send no longer ones anyway.
+    /// Maximum length of packets towards `peer`; `None` if all packets of the hosts are within it
+    /// anyway.
     pub fn clamp(&self, peer: &Peer) -> Option<usize> {
         let longest = self.longest(peer);
         let sent = self.config.host_mtu.unwrap_or(self.wan_mtu);
         (longest < sent).then_some(longest)
     }
 
-    /// Returns whether all peers are only observed. If so, nothing on the machine needs to be
+    /// Returns whether all peers are only observed. In that case nothing on the machine needs to be
     /// changed.
     pub fn only_observes(&self) -> bool {
         let is = |peer: &Peer| matches!(peer.coding, Some(Coding::Observe));
@@ -109,8 +110,8 @@ impl Site {
         self.config.memory.saturating_sub(2 * self.ring_bytes())
     }
 
-    /// Bytes without which the code of each peer recovers nothing. The code of the opposite
-    /// direction is assumed to be the same.
+    /// Minimum number of bytes with which the code of each peer can recover anything. The code of
+    /// the opposite direction is assumed to be the same.
     fn needs(&self) -> Vec<usize> {
         let need = |peer: &Peer| {
             let coding = peer.coding.as_ref();

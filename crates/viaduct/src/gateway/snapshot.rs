@@ -69,7 +69,7 @@ pub struct Snapshot {
     pub memory: usize,
 }
 
-/// Data of the peers beside their counters, published less often than these.
+/// Data about the peers other than their counters, published less often than the counters.
 #[derive(Clone, Debug, Default)]
 pub struct Details {
     /// Facts about each peer, by its name.
@@ -167,7 +167,7 @@ pub struct PeerStatus {
     pub counters: PeerStats,
 }
 
-/// State of the path to a peer, as reported by the peer, and the response to it.
+/// State of the path to a peer, as reported by the peer, and the repairs chosen for it.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct LinkStatus {
     /// Regime of the repairs, in words.

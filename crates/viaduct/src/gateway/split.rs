@@ -26,7 +26,7 @@ const LISTEN: SocketAddr = SocketAddr::new(IpAddr::V6(Ipv6Addr::UNSPECIFIED), 74
 /// Maximum bytes of each flow that a host has sent and the other site has not received yet.
 const BUFFER: usize = 8 << 20;
 
-/// Options that `[split]` cannot set: they follow from the rest of the config, or a proxy between
+/// Options that `[split]` cannot set: the rest of the config determines them, or a proxy between
 /// sites does not have them.
 const FOLLOWS: [&str; 9] = [
     "intercept",

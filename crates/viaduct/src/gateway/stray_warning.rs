@@ -1,5 +1,5 @@
 //! Warning about datagrams that no peer's key opens, while a peer is down: one of the two gateways
-//! may have a wrong key of the other.
+//! may have a wrong public key for the other.
 
 use std::time::{Duration, Instant};
 

@@ -23,10 +23,10 @@ pub struct System {
     /// True if offloads are off.
     offloads_off: bool,
     room: Room,
-    /// Index in the journal at which the changes for the room begin. They are the last ones, to be
-    /// replaced while the others stay.
+    /// Index in the journal at which the changes for the room begin. They come last, so that they
+    /// can be replaced while the others stay.
     mark: usize,
-    /// True if a part of the room is not in force.
+    /// True if a part of the room is missing after a failure.
     incomplete: bool,
     /// Routes whose MTU cannot be lowered yet, each with the reason.
     waiting: Vec<(Lowered, String)>,
@@ -37,7 +37,8 @@ pub struct System {
 
 /// Prefix, and the maximum length of packets towards it.
 type Lowered = ((IpAddr, u8), u32);
-/// Maximum number of waiting routes that are tried per second: each takes some milliseconds.
+/// Maximum number of waiting routes that are tried per second: each attempt takes some
+/// milliseconds.
 const MAX_ATTEMPTS: usize = 16;
 
 /// Room for repairs: settings that keep packets short towards peers whose repairs would not fit
@@ -63,7 +64,7 @@ impl System {
         if changes.took_over() {
             info!("the changes of an earlier run that was killed were reverted");
         }
-        // The TUN comes first: this fails if another gateway runs under this name, whose settings
+        // The TUN is opened first. This fails if another gateway runs under this name; its settings
         // must not be touched.
         let mut injector = Injector::new(site);
         if !site.only_observes() {
@@ -83,8 +84,9 @@ impl System {
         Ok((system, injector))
     }
 
-    /// Replaces the room in force with that of `site`. Parts that another program has removed are
-    /// made again. If a peer has no route, that route waits ([`System::wait_reason`]).
+    /// Replaces the room in force with the room that `site` needs. Parts that another program has
+    /// removed are made again. If there is no route to a peer yet, the change to that route waits
+    /// ([`System::wait_reason`]).
     ///
     /// # Errors
     /// A rule cannot be made. The previous room is made again, if possible
@@ -94,8 +96,8 @@ impl System {
         self.changes.repeat(self.mark)?;
         self.changes.restore_since(self.mark)?;
         if !self.offloads_off && !site.only_observes() {
-            // Offloads come before the room in the journal, so they stay off until the end: a
-            // gateway that a reload makes an observer again works without offloads as well.
+            // Offloads come before the room in the journal, so they stay off until the end, even if
+            // a later reload makes this gateway one that only observes.
             self.changes.offload_off(&site.config.wan)?;
             (self.offloads_off, self.mark) = (true, self.changes.mark());
         }
@@ -128,7 +130,7 @@ impl System {
         self.room.routes.iter().filter(|route| !waits(route)).all(lowered)
     }
 
-    /// Tries the waiting routes again. Returns true if this made the last of them.
+    /// Tries the waiting routes again. Returns true if there were some, and now none is left.
     pub fn retry(&mut self, site: &Site) -> bool {
         let waited = !self.waiting.is_empty();
         self.try_routes(site, MAX_ATTEMPTS);
@@ -148,7 +150,7 @@ impl System {
         }
     }
 
-    /// Reason why the room for repairs waits, if it does.
+    /// Reason why a part of the room for repairs waits, if one does.
     pub fn wait_reason(&self) -> Option<String> {
         // The smallest text is shown, so that the message does not depend on the order of attempts.
         let first = self.waiting.iter().map(|(_, why)| why).filter(|why| !why.is_empty()).min()?;
@@ -186,7 +188,7 @@ impl System {
         !self.incomplete
     }
 
-    /// Returns whether packets must be kept short at all.
+    /// Returns whether there is a room for repairs, so that packets are kept short.
     pub fn has_room(&self) -> bool {
         !self.room.routes.is_empty()
     }

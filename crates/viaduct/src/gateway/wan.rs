@@ -3,7 +3,7 @@
 //!
 //! - The interface goes down: the kernel drops all routes through it.
 //! - The interface gets another MTU: the packet length that leaves room for repairs changes.
-//! - Another program changes the routes to the peers, of which the gateway's routes are copies.
+//! - Another program changes the routes to the peers, from which the gateway has copied its own.
 
 use anyhow::{Context, Result};
 use viaduct_sys::route::interface::Interface;

@@ -7,9 +7,9 @@
 //!     └ UDP ─▶ handle_datagram ─┘            └─▶ injections ─▶ TUN ─▶ kernel forwards
 //! ```
 //!
-//! Datagrams from peers are read from the tap too: it preserves their order relative to the packets
-//! that they repair. Under load the thread polls at intervals, because a wake-up for each packet
-//! would slow the kernel's forwarding.
+//! Datagrams from peers are read from the tap too, which preserves their order relative to the
+//! packets that they repair. Under load the thread polls at intervals, because a wake-up for each
+//! packet would slow the kernel's forwarding.
 
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
@@ -40,7 +40,7 @@ use super::taps::Taps;
 const BATCH: usize = 256;
 /// Number of packets read in one turn from which on the thread polls at intervals.
 const BUSY: usize = 2;
-/// Age from which on a copy is dropped. Repairs for it would come too late, and would take CPU time
+/// Age from which on a copy is dropped: its repairs would come too late, and would take CPU time
 /// from the forwarding of further packets.
 const STALE: Duration = Duration::from_millis(50);
 /// Maximum age of a copy; a larger one means that the wall clock has been set.
@@ -57,7 +57,7 @@ const UDP_HEADER: usize = 8;
 
 /// Command of the control side to the worker.
 pub enum Command {
-    /// Replace the peers, and the filters of the two taps. The reply says whether that was
+    /// Replaces the peers, and the filters of the two taps. The reply says whether that was
     /// possible.
     Reload {
         /// All peers.
@@ -71,9 +71,9 @@ pub enum Command {
         /// Channel for the reply.
         reply: Reply<Result<()>>,
     },
-    /// Search the packet cache, and send the packets found.
+    /// Searches the packet cache, and sends the packets found.
     Cache(Query, Reply<Found>),
-    /// Stop.
+    /// Stops the thread.
     Stop,
 }
 
@@ -100,7 +100,7 @@ pub struct Worker {
     pub commands: Receiver<Command>,
     /// Wakes the thread for a command.
     pub waker: Arc<Waker>,
-    /// Place at which counters are published.
+    /// Counters and details, as published to the control side.
     pub published: Arc<Published>,
 }
 
@@ -144,7 +144,8 @@ impl Worker {
         }
     }
 
-    /// Counts a WAN interface that went down: packets arrive again when it is up.
+    /// Counts the times that the WAN interface went down. This is not an error: packets arrive
+    /// again when the interface is up.
     ///
     /// # Errors
     /// An interface was deleted.
@@ -164,7 +165,8 @@ impl Worker {
     fn read_taps(&mut self, shell: &mut Shell) -> usize {
         let (now, wall) = (now(), wall_clock());
         let fresh = wall.saturating_sub(STALE);
-        // Delays must not include the time for which this thread was descheduled.
+        // The time stamps of the frames are used, so that delays exclude the time for which this
+        // thread was descheduled.
         let crossed = |frame: &Frame<'_>| now - wall.saturating_sub(frame.stamp()).min(MAX_AGE);
         let Worker { taps: Taps { outgoing, incoming }, plane, listen, cut, .. } = self;
         let mut read = 0;
@@ -270,8 +272,8 @@ impl Worker {
         self.taps.incoming.attach_filter(incoming).context("cannot set the filter of a tap")
     }
 
-    /// Sleeps: under load for a poll interval, otherwise until a packet, a deadline or a command
-    /// comes.
+    /// Sleeps: for a poll interval under load, otherwise until the next packet, deadline or
+    /// command.
     fn sleep(&self, read: usize, now: Instant, interval: &mut PollInterval) {
         if read >= BATCH {
             return;
@@ -293,8 +295,8 @@ fn now() -> Instant {
     Instant::from_nanos(clock::now())
 }
 
-/// Calls `each` with the packets of the frame as they cross the wire: a single one, unless a device
-/// segments it. Returns false if the frame does not contain the complete packets.
+/// Calls `each` with the packets of the frame as they cross the wire: several if a device segments
+/// the frame, otherwise one. Returns false if the frame does not contain the complete packets.
 fn packets(
     frame: &mut Frame<'_>,
     cut: &mut Vec<u8>,
@@ -321,8 +323,8 @@ fn datagram(packet: &mut [u8], listen: SocketAddr) -> Option<(SocketAddr, &mut [
     (to.port() == listen.port() && same_host(listen, to)).then_some((from, payload))
 }
 
-/// Returns whether an outgoing packet is one of our own datagrams. The tap has them if the
-/// gateway's address lies within the site; they must not be encoded.
+/// Returns whether an outgoing packet is one of our own datagrams. The tap contains such datagrams
+/// if the gateway's address lies within the site; they must not be encoded.
 fn is_own_datagram(packet: &mut [u8], listen: SocketAddr) -> bool {
     udp(packet).is_some_and(|(from, ..)| from.port() == listen.port() && same_host(listen, from))
 }

@@ -18,7 +18,7 @@ pub enum Carrier {
     Own(CommandSender),
     /// A shared master.
     Shared(Arc<MasterClient>),
-    /// The worker in this process, nested under a parent master. Flows that these rules let go
+    /// The worker in this process, nested under a parent master. Flows that the [`Rules`] let go
     /// direct skip the worker, and are carried by the parent only.
     Nested(CommandSender, Arc<NestedMaster>, Box<Rules>),
 }

@@ -2,8 +2,8 @@
 //!
 //! The run still handles its program's connects, and keeps the program's side of each: how to
 //! report the outcome, and how to connect the socket. The master carries the flow itself. If the
-//! master dies, no flow goes around the chain: this process refuses flows until a master of that
-//! name runs again.
+//! master dies, no flow bypasses the chain: this process refuses flows until a master of that name
+//! runs again.
 //!
 //! ```text
 //!   interposer ── Call ──▶ MasterClient ── destination, a bound socket ──▶ master: the flow
@@ -95,7 +95,8 @@ impl MasterClient {
     /// Asks the master to accept a connection to a program.
     pub fn arrive(&self, arrival: Arrival) {
         let Arrival { stream, client, own, mut program, .. } = arrival;
-        // This process does not know when the master's handlers wait for the client.
+        // This process does not learn when the master's handlers wait for the client, so it must
+        // assume that they do.
         program.handlers_wait();
         match program.take_socket() {
             Ok(bound_socket) => {
@@ -248,8 +249,8 @@ impl ProgramSide {
         }
     }
 
-    /// Refuses the flow. A client that has connected to a program sees a reset: the master
-    /// drops its connection.
+    /// Refuses the flow. A client that has connected to a program sees a reset, because the master
+    /// drops the connection.
     fn refuse(self, why: Failure) {
         if let ProgramSide::Connects(mut held) = self {
             held.refuse(why);

@@ -6,9 +6,10 @@
 //!   viaduct run --master N +crypt -- ssh ┘        one worker, one chain's factories: shared state
 //! ```
 //!
-//! Each run handles the calls of its own program ([`client`]); the master carries the flows. It
-//! serves its own user and root, or all users (`--all-users`), at a socket `NAME.master` beside its
-//! status socket. A master with a parent (`--master`) hands its flows to the parent ([`nested`]).
+//! Each run handles the calls of its own program ([`client`]); the master carries the flows. The
+//! master serves its own user and root, or all users (`--all-users`), at a socket `NAME.master`
+//! beside its status socket. A master with a parent (`--master`) passes its flows on to the parent
+//! ([`nested`]).
 
 pub mod carrier;
 pub mod client;

@@ -7,8 +7,8 @@
 //! ```
 //!
 //! The worker and the parent master are joined by loopback connections through a rendezvous
-//! ([`viaduct_sys::socket::rendezvous`]). Like the connect of a wrapped program, that of such a
-//! connection is in progress until the far end has answered. It needs no privilege, whichever
+//! ([`viaduct_sys::socket::rendezvous`]). The connect of such a connection, like that of a wrapped
+//! program, is in progress until the far end has answered. This needs no privilege, whichever
 //! interposer is used.
 
 use std::io;
@@ -47,7 +47,7 @@ pub struct NestedMaster {
 }
 
 impl NestedMaster {
-    /// Nests under `parent`, whose welcome announces its rules.
+    /// Creates the connection to `parent`, whose rules are those in `welcome`.
     ///
     /// # Errors
     /// There is no loopback interface, or no port is free.
@@ -70,7 +70,7 @@ impl NestedMaster {
     }
 
     /// Accepts a connection to a program. It passes through the parent master first, unless the
-    /// kernel does the parent's work.
+    /// kernel does all of the parent's work.
     pub fn arrive(self: &Arc<NestedMaster>, arrival: Arrival, worker: &CommandSender) {
         if self.offload.is_some() {
             return worker.send(WorkerCommand::Accept(Box::new(arrival)));
@@ -82,8 +82,8 @@ impl NestedMaster {
         self.parent.arrive(Arrival { stream, client, own, handlers: None, program });
     }
 
-    /// Begins a loopback connection. Returns the socket, and its connect in progress. `from` is
-    /// the requested source address, if any; the parent master adopts it.
+    /// Begins a loopback connection. Returns the socket, and the pending connect. `from` is the
+    /// requested source address, if any; the parent master adopts it.
     fn loopback_pair(
         &self,
         v4: bool,

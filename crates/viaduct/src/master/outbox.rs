@@ -25,7 +25,8 @@ use crate::engine::flow_socket::Lender;
 
 /// Number of unsent messages at which no further requests are read from a run.
 const MAX_UNREAD: usize = 1024;
-/// Time after which a run is disconnected if it reads nothing while [`MAX_UNREAD`] messages wait.
+/// Time after which a run is disconnected if it reads nothing although [`MAX_UNREAD`] messages
+/// wait.
 const READ_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Sending end of the queue to a run.
@@ -145,7 +146,7 @@ impl State {
     }
 }
 
-/// Lender of the sockets of one flow.
+/// [`Lender`] that closes the lent sockets of one flow through the queue.
 #[derive(Debug)]
 pub(super) struct RunLender {
     pub(super) out: Outbox,

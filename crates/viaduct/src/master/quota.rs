@@ -37,8 +37,8 @@ pub(super) struct Limits {
     all: [usize; KINDS],
 }
 
-/// Maximum number of runs of a master that may open `descriptors` descriptors. Each run takes
-/// one; the rest is for flows.
+/// Maximum number of runs of a master that may open `descriptors` descriptors. Each run uses one
+/// descriptor; the rest is for flows.
 pub(super) fn max_runs(descriptors: u64) -> usize {
     usize::try_from(descriptors).map_or(MAX_RUNS, |all| (all / RUNS_SHARE).clamp(1, MAX_RUNS))
 }
@@ -79,7 +79,7 @@ struct Used {
 }
 
 impl Quota {
-    /// Creates the quota of a master without guests. `refused` counts refusals.
+    /// Creates the quota of a master that has no guests yet. `refused` counts refusals.
     pub(super) fn new(limits: Limits, refused: Arc<AtomicU64>) -> Arc<Quota> {
         Arc::new(Quota { limits, used: Mutex::default(), refused })
     }

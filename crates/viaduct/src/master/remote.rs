@@ -37,7 +37,8 @@ pub(super) struct RemoteProgram {
 }
 
 impl RemoteProgram {
-    /// Creates flow `id`. `bound_socket` will be connected to the program; `out` leads to the run.
+    /// Creates flow `id`. `bound_socket` will be connected to the program; `out` is the queue to
+    /// the run.
     pub(super) fn new(id: u64, bound_socket: FlowSocket<TcpStream>, out: &Outbox) -> RemoteProgram {
         let (bound_socket, out) = (Some(bound_socket), out.clone());
         RemoteProgram { id, bound_socket, out, channel: None, has_ended: false, call: None }
@@ -111,7 +112,7 @@ pub(super) struct FlowChannel {
     waiting: Mutex<VecDeque<Arc<Slot>>>,
 }
 
-/// Channels of a session, as long as they are in use.
+/// Channels of a session that are in use.
 #[derive(Debug, Default)]
 pub(super) struct FlowChannels(HashMap<u64, Weak<FlowChannel>>);
 
@@ -126,8 +127,8 @@ impl FlowChannels {
         channel
     }
 
-    /// Answers the oldest pending request of arrival `of` for another flow; `None` if there is
-    /// no flow.
+    /// Answers the oldest pending request of arrival `of` for another flow; `remote` is `None` if
+    /// the run has no socket for one.
     pub(super) fn fill(&mut self, of: u64, remote: Option<RemoteProgram>) {
         let Some(channel) = self.0.get(&of).and_then(Weak::upgrade) else { return };
         let slot = channel.waiting.lock().unwrap_or_else(PoisonError::into_inner).pop_front();

@@ -127,7 +127,7 @@ impl RunListener {
     }
 }
 
-/// Begins a session of `user`, a guest if there is a permit.
+/// Begins a session of `user`, which is a guest if there is a permit.
 fn start_session(
     socket: OwnedFd,
     (user, permit): (u32, Option<Permit>),
@@ -239,7 +239,8 @@ impl Session<'_> {
             && self.is_guest
             && self.shared.welcome.rules.fate(Transport::Tcp, to) != Fate::Divert
         {
-            // A run that follows the rules lets such a connect go direct, or refuses it itself.
+            // The rules do not select this flow: a correct run lets it go direct, or refuses it
+            // itself.
             let _ = self.out.send(Down::Refuse { id, why: Failure::Denied });
             return Some(());
         }

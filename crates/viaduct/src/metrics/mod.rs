@@ -97,7 +97,7 @@ impl Metrics {
                 .max_buf_size(MAX_HEAD)
                 .keep_alive(false)
                 .serve_connection(TokioIo::new(client), service);
-            // Errors concern only the client and its network.
+            // Errors are ignored: they concern only the client and its network.
             let _ = tokio::time::timeout(EXCHANGE_TIMEOUT, connection).await;
             drop(permit);
         });

@@ -1,4 +1,4 @@
-//! Captured packets: the data that is kept of them.
+//! Captured packets, reduced to the data that is needed later.
 
 use std::hash::{DefaultHasher, Hash as _, Hasher as _};
 use std::net::IpAddr;
@@ -33,7 +33,7 @@ pub struct Packet {
     pub at: Duration,
     pub ends: Ends,
     pub ttl: u8,
-    /// Hash that identifies the packet. That of a TCP segment with data does not cover the data.
+    /// Hash that identifies the packet. For a TCP segment with data it does not cover the data.
     pub key: u64,
     /// Data of a TCP segment that has some.
     pub data: Option<Data>,
@@ -49,9 +49,9 @@ pub struct Data {
 }
 
 impl Packet {
-    /// Parses the first `bytes` of an IP packet; `None` if they are no IP packet, or too few. The
-    /// header of a TCP segment that a host passes to its interface for segmentation has the whole
-    /// length, or 0: then `length` applies.
+    /// Parses `bytes`, the captured beginning of an IP packet; `None` if they are not an IP packet,
+    /// or too few. A TCP segment that a host passes to its interface for segmentation may have the
+    /// length 0 in its header: `length` is then used instead.
     pub fn parse(at: Duration, bytes: &[u8], length: usize) -> Option<Packet> {
         // Packets that were truncated when captured, or have a length of 0, are padded: the parser
         // requires whole packets, but only headers are examined.
@@ -74,8 +74,8 @@ impl Packet {
             Some(of) if of.data > 0 => timestamp(payload).hash(&mut hasher),
             Some(_) => hash_without(payload, TCP_CHECKSUM, header_of_tcp(payload), &mut hasher),
             None => {
-                // IPv4's identification and fragment offset, because fragments and packets of
-                // other protocols have no TCP sequence number.
+                // Includes IPv4's identification and fragment offset: fragments, and packets of
+                // other protocols, have no TCP sequence number.
                 bytes.get(4..8).filter(|_| bytes[0] >> 4 == 4).hash(&mut hasher);
                 let skipped = if header.protocol == UDP { UDP_CHECKSUM } else { 0..0 };
                 hash_without(payload, skipped, PAYLOAD_PREFIX, &mut hasher);

@@ -35,8 +35,8 @@ pub struct Pair {
     pub matched: usize,
 }
 
-/// Packet as it crosses the link, with its times at the near end and at the far end; `None` if it
-/// did not arrive there.
+/// Packet as it crosses the link, with its times at the near end and at the far end; a time is
+/// `None` if the packet was not captured there.
 #[derive(Clone, Copy, Debug)]
 struct Piece {
     source: IpAddr,
@@ -46,7 +46,7 @@ struct Piece {
 
 impl Pair {
     /// Compares two captures. `prefixes` are the addresses at the near end, needed if hop limits do
-    /// not show which they are.
+    /// not show which addresses these are.
     pub fn new(near: &[Packet], far: &[Packet], prefixes: &[IpNet]) -> Pair {
         let sizes = sizes(near.iter().chain(far));
         let mss = |packet: &Packet| sizes.get(&packet.ends).copied().unwrap_or(USUAL_MSS);
@@ -122,8 +122,8 @@ impl Pair {
         };
         let mut crossed: Vec<_> = self.pieces.iter().filter_map(of).collect();
         crossed.sort_by_key(|(sent, _)| *sent);
-        // Before the first and after the last packet that arrived, the other capture may not have
-        // run.
+        // The other capture may not have run before the first and after the last packet that
+        // arrived.
         let first = crossed.iter().position(|(_, came)| came.is_some()).unwrap_or(crossed.len());
         let last = crossed.iter().rposition(|(_, came)| came.is_some()).map_or(0, |at| at + 1);
         let crossed = crossed.get(first..last).unwrap_or_default();

@@ -26,10 +26,10 @@ struct Flow {
     first: u32,
     /// Length of the largest segment.
     size: u64,
-    /// Index of the event of each piece of data, by the start of the data.
+    /// Index of the event of each segment of data, by the start of the segment.
     seen: BTreeMap<u64, usize>,
-    /// Gaps by their start: the end, the time of the packet that left the gap, and the index of the
-    /// first event.
+    /// Gaps by their start. Each has its end, the time of the packet that left it, and the index of
+    /// its first event.
     gaps: BTreeMap<u64, (u64, Duration, usize)>,
 }
 
@@ -85,7 +85,7 @@ impl Flow {
         self.next = begin + length;
     }
 
-    /// Handles data below the highest sequence number: it fills a gap, or was seen before.
+    /// Handles data below the highest sequence number: it fills a gap, or is seen a second time.
     fn retransmission(&mut self, at: Duration, begin: u64, length: u64, events: &mut [Event]) {
         let gap = self.gaps.range(..=begin).next_back().map(|(from, gap)| (*from, *gap));
         if let Some((from, (end, since, first))) = gap

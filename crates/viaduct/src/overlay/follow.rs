@@ -18,7 +18,7 @@ const RETRY_DELAY: Duration = Duration::from_millis(500);
 /// Time for which the first flow waits for the first table.
 const FIRST_TABLE_TIMEOUT: Duration = Duration::from_millis(200);
 
-/// Returns the tables of nodes. A node is followed from the first flow on that needs its table.
+/// Returns the tables of nodes. A node is followed as soon as a flow needs its table.
 pub fn overlays() -> Overlays {
     Arc::new(|path| {
         let follower = Arc::new(Follower { path: path.into(), ..Follower::default() });
@@ -31,7 +31,7 @@ pub fn overlays() -> Overlays {
 struct Follower {
     path: PathBuf,
     started: OnceLock<()>,
-    /// Latest table; and true once a table has been read, or an attempt has failed.
+    /// Latest table, if known; and whether a table was read, or an attempt to read one has failed.
     state: Mutex<(Option<Arc<Table>>, bool)>,
     changed: Condvar,
 }

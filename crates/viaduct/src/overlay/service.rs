@@ -107,7 +107,7 @@ impl Service<'_> {
     }
 
     /// Stops accepting flows through this node; existing ones may finish. Returns true from the
-    /// second call on: the service is then to end at once.
+    /// second call on, in which case the service must end at once.
     fn begin_drain(&self, draining: &mut bool) -> bool {
         if let Some(flows) = &self.flows {
             flows.engine.handle.drain();

@@ -1,5 +1,5 @@
-//! Socket on which a node publishes its table: once to every client, and at every change to
-//! clients that follow.
+//! Socket on which a node publishes its table: once to each client, and again at each change to
+//! clients that have requested to follow.
 
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::Path;

@@ -34,7 +34,7 @@ pub fn is_tcp(socket: &OwnedFd) -> bool {
         && sockopt::socket_protocol(socket) == Ok(Some(ipproto::TCP))
 }
 
-/// Returns whether `process` descends from this one, which adopts the run's orphans.
+/// Returns whether `process` is a descendant of this process, which adopts the run's orphans.
 fn is_of_this_run(mut process: u32) -> bool {
     let own = std::process::id();
     for _ in 0..MAX_DEPTH {

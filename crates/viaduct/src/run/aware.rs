@@ -59,7 +59,7 @@ fn socket_ids(socket: &OwnedFd) -> Vec<SocketId> {
     [cookie, ends_of(socket)].into_iter().flatten().collect()
 }
 
-/// Key of a flow inbound to the program, by the addresses of its socket.
+/// Key of an inbound flow of a program, built from the addresses of the program's socket.
 pub(super) fn ends_of(socket: &OwnedFd) -> Option<SocketId> {
     let canonical = |at: SocketAddr| SocketAddr::new(at.ip().to_canonical(), at.port());
     let peer = SocketAddr::try_from(rustix::net::getpeername(socket).ok()??).ok()?;

@@ -28,32 +28,32 @@ use viaduct_sys::socket::seqpacket;
 const MAX_ANSWER: usize = 512;
 /// Maximum length of a request; the one with the routes is the longest.
 const MAX_REQUEST: usize = 32 << 10;
-/// Message that carries a socket; the answer follows it.
+/// Message that carries a socket; the answer follows in the next message.
 const SOCKET: &[u8] = b"socket";
 
-/// First byte of the holder's first answer, followed by a byte for each descriptor that comes
-/// with it. Any other answer is an error text.
+/// First byte of the holder's first answer if a namespace was opened; it is followed by a byte for
+/// each descriptor sent along. Any other first answer is an error text.
 const READY: u8 = b'!';
-/// Kinds of descriptors: the output, the loopback interface of IPv6, notices of closed UDP
-/// sockets, and the lookup of UDP sockets.
+/// Kinds of descriptors: the namespace's output, its loopback interface for IPv6, notices of closed
+/// UDP sockets, and the lookup of UDP sockets.
 const OUT: u8 = b'o';
 const V6: u8 = b'6';
 const GONE: u8 = b'g';
 const LOOKUP: u8 = b'l';
-/// Notices of closed listeners, and the lookup of listeners.
+/// Further kinds: notices of closed listeners, and the lookup of listeners.
 const CLOSED: u8 = b'c';
 const FIND: u8 = b'f';
 
 /// Request to the holder.
 #[derive(Debug, Serialize, Deserialize)]
 enum Request {
-    /// Socket for a program that listens, or for a connection to it.
+    /// Opens a socket for a program that listens, or for a connection to it.
     Socket(Purpose, SocketAddr),
-    /// UDP socket, of IPv6 or of IPv4.
+    /// Opens a UDP socket for IPv6 or for IPv4.
     Datagrams { v6: bool },
-    /// Routes of the host, as text.
+    /// Sets the routes to those of the host, given as text.
     Routes(String),
-    /// New interface with this index.
+    /// Creates an interface with this index.
     Link(u32),
 }
 
@@ -64,8 +64,8 @@ pub struct CaptureNs {
     request_lock: Mutex<()>,
     /// Process ID of the holder.
     pub holder: u32,
-    /// Requested interfaces of the host, by index, and whether the namespace has one of the
-    /// same index.
+    /// Interfaces of the host that were requested, by index, and whether the namespace has an
+    /// interface with that index.
     links: Mutex<HashMap<u32, bool>>,
 }
 
@@ -84,8 +84,8 @@ impl CaptureNs {
         Ok((netns, Listeners::of([closed, find])))
     }
 
-    /// Opens a capture namespace for datagrams. They leave and enter it through its output, and
-    /// through its loopback interface if there is IPv6.
+    /// Opens a capture namespace for datagrams. They leave and enter the namespace through its
+    /// output and, if there is IPv6, its loopback interface.
     ///
     /// # Errors
     /// Those of [`CaptureNs::open`], or the namespace has no output.
@@ -138,8 +138,8 @@ impl CaptureNs {
         self.request_socket(&Request::Socket(purpose, self.with_ns_scope(at)))
     }
 
-    /// Returns `at`, if it is link-local, with the scope of an interface in the namespace: the
-    /// interface with the same index, or loopback if it cannot be created.
+    /// Translates the scope of a link-local address to an interface in the namespace: the interface
+    /// with the same index, or loopback if that cannot be created. Other addresses are unchanged.
     pub fn with_ns_scope(&self, at: SocketAddr) -> SocketAddr {
         let SocketAddr::V6(v6) = at else { return at };
         if !v6.ip().is_unicast_link_local() {
@@ -152,7 +152,7 @@ impl CaptureNs {
         SocketAddrV6::new(*v6.ip(), v6.port(), 0, if is_there { scope } else { 1 }).into()
     }
 
-    /// Opens a blocking UDP socket in the namespace, of IPv6 or of IPv4.
+    /// Opens a blocking UDP socket in the namespace, for IPv6 or for IPv4.
     ///
     /// # Errors
     /// The kernel's error.
@@ -190,7 +190,8 @@ impl CaptureNs {
     }
 }
 
-/// Holds a capture namespace, or one for datagrams, until the other end of `fd` is closed.
+/// Holds a capture namespace, for datagrams if `datagrams` is set, until the other end of `fd` is
+/// closed.
 pub fn hold(fd: RawFd, datagrams: bool) -> Result<()> {
     let socket = inherited_fds::take(fd).context("cannot take the master's socket")?;
     drop(inherited_fds::take_rest().context("cannot list the open descriptors")?);
@@ -214,8 +215,8 @@ pub fn hold(fd: RawFd, datagrams: bool) -> Result<()> {
         };
         let done = execute(&request[..length], &mut routes);
         let errno = errno_of(&done);
-        // The answer is sent after the socket is closed here: while it is open here, the
-        // program's close of it does not free the port.
+        // The answer is sent after the socket is closed here: a duplicate that is open here would
+        // keep the port in use after the program has closed its own.
         if let Ok(Some(made)) = done {
             seqpacket::send(&socket, SOCKET, Some(made.as_fd()))?;
         }

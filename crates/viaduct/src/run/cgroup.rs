@@ -42,7 +42,7 @@ use crate::engine::wrapped::Call;
 use crate::master::carrier::Carrier;
 
 /// Attaches the BPF programs to `group`, and reports to `carrier` every connect that `plan`
-/// selects. Returns the holder of datagrams, if they pass the handlers too.
+/// selects. Returns the holder of datagrams, if these go through the handlers too.
 pub fn start(
     group: &Group,
     plan: &Plan,
@@ -54,7 +54,7 @@ pub fn start(
     let save_syn = negotiation.is_some();
     let v4 = listener(Ipv4Addr::LOCALHOST.into(), save_syn);
     let v4 = v4.context("cannot listen for connections to the program")?;
-    // Absent if the machine has no IPv6.
+    // `None` if the machine has no IPv6.
     let v6 = listener(Ipv6Addr::LOCALHOST.into(), save_syn).ok();
     let (datagram_mode, held_udp, notice) = carry(group, plan);
     let config = RedirectConfig {
@@ -100,8 +100,8 @@ pub fn start(
     Ok(held_udp)
 }
 
-/// Adds to `store` the descriptors that must outlive this process, so that connects then fail
-/// instead of bypassing the chain.
+/// Adds to `store` the descriptors that must outlive this process, so that connects fail after its
+/// end instead of bypassing the chain.
 fn keep(
     store: &OwnedFd,
     rendezvous: &Rendezvous,
@@ -117,8 +117,8 @@ fn keep(
     Ok(())
 }
 
-/// Decides how datagrams are treated. Returns the treatment; their holder, if they pass the
-/// handlers; and a notice for the user, if they should but cannot.
+/// Decides how datagrams are treated. Returns the treatment; the holder of datagrams, if they go
+/// through the handlers; and a notice for the user, if they should but cannot.
 fn carry(group: &Group, plan: &Plan) -> (DatagramMode, Option<HeldUdp>, Option<String>) {
     let otherwise = if plan.rules.strict { DatagramMode::Refused } else { DatagramMode::Passed };
     if !datagrams::are_handled(plan) {
@@ -147,7 +147,8 @@ fn rules(rules: &wrap::Rules, transport: Transport) -> Rules {
     for line in rules.lines().iter().filter(|line| line.transport.is_none_or(|of| of == transport))
     {
         if line.is_everything() {
-            // The BPF verifier rejects unreachable instructions.
+            // Instructions for the rules after this one would be unreachable, which the BPF
+            // verifier rejects.
             ours.otherwise = fate(line.fate);
             break;
         }
@@ -157,7 +158,7 @@ fn rules(rules: &wrap::Rules, transport: Transport) -> Rules {
     ours
 }
 
-/// Converts bits a second to the bytes a second that the kernel takes.
+/// Converts bits a second to the bytes a second that the kernel expects.
 fn bytes(bits: u64) -> u32 {
     u32::try_from(bits / 8).unwrap_or(u32::MAX).max(1)
 }
@@ -170,7 +171,7 @@ struct EventLoop {
     rules: wrap::Rules,
     report: Option<Report>,
     names: Option<Arc<RemoteNames>>,
-    /// Notice that datagrams do not pass the handlers, until it has been logged.
+    /// Notice that datagrams do not go through the handlers, until it has been logged.
     notice: Option<String>,
     /// Pending connects, by socket cookie. Each retransmission of a SYN is reported too, and must
     /// not begin another flow.
@@ -181,13 +182,13 @@ struct EventLoop {
     inbound: Arc<Mutex<FlowTable>>,
 }
 
-/// Flows of connections, and the options that programs have set on them, by the address of one
-/// end, which no other connection has at the same time.
+/// Flows of connections, and the options that programs have set on them, by the address of one end,
+/// which is unique among open connections.
 #[derive(Debug, Default)]
 struct FlowTable(HashMap<SocketAddr, (SocketId, Mirrored)>);
 
 /// Number of entries at which the table is cleared. Only programs with many local addresses can
-/// have more connections.
+/// have so many connections.
 const MAX_FLOWS: usize = 1 << 17;
 
 impl FlowTable {
@@ -237,8 +238,8 @@ impl EventLoop {
         match (event, &self.report) {
             (RedirectEvent::Connect(waiting), _) => self.call(waiting),
             (RedirectEvent::Option(option), _) => self.mirror(option),
-            // Resolvers connect datagram sockets to all addresses of a name to learn which ones
-            // are reachable. These refusals are not counted.
+            // Refused connects to fake IPs are not counted: resolvers connect datagram sockets to
+            // all addresses of a name to learn which ones are reachable.
             (RedirectEvent::Refused(passing), _) if self.is_fake_ip(passing) => {}
             (RedirectEvent::Passed(passing), Some(report)) => {
                 report.count(report::FlowOutcome::Direct, transport(passing), passing.to);

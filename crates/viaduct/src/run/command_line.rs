@@ -11,7 +11,7 @@ pub fn expand(words: impl Iterator<Item = OsString>) -> Vec<OsString> {
     if words.get(1).is_none_or(|word| word != "run" && word != "master") {
         return words;
     }
-    // `run --help HANDLER` is about the handler.
+    // `run --help HANDLER` explains the handler.
     if let [_, _, help, handler] = &words[..]
         && help == "--help"
         && words[1] == "run"

@@ -1,5 +1,5 @@
-//! Control socket server: a process of this run sends each request on a connection of its own, as
-//! one record.
+//! Control socket server: a process of this run sends each request on a new connection, as one
+//! record.
 
 use std::collections::VecDeque;
 use std::io;
@@ -26,7 +26,7 @@ pub fn serve(listener: &OwnedFd, mut answer: impl FnMut(OwnedFd) -> Option<Owned
         loop {
             match seqpacket::accept(listener) {
                 Ok((socket, peer)) if admits(peer) => pending.push_back(socket),
-                // Closed without an answer: the peer is no process of this run.
+                // Closed without an answer: the peer is not a process of this run.
                 Ok(_) => {}
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => break,
                 Err(error) => {

@@ -1,4 +1,4 @@
-//! UNIX sockets of daemons that act for programs outside of a run's process tree, and thus
+//! UNIX sockets of daemons that are not in a run's process tree, but act for its programs, and thus
 //! bypass its chain.
 //! | kind | what they do | refused |
 //! |---|---|---|
@@ -21,7 +21,7 @@ use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 pub enum Kind {
     /// Looks names up.
     Resolver,
-    /// Starts programs, or reaches daemons that do.
+    /// Starts programs, or gives access to daemons that do.
     Launcher,
 }
 
@@ -34,7 +34,7 @@ const RESOLVERS: [(&str, &str); 5] = [
     ("/var/lib/sss/pipes/nss", "sss"),
     ("/run/nslcd/socket", "ldap"),
 ];
-/// System bus, which reaches daemons of both kinds: systemd-resolved, and systemd itself.
+/// System bus, which gives access to daemons of both kinds: systemd-resolved, and systemd itself.
 const SYSTEM_BUS: &str = "/run/dbus/system_bus_socket";
 const LAUNCHERS: [&str; 8] = [
     "/run/systemd/private",
@@ -46,7 +46,7 @@ const LAUNCHERS: [&str; 8] = [
     "/run/snapd.socket",
     "/var/lib/incus/unix.socket",
 ];
-/// The same, relative to a user's directory in `/run/user`.
+/// Sockets of launchers that a user runs, relative to the user's directory in `/run/user`.
 const USER_LAUNCHERS: [&str; 3] = ["systemd/private", "docker.sock", "podman/podman.sock"];
 
 /// Returns whether `path`, the `sun_path` of a program's `connect`, is the socket of a daemon of
@@ -119,8 +119,8 @@ fn is_of_user(path: &Path) -> bool {
     parts.next().is_some() && USER_LAUNCHERS.iter().any(|of| parts.as_path() == Path::new(of))
 }
 
-/// Returns whether a socket is bound at `path`, without a connection to it: a connect with
-/// another socket type fails, and its error distinguishes the two cases.
+/// Returns whether a socket is bound at `path`, without connecting to it: a connect with another
+/// socket type always fails, but its error tells whether a socket is bound.
 fn is_alive(path: &str) -> bool {
     let (family, flags) = (AddressFamily::UNIX, SocketFlags::CLOEXEC);
     let Ok(socket) = rustix::net::socket_with(family, SocketType::DGRAM, flags, None) else {

@@ -1,5 +1,5 @@
-//! Common parts of the two ways in which datagrams of programs pass the handlers: in user space
-//! ([`super::user_udp`]), or held by the kernel ([`super::held_udp`]).
+//! Common parts of the two ways in which datagrams of programs go through the handlers: in user
+//! space ([`super::user_udp`]), or held by the kernel ([`super::held_udp`]).
 
 use std::{io, thread};
 
@@ -37,22 +37,23 @@ pub fn passage(plan: &Plan) -> Result<Passage, String> {
     passage.ok_or_else(|| "there is a handler that works only on streams".to_owned())
 }
 
-/// Returns whether the program's datagrams are to pass the handlers: the rules select them, and
-/// either `--strict` is given or the handlers have work with them. They have none if the chain is
-/// empty, or if the kernel does all of its work without a rate and no report has to count bytes.
+/// Returns whether the program's datagrams are to go through the handlers: the rules select them,
+/// and either `--strict` is given or the handlers have work to do. There is none if the chain is
+/// empty, or if the kernel does all of the chain's work, the chain limits no rate, and no report
+/// has to count bytes.
 pub fn are_handled(plan: &Plan) -> bool {
     let paced = plan.offload.is_none_or(|offload| offload.rate.is_some());
     let seen = !plan.chain.is_empty() && (paced || plan.report.is_some());
     plan.rules.want_datagrams() && (seen || plan.rules.strict)
 }
 
-/// Returns the notice for the user that datagrams do not pass the handlers because of `why`.
+/// Returns the notice for the user that datagrams do not go through the handlers because of `why`.
 pub fn notice(plan: &Plan, why: &str) -> String {
     let treatment = if plan.rules.strict { "are refused (--strict)" } else { "go direct" };
     format!("{why}: datagrams {treatment}")
 }
 
-/// Returns the reason why datagrams cannot pass this chain, if there is one.
+/// Returns the reason why datagrams cannot go through this chain, if there is one.
 pub fn unsupported(plan: &Plan) -> Option<String> {
     if plan.streams_alone {
         return Some("the shared master is strict, and carries streams only".to_owned());
@@ -90,7 +91,7 @@ pub fn now() -> Instant {
     Instant::from_nanos(clock::now())
 }
 
-/// Converts a wait to the kernel's form.
+/// Converts a timeout to a `Timespec`.
 pub fn timespec(wait: Duration) -> Timespec {
     Timespec { tv_sec: wait.as_secs().cast_signed(), tv_nsec: wait.subsec_nanos().into() }
 }

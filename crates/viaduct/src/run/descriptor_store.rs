@@ -1,9 +1,9 @@
 //! Store of descriptors that outlive a master, so that no flow of a program bypasses the chain.
 //!
-//! A killed master closes its descriptors: another process could bind its ports, and the kernel
-//! would detach the BPF program that redirects inbound connections. So the wrapper keeps
-//! duplicates of them: descriptors that wait unread in a socket stay open as long as its reading
-//! end.
+//! The kernel closes the descriptors of a killed master: another process could then bind its ports,
+//! and the BPF program that redirects inbound connections would be detached. So the wrapper keeps
+//! duplicates of the descriptors: descriptors that wait unread in a socket stay open as long as its
+//! reading end.
 //!
 //! ```text
 //!   wrapper ── the store's reading end, unread ◀══ descriptors ══ master
@@ -14,7 +14,7 @@ use std::os::fd::{BorrowedFd, OwnedFd};
 
 use viaduct_sys::socket::seqpacket;
 
-/// Adds `descriptors` to `store`. They stay open as long as its reading end.
+/// Adds `descriptors` to `store`. They stay open as long as the reading end of `store`.
 ///
 /// # Errors
 /// The reading end is closed.

@@ -1,7 +1,7 @@
 //! Freezer: stops programs while one of their flows has no network (`migrate:freeze`).
 //!
-//! The kernel freezes the control group. The program's terminal and its parent do not notice
-//! that, unlike a stop by a signal.
+//! The kernel freezes the control group. Unlike a stop by a signal, this is invisible to the
+//! program's terminal and to its parent.
 
 use std::collections::BTreeSet;
 

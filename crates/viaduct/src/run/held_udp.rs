@@ -31,19 +31,19 @@ use super::Plan;
 use super::datagrams::{self, DatagramCounts, now, passage, timespec};
 use super::report::{self, Report};
 
-/// Maximum wait, when holding ends, for a moment in which no other process holds a datagram.
+/// Maximum time for which [`HeldUdp::end`] waits until no other process holds a datagram.
 const HANDOVER_TIMEOUT: Duration = Duration::from_secs(60);
 /// Maximum number of datagrams read before those that are due are released.
 const MAX_READS: usize = 256;
 
-/// Holds the datagrams of a group until its handlers release them.
+/// Holds the datagrams of a control group's programs until the handlers release them.
 #[derive(Clone, Debug)]
 pub struct HeldUdp(Arc<Inner>);
 
-/// Makes the datagrams of `group` pass the handlers of `plan` from now on.
+/// Makes the datagrams of `group` go through the handlers of `plan` from now on.
 ///
 /// # Errors
-/// The reason why datagrams cannot pass the handlers.
+/// The reason why datagrams cannot go through the handlers.
 pub fn start(group: &Group, plan: &Plan) -> Result<HeldUdp, String> {
     let passage = passage(plan)?;
     let relayed = RelayedDatagrams::new(plan)
@@ -104,8 +104,8 @@ impl HeldUdp {
         !some_wait && state.passage.waiting() == 0
     }
 
-    /// Stops holding datagrams, once no other process holds one (at most after
-    /// [`HANDOVER_TIMEOUT`]): the kernel then drops those of other processes too.
+    /// Stops holding datagrams. The kernel then drops those that other processes hold too, so this
+    /// first waits until there are none, for [`HANDOVER_TIMEOUT`] at most.
     pub fn end(&self) {
         self.0.datagrams.end(HANDOVER_TIMEOUT);
     }
@@ -145,7 +145,7 @@ impl HeldUdp {
         }
         state.passage.handle_timeout(now);
         if let Err(error) = self.0.datagrams.verdicts(&state.verdicts) {
-            // The datagrams stay held, and take room in the kernel's queue.
+            // The datagrams stay held, and occupy room in the kernel's queue.
             debug!("cannot release datagrams: {error}");
         }
         state.verdicts.clear();

@@ -35,9 +35,9 @@ use crate::master::carrier::Carrier;
 use crate::master::client::MasterClient;
 use crate::master::nested::NestedMaster;
 
-/// Poll interval for remaining programs of the run.
+/// Interval between checks for remaining processes and flows of the run.
 const POLL_INTERVAL: Duration = Duration::from_millis(200);
-/// Pause before a report, for events of the program's last calls.
+/// Pause before a report, during which events of the program's last calls arrive.
 const REPORT_DELAY: Duration = Duration::from_millis(20);
 /// Maximum delay of a report for connections with kernel offload that have not ended yet.
 const MAX_CLOSE_WAIT: Duration = Duration::from_secs(1);
@@ -148,7 +148,7 @@ fn serve(wrapper: &ToWrapper, args: &RunArgs, mut plan: Plan) -> Result<()> {
             break;
         }
     }
-    // Other processes of the run may be left, and data that they have written is still in flight.
+    // Other processes of the run may be left, and data that was written may still be in flight.
     while !interposer.has_ended()? {
         thread::sleep(POLL_INTERVAL);
     }
@@ -183,8 +183,8 @@ fn carrier(args: &RunArgs, plan: &mut Plan) -> Result<(Carrier, Option<EngineThr
     Ok((Carrier::Nested(worker_of(&flows)?, nested, rules), Some(flows)))
 }
 
-/// Starts the control socket for programs, unless a shared master carries the flows: its handlers
-/// serve other runs too.
+/// Starts the control socket for programs, unless a shared master carries the flows: the handlers
+/// of a shared master serve other runs too.
 fn start_control(carrier: &Carrier, interposer: &Interposer) -> Result<Option<String>> {
     let (Carrier::Own(worker) | Carrier::Nested(worker, ..)) = carrier else { return Ok(None) };
     let freezer = FlowFreezer::new(interposer.freezer()?);
@@ -223,7 +223,7 @@ fn worker(args: &RunArgs, plan: &Plan, nested: Option<Arc<NestedMaster>>) -> Res
     EngineThread::start(config, listen_sets, AccessLog::default())
 }
 
-/// Sends the report on the program's flows, as far as they are known when it ends.
+/// Sends the report on the program's flows, as far as they are known when the program ends.
 fn send_report(
     wrapper: &ToWrapper,
     report: &Report,
@@ -239,7 +239,8 @@ fn send_report(
     }
     let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build();
     let datagrams = via.datagram_counts();
-    // A shared master's counters include other runs, so only those of an own worker are reported.
+    // A shared master's counters include other runs, so only those of this run's own worker are
+    // reported.
     let counters =
         runtime.ok().zip(flows).map(|(runtime, flows)| runtime.block_on(flows.status()).counters);
     let bytes = counters.as_ref().map(|counters| {
@@ -263,8 +264,8 @@ fn by_trickles(counters: &ProxyStats) -> String {
 
 fn start(command: &[OsString], control: Option<&str>, interposer: &Interposer) -> Result<u32> {
     let [program, arguments @ ..] = command else { bail!("no program is given") };
-    // Terminal signals are meant for the program, and this process detaches from the terminal
-    // only after the start.
+    // Terminal signals are meant for the program. They must be ignored here, because this process
+    // detaches from the terminal only after the start.
     inherited_state::ignore_terminal();
     let fresh = || {
         let mut command = command_of(program, arguments, is_activated());

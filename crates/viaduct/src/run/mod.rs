@@ -10,9 +10,10 @@
 //!         ── its datagrams ── held by the kernel until handlers release them ──▶ the far end
 //! ```
 //!
-//! With `--master N` the second process still handles the program's calls, but a shared master
-//! carries the flows ([`crate::master::client`]). If the run has handlers of its own, the second
-//! process runs them, nested under the shared master ([`crate::master::nested`]).
+//! With `--master N` the second process (above: the master) still handles the program's calls, but
+//! a shared master carries the flows ([`crate::master::client`]). If the run has handlers of its
+//! own, the second process runs them, and is nested under the shared master
+//! ([`crate::master::nested`]).
 
 mod admission;
 mod aware;
@@ -148,7 +149,7 @@ struct Plan {
     offload: Option<Offload>,
     /// Idle timeout of a datagram flow.
     datagram_idle: Duration,
-    /// Set if a shared master is strict: nothing may go around it, and it carries streams only.
+    /// Set if a shared master is strict: nothing may bypass it, and it carries streams only.
     streams_alone: bool,
     report: Option<Report>,
 }
@@ -195,14 +196,15 @@ impl Plan {
     /// Adopts the rules that a parent master announces.
     fn adopt_parent(&mut self, welcome: &Welcome) -> Result<()> {
         self.rules = self.rules.above(&welcome.rules)?;
-        // Flows that pass the handlers continue to that master, not on the program's own socket.
+        // Kernel offload would keep flows on the program's own socket, but they must continue to
+        // the parent master.
         self.offload = None;
         self.streams_alone = welcome.rules.strict;
         Ok(())
     }
 }
 
-/// Runs the program, and ends as the program ends.
+/// Runs the program, and ends in the same way as the program.
 pub fn run(args: &RunArgs, registry: &Registry) -> Result<ExitCode> {
     if let Some(fd) = args.netns_fd {
         return capture_ns::hold(fd, args.netns_datagrams).map(|()| ExitCode::SUCCESS);

@@ -148,8 +148,8 @@ impl RemoteNames {
         }
     }
 
-    /// Checks that no daemon looks names up for programs, which would query it on its UNIX
-    /// socket and thus bypass this run. Not needed with seccomp, which refuses connects to that
+    /// Checks that no daemon looks names up for programs: their queries, on the daemon's UNIX
+    /// socket, would bypass this run. Not needed with seccomp, which refuses connects to that
     /// socket.
     ///
     /// # Errors
@@ -174,7 +174,7 @@ fn sockets() -> io::Result<(UdpSocket, Option<UdpSocket>)> {
         let v4 = UdpSocket::bind((Ipv4Addr::LOCALHOST, 0))?;
         match UdpSocket::bind((Ipv6Addr::LOCALHOST, v4.local_addr()?.port())) {
             Ok(v6) => return Ok((v4, Some(v6))),
-            // Taken by another socket: try another port.
+            // The port is in use for IPv6: try another one.
             Err(error) if error.kind() == io::ErrorKind::AddrInUse => {}
             // This machine has no IPv6.
             Err(_) => return Ok((v4, None)),

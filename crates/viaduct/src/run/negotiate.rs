@@ -1,5 +1,5 @@
-//! Handlers negotiated with the far end of each flow: the options, and the rejection of peers
-//! that do not have them.
+//! Negotiation of handlers with the far end of each flow: its options, and the rejection of peers
+//! that lack a required handler.
 
 use std::net::{IpAddr, SocketAddr, TcpStream};
 use std::sync::{Arc, OnceLock};
@@ -167,7 +167,7 @@ impl ClientFilter {
                 let line = format_args!("refused: a connection from {client}: {why}");
                 self.rejections.warn(client.ip(), line);
                 if let Some(report) = &self.report {
-                    // One line for each client, whatever its port.
+                    // The report has one line for each client address, so the port is left out.
                     let whose = SocketAddr::new(client.ip(), 0);
                     report.count(FlowOutcome::Refused, "tcp from", whose);
                 }

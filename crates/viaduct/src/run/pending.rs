@@ -1,4 +1,5 @@
-//! Pending connects of unprivileged interposers, held by a duplicate of the program's socket.
+//! Pending connects of unprivileged interposers. Each is held by a duplicate of the program's
+//! socket.
 
 mod answer;
 mod connect;
@@ -39,7 +40,7 @@ use crate::rate_limited::RateLimitedLog;
 /// State of an unprivileged interposer: its rules, and the pending connects.
 #[derive(Debug)]
 pub struct Interposition {
-    /// Rules that say which flows pass the handlers.
+    /// Rules that say which flows go through the handlers.
     pub rules: Rules,
     /// The rendezvous where connects wait.
     pub rendezvous: Rendezvous,
@@ -51,12 +52,12 @@ pub struct Interposition {
     pub report: Option<Report>,
     /// Resolves fake IPs for names that are looked up at the far end.
     pub remote_names: Option<Arc<RemoteNames>>,
-    /// Set where the kernel can do all of the chain's work: the rate limit in bytes a second,
-    /// or 0 for none. `None` if a report has to count bytes.
+    /// Set if the kernel can do all of the chain's work: the rate limit in bytes a second, or 0 for
+    /// none. `None` if a report has to count bytes.
     pub offload: Option<u64>,
-    /// Listeners of programs; `None` where the kernel can do all of the chain's work.
+    /// Listeners of programs; `None` if the kernel can do all of the chain's work.
     pub public_listeners: Option<Arc<PublicListeners>>,
-    /// Set if no process of the run is left, or if its end would not be noticed.
+    /// Set if no process of the run is left, or if the end of the last one would not be noticed.
     ended: AtomicBool,
     /// Set if seccomp cannot report calls.
     has_no_seccomp: AtomicBool,
@@ -127,23 +128,25 @@ impl Interposition {
         }))
     }
 
-    /// Records that no process of the run is left, or that its end would not be noticed.
+    /// Records that no process of the run is left, or that the end of the last one would not be
+    /// noticed.
     pub fn end(&self) {
         self.ended.store(true, Ordering::Release);
     }
 
-    /// Returns whether [`Interposition::end`] was called: with seccomp, the kernel reports when
-    /// no process of the run is left.
+    /// Returns whether [`Interposition::end`] was called. With seccomp this happens when the kernel
+    /// reports that no process of the run is left.
     pub fn has_ended(&self) -> bool {
         self.ended.load(Ordering::Acquire)
     }
 
-    /// Records that seccomp does not report calls: those that the library misses are not seen.
+    /// Records that seccomp does not report calls, so that calls missed by the preloaded library
+    /// are not seen.
     pub fn set_no_seccomp(&self) {
         self.has_no_seccomp.store(true, Ordering::Release);
     }
 
-    /// Returns whether seccomp reports calls that a library does not see.
+    /// Returns whether seccomp reports the calls that the preloaded library misses.
     pub fn has_seccomp(&self) -> bool {
         !self.has_no_seccomp.load(Ordering::Acquire)
     }
@@ -155,7 +158,8 @@ impl Interposition {
         }
     }
 
-    /// Returns whether a notice that datagrams do not pass the handlers is pending.
+    /// Returns whether there is a notice, not logged yet, that datagrams do not go through the
+    /// handlers.
     pub fn has_datagram_notice(&self) -> bool {
         self.notice.lock().unwrap_or_else(PoisonError::into_inner).is_some()
     }
@@ -227,8 +231,8 @@ impl Interposition {
                         Ok(true)
                     }
                     (Some(Errno::CONNREFUSED), _) => {
-                        // The kernel reports every refusal as this error; the actual one is
-                        // kept here.
+                        // The kernel reports every refused flow as `ECONNREFUSED`; the actual error
+                        // is stored here.
                         let errno = sockets.take_refusal(cookie).unwrap_or(Errno::CONNREFUSED);
                         Err(io::Error::from_raw_os_error(errno.0))
                     }
@@ -257,14 +261,14 @@ impl Interposition {
         Ok(true)
     }
 
-    /// Arranges for `errno` as the answer when the time limit of the program expires.
+    /// Arranges that `answer` is given with `errno` when the program's time limit expires.
     fn add_deadline(&self, answer: &Answer, errno: Errno) -> io::Result<()> {
         let Some(limit) = answer.limit else { return Ok(()) };
         self.deadlines.add(Instant::now() + limit, answer.clone(), errno)
     }
 
-    /// Handles the disconnect of a socket: ends a connect in progress, whose outcome is not
-    /// reported.
+    /// Handles the disconnect of a socket: ends its connect in progress. Calls that wait for this
+    /// connect fail with `ECONNABORTED`.
     pub fn disconnected(&self, cookie: u64) {
         let mut sockets = self.sockets();
         let attempt = sockets.end_attempt(cookie);
@@ -316,8 +320,8 @@ impl Interposition {
         if let (Some(report), Some(to)) = (&self.report, to) {
             report.count(FlowOutcome::Refused, if datagrams { "udp" } else { "tcp" }, to);
         }
-        // Resolvers connect datagram sockets to all addresses of a name to learn which ones are
-        // reachable. These refusals are not logged.
+        // Refused connects to fake IPs are not logged: resolvers connect datagram sockets to all
+        // addresses of a name to learn which ones are reachable.
         if let (Some(remote_names), Some(to)) = (&self.remote_names, to)
             && remote_names.is_fake_ip(to)
         {

@@ -1,10 +1,10 @@
 //! `--via preload`, the interposer of TESLA: a library in the program, between the program and
 //! libc.
 //!
-//! The library decides by itself which calls go direct, and sends each of the others to the
-//! master on a connection of its own. It marks its system calls with a word among their
-//! arguments. Calls without the word, from static programs, other runtimes or libc itself, are
-//! reported by seccomp and judged like any other, so nothing bypasses the chain.
+//! The library decides by itself which calls go direct, and sends each of the others to the master
+//! on a new connection. It marks its system calls with a word among their arguments. Calls without
+//! the word, from static programs, other runtimes or libc itself, are reported by seccomp and
+//! judged like any other, so nothing bypasses the chain.
 //!
 //! ```text
 //!   program ──connect──▶ library ── goes direct, with the word ──▶ kernel
@@ -77,8 +77,8 @@ impl PreloadServer {
             Err(why) => {
                 warn!("static programs can bypass the library: {why}");
                 self.interposition.set_no_seccomp();
-                // The end of the last program will not be reported, so the run ends when no child
-                // of the master is left.
+                // Without seccomp the end of the last program is not reported, so the run ends when
+                // no child of the master is left.
                 self.interposition.end();
                 let mut command = fresh();
                 self.set_environment(&mut command);

@@ -9,10 +9,10 @@
 //!                                                        to the client's address ══▶ program
 //! ```
 //!
-//! Address errors are thus reported to the program by the kernel, and `accept` returns the
-//! client's address. A public listener lives while a program listens behind it; the kernel
-//! reports when the last one closes. It accepts only while the listener behind it has room in
-//! its backlog, so that clients wait as they would at the program's own listener.
+//! Address errors are thus reported to the program by the kernel, and `accept` returns the client's
+//! address. A public listener lives while a program listens behind it; the kernel reports when the
+//! last one closes. A public listener accepts only while the listener behind it has room in its
+//! backlog, so that clients wait as they would at the program's own listener.
 
 mod accept;
 mod list;
@@ -39,7 +39,7 @@ use super::capture_ns::CaptureNs;
 use super::report::Report;
 use crate::master::carrier::Carrier;
 
-/// Event data that belongs to no public listener.
+/// Event data of `wake` and of closed listeners. Other events have the cookie of a public listener.
 const WOKEN: u64 = 0;
 const CLOSED: u64 = u64::MAX;
 
@@ -67,7 +67,7 @@ struct OpenNs {
 /// Outcome of a program's `listen`.
 #[derive(Debug)]
 pub enum ListenOutcome {
-    /// The first descriptor replaces the program's own, which is the second.
+    /// The program's socket, the second descriptor, is to be replaced by the first.
     Replace(OwnedFd, OwnedFd),
     /// The program keeps its socket, which is behind a public listener already, or in another
     /// network namespace.
@@ -75,7 +75,8 @@ pub enum ListenOutcome {
 }
 
 impl PublicListeners {
-    /// Starts without listeners. `carrier` takes the connections, and `report` counts them.
+    /// Starts the accept loop, without listeners. `carrier` carries the connections, and `report`
+    /// counts them.
     ///
     /// # Errors
     /// No thread can be started.
@@ -135,7 +136,8 @@ impl PublicListeners {
         if !capture_ns::is_in_this_netns(&socket) {
             capture_ns::listen(&socket, backlog)?;
             if capture_ns::share_netns(&listeners, &socket) {
-                // The socket was behind a public listener before it was shut down.
+                // The socket was behind a public listener, and was then shut down: it needs a new
+                // one.
                 let public = open_public(&socket, is, backlog)
                     .and_then(|public| self.add(public, is, backlog, flags, &socket));
                 if let Err(error) = public {
@@ -183,7 +185,7 @@ impl PublicListeners {
             flags,
             inner: vec![InnerListener::of(inner)?],
             is_full: false,
-            // Not known yet: it is read before the first accept.
+            // Unknown until it is read, before the first accept.
             room: 0,
             backlog_slot: Arc::default(),
         });
@@ -216,7 +218,8 @@ impl PublicListeners {
         let mut list = self.list();
         if let Some(public) = list.public_listeners.get(&cookie) {
             let own = public.listener.try_clone()?.into();
-            // All processes that share the socket share one accept queue.
+            // All processes that share a socket get the same listener, and thus share one accept
+            // queue.
             let theirs = public.inner.iter().find_map(|of| find_socket(of.inode));
             if let Some(inner) = theirs {
                 return Ok(Some(ListenOutcome::Replace(inner, own)));
@@ -234,8 +237,8 @@ impl PublicListeners {
         Ok(Some(ListenOutcome::Unchanged))
     }
 
-    /// Removes public listeners, at `port` or at all ports, behind which no program listens any
-    /// more, so that programs can bind sockets to these ports.
+    /// Removes public listeners, at `port` or at all ports, whose programs have stopped listening,
+    /// so that sockets can be bound to these ports again.
     pub fn sweep(&self, port: Option<u16>) {
         let Some(OpenNs { listeners, .. }) = self.ns() else { return };
         let mut list = self.list();

@@ -16,7 +16,7 @@ use crate::engine::wrapped::{PendingConnect, Program};
 /// Outcome of a flow, in the order of a report.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum FlowOutcome {
-    /// The far end answered, and the bytes pass the handlers.
+    /// The far end answered, and the bytes go through the handlers.
     Handled,
     /// Inbound to a program that listens, and accepted by the handlers.
     Inbound,
@@ -24,9 +24,9 @@ pub enum FlowOutcome {
     Offloaded,
     /// Inbound to a program that listens, and rejected.
     Rejected,
-    /// To be handled, but the far end could not be reached.
+    /// Selected for the handlers, but the far end could not be reached.
     Failed(String),
-    /// To be handled, but still without an answer when the program gave up, or ended.
+    /// Selected for the handlers, but without an answer until the program gave up, or ended.
     Unanswered,
     /// Direct, as the rules say.
     Direct,
@@ -72,8 +72,7 @@ const MAX_DESTINATIONS: usize = 4096;
 impl Lines {
     fn count(&mut self, outcome: FlowOutcome, transport: &'static str, to: SocketAddr) {
         // A scan must not fill the memory: once the report is full, further ports of an address
-        // share a line, with port 0. Further addresses are counted until there are twice as many
-        // lines.
+        // share a line, with port 0. New addresses are counted until there are twice as many lines.
         let mut line = (outcome, transport, to);
         if self.flows.len() >= MAX_DESTINATIONS && !self.flows.contains_key(&line) {
             line.2.set_port(0);
@@ -129,7 +128,7 @@ impl Report {
         let mut lines = self.lock();
         match lines.open.checked_sub(1) {
             Some(open) => lines.open = open,
-            // The event of its start was lost, because the buffer was full.
+            // The start was not counted: its event was lost, because the buffer was full.
             None => lines.count(FlowOutcome::Offloaded, "tcp", to),
         }
         lines.offloaded[0] += out;
@@ -208,7 +207,7 @@ pub struct ReportedConnect {
 }
 
 impl ReportedConnect {
-    /// Wraps `held`, a connect to `to`; returns it unchanged without a report.
+    /// Wraps `held`, a connect to `to`; returns it unchanged if there is no report.
     pub fn of(
         held: Box<dyn PendingConnect>,
         to: SocketAddr,
@@ -253,7 +252,7 @@ impl PendingConnect for ReportedConnect {
 #[derive(Debug)]
 pub struct ReportedProgram {
     program: Box<dyn Program>,
-    /// Address at which it listens.
+    /// Address at which the program listens.
     at: SocketAddr,
     report: Report,
     /// Set if a connection was accepted, by this program or by one made for another flow.
@@ -261,7 +260,7 @@ pub struct ReportedProgram {
 }
 
 impl ReportedProgram {
-    /// Wraps `program`, which listens at `at`; returns it unchanged without a report.
+    /// Wraps `program`, which listens at `at`; returns it unchanged if there is no report.
     pub fn of(
         program: Box<dyn Program>,
         at: SocketAddr,

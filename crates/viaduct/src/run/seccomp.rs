@@ -1,9 +1,9 @@
 //! `--via seccomp`, the interposer that needs no privilege: seccomp reports the program's calls.
 //!
-//! The thread that receives calls answers them, and never blocks: a blocking connect is answered
-//! by the worker, when the far end has answered. A call that goes direct is made here, on a
-//! duplicate of the socket and with the address that was judged: the program could change its
-//! own copy between this check and the kernel's.
+//! The thread that receives calls answers them, and never blocks: a blocking connect is answered by
+//! the worker, when the far end has answered. A call that goes direct is made here, on a duplicate
+//! of the socket and with a copy of the address that was checked: the program could change its
+//! memory between this check and the kernel's own read.
 //!
 //! | part | calls |
 //! |---|---|
@@ -84,21 +84,22 @@ pub fn start(
 struct Supervisor {
     listener: Arc<Listener>,
     interposition: Arc<Interposition>,
-    /// Threads that have called before. Operations on an entry fail if its number was reused.
+    /// Threads that have made calls before, by thread ID. Operations on an entry fail if its ID was
+    /// reused.
     tasks: HashMap<u32, Arc<Task>>,
     /// Blocking connects that are not answered yet.
     pending_connects: VecDeque<(Notification, Answer)>,
-    /// Time of the last check for signals to their threads.
+    /// Time of the last check for signals to the threads of `pending_connects`.
     last_check: Instant,
-    /// Count of epoll instances.
+    /// Number of epoll instances that programs have made.
     made: EpollCount,
 }
 
 /// Outcome of a call: a reply now, or `None` if it is answered later.
 type Outcome = Result<Option<Reply>, Errno>;
-/// The kernel makes the call.
+/// Outcome: the kernel is to execute the call.
 const CONTINUE: Outcome = Ok(Some(Reply::Continue));
-/// The call has succeeded, and returns 0.
+/// Outcome: the call has succeeded, and returns 0.
 const DONE: Outcome = Ok(Some(Reply::Returned(0)));
 
 impl Supervisor {

@@ -38,8 +38,8 @@ const MAX_EARLY: usize = 64 << 10;
 /// direct.
 const RETRY_DELAY: Duration = Duration::from_secs(1);
 const RETRY_DELAY_DIRECT: Duration = Duration::from_secs(30);
-/// Maximum number of relays being opened. Beyond it, opening fails until a later datagram of the
-/// socket tries again.
+/// Maximum number of relays being opened. Beyond it, opening fails; a later datagram of the socket
+/// tries again.
 const MAX_OPENING: usize = 32;
 /// Timeout of the connection to the proxy, and of the negotiation on it.
 const PROXY_TIMEOUT: Wait = Wait::from_secs(10);
@@ -116,7 +116,7 @@ impl UdpRelays {
         }))
     }
 
-    /// Sends a datagram to `ends.peer`, or to the name of this fake IP.
+    /// Sends a datagram to `ends.peer` or, if that is a fake IP, to its name.
     pub fn send(&mut self, now: Instant, ends: Ends, data: &[u8]) {
         // Datagrams to a fake IP whose name was forgotten are dropped.
         if let Some(to) = target(self.names.as_deref(), ends.peer) {
@@ -160,7 +160,7 @@ impl UdpRelays {
         self.run_actions(now);
     }
 
-    /// Returns whether datagrams go direct, out and back, where there is no relay.
+    /// Returns whether datagrams go direct, out and back, if there is no relay for them.
     pub fn may_go_direct(&self) -> bool {
         self.leave
     }
@@ -276,7 +276,7 @@ impl UdpRelays {
 }
 
 impl AsFd for UdpRelays {
-    /// Readable when a datagram or an event has arrived.
+    /// Descriptor that is readable when a datagram or an event has arrived.
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.epoll.as_fd()
     }
@@ -299,7 +299,7 @@ impl Link {
         relay.connect(at).with_context(|| format!("cannot connect to the relay {at}"))?;
         relay.set_nonblocking(true)?;
         connection.set_nonblocking(true)?;
-        // Detects a vanished proxy although the connection is idle.
+        // Detects that the proxy has vanished, even if the connection is idle.
         sockopt::set_socket_keepalive(&connection, true)?;
         Ok(Link { connection, relay })
     }
@@ -344,8 +344,8 @@ fn negotiate(connection: &mut TcpStream, relay: &mut dyn Relay) -> Result<Addres
     }
 }
 
-/// Returns the address of the relay that the proxy announces as `at`. The proxy's own IP address
-/// is used if that is unspecified, or is loopback on another host.
+/// Returns the address of the relay that the proxy announces as `at`. If `at` is unspecified, or is
+/// loopback although the proxy is on another host, the proxy's own IP address replaces it.
 fn relay_at(at: &Address, proxy: SocketAddr) -> Result<SocketAddr> {
     let at = match at {
         Address::Ip(at) => *at,

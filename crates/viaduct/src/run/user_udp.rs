@@ -1,6 +1,7 @@
-//! UDP in user space: carries datagrams of programs without privilege. A program's UDP sockets
-//! are in a capture namespace ([`super::capture_ns`]) whose only exit is this process. For each
-//! one that is bound to a port, there is a host socket outside, at the same port if that is free.
+//! UDP in user space: carries datagrams of programs without privilege. A program's UDP sockets are
+//! in a capture namespace ([`super::capture_ns`]) whose only exit is this process. For each of
+//! these sockets that is bound to a port, there is a host socket outside, at the same port if that
+//! is free.
 //!
 //! ```text
 //!   program ── its socket ──▶ netns ══ out ══▶ rules ─▶ flow::datagrams::Passage ─▶ host socket
@@ -83,7 +84,7 @@ struct State {
     relays: Option<UdpRelays>,
     /// Answers DNS queries, if names are looked up at the far end.
     names: Option<Arc<RemoteNames>>,
-    /// Held datagrams, by the passage's tag.
+    /// Held datagrams, by their tags in the `Passage`.
     waiting: HashMap<u32, HeldDatagram>,
     next: u32,
     /// Datagrams dropped for lack of room, and those dropped because they did not come through the
@@ -107,7 +108,7 @@ impl UserUdp {
         let (netns, Uplinks { out, v6, gone, lookup }) = CaptureNs::open_for_datagrams()?;
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
         let relays = UdpRelays::new(plan)?;
-        // Without netlink this fails, and routes that are added later are missing.
+        // This fails without netlink; routes that are added later are missing then.
         let watch = SourceRoutesWatch::new().ok();
         let sources = [
             (Some(out.as_fd()), OUT),
@@ -145,10 +146,10 @@ impl UserUdp {
         Ok(user_udp)
     }
 
-    /// Binds `socket`, a duplicate of a program's, to `at`. `v6`: it is an IPv6 socket.
+    /// Binds `socket`, a duplicate of a program's socket, to `at`. `v6`: it is an IPv6 socket.
     ///
     /// # Errors
-    /// The error for the program: the address is taken, or is not one of this host.
+    /// The error for the program: the address is in use, or does not belong to this host.
     pub fn bind(&self, socket: &OwnedFd, v6: bool, at: SocketAddr) -> io::Result<()> {
         let mut state = self.state();
         let host_socket = match HostSocket::like(socket, v6, at) {
@@ -168,7 +169,7 @@ impl UserUdp {
         self.register(&mut state, host_socket, port)
     }
 
-    /// Checks that this host has a route for a datagram from `socket`, a program's, to `to`.
+    /// Checks that this host has a route for a datagram from `socket`, a program's socket, to `to`.
     ///
     /// # Errors
     /// The kernel's error for the same datagram from a socket outside of the capture namespace.
@@ -213,7 +214,7 @@ impl UserUdp {
                 Ok(_) | Err(Errno::INTR) => {}
                 Err(error) => return Err(error.into()),
             }
-            // Closed sockets are handled first, so that senders to them get errors.
+            // Closed sockets are handled first, so that hosts which send to them get errors.
             if events.iter().any(|event| event.data.u64() == GONE) {
                 self.handle_closed();
             }
@@ -283,7 +284,7 @@ impl UserUdp {
         }
     }
 
-    /// Closes the host sockets and relays of sockets that programs have closed.
+    /// Closes the host sockets and relays whose programs have closed their own sockets.
     fn sweep(&self, state: &mut State) {
         let now = now();
         state.last_sweep = now;

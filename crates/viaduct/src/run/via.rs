@@ -48,7 +48,8 @@ const STRICT_VAR: &str = "VIADUCT_STRICT";
 /// The interposer of a run.
 #[derive(Debug)]
 pub enum Interposer {
-    /// BPF on a cgroup, the holder of datagrams, and whether all flows must pass it (`--strict`).
+    /// BPF on a cgroup, the holder of datagrams, and whether nothing may bypass the chain
+    /// (`--strict`).
     Cgroup(Group, Option<HeldUdp>, bool),
     /// Seccomp notifications.
     Seccomp(Arc<Interposition>),
@@ -57,8 +58,8 @@ pub enum Interposer {
 }
 
 impl Interposer {
-    /// Opens the interposer `via` for `plan`. Connects go to `carrier`, and descriptors that
-    /// must outlive this process to `store`.
+    /// Opens the interposer `via` for `plan`. Connects are passed to `carrier`; descriptors that
+    /// must outlive this process are added to `store`.
     pub fn new(
         via: Via,
         plan: &Plan,
@@ -81,15 +82,15 @@ impl Interposer {
     }
 
     fn cgroup(plan: &Plan, carrier: &Carrier, store: Option<&OwnedFd>) -> Result<Interposer> {
-        // The other run would get the connects before BPF sees them.
+        // A run that uses seccomp would get the connects before BPF sees them.
         if env::var_os(REPORTED_VAR).is_some() && kernel::is_traced() {
             bail!(
                 "another viaduct run handles this process's calls by seccomp; start that one with \
                  --via cgroup"
             );
         }
-        // Programs of this run would be in a cgroup of their own: their direct flows and
-        // inbound connections would go around the other run.
+        // Programs of this run would be in a separate cgroup, so their direct flows and inbound
+        // connections would bypass the run outside.
         if env::var_os(STRICT_VAR).is_some() {
             bail!("another viaduct run, which is strict and uses cgroup, would be bypassed");
         }
@@ -153,7 +154,7 @@ impl Interposer {
         })
     }
 
-    /// Starts under the interposer the command that `fresh` builds. Returns its process ID.
+    /// Starts the command that `fresh` builds under the interposer. Returns its process ID.
     ///
     /// # Errors
     /// The program cannot be started; the error is [`io::Error`] if the cause is the program

@@ -1,5 +1,5 @@
 //! The process that its parent sees as the program: it forwards signals, stops when the program
-//! stops, and ends as the program ends.
+//! stops, and ends in the same way.
 
 use std::ffi::OsString;
 use std::io::{BufRead as _, BufReader};
@@ -97,8 +97,8 @@ impl Wrapper {
             let came = self.signals.read()?;
             match self.program {
                 Some(_) => self.forward(came),
-                // The terminal stops its whole process group, although the program has not
-                // started yet.
+                // The terminal stops the whole process group, so this process stops even before the
+                // program has started.
                 None if came.signal == SIGTSTP && !came.sent => signals::stop(SIGTSTP),
                 None => self.early.push(came),
             }
@@ -148,7 +148,7 @@ impl Wrapper {
     /// Waits for the program without the master, which has ended: its flows are reset, and the
     /// program is a child of this process now.
     fn wait_alone(&self) -> Result<ExitCode> {
-        // The master's descriptors close before its children are adopted.
+        // The master's descriptors are closed before its children are adopted by this process.
         let ended = loop {
             match supervise::wait(self.master).context("cannot wait for the master")? {
                 StateChange::Stopped(_) | StateChange::Continued => {}
@@ -178,8 +178,8 @@ impl Wrapper {
     }
 }
 
-/// Returns the exit status if the program has exited. Otherwise stops this process, or ends it
-/// by the same signal, as the program was.
+/// Returns the exit status if the program has exited. Otherwise stops or ends this process by the
+/// signal that has stopped or ended the program.
 fn end(change: StateChange) -> Option<ExitCode> {
     match change {
         StateChange::Stopped(signal) => signals::stop(signal),

@@ -95,7 +95,7 @@ impl StatusClient {
         let dir = &selector.run_dir.path();
         let mut sockets = sockets(dir)?;
         if sockets.len() > 1 {
-            // The socket of a killed gateway remains.
+            // The socket of a killed service remains, but does not accept connections.
             sockets.retain(|path| UnixStream::connect(path).is_ok());
         }
         match sockets.as_slice() {

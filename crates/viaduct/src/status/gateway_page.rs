@@ -282,7 +282,7 @@ impl GatewayPage<'_> {
         let most = link.bursts.iter().copied().max().unwrap_or(0);
         let Some(last) = link.bursts.iter().rposition(|&count| count > 0) else { return Ok(()) };
         for (bucket, &count) in link.bursts[..=last].iter().enumerate() {
-            // Every count above zero gets a visible bar.
+            // The length is rounded up, so that every count above zero gets a visible bar.
             let bar = "▇".repeat((count * BAR).div_ceil(most) as usize);
             let name = if bucket == 0 { "bursts of" } else { "" };
             row(f, name, format!("{:>9}  {bar} {}", lengths(bucket), thousands(count)))?;

@@ -50,7 +50,7 @@ impl Terminal {
         }
         let mut bytes = [0; 64];
         let mut read = rustix::io::read(io::stdin(), &mut bytes)?;
-        // An arrow key is several bytes, which may arrive separately on a slow line.
+        // An arrow key sends several bytes, which may arrive separately on a slow line.
         if bytes[..read].ends_with(&[ESCAPE]) && read < bytes.len() && self.is_readable(ESCAPE_WAIT)
         {
             read += rustix::io::read(io::stdin(), &mut bytes[read..])?;

@@ -22,7 +22,7 @@ pub(super) struct View {
 }
 
 impl View {
-    /// Handles a key, with `rows` on the screen. Returns true if it quits.
+    /// Handles a key, with `rows` lines on the screen. Returns true if the key quits.
     pub(super) fn press(&mut self, key: Key, rows: usize) -> bool {
         let page = rows.saturating_sub(3).max(1);
         match key {

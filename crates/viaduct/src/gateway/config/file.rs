@@ -88,7 +88,7 @@ pub(super) enum Mode {
     Split,
 }
 
-/// The `[peer.fec]` table. Every key is optional; which ones fit depends on `code`.
+/// The `[peer.fec]` table. Every key is optional; `code` decides which of the others are allowed.
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields, expecting = "the table [peer.fec]")]
 pub(super) struct FecTable {
@@ -107,8 +107,8 @@ pub(super) struct FecTable {
     pub(super) lower_mtu: bool,
 }
 
-/// `[[peer.class]]` table: a selection of packets, and their protection. Conditions that are
-/// absent match all packets.
+/// `[[peer.class]]` table: a selection of packets, and their protection. A condition that is left
+/// out matches all packets.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields, expecting = "a table [[peer.class]]")]
 pub(super) struct ClassTable {
@@ -146,7 +146,7 @@ pub(super) enum Interleave {
     Layers(Vec<u16>),
 }
 
-/// Default flush timeout: that of UDPspeeder, and too short to be noticed by people.
+/// Default flush timeout: the same as UDPspeeder's, and too short to be noticed by people.
 pub(super) const DEFAULT_FLUSH: Duration = Duration::from_millis(8);
 
 /// Default maximum of repairs per packet: enough for a burst of 30 losses in 100 packets.

@@ -142,7 +142,7 @@ fn classes(table: &PeerTable) -> Result<Vec<Class>, Invalid> {
 /// reached from a socket at `listen`.
 ///
 /// # Errors
-/// Description of the problem, as a continuation of the key's name.
+/// Description of the problem. It continues a sentence that begins with the key's name.
 pub fn check_endpoint(endpoint: Option<SocketAddr>, listen: SocketAddr) -> Result<(), String> {
     let Some(at) = endpoint else { return Ok(()) };
     if at.port() == 0 || !is_one_host(at.ip()) {

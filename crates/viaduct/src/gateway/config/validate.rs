@@ -18,7 +18,7 @@ const MAX_KEY_FILE: u64 = 4 << 10;
 /// Maximum length of a socket's path (`sockaddr_un`), without the terminating NUL.
 const MAX_SOCKET_PATH: usize = 107;
 
-/// Validates `file`, whose relative paths start in `dir`, and returns its meaning.
+/// Validates `file`, whose paths are relative to `dir`, and returns its meaning.
 pub(super) fn validate(file: File, dir: &Path) -> Result<Config, Invalid> {
     let site = file.site;
     check_site(&site)?;

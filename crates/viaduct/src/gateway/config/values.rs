@@ -1,4 +1,4 @@
-//! Values in a config, and the errors for invalid ones.
+//! Values in a config, and the errors for invalid values.
 
 use std::net::{IpAddr, SocketAddr};
 use std::ops::RangeInclusive;
@@ -185,7 +185,8 @@ pub(super) fn prefixes(list: &[Prefix]) -> Vec<IpNet> {
     list.iter().map(|prefix| prefix.0).collect()
 }
 
-/// Deserializes a string with `parse`. The error for a rejected value says that it is no `wanted`.
+/// Deserializes a string with `parse`. The error for a rejected value says that it is not what
+/// `wanted` describes.
 fn parsed<'de, D: Deserializer<'de>, T>(
     from: D,
     parse: impl FnOnce(&str) -> Option<T>,

@@ -37,9 +37,9 @@ pub(super) struct RedirectedConnect {
     pub(super) _waits: Arc<()>,
 }
 
-/// Adds to a link-local address without scope the only interface that has such addresses, if
-/// there is only one. The address has a scope if the program has bound its socket to an
-/// interface; the scope in the argument of the program's `connect` is not visible here.
+/// Sets the scope of a link-local address without one, if only one interface has link-local
+/// addresses. The address has a scope already if the program has bound its socket to an interface;
+/// a scope in the argument of `connect` is not visible here.
 pub(super) fn with_link_scope(to: SocketAddr) -> SocketAddr {
     match to {
         SocketAddr::V6(mut at) if at.ip().is_unicast_link_local() && at.scope_id() == 0 => {
@@ -79,7 +79,7 @@ impl PendingConnect for RedirectedConnect {
             _ if errno == Errno::NETUNREACH.0 => asked.without_route(),
             // No ICMPv4 message makes the kernel return `EACCES`.
             _ if errno == Errno::ACCES.0 && program.is_ipv6() => asked.prohibited(),
-            // The program's SYNs are dropped until its kernel gives up.
+            // The program's SYNs are dropped until the kernel ends the connect with `ETIMEDOUT`.
             Failure::TimedOut => return,
             // No ICMP message corresponds to `Full`.
             Failure::Unreachable | Failure::Full => asked.unreachable(),

@@ -1,4 +1,4 @@
-//! Connections to programs that listen: BPF redirects them to listeners here.
+//! Connections to programs that listen: BPF redirects them to listeners of this process.
 
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV6, TcpListener, TcpStream};
@@ -103,7 +103,7 @@ impl Program for RedirectedProgram {
     fn take_socket(&mut self) -> io::Result<FlowSocket<TcpStream>> {
         let from = match self.own {
             SocketAddr::V4(_) => (Ipv4Addr::LOCALHOST, 0).into(),
-            // With its scope, because the program sees the interface.
+            // The scope is kept, because it shows the program the interface.
             SocketAddr::V6(own) if own.ip().is_unicast_link_local() => {
                 SocketAddrV6::new(*own.ip(), 0, 0, own.scope_id()).into()
             }

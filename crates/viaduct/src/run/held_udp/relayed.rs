@@ -7,7 +7,7 @@
 //!           ◀─ passes, by its mark ◀─ raw socket ◀── due ── UdpRelays ◀─ relay
 //! ```
 //!
-//! If nothing may bypass the relay, datagrams to the program that do not come from it are
+//! If nothing may bypass the relay, datagrams to the program that do not come from the relay are
 //! dropped: the program could not answer them.
 
 use std::collections::HashMap;
@@ -40,7 +40,7 @@ pub(super) struct RelayedDatagrams {
     relays: UdpRelays,
     raw: RawSockets,
     names: Option<Arc<RemoteNames>>,
-    /// Held payloads, by the passage's tag.
+    /// Held payloads, by their tags in the `Passage`.
     waiting: HashMap<u32, Payload>,
     next: u32,
     bytes: usize,
@@ -96,7 +96,7 @@ impl RelayedDatagrams {
         self.keep(payload).ok_or(Verdict::Drop)
     }
 
-    /// Receives payloads from relays; drops those of peers that the rules do not send through the
+    /// Receives payloads from relays; drops those of peers for which the rules do not select the
     /// relay. Returns the ends, the length and the tag of each.
     pub(super) fn receive(&mut self, now: Instant, rules: &Rules) -> Vec<(Ends, usize, u32)> {
         let mut received = Vec::new();

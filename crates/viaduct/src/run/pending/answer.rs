@@ -16,7 +16,7 @@ pub struct Answer {
     callback: Arc<Mutex<Option<Callback>>>,
     /// Time that the program allows for its connect (`SO_SNDTIMEO`).
     pub limit: Option<Duration>,
-    /// Closed by the other end when the call no longer waits.
+    /// Connection of the caller, which closes its end when it stops waiting.
     pub caller: Option<Arc<OwnedFd>>,
 }
 

@@ -1,4 +1,4 @@
-//! A pending connect: the result that its program gets, and when.
+//! A pending connect: which result its program gets, and when.
 
 use std::io;
 use std::net::{SocketAddr, TcpStream};
@@ -50,7 +50,7 @@ impl PendingConnect for InterposedConnect {
         let pending = self.pending.take().ok_or(io::ErrorKind::NotConnected)?;
         let crossing =
             pending.program().and_then(|program| tcp::connect_bound(bound_socket, program));
-        // Calls from now on find the socket connected.
+        // From now on, calls of the program find the socket connected.
         let mut sockets = self.interposition.sockets();
         let attempt = sockets
             .end_attempt_number(self.cookie, self.attempt)
@@ -97,7 +97,8 @@ impl InterposedConnect {
             let refused = Some(errno).filter(|errno| *errno != Errno::CONNREFUSED);
             sockets.addresses.set(self.cookie, Addresses { peer: self.to, own: None, refused });
             match why {
-                // The program's SYNs are dropped until its kernel gives up.
+                // The program's SYNs are dropped until the kernel ends the connect with
+                // `ETIMEDOUT`.
                 Failure::TimedOut => Ok(()),
                 _ => pending.refuse(&self.interposition.closed),
             }
@@ -148,7 +149,7 @@ impl std::fmt::Debug for InterposedConnect {
     }
 }
 
-/// Error that the program would get from the far end itself.
+/// Error that the program would get from a direct connect.
 fn errno(why: Failure) -> Errno {
     match why {
         Failure::Refused => Errno::CONNREFUSED,

@@ -10,7 +10,7 @@ use viaduct_proto::wrap::Errno;
 
 use super::Answer;
 
-/// Answers that are due at a given time. Their thread starts with the first one.
+/// Answers that are due at a given time. The thread that gives them starts with the first one.
 #[derive(Debug, Default)]
 pub(super) struct Deadlines(Arc<Queue>);
 

@@ -39,7 +39,7 @@ struct CapturedProgram {
     client: SocketAddr,
     bound_socket: Option<TcpStream>,
     own: SocketAddr,
-    /// Counts this connection against the room of the backlog.
+    /// While held, counts this connection against the room in the backlog.
     backlog_slot: Option<Arc<()>>,
 }
 

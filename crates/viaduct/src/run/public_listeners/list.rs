@@ -36,7 +36,7 @@ pub(super) struct PublicListener {
     /// File status flags of the program's socket: whether its calls block.
     pub(super) flags: OFlags,
     pub(super) inner: Vec<InnerListener>,
-    /// True while it is in [`List::full`].
+    /// True while this listener is in [`List::full`].
     pub(super) is_full: bool,
     /// Number of connections that may be accepted before the backlog behind the listener is read
     /// again.
@@ -68,8 +68,8 @@ impl List {
         }
     }
 
-    /// Removes a closed listener in the namespace, and its public listener if no other is behind
-    /// that one.
+    /// Removes a closed listener in the namespace, and its public listener if that has no other one
+    /// behind it.
     pub(super) fn remove_inner(&mut self, cookie: u64) {
         let Some(of) = self.inner.remove(&cookie) else { return };
         let Some(public) = self.public_listeners.get_mut(&of) else { return };

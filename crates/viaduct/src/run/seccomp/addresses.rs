@@ -37,8 +37,8 @@ impl Supervisor {
         let Some(errno) = self.interposition.take_refusal(cookie(&socket)?) else {
             return CONTINUE;
         };
-        // This clears the kernel's own error. If there is none, the program has already read it
-        // by another call.
+        // This clears the kernel's own error. If there is none, the program has already got the
+        // error from another call, and this one returns 0.
         let own = sockopt::socket_error(&socket).map_err(|errno| errno_of(errno.into()))?;
         let task = self.task(call)?;
         write_option(&self.listener, &task, call, own.map_or(errno.0, |()| 0))?;

@@ -60,7 +60,7 @@ impl Supervisor {
         Ok((bytes, read))
     }
 
-    /// Reads a span, up to `most` bytes of it.
+    /// Reads at most `most` bytes of a span.
     pub(super) fn read_up_to(
         &mut self,
         call: &Notification,
@@ -109,14 +109,14 @@ impl Supervisor {
     ) -> Result<(OwnedFd, Socket), Errno> {
         let fd = fd as i32;
         let socket = match self.task(call)?.duplicate(fd) {
-            // The thread's number was reused.
+            // The thread ID was reused.
             Err(error) if error.raw_os_error() == Some(3) => {
                 self.tasks.remove(&call.thread);
                 self.task(call)?.duplicate(fd)
             }
             other => other,
         };
-        // The thread's number may be reused: a descriptor of another thread must not be used.
+        // The thread ID may have been reused: a descriptor of another thread must not be used.
         self.listener.check_waits(call).map_err(errno_of)?;
         let socket = socket.map_err(errno_of)?;
         let is = socket_of(&socket).map_err(errno_of)?;

@@ -1,5 +1,5 @@
 //! Blocking calls, made here on a duplicate of the socket, because the kernel would read the
-//! descriptor and the address again after they were judged.
+//! descriptor and the address again after they were checked.
 //!
 //! A call ends as it would in the kernel: when it has succeeded or failed, at the time limit that
 //! the program has set (`SO_SNDTIMEO`), or by a signal.

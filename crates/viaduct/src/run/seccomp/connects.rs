@@ -23,8 +23,8 @@ impl Supervisor {
         let (sockaddr, length) = self.sockaddr(call, at, size)?;
         if !is.is_of_ip() {
             self.refuse_daemons(call, is, (at, size))?;
-            // The kernel resolves a path in the program's mount namespace. Sockets that are not
-            // of IP do not leave this host.
+            // Such a socket does not leave this host. The kernel makes the call, because it
+            // resolves a path in the program's mount namespace.
             return CONTINUE;
         }
         match self.interposition.rules.connect(is, &sockaddr[..length]) {
@@ -53,8 +53,9 @@ impl Supervisor {
                 self.connect_direct(call, &socket, &sockaddr[..length])
             }
             Verdict::Divert(_) if !is_in_this_netns(&socket) => {
-                // Sockets in the capture namespace are listeners of programs, and connections
-                // accepted there. In any other namespace the rendezvous does not exist.
+                // A socket in use is treated as one of the capture namespace: a listener of a
+                // program, or a connection accepted there. A socket of any other namespace cannot
+                // reach the rendezvous.
                 if tcp::is_in_use(&socket) {
                     return Err(Errno::ISCONN);
                 }

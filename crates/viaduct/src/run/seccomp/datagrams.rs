@@ -40,7 +40,7 @@ impl Supervisor {
         spawned.map(|_| None).map_err(errno_of)
     }
 
-    /// Handles `bind`: for a carried socket, the port is bound outside its namespace too.
+    /// Handles `bind`: for a carried socket, the port is bound outside the capture namespace too.
     pub(super) fn bind_carried(&mut self, call: &Notification) -> Outcome {
         let Some(user_udp) = self.interposition.user_udp().cloned() else {
             return CONTINUE;

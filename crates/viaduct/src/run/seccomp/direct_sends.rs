@@ -1,5 +1,5 @@
 //! Direct sends of datagrams, made here on a duplicate of the socket and with copies of the
-//! judged arguments. If the kernel continued the call, it would read the address and the
+//! arguments that were checked. If the kernel continued the call, it would read the address and the
 //! descriptor again.
 
 use std::io;

@@ -1,8 +1,8 @@
 //! Socket options of programs, which are mirrored to the network connection of the flow.
 //!
-//! The options are set here, on a duplicate of the socket, so that their value is known when
-//! the program continues. Options that need a privilege are left to the kernel unless the
-//! program has it. To `getsockopt`, the handlers of the flow may answer with a value other than
+//! The options are set here, on a duplicate of the socket, so that their value is known when the
+//! program continues. Options that need a privilege which the program lacks are left to the kernel,
+//! which refuses them. To `getsockopt`, the handlers of the flow may answer with a value other than
 //! the socket's.
 
 use std::fs;
@@ -62,8 +62,8 @@ impl Supervisor {
     }
 }
 
-/// A `getsockopt` that waits for the handlers. The kernel answers it if they do not, or if the
-/// query is dropped.
+/// A `getsockopt` that waits for the handlers. The kernel answers the call if the handlers do not,
+/// or if this query is dropped.
 struct OptionQuery {
     listener: Arc<Listener>,
     task: Arc<Task>,

@@ -15,7 +15,7 @@ use super::connects::pace;
 use super::direct_sends::Sending;
 use super::{CONTINUE, Outcome, Supervisor, errno_of, reply_now};
 
-/// Maximum bytes that a send with TCP Fast Open takes: the send buffer of a new socket.
+/// Maximum bytes that a send with TCP Fast Open accepts: the send buffer of a new socket.
 const MAX_FAST_OPEN: usize = 16 << 10;
 /// Approximate limit of the bytes sent for one `sendmmsg`; the program must send the rest again.
 const MAX_BYTES: usize = 1 << 20;
@@ -39,7 +39,7 @@ impl Payload {
 }
 
 impl Supervisor {
-    /// Handles a send with an address: datagrams, or one that opens a stream.
+    /// Handles a send with an address, which sends a datagram or opens a stream.
     pub(super) fn send(
         &mut self,
         call: &Notification,
@@ -85,7 +85,8 @@ impl Supervisor {
             }
             Verdict::Divert(to) => {
                 let bytes = self.read_up_to(call, payload.first(), MAX_FAST_OPEN)?;
-                // A non-blocking call takes no data, as in the kernel without a Fast Open cookie.
+                // A non-blocking call sends no data, as in the kernel if there is no Fast Open
+                // cookie.
                 let waits = is_blocking(&socket).map_err(errno_of)?;
                 let answer = waits.then(|| self.deferred_answer(call, &socket, Some(bytes)));
                 Ok(reply_now(self.interposition.begin(socket, to, answer)))
@@ -93,8 +94,8 @@ impl Supervisor {
         }
     }
 
-    /// Handles `sendmmsg`. Each datagram is judged. If one would open a stream or is a query for
-    /// a name, the call fails with `EOPNOTSUPP`.
+    /// Handles `sendmmsg`. The rules are applied to each datagram. If one would open a stream or is
+    /// a query for a name, the call fails with `EOPNOTSUPP`.
     pub(super) fn send_many(&mut self, call: &Notification) -> Outcome {
         let [fd, headers, count, flags, ..] = call.arguments;
         let (socket, is) = self.duplicate(call, fd)?;
@@ -135,9 +136,9 @@ impl Supervisor {
         self.send_all(call, Sending { socket, flags: flags as i32, messages, lengths })
     }
 
-    /// Returns whether direct sends of this socket are made here. The kernel makes those of
-    /// sockets in the capture namespace, which reach nothing else, and of sockets that are not of
-    /// IP, which do not leave this host.
+    /// Returns whether direct sends of this socket are made here. The kernel sends for sockets in
+    /// the capture namespace, which cannot reach anything outside, and for sockets other than IP,
+    /// which do not leave this host.
     fn is_sent_here(&self, socket: &OwnedFd, is: Socket) -> bool {
         is.is_of_ip() && is_in_this_netns(socket)
     }

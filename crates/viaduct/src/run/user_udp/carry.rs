@@ -1,4 +1,5 @@
-//! Path of a datagram, in either direction: read, judged, held until it is due, released.
+//! Path of a datagram, in either direction: it is read, checked against the rules, held until it is
+//! due, and released.
 
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
@@ -122,7 +123,8 @@ impl UserUdp {
                 }
                 self.release(&mut state, &held);
             }
-            // Dropped. The program's own sends to this peer fail in its calls.
+            // The datagram is dropped. Sends of the program to this peer fail already in its own
+            // calls.
             Fate::Refuse => {}
         }
     }

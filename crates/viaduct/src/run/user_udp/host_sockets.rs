@@ -24,13 +24,13 @@ pub struct HostSocket {
 #[derive(Clone, Copy, Debug)]
 pub struct Bound {
     ip: IpAddr,
-    /// Set for an IPv6 socket that takes IPv4 too.
+    /// Set for an IPv6 socket that also carries IPv4.
     both: bool,
 }
 
 impl Bound {
-    /// Returns the address in the family of `peer`; unspecified if the socket is bound to all
-    /// addresses.
+    /// Returns the address in the family of `peer`: the unspecified one if the socket is bound to
+    /// all addresses.
     pub fn of(self, peer: IpAddr) -> IpAddr {
         match (peer, self.both) {
             (IpAddr::V4(_), true) => Ipv4Addr::UNSPECIFIED.into(),
@@ -61,7 +61,7 @@ impl HostSocket {
     /// program's socket is of IPv6.
     ///
     /// # Errors
-    /// The error for the program: the address is taken, or is not one of this host.
+    /// The error for the program: the address is in use, or does not belong to this host.
     pub fn like(socket: &OwnedFd, v6: bool, at: SocketAddr) -> io::Result<HostSocket> {
         let host_socket = open(at.is_ipv6())?;
         sockopt::set_socket_reuseaddr(&host_socket, sockopt::socket_reuseaddr(socket)?)?;
