@@ -15,7 +15,7 @@ use viaduct_proto::rng::Rng;
 use viaduct_proto::time::{Duration, Instant};
 
 const LIMIT: usize = 4_096;
-/// Bytes that may wait beyond the limit: the data of one call, expanded.
+/// Bytes that may wait beyond the limit: the data of one call, after decompression.
 const SLACK: usize = 192 << 10;
 
 const CHAINS: [&str; 8] = [

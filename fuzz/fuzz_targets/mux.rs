@@ -57,7 +57,7 @@ impl End {
     }
 }
 
-/// The chains of one loop: the first holds the connection.
+/// The chains of one loop: the first owns the connection.
 struct World {
     now: Instant,
     ends: Vec<End>,

@@ -1,6 +1,6 @@
 //! Messages that give a hop the destination of a flow. A message that parses is no longer than the
-//! input, and parses to the same without the bytes that follow it; each proper prefix of the
-//! message is incomplete.
+//! input, and still parses to the same when the bytes after it are removed; each proper prefix of
+//! the message is incomplete.
 #![no_main]
 
 use std::fmt::Debug;

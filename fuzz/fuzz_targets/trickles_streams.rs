@@ -1,7 +1,8 @@
-//! Streams over Trickles, and files by HTTP on them. Any standard continuation, event of another
-//! server, digest or head is parsed or refused. If messages between a client and two servers are
-//! lost, doubled and altered, and events are moved between the servers, nothing panics, and the
-//! client reads the data of the plan.
+//! Streams over Trickles, and files by HTTP on them. Arbitrary bytes are parsed or refused as a
+//! standard continuation, as events of another server, as a digest and as a request's head.
+//! Messages between a client and two servers are lost, doubled and altered, and events are moved
+//! between the servers: nothing panics, and unless a message was altered, the client reads the
+//! files' content.
 #![no_main]
 
 use arbitrary::Arbitrary;
@@ -95,7 +96,7 @@ struct World {
     asked: Vec<u32>,
     up: Vec<Vec<u8>>,
     down: Vec<Vec<u8>>,
-    /// A response was altered, so the data may be altered too.
+    /// A message was altered, so the data may be altered too.
     altered: bool,
     read: std::collections::BTreeMap<u32, Vec<u8>>,
 }

@@ -1,6 +1,6 @@
 //! A tunnel on any input from a peer. Frames parse to the same wherever the stream is split, a
 //! tunnel that receives them stays consistent and holds no more data than it has granted, and
-//! unsealed records are not opened.
+//! records that were not sealed are not opened.
 #![no_main]
 
 use std::sync::{Arc, LazyLock};

@@ -188,7 +188,7 @@ impl World {
         }
     }
 
-    /// Does something to a stream that `end` knows.
+    /// Calls `act` for one of the streams that `end` knows, if there are any.
     fn at(
         &mut self,
         end: bool,

@@ -15,7 +15,8 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use crate::topology::Node;
 use crate::topology::scratch::{PREFIX, left_behind};
 
-/// Period of the processor quota in microseconds; short compared with a program's start.
+/// Period of the processor quota in microseconds; short compared with the time that a program needs
+/// to start.
 const PERIOD: u64 = 10_000;
 
 /// Resource limits of a group.
@@ -23,7 +24,7 @@ const PERIOD: u64 = 10_000;
 pub struct Limits {
     /// Number of processors, as in 0.25.
     pub processors: Option<f64>,
-    /// Bytes of memory, including the kernel's on the group's behalf.
+    /// Maximum bytes of memory, including kernel memory that is charged to the group.
     pub memory: Option<u64>,
     /// Gives the group priority over all others on the processors, as far as possible.
     pub first: bool,

@@ -1,4 +1,4 @@
-//! Programs that run until dropped: their start, and the status that ours report.
+//! Start of programs that run until dropped, and the status that Viaduct's own programs report.
 
 use std::fs::{self, File};
 use std::io;

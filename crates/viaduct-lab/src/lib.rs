@@ -8,7 +8,7 @@
 //!    |           └──> experiment: runs; results as JSON, a table, an exit status
 //!    ├──> report: one HTML page of all results; FIGURES.md
 //!    ├──> shell: a terminal inside a world
-//!    └──> demo: an experiment that needs no prior reading
+//!    └──> demo: an experiment that explains its result
 //! ```
 
 pub mod bench;

@@ -11,7 +11,7 @@ use super::content::{Content, Source};
 use super::request::{Kind, Request};
 use super::stream::{Place, Stream};
 
-/// Number of reads, or of round trips, between two readings of the clock.
+/// Number of reads or round trips between two checks of the elapsed time.
 const OFTEN: u64 = 32;
 /// Interval between the points of a trace.
 const TICK: Duration = Duration::from_millis(100);
@@ -26,7 +26,7 @@ pub(super) fn read(load: &Load) -> io::Result<f64> {
     })
 }
 
-/// Measures the round trips of one byte per second.
+/// Measures round trips per second, of one byte each.
 pub(super) fn volley(load: &Load) -> io::Result<f64> {
     let mut stream = ask(load, Kind::Volley)?;
     stream.set_nodelay()?;
@@ -58,7 +58,7 @@ pub(super) fn write(load: &Load) -> io::Result<f64> {
 /// per point.
 ///
 /// # Errors
-/// If the connection broke or a byte differs from the one the server sent.
+/// If the connection broke or a byte differs from the byte that the server sent.
 pub(super) fn fetch(to: &Place, bytes: u64) -> Result<()> {
     let thousands = u32::try_from(bytes / 1000)?;
     let content = Content::Random;
@@ -96,7 +96,7 @@ fn ask(load: &Load, kind: Kind) -> io::Result<Stream> {
     Ok(stream)
 }
 
-/// Measures the units of `work` per second, after the warm-up.
+/// Measures the sum of the counts that `work` returns, per second, after the warm-up.
 fn rate(load: &Load, mut work: impl FnMut() -> io::Result<u64>) -> io::Result<f64> {
     let (warm_up, seconds) = load.time.spans();
     let mut during = |span| -> io::Result<f64> {

@@ -8,7 +8,7 @@
 //!   fetch   ── Request ──▶          ◀── n bytes, each compared; prints their trace
 //!
 //!   connect, close, flows    costs of opening and closing; hold serves connect and flows
-//!   relay   reads and writes what it read: the proxy of the paper's configurations 2 and 3
+//!   relay   writes what it has read: the proxy of the paper's configurations 2 and 3
 //! ```
 
 mod client;
@@ -69,7 +69,7 @@ pub enum Program {
         #[command(flatten)]
         time: Time,
     },
-    /// Open flows as lines on standard input request: short N, or held N
+    /// Open flows; each line of standard input requests N of them: short N, or held N
     Flows {
         /// Address to connect to
         to: Place,
@@ -89,7 +89,7 @@ pub struct Time {
     /// Measured seconds
     #[arg(long, default_value_t = 1.0)]
     seconds: f64,
-    /// Seconds of warm-up before them
+    /// Seconds of warm-up before the measurement
     #[arg(long, default_value_t = 0.2)]
     warm_up: f64,
 }

@@ -13,7 +13,7 @@ use super::stream::Place;
 
 /// Maximum number of connections that a server holds; beyond it, the oldest are closed.
 const HELD: usize = 12_000;
-/// Number of closes between two readings of the clock.
+/// Number of closes between two checks of the elapsed time.
 const AT_ONCE: u32 = 100;
 
 /// Accepts connections and holds them open.
@@ -44,8 +44,8 @@ pub(super) fn close((warm_up, seconds): (Duration, Duration)) -> Result<f64> {
     rate(warm_up, seconds, AT_ONCE, || file.try_clone().map(drop))
 }
 
-/// Reads lines `short N` or `held N` from standard input: opens N connections, and closes them
-/// at once or holds them. Prints a line after each; ends at the end of the input.
+/// Reads lines `short N` or `held N` from standard input: opens N connections, and closes them at
+/// once or holds them. Prints a line after each line of input; ends at the end of the input.
 pub(super) fn flows(to: &Place) -> Result<()> {
     let to = address(to)?;
     let mut held = Vec::new();

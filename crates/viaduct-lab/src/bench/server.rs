@@ -44,8 +44,8 @@ fn pour(mut stream: Stream, request: Request) -> io::Result<()> {
     Ok(())
 }
 
-/// Counts the bytes received and reports them: bytes after the first read, and nanoseconds from
-/// the first read to the last.
+/// Receives and counts bytes, and reports two numbers: the bytes after the first read, and the
+/// nanoseconds from the first read to the last.
 fn count(mut stream: Stream, block: usize) -> io::Result<()> {
     let mut buffer = vec![0; block];
     stream.read_exact(&mut buffer[..1])?;

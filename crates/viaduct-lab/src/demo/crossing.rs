@@ -16,7 +16,7 @@ use crate::gateways::Gateways;
 use crate::topology::programs::WebServer;
 use crate::world::World;
 
-/// MTU of every link, the one of nearly all networks.
+/// MTU of every link: Ethernet's, which nearly all networks have.
 const MTU: u32 = 1500;
 
 /// The demo's experiment.
@@ -185,8 +185,8 @@ fn queue_drops(world: &World) -> anyhow::Result<u64> {
     Ok(stats.a_to_b.queue_dropped + stats.b_to_a.queue_dropped)
 }
 
-/// Delay after a program's end before the counters are read: a gateway settles the fate of a
-/// packet after a second and publishes its counters ten times a second.
+/// Delay after a program's end before the counters are read: a gateway decides after a second
+/// whether a packet counts as lost, and publishes its counters ten times a second.
 const SETTLED: Duration = Duration::from_millis(1400);
 
 /// Returns the counters of both gateways since they started.

@@ -8,7 +8,7 @@ use std::time::Duration;
 pub(super) enum Program {
     /// iperf3 with TCP cubic, Linux's default congestion control.
     Cubic,
-    /// iperf3 with TCP BBR, which does not take loss for congestion.
+    /// iperf3 with TCP BBR, which does not treat every loss as congestion.
     Bbr,
     /// Download with curl from a web server.
     Download,

@@ -42,7 +42,7 @@ pub(super) fn require() -> anyhow::Result<()> {
 /// Durations and sizes of the runs.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Size {
-    /// Per iperf3: measured seconds, and seconds of warm-up before them.
+    /// Measured seconds of an iperf3 run, and seconds of warm-up before them.
     cubic: (u32, u32),
     bbr: (u32, u32),
     pair: (u32, u32),

@@ -9,8 +9,8 @@ use super::pool::Pool;
 
 /// Packets written per batch: few, so that neither direction waits long for the other.
 const WRITES: usize = 32;
-/// Packets read per batch. More than [`WRITES`], because the TUN's queue, not the model, drops
-/// packets that stay unread, while a delayed write is only late.
+/// Packets read per batch. More than [`WRITES`]: unread packets are dropped by the TUN's queue
+/// instead of the model, while a delayed write only makes a packet late.
 const READS: usize = 128;
 
 /// Direction of the link.
@@ -33,7 +33,7 @@ pub(super) struct Turn {
 }
 
 impl Lane {
-    /// Creates an empty direction out of `from`, whose MTU determines the buffer size.
+    /// Creates an empty lane that reads from `from`, whose MTU determines the buffer size.
     pub(super) fn new(
         from: &Tun,
         config: LinkConfig,

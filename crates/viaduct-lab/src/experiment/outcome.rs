@@ -357,14 +357,15 @@ mod tests {
         assert_eq!(mean_and_error(&[4.0]), (4.0, None));
         let (mean, error) = mean_and_error(&[1.0, 2.0, 3.0, 4.0]);
         assert_eq!(mean, 2.5);
-        // Standard deviation sqrt(5/3), over sqrt(4).
+        // Standard deviation sqrt(5/3), divided by sqrt(4).
         assert!((error.unwrap() - (5.0f64 / 3.0).sqrt() / 2.0).abs() < 1e-12);
     }
 
     #[test]
     fn an_interval_of_six_is_as_wide_as_student_says() {
         let values = [1.0, 2.0, 3.0, 4.0, 5.0, 6.0];
-        // Standard deviation sqrt(3.5), over sqrt(6), and 2.571 for five degrees of freedom.
+        // Standard deviation sqrt(3.5), divided by sqrt(6), times 2.571 for five degrees of
+        // freedom.
         assert!((student_95(&values) - 2.571 * (3.5f64 / 6.0).sqrt()).abs() < 1e-9);
         assert!(student_95(&[1.0]).is_nan());
     }

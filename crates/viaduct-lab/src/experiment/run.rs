@@ -132,8 +132,8 @@ impl Run {
         self.labelled_point(series, x as f64, y, label);
     }
 
-    /// Adds bars to the series `name` of `plot`, side by side from place 0 on: labels and
-    /// heights.
+    /// Adds `bars`, each a label and a height, to the series `name` of `plot`, side by side from
+    /// place 0 on.
     pub fn plot_bars<L: AsRef<str>>(
         &mut self,
         plot: &Plot,
@@ -146,7 +146,7 @@ impl Run {
     }
 
     /// Records a condition that must hold. The name is one readable line and unique among the
-    /// checks; over repeats the mean must hold.
+    /// checks. With several repeats, the mean of the values must satisfy the bound.
     pub fn check(&mut self, name: &str, value: f64, bound: Bound) {
         debug_assert!(!self.checked.iter().any(|n| n == name), "two checks named {name:?}");
         self.checked.push(name.into());

@@ -4,7 +4,8 @@ use std::fmt::Write;
 
 use super::{Ended, Outcome, Point, Series};
 
-/// Formats the tables of every plot in `outcome` and its checks; `colours` for a terminal.
+/// Formats the tables of every plot in `outcome` and its checks, with terminal colours if `colours`
+/// is set.
 pub fn print_table(outcome: &Outcome, colours: bool) -> String {
     let mut out = String::new();
     for (plot, series) in outcome.plots() {

@@ -97,7 +97,7 @@ pub const ALL: &[Entry] = &[
     entry(site::all::ABOUT, site::all::run),
 ];
 
-/// Parses a link that an experiment is written with.
+/// Parses the text of a link in an experiment.
 fn link(text: &str) -> LinkConfig {
     text.parse().expect("the link of an experiment")
 }

@@ -22,7 +22,7 @@ pub(super) fn median_of<T>(items: &[T], property: impl Fn(&T) -> f64) -> f64 {
     median(&items.iter().map(property).collect::<Vec<_>>())
 }
 
-/// Returns Jain's fairness index: 1 if all shares are equal, 1/n if one is everything.
+/// Returns Jain's fairness index: 1 if all shares are equal, 1/n if one of n has everything.
 pub(super) fn jain(shares: &[f64]) -> f64 {
     let squares: f64 = shares.iter().map(|share| share * share).sum();
     shares.iter().sum::<f64>().powi(2) / (shares.len() as f64 * squares)

@@ -130,7 +130,7 @@ impl Crowd {
         let (mut left, mut news) = (many, Vec::new());
         for _ in 0..many {
             self.begin()?;
-            // Events of existing connections are handled before all others have begun.
+            // Events of open connections are handled between the starts of new ones.
             self.turn(Duration::ZERO, &mut news)?;
         }
         while left > 0 {

@@ -35,7 +35,8 @@ const NETWORK: &str = "10.1.128.0/17";
 const PORTS: u32 = 50_000;
 const FIRST_PORT: u32 = 10_000;
 const MTU: usize = 1500;
-/// Bytes of answers assumed per request for TCP's sequence numbers: an initial window.
+/// Expected bytes of the answers to a request, which determine TCP's sequence numbers: an initial
+/// window.
 const EXPECTED: u32 = 16 << 10;
 /// Maximum packets read in a turn.
 const BATCH: usize = 256;
@@ -254,8 +255,8 @@ impl Trickles {
         Ok(came > 0)
     }
 
-    /// Sends the output of the connections used since, and appends those whose streams have
-    /// changed.
+    /// Sends the output of the connections used since the last call, and appends those whose
+    /// streams have changed.
     pub fn flush(&mut self, changed: &mut Vec<u32>) {
         let now = now();
         for client in std::mem::take(&mut self.touched) {

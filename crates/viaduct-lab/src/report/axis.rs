@@ -24,7 +24,7 @@ impl Scale {
         let bars = series.iter().any(|series| series.kind == Kind::Histogram);
         let points = || series.iter().flat_map(|series| &series.points);
         let mut x = Scale::new(first.x.log, points().map(|p| p.x).collect(), false)?;
-        // A percentage ends at 100 %, even if an error bar exceeds it.
+        // An axis of percentages ends at 100 %, even if an error bar exceeds it.
         let is_share = first.y.unit == "%" && points().all(|p| p.y <= 100.0);
         let most = if is_share { 100.0 } else { f64::INFINITY };
         let ends = points().flat_map(|p| {

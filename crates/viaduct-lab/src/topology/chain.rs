@@ -119,8 +119,8 @@ fn west(n: usize, links: usize) -> &'static str {
     if n == links { "eth0" } else { "west" }
 }
 
-/// Configures addresses and routes of machine `n`: the default route leads towards the server,
-/// and each remote link towards the client has a route of its own.
+/// Configures addresses and routes of machine `n`: the default route points towards the server, and
+/// each remote link towards the client has a route of its own.
 fn address(node: &Node, n: usize, links: usize) -> Result<(), TopologyError> {
     let mut lines = Vec::new();
     let mut up = |device: &str, end: End| {

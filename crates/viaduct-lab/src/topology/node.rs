@@ -115,7 +115,8 @@ impl Node {
     /// If the kernel refuses, as it does in a user namespace.
     pub fn spread_receive(&self, interface: &str) -> Result<(), TopologyError> {
         let file = format!("/sys/class/net/{interface}/queues/rx-0/rps_cpus");
-        // A mounted sysfs shows the devices of the namespace in which it was mounted.
+        // A sysfs that is already mounted shows the devices of the namespace in which it was
+        // mounted, so the script mounts a new one.
         let script = format!("mount -t sysfs sysfs /sys && echo {} > {file}", core_mask());
         self.run("unshare", &["--mount", "sh", "-c", &script]).map(drop)
     }

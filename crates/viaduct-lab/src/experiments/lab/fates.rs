@@ -1,4 +1,4 @@
-//! Fate of each packet of a stream, compared with the loss process.
+//! Fates of a stream's packets, for comparison with the configured loss process.
 
 use std::collections::BTreeMap;
 

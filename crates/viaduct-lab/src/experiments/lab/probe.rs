@@ -1,4 +1,4 @@
-//! Numbered, timestamped UDP packets over only the emulated link: from one gateway's `wan0` to the
+//! Numbered, timestamped UDP packets over the emulated link alone: from one gateway's `wan0` to the
 //! other's, without hosts, forwarding or gateway programs.
 //!
 //! ```text
@@ -63,13 +63,13 @@ pub(super) fn world(run: &Run, link: LinkConfig, spin: bool) -> Result<World> {
 }
 
 impl Probe {
-    /// Sends one packet every `gap`.
+    /// Creates a probe that sends one packet every `gap`.
     pub(super) fn steady(packets: u32, bytes: usize, gap: Duration) -> Probe {
         Probe { packets, bytes, batch: 1, gap }
     }
 
-    /// Sends at this rate, in bits per second, for `duration`; in batches of half a
-    /// millisecond.
+    /// Creates a probe that sends at this rate, in bits per second, for `duration`; in batches of
+    /// half a millisecond.
     pub(super) fn at_rate(bits_per_second: f64, bytes: usize, duration: Duration) -> Probe {
         let gap = Duration::from_micros(500);
         let per_gap = bits_per_second / 8.0 / bytes as f64 * gap.as_secs_f64();

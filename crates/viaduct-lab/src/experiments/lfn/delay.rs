@@ -17,8 +17,8 @@ const SQUIDS: [Setup; 2] = [
     Setup::Squid(Windows::Plain, Connections::OneEach),
     Setup::Squid(Windows::Large, Connections::OneEach),
 ];
-/// Maximum time of small documents relative to Squid: one of two round trips is saved, as in
-/// [`mux`](super::mux) at 300 ms.
+/// Maximum time of small documents relative to Squid's: the tunnel saves one of two round trips, as
+/// in [`mux`](super::mux) at 300 ms.
 const MAX_OF_SQUID: f64 = 0.75;
 
 pub(in crate::experiments) const ABOUT: About = About {

@@ -8,7 +8,7 @@ use crate::experiments::prelude::*;
 use crate::topology::programs::Connections;
 
 const RTT: u32 = 300;
-/// Number of links that 20 requests per second keep warm.
+/// Number of links that 20 requests per second keep so busy that their windows stay open.
 const WARM: usize = 5;
 
 /// Configurations without a tunnel; the first two are the slides'.
@@ -40,7 +40,7 @@ pub(in crate::experiments) fn run(run: &mut Run) -> Result<()> {
     for beside in [false, true] {
         run.step(if beside { "with a flow beside" } else { "no other traffic" })?;
         let duration = Duration::from_secs(seconds);
-        // A quick run beside a flow includes only the slides' configurations.
+        // With a concurrent flow, a quick run includes only the slides' configurations.
         let few = beside && run.quick();
         let tunnel = |setup: &Setup| matches!(setup, Setup::SquidTunnel(_));
         let setups: Vec<_> = setups
@@ -93,15 +93,16 @@ fn checks(run: &mut Run, found: &[(Setup, Browsed)]) {
     let (squids, tunnels) = found.split_at(SQUIDS.len());
     for (setup, browsed) in tunnels {
         for (squid, other) in squids {
-            // A persistent connection already saves the round trip, so no gain is expected.
+            // A persistent connection already saves the handshake's round trip, so no gain is
+            // expected.
             let most = if squid.keeps_connections() { 1.02 } else { 0.75 };
             let name =
                 format!("{}: median of small documents over {}'s", setup.name(), squid.name());
             run.at_most(&name, browsed.small(0.5) / other.small(0.5), most);
         }
-        // A warm link skips slow start, an advantage over any Squid configuration. With more
-        // links than the load keeps busy, each is idle for so long that its window is reset:
-        // the slides find that too many are counterproductive.
+        // A busy link skips slow start, an advantage over any Squid configuration. With more links
+        // than the load keeps busy, each is idle for so long that its window is reset: the slides
+        // find that too many links are counterproductive.
         let best = squids.iter().map(|(_, squid)| large(squid)).fold(f64::INFINITY, f64::min);
         let name =
             format!("{}: median of documents from 20 KB on over the best Squid's", setup.name());
@@ -117,8 +118,8 @@ fn checks(run: &mut Run, found: &[(Setup, Browsed)]) {
 }
 
 /// Checks slides 27 and 38: the remaining gain beside background traffic. A flow that fills the
-/// queue lengthens all round trips; a tunnel still saves the one that a connection per document
-/// costs.
+/// queue lengthens all round trips; a tunnel still saves the round trip that a connection per
+/// document costs.
 fn checks_beside(run: &mut Run, found: &[(Setup, Browsed)]) {
     let one_each = |setup: Setup| matches!(setup, Setup::Squid(_, Connections::OneEach));
     let squids = found.iter().filter(|(setup, _)| one_each(*setup));

@@ -24,10 +24,10 @@ const CRAWL: f64 = 0.5e6;
 /// TCP implementation of the sender.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Stack {
-    /// Closest approximation of 1999 in this kernel: Reno without SACK, RACK, tail-loss probes
-    /// and F-RTO, an initial window of two segments, and retransmission timeouts of at least a
-    /// second. (A difference remains: a partial acknowledgment repairs the next hole, as in
-    /// NewReno.)
+    /// Closest approximation of 1999 in this kernel: Reno without SACK, RACK, tail-loss probes and
+    /// F-RTO, an initial window of two segments, and retransmission timeouts of at least a second.
+    /// (A difference remains: after a partial acknowledgment the sender retransmits the next hole,
+    /// as in NewReno.)
     Of1999,
     /// Default settings of the kernel, with this congestion control.
     Today(&'static str),

@@ -108,8 +108,9 @@ fn checks(run: &mut Run, sweep: &Sweep) {
     }
 }
 
-/// Runs real gateways with (8,3) and [`REAL`] for bursts of each length, XORs delayed or not;
-/// returns each result with the simulation's for the same number of bursts.
+/// Runs real gateways with a layered code (8,3) of the interleaves [`REAL`]. Each of `ways` is a
+/// burst length, and whether XORs are delayed. Returns each result with the simulation's for the
+/// same number of bursts.
 fn through_gateways(
     run: &mut Run,
     ways: &[(u32, bool)],

@@ -11,9 +11,9 @@ const CASES: [Case; 3] = [
     ("1 %, bursts of 8", "1%x8", false),
     ("1 %, bursts of 30", "1%x30", true),
 ];
-/// Delay of the link in milliseconds, one way, and the maximum of the 99th percentile of
-/// deliveries beyond it. With a bulk flow, a message also waits in the queue; the queue's
-/// length is bounded to keep that small.
+/// Delay of the link, one way; the maximum by which the 99th percentile of deliveries may exceed
+/// it; and the maximum length of the queue, in which a message may wait behind a bulk flow. All are
+/// in milliseconds.
 const ONE_WAY: f64 = 50.0;
 const BEYOND: f64 = 10.0;
 const QUEUE: f64 = 5.0;
@@ -101,8 +101,8 @@ fn world(run: &Run, loss: &str, round: usize) -> Result<World> {
     World::new((1200, 1500), &link(&config), run.seed() + round as u64, run.journal())
 }
 
-/// Sends the stream, with a concurrent bulk flow if it asks for one; returns the delivery times in
-/// milliseconds, infinity for messages that never arrived.
+/// Sends the stream, with a concurrent bulk flow if `stream.beside` is set; returns the delivery
+/// times in milliseconds, infinity for messages that never arrived.
 fn send(world: &World, stream: &Stream, seconds: u32) -> Result<Vec<f64>> {
     let size = stream.length - HEADERS;
     let messages = TimedMessages {

@@ -8,7 +8,7 @@ use crate::experiments::maelstrom::simulated::{
 };
 use crate::experiments::prelude::*;
 
-/// Burst length; the paper does not state its own.
+/// Burst length; the paper does not state the one that it used.
 const BURST: u32 = 8;
 
 /// Compared interleaves: one set with common divisors, one pairwise coprime.

@@ -5,8 +5,8 @@ use crate::emulator::Direction;
 use crate::experiments::prelude::*;
 use crate::topology::programs::IperfReport;
 
-/// Bounds relative to two plain flows: the rate of each flow when one is protected, and their
-/// sum.
+/// Bounds relative to two plain flows: the rate of each flow when one is protected, and the sum of
+/// both rates.
 const SHARE: Bound = Bound::Within(0.8, 1.25);
 const SUM: f64 = 0.98;
 /// Minimum of Jain's index over eight protected flows.

@@ -69,7 +69,7 @@ fn code(c: usize) -> GatewaySpec {
     GatewaySpec::layered(8, &INTERLEAVES[..c], false).host_mtu(MTU.0)
 }
 
-/// Measures with these gateways, or without any, and draws at this position.
+/// Measures with these gateways, or without any, and draws the result at this position.
 fn measure(
     run: &mut Run,
     (x, label): (usize, &str),
@@ -101,8 +101,8 @@ fn flow(seconds: u32, pace: Option<u64>) -> Iperf {
     pace.map_or(flow.clone(), |bits| flow.paced(bits, 128 << 10))
 }
 
-/// Returns the packets that A's gateway has processed, and all that it should have. Packets of
-/// classes without repairs are included in both.
+/// Returns the number of packets that A's gateway has processed, and of those that it should have
+/// processed. Both include packets of classes without repairs.
 fn counts(world: &World) -> Result<(u64, u64)> {
     let Ok(gateways) = world.running() else { return Ok((0, 0)) };
     // Counters are published a few times per second.

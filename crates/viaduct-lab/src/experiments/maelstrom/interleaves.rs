@@ -1,5 +1,5 @@
-//! Choice of code and parameters by loss: residual losses, recovery latency and cost. Source of
-//! the table in `docs/codes.md`.
+//! Choice of code and parameters by loss process: residual losses, recovery latency and cost.
+//! Source of the table in `docs/codes.md`.
 
 use viaduct_proto::fec::{AnyDecoder, Code, window};
 use viaduct_proto::sim::stream::{Lost, Outcome, Stream};
@@ -15,7 +15,8 @@ const RATE: f64 = 12_000.0;
 /// Packet length where bytes are counted; residual losses do not depend on it.
 const LENGTH: usize = 1500;
 
-/// Approximate bytes of a repair on the wire in addition to its body: IP, UDP, header and recipe.
+/// Approximate bytes of a repair on the wire in addition to its body: IP, UDP, header and the list
+/// of its packets.
 const REPAIR_OVERHEAD: usize = 120;
 
 /// Three loss processes of 1 %.

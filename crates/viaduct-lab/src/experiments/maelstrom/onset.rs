@@ -5,7 +5,7 @@ use super::{overhead, world};
 use crate::emulator::Direction;
 use crate::experiments::prelude::*;
 
-/// Losses of the link, and none.
+/// Link with losses, and the same link without.
 const LOSSY: &str = "rate=200M,delay=50ms,queue=100ms,loss=1%";
 const CLEAN: &str = "rate=200M,delay=50ms,queue=100ms";
 /// Minimum rate of the first ten seconds relative to the steady rate under loss.

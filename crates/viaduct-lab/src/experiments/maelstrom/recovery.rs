@@ -126,7 +126,8 @@ fn deviation(
     run.plot_point(plot, &code.to_string(), (x, share.value * 100.0));
     run.plot_point(plot, &format!("{code}, closed form"), (x, expected * 100.0));
     let n = share.events as f64;
-    // If no loss remains, batches do not differ; the closed form then provides the expected error.
+    // If every loss is recovered, the batches show no variation; the error then follows from the
+    // closed form.
     let error = share.error.max((expected * (1.0 - expected) / n).sqrt()) + 1.0 / n;
     Ok((share.value - expected) / error)
 }

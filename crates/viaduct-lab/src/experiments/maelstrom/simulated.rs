@@ -19,8 +19,8 @@ pub(super) const PAPER_RATE: f64 = 1e7 / (8.0 * 1200.0);
 /// negligible.
 const SLICE: u64 = 250_000;
 
-/// Packets per batch of loss counts: far more than the span of a code, so that batches are
-/// independent of each other.
+/// Packets per batch in which losses are counted: far more than the span of a code, so that batches
+/// are independent of each other.
 const BATCH: u64 = 5_000;
 
 /// Returns layered interleaving (r, I.len()) with immediate repairs.

@@ -30,7 +30,7 @@ pub(in crate::experiments) fn run(run: &mut Run) -> Result<()> {
     latencies(run)
 }
 
-/// Figure 8: (7,2) under independent loss.
+/// Draws Figure 8: (7,2) under independent loss.
 fn probabilities(run: &mut Run) -> Result<()> {
     let losses: &[f64] =
         run.choose(&[0.005, 0.01, 0.02, 0.05, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5], &[0.01, 0.1, 0.3]);
@@ -63,7 +63,7 @@ fn probabilities(run: &mut Run) -> Result<()> {
 }
 
 fn hold_against_forms(run: &mut Run, p: f64, layers: Share, blocks: Share) {
-    // Lower bound only, because layers help each other.
+    // Lower bound only: a packet that one layer recovers helps the other layers.
     let least = layered_independent(7, 2, p);
     let reachable = around((1.0 + least) / 2.0, (1.0 - least) / 2.0 + layers.margin());
     let name = format!("{} lost: share that layers recover", percent(p));
@@ -73,7 +73,7 @@ fn hold_against_forms(run: &mut Run, p: f64, layers: Share, blocks: Share) {
     run.check(&name, blocks.value, around(form, margin));
 }
 
-/// Figure 15: (8,2), both codes able to correct bursts of 40.
+/// Draws Figure 15: (8,2), both codes able to correct bursts of 40.
 fn latencies(run: &mut Run) -> Result<()> {
     let packets = run.choose(1_000_000, 250_000);
     run.param("figure_15", "r=8 c=2, I=(1,40) and interleave 20, 1042 packets/s");

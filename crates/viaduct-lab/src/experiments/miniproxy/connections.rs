@@ -12,7 +12,7 @@ use crate::topology::{Usage, socket_memory};
 /// Number of concurrent connections, and the paper's mean set-up time in milliseconds.
 const TABLE: [(usize, f64); 6] =
     [(30, 0.1), (70, 1.0), (110, 2.0), (150, 2.0), (190, 3.0), (230, 3.0)];
-/// Maximum for the last row, to the first byte: the paper's mean set-up time.
+/// Maximum time to the first byte in the last row: the paper's mean set-up time.
 const MAX_MS: f64 = 3.0;
 /// Maximum ratio of this time to HAProxy's: the median over pairs of runs.
 const MAX_OF_HAPROXY: f64 = 1.05;
@@ -104,8 +104,8 @@ fn volley(testbed: &Testbed, count: usize) -> Result<[f64; 2]> {
     Ok([mean_of(&times, |times| ms(times.open)), mean_of(&times, |times| ms(times.answered))])
 }
 
-/// Opens `idle` relays that have had an answer and stay idle; returns the growth of the proxy's
-/// own memory per relay, in bytes.
+/// Opens `idle` relays, each of which carries one answer and is then idle; returns the growth of
+/// the proxy's own memory per relay, in bytes.
 fn idle_relays(
     run: &mut Run,
     n: usize,

@@ -111,18 +111,20 @@ fn report(run: &mut Run, mode: &str, found: &Found) {
 fn check(run: &mut Run, mode: &str, found: &Found) {
     let flooded = 0.9 * RATE as f64;
     run.at_least(&format!("{mode}: SYNs a second"), found.rate, flooded);
-    // The first table fills and expires; by then the flood is detected. The additional quarter
-    // allows for SYNs that arrive while it expires.
+    // The table of early connections fills once and its entries expire; by then the flood is
+    // detected. The additional quarter allows for SYNs that arrive while the entries expire.
     let onward = Bound::AtMost(1.25 * MAX_EARLY);
     run.check(&format!("{mode}: SYNs onward for the flood"), found.onward, onward);
     let grown = (found.resident[1] - found.resident[0]) / (1 << 20) as f64;
-    // Pages of the program become resident when it works: its 6 MB, the idle proxy's bound.
+    // The proxy's own pages become resident once it works: at most 6 MB, the bound of an idle
+    // proxy.
     let most = 6.0 + MAX_EARLY * EARLY_BYTES / (1 << 20) as f64;
     run.at_most(&format!("{mode}: memory grown, MB"), grown, most);
     let [before, during, _] = &found.clients;
     let served = during.times.len() as f64 / (during.times.len() + during.failed) as f64;
     run.at_least(&format!("{mode}: true clients served, %"), 100.0 * served, 99.0);
-    // If the SYN cannot be forwarded early, the path to the server is traversed twice.
+    // Without an early SYN, the first byte is later by a round trip between the proxy and the
+    // server.
     let late = quantile(&before.times, 0.5) + 2.0 * DELAY + 10.0;
     let name = format!("{mode}: median first byte during the flood, ms");
     run.at_most(&name, quantile(&during.times, 0.5), late);

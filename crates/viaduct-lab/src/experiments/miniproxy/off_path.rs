@@ -51,8 +51,8 @@ pub(in crate::experiments) fn run(run: &mut Run) -> Result<()> {
             }
         }
         if aside == ASIDE[5] {
-            // By the equations, two flights take as long as without a proxy, three take
-            // 0.94 of it.
+            // By the equations, two flights take as long as without a proxy, and three take 0.94 of
+            // the time.
             let ratio = found[2].whole / none[2].whole;
             run.at_most("50 KB by the longest way over no proxy", ratio, 0.98);
         }

@@ -13,8 +13,8 @@ use crate::topology::Chain;
 /// Delay from the client to the server in milliseconds, one way.
 const ONE_WAY: f64 = 50.0;
 const MAX_PROXIES: usize = 3;
-/// Shares that the paper saves with one, two and three proxies: of the time to the first byte,
-/// and of the time for 25 KB.
+/// Shares of the time that one, two and three proxies save in the paper: to the first byte, and for
+/// 25 KB.
 const FIRST_BYTE: [f64; MAX_PROXIES] = [0.25, 1.0 / 3.0, 0.375];
 const KB_25: [f64; MAX_PROXIES] = [0.33, 0.44, 0.49];
 
@@ -81,7 +81,7 @@ fn worlds(run: &mut Run) -> Vec<(usize, Kind)> {
     let mut worlds: Vec<_> = [(0, Kind::OnPath)].into_iter().chain(of(Kind::OnPath)).collect();
     match SynOption::attach() {
         Ok(_) => worlds.extend(of(Kind::Explicit)),
-        // In a user namespace, for example, whose root may not load BPF programs.
+        // This is the case in a user namespace, for example, whose root may not load BPF programs.
         Err(error) => run.param("explicit", format!("left out: {error}")),
     }
     worlds

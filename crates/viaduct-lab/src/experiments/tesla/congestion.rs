@@ -17,7 +17,7 @@ const CONGESTION_CONTROL: &str = "cubic";
 const MASTER: &str = "site";
 /// Ports of the two wrapped programs; the plain one uses the first.
 const PORTS: [u16; 2] = [9000, 9001];
-/// Flows of the ensemble.
+/// Number of flows that share an estimate.
 const FLOWS: usize = 4;
 /// Start of the later flow as a fraction of the measured time, and the seconds for which that flow
 /// is observed.
@@ -53,7 +53,7 @@ pub(in crate::experiments) fn run(run: &mut Run) -> Result<()> {
     let [plain, shared] = [&found[0], &found[1]];
     run.at_least("plain: the four take of the bottleneck", plain.share(), 0.6);
     let name = "congestion: the four take of the bottleneck";
-    // One flow's share is half of it, four flows' share is 0.8.
+    // One flow's share of the bottleneck is 0.5, four flows' share is 0.8.
     run.within(name, shared.share(), 0.33, 0.67);
     run.at_least("congestion: Jain's index of the four", jain(&shared.flows), 0.9);
     run.at_least("congestion: all five use the bottleneck", shared.all() * 8.0 / 10e6, 0.8);

@@ -82,7 +82,7 @@ impl TestServer<'_> {
     }
 }
 
-/// Measures connecting and closing where the kernel does the chain's work.
+/// Measures connecting and closing with a chain that is offloaded to the kernel.
 fn costs(run: &mut Run, server: &TestServer<'_>, rounds: usize) -> Result<()> {
     let mut unders = vec![Vec::new()];
     for (via, _) in WAYS {

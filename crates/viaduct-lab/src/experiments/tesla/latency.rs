@@ -20,7 +20,7 @@ const TURNS: usize = 3;
 const MAX_ADDED: f64 = 12.0;
 /// Minimum rate relative to plain relays over UNIX-domain sockets.
 const OF_UNIX: f64 = 0.95;
-/// Maximum wake-ups of an offloaded volley relative to a plain one. The master takes no part in
+/// Maximum wake-ups of an offloaded volley relative to a plain one. The master is not involved in
 /// either.
 const MAX_WAKE_UPS: f64 = 1.1;
 
@@ -66,7 +66,7 @@ fn measure(run: &mut Run, network: Network, rounds: usize) -> Result<()> {
 }
 
 /// Measures the cost of volleys, one configuration at a time: thread schedulings and processor
-/// time. Both hardly depend on other load.
+/// time. Other load hardly affects either.
 fn costs(run: &mut Run, network: Network, world: &World, load: &Load) -> Result<()> {
     let costs = ALL.iter().zip(0..).map(|(&setup, n)| Testbed::build(world, setup, n)?.cost(load));
     let costs = costs.collect::<Result<Vec<_>>>()?;

@@ -1,6 +1,6 @@
-//! Alternating measurements of several configurations, so that drift over time affects all
-//! equally. All are started anew each time, because one process can be up to a tenth faster
-//! than another of the same program for its whole lifetime.
+//! Alternating measurements of several configurations, so that drift over time affects all equally.
+//! Each configuration is started anew for each measurement, because one process can be up to a
+//! tenth faster than another of the same program for its whole lifetime.
 
 use super::setups::{Load, Setup, Testbed};
 use super::world::World;

@@ -81,9 +81,9 @@ fn once(run: &mut Run, round: u64) -> Result<()> {
     Ok(())
 }
 
-/// Changes the network over time, in seconds from the start: at 3 the direct path fails; at 7
-/// it recovers; at 11 the path to the node aside fails. Returns the duration of a transfer that
-/// begins meanwhile.
+/// Changes the network over time, in seconds from the start: at 3 the direct path fails; at 7 it
+/// recovers; at 11 the path to the node aside fails. Returns the duration of a transfer that begins
+/// while the direct path is down.
 fn cut(world: &Detour) -> Result<f64> {
     let drop_between = |a: &Host, b: &Host| -> Result<()> {
         let (a, b) = (a.v4(), b.v4());

@@ -149,8 +149,8 @@ impl<'a> Testbed<'a> {
         };
         let mut seen = None;
         let rate = self.measured_watched(&self.under, &load, SILENT, |client| {
-            // Reads in the middle of each silence, assuming that the client has started after
-            // about 0.4 s.
+            // Reads the counters in the middle of each silence, assuming that the client has
+            // started after about 0.4 s.
             thread::sleep(Duration::from_secs_f64(0.4 + SILENT / 2.0));
             let before = look(client);
             let instructions = count_instructions(Duration::from_secs_f64(SILENT + COUNTED));

@@ -39,8 +39,8 @@ pub(in crate::experiments) fn run(run: &mut Run) -> Result<()> {
     Ok(())
 }
 
-/// Runs a client of every interposer in both directions concurrently; all are far below the
-/// machine's capacity.
+/// Runs one client for each interposer and direction, all concurrently; their total rate is far
+/// below the machine's capacity.
 fn shaped(run: &mut Run, world: &World, n: u16, rate: u32) -> Result<()> {
     let plain = Testbed::build(world, Setup::Plain, n)?;
     let handler = format!("+shape:rate={rate}M");

@@ -11,6 +11,6 @@ pub(super) fn undisturbed(run: &mut Run) -> Option<Inside> {
     let inside =
         Cgroup::new(Limits { first: true, ..Limits::default() }).and_then(Cgroup::enter_now);
     run.param("before_others", inside.is_ok());
-    // Without permission, the measurement proceeds.
+    // Without permission, the measurement proceeds without priority.
     inside.ok()
 }

@@ -22,8 +22,9 @@ const MIN_SHARE: f64 = 0.9;
 /// Number of clients from which the link is crowded: each then has a window of less than two
 /// packets.
 const CROWD: usize = 1_000;
-/// Factor on the warm-up and the measured time of a crowd. In 5 s, data still waiting amounts
-/// to a tenth of the transfer, and varies by a tenth from run to run.
+/// Factor on the warm-up and the measured time of a crowd. In a window of 5 s, the data that is not
+/// yet delivered at its end amounts to a tenth of the transfer, and this amount varies by a tenth
+/// from run to run.
 const LONGER: u32 = 2;
 
 /// Transport: Trickles in this packet format, or TCP (`None`).
@@ -56,7 +57,7 @@ pub(in crate::experiments) fn run(run: &mut Run) -> Result<()> {
     let request = get("file");
     for &clients in counts {
         let longer = if clients >= CROWD { LONGER } else { 1 };
-        // Rounds with few clients are half as long, since there are six.
+        // Rounds with few clients are half as long, since there are six of them.
         let half = if clients >= CROWD { 1 } else { 2 };
         let (warm_up, window) = (longer * warm_up / half, longer * window / half);
         let fetches = Fetches { request: &request, clients, warm_up, window };

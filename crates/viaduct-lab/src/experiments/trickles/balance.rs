@@ -31,12 +31,12 @@ const WARM_UP: Duration = Duration::from_secs(2);
 /// Number of rounds.
 const ROUNDS: usize = 6;
 const QUICK_ROUNDS: usize = 3;
-/// Margins by which Jain's index may be below TCP's, if the confidence interval is narrower: for
-/// the two clients, and for single connections, which the paper does not cover. TCP's index is 1
-/// without contention: with one connection each by construction, as each client has a server to
-/// itself; with few connections because the initial receive windows are smaller than the queues, so
-/// that none loses a packet. Flows that share anything have a lower index: by 0.001 if a client
-/// gets 3 % more than the mean.
+/// Margins by which Jain's index may be below TCP's; if the half-width of the confidence interval
+/// is larger, that half-width counts instead. The first is for the two clients, the second for
+/// single connections, which the paper does not cover. TCP's index is 1 without contention: with
+/// one connection each by construction, as each client has a server to itself; with few connections
+/// because the initial receive windows are smaller than the queues, so that none loses a packet.
+/// Flows that share anything have a lower index: by 0.001 if a client gets 3 % more than the mean.
 const APART: (f64, f64) = (0.001, 0.005);
 /// Minimum total throughput by Trickles relative to TCP's. The paper does not state it, but
 /// fairness alone is easy to reach at low throughput.

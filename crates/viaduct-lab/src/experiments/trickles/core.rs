@@ -4,7 +4,7 @@
 //!
 //! ```text
 //!   recorded requests ─▶ Endpoint ─▶ web::respond ─▶ messages     total
-//!         └─ their codes and nonces, computed separately ─▶       cryptographic part
+//!         └─ their MACs and nonces, computed separately ─▶        cryptographic part
 //! ```
 
 use std::fs::File;
@@ -42,15 +42,15 @@ const BLOCK: usize = 16;
 pub(super) struct Core {
     /// From the request to the complete response messages.
     pub(super) all: f64,
-    /// Part of it spent on computing and comparing codes, and on nonces.
+    /// Part of `all` that is spent on computing and comparing codes, and on nonces.
     pub(super) cryptography: f64,
 }
 
 /// Returns the median of `rounds` measurements. `file` is the served file.
 ///
 /// # Errors
-/// If the requests are not answered: they are older than the server's horizon, or of another
-/// secret.
+/// If the requests are not answered, for example because they are older than the server's horizon
+/// or were sealed with another secret.
 pub(super) fn measure(
     requests: &[(SocketAddr, Vec<u8>)],
     file: &Path,

@@ -26,8 +26,8 @@ const CLIENTS: [usize; 3] = [1, 100, 1_000];
 const CHECKED: usize = 100;
 /// Same number of rounds as the paper, whose error bars are 95 % confidence intervals.
 const ROUNDS: usize = 6;
-/// Maximum processor time relative to TCP's. The paper gives no number; this was set after 2.5
-/// and 3.35 had been seen.
+/// Maximum processor time relative to TCP's. The paper gives no number; this bound was set after
+/// 2.5 and 3.35 had been measured.
 const MAX_DEARER: f64 = 3.5;
 
 /// Measured server.
@@ -139,8 +139,8 @@ fn measure(run: &Run, contender: Contender, clients: usize, core: &mut Core) -> 
     Ok(spent.cost(before, &fetched, *core, took))
 }
 
-/// Totals of a server so far: seconds in the kernel and in user space, and requests of Trickles
-/// answered.
+/// Totals of a server so far: seconds in the kernel, seconds in user space, and answered Trickles
+/// requests.
 #[derive(Clone, Copy, Debug, Default)]
 struct Spent([f64; 3]);
 
@@ -204,7 +204,7 @@ fn check(run: &mut Run, found: &[[Cost; 3]]) {
     let of = |value: &dyn Fn(&[Cost; 3]) -> f64| found.iter().map(value).collect::<Vec<_>>();
     let core = |cost: &Cost| cost.cryptography + cost.protocol;
     let mut judge = |name: &str, values: Vec<f64>, bound| check_mean(run, name, &values, bound);
-    // In the paper both parts are equal, with AES in software.
+    // In the paper cryptography and protocol take equal time, with AES in software.
     let part = of(&|[plain, ..]| plain.cryptography / core(plain));
     judge("cryptography, of the core's time", part, Bound::AtMost(0.5));
     let by_udp = of(&|[_, by_udp, tcp]| by_udp.mbps / tcp.mbps);

@@ -14,7 +14,7 @@ use crate::experiments::prelude::*;
 /// seconds, because it averages its speed over several.
 const SILENCE: Duration = Duration::from_secs(1);
 
-/// End of a program's output.
+/// Result of reading a program's output: its end was reached, or nothing arrived for [`SILENCE`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Read {
     Ended,

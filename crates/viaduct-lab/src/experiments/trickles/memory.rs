@@ -104,7 +104,7 @@ fn by_trickles(run: &mut Run) -> Result<()> {
 fn check(run: &mut Run, found: &[f64], idle: usize, seen: &Continuations) {
     let (first, most) = (found[0], found.iter().copied().fold(0.0, f64::max));
     run.at_most("most memory over that with one client", most / first, ALIKE);
-    // A failed client would have ended the experiment, so this is no check.
+    // A failed client would have ended the experiment, so this is a parameter, not a check.
     run.param("silent_clients_that_went_on", idle);
     run.param("continuations_whole", seen.whole);
     run.param("continuations_deltas", seen.deltas);

@@ -27,8 +27,8 @@ const SIZES: [usize; 14] = [
 const QUICK: [usize; 4] = [100, 800, 10_000, 100_000];
 /// Same number of rounds as the paper, whose error bars are 95 % confidence intervals.
 const ROUNDS: usize = 6;
-/// Minimum object size, in bytes, that fits into the answer to a SYN of 1,460 bytes, in addition to
-/// continuations (about 300 bytes) and the response's head (about 200).
+/// Minimum size, in bytes, of the largest object that fits into the answer to a SYN of 1,460 bytes.
+/// The answer also contains continuations (about 300 bytes) and the response's head (about 200).
 const MIN_AT_ONCE: f64 = 800.0;
 /// Tolerance in round trips, for the time of programs, timers and the link's rate.
 const SLACK: f64 = 0.15;

@@ -6,9 +6,9 @@
 //!   Trickles, parallel  ten independent streams of one connection (msk_request)
 //! ```
 //!
-//! The paper's server sends SKIP when half of a response was sent, to announce its end.
-//! `viaduct serve` knows a response's length at its beginning and announces its end in the
-//! first continuation.
+//! The paper's server sends SKIP (section 5.2) after half of a response, to announce the end of the
+//! response. `viaduct serve` knows a response's length at its beginning and announces its end in
+//! the first continuation.
 
 use std::io::{self, Read as _, Write as _};
 use std::net::TcpStream;

@@ -38,8 +38,8 @@ pub(super) struct Served {
 }
 
 impl Served {
-    /// Starts the server in `host`, whose TCP uses [`CONGESTION_CONTROL`] from now on, with no
-    /// files yet; `options` are additional arguments for `viaduct serve`.
+    /// Starts the server in `host` with no files yet; `options` are additional arguments for
+    /// `viaduct serve`. From then on the host's TCP uses [`CONGESTION_CONTROL`].
     pub(super) fn start(host: &Host, options: &[&str]) -> Result<Served> {
         Served::by(Format::Tcp, host, options)
     }
@@ -105,8 +105,8 @@ pub(super) fn file(scratch: &Scratch, name: &str, bytes: usize, seed: u64) -> Re
     Ok(content)
 }
 
-/// Builds two sites with a 1 Gb/s link limited by the kernel itself, so that its cost is not
-/// the server's.
+/// Builds two sites with a 1 Gb/s link that the kernel itself limits, so that the cost of the link
+/// is not counted as the server's.
 pub(super) fn gigabit(run: &Run) -> Result<Dumbbell> {
     let world = Dumbbell::build(&DumbbellSpec::default(), run.journal())?;
     for gateway in [world.gateway_a(), world.gateway_b()] {

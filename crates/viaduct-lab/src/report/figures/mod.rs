@@ -109,7 +109,7 @@ impl Figures {
     }
 }
 
-/// True if the result is of a complete run, not a quick one, of a known experiment.
+/// True if the result is from a complete run, not a quick one, of a known experiment.
 fn counts(outcome: &Outcome) -> bool {
     let known = experiments::ALL.iter().any(|known| known.about.name == outcome.experiment);
     known && outcome.ended == Ended::Complete && !outcome.quick

@@ -32,7 +32,7 @@ pub struct Segment {
     pub outgoing: bool,
     /// Sequence number of the first byte.
     pub sequence: u32,
-    /// Acknowledgment number: the next byte expected by the sender.
+    /// Acknowledgment number: the next byte that the segment's sender expects.
     pub acknowledged: u32,
     /// Bytes of payload.
     pub length: u32,

@@ -1,8 +1,8 @@
 //! Documents of a web server under a load of requests, with sizes by Zipf's law.
 //!
 //! The frequency of a document of k KB, k from 1 to 1000, is proportional to k^-1.7: the mean is
-//! 11.5 KB, 86 % are below 10 KB, and 20 requests per second yield the 200 KB/s of the slides. Only
-//! a few sizes are stored; each represents all sizes up to the next.
+//! 11.5 KB, 86 % are below 10 KB, and 20 requests per second yield the 200 KB/s of the slides
+//! ("Taming the LFN"). Only a few sizes are stored; each represents all sizes up to the next.
 
 use std::fs;
 use std::io;

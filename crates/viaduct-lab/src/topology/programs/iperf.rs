@@ -103,8 +103,8 @@ impl Iperf {
         self.run_by(from, to, self.address(to)?)
     }
 
-    /// Runs iperf3 with the client connecting to `address`, from which a proxy or tunnel
-    /// forwards.
+    /// Runs iperf3 with the client connecting to `address`, where a proxy or tunnel forwards to the
+    /// server.
     ///
     /// # Errors
     /// As [`Iperf::run`].

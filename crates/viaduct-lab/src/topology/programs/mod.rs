@@ -133,7 +133,7 @@ fn admin_command(node: &Node, program: &str) -> Command {
     command
 }
 
-/// Creates such a command pinned to `core`.
+/// Creates a command like [`admin_command`], pinned to `core`.
 fn on_core(node: &Node, core: usize, program: &str) -> Command {
     let mut command = admin_command(node, "taskset");
     command.args(["--cpu-list", &core.to_string(), program]);

@@ -49,7 +49,7 @@ impl WebServer {
         Self::with_files(host, |directory| fs::write(directory.join("file"), &content))
     }
 
-    /// Starts the server in `host` with `documents`, each at its size in KB: `/13`.
+    /// Starts the server in `host` with `documents`, each at a path that is its size in KB: `/13`.
     pub fn with_documents(host: &Host, documents: &Documents) -> Result<WebServer, TopologyError> {
         Self::with_files(host, |directory| documents.write(directory))
     }

@@ -29,7 +29,7 @@ const FILES: [(&str, &str); 24] = files! {
     "nginx.inc" "sshd.inc"
 };
 
-/// Rows with many concurrent connections, an event loop, and forking processes.
+/// Rows of a quick run, for many concurrent connections, an event loop, and forking processes.
 const QUICK: [&str; 3] = ["curl", "python_asyncio", "python_multiprocessing"];
 /// Interposers; `MATRIX_VIA` selects a single one for debugging.
 const VIAS: [&str; 3] = ["cgroup", "seccomp", "preload"];

@@ -225,7 +225,7 @@ pub(super) fn first_step(held: &mut VecDeque<Vec<u8>>) -> Result<Vec<u8>> {
     held.remove(at).context("no message at this index")
 }
 
-/// Returns the lab's clock in the cores' type.
+/// Returns the current time of the lab's clock, in the type that the client cores use.
 pub(super) fn now() -> Instant {
     Instant::from_nanos(clock::now())
 }
