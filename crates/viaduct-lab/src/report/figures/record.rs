@@ -106,8 +106,9 @@ fn update(
     let date = outcome.machine.date.split('T').next().unwrap_or_default();
     let (bound, last) = (bound_of(checks, &row.bound), span(checks));
     let later = row.date.as_deref().is_some_and(|known| known > date);
+    let commit = outcome.machine.commit.clone().or_else(|| commit.map(str::to_owned));
     let same = row.date.as_deref() == Some(date) && row.last == last && row.bound == bound;
-    if later || same {
+    if later || (same && (commit.is_none() || row.commit == commit)) {
         return None;
     }
     let measured = matches!(row.state, State::Met | State::Short);
@@ -125,7 +126,7 @@ fn update(
     row.state = if holds { State::Met } else { State::Short };
     row.flags.retain(|flag| flag != QUICK);
     row.date = Some(date.to_owned());
-    row.commit = outcome.machine.commit.clone().or_else(|| commit.map(str::to_owned));
+    row.commit = commit;
     row.noted = false;
     note
 }

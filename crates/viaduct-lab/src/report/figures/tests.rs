@@ -115,6 +115,8 @@ fn a_row_takes_value_bound_state_day_and_commit_of_its_check() {
     let recorded = systems.clone();
     assert_eq!(record::record(&mut systems, &result, None), [""; 0]);
     assert_eq!(systems, recorded, "the commit of a result that is recorded stays");
+    record::record(&mut systems, &result, Some("76543210"));
+    assert_eq!(systems[0].rows[0].commit.as_deref(), Some("76543210"), "equal value, later commit");
 }
 
 #[test]
