@@ -54,7 +54,7 @@ enum Named {
 
 #[derive(Arbitrary, Debug)]
 enum Body {
-    /// The identity of a packet, its mutable fields, and the packet itself.
+    /// The name of a packet (its keyed hash), its mutable fields, and the packet itself.
     Packet(Packet, u8, u8),
     Bytes {
         len_code: [u8; 2],
@@ -169,13 +169,13 @@ fn tag(gateway: &Plane, normal: &[u8]) -> u16 {
     gateway.name(normal).unwrap_or_default().tag()
 }
 
-/// Body of a repair: identity, mutable fields with their check, and packet.
+/// Body of a repair: name, mutable fields with their check, and packet.
 fn symbol(gateway: &Plane, normal: &[u8], ttl: u8, tos: u8) -> Vec<u8> {
     let identity = gateway.name(normal).unwrap_or_default().0.to_be_bytes();
     [&identity[..], &[ttl, tos, ttl ^ tos], normal].concat()
 }
 
-/// Appends a section of names in the format of the wire.
+/// Appends a section of names in wire format.
 fn names(out: &mut Vec<u8>, first: u64, tags: &[u16], times: Option<(u32, &[u8])>) {
     const NAMES: u8 = 2;
     section::emit(NAMES, out, |out| {

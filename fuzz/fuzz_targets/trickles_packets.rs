@@ -28,8 +28,8 @@ fuzz_target!(|input: &[u8]| {
     parses_any_exchange(input);
 });
 
-/// Checks a packet from which a run can be made: the run's headers are as long as its own, and
-/// `goes_on` does not panic.
+/// Checks a packet that can begin a run (several answers in one packet): the run's headers are as
+/// long as the packet's, and `goes_on` does not panic.
 fn is_cut(input: &[u8]) {
     let Some(cut) = run::cut(input) else { return };
     assert_eq!(cut.headers + cut.message, input.len());
@@ -42,8 +42,8 @@ fn is_cut(input: &[u8]) {
     }
 }
 
-/// Checks that a segment parses to itself after it is emitted, except for the fields that a SYN may
-/// lack, or that depend on its path.
+/// Checks that an emitted segment parses to an equal segment, except for fields that only some
+/// segments carry or that the path may change.
 fn is_read_again(segment: &Segment, message: &[u8]) {
     let (mut packet, mtu) = (Vec::new(), usize::from(u16::MAX));
     if tcp::emit(segment, message, mtu, &mut packet).is_err() {

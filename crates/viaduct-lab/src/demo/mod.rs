@@ -1,4 +1,4 @@
-//! `viaduct demo`: shows what Viaduct does to someone who has read nothing about it.
+//! `viaduct demo`: shows someone who has read nothing about Viaduct what it does.
 //!
 //! Four unmodified programs cross an emulated link that loses packets: first with the plain
 //! kernel, then with a gateway at each site. The demo is an experiment like the others, so its

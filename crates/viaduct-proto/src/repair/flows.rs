@@ -1,4 +1,4 @@
-//! State of each flow that determines its protection.
+//! Per-flow state, which determines how the packets of a flow are protected.
 
 use std::collections::HashMap;
 
@@ -16,13 +16,14 @@ const IDLE: Duration = Duration::from_secs(2);
 const LIGHT: f64 = 25_000.0;
 /// The same for flows of small packets, such as voice, games or telemetry: 8 Mb/s.
 const LIGHT_SMALL: f64 = 1_000_000.0;
-/// Mean length of a small packet in bytes, and the weight of the newest length.
+/// Maximum mean packet length of a flow of small packets, in bytes.
 const SMALL: f64 = 256.0;
+/// Weight of the newest packet in the moving average of packet lengths.
 const WEIGHT: f64 = 0.0625;
-/// Maximum credit that a flow may use at once, in seconds at the rate of a light flow; and credit
-/// at which a flow becomes light again: as much as it gains while its sender waits for a
-/// retransmission timeout.
+/// Maximum credit of a flow (see [`Rate::credit`]), in seconds.
 const MAX_CREDIT: f64 = 1.0;
+/// Credit at which a flow becomes light again, in seconds: as much as the flow gains while its
+/// sender waits for a retransmission timeout.
 const AGAIN: f64 = 0.2;
 
 /// Flows of the last seconds.

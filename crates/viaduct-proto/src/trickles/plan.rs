@@ -1,4 +1,4 @@
-//! Plan of an answer: how many packets, with which numbers (2.3 and 2.5).
+//! Plan of an answer: how many packets, and their numbers (Trickles paper, sections 2.3 and 2.5).
 //!
 //! The plan is a pure function of the request's contents. The server follows the plan, and the
 //! client predicts the answer with it, including the byte ranges.
@@ -10,11 +10,13 @@
 //!            └──────────────── cw ──────────┴── newCwnd ┘      newCwnd = cw / 2
 //!                                                   │
 //!                    answer to survivor q ──────────┴──▶ packet q + newCwnd of the next epoch
+//!
+//!   P: the last packet before f     C(P): the congestion window at P
 //! ```
 //!
-//! Each request covers the packets since the last request before it that can have reached the
-//! server. So every lost packet is covered by exactly one request: the one that follows the
-//! packet's run of losses.
+//! Each request covers the packets after the previous request. Requests of lost packets do not
+//! count, because they were never sent. So every lost packet is covered by exactly one request: the
+//! one that follows the packet's run of losses.
 
 use super::epoch::Epoch;
 
@@ -92,12 +94,13 @@ impl Again {
 pub struct Plan {
     /// The epoch that the new packets belong to.
     pub epoch: Epoch,
-    /// Lost packets that are retransmitted, with nonces of the second key.
+    /// Lost packets that are retransmitted. Their nonces come from the second nonce key.
     pub again: Again,
-    /// New packets whose continuations are sent as a group, without data (condition (b)).
+    /// New packets whose continuations are sent as a group, without data (condition (b) of
+    /// docs/trickles/protocol.md).
     pub grouped: Span,
-    /// New packets with data: one packet continues the trickle, several split it, none terminates
-    /// it.
+    /// New packets with data. One packet continues the trickle, several split it; an empty span
+    /// terminates it.
     pub fresh: Span,
 }
 
@@ -115,7 +118,7 @@ impl Plan {
 /// Error: a request that a correct client does not send.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Inconsistent {
-    /// A request reports a loss, but its packet would not have been sent after that loss.
+    /// A request reports a loss, but acknowledges a packet that is sent only without this loss.
     #[error(
         "packet {number} is sent only if {first} has arrived, but its request reports {first} lost"
     )]
@@ -165,7 +168,7 @@ pub fn step(epoch: Epoch, number: u64, gaps: &[Run], burst: usize) -> Result<Pla
     let own = own_packets(epoch, number, gaps);
     let slot = |q: u64| q.max(last - survivors + 1) + survivors;
     let (again, repairs) = retransmissions(epoch, number, gaps, burst.min(MAX_BURST));
-    // Each repair is sent instead of one packet with new data.
+    // Each retransmission takes the place of one packet with new data.
     let opening = last - survivors;
     let own = own.max(opening + 1);
     let arrived = own - opening - lost_from(gaps, opening + 1);
@@ -184,8 +187,9 @@ fn lost_from(gaps: &[Run], first: u64) -> u64 {
     gaps.iter().map(|gap| (gap.last() + 1).saturating_sub(gap.first.max(first))).sum()
 }
 
-/// The last request before `number` of `epoch` that can have reached the server: the request of the
-/// last point below `number` that is not in `gaps`. `None` if the epoch has none.
+/// The last request before request `number` that may have reached the server: the request of the
+/// last point ([`Epoch::is_point`]) below `number` that is not in `gaps`. `None` if the epoch has
+/// none.
 pub fn request_before(epoch: Epoch, number: u64, gaps: &[Run]) -> Option<u64> {
     let mut before = epoch.point_before(number);
     for gap in gaps.iter().rev() {
@@ -210,15 +214,17 @@ fn after_recovery(epoch: Epoch, last: u64, survivors: u64) -> Epoch {
     Epoch { base: last + 1, start: window, ssthresh: window, acks: epoch.acks }
 }
 
-/// The first of the arrived packets that request `number` itself acknowledges.
+/// The first packet that has arrived of those that belong to request `number`: packet `number` and,
+/// with delayed acknowledgements, the one before it.
 fn own_packets(epoch: Epoch, number: u64, gaps: &[Run]) -> u64 {
     let first = epoch.point_before(number) + 1;
     if gaps.last().is_some_and(|gap| gap.holds(first)) { number } else { first }
 }
 
 /// Lost packets that are retransmitted in answer to request `number`, and the total number
-/// retransmitted up to and including this answer. Packets of a run beyond `burst` wait for the
-/// following requests; the proof shows which ones are left for each of these.
+/// retransmitted up to and including this answer. Lost packets beyond `burst` wait for later
+/// requests. The number of requests after each gap, which the proof of receipt shows, tells which
+/// lost packets are still to be sent.
 fn retransmissions(epoch: Epoch, number: u64, gaps: &[Run], burst: usize) -> (Again, u64) {
     let burst = burst as u64;
     let (mut lost, mut waiting, mut now) = (0, 0, 0);
@@ -227,7 +233,7 @@ fn retransmissions(epoch: Epoch, number: u64, gaps: &[Run], burst: usize) -> (Ag
         waiting += u64::from(gap.count);
         let until = gaps.get(i + 1).map_or(number, |next| next.first - 1);
         let requests = epoch.points_to(until) - epoch.points_to(gap.last());
-        // After the last gap, the requests include the present one, which is not an earlier one.
+        // After the last gap, `requests` includes request `number` itself, so one is subtracted.
         let earlier = if until == number { requests.saturating_sub(1) } else { requests };
         waiting -= waiting.min(earlier.saturating_mul(burst));
         now = waiting.min(burst);
@@ -251,7 +257,7 @@ fn retransmissions(epoch: Epoch, number: u64, gaps: &[Run], burst: usize) -> (Ag
 /// Losses at the end of an epoch, reported by the first request of the next.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Tail {
-    /// Number of lost packets: the last ones of the epoch before.
+    /// Number of packets lost at the end of the previous epoch.
     pub lost: u32,
     /// Number of packets at the end of that epoch for which no request was sent, including the lost
     /// ones.

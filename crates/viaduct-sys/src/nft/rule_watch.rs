@@ -1,4 +1,5 @@
-//! Notification of rules that a firewall's reload, a network manager or an administrator deletes.
+//! Notification when rules are deleted: by a firewall's reload, a network manager or an
+//! administrator.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -17,8 +18,8 @@ const NFT_GONE: [u16; 3] = [10 << 8 | 2, 10 << 8 | 5, 10 << 8 | 8];
 /// `IPV4_RULE`, `IPV6_ROUTE`, `IPV6_RULE`.
 const ROUTE_GROUPS: u32 = 1 << 6 | 1 << 7 | 1 << 10 | 1 << 18;
 
-/// Watch of rules, by two sockets that can be polled. Not every notification is about a rule of
-/// ours.
+/// Receiver of deletions of rules, with two netlink sockets that can be polled. A notification may
+/// be about a rule of another program.
 #[derive(Debug)]
 pub struct RuleWatch {
     nft: OwnedFd,

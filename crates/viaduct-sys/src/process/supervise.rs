@@ -127,8 +127,8 @@ fn peek(how: libc::c_int) -> io::Result<Option<Pid>> {
 }
 
 /// Consumes the state change of `child` if it is an orphan. Children in this process's own group
-/// were started by it, and the code that started them waits for them. Orphans are in other groups:
-/// the master leads its session, and a process of another session cannot join its group.
+/// were started by it, and the code that started them waits for them. Orphans of a master are in
+/// another session than the master, which leads its own, so they cannot be in its group.
 fn reap_orphan(child: Pid) -> bool {
     let own = is_in_own_group(child.as_raw_pid().cast_unsigned());
     let how = WaitOptions::NOHANG | WaitOptions::UNTRACED | WaitOptions::CONTINUED;
@@ -138,7 +138,8 @@ fn reap_orphan(child: Pid) -> bool {
 /// Returns whether `pid` is stopped.
 pub fn is_stopped(pid: u32) -> bool {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
-    // The process name precedes the state in brackets, and may contain brackets itself.
+    // The process name, in parentheses, precedes the state; the name may contain parentheses
+    // itself.
     stat.rsplit_once(") ").is_some_and(|(_, state)| state.starts_with('T'))
 }
 
@@ -173,8 +174,8 @@ pub fn detach_from_terminal() -> io::Result<()> {
     Ok(rustix::stdio::dup2_stderr(&nowhere)?)
 }
 
-/// Replaces standard input and output with `/dev/null`. If they were pipes, their other ends then
-/// notice when the remaining holders close them.
+/// Replaces standard input and output with `/dev/null`. If they were pipes, this process no longer
+/// keeps them open: the other end sees the close once all other processes have closed theirs.
 ///
 /// # Errors
 /// There is no `/dev/null`.

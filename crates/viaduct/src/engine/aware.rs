@@ -20,7 +20,7 @@ use viaduct_sys::socket::seqpacket;
 use super::flow::Middle;
 use super::worker::Worker;
 
-/// Identification of a flow by a program.
+/// Way in which a program identifies a flow.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum SocketId {
     /// By the cookie of the program's socket.
@@ -39,11 +39,11 @@ pub struct ProgramRequest {
 
 /// Kinds of requests to a flow's handlers.
 pub enum RequestKind {
-    /// Control call: the handler's name, the request, and a callback for the answer, which is
-    /// `None` if there is none.
+    /// Control call: the handler's name, the request, and a callback. The callback gets `None` if
+    /// the handler gives no answer, or if there is no such flow.
     Control(String, Vec<u8>, Box<dyn FnOnce(Option<Vec<u8>>) + Send>),
-    /// Query of a socket option by level and name. `None` means the value of the program's own
-    /// socket.
+    /// Query of a socket option by level and name. The callback gets `None` if no handler sets the
+    /// option; the value of the program's own socket then applies.
     Option(i32, i32, Box<dyn FnOnce(Option<i32>) + Send>),
     /// Subscription to events, sent as records; the first record confirms it.
     Watch(OwnedFd),

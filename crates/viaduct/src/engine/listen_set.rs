@@ -51,7 +51,7 @@ pub struct SynSourceConfig<'a> {
     pub may_be_late: bool,
 }
 
-/// Descriptor that the parent process has left open, as in `tap=5`.
+/// Descriptor that the parent process has left open for this one; written as `tap=5`, for example.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct InheritedFd {
     kind: FdKind,

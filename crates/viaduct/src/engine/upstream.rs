@@ -1,4 +1,5 @@
-//! Server side of a loop: outbounds of flows, and the tunnels, ports and resolver that they use.
+//! Part of an event loop that connects to servers: outbounds of flows, and the tunnels, Trickles
+//! ports and resolver that they use.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -23,16 +24,17 @@ pub(super) struct Upstream {
     /// `None` if no client can name a host.
     pub(super) resolver: Option<Resolver>,
     pub(super) tunnels: Option<Tunnels>,
-    /// Ports of flows over Trickles.
+    /// Client ports (sockets and taps) of flows over Trickles.
     pub(super) trickles: Trickles,
 }
 
 impl Upstream {
-    /// Returns the server side of loop `number`. `waker` wakes the loop for resolved names; packets
-    /// of Trickles are reported under `token`.
+    /// Returns the upstream part of event loop `number`. `waker` wakes the loop for resolved names;
+    /// packets of Trickles are reported under `token`.
     ///
     /// # Errors
-    /// Hops cannot be signalled, or a port of a tunnel or of Trickles cannot be opened.
+    /// The TCP option for hops is configured and cannot be written, or a port of a tunnel or of
+    /// Trickles cannot be opened.
     pub(super) fn new(
         config: &EngineConfig,
         number: u32,
@@ -40,7 +42,8 @@ impl Upstream {
         waker: &Arc<Waker>,
         token: Token,
     ) -> Result<Upstream> {
-        // Streams of tunnels may name their servers by host name, whatever the target is.
+        // Streams that arrive over tunnels may request a host name, even if the config's target
+        // needs no resolver.
         let arrive = config.tunnels.as_ref().is_some_and(|of| of.listen.is_some());
         let resolver = match config.target {
             Target::Fixed(_) | Target::Original { .. } | Target::Program if !arrive => None,
@@ -49,7 +52,8 @@ impl Upstream {
         let tunnels = config.tunnels.clone();
         let tunnels = tunnels.map(|of| Tunnels::new(of, registry.try_clone()?, time()));
         let tunnels = tunnels.transpose()?;
-        // With several loops, each has rules of its own.
+        // Each loop installs firewall rules of its own, so with several loops the name includes the
+        // loop's number.
         let name = match config.workers {
             1 => config.name.clone(),
             _ => format!("{}_{number}", config.name),
@@ -91,7 +95,7 @@ impl Upstream {
         }
     }
 
-    /// Returns whether a tunnel can move more bytes at once.
+    /// Returns whether a tunnel has work to do without waiting for an event.
     pub(super) fn is_busy(&self) -> bool {
         self.tunnels.as_ref().is_some_and(Tunnels::is_busy)
     }

@@ -1,4 +1,8 @@
 //! Changes that a gateway makes to its machine, and reverts.
+//!
+//! The *room for repairs* (`Room`) consists of lowered route MTUs and MSS clamps. They limit the
+//! length of packets towards some peers, so that a repair of a full-size packet fits into the MTU
+//! of the WAN.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -23,10 +27,10 @@ pub struct System {
     /// True if offloads are off.
     offloads_off: bool,
     room: Room,
-    /// Index in the journal at which the changes for the room begin. They come last, so that they
-    /// can be replaced while the others stay.
+    /// Index in the journal of the first change that makes room for repairs. These changes are the
+    /// last ones, so that they can be replaced while the others stay.
     mark: usize,
-    /// True if a part of the room is missing after a failure.
+    /// True if, after a failure, some of the MSS clamps are not in force.
     incomplete: bool,
     /// Routes whose MTU cannot be lowered yet, each with the reason.
     waiting: Vec<(Lowered, String)>,
@@ -41,8 +45,8 @@ type Lowered = ((IpAddr, u8), u32);
 /// milliseconds.
 const MAX_ATTEMPTS: usize = 16;
 
-/// Room for repairs: settings that keep packets short towards peers whose repairs would not fit
-/// otherwise.
+/// Room for repairs: route MTUs and MSS clamps that limit the length of packets towards peers to
+/// which repairs would otherwise exceed the MTU of the WAN.
 #[derive(Debug, Default)]
 struct Room {
     routes: Vec<Lowered>,
@@ -84,20 +88,20 @@ impl System {
         Ok((system, injector))
     }
 
-    /// Replaces the room in force with the room that `site` needs. Parts that another program has
-    /// removed are made again. If there is no route to a peer yet, the change to that route waits
-    /// ([`System::wait_reason`]).
+    /// Replaces the MTU and MSS limits in force with those that `site` needs. Changes that another
+    /// program has undone are made again. If there is no route to a peer yet, its MTU is lowered
+    /// once the route exists ([`System::retry`], [`System::wait_reason`]).
     ///
     /// # Errors
-    /// A rule cannot be made. The previous room is made again, if possible
+    /// A rule cannot be made. The previous MSS clamps are restored, if possible
     /// ([`System::is_complete`]).
     pub fn apply(&mut self, site: &Site) -> Result<()> {
         let room = Room::new(site)?;
         self.changes.repeat(self.mark)?;
         self.changes.restore_since(self.mark)?;
         if !self.offloads_off && !site.only_observes() {
-            // Offloads come before the room in the journal, so they stay off until the end, even if
-            // a later reload makes this gateway one that only observes.
+            // The change of offloads precedes `mark`, so `apply` never reverts it: offloads stay
+            // off until exit, even if a reload sets all peers to `observe`.
             self.changes.offload_off(&site.config.wan)?;
             (self.offloads_off, self.mark) = (true, self.changes.mark());
         }
@@ -119,8 +123,8 @@ impl System {
         Ok(())
     }
 
-    /// Returns whether all lowered routes are still in force. Another program may have changed a
-    /// route before the watch on it began.
+    /// Returns whether the lowered MTU of every route is still in force, waiting routes aside.
+    /// Another program may have changed a route before the watch on it began.
     pub fn is_in_force(&self, site: &Site) -> bool {
         let waits = |route: &Lowered| self.waiting.iter().any(|(waiting, _)| waiting == route);
         let lowered = |&((ip, length), longest): &Lowered| {
@@ -150,9 +154,10 @@ impl System {
         }
     }
 
-    /// Reason why a part of the room for repairs waits, if one does.
+    /// Reason why the MTU of a route cannot be lowered yet, if there is such a route.
     pub fn wait_reason(&self) -> Option<String> {
-        // The smallest text is shown, so that the message does not depend on the order of attempts.
+        // The first reason in alphabetical order is shown, so that the message does not depend on
+        // the order of attempts.
         let first = self.waiting.iter().map(|(_, why)| why).filter(|why| !why.is_empty()).min()?;
         let more = self.waiting.len() - 1;
         let more = if more > 0 { format!(" (and {more} more)") } else { String::new() };
@@ -161,8 +166,8 @@ impl System {
 
     /// Makes the kernel redirect the flows of split mode. The listener must be open already.
     pub fn intercept(&mut self, site: &Site, intercept: Intercept) -> Result<()> {
-        // Interception comes before the room in the journal, so that the room can be made again
-        // without it.
+        // The change for interception precedes `mark` in the journal, so that `apply` can replace
+        // the later changes and leave interception in force.
         self.changes.restore_since(self.mark)?;
         self.changes.intercept(intercept)?;
         self.mark = self.changes.mark();
@@ -183,12 +188,12 @@ impl System {
         }
     }
 
-    /// Returns whether the room that was last requested is in force.
+    /// Returns whether the MSS clamps of the last successful [`System::apply`] are in force.
     pub fn is_complete(&self) -> bool {
         !self.incomplete
     }
 
-    /// Returns whether there is a room for repairs, so that packets are kept short.
+    /// Returns whether packets towards any peer are limited to make room for repairs.
     pub fn has_room(&self) -> bool {
         !self.room.routes.is_empty()
     }
@@ -200,8 +205,8 @@ impl System {
 }
 
 impl Room {
-    /// Room that `site` needs: lower route MTUs and MSS towards peers whose repairs would not
-    /// fit.
+    /// Route MTUs and MSS clamps that `site` needs: those for peers with a maximum packet length
+    /// ([`Site::clamp`]).
     fn new(site: &Site) -> Result<Room> {
         let mut by_size: BTreeMap<u32, Vec<_>> = BTreeMap::new();
         for peer in &site.config.peers {
@@ -229,7 +234,7 @@ impl Room {
     }
 }
 
-/// Problems that would prevent the room that `site` needs, one line each. Changes nothing.
+/// Reasons why the MTU of a route to a peer cannot be lowered, one line each. Changes nothing.
 ///
 /// # Errors
 /// The route to a peer uses a VLAN on the configured interface, which is therefore a trunk.

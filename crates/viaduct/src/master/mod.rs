@@ -3,7 +3,7 @@
 //! ```text
 //!   viaduct run --master N -- curl …  ──┐ Session: calls, with their sockets
 //!   viaduct run --master N -- git …   ──┼──▶ viaduct master --name N +congestion ══▶ far ends
-//!   viaduct run --master N +crypt -- ssh ┘        one worker, one chain's factories: shared state
+//!   viaduct run --master N +crypt -- ssh ┘      one worker; handlers share their state across runs
 //! ```
 //!
 //! Each run handles the calls of its own program ([`client`]); the master carries the flows. The
@@ -79,16 +79,16 @@ pub struct MasterArgs {
     /// flows then use the privileges of the master's user and the keys of its handlers
     #[arg(long)]
     all_users: bool,
-    /// Concurrent runs per user, except root and the master's own
+    /// Maximum number of concurrent runs per user; root and the master's own user are exempt
     #[arg(long, value_name = "N", default_value_t = 256, value_parser = at_least_one)]
     user_runs: usize,
-    /// Concurrent flows per user, except root and the master's own; by default a quarter of the
-    /// flows for which there are descriptors. An eighth of all is reserved for root and the
-    /// master's own user
+    /// Maximum number of concurrent flows per user; root and the master's own user are exempt, and
+    /// an eighth of all flows is reserved for them. Default: a quarter of the flows that the limit
+    /// of descriptors allows
     #[arg(long, value_name = "N", value_parser = at_least_one)]
     user_flows: Option<usize>,
-    /// Pending connects per user, except root and the master's own; by default half of
-    /// --user-flows
+    /// Maximum number of pending connects per user; root and the master's own user are exempt.
+    /// Default: half of --user-flows
     #[arg(long, value_name = "N", value_parser = at_least_one)]
     user_calls: Option<usize>,
     /// Parent master, to which this one hands its flows

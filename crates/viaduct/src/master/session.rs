@@ -1,6 +1,6 @@
 //! Sessions of a shared master: each run has one, in which it sends the requests of its program.
 //!
-//! The worker never waits for a run: its messages go through a thread of the session
+//! The worker never waits for a run: a thread of the session sends the worker's messages to it
 //! ([`super::outbox`]). A run that sends an invalid record is disconnected. Guests are runs of
 //! users other than root and the master's own user. They are limited by [`super::quota`]. Their
 //! processes still hold the sockets and may change them, so the loop treats these as lent

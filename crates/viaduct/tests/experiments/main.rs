@@ -178,7 +178,8 @@ fn first_answers_of_trickles_are_no_longer_than_their_requests() {
     assert_holds(&outcome, 4, 1, |name| name.starts_with("bytes of the first"));
 }
 
-/// Asserts that every row that could be run gives the same result as a direct connection.
+/// Asserts that every program that could be run behaves as over a direct connection; prints the
+/// differences.
 fn assert_alike(outcome: &Outcome) {
     let otherwise = outcome.params.iter().filter(|(name, _)| name.starts_with("otherwise"));
     for (name, what) in otherwise {
@@ -192,7 +193,8 @@ fn attacks_on_a_stateless_server_are_refused_and_counted() {
     let _alone = alone();
     let outcome = quick("trickles/attacks");
     // Within three seconds the rate of a cheating client relative to an honest one is noisy. The
-    // check of the client that hides losses is robust: it gets only half of an honest one's rate.
+    // check of the client that hides losses is robust, because that client gets only half of an
+    // honest client's rate.
     let cheats = "client that ";
     let judged = |name: &str| !name.starts_with(cheats) || name.contains("that hides losses");
     let chosen = outcome.checks.iter().filter(|check| judged(&check.name)).count();

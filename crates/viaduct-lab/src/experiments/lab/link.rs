@@ -137,7 +137,8 @@ fn check_trace(run: &mut Run) -> Result<()> {
     Ok(())
 }
 
-/// Checks reordering, duplication and corruption; UDP's checksum detects each flipped bit.
+/// Checks reordering, duplication and corruption. A corrupted packet counts as lost, because UDP's
+/// checksum detects the flipped bit.
 fn check_mischief(run: &mut Run) -> Result<()> {
     run.step("reordering, duplication, corruption")?;
     let share = 0.01;

@@ -15,8 +15,8 @@ const LOSSY_MTU: u32 = 1240;
 const CODE: &str = "code = \"window\"\nwindow = 240\nr = 10\nc = 3";
 
 /// Shaping by an operator who knows the link's rate: the sender stays below it, so that repairs
-/// have room and no standing queue forms. (With three repairs per ten packets, 130 Mb/s become
-/// 175.)
+/// have room and no standing queue forms. (With three repairs per ten packets, and the headers of
+/// repairs, 130 Mb/s take up 175 Mb/s of the link.)
 const SHAPED: [&str; 12] = [
     "qdisc", "add", "dev", "eth0", "root", "tbf", "rate", "130mbit", "burst", "32kb", "latency",
     "100ms",

@@ -6,9 +6,10 @@ use super::setups::{Load, Setup, Testbed};
 use super::world::World;
 use crate::experiments::prelude::*;
 
-/// Returns the measurements per load and configuration, in order. Entries at the same index
-/// were measured at the same time and may be compared in pairs. In a round, the configurations
-/// alternate `turns` times, forwards and backwards. Each load and round is a step of the run.
+/// Returns the measurements per load and configuration, in order. Entries at the same index were
+/// measured in the same turn, one shortly after another, and may be compared in pairs. Each round
+/// measures every configuration `turns` times; each turn reverses the order of the turn before.
+/// Each load and round is a step of the run.
 pub(super) fn by_turns(
     run: &mut Run,
     world: &World,
@@ -50,7 +51,7 @@ pub(super) fn medians(
     Ok(found[0].iter().map(|values| median(values)).collect())
 }
 
-/// Returns the ratios of simultaneous measurements.
+/// Returns the ratios of measurements of the same turn.
 pub(super) fn ratios(over: &[f64], under: &[f64]) -> Vec<f64> {
     over.iter().zip(under).map(|(over, under)| over / under).collect()
 }

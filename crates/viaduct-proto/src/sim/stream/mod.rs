@@ -9,8 +9,9 @@
 //! ```
 //!
 //! Packets and repairs share the link, so that a burst can hit both, as on a real link. The
-//! contents of packet n are computed from n and the seed, and again on arrival: packets in flight
-//! are not stored, and each recovered packet can be compared with the original.
+//! contents of packet n are computed from n and the seed, once to send it and once to check it on
+//! arrival. So packets in flight need not be stored, and each recovered packet can be compared with
+//! the original.
 
 mod run;
 #[cfg(test)]
@@ -35,7 +36,8 @@ pub struct Stream {
     pub repair_overhead: usize,
     /// Settings of the link, including its delay and loss.
     pub link: LinkConfig,
-    /// Time from the last packet to the first flush of the encoder, and between its stages.
+    /// Time from the last packet to the first stage of the encoder's flush, and from each stage to
+    /// the next.
     pub flush: Duration,
     /// Number of packets that the receiver stores: the latest ones. The decoder forgets repairs
     /// that cover only older packets.

@@ -4,8 +4,8 @@
 //!   first ──TCP's format──▶ answered: TCP's format from now on
 //!     │ a second later
 //!     ├──UDP──▶ answered: UDP from now on
-//!     ├──TCP's format, UDP, ... in turn, as the transport asks again
-//!     ├──one format is refused──▶ only the other; both are: there is no server
+//!     ├──TCP's format, UDP, ... alternately, with each retransmission of the request
+//!     ├──one format is refused──▶ only the other is tried; both are refused: there is no server
 //!     └──a plain SYN-ACK──▶ the server is a plain TCP server
 //! ```
 
@@ -31,7 +31,7 @@ pub struct Opening {
     choice: FormatChoice,
     began: Option<Instant>,
     last: Format,
-    /// True if TCP's format was refused; true if UDP was.
+    /// True for each format that was refused: TCP's format, UDP.
     refused: (bool, bool),
     decided: Option<Format>,
 }
@@ -64,9 +64,9 @@ impl Opening {
     }
 
     /// Records that this format is refused: the server's kernel sent a TCP reset, or the UDP port
-    /// is unreachable. Either the host does not serve Trickles, or a middlebox removed the mark.
-    /// Returns whether another format can still be tried. After an answer of the server, refusals
-    /// are ignored.
+    /// is unreachable. Either the host does not serve Trickles, or a middlebox removed the TCP
+    /// option that marks its packets. Returns whether another format can still be tried. After an
+    /// answer of the server, refusals are ignored.
     pub fn refuse(&mut self, format: Format) -> bool {
         let (tcp, udp) = &mut self.refused;
         match (self.decided, format) {

@@ -1,5 +1,5 @@
-//! Blocking calls, made here on a duplicate of the socket, because the kernel would read the
-//! descriptor and the address again after they were checked.
+//! Blocking calls, which the supervisor makes for the program on a duplicate of its socket. If the
+//! call continued in the kernel, the program could change its arguments after the check.
 //!
 //! A call ends as it would in the kernel: when it has succeeded or failed, at the time limit that
 //! the program has set (`SO_SNDTIMEO`), or by a signal.

@@ -4,8 +4,8 @@
 //! |---|---|
 //! | random bytes after an IP header with protocol TCP | the tap's filter |
 //! | a plain SYN | the tap's filter; the kernel's TCP answers it |
-//! | correct numbers, mark and checksum; the message is random bytes | the parser |
-//! | a complete request to another server with the same secret number | its authentication code |
+//! | correct sequence numbers, Trickles option, checksum; random bytes as message | the parser |
+//! | a complete request for a server with another secret of the same number | authentication code |
 //! | the two message forms over UDP | the same |
 
 use std::net::SocketAddrV4;
@@ -145,7 +145,8 @@ fn requests_of_others(number: u8, seed: u64) -> Result<Vec<Vec<u8>>> {
         }
         answers.iter().for_each(|answer| client.handle(now, answer));
     }
-    // The first two are an open and an echo; the authentication codes of the others are wrong.
+    // The first two, an open and an echo, contain no continuation. The authentication codes of the
+    // others are wrong for the server under attack.
     ensure!(requests.len() > 16, "only {} requests came of a transfer", requests.len());
     Ok(requests.split_off(2))
 }
