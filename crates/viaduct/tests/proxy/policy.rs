@@ -1,6 +1,6 @@
 //! A proxy with a config file: the effect of policies on flows, and reloads, which break no flow.
 
-use std::io::Read;
+use std::io::{ErrorKind, Read};
 use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
 use std::process::Command;
 use std::thread;
@@ -22,6 +22,20 @@ struct World {
     chain: Chain,
 }
 
+/// Listens at `at`. A program that another test starts has a copy of a former listener until it
+/// executes its binary.
+fn listen(at: SocketAddr) -> TcpListener {
+    let deadline = Instant::now() + Duration::from_secs(2);
+    loop {
+        match TcpListener::bind(at) {
+            Err(error) if error.kind() == ErrorKind::AddrInUse && Instant::now() < deadline => {
+                thread::sleep(Duration::from_millis(2));
+            }
+            bound => return bound.unwrap(),
+        }
+    }
+}
+
 impl World {
     fn new(lines: &str) -> World {
         use_binary(env!("CARGO_BIN_EXE_viaduct"));
@@ -38,8 +52,7 @@ impl World {
     /// Opens a flow to `port`. Returns the client's end and the server's; `None` if it is refused.
     fn flow(&self, ip: IpAddr, port: u16) -> Option<(TcpStream, TcpStream)> {
         let at = SocketAddr::new(ip, port);
-        let listen = || TcpListener::bind(at).unwrap();
-        let listener = self.chain.server().netns().enter(listen).unwrap();
+        let listener = self.chain.server().netns().enter(|| listen(at)).unwrap();
         let connect = || TcpStream::connect_timeout(&at, Duration::from_secs(5));
         // A reset may arrive before the handshake is complete at the client.
         let mut client = self.chain.client().netns().enter(connect).unwrap().ok()?;
