@@ -41,7 +41,7 @@ impl Usage {
         let (end, mut most) = (Instant::now() + time, 0);
         while Instant::now() < end {
             most = most.max(Usage::of(pid).resident);
-            thread::sleep(Duration::from_millis(100));
+            thread::sleep(Duration::from_millis(50));
         }
         most
     }
