@@ -6,7 +6,7 @@ use std::os::fd::BorrowedFd;
 
 use viaduct_proto::time::Instant;
 use viaduct_proto::trickles::packet::PathMtu;
-use viaduct_proto::trickles::packet::icmp::{LEAST_V4, LEAST_V6};
+use viaduct_proto::trickles::packet::icmp::{MIN_MTU_V4, MIN_MTU_V6};
 use viaduct_sys::capture::raw::RawSockets;
 use viaduct_sys::clock;
 use viaduct_sys::socket::mmsg::{self, Outbox};
@@ -93,7 +93,7 @@ impl Egress {
     /// Records the MTU that peer `ip` states, raised to the minimum if it is lower, as the value
     /// may be forged. Returns whether the recorded MTU is less than the present value.
     pub(crate) fn learn(&mut self, ip: IpAddr, mtu: usize) -> bool {
-        let least = if ip.is_ipv4() { LEAST_V4 } else { LEAST_V6 };
+        let least = if ip.is_ipv4() { MIN_MTU_V4 } else { MIN_MTU_V6 };
         self.paths.learn(now(), ip, mtu.max(least))
     }
 

@@ -274,7 +274,7 @@ fn read_packet<'a>(
             && is_ours(said.source, listen, local)
         {
             // The ICMP error may be forged, so the MTU has a minimum.
-            answers.egress.too_big(said.destination.ip(), mtu.max(icmp::LEAST_V6));
+            answers.egress.too_big(said.destination.ip(), mtu.max(icmp::MIN_MTU_V6));
         }
         return None;
     }

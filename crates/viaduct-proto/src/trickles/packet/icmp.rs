@@ -16,9 +16,9 @@ const TCP: u8 = 6;
 const UDP: u8 = 17;
 /// Minimum MTU that is accepted. A lower value comes from an outdated router or a forged report.
 /// Linux has the same minimum for IPv4.
-pub const LEAST_V4: usize = 552;
+pub const MIN_MTU_V4: usize = 552;
 /// Minimum MTU of IPv6.
-pub const LEAST_V6: usize = 1280;
+pub const MIN_MTU_V6: usize = 1280;
 
 /// ICMP error about a packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -54,9 +54,11 @@ pub fn parse(packet: &[u8]) -> Option<Report> {
     let is_v4 = header.source.is_ipv4();
     let why = match (header.protocol, kind) {
         (ICMP, V4_UNREACHABLE) if !is_v4 || internet_checksum(message) != 0 => return None,
-        (ICMP, V4_UNREACHABLE) if code == V4_TOO_BIG => Why::TooBig(number(6).max(LEAST_V4)),
+        (ICMP, V4_UNREACHABLE) if code == V4_TOO_BIG => Why::TooBig(number(6).max(MIN_MTU_V4)),
         (ICMP, V4_UNREACHABLE) => Why::Unreachable,
-        (ICMPV6, V6_TOO_BIG) if !is_v4 => Why::TooBig((number(4) << 16 | number(6)).max(LEAST_V6)),
+        (ICMPV6, V6_TOO_BIG) if !is_v4 => {
+            Why::TooBig((number(4) << 16 | number(6)).max(MIN_MTU_V6))
+        }
         (ICMPV6, V6_UNREACHABLE) if !is_v4 => Why::Unreachable,
         _ => return None,
     };
@@ -115,7 +117,7 @@ mod tests {
         assert_eq!((said.source.to_string(), said.number), ("10.0.0.2:80".to_owned(), 1));
         assert_eq!((said.destination.to_string(), said.why), at_client(Why::TooBig(1400)));
         let least = parse(&v4(4, 68)).unwrap().why;
-        assert_eq!(least, Why::TooBig(LEAST_V4), "the MTU has a lower bound");
+        assert_eq!(least, Why::TooBig(MIN_MTU_V4), "the MTU has a lower bound");
         let mut wrong = v4(4, 1400);
         wrong[27] ^= 1;
         assert_eq!(parse(&wrong), None, "its checksum");
