@@ -97,7 +97,7 @@ impl Pair {
     /// Both paths, and the round-trip time of the link.
     ///
     /// # Errors
-    /// It is unknown which packets left at which end.
+    /// The captures do not show which packets left at which end.
     pub fn paths(&self) -> Result<(Vec<Path>, Option<Duration>)> {
         ensure!(
             self.ends_known,
