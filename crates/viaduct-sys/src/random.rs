@@ -5,10 +5,7 @@ use std::io;
 use rustix::io::Errno;
 use rustix::rand::{GetRandomFlags, getrandom};
 
-/// Fills `out` with random bytes.
-///
-/// # Errors
-/// The kernel provides no random bytes.
+/// Fills `out` with random bytes. Errors: the kernel provides no random bytes.
 pub fn fill(out: &mut [u8]) -> io::Result<()> {
     let mut filled = 0;
     while filled < out.len() {
@@ -26,10 +23,7 @@ pub fn fill(out: &mut [u8]) -> io::Result<()> {
     Ok(())
 }
 
-/// Returns `N` random bytes.
-///
-/// # Errors
-/// The kernel provides no random bytes.
+/// Returns `N` random bytes. Errors: the kernel provides no random bytes.
 pub fn random<const N: usize>() -> io::Result<[u8; N]> {
     let mut bytes = [0; N];
     fill(&mut bytes)?;

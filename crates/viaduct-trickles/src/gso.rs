@@ -38,10 +38,7 @@ pub(crate) struct GsoSender {
 
 impl GsoSender {
     /// Opens the sockets in the calling thread's network namespace. `buffer` is the size of the
-    /// send buffer in bytes.
-    ///
-    /// # Errors
-    /// Privilege is missing.
+    /// send buffer in bytes. Errors: privilege is missing.
     pub(crate) fn open(buffer: usize) -> io::Result<GsoSender> {
         let (segments, hops) = (GsoSocket::open(buffer)?, NextHopLookup::new()?);
         Ok(GsoSender { segments, hops, routes: LookupCache::new(), next_hops: LookupCache::new() })

@@ -47,9 +47,7 @@ impl Listener {
     /// packets of one connection are distributed among replicas: a request that is not in the
     /// window may then have been answered by another replica, so it does not count as lost. Shares
     /// of one port do not need this, because all packets of a client arrive at the same share.
-    ///
-    /// # Errors
-    /// Those of [`ServerPort::open`]; or the kernel has no random bytes.
+    /// Errors: those of [`ServerPort::open`]; or the kernel has no random bytes.
     pub fn open(
         settings: &ServerSettings,
         udp_fallback: bool,
@@ -87,9 +85,8 @@ impl Listener {
 
     /// Processes a batch of requests: calls `each` for every event, with a function that queues its
     /// answers, and sends the answers at the end. Does not block. Returns the number of messages.
-    ///
-    /// # Errors
-    /// A socket's error, for instance because an interface went down. The port stays usable.
+    /// Errors: a socket's error, for instance because an interface went down. The port stays
+    /// usable.
     pub fn turn(
         &mut self,
         mut each: impl FnMut(&mut Endpoint, Minisocket<'_>, &mut dyn FnMut(&mut Return, &[u8])),
@@ -106,11 +103,8 @@ impl Listener {
         })
     }
 
-    /// Processes a batch of requests, and queues their events. Does not block. Returns the
-    /// number of messages.
-    ///
-    /// # Errors
-    /// Those of [`Listener::turn`].
+    /// Processes a batch of requests, and queues their events. Does not block. Returns the number
+    /// of messages. Errors: those of [`Listener::turn`].
     pub fn fetch(&mut self) -> io::Result<usize> {
         let now = self.clock.advance(wall_clock(), egress::now());
         let Listener { port, endpoint, .. } = self;
@@ -143,10 +137,8 @@ impl Listener {
         &mut self.endpoint
     }
 
-    /// Reads the file of secrets again if the file has changed; returns true in this case.
-    ///
-    /// # Errors
-    /// Those of [`Secrets::new`]; the present secrets stay in use.
+    /// Reads the file of secrets again if the file has changed; returns true in this case. Errors:
+    /// those of [`Secrets::new`]; the present secrets stay in use.
     pub fn reload_secrets(&mut self) -> Result<bool> {
         let changed = self.secrets.reload_if_changed()?;
         if changed {

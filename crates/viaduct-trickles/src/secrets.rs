@@ -42,10 +42,7 @@ type Stamp = Option<(SystemTime, u64)>;
 
 impl Secrets {
     /// Reads the secrets in `file`. Without a file, generates a secret, which is lost when the
-    /// process exits.
-    ///
-    /// # Errors
-    /// The file cannot be read, or is malformed.
+    /// process exits. Errors: the file cannot be read, or is malformed.
     pub fn new(file: Option<&Path>) -> Result<Secrets> {
         let Some(path) = file else {
             let [number, ..]: [u8; 32] = random()?;
@@ -60,11 +57,9 @@ impl Secrets {
         Ok(Secrets { secrets, file: Some(file) })
     }
 
-    /// Reads the file again if it has changed; returns true in this case.
-    ///
-    /// # Errors
-    /// Those of [`Secrets::new`], reported once for each version of the file; the present secrets
-    /// stay in use.
+    /// Reads the file again if it has changed; returns true in this case. Errors: those of
+    /// [`Secrets::new`], reported once for each version of the file; the present secrets stay in
+    /// use.
     pub fn reload_if_changed(&mut self) -> Result<bool> {
         let Some(file) = &mut self.file else { return Ok(false) };
         let found = stamp(&file.path);
@@ -98,10 +93,8 @@ impl Secrets {
         self.secrets.iter().map(|(number, _)| *number).collect()
     }
 
-    /// Random hash key of a replay window; each server has its own.
-    ///
-    /// # Errors
-    /// The kernel has no random bytes.
+    /// Random hash key of a replay window; each server has its own. Errors: the kernel has no
+    /// random bytes.
     pub fn seeds() -> Result<[u64; 4]> {
         let random = random::<32>()?;
         let words = random.as_chunks().0;

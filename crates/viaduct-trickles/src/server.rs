@@ -84,11 +84,8 @@ struct Datagrams {
 const REQUESTS: OptionMark = OptionMark { word: mark::WORD, byte: Role::Request.byte() };
 
 impl ServerPort {
-    /// Opens the port in the calling thread's network namespace.
-    ///
-    /// # Errors
-    /// Privilege is missing, an address is in use, or a rule cannot be set. Rules that were changed
-    /// are reverted.
+    /// Opens the port in the calling thread's network namespace. Errors: privilege is missing, an
+    /// address is in use, or a rule cannot be set. Rules that were changed are reverted.
     pub fn open(settings: &ServerSettings) -> Result<ServerPort, PortError> {
         check_mtu(settings.mtu)?;
         let first = settings.listen.first().ok_or(PortError::NoAddress)?;
@@ -125,10 +122,8 @@ impl ServerPort {
     }
 
     /// Processes one batch of packets from each socket: calls `each` for every message, and sends
-    /// the queued answers. Does not block. Returns the number of messages.
-    ///
-    /// # Errors
-    /// A socket's error, for instance because an interface went down. The port stays usable.
+    /// the queued answers. Does not block. Returns the number of messages. Errors: a socket's
+    /// error, for instance because an interface went down. The port stays usable.
     pub fn turn(
         &mut self,
         mut each: impl FnMut(&[u8], Return, &mut Answers),
@@ -181,10 +176,8 @@ impl ServerPort {
 }
 
 impl Answers {
-    /// Queues an answer to a request; it is sent at the end of the batch.
-    ///
-    /// # Errors
-    /// The message is longer than [`Answers::room`].
+    /// Queues an answer to a request; it is sent at the end of the batch. Errors: the message is
+    /// longer than [`Answers::room`].
     pub fn send(&mut self, message: &[u8], to: &mut Return) -> Result<(), TooLong> {
         let mtu = self.egress.mtu(to.client().ip());
         to.answer(message, mtu, &mut self.packet)?;

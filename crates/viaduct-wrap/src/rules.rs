@@ -103,18 +103,14 @@ impl Rules {
         names: false,
     };
 
-    /// Adds a rule that gives destinations matching `pattern` the fate `fate`.
-    ///
-    /// # Errors
-    /// The pattern is invalid, or there are too many rules.
+    /// Adds a rule that gives destinations matching `pattern` the fate `fate`. Errors: the pattern
+    /// is invalid, or there are too many rules.
     pub fn add(&mut self, fate: Fate, pattern: &str) -> Result<(), RuleError> {
         self.push(Line { fate, ..parse(pattern)? })
     }
 
-    /// Adds the rules of a file; `#` begins a comment.
-    ///
-    /// # Errors
-    /// Number of the first invalid line, from 1, and its error.
+    /// Adds the rules of a file; `#` begins a comment. Errors: number of the first invalid line,
+    /// from 1, and its error.
     pub fn read(&mut self, text: &str) -> Result<(), (usize, RuleError)> {
         for (number, line) in (1..).zip(text.lines()) {
             let line = line.split('#').next().unwrap_or_default().trim();
@@ -131,10 +127,8 @@ impl Rules {
         Ok(())
     }
 
-    /// Inserts a rule after those of the same or a higher precedence.
-    ///
-    /// # Errors
-    /// There are too many rules.
+    /// Inserts a rule after those of the same or a higher precedence. Errors: there are too many
+    /// rules.
     pub fn push(&mut self, line: Line) -> Result<(), RuleError> {
         let full = RuleError::TooMany;
         let at = self.lines().partition_point(|other| other.fate <= line.fate);
@@ -146,19 +140,15 @@ impl Rules {
     }
 
     /// Intersects two sets of rules: a flow is refused if either set refuses it, and otherwise goes
-    /// direct if either set lets it go direct. The result is strict if either set is.
-    ///
-    /// # Errors
-    /// The result has too many rules.
+    /// direct if either set lets it go direct. The result is strict if either set is. Errors: the
+    /// result has too many rules.
     pub fn both(&self, other: &Rules) -> Result<Rules, RuleError> {
         self.join(other, Fate::min)
     }
 
     /// Combines the rules of a nested master with those of its parent, `below`, which decide about
-    /// flows that the nested master lets go direct. The result is strict if either set is.
-    ///
-    /// # Errors
-    /// The result has too many rules.
+    /// flows that the nested master lets go direct. The result is strict if either set is. Errors:
+    /// the result has too many rules.
     pub fn above(&self, below: &Rules) -> Result<Rules, RuleError> {
         let above = |ours, theirs| if ours == Fate::Leave { theirs } else { ours };
         Ok(Rules { names: self.names, ..self.join(below, above)? })

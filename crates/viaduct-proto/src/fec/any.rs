@@ -19,10 +19,8 @@ pub enum Code {
 }
 
 impl Code {
-    /// Refuses invalid parameters, and warns of unwise ones.
-    ///
-    /// # Errors
-    /// As the `check` of this code's parameters.
+    /// Refuses invalid parameters, and warns of unwise ones. Errors: as the `check` of this code's
+    /// parameters.
     pub fn check(&self) -> Result<Vec<Warning>, Error> {
         match self {
             Code::Layered(parameters) => parameters.check(),
@@ -42,10 +40,7 @@ impl Code {
 
     /// Creates an encoder of this code whose first packet has number `first_seq`. To change the
     /// code of a running stream, flush the old encoder and give the new one its
-    /// [`next_seq`](Encoder::next_seq).
-    ///
-    /// # Errors
-    /// As [`Code::check`].
+    /// [`next_seq`](Encoder::next_seq). Errors: as [`Code::check`].
     pub fn build_encoder(&self, first_seq: Seq) -> Result<Box<dyn Encoder>, Error> {
         Ok(match self {
             Code::Layered(p) => Box::new(layered::Encoder::new(p.clone(), first_seq)?),

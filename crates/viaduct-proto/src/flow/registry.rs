@@ -113,10 +113,8 @@ impl Arguments {
         self.given.remove(key)
     }
 
-    /// Takes and parses the value of `key`, if given.
-    ///
-    /// # Errors
-    /// `parse` rejects the value; the error names the key and what is `expected`.
+    /// Takes and parses the value of `key`, if given. Errors: `parse` rejects the value; the error
+    /// names the key and what is `expected`.
     pub fn take<T>(
         &mut self,
         key: &str,
@@ -224,10 +222,7 @@ impl Registry {
         self.known.keys().copied()
     }
 
-    /// Factories of a chain.
-    ///
-    /// # Errors
-    /// A handler is unknown, or rejects its settings.
+    /// Factories of a chain. Errors: a handler is unknown, or rejects its settings.
     pub fn chain(&self, specs: &[HandlerSpec]) -> Result<Arc<[Arc<dyn Factory>]>, SpecError> {
         specs.iter().map(|spec| self.factory(spec)).collect()
     }
@@ -253,10 +248,8 @@ impl HandlerSpec {
         self.arguments.given.keys().find(|key| !is_known(key)).cloned()
     }
 
-    /// Applies `build` to the settings of the handler described by `about`.
-    ///
-    /// # Errors
-    /// `build` rejects a setting, or leaves one unused.
+    /// Applies `build` to the settings of the handler described by `about`. Errors: `build` rejects
+    /// a setting, or leaves one unused.
     pub fn read<T>(
         &self,
         about: &About,

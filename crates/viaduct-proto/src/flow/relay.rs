@@ -13,20 +13,15 @@ pub trait Relay {
     /// First message of the negotiation. Called once.
     fn begin(&mut self) -> Vec<u8>;
 
-    /// Handles bytes received on the connection.
-    ///
-    /// # Errors
-    /// The negotiation failed; the text is the reason, for the log.
+    /// Handles bytes received on the connection. Errors: the negotiation failed; the text is the
+    /// reason, for the log.
     fn handle_bytes(&mut self, data: &[u8]) -> Result<RelayProgress, String>;
 
     /// Datagram to the relay that carries `data` to `to`; `None` if its header cannot express
     /// `to`.
     fn wrap(&self, to: &Address, data: &[u8]) -> Option<Vec<u8>>;
 
-    /// Source and payload of a datagram from the relay.
-    ///
-    /// # Errors
-    /// The datagram is unusable.
+    /// Source and payload of a datagram from the relay. Errors: the datagram is unusable.
     fn unwrap<'a>(&self, datagram: &'a [u8]) -> Result<(Address, &'a [u8]), DatagramError>;
 }
 

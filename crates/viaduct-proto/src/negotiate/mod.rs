@@ -103,10 +103,7 @@ pub enum Refusal {
 
 impl Terms {
     /// Terms for a chain, given as the name of each handler and whether it needs both ends, in
-    /// order from the application.
-    ///
-    /// # Errors
-    /// The chain cannot be negotiated.
+    /// order from the application. Errors: the chain cannot be negotiated.
     pub fn new(chain: &[(&str, bool)], required: &Required) -> Result<Terms, TermsError> {
         if let Some((name, _)) = chain.iter().find(|(name, _)| PROXYING.contains(name)) {
             return Err(TermsError::Elsewhere((*name).to_owned()));
@@ -143,10 +140,7 @@ impl Terms {
 
     /// Numbers of the handlers that apply to the flow, in order from the application: those that
     /// both ends have, in the order of the end that connects. `theirs` is the other end's offer, if
-    /// it sent one.
-    ///
-    /// # Errors
-    /// The flow is refused.
+    /// it sent one. Errors: the flow is refused.
     pub fn negotiate(&self, connects: bool, theirs: Option<&Offer>) -> Result<Vec<u8>, Refusal> {
         let Some(theirs) = theirs else {
             let none = self.required.is_empty();

@@ -96,10 +96,8 @@ pub struct Node {
 
 impl Node {
     /// Creates a node that knows nothing of its peers yet. `entropy` must be random enough for
-    /// keys.
-    ///
-    /// # Errors
-    /// Two peers have the same name or key, there are too many peers, or a key is invalid.
+    /// keys. Errors: two peers have the same name or key, there are too many peers, or a key is
+    /// invalid.
     pub fn new(config: Config, entropy: Entropy, now: Instant) -> Result<Node, ConfigError> {
         if config.peers.len() > MAX_PEERS {
             return Err(ConfigError::TooMany(config.peers.len()));
@@ -121,10 +119,8 @@ impl Node {
         Ok(Node { config, id, boot, peers, entropy, out, version: 1, stats })
     }
 
-    /// Adopts `config`. Peers that are in both configurations keep their state.
-    ///
-    /// # Errors
-    /// The same as for [`Node::new`]. The node is then unchanged.
+    /// Adopts `config`. Peers that are in both configurations keep their state. Errors: the same as
+    /// for [`Node::new`]. The node is then unchanged.
     pub fn reload(&mut self, config: Config, now: Instant) -> Result<(), ConfigError> {
         let alike = self.config.timing == config.timing && self.config.key == config.key;
         let mut new = Node::new(config, self.entropy.clone(), now)?;

@@ -148,10 +148,7 @@ pub fn begin(epoch: Epoch) -> Plan {
 
 /// Plans the answer to request `number` of `epoch`, when all packets of the epoch up to `number`
 /// have arrived except `gaps` (ascending, not adjacent, below `number`). At most `burst` packets
-/// are retransmitted (burstLimit).
-///
-/// # Errors
-/// [`Inconsistent::BeyondLoss`].
+/// are retransmitted (burstLimit). Errors: [`Inconsistent::BeyondLoss`].
 pub fn step(epoch: Epoch, number: u64, gaps: &[Run], burst: usize) -> Result<Plan, Inconsistent> {
     let Some(first) = gaps.first().map(|gap| gap.first) else {
         let before = epoch.point_before(number);
@@ -265,10 +262,7 @@ pub struct Tail {
 }
 
 /// Plans the answer to the `tail` that is reported by request `number` of `epoch`, which began with
-/// survivors.
-///
-/// # Errors
-/// [`Inconsistent::Tail`].
+/// survivors. Errors: [`Inconsistent::Tail`].
 pub fn tail(epoch: Epoch, number: u64, tail: Tail, burst: usize) -> Result<Plan, Inconsistent> {
     let (lost, unanswered) = (u64::from(tail.lost), u64::from(tail.unanswered));
     let survivors = u64::from(epoch.start);

@@ -108,11 +108,8 @@ impl<'a> Proof<'a> {
         Some(Proof { ranges, count, sum: reader.u64()? })
     }
 
-    /// Verifies the proof for the request of packet `number` in the epoch that begins with
-    /// `base`, and returns the losses.
-    ///
-    /// # Errors
-    /// [`Unproven`].
+    /// Verifies the proof for the request of packet `number` in the epoch that begins with `base`,
+    /// and returns the losses. Errors: [`Unproven`].
     pub fn check(&self, base: u64, number: u64, nonces: &mut Nonces) -> Result<Gaps, Unproven> {
         let mut reader = Reader(self.ranges);
         let (mut next, mut sum, mut gaps) = (base, 0, Gaps::default());

@@ -45,11 +45,8 @@ pub struct Digest {
 
 impl Digest {
     /// Reads the next bytes of the head. Returns the number of bytes consumed, and the request if
-    /// the head ends there.
-    ///
-    /// # Errors
-    /// The error selects the response. A line of more than 600 bytes is too long, and so is a
-    /// head whose kept values do not fit a continuation.
+    /// the head ends there. Errors: the error selects the response. A line of more than 600 bytes
+    /// is too long, and so is a head whose kept values do not fit a continuation.
     pub fn read(&mut self, bytes: &[u8]) -> Result<(usize, Option<Request>), RequestError> {
         let mut at = 0;
         loop {

@@ -89,11 +89,8 @@ pub struct Request {
 }
 
 impl Request {
-    /// Parses the request at the front of `bytes`. Returns it with the length of its head;
-    /// `None` if more bytes are needed.
-    ///
-    /// # Errors
-    /// The error selects the response.
+    /// Parses the request at the front of `bytes`. Returns it with the length of its head; `None`
+    /// if more bytes are needed. Errors: the error selects the response.
     pub fn parse(bytes: &[u8]) -> Result<Option<(Request, usize)>, RequestError> {
         let end = b"\r\n\r\n";
         let front = &bytes[..bytes.len().min(MAX_HEAD)];

@@ -48,10 +48,8 @@ const FREEZE: &str = "cgroup.freeze";
 const PROGRAMS: &str = "programs";
 
 impl Group {
-    /// Creates an empty group. Removes empty groups that ended runs have left behind.
-    ///
-    /// # Errors
-    /// A privilege is missing, or there is no cgroup version 2.
+    /// Creates an empty group. Removes empty groups that ended runs have left behind. Errors: a
+    /// privilege is missing, or there is no cgroup version 2.
     pub fn new() -> Result<Group, BpfError> {
         let own = Cgroup::own_path();
         let path = parent(&own);
@@ -76,10 +74,8 @@ impl Group {
         self.members.as_fd()
     }
 
-    /// Returns the freezer of the group.
-    ///
-    /// # Errors
-    /// The kernel is older than 5.2, or no descriptor is left.
+    /// Returns the freezer of the group. Errors: the kernel is older than 5.2, or no descriptor is
+    /// left.
     pub fn freezer(&self) -> Result<Freezer, BpfError> {
         let write = OFlags::CLOEXEC | OFlags::WRONLY;
         let state = openat(&self.whole, FREEZE, write, Mode::empty());
@@ -99,25 +95,16 @@ impl Group {
 
     /// Returns the level and the inode number of the group, by which netfilter matches sockets of
     /// the group and its descendants.
-    ///
-    /// # Errors
-    /// None are known.
     pub fn identity(&self) -> io::Result<(u32, u64)> {
         Ok((self.level, rustix::fs::fstat(&self.whole)?.st_ino))
     }
 
-    /// Returns whether no process is in the group.
-    ///
-    /// # Errors
-    /// The state cannot be read.
+    /// Returns whether no process is in the group. Errors: the state cannot be read.
     pub fn is_empty(&self) -> io::Result<bool> {
         self.has_event("populated 0")
     }
 
-    /// Returns whether all processes of the group are frozen.
-    ///
-    /// # Errors
-    /// The state cannot be read.
+    /// Returns whether all processes of the group are frozen. Errors: the state cannot be read.
     pub fn is_frozen(&self) -> io::Result<bool> {
         self.has_event("frozen 1")
     }
@@ -139,9 +126,6 @@ pub struct Freezer {
 
 impl Freezer {
     /// Freezes or thaws the processes.
-    ///
-    /// # Errors
-    /// None are known.
     pub fn set(&self, frozen: bool) -> io::Result<()> {
         rustix::io::pwrite(&self.state, if frozen { b"1" } else { b"0" }, 0)?;
         Ok(())

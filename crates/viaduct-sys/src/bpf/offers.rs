@@ -52,10 +52,8 @@ pub struct Offers {
 impl Offers {
     /// Attaches the program. It sends the option `own`, whose first four bytes are its kind, its
     /// length and an experiment identifier, on connections for which [`Offers::offer`] was called,
-    /// and to clients that connect to `ports`. Listeners must be opened afterwards.
-    ///
-    /// # Errors
-    /// A privilege is missing, the kernel is too old, or there is no cgroup version 2.
+    /// and to clients that connect to `ports`. Listeners must be opened afterwards. Errors: a
+    /// privilege is missing, the kernel is too old, or there is no cgroup version 2.
     pub fn attach(own: [u8; OPTION], ports: &Ports) -> Result<Offers, BpfError> {
         let (cgroup, asked) = (Cgroup::own()?, Map::new(SOCKETS)?);
         let link = Link::new(Hook::SockOps, &program(&asked, ports, &own), cgroup.as_fd())?;
@@ -63,9 +61,6 @@ impl Offers {
     }
 
     /// Adds the option to the SYN of `socket`. Must be called before the socket connects.
-    ///
-    /// # Errors
-    /// None are known.
     pub fn offer(&self, socket: BorrowedFd<'_>) -> io::Result<()> {
         self.asked.set(socket_cookie(socket)?, &[0; OPTION])
     }

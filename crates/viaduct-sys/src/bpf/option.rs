@@ -33,10 +33,8 @@ pub struct SynOption {
 }
 
 impl SynOption {
-    /// Attaches the program. No socket has an option yet.
-    ///
-    /// # Errors
-    /// A privilege is missing, the kernel is too old, or there is no cgroup version 2.
+    /// Attaches the program. No socket has an option yet. Errors: a privilege is missing, the
+    /// kernel is too old, or there is no cgroup version 2.
     pub fn attach() -> Result<SynOption, BpfError> {
         let (cgroup, map) = (Cgroup::own()?, Map::new(SOCKETS)?);
         let link = Link::new(Hook::SockOps, &program(&map, None), cgroup.as_fd())?;
@@ -45,9 +43,6 @@ impl SynOption {
 
     /// Adds `option` to the SYN of `socket` and its retransmissions. Must be called before the
     /// socket connects. The option is removed from the map once the socket is connected.
-    ///
-    /// # Errors
-    /// None are known.
     pub fn set(&self, socket: BorrowedFd<'_>, option: &[u8; OPTION]) -> io::Result<()> {
         self.map.set(socket_cookie(socket)?, option)
     }

@@ -61,10 +61,8 @@ pub struct Steer {
 }
 
 impl Steer {
-    /// Attaches the programs to the sockets of `cgroup`, or to all sockets if it is `None`.
-    ///
-    /// # Errors
-    /// A privilege is missing, the kernel is too old, there are too many prefixes, or there is no
+    /// Attaches the programs to the sockets of `cgroup`, or to all sockets if it is `None`. Errors:
+    /// a privilege is missing, the kernel is too old, there are too many prefixes, or there is no
     /// such cgroup.
     pub fn attach(steering: &Steering, cgroup: Option<&Path>) -> Result<Steer, BpfError> {
         let given = steering.destinations.len() + steering.ports.len();

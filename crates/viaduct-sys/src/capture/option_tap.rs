@@ -25,9 +25,7 @@ pub struct OptionTap {
 
 impl OptionTap {
     /// Opens a tap on all interfaces of the calling thread's network namespace, with `filter`.
-    ///
-    /// # Errors
-    /// Root or CAP_NET_RAW is missing, or the filter cannot be built.
+    /// Errors: root or CAP_NET_RAW is missing, or the filter cannot be built.
     pub fn open(filter: OptionFilter<'_>) -> io::Result<OptionTap> {
         // Protocol 0: no packet arrives before the filter is in place.
         let socket = os::socket(AF_PACKET, SOCK_DGRAM, 0)?;
@@ -40,10 +38,8 @@ impl OptionTap {
         Ok(OptionTap { socket })
     }
 
-    /// Replaces the filter, for example when the ports have changed.
-    ///
-    /// # Errors
-    /// The filter cannot be built.
+    /// Replaces the filter, for example when the ports have changed. Errors: the filter cannot be
+    /// built.
     pub fn set_filter(&self, filter: OptionFilter<'_>) -> io::Result<()> {
         filter::attach(self.socket.as_fd(), &filter.build().map_err(io::Error::other)?)
     }

@@ -21,10 +21,7 @@ pub struct RawSockets {
 }
 
 impl RawSockets {
-    /// Opens the sockets.
-    ///
-    /// # Errors
-    /// CAP_NET_RAW is missing.
+    /// Opens the sockets. Errors: CAP_NET_RAW is missing.
     pub fn open() -> io::Result<RawSockets> {
         let open = |family| {
             let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
@@ -43,9 +40,6 @@ impl RawSockets {
     }
 
     /// Returns whether the sockets are bound to one interface, as in a VRF.
-    ///
-    /// # Errors
-    /// None are known.
     pub fn is_bound(&self) -> io::Result<bool> {
         let number: libc::c_int =
             os::getsockopt(self.v4.as_fd(), libc::SOL_SOCKET, libc::SO_BINDTOIFINDEX)?;
@@ -53,18 +47,13 @@ impl RawSockets {
     }
 
     /// Sets the size of the send buffers to `bytes`, or to the kernel's maximum.
-    ///
-    /// # Errors
-    /// None are known.
     pub fn set_buffers(&self, bytes: usize) -> io::Result<()> {
         let mut sockets = [Some(&self.v4), self.v6.as_ref()].into_iter().flatten();
         sockets.try_for_each(|socket| os::set_send_buffer(socket, bytes))
     }
 
     /// Sets the mark of all packets sent, by which this machine's rules and queues recognise them.
-    ///
-    /// # Errors
-    /// CAP_NET_ADMIN is missing.
+    /// Errors: CAP_NET_ADMIN is missing.
     pub fn set_mark(&self, mark: u32) -> io::Result<()> {
         let (mut sockets, mark) =
             ([Some(&self.v4), self.v6.as_ref()].into_iter(), mark.cast_signed());
@@ -73,10 +62,8 @@ impl RawSockets {
         })
     }
 
-    /// Sends `packet` to `to`, which must also be the destination in its header.
-    ///
-    /// # Errors
-    /// There is no route to `to`.
+    /// Sends `packet` to `to`, which must also be the destination in its header. Errors: there is
+    /// no route to `to`.
     pub fn send(&self, packet: &[u8], to: IpAddr) -> io::Result<()> {
         let socket = if to.is_ipv4() { Some(&self.v4) } else { self.v6.as_ref() };
         let socket = socket.ok_or(io::ErrorKind::AddrNotAvailable)?;

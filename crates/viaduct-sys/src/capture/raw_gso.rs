@@ -42,10 +42,8 @@ pub struct GsoSocket(OwnedFd);
 
 impl GsoSocket {
     /// Opens a socket, which receives nothing, in the calling thread's network namespace. Sets the
-    /// size of its send buffer to `buffer` bytes, or to the kernel's maximum.
-    ///
-    /// # Errors
-    /// CAP_NET_RAW is missing.
+    /// size of its send buffer to `buffer` bytes, or to the kernel's maximum. Errors: CAP_NET_RAW
+    /// is missing.
     pub fn open(buffer: usize) -> io::Result<GsoSocket> {
         let socket = os::socket(libc::AF_PACKET, libc::SOCK_RAW, 0)?;
         os::setsockopt(socket.as_fd(), libc::SOL_PACKET, PACKET_VNET_HDR, &1)?;
@@ -53,10 +51,8 @@ impl GsoSocket {
         Ok(GsoSocket(socket))
     }
 
-    /// Sends a packet. Does not block.
-    ///
-    /// # Errors
-    /// The interface no longer exists or refuses the packet, or a queue is full.
+    /// Sends a packet. Does not block. Errors: the interface no longer exists or refuses the
+    /// packet, or a queue is full.
     pub fn send(&self, hop: &NextHop, whole: &SuperPacket<'_>) -> io::Result<()> {
         let is_ipv4 = whole.head.first().is_some_and(|byte| byte >> 4 == 4);
         let protocol = (if is_ipv4 { libc::ETH_P_IP } else { libc::ETH_P_IPV6 }) as u16;

@@ -24,9 +24,7 @@ pub struct SynTap {
 
 impl SynTap {
     /// Opens a tap on all interfaces of the calling thread's network namespace, with `filter`.
-    ///
-    /// # Errors
-    /// Root or CAP_NET_RAW is missing, or the filter cannot be built.
+    /// Errors: root or CAP_NET_RAW is missing, or the filter cannot be built.
     pub fn open(filter: SynFilter<'_>) -> io::Result<SynTap> {
         // Protocol 0: no packet arrives before the filter is in place.
         let socket = os::socket(AF_PACKET, SOCK_DGRAM, 0)?;
@@ -43,10 +41,8 @@ impl SynTap {
         SynTap { socket }
     }
 
-    /// Reads the next SYN into `packet`; `None` if none is queued.
-    ///
-    /// # Errors
-    /// As `recv(2)`, for example when an interface has gone down. The tap continues to work.
+    /// Reads the next SYN into `packet`; `None` if none is queued. Errors: as `recv(2)`, for
+    /// example when an interface has gone down. The tap continues to work.
     pub fn recv<'a>(&self, packet: &'a mut [u8; SNAP]) -> io::Result<Option<&'a [u8]>> {
         match rustix::net::recv(&self.socket, &mut packet[..], rustix::net::RecvFlags::empty()) {
             Ok((len, _)) => Ok(Some(&packet[..len])),

@@ -67,11 +67,8 @@ pub struct Changes {
 impl Changes {
     /// Takes over the journal at `path`: undoes the changes of an earlier owner that has died, and
     /// starts without changes. This and all other methods must be called in a thread of the network
-    /// namespace to change.
-    ///
-    /// # Errors
-    /// The journal's owner is alive, or the file cannot be used. Changes that cannot be undone only
-    /// cause warnings.
+    /// namespace to change. Errors: the journal's owner is alive, or the file cannot be used.
+    /// Changes that cannot be undone only cause warnings.
     pub fn open(path: &Path) -> Result<Changes, JournalError> {
         let failed = |source| JournalError::File { action: "read", path: path.to_owned(), source };
         let owner = Owner::this_process().map_err(failed)?;
@@ -112,19 +109,15 @@ impl Changes {
         self.took_over
     }
 
-    /// Switches off segmentation, coalescing and checksum offload of `interface`.
-    ///
-    /// # Errors
-    /// As [`OffloadState`]'s methods; nothing is changed then.
+    /// Switches off segmentation, coalescing and checksum offload of `interface`. Errors: as
+    /// [`OffloadState`]'s methods; nothing is changed then.
     pub fn offload_off(&mut self, interface: &str) -> Result<(), JournalError> {
         let state = OffloadState::read(interface)?;
         self.make(&Change::Offload(state))
     }
 
-    /// Lowers the MTU towards `prefix` through `dev`.
-    ///
-    /// # Errors
-    /// As [`RouteMtu::plan`]; nothing is changed then.
+    /// Lowers the MTU towards `prefix` through `dev`. Errors: as [`RouteMtu::plan`]; nothing is
+    /// changed then.
     pub fn route_mtu(
         &mut self,
         prefix: (IpAddr, u8),
@@ -134,19 +127,14 @@ impl Changes {
         self.make(&Change::Route(RouteMtu::plan(prefix, dev, mtu)?))
     }
 
-    /// Clamps the MSS of forwarded SYNs.
-    ///
-    /// # Errors
-    /// As [`MssClamp::apply`]; nothing is changed then.
+    /// Clamps the MSS of forwarded SYNs. Errors: as [`MssClamp::apply`]; nothing is changed then.
     pub fn mss_clamp(&mut self, clamp: MssClamp) -> Result<(), JournalError> {
         clamp.check()?;
         self.make(&Change::Mss(clamp))
     }
 
-    /// Locks the tables of `instance` before anything is changed for it.
-    ///
-    /// # Errors
-    /// Another process of this network namespace has locked them.
+    /// Locks the tables of `instance` before anything is changed for it. Errors: another process of
+    /// this network namespace has locked them.
     pub fn lock_instance(&mut self, instance: &str) -> Result<(), JournalError> {
         if self.locks.iter().any(|(ours, _)| ours == instance) {
             return Ok(());
@@ -157,30 +145,24 @@ impl Changes {
         Ok(())
     }
 
-    /// Hands connections to a proxy on this machine.
-    ///
-    /// # Errors
-    /// As [`Changes::lock_instance`] and [`Intercept::apply`]; nothing is changed then.
+    /// Hands connections to a proxy on this machine. Errors: as [`Changes::lock_instance`] and
+    /// [`Intercept::apply`]; nothing is changed then.
     pub fn intercept(&mut self, intercept: Intercept) -> Result<(), JournalError> {
         intercept.check()?;
         self.lock_instance(&intercept.instance)?;
         self.make(&Change::Intercept(intercept))
     }
 
-    /// Makes the kernel hold SYNs until a proxy gives a verdict on each.
-    ///
-    /// # Errors
-    /// As [`Changes::lock_instance`] and [`SynHold::apply`]; nothing is changed then.
+    /// Makes the kernel hold SYNs until a proxy gives a verdict on each. Errors: as
+    /// [`Changes::lock_instance`] and [`SynHold::apply`]; nothing is changed then.
     pub fn syn_hold(&mut self, hold: SynHold) -> Result<(), JournalError> {
         hold.check()?;
         self.lock_instance(&hold.instance)?;
         self.make(&Change::SynHold(hold))
     }
 
-    /// Keeps packets with the option mark from this machine's TCP.
-    ///
-    /// # Errors
-    /// As [`Changes::lock_instance`] and [`RstGuard::apply`]; nothing is changed then.
+    /// Keeps packets with the option mark from this machine's TCP. Errors: as
+    /// [`Changes::lock_instance`] and [`RstGuard::apply`]; nothing is changed then.
     pub fn rst_guard(&mut self, guard: RstGuard) -> Result<(), JournalError> {
         guard.check()?;
         self.lock_instance(&guard.instance)?;
@@ -188,10 +170,7 @@ impl Changes {
     }
 
     /// Lets new connections bypass the proxy of [`Changes::intercept`]. The proxy keeps its
-    /// existing connections.
-    ///
-    /// # Errors
-    /// As [`Intercept::pass_by`].
+    /// existing connections. Errors: as [`Intercept::pass_by`].
     pub fn pass_by(&mut self) -> Result<(), JournalError> {
         for change in &mut self.journal.changes {
             if let Change::Intercept(intercept) = change {
@@ -203,10 +182,8 @@ impl Changes {
         self.save()
     }
 
-    /// Changes a kernel setting. `name` is its path below `/proc/sys`, with slashes.
-    ///
-    /// # Errors
-    /// As [`Sysctl`]'s methods; nothing is changed then.
+    /// Changes a kernel setting. `name` is its path below `/proc/sys`, with slashes. Errors: as
+    /// [`Sysctl`]'s methods; nothing is changed then.
     pub fn sysctl(&mut self, name: &str, value: &str) -> Result<(), JournalError> {
         self.make(&Change::Sysctl(Sysctl::plan(name, value)?))
     }
@@ -216,19 +193,14 @@ impl Changes {
         self.journal.changes.len()
     }
 
-    /// Makes the changes before `mark` again, in case another program has undone them.
-    ///
-    /// # Errors
-    /// As the methods that have made the changes.
+    /// Makes the changes before `mark` again, in case another program has undone them. Errors: as
+    /// the methods that have made the changes.
     pub fn repeat(&self, mark: usize) -> Result<(), JournalError> {
         self.journal.changes.iter().take(mark).try_for_each(Change::apply)
     }
 
     /// Installs tables and rules again that another program has deleted. Returns whether any was
-    /// missing.
-    ///
-    /// # Errors
-    /// As the methods that have made the changes.
+    /// missing. Errors: as the methods that have made the changes.
     pub fn repair(&self) -> Result<bool, JournalError> {
         let mut repaired = false;
         for change in &self.journal.changes {
@@ -240,10 +212,8 @@ impl Changes {
         Ok(repaired)
     }
 
-    /// Undoes the changes since `mark`, the last one first.
-    ///
-    /// # Errors
-    /// Some changes could not be undone; they stay in the journal.
+    /// Undoes the changes since `mark`, the last one first. Errors: some changes could not be
+    /// undone; they stay in the journal.
     pub fn restore_since(&mut self, mark: usize) -> Result<(), JournalError> {
         // An unwritable journal must be noticed before anything is undone.
         self.save()?;
@@ -254,10 +224,8 @@ impl Changes {
         if failures.is_empty() { Ok(()) } else { Err(JournalError::Restore(failures)) }
     }
 
-    /// Undoes all changes, the last one first, and deletes the journal.
-    ///
-    /// # Errors
-    /// Some changes could not be undone; they stay in the journal.
+    /// Undoes all changes, the last one first, and deletes the journal. Errors: some changes could
+    /// not be undone; they stay in the journal.
     pub fn restore(mut self) -> Result<(), JournalError> {
         self.put_back()
     }

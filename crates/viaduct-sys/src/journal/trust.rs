@@ -15,10 +15,8 @@ const MAX_BYTES: u64 = 16 << 20;
 const WRITABLE: u32 = 0o022;
 const STICKY: u32 = 0o1000;
 
-/// Reads the journal at `path`; `None` if there is none.
-///
-/// # Errors
-/// Another user could have written the journal, or it cannot be read.
+/// Reads the journal at `path`; `None` if there is none. Errors: another user could have written
+/// the journal, or it cannot be read.
 pub(super) fn read(path: &Path) -> Result<Option<Vec<u8>>, JournalError> {
     let failed = |source| JournalError::File { action: "read", path: path.to_owned(), source };
     let untrusted = |why| JournalError::Untrusted { path: path.to_owned(), why };

@@ -94,10 +94,8 @@ impl Netns {
     }
 
     /// Runs `work` in a thread inside the namespace and waits for it. Sockets that `work` opens
-    /// stay in the namespace for good. A panic in `work` is propagated.
-    ///
-    /// # Errors
-    /// No thread can be started, or the kernel refuses to move it into the namespace.
+    /// stay in the namespace for good. A panic in `work` is propagated. Errors: no thread can be
+    /// started, or the kernel refuses to move it into the namespace.
     pub fn enter<T: Send>(&self, work: impl FnOnce() -> T + Send) -> Result<T, NetnsError> {
         in_thread(|| self.join().map(|()| work()))
             .and_then(|entered| entered)
@@ -173,19 +171,15 @@ impl AsFd for Netns {
     }
 }
 
-/// Returns the cookie of the calling thread's network namespace, unique in this kernel.
-///
-/// # Errors
-/// The kernel has no such cookie (before 5.14), or no socket can be opened.
+/// Returns the cookie of the calling thread's network namespace, unique in this kernel. Errors: the
+/// kernel has no such cookie (before 5.14), or no socket can be opened.
 pub fn cookie() -> io::Result<u64> {
     let socket = os::socket(libc::AF_INET, libc::SOCK_DGRAM, 0)?;
     os::getsockopt(socket.as_fd(), libc::SOL_SOCKET, NETNS_COOKIE)
 }
 
-/// Moves the calling thread into a new network namespace, for good.
-///
-/// # Errors
-/// CAP_SYS_ADMIN is missing.
+/// Moves the calling thread into a new network namespace, for good. Errors: CAP_SYS_ADMIN is
+/// missing.
 pub fn move_to_new() -> Result<(), NetnsError> {
     // SAFETY: as in [`Netns::new`].
     unsafe { unshare_unsafe(UnshareFlags::NEWNET) }.map_err(|e| NetnsError::Create(e.into()))
@@ -193,10 +187,7 @@ pub fn move_to_new() -> Result<(), NetnsError> {
 
 /// Makes a process without root the root of a new user namespace, with a network namespace in it,
 /// so that everything in this module works. To be called at the start of `main`, before any thread
-/// exists.
-///
-/// # Errors
-/// The kernel refuses; the message names the setting that would allow it.
+/// exists. Errors: the kernel refuses; the message names the setting that would allow it.
 pub fn enter_user_namespace() -> Result<(), NetnsError> {
     let (uid, gid) = (rustix::process::getuid().as_raw(), rustix::process::getgid().as_raw());
     // SAFETY: the flags make new namespaces and unshare nothing that memory safety depends on.

@@ -62,9 +62,7 @@ pub struct DatagramQueue {
 
 impl DatagramQueue {
     /// Holds the datagrams of `group`'s sockets from now on, in the calling thread's network
-    /// namespace. Reads whole datagrams if `whole` is set, else their headers.
-    ///
-    /// # Errors
+    /// namespace. Reads whole datagrams if `whole` is set, else their headers. Errors:
     /// CAP_NET_ADMIN is missing, or the kernel lacks a feature.
     pub fn open(group: &Group, whole: bool) -> Result<DatagramQueue, DatagramError> {
         let copy = if whole { MAX_DATAGRAM } else { MAX_HEADERS };
@@ -82,10 +80,7 @@ impl DatagramQueue {
 
     /// Reads the next datagram into `buffer`, of [`nfqueue::SNAP`] or [`nfqueue::WHOLE`] bytes;
     /// `None` if none is queued. Unless the queue reads whole datagrams, it may be truncated after
-    /// its headers.
-    ///
-    /// # Errors
-    /// The socket is broken.
+    /// its headers. Errors: the socket is broken.
     pub fn recv<'a>(&self, buffer: &'a mut [u8]) -> io::Result<Option<QueuedPacket<'a>>> {
         self.queue.recv(buffer)
     }
@@ -117,10 +112,7 @@ impl DatagramQueue {
         rules.as_ref().and_then(|rules| rules.try_clone().ok())
     }
 
-    /// Gives several verdicts, in order.
-    ///
-    /// # Errors
-    /// The kernel is out of memory.
+    /// Gives several verdicts, in order. Errors: the kernel is out of memory.
     pub fn verdicts(&self, of: &[(u32, Verdict)]) -> io::Result<()> {
         of.chunks(MAX_VERDICTS).try_for_each(|some| self.queue.verdicts(some))
     }

@@ -90,9 +90,7 @@ impl Intercept {
     }
 
     /// Changes the installed rules so that new connections bypass the proxy. Remembered SYNs stay.
-    ///
-    /// # Errors
-    /// `nft` fails, for example because the rules are not installed.
+    /// Errors: `nft` fails, for example because the rules are not installed.
     pub fn pass_by(&self) -> Result<(), NftError> {
         self.check()?;
         let chain = format!("inet {} prerouting", self.table());

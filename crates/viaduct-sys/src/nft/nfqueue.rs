@@ -102,11 +102,8 @@ const SYNS: QueueConfig = QueueConfig { copy: MAX_COPY, fail_open: true };
 
 impl NfQueue {
     /// Reads queue `number` of the calling thread's network namespace, which holds `most` packets.
-    /// Further packets pass.
-    ///
-    /// # Errors
-    /// The queue has a reader already (`EBUSY`), CAP_NET_ADMIN is missing (`EPERM`), or the kernel
-    /// has no NFQUEUE.
+    /// Further packets pass. Errors: the queue has a reader already (`EBUSY`), CAP_NET_ADMIN is
+    /// missing (`EPERM`), or the kernel has no NFQUEUE.
     pub fn open(number: u16, most: u32) -> io::Result<NfQueue> {
         NfQueue::open_as(number, most, SYNS)
     }
@@ -132,10 +129,7 @@ impl NfQueue {
     }
 
     /// Drops all held packets and binds the queue again, after the process that gave the verdicts
-    /// has died.
-    ///
-    /// # Errors
-    /// As [`NfQueue::open`].
+    /// has died. Errors: as [`NfQueue::open`].
     pub fn reset(&self) -> io::Result<()> {
         self.configure(&[(CFG_COMMAND, &[UNBIND, 0, 0, 0])])?;
         let mut packet = [0; SNAP];
@@ -168,10 +162,7 @@ impl NfQueue {
     }
 
     /// Reads the next packet into `buffer`, of [`SNAP`] bytes, or [`WHOLE`] for a queue that copies
-    /// packets whole; `None` if none is queued.
-    ///
-    /// # Errors
-    /// The socket is broken.
+    /// packets whole; `None` if none is queued. Errors: the socket is broken.
     pub fn recv<'a>(&self, buffer: &'a mut [u8]) -> io::Result<Option<QueuedPacket<'a>>> {
         loop {
             let len = match recv(&self.socket, &mut buffer[..], RecvFlags::empty()) {
@@ -188,18 +179,12 @@ impl NfQueue {
         }
     }
 
-    /// Gives the verdict on a packet.
-    ///
-    /// # Errors
-    /// The kernel is out of memory.
+    /// Gives the verdict on a packet. Errors: the kernel is out of memory.
     pub fn verdict(&self, id: u32, verdict: Verdict) -> io::Result<()> {
         netlink::send(&self.socket, &self.message(id, verdict))
     }
 
-    /// Gives several verdicts, in order.
-    ///
-    /// # Errors
-    /// As [`NfQueue::verdict`].
+    /// Gives several verdicts, in order. Errors: as [`NfQueue::verdict`].
     pub fn verdicts(&self, of: &[(u32, Verdict)]) -> io::Result<()> {
         let messages = of.iter().flat_map(|&(id, verdict)| self.message(id, verdict));
         netlink::send(&self.socket, &messages.collect::<Vec<u8>>())
@@ -241,10 +226,8 @@ pub(crate) fn parse(bytes: &[u8]) -> Option<QueuedPacket<'_>> {
 
 /// Adds a rule to `chain` of `table` (family inet) that sends all packets to queue `number`, or
 /// lets them pass if the queue has no reader. This is for kernels whose nftables lacks the `queue`
-/// expression but can use the one of iptables (`CONFIG_NFT_COMPAT`).
-///
-/// # Errors
-/// The kernel lacks `CONFIG_NFT_COMPAT` too, or there is no such chain.
+/// expression but can use the one of iptables (`CONFIG_NFT_COMPAT`). Errors: the kernel lacks
+/// `CONFIG_NFT_COMPAT` too, or there is no such chain.
 pub(crate) fn xtables_rule(table: &str, chain: &str, number: u16) -> io::Result<()> {
     const NFTABLES: u16 = 10;
     const NEW_RULE: u16 = 6;

@@ -27,10 +27,8 @@ pub struct RuleWatch {
 }
 
 impl RuleWatch {
-    /// Listens in the calling thread's network namespace, from now on.
-    ///
-    /// # Errors
-    /// No descriptor is left, or the kernel has no nftables.
+    /// Listens in the calling thread's network namespace, from now on. Errors: no descriptor is
+    /// left, or the kernel has no nftables.
     pub fn new() -> io::Result<RuleWatch> {
         Ok(RuleWatch {
             nft: netlink::open(libc::NETLINK_NETFILTER, NFT_GROUP)?,

@@ -57,44 +57,31 @@ pub trait Table {
         format!("viaduct_{}", self.instance())
     }
 
-    /// Checks that all names can be written into rules.
-    ///
-    /// # Errors
-    /// A name cannot be written into a rule.
+    /// Checks that all names can be written into rules. Errors: a name cannot be written into a
+    /// rule.
     fn check(&self) -> Result<(), NftError> {
         check_instance(self.instance())
     }
 
-    /// Installs the table, and replaces one of the same name.
-    ///
-    /// # Errors
-    /// As [`Table::check`], or `nft` fails.
+    /// Installs the table, and replaces one of the same name. Errors: as [`Table::check`], or `nft`
+    /// fails.
     fn apply(&self) -> Result<(), NftError> {
         self.check()?;
         Ok(self.install(&self.contents())?)
     }
 
-    /// Removes the table, if it exists.
-    ///
-    /// # Errors
-    /// `nft` fails.
+    /// Removes the table, if it exists. Errors: `nft` fails.
     fn undo(&self) -> Result<(), NftError> {
         self.check()?;
         Ok(self.delete()?)
     }
 
-    /// Returns whether the table is complete.
-    ///
-    /// # Errors
-    /// The rules cannot be listed.
+    /// Returns whether the table is complete. Errors: the rules cannot be listed.
     fn is_installed(&self) -> Result<bool, NftError> {
         self.has_chains()
     }
 
-    /// Returns whether the table's chains have all their rules.
-    ///
-    /// # Errors
-    /// The rules cannot be listed.
+    /// Returns whether the table's chains have all their rules. Errors: the rules cannot be listed.
     fn has_chains(&self) -> Result<bool, NftError> {
         // Sets, which may be long, are not compared.
         let count = |chain| count_rules(&self.table(), chain).map_err(NftError::Ask);
@@ -103,18 +90,13 @@ pub trait Table {
             .try_fold(true, |so_far, (chain, rules)| Ok(so_far && count(chain)? == *rules))
     }
 
-    /// Removes only the nftables table, if it exists, and not the routes that belong to it.
-    ///
-    /// # Errors
+    /// Removes only the nftables table, if it exists, and not the routes that belong to it. Errors:
     /// `nft` fails.
     fn delete(&self) -> Result<(), ToolError> {
         nft(&deletion(&self.table()))
     }
 
-    /// Installs only the nftables table, with these contents.
-    ///
-    /// # Errors
-    /// `nft` fails.
+    /// Installs only the nftables table, with these contents. Errors: `nft` fails.
     fn install(&self, contents: &str) -> Result<(), ToolError> {
         let table = self.table();
         nft(&format!("{}table inet {table} {{\n{contents}\n}}\n", deletion(&table)))
@@ -136,11 +118,8 @@ pub(crate) fn nft(script: &str) -> Result<(), ToolError> {
     tool::run("nft", &["-f", "-"], script).map(drop)
 }
 
-/// Returns the number of rules in `chain` of the nftables table `table`, family inet; 0 if
-/// there is no such chain.
-///
-/// # Errors
-/// The kernel has no nftables.
+/// Returns the number of rules in `chain` of the nftables table `table`, family inet; 0 if there is
+/// no such chain. Errors: the kernel has no nftables.
 fn count_rules(table: &str, chain: &str) -> io::Result<usize> {
     const NFTABLES: u16 = 10;
     const NEW_RULE: u16 = 6;

@@ -27,9 +27,7 @@ pub struct DirLock {
 }
 
 impl DirLock {
-    /// Locks `directory`, which must exist. Waits at most 5 seconds for another holder.
-    ///
-    /// # Errors
+    /// Locks `directory`, which must exist. Waits at most 5 seconds for another holder. Errors:
     /// `TimedOut` if another process holds the lock for longer. Other errors if the file cannot be
     /// created or locked.
     pub fn take(directory: &Path) -> io::Result<DirLock> {
@@ -59,10 +57,7 @@ impl DirLock {
     }
 
     /// Locks the directory of the file `path`, as [`DirLock::take`] does. Creates the directory if
-    /// it does not exist.
-    ///
-    /// # Errors
-    /// As [`DirLock::take`].
+    /// it does not exist. Errors: as [`DirLock::take`].
     pub fn around(path: &Path) -> io::Result<DirLock> {
         let directory = path.parent().filter(|parent| !parent.as_os_str().is_empty());
         let directory = directory.unwrap_or(Path::new("."));

@@ -24,10 +24,8 @@ const FIRST: RawFd = 3;
 static TAKEN: Mutex<BTreeSet<RawFd>> = Mutex::new(BTreeSet::new());
 
 /// Takes the sockets that a service manager has opened for this process, in the manager's order.
-/// Empty if no manager has started this process, or on a second call.
-///
-/// # Errors
-/// The environment names descriptors that are not open.
+/// Empty if no manager has started this process, or on a second call. Errors: the environment names
+/// descriptors that are not open.
 pub fn listen_fds() -> io::Result<Vec<OwnedFd>> {
     let number = |name: &str| env::var(name).ok()?.parse::<i32>().ok();
     let ours = number("LISTEN_PID") == Some(std::process::id().cast_signed());
@@ -37,10 +35,8 @@ pub fn listen_fds() -> io::Result<Vec<OwnedFd>> {
 }
 
 /// Takes the descriptor `fd`, which the parent has left open for this process, and sets
-/// close-on-exec on it.
-///
-/// # Errors
-/// The descriptor is not open (`EBADF`), or was taken before (`EBUSY`).
+/// close-on-exec on it. Errors: the descriptor is not open (`EBADF`), or was taken before
+/// (`EBUSY`).
 pub fn take(fd: RawFd) -> io::Result<OwnedFd> {
     // SAFETY: only borrowed, to check whether it is open.
     let looked_at = unsafe { BorrowedFd::borrow_raw(fd) };
@@ -56,10 +52,8 @@ pub fn take(fd: RawFd) -> io::Result<OwnedFd> {
 }
 
 /// Takes all inherited descriptors that were not taken yet. They are not made close-on-exec:
-/// programs that this process starts inherit them. A second call returns none.
-///
-/// # Errors
-/// There is no `/proc`.
+/// programs that this process starts inherit them. A second call returns none. Errors: there is no
+/// `/proc`.
 pub fn take_rest() -> io::Result<Vec<OwnedFd>> {
     let mut rest = Vec::new();
     for entry in std::fs::read_dir("/proc/self/fd")? {

@@ -6,10 +6,7 @@ use std::io;
 
 /// Drops the pages of the program's code and constants from this process's memory. A page is mapped
 /// again from the page cache on its next access, which takes some microseconds. Pages that only the
-/// start needed, such as the `--help` texts, stay unmapped.
-///
-/// # Errors
-/// `/proc` is not mounted.
+/// start needed, such as the `--help` texts, stay unmapped. Errors: `/proc` is not mounted.
 pub fn drop_clean_pages() -> io::Result<()> {
     for pages in constant(&fs::read_to_string("/proc/self/smaps")?) {
         // SAFETY: these are whole pages of a file, mapped read-only, and the kernel reports that
@@ -52,10 +49,7 @@ pub fn trim_heap() {
     }
 }
 
-/// Returns the resident set size of this process in bytes.
-///
-/// # Errors
-/// `/proc` is not mounted.
+/// Returns the resident set size of this process in bytes. Errors: `/proc` is not mounted.
 pub fn resident() -> io::Result<usize> {
     let text = fs::read_to_string("/proc/self/statm")?;
     let pages = text.split(' ').nth(1).and_then(|pages| pages.parse::<usize>().ok());

@@ -28,10 +28,8 @@ pub struct ReceivedSignal {
 }
 
 impl BlockedSignals {
-    /// Blocks all signals that can be blocked, except those raised by faults.
-    ///
-    /// # Errors
-    /// No descriptor is left.
+    /// Blocks all signals that can be blocked, except those raised by faults. Errors: no descriptor
+    /// is left.
     pub fn block() -> io::Result<BlockedSignals> {
         let set = blockable();
         // SAFETY: `set` is initialised; the call reads it and makes a new descriptor.
@@ -79,9 +77,6 @@ impl BlockedSignals {
     }
 
     /// Waits for the next signal and returns it.
-    ///
-    /// # Errors
-    /// None are known.
     pub fn read(&self) -> io::Result<ReceivedSignal> {
         let mut info = MaybeUninit::<libc::signalfd_siginfo>::zeroed();
         let size = size_of::<libc::signalfd_siginfo>();
@@ -120,10 +115,7 @@ pub fn ignore_at_start(command: &mut Command, signals: &'static [i32]) {
     unsafe { command.pre_exec(ignore) };
 }
 
-/// Sends `signal` to process `pid`.
-///
-/// # Errors
-/// The process has ended, or belongs to another user.
+/// Sends `signal` to process `pid`. Errors: the process has ended, or belongs to another user.
 pub fn send(pid: u32, signal: i32) -> io::Result<()> {
     // SAFETY: no memory is involved.
     os::check(unsafe { libc::kill(pid.cast_signed(), signal) })

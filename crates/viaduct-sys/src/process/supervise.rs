@@ -45,10 +45,8 @@ pub fn join_cgroup(command: &mut Command, members: BorrowedFd<'_>) {
     unsafe { command.pre_exec(join_cgroup) };
 }
 
-/// Waits until the state of child `pid` changes. Reaps orphans that end meanwhile.
-///
-/// # Errors
-/// There is no such child.
+/// Waits until the state of child `pid` changes. Reaps orphans that end meanwhile. Errors: there is
+/// no such child.
 pub fn wait(pid: u32) -> io::Result<StateChange> {
     loop {
         if let Some(change) = changed(pid)? {
@@ -67,10 +65,8 @@ pub fn wait(pid: u32) -> io::Result<StateChange> {
     }
 }
 
-/// Returns the state change of child `pid` since the last call, if any, without waiting.
-///
-/// # Errors
-/// There is no such child.
+/// Returns the state change of child `pid` since the last call, if any, without waiting. Errors:
+/// there is no such child.
 pub fn changed(pid: u32) -> io::Result<Option<StateChange>> {
     look(pid, WaitOptions::NOHANG)
 }
@@ -150,9 +146,6 @@ pub fn is_in_own_group(pid: u32) -> bool {
 }
 
 /// Makes this process the parent of descendants whose parent ends (subreaper).
-///
-/// # Errors
-/// None are known.
 pub fn adopt_orphans() -> io::Result<()> {
     Ok(set_child_subreaper(Pid::from_raw(1))?)
 }
@@ -164,10 +157,7 @@ pub fn leads_session() -> bool {
 }
 
 /// Detaches this process from the terminal: the terminal no longer sends it signals, and no
-/// standard descriptor refers to the terminal.
-///
-/// # Errors
-/// This process leads a process group.
+/// standard descriptor refers to the terminal. Errors: this process leads a process group.
 pub fn detach_from_terminal() -> io::Result<()> {
     setsid()?;
     let nowhere = detach_stdio()?;
@@ -176,9 +166,7 @@ pub fn detach_from_terminal() -> io::Result<()> {
 
 /// Replaces standard input and output with `/dev/null`. If they were pipes, this process no longer
 /// keeps them open: the other end sees the close once all other processes have closed theirs.
-///
-/// # Errors
-/// There is no `/dev/null`.
+/// Errors: there is no `/dev/null`.
 pub fn detach_stdio() -> io::Result<File> {
     let nowhere = OpenOptions::new().read(true).write(true).open("/dev/null")?;
     rustix::stdio::dup2_stdin(&nowhere)?;

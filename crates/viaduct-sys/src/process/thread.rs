@@ -20,21 +20,15 @@ pub fn set_fifo(priority: i32) -> bool {
     unsafe { libc::sched_setscheduler(0, policy, &raw const parameters) == 0 }
 }
 
-/// Sets the thread's policy to `SCHED_BATCH`: on waking, it does not preempt the running
-/// thread.
-///
-/// # Errors
-/// None are known for an ordinary thread on Linux.
+/// Sets the thread's policy to `SCHED_BATCH`: on waking, it does not preempt the running thread.
 pub fn set_batch() -> io::Result<()> {
     let parameters = libc::sched_param { sched_priority: 0 };
     // SAFETY: the kernel reads one `sched_param`, which lives through the call.
     check(unsafe { libc::sched_setscheduler(0, libc::SCHED_BATCH, &raw const parameters) })
 }
 
-/// Pins the thread to one core.
-///
-/// # Errors
-/// `EINVAL` if the core does not exist or is not allowed to this process.
+/// Pins the thread to one core. Errors: `EINVAL` if the core does not exist or is not allowed to
+/// this process.
 pub fn pin(core: usize) -> io::Result<()> {
     // SAFETY: all zeros are the empty `cpu_set_t`.
     let mut set: libc::cpu_set_t = unsafe { mem::zeroed() };
@@ -61,9 +55,6 @@ pub fn cores() -> Vec<usize> {
 
 /// Sets the time by which the kernel may delay the thread's wake-ups to coalesce timers: at least 1
 /// ns, 50 microseconds by default. Real-time threads have no slack.
-///
-/// # Errors
-/// None are known on Linux.
 pub fn set_timer_slack(slack: Duration) -> io::Result<()> {
     let nanos = libc::c_ulong::try_from(slack.as_nanos()).unwrap_or(libc::c_ulong::MAX).max(1);
     // SAFETY: takes no pointers.

@@ -39,11 +39,9 @@ pub enum ToolError {
     },
 }
 
-/// Runs `program` in the calling thread's network namespace, with `input` on its standard
-/// input, and returns its standard output.
-///
-/// # Errors
-/// The program is missing, cannot be run, or ends with a non-zero status.
+/// Runs `program` in the calling thread's network namespace, with `input` on its standard input,
+/// and returns its standard output. Errors: the program is missing, cannot be run, or ends with a
+/// non-zero status.
 pub fn run(program: &str, args: &[&str], input: &str) -> Result<String, ToolError> {
     let command = || [&[program], args].concat().join(" ");
     let output = start(program, args, input).map_err(|source| match source.kind() {

@@ -43,10 +43,8 @@ pub enum InterfaceError {
 }
 
 impl Interface {
-    /// Opens the interface `name`, which need not exist yet.
-    ///
-    /// # Errors
-    /// The name is invalid, or the socket for the ioctls cannot be opened.
+    /// Opens the interface `name`, which need not exist yet. Errors: the name is invalid, or the
+    /// socket for the ioctls cannot be opened.
     pub fn new(name: &str) -> Result<Interface, InterfaceError> {
         Request::new(name)?;
         let dgram = SocketType::DGRAM;
@@ -65,10 +63,7 @@ impl Interface {
         &self.name
     }
 
-    /// Returns the MTU in bytes.
-    ///
-    /// # Errors
-    /// There is no such interface.
+    /// Returns the MTU in bytes. Errors: there is no such interface.
     pub fn mtu(&self) -> Result<u32, InterfaceError> {
         let answer = self.ask("read the MTU", libc::SIOCGIFMTU)?;
         // SAFETY: SIOCGIFMTU succeeded, so the kernel has filled in the union's int, for which
@@ -76,53 +71,36 @@ impl Interface {
         Ok(unsafe { answer.int }.unsigned_abs())
     }
 
-    /// Sets the MTU, 68 to 65535 bytes.
-    ///
-    /// # Errors
-    /// The driver does not support this MTU, CAP_NET_ADMIN is missing, or there is no such
-    /// interface.
+    /// Sets the MTU, 68 to 65535 bytes. Errors: the driver does not support this MTU, CAP_NET_ADMIN
+    /// is missing, or there is no such interface.
     pub fn set_mtu(&self, bytes: u32) -> Result<(), InterfaceError> {
         let bytes = c_int::try_from(bytes).unwrap_or(c_int::MAX);
         self.set("set the MTU", libc::SIOCSIFMTU, Value { int: bytes })
     }
 
-    /// Returns whether the interface is administratively up.
-    ///
-    /// # Errors
-    /// There is no such interface.
+    /// Returns whether the interface is administratively up. Errors: there is no such interface.
     pub fn is_up(&self) -> Result<bool, InterfaceError> {
         Ok(c_int::from(self.flags()?) & libc::IFF_UP != 0)
     }
 
-    /// Returns whether the interface is operational: up, with a carrier.
-    ///
-    /// # Errors
-    /// There is no such interface.
+    /// Returns whether the interface is operational: up, with a carrier. Errors: there is no such
+    /// interface.
     pub fn is_running(&self) -> Result<bool, InterfaceError> {
         Ok(c_int::from(self.flags()?) & libc::IFF_RUNNING != 0)
     }
 
-    /// Returns whether this is a loopback interface.
-    ///
-    /// # Errors
-    /// There is no such interface.
+    /// Returns whether this is a loopback interface. Errors: there is no such interface.
     pub fn is_loopback(&self) -> Result<bool, InterfaceError> {
         Ok(c_int::from(self.flags()?) & libc::IFF_LOOPBACK != 0)
     }
 
-    /// Brings the interface up.
-    ///
-    /// # Errors
-    /// CAP_NET_ADMIN is missing, or there is no such interface.
+    /// Brings the interface up. Errors: CAP_NET_ADMIN is missing, or there is no such interface.
     pub fn set_up(&self) -> Result<(), InterfaceError> {
         let flags = self.flags()? | libc::IFF_UP as c_short;
         self.set("bring it up", libc::SIOCSIFFLAGS, Value { flags })
     }
 
-    /// Returns the transmit queue's length in packets.
-    ///
-    /// # Errors
-    /// There is no such interface.
+    /// Returns the transmit queue's length in packets. Errors: there is no such interface.
     pub fn queue_len(&self) -> Result<u32, InterfaceError> {
         let answer = self.ask("read the queue's length", libc::SIOCGIFTXQLEN)?;
         // SAFETY: SIOCGIFTXQLEN succeeded, so the kernel has filled in the union's int, for which
@@ -132,9 +110,7 @@ impl Interface {
 
     /// Sets the transmit queue's length in packets; the kernel's default is 500 for a TUN. In a
     /// user namespace the kernel refuses this call, but not `ip link set NAME txqueuelen N`.
-    ///
-    /// # Errors
-    /// CAP_NET_ADMIN is missing, or there is no such interface.
+    /// Errors: CAP_NET_ADMIN is missing, or there is no such interface.
     pub fn set_queue_len(&self, packets: u32) -> Result<(), InterfaceError> {
         let packets = c_int::try_from(packets).unwrap_or(c_int::MAX);
         self.set("set the queue's length", libc::SIOCSIFTXQLEN, Value { int: packets })
@@ -216,10 +192,8 @@ impl Request {
 
 const _: () = assert!(size_of::<Request>() == size_of::<libc::ifreq>());
 
-/// Returns the index of the interface `name` in the calling thread's network namespace.
-///
-/// # Errors
-/// There is no interface of that name.
+/// Returns the index of the interface `name` in the calling thread's network namespace. Errors:
+/// there is no interface of that name.
 pub(crate) fn index(name: &str) -> io::Result<u32> {
     let name = CString::new(name)?;
     // SAFETY: a NUL-terminated string that lives through the call.
@@ -243,18 +217,13 @@ pub(crate) fn name(index: u32) -> Option<String> {
 }
 
 /// Gives the interface `name` of the calling thread's network namespace an address of link scope.
-///
-/// # Errors
-/// CAP_NET_ADMIN is missing, there is no such interface, or it has the address already.
+/// Errors: CAP_NET_ADMIN is missing, there is no such interface, or it has the address already.
 pub fn add_link_address(name: &str, own: IpAddr) -> io::Result<()> {
     rtnetlink::add_address(index(name)?, own, AddressScope::Link)
 }
 
-/// Returns whether the interface `name` of the calling thread's network namespace is a VLAN on
-/// the interface `trunk`.
-///
-/// # Errors
-/// One of the interfaces does not exist, or the netlink request fails.
+/// Returns whether the interface `name` of the calling thread's network namespace is a VLAN on the
+/// interface `trunk`. Errors: one of the interfaces does not exist, or the netlink request fails.
 pub fn is_vlan_of(name: &str, trunk: &str) -> io::Result<bool> {
     let mut question = LinkMessage::default();
     question.header.index = index(name)?;

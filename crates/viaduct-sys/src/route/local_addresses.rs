@@ -16,19 +16,15 @@ use crate::route::rtnetlink::RouteSocket;
 pub struct LocalAddresses(RouteSocket);
 
 impl LocalAddresses {
-    /// Opens a netlink socket in the calling thread's network namespace.
-    ///
-    /// # Errors
-    /// No descriptor is left.
+    /// Opens a netlink socket in the calling thread's network namespace. Errors: no descriptor is
+    /// left.
     pub fn new() -> io::Result<LocalAddresses> {
         RouteSocket::open().map(LocalAddresses)
     }
 
     /// Returns whether packets to `ip` are delivered to this host: `ip` is an address of an
-    /// interface, or within a route of type `local`.
-    ///
-    /// # Errors
-    /// The netlink request fails. A missing route to `ip` is not an error.
+    /// interface, or within a route of type `local`. Errors: the netlink request fails. A missing
+    /// route to `ip` is not an error.
     pub fn contains(&self, ip: IpAddr) -> io::Result<bool> {
         let route = self.0.route_to(ip)?;
         Ok(route.is_some_and(|route| route.header.kind == RouteType::Local))

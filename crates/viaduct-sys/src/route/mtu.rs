@@ -93,9 +93,7 @@ impl RouteMtu {
     /// whose MTU is low enough already are left out.
     ///
     /// A prefix of length 0 means only the default route, not the routes to all other prefixes.
-    ///
-    /// # Errors
-    /// There is no route, it is through another interface, or the MTU is out of range.
+    /// Errors: there is no route, it is through another interface, or the MTU is out of range.
     pub fn plan(prefix: (IpAddr, u8), dev: &str, mtu: u32) -> Result<RouteMtu, RouteError> {
         let target = Target { address: network(prefix.0, prefix.1), length: prefix.1 };
         let least = if prefix.0.is_ipv4() { 576 } else { 1280 };
@@ -128,10 +126,7 @@ impl RouteMtu {
         self.entries.is_empty()
     }
 
-    /// Installs our routes.
-    ///
-    /// # Errors
-    /// The kernel refuses a change.
+    /// Installs our routes. Errors: the kernel refuses a change.
     pub fn apply(&self) -> Result<(), RouteError> {
         let socket = open()?;
         self.entries.iter().try_for_each(|entry| replace(&socket, &entry.ours))
@@ -139,10 +134,7 @@ impl RouteMtu {
 
     /// Removes our routes and restores those that they replaced. May be called again. If our route
     /// is gone already (the interface went down, or an administrator has changed the route),
-    /// nothing is restored.
-    ///
-    /// # Errors
-    /// The kernel refuses a change.
+    /// nothing is restored. Errors: the kernel refuses a change.
     pub fn undo(&self) -> Result<(), RouteError> {
         let socket = open()?;
         self.entries.iter().rev().try_for_each(|entry| entry.undo(&socket))

@@ -115,11 +115,9 @@ pub(crate) fn send(socket: impl AsFd, bytes: &[u8]) -> io::Result<()> {
 }
 
 /// Sends a request, which has the flag `NLM_F_ACK` or `NLM_F_DUMP`, and passes each answer's type
-/// and payload to `answer`. Returns whether the kernel has accepted the request.
-///
-/// # Errors
-/// The socket cannot be written or read. No read blocks: the kernel answers before `send` returns,
-/// and continues a dump whenever the socket is read.
+/// and payload to `answer`. Returns whether the kernel has accepted the request. Errors: the socket
+/// cannot be written or read. No read blocks: the kernel answers before `send` returns, and
+/// continues a dump whenever the socket is read.
 pub(crate) fn exchange(
     socket: impl AsFd,
     request: &[u8],
@@ -150,10 +148,7 @@ fn status(payload: &[u8]) -> io::Result<()> {
 }
 
 /// Sends a request with the flag `NLM_F_ACK` and returns the payload of the first answer of type
-/// `kind`; `None` if the kernel refuses.
-///
-/// # Errors
-/// The socket cannot be written or read.
+/// `kind`; `None` if the kernel refuses. Errors: the socket cannot be written or read.
 pub(crate) fn ask(socket: impl AsFd, message: Message, kind: u16) -> io::Result<Option<Vec<u8>>> {
     let mut first = None;
     let accepted = exchange(socket, &message.bytes(), |of, payload| {
@@ -165,9 +160,7 @@ pub(crate) fn ask(socket: impl AsFd, message: Message, kind: u16) -> io::Result<
 }
 
 /// Reads the answers to all messages sent so far; the kernel has answered when `send` returns.
-///
-/// # Errors
-/// The kernel has refused a message; the first such error.
+/// Errors: the kernel has refused a message; the first such error.
 pub(crate) fn read_acks(socket: impl AsFd) -> io::Result<()> {
     let (mut buffer, mut first) = ([0; 4096], Ok(()));
     loop {

@@ -57,29 +57,21 @@ pub struct NextHopLookup {
 }
 
 impl NextHopLookup {
-    /// Opens netlink sockets in the calling thread's network namespace.
-    ///
-    /// # Errors
-    /// No descriptor is left.
+    /// Opens netlink sockets in the calling thread's network namespace. Errors: no descriptor is
+    /// left.
     pub fn new() -> io::Result<NextHopLookup> {
         let routes = RouteSocket::open()?;
         Ok(NextHopLookup { routes, policies: netlink::open(libc::NETLINK_XFRM, 0).ok() })
     }
 
     /// Returns the route of packets to `ip`; `None` if the kernel drops them, or does more than
-    /// forward them.
-    ///
-    /// # Errors
-    /// The netlink request fails.
+    /// forward them. Errors: the netlink request fails.
     pub fn route(&self, ip: IpAddr) -> io::Result<Option<Route>> {
         Ok(self.routes.route_to(ip)?.and_then(|route| read_route(&route, ip)))
     }
 
     /// Returns the next hop, over Ethernet or the loopback interface; `None` if the packets have to
-    /// be sent through the kernel.
-    ///
-    /// # Errors
-    /// The netlink request fails.
+    /// be sent through the kernel. Errors: the netlink request fails.
     pub fn next_hop(&self, Route { interface, via, .. }: Route) -> io::Result<Option<NextHop>> {
         if self.has_policies()? {
             return Ok(None);

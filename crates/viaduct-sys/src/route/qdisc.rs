@@ -23,10 +23,8 @@ pub struct QdiscDrops {
 }
 
 impl QdiscDrops {
-    /// Opens a query of the interface `name` in the calling thread's network namespace.
-    ///
-    /// # Errors
-    /// There is no such interface, or no descriptor is left.
+    /// Opens a query of the interface `name` in the calling thread's network namespace. Errors:
+    /// there is no such interface, or no descriptor is left.
     pub fn of(name: &str) -> io::Result<QdiscDrops> {
         let index = interface::index(name)?;
         let socket = RouteSocket::open()?;

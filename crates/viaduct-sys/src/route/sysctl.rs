@@ -31,9 +31,7 @@ pub struct SysctlError {
 
 impl Sysctl {
     /// Reads the setting's value in the calling thread's network namespace. Changes nothing.
-    ///
-    /// # Errors
-    /// There is no such setting, or the name is invalid.
+    /// Errors: there is no such setting, or the name is invalid.
     pub fn plan(name: &str, value: &str) -> Result<Sysctl, SysctlError> {
         let failed = |source| SysctlError { action: "read", name: name.to_owned(), source };
         let before = fs::read_to_string(path(name).map_err(failed)?).map_err(failed)?;
@@ -41,19 +39,13 @@ impl Sysctl {
         Ok(Sysctl { name: name.to_owned(), before, after })
     }
 
-    /// Writes the new value.
-    ///
-    /// # Errors
-    /// The kernel refuses the value, or denies access.
+    /// Writes the new value. Errors: the kernel refuses the value, or denies access.
     pub fn apply(&self) -> Result<(), SysctlError> {
         self.write(&self.after)
     }
 
     /// Restores the earlier value. May be called again. A setting that has disappeared with its
-    /// interface is not an error.
-    ///
-    /// # Errors
-    /// The kernel denies access.
+    /// interface is not an error. Errors: the kernel denies access.
     pub fn undo(&self) -> Result<(), SysctlError> {
         match self.write(&self.before) {
             Err(e) if e.source.kind() == io::ErrorKind::NotFound => Ok(()),

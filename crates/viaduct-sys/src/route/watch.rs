@@ -22,10 +22,8 @@ pub struct RouteWatch {
 }
 
 impl RouteWatch {
-    /// Listens in the calling thread's network namespace, from now on.
-    ///
-    /// # Errors
-    /// No descriptor is left.
+    /// Listens in the calling thread's network namespace, from now on. Errors: no descriptor is
+    /// left.
     pub fn new(prefixes: Vec<(IpAddr, u8)>) -> io::Result<RouteWatch> {
         Ok(RouteWatch { events: RouteEvents::of(GROUPS)?, prefixes })
     }

@@ -81,10 +81,8 @@ impl Epolls {
 }
 
 /// Moves the epoll watches on descriptor `fd` of `thread`, which `task` refers to, from the file of
-/// `one` to the file of `other`. `made` counts the epoll instances made so far.
-///
-/// # Errors
-/// The thread has ended, or no descriptor is left.
+/// `one` to the file of `other`. `made` counts the epoll instances made so far. Errors: the thread
+/// has ended, or no descriptor is left.
 pub fn move_watches(
     (task, thread): (&Task, u32),
     made: EpollCount,

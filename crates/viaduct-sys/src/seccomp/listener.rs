@@ -60,10 +60,8 @@ impl Listener {
         Listener(fd)
     }
 
-    /// Waits for the next call and returns it. To poll for calls, see [`AsFd`].
-    ///
-    /// # Errors
-    /// The caller is gone ([`io::ErrorKind::NotFound`]), or a signal arrived.
+    /// Waits for the next call and returns it. To poll for calls, see [`AsFd`]. Errors: the caller
+    /// is gone ([`io::ErrorKind::NotFound`]), or a signal arrived.
     pub fn receive(&self) -> io::Result<Notification> {
         // SAFETY: all zeros are a valid `seccomp_notif`, and the kernel requires them.
         let mut told: libc::seccomp_notif = unsafe { std::mem::zeroed() };
@@ -84,11 +82,9 @@ impl Listener {
         unsafe { libc::ioctl(self.0.as_raw_fd(), IS_VALID, &raw const call.id) == 0 }
     }
 
-    /// Reads memory of the caller, `task`, and returns the number of bytes read.
-    ///
-    /// # Errors
-    /// As [`Task::read`]; or the call no longer waits ([`io::ErrorKind::NotFound`]), so the memory
-    /// may be another thread's.
+    /// Reads memory of the caller, `task`, and returns the number of bytes read. Errors: as
+    /// [`Task::read`]; or the call no longer waits ([`io::ErrorKind::NotFound`]), so the memory may
+    /// be another thread's.
     pub fn read(
         &self,
         call: &Notification,
@@ -101,19 +97,15 @@ impl Listener {
         read
     }
 
-    /// Writes to memory of the caller, `task`.
-    ///
-    /// # Errors
-    /// As [`Task::write`]; or the call no longer waits ([`io::ErrorKind::NotFound`]).
+    /// Writes to memory of the caller, `task`. Errors: as [`Task::write`]; or the call no longer
+    /// waits ([`io::ErrorKind::NotFound`]).
     pub fn write(&self, call: &Notification, task: &Task, to: u64, bytes: &[u8]) -> io::Result<()> {
         self.check_waits(call)?;
         task.write(to, bytes)
     }
 
-    /// Checks that the call still waits, so that its thread ID has not been reused.
-    ///
-    /// # Errors
-    /// The call no longer waits ([`io::ErrorKind::NotFound`]).
+    /// Checks that the call still waits, so that its thread ID has not been reused. Errors: the
+    /// call no longer waits ([`io::ErrorKind::NotFound`]).
     pub fn check_waits(&self, call: &Notification) -> io::Result<()> {
         match self.waits(call) {
             true => Ok(()),
@@ -121,11 +113,9 @@ impl Listener {
         }
     }
 
-    /// Replaces the caller's descriptor `at` by a duplicate of `from`, close-on-exec if
-    /// `cloexec` is set. The call still waits.
-    ///
-    /// # Errors
-    /// The caller is gone, or was interrupted ([`io::ErrorKind::NotFound`]).
+    /// Replaces the caller's descriptor `at` by a duplicate of `from`, close-on-exec if `cloexec`
+    /// is set. The call still waits. Errors: the caller is gone, or was interrupted
+    /// ([`io::ErrorKind::NotFound`]).
     pub fn put(
         &self,
         call: &Notification,
@@ -137,10 +127,7 @@ impl Listener {
     }
 
     /// Gives the caller a duplicate of `from`, and returns its number in the caller. The call still
-    /// waits.
-    ///
-    /// # Errors
-    /// The caller is gone, or has no descriptor left.
+    /// waits. Errors: the caller is gone, or has no descriptor left.
     pub fn give(
         &self,
         call: &Notification,
@@ -169,10 +156,8 @@ impl Listener {
         os::check(number.min(0)).map(|()| number)
     }
 
-    /// Answers the call.
-    ///
-    /// # Errors
-    /// The caller is gone, or was interrupted ([`io::ErrorKind::NotFound`]).
+    /// Answers the call. Errors: the caller is gone, or was interrupted
+    /// ([`io::ErrorKind::NotFound`]).
     pub fn reply(&self, call: &Notification, reply: Reply) -> io::Result<()> {
         let (val, error, flags) = match reply {
             Reply::Returned(value) => (value, 0, 0),

@@ -88,10 +88,7 @@ pub enum SeccompError {
 
 impl Traps {
     /// Starts `command`. The trapped calls of the program and of its descendants are reported to
-    /// the listener.
-    ///
-    /// # Errors
-    /// The program cannot be started, or the filter cannot be installed.
+    /// the listener. Errors: the program cannot be started, or the filter cannot be installed.
     pub fn spawn(self, mut command: Command) -> Result<(Child, Listener), SeccompError> {
         let ours = self.put_on(&mut command).map_err(SeccompError::Handover)?;
         // The child waits for its parent before exec, while `spawn` waits for the child's exec, so

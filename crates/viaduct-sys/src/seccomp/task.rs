@@ -20,10 +20,7 @@ pub struct Task {
 }
 
 impl Task {
-    /// Opens the thread with this ID.
-    ///
-    /// # Errors
-    /// The thread has ended.
+    /// Opens the thread with this ID. Errors: the thread has ended.
     pub fn open(thread: u32) -> io::Result<Task> {
         let pid = i32::try_from(thread).ok().and_then(Pid::from_raw);
         let pid = pid.ok_or(io::ErrorKind::NotFound)?;
@@ -32,11 +29,9 @@ impl Task {
         Ok(Task { pid, fd, epolls: Epolls::default() })
     }
 
-    /// Duplicates the thread's descriptor `fd`.
-    ///
-    /// # Errors
-    /// The thread has no such descriptor, or access is denied because the thread belongs to another
-    /// user or is not dumpable (`PR_SET_DUMPABLE`).
+    /// Duplicates the thread's descriptor `fd`. Errors: the thread has no such descriptor, or
+    /// access is denied because the thread belongs to another user or is not dumpable
+    /// (`PR_SET_DUMPABLE`).
     pub fn duplicate(&self, fd: i32) -> io::Result<OwnedFd> {
         if fd < 0 {
             return Err(io::Error::from_raw_os_error(libc::EBADF));
@@ -44,10 +39,8 @@ impl Task {
         Ok(pidfd_getfd(&self.fd, fd, PidfdGetfdFlags::empty())?)
     }
 
-    /// Returns whether the thread's descriptor `fd` is close-on-exec.
-    ///
-    /// # Errors
-    /// The thread has no such descriptor, or access is denied.
+    /// Returns whether the thread's descriptor `fd` is close-on-exec. Errors: the thread has no
+    /// such descriptor, or access is denied.
     pub fn closes_on_exec(&self, fd: i32) -> io::Result<bool> {
         let info = std::fs::read_to_string(format!("/proc/{}/fdinfo/{fd}", self.pid))?;
         let flags = info.lines().find_map(|line| line.strip_prefix("flags:"));
@@ -63,10 +56,7 @@ impl Task {
     }
 
     /// Reads the thread's memory at `from`, and returns the number of bytes before the first
-    /// unmapped one.
-    ///
-    /// # Errors
-    /// The memory is not mapped, or access is denied.
+    /// unmapped one. Errors: the memory is not mapped, or access is denied.
     pub fn read(&self, from: u64, to: &mut [u8]) -> io::Result<usize> {
         let ours = libc::iovec { iov_base: to.as_mut_ptr().cast(), iov_len: to.len() };
         let theirs = libc::iovec { iov_base: from as *mut _, iov_len: to.len() };
@@ -78,10 +68,8 @@ impl Task {
         usize::try_from(read).map_err(|_| io::Error::last_os_error())
     }
 
-    /// Writes `bytes` to the thread's memory at `to`.
-    ///
-    /// # Errors
-    /// The memory is not mapped as writable, or access is denied.
+    /// Writes `bytes` to the thread's memory at `to`. Errors: the memory is not mapped as writable,
+    /// or access is denied.
     pub fn write(&self, to: u64, bytes: &[u8]) -> io::Result<()> {
         let ours = libc::iovec { iov_base: bytes.as_ptr().cast_mut().cast(), iov_len: bytes.len() };
         let theirs = libc::iovec { iov_base: to as *mut _, iov_len: bytes.len() };

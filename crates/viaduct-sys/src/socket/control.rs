@@ -86,10 +86,7 @@ pub(crate) unsafe fn controls(header: &libc::msghdr) -> impl Iterator<Item = Con
 }
 
 /// Receives a message into `bytes`, and passes its control messages to `control`. Returns the
-/// message's length, and its sender in the kernel's format.
-///
-/// # Errors
-/// As `recvmsg(2)`.
+/// message's length, and its sender in the kernel's format. Errors: as `recvmsg(2)`.
 pub(crate) fn receive(
     socket: BorrowedFd<'_>,
     bytes: &mut [u8],

@@ -19,10 +19,7 @@ pub struct IcmpError {
     pub why: [u8; 2],
 }
 
-/// Enables a socket's error queue.
-///
-/// # Errors
-/// The socket is not an IP socket.
+/// Enables a socket's error queue. Errors: the socket is not an IP socket.
 pub fn enable_error_queue(socket: impl AsFd) -> io::Result<()> {
     let fd = socket.as_fd();
     os::setsockopt(fd, libc::SOL_IP, libc::IP_RECVERR, &1)?;

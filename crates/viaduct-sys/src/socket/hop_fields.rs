@@ -24,10 +24,8 @@ pub struct HopFields {
     pub class: Option<u8>,
 }
 
-/// Makes `socket` report the hop fields of received datagrams.
-///
-/// # Errors
-/// The socket is not a UDP socket.
+/// Makes `socket` report the hop fields of received datagrams. Errors: the socket is not a UDP
+/// socket.
 pub fn enable_hop_fields(socket: impl AsFd) -> io::Result<()> {
     let fd = socket.as_fd();
     for option in [libc::IP_RECVTTL, libc::IP_RECVTOS] {
@@ -41,10 +39,7 @@ pub fn enable_hop_fields(socket: impl AsFd) -> io::Result<()> {
     Ok(())
 }
 
-/// Sends a datagram with these hop fields.
-///
-/// # Errors
-/// As `sendmsg(2)`.
+/// Sends a datagram with these hop fields. Errors: as `sendmsg(2)`.
 pub fn send_to(
     socket: BorrowedFd<'_>,
     bytes: &[u8],
@@ -77,10 +72,8 @@ pub fn send_to(
 }
 
 /// Receives the next datagram into `bytes`. Returns its length, its sender and its hop fields.
-///
-/// # Errors
-/// No datagram is queued ([`io::ErrorKind::WouldBlock`]), or an ICMP error for an earlier one is
-/// pending.
+/// Errors: no datagram is queued ([`io::ErrorKind::WouldBlock`]), or an ICMP error for an earlier
+/// one is pending.
 pub fn receive_from(
     socket: BorrowedFd<'_>,
     bytes: &mut [u8],

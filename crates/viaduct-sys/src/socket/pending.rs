@@ -49,12 +49,9 @@ pub struct Pending {
 }
 
 impl Pending {
-    /// Connects `socket`, a duplicate of a program's TCP socket, to the rendezvous address
-    /// `at`.
-    ///
-    /// # Errors
-    /// The error of the program's connect: a connect is in progress already (`EALREADY`), the
-    /// socket is connected (`EISCONN`), or it is bound to an address that cannot reach `at`.
+    /// Connects `socket`, a duplicate of a program's TCP socket, to the rendezvous address `at`.
+    /// Errors: the error of the program's connect: a connect is in progress already (`EALREADY`),
+    /// the socket is connected (`EISCONN`), or it is bound to an address that cannot reach `at`.
     pub fn begin(socket: OwnedFd, at: SocketAddr) -> io::Result<Begun> {
         let at = within(&socket, at)?;
         let own: SocketAddr = rustix::net::getsockname(&socket)?.try_into()?;
@@ -89,20 +86,15 @@ impl Pending {
     }
 
     /// Returns the program's own address of the connection.
-    ///
-    /// # Errors
-    /// None are known.
     pub fn program(&self) -> io::Result<SocketAddr> {
         let own: SocketAddr = rustix::net::getsockname(&self.socket)?.try_into()?;
         Ok(SocketAddr::new(own.ip().to_canonical(), own.port()))
     }
 
     /// Waits until the program's socket is connected, after the rendezvous socket has connected to
-    /// it. The program has not seen the success yet: its next connect returns 0, once.
-    ///
-    /// # Errors
-    /// The socket is not connected: another connection has the same two addresses, or the program
-    /// has disconnected the socket.
+    /// it. The program has not seen the success yet: its next connect returns 0, once. Errors: the
+    /// socket is not connected: another connection has the same two addresses, or the program has
+    /// disconnected the socket.
     pub fn crossed(self) -> io::Result<()> {
         self.restore_reuseaddr()?;
         let timeout = Timespec { tv_sec: 0, tv_nsec: COMPLETION_TIMEOUT.subsec_nanos().into() };
@@ -112,11 +104,8 @@ impl Pending {
     }
 
     /// Completes a blocking connect, after the rendezvous socket has connected to the program's
-    /// socket. Returns the duplicate.
-    ///
-    /// # Errors
-    /// The socket is not connected: another connection has the same two addresses, or the program
-    /// has disconnected the socket.
+    /// socket. Returns the duplicate. Errors: the socket is not connected: another connection has
+    /// the same two addresses, or the program has disconnected the socket.
     pub fn finish(self) -> io::Result<OwnedFd> {
         self.restore_reuseaddr()?;
         let timeout = Timespec { tv_sec: 0, tv_nsec: COMPLETION_TIMEOUT.subsec_nanos().into() };
@@ -135,10 +124,8 @@ impl Pending {
         }
     }
 
-    /// Reports to the program that the connection is refused.
-    ///
-    /// # Errors
-    /// The program has meanwhile used its socket in another way.
+    /// Reports to the program that the connection is refused. Errors: the program has meanwhile
+    /// used its socket in another way.
     pub fn refuse(self, closed: &ClosedPorts) -> io::Result<()> {
         self.restore_reuseaddr()?;
         let at = within(&self.socket, closed.at(self.at.ip().to_canonical().is_ipv4())?)?;
@@ -163,9 +150,6 @@ impl Pending {
 
     /// Restores the state that the socket had before the connect. The program gets the error from
     /// its interposer.
-    ///
-    /// # Errors
-    /// None are known.
     pub fn forget(self) -> io::Result<()> {
         self.restore_reuseaddr()?;
         rustix::net::connect_unspec(&self.socket)?;
@@ -181,10 +165,8 @@ impl AsFd for Pending {
 }
 
 /// Connects a duplicate of a program's socket to an address that we have checked and copied, so
-/// that the program cannot change it. Does not block.
-///
-/// # Errors
-/// As `connect(2)`; `EINPROGRESS` also on a blocking socket.
+/// that the program cannot change it. Does not block. Errors: as `connect(2)`; `EINPROGRESS` also
+/// on a blocking socket.
 pub fn connect_for(socket: &OwnedFd, sockaddr: &[u8]) -> io::Result<()> {
     let length = sockaddr.len() as libc::socklen_t;
     nonblocking(socket, || {
@@ -193,18 +175,12 @@ pub fn connect_for(socket: &OwnedFd, sockaddr: &[u8]) -> io::Result<()> {
     })?
 }
 
-/// Sets a socket option for a program, on a duplicate of its socket.
-///
-/// # Errors
-/// As `setsockopt(2)`.
+/// Sets a socket option for a program, on a duplicate of its socket. Errors: as `setsockopt(2)`.
 pub fn set_option_for(socket: &OwnedFd, level: i32, name: i32, value: &[u8]) -> io::Result<()> {
     os::setsockopt_bytes(socket.as_fd(), level, name, value)
 }
 
 /// Returns whether calls on this descriptor block.
-///
-/// # Errors
-/// None are known.
 pub fn is_blocking(socket: impl AsFd) -> io::Result<bool> {
     Ok(!fcntl_getfl(socket)?.contains(OFlags::NONBLOCK))
 }
@@ -226,10 +202,8 @@ pub struct ClosedPorts {
 }
 
 impl ClosedPorts {
-    /// Binds a port that the kernel chooses, for each address family.
-    ///
-    /// # Errors
-    /// There is no loopback interface, or no port is free.
+    /// Binds a port that the kernel chooses, for each address family. Errors: there is no loopback
+    /// interface, or no port is free.
     pub fn open() -> io::Result<ClosedPorts> {
         let bound = |family, ip| -> io::Result<OwnedFd> {
             let flags = rustix::net::SocketFlags::CLOEXEC;
@@ -241,10 +215,8 @@ impl ClosedPorts {
         Ok(ClosedPorts { v4: bound(AddressFamily::INET, Ipv4Addr::LOCALHOST.into())?, v6 })
     }
 
-    /// Returns the address of the IPv4 port, or of the IPv6 port if `v4` is false.
-    ///
-    /// # Errors
-    /// The machine lacks the address family.
+    /// Returns the address of the IPv4 port, or of the IPv6 port if `v4` is false. Errors: the
+    /// machine lacks the address family.
     pub fn at(&self, v4: bool) -> io::Result<SocketAddr> {
         let socket = if v4 { Some(&self.v4) } else { self.v6.as_ref() };
         let socket = socket.ok_or(io::ErrorKind::AddrNotAvailable)?;

@@ -48,10 +48,8 @@ const OPTIONS: TcpOptions = TcpOptions {
 };
 
 impl Rendezvous {
-    /// Opens ports that the kernel chooses.
-    ///
-    /// # Errors
-    /// There is no loopback interface, or no port is free.
+    /// Opens ports that the kernel chooses. Errors: there is no loopback interface, or no port is
+    /// free.
     pub fn open() -> io::Result<Rendezvous> {
         let v6 = sink_listener(Ipv6Addr::LOCALHOST.into()).ok();
         Ok(Rendezvous { v4: sink_listener(Ipv4Addr::LOCALHOST.into())?, v6 })
@@ -64,10 +62,8 @@ impl Rendezvous {
     }
 
     /// Connects to the program's socket at `program`, which is connecting to the rendezvous port.
-    /// The stream is connected at once. If the program has ended meanwhile, a read fails.
-    ///
-    /// # Errors
-    /// A recent connection between the same two addresses still exists (`TIME-WAIT`).
+    /// The stream is connected at once. If the program has ended meanwhile, a read fails. Errors: a
+    /// recent connection between the same two addresses still exists (`TIME-WAIT`).
     pub fn connect_to(&self, program: SocketAddr) -> io::Result<TcpStream> {
         let socket = self.bound_socket(program.is_ipv4())?;
         tcp::connect_bound(&socket, program)?;
@@ -75,10 +71,8 @@ impl Rendezvous {
     }
 
     /// Opens a socket for [`tcp::connect_bound`] to a program, for IPv4, or for IPv6 if `v4` is
-    /// false. While it is open, no other process can bind the port.
-    ///
-    /// # Errors
-    /// The machine lacks the address family.
+    /// false. While it is open, no other process can bind the port. Errors: the machine lacks the
+    /// address family.
     pub fn bound_socket(&self, v4: bool) -> io::Result<TcpStream> {
         let at = self.at(v4).ok_or(io::ErrorKind::AddrNotAvailable)?;
         tcp::bound(at, OPTIONS)

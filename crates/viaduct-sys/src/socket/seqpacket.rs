@@ -19,20 +19,15 @@ const SPACE: usize = rustix::cmsg_space!(ScmRights(MAX_DESCRIPTORS));
 /// Max connections that wait to be accepted.
 const BACKLOG: i32 = 1024;
 
-/// Creates a connected pair of sockets.
-///
-/// # Errors
-/// No descriptor is left.
+/// Creates a connected pair of sockets. Errors: no descriptor is left.
 pub fn pair() -> io::Result<(OwnedFd, OwnedFd)> {
     let flags = SocketFlags::CLOEXEC;
     Ok(rustix::net::socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)?)
 }
 
 /// Opens a non-blocking listener at `name`. A name that begins with `@` is abstract: it has no
-/// file, and belongs to this network namespace.
-///
-/// # Errors
-/// The name is in use or too long, or its directory does not exist.
+/// file, and belongs to this network namespace. Errors: the name is in use or too long, or its
+/// directory does not exist.
 pub fn listen(name: &str) -> io::Result<OwnedFd> {
     let socket = socket(SocketFlags::CLOEXEC | SocketFlags::NONBLOCK)?;
     rustix::net::bind(&socket, &address(name)?)?;
@@ -50,10 +45,8 @@ pub struct Peer {
 }
 
 /// Accepts the next connection to `listener`. Returns the socket, which is non-blocking, and its
-/// peer.
-///
-/// # Errors
-/// No connection is pending ([`io::ErrorKind::WouldBlock`]), or no descriptor is left.
+/// peer. Errors: no connection is pending ([`io::ErrorKind::WouldBlock`]), or no descriptor is
+/// left.
 pub fn accept(listener: impl AsFd) -> io::Result<(OwnedFd, Peer)> {
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
     let socket = rustix::net::accept_with(listener, flags)?;
@@ -62,28 +55,20 @@ pub fn accept(listener: impl AsFd) -> io::Result<(OwnedFd, Peer)> {
     Ok((socket, Peer { user: of.uid, process: of.pid.cast_unsigned() }))
 }
 
-/// Connects to `name`.
-///
-/// # Errors
-/// No process listens at `name`.
+/// Connects to `name`. Errors: no process listens at `name`.
 pub fn connect(name: &str) -> io::Result<OwnedFd> {
     let socket = socket(SocketFlags::CLOEXEC)?;
     rustix::net::connect(&socket, &address(name)?)?;
     Ok(socket)
 }
 
-/// Sends a message. Neither allocates nor takes a lock.
-///
-/// # Errors
-/// The other end is closed, or a non-blocking socket's buffer is full.
+/// Sends a message. Neither allocates nor takes a lock. Errors: the other end is closed, or a
+/// non-blocking socket's buffer is full.
 pub fn send(socket: impl AsFd, bytes: &[u8], fds: Option<BorrowedFd<'_>>) -> io::Result<()> {
     send_with_fds(socket, bytes, fds.as_slice())
 }
 
-/// Sends a message with up to four descriptors.
-///
-/// # Errors
-/// As [`send`].
+/// Sends a message with up to four descriptors. Errors: as [`send`].
 pub fn send_with_fds(socket: impl AsFd, bytes: &[u8], fds: &[BorrowedFd<'_>]) -> io::Result<()> {
     let mut space = [MaybeUninit::uninit(); SPACE];
     let mut control = SendAncillaryBuffer::new(&mut space);
@@ -109,10 +94,8 @@ pub struct Received {
 }
 
 /// Receives a message. Returns its length (0 if the other end is closed) and its first descriptor.
-///
-/// # Errors
-/// No message is queued on a non-blocking socket ([`io::ErrorKind::WouldBlock`]), or the message is
-/// longer than `bytes` ([`io::ErrorKind::InvalidData`]).
+/// Errors: no message is queued on a non-blocking socket ([`io::ErrorKind::WouldBlock`]), or the
+/// message is longer than `bytes` ([`io::ErrorKind::InvalidData`]).
 pub fn receive(socket: impl AsFd, bytes: &mut [u8]) -> io::Result<(usize, Option<OwnedFd>)> {
     let received = receive_with_fds(socket, bytes)?;
     if received.is_truncated {
@@ -125,10 +108,8 @@ pub fn receive(socket: impl AsFd, bytes: &mut [u8]) -> io::Result<(usize, Option
     Ok((received.length, received.fds.into_iter().next()))
 }
 
-/// Receives a message with all its descriptors, and reports whether it is complete.
-///
-/// # Errors
-/// No message is queued on a non-blocking socket ([`io::ErrorKind::WouldBlock`]).
+/// Receives a message with all its descriptors, and reports whether it is complete. Errors: no
+/// message is queued on a non-blocking socket ([`io::ErrorKind::WouldBlock`]).
 pub fn receive_with_fds(socket: impl AsFd, bytes: &mut [u8]) -> io::Result<Received> {
     let mut space = [MaybeUninit::uninit(); SPACE];
     let mut control = RecvAncillaryBuffer::new(&mut space);

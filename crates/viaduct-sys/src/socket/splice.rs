@@ -30,10 +30,7 @@ pub enum Spliced {
 
 impl Pipe {
     /// Creates an empty pipe for about `room` bytes, or fewer if the kernel allows no more
-    /// (`fs.pipe-user-pages-soft`).
-    ///
-    /// # Errors
-    /// No descriptors are left.
+    /// (`fs.pipe-user-pages-soft`). Errors: no descriptors are left.
     pub fn new(room: usize) -> io::Result<Pipe> {
         let (read, write) = pipe_with(PipeFlags::CLOEXEC | PipeFlags::NONBLOCK)?;
         let room = fcntl_setpipe_size(&write, room).or_else(|_| fcntl_getpipe_size(&write))?;
@@ -55,10 +52,7 @@ impl Pipe {
         self.held
     }
 
-    /// Moves available bytes of `from` into the pipe.
-    ///
-    /// # Errors
-    /// `from` failed.
+    /// Moves available bytes of `from` into the pipe. Errors: `from` failed.
     pub fn fill(&mut self, from: impl AsFd) -> io::Result<Spliced> {
         let flags = SpliceFlags::MOVE | SpliceFlags::NONBLOCK;
         let moved = splice(from, None, &self.write, None, self.room, flags);
@@ -74,10 +68,7 @@ impl Pipe {
     }
 
     /// Moves the bytes in the pipe to `to`. `more` announces that more data or the end of stream
-    /// follows at once, so that `to` does not send a partial last segment yet.
-    ///
-    /// # Errors
-    /// `to` failed.
+    /// follows at once, so that `to` does not send a partial last segment yet. Errors: `to` failed.
     pub fn drain(&mut self, to: impl AsFd, more: bool) -> io::Result<Spliced> {
         let mut flags = SpliceFlags::MOVE | SpliceFlags::NONBLOCK;
         flags.set(SpliceFlags::MORE, more);

@@ -9,19 +9,14 @@ use rustix::net::{RecvFlags, SendFlags, recv, send};
 
 use crate::os;
 
-/// Returns whether the next byte of `stream` is urgent.
-///
-/// # Errors
-/// The stream is not a TCP socket.
+/// Returns whether the next byte of `stream` is urgent. Errors: the stream is not a TCP socket.
 pub fn is_next(stream: impl AsFd) -> io::Result<bool> {
     os::at_mark(stream.as_fd())
 }
 
 /// Reads the urgent byte that [is next](is_next), from a socket of [`crate::socket::tcp`], in whose
-/// stream it stays. `None` if the byte was announced but has not arrived yet.
-///
-/// # Errors
-/// `stream` failed.
+/// stream it stays. `None` if the byte was announced but has not arrived yet. Errors: `stream`
+/// failed.
 pub fn take(stream: impl AsFd) -> io::Result<Option<u8>> {
     let mut byte = [0];
     match recv(&stream, &mut byte[..], RecvFlags::DONTWAIT) {
@@ -31,10 +26,7 @@ pub fn take(stream: impl AsFd) -> io::Result<Option<u8>> {
     }
 }
 
-/// Sends an urgent byte. Returns false if there is no room now.
-///
-/// # Errors
-/// `stream` failed.
+/// Sends an urgent byte. Returns false if there is no room now. Errors: `stream` failed.
 pub fn give(stream: impl AsFd, byte: u8) -> io::Result<bool> {
     let flags = SendFlags::OOB | SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
     match send(stream.as_fd(), &[byte], flags) {

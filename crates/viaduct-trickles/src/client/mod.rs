@@ -73,12 +73,9 @@ fn filter(ports: &[u16]) -> OptionFilter<'_> {
 
 impl ClientPort {
     /// Opens the port in the calling thread's network namespace. The initial sequence numbers are
-    /// derived from `seed`, which is random.
-    ///
-    /// # Errors
-    /// Privilege is missing and only TCP's format is allowed, or a rule cannot be set. Rules that
-    /// were changed are reverted. If any format is allowed and privilege is missing, the port uses
-    /// only UDP.
+    /// derived from `seed`, which is random. Errors: privilege is missing and only TCP's format is
+    /// allowed, or a rule cannot be set. Rules that were changed are reverted. If any format is
+    /// allowed and privilege is missing, the port uses only UDP.
     pub fn open(settings: &ClientSettings, seed: u64) -> Result<ClientPort, PortError> {
         check_mtu(settings.mtu)?;
         let udp = FormatChoice::Only(Format::Udp);
@@ -107,10 +104,8 @@ impl ClientPort {
         })
     }
 
-    /// Opens a connection to `remote`, without sending anything.
-    ///
-    /// # Errors
-    /// There is no route, or no local port number is free.
+    /// Opens a connection to `remote`, without sending anything. Errors: there is no route, or no
+    /// local port number is free.
     pub fn connect(&mut self, remote: SocketAddr) -> std::io::Result<Flow> {
         let opening = Opening::new(self.formats);
         let tcp = match &self.tap {
@@ -160,10 +155,8 @@ impl ClientPort {
     }
 
     /// Queues a request for the next [`ClientPort::flush`]. `expected` is the expected length of
-    /// its answers in bytes; see [`Numbers::request`].
-    ///
-    /// # Errors
-    /// The message is longer than [`ClientPort::room`].
+    /// its answers in bytes; see [`Numbers::request`]. Errors: the message is longer than
+    /// [`ClientPort::room`].
     ///
     /// # Panics
     /// The flow was closed.
@@ -184,10 +177,8 @@ impl ClientPort {
     }
 
     /// Processes one batch of packets in TCP's format, for all connections, and calls `each` for
-    /// the resulting events. Does not block. Returns the number of packets.
-    ///
-    /// # Errors
-    /// The socket's error, for instance because an interface went down. The port stays usable.
+    /// the resulting events. Does not block. Returns the number of packets. Errors: the socket's
+    /// error, for instance because an interface went down. The port stays usable.
     pub fn receive_tap(
         &mut self,
         mut each: impl FnMut(Flow, PortEvent<'_>),
@@ -204,10 +195,8 @@ impl ClientPort {
         Ok(packets)
     }
 
-    /// Like [`ClientPort::receive_tap`], for the datagrams of a connection's UDP socket.
-    ///
-    /// # Errors
-    /// Those of [`ClientPort::receive_tap`].
+    /// Like [`ClientPort::receive_tap`], for the datagrams of a connection's UDP socket. Errors:
+    /// those of [`ClientPort::receive_tap`].
     pub fn receive_flow(
         &mut self,
         flow: Flow,
@@ -271,10 +260,8 @@ impl ClientPort {
     }
 
     /// Moves a connection to another local port number after a long silence, and tries all formats
-    /// again. The transport state of the connection stays valid.
-    ///
-    /// # Errors
-    /// Those of [`ClientPort::connect`].
+    /// again. The transport state of the connection stays valid. Errors: those of
+    /// [`ClientPort::connect`].
     pub fn reopen(&mut self, flow: Flow) -> std::io::Result<()> {
         let to = &mut self.flows[flow.0];
         if let Some((numbers, reserved)) = &mut to.tcp {

@@ -67,10 +67,8 @@ pub struct Connector {
 }
 
 impl Connector {
-    /// Opens the port in the calling thread's network namespace. `seed` is random.
-    ///
-    /// # Errors
-    /// Those of [`ClientPort::open`].
+    /// Opens the port in the calling thread's network namespace. `seed` is random. Errors: those of
+    /// [`ClientPort::open`].
     pub fn open(settings: &ClientSettings, seed: u64) -> Result<Connector, PortError> {
         let mut rng = Rng::from_seed(seed);
         let port = ClientPort::open(settings, rng.next_u64())?;
@@ -102,20 +100,15 @@ impl Connector {
         Connector { memory, ..self }
     }
 
-    /// Opens a connection. Data written to its streams are sent by [`Connector::flush`].
-    ///
-    /// # Errors
-    /// There is no route, or no local port number is free.
+    /// Opens a connection. Data written to its streams are sent by [`Connector::flush`]. Errors:
+    /// there is no route, or no local port number is free.
     pub fn connect(&mut self, remote: SocketAddr, config: Config) -> io::Result<Flow> {
         self.begin(remote, config, None)
     }
 
     /// Opens an encrypted connection to a server whose public key is `server` (`viaduct key`).
     /// Unencrypted answers and answers of other servers are ignored. `entropy` fills buffers with
-    /// random bytes.
-    ///
-    /// # Errors
-    /// Those of [`Connector::connect`].
+    /// random bytes. Errors: those of [`Connector::connect`].
     pub fn connect_encrypted(
         &mut self,
         remote: SocketAddr,
@@ -206,10 +199,8 @@ impl Connector {
 
     /// Processes received packets and expired timers, and sends packets. Does not block. Returns
     /// the number of received packets. To be called until it returns 0, and again when
-    /// [`Connector::as_fd`] is readable.
-    ///
-    /// # Errors
-    /// A socket's error, for instance because an interface went down. Connections stay usable.
+    /// [`Connector::as_fd`] is readable. Errors: a socket's error, for instance because an
+    /// interface went down. Connections stay usable.
     pub fn turn(&mut self) -> io::Result<usize> {
         let mut events = [MaybeUninit::uninit(); SOCKETS];
         let at_once = Timespec { tv_sec: 0, tv_nsec: 0 };

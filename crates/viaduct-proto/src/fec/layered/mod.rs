@@ -35,11 +35,8 @@ pub struct Encoder {
 }
 
 impl Encoder {
-    /// Creates an encoder whose first packet has number `first_seq`, with the staggered start
-    /// of Maelstrom 4.3.1.
-    ///
-    /// # Errors
-    /// As [`Parameters::check`].
+    /// Creates an encoder whose first packet has number `first_seq`, with the staggered start of
+    /// Maelstrom 4.3.1. Errors: as [`Parameters::check`].
     pub fn new(parameters: Parameters, first_seq: Seq) -> Result<Self, Error> {
         Self::with_start(parameters, first_seq, first_size)
     }

@@ -39,11 +39,9 @@ impl Parameters {
         self.interleaves.len() as f64 / f64::from(self.r)
     }
 
-    /// Refuses invalid parameters, and warns of interleaves that waste recovery power, by the
-    /// rule of thumb of Maelstrom 4.4.
-    ///
-    /// # Errors
-    /// If r is 0, or there are no interleaves, more than 255, or one of 0.
+    /// Refuses invalid parameters, and warns of interleaves that waste recovery power, by the rule
+    /// of thumb of Maelstrom 4.4. Errors: if r is 0, or there are no interleaves, more than 255, or
+    /// one of 0.
     pub fn check(&self) -> Result<Vec<Warning>, Error> {
         match self.interleaves.len() {
             _ if self.r == 0 => return Err(Error::NoSources),

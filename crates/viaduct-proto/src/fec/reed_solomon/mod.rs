@@ -36,10 +36,7 @@ impl Parameters {
         f64::from(self.c) / f64::from(self.r)
     }
 
-    /// Refuses invalid parameters.
-    ///
-    /// # Errors
-    /// If r, c or the interleave is 0, or r + c is above 256.
+    /// Refuses invalid parameters. Errors: if r, c or the interleave is 0, or r + c is above 256.
     pub fn check(&self) -> Result<Vec<Warning>, Error> {
         let Parameters { r, c, interleave } = *self;
         match () {
@@ -72,10 +69,8 @@ pub struct Encoder {
 }
 
 impl Encoder {
-    /// Creates an encoder whose first packet has number `first_seq`.
-    ///
-    /// # Errors
-    /// As [`Parameters::check`].
+    /// Creates an encoder whose first packet has number `first_seq`. Errors: as
+    /// [`Parameters::check`].
     pub fn new(parameters: Parameters, first_seq: Seq) -> Result<Self, Error> {
         parameters.check()?;
         let Parameters { r, c, interleave } = parameters;

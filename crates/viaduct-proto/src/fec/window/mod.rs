@@ -54,10 +54,8 @@ impl Parameters {
         f64::from(self.repairs) / f64::from(self.packets)
     }
 
-    /// Refuses invalid parameters, and warns of packets that no repair would cover.
-    ///
-    /// # Errors
-    /// If any of the three is 0, or the window is too long.
+    /// Refuses invalid parameters, and warns of packets that no repair would cover. Errors: if any
+    /// of the three is 0, or the window is too long.
     pub fn check(&self) -> Result<Vec<Warning>, Error> {
         let Parameters { window, repairs, packets } = *self;
         match () {
@@ -141,10 +139,8 @@ struct Open {
 }
 
 impl Encoder {
-    /// Creates an encoder whose first packet has number `first_seq`.
-    ///
-    /// # Errors
-    /// As [`Parameters::check`].
+    /// Creates an encoder whose first packet has number `first_seq`. Errors: as
+    /// [`Parameters::check`].
     pub fn new(parameters: Parameters, first_seq: Seq) -> Result<Self, Error> {
         parameters.check()?;
         let mut encoder = Encoder {
@@ -182,10 +178,7 @@ impl Encoder {
         }
     }
 
-    /// Changes the parameters from the next packet on.
-    ///
-    /// # Errors
-    /// As [`Parameters::check`].
+    /// Changes the parameters from the next packet on. Errors: as [`Parameters::check`].
     pub fn change(&mut self, parameters: Parameters) -> Result<(), Error> {
         parameters.check()?;
         let owed = u64::from(self.owed) * u64::from(parameters.packets);

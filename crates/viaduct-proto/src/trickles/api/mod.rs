@@ -137,10 +137,8 @@ impl Endpoint {
 
     /// Processes a request whose answers are sent along `to`, in messages of at most `most` bytes
     /// (see [`Minisocket::fit`]), and queues its event. The request is copied, as the event
-    /// outlives the packet; [`Endpoint::accept`] avoids the copy.
-    ///
-    /// # Errors
-    /// [`Refusal`], which is counted.
+    /// outlives the packet; [`Endpoint::accept`] avoids the copy. Errors: [`Refusal`], which is
+    /// counted.
     pub fn handle(
         &mut self,
         now: Instant,
@@ -159,9 +157,7 @@ impl Endpoint {
     }
 
     /// Processes a request, and returns its event, to be answered at once, without queueing it.
-    ///
-    /// # Errors
-    /// [`Refusal`], which is counted.
+    /// Errors: [`Refusal`], which is counted.
     pub fn accept<'m>(
         &mut self,
         now: Instant,

@@ -136,10 +136,7 @@ impl Continuation {
     }
 
     /// Parses a continuation without verifying its code, as a client does. Returns the continuation
-    /// and its length.
-    ///
-    /// # Errors
-    /// [`Invalid::Malformed`].
+    /// and its length. Errors: [`Invalid::Malformed`].
     pub fn peek(bytes: &[u8]) -> Result<(Continuation, usize), Invalid> {
         let (continuation, _) = Continuation::peek_body(bytes).ok_or(Invalid::Malformed)?;
         let len = continuation.len();
@@ -147,10 +144,7 @@ impl Continuation {
     }
 
     /// Parses the continuation at the beginning of `bytes`, and verifies that it was made by a
-    /// server with a secret of `ring`.
-    ///
-    /// # Errors
-    /// Any [`Invalid`].
+    /// server with a secret of `ring`. Errors: any [`Invalid`].
     pub fn open(ring: &KeyRing, bytes: &[u8]) -> Result<Continuation, Invalid> {
         let (continuation, len) = Continuation::peek(bytes)?;
         let keys = ring.get(bytes[0]).ok_or(Invalid::UnknownSecret(bytes[0]))?;

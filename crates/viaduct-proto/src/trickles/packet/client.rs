@@ -89,10 +89,7 @@ impl Numbers {
 
     /// Replaces the contents of `packet` by the packet of the next request, at most `mtu` bytes.
     /// `expected` is the expected length of its answers in bytes, without headers; longer answers
-    /// do no harm.
-    ///
-    /// # Errors
-    /// The message does not fit.
+    /// do no harm. Errors: the message does not fit.
     pub fn request(
         &mut self,
         message: &[u8],

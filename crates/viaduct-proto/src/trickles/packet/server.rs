@@ -92,10 +92,7 @@ impl Return {
     }
 
     /// Replaces the contents of `packet` by the next answer: a whole IP packet of at most `mtu`
-    /// bytes, or with UDP the payload of a datagram.
-    ///
-    /// # Errors
-    /// The message does not fit.
+    /// bytes, or with UDP the payload of a datagram. Errors: the message does not fit.
     pub fn answer(
         &mut self,
         message: &[u8],

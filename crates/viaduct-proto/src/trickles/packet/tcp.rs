@@ -115,10 +115,7 @@ pub fn mtu(is_ipv4: bool, largest: u16) -> usize {
 
 /// Replaces the contents of `packet` by a packet with the headers of `segment` and `message`, of at
 /// most `mtu` bytes. The mark's length and the MSS are computed from `message` and `mtu`; those in
-/// `segment` are ignored.
-///
-/// # Errors
-/// The message does not fit.
+/// `segment` are ignored. Errors: the message does not fit.
 pub fn emit(
     segment: &Segment,
     message: &[u8],
@@ -216,10 +213,8 @@ pub enum Packet<'a> {
 }
 
 /// Parses a packet that begins with its IP header. `length` is the packet's length on the wire,
-/// which exceeds the length of `bytes` if the packet was truncated.
-///
-/// # Errors
-/// The reason why the packet is refused.
+/// which exceeds the length of `bytes` if the packet was truncated. Errors: the reason why the
+/// packet is refused.
 pub fn parse(bytes: &[u8], length: usize, checksum: Checksum) -> Result<Packet<'_>, Refusal> {
     if length > bytes.len() {
         return Err(Refusal::Cut);

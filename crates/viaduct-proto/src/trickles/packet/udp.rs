@@ -28,10 +28,8 @@ pub fn head(role: Role, count: u8) -> [u8; HEAD] {
     [EXID[0], EXID[1], role.byte(), count]
 }
 
-/// Parses the payload of a datagram: role, running number, and message.
-///
-/// # Errors
-/// The reason why it is not a Trickles packet.
+/// Parses the payload of a datagram: role, running number, and message. Errors: the reason why it
+/// is not a Trickles packet.
 pub fn parse(payload: &[u8]) -> Result<(Role, u8, &[u8]), Refusal> {
     let (&[a, b, role, count], message) = payload.split_first_chunk().ok_or(Refusal::Malformed)?;
     if [a, b] != EXID {

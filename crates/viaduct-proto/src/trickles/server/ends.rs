@@ -25,10 +25,8 @@ use crate::trickles::replay::Once;
 const LOOKED_AT: usize = 64;
 
 impl Server {
-    /// Returns the first loss of a request with `gaps`, if the request ends its epoch.
-    ///
-    /// # Errors
-    /// A contradictory request of this epoch was answered.
+    /// Returns the first loss of a request with `gaps`, if the request ends its epoch. Errors: a
+    /// contradictory request of this epoch was answered.
     pub(super) fn ends(&self, known: &Continuation, gaps: &[Run]) -> Result<Option<u64>, Refusal> {
         let (base, number) = (known.epoch.base, known.number);
         let knows = |what| self.replay.knows(known.connection, what);

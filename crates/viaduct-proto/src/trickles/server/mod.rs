@@ -137,10 +137,8 @@ impl Server {
     }
 
     /// Processes a request that arrived from `from`. `now` is the server's clock, which its
-    /// replicas share to within [`SKEW`](super::replay::SKEW).
-    ///
-    /// # Errors
-    /// [`Refusal`], which is counted; the client is not answered.
+    /// replicas share to within [`SKEW`](super::replay::SKEW). Errors: [`Refusal`], which is
+    /// counted; the client is not answered.
     pub fn handle(
         &mut self,
         now: Instant,

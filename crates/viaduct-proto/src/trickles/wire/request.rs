@@ -83,10 +83,7 @@ pub(in crate::trickles) fn is_open(message: &[u8]) -> bool {
 }
 
 impl<'a> Request<'a> {
-    /// Parses a request.
-    ///
-    /// # Errors
-    /// [`InvalidRequest`].
+    /// Parses a request. Errors: [`InvalidRequest`].
     pub fn parse(message: &'a [u8]) -> Result<Self, InvalidRequest> {
         read(message).ok_or(InvalidRequest)
     }

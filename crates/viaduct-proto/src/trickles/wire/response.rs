@@ -98,10 +98,7 @@ pub struct Group<'a> {
 pub struct InvalidResponse;
 
 impl<'a> Response<'a> {
-    /// Parses a response.
-    ///
-    /// # Errors
-    /// [`InvalidResponse`].
+    /// Parses a response. Errors: [`InvalidResponse`].
     pub fn parse(message: &'a [u8]) -> Result<Self, InvalidResponse> {
         read(message).ok_or(InvalidResponse)
     }

@@ -61,10 +61,7 @@ pub struct InboundConns(Arc<Map<ENDS>>);
 impl InboundConns {
     /// Sets the addresses that the program sees for the connection from our source port `port`:
     /// `client` as its peer, and `own`, the address to which the client connected, as its own. Must
-    /// be called before the connection is opened.
-    ///
-    /// # Errors
-    /// The kernel is out of memory.
+    /// be called before the connection is opened. Errors: the kernel is out of memory.
     pub fn note(&self, port: u16, client: SocketAddr, own: SocketAddr) -> std::io::Result<()> {
         self.0.set(port.into(), &endpoints::pair(client, own))
     }
@@ -75,10 +72,7 @@ impl InboundConns {
 pub struct Ports(Arc<Map<8>>);
 
 impl Ports {
-    /// Creates an empty table.
-    ///
-    /// # Errors
-    /// A privilege is missing.
+    /// Creates an empty table. Errors: a privilege is missing.
     pub fn new() -> Result<Ports, BpfError> {
         Ok(Ports(Arc::new(Map::growing(PORTS)?)))
     }

@@ -216,10 +216,8 @@ pub struct Redirect {
 impl Redirect {
     /// Attaches the programs to the cgroup `directory` until the cgroup is removed. If this process
     /// ends before the wrapped programs, their connects are redirected to a rendezvous address
-    /// without a listener, and do not bypass the chain.
-    ///
-    /// # Errors
-    /// A privilege is missing, the kernel is too old, or there are too many rules.
+    /// without a listener, and do not bypass the chain. Errors: a privilege is missing, the kernel
+    /// is too old, or there are too many rules.
     pub fn attach(
         config: &RedirectConfig<'_>,
         directory: BorrowedFd<'_>,

@@ -123,10 +123,8 @@ pub enum FilterError {
 }
 
 impl TapFilter {
-    /// Builds the program for the kernel.
-    ///
-    /// # Errors
-    /// A prefix length is out of range, or there are more prefixes than fit into a program.
+    /// Builds the program for the kernel. Errors: a prefix length is out of range, or there are
+    /// more prefixes than fit into a program.
     pub fn build(&self) -> Result<Vec<BpfInsn>, FilterError> {
         let local = PrefixSet::new(&self.local)?;
         let peers = PrefixSet::new(&self.peers)?;
@@ -262,21 +260,16 @@ fn only_incoming(asm: &mut Asm, no: Label) {
     asm.jump_if(Test::Equal(PACKET_OUTGOING.into()), no);
 }
 
-/// Atomically replaces the socket's filter with `program`.
-///
-/// # Errors
-/// `EINVAL` for a malformed or empty program, `ENOMEM` for one that is longer than
-/// `net.core.optmem_max` allows.
+/// Atomically replaces the socket's filter with `program`. Errors: `EINVAL` for a malformed or
+/// empty program, `ENOMEM` for one that is longer than `net.core.optmem_max` allows.
 pub fn attach(socket: BorrowedFd<'_>, program: &[BpfInsn]) -> io::Result<()> {
     attach_as(libc::SO_ATTACH_FILTER, socket, program)
 }
 
 /// Attaches `program` to the sockets that share an address and a port, of which `socket` is one.
 /// The program returns the index of the socket for a packet, in the order in which the sockets were
-/// opened. If the index is out of range, the kernel chooses.
-///
-/// # Errors
-/// As [`attach`], or the socket does not share its address.
+/// opened. If the index is out of range, the kernel chooses. Errors: as [`attach`], or the socket
+/// does not share its address.
 pub fn attach_to_group(socket: BorrowedFd<'_>, program: &[BpfInsn]) -> io::Result<()> {
     attach_as(libc::SO_ATTACH_REUSEPORT_CBPF, socket, program)
 }

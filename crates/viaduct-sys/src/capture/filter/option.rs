@@ -66,10 +66,7 @@ pub struct OptionFilter<'a> {
 }
 
 impl OptionFilter<'_> {
-    /// Builds the program for the kernel.
-    ///
-    /// # Errors
-    /// The program is longer than the kernel accepts.
+    /// Builds the program for the kernel. Errors: the program is longer than the kernel accepts.
     pub fn build(&self) -> Result<Vec<BpfInsn>, FilterError> {
         let program = self.assemble();
         let (insns, prefixes) = (program.len(), self.ports.len());

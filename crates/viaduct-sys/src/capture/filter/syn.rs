@@ -37,10 +37,8 @@ pub struct SynFilter<'a> {
 }
 
 impl SynFilter<'_> {
-    /// Builds the program for the kernel.
-    ///
-    /// # Errors
-    /// A prefix length is out of range, or there are more prefixes than fit into a program.
+    /// Builds the program for the kernel. Errors: a prefix length is out of range, or there are
+    /// more prefixes than fit into a program.
     pub fn build(&self) -> Result<Vec<BpfInsn>, FilterError> {
         let sets = [PrefixSet::new(self.sources)?, PrefixSet::new(self.destinations)?];
         let program = self.assemble(&sets);

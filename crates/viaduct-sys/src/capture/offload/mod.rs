@@ -57,10 +57,8 @@ pub enum OffloadError {
 }
 
 impl OffloadState {
-    /// Reads which of the features that hide the wire's packets are on. Changes nothing.
-    ///
-    /// # Errors
-    /// There is no such interface.
+    /// Reads which of the features that hide the wire's packets are on. Changes nothing. Errors:
+    /// there is no such interface.
     pub fn read(interface: &str) -> Result<OffloadState, OffloadError> {
         let device = open(interface)?;
         let features = device.features().map_err(failed("read", interface))?;
@@ -70,10 +68,8 @@ impl OffloadState {
         Ok(OffloadState { interface: interface.to_owned(), features })
     }
 
-    /// Switches the features off.
-    ///
-    /// # Errors
-    /// There is no such interface, CAP_NET_ADMIN is missing, or a driver keeps a feature on.
+    /// Switches the features off. Errors: there is no such interface, CAP_NET_ADMIN is missing, or
+    /// a driver keeps a feature on.
     pub fn switch_off(&self) -> Result<(), OffloadError> {
         self.set(false)?;
         let features =
@@ -87,10 +83,7 @@ impl OffloadState {
     }
 
     /// Switches the features on again. May be called again. An interface that no longer exists is
-    /// not an error.
-    ///
-    /// # Errors
-    /// CAP_NET_ADMIN is missing.
+    /// not an error. Errors: CAP_NET_ADMIN is missing.
     pub fn restore(&self) -> Result<(), OffloadError> {
         match self.set(true) {
             Err(OffloadError::Device { source, .. })

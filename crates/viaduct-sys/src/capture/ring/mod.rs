@@ -130,19 +130,15 @@ pub struct Ring {
 }
 
 impl Ring {
-    /// Taps every packet of interface `ifname`.
-    ///
-    /// # Errors
-    /// The config is out of range, the interface does not exist, or CAP_NET_RAW is missing.
+    /// Taps every packet of interface `ifname`. Errors: the config is out of range, the interface
+    /// does not exist, or CAP_NET_RAW is missing.
     pub fn open(ifname: &str, config: RingConfig) -> Result<Ring, RingError> {
         Ring::open_filtered(ifname, config, &[])
     }
 
     /// Taps only the packets of interface `ifname` that `program` accepts, from the first packet
-    /// on. An empty program accepts all.
-    ///
-    /// # Errors
-    /// As [`Ring::open`], or the kernel refuses the program.
+    /// on. An empty program accepts all. Errors: as [`Ring::open`], or the kernel refuses the
+    /// program.
     pub fn open_filtered(
         ifname: &str,
         config: RingConfig,
@@ -153,10 +149,7 @@ impl Ring {
 
     /// Taps an interface whose offloads are on. A frame may be a packet that a device will segment,
     /// or whose checksum is missing ([`Frame::segment`], [`Frame::checksum`]). Such a frame has up
-    /// to 65535 bytes.
-    ///
-    /// # Errors
-    /// As [`Ring::open_filtered`].
+    /// to 65535 bytes. Errors: as [`Ring::open_filtered`].
     pub fn open_with_offloads(
         ifname: &str,
         config: RingConfig,
@@ -193,10 +186,7 @@ impl Ring {
     }
 
     /// Stops capturing outgoing packets. This is cheaper than a filter, which the kernel would run
-    /// on each of them.
-    ///
-    /// # Errors
-    /// `ENOPROTOOPT` before Linux 4.20.
+    /// on each of them. Errors: `ENOPROTOOPT` before Linux 4.20.
     pub fn ignore_outgoing(&self) -> io::Result<()> {
         let yes: c_int = 1;
         os::setsockopt(self.socket.as_fd(), libc::SOL_PACKET, libc::PACKET_IGNORE_OUTGOING, &yes)
@@ -244,10 +234,8 @@ impl Ring {
         self.drops
     }
 
-    /// Replaces the filter. Packets already in the ring stay.
-    ///
-    /// # Errors
-    /// The kernel refuses the program.
+    /// Replaces the filter. Packets already in the ring stay. Errors: the kernel refuses the
+    /// program.
     pub fn attach_filter(&self, program: &[BpfInsn]) -> io::Result<()> {
         attach(self.socket.as_fd(), program, self.with_offloads)
     }

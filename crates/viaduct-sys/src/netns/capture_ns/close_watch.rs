@@ -14,10 +14,8 @@ const SOCK_DIAG_BY_FAMILY: u16 = 20;
 pub struct CloseWatch(OwnedFd);
 
 impl CloseWatch {
-    /// Listens in the calling thread's network namespace, from now on.
-    ///
-    /// # Errors
-    /// The kernel does not support these notifications.
+    /// Listens in the calling thread's network namespace, from now on. Errors: the kernel does not
+    /// support these notifications.
     pub(super) fn open() -> io::Result<CloseWatch> {
         netlink::open(libc::NETLINK_SOCK_DIAG, GROUPS).map(CloseWatch)
     }

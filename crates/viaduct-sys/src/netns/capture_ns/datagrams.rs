@@ -71,10 +71,8 @@ pub struct Uplinks {
 
 /// Moves this process, which must have one thread, into a new capture namespace for datagrams. At
 /// first only loopback addresses have routes; the host's routes are copied by
-/// [`super::SourceRoutes::apply`].
-///
-/// # Errors
-/// This user may not make a network namespace, or the uplink in it.
+/// [`super::SourceRoutes::apply`]. Errors: this user may not make a network namespace, or the
+/// uplink in it.
 pub fn enter_for_datagrams() -> Result<Uplinks, CaptureNsError> {
     enter_network()?;
     set_up_for(Uplink::make().map_err(|why| set_up("an uplink", why))?)
@@ -138,10 +136,7 @@ impl LoopbackSocket {
     }
 
     /// Reads the next packet into `packet`. Returns its length, or 0 if it is not an outbound IPv6
-    /// packet.
-    ///
-    /// # Errors
-    /// No packet waits ([`io::ErrorKind::WouldBlock`]).
+    /// packet. Errors: no packet waits ([`io::ErrorKind::WouldBlock`]).
     pub fn read(&self, packet: &mut [u8]) -> io::Result<usize> {
         let (mut from, mut length) = (address(0), ADDRESS);
         // SAFETY: the kernel writes at most as much as `packet` and `from` have room for.
@@ -162,10 +157,7 @@ impl LoopbackSocket {
         Ok(if leaves { got } else { 0 })
     }
 
-    /// Injects an inbound IPv6 packet.
-    ///
-    /// # Errors
-    /// The kernel has no room for the packet.
+    /// Injects an inbound IPv6 packet. Errors: the kernel has no room for the packet.
     pub fn write(&self, packet: &[u8]) -> io::Result<()> {
         let to = address(v6());
         let (data, fd) = (packet.as_ptr().cast(), self.0.as_raw_fd());
@@ -199,10 +191,8 @@ fn address(protocol: u16) -> libc::sockaddr_ll {
     at
 }
 
-/// Opens a UDP socket in this process's capture namespace, IPv6 or IPv4.
-///
-/// # Errors
-/// No descriptor is left, or the machine lacks the address family.
+/// Opens a UDP socket in this process's capture namespace, IPv6 or IPv4. Errors: no descriptor is
+/// left, or the machine lacks the address family.
 pub fn datagram_socket(v6: bool) -> io::Result<OwnedFd> {
     let family = if v6 { AddressFamily::INET6 } else { AddressFamily::INET };
     let socket = rustix::net::socket_with(family, SocketType::DGRAM, SocketFlags::CLOEXEC, None)?;
@@ -214,10 +204,8 @@ pub fn datagram_socket(v6: bool) -> io::Result<OwnedFd> {
     Ok(socket)
 }
 
-/// Returns the ports of UDP sockets in the capture namespace of process `pid`.
-///
-/// # Errors
-/// The process has ended.
+/// Returns the ports of UDP sockets in the capture namespace of process `pid`. Errors: the process
+/// has ended.
 pub fn udp_ports(pid: u32) -> io::Result<BTreeSet<u16>> {
     let mut text = std::fs::read_to_string(format!("/proc/{pid}/net/udp"))?;
     // Without IPv6 there is no such file.

@@ -15,10 +15,7 @@ const OTHER_END: u32 = 1 << 30;
 const LINK_LOCAL: (Ipv6Addr, u8) = (Ipv6Addr::new(0xfe80, 0, 0, 0, 0, 0, 0, 0), 10);
 
 /// Adds a link with the index `number` to the calling thread's network namespace, and makes every
-/// link-local address local on it.
-///
-/// # Errors
-/// The kernel has no veth pairs, or no IPv6.
+/// link-local address local on it. Errors: the kernel has no veth pairs, or no IPv6.
 pub fn add_link(number: u32) -> io::Result<()> {
     let (name, other) = (format!("link{number}"), format!("other{number}"));
     let end = |index, name: &str| routes::link(LinkHeader { index, ..LinkHeader::default() }, name);

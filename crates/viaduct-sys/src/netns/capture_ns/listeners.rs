@@ -41,10 +41,8 @@ pub struct Listeners {
 }
 
 impl Listeners {
-    /// Opens netlink sockets in the calling thread's network namespace.
-    ///
-    /// # Errors
-    /// The kernel does not support these notifications.
+    /// Opens netlink sockets in the calling thread's network namespace. Errors: the kernel does not
+    /// support these notifications.
     pub(super) fn open() -> io::Result<Listeners> {
         let closed = netlink::open(libc::NETLINK_SOCK_DIAG, GROUPS)?;
         // Connections, which end far more often, are filtered out. If the filter cannot be
@@ -77,11 +75,8 @@ impl Listeners {
         (!lost).then_some(cookies)
     }
 
-    /// Returns the sockets that listen at `port`, or at any port if it is 0, for IPv6 or for
-    /// IPv4.
-    ///
-    /// # Errors
-    /// The netlink request fails.
+    /// Returns the sockets that listen at `port`, or at any port if it is 0, for IPv6 or for IPv4.
+    /// Errors: the netlink request fails.
     pub fn at(&self, port: u16, v6: bool) -> io::Result<Vec<Listener>> {
         let family = if v6 { libc::AF_INET6 } else { libc::AF_INET };
         let mut head = vec![family as u8, libc::IPPROTO_TCP as u8, 0, 0];

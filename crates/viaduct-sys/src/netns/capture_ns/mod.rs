@@ -74,10 +74,8 @@ pub enum CaptureNsError {
 }
 
 /// Moves this process, which must have one thread, into a new capture namespace, where all its
-/// later sockets are. Returns access to the namespace's listening sockets.
-///
-/// # Errors
-/// This user may not make a network namespace.
+/// later sockets are. Returns access to the namespace's listening sockets. Errors: this user may
+/// not make a network namespace.
 pub fn enter() -> Result<Listeners, CaptureNsError> {
     enter_network()?;
     let lo = Interface::new(LOOPBACK).and_then(|lo| lo.set_up());
@@ -106,10 +104,8 @@ fn set_up(what: &str, why: impl ToString) -> CaptureNsError {
 }
 
 /// Opens a TCP socket in this process's capture namespace, bound to `at`, which may be the address
-/// of any host. Several sockets may be bound to one address.
-///
-/// # Errors
-/// The machine lacks the address family, or no descriptor is left.
+/// of any host. Several sockets may be bound to one address. Errors: the machine lacks the address
+/// family, or no descriptor is left.
 pub fn socket(purpose: Purpose, at: SocketAddr) -> io::Result<OwnedFd> {
     let (v6, alone) = match purpose {
         Purpose::Listener { v6, alone } => (v6, alone),
@@ -180,10 +176,7 @@ const ASYNC: OFlags = OFlags::from_bits_retain(libc::O_ASYNC as u32);
 const BUFFERS: [libc::c_int; 2] = [libc::SO_RCVBUF, libc::SO_SNDBUF];
 
 /// Copies the options of `like` to `socket`, and sets its blocking mode from `flags`. Accepted
-/// sockets inherit the options.
-///
-/// # Errors
-/// Either descriptor is not a socket.
+/// sockets inherit the options. Errors: either descriptor is not a socket.
 pub fn set_up_like(socket: BorrowedFd<'_>, like: BorrowedFd<'_>, flags: OFlags) -> io::Result<()> {
     fcntl_setfl(socket, flags & (OFlags::NONBLOCK | ASYNC))?;
     for (level, name) in OPTIONS {
@@ -217,9 +210,6 @@ fn option(socket: BorrowedFd<'_>, level: libc::c_int, name: libc::c_int) -> Opti
 }
 
 /// Returns the inode number by which `/proc` identifies a socket.
-///
-/// # Errors
-/// None are known.
 pub fn inode(socket: impl AsFd) -> io::Result<u64> {
     Ok(rustix::fs::fstat(socket)?.st_ino)
 }
@@ -243,18 +233,13 @@ fn network(socket: impl AsFd) -> io::Result<u64> {
     os::getsockopt(socket.as_fd(), libc::SOL_SOCKET, netns::NETNS_COOKIE)
 }
 
-/// Stops a listener: it accepts no more connections.
-///
-/// # Errors
-/// The socket does not listen.
+/// Stops a listener: it accepts no more connections. Errors: the socket does not listen.
 pub fn stop_listening(socket: impl AsFd) -> io::Result<()> {
     Ok(rustix::net::shutdown(socket, rustix::net::Shutdown::Read)?)
 }
 
-/// Listens on `socket`, a duplicate of a program's, with the program's backlog.
-///
-/// # Errors
-/// The kernel refuses, for example because the address is in use.
+/// Listens on `socket`, a duplicate of a program's, with the program's backlog. Errors: the kernel
+/// refuses, for example because the address is in use.
 pub fn listen(socket: impl AsFd, backlog: i32) -> io::Result<()> {
     Ok(rustix::net::listen(socket, backlog)?)
 }

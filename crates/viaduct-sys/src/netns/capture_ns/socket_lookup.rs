@@ -15,10 +15,8 @@ const ANY: [u8; 8] = [0xff; 8];
 pub struct SocketLookup(OwnedFd);
 
 impl SocketLookup {
-    /// Opens a netlink socket in the calling thread's network namespace.
-    ///
-    /// # Errors
-    /// No descriptor is left.
+    /// Opens a netlink socket in the calling thread's network namespace. Errors: no descriptor is
+    /// left.
     pub(super) fn open() -> io::Result<SocketLookup> {
         netlink::open(libc::NETLINK_SOCK_DIAG, 0).map(SocketLookup)
     }
@@ -29,10 +27,7 @@ impl SocketLookup {
     }
 
     /// Returns whether a socket receives datagrams from `from` to `to`, two addresses of the same
-    /// family.
-    ///
-    /// # Errors
-    /// The netlink request fails.
+    /// family. Errors: the netlink request fails.
     pub fn finds(&self, from: SocketAddr, to: SocketAddr) -> io::Result<bool> {
         let family = if to.is_ipv4() { libc::AF_INET } else { libc::AF_INET6 };
         // `struct inet_diag_req_v2`: family, protocol, extensions, padding, states; then source and

@@ -120,10 +120,7 @@ impl SourceRoutes {
     }
 
     /// Updates the routes of this process's capture namespace from those of `before` to those of
-    /// `self`.
-    ///
-    /// # Errors
-    /// The first route that the kernel refuses; the others are installed.
+    /// `self`. Errors: the first route that the kernel refuses; the others are installed.
     pub fn apply(&self, before: &SourceRoutes) -> io::Result<()> {
         for near in before.0.iter().filter(|near| !self.0.contains(near)) {
             // The route may have been removed with its address.
@@ -144,10 +141,8 @@ impl SourceRoutes {
 pub struct SourceRoutesWatch(RouteEvents);
 
 impl SourceRoutesWatch {
-    /// Listens in the calling thread's network namespace, from now on.
-    ///
-    /// # Errors
-    /// No descriptor is left.
+    /// Listens in the calling thread's network namespace, from now on. Errors: no descriptor is
+    /// left.
     pub fn new() -> io::Result<SourceRoutesWatch> {
         RouteEvents::of(GROUPS).map(SourceRoutesWatch)
     }

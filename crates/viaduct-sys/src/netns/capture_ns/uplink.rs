@@ -47,10 +47,8 @@ pub struct Uplink {
 
 impl Uplink {
     /// Makes the uplink of this thread's network namespace. The interface is up and has no
-    /// addresses.
-    ///
-    /// # Errors
-    /// Neither a TUN interface nor a veth pair can be made; the text has both reasons.
+    /// addresses. Errors: neither a TUN interface nor a veth pair can be made; the text has both
+    /// reasons.
     pub(super) fn make() -> Result<Uplink, String> {
         Uplink::by_tun().or_else(|no_tun| {
             Uplink::by_veth()
@@ -88,10 +86,8 @@ impl Uplink {
         Uplink { fd, frames }
     }
 
-    /// Reads the next outbound packet into `packet`, and returns its length.
-    ///
-    /// # Errors
-    /// No packet waits ([`io::ErrorKind::WouldBlock`]).
+    /// Reads the next outbound packet into `packet`, and returns its length. Errors: no packet
+    /// waits ([`io::ErrorKind::WouldBlock`]).
     pub fn read(&self, packet: &mut [u8]) -> io::Result<usize> {
         if !self.frames {
             return Ok(rustix::io::read(&self.fd, packet)?);
@@ -101,10 +97,7 @@ impl Uplink {
         Ok(rustix::io::readv(&self.fd, &mut pieces)?.saturating_sub(HEAD))
     }
 
-    /// Injects an inbound packet.
-    ///
-    /// # Errors
-    /// The kernel has no room for the packet.
+    /// Injects an inbound packet. Errors: the kernel has no room for the packet.
     pub fn write(&self, packet: &[u8]) -> io::Result<()> {
         if !self.frames {
             return Ok(rustix::io::write(&self.fd, packet).map(drop)?);

@@ -78,11 +78,8 @@ impl Inbox {
     }
 
     /// Receives up to 64 queued messages, which replace those of the last call, and returns their
-    /// number. Does not block.
-    ///
-    /// # Errors
-    /// As `recvmmsg(2)`, for example when the interface has gone down. `ECONNREFUSED`, which
-    /// concerns an earlier datagram, is not reported.
+    /// number. Does not block. Errors: as `recvmmsg(2)`, for example when the interface has gone
+    /// down. `ECONNREFUSED`, which concerns an earlier datagram, is not reported.
     pub fn receive(&mut self, socket: BorrowedFd<'_>) -> io::Result<usize> {
         self.metas.clear();
         // SAFETY: all zeros are a valid `sockaddr_storage`.
@@ -135,9 +132,6 @@ impl Inbox {
 }
 
 /// Makes a UDP socket report the destination addresses of datagrams.
-///
-/// # Errors
-/// None are known.
 pub fn report_destination(socket: BorrowedFd<'_>, is_ipv4: bool) -> io::Result<()> {
     match is_ipv4 {
         true => os::setsockopt(socket, libc::IPPROTO_IP, libc::IP_PKTINFO, &1),
@@ -146,9 +140,6 @@ pub fn report_destination(socket: BorrowedFd<'_>, is_ipv4: bool) -> io::Result<(
 }
 
 /// Makes a packet socket report whether the checksums of packets are to be checked.
-///
-/// # Errors
-/// None are known.
 pub fn report_checksum(socket: BorrowedFd<'_>) -> io::Result<()> {
     os::setsockopt(socket, libc::SOL_PACKET, libc::PACKET_AUXDATA, &1)
 }

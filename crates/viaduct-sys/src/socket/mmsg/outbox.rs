@@ -100,10 +100,7 @@ impl Outbox {
 }
 
 /// Returns the path MTU to `ip` that the kernel knows: the device's MTU, or a lower one that a
-/// router has reported to the kernel's own sockets.
-///
-/// # Errors
-/// There is no route to `ip`.
+/// router has reported to the kernel's own sockets. Errors: there is no route to `ip`.
 pub fn path_mtu(ip: IpAddr) -> io::Result<usize> {
     let any: IpAddr =
         if ip.is_ipv4() { Ipv4Addr::UNSPECIFIED.into() } else { Ipv6Addr::UNSPECIFIED.into() };

@@ -32,10 +32,8 @@ pub enum SynContent<'a> {
 }
 
 /// Begins to connect to `to`, from the address `from` if it is given. When the stream is writable,
-/// [`take_error`](TcpStream::take_error) returns the result.
-///
-/// # Errors
-/// The connect cannot begin, for example because there is no route or no free port.
+/// [`take_error`](TcpStream::take_error) returns the result. Errors: the connect cannot begin, for
+/// example because there is no route or no free port.
 pub fn connect(
     to: SocketAddr,
     from: Option<SocketAddr>,
@@ -44,10 +42,8 @@ pub fn connect(
     connect_with(to, from, options, SynContent::Nothing).map(|(stream, _)| stream)
 }
 
-/// Opens a socket bound to `from`, for [`connect_bound`]; port 0 lets the kernel choose.
-///
-/// # Errors
-/// The address is not this machine's, or in use.
+/// Opens a socket bound to `from`, for [`connect_bound`]; port 0 lets the kernel choose. Errors:
+/// the address is not this machine's, or in use.
 pub fn bound(from: SocketAddr, options: TcpOptions) -> io::Result<TcpStream> {
     let socket = socket(from, options)?;
     if from.port() != 0 {
@@ -58,11 +54,9 @@ pub fn bound(from: SocketAddr, options: TcpOptions) -> io::Result<TcpStream> {
     Ok(TcpStream::from(socket))
 }
 
-/// Begins to connect a socket of [`bound`], as [`connect`] does.
-///
-/// # Errors
-/// The connect cannot begin, for example because a recent connection between the same two addresses
-/// still exists (`TIME-WAIT`).
+/// Begins to connect a socket of [`bound`], as [`connect`] does. Errors: the connect cannot begin,
+/// for example because a recent connection between the same two addresses still exists
+/// (`TIME-WAIT`).
 pub fn connect_bound(socket: &TcpStream, to: SocketAddr) -> io::Result<()> {
     match rustix::net::connect(socket, &to) {
         Ok(()) | Err(Errno::INPROGRESS) => Ok(()),
@@ -72,10 +66,8 @@ pub fn connect_bound(socket: &TcpStream, to: SocketAddr) -> io::Result<()> {
 
 /// Begins to connect like [`connect`], with `content` in the SYN. Also returns the number of bytes
 /// of data in the SYN, which is 0 if Fast Open is off (`net.ipv4.tcp_fastopen`). If the port of
-/// `from` is in use, another port is used, unless the address is another host's.
-///
-/// # Errors
-/// As [`connect`] and [`SynOption::set`].
+/// `from` is in use, another port is used, unless the address is another host's. Errors: as
+/// [`connect`] and [`SynOption::set`].
 pub fn connect_with(
     to: SocketAddr,
     from: Option<SocketAddr>,

@@ -12,10 +12,8 @@ use crate::capture::filter;
 use crate::os;
 
 /// Opens a non-blocking listener at `address`, which is shared only if `options.shared` is set.
-/// Accepted sockets have Nagle's algorithm off.
-///
-/// # Errors
-/// The address is in use or not this machine's, or a privilege that the options require is missing.
+/// Accepted sockets have Nagle's algorithm off. Errors: the address is in use or not this
+/// machine's, or a privilege that the options require is missing.
 pub fn listen(address: SocketAddr, backlog: u32, options: TcpOptions) -> io::Result<TcpListener> {
     let socket = socket(address, options)?;
     sockopt::set_socket_reuseaddr(&socket, true)?;
@@ -26,10 +24,8 @@ pub fn listen(address: SocketAddr, backlog: u32, options: TcpOptions) -> io::Res
 }
 
 /// Opens a non-blocking listener at `ip`, with a port that the kernel chooses and that no other
-/// socket has. Other sockets of this user may share the port from then on.
-///
-/// # Errors
-/// No port is free, or the address is not this machine's.
+/// socket has. Other sockets of this user may share the port from then on. Errors: no port is free,
+/// or the address is not this machine's.
 pub fn listen_on_free_port(
     ip: IpAddr,
     backlog: u32,
@@ -46,18 +42,14 @@ pub fn listen_on_free_port(
 }
 
 /// Delays accept until a client has sent data, for about `patience` at most (`TCP_DEFER_ACCEPT`).
-///
-/// # Errors
-/// The socket is not a TCP socket.
+/// Errors: the socket is not a TCP socket.
 pub fn defer_accept(listener: impl AsFd, patience: Duration) -> io::Result<()> {
     let seconds = libc::c_int::try_from(patience.as_secs()).unwrap_or(libc::c_int::MAX);
     os::setsockopt(listener.as_fd(), libc::SOL_TCP, libc::TCP_DEFER_ACCEPT, &seconds)
 }
 
-/// Checks that no socket listens at `address`, not even one that is shared.
-///
-/// # Errors
-/// A socket listens there, or the address is not this machine's.
+/// Checks that no socket listens at `address`, not even one that is shared. Errors: a socket
+/// listens there, or the address is not this machine's.
 pub fn check_free(address: SocketAddr, options: TcpOptions) -> io::Result<()> {
     let socket = socket(address, options)?;
     sockopt::set_socket_reuseaddr(&socket, true)?;
@@ -66,27 +58,21 @@ pub fn check_free(address: SocketAddr, options: TcpOptions) -> io::Result<()> {
 
 /// Distributes connections over the `of` listeners at one address, of which `listener` is one, as
 /// described at [`filter::Share`]. The listeners are numbered in the order in which [`listen`] has
-/// opened them; no other socket may listen at the address.
-///
-/// # Errors
-/// The socket is not a shared listener.
+/// opened them; no other socket may listen at the address. Errors: the socket is not a shared
+/// listener.
 pub fn distribute(listener: impl AsFd, of: u32) -> io::Result<()> {
     filter::attach_to_group(listener.as_fd(), &filter::listener_of(of))
 }
 
-/// Makes a listener drop new SYNs. Handshakes in progress still complete.
-///
-/// # Errors
-/// The socket is not a TCP socket.
+/// Makes a listener drop new SYNs. Handshakes in progress still complete. Errors: the socket is not
+/// a TCP socket.
 pub fn drop_syns(listener: impl AsFd) -> io::Result<()> {
     filter::attach(listener.as_fd(), &filter::no_syns())
 }
 
 /// Applies `options` to a listener that another process has opened, as [`listen`] does. Accepted
-/// sockets inherit them.
-///
-/// # Errors
-/// The socket is not a TCP socket, or a privilege that the options require is missing.
+/// sockets inherit them. Errors: the socket is not a TCP socket, or a privilege that the options
+/// require is missing.
 pub fn adopt(listener: TcpListener, options: TcpOptions) -> io::Result<TcpListener> {
     listener.set_nonblocking(true)?;
     apply(listener.as_fd(), listener.local_addr()?.is_ipv4(), options)?;

@@ -27,19 +27,14 @@ const MIN_INTERVAL: Duration = Duration::from_millis(600);
 ///
 /// A connection to a live peer whose receive window stays zero for `after` fails too, unless
 /// [`ShutWindow::look`] is called. Keepalive times are whole seconds: if `after` is below 2 s, a
-/// vanished idle peer is detected up to a second later.
-///
-/// # Errors
-/// The socket is not a TCP socket.
+/// vanished idle peer is detected up to a second later. Errors: the socket is not a TCP socket.
 pub fn set_dead_after(stream: impl AsFd, after: Duration) -> io::Result<()> {
     set_dead_after_quiet(stream, Some(after / 2), after)
 }
 
 /// Like [`set_dead_after`], but sends the first keepalive probe after `quiet`, or after half of
-/// `after` if that is earlier. `None` disables probes of an idle peer.
-///
-/// # Errors
-/// As [`set_dead_after`].
+/// `after` if that is earlier. `None` disables probes of an idle peer. Errors: as
+/// [`set_dead_after`].
 pub fn set_dead_after_quiet(
     stream: impl AsFd,
     quiet: Option<Duration>,
@@ -56,9 +51,7 @@ pub fn set_dead_after_quiet(
 }
 
 /// Returns whether [`set_dead_after`] or the wrapped program has set a limit (`TCP_USER_TIMEOUT`).
-///
-/// # Errors
-/// The socket is not a TCP socket.
+/// Errors: the socket is not a TCP socket.
 pub fn has_dead_after(stream: impl AsFd) -> io::Result<bool> {
     Ok(sockopt::tcp_user_timeout(stream)? != 0)
 }
@@ -81,10 +74,7 @@ pub struct ShutWindow {
 impl ShutWindow {
     /// Keeps a connection with [`set_dead_after`]`(after)` open while its peer answers window
     /// probes. Must be called at intervals of at most `after / 8`, or half a second if that is
-    /// longer, during the whole life of the connection.
-    ///
-    /// # Errors
-    /// The socket is not a TCP socket.
+    /// longer, during the whole life of the connection. Errors: the socket is not a TCP socket.
     pub fn look(&mut self, stream: impl AsFd, after: Duration) -> io::Result<()> {
         let stream = stream.as_fd();
         let info: os::TcpInfo = os::getsockopt(stream, libc::SOL_TCP, libc::TCP_INFO)?;

@@ -70,10 +70,8 @@ impl Mirrored {
         }
     }
 
-    /// Reads one option from a program's socket, on which it has just been set.
-    ///
-    /// # Errors
-    /// The socket has no such option.
+    /// Reads one option from a program's socket, on which it has just been set. Errors: the socket
+    /// has no such option.
     pub fn read(&mut self, socket: impl AsFd, level: c_int, name: c_int) -> io::Result<()> {
         let Some(at) = index(level, name) else { return Ok(()) };
         self.0[at] = Some(os::getsockopt(socket.as_fd(), level, name)?);

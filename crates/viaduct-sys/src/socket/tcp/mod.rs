@@ -72,9 +72,6 @@ const PROBES: u32 = 4;
 
 /// Returns the IP and TCP headers of an accepted connection's SYN. Empty on a second call, or if
 /// the listener did not save them.
-///
-/// # Errors
-/// None are known.
 pub fn saved_syn(stream: impl AsFd) -> io::Result<Vec<u8>> {
     let mut syn = vec![0u8; SYN_HEADERS];
     let mut length = SYN_HEADERS as libc::socklen_t;
@@ -94,26 +91,17 @@ pub fn is_in_use(socket: impl AsFd) -> bool {
 }
 
 /// Makes `close` send a reset.
-///
-/// # Errors
-/// None are known.
 pub fn reset_on_close(stream: impl AsFd) -> io::Result<()> {
     Ok(sockopt::set_socket_linger(stream, Some(Duration::ZERO))?)
 }
 
 /// Makes `close` send a FIN again, which undoes [`reset_on_close`].
-///
-/// # Errors
-/// None are known.
 pub fn fin_on_close(stream: impl AsFd) -> io::Result<()> {
     Ok(sockopt::set_socket_linger(stream, None)?)
 }
 
 /// Enables keepalive probes after `quiet` without data. The connection fails when four probes, at
-/// most `quiet` apart, are not answered.
-///
-/// # Errors
-/// The socket is not a TCP socket.
+/// most `quiet` apart, are not answered. Errors: the socket is not a TCP socket.
 pub fn keep_alive(stream: impl AsFd, quiet: Duration) -> io::Result<()> {
     // The kernel counts seconds.
     let quiet = Duration::from_secs(quiet.as_secs().clamp(1, 32_767));
@@ -126,9 +114,6 @@ pub fn keep_alive(stream: impl AsFd, quiet: Duration) -> io::Result<()> {
 
 /// Returns the number of received bytes that were not read yet. They can still be read after a
 /// reset.
-///
-/// # Errors
-/// None are known.
 pub fn unread(stream: impl AsFd) -> io::Result<usize> {
     os::unread(stream.as_fd())
 }

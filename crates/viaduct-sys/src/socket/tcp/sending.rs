@@ -9,35 +9,23 @@ use rustix::net::sockopt;
 use crate::os;
 
 /// Limits the pacing rate to `bytes` a second (`SO_MAX_PACING_RATE`).
-///
-/// # Errors
-/// None are known.
 pub fn pace(stream: impl AsFd, bytes: u64) -> io::Result<()> {
     os::setsockopt(stream.as_fd(), libc::SOL_SOCKET, libc::SO_MAX_PACING_RATE, &bytes)
 }
 
 /// Limits the number of unsent bytes in the send buffer (`TCP_NOTSENT_LOWAT`), and thereby the
 /// delay of later data.
-///
-/// # Errors
-/// None are known.
 pub fn set_notsent_lowat(socket: impl AsFd, bytes: i32) -> io::Result<()> {
     os::setsockopt(socket.as_fd(), libc::SOL_TCP, libc::TCP_NOTSENT_LOWAT, &bytes)
 }
 
 /// Returns the number of bytes that were written but not sent yet (`SIOCOUTQNSD`).
-///
-/// # Errors
-/// None are known.
 pub fn unsent(socket: impl AsFd) -> io::Result<usize> {
     os::unsent(socket.as_fd())
 }
 
 /// Returns the pacing rate of the kernel's congestion control in bytes per second; `None` before
 /// there is a measurement.
-///
-/// # Errors
-/// None are known.
 pub fn pacing_rate(socket: impl AsFd) -> io::Result<Option<u64>> {
     let info: os::TcpInfo = os::getsockopt(socket.as_fd(), libc::SOL_TCP, libc::TCP_INFO)?;
     Ok(Some(info.pacing_rate).filter(|rate| (1..u64::MAX).contains(rate)))
@@ -62,10 +50,8 @@ pub struct Sending {
     pub segment: u32,
 }
 
-/// Returns a connection's measurements (`TCP_INFO`, `SIOCOUTQ`).
-///
-/// # Errors
-/// The socket is not a TCP connection.
+/// Returns a connection's measurements (`TCP_INFO`, `SIOCOUTQ`). Errors: the socket is not a TCP
+/// connection.
 pub fn sending(stream: impl AsFd) -> io::Result<Sending> {
     let fd = stream.as_fd();
     let info: os::TcpInfo = os::getsockopt(fd, libc::SOL_TCP, libc::TCP_INFO)?;
@@ -93,10 +79,7 @@ pub struct LongHaul {
 }
 
 impl LongHaul {
-    /// Applies the options to `stream`.
-    ///
-    /// # Errors
-    /// The kernel has no such congestion control.
+    /// Applies the options to `stream`. Errors: the kernel has no such congestion control.
     pub fn apply(&self, stream: impl AsFd) -> io::Result<()> {
         let socket = stream.as_fd();
         if let Some(name) = &self.congestion_control {

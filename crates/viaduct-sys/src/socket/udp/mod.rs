@@ -38,10 +38,7 @@ pub struct UdpBatch {
 
 impl UdpBatch {
     /// Binds a non-blocking socket. Its datagrams have DF set: one that exceeds the known path MTU
-    /// is refused, not fragmented.
-    ///
-    /// # Errors
-    /// The address is in use, or not this machine's.
+    /// is refused, not fragmented. Errors: the address is in use, or not this machine's.
     pub fn bind(address: SocketAddr) -> io::Result<UdpBatch> {
         UdpBatch::new(UdpSocket::bind(address)?, address)
     }
@@ -49,9 +46,7 @@ impl UdpBatch {
     /// Binds like [`UdpBatch::bind`], with two differences. `[::]` is IPv6 only, so that `0.0.0.0`
     /// may be bound with the same port. With a `share`, several sockets share the address, and each
     /// receives from the peers of its share; they must be bound in the order of their numbers.
-    ///
-    /// # Errors
-    /// As [`UdpBatch::bind`].
+    /// Errors: as [`UdpBatch::bind`].
     pub fn bind_one_family(address: SocketAddr, share: Option<Share>) -> io::Result<UdpBatch> {
         use rustix::net::{AddressFamily, SocketFlags, SocketType, bind, socket_with};
         let family = if address.is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 };
@@ -82,18 +77,12 @@ impl UdpBatch {
     }
 
     /// Sets the sizes of the send and receive buffers to `bytes` each, or to the kernel's maximum.
-    ///
-    /// # Errors
-    /// None are known.
     pub fn set_buffers(&self, bytes: usize) -> io::Result<()> {
         os::set_send_buffer(&self.socket, bytes)?;
         os::set_receive_buffer(&self.socket, bytes)
     }
 
     /// Returns the local address.
-    ///
-    /// # Errors
-    /// None are known for a bound socket.
     pub fn local_addr(&self) -> io::Result<SocketAddr> {
         self.socket.local_addr()
     }
@@ -107,11 +96,8 @@ impl UdpBatch {
     }
 
     /// Receives the next datagram, if any. Returns its length and sender. A datagram longer than
-    /// `buffer` is truncated.
-    ///
-    /// # Errors
-    /// As `recvfrom(2)`, except that a peer's refusal of an earlier datagram (`ECONNREFUSED`) is
-    /// not reported.
+    /// `buffer` is truncated. Errors: as `recvfrom(2)`, except that a peer's refusal of an earlier
+    /// datagram (`ECONNREFUSED`) is not reported.
     pub fn recv(&self, buffer: &mut [u8]) -> io::Result<Option<(usize, SocketAddr)>> {
         match self.socket.recv_from(buffer) {
             Ok(received) => Ok(Some(received)),
@@ -122,18 +108,13 @@ impl UdpBatch {
     }
 
     /// Enables receive timestamps, for [`recv_at`](UdpBatch::recv_at).
-    ///
-    /// # Errors
-    /// None are known.
     pub fn enable_timestamps(&self) -> io::Result<()> {
         timestamp::enable(self)
     }
 
     /// Receives like [`recv`](UdpBatch::recv), with the time of arrival.
-    /// [`enable_timestamps`](UdpBatch::enable_timestamps) must have been called.
-    ///
-    /// # Errors
-    /// As [`recv`](UdpBatch::recv).
+    /// [`enable_timestamps`](UdpBatch::enable_timestamps) must have been called. Errors: as
+    /// [`recv`](UdpBatch::recv).
     pub fn recv_at(
         &self,
         buffer: &mut [u8],
@@ -151,9 +132,6 @@ impl UdpBatch {
 
     /// Drops all incoming datagrams, which a tap reads instead. The socket only keeps its port
     /// bound, so that the kernel does not answer the datagrams with ICMP errors.
-    ///
-    /// # Errors
-    /// None are known.
     pub fn block_receive(&self) -> io::Result<()> {
         let keep_nothing =
             BpfInsn { code: (libc::BPF_RET | libc::BPF_K) as u16, jt: 0, jf: 0, k: 0 };
