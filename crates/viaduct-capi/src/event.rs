@@ -178,7 +178,6 @@ impl Minisock {
         }
     }
 
-    /// Returns the event, and the reply to it.
     pub(crate) fn finish(mut self) -> (Minisocket<'static>, Reply) {
         for (ask, stretch) in self.stretches {
             match usize::try_from(ask) {

@@ -10,7 +10,6 @@ use viaduct_trickles::{Connector, Flow, Listener};
 /// Server or client of a descriptor.
 #[derive(Debug)]
 pub(crate) enum End {
-    /// A server.
     Server(Box<Listener>),
     /// A client's connection.
     Client(Box<Client>),

@@ -86,8 +86,7 @@ macro_rules! spawn {
 spawn!(posix_spawn, c"posix_spawn");
 spawn!(posix_spawnp, c"posix_spawnp");
 
-/// Calls `call` with `environment`, or with a copy that has our entries if `environment` lacks
-/// them.
+/// Calls `call` with `environment`, or with a copy to which our missing entries are added.
 fn with_entries(environment: Strings, call: impl FnOnce(Strings) -> c_int) -> c_int {
     let Wrapped::By(state) = state() else { return call(environment) };
     let [preload, wrap] = state.entries();
@@ -103,8 +102,7 @@ fn with_entries(environment: Strings, call: impl FnOnce(Strings) -> c_int) -> c_
     call(copy.at.cast())
 }
 
-/// An environment in newly mapped pages, as the child of a vfork must not change the heap of its
-/// parent.
+/// An environment in newly mapped pages: the child of a vfork must not change its parent's heap.
 struct Copy {
     at: *mut u8,
     length: usize,

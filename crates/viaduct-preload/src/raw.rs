@@ -65,7 +65,6 @@ pub(crate) fn is_readable(at: *const u8, length: usize) -> bool {
     readable(at & !(SET - 1)) && readable(last & !(SET - 1))
 }
 
-/// Closes a descriptor.
 pub(crate) fn close(fd: c_int) {
     // SAFETY: the descriptor is owned by this library, and not used again.
     unsafe { call(libc::SYS_close, [fd as usize, 0, 0, 0, 0, 0]) };

@@ -3,8 +3,7 @@
 use std::ffi::{CStr, c_void};
 use std::sync::atomic::{AtomicPtr, Ordering};
 
-/// A function in the next library (`RTLD_NEXT`), looked up once. If two threads look it up at once,
-/// both find the same address.
+/// Function in the next library (`RTLD_NEXT`), looked up once, or twice by racing threads.
 pub(crate) struct Real {
     name: &'static CStr,
     at: AtomicPtr<c_void>,

@@ -80,12 +80,9 @@ static BEGIN: extern "C" fn() = {
     begin
 };
 
-/// Wrapping state of this program.
 #[derive(Clone, Copy)]
 pub(crate) enum Wrapped {
-    /// Not wrapped.
     No,
-    /// Wrapped by a master, with this state.
     By(&'static State),
     /// Wrapped by a master that cannot be reached: no flow may begin.
     Unreachable,
@@ -177,7 +174,6 @@ pub(crate) fn find<'a>(environment: *const *const c_char, name: &[u8]) -> Option
     entries(environment).find(|entry| entry.starts_with(name))
 }
 
-/// Iterates over the entries of an environment.
 pub(crate) fn entries<'a>(environment: *const *const c_char) -> impl Iterator<Item = &'a [u8]> {
     let mut at = environment;
     std::iter::from_fn(move || {

@@ -42,8 +42,7 @@ impl<'a> Reader<'a> {
         self.array().map(u64::from_be_bytes)
     }
 
-    /// Reads a varint: seven bits a byte, the lowest first. `None` if the encoding is not the
-    /// shortest.
+    /// Reads a varint: seven bits a byte, lowest first; `None` if the encoding is not the shortest.
     pub(crate) fn varint(&mut self) -> Option<u64> {
         let mut value = 0;
         for shift in (0..64).step_by(7) {

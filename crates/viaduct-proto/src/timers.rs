@@ -15,8 +15,7 @@ use crate::time::Instant;
 
 /// Timers of a machine: an enum without fields.
 pub trait Timer: Copy + 'static {
-    /// All timers, in the order of their indices, which is also the order in which expired timers
-    /// fire.
+    /// All timers, in the order of their indices, in which expired timers fire.
     const ALL: &'static [Self];
 
     /// Index of the timer in [`Timer::ALL`].
@@ -31,7 +30,6 @@ pub struct TimerTable<T, const N: usize> {
 }
 
 impl<T: Timer, const N: usize> Default for TimerTable<T, N> {
-    /// A table of stopped timers.
     fn default() -> Self {
         const { assert!(T::ALL.len() == N) };
         debug_assert!(T::ALL.iter().enumerate().all(|(index, timer)| timer.index() == index));
@@ -106,8 +104,7 @@ mod tests {
     }
 
     proptest! {
-        /// Drives a table and a map through the same calls in virtual time: sets, stops, and
-        /// rounds, some of which are late.
+        /// Drives a table and a map through the same calls in virtual time, with some late rounds.
         #[test]
         fn each_timer_fires_once_when_due_and_in_the_order_of_the_enum(
             steps in prop::collection::vec((letters(), prop::option::of(0_u32..5), 0_u32..4), 0..80)

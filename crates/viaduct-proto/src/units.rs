@@ -61,8 +61,7 @@ pub fn rate_text(bits: u64) -> String {
     unscaled(bits, &RATES)
 }
 
-/// Parses a number followed by one of `units`. Whole numbers are exact; fractions are rounded to
-/// the nearest whole value.
+/// Parses a number and one of `units`; fractions are rounded to the nearest whole value.
 pub(crate) fn scaled(text: &str, units: &[Unit]) -> Option<u64> {
     let digits = text.trim_end_matches(|c: char| c.is_ascii_alphabetic());
     let (_, unit) = units.iter().find(|(name, _)| *name == &text[digits.len()..])?;

@@ -5,8 +5,7 @@ use std::net::IpAddr;
 use crate::nft::nfqueue;
 use crate::route::{netlink, rtnetlink, watch};
 
-/// Parses `bytes` as netlink messages with attributes. Returns the number of bytes of attribute
-/// values.
+/// Parses `bytes` as netlink messages; returns the number of bytes of attribute values.
 pub fn netlink(bytes: &[u8]) -> usize {
     let all = netlink::messages(bytes).map(|(_, message)| {
         let behind = message.get(netlink::NETFILTER_HEAD..).unwrap_or_default();

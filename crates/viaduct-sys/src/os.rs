@@ -143,8 +143,7 @@ pub(crate) fn setsockopt_bytes(
     check(unsafe { libc::setsockopt(fd.as_raw_fd(), level, name, value.as_ptr().cast(), length) })
 }
 
-/// Sets the size of a socket's send buffer. Without CAP_NET_ADMIN the system limits it
-/// (`net.core.wmem_max`).
+/// Sets a socket's send buffer, limited by `net.core.wmem_max` without CAP_NET_ADMIN.
 pub(crate) fn set_send_buffer(socket: impl AsFd, bytes: usize) -> io::Result<()> {
     Ok(sockopt::set_socket_send_buffer_size_force(&socket, bytes)
         .or_else(|_| sockopt::set_socket_send_buffer_size(&socket, bytes))?)
@@ -194,8 +193,7 @@ pub(crate) fn unacknowledged(fd: BorrowedFd<'_>) -> io::Result<usize> {
     queued(fd, libc::TIOCOUTQ)
 }
 
-/// Returns the number of received bytes of a stream that were not read yet. A reset does not
-/// discard them.
+/// Returns a stream's received, unread bytes, which a reset does not discard.
 pub(crate) fn unread(fd: BorrowedFd<'_>) -> io::Result<usize> {
     queued(fd, libc::FIONREAD)
 }

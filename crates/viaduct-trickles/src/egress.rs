@@ -51,7 +51,6 @@ impl Egress {
         }
     }
 
-    /// Returns whether packets are queued.
     pub(crate) fn has_queued(&self) -> bool {
         self.packets.iter().any(|queue| !queue.is_empty())
     }

@@ -36,7 +36,6 @@ pub struct Listener {
     endpoint: Endpoint,
     secrets: Secrets,
     clock: Clock,
-    /// All sockets of the port.
     sockets: OwnedFd,
 }
 

@@ -84,8 +84,7 @@ pub(crate) unsafe extern "C" fn getsockopt(
     returned(result) as c_int
 }
 
-/// Asks the master why the flow of this socket has failed, if it has. Fails if this process has no
-/// descriptor left for the request.
+/// Asks the master why this socket's flow has failed, if it has. Fails if no descriptor is left.
 fn refusal(fd: c_int) -> Result<Option<c_int>, c_int> {
     let Wrapped::By(state) = state() else { return Ok(None) };
     if peer_of(fd, state.word).is_some() || !socket_of(fd).is_some_and(Socket::is_of_ip) {
@@ -101,8 +100,7 @@ fn refusal(fd: c_int) -> Result<Option<c_int>, c_int> {
     }
 }
 
-/// Returns the address that the kernel has for a socket's peer, and its length; `None` if the
-/// socket is not connected.
+/// Returns the kernel's address of a socket's peer, and its length; `None` if not connected.
 fn peer_of(fd: c_int, word: u64) -> Option<([u8; SOCKADDR], usize)> {
     let (mut bytes, mut length) = ([0u8; SOCKADDR], SOCKADDR as socklen_t);
     let [at, size] = [bytes.as_mut_ptr() as usize, (&raw mut length) as usize];

@@ -9,7 +9,6 @@ use crate::time::Instant;
 use crate::trickles::client::Client;
 use crate::trickles::stream::Stream;
 
-/// Emulated link.
 pub(super) struct DrivenLink(pub(super) Link<()>);
 
 impl Driven for DrivenLink {

@@ -154,8 +154,7 @@ impl FakeIpPool {
         Some(name)
     }
 
-    /// Destination of a flow to `to`: the name if `to` is a fake IP. `None` for a fake IP without
-    /// a name.
+    /// Destination of a flow to `to`: a fake IP's name; `None` for a fake IP without a name.
     pub fn destination(&mut self, to: SocketAddr) -> Option<Address> {
         if !self.prefix.contains(to.ip()) {
             return Some(Address::Ip(to));

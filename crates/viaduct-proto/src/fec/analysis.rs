@@ -23,8 +23,7 @@ pub fn reed_solomon(r: u8, c: u8, p: f64) -> f64 {
     (0..u32::from(c)).map(|lost| binomial(n, lost, p)).sum()
 }
 
-/// Probability x that a repair is lost, or is unusable because another packet that it covers is
-/// lost.
+/// Probability x that a repair is lost, or useless because another packet that it covers is lost.
 fn unusable(r: u8, p: f64) -> f64 {
     1.0 - (1.0 - p).powi(i32::from(r))
 }

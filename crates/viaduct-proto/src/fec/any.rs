@@ -19,8 +19,7 @@ pub enum Code {
 }
 
 impl Code {
-    /// Refuses invalid parameters, and warns of unwise ones. Errors: as the `check` of this code's
-    /// parameters.
+    /// Refuses invalid parameters, and warns of unwise ones. Errors: as the code's own `check`.
     pub fn check(&self) -> Result<Vec<Warning>, Error> {
         match self {
             Code::Layered(parameters) => parameters.check(),
@@ -71,15 +70,13 @@ pub struct AnyDecoder {
 }
 
 impl AnyDecoder {
-    /// Creates a decoder that holds at most `bound` bytes of repairs, half of them for each
-    /// kind.
+    /// Creates a decoder that holds at most `bound` bytes of repairs, half of them of each kind.
     pub fn new(bound: usize) -> Self {
         let (peeling, linear) = (Peeling::new(bound / 2), Linear::new(bound / 2));
         AnyDecoder { peeling, linear, fresh: Recovered::new() }
     }
 
-    /// Number of waiting equations of windows and blocks whose unknown packets are all from `first`
-    /// to `last`.
+    /// Number of waiting equations whose unknown packets are all from `first` to `last`.
     pub fn equations_within(&self, first: Seq, last: Seq) -> usize {
         self.linear.equations_within(first, last)
     }

@@ -94,8 +94,7 @@ pub enum Row {
     Window(Draw),
 }
 
-/// Coefficients of a window's repair. They are nonzero for the newest packets, and for a share of
-/// the older ones.
+/// Coefficients of a window's repair: nonzero for the newest packets and a share of the older ones.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Draw {
     /// Seed of this equation.
@@ -115,8 +114,7 @@ pub struct Repair<'a> {
     pub row: Row,
     /// Combination of the packets' lengths (two bytes, big-endian) with the same coefficients.
     pub len_code: [u8; 2],
-    /// Combination of the packets' bytes with these coefficients; as long as the longest packet
-    /// covered.
+    /// Combination of the packets with these coefficients; as long as the longest packet covered.
     pub body: &'a [u8],
 }
 

@@ -170,8 +170,7 @@ impl Decoder for Peeling {
     }
 }
 
-/// Missing packets of a repair, and their sum; `None` if the repair is garbled: shorter than a
-/// known packet that it covers.
+/// Missing packets of a repair, and their sum; `None` if it is shorter than a packet it covers.
 fn subtract_known(repair: &Repair<'_>, sources: &dyn Sources) -> Option<(Vec<Seq>, Sum)> {
     let mut missing = Vec::new();
     for seq in repair.cover.seqs() {

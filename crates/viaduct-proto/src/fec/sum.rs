@@ -25,7 +25,6 @@ impl Sum {
         self.len_code = [0; 2];
     }
 
-    /// Combined bytes.
     pub(super) fn bytes(&self) -> &[u8] {
         self.buffer.bytes()
     }
@@ -102,8 +101,7 @@ impl<'a, 's> Batch<'a, 's> {
     }
 }
 
-/// Returns whether all numbers that a repair covers are valid, and whether its body is at most as
-/// long as a packet can be.
+/// Returns whether the numbers that a repair covers, and the length of its body, are valid.
 pub(super) fn plausible(repair: &Repair<'_>) -> bool {
     let cover = repair.cover;
     let span = u64::from(cover.stride) * u64::from(cover.count.saturating_sub(1));

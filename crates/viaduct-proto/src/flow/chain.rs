@@ -43,8 +43,7 @@ impl Chain {
         self.core.run(now);
     }
 
-    /// Handles an [`Action::Wake`] that this or another chain has issued for a key that this chain
-    /// has claimed.
+    /// Handles an [`Action::Wake`] that a chain has issued for a key that this chain has claimed.
     pub fn wake(&mut self, key: &[u8], now: Instant) {
         self.core.woken(key, now);
         self.core.run(now);
@@ -254,8 +253,7 @@ impl Chain {
         moved
     }
 
-    /// Reports that the key of [`Action::Give`] is not claimed; the chain then closes its
-    /// connections itself.
+    /// Reports that the key of [`Action::Give`] is not claimed; the chain closes its connections.
     pub fn unclaimed(&mut self, now: Instant) {
         self.core.unclaimed(now);
         self.core.run(now);

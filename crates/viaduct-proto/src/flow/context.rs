@@ -138,8 +138,7 @@ impl Downstream<'_> {
         self.ask(Down::Accept);
     }
 
-    /// Writes all of `data`. Returns false if the flow accepts no more bytes; `data` is then
-    /// dropped.
+    /// Writes all of `data`; returns false, and drops it, if the flow accepts no more bytes.
     #[must_use = "if the flow takes no more, report that upstream"]
     pub fn write(self, data: Bytes) -> bool {
         self.ask(Down::Write(data))
@@ -219,8 +218,7 @@ impl Upstream<'_> {
         self.core.tell(self.from, Up::Accepted);
     }
 
-    /// Passes all of `data` upstream. Returns false if no more bytes are read; `data` is then
-    /// dropped.
+    /// Passes all of `data` upstream; returns false, and drops it, if no more bytes are read.
     #[must_use = "if no more is read, report that downstream"]
     pub fn avail(self, data: Bytes) -> bool {
         self.core.tell(self.from, Up::Avail(data))

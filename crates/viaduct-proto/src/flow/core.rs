@@ -21,7 +21,6 @@ pub(super) struct Node {
     /// Index of the factory that made the handler.
     pub(super) position: usize,
     pub(super) up: Upper,
-    /// Transport of all outputs, if one is named.
     transport: Option<OutputTransport>,
     /// Destination of each output; `None` if it was unplumbed.
     pub(super) outputs: Vec<Option<Place>>,

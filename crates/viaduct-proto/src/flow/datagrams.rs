@@ -101,8 +101,7 @@ struct Pair {
 }
 
 impl Passage {
-    /// Passage through the handlers that `factories` make, in order from the program; `None` if one
-    /// of them works only on streams.
+    /// Passage through handlers in order from the program; `None` if one works only on streams.
     pub fn new(factories: Arc<[Arc<dyn Factory>]>, bounds: Bounds) -> Option<Passage> {
         let able = streams_alone(&factories).next().is_none();
         able.then(|| Passage {

@@ -48,8 +48,7 @@ pub enum Action {
     /// Hand this chain to the owner of the key by [`Chain::take`](super::Chain::take) of that
     /// chain, or call [`Chain::unclaimed`](super::Chain::unclaimed).
     Give(Vec<u8>),
-    /// Call [`Chain::wake`](super::Chain::wake) of the chain that owns the key, if there is
-    /// one.
+    /// Call [`Chain::wake`](super::Chain::wake) of the chain that owns the key, if any.
     Wake(Vec<u8>),
     /// Make another chain of these handlers ([`Chain::spawned`](super::Chain::spawned)), or
     /// call [`Chain::unspawned`](super::Chain::unspawned).

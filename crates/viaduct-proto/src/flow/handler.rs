@@ -22,8 +22,7 @@ pub struct Timer(pub u32);
 /// Downstream methods are called by the handler's input flow, that is, from the application's
 /// side; upstream methods by one of its output flows. No method may block.
 pub trait Handler {
-    /// Called once, when the handler is placed in the chain. The default plumbs one output
-    /// flow.
+    /// Called once, when the handler enters the chain. The default plumbs one output flow.
     fn start(&mut self, cx: &mut Context<'_>) {
         cx.plumb();
     }
@@ -52,8 +51,7 @@ pub trait Handler {
         cx.output(FIRST).accept();
     }
 
-    /// Writes all of `data` towards the network. Returns false if the flow will accept no more
-    /// data.
+    /// Writes all of `data` towards the network; returns false if the flow accepts no more data.
     fn write(&mut self, cx: &mut Context<'_>, data: Bytes) -> bool {
         cx.output(FIRST).write(data)
     }
@@ -174,8 +172,7 @@ pub trait Handler {
         cx.unplumb(output);
     }
 
-    /// Handles an output flow that could not be given away ([`Context::give`]) because its key
-    /// is not claimed.
+    /// Handles an output flow that [`Context::give`] could not give: its key is not claimed.
     fn unclaimed(&mut self, cx: &mut Context<'_>, output: Output) {
         cx.unplumb(output);
     }

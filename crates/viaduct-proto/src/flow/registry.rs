@@ -17,8 +17,7 @@ pub trait Factory: Send + Sync {
     /// Makes a handler for a new flow.
     fn make(&self) -> Box<dyn Handler + Send>;
 
-    /// Socket settings with which the kernel does all of this handler's work; `None` if the kernel
-    /// cannot.
+    /// Socket settings with which the kernel does all of the handler's work; `None` if it cannot.
     fn offload(&self) -> Option<Offload> {
         None
     }
@@ -38,8 +37,7 @@ pub trait Factory: Send + Sync {
         false
     }
 
-    /// Returns whether the flows of this factory share connections; one event loop must then drive
-    /// all of these flows.
+    /// Returns whether the factory's flows share connections and so must have one event loop.
     fn shares(&self) -> bool {
         false
     }
@@ -55,8 +53,7 @@ pub trait Factory: Send + Sync {
         false
     }
 
-    /// Human-readable summary of the state of all its flows, in a few lines; `None` if there is
-    /// nothing to report.
+    /// Summary of the state of all its flows for people, in a few lines; `None` if there is none.
     fn state(&self) -> Option<String> {
         None
     }
@@ -73,8 +70,7 @@ pub trait Factory: Send + Sync {
         false
     }
 
-    /// Makes a handler for the datagrams between two ends; `None` if the handler works only on
-    /// streams.
+    /// Makes a handler for datagrams between two ends; `None` if it works only on streams.
     fn datagrams(&self) -> Option<Box<dyn Datagrams + Send>> {
         None
     }
@@ -202,8 +198,7 @@ impl Registry {
         self.known.values().map(|(about, _)| about)
     }
 
-    /// Returns whether one of these handlers hides or protects data, so that no flow may bypass the
-    /// chain.
+    /// Returns whether a handler hides or protects data, so that no flow may bypass the chain.
     pub fn guards(&self, specs: &[HandlerSpec]) -> bool {
         let about = |spec: &HandlerSpec| self.known.get(&spec.name[..]).map(|(about, _)| about);
         specs.iter().filter_map(about).any(|about| about.guards)
@@ -248,8 +243,7 @@ impl HandlerSpec {
         self.arguments.given.keys().find(|key| !is_known(key)).cloned()
     }
 
-    /// Applies `build` to the settings of the handler described by `about`. Errors: `build` rejects
-    /// a setting, or leaves one unused.
+    /// Applies `build` to the handler's settings. Errors: `build` rejects or leaves out a setting.
     pub fn read<T>(
         &self,
         about: &About,

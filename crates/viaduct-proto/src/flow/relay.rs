@@ -4,8 +4,7 @@
 
 use super::Address;
 
-/// Protocol of a relay. A relay lasts as long as the connection to [`Relay::via`] over which it
-/// was negotiated.
+/// Protocol of a relay, which lasts as long as the connection to [`Relay::via`] that negotiated it.
 pub trait Relay {
     /// Destination of the connection over which the relay is negotiated.
     fn via(&self) -> &Address;
@@ -17,8 +16,7 @@ pub trait Relay {
     /// reason, for the log.
     fn handle_bytes(&mut self, data: &[u8]) -> Result<RelayProgress, String>;
 
-    /// Datagram to the relay that carries `data` to `to`; `None` if its header cannot express
-    /// `to`.
+    /// Datagram that has the relay carry `data` to `to`; `None` if its header cannot express `to`.
     fn wrap(&self, to: &Address, data: &[u8]) -> Option<Vec<u8>>;
 
     /// Source and payload of a datagram from the relay. Errors: the datagram is unusable.

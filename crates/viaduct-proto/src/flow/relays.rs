@@ -86,8 +86,7 @@ pub struct Relays {
     stats: RelayStats,
 }
 
-/// Key of a relay: a socket's local address, and the fake IP of the name if the relay serves only
-/// one name.
+/// Key of a relay: a socket's local address, and the fake IP of the only name served, if any.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 struct RelayKey {
     own: SocketAddr,
@@ -319,8 +318,7 @@ impl RelayStats {
 }
 
 impl RelayKey {
-    /// Address of `from` as the program sees it; `None` if this relay cannot carry datagrams
-    /// from it.
+    /// Address of `from` as the program sees it; `None` if this relay cannot carry its datagrams.
     fn peer(&self, from: &Address) -> Option<SocketAddr> {
         match (self.name, from) {
             // The relay resolves the name, so the source address cannot be checked; the port

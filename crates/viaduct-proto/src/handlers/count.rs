@@ -92,7 +92,6 @@ impl Handler for Count {
         cx.upstream().avail(data)
     }
 
-    /// Answers any request with the counters.
     fn control(&mut self, cx: &mut Context<'_>, to: &str, request: &[u8]) -> Option<Vec<u8>> {
         if to != "count" {
             return cx.output(FIRST).control(to, request);

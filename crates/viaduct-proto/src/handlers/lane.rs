@@ -69,8 +69,7 @@ impl<E> Lane<E> {
         self.end.take_if(|(ready, _)| *ready <= now).map(|(_, end)| end)
     }
 
-    /// Time at which the next bytes, or the end, are due; `None` while the receiving neighbour
-    /// takes no bytes.
+    /// Time at which the next bytes, or the end, are due; `None` while the neighbour takes none.
     pub(super) fn next_ready(&self) -> Option<Instant> {
         let end = self.end.as_ref().map(|(ready, _)| *ready);
         match self.queue.front() {

@@ -18,8 +18,7 @@ const SLICES_A_SECOND: u64 = 10;
 /// Maximum number of slices whose shares are granted at once when a timer is late.
 const MAX_LATE: u64 = 3;
 
-/// Default limit of queued datagrams: the bytes that pass in this time, but at least this many
-/// bytes.
+/// Default limit of queued datagrams: what passes in this time, but at least this many bytes.
 const DATAGRAMS_WAIT: Duration = Duration::from_millis(200);
 const MIN_HELD: usize = 16 << 10;
 
@@ -47,8 +46,7 @@ struct Share {
     /// Bits a second; `None` is no limit.
     rate: Option<u64>,
     left: usize,
-    /// Remainder below one byte, in tenths of a bit, because a slice's share of a low rate may
-    /// be less than a byte.
+    /// Remainder below one byte, in tenths of a bit: a slice's share of a low rate may be less.
     owed: u64,
     slice: Option<Instant>,
 }
@@ -67,8 +65,7 @@ pub(super) fn about() -> About {
         )
 }
 
-/// `rate` both ways, or `out` towards the network and `in` from it. `held`: bytes of datagrams
-/// that may wait.
+/// `rate` both ways, or `out` and `in`; `held`: bytes of datagrams that may wait.
 pub(super) fn build(arguments: &mut Arguments) -> Result<Arc<dyn Factory>, String> {
     let above_0 = |text: &str| rate(text).filter(|&bits| bits > 0);
     let mut bits = |key| arguments.take(key, "bits a second, such as 2M,", above_0);

@@ -42,8 +42,7 @@ impl SecretKey {
         PublicKey(public)
     }
 
-    /// Static Diffie-Hellman secret of the two sites; `None` if `peer` is a point of small order
-    /// and thus not a valid key.
+    /// Static Diffie-Hellman secret of the two sites; `None` if `peer` is a point of small order.
     pub(crate) fn shared(&self, peer: &PublicKey) -> Option<SharedSecret> {
         let mut secret = [0; 32];
         curve(self).dh(&peer.0, &mut secret).ok()?;

@@ -19,18 +19,15 @@ pub struct LinkConfig {
     /// the delay. Jitter does not reorder packets, so the mean delay grows if the jitter exceeds
     /// the time between packets.
     pub jitter: Duration,
-    /// Limit of the queue in front of the transmitter; packets beyond it are dropped at the
-    /// tail.
+    /// Limit of the queue in front of the transmitter, which drops packets at its tail.
     pub queue: QueueLimit,
     /// Loss process, applied as packets enter.
     pub loss: Loss,
     /// Reordering: packets that are overtaken.
     pub reorder: Reorder,
-    /// Probability that a packet arrives twice, the copy directly after the original. A copy takes
-    /// no transmission time.
+    /// Probability that a packet arrives twice in a row. The copy takes no transmission time.
     pub duplicate: f64,
-    /// Probability that one random bit of the payload is flipped (see
-    /// [`flip_bit`](super::flip_bit)).
+    /// Probability that a random bit of the payload is flipped ([`flip_bit`](super::flip_bit)).
     pub corrupt: f64,
 }
 

@@ -33,8 +33,7 @@ pub enum Loss {
     GilbertElliott {
         /// Probability of leaving the good state.
         p_good_to_bad: f64,
-        /// Probability of leaving the bad state. Its reciprocal is the mean stay in that state, in
-        /// packets.
+        /// Probability of leaving the bad state: one over the mean stay in it, in packets.
         p_bad_to_good: f64,
         /// Loss in the good state.
         loss_good: f64,
@@ -146,8 +145,7 @@ fn burst_begin(rate: f64, length: u32) -> f64 {
     if rate <= 0.0 || length == 0 { 0.0 } else { rate / (f64::from(length) * (1.0 - rate)) }
 }
 
-/// Decides about the next packet; `left` counts the remaining packets of a burst, plus one for the
-/// delivered packet after it.
+/// Decides about the next packet; `left` counts the rest of a burst, and the packet after it.
 fn next_of_bursts(begin: f64, length: u32, left: &mut u32, rng: &mut Rng) -> bool {
     if *left == 0 {
         if !rng.chance(begin) {

@@ -78,8 +78,7 @@ pub struct Delivery<T> {
     pub ordinal: u64,
     /// Due time; at or before the `now` of the poll.
     pub due: Instant,
-    /// Number of times that the packet arrives: 1, or 2 if the link duplicated it (the copy
-    /// directly after the original).
+    /// Number of times that the packet arrives: 1, or 2 if the link duplicated it.
     pub copies: u8,
     /// Bit that the link flipped, counted from the packet's first; see [`flip_bit`].
     pub flipped: Option<u32>,
@@ -205,8 +204,7 @@ impl<T> Link<T> {
         Err(reason)
     }
 
-    /// Returns whether a packet that enters at `now` finds room in the queue. There is always
-    /// room for one that need not wait.
+    /// Returns whether a packet that enters at `now` need not wait, or finds room in the queue.
     fn has_room(&self, now: Instant, len: usize) -> bool {
         let wait =
             self.transmitter.free_at.since(now) + self.transmitter.duration(self.waiting_bytes);

@@ -26,8 +26,7 @@ impl Transmitter {
         self.rate.map_or(Duration::ZERO, |rate| divide(nanobits(bytes), rate).0)
     }
 
-    /// Sends a packet that became ready at `ready`; returns the time at which its last bit has
-    /// left.
+    /// Sends a packet that is ready at `ready`; returns the time at which its last bit has left.
     pub fn send(&mut self, ready: Instant, bytes: u64) -> Instant {
         if ready > self.free_at {
             (self.free_at, self.carry) = (ready, 0);

@@ -34,8 +34,7 @@ pub const NUMBERS: [(&str, u8, u8); 5] =
 /// Handler in an offer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Item {
-    /// Number of the handler, 1 to 15. Later versions may send numbers that are not in
-    /// [`NUMBERS`].
+    /// Number of the handler, 1 to 15; later versions may send numbers not in [`NUMBERS`].
     pub number: u8,
     /// Format of the handler's data, 0 to 15.
     pub format: u8,
@@ -66,8 +65,7 @@ impl Offer {
         bytes
     }
 
-    /// Parses an option, its kind and length included. `None` if it is another option, of
-    /// another version, or invalid.
+    /// Parses an option with kind and length; `None` if it is another one, or invalid.
     pub fn parse(option: &[u8]) -> Option<Offer> {
         let bytes: &[u8; LEN] = option.try_into().ok()?;
         if bytes[..2] != [KIND, LEN as u8] || bytes[2..4] != EXID || bytes[4] >> 4 != VERSION {
@@ -88,8 +86,7 @@ impl Offer {
         each(options).find_map(Offer::parse)
     }
 
-    /// First offer in the headers of a packet, from its IP header on, as the kernel saves them for
-    /// a SYN.
+    /// First offer in the headers of a packet, from its IP header on, as saved for a SYN.
     pub fn in_headers(headers: &[u8]) -> Option<Offer> {
         Offer::find(crate::split::syn::options(headers)?)
     }

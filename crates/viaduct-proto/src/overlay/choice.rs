@@ -18,8 +18,7 @@ pub enum Policy {
     Loss,
 }
 
-/// Quality of a route: the sum of the round-trip times of its paths, and the loss over all of
-/// them.
+/// Quality of a route: the sum of its paths' round-trip times, and the loss over all of them.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct Score {
     pub(super) rtt: Duration,

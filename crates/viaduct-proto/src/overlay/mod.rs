@@ -45,8 +45,7 @@ pub use prober::Timing;
 pub use stats::Stats;
 pub use table::{NodeEntry, OverlayRoute, PathQuality, Table};
 
-/// Parses a message as a node does before it knows the sender, for fuzzing. Returns whether it
-/// is valid.
+/// Parses a message as a node does before it knows the sender, for fuzzing: true if valid.
 #[doc(hidden)]
 pub fn reads(datagram: &[u8]) -> bool {
     wire::Message::parse(datagram).is_some_and(|(message, _)| {

@@ -72,8 +72,7 @@ struct Known {
     number: u64,
     /// Arrival time of the peer's last probe.
     called: Option<Instant>,
-    /// Incarnation of the peer that has answered a probe. `window` has the numbers of its
-    /// messages.
+    /// Incarnation of the peer that answered a probe; `window` has its messages' numbers.
     boot: Option<u64>,
     window: Window,
     /// Paths of the peer, and the number of the message that carried them.
@@ -249,7 +248,6 @@ impl Node {
         self.out.push_back((to, datagram));
     }
 
-    /// Chooses the routes to all nodes.
     fn choose(&mut self, now: Instant) {
         let mut changes = 0;
         for to in 0..self.peers.len() {
@@ -268,7 +266,6 @@ impl Node {
         self.stats.changes += changes;
     }
 
-    /// Routes to a node that are up.
     fn routes(&self, to: usize) -> Vec<(OverlayRoute, Score)> {
         let target = &self.peers[to];
         let direct = score(&target.path()).map(|score| (OverlayRoute::Direct, score));
@@ -350,7 +347,6 @@ impl Known {
         }
     }
 
-    /// Path to the peer.
     fn path(&self) -> Path {
         let is_up = self.prober.state == PathState::Up;
         let rtt = self.prober.rtt.filter(|_| is_up);

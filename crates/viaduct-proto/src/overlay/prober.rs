@@ -47,7 +47,6 @@ const MAX_BACK: u32 = 32;
 /// Weight of a new round-trip time in the average (RON: 0.1).
 const WEIGHT: f64 = 0.125;
 
-/// State of a path.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) enum State {
     /// No answer has arrived, and the path has not failed yet.
@@ -143,8 +142,7 @@ impl Prober {
         true
     }
 
-    /// Processes an answer. Returns whether the state has changed; `None` if no pending probe
-    /// matches.
+    /// Processes an answer; returns whether the state changed, `None` if no pending probe matches.
     pub(super) fn answered(&mut self, now: Instant, nonce: u64) -> Option<bool> {
         let at = self.waiting.iter().position(|(waiting, _)| *waiting == nonce)?;
         let (_, sent) = self.waiting.remove(at)?;

@@ -110,8 +110,7 @@ impl Table {
         }
     }
 
-    /// Name and SOCKS5 address of the node of a route; `None` for a direct route, or if flows may
-    /// not be sent through the node.
+    /// Name and SOCKS5 address of a route's node; `None` if direct, or if it carries no flows.
     pub fn node(&self, route: OverlayRoute) -> Option<(&str, SocketAddr)> {
         let OverlayRoute::By(n) = route else { return None };
         let node = self.nodes.get(n)?;

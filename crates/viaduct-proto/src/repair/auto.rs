@@ -50,12 +50,9 @@ pub(super) struct Auto {
     limits: Limits,
 }
 
-/// Packet that leaves.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Leaving<'a> {
-    /// Mutable fields as it left.
     pub(super) fields: MutableFields,
-    /// Normalised packet.
     pub(super) packet: &'a [u8],
     /// Packet with its prefix; empty if it is in no repair.
     pub(super) symbol: &'a [u8],
@@ -129,8 +126,7 @@ impl Auto {
         Traffic { pace: self.pace.value(), wait: self.wait(now) }
     }
 
-    /// Handles a packet from the peer's site: it may acknowledge data and report duplicates
-    /// (DSACK).
+    /// Handles a packet from the peer's site: acknowledgements, and duplicates (DSACK).
     pub(super) fn overhear(&mut self, now: Instant, packet: &[u8]) {
         let rtt = self.rtt.unwrap_or(USUAL_RTT);
         let Some(acknowledged) = tcp_sack::acknowledged(packet) else { return };
@@ -218,7 +214,6 @@ impl Auto {
         });
     }
 
-    /// Handles a report, and sets the rate.
     pub(super) fn handle_report(&mut self, now: Instant, report: Report, rtt: Option<Duration>) {
         self.rtt = rtt.or(self.rtt);
         self.reordering_window.learn(now, report.random.bursts.iter().sum());
@@ -257,8 +252,7 @@ impl Auto {
         debug_assert!(set.is_ok(), "{set:?}");
     }
 
-    /// Returns whether names may be repeated, and charges the budget: names cost a fraction of a
-    /// repair.
+    /// Returns whether names may be repeated, and charges the budget a fraction of a repair.
     pub(super) fn may_name(&mut self) -> bool {
         let may = self.budget >= NAMES_COST;
         self.budget -= if may { NAMES_COST } else { 0.0 };

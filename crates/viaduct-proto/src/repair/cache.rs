@@ -67,8 +67,7 @@ impl Query {
         })
     }
 
-    /// Returns the wanted packets among `cached` (normalised, newest first), ready to be sent
-    /// again.
+    /// Returns the wanted packets among `cached` (normalised, newest first), ready to send.
     pub fn find<'a>(&self, cached: impl Iterator<Item = &'a [u8]>) -> Vec<Vec<u8>> {
         let mut left: Vec<&[u8]> = self.wanted.iter().map(Vec::as_slice).collect();
         let mut found = Vec::new();

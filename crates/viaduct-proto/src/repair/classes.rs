@@ -79,7 +79,6 @@ impl Match {
     }
 }
 
-/// Treatment of one packet.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) enum Treatment {
     /// Not announced to the peer.
@@ -88,15 +87,13 @@ pub(super) enum Treatment {
     Named(Repairs, f64),
 }
 
-/// Classifier of packets.
 #[derive(Debug, Default)]
 pub(super) struct Classifier {
     classes: Vec<Class>,
     /// Acknowledgements without data are treated like other packets.
     pub(super) acks: bool,
     flows: Flows,
-    /// Least deadline of the classes of recent packets, and send time of the last packet with a
-    /// deadline.
+    /// Least deadline of recent packets' classes, and send time of the last packet with one.
     deadline: Option<(Duration, Instant)>,
     /// Send time of the last packet without a deadline.
     undeclared: Option<Instant>,
@@ -163,8 +160,7 @@ impl Classifier {
         }
     }
 
-    /// Time for which the flows of recent packets can wait; flows without a deadline wait for
-    /// `usual`.
+    /// Time for which the flows of recent packets can wait; `usual` for those without a deadline.
     pub(super) fn wait(&self, now: Instant, usual: Duration) -> Duration {
         let binds = |at: Instant| now.since(at) < BINDS;
         let declared = self.deadline.filter(|&(_, at)| binds(at)).map(|(deadline, _)| deadline);

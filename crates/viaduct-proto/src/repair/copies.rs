@@ -21,8 +21,7 @@ const AFTER: [Duration; 4] = [
 const SLACK: Duration = Duration::from_millis(2);
 /// Limit of waiting packets; beyond it, packets are not copied.
 const MAX_WAITING: usize = 1_024;
-/// Least rate of copies in bytes a second, independent of other traffic (2 Mb/s), and size of
-/// the token bucket.
+/// Least rate of copies in bytes a second (2 Mb/s), whatever the traffic, and the bucket's size.
 const MIN_RATE: f64 = 250_000.0;
 const MAX_TOKENS: f64 = 125_000.0;
 /// Tokens reserved for first copies.

@@ -14,7 +14,6 @@ pub(super) struct Flow {
 }
 
 impl Flow {
-    /// Returns the flow of a packet.
     pub(super) fn of(header: &Header, packet: &[u8]) -> Flow {
         let [source, destination] = transport::ports(packet).unwrap_or_default();
         Flow {

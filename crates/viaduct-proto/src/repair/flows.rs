@@ -33,7 +33,6 @@ pub(super) struct Flows {
     swept: Option<Instant>,
 }
 
-/// Sending rate of a flow.
 #[derive(Debug)]
 struct Rate {
     last: Instant,
@@ -65,7 +64,6 @@ impl Rate {
     }
 }
 
-/// Kind of a flow.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Kind {
     /// Sends little.
@@ -146,8 +144,7 @@ mod tests {
         flows.count(at, sending, Duration::from_millis(100)) == Kind::Light
     }
 
-    /// Sends `pace` packets a second of `len` bytes for three seconds. Returns whether the last
-    /// one counts as light.
+    /// Sends `pace` packets a second of `len` bytes for 3 s; returns whether the last is light.
     fn stream(flows: &mut Flows, begun: u64, pace: u64, len: usize) -> bool {
         let at = |n: u64| Instant::ZERO + Duration::from_micros(begun + n * 1_000_000 / pace);
         (0..3 * pace).map(|n| is_light(flows, at(n), 7, len)).last().unwrap()

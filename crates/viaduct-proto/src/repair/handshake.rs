@@ -85,8 +85,7 @@ impl Identities {
         Some(Initiation(noise))
     }
 
-    /// Returns whether the MAC of `datagram` is valid: only the peer can have made it, and only for
-    /// this site.
+    /// Returns whether the MAC is valid: only the peer can have made it, and only for this site.
     pub(super) fn authentic(&self, datagram: &[u8]) -> bool {
         let Some((message, mac)) = datagram.split_last_chunk::<MAC>() else { return false };
         hmac::verify(&self.mac_in, message, mac).is_ok()

@@ -42,8 +42,7 @@ struct Increments {
 }
 
 impl Health {
-    /// Adds the counters of this second and judges the state. `trouble` describes a problem of
-    /// the WAN itself.
+    /// Adds this second's counters and judges the state. `trouble`: a problem of the WAN itself.
     pub fn look(
         &mut self,
         now: Instant,

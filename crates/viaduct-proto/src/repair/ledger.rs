@@ -13,13 +13,11 @@ use crate::wire::ip::MutableFields;
 /// Time in which a packet may still arrive or be recovered after it was named.
 pub(super) const SETTLE: Duration = Duration::from_secs(1);
 
-/// The state of one number.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) enum State {
     /// Not named by any datagram that has arrived.
     #[default]
     Unnamed,
-    /// Arrived by itself.
     Arrived,
     /// Named, but neither arrived nor recovered.
     Missing,
@@ -29,7 +27,6 @@ pub(super) enum State {
     Withheld,
 }
 
-/// Row of one number.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Row {
     /// Identity of the packet, once it is here.
@@ -54,7 +51,6 @@ impl Row {
     }
 }
 
-/// Totals of the settled rows.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Settled {
     pub(super) link: LossReport,

@@ -20,8 +20,7 @@ use super::section::{self, Form, GAP, MAX_NAMES, Manner, Name, Need};
 use crate::fec::Seq;
 use crate::time::{Duration, Instant};
 
-/// Number of packets that are named together if no repair is sent earlier: on a lossy link, and on
-/// a clean one.
+/// Number of packets named together if no repair is sent earlier: on a lossy and a clean link.
 const MANIFEST: usize = 64;
 const CLEAN_MANIFEST: usize = 112;
 /// Time after which pending names are sent even if they are fewer: [`MANIFEST_DELAY`], or the time
@@ -72,7 +71,6 @@ impl Names {
         names * size_of::<Name>()
     }
 
-    /// Returns whether no names are pending.
     pub(super) fn is_empty(&self) -> bool {
         self.fresh.is_empty()
     }
@@ -105,8 +103,7 @@ impl Names {
         self.fresh.push(name);
     }
 
-    /// Adds the requested names to the bundle, as far as they were sent and are still kept; returns
-    /// the bytes sent to make room.
+    /// Adds the requested names that are kept to the bundle; returns the bytes sent to make room.
     pub(super) fn answer(
         &mut self,
         need: Need,
@@ -154,8 +151,7 @@ impl Names {
         self.first - self.past.len() as u64
     }
 
-    /// Adds the kept names from `from` to before `to` to the bundle; returns the bytes sent to
-    /// make room.
+    /// Adds kept names from `from` to before `to`; returns the bytes sent to make room.
     fn tell(
         &self,
         from: Seq,

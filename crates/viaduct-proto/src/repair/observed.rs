@@ -10,8 +10,7 @@ use crate::time::{Duration, Instant};
 const SETTLES: Duration = Duration::from_millis(500);
 /// Limit of fates that wait; the oldest are dropped.
 const MAX_WAITING: usize = 1 << 16;
-/// Limit of packets that the trial codes handle at once: on a faster link they see only a part of
-/// each interval.
+/// Limit of packets that the trial codes handle at once; on faster links they see a part only.
 const MAX_STEPS: usize = 1 << 13;
 
 /// Fates of the packets from a peer.
@@ -29,8 +28,7 @@ impl Observed {
         Observed { fates: VecDeque::new(), shadows: Shadows::new(rtt), clock: None }
     }
 
-    /// Notes the fate of the next packet, which has just been named; it was sent at `sent` in
-    /// microseconds of the peer's clock.
+    /// Notes the fate of the packet just named, sent at `sent` in microseconds of the peer's clock.
     pub(super) fn named(&mut self, now: Instant, seq: Seq, sent: u32, fate: Fate) {
         let (last, at) = self.clock.unwrap_or((sent, Instant::ZERO));
         let passed = sent.wrapping_sub(last).cast_signed().max(0).cast_unsigned();

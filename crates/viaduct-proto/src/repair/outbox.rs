@@ -13,8 +13,7 @@ impl Outbox {
         Self::default()
     }
 
-    /// Adds one entry with the bytes that `write` appends to the buffer; no entry if it appends
-    /// none.
+    /// Adds one entry with the bytes that `write` appends to the buffer; none if it appends none.
     pub fn push_with<T>(&mut self, write: impl FnOnce(&mut Vec<u8>) -> T) -> T {
         let start = self.bytes.len();
         let result = write(&mut self.bytes);

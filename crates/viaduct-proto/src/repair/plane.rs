@@ -142,8 +142,7 @@ impl Plane {
         }
     }
 
-    /// Handles a copy of a packet that left on the WAN at `left`, just before `now`. Its bytes
-    /// are overwritten.
+    /// Handles a copy, which is overwritten, of a packet that left on the WAN at `left`.
     pub fn handle_outgoing(&mut self, now: Instant, left: Instant, packet: &mut [u8]) {
         match route(&mut self.peers, packet, |peer, header| peer.config.sites.leaves(header)) {
             Some((peer, packet)) => peer.handle_outgoing(now, left, packet),
@@ -151,8 +150,7 @@ impl Plane {
         }
     }
 
-    /// Handles a copy of a packet that came from the WAN at `came`, just before `now`. Its
-    /// bytes are overwritten.
+    /// Handles a copy, which is overwritten, of a packet that came from the WAN at `came`.
     pub fn handle_incoming(&mut self, now: Instant, came: Instant, packet: &mut [u8]) {
         match route(&mut self.peers, packet, |peer, header| peer.config.sites.arrives(header)) {
             Some((peer, packet)) => peer.handle_incoming(now, came, packet),
@@ -168,8 +166,7 @@ impl Plane {
         }
     }
 
-    /// Handles drops of this host's own queue in front of the link: the packets have not left,
-    /// and repairs may be the cause.
+    /// Handles drops, perhaps due to repairs, of this host's own queue in front of the link.
     pub fn handle_own_drops(&mut self, now: Instant) {
         self.peers.iter_mut().for_each(|peer| peer.handle_own_drops(now));
     }
@@ -204,8 +201,7 @@ impl Plane {
         }
     }
 
-    /// Datagrams to send, each with its destination; clear them with [`Plane::clear_transmits`]
-    /// once they are sent.
+    /// Datagrams to send, with destinations; [`Plane::clear_transmits`] clears them once sent.
     pub fn transmits(&self) -> impl Iterator<Item = (SocketAddr, &[u8])> {
         let answers = self.peers.iter().flat_map(|peer| &peer.answers);
         let answers = answers.map(|(to, answer)| (*to, &answer[..]));
@@ -298,8 +294,7 @@ impl Plane {
     }
 }
 
-/// Finds the peer that a packet belongs to; returns it with the packet, cut to its length
-/// without the link's padding.
+/// Finds the peer of a packet; returns it with the packet, without the link's padding.
 fn route<'a, 'b>(
     peers: &'a mut [Peer],
     bytes: &'b mut [u8],

@@ -29,8 +29,7 @@ pub(super) fn parse(symbol: &[u8]) -> Option<(Identity, Option<MutableFields>, &
     Some((identity, (check(identity, fields) == told).then_some(fields), packet))
 }
 
-/// Check of the mutable fields. The check is not linear, since combinations of errors would pass a
-/// linear one.
+/// Check of the mutable fields; not linear, as combinations of errors would pass a linear one.
 fn check(identity: Identity, fields: MutableFields) -> u8 {
     let mixed = identity.0
         ^ u64::from(u16::from_be_bytes([fields.ttl, fields.tos]))

@@ -37,8 +37,7 @@ const DRAINED_BYTES: f64 = 12_000.0;
 const DRAINS: Duration = Duration::from_millis(150);
 /// Round trips without retransmissions before a drain.
 const QUIET: u32 = 4;
-/// Duration of a trial, in which losses have to show the reaction; without losses the trial
-/// ends.
+/// Duration of a trial in which losses have to show the reaction; it ends early without losses.
 const TRIAL: Duration = Duration::from_secs(10);
 /// Time until the next trial of a sender that has slowed down; doubled each time.
 const BACKOFF: Duration = Duration::from_secs(60);
@@ -96,13 +95,11 @@ impl Reaction {
         }
     }
 
-    /// Returns whether the flow gets no repairs: they are of no use to it, or a trial is under
-    /// way.
+    /// Returns whether the flow gets no repairs: they are useless to it, or a trial is under way.
     pub(super) fn is_left_alone(&self) -> bool {
         self.is_insensitive || self.trial.is_some()
     }
 
-    /// Handles a segment of the sender.
     pub(super) fn sends(&mut self, now: Instant, segment: &Segment, rtt: Duration) {
         let end = segment.sequence.wrapping_add(segment.data);
         if end.wrapping_sub(self.sent).cast_signed() > 0 {

@@ -16,8 +16,7 @@ use crate::wire::tcp_timestamp;
 
 /// Limit of remembered flows.
 const MAX_FLOWS: usize = 4_096;
-/// Time for which flows are followed after the last recovery, and after which an idle flow may be
-/// forgotten.
+/// Time for which flows are followed after a recovery, and after which idle ones may be forgotten.
 const FOLLOWED: Duration = Duration::from_secs(10);
 
 /// Latest timestamps seen by hosts.
@@ -48,8 +47,7 @@ impl Recent {
         }
     }
 
-    /// Renews the timestamp of a recovered packet if its host would refuse it; returns whether
-    /// it was changed.
+    /// Renews the timestamp of a recovered packet if its host would refuse it; true if changed.
     pub(super) fn renew(&mut self, now: Instant, packet: &mut [u8]) -> bool {
         self.until = Some(now + FOLLOWED);
         let Ok(header) = Header::parse(packet) else { return false };

@@ -24,7 +24,6 @@ const FORGET: Duration = Duration::from_secs(10);
 /// Limit of held and of remembered recoveries: each arrival searches them.
 const MAX_HELD: usize = 256;
 
-/// Recovery that is held.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct HeldRecovery {
     pub(super) seq: Seq,

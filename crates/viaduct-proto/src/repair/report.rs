@@ -95,8 +95,7 @@ impl Report {
         numbers.for_each(|number| out.extend(number.to_be_bytes()));
     }
 
-    /// Round-trip time, if the report arrives `now`; `None` if it echoes no stamp, or an old
-    /// one.
+    /// Round-trip time if the report arrives `now`; `None` if it echoes no stamp or an old one.
     pub fn rtt(&self, now: Instant) -> Option<Duration> {
         const LONGEST: u32 = 5_000_000;
         let (echo, held) = self.echo?;

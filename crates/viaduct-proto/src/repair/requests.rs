@@ -150,14 +150,12 @@ impl Requests {
     }
 }
 
-/// Returns whether a repair for each of `count` packets in a range exceeds the work that the
-/// peer does at once.
+/// Returns whether a repair for each of `count` packets exceeds the peer's work at once.
 fn is_too_much(first: Seq, last: Seq, count: usize) -> bool {
     (last - first + 1) as usize * count > MAX_WORK
 }
 
-/// Adds a reserve for repairs that may be lost: if one of many is lost, all of the packets wait for
-/// another round trip.
+/// Adds a reserve for lost repairs: otherwise all packets wait for another round trip.
 fn with_reserve(repairs: usize) -> u8 {
     let reserve = if repairs > 2 { repairs.div_ceil(RESERVE) } else { 0 };
     (repairs + reserve).min(usize::from(u8::MAX)) as u8

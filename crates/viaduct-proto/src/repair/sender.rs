@@ -30,7 +30,6 @@ pub(super) struct Sender {
     pub(super) stats: SenderStats,
 }
 
-/// Parameters of a sender.
 pub(super) struct Plan {
     pub(super) coder: Coder,
     pub(super) flush_after: Duration,
@@ -54,8 +53,7 @@ impl Sender {
         }
     }
 
-    /// Handles a packet from the peer's site: it may acknowledge data and report duplicates
-    /// (DSACK).
+    /// Handles a packet from the peer's site: acknowledgements, and duplicates (DSACK).
     pub(super) fn overhear(&mut self, now: Instant, packet: &[u8]) {
         if let Coder::Auto(auto) = &mut self.coder {
             auto.overhear(now, packet);
@@ -113,8 +111,7 @@ impl Sender {
         self.stats.unprotected += missed;
     }
 
-    /// Handles a copy of a packet that has just left for the peer's site. Its bytes are
-    /// overwritten.
+    /// Handles a copy, which is overwritten, of a packet that has just left for the peer's site.
     pub(super) fn handle(
         &mut self,
         (now, left): (Instant, Instant),
@@ -213,7 +210,6 @@ impl Sender {
         self.stats.flushed += self.stats.repairs - before;
     }
 
-    /// Sends a manifest.
     fn name(&mut self, channel: &mut Channel<'_>) {
         // A lost manifest hides other losses: while packets are lost, names of the last
         // manifest are repeated.

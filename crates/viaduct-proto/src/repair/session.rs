@@ -30,7 +30,6 @@ const KEPT: usize = 4;
 /// Maximum number of handshakes that are answered in a second.
 const LIMIT: u32 = 5;
 
-/// Configuration of a session.
 #[derive(Clone)]
 pub(super) struct SessionConfig {
     /// This site's key.
@@ -72,7 +71,6 @@ impl Clocks {
 /// Kind of a received datagram.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Received<'a> {
-    /// Message from the peer.
     Message(&'a [u8]),
     /// Valid step of a handshake. Its source does not prove the peer's endpoint: handshake
     /// messages can be replayed from elsewhere.
@@ -312,8 +310,7 @@ impl Session {
         self.live.truncate(KEPT);
     }
 
-    /// Schedules the next initiation: by age, the responder a little later than the initiator,
-    /// or by silence, on either side.
+    /// Schedules the next initiation: by age (the responder a little later) or by silence.
     fn schedule(&mut self, now: Instant) {
         if self.pending.is_some() {
             return; // a retry is scheduled already

@@ -32,8 +32,7 @@ pub struct LossReport {
     pub bursts: [u64; LOSS_BUCKETS],
 }
 
-/// Returns the bucket of bursts of `length` packets: 0 for 1, 1 for 2, 2 for 3 and 4, and so
-/// on.
+/// Returns the bucket of bursts of `length` packets: 0 for 1, 1 for 2, 2 for 3 and 4, ...
 pub fn burst_bucket(length: u64) -> usize {
     let bits = 64 - length.saturating_sub(1).leading_zeros() as usize;
     bits.min(LOSS_BUCKETS - 1)
@@ -48,8 +47,7 @@ pub struct SenderStats {
     pub bytes: u64,
     /// Packets encoded.
     pub protected: u64,
-    /// Packets not encoded: no session with the peer, longer than the limit, too late, or not
-    /// IP.
+    /// Packets not encoded: no session with the peer, too long, too late, or not IP.
     pub unprotected: u64,
     /// Repairs sent.
     pub repairs: u64,
@@ -99,8 +97,7 @@ pub struct ReceiverStats {
     /// SYNs that the path altered: those that arrived with a lowered MSS, and recoveries of
     /// SYNs that had arrived altered, which are never injected.
     pub altered: u64,
-    /// Recovered SYNs that were not injected because it is not known yet whether the path
-    /// lowers their MSS.
+    /// Recovered SYNs not injected because it is unknown whether the path lowers their MSS.
     pub withheld: u64,
     /// Repairs refused: malformed, or with an impossible equation.
     pub malformed: u64,
@@ -122,12 +119,10 @@ pub struct ReceiverStats {
     pub marked: u64,
     /// Recoveries of packets dropped by a full queue, withheld so that their senders slow down.
     pub left_lost: u64,
-    /// Recoveries injected with a newer TCP timestamp: their hosts would have refused the old
-    /// one.
+    /// Recoveries with a renewed TCP timestamp: their hosts would have refused the old one.
     #[serde(default)]
     pub renewed: u64,
-    /// Time from the expected arrival of a packet to its recovery ([`LATENCY_BOUNDS`]), for
-    /// packets lost by chance.
+    /// Time from expected arrival to recovery ([`LATENCY_BOUNDS`]) of packets lost by chance.
     pub latency: [u64; LATENCY_BUCKETS],
     /// Sum of the times counted in `latency`, in microseconds.
     pub latency_sum: u64,

@@ -45,8 +45,7 @@ pub(super) struct Store {
     buckets: Box<[u64]>,
 }
 
-/// Shortest packet that the limit of slots assumes; shorter ones reduce the time that the store
-/// covers.
+/// Shortest packet that the limit of slots assumes; shorter ones reduce the time covered.
 const SMALLEST: usize = 256;
 
 impl Store {

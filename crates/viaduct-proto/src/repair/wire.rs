@@ -20,8 +20,7 @@ pub const TRANSPORT_HEAD: usize = 16;
 pub const TAG: usize = 16;
 /// Bytes of a handshake's MAC.
 pub const MAC: usize = 32;
-/// Bytes of a handshake's Noise message: ephemeral key and tag, in both messages of KK with an
-/// empty payload.
+/// Bytes of a handshake's Noise message: ephemeral key and tag, with an empty payload.
 pub const NOISE: usize = 32 + 16;
 /// Bytes of a handshake initiation before its Noise message.
 pub const INITIATION_HEAD: usize = 24;
@@ -83,8 +82,7 @@ impl Datagram {
         }
     }
 
-    /// Returns the protocol version in `bytes` if they begin like a datagram of another
-    /// version.
+    /// Returns the version in `bytes` if they begin like a datagram of another version.
     pub fn other_version(bytes: &[u8]) -> Option<u8> {
         match *bytes {
             [1..=3, version, 0, 0, ..] if version != VERSION => Some(version),

@@ -15,14 +15,12 @@ use crate::time::Instant;
 /// Number of a machine's port, where its packets leave and arrive; chosen by the machine.
 pub type Port = usize;
 
-/// Machine that the simulator drives: the contract of this crate, with packets at numbered
-/// ports.
+/// Machine that the simulator drives: this crate's contract, with packets at numbered ports.
 pub trait Machine {
     /// Handles a packet that arrived at `port`.
     fn handle_packet(&mut self, now: Instant, port: Port, packet: Vec<u8>);
 
-    /// Returns the next packet to send and its port, or None. A packet for a port without a
-    /// link is dropped.
+    /// Returns the next packet to send and its port; one for a port without a link is dropped.
     fn poll_transmit(&mut self) -> Option<(Port, Vec<u8>)>;
 
     /// Deadline of the earliest timer, if any.
@@ -58,8 +56,7 @@ pub struct Node(usize);
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct LinkId(usize);
 
-/// Simulation of machines of type `M`, their links, and the time. For machines of several kinds,
-/// `M` is an enum or a box.
+/// Simulation of machines `M` (an enum or box for several kinds), their links, and the time.
 #[derive(Debug)]
 pub struct Sim<M> {
     now: Instant,
@@ -77,7 +74,6 @@ struct Edge {
     link: Link<Vec<u8>>,
 }
 
-/// Next event.
 #[derive(Clone, Copy, Debug)]
 enum Event {
     Timeout(usize),
@@ -105,8 +101,7 @@ impl<M: Machine> Sim<M> {
         Node(self.nodes.len() - 1)
     }
 
-    /// Connects a port to another, one way. If a port has several links, the first takes all
-    /// packets.
+    /// Connects a port to another, one way. The first of several links takes all packets.
     pub fn connect(
         &mut self,
         from: (Node, Port),

@@ -65,8 +65,7 @@ pub struct Early<T> {
     /// Entries by expiry.
     order: BTreeSet<(Instant, Tuple)>,
     most: usize,
-    /// Number of entries allowed now: `most`, minus one for each expired entry, plus one for each
-    /// matched entry up to `most`.
+    /// Entries allowed now: `most`, less one per expired entry, plus one per match up to `most`.
     room: usize,
     ttl: Duration,
     stats: EarlyStats,
@@ -140,8 +139,7 @@ impl<T> Early<T> {
         }
     }
 
-    /// Handles a refusal by the server of `tuple`, whose client is then refused too. Returns the
-    /// connection.
+    /// Handles a refusal by the server of `tuple`: refuses its client. Returns the connection.
     pub fn handle_refusal(&mut self, tuple: &Tuple) -> Option<T> {
         let started = self.take(tuple)?;
         self.stats.refused += 1;

@@ -88,8 +88,7 @@ impl Hop {
     }
 }
 
-/// Iterates over the options of a TCP header that have a length, each with its kind and length,
-/// up to the first invalid one.
+/// Iterates over a TCP header's options that have a length, up to the first invalid one.
 pub fn each(options: &[u8]) -> impl Iterator<Item = &[u8]> {
     let mut rest = options;
     std::iter::from_fn(move || {

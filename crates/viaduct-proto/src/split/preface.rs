@@ -240,8 +240,7 @@ impl Preface {
         }
     }
 
-    /// Drops the rest of a PROXY header. PROXY has no passwords: its use is authorized by
-    /// source address.
+    /// Drops the rest of a PROXY header, whose use is authorized by source address, not password.
     fn proxy_rest(&mut self, bytes: &mut Vec<u8>, rest: usize, told: Option<Addresses>) -> Step {
         let dropped = bytes.drain(..rest.min(bytes.len())).len();
         if dropped < rest {
@@ -280,8 +279,7 @@ impl Preface {
     }
 }
 
-/// Takes a message from the front of `bytes`. If there is no complete message, the error is the
-/// next step of the exchange.
+/// Takes a message from the front of `bytes`; the error is the next step if it is incomplete.
 fn take<T>(bytes: &mut Vec<u8>, parse: impl Fn(&[u8]) -> Parsed<T>) -> Result<T, Step> {
     match parse(bytes) {
         Parsed::Whole(message, len) => {

@@ -59,8 +59,7 @@ pub fn emit(addresses: &Addresses) -> Vec<u8> {
 /// Part of a header up to its addresses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Start {
-    /// Addresses of the flow; `None` for a connection of the proxy itself (a health check),
-    /// which has no destination.
+    /// Addresses of the flow; `None` for the proxy's own connection (a health check).
     pub addresses: Option<Addresses>,
     /// Remaining bytes of the header, which are skipped.
     pub rest: usize,
@@ -93,8 +92,7 @@ pub fn start(bytes: &[u8]) -> Parsed<Start> {
     Parsed::Whole(Start { addresses, rest }, HEAD + needed)
 }
 
-/// Parses the header at the start of `bytes`, with its extensions. The value is `None` for a
-/// connection of the proxy itself.
+/// Parses the header, with extensions, at the start of `bytes`; `None` for the proxy's own use.
 pub fn parse(bytes: &[u8]) -> Parsed<Option<Addresses>> {
     match start(bytes) {
         Parsed::Whole(start, len) if bytes.len() - len >= start.rest => {

@@ -29,8 +29,7 @@ pub fn emit(to: &Address, data: &[u8]) -> Option<Vec<u8>> {
     Some(out)
 }
 
-/// Parses a datagram from a relay into its source and payload. Errors: the datagram is a fragment,
-/// or its header is invalid.
+/// Parses a relay's datagram into source and payload. Errors: a fragment, or an invalid header.
 pub fn parse(bytes: &[u8]) -> Result<(Address, &[u8]), Unusable> {
     let rest = match *bytes {
         [0, 0, 0, ref rest @ ..] => rest,

@@ -72,8 +72,7 @@ impl Epoch {
         reno.after(credits).into()
     }
 
-    /// The last packet that is sent when all packets up to `number` are acknowledged: a window
-    /// beyond the last point.
+    /// The last packet sent when all up to `number` are acknowledged: a window beyond a point.
     pub fn sent(&self, number: u64) -> u64 {
         self.point_at(number) + self.window(number)
     }

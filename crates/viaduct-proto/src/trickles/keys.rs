@@ -105,8 +105,7 @@ impl KeyRing {
         out
     }
 
-    /// Decrypts an event, and returns it with its identifier; `None` if it was not sealed with a
-    /// secret of the ring.
+    /// Decrypts an event and its identifier; `None` if not sealed with a secret of the ring.
     pub(super) fn open_event(&self, sealed: &[u8]) -> Option<(Vec<u8>, u64)> {
         let (number, siv) = sealed.split_first()?;
         let event = open(&self.get(*number)?.event, sealed, 1)?;

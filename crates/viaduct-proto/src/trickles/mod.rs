@@ -62,6 +62,5 @@ mod tests;
 
 use crate::time::Duration;
 
-/// Idle time after which a client restarts by itself. The server does not count such a restart as a
-/// timeout.
+/// Idle time after which a client restarts by itself, which the server does not count as a timeout.
 const SILENCE: Duration = Duration::from_secs(10);

@@ -31,7 +31,6 @@ impl<'k> Nonces<'k> {
         self.word(first) ^ self.word(last.wrapping_add(1))
     }
 
-    /// r(x).
     fn word(&mut self, x: u64) -> u64 {
         let block = x / 2;
         let known = self.last.filter(|(last, _)| *last == block);

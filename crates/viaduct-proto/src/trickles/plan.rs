@@ -20,8 +20,7 @@
 
 use super::epoch::Epoch;
 
-/// Upper limit, for any settings, of the lost packets that are retransmitted in answer to one
-/// request.
+/// Upper limit, whatever the settings, of packets retransmitted in answer to one request.
 pub const MAX_BURST: usize = 32;
 
 /// A run of consecutive lost packets.
@@ -197,15 +196,13 @@ pub fn request_before(epoch: Epoch, number: u64, gaps: &[Run]) -> Option<u64> {
     (before >= epoch.base).then_some(before)
 }
 
-/// The last packet that was sent before the loss of `first` was known, and the number of surviving
-/// trickles.
+/// Last packet sent before the loss of `first` was known, and number of surviving trickles.
 fn loss_of(epoch: Epoch, first: u64) -> (u64, u64) {
     let flight = epoch.window(first - 1);
     (epoch.sent(first - 1), (flight / 2).max(2).min(flight))
 }
 
-/// Epoch that begins with the survivors: TCPBase at the recovery point, and ssthresh =
-/// startCwnd = newCwnd.
+/// Epoch that begins with the survivors: TCPBase at recovery, ssthresh = startCwnd = newCwnd.
 fn after_recovery(epoch: Epoch, last: u64, survivors: u64) -> Epoch {
     let window = u16::try_from(survivors).unwrap_or(u16::MAX);
     Epoch { base: last + 1, start: window, ssthresh: window, acks: epoch.acks }
@@ -256,8 +253,7 @@ fn retransmissions(epoch: Epoch, number: u64, gaps: &[Run], burst: usize) -> (Ag
 pub struct Tail {
     /// Number of packets lost at the end of the previous epoch.
     pub lost: u32,
-    /// Number of packets at the end of that epoch for which no request was sent, including the lost
-    /// ones.
+    /// Packets at the end of that epoch without a request sent, including the lost ones.
     pub unanswered: u32,
 }
 

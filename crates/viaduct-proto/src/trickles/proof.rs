@@ -137,8 +137,7 @@ fn next_range(reader: &mut Reader, next: u64) -> Option<(u64, u64)> {
     Some((first, last))
 }
 
-/// Appends the proof that `ranges` (ascending, not adjacent) of the epoch with this `base` have
-/// arrived.
+/// Appends the proof that `ranges` (ascending, not adjacent) of the epoch `base` have arrived.
 pub fn emit(base: u64, ranges: &[Range], out: &mut Vec<u8>) {
     put_varint(out, ranges.len() as u64);
     let mut next = base;

@@ -43,12 +43,10 @@ pub const SKEW: Duration = Duration::from_millis(500);
 pub(super) enum Once {
     /// Answering a packet's continuation.
     Answered(u64),
-    /// Mark: the answered request that returned this packet's continuation lacked the packet before
-    /// it.
+    /// Mark: the request that returned this continuation lacked the packet before it.
     Lacked(u64),
     /// Retransmission of a lost packet.
     Again(u64),
-    /// Sending a survivor.
     Survivor(u64),
     /// Beginning of a generation.
     Begun(u16),
@@ -59,7 +57,10 @@ pub(super) enum Once {
     /// Mark: the epoch with this base has ended, because a loss was reported.
     Ended(u64),
     /// Mark: the epoch with this `base` has ended by the loss `first`.
-    EndedBy { base: u64, first: u64 },
+    EndedBy {
+        base: u64,
+        first: u64,
+    },
 }
 
 /// The replay window of a server. See the [module](self).
@@ -84,9 +85,8 @@ pub struct Replay {
 }
 
 impl Replay {
-    /// Creates a window with `bytes` of memory (at least 1 KiB; the buckets of a slice are rounded
-    /// down to a power of two) that covers `horizon`, or less if the memory is full. `secret` is
-    /// random.
+    /// Creates a window with `bytes` of memory (1 KiB or more, rounded down) that covers `horizon`,
+    /// or less if the memory is full. `secret` is random.
     pub fn new(bytes: usize, horizon: Duration, secret: [u64; 4], now: Instant) -> Self {
         let buckets = (bytes / SLICES / (BUCKET * 4)).max(4);
         let buckets = 1 << buckets.ilog2();

@@ -23,8 +23,7 @@ pub struct Tunnel {
     next: u32,
     /// Link that had the last turn.
     turn: u32,
-    /// Broken links for which the peer has not been told yet that this end holds none of their
-    /// bytes.
+    /// Broken links whose end, with no bytes held here, the peer has not been told yet.
     gone: Vec<u32>,
 }
 
@@ -211,14 +210,12 @@ impl Tunnel {
         self.on(id, |mux, cx| mux.write(cx, id.number, bytes)).unwrap_or(false)
     }
 
-    /// Reads the next bytes. They count as held by the tunnel until they are reported as
-    /// [`consumed`](Tunnel::consumed).
+    /// Reads the next bytes, held by the tunnel until they are [`consumed`](Tunnel::consumed).
     pub fn read(&mut self, id: StreamId) -> Option<Bytes> {
         self.on(id, |mux, cx| mux.read(cx, id.number)).flatten()
     }
 
-    /// Reports that `count` of the bytes that were read are no longer held, so that the peer may
-    /// send others.
+    /// Reports that `count` bytes read are no longer held, so that the peer may send others.
     pub fn consumed(&mut self, now: Instant, id: StreamId, count: usize) {
         self.common.now = now;
         self.on(id, |mux, cx| mux.consumed(cx, id.number, count));
@@ -299,7 +296,6 @@ impl Tunnel {
         }
     }
 
-    /// Breaks a link off. Returns whether it existed.
     fn break_off(&mut self, link: u32, strand: bool) -> bool {
         let Some(mut mux) = self.links.remove(&link) else { return false };
         mux.break_off(&mut self.common, strand);

@@ -4,12 +4,10 @@ use bytes::{Bytes, BytesMut};
 
 use crate::flow::Buffer;
 
-/// Pieces shorter than this are merged, so that many short pieces take no more memory than a few
-/// long ones.
+/// Pieces shorter than this are merged, to take no more memory than a few long ones.
 const SHORT: usize = 2048;
 
-/// Queue of bytes. The memory that it uses is proportional to the number of bytes, even if the
-/// pieces are short.
+/// Queue of bytes, with memory proportional to their number even if the pieces are short.
 #[derive(Debug, Default)]
 pub(super) struct Queue {
     pieces: Buffer,

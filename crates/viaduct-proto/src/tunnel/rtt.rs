@@ -18,8 +18,7 @@ pub(super) struct Rtt {
 }
 
 impl Rtt {
-    /// Makes a ping due, unless the last one is unanswered: that ping may wait behind a loss that
-    /// is being repaired.
+    /// Makes a ping due, unless one is unanswered: it may wait behind a loss under repair.
     pub(super) fn schedule_ping(&mut self) {
         self.is_ping_due = self.pinged.is_none();
     }

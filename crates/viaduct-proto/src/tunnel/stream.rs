@@ -142,7 +142,6 @@ impl Stream {
         go
     }
 
-    /// Stores received bytes.
     pub(super) fn receive(&mut self, bytes: &[u8]) -> Option<Notification> {
         self.inbox.push_copy(bytes);
         self.received += bytes.len() as u64;
@@ -166,8 +165,7 @@ impl Stream {
             .then_some(Notification::Finished)
     }
 
-    /// Marks `count` of the bytes that were read as consumed. Returns the number of bytes that can
-    /// now be acknowledged.
+    /// Marks `count` bytes read as consumed; returns the bytes that can now be acknowledged.
     pub(super) fn consumed(&mut self, count: usize) -> u64 {
         let count = self.reading.min(count as u64);
         self.reading -= count;

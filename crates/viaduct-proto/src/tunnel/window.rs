@@ -24,8 +24,7 @@ pub(super) struct ReceiveWindow {
     /// Start of the interval over which the rate is measured.
     since: Option<Instant>,
     arrived: u64,
-    /// Minimum of `held` in the interval: bytes that readers do not consume, in buffer that is of
-    /// no use to the path.
+    /// Minimum of `held` in the interval: unread bytes, in buffer of no use to the path.
     standing: u64,
 }
 

@@ -29,8 +29,7 @@ const HOST_WANTED: u8 = 32;
 const HOST_GIVEN: u8 = 64;
 const QUERY: u8 = 128;
 
-/// Maximum length of a line in bytes, because it must arrive in one packet. Ignored lines may be
-/// longer.
+/// Maximum of a line in bytes, as it must arrive in one packet. Ignored lines may be longer.
 const MAX_LINE: usize = 600;
 /// Maximum length of a digest in bytes.
 pub(super) const MAX_DIGEST: usize = 600;
@@ -140,7 +139,6 @@ impl Digest {
         reader.0.is_empty().then_some(Digest { request, read, ignoring })
     }
 
-    /// Digest of a complete request.
     pub(super) fn of(request: Request) -> Digest {
         Digest { request: Some(request), read: 0, ignoring: false }
     }

@@ -50,13 +50,11 @@ fn decode(part: &str) -> Option<Vec<u8>> {
     Some(bytes)
 }
 
-/// Encodes a name for a link.
 pub(super) fn encode(name: &[u8]) -> String {
     encode_but(name, |byte| byte.is_ascii_alphanumeric() || b"-._~/".contains(&byte))
 }
 
-/// Encodes a query: bytes that a header may not contain are escaped, and all others are kept as
-/// sent.
+/// Encodes a query: escapes bytes that a header may not contain, and keeps all others.
 pub(super) fn encode_query(query: &str) -> String {
     encode_but(query.as_bytes(), |byte| byte.is_ascii_graphic())
 }

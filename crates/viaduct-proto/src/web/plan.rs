@@ -148,8 +148,7 @@ fn file(request: &Request, found: &Found, size: u64, modified: u64) -> Plan {
     answer.file(request.method, part)
 }
 
-/// Returns whether the request's preconditions allow sending this file (RFC 9110, 13.2.2: steps
-/// 1 and 2).
+/// Returns whether the preconditions allow sending this file (RFC 9110, 13.2.2: steps 1, 2).
 fn may(request: &Request, tag: &str, modified: u64) -> bool {
     match (&request.if_match, &request.if_unmodified_since) {
         (Some(wanted), _) => lists(wanted, tag, false),

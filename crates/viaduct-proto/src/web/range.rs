@@ -5,10 +5,8 @@ use std::ops::Range;
 /// Result of a `Range` header.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum ByteRange {
-    /// The whole file: no header, another unit, several ranges (which may be ignored), or
-    /// invalid syntax.
+    /// The whole file: no header, another unit, several ranges, or invalid syntax.
     Whole,
-    /// Part of the file.
     Part(Range<u64>),
     /// A part beyond the end of the file.
     Unsatisfiable,

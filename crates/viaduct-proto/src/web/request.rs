@@ -67,15 +67,13 @@ pub(super) enum Host {
 pub struct Request {
     /// GET or HEAD.
     pub method: Method,
-    /// Parts of the path below the directory, as raw bytes like names in file systems. No part
-    /// leads out of the directory.
+    /// Parts of the path below the directory, as raw bytes; none leads out of the directory.
     pub path: Vec<Vec<u8>>,
     /// True if the path ends with a slash: it denotes a directory.
     pub directory: bool,
     /// True if the connection continues after the response.
     pub keep_alive: bool,
-    /// True if `Connection: close` was sent, which takes precedence over `keep-alive` (RFC 9112,
-    /// 9.3).
+    /// True if `Connection: close` was sent, which overrides `keep-alive` (RFC 9112, 9.3).
     pub(super) closes: bool,
     pub(super) host: Host,
     /// Query that a redirect to the directory of this name must repeat.
@@ -147,8 +145,7 @@ impl Request {
         }
     }
 
-    /// Equivalent request line, for logs: with the path normalized and encoded, and the query if it
-    /// is kept.
+    /// Equivalent request line, for logs: the normalized, encoded path, and the query if kept.
     pub fn line(&self) -> String {
         let method = match self.method {
             Method::Get => "GET",
@@ -181,7 +178,6 @@ impl Request {
         Ok(Request { host, query, ..Request::plain(method, parts, directory, !is_first) })
     }
 
-    /// Parses a header.
     pub(super) fn header(&mut self, line: &str) -> Result<(), RequestError> {
         let (name, value) = line.split_once(':').ok_or(RequestError::Malformed)?;
         if name.is_empty() || name.contains([' ', '\t']) || value.contains(['\r', '\n', '\0']) {
@@ -255,8 +251,7 @@ fn is_host(value: &str) -> bool {
     host.bytes().all(of_host) && port
 }
 
-/// Returns whether a version is HTTP/1.0. Later versions of the same major version are answered
-/// as 1.1 (RFC 9110, 2.5).
+/// Returns whether a version is HTTP/1.0; later minor versions are answered as 1.1.
 fn is_first(version: &str) -> Result<bool, RequestError> {
     match version.strip_prefix("HTTP/1.").map(str::as_bytes) {
         Some(b"0") => Ok(true),

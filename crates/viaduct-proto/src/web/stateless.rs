@@ -32,8 +32,7 @@ const REFUSED: u8 = 2;
 
 /// Source of the files.
 pub trait Site: Files {
-    /// Looks up the object at the request's path. Returns the object, and the number of the file
-    /// for [`Files::read`].
+    /// Looks up the object at the request's path; returns it with its number for [`Files::read`].
     fn find(&mut self, request: &Request) -> (Found, u64);
 
     /// Returns whether [`Site::log`] is to be called.

@@ -12,8 +12,7 @@ const V6_LEN: usize = 40;
 /// hop-by-hop options, routing, destination options.
 const EXTENSIONS: [u8; 3] = [0, 43, 60];
 const FRAGMENT: u8 = 44;
-/// Maximum payload bytes that an ICMP error message quotes, so that it fits into 576 bytes (RFC
-/// 1812, 4.3.2.3).
+/// Maximum payload bytes quoted by an ICMP error, to fit 576 bytes (RFC 1812, 4.3.2.3).
 pub const MAX_QUOTED: usize = 512;
 
 /// Addresses of a datagram, and length of its payload.
@@ -50,8 +49,7 @@ impl Datagram {
     }
 }
 
-/// Returns the packet of a datagram between two addresses of one family; `None` if the payload
-/// is too long for a packet.
+/// Packet of a datagram between addresses of one family; `None` if the payload is too long.
 pub fn emit(source: SocketAddr, destination: SocketAddr, payload: &[u8]) -> Option<Vec<u8>> {
     let length = u16::try_from(UDP_LEN + payload.len()).ok()?;
     let head = if source.is_ipv4() { V4_MIN as u16 } else { 0 };

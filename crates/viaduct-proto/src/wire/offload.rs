@@ -126,8 +126,7 @@ fn set_ip(ip: &mut [u8], behind: usize, n: usize) {
     }
 }
 
-/// Sets the TCP header of a segment `behind` bytes after the first; returns the offset of its
-/// checksum.
+/// Sets the TCP header of a segment `behind` bytes after the first; returns its checksum's offset.
 fn set_tcp(segment: &mut [u8], behind: u32, (is_first, is_last): (bool, bool)) -> usize {
     if let Some(sequence) = segment.get_mut(TCP_SEQUENCE..).and_then(<[u8]>::first_chunk_mut) {
         *sequence = u32::from_be_bytes(*sequence).wrapping_add(behind).to_be_bytes();
@@ -143,8 +142,7 @@ fn set_udp(datagram: &mut [u8]) -> usize {
     UDP_CHECKSUM
 }
 
-/// Checksum, with the pseudo header, of the data after an IP header. The data's own checksum field
-/// is zero.
+/// Checksum, with pseudo header, of the data after an IP header, its own checksum field being 0.
 fn checksum(ip: &[u8], protocol: u8, behind: &[u8]) -> u16 {
     let addresses = if ip[0] >> 4 == 4 { &ip[12..20] } else { &ip[8..40] };
     let parts = [!internet_checksum(addresses), !internet_checksum(behind)];

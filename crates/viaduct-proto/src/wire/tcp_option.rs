@@ -30,8 +30,7 @@ pub(super) fn find(options: &[u8], kind: u8) -> Option<Range<usize>> {
     }
 }
 
-/// Changes bytes of a packet from `at` on, within the TCP header that begins at `tcp`, and
-/// updates the checksum (RFC 1624).
+/// Changes bytes of the TCP header at `tcp`, from `at` on, and updates the checksum (RFC 1624).
 pub(super) fn set(packet: &mut [u8], tcp: usize, at: usize, value: &[u8]) {
     // The bytes may begin or end at an odd offset: the checksum needs whole words from the TCP
     // header's start.

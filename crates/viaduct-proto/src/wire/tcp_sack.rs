@@ -19,8 +19,7 @@ pub struct Acknowledged {
     pub twice: Option<(u32, u32)>,
 }
 
-/// Parses a whole IP packet; `None` if it acknowledges nothing, is a fragment, or has extension
-/// headers.
+/// Parses a whole IP packet; `None` if no acknowledgement, a fragment, or with extension headers.
 pub fn acknowledged(packet: &[u8]) -> Option<Acknowledged> {
     let (_, header) = transport::tcp_header(packet).filter(|(_, header)| header[13] & ACK != 0)?;
     let acknowledged = number(&header[8..])?;
@@ -50,8 +49,7 @@ fn is_below(a: u32, b: u32) -> bool {
     a.wrapping_sub(b).cast_signed() < 0
 }
 
-/// Returns whether the first block is a D-SACK: below the acknowledgement, or within the second
-/// block.
+/// Returns whether the first block is a D-SACK: acknowledged, or within the second block.
 fn is_old((left, right): (u32, u32), second: Option<(u32, u32)>, acknowledged: u32) -> bool {
     is_below(left, acknowledged)
         || second.is_some_and(|(from, to)| !is_below(left, from) && !is_below(to, right))

@@ -86,8 +86,7 @@ mod tests {
         packet
     }
 
-    /// Checksum of the TCP part as it is, with the pseudo header; 0 if the packet's checksum is
-    /// right.
+    /// Checksum of the TCP part as it is, with the pseudo header; 0 if it is right.
     fn sum(packet: &[u8]) -> u16 {
         let len = (packet.len() - 20) as u16;
         let pseudo = [&packet[12..20], &[0, 6], &len.to_be_bytes()].concat();

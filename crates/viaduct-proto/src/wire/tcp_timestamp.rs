@@ -42,8 +42,7 @@ pub fn renew(packet: &mut [u8], last: u32) -> bool {
     is_older
 }
 
-/// Offsets of the TCP header and of the timestamps, for an unsigned segment of an open
-/// connection.
+/// Offsets of the TCP header and timestamps of an open connection's unsigned segment.
 fn stamps(packet: &[u8]) -> Option<(usize, usize)> {
     let (tcp, header) = transport::tcp_header(packet)?;
     if header[13] & (SYN | RST | ACK) != ACK {

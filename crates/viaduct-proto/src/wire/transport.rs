@@ -25,8 +25,7 @@ pub fn payload(packet: &[u8]) -> Option<(u8, &[u8])> {
     Some((protocol, packet.get(start..)?))
 }
 
-/// TCP header of a whole IP packet, with its options, and its offset; `None` if the packet is not a
-/// TCP segment.
+/// TCP header of a whole IP packet, with options, and its offset; `None` if not TCP.
 pub(super) fn tcp_header(packet: &[u8]) -> Option<(usize, &[u8])> {
     let (protocol, segment) = payload(packet)?;
     let header = segment.get(..usize::from(*segment.get(12)? >> 4) * 4)?;

@@ -54,8 +54,7 @@ pub enum Up {
         lent: bool,
         /// True if the program has chosen the source port.
         is_bound: bool,
-        /// Values of the socket options that the program has set, in an order on which both ends
-        /// agree.
+        /// Values of the socket options that the program has set, in an order known to both ends.
         options: [Option<i32>; OPTIONS],
     },
     /// A client has connected to a program. Attached: the connection, and a socket that will be

@@ -42,7 +42,6 @@ pub struct Group {
 
 /// Prefix of the names of our groups.
 const PREFIX: &str = "viaduct-run-";
-/// File that freezes a group.
 const FREEZE: &str = "cgroup.freeze";
 /// Subgroup of the wrapped programs.
 const PROGRAMS: &str = "programs";
@@ -93,8 +92,7 @@ impl Group {
         }
     }
 
-    /// Returns the level and the inode number of the group, by which netfilter matches sockets of
-    /// the group and its descendants.
+    /// Returns the group's level and inode number, by which netfilter matches its sockets.
     pub fn identity(&self) -> io::Result<(u32, u64)> {
         Ok((self.level, rustix::fs::fstat(&self.whole)?.st_ino))
     }

@@ -35,8 +35,7 @@ pub(super) struct Events<const N: usize> {
 }
 
 impl<const N: usize> Events<N> {
-    /// Creates a ring of `size` bytes, which must be a power of two and a multiple of the page
-    /// size.
+    /// Creates a ring of `size` bytes: a power of two, and a multiple of the page size.
     pub(super) fn new(size: usize) -> Result<Events<N>, BpfError> {
         let fd = new_ring(u32::try_from(size).unwrap_or(u32::MAX))?;
         let page = page_size();

@@ -19,8 +19,7 @@ impl Asm {
         self.store(Width::Double, FP, at, R0);
     }
 
-    /// R0 = address of the value in `map` for the key at `key` on the stack; jumps to `none` if
-    /// there is no such key.
+    /// R0 = address of the value in `map` for the key at `key` on the stack; else jumps to `none`.
     pub(super) fn look_up(&mut self, map: &dyn Numbered, key: i16, none: Label) {
         self.ask(map, key);
         self.if_nothing(R0, none);

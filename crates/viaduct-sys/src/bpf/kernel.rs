@@ -86,14 +86,12 @@ pub(super) struct Map<const N: usize> {
 }
 
 impl<const N: usize> Map<N> {
-    /// Creates a map for about `most` entries. When it is full, the least recently used entry is
-    /// evicted.
+    /// Creates a map for about `most` entries, which evicts the least recently used when full.
     pub(super) fn new(most: u32) -> Result<Map<N>, BpfError> {
         Map::of(LRU_HASH, most, 0)
     }
 
-    /// Creates a map that allocates memory as it fills, evicts nothing, and refuses new entries
-    /// when it is full.
+    /// Creates a map that allocates as it fills, and refuses new entries when it is full.
     pub(super) fn growing(most: u32) -> Result<Map<N>, BpfError> {
         Map::of(HASH, most, NO_PREALLOC)
     }
@@ -135,7 +133,6 @@ impl<const N: usize> Numbered for Map<N> {
     }
 }
 
-/// An array of sockets.
 #[derive(Debug)]
 pub(super) struct SocketMap {
     fd: OwnedFd,
@@ -210,8 +207,7 @@ impl AsFd for Link {
     }
 }
 
-/// Attaches `program` to all sockets of a cgroup until the cgroup is removed, even after the end of
-/// this process.
+/// Attaches `program` to a cgroup's sockets until it is removed, beyond this process's end.
 pub(super) fn attach(hook: Hook, program: &[Insn], cgroup: BorrowedFd<'_>) -> Result<(), BpfError> {
     let program = load(hook, program)?;
     let attr = ProgAttach {
@@ -259,8 +255,7 @@ fn denied(action: &'static str, source: io::Error) -> BpfError {
     BpfError::Denied { action, source }
 }
 
-/// Creates a ring buffer of `size` bytes, which must be a power of two. Programs write to it, and
-/// one process reads it.
+/// Creates a ring buffer of `size` bytes: a power of two, and a multiple of the page size.
 pub(super) fn new_ring(size: u32) -> Result<OwnedFd, BpfError> {
     let attr = MapCreate { kind: RING, key_size: 0, value_size: 0, most: size, flags: 0 };
     bpf_fd(MAP_CREATE, &attr).map_err(|source| denied("make a ring buffer", source))

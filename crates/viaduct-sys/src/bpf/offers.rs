@@ -65,8 +65,7 @@ impl Offers {
         self.asked.set(socket_cookie(socket)?, &[0; OPTION])
     }
 
-    /// Returns the option that the other end of a connected socket has sent, if any. A second call
-    /// returns `None`.
+    /// Returns the option that a socket's other end has sent, if any; `None` on a second call.
     pub fn answer(&self, socket: BorrowedFd<'_>) -> Option<[u8; OPTION]> {
         let cookie = socket_cookie(socket).ok()?;
         let answer = self.asked.get(cookie);
@@ -171,8 +170,7 @@ fn check_wanted(
     asm.place(send);
 }
 
-/// Emits code that copies the other end's option to the stack; jumps to `none` if there is no
-/// option.
+/// Emits a copy of the other end's option to the stack; jumps to `none` if there is none.
 fn find(asm: &mut Asm, own: &[u8; OPTION], flags: i32, none: Label) {
     // The search key: kind, length of the key, experiment identifier.
     let mut sought = [0; OPTION];

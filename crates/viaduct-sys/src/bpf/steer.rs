@@ -158,8 +158,7 @@ fn connect(map: &Map<OPTION>, steering: &Steering, netns: u64, family: Family) -
     asm.finish().expect("MAX_TESTS keeps every jump within reach")
 }
 
-/// Emits a jump to `leave` unless connections to the address in R7 and the port in R8 are to be
-/// steered.
+/// Emits a jump to `leave` unless connections to address R7 and port R8 are to be steered.
 fn is_meant(asm: &mut Asm, steering: &Steering, leave: Label) {
     if !steering.ports.is_empty() {
         let known = asm.label();

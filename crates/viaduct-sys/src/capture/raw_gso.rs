@@ -83,8 +83,7 @@ impl GsoSocket {
     }
 }
 
-/// Builds the headers before the IP header: the virtio header, which describes the segmentation,
-/// and the link-layer header.
+/// Builds the headers before the IP header: virtio's, for the segmentation, and the link layer's.
 fn headers(
     hop: &NextHop,
     whole: &SuperPacket<'_>,

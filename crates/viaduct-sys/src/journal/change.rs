@@ -34,8 +34,7 @@ pub(super) enum Change {
 }
 
 impl Change {
-    /// Returns the instance whose name must be locked, if the change makes a table that another
-    /// process may also make.
+    /// Returns the instance to lock, if another process may also make the change's table.
     pub(super) fn instance(&self) -> Option<&str> {
         match self {
             Change::Intercept(intercept) => Some(&intercept.instance),

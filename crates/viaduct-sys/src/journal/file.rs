@@ -16,8 +16,7 @@ use super::trust;
 pub(super) struct Journal {
     pub(super) owner: Owner,
     pub(super) changes: Vec<Change>,
-    /// Changes of an earlier owner whose tables another process has locked. They are not undone
-    /// while that process is alive.
+    /// Changes of an earlier owner, kept while another process has locked their tables.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub(super) disputed: Vec<Change>,
 }

@@ -59,8 +59,7 @@ pub struct Changes {
     journal: Journal,
     warnings: Vec<String>,
     took_over: bool,
-    /// Locked instances, whose tables no other process may make or delete. Dropped after all
-    /// changes are undone.
+    /// Locked instances, whose tables are ours alone. Dropped after all changes are undone.
     locks: Vec<(String, InstanceLock)>,
 }
 

@@ -10,8 +10,7 @@ use super::JournalError;
 
 /// Max bytes of a journal: some thousands of changes.
 const MAX_BYTES: u64 = 16 << 20;
-/// Mode bits of write access for the group and others. [`STICKY`] marks a directory in which users
-/// may delete only their own files.
+/// Write access for group and others. In a [`STICKY`] directory users delete only their own files.
 const WRITABLE: u32 = 0o022;
 const STICKY: u32 = 0o1000;
 

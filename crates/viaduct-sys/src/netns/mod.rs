@@ -102,8 +102,7 @@ impl Netns {
             .map_err(NetnsError::Enter)
     }
 
-    /// Moves the calling thread into the namespace for good. Threads that it starts later are in
-    /// the namespace too.
+    /// Moves the calling thread, and those that it starts later, into the namespace for good.
     pub fn join(&self) -> io::Result<()> {
         Ok(move_into_link_name_space(self.fd.as_fd(), Some(LinkNameSpaceType::Network))?)
     }
@@ -151,8 +150,7 @@ impl Netns {
         Ok(())
     }
 
-    /// Writes settings such as `("net/ipv4/ip_forward", "1")` inside the namespace, and stops at
-    /// the first that is refused.
+    /// Writes settings such as `("net/ipv4/ip_forward", "1")` inside, up to the first refused.
     pub fn set_sysctls(&self, settings: &[(&str, &str)]) -> Result<(), NetnsError> {
         self.enter(|| settings.iter().try_for_each(|(key, value)| write_sysctl(key, value)))?
     }

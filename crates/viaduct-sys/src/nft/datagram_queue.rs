@@ -85,8 +85,7 @@ impl DatagramQueue {
         self.queue.recv(buffer)
     }
 
-    /// Returns the number of datagrams dropped so far for lack of room in the queue or in the
-    /// socket.
+    /// Returns the datagrams dropped so far for lack of room in the queue or the socket.
     pub fn lost(&self) -> u64 {
         let ours = queues().find(|queue| queue[0] == u64::from(self.number));
         ours.map_or(0, |queue| queue[5] + queue[6])
@@ -237,8 +236,7 @@ impl Rules {
     }
 }
 
-/// Builds the `queue` expression of nftables for queue `number`. While the queue has no reader,
-/// packets are dropped.
+/// Builds nftables' `queue` expression. Without a reader of the queue, packets are dropped.
 fn nft_expression(number: u16) -> Attributes {
     let one = 1u16.to_be_bytes();
     expression("queue", &Attributes::default().with(1, &number.to_be_bytes()).with(2, &one))

@@ -37,8 +37,7 @@ use crate::route::rtnetlink::{self, RouteSocket};
 const FAMILIES: [(&str, &str, bool); 2] = [("ip", "ipv4_addr", true), ("ip6", "ipv6_addr", false)];
 /// Match of a SYN that opens a connection.
 pub(crate) const SYN: &str = "tcp flags & (fin | syn | rst | ack) == syn";
-/// Rule that skips packets to addresses of this machine, so that its own listeners and firewall
-/// rules apply to them.
+/// Rule that skips packets to this machine's addresses, for its own listeners and firewall rules.
 pub(crate) const SKIP_LOCAL: &str = "fib daddr type local return";
 /// Match of all other TCP packets.
 const NOT_SYN: &str = "tcp flags & (fin | syn | rst | ack) != syn";
@@ -68,8 +67,7 @@ pub struct Intercept {
     pub ways: Vec<Selector>,
     /// Destination ports; empty means all.
     pub ports: Vec<u16>,
-    /// True if new connections bypass the proxy: only packets of its existing connections are
-    /// handed over.
+    /// True if new connections bypass the proxy, which keeps only its existing ones.
     #[serde(default)]
     pub passed_by: bool,
 }

@@ -18,8 +18,7 @@ use crate::os;
 use crate::route::netlink;
 use netlink::{Attributes, Message, NETFILTER_HEAD};
 
-/// Buffer size for [`NfQueue::recv`]: a SYN with Fast Open data, up to the MTU, and netlink
-/// headers.
+/// Buffer size for [`NfQueue::recv`]: a Fast Open SYN up to the MTU, and netlink headers.
 pub const SNAP: usize = 4096;
 /// Buffer size for a queue that copies packets whole: the longest packet, and netlink headers.
 pub const WHOLE: usize = 65_536 + SNAP;
@@ -89,7 +88,6 @@ pub struct NfQueue {
     config: QueueConfig,
 }
 
-/// Settings of a queue.
 #[derive(Clone, Copy, Debug)]
 struct QueueConfig {
     /// Max bytes of a packet that are copied to us.
@@ -108,8 +106,7 @@ impl NfQueue {
         NfQueue::open_as(number, most, SYNS)
     }
 
-    /// Opens a queue that drops packets when it is full, and copies the first `copy` bytes of
-    /// each.
+    /// Opens a queue that drops packets when full, and copies the first `copy` bytes of each.
     pub(crate) fn open_closed(number: u16, most: u32, copy: u32) -> io::Result<NfQueue> {
         NfQueue::open_as(number, most, QueueConfig { copy, fail_open: false })
     }
@@ -208,7 +205,6 @@ impl AsFd for NfQueue {
     }
 }
 
-/// Parses the packet in one message.
 pub(crate) fn parse(bytes: &[u8]) -> Option<QueuedPacket<'_>> {
     let (kind, message) = netlink::messages(bytes).next()?;
     if kind != SUBSYSTEM << 8 | PACKET {

@@ -57,8 +57,7 @@ pub trait Table {
         format!("viaduct_{}", self.instance())
     }
 
-    /// Checks that all names can be written into rules. Errors: a name cannot be written into a
-    /// rule.
+    /// Checks that all names can be written into rules.
     fn check(&self) -> Result<(), NftError> {
         check_instance(self.instance())
     }
@@ -138,8 +137,7 @@ fn count_rules(table: &str, chain: &str) -> io::Result<usize> {
     }
 }
 
-/// Builds the commands that delete a table. The `add` makes the deletion succeed even if there is
-/// no such table.
+/// Commands that delete a table, after an `add` so that a missing table is no error.
 fn deletion(table: &str) -> String {
     format!("add table inet {table}\ndelete table inet {table}\n")
 }

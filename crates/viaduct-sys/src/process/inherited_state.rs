@@ -43,8 +43,7 @@ const TERMINAL_SIGNALS: std::ops::Range<usize> = 2..8;
 #[unsafe(link_section = ".init_array")]
 static INIT: extern "C" fn() = record;
 
-/// Records the inherited state. Runs before the runtime is initialised, so it only makes system
-/// calls.
+/// Records the inherited state. Runs before the runtime's start: only makes system calls.
 extern "C" fn record() {
     let mut inherited = 0;
     for fd in 0..DESCRIPTORS {
@@ -73,8 +72,7 @@ pub fn reset_sigchld() {
     unsafe { libc::signal(libc::SIGCHLD, libc::SIG_DFL) };
 }
 
-/// Ignores the terminal's signals from now on, as they are meant for the programs that this process
-/// has started.
+/// Ignores the terminal's signals from now on: they are meant for the started programs.
 pub fn ignore_terminal() {
     for (_, signal) in &SIGNALS[TERMINAL_SIGNALS] {
         // SAFETY: no handler is set.

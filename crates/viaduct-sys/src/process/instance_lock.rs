@@ -13,8 +13,7 @@ pub(crate) struct InstanceLock {
 }
 
 impl InstanceLock {
-    /// Locks `name` in the calling thread's network namespace; `None` if the name is already
-    /// locked.
+    /// Locks `name` in the calling thread's network namespace; `None` if it is locked already.
     pub(crate) fn take(name: &str) -> io::Result<Option<InstanceLock>> {
         let address = SocketAddr::from_abstract_name(name)?;
         match UnixDatagram::bind_addr(&address) {

@@ -98,8 +98,7 @@ impl AsFd for BlockedSignals {
     }
 }
 
-/// Ignores `signals` in the child of `command`, so that they do not end the program before it has
-/// installed its handlers.
+/// Ignores `signals` in the child of `command` until the program installs its handlers.
 pub fn ignore_at_start(command: &mut Command, signals: &'static [i32]) {
     let ignore = move || {
         for &signal in signals {

@@ -38,7 +38,6 @@ pub struct RouteMtu {
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 struct Entry {
-    /// Our route.
     ours: TableRoute,
     /// Route that `ours` replaces, if any.
     before: Option<TableRoute>,

@@ -63,12 +63,10 @@ impl Message {
         self
     }
 
-    /// Adds an attribute with nested attributes.
     pub(crate) fn nest(self, kind: u16, inner: &Attributes) -> Message {
         self.with(kind | NLA_F_NESTED, &inner.0)
     }
 
-    /// Returns the finished message.
     pub(crate) fn bytes(mut self) -> Vec<u8> {
         let len = self.0.len() as u32;
         self.0[..4].copy_from_slice(&len.to_ne_bytes());
@@ -76,18 +74,15 @@ impl Message {
     }
 }
 
-/// Attributes to be nested.
 #[derive(Debug, Default)]
 pub(crate) struct Attributes(Vec<u8>);
 
 impl Attributes {
-    /// Adds an attribute.
     pub(crate) fn with(mut self, kind: u16, value: &[u8]) -> Attributes {
         attribute(&mut self.0, kind, value);
         self
     }
 
-    /// Adds an attribute with nested attributes.
     pub(crate) fn nest(self, kind: u16, inner: &Attributes) -> Attributes {
         self.with(kind | NLA_F_NESTED, &inner.0)
     }

@@ -33,7 +33,6 @@ macro_rules! first {
 }
 pub(crate) use first;
 
-/// Socket for requests.
 #[derive(Debug)]
 pub(crate) struct RouteSocket(OwnedFd);
 
@@ -198,7 +197,6 @@ pub(crate) fn table(route: &RouteMessage) -> u32 {
     number.unwrap_or_else(|| route.header.table.into())
 }
 
-/// Returns the family of an address.
 pub(crate) fn family(ip: IpAddr) -> AddressFamily {
     if ip.is_ipv4() { AddressFamily::Inet } else { AddressFamily::Inet6 }
 }

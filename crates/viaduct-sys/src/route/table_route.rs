@@ -64,18 +64,15 @@ impl TableRoute {
         TableRoute(route)
     }
 
-    /// Returns the address family.
     pub(crate) fn family(&self) -> AddressFamily {
         self.0.header.address_family
     }
 
-    /// Returns the prefix.
     pub(crate) fn destination(&self) -> (IpAddr, u8) {
         // A route from a journal may lack its address, if another program wrote the journal.
         destination(&self.0).unwrap_or((Ipv4Addr::UNSPECIFIED.into(), 0))
     }
 
-    /// Returns the number of the routing protocol that has set the route.
     pub(crate) fn protocol(&self) -> u8 {
         self.0.header.protocol.into()
     }
@@ -203,7 +200,6 @@ pub(crate) fn destination(route: &RouteMessage) -> Option<(IpAddr, u8)> {
     Some((address.or((length == 0).then_some(any))?, length))
 }
 
-/// Returns the router that an attribute of a route names, if any.
 pub(crate) fn router(attribute: &RouteAttribute) -> Option<IpAddr> {
     match attribute {
         RouteAttribute::Gateway(RouteAddress::Inet(ip))

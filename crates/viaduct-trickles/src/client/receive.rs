@@ -26,7 +26,6 @@ pub(super) struct Receiver<'a> {
     pub(super) by_address: &'a HashMap<SocketAddr, usize>,
     pub(super) flows: &'a mut Slab<Connection>,
     pub(super) egress: &'a mut Egress,
-    /// Buffer for a packet.
     pub(super) packet: &'a mut Vec<u8>,
 }
 

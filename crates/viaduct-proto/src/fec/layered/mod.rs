@@ -90,8 +90,7 @@ impl super::Encoder for Encoder {
     }
 }
 
-/// Function that gives the size at which bin x (from 1) of a layer with interleave i fires
-/// first, by x, i and r.
+/// Size at which bin x (from 1) of a layer with interleave i fires first, by x, i and r.
 type FirstSize = fn(u16, u16, u8) -> u8;
 
 /// Staggered start: x mod r, where 0 means r. In a layer with fewer bins than r, the sizes are
@@ -156,8 +155,7 @@ impl Layer {
         }
     }
 
-    /// Fires all partly filled bins, starting with the one that has waited longest (the next in
-    /// turn).
+    /// Fires all partly filled bins, starting with the one that has waited longest.
     fn flush(&mut self, fire: &mut Fire<'_>) {
         for index in (self.turn..self.bins.len()).chain(0..self.turn) {
             let bin = &mut self.bins[index];

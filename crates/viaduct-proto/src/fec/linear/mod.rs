@@ -23,7 +23,6 @@ use equation::Equation;
 /// Decoder for repairs of any row.
 #[derive(Debug)]
 pub struct Linear {
-    /// Equations by pivot.
     equations: BTreeMap<Seq, Equation>,
     memory: usize,
     bound: usize,
@@ -104,8 +103,7 @@ impl Linear {
         verdict
     }
 
-    /// Drops the oldest equations until the rest fits the memory limit. The rest stays in reduced
-    /// form.
+    /// Drops the oldest equations until the rest, which stays reduced, fits the memory limit.
     fn evict(&mut self) {
         while self.memory > self.bound {
             let oldest = self.equations.iter().min_by_key(|(_, equation)| equation.last());

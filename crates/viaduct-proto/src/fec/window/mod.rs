@@ -110,7 +110,6 @@ pub struct Encoder {
     parameters: Parameters,
     /// Open sums, in the order in which their repairs are sent.
     ahead: VecDeque<Open>,
-    /// Sums for reuse.
     spare: Vec<Sum>,
     /// Packets of the window, and older ones to answer requests.
     history: History,
@@ -139,8 +138,7 @@ struct Open {
 }
 
 impl Encoder {
-    /// Creates an encoder whose first packet has number `first_seq`. Errors: as
-    /// [`Parameters::check`].
+    /// Creates an encoder whose first packet is `first_seq`. Errors: as [`Parameters::check`].
     pub fn new(parameters: Parameters, first_seq: Seq) -> Result<Self, Error> {
         parameters.check()?;
         let mut encoder = Encoder {
@@ -342,8 +340,7 @@ impl super::Encoder for Encoder {
         self.push_at_most(packet, u16::MAX, fire);
     }
 
-    /// Fires as many repairs as a group of `packets` gets, in case a burst has dropped the last
-    /// packets.
+    /// Fires a group's repairs for `packets` packets, in case a burst has dropped the last ones.
     fn flush(&mut self, _stage: usize, fire: &mut Fire<'_>) {
         let fresh = std::mem::take(&mut self.fresh);
         if fresh > 0 {

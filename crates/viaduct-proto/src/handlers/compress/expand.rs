@@ -63,8 +63,7 @@ impl Expand {
         self.inbox.is_empty() && self.block.is_none()
     }
 
-    /// Returns false if the source must be stopped now, and true if it may resume; `None` if
-    /// nothing changes.
+    /// Returns false if the source must now stop, true if it may resume; `None` if nothing changes.
     pub(super) fn steer(&mut self) -> Option<bool> {
         let stop = !self.is_open || self.inbox.len() > MAX_WAITING;
         (stop != self.stopped).then(|| {

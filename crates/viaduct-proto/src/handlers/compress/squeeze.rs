@@ -8,8 +8,7 @@ use zstd::stream::raw::{CParameter, Encoder, InBuffer, Operation as _, OutBuffer
 use super::{GROWTH, HEAD, MAX_PLAIN, PLAIN, SQUEEZED, WINDOW_LOG};
 use crate::flow::Buffer;
 
-/// Maximum number of plain blocks after a trial that did not shrink. Their number doubles with each
-/// failed trial.
+/// Maximum of plain blocks after a trial that did not shrink; doubles from trial to trial.
 const MAX_PLAIN_BLOCKS: u32 = 32;
 /// Minimum size of a block that predicts how the next ones compress, in bytes.
 const TELLING: usize = 1 << 10;

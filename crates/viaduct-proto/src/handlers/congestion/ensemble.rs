@@ -174,8 +174,7 @@ impl Ensemble {
         self.held.saturating_sub(unsent) as f64
     }
 
-    /// Computes the level: flows that want less get what they want, and all others get the
-    /// level.
+    /// Computes the level: flows that want less get what they want, all others the level.
     fn take_level(&mut self, now: Instant) {
         if self.leveled.is_some_and(|at| now.since(at) < LEVEL) {
             return;
@@ -209,8 +208,7 @@ impl Member {
     }
 }
 
-/// Max-min fair level: the largest share of each flow such that all flows together use at most
-/// `all`. `wants` must be sorted.
+/// Max-min fair share with which flows together use at most `all`. `wants` must be sorted.
 fn level(wants: &[u64], all: f64) -> f64 {
     let mut left = all;
     for (n, &want) in wants.iter().enumerate() {

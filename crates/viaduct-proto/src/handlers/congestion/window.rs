@@ -10,13 +10,11 @@ const MIN_WINDOW: f64 = 2.0;
 const KEPT: f64 = 0.7;
 /// CUBIC's C: growth in segments per second cubed.
 const SCALE: f64 = 0.4;
-/// Additive increase, in segments a round trip, with which the average window is that of Reno (RFC
-/// 9438, 4.3).
+/// Additive increase, in segments a round trip, that gives Reno's average window (RFC 9438, 4.3).
 const FRIENDLY: f64 = 3.0 * (1.0 - KEPT) / (1.0 + KEPT);
 /// Slow start ends when the round-trip time has grown by an eighth, and by at least this.
 const QUEUED: Duration = Duration::from_millis(4);
-/// Window in segments below which queueing delay does not end slow start, because other flows may
-/// cause it.
+/// Window in segments below which queueing delay, perhaps of other flows, does not end slow start.
 const LOW: f64 = 16.0;
 
 /// State of the path at an acknowledgement.

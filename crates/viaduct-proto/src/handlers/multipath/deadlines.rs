@@ -13,7 +13,6 @@ pub(super) enum Deadline {
     Ack,
 }
 
-/// Deadlines of a flow.
 pub(super) type Deadlines = TimerTable<Deadline, 3>;
 
 impl Timer for Deadline {

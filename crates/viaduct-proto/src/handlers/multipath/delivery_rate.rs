@@ -26,7 +26,6 @@ pub(super) struct DeliveryRate {
     pub(super) rate: Option<u64>,
 }
 
-/// Ping in flight.
 #[derive(Debug)]
 struct Ping {
     /// Bytes sent before the ping.
@@ -60,8 +59,7 @@ impl DeliveryRate {
         self.rate = Some(self.rate.map_or(rate, |known| known - known / 4 + rate / 4));
     }
 
-    /// Bytes that a connection with the rate `quickest` delivers before one more block arrives that
-    /// is sent on this connection now.
+    /// Bytes that a connection of rate `quickest` delivers before a block sent on this one arrives.
     pub(super) fn lag(&self, quickest: u64) -> u64 {
         let bytes = self.sent - self.arrived + MAX_DATA as u64;
         let rate = self.rate.unwrap_or(quickest).max(1);

@@ -66,12 +66,10 @@ pub(super) struct Multipath {
     /// Amount last acknowledged.
     last_ack: u64,
     deadlines: Deadlines,
-    /// True if the application has closed the flow, or (`is_read_closed`) at least will read no
-    /// more.
+    /// True if the application has closed the flow, or (`is_read_closed`) will read no more.
     closed: bool,
     is_read_closed: bool,
-    /// True if the application's end was reset; the other end receives a reset after the written
-    /// data.
+    /// True if the application's end was reset; the other end is reset after the written data.
     aborted: bool,
     /// Local and remote address of the first connection.
     names: [Option<Address>; 2],
@@ -194,7 +192,6 @@ impl Multipath {
     }
 }
 
-/// Timer of the handler.
 const TICK: Timer = Timer(0);
 
 /// Result of handling a message. An error means that the connection must be dropped.
@@ -338,8 +335,7 @@ impl Handler for Multipath {
         self.settle(cx);
     }
 
-    /// Connections are still read, because acknowledgements must be received. Data is buffered
-    /// up to the limit.
+    /// Connections are read on for acknowledgements. Data is buffered up to the limit.
     fn may_avail(&mut self, cx: &mut Context<'_>, may: bool) {
         self.open = may;
         self.settle(cx);

@@ -7,8 +7,7 @@ use super::wire::Nonce;
 use crate::flow::Output;
 use crate::time::{Duration, Instant};
 
-/// Time after which an unanswered ping makes a connection suspect; doubles up to the maximum
-/// with each false alarm.
+/// Time after which an unanswered ping makes a connection suspect; doubles with each false alarm.
 const SILENCE_TIMEOUT: Duration = Duration::from_secs(1);
 const MAX_SILENCE_TIMEOUT: Duration = Duration::from_secs(8);
 /// Idle time after which a ping is sent: short while data is in flight, otherwise increasing from
@@ -62,7 +61,6 @@ pub(super) struct Path {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Due {
     Nothing,
-    /// Send a ping.
     Ping,
     /// A ping was not answered; the connection is suspect from now on.
     Suspect,
@@ -117,7 +115,6 @@ impl Path {
         self.ping_interval = MIN_PING_INTERVAL;
     }
 
-    /// Enters a stage of the handshake.
     pub(super) fn enter(&mut self, stage: Stage, now: Instant) {
         (self.stage, self.began) = (stage, now);
         self.note_received(now);

@@ -10,7 +10,6 @@ use crate::time::Duration;
 
 /// Settings of all flows of a chain.
 pub(in crate::handlers) struct Plan {
-    /// Name of the handler.
     pub(in crate::handlers) name: &'static str,
     /// Number of parallel connections.
     pub(in crate::handlers) paths: usize,

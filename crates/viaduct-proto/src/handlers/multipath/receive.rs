@@ -34,7 +34,6 @@ impl Multipath {
         self.path(from).is_some()
     }
 
-    /// Handles one message.
     fn handle_frame(&mut self, cx: &mut Context<'_>, from: Output, frame: Frame) -> Handled {
         let Some(path) = self.path(from) else { return Ok(()) };
         match (path.stage, frame) {

@@ -102,8 +102,7 @@ impl SendBuffer {
         self.unsent > 0
     }
 
-    /// Handles an acknowledgement of all bytes before `received`. Returns false if some of them
-    /// were never sent.
+    /// Handles an acknowledgement of all bytes before `received`; false if some were never sent.
     pub(super) fn acked(&mut self, received: u64, mut gone: impl FnMut(Output, usize)) -> bool {
         while let Some(block) = self.blocks.front().filter(|block| block.end() <= received) {
             self.cost -= block.cost();

@@ -12,7 +12,6 @@ const IDLE_TIMEOUT: Duration = Duration::from_millis(500);
 /// Maximum bytes of frames produced at once.
 const TURN: usize = 64 << 10;
 
-/// Handler of a shared connection.
 pub(super) struct SharedConnection {
     number: u64,
     output: Output,
@@ -37,8 +36,7 @@ impl SharedConnection {
         }
     }
 
-    /// Starts to connect the shared connection that was spawned for a stream. `None` if the
-    /// connection is no longer needed.
+    /// Starts to connect the shared connection spawned for a stream; `None` if no longer needed.
     pub(super) fn connecting(
         cx: &mut Context<'_>,
         mux: &mut MuxState,
@@ -56,7 +54,6 @@ impl SharedConnection {
         Some(SharedConnection::new(number, FIRST))
     }
 
-    /// Accepted shared connection.
     pub(super) fn accepted(
         cx: &mut Context<'_>,
         mux: &mut MuxState,

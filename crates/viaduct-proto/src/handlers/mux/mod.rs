@@ -52,13 +52,10 @@ struct Mux {
     role: Role,
 }
 
-/// Role of a handler.
 enum Role {
-    /// No role yet.
     Fresh,
     /// A flow on a shared connection.
     Stream(Stream),
-    /// The shared connection.
     Connection(SharedConnection),
 }
 

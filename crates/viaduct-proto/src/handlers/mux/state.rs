@@ -8,7 +8,6 @@ use crate::flow::{Address, Failure};
 use crate::keys::{self, Entropy};
 use crate::tunnel::{Event, Settings, StreamId, Tunnel};
 
-/// State of a factory.
 pub(super) struct MuxState {
     settings: Settings,
     /// Random prefix of all keys, so that other chains cannot guess them.
@@ -77,7 +76,6 @@ impl MuxState {
         MuxState { settings, secret: keys::random(entropy), next: 1, conns, streams }
     }
 
-    /// Key by which a chain is woken.
     pub(super) fn key(&self, id: &ChainId) -> Vec<u8> {
         [&self.secret[..], &id.emit()].concat()
     }
@@ -135,7 +133,6 @@ impl MuxState {
         Some((state, conn))
     }
 
-    /// Removes a stream.
     pub(super) fn remove_stream(&mut self, stream: u64) {
         let Some(state) = self.streams.remove(&stream) else { return };
         if let Some(conn) = self.conns.get_mut(&state.connection) {
@@ -144,7 +141,6 @@ impl MuxState {
         }
     }
 
-    /// Returns whether no stream is on a connection.
     pub(super) fn is_idle(&self, connection: u64) -> bool {
         self.streams.values().all(|state| state.connection != connection)
     }

@@ -244,7 +244,6 @@ impl Stream {
     }
 }
 
-/// Result of a delivery.
 enum Delivered {
     /// Nothing to deliver, or delivery is not possible now.
     None,

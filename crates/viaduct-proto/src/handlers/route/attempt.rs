@@ -26,7 +26,6 @@ pub(super) enum Progress {
     Send(Bytes),
     /// Connected: the flow's data follows.
     Connected,
-    /// The attempt has failed.
     Failed(Failure, String),
 }
 

@@ -35,8 +35,7 @@ pub(super) enum Progress {
     Incomplete,
     /// Send these bytes.
     Send(Vec<u8>),
-    /// The request is granted. The address is the one that the proxy has bound. Bytes left in the
-    /// inbox follow the reply.
+    /// The request is granted; the address is the proxy's. The inbox keeps bytes after the reply.
     Granted(Address),
 }
 

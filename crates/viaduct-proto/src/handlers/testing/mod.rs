@@ -221,7 +221,6 @@ impl Net {
         }
     }
 
-    /// Performs the actions of a chain.
     fn act(&mut self, host: usize, chain: usize) -> bool {
         let mut acted = false;
         while let Some(action) = self.ends[host][chain].chain.poll_action() {
@@ -363,8 +362,7 @@ impl Net {
         self.act(host, to);
     }
 
-    /// Asserts that the applications of the first flow received all data, and the end if there
-    /// was one.
+    /// Asserts that the first flow's applications received all data, and the end if any.
     pub(crate) fn assert_whole(&mut self) {
         let written = [self.end(0).written.made, self.end(1).written.made];
         let read = [self.end(1).read.got, self.end(0).read.got];

@@ -24,19 +24,15 @@ pub type Arrival = u64;
 
 /// Maximum number of unmatched arrivals that are kept in order.
 const MAX_AHEAD: usize = 4_096;
-/// Maximum number of skipped arrivals, and of missing numbers, that are kept for matching out of
-/// order.
+/// Maximum of skipped arrivals, and of missing numbers, that are kept to match out of order.
 const MAX_ASIDE: usize = 256;
-/// Largest reordering, counted in arrivals. Beyond this distance, tags are too likely to be equal
-/// by chance.
+/// Largest reordering, in arrivals, beyond which tags are too likely to be equal by chance.
 const MAX_REORDERING: u64 = 256;
 /// Number of arrivals that are searched for the tag of a packet that was named alone.
 const REACH: usize = 512;
-/// Number of tags in a row that have to agree with arrivals, before the tags or arrivals ahead of
-/// them may be passed over.
+/// Tags in a row that must agree with arrivals before those ahead of them may be passed over.
 const AGREE: usize = 2;
-/// Maximum number of missing tags between those [`AGREE`] tags: a full queue may drop every other
-/// packet.
+/// Maximum of missing tags between [`AGREE`] tags: a full queue may drop every other packet.
 const GAPS: usize = 8;
 /// Maximum number of arrivals that may be passed over if only a single tag agrees after them.
 const FEW: usize = 2;
@@ -50,8 +46,7 @@ pub struct Aligner {
     next: Arrival,
     /// Earlier arrivals without a number, oldest first.
     skipped: VecDeque<(Tag, Arrival)>,
-    /// Count of the newest entries of `skipped` that have not been compared with the missing
-    /// numbers yet.
+    /// Count of the newest `skipped` entries not yet compared with the missing numbers.
     fresh: usize,
     /// Arrivals that were skipped because as many packet numbers were never named.
     unnamed: VecDeque<(Tag, Arrival)>,
@@ -276,8 +271,7 @@ impl Aligner {
         }
     }
 
-    /// Handles a number that has no arrival in order: matches it to a skipped arrival, or notes it
-    /// as missing.
+    /// Matches a number without an arrival in order to a skipped arrival, or notes it as missing.
     fn aside(&mut self, tag: Tag, seq: Seq) -> Named {
         let absent = Absent { tag, seq, at: self.next };
         let found = self.skipped.iter().position(|&(of, arrival)| absent.is(of, arrival));

@@ -29,8 +29,7 @@ const HIGH: f64 = 0.8;
 /// losses at somewhat shorter delays count as drops, too.
 const BESIDE: usize = 1;
 const MORE: f64 = 2.0;
-/// Number of packets that are assumed at high values, and likewise at low ones, in addition to
-/// those counted.
+/// Number of packets assumed at high values, and likewise at low ones, besides those counted.
 const FEW: f64 = 10.0;
 /// Thresholds for the negative logarithm of the probability of chance. From [`CERTAIN`] on, a full
 /// queue is certain to be the cause; the value allows for about ten tests, one for each bin at
@@ -146,8 +145,7 @@ impl Histogram {
     }
 }
 
-/// Compares the losses in some bins with the loss rate elsewhere. Each argument is a number of
-/// packets and a number of losses.
+/// Compares losses in some bins with those elsewhere, each as (packets, losses).
 fn compare(beside: (f64, f64), elsewhere: (f64, f64)) -> Verdict {
     let by_chance = beside.0 * elsewhere.1 / elsewhere.0.max(1.0);
     let is_more = beside.1 > by_chance + MORE * by_chance.sqrt();
@@ -161,7 +159,6 @@ fn sum(bins: &[Bin]) -> (f64, f64) {
     })
 }
 
-/// Range of a bin and those beside it.
 fn beside(bin: usize) -> Range<usize> {
     bin.saturating_sub(BESIDE)..(bin + BESIDE + 1).min(BINS)
 }
@@ -172,7 +169,6 @@ fn divergence(a: f64, p: f64) -> f64 {
     term(a, p) + term(1.0 - a, 1.0 - p)
 }
 
-/// Bin of a value.
 fn bin(value: i64) -> usize {
     let value = u64::try_from(value).unwrap_or(0);
     let Some(octave) = value.checked_ilog2().and_then(|bits| bits.checked_sub(FIRST_BITS)) else {

@@ -24,8 +24,7 @@ const MAX_WAITING: usize = 4_096;
 /// Counted and waiting losses.
 #[derive(Debug, Default)]
 pub struct Losses {
-    /// Missing numbers in the order of detection, each with the time of detection and the cause of
-    /// the loss.
+    /// Missing numbers in the order of detection, each with its time and the cause of the loss.
     waiting: VecDeque<(Seq, Instant, Verdict)>,
     /// Highest number that was ever in `waiting`.
     highest: Seq,
@@ -54,8 +53,7 @@ impl Losses {
         }
     }
 
-    /// Notes that packet `seq` is missing. If the verdict is congestion, it also applies to all
-    /// packets in doubt.
+    /// Notes that packet `seq` is missing. A verdict of congestion applies to all in doubt, too.
     pub fn missing(&mut self, now: Instant, seq: Seq, verdict: Verdict) {
         if self.waiting.len() == MAX_WAITING {
             self.count_first();

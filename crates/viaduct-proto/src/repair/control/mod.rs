@@ -48,8 +48,7 @@ const MAX_LATER: f64 = 10.0;
 const QUICK: Duration = Duration::from_millis(15);
 const QUICK_LATE: f64 = 0.01;
 const MAX_QUICK: f64 = 0.03;
-/// Correction of the overhead computed for the target [`QUICK`]: not every repair covers the older
-/// packets.
+/// Correction of the overhead for the target [`QUICK`]: not every repair covers older packets.
 const QUICK_MORE: f64 = 1.2;
 /// Shares of `max_overhead` that may be spent on unrequested repairs. The greater one applies if it
 /// achieves the target and the smaller one does not. With the smaller one alone, a flow of few
@@ -98,8 +97,7 @@ pub struct Limits {
 pub struct Controller {
     limits: Limits,
     bursts: Bursts,
-    /// Bursts per packet, by length; and the logarithm of the ratio of all bursts to those that may
-    /// be late.
+    /// Bursts per packet, by length; and the logarithm of the ratio of all to late ones.
     rates: Rates,
     rarity: f64,
     last: Option<(Instant, Report)>,
@@ -259,8 +257,7 @@ impl Controller {
         })
     }
 
-    /// Least overhead while little is known of the link, so that a burst does not slow down a
-    /// flow in its slow start.
+    /// Least overhead while little is known of the link, so that a burst does not end a slow start.
     fn first(&self, traffic: Traffic) -> f64 {
         if self.report().random.packets >= FIRST_FEW {
             return 0.0;

@@ -29,8 +29,7 @@ pub fn loss(rates: &Rates) -> f64 {
     (0..BUCKETS).map(|n| rates[n] * length(n)).sum()
 }
 
-/// Logarithm of the ratio of all bursts to late ones, at least 0, if flows wait for the time
-/// of `packets` packets.
+/// Logarithm of the ratio of all bursts to late ones, at least 0, if flows wait for `packets`.
 pub fn rarity(rates: &Rates, overhead: f64, packets: f64) -> f64 {
     let mut bursts = [(0.0, 0.0); BUCKETS];
     let mut kinds = 0;
@@ -62,8 +61,7 @@ pub fn rarity(rates: &Rates, overhead: f64, packets: f64) -> f64 {
     packets * exponent + few.ln() * bursts.min(1.0)
 }
 
-/// Least number of packets for which [`rarity`] is at least `needed`; `None` if it is `most` or
-/// more.
+/// Least number of packets with a [`rarity`] of at least `needed`; `None` if `most` or more.
 pub fn delay(rates: &Rates, overhead: f64, needed: f64, most: u16) -> Option<u16> {
     let (mut low, mut high) = (0, most);
     while low + 1 < high {

@@ -100,8 +100,7 @@ impl Path {
         }
     }
 
-    /// Judges the cause of a loss of consecutive packets, next to packets with the queueing delay
-    /// `waits`.
+    /// Judges the cause of consecutive losses, next to packets with the queueing delay `waits`.
     fn judge(&mut self, now: Instant, waits: Micros) -> Verdict {
         let verdict = self.queue.lose(now, waits);
         if self.offered.lose() { Verdict::Congestion } else { verdict }

@@ -55,8 +55,7 @@ const STANDING: Micros = 20_000;
 const MIN_PEAK: Micros = 5_000;
 /// Least step of a path's delay that stands out from noise.
 const MIN_STEP: Micros = 5_000;
-/// Largest difference of the send times of two consecutive packets between which a queue cannot
-/// have grown by a step.
+/// Largest gap between two packets' send times in which a queue cannot have grown by a step.
 const NEIGHBOURS: Micros = 2_000;
 /// Time for which delays have to stay above a step.
 const STAYS: Duration = Duration::from_millis(500);
@@ -213,7 +212,6 @@ struct Least {
 }
 
 impl Least {
-    /// Adds a delay; returns the least one.
     fn add(&mut self, now: Instant, delay: Micros) -> Micros {
         match self.parts.back_mut() {
             Some((since, least)) if now.since(*since) < PART => *least = delay.min(*least),

@@ -32,8 +32,7 @@ impl Room {
         self.drops.map_or(1.0, |drops| drops.share)
     }
 
-    /// Notes that a queue has dropped packets. Repairs may be the cause, so their rate is reduced
-    /// while the drops last.
+    /// Notes drops by a queue, perhaps due to repairs, whose rate is reduced while they last.
     pub(in crate::repair) fn handle_drops(&mut self, now: Instant) {
         self.settle(now);
         let begun = Drops { share: 1.0, due: now + PERSISTS, last: now };

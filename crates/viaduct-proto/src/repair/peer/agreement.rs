@@ -22,13 +22,11 @@ impl Agreement {
         Agreement { own: own_terms(config), peer: None, disagreement: None }
     }
 
-    /// Takes over a changed config.
     pub(super) fn change(&mut self, config: &PeerConfig) {
         self.own = own_terms(config);
         self.compare();
     }
 
-    /// Handles terms of the peer.
     pub(super) fn handle_terms(&mut self, terms: Terms) {
         self.peer = Some(Arc::new(terms));
         self.compare();

@@ -51,8 +51,7 @@ pub(super) fn outer(ipv6: bool) -> usize {
     if ipv6 { 48 } else { 28 }
 }
 
-/// Bytes by which a repair exceeds the longest packet that it covers, including the outer IP
-/// and UDP headers.
+/// Bytes by which a repair exceeds the longest packet it covers, with outer IP and UDP headers.
 pub fn overhead(ipv6: bool) -> usize {
     outer(ipv6) + SEAL_OVERHEAD + SECTION_HEAD + REPAIR_HEAD + PREFIX
 }

@@ -13,8 +13,7 @@ use crate::time::Duration;
 pub struct PeerFacts {
     /// Current endpoint.
     pub endpoint: Option<SocketAddr>,
-    /// Reason why the peer's host name has no address; filled in by the shell, which resolves
-    /// names.
+    /// Reason why the peer's host name has no address; set by the shell, which resolves names.
     pub unresolved: Option<String>,
     /// Time since the last authentic message; `None` before the first.
     pub silence: Option<Duration>,

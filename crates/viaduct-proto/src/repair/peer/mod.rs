@@ -50,12 +50,10 @@ pub(super) struct Peer {
     sender: Option<Sender>,
     pub(super) receiver: Receiver,
     pub(super) endpoint: Option<SocketAddr>,
-    /// Losses that the peer has reported.
     reported: LossReport,
     reporting: Reporting,
     agreement: Agreement,
-    /// Outcomes that the trial codes would have had on the path to the peer, as the peer reports
-    /// them.
+    /// Outcomes that trial codes would have had towards the peer, as the peer reports them.
     trials: Option<[Outcome; TRIED.len()]>,
     next_tick: Instant,
     /// Datagrams to the peer's endpoint.
@@ -235,7 +233,6 @@ impl Peer {
         }
     }
 
-    /// Handles a decrypted message.
     pub(super) fn handle_message(&mut self, now: Instant, message: &[u8]) {
         for section in section::sections(message) {
             match section {
@@ -252,8 +249,7 @@ impl Peer {
         }
     }
 
-    /// Handles a section other than repairs, names, requests and copies; `None` if it is
-    /// malformed.
+    /// Handles a section that is no repair, name, request or copy; `None` if malformed.
     fn handle_other(&mut self, now: Instant, kind: u8, body: &[u8]) -> Option<()> {
         match kind {
             REPORT => self.take_report(now, Report::parse(body)?),

@@ -55,7 +55,6 @@ impl Reporting {
         self.reports = 0;
     }
 
-    /// Handles a report of the peer.
     pub(super) fn handle_report(&mut self, now: Instant, report: &Report) {
         self.stamp = Some((report.stamp, now));
         if let Some(newest) = report.rtt(now) {

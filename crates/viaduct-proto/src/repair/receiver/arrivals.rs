@@ -11,16 +11,13 @@ use crate::wire::ip::MutableFields;
 /// Maximum number of remembered arrivals.
 const MAX_ARRIVALS: usize = 8_192;
 
-/// Arrival of a packet.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct ArrivedPacket {
     pub(super) at: Instant,
     pub(super) identity: Identity,
-    /// Mutable fields as received.
     pub(super) fields: MutableFields,
 }
 
-/// Latest arrivals.
 #[derive(Default)]
 pub(super) struct Arrivals {
     last: VecDeque<ArrivedPacket>,
@@ -29,8 +26,7 @@ pub(super) struct Arrivals {
     pub(super) aligner: Aligner,
     /// Number of routers on the path, for both IPv4 and IPv6.
     crossed: u8,
-    /// Fields used for a packet whose own fields are unknown: those of the last packet matched, as
-    /// sent.
+    /// Fields, as sent, for a packet whose own are unknown: those of the last packet matched.
     pub(super) usual_fields: MutableFields,
 }
 

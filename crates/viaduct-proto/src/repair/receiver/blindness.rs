@@ -3,15 +3,13 @@
 use crate::fec::Seq;
 use crate::time::{Duration, Instant};
 
-/// Time within which a packet is named after its arrival; a peer that is too busy does not name
-/// older packets.
+/// Time after its arrival within which a packet is named; busy peers skip older packets.
 const NAMED_WITHIN: Duration = Duration::from_millis(60);
 
 /// Packets that the tap may have missed: if one of them is missing, it need not be lost.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) enum Blindness {
-    /// The peer may have numbered packets before this receiver started; its first report gives the
-    /// highest of their numbers.
+    /// Highest number from before this receiver started, given by the peer's first report.
     #[default]
     Untold,
     /// All packets were seen.

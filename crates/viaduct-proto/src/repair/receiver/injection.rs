@@ -29,7 +29,6 @@ pub(in crate::repair) struct Injection {
     pub(in crate::repair) recent: Recent,
 }
 
-/// Target of an injection.
 pub(super) struct Target<'a> {
     pub(super) key: &'a IdentityKey,
     pub(super) sites: &'a Sites,
@@ -54,8 +53,7 @@ impl Injection {
         }
     }
 
-    /// Injects a recovered packet. If it is not injected, returns its new state, or `None` if its
-    /// state does not change.
+    /// Injects a recovered packet; else returns its new state, `None` if that does not change.
     fn inject(
         &mut self,
         now: Instant,

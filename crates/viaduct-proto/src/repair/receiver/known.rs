@@ -6,8 +6,7 @@ use crate::repair::ledger::{Ledger, Row, State};
 use crate::repair::store::Store;
 use crate::time::{Duration, Instant};
 
-/// Distance, in numbers, up to which an arrived neighbour is searched for, to compute when a packet
-/// was due.
+/// Distance, in numbers, to search for an arrived neighbour, to compute when a packet was due.
 pub(super) const NEIGHBOURS: u64 = 512;
 
 /// Ledger and store.
@@ -28,8 +27,7 @@ impl Known {
         self.store = Store::new(store_share(memory));
     }
 
-    /// Returns whether packet `seq` has arrived or was recovered (its bytes may be forgotten by
-    /// now), or is in no repair.
+    /// Returns whether packet `seq` has arrived, was recovered, or is in no repair.
     pub(super) fn has(&self, seq: Seq) -> bool {
         self.ledger.row(seq).is_some_and(|row| row.is_here() || row.is_bare)
     }

@@ -39,8 +39,7 @@ pub(super) struct Matched<'a> {
 }
 
 impl Measurement {
-    /// Starts or stops the trial of codes on the losses of a path with the given round-trip
-    /// time.
+    /// Starts or stops the trial of codes on the losses of a path of this round-trip time.
     pub(super) fn observe(&mut self, is_observed: bool, rtt: Duration) {
         if !is_observed {
             self.observed = None;

@@ -126,8 +126,7 @@ impl Receiver {
             + self.measurement.memory()
     }
 
-    /// Recent packets, newest first, as they were on the WAN except for what [`ip::normalise`]
-    /// removed.
+    /// Recent packets, newest first, as on the WAN except for what [`ip::normalise`] removed.
     pub(super) fn cached(&self) -> impl Iterator<Item = &[u8]> {
         self.known.store.newest_first().map(|(_, packet)| packet)
     }
@@ -138,8 +137,7 @@ impl Receiver {
         self.blindness.miss(now);
     }
 
-    /// Notes that the peer's next packet is `next`. A receiver that has just started did not
-    /// see earlier ones.
+    /// Notes that the peer's next packet is `next`; a new receiver did not see earlier ones.
     pub(super) fn told(&mut self, next: Seq) {
         self.told = next;
         self.blindness.told(next);
@@ -276,8 +274,7 @@ impl Receiver {
         self.deliver(now);
     }
 
-    /// Time of the next deadline: a recovered packet leaves its hold, or packets are to be counted
-    /// or requested.
+    /// Time of the next deadline: to release a recovered packet, or to count or request packets.
     pub(super) fn poll_timeout(&self) -> Option<Instant> {
         let timers = [
             self.injection.hold.poll_timeout(),
@@ -287,8 +284,7 @@ impl Receiver {
         timers.into_iter().flatten().min()
     }
 
-    /// Counts packets that were missing for long enough as lost; returns the next request to the
-    /// peer.
+    /// Counts packets missing for long enough as lost; returns the next request to the peer.
     pub(super) fn handle_timeout(&mut self, now: Instant) -> Option<Need> {
         self.measurement.path.losses.settle(now);
         self.needs.next(now, &self.known, &self.repairs)

@@ -165,8 +165,7 @@ mod tests {
     /// Number of packets that a datagram names.
     const EACH: usize = 36;
 
-    /// Number of packets without a name after 20 datagrams of names, of which those in `lost`
-    /// are lost.
+    /// Packets without a name after 20 datagrams of names, of which those in `lost` are lost.
     fn unnamed(lost: &[usize]) -> usize {
         let mut rng = Rng::from_seed(7);
         let name = |rng: &mut Rng| Name { tag: rng.below(1 << 16) as u16, ..Name::default() };

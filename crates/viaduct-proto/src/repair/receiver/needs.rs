@@ -17,7 +17,6 @@ const USUAL_RTT: Duration = Duration::from_millis(100);
 pub(in crate::repair) struct Needs {
     pub(super) requests: Requests,
     pub(super) unnamed: Unnamed,
-    /// Times last set.
     pub(in crate::repair) times: Times,
 }
 
@@ -31,8 +30,7 @@ impl Needs {
         }
     }
 
-    /// Notes that packet `seq` is here; returns whether it was missing for longer than flows
-    /// wait.
+    /// Notes that packet `seq` is here; returns whether it was missing longer than flows wait.
     pub(super) fn here(&mut self, now: Instant, seq: Seq) -> bool {
         self.requests.here(now, seq).is_some_and(|missed| missed > self.times.wait)
     }
@@ -60,8 +58,7 @@ impl Needs {
             .or_else(|| requests.ask(now, *times, held, |seq| known.is_given_up(seq)))
     }
 
-    /// Number of equations held for packets not requested yet, plus those expected while flows can
-    /// wait.
+    /// Equations held for packets not requested yet, plus those expected while flows can wait.
     fn expected(&self, repairs: &Repairs) -> usize {
         let held = self
             .requests

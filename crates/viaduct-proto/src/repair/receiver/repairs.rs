@@ -22,7 +22,6 @@ pub(super) struct Pending {
 }
 
 impl Pending {
-    /// Returns the repair.
     pub(super) fn repair(&self) -> Repair<'_> {
         let Pending { cover, row, len_code, ref body, .. } = *self;
         Repair { cover, row, len_code, body }
@@ -134,8 +133,7 @@ impl Repairs {
         self.decoder.known(seq, known, &mut self.recovered);
     }
 
-    /// Takes the packets recovered just now; `None` if there are none. They are given back by
-    /// [`Repairs::reuse`].
+    /// Takes the packets recovered just now, for [`Repairs::reuse`]; `None` if there are none.
     pub(super) fn take_recovered(&mut self) -> Option<Recovered> {
         (!self.recovered.is_empty()).then(|| std::mem::take(&mut self.recovered))
     }

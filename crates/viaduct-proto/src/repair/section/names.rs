@@ -128,8 +128,7 @@ pub struct Name {
 }
 
 impl Name {
-    /// Combines the tags and bits of two packets: either name follows from the other one and the
-    /// result.
+    /// Combines two packets' tags and bits: either name follows from the other and the result.
     pub fn combine(self, other: Name) -> Name {
         let (tag, is_bare) = (self.tag ^ other.tag, self.is_bare ^ other.is_bare);
         Name { tag, is_bare, ..self }

@@ -76,8 +76,7 @@ impl Shadows {
         }
     }
 
-    /// Handles the next packet, sent at `at`, and its fate. Packets dropped by a full queue count
-    /// neither as lost nor as recovered.
+    /// Handles the next packet and its fate. Drops by a full queue are neither lost nor recovered.
     pub fn step(&mut self, at: Instant, fate: Fate) {
         self.shadows.iter_mut().for_each(|shadow| shadow.step(at, fate));
     }
@@ -177,8 +176,7 @@ impl Shadow {
         self.last = Some(at);
     }
 
-    /// Fires repairs that a pause in the traffic has left unfilled; they arrive during the
-    /// pause.
+    /// Fires repairs that a pause has left unfilled; they arrive during the pause.
     fn flush(&mut self, at: Instant) {
         let Some(paused) = self.last.filter(|last| at.since(*last) > FLUSH) else { return };
         let mut fired = Vec::new();

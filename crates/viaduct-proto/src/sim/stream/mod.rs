@@ -31,16 +31,13 @@ pub struct Stream {
     pub rate: f64,
     /// Minimum and maximum length of a packet, in bytes; uniformly distributed.
     pub sizes: (usize, usize),
-    /// Bytes that a repair takes on the link in addition to its body: headers, and the list of the
-    /// packets that it covers.
+    /// Bytes of a repair on the link besides its body: headers, and the list of packets covered.
     pub repair_overhead: usize,
     /// Settings of the link, including its delay and loss.
     pub link: LinkConfig,
-    /// Time from the last packet to the first stage of the encoder's flush, and from each stage to
-    /// the next.
+    /// Time from the last packet to the encoder's first flush stage, and between stages.
     pub flush: Duration,
-    /// Number of packets that the receiver stores: the latest ones. The decoder forgets repairs
-    /// that cover only older packets.
+    /// Number of latest packets that the receiver stores; repairs of older ones are forgotten.
     pub window: u64,
     /// Seed of losses and contents.
     pub seed: u64,
@@ -69,8 +66,7 @@ pub struct Lost {
     pub seq: Seq,
     /// Length of the burst in which it was lost: consecutive packets and repairs on the link.
     pub burst: u32,
-    /// Time from its expected arrival (send time plus the link's delay) to its recovery; `None` if
-    /// it was never recovered.
+    /// Time from expected arrival (send time and delay) to recovery; `None` if never recovered.
     pub recovery: Option<Duration>,
 }
 

@@ -49,8 +49,7 @@ impl Ahead {
         self.slots[at] = Some(Slot { connection, stream, position, continuation });
     }
 
-    /// Replaces the places that a request names by their continuations; `None` if it names
-    /// none.
+    /// Replaces the places in a request by their continuations; `None` if it names none.
     pub(super) fn resolve(&self, connection: u64, message: &[u8]) -> Option<Vec<u8>> {
         let data = Request::parse(message).ok()?.data;
         let names = |segment: Segment<'_>| named(&segment).is_some();
@@ -118,8 +117,7 @@ mod tests {
     use crate::trickles::standard::wire::first_place;
     use crate::trickles::wire::request::{emit_groups, emit_open, emit_padding};
 
-    /// A request with a segment of one byte at each of these places, which it names without
-    /// continuations.
+    /// A request with a segment of one byte at each of these places, without continuations.
     fn naming(places: &[Place]) -> Vec<u8> {
         let mut message = Vec::new();
         emit_open(0, 1, 1_400, &mut message);

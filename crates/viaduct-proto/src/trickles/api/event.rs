@@ -39,7 +39,6 @@ pub struct Minisocket<'m> {
 /// Properties of a request that determine the layout of its answer.
 #[derive(Clone, Debug)]
 pub(super) struct RequestSummary {
-    /// Number of asks.
     pub(super) asks: usize,
     /// Position from which the answer is to contain the output of the request's input, if the same
     /// input was sent with another request, too.
@@ -50,8 +49,7 @@ pub(super) struct RequestSummary {
 }
 
 impl RequestSummary {
-    /// Properties of a request whose answer has the packets of `grant`. Asks for which there is no
-    /// room are ignored.
+    /// Properties of a request answered by `grant`. Asks for which there is no room are ignored.
     fn of(message: &[u8], grant: &Grant) -> RequestSummary {
         let request = Request::parse(message);
         let roomy = grant.permits().filter(|permit| permit.room > 0);
@@ -95,8 +93,7 @@ pub struct OutputRequest<'m> {
     pub range: Range<u64>,
 }
 
-/// Error: a continuation was not sealed with any of the secrets, or does not yield the
-/// requested range.
+/// Error: no known secret has sealed a continuation, or it does not yield the requested range.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct InvalidContinuation {
     /// The stream that the continuation claims to belong to.
@@ -139,8 +136,7 @@ impl<'m> Minisocket<'m> {
         self.grant.fit(most.saturating_sub(self.channel.overhead()));
     }
 
-    /// Maximum number of bytes of user continuation and data in each packet of the answer; 0 if
-    /// there is no room.
+    /// Maximum bytes of user continuation and data in each packet of the answer; 0 for no room.
     pub fn room(&self) -> impl ExactSizeIterator<Item = usize> + '_ {
         self.grant.permits().map(|permit| permit.room)
     }

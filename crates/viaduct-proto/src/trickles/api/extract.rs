@@ -29,8 +29,7 @@ const VERSION: u8 = 3;
 pub struct Installed {
     /// Events that were queued.
     pub taken: usize,
-    /// Events that were refused: altered, sealed with an unknown secret, too old, installed before,
-    /// or beyond the queue's limit.
+    /// Events refused: altered, of an unknown secret, too old, installed before, or too many.
     pub refused: usize,
 }
 

@@ -69,8 +69,7 @@ pub struct Stats {
     pub installed: u64,
     /// Streams reset because their continuation was not sealed with any of the secrets.
     pub unknown: u64,
-    /// Events refused at installation: altered, sealed with an unknown secret, too old, or
-    /// installed before.
+    /// Events refused at installation: altered, of an unknown secret, too old, or installed before.
     pub strange: u64,
 }
 
@@ -225,8 +224,7 @@ impl Endpoint {
         }
     }
 
-    /// Drops an event without an answer, for instance under overload. To the client it is a
-    /// lost packet.
+    /// Drops an event without an answer, as under overload: a lost packet to the client.
     pub fn drop_event(&mut self, event: Minisocket<'_>) {
         self.stats.dropped += 1;
         drop(event);

@@ -122,7 +122,6 @@ fn checked(state: impl Into<Vec<u8>>) -> Vec<u8> {
     state
 }
 
-/// A continuation that is to be sealed.
 #[derive(Clone, Debug)]
 pub(super) enum Sealed {
     Input(Place, Vec<u8>),
@@ -178,8 +177,7 @@ impl Reply {
         self
     }
 
-    /// Tells the client that `position` bytes of the stream's input were read, and that no more
-    /// will be read.
+    /// Tells the client that `position` bytes of input were read, and that no more will be.
     pub fn closed(&mut self, stream: u32, position: u64) -> &mut Self {
         self.notes.push(Note::Closed { stream, position });
         self

@@ -111,7 +111,6 @@ impl Budget {
 }
 
 impl Asks {
-    /// Appends a want.
     pub(super) fn want(&mut self, want: Want) {
         match self.wants.back_mut() {
             _ if want.length == 0 => {}
@@ -197,8 +196,7 @@ impl Asks {
         self.first_that_brings().map(|expected| expected.sent)
     }
 
-    /// The first packet in flight that should carry wanted bytes. Each packet is scanned only once,
-    /// because `barren` advances.
+    /// First packet in flight that should carry wanted bytes; `barren` saves repeated scans.
     fn first_that_brings(&mut self) -> Option<&mut Expected> {
         let first = self.fresh.range(self.barren..).find(|(_, expected)| expected.brings());
         self.barren = first.map_or(self.furthest + 1, |(&number, _)| number);
@@ -268,14 +266,12 @@ impl Asks {
         self.furthest = 0;
     }
 
-    /// Returns whether a packet of this number may arrive: the packet, or a later one, was
-    /// requested.
+    /// Returns whether a packet of this number may arrive: it, or a later one, was requested.
     pub(super) fn reaches(&self, number: u64) -> bool {
         number <= self.furthest
     }
 
-    /// Moves the bytes of all packets in flight back to the wants, as none of these packets will
-    /// arrive.
+    /// Moves the bytes of all packets in flight, which will not arrive, back to the wants.
     pub(super) fn forget_all(&mut self) {
         let fresh = std::mem::take(&mut self.fresh);
         let again = std::mem::take(&mut self.again);

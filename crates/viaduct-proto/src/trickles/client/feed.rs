@@ -26,8 +26,7 @@ pub trait Feed {
     /// the output that asks request.
     fn brings(&mut self, _bytes: u64) {}
 
-    /// Returns whether a request may be sent to get more data of the application when there is
-    /// nothing else to send.
+    /// Returns whether to send a request only to get more of the application's data.
     fn is_eager(&self) -> bool {
         false
     }

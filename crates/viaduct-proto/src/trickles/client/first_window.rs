@@ -10,7 +10,6 @@ use crate::time::Instant;
 pub(super) struct FirstWindow {
     /// Wants in the order of the packets.
     wants: VecDeque<Want>,
-    /// Parcel of the request.
     pub(super) parcel: Option<u64>,
 }
 

@@ -9,7 +9,6 @@ use crate::trickles::wire::MAX_ATTEMPTS;
 pub(super) struct Anchor {
     /// The continuation's bytes.
     pub(super) bytes: Vec<u8>,
-    /// The parsed continuation.
     pub(super) known: Continuation,
     /// The proof in wire format.
     pub(super) proof: Vec<u8>,
@@ -31,8 +30,7 @@ impl Generations {
         generation.wrapping_sub(self.present)
     }
 
-    /// Returns whether a restart may have requested a generation that is `ahead` of the present
-    /// one.
+    /// Returns whether a restart may have requested a generation `ahead` of the present one.
     pub(super) fn is_restart(ahead: u16) -> bool {
         (1..=u16::from(MAX_ATTEMPTS)).contains(&ahead)
     }
@@ -45,7 +43,6 @@ impl Generations {
         token && ahead == 0 || Generations::is_restart(ahead)
     }
 
-    /// Enters the generation of an address token.
     pub(super) fn enter(&mut self, generation: u16, token: Anchor) {
         (self.present, self.anchor) = (generation, Some(token));
     }
@@ -64,8 +61,7 @@ impl Generations {
         self.requested.push((generation, now));
     }
 
-    /// Makes a generation the present one, and returns the time of its request. `None` if it was
-    /// not requested.
+    /// Makes a generation the present one; returns its request's time, `None` if not requested.
     pub(super) fn begin(&mut self, generation: u16) -> Option<Instant> {
         let &(_, sent) = self.requested.iter().find(|(asked, _)| *asked == generation)?;
         // Generations that were requested later stay in the list: an answer to such a request ends

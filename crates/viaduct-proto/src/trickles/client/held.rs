@@ -48,8 +48,7 @@ impl Held {
         Some((turn, step, repaired))
     }
 
-    /// Xor of the nonces of all repairs that a continuation waits for; `None` if one is
-    /// missing.
+    /// Xor of the nonces of all repairs that a continuation waits for; `None` if one is missing.
     fn repairs(&self, known: &Continuation) -> Option<u64> {
         let mut sum = None;
         for run in known.losses.runs() {
@@ -65,7 +64,6 @@ impl Held {
         self.turns.len()
     }
 
-    /// Returns whether no continuation is held.
     pub(super) fn is_empty(&self) -> bool {
         self.turns.is_empty()
     }

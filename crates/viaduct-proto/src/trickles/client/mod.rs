@@ -113,8 +113,7 @@ pub struct Stats {
     pub recoveries: u64,
     /// Restarts requested.
     pub restarts: u64,
-    /// Tail probes: the end of the wanted data did not arrive, and was requested again before a
-    /// restart.
+    /// Tail probes: wanted data without its end, requested again before a restart.
     pub probes: u64,
     /// Repetitions of the last request before a restart.
     pub repeats: u64,
@@ -122,7 +121,6 @@ pub struct Stats {
     pub refused: u64,
 }
 
-/// State of a client.
 #[derive(Debug)]
 enum Phase {
     /// The first request has not been answered.
@@ -180,8 +178,7 @@ impl Client {
         self.asks.want(Want { position, length, user });
     }
 
-    /// Replaces the user continuation `before` by `now` for all bytes that are wanted and not
-    /// requested yet.
+    /// Replaces the user continuation `before` by `now` for wanted bytes not requested yet.
     pub fn renew(&mut self, before: &Bytes, now: &Bytes) {
         self.asks.renew(before, now);
     }
@@ -229,8 +226,7 @@ impl Client {
         self.asks.in_flight()
     }
 
-    /// Congestion window in packets, after the packets that have arrived in order; 0 while no
-    /// window is open.
+    /// Congestion window in packets, after those that came in order; 0 while none is open.
     pub fn window(&self) -> u64 {
         match &self.phase {
             Phase::Running(receiver) => receiver.window(),
@@ -255,8 +251,7 @@ impl Client {
         }
     }
 
-    /// The next message to send; `None` if there is none. `feed` supplies the parcels that
-    /// requests carry.
+    /// The next message to send, if any. `feed` supplies the parcels that requests carry.
     pub fn poll_transmit(&mut self, now: Instant, feed: &mut dyn Feed) -> Option<Vec<u8>> {
         self.request(now, feed);
         self.outbox.pop_front()

@@ -2,7 +2,6 @@
 
 use std::collections::{BTreeMap, VecDeque};
 
-/// Packets of an answer.
 #[derive(Clone, Copy, Debug, Default)]
 struct Answer {
     packets: u32,
@@ -29,8 +28,7 @@ impl Parcels {
         answer.packets - 1
     }
 
-    /// Records the arrival of packet `turn` of the answer to `parcel`. Returns whether all earlier
-    /// ones have arrived.
+    /// Records packet `turn` of the answer to `parcel`; true if all earlier ones have arrived.
     pub(super) fn came(&mut self, parcel: Option<u64>, turn: u32) -> bool {
         let Some(answer) = parcel.and_then(|parcel| self.answers.get_mut(&parcel)) else {
             return true;
@@ -61,7 +59,6 @@ impl Parcels {
         self.settled.extend(parcel);
     }
 
-    /// The next settled parcel.
     pub(super) fn poll_settled(&mut self) -> Option<u64> {
         self.settled.pop_front()
     }

@@ -5,8 +5,7 @@ use std::ops::Range;
 
 use bytes::Bytes;
 
-/// Chunks below this length are copied, because otherwise each would keep its whole packet
-/// alive.
+/// Chunks below this length are copied: each would otherwise keep its whole packet alive.
 const SHORT: usize = 512;
 
 /// Reassembly buffer of a stream: data may arrive in any order and more than once, and are read

@@ -41,7 +41,6 @@ pub(super) struct Turn {
 /// Effects of returning a continuation.
 #[derive(Clone, Debug)]
 pub(super) struct Step {
-    /// The parsed continuation.
     pub(super) known: Continuation,
     /// The server's plan for the end of the epoch before.
     pub(super) made_up: Option<Plan>,
@@ -65,8 +64,7 @@ impl Turn {
     }
 }
 
-/// Maximum number of continuations that are kept to expand deltas, one for each pair of epoch and
-/// secret.
+/// Maximum of continuations kept to expand deltas, one for each epoch and secret.
 const MODELS: usize = 4;
 
 /// A packet that arrived ahead of its turn.
@@ -96,8 +94,7 @@ pub(super) struct Receiver {
     pub(super) turns: VecDeque<(Turn, Continuation)>,
     /// Number of recoveries that the client has not counted yet.
     pub(super) recovered: u32,
-    /// Known continuations, one for each of the last epochs and secrets, by base and number of the
-    /// secret.
+    /// Known continuations of the last epochs and secrets, by base and number of the secret.
     models: BTreeMap<(u64, u8), Vec<u8>>,
 }
 
@@ -130,8 +127,7 @@ impl Receiver {
         Some((bytes, known))
     }
 
-    /// Processes a packet. Returns false if it is a duplicate, was given up, or is out of
-    /// range.
+    /// Processes a packet; false if it is a duplicate, was given up, or is out of range.
     pub(super) fn arrive(
         &mut self,
         number: u64,
@@ -164,8 +160,7 @@ impl Receiver {
         (!self.early.is_empty()).then_some(self.next)
     }
 
-    /// Processes a packet that [`Receiver::arrive`] rejected. Returns whether it was given up
-    /// too early.
+    /// Processes a packet rejected by [`Receiver::arrive`]; true if it was given up too early.
     pub(super) fn came_late(&mut self, number: u64) -> bool {
         self.overtaking.came(number, self.next)
     }

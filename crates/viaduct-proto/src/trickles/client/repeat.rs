@@ -13,7 +13,6 @@ use crate::time::{Duration, Instant};
 /// the timeout ends the silence earlier.
 const MAX_REPEATS: u32 = 6;
 
-/// The request to repeat.
 #[derive(Debug, Default)]
 pub(super) struct Repeat {
     message: Vec<u8>,
@@ -38,8 +37,7 @@ impl Repeat {
         self.sent = None;
     }
 
-    /// Time of the next repetition if nothing has arrived since `heard`; `wait` is the initial
-    /// interval.
+    /// Time of the next repetition if nothing came since `heard`; `wait` is the first interval.
     pub(super) fn due(&self, heard: Instant, wait: Duration) -> Option<Instant> {
         let since = heard.max(self.sent?);
         let since = if self.count > 0 { since.max(self.again?) } else { since };
@@ -53,8 +51,7 @@ impl Repeat {
         self.message.clone()
     }
 
-    /// Returns whether the answer to a request sent at `sent` yields an unambiguous round-trip
-    /// sample (Karn's rule).
+    /// Returns whether the answer to a request sent at `sent` is a valid RTT sample (Karn's rule).
     pub(super) fn is_plain(&self, sent: Instant) -> bool {
         self.again.is_none_or(|again| sent > again)
     }

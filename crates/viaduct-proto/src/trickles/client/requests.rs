@@ -16,8 +16,7 @@ use crate::trickles::wire::{MAX_ASKS, MAX_ATTEMPTS};
 const NOTES: usize = 192;
 /// Bytes of a first request or a restart that are reserved for its parcel, if there is one.
 const PARCEL: usize = 512;
-/// Bytes of a step that are reserved for asks, if bytes are wanted and the parcel does not need
-/// the room.
+/// Bytes of a step reserved for asks, if bytes are wanted and the parcel leaves room.
 const ASKS: usize = 512;
 /// Maximum length, without asks and parcel, of a first request or of a step that names no losses.
 pub(in crate::trickles) const HEAD: usize = 128;
@@ -50,8 +49,7 @@ impl Layout {
 }
 
 impl Client {
-    /// Restarts the connection (or repeats the first request) after a timeout or a long
-    /// silence.
+    /// Restarts the connection, or repeats the first request, after a timeout or long silence.
     fn begin_again(&mut self, now: Instant, feed: &mut dyn Feed) {
         if matches!(self.phase, Phase::AddressToken) {
             self.recovery.stop_restart();
@@ -199,8 +197,7 @@ impl Client {
         self.first_window.parcel = feed.take(room, message);
     }
 
-    /// Sends a request that returns a continuation, with asks for as many bytes as the server will
-    /// send.
+    /// Sends a request that returns a continuation, with asks for what the server will send.
     fn send_turn(
         &mut self,
         now: Instant,

@@ -12,8 +12,7 @@ use crate::trickles::proof::{self, Range};
 use crate::trickles::wire::{Form, Payload, Response};
 
 impl Client {
-    /// Processes a response of this connection. Returns false if it does not belong to an
-    /// expected generation.
+    /// Processes a response of this connection; false if its generation is not expected.
     pub(super) fn take(&mut self, now: Instant, response: &Response) -> bool {
         let newer = self.generations.ahead(response.generation);
         let awaited = match self.phase {
@@ -196,8 +195,7 @@ impl Client {
         self.recovery.set_timers(&mut self.asks, is_holding, is_idle);
     }
 
-    /// Delivers data. Bytes that were requested for this packet but are not in it become wanted
-    /// again.
+    /// Delivers data. Bytes requested for this packet but not in it become wanted again.
     fn deliver(&mut self, expected: Expected, payload: &Payload) {
         let Expected { want, parcel, in_order, .. } = expected;
         if let Some(want) = want.filter(|want| want.length > 0) {
@@ -232,8 +230,7 @@ impl Client {
         });
     }
 
-    /// Drops the state of all requests in flight, as no packet of the present generation will
-    /// arrive.
+    /// Drops the state of requests in flight: no packet of this generation will arrive.
     pub(super) fn forget_flight(&mut self) {
         self.asks.forget_all();
         self.held.clear();

@@ -17,8 +17,7 @@ pub(super) struct Trips {
     pub(super) first: Option<Duration>,
     smoothed: Option<Duration>,
     variation: Duration,
-    /// Shortest round trip: the path's delay without queueing, which the smoothed round trip
-    /// includes.
+    /// Shortest round trip: the delay without queueing, which the smoothed one includes.
     shortest: Option<Duration>,
     /// True if packets were reordered on this path.
     pub(super) is_uneven: bool,
@@ -52,8 +51,7 @@ impl Trips {
         self.smoothed.map(|trip| (trip + 4 * self.variation).min(2 * trip).max(MIN_TIMEOUT / 20))
     }
 
-    /// Interval before the last request is sent again (RFC 8985, 7.2); `None` while no round
-    /// trip is known.
+    /// Interval before the last request is repeated (RFC 8985, 7.2); `None` if no RTT is known.
     pub(super) fn repeat(&self) -> Option<Duration> {
         self.smoothed.map(|trip| (2 * trip).max(trip + 4 * self.variation).max(MIN_TIMEOUT / 20))
     }

@@ -9,8 +9,7 @@ use crate::trickles::plan::Run;
 const NUMBER_AT: usize = 24;
 
 impl Continuation {
-    /// Appends the continuation without its code. `secret` is the number of the secret that seals
-    /// it.
+    /// Appends the continuation without its code; `secret` is the sealing secret's number.
     pub(in crate::trickles) fn emit_body(&self, secret: u8, out: &mut Vec<u8>) {
         let acks =
             u8::from(self.epoch.acks.delayed) << 5 | u8::from(self.epoch.acks.by_request) << 4;
@@ -35,8 +34,7 @@ impl Continuation {
         }
     }
 
-    /// Parses a continuation without its code. Returns the continuation and the length of these
-    /// bytes.
+    /// Parses a continuation without its code; returns it and the length of these bytes.
     pub(in crate::trickles) fn peek_body(bytes: &[u8]) -> Option<(Continuation, usize)> {
         let mut reader = Reader(bytes);
         let continuation = read(&mut reader)?;

@@ -21,7 +21,6 @@ impl<'a> Delta<'a> {
         reader.take(DELTA).map(Delta)
     }
 
-    /// Number of the secret.
     pub(in crate::trickles) fn secret(self) -> u8 {
         self.0[0]
     }

@@ -28,8 +28,7 @@ struct Key {
     key: [u8; KEY],
 }
 
-/// Encryption state of a client, for one connection and the connections that replace it. See the
-/// [module](super).
+/// Encryption state of a client, for a connection and its replacements. See the [module](super).
 pub struct ClientCrypt {
     server: PublicKey,
     entropy: Entropy,
@@ -57,8 +56,7 @@ impl ClientCrypt {
         self.refused
     }
 
-    /// Encrypts a message of the connection. `None` if no key is known yet; the message is then
-    /// lost.
+    /// Encrypts a message of the connection; `None`, which loses it, while no key is known.
     pub fn seal(&mut self, message: &[u8]) -> Option<Vec<u8>> {
         if is_open(message) {
             return self.begin(message);
@@ -70,8 +68,7 @@ impl ClientCrypt {
         Some(out)
     }
 
-    /// Decrypts a message that arrived. `None`, which is counted, if the message is not from the
-    /// server.
+    /// Decrypts a message; `None`, which is counted, if it is not from the server.
     pub fn open(&mut self, message: &[u8]) -> Option<Vec<u8>> {
         let opened = match message.first() {
             Some(&kind::RESPONSE) => self.response(message),

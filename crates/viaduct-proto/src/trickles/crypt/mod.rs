@@ -77,8 +77,7 @@ mod kind {
     pub(super) const RESPONSE: u8 = 0xc4;
 }
 
-/// Starts a handshake. `key` sets the server's key: at the server its secret key, at a client the
-/// known public key.
+/// Starts a handshake with `key`: the server's secret key, or at a client its public key.
 fn noise<'k>(
     entropy: &Entropy,
     key: impl FnOnce(Builder<'k>) -> Result<Builder<'k>, snow::Error>,

@@ -11,8 +11,7 @@ const WIDE: u32 = 1 << 29;
 /// Maximum distance before a scaled window was seen, or if a middlebox removed the scale from the
 /// SYNs: less than 64 KB.
 const NARROW: u32 = 60_000;
-/// Maximum number of bytes by which answers may exceed the expected length and still be
-/// acknowledged.
+/// Maximum bytes by which answers may exceed the expected length and still be acknowledged.
 const BEYOND: u32 = 1 << 20;
 
 /// TCP numbers of one connection.

@@ -35,8 +35,7 @@ impl Conntrack {
         Conntrack { scaled, ..Conntrack::default() }
     }
 
-    /// Processes a packet from the client (0) or the server (1). Returns an error if it is
-    /// invalid.
+    /// Processes a packet of the client (0) or the server (1). Errors: it is invalid.
     pub(super) fn pass(&mut self, from: usize, packet: &Segment) -> Result<(), Invalid> {
         let length = u32::from(packet.mark.length) + u32::from(packet.kind.is_syn());
         let end = packet.seq.wrapping_add(length);

@@ -33,8 +33,7 @@ impl PathMtu {
         PathMtu { usual, places: vec![None; PLACES] }
     }
 
-    /// Records the path MTU to `ip` if it is less than the present value; returns true in this
-    /// case.
+    /// Records the path MTU to `ip` if it is less than the present value: true in this case.
     pub fn learn(&mut self, now: Instant, ip: IpAddr, mtu: usize) -> bool {
         let less = mtu < self.get(now, ip);
         if less {

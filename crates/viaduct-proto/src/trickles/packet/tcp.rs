@@ -56,8 +56,7 @@ impl Kind {
         all.into_iter().find(|kind| (flags & FLAGS) | PSH == kind.flags() | PSH)
     }
 
-    /// Returns whether the segment has the options of a SYN, and its SYN flag occupies a sequence
-    /// number.
+    /// Returns whether the segment has a SYN's options, and its SYN takes a sequence number.
     pub fn is_syn(self) -> bool {
         self != Kind::Data
     }
@@ -76,8 +75,7 @@ pub struct Segment {
     pub seq: u32,
     /// Acknowledgement number; 0 in a SYN.
     pub ack: u32,
-    /// True if windows are scaled. Only SYNs state whether they are; for other segments it is
-    /// assumed.
+    /// True if windows are scaled, which only SYNs state; assumed for other segments.
     pub scaled: bool,
     /// Value of the MSS option: maximum length, including options, of segments that may be sent to
     /// the sender of this one. Routers may lower the value on a path with a smaller MTU. `u16::MAX`
@@ -88,8 +86,7 @@ pub struct Segment {
 }
 
 impl Segment {
-    /// The messages in a packet with these headers and the payload `bytes`: one message, or the
-    /// messages of a run.
+    /// Messages in a packet with these headers and the payload `bytes`: one, or those of a run.
     pub fn messages<'a>(&self, bytes: &'a [u8]) -> std::slice::Chunks<'a, u8> {
         bytes.chunks(usize::from(self.mark.length).max(1))
     }
@@ -195,8 +192,7 @@ pub enum Checksum {
 /// A parsed packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Packet<'a> {
-    /// A message, or the messages of a run ([`super::run`]), and the headers; see
-    /// [`Segment::messages`].
+    /// Message, or messages of a run ([`super::run`]), and headers; see [`Segment::messages`].
     Message(Segment, &'a [u8]),
     /// A packet without a mark, sent by a kernel's TCP: a reset, which refuses the connection, or a
     /// SYN-ACK of a plain TCP server.

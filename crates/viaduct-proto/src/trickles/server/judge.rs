@@ -17,8 +17,7 @@ pub(super) struct Judged {
     pub(super) plan: Plan,
     /// Losses that the proof shows.
     pub(super) gaps: Gaps,
-    /// Losses to be repaired: for continuations of the present epoch, and for those of the
-    /// following one.
+    /// Losses to repair: for continuations of the present epoch, and of the following one.
     pub(super) losses: [Losses; 2],
 }
 

@@ -130,8 +130,7 @@ impl Server {
         &self.replay
     }
 
-    /// The replay window, for replacement: replicas in one process may pass it from one to the
-    /// next.
+    /// The replay window, for replacement by another replica's in the same process.
     pub fn replay_mut(&mut self) -> &mut Replay {
         &mut self.replay
     }

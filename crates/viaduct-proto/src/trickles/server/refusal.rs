@@ -79,8 +79,7 @@ pub struct Stats {
     pub recoveries: u64,
     /// Lost requests whose packets were sent in answer to a later one.
     pub made_up: u64,
-    /// Packets falsely reported as lost: their slots had been answered, so they were not sent
-    /// again.
+    /// Packets falsely reported as lost: their slots were answered, so they were not resent.
     pub invented: u64,
     /// Restarts after a timeout.
     pub timeouts: u64,

@@ -36,8 +36,7 @@ impl Item {
     }
 }
 
-/// Maximum number of packets in one request's groups that were already sent in earlier answers. A
-/// correct client causes none.
+/// Maximum of packets in a request's groups that earlier answers sent; none with a correct client.
 const MAX_KNOWN: usize = 64;
 
 /// Templates: for packets at the end of the previous epoch, and for all other packets.

@@ -41,8 +41,7 @@ pub struct Place {
     pub stream: u32,
     /// Start of the region of the stream's output.
     pub start: u64,
-    /// Number of positions that are reserved for the stream's output; `start + reserve` is at most
-    /// [`END`].
+    /// Positions reserved for the stream's output; `start + reserve` is at most [`END`].
     pub reserve: u64,
     /// Number of bytes of the stream that were read.
     pub position: u64,

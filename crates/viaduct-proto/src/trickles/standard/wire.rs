@@ -258,8 +258,7 @@ pub fn open_place<'a>(ring: &KeyRing, bytes: &'a [u8]) -> Option<(Place, &'a [u8
     Some((place, state))
 }
 
-/// Opens an output continuation: range and state. `None` if it was not sealed with a secret of
-/// the ring.
+/// Opens an output continuation: range and state; `None` if no secret of the ring sealed it.
 pub fn open_valid<'a>(ring: &KeyRing, bytes: &'a [u8]) -> Option<(Valid, &'a [u8])> {
     let mut reader = Reader(bytes);
     let valid = valid(&mut reader)?;

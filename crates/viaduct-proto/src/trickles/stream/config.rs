@@ -70,7 +70,6 @@ pub enum State {
     Failed(Failure),
 }
 
-/// Settings of the transport.
 pub(super) fn transport(config: &Config) -> client::Config {
     let message = config.message;
     // The first answer is no longer than the request, so the request is padded to its maximum.

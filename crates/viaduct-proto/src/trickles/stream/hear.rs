@@ -69,7 +69,6 @@ impl Stream {
         }
     }
 
-    /// Fails a stream.
     pub(super) fn fail(&mut self, stream: u32, failure: Failure) {
         let Some(output) = self.outputs.get_mut(&stream) else { return };
         output.failure = Some(failure);
@@ -79,8 +78,7 @@ impl Stream {
         self.changed.insert(stream);
     }
 
-    /// Fails the streams whose missing bytes can no longer arrive. To be called only when nothing
-    /// is in flight.
+    /// Fails streams whose missing bytes can no longer arrive. Only when nothing is in flight.
     pub(super) fn give_up_missing(&mut self) {
         let inputs = &self.inputs;
         let stuck = self.outputs.iter().filter(|&(&stream, output)| {

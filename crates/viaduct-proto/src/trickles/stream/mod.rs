@@ -224,8 +224,7 @@ impl Stream {
         self.client.stats()
     }
 
-    /// Time since the last packet arrived; after an idle period, time for which an answer has been
-    /// awaited.
+    /// Time since the last packet; after an idle period, since an answer is awaited.
     pub fn waited(&self, now: Instant) -> Duration {
         now.since(self.heard.1)
     }

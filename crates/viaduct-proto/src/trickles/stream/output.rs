@@ -22,7 +22,6 @@ const MAX_BROUGHT: usize = 64;
 /// faulty.
 const MIN_PIECE: u64 = 64;
 
-/// The output of one stream.
 #[derive(Debug)]
 pub(super) struct Output {
     region: Range<u64>,
@@ -133,8 +132,7 @@ impl Output {
         }
     }
 
-    /// Number of continuations for output that was not read; 0 if the next bytes can neither be
-    /// read nor requested.
+    /// Continuations of unread output; 0 if the next bytes can be neither read nor requested.
     pub(super) fn kept(&self) -> usize {
         let next = self.continuations.first_key_value();
         let here = next.is_some_and(|(&start, _)| start <= self.position());

@@ -13,8 +13,7 @@ const SHORT: u32 = 3;
 pub(super) struct Width {
     /// True if messages may be longer than [`MIN_MESSAGE`].
     long: bool,
-    /// True if the first request got no answer at full length, and no long message has arrived
-    /// since.
+    /// True if the first full request got no answer, and no long message has arrived since.
     pub(super) doubted: bool,
     /// Number of restarts that were answered with short messages since the last long message.
     short: u32,

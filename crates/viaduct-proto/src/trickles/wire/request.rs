@@ -56,8 +56,7 @@ pub struct Returned<'a> {
     pub continuation: &'a [u8],
     /// Losses at the end of the epoch before.
     pub tail: Option<Tail>,
-    /// Xor of the nonces of all repairs that the continuation waits for; `None` if not all have
-    /// arrived.
+    /// Xor of the nonces of the repairs that the continuation waits for; `None` if one is missing.
     pub repaired: Option<u64>,
     /// Proof of which packets of the epoch have arrived.
     pub proof: Proof<'a>,

@@ -18,7 +18,6 @@ pub(in crate::trickles) enum Kind {
 }
 
 impl Kind {
-    /// The kind with this byte, if there is one.
     pub(in crate::trickles) fn of(byte: u8) -> Option<Kind> {
         use Kind::{AddressToken, Again, Fresh, Group, Half, Slim};
         let mut all = [AddressToken, Fresh, Half, Again, Group, Slim].into_iter();
@@ -58,8 +57,7 @@ pub enum Form<'a> {
     AddressToken(&'a [u8]),
     /// Packet that carries a continuation.
     Fresh(&'a [u8]),
-    /// Packet that carries the delta from another continuation of the same epoch, which the client
-    /// has.
+    /// Packet with the delta from another continuation of the same epoch, known to the client.
     Slim(Delta<'a>),
     /// First packet of a pair, which the request of the second packet acknowledges.
     Half,
@@ -169,7 +167,6 @@ impl<'a> Group<'a> {
     }
 }
 
-/// Head of a response.
 #[derive(Clone, Copy, Debug)]
 pub(in crate::trickles) struct Head {
     pub(in crate::trickles) tag: u32,
@@ -216,8 +213,7 @@ pub(in crate::trickles) fn emit(
     out.extend_from_slice(payload.data);
 }
 
-/// Appends a group of packets from `first` on, one for each of the `nonces` (at most
-/// [`MAX_GROUP`]).
+/// Appends a group of packets from `first` on, one for each of at most [`MAX_GROUP`] `nonces`.
 pub(in crate::trickles) fn emit_group(
     keys: &Keys,
     head: Head,

@@ -74,8 +74,7 @@ impl Mux {
         Ok(())
     }
 
-    /// Handles a frame for a stream that does not exist. The peer may not know yet that the stream
-    /// is over.
+    /// Handles a frame for a stream that does not exist, perhaps no longer.
     fn handle_forgotten(&mut self, number: u32, frame: &Frame<'_>) -> Handled {
         match frame {
             _ if !self.numbers.was_used(number) => {

@@ -30,8 +30,7 @@ use numbers::Numbers;
 use timers::{Timer, Timers};
 use traffic::Traffic;
 
-/// Maximum of queued frames other than DATA. A peer that requests more answers without reading them
-/// loses the link.
+/// Maximum of queued frames other than DATA; a peer that reads no answers loses the link.
 const MAX_CONTROL: usize = 64 << 10;
 
 /// Mapping of frames to the byte streams of a link.
@@ -67,8 +66,7 @@ pub(super) struct Mux {
     pub(super) reported_gone: Vec<u32>,
     /// Streams with data queued, in turn.
     ready: VecDeque<u32>,
-    /// Value of [`Tokens::changes`](super::tokens::Tokens::changes) at which no ready stream got
-    /// tokens.
+    /// [`Tokens::changes`](super::tokens::Tokens::changes) when no ready stream got tokens.
     stalled_at: Option<u64>,
     acks: Vec<u32>,
     rtt: Rtt,
@@ -141,8 +139,7 @@ impl Mux {
         if self.control.len() > MAX_CONTROL { Err(LinkError::Deaf) } else { Ok(()) }
     }
 
-    /// Lane on which a frame is sent. Acknowledgements must not wait behind the bytes that this end
-    /// sends on the same stream.
+    /// Lane of a frame. Acknowledgements must not wait behind bytes of the same stream.
     fn lane_of(&self, stream: u32, frame: &Frame<'_>) -> Lane {
         match (self.carrier, frame) {
             (Carrier::Stream, _) | (_, Frame::Ack(_) | Frame::FinAck) => 0,
@@ -150,7 +147,6 @@ impl Mux {
         }
     }
 
-    /// Processes the end of a lane.
     pub(super) fn lane_ended(&mut self, cx: &mut Common, lane: Lane) {
         // The peer may have forgotten the stream before our RST arrived.
         if self.streams.get(&lane).is_some_and(|stream| stream.resetting) {
@@ -176,8 +172,7 @@ impl Mux {
         self.leaving == [true; 2] && self.streams.is_empty() && self.control.is_empty()
     }
 
-    /// Number of streams that this end may still open; 0 before the peer has announced its
-    /// limit.
+    /// Streams that this end may still open; 0 before the peer has announced its limit.
     pub(super) fn vacant(&self) -> u32 {
         let most = self.hello.map_or(0, |hello| hello.streams);
         if self.leaving[0] { 0 } else { self.numbers.vacant(most) }
@@ -249,8 +244,7 @@ impl Mux {
         self.streams.get_mut(&number).expect("looked up before")
     }
 
-    /// Resets all streams of a link that broke. `strand` is true if the peer may still hold their
-    /// bytes.
+    /// Resets all streams of a broken link; `strand` if the peer may still hold their bytes.
     pub(super) fn break_off(&mut self, cx: &mut Common, strand: bool) {
         for (number, stream) in std::mem::take(&mut self.streams) {
             let held = stream.unacknowledged();

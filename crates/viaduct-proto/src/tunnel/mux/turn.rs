@@ -7,8 +7,7 @@ use crate::tunnel::common::{Common, Event};
 use crate::tunnel::wire::{Frame, emit_data_head};
 
 impl Mux {
-    /// Appends the frames of the next turn to `out`, and returns the lane on which they are to be
-    /// sent.
+    /// Appends the next turn's frames to `out`; returns the lane on which to send them.
     pub(crate) fn turn(&mut self, cx: &mut Common, out: &mut Vec<u8>) -> Option<Lane> {
         let lane = self.send_control(cx.now, out);
         match (lane, self.carrier) {

@@ -38,8 +38,7 @@ impl Direction {
         plain.map(|plain| &*plain).map_err(|_| RecordError::Forged)
     }
 
-    /// Nonce of the next record, under a new key if the old one has served for [`REKEY`]
-    /// records.
+    /// Nonce of the next record, under a new key after [`REKEY`] records.
     fn next(&mut self) -> Nonce {
         if self.number == REKEY {
             *self = Direction::new(next_secret(&self.secret));

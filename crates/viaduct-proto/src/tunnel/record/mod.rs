@@ -146,8 +146,7 @@ impl Secure {
         Secure::dial_in(&[], secret, peer, entropy, out)
     }
 
-    /// Dials `peer` inside the channel that `binding` identifies. The bytes after the handshake
-    /// are not sealed.
+    /// Dials `peer` inside the channel `binding`. Bytes after the handshake are not sealed.
     pub fn dial_in(
         binding: &[u8],
         secret: &SecretKey,
@@ -182,8 +181,7 @@ impl Secure {
         Secure::new(&LINK, noise, peers, !binding.is_empty())
     }
 
-    /// Creates one end of a flow with one of `peers`. Its first message, if any, is appended to
-    /// `out`.
+    /// Creates one end of a flow with one of `peers`; appends its first message, if any.
     pub(crate) fn flow(
         dials: bool,
         binding: &[u8],
@@ -315,8 +313,7 @@ impl Secure {
         }
     }
 
-    /// Sends the next message of the handshake if it is this end's turn. Ends the handshake if
-    /// that was the last message.
+    /// Sends the handshake's next message if it is this end's turn, and ends it after the last.
     fn shake(&mut self, out: &mut Vec<u8>) -> Result<(), RecordError> {
         let State::Handshake(handshake) = &mut self.state else { return Ok(()) };
         if !handshake.noise.is_handshake_finished() && handshake.noise.is_my_turn() {

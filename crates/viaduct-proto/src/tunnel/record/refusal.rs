@@ -25,8 +25,7 @@ pub enum Refusal {
     Other(u8),
 }
 
-/// Byte that tells a dialler that it is refused for this reason, or that it is accepted if there is
-/// no reason.
+/// Byte that tells a dialler the reason of its refusal, or that it is accepted.
 pub(super) fn verdict(refusal: Option<Refusal>) -> u8 {
     refusal.map_or(WELCOME, Refusal::code)
 }

@@ -6,29 +6,24 @@ mod tests;
 
 use slab::Slab;
 
-/// Tokens of one peer, shared by all streams of all links to it. A token is a free byte in the
-/// peer's buffer.
+/// Tokens of one peer, shared by all streams of all links to it: free bytes of its buffer.
 #[derive(Debug, Default)]
 pub(super) struct Tokens {
     pub(super) total: u64,
-    /// Least window: bytes that each stream may have outstanding in addition, so that none is ever
-    /// without tokens.
+    /// Least window: bytes that a stream may have outstanding in addition, without tokens.
     least_window: u64,
     accounts: Slab<Account>,
     /// Spent tokens, without those within the least windows.
     spent: u64,
-    /// Tokens spent on links that broke, by link, until the peer reports that it holds no bytes
-    /// of them.
+    /// Tokens spent on broken links, by link, until the peer reports their bytes gone.
     stranded: Vec<(u32, u64)>,
     pub(super) active: u64,
-    /// Number of active accounts with less outstanding than [`Tokens::share`]; `None` if they
-    /// must be counted again.
+    /// Active accounts with less than [`Tokens::share`] outstanding; `None` to count again.
     due: Option<u64>,
     /// Counter that rises when a stream that got no tokens may get some now.
     pub(super) changes: u64,
 }
 
-/// Account of a stream.
 #[derive(Clone, Copy, Debug, Default)]
 struct Account {
     /// Bytes sent and not yet acknowledged.
@@ -37,7 +32,6 @@ struct Account {
     queued: bool,
 }
 
-/// Key of an account.
 pub(super) type AccountId = usize;
 
 /// Error: an acknowledgement of more bytes than were sent.
@@ -62,8 +56,7 @@ impl Tokens {
         self.set_total(total);
     }
 
-    /// Resets the counts after a restart of the peer: it holds nothing, and has granted nothing
-    /// yet.
+    /// Resets the counts after a restart of the peer, which holds and has granted nothing.
     pub(super) fn restart(&mut self) {
         self.stranded.clear();
         self.total = 0;
@@ -81,8 +74,7 @@ impl Tokens {
         self.changes += 1;
     }
 
-    /// Closes an account of a link that broke. Its outstanding tokens remain spent until
-    /// [`Tokens::release`].
+    /// Closes a broken link's account; its tokens remain spent until [`Tokens::release`].
     pub(super) fn strand(&mut self, id: AccountId, link: u32) {
         let spent = self.accounts[id].outstanding.saturating_sub(self.least_window);
         self.close(id);
@@ -141,8 +133,7 @@ impl Tokens {
         self.accounts[id].outstanding
     }
 
-    /// FairShare of a stream that has nothing outstanding: half of the buffer, divided by the
-    /// active streams.
+    /// Share of a stream with nothing outstanding: half of the buffer over the active streams.
     pub(super) fn share(&self) -> u64 {
         self.total / (2 * self.active.max(1))
     }

@@ -62,8 +62,7 @@ impl Frame<'_> {
     }
 }
 
-/// Appends the head of a DATA frame of `length` bytes, 1 to [`MAX_DATA`]. The caller appends
-/// the bytes.
+/// Appends the head of a DATA frame of `length` bytes, 1 to [`MAX_DATA`], which the caller appends.
 pub(in crate::tunnel) fn emit_data_head(stream: u32, length: usize, out: &mut Vec<u8>) {
     out.push(DATA);
     out.extend(stream.to_be_bytes());

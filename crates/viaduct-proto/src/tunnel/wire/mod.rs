@@ -72,8 +72,7 @@ pub struct Hello {
     pub instance: u64,
     /// Number of the link, chosen by the end that dialled. The HELLO of the other end repeats it.
     pub link: u32,
-    /// Total of tokens: bytes of buffer that the sender of this frame has for all streams of
-    /// all links.
+    /// Total of tokens: buffer bytes that the sender has for all streams of all links.
     pub tokens: u64,
     /// Least window: bytes that each stream may have outstanding in addition.
     pub least_window: u32,

@@ -55,8 +55,7 @@ impl Parser {
         self.partial.is_empty() && self.data == 0
     }
 
-    /// Moves bytes from the front of `bytes` until `length` bytes are held. Returns false if there
-    /// were too few.
+    /// Moves bytes from `bytes` until `length` bytes are held; false if there were too few.
     fn fill(&mut self, bytes: &mut &[u8], length: usize) -> bool {
         let missing = length.saturating_sub(self.partial.len());
         let (piece, rest) = bytes.split_at(missing.min(bytes.len()));

@@ -18,7 +18,6 @@ use crate::bpf::kernel::Map;
 /// Max sockets whose server is remembered.
 const SOCKETS: u32 = 65_536;
 const DNS: u16 = 53;
-/// On the stack.
 const COOKIE: i16 = -8;
 const NOTED: usize = END as usize;
 const LOOPBACK4: u32 = u32::from_ne_bytes([127, 0, 0, 1]);

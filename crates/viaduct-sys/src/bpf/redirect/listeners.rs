@@ -107,8 +107,7 @@ pub(super) struct ListenerRedirect {
 }
 
 impl ListenerRedirect {
-    /// Attaches the program, which redirects connections to `listeners` in this network namespace.
-    /// `None` if there are no listeners.
+    /// Attaches the program, which redirects connections to `listeners` here; `None` if empty.
     pub(super) fn new(
         listeners: [Option<BorrowedFd<'_>>; 2],
         ports: &Ports,
@@ -124,8 +123,7 @@ impl ListenerRedirect {
         Ok(Some(ListenerRedirect { ports, inside, _listeners: sockets, link }))
     }
 
-    /// Emits the handling of a new listening socket, in a sock_ops program with its context in
-    /// R6.
+    /// Emits the handling of a new listener, in a sock_ops program with its context in R6.
     pub(super) fn on_listen(&self, asm: &mut Asm) {
         self.count(asm, 1);
     }
@@ -151,8 +149,7 @@ impl ListenerRedirect {
         asm.forget(&*self.inside.0, KEY);
     }
 
-    /// Emits the addition of `change` to the number of listeners at the local address of the
-    /// context.
+    /// Emits the addition of `change` to the count of listeners at the context's local address.
     fn count(&self, asm: &mut Asm, change: i32) {
         let [unknown, done] = [(); 2].map(|()| asm.label());
         sock_ops::local_end(asm);
@@ -171,8 +168,7 @@ impl ListenerRedirect {
     }
 }
 
-/// Emits a store of the map key, on the stack, for a port and an address whose last word is in
-/// `ip`.
+/// Emits a store of the map key for a port and an address whose last word is in `ip`.
 fn key(asm: &mut Asm, ip: Reg, port: Reg) {
     asm.copy(R2, ip);
     asm.shift_left(R2, 16);

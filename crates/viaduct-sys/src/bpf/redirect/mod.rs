@@ -49,8 +49,7 @@ use crate::socket::tcp::{MIRRORED, Mirrored};
 
 /// Max connections whose intended destination is remembered for getpeername(2).
 const SOCKETS: u32 = 65_536;
-/// Bytes of the event ring. A connect event that does not fit is sent again when the SYN is
-/// retransmitted.
+/// Bytes of the event ring. A connect event that does not fit comes again with the next SYN.
 const RING: usize = 256 << 10;
 /// Max rules that a program tests.
 const MAX_RULES: usize = 256;
@@ -61,7 +60,6 @@ const KIND: usize = 60;
 /// Offset of the kernel address of a pending connect's socket, or of an option's value.
 const VALUE: i16 = 64;
 
-/// Kind of an event.
 #[derive(Clone, Copy)]
 enum EventKind {
     Connect = 0,
@@ -93,8 +91,7 @@ pub struct RedirectConfig<'a> {
     pub listeners: [Option<BorrowedFd<'a>>; 2],
     /// Addresses and ports that programs listen on.
     pub ports: Ports,
-    /// Kernel features for offloaded connections, which programs keep; `None` if connections are
-    /// redirected to this process.
+    /// Kernel features for offloaded connections; `None` if connections are redirected here.
     pub offload: Option<Offload>,
     /// Resolver for DNS queries; if `None`, queries are handled like other datagrams.
     pub resolver: Option<Resolver>,
@@ -307,8 +304,7 @@ impl Redirect {
         self.listener_redirect.as_ref().map(|listener_redirect| listener_redirect.link.as_fd())
     }
 
-    /// Returns the table of connections that this process makes to wrapped programs, if inbound
-    /// connections are redirected.
+    /// Returns the table of connections made to wrapped programs, if inbound ones are redirected.
     pub fn inbound_conns(&self) -> Option<InboundConns> {
         self.listener_redirect.as_ref().map(|listener_redirect| listener_redirect.inside.clone())
     }

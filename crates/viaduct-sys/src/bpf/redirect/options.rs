@@ -56,8 +56,7 @@ impl Options {
         Ok(Options(Arc::new(Map::new(SOCKETS)?)))
     }
 
-    /// Returns the options of the socket at the kernel address `socket`, including its mark and
-    /// priority.
+    /// Returns the options, mark and priority of the socket at the kernel address `socket`.
     pub(super) fn get(&self, socket: u64, [mark, priority]: [u32; 2]) -> Mirrored {
         let mut mirrored = Mirrored::default();
         if let Some(values) = self.0.get(socket) {
@@ -71,8 +70,7 @@ impl Options {
         mirrored
     }
 
-    /// Emits the removal of options of an earlier socket that had the same kernel address as the
-    /// one in register `socket`.
+    /// Emits the removal of an earlier socket's options at the kernel address in `socket`.
     pub(super) fn forget(&self, asm: &mut Asm, socket: Reg, key: i16) {
         asm.store(Width::Double, FP, key, socket);
         asm.forget(&*self.0, key);

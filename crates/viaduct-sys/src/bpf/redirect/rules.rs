@@ -42,7 +42,6 @@ pub struct Rules {
     pub otherwise: RuleAction,
 }
 
-/// Labels of the code for each action.
 #[derive(Clone, Copy)]
 pub(super) struct ActionLabels {
     pub(super) redirect: Label,

@@ -185,8 +185,7 @@ impl TapFilter {
         asm.finish()
     }
 
-    /// Emits the test for datagrams to us over IPv4 that are not fragmented (neither flag nor
-    /// offset).
+    /// Emits the test for unfragmented datagrams to us over IPv4 (neither flag nor offset).
     fn test_listeners_v4(&self, asm: &mut Asm, yes: Label, no: Label) {
         only_incoming(asm, no);
         asm.load_byte(9);
@@ -213,8 +212,7 @@ impl TapFilter {
         asm.goto(no);
     }
 
-    /// Emits the test for datagrams to us over IPv6 without extension headers. A fragment has such
-    /// a header.
+    /// Emits the test for datagrams to us over IPv6 without extension headers, as of fragments.
     fn test_listeners_v6(&self, asm: &mut Asm, yes: Label, no: Label) {
         only_incoming(asm, no);
         asm.load_byte(6);

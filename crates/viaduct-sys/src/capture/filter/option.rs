@@ -57,8 +57,7 @@ pub struct OptionFilter<'a> {
     /// the lowest to the highest are accepted, including ports that are not listed, as a BPF
     /// program has no room for thousands of ports.
     pub ports: &'a [u16],
-    /// True if unmarked SYN-ACKs and resets are accepted too: the answers of a server whose kernel
-    /// does not know the mark.
+    /// True if unmarked SYN-ACKs and resets, of kernels that do not know the mark, pass too.
     pub plain: bool,
     /// Share of this tap, if several taps have the same port: each tap receives only packets of the
     /// clients in its share. ICMP errors are delivered to all taps.
@@ -135,8 +134,7 @@ impl OptionFilter<'_> {
         asm.place(known);
     }
 
-    /// Emits the test of the TCP header at `base`. In classic BPF, a load beyond the packet's end
-    /// rejects the packet.
+    /// Emits the test of the TCP header at `base`; a load beyond the packet's end rejects it.
     fn test_tcp(
         &self,
         asm: &mut Asm,

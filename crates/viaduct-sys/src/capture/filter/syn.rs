@@ -22,8 +22,7 @@ const FROM_TO_V6: [u32; 2] = [8, 24];
 /// Scratch cell for the offset of an address.
 const AT: u32 = 0;
 
-/// Filter for SYNs (without ACK) to some addresses and ports, on a socket whose packets begin at
-/// the network header.
+/// Filter for SYNs (without ACK) to some addresses and ports, from the network header on.
 #[derive(Clone, Copy, Debug)]
 pub struct SynFilter<'a> {
     /// Source prefixes; empty means all.

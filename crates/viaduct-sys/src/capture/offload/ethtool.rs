@@ -19,7 +19,6 @@ const FEATURE_NAMES: u32 = 4;
 /// Words of one name (32 bytes, padded with NUL).
 const NAME_WORDS: usize = 8;
 
-/// A feature of an interface.
 #[derive(Debug)]
 pub(super) struct Feature {
     pub(super) name: String,
@@ -27,7 +26,6 @@ pub(super) struct Feature {
     pub(super) changeable: bool,
     /// True if the administrator has requested the feature.
     pub(super) wanted: bool,
-    /// True if the feature is on.
     pub(super) active: bool,
 }
 
@@ -68,8 +66,7 @@ impl Device {
         Ok(names.into_iter().enumerate().map(feature).collect())
     }
 
-    /// Requests that features be switched on or off, by name. Names that the kernel does not know
-    /// are ignored.
+    /// Requests that features be switched on or off, by name; unknown ones are ignored.
     pub(super) fn set(&self, features: &[String], on: bool) -> io::Result<()> {
         let names = self.names()?;
         let words = names.len().div_ceil(32);

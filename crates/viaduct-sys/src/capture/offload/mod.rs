@@ -57,8 +57,7 @@ pub enum OffloadError {
 }
 
 impl OffloadState {
-    /// Reads which of the features that hide the wire's packets are on. Changes nothing. Errors:
-    /// there is no such interface.
+    /// Reads which features that hide the wire's packets are on. Errors: no such interface.
     pub fn read(interface: &str) -> Result<OffloadState, OffloadError> {
         let device = open(interface)?;
         let features = device.features().map_err(failed("read", interface))?;

@@ -41,7 +41,6 @@ impl<'a> Frame<'a> {
         self.follows_gap
     }
 
-    /// Sets whether the packet follows a gap.
     pub(super) fn after(self, follows_gap: bool) -> Frame<'a> {
         Frame { follows_gap, ..self }
     }
@@ -51,8 +50,7 @@ impl<'a> Frame<'a> {
         Frame::behind(packet, 0, Offload::default())
     }
 
-    /// Wraps a packet of a socket whose packets begin at the link header, preceded by the
-    /// kernel's offload header.
+    /// Wraps a packet that begins at the link header, preceded by the kernel's offload header.
     pub(super) fn with_offload(packet: Packet<'a>) -> Frame<'a> {
         let header = packet.header();
         let (link, network) = (usize::from(header.tp_mac), usize::from(header.tp_net));
@@ -151,8 +149,7 @@ impl DerefMut for Frame<'_> {
     }
 }
 
-/// Returns the length in the header of an IP packet; `None` if there is none (not IP, or a
-/// jumbogram).
+/// Returns the length in an IP packet's header; `None` if there is none (not IP, or a jumbogram).
 fn ip_length(bytes: &[u8]) -> Option<usize> {
     let word =
         |at: usize| Some(usize::from(u16::from_be_bytes([*bytes.get(at)?, *bytes.get(at + 1)?])));

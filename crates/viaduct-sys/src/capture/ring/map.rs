@@ -26,7 +26,6 @@ const ADDRESS_AT: usize = align(size_of::<tpacket3_hdr>());
 /// alignment of the next packet.
 pub(super) const HEADROOM: usize = align(ADDRESS_AT + size_of::<sockaddr_ll>()) + 24;
 
-/// Offset of the header in a block.
 const HEADER_AT: usize = offset_of!(tpacket_block_desc, hdr);
 
 const fn align(bytes: usize) -> usize {
@@ -46,8 +45,7 @@ pub(super) struct Map {
 unsafe impl Send for Map {}
 
 impl Map {
-    /// Maps the receive ring of the packet socket `fd`, which must have been set up with this
-    /// geometry.
+    /// Maps the receive ring of the packet socket `fd`, set up with this geometry.
     pub(super) fn new(fd: BorrowedFd<'_>, block_bytes: usize, blocks: usize) -> io::Result<Map> {
         let protection = libc::PROT_READ | libc::PROT_WRITE;
         // SAFETY: a new mapping at an address that the kernel chooses overlaps no other memory.
@@ -74,8 +72,7 @@ impl Map {
         self.blocks
     }
 
-    /// Returns the number of packets in block `index` and the offset of the first; `None` while the
-    /// kernel owns the block.
+    /// Returns block `index`'s packets and first offset; `None` while the kernel owns it.
     pub(super) fn open(&self, index: usize) -> Option<(u32, usize)> {
         // Acquire: makes the data visible that the kernel wrote before it set the bit.
         if self.status(index).load(Ordering::Acquire) & TP_STATUS_USER == 0 {

@@ -119,8 +119,7 @@ pub struct Ring {
     map: Map,
     /// Index of the block that is being read, or will be read next.
     block: usize,
-    /// Number of unread packets in the block, and offset of the next one; `None` while the kernel
-    /// owns the block.
+    /// Unread packets in the block, and offset of the next; `None` while the kernel owns it.
     open: Option<(u32, usize)>,
     drops: u64,
     /// True if packets were dropped before the next one.
@@ -223,8 +222,7 @@ impl Ring {
         self.open.filter(|&(left, _)| left > 0)
     }
 
-    /// Returns the number of packets that were dropped because the ring was full, since the ring
-    /// was opened.
+    /// Returns the number of packets dropped so far because the ring was full.
     pub fn drops(&mut self) -> u64 {
         // The kernel resets its count each time that it is read. Reading cannot fail on a packet
         // socket; if it did, our count would stay as it is.

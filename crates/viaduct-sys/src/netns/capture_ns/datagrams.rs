@@ -182,7 +182,6 @@ fn v6() -> u16 {
     (libc::ETH_P_IPV6 as u16).to_be()
 }
 
-/// Address of the loopback interface.
 fn address(protocol: u16) -> libc::sockaddr_ll {
     // SAFETY: all zeros are a valid `sockaddr_ll`.
     let mut at: libc::sockaddr_ll = unsafe { std::mem::zeroed() };

@@ -9,8 +9,7 @@ use netlink_packet_route::link::LinkHeader;
 use super::routes;
 use crate::route::interface::Interface;
 
-/// Difference of the indices of a link's two ends, so large that no interface of the host has the
-/// second index.
+/// Difference of the indices of a link's ends; no interface of the host has the second.
 const OTHER_END: u32 = 1 << 30;
 const LINK_LOCAL: (Ipv6Addr, u8) = (Ipv6Addr::new(0xfe80, 0, 0, 0, 0, 0, 0, 0), 10);
 

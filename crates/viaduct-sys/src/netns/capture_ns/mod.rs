@@ -44,8 +44,7 @@ use crate::route::interface::Interface;
 use crate::socket::tcp;
 
 const LOOPBACK: &str = "lo";
-/// Disables TIME-WAIT: on loopback no segment is late, so a pair of addresses may be reused at
-/// once.
+/// Disables TIME-WAIT: on loopback no segment is late, so addresses may be reused at once.
 const NO_TIME_WAIT: (&str, &str) = ("/proc/sys/net/ipv4/tcp_max_tw_buckets", "0");
 
 /// Purpose of a socket in the namespace.
@@ -134,8 +133,7 @@ pub fn socket(purpose: Purpose, at: SocketAddr) -> io::Result<OwnedFd> {
     Ok(socket)
 }
 
-/// Converts `at` to the address family of a socket in the namespace. A link-local address keeps its
-/// interface index ([`add_link`]).
+/// Converts `at` to a socket's address family; link-local ones keep their interface ([`add_link`]).
 pub fn to_family(at: SocketAddr, v6: bool) -> SocketAddr {
     match at {
         SocketAddr::V4(v4) if v6 => {
@@ -214,8 +212,7 @@ pub fn inode(socket: impl AsFd) -> io::Result<u64> {
     Ok(rustix::fs::fstat(socket)?.st_ino)
 }
 
-/// Returns whether a socket belongs to the calling thread's network namespace. True if the kernel
-/// cannot tell (before 5.14).
+/// Returns whether a socket belongs to the thread's namespace; true if unknown (before 5.14).
 pub fn is_in_this_netns(socket: impl AsFd) -> bool {
     match (network(socket), netns::cookie()) {
         (Ok(theirs), Ok(ours)) => theirs == ours,
@@ -223,8 +220,7 @@ pub fn is_in_this_netns(socket: impl AsFd) -> bool {
     }
 }
 
-/// Returns whether two sockets belong to the same network namespace. False if the kernel cannot
-/// tell (before 5.14).
+/// Returns whether two sockets share a namespace; false if unknown (before 5.14).
 pub fn share_netns(one: impl AsFd, other: impl AsFd) -> bool {
     matches!((network(one), network(other)), (Ok(one), Ok(other)) if one == other)
 }
@@ -253,8 +249,7 @@ mod tests {
     use crate::socket::tcp;
     use rustix::fs::fcntl_getfl;
 
-    /// Runs `work` in a capture namespace, in a new thread, so that the test's thread stays
-    /// outside.
+    /// Runs `work` in a capture namespace, in a new thread: the test's own stays outside.
     fn in_capture_ns<T: Send>(work: impl FnOnce() -> T + Send) -> T {
         let inside = || {
             enter().unwrap();

@@ -90,7 +90,6 @@ pub(super) fn set_lookup_rules(comes: &Incoming<'_>, table: u8) -> io::Result<()
     request(RouteNetlinkMessage::DelRule(old), 0)
 }
 
-/// Makes a veth pair.
 pub(super) fn make_pair(mut one: LinkMessage, other: LinkMessage) -> io::Result<()> {
     one.attributes.push(LinkAttribute::LinkInfo(vec![
         LinkInfo::Kind(InfoKind::Veth),

@@ -22,7 +22,6 @@ pub(crate) struct Datagram<'a> {
     pub(crate) from: Option<IpAddr>,
 }
 
-/// Sender of batches on one socket.
 #[derive(Debug)]
 pub(crate) struct BatchSender {
     /// Max datagrams in one message.

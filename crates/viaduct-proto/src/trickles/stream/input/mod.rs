@@ -34,8 +34,7 @@ pub(super) struct Inputs {
     pub(super) close: bool,
     /// Number of requests that may be sent now.
     spare: usize,
-    /// Streams with a segment in the last parcel, whose output may be requested by repeating the
-    /// input.
+    /// Streams with a segment in the last parcel, whose output repeated input may request.
     taken: Vec<u32>,
     eager: VecDeque<u32>,
     /// Output that is expected in answers: stream, parcel, range.
@@ -61,8 +60,7 @@ impl Inputs {
         self.streams.get(&stream).is_some_and(Input::is_writing)
     }
 
-    /// Accepts as much of `data` as fits in a buffer of `most` bytes. Returns the number of bytes
-    /// accepted.
+    /// Accepts as much of `data` as fits in `most` bytes; returns the bytes accepted.
     pub(super) fn write(&mut self, stream: u32, data: &[u8], most: usize) -> usize {
         let taken = self.room(stream, most).min(data.len());
         if let Some(input) = self.streams.get_mut(&stream) {
@@ -156,8 +154,7 @@ impl Inputs {
         self.skip_done();
     }
 
-    /// Moves the segments of a settled parcel back to the unsent input, as no further answer will
-    /// arrive.
+    /// Moves a settled parcel's segments, which get no answer any more, back to the unsent input.
     pub(super) fn settle(&mut self, parcel: u64, changed: &mut BTreeSet<u32>) {
         let mut settled = Vec::new();
         for (&stream, input) in &mut self.streams {
@@ -190,8 +187,7 @@ impl Inputs {
         self.skip_done();
     }
 
-    /// Drops streams from the front of `eager` whose output can no longer be requested by repeating
-    /// the input.
+    /// Drops streams from `eager` whose output repeated input can no longer request.
     fn skip_done(&mut self) {
         let more =
             |input: &Input| input.unasked.as_ref().is_some_and(|unasked| !unasked.is_empty());

@@ -18,7 +18,6 @@ pub(super) const MAX_TRIES: u32 = 32;
 /// Maximum number of a stream's segments in flight.
 const MAX_AHEAD: usize = 64;
 
-/// Input of a stream.
 #[derive(Debug)]
 pub(super) struct Input {
     pub(super) place: Place,
@@ -154,13 +153,11 @@ impl Input {
         self.flights.iter().map(|flight| flight.bytes).sum()
     }
 
-    /// Returns whether the server has consumed nothing of a segment that did not contain all of the
-    /// input.
+    /// Returns whether the server consumed nothing of a segment that lacked part of the input.
     pub(super) fn is_refused(&self) -> bool {
         self.refused.is_some_and(|before| before.cut)
     }
 
-    /// Continuation of the next segment.
     pub(super) fn next_continuation(&self) -> Bytes {
         if self.flights.is_empty() {
             return self.continuation.clone();
