@@ -56,9 +56,6 @@ pub enum CgroupError {
 
 impl Cgroup {
     /// Creates a group with these limits.
-    ///
-    /// # Errors
-    /// As described in [`CgroupError`].
     pub fn new(limits: Limits) -> Result<Cgroup, CgroupError> {
         let mut group = Cgroup { directories: Vec::new() };
         if let Some(processors) = limits.processors {
@@ -99,9 +96,6 @@ impl Cgroup {
     }
 
     /// Moves this process into the group; processes that it starts belong to the group as well.
-    ///
-    /// # Errors
-    /// If the kernel refuses.
     pub fn enter_now(self) -> Result<Inside, CgroupError> {
         for directory in &self.directories {
             write(&directory.join("cgroup.procs"), &process::id().to_string())?;

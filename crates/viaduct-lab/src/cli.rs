@@ -96,10 +96,8 @@ pub struct ReportArgs {
 }
 
 /// Executes `command`. Must be called before the process has threads: without root it moves the
-/// process into a user namespace.
-///
-/// # Returns
-/// The exit status: 1 if a check does not hold, 130 if stopped by Ctrl-C.
+/// process into a user namespace. Returns the exit status: 1 if a check does not hold, 130 if
+/// stopped by Ctrl-C.
 pub fn execute(command: LabCommand) -> anyhow::Result<ExitCode> {
     match command {
         LabCommand::List => {

@@ -19,9 +19,7 @@ use crate::topology::Node;
 const START_TIMEOUT: Duration = Duration::from_secs(20);
 
 /// Starts `command` in `node` with its output in the file `log`, and waits until `is_ready`.
-///
-/// # Errors
-/// If it ends or is not ready in time; the error contains its output.
+/// Fails if it ends or is not ready in time; the error contains its output.
 pub(crate) fn start(
     node: &Node,
     mut command: Command,

@@ -91,9 +91,6 @@ pub struct Tunnel {
 impl Tunnel {
     /// Starts a tunnel from `near` to `far`, which forwards connections to port 3129 of `near` to
     /// `to`.
-    ///
-    /// # Errors
-    /// If an end does not start.
     pub fn start(near: &Host, far: &Host, to: SocketAddr, links: Links) -> Result<Tunnel> {
         let keys = Scratch::new()?;
         let (near_key, far_key) = (random_key()?, random_key()?);
@@ -139,10 +136,7 @@ impl Tunnel {
         Ok(())
     }
 
-    /// Changes the number of links.
-    ///
-    /// # Errors
-    /// If the near end is not running.
+    /// Changes the number of links. Fails if the near end is not running.
     pub fn set_links(&self, count: usize) -> Result<()> {
         self.near.reload(&set(&self.config, "links", &count.to_string())?)
     }

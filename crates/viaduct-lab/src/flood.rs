@@ -36,10 +36,8 @@ pub struct Flood {
 }
 
 impl Flood {
-    /// Sends `rate` SYNs per second to `to`, received by `node`, for `longest` at most.
-    ///
-    /// # Errors
-    /// If the device cannot be created in the node.
+    /// Sends `rate` SYNs per second to `to`, received by `node`, for `longest` at most. Errors: if
+    /// the device cannot be created in the node.
     pub fn start(
         node: &Node,
         to: SocketAddrV4,

@@ -55,9 +55,7 @@ pub enum Topology {
 }
 
 /// Builds the world, runs the shell (or the command) in a1, and removes the world afterwards.
-///
-/// # Returns
-/// The exit status of the shell; 128 plus the signal's number if a signal ended it.
+/// Returns the exit status of the shell; 128 plus the signal's number if a signal ended it.
 pub fn open(args: &ShellArgs) -> anyhow::Result<ExitCode> {
     let Topology::Dumbbell = args.topology;
     let journal = if args.verbose { Journal::aloud() } else { Journal::new() };

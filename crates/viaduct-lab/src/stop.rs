@@ -38,10 +38,7 @@ pub fn check() -> Result<(), Stopped> {
 }
 
 /// Waits until `done`, which is called at intervals of `pause`, for at most `limit`; returns its
-/// last answer.
-///
-/// # Errors
-/// If a stop was requested.
+/// last answer. Fails if a stop was requested.
 pub fn wait_until(
     limit: Duration,
     pause: Duration,

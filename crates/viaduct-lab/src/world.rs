@@ -60,10 +60,7 @@ impl World {
         self.gateways.as_mut()
     }
 
-    /// Returns the running gateways, to read from them.
-    ///
-    /// # Errors
-    /// If none run.
+    /// Returns the running gateways, to read from them. Fails if none run.
     pub fn running(&self) -> Result<&Gateways> {
         self.gateways.as_ref().context("no gateways run")
     }

@@ -6,10 +6,8 @@ use std::net::TcpListener;
 use anyhow::{Context, Result, anyhow};
 use viaduct_sys::socket::tcp::LongHaul;
 
-/// Checks that the kernel knows, or can load, the congestion control that `option` names.
-///
-/// # Errors
-/// The name is unknown; lists the available names.
+/// Checks that the kernel knows, or can load, the congestion control that `option` names. Errors:
+/// the name is unknown; lists the available names.
 pub fn check(option: &str, name: &str) -> Result<()> {
     let probe =
         TcpListener::bind("127.0.0.1:0").with_context(|| format!("{option}: cannot be tried"))?;

@@ -108,10 +108,7 @@ fn refused(out: &Path, error: io::Error) -> anyhow::Error {
     }
 }
 
-/// Reads a secret key's file.
-///
-/// # Errors
-/// The file cannot be read, or holds no key.
+/// Reads a secret key's file. Errors: the file cannot be read, or holds no key.
 pub fn read(file: &Path) -> Result<SecretKey> {
     let text = std::fs::read_to_string(file).with_context(|| file.display().to_string())?;
     text.parse().with_context(|| file.display().to_string())

@@ -22,9 +22,6 @@ pub struct CompletionArgs {
 }
 
 /// Writes `viaduct.1` and one page for each subcommand of `command`, as `viaduct-gateway.1`.
-///
-/// # Errors
-/// A page cannot be written.
 pub fn write_pages(command: clap::Command, args: &ManArgs) -> Result<()> {
     let written = std::fs::create_dir_all(&args.dir)
         .and_then(|()| clap_mangen::generate_to(command, &args.dir));

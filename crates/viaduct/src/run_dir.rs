@@ -62,10 +62,8 @@ pub fn default_run_dir() -> PathBuf {
     }
 }
 
-/// Creates `directory` if it does not exist.
-///
-/// # Errors
-/// `directory` belongs to another user than `user`, other users can enter it, or it is a file.
+/// Creates `directory` if it does not exist. Errors: `directory` belongs to another user than
+/// `user`, other users can enter it, or it is a file.
 fn own(directory: &Path, user: u32) -> io::Result<()> {
     match fs::DirBuilder::new().mode(0o700).create(directory) {
         Err(error) if error.kind() != io::ErrorKind::AlreadyExists => return Err(error),

@@ -41,9 +41,6 @@ pub enum Pause {
 
 impl Signals {
     /// Registers the signals: from now on none of them terminates the process by default.
-    ///
-    /// # Errors
-    /// No descriptors are available.
     pub fn register() -> Result<Signals> {
         let runtime = Builder::new_current_thread().enable_all().build()?;
         let streams = {

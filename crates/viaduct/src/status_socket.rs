@@ -46,10 +46,8 @@ fn file_of(path: &Path) -> Option<(u64, u64)> {
     fs::symlink_metadata(path).ok().map(|of| (of.dev(), of.ino()))
 }
 
-/// Opens the status socket `path`, and creates its directory. Must be called in a runtime.
-///
-/// # Errors
-/// A service of this name runs, or the socket cannot be created.
+/// Opens the status socket `path`, and creates its directory. Must be called in a runtime. Errors:
+/// a service of this name runs, or the socket cannot be created.
 pub fn open(path: &Path) -> Result<(UnixListener, Name)> {
     // The lock serializes services that start at the same time.
     let _lock = DirLock::around(path)
@@ -74,9 +72,6 @@ pub async fn accept(listener: &UnixListener) -> tokio::net::UnixStream {
 }
 
 /// Sends the status as one JSON object, and closes the connection.
-///
-/// # Errors
-/// The status cannot be serialized.
 pub fn show(mut client: tokio::net::UnixStream, status: &impl Serialize) -> Result<()> {
     let text = serde_json::to_vec(status)?;
     tokio::spawn(tokio::time::timeout(READ_TIMEOUT, async move { client.write_all(&text).await }));
@@ -84,10 +79,7 @@ pub fn show(mut client: tokio::net::UnixStream, status: &impl Serialize) -> Resu
 }
 
 /// Checks that no service answers at `socket`, because [`open`] would replace its socket. The
-/// socket of a killed service remains, but does not answer.
-///
-/// # Errors
-/// A service answers.
+/// socket of a killed service remains, but does not answer. Errors: a service answers.
 pub fn check_free(socket: &Path) -> Result<()> {
     match UnixStream::connect(socket) {
         Ok(_) => bail!(

@@ -4,11 +4,8 @@ use std::fs::File;
 use std::io::Read as _;
 use std::path::Path;
 
-/// Reads the text of the file `path`, of at most `most` bytes.
-///
-/// # Errors
-///
-/// The message says what is wrong with the file.
+/// Reads the text of the file `path`, of at most `most` bytes. Errors: the message says what is
+/// wrong with the file.
 pub fn read(path: &Path, most: u64) -> Result<String, String> {
     let mut bytes = Vec::new();
     // Opening a pipe would block until a writer opens it.
@@ -86,11 +83,8 @@ pub fn table(text: &str, at: usize) -> Option<&str> {
     text[..end].lines().rev().map(str::trim).find(|line| line.starts_with('['))
 }
 
-/// Checks that `name` can be a part of a file name, and can appear in a policy.
-///
-/// # Errors
-///
-/// The message says what is wrong with the name.
+/// Checks that `name` can be a part of a file name, and can appear in a policy. Errors: the message
+/// says what is wrong with the name.
 pub fn check_name(name: &str) -> Result<(), String> {
     let plain = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_');
     if name.is_empty() || name.len() > 32 || !name.chars().all(plain) {

@@ -54,11 +54,8 @@ pub(super) fn write(load: &Load) -> io::Result<f64> {
     Ok(bytes as f64 / (nanos as f64 / 1e9))
 }
 
-/// Reads random bytes and prints their trace: elapsed milliseconds and bytes so far, one line
-/// per point.
-///
-/// # Errors
-/// If the connection broke or a byte differs from the byte that the server sent.
+/// Reads random bytes and prints their trace: elapsed milliseconds and bytes so far, one line per
+/// point. Fails if the connection broke or a byte differs from the byte that the server sent.
 pub(super) fn fetch(to: &Place, bytes: u64) -> Result<()> {
     let thousands = u32::try_from(bytes / 1000)?;
     let content = Content::Random;

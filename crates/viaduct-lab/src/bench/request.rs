@@ -42,10 +42,7 @@ impl Request {
         bytes
     }
 
-    /// Reads and decodes a request.
-    ///
-    /// # Errors
-    /// If the request is malformed or the connection broke.
+    /// Reads and decodes a request. Fails if the request is malformed or the connection broke.
     pub(super) fn read(stream: &mut impl Read) -> io::Result<Request> {
         let mut bytes = [0; LENGTH];
         stream.read_exact(&mut bytes)?;

@@ -38,15 +38,10 @@ pub const ABOUT: About = About {
               mask the loss from unmodified hosts.",
 };
 
-/// Runs the demo. Call it before the process has threads: without root it moves the process into
-/// a user namespace.
-///
-/// # Returns
-/// The exit status: 1 if something could not be measured or a check does not hold, 130 if stopped
-/// by Ctrl-C.
-///
-/// # Errors
-/// If a program is missing, the kernel refuses the namespaces, or the results cannot be written.
+/// Runs the demo. Call it before the process has threads: without root it moves the process into a
+/// user namespace. Returns the exit status: 1 if something could not be measured or a check does
+/// not hold, 130 if stopped by Ctrl-C. Fails if a program is missing, the kernel refuses the
+/// namespaces, or the results cannot be written.
 pub fn execute(args: &DemoArgs) -> anyhow::Result<ExitCode> {
     programs::require()?;
     fs::create_dir_all(&args.out)

@@ -22,10 +22,8 @@ const REQUIRED: [(&[&str], &str); 5] = [
     (&["nginx", "python3"], "python3"),
 ];
 
-/// Checks that all required programs are installed.
-///
-/// # Errors
-/// If some are missing; the message contains the command that installs them.
+/// Checks that all required programs are installed. Fails if some are missing; the message
+/// contains the command that installs them.
 pub(super) fn require() -> anyhow::Result<()> {
     let path = env::var("PATH").unwrap_or_default() + ":/usr/sbin:/sbin";
     let there = |program: &&str| path.split(':').any(|dir| Path::new(dir).join(program).is_file());
@@ -107,10 +105,8 @@ impl Program {
         }
     }
 
-    /// Runs the program; time series that it measures go into the report.
-    ///
-    /// # Errors
-    /// Only on Ctrl-C: a program that cannot run on a bad link is a finding too.
+    /// Runs the program; time series that it measures go into the report. Errors: only on Ctrl-C: a
+    /// program that cannot run on a bad link is a finding too.
     pub(super) fn measure(
         self,
         run: &mut Run,

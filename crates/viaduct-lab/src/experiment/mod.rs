@@ -49,9 +49,7 @@ pub trait Experiment: Sync {
     /// Returns the description.
     fn about(&self) -> About;
 
-    /// Measures once and reports all findings to `run`.
-    ///
-    /// # Errors
-    /// If the measurement cannot be done or was stopped; findings reported to `run` are kept.
+    /// Measures once and reports all findings to `run`. Fails if the measurement cannot be done
+    /// or was stopped; findings reported to `run` are kept.
     fn run(&self, run: &mut Run) -> anyhow::Result<()>;
 }

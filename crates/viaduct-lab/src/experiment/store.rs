@@ -30,10 +30,7 @@ pub enum StoreError {
 }
 
 /// Writes `outcome` into `dir`, which is made if it is missing; `maelstrom/burst` becomes
-/// `maelstrom-burst.json`.
-///
-/// # Returns
-/// The path of the file.
+/// `maelstrom-burst.json`. Returns the path of the file.
 pub fn save(dir: &Path, outcome: &Outcome) -> Result<PathBuf, StoreError> {
     fs::create_dir_all(dir).map_err(|e| refused(dir, "make the directory", e))?;
     let path = dir.join(format!("{}.json", outcome.experiment.replace('/', "-")));
@@ -56,10 +53,8 @@ pub fn save_as(path: &Path, outcome: &Outcome) -> Result<(), StoreError> {
         .map_err(|e| refused(path, "write the result", e))
 }
 
-/// Reads every result in `dir`, ordered by file name.
-///
-/// # Errors
-/// If the directory cannot be read or a `.json` file in it is not a result.
+/// Reads every result in `dir`, ordered by file name. Fails if the directory cannot be read or a
+/// `.json` file in it is not a result.
 pub fn load_all(dir: &Path) -> Result<Vec<Outcome>, StoreError> {
     let entries = fs::read_dir(dir).map_err(|e| refused(dir, "read the results", e))?;
     let mut paths: Vec<PathBuf> = entries.flatten().map(|entry| entry.path()).collect();

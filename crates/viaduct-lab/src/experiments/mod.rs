@@ -103,10 +103,7 @@ fn link(text: &str) -> LinkConfig {
 }
 
 /// Returns the experiments that match `patterns`: a name (`maelstrom/burst`), a system
-/// (`maelstrom`), a name with `*`, or `all`.
-///
-/// # Errors
-/// The first pattern without a match.
+/// (`maelstrom`), a name with `*`, or `all`. Errors: the first pattern without a match.
 pub fn select(patterns: &[String]) -> Result<Vec<&'static dyn Experiment>, &str> {
     let names = |pattern: &str| {
         let fits = |e: &&Entry| fits(pattern, e.about.name);

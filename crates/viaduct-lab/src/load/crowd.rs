@@ -51,11 +51,9 @@ pub(super) enum News {
 }
 
 impl Crowd {
-    /// Opens `count` connections from `node`, beginning `at_once` at a time; each requests a
-    /// few bytes and stays open. Returns when all are answered.
-    ///
-    /// # Errors
-    /// If a connection breaks, or `patience` expires before all are answered.
+    /// Opens `count` connections from `node`, beginning `at_once` at a time; each requests a few
+    /// bytes and stays open. Returns when all are answered. Fails if a connection breaks, or
+    /// `patience` expires before all are answered.
     pub fn open(
         node: &Node,
         to: SocketAddr,

@@ -64,10 +64,8 @@ impl Fetched {
 }
 
 impl Fetches<'_> {
-    /// Fetches over the kernel's TCP, from `node` to `to`.
-    ///
-    /// # Errors
-    /// If a socket cannot be created, or on Ctrl-C.
+    /// Fetches over the kernel's TCP, from `node` to `to`. Fails if a socket cannot be created,
+    /// or on Ctrl-C.
     pub fn by_tcp(&self, node: &Node, to: SocketAddr) -> Result<Fetched, TopologyError> {
         let fetch = || {
             let mut sockets = Sockets::new(to, self)?;
@@ -77,10 +75,7 @@ impl Fetches<'_> {
         fetched.map_err(|e| node.io(format!("fetch from {to}"), e))
     }
 
-    /// Fetches over Trickles.
-    ///
-    /// # Errors
-    /// Errors of the kernel, or Ctrl-C.
+    /// Fetches over Trickles. Errors: errors of the kernel, or Ctrl-C.
     pub fn by_trickles(&self, clients: &mut Trickles) -> io::Result<Fetched> {
         let mut streams = Streams {
             clients,

@@ -39,10 +39,7 @@ pub struct Server {
 }
 
 impl Server {
-    /// Starts the server in `host` on `core`.
-    ///
-    /// # Errors
-    /// If the port is in use.
+    /// Starts the server in `host` on `core`. Fails if the port is in use.
     pub fn start(host: &Host, core: usize) -> Result<Server, TopologyError> {
         let address = SocketAddr::new(host.v4().into(), PORT);
         let wrong = |e| host.io(format!("listen at {address}"), e);

@@ -172,9 +172,6 @@ impl Continuations {
 impl Trickles {
     /// Opens the interface in host a1 of `world`, the host of the kernel's TCP clients, so that
     /// both use the same path. The clients will connect to `to`.
-    ///
-    /// # Errors
-    /// If the interface or its route cannot be created.
     pub fn open(world: &Dumbbell, to: SocketAddr, seed: u64) -> Result<Trickles, TopologyError> {
         let (host, gateway) = (world.a1(), world.gateway_a());
         host.set_sysctls(&[("net/ipv4/conf/all/forwarding", "1")])?;
@@ -236,9 +233,6 @@ impl Trickles {
 
     /// Reads pending packets, runs due timers, sends, and appends the connections whose streams
     /// have changed; never blocks. Returns whether a packet arrived.
-    ///
-    /// # Errors
-    /// Errors of the kernel.
     pub fn turn(&mut self, changed: &mut Vec<u32>) -> io::Result<bool> {
         let mut buffer = [0; MTU];
         let mut came = 0;

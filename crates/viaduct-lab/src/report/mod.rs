@@ -15,9 +15,7 @@ pub use self::figures::Figures;
 use crate::experiment::{Outcome, load_all};
 
 /// Reads every result in `results` and writes `index.html` into `out`, which is made if missing.
-///
-/// # Returns
-/// The path of the page.
+/// Returns the path of the page.
 pub fn write(results: &Path, out: &Path) -> anyhow::Result<PathBuf> {
     let outcomes = load_all(results)?;
     anyhow::ensure!(
@@ -28,10 +26,8 @@ pub fn write(results: &Path, out: &Path) -> anyhow::Result<PathBuf> {
     write_page(&outcomes, out)
 }
 
-/// Writes `index.html` about `outcomes` into `out`, which is made if missing.
-///
-/// # Returns
-/// The path of the page.
+/// Writes `index.html` about `outcomes` into `out`, which is made if missing. Returns the path of
+/// the page.
 pub fn write_page(outcomes: &[Outcome], out: &Path) -> anyhow::Result<PathBuf> {
     std::fs::create_dir_all(out).with_context(|| format!("cannot make {}", out.display()))?;
     let path = out.join("index.html");

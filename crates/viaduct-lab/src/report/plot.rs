@@ -21,9 +21,6 @@ fn colour(index: usize) -> RGBColor {
 }
 
 /// Renders `series`, which share their axes; a plot without points is an empty string.
-///
-/// # Errors
-/// If the drawing library fails.
 pub(super) fn render(series: &[&Series]) -> anyhow::Result<String> {
     let Some((x, y)) = Scale::both(series) else {
         return Ok(String::new());

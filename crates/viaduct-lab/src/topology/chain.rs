@@ -36,10 +36,7 @@ struct End {
 
 impl Chain {
     /// Builds the chain with these links, from the client to the server, and a router between every
-    /// two links.
-    ///
-    /// # Errors
-    /// If the kernel refuses a part; nothing is left in that case.
+    /// two links. Fails if the kernel refuses a part; nothing is left in that case.
     pub fn build(
         links: &[LinkConfig],
         seed: u64,

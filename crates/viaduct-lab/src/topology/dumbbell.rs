@@ -80,12 +80,10 @@ pub struct Dumbbell {
 }
 
 impl Dumbbell {
-    /// Builds the world and waits until a1 and b1 reach each other. A few packets cross the
-    /// link for that; they appear in its counters and records.
-    ///
-    /// # Errors
-    /// If the description is out of range, the kernel refuses a part, or a1 does not reach b1
-    /// in time; nothing is left in that case.
+    /// Builds the world and waits until a1 and b1 reach each other. A few packets cross the link
+    /// for that; they appear in its counters and records. Fails if the description is out of
+    /// range, the kernel refuses a part, or a1 does not reach b1 in time; nothing is left in that
+    /// case.
     pub fn build(spec: &DumbbellSpec, journal: &Journal) -> Result<Dumbbell, TopologyError> {
         spec.validate()?;
         let a = Site::new(Side::A, spec.hosts, spec.host_mtu, journal)?;
@@ -117,10 +115,8 @@ impl Dumbbell {
         Ok(dumbbell)
     }
 
-    /// Builds sites of so many hosts, with this emulated link between them.
-    ///
-    /// # Errors
-    /// As [`Dumbbell::build`].
+    /// Builds sites of so many hosts, with this emulated link between them. Errors: as
+    /// [`Dumbbell::build`].
     pub fn over(
         link: LinkConfig,
         hosts: usize,
@@ -172,9 +168,6 @@ impl Dumbbell {
     }
 
     /// Sets the default congestion control of every host; see [`Host::set_congestion_control`].
-    ///
-    /// # Errors
-    /// If the kernel does not know it.
     pub fn set_congestion_control(&self, name: &str) -> Result<(), TopologyError> {
         self.hosts().try_for_each(|host| host.set_congestion_control(name))
     }
@@ -197,10 +190,8 @@ impl Dumbbell {
         self.b.emulate_wire(n, EmulatorConfig::symmetric(link, n.into()))
     }
 
-    /// Waits until a1 reaches b1 by each of b1's addresses.
-    ///
-    /// # Errors
-    /// If this takes longer than `limit`, or a stop was requested.
+    /// Waits until a1 reaches b1 by each of b1's addresses. Fails if this takes longer than
+    /// `limit`, or a stop was requested.
     pub fn wait_until_connected(&self, limit: Duration) -> Result<(), TopologyError> {
         let (from, to) = (self.a1(), self.b1());
         to.addresses().try_for_each(|ip| {

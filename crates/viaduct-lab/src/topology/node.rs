@@ -57,14 +57,8 @@ impl Node {
         Process::spawn(command).map_err(|e| self.io(format!("start `{line}`"), e))
     }
 
-    /// Runs a short program to its end.
-    ///
-    /// # Returns
-    /// The program's standard output.
-    ///
-    /// # Errors
-    /// If it cannot be started, or exits with a status other than 0; the error contains its
-    /// output.
+    /// Runs a short program to its end. Returns the program's standard output. Fails if it cannot
+    /// be started, or exits with a status other than 0; the error contains its output.
     pub fn run(&self, program: &str, args: &[&str]) -> Result<String, TopologyError> {
         let mut command = self.command(program);
         command.args(args).stdin(Stdio::null());
@@ -108,11 +102,9 @@ impl Node {
         self.run("ethtool", &[&["-K", interface][..], &features[..]].concat()).map(drop)
     }
 
-    /// Distributes the kernel's receive processing for `interface` over all cores by flow
-    /// (RPS), instead of the core that receives the packet.
-    ///
-    /// # Errors
-    /// If the kernel refuses, as it does in a user namespace.
+    /// Distributes the kernel's receive processing for `interface` over all cores by flow (RPS),
+    /// instead of the core that receives the packet. Fails if the kernel refuses, as it does in a
+    /// user namespace.
     pub fn spread_receive(&self, interface: &str) -> Result<(), TopologyError> {
         let file = format!("/sys/class/net/{interface}/queues/rx-0/rps_cpus");
         // A sysfs that is already mounted shows the devices of the namespace in which it was
@@ -162,11 +154,8 @@ impl Host {
         self.v6
     }
 
-    /// Sets the default congestion control of new TCP connections of this host, as in `cubic`:
-    /// for programs that have no option for it.
-    ///
-    /// # Errors
-    /// If the kernel does not know it.
+    /// Sets the default congestion control of new TCP connections of this host, as in `cubic`: for
+    /// programs that have no option for it.
     pub fn set_congestion_control(&self, name: &str) -> Result<(), TopologyError> {
         let with = |route| format!("route change {route} congctl {name}");
         self.ip(&self.routes.iter().map(with).collect::<Vec<_>>())

@@ -22,10 +22,8 @@ pub struct Pair {
 }
 
 impl Pair {
-    /// Builds the two machines and their wire.
-    ///
-    /// # Errors
-    /// If the kernel refuses a part; nothing is left in that case.
+    /// Builds the two machines and their wire. Fails if the kernel refuses a part; nothing is
+    /// left in that case.
     pub fn build(journal: &Journal) -> Result<Pair, TopologyError> {
         let (load, middle) = (Node::new("load", journal)?, Node::new("box", journal)?);
         load.ip(&[veth(MTU, ("eth0", 10), ("eth0", 11), &middle)])?;
@@ -35,9 +33,6 @@ impl Pair {
     /// Adds a second wire, 10.4.0.0/24, beside the first. Traffic from the load's address on the
     /// second wire uses that wire in both directions, whichever address of the other machine it is
     /// sent to.
-    ///
-    /// # Errors
-    /// If the kernel refuses.
     pub fn add_link(&self) -> Result<(), TopologyError> {
         self.load.ip(&[
             veth(MTU, ("eth1", 20), ("eth1", 21), &self.middle),

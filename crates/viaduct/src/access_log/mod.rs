@@ -94,10 +94,8 @@ impl AccessLogStats {
 }
 
 impl AccessLogArgs {
-    /// Opens the log that the options select, and starts its thread.
-    ///
-    /// # Errors
-    /// The file cannot be opened for writing.
+    /// Opens the log that the options select, and starts its thread. Errors: the file cannot be
+    /// opened for writing.
     pub fn open(&self) -> Result<AccessLog> {
         let Some(target) = &self.access_log else { return Ok(AccessLog::default()) };
         let format = self.access_log_format.unwrap_or_default();

@@ -44,10 +44,7 @@ pub(super) struct Acceptor {
 
 impl Acceptor {
     /// Registers a listen set. `intercept_state` is the state of the rules that divert clients to
-    /// its listeners.
-    ///
-    /// # Errors
-    /// A listener or the source of SYNs cannot be registered.
+    /// its listeners. Errors: a listener or the source of SYNs cannot be registered.
     pub(super) fn new(
         registry: &Registry,
         listen_set: ListenSet,

@@ -114,9 +114,7 @@ impl EngineConfig {
     }
 
     /// Opens the listen sets of all event loops, with the source of SYNs that `syns` describes.
-    ///
-    /// # Errors
-    /// An address cannot be used, or SYNs cannot be seen.
+    /// Errors: an address cannot be used, or SYNs cannot be seen.
     pub fn listen_sets(&self, syns: Option<SynSourceConfig<'_>>) -> Result<Vec<ListenSet>> {
         ListenSet::open_for(self.workers, &self.listen, syns, self.options)
     }

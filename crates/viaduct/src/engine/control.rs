@@ -29,10 +29,8 @@ pub type Load = Box<dyn FnMut() -> Result<EngineConfig> + Send>;
 /// Runs the control side beside the workers of `proxy`, in a thread of its own, until the process
 /// ends. Returns the name of the status socket, which the caller removes by dropping it: the thread
 /// does not notice the end of the process. `load` reads the config again; `None` if there is no
-/// config file. `metrics` is the address of the metrics.
-///
-/// # Errors
-/// The status socket or the metrics' address cannot be opened.
+/// config file. `metrics` is the address of the metrics. Errors: the status socket or the metrics'
+/// address cannot be opened.
 pub fn start(
     load: Option<Load>,
     proxy: Handle,

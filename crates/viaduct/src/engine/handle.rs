@@ -132,9 +132,6 @@ impl Handle {
 
 impl EngineThread {
     /// Starts an engine in a thread, with these listen sets and this access log.
-    ///
-    /// # Errors
-    /// Same as [`Loops::new`].
     pub fn start(
         config: EngineConfig,
         listen_sets: Vec<ListenSet>,
@@ -153,10 +150,7 @@ impl EngineThread {
         self.thread.is_finished()
     }
 
-    /// Ends the engine at once, if it has not ended.
-    ///
-    /// # Errors
-    /// The error with which the thread ended.
+    /// Ends the engine at once, if it has not ended. Errors: the error with which the thread ended.
     pub fn end(self) -> Result<()> {
         self.handle.stop();
         self.thread.join().unwrap_or_else(|_| Err(anyhow!("the event loop thread panicked")))

@@ -27,9 +27,6 @@ pub struct Loops {
 impl Loops {
     /// Returns a loop for each of `listen_sets`; `intercept_state` is the state of the rules that
     /// divert clients to them, and `access_log` the log of their flows.
-    ///
-    /// # Errors
-    /// Same as [`Worker::new`].
     pub fn new(
         config: &EngineConfig,
         listen_sets: Vec<ListenSet>,
@@ -45,10 +42,8 @@ impl Loops {
         Ok(Loops { workers, commands, access_log })
     }
 
-    /// Runs until all loops have ended. If one fails, the others are stopped.
-    ///
-    /// # Errors
-    /// The error of the first loop that failed; a panic counts as one.
+    /// Runs until all loops have ended. If one fails, the others are stopped. Errors: the error of
+    /// the first loop that failed; a panic counts as one.
     pub fn run(mut self) -> Result<()> {
         if let [_] = self.workers[..]
             && let Some(worker) = self.workers.pop()

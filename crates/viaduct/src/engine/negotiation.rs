@@ -62,9 +62,7 @@ pub struct PendingNegotiation {
 
 impl Negotiation {
     /// Prepares negotiations of the handlers of `chain` on `terms`. They cover connections to
-    /// programs that listen at `ports`, and listeners that this process opens later.
-    ///
-    /// # Errors
+    /// programs that listen at `ports`, and listeners that this process opens later. Errors:
     /// `CAP_BPF` or `CAP_NET_ADMIN` is missing, the kernel is too old, or there is no cgroup
     /// version 2.
     pub fn new(
@@ -99,10 +97,8 @@ impl Negotiation {
         self.sharing.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Handlers of an accepted connection, from the SYN's headers.
-    ///
-    /// # Errors
-    /// The ends' terms exclude each other.
+    /// Handlers of an accepted connection, from the SYN's headers. Errors: the ends' terms exclude
+    /// each other.
     pub fn accept(&self, syn: &[u8]) -> Result<Factories, Refusal> {
         self.settle(false, Offer::in_headers(syn))
     }
@@ -148,10 +144,8 @@ impl PendingNegotiation {
         PendingNegotiation { negotiation, to, limit }
     }
 
-    /// Returns the relay or chain of the flow whose connection, `server`, is established.
-    ///
-    /// # Errors
-    /// The negotiation failed, which is logged.
+    /// Returns the relay or chain of the flow whose connection, `server`, is established. Errors:
+    /// the negotiation failed, which is logged.
     pub fn decide(&self, server: &Conn, now: Instant) -> io::Result<Middle> {
         let stream = server.tcp().ok_or(io::ErrorKind::Unsupported)?;
         let chain = self.negotiation.answered(stream).map_err(|refusal| {

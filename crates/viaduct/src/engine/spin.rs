@@ -33,11 +33,8 @@ pub struct Spin {
 }
 
 impl Spin {
-    /// Waits for `events` like [`Poll::poll`], at most for `wait`; polls busily for up to
-    /// `most` of that.
-    ///
-    /// # Errors
-    /// As [`Poll::poll`].
+    /// Waits for `events` like [`Poll::poll`], at most for `wait`; polls busily for up to `most` of
+    /// that.
     pub fn poll(
         &mut self,
         poll: &mut Poll,

@@ -30,11 +30,8 @@ pub(super) struct Upstream {
 
 impl Upstream {
     /// Returns the upstream part of event loop `number`. `waker` wakes the loop for resolved names;
-    /// packets of Trickles are reported under `token`.
-    ///
-    /// # Errors
-    /// The TCP option for hops is configured and cannot be written, or a port of a tunnel or of
-    /// Trickles cannot be opened.
+    /// packets of Trickles are reported under `token`. Errors: the TCP option for hops is
+    /// configured and cannot be written, or a port of a tunnel or of Trickles cannot be opened.
     pub(super) fn new(
         config: &EngineConfig,
         number: u32,

@@ -60,16 +60,11 @@ pub trait PendingConnect: Debug + Send {
     fn set_local_addr(&mut self, own: SocketAddr);
 
     /// Takes the socket that the program's socket will be connected to. Called at most once.
-    ///
-    /// # Errors
-    /// No such socket could be created.
+    /// Errors: no such socket could be created.
     fn take_socket(&mut self) -> io::Result<FlowSocket<std::net::TcpStream>>;
 
     /// Completes the connect, because the far end has answered: connects the program's socket to
-    /// `socket`, at once or soon.
-    ///
-    /// # Errors
-    /// The program can no longer get the result.
+    /// `socket`, at once or soon. Errors: the program can no longer get the result.
     fn complete(&mut self, socket: &std::net::TcpStream) -> io::Result<()>;
 
     /// Tells the program that the far end cannot be reached.
@@ -100,10 +95,8 @@ pub struct Call {
 /// A wrapped program that listens, as its interposer represents it.
 pub trait Program: Debug + Send {
     /// Takes the socket that will be connected to the program. Called until it succeeds, then never
-    /// again.
-    ///
-    /// # Errors
-    /// No such socket could be created, or it is not available yet ([`io::ErrorKind::WouldBlock`]).
+    /// again. Errors: no such socket could be created, or it is not available yet
+    /// ([`io::ErrorKind::WouldBlock`]).
     fn take_socket(&mut self) -> io::Result<FlowSocket<std::net::TcpStream>>;
 
     /// Arranges for `tell` to be called once a pending socket is available, or can no longer become
@@ -120,10 +113,7 @@ pub trait Program: Debug + Send {
     }
 
     /// Connects `socket` to the program, at once or soon. The program sees it as the client's
-    /// connection.
-    ///
-    /// # Errors
-    /// The connect failed at once.
+    /// connection. Errors: the connect failed at once.
     fn connect(&mut self, socket: &std::net::TcpStream) -> io::Result<()>;
 }
 

@@ -29,10 +29,7 @@ impl Injector {
         Injector { name, mtu, tun: None, has_failed: false }
     }
 
-    /// Creates the TUN.
-    ///
-    /// # Errors
-    /// The name is taken: there is another gateway of the same name.
+    /// Creates the TUN. Errors: the name is taken: there is another gateway of the same name.
     pub fn open(&mut self) -> Result<()> {
         self.tun = Some(open(&self.name, self.mtu)?);
         Ok(())

@@ -75,10 +75,8 @@ pub struct Moved {
 }
 
 impl Moved {
-    /// Opens the listeners of `new` whose addresses differ from those of `old`.
-    ///
-    /// # Errors
-    /// An address cannot be used.
+    /// Opens the listeners of `new` whose addresses differ from those of `old`. Errors: an address
+    /// cannot be used.
     pub async fn open(old: Option<&Config>, new: &Config) -> Result<Moved> {
         let metrics = match new.metrics {
             at if old.is_some_and(|old| old.metrics == at) => None,

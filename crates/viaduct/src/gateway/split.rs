@@ -40,10 +40,8 @@ const FOLLOWS: [&str; 9] = [
     "tunnel-listen",
 ];
 
-/// Settings of the gateway's proxy; `None` without a peer in split mode.
-///
-/// # Errors
-/// `[split]` or a `[[policy]]` is wrong.
+/// Settings of the gateway's proxy; `None` without a peer in split mode. Errors: `[split]` or a
+/// `[[policy]]` is wrong.
 pub fn settings(config: &Config, registry: &Registry) -> Result<Option<Settings>> {
     let (own, peers) = prefixes(config);
     if peers.is_empty() {

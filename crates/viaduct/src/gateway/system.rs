@@ -90,11 +90,8 @@ impl System {
 
     /// Replaces the MTU and MSS limits in force with those that `site` needs. Changes that another
     /// program has undone are made again. If there is no route to a peer yet, its MTU is lowered
-    /// once the route exists ([`System::retry`], [`System::wait_reason`]).
-    ///
-    /// # Errors
-    /// A rule cannot be made. The previous MSS clamps are restored, if possible
-    /// ([`System::is_complete`]).
+    /// once the route exists ([`System::retry`], [`System::wait_reason`]). Errors: a rule cannot be
+    /// made. The previous MSS clamps are restored, if possible ([`System::is_complete`]).
     pub fn apply(&mut self, site: &Site) -> Result<()> {
         let room = Room::new(site)?;
         self.changes.repeat(self.mark)?;
@@ -235,9 +232,7 @@ impl Room {
 }
 
 /// Reasons why the MTU of a route to a peer cannot be lowered, one line each. Changes nothing.
-///
-/// # Errors
-/// The route to a peer uses a VLAN on the configured interface, which is therefore a trunk.
+/// Errors: the route to a peer uses a VLAN on the configured interface, which is therefore a trunk.
 pub fn plan(site: &Site) -> Result<Vec<String>> {
     let mut warnings = Vec::new();
     for ((ip, length), longest) in Room::new(site)?.routes {

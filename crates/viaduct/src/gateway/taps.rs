@@ -16,10 +16,8 @@ pub struct Taps {
 
 impl Taps {
     /// Opens both taps. If the gateway only observes, offloads stay on: the taps then report
-    /// packets that devices segment, merge or complete.
-    ///
-    /// # Errors
-    /// The interface is gone, or the kernel refuses.
+    /// packets that devices segment, merge or complete. Errors: the interface is gone, or the
+    /// kernel refuses.
     pub fn open(site: &Site) -> Result<Taps> {
         let config = RingConfig { max_packet: site.wan_mtu.max(1500), bytes: site.ring_bytes() };
         let wan = &site.config.wan;

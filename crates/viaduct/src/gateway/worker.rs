@@ -105,10 +105,7 @@ pub struct Worker {
 }
 
 impl Worker {
-    /// Runs until the stop command.
-    ///
-    /// # Errors
-    /// An interface on which the thread depends was deleted.
+    /// Runs until the stop command. Errors: an interface on which the thread depends was deleted.
     pub fn run(mut self) -> Result<()> {
         // The default timer slack would prolong short sleeps.
         let _ = thread::set_timer_slack(Duration::from_micros(1));
@@ -145,10 +142,7 @@ impl Worker {
     }
 
     /// Counts the times that the WAN interface went down. This is not an error: packets arrive
-    /// again when the interface is up.
-    ///
-    /// # Errors
-    /// An interface was deleted.
+    /// again when the interface is up. Errors: an interface was deleted.
     fn check_interfaces(&self, shell: &mut Shell) -> Result<()> {
         let down = [&self.taps.outgoing, &self.taps.incoming].map(|tap| tap.take_error().is_some());
         // Checked at each call: an interface goes down a moment before it is deleted, and only the

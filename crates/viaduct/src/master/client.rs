@@ -57,10 +57,7 @@ enum ProgramSide {
 
 impl MasterClient {
     /// Connects to the master `name`, whose socket is in `run_dir`. Returns its welcome, which
-    /// announces its rules.
-    ///
-    /// # Errors
-    /// No master of this name runs, or it rejects this run.
+    /// announces its rules. Errors: no master of this name runs, or it rejects this run.
     pub fn join(name: &str, run_dir: &Path) -> Result<(Arc<MasterClient>, Welcome)> {
         let connector = Connector::new(name, run_dir);
         let (socket, welcome) = connector.connect()?;

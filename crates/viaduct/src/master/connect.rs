@@ -31,10 +31,7 @@ impl Connector {
     }
 
     /// Connects to the master and sends the hello. Returns the welcome, which announces the
-    /// master's rules.
-    ///
-    /// # Errors
-    /// No master of this name runs, or it rejects this run.
+    /// master's rules. Errors: no master of this name runs, or it rejects this run.
     pub(super) fn connect(&self) -> Result<(OwnedFd, Welcome)> {
         let (name, at) = (&self.name, self.socket_path.to_string_lossy());
         let socket = seqpacket::connect(&at).map_err(|error| connect_error(name, &at, &error))?;

@@ -47,10 +47,8 @@ pub struct NestedMaster {
 }
 
 impl NestedMaster {
-    /// Creates the connection to `parent`, whose rules are those in `welcome`.
-    ///
-    /// # Errors
-    /// There is no loopback interface, or no port is free.
+    /// Creates the connection to `parent`, whose rules are those in `welcome`. Errors: there is no
+    /// loopback interface, or no port is free.
     pub fn new(parent: Arc<MasterClient>, welcome: &Welcome) -> Result<NestedMaster> {
         let Welcome { rules: parent_rules, offload, .. } = *welcome;
         let rendezvous = Rendezvous::open().context("cannot open the rendezvous")?;

@@ -61,9 +61,6 @@ struct Progress {
 impl Outbox {
     /// Starts the thread that sends to the run at `socket`. The thread holds `resource` until
     /// everything is sent and closed.
-    ///
-    /// # Errors
-    /// The thread cannot be started.
     pub(super) fn start(socket: Arc<OwnedFd>, resource: impl Send + 'static) -> io::Result<Outbox> {
         let (items, receiver) = channel();
         let progress = Mutex::default();
@@ -77,10 +74,7 @@ impl Outbox {
         Ok(Outbox { items, state })
     }
 
-    /// Queues a message to the run.
-    ///
-    /// # Errors
-    /// The run has gone.
+    /// Queues a message to the run. Errors: the run has gone.
     pub(super) fn send(&self, down: Down) -> io::Result<()> {
         let mut progress = self.state.progress();
         if progress.has_gone {

@@ -63,10 +63,7 @@ static REFUSED: RateLimitedLog<u32> = RateLimitedLog::new(4);
 
 impl RunListener {
     /// Opens the socket at `path`, for this user and root or for all users. Returns the listener,
-    /// and the ownership of its name.
-    ///
-    /// # Errors
-    /// Another master has the name.
+    /// and the ownership of its name. Errors: another master has the name.
     pub fn open(path: &Path, all_users: bool) -> Result<(RunListener, Name)> {
         // The lock serializes masters that start at the same time.
         let _lock = DirLock::around(path).map_err(|error| creation_error(path, &error))?;
@@ -79,9 +76,6 @@ impl RunListener {
     }
 
     /// Starts to serve runs, until the process ends.
-    ///
-    /// # Errors
-    /// The thread cannot be started.
     pub(super) fn start(self, welcome: Welcome, carrier: Carrier, quota: Arc<Quota>) -> Result<()> {
         let network = netns_inode().context("cannot read the network namespace")?;
         let shared = Arc::new(Service { welcome, carrier, network, quota });

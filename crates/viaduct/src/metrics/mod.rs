@@ -39,10 +39,7 @@ const MAX_HEAD: usize = 8 << 10;
 /// Delay before the next attempt after a failed accept.
 const ACCEPT_RETRY: Duration = Duration::from_millis(100);
 
-/// Opens the listener for metrics. Must be called in a runtime.
-///
-/// # Errors
-/// The address cannot be used.
+/// Opens the listener for metrics. Must be called in a runtime. Errors: the address cannot be used.
 pub fn listen(at: SocketAddr) -> Result<TcpListener> {
     let bind = || {
         let listener = std::net::TcpListener::bind(at)?;

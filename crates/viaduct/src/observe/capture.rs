@@ -42,10 +42,7 @@ struct Interface {
     offset: i64,
 }
 
-/// Reads a capture.
-///
-/// # Errors
-/// If the file cannot be read, or is not a capture.
+/// Reads a capture. Fails if the file cannot be read, or is not a capture.
 pub fn read(path: &Path) -> Result<Capture> {
     let what = || format!("{}: a capture (pcap or pcapng) is expected", path.display());
     let file = File::open(path).with_context(|| format!("cannot read {}", path.display()))?;

@@ -40,10 +40,8 @@ pub struct ObserveArgs {
 /// Round-trip time that is assumed if the captures do not show it.
 const USUAL_RTT: Duration = Duration::from_millis(100);
 
-/// Reads the captures and prints what they show.
-///
-/// # Errors
-/// If a file is not a capture, or there is nothing to compare.
+/// Reads the captures and prints what they show. Fails if a file is not a capture, or there is
+/// nothing to compare.
 pub fn run(args: &ObserveArgs) -> Result<()> {
     let mut captures = Vec::new();
     for file in &args.files {

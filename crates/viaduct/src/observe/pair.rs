@@ -94,10 +94,8 @@ impl Pair {
         Pair { pieces, from_near, ends_known, matched }
     }
 
-    /// Both paths, and the round-trip time of the link.
-    ///
-    /// # Errors
-    /// The captures do not show which packets left at which end.
+    /// Both paths, and the round-trip time of the link. Errors: the captures do not show which
+    /// packets left at which end.
     pub fn paths(&self) -> Result<(Vec<Path>, Option<Duration>)> {
         ensure!(
             self.ends_known,

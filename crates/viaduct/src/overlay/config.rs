@@ -88,10 +88,8 @@ fn default_run_dir() -> PathBuf {
 }
 
 impl Config {
-    /// Reads and checks `path`, and the key file that it names.
-    ///
-    /// # Errors
-    /// A line with the place, the mistake and a correct form.
+    /// Reads and checks `path`, and the key file that it names. Errors: a line with the place, the
+    /// mistake and a correct form.
     pub fn load(path: &Path, registry: &Registry) -> Result<Config> {
         let text =
             text::read(path, MAX_CONFIG).map_err(|what| anyhow!("{}: {what}", path.display()))?;
@@ -105,9 +103,6 @@ impl Config {
     }
 
     /// Checks that a node can be created.
-    ///
-    /// # Errors
-    /// As for [`Node::new`].
     pub fn try_node(&self) -> Result<(), ConfigError> {
         Node::new(self.node.clone(), entropy(), Instant::ZERO).map(drop)
     }

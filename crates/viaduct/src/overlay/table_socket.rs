@@ -29,11 +29,8 @@ pub struct TableSocket {
 }
 
 impl TableSocket {
-    /// Opens the socket at `path`. All users of this machine may read it, because the table is
-    /// not secret.
-    ///
-    /// # Errors
-    /// Another process answers at `path`, or the socket cannot be created.
+    /// Opens the socket at `path`. All users of this machine may read it, because the table is not
+    /// secret. Errors: another process answers at `path`, or the socket cannot be created.
     pub fn open(path: &Path) -> Result<TableSocket> {
         let (listener, name) = status_socket::open(path)?;
         std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o666))?;

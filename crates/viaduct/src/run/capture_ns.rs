@@ -71,10 +71,8 @@ pub struct CaptureNs {
 
 impl CaptureNs {
     /// Opens a capture namespace, and the source of events about listeners in it. The namespace
-    /// ends when the returned value is dropped.
-    ///
-    /// # Errors
-    /// This user cannot create a network namespace; the error says why.
+    /// ends when the returned value is dropped. Errors: this user cannot create a network
+    /// namespace; the error says why.
     pub fn open() -> Result<(CaptureNs, Listeners)> {
         let (netns, mut given) = CaptureNs::start(false)?;
         let (closed, find) = given
@@ -85,10 +83,8 @@ impl CaptureNs {
     }
 
     /// Opens a capture namespace for datagrams. They leave and enter the namespace through its
-    /// output and, if there is IPv6, its loopback interface.
-    ///
-    /// # Errors
-    /// Those of [`CaptureNs::open`], or the namespace has no output.
+    /// output and, if there is IPv6, its loopback interface. Errors: those of [`CaptureNs::open`],
+    /// or the namespace has no output.
     pub fn open_for_datagrams() -> Result<(CaptureNs, Uplinks)> {
         let (netns, mut given) = CaptureNs::start(true)?;
         let out = given.remove(&OUT).map(Uplink::of);
@@ -131,9 +127,6 @@ impl CaptureNs {
     }
 
     /// Opens a non-blocking socket in the namespace.
-    ///
-    /// # Errors
-    /// The kernel's error.
     pub fn socket(&self, purpose: Purpose, at: SocketAddr) -> io::Result<OwnedFd> {
         self.request_socket(&Request::Socket(purpose, self.with_ns_scope(at)))
     }
@@ -153,17 +146,11 @@ impl CaptureNs {
     }
 
     /// Opens a blocking UDP socket in the namespace, for IPv6 or for IPv4.
-    ///
-    /// # Errors
-    /// The kernel's error.
     pub fn datagram_socket(&self, v6: bool) -> io::Result<OwnedFd> {
         self.request_socket(&Request::Datagrams { v6 })
     }
 
     /// Sets the routes of the namespace to those of this host.
-    ///
-    /// # Errors
-    /// The kernel's error.
     pub fn set_routes(&self, own: &SourceRoutes) -> io::Result<()> {
         self.request(&Request::Routes(own.text())).map(drop)
     }

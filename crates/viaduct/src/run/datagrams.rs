@@ -71,9 +71,6 @@ pub fn unsupported(plan: &Plan) -> Option<String> {
 }
 
 /// Starts the thread of a carrier of datagrams; `run` is its event loop.
-///
-/// # Errors
-/// The thread cannot be started.
 pub fn spawn(run: impl FnOnce() -> io::Result<()> + Send + 'static) -> io::Result<()> {
     let carry = move || {
         if let Err(error) = set_timer_slack(SLACK) {

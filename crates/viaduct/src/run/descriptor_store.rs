@@ -14,10 +14,8 @@ use std::os::fd::{BorrowedFd, OwnedFd};
 
 use viaduct_sys::socket::seqpacket;
 
-/// Adds `descriptors` to `store`. They stay open as long as the reading end of `store`.
-///
-/// # Errors
-/// The reading end is closed.
+/// Adds `descriptors` to `store`. They stay open as long as the reading end of `store`. Errors: the
+/// reading end is closed.
 pub fn add(store: &OwnedFd, descriptors: &[BorrowedFd<'_>]) -> io::Result<()> {
     seqpacket::send_with_fds(store, b"kept", descriptors)
 }

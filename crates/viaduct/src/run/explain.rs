@@ -18,10 +18,7 @@ pub fn list(registry: &Registry) {
     println!("+{name:<10} {line} [last in the chain]");
 }
 
-/// Prints a handler with its settings.
-///
-/// # Errors
-/// No handler has this name.
+/// Prints a handler with its settings. Errors: no handler has this name.
 pub fn one(registry: &Registry, name: &str) -> Result<()> {
     let bare = name.trim_start_matches('+');
     let transport = transport::about();

@@ -40,10 +40,8 @@ const MAX_READS: usize = 256;
 #[derive(Clone, Debug)]
 pub struct HeldUdp(Arc<Inner>);
 
-/// Makes the datagrams of `group` go through the handlers of `plan` from now on.
-///
-/// # Errors
-/// The reason why datagrams cannot go through the handlers.
+/// Makes the datagrams of `group` go through the handlers of `plan` from now on. Errors: the reason
+/// why datagrams cannot go through the handlers.
 pub fn start(group: &Group, plan: &Plan) -> Result<HeldUdp, String> {
     let passage = passage(plan)?;
     let relayed = RelayedDatagrams::new(plan)

@@ -38,10 +38,8 @@ pub struct NameArgs {
 
 impl NameArgs {
     /// Applies the options to a chain, and sets in `rules` whether names are looked up at the far
-    /// end; `None` if programs look names up as without Viaduct.
-    ///
-    /// # Errors
-    /// `remote` was given, and no handler of the chain connects to hosts by name.
+    /// end; `None` if programs look names up as without Viaduct. Errors: `remote` was given, and no
+    /// handler of the chain connects to hosts by name.
     pub fn load(&self, chain: &Factories, rules: &mut Rules) -> Result<Option<Arc<RemoteNames>>> {
         let able = chain.iter().any(|handler| handler.takes_names());
         let remote = match self.names {
@@ -103,10 +101,7 @@ impl RemoteNames {
         }
     }
 
-    /// Starts to answer queries.
-    ///
-    /// # Errors
-    /// There is no loopback interface.
+    /// Starts to answer queries. Errors: there is no loopback interface.
     pub fn begin(self: &Arc<RemoteNames>) -> Result<()> {
         let (v4, v6) = sockets().context("cannot answer DNS queries")?;
         let at = [v4.local_addr().ok(), v6.as_ref().and_then(|v6| v6.local_addr().ok())];
@@ -150,10 +145,7 @@ impl RemoteNames {
 
     /// Checks that no daemon looks names up for programs: their queries, on the daemon's UNIX
     /// socket, would bypass this run. Not needed with seccomp, which refuses connects to that
-    /// socket.
-    ///
-    /// # Errors
-    /// A daemon would be queried, and nothing may bypass the chain.
+    /// socket. Errors: a daemon would be queried, and nothing may bypass the chain.
     pub fn check_daemons(&self) -> Result<()> {
         let Some(path) = daemons::resolver_in_use() else { return Ok(()) };
         let what = format!(

@@ -37,10 +37,8 @@ pub struct NegotiateArgs {
 }
 
 impl NegotiateArgs {
-    /// Applies the options to the chain of these handlers; `None` if nothing is negotiated.
-    ///
-    /// # Errors
-    /// The chain cannot be negotiated.
+    /// Applies the options to the chain of these handlers; `None` if nothing is negotiated. Errors:
+    /// the chain cannot be negotiated.
     pub fn load(
         &self,
         specs: &[HandlerSpec],
@@ -91,12 +89,9 @@ pub struct RunNegotiation {
 }
 
 impl RunNegotiation {
-    /// Starts the negotiation of `chain`, for connections and listeners that programs seen by
-    /// `via` open from now on. Under a parent master, which sends the SYNs, only first bytes can
-    /// negotiate.
-    ///
-    /// # Errors
-    /// A privilege is missing.
+    /// Starts the negotiation of `chain`, for connections and listeners that programs seen by `via`
+    /// open from now on. Under a parent master, which sends the SYNs, only first bytes can
+    /// negotiate. Errors: a privilege is missing.
     pub fn start(&self, via: Via, chain: &Factories, is_nested: bool) -> Result<NegotiationMode> {
         let greeting =
             || NegotiationMode::FirstBytes(offer_in_band(&self.terms, chain, &self.both_ends));

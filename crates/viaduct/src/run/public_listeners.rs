@@ -77,9 +77,6 @@ pub enum ListenOutcome {
 impl PublicListeners {
     /// Starts the accept loop, without listeners. `carrier` carries the connections, and `report`
     /// counts them.
-    ///
-    /// # Errors
-    /// No thread can be started.
     pub fn new(carrier: Carrier, report: Option<Report>) -> io::Result<Arc<PublicListeners>> {
         let wake = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
@@ -98,10 +95,8 @@ impl PublicListeners {
         Ok(public_listeners)
     }
 
-    /// Opens the capture namespace unless it is open.
-    ///
-    /// # Errors
-    /// The user may not create one; the error says why.
+    /// Opens the capture namespace unless it is open. Errors: the user may not create one; the
+    /// error says why.
     pub fn open_ns(&self) -> Result<()> {
         let mut netns = self.netns.lock().unwrap_or_else(PoisonError::into_inner);
         if netns.is_none() {
@@ -123,9 +118,7 @@ impl PublicListeners {
     }
 
     /// Makes `socket`, a duplicate of a program's TCP socket, listen behind a public listener.
-    ///
-    /// # Errors
-    /// The error for the program: its address is taken, or there is no capture namespace.
+    /// Errors: the error for the program: its address is taken, or there is no capture namespace.
     pub fn listen(&self, socket: OwnedFd, is: Socket, backlog: i32) -> io::Result<ListenOutcome> {
         let OpenNs { netns, listeners } = self.ns().ok_or(io::ErrorKind::NotConnected)?;
         let cookie = sockopt::socket_cookie(&socket)?;

@@ -33,10 +33,8 @@ pub fn about() -> About {
         )
 }
 
-/// Splits the transport off the end of a chain.
-///
-/// # Errors
-/// The transport is not last, or does not take these settings.
+/// Splits the transport off the end of a chain. Errors: the transport is not last, or does not take
+/// these settings.
 pub fn split(chain: &[HandlerSpec]) -> Result<(&[HandlerSpec], OutboundSpec)> {
     let transport = |spec: &HandlerSpec| spec.name() == TRICKLES;
     let (handlers, outbound) = match chain {

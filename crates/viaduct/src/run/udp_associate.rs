@@ -82,11 +82,8 @@ struct Link {
 }
 
 impl UdpRelays {
-    /// Returns the relays at the end of the chain of `plan`; `None` if the chain does not end at
-    /// a relay.
-    ///
-    /// # Errors
-    /// This process is out of descriptors.
+    /// Returns the relays at the end of the chain of `plan`; `None` if the chain does not end at a
+    /// relay. Errors: this process is out of descriptors.
     pub fn new(plan: &Plan) -> io::Result<Option<UdpRelays>> {
         let Some(factory) = plan.chain.last() else { return Ok(None) };
         let Some(words) = factory.relay() else { return Ok(None) };

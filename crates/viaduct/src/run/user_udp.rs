@@ -99,10 +99,8 @@ struct State {
 }
 
 impl UserUdp {
-    /// Starts to carry datagrams through the handlers of `plan`.
-    ///
-    /// # Errors
-    /// Datagrams cannot be carried; the error says why.
+    /// Starts to carry datagrams through the handlers of `plan`. Errors: datagrams cannot be
+    /// carried; the error says why.
     pub fn start(plan: &Plan) -> Result<Arc<UserUdp>> {
         let passage = datagrams::passage(plan).map_err(anyhow::Error::msg)?;
         let (netns, Uplinks { out, v6, gone, lookup }) = CaptureNs::open_for_datagrams()?;
@@ -147,9 +145,7 @@ impl UserUdp {
     }
 
     /// Binds `socket`, a duplicate of a program's socket, to `at`. `v6`: it is an IPv6 socket.
-    ///
-    /// # Errors
-    /// The error for the program: the address is in use, or does not belong to this host.
+    /// Errors: the error for the program: the address is in use, or does not belong to this host.
     pub fn bind(&self, socket: &OwnedFd, v6: bool, at: SocketAddr) -> io::Result<()> {
         let mut state = self.state();
         let host_socket = match HostSocket::like(socket, v6, at) {
@@ -170,9 +166,8 @@ impl UserUdp {
     }
 
     /// Checks that this host has a route for a datagram from `socket`, a program's socket, to `to`.
-    ///
-    /// # Errors
-    /// The kernel's error for the same datagram from a socket outside of the capture namespace.
+    /// Errors: the kernel's error for the same datagram from a socket outside of the capture
+    /// namespace.
     pub fn probe(&self, socket: &OwnedFd, to: SocketAddr) -> io::Result<()> {
         let own: SocketAddr = rustix::net::getsockname(socket)?.try_into()?;
         let own = SocketAddr::new(own.ip().to_canonical(), own.port());

@@ -154,10 +154,8 @@ impl Interposer {
         })
     }
 
-    /// Starts the command that `fresh` builds under the interposer. Returns its process ID.
-    ///
-    /// # Errors
-    /// The program cannot be started; the error is [`io::Error`] if the cause is the program
+    /// Starts the command that `fresh` builds under the interposer. Returns its process ID. Errors:
+    /// the program cannot be started; the error is [`io::Error`] if the cause is the program
     /// itself.
     pub fn start(&self, fresh: impl Fn() -> Command) -> Result<u32> {
         let mut command = fresh();

@@ -30,9 +30,7 @@ enum Parsed {
 }
 
 /// Answers requests, one after the other, until the client or a response ends the connection.
-///
-/// # Errors
-/// The connection failed, or its client was too slow.
+/// Errors: the connection failed, or its client was too slow.
 pub async fn serve_connection(
     stream: &TcpStream,
     client: SocketAddr,

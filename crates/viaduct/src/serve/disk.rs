@@ -134,10 +134,8 @@ impl Disk {
 
     /// Reads up to `most` bytes at `at` and passes them to `write`, which returns the number of
     /// bytes written. Bytes in the kernel's page cache are read at once, into a buffer that all
-    /// connections share; others are read by another thread.
-    ///
-    /// # Errors
-    /// Errors of the file, which may end before `at`, and errors of `write`.
+    /// connections share; others are read by another thread. Errors: errors of the file, which may
+    /// end before `at`, and errors of `write`.
     pub async fn read_with(
         &self,
         file: &Arc<File>,

@@ -51,19 +51,14 @@ pub enum Lookup {
 
 impl Root {
     /// Opens the directory at `path`. The directory need not be readable unless its page is
-    /// requested.
-    ///
-    /// # Errors
-    /// There is no directory at `path`.
+    /// requested. Errors: there is no directory at `path`.
     pub fn open(path: &Path, max_listed: usize) -> io::Result<Root> {
         let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
         Ok(Root { directory: open(path, flags, Mode::empty())?, max_listed })
     }
 
     /// Looks up the path of a request. If there is a file at the path, returns the open file, too.
-    ///
-    /// # Errors
-    /// [`OutOfDescriptors`].
+    /// Errors: [`OutOfDescriptors`].
     pub fn find(&self, request: &Request) -> Result<(Found, Option<File>), OutOfDescriptors> {
         match self.lookup(request)? {
             Lookup::Found(found, file) => Ok((found, file)),
@@ -76,18 +71,12 @@ impl Root {
 
     /// Looks up the path of a request, without making a directory page, which would take much
     /// longer.
-    ///
-    /// # Errors
-    /// Those of [`Root::find`].
     pub fn lookup(&self, request: &Request) -> Result<Lookup, OutOfDescriptors> {
         let Some(path) = path(request) else { return Ok(Lookup::Found(Found::Nothing, None)) };
         self.inspect(&path, request).or_else(|error| Ok(Lookup::Found(refusal(error)?, None)))
     }
 
     /// Makes the page of a directory; returns another result if it cannot be listed.
-    ///
-    /// # Errors
-    /// Those of [`Root::find`].
     pub fn list(&self, request: &Request) -> Result<Result<Listing, Found>, OutOfDescriptors> {
         let Some(path) = path(request) else { return Ok(Err(Found::Nothing)) };
         let listed = beneath(self.directory.as_fd(), &path, OFlags::RDONLY | OFlags::DIRECTORY)

@@ -43,9 +43,6 @@ pub struct Outgoing<'a> {
 
 impl<'a> Outgoing<'a> {
     /// Configures the socket.
-    ///
-    /// # Errors
-    /// The connection has failed.
     pub fn new(stream: &'a TcpStream, limits: Limits) -> io::Result<Outgoing<'a>> {
         stream.set_nodelay(true)?;
         limits.dead_after.map_or(Ok(()), |after| tcp::set_dead_after(stream, after))?;
@@ -77,10 +74,8 @@ impl<'a> Outgoing<'a> {
         self.checked_at = now;
     }
 
-    /// Writes all of `bytes`.
-    ///
-    /// # Errors
-    /// The connection failed, or its client is too slow (`TimedOut`).
+    /// Writes all of `bytes`. Errors: the connection failed, or its client is too slow
+    /// (`TimedOut`).
     pub async fn write(&mut self, mut bytes: &[u8]) -> io::Result<()> {
         while !bytes.is_empty() {
             self.ready().await?;
@@ -93,9 +88,6 @@ impl<'a> Outgoing<'a> {
 
     /// Writes a head and its body, together as far as the socket has room. Neither is copied, so a
     /// client that does not read costs no additional memory.
-    ///
-    /// # Errors
-    /// Those of [`Outgoing::write`].
     pub async fn write_both(&mut self, head: &[u8], body: &[u8]) -> io::Result<()> {
         self.ready().await?;
         let first = [IoSlice::new(head), IoSlice::new(&body[..body.len().min(CHUNK)])];
@@ -105,10 +97,7 @@ impl<'a> Outgoing<'a> {
         self.write(&body[taken.saturating_sub(head.len())..]).await
     }
 
-    /// Writes a part of a file.
-    ///
-    /// # Errors
-    /// Those of [`Outgoing::write`], and those of the file.
+    /// Writes a part of a file. Errors: those of [`Outgoing::write`], and those of the file.
     pub async fn write_file(
         &mut self,
         disk: &Disk,
@@ -141,10 +130,8 @@ impl<'a> Outgoing<'a> {
         }
     }
 
-    /// Checks the progress of a client that has data to acknowledge.
-    ///
-    /// # Errors
-    /// `TimedOut` if the client has acknowledged too little.
+    /// Checks the progress of a client that has data to acknowledge. Errors: `TimedOut` if the
+    /// client has acknowledged too little.
     pub fn check_progress(&mut self) -> io::Result<()> {
         let now = Instant::now();
         if now.duration_since(self.checked_at) < self.check_interval() {

@@ -92,9 +92,6 @@ struct ThreadState {
 
 impl Service {
     /// Opens the port, and starts a thread for each element of `resources`.
-    ///
-    /// # Errors
-    /// The port cannot be opened.
     pub fn start(config: &ServiceConfig, resources: Vec<WorkerResources>) -> Result<Service> {
         let of = resources.len() as u32;
         let mut service = Service(Vec::new());

@@ -13,10 +13,7 @@ use crate::engine::listen_set::{self, ListenSet, SynSourceConfig};
 type Prefix = (IpAddr, u8);
 
 impl Settings {
-    /// Opens the listen sets of all loops.
-    ///
-    /// # Errors
-    /// An address is in use, or SYNs cannot be seen.
+    /// Opens the listen sets of all loops. Errors: an address is in use, or SYNs cannot be seen.
     pub fn listen_sets(&self) -> Result<Vec<ListenSet>> {
         let (ways, ports) = self.scope();
         let (sources, destinations) = ends(&ways);

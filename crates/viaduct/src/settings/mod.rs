@@ -67,10 +67,8 @@ impl Settings {
         Settings { engine: self.engine.fitted(), ..self }
     }
 
-    /// Settings from options, and tables of policies and tunnels.
-    ///
-    /// # Errors
-    /// A line with the mistake and a correct form.
+    /// Settings from options, and tables of policies and tunnels. Errors: a line with the mistake
+    /// and a correct form.
     pub fn of(
         args: &ProxyArgs,
         policies: &[PolicyTable],

@@ -90,10 +90,8 @@ impl OptionsTable {
         self.0.contains_key(key)
     }
 
-    /// Options of the table. Missing keys have the defaults of the command line.
-    ///
-    /// # Errors
-    /// A line with the key, the mistake and a correct form.
+    /// Options of the table. Missing keys have the defaults of the command line. Errors: a line
+    /// with the key, the mistake and a correct form.
     pub fn options(&self) -> Result<ProxyArgs, String> {
         let mut table = self.0.clone();
         Ok(ProxyArgs {
@@ -134,10 +132,7 @@ fn one_line(error: &toml::de::Error) -> String {
 
 impl PolicyTable {
     /// Policy that the table describes. A tunnel that it names must be one of `tunnels`. Missing
-    /// keys are taken from `otherwise`.
-    ///
-    /// # Errors
-    /// The mistake, and a correct form.
+    /// keys are taken from `otherwise`. Errors: the mistake, and a correct form.
     pub fn policy(
         &self,
         otherwise: &Plan,
@@ -217,10 +212,8 @@ fn handlers(texts: &[String], registry: &Registry) -> Result<Option<Factories>, 
     chain(&specs.map_err(|error| error.to_string())?, registry)
 }
 
-/// Chain of these handlers; `None` if `specs` is empty.
-///
-/// # Errors
-/// A handler does not exist, or does not accept its settings.
+/// Chain of these handlers; `None` if `specs` is empty. Errors: a handler does not exist, or does
+/// not accept its settings.
 pub fn chain(specs: &[HandlerSpec], registry: &Registry) -> Result<Option<Factories>, String> {
     let chain = (!specs.is_empty()).then(|| registry.chain(specs)).transpose();
     chain.map_err(|error| error.to_string())

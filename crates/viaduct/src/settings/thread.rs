@@ -15,10 +15,8 @@ pub struct ProxyThread {
 }
 
 impl ProxyThread {
-    /// Starts a proxy in a thread.
-    ///
-    /// # Errors
-    /// The proxy cannot listen, see SYNs, or open its access log.
+    /// Starts a proxy in a thread. Errors: the proxy cannot listen, see SYNs, or open its access
+    /// log.
     pub fn start(settings: Settings) -> Result<ProxyThread> {
         let listen_sets = settings.listen_sets()?;
         let access_log = settings.access_log.open()?;
@@ -31,10 +29,8 @@ impl ProxyThread {
         &self.settings
     }
 
-    /// Applies new settings; open flows continue.
-    ///
-    /// # Errors
-    /// A setting has changed that needs a restart; nothing is applied then.
+    /// Applies new settings; open flows continue. Errors: a setting has changed that needs a
+    /// restart; nothing is applied then.
     pub fn reload(&mut self, new: Settings) -> Result<()> {
         self.settings.check_change(&new)?;
         self.engine.handle.reload(new.engine.clone());

@@ -157,10 +157,8 @@ pub struct TunnelArgs {
 }
 
 impl TunnelArgs {
-    /// Returns the tunnels of these options and of `tables`, if any.
-    ///
-    /// # Errors
-    /// The options are inconsistent; the error gives a correct form.
+    /// Returns the tunnels of these options and of `tables`, if any. Errors: the options are
+    /// inconsistent; the error gives a correct form.
     pub fn settings(
         &self,
         tables: &[TunnelTable],

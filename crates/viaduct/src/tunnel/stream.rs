@@ -62,9 +62,6 @@ impl TunnelStream {
     }
 
     /// Returns whether the stream counts as connected, which may be before the peer has answered.
-    ///
-    /// # Errors
-    /// The stream has failed.
     pub fn check_connected(&self) -> io::Result<bool> {
         let peer = self.peer.lock();
         let slot = &peer.slots[self.slot];

@@ -18,10 +18,7 @@ pub trait Syntax {
     /// Type of the value.
     type Value;
 
-    /// Parses the value.
-    ///
-    /// # Errors
-    /// The expected form.
+    /// Parses the value. Errors: the expected form.
     fn parse(text: &str) -> Result<Self::Value, String>;
 }
 

@@ -56,10 +56,8 @@ impl RealOutcome {
     }
 }
 
-/// Sends the paper's 10 Mb/s for `seconds` in `world`, with the code of `spec`.
-///
-/// # Errors
-/// If gateways cannot be started or queried, sockets fail, or on Ctrl-C.
+/// Sends the paper's 10 Mb/s for `seconds` in `world`, with the code of `spec`. Fails if gateways
+/// cannot be started or queried, sockets fail, or on Ctrl-C.
 pub(super) fn send(
     world: &mut World,
     spec: &GatewaySpec,

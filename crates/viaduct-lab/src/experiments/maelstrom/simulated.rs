@@ -45,10 +45,8 @@ pub(super) fn paper_flow(loss: &str, packets: u64, seed: u64) -> Stream {
     Stream { packets, rate: PAPER_RATE, sizes: (16, 16), link, seed, ..Stream::default() }
 }
 
-/// Simulates `stream` with `code`, in slices on all cores.
-///
-/// # Errors
-/// On Ctrl-C, or if a recovered packet differs from the one sent.
+/// Simulates `stream` with `code`, in slices on all cores. Errors: on Ctrl-C, or if a recovered
+/// packet differs from the one sent.
 pub(super) fn simulate(stream: &Stream, code: &Code) -> Result<Outcome> {
     let slices = stream.packets.div_ceil(SLICE).max(1);
     let next = AtomicU64::new(0);

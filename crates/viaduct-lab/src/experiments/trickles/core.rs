@@ -46,11 +46,9 @@ pub(super) struct Core {
     pub(super) cryptography: f64,
 }
 
-/// Returns the median of `rounds` measurements. `file` is the served file.
-///
-/// # Errors
-/// If the requests are not answered, for example because they are older than the server's horizon
-/// or were sealed with another secret.
+/// Returns the median of `rounds` measurements. `file` is the served file. Fails if the requests
+/// are not answered, for example because they are older than the server's horizon or were sealed
+/// with another secret.
 pub(super) fn measure(
     requests: &[(SocketAddr, Vec<u8>)],
     file: &Path,

@@ -38,10 +38,8 @@ pub struct Figures {
 impl Figures {
     /// Reads the rows in `dir` and records in them the results in `results`, if that directory
     /// exists; `commit` is the measured commit of results that do not name theirs. Nothing is
-    /// written.
-    ///
-    /// # Errors
-    /// If a file cannot be read or has an error, or a cell of the sheet is too long.
+    /// written. Fails if a file cannot be read or has an error, or a cell of the sheet is too
+    /// long.
     pub fn new(dir: &Path, results: &Path, commit: Option<&str>) -> Result<Figures> {
         let mut systems = rows::load(dir)?;
         let template = dir.join(format!("{SHEET}.in"));
@@ -62,10 +60,8 @@ impl Figures {
         &self.notes
     }
 
-    /// Writes the rows and, beside their directory, FIGURES.md.
-    ///
-    /// # Returns
-    /// The paths of the files that changed.
+    /// Writes the rows and, beside their directory, FIGURES.md. Returns the paths of the files that
+    /// changed.
     pub fn write(&self) -> Result<Vec<PathBuf>> {
         let mut files = Vec::new();
         for system in &self.systems {
@@ -83,10 +79,8 @@ impl Figures {
         Ok(changed)
     }
 
-    /// Compares FIGURES.md with what [`Figures::write`] would write.
-    ///
-    /// # Errors
-    /// The first line that differs.
+    /// Compares FIGURES.md with what [`Figures::write`] would write. Errors: the first line that
+    /// differs.
     pub fn check(&self) -> Result<()> {
         let path = self.sheet_path();
         let known =

@@ -5,10 +5,8 @@ use crate::experiment::{Bound, Check, Outcome, number};
 use crate::experiments;
 
 /// Records the checks of `outcome`; a check without a row gets one. Rows that were measured later
-/// than `outcome` are not changed. `commit` is used if the result does not name its commit.
-///
-/// # Returns
-/// Notes on the decisions left to the user.
+/// than `outcome` are not changed. `commit` is used if the result does not name its commit. Returns
+/// notes on the decisions left to the user.
 pub(super) fn record(
     systems: &mut Vec<System>,
     outcome: &Outcome,
@@ -93,10 +91,8 @@ fn paper_of(experiment: &str) -> String {
     about.map_or_else(String::new, |about| about.figure.to_owned())
 }
 
-/// Updates a row; a row that already has the result, or a later one, is not changed.
-///
-/// # Returns
-/// A note if the bound has changed.
+/// Updates a row; a row that already has the result, or a later one, is not changed. Returns a note
+/// if the bound has changed.
 fn update(
     row: &mut Row,
     checks: &[&Check],

@@ -43,10 +43,8 @@ const TICK: Duration = Duration::from_millis(5);
 const TCP: u8 = 6;
 
 impl Capture {
-    /// Captures the segments to or from TCP `port` that cross `interface` of `node`.
-    ///
-    /// # Errors
-    /// If there is no such interface, or the process may not read it.
+    /// Captures the segments to or from TCP `port` that cross `interface` of `node`. Errors: if
+    /// there is no such interface, or the process may not read it.
     pub fn start(node: &Node, interface: &str, port: u16) -> Result<Capture, TopologyError> {
         let ring = node.netns().enter(|| Ring::open(interface, RING))?;
         let ring = ring.map_err(|e| answer(node, e.to_string()))?;
@@ -59,10 +57,8 @@ impl Capture {
         Ok(Capture { node: node.clone(), enough, thread: Some(thread) })
     }
 
-    /// Stops the capture and returns its segments.
-    ///
-    /// # Errors
-    /// If segments were missed because the reader was too slow.
+    /// Stops the capture and returns its segments. Fails if segments were missed because the
+    /// reader was too slow.
     pub fn finish(mut self) -> Result<Vec<Segment>, TopologyError> {
         self.enough.store(true, Ordering::Relaxed);
         let seen = self.thread.take().and_then(|thread| thread.join().ok());

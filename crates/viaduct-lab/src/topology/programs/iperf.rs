@@ -94,20 +94,15 @@ impl Iperf {
         Iperf { load, ..Iperf::tcp("", seconds, 0) }
     }
 
-    /// Runs iperf3: the server in `to`, the sending client in `from`.
-    ///
-    /// # Errors
-    /// If iperf3 is missing or fails, exceeds its duration by two minutes, used another
-    /// congestion control than requested, or on Ctrl-C.
+    /// Runs iperf3: the server in `to`, the sending client in `from`. Fails if iperf3 is missing
+    /// or fails, exceeds its duration by two minutes, used another congestion control than
+    /// requested, or on Ctrl-C.
     pub fn run(&self, from: &Host, to: &Host) -> Result<IperfReport, TopologyError> {
         self.run_by(from, to, self.address(to)?)
     }
 
     /// Runs iperf3 with the client connecting to `address`, where a proxy or tunnel forwards to the
     /// server.
-    ///
-    /// # Errors
-    /// As [`Iperf::run`].
     pub fn run_by(
         &self,
         from: &Host,

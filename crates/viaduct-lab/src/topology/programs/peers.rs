@@ -63,11 +63,8 @@ impl Peer {
 }
 
 impl PeerTunnel {
-    /// Starts both programs: connections to `port` of `near` reach that port of `far`, over a
-    /// link of `megabits` Mb/s.
-    ///
-    /// # Errors
-    /// If a program is missing or does not start.
+    /// Starts both programs: connections to `port` of `near` reach that port of `far`, over a link
+    /// of `megabits` Mb/s. Fails if a program is missing or does not start.
     pub fn start(
         peer: Peer,
         (near, far): (&Host, &Host),

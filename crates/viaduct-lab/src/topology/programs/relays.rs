@@ -30,10 +30,8 @@ pub struct Relay {
 }
 
 impl Relay {
-    /// Starts the relay in `node` on `core`; it listens at `listen` and forwards to `to`.
-    ///
-    /// # Errors
-    /// If the program is missing (`scripts/need test` installs it) or does not listen in time.
+    /// Starts the relay in `node` on `core`; it listens at `listen` and forwards to `to`. Fails
+    /// if the program is missing (`scripts/need test` installs it) or does not listen in time.
     pub fn start(
         software: Software,
         node: &Node,

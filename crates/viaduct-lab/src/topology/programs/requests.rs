@@ -54,13 +54,9 @@ pub struct Request {
 const MAX_IN_FLIGHT: usize = 2000;
 
 impl Requests {
-    /// Makes the requests in `from` and waits for the last.
-    ///
-    /// # Returns
-    /// Every request made, in order; after Ctrl-C those made until then.
-    ///
-    /// # Errors
-    /// If more than 2000 are in progress at once, which means that the server does not answer.
+    /// Makes the requests in `from` and waits for the last. Returns every request made, in order;
+    /// after Ctrl-C those made until then. Fails if more than 2000 are in progress at once, which
+    /// means that the server does not answer.
     pub fn run(&self, from: &Host, documents: &Documents) -> Result<Vec<Request>, TopologyError> {
         let made = from.netns().enter(|| thread::scope(|scope| self.make(scope, documents)))?;
         made.map_err(|e| answer(from, e))

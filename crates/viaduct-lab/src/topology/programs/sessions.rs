@@ -121,13 +121,8 @@ fn ask(from: &Host, to: SocketAddr, count: u64) -> Result<TcpStream, TopologyErr
     from.netns().enter(connect)?.map_err(|e| from.io(format!("ask {to} for bytes"), e))
 }
 
-/// Reads endless data in `from` for `warm_up` and then for `duration`.
-///
-/// # Returns
-/// The bits per second during `duration`.
-///
-/// # Errors
-/// If the connection fails or breaks.
+/// Reads endless data in `from` for `warm_up` and then for `duration`. Returns the bits per second
+/// during `duration`.
 pub fn fill(
     from: &Host,
     to: SocketAddr,
@@ -147,9 +142,6 @@ pub fn fill(
 }
 
 /// Measures the time for `bytes`, from before connecting in `from` to the last byte.
-///
-/// # Errors
-/// If the connection fails or breaks.
 pub fn fetch(from: &Host, to: SocketAddr, bytes: u64) -> Result<Duration, TopologyError> {
     let begin = Instant::now();
     let mut stream = ask(from, to, bytes)?;
@@ -163,13 +155,8 @@ pub fn fetch(from: &Host, to: SocketAddr, bytes: u64) -> Result<Duration, Topolo
 }
 
 /// Sends 100 bytes from `from` every `interval` for `duration`, without waiting for answers.
-///
-/// # Returns
-/// The time until each message came back; `None` for those that did not within two seconds of
-/// the end.
-///
-/// # Errors
-/// If the connection fails or breaks.
+/// Returns the time until each message came back; `None` for those that did not within two seconds
+/// of the end.
 pub fn echo(
     from: &Host,
     to: SocketAddr,
@@ -231,9 +218,6 @@ pub struct Idle {
 
 impl Idle {
     /// Opens the session in `from`, with the smallest buffer that the kernel allows.
-    ///
-    /// # Errors
-    /// If the connection fails.
     pub fn open(from: &Host, to: SocketAddr) -> Result<Idle, TopologyError> {
         let stream = ask(from, to, ENDLESS)?;
         Ok(Idle { _stream: stream })

@@ -75,10 +75,8 @@ impl WebServer {
         self.software
     }
 
-    /// Downloads the file with curl in `from`.
-    ///
-    /// # Errors
-    /// If curl fails or exceeds `limit`, or the content differs.
+    /// Downloads the file with curl in `from`. Fails if curl fails or exceeds `limit`, or the
+    /// content differs.
     pub fn download(&self, from: &Host, limit: Duration) -> Result<Download, TopologyError> {
         let got = self.scratch.path().join(format!("got-{}", from.name()));
         let mut curl = from.command("curl");

@@ -48,10 +48,8 @@ impl HopSignaller {
         HopSignaller { form, program: OnceLock::new() }
     }
 
-    /// Prepares signalling for the hops of `policies`.
-    ///
-    /// # Errors
-    /// Options are configured and cannot be written. Flows then use the data of the SYN.
+    /// Prepares signalling for the hops of `policies`. Errors: options are configured and cannot be
+    /// written. Flows then use the data of the SYN.
     pub fn prepare(&self, policies: &Policies) -> Result<()> {
         let wanted =
             matches!(self.form, None | Some(HopSignalling::Option)) && policies.have_hops();

@@ -45,10 +45,7 @@ use crate::tunnel::settings::TunnelName;
 
 /// Opener of outbound connections.
 pub trait Outbound: Debug + Send + Sync {
-    /// Begins a connection.
-    ///
-    /// # Errors
-    /// The connect failed at once.
+    /// Begins a connection. Errors: the connect failed at once.
     fn open(&self, request: &OpenRequest, now: Instant) -> io::Result<Opened>;
 
     /// Returns whether its connections are TCP connections of the kernel, which can be spliced.
@@ -105,10 +102,7 @@ impl OpenRequest {
         OpenRequest { to, from: None, source, signalled: None, options, haul: None }
     }
 
-    /// Address of the destination.
-    ///
-    /// # Errors
-    /// The destination is a host name.
+    /// Address of the destination. Errors: the destination is a host name.
     pub fn ip(&self) -> io::Result<SocketAddr> {
         match &self.to {
             Address::Ip(to) => Ok(*to),
@@ -154,10 +148,8 @@ impl Outbounds {
         }
     }
 
-    /// Outbound that a policy describes as `spec`.
-    ///
-    /// # Errors
-    /// A tunnel of that name does not exist: a change of tunnels needs a restart.
+    /// Outbound that a policy describes as `spec`. Errors: a tunnel of that name does not exist: a
+    /// change of tunnels needs a restart.
     pub(super) fn get(&self, spec: &OutboundSpec) -> io::Result<&dyn Outbound> {
         let found = self.table.get(spec).map(|outbound| &**outbound);
         found.ok_or_else(|| io::ErrorKind::AddrNotAvailable.into())

@@ -138,11 +138,9 @@ fn classes(table: &PeerTable) -> Result<Vec<Class>, Invalid> {
     Ok(classes)
 }
 
-/// Checks that `endpoint` is the address of one machine, differs from `listen`, and can be
-/// reached from a socket at `listen`.
-///
-/// # Errors
-/// Description of the problem. It continues a sentence that begins with the key's name.
+/// Checks that `endpoint` is the address of one machine, differs from `listen`, and can be reached
+/// from a socket at `listen`. Errors: description of the problem. It continues a sentence that
+/// begins with the key's name.
 pub fn check_endpoint(endpoint: Option<SocketAddr>, listen: SocketAddr) -> Result<(), String> {
     let Some(at) = endpoint else { return Ok(()) };
     if at.port() == 0 || !is_one_host(at.ip()) {

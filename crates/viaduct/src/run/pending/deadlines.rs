@@ -30,9 +30,6 @@ struct Due {
 
 impl Deadlines {
     /// Gives `answer` with `errno` at time `at`, unless it has been given before.
-    ///
-    /// # Errors
-    /// No thread can be started.
     pub(super) fn add(&self, at: Instant, answer: Answer, errno: Errno) -> io::Result<()> {
         let mut due = self.0.due();
         if !due.has_thread {

@@ -45,10 +45,7 @@ impl Bound {
 }
 
 impl HostSocket {
-    /// Opens a socket at `at` for a program's socket that is not bound.
-    ///
-    /// # Errors
-    /// The port is taken.
+    /// Opens a socket at `at` for a program's socket that is not bound. Errors: the port is taken.
     pub fn at(at: SocketAddr) -> io::Result<HostSocket> {
         let socket = open(at.is_ipv6())?;
         if at.is_ipv6() {
@@ -58,10 +55,8 @@ impl HostSocket {
     }
 
     /// Opens a host socket at `at` with the options of `socket`, the program's socket. `v6`: the
-    /// program's socket is of IPv6.
-    ///
-    /// # Errors
-    /// The error for the program: the address is in use, or does not belong to this host.
+    /// program's socket is of IPv6. Errors: the error for the program: the address is in use, or
+    /// does not belong to this host.
     pub fn like(socket: &OwnedFd, v6: bool, at: SocketAddr) -> io::Result<HostSocket> {
         let host_socket = open(at.is_ipv6())?;
         sockopt::set_socket_reuseaddr(&host_socket, sockopt::socket_reuseaddr(socket)?)?;
@@ -92,10 +87,7 @@ impl HostSocket {
         Some(self.at.ip).filter(|ip| !ip.is_unspecified())
     }
 
-    /// Sends a datagram.
-    ///
-    /// # Errors
-    /// The kernel's error, of this datagram or of an earlier one.
+    /// Sends a datagram. Errors: the kernel's error, of this datagram or of an earlier one.
     pub fn send(&self, bytes: &[u8], peer: SocketAddr, fields: HopFields) -> io::Result<()> {
         let to = match peer.ip() {
             IpAddr::V4(ip) if self.at.both => {
@@ -110,10 +102,8 @@ impl HostSocket {
     }
 }
 
-/// Connects a UDP socket from `from`, if given, to `to`. Nothing is sent.
-///
-/// # Errors
-/// The kernel's error, for example that there is no route.
+/// Connects a UDP socket from `from`, if given, to `to`. Nothing is sent. Errors: the kernel's
+/// error, for example that there is no route.
 pub fn probe(from: Option<IpAddr>, to: SocketAddr, broadcasts: bool) -> io::Result<()> {
     let socket = open(to.is_ipv6())?;
     sockopt::set_socket_broadcast(&socket, broadcasts)?;
