@@ -21,7 +21,6 @@ use crate::topology::{Host, Scratch};
 
 const NEAR: &str = include_str!("../../../examples/squid/near.toml");
 const FAR: &str = include_str!("../../../examples/squid/far.toml");
-/// Port of the far end for links.
 const LINKS_PORT: u16 = 7600;
 /// Listening port of the near end, as in `examples/squid/child.conf`.
 const NEAR_PORT: u16 = 3129;
@@ -128,7 +127,6 @@ impl Tunnel {
         Ok(tunnel)
     }
 
-    /// Waits until `count` links are up.
     fn wait_for_links(&self, count: usize) -> Result<()> {
         let are_up = || self.near.log().matches("a link of the tunnel is up").count() >= count;
         let in_time = stop::wait_until(LINKS_UP_TIMEOUT, Duration::from_millis(10), are_up)?;

@@ -22,7 +22,6 @@ const FIRST: u32 = 0xc612_0000;
 const FREE_BITS: u32 = 17;
 /// Interval between batches.
 const EVERY: Duration = Duration::from_millis(1);
-/// Maximum number of packets of a flood.
 const MAX_PACKETS: u64 = 40_000_000;
 const SYN: u8 = 0x02;
 

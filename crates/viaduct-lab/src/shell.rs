@@ -79,7 +79,6 @@ pub fn open(args: &ShellArgs) -> anyhow::Result<ExitCode> {
     run(args, &mut world, &helpers)
 }
 
-/// Runs the shell or the command to its end.
 fn run(args: &ShellArgs, world: &mut World, helpers: &Scratch) -> anyhow::Result<ExitCode> {
     let shell = std::env::var("SHELL").unwrap_or_else(|_| "/bin/sh".into());
     let (program, rest) = match args.command.split_first() {

@@ -160,7 +160,6 @@ impl Crossing {
     }
 }
 
-/// Records a figure in the JSON.
 fn note(run: &mut Run, key: &str, figure: &Figure) {
     match figure {
         Figure::Throughput(rate) => run.param(&format!("{key}_mbps"), rounded(rate / 1e6)),

@@ -48,7 +48,6 @@ pub(super) struct Size {
     pub(super) file: usize,
     /// Time limit of a download.
     patience: Duration,
-    /// Duration of the message stream.
     messages: Duration,
 }
 

@@ -57,7 +57,6 @@ pub(super) fn table(args: &DemoArgs, findings: &Findings, colours: bool) -> Stri
     out + &price(findings, args.code())
 }
 
-/// Returns the table of the other links.
 fn others(findings: &Findings, size: &Size, colours: bool) -> String {
     let mut rows = vec![["the link ...", "plain", "with Viaduct", "repairs"].map(str::to_owned)];
     for phase in Phase::OTHERS {

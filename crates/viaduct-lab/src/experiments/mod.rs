@@ -120,7 +120,6 @@ pub fn select(patterns: &[String]) -> Result<Vec<&'static dyn Experiment>, &str>
     Ok(ALL.iter().filter(is_chosen).map(|e| e as &dyn Experiment).collect())
 }
 
-/// Returns whether `pattern` matches `name`.
 fn fits(pattern: &str, name: &str) -> bool {
     let system = name.split('/').next() == Some(pattern.trim_end_matches('/'));
     pattern == "all" || system || wildcard(pattern.as_bytes(), name.as_bytes())

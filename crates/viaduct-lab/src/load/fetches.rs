@@ -129,7 +129,6 @@ impl Fetches<'_> {
     }
 }
 
-/// Event of a client.
 #[derive(Clone, Copy, Debug)]
 enum Got {
     Bytes(u64),
@@ -137,7 +136,6 @@ enum Got {
     Broken,
 }
 
-/// Transport of the fetches.
 trait By {
     /// Begins a fetch of `client`; its previous fetch ends.
     fn begin(&mut self, client: usize) -> io::Result<()>;
@@ -213,15 +211,12 @@ impl By for Sockets<'_> {
     }
 }
 
-/// Transport by Trickles.
 struct Streams<'a> {
     clients: &'a mut Trickles,
     request: &'a [u8],
-    /// Client of each connection.
     owner: HashMap<u32, usize>,
     changed: Vec<u32>,
     waker: Waker,
-    /// Recoveries of finished connections.
     recoveries: u64,
 }
 

@@ -46,7 +46,6 @@ pub enum Ask {
 impl Ask {
     const ALL: [Ask; 3] = [Ask::Little, Ask::Stay, Ask::Endless];
 
-    /// Returns the request.
     fn text(self) -> &'static [u8] {
         match self {
             Ask::Little => b"GET /little HTTP/1.1\r\nHost: lab\r\n\r\n",

@@ -74,7 +74,6 @@ impl Drop for Server {
     }
 }
 
-/// State of the server's event loop.
 struct EventLoop {
     listener: TcpListener,
     epoll: OwnedFd,
@@ -130,7 +129,6 @@ impl EventLoop {
         Ok(())
     }
 
-    /// Handles an event of a registered connection.
     fn handle_event(&mut self, n: usize) {
         let Some(stream) = self.open[n].take() else { return };
         self.open[n] = serve(stream);

@@ -57,7 +57,6 @@ pub struct Trickles {
     kept: (Vec<(SocketAddr, Vec<u8>)>, usize),
 }
 
-/// State of a connection.
 struct Member {
     stream: Stream,
     transport: Transport,
@@ -351,14 +350,12 @@ impl AsFd for Trickles {
     }
 }
 
-/// Returns the address of a client.
 fn address(client: u32) -> SocketAddr {
     // Starts at 10.1.128.1; 32,000 addresses have ports for 1.5 billion clients.
     let ip = Ipv4Addr::from_bits(0x0a01_8001 + client / PORTS);
     SocketAddr::new(ip.into(), (FIRST_PORT + client % PORTS) as u16)
 }
 
-/// Returns the client at an address.
 fn number(at: SocketAddr) -> Option<u32> {
     let SocketAddr::V4(at) = at else { return None };
     let nth = at.ip().to_bits().checked_sub(0x0a01_8001)?;

@@ -91,7 +91,6 @@ impl Scale {
         self.range.1
     }
 
-    /// Returns the label of a tick.
     fn label(&self, place: f64) -> String {
         match self.words.get(&key(place)) {
             Some(word) => word.clone(),

@@ -18,7 +18,6 @@ const SPELLINGS: [(&str, &str); 13] = [
     ("dns", "DNS"),
     ("xor", "XOR"),
 ];
-/// Unit suffixes of keys.
 const UNITS: [(&str, &str); 9] = [
     ("ms", "ms"),
     ("us", "\u{b5}s"),

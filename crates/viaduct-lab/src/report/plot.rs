@@ -113,7 +113,6 @@ fn whisker(p: &Placed, shift: f64, colour: RGBColor) -> Option<PathElement<(f64,
     Some(PathElement::new([(x, low), (x, high)], colour.stroke_width(2)))
 }
 
-/// Layout of the bars of all series at each x.
 struct BarLayout {
     width: f64,
     series: usize,

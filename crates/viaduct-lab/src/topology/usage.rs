@@ -107,7 +107,6 @@ pub fn socket_memory() -> u64 {
     bytes.sum()
 }
 
-/// Returns `root` and its descendants.
 fn family(root: u32) -> Vec<u32> {
     let mut parents = Vec::new();
     for entry in fs::read_dir("/proc").into_iter().flatten().flatten() {

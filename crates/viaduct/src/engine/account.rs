@@ -17,7 +17,6 @@ const CLIENT_LEFT: u16 = 499;
 /// Data of a flow for its access log entry.
 #[derive(Clone, Debug)]
 pub struct Account {
-    /// Arrival of the client.
     begun: Instant,
     /// Bytes from the client, and to it.
     bytes: [u64; 2],

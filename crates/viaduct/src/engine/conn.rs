@@ -21,13 +21,10 @@ const TO_READ: Interest = Interest::READABLE.add(Interest::PRIORITY);
 /// An end of a flow.
 #[derive(Debug)]
 pub enum Conn {
-    /// A TCP connection.
     Tcp(FlowSocket<TcpStream>),
     /// A loopback connection to a parent master, which forwards the flow.
     Loopback(FlowSocket<TcpStream>, Arc<ParentConn>),
-    /// A stream of a tunnel.
     Tunnel(TunnelStream),
-    /// A connection of Trickles.
     Trickles(TricklesConn),
     /// No connection: the flow uses another flow's, or its handlers have not connected yet. This
     /// end is never connected, and nothing can be read from it or written to it.

@@ -8,7 +8,6 @@ use super::wrapped::{PendingConnect, Program};
 /// Programs, by the key of their flow.
 #[derive(Debug, Default)]
 pub(super) struct Programs {
-    /// Pending connects.
     calls: HashMap<usize, Box<dyn PendingConnect>>,
     /// Programs to connect to once the handlers of their flow accept it.
     listening: HashMap<usize, Box<dyn Program>>,

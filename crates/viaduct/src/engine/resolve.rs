@@ -41,7 +41,6 @@ pub struct Resolver {
     answers: Receiver<Answer>,
 }
 
-/// State that the threads share.
 #[derive(Debug)]
 struct ResolverState {
     queue: Mutex<LookupQueue>,
@@ -55,7 +54,6 @@ struct ResolverState {
 #[derive(Debug, Default)]
 struct LookupQueue {
     waiting: VecDeque<Question>,
-    /// Running look-ups of each source.
     running: HashMap<Source, usize>,
     threads: usize,
     /// Threads that wait for a question.

@@ -49,7 +49,6 @@ impl Worker {
         self.drive(token / 2, end, what.readable, what.writable, now);
     }
 
-    /// Accepts a stream that a peer has opened.
     fn accept_stream(&mut self, arrival: InboundStream, now: Instant) {
         let InboundStream { stream, to, source, peer } = arrival;
         let client = source.unwrap_or_else(|| ([0, 0, 0, 0], 0).into());

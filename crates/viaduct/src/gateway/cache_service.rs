@@ -111,7 +111,6 @@ async fn look_up(query: Query, worker: &ToWorker) -> Option<Found> {
     answer.await.ok()
 }
 
-/// Remaining budget of the current second.
 #[derive(Debug)]
 struct Budget {
     since: Instant,

@@ -10,7 +10,6 @@ type PeerCounter = (&'static str, &'static str, fn(&PeerStats) -> u64);
 type Emit<'a> = dyn Fn(&mut Exposition, Labels<'_>, &LossReport) + 'a;
 type SiteCounter = (&'static str, &'static str, fn(&Status) -> u64);
 
-/// Counters of one peer.
 const PEER_COUNTERS: &[PeerCounter] = &[
     ("viaduct_sent_packets_total", "Data packets seen on their way to the peer's site.", |p| {
         p.sender.packets
@@ -118,7 +117,6 @@ const PEER_COUNTERS: &[PeerCounter] = &[
     ("viaduct_unknown_datagrams_total", "Datagrams for no session of ours.", |p| p.session.unknown),
 ];
 
-/// Counters of the gateway.
 const SITE_COUNTERS: &[SiteCounter] = &[
     ("viaduct_tap_truncated_total", "Copies longer than the tap keeps.", |s| {
         s.counters.shell.truncated

@@ -20,7 +20,6 @@ pub struct PeerStates {
     /// Health of each peer, and the time at which it was first judged.
     health: HashMap<String, (Instant, Health)>,
     states: Vec<(String, State)>,
-    /// Last logged state by peer.
     logged: HashMap<String, String>,
     /// Last logged regime of repairs by peer.
     regimes: HashMap<String, Regime>,

@@ -10,7 +10,6 @@ use viaduct_proto::time::{Duration, Instant};
 /// Minimum interval: at 3 Gb/s about 150 packets, which share a wake-up and the system calls that
 /// send their repairs.
 const MIN_INTERVAL: Duration = Duration::from_micros(600);
-/// Maximum interval.
 const MAX_INTERVAL: Duration = Duration::from_micros(2_400);
 /// Number of packets that should share a wake-up.
 const PACKETS_PER_WAKEUP: u32 = 64;

@@ -60,20 +60,15 @@ pub enum Command {
     /// Replaces the peers, and the filters of the two taps. The reply says whether that was
     /// possible.
     Reload {
-        /// All peers.
         peers: Vec<PeerConfig>,
-        /// Filter of outgoing packets.
         outgoing: Vec<BpfInsn>,
-        /// Filter of incoming packets.
         incoming: Vec<BpfInsn>,
         /// New taps, which already have these filters, if the old ones must be replaced.
         taps: Option<Box<Taps>>,
-        /// Channel for the reply.
         reply: Reply<Result<()>>,
     },
     /// Searches the packet cache, and sends the packets found.
     Cache(Query, Reply<Found>),
-    /// Stops the thread.
     Stop,
 }
 

@@ -39,7 +39,6 @@ use crate::engine::wrapped::{Arrival, Call};
 use crate::rate_limited::RateLimitedLog;
 use crate::status_socket::Name;
 
-/// Delay after an error of accept.
 const ACCEPT_RETRY_DELAY: Duration = Duration::from_millis(100);
 
 /// Listener for runs.
@@ -49,7 +48,6 @@ pub struct RunListener {
     all_users: bool,
 }
 
-/// State that all sessions share.
 #[derive(Debug)]
 struct Service {
     welcome: Welcome,
@@ -144,7 +142,6 @@ fn start_session(
     thread::Builder::new().name("run".to_owned()).spawn(serve).map(drop)
 }
 
-/// Session of a run.
 struct Session<'a> {
     socket: Arc<OwnedFd>,
     user: u32,

@@ -33,7 +33,6 @@ impl Capture {
     }
 }
 
-/// Interface of a capture.
 #[derive(Clone, Copy)]
 struct Interface {
     link: Linktype,

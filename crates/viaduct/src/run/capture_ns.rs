@@ -44,7 +44,6 @@ const LOOKUP: u8 = b'l';
 const CLOSED: u8 = b'c';
 const FIND: u8 = b'f';
 
-/// Request to the holder.
 #[derive(Debug, Serialize, Deserialize)]
 enum Request {
     /// Opens a socket for a program that listens, or for a connection to it.

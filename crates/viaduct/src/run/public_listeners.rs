@@ -244,7 +244,6 @@ impl PublicListeners {
         }
     }
 
-    /// Handles closed listeners in the capture namespace.
     fn handle_closed(&self) {
         let Some(OpenNs { listeners, .. }) = self.ns() else { return };
         match listeners.closed() {

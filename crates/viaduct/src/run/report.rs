@@ -252,7 +252,6 @@ impl PendingConnect for ReportedConnect {
 #[derive(Debug)]
 pub struct ReportedProgram {
     program: Box<dyn Program>,
-    /// Address at which the program listens.
     at: SocketAddr,
     report: Report,
     /// Set if a connection was accepted, by this program or by one made for another flow.

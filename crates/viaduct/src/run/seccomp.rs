@@ -50,7 +50,6 @@ use self::options::is_mirrored;
 use self::sends::Payload;
 use super::pending::{Answer, Interposition};
 
-/// The socket option `SO_ERROR`.
 const SO_ERROR: i32 = 4;
 /// Interval between checks for signals to threads that wait for a connect.
 const SIGNAL_CHECK_INTERVAL: Duration = Duration::from_millis(50);

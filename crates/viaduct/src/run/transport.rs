@@ -7,7 +7,6 @@ use viaduct_proto::flow::{About, HandlerSpec};
 use crate::engine::outbound::OutboundSpec;
 use crate::engine::trickles::{Early, PacketFormats, TricklesTarget};
 
-/// The transport's name.
 const TRICKLES: &str = "trickles";
 
 /// Description of the transport and its settings.

@@ -52,7 +52,6 @@ use super::udp_associate::UdpRelays;
 const MAX_PACKET: usize = 65_535;
 /// Interval between checks for sockets that programs have closed.
 const SWEEP_INTERVAL: Duration = Duration::from_millis(1000);
-/// Port of DNS queries.
 const DNS: u16 = 53;
 /// Event data of the namespace's output, its loopback interface, the relays, closed sockets and
 /// route changes. Events of host sockets have the socket's number.
@@ -262,7 +261,6 @@ impl UserUdp {
         state.passage.poll_timeout().map_or(look, |at| at.since(now).min(look))
     }
 
-    /// Registers a host socket for a program's socket at `port`.
     fn register(&self, state: &mut State, host_socket: HostSocket, port: u16) -> io::Result<()> {
         let number = state.host_sockets.next();
         let data = epoll::EventData::new_u64(number);

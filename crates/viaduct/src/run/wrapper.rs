@@ -190,7 +190,6 @@ fn end(change: StateChange) -> Option<ExitCode> {
     None
 }
 
-/// Prints a line for the user.
 fn print(text: &str) {
     eprintln!("viaduct: {}", text.replace('\n', " "));
 }

@@ -12,7 +12,6 @@ use super::file_cache;
 /// Descriptors of the process itself: sockets, pipes, a journal, clients of the status socket
 /// and of the metrics.
 const PROCESS_DESCRIPTORS: u64 = 24;
-/// Descriptors of each thread.
 const THREAD_DESCRIPTORS: u64 = 16;
 /// Minimum number of open files for each thread: usually enough for one request.
 const MIN_FILES: u64 = 8;

@@ -44,9 +44,7 @@ pub struct FileCache {
     out_of_descriptors: bool,
     stats: FileCacheStats,
     log: AccessLog,
-    /// Client of the current event.
     client: Option<SocketAddr>,
-    /// Log entries of the current event.
     entries: Vec<Entry>,
 }
 

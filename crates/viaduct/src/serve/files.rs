@@ -11,7 +11,6 @@ use rustix::fs::{Dir, FileType, Mode, OFlags, ResolveFlags, Stat, fstat, open, o
 use rustix::io::Errno;
 use viaduct_proto::web::{Found, Listing, Request};
 
-/// Index file of a directory.
 const INDEX: &str = "index.html";
 /// The only name with a leading dot that is served (RFC 8615).
 const WELL_KNOWN: &str = ".well-known";
@@ -189,7 +188,6 @@ pub(super) fn found(file: &File) -> Option<Found> {
     })
 }
 
-/// Path of a request, if it may be served.
 fn path(request: &Request) -> Option<Vec<u8>> {
     let path = match request.path.join(&b'/') {
         path if path.is_empty() => b".".to_vec(),

@@ -255,7 +255,6 @@ fn port(args: &ServeArgs) -> ServerSettings {
     }
 }
 
-/// Limits of a TCP connection.
 fn limits(args: &ServeArgs) -> Limits {
     Limits { min_rate: args.min_rate.unwrap_or(MIN_RATE), dead_after: args.dead_after.limit() }
 }
@@ -309,7 +308,6 @@ fn status_socket(args: &ServeArgs) -> Option<(UnixListener, status_socket::Name)
     opened.inspect_err(|error| warn!("cannot open the status socket: {error:#}")).ok()
 }
 
-/// Name of the status socket.
 fn name(args: &ServeArgs) -> String {
     let port = args.listen.first().map_or(0, SocketAddr::port);
     format!("serve-{port}")

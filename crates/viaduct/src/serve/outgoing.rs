@@ -33,7 +33,6 @@ pub struct Limits {
 pub struct Outgoing<'a> {
     stream: &'a TcpStream,
     limits: Limits,
-    /// Bytes written so far.
     written: u64,
     shut: ShutWindow,
     checked_at: Instant,

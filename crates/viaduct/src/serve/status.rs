@@ -192,7 +192,6 @@ macro_rules! families {
 }
 
 impl TcpStatus {
-    /// Adds the metrics of TCP.
     fn expose(&self, out: &mut Exposition) {
         families! { out, "viaduct_serve_":
             "tcp_connections_total" Counter "Connections over TCP." self.connections;
@@ -209,7 +208,6 @@ impl TcpStatus {
 }
 
 impl TricklesStatus {
-    /// Adds the metrics of Trickles.
     fn expose(&self, out: &mut Exposition) {
         families! { out, "viaduct_serve_trickles_":
             "messages_total" Counter "Messages received." self.messages;

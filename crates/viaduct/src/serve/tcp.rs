@@ -59,9 +59,7 @@ pub struct ServerState {
     pub log: AccessLog,
     /// Limits of each connection.
     pub limits: Limits,
-    /// Permits, one for each connection.
     permits: Arc<Semaphore>,
-    /// Permits by source.
     sources: Sources,
 }
 

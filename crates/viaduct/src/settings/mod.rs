@@ -180,7 +180,6 @@ fn all_policies(
     Ok(Policies { list, otherwise: otherwise.into(), far: far(args)? })
 }
 
-/// Options of the sockets of flows to `target`.
 fn socket_options(args: &ProxyArgs, target: &Target) -> TcpOptions {
     // Room for one window of unacknowledged bytes and one window of unsent bytes.
     let send_buffer = args.receive_buffer.map(|bytes| (2 * bytes).min(MAX_BUFFER));

@@ -71,7 +71,6 @@ const LISTENER: Token = Token(FIRST_TOKEN);
 const DATAGRAMS: Token = Token(FIRST_TOKEN + 1);
 /// First token of links.
 const LINKS: usize = FIRST_TOKEN + 2;
-/// Backlog of the listener.
 const BACKLOG: u32 = 64;
 /// Size of the read buffer, in bytes.
 const SCRATCH: usize = 256 << 10;

@@ -98,7 +98,6 @@ pub enum CarrierKind {
 }
 
 impl CarrierKind {
-    /// Default number of links.
     fn links(self) -> u16 {
         match self {
             CarrierKind::Tcp => 2,

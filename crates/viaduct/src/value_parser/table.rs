@@ -15,7 +15,6 @@ use viaduct_proto::keys::PublicKey;
 
 /// Syntax of a value, the same on the command line and in a table.
 pub trait Syntax {
-    /// Type of the value.
     type Value;
 
     /// Parses the value. Errors: the expected form.

@@ -22,7 +22,6 @@ const SHAPED: [&str; 12] = [
     "100ms",
 ];
 
-/// Properties of a path.
 struct Path {
     name: &'static str,
     /// Rate in Mb/s, and round trip in milliseconds.
@@ -90,7 +89,6 @@ pub(in crate::experiments) fn run(run: &mut Run) -> Result<()> {
     Ok(())
 }
 
-/// Results on a path.
 struct Found {
     /// Rate of the bulk session in Mb/s.
     rate: f64,

@@ -14,7 +14,6 @@ const SESSIONS: usize = 6;
 const INTERVAL: Duration = Duration::from_millis(50);
 /// Time from the start of the sessions to the silence, and the length of the silence.
 const SILENCE: (Duration, Duration) = (Duration::from_secs(2), Duration::from_millis(1500));
-/// Duration of the sessions.
 const DURATION: Duration = Duration::from_secs(7);
 /// Echo time above which a session counts as stalled; the round trip is 300 ms.
 const LATE: Duration = Duration::from_millis(600);

@@ -3,7 +3,6 @@
 use super::stalls::{Stack, Trace, Transfer, Worlds, thinned};
 use crate::experiments::prelude::*;
 
-/// Path and its losses.
 struct Scene {
     name: &'static str,
     /// Round trip in milliseconds.
@@ -13,7 +12,6 @@ struct Scene {
     /// True if the window is kept below the path's capacity, so that only the listed packets
     /// are lost.
     held: bool,
-    /// True if `--quick` includes it.
     quick: bool,
 }
 
@@ -115,7 +113,6 @@ fn plot_results(run: &mut Run, name: &str, traces: &[Trace]) {
     }
 }
 
-/// Draws the slides' plots.
 fn draw(run: &mut Run, name: &str, traces: &[Trace]) {
     let title = format!("Sequence numbers, {name}");
     let (time, sent) = (("time", "s"), ("sequence number", "MB"));

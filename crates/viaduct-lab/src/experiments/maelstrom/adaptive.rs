@@ -34,7 +34,6 @@ const BBR: f64 = 0.98;
 /// Time limit for 99 % of recoveries of single losses at 1 %, in milliseconds.
 const IN_TIME: f64 = 15.0;
 
-/// Results of one flow.
 #[derive(Clone, Copy, Debug, Default)]
 struct Flow {
     /// Mb/s without and with gateways.

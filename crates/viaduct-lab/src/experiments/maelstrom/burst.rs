@@ -9,7 +9,6 @@ use crate::experiments::maelstrom::simulated::{
 };
 use crate::experiments::prelude::*;
 
-/// Loss rate of the paper.
 const LOSS: f64 = 0.001;
 
 /// Interleaves that are also run with real gateways.
@@ -88,7 +87,6 @@ fn bars(run: &mut Run, length: u32, sweep: &Sweep, latencies: &[f64]) {
     run.plot_points(&plot, name, histogram(latencies, width));
 }
 
-/// Checks the results of one code.
 fn checks(run: &mut Run, sweep: &Sweep) {
     let Sweep { code, interleaves, points } = sweep;
     let at_most_25 = points.iter().filter(|point| point.0 <= 25);

@@ -17,7 +17,6 @@ const CASES: [Case; 3] = [
 const ONE_WAY: f64 = 50.0;
 const BEYOND: f64 = 10.0;
 const QUEUE: f64 = 5.0;
-/// Header bytes of a datagram.
 const HEADERS: usize = 28;
 
 /// Named stream of messages.

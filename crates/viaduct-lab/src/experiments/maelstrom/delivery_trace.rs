@@ -6,7 +6,6 @@ use crate::experiments::prelude::*;
 /// Delay of the link in ms, one way.
 const DELAY: f64 = 50.0;
 
-/// Loss rate of the link.
 const LOSS: f64 = 0.01;
 
 pub(in crate::experiments) const ABOUT: About = About {

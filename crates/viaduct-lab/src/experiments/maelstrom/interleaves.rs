@@ -129,11 +129,9 @@ fn full_length(stream: &Stream) -> Stream {
     Stream { packets, sizes: (LENGTH, LENGTH), repair_overhead: REPAIR_OVERHEAD, ..stream.clone() }
 }
 
-/// Interleaves of (8,3) whose memory is measured.
 const MEMORY: [[u16; 3]; 5] =
     [[1, 11, 19], [1, 19, 41], [1, 61, 127], [1, 127, 255], [1, 255, 509]];
 
-/// Draws the memory by interleave.
 fn memory(run: &mut Run) -> Result<()> {
     let plot =
         Plot::line("Memory of (8,3) against its interleaves", ("sum of I", ""), ("memory", "MB"));

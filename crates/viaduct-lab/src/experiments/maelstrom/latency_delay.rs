@@ -3,7 +3,6 @@
 use super::stream::Scene;
 use crate::experiments::prelude::*;
 
-/// Loss rate of the link.
 const LOSS: f64 = 1e-3;
 
 pub(in crate::experiments) const ABOUT: About = About {

@@ -32,7 +32,6 @@ use crate::experiments::prelude::*;
 /// Loss of a link: its name, its configuration, and whether a quick run includes it.
 type Case = (&'static str, &'static str, bool);
 
-/// Returns the cases of this run.
 fn cases(run: &Run, all: &[Case]) -> Vec<Case> {
     all.iter().filter(|(.., in_quick)| *in_quick || !run.quick()).copied().collect()
 }

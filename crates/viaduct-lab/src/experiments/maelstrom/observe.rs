@@ -82,7 +82,6 @@ fn send(world: &World, stream: &Iperf) -> Result<()> {
     settle()
 }
 
-/// Switches the gateways from observing to repairing.
 fn repair(world: &World) -> Result<()> {
     let gateways = world.running()?;
     for gateway in [&gateways.a, &gateways.b] {

@@ -18,9 +18,7 @@ const SOON: u64 = 10;
 /// Length of each part, in seconds.
 #[derive(Clone, Copy)]
 struct Parts {
-    /// Part before the loss.
     clean: u64,
-    /// Part with loss.
     lossy: u64,
     /// Parts after the loss: before bytes are counted, and while they are counted.
     after: u64,
@@ -33,7 +31,6 @@ impl Parts {
     }
 }
 
-/// Results of one flow.
 struct Flow {
     /// Seconds from the start, and Mb/s.
     arrived: Vec<(f64, f64)>,

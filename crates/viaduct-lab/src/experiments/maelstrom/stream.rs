@@ -81,7 +81,6 @@ impl Scene {
         Ok((plain, self.play(world)?))
     }
 
-    /// Sends all streams from a1 to b1.
     fn play(&self, world: &World) -> Result<StreamResult> {
         let (a1, b1) = (world.a1(), world.b1());
         let seconds = (self.duration + LEAD).as_secs() as u32 + 1;

@@ -12,7 +12,6 @@ use crate::experiments::prelude::*;
 /// Single losses at 0.1 %, and occasional long bursts.
 const SINGLES_AND_BURSTS: &str = "0.1%+0.05%x30";
 
-/// Recoveries in the moving average.
 const AVERAGED: usize = 50;
 
 pub(in crate::experiments) const ABOUT: About = About {

@@ -4,7 +4,6 @@ use super::model::Expected;
 use crate::experiments::prelude::*;
 use crate::topology::programs::WebServer;
 
-/// Time limit of a download.
 const LIMIT: Duration = Duration::from_secs(20);
 
 /// Returns a link of 100 Mb/s with this delay in milliseconds.

@@ -26,7 +26,6 @@ const EARLY_BYTES: f64 = 4096.0;
 /// Number of concurrent clients, and the pause of a client between two connections.
 const CLIENTS: usize = 4;
 const PAUSE: Duration = Duration::from_millis(20);
-/// Time limit of a client.
 const CLIENT_TIMEOUT: Duration = Duration::from_secs(5);
 /// Time after which a lost SYN is retransmitted; no SYN of a real client should be lost.
 const RETRANSMITTED_MS: f64 = 1000.0;
@@ -59,7 +58,6 @@ pub(in crate::experiments) fn run(run: &mut Run) -> Result<()> {
     Ok(())
 }
 
-/// Results of one mode.
 struct Found {
     /// Results of the clients before, during and after the flood.
     clients: [Clients; 3],
@@ -75,7 +73,6 @@ struct Found {
     early: Value,
 }
 
-/// Results of the real clients.
 #[derive(Default)]
 struct Clients {
     /// Milliseconds to the first byte, for successful connections.
@@ -203,7 +200,6 @@ impl World {
         })
     }
 
-    /// Returns the SYNs that the server has received.
     fn syns(&self) -> Result<f64> {
         let text = self.chain.server().run("nft", &["list table inet count"])?;
         let count = text.split("packets ").nth(1).and_then(|rest| rest.split(' ').next());

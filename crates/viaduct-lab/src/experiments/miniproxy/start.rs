@@ -149,7 +149,6 @@ impl Bench {
         Ok(begun.elapsed())
     }
 
-    /// Waits until the proxy started by `parent` has ended.
     fn wait_until_alone(&self, parent: &Process) -> Result<()> {
         let is_alone = || children(parent.id()).is_ok_and(|children| children.is_empty());
         let alone = stop::wait_until(START_TIMEOUT, Duration::from_millis(10), is_alone)?;
@@ -227,7 +226,6 @@ fn millis(time: Duration) -> f64 {
     time.as_secs_f64() * 1e3
 }
 
-/// Returns the child processes of `process`.
 fn children(process: u32) -> Result<Vec<u32>> {
     let mut all = Vec::new();
     for task in std::fs::read_dir(format!("/proc/{process}/task"))? {

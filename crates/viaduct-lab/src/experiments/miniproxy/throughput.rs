@@ -18,7 +18,6 @@ const ALL: [Contender; 5] = [
 const VIADUCT: usize = 0;
 const HAPROXY: usize = 1;
 
-/// Kind of measurement.
 struct Kind {
     name: &'static str,
     shape: Shape,

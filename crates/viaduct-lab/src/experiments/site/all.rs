@@ -45,7 +45,6 @@ impl Planes {
     }
 }
 
-/// Results of a configuration.
 #[derive(Clone, Copy)]
 struct Found {
     /// Rate of a bulk flow in Mb/s.

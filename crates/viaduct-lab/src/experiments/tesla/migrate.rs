@@ -67,7 +67,6 @@ pub(super) fn draw(run: &mut Run, name: &str, trace: &[(f64, f64)]) {
     }
 }
 
-/// Transfer in a world of its own.
 struct Transfer {
     bytes: u64,
     /// Start and length of the network outage.

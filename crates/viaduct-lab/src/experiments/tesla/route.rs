@@ -174,7 +174,6 @@ fn stalls(traced: &Traced) -> Vec<(f64, f64)> {
     stalls
 }
 
-/// Overlay with a node in each host.
 struct Overlay {
     scratch: Scratch,
     _nodes: Vec<Server>,

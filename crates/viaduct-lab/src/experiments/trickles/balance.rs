@@ -20,7 +20,6 @@ use crate::experiment::student_95;
 use crate::experiments::prelude::*;
 use crate::load::{Fetched, Fetches, Trickles};
 
-/// Concurrent connections of each client.
 const CONNECTIONS: [usize; 6] = [1, 2, 3, 5, 10, 20];
 const QUICK: [usize; 2] = [1, 5];
 /// Size of an object in bytes; each is fetched over a connection of its own.
@@ -28,7 +27,6 @@ const OBJECT: usize = 500_000;
 /// A server's link, and its queue of 50 ms.
 const LINK: (&str, &str) = ("htb rate 100mbit", "bfifo limit 625000");
 const WARM_UP: Duration = Duration::from_secs(2);
-/// Number of rounds.
 const ROUNDS: usize = 6;
 const QUICK_ROUNDS: usize = 3;
 /// Margins by which Jain's index may be below TCP's; if the half-width of the confidence interval
@@ -87,7 +85,6 @@ pub(in crate::experiments) fn run(run: &mut Run) -> Result<()> {
     cluster.anycast(run)
 }
 
-/// Result of a round.
 struct Round {
     /// Jain's index of the two clients, and of all connections.
     clients: f64,

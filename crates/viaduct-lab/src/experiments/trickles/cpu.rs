@@ -30,7 +30,6 @@ const ROUNDS: usize = 6;
 /// 2.5 and 3.35 had been measured.
 const MAX_DEARER: f64 = 3.5;
 
-/// Measured server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Contender {
     Trickles,

@@ -19,7 +19,6 @@ use crate::experiments::prelude::*;
 /// Link rate in bits per second.
 const RATE: f64 = 200e6;
 const LINK: &str = "rate=200M,delay=2ms,queue=20ms";
-/// Concurrent clients.
 const CLIENTS: usize = 3;
 /// Delay from a machine's death to the takeover of its address: three missed hellos, 33 ms
 /// apart.
@@ -31,7 +30,6 @@ const SHARE: f64 = 0.5;
 /// Seconds around the death that are drawn in detail.
 const AROUND: f64 = 4.0;
 
-/// Kind of failure.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Death {
     /// The process is killed and restarted at once.
@@ -56,7 +54,6 @@ impl Death {
     }
 }
 
-/// Downloading client.
 #[derive(Clone, Copy, Debug)]
 struct Client {
     by: By,

@@ -85,7 +85,6 @@ pub(in crate::experiments) fn run(run: &mut Run) -> Result<()> {
     Ok(())
 }
 
-/// Result of the foreground flow.
 struct Flow {
     /// Rates of the flow and of all other flows together, in bits per second.
     rates: (f64, f64),
@@ -134,7 +133,6 @@ fn check(run: &mut Run, background: usize, [ours, theirs]: &[Vec<Flow>; 2]) {
     run.param(&name, with_interval(&shares));
 }
 
-/// Transport of the foreground flow.
 #[derive(Clone, Copy)]
 enum Arm {
     Trickles,

@@ -152,7 +152,6 @@ fn serve(world: &Dumbbell, run: &Run) -> Result<Served> {
     Ok(served)
 }
 
-/// Fate of a client after its fetch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum AfterFetch {
     Silent,

@@ -95,7 +95,6 @@ fn check(run: &mut Run, found: &[(usize, f64, f64, f64)]) {
     run.at_most("bytes of the first answer over the SYN's, at most", most, 1.0);
 }
 
-/// Result of a fetch.
 struct Fetch {
     time: Duration,
     /// Bytes of the first packet received, relative to the bytes sent before it.

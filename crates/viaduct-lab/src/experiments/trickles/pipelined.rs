@@ -22,7 +22,6 @@ use super::served::{CONGESTION_CONTROL, PORT};
 use crate::experiments::prelude::*;
 use crate::load::Trickles;
 
-/// Outstanding requests.
 const OUTSTANDING: u64 = 10;
 /// An object smaller than the capacity of a long path, and a larger one.
 const SMALL: usize = 20_000;
@@ -39,7 +38,6 @@ const MIN_LARGE: f64 = 0.94;
 /// needs.
 const HEAD: u64 = 4096;
 
-/// Transport of the requests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum By {
     Tcp,
@@ -112,7 +110,6 @@ pub(in crate::experiments) fn run(run: &mut Run) -> Result<()> {
 #[derive(Clone, Copy, Debug)]
 struct Times(Duration, Duration);
 
-/// Server with one object.
 struct World {
     net: Replicas,
     _server: Service,
@@ -241,7 +238,6 @@ impl Window {
         }
     }
 
-    /// Returns the objects per second.
     fn rate(&self) -> f64 {
         let Some((since, before)) = self.first else { return 0.0 };
         (self.last.1 - before) / (self.last.0 - since).as_secs_f64()

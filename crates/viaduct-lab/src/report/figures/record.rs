@@ -37,7 +37,6 @@ pub(super) fn record(
     notes
 }
 
-/// Returns the rows of the system of `experiment`, none if it is new.
 fn rows_of<'a>(systems: &'a mut Vec<System>, experiment: &str) -> &'a mut Vec<Row> {
     let name = experiment.split('/').next().unwrap_or(experiment);
     let index = systems.iter().position(|system| system.name == name).unwrap_or_else(|| {

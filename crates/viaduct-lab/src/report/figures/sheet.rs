@@ -4,11 +4,9 @@ use anyhow::{Context, Result, bail, ensure};
 
 use super::rows::{Row, State, System};
 
-/// Head of a table.
 const HEAD: &str = "| seed | claim | command | bound | last value | state |\n\
                     |---|---|---|---|---|---|\n";
 
-/// Maximum characters of a cell.
 const MAX_CELL: usize = 100;
 
 /// Renders the sheet: in `template`, a line `{{table NAME...}}` stands for the rows of these
@@ -41,7 +39,6 @@ pub(super) fn render(template: &str, systems: &[System]) -> Result<String> {
     Ok(out)
 }
 
-/// Returns the systems with these names.
 fn find<'a>(names: &str, systems: &'a [System]) -> Result<Vec<&'a System>> {
     let system_of = |name: &str| {
         let found = systems.iter().find(|system| system.name == name);

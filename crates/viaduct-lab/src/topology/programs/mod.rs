@@ -51,7 +51,6 @@ use crate::stop;
 /// Time limit for a server to listen.
 const READY: Duration = Duration::from_secs(10);
 
-/// Output of a finished program.
 struct ProgramOutput {
     success: bool,
     stdout: String,

@@ -21,7 +21,6 @@ pub enum Peer {
     Kcptun,
 }
 
-/// UDP port of the servers.
 const SERVER: u16 = 7_443;
 /// Start-up time allowed for a UDP server, which has no observable ready state.
 const BEGINS: Duration = Duration::from_millis(1_500);

@@ -27,7 +27,6 @@ const ENDLESS: u64 = u64::MAX;
 pub const ECHO_BYTES: usize = 100;
 /// Interval at which a waiting thread checks whether it should end.
 const TICK: Duration = Duration::from_millis(100);
-/// Time limit for connecting.
 const CONNECT: Duration = Duration::from_secs(20);
 
 /// Server of sessions. Its threads end when it is dropped.

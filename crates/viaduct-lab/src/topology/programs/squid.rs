@@ -19,7 +19,6 @@ const PARENT: &str = include_str!("../../../../../examples/squid/parent.conf");
 const THROUGH_TUNNEL: &str = "cache_peer 127.0.0.1 parent 3129 ";
 /// Listening port in both files.
 const PORT: u16 = 3128;
-/// Time limit for the start.
 const START_TIMEOUT: Duration = Duration::from_secs(20);
 
 /// Additional settings: no caching, so that every request crosses the link; no logs or other

@@ -40,7 +40,6 @@ pub type Factories = Arc<[Arc<dyn Factory>]>;
 #[derive(Debug)]
 pub struct ChainIo {
     chain: Chain,
-    /// State of the application's end.
     app: EndState,
     net_conns: Vec<NetConn>,
     /// IDs of closed connections not yet reported to the event loop.

@@ -304,7 +304,6 @@ impl Port {
         }
     }
 
-    /// Sets the state of a connection.
     fn set_state(&mut self, flow: Flow, state: SlotState, now: Instant) {
         let Some(slot) = self.slots.get_mut(&flow) else { return };
         // A decision is final.
@@ -324,7 +323,6 @@ impl Port {
         self.queue_event(flow);
     }
 
-    /// Queues an event of a connection for the loop.
     fn queue_event(&mut self, flow: Flow) {
         let Some(slot) = self.slots.get_mut(&flow) else { return };
         if !std::mem::replace(&mut slot.is_queued, true) {

@@ -8,7 +8,6 @@ use std::time::Duration;
 
 use viaduct_proto::time::Instant;
 
-/// Capacity of the cache.
 const MAX_SERVERS: usize = 1024;
 
 /// The cache.

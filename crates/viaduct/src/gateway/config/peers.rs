@@ -14,9 +14,7 @@ use super::{Config, Peer};
 
 /// Minimum age at which session keys are replaced.
 const MIN_REKEY: Duration = Duration::from_secs(10);
-/// Maximum number of classes of one peer.
 const MAX_CLASSES: usize = 32;
-/// Minimum deadline of a class.
 const MIN_DEADLINE: Duration = Duration::from_millis(5);
 
 /// Peers of `site`, and warnings about them.
@@ -91,7 +89,6 @@ fn peer(mut table: PeerTable, site: &Config, warnings: &mut Vec<String>) -> Resu
     })
 }
 
-/// Classes of a peer, in order.
 fn classes(table: &PeerTable) -> Result<Vec<Class>, Invalid> {
     let mut classes: Vec<Class> = Vec::new();
     if table.class.len() > MAX_CLASSES {

@@ -9,7 +9,6 @@ use viaduct_sys::seccomp::Notification;
 use super::options::write_option;
 use super::{CONTINUE, DONE, Outcome, Supervisor, cookie, errno_of};
 
-/// The socket option `SO_REUSEPORT`.
 const SO_REUSEPORT: u64 = 15;
 
 impl Supervisor {

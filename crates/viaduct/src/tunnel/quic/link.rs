@@ -35,7 +35,6 @@ pub(in crate::tunnel) struct QuicLink {
     /// Record layer under the sites' keys; `None` until the connection is established.
     pub(in crate::tunnel) secure: Option<Secure>,
     lanes: Lanes,
-    /// Streams that may be readable.
     readable: BTreeSet<StreamId>,
     pacer: Pacer,
     /// Time at which the pacer allows more bytes.

@@ -57,7 +57,6 @@ pub(in crate::experiments) fn run(run: &mut Run) -> Result<()> {
     Ok(())
 }
 
-/// Runs a row in all configurations.
 fn compare(run: &mut Run, (x, name): (usize, &str), vias: &[&str]) -> Result<()> {
     let row = Row::new(name, &FILES)?;
     let missing = row.missing()?;

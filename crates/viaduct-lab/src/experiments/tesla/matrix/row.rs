@@ -23,7 +23,6 @@ pub(super) struct Row {
 /// Result of a client.
 pub(super) struct Found {
     output: Output,
-    /// Output of its server.
     server: String,
     /// Duration of the run.
     pub(super) seconds: f64,

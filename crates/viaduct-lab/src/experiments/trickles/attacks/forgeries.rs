@@ -12,12 +12,10 @@ use crate::experiments::trickles::served::PORT;
 /// Size of the file in bytes, and the bytes fetched honestly first.
 const FILE: usize = 3_000_000;
 const HONEST: u64 = 100_000;
-/// Repetitions of a request.
 const REPLAYS: usize = 200;
 /// Time to wait for an answer.
 const ANSWER_TIMEOUT: Duration = Duration::from_millis(100);
 
-/// State of an attack.
 struct Attack<'a> {
     world: &'a Replicas,
     server: &'a Service,
@@ -149,7 +147,6 @@ impl Attack<'_> {
         self.all_refused(run, "guessed nonces", &mut client, &lies, |c| c.unproven)
     }
 
-    /// Repeats one request.
     fn replayed(&mut self, run: &mut Run) -> Result<()> {
         let mut client = self.client()?;
         let message = first_step(&mut client.held)?;

@@ -11,9 +11,7 @@ use crate::experiments::trickles::served::PORT;
 const LINK: &str = "rate=200M,delay=10ms,queue=1MB,loss=1%";
 /// Size of the file: more than any client fetches.
 const FILE: u64 = 1 << 32;
-/// Flows of each kind.
 const EACH: usize = 3;
-/// Warm-up before the measurement.
 const WARM_UP: Duration = Duration::from_secs(1);
 
 /// Client behaviour: treatment of the messages of its honest core.
@@ -75,7 +73,6 @@ impl Manner {
     }
 }
 
-/// Result of one client.
 #[derive(Clone, Copy, Debug, Default)]
 struct FlowResult {
     bits: f64,
@@ -120,7 +117,6 @@ pub(super) fn run(run: &mut Run) -> Result<()> {
     Ok(())
 }
 
-/// Fetches with this behaviour.
 fn run_flow(host: &Host, manner: Manner, time: Duration, seed: u64) -> Result<FlowResult> {
     let to = SocketAddr::new(SERVICE.into(), PORT);
     let mut rng = Rng::from_seed(seed);

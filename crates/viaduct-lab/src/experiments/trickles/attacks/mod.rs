@@ -53,7 +53,6 @@ pub(in crate::experiments) fn run(run: &mut Run) -> Result<()> {
     liars::run(run)
 }
 
-/// Selected counters of the server.
 #[derive(Clone, Copy, Debug, Default)]
 struct Counts {
     moved: u64,
@@ -86,7 +85,6 @@ impl Counts {
         })
     }
 
-    /// Returns the counts since `before`.
     fn since(self, before: Counts) -> Counts {
         Counts {
             moved: self.moved - before.moved,

@@ -28,7 +28,6 @@ use crate::topology::{Pair, Usage};
 
 /// Rate of the return path.
 const RATE: &str = "100mbit";
-/// Concurrent transfers.
 const CLIENTS: usize = 4;
 /// Number of the server's secret; complete requests of other servers carry the same number.
 const SECRET: u8 = 7;
@@ -89,7 +88,6 @@ struct World {
     server: Process,
     scratch: Scratch,
     pair: Pair,
-    /// Address of the server.
     to: SocketAddr,
 }
 

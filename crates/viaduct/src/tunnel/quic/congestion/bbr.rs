@@ -31,7 +31,6 @@ const MIN_PROBE_UP_PACING_GAIN: f64 = 1.08;
 const MAX_PROBE_UP_PACING_GAIN: f64 = 1.25;
 /// Growth of the rate at which a probe counts as having found more bandwidth.
 const PROBE_UP_GROWTH: f64 = 1.04;
-/// Pacing gain of ProbeBW_DOWN.
 const PROBE_DOWN_PACING_GAIN: f64 = 0.75;
 /// Window gains, as multiples of the bandwidth-delay product: in Startup, and later. The paper
 /// uses 2 throughout, to allow for aggregated acknowledgements. But the bandwidth estimate tends
