@@ -14,7 +14,7 @@ fn world() -> Dumbbell {
 
 fn watched(world: &Dumbbell) -> Canary {
     let mut canary = Canary::new();
-    world.nodes().for_each(|node| canary.watch(node.netns().path()));
+    world.nodes().iter().for_each(|node| canary.watch(node.netns().path()));
     assert_eq!(canary.alive(), 6);
     canary
 }

@@ -11,6 +11,7 @@ use std::net::{Ipv4Addr, Ipv6Addr};
 
 use viaduct_proto::link::LinkConfig;
 
+use super::node::KillOnDrop;
 use super::site::{HOST_SYSCTLS, ROUTER_SYSCTLS};
 use super::{Host, Journal, Node, TopologyError, tun};
 use crate::emulator::{Emulator, EmulatorConfig};
@@ -20,6 +21,7 @@ const MTU: u32 = 1500;
 /// Row of machines; see the module's drawing. Dropping it removes everything.
 #[derive(Debug)]
 pub struct Chain {
+    _programs: KillOnDrop,
     client: Host,
     hops: Vec<Node>,
     server: Host,
@@ -53,6 +55,7 @@ impl Chain {
             .into_iter()
             .map(|name| Node::new(name, journal))
             .collect::<Result<Vec<_>, _>>()?;
+        let programs = KillOnDrop(nodes.clone());
         let emulators = links.iter().enumerate().map(|(n, link)| {
             let (left, right) = (east(n), west(n + 1, links.len()));
             let ends = (tun::open(&nodes[n], left, MTU)?, tun::open(&nodes[n + 1], right, MTU)?);
@@ -66,7 +69,7 @@ impl Chain {
         let last = links.len() - 1;
         let server = host(nodes.pop().expect("at least two nodes"), End { link: last, last: 2 })?;
         let client = host(nodes.remove(0), End { link: 0, last: 1 })?;
-        Ok(Chain { client, hops: nodes, server, _emulators: emulators })
+        Ok(Chain { _programs: programs, client, hops: nodes, server, _emulators: emulators })
     }
 
     /// Returns the client.
@@ -82,17 +85,6 @@ impl Chain {
     /// Returns the server.
     pub fn server(&self) -> &Host {
         &self.server
-    }
-}
-
-impl Drop for Chain {
-    /// Kills all programs: a daemon started by one would keep its namespace alive.
-    fn drop(&mut self) {
-        let hosts = [&*self.client, &*self.server];
-        for node in self.hops.iter().chain(hosts) {
-            // A failure here must not prevent the others from being killed.
-            let _ = node.netns().kill_all();
-        }
     }
 }
 

@@ -12,6 +12,7 @@ use std::net::Ipv4Addr;
 
 use viaduct_proto::link::LinkConfig;
 
+use super::node::KillOnDrop;
 use super::site::{HOST_SYSCTLS, ROUTER_SYSCTLS};
 use super::{Host, Journal, Node, TopologyError, tun};
 use crate::emulator::{Emulator, EmulatorConfig};
@@ -21,10 +22,15 @@ const MTU: u32 = 1500;
 /// Three machines around a router; see the module's drawing. Dropping it removes everything.
 #[derive(Debug)]
 pub struct Detour {
-    client: Host,
-    server: Host,
-    aside: Host,
-    fork: Node,
+    _programs: KillOnDrop,
+    /// Client.
+    pub client: Host,
+    /// Server.
+    pub server: Host,
+    /// Machine off the path; only packets addressed to it or routed there pass it.
+    pub aside: Host,
+    /// Router between the client and the server.
+    pub fork: Node,
     _emulators: Vec<Emulator>,
 }
 
@@ -52,37 +58,9 @@ impl Detour {
         let server = add("server", "east", half)?;
         let aside = add("aside", "side", side)?;
         fork.set_sysctls(&ROUTER_SYSCTLS)?;
-        Ok(Detour { client, server, aside, fork, _emulators: emulators })
-    }
-
-    /// Returns the client.
-    pub fn client(&self) -> &Host {
-        &self.client
-    }
-
-    /// Returns the server.
-    pub fn server(&self) -> &Host {
-        &self.server
-    }
-
-    /// Returns the machine off the path; only packets addressed to it or routed there pass it.
-    pub fn aside(&self) -> &Host {
-        &self.aside
-    }
-
-    /// Returns the router between the client and the server.
-    pub fn fork(&self) -> &Node {
-        &self.fork
-    }
-}
-
-impl Drop for Detour {
-    /// Kills all programs: a daemon started by one would keep its namespace alive.
-    fn drop(&mut self) {
-        for node in [&*self.client, &*self.server, &*self.aside, &self.fork] {
-            // A failure here must not prevent the others from being killed.
-            let _ = node.netns().kill_all();
-        }
+        let hosts = [&client, &server, &aside].map(|host| host.node.clone());
+        let _programs = KillOnDrop(hosts.into_iter().chain([fork.clone()]).collect());
+        Ok(Detour { _programs, client, server, aside, fork, _emulators: emulators })
     }
 }
 
@@ -116,9 +94,9 @@ mod tests {
         let world = Detour::build(&half, &side, 1, &Journal::new()).unwrap();
         let ping = Ping { count: 2, interval: Duration::from_millis(10), size: 100 };
         for (from, to, least) in [
-            (world.client(), world.server(), 16.0),
-            (world.client(), world.aside(), 12.0),
-            (world.aside(), world.server(), 12.0),
+            (&world.client, &world.server, 16.0),
+            (&world.client, &world.aside, 12.0),
+            (&world.aside, &world.server, 12.0),
         ] {
             let report = ping.run(from, to.v4().into()).unwrap();
             assert_eq!(report.round_trips_ms.len(), 2, "{} to {}", from.name(), to.name());

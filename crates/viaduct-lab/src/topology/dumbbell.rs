@@ -25,6 +25,7 @@ use std::time::{Duration, Instant};
 
 use viaduct_proto::link::LinkConfig;
 
+use super::node::KillOnDrop;
 use super::site::{Side, Site, veth};
 use super::{Host, Journal, Node, TopologyError};
 use crate::emulator::{Emulator, EmulatorConfig};
@@ -74,6 +75,7 @@ impl Default for DumbbellSpec {
 /// Two sites; see the module's drawing. Dropping it removes everything.
 #[derive(Debug)]
 pub struct Dumbbell {
+    nodes: KillOnDrop,
     a: Site,
     b: Site,
     emulator: Option<Emulator>,
@@ -110,7 +112,9 @@ impl Dumbbell {
         };
         a.connect_wan()?;
         b.connect_wan()?;
-        let dumbbell = Dumbbell { a, b, emulator };
+        let hosts = a.hosts.iter().chain(&b.hosts).map(|host| &**host);
+        let nodes = [&a.gateway, &b.gateway].into_iter().chain(hosts).cloned().collect();
+        let dumbbell = Dumbbell { nodes: KillOnDrop(nodes), a, b, emulator };
         dumbbell.wait_until_connected(spec.patience)?;
         Ok(dumbbell)
     }
@@ -163,8 +167,8 @@ impl Dumbbell {
     }
 
     /// Returns every machine: the gateways, then the hosts.
-    pub fn nodes(&self) -> impl Iterator<Item = &Node> {
-        [&self.a.gateway, &self.b.gateway].into_iter().chain(self.hosts().map(|host| &**host))
+    pub fn nodes(&self) -> &[Node] {
+        &self.nodes.0
     }
 
     /// Sets the default congestion control of every host; see [`Host::set_congestion_control`].
@@ -198,16 +202,6 @@ impl Dumbbell {
             from.netns()
                 .enter(|| wait_until_reached(from, SocketAddr::new(ip, PROBE_PORT), limit))?
         })
-    }
-}
-
-impl Drop for Dumbbell {
-    /// Kills all programs: a daemon started in a host would keep its namespace alive.
-    fn drop(&mut self) {
-        for node in self.nodes() {
-            // A failure here must not prevent the others from being killed.
-            let _ = node.netns().kill_all();
-        }
     }
 }
 
@@ -277,7 +271,7 @@ mod tests {
                 a.netns().enter(reach).unwrap().unwrap();
             }
         }
-        assert_eq!(world.nodes().count(), 2 + 6);
+        assert_eq!(world.nodes().len(), 2 + 6);
     }
 
     #[test]

@@ -133,6 +133,20 @@ impl Node {
     }
 }
 
+/// Machines of a world. Dropping this kills all programs in them: a daemon started by one would
+/// keep its namespace alive.
+#[derive(Debug)]
+pub(super) struct KillOnDrop(pub(super) Vec<Node>);
+
+impl Drop for KillOnDrop {
+    fn drop(&mut self) {
+        for node in &self.0 {
+            // A failure here must not prevent the others from being killed.
+            let _ = node.netns.kill_all();
+        }
+    }
+}
+
 /// Host: a machine with one interface, `eth0`, and these addresses on it.
 #[derive(Clone, Debug)]
 pub struct Host {

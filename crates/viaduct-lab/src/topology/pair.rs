@@ -9,6 +9,7 @@
 
 use std::net::Ipv4Addr;
 
+use super::node::KillOnDrop;
 use super::site::{HOST_SYSCTLS, veth};
 use super::{Host, Journal, Node, TopologyError};
 
@@ -17,8 +18,11 @@ const MTU: u32 = 1500;
 /// Both machines. Dropping it removes everything.
 #[derive(Debug)]
 pub struct Pair {
-    load: Host,
-    middle: Host,
+    _programs: KillOnDrop,
+    /// Machine of the clients and servers.
+    pub load: Host,
+    /// Machine of the proxy between them.
+    pub middle: Host,
 }
 
 impl Pair {
@@ -27,7 +31,8 @@ impl Pair {
     pub fn build(journal: &Journal) -> Result<Pair, TopologyError> {
         let (load, middle) = (Node::new("load", journal)?, Node::new("box", journal)?);
         load.ip(&[veth(MTU, ("eth0", 10), ("eth0", 11), &middle)])?;
-        Ok(Pair { load: host(load, 1)?, middle: host(middle, 2)? })
+        let _programs = KillOnDrop(vec![load.clone(), middle.clone()]);
+        Ok(Pair { _programs, load: host(load, 1)?, middle: host(middle, 2)? })
     }
 
     /// Adds a second wire, 10.4.0.0/24, beside the first. Traffic from the load's address on the
@@ -44,26 +49,6 @@ impl Pair {
             "rule add from 10.4.0.1 lookup 104".into(),
             "route add 10.1.0.0/24 via 10.4.0.2 dev eth1 table 104".into(),
         ])
-    }
-
-    /// Returns the machine of the clients and servers.
-    pub fn load(&self) -> &Host {
-        &self.load
-    }
-
-    /// Returns the machine of the proxy between them.
-    pub fn middle(&self) -> &Host {
-        &self.middle
-    }
-}
-
-impl Drop for Pair {
-    /// Kills all programs: a daemon started by one would keep its namespace alive.
-    fn drop(&mut self) {
-        for host in [&self.load, &self.middle] {
-            // A failure here must not prevent the others from being killed.
-            let _ = host.netns().kill_all();
-        }
     }
 }
 

@@ -98,7 +98,7 @@ fn set_up(run: &mut Run, testbeds: &[Testbed; 2], times: usize) -> Result<()> {
 /// Returns the mean times of `count` concurrent connections in milliseconds: to the proxy's
 /// answer, and to the first byte of the server's.
 fn volley(testbed: &Testbed, count: usize) -> Result<[f64; 2]> {
-    let crowd = Crowd::open(testbed.pair.load(), testbed.address, count, count, OPEN_TIMEOUT)?;
+    let crowd = Crowd::open(&testbed.pair.load, testbed.address, count, count, OPEN_TIMEOUT)?;
     let ms = |time: Option<Duration>| time.map_or(f64::NAN, |time| time.as_secs_f64() * 1e3);
     let times = crowd.times();
     Ok([mean_of(&times, |times| ms(times.open)), mean_of(&times, |times| ms(times.answered))])
@@ -115,7 +115,7 @@ fn idle_relays(
 ) -> Result<f64> {
     let now = || (Usage::of(testbed.pid), socket_memory());
     let before = now();
-    let crowd = Crowd::open(testbed.pair.load(), testbed.address, idle, AT_ONCE, OPEN_TIMEOUT)?;
+    let crowd = Crowd::open(&testbed.pair.load, testbed.address, idle, AT_ONCE, OPEN_TIMEOUT)?;
     let after = now();
     drop(crowd);
     let each = |bytes: u64| bytes as f64 / idle as f64;

@@ -48,11 +48,11 @@ impl Testbed {
     pub(super) fn build(contender: Contender, journal: &Journal) -> Result<Testbed> {
         let (first, last) = first_and_last()?;
         let pair = Pair::build(journal)?;
-        for host in [pair.load(), pair.middle()] {
+        for host in [&pair.load, &pair.middle] {
             host.set_congestion_control(CONGESTION_CONTROL)?;
         }
-        let server = Server::start(pair.load(), first)?;
-        let (node, address) = (pair.middle(), SocketAddr::new(pair.middle().v4().into(), PORT));
+        let server = Server::start(&pair.load, first)?;
+        let (node, address) = (&pair.middle, SocketAddr::new(pair.middle.v4().into(), PORT));
         let (pid, process): (u32, Box<dyn Any>) = match contender {
             Contender::Viaduct => {
                 let (listen, to) = (address.to_string(), server.address().to_string());
@@ -71,6 +71,6 @@ impl Testbed {
 
     /// Starts a load on the contender.
     pub(super) fn load(&self, shape: Shape) -> Result<Load> {
-        Ok(Load::start(self.pair.load(), first_and_last()?.0, shape, self.address))
+        Ok(Load::start(&self.pair.load, first_and_last()?.0, shape, self.address))
     }
 }

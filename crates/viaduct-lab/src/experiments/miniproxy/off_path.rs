@@ -87,7 +87,7 @@ fn one_world(
 ) -> Result<Vec<Expected>> {
     let (half, side) = (hop(ONE_WAY / 2.0), hop(aside.unwrap_or_default()));
     let world = Detour::build(&half, &side, run.seed(), run.journal())?;
-    for host in [world.client(), world.server(), world.aside()] {
+    for host in [&world.client, &world.server, &world.aside] {
         host.set_congestion_control("cubic")?;
     }
     let name = aside.map_or("no proxy".to_owned(), |aside| format!("{aside} ms aside"));
@@ -95,14 +95,14 @@ fn one_world(
     let _proxies = match aside {
         None => Vec::new(),
         Some(_) => {
-            let at = world.aside().v4().into();
-            vec![Proxy::explicit(world.aside(), at, None)?, Proxy::steer(world.client(), at)?]
+            let at = world.aside.v4().into();
+            vec![Proxy::explicit(&world.aside, at, None)?, Proxy::steer(&world.client, at)?]
         }
     };
     let mut found = Vec::new();
     for &kb in sizes {
         run.step(&format!("{name}, {kb} KB"))?;
-        found.push(measure(world.client(), world.server(), kb * 1000, times, run.seed())?);
+        found.push(measure(&world.client, &world.server, kb * 1000, times, run.seed())?);
     }
     Ok(found)
 }

@@ -56,8 +56,8 @@ pub(in crate::experiments) fn run(run: &mut Run) -> Result<()> {
 fn once(run: &mut Run, round: u64) -> Result<()> {
     let link = link(LINK);
     let world = Detour::build(&link, &link, run.seed() + round, run.journal())?;
-    let (client, server) = (world.client(), world.server());
-    for host in [client, server, world.aside()] {
+    let (client, server) = (&world.client, &world.server);
+    for host in [client, server, &world.aside] {
         host.set_congestion_control(CONGESTION_CONTROL)?;
     }
     let overlay = Overlay::start(&world)?;
@@ -87,31 +87,31 @@ fn once(run: &mut Run, round: u64) -> Result<()> {
 fn cut(world: &Detour) -> Result<f64> {
     let drop_between = |a: &Host, b: &Host| -> Result<()> {
         let (a, b) = (a.v4(), b.v4());
-        world.fork().run("nft", &["add", "table", "ip", "cut"])?;
+        world.fork.run("nft", &["add", "table", "ip", "cut"])?;
         let chain = "{ type filter hook forward priority 0; }";
-        world.fork().run("nft", &["add", "chain", "ip", "cut", "gap", chain])?;
+        world.fork.run("nft", &["add", "chain", "ip", "cut", "gap", chain])?;
         for (from, to) in [(a, b), (b, a)] {
             let rule = format!("add rule ip cut gap ip saddr {from} ip daddr {to} drop");
-            world.fork().run("nft", &rule.split(' ').collect::<Vec<_>>())?;
+            world.fork.run("nft", &rule.split(' ').collect::<Vec<_>>())?;
         }
         Ok(())
     };
     thread::sleep(Duration::from_secs(3));
-    drop_between(world.client(), world.server())?;
+    drop_between(&world.client, &world.server)?;
     let healed = Instant::now() + Duration::from_secs(4);
     thread::sleep(Duration::from_secs(1));
     let opened = open_meanwhile(world);
     thread::sleep(healed.saturating_duration_since(Instant::now()));
-    world.fork().run("nft", &["delete", "table", "ip", "cut"])?;
+    world.fork.run("nft", &["delete", "table", "ip", "cut"])?;
     thread::sleep(Duration::from_secs(4));
-    drop_between(world.client(), world.aside())?;
+    drop_between(&world.client, &world.aside)?;
     opened
 }
 
 /// Runs a small transfer that begins while the direct path is down, by a program that knows
 /// only the address of an overlay node; returns its duration in seconds.
 fn open_meanwhile(world: &Detour) -> Result<f64> {
-    let node = format!("+route:node={}:{SOCKS}", world.aside().v4());
+    let node = format!("+route:node={}:{SOCKS}", world.aside.v4());
     let (under, begun) = (under(&[&node])?, Instant::now());
     fetch(world, PORTS[1], &under, 500_000, 10)?;
     Ok(begun.elapsed().as_secs_f64())
@@ -125,9 +125,9 @@ fn fetch(
     bytes: u64,
     limit: u64,
 ) -> Result<String> {
-    let (at, bytes) = (format!("{}:{port}", world.server().v4()), bytes.to_string());
-    let fetch = bench_anywhere(world.client(), under, &["fetch", &at, "--bytes", &bytes])?;
-    output(world.client(), fetch, Duration::from_secs(limit))
+    let (at, bytes) = (format!("{}:{port}", world.server.v4()), bytes.to_string());
+    let fetch = bench_anywhere(&world.client, under, &["fetch", &at, "--bytes", &bytes])?;
+    output(&world.client, fetch, Duration::from_secs(limit))
 }
 
 fn judge(run: &mut Run, traces: &[Option<Traced>; 2]) {
@@ -182,8 +182,7 @@ struct Overlay {
 impl Overlay {
     fn start(world: &Detour) -> Result<Overlay> {
         let scratch = Scratch::new()?;
-        let hosts =
-            [("client", world.client()), ("server", world.server()), ("aside", world.aside())];
+        let hosts = [("client", &world.client), ("server", &world.server), ("aside", &world.aside)];
         let keys = [1, 2, 3].map(|n| SecretKey::from_bytes([n; 32]));
         let mut nodes = Vec::new();
         for (n, (name, host)) in hosts.iter().enumerate() {

@@ -64,7 +64,7 @@ impl World {
         if network == Network::TwoLinks {
             pair.add_link()?;
         }
-        for host in [pair.load(), pair.middle()] {
+        for host in [&pair.load, &pair.middle] {
             host.set_congestion_control(CONGESTION_CONTROL)?;
             limit(host, "eth0")?;
             if network == Network::TwoLinks {
@@ -77,8 +77,8 @@ impl World {
     pub(super) fn node(&self, side: Side) -> &Node {
         match (self, side) {
             (World::Loopback(node), _) => node,
-            (World::Link(pair), Side::Client) => pair.load(),
-            (World::Link(pair), Side::Server) => pair.middle(),
+            (World::Link(pair), Side::Client) => &pair.load,
+            (World::Link(pair), Side::Server) => &pair.middle,
         }
     }
 
@@ -92,8 +92,8 @@ impl World {
     pub(super) fn at(&self, side: Side, n: u16) -> SocketAddr {
         let ip = match (self, side) {
             (World::Loopback(_), _) => Ipv4Addr::LOCALHOST,
-            (World::Link(pair), Side::Client) => pair.load().v4(),
-            (World::Link(pair), Side::Server) => pair.middle().v4(),
+            (World::Link(pair), Side::Client) => pair.load.v4(),
+            (World::Link(pair), Side::Server) => pair.middle.v4(),
         };
         SocketAddr::new(ip.into(), PORT + n)
     }

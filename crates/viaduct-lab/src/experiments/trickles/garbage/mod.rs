@@ -94,7 +94,7 @@ struct World {
 impl World {
     fn new(run: &Run) -> Result<World> {
         let pair = Pair::build(run.journal())?;
-        let (node, scratch) = (pair.middle(), Scratch::new()?);
+        let (node, scratch) = (&pair.middle, Scratch::new()?);
         let limit = format!("tc qdisc add dev eth0 root tbf rate {RATE} burst 32k latency 50ms");
         node.run("sh", &["-ec", &limit])?;
         scratch.write("big", vec![b'x'; 64 << 20])?;
@@ -119,7 +119,7 @@ impl World {
     fn transfer(&self, time: Duration) -> Result<f64> {
         let url = format!("http://{}/big", self.to);
         let clients = (0..CLIENTS).map(|_| {
-            let mut command = self.pair.load().command(&binary()?.to_string_lossy());
+            let mut command = self.pair.load.command(&binary()?.to_string_lossy());
             command.args(["run", "+trickles:way=tcp", "--", "curl", "--silent", "--output"]);
             command.args(["/dev/null", "--write-out", "%{size_download}", "--max-time"]);
             command.arg(time.as_secs().to_string()).arg(&url);
@@ -159,7 +159,7 @@ fn status(scratch: &Scratch) -> Result<Value> {
 
 /// Sends `packets` repeatedly from the clients' machine, for `longest` at most.
 fn flood(world: &World, packets: Vec<Vec<u8>>, longest: Duration) -> Result<Flood> {
-    let raw = world.pair.load().netns().enter(RawSockets::open)??;
+    let raw = world.pair.load.netns().enter(RawSockets::open)??;
     raw.set_buffers(16 << 20)?;
     let to = SocketAddr::new(world.to.ip(), 0);
     let (mut outbox, mut next) = (Outbox::default(), 0);
