@@ -277,7 +277,7 @@ impl Control {
                 self.wan.set_stale();
             }
             if system.retry(&self.site) {
-                info!("packets are kept short now, so that repairs fit the WAN");
+                info!("the size of packets is now limited, so that repairs fit the WAN");
                 if let Err(error) = self.wan.mark_applied(&self.site) {
                     warn!("{error:#}");
                 }
@@ -295,7 +295,7 @@ impl Control {
             Ok(()) if system.has_room() => {
                 info!(
                     mtu = self.site.wan_mtu,
-                    "the WAN has changed: packets are kept short again, so that repairs fit"
+                    "the WAN has changed: the size of packets is limited again, so that repairs fit"
                 );
             }
             Ok(()) => {}

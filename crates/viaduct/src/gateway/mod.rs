@@ -217,7 +217,7 @@ pub fn check(path: &Path, registry: &Registry) -> Result<()> {
     if let Some(missing) = preflight::missing_prerequisite(&config) {
         split::settings(&config, registry).with_context(|| path.display().to_string())?;
         println!("site {}: public key {}", config.name, config.secret.public());
-        println!("warning: {missing}; the gateway waits for it");
+        println!("warning: {missing}; the gateway keeps trying");
         println!("ok, with a warning");
         return Ok(());
     }

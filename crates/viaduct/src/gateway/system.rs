@@ -115,7 +115,7 @@ impl System {
         made?;
         for clamp in &self.room.clamps {
             let longest = clamp.max_packet;
-            info!(longest, "packets are kept short, so that repairs fit the WAN");
+            info!(longest, "the size of packets is limited, so that repairs fit the WAN");
         }
         Ok(())
     }
@@ -237,13 +237,13 @@ pub fn plan(site: &Site) -> Result<Vec<String>> {
     let mut warnings = Vec::new();
     for ((ip, length), longest) in Room::new(site)?.routes {
         if let Err(error) = RouteMtu::plan((ip, length), &site.config.wan, longest) {
-            warnings.push(format!("{}: {error}; the gateway waits for it", site.no_route_to(ip)));
+            warnings.push(format!("{}: {error}; the gateway keeps trying", site.no_route_to(ip)));
         }
     }
     if let Some(vlan) = super::preflight::vlan_of_trunk(&site.config) {
         bail!(
-            "[site] wan: {:?} is a trunk: packets to peers leave tagged, by its VLAN {vlan:?}; \
-             that interface is expected here",
+            "[site] wan: {:?} is a VLAN trunk, and packets to peers use its VLAN {vlan:?}: \
+             give that interface instead",
             site.config.wan
         );
     }

@@ -60,7 +60,7 @@ use crate::text;
     override_usage = "viaduct master --name NAME [+HANDLER[:KEY=VALUE,...]]... [OPTIONS]",
     after_help = "The handlers precede or follow the options: +NAME[:KEY=VALUE,...], or +NAME \
     -KEY=VALUE ... as in\n  viaduct master --name site +congestion\n\
-    Programs join it by `viaduct run --master NAME`; `viaduct status --name NAME` shows its state."
+    Start programs with `viaduct run --master NAME`; `viaduct status --name NAME` shows its state."
 )]
 pub struct MasterArgs {
     /// Name by which programs join the master
@@ -209,5 +209,5 @@ fn creation_error(path: &Path, error: &io::Error) -> anyhow::Error {
         io::ErrorKind::InvalidFilename => " of less than 100 bytes",
         _ => "",
     };
-    anyhow!("{}: {error}; --run-dir names another directory{short}", path.display())
+    anyhow!("{}: {error}; choose another directory{short} with --run-dir", path.display())
 }

@@ -233,7 +233,7 @@ fn a_masters_name_is_unique_and_an_unknown_one_is_reported() {
     assert!(text(&none.stderr).contains("viaduct master --name none"), "{none:?}");
     let long = run_dir.0.join("d".repeat(120)).display().to_string();
     let long = run_dir.output(&["master", "--name", "two", CHAIN, "--run-dir", &long]);
-    assert!(text(&long.stderr).contains("--run-dir names another directory"), "{long:?}");
+    assert!(text(&long.stderr).contains("choose another directory"), "{long:?}");
     // A killed master leaves its socket, which does not prevent a new master with the same name.
     master.signal("KILL");
     drop(master);

@@ -10,7 +10,7 @@ use crate::experiments::prelude::*;
 pub(in crate::experiments) const ABOUT: About = About {
     name: "lab/link",
     title: "Accuracy of the link emulator",
-    figure: "Basis of every figure: Emulab's links in the papers",
+    figure: "Basis of all figures; the papers used links emulated by Emulab",
     finding: "The papers used Emulab's links. Our emulator must keep to its configured rate, delay \
               and loss as exactly as they did.",
 };

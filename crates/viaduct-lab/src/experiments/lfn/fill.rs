@@ -48,8 +48,9 @@ pub(in crate::experiments) const ABOUT: About = About {
     name: "lfn/fill",
     title: "One bulk session through the tunnel, and an echo beside it",
     figure: "beyond Taming the LFN: comparison with today's tunnels",
-    finding: "Today's tunnels: yamux's fixed window carries 33 Mb/s at 60 ms; kcptun's echo has a \
-              median of 3.5 to 4.6 round trips, hysteria's a 99th percentile of 2 to 6.5.",
+    finding: "yamux's fixed window limits a session to 33 Mb/s at 60 ms. During a bulk session an \
+              echo takes a median of 3.5 to 4.6 round trips through kcptun, and a 99th percentile \
+              of 2 to 6.5 through hysteria.",
 };
 
 pub(in crate::experiments) fn run(run: &mut Run) -> Result<()> {
@@ -162,8 +163,8 @@ impl Found {
         let figures = [
             ("Bulk session", "Mb/s", self.rate),
             ("Bulk session, share of the link's payload rate", "%", 100.0 * self.share(path)),
-            ("Echo of 100 bytes beside it, median", "RTT", median),
-            ("Echo of 100 bytes beside it, 99th percentile", "RTT", p99),
+            ("Echo of 100 bytes during the bulk session, median", "RTT", median),
+            ("Echo of 100 bytes during the bulk session, 99th percentile", "RTT", p99),
         ];
         for (title, unit, value) in figures {
             let plot = Plot::histogram(title, ("path", ""), ("value", unit));

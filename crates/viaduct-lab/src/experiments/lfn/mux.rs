@@ -71,7 +71,7 @@ fn plot_results(run: &mut Run, beside: bool, found: &[(Setup, Browsed)]) {
         ("Documents of 20 KB and more, median", "ms", large),
         ("All documents, 99th percentile", "ms", |b| b.quantile(0.99, |_| true)),
         ("Documents that never arrived", "", |b| b.never() as f64),
-        ("The flow beside", "Mb/s", |b| b.beside.unwrap_or(f64::NAN)),
+        ("Concurrent TCP flow", "Mb/s", |b| b.beside.unwrap_or(f64::NAN)),
     ];
     for (title, unit, figure) in figures {
         let plot = Plot::histogram(title, ("way", ""), ("value", unit));

@@ -23,8 +23,8 @@ pub(in crate::experiments) fn run(run: &mut Run) -> Result<()> {
     run.steps(2 * losses.len());
     let plots = [
         Plot::line("Mean delivery latency", ("loss", "%"), ("latency", "ms")),
-        Plot::line("99th percentile of it", ("loss", "%"), ("latency", "ms")),
-        Plot::line("The flow beside", ("loss", "%"), ("throughput", "Mb/s")),
+        Plot::line("99th percentile of the delivery latency", ("loss", "%"), ("latency", "ms")),
+        Plot::line("Concurrent TCP flow", ("loss", "%"), ("throughput", "Mb/s")),
     ];
     let mut results = Vec::new();
     for &loss in losses {
@@ -45,7 +45,7 @@ pub(in crate::experiments) fn run(run: &mut Run) -> Result<()> {
 
 fn checks(run: &mut Run, results: &[(f64, StreamResult, StreamResult)]) {
     let worst = results.iter().map(|(_, _, protected)| protected.mean()).fold(0.0, f64::max);
-    run.at_most("protected mean up to 1 %, above one-way delay, ms", worst - DELAY, 5.0);
+    run.at_most("protected, up to 1 %: mean latency above one-way delay, ms", worst - DELAY, 5.0);
     let Some((_, plain, protected)) = results.last() else { return };
     let late = protected.p99() - DELAY;
     run.at_most("protected p99 at 1 %, above one-way delay, ms", late, 15.0);

@@ -51,8 +51,8 @@ pub(in crate::experiments) fn run(run: &mut Run) -> Result<()> {
         run.plot_bars(&plot, name, all.map(|(label, rate)| (label, rate / contest.all())));
     }
     let [plain, shared] = [&found[0], &found[1]];
-    run.at_least("plain: the four take of the bottleneck", plain.share(), 0.6);
-    let name = "congestion: the four take of the bottleneck";
+    run.at_least("plain: the four flows' share of the bottleneck", plain.share(), 0.6);
+    let name = "congestion: the four flows' share of the bottleneck";
     // One flow's share of the bottleneck is 0.5, four flows' share is 0.8.
     run.within(name, shared.share(), 0.33, 0.67);
     run.at_least("congestion: Jain's index of the four", jain(&shared.flows), 0.9);

@@ -23,7 +23,7 @@ pub(super) fn by_turns(
         let testbeds = testbeds.collect::<Result<Vec<_>>>()?;
         for (load, found) in loads.iter().zip(&mut found) {
             let Load { program, block, .. } = load;
-            run.step(&format!("round {}: {program} by blocks of {block}", round + 1))?;
+            run.step(&format!("round {}: {program}, blocks of {block} bytes", round + 1))?;
             let mut order: Vec<usize> = (0..setups.len()).collect();
             for turn in 0..turns {
                 if !(round + turn).is_multiple_of(2) {
