@@ -4,7 +4,6 @@ use viaduct_proto::link::Loss;
 
 use super::fates::Fates;
 use super::probe::{Arrival, Probe, world};
-use crate::emulator::Direction;
 use crate::experiments::prelude::*;
 
 pub(in crate::experiments) const ABOUT: About = About {

@@ -10,8 +10,6 @@
 //!   b1 ─── iperf3, one TCP flow ─────────────────────────▶ a1          concurrent traffic
 //! ```
 
-use std::net::Ipv4Addr;
-
 use crate::example_tunnel::{Links, Tunnel};
 use crate::experiments::prelude::*;
 use crate::topology::programs::{Connections, Documents, Request, Requests, Squid, WebServer};

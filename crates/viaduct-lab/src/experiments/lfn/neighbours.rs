@@ -7,8 +7,6 @@
 //!   a1  one with a stopped reader ────────┘        10 Mb/s, 300 ms           └─▶ b1
 //! ```
 
-use std::sync::atomic::{AtomicBool, Ordering};
-
 use super::small_site::SmallSites;
 use crate::example_tunnel::Links;
 use crate::experiments::prelude::*;

@@ -10,7 +10,6 @@ use std::net::{TcpListener, TcpStream};
 
 use rustix::net::sockopt::set_tcp_congestion;
 
-use crate::emulator::Direction;
 use crate::experiments::prelude::*;
 use crate::topology::TopologyError;
 use crate::topology::programs::{Capture, Segment};

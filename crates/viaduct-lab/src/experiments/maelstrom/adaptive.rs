@@ -1,6 +1,6 @@
 //! Repairs that adapt to losses: gain of a flow on a lossy link, and its cost on a clean one.
 
-use viaduct_proto::repair::stats::{LATENCY_BOUNDS, ReceiverStats, SenderStats};
+use viaduct_proto::repair::stats::{LATENCY_BOUNDS, ReceiverStats};
 
 use super::{describe, overhead, without_and_with, world};
 use crate::experiments::prelude::*;

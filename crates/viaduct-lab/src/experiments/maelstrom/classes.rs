@@ -1,7 +1,5 @@
 //! Delay-sensitive messages, beside a bulk flow and alone.
 
-use viaduct_proto::repair::stats::SenderStats;
-
 use super::{Case, cases, overhead};
 use crate::experiments::prelude::*;
 use crate::topology::programs::{Carrier, Message, TimedMessages};

@@ -1,7 +1,5 @@
 //! Hosts with the WAN's MTU: repairs are sent in fragments, at a measured cost.
 
-use viaduct_proto::repair::stats::SenderStats;
-
 use super::{describe, overhead};
 use crate::experiments::prelude::*;
 

@@ -1,7 +1,6 @@
 //! Effect of protected flows on other flows, and on a saturated link.
 
 use super::{describe, overhead, world};
-use crate::emulator::Direction;
 use crate::experiments::prelude::*;
 use crate::topology::programs::IperfReport;
 

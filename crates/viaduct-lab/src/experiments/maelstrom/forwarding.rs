@@ -1,8 +1,6 @@
 //! Section 4.6: forwarding throughput with gateways, and the share of the packets that they
 //! protect.
 
-use std::sync::atomic::{AtomicBool, Ordering};
-
 use rustix::process::{Signal, kill_process};
 
 use crate::experiments::prelude::*;

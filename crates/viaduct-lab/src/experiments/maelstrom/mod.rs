@@ -25,8 +25,6 @@ pub(super) mod throughput_gigabit;
 pub(super) mod throughput_loss;
 pub(super) mod vs_reed_solomon;
 
-use viaduct_proto::repair::stats::SenderStats;
-
 use crate::experiments::prelude::*;
 
 /// Loss of a link: its name, its configuration, and whether a quick run includes it.

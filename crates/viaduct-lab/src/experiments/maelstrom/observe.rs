@@ -2,7 +2,6 @@
 //! on.
 
 use rustix::process::Signal;
-use viaduct_proto::repair::stats::SenderStats;
 
 use super::{Case, cases, overhead, world};
 use crate::experiments::prelude::*;
@@ -85,8 +84,8 @@ fn send(world: &World, stream: &Iperf) -> Result<()> {
 fn repair(world: &World) -> Result<()> {
     let gateways = world.running()?;
     for gateway in [&gateways.a, &gateways.b] {
-        let text = std::fs::read_to_string(gateway.config())?;
-        std::fs::write(gateway.config(), text.replace("\"observe\"", "\"auto\""))?;
+        let text = fs::read_to_string(gateway.config())?;
+        fs::write(gateway.config(), text.replace("\"observe\"", "\"auto\""))?;
         gateway.signal(Signal::HUP)?;
     }
     settle()

@@ -2,7 +2,6 @@
 //! after the loss.
 
 use super::{overhead, world};
-use crate::emulator::Direction;
 use crate::experiments::prelude::*;
 
 /// Link with losses, and the same link without.

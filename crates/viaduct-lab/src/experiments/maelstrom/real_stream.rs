@@ -7,7 +7,6 @@
 
 use viaduct_proto::link::Reason;
 
-use crate::emulator::Direction;
 use crate::experiments::prelude::*;
 use crate::topology::programs::{Carrier, Message, TimedMessages};
 

@@ -5,7 +5,7 @@
 //! ```
 
 use std::num::NonZero;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::AtomicU64;
 
 use viaduct_proto::fec::{AnyDecoder, Code, layered, reed_solomon};
 use viaduct_proto::sim::stream::{Lost, Outcome, Stream};

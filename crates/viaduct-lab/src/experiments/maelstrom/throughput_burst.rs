@@ -1,7 +1,5 @@
 //! Loss bursts, under which existing FEC tunnels collapse: throughput of one TCP flow by code.
 
-use viaduct_proto::repair::stats::SenderStats;
-
 use super::{overhead, world};
 use crate::experiments::prelude::*;
 

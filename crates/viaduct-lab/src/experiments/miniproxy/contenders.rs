@@ -7,7 +7,6 @@ use std::any::Any;
 use crate::experiments::cores::first_and_last;
 use crate::experiments::prelude::*;
 use crate::load::{Load, Server, Shape};
-use crate::proxies::Proxy;
 use crate::topology::Pair;
 use crate::topology::programs::{Relay, Software};
 

@@ -3,14 +3,9 @@
 
 use std::io::Read as _;
 use std::net::{SocketAddrV4, TcpListener, TcpStream};
-use std::sync::atomic::{AtomicBool, Ordering};
 
-use serde_json::Value;
-
-use crate::daemon;
 use crate::experiments::prelude::*;
 use crate::flood::Flood;
-use crate::proxies::Proxy;
 use crate::topology::{Chain, Usage, user_and_system};
 
 /// SYNs per second.

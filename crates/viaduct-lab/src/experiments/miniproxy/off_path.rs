@@ -4,7 +4,6 @@
 use super::downloads::{hop, measure};
 use super::model::{Expected, expected};
 use crate::experiments::prelude::*;
-use crate::proxies::Proxy;
 use crate::topology::Detour;
 
 /// Delay from the client to the server in milliseconds, one way.

@@ -1,10 +1,8 @@
 //! Figure 3, for a process: time until a newly started proxy serves, and its memory when idle.
 
 use std::io::{ErrorKind, Read, Write};
-use std::net::{Ipv4Addr, TcpListener, TcpStream};
+use std::net::{TcpListener, TcpStream};
 use std::process::Stdio;
-
-use viaduct_sys::process::Process;
 
 use crate::cgroup::{Cgroup, Limits};
 use crate::experiments::prelude::*;
@@ -228,9 +226,9 @@ fn millis(time: Duration) -> f64 {
 
 fn children(process: u32) -> Result<Vec<u32>> {
     let mut all = Vec::new();
-    for task in std::fs::read_dir(format!("/proc/{process}/task"))? {
+    for task in fs::read_dir(format!("/proc/{process}/task"))? {
         // The thread may have ended meanwhile.
-        let text = std::fs::read_to_string(task?.path().join("children")).unwrap_or_default();
+        let text = fs::read_to_string(task?.path().join("children")).unwrap_or_default();
         all.extend(text.split_whitespace().filter_map(|pid| pid.parse::<u32>().ok()));
     }
     Ok(all)
@@ -238,7 +236,7 @@ fn children(process: u32) -> Result<Vec<u32>> {
 
 /// Reads a size in megabytes from `/proc/<process>/status`.
 fn megabytes(process: u32, what: &str) -> Result<f64> {
-    let text = std::fs::read_to_string(format!("/proc/{process}/status"))?;
+    let text = fs::read_to_string(format!("/proc/{process}/status"))?;
     let line = text.lines().find_map(|line| line.strip_prefix(what)?.strip_prefix(':'));
     let number = line.and_then(|line| line.trim().strip_suffix(" kB")?.parse::<f64>().ok());
     Ok(number.with_context(|| format!("no {what} of process {process}"))? / 1024.0)

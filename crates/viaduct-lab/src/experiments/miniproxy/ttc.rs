@@ -7,7 +7,6 @@ use viaduct_sys::bpf::SynOption;
 use super::downloads;
 use super::model::{Expected, expected};
 use crate::experiments::prelude::*;
-use crate::proxies::Proxy;
 use crate::topology::Chain;
 
 /// Delay from the client to the server in milliseconds, one way.

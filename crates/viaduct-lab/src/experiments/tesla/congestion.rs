@@ -136,5 +136,5 @@ fn master(host: &Host, run_dir: &str) -> Result<Server> {
     let mut command = host.command(&binary()?.display().to_string());
     command.args(["master", "--name", MASTER, "+congestion", "--run-dir", run_dir]);
     let door = format!("{run_dir}/{MASTER}.sock");
-    Server::start(host, command, || Ok(std::path::Path::new(&door).exists()))
+    Server::start(host, command, || Ok(Path::new(&door).exists()))
 }

@@ -3,7 +3,7 @@
 use std::io::{BufRead as _, BufReader, Write as _};
 use std::process::{ChildStdin, ChildStdout, Command, Stdio};
 
-use viaduct_sys::process::{Process, raise_fd_limit};
+use viaduct_sys::process::raise_fd_limit;
 
 use super::programs::{CommandPrefix, Server, bench, measure, run as under};
 use super::undisturbed::undisturbed;

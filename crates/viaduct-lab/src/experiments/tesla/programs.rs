@@ -1,14 +1,10 @@
 //! Benchmark programs in hosts: permanent servers and short-lived clients, each on its host's
 //! core, optionally under a wrapper.
 
-use std::fs::File;
 use std::io::{Read as _, Seek as _};
 use std::process::{Command, Stdio};
 
-use viaduct_sys::process::Process;
-
 use super::world::{Side, World};
-use crate::daemon;
 use crate::experiments::prelude::*;
 use crate::topology::programs::is_listening;
 

@@ -10,7 +10,6 @@
 
 use std::io::{BufRead as _, BufReader};
 use std::os::unix::net::UnixStream;
-use std::path::Path;
 
 use viaduct_proto::keys::SecretKey;
 use viaduct_proto::overlay::Table;

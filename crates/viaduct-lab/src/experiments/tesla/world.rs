@@ -6,8 +6,6 @@
 //!          10.4.0.1 eth1 ═══ 100 Mb/s ═══ eth1 10.4.0.2           the second of two
 //! ```
 
-use std::net::Ipv4Addr;
-
 use crate::experiments::cores::first_and_last;
 use crate::experiments::prelude::*;
 use crate::topology::Pair;

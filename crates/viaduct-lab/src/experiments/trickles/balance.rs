@@ -272,7 +272,7 @@ fn links() -> Vec<String> {
 
 /// Returns the rules that deal the service's packets to the servers in turn and give the
 /// answers its address, without any connection state.
-fn sprayer(servers: [std::net::Ipv4Addr; 2]) -> String {
+fn sprayer(servers: [Ipv4Addr; 2]) -> String {
     let [b1, b2] = servers;
     format!(
         "table ip sprayer {{

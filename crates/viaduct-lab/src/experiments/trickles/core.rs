@@ -7,10 +7,8 @@
 //!         └─ their MACs and nonces, computed separately ─▶        cryptographic part
 //! ```
 
-use std::fs::File;
 use std::hint::black_box;
 use std::os::unix::fs::MetadataExt as _;
-use std::path::Path;
 use std::time::SystemTime;
 
 use rustix::time::{ClockId, clock_gettime};

@@ -1,12 +1,9 @@
 //! Downloads by unmodified curl, and the arrival times of their bytes.
 
-use std::fs::File;
 use std::io::Read as _;
-use std::path::Path;
 use std::process::Stdio;
 
 use rustix::event::{PollFd, PollFlags, poll};
-use viaduct_sys::process::Process;
 
 use crate::experiments::prelude::*;
 
@@ -113,7 +110,7 @@ impl Download<'_> {
             Read::Ended => {
                 let well = process.wait()?.success();
                 if !well && self.by == By::Trickles {
-                    let said = std::fs::read_to_string(log)?;
+                    let said = fs::read_to_string(log)?;
                     eprintln!("a client ended after {} bytes: {}", found.bytes(), said.trim_end());
                 }
                 Ok(well)

@@ -166,7 +166,7 @@ impl Transfer {
         let (url, begun) = (Replicas::url("file"), Instant::now());
         let run_dirs: Vec<_> =
             (0..CLIENTS).map(|n| world.scratch().path().join(format!("client-{n}"))).collect();
-        run_dirs.iter().try_for_each(std::fs::create_dir)?;
+        run_dirs.iter().try_for_each(fs::create_dir)?;
         thread::scope(|scope| {
             let (host, limit) = (world.net.a1(), Duration::from_secs_f64(6.0 * self.death));
             let Client { by, pause, .. } = self.client;

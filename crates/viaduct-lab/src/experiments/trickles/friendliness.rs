@@ -12,11 +12,9 @@
 //! round, identically for both arms: independent round trips of 95 to 105 ms. This prevents
 //! synchronization of the flows, while no part of the path has a random delay per packet.
 
-use std::net::Ipv4Addr;
-
 use super::replicas::{Replicas, SERVICE, Service};
 use super::served::{CONGESTION_CONTROL, PORT, get};
-use crate::emulator::{Direction, Emulator};
+use crate::emulator::Emulator;
 use crate::experiments::prelude::*;
 use crate::load::{Fetched, Fetches, Trickles};
 
@@ -240,7 +238,7 @@ impl World {
 
 /// Returns the number of loss recoveries by the TCP of this host's kernel.
 fn recoveries(host: &Host) -> Result<u64> {
-    let read = || std::fs::read_to_string("/proc/thread-self/net/netstat");
+    let read = || fs::read_to_string("/proc/thread-self/net/netstat");
     let text = host.netns().enter(read)??;
     let mut lines = text.lines().filter(|line| line.starts_with("TcpExt:"));
     let (names, values) = lines.next().zip(lines.next()).context("no TCP counters")?;

@@ -5,11 +5,8 @@
 //!   SYN ─▶ [ queue ] ─▶ fewest connections in conntrack ─▶ [ mark ] ─▶ [ dnat ] ─▶ b1 or b2
 //! ```
 
-use std::fs::File;
 use std::io::{self, Read as _, Seek as _};
-use std::net::Ipv4Addr;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
 
 use viaduct_sys::nft::intercept::Selector;

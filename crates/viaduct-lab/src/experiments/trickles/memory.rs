@@ -7,9 +7,6 @@
 //!   a further fetch by each of the silent clients
 //! ```
 
-use std::fs;
-use std::sync::atomic::{AtomicBool, Ordering};
-
 use viaduct_proto::trickles::stream::{Config, State};
 use viaduct_sys::poll::{Waker, wait};
 use viaduct_sys::process::raise_fd_limit;

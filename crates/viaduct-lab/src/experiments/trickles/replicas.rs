@@ -7,12 +7,7 @@
 //!                                     └─ b2 serve   10.2.2.2 ┘
 //! ```
 
-use std::fs::File;
-use std::net::Ipv4Addr;
 use std::path::PathBuf;
-
-use serde_json::Value;
-use viaduct_sys::process::Process;
 
 use super::served::{self, CONGESTION_CONTROL, PORT};
 use crate::experiments::prelude::*;

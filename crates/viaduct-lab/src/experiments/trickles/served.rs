@@ -1,14 +1,10 @@
 //! `viaduct serve` in a node: files over Trickles, and over TCP on the same port.
 
-use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::Command;
 
-use serde_json::Value;
 use viaduct_proto::trickles::packet::Format;
-use viaduct_sys::process::Process;
 
-use crate::daemon;
 use crate::experiments::prelude::*;
 use crate::topology::programs::is_listening;
 

@@ -1,8 +1,6 @@
 //! Row of the matrix: runs directly and under chains, and the comparison of the results.
 
-use std::fs;
 use std::os::unix::process::ExitStatusExt as _;
-use std::path::Path;
 use std::process::{Command, Output, Stdio};
 
 use super::server::Server;

@@ -1,9 +1,8 @@
 //! Server of a row while its client runs.
 
-use std::fs;
 use std::net::TcpListener;
 use std::os::unix::process::CommandExt as _;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::{Child, Command};
 
 use crate::experiments::prelude::*;
@@ -25,7 +24,7 @@ impl Server {
     pub(super) fn start(dir: &Path, way: &str, mut command: Command) -> Result<Server> {
         let [port, spare] = ports()?;
         let log = dir.join(format!("server-{way}.log"));
-        let out = fs::File::create(&log)?;
+        let out = File::create(&log)?;
         command.env("PORT", port.to_string()).stdout(out.try_clone()?).stderr(out);
         let process = command.process_group(0).spawn()?;
         Ok(Server { process, port, spare, log })

@@ -16,12 +16,9 @@ mod packets;
 use std::net::SocketAddrV4;
 use std::process::Stdio;
 
-use serde_json::Value;
 use viaduct_sys::capture::raw::RawSockets;
-use viaduct_sys::process::Process;
 use viaduct_sys::socket::mmsg::Outbox;
 
-use crate::daemon;
 use crate::experiments::prelude::*;
 use crate::flood::Flood;
 use crate::topology::{Pair, Usage};
