@@ -37,6 +37,11 @@ pub fn check() -> Result<(), Stopped> {
     if is_requested() { Err(Stopped) } else { Ok(()) }
 }
 
+/// Sleeps for `time`. Fails if a stop is requested meanwhile.
+pub fn sleep(time: Duration) -> Result<(), Stopped> {
+    wait_until(time, Duration::from_millis(20), || false).map(drop)
+}
+
 /// Waits until `done`, which is called at intervals of `pause`, for at most `limit`; returns its
 /// last answer. Fails if a stop was requested.
 pub fn wait_until(

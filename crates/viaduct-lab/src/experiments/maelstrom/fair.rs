@@ -176,14 +176,14 @@ fn changed(run: &mut Run, rounds: usize) -> Result<()> {
             world.protect(&GatewaySpec::default())?;
             raised.push(thread::scope(|scope| -> Result<f64> {
                 let running = scope.spawn(|| iperf.run(world.a1(), world.b1()));
-                sleep(15)?;
+                stop::sleep(Duration::from_secs(15))?;
                 let before = world.sender()?;
-                sleep(5)?;
+                stop::sleep(Duration::from_secs(5))?;
                 let steady = world.sender()?;
                 world.link()?.set(Direction::AtoB, link(other))?;
-                sleep(10)?;
+                stop::sleep(Duration::from_secs(10))?;
                 let changed = world.sender()?;
-                sleep(8)?;
+                stop::sleep(Duration::from_secs(8))?;
                 let after = world.sender()?;
                 join(running)?;
                 Ok(overhead(&changed, &after) - overhead(&before, &steady))
@@ -191,14 +191,6 @@ fn changed(run: &mut Run, rounds: usize) -> Result<()> {
         }
         let name = format!("{name}: bytes of repairs a byte ten seconds later, above those before");
         run.at_most(&name, median(&raised), RAISED);
-    }
-    Ok(())
-}
-
-fn sleep(seconds: u64) -> Result<()> {
-    for _ in 0..seconds * 50 {
-        stop::check()?;
-        thread::sleep(Duration::from_millis(20));
     }
     Ok(())
 }

@@ -93,9 +93,7 @@ fn repair(world: &World) -> Result<()> {
 
 /// Waits until reports have arrived and the fates of packets are settled.
 fn settle() -> Result<()> {
-    stop::check()?;
-    thread::sleep(Duration::from_millis(2_500));
-    Ok(())
+    Ok(stop::sleep(Duration::from_millis(2_500))?)
 }
 
 /// Returns the system state that a gateway may change, as the system's own tools show it.

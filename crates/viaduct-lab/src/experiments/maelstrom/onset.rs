@@ -86,13 +86,7 @@ pub(in crate::experiments) fn run(run: &mut Run) -> Result<()> {
 fn flow(world: &World, parts: Parts) -> Result<Flow> {
     let iperf = Iperf::tcp("cubic", parts.all() as u32, 0);
     let begun = Instant::now();
-    let wait = |until: u64| -> Result<()> {
-        while begun.elapsed() < Duration::from_secs(until) {
-            stop::check()?;
-            thread::sleep(Duration::from_millis(20));
-        }
-        Ok(())
-    };
+    let wait = |until: u64| stop::sleep(Duration::from_secs(until).saturating_sub(begun.elapsed()));
     thread::scope(|scope| {
         let flow = scope.spawn(|| iperf.run(world.a1(), world.b1()));
         for (until, config) in [(parts.clean, LOSSY), (parts.clean + parts.lossy, CLEAN)] {
