@@ -1,6 +1,6 @@
 //! Delay-sensitive messages, beside a bulk flow and alone.
 
-use super::{Case, cases, overhead};
+use super::{Case, cases, medians, overhead};
 use crate::experiments::prelude::*;
 use crate::topology::programs::{Carrier, Message, TimedMessages};
 
@@ -61,14 +61,12 @@ pub(in crate::experiments) fn run(run: &mut Run) -> Result<()> {
     run.steps(rounds * (cases.len() * STREAMS.len() + COSTS.len()));
     for (x, (case, loss, _)) in cases.into_iter().enumerate() {
         for stream in &STREAMS {
-            let mut late = Vec::new();
-            for round in 0..rounds {
+            let [p99] = medians(rounds, |round| {
                 run.step(&format!("{case}, {}", stream.name))?;
                 let mut world = world(run, loss, round)?;
                 world.protect(&GatewaySpec::default())?;
-                late.push(quantile(&send(&world, stream, seconds)?, 0.99));
-            }
-            let p99 = median(&late);
+                Ok([quantile(&send(&world, stream, seconds)?, 0.99)])
+            })?;
             let plot = Plot::histogram("99 of 100 messages within", ("loss", ""), ("", "ms"));
             run.plot_bar(&plot, stream.name, (x, case), p99);
             let bound = ONE_WAY + BEYOND + if stream.beside { QUEUE } else { 0.0 };
@@ -76,19 +74,18 @@ pub(in crate::experiments) fn run(run: &mut Run) -> Result<()> {
         }
     }
     for (pace, repairs, most) in COSTS {
-        let mut bytes = Vec::new();
-        for round in 0..rounds {
+        let [bytes] = medians(rounds, |round| {
             run.step(&format!("{pace} packets a second, {repairs}"))?;
             let mut world = world(run, "1%", round)?;
             let class = format!("max_overhead = 1.0\n[[peer.class]]\nname = \"all\"\n{repairs}\n");
             world.protect(&GatewaySpec::fec(&class))?;
             let stream = Stream { name: "small", length: 84, pace, beside: false };
             send(&world, &stream, seconds)?;
-            bytes.push(overhead(&SenderStats::default(), &world.sender()?));
-        }
+            Ok([overhead(&SenderStats::default(), &world.sender()?)])
+        })?;
         let kind = repairs.replace('\n', ", ").replace('"', "");
         let name = format!("{pace} packets of 84 bytes a second, {kind}: bytes a byte");
-        run.at_most(&name, median(&bytes), most);
+        run.at_most(&name, bytes, most);
     }
     Ok(())
 }

@@ -1,6 +1,6 @@
 //! Effect of protected flows on other flows, and on a saturated link.
 
-use super::{describe, overhead, world};
+use super::{describe, medians, overhead, world};
 use crate::experiments::prelude::*;
 use crate::topology::programs::IperfReport;
 
@@ -63,8 +63,7 @@ pub(in crate::experiments) fn run(run: &mut Run) -> Result<()> {
 fn beside(run: &mut Run, queue: &str, times: Times, rounds: usize) -> Result<()> {
     let link = link(&format!("rate=200M,delay=50ms,queue={queue}"));
     let spec = GatewaySpec::fec(CLASS);
-    let (mut shares, mut told) = ([const { Vec::new() }; 3], Vec::new());
-    for round in 0..rounds {
+    let [protected, plain, sum, told] = medians(rounds, |round| {
         let seed = run.seed() + round as u64;
         let mut world = World::new((1200, 1500), &link, seed, run.journal())?;
         world.protect(&spec)?;
@@ -75,12 +74,9 @@ fn beside(run: &mut Run, queue: &str, times: Times, rounds: usize) -> Result<()>
         let before = dropped(&world)?;
         let both = flows(&world, &[PROTECTED, PLAIN], times)?;
         let after = dropped(&world)?;
-        told.push((after.1 - before.1) as f64 / (after.0 - before.0).max(1) as f64);
-        shares[0].push(both[0] / half);
-        shares[1].push(both[1] / half);
-        shares[2].push((both[0] + both[1]) / (2.0 * half));
-    }
-    let [protected, plain, sum] = shares.map(|of| median(&of));
+        let told = (after.1 - before.1) as f64 / (after.0 - before.0).max(1) as f64;
+        Ok([both[0] / half, both[1] / half, (both[0] + both[1]) / (2.0 * half), told])
+    })?;
     let plot = Plot::histogram("Beside a plain flow", ("queue", ""), ("of two plain", ""));
     for (name, value) in [("protected", protected), ("plain", plain)] {
         run.plot_bar(&plot, name, (queue.len(), queue), value);
@@ -90,7 +86,7 @@ fn beside(run: &mut Run, queue: &str, times: Times, rounds: usize) -> Result<()>
     run.check(&name("plain beside it over half of two plain"), plain, SHARE);
     run.at_least(&name("sum over two plain"), sum, SUM);
     let drops = name("drops taken for losses by chance, of all");
-    run.at_most(&drops, median(&told), 1.0 - TOLD_DROPS);
+    run.at_most(&drops, told, 1.0 - TOLD_DROPS);
     Ok(())
 }
 
@@ -112,9 +108,8 @@ fn dropped(world: &World) -> Result<(u64, u64)> {
 
 /// Sends a constant rate above the link's.
 fn overload(run: &mut Run, rounds: usize, seconds: u32) -> Result<()> {
-    let (mut bytes, mut lost) = (Vec::new(), Vec::new());
     let stream = Iperf::udp(220_000_000, 1_172, seconds);
-    for round in 0..rounds {
+    let [bytes, lost] = medians(rounds, |round| {
         let mut world = world(run, "none", round)?;
         run.step("a stream of 220 Mb/s")?;
         let plain = stream.run(world.a1(), world.b1())?;
@@ -125,31 +120,29 @@ fn overload(run: &mut Run, rounds: usize, seconds: u32) -> Result<()> {
             let before = world.sender()?;
             Ok((join(running)?, before))
         })?;
-        bytes.push(overhead(&before, &world.sender()?));
         let share =
             |report: &IperfReport| report.lost_packets as f64 / report.packets.max(1) as f64;
-        lost.push(share(&with) / share(&plain).max(1e-6));
-    }
-    run.at_most("220 Mb/s on 200: bytes of repairs a byte", median(&bytes), OVERLOAD);
-    run.at_most("220 Mb/s on 200: lost over plain", median(&lost), LOST);
+        let lost = share(&with) / share(&plain).max(1e-6);
+        Ok([overhead(&before, &world.sender()?), lost])
+    })?;
+    run.at_most("220 Mb/s on 200: bytes of repairs a byte", bytes, OVERLOAD);
+    run.at_most("220 Mb/s on 200: lost over plain", lost, LOST);
     Ok(())
 }
 
 /// Runs eight protected flows over a lossy link: each must get its share, and random losses
 /// must be classified as such.
 fn eight(run: &mut Run, rounds: usize, times: Times) -> Result<()> {
-    let (mut index, mut told) = (Vec::new(), Vec::new());
     let ports: Vec<u16> = (0..8).map(|n| PROTECTED + n).collect();
-    for round in 0..rounds {
+    let [index, told] = medians(rounds, |round| {
         run.step("eight protected flows")?;
         let mut world = world(run, "1%", round)?;
         world.protect(&GatewaySpec::default())?;
-        index.push(jain(&flows(&world, &ports, times)?));
-        told.push(reported_losses(&world)?);
-    }
-    run.at_least("eight protected at 1 %: Jain's index", median(&index), JAIN);
+        Ok([jain(&flows(&world, &ports, times)?), reported_losses(&world)?])
+    })?;
+    run.at_least("eight protected at 1 %: Jain's index", index, JAIN);
     let name = "eight protected at 1 %: losses by chance that are taken for that";
-    run.at_least(name, median(&told), TOLD_LOSSES);
+    run.at_least(name, told, TOLD_LOSSES);
     Ok(())
 }
 
@@ -169,12 +162,11 @@ fn changed(run: &mut Run, rounds: usize) -> Result<()> {
         // A rate below the flow's, with almost no queue.
         ("a policer of 100 Mb/s", "rate=100M,delay=50ms,queue=2ms"),
     ] {
-        let mut raised = Vec::new();
-        for round in 0..rounds {
+        let [raised] = medians(rounds, |round| {
             run.step(name)?;
             let mut world = world(run, "none", round)?;
             world.protect(&GatewaySpec::default())?;
-            raised.push(thread::scope(|scope| -> Result<f64> {
+            thread::scope(|scope| {
                 let running = scope.spawn(|| iperf.run(world.a1(), world.b1()));
                 stop::sleep(Duration::from_secs(15))?;
                 let before = world.sender()?;
@@ -186,11 +178,11 @@ fn changed(run: &mut Run, rounds: usize) -> Result<()> {
                 stop::sleep(Duration::from_secs(8))?;
                 let after = world.sender()?;
                 join(running)?;
-                Ok(overhead(&changed, &after) - overhead(&before, &steady))
-            })?);
-        }
+                Ok([overhead(&changed, &after) - overhead(&before, &steady)])
+            })
+        })?;
         let name = format!("{name}: bytes of repairs a byte ten seconds later, above those before");
-        run.at_most(&name, median(&raised), RAISED);
+        run.at_most(&name, raised, RAISED);
     }
     Ok(())
 }

@@ -65,6 +65,15 @@ fn without_and_with(
     Ok((without, world.throughput(iperf)?))
 }
 
+/// Measures once in each of the rounds; returns the median of each value.
+fn medians<const N: usize>(
+    rounds: usize,
+    measure: impl FnMut(usize) -> Result<[f64; N]>,
+) -> Result<[f64; N]> {
+    let found = (0..rounds).map(measure).collect::<Result<Vec<_>>>()?;
+    Ok(std::array::from_fn(|n| median_of(&found, |values| values[n])))
+}
+
 /// Returns the bytes of repairs and names per data byte between two readings.
 fn overhead(before: &SenderStats, after: &SenderStats) -> f64 {
     let repairs = after.repair_bytes - before.repair_bytes;

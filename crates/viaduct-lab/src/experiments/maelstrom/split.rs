@@ -1,6 +1,6 @@
 //! Split connections compared with end-to-end ones, both under adaptive repairs.
 
-use super::{Case, cases, describe, world};
+use super::{Case, cases, describe, medians, world};
 use crate::experiments::prelude::*;
 
 const CASES: [Case; 4] = [
@@ -29,23 +29,23 @@ pub(in crate::experiments) fn run(run: &mut Run) -> Result<()> {
     run.steps(3 * rounds * cases.len());
     let iperf = Iperf::tcp("cubic", seconds, warm_up);
     for (x, (case, loss, _)) in cases.into_iter().enumerate() {
-        let mut rates = [const { Vec::new() }; 3];
-        for round in 0..rounds {
+        let [plain, whole, split] = medians(rounds, |round| {
+            let mut rates = [0.0; 3];
             let mut world = world(run, loss, round)?;
             let ways = [
                 ("plain", None),
                 ("end to end", Some(GatewaySpec::default())),
                 ("split", Some(GatewaySpec::default().split())),
             ];
-            for (rates, (way, spec)) in rates.iter_mut().zip(ways) {
+            for (rate, (way, spec)) in rates.iter_mut().zip(ways) {
                 run.step(&format!("{case}, {way}"))?;
                 if let Some(spec) = spec {
                     world.protect(&spec)?;
                 }
-                rates.push(world.throughput(&iperf)?);
+                *rate = world.throughput(&iperf)?;
             }
-        }
-        let [plain, whole, split] = rates.map(|of| median(&of));
+            Ok(rates)
+        })?;
         let plot = Plot::histogram("One cubic flow", ("loss", ""), ("throughput", "Mb/s"));
         for (name, rate) in [("plain kernel", plain), ("end to end", whole), ("split", split)] {
             run.plot_bar(&plot, name, (x, case), rate);
