@@ -15,8 +15,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use crate::topology::Node;
 use crate::topology::scratch::{PREFIX, left_behind};
 
-/// Period of the processor quota in microseconds; short compared with the time that a program needs
-/// to start.
+/// Period of the processor quota in microseconds; short compared with the start of a program.
 const PERIOD: u64 = 10_000;
 
 /// Resource limits of a group.

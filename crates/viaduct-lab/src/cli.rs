@@ -128,8 +128,7 @@ pub fn become_root() -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Formats an error and its causes on one line, without repetition: many errors contain their
-/// cause.
+/// Formats an error and its causes on one line, each text once: many errors contain their cause.
 pub fn explain(error: &anyhow::Error) -> String {
     let mut said = String::new();
     for cause in error.chain().map(ToString::to_string) {

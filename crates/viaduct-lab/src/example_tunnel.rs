@@ -88,8 +88,7 @@ pub struct Tunnel {
 }
 
 impl Tunnel {
-    /// Starts a tunnel from `near` to `far`, which forwards connections to port 3129 of `near` to
-    /// `to`.
+    /// Starts a tunnel from `near` to `far`: connections to port 3129 of `near` reach `to`.
     pub fn start(near: &Host, far: &Host, to: SocketAddr, links: Links) -> Result<Tunnel> {
         let keys = Scratch::new()?;
         let (near_key, far_key) = (random_key()?, random_key()?);

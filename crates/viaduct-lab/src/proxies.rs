@@ -39,8 +39,7 @@ impl Proxy {
         Ok(proxy)
     }
 
-    /// Starts an explicit hop, for connections whose SYNs name their destination in a TCP
-    /// option.
+    /// Starts an explicit hop, for connections whose SYNs name their destination in a TCP option.
     pub fn explicit(node: &Node, at: IpAddr, next: Option<IpAddr>) -> Result<Proxy> {
         let any = "0.0.0.0/0,::/0";
         let listen = SocketAddr::new(at, PORT).to_string();

@@ -56,8 +56,7 @@ impl<K: Eq + Hash> RateLimitedLog<K> {
         self.count(key, Instant::now()).is_some()
     }
 
-    /// Number of lines suppressed since the last logged one; `None` if this one is suppressed
-    /// too.
+    /// Number of lines suppressed since the last logged one; `None` if this one is suppressed too.
     fn count(&self, key: K, now: Instant) -> Option<u64> {
         let mut counts = self.counts.lock().unwrap_or_else(PoisonError::into_inner);
         let Counts { keys, others } = &mut *counts;

@@ -38,8 +38,7 @@ impl From<&Path> for RunDir {
 
 /// Directory of the system's services.
 pub const SYSTEM: &str = "/run/viaduct";
-/// Parent of private directories. All users may create files there, and cannot delete those of
-/// others.
+/// Parent of private directories, in which users cannot delete files of others.
 const TMP: &str = "/tmp";
 
 /// Default directory of this user's services.

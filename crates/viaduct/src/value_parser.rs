@@ -23,8 +23,7 @@ const MAX_PACKET_MEMORY: u64 = 1 << 40;
 const MIN_MEMORY: u64 = 64 << 10;
 /// Longest time, in days: a hundred years.
 const MAX_DAYS: u64 = 36_500;
-/// Limits of `dead-after`: the kernel's user timeout counts milliseconds, its keepalive probes
-/// seconds.
+/// Limits of `dead-after`: the user timeout counts milliseconds, keepalive probes seconds.
 const DEAD_AFTER: RangeInclusive<Duration> =
     Duration::from_secs(1)..=Duration::from_secs(24 * 24 * 3600);
 /// Longest time that a loop may poll for events; falling asleep and waking up take far less time.

@@ -78,8 +78,7 @@ pub(super) enum Figure {
 }
 
 impl Figure {
-    /// Returns the figure on a scale where more is better; `None` if the program could not be
-    /// run.
+    /// Returns the figure on a scale where more is better; `None` if the program could not be run.
     fn merit(&self) -> Option<f64> {
         match self {
             Figure::Throughput(rate) => Some(*rate),

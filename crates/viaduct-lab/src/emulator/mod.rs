@@ -58,8 +58,7 @@ pub struct EmulatorConfig {
     pub b_to_a: LinkConfig,
     /// Seed of all randomness; each direction derives its own.
     pub seed: u64,
-    /// Busy-waits while a packet is due soon: the highest precision, at the cost of up to one
-    /// core.
+    /// Busy-waits while a packet is due soon: the highest precision, at the cost of up to one core.
     pub spin: bool,
     /// Maximum bytes of packets per direction, in flight and queued; packets beyond it count as
     /// dropped by the queue. Memory is allocated on first use.

@@ -27,8 +27,7 @@ const NAPS: [(u128, Duration); 2] =
 /// Margin by which a spinning thread wakes before a packet is due: longer than a wake-up takes.
 const LEAD: Duration = Duration::from_micros(150);
 
-/// Margin for a sleeping thread: the minimum duration of a wake-up, so that the thread rarely
-/// spins.
+/// Margin for a sleeping thread: the minimum duration of a wake-up, so that it rarely spins.
 const HEAD_START: Duration = Duration::from_micros(40);
 
 /// Maximum working time without sleep. Afterwards this thread sleeps for [`BREAK`], which leaves

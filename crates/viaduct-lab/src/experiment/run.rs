@@ -130,8 +130,7 @@ impl Run {
         self.labelled_point(series, x as f64, y, label);
     }
 
-    /// Adds `bars`, each a label and a height, to the series `name` of `plot`, side by side from
-    /// place 0 on.
+    /// Adds `bars`, each a label and a height, to the series `name` of `plot`, from place 0 on.
     pub fn plot_bars<L: AsRef<str>>(
         &mut self,
         plot: &Plot,

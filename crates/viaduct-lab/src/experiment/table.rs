@@ -4,8 +4,7 @@ use std::fmt::Write;
 
 use super::{Ended, Outcome, Point, Series};
 
-/// Formats the tables of every plot in `outcome` and its checks, with terminal colours if `colours`
-/// is set.
+/// Formats the plots of `outcome` and its checks as tables, in terminal colours if `colours`.
 pub fn print_table(outcome: &Outcome, colours: bool) -> String {
     let mut out = String::new();
     for (plot, series) in outcome.plots() {

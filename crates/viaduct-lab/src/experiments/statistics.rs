@@ -36,8 +36,7 @@ pub(super) fn check_mean(run: &mut Run, name: &str, values: &[f64], bound: Bound
     }
 }
 
-/// Returns the standard error of the median, assuming a normal distribution with the sample's
-/// quartiles.
+/// Returns the standard error of the median of a normal distribution with these quartiles.
 pub(super) fn median_error(values: &[f64]) -> f64 {
     let deviation = (quantile(values, 0.75) - quantile(values, 0.25)) / 1.349;
     1.2533 * deviation / (values.len() as f64).sqrt()

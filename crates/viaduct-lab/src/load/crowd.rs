@@ -34,8 +34,7 @@ struct Connection {
 pub struct Times {
     /// Time until the handshake completed.
     pub open: Option<Duration>,
-    /// Time until the first bytes of the answer, which shows that all hops and the server are
-    /// connected.
+    /// Time until the first bytes of the answer: all hops and the server are then connected.
     pub answered: Option<Duration>,
 }
 

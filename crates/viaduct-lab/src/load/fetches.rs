@@ -49,8 +49,7 @@ pub struct Fetched {
     pub whole: u64,
     /// Failed fetches.
     pub failed: u64,
-    /// Loss recoveries of Trickles clients since the start; 0 for TCP, where the servers count
-    /// them.
+    /// Loss recoveries of Trickles clients since the start; 0 for TCP, whose servers count them.
     pub recoveries: u64,
     /// Actual length of the window in seconds.
     pub seconds: f64,

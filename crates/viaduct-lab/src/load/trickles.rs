@@ -35,8 +35,7 @@ const NETWORK: &str = "10.1.128.0/17";
 const PORTS: u32 = 50_000;
 const FIRST_PORT: u32 = 10_000;
 const MTU: usize = 1500;
-/// Expected bytes of the answers to a request, which determine TCP's sequence numbers: an initial
-/// window.
+/// Expected bytes of the answers to a request, for TCP's sequence numbers: an initial window.
 const EXPECTED: u32 = 16 << 10;
 /// Maximum packets read in a turn.
 const BATCH: usize = 256;
@@ -280,8 +279,7 @@ impl Trickles {
         }
     }
 
-    /// Returns the maximum time to wait before the next [`Trickles::turn`]; `None` to wait for
-    /// a packet.
+    /// Returns the maximum time before the next [`Trickles::turn`]; `None` to wait for a packet.
     pub fn poll_timeout(&self) -> Option<Duration> {
         self.timers.first().map(|(due, _)| *due - now())
     }

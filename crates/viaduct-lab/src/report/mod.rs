@@ -26,8 +26,7 @@ pub fn write(results: &Path, out: &Path) -> anyhow::Result<PathBuf> {
     write_page(&outcomes, out)
 }
 
-/// Writes `index.html` about `outcomes` into `out`, which is made if missing. Returns the path of
-/// the page.
+/// Writes `index.html` about `outcomes` into `out`, made if missing. Returns the page's path.
 pub fn write_page(outcomes: &[Outcome], out: &Path) -> anyhow::Result<PathBuf> {
     std::fs::create_dir_all(out).with_context(|| format!("cannot make {}", out.display()))?;
     let path = out.join("index.html");

@@ -129,8 +129,7 @@ impl BarLayout {
         BarLayout { width: gap * 0.8, series: series.len() }
     }
 
-    /// Returns the distance from x to the left edge, and the width, of the bars of series
-    /// `index`.
+    /// Returns the distance from x to the left edge, and the width, of the bars of series `index`.
     fn of_series(&self, index: usize) -> (f64, f64) {
         let width = self.width / self.series as f64;
         (-self.width / 2.0 + width * index as f64, width)

@@ -64,8 +64,7 @@ impl Detour {
     }
 }
 
-/// Configures addresses and routes of link `number`: `node` at one end, the fork's `device` at
-/// the other.
+/// Configures addresses and routes of link `number` between `node` and the fork's `device`.
 fn wire(fork: &Node, device: &str, node: Node, number: u8) -> Result<Host, TopologyError> {
     let at = |last| Ipv4Addr::new(10, number, 0, last);
     // The client's end is .1 and the fork's .2; on the other links it is the reverse.

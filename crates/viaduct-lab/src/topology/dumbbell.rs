@@ -64,8 +64,7 @@ pub struct DumbbellSpec {
 }
 
 impl Default for DumbbellSpec {
-    /// Returns one host per side, an MTU of 1500 bytes everywhere, and a veth pair between the
-    /// gateways.
+    /// Returns one host per side, MTUs of 1500 bytes, and a veth pair between the gateways.
     fn default() -> Self {
         let patience = Duration::from_secs(30);
         DumbbellSpec { hosts: 1, host_mtu: 1500, wan_mtu: 1500, wan: Wan::Veth, patience }
@@ -119,8 +118,7 @@ impl Dumbbell {
         Ok(dumbbell)
     }
 
-    /// Builds sites of so many hosts, with this emulated link between them. Errors: as
-    /// [`Dumbbell::build`].
+    /// Builds sites of so many hosts, with this emulated link; see [`Dumbbell::build`].
     pub fn over(
         link: LinkConfig,
         hosts: usize,

@@ -198,8 +198,7 @@ fn line_of(command: &Command) -> String {
         .join(" ")
 }
 
-/// Returns the set of all cores of this machine in the kernel's format: hexadecimal words of 32
-/// bits.
+/// Returns the set of all cores in the kernel's format: hexadecimal words of 32 bits.
 fn core_mask() -> String {
     let cores = thread::available_parallelism().map_or(1, usize::from);
     let words = (0..cores.div_ceil(32)).rev().map(|word| {

@@ -33,8 +33,7 @@ impl Side {
         }
     }
 
-    /// Returns the address of machine `last` (1 the gateway, 2 the host) on the wire of host
-    /// `host`.
+    /// Returns the address of machine `last` (1 the gateway, 2 the host) on the wire of `host`.
     fn v4(self, host: u8, last: u8) -> Ipv4Addr {
         Ipv4Addr::new(10, self.number(), host, last)
     }

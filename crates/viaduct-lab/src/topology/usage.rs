@@ -47,8 +47,7 @@ impl Usage {
     }
 }
 
-/// Returns the processor time used by process `pid` and its descendants, in user space and
-/// kernel.
+/// Returns the processor time used by process `pid` and its descendants, in user space and kernel.
 pub fn cpu_time(pid: u32) -> Duration {
     family(pid).into_iter().map(|pid| cpu(&Path::new("/proc").join(pid.to_string()))).sum()
 }

@@ -67,8 +67,7 @@ struct Json<'a> {
 }
 
 impl Entry {
-    /// Truncates the fields that a client can make long, so that a full queue has a bounded
-    /// size.
+    /// Truncates the fields that a client can make long, so that a full queue has a bounded size.
     pub(super) fn truncate(mut self) -> Entry {
         cut(&mut self.request, MAX_REQUEST);
         self.user.iter_mut().chain(&mut self.reason).for_each(|text| cut(text, MAX_WORD));

@@ -140,8 +140,7 @@ mod tests {
         assert!(long.len() < 150, "{long}");
     }
 
-    /// Clients that the filter in docs/access-log.md finds in a line of the journal, as fail2ban
-    /// would.
+    /// Clients that the filter in docs/access-log.md finds in a line, as fail2ban would.
     fn banned(line: &str) -> String {
         let docs = include_str!("../../../../docs/access-log.md");
         let filter = docs.lines().find_map(|line| line.trim().strip_prefix("failregex = "));

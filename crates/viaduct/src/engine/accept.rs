@@ -162,8 +162,7 @@ impl Worker {
         self.drive(key, End::Client, true, true, now);
     }
 
-    /// Flow that the SYN of `tuple` has started, if its connection goes to the destination in
-    /// `signalled`.
+    /// Flow that the SYN of `tuple` has started, if it goes to the destination in `signalled`.
     pub(super) fn started(&mut self, tuple: &Tuple, signalled: Option<Addresses>) -> Option<usize> {
         let started = self.acceptor.early.handle_accept(tuple)?;
         if signalled.is_none() || started.signalled == signalled {

@@ -134,8 +134,7 @@ impl Acceptor {
         (!is_transparent && !at.ip().is_unspecified()).then_some(at)
     }
 
-    /// Makes the kernel drop further SYNs. Clients that have begun a TCP handshake can still
-    /// connect.
+    /// Makes the kernel drop further SYNs. Clients that have begun a handshake can still connect.
     pub(super) fn drop_syns(&self) {
         for listener in &self.listeners {
             if let Err(error) = tcp::drop_syns(listener) {

@@ -23,8 +23,7 @@ pub struct Account {
     protocol: &'static str,
     /// Destination as the client has named it, if it is logged.
     to: Option<String>,
-    /// Name that the client has authenticated as; at the far end of a tunnel, public key of the
-    /// near end.
+    /// Name that the client has authenticated as; public key of the near end of a tunnel.
     user: Option<String>,
     /// Status and reason, if this proxy refused or ended the flow.
     ended: Option<(u16, String)>,

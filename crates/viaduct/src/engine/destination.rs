@@ -29,8 +29,7 @@ pub enum Target {
     },
     /// Destination that each client requests.
     Requested(Terms),
-    /// Destination that a wrapped program connects to ([`super::wrapped`]); no other clients are
-    /// accepted.
+    /// Destination of a wrapped program ([`super::wrapped`]); no other clients are accepted.
     Program,
 }
 

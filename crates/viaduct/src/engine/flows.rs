@@ -171,8 +171,7 @@ impl Flows {
         conn.reregister(&self.registry, Token(FIRST_NET_CONN + net_conn))
     }
 
-    /// Registers a client's connection that is not established yet, for that event and all later
-    /// ones.
+    /// Registers a client's connection that is not established yet, for this and later events.
     pub fn watch_coming(&self, conn: &mut Conn, key: usize) -> io::Result<()> {
         conn.register(&self.registry, token(key, End::Client))
     }

@@ -70,8 +70,7 @@ impl Handle {
         &self.config
     }
 
-    /// Applies a new config, which must not change a setting that needs a restart. Open flows
-    /// continue.
+    /// Applies a new config, without changes that need a restart. Open flows continue.
     pub fn reload(&mut self, new: EngineConfig) {
         self.send_all(|| WorkerCommand::Reload(Box::new(new.clone())));
         self.config = new;

@@ -13,8 +13,7 @@ use super::destination::{error_of, failure};
 use super::flow::{End, Flow, Moved};
 use super::worker::{SWEEP_INTERVAL, Worker, time};
 
-/// Timeout for connecting a program's socket to its flow: longer than the kernel's own connect
-/// timeout.
+/// Timeout for connecting a program's socket to its flow: longer than the kernel's own.
 const PROGRAM_CONNECT_TIMEOUT: Duration = Duration::from_secs(180);
 /// Maximum number of flows whose ends are checked in one sweep: the larger of `MIN_CHECKS` and
 /// 1/`CHECK_SHARE` of all flows.

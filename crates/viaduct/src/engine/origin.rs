@@ -29,8 +29,7 @@ struct Origin {
 }
 
 impl Worker {
-    /// Accepts a client whose flow comes from the same handlers at another host; returns any
-    /// other client.
+    /// Accepts a client whose flow comes from the same handlers elsewhere; returns any other.
     pub(super) fn accept_for_origin(
         &mut self,
         client: TcpStream,

@@ -41,8 +41,7 @@ impl Pipes {
         Ok(pipe)
     }
 
-    /// Takes a pipe back. A pipe that still holds bytes is closed: they belong to a flow that
-    /// broke.
+    /// Takes a pipe back. A pipe that still holds bytes, of a flow that broke, is closed.
     pub fn give(&mut self, pipe: Pipe) {
         if pipe.held() == 0 && self.free.len() < MAX_FREE {
             self.free.push(pipe);

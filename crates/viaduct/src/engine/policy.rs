@@ -23,8 +23,7 @@ pub struct Plan {
     pub by: OutboundSpec,
     /// Handlers that the flow passes, if any.
     pub handlers: Option<Factories>,
-    /// True if this proxy is the accepting side: the flow comes from the same handlers at another
-    /// host.
+    /// True if this proxy is the accepting side of the same handlers at another host.
     pub accepts: bool,
     /// Rate limit of the kernel each way, in bits a second, if any.
     pub rate: Option<u64>,

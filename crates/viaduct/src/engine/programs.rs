@@ -22,8 +22,7 @@ impl Programs {
         self.calls.insert(key, held);
     }
 
-    /// Adds the program that flow `key` is to be connected to, for the inbound connection
-    /// `socket_id`.
+    /// Adds the program to which flow `key` is to be connected, for the inbound `socket_id`.
     pub(super) fn add_arrival(
         &mut self,
         key: usize,
@@ -74,8 +73,7 @@ impl Programs {
         self.calls.iter().filter(|(_, held)| held.has_gone()).map(|(key, _)| *key).collect()
     }
 
-    /// Drops the program of flow `key`. This signals to the program's interposer that the flow has
-    /// ended.
+    /// Drops the program of flow `key`, which tells its interposer that the flow has ended.
     pub(super) fn drop_program(&mut self, key: usize) {
         self.calls.remove(&key);
         self.listening.remove(&key);

@@ -82,8 +82,7 @@ impl Resolver {
         Resolver { shared: Arc::new(shared), answers }
     }
 
-    /// Asks for the addresses of `name`, for a client at `from`; false if too many questions
-    /// wait.
+    /// Asks for the addresses of `name`, for a client at `from`; false if too many questions wait.
     pub fn ask(&self, requester: Requester, from: SocketAddr, name: String, port: u16) -> bool {
         let mut queue = self.shared.queue();
         if !queue.add(Question { requester, source: from.ip().into(), name, port }) {

@@ -33,8 +33,7 @@ pub struct Spin {
 }
 
 impl Spin {
-    /// Waits for `events` like [`Poll::poll`], at most for `wait`; polls busily for up to `most` of
-    /// that.
+    /// Waits for `events` like [`Poll::poll`], for at most `wait`, the first `most` of it busily.
     pub fn poll(
         &mut self,
         poll: &mut Poll,
@@ -90,8 +89,7 @@ impl Spin {
 mod tests {
     use super::*;
 
-    /// Number of `waits` that poll, where each lasts for `micros` and polling finds events
-    /// within 50.
+    /// Number of `waits` of `micros` each that poll, if polling finds events within 50.
     fn looks(spin: &mut Spin, waits: u32, micros: impl Fn(u32) -> u64) -> u32 {
         let mut looks = 0;
         for n in (0..waits).map(micros) {

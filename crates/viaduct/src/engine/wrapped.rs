@@ -45,8 +45,7 @@ pub trait PendingConnect: Debug + Send {
         None
     }
 
-    /// Returns whether the socket is shared with another user's process. Such a flow is never
-    /// spliced.
+    /// Returns whether another user's process shares the socket. Such a flow is never spliced.
     fn is_lent(&self) -> bool {
         false
     }
@@ -297,8 +296,7 @@ impl Worker {
         }
     }
 
-    /// Sets `socket`, which is not connected to the program yet, as the future client of flow
-    /// `key`.
+    /// Sets `socket`, not connected to the program yet, as the future client of flow `key`.
     fn await_client(
         &mut self,
         socket: FlowSocket<std::net::TcpStream>,

@@ -103,8 +103,7 @@ pub struct MasterArgs {
     run_dir: RunDir,
 }
 
-/// Runs until a signal ends the master. `log` sets up the log, after the arguments have been
-/// checked.
+/// Runs until a signal ends the master. `log` sets up the log after the arguments are checked.
 pub fn run(args: &MasterArgs, registry: &Registry, log: impl FnOnce()) -> Result<ExitCode> {
     text::check_name(&args.name).map_err(|what| anyhow!("--name: {what}"))?;
     let chain = registry.chain(&args.handlers).map_err(|what| anyhow!(what))?;

@@ -19,8 +19,7 @@ const RESERVE: usize = 8;
 pub(super) enum Kind {
     /// Runs that have joined.
     Run,
-    /// Flows, including those that wait for their far end. Each holds two descriptors of the
-    /// master.
+    /// Flows, including those that wait for their far end; each holds two descriptors.
     Flow,
     /// Connects that wait for their far end.
     Call,

@@ -37,8 +37,7 @@ pub(super) struct RemoteProgram {
 }
 
 impl RemoteProgram {
-    /// Creates flow `id`. `bound_socket` will be connected to the program; `out` is the queue to
-    /// the run.
+    /// Creates flow `id`: `bound_socket` will connect to the program, `out` is the run's queue.
     pub(super) fn new(id: u64, bound_socket: FlowSocket<TcpStream>, out: &Outbox) -> RemoteProgram {
         let (bound_socket, out) = (Some(bound_socket), out.clone());
         RemoteProgram { id, bound_socket, out, channel: None, has_ended: false, call: None }

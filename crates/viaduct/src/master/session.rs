@@ -157,8 +157,7 @@ struct Grants {
 }
 
 impl Session<'_> {
-    /// Opens a session if the run sends a matching hello. The session holds `permit` until its
-    /// end.
+    /// Opens a session if the run sends a matching hello. The session holds `permit` until its end.
     fn open(
         socket: OwnedFd,
         user: u32,

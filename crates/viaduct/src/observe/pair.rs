@@ -21,8 +21,7 @@ const USUAL_MSS: u32 = 1_460;
 const TIMESTAMPS_LEN: u32 = 12;
 /// Number of packets that are judged together, as in a manifest.
 const CHUNK: usize = 64;
-/// Time of the first packet on the computed clock: above 0, because the clocks of the captures may
-/// differ.
+/// Time of the first packet on the computed clock: above 0, as the captures' clocks may differ.
 const CLOCK_MARGIN: Duration = Duration::from_secs(1);
 
 /// Comparison of two captures.

@@ -176,8 +176,7 @@ impl CaptureNs {
     }
 }
 
-/// Holds a capture namespace, for datagrams if `datagrams` is set, until the other end of `fd` is
-/// closed.
+/// Holds a capture namespace, for datagrams if `datagrams`, until the other end of `fd` closes.
 pub fn hold(fd: RawFd, datagrams: bool) -> Result<()> {
     let socket = inherited_fds::take(fd).context("cannot take the master's socket")?;
     drop(inherited_fds::take_rest().context("cannot list the open descriptors")?);
@@ -230,8 +229,7 @@ fn send_fds(
     seqpacket::send_with_fds(socket, &[&[READY], &kinds[..]].concat(), &fds)
 }
 
-/// Executes a request in the namespace, whose routes are `routes`. Returns the requested socket,
-/// if any.
+/// Executes a request in the namespace, whose routes are `routes`. Returns a requested socket.
 fn execute(request: &[u8], routes: &mut SourceRoutes) -> io::Result<Option<OwnedFd>> {
     match serde_json::from_slice::<Request>(request)? {
         Request::Socket(purpose, at) => capture_ns::socket(purpose, at).map(Some),

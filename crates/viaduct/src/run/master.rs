@@ -196,8 +196,7 @@ fn worker_of(flows: &EngineThread) -> Result<CommandSender> {
     flows.handle.worker().cloned().context("no worker runs")
 }
 
-/// Starts the worker that runs the handlers of `plan`, nested under a parent master if there is
-/// one.
+/// Starts the worker that runs the handlers of `plan`, nested under a parent master if any.
 fn worker(args: &RunArgs, plan: &Plan, nested: Option<Arc<NestedMaster>>) -> Result<EngineThread> {
     let name = format!("run-{}", std::process::id());
     let negotiation = plan.negotiation.as_ref();

@@ -124,8 +124,7 @@ impl RunNegotiation {
         Ok(NegotiationMode::SynOptions(negotiation.clone()))
     }
 
-    /// Negotiation by options of SYNs, and the ports at which programs listen; `None` if it is
-    /// not in use.
+    /// Negotiation by options of SYNs, if in use, and the ports at which programs listen.
     pub fn syn_options(&self) -> Option<&(Arc<Negotiation>, Ports)> {
         self.syn_options.get()
     }

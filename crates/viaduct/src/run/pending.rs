@@ -128,8 +128,7 @@ impl Interposition {
         }))
     }
 
-    /// Records that no process of the run is left, or that the end of the last one would not be
-    /// noticed.
+    /// Records that no process of the run is left, or that its last end would not be noticed.
     pub fn end(&self) {
         self.ended.store(true, Ordering::Release);
     }
@@ -158,8 +157,7 @@ impl Interposition {
         }
     }
 
-    /// Returns whether there is a notice, not logged yet, that datagrams do not go through the
-    /// handlers.
+    /// Returns whether a notice that datagrams bypass the handlers waits to be logged.
     pub fn has_datagram_notice(&self) -> bool {
         self.notice.lock().unwrap_or_else(PoisonError::into_inner).is_some()
     }
@@ -206,8 +204,7 @@ impl Interposition {
         }
     }
 
-    /// Returns true if the connect has begun or is in progress, false if the socket is
-    /// connected already.
+    /// Returns true if the connect has begun or is in progress, false if already connected.
     fn try_begin(
         self: &Arc<Interposition>,
         socket: OwnedFd,

@@ -83,8 +83,7 @@ pub fn start(
 struct Supervisor {
     listener: Arc<Listener>,
     interposition: Arc<Interposition>,
-    /// Threads that have made calls before, by thread ID. Operations on an entry fail if its ID was
-    /// reused.
+    /// Threads that have made calls, by thread ID. Operations on an entry fail if its ID is reused.
     tasks: HashMap<u32, Arc<Task>>,
     /// Blocking connects that are not answered yet.
     pending_connects: VecDeque<(Notification, Answer)>,

@@ -34,8 +34,7 @@ use super::names::{RemoteNames, target};
 const MAX_RELAYS: usize = 1024;
 /// Maximum bytes of one socket that are queued until its relay is open.
 const MAX_EARLY: usize = 64 << 10;
-/// Delays before a failed relay is opened again: while datagrams are dropped, and while they go
-/// direct.
+/// Delays before a failed relay is opened again: while datagrams are dropped, or go direct.
 const RETRY_DELAY: Duration = Duration::from_secs(1);
 const RETRY_DELAY_DIRECT: Duration = Duration::from_secs(30);
 /// Maximum number of relays being opened. Beyond it, opening fails; a later datagram of the socket

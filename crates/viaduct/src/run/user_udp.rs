@@ -86,8 +86,7 @@ struct State {
     /// Held datagrams, by their tags in the `Passage`.
     waiting: HashMap<u32, HeldDatagram>,
     next: u32,
-    /// Datagrams dropped for lack of room, and those dropped because they did not come through the
-    /// relay.
+    /// Datagrams dropped for lack of room, and those that did not come through the relay.
     lost: [u64; 2],
     last_sweep: Instant,
     /// Addresses and routes of this host.

@@ -48,8 +48,7 @@ const STRICT_VAR: &str = "VIADUCT_STRICT";
 /// The interposer of a run.
 #[derive(Debug)]
 pub enum Interposer {
-    /// BPF on a cgroup, the holder of datagrams, and whether nothing may bypass the chain
-    /// (`--strict`).
+    /// BPF on a cgroup, the holder of datagrams, and whether nothing may bypass (`--strict`).
     Cgroup(Group, Option<HeldUdp>, bool),
     /// Seccomp notifications.
     Seccomp(Arc<Interposition>),

@@ -18,8 +18,7 @@ pub const MAX_FILES: usize = 256;
 /// Interval at which all files are closed, so that deleted files do not occupy the disk. Also the
 /// maximum age of a page.
 const MAX_AGE: Duration = Duration::from_secs(5);
-/// Time for which the lookup of a path is valid. Changes to the file itself are detected at each
-/// use.
+/// Time for which the lookup of a path is valid. Changes to the file are detected at each use.
 const LOOKUP_TTL: Duration = Duration::from_millis(500);
 /// Maximum number of directories whose pages are cached.
 const MAX_DIRECTORIES: usize = 64;
@@ -48,8 +47,7 @@ pub struct FileCache {
     entries: Vec<Entry>,
 }
 
-/// Page of a directory, with the times at which it was made and at which its stamp was last
-/// checked.
+/// Page of a directory, and the times at which it was made and its stamp last checked.
 #[derive(Debug)]
 struct Page {
     listing: Listing,
@@ -94,8 +92,7 @@ impl FileCache {
         FileCache { log, ..self }
     }
 
-    /// Sets the client of the next event, and discards log entries of an earlier attempt at the
-    /// same event.
+    /// Sets the client of the next event, and drops log entries of an earlier attempt at it.
     pub fn set_client(&mut self, client: SocketAddr) {
         self.client = Some(client);
         self.entries.clear();
@@ -131,8 +128,7 @@ impl FileCache {
         self.closed_at = Instant::now();
     }
 
-    /// Returns whether a lookup has failed for lack of descriptors or memory since the last
-    /// call.
+    /// Returns whether a lookup has failed for lack of descriptors or memory since the last call.
     pub fn was_out_of_descriptors(&mut self) -> bool {
         std::mem::take(&mut self.out_of_descriptors)
     }

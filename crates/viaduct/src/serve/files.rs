@@ -14,8 +14,7 @@ use viaduct_proto::web::{Found, Listing, Request};
 const INDEX: &str = "index.html";
 /// The only name with a leading dot that is served (RFC 8615).
 const WELL_KNOWN: &str = ".well-known";
-/// Mean length of a listing's names in bytes; if they are longer on average, the listing has fewer
-/// names.
+/// Mean length of a listing's names in bytes; longer names leave room for fewer.
 const MEAN_NAME: usize = 128;
 
 /// Error: the lookup failed for lack of descriptors or memory.
@@ -68,8 +67,7 @@ impl Root {
         }
     }
 
-    /// Looks up the path of a request, without making a directory page, which would take much
-    /// longer.
+    /// Looks up the path of a request without making a directory page, which takes much longer.
     pub fn lookup(&self, request: &Request) -> Result<Lookup, OutOfDescriptors> {
         let Some(path) = path(request) else { return Ok(Lookup::Found(Found::Nothing, None)) };
         self.inspect(&path, request).or_else(|error| Ok(Lookup::Found(refusal(error)?, None)))

@@ -23,8 +23,7 @@ const MIN_CHECK_INTERVAL: Duration = Duration::from_millis(20);
 pub struct Limits {
     /// Minimum rate at which a client must acknowledge data, in bytes per second; 0: no limit.
     pub min_rate: u64,
-    /// Time after which a peer that acknowledges nothing is considered dead; `None`: the
-    /// kernel's limit.
+    /// Time after which a peer that acknowledges nothing counts as dead; `None`: the kernel's.
     pub dead_after: Option<Duration>,
 }
 
@@ -73,8 +72,7 @@ impl<'a> Outgoing<'a> {
         self.checked_at = now;
     }
 
-    /// Writes all of `bytes`. Errors: the connection failed, or its client is too slow
-    /// (`TimedOut`).
+    /// Writes all of `bytes`. Errors: the connection failed, or its client is slow (`TimedOut`).
     pub async fn write(&mut self, mut bytes: &[u8]) -> io::Result<()> {
         while !bytes.is_empty() {
             self.ready().await?;

@@ -46,8 +46,7 @@ struct Page {
 }
 
 impl Pages {
-    /// Creates a cache of at most about `max_bytes` bytes. Pages that are being made may exceed the
-    /// limit.
+    /// Creates a cache of about `max_bytes` bytes, which pages in the making may exceed.
     pub fn new(max_bytes: usize) -> Pages {
         Pages { slots: RefCell::default(), bytes: Rc::default(), max_bytes, refused: Cell::new(0) }
     }

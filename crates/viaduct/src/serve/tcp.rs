@@ -64,8 +64,7 @@ pub struct ServerState {
 }
 
 impl ServerState {
-    /// Creates the state for at most `connections` connections, and at most `per_source` from each
-    /// source.
+    /// Creates the state for `connections` connections, at most `per_source` from each source.
     pub fn new(
         disk: Disk,
         log: AccessLog,

@@ -98,8 +98,7 @@ pub(super) fn has_effect(args: &ProxyArgs, policies: &[PolicyTable]) -> Result<(
     }
 }
 
-/// Refuses a destination that is this proxy itself: each connection would cause another one,
-/// endlessly.
+/// Refuses a destination that is this proxy itself: each connection would cause another.
 pub(super) fn leads_on(args: &ProxyArgs, policies: &[PolicyTable]) -> Result<()> {
     let ours = |to: SocketAddr| {
         let (to, port) = (to.ip().to_canonical(), to.port());

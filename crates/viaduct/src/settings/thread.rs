@@ -15,8 +15,7 @@ pub struct ProxyThread {
 }
 
 impl ProxyThread {
-    /// Starts a proxy in a thread. Errors: the proxy cannot listen, see SYNs, or open its access
-    /// log.
+    /// Starts a proxy in a thread. Errors: it cannot listen, see SYNs, or open its access log.
     pub fn start(settings: Settings) -> Result<ProxyThread> {
         let listen_sets = settings.listen_sets()?;
         let access_log = settings.access_log.open()?;

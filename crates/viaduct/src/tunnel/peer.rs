@@ -49,8 +49,7 @@ pub(super) struct Peer {
     pub(super) key: PublicKey,
     /// Name of the tunnel; empty if unnamed.
     name: String,
-    /// Instance (one run) of a peer that dials; `None` if the peer is dialled, because it may
-    /// restart.
+    /// Instance (one run) of a peer that dials; `None` for a dialled one, which may restart.
     instance: Option<u64>,
     pub(super) tunnel: Tunnel,
     /// Key of each link in the loop's table, by the link's number in the tunnel.
@@ -164,8 +163,7 @@ impl Peer {
         }
     }
 
-    /// Handles the tunnel's events. Returns the links that broke, and those that are no longer
-    /// used.
+    /// Handles the tunnel's events. Returns the links that broke, and those no longer used.
     pub(super) fn settle(&mut self) -> (Vec<(usize, LinkError)>, Vec<usize>) {
         let mut down = Vec::new();
         while let Some(event) = self.tunnel.poll_event() {

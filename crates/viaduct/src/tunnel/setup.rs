@@ -177,8 +177,7 @@ impl Tunnels {
         Some(key)
     }
 
-    /// Places a link in its tunnel if both ends have authenticated. Returns whether the link was
-    /// placed.
+    /// Places a link in its tunnel if both ends have authenticated; returns whether it did.
     pub(super) fn place(&mut self, key: usize, now: Instant) -> io::Result<bool> {
         let Some(link) = self.links.get_mut(key) else { return Ok(false) };
         if link.place.is_some() || !link.is_up() {

@@ -13,8 +13,7 @@ pub struct TunnelCounters {
     /// Name of the tunnel; empty if unnamed.
     #[serde(default)]
     pub name: String,
-    /// Reason and start of an outage; `None` at far ends, and if a link is up or none has been
-    /// tried yet.
+    /// Reason and start of an outage; `None` at far ends, and if a link is up or untried.
     #[serde(default)]
     pub down: Option<String>,
     /// Streams that the far end denied, and destination of the last one.

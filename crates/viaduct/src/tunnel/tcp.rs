@@ -144,8 +144,7 @@ impl TcpLink {
         }
     }
 
-    /// Reads the available bytes and passes them to `deliver`, or keeps them if there is no
-    /// callback.
+    /// Reads the available bytes and passes them to `deliver`, or keeps them without a callback.
     pub(super) fn receive(
         &mut self,
         scratch: &mut [u8],

@@ -44,8 +44,7 @@ pub(super) struct Arrival {
 const HEADERS: usize = 28;
 /// Time without a packet after which reception ends.
 const SILENCE: Duration = Duration::from_millis(500);
-/// Real-time priority above the emulator's, so that a packet is sent as soon as it is
-/// timestamped.
+/// Real-time priority above the emulator's, so that a packet is sent as soon as it is timestamped.
 const PRIORITY: i32 = 20;
 const PORT: u16 = 9000;
 

@@ -14,8 +14,7 @@ use crate::example_tunnel::{Links, Tunnel};
 use crate::experiments::prelude::*;
 use crate::topology::programs::{Connections, Documents, Request, Requests, Squid, WebServer};
 
-/// Congestion control of all hosts: of the links, of Squid's connections and of the concurrent
-/// flow.
+/// Congestion control of all hosts: of the links, of Squid's connections, of the concurrent flow.
 pub(super) const CONGESTION: &str = "cubic";
 /// Requests per second, as in the slides.
 const RATE: f64 = 20.0;
@@ -37,8 +36,7 @@ pub(super) enum Setup {
     Squid(Windows, Connections),
     /// A child Squid whose parent is reached through a tunnel.
     SquidTunnel(Links),
-    /// As `SquidTunnel` with one TCP link, and with this number of links from the middle of the
-    /// load.
+    /// As `SquidTunnel` with one TCP link, and this number of links from the middle of the load.
     SquidGrowing(usize),
 }
 

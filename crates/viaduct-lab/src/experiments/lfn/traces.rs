@@ -9,8 +9,7 @@ struct Scene {
     rtt: u32,
     /// Queue and losses of the link, in addition to its rate and delay.
     link: &'static str,
-    /// True if the window is kept below the path's capacity, so that only the listed packets
-    /// are lost.
+    /// True if the window is below the path's capacity, so that only the listed packets are lost.
     held: bool,
     quick: bool,
 }

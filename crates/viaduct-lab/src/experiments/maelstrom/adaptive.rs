@@ -27,8 +27,7 @@ const CASES: [Case; 9] = [
     ("wireless", WIRELESS, None, None, false),
 ];
 
-/// Minimum throughput relative to the plain flow: of a flow without loss, and of a bbr flow at
-/// any loss.
+/// Minimum throughput relative to the plain flow: without loss, and of a bbr flow at any loss.
 const CLEAN: f64 = 0.995;
 const BBR: f64 = 0.98;
 /// Time limit for 99 % of recoveries of single losses at 1 %, in milliseconds.
@@ -85,8 +84,7 @@ pub(in crate::experiments) fn run(run: &mut Run) -> Result<()> {
     Ok(())
 }
 
-/// Draws and checks the medians of one congestion control. Shares are relative to the plain
-/// flow without loss.
+/// Draws and checks the medians of one congestion control; shares are of the lossless plain flow.
 fn judge(run: &mut Run, congestion: &str, cases: &[&Case], flows: &[Flow]) {
     let lossless = flows[0].plain;
     for (x, ((case, loss, share, bytes, _), flow)) in cases.iter().zip(flows).enumerate() {

@@ -17,8 +17,7 @@ const LOST: f64 = 1.02;
 /// Minimum shares of correctly classified losses: of drops by full queues, and of random losses.
 const TOLD_DROPS: f64 = 0.99;
 const TOLD_LOSSES: f64 = 0.95;
-/// Maximum increase of repairs per packet, ten seconds after the path became longer or a
-/// policer began.
+/// Maximum increase of repairs per packet, ten seconds after a longer path or a policer began.
 const RAISED: f64 = 0.01;
 /// Ports of protected flows, and of plain ones.
 const PROTECTED: u16 = 5_201;
@@ -97,8 +96,7 @@ fn flows(world: &World, ports: &[u16], (seconds, warm_up): Times) -> Result<Vec<
     })
 }
 
-/// Returns the packets dropped by the link's queue, and the bursts that B's gateway classified
-/// as random.
+/// Returns the packets dropped by the link's queue, and the bursts classified as random at B.
 fn dropped(world: &World) -> Result<(u64, u64)> {
     let dropped = world.link()?.stats()?;
     // The last losses are counted a moment later.
@@ -153,8 +151,7 @@ fn reported_losses(world: &World) -> Result<f64> {
     Ok(1.0 - taken as f64 / link.lost.max(1) as f64)
 }
 
-/// Checks that neither a path that becomes 30 ms longer nor a policer raises the overhead for
-/// long.
+/// Checks that neither a path that becomes 30 ms longer nor a policer raises the overhead for long.
 fn changed(run: &mut Run, rounds: usize) -> Result<()> {
     let iperf = Iperf::tcp("cubic", 45, 0);
     for (name, other) in [

@@ -26,8 +26,7 @@ pub(super) struct RealOutcome {
     pub(super) never: u64,
     /// Repairs lost on the link.
     pub(super) repairs_lost: u64,
-    /// Manifests lost on the link. Neither end counts them, so this is estimated from the loss rate
-    /// of packets.
+    /// Manifests lost on the link, estimated from the loss rate: neither end counts them.
     pub(super) manifests_lost: u64,
     /// Packets of any kind dropped by the link, from its own record.
     pub(super) dropped: u64,
@@ -95,8 +94,7 @@ pub(super) fn send(
     })
 }
 
-/// Returns the packets dropped by the loss process from A to B since the last call, and the
-/// number of bursts.
+/// Returns the packets and bursts that the loss process dropped from A to B since the last call.
 fn take_drops(world: &World) -> Result<(u64, usize)> {
     let record = world.link()?.take_record(Direction::AtoB)?;
     let lost = record.drops.iter().filter(|drop| drop.reason == Reason::Loss).count();

@@ -61,8 +61,7 @@ pub(in crate::experiments) fn run(run: &mut Run) -> Result<()> {
     Ok(())
 }
 
-/// Returns the lowest and the highest deviation from `form`, in standard errors, over all
-/// `losses`.
+/// Returns the lowest and the highest deviation from `form`, in standard errors, over all `losses`.
 fn independent(
     run: &mut Run,
     code: &Code,

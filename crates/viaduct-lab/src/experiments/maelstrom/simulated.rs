@@ -15,8 +15,7 @@ use crate::experiments::prelude::*;
 /// Packets per second of the paper's 10 Mb/s UDP flow at its MTU of 1200 bytes (section 5.3).
 pub(super) const PAPER_RATE: f64 = 1e7 / (8.0 * 1200.0);
 
-/// Packets per slice: many thousand times the span of a code, so that edge effects are
-/// negligible.
+/// Packets per slice: many thousand times the span of a code, so that edge effects are negligible.
 const SLICE: u64 = 250_000;
 
 /// Packets per batch in which losses are counted: far more than the span of a code, so that batches

@@ -91,8 +91,7 @@ fn by_delay(run: &mut Run, flows: &Iperf, delays: &[u32], at_50: &[(f64, f64, f6
     Ok(())
 }
 
-/// Describes the remaining losses: packets shed by a gateway, and losses that the code could not
-/// recover.
+/// Describes the remaining losses: packets shed by a gateway, and losses beyond the code.
 fn gateway_summary(world: &World) -> Result<String> {
     let gateways = world.running()?;
     let (a, b) = (gateways.a.status()?, gateways.b.status()?);

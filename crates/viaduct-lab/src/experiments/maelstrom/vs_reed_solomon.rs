@@ -103,8 +103,7 @@ fn latencies(run: &mut Run) -> Result<()> {
     Ok(())
 }
 
-/// Returns the number of each recovered packet up to `last`, and the moving average of the
-/// latency there.
+/// Returns the number of each recovered packet up to `last`, and the moving average of latency.
 fn moving_average(outcome: &Outcome, last: u64) -> Vec<(f64, f64)> {
     let early = outcome.lost.iter().take_while(|lost| lost.seq <= last);
     let recovered: Vec<(f64, f64)> = early

@@ -21,8 +21,7 @@ const CONTENDERS: [Contender; 2] = [Contender::Viaduct, Contender::Other(Softwar
 const AT_ONCE: usize = 250;
 /// Time limit for opening all idle relays.
 const OPEN_TIMEOUT: Duration = Duration::from_secs(60);
-/// Pipe ends that a proxy may keep for the next flow with data, regardless of the number of
-/// idle relays.
+/// Pipe ends that a proxy may keep for the next flow with data, however many relays are idle.
 const POOLED: f64 = 128.0;
 /// Descriptors in addition to those of the relays, in the lab and in the measured proxy.
 const SPARE: u64 = 600;

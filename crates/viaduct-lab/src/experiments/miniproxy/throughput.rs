@@ -106,8 +106,7 @@ struct Sample {
     disturbed: f64,
 }
 
-/// Returns the order of a round, alternately forwards and backwards, so that drift affects all
-/// equally.
+/// Returns the order of a round, alternately forwards and backwards, to spread drift equally.
 fn order(round: usize) -> Vec<usize> {
     let all = 0..ALL.len();
     if round.is_multiple_of(2) { all.collect() } else { all.rev().collect() }

@@ -12,8 +12,7 @@ use crate::topology::Chain;
 /// Delay from the client to the server in milliseconds, one way.
 const ONE_WAY: f64 = 50.0;
 const MAX_PROXIES: usize = 3;
-/// Shares of the time that one, two and three proxies save in the paper: to the first byte, and for
-/// 25 KB.
+/// Shares of the time that one to three proxies save in the paper: first byte, and 25 KB.
 const FIRST_BYTE: [f64; MAX_PROXIES] = [0.25, 1.0 / 3.0, 0.375];
 const KB_25: [f64; MAX_PROXIES] = [0.33, 0.44, 0.49];
 
@@ -68,13 +67,11 @@ pub(in crate::experiments) fn run(run: &mut Run) -> Result<()> {
 enum Kind {
     /// The proxies are routers on the path.
     OnPath,
-    /// The client's host sends flows to the proxies, and each SYN names its destination in a
-    /// TCP option.
+    /// The client's host sends flows to the proxies; a TCP option of the SYN names the destination.
     Explicit,
 }
 
-/// Returns every number of proxies of either kind; only on-path ones if TCP options cannot be
-/// written.
+/// Returns every number of proxies of either kind; only on-path ones without TCP options.
 fn worlds(run: &mut Run) -> Vec<(usize, Kind)> {
     let of = |kind| (1..=MAX_PROXIES).map(move |proxies| (proxies, kind));
     let mut worlds: Vec<_> = [(0, Kind::OnPath)].into_iter().chain(of(Kind::OnPath)).collect();

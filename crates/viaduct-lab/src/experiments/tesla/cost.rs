@@ -135,8 +135,7 @@ impl Flows {
         Ok(Flows { process, input, output: BufReader::new(output) })
     }
 
-    /// Makes the program open flows; returns the resource usage of the program and its wrapper
-    /// afterwards.
+    /// Makes the program open flows; returns the resource usage afterwards, with its wrapper's.
     fn make(&mut self, what: &str, count: u32) -> Result<Usage> {
         let line = format!("{what} {count}\n");
         self.input.write_all(line.as_bytes())?;

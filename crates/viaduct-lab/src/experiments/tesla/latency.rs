@@ -20,8 +20,7 @@ const TURNS: usize = 3;
 const MAX_ADDED: f64 = 12.0;
 /// Minimum rate relative to plain relays over UNIX-domain sockets.
 const OF_UNIX: f64 = 0.95;
-/// Maximum wake-ups of an offloaded volley relative to a plain one. The master is not involved in
-/// either.
+/// Maximum wake-ups of an offloaded volley relative to a plain one; neither involves the master.
 const MAX_WAKE_UPS: f64 = 1.1;
 
 pub(in crate::experiments) const ABOUT: About = About {

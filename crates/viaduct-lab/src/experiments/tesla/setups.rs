@@ -19,8 +19,7 @@ use crate::gateways::random_key;
 use crate::topology::programs::is_listening;
 use crate::topology::{cpu_time, times_scheduled};
 
-/// Seconds for which a client counts when its cost is measured, and seconds of silence before and
-/// after.
+/// Seconds in which a client counts for its cost, and seconds of silence before and after.
 const COUNTED: f64 = 0.5;
 const SILENT: f64 = 1.0;
 
@@ -188,8 +187,7 @@ impl<'a> Testbed<'a> {
     }
 }
 
-/// Counts the instructions of the whole machine for `time` with `perf`, if it and its counters
-/// are available.
+/// Counts the instructions of the whole machine for `time` with `perf`, if it is available.
 fn count_instructions(time: Duration) -> f64 {
     let begin = Instant::now();
     let mut perf = Command::new("perf");

@@ -12,8 +12,7 @@ use crate::topology::Pair;
 
 /// Congestion control of all sockets.
 pub(super) const CONGESTION_CONTROL: &str = "cubic";
-/// `tc` settings of the link: the rate of 100BASE-T, with packets sent whole and one by one as
-/// on a wire.
+/// `tc` settings of the link: the rate of 100BASE-T, packets sent one by one as on a wire.
 const LINK: &str = "tbf rate 100mbit burst 3200 limit 300000";
 const PORT: u16 = 9000;
 

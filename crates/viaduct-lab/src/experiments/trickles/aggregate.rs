@@ -12,15 +12,13 @@ const LINK: &str = "rate=100M,delay=500us,queue=250kB";
 const OBJECT: usize = 500_000;
 const CLIENTS: [usize; 6] = [1, 10, 100, 1_000, 3_000, 6_000];
 const QUICK: [usize; 2] = [1, 100];
-/// Sizes of the objects that a single client fetches on a 1 Gb/s link: the usual one, and a long
-/// one.
+/// Sizes of the objects that one client fetches on a 1 Gb/s link: the usual one, and a long one.
 const ALONE: [usize; 2] = [OBJECT, 100_000_000];
 /// Same number of rounds as the paper, whose error bars are 95 % confidence intervals.
 const ROUNDS: usize = 6;
 /// Minimum throughput relative to TCP's; the continuations take 5 % of it.
 const MIN_SHARE: f64 = 0.9;
-/// Number of clients from which the link is crowded: each then has a window of less than two
-/// packets.
+/// Number of clients from which the link is crowded: windows are then below two packets.
 const CROWD: usize = 1_000;
 /// Factor on the warm-up and the measured time of a crowd. In a window of 5 s, the data that is not
 /// yet delivered at its end amounts to a tenth of the transfer, and this amount varies by a tenth

@@ -94,8 +94,7 @@ struct Round {
 }
 
 impl Round {
-    /// Computes the result from the bytes of each connection; connections alternate between the
-    /// clients.
+    /// Computes the result from the bytes of each connection, which alternate between the clients.
     fn of(fetched: &Fetched) -> Round {
         let all: Vec<f64> = fetched.bytes.iter().map(|bytes| *bytes as f64).collect();
         let client = |which: usize| all.iter().skip(which).step_by(2).sum::<f64>();

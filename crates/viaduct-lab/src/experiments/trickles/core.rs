@@ -30,8 +30,7 @@ const REPLAY: usize = 16 << 20;
 const HORIZON: Duration = Duration::from_secs(30);
 /// Message authentication codes computed per timing.
 const CODES: u32 = 100_000;
-/// Bytes covered by the code that binds an address, and of a cipher block (two words of
-/// nonces).
+/// Bytes covered by the code that binds an address, and of a cipher block (two words of nonces).
 const ADDRESS: usize = 18;
 const BLOCK: usize = 16;
 
@@ -65,8 +64,7 @@ pub(super) fn measure(
     Ok(Core { all: each(median(&all)), cryptography })
 }
 
-/// Answers all requests and passes each message to `sink`; returns the seconds of CPU time of
-/// this thread.
+/// Answers all requests and passes each message to `sink`; returns this thread's CPU seconds.
 fn answer(
     requests: &[(SocketAddr, Vec<u8>)],
     file: &Path,

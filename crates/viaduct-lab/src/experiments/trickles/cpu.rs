@@ -138,8 +138,7 @@ fn measure(run: &Run, contender: Contender, clients: usize, core: &mut Core) -> 
     Ok(spent.cost(before, &fetched, *core, took))
 }
 
-/// Totals of a server so far: seconds in the kernel, seconds in user space, and answered Trickles
-/// requests.
+/// Totals of a server so far: seconds in kernel and user space, and answered Trickles requests.
 #[derive(Clone, Copy, Debug, Default)]
 struct Spent([f64; 3]);
 

@@ -20,8 +20,7 @@ use crate::experiments::prelude::*;
 const RATE: f64 = 200e6;
 const LINK: &str = "rate=200M,delay=2ms,queue=20ms";
 const CLIENTS: usize = 3;
-/// Delay from a machine's death to the takeover of its address: three missed hellos, 33 ms
-/// apart.
+/// Delay from a machine's death to the takeover of its address: three missed hellos, 33 ms apart.
 const NOTICED: Duration = Duration::from_millis(100);
 /// Maximum time without data, in seconds.
 const MAX_GAP: f64 = 1.0;

@@ -118,8 +118,7 @@ impl Drop for LeastConnections<'_> {
     }
 }
 
-/// Returns the rules that send a connection's packets to the server that its SYN was marked
-/// for.
+/// Returns the rules that send a connection's packets to the server that its SYN was marked for.
 fn translation([b1, b2]: [Ipv4Addr; 2]) -> String {
     format!(
         "table ip least {{

@@ -33,8 +33,7 @@ const LARGE: (&str, usize) = ("page", 5_000);
 /// Bytes reserved for the response to a request.
 const RESERVE: u64 = 64 << 10;
 const OBJECT: usize = 500_000;
-/// Maximum ratio of the server's memory to its memory with one client; TCP's ratio must exceed
-/// it.
+/// Maximum ratio of the server's memory to its memory with one client; TCP's ratio must exceed it.
 const ALIKE: f64 = 1.05;
 /// Bytes of a continuation without its losses (the paper's 75), and of a delta-encoded one.
 const WHOLE: f64 = 75.0;
@@ -110,8 +109,7 @@ fn check(run: &mut Run, found: &[f64], idle: usize, seen: &Continuations) {
     run.within("bytes of a delta, at most", seen.longest_delta as f64, 1.0, DELTA);
 }
 
-/// Measures the same with TCP: memory of the server's process plus the kernel's memory for its
-/// sockets.
+/// Measures the same with TCP: the server process's memory plus the kernel's for its sockets.
 fn by_tcp(run: &mut Run) -> Result<()> {
     let counts: &[usize] = run.choose(&CONNECTIONS, &CONNECTIONS[..2]);
     let most = counts.iter().copied().max().unwrap_or(0) as u64;

@@ -18,8 +18,7 @@ use crate::load::{Counted, Trickles};
 
 const LINK: &str = "rate=100M,delay=50ms,queue=2MB";
 const RTT: Duration = Duration::from_millis(100);
-/// Object sizes in bytes: first those that fit into the answer to a padded SYN, then a window
-/// and more.
+/// Object sizes in bytes: those that fit into the answer to a padded SYN, then a window and more.
 const SIZES: [usize; 14] = [
     100, 300, 600, 800, 1_000, 1_200, 2_000, 5_000, 10_000, 20_000, 50_000, 100_000, 250_000,
     1_000_000,
@@ -79,8 +78,7 @@ pub(in crate::experiments) fn run(run: &mut Run) -> Result<()> {
     Ok(())
 }
 
-/// Checks `found`: bytes, our round trips, TCP's, and the first answer's bytes relative to the
-/// SYN's.
+/// Checks `found`: bytes, our round trips, TCP's, and the first answer's bytes over the SYN's.
 fn check(run: &mut Run, found: &[(usize, f64, f64, f64)]) {
     let at_once = found.iter().filter(|one| one.1 < 1.0 + SLACK).map(|one| one.0);
     let at_once = at_once.max().unwrap_or(0);

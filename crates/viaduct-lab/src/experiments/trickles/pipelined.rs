@@ -34,8 +34,7 @@ const ROUNDS: usize = 6;
 /// Minimum throughput relative to TCP's.
 const MIN_SMALL: f64 = 0.9;
 const MIN_LARGE: f64 = 0.94;
-/// Sequence numbers reserved for a response in addition to the object's: more than its head
-/// needs.
+/// Sequence numbers reserved for a response in addition to the object's: more than its head needs.
 const HEAD: u64 = 4096;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -121,8 +121,7 @@ pub(super) fn get(name: &str) -> Vec<u8> {
     format!("GET /{name} HTTP/1.1\r\nHost: lab\r\nConnection: close\r\n\r\n").into_bytes()
 }
 
-/// Starts a server on the directory from [`prepare`], with these options and a run directory of
-/// this name.
+/// Starts a server on the directory from [`prepare`], with a run directory of this name.
 pub(super) fn spawn(
     node: &Node,
     scratch: &Scratch,

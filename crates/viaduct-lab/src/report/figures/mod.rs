@@ -60,8 +60,7 @@ impl Figures {
         &self.notes
     }
 
-    /// Writes the rows and, beside their directory, FIGURES.md. Returns the paths of the files that
-    /// changed.
+    /// Writes the rows and, beside their directory, FIGURES.md. Returns the changed files.
     pub fn write(&self) -> Result<Vec<PathBuf>> {
         let mut files = Vec::new();
         for system in &self.systems {
@@ -79,8 +78,7 @@ impl Figures {
         Ok(changed)
     }
 
-    /// Compares FIGURES.md with what [`Figures::write`] would write. Errors: the first line that
-    /// differs.
+    /// Compares FIGURES.md with what [`Figures::write`] would write; fails at the first difference.
     pub fn check(&self) -> Result<()> {
         let path = self.sheet_path();
         let known =

@@ -24,8 +24,7 @@ const HEAD: &str = "# Rows of FIGURES.md; `viaduct lab report --figures` reads a
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct Row {
-    /// Experiment; for a measurement by another command, the heading of its section in
-    /// docs/measurements.
+    /// Experiment; for another command, the heading of its section in docs/measurements.
     pub(super) experiment: String,
     /// Command, if it is not `viaduct lab run EXPERIMENT`.
     #[serde(default, skip_serializing_if = "Option::is_none")]

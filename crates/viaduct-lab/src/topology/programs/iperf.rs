@@ -57,8 +57,7 @@ pub struct IperfReport {
     pub received: f64,
     /// Sent rate.
     pub sent: f64,
-    /// Receive rate at the server per measured second: (seconds from the start, bits per
-    /// second).
+    /// Receive rate at the server per measured second: (seconds from the start, bits per second).
     pub arrived: Vec<(f64, f64)>,
     /// Mean of `arrived`. It never exceeds the link's rate, unlike the rate of writes into the
     /// sender's socket buffer.
@@ -101,8 +100,7 @@ impl Iperf {
         self.run_by(from, to, self.address(to)?)
     }
 
-    /// Runs iperf3 with the client connecting to `address`, where a proxy or tunnel forwards to the
-    /// server.
+    /// Runs iperf3 with the client connecting to `address`, which forwards to the server.
     pub fn run_by(
         &self,
         from: &Host,

@@ -202,8 +202,7 @@ trait Sender {
 }
 
 trait Receiver {
-    /// Receives the next message into `message`; false if none arrived within `limit` or the
-    /// stream ended.
+    /// Receives the next message into `message`; false at the end, or if none arrived in `limit`.
     fn receive(&mut self, message: &mut [u8], limit: Duration) -> io::Result<bool>;
 }
 

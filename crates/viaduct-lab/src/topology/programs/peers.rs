@@ -49,8 +49,7 @@ impl Peer {
         }
     }
 
-    /// Finds the client and server programs; `None` if they are not installed (`scripts/need
-    /// peers`).
+    /// Finds the client and server programs; `None` if not installed (`scripts/need peers`).
     pub fn find(self) -> Option<[PathBuf; 2]> {
         let home = env::var_os("HOME").map(|home| Path::new(&home).join("go/bin"));
         let path = env::var_os("PATH").unwrap_or_default();

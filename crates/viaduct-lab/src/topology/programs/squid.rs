@@ -108,8 +108,7 @@ impl Squid {
     }
 }
 
-/// Waits until Squid has rebuilt its cache index; before that it aborts responses that it may
-/// not cache.
+/// Waits until Squid has rebuilt its cache index; until then it aborts uncacheable responses.
 fn wait_for(log: &Path, host: &Host) -> Result<(), TopologyError> {
     let seen = || fs::read_to_string(log).is_ok_and(|text| text.contains("storeLateRelease"));
     if stop::wait_until(START_TIMEOUT, Duration::from_millis(20), seen)? {

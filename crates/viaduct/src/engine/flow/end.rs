@@ -21,8 +21,7 @@ pub(super) struct FlowEnd {
     pub(super) preface_out: Vec<u8>,
     /// True if the end of stream follows the preface, without any payload.
     pub(super) ends_after_preface: bool,
-    /// True if the end broke while its preface was read or sent, which the relay or chain has not
-    /// noticed.
+    /// True if the end broke with its preface, which the relay or chain has not noticed.
     pub(super) is_broken: bool,
     /// True if the end is registered for writability.
     pub(super) is_room_watched: bool,

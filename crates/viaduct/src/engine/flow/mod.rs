@@ -149,8 +149,7 @@ impl Flow {
         self.ends.each_mut().map(|end| end.conn.as_mut())
     }
 
-    /// Local address as the far end sees it, even if a handler or a tunnel connects in this host's
-    /// place.
+    /// Local address as the far end sees it, even if a handler or a tunnel connects for this host.
     pub fn own_name(&mut self, now: Instant) -> Option<SocketAddr> {
         match &mut self.middle {
             Middle::Chain(chain_io) => chain_io.own_name(now),
@@ -255,8 +254,7 @@ impl Flow {
         &mut self.middle
     }
 
-    /// Converts the flow into its handler chain and its end towards the network; `None` if it has
-    /// no chain.
+    /// Converts the flow into its chain and its end towards the network; `None` without a chain.
     pub fn into_chain(mut self) -> Option<(ChainIo, Option<Conn>)> {
         match self.middle {
             Middle::Relay(_) => None,

@@ -15,8 +15,7 @@ use crate::engine::negotiation::PendingNegotiation;
 /// ```
 #[derive(Debug)]
 pub(super) enum State {
-    /// The server has not answered. Contains the negotiation that follows its answer, if there is
-    /// one.
+    /// The server has not answered; the negotiation, if there is one, follows its answer.
     Connecting(Option<PendingNegotiation>),
     /// The server has answered.
     Connected,
@@ -24,8 +23,7 @@ pub(super) enum State {
     Established,
     /// An end broke, and the other has not received all of its bytes yet.
     Closing(Closing),
-    /// Ended for this reason; true if the server had answered. The client may not have been
-    /// accepted yet.
+    /// Ended for this reason; true if the server had answered. The client may not be accepted yet.
     Broken(Failure, bool),
 }
 
@@ -79,8 +77,7 @@ impl Flow {
         matches!(self.state, State::Established)
     }
 
-    /// Reason why the server cannot be reached, or why the flow has ended; `None` if neither is the
-    /// case.
+    /// Reason why the server cannot be reached, or why the flow has ended, if either is so.
     pub fn broken(&self) -> Option<Failure> {
         match self.state {
             State::Broken(why, _) => Some(why),

@@ -96,8 +96,7 @@ pub(super) struct Outbounds {
 }
 
 impl OpenRequest {
-    /// Returns a request for a connection to `to`, for `source`, without an address to bind or to
-    /// signal.
+    /// Returns a request for a connection to `to` for `source`, with no address to bind or signal.
     pub fn new(to: Address, source: SocketAddr, options: TcpOptions) -> OpenRequest {
         OpenRequest { to, from: None, source, signalled: None, options, haul: None }
     }

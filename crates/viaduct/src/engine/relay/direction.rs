@@ -72,8 +72,7 @@ impl Direction {
         Ok(true)
     }
 
-    /// Delivers the remaining bytes of a broken source; returns how many still wait, as far as
-    /// known.
+    /// Delivers the remaining bytes of a broken source; returns how many wait, as far as known.
     pub(super) fn deliver_rest(
         &mut self,
         from: &TcpStream,
@@ -177,8 +176,7 @@ impl Direction {
     }
 }
 
-/// Shuts down the write direction of `to`. Succeeds too if the peer has already closed the
-/// connection.
+/// Shuts down the write direction of `to`. Succeeds if the peer has closed the connection.
 fn shutdown(to: &TcpStream) -> io::Result<()> {
     match to.shutdown(Shutdown::Write) {
         Err(error) if error.kind() != io::ErrorKind::NotConnected => Err(error),

@@ -16,8 +16,7 @@ use super::port::SharedPort;
 use super::slot::SlotState;
 use crate::engine::destination::error_of;
 
-/// A Trickles connection as an end of a flow. Dropping it without a shutdown ends the connection at
-/// once.
+/// A Trickles connection as an end of a flow; dropped without a shutdown, it ends at once.
 #[derive(Debug)]
 pub struct TricklesConn {
     port: SharedPort,

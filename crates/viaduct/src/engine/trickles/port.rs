@@ -106,8 +106,7 @@ impl Port {
         self.plain.holds(to, now)
     }
 
-    /// Begins a connection; returns its flow, and whether the program's first bytes may be sent
-    /// at once.
+    /// Begins a connection; returns its flow, and whether first bytes may be sent at once.
     pub(super) fn connect(
         &mut self,
         to: SocketAddr,

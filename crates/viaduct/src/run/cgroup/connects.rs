@@ -32,8 +32,7 @@ pub(super) struct ConnectContext {
 pub(super) struct RedirectedConnect {
     pub(super) waiting: WaitingConnect,
     pub(super) context: Arc<ConnectContext>,
-    /// Dropped when the connect is no longer pending. Until then, retransmissions of its SYN are
-    /// ignored.
+    /// Dropped when the connect is no longer pending; until then SYN retransmissions are ignored.
     pub(super) _waits: Arc<()>,
 }
 

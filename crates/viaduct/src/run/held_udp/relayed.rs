@@ -115,8 +115,7 @@ impl RelayedDatagrams {
         kept
     }
 
-    /// Releases the payload of `tag`. Returns the verdict on the datagram that the kernel
-    /// holds, if any.
+    /// Releases the payload of `tag`. Returns the verdict on the datagram that the kernel holds.
     pub(super) fn release(&mut self, now: Instant, tag: u32) -> Option<(u32, Verdict)> {
         let Payload { held, direction, ends, bytes } = self.remove(tag)?;
         match (direction, held) {

@@ -37,8 +37,7 @@ impl Answer {
         self.callback.lock().unwrap_or_else(PoisonError::into_inner).is_some()
     }
 
-    /// Takes the function that answers; `None` if it was taken before, or if the call no longer
-    /// waits.
+    /// Takes the function that answers; `None` if taken before, or if the call no longer waits.
     pub fn take(&self) -> Option<Callback> {
         let callback = self.callback.lock().unwrap_or_else(PoisonError::into_inner).take();
         callback.filter(|_| !self.caller.as_ref().is_some_and(|caller| is_hung_up(caller)))

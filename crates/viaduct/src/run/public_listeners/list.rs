@@ -38,8 +38,7 @@ pub(super) struct PublicListener {
     pub(super) inner: Vec<InnerListener>,
     /// True while this listener is in [`List::full`].
     pub(super) is_full: bool,
-    /// Number of connections that may be accepted before the backlog behind the listener is read
-    /// again.
+    /// Number of connections to accept before the backlog behind the listener is read again.
     pub(super) room: usize,
     /// Held by each accepted connection until it is in the program's backlog, or until its
     /// handlers wait for the client's preface.

@@ -34,8 +34,7 @@ impl Supervisor {
         self.bind_carried(call)
     }
 
-    /// Handles `listen`, in a thread if the capture namespace must be opened first, which takes a
-    /// moment.
+    /// Handles `listen`, in a thread if the capture namespace must be opened, which takes a moment.
     pub(super) fn listen(&mut self, call: &Notification) -> Outcome {
         let backlog = call.arguments[1] as i32;
         let Some(public_listeners) = self.interposition.public_listeners.clone() else {
@@ -118,8 +117,7 @@ impl Supervisor {
     }
 }
 
-/// Replaces a public listener by its inner listener, in the program's descriptor table and epoll
-/// sets.
+/// Replaces a public listener by its inner listener, in the program's table and epoll sets.
 fn replace_in_program(
     listener: &Listener,
     (task, made): (&Task, EpollCount),

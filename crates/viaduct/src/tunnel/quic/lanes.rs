@@ -26,8 +26,7 @@ pub(super) struct Lanes {
 struct Waiting {
     /// Bytes that the stream has not accepted yet.
     pieces: Vec<Bytes>,
-    /// Bytes added since the last write, in one piece, because the library processes each piece
-    /// separately.
+    /// Bytes added since the last write, in one piece, as the library handles pieces separately.
     fresh: Vec<u8>,
     /// Number of bytes in `pieces` and `fresh`.
     length: usize,

@@ -41,8 +41,7 @@ pub(in crate::tunnel) struct QuicLink {
     held: Option<Instant>,
     /// True if the connection has reported to the endpoint that it is drained.
     drained: bool,
-    /// True if the last bytes given to the library have not been sent: the connection cannot send
-    /// more now.
+    /// True if the last bytes given to the library are unsent: the connection cannot send more.
     stuck: bool,
     /// Bytes received on the first lane before the link was assigned to a tunnel.
     pub(in crate::tunnel) plain_in: Vec<u8>,
@@ -273,8 +272,7 @@ impl QuicLink {
         Ok(self.stuck)
     }
 
-    /// Number of bytes that are given to the library at once, and that may wait in the lanes
-    /// meanwhile.
+    /// Number of bytes given to the library at once, and of bytes that may wait in the lanes.
     fn ahead(&self) -> usize {
         let (least, most) = AHEAD;
         let mtu = self.connection.current_mtu();
@@ -310,8 +308,7 @@ impl QuicLink {
     }
 }
 
-/// Maps the reason of a lost connection to an error: the far end's refusal, if it closed with
-/// one.
+/// Maps the reason of a lost connection to an error: the far end's refusal, if it closed with one.
 fn lost(reason: ConnectionError) -> io::Error {
     let code = match &reason {
         ConnectionError::ApplicationClosed(close) => close.error_code.into_inner(),

@@ -102,8 +102,7 @@ impl Attack<'_> {
         self.still_answered(run, &mut client, &message)
     }
 
-    /// Checks that a forgery does not invalidate the original request, which an attacker may
-    /// have overheard.
+    /// Checks that a forgery does not invalidate the original request, which may be overheard.
     fn still_answered(
         &mut self,
         run: &mut Run,
@@ -117,8 +116,7 @@ impl Attack<'_> {
         Ok(())
     }
 
-    /// Acknowledges packets that have not arrived: writes their numbers into a received
-    /// continuation.
+    /// Acknowledges packets that have not arrived: writes their numbers into a continuation.
     fn optimistic(&mut self, run: &mut Run) -> Result<()> {
         /// Offset of the packet number in a continuation.
         const NUMBER: usize = 24;

@@ -24,8 +24,7 @@ enum Manner {
     HidesAlways,
     /// Suppresses messages that would report a loss.
     IsSilent,
-    /// Sends the false claim a moment before the true report; the server may answer either
-    /// first.
+    /// Sends the false claim a moment before the true report; the server may answer either first.
     HidesFirst,
     /// Restarts with every third continuation, and also continues with it.
     Restarts,

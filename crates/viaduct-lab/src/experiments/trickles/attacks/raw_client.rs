@@ -42,8 +42,7 @@ impl RawClient {
         Ok(RawClient { socket, stream, count: 0, got: 0, held: VecDeque::new() })
     }
 
-    /// Handles at most one incoming message, waiting up to `most`, and queues the messages that
-    /// follow.
+    /// Handles at most one incoming message, waiting up to `most`, and queues what follows.
     pub(super) fn turn(&mut self, most: Duration) -> Result<()> {
         let due = self.stream.poll_timeout().map_or(most, |due| due - now());
         if let Some(message) = receive(&self.socket, due.min(most))? {
@@ -85,8 +84,7 @@ impl RawClient {
         Ok(())
     }
 
-    /// Receives for `time` without handling anything; returns the datagrams and the bytes of
-    /// their messages.
+    /// Receives for `time` without handling anything; returns the datagrams and message bytes.
     pub(super) fn count_answers(&self, time: Duration) -> Result<(u64, u64)> {
         let (end, mut received) = (now() + time, (0, 0));
         while now() < end {
@@ -180,8 +178,7 @@ impl<'a> Step<'a> {
         start..start + self.returned.continuation.len()
     }
 
-    /// Returns the message with a proof that all packets arrived; the missing nonces are
-    /// guessed.
+    /// Returns the message with a proof that all packets arrived; the missing nonces are guessed.
     pub(super) fn without_losses(&self, guess: u64) -> Vec<u8> {
         let (start, end) = self.proof;
         let sum =

@@ -119,8 +119,7 @@ impl Files for NoFiles {
     }
 }
 
-/// Builds requests of a transfer from another server, whose secret has the same number but
-/// other bytes.
+/// Builds requests of a transfer from another server: the same secret number, other bytes.
 fn requests_of_others(number: u8, seed: u64) -> Result<Vec<Vec<u8>>> {
     let client: SocketAddr = "198.18.0.1:1024".parse()?;
     let (mut now, to) = (Instant::ZERO, Return::of_datagram(client, "198.18.0.2:80".parse()?));
