@@ -83,8 +83,7 @@ impl Cgroup {
     }
 
     /// Creates a command in `node` that joins the group and executes `program` with `arguments`
-    /// once it reads a line on its standard input. Measurements from that line on include only
-    /// the program.
+    /// once it reads a line on its standard input. From then on only the program is measured.
     pub fn command(&self, node: &Node, program: &Path, arguments: &[&str]) -> process::Command {
         let join = |at: &PathBuf| format!("echo $$ > {}/cgroup.procs; ", at.display());
         let joins: String = self.directories.iter().map(join).collect();

@@ -34,8 +34,7 @@ pub struct RuleArgs {
 
 impl RuleArgs {
     /// Returns the rules that the options define for a chain. `guards` is true if a handler of the
-    /// chain hides or protects data. Errors: the error in a rule, with its place and the expected
-    /// form.
+    /// chain hides or protects data. Errors: the mistake in a rule, its place and the right form.
     pub fn load(&self, guards: bool) -> Result<Rules> {
         let mut rules = Rules::EVERYTHING;
         rules.strict = self.strict || guards && !self.no_strict;

@@ -117,8 +117,7 @@ impl Experiment for Crossing {
         let others = Phase::OTHERS.iter().map(|phase| phase.programs().len()).sum::<usize>();
         run.steps(2 * (Program::ALL.len() + others));
         let mut world = World::new((MTU, MTU), &self.args.link(), run.seed(), run.journal())?;
-        // A web server has no option for its congestion control; the host's default is set
-        // instead.
+        // A web server has no option for its congestion control; the host's default is set instead.
         world.b1().set_congestion_control("cubic")?;
         let web = WebServer::start(world.b1(), Size::new(&self.args).file, run.seed())?;
         run.param("web_server", web.software());

@@ -35,9 +35,8 @@ pub struct Detour {
 }
 
 impl Detour {
-    /// Builds the world with a `half` link on either side of the fork, and a `side` link between
-    /// the fork and the machine aside. Fails if the kernel refuses a part; nothing is left in
-    /// that case.
+    /// Builds the world with a `half` link on either side of the fork, and a `side` link to the
+    /// machine aside. Fails if the kernel refuses a part; nothing is left in that case.
     pub fn build(
         half: &LinkConfig,
         side: &LinkConfig,

@@ -82,9 +82,8 @@ pub struct Dumbbell {
 
 impl Dumbbell {
     /// Builds the world and waits until a1 and b1 reach each other. A few packets cross the link
-    /// for that; they appear in its counters and records. Fails if the description is out of
-    /// range, the kernel refuses a part, or a1 does not reach b1 in time; nothing is left in that
-    /// case.
+    /// for that; they appear in its counters and records. Fails if the description is out of range,
+    /// the kernel refuses a part, or a1 does not reach b1 in time; nothing is left in that case.
     pub fn build(spec: &DumbbellSpec, journal: &Journal) -> Result<Dumbbell, TopologyError> {
         spec.validate()?;
         let a = Site::new(Side::A, spec.hosts, spec.host_mtu, journal)?;
@@ -100,9 +99,8 @@ impl Dumbbell {
             Wan::Emulated(config) => {
                 let ends = (a.open_tun(spec.wan_mtu)?, b.open_tun(spec.wan_mtu)?);
                 if fast(config) {
-                    // Otherwise all processing that a packet causes, up to TCP's answer, runs
-                    // in the emulator's thread and halves its throughput. Without root this is
-                    // not possible.
+                    // Otherwise all processing that a packet causes, up to TCP's answer, runs in
+                    // the emulator's thread and halves its throughput. It requires root.
                     let _ = a.gateway.spread_receive("wan0");
                     let _ = b.gateway.spread_receive("wan0");
                 }
@@ -180,8 +178,7 @@ impl Dumbbell {
         self.emulator.as_ref()
     }
 
-    /// Replaces the wire of side B's host `n` by an emulated link, until the emulator is
-    /// dropped.
+    /// Replaces the wire of side B's host `n` by an emulated link, until the emulator is dropped.
     ///
     /// # Errors
     /// If the kernel refuses the devices.

@@ -103,8 +103,7 @@ impl Node {
     }
 
     /// Distributes the kernel's receive processing for `interface` over all cores by flow (RPS),
-    /// instead of the core that receives the packet. Fails if the kernel refuses, as it does in a
-    /// user namespace.
+    /// instead of the receiving core. Fails in a user namespace.
     pub fn spread_receive(&self, interface: &str) -> Result<(), TopologyError> {
         let file = format!("/sys/class/net/{interface}/queues/rx-0/rps_cpus");
         // A sysfs that is already mounted shows the devices of the namespace in which it was

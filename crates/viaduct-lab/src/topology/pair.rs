@@ -35,9 +35,8 @@ impl Pair {
         Ok(Pair { _programs, load: host(load, 1)?, middle: host(middle, 2)? })
     }
 
-    /// Adds a second wire, 10.4.0.0/24, beside the first. Traffic from the load's address on the
-    /// second wire uses that wire in both directions, whichever address of the other machine it is
-    /// sent to.
+    /// Adds a second wire, 10.4.0.0/24, beside the first. Traffic from the load's address on it
+    /// uses that wire in both directions, to any address of the other machine.
     pub fn add_link(&self) -> Result<(), TopologyError> {
         self.load.ip(&[
             veth(MTU, ("eth1", 20), ("eth1", 21), &self.middle),

@@ -213,8 +213,7 @@ impl Route {
     }
 
     /// Route of `client` to the host `name`, if no policy here depends on the host's address;
-    /// `None` if the name must be resolved first. `Err` if the flow is denied, whatever that
-    /// address is.
+    /// `None` if the name must be resolved first. `Err` if the flow is denied anyway.
     pub fn by_name(
         policies: &Policies,
         client: SocketAddr,

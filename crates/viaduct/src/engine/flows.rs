@@ -214,8 +214,7 @@ impl Flows {
 }
 
 /// Registers an end of flow `key`. A client is registered for reading only, and assumed writable
-/// until a write blocks. A server is also registered for writing, which reports that it is
-/// connected.
+/// until a write blocks. A server is also registered for writing, which tells when it is connected.
 fn watch(registry: &Arc<Registry>, conn: &mut Conn, key: usize, end: End) -> io::Result<()> {
     let token = token(key, end);
     match end {

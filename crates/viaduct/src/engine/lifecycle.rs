@@ -146,8 +146,7 @@ impl Worker {
     }
 
     /// Ends a flow; `reset` resets both connections. An early connection is ended only when its
-    /// client has arrived or its time is over, because the table of early connections refers to its
-    /// key until then.
+    /// client has arrived or its time is over, because their table refers to its key until then.
     pub(super) fn end(&mut self, key: usize, reset: bool) {
         self.acceptor.forget_held(key);
         self.programs.drop_program(key);

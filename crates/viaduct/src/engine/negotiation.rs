@@ -63,8 +63,7 @@ pub struct PendingNegotiation {
 impl Negotiation {
     /// Prepares negotiations of the handlers of `chain` on `terms`. They cover connections to
     /// programs that listen at `ports`, and listeners that this process opens later. Errors:
-    /// `CAP_BPF` or `CAP_NET_ADMIN` is missing, the kernel is too old, or there is no cgroup
-    /// version 2.
+    /// `CAP_BPF` or `CAP_NET_ADMIN` is missing, the kernel is old, or there is no cgroup2.
     pub fn new(
         terms: Terms,
         chain: Factories,

@@ -1,6 +1,5 @@
-//! Flows of wrapped programs. A program's connect waits until the far end answers, and then becomes
-//! the client of a flow. An inbound connection is passed to the program once the handlers accept
-//! it.
+//! Flows of wrapped programs. A program's connect waits until the far end answers, then becomes a
+//! flow's client. An inbound connection is passed to the program once the handlers accept it.
 //!
 //! ```text
 //!   interposer ── Call ──▶ connection begun ──┬─ the far end answers ──▶ PendingConnect::complete
@@ -314,8 +313,7 @@ impl Worker {
         let Some(mut held) = self.programs.take_call(key) else { return false };
         held.refuse(match failure(error) {
             // A timeout of the kernel is passed on as a timeout. Handlers and the proxy time out
-            // earlier than the kernel would; the program then sees the far end as unreachable, not
-            // as timed out.
+            // earlier than the kernel would; the program then sees an unreachable far end.
             Failure::TimedOut if error.raw_os_error().is_none() => Failure::Unreachable,
             why => why,
         });

@@ -33,9 +33,8 @@ impl Carrier {
         }
     }
 
-    /// Applies the options that a program has set on its socket to the connections of its flow.
-    /// A shared master, which does not know the sockets of its flows, gets options with the
-    /// connect only.
+    /// Applies the options that a program has set on its socket to the connections of its flow. A
+    /// shared master, which does not know its flows' sockets, gets options with the connect only.
     pub fn mirror(&self, socket_id: SocketId, mirrored: Mirrored) {
         if let Carrier::Own(worker) | Carrier::Nested(worker, ..) = self {
             worker.send(WorkerCommand::Mirror(socket_id, Box::new(mirrored)));

@@ -332,9 +332,8 @@ fn accepts_hello(socket: &OwnedFd, shared: &Service) -> bool {
     refusal.is_none()
 }
 
-/// Turns a descriptor into a non-blocking TCP socket without SO_LINGER, so that `close` does not
-/// block. If there is a `lender`, it closes the socket. `None` if the descriptor is not a TCP
-/// socket.
+/// Makes a descriptor a non-blocking TCP socket without SO_LINGER, so that `close` does not block.
+/// If there is a `lender`, it closes the socket. `None` if the descriptor is not a TCP socket.
 fn stream(fd: OwnedFd, lender: Option<Arc<dyn Lender>>) -> Option<FlowSocket<TcpStream>> {
     let socket = match lender {
         Some(lender) => FlowSocket::lent(fd, lender),

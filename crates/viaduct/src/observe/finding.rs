@@ -1,5 +1,4 @@
-//! Results computed from the fates of packets: losses, bursts, and what codes would have
-//! achieved.
+//! Results computed from the fates of packets: losses, bursts, and what codes would have achieved.
 
 use std::fmt;
 use std::time::Duration;

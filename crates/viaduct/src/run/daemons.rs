@@ -50,8 +50,7 @@ const LAUNCHERS: [&str; 8] = [
 const USER_LAUNCHERS: [&str; 3] = ["systemd/private", "docker.sock", "podman/podman.sock"];
 
 /// Returns whether `path`, the `sun_path` of a program's `connect`, is the socket of a daemon of
-/// this kind. `base` is `/proc/TID`, from which the program's root and working directory are
-/// resolved.
+/// this kind. `base` is `/proc/TID`, for the program's root and working directory.
 pub fn is_daemon_socket(kind: Kind, path: &[u8], base: &Path) -> bool {
     let path = path.split(|&byte| byte == 0).next().unwrap_or_default();
     if path.is_empty() {

@@ -6,9 +6,8 @@
 //!              holds it ◀─────────── verdict, when the datagram is due ◀──────────────┘
 //! ```
 //!
-//! The kernel then sends the program's own datagram, so addresses, errors and sizes are the same
-//! as without Viaduct. If the chain ends at a relay, the payload is sent there instead
-//! ([`relayed`]).
+//! The kernel then sends the program's own datagram, so addresses, errors and sizes are the same as
+//! without Viaduct. If the chain ends at a relay, the payload is sent there instead ([`relayed`]).
 
 mod relayed;
 

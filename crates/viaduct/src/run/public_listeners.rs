@@ -1,6 +1,5 @@
-//! Programs that listen, without privilege: the master accepts at the port that the program
-//! asked for, and the program listens in a capture namespace ([`super::capture_ns`]) that only the
-//! master connects into.
+//! Programs that listen, without privilege: the master accepts at the port that the program asked
+//! for, and connects to the program's listener in a capture namespace ([`super::capture_ns`]).
 //!
 //! ```text
 //!   program ── listen ──▶ its socket, bound to 192.0.2.1:80, becomes the public listener;
@@ -260,9 +259,8 @@ impl PublicListeners {
         self.list().public_listeners.is_empty()
     }
 
-    /// Returns whether the program that listens at `port` has set `SO_REUSEADDR`, or
-    /// `SO_REUSEPORT` if `whole_port`, on its socket. The listener in the capture namespace has
-    /// both set in any case.
+    /// Returns whether the program that listens at `port` has set `SO_REUSEADDR`, or `SO_REUSEPORT`
+    /// if `whole_port`, on its socket. The listener in the capture namespace always has both.
     pub fn reuse_option(&self, port: u16, whole_port: bool) -> Option<bool> {
         let list = self.list();
         let public = list.public_listeners.get(list.ports.get(&port)?.first()?)?;

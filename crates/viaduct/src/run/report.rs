@@ -135,10 +135,9 @@ impl Report {
         lines.offloaded[1] += back;
     }
 
-    /// Formats the report as lines of text. `handled`: bytes that passed handlers, out and in,
-    /// if known. `dropped`: datagrams dropped for lack of room, and those that the relay did not
-    /// carry.
-    /// `via`: name of the interposer.
+    /// Formats the report as lines of text. `handled`: bytes that passed handlers, out and in, if
+    /// known. `dropped`: datagrams dropped for lack of room, and those that the relay did not
+    /// carry. `via`: name of the interposer.
     pub fn lines(
         &self,
         via: &str,

@@ -1,7 +1,6 @@
 //! UDP in user space: carries datagrams of programs without privilege. A program's UDP sockets are
 //! in a capture namespace ([`super::capture_ns`]) whose only exit is this process. For each of
-//! these sockets that is bound to a port, there is a host socket outside, at the same port if that
-//! is free.
+//! these sockets that is bound to a port, there is a host socket, at the same port if it is free.
 //!
 //! ```text
 //!   program ── its socket ──▶ netns ══ out ══▶ rules ─▶ flow::datagrams::Passage ─▶ host socket
@@ -164,8 +163,7 @@ impl UserUdp {
     }
 
     /// Checks that this host has a route for a datagram from `socket`, a program's socket, to `to`.
-    /// Errors: the kernel's error for the same datagram from a socket outside of the capture
-    /// namespace.
+    /// Errors: the kernel's for the same datagram from a socket outside of the namespace.
     pub fn probe(&self, socket: &OwnedFd, to: SocketAddr) -> io::Result<()> {
         let own: SocketAddr = rustix::net::getsockname(socket)?.try_into()?;
         let own = SocketAddr::new(own.ip().to_canonical(), own.port());

@@ -154,8 +154,7 @@ impl Interposer {
     }
 
     /// Starts the command that `fresh` builds under the interposer. Returns its process ID. Errors:
-    /// the program cannot be started; the error is [`io::Error`] if the cause is the program
-    /// itself.
+    /// the program cannot be started; [`io::Error`] if the program itself is the cause.
     pub fn start(&self, fresh: impl Fn() -> Command) -> Result<u32> {
         let mut command = fresh();
         if !matches!(self, Interposer::Cgroup(..)) {

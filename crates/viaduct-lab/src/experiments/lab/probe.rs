@@ -143,8 +143,7 @@ fn receive(socket: &UdpSocket, bytes: usize) -> io::Result<Vec<(u32, u64, u64)>>
 
 fn open(ip: &str, port: u16) -> io::Result<UdpSocket> {
     let socket = UdpSocket::bind((ip, port))?;
-    // Buffer for packets that arrive while the reader is late; without root the kernel grants
-    // less.
+    // Buffer for packets that arrive while the reader is late; without root the kernel grants less.
     let _ = set_socket_recv_buffer_size_force(&socket, 64 << 20);
     Ok(socket)
 }

@@ -1,6 +1,5 @@
 //! Slides 33 and 34: response time by document size at 40 and 300 ms, with a connection per
-//! document and through a tunnel, without and with Squid; and interference between sessions of
-//! a tunnel.
+//! document and through a tunnel, without and with Squid; and sessions that interfere.
 
 use super::browsing::{Browsed, Browsing, Setup, Windows};
 use super::neighbours;

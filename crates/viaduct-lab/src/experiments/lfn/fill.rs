@@ -1,6 +1,5 @@
-//! A bulk session through the tunnel fills the link with little effect on a concurrent echo: on
-//! clean links, and at 1 % loss over FEC gateways, with and without senders shaped below the
-//! link's rate.
+//! A bulk session through the tunnel fills the link, and hardly delays an echo: on clean links, and
+//! at 1 % loss over FEC gateways, with and without senders shaped below the link's rate.
 
 use crate::example_tunnel::{Links, Tunnel};
 use crate::experiments::prelude::*;

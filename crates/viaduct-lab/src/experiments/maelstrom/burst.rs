@@ -113,8 +113,7 @@ fn through_gateways(
     run: &mut Run,
     ways: &[(u32, bool)],
 ) -> Result<Vec<(String, RealOutcome, Share)>> {
-    // At the paper's 0.1 %, a burst of 40 occurs every half minute: too rare to count in real
-    // time.
+    // At the paper's 0.1 %, a burst of 40 occurs every half minute: too rare to count in real time.
     let (loss, seconds) = run.choose((0.01, 120), (0.02, 12));
     run.param("real_loss", loss);
     run.param("real_seconds", seconds);

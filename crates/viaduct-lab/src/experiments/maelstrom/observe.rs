@@ -1,5 +1,4 @@
-//! Predictions of an observing gateway, compared with the results after repairs are switched
-//! on.
+//! Predictions of an observing gateway, compared with the results after repairs are switched on.
 
 use rustix::process::Signal;
 

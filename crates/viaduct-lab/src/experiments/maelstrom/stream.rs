@@ -1,5 +1,4 @@
-//! Setup of the paper's section 5.2: streams of timed messages beside a flow below the link's
-//! rate.
+//! Setup of the paper's section 5.2: streams of timed messages beside a flow below the link's rate.
 //!
 //! ```text
 //!   a1 ── message streams, 0.1 Mb/s each ──┐                            ┌──▶ b1: how late?

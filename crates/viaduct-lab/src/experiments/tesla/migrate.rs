@@ -1,5 +1,4 @@
-//! Section 4.4: a transfer survives a change of its client's address and a period without
-//! network.
+//! Section 4.4: a transfer survives a change of its client's address and a period without network.
 //!
 //! ```text
 //!   a1 fetch ── +migrate ══ 100 Mb/s, 10 ms each way ══ +migrate ── serve b1

@@ -1,6 +1,5 @@
-//! Cost of the server's core for recorded requests: they are answered again in this thread,
-//! without system calls, and timed by the thread's own clock. This requires neither a profiler
-//! nor its privileges.
+//! Cost of the server's core for recorded requests: they are answered again in this thread, without
+//! system calls, and timed by the thread's own clock. No profiler is needed.
 //!
 //! ```text
 //!   recorded requests ─▶ Endpoint ─▶ web::respond ─▶ messages     total

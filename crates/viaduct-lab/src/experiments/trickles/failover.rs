@@ -5,11 +5,10 @@
 //!                             └ ─ ─ b2 serve    or b1's wire fails, and b2 takes over the address
 //! ```
 //!
-//! The TCP client is better than real programs: it resumes where the transfer broke, retries
-//! after 10 ms, and abandons a connection without data for a second. When only the process is
-//! killed, its kernel ends the connection and the client learns of it at once; a client that
-//! retries after a second, as `curl --retry` does, is measured as well. A machine that is gone
-//! sends nothing.
+//! The TCP client is better than real programs: it resumes where the transfer broke, retries after
+//! 10 ms, and abandons a connection without data for a second. When only the process is killed, its
+//! kernel ends the connection and the client learns of it at once; a client that retries after a
+//! second, as `curl --retry` does, is measured as well. A machine that is gone sends nothing.
 
 use super::download::{Arrivals, By, Download};
 use super::replicas::{Replicas, Service};

@@ -1,5 +1,4 @@
-//! Figure 13: share of one Trickles flow among TCP flows, compared with a TCP flow in its
-//! place.
+//! Figure 13: share of one Trickles flow among TCP flows, compared with a TCP flow in its place.
 //!
 //! ```text
 //!   foreground   a1: Trickles, or TCP ──┐              90 ms        ┌─ 5–15 ms ─ b1 serve (both)

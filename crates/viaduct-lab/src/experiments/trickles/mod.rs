@@ -1,5 +1,4 @@
-//! Figures of Trickles: cost of a stateless server, compared with the kernel's TCP in the same
-//! run.
+//! Figures of Trickles: cost of a stateless server, compared with the kernel's TCP in the same run.
 //!
 //! ```text
 //!   TCP clients       load::Fetches, or programs ─┐

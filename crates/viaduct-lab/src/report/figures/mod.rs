@@ -38,8 +38,7 @@ pub struct Figures {
 impl Figures {
     /// Reads the rows in `dir` and records in them the results in `results`, if that directory
     /// exists; `commit` is the measured commit of results that do not name theirs. Nothing is
-    /// written. Fails if a file cannot be read or has an error, or a cell of the sheet is too
-    /// long.
+    /// written. Fails if a file cannot be read or has an error, or a cell of the sheet is too long.
     pub fn new(dir: &Path, results: &Path, commit: Option<&str>) -> Result<Figures> {
         let mut systems = rows::load(dir)?;
         let template = dir.join(format!("{SHEET}.in"));

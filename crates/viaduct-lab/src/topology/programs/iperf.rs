@@ -93,9 +93,8 @@ impl Iperf {
         Iperf { load, ..Iperf::tcp("", seconds, 0) }
     }
 
-    /// Runs iperf3: the server in `to`, the sending client in `from`. Fails if iperf3 is missing
-    /// or fails, exceeds its duration by two minutes, used another congestion control than
-    /// requested, or on Ctrl-C.
+    /// Runs iperf3: the server in `to`, the sending client in `from`. Fails if iperf3 is missing or
+    /// fails, is two minutes late, used another congestion control than requested, or on Ctrl-C.
     pub fn run(&self, from: &Host, to: &Host) -> Result<IperfReport, TopologyError> {
         self.run_by(from, to, self.address(to)?)
     }

@@ -77,9 +77,8 @@ impl TimedMessages {
         TimedMessages { carrier, size: 1024, bits_per_second: 1e5, duration, patience, port: 6000 }
     }
 
-    /// Sends the messages from `from` to `to` and waits for the last. Returns every message sent,
-    /// in order; after Ctrl-C those sent until then. Fails if a socket cannot be created or the
-    /// connection breaks.
+    /// Sends the messages from `from` to `to` and waits for the last. Returns the messages sent, in
+    /// order, also after Ctrl-C. Fails if a socket cannot be created or the connection breaks.
     pub fn run(&self, from: &Host, to: &Host) -> Result<Vec<Message>, TopologyError> {
         let address = SocketAddr::new(to.v4().into(), self.port);
         let origin = Instant::now();

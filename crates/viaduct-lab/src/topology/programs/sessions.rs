@@ -154,8 +154,7 @@ pub fn fetch(from: &Host, to: SocketAddr, bytes: u64) -> Result<Duration, Topolo
 }
 
 /// Sends 100 bytes from `from` every `interval` for `duration`, without waiting for answers.
-/// Returns the time until each message came back; `None` for those that did not within two seconds
-/// of the end.
+/// Returns the time until each came back; `None` for those not back two seconds after the end.
 pub fn echo(
     from: &Host,
     to: SocketAddr,

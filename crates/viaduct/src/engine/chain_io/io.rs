@@ -72,9 +72,8 @@ impl ChainIo {
         Ok(moved)
     }
 
-    /// Returns whether no more bytes will be sent to the network. A chain that has lost all
-    /// connections but has a timer set still waits for new ones, because its last bytes may not
-    /// have arrived.
+    /// Returns whether no more bytes will be sent to the network. A chain without connections whose
+    /// timer is set waits for new ones, because its last bytes may not have arrived.
     fn is_over(&self) -> bool {
         let waits = self.chain.poll_timeout().is_some();
         self.net_conns.iter().all(NetConn::is_over)

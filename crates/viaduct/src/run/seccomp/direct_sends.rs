@@ -1,6 +1,5 @@
-//! Direct sends of datagrams, made here on a duplicate of the socket and with copies of the
-//! arguments that were checked. If the kernel continued the call, it would read the address and the
-//! descriptor again.
+//! Direct sends of datagrams, made here on a duplicate of the socket with checked copies of the
+//! arguments. A continued call would read the address and the descriptor again.
 
 use std::io;
 use std::os::fd::OwnedFd;

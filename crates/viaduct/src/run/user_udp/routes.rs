@@ -21,9 +21,8 @@ impl UserUdp {
         }
     }
 
-    /// Updates the routes of the capture namespace to those of this host, if they may have
-    /// changed. The lock is released while all routes are read, so that datagrams of programs
-    /// do not wait.
+    /// Updates the routes of the capture namespace to those of this host, if they may have changed.
+    /// The lock is released while all routes are read, so that datagrams of programs do not wait.
     pub(super) fn refresh_routes(&self) {
         let mut state = self.state();
         let started = now();

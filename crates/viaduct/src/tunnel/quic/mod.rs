@@ -251,8 +251,7 @@ fn transport(settings: &TunnelSettings, streams: u32) -> anyhow::Result<Transpor
     let core = &settings.core;
     // After authentication the tunnel's flow control bounds the bytes in flight and in buffers, and
     // QUIC's credit must not limit them further. A stream's credit cannot be raised later, so it is
-    // large from the start. Until authentication, the connection's credit bounds all streams
-    // together.
+    // large from the start. Before that, the connection's credit bounds all streams.
     let most = core.limit + u64::from(core.least_window) * u64::from(core.streams);
     let most = VarInt::from_u64(2 * most).unwrap_or(VarInt::MAX);
     let mut transport = TransportConfig::default();

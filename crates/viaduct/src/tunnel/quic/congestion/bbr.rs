@@ -23,25 +23,22 @@ const STARTUP_PACING_GAIN: f64 = 2.885;
 /// Phases of a ProbeBW cycle, each a round trip long: UP probes for more bandwidth, DOWN drains
 /// the excess, the others (CRUISE) send at the path's rate.
 const PROBE_BW_PHASES: usize = 8;
-/// Pacing gains of ProbeBW_UP. The paper always probes with 5/4, which puts a queue of a quarter
-/// of a round trip in front of the flows that share the path. Here, the probe after one that
-/// found no more bandwidth is small. After a probe that found more, the next is large and follows
-/// at once.
+/// Pacing gains of ProbeBW_UP. The paper always probes with 5/4, which puts a queue of a quarter of
+/// a round trip in front of the flows that share the path. Here, the probe after one that found no
+/// more bandwidth is small. After a probe that found more, the next is large and follows at once.
 const MIN_PROBE_UP_PACING_GAIN: f64 = 1.08;
 const MAX_PROBE_UP_PACING_GAIN: f64 = 1.25;
 /// Growth of the rate at which a probe counts as having found more bandwidth.
 const PROBE_UP_GROWTH: f64 = 1.04;
 const PROBE_DOWN_PACING_GAIN: f64 = 0.75;
-/// Window gains, as multiples of the bandwidth-delay product: in Startup, and later. The paper
-/// uses 2 throughout, to allow for aggregated acknowledgements. But the bandwidth estimate tends
-/// to be a little too high, so that a queue would stand. Here, aggregation is measured and added
-/// to the window.
+/// Window gains, as multiples of the bandwidth-delay product: in Startup, and later. The paper uses
+/// 2 throughout, to allow for aggregated acknowledgements. But the bandwidth estimate tends to be a
+/// little too high, so that a queue would stand. Here, aggregation is measured and added.
 const STARTUP_CWND_GAIN: f64 = 2.0;
 const PROBE_BW_CWND_GAIN: f64 = 1.05;
 /// Pacing gain in all states. The estimate is the highest of many samples, and so a little too
-/// high; without this margin a queue stands. (With 0.99 here and 1.2 as [`PROBE_BW_CWND_GAIN`],
-/// an echo beside a bulk flow under FEC took 1.3 round trips; now it takes 1.07 on an idle
-/// machine.)
+/// high; without this margin a queue stands. (With 0.99 here and 1.2 as [`PROBE_BW_CWND_GAIN`], an
+/// echo beside a bulk flow under FEC took 1.3 round trips; now it takes 1.07 on an idle machine.)
 const PACING_MARGIN: f64 = 0.98;
 /// Further pacing gain after a round in which a queue stood although nothing was probed: the
 /// estimate was even higher than the margin allows for. The queue drains by a twentieth of a
