@@ -25,7 +25,6 @@ const LINKS_PORT: u16 = 7600;
 /// Listening port of the near end, as in `examples/squid/child.conf`.
 const NEAR_PORT: u16 = 3129;
 
-/// Time limit for the links to come up.
 const LINKS_UP_TIMEOUT: Duration = Duration::from_secs(20);
 
 /// Transport of the links.

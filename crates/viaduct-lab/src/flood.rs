@@ -20,7 +20,6 @@ use crate::topology::{Node, TopologyError};
 /// Address range for benchmarks (RFC 2544): its first address, and the number of host bits.
 const FIRST: u32 = 0xc612_0000;
 const FREE_BITS: u32 = 17;
-/// Interval between batches.
 const EVERY: Duration = Duration::from_millis(1);
 const MAX_PACKETS: u64 = 40_000_000;
 const SYN: u8 = 0x02;

@@ -62,7 +62,6 @@ struct Member {
     due: Option<Instant>,
 }
 
-/// Packet format of a connection.
 enum Transport {
     Tcp(Numbers),
     /// Address of the client, and the number of its next request.

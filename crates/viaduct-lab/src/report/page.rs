@@ -38,7 +38,6 @@ fn about(outcome: &Outcome) -> Option<About> {
     abouts().find(|about| about.name == outcome.experiment)
 }
 
-/// Returns the descriptions of the demo and of all experiments.
 fn abouts() -> impl Iterator<Item = About> {
     let experiments = experiments::ALL.iter().map(|experiment| experiment.about);
     std::iter::once(demo::ABOUT).chain(experiments)
@@ -144,7 +143,6 @@ fn checks(checks: &[Check]) -> String {
     out + "</tbody></table>"
 }
 
-/// Renders each plot with its legend and its numbers.
 fn plots(outcome: &Outcome) -> anyhow::Result<String> {
     let mut out = String::new();
     for (title, series) in outcome.plots() {

@@ -106,7 +106,6 @@ fn dot(p: &Placed, size: i32, colour: RGBColor) -> Circle<(f64, f64), i32> {
     Circle::new((p.x, p.y), size, colour.filled())
 }
 
-/// Returns the error bar of a point that has one.
 fn whisker(p: &Placed, shift: f64, colour: RGBColor) -> Option<PathElement<(f64, f64)>> {
     let (low, high) = p.error?;
     let x = p.x + shift;

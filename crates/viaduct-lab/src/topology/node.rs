@@ -187,7 +187,6 @@ impl Deref for Host {
     }
 }
 
-/// Formats a command as one would type it.
 fn line_of(command: &Command) -> String {
     std::iter::once(command.get_program())
         .chain(command.get_args())

@@ -171,7 +171,6 @@ impl LookupQueue {
         room
     }
 
-    /// Returns whether another thread is needed.
     fn lacks_threads(&self) -> bool {
         self.waiting.len() > self.idle && self.threads < MAX_THREADS
     }

@@ -30,7 +30,6 @@ use crate::settings::thread::ProxyThread;
 use crate::signals::{SignalStreams, Signals};
 use crate::status_socket;
 
-/// Interval at which changes of state are checked and logged.
 const CHECK_INTERVAL: Duration = Duration::from_secs(1);
 
 /// Interval between checks for the end of the last flow of split mode.
@@ -178,7 +177,6 @@ impl Control {
         }
     }
 
-    /// Passes the settings of `site` to the packet thread.
     async fn send_settings(&self, site: &Site) -> Result<()> {
         let (outgoing, incoming) = site.filters()?;
         let is_other = site.only_observes() != self.site.only_observes();
@@ -200,7 +198,6 @@ impl Control {
         }
     }
 
-    /// Reopens the access log of split mode.
     fn reopen_log(&self) {
         self.flows.iter().for_each(|flows| flows.engine.handle.reopen_log());
     }

@@ -51,7 +51,6 @@ impl PeerStates {
         self.log_changes();
     }
 
-    /// Logs a change of the regime of repairs for `peer`, with its overhead.
     fn log_regime(&mut self, peer: &str, control: &control::State) {
         let before = self.regimes.insert(peer.to_owned(), control.regime);
         if before.unwrap_or_default() != control.regime {

@@ -124,7 +124,6 @@ fn may_match(one: &Value, wan: &str) -> bool {
     if one["op"] == "!=" { !has } else { has }
 }
 
-/// Names of all interfaces except loopback.
 fn interfaces() -> String {
     let table = fs::read_to_string("/proc/thread-self/net/dev").unwrap_or_default();
     let names = table.lines().skip(2).filter_map(|line| line.split_once(':'));

@@ -155,7 +155,6 @@ impl MasterClient {
         }
     }
 
-    /// Handles messages of the master until it ends.
     fn read_messages(&self, socket: &OwnedFd) {
         let name = &self.connector.name;
         let mut bytes = [0; RECORD];

@@ -14,7 +14,6 @@ use viaduct_sys::socket::seqpacket;
 
 use super::{find_socket, netns_inode};
 
-/// Interval between attempts to connect to a successor.
 const RECONNECT_INTERVAL: Duration = Duration::from_millis(250);
 
 /// Name and socket path of a master.

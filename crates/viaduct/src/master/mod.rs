@@ -182,7 +182,6 @@ pub fn send_answer(socket: &OwnedFd, answer: &Answer) {
     }
 }
 
-/// Parses a limit per user.
 fn at_least_one(text: &str) -> Result<usize, String> {
     let number = text.parse().ok().filter(|n| *n > 0);
     number.ok_or_else(|| "a number of at least 1 is expected, such as 500".to_owned())

@@ -112,7 +112,6 @@ impl Packet {
     }
 }
 
-/// Length according to the IP header.
 fn declared_length(bytes: &[u8]) -> Option<usize> {
     match bytes.first()? >> 4 {
         4 => Some(usize::from(u16::from_be_bytes([*bytes.get(2)?, *bytes.get(3)?]))),

@@ -24,7 +24,6 @@ struct Flow {
     /// Sequence number after the last byte seen, relative to the first byte.
     next: u64,
     first: u32,
-    /// Length of the largest segment.
     size: u64,
     /// Index of the event of each segment of data, by the start of the segment.
     seen: BTreeMap<u64, usize>,

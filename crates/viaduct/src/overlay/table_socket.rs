@@ -17,7 +17,6 @@ use crate::status_socket;
 pub const FOLLOW: &[u8] = b"follow\n";
 /// Time within which a client must send its request, and read a table.
 const CLIENT_TIMEOUT: Duration = Duration::from_secs(2);
-/// Maximum number of concurrent clients.
 const MAX_CLIENTS: usize = 1_024;
 
 /// Socket of a node, and the table that it publishes.

@@ -15,7 +15,6 @@ use super::admission::admits;
 
 /// Maximum number of connections without a request; the oldest are closed first.
 const MAX_PENDING: usize = 4096;
-/// Pause after an error of accept.
 const ACCEPT_RETRY_DELAY: Duration = Duration::from_millis(100);
 
 /// Passes connections at `listener` to `answer` until the process ends. `answer` returns the

@@ -71,7 +71,6 @@ struct State {
     passage: Passage,
     /// Set if the chain ends at a relay, which gets the payloads.
     relayed: Option<RelayedDatagrams>,
-    /// Verdicts to hand to the kernel next.
     verdicts: Vec<(u32, Verdict)>,
     rules: Rules,
     report: Option<Report>,

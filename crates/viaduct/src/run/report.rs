@@ -66,7 +66,6 @@ struct Lines {
     open: u64,
 }
 
-/// Maximum number of destinations that a report lists.
 const MAX_DESTINATIONS: usize = 4096;
 
 impl Lines {

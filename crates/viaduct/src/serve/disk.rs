@@ -20,7 +20,6 @@ use super::pages::{Lease, Pages};
 
 /// Maximum bytes of a file that are read at once.
 pub const CHUNK: usize = 128 << 10;
-/// Maximum number of concurrent disk operations.
 const MAX_OPERATIONS: usize = 64;
 /// Maximum number of directories that are listed concurrently.
 const MAX_LISTINGS: usize = 2;

@@ -32,7 +32,6 @@ type Key = (Vec<Vec<u8>>, bool);
 #[derive(Debug)]
 pub struct FileCache {
     root: Root,
-    /// Maximum number of open files.
     max_files: usize,
     open: Vec<(File, Instant)>,
     by_path: HashMap<Key, usize>,

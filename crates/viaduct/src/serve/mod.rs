@@ -224,7 +224,6 @@ fn secrets(file: Option<&Path>) -> Result<Secrets> {
     Ok(secrets)
 }
 
-/// Number of threads for Trickles.
 fn workers(wanted: Option<u32>) -> u32 {
     let cores = || std::thread::available_parallelism().map_or(1, |n| n.get() as u32);
     match wanted {

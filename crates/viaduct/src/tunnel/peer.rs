@@ -199,7 +199,6 @@ impl Peer {
         (down, over.map(|(_, key)| *key).collect())
     }
 
-    /// Records that the far end denied a stream.
     fn denied(&mut self, id: StreamId) {
         let slot = self.by_id.get(&id).and_then(|&number| self.slots.get(number));
         let Some(to) = slot.and_then(|slot| slot.to.clone()) else { return };

@@ -50,7 +50,6 @@ pub struct TunnelSettings {
 /// Default memory limits of unauthenticated links, in bytes: of one source, and of all sources.
 const SOURCE_MEMORY: usize = 2 << 20;
 const STRANGER_MEMORY: usize = 8 << 20;
-/// Congestion controls that QUIC links support.
 const QUIC_CONGESTION: [&str; 3] = ["cubic", "bbr", "reno"];
 
 /// Name of a tunnel; empty for the tunnel of the option `tunnel`.

@@ -67,7 +67,6 @@ impl Tunnels {
         }
     }
 
-    /// Handles a tunnel's events.
     fn settle(&mut self, peer: &SharedPeer, now: Instant) {
         loop {
             let (down, over) = peer.lock().settle();

@@ -22,7 +22,6 @@ const RATE: f64 = 20.0;
 const SMALL: usize = 10;
 /// Maximum number of concurrent loads.
 const AT_ONCE: usize = 4;
-/// Time limit of a document.
 const LOAD_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// Configuration between the client and the server.

@@ -217,7 +217,6 @@ fn serve(listener: &TcpListener) {
     }
 }
 
-/// Runs clients that connect repeatedly for `time`.
 fn clients(host: &Host, to: SocketAddrV4, time: Duration) -> Result<Clients> {
     let end = Instant::now() + time;
     let one = || {

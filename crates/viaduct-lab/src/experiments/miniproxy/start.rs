@@ -78,7 +78,6 @@ fn point(run: &mut Run, plot: &Plot, x: f64, times: &Times) {
     run.plot_point(plot, "from the first SYN, on demand", (x, times.demand));
 }
 
-/// Machine with a server and its proxy.
 struct Bench {
     node: Node,
     _server: Echo,

@@ -97,7 +97,6 @@ pub(in crate::experiments) fn run(run: &mut Run) -> Result<()> {
     Ok(())
 }
 
-/// Measuring window of one contender.
 #[derive(Clone, Copy, Debug)]
 struct Sample {
     rate: f64,

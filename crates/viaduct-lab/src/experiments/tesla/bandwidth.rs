@@ -83,7 +83,6 @@ const TURNS: usize = 2;
 /// the mean in one case of twenty.
 const LOWEST_OF_SEVEN: f64 = 2.44;
 
-/// Checks the flows that pass Viaduct.
 fn check(run: &mut Run, network: Network, rows: &[Row]) {
     for (block, found) in rows {
         let name = |what: &str| format!("{}, blocks of {block}: {what}", network.name());

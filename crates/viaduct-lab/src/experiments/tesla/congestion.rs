@@ -131,7 +131,6 @@ impl Contest {
     }
 }
 
-/// Starts the system-wide master of a host.
 fn master(host: &Host, run_dir: &str) -> Result<Server> {
     let mut command = host.command(&binary()?.display().to_string());
     command.args(["master", "--name", MASTER, "+congestion", "--run-dir", run_dir]);

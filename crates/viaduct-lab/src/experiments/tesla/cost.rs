@@ -53,7 +53,6 @@ pub(in crate::experiments) fn run(run: &mut Run) -> Result<()> {
     memory(run, &server, held)
 }
 
-/// Server that holds connections open.
 struct TestServer<'a> {
     world: &'a World,
     at: String,

@@ -62,7 +62,6 @@ impl Setup {
 pub(super) struct Testbed<'a> {
     world: &'a World,
     under: CommandPrefix,
-    /// Address that clients connect to.
     to: String,
     servers: Vec<Server>,
     _scratch: Scratch,

@@ -25,7 +25,6 @@ const QUICK_MILLION: usize = 40_000;
 /// Connections of TCP. Many machines allow a process 20,000 descriptors, and the server uses
 /// two per connection.
 const CONNECTIONS: [usize; 4] = [1, 1_000, 5_000, 9_000];
-/// Maximum concurrent requests.
 const AT_ONCE: usize = 1_000;
 /// Files that the silent clients have fetched: every tenth client one of more than one packet.
 const SMALL: (&str, usize) = ("stay", 300);

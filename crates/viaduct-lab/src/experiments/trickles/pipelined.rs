@@ -105,7 +105,6 @@ pub(in crate::experiments) fn run(run: &mut Run) -> Result<()> {
     Ok(())
 }
 
-/// Warm-up and measured time.
 #[derive(Clone, Copy, Debug)]
 struct Times(Duration, Duration);
 
@@ -125,7 +124,6 @@ impl World {
         Ok(World { net, _server: server, size })
     }
 
-    /// Measures the bits of objects per second.
     fn measure(&self, by: By, times: Times, seed: u64) -> Result<f64> {
         let to = SocketAddr::new(SERVICE.into(), PORT);
         let objects = match by {

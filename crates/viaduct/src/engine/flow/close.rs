@@ -28,7 +28,6 @@ pub(super) struct Closing {
     end: Option<End>,
     /// Bytes that the other end has not received.
     left: u64,
-    /// Time of the last progress.
     since: Instant,
     /// Time of the next check.
     pub(super) next_check: Instant,

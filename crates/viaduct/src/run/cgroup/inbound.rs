@@ -21,7 +21,6 @@ use crate::run::report::{Report, ReportedProgram};
 
 /// Backlog of connections to programs.
 const BACKLOG: u32 = 4096;
-/// Pause after an error of accept.
 const ACCEPT_RETRY_DELAY: Duration = Duration::from_millis(100);
 
 /// Acceptor of connections to programs.

@@ -24,7 +24,6 @@ use crate::run::report::ReportedProgram;
 /// Interval between checks that programs still listen: a listener that is shut down, but not
 /// closed, is not reported.
 const CHECK_INTERVAL: Duration = Duration::from_millis(500);
-/// Pause after an error of accept.
 const ACCEPT_RETRY_DELAY: Duration = Duration::from_millis(100);
 /// Maximum number of connections accepted from one public listener before others are served.
 const MAX_ACCEPTS: usize = 64;

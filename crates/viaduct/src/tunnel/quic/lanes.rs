@@ -17,7 +17,6 @@ pub(super) struct Lanes {
     pub(super) fresh: usize,
     /// Lanes whose last byte is queued.
     ended: Vec<Lane>,
-    /// Number of streams that this end has opened.
     opened: u64,
 }
 

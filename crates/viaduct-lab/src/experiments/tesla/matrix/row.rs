@@ -136,7 +136,6 @@ impl Row {
     }
 }
 
-/// Returns whether a report lists a flow that went direct.
 fn went_direct(report: &str) -> bool {
     let direct = report.lines().skip_while(|line| !line.contains("went direct")).skip(1);
     direct.take_while(|line| line.starts_with("viaduct:  ")).any(|line| line.contains(" tcp "))

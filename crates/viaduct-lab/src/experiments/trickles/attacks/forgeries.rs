@@ -74,7 +74,6 @@ impl Attack<'_> {
         Ok(())
     }
 
-    /// Returns the server's counts since the last reading.
     fn since_last(&mut self) -> Result<Counts> {
         let now = Counts::read(self.server)?;
         Ok(now.since(std::mem::replace(&mut self.counted, now)))

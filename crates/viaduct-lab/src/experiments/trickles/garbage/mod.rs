@@ -135,7 +135,6 @@ impl World {
         Ok(bytes * 8.0 / 1e6 / time.as_secs_f64())
     }
 
-    /// Returns the refusals that the server has counted so far.
     fn counted(&self) -> Result<f64> {
         let status = &status(&self.scratch)?["trickles"];
         let refused = status["refused"].as_array().context("no list of refusals")?;
@@ -149,7 +148,6 @@ impl World {
     }
 }
 
-/// Reads the server's status.
 fn status(scratch: &Scratch) -> Result<Value> {
     daemon::status(&scratch.path().join("serve-80.sock"))
 }
