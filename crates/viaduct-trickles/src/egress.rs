@@ -14,8 +14,7 @@ use viaduct_sys::socket::mmsg::{self, Outbox};
 use crate::gso::GsoSender;
 use crate::stats::PortStats;
 
-/// Sender, with a queue of packets in TCP's format for each address family, and with the known path
-/// MTUs.
+/// Sender with a queue of packets in TCP's format for each family, and known path MTUs.
 #[derive(Debug)]
 pub(crate) struct Egress {
     raw: Option<RawSockets>,
@@ -37,8 +36,7 @@ impl Egress {
         self.paths.get(now(), ip)
     }
 
-    /// Queues a whole IP packet. A packet of a family without a raw socket is dropped, and counts
-    /// as refused.
+    /// Queues a whole IP packet; without a raw socket of its family it is dropped and refused.
     pub(crate) fn packet(&mut self, packet: &[u8], to: IpAddr) {
         if self.raw.as_ref().and_then(|raw| raw.socket(to.is_ipv4())).is_none() {
             self.stats.sent.refused += 1;
@@ -82,8 +80,7 @@ impl Egress {
         }
     }
 
-    /// Records an ICMP error about packets to `ip`. Returns whether the MTU is less than the
-    /// present value.
+    /// Records an ICMP error about packets to `ip`; true if the MTU is less than before.
     pub(crate) fn too_big(&mut self, ip: IpAddr, mtu: usize) -> bool {
         self.stats.too_big += 1;
         self.paths.learn(now(), ip, mtu)

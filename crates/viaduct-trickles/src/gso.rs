@@ -44,8 +44,7 @@ impl GsoSender {
         Ok(GsoSender { segments, hops, routes: LookupCache::new(), next_hops: LookupCache::new() })
     }
 
-    /// Sends those queued packets that form runs, and removes them from the queue. Returns their
-    /// number.
+    /// Sends those queued packets that form runs; returns their number.
     pub(crate) fn flush(&mut self, now: Instant, queue: &mut Outbox) -> u64 {
         let packets: Vec<_> = queue.iter().collect();
         let (mut gone, mut over) = (vec![false; packets.len()], Vec::<usize>::new());

@@ -147,8 +147,7 @@ impl Listener {
         Ok(changed)
     }
 
-    /// Time for the timestamps of answers: the time of day, which replicas share, except that it
-    /// never goes back.
+    /// Time of day for answers' timestamps, which replicas share; it never goes back.
     pub fn now(&self) -> Instant {
         self.clock.now()
     }

@@ -32,8 +32,7 @@ struct Watched {
     path: PathBuf,
     /// Stamp of the version that was read.
     read: Stamp,
-    /// Stamp of a version that could not be read. That version may have been incomplete, so the
-    /// file is read again.
+    /// Stamp of a version that could not be read, maybe incomplete; the file is read again.
     failed: Option<Stamp>,
 }
 
@@ -93,8 +92,7 @@ impl Secrets {
         self.secrets.iter().map(|(number, _)| *number).collect()
     }
 
-    /// Random hash key of a replay window; each server has its own. Errors: the kernel has no
-    /// random bytes.
+    /// Random hash key of a server's own replay window. Errors: the kernel has no random bytes.
     pub fn seeds() -> Result<[u64; 4]> {
         let random = random::<32>()?;
         let words = random.as_chunks().0;

@@ -41,8 +41,7 @@ pub struct ServerSettings {
     /// True if sent packets are exempt from this host's conntrack; must be false if the host
     /// translates its own addresses.
     pub untracked: bool,
-    /// True if packets in TCP's format to one client may be sent in GSO runs, which bypass this
-    /// host's output rules.
+    /// True if packets to one client may be sent in GSO runs, which bypass output rules.
     pub gso: bool,
     /// Directory of the journal of changed rules.
     pub run_dir: PathBuf,
@@ -52,8 +51,7 @@ pub struct ServerSettings {
     pub share: Option<Share>,
 }
 
-/// A server's port. Not shared between threads. Several processes of a host may serve different
-/// ports.
+/// A server's port, of one thread. A host's processes may serve different ports.
 #[derive(Debug)]
 pub struct ServerPort {
     listen: Vec<SocketAddr>,
@@ -176,8 +174,7 @@ impl ServerPort {
 }
 
 impl Answers {
-    /// Queues an answer to a request; it is sent at the end of the batch. Errors: the message is
-    /// longer than [`Answers::room`].
+    /// Queues an answer, sent at the end of the batch. Errors: longer than [`Answers::room`].
     pub fn send(&mut self, message: &[u8], to: &mut Return) -> Result<(), TooLong> {
         let mtu = self.egress.mtu(to.client().ip());
         to.answer(message, mtu, &mut self.packet)?;

@@ -80,8 +80,7 @@ impl Rules {
         }
     }
 
-    /// Returns the decision about a send with an address. On a stream, such a send connects only
-    /// with `MSG_FASTOPEN`.
+    /// Decision about a send with an address, which connects a stream only by `MSG_FASTOPEN`.
     pub fn send(&self, socket: Socket, flags: i32, sockaddr: &[u8]) -> Verdict {
         match socket.carries() {
             // Without the flag the kernel ignores the address.
@@ -103,8 +102,7 @@ impl Rules {
         }
     }
 
-    /// Returns the summary of the rules for datagrams that the chain does not carry, over all
-    /// addresses.
+    /// Summary of the rules for datagrams outside the chain, over all addresses.
     pub fn datagrams(&self) -> Datagrams {
         if self.names {
             return Datagrams::Judged;
@@ -124,8 +122,7 @@ impl Rules {
         }
     }
 
-    /// Returns whether the chain carries the datagrams of a socket. The chain carries only UDP,
-    /// whose sockets need no privileges.
+    /// Returns whether the chain carries a socket's datagrams: only UDP, which needs no privilege.
     pub fn carries_of(&self, socket: Socket) -> bool {
         self.carries && socket.is_udp()
     }

@@ -109,8 +109,7 @@ impl Rules {
         self.push(Line { fate, ..parse(pattern)? })
     }
 
-    /// Adds the rules of a file; `#` begins a comment. Errors: number of the first invalid line,
-    /// from 1, and its error.
+    /// Adds a file's rules; `#` begins a comment. Errors: the first invalid line, from 1.
     pub fn read(&mut self, text: &str) -> Result<(), (usize, RuleError)> {
         for (number, line) in (1..).zip(text.lines()) {
             let line = line.split('#').next().unwrap_or_default().trim();
@@ -127,8 +126,7 @@ impl Rules {
         Ok(())
     }
 
-    /// Inserts a rule after those of the same or a higher precedence. Errors: there are too many
-    /// rules.
+    /// Inserts a rule after those of the same or a higher precedence. Errors: too many rules.
     pub fn push(&mut self, line: Line) -> Result<(), RuleError> {
         let full = RuleError::TooMany;
         let at = self.lines().partition_point(|other| other.fate <= line.fate);

@@ -123,8 +123,7 @@ impl Socket {
         self.is_of_ip() && kind == SOCK_DGRAM && matches!(self.protocol, 0 | IPPROTO_UDP)
     }
 
-    /// Returns whether the family is IPv6, for which the program sees IPv4 addresses as mapped
-    /// ones.
+    /// Returns whether the family is IPv6, which sees IPv4 addresses as mapped ones.
     pub fn is_v6(self) -> bool {
         self.domain == AF_INET6
     }

@@ -100,8 +100,7 @@ pub enum Answer {
     Welcome(Welcome),
     /// Answer to Connect: the result that the program receives. Answer to Error: the pending error.
     Done(Errno),
-    /// Answer to Names: results of `getpeername` and `getsockname` where they differ from the
-    /// kernel's.
+    /// Answer to Names: results of `getpeername` and `getsockname`, if not the kernel's.
     Named {
         /// Address of the far end.
         peer: Option<SocketAddr>,
@@ -115,8 +114,7 @@ pub enum Answer {
 pub struct Welcome {
     /// Rules that select the master's flows.
     pub rules: Rules,
-    /// Rendezvous addresses for IPv4 and IPv6, to which the sockets of flows are connected in the
-    /// kernel.
+    /// IPv4 and IPv6 rendezvous addresses, to which flows' sockets are connected in the kernel.
     pub rendezvous: [Option<SocketAddr>; 2],
     /// Set if flows are offloaded to the kernel: they go direct, with this max pacing rate in bytes
     /// per second; 0 means no limit.

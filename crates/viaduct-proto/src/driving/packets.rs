@@ -54,8 +54,7 @@ impl Driven for DrivenClient {
     }
 }
 
-/// Client's stream over Trickles. As for [`DrivenClient`], the server sends nothing, or random
-/// bytes.
+/// Client's stream over Trickles; the server sends nothing, or random bytes ([`DrivenClient`]).
 pub(super) struct DrivenStream(pub(super) Stream);
 
 impl Driven for DrivenStream {

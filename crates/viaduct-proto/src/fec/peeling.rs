@@ -50,8 +50,7 @@ impl Stored {
 }
 
 impl Peeling {
-    /// Creates a decoder that holds at most `bound` bytes of waiting repairs. Beyond that, the
-    /// oldest are dropped.
+    /// Creates a decoder that holds at most `bound` bytes of repairs, the newest ones.
     pub fn new(bound: usize) -> Self {
         Peeling { bound, ..Peeling::default() }
     }

@@ -45,8 +45,7 @@ pub trait Handler {
         cx.output(FIRST).listen();
     }
 
-    /// Accepts the client that was announced by [`Handler::accept_ready`]; the answer is
-    /// [`Handler::accepted`].
+    /// Accepts the client that [`Handler::accept_ready`] announced ([`Handler::accepted`]).
     fn accept(&mut self, cx: &mut Context<'_>) {
         cx.output(FIRST).accept();
     }
@@ -182,8 +181,7 @@ pub trait Handler {
         let _ = (cx, key);
     }
 
-    /// Called in a chain that a handler at the same position [spawned](Context::spawn) with the
-    /// message `message`.
+    /// Called in a chain [spawned](Context::spawn) with `message` by the same position's handler.
     fn spawned(&mut self, cx: &mut Context<'_>, message: &[u8]) {
         let _ = (cx, message);
     }

@@ -12,8 +12,7 @@ pub trait Relay {
     /// First message of the negotiation. Called once.
     fn begin(&mut self) -> Vec<u8>;
 
-    /// Handles bytes received on the connection. Errors: the negotiation failed; the text is the
-    /// reason, for the log.
+    /// Handles bytes from the connection. Errors: the negotiation's failure, for the log.
     fn handle_bytes(&mut self, data: &[u8]) -> Result<RelayProgress, String>;
 
     /// Datagram that has the relay carry `data` to `to`; `None` if its header cannot express `to`.

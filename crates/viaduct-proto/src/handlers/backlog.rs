@@ -22,8 +22,7 @@ impl Backlog {
         Backlog { most, held: 0, leaving: VecDeque::new() }
     }
 
-    /// Returns whether there is room for `bytes` more. An empty backlog has room for one datagram
-    /// of any size.
+    /// Returns whether there is room for `bytes` more; if empty, any datagram fits.
     pub(super) fn has_room(&mut self, now: Instant, bytes: usize) -> bool {
         while let Some((_, left)) = self.leaving.front().filter(|(at, _)| *at <= now) {
             self.held -= left;

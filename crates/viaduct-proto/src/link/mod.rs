@@ -129,8 +129,7 @@ impl<T> Link<T> {
         }
     }
 
-    /// Counts a packet for which the caller had no memory: as lost if the loss process loses it,
-    /// otherwise as dropped by the queue.
+    /// Counts a packet for which the caller had no memory, as lost or dropped by the queue.
     pub fn push_unheld(&mut self) {
         let _counted = self.admit(false);
     }

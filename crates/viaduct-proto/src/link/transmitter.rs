@@ -15,8 +15,7 @@ pub struct Transmitter {
 }
 
 impl Transmitter {
-    /// Creates a transmitter that is free at `now`. `rate` in bits per second, None for
-    /// unlimited; 0 acts as 1.
+    /// Creates a transmitter that is free at `now`; `rate` in bits per second, 0 acting as 1.
     pub fn new(rate: Option<u64>, now: Instant) -> Self {
         Transmitter { rate: rate.map(|r| r.max(1)), free_at: now, carry: 0 }
     }

@@ -78,8 +78,7 @@ impl Default for Choice {
 }
 
 impl Choice {
-    /// Chooses among the routes that are up, and sorts `routes` by preference. Returns whether the
-    /// choice has changed.
+    /// Chooses among the routes that are up, and sorts `routes`; true if the choice changed.
     pub(super) fn pick(
         &mut self,
         now: Instant,

@@ -107,8 +107,7 @@ impl Classifier {
         Classifier { classes, acks, ..Classifier::default() }
     }
 
-    /// Classifies a normalised packet that leaves over a path of the given round-trip time;
-    /// `fields` are its mutable fields.
+    /// Classifies a normalised packet with mutable `fields` that leaves over a path of this RTT.
     pub(super) fn judge(
         &mut self,
         now: Instant,

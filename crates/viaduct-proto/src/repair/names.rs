@@ -115,8 +115,7 @@ impl Names {
         self.tell(from, to, Form::Again, bundle, channel)
     }
 
-    /// Adds the pending names to the bundle, and repeats the last ones if `repeats`; returns
-    /// the bytes sent to make room.
+    /// Adds pending names, the last ones again if `repeats`; returns bytes sent to make room.
     pub(super) fn leave(
         &mut self,
         bundle: &mut Bundle,

@@ -29,8 +29,7 @@ pub(super) struct Recent {
 }
 
 impl Recent {
-    /// Handles a packet that leaves a host; its TCP timestamp echo is the newest timestamp that the
-    /// host has seen.
+    /// Handles a packet that leaves a host, which echoes the newest timestamp it has seen.
     pub(super) fn leaves(&mut self, now: Instant, packet: &[u8]) {
         if self.until.is_none_or(|until| now > until) {
             self.flows.clear();

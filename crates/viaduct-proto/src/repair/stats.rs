@@ -62,8 +62,7 @@ pub struct SenderStats {
     /// Copies of packets sent.
     #[serde(default)]
     pub copies: u64,
-    /// Packets that were named but are in no repair, by their class or because their sender
-    /// does not slow down on losses.
+    /// Packets named but in no repair, by class or because losses do not slow their sender.
     #[serde(default)]
     pub left_alone: u64,
     /// Acknowledgements without data that were not announced to the peer.

@@ -37,8 +37,7 @@ impl Asm {
         self.call(Helper::MapLookup);
     }
 
-    /// Puts the value at `value` on the stack into `map`, for the key at `key`. R0 = 0, or an error
-    /// if the map is full.
+    /// Puts the value at `value` into `map` for the key at `key`. R0 = 0, or an error if full.
     pub(super) fn keep(&mut self, map: &dyn Numbered, key: i16, value: i16) {
         self.set_map(R1, map);
         self.point(R2, key);

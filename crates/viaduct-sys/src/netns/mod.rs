@@ -120,8 +120,7 @@ impl Netns {
         command
     }
 
-    /// Returns a path for `ip link add … netns PATH` and `nsenter --net=PATH`, valid while this
-    /// process has this value.
+    /// Returns a path for `ip link add … netns` and `nsenter --net=`, while this value lives.
     pub fn path(&self) -> String {
         format!("/proc/{}/fd/{}", std::process::id(), self.fd.as_raw_fd())
     }

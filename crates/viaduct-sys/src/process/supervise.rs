@@ -31,8 +31,7 @@ pub enum StateChange {
     Killed(i32),
 }
 
-/// Makes the child of `command` join the cgroup whose `cgroup.procs` is `members`, which must
-/// be open when the child is spawned.
+/// Makes the child join the cgroup with the open `cgroup.procs` `members`.
 pub fn join_cgroup(command: &mut Command, members: BorrowedFd<'_>) {
     let members = members.as_raw_fd();
     let join_cgroup = move || {
@@ -45,8 +44,7 @@ pub fn join_cgroup(command: &mut Command, members: BorrowedFd<'_>) {
     unsafe { command.pre_exec(join_cgroup) };
 }
 
-/// Waits until the state of child `pid` changes. Reaps orphans that end meanwhile. Errors: there is
-/// no such child.
+/// Waits for a change of child `pid`, and reaps orphans meanwhile. Errors: no such child.
 pub fn wait(pid: u32) -> io::Result<StateChange> {
     loop {
         if let Some(change) = changed(pid)? {
@@ -65,8 +63,7 @@ pub fn wait(pid: u32) -> io::Result<StateChange> {
     }
 }
 
-/// Returns the state change of child `pid` since the last call, if any, without waiting. Errors:
-/// there is no such child.
+/// Returns child `pid`'s change since the last call, without waiting. Errors: no such child.
 pub fn changed(pid: u32) -> io::Result<Option<StateChange>> {
     look(pid, WaitOptions::NOHANG)
 }
@@ -139,8 +136,7 @@ pub fn is_stopped(pid: u32) -> bool {
     stat.rsplit_once(") ").is_some_and(|(_, state)| state.starts_with('T'))
 }
 
-/// Returns whether `pid` is in this process's group: signals from a terminal or a shell to the
-/// group reach both.
+/// Returns whether `pid` is in this process's group, which signals from a terminal reach.
 pub fn is_in_own_group(pid: u32) -> bool {
     getpgid(Pid::from_raw(pid.cast_signed())).is_ok_and(|of| of == getpgrp())
 }
@@ -150,8 +146,7 @@ pub fn adopt_orphans() -> io::Result<()> {
     Ok(set_child_subreaper(Pid::from_raw(1))?)
 }
 
-/// Returns whether this process is the leader of its session, which the kernel signals when the
-/// terminal hangs up.
+/// Returns whether this process leads its session, which gets a terminal's hang-up signal.
 pub fn leads_session() -> bool {
     getsid(None).is_ok_and(|leader| leader == getpid())
 }

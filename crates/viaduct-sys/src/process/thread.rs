@@ -27,8 +27,7 @@ pub fn set_batch() -> io::Result<()> {
     check(unsafe { libc::sched_setscheduler(0, libc::SCHED_BATCH, &raw const parameters) })
 }
 
-/// Pins the thread to one core. Errors: `EINVAL` if the core does not exist or is not allowed to
-/// this process.
+/// Pins the thread to a core. Errors: `EINVAL` if it does not exist or is not allowed.
 pub fn pin(core: usize) -> io::Result<()> {
     // SAFETY: all zeros are the empty `cpu_set_t`.
     let mut set: libc::cpu_set_t = unsafe { mem::zeroed() };

@@ -83,8 +83,7 @@ impl Interface {
         Ok(c_int::from(self.flags()?) & libc::IFF_UP != 0)
     }
 
-    /// Returns whether the interface is operational: up, with a carrier. Errors: there is no such
-    /// interface.
+    /// Returns whether the interface is up, with a carrier. Errors: there is no such interface.
     pub fn is_running(&self) -> Result<bool, InterfaceError> {
         Ok(c_int::from(self.flags()?) & libc::IFF_RUNNING != 0)
     }
@@ -203,8 +202,7 @@ pub(crate) fn index(name: &str) -> io::Result<u32> {
     }
 }
 
-/// Returns the name of the interface `index` in the calling thread's network namespace; `None` if
-/// there is none.
+/// Returns the name of interface `index` in the thread's network namespace, if there is one.
 pub(crate) fn name(index: u32) -> Option<String> {
     let mut name = [0; libc::IFNAMSIZ];
     // SAFETY: `name` has `IFNAMSIZ` bytes, which is all that the function may fill.
@@ -238,8 +236,7 @@ pub fn is_vlan_of(name: &str, trunk: &str) -> io::Result<bool> {
     Ok(is_vlan && link.attributes.contains(&below))
 }
 
-/// Returns the index of the only interface with IPv6 link-local addresses; `None` if there are
-/// several, or none.
+/// Returns the index of the only interface with IPv6 link-local addresses, if it is the only one.
 pub fn only_link() -> Option<u32> {
     let text = std::fs::read_to_string("/proc/thread-self/net/if_inet6").ok()?;
     only_link_in(&text)

@@ -195,8 +195,7 @@ impl Target {
         length >= self.length && share(self.address, address, self.length)
     }
 
-    /// Builds the entry for `route` with the MTU. Our route is to the whole prefix if `route` is
-    /// wider than the prefix.
+    /// Builds `route`'s entry with the MTU, to the whole prefix if `route` is wider than that.
     fn entry(&self, route: &TableRoute, mtu: u32) -> Entry {
         let is_inside = self.contains(route);
         let to = if is_inside { route.destination() } else { (self.address, self.length) };

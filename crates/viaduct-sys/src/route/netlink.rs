@@ -41,8 +41,7 @@ pub(crate) fn socket() -> io::Result<OwnedFd> {
 pub(crate) struct Message(Vec<u8>);
 
 impl Message {
-    /// Begins a message to netfilter's subsystem `subsystem`; `what` is its resource ID, sent
-    /// in network byte order.
+    /// Begins a message to netfilter's `subsystem`; `what` is its resource ID, in network order.
     pub(crate) fn new(subsystem: u16, kind: u16, flags: u16, family: u8, what: u16) -> Message {
         let [high, low] = what.to_be_bytes();
         Message::with_head(subsystem << 8 | kind, flags, &[family, 0, high, low])

@@ -111,8 +111,7 @@ impl NextHopLookup {
         Ok(own.zip(mtu).map(|(own, mtu)| (link.header.link_layer_type, own, mtu)))
     }
 
-    /// Returns the link-layer address of a neighbour, if the kernel has confirmed it or is
-    /// confirming it.
+    /// Returns a neighbour's link-layer address, if the kernel has confirmed or is confirming it.
     fn neighbour(&self, interface: u32, ip: IpAddr) -> io::Result<Option<[u8; LINK]>> {
         let mut question = NeighbourMessage::default();
         (question.header.family, question.header.ifindex) = (family(ip), interface);
@@ -133,8 +132,7 @@ impl NextHopLookup {
     }
 }
 
-/// Reads the kernel's answer for packets to `ip`; `None` if it drops them, or does more than
-/// forward them.
+/// Reads the answer for packets to `ip`; `None` if they are dropped, or not just forwarded.
 fn read_route(route: &RouteMessage, ip: IpAddr) -> Option<Route> {
     if !matches!(route.header.kind, RouteType::Unicast | RouteType::Local) {
         return None;

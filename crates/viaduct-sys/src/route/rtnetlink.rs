@@ -42,8 +42,7 @@ impl RouteSocket {
         netlink::open(libc::NETLINK_ROUTE, 0).map(RouteSocket)
     }
 
-    /// Sends a message with additional `flags`, and returns the kernel's answers except those that
-    /// cannot be parsed.
+    /// Sends a message with additional `flags`, and returns the kernel's parsable answers.
     pub(crate) fn request(
         &self,
         message: RouteNetlinkMessage,
@@ -120,14 +119,12 @@ impl RouteSocket {
 pub(crate) struct RouteEvents(OwnedFd);
 
 impl RouteEvents {
-    /// Receives notifications of `groups`, one bit each, in the calling thread's network namespace
-    /// from now on.
+    /// Receives notifications of `groups`, one bit each, in the thread's network namespace.
     pub(crate) fn of(groups: u32) -> io::Result<RouteEvents> {
         netlink::open(libc::NETLINK_ROUTE, groups).map(RouteEvents)
     }
 
-    /// Reads all queued messages. Returns true if `matters` is true for any of them, or if messages
-    /// were lost.
+    /// Reads all queued messages; true if any `matters`, or if messages were lost.
     pub(crate) fn any(&self, matters: impl Fn(&RouteNetlinkMessage) -> bool) -> bool {
         netlink::any_event(&self.0, |kind, payload| {
             parse(kind, payload).is_some_and(|message| matters(&message))
@@ -177,8 +174,7 @@ pub(crate) fn route(mut header: RouteHeader, (to, length): (IpAddr, u8)) -> Rout
     message
 }
 
-/// Builds the route that makes every address of a prefix local on the interface `index`, for
-/// lookups in `table`.
+/// Builds the route that makes a prefix local on interface `index`, for lookups in `table`.
 pub(crate) fn local_route(to: (IpAddr, u8), index: u32, table: u32) -> RouteMessage {
     let header = RouteHeader {
         protocol: RouteProtocol::Static,

@@ -43,8 +43,7 @@ impl TableRoute {
         Ok(routes.map(TableRoute::of).collect())
     }
 
-    /// Converts a reported route to one that can be set: removes status flags, and converts the
-    /// reported expiry to a lifetime.
+    /// Converts a reported route to one that can be set: status flags off, expiry as lifetime.
     fn of(mut route: RouteMessage) -> TableRoute {
         let mut lifetime = None;
         route.header.flags &= RouteFlags::Onlink | RouteFlags::Pervasive;
@@ -96,8 +95,7 @@ impl TableRoute {
         first!(self.metrics(), RouteMetric::Mtu(mtu) => *mtu)
     }
 
-    /// Returns a copy of this route, to the prefix `to`, with the protocol number `protocol`, a
-    /// locked MTU, and no expiry.
+    /// Returns a copy to the prefix `to`, with `protocol`, a locked MTU, and no expiry.
     pub(crate) fn with_mtu(&self, to: (IpAddr, u8), mtu: u32, protocol: u8) -> TableRoute {
         let mut metrics = self.metrics().to_vec();
         let locked = first!(metrics, RouteMetric::Lock(locked) => *locked);
@@ -125,8 +123,7 @@ impl TableRoute {
         socket.request(message, NLM_F_CREATE | NLM_F_REPLACE).map(drop)
     }
 
-    /// Deletes the first route of the main table that has the prefix and the protocol of this
-    /// route.
+    /// Deletes the main table's first route with this route's prefix and protocol.
     pub(crate) fn delete(&self, socket: &RouteSocket) -> io::Result<()> {
         let header = RouteHeader {
             table: RouteHeader::RT_TABLE_MAIN,

@@ -89,8 +89,7 @@ impl Tun {
         self.interface.name()
     }
 
-    /// Reads the next packet that the host sent, truncated to the length of `packet`. `WouldBlock`
-    /// if there is none.
+    /// Reads the host's next packet, truncated to `packet`'s length; `WouldBlock` if there is none.
     pub fn read(&self, packet: &mut [u8]) -> io::Result<usize> {
         Ok(rustix::io::read(&self.fd, packet)?)
     }
@@ -122,8 +121,7 @@ impl AsFd for Tun {
     }
 }
 
-/// Parses the line `name: rx (8 numbers: bytes packets errs drop …) tx (bytes packets errs drop
-/// …)`.
+/// Parses `name: rx (8 numbers: bytes packets errs drop …) tx (bytes packets errs drop …)`.
 fn parse_drops(text: &str, name: &str) -> Option<TunDrops> {
     let line = text.lines().find_map(|l| l.trim_start().strip_prefix(name)?.strip_prefix(':'))?;
     let mut numbers = line.split_whitespace().map(|n| n.parse().ok());

@@ -28,8 +28,7 @@ impl RouteWatch {
         Ok(RouteWatch { events: RouteEvents::of(GROUPS)?, prefixes })
     }
 
-    /// Returns whether a watched route was added or deleted since the last call, ours (see
-    /// [`PROTOCOL`]) excepted.
+    /// Returns whether a watched route, not ours ([`PROTOCOL`]), changed since the last call.
     pub fn changed(&self) -> bool {
         self.events.any(|message| is_theirs(&self.prefixes, message))
     }

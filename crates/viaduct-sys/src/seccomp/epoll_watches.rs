@@ -53,8 +53,7 @@ impl EpollCount {
     }
 }
 
-/// Cache of a thread's epoll instances: their descriptor numbers, and the [`EpollCount`] when they
-/// were listed.
+/// Cache of a thread's epoll instances: descriptor numbers, listed at this [`EpollCount`].
 #[derive(Debug, Default)]
 pub(crate) struct Epolls(Mutex<Option<(u64, Vec<i32>)>>);
 
@@ -122,8 +121,7 @@ fn may_watch((thread, number): (u32, i32), fd: i32, one: BorrowedFd<'_>) -> bool
     }
 }
 
-/// Parses a line such as `tfd: 7 events: 19 data: 7  pos:0 ino:2a sdev:8`. `None` if it is
-/// about another descriptor or file.
+/// Parses a line such as `tfd: 7 events: 19 data: 7  pos:0 ino:2a sdev:8`, of this file only.
 fn parse(line: &str, fd: i32, inode: u64) -> Option<Watch> {
     let mut words = line.split_whitespace();
     let mut after = |name: &str| match words.next()?.strip_prefix(name)? {
@@ -139,8 +137,7 @@ fn parse(line: &str, fd: i32, inode: u64) -> Option<Watch> {
     (target == fd && ino == inode).then_some(Watch { events: u32::try_from(events).ok()?, data })
 }
 
-/// Replaces the watched file. Unshares the thread's descriptor table, so it must run in a thread of
-/// its own.
+/// Replaces the watched file. Unshares the descriptor table, so runs in a thread of its own.
 fn replace(
     epoll: BorrowedFd<'_>,
     fd: i32,

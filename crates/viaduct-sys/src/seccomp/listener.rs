@@ -37,8 +37,7 @@ pub enum Reply {
     Returned(i64),
     /// The call fails with this error number.
     Failed(i32),
-    /// The kernel runs the call. The program may have changed the memory behind its pointers
-    /// meanwhile.
+    /// The kernel runs the call, whose memory the program may have changed meanwhile.
     Continue,
 }
 
@@ -156,8 +155,7 @@ impl Listener {
         os::check(number.min(0)).map(|()| number)
     }
 
-    /// Answers the call. Errors: the caller is gone, or was interrupted
-    /// ([`io::ErrorKind::NotFound`]).
+    /// Answers the call. Errors: the caller is gone or interrupted ([`io::ErrorKind::NotFound`]).
     pub fn reply(&self, call: &Notification, reply: Reply) -> io::Result<()> {
         let (val, error, flags) = match reply {
             Reply::Returned(value) => (value, 0, 0),

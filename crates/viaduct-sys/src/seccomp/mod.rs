@@ -140,8 +140,7 @@ pub fn is_traced() -> bool {
     matches!(probed, Ok(Err(error)) if error.raw_os_error() == Some(libc::EBUSY))
 }
 
-/// Runs in the child: installs the filter, and sends the listener's number, or the negated
-/// error.
+/// Runs in the child: installs the filter; sends the listener's number, or a negated error.
 fn hand_over(program: &[BpfInsn], confined: bool, parent: &OwnedFd) -> io::Result<()> {
     let installed = install(program);
     if confined {

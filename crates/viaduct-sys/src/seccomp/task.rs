@@ -68,8 +68,7 @@ impl Task {
         usize::try_from(read).map_err(|_| io::Error::last_os_error())
     }
 
-    /// Writes `bytes` to the thread's memory at `to`. Errors: the memory is not mapped as writable,
-    /// or access is denied.
+    /// Writes `bytes` to the thread's memory at `to`. Errors: not mapped as writable, or denied.
     pub fn write(&self, to: u64, bytes: &[u8]) -> io::Result<()> {
         let ours = libc::iovec { iov_base: bytes.as_ptr().cast_mut().cast(), iov_len: bytes.len() };
         let theirs = libc::iovec { iov_base: to as *mut _, iov_len: bytes.len() };
@@ -109,8 +108,7 @@ pub fn find_socket(inode: u64) -> Option<OwnedFd> {
     None
 }
 
-/// Returns the process of a thread, for kernels without `PIDFD_THREAD`; the thread itself if
-/// unknown.
+/// Returns a thread's process, without `PIDFD_THREAD`; the thread itself if unknown.
 fn process_of(thread: Pid) -> Pid {
     let status = std::fs::read_to_string(format!("/proc/{thread}/status")).unwrap_or_default();
     let id = status.lines().find_map(|line| line.strip_prefix("Tgid:")?.trim().parse().ok());

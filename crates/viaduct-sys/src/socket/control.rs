@@ -9,8 +9,7 @@ use std::slice;
 
 use crate::os::Plain;
 
-/// Sizes of the control buffers for sending and receiving, in 8-byte words, which align the
-/// messages.
+/// Sizes of the control buffers to send and receive, in words of 8 bytes for alignment.
 const SENT_WORDS: usize = 8;
 const RECEIVED_WORDS: usize = 32;
 

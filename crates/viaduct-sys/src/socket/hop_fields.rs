@@ -24,8 +24,7 @@ pub struct HopFields {
     pub class: Option<u8>,
 }
 
-/// Makes `socket` report the hop fields of received datagrams. Errors: the socket is not a UDP
-/// socket.
+/// Makes `socket` report hop fields of received datagrams. Errors: it is no UDP socket.
 pub fn enable_hop_fields(socket: impl AsFd) -> io::Result<()> {
     let fd = socket.as_fd();
     for option in [libc::IP_RECVTTL, libc::IP_RECVTOS] {

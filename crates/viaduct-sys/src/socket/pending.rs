@@ -124,8 +124,7 @@ impl Pending {
         }
     }
 
-    /// Reports to the program that the connection is refused. Errors: the program has meanwhile
-    /// used its socket in another way.
+    /// Reports a refused connection. Errors: the program used its socket in another way.
     pub fn refuse(self, closed: &ClosedPorts) -> io::Result<()> {
         self.restore_reuseaddr()?;
         let at = within(&self.socket, closed.at(self.at.ip().to_canonical().is_ipv4())?)?;
@@ -148,8 +147,7 @@ impl Pending {
         }
     }
 
-    /// Restores the state that the socket had before the connect. The program gets the error from
-    /// its interposer.
+    /// Restores the socket's state from before the connect; the interposer returns the error.
     pub fn forget(self) -> io::Result<()> {
         self.restore_reuseaddr()?;
         rustix::net::connect_unspec(&self.socket)?;
@@ -202,8 +200,7 @@ pub struct ClosedPorts {
 }
 
 impl ClosedPorts {
-    /// Binds a port that the kernel chooses, for each address family. Errors: there is no loopback
-    /// interface, or no port is free.
+    /// Binds a port of the kernel's choice for each family. Errors: no loopback, or no free port.
     pub fn open() -> io::Result<ClosedPorts> {
         let bound = |family, ip| -> io::Result<OwnedFd> {
             let flags = rustix::net::SocketFlags::CLOEXEC;
@@ -215,8 +212,7 @@ impl ClosedPorts {
         Ok(ClosedPorts { v4: bound(AddressFamily::INET, Ipv4Addr::LOCALHOST.into())?, v6 })
     }
 
-    /// Returns the address of the IPv4 port, or of the IPv6 port if `v4` is false. Errors: the
-    /// machine lacks the address family.
+    /// Address of the IPv4 port, or IPv6 port unless `v4`. Errors: the machine lacks the family.
     pub fn at(&self, v4: bool) -> io::Result<SocketAddr> {
         let socket = if v4 { Some(&self.v4) } else { self.v6.as_ref() };
         let socket = socket.ok_or(io::ErrorKind::AddrNotAvailable)?;
@@ -248,8 +244,7 @@ fn with_inside_mark<T>(socket: &OwnedFd, act: impl FnOnce() -> T) -> io::Result<
     done
 }
 
-/// Runs `act` on the socket in non-blocking mode, and then restores the mode, which the program's
-/// descriptor shares.
+/// Runs `act` on the socket in non-blocking mode, and restores the mode, which is shared.
 fn nonblocking<T>(socket: &OwnedFd, act: impl FnOnce() -> T) -> io::Result<T> {
     let flags = fcntl_getfl(socket)?;
     if flags.contains(OFlags::NONBLOCK) {

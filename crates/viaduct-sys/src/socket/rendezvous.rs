@@ -48,8 +48,7 @@ const OPTIONS: TcpOptions = TcpOptions {
 };
 
 impl Rendezvous {
-    /// Opens ports that the kernel chooses. Errors: there is no loopback interface, or no port is
-    /// free.
+    /// Opens ports of the kernel's choice. Errors: no loopback interface, or no free port.
     pub fn open() -> io::Result<Rendezvous> {
         let v6 = sink_listener(Ipv6Addr::LOCALHOST.into()).ok();
         Ok(Rendezvous { v4: sink_listener(Ipv4Addr::LOCALHOST.into())?, v6 })
@@ -90,8 +89,7 @@ fn sink_listener(ip: IpAddr) -> io::Result<SinkListener> {
     Ok(SinkListener { listener, _filler: filler })
 }
 
-/// Fills the only slot of a listener with a backlog of 0, so that the kernel drops all further
-/// SYNs.
+/// Fills the only slot of a listener with a backlog of 0: the kernel drops further SYNs.
 fn fill(listener: &TcpListener) -> io::Result<TcpStream> {
     tcp::connect(listener.local_addr()?, None, TcpOptions::default())
 }

@@ -16,8 +16,7 @@ pub struct Message {
     pub control: Vec<u8>,
 }
 
-/// Sends `message` without blocking, and returns the number of bytes sent. Errors: as `sendmsg(2)`;
-/// `EAGAIN` if the send would block.
+/// Sends `message` without blocking; returns the bytes sent. Errors: as `sendmsg(2)`, `EAGAIN`.
 pub fn sendmsg(socket: &OwnedFd, message: &Message, flags: i32) -> io::Result<usize> {
     let Message { sockaddr, data, control } = message;
     // No `MSG_ZEROCOPY`, as the data is a temporary copy.

@@ -40,8 +40,7 @@ pub(super) struct Datagrams {
 }
 
 impl Connection {
-    /// Maximum message lengths in packets of `mtu` bytes, such that messages fit in either packet
-    /// format.
+    /// Maximum message lengths in packets of `mtu` bytes, which fit in either packet format.
     pub(super) fn room(&self, mtu: usize) -> Room {
         let datagram = mtu.saturating_sub(udp::overhead(self.remote.is_ipv4()));
         match &self.tcp {

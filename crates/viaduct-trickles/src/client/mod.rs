@@ -49,8 +49,7 @@ pub struct ClientPort {
     inbox: Inbox,
     egress: Egress,
     flows: Slab<Connection>,
-    /// Connections in TCP's format, by local address. Two local addresses may have the same port
-    /// number.
+    /// Connections in TCP's format, by local address, as two may have the same port number.
     by_address: HashMap<SocketAddr, usize>,
     rng: Rng,
     packet: Vec<u8>,
@@ -104,8 +103,7 @@ impl ClientPort {
         })
     }
 
-    /// Opens a connection to `remote`, without sending anything. Errors: there is no route, or no
-    /// local port number is free.
+    /// Opens a connection to `remote`, silently. Errors: no route, or no local port is free.
     pub fn connect(&mut self, remote: SocketAddr) -> std::io::Result<Flow> {
         let opening = Opening::new(self.formats);
         let tcp = match &self.tap {
@@ -165,8 +163,7 @@ impl ClientPort {
         flows[flow.0].send(message, expected, egress, packet)
     }
 
-    /// Sends the queued datagrams of these connections, and the queued packets in TCP's format of
-    /// all connections.
+    /// Sends these connections' queued datagrams, and all queued packets in TCP's format.
     pub fn flush(&mut self, flows: impl IntoIterator<Item = Flow>) {
         for flow in flows {
             if let Some(to) = self.flows.get_mut(flow.0) {
@@ -276,8 +273,7 @@ impl ClientPort {
         self.watch()
     }
 
-    /// The socket of [`ClientPort::receive_tap`], to poll: readable when there are packets to
-    /// process.
+    /// The socket of [`ClientPort::receive_tap`], to poll: readable with packets to process.
     pub fn tap(&self) -> Option<BorrowedFd<'_>> {
         self.tap.as_ref().map(|tap| tap.as_fd())
     }

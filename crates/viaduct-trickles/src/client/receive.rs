@@ -62,8 +62,7 @@ impl Receiver<'_> {
         }
     }
 
-    /// Processes a packet of a server with `bytes` bytes after its headers, and returns the
-    /// packet's connection.
+    /// Processes a server's packet with `bytes` after its headers; returns its connection.
     fn answered(&mut self, answer: &Segment, bytes: usize) -> Result<usize, Refusal> {
         let (flow, to) = self.find(answer.destination)?;
         let (numbers, _) = to.tcp.as_mut().ok_or(Refusal::NotOurs)?;
@@ -105,8 +104,7 @@ impl Receiver<'_> {
         })
     }
 
-    /// Processes the ICMP errors about a connection's datagrams, and returns the last resulting
-    /// event.
+    /// Processes the ICMP errors about a connection's datagrams; returns the last event.
     pub(super) fn undelivered(&mut self, flow: usize) -> Option<PortEvent<'static>> {
         let mut last = None;
         while let Some(IcmpError { to, why }) = {
@@ -127,8 +125,7 @@ impl Receiver<'_> {
         last
     }
 
-    /// Processes an ICMP error of a router, or of the server's host, about a packet in TCP's
-    /// format.
+    /// Processes a router's or server host's ICMP error about a packet in TCP's format.
     fn icmp(&mut self, error: &Report) -> Option<(usize, PortEvent<'static>)> {
         let flow = *self.by_address.get(&error.source)?;
         let to = self.flows.get(flow).filter(|to| to.remote == error.destination)?;
@@ -146,8 +143,7 @@ impl Receiver<'_> {
         }
     }
 
-    /// Processes the refusal of a packet format. `reset` is true if the server's kernel has sent a
-    /// TCP reset.
+    /// Processes the refusal of a packet format; `reset` if the server's kernel sent a TCP reset.
     fn refuse(
         &mut self,
         flow: usize,

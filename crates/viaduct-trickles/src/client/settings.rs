@@ -15,8 +15,7 @@ pub struct ClientSettings {
     /// True if sent packets are exempt from this host's conntrack; must be false if the host
     /// translates its own addresses.
     pub untracked: bool,
-    /// Name of the rules and the journal: letters, digits and `_`; unique among the clients of the
-    /// host.
+    /// Name of the rules and the journal: letters, digits, `_`; unique among the host's clients.
     pub instance: String,
     /// Directory of the journal of changed rules.
     pub run_dir: PathBuf,
@@ -37,8 +36,7 @@ pub enum PortEvent<'a> {
     },
     /// The host does not serve Trickles in any of the allowed formats.
     Refused {
-        /// True if the host's kernel has sent a TCP reset, and so would also refuse a TCP
-        /// connection.
+        /// True if the host's kernel sent a TCP reset, and so would refuse a TCP connection too.
         reset: bool,
     },
     /// The path MTU has decreased: see [`ClientPort::room`](super::ClientPort::room).

@@ -8,8 +8,7 @@ pub enum ConnectorEvent {
     /// The stream has data to read, or room to write, or has ended; see
     /// [`Stream::state`](viaduct_proto::trickles::stream::Stream::state).
     Changed(u32),
-    /// The server is a plain TCP server. The caller should close this connection, and connect over
-    /// TCP.
+    /// The server is a plain TCP server: the caller should close this, and connect over TCP.
     PlainTcp,
     /// A packet format is refused, and the other one is tried.
     FellBack {
@@ -24,8 +23,7 @@ pub enum ConnectorEvent {
     Unresponsive,
     /// The host does not serve Trickles.
     Refused {
-        /// True if the host's kernel has sent a TCP reset, and so would also refuse a TCP
-        /// connection.
+        /// True if the host's kernel sent a TCP reset, and so would refuse a TCP connection too.
         reset: bool,
     },
 }

@@ -30,8 +30,7 @@ use crate::{ClientPort, ClientSettings, Flow, PortError, PortEvent};
 use connection::Connection;
 pub use event::ConnectorEvent;
 
-/// Number of TCP sequence numbers that are reserved for the answers to a request: the bytes of a
-/// first window.
+/// TCP sequence numbers reserved for the answers to a request: a first window's bytes.
 const EXPECTED: u32 = 16 << 10;
 /// Number of restarts without an answer after which a connection changes its local port number,
 /// because a NAT may have dropped the mapping. If the local address towards the server has changed,
@@ -58,8 +57,7 @@ pub struct Connector {
     touched: BTreeSet<Flow>,
     events: VecDeque<(Flow, ConnectorEvent)>,
     rng: Rng,
-    /// Limit of the bytes that all connections have requested and the application has not read, and
-    /// their present number.
+    /// Limit of bytes requested by all connections and not read yet, and their present number.
     memory: u64,
     unread: u64,
     /// Maximum of `unread` since memory was last returned to the kernel.

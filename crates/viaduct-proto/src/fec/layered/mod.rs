@@ -132,8 +132,7 @@ impl Layer {
         Layer { number, interleave, r, first_size, bins, turn }
     }
 
-    /// Adds the next packet, `seq`, to its bin. If the repair of this bin was delayed, fires it
-    /// first.
+    /// Adds the next packet, `seq`, to its bin; fires a delayed repair of the bin first.
     fn enter(&mut self, seq: Seq, packet: &[u8], fire: &mut Fire<'_>) -> &mut [u8] {
         self.fire_full(fire);
         self.bins[self.turn].enter(seq, packet)

@@ -31,8 +31,7 @@ pub struct Linear {
 }
 
 impl Linear {
-    /// Creates a decoder that holds at most `bound` bytes of equations. Beyond that, the oldest
-    /// are dropped.
+    /// Creates a decoder that holds at most `bound` bytes of equations, the newest ones.
     pub fn new(bound: usize) -> Self {
         Linear { equations: BTreeMap::new(), memory: 0, bound, oldest: Seq::MAX }
     }

@@ -140,8 +140,7 @@ impl Multipath {
         cx.unplumb(output);
     }
 
-    /// Handles a possible loss of what is in flight on a connection: data is retransmitted, and
-    /// the last acknowledgement repeated.
+    /// Handles a possible loss on a connection: retransmits data and the last acknowledgement.
     fn lost(&mut self, output: Output, now: Instant) {
         self.out.lost(output);
         self.deadlines.set(Deadline::Ack, now);

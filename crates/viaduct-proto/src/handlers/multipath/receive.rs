@@ -104,8 +104,7 @@ impl Multipath {
             .ok_or_else(|| "an acknowledgement of data that was never sent".to_owned())
     }
 
-    /// Resets the flow: the application has closed the flow while the other end still writes, or
-    /// the application's end was reset.
+    /// Resets the flow: its end was closed or reset while the other end still writes.
     pub(super) fn reset(&mut self, cx: &mut Context<'_>) {
         for path in self.paths.iter().filter(|path| path.carries()) {
             Multipath::say(cx, path.output, &Frame::Reset);

@@ -210,8 +210,7 @@ impl Aligner {
         self.is_adrift = false;
     }
 
-    /// Next step of the comparison at the first of `tags`. `is_lone` is true if fewer than
-    /// [`AGREE`] tags were named.
+    /// Next step of the comparison at the first of `tags`; `is_lone` for fewer than [`AGREE`].
     fn step(&self, tags: &[Tag], is_lone: bool) -> Step {
         if self.ahead.front() == Some(&tags[0]) {
             return Step::Match;

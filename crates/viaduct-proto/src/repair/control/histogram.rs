@@ -117,8 +117,7 @@ impl Histogram {
         losses / packets.max(1.0)
     }
 
-    /// Counts a loss, or several in a row, next to packets with this value, and judges its cause.
-    /// Values close to `peak` are high.
+    /// Counts losses in a row beside packets with this value (high near `peak`); returns the cause.
     pub fn lose(&mut self, value: i64, peak: i64) -> Verdict {
         let (at, high) = (bin(value), bin((HIGH * peak as f64) as i64));
         self.bins[at].losses += 1.0;

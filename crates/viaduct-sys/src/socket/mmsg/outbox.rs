@@ -39,8 +39,7 @@ impl Outbox {
         Outbox { sender: BatchSender::with_segments(MAX_SEGMENTS), ..Outbox::default() }
     }
 
-    /// Adds a message to `to`. A datagram is sent from the local address `from`, if given; a packet
-    /// has its source in its header.
+    /// Adds a message to `to`; a datagram leaves from `from`, if given, a packet from its source.
     pub fn push(&mut self, bytes: &[u8], to: SocketAddr, from: Option<IpAddr>) {
         let start = self.bytes.len();
         self.bytes.extend_from_slice(bytes);

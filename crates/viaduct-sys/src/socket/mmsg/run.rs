@@ -3,8 +3,7 @@
 /// Max payload of one message in bytes.
 const MAX_MESSAGE: usize = 65_000;
 
-/// Returns whether the datagrams of a message that failed with `error` may still be sent one by
-/// one.
+/// Returns whether a message that failed with `error` may be sent as single datagrams.
 pub(super) fn concerns_segments(error: Option<i32>) -> bool {
     matches!(error, Some(libc::EIO | libc::EINVAL | libc::EOPNOTSUPP | libc::EMSGSIZE))
 }

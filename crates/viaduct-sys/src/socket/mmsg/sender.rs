@@ -83,8 +83,7 @@ impl BatchSender {
         report
     }
 
-    /// Returns the number of datagrams in each message of the next call; the first `singly`
-    /// datagrams are sent one by one.
+    /// Number of datagrams in each message of the next call; the first `singly` go one by one.
     fn counts(&self, datagrams: &[Datagram<'_>], singly: usize) -> Vec<usize> {
         let (mut counts, mut at) = (Vec::with_capacity(BATCH), 0);
         while at < datagrams.len() && counts.len() < BATCH {

@@ -64,8 +64,7 @@ pub fn distribute(listener: impl AsFd, of: u32) -> io::Result<()> {
     filter::attach_to_group(listener.as_fd(), &filter::listener_of(of))
 }
 
-/// Makes a listener drop new SYNs. Handshakes in progress still complete. Errors: the socket is not
-/// a TCP socket.
+/// Makes a listener drop new SYNs; handshakes in progress complete. Errors: no TCP socket.
 pub fn drop_syns(listener: impl AsFd) -> io::Result<()> {
     filter::attach(listener.as_fd(), &filter::no_syns())
 }

@@ -18,8 +18,7 @@ use crate::{clock, os};
 /// Longest keepalive time that the kernel accepts, in seconds.
 const MAX_KEEPALIVE: u64 = 32_767;
 
-/// Max interval of calls of [`ShutWindow::look`] if the limit is short: half a second, plus some
-/// delay.
+/// Max interval of [`ShutWindow::look`] for a short limit: half a second, plus some delay.
 const MIN_INTERVAL: Duration = Duration::from_millis(600);
 
 /// Makes a connection fail with `ETIMEDOUT` when its peer acknowledges nothing for `after`: neither
@@ -64,8 +63,7 @@ fn millis(time: Duration) -> u32 {
 /// Measurement of how long the receive window of a connection's peer has been zero.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct ShutWindow {
-    /// Time at or before which the window became zero, in nanoseconds of the monotonic clock;
-    /// `None` while the window is open.
+    /// Time, on the monotonic clock in ns, since which the window is zero; `None` while open.
     since: Option<u64>,
     /// Time of the last call that found the window open.
     open: Option<u64>,

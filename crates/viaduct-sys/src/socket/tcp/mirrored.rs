@@ -54,8 +54,7 @@ impl Mirrored {
         *self == Mirrored::default()
     }
 
-    /// Iterates over level, name and value of each option that is set and differs from its value in
-    /// `before`.
+    /// Level, name and value of each option that is set and differs from its value in `before`.
     pub fn since(self, before: Mirrored) -> impl Iterator<Item = (c_int, c_int, c_int)> {
         let values = self.0.into_iter().zip(before.0);
         MIRRORED_OPTIONS.into_iter().zip(values).filter_map(|((level, name), (value, before))| {
@@ -70,8 +69,7 @@ impl Mirrored {
         }
     }
 
-    /// Reads one option from a program's socket, on which it has just been set. Errors: the socket
-    /// has no such option.
+    /// Reads an option just set on a program's socket. Errors: the socket has no such option.
     pub fn read(&mut self, socket: impl AsFd, level: c_int, name: c_int) -> io::Result<()> {
         let Some(at) = index(level, name) else { return Ok(()) };
         self.0[at] = Some(os::getsockopt(socket.as_fd(), level, name)?);
@@ -99,8 +97,7 @@ impl Mirrored {
         is_set(USER_TIMEOUT) || is_set(KEEPALIVE) && self.0[TIMES].iter().any(Option::is_some)
     }
 
-    /// Sets the options on a socket that is not connected. Options that the kernel refuses are
-    /// ignored.
+    /// Sets the options, except those refused, on a socket that is not connected.
     pub fn apply(&self, socket: impl AsFd) {
         let socket = socket.as_fd();
         let decides = self.decides_liveness();
@@ -114,8 +111,7 @@ impl Mirrored {
         }
     }
 
-    /// Sets the options on a connection that may have limits of ours, which the program's limits
-    /// replace.
+    /// Sets the options on a connection, in place of any limits of ours.
     pub fn apply_later(&self, socket: impl AsFd) {
         let socket = socket.as_fd();
         let mut all = *self;

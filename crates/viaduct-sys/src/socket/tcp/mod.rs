@@ -70,8 +70,7 @@ pub(crate) const INSIDE: libc::c_int = 0x7665_0003;
 /// Number of unanswered probes after which a connection fails.
 const PROBES: u32 = 4;
 
-/// Returns the IP and TCP headers of an accepted connection's SYN. Empty on a second call, or if
-/// the listener did not save them.
+/// Returns an accepted SYN's IP and TCP headers; empty if not saved, or on a second call.
 pub fn saved_syn(stream: impl AsFd) -> io::Result<Vec<u8>> {
     let mut syn = vec![0u8; SYN_HEADERS];
     let mut length = SYN_HEADERS as libc::socklen_t;
@@ -112,8 +111,7 @@ pub fn keep_alive(stream: impl AsFd, quiet: Duration) -> io::Result<()> {
     Ok(sockopt::set_socket_keepalive(socket, true)?)
 }
 
-/// Returns the number of received bytes that were not read yet. They can still be read after a
-/// reset.
+/// Returns the number of received unread bytes, which can be read even after a reset.
 pub fn unread(stream: impl AsFd) -> io::Result<usize> {
     os::unread(stream.as_fd())
 }

@@ -13,8 +13,7 @@ pub fn pace(stream: impl AsFd, bytes: u64) -> io::Result<()> {
     os::setsockopt(stream.as_fd(), libc::SOL_SOCKET, libc::SO_MAX_PACING_RATE, &bytes)
 }
 
-/// Limits the number of unsent bytes in the send buffer (`TCP_NOTSENT_LOWAT`), and thereby the
-/// delay of later data.
+/// Limits unsent bytes in the send buffer (`TCP_NOTSENT_LOWAT`), so the delay of later data.
 pub fn set_notsent_lowat(socket: impl AsFd, bytes: i32) -> io::Result<()> {
     os::setsockopt(socket.as_fd(), libc::SOL_TCP, libc::TCP_NOTSENT_LOWAT, &bytes)
 }
@@ -24,8 +23,7 @@ pub fn unsent(socket: impl AsFd) -> io::Result<usize> {
     os::unsent(socket.as_fd())
 }
 
-/// Returns the pacing rate of the kernel's congestion control in bytes per second; `None` before
-/// there is a measurement.
+/// Returns the kernel's pacing rate in bytes per second; `None` before a measurement.
 pub fn pacing_rate(socket: impl AsFd) -> io::Result<Option<u64>> {
     let info: os::TcpInfo = os::getsockopt(socket.as_fd(), libc::SOL_TCP, libc::TCP_INFO)?;
     Ok(Some(info.pacing_rate).filter(|rate| (1..u64::MAX).contains(rate)))
@@ -50,8 +48,7 @@ pub struct Sending {
     pub segment: u32,
 }
 
-/// Returns a connection's measurements (`TCP_INFO`, `SIOCOUTQ`). Errors: the socket is not a TCP
-/// connection.
+/// Returns a connection's measurements (`TCP_INFO`, `SIOCOUTQ`). Errors: no TCP connection.
 pub fn sending(stream: impl AsFd) -> io::Result<Sending> {
     let fd = stream.as_fd();
     let info: os::TcpInfo = os::getsockopt(fd, libc::SOL_TCP, libc::TCP_INFO)?;
