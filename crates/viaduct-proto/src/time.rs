@@ -4,10 +4,8 @@ pub use std::time::Duration;
 
 use std::ops::{Add, AddAssign, Sub};
 
-/// Point in time, in nanoseconds since an origin that the caller chose.
-///
-/// A shell derives instants from the monotonic clock, a simulation from its virtual clock. Range:
-/// 584 years.
+/// Point in time, in nanoseconds since an origin that the caller chose. A shell derives instants
+/// from the monotonic clock, a simulation from its virtual clock. Range: 584 years.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Instant(u64);
 

@@ -192,10 +192,8 @@ pub fn parse_bound(bytes: &[u8]) -> Sockaddr {
 
 impl Socket {
     /// Returns the `sockaddr` of a send, with the family that the kernel assumes for it, and its
-    /// length.
-    ///
-    /// On IPv4 sockets other than streams, the kernel reads `AF_UNSPEC` as `AF_INET`; on raw IPv6
-    /// sockets, as `AF_INET6`. On other sockets `AF_UNSPEC` is not an address.
+    /// length. On IPv4 sockets other than streams, the kernel reads `AF_UNSPEC` as `AF_INET`; on
+    /// raw IPv6 sockets, as `AF_INET6`. On other sockets `AF_UNSPEC` is not an address.
     pub fn as_sent(self, sockaddr: &[u8]) -> ([u8; SOCKADDR], usize) {
         let mut bytes = [0; SOCKADDR];
         let length = sockaddr.len().min(SOCKADDR);

@@ -161,10 +161,8 @@ pub enum Verdict {
     Refused,
 }
 
-/// Decoder of a code, at the receiving side.
-///
-/// The caller stores recovered packets, so that the sources have them at the next call. A call
-/// returns only when nothing more can be recovered.
+/// Decoder of a code, at the receiving side. The caller stores recovered packets, so that the
+/// sources have them at the next call. A call returns only when nothing more can be recovered.
 pub trait Decoder: Send {
     /// Handles a repair. Each packet that it makes recoverable is appended to `out`.
     fn repair(&mut self, repair: Repair<'_>, from: &dyn Sources, out: &mut Recovered) -> Verdict;

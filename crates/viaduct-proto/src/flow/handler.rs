@@ -17,10 +17,9 @@ pub const FIRST: Output = Output(0);
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Timer(pub u32);
 
-/// Session service on one flow (TESLA, 3.2 and 3.3).
-///
-/// Downstream methods are called by the handler's input flow, that is, from the application's
-/// side; upstream methods by one of its output flows. No method may block.
+/// Session service on one flow (TESLA, 3.2 and 3.3). Downstream methods are called by the handler's
+/// input flow, that is, from the application's side; upstream methods by one of its output flows.
+/// No method may block.
 pub trait Handler {
     /// Called once, when the handler enters the chain. The default plumbs one output flow.
     fn start(&mut self, cx: &mut Context<'_>) {

@@ -5,9 +5,8 @@ use serde::{Deserialize, Serialize};
 use super::loss::Loss;
 use crate::time::Duration;
 
-/// Settings of one direction of a link. The default has no limit, no delay and no loss.
-///
-/// Serde uses the text form (see [`text`](super::text)), checked as it is read.
+/// Settings of one direction of a link. The default has no limit, no delay and no loss. Serde uses
+/// the text form (see [`text`](super::text)), checked as it is read.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub struct LinkConfig {

@@ -5,9 +5,8 @@ use serde::{Deserialize, Serialize};
 use crate::rng::Rng;
 
 /// Loss process, which decides for each packet, in order, whether it is lost. Rates and
-/// probabilities are 0 to 1.
-///
-/// The text form, also under serde, is that of the key `loss` in [`text`](super::text).
+/// probabilities are 0 to 1. The text form, also under serde, is that of the key `loss` in
+/// [`text`](super::text).
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub enum Loss {

@@ -94,9 +94,8 @@ pub struct Refused<T> {
 }
 
 impl<T> Link<T> {
-    /// Creates a link that is idle at `now`; `seed` decides all its randomness.
-    ///
-    /// Values out of range act as the nearest valid ones; [`LinkConfig::check`] reports them.
+    /// Creates a link that is idle at `now`; `seed` decides all its randomness. Values out of range
+    /// act as the nearest valid ones; [`LinkConfig::check`] reports them.
     pub fn new(config: LinkConfig, seed: u64, now: Instant) -> Self {
         Link {
             loss: LossProcess::new(&config.loss),
@@ -270,11 +269,9 @@ impl<T> Link<T> {
     }
 }
 
-/// Flips bit `bit` of `packet`, counted from the first byte's highest; does nothing if there is
-/// no such bit.
-///
-/// The link chooses bits past the IP header, so that the packet still reaches its host: past the
-/// first 40 bytes if the packet is longer, otherwise past the first 20.
+/// Flips bit `bit` of `packet`, counted from the first byte's highest; does nothing if there is no
+/// such bit. The link chooses bits past the IP header, so that the packet still reaches its host:
+/// past the first 40 bytes if the packet is longer, otherwise past the first 20.
 pub fn flip_bit(packet: &mut [u8], bit: u32) {
     if let Some(byte) = packet.get_mut(bit as usize / 8) {
         *byte ^= 0x80 >> (bit % 8);

@@ -5,9 +5,8 @@ use super::Delivery;
 /// Limit of drops in a record (16 MB); later ones are only counted.
 pub const RECORD_LIMIT: usize = 1 << 20;
 
-/// Counters of one direction, from its start.
-///
-/// At any time `sent = delivered + lost + queue_dropped + held`.
+/// Counters of one direction, from its start. At any time
+/// `sent = delivered + lost + queue_dropped + held`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct LinkStats {
     /// Packets that were pushed.

@@ -167,10 +167,8 @@ impl<M: Machine> Sim<M> {
         self.next().is_none()
     }
 
-    /// Handles the next event if it is not after `end`; otherwise returns false.
-    ///
-    /// # Panics
-    /// If ten million events pass without the clock moving: a machine's deadline does not advance.
+    /// Handles the next event if it is not after `end`; otherwise returns false. Panics: if ten
+    /// million events pass without the clock moving: a machine's deadline does not advance.
     pub fn step(&mut self, end: Instant) -> bool {
         (0..self.nodes.len()).for_each(|node| self.transmit(node));
         let Some((at, event)) = self.next().filter(|(at, _)| *at <= end) else { return false };

@@ -4,10 +4,8 @@
 use super::cwnd::Reno;
 
 /// Number of packets at the beginning of an epoch that are acknowledged one by one; after them,
-/// every second packet is acknowledged.
-///
-/// An even number, so that a window of two or more packets always contains a packet with a
-/// continuation.
+/// every second packet is acknowledged. An even number, so that a window of two or more packets
+/// always contains a packet with a continuation.
 pub const QUICK: u64 = 8;
 
 /// Acknowledgement policy of a connection.

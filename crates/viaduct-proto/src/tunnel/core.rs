@@ -11,10 +11,8 @@ use super::stats::{LinkStats, StreamStats, TunnelStats};
 use crate::flow::{Address, Failure};
 use crate::time::Instant;
 
-/// End of a tunnel.
-///
-/// Calls for a stream that is over or a link that is gone do nothing: the caller's state may
-/// lag behind the peer's messages.
+/// End of a tunnel. Calls for a stream that is over or a link that is gone do nothing: the caller's
+/// state may lag behind the peer's messages.
 #[derive(Debug)]
 pub struct Tunnel {
     common: Common,
@@ -273,11 +271,7 @@ impl Tunnel {
         })
     }
 
-    /// Checks the internal counts against each other.
-    ///
-    /// # Panics
-    ///
-    /// The counts disagree.
+    /// Checks the internal counts against each other. Panics: the counts disagree.
     #[cfg(any(test, fuzzing))]
     pub fn check(&mut self) {
         self.common.tokens.check();

@@ -122,10 +122,8 @@ pub fn mutable_fields(packet: &[u8]) -> Option<MutableFields> {
     }
 }
 
-/// Zeroes the fields of a parsed packet that routers change, and returns their values.
-///
-/// # Panics
-/// Never on bytes that [`Header::parse`] accepted.
+/// Zeroes the fields of a parsed packet that routers change, and returns their values. Panics:
+/// never on bytes that [`Header::parse`] accepted.
 pub fn normalise(packet: &mut [u8]) -> MutableFields {
     if packet[0] >> 4 == 4 {
         let fields = MutableFields { ttl: packet[8], tos: packet[1] };
@@ -143,10 +141,8 @@ pub fn normalise(packet: &mut [u8]) -> MutableFields {
     }
 }
 
-/// Writes `fields` into a packet and computes its header checksum.
-///
-/// # Panics
-/// Never on bytes that [`Header::parse`] accepted.
+/// Writes `fields` into a packet and computes its header checksum. Panics: never on bytes that
+/// [`Header::parse`] accepted.
 pub fn restore(packet: &mut [u8], fields: MutableFields) {
     if packet[0] >> 4 == 4 {
         packet[1] = fields.tos;

@@ -126,10 +126,8 @@ pub fn die_with_parent(command: &mut Command) {
     };
 }
 
-/// Raises the limit of open descriptors of this process and its children to the hard limit.
-///
-/// # Returns
-/// The limit.
+/// Raises the limit of open descriptors of this process and its children to the hard limit. Returns
+/// the limit.
 pub fn raise_fd_limit() -> u64 {
     let limit = inherited_fd_limit();
     let limit = Rlimit { maximum: getrlimit(Resource::Nofile).maximum, ..limit };

@@ -143,10 +143,7 @@ impl ClientPort {
     }
 
     /// Present maximum message lengths to and from the server, such that messages fit in either
-    /// packet format.
-    ///
-    /// # Panics
-    /// The flow was closed.
+    /// packet format. Panics: the flow was closed.
     pub fn room(&self, flow: Flow) -> Room {
         let to = &self.flows[flow.0];
         to.room(self.egress.mtu(to.remote.ip()))
@@ -154,10 +151,7 @@ impl ClientPort {
 
     /// Queues a request for the next [`ClientPort::flush`]. `expected` is the expected length of
     /// its answers in bytes; see [`Numbers::request`]. Errors: the message is longer than
-    /// [`ClientPort::room`].
-    ///
-    /// # Panics
-    /// The flow was closed.
+    /// [`ClientPort::room`]. Panics: the flow was closed.
     pub fn send(&mut self, flow: Flow, message: &[u8], expected: u32) -> Result<(), TooLong> {
         let ClientPort { flows, egress, packet, .. } = self;
         flows[flow.0].send(message, expected, egress, packet)
@@ -221,10 +215,8 @@ impl ClientPort {
         received
     }
 
-    /// Packet format in which the server has answered; `None` if it has not answered.
-    ///
-    /// # Panics
-    /// The flow was closed.
+    /// Packet format in which the server has answered; `None` if it has not answered. Panics: the
+    /// flow was closed.
     pub fn format(&self, flow: Flow) -> Option<Format> {
         self.flows[flow.0].opening.decided()
     }
@@ -244,10 +236,7 @@ impl ClientPort {
 
     /// Returns whether packets would now leave from another local address than the connection's,
     /// for instance after a change of the network. With UDP the kernel chooses the address for each
-    /// packet.
-    ///
-    /// # Panics
-    /// The flow was closed.
+    /// packet. Panics: the flow was closed.
     pub fn has_moved(&self, flow: Flow) -> bool {
         let to = &self.flows[flow.0];
         let left = |(numbers, _): &(Numbers, _)| {

@@ -53,10 +53,8 @@ pub fn mul_add(dst: &mut [u8], src: &[u8], coefficient: u8) {
 }
 
 /// Adds to every destination a combination of all `srcs`. The coefficient of source `s` in
-/// destination `d` is `coefficients[s * dsts.len() + d]`.
-///
-/// # Panics
-/// If there are more than [`GROUP`] destinations, or not one coefficient for each pair.
+/// destination `d` is `coefficients[s * dsts.len() + d]`. Panics: if there are more than [`GROUP`]
+/// destinations, or not one coefficient for each pair.
 pub fn mul_add_many(dsts: &mut [&mut [u8]], srcs: &[&[u8]], coefficients: &[u8]) {
     assert!(dsts.len() <= GROUP, "{} destinations; at most {GROUP}", dsts.len());
     assert_eq!(coefficients.len(), dsts.len() * srcs.len(), "one coefficient for each pair");

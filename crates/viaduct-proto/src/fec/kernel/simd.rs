@@ -13,10 +13,7 @@ use super::{GROUP, Level};
 
 /// Adds `coefficients * srcs` to `dsts` in their first `len` bytes, and returns how many of these
 /// bytes it handled: all, or none if `len` is shorter than a vector or there are not one to four
-/// destinations and sources.
-///
-/// # Panics
-/// If a slice is shorter than `len` or a coefficient is missing.
+/// destinations and sources. Panics: if a slice is shorter than `len` or a coefficient is missing.
 #[inline]
 pub(super) fn add(
     level: Level,

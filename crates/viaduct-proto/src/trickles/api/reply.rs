@@ -151,10 +151,8 @@ impl Reply {
     }
 
     /// Gives the client an input continuation: the stream was read up to `place`, and the client
-    /// returns `state` with the input after that place (4.2).
-    ///
-    /// # Panics
-    /// The state is longer than [`MAX_STATE`], so that no request could return it.
+    /// returns `state` with the input after that place (4.2). Panics: the state is longer than
+    /// [`MAX_STATE`], so that no request could return it.
     pub fn input(&mut self, place: Place, state: impl Into<Vec<u8>>) -> &mut Self {
         self.continuations.push(Sealed::Input(place, checked(state)));
         self
@@ -168,10 +166,7 @@ impl Reply {
         })
     }
 
-    /// Gives the client an output continuation (4.3).
-    ///
-    /// # Panics
-    /// As for [`Reply::input`].
+    /// Gives the client an output continuation (4.3). Panics: as for [`Reply::input`].
     pub fn output(&mut self, valid: Valid, state: impl Into<Vec<u8>>) -> &mut Self {
         self.continuations.push(Sealed::Output(valid, checked(state)));
         self

@@ -90,10 +90,8 @@ impl Grant {
     /// Appends the message of permit `index`, with a payload whose user continuation and data fit
     /// in the permit's room. Every permit must be sent, because the client continues with its
     /// continuation. In a group, `payload` is ignored. Returns false, with nothing appended, if
-    /// `ring` lacks a secret that the packet needs.
-    ///
-    /// # Panics
-    /// If there is no such permit, or the payload is longer than its room.
+    /// `ring` lacks a secret that the packet needs. Panics: if there is no such permit, or the
+    /// payload is longer than its room.
     pub fn emit(&self, ring: &KeyRing, index: usize, payload: &Payload, out: &mut Vec<u8>) -> bool {
         let (item, Some(keys)) = (&self.work[index], ring.get(self.secret)) else { return false };
         let template = &self.templates[item.template];

@@ -173,10 +173,8 @@ impl<'a> Iterator for Notes<'a> {
     }
 }
 
-/// Appends a note that has no code, as the client does not return it.
-///
-/// # Panics
-/// The note is a continuation, which [`emit_place`] or [`emit_valid`] emits.
+/// Appends a note that has no code, as the client does not return it. Panics: the note is a
+/// continuation, which [`emit_place`] or [`emit_valid`] emits.
 pub fn emit_note(note: &Note, out: &mut Vec<u8>) {
     let mut bytes = Vec::new();
     match *note {

@@ -18,9 +18,8 @@ pub enum Direction {
     Incoming,
 }
 
-/// A packet in the ring, beginning at its network header.
-///
-/// The frame is a copy: writes to it do not change the packet on the wire.
+/// A packet in the ring, beginning at its network header. The frame is a copy: writes to it do not
+/// change the packet on the wire.
 #[derive(Debug)]
 pub struct Frame<'a> {
     bytes: &'a mut [u8],
@@ -92,10 +91,8 @@ impl<'a> Frame<'a> {
     }
 
     /// Returns the number of bytes of the packet on the interface. A truncated frame has only the
-    /// first bytes.
-    ///
-    /// For an IP packet this is the length in its header, which excludes the padding of short
-    /// Ethernet frames.
+    /// first bytes. For an IP packet this is the length in its header, which excludes the padding
+    /// of short Ethernet frames.
     pub fn original_len(&self) -> usize {
         self.original_len
     }

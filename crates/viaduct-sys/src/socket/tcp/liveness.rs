@@ -22,9 +22,8 @@ const MAX_KEEPALIVE: u64 = 32_767;
 const MIN_INTERVAL: Duration = Duration::from_millis(600);
 
 /// Makes a connection fail with `ETIMEDOUT` when its peer acknowledges nothing for `after`: neither
-/// data nor, on an idle connection, keepalive probes, which begin after half of `after`.
-///
-/// A connection to a live peer whose receive window stays zero for `after` fails too, unless
+/// data nor, on an idle connection, keepalive probes, which begin after half of `after`. A
+/// connection to a live peer whose receive window stays zero for `after` fails too, unless
 /// [`ShutWindow::look`] is called. Keepalive times are whole seconds: if `after` is below 2 s, a
 /// vanished idle peer is detected up to a second later. Errors: the socket is not a TCP socket.
 pub fn set_dead_after(stream: impl AsFd, after: Duration) -> io::Result<()> {
