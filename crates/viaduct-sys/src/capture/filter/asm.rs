@@ -51,80 +51,15 @@ impl Asm {
         self.ops.push(Op::Place(label));
     }
 
-    /// A = the 32 bits at `offset`.
-    pub(crate) fn load_word(&mut self, offset: u32) {
-        self.plain(BPF_LD | BPF_W | BPF_ABS, offset);
-    }
-
-    /// A = the 16 bits at `offset`.
-    pub(crate) fn load_half(&mut self, offset: u32) {
-        self.plain(BPF_LD | BPF_H | BPF_ABS, offset);
-    }
-
-    /// A = the byte at `offset`.
-    pub(crate) fn load_byte(&mut self, offset: u32) {
-        self.plain(BPF_LD | BPF_B | BPF_ABS, offset);
-    }
-
-    /// A = the 32 bits at X + `offset`.
-    pub(crate) fn load_word_at_x(&mut self, offset: u32) {
-        self.plain(BPF_LD | BPF_W | BPF_IND, offset);
-    }
-
-    /// A = the 16 bits at X + `offset`.
-    pub(crate) fn load_half_at_x(&mut self, offset: u32) {
-        self.plain(BPF_LD | BPF_H | BPF_IND, offset);
-    }
-
     /// A = metadata of the packet (`SKF_AD_...`).
     pub(crate) fn load_meta(&mut self, which: libc::c_int) {
         self.load_word((libc::SKF_AD_OFF + which).cast_unsigned());
-    }
-
-    /// X = length of the IPv4 header at `at`.
-    pub(crate) fn x_from_ipv4_header_length(&mut self, at: u32) {
-        self.plain(BPF_LDX | BPF_B | BPF_MSH, at);
     }
 
     /// Scratch cell = a constant. Changes A.
     pub(crate) fn store(&mut self, cell: u32, value: u32) {
         self.plain(BPF_LD | BPF_IMM, value);
         self.plain(BPF_ST, cell);
-    }
-
-    /// X = scratch cell.
-    pub(crate) fn x_from(&mut self, cell: u32) {
-        self.plain(BPF_LDX | BPF_MEM, cell);
-    }
-
-    /// A = A and `mask`.
-    pub(crate) fn and(&mut self, mask: u32) {
-        self.plain(BPF_ALU | BPF_AND | BPF_K, mask);
-    }
-
-    /// A = A times `by`, modulo 2^32.
-    pub(crate) fn multiply(&mut self, by: u32) {
-        self.plain(BPF_ALU | BPF_MUL | BPF_K, by);
-    }
-
-    /// A = A shifted to the right by `bits`.
-    pub(crate) fn shift_right(&mut self, bits: u32) {
-        self.plain(BPF_ALU | BPF_RSH | BPF_K, bits);
-    }
-
-    /// A = A modulo `by`.
-    pub(crate) fn remainder(&mut self, by: u32) {
-        self.plain(BPF_ALU | BPF_MOD | BPF_K, by);
-    }
-
-    /// Ends the program with the result A.
-    pub(crate) fn answer(&mut self) {
-        self.plain(BPF_RET | BPF_A, 0);
-    }
-
-    /// Ends the program. It keeps `bytes` of the packet; 0 drops the packet.
-    pub(crate) fn keep(&mut self, bytes: u32) {
-        self.plain(BPF_RET | BPF_K, bytes);
     }
 
     /// Jumps to `yes` if the test holds, else to `no`.
@@ -213,6 +148,47 @@ impl Asm {
         }
         program
     }
+}
+
+/// Defines a method for each instruction: its argument, and what [`Asm::plain`] gets.
+macro_rules! instructions {
+    ($($(#[$doc:meta])* $name:ident($($arg:ident)?) => $code:expr, $k:expr;)*) => {
+        impl Asm {
+            $($(#[$doc])*
+            pub(crate) fn $name(&mut self $(, $arg: u32)?) {
+                self.plain($code, $k);
+            })*
+        }
+    };
+}
+
+instructions! {
+    /// A = the 32 bits at `offset`.
+    load_word(offset) => BPF_LD | BPF_W | BPF_ABS, offset;
+    /// A = the 16 bits at `offset`.
+    load_half(offset) => BPF_LD | BPF_H | BPF_ABS, offset;
+    /// A = the byte at `offset`.
+    load_byte(offset) => BPF_LD | BPF_B | BPF_ABS, offset;
+    /// A = the 32 bits at X + `offset`.
+    load_word_at_x(offset) => BPF_LD | BPF_W | BPF_IND, offset;
+    /// A = the 16 bits at X + `offset`.
+    load_half_at_x(offset) => BPF_LD | BPF_H | BPF_IND, offset;
+    /// X = length of the IPv4 header at `at`.
+    x_from_ipv4_header_length(at) => BPF_LDX | BPF_B | BPF_MSH, at;
+    /// X = scratch cell.
+    x_from(cell) => BPF_LDX | BPF_MEM, cell;
+    /// A = A and `mask`.
+    and(mask) => BPF_ALU | BPF_AND | BPF_K, mask;
+    /// A = A times `by`, modulo 2^32.
+    multiply(by) => BPF_ALU | BPF_MUL | BPF_K, by;
+    /// A = A shifted to the right by `bits`.
+    shift_right(bits) => BPF_ALU | BPF_RSH | BPF_K, bits;
+    /// A = A modulo `by`.
+    remainder(by) => BPF_ALU | BPF_MOD | BPF_K, by;
+    /// Ends the program with the result A.
+    answer() => BPF_RET | BPF_A, 0;
+    /// Ends the program. It keeps `bytes` of the packet; 0 drops the packet.
+    keep(bytes) => BPF_RET | BPF_K, bytes;
 }
 
 #[derive(Debug)]
