@@ -337,7 +337,6 @@ pub unsafe extern "C" fn msk_install_events(
     })
 }
 
-/// Sends the reply.
 fn finish(fd: c_int, msk: Minisock) -> c_int {
     let (event, reply) = msk.finish();
     table::server(fd, |listener| {

@@ -11,7 +11,6 @@ use viaduct_trickles::{Connector, Flow, Listener};
 #[derive(Debug)]
 pub(crate) enum End {
     Server(Box<Listener>),
-    /// A client's connection.
     Client(Box<Client>),
 }
 

@@ -35,7 +35,6 @@ pub(crate) fn is_full(errno: c_int) -> bool {
     matches!(errno, libc::EMFILE | libc::ENFILE)
 }
 
-/// Sends a request that has no answer.
 pub(crate) fn notify(state: &State, request: &Request) {
     // An error means that the master has ended, and needs no report.
     let _ = Socket::connect(state.name(), state.word)

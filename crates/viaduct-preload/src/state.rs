@@ -15,7 +15,6 @@ const MAX_TEXT: usize = 1024;
 pub(crate) const PRELOAD: &[u8] = b"LD_PRELOAD=";
 pub(crate) const WRAP: &[u8] = b"VIADUCT_WRAP=";
 
-/// State of the library in a program.
 pub(crate) struct State {
     /// Rules that select the master's flows, and the addresses of the rendezvous.
     pub(crate) welcome: Welcome,

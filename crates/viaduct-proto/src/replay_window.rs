@@ -28,7 +28,6 @@ impl<const WORDS: usize> ReplayWindow<WORDS> {
         window
     }
 
-    /// Returns whether a number would be accepted.
     pub(crate) fn is_fresh(&self, number: u64) -> bool {
         let below = number.saturating_add((WORDS as u64 - 1) * 64) < self.next;
         let bit = self.seen[word::<WORDS>(number)] >> (number % 64) & 1;
@@ -49,7 +48,6 @@ impl<const WORDS: usize> ReplayWindow<WORDS> {
         self.seen[word::<WORDS>(number)] |= 1 << (number % 64);
     }
 
-    /// Accepts a number if it is fresh.
     pub(crate) fn admit(&mut self, number: u64) -> bool {
         let is_fresh = self.is_fresh(number);
         if is_fresh {

@@ -117,7 +117,6 @@ pub(crate) fn bind_packet(socket: BorrowedFd<'_>, index: c_uint) -> io::Result<(
     check(unsafe { libc::bind(socket.as_raw_fd(), (&raw const address).cast(), length) })
 }
 
-/// Sets a socket option.
 pub(crate) fn setsockopt<T: Plain>(
     fd: BorrowedFd<'_>,
     level: c_int,

@@ -105,7 +105,6 @@ fn sort(packets: &[&[u8]]) -> Vec<Vec<usize>> {
     runs
 }
 
-/// Packets to one client.
 struct Peer {
     run: Vec<usize>,
     /// True if the remaining packets are sent singly.

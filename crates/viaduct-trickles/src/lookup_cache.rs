@@ -10,12 +10,10 @@ const TTL: Duration = Duration::from_millis(100);
 /// Maximum number of entries.
 const MAX_ENTRIES: usize = 1024;
 
-/// Results of lookups, by key.
 #[derive(Debug)]
 pub(crate) struct LookupCache<K, T>(HashMap<K, (T, Instant)>);
 
 impl<K: Eq + Hash, T: Copy> LookupCache<K, T> {
-    /// Creates an empty cache.
     pub(crate) fn new() -> LookupCache<K, T> {
         LookupCache(HashMap::new())
     }

@@ -30,7 +30,6 @@ pub struct Secrets {
 #[derive(Clone, Debug)]
 struct Watched {
     path: PathBuf,
-    /// Stamp of the version that was read.
     read: Stamp,
     /// Stamp of a version that could not be read, maybe incomplete; the file is read again.
     failed: Option<Stamp>,

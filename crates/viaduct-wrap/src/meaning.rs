@@ -5,7 +5,6 @@ use std::net::SocketAddr;
 use crate::rules::{Fate, Rules, Transport};
 use crate::socket::{Carries, Errno, MSG_FASTOPEN, Sockaddr, Socket, parse_sockaddr};
 
-/// Port of DNS queries.
 const DNS: u16 = 53;
 
 /// Decision about a call.

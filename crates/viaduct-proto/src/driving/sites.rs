@@ -95,7 +95,6 @@ impl Driven for Gateways {
     }
 }
 
-/// Both ends of a tunnel.
 pub(super) struct Tunnels {
     ends: [Tunnel; 2],
     streams: Vec<StreamId>,
@@ -165,7 +164,6 @@ impl Driven for Tunnels {
     }
 }
 
-/// Two nodes of an overlay.
 pub(super) struct Nodes([Node; 2], f64);
 
 impl Nodes {

@@ -30,7 +30,6 @@ impl Buffer {
         &mut self.store[self.start..self.start + lines]
     }
 
-    /// Bytes of memory held.
     pub(super) fn memory(&self) -> usize {
         self.store.len()
     }

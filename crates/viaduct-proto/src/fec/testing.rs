@@ -5,7 +5,6 @@ use std::collections::BTreeMap;
 use super::{Cover, Decoder, Encoder, Recovered, Repair, Row, Seq, Sources};
 use crate::rng::Rng;
 
-/// Repair that owns its body.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Owned {
     pub(super) cover: Cover,
@@ -29,7 +28,6 @@ impl Owned {
     }
 }
 
-/// Packets at the receiver.
 #[derive(Debug, Default)]
 pub(super) struct Store(pub(super) BTreeMap<Seq, Vec<u8>>);
 

@@ -139,7 +139,6 @@ pub(super) enum Place {
     Bottom(usize),
 }
 
-/// Upstream neighbour of a place.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Upper {
     Top,

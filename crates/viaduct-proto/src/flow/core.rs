@@ -68,7 +68,6 @@ impl Core {
         core
     }
 
-    /// Earliest timer.
     pub(super) fn poll_timeout(&self) -> Option<Instant> {
         self.timers.iter().map(|&(at, ..)| at).min()
     }
@@ -84,7 +83,6 @@ impl Core {
         }
     }
 
-    /// First place below the application.
     pub(super) fn first(&self) -> Option<Place> {
         match self.factories.is_empty() {
             false => Some(Place::Node(0)),
@@ -246,7 +244,6 @@ impl Core {
         Some(done)
     }
 
-    /// Bytes held by all handlers.
     pub(super) fn held(&self) -> u64 {
         let handlers = self.nodes.iter().filter_map(|node| node.handler.as_deref());
         handlers.map(|handler| handler.held()).sum()

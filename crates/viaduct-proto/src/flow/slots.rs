@@ -10,7 +10,6 @@ impl<T> Default for Slots<T> {
 }
 
 impl<T> Slots<T> {
-    /// Number of the next entry.
     pub(super) fn next(&self) -> usize {
         self.0.len()
     }

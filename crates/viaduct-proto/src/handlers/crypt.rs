@@ -25,7 +25,6 @@ use crate::keys::{Entropy, PublicKey, SecretKey};
 use crate::time::Duration;
 use crate::tunnel::record::{RecordError, Secure};
 
-/// Timeout of the handshake.
 const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(20);
 const HANDSHAKE: Timer = Timer(0);
 
@@ -41,7 +40,6 @@ struct Keys {
 
 struct CryptFactory(Arc<Keys>);
 
-/// Handler of one flow.
 struct Crypt {
     keys: Arc<Keys>,
     stage: Stage,
@@ -110,7 +108,6 @@ impl Factory for CryptFactory {
 }
 
 impl Crypt {
-    /// Starts the handshake.
     fn shake(&mut self, cx: &mut Context<'_>, dials: bool) {
         let Keys { secret, peers, entropy, binding } = &*self.keys;
         let mut out = Vec::new();

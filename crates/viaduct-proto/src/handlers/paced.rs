@@ -7,7 +7,6 @@ use super::lane::Lane;
 use crate::flow::{Context, FIRST, Failure, Half, Handler, Output, Timer};
 use crate::time::Instant;
 
-/// Schedule of one direction.
 pub(super) trait Pace {
     /// Time at which bytes that arrive now may be released.
     fn ready(&self, now: Instant) -> Instant {
@@ -20,7 +19,6 @@ pub(super) trait Pace {
         usize::MAX
     }
 
-    /// Accounts for released bytes.
     fn take(&mut self, bytes: usize) {
         let _ = bytes;
     }

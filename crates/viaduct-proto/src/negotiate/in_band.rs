@@ -49,7 +49,6 @@ enum Stage {
     Idle,
     /// The offer of the other end is awaited.
     AwaitsOffer,
-    /// Data passes.
     Open,
     Over,
 }

@@ -98,7 +98,6 @@ pub(super) fn name(number: u8) -> String {
     known.map_or_else(|| format!("handler {number}"), |(name, ..)| (*name).to_owned())
 }
 
-/// Entry of an offer for a handler.
 pub(super) fn item(name: &str) -> Option<Item> {
     let &(_, number, format) = NUMBERS.iter().find(|(of, ..)| *of == name)?;
     Some(Item { number, format })

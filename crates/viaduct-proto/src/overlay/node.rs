@@ -62,7 +62,6 @@ pub enum ConfigError {
     Key(String),
 }
 
-/// State of a peer.
 struct Known {
     peer: Peer,
     id: Id,

@@ -7,7 +7,6 @@ use super::wire::TAG;
 use crate::keys::{PublicKey, SecretKey};
 use crate::replay_window::ReplayWindow;
 
-/// Keys of a pair of nodes.
 pub(super) struct Keys {
     ours: hmac::Key,
     theirs: hmac::Key,

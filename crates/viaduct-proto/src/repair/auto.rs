@@ -56,7 +56,6 @@ pub(super) struct Leaving<'a> {
     pub(super) packet: &'a [u8],
     /// Packet with its prefix; empty if it is in no repair.
     pub(super) symbol: &'a [u8],
-    /// Protection of the packet.
     pub(super) repairs: Repairs,
     /// Maximum number of repairs that are sent for it.
     pub(super) most: f64,
@@ -136,7 +135,6 @@ impl Auto {
         self.classifier.overhear(now, packet, acknowledged, rtt);
     }
 
-    /// Pushes the next packet.
     pub(super) fn push(&mut self, now: Instant, of: Leaving<'_>, fire: &mut Fire<'_>) {
         let most = match of.repairs {
             Repairs::Window => of.most,

@@ -170,7 +170,6 @@ impl Classifier {
         }
     }
 
-    /// Bytes of memory held.
     pub(super) fn memory(&self) -> usize {
         self.flows.memory()
     }

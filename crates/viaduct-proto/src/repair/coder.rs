@@ -106,7 +106,6 @@ impl Coder {
         }
     }
 
-    /// State of the path to the peer and of the controller.
     pub(super) fn control(&self, now: Instant) -> Option<control::State> {
         match self {
             Coder::Auto(auto) => Some(auto.state(now)),

@@ -32,7 +32,6 @@ const RESERVE: f64 = 62_500.0;
 pub(super) struct Copies {
     /// Packets by the number of copies already sent; each queue oldest first.
     waiting: [VecDeque<Waiting>; AFTER.len()],
-    /// Buffers for reuse.
     spare: Vec<Vec<u8>>,
     /// Bytes of copies that may be sent now.
     tokens: f64,
@@ -63,7 +62,6 @@ impl Copies {
         self.tokens = (self.tokens + share * len as f64).min(MAX_TOKENS);
     }
 
-    /// Schedules copies of a normalised packet.
     pub(super) fn push(&mut self, now: Instant, seq: Seq, fields: MutableFields, packet: &[u8]) {
         if self.waiting.iter().map(VecDeque::len).sum::<usize>() >= MAX_WAITING {
             return;
@@ -121,7 +119,6 @@ impl Copies {
         }
     }
 
-    /// Bytes of memory held.
     pub(super) fn memory(&self) -> usize {
         let waiting = self.waiting.iter().flatten().map(|of| of.packet.capacity());
         waiting.chain(self.spare.iter().map(Vec::capacity)).sum()

@@ -26,7 +26,6 @@ const MAX_CREDIT: f64 = 1.0;
 /// sender waits for a retransmission timeout.
 const AGAIN: f64 = 0.2;
 
-/// Flows of the last seconds.
 #[derive(Debug, Default)]
 pub(super) struct Flows {
     rates: HashMap<Flow, Rate>,
@@ -66,7 +65,6 @@ impl Rate {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Kind {
-    /// Sends little.
     Light,
     /// Sends much, and slows down on losses, as far as known.
     Bulk,
@@ -74,7 +72,6 @@ pub(super) enum Kind {
     Insensitive,
 }
 
-/// Packet that leaves.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Sending<'a> {
     pub(super) flow: Flow,
@@ -122,7 +119,6 @@ impl Flows {
         }
     }
 
-    /// Bytes of memory held.
     pub(super) fn memory(&self) -> usize {
         let reactions = self.rates.values().filter(|rate| rate.reaction.is_some()).count();
         self.rates.capacity() * size_of::<(Flow, Rate)>() + reactions * size_of::<Reaction>()

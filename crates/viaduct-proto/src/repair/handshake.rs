@@ -37,7 +37,6 @@ pub(super) struct Identities {
     pub(super) entropy: Entropy,
 }
 
-/// Initiation that waits for its response.
 pub(super) struct Initiation(HandshakeState);
 
 impl Identities {

@@ -14,7 +14,6 @@ use super::wire::VERSION;
 use crate::health::State;
 use crate::time::{Duration, Instant};
 
-/// Observation window.
 const WINDOW: Duration = Duration::from_secs(30);
 /// Packets needed before a share of them is judged.
 const MIN_SAMPLE: u64 = 20;

@@ -35,7 +35,6 @@ pub(super) struct Row {
     pub(super) tag: Tag,
     /// Send time in microseconds of the peer's clock, if known.
     pub(super) sent: Option<u32>,
-    /// Mutable fields of a recovered packet.
     pub(super) fields: MutableFields,
     /// Dropped by a full queue.
     pub(super) congested: bool,

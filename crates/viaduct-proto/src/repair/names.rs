@@ -65,7 +65,6 @@ impl Names {
         Names { first, manner, fresh, past, apart: APART, repeated: first, due: None }
     }
 
-    /// Bytes held.
     pub(super) fn memory(&self) -> usize {
         let names = self.fresh.capacity() + self.past.capacity();
         names * size_of::<Name>()

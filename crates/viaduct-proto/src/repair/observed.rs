@@ -58,7 +58,6 @@ impl Observed {
         }
     }
 
-    /// Bytes of memory held.
     pub(super) fn memory(&self) -> usize {
         self.fates.capacity() * size_of::<(Seq, Instant, Instant, Fate)>()
     }

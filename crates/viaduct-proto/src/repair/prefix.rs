@@ -13,7 +13,6 @@ use super::identity::Identity;
 use super::section::PREFIX;
 use crate::wire::ip::MutableFields;
 
-/// Returns the prefix of a packet.
 pub(super) fn emit(identity: Identity, fields: MutableFields) -> [u8; PREFIX] {
     let mut prefix = [0; PREFIX];
     prefix[..8].copy_from_slice(&identity.0.to_be_bytes());

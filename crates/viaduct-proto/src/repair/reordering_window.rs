@@ -21,7 +21,6 @@ const TOO_MANY: f64 = 0.5;
 const ENOUGH: u64 = 10;
 const TIMES: [Duration; 2] = [Duration::from_secs(1), Duration::from_secs(10)];
 
-/// State of the estimate.
 #[derive(Debug)]
 pub(super) struct ReorderingWindow {
     /// Share of a round trip.
@@ -43,7 +42,6 @@ impl ReorderingWindow {
         ReorderingWindow { share, since: now, bursts: 0, hasty: 0, last: None, tcp: 0, all: 0 }
     }
 
-    /// Counts an outgoing packet.
     pub(super) fn count(&mut self, is_tcp: bool) {
         self.all += 1;
         self.tcp += u64::from(is_tcp);

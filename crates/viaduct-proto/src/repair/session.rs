@@ -68,7 +68,6 @@ impl Clocks {
     }
 }
 
-/// Kind of a received datagram.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Received<'a> {
     Message(&'a [u8]),

@@ -22,7 +22,6 @@ use super::identity::Identity;
 use super::section::PREFIX;
 use crate::time::Instant;
 
-/// Packet in the store.
 #[derive(Clone, Copy, Debug)]
 struct Slot {
     identity: Identity,
@@ -114,7 +113,6 @@ impl Store {
         self.slots.iter().rev().map(|slot| (slot.identity, &self.bytes(slot)[PREFIX..]))
     }
 
-    /// Bytes held.
     pub(super) fn memory(&self) -> usize {
         self.arena.len()
             + self.slots.capacity() * size_of::<Slot>()

@@ -16,7 +16,6 @@ use ipnet::IpNet;
 
 use crate::reader::Reader;
 
-/// Kind of the section.
 pub(super) const TERMS: u8 = 5;
 /// Limit of listed prefixes of one site.
 pub const MAX_LISTED: usize = 12;

@@ -151,7 +151,6 @@ impl Keys {
         self.number
     }
 
-    /// Code of a transport continuation.
     pub(super) fn transport(&self, body: &[u8]) -> [u8; MAC] {
         code(&self.transport, body)
     }
@@ -179,7 +178,6 @@ impl Keys {
         first_word(&code(&self.address, words.as_flattened()))
     }
 
-    /// Nonces of a connection's packets.
     pub(super) fn nonces(&self, connection: u64) -> Nonces<'_> {
         Nonces::new(&self.nonces, connection)
     }

@@ -31,7 +31,6 @@ use highway::{HighwayHash, HighwayHasher, Key};
 
 use crate::time::{Duration, Instant};
 
-/// Number of slices.
 const SLICES: usize = 4;
 /// Fingerprints in a bucket: one cache line.
 const BUCKET: usize = 16;

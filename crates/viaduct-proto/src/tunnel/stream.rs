@@ -47,7 +47,6 @@ pub(super) enum Receiving {
     Closed,
 }
 
-/// State of a stream at one end.
 #[derive(Debug, Default)]
 pub(super) struct Stream {
     pub(super) account: AccountId,
@@ -76,7 +75,6 @@ pub(super) struct Stream {
     pub(super) received: u64,
 }
 
-/// Notification that is due to the reader.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Notification {
     Readable,
@@ -148,7 +146,6 @@ impl Stream {
         (!std::mem::replace(&mut self.reported_readable, true)).then_some(Notification::Readable)
     }
 
-    /// Next received bytes.
     pub(super) fn read(&mut self) -> Option<Bytes> {
         let Some(bytes) = self.inbox.pop(usize::MAX) else {
             self.reported_readable = false;

@@ -97,7 +97,6 @@ fn answer(ring: &KeyRing, event: &Minisocket, site: &mut impl Site, reply: &mut 
     }
 }
 
-/// Response, and the file that its body is part of.
 #[derive(Debug)]
 struct Response {
     plan: Plan,

@@ -43,7 +43,6 @@ pub struct Group {
 /// Prefix of the names of our groups.
 const PREFIX: &str = "viaduct-run-";
 const FREEZE: &str = "cgroup.freeze";
-/// Subgroup of the wrapped programs.
 const PROGRAMS: &str = "programs";
 
 impl Group {

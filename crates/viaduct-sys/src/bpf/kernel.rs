@@ -241,7 +241,6 @@ fn load(hook: Hook, program: &[Insn]) -> Result<OwnedFd, BpfError> {
     })
 }
 
-/// Returns the verifier's log for a program.
 fn verifier_log(attr: ProgLoad) -> String {
     let mut log = vec![0u8; LOG];
     let attr =

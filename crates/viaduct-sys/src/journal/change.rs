@@ -44,7 +44,6 @@ impl Change {
         }
     }
 
-    /// Returns the nftables table of the change, if it is about one.
     fn table(&self) -> Option<&dyn Table> {
         match self {
             Change::Mss(clamp) => Some(clamp),

@@ -136,7 +136,6 @@ fn queues() -> impl Iterator<Item = [u64; 7]> {
     table.lines().filter_map(line).collect::<Vec<_>>().into_iter()
 }
 
-/// Opens a queue that has no reader.
 fn any_queue(copy: u32) -> io::Result<(u16, NfQueue)> {
     let mut number = FIRST_NUMBER;
     loop {

@@ -142,7 +142,6 @@ fn deletion(table: &str) -> String {
     format!("add table inet {table}\ndelete table inet {table}\n")
 }
 
-/// Builds the definition of a set of prefixes.
 pub(crate) fn set(name: &str, kind: &str, prefixes: &[(IpAddr, u8)]) -> String {
     let elements: Vec<String> =
         prefixes.iter().map(|(ip, length)| format!("{ip}/{length}")).collect();

@@ -36,7 +36,6 @@ pub(crate) fn socket() -> io::Result<OwnedFd> {
     open(libc::NETLINK_NETFILTER, 0)
 }
 
-/// A message being built.
 #[derive(Debug)]
 pub(crate) struct Message(Vec<u8>);
 
@@ -56,7 +55,6 @@ impl Message {
         Message(bytes)
     }
 
-    /// Adds an attribute.
     pub(crate) fn with(mut self, kind: u16, value: &[u8]) -> Message {
         attribute(&mut self.0, kind, value);
         self

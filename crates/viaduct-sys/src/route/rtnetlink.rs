@@ -187,7 +187,6 @@ pub(crate) fn local_route(to: (IpAddr, u8), index: u32, table: u32) -> RouteMess
     message
 }
 
-/// Returns the number of a route's table.
 pub(crate) fn table(route: &RouteMessage) -> u32 {
     let number = first!(route.attributes, RouteAttribute::Table(table) => *table);
     number.unwrap_or_else(|| route.header.table.into())

@@ -27,7 +27,6 @@ use rustix::thread::{UnshareFlags, unshare_unsafe};
 use crate::os;
 use crate::seccomp::Task;
 
-/// Events and data of a watch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Watch {
     events: u32,

@@ -63,7 +63,6 @@ pub(super) fn nothing() -> Vec<BpfInsn> {
     asm.finish()
 }
 
-/// Labels of the verdicts.
 struct Ends {
     allow: Label,
     tell: Label,

@@ -15,7 +15,6 @@ const THREAD: PidfdFlags = PidfdFlags::from_bits_retain(0o200);
 pub struct Task {
     pid: Pid,
     fd: OwnedFd,
-    /// Epoll instances of the thread.
     pub(crate) epolls: Epolls,
 }
 

@@ -21,7 +21,6 @@ pub(crate) struct Controls {
 }
 
 impl Controls {
-    /// Adds a control message.
     pub(crate) fn push<T: Plain>(&mut self, level: c_int, kind: c_int, value: T) {
         let size = size_of::<T>() as u32;
         // SAFETY: takes no pointers.
@@ -46,7 +45,6 @@ impl Controls {
     }
 }
 
-/// A received control message.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Control<'a> {
     /// Level and type.

@@ -36,7 +36,6 @@ struct SinkListener {
     _filler: Option<TcpStream>,
 }
 
-/// Options of the rendezvous sockets.
 const OPTIONS: TcpOptions = TcpOptions {
     transparent: false,
     send_buffer: None,

@@ -81,7 +81,6 @@ impl Connection {
         }
     }
 
-    /// Records that the server has answered in this format.
     pub(super) fn record_answer(&mut self, format: Format) {
         self.opening.answered(format);
         self.unanswered = Vec::new();

@@ -28,7 +28,6 @@ impl Bin {
         self.size >= self.target
     }
 
-    /// Bytes held.
     pub(super) fn memory(&self) -> usize {
         self.sum.buffer.memory()
     }

@@ -128,7 +128,6 @@ impl super::Encoder for Encoder {
 /// last have to be kept until then.
 const TOGETHER: usize = 2;
 
-/// Block that is being filled.
 #[derive(Debug)]
 struct Block {
     first: Seq,

@@ -73,7 +73,6 @@ impl History {
         add(&mut group, &mut coefficients, sums);
     }
 
-    /// Bytes of memory held.
     pub(super) fn memory(&self) -> usize {
         self.packets.iter().map(Vec::capacity).sum()
     }

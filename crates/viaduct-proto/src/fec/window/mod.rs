@@ -253,7 +253,6 @@ impl Encoder {
         }
     }
 
-    /// Fires the next repair.
     fn fire(&mut self, fire: &mut Fire<'_>) {
         let Some(open) = self.ahead.pop_front() else { return };
         let count = (self.next - open.first) as u16;

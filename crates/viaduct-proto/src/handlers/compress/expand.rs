@@ -20,7 +20,6 @@ pub(super) struct Expand {
     decoder: Option<Decoder<'static>>,
 }
 
-/// Block that is being read.
 struct Block {
     squeezed: bool,
     /// Bytes of the block that have not been read yet.

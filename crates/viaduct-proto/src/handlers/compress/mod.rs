@@ -43,7 +43,6 @@ struct CompressFactory {
     level: i32,
 }
 
-/// Handler of one flow.
 struct Compress {
     squeeze: Squeeze,
     expand: Expand,

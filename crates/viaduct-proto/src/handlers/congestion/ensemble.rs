@@ -24,7 +24,6 @@ const CROWD: usize = 16;
 /// Segment size until a connection has reported one, in bytes.
 const SEGMENT: u32 = 1448;
 
-/// A flow of the ensemble.
 #[derive(Clone, Copy, Debug, Default)]
 struct Member {
     /// Last measurement, and bytes sent since.
@@ -37,7 +36,6 @@ struct Member {
     recovers: u64,
 }
 
-/// All flows to one destination.
 #[derive(Debug)]
 pub(super) struct Ensemble {
     window: Window,
@@ -52,7 +50,6 @@ pub(super) struct Ensemble {
 }
 
 impl Ensemble {
-    /// Ensemble without flows.
     pub(super) fn new() -> Ensemble {
         let segment = f64::from(SEGMENT);
         Ensemble {
@@ -66,13 +63,11 @@ impl Ensemble {
         }
     }
 
-    /// Adds a flow.
     pub(super) fn join(&mut self, id: u64) {
         self.members.insert(id, Member::default());
         (self.leveled, self.left) = (None, None);
     }
 
-    /// Removes a flow.
     pub(super) fn leave(&mut self, id: u64, now: Instant) {
         if let Some(member) = self.members.remove(&id) {
             self.held -= member.held();
@@ -139,7 +134,6 @@ impl Ensemble {
         }
     }
 
-    /// Accounts for bytes that the flow has sent.
     pub(super) fn sent(&mut self, id: u64, bytes: usize) {
         if let Some(member) = self.members.get_mut(&id) {
             member.since += bytes as u64;

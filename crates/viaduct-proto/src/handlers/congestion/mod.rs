@@ -49,7 +49,6 @@ struct CongestionState {
 
 struct CongestionFactory(Arc<Mutex<CongestionState>>);
 
-/// Handler of one flow.
 struct Congestion {
     shared: Arc<Mutex<CongestionState>>,
     /// Destination and number of the flow, once it is connected.

@@ -17,7 +17,6 @@ const QUEUED: Duration = Duration::from_millis(4);
 /// Window in segments below which queueing delay, perhaps of other flows, does not end slow start.
 const LOW: f64 = 16.0;
 
-/// State of the path at an acknowledgement.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Path {
     /// Current and minimum round-trip time.
@@ -42,7 +41,6 @@ pub(super) struct Window {
     last: Option<Instant>,
     /// End of the current congestion event, to which all losses before it belong.
     until: Option<Instant>,
-    /// Number of reductions.
     pub(super) losses: u64,
 }
 

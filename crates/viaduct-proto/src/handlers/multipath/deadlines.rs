@@ -9,7 +9,6 @@ pub(super) enum Deadline {
     Reconnect,
     /// The application has closed the flow, and the other end has not: the flow is reset.
     Linger,
-    /// An acknowledgement is due.
     Ack,
 }
 

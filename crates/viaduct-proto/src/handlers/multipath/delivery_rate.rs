@@ -42,7 +42,6 @@ impl DeliveryRate {
         self.sent - self.pings.back().map_or(self.arrived, |ping| ping.sent) >= PING_EVERY
     }
 
-    /// Records a sent ping.
     pub(super) fn on_ping(&mut self) {
         self.pings.push_back(Ping { sent: self.sent, began: self.began.take() });
     }

@@ -14,7 +14,6 @@ use crate::keys::{self, PublicKey};
 const MAX_UNAUTHENTICATED: usize = 4;
 
 impl Multipath {
-    /// Handles the result of a connect.
     pub(super) fn has_connected(
         &mut self,
         cx: &mut Context<'_>,

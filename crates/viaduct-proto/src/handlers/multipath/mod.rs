@@ -50,7 +50,6 @@ use send_buffer::SendBuffer;
 use session::Session;
 use wire::Frame;
 
-/// Handler of one flow.
 pub(super) struct Multipath {
     plan: Arc<Plan>,
     session: Session,
@@ -63,7 +62,6 @@ pub(super) struct Multipath {
     open: bool,
     /// True if upstream was told to stop writing.
     stopped: bool,
-    /// Amount last acknowledged.
     last_ack: u64,
     deadlines: Deadlines,
     /// True if the application has closed the flow, or (`is_read_closed`) will read no more.

@@ -57,7 +57,6 @@ pub(super) struct Path {
     ping_timeout: Duration,
 }
 
-/// Action that is due for a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Due {
     Nothing,
@@ -137,7 +136,6 @@ impl Path {
         }
     }
 
-    /// Checks the connection, and returns the action that is due.
     pub(super) fn check(&mut self, now: Instant) -> Due {
         if self.deadline().is_none_or(|at| now < at) {
             return Due::Nothing;

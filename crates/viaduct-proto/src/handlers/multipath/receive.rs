@@ -121,7 +121,6 @@ impl Multipath {
         }
     }
 
-    /// Handles the end or failure of a connection.
     pub(super) fn handle_broken(&mut self, cx: &mut Context<'_>, from: Output, why: Failure) {
         if self.path(from).is_none() {
             return;

@@ -10,7 +10,6 @@ use crate::flow::Output;
 /// Overhead of a block in bytes.
 pub(super) const BLOCK_COST: usize = 64;
 
-/// Piece of the flow.
 pub(super) struct Block {
     pub(super) at: u64,
     pub(super) data: Bytes,
@@ -23,7 +22,6 @@ pub(super) struct Block {
 #[derive(Default)]
 pub(super) struct SendBuffer {
     blocks: VecDeque<Block>,
-    /// Offset of the next byte.
     next: u64,
     pub(super) ended: bool,
     /// Index before which all blocks have been sent.

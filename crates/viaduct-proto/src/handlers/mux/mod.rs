@@ -44,7 +44,6 @@ const MAX_REPORTED: usize = 64;
 
 struct MuxFactory(Arc<Mutex<MuxState>>);
 
-/// Handler of one chain.
 struct Mux {
     shared: Arc<Mutex<MuxState>>,
     /// Local address that the flow must have, if any.

@@ -28,7 +28,6 @@ pub(super) struct ConnState {
     pub(super) names: (Option<Address>, Option<Address>),
     /// Local number of each of the tunnel's streams.
     streams: BTreeMap<StreamId, u64>,
-    /// Streams that wait for the link.
     pub(super) waiting: Vec<u64>,
 }
 

@@ -121,7 +121,6 @@ impl Stream {
         self.early.len() + stats.map_or(0, |stats| stats.queued + stats.outstanding)
     }
 
-    /// Handles the events of the stream.
     pub(super) fn settle(&mut self, cx: &mut Context<'_>, mux: &mut MuxState) {
         if self.over {
             return;
@@ -233,7 +232,6 @@ impl Stream {
         cx.output(FIRST).close();
     }
 
-    /// Wakes the connection, which has data to send.
     fn wake_connection(&self, cx: &mut Context<'_>, mux: &MuxState) {
         cx.wake(&mux.key(&ChainId::Connection(self.connection)));
     }

@@ -37,7 +37,6 @@ const PATIENT: Duration = Duration::from_secs(130);
 const WATCH: Timer = Timer(2);
 const WATCHED: Duration = Duration::from_millis(100);
 
-/// Handler of one flow.
 struct Route {
     plan: Arc<Plan>,
     to: Option<Address>,

@@ -9,7 +9,6 @@ use crate::flow::{Address, Failure};
 use crate::split::socks::Method;
 use crate::split::{Parsed, socks_client};
 
-/// State of the negotiation.
 pub(super) struct Dialogue {
     proxy: Arc<Proxy>,
     stage: Stage,

@@ -15,7 +15,6 @@ use crate::time::Duration;
 const PROXY_TIMEOUT: Duration = Duration::from_secs(130);
 const ANSWER: Timer = Timer(0);
 
-/// Handler of one flow.
 pub(super) struct Socks {
     proxy: Arc<Proxy>,
     stage: Stage,
@@ -26,7 +25,6 @@ pub(super) struct Socks {
     room: bool,
 }
 
-/// State of the flow.
 enum Stage {
     Connection,
     /// Waiting for the proxy to grant the request.

@@ -256,7 +256,6 @@ impl Aligner {
         next.map_or(is_near, |next| follows(next) || is_near && rest.len() <= GAPS)
     }
 
-    /// Skips the next arrivals.
     fn skip(&mut self, count: usize) {
         for tag in self.ahead.drain(..count) {
             let aside = if self.gap > 0 { &mut self.unnamed } else { &mut self.skipped };
@@ -321,7 +320,6 @@ impl Few {
     }
 }
 
-/// Next step of the comparison.
 enum Step {
     /// The first tag and the first arrival agree.
     Match,

@@ -42,7 +42,6 @@ impl Recurrence {
         was_onset && self.onset.is_none()
     }
 
-    /// Returns whether there were losses.
     pub(super) fn has_losses(&self) -> bool {
         self.lost[0].is_some()
     }

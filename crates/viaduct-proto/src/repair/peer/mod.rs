@@ -301,7 +301,6 @@ impl Peer {
         }
     }
 
-    /// Time of the next report.
     fn report_due(&self) -> Instant {
         self.reporting.due(&self.receiver.measurement.path.report())
     }

@@ -78,7 +78,6 @@ impl Reporting {
         self.next.min(*at + if many { soon } else { soon.max(REPORT_SPARSE) })
     }
 
-    /// Returns the report to be sent now.
     pub(super) fn next(
         &mut self,
         now: Instant,

@@ -67,7 +67,6 @@ impl Arrivals {
         self.usual_fields
     }
 
-    /// Bytes of memory held by the arrivals.
     pub(super) fn memory(&self) -> usize {
         self.last.capacity() * size_of::<ArrivedPacket>()
     }

@@ -9,7 +9,6 @@ use crate::time::{Duration, Instant};
 /// Distance, in numbers, to search for an arrived neighbour, to compute when a packet was due.
 pub(super) const NEIGHBOURS: u64 = 512;
 
-/// Ledger and store.
 pub(super) struct Known {
     pub(super) store: Store,
     pub(super) ledger: Ledger,
@@ -72,7 +71,6 @@ impl Known {
         arrived.map(arrival).find_map(|at| at)
     }
 
-    /// Bytes of memory held.
     pub(super) fn memory(&self) -> usize {
         self.store.memory() + self.ledger.memory()
     }

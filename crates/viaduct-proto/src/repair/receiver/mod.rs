@@ -55,7 +55,6 @@ use crate::wire::tcp_sack;
 
 pub(super) use known::memory_for_store;
 
-/// Interval of housekeeping.
 pub(super) const TICK: Duration = Duration::from_millis(100);
 /// Limit of the difference between a copy's number and the highest number named.
 const MAX_AHEAD: u64 = 1_024;
@@ -73,7 +72,6 @@ pub(super) struct Receiver {
     told: Seq,
     /// The peer also names acknowledgements without data.
     acks: bool,
-    /// Results of the newest names.
     named: Vec<(Seq, Named)>,
     stats: ReceiverStats,
 }

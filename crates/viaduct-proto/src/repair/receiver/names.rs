@@ -98,7 +98,6 @@ impl Receiver {
         runs
     }
 
-    /// Handles the result for one name.
     fn handle_matched(
         &mut self,
         now: Instant,

@@ -46,7 +46,6 @@ impl Needs {
         [requests, self.unnamed.due(self.times.rtt)].into_iter().flatten().min()
     }
 
-    /// Returns the next request to the peer.
     pub(super) fn next(&mut self, now: Instant, known: &Known, repairs: &Repairs) -> Option<Need> {
         let expected = self.expected(repairs);
         let Needs { requests, unnamed, times } = self;

@@ -61,7 +61,6 @@ pub(super) fn len(gaps: impl Iterator<Item = u8>) -> usize {
     gaps.map(|gap| if gap < LONG { 1 } else { 3 }).sum::<usize>().div_ceil(2)
 }
 
-/// Appends the encoded gaps.
 pub(super) fn emit(gaps: impl Iterator<Item = u8>, out: &mut Vec<u8>) {
     let mut upper = None;
     let mut push = |half: u8| match upper.take() {

@@ -57,7 +57,6 @@ pub struct Times<'a> {
     /// TOS or traffic class of the first packet.
     pub tos: u8,
     gaps: &'a [u8],
-    /// Number of gaps.
     count: usize,
 }
 
@@ -217,7 +216,6 @@ mod tests {
     use super::super::{Section, sections};
     use super::*;
 
-    /// The names of the only section.
     fn read(message: &[u8]) -> Option<Names<'_>> {
         let sections: Vec<_> = sections(message).collect();
         match &sections[..] {

@@ -98,7 +98,6 @@ pub enum Fate {
     Congested,
 }
 
-/// State of one code.
 struct Shadow {
     coder: Coder,
     decoder: AnyDecoder,

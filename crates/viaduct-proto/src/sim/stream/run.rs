@@ -15,7 +15,6 @@ enum Item {
     Repair { cover: Cover, row: Row, len_code: [u8; 2], body: Vec<u8> },
 }
 
-/// State of a running stream.
 pub(super) struct Run<'a> {
     stream: &'a Stream,
     pub(super) contents: Contents,

@@ -15,7 +15,6 @@ const MIN_TIMEOUT: Duration = Duration::from_millis(200);
 const DELAY: Duration = Duration::from_millis(40);
 const QUICK: u64 = 8;
 
-/// Congestion window, in packets.
 #[derive(Debug)]
 struct Window {
     now: u32,

@@ -12,7 +12,6 @@ use crate::trickles::standard::wire::{MAX_NOTE, emit_note, emit_place, emit_vali
 use crate::trickles::standard::{Note, Reason};
 use crate::trickles::wire::{MAX_USER, Payload};
 
-/// A packet of an answer.
 #[derive(Debug, Default)]
 pub(super) struct Slot {
     room: usize,

@@ -158,7 +158,6 @@ impl Reply {
         self
     }
 
-    /// The input continuations of the reply.
     pub(super) fn places(&self) -> impl Iterator<Item = (&Place, &[u8])> {
         self.continuations.iter().filter_map(|continuation| match continuation {
             Sealed::Input(place, state) => Some((place, &state[..])),

@@ -45,7 +45,6 @@ impl Want {
     }
 }
 
-/// A packet in flight.
 #[derive(Clone, Debug)]
 pub(super) struct Expected {
     pub(super) sent: Instant,
@@ -181,7 +180,6 @@ impl Asks {
         Some(taken)
     }
 
-    /// Number of packets in flight.
     pub(super) fn in_flight(&self) -> usize {
         self.fresh.len() + self.again.len()
     }

@@ -14,7 +14,6 @@ pub(super) struct FirstWindow {
 }
 
 impl FirstWindow {
-    /// Assigns a want to the next packet.
     pub(super) fn assign(&mut self, want: Option<Want>) {
         self.wants.extend(want);
     }

@@ -19,12 +19,10 @@ pub(super) struct Held {
 }
 
 impl Held {
-    /// Appends a continuation.
     pub(super) fn push(&mut self, turn: Turn) {
         self.turns.push_back(turn);
     }
 
-    /// Records a repair that has arrived.
     pub(super) fn repair(&mut self, number: u64, nonce: u64) {
         self.repaired.insert(number, nonce);
         if self.repaired.len() > MAX_REPAIRED {
@@ -59,7 +57,6 @@ impl Held {
         sum
     }
 
-    /// Number of continuations.
     pub(super) fn len(&self) -> usize {
         self.turns.len()
     }

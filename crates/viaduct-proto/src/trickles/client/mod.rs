@@ -129,7 +129,6 @@ enum Phase {
     AddressToken,
     /// The first window of a generation has been requested.
     Beginning,
-    /// A generation is in progress.
     Running(Box<Receiver>),
 }
 

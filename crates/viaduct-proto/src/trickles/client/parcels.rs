@@ -11,7 +11,6 @@ struct Answer {
     came: u64,
 }
 
-/// Parcels whose answers are not complete.
 #[derive(Debug, Default)]
 pub(super) struct Parcels {
     answers: BTreeMap<u64, Answer>,

@@ -44,7 +44,6 @@ pub(super) struct Step {
     pub(super) known: Continuation,
     /// The server's plan for the end of the epoch before.
     pub(super) made_up: Option<Plan>,
-    /// The server's plan.
     pub(super) plan: Plan,
     /// Number of losses that the continuations in the answer will name in addition to those that
     /// `known` names.
@@ -74,7 +73,6 @@ struct Early {
     continuation: Option<(Vec<u8>, Continuation)>,
 }
 
-/// The packets of one generation.
 #[derive(Debug)]
 pub(super) struct Receiver {
     epoch: Epoch,

@@ -32,7 +32,6 @@ impl Repeat {
         self.sent = Some(now);
     }
 
-    /// Drops the request.
     pub(super) fn forget(&mut self) {
         self.sent = None;
     }

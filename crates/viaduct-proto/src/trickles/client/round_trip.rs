@@ -6,7 +6,6 @@ use crate::time::{Duration, Instant};
 const FIRST: Duration = Duration::from_secs(1);
 /// Minimum of the variance term of the timeout, as in Linux.
 const MIN_TIMEOUT: Duration = Duration::from_millis(200);
-/// Maximum timeout.
 const MAX_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Smoothed round trip and its variation.

@@ -15,7 +15,6 @@ pub(super) enum Timer {
     Restart,
 }
 
-/// Deadlines of a client.
 pub(super) type Timers = TimerTable<Timer, 4>;
 
 impl crate::timers::Timer for Timer {

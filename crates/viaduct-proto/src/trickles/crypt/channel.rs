@@ -7,7 +7,6 @@ use super::{HELLO, ID, KEY, RESPONSE, SIV, kind};
 use crate::trickles::bytes::Reader;
 use crate::trickles::keys::KeyRing;
 
-/// Channel of a request and of its answers.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(in crate::trickles) enum Channel {
     #[default]

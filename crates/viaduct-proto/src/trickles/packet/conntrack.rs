@@ -17,7 +17,6 @@ struct Side {
     max_window: u32,
 }
 
-/// State of one connection.
 #[derive(Debug, Default)]
 pub(super) struct Conntrack {
     /// Client, then server.

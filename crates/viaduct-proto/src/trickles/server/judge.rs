@@ -10,7 +10,6 @@ use crate::trickles::plan::{self, Plan, Run};
 use crate::trickles::proof::Gaps;
 use crate::trickles::wire::request::Returned;
 
-/// Result of the evaluation.
 pub(super) struct Judged {
     /// Plan for the end of the previous epoch.
     pub(super) tail: Option<Plan>,

@@ -11,7 +11,6 @@ use crate::trickles::replay::Once;
 use crate::trickles::wire::request::Returned;
 use crate::trickles::wire::response::{Kind, continuation_len, most_grouped, overhead};
 
-/// A packet of an answer.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Item {
     pub(super) kind: Kind,
@@ -19,7 +18,6 @@ pub(super) struct Item {
     pub(super) count: u8,
     pub(super) number: u64,
     pub(super) nonce: u64,
-    /// Index of the template of its continuation.
     pub(super) template: usize,
     /// Bytes of room for user continuation and data.
     pub(super) room: usize,

@@ -8,7 +8,6 @@ use crate::trickles::client::{Client, MIN_MESSAGE};
 /// may also occur under congestion, when most packets are lost.
 const SHORT: u32 = 3;
 
-/// State of the detection.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Width {
     /// True if messages may be longer than [`MIN_MESSAGE`].

@@ -128,7 +128,6 @@ impl Mux {
         }
     }
 
-    /// Sends all pending acknowledgements.
     pub(super) fn acknowledge_all(&mut self, cx: &mut Common) {
         self.timers.stop(Timer::Ack);
         for number in std::mem::take(&mut self.acks) {

@@ -49,7 +49,6 @@ pub type Lane = u32;
 /// Result of an input to a link. An error means that the link must be broken off.
 type Handled = Result<(), LinkError>;
 
-/// State of a link.
 #[derive(Debug)]
 pub(super) struct Mux {
     pub(super) number: u32,

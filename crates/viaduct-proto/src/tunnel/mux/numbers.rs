@@ -44,7 +44,6 @@ impl Numbers {
         self.highest = self.highest.max(number);
     }
 
-    /// Notes that a stream is open.
     pub(super) fn opened(&mut self, number: u32) {
         self.open[number as usize % 2] += 1;
     }

@@ -13,7 +13,6 @@ pub(super) enum Timer {
     Ack,
 }
 
-/// Deadlines of a link.
 pub(super) type Timers = TimerTable<Timer, 3>;
 
 impl crate::timers::Timer for Timer {

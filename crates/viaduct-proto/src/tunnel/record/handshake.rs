@@ -10,7 +10,6 @@ use crate::tunnel::wire::VERSION;
 /// Buffer size: at least a message of the handshake and a tag.
 pub(super) const LONGEST: usize = 128;
 
-/// State of a handshake in progress.
 pub(super) struct Handshake {
     pub(super) noise: HandshakeState,
     /// Keys that the other end may have.
@@ -27,7 +26,6 @@ impl Handshake {
         Handshake { noise, peers, done: 0, refuses: None }
     }
 
-    /// Appends the next message.
     pub(super) fn write_message(
         &mut self,
         parameters: &Parameters,

@@ -25,7 +25,6 @@ pub(super) fn pair(peer: SocketAddr, own: SocketAddr) -> [u8; ENDS] {
     ends
 }
 
-/// Encodes one endpoint.
 pub(super) fn write(at: SocketAddr) -> [u8; END as usize] {
     let ip = match at.ip() {
         IpAddr::V4(ip) => ip.to_ipv6_mapped(),

@@ -67,7 +67,6 @@ impl Map {
         Ok(Map { base, block_bytes, blocks })
     }
 
-    /// Returns the number of blocks in the ring.
     pub(super) fn blocks(&self) -> usize {
         self.blocks
     }
@@ -139,14 +138,12 @@ pub(super) struct Packet<'a> {
 }
 
 impl<'a> Packet<'a> {
-    /// Returns the kernel's header of the packet.
     pub(super) fn header(&self) -> tpacket3_hdr {
         // SAFETY: `room` and the alignment were checked when this value was made; the block is
         // ours.
         unsafe { self.base.cast().read() }
     }
 
-    /// Returns the link-layer address of the packet.
     pub(super) fn address(&self) -> sockaddr_ll {
         // SAFETY: within HEADROOM, so within the block, at a multiple of 16 from a header.
         unsafe { self.base.add(ADDRESS_AT).cast().read() }

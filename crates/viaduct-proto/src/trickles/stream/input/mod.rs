@@ -19,13 +19,11 @@ use crate::trickles::client::HEAD;
 use crate::trickles::standard::Place;
 use one::{Flight, Input, MAX_TRIES, Reach};
 
-/// Input streams of a connection.
 #[derive(Debug, Default)]
 pub(super) struct Inputs {
     streams: BTreeMap<u32, Input>,
     /// Maximum length of the input in a request that carries nothing else.
     whole: usize,
-    /// Streams with input to send.
     ready: BTreeSet<u32>,
     /// Stream that was served last.
     last: u32,

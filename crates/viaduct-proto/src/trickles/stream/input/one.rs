@@ -148,7 +148,6 @@ impl Input {
         !self.closed && !self.ends
     }
 
-    /// Bytes in flight.
     pub(super) fn sent(&self) -> usize {
         self.flights.iter().map(|flight| flight.bytes).sum()
     }
