@@ -19,12 +19,6 @@ pub(crate) fn put_counted(out: &mut Vec<u8>, bytes: &[u8]) {
     out.extend_from_slice(bytes);
 }
 
-/// Length of `value` as a variable-length number, in bytes.
-#[cfg(test)]
-pub(crate) fn varint_len(value: u64) -> usize {
-    (64 - value.leading_zeros() as usize).div_ceil(7).max(1)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -34,7 +28,8 @@ mod tests {
         for value in [0, 1, 0x7f, 0x80, 0x3fff, 0x4000, u64::MAX >> 1, u64::MAX] {
             let mut out = Vec::new();
             put_varint(&mut out, value);
-            assert_eq!(out.len(), varint_len(value));
+            let bits = 64 - value.leading_zeros() as usize;
+            assert_eq!(out.len(), bits.div_ceil(7).max(1));
             assert_eq!(Reader(&out).varint(), Some(value));
         }
         assert_eq!(Reader(&[0x80, 0]).varint(), None, "not the shortest encoding");

@@ -2,11 +2,10 @@
 
 use bytes::Bytes;
 
-use super::deadlines::Deadline;
 use super::path::{Path, Stage};
 use super::secret::{Claim, Prover, Secret};
 use super::wire::{self, Frame, Nonce, Public};
-use super::{Handled, Multipath, TICK};
+use super::{Deadline, Handled, Multipath, TICK};
 use crate::flow::{Context, Failure, Output};
 use crate::keys::{self, PublicKey};
 

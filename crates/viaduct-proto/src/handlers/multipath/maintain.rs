@@ -1,9 +1,8 @@
 //! Maintenance of the connections: timers, attempts, and events for the application.
 
-use super::Multipath;
-use super::deadlines::Deadline;
 use super::path::{Due, Path, Stage};
 use super::wire::Frame;
+use super::{Deadline, Multipath};
 use crate::flow::{Context, Failure, Output};
 use crate::time::{Duration, Instant};
 

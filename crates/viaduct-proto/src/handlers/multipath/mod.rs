@@ -19,7 +19,6 @@
 //! Data on a lost connection is retransmitted. Each end buffers at most `buffer` bytes.
 //! **Closing.** The flow is over when each end has all of the other's data and its end of stream.
 
-mod deadlines;
 mod delivery_rate;
 mod join;
 mod maintain;
@@ -42,13 +41,23 @@ use crate::flow::{
     Address, Context, FIRST, Failure, Half, Handler, Output, SocketOption, SocketOptions, Timer,
 };
 use crate::time::Instant;
-use deadlines::{Deadline, Deadlines};
+use crate::timers::TimerTable;
 use path::{Path, Stage};
 pub(super) use plan::{Plan, buffer, time};
 use receive_buffer::ReceiveBuffer;
 use send_buffer::SendBuffer;
 use session::Session;
 use wire::Frame;
+
+/// Deadlines of a flow, in the order in which they are acted on. Connections and slots have others.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Deadline {
+    /// No connection has been usable for the maximum time: the flow fails.
+    Reconnect,
+    /// The application has closed the flow, and the other end has not: the flow is reset.
+    Linger,
+    Ack,
+}
 
 pub(super) struct Multipath {
     plan: Arc<Plan>,
@@ -63,7 +72,7 @@ pub(super) struct Multipath {
     /// True if upstream was told to stop writing.
     stopped: bool,
     last_ack: u64,
-    deadlines: Deadlines,
+    deadlines: TimerTable<Deadline>,
     /// True if the application has closed the flow, or (`is_read_closed`) will read no more.
     closed: bool,
     is_read_closed: bool,
@@ -87,7 +96,7 @@ impl Multipath {
             open: true,
             stopped: false,
             last_ack: 0,
-            deadlines: Deadlines::default(),
+            deadlines: TimerTable::default(),
             closed: false,
             is_read_closed: false,
             aborted: false,

@@ -1,10 +1,9 @@
 //! Incoming messages, and the handling of bad connections.
 
-use super::deadlines::Deadline;
 use super::path::{Path, Stage};
 use super::secret::Prover;
 use super::wire::Frame;
-use super::{Handled, Multipath};
+use super::{Deadline, Handled, Multipath};
 use crate::flow::{Context, Failure, Output};
 
 impl Multipath {

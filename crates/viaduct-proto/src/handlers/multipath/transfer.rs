@@ -1,9 +1,8 @@
 //! Data transfer in both directions.
 
-use super::deadlines::Deadline;
 use super::path::{Path, Stage};
 use super::wire::{self, Frame};
-use super::{Multipath, TICK};
+use super::{Deadline, Multipath, TICK};
 use crate::flow::Context;
 use crate::time::Duration;
 

@@ -34,7 +34,6 @@ mod repeat;
 mod requests;
 mod responses;
 mod round_trip;
-mod timers;
 
 use std::collections::VecDeque;
 
@@ -50,9 +49,8 @@ use generations::Generations;
 use held::Held;
 pub use reassembly::Reassembly;
 use receiver::Receiver;
-use recovery::Recovery;
+use recovery::{Recovery, Timer};
 pub(super) use requests::HEAD;
-use timers::Timer;
 
 /// Payload flag: the data are the last of their object.
 pub const ENDS: u8 = 0x80;

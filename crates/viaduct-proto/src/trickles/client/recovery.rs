@@ -8,17 +8,30 @@
 use super::asks::Asks;
 use super::repeat::Repeat;
 use super::round_trip::Trips;
-use super::timers::{Timer, Timers};
 use crate::time::Instant;
+use crate::timers::TimerTable;
 
 /// Maximum number of packets that a single trickle has in flight; also the threshold up to which
 /// trickles count as few.
 const FEW: usize = 2;
 
+/// Timers of a client, in the order in which they fire.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Timer {
+    /// A missing packet, for which later ones wait, is given up.
+    Reorder,
+    /// Tail probe: a held trickle asks again for data that may be lost.
+    Probe,
+    /// The last request is sent again.
+    Repeat,
+    /// Retransmission timeout: an answer, or a repair, is overdue.
+    Restart,
+}
+
 /// State of the loss detection.
 #[derive(Debug, Default)]
 pub(super) struct Recovery {
-    timers: Timers,
+    timers: TimerTable<Timer>,
     pub(super) trips: Trips,
     pub(super) repeat: Repeat,
     /// Number of restarts since the last arrival.

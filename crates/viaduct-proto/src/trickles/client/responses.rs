@@ -189,7 +189,7 @@ impl Client {
         self.set_timers();
     }
 
-    /// Sets all timers except [`Timer::Reorder`](super::timers::Timer::Reorder).
+    /// Sets all timers except [`Timer::Reorder`](super::recovery::Timer::Reorder).
     pub(super) fn set_timers(&mut self) {
         let (is_holding, is_idle) = (!self.held.is_empty(), self.is_idle());
         self.recovery.set_timers(&mut self.asks, is_holding, is_idle);

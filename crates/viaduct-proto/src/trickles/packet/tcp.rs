@@ -26,8 +26,7 @@ const V6: usize = 40;
 const FLAGS: u8 = 0x3f;
 const PSH: u8 = 0x08;
 /// Options of a SYN after the mark: MSS (to be filled in), window scale, and one byte of padding.
-const SYN_OPTIONS: [u8; 8] = [2, 4, 0, 0, 3, 3, SCALE, 1];
-const NOP: u8 = 1;
+pub(super) const SYN_OPTIONS: [u8; 8] = [2, 4, 0, 0, 3, 3, SCALE, 1];
 const LARGEST: u8 = 2;
 const WINDOW_SCALE: u8 = 3;
 
@@ -294,12 +293,4 @@ fn read_options(options: &[u8]) -> (bool, u16) {
         }
     }
     (scaled, largest)
-}
-
-/// Removes the window scale from a SYN, as some middleboxes do. For tests.
-#[doc(hidden)]
-pub fn strip_scale(packet: &mut [u8]) {
-    if let Some(at) = packet.windows(4).position(|found| found == &SYN_OPTIONS[4..]) {
-        packet[at..at + 4].fill(NOP);
-    }
 }

@@ -7,7 +7,7 @@ use proptest::prelude::*;
 
 use super::conntrack::Conntrack;
 use super::stats::Refusal;
-use super::tcp::{Checksum, Kind, Packet, Segment, emit, largest, parse, strip_scale};
+use super::tcp::{Checksum, Kind, Packet, SYN_OPTIONS, Segment, emit, largest, parse};
 use super::{Mark, Numbers, Return, Role, run};
 use crate::rng::Rng;
 
@@ -24,6 +24,13 @@ fn read(packet: &[u8]) -> Segment {
     match parse(packet, packet.len(), Checksum::Check) {
         Ok(Packet::Message(segment, _)) => segment,
         other => panic!("{other:?}"),
+    }
+}
+
+/// Replaces the window scale of a SYN by NOPs, as some middleboxes do.
+fn strip_scale(packet: &mut [u8]) {
+    if let Some(at) = packet.windows(4).position(|found| found == &SYN_OPTIONS[4..]) {
+        packet[at..at + 4].fill(1);
     }
 }
 

@@ -4,8 +4,7 @@ use std::net::SocketAddr;
 
 use bytes::Bytes;
 
-use super::Mux;
-use super::timers::Timer;
+use super::{Mux, Timer};
 use crate::flow::{Address, Failure};
 use crate::time::Duration;
 use crate::tunnel::common::{Common, Event};

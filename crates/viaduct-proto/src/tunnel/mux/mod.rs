@@ -8,12 +8,10 @@
 //! | `numbers` | numbers of the streams |
 //! | `traffic` | bytes that the link carries |
 //! | `ends` | operations that the flows' ends call |
-//! | `timers` | timers of the link |
 
 mod ends;
 mod frames;
 mod numbers;
-mod timers;
 mod traffic;
 mod turn;
 
@@ -21,13 +19,13 @@ use std::collections::{BTreeMap, HashMap, VecDeque};
 
 use crate::flow::Failure;
 use crate::time::Instant;
+use crate::timers::TimerTable;
 use crate::tunnel::common::{Common, Event, LinkError, Settings, StreamId};
 use crate::tunnel::rtt::Rtt;
 use crate::tunnel::stats::LinkStats;
 use crate::tunnel::stream::{Notification, Receiving, Stream};
 use crate::tunnel::wire::{Frame, Hello, Parser};
 use numbers::Numbers;
-use timers::{Timer, Timers};
 use traffic::Traffic;
 
 /// Maximum of queued frames other than DATA; a peer that reads no answers loses the link.
@@ -49,6 +47,17 @@ pub type Lane = u32;
 /// Result of an input to a link. An error means that the link must be broken off.
 type Handled = Result<(), LinkError>;
 
+/// Timers of a link, in the order in which they fire.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Timer {
+    /// Nothing has arrived for so long that the link counts as broken.
+    Silence,
+    /// A PING is due, unless the last one is unanswered.
+    Ping,
+    /// Delayed acknowledgements are due.
+    Ack,
+}
+
 #[derive(Debug)]
 pub(super) struct Mux {
     pub(super) number: u32,
@@ -69,7 +78,7 @@ pub(super) struct Mux {
     stalled_at: Option<u64>,
     acks: Vec<u32>,
     rtt: Rtt,
-    timers: Timers,
+    timers: TimerTable<Timer>,
     /// For this end and for the other: true if that end opens no more streams on this link.
     leaving: [bool; 2],
     traffic: Traffic,
@@ -85,7 +94,7 @@ impl Mux {
             least_window: cx.settings.least_window,
             streams: cx.settings.streams,
         };
-        let mut timers = Timers::default();
+        let mut timers = TimerTable::default();
         timers.set(Timer::Silence, cx.now + cx.settings.silence);
         timers.set(Timer::Ping, cx.now + cx.settings.ping);
         let mut rtt = Rtt::default();
