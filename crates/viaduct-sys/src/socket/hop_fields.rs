@@ -6,14 +6,13 @@ use std::io;
 use std::mem;
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, AsRawFd as _, BorrowedFd};
-use std::ptr;
 
 use libc::c_int;
-use rustix::net::{AddressFamily, sockopt};
+use rustix::net::{AddressFamily, SocketAddrAny, sockopt};
 
 use crate::os;
 use crate::socket::control::{self, Controls};
-use crate::socket::udp::{Name, address};
+use crate::socket::udp::address;
 
 /// Hop limit and traffic class of a datagram; `None` means the socket's default.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -50,7 +49,7 @@ pub fn send_to(
         true => (libc::SOL_IP, [libc::IP_TTL, libc::IP_TOS]),
         false => (libc::SOL_IPV6, [libc::IPV6_HOPLIMIT, libc::IPV6_TCLASS]),
     };
-    let (mut name, mut controls) = (Name::new(to), Controls::default());
+    let (mut name, mut controls) = (SocketAddrAny::from(to), Controls::default());
     for (kind, value) in kinds.into_iter().zip([fields.limit, fields.class]) {
         if let Some(value) = value {
             controls.push(level, kind, c_int::from(value));
@@ -60,8 +59,8 @@ pub fn send_to(
         libc::iovec { iov_base: bytes.as_ptr().cast_mut().cast(), iov_len: bytes.len() };
     // SAFETY: all zeros are a `msghdr` with null pointers.
     let mut message: libc::msghdr = unsafe { mem::zeroed() };
-    message.msg_name = ptr::from_mut(&mut name.storage).cast();
-    message.msg_namelen = name.length;
+    message.msg_name = name.as_mut_ptr().cast();
+    message.msg_namelen = name.addr_len();
     (message.msg_iov, message.msg_iovlen) = (&raw mut piece, 1);
     controls.attach(&mut message);
     // SAFETY: the kernel reads the message and what it points to, all of which live through the

@@ -6,12 +6,13 @@ use std::io::{self, IoSlice};
 use std::mem;
 use std::net::{IpAddr, SocketAddr};
 use std::os::fd::{AsRawFd as _, BorrowedFd};
-use std::ptr;
+
+use rustix::net::SocketAddrAny;
 
 use super::BATCH;
 use super::run::{concerns_segments, run};
 use crate::socket::control::Controls;
-use crate::socket::udp::{Name, SendReport};
+use crate::socket::udp::SendReport;
 
 /// A datagram or packet to send.
 #[derive(Clone, Copy, Debug)]
@@ -115,7 +116,8 @@ fn send_messages(
         .collect();
     let all = messages.iter().copied().flatten();
     let slices: Vec<IoSlice<'_>> = all.map(|one| IoSlice::new(one.bytes)).collect();
-    let mut names: Vec<Name> = messages.iter().map(|message| Name::new(message[0].to)).collect();
+    let mut names: Vec<SocketAddrAny> =
+        messages.iter().map(|message| message[0].to.into()).collect();
     let mut controls: Vec<_> = messages.iter().map(|message| controls(message)).collect();
     let mut first = 0;
     let parts = messages.iter().zip(&mut names).zip(&mut controls);
@@ -124,8 +126,8 @@ fn send_messages(
             // SAFETY: all zeros are a `mmsghdr` with null pointers.
             let mut whole: libc::mmsghdr = unsafe { mem::zeroed() };
             let header = &mut whole.msg_hdr;
-            header.msg_name = ptr::from_mut(&mut name.storage).cast();
-            header.msg_namelen = name.length;
+            header.msg_name = name.as_mut_ptr().cast();
+            header.msg_namelen = name.addr_len();
             // The kernel only reads the slices; `IoSlice` is an `iovec`, as its documentation
             // guarantees.
             header.msg_iov = slices[first..].as_ptr().cast_mut().cast();

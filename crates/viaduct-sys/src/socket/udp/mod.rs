@@ -23,7 +23,7 @@ use crate::os;
 use crate::socket::mmsg::{BatchSender, Datagram};
 use crate::socket::timestamp;
 
-pub(crate) use name::{Name, address};
+pub(crate) use name::address;
 pub use report::SendReport;
 
 /// Max datagrams in one message (the kernel's limit was 64 until 6.9).
