@@ -16,30 +16,17 @@ use rustix::net::sockopt;
 /// keeps.
 pub(crate) unsafe trait Plain: Copy {}
 
-// SAFETY: every bit pattern is a valid integer.
-unsafe impl Plain for c_int {}
-// SAFETY: as above.
-unsafe impl Plain for u8 {}
-// SAFETY: as above.
-unsafe impl Plain for u16 {}
-// SAFETY: as above.
-unsafe impl Plain for u64 {}
-// SAFETY: two integers.
-unsafe impl Plain for libc::timespec {}
-// SAFETY: three integers.
-unsafe impl Plain for libc::ucred {}
-// SAFETY: an integer and two addresses.
-unsafe impl Plain for libc::in_pktinfo {}
-// SAFETY: an address and an integer.
-unsafe impl Plain for libc::in6_pktinfo {}
-// SAFETY: seven integers.
-unsafe impl Plain for libc::sock_extended_err {}
-// SAFETY: seven integers.
-unsafe impl Plain for libc::tpacket_auxdata {}
-// SAFETY: seven integers.
-unsafe impl Plain for libc::tpacket_req3 {}
-// SAFETY: three integers.
-unsafe impl Plain for libc::tpacket_stats_v3 {}
+macro_rules! plain {
+    ($($type:ty),*) => {
+        $(
+            // SAFETY: the type is an integer, or consists of integers and IP addresses.
+            unsafe impl Plain for $type {}
+        )*
+    };
+}
+
+plain!(c_int, u8, u16, u64, libc::timespec, libc::ucred, libc::in_pktinfo, libc::in6_pktinfo);
+plain!(libc::sock_extended_err, libc::tpacket_auxdata, libc::tpacket_req3, libc::tpacket_stats_v3);
 
 /// The beginning of `struct tcp_info` (`linux/tcp.h`), up to the last field that is used.
 #[repr(C)]

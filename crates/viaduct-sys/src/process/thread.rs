@@ -5,8 +5,9 @@
 #![allow(unsafe_code)]
 
 use std::io;
-use std::mem;
 use std::time::Duration;
+
+use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 
 use crate::os::check;
 
@@ -29,27 +30,19 @@ pub fn set_batch() -> io::Result<()> {
 
 /// Pins the thread to a core. Errors: `EINVAL` if it does not exist or is not allowed.
 pub fn pin(core: usize) -> io::Result<()> {
-    // SAFETY: all zeros are the empty `cpu_set_t`.
-    let mut set: libc::cpu_set_t = unsafe { mem::zeroed() };
-    if core >= 8 * size_of_val(&set) {
+    if core >= CpuSet::MAX_CPU {
         return Err(io::Error::from_raw_os_error(libc::EINVAL));
     }
-    // SAFETY: `core` is within the set, checked above; the kernel reads the set's size.
-    unsafe {
-        libc::CPU_SET(core, &mut set);
-        check(libc::sched_setaffinity(0, size_of_val(&set), &raw const set))
-    }
+    let mut set = CpuSet::new();
+    set.set(core);
+    Ok(sched_setaffinity(None, &set)?)
 }
 
-/// Returns the cores that the calling thread may run on, in ascending order.
+/// Returns the cores that the calling thread may run on, in ascending order; none if there are more
+/// than the set has bits.
 pub fn cores() -> Vec<usize> {
-    // SAFETY: all zeros are the empty `cpu_set_t`.
-    let mut set: libc::cpu_set_t = unsafe { mem::zeroed() };
-    // SAFETY: the kernel writes at most the set's size. It cannot fail for the calling thread,
-    // unless the machine has more cores than the set has bits; the set is then empty.
-    unsafe { libc::sched_getaffinity(0, size_of_val(&set), &raw mut set) };
-    // SAFETY: each index is within the set.
-    (0..8 * size_of_val(&set)).filter(|&core| unsafe { libc::CPU_ISSET(core, &set) }).collect()
+    let set = sched_getaffinity(None).unwrap_or_else(|_| CpuSet::new());
+    (0..CpuSet::MAX_CPU).filter(|&core| set.is_set(core)).collect()
 }
 
 /// Sets the time by which the kernel may delay the thread's wake-ups to coalesce timers: at least 1
