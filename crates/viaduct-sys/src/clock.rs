@@ -1,13 +1,11 @@
 //! The monotonic clock in nanoseconds.
-#![allow(unsafe_code)]
+
+use rustix::time::{ClockId, clock_gettime};
 
 /// Nanoseconds since some moment before boot (`CLOCK_MONOTONIC`). The value never decreases, is the
 /// same in all processes, and is read without a system call.
 pub fn now() -> u64 {
-    let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
-    // SAFETY: the call writes one `timespec`, which is ours. It cannot fail: every Linux has this
-    // clock.
-    unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC, &raw mut time) };
+    let time = clock_gettime(ClockId::Monotonic);
     time.tv_sec.cast_unsigned() * 1_000_000_000 + time.tv_nsec.cast_unsigned()
 }
 

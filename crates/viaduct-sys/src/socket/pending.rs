@@ -23,7 +23,6 @@
 use std::io;
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
-use std::time::Duration;
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
@@ -34,7 +33,7 @@ use crate::os;
 use crate::socket::tcp::INSIDE;
 
 /// Max time for the kernel to complete a loopback connection that both ends have begun.
-const COMPLETION_TIMEOUT: Duration = Duration::from_millis(200);
+const COMPLETION_TIMEOUT: Timespec = Timespec { tv_sec: 0, tv_nsec: 200_000_000 };
 const TCP_FASTOPEN_CONNECT: libc::c_int = 30;
 
 /// A connect in progress.
@@ -97,8 +96,7 @@ impl Pending {
     /// disconnected the socket.
     pub fn crossed(self) -> io::Result<()> {
         self.restore_reuseaddr()?;
-        let timeout = Timespec { tv_sec: 0, tv_nsec: COMPLETION_TIMEOUT.subsec_nanos().into() };
-        poll(&mut [PollFd::new(&self.socket, PollFlags::OUT)], Some(&timeout))?;
+        poll(&mut [PollFd::new(&self.socket, PollFlags::OUT)], Some(&COMPLETION_TIMEOUT))?;
         rustix::net::getpeername(&self.socket)?;
         Ok(())
     }
@@ -108,14 +106,13 @@ impl Pending {
     /// the same two addresses, or the program has disconnected the socket.
     pub fn finish(self) -> io::Result<OwnedFd> {
         self.restore_reuseaddr()?;
-        let timeout = Timespec { tv_sec: 0, tv_nsec: COMPLETION_TIMEOUT.subsec_nanos().into() };
         loop {
             // A second connect returns the outcome of the first.
             match with_inside_mark(&self.socket, || rustix::net::connect(&self.socket, &self.at))? {
                 Ok(()) | Err(Errno::ISCONN) => return Ok(self.socket),
                 Err(Errno::ALREADY) => {
                     let mut fds = [PollFd::new(&self.socket, PollFlags::OUT)];
-                    if poll(&mut fds, Some(&timeout))? == 0 {
+                    if poll(&mut fds, Some(&COMPLETION_TIMEOUT))? == 0 {
                         return Err(Errno::TIMEDOUT.into());
                     }
                 }
@@ -136,10 +133,8 @@ impl Pending {
         };
         match with_inside_mark(&self.socket, refuse)? {
             Err(Errno::INPROGRESS) => {
-                let timeout =
-                    Timespec { tv_sec: 0, tv_nsec: COMPLETION_TIMEOUT.subsec_nanos().into() };
                 let mut fds = [PollFd::new(&self.socket, PollFlags::empty())];
-                poll(&mut fds, Some(&timeout))?;
+                poll(&mut fds, Some(&COMPLETION_TIMEOUT))?;
                 Ok(())
             }
             Ok(()) => Ok(()),
