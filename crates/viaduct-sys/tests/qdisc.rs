@@ -6,7 +6,7 @@ use std::net::UdpSocket;
 use std::time::Duration;
 
 use common::{Host, is_root, pair, sh};
-use viaduct_sys::route::qdisc::QdiscDrops;
+use viaduct_sys::route::qdisc::{QdiscDrops, has_ingress};
 
 /// Replaces the left end's queueing discipline.
 fn replace(host: &Host, by: &'static str) {
@@ -45,4 +45,18 @@ fn what_it_drops_is_counted_once_and_a_new_one_counts_anew() {
     send(&left, 100);
     assert_eq!(queue.take_drops(), 0, "drops although the queue has room");
     left.run(|| assert!(QdiscDrops::of("none").is_err()));
+}
+
+#[test]
+fn a_place_for_rules_about_received_packets_is_noticed() {
+    if !is_root() {
+        return;
+    }
+    let (left, _right) = pair();
+    let is = |name: &'static str| left.run(move || has_ingress(name).ok());
+    assert_eq!((is("va"), is("none")), (Some(false), None));
+    replace(&left, "pfifo limit 1000");
+    assert_eq!(is("va"), Some(false));
+    left.run(|| sh("tc qdisc add dev va clsact"));
+    assert_eq!((is("va"), is("lo")), (Some(true), Some(false)));
 }

@@ -11,11 +11,13 @@
 //! | [`intercept`] | hands forwarded connections to a proxy (TPROXY) |
 //! | [`syn_hold`] | sends SYNs to a queue until the server has answered |
 //! | [`rst_guard`] | keeps packets from the kernel's TCP, which would reset them |
+//! | [`flowtables`] | flowtables of all programs |
 //! | [`rule_watch`] | notification of deleted rules |
 //! | [`nfqueue`] | reading end of a queue: packets and verdicts (NFQUEUE) |
 //! | [`datagram_queue`] | queue of the datagrams of a cgroup's programs |
 
 pub mod datagram_queue;
+pub mod flowtables;
 pub mod intercept;
 pub mod mss_clamp;
 pub mod nfqueue;

@@ -6,6 +6,8 @@
 //! | module | content |
 //! |---|---|
 //! | [`interface`] | settings of an interface |
+//! | [`links`] | all interfaces, and how they are stacked |
+//! | [`survey`] | this host's addresses and routes |
 //! | [`tun`] | TUN interfaces |
 //! | [`qdisc`] | drop counter of an interface's queueing discipline |
 //! | [`local_addresses`] | lookup of this host's own addresses |
@@ -19,6 +21,7 @@
 //! | `netlink` | netlink sockets, and messages of other families |
 
 pub mod interface;
+pub mod links;
 pub mod local_addresses;
 pub mod mtu;
 pub(crate) mod netlink;
@@ -26,6 +29,7 @@ pub mod next_hop;
 pub(crate) mod prefix;
 pub mod qdisc;
 pub(crate) mod rtnetlink;
+pub mod survey;
 pub mod sysctl;
 pub(crate) mod table_route;
 pub mod tun;

@@ -1,4 +1,4 @@
-//! Drop counter of an interface's queueing discipline.
+//! Queueing disciplines of an interface: their drop counter.
 
 use std::io;
 
@@ -6,7 +6,7 @@ use netlink_packet_route::RouteNetlinkMessage;
 use netlink_packet_route::tc::{TcAttribute, TcHandle, TcMessage, TcStats2};
 
 use crate::route::interface;
-use crate::route::netlink::NLM_F_ECHO;
+use crate::route::netlink::{NLM_F_DUMP, NLM_F_ECHO};
 use crate::route::rtnetlink::{RouteSocket, first};
 
 /// Max packets dropped between two queries. A larger difference means that the discipline was
@@ -51,6 +51,23 @@ impl QdiscDrops {
             _ => None,
         }
     }
+}
+
+/// Returns whether the interface `name` of the calling thread's network namespace has a place for
+/// `tc` rules about received packets: the discipline `ingress` or `clsact`.
+///
+/// # Errors
+/// There is no such interface, or the netlink request fails.
+pub fn has_ingress(name: &str) -> io::Result<bool> {
+    let index = interface::index(name)?.cast_signed();
+    let question = RouteNetlinkMessage::GetQueueDiscipline(TcMessage::with_index(index));
+    let answers = RouteSocket::open()?.request(question, NLM_F_DUMP)?;
+    Ok(answers.iter().any(|answer| match answer {
+        RouteNetlinkMessage::NewQueueDiscipline(of) => {
+            of.header.index == index && of.header.parent == TcHandle::INGRESS
+        }
+        _ => false,
+    }))
 }
 
 /// Returns the number of dropped packets in an answer.

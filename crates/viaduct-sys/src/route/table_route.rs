@@ -90,6 +90,11 @@ impl TableRoute {
         })
     }
 
+    /// Returns the next router, if the route has one.
+    pub(crate) fn router(&self) -> Option<IpAddr> {
+        self.0.attributes.iter().find_map(router)
+    }
+
     /// Returns the MTU, if the route has one.
     pub(crate) fn mtu(&self) -> Option<u32> {
         first!(self.metrics(), RouteMetric::Mtu(mtu) => *mtu)
@@ -152,7 +157,7 @@ impl fmt::Display for TableRoute {
             (_, 0) => f.write_str("default")?,
             (to, length) => write!(f, "{to}/{length}")?,
         }
-        if let Some(router) = self.0.attributes.iter().find_map(router) {
+        if let Some(router) = self.router() {
             write!(f, " via {router}")?;
         }
         match self.interface().and_then(interface::name) {

@@ -100,6 +100,15 @@ impl OffloadState {
     }
 }
 
+/// Returns whether the interface's hardware may carry out `tc` rules (`hw-tc-offload`).
+///
+/// # Errors
+/// There is no such interface.
+pub fn offloads_tc(interface: &str) -> Result<bool, OffloadError> {
+    let features = open(interface)?.features().map_err(failed("read", interface))?;
+    Ok(features.iter().any(|feature| feature.name == "hw-tc-offload" && feature.active))
+}
+
 fn open(interface: &str) -> Result<Device, OffloadError> {
     Device::open(interface).map_err(failed("read", interface))
 }
