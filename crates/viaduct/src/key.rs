@@ -65,10 +65,18 @@ pub fn warn_if_readable(option: &str, file: &Path) {
 
 fn make(out: &Path) -> Result<SecretKey> {
     let key = SecretKey::from_bytes(random()?);
+    write(out, &key)?;
+    Ok(key)
+}
+
+/// Writes a secret key to a new file, which only its owner can read.
+///
+/// # Errors
+/// The file exists already, or cannot be written.
+pub fn write(out: &Path, key: &SecretKey) -> Result<()> {
     let mut file = create(out).map_err(|error| refused(out, error))?;
     writeln!(file, "{}", key.to_text())?;
-    file.sync_all()?;
-    Ok(key)
+    Ok(file.sync_all()?)
 }
 
 /// Makes a line as `viaduct serve --key` reads it: the number, and 64 hexadecimal digits.

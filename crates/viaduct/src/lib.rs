@@ -31,6 +31,7 @@ mod run;
 mod run_dir;
 mod serve;
 mod settings;
+mod setup;
 mod shell;
 mod signals;
 mod source;
@@ -71,6 +72,13 @@ enum Command {
         /// Check the config, print its meaning, and change nothing
         #[arg(long)]
         check: bool,
+    },
+    /// Write the first config of a site's gateway: ask, or take flags; print the other site's
+    /// command
+    #[command(after_help = setup::EXAMPLES)]
+    Setup {
+        #[command(flatten)]
+        args: setup::SetupArgs,
     },
     /// Run a proxy, one hop of a chain: split TCP connections, and connect to the server as soon
     /// as the client's SYN is seen
@@ -191,6 +199,7 @@ fn execute(line: CommandLine, registry: Registry) -> Result<ExitCode> {
             log();
             gateway::run(&config, registry)?;
         }
+        Command::Setup { args } => setup::run(&args)?,
         Command::Proxy { options } => {
             log();
             match options.check {

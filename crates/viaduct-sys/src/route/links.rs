@@ -113,6 +113,12 @@ impl Links {
     }
 }
 
+impl FromIterator<Link> for Links {
+    fn from_iter<T: IntoIterator<Item = Link>>(links: T) -> Links {
+        Links { links: links.into_iter().collect(), pppoe: Vec::new() }
+    }
+}
+
 /// Reads one interface; `None` if it has no name.
 fn read_link(message: &LinkMessage) -> Option<Link> {
     let (header, attributes) = (&message.header, &message.attributes);

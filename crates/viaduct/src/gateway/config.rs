@@ -17,11 +17,13 @@ use viaduct_proto::repair::Coding;
 
 use crate::settings::{OptionsTable, PolicyTable};
 use crate::text;
+pub use error::check_site_name;
 use file::File;
 pub use peers::check_endpoint;
+pub use values::parse_endpoint;
 
 /// Maximum length of a config in bytes.
-const MAX_CONFIG: u64 = 1 << 20;
+pub const MAX_CONFIG: u64 = 1 << 20;
 
 /// Meaning of a config.
 #[derive(Clone, Debug)]
@@ -95,23 +97,37 @@ pub struct ConfigError {
 impl Config {
     /// Reads and checks `path`. Accesses only that file and the key file that it names.
     pub fn load(path: &Path) -> Result<Config, ConfigError> {
+        let text = text::read(path, MAX_CONFIG).map_err(|what| ConfigError {
+            file: path.to_owned(),
+            place: String::new(),
+            what,
+        })?;
+        Config::parse(path, &text, None)
+    }
+
+    /// Checks `text`, the present or future content of the file `path`. The site's secret key is
+    /// `secret`; if that is `None`, the key file is read.
+    pub fn parse(
+        path: &Path,
+        text: &str,
+        secret: Option<&SecretKey>,
+    ) -> Result<Config, ConfigError> {
         let fail = |place: &str, what: String| ConfigError {
             file: path.to_owned(),
             place: place.to_owned(),
             what,
         };
-        let text = text::read(path, MAX_CONFIG).map_err(|what| fail("", what))?;
-        let file: File = toml::from_str(&text).map_err(|e| {
+        let file: File = toml::from_str(text).map_err(|e| {
             let at = e.span().map_or(0, |span| span.start);
-            let mut place = text::position(&text, at);
+            let mut place = text::position(text, at);
             if let Some(table) =
-                text::table(&text, at).filter(|_| e.message().starts_with("missing"))
+                text::table(text, at).filter(|_| e.message().starts_with("missing"))
             {
                 place += &format!("{table}: ");
             }
-            fail(&place, text::explain(&text, at, e.message()))
+            fail(&place, text::explain(text, at, e.message()))
         })?;
-        validate::validate(file, path.parent().unwrap_or(Path::new("."))).map_err(
+        validate::validate(file, path.parent().unwrap_or(Path::new(".")), secret).map_err(
             |(place, what)| {
                 fail(&if place.is_empty() { place } else { format!("{place}: ") }, what)
             },

@@ -26,6 +26,7 @@ mod split;
 mod stray_warning;
 mod system;
 mod taps;
+mod visibility;
 mod wan;
 mod worker;
 
@@ -209,6 +210,15 @@ fn local(config: &Config) -> Local {
     let unix = u64::try_from(unix.as_nanos()).unwrap_or(u64::MAX);
     let unix_nanos_at_zero = unix.saturating_sub(clock::now());
     Local { secret: config.secret.clone(), entropy, unix_nanos_at_zero }
+}
+
+/// Warnings of `viaduct gateway --check` about `config` on this machine; its error, if the machine
+/// lacks anything that the config names.
+pub fn warnings(config: Config) -> Vec<String> {
+    match Site::new(config) {
+        Ok(site) => site.warnings(),
+        Err(error) => vec![format!("{error:#}")],
+    }
 }
 
 /// Checks a config against this machine, prints its meaning, and changes nothing.

@@ -9,6 +9,7 @@ use viaduct_sys::capture::filter::{BpfInsn, TapFilter};
 
 use super::config::{Config, Peer};
 use super::preflight::{self, pair};
+use super::visibility;
 
 /// Minimum MTU for hosts: IPv6 requires 1280.
 const MIN_MTU: usize = 1280;
@@ -56,7 +57,8 @@ impl Site {
         let memory = self.too_little_memory();
         let config = self.config.warnings.iter().cloned();
         let nat = preflight::masquerades(&self.config);
-        config.chain(off).chain(elsewhere).chain(memory).chain(nat).collect()
+        let hidden = visibility::warnings(&self.config.wan, self.only_observes());
+        config.chain(off).chain(elsewhere).chain(memory).chain(nat).chain(hidden).collect()
     }
 
     /// Message "no route to peer" with the name of the peer whose site has the address `ip`.

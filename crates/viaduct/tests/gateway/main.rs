@@ -4,6 +4,7 @@
 mod cache;
 #[path = "../common/mod.rs"]
 mod common;
+mod setup;
 mod split;
 
 use std::collections::BTreeSet;

@@ -9,6 +9,14 @@ pub(super) fn invalid<T>(place: impl fmt::Display, what: impl fmt::Display) -> R
     Err((place.to_string(), what.to_string()))
 }
 
+/// Checks that `name` can name a site.
+///
+/// # Errors
+/// Description of the problem.
+pub fn check_site_name(name: &str) -> Result<(), String> {
+    check_name("", name).map_err(|(_, what)| what)
+}
+
 pub(super) fn check_name(place: &str, name: &str) -> Result<(), Invalid> {
     let fine = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.');
     if name.is_empty() || name.len() > 64 || !name.chars().all(fine) || name.starts_with('.') {

@@ -161,6 +161,10 @@ fn family(at: SocketAddr) -> &'static str {
 }
 
 fn peer_key(text: &str, site: &Config) -> Result<PublicKey, String> {
+    if text.is_empty() {
+        return Err("is missing; `viaduct setup` at that site prints the command that fills it in"
+            .to_owned());
+    }
     let key = text.parse::<PublicKey>().map_err(|error| error.to_string())?;
     if key == site.secret.public() {
         return Err("is this site's own public key; the peer's is expected".to_owned());

@@ -19,11 +19,16 @@ const MAX_KEY_FILE: u64 = 4 << 10;
 const MAX_SOCKET_PATH: usize = 107;
 
 /// Validates `file`, whose paths are relative to `dir`, and returns its meaning.
-pub(super) fn validate(file: File, dir: &Path) -> Result<Config, Invalid> {
+/// The key file is read only if there is no `secret`.
+pub(super) fn validate(
+    file: File,
+    dir: &Path,
+    secret: Option<&SecretKey>,
+) -> Result<Config, Invalid> {
     let site = file.site;
     check_site(&site)?;
     let path = dir.join(&site.key);
-    let secret = read_key(&path)?;
+    let secret = secret.map_or_else(|| read_key(&path), |secret| Ok(secret.clone()))?;
     let mut config = Config {
         peers: Vec::new(),
         warnings: Vec::new(),

@@ -146,6 +146,21 @@ impl<'de> Deserialize<'de> for Endpoint {
     }
 }
 
+/// Parses an endpoint: its address; `None` for the name of a host.
+///
+/// # Errors
+/// Description of the expected form.
+pub fn parse_endpoint(text: &str) -> Result<Option<SocketAddr>, String> {
+    match endpoint(text) {
+        Some(Endpoint::At(at)) => Ok(Some(at)),
+        Some(Endpoint::Named(..)) => Ok(None),
+        None => Err(format!(
+            "{text:?}: an address or host name with a port is expected, such as 192.0.2.1:7400, \
+             [2001:db8::1]:7400 or oslo.example:7400"
+        )),
+    }
+}
+
 /// Parses an address or a name, with a port.
 fn endpoint(text: &str) -> Option<Endpoint> {
     if let Ok(at) = text.parse() {
