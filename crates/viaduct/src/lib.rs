@@ -112,15 +112,17 @@ enum Command {
         #[command(flatten)]
         args: serve::ServeArgs,
     },
-    /// Show the status of a running gateway, proxy, server or overlay node
+    /// Show all running services in one table, or all counters of one of them (--name)
+    #[command(after_help = status::STATUS_HELP)]
     Status {
         #[command(flatten)]
         selector: status::ServiceSelector,
-        /// Print all counters as one JSON object
+        /// Print all counters as JSON: the object of --name, or an object of all services by name
         #[arg(long)]
         json: bool,
     },
-    /// Show the status live, refreshed every second, with rates; `q` quits
+    /// Show all running services live, with rates and the last two minutes; `?` lists the keys
+    #[command(after_help = status::TOP_HELP)]
     Top {
         #[command(flatten)]
         selector: status::ServiceSelector,

@@ -103,12 +103,6 @@ impl Control {
 
     async fn page(&self) -> Page {
         let status = self.proxy.status().await;
-        let passed_by = "rules of nftables or ip rule are missing: connections bypass the proxy";
-        let trouble = match (status.hangs, status.missing) {
-            (true, _) => Some("the proxy's loop does not answer".to_owned()),
-            (_, true) => Some(passed_by.to_owned()),
-            _ => status.counters.trouble(),
-        };
-        Page { counters: super::metrics::encode(&status), trouble }
+        Page { counters: super::metrics::encode(&status), trouble: status.trouble() }
     }
 }

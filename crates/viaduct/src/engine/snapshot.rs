@@ -42,3 +42,20 @@ pub struct ProxyStatus {
     /// Counters.
     pub counters: ProxyStats,
 }
+
+impl ProxyStatus {
+    /// Returns whether this is a master: it has no listeners, because its programs join it.
+    pub fn is_master(&self) -> bool {
+        self.listen.is_empty() && self.tunnel_listen.is_none()
+    }
+
+    /// Problem of the proxy, as its health check reports it.
+    pub fn trouble(&self) -> Option<String> {
+        let bypassed = "rules of nftables or ip rule are missing: connections bypass the proxy";
+        match (self.hangs, self.missing) {
+            (true, _) => Some("the proxy's loop does not answer".to_owned()),
+            (_, true) => Some(bypassed.to_owned()),
+            _ => self.counters.trouble(),
+        }
+    }
+}

@@ -159,16 +159,9 @@ const SITE_COUNTERS: &[SiteCounter] = &[
     }),
 ];
 
-/// Age of the counters, in seconds, from which on the packet thread is considered hung: the thread
-/// publishes them ten times a second.
-const HANGS_AFTER: f64 = 2.0;
-
 /// Metrics and health of a gateway.
 pub fn page(status: &Status) -> Page {
-    let hangs = status.age >= HANGS_AFTER;
-    let what = format!("the packet thread has not reported for {:.1} s", status.age);
-    let troubles: Vec<String> =
-        hangs.then_some(what).into_iter().chain(status.troubles()).collect();
+    let troubles = status.all_troubles();
     let split = status.split.as_ref().map(crate::engine::metrics::encode).unwrap_or_default();
     Page {
         counters: encode(status) + &split,

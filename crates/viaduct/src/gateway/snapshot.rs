@@ -16,6 +16,10 @@ use super::config::Peer;
 use super::site::Site;
 use crate::engine::snapshot::ProxyStatus;
 
+/// Age of the counters, in seconds, from which on the packet thread is considered hung: the thread
+/// publishes them ten times a second.
+const HANGS_AFTER: f64 = 2.0;
+
 /// Counters of the shell around the packet plane, since the gateway started.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Shell {
@@ -343,7 +347,18 @@ impl Status {
         self
     }
 
-    /// All current problems, one line each.
+    /// Report of a packet thread that hangs.
+    pub fn hang(&self) -> Option<String> {
+        let what = || format!("the packet thread has not reported for {:.1} s", self.age);
+        (self.age >= HANGS_AFTER).then(what)
+    }
+
+    /// All problems, including a packet thread that hangs, one line each.
+    pub fn all_troubles(&self) -> Vec<String> {
+        self.hang().into_iter().chain(self.troubles()).collect()
+    }
+
+    /// Problems of the gateway and its peers, one line each.
     pub fn troubles(&self) -> Vec<String> {
         let peers = self.peers.iter().filter_map(PeerStatus::trouble);
         self.trouble.iter().cloned().chain(peers).collect()

@@ -1,17 +1,17 @@
-//! Access to the status of a running service.
+//! Access to the status of running services.
 
-use std::fs;
-use std::io::{ErrorKind, Read as _};
+use std::collections::BTreeMap;
+use std::io::{self, ErrorKind, Read as _};
 use std::net::Shutdown;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
-use std::time::Duration;
+use std::time::{Duration, Instant};
+use std::{fs, panic, thread};
 
-use anyhow::{Context, Result, bail};
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with};
 use serde::{Deserialize, Serialize};
 use viaduct_proto::overlay::Table;
 
-use super::ServiceSelector;
 use super::colours::Colours;
 use super::gateway_page::GatewayPage;
 use super::overlay_page::OverlayPage;
@@ -21,10 +21,12 @@ use crate::engine::snapshot::ProxyStatus;
 use crate::gateway::snapshot::Status;
 use crate::serve::status::ServeStatus;
 
-/// Read timeout, longer than any gateway takes to answer.
+/// Time within which the whole answer must arrive, longer than any service takes.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(3);
 /// Maximum length of an answer: more than 4096 peers need.
-const MAX_ANSWER: u64 = 64 << 20;
+const MAX_ANSWER: usize = 64 << 20;
+/// Maximum number of services that are read at the same time.
+const MAX_READERS: usize = 32;
 
 /// Status of a running service.
 #[derive(Debug, Serialize, Deserialize)]
@@ -61,96 +63,126 @@ impl ServiceStatus {
         }
     }
 
-    fn gateway(&self) -> Option<&Status> {
+    /// Status of a gateway; `None` if the service is another one.
+    pub fn gateway(&self) -> Option<&Status> {
         match self {
             ServiceStatus::Gateway(status) => Some(status),
             _ => None,
         }
     }
+}
 
-    /// Formats one line per peer for a gateway, and everything for other services. Returns the
-    /// text and the number of lines of its header.
-    pub fn brief(&self, before: Option<&ServiceStatus>, colours: Colours) -> (String, usize) {
-        let Some(now) = self.gateway() else { return (self.page(before, colours), 1) };
-        GatewayPage::new(now, before.and_then(ServiceStatus::gateway), colours).brief()
+/// Status of each service of a directory, by name, or the reason why it cannot be read.
+pub type Answers = BTreeMap<String, Result<ServiceStatus, Unread>>;
+
+/// Reason why the status of a service cannot be read. The text fits a cell of a table.
+#[derive(Debug, thiserror::Error)]
+pub enum Unread {
+    /// There is no socket.
+    #[error("not running")]
+    Missing,
+    /// Nothing listens on the socket.
+    #[error("killed: it left its socket behind")]
+    Killed,
+    /// The socket belongs to another user.
+    #[error("only the service's user and root may read its status")]
+    Denied,
+    /// The service accepts no connection, or does not send all of its status in time.
+    #[error("it does not answer")]
+    Silent,
+    /// Another error of the socket.
+    #[error("its status cannot be read: {0}")]
+    Failed(io::Error),
+    /// The answer is not a status.
+    #[error("it may be of another version: {0}")]
+    Unknown(serde_json::Error),
+}
+
+impl From<io::Error> for Unread {
+    fn from(error: io::Error) -> Unread {
+        match error.kind() {
+            ErrorKind::NotFound => Unread::Missing,
+            ErrorKind::ConnectionRefused => Unread::Killed,
+            ErrorKind::PermissionDenied => Unread::Denied,
+            // The read timed out, or the queue of connections is full.
+            ErrorKind::WouldBlock | ErrorKind::TimedOut => Unread::Silent,
+            _ => Unread::Failed(error),
+        }
     }
 }
 
-/// Path of a status socket.
-#[derive(Debug)]
-pub struct StatusClient(PathBuf);
-
-impl StatusClient {
-    /// Finds the selected service.
-    ///
-    /// # Errors
-    /// No service runs, or several run and none was named.
-    pub fn find(selector: &ServiceSelector) -> Result<StatusClient> {
-        if let Some(path) = &selector.socket {
-            return Ok(StatusClient(path.clone()));
+/// Reads the status at the socket `path`.
+///
+/// # Errors
+/// No service answers, or its answer is not of this version.
+pub fn read(path: &Path) -> Result<ServiceStatus, Unread> {
+    let deadline = Instant::now() + ANSWER_TIMEOUT;
+    let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
+    let socket = socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None);
+    let socket = socket.map_err(io::Error::from)?;
+    // A blocking connect would wait for a place in the queue of a service that hangs.
+    let to = SocketAddrUnix::new(path).map_err(io::Error::from)?;
+    connect(&socket, &to).map_err(io::Error::from)?;
+    let mut stream = UnixStream::from(socket);
+    stream.set_nonblocking(false)?;
+    // Half-closing tells an overlay node that no request follows.
+    stream.shutdown(Shutdown::Write)?;
+    let (mut text, mut buffer) = (Vec::new(), vec![0; 64 << 10]);
+    loop {
+        let left = deadline.saturating_duration_since(Instant::now());
+        if left.is_zero() || text.len() > MAX_ANSWER {
+            return Err(Unread::Silent);
         }
-        if let Some(name) = &selector.name {
-            return Ok(StatusClient(selector.run_dir.path().join(format!("{name}.sock"))));
+        stream.set_read_timeout(Some(left))?;
+        match stream.read(&mut buffer)? {
+            0 if text.is_empty() => return Err(Unread::Silent),
+            0 => return serde_json::from_slice(&text).map_err(Unread::Unknown),
+            length => text.extend_from_slice(&buffer[..length]),
         }
-        let dir = &selector.run_dir.path();
-        let mut sockets = sockets(dir)?;
-        if sockets.len() > 1 {
-            // The socket of a killed service remains, but does not accept connections.
-            sockets.retain(|path| UnixStream::connect(path).is_ok());
-        }
-        match sockets.as_slice() {
-            [one] => Ok(StatusClient(one.clone())),
-            [] => bail!(
-                "no service answers in {}: none runs, or it has another directory (--run-dir)",
-                dir.display()
-            ),
-            many => {
-                let names: Vec<_> =
-                    many.iter().filter_map(|path| path.file_stem()?.to_str()).collect();
-                bail!("several services run here; choose one by --name: {}", names.join(", "))
-            }
-        }
-    }
-
-    /// Reads the status.
-    ///
-    /// # Errors
-    /// No service answers, or its answer is not of this version.
-    pub fn read(&self) -> Result<ServiceStatus> {
-        let path = self.0.display();
-        let stream = UnixStream::connect(&self.0).map_err(|e| match e.kind() {
-            ErrorKind::NotFound => anyhow::anyhow!("no service answers: there is no {path}"),
-            ErrorKind::ConnectionRefused => {
-                anyhow::anyhow!("no service answers at {path}: the service that made it was killed")
-            }
-            ErrorKind::PermissionDenied => {
-                anyhow::anyhow!("{path}: only the service's user (root) may read it")
-            }
-            _ => anyhow::anyhow!("no service answers at {path}: {e}"),
-        })?;
-        stream.set_read_timeout(Some(ANSWER_TIMEOUT))?;
-        // Half-closing tells an overlay node that no request follows.
-        stream.shutdown(Shutdown::Write)?;
-        let mut text = String::new();
-        let read = stream.take(MAX_ANSWER).read_to_string(&mut text);
-        read.with_context(|| format!("the service at {path} does not answer"))?;
-        serde_json::from_str(&text)
-            .with_context(|| format!("the service at {path} may be of another version"))
     }
 }
 
-/// Status sockets in `dir`, sorted by name.
-fn sockets(dir: &Path) -> Result<Vec<PathBuf>> {
+/// Reads the status of each service of `dir`.
+///
+/// # Errors
+/// The directory cannot be read.
+pub fn read_all(dir: &Path) -> io::Result<Answers> {
+    let mut answers = Answers::new();
+    for some in sockets(dir)?.chunks(MAX_READERS) {
+        thread::scope(|scope| {
+            let readers: Vec<_> =
+                some.iter().map(|(name, path)| (name, scope.spawn(move || read(path)))).collect();
+            for (name, reader) in readers {
+                let answer = reader.join().unwrap_or_else(|cause| panic::resume_unwind(cause));
+                answers.insert(name.clone(), answer);
+            }
+        });
+    }
+    Ok(answers)
+}
+
+/// Path of the status socket of the service `name`.
+pub fn socket(dir: &Path, name: &str) -> PathBuf {
+    dir.join(format!("{name}.sock"))
+}
+
+/// Status sockets in `dir`, by the name of their service. Empty if there is no such directory.
+///
+/// # Errors
+/// The directory cannot be read.
+pub fn sockets(dir: &Path) -> io::Result<Vec<(String, PathBuf)>> {
     let entries = match fs::read_dir(dir) {
-        Err(e) if e.kind() == ErrorKind::NotFound => return Ok(vec![]),
-        entries => entries.with_context(|| format!("cannot read {}", dir.display()))?,
+        Err(error) if error.kind() == ErrorKind::NotFound => return Ok(vec![]),
+        entries => entries?,
     };
-    let mut paths: Vec<_> = entries
-        .filter_map(|entry| Some(entry.ok()?.path()))
-        .filter(|path| path.extension().is_some_and(|e| e == "sock"))
-        .collect();
-    paths.sort();
-    Ok(paths)
+    let named = |path: PathBuf| {
+        let is_socket = path.extension().is_some_and(|extension| extension == "sock");
+        let name = path.file_stem()?.to_str()?.to_owned();
+        is_socket.then_some((name, path))
+    };
+    let mut all: Vec<_> = entries.filter_map(|entry| named(entry.ok()?.path())).collect();
+    all.sort();
+    Ok(all)
 }
 
 #[cfg(test)]
@@ -159,39 +191,42 @@ mod tests {
     use std::io::Write as _;
     use std::os::unix::net::UnixListener;
 
-    fn selector(run_dir: &Path, name: Option<&str>) -> ServiceSelector {
-        ServiceSelector { socket: None, name: name.map(str::to_owned), run_dir: run_dir.into() }
-    }
-
-    fn error(selector: &ServiceSelector) -> String {
-        format!("{:#}", StatusClient::find(selector).and_then(|client| client.read()).unwrap_err())
+    #[test]
+    fn every_service_of_a_directory_has_its_status_or_a_reason() {
+        let dir =
+            std::env::temp_dir().join(format!("viaduct-status-client-{}", std::process::id()));
+        assert!(read_all(&dir).unwrap().is_empty(), "there is no directory yet");
+        fs::create_dir_all(&dir).unwrap();
+        drop(UnixListener::bind(socket(&dir, "dead")).unwrap());
+        fs::write(dir.join("a.changes.json"), "{}").unwrap();
+        let live = UnixListener::bind(socket(&dir, "a")).unwrap();
+        let other = UnixListener::bind(socket(&dir, "other")).unwrap();
+        let answering = thread::spawn(move || {
+            let status = Status { site: "a".to_owned(), ..Status::default() };
+            let text = serde_json::to_vec(&status).unwrap();
+            live.accept().unwrap().0.write_all(&text).unwrap();
+            other.accept().unwrap().0.write_all(b"{\"site\":1}").unwrap();
+        });
+        let answers = read_all(&dir).unwrap();
+        answering.join().unwrap();
+        assert_eq!(answers.keys().collect::<Vec<_>>(), ["a", "dead", "other"]);
+        let Ok(ServiceStatus::Gateway(seen)) = &answers["a"] else { panic!("no gateway") };
+        assert_eq!(seen.site, "a");
+        assert!(matches!(answers["dead"], Err(Unread::Killed)));
+        assert!(matches!(answers["other"], Err(Unread::Unknown(_))));
+        assert!(matches!(read(&socket(&dir, "none")), Err(Unread::Missing)));
+        fs::remove_dir_all(&dir).unwrap();
     }
 
     #[test]
-    fn the_only_live_gateway_is_found_and_errors_give_a_remedy() {
-        let dir =
-            std::env::temp_dir().join(format!("viaduct-status-client-{}", std::process::id()));
-        assert!(error(&selector(&dir, None)).starts_with("no service answers in"));
+    fn a_service_that_hangs_is_not_waited_for() {
+        let dir = std::env::temp_dir().join(format!("viaduct-status-hangs-{}", std::process::id()));
         fs::create_dir_all(&dir).unwrap();
-        drop(UnixListener::bind(dir.join("dead.sock")).unwrap());
-        assert!(error(&selector(&dir, None)).contains("was killed"));
-
-        let live = UnixListener::bind(dir.join("a.sock")).unwrap();
-        let asked = dir.clone();
-        let asking =
-            std::thread::spawn(move || StatusClient::find(&selector(&asked, None)).unwrap().read());
-        live.accept().unwrap(); // the liveness check
-        let status = Status { site: "a".to_owned(), ..Status::default() };
-        live.accept().unwrap().0.write_all(&serde_json::to_vec(&status).unwrap()).unwrap();
-        let ServiceStatus::Gateway(seen) = asking.join().unwrap().unwrap() else {
-            panic!("no gateway")
-        };
-        assert_eq!(seen.site, "a");
-
-        let _other = UnixListener::bind(dir.join("b.sock")).unwrap();
-        let many = error(&selector(&dir, None));
-        assert_eq!(many, "several services run here; choose one by --name: a, b");
-        assert!(error(&selector(&dir, Some("c"))).contains("there is no "));
+        let path = socket(&dir, "hung");
+        let listener = UnixListener::bind(&path).unwrap();
+        rustix::net::listen(&listener, 0).unwrap();
+        let _queued = UnixStream::connect(&path).unwrap();
+        assert!(matches!(read(&path), Err(Unread::Silent)), "its queue is full");
         fs::remove_dir_all(&dir).unwrap();
     }
 }

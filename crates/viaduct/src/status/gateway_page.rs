@@ -37,27 +37,40 @@ impl Display for GatewayPage<'_> {
         let name = self.colours.bold(format!("site {}", status.site));
         let wan = format!("wan {} (MTU {})", status.wan, status.wan_mtu);
         writeln!(f, "{name}  {wan}  up {up}  viaduct {}", status.version)?;
-        if status.age > 2.0 {
-            let what = format!("the packet thread has not reported for {:.0} s", status.age);
-            writeln!(f, "{}", self.colours.paint(31, what))?;
+        if let Some(hang) = status.hang() {
+            writeln!(f, "{}", self.colours.paint(31, hang))?;
         }
         if let Some(trouble) = &status.trouble {
             writeln!(f, "{}", self.colours.paint(31, trouble))?;
         }
         self.machine(f)?;
-        for (i, (name, stats)) in status.counters.peers.iter().enumerate() {
-            let code = status.codes.get(i).map_or("", String::as_str);
-            self.head(f, name, code, stats, i)?;
-            self.now(f, name, stats)?;
-            self.sent(f, stats)?;
-            self.received(f, stats)?;
-            self.bursts(f, &stats.receiver.link)?;
-            self.latency(f, stats)?;
-            self.refused(f, stats)?;
-        }
+        (0..status.counters.peers.len())
+            .try_for_each(|at| write!(f, "{}", PeerRows { of: self, at }))?;
         let Some(split) = &status.split else { return Ok(()) };
         let before = self.before.and_then(|before| before.split.as_ref());
         write!(f, "\n{}", ProxyPage::new(split, before, self.colours))
+    }
+}
+
+/// Rows of one peer.
+struct PeerRows<'a> {
+    of: &'a GatewayPage<'a>,
+    /// Index of the peer.
+    at: usize,
+}
+
+impl Display for PeerRows<'_> {
+    fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
+        let PeerRows { of, at } = *self;
+        let (name, stats) = &of.status.counters.peers[at];
+        let code = of.status.codes.get(at).map_or("", String::as_str);
+        of.head(f, name, code, stats, at)?;
+        of.now(f, name, stats)?;
+        of.sent(f, stats)?;
+        of.received(f, stats)?;
+        of.bursts(f, &stats.receiver.link)?;
+        of.latency(f, stats)?;
+        of.refused(f, stats)
     }
 }
 
@@ -162,43 +175,24 @@ impl GatewayPage<'_> {
         }
     }
 
-    /// Formats one line per peer. Returns the text and the number of lines of its header.
-    pub fn brief(&self) -> (String, usize) {
+    /// Lines about the gateway itself, for a list of its peers.
+    pub fn header(&self) -> String {
         let status = self.status;
         let up = humantime::format_duration(Duration::from_secs(status.uptime as u64));
-        let mut lines = vec![format!("site {}  wan {}  up {up}", status.site, status.wan)];
-        lines.extend(status.trouble.iter().map(|trouble| self.colours.paint(31, trouble)));
-        lines.push(self.colours.bold(format!(
-            "{:<16} {:>9} {:>9} {:>8} {:>8} {:>9}  state",
-            "peer", "out Mb/s", "in Mb/s", "lost out", "lost in", "recovered"
-        )));
-        let header = lines.len();
-        for (at, (name, stats)) in status.counters.peers.iter().enumerate() {
-            let old = self.before.and_then(|before| {
-                let mut peers = before.counters.peers.iter();
-                Some((peers.find(|(of, _)| of == name)?.1, status.uptime - before.uptime))
-            });
-            let (old, seconds) = old.unwrap_or((*stats, 1.0));
-            let rate = |now: u64, then: u64| now.saturating_sub(then) as f64 * 8.0 / 1e6 / seconds;
-            let share = |now: &LossReport, then: &LossReport| {
-                percent(
-                    now.lost.saturating_sub(then.lost),
-                    now.covered.saturating_sub(then.covered),
-                )
-            };
-            let (got, had) = (&stats.receiver, &old.receiver);
-            let name: String = name.chars().take(16).collect();
-            lines.push(format!(
-                "{name:<16} {:>9.1} {:>9.1} {:>8} {:>8} {:>9}  {}",
-                rate(stats.sender.bytes, old.sender.bytes),
-                rate(got.bytes, had.bytes),
-                share(&stats.reported, &old.reported),
-                share(&got.link, &had.link),
-                thousands(got.recovered.saturating_sub(had.recovered)),
-                self.state(status.peers.get(at), stats),
-            ));
-        }
-        (lines.join("\n") + "\n", header)
+        let troubles = status.hang().into_iter().chain(status.trouble.clone());
+        let troubles = troubles.map(|trouble| self.colours.paint(31, trouble) + "\n");
+        format!(
+            "site {}  wan {}  up {up}\n{}",
+            status.site,
+            status.wan,
+            troubles.collect::<String>()
+        )
+    }
+
+    /// All rows of one peer. Empty if there is no peer of this name.
+    pub fn peer(&self, name: &str) -> String {
+        let at = self.status.counters.peers.iter().position(|(of, _)| of == name);
+        at.map_or(String::new(), |at| PeerRows { of: self, at }.to_string())
     }
 
     /// Prints the rates since the previous page.

@@ -1,64 +1,214 @@
-//! `viaduct status` and `viaduct top`: state of a running gateway, proxy, server or overlay
-//! node.
+//! `viaduct status` and `viaduct top`: state of the running gateways, proxies, servers and overlay
+//! nodes of a machine.
 //!
 //! ```text
-//!   service ──status socket, one JSON object──▶ StatusClient ──ServiceStatus──┬─▶ a page: once
-//!                                                                             ├─▶ --json
-//!                                                                             └─▶ top: with rates
+//!   service ──status socket: a JSON object──▶ client ──ServiceStatus──┬─▶ a table, a page: once
+//!                                                                     ├─▶ --json
+//!                                                                     └─▶ Overview ─▶ Screen: top
 //! ```
 
 mod client;
 mod colours;
 mod gateway_page;
 mod keys;
+mod list;
 pub mod numbers;
 mod overlay_page;
+mod overview;
 mod proxy_page;
+mod screen;
 mod serve_page;
+mod summary;
+mod table;
 mod terminal;
 mod top;
-mod view;
+mod trend;
 
+use std::collections::BTreeMap;
 use std::io::{IsTerminal as _, Write as _};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
+use std::thread;
+use std::time::{Duration, Instant};
 
-use anyhow::Result;
+use anyhow::{Context as _, Result, anyhow, bail};
+use serde::Serialize;
 
 use crate::run_dir::RunDir;
-use client::StatusClient;
+use client::{Answers, ServiceStatus, Unread};
 use colours::Colours;
+use overview::Overview;
+use top::Watched;
 
-/// Options that select the gateway, proxy, server or overlay node.
+/// Help of `viaduct status`.
+pub const STATUS_HELP: &str = "\
+Columns of the table, since the start of each service:
+  peers      peers that are up / all peers
+  flows      open flows or connections
+  sent       bytes to the peers' sites, or from clients to servers
+  received   bytes from the peers' sites, or from servers to clients
+  lost       lost packets / packets whose fate is known, both directions
+  recovered  recovered packets / lost packets
+  overhead   bytes of repairs / bytes of data
+Below the table is the page of the service if it is the only one.
+
+Exit status: 0 if the status of a service was read, otherwise 1.
+
+Examples:
+  viaduct status
+  viaduct status --name rome
+  viaduct status --json | jq '.rome.peers[].state'";
+
+/// Help of `viaduct top`.
+pub const TOP_HELP: &str = "\
+Rates, lost, recovered and overhead are of the last second; the sparklines are of the last two
+minutes, those of the loss relative to 1 % or more. Enter opens a service and then a peer, Esc goes
+back, q quits. Without a terminal the rates of one second are printed once. NO_COLOR is supported.";
+
+/// Interval whose rates `viaduct top` prints if there is no terminal.
+const RATE_INTERVAL: Duration = Duration::from_secs(1);
+
+/// Options that select a gateway, proxy, master, server or overlay node.
 #[derive(Debug, clap::Args)]
 pub struct ServiceSelector {
     /// Path of the service's status socket
     #[arg(long, value_name = "PATH", conflicts_with = "name")]
     pub socket: Option<PathBuf>,
-    /// Name of the service: a gateway's site, proxy-PORT, serve-PORT, overlay-NAME; not needed
-    /// where only one runs
+    /// Name of the service: a gateway's site, proxy-PORT, serve-PORT, overlay-NAME, or a master's
+    /// name. Without it all services are shown
     #[arg(long, value_name = "NAME")]
     pub name: Option<String>,
     #[command(flatten)]
     pub run_dir: RunDir,
 }
 
-/// Runs `viaduct status`.
-pub fn status(selector: &ServiceSelector, json: bool) -> Result<()> {
-    let status = StatusClient::find(selector)?.read()?;
-    let text = if json {
-        serde_json::to_string_pretty(&status)? + "\n"
-    } else {
-        status.page(None, colours())
-    };
-    print(&text)
+impl ServiceSelector {
+    /// Path of the selected service's socket; `None` if no service is selected.
+    fn socket(&self) -> Option<PathBuf> {
+        let named = || Some(client::socket(&self.run_dir.path(), self.name.as_ref()?));
+        self.socket.clone().or_else(named)
+    }
 }
 
-/// Runs `viaduct top` until `q` or Ctrl-C. Prints one page if there is no terminal.
-pub fn top(selector: &ServiceSelector) -> Result<()> {
-    if !std::io::stdout().is_terminal() || !std::io::stdin().is_terminal() {
-        return status(selector, false);
+/// Status or error, as `--json` prints it.
+#[derive(Serialize)]
+#[serde(untagged)]
+enum Answer<'a> {
+    Status(&'a ServiceStatus),
+    Unread { error: String },
+}
+
+/// Runs `viaduct status`.
+pub fn status(selector: &ServiceSelector, json: bool) -> Result<()> {
+    if let Some(path) = selector.socket() {
+        let status = client::read(&path).map_err(|reason| unread(reason, &path))?;
+        return print(&if json { to_json(&status)? } else { status.page(None, colours()) });
     }
-    top::run(&StatusClient::find(selector)?, colours())
+    let answers = read_all(&selector.run_dir.path())?;
+    print(&if json { all_to_json(&answers)? } else { all_to_text(&answers) })?;
+    match answers.values().any(Result::is_ok) {
+        true => Ok(()),
+        false => bail!("no status could be read"),
+    }
+}
+
+/// Runs `viaduct top` until `q` or Ctrl-C. Without a terminal it prints the rates of one second.
+pub fn top(selector: &ServiceSelector) -> Result<()> {
+    let is_terminal = std::io::stdout().is_terminal() && std::io::stdin().is_terminal();
+    match (selector.socket(), is_terminal) {
+        (Some(path), true) => {
+            // A wrong name is an error here; later the service may stop and start.
+            client::read(&path).map_err(|reason| unread(reason, &path))?;
+            top::run(Watched::One(name_of(&path), path), colours())
+        }
+        (Some(path), false) => {
+            let read = || client::read(&path).map_err(|reason| unread(reason, &path));
+            let before = read()?;
+            thread::sleep(RATE_INTERVAL);
+            print(&read()?.page(Some(&before), colours()))
+        }
+        (None, true) => top::run(Watched::All(selector.run_dir.path()), colours()),
+        (None, false) => print_rates(&selector.run_dir.path()),
+    }
+}
+
+/// Prints the services of `dir` with the rates of one second.
+fn print_rates(dir: &Path) -> Result<()> {
+    let (mut overview, began) = (Overview::default(), Instant::now());
+    for wait in [Duration::ZERO, RATE_INTERVAL] {
+        thread::sleep(wait);
+        let answers = read_all(dir)?;
+        let now = began.elapsed();
+        overview.handle_names(now, &answers.keys().cloned().collect::<Vec<_>>());
+        for (name, answer) in answers {
+            overview.handle_answer(now, &name, answer);
+        }
+    }
+    let lines = list::rates(&overview, began.elapsed(), 0, width(), colours());
+    print(&(lines.join("\n") + "\n"))
+}
+
+/// Reads all services of `dir`.
+///
+/// # Errors
+/// There is no service.
+fn read_all(dir: &Path) -> Result<Answers> {
+    let answers =
+        client::read_all(dir).with_context(|| format!("cannot read {}", dir.display()))?;
+    if answers.is_empty() {
+        let dir = dir.display();
+        bail!(
+            "no service runs in {dir}: none runs at all, or it has another directory (--run-dir)"
+        );
+    }
+    Ok(answers)
+}
+
+/// Error about one service. If its name is wrong, the error has those of the services that run.
+fn unread(reason: Unread, path: &Path) -> anyhow::Error {
+    let others = path.parent().and_then(|dir| client::sockets(dir).ok()).unwrap_or_default();
+    let others: Vec<_> = others.into_iter().map(|(name, _)| name).collect();
+    let name = name_of(path);
+    match reason {
+        Unread::Missing if !others.is_empty() => {
+            anyhow!("{name}: not running; services that run: {}", others.join(", "))
+        }
+        Unread::Missing => anyhow!("{name}: not running: there is no {}", path.display()),
+        reason => anyhow!("{name}: {reason} ({})", path.display()),
+    }
+}
+
+fn name_of(path: &Path) -> String {
+    path.file_stem().unwrap_or_default().to_string_lossy().into_owned()
+}
+
+fn to_json(status: &impl Serialize) -> Result<String> {
+    Ok(serde_json::to_string_pretty(status)? + "\n")
+}
+
+/// Formats all services as one object, with the object of each by its name.
+fn all_to_json(answers: &Answers) -> Result<String> {
+    let all = answers.iter().map(|(name, answer)| match answer {
+        Ok(status) => (name, Answer::Status(status)),
+        Err(reason) => (name, Answer::Unread { error: reason.to_string() }),
+    });
+    to_json(&all.collect::<BTreeMap<_, _>>())
+}
+
+/// Formats all services as a table, and below it the page of the service if it is the only one.
+fn all_to_text(answers: &Answers) -> String {
+    let table = list::totals(answers, width(), colours()).join("\n") + "\n";
+    match answers.values().collect::<Vec<_>>()[..] {
+        [Ok(only)] => table + "\n" + &only.page(None, colours()),
+        _ => table,
+    }
+}
+
+/// Width of the terminal. Unlimited if the output is a file or a pipe.
+fn width() -> usize {
+    match std::io::stdout().is_terminal() {
+        true => terminal::size().columns,
+        false => usize::MAX,
+    }
 }
 
 /// Colours on a terminal, unless `NO_COLOR` is set and not empty.

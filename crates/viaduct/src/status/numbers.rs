@@ -34,6 +34,22 @@ pub fn percent(part: u64, whole: u64) -> String {
     format!("{share:.2} %")
 }
 
+/// Formats a time as its two greatest units: `3d 4h`, `1m 1s`, `5s`.
+pub(super) fn short_time(seconds: f64) -> String {
+    let units = [(86_400, "d"), (3_600, "h"), (60, "m"), (1, "s")];
+    let whole = seconds as u64;
+    let Some(at) = units.iter().position(|(size, _)| whole >= *size) else {
+        return "0s".to_owned();
+    };
+    let mut left = whole;
+    let parts = units[at..].iter().take(2).map(|(size, unit)| {
+        let part = left / size;
+        left %= size;
+        format!("{part}{unit}")
+    });
+    parts.collect::<Vec<_>>().join(" ")
+}
+
 /// Formats what a code would have achieved.
 pub fn trial(trial: &TrialStatus) -> String {
     let TrialStatus { code, recovered, in_time, overhead, .. } = trial;
@@ -91,5 +107,11 @@ mod tests {
         let names: Vec<_> = (0..LOSS_BUCKETS).map(lengths).collect();
         assert_eq!(names[..4], ["1", "2", "3-4", "5-8"]);
         assert_eq!(names[10..], ["513-1024", "1025+"]);
+    }
+
+    #[test]
+    fn times_have_two_units() {
+        let times = [0.4, 59.9, 61.0, 3_600.0, 90_061.0].map(short_time);
+        assert_eq!(times, ["0s", "59s", "1m 1s", "1h 0m", "1d 1h"]);
     }
 }

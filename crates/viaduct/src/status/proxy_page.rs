@@ -35,7 +35,7 @@ impl Display for ProxyPage<'_> {
         let listen = status.listen.iter().map(ToString::to_string).chain(links);
         let listen = listen.collect::<Vec<_>>().join(", ");
         // A master has no listeners for clients: its programs join it.
-        let (what, way) = match listen.is_empty() {
+        let (what, way) = match status.is_master() {
             true => ("master", String::new()),
             false => ("proxy", format!("  {listen} to {}", status.to)),
         };

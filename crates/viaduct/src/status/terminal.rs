@@ -7,6 +7,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::termios::{LocalModes, OptionalActions, Termios, tcgetattr, tcsetattr};
 
 use super::keys::{ESCAPE, Key};
+use super::screen::Size;
 
 /// Alternate screen, hidden cursor, and lines cut at the edge instead of wrapped, so that each
 /// line is one row.
@@ -38,7 +39,7 @@ impl Terminal {
 
     /// Draws as much of `page` as fits.
     pub fn draw(&self, page: &str) -> io::Result<()> {
-        let lines = page.lines().take(rows() - 1);
+        let lines = page.lines().take(size().rows);
         let body: String = lines.flat_map(|line| [line, WIPE_LINE]).collect();
         write(&format!("{HOME}{body}{WIPE_BELOW}"))
     }
@@ -76,9 +77,13 @@ impl Drop for Terminal {
     }
 }
 
-/// Number of rows of the terminal, at least two.
-pub(super) fn rows() -> usize {
-    rustix::termios::tcgetwinsize(io::stdout()).map_or(24, |size| size.ws_row.max(2)).into()
+/// Size of the terminal, without its last row, in which nothing is drawn.
+pub(super) fn size() -> Size {
+    let size = rustix::termios::tcgetwinsize(io::stdout()).ok();
+    // The size is zero on terminals that do not know it, such as serial lines.
+    let known = size.filter(|size| size.ws_row > 1 && size.ws_col > 0);
+    let (rows, columns) = known.map_or((24, 80), |size| (size.ws_row, size.ws_col));
+    Size { rows: usize::from(rows) - 1, columns: columns.into() }
 }
 
 fn write(text: &str) -> io::Result<()> {

@@ -1,45 +1,128 @@
-//! `viaduct top`: redraws the page each second, with the rates of that second.
+//! `viaduct top`: reads all services each second, and draws the screen when something has changed.
 
+use std::collections::BTreeSet;
+use std::path::PathBuf;
+use std::sync::mpsc::{Receiver, Sender, channel};
 use std::time::{Duration, Instant};
+use std::{io, thread};
 
-use anyhow::Result;
+use anyhow::{Context as _, Result};
 
-use super::client::{ServiceStatus, StatusClient};
+use super::client::{self, ServiceStatus, Unread};
 use super::colours::Colours;
-use super::terminal::{Terminal, rows};
-use super::view::View;
+use super::overview::Overview;
+use super::screen::Screen;
+use super::terminal::{Terminal, size};
 
 const REFRESH_INTERVAL: Duration = Duration::from_secs(1);
+/// Interval of checks for answers and for a new size of the terminal.
+const TICK: Duration = Duration::from_millis(100);
+/// Maximum number of services that are read at the same time.
+const MAX_READS: usize = 64;
 
-/// Redraws the page until a key quits. After a restart, the service is shown as soon as it
-/// answers.
-pub fn run(client: &StatusClient, colours: Colours) -> Result<()> {
-    let mut before: Option<ServiceStatus> = Some(client.read()?);
-    let mut now: Option<ServiceStatus> = None;
+/// Services that are watched.
+#[derive(Debug)]
+pub enum Watched {
+    /// A single service: its name and the path of its socket.
+    One(String, PathBuf),
+    /// All services of a directory.
+    All(PathBuf),
+}
+
+/// Name of a service, the time of its answer, and the answer.
+type Answer = (String, Duration, Result<ServiceStatus, Unread>);
+
+/// Reads of services under way. A service that hangs does not delay the others.
+struct Reads {
+    watched: Watched,
+    began: Instant,
+    under_way: BTreeSet<String>,
+    answered: Sender<Answer>,
+    answers: Receiver<Answer>,
+}
+
+/// Draws the screen until a key quits.
+///
+/// # Errors
+/// The terminal cannot be used, or the directory cannot be read at the start.
+pub fn run(watched: Watched, colours: Colours) -> Result<()> {
+    let (mut overview, began) = (Overview::default(), Instant::now());
+    let mut reads = Reads::new(watched, began);
+    let sockets = reads.sockets().context("the run directory cannot be read")?;
+    let mut screen = match reads.watched {
+        Watched::One(..) => Screen::single(&sockets[0].0),
+        Watched::All(_) => Screen::new(&names(&sockets)),
+    };
     let terminal = Terminal::take()?;
-    let mut view = View::default();
     loop {
-        let trouble = match client.read() {
-            Ok(read) => {
-                before = now.replace(read).or(before);
-                None
-            }
-            Err(error) => {
-                (before, now) = (None, None);
-                Some(format!("{error:#}\n"))
-            }
-        };
         let until = Instant::now() + REFRESH_INTERVAL;
+        reads.begin(&mut overview);
+        let mut drawn = None;
         while let Some(left) = until.checked_duration_since(Instant::now()) {
-            let (page, header) = match &now {
-                Some(now) if view.details => (now.page(before.as_ref(), colours), 1),
-                Some(now) => now.brief(before.as_ref(), colours),
-                None => (trouble.clone().unwrap_or_default(), 0),
-            };
-            terminal.draw(&view.show(&page, header, rows() - 1))?;
-            if terminal.keys(left)?.into_iter().any(|key| view.press(key, rows())) {
-                return Ok(());
+            let has_answers = reads.finish(&mut overview);
+            if has_answers || drawn != Some(size()) {
+                drawn = Some(size());
+                terminal.draw(&screen.show(&overview, began.elapsed(), size(), colours))?;
+            }
+            for key in terminal.keys(left.min(TICK))? {
+                drawn = None;
+                if screen.press(key, &overview, size().rows) {
+                    return Ok(());
+                }
             }
         }
     }
+}
+
+impl Reads {
+    fn new(watched: Watched, began: Instant) -> Reads {
+        let (answered, answers) = channel();
+        Reads { watched, began, under_way: BTreeSet::new(), answered, answers }
+    }
+
+    /// Names and paths of the sockets.
+    fn sockets(&self) -> io::Result<Vec<(String, PathBuf)>> {
+        match &self.watched {
+            Watched::One(name, path) => Ok(vec![(name.clone(), path.clone())]),
+            Watched::All(dir) => client::sockets(dir),
+        }
+    }
+
+    /// Begins to read each service that is not being read yet.
+    fn begin(&mut self, overview: &mut Overview) {
+        let sockets = match self.sockets() {
+            Ok(sockets) => sockets,
+            Err(error) => {
+                overview.trouble = Some(format!("the run directory cannot be read: {error}"));
+                return;
+            }
+        };
+        overview.trouble = None;
+        overview.handle_names(self.began.elapsed(), &names(&sockets));
+        for (name, path) in sockets {
+            if self.under_way.len() < MAX_READS && self.under_way.insert(name.clone()) {
+                let (answered, began) = (self.answered.clone(), self.began);
+                thread::spawn(move || {
+                    let answer = client::read(&path);
+                    // The receiver is gone only if the program ends.
+                    let _ = answered.send((name, began.elapsed(), answer));
+                });
+            }
+        }
+    }
+
+    /// Passes on the answers that have arrived. Returns whether there were any.
+    fn finish(&mut self, overview: &mut Overview) -> bool {
+        let mut has_answers = false;
+        for (name, at, answer) in self.answers.try_iter() {
+            self.under_way.remove(&name);
+            overview.handle_answer(at, &name, answer);
+            has_answers = true;
+        }
+        has_answers
+    }
+}
+
+fn names(sockets: &[(String, PathBuf)]) -> Vec<String> {
+    sockets.iter().map(|(name, _)| name.clone()).collect()
 }

@@ -244,9 +244,7 @@ fn several_workers_accept_the_clients_of_their_own_syns_as_one_proxy() {
             open.push((client, server));
         }
     }
-    let mut status = Command::new(env!("CARGO_BIN_EXE_viaduct"));
-    status.args(["status", "--json", "--run-dir"]).arg(world.proxy.directory());
-    let status: Value = serde_json::from_slice(&status.output().unwrap().stdout).unwrap();
+    let status = rules::status(&world.proxy);
     let counters = &status["counters"];
     for what in ["open", "accepted", "opened"] {
         assert_eq!(counters[what], 2 * EACH, "{what} in {counters}");

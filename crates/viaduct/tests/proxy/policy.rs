@@ -2,7 +2,6 @@
 
 use std::io::{ErrorKind, Read};
 use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
-use std::process::Command;
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -14,6 +13,7 @@ use viaduct_proto::keys::SecretKey;
 use viaduct_proto::link::LinkConfig;
 
 use crate::common::{self, random};
+use crate::rules;
 
 const HEAD: &str = "listen = '[::]:7000'\nintercept = ['0.0.0.0/0', '::/0']\n";
 
@@ -71,11 +71,7 @@ impl World {
     }
 
     fn counters(&self) -> Value {
-        let mut status = Command::new(env!("CARGO_BIN_EXE_viaduct"));
-        status.args(["status", "--json", "--run-dir"]).arg(self.proxy.directory());
-        let output = status.output().unwrap();
-        assert!(output.status.success(), "{output:?}");
-        serde_json::from_slice::<Value>(&output.stdout).unwrap()["counters"].clone()
+        rules::status(&self.proxy)["counters"].clone()
     }
 
     /// Waits until the log contains `what`.

@@ -3,7 +3,6 @@
 
 use std::io::{ErrorKind, Read, Write};
 use std::net::{Ipv4Addr, Shutdown, SocketAddr, TcpListener, TcpStream, UdpSocket};
-use std::process::Command;
 use std::thread;
 use std::time::Duration;
 
@@ -12,6 +11,8 @@ use viaduct_lab::proxies::Proxy;
 use viaduct_lab::topology::{Chain, Journal, Node, Scratch};
 use viaduct_proto::keys::SecretKey;
 use viaduct_proto::link::LinkConfig;
+
+use crate::rules;
 
 const PORT: u16 = 9000;
 const SECONDS: Duration = Duration::from_secs(10);
@@ -227,10 +228,7 @@ fn bytes_that_arrive_with_the_request_are_counted() {
     let mut said = Vec::new();
     stream.read_to_end(&mut said).unwrap();
     assert!(said.ends_with(b"hello"), "{said:?}");
-    let mut status = Command::new(env!("CARGO_BIN_EXE_viaduct"));
-    status.args(["status", "--json", "--run-dir"]).arg(proxy.directory());
-    let status = String::from_utf8(status.output().unwrap().stdout).unwrap();
-    let status: serde_json::Value = serde_json::from_str(&status).unwrap();
+    let status = rules::status(&proxy);
     assert_eq!(status["counters"]["bytes"], serde_json::json!([5, 5]), "{status}");
 }
 

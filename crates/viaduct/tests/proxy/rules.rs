@@ -137,11 +137,16 @@ fn connections_to_the_listener_itself_are_refused_at_once() {
     }
 }
 
-/// Returns the status of a proxy, as JSON.
+/// Returns the status of a proxy, the only service of its directory, as JSON.
 pub(super) fn status(proxy: &Proxy) -> Value {
     let mut status = Command::new(env!("CARGO_BIN_EXE_viaduct"));
     status.args(["status", "--json", "--run-dir"]).arg(proxy.directory());
-    serde_json::from_slice(&status.output().unwrap().stdout).unwrap()
+    let output = status.output().unwrap();
+    assert!(output.status.success(), "{output:?}");
+    let all: Value = serde_json::from_slice(&output.stdout).unwrap();
+    let all = all.as_object().unwrap();
+    assert_eq!(all.len(), 1, "{all:?}");
+    all.values().next().unwrap().clone()
 }
 
 #[test]

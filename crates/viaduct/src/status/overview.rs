@@ -1,0 +1,227 @@
+//! View model of `viaduct top`: all services of a directory, with the rates of the last second and
+//! the history of the last minutes. It does no I/O: names, answers and the time are arguments.
+//!
+//! ```text
+//!   names of the sockets ──handle_names────▶ Overview ──services()──▶ rows of the list
+//!   status of a service  ──handle_answer───▶          ──service()───▶ its page and its peers
+//! ```
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use super::client::{ServiceStatus, Unread};
+use super::summary::{Counts, Summary};
+use super::trend::{SPAN, Sample, Trend};
+
+/// Time for which a service that has stopped is still listed.
+const STOPPED_TTL: Duration = Duration::from_secs(60);
+
+/// All services of a directory.
+#[derive(Debug, Default)]
+pub struct Overview {
+    services: BTreeMap<String, Service>,
+    /// Reason why the directory cannot be read.
+    pub trouble: Option<String>,
+}
+
+/// Service that is or was running.
+#[derive(Debug, Default)]
+pub struct Service {
+    /// Last status; `None` if the last attempt to read it has failed.
+    pub now: Option<ServiceStatus>,
+    /// Status before that.
+    pub before: Option<ServiceStatus>,
+    /// Summary of the last status.
+    pub summary: Summary,
+    /// Reason why there is no status.
+    pub unread: Option<String>,
+    /// Time at which the service's socket was found to be gone.
+    pub stopped: Option<Duration>,
+    /// Rates of the service.
+    pub rates: Rates,
+    /// Rates of each peer of a gateway.
+    pub peers: BTreeMap<String, Rates>,
+}
+
+/// Rates between the last two statuses, and their history.
+#[derive(Debug, Default)]
+pub struct Rates {
+    last: Option<(Duration, Counts)>,
+    /// Seconds between the last two statuses, and the increase of the counters. `None` before the
+    /// second status and after a restart.
+    pub change: Option<(f64, Counts)>,
+    /// History.
+    pub trend: Trend,
+}
+
+impl Overview {
+    /// Handles the names of the services whose sockets are there.
+    pub fn handle_names(&mut self, now: Duration, names: &[String]) {
+        for name in names {
+            let service = self.services.entry(name.clone()).or_default();
+            service.stopped = None;
+        }
+        self.services.retain(|name, service| {
+            if names.contains(name) {
+                return true;
+            }
+            let since = *service.stopped.get_or_insert(now);
+            (service.now, service.before) = (None, None);
+            now.saturating_sub(since) < STOPPED_TTL
+        });
+    }
+
+    /// Handles the status of a service, or the reason why it cannot be read. The status of a
+    /// service that has stopped in the meantime is ignored.
+    pub fn handle_answer(
+        &mut self,
+        now: Duration,
+        name: &str,
+        answer: Result<ServiceStatus, Unread>,
+    ) {
+        let Some(service) = self.services.get_mut(name) else { return };
+        if service.stopped.is_some() {
+            return;
+        }
+        match answer {
+            Ok(status) => service.update(now, status),
+            Err(reason) => {
+                service.unread = Some(reason.to_string());
+                (service.now, service.before) = (None, None);
+            }
+        }
+    }
+
+    /// Names of all services, in order.
+    pub fn names(&self) -> Vec<&str> {
+        self.services.keys().map(String::as_str).collect()
+    }
+
+    /// All services with their names, in order.
+    pub fn services(&self) -> impl Iterator<Item = (&str, &Service)> {
+        self.services.iter().map(|(name, service)| (name.as_str(), service))
+    }
+
+    /// Service of this name.
+    pub fn service(&self, name: &str) -> Option<&Service> {
+        self.services.get(name)
+    }
+}
+
+impl Service {
+    fn update(&mut self, now: Duration, status: ServiceStatus) {
+        self.unread = None;
+        self.summary = status.summary();
+        self.rates.update(now, self.summary.counts);
+        if let Some(gateway) = status.gateway() {
+            let peers = &gateway.counters.peers;
+            self.peers.retain(|name, _| peers.iter().any(|(of, _)| of == name));
+            for (name, stats) in peers {
+                let rates = self.peers.entry(name.clone()).or_default();
+                rates.update(now, Counts::of_peer(stats));
+            }
+        }
+        self.before = self.now.replace(status);
+    }
+
+    /// Reason why the service is not up, if it is not.
+    pub fn trouble(&self, now: Duration) -> Option<String> {
+        if let Some(since) = self.stopped {
+            return Some(format!("stopped {} s ago", now.saturating_sub(since).as_secs()));
+        }
+        if let Some(reason) = &self.unread {
+            return Some(reason.clone());
+        }
+        self.summary.trouble()
+    }
+}
+
+impl Rates {
+    fn update(&mut self, now: Duration, counts: Counts) {
+        let last = self.last.replace((now, counts));
+        self.change = last.and_then(|(then, before)| {
+            let seconds = now.saturating_sub(then).as_secs_f64();
+            Some((seconds, counts.since(before)?)).filter(|_| seconds > 0.0)
+        });
+        // Seconds without an answer have no sample.
+        let passed = last.map_or(1.0, |(then, _)| now.saturating_sub(then).as_secs_f64().round());
+        (1..(passed as usize).min(SPAN)).for_each(|_| self.trend.push(None));
+        self.trend.push(self.change.map(|(seconds, change)| Sample {
+            rate: (change.activity() as f64 / seconds) as f32,
+            lost: u32::try_from(change.lost()).unwrap_or(u32::MAX),
+            covered: u32::try_from(change.covered()).unwrap_or(u32::MAX),
+        }));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::gateway::snapshot::Status;
+    use crate::serve::status::ServeStatus;
+    use crate::status::summary::Count;
+    use viaduct_proto::repair::stats::PeerStats;
+
+    fn at(seconds: u64) -> Duration {
+        Duration::from_secs(seconds)
+    }
+
+    fn gateway(bytes: u64, peers: &[&str]) -> ServiceStatus {
+        let mut stats = PeerStats { up: true, ..PeerStats::default() };
+        stats.sender.bytes = bytes;
+        let mut status = Status { uptime: 1.0, ..Status::default() };
+        status.counters.peers = peers.iter().map(|name| ((*name).to_owned(), stats)).collect();
+        ServiceStatus::Gateway(Box::new(status))
+    }
+
+    fn names(names: &[&str]) -> Vec<String> {
+        names.iter().map(|name| (*name).to_owned()).collect()
+    }
+
+    #[test]
+    fn rates_are_those_of_the_time_between_and_never_across_a_restart() {
+        let mut overview = Overview::default();
+        overview.handle_names(at(0), &names(&["rome"]));
+        let mut rate = |now, bytes, peers: &[&str]| {
+            overview.handle_answer(now, "rome", Ok(gateway(bytes, peers)));
+            let service = overview.service("rome").unwrap();
+            assert_eq!(service.peers.keys().collect::<Vec<_>>(), peers);
+            let of = |rates: &Rates| Some(rates.change?.1[Count::Sent] as f64 / rates.change?.0);
+            (of(&service.rates), peers.last().and_then(|last| of(&service.peers[*last])))
+        };
+        assert_eq!(rate(at(1), 1_000, &["a"]), (None, None));
+        assert_eq!(rate(at(2), 1_500, &["a"]), (Some(500.0), Some(500.0)));
+        assert_eq!(rate(at(4), 3_500, &["a"]), (Some(1_000.0), Some(1_000.0)), "two seconds");
+        assert_eq!(rate(at(5), 10, &["a"]), (None, None), "restarted");
+        assert_eq!(rate(at(6), 20, &["a", "b"]), (Some(30.0), None), "a peer was added");
+        assert_eq!(rate(at(7), 30, &[]), (None, None), "the peers were removed");
+        let trend = &overview.service("rome").unwrap().rates.trend;
+        assert_eq!(trend.rates(SPAN).trim_start(), "▅ █ ▂".to_owned() + " ");
+    }
+
+    #[test]
+    fn services_start_stop_and_refuse_while_they_are_watched() {
+        let mut overview = Overview::default();
+        overview.handle_names(at(0), &names(&["rome", "serve-80"]));
+        let served = || Ok(ServiceStatus::Serve(Box::new(ServeStatus::default())));
+        overview.handle_answer(at(0), "serve-80", served());
+        overview.handle_answer(at(0), "rome", Err(Unread::Denied));
+        let trouble =
+            |overview: &Overview, now, name| overview.service(name).unwrap().trouble(at(now));
+        assert_eq!(trouble(&overview, 0, "serve-80"), None);
+        assert!(trouble(&overview, 0, "rome").unwrap().contains("root may read"));
+
+        overview.handle_names(at(10), &names(&["rome"]));
+        overview.handle_answer(at(10), "serve-80", served());
+        assert_eq!(trouble(&overview, 15, "serve-80").unwrap(), "stopped 5 s ago");
+        assert!(overview.service("serve-80").unwrap().now.is_none(), "a late answer is ignored");
+        overview.handle_names(at(20), &names(&["rome", "serve-80"]));
+        overview.handle_answer(at(20), "serve-80", served());
+        assert_eq!(trouble(&overview, 20, "serve-80"), None, "it runs again");
+        overview.handle_names(at(30), &names(&["rome"]));
+        overview.handle_names(at(90), &names(&["rome"]));
+        assert_eq!(overview.names(), ["rome"]);
+        overview.handle_answer(at(90), "serve-80", served());
+        assert_eq!(overview.names(), ["rome"]);
+    }
+}
