@@ -239,6 +239,13 @@ fn sessions(status: &Status, page: &mut Exposition) {
     for (peer, stats) in &status.counters.peers {
         page.sample(&[("peer", peer)], u8::from(stats.up));
     }
+    let help = "max_overhead: most repairs for a packet, where the code adapts to the losses.";
+    page.family("viaduct_max_overhead_ratio", Kind::Gauge, help);
+    for ((peer, _), most) in status.counters.peers.iter().zip(&status.max_overhead) {
+        if let Some(most) = most {
+            page.sample(&[("peer", peer)], most);
+        }
+    }
     page.family("viaduct_kept_below_bytes", Kind::Gauge, "Route MTU, where it had to be lowered.");
     for ((peer, _), kept) in status.counters.peers.iter().zip(&status.kept_below) {
         if let Some(bytes) = kept {

@@ -16,7 +16,7 @@ mod control;
 mod endpoints;
 mod injector;
 mod listeners;
-mod metrics;
+pub mod metrics;
 mod peers;
 mod poll_interval;
 mod preflight;

@@ -9,7 +9,7 @@ use viaduct_proto::health::State;
 use viaduct_proto::keys::PublicKey;
 use viaduct_proto::repair::shadow::{Outcome, TRIED};
 use viaduct_proto::repair::stats::PeerStats;
-use viaduct_proto::repair::{Clocks, PeerFacts, Plane, PlaneStats, control};
+use viaduct_proto::repair::{Clocks, Coding, PeerFacts, Plane, PlaneStats, control};
 use viaduct_sys::socket::udp::SendReport;
 
 use super::config::Peer;
@@ -269,6 +269,9 @@ pub struct Status {
     pub codes: Vec<String>,
     /// Maximum length of packets to each peer, if it is lowered so that repairs fit.
     pub kept_below: Vec<Option<usize>>,
+    /// `max_overhead` of each peer, if its code adapts to the losses.
+    #[serde(default)]
+    pub max_overhead: Vec<Option<f64>>,
     /// Time since the gateway started, in seconds.
     pub uptime: f64,
     /// Age of the counters, in seconds. More than a second means that the packet thread hangs.
@@ -292,6 +295,14 @@ pub struct Status {
     pub counters: Snapshot,
 }
 
+/// `max_overhead` of a peer whose code adapts to the losses.
+fn max_overhead(peer: &Peer) -> Option<f64> {
+    match &peer.coding {
+        Some(Coding::Auto(settings)) => Some(settings.limits.max_overhead),
+        _ => None,
+    }
+}
+
 impl Status {
     /// Status of `site` now. Fields that only the control side knows are left at zero.
     pub fn new(site: &Site, published: &Published) -> Status {
@@ -305,6 +316,7 @@ impl Status {
             wan_mtu: site.wan_mtu,
             codes: peers.iter().map(code).collect(),
             kept_below: peers.iter().map(|peer| site.clamp(peer)).collect(),
+            max_overhead: peers.iter().map(max_overhead).collect(),
             age: published.age().as_secs_f64(),
             memory_limit: site.config.memory,
             tap_memory: site.ring_bytes(),

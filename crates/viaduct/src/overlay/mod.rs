@@ -8,7 +8,7 @@
 
 mod config;
 mod follow;
-mod metrics;
+pub mod metrics;
 mod service;
 mod table_socket;
 

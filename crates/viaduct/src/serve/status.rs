@@ -239,7 +239,7 @@ impl TricklesStatus {
 
 impl ServeStatus {
     /// Metrics for Prometheus.
-    pub(super) fn exposition(&self) -> String {
+    pub fn exposition(&self) -> String {
         let mut out = Exposition::default();
         self.access_log.iter().for_each(|log| log.expose(&mut out));
         self.tcp.expose(&mut out);
