@@ -85,7 +85,7 @@ pub fn totals(answers: &Answers, width: usize, colours: Colours) -> Vec<String> 
 
 fn total(name: &str, summary: &Summary) -> Vec<Cell> {
     let Summary { counts, peers, flows, uptime, .. } = summary;
-    let moved = |count| match counts[count] {
+    let moved = |count: Count| match counts[count] {
         0 => NONE.to_owned(),
         some => bytes(some),
     };
@@ -188,7 +188,7 @@ struct Rate {
 impl Rate {
     fn new(rates: &Rates) -> Rate {
         let (seconds, change) = rates.change.unwrap_or((1.0, Counts::default()));
-        let megabits = |count| match change[count] {
+        let megabits = |count: Count| match change[count] {
             0 => NONE.to_owned(),
             bytes => format!("{:.1}", bytes as f64 * 8.0 / 1e6 / seconds),
         };
