@@ -31,6 +31,7 @@ pub mod fec;
 pub mod flow;
 pub mod handlers;
 pub mod health;
+pub mod history;
 pub mod keys;
 pub mod link;
 pub mod negotiate;

@@ -1,0 +1,146 @@
+use proptest::prelude::*;
+
+use super::*;
+
+fn subject(name: &str, count: u64) -> Subject {
+    let readings = vec![("rate", Reading::per_second(count)), ("now", Reading::Gauge(Some(1.0)))];
+    Subject { kind: "peer", name: name.to_owned(), readings }
+}
+
+fn key(name: &str) -> Key {
+    ("site".to_owned(), "peer", name.to_owned())
+}
+
+#[test]
+fn late_readers_get_ten_minutes_and_older_samples_are_gone() {
+    let mut history = History::default();
+    for second in 0..1_000_u64 {
+        history.tick(second as f64);
+        history.record("site", second as f64, vec![subject("a", second * 5)]);
+    }
+    let chunk = history.since(&key("a"), 0).unwrap();
+    assert_eq!((chunk.first, chunk.times.len(), chunk.times[0]), (401, MAX_SAMPLES, 400.0));
+    assert_eq!(chunk.series["rate"], vec![5.0; MAX_SAMPLES]);
+    assert_eq!(history.since(&key("a"), 1_000).unwrap().times, [999.0]);
+    assert!(history.since(&key("a"), 1_001).unwrap().times.is_empty());
+    assert!(history.since(&key("b"), 0).is_none());
+}
+
+#[test]
+fn a_restart_and_a_silence_leave_a_gap_and_no_spike() {
+    let mut history = History::default();
+    let samples = [(10.0, Some(100)), (11.0, Some(200)), (0.5, Some(900)), (1.5, Some(910))];
+    let samples = samples.into_iter().chain([(0.0, None), (3.5, Some(930))]);
+    for (second, (clock, count)) in samples.enumerate() {
+        history.tick(second as f64);
+        if let Some(count) = count {
+            history.record("site", clock, vec![subject("a", count)]);
+        }
+    }
+    let rates = &history.since(&key("a"), 0).unwrap().series["rate"];
+    let seen: Vec<_> = rates.iter().map(|rate| (!rate.is_nan()).then_some(*rate)).collect();
+    assert_eq!(seen, [None, Some(100.0), None, Some(10.0), None, Some(10.0)]);
+}
+
+#[test]
+fn a_subject_that_is_gone_is_forgotten_after_ten_minutes_or_for_lack_of_room() {
+    let mut history = History::default();
+    history.tick(0.0);
+    history.record("site", 1.0, vec![subject("gone", 1)]);
+    let id = history.id(&key("gone")).unwrap();
+    for second in 1..MAX_SAMPLES {
+        history.tick(second as f64);
+    }
+    assert_eq!(history.key(id), Some(&key("gone")));
+    history.tick(600.0);
+    assert_eq!((history.key(id), history.keys().count()), (None, 0));
+
+    let many = |from: usize| (from..from + MAX_SUBJECTS).map(|n| subject(&n.to_string(), 0));
+    history.record("site", 2.0, many(0).collect());
+    history.record("site", 2.0, vec![subject("one more", 0)]);
+    assert_eq!((history.left_out(), history.keys().count()), (1, MAX_SUBJECTS));
+    history.tick(601.0);
+    history.record("site", 3.0, many(MAX_SUBJECTS).collect());
+    assert_eq!((history.left_out(), history.keys().count()), (0, MAX_SUBJECTS));
+    assert!(history.id(&key("0")).is_none());
+}
+
+/// Second of a service's life.
+#[derive(Clone, Debug)]
+enum Second {
+    Counts(u64),
+    Silent,
+    Restarts,
+}
+
+fn second() -> impl Strategy<Value = Second> {
+    prop_oneof![
+        8 => (0..1_000_u64).prop_map(Second::Counts),
+        1 => Just(Second::Silent),
+        1 => Just(Second::Restarts),
+    ]
+}
+
+/// Runs a service for `seconds`. Returns the history, and the rates that are expected.
+fn live(seconds: &[Second], mut each: impl FnMut(&History)) -> (History, Vec<Option<f64>>) {
+    let (mut history, mut expected) = (History::default(), Vec::new());
+    let (mut count, mut clock, mut last) = (0, 0.0, None);
+    for (n, second) in seconds.iter().enumerate() {
+        history.tick(n as f64);
+        clock += 1.0;
+        match second {
+            Second::Counts(more) => count += more,
+            Second::Restarts => (count, clock, last) = (0, 0.0, None),
+            Second::Silent => {
+                expected.push(None);
+                each(&history);
+                continue;
+            }
+        }
+        history.record("site", clock, vec![subject("a", count)]);
+        expected.push(last.map(|(then, old)| (count - old) as f64 / (clock - then)));
+        last = Some((clock, count));
+        each(&history);
+    }
+    (history, expected)
+}
+
+proptest! {
+    #[test]
+    fn rates_are_those_between_two_samples_of_one_life(
+        seconds in prop::collection::vec(second(), 1..1_500),
+    ) {
+        let (history, expected) = live(&seconds, |_| {});
+        if let Some(chunk) = history.since(&key("a"), 0) {
+            prop_assert_eq!(chunk.times.len(), seconds.len().min(MAX_SAMPLES));
+            let kept = &expected[seconds.len() - chunk.times.len()..];
+            for (rate, expected) in chunk.series["rate"].iter().zip(kept) {
+                let rate = (!rate.is_nan()).then_some(*rate);
+                prop_assert_eq!(rate, expected.map(|rate| rate as f32));
+            }
+        }
+    }
+
+    #[test]
+    fn a_viewer_that_reads_now_and_then_sees_what_a_late_one_does(
+        seconds in prop::collection::vec(second(), 1..MAX_SAMPLES),
+        every in 1..50_u64,
+    ) {
+        let (mut seen, mut next) = (Vec::<f32>::new(), 1);
+        let mut read = |history: &History, is_last: bool| {
+            let Some(chunk) = history.since(&key("a"), next) else { return };
+            if is_last || history.now().is_multiple_of(every) {
+                assert_eq!(chunk.first, next);
+                seen.extend(&chunk.series["rate"]);
+                next = history.now() + 1;
+            }
+        };
+        let (history, _) = live(&seconds, |history| read(history, false));
+        read(&history, true);
+        if let Some(chunk) = history.since(&key("a"), 1) {
+            let bit = |rate: &f32| if rate.is_nan() { 0 } else { rate.to_bits() };
+            let bits = |rates: &[f32]| rates.iter().map(bit).collect::<Vec<_>>();
+            prop_assert_eq!(bits(&seen), bits(&chunk.series["rate"]));
+        }
+    }
+}
