@@ -13,6 +13,7 @@
 
 mod access_log;
 mod congestion_control;
+mod dash;
 mod dead_after;
 mod engine;
 mod gateway;
@@ -127,6 +128,11 @@ enum Command {
         #[command(flatten)]
         selector: status::ServiceSelector,
     },
+    /// Show live plots of all services of this machine on a web page, http://127.0.0.1:7480/
+    Dash {
+        #[command(flatten)]
+        args: dash::DashArgs,
+    },
     /// Report from captures of a link's traffic what the link lost, and what repairs would have
     /// recovered
     Observe {
@@ -225,6 +231,10 @@ fn execute(line: CommandLine, registry: Registry) -> Result<ExitCode> {
         }
         Command::Status { selector, json } => status::status(&selector, json)?,
         Command::Top { selector } => status::top(&selector)?,
+        Command::Dash { args } => {
+            log();
+            dash::run(&args)?;
+        }
         Command::Observe { args } => observe::run(&args)?,
         Command::Key(command) => key::run(&command)?,
         Command::Completions(args) => manual::print_completions(CommandLine::command(), args),

@@ -7,7 +7,7 @@
 //!                                                                     └─▶ Overview ─▶ Screen: top
 //! ```
 
-mod client;
+pub mod client;
 mod colours;
 mod gateway_page;
 mod keys;

@@ -1,0 +1,75 @@
+//! Reads the status of all services at once.
+
+use std::io;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::net::UnixStream;
+use tokio::task::JoinSet;
+use tokio::time::timeout;
+
+use crate::status::client::{self, ServiceStatus};
+
+/// Maximum number of services.
+pub(super) const MAX_SERVICES: usize = 64;
+/// Time within which a service must answer, shorter than the interval of samples.
+const ANSWER_TIMEOUT: Duration = Duration::from_millis(800);
+/// Maximum length of an answer: enough for 4096 peers.
+const MAX_ANSWER: u64 = 16 << 20;
+
+/// Name of a service, and its status or the reason why there is none.
+pub(super) type Answer = (String, Result<ServiceStatus, String>);
+
+/// Answers of the services in a directory, sorted by name.
+#[derive(Debug, Default)]
+pub(super) struct Answers {
+    /// Answer of each service.
+    pub services: Vec<Answer>,
+    /// Problem with the directory, or with the number of services.
+    pub trouble: Option<String>,
+}
+
+/// Reads the status of the services whose sockets are in `directory`.
+pub(super) async fn answers(directory: &Path) -> Answers {
+    let mut sockets = match client::sockets(directory) {
+        Ok(sockets) => sockets,
+        Err(error) => {
+            return Answers { services: Vec::new(), trouble: Some(format!("{error:#}")) };
+        }
+    };
+    let surplus = sockets.len().saturating_sub(MAX_SERVICES);
+    let trouble = match (sockets.len(), surplus) {
+        (0, _) => Some(format!("no service runs in {}", directory.display())),
+        (_, 0) => None,
+        (_, more) => Some(format!("{more} more services; {MAX_SERVICES} are shown at most")),
+    };
+    sockets.truncate(MAX_SERVICES);
+    let mut readers: JoinSet<Answer> = sockets.into_iter().map(answer).collect();
+    let mut services = Vec::new();
+    while let Some(answer) = readers.join_next().await {
+        services.extend(answer.ok());
+    }
+    services.sort_by(|(a, _), (b, _)| a.cmp(b));
+    Answers { services, trouble }
+}
+
+async fn answer(socket: PathBuf) -> Answer {
+    let name = socket.file_stem().unwrap_or_default().to_string_lossy().into_owned();
+    let status = match timeout(ANSWER_TIMEOUT, read(&socket)).await {
+        Ok(Ok(text)) => serde_json::from_slice(&text)
+            .map_err(|error| format!("its answer is not of this version: {error}")),
+        Ok(Err(error)) => Err(format!("{:#}", client::refusal(&socket, &error))),
+        Err(_) => Err("it does not answer".to_owned()),
+    };
+    (name, status)
+}
+
+async fn read(socket: &Path) -> io::Result<Vec<u8>> {
+    let mut stream = UnixStream::connect(socket).await?;
+    // Half-closing tells an overlay node that no request follows.
+    stream.shutdown().await?;
+    let mut text = Vec::new();
+    stream.take(MAX_ANSWER).read_to_end(&mut text).await?;
+    Ok(text)
+}

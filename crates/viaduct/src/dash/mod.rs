@@ -1,0 +1,107 @@
+//! `viaduct dash`: one web page with live plots of all services of this machine.
+//!
+//! ```text
+//!   status sockets ──once a second──▶ collect ─▶ samples ─▶ Board: history, list of services
+//!   (run-dir/*.sock)                                          │
+//!   browser ◀── page, script, uPlot ──┐                       │
+//!           ◀── server-sent events ───┴── server ◀── viewer ──┘
+//! ```
+//!
+//! The dashboard only reads: services need no option for it, and do not know it. Viewers read its
+//! history, so their number does not matter to the services. Names and reasons come from configs
+//! and from other hosts; the page shows them as text.
+
+mod access;
+mod args;
+mod assets;
+mod board;
+mod collect;
+mod http;
+mod layout;
+mod samples;
+mod server;
+mod tls;
+mod viewer;
+
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use anyhow::{Context as _, Result};
+use tokio::net::TcpListener;
+use tokio::sync::watch;
+use tokio::time::MissedTickBehavior;
+use tracing::info;
+
+use crate::notify::{Phase, notify};
+use crate::run_dir::RunDir;
+use crate::signals::{SignalStreams, Signals};
+pub use args::DashArgs;
+use board::Board;
+use server::Server;
+
+/// Interval between two samples.
+const SAMPLE_INTERVAL: Duration = Duration::from_secs(1);
+
+/// Shares the board between the sampler and the viewers, which run in one thread.
+type SharedBoard = Arc<Mutex<Board>>;
+
+/// Runs `viaduct dash` until a signal ends it.
+pub fn run(args: &DashArgs) -> Result<()> {
+    let access = args.access()?;
+    let tls = args.tls()?;
+    let (runtime, signals) = Signals::register()?.into_parts();
+    let done = runtime.block_on(async {
+        let listen = args.listen;
+        let listener = TcpListener::bind(listen)
+            .await
+            .with_context(|| format!("--listen: cannot use {listen}"))?;
+        let scheme = if tls.is_some() { "https" } else { "http" };
+        info!("{scheme}://{listen}/ shows the services in {}", args.run_dir.path().display());
+        let board = SharedBoard::default();
+        let (ticks, ticked) = watch::channel(());
+        let server = Server::new(board.clone(), ticked, access, tls);
+        serve(&args.run_dir, &board, &ticks, (&listener, &server), signals).await;
+        Ok(())
+    });
+    notify(Phase::Stopping);
+    done
+}
+
+/// Takes samples and serves viewers until a signal arrives.
+async fn serve(
+    run_dir: &RunDir,
+    board: &SharedBoard,
+    ticks: &watch::Sender<()>,
+    (listener, server): (&TcpListener, &Server),
+    mut signals: SignalStreams,
+) {
+    let directory = run_dir.path();
+    let sampler = async {
+        let mut seconds = tokio::time::interval(SAMPLE_INTERVAL);
+        seconds.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        let mut is_first = true;
+        loop {
+            seconds.tick().await;
+            let answers = collect::answers(&directory).await;
+            let time = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+            lock(board).sample(time.as_secs_f64(), answers);
+            ticks.send_replace(());
+            if std::mem::take(&mut is_first) {
+                notify(Phase::Ready);
+            }
+        }
+    };
+    tokio::select! {
+        () = sampler => {}
+        () = server.serve(listener) => {}
+        _ = signals.terminate.recv() => {}
+        _ = signals.interrupt.recv() => {}
+        // The files of TLS and the token are read at the start only.
+        () = async { while signals.hangup.recv().await.is_some() {} } => {}
+    }
+}
+
+/// Locks the board. A panic of another holder leaves it usable: the next sample replaces it.
+fn lock(board: &SharedBoard) -> std::sync::MutexGuard<'_, Board> {
+    board.lock().unwrap_or_else(PoisonError::into_inner)
+}

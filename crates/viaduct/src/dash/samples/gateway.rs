@@ -1,0 +1,168 @@
+//! Subjects of a gateway: itself, its peers, and the flows of split mode.
+
+use viaduct_proto::history::{Reading, Subject};
+use viaduct_proto::repair::stats::{LATENCY_BOUNDS, LossReport, PeerStats};
+
+use super::{Details, Readings, Sample, gauge, megabytes, proxy};
+use crate::gateway::snapshot::{LinkStatus, PeerStatus, Status};
+use crate::status::numbers;
+
+/// Age of the counters, in seconds, from which on the packet thread is considered hung.
+const HANGS_AFTER: f64 = 2.0;
+/// Series of each code of `viaduct_proto::repair::shadow::TRIED`.
+const WOULD: [&str; 4] = ["would_auto", "would_layered", "would_reed_solomon", "would_window"];
+
+/// Sample of a gateway.
+pub(super) fn sample(status: &Status) -> Sample {
+    let mut troubles = status.troubles();
+    if status.age > HANGS_AFTER {
+        troubles.push(format!("the packet thread has not reported for {:.0} s", status.age));
+    }
+    let mut subjects = vec![site(status)];
+    subjects.extend(status.peers.iter().map(peer));
+    if let Some(split) = &status.split {
+        subjects.extend(proxy::subjects(split));
+        troubles.extend(proxy::troubles(split));
+    }
+    Sample {
+        kind: "gateway",
+        title: format!("gateway {}", status.site),
+        // The counters are older than the answer; rates are taken over their own time.
+        clock: Some(status.uptime - status.age),
+        troubles,
+        subjects,
+    }
+}
+
+fn site(status: &Status) -> (Subject, Details) {
+    let (shell, counters) = (&status.counters.shell, &status.counters);
+    let missed = shell.tap_drops_out + shell.tap_late_out + shell.tap_drops_in;
+    let held = counters.memory + 2 * status.tap_memory;
+    let readings = vec![
+        ("memory", megabytes(held as u64)),
+        ("missed", Reading::per_second(missed)),
+        ("injected", Reading::per_second(shell.injected)),
+        ("unsent", Reading::per_second(shell.send_failed)),
+        ("wan_drops", Reading::per_second(shell.wan_drops)),
+    ];
+    let facts = vec![
+        ("version", status.version.clone()),
+        ("wan", format!("{} (MTU {})", status.wan, status.wan_mtu)),
+        ("memory limit", format!("{} MB", status.memory_limit / 1_000_000)),
+    ];
+    let subject = Subject { kind: "site", name: status.site.clone(), readings };
+    (subject, Details { facts, ..Details::default() })
+}
+
+fn peer(peer: &PeerStatus) -> (Subject, Details) {
+    let stats = &peer.counters;
+    let mut readings = loss("in", &stats.receiver.link);
+    readings.extend(loss("out", &stats.reported));
+    readings.extend(causes(stats, peer.link.as_ref()));
+    readings.extend(traffic(stats));
+    readings.extend(delays(stats));
+    readings.extend(code(peer.link.as_ref()));
+    let mut facts = vec![("code", peer.code.clone())];
+    let optional = [
+        ("code of the peer", peer.peer_code.clone()),
+        ("endpoint", peer.endpoint.clone()),
+        ("version of the peer", peer.version.clone()),
+        ("last handshake", peer.last_handshake.map(|age| format!("{age:.0} s ago"))),
+        ("longest packet", peer.kept_below.map(|length| format!("{length} bytes"))),
+        ("regime", peer.link.as_ref().map(|link| link.regime.clone())),
+    ];
+    facts.extend(optional.into_iter().filter_map(|(label, text)| Some((label, text?))));
+    let trials = peer.link.iter().flat_map(|link| &link.trials);
+    facts.extend(trials.map(|trial| ("would have", numbers::trial(trial))));
+    let state = (peer.state != "up").then(|| peer.state.clone());
+    let subject = Subject { kind: "peer", name: peer.name.clone(), readings };
+    (subject, Details { state, reason: peer.reason.clone(), facts })
+}
+
+/// Loss of a direction.
+fn loss(direction: &str, link: &LossReport) -> Readings {
+    let [lost, residual, recovered] = match direction {
+        "in" => ["lost_in", "residual_in", "recovered_in"],
+        _ => ["lost_out", "residual_out", "recovered_out"],
+    };
+    let left = Reading::Share {
+        part: link.lost,
+        except: link.recovered,
+        whole: link.covered,
+        scale: 100.0,
+    };
+    vec![
+        (lost, Reading::percent(link.lost, link.covered)),
+        (residual, left),
+        (recovered, Reading::per_second(link.recovered)),
+    ]
+}
+
+/// Causes of the losses, as the gateways tell them apart.
+fn causes(stats: &PeerStats, link: Option<&LinkStatus>) -> Readings {
+    let (congested, seen) = (stats.receiver.congested, &stats.receiver.link);
+    let random =
+        Reading::Share { part: seen.lost, except: congested, whole: seen.covered, scale: 100.0 };
+    let out = match link {
+        Some(link) => Reading::percent(link.congested, link.packets),
+        None => Reading::Gauge(None),
+    };
+    vec![
+        ("random_in", random),
+        ("congestion_in", Reading::percent(congested, seen.covered)),
+        ("congestion_out", out),
+    ]
+}
+
+fn traffic(stats: &PeerStats) -> Readings {
+    vec![
+        ("rate_out", Reading::megabits(stats.sender.bytes)),
+        ("rate_in", Reading::megabits(stats.receiver.bytes)),
+        ("rate_repairs", Reading::megabits(stats.sender.repair_bytes)),
+        ("overhead", Reading::percent(stats.sender.repair_bytes, stats.sender.bytes)),
+    ]
+}
+
+fn delays(stats: &PeerStats) -> Readings {
+    let receiver = &stats.receiver;
+    let p99 = Reading::Quantile {
+        counts: receiver.latency.into(),
+        bounds: &LATENCY_BOUNDS,
+        q: 0.99,
+        scale: 1e-3,
+    };
+    let mean = Reading::mean_millis(receiver.latency_sum, receiver.latency.iter().sum());
+    vec![("delay_mean", mean), ("delay_p99", p99)]
+}
+
+/// State of a code that adapts or observes.
+fn code(link: Option<&LinkStatus>) -> Readings {
+    let state = |value: fn(&LinkStatus) -> Option<f64>| Reading::Gauge(link.and_then(value));
+    let mut readings = vec![
+        ("chosen", state(|link| Some(100.0 * link.overhead))),
+        ("rtt", state(|link| link.rtt_ms)),
+        ("wait", state(|link| Some(link.wait_ms))),
+    ];
+    let trials = link.map_or(&[][..], |link| &link.trials);
+    for (n, series) in WOULD.into_iter().enumerate() {
+        // Without a loss there is nothing to recover.
+        let trial = trials.get(n).filter(|trial| trial.lost > 0);
+        let share = trial.map(|trial| 100.0 * trial.recovered);
+        readings.push((series, share.map_or(Reading::Gauge(None), gauge)));
+    }
+    readings
+}
+
+#[cfg(test)]
+mod tests {
+    use viaduct_proto::repair::shadow::TRIED;
+
+    use super::*;
+
+    #[test]
+    fn each_code_that_is_tried_has_its_series() {
+        let named: Vec<_> = TRIED.iter().map(|code| code.replace('-', "_")).collect();
+        let series: Vec<_> = WOULD.iter().map(|name| &name["would_".len()..]).collect();
+        assert_eq!(named, series);
+    }
+}
