@@ -31,6 +31,8 @@ pub struct GatewaySpec {
     pub peer: String,
     /// Further tables of the file; `{own}` becomes the site's number, 1 or 2.
     pub tables: String,
+    /// Directory of the status sockets; `None` for that of the other files.
+    pub run_dir: Option<PathBuf>,
 }
 
 impl GatewaySpec {
@@ -175,10 +177,11 @@ impl Gateways {
         let (key_a, key_b) = (random_key()?, random_key()?);
         scratch.write_secret("a.key", key_a.to_text())?;
         scratch.write_secret("b.key", key_b.to_text())?;
-        let file_a = site_toml(scratch.path(), spec, (1, 'a'), (2, 'b'), &key_b);
-        let file_b = site_toml(scratch.path(), spec, (2, 'b'), (1, 'a'), &key_a);
-        let a = Gateway::new(world.gateway_a(), &scratch, 'a', &file_a)?;
-        let b = Gateway::new(world.gateway_b(), &scratch, 'b', &file_b)?;
+        let run_dir = spec.run_dir.clone().unwrap_or_else(|| scratch.path().to_owned());
+        let file_a = site_toml(&run_dir, spec, (1, 'a'), (2, 'b'), &key_b);
+        let file_b = site_toml(&run_dir, spec, (2, 'b'), (1, 'a'), &key_a);
+        let a = Gateway::new(world.gateway_a(), (&scratch, &run_dir), 'a', &file_a)?;
+        let b = Gateway::new(world.gateway_b(), (&scratch, &run_dir), 'b', &file_b)?;
         let mut gateways = Gateways { a, b, scratch };
         gateways.a.start()?;
         gateways.b.start()?;
@@ -199,12 +202,17 @@ impl Gateways {
 }
 
 impl Gateway {
-    fn new(node: &Node, scratch: &Scratch, letter: char, file: &str) -> Result<Gateway> {
+    fn new(
+        node: &Node,
+        (scratch, run_dir): (&Scratch, &Path),
+        letter: char,
+        file: &str,
+    ) -> Result<Gateway> {
         Ok(Gateway {
             node: node.clone(),
             process: None,
             config: scratch.write(&format!("{letter}.toml"), file)?,
-            socket: scratch.path().join(format!("site-{letter}.sock")),
+            socket: run_dir.join(format!("site-{letter}.sock")),
             log: scratch.path().join(format!("{letter}.log")),
         })
     }
@@ -286,7 +294,7 @@ pub(crate) fn random_key() -> Result<SecretKey> {
 }
 
 fn site_toml(
-    dir: &Path,
+    run_dir: &Path,
     spec: &GatewaySpec,
     (own, letter): (u8, char),
     (other, other_letter): (u8, char),
@@ -312,7 +320,7 @@ prefixes = ["10.{other}.0.0/16", "fd00:{other}::/48"]
 [peer.fec]
 {fec}
 "#,
-        run_dir = dir.display(),
+        run_dir = run_dir.display(),
         site = spec.site,
         tables = spec.tables.replace("{own}", &own.to_string()),
         their_key = their.public(),

@@ -1,5 +1,6 @@
 //! The experiment: four programs cross the link, without and with gateways.
 
+use std::path::PathBuf;
 use std::sync::{Mutex, PoisonError};
 use std::thread;
 use std::time::Duration;
@@ -12,7 +13,7 @@ use super::programs::Size;
 use super::settings::{DemoArgs, rounded};
 use crate::emulator::Direction;
 use crate::experiment::{About, Experiment, Run};
-use crate::gateways::Gateways;
+use crate::gateways::{GatewaySpec, Gateways};
 use crate::topology::programs::WebServer;
 use crate::world::World;
 
@@ -23,13 +24,15 @@ const MTU: u32 = 1500;
 #[derive(Debug)]
 pub(super) struct Crossing {
     args: DemoArgs,
+    /// Directory of the gateways' status sockets, if the dashboard reads them.
+    run_dir: Option<PathBuf>,
     findings: Mutex<Findings>,
 }
 
 impl Crossing {
     /// Creates the experiment over the link that `args` describe.
-    pub(super) fn new(args: DemoArgs) -> Crossing {
-        Crossing { args, findings: Mutex::default() }
+    pub(super) fn new(args: DemoArgs, run_dir: Option<PathBuf>) -> Crossing {
+        Crossing { args, run_dir, findings: Mutex::default() }
     }
 
     /// Returns the findings so far.
@@ -122,7 +125,7 @@ impl Experiment for Crossing {
         let web = WebServer::start(world.b1(), Size::new(&self.args).file, run.seed())?;
         run.param("web_server", web.software());
         self.cross(run, &mut world, &web)?;
-        world.protect(&self.args.gateways())?;
+        world.protect(&GatewaySpec { run_dir: self.run_dir.clone(), ..self.args.gateways() })?;
         self.cross(run, &mut world, &web)?;
         self.figures(run);
         self.checks(run);

@@ -7,7 +7,8 @@
 //! ```text
 //!   settings ──> crossing: the experiment ──> findings ──> screen: drawing, table, lesson
 //!   (options)      │    4 programs × 2 paths               └─> out/index.html, out/demo.json
-//!                  └──> programs: one run of one program
+//!                  ├──> programs: one run of one program
+//!                  └──> watch: the dashboard, with --watch
 //! ```
 
 mod crossing;
@@ -15,6 +16,7 @@ mod findings;
 mod programs;
 mod screen;
 mod settings;
+mod watch;
 
 use std::fs;
 use std::io::Write as _;
@@ -28,6 +30,7 @@ use crate::{report, stop};
 
 use crossing::Crossing;
 pub use settings::DemoArgs;
+use watch::Dashboard;
 
 /// Description of the demo.
 pub const ABOUT: About = About {
@@ -46,10 +49,17 @@ pub fn execute(args: &DemoArgs) -> anyhow::Result<ExitCode> {
     programs::require()?;
     fs::create_dir_all(&args.out)
         .with_context(|| format!("--out: cannot make {}", args.out.display()))?;
+    // Without root the demo's own network cannot be reached from outside, so the dashboard starts
+    // before it is entered.
+    let dashboard = args.watch.map(Dashboard::start).transpose().context("--watch")?;
     become_root()?;
     stop::on_signals().context("cannot handle Ctrl-C")?;
-    let crossing = Crossing::new(args.clone());
+    let run_dir = dashboard.as_ref().map(|dashboard| dashboard.run_dir().to_owned());
+    let crossing = Crossing::new(args.clone(), run_dir);
     say(&screen::introduction(args));
+    if let Some(dashboard) = &dashboard {
+        say(&format!("Live plots: {}\n\n", dashboard.address()));
+    }
     let options = Options { quick: args.quick, seed: args.seed, ..Options::default() };
     let mut outcome = experiment::perform(&crossing, &options);
     outcome.command = args.command();
@@ -59,6 +69,10 @@ pub fn execute(args: &DemoArgs) -> anyhow::Result<ExitCode> {
         say(&screen::table(args, &findings, colours()));
     }
     say(&screen::ending(&outcome, &page));
+    match dashboard {
+        Some(dashboard) => dashboard.linger(&outcome)?,
+        None => say("Live plots: viaduct demo --watch\n"),
+    }
     let _ = std::io::stdout().flush();
     match &outcome.ended {
         Ended::Failed(why) => bail!("the demo failed: {why}"),

@@ -1,5 +1,6 @@
 //! Settings of the demo: the link, and the output paths.
 
+use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -35,6 +36,11 @@ pub struct DemoArgs {
     /// Directory that the report and the result are written to
     #[arg(long, value_name = "DIR", default_value = "report")]
     pub out: PathBuf,
+    /// Show live plots of the gateways on a web page meanwhile, at http://127.0.0.1:7480/ or at
+    /// another address of this machine
+    #[arg(long, value_name = "ADDRESS:PORT", num_args = 0..=1, require_equals = true,
+          default_missing_value = "127.0.0.1:7480")]
+    pub watch: Option<SocketAddr>,
     /// Seed of everything random
     #[arg(long, value_name = "N", default_value_t = 1)]
     pub seed: u64,
@@ -147,6 +153,7 @@ pub(super) mod tests {
         assert!(demo.is_standard());
         assert_eq!(demo.link().to_string(), "rate=200M,delay=50ms,queue=100ms,loss=1%");
         assert_eq!(demo.command(), "viaduct demo");
+        assert_eq!((demo.watch, args("--watch").unwrap().watch.unwrap().port()), (None, 7480));
     }
 
     #[test]
