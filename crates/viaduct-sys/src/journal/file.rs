@@ -2,6 +2,7 @@
 
 use std::fs::{self, File};
 use std::io::{self, Write as _};
+use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -71,7 +72,9 @@ pub fn replace_file(path: &Path, bytes: &[u8]) -> io::Result<()> {
 }
 
 fn write_and_rename(new: &Path, path: &Path, bytes: &[u8]) -> io::Result<()> {
-    let mut file = File::create(new)?;
+    // Without a mode, a umask that lets a group open the sockets would let it write this file, and
+    // the next start would not trust it.
+    let mut file = File::options().write(true).create(true).truncate(true).mode(0o644).open(new)?;
     file.write_all(bytes)?;
     file.sync_all()?;
     fs::rename(new, path)
