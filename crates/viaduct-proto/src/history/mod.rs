@@ -182,8 +182,8 @@ impl Entry {
             self.last.clear();
         }
         let seconds = clock - self.clock;
-        for (name, reading) in readings.iter().take(MAX_SERIES) {
-            let before = self.last.iter().find(|(of, _)| of == name).map(|(_, before)| before);
+        for &(name, ref reading) in readings.iter().take(MAX_SERIES) {
+            let before = self.last.iter().find(|(of, _)| *of == name).map(|(_, before)| before);
             // Without progress of the clock, the counters are those of the last record.
             let value = reading.value(before.filter(|_| seconds > 0.0), seconds);
             self.rings.push(name, now, value.map_or(f32::NAN, |value| value as f32));

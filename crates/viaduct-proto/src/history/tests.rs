@@ -60,6 +60,7 @@ fn a_subject_that_is_gone_is_forgotten_after_ten_minutes_or_for_lack_of_room() {
     history.record("site", 2.0, vec![subject("one more", 0)]);
     assert_eq!((history.left_out(), history.keys().count()), (1, MAX_SUBJECTS));
     history.tick(601.0);
+    history.tick(602.0);
     history.record("site", 3.0, many(MAX_SUBJECTS).collect());
     assert_eq!((history.left_out(), history.keys().count()), (0, MAX_SUBJECTS));
     assert!(history.id(&key("0")).is_none());

@@ -23,7 +23,8 @@ mod server;
 mod tls;
 mod viewer;
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::path::Path;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use anyhow::{Context as _, Result};
@@ -73,35 +74,38 @@ async fn serve(
     board: &SharedBoard,
     ticks: &watch::Sender<()>,
     (listener, server): (&TcpListener, &Server),
-    mut signals: SignalStreams,
+    signals: SignalStreams,
 ) {
     let directory = run_dir.path();
-    let sampler = async {
-        let mut seconds = tokio::time::interval(SAMPLE_INTERVAL);
-        seconds.set_missed_tick_behavior(MissedTickBehavior::Delay);
-        let mut is_first = true;
-        loop {
-            seconds.tick().await;
-            let answers = collect::answers(&directory).await;
-            let time = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-            lock(board).sample(time.as_secs_f64(), answers);
-            ticks.send_replace(());
-            if std::mem::take(&mut is_first) {
-                notify(Phase::Ready);
-            }
-        }
-    };
+    let SignalStreams { mut hangup, mut terminate, mut interrupt, .. } = signals;
     tokio::select! {
-        () = sampler => {}
+        () = take_samples(&directory, board, ticks) => {}
         () = server.serve(listener) => {}
-        _ = signals.terminate.recv() => {}
-        _ = signals.interrupt.recv() => {}
+        _ = terminate.recv() => {}
+        _ = interrupt.recv() => {}
         // The files of TLS and the token are read at the start only.
-        () = async { while signals.hangup.recv().await.is_some() {} } => {}
+        () = async { while hangup.recv().await.is_some() {} } => {}
+    }
+}
+
+/// Takes a sample each second.
+async fn take_samples(run_dir: &Path, board: &SharedBoard, ticks: &watch::Sender<()>) {
+    let mut seconds = tokio::time::interval(SAMPLE_INTERVAL);
+    seconds.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    let mut is_first = true;
+    loop {
+        seconds.tick().await;
+        let answers = collect::answers(run_dir).await;
+        let time = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+        lock(board).sample(time.as_secs_f64(), answers);
+        ticks.send_replace(());
+        if std::mem::take(&mut is_first) {
+            notify(Phase::Ready);
+        }
     }
 }
 
 /// Locks the board. A panic of another holder leaves it usable: the next sample replaces it.
-fn lock(board: &SharedBoard) -> std::sync::MutexGuard<'_, Board> {
+fn lock(board: &SharedBoard) -> MutexGuard<'_, Board> {
     board.lock().unwrap_or_else(PoisonError::into_inner)
 }

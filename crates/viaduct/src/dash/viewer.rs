@@ -43,6 +43,7 @@ impl Viewer {
     ) -> mpsc::Receiver<Bytes> {
         let (sender, receiver) = mpsc::channel(1);
         tokio::spawn(async move {
+            ticks.mark_unchanged();
             let mut event = layout::event_of_all();
             event.push_str(&self.event());
             loop {

@@ -189,6 +189,8 @@ function drawFacts(news) {
 const HEIGHT = 170;
 const width = () => Math.max(200, ($("plots").firstElementChild || $("plots")).clientWidth);
 
+const clock = (time) => new Date(time * 1000).toLocaleTimeString([], { hour: "2-digit", minute: "2-digit", hour12: false });
+
 function drawPlot(plot) {
   const figure = element("figure");
   const caption = element("figcaption");
@@ -221,7 +223,7 @@ function drawPlot(plot) {
       x: { range: (_, least, most) => (most === null ? [0, SAMPLES] : [most - SAMPLES, most]) },
       y: { range: (_, least, most) => [0, most > 0 ? most * 1.1 : 1] },
     },
-    axes: [axis({}), axis({ size: 52 })],
+    axes: [axis({ size: 30, values: (_, times) => times.map(clock) }), axis({ size: 52 })],
     series: [{}, ...plot.series.map(line)],
     hooks: { setCursor: [write] },
   };
