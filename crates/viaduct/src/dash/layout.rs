@@ -174,6 +174,24 @@ pub(super) const KINDS: &[Kind] = &[
         ],
     },
     Kind {
+        kind: "tcp",
+        title: "TCP",
+        headline: &["requests", "open"],
+        plots: &[
+            plot("Requests", "requests/s", &[("requests", "requests")]),
+            plot("Open", "connections", &[("open", "connections")]),
+            plot(
+                "Connections",
+                "connections/s",
+                &[
+                    ("connections", "accepted"),
+                    ("crowded", "over their source's limit"),
+                    ("slow", "ended as too slow"),
+                ],
+            ),
+        ],
+    },
+    Kind {
         kind: "trickles",
         title: "Trickles",
         headline: &["answered", "rate_out", "refused"],
@@ -192,24 +210,6 @@ pub(super) const KINDS: &[Kind] = &[
                 ],
             ),
             plot("Connections", "connections/s", &[("opened", "opened")]),
-        ],
-    },
-    Kind {
-        kind: "tcp",
-        title: "TCP",
-        headline: &["requests", "open"],
-        plots: &[
-            plot("Requests", "requests/s", &[("requests", "requests")]),
-            plot("Open", "connections", &[("open", "connections")]),
-            plot(
-                "Connections",
-                "connections/s",
-                &[
-                    ("connections", "accepted"),
-                    ("crowded", "over their source's limit"),
-                    ("slow", "ended as too slow"),
-                ],
-            ),
         ],
     },
     Kind {
