@@ -74,7 +74,11 @@ function drawList(news) {
   const bare = JSON.stringify(news, (key, value) => (key === "values" ? undefined : value));
   if (bare !== structure) {
     structure = bare;
+    const focused = document.activeElement.getAttribute("href");
     $("services").replaceChildren(...news.services.map(drawService));
+    const links = [...document.querySelectorAll("nav a")];
+    const again = links.find((link) => link.getAttribute("href") === focused);
+    if (again) again.focus({ preventScroll: true });
     const more = news.left_out ? news.left_out + " more peers, links or outbounds; not shown" : "";
     const trouble = [news.trouble, more].filter(Boolean).join("; ");
     $("trouble").textContent = trouble;
