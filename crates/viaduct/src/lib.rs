@@ -42,6 +42,7 @@ mod steer;
 mod text;
 mod tunnel;
 mod value_parser;
+mod watchdog;
 
 use std::io::IsTerminal as _;
 use std::path::PathBuf;

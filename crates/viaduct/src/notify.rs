@@ -21,6 +21,8 @@ pub enum Phase {
     Reloading,
     /// The service is ending: it drains flows, or restores the machine's settings.
     Stopping,
+    /// The watchdog's answer: the service's loops run.
+    Alive,
 }
 
 /// Reports `phase`. Failures are only logged: the service does not depend on its manager.
@@ -37,6 +39,7 @@ fn message(phase: Phase) -> String {
         Phase::Ready => "READY=1\n".to_owned(),
         Phase::Reloading => format!("RELOADING=1\nMONOTONIC_USEC={}\n", clock::now() / 1_000),
         Phase::Stopping => "STOPPING=1\n".to_owned(),
+        Phase::Alive => "WATCHDOG=1\n".to_owned(),
     }
 }
 

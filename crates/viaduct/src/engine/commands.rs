@@ -18,6 +18,7 @@ use super::stats::ProxyStats;
 use super::worker::Worker;
 use super::wrapped::{Arrival, Call};
 use crate::tunnel::Tunnels;
+use crate::watchdog::Heartbeat;
 
 /// Time for which a stopping proxy still accepts clients that have begun a TCP handshake: enough
 /// for a round trip by satellite, and a lost packet.
@@ -85,12 +86,14 @@ pub enum WorkerCommand {
 pub struct CommandSender {
     commands: mpsc::Sender<WorkerCommand>,
     waker: Arc<Waker>,
+    /// Heartbeat of the worker.
+    pub heartbeat: Arc<Heartbeat>,
 }
 
 impl CommandSender {
     /// Returns a sender that sends through `commands` and wakes the worker with `waker`.
     pub fn new(commands: mpsc::Sender<WorkerCommand>, waker: Arc<Waker>) -> CommandSender {
-        CommandSender { commands, waker }
+        CommandSender { commands, waker, heartbeat: Arc::default() }
     }
 
     /// Sends a command. If the worker has ended, the command is dropped, and with it its reply

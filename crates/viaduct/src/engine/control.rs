@@ -13,6 +13,7 @@ use crate::metrics::{self, Metrics, Page};
 use crate::notify::{Phase, notify};
 use crate::signals::{SignalStreams, Signals};
 use crate::status_socket;
+use crate::watchdog::Watchdog;
 
 /// Control side: everything but flows.
 pub struct Control {
@@ -56,9 +57,10 @@ pub fn start(
 impl Control {
     async fn serve(mut self, mut heard: SignalStreams) -> Result<()> {
         notify(Phase::Ready);
-        let mut stopping = false;
+        let (mut stopping, mut watchdog) = (false, Watchdog::new());
         loop {
             tokio::select! {
+                () = watchdog.due() => watchdog.answer(self.proxy.age()),
                 _ = heard.hangup.recv() => {
                     self.proxy.reopen_log();
                     self.reload();

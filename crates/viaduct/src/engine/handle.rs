@@ -87,6 +87,11 @@ impl Handle {
         self.send_all(|| WorkerCommand::Stop);
     }
 
+    /// Age of the oldest heartbeat of the workers.
+    pub fn age(&self) -> Duration {
+        self.workers.iter().map(|worker| worker.heartbeat.age()).max().unwrap_or_default()
+    }
+
     fn send_all(&self, command: impl Fn() -> WorkerCommand) {
         self.workers.iter().for_each(|worker| worker.send(command()));
     }

@@ -158,6 +158,7 @@ impl Worker {
     /// Runs until told to end.
     pub fn run(mut self) -> Result<()> {
         let ended = self.turn_until_over();
+        self.own.heartbeat.end();
         self.log_cut(time());
         ended
     }
@@ -177,6 +178,7 @@ impl Worker {
             }
             // A turn may take milliseconds, too long for path measurements: each step reads the
             // clock.
+            self.own.heartbeat.beat();
             let unread = std::mem::take(&mut self.unread);
             for event in &events {
                 self.handle(event, time());

@@ -29,6 +29,7 @@ use crate::notify::{Phase, notify};
 use crate::settings::thread::ProxyThread;
 use crate::signals::{SignalStreams, Signals};
 use crate::status_socket;
+use crate::watchdog::Watchdog;
 
 const CHECK_INTERVAL: Duration = Duration::from_secs(1);
 
@@ -133,8 +134,8 @@ impl Control {
         self.listeners.replace(opened, &self.site.config);
         notify(Phase::Ready);
         self.endpoints.watch(&self.site.config);
-        let (mut stray_warning, mut second) =
-            (StrayWarning::default(), tokio::time::interval(CHECK_INTERVAL));
+        let (mut stray_warning, mut watchdog) = (StrayWarning::default(), Watchdog::new());
+        let mut second = tokio::time::interval(CHECK_INTERVAL);
         tokio::pin!(gone);
         let mut draining = false;
         while !self.is_drained(draining) {
@@ -144,6 +145,7 @@ impl Control {
                     self.follow_wan(system).await;
                     system.restore_rules(&self.rules);
                 }
+                () = watchdog.due() => watchdog.answer(self.age()),
                 _ = signals.terminate.recv() => if self.drain(&mut draining, system) { break },
                 _ = signals.interrupt.recv() => if self.drain(&mut draining, system) { break },
                 _ = tokio::time::sleep(DRAIN_POLL), if draining => {}
@@ -167,6 +169,12 @@ impl Control {
             clocks.write(&self.published.details().clocks);
         }
         self.flows.take().map_or(Ok(()), |flows| flows.engine.end())
+    }
+
+    /// Age of the oldest heartbeat: of the packet thread, or of a loop of split mode.
+    fn age(&self) -> Duration {
+        let flows = self.flows.as_ref().map(|flows| flows.engine.handle.age());
+        self.published.age().max(flows.unwrap_or_default())
     }
 
     /// Passes the current addresses of endpoints to the packet thread.

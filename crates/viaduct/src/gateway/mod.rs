@@ -129,6 +129,7 @@ fn wait_for_prerequisites(
         if reported.is_none() {
             notify(Phase::Ready);
         }
+        notify(Phase::Alive);
         if reported.as_ref() != Some(&missing) {
             warn!("waiting: {missing}");
         }

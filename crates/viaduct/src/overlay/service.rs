@@ -18,6 +18,7 @@ use crate::notify::{Phase, notify};
 use crate::random::entropy;
 use crate::settings::thread::ProxyThread;
 use crate::signals::{SignalStreams, Signals};
+use crate::watchdog::Watchdog;
 
 /// Interval at which the table is published even if it has not changed.
 const PUBLISH_INTERVAL: Duration = Duration::from_secs(1);
@@ -66,7 +67,7 @@ impl Service<'_> {
         mut signals: SignalStreams,
     ) -> Result<()> {
         info!("overlay {}: probes at {}", self.config.node.name, self.config.listen);
-        let mut ticks = tokio::time::interval(PUBLISH_INTERVAL);
+        let (mut ticks, mut watchdog) = (tokio::time::interval(PUBLISH_INTERVAL), Watchdog::new());
         let mut buffer = [0; MAX_MESSAGE];
         let metrics = Metrics::default();
         self.publish(table_socket)?;
@@ -81,6 +82,7 @@ impl Service<'_> {
                     Err(error) => debug!("cannot receive a probe: {error}"),
                 },
                 _ = ticks.tick() => self.publish(table_socket)?,
+                () = watchdog.due() => watchdog.answer(self.age()),
                 () = table_socket.serve() => {}
                 client = metrics::accept(metrics_listener.as_ref()) => {
                     let table = self.table();
@@ -104,6 +106,11 @@ impl Service<'_> {
         }
         info!("stopping");
         self.flows.take().map_or(Ok(()), |flows| flows.engine.end())
+    }
+
+    /// Age of the oldest heartbeat of the loops that carry flows through this node.
+    fn age(&self) -> Duration {
+        self.flows.as_ref().map(|flows| flows.engine.handle.age()).unwrap_or_default()
     }
 
     /// Stops accepting flows through this node; existing ones may finish. Returns true from the

@@ -29,6 +29,7 @@ use super::config_handoff::ConfigHandoff;
 use crate::engine::intercept::InterceptState;
 use crate::engine::listen_set::{ListenSet, SynSource};
 use crate::notify::{Phase, notify};
+use crate::watchdog;
 
 /// Pause after a failure, which doubles with each further failure, and its maximum.
 const RESTART_DELAY: Duration = Duration::from_millis(100);
@@ -195,7 +196,7 @@ impl OnDemandParent {
     fn look(&self, work: &[&dyn AsFd], at_most: Option<Duration>) -> Option<Woken> {
         let SignalPipes { end, again, reopen } = &self.signals;
         let calls: [&dyn AsFd; 3] = [end, again, reopen];
-        match wait(&[&calls, work].concat(), at_most) {
+        match wait_and_answer(&[&calls, work].concat(), at_most) {
             Woken::Work if self.signals.is_end() => Some(Woken::Signal),
             Woken::Work if self.signals.is_for_proxy() => None,
             woken => Some(woken),
@@ -271,6 +272,20 @@ impl OnDemandParent {
             proxy.kill()?;
         }
         Ok(())
+    }
+}
+
+/// Waits like [`wait`], and answers the service manager's watchdog meanwhile.
+fn wait_and_answer(readable: &[&dyn AsFd], at_most: Option<Duration>) -> Woken {
+    let Some(expected) = watchdog::expected() else { return wait(readable, at_most) };
+    let (begun, turn) = (Instant::now(), watchdog::answer_interval(expected));
+    loop {
+        notify(Phase::Alive);
+        let left = at_most.map(|time| time.saturating_sub(begun.elapsed()));
+        match wait(readable, Some(left.map_or(turn, |left| left.min(turn)))) {
+            Woken::Time if left.is_none_or(|left| left > turn) => {}
+            woken => return woken,
+        }
     }
 }
 

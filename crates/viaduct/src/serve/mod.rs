@@ -40,11 +40,13 @@ use crate::access_log::AccessLogArgs;
 use crate::dead_after::DeadAfter;
 use crate::key;
 use crate::metrics::{self, Metrics, Page};
+use crate::notify::{Phase, notify};
 use crate::random::entropy;
 use crate::run_dir::RunDir;
 use crate::signals::{SignalStreams, Signals};
 use crate::status_socket;
 use crate::value_parser::{memory, size, socket_addr};
+use crate::watchdog::Watchdog;
 use disk::Disk;
 use file_cache::FileCache;
 use files::Root;
@@ -275,6 +277,7 @@ async fn serve(
     }
     let metrics_listener = args.metrics.map(metrics::listen).transpose()?;
     let (status_listener, metrics) = (status_socket(args), Metrics::default());
+    let mut watchdog = Watchdog::new();
     let status = || ServeStatus {
         serving: args.dir.display().to_string(),
         name: name(args),
@@ -284,10 +287,14 @@ async fn serve(
         trickles: trickles.as_ref().map(Service::status),
         access_log: log.stats(),
     };
+    notify(Phase::Ready);
     loop {
         tokio::select! {
-            _ = signals.terminate.recv() => return Ok(()),
-            _ = signals.interrupt.recv() => return Ok(()),
+            _ = signals.terminate.recv() => break,
+            _ = signals.interrupt.recv() => break,
+            () = watchdog.due() => {
+                watchdog.answer(trickles.as_ref().map(Service::age).unwrap_or_default());
+            }
             // SIGHUP only reopens the log, as changed secrets are reloaded automatically.
             _ = signals.hangup.recv() => log.reopen(),
             _ = signals.user1.recv() => log.reopen(),
@@ -299,6 +306,8 @@ async fn serve(
             }
         }
     }
+    notify(Phase::Stopping);
+    Ok(())
 }
 
 /// Opens the status socket. If this fails, the server runs without a status socket.

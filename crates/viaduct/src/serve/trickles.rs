@@ -27,6 +27,7 @@ use viaduct_trickles::{Listener, Secrets, ServerSettings};
 
 use super::file_cache::FileCache;
 use super::status::TricklesStatus;
+use crate::watchdog::Heartbeat;
 
 /// Interval at which files are evicted, changed secrets are reloaded and the status is updated.
 const CHECK_INTERVAL: Duration = Duration::from_millis(200);
@@ -87,6 +88,7 @@ struct Thread {
 struct ThreadState {
     stop: AtomicBool,
     waker: Waker,
+    heartbeat: Heartbeat,
     status: Mutex<TricklesStatus>,
 }
 
@@ -109,6 +111,11 @@ impl Service {
         // A thread that has just started has no counters yet.
         let counted = self.0.iter().map(of).filter(|status| !status.refused.is_empty());
         counted.reduce(TricklesStatus::and).unwrap_or_default()
+    }
+
+    /// Age of the oldest heartbeat of the threads.
+    pub fn age(&self) -> Duration {
+        self.0.iter().map(|thread| thread.state.heartbeat.age()).max().unwrap_or_default()
     }
 }
 
@@ -133,6 +140,7 @@ impl Thread {
         let state = Arc::new(ThreadState {
             stop: AtomicBool::new(false),
             waker: Waker::new()?,
+            heartbeat: Heartbeat::default(),
             status: Mutex::default(),
         });
         let run = {
@@ -167,6 +175,7 @@ impl ThreadState {
     fn run(&self, listener: &mut Listener, files: &mut FileCache) {
         let mut checked_at = Instant::now();
         while !self.stop.load(Ordering::Relaxed) {
+            self.heartbeat.beat();
             let done = answer_batch(listener, files);
             if done == 0 {
                 wait(&[listener], &self.waker, CHECK_INTERVAL);
