@@ -7,9 +7,14 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, anyhow};
 use clap::Subcommand;
+use rustix::fs::{Access, access};
+use rustix::io::Errno;
 use tracing::warn;
 use viaduct_proto::keys::SecretKey;
 use viaduct_sys::random::random;
+
+/// Name under which the units pass the files of `/etc/viaduct` to a service.
+const CREDENTIAL: &str = "keys";
 
 /// Subcommands of `viaduct key`.
 #[derive(Debug, Subcommand)]
@@ -116,9 +121,22 @@ fn refused(out: &Path, error: io::Error) -> anyhow::Error {
     }
 }
 
+/// Path from which the secret file `file` is read: itself, or the copy that the service manager
+/// gives to a service that runs as another user (`LoadCredential=keys:/etc/viaduct` of systemd).
+pub fn accessible(file: &Path) -> PathBuf {
+    let copy = || {
+        let directory = PathBuf::from(std::env::var_os("CREDENTIALS_DIRECTORY")?);
+        let copy = directory.join(format!("{CREDENTIAL}_{}", file.file_name()?.to_str()?));
+        copy.is_file().then_some(copy)
+    };
+    let is_denied = access(file, Access::READ_OK) == Err(Errno::ACCESS);
+    copy().filter(|_| is_denied).unwrap_or_else(|| file.to_owned())
+}
+
 /// Reads a secret key's file. Errors: the file cannot be read, or holds no key.
 pub fn read(file: &Path) -> Result<SecretKey> {
-    let text = std::fs::read_to_string(file).with_context(|| file.display().to_string())?;
+    let text = std::fs::read_to_string(accessible(file));
+    let text = text.with_context(|| file.display().to_string())?;
     text.parse().with_context(|| file.display().to_string())
 }
 

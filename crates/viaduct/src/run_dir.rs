@@ -3,6 +3,7 @@
 //! | user | directory |
 //! |---|---|
 //! | root | `/run/viaduct` |
+//! | that of a system service | `$RUNTIME_DIRECTORY` (`RuntimeDirectory=` of systemd) |
 //! | others | `$XDG_RUNTIME_DIR/viaduct`; without that variable, `viaduct-UID` in `/tmp` |
 
 use std::os::unix::fs::{DirBuilderExt as _, MetadataExt as _};
@@ -17,7 +18,7 @@ use crate::value_parser::table::defaults;
 #[derive(Clone, Debug, Default, clap::Args, Deserialize)]
 #[serde(default = "defaults", deny_unknown_fields, rename_all = "kebab-case")]
 pub struct RunDir {
-    /// Directory of sockets and journals [default: /run/viaduct for root, else
+    /// Directory of sockets and journals [default: /run/viaduct for root, else $RUNTIME_DIRECTORY,
     /// $XDG_RUNTIME_DIR/viaduct or /tmp/viaduct-UID]
     #[arg(long, value_name = "DIR", env = "VIADUCT_RUN_DIR")]
     run_dir: Option<PathBuf>,
@@ -50,6 +51,11 @@ pub fn default_run_dir() -> PathBuf {
     let user = rustix::process::geteuid();
     if user.is_root() {
         return SYSTEM.into();
+    }
+    if let Some(given) = env::var_os("RUNTIME_DIRECTORY")
+        && let Some(first) = env::split_paths(&given).find(|dir| dir.is_absolute())
+    {
+        return first;
     }
     if let Some(own) = env::var_os("XDG_RUNTIME_DIR").filter(|dir| Path::new(dir).is_absolute()) {
         return Path::new(&own).join("viaduct");

@@ -221,7 +221,7 @@ pub fn run(args: &ServeArgs) -> Result<()> {
 /// Reads the secrets in a file, and warns if other users can read it. Without a file, generates a
 /// secret, which is lost when this process exits.
 fn secrets(file: Option<&Path>) -> Result<Secrets> {
-    let secrets = Secrets::new(file)?;
+    let secrets = Secrets::new(file.map(key::accessible).as_deref())?;
     file.inspect(|file| key::warn_if_readable("key", file));
     Ok(secrets)
 }

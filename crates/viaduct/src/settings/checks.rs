@@ -167,7 +167,8 @@ pub(super) fn terms(args: &ProxyArgs) -> Result<Terms> {
 }
 
 pub(super) fn secret(file: &Path) -> Result<Secret> {
-    let text = fs::read_to_string(file).with_context(|| file.display().to_string())?;
+    let text = fs::read_to_string(key::accessible(file));
+    let text = text.with_context(|| file.display().to_string())?;
     key::warn_if_readable("password-file", file);
     let pair = Some(text.trim_end_matches(['\r', '\n'])).filter(|line| !line.contains('\n'));
     let Some((name, password)) = pair.and_then(|line| line.split_once(':')) else {

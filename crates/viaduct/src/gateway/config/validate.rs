@@ -108,7 +108,8 @@ fn read_key(path: &Path) -> Result<SecretKey, Invalid> {
         let what = format!("is not there; `viaduct key new --out {}` makes one", path.display());
         return invalid(place, what);
     }
-    let text = text::read(path, MAX_KEY_FILE).or_else(|what| invalid(&place, what))?;
+    let text =
+        text::read(&key::accessible(path), MAX_KEY_FILE).or_else(|what| invalid(&place, what))?;
     text.parse().or_else(|what| invalid(&place, what))
 }
 
