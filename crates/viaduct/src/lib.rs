@@ -169,6 +169,7 @@ pub fn handlers() -> Registry {
 pub fn main(registry: Registry) -> ExitCode {
     // All services wait for child processes, which fails if the parent ignored SIGCHLD.
     viaduct_sys::process::inherited_state::reset_sigchld();
+    viaduct_sys::process::static_link::restrict_host_lookups();
     let words = run::expand(std::env::args_os());
     // `viaduct run` exits with the status of its program, so failures of viaduct itself need a
     // status of their own.

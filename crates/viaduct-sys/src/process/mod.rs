@@ -10,6 +10,7 @@
 //! | [`thread`] | priority, core and timer slack of a thread |
 //! | [`memory`] | resident memory of this process |
 //! | [`dir_lock`] | exclusive lock on a directory |
+//! | [`static_link`] | host names in a statically linked program |
 //! | `instance_lock` | one process per instance name and network namespace |
 //! | [`tool`] | external programs: `nft` |
 
@@ -20,6 +21,7 @@ pub mod inherited_state;
 pub(crate) mod instance_lock;
 pub mod memory;
 pub mod signals;
+pub mod static_link;
 pub mod supervise;
 pub mod thread;
 pub mod tool;
