@@ -18,6 +18,8 @@ mod dead_after;
 mod engine;
 mod gateway;
 mod key;
+#[cfg(not(feature = "lab"))]
+mod lab_program;
 mod manual;
 mod master;
 mod metrics;
@@ -155,6 +157,15 @@ enum Command {
     #[cfg(feature = "lab")]
     #[command(subcommand)]
     Lab(viaduct_lab::cli::LabCommand),
+    /// Run four programs between two sites over a link that loses packets, without and with
+    /// Viaduct (package viaduct-lab)
+    #[cfg(not(feature = "lab"))]
+    #[command(disable_help_flag = true)]
+    Demo(lab_program::LabArgs),
+    /// Build test networks of network namespaces, and run experiments in them (package viaduct-lab)
+    #[cfg(not(feature = "lab"))]
+    #[command(disable_help_flag = true)]
+    Lab(lab_program::LabArgs),
 }
 
 pub use bytes;
@@ -245,6 +256,10 @@ fn execute(line: CommandLine, registry: Registry) -> Result<ExitCode> {
         Command::Demo(args) => return viaduct_lab::demo::execute(&args),
         #[cfg(feature = "lab")]
         Command::Lab(command) => return viaduct_lab::cli::execute(command),
+        #[cfg(not(feature = "lab"))]
+        Command::Demo(args) => return lab_program::execute("demo", &args),
+        #[cfg(not(feature = "lab"))]
+        Command::Lab(args) => return lab_program::execute("lab", &args),
     }
     Ok(ExitCode::SUCCESS)
 }
