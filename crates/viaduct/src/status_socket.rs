@@ -1,7 +1,7 @@
 //! Status socket of a service, and the exclusive ownership of its name.
 
 use std::fs;
-use std::os::unix::fs::MetadataExt as _;
+use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -14,6 +14,8 @@ use viaduct_sys::process::dir_lock::DirLock;
 
 /// Time within which a client of the status socket must read the status.
 const READ_TIMEOUT: Duration = Duration::from_secs(5);
+/// Mode of the socket: the service's user and group may read the status.
+const SOCKET_MODE: u32 = 0o660;
 /// Delay before the next attempt after a failed accept.
 const ACCEPT_RETRY: Duration = Duration::from_millis(100);
 
@@ -57,6 +59,8 @@ pub fn open(path: &Path) -> Result<(UnixListener, Name)> {
     let bound = UnixListener::bind(path);
     let listener =
         bound.with_context(|| format!("cannot open the status socket {}", path.display()))?;
+    fs::set_permissions(path, fs::Permissions::from_mode(SOCKET_MODE))
+        .with_context(|| format!("cannot set the mode of {}", path.display()))?;
     Ok((listener, Name::of(path)))
 }
 
