@@ -1,5 +1,5 @@
 # Each target works as the first command in a fresh clone: missing programs are installed.
-.PHONY: demo test matrix bench lint audit fuzz arm bare build clean help
+.PHONY: demo test matrix bench lint audit fuzz arm bare build dist dist-test clean help
 
 # Test programs run under scripts/bounded, which ends those that hang. The path is absolute, because
 # Cargo starts them in the directory of their package. (If there is no Rust toolchain yet, Debian's
@@ -8,7 +8,7 @@ host := $(shell (rustc -vV 2>/dev/null || echo host: $$(uname -m)-unknown-linux-
 test matrix: export CARGO_TARGET_$(host)_RUNNER := $(CURDIR)/scripts/bounded
 
 help:             ## this list
-	@grep -E '^[a-z]+:.*##' Makefile | sed 's/:.*##/\t/'
+	@grep -E '^[a-z-]+:.*##' Makefile | sed 's/:.*##/\t/'
 
 demo:             ## four programs over a lossy link, without and with gateways
 	@scripts/need run
@@ -67,6 +67,14 @@ arm:              ## the FEC tests on aarch64, which has other SIMD kernels, in 
 
 bare:             ## `make demo` first in a fresh Debian 12 with only make and git (root, half an hour)
 	scripts/bare make demo
+
+dist:             ## packages, tarballs and images of x86_64 and aarch64, in target/dist (ARCHES)
+	@scripts/need dist
+	scripts/dist
+
+dist-test:        ## the Debian package: lintian, units, install, two gateways, purge (root)
+	@scripts/need disttest
+	scripts/dist-test
 
 clean:
 	cargo clean
