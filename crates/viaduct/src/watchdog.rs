@@ -93,7 +93,9 @@ impl Watchdog {
     /// Waits until the next answer is due; forever without a watchdog.
     pub async fn due(&mut self) {
         match &mut self.answers {
-            Some((times, _)) => drop(times.tick().await),
+            Some((times, _)) => {
+                times.tick().await;
+            }
             None => future::pending().await,
         }
     }
