@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use crate::common::{free_port, within};
 
-/// The watchdog's interval. An answer comes three times as often, and a loop hangs after half of it.
+/// The watchdog's interval. Answers come three times as often; a loop hangs after half of it.
 const INTERVAL: Duration = Duration::from_millis(1_500);
 
 /// Stops the thread that the argument names, prints a line, and lets it go on at the end of input.
