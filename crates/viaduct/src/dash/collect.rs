@@ -9,7 +9,7 @@ use tokio::net::UnixStream;
 use tokio::task::JoinSet;
 use tokio::time::timeout;
 
-use crate::status::client::{self, ServiceStatus};
+use crate::status::client::{self, ServiceStatus, Unread};
 
 /// Maximum number of services.
 pub(super) const MAX_SERVICES: usize = 64;
@@ -35,7 +35,7 @@ pub(super) async fn answers(directory: &Path) -> Answers {
     let mut sockets = match client::sockets(directory) {
         Ok(sockets) => sockets,
         Err(error) => {
-            return Answers { services: Vec::new(), trouble: Some(format!("{error:#}")) };
+            return Answers { services: Vec::new(), trouble: Some(error.to_string()) };
         }
     };
     let surplus = sockets.len().saturating_sub(MAX_SERVICES);
@@ -54,15 +54,13 @@ pub(super) async fn answers(directory: &Path) -> Answers {
     Answers { services, trouble }
 }
 
-async fn answer(socket: PathBuf) -> Answer {
-    let name = socket.file_stem().unwrap_or_default().to_string_lossy().into_owned();
+async fn answer((name, socket): (String, PathBuf)) -> Answer {
     let status = match timeout(ANSWER_TIMEOUT, read(&socket)).await {
-        Ok(Ok(text)) => serde_json::from_slice(&text)
-            .map_err(|error| format!("its answer is not of this version: {error}")),
-        Ok(Err(error)) => Err(format!("{:#}", client::refusal(&socket, &error))),
-        Err(_) => Err("it does not answer".to_owned()),
+        Ok(Ok(text)) => serde_json::from_slice(&text).map_err(Unread::Unknown),
+        Ok(Err(error)) => Err(Unread::from(error)),
+        Err(_) => Err(Unread::Silent),
     };
-    (name, status)
+    (name, status.map_err(|reason| reason.to_string()))
 }
 
 async fn read(socket: &Path) -> io::Result<Vec<u8>> {
