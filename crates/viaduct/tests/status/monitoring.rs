@@ -39,7 +39,10 @@ fn every_expression_of_the_dashboard_is_valid() {
     let targets = panels.filter_map(|panel| panel["targets"].as_array()).flatten();
     let expressions = targets.map(|target| target["expr"].as_str().unwrap());
     // Rules may be JSON, because all JSON is YAML.
-    let rule = |(n, expr): (usize, &str)| json!({"record": format!("panel:{n}"), "expr": expr.replace("$__rate_interval", "5m")});
+    let rule = |(n, expr): (usize, &str)| {
+        let expr = expr.replace("$__rate_interval", "5m");
+        json!({"record": format!("panel:{n}"), "expr": expr})
+    };
     let rules: Vec<Value> = expressions.enumerate().map(rule).collect();
     assert!(rules.len() > 50, "{}", rules.len());
     let file = machine.0.join("dashboard.json");
