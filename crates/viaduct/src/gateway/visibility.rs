@@ -45,8 +45,8 @@ fn flows(tables: &[Flowtable], wan: &str, below: &[&Link]) -> Vec<String> {
         }
         let lower = below.iter().find(|lower| table.has(&lower.name))?;
         Some(format!(
-            "flowtable {name} has the device {}, which carries {wan}: it forwards connections \
-             past the tap on {wan}; their packets are not protected: {cure}",
+            "flowtable {name} has the device {}, which carries {wan}: packets of connections skip \
+             {wan} and its tap, at least on arrival, and are not protected: {cure}",
             lower.name
         ))
     };

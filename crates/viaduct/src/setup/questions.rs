@@ -146,7 +146,10 @@ impl Setup {
     /// Description of the values that have no default.
     pub fn take_defaults(&mut self) -> Result<(), String> {
         let mut missing = Vec::new();
-        for item in ITEMS.into_iter().filter(|&item| self.values[item as usize].is_none()) {
+        for item in ITEMS {
+            if self.values[item as usize].is_some() {
+                continue;
+            }
             match self.default(item) {
                 Some(value) => self.values[item as usize] = Some(value),
                 None => missing.push(self.missing(item)),
