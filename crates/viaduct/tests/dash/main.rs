@@ -79,12 +79,15 @@ impl Dash {
         self.answer(&format!("GET {path} HTTP/1.1\r\nHost: localhost\r\n\r\n"))
     }
 
-    /// Opens the stream of events, and waits for its first list of services.
+    /// Opens the stream of events, and reads up to the end of its first list of services, or the
+    /// refusal.
     fn watch(&self) -> (TcpStream, String) {
         let mut stream = self.connect();
         stream.write_all(b"GET /events HTTP/1.1\r\nHost: localhost\r\n\r\n").unwrap();
         let mut text = String::new();
-        while !text.contains("event: list") && !text.contains(" 503 ") {
+        // An empty line ends an event, and another line end its chunk.
+        let is_whole = |text: &str| text.contains("event: list") && text.ends_with("\n\n\r\n");
+        while !is_whole(&text) && !text.contains(" 503 ") {
             text += &more(&mut stream);
         }
         (stream, text)
