@@ -42,7 +42,7 @@ fn the_page_forbids_foreign_code_and_refuses_foreign_names_and_methods() {
     ];
     for (request, status) in cases {
         let answer = dash.answer(request);
-        assert!(answer.starts_with(&format!("HTTP/1.1 {status} ")), "{request}: {answer}");
+        assert_eq!(answer.split(' ').nth(1), Some(status), "{request}: {answer}");
     }
     let head = dash.answer("HEAD / HTTP/1.1\r\nHost: localhost\r\n\r\n");
     assert!(head.ends_with("\r\n\r\n") && !head.contains("<html"), "{head}");
