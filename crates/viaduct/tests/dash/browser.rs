@@ -45,7 +45,9 @@ fn a_step_of_the_loss_is_seen_in_two_seconds_and_in_its_size() {
         let page = format!("{origin}#site-b/peer/site-a");
         browser.call("Page.navigate", &json!({ "url": page }));
         until("plots are drawn", || {
-            browser.evaluate("plots.length > 0 && $('title').textContent") == "site-b · site-a"
+            browser
+                .evaluate("typeof plots === 'object' && plots.length > 0 && $('title').textContent")
+                == "site-b · site-a"
         });
         let first = "performance.getEntriesByName('plotted')[0].startTime";
         let first = browser.evaluate(first).as_f64().unwrap();
@@ -100,7 +102,9 @@ fn names_are_text_and_colours_follow_the_scheme() {
     let mut browser = Browser::start(&dir.join("profile"));
     let url = format!("http://{}/", dash.at);
     browser.call("Page.navigate", &json!({ "url": url }));
-    until("the server is shown", || browser.evaluate("plots.length > 0") == true);
+    until("the server is shown", || {
+        browser.evaluate("typeof plots === 'object' && plots.length > 0") == true
+    });
     let nav = browser.evaluate("$('services').textContent");
     assert!(nav.as_str().unwrap().contains("<img src=x onerror="), "{nav}");
     assert_eq!(browser.evaluate("document.images.length"), 0);
