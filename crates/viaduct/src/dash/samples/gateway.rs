@@ -56,8 +56,9 @@ fn site(status: &Status) -> (Subject, Details) {
 
 fn peer(peer: &PeerStatus) -> (Subject, Details) {
     let stats = &peer.counters;
-    let mut readings = loss("in", &stats.receiver.link);
-    readings.extend(loss("out", &stats.reported));
+    // Losses are counted a second after they happened, own recoveries at once.
+    let mut readings = loss("in", &stats.receiver.link, stats.receiver.recovered);
+    readings.extend(loss("out", &stats.reported, stats.reported.recovered));
     readings.extend(causes(stats, peer.link.as_ref()));
     readings.extend(traffic(stats));
     readings.extend(delays(stats));
@@ -80,8 +81,8 @@ fn peer(peer: &PeerStatus) -> (Subject, Details) {
 }
 
 /// Loss of a direction.
-fn loss(direction: &str, link: &LossReport) -> Readings {
-    let [lost, residual, recovered] = match direction {
+fn loss(direction: &str, link: &LossReport, recovered: u64) -> Readings {
+    let [lost, residual, recoveries] = match direction {
         "in" => ["lost_in", "residual_in", "recovered_in"],
         _ => ["lost_out", "residual_out", "recovered_out"],
     };
@@ -94,7 +95,7 @@ fn loss(direction: &str, link: &LossReport) -> Readings {
     vec![
         (lost, Reading::percent(link.lost, link.covered)),
         (residual, left),
-        (recovered, Reading::per_second(link.recovered)),
+        (recoveries, Reading::per_second(recovered)),
     ]
 }
 
