@@ -225,7 +225,7 @@ mod tests {
             master: None,
             lower: None,
         };
-        let ppp0 = Link { index: 3, name: "ppp0".to_owned(), kind: LinkKind::Ppp, ..eth0.clone() };
+        let ppp0 = Link { index: 3, name: "ppp0".to_owned(), kind: LinkKind::Ppp, ..eth0 };
         let links = Links { links: vec![eth0.clone(), ppp0.clone()], pppoe: carriers(text) };
         assert_eq!(links.below(&ppp0), [&eth0]);
         assert!(links.below(&eth0).is_empty());

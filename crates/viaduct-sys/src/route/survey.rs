@@ -115,10 +115,9 @@ mod tests {
             }
             let eth0 = interface::index("eth0").unwrap();
             let text = |(ip, length): (IpAddr, u8)| format!("{ip}/{length}");
-            let routes = forward_routes().unwrap();
-            assert!(routes.iter().all(|route| route.interface == eth0), "{routes:?}");
+            let routes = forward_routes().unwrap().into_iter();
             let routes: Vec<_> = routes
-                .into_iter()
+                .filter(|route| route.interface == eth0)
                 .map(|route| (text(route.to), route.is_connected))
                 .filter(|(to, _)| !to.starts_with("fe80") && !to.starts_with("169.254"))
                 .collect();

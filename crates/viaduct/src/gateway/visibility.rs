@@ -187,8 +187,9 @@ mod tests {
             let hardware = &flows(&[table("br0", true)], "br0", &below)[0];
             assert!(hardware.contains("remove its `flags offload`"), "{hardware}");
             let hook = "hook ingress priority 0; devices = { eth0, far0 };";
-            let rules = format!("table inet fw4 {{ flowtable ft {{ {hook} }} }}");
-            if tool::run("nft", &["-f", "-"], &rules).is_err() {
+            let rules = format!("table inet fw4 {{ flowtable ft {{ {hook} }}; }}");
+            if let Err(error) = tool::run("nft", &["-f", "-"], &rules) {
+                assert!(error.to_string().contains("Could not process rule"), "{error}");
                 eprintln!("skipped: this kernel has no flowtables");
                 return;
             }

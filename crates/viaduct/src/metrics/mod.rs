@@ -271,7 +271,7 @@ mod tests {
             match (token.as_str(), within) {
                 ("{", _) => within = "{",
                 ("(", _) if at > 0 && matches!(tokens[at - 1].as_str(), "by" | "on") => {
-                    within = "("
+                    within = "(";
                 }
                 ("}", "{") | (")", "(") => within = "",
                 (label, "{") if is_name => {

@@ -160,13 +160,17 @@ impl Setup {
 
     /// Flags of the open questions with their defaults, as a command line would have them.
     pub fn open_flags(&self) -> String {
-        let open = ITEMS.into_iter().filter(|&item| self.values[item as usize].is_none());
-        let flags = open.map(|item| {
+        let mut flags = Vec::new();
+        // A default may follow from that of an earlier item.
+        let mut filled = self.clone();
+        for item in ITEMS.into_iter().filter(|&item| self.values[item as usize].is_none()) {
             let (flag, placeholder) = item.flag();
-            let default = self.default(item).filter(|value| !value.is_empty());
-            format!("{flag} {}", default.unwrap_or_else(|| placeholder.to_owned()))
-        });
-        flags.collect::<Vec<_>>().join(" ")
+            let default = filled.default(item).unwrap_or_default();
+            let value = if default.is_empty() { placeholder } else { &default };
+            flags.push(format!("{flag} {value}"));
+            filled.values[item as usize] = Some(default);
+        }
+        flags.join(" ")
     }
 
     /// Returns the values, all of which are known, and checks them against each other.

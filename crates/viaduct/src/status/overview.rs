@@ -158,7 +158,6 @@ impl Rates {
 mod tests {
     use super::*;
     use crate::gateway::snapshot::Status;
-    use crate::serve::status::ServeStatus;
     use crate::status::summary::Count;
     use viaduct_proto::repair::stats::PeerStats;
 
@@ -203,7 +202,7 @@ mod tests {
     fn services_start_stop_and_refuse_while_they_are_watched() {
         let mut overview = Overview::default();
         overview.handle_names(at(0), &names(&["rome", "serve-80"]));
-        let served = || Ok(ServiceStatus::Serve(Box::new(ServeStatus::default())));
+        let served = || Ok(ServiceStatus::Serve(Box::default()));
         overview.handle_answer(at(0), "serve-80", served());
         overview.handle_answer(at(0), "rome", Err(Unread::Denied));
         let trouble =
