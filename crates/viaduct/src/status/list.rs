@@ -300,8 +300,22 @@ only the service's user and root may read its status
             overview.handle_answer(second(seconds), "proxy-7000", Ok(proxy(seconds)));
         }
         let show = |width| page(&rates(&overview, second(30), 12, width, Colours(false)));
-        assert_eq!(show(80), "");
-        assert_eq!(show(40), "");
+        assert_eq!(
+            show(80),
+            "\
+name        out Mb/s  in Mb/s  rate            lost  loss          state
+proxy-7000       0.0      2.0           ███       -                up
+rome           100.0      1.0           ███  1.00 %           ███  peer bern: d…
+"
+        );
+        assert_eq!(
+            show(40),
+            "\
+name          lost  state
+proxy-7000       -  up
+rome        1.00 %  peer bern: down: no…
+"
+        );
     }
 
     #[test]
@@ -314,6 +328,13 @@ only the service's user and root may read its status
         let service = overview.service("rome").unwrap();
         let status = service.now.as_ref().and_then(ServiceStatus::gateway).unwrap();
         let show = |width| page(&peers(status, service, 12, width, Colours(false)));
-        assert_eq!(show(100), "");
+        assert_eq!(
+            show(100),
+            "\
+peer  out Mb/s  in Mb/s  rate          lost out  loss          recovered  overhead  state
+oslo     100.0      1.0           ███    1.00 %           ███    90.00 %    4.00 %  up
+bern         -        -           ▁▁▁         -                        -         -  down: no answer
+"
+        );
     }
 }

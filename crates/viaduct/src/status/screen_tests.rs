@@ -47,7 +47,17 @@ fn press(screen: &mut Screen, overview: &Overview, keys: &[Key]) -> String {
 fn enter_opens_a_service_and_a_peer_and_escape_returns() {
     let (overview, mut screen) = (overview(2), Screen::new(&[]));
     let list = show(&mut screen, &overview, TERMINAL);
-    assert_eq!(list, "");
+    assert_eq!(
+        list,
+        "\
+3 services, 1 of them with a problem
+  name      out Mb/s  rate            lost  loss          state
+> rome          20.0            ██  2.00 %            ██  up
+  serve-80         -            ██       -                up
+  serve-81         -                     -                only the service's us…
+q quits, ? lists keys
+"
+    );
     assert!(press(&mut screen, &overview, &[Key::Down]).contains("\n> serve-80 "));
     let server = press(&mut screen, &overview, &[Key::Open]);
     assert!(server.starts_with("serving /srv"), "{server}");
