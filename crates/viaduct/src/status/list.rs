@@ -207,6 +207,10 @@ impl Rate {
 }
 
 fn overhead(counts: &Counts) -> String {
+    // Only gateways have packets whose fate is known, and repairs.
+    if counts.covered() == 0 && counts[Count::RepairBytes] == 0 {
+        return NONE.to_owned();
+    }
     percent(counts[Count::RepairBytes], counts[Count::Sent])
 }
 
@@ -280,11 +284,11 @@ mod tests {
         assert_eq!(
             wide,
             "\
-name        kind     peers  flows      sent  received    lost  recovered  overhead     up  state
-proxy-7000  proxy        -  1,234  59.6 KiB  14.5 MiB       -          -         -  1m 1s  up
+name        kind     peers  flows      sent   received    lost  recovered  overhead     up  state
+proxy-7000  proxy        -  1,234  59.6 KiB   14.5 MiB       -          -         -  1m 1s  up
 rome        gateway    1/2      -  86.0 GiB  880.2 MiB  1.00 %    90.00 %    4.00 %  2h 3m  \
 peer bern: down: no answer
-serve-80    -            -      -         -         -       -          -         -      -  \
+serve-80    -            -      -         -          -       -          -         -      -  \
 only the service's user and root may read its status
 "
         );

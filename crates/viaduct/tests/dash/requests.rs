@@ -107,7 +107,7 @@ fn services_come_and_go_and_late_viewers_see_what_was() {
     });
     drop(server);
     until("the page says that the server has ended", || {
-        more(&mut early).contains("no service answers at")
+        more(&mut early).contains("it left its socket behind")
     });
     let (_, late) = dash.watch();
     assert!(requests(&late) > 0.0, "{late}");
