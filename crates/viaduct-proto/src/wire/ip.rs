@@ -52,6 +52,9 @@ pub enum Error {
 
 const V4_MIN: usize = 20;
 const V6_LEN: usize = 40;
+/// Hop limit, and flag of IPv4, of packets that are sent.
+const HOPS: u8 = 64;
+const DONT_FRAGMENT: u8 = 0x40;
 
 impl Header {
     /// Parses the header at the front of `bytes`, which may be longer than the packet (link-layer
@@ -155,6 +158,38 @@ pub fn restore(packet: &mut [u8], fields: MutableFields) {
         packet[0] = packet[0] & 0xf0 | fields.tos >> 4;
         packet[1] = packet[1] & 0x0f | fields.tos << 4;
         packet[7] = fields.ttl;
+    }
+}
+
+/// Appends the header of a packet of `total` bytes, with "don't fragment" set in IPv4. Both
+/// addresses are of one family.
+pub(crate) fn emit_header(
+    from: IpAddr,
+    to: IpAddr,
+    protocol: u8,
+    total: usize,
+    packet: &mut Vec<u8>,
+) {
+    let start = packet.len();
+    match (from, to) {
+        (IpAddr::V4(source), IpAddr::V4(destination)) => {
+            let [high, low] = (total as u16).to_be_bytes();
+            packet.extend([0x45, 0, high, low, 0, 0, DONT_FRAGMENT, 0, HOPS, protocol, 0, 0]);
+            packet.extend(source.octets());
+            packet.extend(destination.octets());
+            let sum = internet_checksum(&packet[start..]);
+            packet[start + 10..start + 12].copy_from_slice(&sum.to_be_bytes());
+        }
+        (source, destination) => {
+            let [high, low] = ((total - V6_LEN) as u16).to_be_bytes();
+            packet.extend([0x60, 0, 0, 0, high, low, protocol, HOPS]);
+            for ip in [source, destination] {
+                packet.extend(match ip {
+                    IpAddr::V4(ip) => ip.to_ipv6_mapped().octets(),
+                    IpAddr::V6(ip) => ip.octets(),
+                });
+            }
+        }
     }
 }
 

@@ -1,5 +1,6 @@
 //! Typed views of other protocols' headers, validated when they are parsed.
 
+pub(crate) mod checksum;
 pub mod datagram;
 pub mod ip;
 pub mod offload;

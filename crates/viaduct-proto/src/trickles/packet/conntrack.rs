@@ -17,8 +17,25 @@ struct Side {
     max_window: u32,
 }
 
+/// Fields of a packet that the tracker reads.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Tracked {
+    pub(crate) kind: Kind,
+    pub(crate) seq: u32,
+    pub(crate) ack: u32,
+    /// Bytes of data.
+    pub(crate) length: u32,
+}
+
+impl From<&Segment> for Tracked {
+    fn from(segment: &Segment) -> Tracked {
+        let Segment { kind, seq, ack, .. } = *segment;
+        Tracked { kind, seq, ack, length: segment.mark.length.into() }
+    }
+}
+
 #[derive(Debug, Default)]
-pub(super) struct Conntrack {
+pub(crate) struct Conntrack {
     /// Client, then server.
     sides: [Side; 2],
     syn: bool,
@@ -27,16 +44,17 @@ pub(super) struct Conntrack {
 }
 
 /// Reason why a packet is INVALID.
-pub(super) type Invalid = &'static str;
+pub(crate) type Invalid = &'static str;
 
 impl Conntrack {
-    pub(super) fn new(scaled: bool) -> Conntrack {
+    pub(crate) fn new(scaled: bool) -> Conntrack {
         Conntrack { scaled, ..Conntrack::default() }
     }
 
     /// Processes a packet of the client (0) or the server (1). Errors: it is invalid.
-    pub(super) fn pass(&mut self, from: usize, packet: &Segment) -> Result<(), Invalid> {
-        let length = u32::from(packet.mark.length) + u32::from(packet.kind.is_syn());
+    pub(crate) fn pass(&mut self, from: usize, packet: impl Into<Tracked>) -> Result<(), Invalid> {
+        let packet = packet.into();
+        let length = packet.length + u32::from(packet.kind.is_syn());
         let end = packet.seq.wrapping_add(length);
         match (packet.kind, from) {
             (Kind::Syn, 0) if !self.answered => {
@@ -58,10 +76,10 @@ impl Conntrack {
             (Kind::Data, _) if self.answered => {}
             _ => return Err("no such packet in this state"),
         }
-        self.in_window(from, packet, end)
+        self.in_window(from, &packet, end)
     }
 
-    fn in_window(&mut self, from: usize, packet: &Segment, end: u32) -> Result<(), Invalid> {
+    fn in_window(&mut self, from: usize, packet: &Tracked, end: u32) -> Result<(), Invalid> {
         let scale = if self.scaled && !packet.kind.is_syn() { SCALE } else { 0 };
         let window = u32::from(WINDOW) << scale;
         let (sender, receiver) = (self.sides[from], self.sides[1 - from]);

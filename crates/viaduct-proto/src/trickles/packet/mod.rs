@@ -35,10 +35,8 @@ pub mod stats;
 pub mod tcp;
 pub mod udp;
 
-mod checksum;
-
 #[cfg(test)]
-mod conntrack;
+pub(crate) mod conntrack;
 #[cfg(test)]
 mod tests;
 

@@ -10,8 +10,8 @@
 //! If the receiver's kernel joins the packets again (GRO), the result is the run, whose mark states
 //! the length of each message.
 
-use super::checksum::pseudo;
 use super::{mark, tcp};
+use crate::wire::checksum::pseudo;
 use crate::wire::ip::internet_checksum;
 
 /// Bytes of headers in front of each message: in IPv4, in IPv6.
@@ -100,10 +100,10 @@ fn number(packet: &[u8], transport: usize) -> u32 {
 
 #[cfg(test)]
 mod tests {
-    use super::super::checksum::transport;
     use super::super::tcp::{Checksum, Kind, Packet, Segment, emit, parse};
     use super::super::{Mark, Role};
     use super::*;
+    use crate::wire::checksum::transport;
 
     fn packet(v6: bool, kind: Kind, seq: u32, message: &[u8]) -> Vec<u8> {
         let [source, destination] = match v6 {

@@ -2,11 +2,11 @@
 
 use std::net::{IpAddr, SocketAddr};
 
-use super::checksum::transport;
 use super::mark::{self, Mark};
 use super::stats::Refusal;
 use super::{Role, TooLong, run};
-use crate::wire::ip::{Header, internet_checksum};
+use crate::wire::checksum::transport;
+use crate::wire::ip::{self, Header};
 
 /// Window scale shift, which both ends state in their first packet.
 pub const SCALE: u8 = 14;
@@ -16,8 +16,6 @@ pub const WINDOW: u16 = u16::MAX;
 
 /// Protocol number of TCP in the IP header.
 pub(super) const TCP: u8 = 6;
-const HOPS: u8 = 64;
-const DONT_FRAGMENT: u8 = 0x40;
 /// Length of the TCP header without options, in bytes.
 const HEAD: usize = 20;
 const V4: usize = 20;
@@ -127,37 +125,13 @@ pub fn emit(
     packet.clear();
     packet.reserve(headers + message.len());
     let (from, to) = (segment.source.ip(), segment.destination.ip());
-    ip_header(from, to, TCP, headers + message.len(), packet);
+    ip::emit_header(from, to, TCP, headers + message.len(), packet);
     let at = packet.len();
     tcp_header(segment, message.len() as u16, mtu, packet);
     packet.extend_from_slice(message);
     let sum = transport(from, to, TCP, &packet[at..]);
     packet[at + 16..at + 18].copy_from_slice(&sum.to_be_bytes());
     Ok(())
-}
-
-/// Appends an IP header for a packet of `total` bytes, with "don't fragment" set in IPv4.
-fn ip_header(from: IpAddr, to: IpAddr, protocol: u8, total: usize, packet: &mut Vec<u8>) {
-    match (from, to) {
-        (IpAddr::V4(source), IpAddr::V4(destination)) => {
-            let [high, low] = (total as u16).to_be_bytes();
-            packet.extend([0x45, 0, high, low, 0, 0, DONT_FRAGMENT, 0, HOPS, protocol, 0, 0]);
-            packet.extend(source.octets());
-            packet.extend(destination.octets());
-            let sum = internet_checksum(packet);
-            packet[10..12].copy_from_slice(&sum.to_be_bytes());
-        }
-        (source, destination) => {
-            let [high, low] = ((total - V6) as u16).to_be_bytes();
-            packet.extend([0x60, 0, 0, 0, high, low, protocol, HOPS]);
-            for ip in [source, destination] {
-                packet.extend(match ip {
-                    IpAddr::V4(ip) => ip.to_ipv6_mapped().octets(),
-                    IpAddr::V6(ip) => ip.octets(),
-                });
-            }
-        }
-    }
 }
 
 fn tcp_header(segment: &Segment, length: u16, mtu: usize, packet: &mut Vec<u8>) {

@@ -4,7 +4,7 @@ use std::net::IpAddr;
 
 /// Checksum of `segment`, whose checksum field is zero, between these addresses. If the field is
 /// filled in, the result is 0 for a correct checksum.
-pub(super) fn transport(source: IpAddr, destination: IpAddr, protocol: u8, segment: &[u8]) -> u16 {
+pub(crate) fn transport(source: IpAddr, destination: IpAddr, protocol: u8, segment: &[u8]) -> u16 {
     let mut sum = u64::from(protocol) + segment.len() as u64;
     for ip in [source, destination] {
         sum += match ip {
@@ -18,7 +18,7 @@ pub(super) fn transport(source: IpAddr, destination: IpAddr, protocol: u8, segme
 /// Sum of the pseudo header for `length` bytes; `addresses` are source and destination,
 /// concatenated. A device that computes the rest of the checksum expects this sum in the checksum
 /// field.
-pub(super) fn pseudo(addresses: &[u8], protocol: u8, length: usize) -> u16 {
+pub(crate) fn pseudo(addresses: &[u8], protocol: u8, length: usize) -> u16 {
     fold(u64::from(protocol) + length as u64 + folded(addresses))
 }
 
