@@ -27,6 +27,7 @@
 #[cfg(test)]
 mod driving;
 pub mod fake_ip;
+pub mod fake_tcp;
 pub mod fec;
 pub mod flow;
 pub mod handlers;

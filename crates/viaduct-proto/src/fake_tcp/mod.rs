@@ -1,0 +1,309 @@
+//! Fake TCP: datagrams between gateways in packets that look like TCP, for networks that drop UDP.
+//!
+//! ```text
+//!   gateway behind NAT               conntrack          gateway with `listen`
+//!   send ── SYN ──────────────────▶ [         ] ──────▶ no state: the number of the SYN-ACK is
+//!        ◀──────────────── SYN-ACK  [ valid   ] ◀────── a keyed hash
+//!        ── data: datagram ───────▶ [ numbers ] ──────▶ authentic? then it is a connection
+//!        ◀─────────────── datagram  [         ] ◀────── send
+//! ```
+//!
+//! Each segment carries one datagram behind its length. Segments have the numbers of a TCP
+//! connection with real handshake and large windows, which firewalls expect. There is no
+//! retransmission, no order and no congestion control: the datagrams need none of them, as over
+//! UDP.
+//!
+//! Nothing is believed without authentication. A connection exists after its first datagram was
+//! found authentic by the session of the two gateways; resets and FINs are counted and ignored. The
+//! session outlives every connection: if nothing is heard on one, the next handshake opens another
+//! from a new port. SYNs are answered without state, at a limited rate.
+//!
+//! [`FakeTcp`] has all connections of a gateway. `segment` has the bytes, `connection` the numbers.
+
+mod connection;
+mod segment;
+mod stats;
+#[cfg(test)]
+mod tests;
+
+use std::collections::HashMap;
+use std::net::{IpAddr, SocketAddr};
+
+use highway::{HighwayHash as _, HighwayHasher, Key};
+
+use connection::Connection;
+use segment::{emit, next_datagram};
+
+use crate::keys::{Entropy, random};
+use crate::repair::Outbox;
+use crate::time::{Duration, Instant};
+
+pub use segment::{Kind, MORE_THAN_UDP, Segment, parse};
+pub use stats::FakeTcpStats;
+
+/// Limit of connections; beyond it the one that was silent longest is forgotten.
+const MAX_CONNECTIONS: usize = 1 << 13;
+/// Limit of SYNs answered in a second.
+const MAX_SYNS: u32 = 2_000;
+/// Time without an authentic datagram after which an opened connection is replaced by a new one
+/// when a handshake is due. Gateways report once a second.
+const STALE_AFTER: Duration = Duration::from_millis(1_500);
+/// Time after an authentic datagram for which SYNs of the same ports are not answered.
+const LIVE_FOR: Duration = Duration::from_secs(10);
+/// Time without an authentic datagram after which a connection is forgotten.
+const IDLE_AFTER: Duration = Duration::from_secs(300);
+/// Interval of the search for idle connections.
+const SWEEP_EVERY: Duration = Duration::from_secs(60);
+
+/// Addresses of a gateway for fake TCP.
+#[derive(Clone, Debug)]
+pub struct Ports {
+    /// Address at which connections are accepted; may be unspecified.
+    pub listen: SocketAddr,
+    /// Local ports of the connections that this gateway opens, used in turn; not empty.
+    pub sources: Vec<u16>,
+    /// MTU of the path, in bytes.
+    pub mtu: usize,
+}
+
+impl Ports {
+    /// Returns whether `address` is one of these addresses.
+    fn contains(&self, address: SocketAddr) -> bool {
+        let ours = self.listen.ip();
+        let is_port = address.port() == self.listen.port();
+        (is_port || self.sources.contains(&address.port()))
+            && (ours.is_unspecified() || ours == address.ip())
+    }
+
+    /// MSS option towards `to`.
+    fn mss(&self, to: IpAddr) -> u16 {
+        let headers = if to.is_ipv4() { 40 } else { 60 };
+        u16::try_from(self.mtu.saturating_sub(headers)).unwrap_or(u16::MAX)
+    }
+}
+
+/// Connections of one gateway. See the drawing in [`self`].
+pub struct FakeTcp {
+    ports: Ports,
+    entropy: Entropy,
+    /// Key of the sequence numbers with which SYNs are answered.
+    isn_key: Key,
+    /// Connections by the peer's address.
+    connections: HashMap<SocketAddr, Connection>,
+    /// Index of the next source port.
+    source: usize,
+    /// SYNs that may still be answered in the present second, and its start.
+    allowance: (u32, Instant),
+    sweep_at: Instant,
+    transmits: Outbox,
+    stats: FakeTcpStats,
+}
+
+impl FakeTcp {
+    /// Creates a machine without connections.
+    pub fn new(ports: Ports, entropy: Entropy, now: Instant) -> FakeTcp {
+        let word = || u64::from_be_bytes(random(&entropy));
+        let isn_key = Key([word(), word(), word(), word()]);
+        FakeTcp {
+            source: usize::from(u16::from_be_bytes(random(&entropy))),
+            ports,
+            entropy,
+            isn_key,
+            connections: HashMap::new(),
+            allowance: (MAX_SYNS, now),
+            sweep_at: now + SWEEP_EVERY,
+            transmits: Outbox::new(),
+            stats: FakeTcpStats::default(),
+        }
+    }
+
+    /// Handles a captured packet. Returns false if it is not fake TCP to this gateway. Passes each
+    /// datagram, with the address of the sender, to `deliver`, which returns whether the datagram
+    /// is authentic. The datagrams' bytes may be overwritten.
+    pub fn handle_packet(
+        &mut self,
+        now: Instant,
+        packet: &mut [u8],
+        deliver: impl FnMut(SocketAddr, &mut [u8]) -> bool,
+    ) -> bool {
+        let Some((segment, payload)) = parse(packet) else { return false };
+        if !self.ports.contains(segment.destination) {
+            return false;
+        }
+        match segment.kind {
+            Kind::Syn => self.answer(now, &segment),
+            Kind::SynAck => self.handle_syn_ack(now, &segment),
+            Kind::Data => self.handle_data(now, &segment, &mut packet[payload], deliver),
+            Kind::End => self.stats.resets += 1,
+        }
+        true
+    }
+
+    /// Returns whether a packet that leaves was sent by this machine.
+    pub fn has_sent(&self, packet: &[u8]) -> bool {
+        parse(packet).is_some_and(|(segment, _)| self.ports.contains(segment.source))
+    }
+
+    /// Sends a datagram over the connection to `to`. With `source`, this machine's address towards
+    /// `to`, a connection is opened if there is none or if the present one, opened by this side, is
+    /// stale; the datagram is then sent once the connection is open. Without a connection the
+    /// datagram is dropped.
+    pub fn send(&mut self, now: Instant, to: SocketAddr, source: Option<IpAddr>, datagram: &[u8]) {
+        let mss = self.ports.mss(to.ip());
+        let accepts = self.ports.listen.port();
+        if let Some(connection) = self.connections.get_mut(&to) {
+            let is_open = connection.is_open();
+            let is_stale = is_open
+                && connection.local.port() != accepts
+                && now.since(connection.heard_at) >= STALE_AFTER;
+            // While a connection is opened, only a handshake waits for it.
+            let is_used = if source.is_none() { is_open } else { !is_stale };
+            if is_used {
+                self.stats.sent += u64::from(connection.send(datagram, mss, &mut self.transmits));
+                return;
+            }
+        }
+        let Some(ip) = source.filter(|ip| ip.is_ipv4() == to.is_ipv4()) else {
+            self.stats.unsent += 1;
+            return;
+        };
+        let ports = &self.ports.sources;
+        let local = SocketAddr::new(ip, ports[self.source % ports.len()]);
+        self.source = self.source.wrapping_add(1);
+        let isn = u32::from_be_bytes(random(&self.entropy));
+        let mut connection = Connection::open(now, (local, to), isn, datagram);
+        connection.handle_timeout(now, mss, &mut self.transmits);
+        self.insert(to, connection);
+        self.stats.opened += 1;
+    }
+
+    /// Packets to send, whose headers have their destinations; clear them with
+    /// [`FakeTcp::clear_transmits`] once they are sent.
+    pub fn transmits(&self) -> impl ExactSizeIterator<Item = &[u8]> {
+        self.transmits.iter()
+    }
+
+    /// Drops the packets to send.
+    pub fn clear_transmits(&mut self) {
+        self.transmits.clear();
+    }
+
+    /// The earliest deadline.
+    pub fn poll_timeout(&self) -> Option<Instant> {
+        let opening = self.connections.values().filter_map(Connection::poll_timeout);
+        opening.chain([self.sweep_at]).min()
+    }
+
+    /// Handles every deadline that has passed.
+    pub fn handle_timeout(&mut self, now: Instant) {
+        let FakeTcp { connections, ports, transmits, .. } = self;
+        connections
+            .retain(|to, connection| connection.handle_timeout(now, ports.mss(to.ip()), transmits));
+        if now >= self.sweep_at {
+            self.connections.retain(|_, of| now.since(of.heard_at) < IDLE_AFTER);
+            self.sweep_at = now + SWEEP_EVERY;
+        }
+    }
+
+    /// Counters since the start.
+    pub fn stats(&self) -> FakeTcpStats {
+        FakeTcpStats { connections: self.connections.len() as u64, ..self.stats }
+    }
+
+    /// Answers a SYN. Equal SYNs get equal answers, so that firewalls see one connection.
+    fn answer(&mut self, now: Instant, syn: &Segment) {
+        self.stats.syns += 1;
+        let (left, since) = &mut self.allowance;
+        if now.since(*since) >= Duration::from_secs(1) {
+            (*left, *since) = (MAX_SYNS, now);
+        }
+        // A firewall would take the answer for a sign that it has missed a new connection.
+        let known = self.connections.get(&syn.source);
+        let is_live = known.is_some_and(|of| now.since(of.heard_at) < LIVE_FOR);
+        if *left == 0 || is_live || syn.destination.port() != self.ports.listen.port() {
+            self.stats.syns_refused += 1;
+            return;
+        }
+        *left -= 1;
+        let answer = Segment {
+            source: syn.destination,
+            destination: syn.source,
+            kind: Kind::SynAck,
+            seq: self.isn(syn),
+            ack: syn.seq.wrapping_add(1),
+            ..*syn
+        };
+        let mss = self.ports.mss(syn.source.ip());
+        self.transmits.push_with(|out| emit(&answer, mss, None, out));
+    }
+
+    /// Initial sequence number of the connection of a SYN: a keyed hash, whose lowest bit says
+    /// whether windows are scaled.
+    fn isn(&self, syn: &Segment) -> u32 {
+        let mut hasher = HighwayHasher::new(self.isn_key);
+        for at in [syn.source, syn.destination] {
+            match at.ip() {
+                IpAddr::V4(ip) => hasher.append(&ip.octets()),
+                IpAddr::V6(ip) => hasher.append(&ip.octets()),
+            }
+            hasher.append(&at.port().to_be_bytes());
+        }
+        hasher.append(&syn.seq.to_be_bytes());
+        (hasher.finalize64() as u32) & !1 | u32::from(syn.scaled)
+    }
+
+    fn handle_syn_ack(&mut self, now: Instant, answer: &Segment) {
+        let mss = self.ports.mss(answer.source.ip());
+        let connection = self.connections.get_mut(&answer.source);
+        let is_first =
+            connection.is_some_and(|of| of.handle_syn_ack(now, answer, mss, &mut self.transmits));
+        self.stats.sent += u64::from(is_first);
+        self.stats.refused += u64::from(!is_first);
+    }
+
+    fn handle_data(
+        &mut self,
+        now: Instant,
+        segment: &Segment,
+        mut payload: &mut [u8],
+        mut deliver: impl FnMut(SocketAddr, &mut [u8]) -> bool,
+    ) {
+        let mut is_authentic = false;
+        while let Some(datagram) = next_datagram(&mut payload) {
+            self.stats.received += 1;
+            is_authentic |= deliver(segment.source, datagram);
+        }
+        self.stats.refused += u64::from(!payload.is_empty());
+        if is_authentic {
+            self.follow(now, segment);
+        }
+    }
+
+    /// Takes over the numbers of an authentic segment; the first one on a connection to the
+    /// listening address makes the connection.
+    fn follow(&mut self, now: Instant, segment: &Segment) {
+        let known = self.connections.get_mut(&segment.source);
+        if let Some(connection) = known.filter(|of| of.local == segment.destination)
+            && (!connection.is_open() || connection.continues(segment))
+        {
+            if connection.is_open() {
+                connection.handle_data(now, segment);
+            }
+        } else if segment.destination.port() == self.ports.listen.port() {
+            // The acknowledged number is that of `isn`, unless this gateway has restarted.
+            let scaled = segment.ack.wrapping_sub(1) & 1 == 1;
+            self.insert(segment.source, Connection::accept(now, segment, scaled));
+            self.stats.accepted += 1;
+        }
+    }
+
+    fn insert(&mut self, remote: SocketAddr, connection: Connection) {
+        if self.connections.len() >= MAX_CONNECTIONS && !self.connections.contains_key(&remote) {
+            let oldest = self.connections.iter().min_by_key(|(_, of)| of.heard_at);
+            if let Some(oldest) = oldest.map(|(at, _)| *at) {
+                self.connections.remove(&oldest);
+            }
+        }
+        self.connections.insert(remote, connection);
+    }
+}

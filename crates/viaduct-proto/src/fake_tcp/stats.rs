@@ -1,0 +1,29 @@
+//! Counters of fake TCP, copied by value.
+
+use serde::{Deserialize, Serialize};
+
+/// Counters of fake TCP, since the gateway started.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct FakeTcpStats {
+    /// Present connections.
+    pub connections: u64,
+    /// Connections that this gateway has opened.
+    pub opened: u64,
+    /// Connections that this gateway has accepted, each at its first authentic datagram.
+    pub accepted: u64,
+    /// Datagrams sent.
+    pub sent: u64,
+    /// Datagrams dropped because there was no connection.
+    pub unsent: u64,
+    /// Datagrams received, authentic or not.
+    pub received: u64,
+    /// SYNs received.
+    pub syns: u64,
+    /// SYNs that were not answered: beyond the limit per second, of a live connection, or to a port
+    /// that accepts none.
+    pub syns_refused: u64,
+    /// Resets and FINs, which are ignored.
+    pub resets: u64,
+    /// Malformed segments, and answers to no SYN.
+    pub refused: u64,
+}
