@@ -9,7 +9,7 @@ use std::sync::{Arc, LazyLock, Mutex};
 use arbitrary::{Arbitrary, Result, Unstructured};
 use viaduct_proto::fec::{Code, layered};
 use viaduct_proto::keys::{Entropy, SecretKey};
-use viaduct_proto::repair::{Coding, Local, PeerConfig, Plane, Sites};
+use viaduct_proto::repair::{Coding, Local, PeerConfig, Plane, Sites, Transport, TransportChoice};
 use viaduct_proto::rng::Rng;
 use viaduct_proto::time::{Duration, Instant};
 use viaduct_proto::wire::ip::{self, MutableFields};
@@ -74,6 +74,7 @@ pub fn peer(side: usize, coding: Option<Coding>) -> PeerConfig {
         name: "peer".to_owned(),
         key: PUBLIC[1 - side],
         endpoint: Some(endpoint(1 - side)),
+        transport: TransportChoice::Only(Transport::Udp),
         sites: Sites { local: site(side), remote: site(1 - side) },
         coding,
         flush_after: Duration::from_millis(8),

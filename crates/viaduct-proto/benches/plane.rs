@@ -16,6 +16,7 @@
 mod clock;
 
 use std::hint::black_box;
+use std::net::SocketAddr;
 use std::sync::{Arc, Mutex};
 
 use clock::ThreadTime;
@@ -24,7 +25,7 @@ use criterion::{
 };
 use viaduct_proto::fec::{Code, kernel, layered};
 use viaduct_proto::keys::{Entropy, SecretKey};
-use viaduct_proto::repair::{Coding, Local, PeerConfig, Plane, Sites};
+use viaduct_proto::repair::{Coding, Local, PeerConfig, Plane, Sites, Transport, TransportChoice};
 use viaduct_proto::rng::Rng;
 use viaduct_proto::time::{Duration, Instant};
 use viaduct_proto::wire::ip::{self, MutableFields};
@@ -59,6 +60,7 @@ impl Gateway {
             name: "peer".to_owned(),
             key: secret(3 - number).public(),
             endpoint: Some(([192, 0, 2, 3 - number], 7400).into()),
+            transport: TransportChoice::Only(Transport::Udp),
             sites: Sites { local: site(number), remote: site(3 - number) },
             coding: Some(Coding::Fixed(Code::Layered(layered::Parameters::new(8, &[1, 20, 40])))),
             flush_after: Duration::from_millis(8),
@@ -79,7 +81,7 @@ impl Gateway {
 
     /// Processes the datagrams that the other gateway sent.
     fn hear(&mut self, datagrams: &mut [Vec<u8>]) {
-        let from = ([192, 0, 2, 3 - self.number], 7400).into();
+        let from = SocketAddr::from(([192, 0, 2, 3 - self.number], 7400));
         for datagram in datagrams {
             self.plane.handle_datagram(self.now, from, datagram);
         }

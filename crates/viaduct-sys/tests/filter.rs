@@ -17,6 +17,7 @@ fn filter() -> TapFilter {
         local: vec![prefix("10.9.0.0", 31), prefix("fd09::1", 128)],
         peers: vec![prefix("10.9.0.2", 32), prefix("fd09::2", 128)],
         listen: vec!["10.9.0.51:4500".parse().expect("an address")],
+        fake_tcp: Vec::new(),
     }
 }
 

@@ -166,6 +166,7 @@ fn with_all_on_a_tap_says_what_is_left_to_do() {
         local: vec![prefix("10.8.0.0", 24)],
         peers: vec![prefix("10.9.0.2", 32)],
         listen: Vec::new(),
+        fake_tcp: Vec::new(),
     };
     let program = filter.build().expect("short enough");
     let mut ring = gateway.run(move || {

@@ -6,7 +6,7 @@
 //! |---|---|
 //! | `sites` | gateways, ends of a tunnel, nodes of an overlay |
 //! | `flows` | chains of handlers, datagrams, early connections |
-//! | `packets` | links, clients and streams of Trickles |
+//! | `packets` | links, fake TCP, clients and streams of Trickles |
 
 mod flows;
 mod packets;
@@ -28,7 +28,7 @@ use crate::time::{Duration, Instant};
 use crate::trickles::client::{self, Client};
 use crate::trickles::stream::{self, Stream};
 use flows::{DrivenChain, DrivenPassage, SomeRelays, SomeSyns};
-use packets::{DrivenClient, DrivenLink, DrivenStream};
+use packets::{DrivenClient, DrivenFakeTcp, DrivenLink, DrivenStream};
 use sites::{Gateways, Nodes, Tunnels};
 
 /// Maximum number of rounds at one instant.
@@ -156,6 +156,11 @@ proptest! {
     #[test]
     fn chains_rest(seed: u64, handler in 0..HANDLERS.len()) {
         assert_no_spin(&mut DrivenChain::new(HANDLERS[handler]), seed)?;
+    }
+
+    #[test]
+    fn fake_tcp_rests(seed: u64) {
+        assert_no_spin(&mut DrivenFakeTcp::new(seed), seed)?;
     }
 
     #[test]

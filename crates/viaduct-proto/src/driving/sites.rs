@@ -7,12 +7,12 @@ use crate::fec::Code;
 use crate::flow::Address;
 use crate::keys::{Entropy, SecretKey};
 use crate::overlay::{Config, Node, Peer, Policy, Timing};
-use crate::repair::{Coding, Local, PeerConfig, Plane, Sites};
+use crate::repair::{Coding, Local, PeerConfig, Plane, Sites, TransportChoice};
 use crate::rng::Rng;
 use crate::time::{Duration, Instant};
 use crate::tunnel::{Carrier, Event, Settings, StreamId, Tunnel};
 
-fn entropy(seed: u64) -> Entropy {
+pub(super) fn entropy(seed: u64) -> Entropy {
     let rng = Mutex::new(Rng::from_seed(seed));
     Arc::new(move |out: &mut [u8]| rng.lock().unwrap().fill(out))
 }
@@ -37,6 +37,7 @@ impl Gateways {
                 name: "peer".to_owned(),
                 key: secret(peer).public(),
                 endpoint: endpoints[usize::from(me)].then(|| at(peer, 7400)),
+                transport: TransportChoice::Auto,
                 sites: Sites { local: site(me), remote: site(peer) },
                 coding: code.cloned().map(Coding::Fixed),
                 flush_after: Duration::from_millis(8),

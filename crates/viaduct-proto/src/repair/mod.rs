@@ -23,6 +23,7 @@ mod auto;
 mod bundle;
 pub mod cache;
 mod classes;
+mod clocks;
 mod coder;
 mod coding;
 mod congestion;
@@ -60,13 +61,16 @@ mod syns;
 pub mod terms;
 #[cfg(test)]
 mod tests;
+mod transport;
 mod unnamed;
 pub mod wire;
 
 pub use classes::{Class, Match, Repairs};
+pub use clocks::Clocks;
 pub use coding::{Coding, Settings};
 pub use outbox::Outbox;
 pub use peer::{Local, MIN_MEMORY, PeerConfig, PeerError, PeerFacts, least_memory, overhead};
 pub use plane::{MAX_PEERS, PeersError, Plane, PlaneStats};
-pub use session::{Clocks, WeakKey};
+pub use session::WeakKey;
 pub use sites::Sites;
+pub use transport::{Cause, Endpoint, Transport, TransportChoice};

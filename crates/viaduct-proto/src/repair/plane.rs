@@ -3,10 +3,11 @@
 use std::collections::{HashMap, HashSet};
 use std::net::SocketAddr;
 
+use super::clocks::Clocks;
 use super::outbox::Outbox;
 use super::peer::{Local, Peer, PeerConfig, PeerError, PeerFacts};
-use super::session::Clocks;
 use super::stats::PeerStats;
+use super::transport::Endpoint;
 use super::wire::{Datagram, Hint};
 use crate::keys::PublicKey;
 use crate::time::{Duration, Instant};
@@ -177,8 +178,15 @@ impl Plane {
         self.peers.iter_mut().for_each(|peer| peer.receiver.miss(now));
     }
 
-    /// Handles the payload of a datagram between gateways. Its bytes are overwritten.
-    pub fn handle_datagram(&mut self, now: Instant, from: SocketAddr, datagram: &mut [u8]) {
+    /// Handles the payload of a datagram between gateways; returns whether it is authentic. Its
+    /// bytes are overwritten.
+    pub fn handle_datagram(
+        &mut self,
+        now: Instant,
+        from: impl Into<Endpoint>,
+        datagram: &mut [u8],
+    ) -> bool {
+        let from = from.into();
         let peer = match Datagram::parse(datagram) {
             Some(Datagram::Transport { receiver, .. } | Datagram::Response { receiver, .. }) => {
                 self.slots.get(&(receiver as u16)).map(|&at| &mut self.peers[at])
@@ -188,25 +196,29 @@ impl Plane {
             }
             None => {
                 if let Some(version) = Datagram::other_version(datagram) {
-                    self.others.retain(|(source, ..)| *source != from);
+                    self.others.retain(|(source, ..)| *source != from.address);
                     self.others.truncate(MAX_OTHERS - 1);
-                    self.others.insert(0, (from, version, now));
+                    self.others.insert(0, (from.address, version, now));
                 }
                 None
             }
         };
         match peer {
             Some(peer) => peer.handle_datagram(now, from, datagram),
-            None => self.stats.stray += 1,
+            None => {
+                self.stats.stray += 1;
+                false
+            }
         }
     }
 
     /// Datagrams to send, with destinations; [`Plane::clear_transmits`] clears them once sent.
-    pub fn transmits(&self) -> impl Iterator<Item = (SocketAddr, &[u8])> {
-        let answers = self.peers.iter().flat_map(|peer| &peer.answers);
-        let answers = answers.map(|(to, answer)| (*to, &answer[..]));
-        let others = self.peers.iter().filter_map(|peer| Some((peer.endpoint?, &peer.transmits)));
-        answers.chain(others.flat_map(|(endpoint, transmits)| {
+    pub fn transmits(&self) -> impl Iterator<Item = (Endpoint, &[u8])> {
+        let handshakes = self.peers.iter().flat_map(|peer| &peer.handshakes);
+        let handshakes = handshakes.map(|(to, message)| (*to, &message[..]));
+        let others =
+            self.peers.iter().filter_map(|peer| Some((peer.paths.endpoint?, &peer.transmits)));
+        handshakes.chain(others.flat_map(|(endpoint, transmits)| {
             transmits.iter().map(move |datagram| (endpoint, datagram))
         }))
     }
@@ -215,7 +227,7 @@ impl Plane {
     pub fn clear_transmits(&mut self) {
         for peer in &mut self.peers {
             peer.transmits.clear();
-            peer.answers.clear();
+            peer.handshakes.clear();
         }
     }
 

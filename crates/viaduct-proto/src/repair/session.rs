@@ -14,9 +14,11 @@
 //! kept across restarts ([`Clocks`]): a recorded initiation is still refused after a restart, and a
 //! site whose clock was set back can still connect.
 
+use super::clocks::Clocks;
 use super::handshake::{Identities, Initiation, Keys};
 use super::seal::{Opener, Refusal, Sealer};
 use super::stats::SessionStats;
+use super::transport::Transport;
 use super::wire::Datagram;
 use crate::keys::{self, Entropy, PublicKey, SecretKey, SharedSecret};
 use crate::time::{Duration, Instant};
@@ -24,9 +26,10 @@ use crate::time::{Duration, Instant};
 /// Retransmission interval of an unanswered initiation.
 const RETRY: Duration = Duration::from_secs(1);
 /// Time without an authentic message after which a new session is requested.
-const SILENCE: Duration = Duration::from_secs(4);
-/// Maximum number of sessions: two, in case both sides have started one, and two older ones.
-const KEPT: usize = 4;
+pub(super) const SILENCE: Duration = Duration::from_secs(4);
+/// Maximum number of sessions: two for each transport, in case both sides have started one, and two
+/// older ones.
+const KEPT: usize = 6;
 /// Maximum number of handshakes that are answered in a second.
 const LIMIT: u32 = 5;
 
@@ -51,29 +54,16 @@ pub(super) struct SessionConfig {
 #[error("the peer's public key is not valid (a point of small order)")]
 pub struct WeakKey;
 
-/// Clocks of initiations, in nanoseconds since 1970; kept over a restart.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Clocks {
-    /// Clock of the peer's latest initiation that was answered; older ones are refused.
-    pub heard: u64,
-    /// Clock of the latest initiation sent to the peer; the next one is greater.
-    pub sent: u64,
-}
-
-impl Clocks {
-    /// Returns the later value of each clock.
-    #[must_use]
-    pub fn max(self, other: Clocks) -> Clocks {
-        Clocks { heard: self.heard.max(other.heard), sent: self.sent.max(other.sent) }
-    }
-}
-
+/// Kind of a received datagram. The source of an initiation or a response does not prove the peer's
+/// endpoint: handshake messages can be replayed from elsewhere.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Received<'a> {
-    Message(&'a [u8]),
-    /// Valid step of a handshake. Its source does not prove the peer's endpoint: handshake
-    /// messages can be replayed from elsewhere.
-    Handshake,
+    /// Message from the peer, with the index of its session.
+    Message(u32, &'a [u8]),
+    /// Initiation of the peer.
+    Initiation,
+    /// Response to an initiation, over the same transport.
+    Response,
     /// Nothing to act on; counted.
     Nothing,
 }
@@ -87,8 +77,13 @@ pub(super) struct Session {
     responder_delay: Duration,
     /// Sessions, newest first.
     live: Vec<Live>,
-    pending: Option<(u32, Initiation)>,
+    /// Latest initiation over each transport.
+    pending: [Option<(u32, Initiation)>; Transport::ALL.len()],
+    /// Initiations are sent until one is answered.
+    is_retrying: bool,
     next_try: Option<Instant>,
+    /// Time without an authentic message after which a new session is requested.
+    pub(super) silence_limit: Duration,
     last_heard: Instant,
     /// An authentic message or response has arrived from the peer.
     is_known: bool,
@@ -102,6 +97,8 @@ pub(super) struct Session {
 
 struct Live {
     index: u32,
+    /// Transport of the handshake.
+    transport: Transport,
     born: Instant,
     initiator: bool,
     confirmed: bool,
@@ -125,8 +122,10 @@ impl Session {
                 RETRY / 2
             },
             live: Vec::with_capacity(KEPT + 1),
-            pending: None,
+            pending: Default::default(),
+            is_retrying: false,
             next_try: Some(now),
+            silence_limit: SILENCE,
             last_heard: now,
             is_known: false,
             last_handshake: None,
@@ -174,10 +173,11 @@ impl Session {
         newest.map(|session| session.sealer.seal(out, write)).is_some()
     }
 
-    /// Handles a datagram from the network. An answer is appended to `out`.
+    /// Handles a datagram that has arrived by `via`. An answer is appended to `out`.
     pub(super) fn handle<'a>(
         &mut self,
         now: Instant,
+        via: Transport,
         datagram: &'a mut [u8],
         out: &mut Vec<u8>,
     ) -> Received<'a> {
@@ -186,10 +186,10 @@ impl Session {
                 self.open(now, receiver, counter, datagram)
             }
             Some(Datagram::Initiation { sender, unix_nanos, .. }) => {
-                self.respond(now, sender, unix_nanos, datagram, out)
+                self.respond(now, via, (sender, unix_nanos), datagram, out)
             }
             Some(Datagram::Response { sender, receiver }) => {
-                self.finish(now, sender, receiver, datagram)
+                self.finish(now, via, (sender, receiver), datagram)
             }
             None => {
                 self.stats.forged += 1;
@@ -212,11 +212,13 @@ impl Session {
         match self.live[at].opener.open(counter, datagram) {
             Ok(message) => {
                 if !std::mem::replace(&mut self.live[at].confirmed, true) {
+                    // The peer has several handshakes in progress, and has chosen this session.
+                    self.live[..=at].rotate_right(1);
                     self.last_handshake = Some(now);
                 }
                 (self.last_heard, self.is_known) = (now, true);
                 self.schedule(now);
-                Received::Message(message)
+                Received::Message(receiver, message)
             }
             Err(Refusal::Forged) => {
                 self.stats.forged += 1;
@@ -232,8 +234,8 @@ impl Session {
     fn respond<'a>(
         &mut self,
         now: Instant,
-        sender: u32,
-        unix_nanos: u64,
+        via: Transport,
+        (sender, unix_nanos): (u32, u64),
         datagram: &mut [u8],
         out: &mut Vec<u8>,
     ) -> Received<'a> {
@@ -257,20 +259,21 @@ impl Session {
             return Received::Nothing;
         };
         self.clocks.heard = unix_nanos;
-        self.adopt(now, index, sender, &keys, false);
-        Received::Handshake
+        self.adopt(now, via, (index, sender), &keys, false);
+        Received::Initiation
     }
 
     fn finish<'a>(
         &mut self,
         now: Instant,
-        sender: u32,
-        receiver: u32,
+        via: Transport,
+        (sender, receiver): (u32, u32),
         datagram: &mut [u8],
     ) -> Received<'a> {
+        let at = via as usize;
         // The index is checked first: that is cheap, and a third party rarely guesses the pending
         // one.
-        if self.pending.as_ref().is_none_or(|(index, _)| *index != receiver) {
+        if self.pending[at].as_ref().is_none_or(|(index, _)| *index != receiver) {
             self.stats.unknown += 1;
             return Received::Nothing;
         }
@@ -278,32 +281,43 @@ impl Session {
             self.stats.forged += 1;
             return Received::Nothing;
         }
-        let Some((_, initiation)) = self.pending.take() else { return Received::Nothing };
+        let Some((_, initiation)) = self.pending[at].take() else { return Received::Nothing };
         let Some(keys) = initiation.finish(datagram) else {
             self.stats.forged += 1;
             return Received::Nothing;
         };
         (self.last_heard, self.is_known) = (now, true);
         self.last_handshake = Some(now);
-        self.adopt(now, receiver, sender, &keys, true);
+        // A response by a less preferred transport is not needed any more.
+        self.pending[at..].fill_with(|| None);
+        self.is_retrying = false;
+        self.adopt(now, via, (receiver, sender), &keys, true);
         self.schedule(now);
-        Received::Handshake
+        Received::Response
     }
 
-    fn adopt(&mut self, now: Instant, index: u32, peer_index: u32, keys: &Keys, initiator: bool) {
+    fn adopt(
+        &mut self,
+        now: Instant,
+        transport: Transport,
+        (index, peer_index): (u32, u32),
+        keys: &Keys,
+        initiator: bool,
+    ) {
         self.stats.handshakes += 1;
         let live = Live {
             index,
+            transport,
             born: now,
             initiator,
             confirmed: initiator,
             sealer: Sealer::new(&keys.send, peer_index),
             opener: Opener::new(&keys.receive),
         };
-        // The peer uses only the answer to its latest initiation: earlier unconfirmed sessions
-        // must not evict working ones.
+        // The peer uses only the answer to its latest initiation over a transport: earlier
+        // unconfirmed sessions must not evict working ones.
         if !initiator {
-            self.live.retain(|s| s.confirmed);
+            self.live.retain(|s| s.confirmed || s.transport != transport);
         }
         self.live.insert(0, live);
         self.live.truncate(KEPT);
@@ -311,13 +325,13 @@ impl Session {
 
     /// Schedules the next initiation: by age (the responder a little later) or by silence.
     fn schedule(&mut self, now: Instant) {
-        if self.pending.is_some() {
-            return; // a retry is scheduled already
+        if self.is_retrying {
+            return; // the next try is scheduled already
         }
         let newest = self.live.iter().find(|s| s.confirmed);
         let wait = |s: &Live| if s.initiator { self.rekey_after } else { self.rekey_after * 9 / 8 };
         let by_age = newest.map(|s| s.born + wait(s) + self.responder_delay);
-        let by_silence = self.last_heard + SILENCE + self.responder_delay;
+        let by_silence = self.last_heard + self.silence_limit + self.responder_delay;
         self.next_try = Some(by_age.map_or(now, |age| age.min(by_silence)));
     }
 
@@ -325,23 +339,41 @@ impl Session {
         self.next_try
     }
 
-    /// Starts a handshake if one is due; the initiation is appended to `out`.
-    pub(super) fn handle_timeout(&mut self, now: Instant, out: &mut Vec<u8>) {
+    /// Returns whether initiations are due now; they are sent with [`Session::initiate`].
+    pub(super) fn handle_timeout(&mut self, now: Instant) -> bool {
         self.silent = now.since(self.last_heard) > SILENCE + 2 * RETRY;
         let expiry = self.rekey_after * 2 + SILENCE;
         self.live.retain(|s| now.since(s.born) < expiry);
         if self.next_try.is_none_or(|due| now < due) {
-            return;
+            return false;
         }
+        (self.is_retrying, self.next_try) = (true, Some(now + RETRY));
+        true
+    }
+
+    /// Makes a handshake due now, unless one is in progress.
+    pub(super) fn start(&mut self, now: Instant) {
+        if !self.is_retrying {
+            self.next_try = Some(now);
+        }
+    }
+
+    /// Returns whether the peer has been silent for so long that a new session is requested.
+    pub(super) fn is_overdue(&self, now: Instant) -> bool {
+        now.since(self.last_heard) >= self.silence_limit
+    }
+
+    /// Appends an initiation, to be sent over `via`, to `out`.
+    pub(super) fn initiate(&mut self, now: Instant, via: Transport, out: &mut Vec<u8>) {
         let (index, start) = (self.new_index(), out.len());
         let clock = self.unix_nanos_at_zero.saturating_add(now.as_nanos());
         let unix_nanos = clock.max(self.clocks.sent.saturating_add(1));
         self.clocks.sent = unix_nanos;
-        self.pending = self.identities.initiate(index, unix_nanos, out).map(|i| (index, i));
-        if self.pending.is_none() {
+        let initiation = self.identities.initiate(index, unix_nanos, out);
+        if initiation.is_none() {
             out.truncate(start);
         }
-        self.next_try = Some(now + RETRY);
+        self.pending[via as usize] = initiation.map(|initiation| (index, initiation));
     }
 
     fn new_index(&self) -> u32 {

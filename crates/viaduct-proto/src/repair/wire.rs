@@ -26,6 +26,8 @@ pub const NOISE: usize = 32 + 16;
 pub const INITIATION_HEAD: usize = 24;
 /// Bytes of a handshake response before its Noise message.
 pub const RESPONSE_HEAD: usize = 12;
+/// Kind of an initiation.
+const INITIATION: u8 = 1;
 /// Identifier of an initiator to its responder.
 pub type Hint = [u8; 8];
 /// Type and head of a datagram.
@@ -56,6 +58,11 @@ pub enum Datagram {
     },
 }
 
+/// Returns whether a datagram that this gateway sends is an initiation.
+pub fn is_initiation(datagram: &[u8]) -> bool {
+    datagram.first() == Some(&INITIATION)
+}
+
 impl Datagram {
     /// Parses a datagram's head; `None` if its kind or version is unknown, if it is too short,
     /// or if a handshake message has the wrong length.
@@ -66,7 +73,7 @@ impl Datagram {
         }
         let handshake = |head: usize| bytes.len() == head + NOISE + MAC;
         match kind {
-            1 if handshake(INITIATION_HEAD) => Some(Datagram::Initiation {
+            INITIATION if handshake(INITIATION_HEAD) => Some(Datagram::Initiation {
                 hint: *bytes.get(4..)?.first_chunk()?,
                 sender: u32_at(bytes, 12)?,
                 unix_nanos: u64_at(bytes, 16)?,
@@ -94,7 +101,7 @@ impl Datagram {
     pub fn emit(self, out: &mut Vec<u8>) {
         match self {
             Datagram::Initiation { hint, sender, unix_nanos } => {
-                out.extend([1, VERSION, 0, 0]);
+                out.extend([INITIATION, VERSION, 0, 0]);
                 out.extend(hint);
                 out.extend(sender.to_be_bytes());
                 out.extend(unix_nanos.to_be_bytes());

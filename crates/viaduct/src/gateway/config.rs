@@ -13,7 +13,7 @@ use std::time::Duration;
 
 use ipnet::IpNet;
 use viaduct_proto::keys::{PublicKey, SecretKey};
-use viaduct_proto::repair::Coding;
+use viaduct_proto::repair::{Coding, TransportChoice};
 
 use crate::settings::{OptionsTable, PolicyTable};
 use crate::text;
@@ -71,6 +71,8 @@ pub struct Peer {
     pub endpoint: Option<SocketAddr>,
     /// Host and port that the endpoint is resolved from.
     pub endpoint_name: Option<(String, u16)>,
+    /// Transports of datagrams to the peer's gateway.
+    pub transport: TransportChoice,
     /// Prefixes of the peer site.
     pub prefixes: Vec<IpNet>,
     /// True if TCP connections to and from the peer are split.

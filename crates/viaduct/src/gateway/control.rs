@@ -326,6 +326,9 @@ impl Control {
     async fn reload(&mut self, system: &mut System) -> Result<()> {
         let (site, flows) = self.source.load()?;
         let fixed = reject_fixed_changes(&self.site.config, &site.config).and_then(|()| {
+            if site.forces_fake_tcp() && self.site.fake_tcp.is_empty() {
+                bail!("transport: \"fake-tcp\" has no ports since the start; that needs a restart");
+            }
             match (&self.flows, &flows) {
                 (None, None) => Ok(()),
                 (Some(_), Some(_))
@@ -349,6 +352,8 @@ impl Control {
     /// Applies `site`: all of it, or nothing.
     async fn apply(&mut self, mut site: Site, system: &mut System) -> Result<()> {
         self.endpoints.fill(&mut site.config);
+        // The ports of fake TCP are opened at the start.
+        site.fake_tcp.clone_from(&self.site.fake_tcp);
         let moved = Moved::open(Some(&self.site.config), &site.config).await?;
         system.apply(&site)?;
         if let Err(error) = self.send_settings(&site).await {

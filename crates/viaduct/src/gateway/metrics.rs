@@ -153,6 +153,21 @@ const SITE_COUNTERS: &[SiteCounter] = &[
     ("viaduct_wan_drops_total", "Packets that the WAN interface's own queue has dropped.", |s| {
         s.counters.shell.wan_drops
     }),
+    ("viaduct_fake_tcp_opened_total", "Connections of fake TCP that were opened.", |s| {
+        s.counters.fake_tcp.opened
+    }),
+    ("viaduct_fake_tcp_accepted_total", "Connections of fake TCP that were accepted.", |s| {
+        s.counters.fake_tcp.accepted
+    }),
+    ("viaduct_fake_tcp_syns_total", "SYNs of fake TCP, or of other programs.", |s| {
+        s.counters.fake_tcp.syns
+    }),
+    ("viaduct_fake_tcp_resets_total", "Resets and FINs to fake TCP, which are ignored.", |s| {
+        s.counters.fake_tcp.resets
+    }),
+    ("viaduct_fake_tcp_refused_total", "Malformed packets of fake TCP.", |s| {
+        s.counters.fake_tcp.refused
+    }),
     ("viaduct_cache_queries_total", "Queries of the packet cache.", |s| s.cache.queries),
     ("viaduct_cache_resent_packets_total", "Packets sent again from the cache.", |s| {
         s.cache.resent
@@ -245,6 +260,10 @@ fn sessions(status: &Status, page: &mut Exposition) {
         if let Some(most) = most {
             page.sample(&[("peer", peer)], most);
         }
+    }
+    page.family("viaduct_transport", Kind::Gauge, "Always 1; the transport is a label.");
+    for peer in &status.peers {
+        page.sample(&[("peer", &peer.name), ("transport", &peer.transport)], 1);
     }
     page.family("viaduct_kept_below_bytes", Kind::Gauge, "Route MTU, where it had to be lowered.");
     for ((peer, _), kept) in status.counters.peers.iter().zip(&status.kept_below) {

@@ -14,6 +14,7 @@ mod clocks;
 pub mod config;
 mod control;
 mod endpoints;
+mod fake_tcp;
 mod injector;
 mod listeners;
 pub mod metrics;
@@ -41,7 +42,7 @@ use tokio::sync::oneshot;
 use tracing::{info, warn};
 use viaduct_proto::flow::Registry;
 use viaduct_proto::keys::Entropy;
-use viaduct_proto::repair::{Local, Plane};
+use viaduct_proto::repair::{Local, Plane, Transport, TransportChoice};
 use viaduct_proto::time::Instant;
 use viaduct_sys::clock;
 use viaduct_sys::poll::Waker;
@@ -51,6 +52,7 @@ use viaduct_sys::socket::udp::UdpBatch;
 use clocks::ClockFile;
 use config::Config;
 use control::{Control, ToWorker};
+use fake_tcp::FakeTcpPort;
 use injector::Injector;
 use site::Site;
 use snapshot::Published;
@@ -71,7 +73,7 @@ const WAIT_EVERY: Duration = Duration::from_secs(1);
 pub fn run(path: &Path, registry: Registry) -> Result<()> {
     preflight::check_capabilities()?;
     let mut signals = Signals::register()?;
-    let Some((site, split)) = wait_for_prerequisites(path, &registry, &mut signals)? else {
+    let Some((mut site, split)) = wait_for_prerequisites(path, &registry, &mut signals)? else {
         return Ok(());
     };
     for warning in site.warnings() {
@@ -86,7 +88,7 @@ pub fn run(path: &Path, registry: Registry) -> Result<()> {
     let published = Arc::new(Published::default());
     let (send, commands) = mpsc::channel();
     let waker = Arc::new(Waker::new().context("cannot create an eventfd")?);
-    let worker = build_worker(&site, injector, commands, waker.clone(), published.clone())?;
+    let worker = build_worker(&mut site, injector, commands, waker.clone(), published.clone())?;
     // Dropped when the thread ends, also by a panic.
     let (alive, gone) = oneshot::channel::<()>();
     let thread = std::thread::Builder::new()
@@ -170,12 +172,15 @@ impl ConfigSource {
 }
 
 fn build_worker(
-    site: &Site,
+    site: &mut Site,
     injector: Injector,
     commands: mpsc::Receiver<worker::Command>,
     waker: Arc<Waker>,
     published: Arc<Published>,
 ) -> Result<Worker> {
+    let now = Instant::from_nanos(clock::now());
+    let local = local(&site.config);
+    let fake_tcp = open_fake_tcp(site, local.entropy.clone(), now)?;
     let config = &site.config;
     let udp = UdpBatch::bind(config.listen)
         .with_context(|| format!("[site] listen: cannot use {}", config.listen))?;
@@ -183,8 +188,7 @@ fn build_worker(
     let taps = Taps::open(site)?;
     let own_queue =
         QdiscDrops::of(&config.wan).context("cannot read the WAN's queueing discipline")?;
-    let now = Instant::from_nanos(clock::now());
-    let mut plane = Plane::new(local(config), site.peers(), now)?;
+    let mut plane = Plane::new(local, site.peers(), now)?;
     if let Some(path) = config.clocks() {
         plane.remember(ClockFile::read(&path));
     }
@@ -192,6 +196,7 @@ fn build_worker(
         plane,
         taps,
         udp,
+        fake_tcp,
         own_queue,
         listen: config.listen,
         injector,
@@ -200,6 +205,25 @@ fn build_worker(
         waker,
         published,
     })
+}
+
+/// Opens the ports of fake TCP if a peer may use it. If they are taken, peers with `transport =
+/// "auto"` use UDP.
+fn open_fake_tcp(site: &mut Site, entropy: Entropy, now: Instant) -> Result<Option<FakeTcpPort>> {
+    if !site.wants_fake_tcp() {
+        return Ok(None);
+    }
+    match FakeTcpPort::open(site, entropy, now) {
+        Ok(port) => {
+            site.fake_tcp = port.addresses()?;
+            Ok(Some(port))
+        }
+        Err(error) if site.forces_fake_tcp() => Err(error),
+        Err(error) => {
+            warn!("{error:#}; peers are reached by UDP alone");
+            Ok(None)
+        }
+    }
 }
 
 fn local(config: &Config) -> Local {
@@ -250,6 +274,7 @@ pub fn check(path: &Path, registry: &Registry) -> Result<()> {
         };
         println!("peer {} {endpoint}: public key {}", peer.name, peer.key);
         println!("  hosts {}; {code}; {room}", list(&peer.prefixes));
+        println!("  datagrams by {}", transports(peer.transport));
     }
     if let Some(flows) = flows {
         print!("split mode, {flows}");
@@ -271,6 +296,14 @@ pub fn check(path: &Path, registry: &Registry) -> Result<()> {
         n => println!("ok, with {n} warnings"),
     }
     Ok(())
+}
+
+fn transports(choice: TransportChoice) -> &'static str {
+    match choice {
+        TransportChoice::Auto => "UDP, or by fake TCP while UDP is not answered",
+        TransportChoice::Only(Transport::Udp) => "UDP",
+        TransportChoice::Only(Transport::FakeTcp) => "fake TCP",
+    }
 }
 
 fn list(prefixes: &[IpNet]) -> String {

@@ -7,6 +7,7 @@ use tracing::{info, warn};
 use viaduct_proto::health::State;
 use viaduct_proto::repair::control::{self, Regime};
 use viaduct_proto::repair::health::Health;
+use viaduct_proto::repair::{Cause, PeerFacts, Transport};
 use viaduct_proto::time::Instant as Now;
 
 use super::snapshot::{Details, Snapshot};
@@ -21,6 +22,8 @@ pub struct PeerStates {
     health: HashMap<String, (Instant, Health)>,
     states: Vec<(String, State)>,
     logged: HashMap<String, String>,
+    /// Last logged transport by peer.
+    transports: HashMap<String, Transport>,
     /// Last logged regime of repairs by peer.
     regimes: HashMap<String, Regime>,
 }
@@ -43,14 +46,28 @@ impl PeerStates {
             let (_, health) = self.health.entry(name.clone()).or_insert_with(first);
             let state = health.look(now, stats, facts, trouble);
             self.states.push((name.clone(), state));
+            if let Some(facts) = details.facts.get(name) {
+                self.log_transport(name, facts);
+            }
             if let Some(control) = facts.control {
                 self.log_regime(name, &control);
             }
         }
+        self.transports.retain(|name, _| seen.peers.iter().any(|(peer, _)| peer == name));
         self.regimes.retain(|name, _| seen.peers.iter().any(|(peer, _)| peer == name));
         self.log_changes();
     }
 
+    /// Logs a change of the transport of datagrams for `peer`.
+    fn log_transport(&mut self, peer: &str, facts: &PeerFacts) {
+        let PeerFacts { transport, cause, .. } = facts;
+        let before = self.transports.insert(peer.to_owned(), *transport).unwrap_or_default();
+        if before != *transport && *cause != Cause::Config {
+            info!(peer, "datagrams are sent by {transport}: {cause}");
+        }
+    }
+
+    /// Logs a change of the regime of repairs for `peer`, with its overhead.
     fn log_regime(&mut self, peer: &str, control: &control::State) {
         let before = self.regimes.insert(peer.to_owned(), control.regime);
         if before.unwrap_or_default() != control.regime {

@@ -8,6 +8,7 @@ use std::os::unix::net::UnixStream;
 use anyhow::{Context, Result, bail, ensure};
 use ipnet::IpNet;
 use serde_json::Value;
+use viaduct_proto::repair::{Transport, TransportChoice};
 use viaduct_sys::process::tool;
 use viaduct_sys::route::interface::{Interface, is_vlan_of};
 use viaduct_sys::route::mtu::{RouteError, RouteMtu};
@@ -152,8 +153,11 @@ pub fn ports_in_use(config: &Config) -> Vec<String> {
     };
     let udp = |at: SocketAddr| taken(UdpSocket::bind(at).err());
     let tcp = |at: SocketAddr| taken(TcpListener::bind(at).err());
+    let only_udp = TransportChoice::Only(Transport::Udp);
+    let fake_tcp = config.peers.iter().any(|peer| peer.transport != only_udp);
     let listeners = [
         ("[site] listen", "UDP", Some(config.listen).filter(|&at| udp(at))),
+        ("[site] listen", "TCP", fake_tcp.then_some(config.listen).filter(|&at| tcp(at))),
         ("[metrics] listen", "TCP", config.metrics.filter(|&at| tcp(at))),
         ("[cache] listen", "UDP", config.cache.filter(|&at| udp(at))),
     ];

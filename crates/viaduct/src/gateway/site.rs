@@ -1,10 +1,12 @@
 //! Meaning of a config on this machine: the WAN's MTU, the maximum packet length that follows from
 //! it, and the division of memory among peers.
 
-use std::net::IpAddr;
+use std::net::{IpAddr, SocketAddr};
 
 use anyhow::{Result, bail};
-use viaduct_proto::repair::{Coding, MIN_MEMORY, PeerConfig, Sites, least_memory, overhead};
+use viaduct_proto::repair::{
+    Coding, MIN_MEMORY, PeerConfig, Sites, Transport, TransportChoice, least_memory, overhead,
+};
 use viaduct_sys::capture::filter::{BpfInsn, TapFilter};
 
 use super::config::{Config, Peer};
@@ -28,6 +30,8 @@ pub struct Site {
     pub config: Config,
     /// MTU of the WAN interface, in bytes.
     pub wan_mtu: usize,
+    /// Addresses at which fake TCP arrives; empty if no peer may use it.
+    pub fake_tcp: Vec<SocketAddr>,
 }
 
 impl Site {
@@ -35,7 +39,7 @@ impl Site {
     pub fn new(config: Config) -> Result<Site> {
         let wan_mtu = preflight::wan_mtu(&config)?;
         preflight::check_addresses(&config)?;
-        let site = Site { config, wan_mtu };
+        let site = Site { config, wan_mtu, fake_tcp: Vec::new() };
         for peer in &site.config.peers {
             let fits = site.longest(peer);
             if fits < MIN_MTU && site.config.host_mtu.is_none_or(|mtu| fits < mtu) {
@@ -74,7 +78,7 @@ impl Site {
         let ipv6 = peer.endpoint.unwrap_or(self.config.listen).is_ipv6();
         let room = match &peer.coding {
             Some(Coding::Auto(_) | Coding::Fixed(_)) if peer.lower_mtu => {
-                self.wan_mtu.saturating_sub(overhead(ipv6))
+                self.wan_mtu.saturating_sub(overhead(ipv6, peer.transport))
             }
             _ => self.wan_mtu,
         };
@@ -145,6 +149,28 @@ impl Site {
         })
     }
 
+    /// Returns whether a peer may use fake TCP.
+    pub fn wants_fake_tcp(&self) -> bool {
+        let udp = TransportChoice::Only(Transport::Udp);
+        self.config.peers.iter().any(|peer| peer.transport != udp)
+    }
+
+    /// Returns whether a peer may use nothing but fake TCP.
+    pub fn forces_fake_tcp(&self) -> bool {
+        let fake_tcp = TransportChoice::Only(Transport::FakeTcp);
+        self.config.peers.iter().any(|peer| peer.transport == fake_tcp)
+    }
+
+    /// Transports for `peer`: without the ports of fake TCP only UDP.
+    fn transport(&self, peer: &Peer) -> TransportChoice {
+        match peer.transport {
+            TransportChoice::Auto if self.fake_tcp.is_empty() => {
+                TransportChoice::Only(Transport::Udp)
+            }
+            choice => choice,
+        }
+    }
+
     /// Configurations of the peers, for the packet plane.
     pub fn peers(&self) -> Vec<PeerConfig> {
         let shares = self.shares();
@@ -156,6 +182,7 @@ impl Site {
                 name: peer.name.clone(),
                 key: peer.key,
                 endpoint: peer.endpoint,
+                transport: self.transport(peer),
                 sites: Sites { local: self.config.prefixes.clone(), remote: peer.prefixes.clone() },
                 coding: peer.coding.clone(),
                 flush_after: peer.flush_after,
@@ -175,6 +202,7 @@ impl Site {
             local: self.config.prefixes.iter().map(pair).collect(),
             peers: peers.map(pair).collect(),
             listen: vec![self.config.listen],
+            fake_tcp: self.fake_tcp.clone(),
         };
         let program = filter.build()?;
         Ok((one_way(true, &program), one_way(false, &program)))

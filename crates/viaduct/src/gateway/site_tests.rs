@@ -13,6 +13,7 @@ fn site(codes: &[Option<Code>]) -> Site {
         key: SecretKey::from_bytes([n as u8 + 1; 32]).public(),
         endpoint: None,
         endpoint_name: None,
+        transport: TransportChoice::Auto,
         prefixes: vec![format!("10.{}.0.0/16", n + 1).parse().unwrap()],
         split: false,
         coding: code.clone().map(Coding::Fixed),
@@ -36,7 +37,7 @@ fn site(codes: &[Option<Code>]) -> Site {
         peers: codes.iter().enumerate().map(peer).collect(),
         warnings: Vec::new(),
     };
-    Site { config, wan_mtu: 1500 }
+    Site { config, wan_mtu: 1500, fake_tcp: Vec::new() }
 }
 
 fn layered(longest: u16) -> Option<Code> {

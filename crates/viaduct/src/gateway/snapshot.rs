@@ -5,6 +5,7 @@ use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
+use viaduct_proto::fake_tcp::FakeTcpStats;
 use viaduct_proto::health::State;
 use viaduct_proto::keys::PublicKey;
 use viaduct_proto::repair::shadow::{Outcome, TRIED};
@@ -69,6 +70,9 @@ pub struct Snapshot {
     pub plane: PlaneStats,
     /// Counters of the shell.
     pub shell: Shell,
+    /// Counters of fake TCP.
+    #[serde(default)]
+    pub fake_tcp: FakeTcpStats,
     /// Bytes of memory that the packet plane holds.
     pub memory: usize,
 }
@@ -94,11 +98,12 @@ impl Default for Published {
 
 impl Published {
     /// Replaces the snapshot.
-    pub fn publish(&self, plane: &Plane, shell: Shell) {
+    pub fn publish(&self, plane: &Plane, shell: Shell, fake_tcp: FakeTcpStats) {
         let snapshot = Snapshot {
             peers: plane.stats(),
             plane: plane.plane_stats(),
             shell,
+            fake_tcp,
             memory: plane.memory(),
         };
         *self.0.lock().unwrap_or_else(PoisonError::into_inner) = (snapshot, Instant::now());
@@ -152,6 +157,12 @@ pub struct PeerStatus {
     pub reason: Option<String>,
     /// Address to which datagrams for the peer are sent.
     pub endpoint: Option<String>,
+    /// Transport of these datagrams: `udp` or `fake-tcp`.
+    #[serde(default)]
+    pub transport: String,
+    /// Reason why this transport is used.
+    #[serde(default)]
+    pub transport_reason: String,
     /// Encoding of packets to the peer; `none` if they are not encoded.
     pub code: String,
     /// Maximum length of packets to the peer, if it is lowered so that repairs fit.
@@ -342,6 +353,8 @@ impl Status {
                         None => Some("the peer has just been added".to_owned()),
                     },
                     endpoint: facts.endpoint.map(|at| at.to_string()),
+                    transport: facts.transport.to_string(),
+                    transport_reason: facts.cause.to_string(),
                     code: self.codes.get(at).cloned().unwrap_or_default(),
                     kept_below: self.kept_below.get(at).copied().flatten(),
                     version: terms.map(|terms| terms.version.clone()),

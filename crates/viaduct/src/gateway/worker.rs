@@ -2,7 +2,7 @@
 //! recovered packets to the kernel.
 //!
 //! ```text
-//!   out tap ─▶ handle_outgoing ─┐            ┌─▶ transmits ─▶ UDP
+//!   out tap ─▶ handle_outgoing ─┐            ┌─▶ transmits ─▶ UDP or fake TCP
 //!   in tap  ─▶ handle_incoming ─┼─▶ Plane ───┤
 //!     └ UDP ─▶ handle_datagram ─┘            └─▶ injections ─▶ TUN ─▶ kernel forwards
 //! ```
@@ -19,7 +19,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use anyhow::{Context, Result, ensure};
 use tracing::warn;
 use viaduct_proto::repair::cache::{Found, Query};
-use viaduct_proto::repair::{PeerConfig, Plane};
+use viaduct_proto::repair::{Endpoint, PeerConfig, Plane, Transport};
 use viaduct_proto::time::Instant;
 use viaduct_proto::wire::ip::Header;
 use viaduct_proto::wire::offload::{self, Offload};
@@ -31,6 +31,7 @@ use viaduct_sys::process::thread;
 use viaduct_sys::route::qdisc::QdiscDrops;
 use viaduct_sys::socket::udp::UdpBatch;
 
+use super::fake_tcp::FakeTcpPort;
 use super::injector::Injector;
 use super::poll_interval::PollInterval;
 use super::snapshot::{Published, Shell};
@@ -83,6 +84,8 @@ pub struct Worker {
     pub taps: Taps,
     /// Socket that sends repairs.
     pub udp: UdpBatch,
+    /// Ports and sockets of fake TCP; `None` if no peer may use it.
+    pub fake_tcp: Option<FakeTcpPort>,
     /// Queueing discipline of the WAN, in which repairs wait with all other outgoing packets.
     pub own_queue: QdiscDrops,
     /// Address to which peers send their datagrams.
@@ -114,10 +117,16 @@ impl Worker {
             if self.plane.poll_timeout().is_some_and(|due| due <= now) {
                 self.plane.handle_timeout(now);
             }
-            self.write(&mut shell);
+            if let Some(port) = &mut self.fake_tcp
+                && port.machine.poll_timeout().is_some_and(|due| due <= now)
+            {
+                port.machine.handle_timeout(now);
+            }
+            self.write(&mut shell, now);
             if now >= publish_at {
                 self.count_drops(&mut shell, now);
-                self.published.publish(&self.plane, shell);
+                let fake_tcp = self.fake_tcp.as_ref().map(|port| port.machine.stats());
+                self.published.publish(&self.plane, shell, fake_tcp.unwrap_or_default());
                 interval.update(now, self.plane.repairs());
                 publish_at = now + PUBLISH;
                 if now >= details_at {
@@ -157,7 +166,7 @@ impl Worker {
         // The time stamps of the frames are used, so that delays exclude the time for which this
         // thread was descheduled.
         let crossed = |frame: &Frame<'_>| now - wall.saturating_sub(frame.stamp()).min(MAX_AGE);
-        let Worker { taps: Taps { outgoing, incoming }, plane, listen, cut, .. } = self;
+        let Worker { taps: Taps { outgoing, incoming }, plane, fake_tcp, listen, cut, .. } = self;
         let mut read = 0;
         while read < BATCH
             && let Some(mut frame) = outgoing.next()
@@ -165,7 +174,8 @@ impl Worker {
             read += 1;
             let (is_late, crossed) = (frame.stamp() < fresh, crossed(&frame));
             let seen = packets(&mut frame, cut, shell, |shell, packet| {
-                if is_own_datagram(packet, *listen) {
+                let is_own = |port: &FakeTcpPort| port.machine.has_sent(packet);
+                if fake_tcp.as_ref().is_some_and(is_own) || is_own_datagram(packet, *listen) {
                     return;
                 }
                 shell.tap_late_out += u64::from(is_late);
@@ -186,19 +196,32 @@ impl Worker {
                 plane.miss_incoming(now);
             }
             let crossed = crossed(&frame);
-            packets(&mut frame, cut, shell, |_, packet| match datagram(packet, *listen) {
-                Some((from, payload)) => plane.handle_datagram(now, from, payload),
-                None => plane.handle_incoming(now, crossed, packet),
+            packets(&mut frame, cut, shell, |_, packet| {
+                if let Some((from, payload)) = datagram(packet, *listen) {
+                    plane.handle_datagram(now, from, payload);
+                } else if !fake_tcp.as_mut().is_some_and(|port| carried(port, plane, now, packet)) {
+                    plane.handle_incoming(now, crossed, packet);
+                }
             });
         }
         read
     }
 
-    fn write(&mut self, shell: &mut Shell) {
-        let datagrams: Vec<_> = self.plane.transmits().collect();
+    fn write(&mut self, shell: &mut Shell, now: Instant) {
+        let mut datagrams = Vec::new();
+        for (to, datagram) in self.plane.transmits() {
+            match (to.transport, &mut self.fake_tcp) {
+                (Transport::FakeTcp, Some(port)) => port.send(now, to.address, datagram),
+                (Transport::FakeTcp, None) => {}
+                (Transport::Udp, _) => datagrams.push((to.address, datagram)),
+            }
+        }
         if !datagrams.is_empty() {
             shell.sent(self.udp.send(&datagrams));
-            self.plane.clear_transmits();
+        }
+        self.plane.clear_transmits();
+        if let Some(port) = &mut self.fake_tcp {
+            port.flush(shell);
         }
         let inject = self.plane.injections();
         for packet in inject.iter() {
@@ -271,7 +294,9 @@ impl Worker {
             std::thread::sleep(interval.next(now, read));
             return;
         }
-        let due = self.plane.poll_timeout().map_or(IDLE, |due| due.since(now));
+        let fake_tcp = self.fake_tcp.as_ref().and_then(|port| port.machine.poll_timeout());
+        let due = [self.plane.poll_timeout(), fake_tcp].into_iter().flatten().min();
+        let due = due.map_or(IDLE, |due| due.since(now));
         wait(&[&self.taps.outgoing, &self.taps.incoming], &self.waker, due.min(IDLE));
     }
 }
@@ -304,6 +329,14 @@ fn packets(
     let is_whole = offload::complete(frame, offload, cut, |packet| each(shell, packet));
     shell.unfinished += u64::from(!is_whole);
     is_whole
+}
+
+/// Handles a packet of fake TCP; returns false if it is none.
+fn carried(port: &mut FakeTcpPort, plane: &mut Plane, now: Instant, packet: &mut [u8]) -> bool {
+    port.machine.handle_packet(now, packet, |address, datagram| {
+        let from = Endpoint { transport: Transport::FakeTcp, address };
+        plane.handle_datagram(now, from, datagram)
+    })
 }
 
 /// Payload of a UDP datagram to `listen`, and its source.

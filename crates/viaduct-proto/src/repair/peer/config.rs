@@ -3,13 +3,17 @@
 use std::net::SocketAddr;
 
 use crate::keys::PublicKey;
+use crate::repair::auto::Auto;
+use crate::repair::coder::{Coder, Observer};
 use crate::repair::coding::Coding;
 use crate::repair::receiver::memory_for_store;
 use crate::repair::seal::SEAL_OVERHEAD;
 use crate::repair::section::{PREFIX, REPAIR_HEAD, SECTION_HEAD};
+use crate::repair::sender::Plan;
 use crate::repair::session::WeakKey;
 use crate::repair::sites::Sites;
-use crate::time::Duration;
+use crate::repair::transport::{Transport, TransportChoice};
+use crate::time::{Duration, Instant};
 
 /// Configuration of a peer.
 #[derive(Clone, Debug)]
@@ -20,6 +24,8 @@ pub struct PeerConfig {
     pub key: PublicKey,
     /// Address of the peer's gateway; if unknown, learnt from its messages.
     pub endpoint: Option<SocketAddr>,
+    /// Transports that may be used.
+    pub transport: TransportChoice,
     /// Addresses of the two sites.
     pub sites: Sites,
     /// Coding of outgoing packets; `None` leaves that direction unprotected.
@@ -51,9 +57,14 @@ pub(super) fn outer(ipv6: bool) -> usize {
     if ipv6 { 48 } else { 28 }
 }
 
-/// Bytes by which a repair exceeds the longest packet it covers, with outer IP and UDP headers.
-pub fn overhead(ipv6: bool) -> usize {
-    outer(ipv6) + SEAL_OVERHEAD + SECTION_HEAD + REPAIR_HEAD + PREFIX
+/// Bytes by which a repair exceeds the longest packet it covers, with outer headers. With
+/// [`TransportChoice::Auto`] they are those of UDP.
+pub fn overhead(ipv6: bool, transport: TransportChoice) -> usize {
+    let more = match transport {
+        TransportChoice::Auto => 0,
+        TransportChoice::Only(only) => Transport::more_headers(only),
+    };
+    outer(ipv6) + more + SEAL_OVERHEAD + SECTION_HEAD + REPAIR_HEAD + PREFIX
 }
 
 /// Least [`PeerConfig::memory`], in bytes, with which a code can recover anything: the store must
@@ -74,4 +85,25 @@ pub enum PeerError {
     /// Unusable code parameters.
     #[error(transparent)]
     Code(#[from] crate::fec::Error),
+}
+
+/// Plan of the sender for `config`, whose first packet gets the number `first`; `None` without an
+/// encoder.
+pub(super) fn plan(
+    now: Instant,
+    config: &PeerConfig,
+    first: u64,
+) -> Result<Option<Plan>, PeerError> {
+    let Some(coding) = &config.coding else { return Ok(None) };
+    let coder = match coding {
+        Coding::Auto(settings) => Coder::Auto(Box::new(Auto::new(now, settings, first)?)),
+        Coding::Fixed(code) => Coder::Fixed(code.build_encoder(first)?),
+        Coding::Observe => Coder::Observe(Observer::new(first)),
+    };
+    Ok(Some(Plan {
+        coder,
+        flush_after: config.flush_after,
+        longest: config.longest,
+        mtu: config.mtu,
+    }))
 }

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use crate::repair::control;
 use crate::repair::shadow::{Outcome, TRIED};
 use crate::repair::terms::Terms;
+use crate::repair::transport::{Cause, Transport};
 use crate::time::Duration;
 
 /// Peer state other than counters.
@@ -13,6 +14,10 @@ use crate::time::Duration;
 pub struct PeerFacts {
     /// Current endpoint.
     pub endpoint: Option<SocketAddr>,
+    /// Transport of the datagrams to the endpoint.
+    pub transport: Transport,
+    /// Reason why this transport is used.
+    pub cause: Cause,
     /// Reason why the peer's host name has no address; set by the shell, which resolves names.
     pub unresolved: Option<String>,
     /// Time since the last authentic message; `None` before the first.

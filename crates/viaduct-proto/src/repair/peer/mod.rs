@@ -12,17 +12,16 @@
 mod agreement;
 mod config;
 mod facts;
+mod paths;
 mod reporting;
 
-use std::net::SocketAddr;
-
 use agreement::Agreement;
-use config::outer;
+use config::plan;
+use paths::Paths;
 use reporting::{Reporting, USUAL_RTT};
 
-use super::auto::Auto;
 use super::bundle::Channel;
-use super::coder::{Coder, Observer};
+use super::clocks::Clocks;
 use super::coding::Coding;
 use super::identity::IdentityKey;
 use super::outbox::Outbox;
@@ -30,11 +29,12 @@ use super::receiver::{Receiver, TICK};
 use super::report::{REPORT, Report, TRIALS, emit_trials, parse_trials};
 use super::requests::Times;
 use super::section::{self, Need, Section};
-use super::sender::{Plan, Sender};
-use super::session::{Clocks, Received, Session, SessionConfig, WeakKey};
+use super::sender::Sender;
+use super::session::{Received, Session, SessionConfig, WeakKey};
 use super::shadow::{Outcome, TRIED};
 use super::stats::{LossReport, PeerStats};
 use super::terms::{TERMS, Terms};
+use super::transport::Endpoint;
 use crate::keys::{Entropy, PublicKey, SecretKey};
 use crate::time::Instant;
 
@@ -49,7 +49,7 @@ pub(super) struct Peer {
     pub(super) session: Session,
     sender: Option<Sender>,
     pub(super) receiver: Receiver,
-    pub(super) endpoint: Option<SocketAddr>,
+    pub(super) paths: Paths,
     reported: LossReport,
     reporting: Reporting,
     agreement: Agreement,
@@ -58,8 +58,9 @@ pub(super) struct Peer {
     next_tick: Instant,
     /// Datagrams to the peer's endpoint.
     pub(super) transmits: Outbox,
-    /// Answers to initiations, each to the source of its initiation.
-    pub(super) answers: Vec<(SocketAddr, Vec<u8>)>,
+    /// Initiations, and answers to initiations, each with its destination: that of an answer is the
+    /// source of its initiation.
+    pub(super) handshakes: Vec<(Endpoint, Vec<u8>)>,
 }
 
 /// Facts that all peers of a gateway share.
@@ -81,7 +82,9 @@ impl Peer {
         now: Instant,
     ) -> Result<Self, PeerError> {
         let shared = local.secret.shared(&config.key).ok_or(PeerError::Key(WeakKey))?;
-        let session = Session::new(&session_config(local, &config, slot), &shared, now);
+        let mut session = Session::new(&session_config(local, &config, slot), &shared, now);
+        let paths = Paths::new(&config);
+        session.silence_limit = paths.silence_limit();
         let identity = IdentityKey::new(&shared.derive(b"viaduct identity"));
         // Packet numbers rise from run to run: all numbers that a peer remembers are lower.
         let first = (local.unix_nanos_at_zero.saturating_add(now.as_nanos()) / 1_000).max(1);
@@ -91,14 +94,14 @@ impl Peer {
             receiver: Receiver::new(identity.clone(), config.memory),
             identity,
             session,
-            endpoint: config.endpoint,
+            paths,
             reported: LossReport::default(),
             reporting: Reporting::new(now),
             agreement: Agreement::new(&config),
             trials: None,
             next_tick: now + TICK,
             transmits: Outbox::new(),
-            answers: Vec::new(),
+            handshakes: Vec::new(),
             slot,
             config,
         })
@@ -116,7 +119,9 @@ impl Peer {
 
     pub(super) fn facts(&self, now: Instant) -> PeerFacts {
         PeerFacts {
-            endpoint: self.endpoint,
+            endpoint: self.paths.endpoint.map(|at| at.address),
+            transport: self.paths.selector.current,
+            cause: self.paths.selector.cause,
             unresolved: None,
             silence: self.session.silence(now),
             handshake: self.session.handshake(now),
@@ -148,8 +153,9 @@ impl Peer {
         if recode {
             self.change_code(now, &config)?;
         }
-        if config.endpoint != self.config.endpoint {
-            self.endpoint = config.endpoint;
+        if self.paths.change(&self.config, &config) {
+            self.session.silence_limit = self.paths.silence_limit();
+            self.session.start(now);
         }
         if config.memory != self.config.memory {
             self.receiver.resize(now, config.memory);
@@ -173,8 +179,7 @@ impl Peer {
 
     /// Returns the sender, the channel for its repairs, and the key that names its packets.
     fn sending(&mut self) -> Option<(&mut Sender, Channel<'_>, &IdentityKey)> {
-        let ipv6 = self.endpoint.is_some_and(|e| e.is_ipv6());
-        let headers = outer(ipv6);
+        let headers = self.paths.headers();
         let channel = Channel { session: &mut self.session, outbox: &mut self.transmits, headers };
         self.sender.as_mut().map(|sender| (sender, channel, &self.identity))
     }
@@ -209,28 +214,44 @@ impl Peer {
         (self.config.key, self.session.clocks)
     }
 
-    /// Handles a datagram. Only a message under a session's keys updates the peer's endpoint. The
-    /// answer to an initiation goes to the source of the initiation, and changes no endpoint.
-    pub(super) fn handle_datagram(&mut self, now: Instant, from: SocketAddr, datagram: &mut [u8]) {
+    /// Handles a datagram; returns whether it is authentic. Only a message under a session's keys
+    /// updates the peer's endpoint. The answer to an initiation goes to the source of the
+    /// initiation, and changes no endpoint.
+    pub(super) fn handle_datagram(
+        &mut self,
+        now: Instant,
+        from: Endpoint,
+        datagram: &mut [u8],
+    ) -> bool {
+        if !self.paths.selector.allows(from.transport) {
+            return false;
+        }
         let before = self.session.current();
-        let mut answer = Vec::new();
-        match self.session.handle(now, datagram, &mut answer) {
-            Received::Nothing => return,
-            Received::Handshake => {}
-            Received::Message(message) => {
-                self.endpoint = Some(from);
+        let (mut answer, mut is_own) = (Vec::new(), false);
+        match self.session.handle(now, from.transport, datagram, &mut answer) {
+            Received::Nothing => return false,
+            Received::Initiation => {}
+            Received::Response => {
+                is_own = true;
+                self.paths.handle_response(from);
+            }
+            Received::Message(session, message) => {
+                let is_current = self.session.current() == Some(session);
+                self.paths.handle_message(from, is_current);
                 self.handle_message(now, message);
             }
         }
         if !answer.is_empty() {
-            self.answers.push((from, answer));
+            self.handshakes.push((from, answer));
         }
         if self.session.current() != before {
+            self.paths.selector.handle_session(now, from.transport, is_own);
             // The first message under new keys confirms them to the responder, and each side
             // learns the other's next packet number from it.
             self.reporting.restart();
             self.report(now);
         }
+        true
     }
 
     pub(super) fn handle_message(&mut self, now: Instant, message: &[u8]) {
@@ -264,6 +285,9 @@ impl Peer {
         self.receiver.told(report.next);
         self.reported = report.loss;
         self.reporting.handle_report(now, &report);
+        if self.paths.handle_report(&report) {
+            self.session.start(now);
+        }
         let rtt = self.reporting.rtt;
         self.receiver.needs.times = Times { wait: report.wait(), rtt: rtt.unwrap_or(USUAL_RTT) };
         if let Some(sender) = &mut self.sender {
@@ -301,14 +325,30 @@ impl Peer {
         }
     }
 
+    /// Sends the initiations that are due.
+    fn initiate(&mut self, now: Instant) {
+        let transports = match self.session.handle_timeout(now) {
+            true => self.paths.selector.handshake(self.session.is_overdue(now)),
+            false => self.paths.selector.probe(now),
+        };
+        for &transport in transports {
+            if let Some(address) = self.paths.address(transport, &self.config) {
+                let mut initiation = Vec::new();
+                self.session.initiate(now, transport, &mut initiation);
+                if !initiation.is_empty() {
+                    self.handshakes.push((Endpoint { transport, address }, initiation));
+                }
+            }
+        }
+    }
+
     fn report_due(&self) -> Instant {
         self.reporting.due(&self.receiver.measurement.path.report())
     }
 
     pub(super) fn poll_timeout(&self) -> Instant {
-        // Without an endpoint no initiation can be sent, so the session has no deadline.
         let timers = [
-            self.endpoint.and_then(|_| self.session.poll_timeout()),
+            self.paths.poll_timeout(self.session.poll_timeout()),
             self.sender.as_ref().and_then(Sender::poll_timeout),
             self.receiver.poll_timeout(),
             Some(self.next_tick),
@@ -318,9 +358,8 @@ impl Peer {
 
     pub(super) fn handle_timeout(&mut self, now: Instant, inject: &mut Outbox) {
         self.receiver.release(now, &self.config.sites, inject);
-        if self.endpoint.is_some() {
-            let session = &mut self.session;
-            self.transmits.push_with(|out| session.handle_timeout(now, out));
+        if self.paths.has_address() {
+            self.initiate(now);
         }
         if let Some((sender, mut channel, _)) = self.sending() {
             sender.handle_timeout(now, &mut channel);
@@ -349,19 +388,4 @@ fn session_config(local: &Local, config: &PeerConfig, slot: u16) -> SessionConfi
         unix_nanos_at_zero: local.unix_nanos_at_zero,
         slot,
     }
-}
-
-fn plan(now: Instant, config: &PeerConfig, first: u64) -> Result<Option<Plan>, PeerError> {
-    let Some(coding) = &config.coding else { return Ok(None) };
-    let coder = match coding {
-        Coding::Auto(settings) => Coder::Auto(Box::new(Auto::new(now, settings, first)?)),
-        Coding::Fixed(code) => Coder::Fixed(code.build_encoder(first)?),
-        Coding::Observe => Coder::Observe(Observer::new(first)),
-    };
-    Ok(Some(Plan {
-        coder,
-        flush_after: config.flush_after,
-        longest: config.longest,
-        mtu: config.mtu,
-    }))
 }

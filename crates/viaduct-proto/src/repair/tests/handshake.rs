@@ -86,11 +86,14 @@ fn a_handshake_message_moves_no_endpoint() {
         }
     };
     world.b.handle_datagram(world.now, endpoint(9), &mut initiation);
-    let to: Vec<SocketAddr> = world.b.transmits().map(|(to, _)| to).collect();
+    let to: Vec<SocketAddr> = world.b.transmits().map(|(to, _)| to.address).collect();
     assert_eq!(to, [endpoint(9)], "the answer goes to the source of the initiation");
     world.b.clear_transmits();
     world.b.handle_timeout(world.now + Duration::from_secs(2));
-    assert!(world.b.transmits().all(|(to, _)| to == endpoint(1)), "and all others to the endpoint");
+    assert!(
+        world.b.transmits().all(|(to, _)| to.address == endpoint(1)),
+        "and all others to the endpoint"
+    );
 }
 
 #[test]

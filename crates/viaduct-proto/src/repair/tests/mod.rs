@@ -5,6 +5,7 @@ mod change;
 mod handshake;
 mod recovery;
 mod state;
+mod transport;
 mod wan;
 
 use std::collections::HashMap;
@@ -63,6 +64,7 @@ fn config_of(me: u8, peer: u8, coding: Coding) -> PeerConfig {
         name: format!("site-{peer}"),
         key: secret(peer).public(),
         endpoint: Some(endpoint(peer)),
+        transport: TransportChoice::Only(Transport::Udp),
         sites: Sites { local: site(me), remote: site(peer) },
         coding: Some(coding),
         flush_after: Duration::from_millis(8),

@@ -2,7 +2,7 @@
 //! packet.
 //!
 //! ```text
-//!   TapFilter   local prefixes, peer prefixes, own UDP addresses
+//!   TapFilter   local prefixes, peer prefixes, own addresses
 //!       | build      (prefix: minimal sets; asm: labels become jumps)
 //!       v
 //!   [BpfInsn]   --- attach ---> a socket: the ring, or a UDP socket
@@ -11,7 +11,8 @@
 //!     tagged for a VLAN (other than 0), or for another host         -> no
 //!     leaves:   source is local and destination a peer's            -> yes
 //!     arrives:  source is a peer's and destination local            -> yes
-//!     arrives:  unfragmented UDP to one of our addresses and ports  -> yes
+//!     arrives:  unfragmented UDP, or packets that look like TCP,
+//!               to one of our addresses and ports                   -> yes
 //!     all else                                                      -> no
 //! ```
 //!
@@ -31,8 +32,8 @@ use std::net::{IpAddr, SocketAddr};
 use std::os::fd::{AsRawFd, BorrowedFd};
 
 use libc::{
-    ETH_P_IP, ETH_P_IPV6, IPPROTO_UDP, PACKET_OTHERHOST, PACKET_OUTGOING, SKF_AD_PKTTYPE,
-    SKF_AD_PROTOCOL, SKF_AD_VLAN_TAG, SKF_AD_VLAN_TAG_PRESENT,
+    ETH_P_IP, ETH_P_IPV6, IPPROTO_TCP, IPPROTO_UDP, PACKET_OTHERHOST, PACKET_OUTGOING,
+    SKF_AD_PKTTYPE, SKF_AD_PROTOCOL, SKF_AD_VLAN_TAG, SKF_AD_VLAN_TAG_PRESENT,
 };
 
 use crate::os;
@@ -83,6 +84,13 @@ pub(crate) fn from_network_header(program: &[BpfInsn]) -> Vec<BpfInsn> {
     program.iter().map(moved).collect()
 }
 
+/// Returns the program that drops every packet.
+pub(crate) fn drop_all() -> Vec<BpfInsn> {
+    let mut asm = Asm::default();
+    asm.keep(0);
+    asm.finish()
+}
+
 /// Filter for a gateway's tap, on a socket whose packets begin at the network header.
 #[derive(Clone, Debug, Default)]
 pub struct TapFilter {
@@ -93,6 +101,8 @@ pub struct TapFilter {
     /// Local addresses to which peers send UDP datagrams. `0.0.0.0` means any IPv4 address, and
     /// `[::]` any address of both families.
     pub listen: Vec<SocketAddr>,
+    /// Local addresses to which peers send packets that look like TCP, in the same form.
+    pub fake_tcp: Vec<SocketAddr>,
 }
 
 /// Errors of building a filter.
@@ -185,52 +195,67 @@ impl TapFilter {
         asm.finish()
     }
 
-    /// Emits the test for unfragmented datagrams to us over IPv4 (neither flag nor offset).
+    /// Own addresses with their protocols.
+    fn listeners(&self) -> [(libc::c_int, &[SocketAddr]); 2] {
+        [(IPPROTO_UDP, &self.listen), (IPPROTO_TCP, &self.fake_tcp)]
+    }
+
+    /// Emits the test for unfragmented packets to us over IPv4 (neither flag nor offset).
     fn test_listeners_v4(&self, asm: &mut Asm, yes: Label, no: Label) {
         only_incoming(asm, no);
-        asm.load_byte(9);
-        asm.jump_unless(Test::Equal(IPPROTO_UDP as u32), no);
-        asm.load_half(6);
-        asm.jump_if(Test::AnyBit(0x3fff), no);
-        asm.x_from_ipv4_header_length(0);
-        for listen in &self.listen {
-            let address = match listen.ip() {
-                IpAddr::V4(address) => address.to_bits(),
-                IpAddr::V6(address) if address.is_unspecified() => 0,
-                IpAddr::V6(_) => continue,
-            };
-            let next = asm.label();
-            asm.load_half_at_x(2);
-            asm.jump_unless(Test::Equal(listen.port().into()), next);
-            if address != 0 {
-                asm.load_word(16);
-                asm.jump_unless(Test::Equal(address), next);
+        for (protocol, listeners) in self.listeners() {
+            let other = asm.label();
+            asm.load_byte(9);
+            asm.jump_unless(Test::Equal(protocol.cast_unsigned()), other);
+            asm.load_half(6);
+            asm.jump_if(Test::AnyBit(0x3fff), no);
+            asm.x_from_ipv4_header_length(0);
+            for listen in listeners {
+                let address = match listen.ip() {
+                    IpAddr::V4(address) => address.to_bits(),
+                    IpAddr::V6(address) if address.is_unspecified() => 0,
+                    IpAddr::V6(_) => continue,
+                };
+                let next = asm.label();
+                asm.load_half_at_x(2);
+                asm.jump_unless(Test::Equal(listen.port().into()), next);
+                if address != 0 {
+                    asm.load_word(16);
+                    asm.jump_unless(Test::Equal(address), next);
+                }
+                asm.goto(yes);
+                asm.place(next);
             }
-            asm.goto(yes);
-            asm.place(next);
+            asm.goto(no);
+            asm.place(other);
         }
         asm.goto(no);
     }
 
-    /// Emits the test for datagrams to us over IPv6 without extension headers, as of fragments.
+    /// Emits the test for packets to us over IPv6 without extension headers, as of fragments.
     fn test_listeners_v6(&self, asm: &mut Asm, yes: Label, no: Label) {
         only_incoming(asm, no);
-        asm.load_byte(6);
-        asm.jump_unless(Test::Equal(IPPROTO_UDP as u32), no);
-        for listen in &self.listen {
-            let IpAddr::V6(address) = listen.ip() else { continue };
-            let next = asm.label();
-            asm.load_half(42);
-            asm.jump_unless(Test::Equal(listen.port().into()), next);
-            if !address.is_unspecified() {
-                for word in 0..4 {
-                    asm.load_word(24 + 4 * word);
-                    let part = (address.to_bits() >> (96 - 32 * word)) as u32;
-                    asm.jump_unless(Test::Equal(part), next);
+        for (protocol, listeners) in self.listeners() {
+            let other = asm.label();
+            asm.load_byte(6);
+            asm.jump_unless(Test::Equal(protocol.cast_unsigned()), other);
+            for listen in listeners {
+                let IpAddr::V6(address) = listen.ip() else { continue };
+                let next = asm.label();
+                asm.load_half(42);
+                asm.jump_unless(Test::Equal(listen.port().into()), next);
+                if !address.is_unspecified() {
+                    for word in 0..4 {
+                        asm.load_word(24 + 4 * word);
+                        let part = (address.to_bits() >> (96 - 32 * word)) as u32;
+                        asm.jump_unless(Test::Equal(part), next);
+                    }
                 }
+                asm.goto(yes);
+                asm.place(next);
             }
-            asm.goto(yes);
-            asm.place(next);
+            asm.goto(no);
+            asm.place(other);
         }
         asm.goto(no);
     }

@@ -131,6 +131,7 @@ fn sites() -> TapFilter {
         local: vec![prefix("10.1.0.0", 16), prefix("fd01::", 48)],
         peers: vec![prefix("10.2.0.0", 16), prefix("10.3.4.5", 32), prefix("fd02:0:0:8::", 61)],
         listen: vec!["192.0.2.1:4500".parse().unwrap(), "[2001:db8::1]:4500".parse().unwrap()],
+        fake_tcp: Vec::new(),
     }
 }
 
@@ -187,6 +188,12 @@ fn datagrams_to_us_need_our_address_port_and_protocol() {
         other
     };
     assert!(!accepts(&filter, &change(9, 6)), "TCP");
+    let fake_tcp = TapFilter { fake_tcp: filter.listen.clone(), ..sites() };
+    assert!(accepts(&fake_tcp, &change(9, 6)) && accepts(&fake_tcp, &good()));
+    assert!(!accepts(&TapFilter { listen: Vec::new(), ..fake_tcp.clone() }, &good()));
+    let mut v6 = packet(PACKET_HOST, "2001:db8::9", "2001:db8::1");
+    v6.bytes[6] = 6;
+    assert!(accepts(&fake_tcp, &v6) && !accepts(&filter, &v6));
     assert!(!accepts(&filter, &change(23, 1)), "another port");
     assert!(!accepts(&filter, &change(19, 2)), "another address");
     assert!(!accepts(&filter, &Packet { kind: PACKET_OUTGOING, ..good() }));
@@ -251,7 +258,7 @@ fn long_lists_agree_with_the_plain_rule() {
             (0..count).map(prefix).collect()
         };
         let filter =
-            TapFilter { local: list(40 * round), peers: list(70 * round), listen: Vec::new() };
+            TapFilter { local: list(40 * round), peers: list(70 * round), ..TapFilter::default() };
         let program = filter.build().unwrap();
         assert!(round < 2 || program.len() > 600, "too short to need far jumps");
         let mut passed = 0;

@@ -41,6 +41,21 @@ pub fn listen_on_free_port(
     Ok(socket.into())
 }
 
+/// Opens a listener that drops every packet to its port, which a tap reads instead: the kernel
+/// answers none of them with a reset, and no program can take the port. Port 0 stands for a port
+/// that the kernel chooses.
+///
+/// # Errors
+/// The address is in use or not this machine's.
+pub fn listen_silently(address: SocketAddr) -> io::Result<TcpListener> {
+    let socket = socket(address, TcpOptions::default())?;
+    rustix::net::bind(&socket, &address)?;
+    // Attached before the first SYN can be answered.
+    filter::attach(socket.as_fd(), &filter::drop_all())?;
+    rustix::net::listen(&socket, 1)?;
+    Ok(socket.into())
+}
+
 /// Delays accept until a client has sent data, for about `patience` at most (`TCP_DEFER_ACCEPT`).
 /// Errors: the socket is not a TCP socket.
 pub fn defer_accept(listener: impl AsFd, patience: Duration) -> io::Result<()> {
@@ -76,4 +91,25 @@ pub fn adopt(listener: TcpListener, options: TcpOptions) -> io::Result<TcpListen
     listener.set_nonblocking(true)?;
     apply(listener.as_fd(), listener.local_addr()?.is_ipv4(), options)?;
     Ok(listener)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::TcpStream;
+
+    use super::*;
+
+    #[test]
+    fn a_silent_listener_neither_accepts_nor_resets() {
+        for ip in ["127.0.0.1:0", "[::1]:0"] {
+            let listener = listen_silently(ip.parse().unwrap()).unwrap();
+            let at = listener.local_addr().unwrap();
+            let error = TcpStream::connect_timeout(&at, Duration::from_millis(200)).unwrap_err();
+            assert_eq!(error.kind(), io::ErrorKind::TimedOut, "{error}");
+            assert!(listen_silently(at).is_err(), "the port is taken");
+            drop(listener);
+            let error = TcpStream::connect_timeout(&at, Duration::from_secs(9)).unwrap_err();
+            assert_eq!(error.kind(), io::ErrorKind::ConnectionRefused, "{error}");
+        }
+    }
 }

@@ -30,6 +30,7 @@ use crate::os;
 pub use connecting::{SynContent, bound, connect, connect_bound, connect_with};
 pub use listening::{
     adopt, check_free, defer_accept, distribute, drop_syns, listen, listen_on_free_port,
+    listen_silently,
 };
 pub use liveness::{ShutWindow, has_dead_after, set_dead_after, set_dead_after_quiet};
 pub(crate) use mirrored::MIRRORED_OPTIONS;

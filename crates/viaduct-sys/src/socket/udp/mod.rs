@@ -18,7 +18,7 @@ use std::time::SystemTime;
 
 use rustix::net::sockopt;
 
-use crate::capture::filter::{self, BpfInsn, Share};
+use crate::capture::filter::{self, Share};
 use crate::os;
 use crate::socket::mmsg::{BatchSender, Datagram};
 use crate::socket::timestamp;
@@ -133,9 +133,7 @@ impl UdpBatch {
     /// Drops all incoming datagrams, which a tap reads instead. The socket only keeps its port
     /// bound, so that the kernel does not answer the datagrams with ICMP errors.
     pub fn block_receive(&self) -> io::Result<()> {
-        let keep_nothing =
-            BpfInsn { code: (libc::BPF_RET | libc::BPF_K) as u16, jt: 0, jf: 0, k: 0 };
-        filter::attach(self.socket.as_fd(), &[keep_nothing])
+        filter::attach(self.socket.as_fd(), &filter::drop_all())
     }
 }
 

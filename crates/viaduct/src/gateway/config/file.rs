@@ -8,7 +8,7 @@ use std::time::Duration;
 use serde::Deserialize;
 use viaduct_proto::fec::{Code, layered, reed_solomon, window};
 use viaduct_proto::repair::control::Limits;
-use viaduct_proto::repair::{Coding, Settings};
+use viaduct_proto::repair::{Coding, Settings, Transport, TransportChoice};
 
 use crate::settings::{OptionsTable, PolicyTable};
 use crate::value_parser::table::{PacketMemory, Ports, Rate, array, one, optional};
@@ -66,6 +66,8 @@ pub(super) struct PeerTable {
     pub(super) name: String,
     pub(super) key: String,
     pub(super) endpoint: Option<Endpoint>,
+    #[serde(default)]
+    pub(super) transport: TransportKey,
     pub(super) prefixes: Vec<Prefix>,
     #[serde(default)]
     pub(super) mode: Mode,
@@ -75,6 +77,26 @@ pub(super) struct PeerTable {
     pub(super) class: Vec<ClassTable>,
     #[serde(default = "default_rekey")]
     pub(super) rekey_after: Span,
+}
+
+/// Transports of the datagrams between the two gateways.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub(super) enum TransportKey {
+    #[default]
+    Auto,
+    Udp,
+    FakeTcp,
+}
+
+impl From<TransportKey> for TransportChoice {
+    fn from(key: TransportKey) -> TransportChoice {
+        match key {
+            TransportKey::Auto => TransportChoice::Auto,
+            TransportKey::Udp => TransportChoice::Only(Transport::Udp),
+            TransportKey::FakeTcp => TransportChoice::Only(Transport::FakeTcp),
+        }
+    }
 }
 
 /// Handling of TCP connections to and from a peer (Maelstrom, 4.2).

@@ -79,6 +79,7 @@ fn peer(mut table: PeerTable, site: &Config, warnings: &mut Vec<String>) -> Resu
         key,
         endpoint,
         endpoint_name,
+        transport: table.transport.into(),
         prefixes: prefixes(&table.prefixes),
         split: table.mode == Mode::Split,
         coding,

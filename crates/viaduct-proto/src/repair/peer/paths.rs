@@ -1,0 +1,112 @@
+//! Paths to the peer: its address by each transport, and the endpoint to which messages go.
+
+use std::net::SocketAddr;
+
+use super::config::{PeerConfig, outer};
+use crate::repair::report::Report;
+use crate::repair::session::SILENCE;
+use crate::repair::transport::{Endpoint, Selector, Transport};
+use crate::time::{Duration, Instant};
+
+/// Time without an authentic message after which other transports are tried.
+const AUTO_SILENCE: Duration = Duration::from_secs(2);
+/// Age of this gateway's newest report at the peer from which on the peer does not hear it.
+const UNHEARD_AFTER: Duration = Duration::from_millis(2_500);
+
+/// Paths to one peer.
+pub(in crate::repair) struct Paths {
+    /// Destination of messages.
+    pub(in crate::repair) endpoint: Option<Endpoint>,
+    /// Address by each transport, to which initiations are sent.
+    addresses: [Option<SocketAddr>; Transport::ALL.len()],
+    pub(super) selector: Selector,
+}
+
+impl Paths {
+    pub(super) fn new(config: &PeerConfig) -> Paths {
+        let selector = Selector::new(config.transport);
+        let addresses = [config.endpoint; Transport::ALL.len()];
+        Paths { endpoint: endpoint(config.endpoint, selector.current), addresses, selector }
+    }
+
+    /// Takes over changed settings. Returns whether a new session must be requested.
+    pub(super) fn change(&mut self, old: &PeerConfig, new: &PeerConfig) -> bool {
+        let is_other = new.transport != old.transport;
+        if is_other {
+            self.selector = Selector::new(new.transport);
+        }
+        if new.endpoint != old.endpoint {
+            self.addresses = [new.endpoint; Transport::ALL.len()];
+        }
+        if is_other || new.endpoint != old.endpoint {
+            let current = self.selector.current;
+            self.endpoint = endpoint(self.addresses[current as usize], current);
+        }
+        is_other
+    }
+
+    /// Bytes of the outer headers of messages.
+    pub(super) fn headers(&self) -> usize {
+        self.endpoint
+            .map_or(outer(false), |at| outer(at.address.is_ipv6()) + at.transport.more_headers())
+    }
+
+    /// Time without an authentic message after which a new session is requested.
+    pub(super) fn silence_limit(&self) -> Duration {
+        if self.selector.is_auto() { AUTO_SILENCE } else { SILENCE }
+    }
+
+    /// Returns whether initiations can be sent.
+    pub(super) fn has_address(&self) -> bool {
+        self.addresses.iter().any(Option::is_some)
+    }
+
+    /// Destination of the present try of a handshake. The peer's connection of fake TCP may be
+    /// gone, so that the address in the config is tried in turn.
+    pub(super) fn address(&self, transport: Transport, config: &PeerConfig) -> Option<SocketAddr> {
+        let known = self.addresses[transport as usize];
+        match transport {
+            Transport::FakeTcp if self.selector.is_even_try() => config.endpoint.or(known),
+            Transport::Udp | Transport::FakeTcp => known,
+        }
+    }
+
+    /// Takes over the transport of a response, which has made a session.
+    pub(super) fn handle_response(&mut self, from: Endpoint) {
+        let address = self.addresses[from.transport as usize].unwrap_or(from.address);
+        self.endpoint = Some(Endpoint { address, ..from });
+    }
+
+    /// Takes over the source of a message. Another transport is taken over only with the session
+    /// that seals messages (`is_current`), so that late messages of an earlier session do not lead
+    /// back.
+    pub(super) fn handle_message(&mut self, from: Endpoint, is_current: bool) {
+        self.addresses[from.transport as usize] = Some(from.address);
+        if is_current || self.endpoint.is_none_or(|at| at.transport == from.transport) {
+            self.endpoint = Some(from);
+        }
+    }
+
+    /// Handles a report of the peer. Returns whether the peer does not hear this gateway, so that
+    /// another transport must be tried.
+    pub(super) fn handle_report(&mut self, report: &Report) -> bool {
+        let held = report.echo.map(|(_, held)| Duration::from_micros(held.into()));
+        let is_unheard = self.selector.is_auto() && held.is_some_and(|held| held >= UNHEARD_AFTER);
+        if is_unheard {
+            self.selector.set_unheard();
+        }
+        is_unheard
+    }
+
+    /// Time of the next handshake, given that of the session.
+    pub(super) fn poll_timeout(&self, session: Option<Instant>) -> Option<Instant> {
+        // Without an address no initiation can be sent, so there is no deadline.
+        let due = [session, self.selector.poll_timeout()].into_iter().flatten().min();
+        due.filter(|_| self.has_address())
+    }
+}
+
+/// Endpoint at `address`, by `transport`.
+fn endpoint(address: Option<SocketAddr>, transport: Transport) -> Option<Endpoint> {
+    address.map(|address| Endpoint { transport, address })
+}

@@ -1,0 +1,140 @@
+//! Selection of the transport: a gateway behind NAT, which alone can connect, and one that listens.
+
+use super::*;
+
+/// Source of the datagrams of each transport, as the other gateway sees it.
+fn source(gateway: usize, transport: Transport) -> Endpoint {
+    let address = match (gateway, transport) {
+        (0, Transport::Udp) => SocketAddr::from(([198, 51, 100, 1], 1_024)),
+        (0, Transport::FakeTcp) => SocketAddr::from(([198, 51, 100, 1], 50_000)),
+        _ => endpoint(2),
+    };
+    Endpoint { transport, address }
+}
+
+/// Two gateways, and what the network lets through.
+struct Network {
+    now: Instant,
+    planes: [Plane; 2],
+    /// True if datagrams of the gateway pass, by transport.
+    passes: [[bool; 2]; 2],
+    /// Datagrams of the gateway that arrived, by transport.
+    arrived: [[usize; 2]; 2],
+}
+
+impl Network {
+    fn new(choices: [TransportChoice; 2]) -> Network {
+        let plane = |me: u8, peer| {
+            let mut config = config(me, peer, layered());
+            config.transport = choices[usize::from(me) - 1];
+            config.endpoint = (me == 1).then(|| endpoint(2));
+            Plane::new(local(me), vec![config], Instant::ZERO).unwrap()
+        };
+        let planes = [plane(1, 2), plane(2, 1)];
+        Network { now: Instant::ZERO, planes, passes: [[true; 2]; 2], arrived: [[0; 2]; 2] }
+    }
+
+    fn exchange(&mut self) {
+        for from in [0, 1, 0, 1] {
+            let sent: Vec<_> =
+                self.planes[from].transmits().map(|(to, of)| (to, of.to_vec())).collect();
+            self.planes[from].clear_transmits();
+            for (to, mut datagram) in sent {
+                let transport = to.transport;
+                assert_eq!(to, source(1 - from, transport), "to where it can be heard");
+                if self.passes[from][transport as usize] {
+                    self.arrived[from][transport as usize] += 1;
+                    let source = source(from, transport);
+                    self.planes[1 - from].handle_datagram(self.now, source, &mut datagram);
+                }
+            }
+        }
+    }
+
+    fn run(&mut self, millis: u64) {
+        let end = self.now + Duration::from_millis(millis);
+        loop {
+            self.exchange();
+            let next = self.planes.iter().filter_map(Plane::poll_timeout).min();
+            let Some(next) = next.filter(|at| *at <= end) else { break };
+            self.now = self.now.max(next);
+            self.planes.iter_mut().for_each(|plane| plane.handle_timeout(self.now));
+        }
+        self.now = end;
+    }
+
+    /// Transports of the two gateways, if datagrams of both have arrived lately.
+    fn transports(&mut self) -> Option<[Transport; 2]> {
+        self.arrived = [[0; 2]; 2];
+        self.run(1_100);
+        let of = [0, 1]
+            .map(|n: usize| self.planes[n].facts(self.now).into_values().next().unwrap().transport);
+        (0..2).all(|n| self.arrived[n][of[n] as usize] > 0).then_some(of)
+    }
+}
+
+const UDP: Option<[Transport; 2]> = Some([Transport::Udp; 2]);
+const FAKE_TCP: Option<[Transport; 2]> = Some([Transport::FakeTcp; 2]);
+
+#[test]
+fn udp_is_used_while_it_passes() {
+    let mut network = Network::new([TransportChoice::Auto; 2]);
+    network.run(100);
+    assert!(network.planes.iter().all(|plane| plane.stats()[0].1.up));
+    assert_eq!(network.transports(), UDP);
+    network.arrived = [[0; 2]; 2];
+    network.run(600_000);
+    assert_eq!([network.arrived[0][1], network.arrived[1][1]], [0, 0]);
+}
+
+#[test]
+fn fake_tcp_is_found_in_three_seconds_and_udp_when_it_is_back() {
+    let mut network = Network::new([TransportChoice::Auto; 2]);
+    for direction in [0, 1] {
+        network.passes = [[true; 2]; 2];
+        network.run(400_000);
+        assert_eq!(network.transports(), UDP);
+        // Blocked in one direction alone; the last report may have just arrived.
+        network.passes[direction][0] = false;
+        network.run(4_900);
+        assert_eq!(network.transports(), FAKE_TCP, "direction {direction}");
+    }
+    network.passes = [[true; 2]; 2];
+    network.run(1_000_000);
+    assert_eq!(network.transports(), UDP);
+    network.passes = [[false, true]; 2];
+    network.run(2_900);
+    assert_eq!(network.transports(), FAKE_TCP);
+    let mut network = Network::new([TransportChoice::Auto; 2]);
+    network.passes = [[false, true]; 2];
+    network.run(1_900);
+    assert_eq!(network.transports(), FAKE_TCP, "at the start");
+    network.run(200_000);
+    assert_eq!(network.transports(), FAKE_TCP);
+}
+
+#[test]
+fn a_transport_that_one_gateway_forbids_is_not_used() {
+    for only in Transport::ALL {
+        for choices in [
+            [TransportChoice::Only(only), TransportChoice::Auto],
+            [TransportChoice::Auto, TransportChoice::Only(only)],
+            [TransportChoice::Only(only); 2],
+        ] {
+            let mut network = Network::new(choices);
+            network.run(2_000);
+            assert_eq!(network.transports(), Some([only; 2]), "{choices:?}");
+        }
+    }
+}
+
+#[test]
+fn a_changed_setting_takes_effect() {
+    let mut network = Network::new([TransportChoice::Auto; 2]);
+    network.run(1_000);
+    let mut changed = config(1, 2, layered());
+    changed.transport = TransportChoice::Only(Transport::FakeTcp);
+    network.planes[0].change(vec![changed], network.now).unwrap();
+    network.run(1_000);
+    assert_eq!(network.transports(), FAKE_TCP);
+}
