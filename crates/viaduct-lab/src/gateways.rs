@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail};
 use rustix::process::{Pid, Signal, kill_process};
 use serde::Deserialize;
+use viaduct_proto::fake_tcp::FakeTcpStats;
 use viaduct_proto::keys::SecretKey;
 use viaduct_proto::repair::stats::PeerStats;
 use viaduct_sys::process::Process;
@@ -96,6 +97,8 @@ pub struct GatewayStatus {
 struct Counters {
     peers: Vec<(String, PeerStats)>,
     shell: ShellCounters,
+    #[serde(default)]
+    fake_tcp: FakeTcpStats,
     memory: usize,
 }
 
@@ -125,6 +128,12 @@ pub struct PeerState {
     pub state: String,
     /// Reason why the peer is not `up`.
     pub reason: Option<String>,
+    /// Address of the peer's gateway.
+    #[serde(default)]
+    pub endpoint: Option<String>,
+    /// Transport of the datagrams to the peer.
+    #[serde(default)]
+    pub transport: String,
 }
 
 /// Counters of the I/O shell around a gateway's packet plane.
@@ -162,6 +171,11 @@ impl GatewayStatus {
     /// Returns the counters of the shell.
     pub fn shell(&self) -> ShellCounters {
         self.counters.shell
+    }
+
+    /// Returns the counters of fake TCP.
+    pub fn fake_tcp(&self) -> FakeTcpStats {
+        self.counters.fake_tcp
     }
 
     /// Returns the bytes held by the packet plane.
@@ -202,7 +216,9 @@ impl Gateways {
 }
 
 impl Gateway {
-    fn new(
+    /// Creates the gateway of the site `site-LETTER`, not running yet, with its config, whose
+    /// `run_dir` is given.
+    pub fn new(
         node: &Node,
         (scratch, run_dir): (&Scratch, &Path),
         letter: char,

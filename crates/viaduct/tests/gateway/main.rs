@@ -4,6 +4,7 @@
 mod cache;
 #[path = "../common/mod.rs"]
 mod common;
+mod fake_tcp;
 mod setup;
 mod split;
 
