@@ -48,6 +48,7 @@ pub mod timers;
 pub mod trickles;
 pub mod tunnel;
 pub mod units;
+pub mod upgrade;
 pub mod web;
 pub mod wire;
 pub mod wrap;

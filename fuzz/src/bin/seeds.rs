@@ -53,6 +53,7 @@ fn main() -> io::Result<()> {
     write(&corpus, "shared", &shared())?;
     write(&corpus, "datagram", &udp_packets())?;
     write(&corpus, "journal", &[JOURNAL.as_bytes().to_vec()])?;
+    write(&corpus, "upgrade", &upgrades())?;
     write(&corpus, "agree", &offers())?;
     write(&corpus, "names", &questions())?;
     write(&corpus, "trickles_packets", &trickles_packets())?;
@@ -94,6 +95,23 @@ fn shared() -> Vec<Vec<u8>> {
     let downs = downs.iter().map(|down| down.emit().to_vec());
     let secret = Secret::new([7; SECRET]);
     ups.chain(downs).chain([secret.bytes().to_vec(), secret.digits().into_bytes()]).collect()
+}
+
+/// Messages of an upgrade, each after the number of its descriptors.
+fn upgrades() -> Vec<Vec<u8>> {
+    let flow = r#"{"flows":{"worker":0,"flows":[{"source":"10.0.0.1:4000","to":"10.0.0.2:80",
+        "hop":null,"rate":null,"state":"established","has_client":true,"has_opened":true,"ends":
+        [{"preface":[],"ends_after_preface":false,"is_limited":true},{"preface":[1],
+        "ends_after_preface":false,"is_limited":true}],"directions":[{"held":9,"ending":false,
+        "ended":false,"shut":false,"urgent":false,"mark":null},{"held":0,"ending":false,
+        "ended":false,"shut":false,"urgent":false,"mark":7}],"pipelined":0,"begun":1,"moved":2,
+        "early":null,"account":{"begun":1,"bytes":[1,2],"protocol":"tcp","to":null,
+        "user":null}}]}}"#;
+    let hello = r#"{"hello":{"version":"1","oldest":1,"newest":1}}"#;
+    let service = r#"{"service":{"version":"1","has_config":true,"has_metrics":false,"has_journal":
+        true,"locks":["proxy_1"],"workers":[{"listeners":1,"syns":"tap"}]}}"#;
+    let messages = [(0, hello), (4, service), (0, "\"ready\""), (4, flow), (0, "\"end\"")];
+    messages.map(|(count, text)| [&[count], text.as_bytes()].concat()).to_vec()
 }
 
 /// Packets with a UDP datagram, over IPv4 and IPv6.

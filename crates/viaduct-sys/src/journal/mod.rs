@@ -18,12 +18,14 @@
 //! | `change` | one change: made, checked, undone |
 //! | `file` | the file, replaced atomically |
 //! | `owner` | the owner, and whether it is alive |
+//! | `handover` | change of the owner while the changes stay in place |
 //! | `trust` | checks that no other user could have written the journal |
 //! | `error` | errors |
 
 mod change;
 mod error;
 mod file;
+mod handover;
 mod owner;
 mod trust;
 
@@ -61,6 +63,9 @@ pub struct Changes {
     took_over: bool,
     /// Locked instances, whose tables are ours alone. Dropped after all changes are undone.
     locks: Vec<(String, InstanceLock)>,
+    /// True if dropping leaves the changes and the journal in place, because another process is
+    /// responsible for them.
+    is_left: bool,
 }
 
 impl Changes {
@@ -91,8 +96,9 @@ impl Changes {
         // `Changes` is made only here, because dropping it deletes the journal, which may have
         // belonged to another process until now.
         let journal = Journal { owner, changes, disputed };
-        let locks = Vec::new();
-        let changes = Changes { path: path.to_owned(), journal, warnings, took_over, locks };
+        let (locks, is_left) = (Vec::new(), false);
+        let path = path.to_owned();
+        let changes = Changes { path, journal, warnings, took_over, locks, is_left };
         changes.save()?;
         Ok(changes)
     }
@@ -275,6 +281,9 @@ impl Changes {
 
 impl Drop for Changes {
     fn drop(&mut self) {
+        if self.is_left {
+            return;
+        }
         // Failures are still in the journal, and the next start reports them.
         let _ = self.put_back();
     }

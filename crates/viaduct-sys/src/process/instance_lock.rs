@@ -3,13 +3,14 @@
 //! the process ends, even by a crash.
 
 use std::io;
+use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
 use std::os::linux::net::SocketAddrExt as _;
 use std::os::unix::net::{SocketAddr, UnixDatagram};
 
 /// A locked name, released on drop.
 #[derive(Debug)]
 pub(crate) struct InstanceLock {
-    _socket: UnixDatagram,
+    socket: UnixDatagram,
 }
 
 impl InstanceLock {
@@ -17,10 +18,21 @@ impl InstanceLock {
     pub(crate) fn take(name: &str) -> io::Result<Option<InstanceLock>> {
         let address = SocketAddr::from_abstract_name(name)?;
         match UnixDatagram::bind_addr(&address) {
-            Ok(socket) => Ok(Some(InstanceLock { _socket: socket })),
+            Ok(socket) => Ok(Some(InstanceLock { socket })),
             Err(error) if error.kind() == io::ErrorKind::AddrInUse => Ok(None),
             Err(error) => Err(error),
         }
+    }
+
+    /// Takes over the lock of another process, which has sent its descriptor. The name stays locked
+    /// until both have dropped it.
+    pub(crate) fn inherited(socket: OwnedFd) -> InstanceLock {
+        InstanceLock { socket: socket.into() }
+    }
+
+    /// Returns the descriptor, for [`InstanceLock::inherited`].
+    pub(crate) fn as_fd(&self) -> BorrowedFd<'_> {
+        self.socket.as_fd()
     }
 }
 

@@ -1,10 +1,12 @@
 //! Messages between processes of this host, each with up to four descriptors (`SOCK_SEQPACKET`,
-//! `SCM_RIGHTS`).
+//! `SCM_RIGHTS`); with more by [`send_many`] and [`receive_many`].
 
 use std::io::{self, IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::time::Duration;
 
+use rustix::net::sockopt::{self, Timeout};
 use rustix::net::{
     AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags,
     SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketAddrUnix, SocketFlags, SocketType,
@@ -16,6 +18,10 @@ use crate::os;
 const MAX_DESCRIPTORS: usize = 4;
 /// Size of the control buffer for the descriptors.
 const SPACE: usize = rustix::cmsg_space!(ScmRights(MAX_DESCRIPTORS));
+/// Max descriptors that the kernel passes in one message (`SCM_MAX_FD`).
+const MAX_MANY: usize = 253;
+/// Size of the control buffer for that many.
+const MANY_SPACE: usize = rustix::cmsg_space!(ScmRights(MAX_MANY));
 /// Max connections that wait to be accepted.
 const BACKLOG: i32 = 1024;
 
@@ -70,10 +76,26 @@ pub fn send(socket: impl AsFd, bytes: &[u8], fds: Option<BorrowedFd<'_>>) -> io:
 
 /// Sends a message with up to four descriptors. Errors: as [`send`].
 pub fn send_with_fds(socket: impl AsFd, bytes: &[u8], fds: &[BorrowedFd<'_>]) -> io::Result<()> {
-    let mut space = [MaybeUninit::uninit(); SPACE];
-    let mut control = SendAncillaryBuffer::new(&mut space);
-    if !fds.is_empty() {
-        control.push(SendAncillaryMessage::ScmRights(fds));
+    send_in(socket, bytes, fds, &mut [MaybeUninit::uninit(); SPACE])
+}
+
+/// Sends a message with up to 253 descriptors.
+///
+/// # Errors
+/// As [`send`]; or there are too many descriptors.
+pub fn send_many(socket: impl AsFd, bytes: &[u8], fds: &[BorrowedFd<'_>]) -> io::Result<()> {
+    send_in(socket, bytes, fds, &mut vec![MaybeUninit::uninit(); MANY_SPACE])
+}
+
+fn send_in(
+    socket: impl AsFd,
+    bytes: &[u8],
+    fds: &[BorrowedFd<'_>],
+    space: &mut [MaybeUninit<u8>],
+) -> io::Result<()> {
+    let mut control = SendAncillaryBuffer::new(space);
+    if !fds.is_empty() && !control.push(SendAncillaryMessage::ScmRights(fds)) {
+        return Err(io::Error::new(io::ErrorKind::InvalidInput, "too many descriptors"));
     }
     let bytes = [IoSlice::new(bytes)];
     rustix::net::sendmsg(socket, &bytes, &mut control, SendFlags::NOSIGNAL)?;
@@ -111,8 +133,39 @@ pub fn receive(socket: impl AsFd, bytes: &mut [u8]) -> io::Result<(usize, Option
 /// Receives a message with all its descriptors, and reports whether it is complete. Errors: no
 /// message is queued on a non-blocking socket ([`io::ErrorKind::WouldBlock`]).
 pub fn receive_with_fds(socket: impl AsFd, bytes: &mut [u8]) -> io::Result<Received> {
-    let mut space = [MaybeUninit::uninit(); SPACE];
-    let mut control = RecvAncillaryBuffer::new(&mut space);
+    receive_in(socket, bytes, &mut [MaybeUninit::uninit(); SPACE])
+}
+
+/// Receives a message with up to 253 descriptors.
+///
+/// # Errors
+/// As [`receive_with_fds`]; `TimedOut` once the time of [`set_timeout`] has passed.
+pub fn receive_many(socket: impl AsFd, bytes: &mut [u8]) -> io::Result<Received> {
+    match receive_in(socket, bytes, &mut vec![MaybeUninit::uninit(); MANY_SPACE]) {
+        Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+            Err(io::ErrorKind::TimedOut.into())
+        }
+        received => received,
+    }
+}
+
+/// Limits the time of each later call on a blocking socket.
+///
+/// # Errors
+/// None are known.
+pub fn set_timeout(socket: impl AsFd, limit: Duration) -> io::Result<()> {
+    for of in [Timeout::Recv, Timeout::Send] {
+        sockopt::set_socket_timeout(socket.as_fd(), of, Some(limit))?;
+    }
+    Ok(())
+}
+
+fn receive_in(
+    socket: impl AsFd,
+    bytes: &mut [u8],
+    space: &mut [MaybeUninit<u8>],
+) -> io::Result<Received> {
+    let mut control = RecvAncillaryBuffer::new(space);
     let mut bytes = [IoSliceMut::new(bytes)];
     let flags = RecvFlags::CMSG_CLOEXEC;
     let message = rustix::net::recvmsg(socket, &mut bytes, &mut control, flags)?;
@@ -164,5 +217,20 @@ mod tests {
         assert_eq!(receive_with_fds(&theirs, &mut bytes).unwrap().fds.len(), 2);
         drop(ours);
         assert_eq!(receive(&theirs, &mut bytes).unwrap().0, 0);
+    }
+
+    #[test]
+    fn a_message_has_as_many_descriptors_as_the_kernel_allows() {
+        let (ours, theirs) = pair().unwrap();
+        let many = |count: usize| vec![ours.as_fd(); count];
+        send_many(&ours, b"all", &many(MAX_MANY)).unwrap();
+        let mut bytes = [0; 16];
+        let received = receive_many(&theirs, &mut bytes).unwrap();
+        assert_eq!((received.length, received.fds.len()), (3, MAX_MANY));
+        assert!(!received.lost_fds && !received.is_truncated);
+        assert!(send_many(&ours, b"more", &many(MAX_MANY + 1)).is_err());
+        set_timeout(&theirs, Duration::from_millis(20)).unwrap();
+        let error = receive_many(&theirs, &mut bytes).unwrap_err();
+        assert_eq!(error.kind(), io::ErrorKind::TimedOut);
     }
 }

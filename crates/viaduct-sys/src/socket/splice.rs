@@ -1,9 +1,9 @@
 //! Moves bytes from one socket to another through a pipe, without a copy to user space.
 
 use std::io;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
-use rustix::io::Errno;
+use rustix::io::{Errno, ioctl_fionread};
 use rustix::pipe::{
     PipeFlags, SpliceFlags, fcntl_getpipe_size, fcntl_setpipe_size, pipe_with, splice,
 };
@@ -35,6 +35,22 @@ impl Pipe {
         let (read, write) = pipe_with(PipeFlags::CLOEXEC | PipeFlags::NONBLOCK)?;
         let room = fcntl_setpipe_size(&write, room).or_else(|_| fcntl_getpipe_size(&write))?;
         Ok(Pipe { read, write, held: 0, room })
+    }
+
+    /// Takes over a pipe of another process, with the bytes in it. `ends` are its reading and its
+    /// writing end.
+    ///
+    /// # Errors
+    /// The descriptors are not a pipe.
+    pub fn inherited([read, write]: [OwnedFd; 2]) -> io::Result<Pipe> {
+        let room = fcntl_getpipe_size(&write)?;
+        let held = usize::try_from(ioctl_fionread(&read)?).map_err(io::Error::other)?;
+        Ok(Pipe { read, write, held, room })
+    }
+
+    /// Returns the reading and the writing end, for [`Pipe::inherited`] in another process.
+    pub fn ends(&self) -> [BorrowedFd<'_>; 2] {
+        [self.read.as_fd(), self.write.as_fd()]
     }
 
     /// Returns the approximate capacity in bytes.
@@ -98,6 +114,9 @@ mod tests {
         writer.write_all(b"through a pipe").unwrap();
         assert_eq!(pipe.fill(&from).unwrap(), Spliced::Moved(14));
         assert_eq!(pipe.held(), 14);
+        let ends = pipe.ends().map(|end| end.try_clone_to_owned().unwrap());
+        let mut pipe = Pipe::inherited(ends).unwrap();
+        assert_eq!(pipe.held(), 14, "as the kernel counts them");
         assert_eq!(pipe.drain(&to, false).unwrap(), Spliced::Moved(14));
         let mut got = [0; 14];
         reader.read_exact(&mut got).unwrap();
