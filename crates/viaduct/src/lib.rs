@@ -43,6 +43,7 @@ mod status_socket;
 mod steer;
 mod text;
 mod tunnel;
+mod upgrade;
 mod value_parser;
 mod watchdog;
 
@@ -135,6 +136,12 @@ enum Command {
     Dash {
         #[command(flatten)]
         args: dash::DashArgs,
+    },
+    /// Let a proxy continue in a process of the installed version: no connection is refused or
+    /// reset
+    Upgrade {
+        #[command(flatten)]
+        args: upgrade::UpgradeArgs,
     },
     /// Report from captures of a link's traffic what the link lost, and what repairs would have
     /// recovered
@@ -248,6 +255,7 @@ fn execute(line: CommandLine, registry: Registry) -> Result<ExitCode> {
             log();
             dash::run(&args)?;
         }
+        Command::Upgrade { args } => upgrade::run(&args)?,
         Command::Observe { args } => observe::run(&args)?,
         Command::Key(command) => key::run(&command)?,
         Command::Completions(args) => manual::print_completions(CommandLine::command(), args),

@@ -27,8 +27,18 @@ pub enum Phase {
 
 /// Reports `phase`. Failures are only logged: the service does not depend on its manager.
 pub fn notify(phase: Phase) {
+    report(&message(phase));
+}
+
+/// Reports that process `pid`, which this process has started, is the service's main process from
+/// now on, and is up.
+pub fn notify_main_process(pid: u32) {
+    report(&format!("MAINPID={pid}\nREADY=1\n"));
+}
+
+fn report(message: &str) {
     if let Some(socket) = env::var_os("NOTIFY_SOCKET")
-        && let Err(error) = send(&socket, &message(phase))
+        && let Err(error) = send(&socket, message)
     {
         debug!("cannot notify the service manager: {error}");
     }

@@ -64,6 +64,45 @@ pub fn open(path: &Path) -> Result<(UnixListener, Name)> {
     Ok((listener, Name::of(path)))
 }
 
+/// Socket under a temporary name, which is to replace that of the process that runs.
+#[derive(Debug)]
+#[must_use]
+pub struct Unpublished {
+    temporary: Name,
+    path: PathBuf,
+}
+
+impl Unpublished {
+    /// Gives the socket its name, in one step: clients find the old socket or this one.
+    ///
+    /// # Errors
+    /// The directory cannot be written.
+    pub fn publish(self) -> Result<Name> {
+        let renamed = fs::rename(&self.temporary.path, &self.path);
+        renamed.with_context(|| format!("cannot open the socket {}", self.path.display()))?;
+        Ok(Name::of(&self.path))
+    }
+}
+
+/// Opens the socket `path` by `bind` under a temporary name.
+///
+/// # Errors
+/// The socket cannot be created.
+pub fn beside<L>(
+    path: &Path,
+    bind: impl FnOnce(&Path) -> std::io::Result<L>,
+) -> Result<(L, Unpublished)> {
+    let mut temporary = path.as_os_str().to_owned();
+    temporary.push(".new");
+    let temporary = PathBuf::from(temporary);
+    // Left by a process that was killed.
+    let _ = fs::remove_file(&temporary);
+    let bound = bind(&temporary);
+    let listener =
+        bound.with_context(|| format!("cannot open the socket {}", temporary.display()))?;
+    Ok((listener, Unpublished { temporary: Name::of(&temporary), path: path.to_owned() }))
+}
+
 /// Accepts the next client of a status socket.
 pub async fn accept(listener: &UnixListener) -> tokio::net::UnixStream {
     loop {

@@ -165,6 +165,19 @@ impl<T> Early<T> {
         self.take(tuple)
     }
 
+    /// All entries: the SYN, the expiry, and the connection of each.
+    pub fn iter(&self) -> impl Iterator<Item = (&Tuple, Instant, &T)> {
+        self.pending.iter().map(|(tuple, (until, started))| (tuple, *until, started))
+    }
+
+    /// Adds the connection that another table has started for `tuple`, and that expires at `until`.
+    /// The limit does not apply: it was counted there.
+    pub fn adopt(&mut self, tuple: Tuple, until: Instant, started: T) {
+        self.forget(&tuple);
+        self.pending.insert(tuple, (until, started));
+        self.order.insert((until, tuple));
+    }
+
     /// Removes an entry whose client can no longer connect because the listeners are closed.
     pub fn release(&mut self) -> Option<T> {
         let &(_, tuple) = self.order.first()?;
@@ -255,6 +268,21 @@ mod tests {
         assert_eq!(early.poll_expired(at(2_999)), None);
         assert_eq!(early.poll_expired(at(3_000)), Some((tuple(2), 2)));
         assert_eq!(early.poll_timeout(), Some(at(9_000)));
+    }
+
+    #[test]
+    fn a_connection_moves_to_another_table_with_its_expiry() {
+        let (mut old, mut new) =
+            (Early::new(9, Duration::from_secs(1)), Early::new(0, Duration::ZERO));
+        old.handle_syn(at(0), tuple(1), || Some(7));
+        let (&from, until, &started) = old.iter().next().unwrap();
+        old.forget(&from);
+        new.adopt(from, until, started);
+        new.adopt(from, until, started);
+        assert!(old.is_empty() && old.poll_timeout().is_none() && new.len() == 1);
+        assert_eq!(new.poll_expired(at(999)), None);
+        assert_eq!(new.handle_accept(&tuple(1)), Some(7));
+        assert_eq!(new.poll_timeout(), None);
     }
 
     #[test]

@@ -4,7 +4,7 @@ use std::net::SocketAddr;
 
 use serde::{Deserialize, Serialize};
 
-use super::{MAX_DESCRIPTORS, MAX_MESSAGE, MAX_PREFACE};
+use super::{FORMAT, MAX_DESCRIPTORS, MAX_MESSAGE, MAX_PREFACE};
 
 /// Maximum number of workers, and of listeners of each.
 const MAX_WORKERS: usize = 1024;
@@ -195,7 +195,7 @@ pub struct AccountRecord {
 #[derive(Debug, thiserror::Error)]
 pub enum RecordError {
     /// Not a message of this format.
-    #[error("not a message of format {}: {0}", super::FORMAT)]
+    #[error("not a message of format {FORMAT}: {0}")]
     Syntax(#[from] serde_json::Error),
     /// Longer than [`MAX_MESSAGE`].
     #[error("a message of {0} bytes; at most {MAX_MESSAGE} are possible")]
@@ -402,7 +402,10 @@ mod tests {
         }
 
         #[test]
-        fn arbitrary_bytes_are_parsed_or_refused(bytes: Vec<u8>, descriptors in 0..300_usize) {
+        fn arbitrary_bytes_are_parsed_or_refused(
+            bytes in any::<Vec<u8>>(),
+            descriptors in 0..300_usize,
+        ) {
             let _ = Message::parse(&bytes, descriptors);
         }
     }

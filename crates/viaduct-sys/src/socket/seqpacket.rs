@@ -84,7 +84,7 @@ pub fn send_with_fds(socket: impl AsFd, bytes: &[u8], fds: &[BorrowedFd<'_>]) ->
 /// # Errors
 /// As [`send`]; or there are too many descriptors.
 pub fn send_many(socket: impl AsFd, bytes: &[u8], fds: &[BorrowedFd<'_>]) -> io::Result<()> {
-    send_in(socket, bytes, fds, &mut vec![MaybeUninit::uninit(); MANY_SPACE])
+    send_in(socket, bytes, fds, &mut [MaybeUninit::uninit(); MANY_SPACE])
 }
 
 fn send_in(
@@ -141,7 +141,7 @@ pub fn receive_with_fds(socket: impl AsFd, bytes: &mut [u8]) -> io::Result<Recei
 /// # Errors
 /// As [`receive_with_fds`]; `TimedOut` once the time of [`set_timeout`] has passed.
 pub fn receive_many(socket: impl AsFd, bytes: &mut [u8]) -> io::Result<Received> {
-    match receive_in(socket, bytes, &mut vec![MaybeUninit::uninit(); MANY_SPACE]) {
+    match receive_in(socket, bytes, &mut [MaybeUninit::uninit(); MANY_SPACE]) {
         Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
             Err(io::ErrorKind::TimedOut.into())
         }
@@ -153,9 +153,9 @@ pub fn receive_many(socket: impl AsFd, bytes: &mut [u8]) -> io::Result<Received>
 ///
 /// # Errors
 /// None are known.
-pub fn set_timeout(socket: impl AsFd, limit: Duration) -> io::Result<()> {
+pub fn set_timeout(socket: &OwnedFd, limit: Duration) -> io::Result<()> {
     for of in [Timeout::Recv, Timeout::Send] {
-        sockopt::set_socket_timeout(socket.as_fd(), of, Some(limit))?;
+        sockopt::set_socket_timeout(socket, of, Some(limit))?;
     }
     Ok(())
 }

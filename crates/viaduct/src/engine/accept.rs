@@ -30,7 +30,7 @@ pub struct Started {
     pub key: usize,
     /// Addresses in the SYN. They are compared later, because the client may use the same address
     /// and port again for another destination.
-    signalled: Option<Addresses>,
+    pub(super) signalled: Option<Addresses>,
 }
 
 impl Worker {

@@ -3,7 +3,7 @@
 
 use std::io;
 use std::net::SocketAddr;
-use std::os::fd::{AsFd, AsRawFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
 use mio::net::{TcpListener, TcpStream};
@@ -12,6 +12,7 @@ use mio::{Interest, Registry, Token};
 use tracing::{debug, warn};
 use viaduct_proto::split::early::Early;
 use viaduct_proto::split::syn::Syn;
+use viaduct_proto::upgrade::{ListenRecord, SynRecord};
 use viaduct_sys::capture::syn::{SNAP, SynTap};
 use viaduct_sys::socket::tcp;
 
@@ -40,6 +41,8 @@ pub(super) struct Acceptor {
     intercept_state: Arc<InterceptState>,
     /// True once the warning that clients cannot be accepted has been logged.
     has_logged_error: bool,
+    /// True while another process may be accepting the clients.
+    pub(super) is_paused: bool,
 }
 
 impl Acceptor {
@@ -61,20 +64,62 @@ impl Acceptor {
                 (None, Some(DeferredAccept::new(queue)))
             }
         };
-        let tapped = tap.as_ref().map(AsFd::as_fd);
-        if let Some(fd) = tapped.or(deferred.as_ref().map(AsFd::as_fd)) {
+        let listeners = listen_set.listeners.into_iter().map(TcpListener::from_std).collect();
+        let early = Early::new(most, wait);
+        let has_logged_error = false;
+        let is_paused = false;
+        let mut acceptor = Acceptor {
+            listeners,
+            tap,
+            deferred,
+            early,
+            intercept_state,
+            has_logged_error,
+            is_paused,
+        };
+        acceptor.resume(registry)?;
+        Ok(acceptor)
+    }
+
+    /// Registers the listeners and the source of SYNs: from now on clients are accepted here.
+    pub(super) fn resume(&mut self, registry: &Registry) -> io::Result<()> {
+        if let Some(fd) = self.syns() {
             let fd = fd.as_raw_fd();
             registry.register(&mut SourceFd(&fd), SYNS, Interest::READABLE)?;
         }
-        let mut listeners = Vec::new();
-        for (n, listener) in listen_set.listeners.into_iter().enumerate() {
-            let mut listener = TcpListener::from_std(listener);
-            registry.register(&mut listener, Token(LISTENERS - n), Interest::READABLE)?;
-            listeners.push(listener);
+        for (n, listener) in self.listeners.iter_mut().enumerate() {
+            registry.register(listener, Token(LISTENERS - n), Interest::READABLE)?;
         }
-        let early = Early::new(most, wait);
-        let has_logged_error = false;
-        Ok(Acceptor { listeners, tap, deferred, early, intercept_state, has_logged_error })
+        self.is_paused = false;
+        Ok(())
+    }
+
+    /// Leaves all clients to another process, until [`Acceptor::resume`].
+    pub(super) fn pause(&mut self, registry: &Registry) -> io::Result<()> {
+        self.is_paused = true;
+        if let Some(fd) = self.syns() {
+            registry.deregister(&mut SourceFd(&fd.as_raw_fd()))?;
+        }
+        self.listeners.iter_mut().try_for_each(|listener| registry.deregister(listener))
+    }
+
+    /// Descriptor of the source of SYNs, if there is one.
+    fn syns(&self) -> Option<BorrowedFd<'_>> {
+        let tap = self.tap.as_ref().map(AsFd::as_fd);
+        tap.or(self.deferred.as_ref().map(AsFd::as_fd))
+    }
+
+    /// Duplicates of the descriptors of the listen set, for another process.
+    pub(super) fn export(&self) -> io::Result<(ListenRecord, Vec<OwnedFd>)> {
+        let syns = match (&self.tap, &self.deferred) {
+            (Some(_), _) => SynRecord::Tap,
+            (None, Some(_)) => SynRecord::Queue,
+            (None, None) => SynRecord::Unseen,
+        };
+        let listeners = u16::try_from(self.listeners.len()).map_err(io::Error::other)?;
+        let all = self.listeners.iter().map(AsFd::as_fd).chain(self.syns());
+        let all = all.map(|fd| fd.try_clone_to_owned()).collect::<io::Result<_>>()?;
+        Ok((ListenRecord { listeners, syns }, all))
     }
 
     /// Number of listeners; 0 once they are closed.
@@ -90,7 +135,7 @@ impl Acceptor {
     /// Reads a packet from the tap into `buffer`; `None` if there is none, `Some(None)` if the
     /// packet is not a SYN.
     pub(super) fn read_syn(&self, buffer: &mut [u8; SNAP]) -> Option<Option<Syn>> {
-        match self.tap.as_ref()?.recv(buffer) {
+        match self.tap.as_ref().filter(|_| !self.is_paused)?.recv(buffer) {
             Ok(packet) => packet.map(Syn::parse),
             Err(_) => Some(None), // an interface went down
         }
@@ -102,6 +147,9 @@ impl Acceptor {
         &mut self,
         listener: usize,
     ) -> Option<(Vec<(TcpStream, SocketAddr)>, bool)> {
+        if self.is_paused {
+            return None;
+        }
         let mut clients = Vec::with_capacity(MAX_ACCEPTS);
         while clients.len() < MAX_ACCEPTS {
             match self.listeners.get(listener)?.accept() {
@@ -136,6 +184,10 @@ impl Acceptor {
 
     /// Makes the kernel drop further SYNs. Clients that have begun a handshake can still connect.
     pub(super) fn drop_syns(&self) {
+        // The process that takes over has the same sockets.
+        if self.is_paused {
+            return;
+        }
         for listener in &self.listeners {
             if let Err(error) = tcp::drop_syns(listener) {
                 debug!("cannot make the kernel drop SYNs: {error}");

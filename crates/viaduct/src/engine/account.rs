@@ -6,6 +6,7 @@ use std::time::{Duration, SystemTime};
 use viaduct_proto::flow::{Address, Failure};
 use viaduct_proto::split::preface::Refusal;
 use viaduct_proto::time::Instant;
+use viaduct_proto::upgrade::AccountRecord;
 
 use super::flow::Flow;
 use super::worker::Worker;
@@ -13,6 +14,9 @@ use crate::access_log::Entry;
 
 /// Status of a flow whose client left before its server had answered, as some web servers log it.
 const CLIENT_LEFT: u16 = 499;
+
+/// Maximum length in bytes of a destination or a name in a record for another process.
+const MAX_TEXT: usize = 1 << 10;
 
 /// Data of a flow for its access log entry.
 #[derive(Clone, Debug)]
@@ -40,6 +44,36 @@ impl Account {
         (self.protocol, self.to, self.user) = (protocol, Some(to.to_string()), user);
         // Clears the refusal of an earlier attempt, which may have lacked the password.
         self.ended = None;
+    }
+
+    /// Returns whether a record can have all data.
+    pub fn is_portable(&self) -> bool {
+        let texts = self.to.iter().chain(&self.user);
+        self.ended.is_none() && texts.map(String::len).all(|len| len <= MAX_TEXT)
+    }
+
+    /// Record of the data, for another process.
+    pub fn record(&self) -> AccountRecord {
+        AccountRecord {
+            begun: self.begun.as_nanos(),
+            bytes: self.bytes,
+            protocol: self.protocol.to_owned(),
+            to: self.to.clone(),
+            user: self.user.clone(),
+        }
+    }
+
+    /// Takes over the data of `record`, which another process has written by `now`.
+    pub fn restore(&mut self, record: &AccountRecord, now: Instant) {
+        let protocols = ["http", "socks5", "proxy", "tunnel"];
+        *self = Account {
+            begun: Instant::from_nanos(record.begun.min(now.as_nanos())),
+            bytes: record.bytes,
+            protocol: protocols.into_iter().find(|it| *it == record.protocol).unwrap_or("tcp"),
+            to: record.to.clone(),
+            user: record.user.clone(),
+            ended: None,
+        };
     }
 
     /// Adds bytes that were transferred in each direction.

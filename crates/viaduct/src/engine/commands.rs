@@ -15,6 +15,7 @@ use super::config::EngineConfig;
 use super::listen_set::BACKLOG;
 use super::liveness::DeadPeerLimits;
 use super::stats::ProxyStats;
+use super::transfer::{Exported, SendFlows};
 use super::worker::Worker;
 use super::wrapped::{Arrival, Call};
 use crate::tunnel::Tunnels;
@@ -75,6 +76,14 @@ pub enum WorkerCommand {
     SetEventSink(Box<dyn EventSink>),
     /// Reply with the counters.
     Stats(oneshot::Sender<ProxyStats>),
+    /// Reply with duplicates of the listen set's descriptors.
+    Export(mpsc::SyncSender<Exported>),
+    /// Accept no more clients, and send flows to the process that takes over.
+    SendFlows(SendFlows),
+    /// The process that takes over has failed: continue with all flows, and accept clients again.
+    Resume,
+    /// The new process serves: close all copies, and end once the other flows have ended.
+    Release,
     /// Accept no more flows; end once the open ones have ended or their time is up.
     Drain,
     /// End at once.
@@ -127,6 +136,12 @@ impl Worker {
                     self.upstream.reload(&config, now);
                     self.config = *config;
                 }
+                WorkerCommand::Export(reply) => drop(reply.send(self.export())),
+                WorkerCommand::SendFlows(command) => {
+                    drop(command.reply.send(self.send_flows(&command)));
+                }
+                WorkerCommand::Resume => self.resume(now),
+                WorkerCommand::Release => self.release(now),
                 WorkerCommand::Drain => self.drain(now),
                 WorkerCommand::Stop => self.deadline = Some(now),
             }

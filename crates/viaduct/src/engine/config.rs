@@ -124,6 +124,11 @@ impl EngineConfig {
         self.run_dir.join(format!("{}.sock", self.name))
     }
 
+    /// Path of the socket for requests to upgrade.
+    pub fn upgrade_socket(&self) -> PathBuf {
+        self.run_dir.join(format!("{}.upgrade", self.name))
+    }
+
     /// Path of the journal of changes to the machine.
     pub fn journal(&self) -> PathBuf {
         self.run_dir.join(format!("{}.changes.json", self.name))

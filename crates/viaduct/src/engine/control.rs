@@ -1,14 +1,17 @@
 //! The control side of a proxy: signals, the status socket, metrics. It moves no bytes of flows,
 //! and may be slow.
 
-use std::net::SocketAddr;
+use std::sync::Arc;
 
 use anyhow::{Result, bail};
 use tokio::net::{TcpListener, UnixListener};
+use tokio::runtime::Runtime;
+use tokio::sync::mpsc::UnboundedReceiver;
 use tracing::{error, info};
 
 use super::config::EngineConfig;
 use super::handle::Handle;
+use super::upgrade::{Outcome, Upgrader};
 use crate::metrics::{self, Metrics, Page};
 use crate::notify::{Phase, notify};
 use crate::signals::{SignalStreams, Signals};
@@ -22,52 +25,119 @@ pub struct Control {
     status: UnixListener,
     metrics_listener: Option<TcpListener>,
     metrics: Metrics,
+    upgrader: Option<Arc<Upgrader>>,
+    outcomes: Option<UnboundedReceiver<Outcome>>,
+}
+
+/// Stage of the service's end.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Stage {
+    Up,
+    Stopping,
+    /// Another process serves; this one only drains.
+    Released,
 }
 
 /// Reads the config again from its file, and refuses changes that need a restart.
 pub type Load = Box<dyn FnMut() -> Result<EngineConfig> + Send>;
 
-/// Runs the control side beside the workers of `proxy`, in a thread of its own, until the process
-/// ends. Returns the name of the status socket, which the caller removes by dropping it: the thread
-/// does not notice the end of the process. `load` reads the config again; `None` if there is no
-/// config file. `metrics` is the address of the metrics. Errors: the status socket or the metrics'
-/// address cannot be opened.
-pub fn start(
-    load: Option<Load>,
-    proxy: Handle,
-    metrics: Option<SocketAddr>,
-    signals: Signals,
-) -> Result<status_socket::Name> {
+/// Inputs of the control side.
+#[derive(Default)]
+pub struct ControlInputs {
+    /// Reads the config again; `None` if there is no config file.
+    pub load: Option<Load>,
+    /// Listener of the metrics.
+    pub metrics: Option<std::net::TcpListener>,
+    /// Hands the service to a new process, and the receiver of the outcomes.
+    pub upgrade: Option<(Arc<Upgrader>, UnboundedReceiver<Outcome>)>,
+    /// True if this process takes over from one that runs: its status socket is replaced.
+    pub takes_over: bool,
+}
+
+/// Control side that has not started.
+pub struct Prepared {
+    runtime: Runtime,
+    control: Control,
+    heard: SignalStreams,
+    name: SocketName,
+}
+
+/// Name of the status socket.
+enum SocketName {
+    Ours(status_socket::Name),
+    Unpublished(status_socket::Unpublished),
+}
+
+/// Opens the status socket of the control side of `proxy`.
+///
+/// # Errors
+/// The status socket cannot be opened.
+pub fn prepare(inputs: ControlInputs, proxy: Handle, signals: Signals) -> Result<Prepared> {
+    let ControlInputs { load, metrics, upgrade, takes_over } = inputs;
     let (runtime, heard) = signals.into_parts();
     let entered = runtime.enter();
-    let metrics_listener = metrics.map(metrics::listen).transpose()?;
-    let (status, name) = status_socket::open(&proxy.config().socket())?;
-    drop(entered);
-    let metrics = Metrics::default();
-    let control = Control { load, proxy, status, metrics_listener, metrics };
-    let run = move || {
-        if let Err(error) = runtime.block_on(control.serve(heard)) {
-            error!("the control side has ended: {error:#}");
-        }
+    let metrics_listener = metrics.map(TcpListener::from_std).transpose()?;
+    let path = proxy.config().socket();
+    let (status, name) = if takes_over {
+        let (status, name) = status_socket::beside(&path, |path| UnixListener::bind(path))?;
+        (status, SocketName::Unpublished(name))
+    } else {
+        let (status, name) = status_socket::open(&path)?;
+        (status, SocketName::Ours(name))
     };
-    std::thread::Builder::new().name("control".to_owned()).spawn(run)?;
-    Ok(name)
+    drop(entered);
+    let (upgrader, outcomes) = upgrade.unzip();
+    let metrics = Metrics::default();
+    let control = Control { load, proxy, status, metrics_listener, metrics, upgrader, outcomes };
+    Ok(Prepared { runtime, control, heard, name })
+}
+
+impl Prepared {
+    /// Runs the control side in a thread of its own, until the process ends. Returns the name of
+    /// the status socket, which the caller removes by dropping it: the thread does not notice the
+    /// end of the process.
+    ///
+    /// # Errors
+    /// The status socket cannot be named, or no thread can be started.
+    pub fn start(self) -> Result<status_socket::Name> {
+        let Prepared { runtime, control, heard, name } = self;
+        let name = match name {
+            SocketName::Ours(name) => name,
+            SocketName::Unpublished(name) => name.publish()?,
+        };
+        let run = move || {
+            if let Err(error) = runtime.block_on(control.serve(heard)) {
+                error!("the control side has ended: {error:#}");
+            }
+        };
+        std::thread::Builder::new().name("control".to_owned()).spawn(run)?;
+        Ok(name)
+    }
 }
 
 impl Control {
     async fn serve(mut self, mut heard: SignalStreams) -> Result<()> {
         notify(Phase::Ready);
-        let (mut stopping, mut watchdog) = (false, Watchdog::new());
+        let (mut stage, mut watchdog) = (Stage::Up, Watchdog::new());
         loop {
             tokio::select! {
                 () = watchdog.due() => watchdog.answer(self.proxy.age()),
                 _ = heard.hangup.recv() => {
                     self.proxy.reopen_log();
-                    self.reload();
+                    if stage != Stage::Released {
+                        self.upgrade_or_reload();
+                    }
                 }
+                outcome = next(self.outcomes.as_mut()) => match outcome {
+                    Outcome::Failed => self.reload(),
+                    Outcome::Released => {
+                        self.metrics_listener = None;
+                        stage = Stage::Released;
+                    }
+                },
                 _ = heard.user1.recv() => self.proxy.reopen_log(),
-                _ = heard.terminate.recv() => self.stop(&mut stopping),
-                _ = heard.interrupt.recv() => self.stop(&mut stopping),
+                _ = heard.terminate.recv() => self.stop(&mut stage),
+                _ = heard.interrupt.recv() => self.stop(&mut stage),
                 client = status_socket::accept(&self.status) => {
                     status_socket::show(client, &self.proxy.status().await)?;
                 }
@@ -80,10 +150,25 @@ impl Control {
     }
 
     /// Lets flows end; the second call ends the workers at once.
-    fn stop(&self, stopping: &mut bool) {
-        notify(Phase::Stopping);
-        let again = std::mem::replace(stopping, true);
-        if again { self.proxy.stop() } else { self.proxy.drain() }
+    fn stop(&self, stage: &mut Stage) {
+        if *stage != Stage::Released {
+            notify(Phase::Stopping);
+        }
+        match std::mem::replace(stage, Stage::Stopping) {
+            Stage::Up => self.proxy.drain(),
+            Stage::Stopping | Stage::Released => self.proxy.stop(),
+        }
+    }
+
+    /// Upgrades if the program's file was replaced, and otherwise reloads.
+    fn upgrade_or_reload(&mut self) {
+        let Some(upgrader) = self.upgrader.as_ref().filter(|upgrader| upgrader.is_due()) else {
+            return self.reload();
+        };
+        if let Err(error) = upgrader.begin() {
+            error!("not upgraded: cannot start a thread: {error}");
+            self.reload();
+        }
     }
 
     /// Reads the config again; either all of it takes effect, or none. Open flows continue.
@@ -106,5 +191,14 @@ impl Control {
     async fn page(&self) -> Page {
         let status = self.proxy.status().await;
         Page { counters: super::metrics::encode(&status), trouble: status.trouble() }
+    }
+}
+
+/// Next outcome of an upgrade. Without upgrades the future never completes.
+async fn next(outcomes: Option<&mut UnboundedReceiver<Outcome>>) -> Outcome {
+    let Some(outcomes) = outcomes else { return std::future::pending().await };
+    match outcomes.recv().await {
+        Some(outcome) => outcome,
+        None => std::future::pending().await,
     }
 }

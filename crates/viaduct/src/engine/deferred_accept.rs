@@ -50,6 +50,17 @@ impl DeferredAccept {
         Some(tuple)
     }
 
+    /// Takes out the ID of the SYN for which flow `key` was begun; another process gives the
+    /// verdict.
+    pub(super) fn lend(&mut self, key: usize) -> Option<u32> {
+        Some(self.held.remove(&key)?.0)
+    }
+
+    /// Adds the SYN `id` of `tuple`, for which flow `key` was begun in another process.
+    pub(super) fn adopt(&mut self, key: usize, id: u32, tuple: Tuple) {
+        self.held.insert(key, (id, tuple));
+    }
+
     fn give_verdict(&self, id: u32, verdict: Verdict) {
         if let Err(error) = self.queue.verdict(id, verdict) {
             warn!("cannot give the verdict on a held SYN: {error}");
@@ -105,7 +116,7 @@ impl Worker {
         now: Instant,
     ) -> bool {
         let mut buffer = [0; SNAP];
-        while budget.take() && verdicts.len() < MAX_VERDICTS {
+        while !self.acceptor.is_paused && budget.take() && verdicts.len() < MAX_VERDICTS {
             let Some(deferred) = &self.acceptor.deferred else { return true };
             let (id, syn) = match deferred.queue.recv(&mut buffer) {
                 Ok(Some(held)) => (held.id, Syn::parse(held.packet)),
@@ -121,7 +132,7 @@ impl Worker {
             };
             verdicts.extend(verdict.map(|verdict| (id, verdict)));
         }
-        self.acceptor.deferred.is_none()
+        self.acceptor.is_paused || self.acceptor.deferred.is_none()
     }
 
     /// Begins the early connection for a held SYN. Returns the verdict on the SYN; `None` if it

@@ -193,7 +193,7 @@ impl Route {
     }
 
     /// Route of a flow of `client` to `to` according to `plan`, without a hop.
-    fn straight(plan: &Arc<Plan>, client: SocketAddr, to: Address) -> Route {
+    pub(super) fn straight(plan: &Arc<Plan>, client: SocketAddr, to: Address) -> Route {
         Route {
             to,
             from: None,

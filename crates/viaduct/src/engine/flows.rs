@@ -9,6 +9,7 @@ use slab::Slab;
 use tracing::warn;
 use viaduct_proto::flow::{Address, BottomId};
 use viaduct_proto::time::Instant;
+use viaduct_proto::upgrade::EarlyRecord;
 
 use super::chain_io::ChainIo;
 use super::conn::Conn;
@@ -31,6 +32,17 @@ pub struct Flows {
     pub shared: Shared,
     /// Alarms: times at which flows are driven even without an event.
     alarms: BTreeSet<(Instant, usize)>,
+    /// Flows that another process is taking over, which nothing touches meanwhile.
+    pub lent: Vec<LentFlow>,
+}
+
+/// A flow that another process is taking over.
+#[derive(Debug)]
+pub struct LentFlow {
+    /// The flow.
+    pub flow: Flow,
+    /// Wait for its client, if it is an early connection.
+    pub early: Option<EarlyRecord>,
 }
 
 impl Flows {
@@ -43,6 +55,7 @@ impl Flows {
             most,
             shared,
             alarms: BTreeSet::new(),
+            lent: Vec::new(),
         }
     }
 
@@ -53,7 +66,7 @@ impl Flows {
 
     /// Returns whether there is no flow.
     pub fn is_empty(&self) -> bool {
-        self.slab.is_empty()
+        self.slab.is_empty() && self.lent.is_empty()
     }
 
     /// Returns whether the maximum is reached.
@@ -174,6 +187,19 @@ impl Flows {
     /// Registers a client's connection that is not established yet, for this and later events.
     pub fn watch_coming(&self, conn: &mut Conn, key: usize) -> io::Result<()> {
         conn.register(&self.registry, token(key, End::Client))
+    }
+
+    /// Takes a flow out for another process, with all its bytes.
+    pub fn lend(&mut self, key: usize, early: Option<EarlyRecord>) {
+        let Some(mut flow) = self.slab.try_remove(key) else { return };
+        flow.times.alarm.take().map(|at| self.alarms.remove(&(at, key)));
+        for conn in flow.conns().into_iter().flatten() {
+            // Otherwise this loop would get events of the sockets while the other process has them.
+            if let Err(error) = conn.deregister(&self.registry) {
+                warn!("cannot deregister a flow: {error}");
+            }
+        }
+        self.lent.push(LentFlow { flow, early });
     }
 
     fn take_out(&mut self, key: usize) -> Option<Flow> {

@@ -60,6 +60,11 @@ impl Handle {
         self.workers.first()
     }
 
+    /// Senders of commands to all workers.
+    pub fn workers(&self) -> &[CommandSender] {
+        &self.workers
+    }
+
     /// State of the interception rules.
     pub fn intercept_state(&self) -> &Arc<InterceptState> {
         &self.intercept_state

@@ -2,11 +2,13 @@
 //! flows and limits. The kernel distributes connections among them
 //! (`viaduct_sys::capture::filter::Share`).
 
+use std::os::fd::OwnedFd;
 use std::panic::{self, AssertUnwindSafe};
 use std::sync::{Arc, mpsc};
 use std::thread;
 
 use anyhow::{Context, Result, anyhow};
+use viaduct_proto::upgrade::FlowRecord;
 
 use super::commands::{CommandSender, WorkerCommand};
 use super::config::EngineConfig;
@@ -40,6 +42,25 @@ impl Loops {
         let begun = listen_sets.into_iter().map(begin);
         let (workers, commands) = begun.collect::<Result<Vec<_>>>()?.into_iter().unzip();
         Ok(Loops { workers, commands, access_log })
+    }
+
+    /// Continues flows that another process had in its loop of the number `worker`.
+    ///
+    /// # Errors
+    /// There is no such loop, or a flow cannot be continued.
+    pub fn restore(
+        &mut self,
+        worker: u32,
+        flows: &[FlowRecord],
+        descriptors: Vec<OwnedFd>,
+    ) -> Result<()> {
+        let mut descriptors = descriptors.into_iter();
+        let loop_of = self.workers.get_mut(worker as usize);
+        let worker = loop_of.with_context(|| format!("there is no event loop {worker}"))?;
+        for flow in flows {
+            worker.restore(flow, &mut descriptors).context("cannot continue a flow")?;
+        }
+        Ok(())
     }
 
     /// Runs until all loops have ended. If one fails, the others are stopped. Errors: the error of

@@ -30,6 +30,7 @@
 //! | `trickles`, `tunnels` | outbound over Trickles; ends of flows in tunnels ([`crate::tunnel`]) |
 //! | `upstream` | outbounds of a loop, with its tunnels, ports and resolver |
 //! | `wrapped`, `programs`, `aware`, `origin` | wrapped programs, their control calls, egress |
+//! | `upgrade`, `transfer` | hand-over of a proxy, and of a loop's flows, to a new process |
 //! | `stats`, `snapshot`, `metrics`, `account` | counters, status, Prometheus, access log |
 
 mod accept;
@@ -68,8 +69,10 @@ mod resolve;
 pub mod snapshot;
 mod spin;
 pub mod stats;
+mod transfer;
 pub mod trickles;
 mod tunnels;
+pub mod upgrade;
 mod upstream;
 mod worker;
 pub mod wrapped;
@@ -82,6 +85,7 @@ use tracing::info;
 use viaduct_sys::process::memory;
 
 use self::config::EngineConfig;
+use self::control::ControlInputs;
 use self::handle::Handle;
 use self::intercept::InterceptState;
 use self::loops::Loops;
@@ -101,7 +105,9 @@ pub fn carry(
     let loops = Loops::new(config, config.listen_sets(None)?, &intercept_state, access_log)?;
     let handle = Handle::new(config.clone(), &loops, intercept_state);
     open(handle.worker().context("no worker runs")?)?;
-    let _status = control::start(None, handle, metrics, signals)?;
+    let metrics = metrics.map(crate::metrics::bind).transpose()?;
+    let inputs = ControlInputs { metrics, ..ControlInputs::default() };
+    let _status = control::prepare(inputs, handle, signals)?.start()?;
     info!(name = config.name, "up");
     memory::drop_clean_pages()?;
     loops.run().context("the master stopped")

@@ -41,6 +41,11 @@ impl Pipes {
         Ok(pipe)
     }
 
+    /// Counts a pipe that another process has filled.
+    pub fn adopt(&mut self, pipe: &Pipe) {
+        self.large += usize::from(is_large(pipe));
+    }
+
     /// Takes a pipe back. A pipe that still holds bytes, of a flow that broke, is closed.
     pub fn give(&mut self, pipe: Pipe) {
         if pipe.held() == 0 && self.free.len() < MAX_FREE {

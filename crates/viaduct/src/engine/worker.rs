@@ -92,7 +92,7 @@ impl Budget {
 
 /// State of the event loop.
 pub struct Worker {
-    poll: Poll,
+    pub(super) poll: Poll,
     pub(super) acceptor: Acceptor,
     pub(super) programs: Programs,
     pub(super) claims: Claims,

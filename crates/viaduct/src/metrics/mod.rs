@@ -43,10 +43,18 @@ const ACCEPT_RETRY: Duration = Duration::from_millis(100);
 
 /// Opens the listener for metrics. Must be called in a runtime. Errors: the address cannot be used.
 pub fn listen(at: SocketAddr) -> Result<TcpListener> {
+    Ok(TcpListener::from_std(bind(at)?)?)
+}
+
+/// Opens the listener for metrics, outside of a runtime.
+///
+/// # Errors
+/// The address cannot be used.
+pub fn bind(at: SocketAddr) -> Result<std::net::TcpListener> {
     let bind = || {
         let listener = std::net::TcpListener::bind(at)?;
         listener.set_nonblocking(true)?;
-        TcpListener::from_std(listener)
+        Ok::<_, std::io::Error>(listener)
     };
     bind().with_context(|| format!("metrics: cannot use {at}"))
 }

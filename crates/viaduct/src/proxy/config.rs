@@ -72,12 +72,18 @@ pub fn load_with_text(
     let load = || -> Result<_> {
         let handed_off = options.config_fd.map(path_of);
         let text = read(handed_off.as_ref().unwrap_or(path)).map_err(|what| anyhow!(what))?;
-        let ParsedConfig { args, policies, tunnels } =
-            parse(&text).map_err(|what| anyhow!(what))?;
-        let settings = Settings::of(&args, &policies, &tunnels, registry)?;
-        Ok((settings.fitted(), Some(text)))
+        Ok((settings_of(&text, registry)?, Some(text)))
     };
     load().with_context(|| path.display().to_string())
+}
+
+/// Settings from the text of a config file.
+///
+/// # Errors
+/// As [`load`].
+pub fn settings_of(text: &str, registry: &Registry) -> Result<Settings> {
+    let ParsedConfig { args, policies, tunnels } = parse(text).map_err(|what| anyhow!(what))?;
+    Ok(Settings::of(&args, &policies, &tunnels, registry)?.fitted())
 }
 
 /// Reads the text of `path`.

@@ -8,6 +8,7 @@
 //!   options, config ──▶ settings ──▶ startup: listen sets, rules ──▶ engine::loops
 //!   reconciler: keeps the interception rules ──▶ engine::intercept
 //!   on_demand: parent that listens, and starts the proxy on a SYN
+//!   takeover: continues a running proxy in this process (viaduct upgrade)
 //!   config_handoff: the config as checked by that parent, for the proxies that it starts
 //! ```
 
@@ -17,7 +18,9 @@ mod on_demand;
 mod options;
 mod reconciler;
 mod startup;
+mod takeover;
 
+use std::os::fd::AsFd as _;
 use std::sync::Arc;
 
 use anyhow::{Context, Result, anyhow};
@@ -30,17 +33,22 @@ use self::on_demand::{OnDemandParent, SignalPipes};
 pub use self::options::{ProxyOptions, check_beside_config};
 use self::reconciler::RuleReconciler;
 use crate::engine::config::EngineConfig;
-use crate::engine::control::{self, Load};
+use crate::engine::control::{self, ControlInputs, Load};
 use crate::engine::handle::Handle;
 use crate::engine::intercept::InterceptState;
 use crate::engine::listen_set::ListenSet;
 use crate::engine::loops::Loops;
+use crate::engine::upgrade::{self, ConfigText, ProgramFile, Upgrader};
+use crate::metrics;
 use crate::settings::Settings;
 use crate::signals::Signals;
-use crate::status_socket::check_free;
+use crate::status_socket::{Name, check_free};
 
 /// Runs a proxy until a signal ends it.
 pub fn run(options: &ProxyOptions, registry: Registry) -> Result<()> {
+    if let Some(socket) = options.takeover {
+        return takeover::run(options, registry, socket);
+    }
     // Registered before the config is read, because from then on the parent of on-demand proxies
     // may signal that the config has changed.
     let early = (!options.inherited.is_empty()).then(Signals::register).transpose()?;
@@ -60,27 +68,69 @@ pub fn run(options: &ProxyOptions, registry: Registry) -> Result<()> {
     let access_log = settings.access_log.open()?;
     let loops = Loops::new(&settings.engine, listen_sets, &intercept_state, access_log.clone())?;
     let handle = Handle::new(settings.engine.clone(), &loops, intercept_state);
-    let load = options.config.is_some().then(|| load(options, &settings, registry));
-    let _status = control::start(load, handle, settings.metrics, signals)?;
+    let metrics = settings.metrics.map(metrics::bind).transpose()?;
+    let (inputs, upgrader) = control_inputs(options, &settings, registry, text, &handle, metrics)?;
+    let _status = control::prepare(inputs, handle, signals)?.start()?;
     if options.rehearse {
         return Ok(());
     }
-    let EngineConfig { name, listen, target, tunnels, .. } = &settings.engine;
-    let tunnels = tunnels.as_ref().and_then(|of| of.listen).map(tracing::field::display);
-    info!(name, ?listen, tunnel_listen = tunnels, to = %target, "up");
+    let _requests = upgrader.map(|upgrader| serve_requests(&settings, upgrader)).transpose()?;
+    log_start(&settings);
     memory::drop_clean_pages()?;
     let ended = loops.run();
     access_log.flush();
     ended.context("the proxy stopped")
 }
 
+fn log_start(settings: &Settings) {
+    let EngineConfig { name, listen, target, tunnels, .. } = &settings.engine;
+    let tunnels = tunnels.as_ref().and_then(|of| of.listen).map(tracing::field::display);
+    info!(name, ?listen, tunnel_listen = tunnels, to = %target, "up");
+}
+
+/// Opens the socket for requests to upgrade, and answers them.
+fn serve_requests(settings: &Settings, upgrader: Arc<Upgrader>) -> Result<Name> {
+    let (listener, name) = upgrade::bind(&settings.engine.upgrade_socket())?;
+    upgrade::serve(listener, upgrader)?;
+    name.publish()
+}
+
+/// Returns the inputs of the control side of `proxy`, whose config file has the text `text`, and
+/// the upgrader; a proxy on demand has none.
+fn control_inputs(
+    options: &ProxyOptions,
+    settings: &Settings,
+    registry: Registry,
+    text: Option<String>,
+    proxy: &Handle,
+    metrics: Option<std::net::TcpListener>,
+) -> Result<(ControlInputs, Option<Arc<Upgrader>>)> {
+    let text = ConfigText::new(text);
+    let copy =
+        metrics.as_ref().map(|listener| listener.as_fd().try_clone_to_owned()).transpose()?;
+    let (send, outcomes) = tokio::sync::mpsc::unbounded_channel();
+    let upgrader = match options.inherited.is_empty() {
+        true => {
+            let program = ProgramFile::running()?;
+            Some(Arc::new(Upgrader::new(program, text.clone(), proxy, copy, send)))
+        }
+        false => None,
+    };
+    let load = options.config.is_some().then(|| load(options, settings, registry, text));
+    let upgrade = upgrader.clone().map(|upgrader| (upgrader, outcomes));
+    let takes_over = options.takeover.is_some();
+    Ok((ControlInputs { load, metrics, upgrade, takes_over }, upgrader))
+}
+
 /// Returns a function that loads the settings from the config file of `options` again. It refuses
-/// changes that need a restart. At first, the settings in force are `settings`.
-fn load(options: &ProxyOptions, settings: &Settings, registry: Registry) -> Load {
+/// changes that need a restart. At first, the settings in force are `settings`; `text` follows the
+/// file.
+fn load(options: &ProxyOptions, settings: &Settings, registry: Registry, text: ConfigText) -> Load {
     let (options, mut current) = (options.clone(), settings.clone());
     Box::new(move || {
-        let new = config::load(&options, &registry)?;
+        let (new, read) = config::load_with_text(&options, &registry)?;
         current.check_change(&new)?;
+        text.set(read);
         current = new;
         Ok(current.engine.clone())
     })

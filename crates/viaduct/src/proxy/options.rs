@@ -29,6 +29,9 @@ pub struct ProxyOptions {
     /// Descriptor of the config that the parent process has checked (--on-demand)
     #[arg(long = "told", hide = true)]
     pub config_fd: Option<RawFd>,
+    /// Descriptor of the connection to the process that this one replaces (viaduct upgrade)
+    #[arg(long, hide = true)]
+    pub takeover: Option<RawFd>,
     #[command(flatten)]
     pub args: ProxyArgs,
 }

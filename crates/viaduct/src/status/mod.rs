@@ -87,6 +87,26 @@ impl ServiceSelector {
         let named = || Some(client::socket(&self.run_dir.path(), self.name.as_ref()?));
         self.socket.clone().or_else(named)
     }
+
+    /// Path of the selected service's socket, or of the only service that `is_meant`. Errors: none
+    /// is selected, and there is not exactly one.
+    pub fn only(&self, is_meant: impl Fn(&Path) -> bool) -> Result<PathBuf> {
+        if let Some(path) = self.socket() {
+            return Ok(path);
+        }
+        let dir = self.run_dir.path();
+        let mut all =
+            client::sockets(&dir).with_context(|| format!("cannot read {}", dir.display()))?;
+        all.retain(|(_, path)| is_meant(path));
+        match &all[..] {
+            [(_, path)] => Ok(path.clone()),
+            [] => bail!("no such service runs in {}; it may have another --run-dir", dir.display()),
+            many => {
+                let names: Vec<_> = many.iter().map(|(name, _)| name.as_str()).collect();
+                bail!("several services run; choose one by --name: {}", names.join(", "))
+            }
+        }
+    }
 }
 
 /// Status or error, as `--json` prints it.

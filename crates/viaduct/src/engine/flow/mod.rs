@@ -10,6 +10,7 @@
 //! | `client` | setup of the client's end, and its request |
 //! | `io` | payload transfer, and release of resources |
 //! | `close` | delivery of the remaining bytes after one end broke |
+//! | `portable` | record of a flow for another process, and the flow made from it |
 
 mod client;
 mod close;
@@ -17,6 +18,7 @@ mod connect;
 mod end;
 mod io;
 mod new;
+mod portable;
 mod state;
 
 use std::collections::VecDeque;

@@ -65,7 +65,7 @@ impl Flow {
         flow
     }
 
-    fn empty(source: SocketAddr, now: Instant) -> Flow {
+    pub(super) fn empty(source: SocketAddr, now: Instant) -> Flow {
         static NEXT: AtomicU64 = AtomicU64::new(0);
         Flow {
             id: NEXT.fetch_add(1, Ordering::Relaxed),

@@ -4,6 +4,7 @@ use std::io;
 use std::net::Shutdown;
 
 use mio::net::TcpStream;
+use viaduct_proto::upgrade::DirectionRecord;
 use viaduct_sys::socket::splice::{Pipe, Spliced};
 use viaduct_sys::socket::urgent;
 
@@ -92,6 +93,29 @@ impl Direction {
         }
         // More remains: the next call continues.
         1
+    }
+
+    /// Record of the direction, for another process.
+    pub(super) fn record(&self) -> DirectionRecord {
+        DirectionRecord {
+            held: self.held() as u64,
+            ending: self.ending,
+            ended: self.ended,
+            shut: self.shut,
+            urgent: self.urgent,
+            mark: self.mark,
+        }
+    }
+
+    /// Returns the direction of `record`, with the pipe that holds its bytes.
+    pub(super) fn restored(record: &DirectionRecord, pipe: Option<Pipe>) -> Direction {
+        let DirectionRecord { ending, ended, shut, urgent, mark, .. } = *record;
+        Direction { pipe, ending, ended, shut, urgent, mark, ..Direction::default() }
+    }
+
+    /// Pipe with bytes, if there are any.
+    pub(super) fn filled_pipe(&self) -> Option<&Pipe> {
+        self.pipe.as_ref().filter(|pipe| pipe.held() > 0)
     }
 
     fn held(&self) -> usize {

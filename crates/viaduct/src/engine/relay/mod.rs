@@ -9,9 +9,12 @@
 mod direction;
 
 use std::io;
+use std::os::fd::{BorrowedFd, OwnedFd};
 
 use mio::net::TcpStream;
 use viaduct_proto::flow::{Offload, offload};
+use viaduct_proto::upgrade::DirectionRecord;
+use viaduct_sys::socket::splice::Pipe;
 
 use self::direction::Direction;
 use super::chain_io::Factories;
@@ -136,6 +139,52 @@ impl Relay {
         };
         self.report(*bytes);
         left as u64
+    }
+
+    /// Returns whether another process can continue the relay.
+    pub fn is_portable(&self) -> bool {
+        self.observers.is_none()
+            && self.broken.is_none()
+            && self.directions.iter().all(|direction| !direction.broke)
+    }
+
+    /// Records of the directions.
+    pub fn records(&self) -> [DirectionRecord; 2] {
+        self.directions.each_ref().map(Direction::record)
+    }
+
+    /// Ends of the pipes that hold bytes, in the order of the records.
+    pub fn pipe_ends(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
+        self.directions.iter().filter_map(Direction::filled_pipe).flat_map(Pipe::ends)
+    }
+
+    /// Returns the relay of these records, with the next of `descriptors` as the ends of its pipes.
+    ///
+    /// # Errors
+    /// A pipe is missing, or holds another number of bytes than its record says.
+    pub fn restored(
+        records: &[DirectionRecord; 2],
+        descriptors: &mut impl Iterator<Item = OwnedFd>,
+        pipes: &mut Pipes,
+    ) -> io::Result<Relay> {
+        let mut directions = <[Direction; 2]>::default();
+        for (direction, record) in directions.iter_mut().zip(records) {
+            let pipe = match record.held {
+                0 => None,
+                held => {
+                    let ends = descriptors.next().zip(descriptors.next());
+                    let (read, write) = ends.ok_or(io::ErrorKind::InvalidData)?;
+                    let pipe = Pipe::inherited([read, write])?;
+                    if pipe.held() as u64 != held {
+                        return Err(io::ErrorKind::InvalidData.into());
+                    }
+                    pipes.adopt(&pipe);
+                    Some(pipe)
+                }
+            };
+            *direction = Direction::restored(record, pipe);
+        }
+        Ok(Relay { directions, ..Relay::default() })
     }
 
     /// Gives the pipes back.
