@@ -19,6 +19,7 @@ mod rules;
 mod syn_flood;
 mod transparency;
 mod unprivileged;
+mod upgrade;
 mod watchdog;
 
 use std::io::{ErrorKind, Read, Write};

@@ -1,0 +1,296 @@
+//! Upgrades of a running proxy: no connection is refused or reset and no byte is wrong, and a new
+//! process that fails, at whichever step, leaves everything as it was.
+
+use std::fs;
+use std::io::{Read as _, Write as _};
+use std::net::{IpAddr, Shutdown, SocketAddr, TcpListener, TcpStream};
+use std::os::unix::fs::PermissionsExt as _;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use rustix::process::{Pid, Signal, kill_process};
+use serde_json::Value;
+use viaduct_lab::proxies::Proxy;
+
+use super::common::until;
+use super::{PORT, World, chain, echo};
+
+const UPGRADES: usize = 20;
+/// Flows during the upgrades: some that are always busy, and some whose client is too slow, so that
+/// bytes wait in the proxy.
+const BUSY: usize = 45;
+const SLOW: usize = 5;
+/// Pause between two new connections.
+const ARRIVALS: Duration = Duration::from_millis(10);
+
+/// Runs `viaduct upgrade`; returns the ID of the new process, or the error.
+fn upgrade(run_dir: &Path, more: &[&str]) -> Result<u32, String> {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_viaduct"));
+    command.args(["upgrade", "--json", "--run-dir"]).arg(run_dir).args(more);
+    let output = command.output().unwrap();
+    if !output.status.success() {
+        return Err(String::from_utf8_lossy(&output.stderr).into_owned());
+    }
+    let report: Value = serde_json::from_slice(&output.stdout).unwrap();
+    Ok(u32::try_from(report["new"].as_u64().unwrap()).unwrap())
+}
+
+/// A process that took over, which is not a child of the test; it is killed on drop.
+struct Successor(Pid);
+
+impl Successor {
+    fn of(pid: u32) -> Successor {
+        Successor(Pid::from_raw(pid.cast_signed()).unwrap())
+    }
+
+    /// Ends the process in order, and waits until it has ended.
+    fn end(&self) {
+        kill_process(self.0, Signal::TERM).unwrap();
+        // Its parent may have ended, and not every init process reaps orphans.
+        let stat = format!("/proc/{}/stat", self.0.as_raw_nonzero());
+        until("the last process ends", || {
+            fs::read_to_string(&stat).map_or(true, |stat| stat.contains(") Z "))
+        });
+    }
+}
+
+impl Drop for Successor {
+    fn drop(&mut self) {
+        let _ = kill_process(self.0, Signal::KILL);
+    }
+}
+
+/// Byte at a position of each stream.
+fn pattern(position: usize) -> u8 {
+    (position % 251) as u8
+}
+
+/// Serves streams of [`pattern`], at a pace or without, until `stop`, and echoes for clients that
+/// ask for that.
+fn serve(mut stream: TcpStream, stop: &AtomicBool) {
+    let mut kind = [0];
+    if stream.read_exact(&mut kind).is_err() {
+        return;
+    }
+    if kind == *b"e" {
+        let mut word = [0; 5];
+        stream.read_exact(&mut word).unwrap();
+        return stream.write_all(&word).unwrap();
+    }
+    let (mut position, size) = (0, if kind == *b"b" { 4 << 10 } else { 64 << 10 });
+    while !stop.load(Ordering::Relaxed) {
+        let chunk: Vec<u8> = (position..position + size).map(pattern).collect();
+        stream.write_all(&chunk).unwrap();
+        position += size;
+        if kind == *b"b" {
+            thread::sleep(Duration::from_millis(5));
+        }
+    }
+    stream.write_all(&position.to_be_bytes()).unwrap();
+}
+
+/// Reads a stream and checks each byte. Returns the longest pause between two reads.
+fn read_stream(mut stream: TcpStream, is_slow: bool) -> Duration {
+    stream.write_all(if is_slow { b"s" } else { b"b" }).unwrap();
+    let (mut all, mut chunk) = (Vec::new(), vec![0; 16 << 10]);
+    let (mut last, mut longest) = (Instant::now(), Duration::ZERO);
+    let mut position = 0;
+    loop {
+        let read = stream.read(&mut chunk).unwrap();
+        if read == 0 {
+            break;
+        }
+        longest = longest.max(last.elapsed());
+        last = Instant::now();
+        all.extend(&chunk[..read]);
+        // The last eight bytes may be the length.
+        while all.len() > 8 {
+            let check = all.len() - 8;
+            let wrong =
+                all[..check].iter().zip(position..).find(|(byte, at)| **byte != pattern(*at));
+            assert!(wrong.is_none(), "a wrong byte: {wrong:?}");
+            position += check;
+            drop(all.drain(..check));
+        }
+        if is_slow {
+            thread::sleep(Duration::from_millis(2));
+        }
+    }
+    let length = usize::from_be_bytes(all.try_into().unwrap());
+    assert_eq!(position, length, "bytes are missing at the end");
+    longest
+}
+
+/// Opens connections, one after the other, until `stop`. Returns their number.
+fn arrive(to: SocketAddr, stop: &AtomicBool) -> usize {
+    let mut count = 0;
+    while !stop.load(Ordering::Relaxed) {
+        let mut stream = TcpStream::connect_timeout(&to, Duration::from_secs(5)).unwrap();
+        stream.set_read_timeout(Some(Duration::from_secs(5))).unwrap();
+        stream.write_all(b"eabcde").unwrap();
+        let mut word = [0; 5];
+        stream.read_exact(&mut word).unwrap();
+        assert_eq!(&word, b"abcde");
+        count += 1;
+        thread::sleep(ARRIVALS);
+    }
+    count
+}
+
+/// Runs all clients, in this thread's namespace, until `stop`. Returns the number of new
+/// connections, and the longest pauses of the busy flows.
+fn clients(ip: IpAddr, stop: &Arc<AtomicBool>) -> (usize, Vec<Duration>) {
+    let to = SocketAddr::new(ip, PORT);
+    thread::scope(|scope| {
+        let reader = |is_slow| {
+            let stream = TcpStream::connect(to).unwrap();
+            scope.spawn(move || read_stream(stream, is_slow))
+        };
+        let busy: Vec<_> = (0..BUSY).map(|_| reader(false)).collect();
+        let slow: Vec<_> = (0..SLOW).map(|_| reader(true)).collect();
+        let arrived = scope.spawn(|| arrive(to, stop)).join().unwrap();
+        for flow in slow {
+            flow.join().unwrap();
+        }
+        (arrived, busy.into_iter().map(|flow| flow.join().unwrap()).collect())
+    })
+}
+
+#[test]
+fn upgrades_refuse_and_reset_nothing_and_lose_no_byte() {
+    let world = World::new("delay=1ms");
+    let ip = world.addresses()[0];
+    let (listener, stop) = (world.listen(ip), Arc::new(AtomicBool::new(false)));
+    let stopped = stop.clone();
+    thread::spawn(move || {
+        for stream in listener.incoming() {
+            let (stream, stop) = (stream.unwrap(), stopped.clone());
+            thread::spawn(move || serve(stream, &stop));
+        }
+    });
+    let (run_dir, stops) = (world.proxy.directory().to_owned(), stop.clone());
+    let upgrades = thread::spawn(move || {
+        let mut all = Vec::new();
+        for _ in 0..UPGRADES {
+            thread::sleep(Duration::from_millis(250));
+            match upgrade(&run_dir, &[]) {
+                Ok(pid) => all.push(Successor::of(pid)),
+                Err(error) => {
+                    stops.store(true, Ordering::Relaxed);
+                    panic!("{error}");
+                }
+            }
+        }
+        thread::sleep(Duration::from_millis(250));
+        stops.store(true, Ordering::Relaxed);
+        all
+    });
+    let (arrived, mut pauses) = world.chain.client().netns().enter(|| clients(ip, &stop)).unwrap();
+    let all = upgrades.join().unwrap();
+    assert!(arrived > UPGRADES * 5, "only {arrived} connections");
+    pauses.sort_unstable();
+    println!("{arrived} connections; longest pauses of {BUSY} flows: {pauses:?}");
+    // On an idle machine some milliseconds; here other tests use the processor too.
+    assert!(pauses[BUSY / 2] < Duration::from_secs(1), "{pauses:?}");
+    let tables = || world.hop().run("nft", &["list", "tables"]).unwrap();
+    assert!(tables().contains("viaduct_proxy_7000"));
+    all.last().unwrap().end();
+    assert!(!tables().contains("viaduct_proxy_7000"), "the last process reverts the rules");
+}
+
+/// Writes a program that has the proxy's connection in `s`.
+fn program(run_dir: &Path, name: &str, steps: &str) -> PathBuf {
+    let path = run_dir.join(name);
+    let text = format!(
+        "#!/usr/bin/python3\n\
+         import os, signal, socket, sys\n\
+         fd = [word for word in sys.argv if word.startswith('--takeover=')][0].split('=')[1]\n\
+         s = socket.socket(fileno=int(fd))\n\
+         def hello(oldest, newest):\n\
+         \x20   s.send(b'{{\"hello\":{{\"version\":\"9.9\",\"oldest\":%d,\"newest\":%d}}}}' \
+         % (oldest, newest))\n\
+         {steps}\n"
+    );
+    fs::write(&path, text).unwrap();
+    fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).unwrap();
+    path
+}
+
+#[test]
+fn a_new_process_that_fails_at_any_step_leaves_all_as_it_was() {
+    let world = World::new("delay=1ms");
+    let (ip, run_dir) = (world.addresses()[0], world.proxy.directory());
+    let listener = world.listen(ip);
+    let mut client = world.connect(ip).unwrap();
+    let (mut server, _) = listener.accept().unwrap();
+    echo(&mut client, &mut server);
+    let killed = "os.kill(os.getpid(), signal.SIGKILL)";
+    let cases = [
+        ("hello(7, 9)\ns.recv(9)".to_owned(), "reads state formats 7 to 9, and this one writes 1"),
+        ("s.send(b'what')\ns.recv(9)".to_owned(), "not a message of format 1"),
+        (killed.to_owned(), "has ended"),
+        (format!("hello(1, 1)\ns.recv(99999)\n{killed}"), "has ended"),
+        (
+            "hello(1, 1)\ns.recv(99999)\ns.send(b'{\"refused\":{\"reason\":\"no room\"}}')\n\
+             s.recv(9)"
+                .to_owned(),
+            "no room",
+        ),
+        (
+            format!("hello(1, 1)\ns.recv(99999)\ns.send(b'\"ready\"')\ns.recv(9)\n{killed}"),
+            "not upgraded",
+        ),
+        ("hello(1, 1)\ns.recv(99999)\ns.send(b'\"taken\"')\ns.recv(9)".to_owned(), "out of order"),
+    ];
+    for (n, (steps, expected)) in cases.iter().enumerate() {
+        let program = program(run_dir, &format!("program-{n}"), steps);
+        let error = upgrade(run_dir, &["--program", &program.to_string_lossy()]).unwrap_err();
+        assert!(error.contains(expected) && error.contains("nothing has changed"), "{error}");
+        echo(&mut client, &mut server);
+        let mut other = world.connect(ip).unwrap();
+        let (mut accepted, _) = listener.accept().unwrap();
+        echo(&mut other, &mut accepted);
+    }
+    let error = upgrade(run_dir, &["--program", "/bin/true"]).unwrap_err();
+    assert!(error.contains("exit status: 0"), "{error}");
+    // After all these failures it still works.
+    let new = Successor::of(upgrade(run_dir, &[]).unwrap());
+    echo(&mut client, &mut server);
+    client.shutdown(Shutdown::Write).unwrap();
+    assert_eq!(server.read(&mut [0]).unwrap(), 0);
+    drop((client, server));
+    new.end();
+}
+
+#[test]
+fn a_kill_of_the_old_process_in_the_middle_costs_no_more_than_any_kill() {
+    let mut world = World::new("delay=1ms");
+    let (ip, run_dir) = (world.addresses()[0], world.proxy.directory().to_owned());
+    let listener: TcpListener = world.listen(ip);
+    let steps = "hello(1, 1)\ns.recv(99999)\ns.send(b'\"ready\"')\ns.recv(99999)\n\
+                 os.kill(os.getppid(), signal.SIGKILL)";
+    let program = program(&run_dir, "program", steps);
+    let error = upgrade(&run_dir, &["--program", &program.to_string_lossy()]).unwrap_err();
+    assert!(error.contains("the proxy has ended"), "{error}");
+    assert!(!world.proxy.process().wait().unwrap().success());
+    let arguments = ["--listen", "[::]:7000", "--intercept", "0.0.0.0/0,::/0", "--run-dir"];
+    let run_dir = run_dir.to_string_lossy().into_owned();
+    let arguments: Vec<&str> = arguments.into_iter().chain([run_dir.as_str()]).collect();
+    let _again = Proxy::start(&world.chain.hops()[0], &arguments).unwrap();
+    let mut client = world.connect(ip).unwrap();
+    let (mut server, _) = listener.accept().unwrap();
+    echo(&mut client, &mut server);
+}
+
+#[test]
+fn a_proxy_on_demand_says_that_it_cannot_be_upgraded() {
+    let chain = chain("delay=1ms");
+    let arguments = ["--listen", "[::]:7000", "--intercept", "0.0.0.0/0,::/0", "--on-demand"];
+    let proxy = Proxy::start(&chain.hops()[0], &arguments).unwrap();
+    let error = upgrade(proxy.directory(), &["--name", "proxy-7000"]).unwrap_err();
+    assert!(error.contains("on-demand") && error.contains("restart"), "{error}");
+}
