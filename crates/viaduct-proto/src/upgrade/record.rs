@@ -109,6 +109,8 @@ pub struct FlowRecord {
     pub to: SocketAddr,
     /// Next hop, if the flow goes through one.
     pub hop: Option<SocketAddr>,
+    /// Name of its policy, if there are policies.
+    pub policy: Option<String>,
     /// Rate limit in bits a second.
     pub rate: Option<u64>,
     /// Progress.
@@ -293,15 +295,16 @@ impl FlowRecord {
     pub fn cost(&self) -> usize {
         const FIXED: usize = 1_600;
         let preface: usize = self.ends.iter().map(|end| end.preface.len()).sum();
-        let texts = [self.account.to.as_deref(), self.account.user.as_deref()];
+        let AccountRecord { to, user, .. } = &self.account;
+        let texts = [to, user, &self.policy];
         // A byte has at most four characters in a list, and at most six in a text.
-        let texts: usize = texts.into_iter().flatten().map(str::len).sum();
+        let texts: usize = texts.into_iter().flatten().map(String::len).sum();
         FIXED + 4 * preface + 6 * texts
     }
 
     fn check(&self) -> Result<(), RecordError> {
-        let texts =
-            [Some(&self.account.protocol), self.account.to.as_ref(), self.account.user.as_ref()];
+        let AccountRecord { protocol, to, user, .. } = &self.account;
+        let texts = [Some(protocol), to.as_ref(), user.as_ref(), self.policy.as_ref()];
         if !texts.into_iter().flatten().all(|text| is_short(text)) {
             return Err(RecordError::Range("account"));
         }
@@ -368,6 +371,7 @@ mod tests {
                     source: client,
                     to,
                     hop: has_client.then_some(to),
+                    policy: user.clone(),
                     rate: has_client.then_some(time),
                     state: FlowState::Established,
                     has_client,

@@ -140,7 +140,7 @@ pub(super) const KINDS: &[Kind] = &[
     },
     Kind {
         kind: "outbound",
-        title: "Outbounds of policies",
+        title: "Outbounds",
         headline: &["connected", "connect_p50", "failed"],
         plots: &[
             plot(
@@ -149,6 +149,16 @@ pub(super) const KINDS: &[Kind] = &[
                 &[("connect_mean", "mean"), ("connect_p50", "50 %"), ("connect_p99", "99 %")],
             ),
             plot("Connects", "connects/s", &[("connected", "established"), ("failed", "failed")]),
+        ],
+    },
+    Kind {
+        kind: "policy",
+        title: "Policies",
+        headline: &["open", "rate_out", "rate_back", "denied"],
+        plots: &[
+            plot("Throughput", "Mb/s", &[("rate_out", "to servers"), ("rate_back", "back")]),
+            plot("Flows", "flows", &[("open", "open")]),
+            plot("Flows begun", "flows/s", &[("opened", "opened"), ("denied", "denied")]),
         ],
     },
     Kind {

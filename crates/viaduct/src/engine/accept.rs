@@ -143,6 +143,10 @@ impl Worker {
             (Ok(key), None) => key,
             (Ok(_), Some(why)) | (Err(why), _) => {
                 self.stats.refused.count(why);
+                if why == Failure::Denied {
+                    let source = signalled.map_or(tuple.client, |named| named.source);
+                    self.count_denied(source.ip(), to);
+                }
                 self.log_refused(tuple.client, Some(to), outcome(why), now);
                 client.reset(why);
                 if let Ok(key) = begun {

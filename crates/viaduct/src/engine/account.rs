@@ -76,6 +76,11 @@ impl Account {
         };
     }
 
+    /// Bytes from the client, and to it.
+    pub fn bytes(&self) -> [u64; 2] {
+        self.bytes
+    }
+
     /// Adds bytes that were transferred in each direction.
     pub fn add(&mut self, bytes: [u64; 2]) {
         self.bytes.iter_mut().zip(bytes).for_each(|(sum, bytes)| *sum += bytes);

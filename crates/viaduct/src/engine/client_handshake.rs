@@ -1,7 +1,7 @@
 //! Client handshakes by PROXY, SOCKS5 or HTTP CONNECT: from the accepted client, which names its
 //! destination, to the start of its flow.
 
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 
 use ipnet::IpNet;
 use mio::net::TcpStream;
@@ -18,7 +18,7 @@ use super::account::outcome;
 use super::conn::Conn;
 use super::destination::{Route, Target, Terms, failure};
 use super::flow::{End, Flow, ReadStop};
-use super::policy::{holds, holds_all};
+use super::policy::{Plan, holds, holds_all};
 use super::worker::{MAX_READS, Worker};
 use crate::access_log::authentication_failed;
 use crate::rate_limited::RateLimitedLog;
@@ -151,7 +151,11 @@ impl Worker {
         let source = self.flows.at(key).source();
         let unseen = holds_all(self.allowed(key));
         match Route::by_name(&self.config.policies, source, &name, port) {
-            Some(Err(why)) => self.refuse(key, why),
+            Some(Err(why)) => {
+                let plan = self.config.policies.plan_unseen(source.ip(), port).cloned();
+                self.count_denied_by(plan.as_deref());
+                self.refuse(key, why);
+            }
             Some(Ok(route)) if unseen => self.connect_route(key, route, now),
             _ => {
                 if !self
@@ -213,9 +217,22 @@ impl Worker {
         }
         let Some(route) = Route::by(&self.config.policies, source, to, None) else {
             debug!("{source} to {to}: denied by a policy");
+            self.count_denied(source.ip(), to);
             return self.refuse(key, Failure::Denied);
         };
         self.connect_route(key, route, now);
+    }
+
+    /// Counts a denied flow of `client` to `to` for the policy that denies it, if one does.
+    pub(super) fn count_denied(&mut self, client: IpAddr, to: SocketAddr) {
+        let plan = self.config.policies.plan(client, to).clone();
+        self.count_denied_by(Some(&plan));
+    }
+
+    fn count_denied_by(&mut self, plan: Option<&Plan>) {
+        if let Some(name) = plan.filter(|plan| plan.deny).and_then(|plan| plan.policy.as_ref()) {
+            self.stats.policy(name).denied += 1;
+        }
     }
 
     /// Connects a flow, whose client is already present, to its destination.

@@ -194,6 +194,8 @@ impl Worker {
         let tunnels = running.map(Tunnels::counters).unwrap_or_default();
         let strangers_dropped = running.map(Tunnels::strangers_dropped);
         let early = self.acceptor.early.stats();
-        ProxyStats { open, waiting, early, tunnels, strangers_dropped, ..self.stats.clone() }
+        let mut stats = self.stats.clone();
+        self.flows.iter().for_each(|flow| flow.count_for_policy(&mut stats, true));
+        ProxyStats { open, waiting, early, tunnels, strangers_dropped, ..stats }
     }
 }

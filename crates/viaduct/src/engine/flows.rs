@@ -233,6 +233,11 @@ impl Flows {
         Some(key)
     }
 
+    /// All flows.
+    pub fn iter(&self) -> impl Iterator<Item = &Flow> {
+        self.slab.iter().map(|(_, flow)| flow)
+    }
+
     /// Keys of the flows that `which` selects.
     pub fn pick(&self, which: impl Fn(&Flow) -> bool) -> Vec<usize> {
         self.slab.iter().filter(|(_, flow)| which(flow)).map(|(key, _)| key).collect()

@@ -160,6 +160,7 @@ impl Worker {
         }
         self.upstream.forget((key, flow.id));
         self.log_end(&flow, time());
+        flow.count_for_policy(&mut self.stats, false);
         match reset {
             true => flow.reset(),
             false => flow.end_well(),

@@ -3,7 +3,7 @@
 use viaduct_proto::tunnel::stats::TunnelStats;
 
 use super::snapshot::ProxyStatus;
-use super::stats::{CONNECT_BOUNDS, ProxyStats};
+use super::stats::{CONNECT_BOUNDS, PolicyStats, ProxyStats};
 use crate::metrics::{Exposition, Kind, Labels};
 use crate::tunnel::stats::TunnelCounters;
 
@@ -45,6 +45,7 @@ pub fn encode(status: &ProxyStatus) -> String {
     page.sample(own, u8::from(status.missing));
     bytes_and_refusals(&mut page, own, counters);
     connects(&mut page, own, counters);
+    policies(&mut page, own, counters);
     tunnels(&mut page, own, counters);
     status.access_log.iter().for_each(|log| log.expose(&mut page));
     page.finish()
@@ -62,6 +63,33 @@ fn bytes_and_refusals(page: &mut Exposition, own: Labels<'_>, counters: &ProxySt
     );
     for (why, count) in counters.refused.by_reason() {
         page.sample(&[own, &[("reason", why)]].concat(), count);
+    }
+}
+
+type PolicyCounter = (&'static str, Kind, &'static str, fn(&PolicyStats) -> u64);
+
+const POLICIES: &[PolicyCounter] = &[
+    ("viaduct_policy_open_flows", Kind::Gauge, "Flows that are open.", |p| p.open),
+    ("viaduct_policy_opened_total", Kind::Counter, "Flows that were connected.", |p| p.opened),
+    ("viaduct_policy_denied_total", Kind::Counter, "Flows that the policy refused.", |p| p.denied),
+];
+
+fn policies(page: &mut Exposition, own: Labels<'_>, counters: &ProxyStats) {
+    if counters.policies.is_empty() {
+        return;
+    }
+    for (name, kind, help, value) in POLICIES {
+        page.family(name, *kind, help);
+        for policy in &counters.policies {
+            page.sample(&[own, &[("policy", &policy.policy)]].concat(), value(policy));
+        }
+    }
+    page.family("viaduct_policy_bytes_total", Kind::Counter, "Bytes of flows.");
+    for policy in &counters.policies {
+        for (direction, bytes) in ["out", "back"].iter().zip(policy.bytes) {
+            let labels = [("policy", &policy.policy[..]), ("direction", direction)];
+            page.sample(&[own, &labels].concat(), bytes);
+        }
     }
 }
 

@@ -17,6 +17,8 @@ use super::trickles::PacketFormats;
 /// Decision about a flow.
 #[derive(Clone, Debug, Default)]
 pub struct Plan {
+    /// Name of its policy, for counters; `None` if there are no policies.
+    pub policy: Option<Arc<str>>,
     /// True if the flow is refused.
     pub deny: bool,
     /// Outbound route.

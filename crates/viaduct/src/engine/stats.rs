@@ -16,6 +16,9 @@ pub const CONNECT_BOUNDS: [u64; 12] = [
 /// Maximum number of hops with counters of their own; all further hops share the last.
 const MAX_HOPS: usize = 64;
 
+/// Maximum number of policies with counters of their own; all further policies share the last.
+const MAX_POLICIES: usize = 256;
+
 /// All counters of a proxy at one moment.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ProxyStats {
@@ -41,6 +44,9 @@ pub struct ProxyStats {
     pub early: EarlyStats,
     /// Connect times, by outbound route.
     pub hops: Vec<Hop>,
+    /// Flows by policy. Empty if there are no policies.
+    #[serde(default)]
+    pub policies: Vec<PolicyStats>,
     /// Tunnels of the proxy.
     #[serde(default)]
     pub tunnels: Vec<TunnelCounters>,
@@ -87,6 +93,21 @@ pub struct Hop {
     pub reason: Option<String>,
 }
 
+/// Clients' flows that matched one policy.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PolicyStats {
+    /// Name of the policy.
+    pub policy: String,
+    /// Open flows.
+    pub open: u64,
+    /// Flows that had both ends connected.
+    pub opened: u64,
+    /// Flows that the policy refused.
+    pub denied: u64,
+    /// Bytes from clients to servers, and back.
+    pub bytes: [u64; 2],
+}
+
 /// Failures in a row after which a hop counts as down.
 const HOP_DOWN: u64 = 3;
 
@@ -109,6 +130,19 @@ impl ProxyStats {
         &mut self.hops[n]
     }
 
+    /// Counters of the flows that matched the policy `name`.
+    pub fn policy(&mut self, name: &str) -> &mut PolicyStats {
+        let known = self.policies.iter().position(|of| of.policy == name);
+        let n = known.unwrap_or_else(|| {
+            if self.policies.len() < MAX_POLICIES {
+                let policy = name.to_owned();
+                self.policies.push(PolicyStats { policy, ..PolicyStats::default() });
+            }
+            self.policies.len() - 1
+        });
+        &mut self.policies[n]
+    }
+
     /// Adds the counters of another loop of the same proxy.
     pub fn add(&mut self, other: ProxyStats) {
         let ProxyStats { open, waiting, accepted, opened, finished, reset, idle, .. } = other;
@@ -127,6 +161,9 @@ impl ProxyStats {
         self.early.add(other.early);
         for hop in &other.hops {
             self.hop(&hop.by).add(hop);
+        }
+        for policy in &other.policies {
+            self.policy(&policy.policy).add(policy);
         }
         self.tunnels.extend(other.tunnels);
         let dropped = [self.strangers_dropped, other.strangers_dropped];
@@ -169,6 +206,21 @@ impl Refusals {
             ("unreachable", unreachable),
             ("over_limit", over_limit),
         ]
+    }
+}
+
+impl PolicyStats {
+    fn add(&mut self, other: &PolicyStats) {
+        self.open += other.open;
+        self.opened += other.opened;
+        self.denied += other.denied;
+        self.bytes = [0, 1].map(|n| self.bytes[n] + other.bytes[n]);
+    }
+
+    /// Counts a client's flow, which has moved `bytes`; `has_opened` if both ends were connected.
+    pub fn count(&mut self, has_opened: bool, bytes: [u64; 2]) {
+        self.opened += u64::from(has_opened);
+        self.bytes = [0, 1].map(|n| self.bytes[n] + bytes[n]);
     }
 }
 

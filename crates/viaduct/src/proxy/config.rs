@@ -125,7 +125,8 @@ mod tests {
         let by = args.next.map(OutboundSpec::Hop).unwrap_or_default();
         let otherwise = Plan { by, rate: args.rate, ..Plan::default() };
         let registry = crate::handlers();
-        policies.iter().map(|table| table.policy(&otherwise, &tunnels, &registry)).collect()
+        let tables = (1..).zip(&policies);
+        tables.map(|(n, table)| table.policy(n, &otherwise, &tunnels, &registry)).collect()
     }
 
     const HEAD: &str = "[proxy]\nlisten = ['[::]:7000']\nto = '10.0.0.9:80'\n";
@@ -221,6 +222,9 @@ mod tests {
             ("trickles = 'udp'\ndirect = true", "exclude each other"),
             ("trickles = 'udp'\ntrickles-key = 'mine'", "trickles-key: a key is 64"),
             ("trickles-key = 'mine'", "it needs trickles"),
+            ("name = '2'", "name: letters, digits, '-', '_' and '.'"),
+            ("name = 'a b'", "not \"a b\""),
+            ("name = 'otherwise'", "flows that match no policy"),
             ("trickles = 'udp'\nhandlers = ['count']\nside = 'accept'", "next, tunnel or trickles"),
         ] {
             let error = load(&format!("{HEAD}[[policy]]\n{lines}\n")).unwrap_err();

@@ -15,6 +15,7 @@ mod report;
 mod tables;
 pub mod thread;
 
+use std::collections::BTreeSet;
 use std::fmt;
 use std::net::SocketAddr;
 
@@ -38,7 +39,7 @@ use checks::{
     far, fit_together, has_effect, holds, intercept, leads_on, limits, metrics_apart, target,
     workers,
 };
-use tables::chain;
+use tables::{OTHERWISE, chain};
 pub use tables::{OptionsTable, PolicyTable};
 
 /// Complete settings of a proxy.
@@ -171,12 +172,19 @@ fn all_policies(
         (None, None, None) => OutboundSpec::Direct,
     };
     let handlers = chain(&args.handler, registry).map_err(|e| anyhow!("handler: {e}"))?;
-    let otherwise = Plan { by, handlers, rate: args.rate, ..Plan::default() };
+    let name = (!tables.is_empty()).then(|| OTHERWISE.into());
+    let otherwise = Plan { policy: name, by, handlers, rate: args.rate, ..Plan::default() };
+    let mut names = BTreeSet::new();
     let policy = |(n, table): (usize, &PolicyTable)| {
-        let made = table.policy(&otherwise, tunnels, registry);
-        made.map_err(|what| anyhow!("[[policy]] number {}: {what}", n + 1))
+        let made = table.policy(n, &otherwise, tunnels, registry).and_then(|policy| {
+            match names.insert(policy.plan.policy.clone()) {
+                true => Ok(policy),
+                false => Err("name: an earlier policy has the same".to_owned()),
+            }
+        });
+        made.map_err(|what| anyhow!("[[policy]] number {n}: {what}"))
     };
-    let list = tables.iter().enumerate().map(policy).collect::<Result<_>>()?;
+    let list = (1..).zip(tables).map(policy).collect::<Result<_>>()?;
     Ok(Policies { list, otherwise: otherwise.into(), far: far(args)? })
 }
 
@@ -202,8 +210,9 @@ impl fmt::Display for Settings {
         }
         self.write_interception(f)?;
         tunnels.iter().try_for_each(|tunnels| write!(f, "{tunnels}"))?;
-        for (n, policy) in policies.list.iter().enumerate() {
-            writeln!(f, "  policy {}: {policy}", n + 1)?;
+        for policy in &policies.list {
+            let name = policy.plan.policy.as_deref().unwrap_or_default();
+            writeln!(f, "  policy {name}: {policy}")?;
         }
         writeln!(f, "  otherwise: {}", policies.otherwise)
     }

@@ -18,10 +18,16 @@ use crate::engine::trickles::{PacketFormats, TricklesTarget};
 use crate::tunnel::settings::TunnelName;
 use crate::value_parser::table::{Destination, Ports, Prefix, Rate, array, optional};
 
+/// Name of the plan for flows that match no policy.
+pub const OTHERWISE: &str = "otherwise";
+/// Maximum length of a policy's name in bytes.
+const MAX_NAME: usize = 32;
+
 /// A policy, as written in a config file.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct PolicyTable {
+    name: Option<String>,
     #[serde(default, deserialize_with = "array::<Prefix, _>")]
     from: Vec<IpNet>,
     #[serde(default, deserialize_with = "array::<Prefix, _>")]
@@ -131,10 +137,29 @@ fn one_line(error: &toml::de::Error) -> String {
 }
 
 impl PolicyTable {
-    /// Policy that the table describes. A tunnel that it names must be one of `tunnels`. Missing
-    /// keys are taken from `otherwise`. Errors: the mistake, and a correct form.
+    /// Name of the policy: its number `n`, if none is given. Errors: the name is not a plain word,
+    /// or could be another policy's number.
+    fn name(&self, n: usize) -> Result<String, String> {
+        let Some(name) = &self.name else { return Ok(n.to_string()) };
+        let is_plain = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.');
+        let is_number = name.bytes().all(|byte| byte.is_ascii_digit());
+        if name.len() > MAX_NAME || !name.chars().all(is_plain) || is_number {
+            return Err(format!(
+                "name: letters, digits, '-', '_' and '.' are expected, at most {MAX_NAME}, and not \
+                 digits alone, not {name:?}"
+            ));
+        }
+        match name == OTHERWISE {
+            true => Err(format!("name: {OTHERWISE:?} means flows that match no policy")),
+            false => Ok(name.clone()),
+        }
+    }
+
+    /// Policy that the table describes, the `n`th, from 1. A tunnel that it names must be one of
+    /// `tunnels`. Missing keys are taken from `otherwise`. Errors: the mistake, and a correct form.
     pub fn policy(
         &self,
+        n: usize,
         otherwise: &Plan,
         tunnels: &[TunnelName],
         registry: &Registry,
@@ -176,6 +201,7 @@ impl PolicyTable {
             _ => {}
         }
         let plan = Plan {
+            policy: Some(self.name(n)?.into()),
             deny: self.action == Action::Deny,
             by,
             handlers,

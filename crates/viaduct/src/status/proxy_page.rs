@@ -6,7 +6,7 @@ use std::time::Duration;
 use super::colours::{Colours, row};
 use super::numbers::{bytes, micros, percent, quantile, thousands};
 use crate::engine::snapshot::ProxyStatus;
-use crate::engine::stats::CONNECT_BOUNDS;
+use crate::engine::stats::{CONNECT_BOUNDS, PolicyStats};
 use crate::tunnel::settings::title;
 use crate::tunnel::stats::TunnelCounters;
 
@@ -49,6 +49,7 @@ impl Display for ProxyPage<'_> {
         self.now(f)?;
         self.early(f)?;
         self.hops(f)?;
+        self.policies(f)?;
         self.handlers(f)?;
         status.counters.tunnels.iter().try_for_each(|tunnel| self.tunnel(f, tunnel))
     }
@@ -140,6 +141,23 @@ impl ProxyPage<'_> {
             if let Some(down) = hop.down() {
                 row(f, "", self.colours.paint(31, format!("down: {down}")))?;
             }
+        }
+        Ok(())
+    }
+
+    fn policies(&self, f: &mut Formatter<'_>) -> fmt::Result {
+        for PolicyStats { policy, open, opened, denied, bytes: moved } in
+            &self.status.counters.policies
+        {
+            let what = format!(
+                "{policy}: {} open, {} opened, {} denied; {} out, {} back",
+                thousands(*open),
+                thousands(*opened),
+                thousands(*denied),
+                bytes(moved[0]),
+                bytes(moved[1]),
+            );
+            row(f, "policy", what)?;
         }
         Ok(())
     }

@@ -5,7 +5,7 @@ use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use serde_json::Value;
+use serde_json::{Value, json};
 use viaduct_lab::binary::use_binary;
 use viaduct_lab::proxies::Proxy;
 use viaduct_lab::topology::{Chain, Journal, Scratch};
@@ -102,7 +102,7 @@ fn policies_deny_limit_and_process_flows() {
     let world = World::new(&format!(
         "{HEAD}[[policy]]\nports = ['9001']\naction = 'deny'\n\
          [[policy]]\nports = ['9002']\nhandlers = ['count', 'latency:delay=50ms', 'count']\n\
-         [[policy]]\nports = ['9003']\nrate = '8M'\n\
+         [[policy]]\nname = 'slow'\nports = ['9003']\nrate = '8M'\n\
          [[policy]]\nports = ['9004']\nhandlers = ['shape:rate=8M']\n",
     ));
     for ip in world.addresses() {
@@ -125,6 +125,22 @@ fn policies_deny_limit_and_process_flows() {
     assert_eq!((&counters["opened"], &counters["finished"]), (&16.into(), &16.into()));
     assert_eq!(counters["bytes"][0], counters["bytes"][1], "not all bytes came back");
     assert_eq!(counters["bytes"][0], 2 * (2 * 5_000_001 + 2 * 1_000_000));
+    let mut policies = counters["policies"].as_array().unwrap().clone();
+    policies.sort_by_key(|of| of["policy"].to_string());
+    let expected = [
+        ("1", 0, 2, 0),
+        ("2", 6, 0, 2 * 5_000_001),
+        ("4", 2, 0, 2_000_000),
+        ("otherwise", 6, 0, 2 * 5_000_001),
+        ("slow", 2, 0, 2_000_000),
+    ];
+    let expected = expected.map(|(policy, opened, denied, bytes)| {
+        json!({
+            "policy": policy, "open": 0, "opened": opened, "denied": denied,
+            "bytes": [bytes, bytes],
+        })
+    });
+    assert_eq!(policies, expected);
 }
 
 #[test]

@@ -79,7 +79,7 @@ function drawList(news) {
     const links = [...document.querySelectorAll("nav a")];
     const again = links.find((link) => link.getAttribute("href") === focused);
     if (again) again.focus({ preventScroll: true });
-    const more = news.left_out ? news.left_out + " more peers, links or outbounds; not shown" : "";
+    const more = news.left_out ? news.left_out + " more peers, policies, links or outbounds; not shown" : "";
     const trouble = [news.trouble, more].filter(Boolean).join("; ");
     $("trouble").textContent = trouble;
     $("trouble").hidden = !trouble;

@@ -103,7 +103,7 @@ mod tests {
     use super::super::layout;
     use super::*;
     use crate::engine::snapshot::ProxyStatus;
-    use crate::engine::stats::Hop;
+    use crate::engine::stats::{Hop, PolicyStats};
     use crate::gateway::snapshot::{LinkStatus, PeerStatus, Status, TrialStatus};
     use crate::serve::status::{ServeStatus, TricklesStatus};
     use crate::tunnel::stats::TunnelCounters;
@@ -111,6 +111,7 @@ mod tests {
     fn proxy() -> ProxyStatus {
         let mut status = ProxyStatus::default();
         status.counters.hops.push(Hop::default());
+        status.counters.policies.push(PolicyStats::default());
         let tunnel = TunnelCounters { links: vec![Default::default()], ..Default::default() };
         status.counters.tunnels = vec![tunnel.clone(), tunnel];
         status

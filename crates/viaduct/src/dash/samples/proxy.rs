@@ -5,7 +5,7 @@ use viaduct_proto::tunnel::stats::LinkStats;
 
 use super::{Details, Sample, count, megabytes};
 use crate::engine::snapshot::ProxyStatus;
-use crate::engine::stats::{CONNECT_BOUNDS, Hop, ProxyStats};
+use crate::engine::stats::{CONNECT_BOUNDS, Hop, PolicyStats, ProxyStats};
 use crate::tunnel::settings::title;
 use crate::tunnel::stats::TunnelCounters;
 
@@ -37,6 +37,7 @@ pub(super) fn subjects(status: &ProxyStatus) -> Vec<(Subject, Details)> {
     let counters = &status.counters;
     let mut subjects = vec![flows(status)];
     subjects.extend(counters.hops.iter().map(outbound));
+    subjects.extend(counters.policies.iter().map(policy));
     for counters in &counters.tunnels {
         let name = title(&counters.name);
         subjects.push(tunnel(&name, counters));
@@ -96,6 +97,17 @@ fn outbound(hop: &Hop) -> (Subject, Details) {
     let state = reason.as_ref().map(|_| "down".to_owned());
     let subject = Subject { kind: "outbound", name: hop.by.to_string(), readings };
     (subject, Details { state, reason, ..Details::default() })
+}
+
+fn policy(stats: &PolicyStats) -> (Subject, Details) {
+    let readings = vec![
+        ("open", count(stats.open)),
+        ("opened", Reading::per_second(stats.opened)),
+        ("denied", Reading::per_second(stats.denied)),
+        ("rate_out", Reading::megabits(stats.bytes[0])),
+        ("rate_back", Reading::megabits(stats.bytes[1])),
+    ];
+    (Subject { kind: "policy", name: stats.policy.clone(), readings }, Details::default())
 }
 
 fn tunnel(name: &str, counters: &TunnelCounters) -> (Subject, Details) {

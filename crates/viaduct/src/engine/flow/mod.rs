@@ -43,6 +43,7 @@ use super::negotiation::PendingNegotiation;
 use super::outbound::{Opened, OutboundSpec};
 use super::pipes::Pipes;
 use super::relay::Relay;
+use super::stats::ProxyStats;
 
 /// Relay or handler chain between the two ends.
 #[derive(Debug)]
@@ -136,6 +137,16 @@ pub struct Moved {
 }
 
 impl Flow {
+    /// Counts a client's flow for its policy, if it has one.
+    pub fn count_for_policy(&self, stats: &mut ProxyStats, is_open: bool) {
+        let route = self.route.as_ref().filter(|_| self.has_client());
+        if let Some(name) = route.and_then(|route| route.plan.policy.as_ref()) {
+            let policy = stats.policy(name);
+            policy.open += u64::from(is_open);
+            policy.count(self.has_opened, self.account.bytes());
+        }
+    }
+
     /// Client's address, or the source address that a previous hop has named.
     pub fn source(&self) -> SocketAddr {
         self.source

@@ -65,6 +65,7 @@ impl Flow {
             source: self.source,
             to,
             hop: route.outbound().hop(),
+            policy: route.plan.policy.as_deref().map(str::to_owned),
             rate: route.plan.rate,
             state,
             has_client: self.has_client(),
@@ -112,7 +113,8 @@ impl Flow {
             [FlowEnd { conn: client, ..client_end }, FlowEnd { conn: Some(server), ..server_end }];
         flow.middle = Middle::Relay(Relay::restored(&record.directions, descriptors, pipes)?);
         let by = record.hop.map_or(OutboundSpec::Direct, OutboundSpec::Hop);
-        let plan = Arc::new(Plan { by, rate: record.rate, ..Plan::default() });
+        let policy = record.policy.as_deref().map(Arc::from);
+        let plan = Arc::new(Plan { policy, by, rate: record.rate, ..Plan::default() });
         flow.route = Some(Route::straight(&plan, record.source, record.to.into()));
         flow.state = match record.state {
             FlowState::Connecting => State::Connecting(None),
