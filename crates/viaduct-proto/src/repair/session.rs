@@ -92,7 +92,38 @@ pub(super) struct Session {
     silent: bool,
     pub(super) clocks: Clocks,
     allowance: (u32, Instant),
+    /// Datagrams that the peer has sent over UDP.
+    pub(super) datagrams: Tally,
     pub(super) stats: SessionStats,
+}
+
+/// Units sent, and those of them that were lost; both only grow.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Tally {
+    pub(super) sent: u64,
+    pub(super) lost: u64,
+}
+
+impl Tally {
+    /// Share that was lost since `before`; 0 if nothing was sent.
+    pub(super) fn loss_since(self, before: Tally) -> f64 {
+        let lost = self.lost.saturating_sub(before.lost);
+        lost as f64 / self.sent.saturating_sub(before.sent).max(1) as f64
+    }
+
+    /// Counts the arrival of a unit with this number; `next` is the number after the highest one
+    /// that has arrived.
+    fn count(&mut self, next: &mut u64, number: u64) {
+        let skipped = number.checked_sub(*next);
+        match skipped {
+            Some(skipped) => {
+                self.sent = self.sent.saturating_add(skipped).saturating_add(1);
+                self.lost = self.lost.saturating_add(skipped);
+            }
+            None => self.lost = self.lost.saturating_sub(1),
+        }
+        *next = (*next).max(number.saturating_add(1));
+    }
 }
 
 struct Live {
@@ -104,6 +135,8 @@ struct Live {
     confirmed: bool,
     sealer: Sealer,
     opener: Opener,
+    /// Counter after the highest one that has arrived.
+    next: u64,
 }
 
 impl Session {
@@ -132,6 +165,7 @@ impl Session {
             silent: false,
             clocks: Clocks::default(),
             allowance: (LIMIT, now),
+            datagrams: Tally::default(),
             stats: SessionStats::default(),
         }
     }
@@ -211,6 +245,9 @@ impl Session {
         };
         match self.live[at].opener.open(counter, datagram) {
             Ok(message) => {
+                if self.live[at].transport == Transport::Udp {
+                    self.datagrams.count(&mut self.live[at].next, counter);
+                }
                 if !std::mem::replace(&mut self.live[at].confirmed, true) {
                     // The peer has several handshakes in progress, and has chosen this session.
                     self.live[..=at].rotate_right(1);
@@ -313,6 +350,7 @@ impl Session {
             confirmed: initiator,
             sealer: Sealer::new(&keys.send, peer_index),
             opener: Opener::new(&keys.receive),
+            next: 0,
         };
         // The peer uses only the answer to its latest initiation over a transport: earlier
         // unconfirmed sessions must not evict working ones.

@@ -86,6 +86,8 @@ pub enum Cause {
     Config,
     /// Handshakes over UDP were not answered.
     Unanswered,
+    /// UDP was answered, but most of it was dropped.
+    Throttled,
     /// A handshake over UDP was answered again.
     Answered,
     /// The peer has selected it.
@@ -97,6 +99,7 @@ impl fmt::Display for Cause {
         f.pad(match self {
             Cause::Config => "as configured",
             Cause::Unanswered => "UDP is not answered",
+            Cause::Throttled => "UDP is throttled",
             Cause::Answered => "UDP is answered again",
             Cause::Peer => "the peer has chosen it",
         })
@@ -112,6 +115,9 @@ const STEADY: Duration = Duration::from_secs(600);
 /// Maximum factor by which probes are less frequent, as a power of two.
 const MAX_BACKOFF: u32 = 4;
 
+/// Number of handshakes for which a throttled UDP is avoided.
+const AVOIDING: u32 = 3;
+
 /// Selection of the transport for one peer.
 #[derive(Debug)]
 pub(super) struct Selector {
@@ -120,6 +126,8 @@ pub(super) struct Selector {
     pub(super) cause: Cause,
     /// Handshakes since the last answer.
     unanswered: u32,
+    /// UDP is throttled, so that the first handshakes do not use it.
+    avoids_udp: bool,
     /// The peer does not hear this gateway, although this gateway hears the peer.
     unheard: bool,
     /// Time of the next probe of UDP, and the interval to the one after it.
@@ -137,13 +145,33 @@ impl Selector {
             TransportChoice::Only(only) => only,
         };
         let (probe, returned, cause) = Default::default();
-        let (unanswered, unheard, failures) = Default::default();
-        Selector { choice, current, cause, unanswered, unheard, probe, returned, failures }
+        let (unanswered, avoids_udp, unheard, failures) = Default::default();
+        Selector {
+            choice,
+            current,
+            cause,
+            unanswered,
+            avoids_udp,
+            unheard,
+            probe,
+            returned,
+            failures,
+        }
     }
 
     /// Returns whether the transport is selected by what passes.
     pub(super) fn is_auto(&self) -> bool {
         self.choice == TransportChoice::Auto
+    }
+
+    /// Returns whether UDP is used, and may be replaced if it is throttled.
+    pub(super) fn may_avoid_udp(&self) -> bool {
+        self.is_auto() && self.current == Transport::Udp && !self.avoids_udp
+    }
+
+    /// Notes that UDP is throttled.
+    pub(super) fn avoid_udp(&mut self) {
+        self.avoids_udp = true;
     }
 
     /// Returns whether datagrams by this transport are accepted.
@@ -158,6 +186,9 @@ impl Selector {
         let is_first = self.unanswered == 0 && !silent && !self.unheard;
         self.unanswered = self.unanswered.saturating_add(1);
         match self.choice {
+            TransportChoice::Auto if self.avoids_udp && self.unanswered <= AVOIDING => {
+                only(Transport::FakeTcp)
+            }
             TransportChoice::Auto if !is_first => &Transport::ALL,
             TransportChoice::Auto | TransportChoice::Only(_) => only(self.current),
         }
@@ -177,11 +208,13 @@ impl Selector {
     /// started the session.
     pub(super) fn handle_session(&mut self, now: Instant, transport: Transport, own: bool) {
         (self.unanswered, self.unheard) = (0, false);
+        let was_throttled = std::mem::take(&mut self.avoids_udp);
         if transport == self.current || !self.is_auto() {
             return;
         }
         self.current = transport;
         self.cause = match transport {
+            _ if was_throttled => Cause::Throttled,
             _ if !own => Cause::Peer,
             Transport::Udp => Cause::Answered,
             Transport::FakeTcp => Cause::Unanswered,
@@ -189,7 +222,9 @@ impl Selector {
         match transport {
             Transport::Udp => (self.probe, self.returned) = (None, Some(now)),
             Transport::FakeTcp => {
-                let is_soon = self.returned.is_some_and(|at| now.since(at) < STEADY);
+                // A throttle lets handshakes pass, so that a probe says little.
+                let is_soon =
+                    was_throttled || self.returned.is_some_and(|at| now.since(at) < STEADY);
                 self.failures = if is_soon { (self.failures + 1).min(MAX_BACKOFF) } else { 0 };
                 let first = if is_soon { MAX_PROBE * (1 << self.failures) } else { FIRST_PROBE };
                 self.probe = Some((now + first, first * 2));
@@ -264,6 +299,21 @@ mod tests {
         selector.handle_session(after(580), Transport::Udp, true);
         selector.handle_session(after(1_580), Transport::FakeTcp, true);
         assert_eq!(selector.poll_timeout(), Some(after(1_590)), "it had been steady");
+    }
+
+    #[test]
+    fn a_throttled_udp_is_avoided_for_minutes() {
+        let mut selector = Selector::new(TransportChoice::Auto);
+        assert!(selector.may_avoid_udp());
+        selector.avoid_udp();
+        assert!(!selector.may_avoid_udp());
+        for _ in 0..AVOIDING {
+            assert_eq!(selector.handshake(false), [Transport::FakeTcp]);
+        }
+        assert_eq!(selector.handshake(false), Transport::ALL, "the peer may not accept it");
+        selector.handle_session(START, Transport::FakeTcp, false);
+        assert_eq!((selector.current, selector.cause), (Transport::FakeTcp, Cause::Throttled));
+        assert_eq!(selector.poll_timeout(), Some(after(120)));
     }
 
     #[test]

@@ -14,11 +14,13 @@ mod config;
 mod facts;
 mod paths;
 mod reporting;
+mod throttle;
 
 use agreement::Agreement;
 use config::plan;
 use paths::Paths;
 use reporting::{Reporting, USUAL_RTT};
+use throttle::{THROTTLED, Throttle};
 
 use super::bundle::Channel;
 use super::clocks::Clocks;
@@ -30,7 +32,7 @@ use super::report::{REPORT, Report, TRIALS, emit_trials, parse_trials};
 use super::requests::Times;
 use super::section::{self, Need, Section};
 use super::sender::Sender;
-use super::session::{Received, Session, SessionConfig, WeakKey};
+use super::session::{Received, Session, SessionConfig, Tally, WeakKey};
 use super::shadow::{Outcome, TRIED};
 use super::stats::{LossReport, PeerStats};
 use super::terms::{TERMS, Terms};
@@ -55,6 +57,7 @@ pub(super) struct Peer {
     agreement: Agreement,
     /// Outcomes that trial codes would have had towards the peer, as the peer reports them.
     trials: Option<[Outcome; TRIED.len()]>,
+    throttle: Throttle,
     next_tick: Instant,
     /// Datagrams to the peer's endpoint.
     pub(super) transmits: Outbox,
@@ -99,6 +102,7 @@ impl Peer {
             reporting: Reporting::new(now),
             agreement: Agreement::new(&config),
             trials: None,
+            throttle: Throttle::default(),
             next_tick: now + TICK,
             transmits: Outbox::new(),
             handshakes: Vec::new(),
@@ -205,6 +209,7 @@ impl Peer {
     }
 
     pub(super) fn handle_own_drops(&mut self, now: Instant) {
+        self.throttle.handle_own_drops(now);
         if let Some(sender) = &mut self.sender {
             sender.handle_own_drops(now);
         }
@@ -245,7 +250,11 @@ impl Peer {
             self.handshakes.push((from, answer));
         }
         if self.session.current() != before {
+            if self.throttle.tells {
+                self.paths.selector.avoid_udp();
+            }
             self.paths.selector.handle_session(now, from.transport, is_own);
+            self.throttle.restart();
             // The first message under new keys confirms them to the responder, and each side
             // learns the other's next packet number from it.
             self.reporting.restart();
@@ -276,6 +285,7 @@ impl Peer {
             REPORT => self.take_report(now, Report::parse(body)?),
             TERMS => self.agreement.handle_terms(Terms::parse(body)?),
             TRIALS => self.trials = Some(parse_trials(body)?),
+            THROTTLED if body.is_empty() => self.handle_throttled(now),
             _ => return None,
         }
         Some(())
@@ -295,6 +305,24 @@ impl Peer {
         }
     }
 
+    /// Handles the peer's word that UDP is throttled.
+    fn handle_throttled(&mut self, now: Instant) {
+        let selector = &mut self.paths.selector;
+        if selector.may_avoid_udp() && self.throttle.handle_told(now) {
+            selector.avoid_udp();
+            self.session.start(now);
+        }
+    }
+
+    /// Compares the losses of the peer's datagrams over UDP with those of its packets.
+    fn watch_throttle(&mut self, now: Instant) {
+        if self.paths.selector.may_avoid_udp() {
+            let LossReport { covered, lost, .. } = self.receiver.stats().link;
+            let packets = Tally { sent: covered, lost };
+            self.throttle.measure(now, [self.session.datagrams, packets]);
+        }
+    }
+
     fn answer(&mut self, now: Instant, need: Need) {
         if let Some((sender, mut channel, _)) = self.sending() {
             sender.answer(now, need, &mut channel);
@@ -309,11 +337,15 @@ impl Peer {
     fn report(&mut self, now: Instant) {
         let report = self.reporting.next(now, self.sender.as_ref(), &self.receiver);
         let (session, trials) = (&mut self.session, self.receiver.measurement.trials());
+        let is_throttled = self.throttle.tells;
         self.transmits.push_with(|out| {
             session.seal(out, |message| {
                 section::emit(REPORT, message, |body| report.emit(body));
                 if let Some(trials) = &trials {
                     section::emit(TRIALS, message, |body| emit_trials(trials, body));
+                }
+                if is_throttled {
+                    section::emit(THROTTLED, message, |_| {});
                 }
             })
         });
@@ -366,6 +398,7 @@ impl Peer {
         }
         if now >= self.next_tick {
             self.receiver.tick(now);
+            self.watch_throttle(now);
             self.next_tick = now + TICK;
         }
         if let Some(need) = self.receiver.handle_timeout(now) {

@@ -18,6 +18,9 @@ struct Network {
     planes: [Plane; 2],
     /// True if datagrams of the gateway pass, by transport.
     passes: [[bool; 2]; 2],
+    /// Share of the gateway's long datagrams over UDP that a policer drops; short ones find room.
+    policed: [f64; 2],
+    rng: Rng,
     /// Datagrams of the gateway that arrived, by transport.
     arrived: [[usize; 2]; 2],
 }
@@ -31,7 +34,8 @@ impl Network {
             Plane::new(local(me), vec![config], Instant::ZERO).unwrap()
         };
         let planes = [plane(1, 2), plane(2, 1)];
-        Network { now: Instant::ZERO, planes, passes: [[true; 2]; 2], arrived: [[0; 2]; 2] }
+        let (now, passes, rng) = (Instant::ZERO, [[true; 2]; 2], Rng::from_seed(1));
+        Network { now, planes, passes, policed: [0.0; 2], rng, arrived: [[0; 2]; 2] }
     }
 
     fn exchange(&mut self) {
@@ -42,7 +46,9 @@ impl Network {
             for (to, mut datagram) in sent {
                 let transport = to.transport;
                 assert_eq!(to, source(1 - from, transport), "to where it can be heard");
-                if self.passes[from][transport as usize] {
+                let is_policed = transport == Transport::Udp && datagram.len() > 500;
+                let is_dropped = is_policed && self.rng.chance(self.policed[from]);
+                if self.passes[from][transport as usize] && !is_dropped {
                     self.arrived[from][transport as usize] += 1;
                     let source = source(from, transport);
                     self.planes[1 - from].handle_datagram(self.now, source, &mut datagram);
@@ -61,6 +67,25 @@ impl Network {
             self.planes.iter_mut().for_each(|plane| plane.handle_timeout(self.now));
         }
         self.now = end;
+    }
+
+    /// Sends packets of a host behind `from` for so many seconds, a thousand a second, of which the
+    /// network loses one in a hundred.
+    fn stream(&mut self, from: usize, seconds: u64) {
+        for n in 0..seconds * 1_000 {
+            let mut packet = vec![0; 1_000];
+            packet[28..36].copy_from_slice(&self.now.as_nanos().to_be_bytes());
+            udp_header(&mut packet);
+            if from == 1 {
+                packet[12..20].rotate_left(4);
+            }
+            self.planes[from].handle_outgoing(self.now, self.now, &mut packet.clone());
+            if n % 100 != 0 {
+                self.planes[1 - from].handle_incoming(self.now, self.now, &mut packet);
+            }
+            self.run(1);
+            self.planes.iter_mut().for_each(|plane| plane.injections().clear());
+        }
     }
 
     /// Transports of the two gateways, if datagrams of both have arrived lately.
@@ -137,4 +162,40 @@ fn a_changed_setting_takes_effect() {
     network.planes[0].change(vec![changed], network.now).unwrap();
     network.run(1_000);
     assert_eq!(network.transports(), FAKE_TCP);
+}
+
+#[test]
+fn a_throttled_udp_is_left_whichever_gateway_can_connect() {
+    for from in [0, 1] {
+        let mut network = Network::new([TransportChoice::Auto; 2]);
+        network.run(1_000);
+        network.stream(from, 30);
+        assert_eq!(network.transports(), UDP, "all passes");
+        network.policed[from] = 0.6;
+        network.stream(from, 25);
+        assert_eq!(network.transports(), FAKE_TCP, "from {from}");
+        let causes = [0, 1].map(|n: usize| {
+            network.planes[n].facts(network.now).into_values().next().unwrap().cause
+        });
+        assert_eq!(causes, [Cause::Throttled; 2]);
+        network.stream(from, 90);
+        assert_eq!(network.transports(), FAKE_TCP, "handshakes pass a throttle, and prove nothing");
+        network.policed[from] = 0.0;
+        network.run(60_000);
+        assert_eq!(network.transports(), UDP, "from {from}");
+        network.stream(from, 60);
+        assert_eq!(network.transports(), UDP, "from {from}");
+    }
+}
+
+#[test]
+fn losses_of_the_own_queue_are_no_throttle() {
+    let mut network = Network::new([TransportChoice::Auto; 2]);
+    network.run(1_000);
+    network.policed[0] = 0.6;
+    for _ in 0..30 {
+        network.planes[0].handle_own_drops(network.now);
+        network.stream(0, 1);
+    }
+    assert_eq!(network.transports(), UDP);
 }
