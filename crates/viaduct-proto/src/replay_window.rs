@@ -28,6 +28,11 @@ impl<const WORDS: usize> ReplayWindow<WORDS> {
         window
     }
 
+    /// Number after the highest one accepted.
+    pub(crate) fn next(&self) -> u64 {
+        self.next
+    }
+
     pub(crate) fn is_fresh(&self, number: u64) -> bool {
         let below = number.saturating_add((WORDS as u64 - 1) * 64) < self.next;
         let bit = self.seen[word::<WORDS>(number)] >> (number % 64) & 1;

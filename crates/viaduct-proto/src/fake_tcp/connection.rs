@@ -14,6 +14,7 @@ use std::net::SocketAddr;
 use super::segment::{self, Kind, Segment};
 use crate::repair::Outbox;
 use crate::time::{Duration, Instant};
+use crate::upgrade::ConnectionRecord;
 
 /// Maximum distance from the acknowledged number if windows are scaled: half of the window that
 /// segments state, so that late segments stay within the window.
@@ -93,6 +94,35 @@ impl Connection {
             scaled,
             reach: if scaled { WIDE } else { NARROW },
             heard_at: now,
+        }
+    }
+
+    /// State for another process; `None` while the connection is being opened.
+    pub(super) fn record(&self) -> Option<ConnectionRecord> {
+        self.is_open().then(|| ConnectionRecord {
+            local: self.local,
+            remote: self.remote,
+            numbers: [self.next, self.top, self.acked, self.heard],
+            scaled: self.scaled,
+            reach: self.reach,
+            heard_at: self.heard_at.as_nanos(),
+        })
+    }
+
+    /// Continues the connection of another process.
+    pub(super) fn restored(record: &ConnectionRecord) -> Connection {
+        let [next, top, acked, heard] = record.numbers;
+        Connection {
+            local: record.local,
+            remote: record.remote,
+            state: State::Open,
+            next,
+            top,
+            acked,
+            heard,
+            scaled: record.scaled,
+            reach: record.reach,
+            heard_at: Instant::from_nanos(record.heard_at),
         }
     }
 

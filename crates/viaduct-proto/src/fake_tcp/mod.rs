@@ -37,6 +37,7 @@ use segment::{emit, next_datagram};
 use crate::keys::{Entropy, random};
 use crate::repair::Outbox;
 use crate::time::{Duration, Instant};
+use crate::upgrade::ConnectionRecord;
 
 pub use segment::{Kind, MORE_THAN_UDP, Segment, parse};
 pub use stats::FakeTcpStats;
@@ -115,6 +116,24 @@ impl FakeTcp {
             transmits: Outbox::new(),
             stats: FakeTcpStats::default(),
         }
+    }
+
+    /// Key of the sequence numbers with which SYNs are answered, for another process.
+    pub fn isn_key(&self) -> [u64; 4] {
+        self.isn_key.0
+    }
+
+    /// Open connections, for another process.
+    pub fn records(&self) -> impl Iterator<Item = ConnectionRecord> {
+        self.connections.values().filter_map(Connection::record)
+    }
+
+    /// Continues with the connections of another process, which had this key.
+    pub fn resume(&mut self, isn_key: [u64; 4], records: &[ConnectionRecord]) {
+        self.isn_key = Key(isn_key);
+        let open = |record: &ConnectionRecord| (record.remote, Connection::restored(record));
+        self.connections = records.iter().take(MAX_CONNECTIONS).map(open).collect();
+        self.transmits.clear();
     }
 
     /// Handles a captured packet. Returns false if it is not fake TCP to this gateway. Passes each

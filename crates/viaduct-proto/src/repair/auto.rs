@@ -3,6 +3,8 @@
 //! The controller sets the rate of unrequested repairs. In addition the peer requests repairs of
 //! packets that it still misses; these repairs arrive a round trip later.
 
+mod handover;
+
 use super::allowance::Allowance;
 use super::classes::{Classifier, Repairs, Treatment};
 use super::coding::Settings;

@@ -6,6 +6,7 @@ use super::control::{self, Regime, Report};
 use super::section::Manner;
 use crate::fec::{Encoder, Fire, Seq};
 use crate::time::{Duration, Instant};
+use crate::upgrade::ControlRecord;
 use crate::wire::ip::MutableFields;
 use crate::wire::tcp_sack;
 
@@ -111,6 +112,14 @@ impl Coder {
             Coder::Auto(auto) => Some(auto.state(now)),
             Coder::Observe(observer) => Some(observer.state()),
             Coder::Fixed(_) => None,
+        }
+    }
+
+    /// State for another process, if the code adapts to the losses.
+    pub(super) fn record(&self) -> Option<ControlRecord> {
+        match self {
+            Coder::Auto(auto) => Some(auto.record()),
+            Coder::Fixed(_) | Coder::Observe(_) => None,
         }
     }
 

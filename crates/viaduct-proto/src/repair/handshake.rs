@@ -17,6 +17,7 @@ use crate::keys::{Entropy, PublicKey, Resolver, SecretKey, SharedSecret};
 const PATTERN: &str = "Noise_KK_25519_ChaChaPoly_BLAKE2s";
 
 /// Keys from a handshake, for sending and for receiving.
+#[derive(Clone, Copy)]
 pub(super) struct Keys {
     pub(super) send: [u8; 32],
     pub(super) receive: [u8; 32],

@@ -1,5 +1,7 @@
 //! Packet plane of one gateway: all its peers, and the assignment of packets to them.
 
+mod handover;
+
 use std::collections::{HashMap, HashSet};
 use std::net::SocketAddr;
 
@@ -33,6 +35,8 @@ pub struct Plane {
     remembered: HashMap<PublicKey, Clocks>,
     /// Sources of datagrams of other protocol versions, latest first.
     others: Vec<(SocketAddr, u8, Instant)>,
+    /// Another process has the sessions: handshakes are left to it.
+    is_passive: bool,
     inject: Outbox,
     stats: PlaneStats,
 }
@@ -57,6 +61,9 @@ pub enum PeersError {
     /// A peer that cannot be created.
     #[error("peer {0}: {1}")]
     Peer(String, PeerError),
+    /// Record of a peer that does not exist.
+    #[error("a record of the peer with the key {0}, which is not in the config")]
+    Foreign(String),
 }
 
 impl Plane {
@@ -69,6 +76,7 @@ impl Plane {
             hints: HashMap::new(),
             remembered: HashMap::new(),
             others: Vec::new(),
+            is_passive: false,
             inject: Outbox::new(),
             stats: PlaneStats::default(),
         };
@@ -107,7 +115,7 @@ impl Plane {
             Some(peer)
         };
         self.peers = next.into_iter().filter_map(peer).collect();
-        self.slots = self.peers.iter().enumerate().map(|(at, peer)| (peer.slot, at)).collect();
+        self.enter_slots();
         self.hints = self
             .peers
             .iter()
@@ -116,6 +124,10 @@ impl Plane {
             .collect();
         self.recall();
         Ok(())
+    }
+
+    fn enter_slots(&mut self) {
+        self.slots = self.peers.iter().enumerate().map(|(at, peer)| (peer.slot, at)).collect();
     }
 
     /// Clocks of present and former peers, to be kept over a restart.
@@ -188,6 +200,9 @@ impl Plane {
     ) -> bool {
         let from = from.into();
         let peer = match Datagram::parse(datagram) {
+            Some(Datagram::Initiation { .. } | Datagram::Response { .. }) if self.is_passive => {
+                return false;
+            }
             Some(Datagram::Transport { receiver, .. } | Datagram::Response { receiver, .. }) => {
                 self.slots.get(&(receiver as u16)).map(|&at| &mut self.peers[at])
             }

@@ -42,6 +42,12 @@ impl ReorderingWindow {
         ReorderingWindow { share, since: now, bursts: 0, hasty: 0, last: None, tcp: 0, all: 0 }
     }
 
+    /// Continues with the share of another process, and its totals of bursts by length.
+    pub(super) fn resume(&mut self, share: f64, bursts: Option<[u64; 16]>) {
+        self.share = share.clamp(SHARES[0], SHARES[1]);
+        self.bursts = bursts.map_or(0, |bursts| bursts.iter().sum());
+    }
+
     pub(super) fn count(&mut self, is_tcp: bool) {
         self.all += 1;
         self.tcp += u64::from(is_tcp);

@@ -15,7 +15,27 @@ pub(super) struct Sealer {
 
 impl Sealer {
     pub(super) fn new(key: &[u8; 32], receiver: u32) -> Self {
-        Sealer { key: aead(key), receiver, counter: 0 }
+        Sealer::at(key, receiver, 0)
+    }
+
+    /// Creates a sealer whose next message has this counter, which must not have been used.
+    pub(super) fn at(key: &[u8; 32], receiver: u32, counter: u64) -> Self {
+        Sealer { key: aead(key), receiver, counter }
+    }
+
+    /// Index of the session at the peer.
+    pub(super) fn receiver(&self) -> u32 {
+        self.receiver
+    }
+
+    /// Counter of the next message.
+    pub(super) fn counter(&self) -> u64 {
+        self.counter
+    }
+
+    /// Leaves out `count` counters.
+    pub(super) fn skip(&mut self, count: u64) {
+        self.counter = self.counter.saturating_add(count);
     }
 
     /// Appends a datagram to `out`; `write` appends its message.
@@ -53,6 +73,17 @@ pub(super) struct Opener {
 impl Opener {
     pub(super) fn new(key: &[u8; 32]) -> Self {
         Opener { key: aead(key), window: ReplayWindow::default() }
+    }
+
+    /// Creates an opener that refuses all counters below `received`.
+    pub(super) fn after(key: &[u8; 32], received: u64) -> Self {
+        let window = received.checked_sub(1).map(ReplayWindow::after).unwrap_or_default();
+        Opener { key: aead(key), window }
+    }
+
+    /// Counter after the highest one received.
+    pub(super) fn received(&self) -> u64 {
+        self.window.next()
     }
 
     /// Opens a whole transport datagram in place and returns its message.

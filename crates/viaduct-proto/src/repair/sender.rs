@@ -16,6 +16,7 @@ use super::section::{
 use super::stats::SenderStats;
 use crate::fec::Repair;
 use crate::time::{Duration, Instant};
+use crate::upgrade::ControlRecord;
 use crate::wire::ip;
 
 pub(super) struct Sender {
@@ -97,12 +98,36 @@ impl Sender {
 
     /// Changes the code; repairs that the old code still holds are sent at once.
     pub(super) fn change(&mut self, now: Instant, plan: Plan, channel: &mut Channel<'_>) {
+        self.flush_all(now, channel);
+        let stats = self.stats;
+        *self = Sender { stats, ..Sender::new(plan) };
+    }
+
+    fn flush_all(&mut self, now: Instant, channel: &mut Channel<'_>) {
         for stage in 0..self.coder.stages() {
             self.flush(now, stage, channel);
         }
         self.name(channel);
-        let stats = self.stats;
-        *self = Sender { stats, ..Sender::new(plan) };
+    }
+
+    /// Sends all that the peer may need, before another process continues.
+    pub(super) fn finish(&mut self, now: Instant, channel: &mut Channel<'_>) {
+        self.flush_all(now, channel);
+        let Sender { coder: Coder::Auto(auto), names, bundle, stats, .. } = self else { return };
+        auto.finish(now, &mut frame(names, bundle, stats, channel));
+        stats.repair_bytes += bundle.send(channel) as u64;
+    }
+
+    /// Continues the work of another process, by a new encoder.
+    pub(super) fn resume(&mut self, now: Instant, plan: Plan, record: Option<&ControlRecord>) {
+        let new = Sender { stats: self.stats, ..Sender::new(plan) };
+        let passive = std::mem::replace(self, new).coder;
+        if let (Coder::Auto(auto), Coder::Auto(passive)) = (&mut self.coder, passive) {
+            auto.resume(now, *passive, record);
+        }
+        if let Some(pace) = self.coder.pace() {
+            self.names.spread(pace);
+        }
     }
 
     /// Counts `missed` packets that the tap did not see.

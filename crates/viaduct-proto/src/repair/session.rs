@@ -14,6 +14,8 @@
 //! kept across restarts ([`Clocks`]): a recorded initiation is still refused after a restart, and a
 //! site whose clock was set back can still connect.
 
+mod handover;
+
 use super::clocks::Clocks;
 use super::handshake::{Identities, Initiation, Keys};
 use super::seal::{Opener, Refusal, Sealer};
@@ -137,6 +139,7 @@ struct Live {
     opener: Opener,
     /// Counter after the highest one that has arrived.
     next: u64,
+    keys: Keys,
 }
 
 impl Session {
@@ -351,6 +354,7 @@ impl Session {
             sealer: Sealer::new(&keys.send, peer_index),
             opener: Opener::new(&keys.receive),
             next: 0,
+            keys: *keys,
         };
         // The peer uses only the answer to its latest initiation over a transport: earlier
         // unconfirmed sessions must not evict working ones.

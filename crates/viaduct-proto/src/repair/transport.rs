@@ -13,10 +13,13 @@
 use std::fmt;
 use std::net::SocketAddr;
 
+use serde::{Deserialize, Serialize};
+
 use crate::time::{Duration, Instant};
 
 /// Transport of datagrams between gateways.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
 pub enum Transport {
     /// UDP.
     #[default]
@@ -79,7 +82,8 @@ pub enum TransportChoice {
 }
 
 /// Reason why the present transport is used.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
 pub enum Cause {
     /// The config says so, or nothing else was tried.
     #[default]
@@ -230,6 +234,18 @@ impl Selector {
                 self.probe = Some((now + first, first * 2));
             }
         }
+    }
+
+    /// Continues with the transport of an earlier process.
+    pub(super) fn resume(&mut self, now: Instant, transport: Transport, cause: Cause) {
+        if !self.is_auto() {
+            return;
+        }
+        (self.current, self.cause) = (transport, cause);
+        self.probe = match transport {
+            Transport::Udp => None,
+            Transport::FakeTcp => Some((now + FIRST_PROBE, FIRST_PROBE * 2)),
+        };
     }
 
     /// Time of the next probe of UDP.

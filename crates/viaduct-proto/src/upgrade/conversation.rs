@@ -1,6 +1,7 @@
 //! Order of the messages, for both processes.
 
 use super::FORMAT;
+use super::gateway::{ConnectionRecord, CutRecord, GatewayRecord, PeerRecord};
 use super::record::{FlowRecord, Message, RecordError, ServiceRecord};
 
 /// Errors that end an upgrade. The old process goes on.
@@ -56,7 +57,7 @@ enum GiverStage {
 pub enum GiverStep {
     /// Send the service.
     SendService,
-    /// Accept no more, and send the flows and the end.
+    /// Accept or send no more; send the flows, or the peers, and the end.
     SendFlows,
     /// Drop the copies of all that was sent, and drain the rest.
     Release,
@@ -120,8 +121,16 @@ enum TakerStage {
 pub enum TakerStep {
     /// Prepare the service, and send `Ready`.
     Prepare(ServiceRecord),
+    /// Prepare the gateway, and send `Ready`.
+    PrepareGateway(GatewayRecord),
     /// Keep these flows of a worker; do not touch them yet.
     Keep(u32, Vec<FlowRecord>),
+    /// Keep this peer, or its newest state.
+    KeepPeer(Box<PeerRecord>),
+    /// Keep these connections.
+    KeepConnections(Vec<ConnectionRecord>),
+    /// Note where the old process has stopped.
+    KeepCut(CutRecord),
     /// Send `Taken`, and serve.
     Serve,
 }
@@ -143,6 +152,13 @@ impl Taker {
                 self.stage = TakerStage::Taking;
                 Ok(TakerStep::Prepare(service))
             }
+            (TakerStage::Waiting, Message::Gateway(gateway)) => {
+                self.stage = TakerStage::Taking;
+                Ok(TakerStep::PrepareGateway(gateway))
+            }
+            (TakerStage::Taking, Message::Peer(peer)) => Ok(TakerStep::KeepPeer(peer)),
+            (TakerStage::Taking, Message::Connections(all)) => Ok(TakerStep::KeepConnections(all)),
+            (TakerStage::Taking, Message::Cut(cut)) => Ok(TakerStep::KeepCut(cut)),
             (TakerStage::Taking, Message::Flows { worker, flows }) => {
                 Ok(TakerStep::Keep(worker, flows))
             }
@@ -197,8 +213,8 @@ mod tests {
             } else if !to_taker.is_empty() {
                 match taker.handle_message(to_taker.remove(0)).unwrap() {
                     TakerStep::Prepare(_) => to_giver.push(Message::Ready),
-                    TakerStep::Keep(..) => {}
                     TakerStep::Serve => to_giver.push(Message::Taken),
+                    _ => {}
                 }
             }
         }

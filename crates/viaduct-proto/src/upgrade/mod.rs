@@ -18,14 +18,22 @@
 //! old process is killed before `End`, the new one ends, and no more is lost than by that kill
 //! alone; after `End` the new one has everything and serves.
 //!
+//! A gateway sends `Gateway` in place of `Service`, and its peers' sessions in place of `Flows`;
+//! `gateway` has the order.
+//!
 //! A message is a record of JSON, with the descriptors that it names beside it. Records have a
 //! format number: a program that does not read the old process's format refuses before anything is
 //! changed.
 
 mod conversation;
+mod gateway;
 mod record;
 
 pub use conversation::{Giver, GiverStep, Taker, TakerStep, UpgradeError};
+pub use gateway::{
+    ConnectionRecord, ControlRecord, CutRecord, GatewayRecord, LiveRecord, LossesRecord,
+    MAX_CONNECTIONS, MAX_COUNTS, Millionths, PeerRecord, SessionKey, SessionRecord,
+};
 pub use record::{
     AccountRecord, DirectionRecord, EarlyRecord, EndRecord, FlowRecord, FlowState, ListenRecord,
     Message, RecordError, ServiceRecord, SynRecord,

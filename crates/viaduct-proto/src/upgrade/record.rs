@@ -4,6 +4,7 @@ use std::net::SocketAddr;
 
 use serde::{Deserialize, Serialize};
 
+use super::gateway::{ConnectionRecord, CutRecord, GatewayRecord, MAX_CONNECTIONS, PeerRecord};
 use super::{FORMAT, MAX_DESCRIPTORS, MAX_MESSAGE, MAX_PREFACE};
 
 /// Maximum number of workers, and of listeners of each.
@@ -24,8 +25,10 @@ pub enum Message {
         /// Newest format that it reads.
         newest: u32,
     },
-    /// Old process: the service.
+    /// Old process: the service, if it is a proxy.
     Service(ServiceRecord),
+    /// Old process: the service, if it is a gateway.
+    Gateway(GatewayRecord),
     /// New process: all that can fail has succeeded.
     Ready,
     /// Old process: some flows.
@@ -35,7 +38,13 @@ pub enum Message {
         /// The flows.
         flows: Vec<FlowRecord>,
     },
-    /// Old process: no more flows follow.
+    /// Old process: a peer of a gateway.
+    Peer(Box<PeerRecord>),
+    /// Old process: some connections of fake TCP.
+    Connections(Vec<ConnectionRecord>),
+    /// Old process: it has stopped to encode.
+    Cut(CutRecord),
+    /// Old process: no more records follow.
     End,
     /// New process: it serves.
     Taken,
@@ -248,16 +257,13 @@ impl Message {
     pub fn descriptors(&self) -> usize {
         match self {
             Message::Service(service) => service.descriptors(),
+            Message::Gateway(gateway) => gateway.descriptors(),
             Message::Flows { flows, .. } => flows.iter().map(FlowRecord::descriptors).sum(),
             _ => 0,
         }
     }
 
     fn check(&self) -> Result<(), RecordError> {
-        let range = |what, is_right: bool| match is_right {
-            true => Ok(()),
-            false => Err(RecordError::Range(what)),
-        };
         match self {
             Message::Hello { version, .. } => range("version", is_short(version))?,
             Message::Refused { reason } => range("reason", is_short(reason))?,
@@ -267,7 +273,10 @@ impl Message {
                 range("locks", service.locks.iter().all(|lock| is_short(lock)))?;
             }
             Message::Flows { flows, .. } => flows.iter().try_for_each(FlowRecord::check)?,
-            Message::Ready | Message::End | Message::Taken => {}
+            Message::Gateway(gateway) => gateway.check()?,
+            Message::Peer(peer) => peer.check()?,
+            Message::Connections(all) => range("connections", all.len() <= MAX_CONNECTIONS)?,
+            Message::Cut(_) | Message::Ready | Message::End | Message::Taken => {}
         }
         range("descriptors", self.descriptors() <= MAX_DESCRIPTORS)
     }
@@ -319,8 +328,13 @@ impl FlowRecord {
     }
 }
 
-fn is_short(text: &str) -> bool {
+pub(super) fn is_short(text: &str) -> bool {
     text.len() <= MAX_TEXT
+}
+
+/// Error about `what` unless `is_right`.
+pub(super) fn range(what: &'static str, is_right: bool) -> Result<(), RecordError> {
+    if is_right { Ok(()) } else { Err(RecordError::Range(what)) }
 }
 
 #[cfg(test)]

@@ -4,6 +4,7 @@ use std::collections::VecDeque;
 
 use super::overhead::Rates;
 use crate::time::{Duration, Instant};
+use crate::upgrade::MAX_COUNTS as MAX_RECORDED;
 
 /// Longest burst of each bucket but the last.
 const BOUNDS: [u64; BUCKETS - 1] = [1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 256];
@@ -84,6 +85,19 @@ impl Bursts {
             self.counts.pop_front();
         }
         self.counts.push_back((now, counts));
+    }
+
+    /// Some of the counts, the first and the last among them, for another process.
+    pub(super) fn thinned(&self) -> impl Iterator<Item = (Instant, Counts)> {
+        let last = self.counts.len().saturating_sub(1);
+        let step = self.counts.len().div_ceil(MAX_RECORDED - 1).max(1);
+        let is_kept = move |at: usize| at.is_multiple_of(step) || at == last;
+        self.counts.iter().enumerate().filter(move |(at, _)| is_kept(*at)).map(|(_, of)| *of)
+    }
+
+    /// Continues with the counts of another process.
+    pub(super) fn resume(&mut self, counts: impl Iterator<Item = (Instant, Counts)>) {
+        self.counts = counts.collect();
     }
 
     /// Returns whether the last ten seconds had enough bursts to give a rate.

@@ -42,6 +42,12 @@ pub struct Losses {
 }
 
 impl Losses {
+    /// Continues with the totals of another process.
+    pub(in crate::repair) fn resume(&mut self, counts: Counts, congested: u64) {
+        // A burst that was counted last must not be corrected in other counts.
+        (self.counts, self.congested, self.run) = (counts, congested, None);
+    }
+
     /// Counts packets whose fate has become known.
     pub fn known(&mut self, now: Instant, packets: u64) {
         if self.waiting.is_empty() {

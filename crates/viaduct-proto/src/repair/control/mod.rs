@@ -16,6 +16,7 @@
 //! the rate by its outcomes, and `Room` reduces the rate while a queue drops packets.
 
 pub mod bursts;
+mod handover;
 pub mod histogram;
 pub mod losses;
 pub mod offered;

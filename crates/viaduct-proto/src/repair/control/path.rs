@@ -115,6 +115,12 @@ impl Path {
         }
     }
 
+    /// Continues with the totals of another process.
+    pub(in crate::repair) fn resume(&mut self, report: &Report) {
+        self.losses.resume(report.random, report.congested);
+        self.visible = report.visible;
+    }
+
     /// Report to the peer.
     pub fn report(&self) -> Report {
         Report {

@@ -42,6 +42,17 @@ impl Recurrence {
         was_onset && self.onset.is_none()
     }
 
+    /// Times of the latest losses, latest first.
+    pub(super) fn lost(&self) -> impl Iterator<Item = Instant> {
+        self.lost.iter().flatten().copied()
+    }
+
+    /// Continues with the losses of another process.
+    pub(super) fn resume(&mut self, lost: impl Iterator<Item = Instant>) {
+        self.lost = Default::default();
+        self.lost.iter_mut().zip(lost).for_each(|(place, at)| *place = Some(at));
+    }
+
     pub(super) fn has_losses(&self) -> bool {
         self.lost[0].is_some()
     }

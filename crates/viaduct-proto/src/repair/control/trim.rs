@@ -17,7 +17,7 @@ const SETTLES: Duration = Duration::from_secs(2);
 /// Factor of the computed overhead.
 #[derive(Debug)]
 pub(super) struct Trim {
-    factor: f64,
+    pub(super) factor: f64,
     /// Time at which the outcomes were last evaluated, and the count of visible losses then.
     looked: Instant,
     visible: u64,
@@ -29,6 +29,12 @@ impl Trim {
     /// Creates a correction that changes nothing yet.
     pub(super) fn new(now: Instant) -> Self {
         Trim { factor: 1.0, looked: now, visible: 0, seen: None }
+    }
+
+    /// Continues with the factor of another process.
+    pub(super) fn resume(&mut self, now: Instant, factor: f64, visible: u64) {
+        let factor = factor.clamp(TRIM[0], TRIM[1]);
+        *self = Trim { factor, looked: now, visible, seen: Some(now) };
     }
 
     /// Raises the correction if flows see losses much more often than at the rate `target`, per

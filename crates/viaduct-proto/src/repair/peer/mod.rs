@@ -12,6 +12,7 @@
 mod agreement;
 mod config;
 mod facts;
+mod handover;
 mod paths;
 mod reporting;
 mod throttle;

@@ -7,6 +7,7 @@ use crate::repair::report::Report;
 use crate::repair::session::SILENCE;
 use crate::repair::transport::{Endpoint, Selector, Transport};
 use crate::time::{Duration, Instant};
+use crate::upgrade::PeerRecord;
 
 /// Time without an authentic message after which other transports are tried.
 const AUTO_SILENCE: Duration = Duration::from_secs(2);
@@ -43,6 +44,18 @@ impl Paths {
             self.endpoint = endpoint(self.addresses[current as usize], current);
         }
         is_other
+    }
+
+    /// Addresses, for another process.
+    pub(super) fn addresses(&self) -> [Option<SocketAddr>; Transport::ALL.len()] {
+        self.addresses
+    }
+
+    /// Continues with the paths of another process.
+    pub(super) fn resume(&mut self, now: Instant, record: &PeerRecord) {
+        self.endpoint = record.endpoint.map(|(transport, address)| Endpoint { transport, address });
+        self.addresses = record.addresses;
+        self.selector.resume(now, record.transport, record.cause);
     }
 
     /// Bytes of the outer headers of messages.

@@ -40,6 +40,7 @@ use needs::Needs;
 use repairs::Repairs;
 
 use super::align::{Arrival, Named};
+use super::control::Report;
 use super::identity::{Identity, IdentityKey};
 use super::ledger::State;
 use super::outbox::Outbox;
@@ -139,6 +140,20 @@ impl Receiver {
     pub(super) fn told(&mut self, next: Seq) {
         self.told = next;
         self.blindness.told(next);
+    }
+
+    /// Number of the peer's next packet, as far as it is known; 0 if it is not.
+    pub(super) fn heard(&self) -> Seq {
+        self.told.max(self.known.ledger.next())
+    }
+
+    /// Continues the work of another process, which has heard the packets before number `heard`
+    /// and has sent `report`. Packets that arrived before this receiver started count as seen.
+    pub(super) fn resume(&mut self, heard: Seq, report: &Report) {
+        if heard > 0 {
+            self.told(heard);
+        }
+        self.measurement.path.resume(report);
     }
 
     /// Counts a message that was decrypted but did not parse.

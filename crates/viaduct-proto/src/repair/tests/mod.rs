@@ -2,6 +2,7 @@
 
 mod auto;
 mod change;
+mod handover;
 mod handshake;
 mod recovery;
 mod state;
@@ -26,6 +27,8 @@ struct World {
     now: Instant,
     a: Plane,
     b: Plane,
+    /// Plane that is to continue B's work, and hears the same.
+    successor: Option<Plane>,
     rng: Rng,
     /// Packets that reached hosts at B, by their bytes, with their number of arrivals.
     delivered: HashMap<Vec<u8>, usize>,
@@ -89,6 +92,7 @@ impl World {
             now: Instant::ZERO,
             a: plane(1, 2),
             b: plane(2, 1),
+            successor: None,
             rng: Rng::from_seed(42),
             delivered: HashMap::new(),
             overheard: Vec::new(),
@@ -129,6 +133,9 @@ impl World {
     fn arrive(&mut self, packet: &[u8]) {
         *self.delivered.entry(packet.to_vec()).or_default() += 1;
         self.b.handle_incoming(self.now, self.now, &mut packet.to_vec());
+        if let Some(successor) = &mut self.successor {
+            successor.handle_incoming(self.now, self.now, &mut packet.to_vec());
+        }
     }
 
     /// Carries the gateways' datagrams; those from A are lost if `lose` says so.
@@ -144,6 +151,9 @@ impl World {
             for mut datagram in from_a {
                 self.overheard.push(datagram.clone());
                 if !lose(&mut self.rng, &datagram) {
+                    if let Some(successor) = &mut self.successor {
+                        successor.handle_datagram(self.now, endpoint(1), &mut datagram.clone());
+                    }
                     self.b.handle_datagram(self.now, endpoint(1), &mut datagram);
                 }
             }
@@ -168,6 +178,11 @@ impl World {
             }
             self.a.handle_timeout(self.now);
             self.b.handle_timeout(self.now);
+            if let Some(successor) = &mut self.successor {
+                successor.handle_timeout(self.now);
+                successor.clear_transmits();
+                successor.injections().clear();
+            }
         }
         self.now = end;
     }

@@ -1,0 +1,54 @@
+//! Handover of the plane's peers to another process.
+//!
+//! ```text
+//!   old plane: records() ─────────────▶ new plane, passive: resume(records)
+//!     goes on                             opens and decodes all messages too; what it would send
+//!                                         or inject is dropped by its shell
+//!     finish(), records() ────────────▶ resume(records), and no longer passive
+//!     reclaim(), if the new one fails
+//! ```
+
+use super::{Peer, PeersError, Plane};
+use crate::time::Instant;
+use crate::upgrade::PeerRecord;
+
+impl Plane {
+    /// Sets whether another process has the sessions. If so, this plane only hears, and its shell
+    /// drops what it sends and injects.
+    pub fn set_passive(&mut self, is_passive: bool) {
+        self.is_passive = is_passive;
+    }
+
+    /// Sends the last repairs of this process: another one continues.
+    pub fn finish(&mut self, now: Instant) {
+        self.peers.iter_mut().for_each(|peer| peer.finish(now));
+    }
+
+    /// State of all peers, for another process.
+    pub fn records(&self) -> Vec<PeerRecord> {
+        self.peers.iter().map(Peer::record).collect()
+    }
+
+    /// Continues with the state of another process. What this plane has heard meanwhile is kept.
+    ///
+    /// # Errors
+    /// A record is of a peer that is not in the config.
+    pub fn resume(&mut self, now: Instant, records: &[PeerRecord]) -> Result<(), PeersError> {
+        for record in records {
+            let is_meant = |peer: &&mut Peer| peer.config.key.to_string() == record.key;
+            let Some(peer) = self.peers.iter_mut().find(is_meant) else {
+                return Err(PeersError::Foreign(record.key.clone()));
+            };
+            let name = peer.config.name.clone();
+            peer.resume(now, record).map_err(|error| PeersError::Peer(name, error))?;
+        }
+        self.enter_slots();
+        self.inject.clear();
+        Ok(())
+    }
+
+    /// Goes on after another process has failed to continue.
+    pub fn reclaim(&mut self) {
+        self.peers.iter_mut().for_each(|peer| peer.session.skip_counters());
+    }
+}

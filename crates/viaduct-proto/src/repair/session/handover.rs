@@ -1,0 +1,93 @@
+//! Handover of sessions to another process, which sends and receives in this one's place.
+//!
+//! The keys go along. The next counters do too, and only one process sends at a time, so no
+//! counter is used twice. A process that resumes after a failed handover skips [`SKIPPED`]
+//! counters.
+
+use super::super::seal::{Opener, Sealer};
+use super::{Live, Session};
+use crate::repair::handshake::Keys;
+use crate::time::Instant;
+use crate::upgrade::{LiveRecord, SessionKey, SessionRecord};
+
+/// Counters skipped after a failed handover: more than the other process can have used.
+const SKIPPED: u64 = 1 << 32;
+
+impl Session {
+    /// State for another process.
+    pub(in crate::repair) fn record(&self) -> SessionRecord {
+        SessionRecord {
+            live: self.live.iter().map(Live::record).collect(),
+            clock_heard: self.clocks.heard,
+            clock_sent: self.clocks.sent,
+            heard_at: self.is_known.then(|| self.last_heard.as_nanos()),
+            handshake_at: self.last_handshake.map(Instant::as_nanos),
+            is_retrying: self.is_retrying,
+        }
+    }
+
+    /// Continues the sessions of another process. Counters received by this process meanwhile stay
+    /// refused.
+    pub(in crate::repair) fn resume(&mut self, now: Instant, slot: u16, record: &SessionRecord) {
+        let mut old = std::mem::take(&mut self.live);
+        let live = record.live.iter().map(|record| {
+            let at = old.iter().position(|live| live.index == record.indices[0]);
+            Live::restored(record, at.map(|at| old.swap_remove(at)))
+        });
+        self.live = live.collect();
+        self.slot = slot;
+        self.clocks.heard = self.clocks.heard.max(record.clock_heard);
+        self.clocks.sent = self.clocks.sent.max(record.clock_sent);
+        if let Some(at) = record.heard_at {
+            (self.is_known, self.last_heard) = (true, self.last_heard.max(Instant::from_nanos(at)));
+        }
+        self.last_handshake = record.handshake_at.map(Instant::from_nanos);
+        self.pending.fill_with(|| None);
+        (self.is_retrying, self.silent) = (false, false);
+        self.schedule(now);
+        if record.is_retrying {
+            // Answers to the initiations of the other process cannot be used here.
+            self.start(now);
+        }
+    }
+
+    /// Goes on after a failed handover.
+    pub(in crate::repair) fn skip_counters(&mut self) {
+        self.live.iter_mut().for_each(|live| live.sealer.skip(SKIPPED));
+    }
+}
+
+impl Live {
+    fn record(&self) -> LiveRecord {
+        LiveRecord {
+            indices: [self.index, self.sealer.receiver()],
+            transport: self.transport,
+            born: self.born.as_nanos(),
+            initiator: self.initiator,
+            confirmed: self.confirmed,
+            keys: [SessionKey(self.keys.send), SessionKey(self.keys.receive)],
+            counter: self.sealer.counter(),
+            received: self.opener.received(),
+        }
+    }
+
+    /// Session of `record`; `known` is the same session, if this process has opened its messages.
+    fn restored(record: &LiveRecord, known: Option<Live>) -> Live {
+        let [SessionKey(send), SessionKey(receive)] = record.keys;
+        let [index, peer_index] = record.indices;
+        let known = known.filter(|live| live.keys.receive == receive);
+        let sealer = Sealer::at(&send, peer_index, record.counter);
+        Live {
+            index,
+            transport: record.transport,
+            born: Instant::from_nanos(record.born),
+            initiator: record.initiator,
+            confirmed: record.confirmed || known.as_ref().is_some_and(|live| live.confirmed),
+            sealer,
+            next: known.as_ref().map_or(record.received, |live| live.next),
+            opener: known
+                .map_or_else(|| Opener::after(&receive, record.received), |live| live.opener),
+            keys: Keys { send, receive },
+        }
+    }
+}
