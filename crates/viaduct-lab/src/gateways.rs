@@ -83,6 +83,9 @@ pub struct Gateway {
 /// Status of a gateway.
 #[derive(Clone, Debug, Deserialize)]
 pub struct GatewayStatus {
+    /// Process ID.
+    #[serde(default)]
+    pub pid: u32,
     /// State of each peer.
     #[serde(default)]
     pub peers: Vec<PeerState>,

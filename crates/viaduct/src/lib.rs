@@ -17,6 +17,7 @@ mod dash;
 mod dead_after;
 mod engine;
 mod gateway;
+mod handover;
 mod key;
 #[cfg(not(feature = "lab"))]
 mod lab_program;
@@ -77,6 +78,9 @@ enum Command {
         /// Check the config, print its meaning, and change nothing
         #[arg(long)]
         check: bool,
+        /// Descriptor of the connection to the process that this one replaces (viaduct upgrade)
+        #[arg(long, hide = true)]
+        takeover: Option<std::os::fd::RawFd>,
     },
     /// Write the first config of a site's gateway: ask, or take flags; print the other site's
     /// command
@@ -137,8 +141,8 @@ enum Command {
         #[command(flatten)]
         args: dash::DashArgs,
     },
-    /// Let a proxy continue in a process of the installed version: no connection is refused or
-    /// reset
+    /// Let a proxy or a gateway continue in a process of the installed version: no connection is
+    /// refused or reset, and packets stay protected
     Upgrade {
         #[command(flatten)]
         args: upgrade::UpgradeArgs,
@@ -223,9 +227,9 @@ fn execute(line: CommandLine, registry: Registry) -> Result<ExitCode> {
     let log = || log(line.log_json);
     match line.command {
         Command::Gateway { config, check: true, .. } => gateway::check(&config, &registry)?,
-        Command::Gateway { config, .. } => {
+        Command::Gateway { config, takeover, .. } => {
             log();
-            gateway::run(&config, registry)?;
+            gateway::run(&config, registry, takeover)?;
         }
         Command::Setup { args } => setup::run(&args)?,
         Command::Proxy { options } => {

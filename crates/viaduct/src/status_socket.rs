@@ -100,6 +100,8 @@ pub fn beside<L>(
     let bound = bind(&temporary);
     let listener =
         bound.with_context(|| format!("cannot open the socket {}", temporary.display()))?;
+    fs::set_permissions(&temporary, fs::Permissions::from_mode(SOCKET_MODE))
+        .with_context(|| format!("cannot set the mode of {}", temporary.display()))?;
     Ok((listener, Unpublished { temporary: Name::of(&temporary), path: path.to_owned() }))
 }
 

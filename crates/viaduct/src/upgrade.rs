@@ -1,7 +1,8 @@
-//! `viaduct upgrade`: asks a running proxy to continue in a process of the installed version.
+//! `viaduct upgrade`: asks a running proxy or gateway to continue in a process of the installed
+//! version.
 //!
 //! ```text
-//!   upgrade ── request ──▶ NAME.upgrade ──▶ engine::upgrade in the proxy: starts the new process
+//!   upgrade ── request ──▶ NAME.upgrade ──▶ handover in the service: starts the new process
 //! ```
 
 use std::io::ErrorKind;
@@ -10,7 +11,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context as _, Result, anyhow, bail};
 use viaduct_sys::socket::seqpacket;
 
-use crate::engine::upgrade::{Reply, Report, Request};
+use crate::handover::{Reply, Report, Request};
 use crate::status::ServiceSelector;
 
 /// Maximum length of a reply in bytes.
@@ -21,7 +22,7 @@ const MAX_REPLY: usize = 64 << 10;
 pub struct UpgradeArgs {
     #[command(flatten)]
     selector: ServiceSelector,
-    /// Program to continue in [default: the file from which the proxy was started]
+    /// Program to continue in [default: the file from which the service was started]
     #[arg(long, value_name = "FILE")]
     program: Option<PathBuf>,
     /// Print the result as one JSON object
@@ -29,18 +30,22 @@ pub struct UpgradeArgs {
     json: bool,
 }
 
-/// Upgrades the selected proxy, and prints the result.
+/// Upgrades the selected service, and prints the result.
 pub fn run(args: &UpgradeArgs) -> Result<()> {
     let status = args.selector.only(|path| path.with_extension("upgrade").exists())?;
     let name = status.file_stem().map(|name| name.to_string_lossy().into_owned());
-    // The proxy may have another working directory.
+    // The service may have another working directory.
     let program = args.program.as_ref().map(|path| {
         path.canonicalize().with_context(|| format!("program: cannot find {}", path.display()))
     });
     let request = Request { program: program.transpose()? };
     match ask(&status.with_extension("upgrade"), &request)? {
         Reply::Upgraded(report) if args.json => println!("{}", serde_json::to_string(&report)?),
-        Reply::Upgraded(Report { old, new, flows }) => println!(
+        Reply::Upgraded(Report { old, new, peers, .. }) if peers > 0 => println!(
+            "{}: process {new} continues the sessions with {peers} peers; process {old} has ended",
+            name.unwrap_or_default()
+        ),
+        Reply::Upgraded(Report { old, new, flows, .. }) => println!(
             "{}: process {new} continues with {flows} flows; process {old} ends after its last",
             name.unwrap_or_default()
         ),
@@ -54,22 +59,22 @@ fn ask(socket: &Path, request: &Request) -> Result<Reply> {
     let path = socket.to_str().with_context(|| format!("{at}: not a valid path"))?;
     let connection = seqpacket::connect(path).map_err(|error| match error.kind() {
         ErrorKind::NotFound => anyhow!(
-            "there is no {at}: only a proxy can be upgraded, without on-demand, and of a version \
-             that has this command; restart the service"
+            "there is no {at}: only a gateway can be upgraded, or a proxy without on-demand, of a \
+             version that has this command; restart the service"
         ),
         ErrorKind::ConnectionRefused => {
-            anyhow!("no proxy answers at {at}: the proxy that made it was killed")
+            anyhow!("no service answers at {at}: the one that made it was killed")
         }
         ErrorKind::PermissionDenied => {
-            anyhow!("{at}: only root and the proxy's user may upgrade it")
+            anyhow!("{at}: only root and the service's user may upgrade it")
         }
-        _ => anyhow!("no proxy answers at {at}: {error}"),
+        _ => anyhow!("no service answers at {at}: {error}"),
     })?;
     seqpacket::send(&connection, &serde_json::to_vec(request)?, None)?;
     let mut bytes = vec![0; MAX_REPLY];
     let (length, _) = seqpacket::receive(&connection, &mut bytes)?;
     if length == 0 {
-        bail!("the proxy has ended");
+        bail!("the service has ended");
     }
-    serde_json::from_slice(&bytes[..length]).context("the proxy may be of another version")
+    serde_json::from_slice(&bytes[..length]).context("the service may be of another version")
 }

@@ -64,7 +64,6 @@ impl Tun {
     /// addresses, with non-blocking reads and writes. Needs CAP_NET_ADMIN in that namespace.
     pub fn create(name: &str) -> Result<Tun, TunError> {
         let failed = |step| move |source| TunError::Kernel { name: name.to_owned(), step, source };
-        let interface = Interface::new(name)?;
         let flags = OFlags::RDWR | OFlags::NONBLOCK | OFlags::CLOEXEC;
         let fd = rustix::fs::open("/dev/net/tun", flags, Mode::empty())
             .map_err(io::Error::from)
@@ -74,6 +73,17 @@ impl Tun {
         request
             .call(fd.as_fd(), libc::TUNSETIFF)
             .map_err(failed("make it (requires root or CAP_NET_ADMIN, and a free name)"))?;
+        Tun::inherited(fd, name)
+    }
+
+    /// Uses the interface `name` of another process, which has sent its descriptor. The interface
+    /// exists until both have dropped it.
+    ///
+    /// # Errors
+    /// The name is invalid, or there is no `/proc`.
+    pub fn inherited(fd: OwnedFd, name: &str) -> Result<Tun, TunError> {
+        let failed = |step| move |source| TunError::Kernel { name: name.to_owned(), step, source };
+        let interface = Interface::new(name)?;
         let counters = File::open("/proc/thread-self/net/dev")
             .map_err(failed("open /proc/thread-self/net/dev"))?;
         Ok(Tun { fd, interface, counters })

@@ -11,7 +11,7 @@ use tracing::{error, info};
 
 use super::config::EngineConfig;
 use super::handle::Handle;
-use super::upgrade::{Outcome, Upgrader};
+use crate::handover::{Outcome, Upgrader, next_outcome};
 use crate::metrics::{self, Metrics, Page};
 use crate::notify::{Phase, notify};
 use crate::signals::{SignalStreams, Signals};
@@ -128,7 +128,7 @@ impl Control {
                         self.upgrade_or_reload();
                     }
                 }
-                outcome = next(self.outcomes.as_mut()) => match outcome {
+                outcome = next_outcome(self.outcomes.as_mut()) => match outcome {
                     Outcome::Failed => self.reload(),
                     Outcome::Released => {
                         self.metrics_listener = None;
@@ -191,14 +191,5 @@ impl Control {
     async fn page(&self) -> Page {
         let status = self.proxy.status().await;
         Page { counters: super::metrics::encode(&status), trouble: status.trouble() }
-    }
-}
-
-/// Next outcome of an upgrade. Without upgrades the future never completes.
-async fn next(outcomes: Option<&mut UnboundedReceiver<Outcome>>) -> Outcome {
-    let Some(outcomes) = outcomes else { return std::future::pending().await };
-    match outcomes.recv().await {
-        Some(outcome) => outcome,
-        None => std::future::pending().await,
     }
 }

@@ -99,12 +99,17 @@ pub struct ConfigError {
 impl Config {
     /// Reads and checks `path`. Accesses only that file and the key file that it names.
     pub fn load(path: &Path) -> Result<Config, ConfigError> {
+        Config::load_with_text(path).map(|(config, _)| config)
+    }
+
+    /// As [`Config::load`]; returns the text of the file, too.
+    pub fn load_with_text(path: &Path) -> Result<(Config, String), ConfigError> {
         let text = text::read(path, MAX_CONFIG).map_err(|what| ConfigError {
             file: path.to_owned(),
             place: String::new(),
             what,
         })?;
-        Config::parse(path, &text, None)
+        Ok((Config::parse(path, &text, None)?, text))
     }
 
     /// Checks `text`, the present or future content of the file `path`. The site's secret key is
@@ -139,6 +144,11 @@ impl Config {
     /// Path of the control socket.
     pub fn socket(&self) -> PathBuf {
         self.run_dir.join(format!("{}.sock", self.name))
+    }
+
+    /// Path of the socket for requests to upgrade.
+    pub fn upgrade_socket(&self) -> PathBuf {
+        self.socket().with_extension("upgrade")
     }
 
     /// Path of the file that keeps the clocks of handshakes over a restart; `None` if the service

@@ -1,34 +1,36 @@
 //! Control side of a gateway: signals, the status socket, metrics and the packet cache's
 //! service. It carries no packets and may be slow.
 
+use std::os::fd::OwnedFd;
 use std::sync::{Arc, mpsc};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
+use tokio::net::UnixListener;
 use tokio::sync::oneshot;
-use tracing::{error, info, warn};
+use tracing::{info, warn};
 use viaduct_sys::poll::Waker;
 
 use super::ConfigSource;
 use super::clocks::ClockFile;
-use super::config::Config;
 use super::endpoints::Endpoints;
 use super::listeners::{Listeners, Moved};
 use super::metrics;
 use super::peers::PeerStates;
 use super::site::Site;
 use super::snapshot::{Details, Published, Status};
-use super::split;
 use super::stray_warning::StrayWarning;
 use super::system::System;
 use super::taps::Taps;
+use super::upgrade::{UpgradeEvent, UpgradeState};
 use super::wan::WanWatch;
 use super::worker::Command;
 use crate::engine::intercept::InterceptState;
+use crate::handover::{self, Outcome};
 use crate::notify::{Phase, notify};
 use crate::settings::thread::ProxyThread;
 use crate::signals::{SignalStreams, Signals};
-use crate::status_socket;
+use crate::status_socket::{self, Name};
 use crate::watchdog::Watchdog;
 
 const CHECK_INTERVAL: Duration = Duration::from_secs(1);
@@ -59,36 +61,44 @@ impl ToWorker {
 
 /// Control side of a gateway: everything except packets.
 pub struct Control {
-    source: ConfigSource,
-    site: Site,
+    pub(super) source: ConfigSource,
+    pub(super) site: Site,
     worker: ToWorker,
     /// Proxy of split mode.
-    flows: Option<ProxyThread>,
+    pub(super) flows: Option<ProxyThread>,
     published: Arc<Published>,
     started: Instant,
-    wan: WanWatch,
+    pub(super) wan: WanWatch,
     /// Set when the room for repairs is made, until the lowered routes were found to be in force.
-    unverified: bool,
+    pub(super) unverified: bool,
     peers: PeerStates,
     clocks: Option<ClockFile>,
-    endpoints: Endpoints,
+    pub(super) endpoints: Endpoints,
     /// Warnings about the config and the machine that were logged.
-    warnings: Vec<String>,
+    pub(super) warnings: Vec<String>,
     /// State of the gateway's rules in nftables and policy routing.
     rules: Arc<InterceptState>,
-    listeners: Listeners,
+    pub(super) listeners: Listeners,
+    upgrade: UpgradeState,
+    /// True once another process has taken over.
+    is_released: bool,
 }
 
 impl Control {
-    /// Creates the control side of the gateway whose config comes from `source`.
+    /// Creates the control side of the gateway whose config comes from `source`. With `inherited`
+    /// listeners it continues that of another process.
     pub fn new(
         source: ConfigSource,
         site: Site,
         worker: ToWorker,
         flows: Option<ProxyThread>,
         published: Arc<Published>,
+        inherited: Option<[Option<OwnedFd>; 2]>,
     ) -> Result<Self> {
+        let upgrade = UpgradeState::new(&site, &source, worker.clone(), inherited)?;
         Ok(Control {
+            upgrade,
+            is_released: false,
             wan: WanWatch::new(&site)?,
             unverified: true,
             peers: PeerStates::default(),
@@ -109,18 +119,21 @@ impl Control {
         })
     }
 
-    /// Runs until SIGTERM, SIGINT or the end of the packet thread (`gone`). SIGHUP reloads the
-    /// config.
+    /// Runs until SIGTERM, SIGINT, the end of the packet thread (`gone`), or until another process
+    /// has taken over: then the returned flag is true. SIGHUP reloads the config, or upgrades.
     pub fn run(
         mut self,
         system: &mut System,
         gone: oneshot::Receiver<()>,
         signals: Signals,
-    ) -> Result<()> {
+    ) -> (bool, Result<()>) {
         let (runtime, signals) = signals.into_parts();
         let done = runtime.block_on(self.serve(system, gone, signals));
-        notify(Phase::Stopping);
-        done
+        let is_left = self.upgrade.is_left();
+        if !is_left {
+            notify(Phase::Stopping);
+        }
+        (is_left, done)
     }
 
     async fn serve(
@@ -129,31 +142,27 @@ impl Control {
         gone: oneshot::Receiver<()>,
         mut signals: SignalStreams,
     ) -> Result<()> {
-        let (listener, _name) = status_socket::open(&self.site.config.socket())?;
-        let opened = Moved::open(None, &self.site.config).await?;
-        self.listeners.replace(opened, &self.site.config);
+        let (listener, _names) = self.open().await?;
         notify(Phase::Ready);
         self.endpoints.watch(&self.site.config);
+        self.reload_if_changed(system).await;
         let (mut stray_warning, mut watchdog) = (StrayWarning::default(), Watchdog::new());
         let mut second = tokio::time::interval(CHECK_INTERVAL);
         tokio::pin!(gone);
         let mut draining = false;
-        while !self.is_drained(draining) {
+        while !self.is_over(draining) {
             tokio::select! {
                 _ = second.tick() => {
                     self.check_peers(&mut stray_warning);
-                    self.follow_wan(system).await;
-                    system.restore_rules(&self.rules);
+                    self.check_system(system).await;
                 }
                 () = watchdog.due() => watchdog.answer(self.age()),
                 _ = signals.terminate.recv() => if self.drain(&mut draining, system) { break },
                 _ = signals.interrupt.recv() => if self.drain(&mut draining, system) { break },
                 _ = tokio::time::sleep(DRAIN_POLL), if draining => {}
                 _ = &mut gone => bail!("the packet thread ended; traffic continues unprotected"),
-                _ = signals.hangup.recv() => {
-                    self.reopen_log();
-                    self.reload_and_log(system).await;
-                }
+                _ = signals.hangup.recv() => self.handle_hangup(system).await,
+                event = self.upgrade.next() => self.handle_upgrade(event, system).await,
                 _ = signals.user1.recv() => self.reopen_log(),
                 () = self.endpoints.changed() => self.update_endpoints().await,
                 client = status_socket::accept(&listener) => {
@@ -164,11 +173,47 @@ impl Control {
                 }
             }
         }
+        self.stop()
+    }
+
+    fn stop(&mut self) -> Result<()> {
+        if self.upgrade.is_left() {
+            return Ok(());
+        }
         info!("stopping");
         if let Some(clocks) = &mut self.clocks {
             clocks.write(&self.published.details().clocks);
         }
         self.flows.take().map_or(Ok(()), |flows| flows.engine.end())
+    }
+
+    async fn handle_upgrade(&mut self, event: UpgradeEvent, system: &mut System) {
+        match event {
+            UpgradeEvent::Request(request) => {
+                let has_flows = self.flows.is_some();
+                self.upgrade.handle(request, system, &self.listeners, has_flows);
+            }
+            UpgradeEvent::Outcome(Outcome::Failed) => self.reload_and_log(system).await,
+            UpgradeEvent::Outcome(Outcome::Released) => self.is_released = true,
+        }
+    }
+
+    /// Opens the sockets of this process, or those that it replaces: the status socket, and their
+    /// names.
+    async fn open(&mut self) -> Result<(UnixListener, [Name; 2])> {
+        let path = self.site.config.socket();
+        let (opened, (listener, name)) = match self.upgrade.take_inherited() {
+            None => (Moved::open(None, &self.site.config).await?, status_socket::open(&path)?),
+            Some(inherited) => {
+                let (listener, name) =
+                    status_socket::beside(&path, |path| UnixListener::bind(path))?;
+                (Moved::inherited(inherited)?, (listener, name.publish()?))
+            }
+        };
+        self.listeners.replace(opened, &self.site.config);
+        let (requests, of_requests) = handover::bind(&self.site.config.upgrade_socket())?;
+        handover::serve(requests, self.upgrade.upgrader())?;
+        Ok((listener, [name, of_requests.publish()?]))
     }
 
     /// Age of the oldest heartbeat: of the packet thread, or of a loop of split mode.
@@ -185,7 +230,7 @@ impl Control {
         }
     }
 
-    async fn send_settings(&self, site: &Site) -> Result<()> {
+    pub(super) async fn send_settings(&self, site: &Site) -> Result<()> {
         let (outgoing, incoming) = site.filters()?;
         let is_other = site.only_observes() != self.site.only_observes();
         let taps = if is_other { Some(Box::new(Taps::open(site)?)) } else { None };
@@ -206,6 +251,22 @@ impl Control {
         }
     }
 
+    /// Makes changes to the machine again that are not in force any more. Called once a second.
+    async fn check_system(&mut self, system: &mut System) {
+        if !self.upgrade.is_active() {
+            self.follow_wan(system).await;
+            system.restore_rules(&self.rules);
+        }
+    }
+
+    /// Upgrades if the program's file was replaced, and otherwise reloads the config.
+    async fn handle_hangup(&mut self, system: &mut System) {
+        self.reopen_log();
+        if !self.upgrade.begin_if_due() {
+            self.reload_and_log(system).await;
+        }
+    }
+
     fn reopen_log(&self) {
         self.flows.iter().for_each(|flows| flows.engine.handle.reopen_log());
     }
@@ -222,9 +283,11 @@ impl Control {
         std::mem::replace(draining, true) || self.flows.is_none()
     }
 
-    /// Returns whether the flows were told to finish, and have finished.
-    fn is_drained(&self, draining: bool) -> bool {
-        draining && self.flows.as_ref().is_none_or(|flows| flows.engine.is_over())
+    /// Returns whether another process has taken over, or the flows were told to finish, and have
+    /// finished.
+    fn is_over(&self, draining: bool) -> bool {
+        self.is_released
+            || draining && self.flows.as_ref().is_none_or(|flows| flows.engine.is_over())
     }
 
     async fn status(&self) -> Status {
@@ -259,19 +322,6 @@ impl Control {
             "rules of nftables or ip rule are missing, and cannot be put back: the log says why";
         let missing = self.rules.is_missing().then_some(missing);
         self.wan.trouble().or(missing).map(str::to_owned)
-    }
-
-    async fn reload_and_log(&mut self, system: &mut System) {
-        notify(Phase::Reloading);
-        match self.reload(system).await {
-            Ok(()) => info!("reloaded"),
-            Err(e) if system.is_complete() => error!("not reloaded, nothing has changed: {e:#}"),
-            Err(e) => {
-                error!("not reloaded, and what was in force is incomplete: {e:#}");
-                self.wan.set_stale();
-            }
-        }
-        notify(Phase::Ready);
     }
 
     /// Makes the room for repairs ([`super::system`]) again when the WAN has changed. Must be
@@ -320,71 +370,5 @@ impl Control {
         {
             warn!("{reason}; tried again each second");
         }
-    }
-
-    /// Reloads the config. All of it takes effect, or none.
-    async fn reload(&mut self, system: &mut System) -> Result<()> {
-        let (site, flows) = self.source.load()?;
-        let fixed = reject_fixed_changes(&self.site.config, &site.config).and_then(|()| {
-            if site.forces_fake_tcp() && self.site.fake_tcp.is_empty() {
-                bail!("transport: \"fake-tcp\" has no ports since the start; that needs a restart");
-            }
-            match (&self.flows, &flows) {
-                (None, None) => Ok(()),
-                (Some(_), Some(_))
-                    if split::prefixes(&self.site.config) != split::prefixes(&site.config) =>
-                {
-                    bail!("prefixes: a change needs a restart, as connections are split by them")
-                }
-                (Some(old), Some(new)) => old.settings().check_change(new).context("[split]"),
-                _ => bail!("mode: the first or the last peer in split mode needs a restart"),
-            }
-        });
-        fixed.with_context(|| self.source.path.display().to_string())?;
-        self.apply(site, system).await?;
-        self.endpoints.watch(&self.site.config);
-        match (&mut self.flows, flows) {
-            (Some(running), Some(new)) => running.reload(new),
-            _ => Ok(()),
-        }
-    }
-
-    /// Applies `site`: all of it, or nothing.
-    async fn apply(&mut self, mut site: Site, system: &mut System) -> Result<()> {
-        self.endpoints.fill(&mut site.config);
-        // The ports of fake TCP are opened at the start.
-        site.fake_tcp.clone_from(&self.site.fake_tcp);
-        let moved = Moved::open(Some(&self.site.config), &site.config).await?;
-        system.apply(&site)?;
-        if let Err(error) = self.send_settings(&site).await {
-            system.apply(&self.site)?;
-            return Err(error);
-        }
-        let warnings = site.warnings();
-        for warning in warnings.iter().filter(|warning| !self.warnings.contains(warning)) {
-            warn!("{warning}");
-        }
-        self.warnings = warnings;
-        self.wan.mark_applied(&site)?;
-        self.unverified = true;
-        self.listeners.replace(moved, &site.config);
-        self.site = site;
-        Ok(())
-    }
-}
-
-/// Rejects changes that need a restart.
-fn reject_fixed_changes(old: &Config, new: &Config) -> Result<()> {
-    let fixed = [
-        ("name", new.name == old.name),
-        ("key", new.secret == old.secret),
-        ("wan", new.wan == old.wan),
-        ("listen", new.listen == old.listen),
-        ("memory", new.memory == old.memory),
-        ("run_dir", new.run_dir == old.run_dir),
-    ];
-    match fixed.iter().find(|(_, same)| !same) {
-        Some((key, _)) => bail!("[site] {key} has changed; that needs a restart"),
-        None => Ok(()),
     }
 }

@@ -10,7 +10,7 @@
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, UdpSocket};
 
-use anyhow::{Context as _, Result};
+use anyhow::{Context as _, Result, ensure};
 use viaduct_proto::fake_tcp::{FakeTcp, Ports};
 use viaduct_proto::keys::Entropy;
 use viaduct_proto::repair::wire::is_initiation;
@@ -46,17 +46,37 @@ impl FakeTcpPort {
         let listen = site.config.listen;
         let taken = || format!("[site] listen: cannot use TCP {listen} for fake TCP");
         let mut listeners = vec![listen_silently(listen).with_context(taken)?];
-        let mut sources = Vec::new();
         for _ in 0..SOURCE_PORTS {
             let listener = listen_silently(SocketAddr::new(listen.ip(), 0))
                 .context("no free port for fake TCP")?;
-            sources.push(listener.local_addr()?.port());
             listeners.push(listener);
         }
+        FakeTcpPort::with_listeners(site, entropy, now, listeners)
+    }
+
+    /// Uses the ports of `listeners`: that of `[site] listen` first, and those for own connections.
+    ///
+    /// # Errors
+    /// There are too few listeners, or raw sockets are not allowed.
+    pub fn with_listeners(
+        site: &Site,
+        entropy: Entropy,
+        now: Instant,
+        listeners: Vec<TcpListener>,
+    ) -> Result<FakeTcpPort> {
+        let listen = site.config.listen;
+        let port = |listener: &TcpListener| Ok(listener.local_addr()?.port());
+        let sources = listeners.iter().skip(1).map(port).collect::<Result<Vec<_>>>()?;
+        ensure!(!sources.is_empty(), "fake TCP has no port for own connections");
         let raw = RawSockets::open().context("cannot open raw sockets for fake TCP")?;
         let ports = Ports { listen, sources, mtu: site.wan_mtu };
         let machine = FakeTcp::new(ports, entropy, now);
         Ok(FakeTcpPort { machine, listen, raw, outboxes: Default::default(), listeners })
+    }
+
+    /// Listeners, for another process.
+    pub fn listeners(&self) -> &[TcpListener] {
+        &self.listeners
     }
 
     /// Local addresses at which packets arrive.

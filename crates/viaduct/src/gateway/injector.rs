@@ -3,6 +3,7 @@
 
 use std::fs;
 use std::net::Ipv4Addr;
+use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
 
 use anyhow::{Context as _, Result};
 use tracing::warn;
@@ -33,6 +34,20 @@ impl Injector {
     pub fn open(&mut self) -> Result<()> {
         self.tun = Some(open(&self.name, self.mtu)?);
         Ok(())
+    }
+
+    /// Uses the TUN of another process, which has sent its descriptor.
+    ///
+    /// # Errors
+    /// The descriptor is not a TUN's.
+    pub fn take_over(&mut self, tun: OwnedFd) -> Result<()> {
+        self.tun = Some(Tun::inherited(tun, &self.name)?);
+        Ok(())
+    }
+
+    /// TUN, if it was created.
+    pub fn tun(&self) -> Option<BorrowedFd<'_>> {
+        self.tun.as_ref().map(|tun| tun.as_fd())
     }
 
     /// Passes a packet to the kernel, and creates the TUN before the first. Returns whether the

@@ -1,6 +1,8 @@
 //! Listeners of the control side that a reload may move: for metrics and for the packet cache.
 
+use std::io;
 use std::net::SocketAddr;
+use std::os::fd::{AsFd as _, OwnedFd};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use anyhow::{Context as _, Result};
@@ -16,7 +18,8 @@ use crate::metrics::{self, Metrics, Page};
 pub struct Listeners {
     metrics: Option<TcpListener>,
     server: Metrics,
-    cache: Option<CacheService>,
+    /// Service of the packet cache, and a duplicate of its socket.
+    cache: Option<(CacheService, Option<OwnedFd>)>,
     stats: SharedStats,
     /// Prefixes of this site, for the packet cache.
     prefixes: Prefixes,
@@ -46,9 +49,22 @@ impl Listeners {
         if let Some(socket) = moved.cache {
             let (prefixes, stats) = (&self.prefixes, &self.stats);
             self.cache = socket.map(|socket| {
-                CacheService::open(socket, prefixes.clone(), self.worker.clone(), stats.clone())
+                let (worker, copy) = (self.worker.clone(), socket.as_fd().try_clone_to_owned());
+                let service = CacheService::open(socket, prefixes.clone(), worker, stats.clone());
+                (service, copy.ok())
             });
         }
+    }
+
+    /// Duplicates of the sockets, for another process: of the metrics, and of the packet cache.
+    ///
+    /// # Errors
+    /// No descriptor is left.
+    pub fn export(&self) -> io::Result<[Option<OwnedFd>; 2]> {
+        let metrics =
+            self.metrics.as_ref().map(|of| of.as_fd().try_clone_to_owned()).transpose()?;
+        let cache = self.cache.as_ref().and_then(|(_, socket)| socket.as_ref());
+        Ok([metrics, cache.map(OwnedFd::try_clone).transpose()?])
     }
 
     /// Accepts the next client of the metrics. Without a listener the future never completes.
@@ -75,6 +91,16 @@ pub struct Moved {
 }
 
 impl Moved {
+    /// Uses the sockets of another process ([`Listeners::export`]). Must be called in a runtime.
+    ///
+    /// # Errors
+    /// A descriptor is not of the right kind.
+    pub fn inherited([metrics, cache]: [Option<OwnedFd>; 2]) -> Result<Moved> {
+        let metrics = metrics.map(|fd| TcpListener::from_std(fd.into())).transpose()?;
+        let cache = cache.map(|fd| UdpSocket::from_std(fd.into())).transpose()?;
+        Ok(Moved { metrics: Some(metrics), cache: Some(cache) })
+    }
+
     /// Opens the listeners of `new` whose addresses differ from those of `old`. Errors: an address
     /// cannot be used.
     pub async fn open(old: Option<&Config>, new: &Config) -> Result<Moved> {

@@ -3,16 +3,19 @@
 //! ```text
 //!   site.toml ─▶ Config ─▶ Site ──┬─▶ system: offloads, TUN, route MTU, MSS clamp (journalled)
 //!                                 ├─▶ worker thread: taps, packet plane, repairs, injections
-//!                                 └─▶ control: signals, status socket, metrics, packet cache
+//!                                 └─▶ control: signals, status socket, metrics, packet cache,
+//!                                     reload, upgrade
 //! ```
 //!
 //! Everything in `site.toml` is checked before anything is changed. Changes are reverted at exit
 //! or, after a kill -9, at the next start.
 
 mod cache_service;
+mod check;
 mod clocks;
 pub mod config;
 mod control;
+mod datagrams;
 mod endpoints;
 mod fake_tcp;
 mod injector;
@@ -21,34 +24,38 @@ pub mod metrics;
 mod peers;
 mod poll_interval;
 mod preflight;
+mod reload;
 mod site;
 pub mod snapshot;
 mod split;
 mod stray_warning;
 mod system;
 mod taps;
+mod upgrade;
 mod visibility;
 mod wan;
 mod worker;
 
+use std::os::fd::{OwnedFd, RawFd};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, mpsc};
+use std::thread::JoinHandle;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use anyhow::{Context, Result, anyhow};
-use ipnet::IpNet;
 use ring::rand::{SecureRandom, SystemRandom};
 use tokio::sync::oneshot;
 use tracing::{info, warn};
 use viaduct_proto::flow::Registry;
 use viaduct_proto::keys::Entropy;
-use viaduct_proto::repair::{Local, Plane, Transport, TransportChoice};
+use viaduct_proto::repair::{Local, Plane};
 use viaduct_proto::time::Instant;
 use viaduct_sys::clock;
 use viaduct_sys::poll::Waker;
 use viaduct_sys::route::qdisc::QdiscDrops;
 use viaduct_sys::socket::udp::UdpBatch;
 
+pub use check::{check, warnings};
 use clocks::ClockFile;
 use config::Config;
 use control::{Control, ToWorker};
@@ -58,8 +65,10 @@ use site::Site;
 use snapshot::Published;
 use system::System;
 use taps::Taps;
+use upgrade::{HeldPackets, WorkerState};
 use worker::Worker;
 
+use crate::handover::ConfigText;
 use crate::notify::{Phase, notify};
 use crate::settings::Settings;
 use crate::settings::thread::ProxyThread;
@@ -69,11 +78,16 @@ use crate::status_socket::check_free;
 /// Interval between checks for missing prerequisites.
 const WAIT_EVERY: Duration = Duration::from_secs(1);
 
-/// Runs a gateway until a signal ends it.
-pub fn run(path: &Path, registry: Registry) -> Result<()> {
+/// Runs a gateway until a signal ends it. With `takeover`, an inherited descriptor, it continues
+/// the gateway of the process at the other end.
+pub fn run(path: &Path, registry: Registry, takeover: Option<RawFd>) -> Result<()> {
     preflight::check_capabilities()?;
+    if let Some(socket) = takeover {
+        return upgrade::run(path, registry, socket);
+    }
     let mut signals = Signals::register()?;
-    let Some((mut site, split)) = wait_for_prerequisites(path, &registry, &mut signals)? else {
+    let source = ConfigSource::new(path, registry, ConfigText::default());
+    let Some((mut site, split)) = wait_for_prerequisites(&source, &mut signals)? else {
         return Ok(());
     };
     for warning in site.warnings() {
@@ -85,47 +99,103 @@ pub fn run(path: &Path, registry: Registry) -> Result<()> {
     if let Some(intercept) = flows.as_ref().and_then(|f| f.settings().intercept.clone()) {
         system.intercept(&site, intercept)?;
     }
-    let published = Arc::new(Published::default());
-    let (send, commands) = mpsc::channel();
-    let waker = Arc::new(Waker::new().context("cannot create an eventfd")?);
-    let worker = build_worker(&mut site, injector, commands, waker.clone(), published.clone())?;
-    // Dropped when the thread ends, also by a panic.
-    let (alive, gone) = oneshot::channel::<()>();
-    let thread = std::thread::Builder::new()
-        .name("packets".to_owned())
-        .spawn(move || {
-            let _alive = alive;
-            worker.run()
-        })
-        .context("cannot start the packet thread")?;
-    info!(site = site.config.name, wan = site.config.wan, peers = site.config.peers.len(), "up");
-    let to_worker = ToWorker::new(send, waker);
-    let source = ConfigSource { path: path.to_owned(), registry };
-    let done = Control::new(source, site, to_worker.clone(), flows, published)
-        .and_then(|control| control.run(&mut system, gone, signals));
-    to_worker.send(worker::Command::Stop);
-    let ended = thread.join().unwrap_or_else(|_| Err(anyhow!("the packet thread panicked")));
-    let restored = system.restore();
-    ended.context("the packet thread failed; traffic continues unprotected")?;
-    restored?;
-    done
+    let local = local(&site.config);
+    let ports = Ports::open(&mut site, &local, injector)?;
+    let gateway = Parts { source, site, system, flows, local, ports, inherited: None }.start()?;
+    gateway.run(signals)
+}
+
+/// Parts of a gateway that does not run yet.
+struct Parts {
+    source: ConfigSource,
+    site: Site,
+    system: System,
+    flows: Option<ProxyThread>,
+    local: Local,
+    ports: Ports,
+    /// State of the packet thread that this gateway continues, and the listeners of its process.
+    inherited: Option<(WorkerState, [Option<OwnedFd>; 2])>,
+}
+
+/// Ways in and out of the packet thread, apart from its taps.
+struct Ports {
+    udp: UdpBatch,
+    fake_tcp: Option<FakeTcpPort>,
+    injector: Injector,
+}
+
+/// Gateway whose packet thread runs.
+struct Gateway {
+    system: System,
+    control: Control,
+    to_worker: ToWorker,
+    thread: JoinHandle<Result<()>>,
+    /// Closed when the thread ends, also by a panic.
+    gone: oneshot::Receiver<()>,
+}
+
+impl Parts {
+    /// Starts the packet thread. If it continues another one, it only hears until it is told.
+    fn start(self) -> Result<Gateway> {
+        let Parts { source, site, system, flows, local, ports, inherited } = self;
+        let published = Arc::new(Published::default());
+        let (send, commands) = mpsc::channel();
+        let waker = Arc::new(Waker::new().context("cannot create an eventfd")?);
+        let to_worker = ToWorker::new(send, waker.clone());
+        let channel = Channel { commands, waker, published: published.clone() };
+        let (state, listeners) = inherited.unzip();
+        let worker = build_worker(&site, (local, ports), channel, state.as_ref())?;
+        let (wan, peers) = (site.config.wan.clone(), site.config.peers.len());
+        let name = site.config.name.clone();
+        let control = Control::new(source, site, to_worker.clone(), flows, published, listeners)?;
+        let (alive, gone) = oneshot::channel::<()>();
+        let thread = std::thread::Builder::new()
+            .name("packets".to_owned())
+            .spawn(move || {
+                let _alive = alive;
+                worker.run()
+            })
+            .context("cannot start the packet thread")?;
+        info!(site = name, wan, peers, "up");
+        Ok(Gateway { system, control, to_worker, thread, gone })
+    }
+}
+
+impl Gateway {
+    /// Runs until a signal ends it, or until another process has taken over.
+    fn run(self, signals: Signals) -> Result<()> {
+        let Gateway { mut system, control, to_worker, thread, gone } = self;
+        let (is_left, done) = control.run(&mut system, gone, signals);
+        to_worker.send(worker::Command::Stop);
+        let ended = thread.join().unwrap_or_else(|_| Err(anyhow!("the packet thread panicked")));
+        let restored = match is_left {
+            true => {
+                system.leave();
+                Ok(())
+            }
+            false => system.restore(),
+        };
+        ended.context("the packet thread failed; traffic continues unprotected")?;
+        restored?;
+        done
+    }
 }
 
 /// Reads the config, and waits until the interface and the addresses that it names exist: at boot
 /// they may appear later than the gateway starts. `None` if a signal ends the wait.
 fn wait_for_prerequisites(
-    path: &Path,
-    registry: &Registry,
+    source: &ConfigSource,
     signals: &mut Signals,
 ) -> Result<Option<(Site, Option<Settings>)>> {
     let mut reported = None;
     loop {
-        let config = Config::load(path)?;
+        let (config, text) = Config::load_with_text(&source.path)?;
         let Some(missing) = preflight::missing_prerequisite(&config) else {
             if reported.is_some() {
                 info!("the interface and the addresses in the config exist now");
             }
-            return resolve(config, path, registry).map(Some);
+            source.text.set(Some(text));
+            return resolve(config, &source.path, &source.registry).map(Some);
         };
         // Reports readiness: the service manager would abort a start that takes too long.
         if reported.is_none() {
@@ -144,11 +214,6 @@ fn wait_for_prerequisites(
     }
 }
 
-/// Loads the config at `path`, and resolves it on this machine, for packets and for flows.
-fn load(path: &Path, registry: &Registry) -> Result<(Site, Option<Settings>)> {
-    resolve(Config::load(path)?, path, registry)
-}
-
 /// Resolves `config`, read from `path`, on this machine: interface, MTU, settings of split mode.
 fn resolve(config: Config, path: &Path, registry: &Registry) -> Result<(Site, Option<Settings>)> {
     let resolve_all = |config: Config| -> Result<_> {
@@ -158,33 +223,50 @@ fn resolve(config: Config, path: &Path, registry: &Registry) -> Result<(Site, Op
     resolve_all(config).with_context(|| path.display().to_string())
 }
 
-/// Path of the config, and the handlers that may be named in it.
+/// Path of the config, its text in force, and the handlers that may be named in it.
 #[derive(Debug)]
 struct ConfigSource {
     path: PathBuf,
     registry: Registry,
+    text: ConfigText,
 }
 
 impl ConfigSource {
-    fn load(&self) -> Result<(Site, Option<Settings>)> {
-        load(&self.path, &self.registry)
+    fn new(path: &Path, registry: Registry, text: ConfigText) -> ConfigSource {
+        ConfigSource { path: path.to_owned(), registry, text }
+    }
+
+    /// Loads the config, and resolves it on this machine, for packets and for flows. Returns its
+    /// text, too.
+    fn load(&self) -> Result<(Site, Option<Settings>, String)> {
+        let (config, text) = Config::load_with_text(&self.path)?;
+        let (site, flows) = resolve(config, &self.path, &self.registry)?;
+        Ok((site, flows, text))
+    }
+
+    /// Returns whether the file has another text than the config in force.
+    fn is_changed(&self) -> bool {
+        let read = crate::text::read(&self.path, config::MAX_CONFIG);
+        read.ok() != self.text.get()
     }
 }
 
-fn build_worker(
-    site: &mut Site,
-    injector: Injector,
+/// Channel to the packet thread, at its end.
+struct Channel {
     commands: mpsc::Receiver<worker::Command>,
     waker: Arc<Waker>,
     published: Arc<Published>,
+}
+
+/// Builds the packet thread, which continues the work of another one if there is a `state`.
+fn build_worker(
+    site: &Site,
+    (local, ports): (Local, Ports),
+    channel: Channel,
+    state: Option<&WorkerState>,
 ) -> Result<Worker> {
     let now = Instant::from_nanos(clock::now());
-    let local = local(&site.config);
-    let fake_tcp = open_fake_tcp(site, local.entropy.clone(), now)?;
     let config = &site.config;
-    let udp = UdpBatch::bind(config.listen)
-        .with_context(|| format!("[site] listen: cannot use {}", config.listen))?;
-    udp.block_receive().context("cannot filter the repair socket")?;
     let taps = Taps::open(site)?;
     let own_queue =
         QdiscDrops::of(&config.wan).context("cannot read the WAN's queueing discipline")?;
@@ -192,19 +274,40 @@ fn build_worker(
     if let Some(path) = config.clocks() {
         plane.remember(ClockFile::read(&path));
     }
-    Ok(Worker {
+    plane.set_passive(state.is_some());
+    let mut worker = Worker {
         plane,
         taps,
-        udp,
-        fake_tcp,
+        udp: ports.udp,
+        fake_tcp: ports.fake_tcp,
         own_queue,
         listen: config.listen,
-        injector,
+        injector: ports.injector,
+        held: state.map(|_| HeldPackets::default()),
+        is_paused: false,
+        left: Duration::ZERO,
         cut: Vec::new(),
-        commands,
-        waker,
-        published,
-    })
+        commands: channel.commands,
+        waker: channel.waker,
+        published: channel.published,
+    };
+    if let Some(state) = state {
+        worker.resume(state, now)?;
+    }
+    Ok(worker)
+}
+
+impl Ports {
+    /// Opens the ports of a gateway that begins.
+    fn open(site: &mut Site, local: &Local, injector: Injector) -> Result<Ports> {
+        let now = Instant::from_nanos(clock::now());
+        let fake_tcp = open_fake_tcp(site, local.entropy.clone(), now)?;
+        let listen = site.config.listen;
+        let udp = UdpBatch::bind(listen)
+            .with_context(|| format!("[site] listen: cannot use {listen}"))?;
+        udp.block_receive().context("cannot filter the repair socket")?;
+        Ok(Ports { udp, fake_tcp, injector })
+    }
 }
 
 /// Opens the ports of fake TCP if a peer may use it. If they are taken, peers with `transport =
@@ -235,77 +338,4 @@ fn local(config: &Config) -> Local {
     let unix = u64::try_from(unix.as_nanos()).unwrap_or(u64::MAX);
     let unix_nanos_at_zero = unix.saturating_sub(clock::now());
     Local { secret: config.secret.clone(), entropy, unix_nanos_at_zero }
-}
-
-/// Warnings of `viaduct gateway --check` about `config` on this machine; its error, if the machine
-/// lacks anything that the config names.
-pub fn warnings(config: Config) -> Vec<String> {
-    match Site::new(config) {
-        Ok(site) => site.warnings(),
-        Err(error) => vec![format!("{error:#}")],
-    }
-}
-
-/// Checks a config against this machine, prints its meaning, and changes nothing.
-pub fn check(path: &Path, registry: &Registry) -> Result<()> {
-    let config = Config::load(path)?;
-    if let Some(missing) = preflight::missing_prerequisite(&config) {
-        split::settings(&config, registry).with_context(|| path.display().to_string())?;
-        println!("site {}: public key {}", config.name, config.secret.public());
-        println!("warning: {missing}; the gateway keeps trying");
-        println!("ok, with a warning");
-        return Ok(());
-    }
-    let (site, flows) = resolve(config, path, registry)?;
-    let config = &site.config;
-    println!("site {}: public key {}", config.name, config.secret.public());
-    println!("  hosts {}; wan {} (MTU {})", list(&config.prefixes), config.wan, site.wan_mtu);
-    println!("  repairs arrive at UDP {}", config.listen);
-    for peer in &config.peers {
-        let code = peer.coding.as_ref().map_or("no repairs".to_owned(), ToString::to_string);
-        let room = match site.clamp(peer) {
-            Some(longest) => format!("packets limited to {longest} bytes (route MTU, MSS)"),
-            None => "no packet is altered".to_owned(),
-        };
-        let endpoint = match (&peer.endpoint, &peer.endpoint_name) {
-            (Some(at), _) => format!("at {at}"),
-            (None, Some((host, port))) => format!("at {host}:{port}"),
-            (None, None) => "(no endpoint: the peer connects first)".to_owned(),
-        };
-        println!("peer {} {endpoint}: public key {}", peer.name, peer.key);
-        println!("  hosts {}; {code}; {room}", list(&peer.prefixes));
-        println!("  datagrams by {}", transports(peer.transport));
-    }
-    if let Some(flows) = flows {
-        print!("split mode, {flows}");
-    }
-    for (what, listen) in [("metrics", config.metrics), ("cache", config.cache)] {
-        println!("{what}: {}", listen.map_or("off".to_owned(), |at| at.to_string()));
-    }
-    let routes = system::plan(&site).with_context(|| path.display().to_string())?;
-    let obstacles = [preflight::check_capabilities(), preflight::check_run_dir(config)];
-    let obstacles = obstacles.into_iter().filter_map(Result::err).map(|e| format!("{e:#}"));
-    let warnings =
-        [site.warnings(), routes, preflight::ports_in_use(config), obstacles.collect()].concat();
-    for warning in &warnings {
-        println!("warning: {warning}");
-    }
-    match warnings.len() {
-        0 => println!("ok"),
-        1 => println!("ok, with a warning"),
-        n => println!("ok, with {n} warnings"),
-    }
-    Ok(())
-}
-
-fn transports(choice: TransportChoice) -> &'static str {
-    match choice {
-        TransportChoice::Auto => "UDP, or by fake TCP while UDP is not answered",
-        TransportChoice::Only(Transport::Udp) => "UDP",
-        TransportChoice::Only(Transport::FakeTcp) => "fake TCP",
-    }
-}
-
-fn list(prefixes: &[IpNet]) -> String {
-    prefixes.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ")
 }

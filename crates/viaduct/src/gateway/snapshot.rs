@@ -270,6 +270,9 @@ impl PeerStatus {
 pub struct Status {
     /// Version of the program.
     pub version: String,
+    /// Process ID.
+    #[serde(default)]
+    pub pid: u32,
     /// Name of the site.
     pub site: String,
     /// WAN interface.
@@ -322,6 +325,7 @@ impl Status {
             |peer: &Peer| peer.coding.as_ref().map_or("none".to_owned(), ToString::to_string);
         Status {
             version: env!("CARGO_PKG_VERSION").to_owned(),
+            pid: std::process::id(),
             site: site.config.name.clone(),
             wan: site.config.wan.clone(),
             wan_mtu: site.wan_mtu,

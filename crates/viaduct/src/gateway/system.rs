@@ -20,6 +20,7 @@ use super::injector::Injector;
 use super::preflight::pair;
 use super::site::Site;
 use crate::engine::intercept::InterceptState;
+use crate::handover::old_process;
 
 /// Changes that are in force.
 pub struct System {
@@ -86,6 +87,49 @@ impl System {
         };
         system.apply(site)?;
         Ok((system, injector))
+    }
+
+    /// Takes over the changes of the old process, which stay in place: those before `mark` in its
+    /// journal, and the limits of the packets' size that `site` needs. Until [`System::own`], the
+    /// old process is responsible for them.
+    ///
+    /// # Errors
+    /// The journal is not the old process's, or cannot be written.
+    pub fn take_over(site: &Site, offloads_off: bool, mark: usize) -> Result<System> {
+        let changes = Changes::take_over(&site.config.journal(), old_process()?, Vec::new())?;
+        let room = Room::new(site)?;
+        let missing = |&((ip, length), longest): &Lowered| {
+            let plan = RouteMtu::plan((ip, length), &site.config.wan, longest);
+            let why = plan.err().map(|error| format!("{}: {error}", site.no_route_to(ip)));
+            why.map(|why| (((ip, length), longest), why))
+        };
+        let waiting = room.routes.iter().filter_map(missing).collect();
+        let (mark, rules) = (mark.min(changes.mark()), RuleWatch::new().ok());
+        Ok(System { changes, offloads_off, room, mark, incomplete: false, waiting, rules })
+    }
+
+    /// Makes this process responsible for the changes.
+    pub fn own(&mut self) {
+        self.changes.own();
+    }
+
+    /// Enters this process in the journal again, after another one has failed to take over.
+    ///
+    /// # Errors
+    /// The journal cannot be written.
+    pub fn reclaim(&self) -> Result<()> {
+        Ok(self.changes.reclaim()?)
+    }
+
+    /// Leaves the changes to the process that has taken them over.
+    pub fn leave(mut self) {
+        self.changes.leave();
+    }
+
+    /// Returns whether offloads are off, and the index of the first limit of the packets' size in
+    /// the journal, for [`System::take_over`].
+    pub fn marks(&self) -> (bool, usize) {
+        (self.offloads_off, self.mark)
     }
 
     /// Replaces the MTU and MSS limits in force with those that `site` needs. Changes that another

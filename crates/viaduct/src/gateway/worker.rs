@@ -11,7 +11,7 @@
 //! packets that they repair. Under load the thread polls at intervals, because a wake-up for each
 //! packet would slow the kernel's forwarding.
 
-use std::net::{IpAddr, SocketAddr};
+use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::mpsc::Receiver;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
@@ -21,7 +21,6 @@ use tracing::warn;
 use viaduct_proto::repair::cache::{Found, Query};
 use viaduct_proto::repair::{Endpoint, PeerConfig, Plane, Transport};
 use viaduct_proto::time::Instant;
-use viaduct_proto::wire::ip::Header;
 use viaduct_proto::wire::offload::{self, Offload};
 use viaduct_sys::capture::filter::BpfInsn;
 use viaduct_sys::capture::ring::Frame;
@@ -31,11 +30,13 @@ use viaduct_sys::process::thread;
 use viaduct_sys::route::qdisc::QdiscDrops;
 use viaduct_sys::socket::udp::UdpBatch;
 
+use super::datagrams::{datagram, is_own_datagram};
 use super::fake_tcp::FakeTcpPort;
 use super::injector::Injector;
 use super::poll_interval::PollInterval;
 use super::snapshot::{Published, Shell};
 use super::taps::Taps;
+use super::upgrade::{HeldPackets, UpgradeCommand};
 
 /// Maximum number of packets read from a tap before the other gets its turn.
 const BATCH: usize = 256;
@@ -53,9 +54,6 @@ const PUBLISH_DETAILS: Duration = Duration::from_millis(500);
 /// Maximum time for which the thread sleeps.
 const IDLE: Duration = Duration::from_millis(100);
 
-const UDP: u8 = 17;
-const UDP_HEADER: usize = 8;
-
 /// Command of the control side to the worker.
 pub enum Command {
     /// Replaces the peers, and the filters of the two taps. The reply says whether that was
@@ -70,6 +68,8 @@ pub enum Command {
     },
     /// Searches the packet cache, and sends the packets found.
     Cache(Query, Reply<Found>),
+    /// Hands the state to another process.
+    Upgrade(UpgradeCommand),
     Stop,
 }
 
@@ -92,6 +92,13 @@ pub struct Worker {
     pub listen: SocketAddr,
     /// TUN through which recovered packets enter the kernel.
     pub injector: Injector,
+    /// Packets that may be for this process to encode, while another one does the work; `None`
+    /// once this process does it.
+    pub held: Option<HeldPackets>,
+    /// True while another process may have the state: this one does nothing.
+    pub is_paused: bool,
+    /// Time stamp of the last outgoing packet read.
+    pub left: Duration,
     /// Buffer for a packet that a device would segment or complete.
     pub cut: Vec<u8>,
     /// Commands of the control side.
@@ -112,17 +119,12 @@ impl Worker {
         let (mut shell, mut interval) = (Shell::default(), PollInterval::default());
         let (mut publish_at, mut details_at) = (now(), now());
         loop {
-            let read = self.read_taps(&mut shell);
+            let read = if self.is_paused { 0 } else { self.read_taps(&mut shell) };
             let now = now();
-            if self.plane.poll_timeout().is_some_and(|due| due <= now) {
-                self.plane.handle_timeout(now);
+            if !self.is_paused {
+                self.handle_timeouts(now);
+                self.write(&mut shell, now);
             }
-            if let Some(port) = &mut self.fake_tcp
-                && port.machine.poll_timeout().is_some_and(|due| due <= now)
-            {
-                port.machine.handle_timeout(now);
-            }
-            self.write(&mut shell, now);
             if now >= publish_at {
                 self.count_drops(&mut shell, now);
                 let fake_tcp = self.fake_tcp.as_ref().map(|port| port.machine.stats());
@@ -139,7 +141,7 @@ impl Worker {
                 if let Command::Stop = command {
                     return Ok(());
                 }
-                self.handle_command(command, now);
+                self.handle_command(command, &mut shell, now);
             }
             self.sleep(read, now, &mut interval);
         }
@@ -160,23 +162,40 @@ impl Worker {
         Ok(())
     }
 
-    fn read_taps(&mut self, shell: &mut Shell) -> usize {
+    fn handle_timeouts(&mut self, now: Instant) {
+        if self.plane.poll_timeout().is_some_and(|due| due <= now) {
+            self.plane.handle_timeout(now);
+        }
+        if let Some(port) = &mut self.fake_tcp
+            && port.machine.poll_timeout().is_some_and(|due| due <= now)
+        {
+            port.machine.handle_timeout(now);
+        }
+    }
+
+    pub(super) fn read_taps(&mut self, shell: &mut Shell) -> usize {
         let (now, wall) = (now(), wall_clock());
         let fresh = wall.saturating_sub(STALE);
         // The time stamps of the frames are used, so that delays exclude the time for which this
         // thread was descheduled.
         let crossed = |frame: &Frame<'_>| now - wall.saturating_sub(frame.stamp()).min(MAX_AGE);
-        let Worker { taps: Taps { outgoing, incoming }, plane, fake_tcp, listen, cut, .. } = self;
+        let Worker { taps, plane, fake_tcp, listen, cut, held, left, .. } = self;
+        let Taps { outgoing, incoming } = taps;
         let mut read = 0;
         while read < BATCH
             && let Some(mut frame) = outgoing.next()
         {
             read += 1;
-            let (is_late, crossed) = (frame.stamp() < fresh, crossed(&frame));
+            let (stamp, crossed) = (frame.stamp(), crossed(&frame));
+            let is_late = stamp < fresh;
+            *left = stamp.max(*left);
             let seen = packets(&mut frame, cut, shell, |shell, packet| {
                 let is_own = |port: &FakeTcpPort| port.machine.has_sent(packet);
                 if fake_tcp.as_ref().is_some_and(is_own) || is_own_datagram(packet, *listen) {
                     return;
+                }
+                if let Some(held) = held {
+                    held.hold(stamp, packet);
                 }
                 shell.tap_late_out += u64::from(is_late);
                 if is_late {
@@ -207,7 +226,14 @@ impl Worker {
         read
     }
 
-    fn write(&mut self, shell: &mut Shell, now: Instant) {
+    /// Sends what is due. While another process does the work, this is dropped.
+    pub(super) fn write(&mut self, shell: &mut Shell, now: Instant) {
+        if self.held.is_some() {
+            self.plane.clear_transmits();
+            self.plane.injections().clear();
+            self.fake_tcp.iter_mut().for_each(|port| port.machine.clear_transmits());
+            return;
+        }
         let mut datagrams = Vec::new();
         for (to, datagram) in self.plane.transmits() {
             match (to.transport, &mut self.fake_tcp) {
@@ -249,8 +275,9 @@ impl Worker {
         (shell.tap_drops_out, shell.tap_drops_in) = (out, incoming);
     }
 
-    fn handle_command(&mut self, command: Command, now: Instant) {
+    fn handle_command(&mut self, command: Command, shell: &mut Shell, now: Instant) {
         match command {
+            Command::Upgrade(command) => self.handle_upgrade(command, shell, now),
             Command::Reload { peers, outgoing, incoming, taps, reply } => {
                 let done = self.reload(peers, &outgoing, &incoming, now);
                 if let Some(taps) = taps.filter(|_| done.is_ok()) {
@@ -287,7 +314,10 @@ impl Worker {
     /// Sleeps: for a poll interval under load, otherwise until the next packet, deadline or
     /// command.
     fn sleep(&self, read: usize, now: Instant, interval: &mut PollInterval) {
-        if read >= BATCH {
+        if self.is_paused {
+            wait(&[], &self.waker, IDLE);
+        }
+        if self.is_paused || read >= BATCH {
             return;
         }
         if read >= BUSY {
@@ -301,7 +331,7 @@ impl Worker {
     }
 }
 
-fn wall_clock() -> Duration {
+pub(super) fn wall_clock() -> Duration {
     SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default()
 }
 
@@ -337,39 +367,4 @@ fn carried(port: &mut FakeTcpPort, plane: &mut Plane, now: Instant, packet: &mut
         let from = Endpoint { transport: Transport::FakeTcp, address };
         plane.handle_datagram(now, from, datagram)
     })
-}
-
-/// Payload of a UDP datagram to `listen`, and its source.
-fn datagram(packet: &mut [u8], listen: SocketAddr) -> Option<(SocketAddr, &mut [u8])> {
-    let (from, to, payload) = udp(packet)?;
-    (to.port() == listen.port() && same_host(listen, to)).then_some((from, payload))
-}
-
-/// Returns whether an outgoing packet is one of our own datagrams. The tap contains such datagrams
-/// if the gateway's address lies within the site; they must not be encoded.
-fn is_own_datagram(packet: &mut [u8], listen: SocketAddr) -> bool {
-    udp(packet).is_some_and(|(from, ..)| from.port() == listen.port() && same_host(listen, from))
-}
-
-fn same_host(listen: SocketAddr, address: SocketAddr) -> bool {
-    listen.ip().is_unspecified() || listen.ip() == address.ip()
-}
-
-/// Source, destination and payload of a UDP datagram.
-fn udp(packet: &mut [u8]) -> Option<(SocketAddr, SocketAddr, &mut [u8])> {
-    let header = Header::parse(packet).ok()?;
-    if header.protocol != UDP || is_fragment(packet, header.source) {
-        return None;
-    }
-    let datagram = packet.get_mut(header.header_len..header.total_len)?;
-    let (ports, payload) = datagram.split_at_mut_checked(UDP_HEADER)?;
-    let from = SocketAddr::new(header.source, u16::from_be_bytes([ports[0], ports[1]]));
-    let to = SocketAddr::new(header.destination, u16::from_be_bytes([ports[2], ports[3]]));
-    Some((from, to, payload))
-}
-
-/// Returns whether a packet is an IPv4 fragment. Repairs are never sent in fragments, and a
-/// fragment has no UDP header of its own.
-fn is_fragment(packet: &[u8], source: IpAddr) -> bool {
-    source.is_ipv4() && u16::from_be_bytes([packet[6], packet[7]]) & 0x3fff != 0
 }

@@ -38,7 +38,8 @@ use crate::engine::handle::Handle;
 use crate::engine::intercept::InterceptState;
 use crate::engine::listen_set::ListenSet;
 use crate::engine::loops::Loops;
-use crate::engine::upgrade::{self, ConfigText, ProgramFile, Upgrader};
+use crate::engine::upgrade::ProxyHandover;
+use crate::handover::{self, ConfigText, ProgramFile, Upgrader};
 use crate::metrics;
 use crate::settings::Settings;
 use crate::signals::Signals;
@@ -90,8 +91,8 @@ fn log_start(settings: &Settings) {
 
 /// Opens the socket for requests to upgrade, and answers them.
 fn serve_requests(settings: &Settings, upgrader: Arc<Upgrader>) -> Result<Name> {
-    let (listener, name) = upgrade::bind(&settings.engine.upgrade_socket())?;
-    upgrade::serve(listener, upgrader)?;
+    let (listener, name) = handover::bind(&settings.engine.upgrade_socket())?;
+    handover::serve(listener, upgrader)?;
     name.publish()
 }
 
@@ -112,7 +113,8 @@ fn control_inputs(
     let upgrader = match options.inherited.is_empty() {
         true => {
             let program = ProgramFile::running()?;
-            Some(Arc::new(Upgrader::new(program, text.clone(), proxy, copy, send)))
+            let service = Box::new(ProxyHandover::new(text.clone(), proxy, copy));
+            Some(Arc::new(Upgrader::new(program, service, send)))
         }
         false => None,
     };

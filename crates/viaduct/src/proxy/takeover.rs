@@ -17,7 +17,8 @@ use crate::engine::control::{self, Prepared};
 use crate::engine::handle::Handle;
 use crate::engine::intercept::InterceptState;
 use crate::engine::loops::Loops;
-use crate::engine::upgrade::{self, Inheritance, Takeover};
+use crate::engine::upgrade::{Inheritance, take_flows};
+use crate::handover::{self, Takeover};
 use crate::settings::Settings;
 use crate::signals::Signals;
 use crate::status_socket::Unpublished;
@@ -38,10 +39,11 @@ struct PreparedProxy {
 pub fn run(options: &ProxyOptions, registry: Registry, socket: RawFd) -> Result<()> {
     let signals = Signals::register()?;
     let socket = inherited_fds::take(socket).context("there is no process to take over from")?;
-    let (mut takeover, inheritance) = Takeover::begin(socket)?;
+    let mut takeover = Takeover::begin(socket)?;
+    let inheritance = Inheritance::receive(&mut takeover)?;
     let prepared = prepare(options, registry, inheritance, signals);
     let mut proxy = takeover.or_refuse(prepared)?;
-    let flows = takeover.take_flows(&mut proxy.loops)?;
+    let flows = take_flows(&mut takeover, &mut proxy.loops)?;
     // From here on this process is responsible, even if the old one is killed.
     if let Some(changes) = proxy.intercept_state.changes().as_mut() {
         changes.own();
@@ -82,9 +84,9 @@ fn prepare(
     let metrics = inheritance.metrics.take();
     let (inputs, upgrader) = control_inputs(options, &settings, registry, text, &handle, metrics)?;
     let control = control::prepare(inputs, handle, signals)?;
-    let (listener, requests) = upgrade::bind(&settings.engine.upgrade_socket())?;
+    let (listener, requests) = handover::bind(&settings.engine.upgrade_socket())?;
     if let Some(upgrader) = upgrader {
-        upgrade::serve(listener, upgrader)?;
+        handover::serve(listener, upgrader)?;
     }
     Ok(PreparedProxy {
         settings,

@@ -13,7 +13,7 @@ mod report;
 
 use std::io;
 use std::net::{SocketAddr, UdpSocket};
-use std::os::fd::{AsFd, BorrowedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::SystemTime;
 
 use rustix::net::sockopt;
@@ -62,6 +62,16 @@ impl UdpBatch {
             filter::attach_to_group(socket.as_fd(), &filter::listener_of(share.of))?;
         }
         UdpBatch::new(socket.into(), address)
+    }
+
+    /// Uses the socket of another process, which has sent its descriptor.
+    ///
+    /// # Errors
+    /// It is not an IP socket.
+    pub fn inherited(socket: OwnedFd) -> io::Result<UdpBatch> {
+        let socket = UdpSocket::from(socket);
+        let address = socket.local_addr()?;
+        UdpBatch::new(socket, address)
     }
 
     fn new(socket: UdpSocket, address: SocketAddr) -> io::Result<UdpBatch> {

@@ -1,36 +1,18 @@
-//! The new process's side of an upgrade.
+//! The new process's side of a proxy's upgrade.
 
-use std::fs::File;
 use std::net::TcpListener;
 use std::os::fd::OwnedFd;
-use std::os::unix::fs::FileExt as _;
-use std::time::Duration;
 
-use anyhow::{Context as _, Result, anyhow, bail};
-use rustix::process::getppid;
-use tracing::warn;
-use viaduct_proto::upgrade::{ListenRecord, Message, ServiceRecord, SynRecord, Taker, TakerStep};
+use anyhow::{Context as _, Result, bail};
+use viaduct_proto::upgrade::{ListenRecord, ServiceRecord, SynRecord, TakerStep};
 use viaduct_sys::capture::syn::SynTap;
 use viaduct_sys::journal::Changes;
 use viaduct_sys::nft::nfqueue::NfQueue;
-use viaduct_sys::socket::seqpacket;
 
-use super::{Channel, START_TIMEOUT, TRANSFER_TIMEOUT};
 use crate::engine::config::EngineConfig;
 use crate::engine::listen_set::{ListenSet, SynSource};
 use crate::engine::loops::Loops;
-
-/// Maximum length of the config, in bytes.
-const MAX_CONFIG: u64 = 1 << 20;
-/// Time in which an old process that has given up kills this one.
-const GIVE_UP_TIME: Duration = Duration::from_millis(500);
-
-/// Conversation with the old process.
-#[derive(Debug)]
-pub struct Takeover {
-    channel: Channel,
-    taker: Taker,
-}
+use crate::handover::{Takeover, config_text, old_process};
 
 /// Everything of the old process but its flows.
 #[derive(Debug)]
@@ -44,77 +26,40 @@ pub struct Inheritance {
     workers: Vec<(ListenRecord, Vec<OwnedFd>)>,
 }
 
-impl Takeover {
-    /// Begins over `socket`, and receives the service.
-    ///
-    /// # Errors
-    /// The old process writes another format, or has ended.
-    pub fn begin(socket: OwnedFd) -> Result<(Takeover, Inheritance)> {
-        let channel = Channel::new(socket, START_TIMEOUT)?;
-        channel.send(&Taker::hello(env!("CARGO_PKG_VERSION")), &[])?;
-        let mut takeover = Takeover { channel, taker: Taker::default() };
+/// Tells the old process that all is prepared, and gives the flows that it sends to `loops`.
+/// Returns their number. Nothing may touch the flows before [`Takeover::confirm`].
+///
+/// # Errors
+/// The old process has ended before it had sent all, or a flow cannot be continued.
+pub fn take_flows(takeover: &mut Takeover, loops: &mut Loops) -> Result<usize> {
+    takeover.ready()?;
+    let mut count = 0;
+    loop {
         let (step, fds) = takeover.next()?;
         match step {
-            TakerStep::Prepare(service) => {
-                let inheritance = takeover.or_refuse(Inheritance::of(service, fds))?;
-                Ok((takeover, inheritance))
+            TakerStep::Keep(worker, flows) => {
+                count += flows.len();
+                let restored = loops.restore(worker, &flows, fds);
+                takeover.or_refuse(restored)?;
             }
-            _ => bail!("the old process has sent no service"),
+            TakerStep::Serve => return Ok(count),
+            _ => bail!("the old process has sent something other than flows"),
         }
-    }
-
-    /// Returns `result`; tells the old process the error, if there is one.
-    ///
-    /// # Errors
-    /// The error of `result`.
-    pub fn or_refuse<T>(&self, result: Result<T>) -> Result<T> {
-        result.inspect_err(|error| {
-            // A record holds 1024 bytes of text.
-            let reason = format!("{error:#}").chars().take(250).collect();
-            let _ = self.channel.send(&Message::Refused { reason }, &[]);
-        })
-    }
-
-    /// Tells the old process that all is prepared, and gives the flows that it sends to `loops`.
-    /// Returns their number. Nothing may touch the flows before [`Takeover::confirm`].
-    ///
-    /// # Errors
-    /// The old process has ended before it had sent all, or a flow cannot be continued.
-    pub fn take_flows(&mut self, loops: &mut Loops) -> Result<usize> {
-        self.channel.send(&Message::Ready, &[])?;
-        seqpacket::set_timeout(&self.channel.0, TRANSFER_TIMEOUT)?;
-        let mut count = 0;
-        loop {
-            let (step, fds) = self.next()?;
-            match step {
-                TakerStep::Keep(worker, flows) => {
-                    count += flows.len();
-                    let restored = loops.restore(worker, &flows, fds);
-                    self.or_refuse(restored)?;
-                }
-                TakerStep::Serve => return Ok(count),
-                TakerStep::Prepare(_) => bail!("the old process has sent the service twice"),
-            }
-        }
-    }
-
-    /// Tells the old process that this one serves from now on.
-    pub fn confirm(self) {
-        if let Err(error) = self.channel.send(&Message::Taken, &[]) {
-            // Either the old process was killed, or it has given up and now kills this one.
-            warn!("the old process has ended: {error:#}");
-            std::thread::sleep(GIVE_UP_TIME);
-        }
-    }
-
-    fn next(&mut self) -> Result<(TakerStep, Vec<OwnedFd>)> {
-        let received = self.channel.receive()?;
-        let (message, fds) = received.context("the old process has ended")?;
-        Ok((self.taker.handle_message(message)?, fds))
     }
 }
 
 impl Inheritance {
+    /// Receives the service from the old process.
+    ///
+    /// # Errors
+    /// The old process has ended, or is no proxy.
+    pub fn receive(takeover: &mut Takeover) -> Result<Inheritance> {
+        match takeover.next()? {
+            (TakerStep::Prepare(service), fds) => takeover.or_refuse(Inheritance::of(service, fds)),
+            _ => bail!("the old process has sent no service"),
+        }
+    }
+
     fn of(service: ServiceRecord, fds: Vec<OwnedFd>) -> Result<Inheritance> {
         let mut fds = fds.into_iter();
         let mut next = || fds.next().context("a descriptor is missing");
@@ -173,19 +118,6 @@ impl Inheritance {
     /// The journal is not the old process's, or cannot be written.
     pub fn changes(&mut self, config: &EngineConfig) -> Result<Option<Changes>> {
         let Some(locks) = self.locks.take() else { return Ok(None) };
-        let parent = getppid().ok_or_else(|| anyhow!("the old process has ended"))?;
-        let pid = parent.as_raw_nonzero().get().cast_unsigned();
-        Ok(Some(Changes::take_over(&config.journal(), pid, locks)?))
+        Ok(Some(Changes::take_over(&config.journal(), old_process()?, locks)?))
     }
-}
-
-fn config_text(fd: OwnedFd) -> Result<String> {
-    let file = File::from(fd);
-    let length = file.metadata()?.len();
-    if length > MAX_CONFIG {
-        bail!("the config of the old process is longer than {MAX_CONFIG} bytes");
-    }
-    let mut text = vec![0; usize::try_from(length)?];
-    file.read_exact_at(&mut text, 0)?;
-    Ok(String::from_utf8(text)?)
 }

@@ -1,5 +1,5 @@
-//! Socket at which `viaduct upgrade` asks a running proxy to hand itself to a new process. Only
-//! root and the proxy's own user may ask: the request names a program to start.
+//! Socket at which `viaduct upgrade` asks a running service to hand itself to a new process. Only
+//! root and the service's own user may ask: the request names a program to start.
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -28,19 +28,21 @@ const MAX_REQUEST: usize = 8 << 10;
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Request {
-    /// Program to start; `None` for the file from which the proxy was started.
+    /// Program to start; `None` for the file from which the service was started.
     pub program: Option<PathBuf>,
 }
 
 /// Upgrade that has succeeded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Report {
-    /// Process ID of the old process, which ends after its last flow.
+    /// Process ID of the old process, which ends after its last flow, if it has any.
     pub old: u32,
     /// Process ID of the new process.
     pub new: u32,
     /// Number of flows that the new process continues.
     pub flows: usize,
+    /// Number of peers that the new process continues.
+    pub peers: usize,
 }
 
 /// Reply to a request.
@@ -102,7 +104,7 @@ fn answer(client: &OwnedFd, user: u32, upgrader: &Upgrader) {
 fn read(client: &OwnedFd, user: u32) -> Result<Request> {
     let own = rustix::process::geteuid().as_raw();
     if ![own, 0].contains(&user) {
-        bail!("user {user} may not upgrade a proxy of user {own}: only that user and root may");
+        bail!("user {user} may not upgrade a service of user {own}: only that user and root may");
     }
     if !wait(client, Some(REQUEST_TIMEOUT)) {
         bail!("a client has connected and sent no request");

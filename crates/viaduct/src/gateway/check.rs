@@ -1,0 +1,85 @@
+//! `viaduct gateway --check`: checks a config against this machine, and prints its meaning.
+
+use std::path::Path;
+
+use anyhow::{Context as _, Result};
+use ipnet::IpNet;
+use viaduct_proto::flow::Registry;
+use viaduct_proto::repair::{Transport, TransportChoice};
+
+use super::config::Config;
+use super::site::Site;
+use super::{preflight, resolve, split, system};
+
+/// Warnings of `viaduct gateway --check` about `config` on this machine; its error, if the machine
+/// lacks anything that the config names.
+pub fn warnings(config: Config) -> Vec<String> {
+    match Site::new(config) {
+        Ok(site) => site.warnings(),
+        Err(error) => vec![format!("{error:#}")],
+    }
+}
+
+/// Checks a config against this machine, prints its meaning, and changes nothing.
+pub fn check(path: &Path, registry: &Registry) -> Result<()> {
+    let config = Config::load(path)?;
+    if let Some(missing) = preflight::missing_prerequisite(&config) {
+        split::settings(&config, registry).with_context(|| path.display().to_string())?;
+        println!("site {}: public key {}", config.name, config.secret.public());
+        println!("warning: {missing}; the gateway keeps trying");
+        println!("ok, with a warning");
+        return Ok(());
+    }
+    let (site, flows) = resolve(config, path, registry)?;
+    let config = &site.config;
+    println!("site {}: public key {}", config.name, config.secret.public());
+    println!("  hosts {}; wan {} (MTU {})", list(&config.prefixes), config.wan, site.wan_mtu);
+    println!("  repairs arrive at UDP {}", config.listen);
+    for peer in &config.peers {
+        let code = peer.coding.as_ref().map_or("no repairs".to_owned(), ToString::to_string);
+        let room = match site.clamp(peer) {
+            Some(longest) => format!("packets limited to {longest} bytes (route MTU, MSS)"),
+            None => "no packet is altered".to_owned(),
+        };
+        let endpoint = match (&peer.endpoint, &peer.endpoint_name) {
+            (Some(at), _) => format!("at {at}"),
+            (None, Some((host, port))) => format!("at {host}:{port}"),
+            (None, None) => "(no endpoint: the peer connects first)".to_owned(),
+        };
+        println!("peer {} {endpoint}: public key {}", peer.name, peer.key);
+        println!("  hosts {}; {code}; {room}", list(&peer.prefixes));
+        println!("  datagrams by {}", transports(peer.transport));
+    }
+    if let Some(flows) = flows {
+        print!("split mode, {flows}");
+    }
+    for (what, listen) in [("metrics", config.metrics), ("cache", config.cache)] {
+        println!("{what}: {}", listen.map_or("off".to_owned(), |at| at.to_string()));
+    }
+    let routes = system::plan(&site).with_context(|| path.display().to_string())?;
+    let obstacles = [preflight::check_capabilities(), preflight::check_run_dir(config)];
+    let obstacles = obstacles.into_iter().filter_map(Result::err).map(|e| format!("{e:#}"));
+    let warnings =
+        [site.warnings(), routes, preflight::ports_in_use(config), obstacles.collect()].concat();
+    for warning in &warnings {
+        println!("warning: {warning}");
+    }
+    match warnings.len() {
+        0 => println!("ok"),
+        1 => println!("ok, with a warning"),
+        n => println!("ok, with {n} warnings"),
+    }
+    Ok(())
+}
+
+fn transports(choice: TransportChoice) -> &'static str {
+    match choice {
+        TransportChoice::Auto => "UDP, or by fake TCP while UDP is not answered",
+        TransportChoice::Only(Transport::Udp) => "UDP",
+        TransportChoice::Only(Transport::FakeTcp) => "fake TCP",
+    }
+}
+
+fn list(prefixes: &[IpNet]) -> String {
+    prefixes.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ")
+}

@@ -1,0 +1,102 @@
+//! Reload of a gateway's config: all of it takes effect, or none.
+
+use anyhow::{Context as _, Result, bail};
+use tracing::{error, info, warn};
+
+use super::config::Config;
+use super::control::Control;
+use super::listeners::Moved;
+use super::site::Site;
+use super::split;
+use super::system::System;
+use crate::notify::{Phase, notify};
+
+impl Control {
+    /// Reloads the config, and logs the result.
+    pub(super) async fn reload_and_log(&mut self, system: &mut System) {
+        notify(Phase::Reloading);
+        match self.reload(system).await {
+            Ok(()) => info!("reloaded"),
+            Err(e) if system.is_complete() => error!("not reloaded, nothing has changed: {e:#}"),
+            Err(e) => {
+                error!("not reloaded, and what was in force is incomplete: {e:#}");
+                self.wan.set_stale();
+            }
+        }
+        notify(Phase::Ready);
+    }
+
+    /// Reloads the config if its file is another one than that in force, which an upgrade hands on.
+    pub(super) async fn reload_if_changed(&mut self, system: &mut System) {
+        if self.source.is_changed() {
+            self.reload_and_log(system).await;
+        }
+    }
+
+    /// Reloads the config. All of it takes effect, or none.
+    async fn reload(&mut self, system: &mut System) -> Result<()> {
+        let (site, flows, text) = self.source.load()?;
+        let fixed = reject_fixed_changes(&self.site.config, &site.config).and_then(|()| {
+            if site.forces_fake_tcp() && self.site.fake_tcp.is_empty() {
+                bail!("transport: \"fake-tcp\" has no ports since the start; that needs a restart");
+            }
+            match (&self.flows, &flows) {
+                (None, None) => Ok(()),
+                (Some(_), Some(_))
+                    if split::prefixes(&self.site.config) != split::prefixes(&site.config) =>
+                {
+                    bail!("prefixes: a change needs a restart, as connections are split by them")
+                }
+                (Some(old), Some(new)) => old.settings().check_change(new).context("[split]"),
+                _ => bail!("mode: the first or the last peer in split mode needs a restart"),
+            }
+        });
+        fixed.with_context(|| self.source.path.display().to_string())?;
+        self.apply(site, system).await?;
+        self.source.text.set(Some(text));
+        self.endpoints.watch(&self.site.config);
+        match (&mut self.flows, flows) {
+            (Some(running), Some(new)) => running.reload(new),
+            _ => Ok(()),
+        }
+    }
+
+    /// Applies `site`: all of it, or nothing.
+    pub(super) async fn apply(&mut self, mut site: Site, system: &mut System) -> Result<()> {
+        self.endpoints.fill(&mut site.config);
+        // The ports of fake TCP are opened at the start.
+        site.fake_tcp.clone_from(&self.site.fake_tcp);
+        let moved = Moved::open(Some(&self.site.config), &site.config).await?;
+        system.apply(&site)?;
+        if let Err(error) = self.send_settings(&site).await {
+            system.apply(&self.site)?;
+            return Err(error);
+        }
+        let warnings = site.warnings();
+        for warning in warnings.iter().filter(|warning| !self.warnings.contains(warning)) {
+            warn!("{warning}");
+        }
+        self.warnings = warnings;
+        self.wan.mark_applied(&site)?;
+        self.unverified = true;
+        self.listeners.replace(moved, &site.config);
+        self.site = site;
+        Ok(())
+    }
+}
+
+/// Rejects changes that need a restart.
+fn reject_fixed_changes(old: &Config, new: &Config) -> Result<()> {
+    let fixed = [
+        ("name", new.name == old.name),
+        ("key", new.secret == old.secret),
+        ("wan", new.wan == old.wan),
+        ("listen", new.listen == old.listen),
+        ("memory", new.memory == old.memory),
+        ("run_dir", new.run_dir == old.run_dir),
+    ];
+    match fixed.iter().find(|(_, same)| !same) {
+        Some((key, _)) => bail!("[site] {key} has changed; that needs a restart"),
+        None => Ok(()),
+    }
+}

@@ -1,0 +1,139 @@
+//! The control side's part of an upgrade.
+
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use anyhow::{Result, anyhow};
+use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
+use tracing::{error, warn};
+
+use super::{ControlRequest, ControlState, GatewayHandover};
+use crate::gateway::ConfigSource;
+use crate::gateway::control::ToWorker;
+use crate::gateway::listeners::Listeners;
+use crate::gateway::site::Site;
+use crate::gateway::system::System;
+use crate::handover::{Outcome, ProgramFile, Upgrader, next_outcome};
+
+/// Event of an upgrade, for the control side.
+#[derive(Debug)]
+pub enum UpgradeEvent {
+    /// Request of the upgrader.
+    Request(ControlRequest),
+    /// Result of an upgrade.
+    Outcome(Outcome),
+}
+
+/// Upgrades of this process, as far as its control side has to do with them.
+pub struct UpgradeState {
+    upgrader: Arc<Upgrader>,
+    requests: UnboundedReceiver<ControlRequest>,
+    outcomes: UnboundedReceiver<Outcome>,
+    /// True while another process may take over: nothing on the machine may be changed.
+    is_active: bool,
+    /// True once another process is responsible for the machine.
+    is_left: Arc<AtomicBool>,
+    /// Listeners of the process that this one continues.
+    inherited: Option<[Option<OwnedFd>; 2]>,
+}
+
+impl UpgradeState {
+    /// Creates the state of a gateway whose packet thread is `worker`.
+    pub fn new(
+        site: &Site,
+        source: &ConfigSource,
+        worker: ToWorker,
+        inherited: Option<[Option<OwnedFd>; 2]>,
+    ) -> Result<UpgradeState> {
+        let ((control, requests), (outcome, outcomes)) = (unbounded_channel(), unbounded_channel());
+        let is_left = Arc::<AtomicBool>::default();
+        let service = GatewayHandover {
+            key: site.config.secret.public(),
+            config: source.text.clone(),
+            worker,
+            control,
+            is_left: is_left.clone(),
+        };
+        let upgrader = Upgrader::new(ProgramFile::running()?, Box::new(service), outcome);
+        let upgrader = Arc::new(upgrader);
+        Ok(UpgradeState { upgrader, requests, outcomes, is_active: false, is_left, inherited })
+    }
+
+    /// Hands the gateway to a new process.
+    pub fn upgrader(&self) -> Arc<Upgrader> {
+        self.upgrader.clone()
+    }
+
+    /// Takes the listeners of the process that this one continues.
+    pub fn take_inherited(&mut self) -> Option<[Option<OwnedFd>; 2]> {
+        self.inherited.take()
+    }
+
+    /// Returns whether another process may be taking over.
+    pub fn is_active(&self) -> bool {
+        self.is_active
+    }
+
+    /// Returns whether another process has taken over.
+    pub fn is_left(&self) -> bool {
+        self.is_left.load(Ordering::Relaxed)
+    }
+
+    /// Begins an upgrade if the program's file was replaced. Returns false if the config is to be
+    /// reloaded instead.
+    pub fn begin_if_due(&self) -> bool {
+        if self.is_active {
+            warn!("not reloaded: an upgrade is in progress");
+            return true;
+        }
+        let begun = self.upgrader.is_due().then(|| self.upgrader.begin());
+        match begun {
+            Some(Err(error)) => {
+                error!("not upgraded: cannot start a thread: {error}");
+                false
+            }
+            begun => begun.is_some(),
+        }
+    }
+
+    /// Waits for the next event.
+    pub async fn next(&mut self) -> UpgradeEvent {
+        tokio::select! {
+            Some(request) = self.requests.recv() => UpgradeEvent::Request(request),
+            outcome = next_outcome(Some(&mut self.outcomes)) => UpgradeEvent::Outcome(outcome),
+        }
+    }
+
+    /// Handles a request of the upgrader.
+    pub fn handle(
+        &mut self,
+        request: ControlRequest,
+        system: &System,
+        listeners: &Listeners,
+        has_flows: bool,
+    ) {
+        match request {
+            ControlRequest::Export(reply) => {
+                let state = match has_flows {
+                    true => Err(anyhow!(
+                        "a gateway in split mode cannot hand its flows over: restart it"
+                    )),
+                    false => export(system, listeners),
+                };
+                self.is_active = state.is_ok();
+                let _ = reply.send(state);
+            }
+            ControlRequest::TakeBack => {
+                self.is_active = false;
+                if let Err(error) = system.reclaim() {
+                    warn!("cannot write the journal: {error:#}");
+                }
+            }
+        }
+    }
+}
+
+fn export(system: &System, listeners: &Listeners) -> Result<ControlState> {
+    Ok(ControlState { listeners: listeners.export()?, marks: system.marks() })
+}

@@ -1,0 +1,186 @@
+//! The packet thread's part of an upgrade, in both processes.
+
+use std::collections::VecDeque;
+use std::io;
+use std::os::fd::{AsFd as _, OwnedFd};
+use std::sync::mpsc::SyncSender;
+use std::time::Duration;
+
+use tracing::{error, info};
+use viaduct_proto::fake_tcp::FakeTcp;
+use viaduct_proto::time::Instant;
+use viaduct_proto::upgrade::{ConnectionRecord, CutRecord, PeerRecord};
+use viaduct_sys::clock;
+
+use crate::gateway::fake_tcp::FakeTcpPort;
+use crate::gateway::snapshot::Shell;
+use crate::gateway::worker::{Worker, wall_clock};
+
+/// Age, relative to the newest one, at which a held packet is dropped: the old process has encoded
+/// it long before it stops.
+const MAX_HELD_AGE: Duration = Duration::from_millis(500);
+/// Maximum number of reads of the taps before a pause.
+const MAX_LAST_READS: usize = 16;
+/// Maximum bytes of held packets.
+const MAX_HELD: usize = 32 << 20;
+
+/// Command to a packet thread about an upgrade.
+pub enum UpgradeCommand {
+    /// Duplicates the sockets, and copies the state. The work goes on.
+    Export(SyncSender<io::Result<(Sockets, WorkerState)>>),
+    /// Sends the last repairs, pauses, and copies the state.
+    Pause(SyncSender<WorkerState>),
+    /// Goes on after a failed upgrade.
+    Resume,
+    /// Begins to work, with the state of the old process.
+    Take(Box<WorkerState>),
+}
+
+/// Sockets of a packet thread.
+#[derive(Debug)]
+pub struct Sockets {
+    /// Socket that sends repairs.
+    pub udp: OwnedFd,
+    /// TUN, if it was created.
+    pub tun: Option<OwnedFd>,
+    /// Listeners of fake TCP.
+    pub fake_tcp: Vec<OwnedFd>,
+}
+
+/// State of a packet thread that another one continues.
+#[derive(Debug, Default)]
+pub struct WorkerState {
+    /// Peers.
+    pub peers: Vec<PeerRecord>,
+    /// Key of fake TCP.
+    pub isn_key: [u64; 4],
+    /// Connections of fake TCP.
+    pub connections: Vec<ConnectionRecord>,
+    /// Place where the old process has stopped.
+    pub cut: CutRecord,
+}
+
+/// Outgoing packets that this process may have to encode.
+#[derive(Debug, Default)]
+pub struct HeldPackets {
+    packets: VecDeque<(Duration, Vec<u8>)>,
+    bytes: usize,
+}
+
+impl HeldPackets {
+    /// Holds a packet with its time stamp.
+    pub fn hold(&mut self, stamp: Duration, packet: &[u8]) {
+        self.bytes += packet.len();
+        self.packets.push_back((stamp, packet.to_vec()));
+        let oldest = stamp.saturating_sub(MAX_HELD_AGE);
+        while self.bytes > MAX_HELD || self.packets.front().is_some_and(|(at, _)| *at < oldest) {
+            self.bytes -= self.packets.pop_front().map_or(0, |(_, packet)| packet.len());
+        }
+    }
+
+    /// Returns the packets with a later stamp than `cut`.
+    fn after(self, cut: Duration) -> impl Iterator<Item = (Duration, Vec<u8>)> {
+        self.packets.into_iter().filter(move |(stamp, _)| *stamp > cut)
+    }
+}
+
+impl Worker {
+    /// Handles a command about an upgrade.
+    pub fn handle_upgrade(&mut self, command: UpgradeCommand, shell: &mut Shell, now: Instant) {
+        // The other side may have given up.
+        match command {
+            UpgradeCommand::Export(reply) => {
+                let _ = reply.send(self.sockets().map(|sockets| (sockets, self.state())));
+            }
+            UpgradeCommand::Pause(reply) => {
+                for _ in 0..MAX_LAST_READS {
+                    if self.read_taps(shell) == 0 {
+                        break;
+                    }
+                }
+                let now = Instant::from_nanos(clock::now());
+                self.plane.finish(now);
+                self.write(shell, now);
+                self.is_paused = true;
+                let _ = reply.send(self.state());
+            }
+            UpgradeCommand::Resume if self.is_paused => {
+                self.plane.reclaim();
+                self.is_paused = false;
+            }
+            UpgradeCommand::Resume => {}
+            UpgradeCommand::Take(state) => self.take(&state, now),
+        }
+    }
+
+    fn sockets(&self) -> io::Result<Sockets> {
+        let listeners = self.fake_tcp.iter().flat_map(FakeTcpPort::listeners);
+        Ok(Sockets {
+            udp: self.udp.as_fd().try_clone_to_owned()?,
+            tun: self.injector.tun().map(|tun| tun.try_clone_to_owned()).transpose()?,
+            fake_tcp: listeners
+                .map(|of| of.as_fd().try_clone_to_owned())
+                .collect::<Result<_, _>>()?,
+        })
+    }
+
+    fn state(&self) -> WorkerState {
+        let machine = self.fake_tcp.as_ref().map(|port| &port.machine);
+        WorkerState {
+            peers: self.plane.records(),
+            isn_key: machine.map(FakeTcp::isn_key).unwrap_or_default(),
+            connections: machine.iter().flat_map(|machine| machine.records()).collect(),
+            cut: CutRecord {
+                left: u64::try_from(self.left.as_nanos()).unwrap_or(u64::MAX),
+                at: clock::now(),
+            },
+        }
+    }
+
+    /// Begins to work in the place of the old process.
+    fn take(&mut self, state: &WorkerState, now: Instant) {
+        let Some(held) = self.held.take() else { return };
+        self.plane.set_passive(false);
+        if let Err(error) = self.resume(state, now) {
+            // The same records have been taken over once already.
+            error!("sessions are not continued, and begin anew: {error:#}");
+        }
+        let wall = wall_clock();
+        for (stamp, mut packet) in held.after(Duration::from_nanos(state.cut.left)) {
+            let crossed = now - wall.saturating_sub(stamp).min(MAX_HELD_AGE);
+            self.plane.handle_outgoing(now, crossed, &mut packet);
+        }
+        let paused = now.since(Instant::from_nanos(state.cut.at));
+        info!(peers = state.peers.len(), paused_ms = paused.as_secs_f64() * 1e3, "taken over");
+    }
+
+    /// Continues with the state of the old process.
+    ///
+    /// # Errors
+    /// The state has a peer that is not in the config.
+    pub fn resume(&mut self, state: &WorkerState, now: Instant) -> anyhow::Result<()> {
+        if let Some(port) = &mut self.fake_tcp {
+            port.machine.resume(state.isn_key, &state.connections);
+        }
+        Ok(self.plane.resume(now, &state.peers)?)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn packets_are_held_until_the_old_process_has_encoded_them() {
+        let at = Duration::from_millis;
+        let mut held = HeldPackets::default();
+        for millis in 0..1_000 {
+            held.hold(at(millis), &[0; 100]);
+        }
+        assert_eq!((held.packets.len(), held.bytes), (501, 50_100));
+        assert_eq!(held.after(at(989)).map(|(stamp, _)| stamp).min(), Some(at(990)));
+        let mut held = HeldPackets::default();
+        (0..100).for_each(|_| held.hold(at(0), &vec![0; 1 << 20]));
+        assert_eq!((held.packets.len(), held.bytes), (32, MAX_HELD));
+    }
+}

@@ -1,0 +1,172 @@
+//! Upgrade of a running service without a cut: this process starts the new program, hands it the
+//! sockets and the state, and then ends ([`viaduct_proto::upgrade`] has the order of the messages).
+//!
+//! ```text
+//!   viaduct upgrade ──▶ requests ──┐
+//!   SIGHUP, the file is another ───┴──▶ Upgrader ───── starts ─────▶ Takeover
+//!                                          │ Handover: the service       │
+//!                                          └────────── Channel ──────────┘
+//! ```
+//!
+//! | file | |
+//! |---|---|
+//! | here | the connection between the two processes, the program's file, the config in force |
+//! | `upgrader` | the old process's side |
+//! | `takeover` | the new process's side |
+//! | `requests` | the socket at which `viaduct upgrade` asks |
+//!
+//! The services have their own parts: `engine::upgrade` for proxies, `gateway::upgrade`.
+
+mod requests;
+mod takeover;
+mod upgrader;
+
+use std::fs::{self, File};
+use std::io::{self, ErrorKind, Write as _};
+use std::os::fd::{BorrowedFd, OwnedFd};
+use std::os::unix::fs::{FileExt as _, MetadataExt as _};
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use anyhow::{Context as _, Result, bail};
+use rustix::fs::{MemfdFlags, memfd_create};
+use viaduct_proto::upgrade::{MAX_MESSAGE, Message};
+use viaduct_sys::socket::seqpacket;
+
+pub use requests::{Reply, Report, Request, bind, serve};
+pub use takeover::{Takeover, old_process};
+pub use upgrader::{Handed, Handover, Outcome, Upgrader, next_outcome};
+
+/// Name of the option with which the new program is started; its value is the number of a
+/// descriptor.
+pub const OPTION: &str = "--takeover";
+/// Time in which the new process must be ready, and time in which the old one must answer it.
+const START_TIMEOUT: Duration = Duration::from_secs(20);
+/// Time in which each step must be done while neither process does the work.
+pub const TRANSFER_TIMEOUT: Duration = Duration::from_secs(4);
+/// Maximum length of the config, in bytes.
+const MAX_CONFIG: u64 = 1 << 20;
+
+/// Connection between the two processes.
+#[derive(Clone, Debug)]
+pub struct Channel(Arc<OwnedFd>);
+
+impl Channel {
+    /// Returns a connection over `socket`, with a limit for each send and receive.
+    fn new(socket: OwnedFd, limit: Duration) -> io::Result<Channel> {
+        seqpacket::set_timeout(&socket, limit)?;
+        Ok(Channel(Arc::new(socket)))
+    }
+
+    /// Socket of the connection, on which other threads may send messages.
+    pub fn socket(&self) -> Arc<OwnedFd> {
+        self.0.clone()
+    }
+
+    /// Sends a message with its descriptors.
+    ///
+    /// # Errors
+    /// The message exceeds a bound, or the other process has ended.
+    pub fn send(&self, message: &Message, fds: &[BorrowedFd<'_>]) -> Result<()> {
+        let sent = seqpacket::send_many(&self.0, &message.emit()?, fds);
+        sent.context("cannot send to the other process")
+    }
+
+    /// Receives the next message; `None` if the other process has ended.
+    fn receive(&self) -> Result<Option<(Message, Vec<OwnedFd>)>> {
+        let mut bytes = vec![0; MAX_MESSAGE];
+        let received = match seqpacket::receive_many(&self.0, &mut bytes) {
+            Err(error) if error.kind() == ErrorKind::TimedOut => {
+                bail!("the other process does not answer")
+            }
+            Err(error) if error.kind() == ErrorKind::ConnectionReset => return Ok(None),
+            received => received.context("cannot receive from the other process")?,
+        };
+        if received.lost_fds {
+            bail!("the limit of open descriptors is too low: raise it (ulimit -n, LimitNOFILE=)");
+        }
+        if received.length == 0 {
+            return Ok(None);
+        }
+        let length = if received.is_truncated { MAX_MESSAGE + 1 } else { received.length };
+        bytes.resize(length, 0);
+        let message = Message::parse(&bytes, received.fds.len())?;
+        Ok(Some((message, received.fds)))
+    }
+}
+
+/// File of the running program.
+#[derive(Debug)]
+pub struct ProgramFile {
+    path: PathBuf,
+    /// Device and inode of the file that runs.
+    running: Option<(u64, u64)>,
+}
+
+impl ProgramFile {
+    /// File of this process, which has just been started from it.
+    ///
+    /// # Errors
+    /// There is no `/proc`.
+    pub fn running() -> io::Result<ProgramFile> {
+        Ok(ProgramFile { path: std::env::current_exe()?, running: identity("/proc/self/exe") })
+    }
+
+    /// Returns whether another file has taken the program's place.
+    fn is_replaced(&self) -> bool {
+        let now = identity(&self.path);
+        now.is_some() && now != self.running
+    }
+}
+
+fn identity(path: impl AsRef<Path>) -> Option<(u64, u64)> {
+    fs::metadata(path).ok().map(|file| (file.dev(), file.ino()))
+}
+
+/// Text of the config file in force; `None` if there is no file.
+#[derive(Clone, Debug, Default)]
+pub struct ConfigText(Arc<Mutex<Option<String>>>);
+
+impl ConfigText {
+    /// Returns the text `text`.
+    pub fn new(text: Option<String>) -> ConfigText {
+        ConfigText(Arc::new(Mutex::new(text)))
+    }
+
+    /// Replaces the text after a reload.
+    pub fn set(&self, text: Option<String>) {
+        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = text;
+    }
+
+    /// Returns the text.
+    pub fn get(&self) -> Option<String> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// Copies the text to a memory file, for the new process.
+    ///
+    /// # Errors
+    /// The kernel has no memory left.
+    pub fn to_file(&self) -> Result<Option<File>> {
+        let Some(text) = self.get() else { return Ok(None) };
+        let mut file = File::from(memfd_create("config", MemfdFlags::CLOEXEC)?);
+        file.write_all(text.as_bytes()).context("cannot pass the config on")?;
+        Ok(Some(file))
+    }
+}
+
+/// Reads the text that the old process has copied to a memory file.
+///
+/// # Errors
+/// The text is too long, or not a text.
+pub fn config_text(fd: OwnedFd) -> Result<String> {
+    let file = File::from(fd);
+    let length = file.metadata()?.len();
+    if length > MAX_CONFIG {
+        bail!("the config of the old process is longer than {MAX_CONFIG} bytes");
+    }
+    let mut text = vec![0; usize::try_from(length)?];
+    file.read_exact_at(&mut text, 0)?;
+    Ok(String::from_utf8(text)?)
+}

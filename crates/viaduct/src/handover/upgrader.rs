@@ -1,0 +1,224 @@
+//! The old process's side of an upgrade.
+
+use std::env;
+use std::os::fd::{AsFd as _, AsRawFd as _, OwnedFd};
+use std::path::Path;
+use std::process::Command;
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, Result, anyhow, bail};
+use rustix::net::{Shutdown, shutdown};
+use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender};
+use tracing::{error, info};
+use viaduct_proto::upgrade::{Giver, GiverStep, Message};
+use viaduct_sys::process::{Process, inherited_fds, signals};
+use viaduct_sys::socket::seqpacket;
+
+use super::requests::Report;
+use super::{Channel, OPTION, ProgramFile, START_TIMEOUT, TRANSFER_TIMEOUT};
+use crate::notify::notify_main_process;
+
+/// Time for the exit status of a process that has closed its connection.
+const EXIT_TIMEOUT: Duration = Duration::from_millis(200);
+
+/// Result of an upgrade, for the control side.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Outcome {
+    /// The new process serves.
+    Released,
+    /// An upgrade on SIGHUP has failed; the signal still asks for a reload.
+    Failed,
+}
+
+/// Next outcome of an upgrade. Without upgrades the future never completes.
+pub async fn next_outcome(outcomes: Option<&mut UnboundedReceiver<Outcome>>) -> Outcome {
+    let Some(outcomes) = outcomes else { return std::future::pending().await };
+    match outcomes.recv().await {
+        Some(outcome) => outcome,
+        None => std::future::pending().await,
+    }
+}
+
+/// Number of flows or of peers that the new process continues.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Handed {
+    /// Flows of a proxy.
+    pub flows: usize,
+    /// Peers of a gateway.
+    pub peers: usize,
+}
+
+/// Service that can continue in another process.
+pub trait Handover: Send + Sync {
+    /// Sends what the new process needs to prepare. This process goes on.
+    ///
+    /// # Errors
+    /// The service cannot be handed over, or the new process has ended.
+    fn send_service(&self, channel: &Channel) -> Result<()>;
+
+    /// Stops what only one process may do, and sends the rest.
+    ///
+    /// # Errors
+    /// The new process has ended, or a part of this one does not answer.
+    fn send_state(&self, channel: &Channel) -> Result<Handed>;
+
+    /// Goes on as before, after the new process has failed. It does not exist any more.
+    fn take_back(&self);
+
+    /// Leaves the changes to the machine in place, for the new process.
+    fn leave(&self);
+
+    /// Ends this process, after its last flow if it has any.
+    fn end(&self);
+}
+
+/// Hands a service to a new process.
+pub struct Upgrader {
+    program: ProgramFile,
+    service: Box<dyn Handover>,
+    outcomes: UnboundedSender<Outcome>,
+    /// Locked during an attempt; true once another process serves.
+    is_released: Mutex<bool>,
+}
+
+impl Upgrader {
+    /// Returns an upgrader of `service`. The control side gets the outcomes.
+    pub fn new(
+        program: ProgramFile,
+        service: Box<dyn Handover>,
+        outcomes: UnboundedSender<Outcome>,
+    ) -> Upgrader {
+        Upgrader { program, service, outcomes, is_released: Mutex::new(false) }
+    }
+
+    /// Returns whether the program's file was replaced since this process was started.
+    pub fn is_due(&self) -> bool {
+        self.program.is_replaced()
+    }
+
+    /// Upgrades to the program's file in a thread. A failure is logged, and reported.
+    ///
+    /// # Errors
+    /// No thread can be started.
+    pub fn begin(self: &Arc<Self>) -> std::io::Result<()> {
+        let this = self.clone();
+        let run = move || {
+            if let Err(error) = this.upgrade(None, |_| ()) {
+                error!("not upgraded: {error:#}");
+                let _ = this.outcomes.send(Outcome::Failed);
+            }
+        };
+        std::thread::Builder::new().name("upgrade".to_owned()).spawn(run).map(drop)
+    }
+
+    /// Starts `program`, or the program's own file, and hands the service to it. `tell` gets a
+    /// report once the new process serves. This process then ends after its last flow.
+    ///
+    /// # Errors
+    /// The new process cannot take over. This process goes on with all that it has.
+    pub fn upgrade(&self, program: Option<&Path>, tell: impl FnOnce(&Report)) -> Result<()> {
+        let locked = self.is_released.try_lock();
+        let mut is_released = locked.map_err(|_| anyhow!("another upgrade is in progress"))?;
+        if *is_released {
+            bail!("another process has taken over already: try again");
+        }
+        let (ours, theirs) = seqpacket::pair().context("cannot connect to a new process")?;
+        let channel = Channel::new(ours, START_TIMEOUT)?;
+        let mut process = self.start(program, &theirs)?;
+        drop(theirs);
+        let begun = Instant::now();
+        let handed = match self.hand_over(&channel, &mut process) {
+            Ok(handed) => handed,
+            Err(error) => {
+                // Only a process that does not exist any more leaves the sockets alone for certain.
+                drop(process);
+                self.service.take_back();
+                return Err(error);
+            }
+        };
+        *is_released = true;
+        drop(is_released);
+        self.service.leave();
+        let (old, new) = (std::process::id(), process.id());
+        notify_main_process(new);
+        let Handed { flows, peers } = handed;
+        info!(pid = new, flows, peers, took = ?begun.elapsed(), "another process has taken over");
+        tell(&Report { old, new, flows, peers });
+        // The control side may have ended.
+        let _ = self.outcomes.send(Outcome::Released);
+        self.service.end();
+        // Without this call, an ended child would remain as a zombie.
+        process.wait()?;
+        Ok(())
+    }
+
+    fn start(&self, program: Option<&Path>, socket: &OwnedFd) -> Result<Process> {
+        let path = program.unwrap_or(&self.program.path);
+        let is_old = |argument: &std::ffi::OsString| {
+            argument.to_str().is_some_and(|text| text.starts_with(&format!("{OPTION}=")))
+        };
+        let mut command = Command::new(path);
+        command.args(env::args_os().skip(1).filter(|argument| !is_old(argument)));
+        command.arg(format!("{OPTION}={}", socket.as_raw_fd()));
+        command.env_remove("LISTEN_FDS").env_remove("LISTEN_PID");
+        // It names this process; without it, the new one answers the watchdog.
+        command.env_remove("WATCHDOG_PID");
+        inherited_fds::leave_open(&mut command, &[socket.as_fd()]);
+        signals::ignore_at_start(
+            &mut command,
+            &[signal_hook::consts::SIGHUP, signal_hook::consts::SIGUSR1],
+        );
+        let started = Process::spawn_foreground(command);
+        started.with_context(|| format!("cannot start {}", path.display()))
+    }
+
+    /// Hands everything over.
+    fn hand_over(&self, channel: &Channel, process: &mut Process) -> Result<Handed> {
+        let (mut giver, mut handed) = (Giver::default(), Handed::default());
+        let Err(error) = self.converse(channel, process, &mut giver, &mut handed) else {
+            return Ok(handed);
+        };
+        // From here on the new process cannot confirm any more. It may have done so just before.
+        let _ = shutdown(&channel.0, Shutdown::Both);
+        if let Ok(Some((message, _))) = channel.receive() {
+            let _ = giver.handle_message(message);
+        }
+        if giver.is_released() { Ok(handed) } else { Err(error) }
+    }
+
+    fn converse(
+        &self,
+        channel: &Channel,
+        process: &mut Process,
+        giver: &mut Giver,
+        handed: &mut Handed,
+    ) -> Result<()> {
+        while !giver.is_released() {
+            let Some((message, _)) = channel.receive()? else { return Err(ended(process)) };
+            match giver.handle_message(message)? {
+                GiverStep::SendService => self.service.send_service(channel)?,
+                GiverStep::SendFlows => {
+                    seqpacket::set_timeout(&channel.0, TRANSFER_TIMEOUT)?;
+                    *handed = self.service.send_state(channel)?;
+                    channel.send(&Message::End, &[])?;
+                    giver.handle_end_sent();
+                }
+                GiverStep::Release => {}
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Error of a process that has ended too soon.
+fn ended(process: &mut Process) -> anyhow::Error {
+    let status = match process.wait_for(EXIT_TIMEOUT, || false) {
+        Ok(Some(status)) => format!(" ({status})"),
+        _ => String::new(),
+    };
+    anyhow!(
+        "the new process has ended{status} before it has taken over: the log has its error; a \
+         version that does not know {OPTION} needs a restart"
+    )
+}
