@@ -1,6 +1,8 @@
 //! Helpers shared by several test files.
 #![allow(dead_code)] // no test file uses all of them
 
+pub(crate) mod upgrade;
+
 use std::fs;
 use std::io::{ErrorKind, Read as _, Write as _};
 use std::net::{Ipv6Addr, Shutdown, TcpListener, TcpStream, UdpSocket};

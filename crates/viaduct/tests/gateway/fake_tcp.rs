@@ -20,6 +20,7 @@ use viaduct_proto::trickles::packet::{Mark, Role};
 use viaduct_sys::capture::raw::RawSockets;
 use viaduct_sys::socket::mmsg::Outbox;
 
+use super::common::upgrade::{Successor, upgrade};
 use super::common::within;
 
 const RULES: &str = "
@@ -52,7 +53,7 @@ struct World {
     router: Node,
     gateways: [Gateway; 2],
     others: [Node; 3],
-    _scratch: Scratch,
+    scratch: Scratch,
 }
 
 fn sh(node: &Node, script: &str) -> String {
@@ -135,7 +136,7 @@ impl World {
             Gateway::new(&nodes[n], (&scratch, scratch.path()), letter, &file).unwrap()
         });
         let [gwa, gwb] = nodes;
-        World { a1, router, gateways, others: [gwa, gwb, b1], _scratch: scratch }
+        World { a1, router, gateways, others: [gwa, gwb, b1], scratch }
     }
 
     /// Starts the gateways; returns the time until they protect each other.
@@ -245,4 +246,25 @@ fn fake_tcp_over_ipv6_leaves_the_machine_as_it_was() {
         gateway.stop().unwrap();
     }
     assert_eq!(rules(&world), before);
+}
+
+#[test]
+fn an_upgrade_continues_the_connections_of_fake_tcp() {
+    let mut world = World::new(false, "fake-tcp");
+    world.start();
+    world.lost_pings(200);
+    let before = world.status().map(|of| of.peer().session.handshakes);
+    let run_dir = world.scratch.path().to_owned();
+    let upgraded = ["site-b", "site-a"].map(|site| {
+        let pid = upgrade(&run_dir, &["--name", site]).unwrap();
+        let lost = world.lost_pings(200);
+        assert!(lost <= 4, "{lost} lost after the upgrade of {site}");
+        Successor::of(pid)
+    });
+    assert_eq!(world.transports(), ["fake-tcp", "fake-tcp"]);
+    assert_eq!(world.count("invalid"), 0, "the numbers go on");
+    let [a, b] = world.status();
+    let handshakes = [a, b].map(|of| of.peer().session.handshakes);
+    assert_eq!(handshakes, [0, 0], "before: {before:?}");
+    upgraded.iter().for_each(Successor::end);
 }

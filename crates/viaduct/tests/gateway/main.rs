@@ -7,6 +7,7 @@ mod common;
 mod fake_tcp;
 mod setup;
 mod split;
+mod upgrade;
 
 use std::collections::BTreeSet;
 use std::net::{SocketAddrV4, TcpListener, TcpStream, UdpSocket};

@@ -1,22 +1,16 @@
 //! Upgrades of a running proxy: no connection is refused or reset and no byte is wrong, and a new
 //! process that fails, at whichever step, leaves everything as it was.
 
-use std::fs;
 use std::io::{Read as _, Write as _};
 use std::net::{IpAddr, Shutdown, SocketAddr, TcpListener, TcpStream};
-use std::os::unix::fs::PermissionsExt as _;
-use std::path::{Path, PathBuf};
-use std::process::Command;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use rustix::process::{Pid, Signal, kill_process};
-use serde_json::Value;
 use viaduct_lab::proxies::Proxy;
 
-use super::common::until;
+use super::common::upgrade::{Successor, program, upgrade};
 use super::{PORT, World, chain, echo};
 
 const UPGRADES: usize = 20;
@@ -26,43 +20,6 @@ const BUSY: usize = 45;
 const SLOW: usize = 5;
 /// Pause between two new connections.
 const ARRIVALS: Duration = Duration::from_millis(10);
-
-/// Runs `viaduct upgrade`; returns the ID of the new process, or the error.
-fn upgrade(run_dir: &Path, more: &[&str]) -> Result<u32, String> {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_viaduct"));
-    command.args(["upgrade", "--json", "--run-dir"]).arg(run_dir).args(more);
-    let output = command.output().unwrap();
-    if !output.status.success() {
-        return Err(String::from_utf8_lossy(&output.stderr).into_owned());
-    }
-    let report: Value = serde_json::from_slice(&output.stdout).unwrap();
-    Ok(u32::try_from(report["new"].as_u64().unwrap()).unwrap())
-}
-
-/// A process that took over, which is not a child of the test; it is killed on drop.
-struct Successor(Pid);
-
-impl Successor {
-    fn of(pid: u32) -> Successor {
-        Successor(Pid::from_raw(pid.cast_signed()).unwrap())
-    }
-
-    /// Ends the process in order, and waits until it has ended.
-    fn end(&self) {
-        kill_process(self.0, Signal::TERM).unwrap();
-        // Its parent may have ended, and not every init process reaps orphans.
-        let stat = format!("/proc/{}/stat", self.0.as_raw_nonzero());
-        until("the last process ends", || {
-            fs::read_to_string(&stat).map_or(true, |stat| stat.contains(") Z "))
-        });
-    }
-}
-
-impl Drop for Successor {
-    fn drop(&mut self) {
-        let _ = kill_process(self.0, Signal::KILL);
-    }
-}
 
 /// Byte at a position of each stream.
 fn pattern(position: usize) -> u8 {
@@ -202,24 +159,6 @@ fn upgrades_refuse_and_reset_nothing_and_lose_no_byte() {
     assert!(!tables().contains("viaduct_proxy_7000"), "the last process reverts the rules");
 }
 
-/// Writes a program that has the proxy's connection in `s`.
-fn program(run_dir: &Path, name: &str, steps: &str) -> PathBuf {
-    let path = run_dir.join(name);
-    let text = format!(
-        "#!/usr/bin/python3\n\
-         import os, signal, socket, sys\n\
-         fd = [word for word in sys.argv if word.startswith('--takeover=')][0].split('=')[1]\n\
-         s = socket.socket(fileno=int(fd))\n\
-         def hello(oldest, newest):\n\
-         \x20   s.send(b'{{\"hello\":{{\"version\":\"9.9\",\"oldest\":%d,\"newest\":%d}}}}' \
-         % (oldest, newest))\n\
-         {steps}\n"
-    );
-    fs::write(&path, text).unwrap();
-    fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).unwrap();
-    path
-}
-
 #[test]
 fn a_new_process_that_fails_at_any_step_leaves_all_as_it_was() {
     let world = World::new("delay=1ms");
@@ -275,7 +214,7 @@ fn a_kill_of_the_old_process_in_the_middle_costs_no_more_than_any_kill() {
                  os.kill(os.getppid(), signal.SIGKILL)";
     let program = program(&run_dir, "program", steps);
     let error = upgrade(&run_dir, &["--program", &program.to_string_lossy()]).unwrap_err();
-    assert!(error.contains("the proxy has ended"), "{error}");
+    assert!(error.contains("the service has ended"), "{error}");
     assert!(!world.proxy.process().wait().unwrap().success());
     let arguments = ["--listen", "[::]:7000", "--intercept", "0.0.0.0/0,::/0", "--run-dir"];
     let run_dir = run_dir.to_string_lossy().into_owned();
