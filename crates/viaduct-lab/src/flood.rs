@@ -23,6 +23,7 @@ const FREE_BITS: u32 = 17;
 const EVERY: Duration = Duration::from_millis(1);
 const MAX_PACKETS: u64 = 40_000_000;
 const SYN: u8 = 0x02;
+const TCP: u8 = 6;
 
 /// Running flood; ends when dropped.
 #[derive(Debug)]
@@ -102,20 +103,36 @@ pub(crate) fn unused_address(rng: &mut Rng) -> SocketAddrV4 {
 }
 
 /// Returns a SYN with the options of a typical host: MSS, SACK, window scale.
-pub(crate) fn syn(from: SocketAddrV4, to: SocketAddrV4, seq: u32) -> [u8; 48] {
-    const OPTIONS: [u8; 8] = [2, 4, 5, 180, 1, 3, 3, 7];
-    let mut packet = [0; 48];
-    packet[..12].copy_from_slice(&[0x45, 0, 0, 48, 0, 0, 0x40, 0, 60, 6, 0, 0]);
-    packet[12..16].copy_from_slice(&from.ip().octets());
-    packet[16..20].copy_from_slice(&to.ip().octets());
-    let sum = internet_checksum(&packet[..20]);
+pub(crate) fn syn(from: SocketAddrV4, to: SocketAddrV4, seq: u32) -> Vec<u8> {
+    segment((from, to), (seq, 0), SYN, (&[2, 4, 5, 180, 1, 3, 3, 7], b""))
+}
+
+/// Returns a TCP segment with these sequence and acknowledgement numbers and flags; `options` have
+/// a multiple of four bytes.
+pub(crate) fn segment(
+    (from, to): (SocketAddrV4, SocketAddrV4),
+    (seq, ack): (u32, u32),
+    flags: u8,
+    (options, payload): (&[u8], &[u8]),
+) -> Vec<u8> {
+    let head = 20 + options.len();
+    let length = (head + payload.len()) as u16;
+    let mut packet = vec![0x45, 0];
+    packet.extend((20 + length).to_be_bytes());
+    packet.extend([0, 0, 0x40, 0, 60, TCP, 0, 0]);
+    packet.extend(from.ip().octets());
+    packet.extend(to.ip().octets());
+    let sum = internet_checksum(&packet);
     packet[10..12].copy_from_slice(&sum.to_be_bytes());
-    packet[20..22].copy_from_slice(&from.port().to_be_bytes());
-    packet[22..24].copy_from_slice(&to.port().to_be_bytes());
-    packet[24..28].copy_from_slice(&seq.to_be_bytes());
-    packet[32..36].copy_from_slice(&[7 << 4, SYN, 0xff, 0xff]);
-    packet[40..].copy_from_slice(&OPTIONS);
-    let pseudo = [&packet[12..20], &[0, 6, 0, 28], &packet[20..]].concat();
+    packet.extend(from.port().to_be_bytes());
+    packet.extend(to.port().to_be_bytes());
+    packet.extend(seq.to_be_bytes());
+    packet.extend(ack.to_be_bytes());
+    packet.extend([(head as u8 / 4) << 4, flags, 0xff, 0xff, 0, 0, 0, 0]);
+    packet.extend_from_slice(options);
+    packet.extend_from_slice(payload);
+    let [high, low] = length.to_be_bytes();
+    let pseudo = [&packet[12..20], &[0, TCP, high, low], &packet[20..]].concat();
     let sum = internet_checksum(&pseudo);
     packet[36..38].copy_from_slice(&sum.to_be_bytes());
     packet

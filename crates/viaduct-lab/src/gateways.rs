@@ -1,5 +1,5 @@
-//! Pair of real `viaduct gateway` processes in a dumbbell, set up as by an operator: keys, a
-//! `site.toml` each, the status socket.
+//! Pair of real `viaduct gateway` processes in a dumbbell or beside a middlebox, set up as by an
+//! operator: keys, a `site.toml` each, the status socket.
 
 use std::fs::File;
 use std::io::Read as _;
@@ -16,7 +16,7 @@ use viaduct_proto::repair::stats::PeerStats;
 use viaduct_sys::process::Process;
 
 use crate::binary::binary;
-use crate::topology::{Dumbbell, Node, Scratch};
+use crate::topology::{Dumbbell, Middlebox, Node, Scratch};
 use crate::{daemon, stop};
 
 /// Configuration of a pair of gateways.
@@ -188,22 +188,51 @@ impl GatewayStatus {
 }
 
 impl Gateways {
-    /// Starts both gateways and waits until they protect each other.
+    /// Starts both gateways of a dumbbell and waits until they protect each other.
     pub fn start(world: &Dumbbell, spec: &GatewaySpec) -> Result<Gateways> {
-        let scratch = Scratch::new()?;
-        let (key_a, key_b) = (random_key()?, random_key()?);
-        scratch.write_secret("a.key", key_a.to_text())?;
-        scratch.write_secret("b.key", key_b.to_text())?;
-        let run_dir = spec.run_dir.clone().unwrap_or_else(|| scratch.path().to_owned());
-        let file_a = site_toml(&run_dir, spec, (1, 'a'), (2, 'b'), &key_b);
-        let file_b = site_toml(&run_dir, spec, (2, 'b'), (1, 'a'), &key_a);
-        let a = Gateway::new(world.gateway_a(), (&scratch, &run_dir), 'a', &file_a)?;
-        let b = Gateway::new(world.gateway_b(), (&scratch, &run_dir), 'b', &file_b)?;
-        let mut gateways = Gateways { a, b, scratch };
-        gateways.a.start()?;
-        gateways.b.start()?;
-        gateways.wait_until_up()?;
+        let [a, b] = ["192.0.2.1:7400", "192.0.2.2:7400"];
+        let places = [(world.gateway_a(), a, Some(b)), (world.gateway_b(), b, Some(a))];
+        let mut gateways = Self::new(places, spec)?;
+        gateways.start_both()?;
         Ok(gateways)
+    }
+
+    /// Prepares both gateways beside a middlebox, without starting them. They reach each other by
+    /// IPv6 if `v6`; gateway B learns the address of gateway A.
+    pub fn beside(world: &Middlebox, v6: bool, spec: &GatewaySpec) -> Result<Gateways> {
+        let [a, b] = &world.gateways;
+        let b_listens = if v6 { "[2001:db8:b::2]:7400" } else { "0.0.0.0:7400" };
+        let [a_listens, to_b] = match v6 {
+            true => ["[2001:db8:a::1]:7400", b_listens],
+            false => ["192.0.2.1:7400", "198.51.100.2:7400"],
+        };
+        Self::new([(a, a_listens, Some(to_b)), (b, b_listens, None)], spec)
+    }
+
+    /// Prepares both gateways: for each, its node, `listen`, and the `endpoint` of its peer.
+    fn new(places: [(&Node, &str, Option<&str>); 2], spec: &GatewaySpec) -> Result<Gateways> {
+        let scratch = Scratch::new()?;
+        let keys = [random_key()?, random_key()?];
+        let run_dir = spec.run_dir.clone().unwrap_or_else(|| scratch.path().to_owned());
+        let prepare = |n: usize| {
+            let (letter, (node, listen, endpoint)) = (LETTERS[n], places[n]);
+            scratch.write_secret(&format!("{letter}.key"), keys[n].to_text())?;
+            let file = site_toml(&run_dir, spec, n, (listen, endpoint), &keys[1 - n]);
+            Gateway::new(node, (&scratch, &run_dir), letter, &file)
+        };
+        let (a, b) = (prepare(0)?, prepare(1)?);
+        Ok(Gateways { a, b, scratch })
+    }
+
+    /// Starts both gateways and waits until they protect each other; returns the time that this
+    /// took.
+    pub fn start_both(&mut self) -> Result<Duration> {
+        let begun = Instant::now();
+        // A gateway that only listens is there first.
+        self.b.start()?;
+        self.a.start()?;
+        self.wait_until_up()?;
+        Ok(begun.elapsed())
     }
 
     /// Waits until both gateways protect each other.
@@ -312,13 +341,18 @@ pub(crate) fn random_key() -> Result<SecretKey> {
     Ok(SecretKey::from_bytes(bytes))
 }
 
+/// Letters of the sites.
+const LETTERS: [char; 2] = ['a', 'b'];
+
+/// Returns the config of gateway `n`, 0 or 1.
 fn site_toml(
     run_dir: &Path,
     spec: &GatewaySpec,
-    (own, letter): (u8, char),
-    (other, other_letter): (u8, char),
+    n: usize,
+    (listen, endpoint): (&str, Option<&str>),
     their: &SecretKey,
 ) -> String {
+    let (own, other) = (n + 1, 2 - n);
     let host_mtu = spec.host_mtu.map_or(String::new(), |mtu| format!("host_mtu = {mtu}\n"));
     format!(
         r#"[site]
@@ -326,23 +360,25 @@ name = "site-{letter}"
 key = "{letter}.key"
 prefixes = ["10.{own}.0.0/16", "fd00:{own}::/48"]
 wan = "wan0"
-listen = "192.0.2.{own}:7400"
+listen = "{listen}"
 run_dir = "{run_dir}"
 {host_mtu}{site}
 {tables}
 [[peer]]
 name = "site-{other_letter}"
 key = "{their_key}"
-endpoint = "192.0.2.{other}:7400"
 prefixes = ["10.{other}.0.0/16", "fd00:{other}::/48"]
-{peer}
+{endpoint}{peer}
 [peer.fec]
 {fec}
 "#,
+        letter = LETTERS[n],
+        other_letter = LETTERS[1 - n],
         run_dir = run_dir.display(),
         site = spec.site,
         tables = spec.tables.replace("{own}", &own.to_string()),
         their_key = their.public(),
+        endpoint = endpoint.map_or(String::new(), |at| format!("endpoint = \"{at}\"\n")),
         peer = spec.peer,
         fec = spec.fec,
     )

@@ -98,7 +98,7 @@ impl Dumbbell {
             }
             Wan::Emulated(config) => {
                 let ends = (a.open_tun(spec.wan_mtu)?, b.open_tun(spec.wan_mtu)?);
-                if fast(config) {
+                if is_fast(config) {
                     // Otherwise all processing that a packet causes, up to TCP's answer, runs in
                     // the emulator's thread and halves its throughput. It requires root.
                     let _ = a.gateway.spread_receive("wan0");
@@ -240,7 +240,7 @@ impl DumbbellSpec {
 
 /// True if the link is so fast that waking another core, 0.1 ms, costs less than processing on
 /// the same one.
-fn fast(config: &EmulatorConfig) -> bool {
+pub(super) fn is_fast(config: &EmulatorConfig) -> bool {
     let limits = [config.a_to_b.rate, config.b_to_a.rate];
     limits.into_iter().flatten().any(|rate| rate >= 300_000_000)
 }

@@ -15,6 +15,8 @@
 //!
 //!    [Detour]     client ═══ fork ═══ server, and aside ═══ fork
 //!
+//!    [Middlebox]  a1 ─── gwa ═══ middlebox ─── gwb ─── b1
+//!
 //!    [Pair]       load ─── box
 //!
 //!    [Node]       one namespace: its name, its commands, programs that end with the lab
@@ -28,6 +30,7 @@ mod chain;
 mod detour;
 mod dumbbell;
 mod journal;
+mod middlebox;
 mod node;
 mod pair;
 pub mod programs;
@@ -40,6 +43,7 @@ pub use chain::Chain;
 pub use detour::Detour;
 pub use dumbbell::{Dumbbell, DumbbellSpec, Wan};
 pub use journal::Journal;
+pub use middlebox::{Counted, Middlebox};
 pub use node::{Host, Node};
 pub use pair::Pair;
 pub use scratch::Scratch;

@@ -1,50 +1,14 @@
-//! Upgrades of a running service, and programs that fail to take over.
+//! Upgrades that fail, and programs that fail to take over.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
-use std::process::Command;
 
-use rustix::process::{Pid, Signal, kill_process};
-use serde_json::Value;
+use viaduct_lab::upgrade::upgrade;
 
-use super::until;
-
-/// Runs `viaduct upgrade`; returns the ID of the new process, or the error.
-pub(crate) fn upgrade(run_dir: &Path, more: &[&str]) -> Result<u32, String> {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_viaduct"));
-    command.args(["upgrade", "--json", "--run-dir"]).arg(run_dir).args(more);
-    let output = command.output().unwrap();
-    if !output.status.success() {
-        return Err(String::from_utf8_lossy(&output.stderr).into_owned());
-    }
-    let report: Value = serde_json::from_slice(&output.stdout).unwrap();
-    Ok(u32::try_from(report["new"].as_u64().unwrap()).unwrap())
-}
-
-/// A process that took over, which is not a child of the test; it is killed on drop.
-pub(crate) struct Successor(Pid);
-
-impl Successor {
-    pub(crate) fn of(pid: u32) -> Successor {
-        Successor(Pid::from_raw(pid.cast_signed()).unwrap())
-    }
-
-    /// Ends the process in order, and waits until it has ended.
-    pub(crate) fn end(&self) {
-        kill_process(self.0, Signal::TERM).unwrap();
-        // Its parent may have ended, and not every init process reaps orphans.
-        let stat = format!("/proc/{}/stat", self.0.as_raw_nonzero());
-        until("the last process ends", || {
-            fs::read_to_string(&stat).map_or(true, |stat| stat.contains(") Z "))
-        });
-    }
-}
-
-impl Drop for Successor {
-    fn drop(&mut self) {
-        let _ = kill_process(self.0, Signal::KILL);
-    }
+/// Message of an upgrade that fails.
+pub(crate) fn failure(run_dir: &Path, arguments: &[&str]) -> String {
+    upgrade(run_dir, arguments).unwrap_err().to_string()
 }
 
 /// Writes a program that has the old process's connection in `s`.

@@ -13,9 +13,10 @@ use std::time::{Duration, Instant};
 use rustix::process::{Pid, Signal, kill_process};
 use viaduct_lab::gateways::GatewaySpec;
 use viaduct_lab::topology::{Host, Node};
+use viaduct_lab::upgrade::{ForeignProcess, upgrade};
 use viaduct_lab::world::World;
 
-use super::common::upgrade::{Successor, program, upgrade};
+use super::common::upgrade::{failure, program};
 use super::{eventually, lost_pings, short, system, world};
 
 const UPGRADES: usize = 5;
@@ -76,9 +77,8 @@ impl Stream {
 }
 
 /// Upgrades gateway A; returns the successor and the time at which it has taken over.
-fn upgrade_a(run_dir: &Path) -> (Successor, u32, Instant) {
-    let pid = upgrade(run_dir, &["--name", "site-a"]).unwrap();
-    (Successor::of(pid), pid, Instant::now())
+fn upgrade_a(run_dir: &Path) -> (ForeignProcess, Instant) {
+    (upgrade(run_dir, &["--name", "site-a"]).unwrap(), Instant::now())
 }
 
 /// Times without repairs, in milliseconds, from the log.
@@ -111,7 +111,7 @@ fn packets_stay_protected_and_none_is_altered_while_a_gateway_is_upgraded() {
     thread::sleep(Duration::from_millis(500));
     stop.store(true, Ordering::Relaxed);
     let streams = streams.map(|stream| stream.join().unwrap());
-    check_losses(&streams, &all.iter().map(|(.., at)| *at).collect::<Vec<_>>());
+    check_losses(&streams, &all.iter().map(|(_, at)| *at).collect::<Vec<_>>());
     let gateways = world.gateways().unwrap();
     let pauses = pauses(&gateways.a.log());
     println!(
@@ -126,10 +126,10 @@ fn packets_stay_protected_and_none_is_altered_while_a_gateway_is_upgraded() {
     let recovered = b.peer().receiver.recovered - recovered;
     assert!(recovered >= 20, "only {recovered} packets were lost and recovered");
     assert_eq!(b.peer().session.forged + b.peer().session.replayed, 0);
-    let (successor, pid, _) = all.last().unwrap();
-    assert_eq!((a.pid, a.trouble), (*pid, None));
+    let (successor, _) = all.last().unwrap();
+    assert_eq!((a.pid, a.trouble), (successor.id(), None));
     assert_eq!(system(&node), before, "routes, rules and offloads are as before");
-    successor.end();
+    successor.end().unwrap();
     world.unprotect();
     assert!(!system(&node).contains("vd-sitea"), "the last process removes the TUN");
 }
@@ -169,7 +169,7 @@ fn a_new_process_that_fails_leaves_the_old_one_at_work() {
     for (n, (steps, expected)) in cases.iter().enumerate() {
         let program = program(&run_dir, &format!("program-{n}"), steps);
         let program = program.to_string_lossy();
-        let error = upgrade(&run_dir, &["--name", "site-a", "--program", &program]).unwrap_err();
+        let error = failure(&run_dir, &["--name", "site-a", "--program", &program]);
         assert!(error.contains(expected) && error.contains("nothing has changed"), "{error}");
         assert!(lost_pings(&world, false, 100) <= 6, "packets are protected as before");
     }
@@ -183,8 +183,8 @@ fn a_new_process_that_fails_leaves_the_old_one_at_work() {
     let child = || child_of(gateway.as_raw_nonzero().get());
     eventually(&gateways.a, "the new process starts", || child().is_some());
     thread::sleep(Duration::from_millis(700));
-    drop(Successor::of(child().unwrap()));
-    let error = upgrading.join().unwrap().unwrap_err();
+    drop(ForeignProcess::of(child().unwrap()));
+    let error = upgrading.join().unwrap().unwrap_err().to_string();
     assert!(error.contains("has ended"), "{error}");
     assert!(lost_pings(&world, false, 100) <= 6);
     world.gateways().unwrap().a.stop().unwrap();
@@ -235,27 +235,26 @@ fn sighup_upgrades_if_the_program_was_replaced_and_reloads_the_config_otherwise(
     let hang_up = |pid: u32| {
         kill_process(Pid::from_raw(pid.cast_signed()).unwrap(), Signal::HUP).unwrap();
     };
-    let _first = Successor::of(first);
     let reloads = || gateways.a.log().matches("reloaded").count();
-    hang_up(first);
+    hang_up(first.id());
     eventually(&gateways.a, "the config is reloaded", || reloads() == 1);
-    assert_eq!(gateways.a.status().unwrap().pid, first);
+    assert_eq!(gateways.a.status().unwrap().pid, first.id());
     let config = fs::read_to_string(gateways.a.config()).unwrap();
     fs::write(gateways.a.config(), config + "# changed\n").unwrap();
     copy();
     fs::rename(program.with_extension("new"), &program).unwrap();
-    hang_up(first);
-    let pid = || gateways.a.status().map_or(first, |status| status.pid);
-    eventually(&gateways.a, "the program is replaced", || pid() != first);
-    let second = Successor::of(pid());
+    hang_up(first.id());
+    let pid = || gateways.a.status().map_or(first.id(), |status| status.pid);
+    eventually(&gateways.a, "the program is replaced", || pid() != first.id());
+    let second = ForeignProcess::of(pid()).unwrap();
     eventually(&gateways.a, "the changed config is in force", || reloads() == 2);
-    second.end();
+    second.end().unwrap();
 }
 
 #[test]
 fn a_gateway_in_split_mode_says_that_it_cannot_be_upgraded() {
     let mut world: World = world((1500, 1500), "rate=100M,delay=1ms");
     let gateways = world.protect(&GatewaySpec::default().split()).unwrap();
-    let error = upgrade(gateways.directory(), &["--name", "site-a"]).unwrap_err();
+    let error = failure(gateways.directory(), &["--name", "site-a"]);
     assert!(error.contains("split mode") && error.contains("restart"), "{error}");
 }

@@ -9,8 +9,9 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use viaduct_lab::proxies::Proxy;
+use viaduct_lab::upgrade::upgrade;
 
-use super::common::upgrade::{Successor, program, upgrade};
+use super::common::upgrade::{failure, program};
 use super::{PORT, World, chain, echo};
 
 const UPGRADES: usize = 20;
@@ -135,10 +136,10 @@ fn upgrades_refuse_and_reset_nothing_and_lose_no_byte() {
         for _ in 0..UPGRADES {
             thread::sleep(Duration::from_millis(250));
             match upgrade(&run_dir, &[]) {
-                Ok(pid) => all.push(Successor::of(pid)),
+                Ok(process) => all.push(process),
                 Err(error) => {
                     stops.store(true, Ordering::Relaxed);
-                    panic!("{error}");
+                    panic!("{error:#}");
                 }
             }
         }
@@ -155,7 +156,7 @@ fn upgrades_refuse_and_reset_nothing_and_lose_no_byte() {
     assert!(pauses[BUSY / 2] < Duration::from_secs(1), "{pauses:?}");
     let tables = || world.hop().run("nft", &["list", "tables"]).unwrap();
     assert!(tables().contains("viaduct_proxy_7000"));
-    all.last().unwrap().end();
+    all.last().unwrap().end().unwrap();
     assert!(!tables().contains("viaduct_proxy_7000"), "the last process reverts the rules");
 }
 
@@ -187,22 +188,22 @@ fn a_new_process_that_fails_at_any_step_leaves_all_as_it_was() {
     ];
     for (n, (steps, expected)) in cases.iter().enumerate() {
         let program = program(run_dir, &format!("program-{n}"), steps);
-        let error = upgrade(run_dir, &["--program", &program.to_string_lossy()]).unwrap_err();
+        let error = failure(run_dir, &["--program", &program.to_string_lossy()]);
         assert!(error.contains(expected) && error.contains("nothing has changed"), "{error}");
         echo(&mut client, &mut server);
         let mut other = world.connect(ip).unwrap();
         let (mut accepted, _) = listener.accept().unwrap();
         echo(&mut other, &mut accepted);
     }
-    let error = upgrade(run_dir, &["--program", "/bin/true"]).unwrap_err();
+    let error = failure(run_dir, &["--program", "/bin/true"]);
     assert!(error.contains("exit status: 0"), "{error}");
     // After all these failures it still works.
-    let new = Successor::of(upgrade(run_dir, &[]).unwrap());
+    let new = upgrade(run_dir, &[]).unwrap();
     echo(&mut client, &mut server);
     client.shutdown(Shutdown::Write).unwrap();
     assert_eq!(server.read(&mut [0]).unwrap(), 0);
     drop((client, server));
-    new.end();
+    new.end().unwrap();
 }
 
 #[test]
@@ -213,7 +214,7 @@ fn a_kill_of_the_old_process_in_the_middle_costs_no_more_than_any_kill() {
     let steps = "hello(1, 1)\ns.recv(99999)\ns.send(b'\"ready\"')\ns.recv(99999)\n\
                  os.kill(os.getppid(), signal.SIGKILL)";
     let program = program(&run_dir, "program", steps);
-    let error = upgrade(&run_dir, &["--program", &program.to_string_lossy()]).unwrap_err();
+    let error = failure(&run_dir, &["--program", &program.to_string_lossy()]);
     assert!(error.contains("the service has ended"), "{error}");
     assert!(!world.proxy.process().wait().unwrap().success());
     let arguments = ["--listen", "[::]:7000", "--intercept", "0.0.0.0/0,::/0", "--run-dir"];
@@ -230,6 +231,6 @@ fn a_proxy_on_demand_says_that_it_cannot_be_upgraded() {
     let chain = chain("delay=1ms");
     let arguments = ["--listen", "[::]:7000", "--intercept", "0.0.0.0/0,::/0", "--on-demand"];
     let proxy = Proxy::start(&chain.hops()[0], &arguments).unwrap();
-    let error = upgrade(proxy.directory(), &["--name", "proxy-7000"]).unwrap_err();
+    let error = failure(proxy.directory(), &["--name", "proxy-7000"]);
     assert!(error.contains("on-demand") && error.contains("restart"), "{error}");
 }

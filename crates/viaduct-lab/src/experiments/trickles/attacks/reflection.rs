@@ -47,7 +47,7 @@ pub(super) fn run(run: &mut Run, world: &Replicas, server: &Service) -> Result<(
         Ok(packet)
     };
     let ours = (0..SYNS).map(&mut open).collect::<Result<Vec<_>>>()?;
-    let theirs = (0..SYNS).map(|n| syn(from(SYNS + n), to, n.into()).to_vec()).collect::<Vec<_>>();
+    let theirs = (0..SYNS).map(|n| syn(from(SYNS + n), to, n.into())).collect::<Vec<_>>();
     let wait = Duration::from_secs(run.choose(35, 2));
     let ours = reflected(attacker, victim, &ours, Duration::from_secs(1))?;
     let counts = Counts::read(server)?.since(before);
