@@ -70,6 +70,7 @@ pub const ALL: &[Entry] = &[
     entry(miniproxy::flood::ABOUT, miniproxy::flood::run),
     entry(miniproxy::throughput::ABOUT, miniproxy::throughput::run),
     entry(miniproxy::connections::ABOUT, miniproxy::connections::run),
+    entry(miniproxy::upgrade::ABOUT, miniproxy::upgrade::run),
     entry(lfn::traces::ABOUT, lfn::traces::run),
     entry(lfn::mux::ABOUT, lfn::mux::run),
     entry(lfn::delay::ABOUT, lfn::delay::run),

@@ -7,10 +7,12 @@
 //!   [Crowd]   many connections, opened concurrently                  ─┼─▶ … ─▶ [Server]
 //! ```
 //!
-//! All traffic is HTTP, so that a cache may be in the path. [Trickles] contains clients of that
+//! All of this traffic is HTTP, so that a cache may be in the path. [Checked] is traffic at a
+//! constant rate whose every byte is checked instead. [Trickles] contains clients of that
 //! transport, which connect to `viaduct serve`.
 
 mod bulk;
+mod checked;
 mod crowd;
 mod datagrams;
 mod fetches;
@@ -18,6 +20,7 @@ mod requests;
 mod server;
 mod trickles;
 
+pub use checked::{Checked, CheckedReport, MIN_PAUSE, PACED_RATE, Traffic};
 pub use crowd::{Crowd, Times};
 pub use fetches::{Fetched, Fetches};
 pub use server::Server;

@@ -12,6 +12,8 @@ pub struct Usage {
     pub resident: u64,
     /// Anonymous part of the resident memory, which no file backs.
     pub anonymous: u64,
+    /// Open descriptors of all kinds.
+    pub descriptors: usize,
     /// Open sockets.
     pub sockets: usize,
     /// Open pipe ends; a pipe has two.
@@ -29,6 +31,7 @@ impl Usage {
             for entry in fs::read_dir(dir.join("fd")).into_iter().flatten().flatten() {
                 let Ok(what) = fs::read_link(entry.path()) else { continue };
                 let what = what.to_string_lossy();
+                sum.descriptors += 1;
                 sum.sockets += usize::from(what.starts_with("socket:"));
                 sum.pipes += usize::from(what.starts_with("pipe:"));
             }

@@ -139,6 +139,15 @@ fn idle_relays_hold_no_pipes_and_little_memory() {
 }
 
 #[test]
+fn upgrades_of_a_proxy_break_no_flow_and_leave_nothing() {
+    let _alone = alone();
+    let outcome = quick("miniproxy/upgrade");
+    // Pauses and rates depend on the load of the processors.
+    let counts = ["flows reset", "flows with wrong", "old processes", "descriptors", "memory"];
+    assert_holds(&outcome, 8, 5, |name| counts.iter().any(|count| name.starts_with(count)));
+}
+
+#[test]
 fn a_trip_through_an_off_path_proxy_takes_the_time_of_the_papers_model() {
     let _beside = beside_others();
     let outcome = quick("miniproxy/off-path");

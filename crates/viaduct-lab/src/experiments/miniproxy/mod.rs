@@ -9,3 +9,4 @@ pub(super) mod off_path;
 pub(super) mod start;
 pub(super) mod throughput;
 pub(super) mod ttc;
+pub(super) mod upgrade;
