@@ -31,7 +31,7 @@ test:             ## lints, unit and property tests, end-to-end tests in namespa
 	cargo build --workspace --all-targets --profile checked --locked
 	scripts/awake cargo test --workspace --profile checked --locked --no-fail-fast
 
-matrix:           ## real programs under `viaduct run`, and TESLA's figures in their quick form
+matrix:           ## real programs under `viaduct run`, quick forms of slow experiments
 	@scripts/need matrix
 	cargo build -p viaduct-preload --profile checked --locked
 	cargo test -p viaduct --profile checked --locked --test experiments -- --ignored

@@ -219,6 +219,15 @@ fn real_programs_behave_as_without_viaduct() {
 }
 
 #[test]
+#[ignore = "slow (transports of gateways, a minute): run by `make matrix`"]
+fn fake_tcp_passes_a_strict_middlebox_and_forged_segments_end_no_session() {
+    let _alone = alone();
+    let outcome = quick("maelstrom/fake-tcp");
+    // Goodput and processor time of one short flow each are noisy.
+    assert_holds(&outcome, 8, 5, |name| !name.contains("over UDP"));
+}
+
+#[test]
 #[ignore = "slow (about twenty programs in nine ways): run by `make matrix`"]
 fn all_real_programs_behave_as_without_viaduct() {
     let _alone = alone();

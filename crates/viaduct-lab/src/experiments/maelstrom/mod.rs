@@ -7,6 +7,7 @@ pub(super) mod coprime;
 pub(super) mod delivery_trace;
 pub(super) mod equal_mtu;
 pub(super) mod fair;
+pub(super) mod fake_tcp;
 pub(super) mod forwarding;
 pub(super) mod interleaves;
 pub(super) mod latency_delay;
