@@ -7,6 +7,7 @@ use std::ops::RangeInclusive;
 use std::time::Duration;
 
 use ipnet::IpNet;
+use rustls::pki_types::DnsName;
 use viaduct_proto::units;
 
 /// Slowest permitted rate limit, in bits a second.
@@ -114,6 +115,12 @@ pub fn count(text: &str) -> Result<usize, String> {
 /// Parses the number of event loops.
 pub fn workers(text: &str) -> Result<u16, String> {
     between(text, 0..=64)
+}
+
+/// Parses the name of a server for a ClientHello.
+pub fn server_name(text: &str) -> Result<DnsName<'static>, String> {
+    let name = DnsName::try_from(text.to_owned());
+    name.map_err(|_| "a host name is expected, such as www.example.com".to_owned())
 }
 
 /// Parses the number of links of a tunnel.

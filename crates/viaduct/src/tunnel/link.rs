@@ -13,6 +13,7 @@ use super::peer::SharedPeer;
 use super::quic::{Endpoint, QuicLink};
 use super::settings::TunnelSettings;
 use super::tcp::TcpLink;
+use super::tls::TlsConfigs;
 
 /// Transport of a link.
 #[derive(Debug)]
@@ -38,12 +39,37 @@ pub(super) struct Link {
     pub(super) deadline: Instant,
 }
 
+/// Data with which a link authenticates this site.
+#[derive(Clone, Copy)]
+pub(super) struct Credentials<'a> {
+    pub(super) settings: &'a TunnelSettings,
+    pub(super) entropy: &'a Entropy,
+    pub(super) tls: &'a TlsConfigs,
+}
+
 /// Shared resources for driving a link.
 pub(super) struct Tools<'a> {
     pub(super) endpoint: Option<&'a mut Endpoint>,
-    pub(super) settings: &'a TunnelSettings,
-    pub(super) entropy: &'a Entropy,
+    pub(super) credentials: Credentials<'a>,
     pub(super) scratch: &'a mut [u8],
+}
+
+impl Credentials<'_> {
+    /// Begins the handshake of the sites inside the channel `binding`; the first message of the end
+    /// that has dialled is appended to `first`.
+    pub(super) fn begin_in(
+        self,
+        binding: &[u8],
+        dials: bool,
+        first: &mut Vec<u8>,
+    ) -> io::Result<Secure> {
+        let (TunnelSettings { secret, peers, .. }, entropy) = (self.settings, self.entropy.clone());
+        match dials {
+            true => Secure::dial_in(binding, secret, &peers[0], entropy, first)
+                .map_err(io::Error::other),
+            false => Ok(Secure::listen_in(binding, secret, peers.clone(), entropy)),
+        }
+    }
 }
 
 impl Link {
@@ -54,10 +80,10 @@ impl Link {
         }
     }
 
-    /// Record layer under the sites' keys; `None` before a QUIC connection has keys.
+    /// Record layer under the sites' keys; `None` before a connection over TLS or QUIC has keys.
     fn secure(&self) -> Option<&Secure> {
         match &self.transport {
-            Transport::Tcp(tcp) => Some(&tcp.secure),
+            Transport::Tcp(tcp) => tcp.channel.secure(),
             Transport::Quic(quic) => quic.secure.as_ref(),
         }
     }
@@ -111,10 +137,10 @@ impl Link {
         match (&mut self.transport, &mut tools.endpoint) {
             (Transport::Tcp(tcp), _) => {
                 let mut deliver = |bytes: &[u8]| deliver(0, Some(bytes));
-                tcp.receive(tools.scratch, placed.then_some(&mut deliver))
+                tcp.receive(tools.credentials, tools.scratch, placed.then_some(&mut deliver))
             }
             (Transport::Quic(quic), Some(endpoint)) => {
-                quic.settle(endpoint, tools.settings, tools.entropy, now)?;
+                quic.settle(endpoint, tools.credentials, now)?;
                 quic.receive(placed.then_some(&mut deliver))
             }
             (Transport::Quic(_), None) => Ok(()),
@@ -189,7 +215,7 @@ impl Link {
             (Transport::Tcp(tcp), _) => {
                 // Sends what is queued, which may be the handshake message that refuses the
                 // dialler.
-                let _ = tcp.flush(now);
+                tcp.close(now);
                 let _ = registry.deregister(&mut tcp.stream);
             }
             (Transport::Quic(quic), Some(endpoint)) => {

@@ -17,8 +17,10 @@
 //! | [`near`] | the near end of a tunnel, and its outlet |
 //! | [`peer`] | a tunnel to one peer, which its streams share |
 //! | [`stream`] | a stream of a tunnel, as an end of a flow |
-//! | [`link`] | a link, over either transport |
-//! | [`tcp`] | over TCP: records under the sites' keys |
+//! | [`link`] | a link, over any transport |
+//! | [`tcp`] | over TCP |
+//! | [`channel`] | encryption over TCP: records under the sites' keys, or TLS |
+//! | [`tls`] | TLS: over TCP, and of QUIC |
 //! | [`quic`] | over QUIC: a QUIC stream for each stream of the tunnel |
 //! | `setup` | setup and end of links |
 //! | `strangers` | limits of unauthenticated links |
@@ -26,6 +28,7 @@
 //! | [`dial`] | timing of dials |
 //! | [`stats`] | counters |
 
+mod channel;
 mod dial;
 mod link;
 mod near;
@@ -37,6 +40,7 @@ pub mod stats;
 mod strangers;
 mod stream;
 mod tcp;
+mod tls;
 mod transfer;
 
 use std::collections::HashMap;
@@ -59,7 +63,8 @@ use link::{Link, Transport};
 use near::Near;
 use peer::{Peer, SharedPeer};
 use quic::Endpoint;
-use settings::{CarrierKind, Dial, TunnelName, TunnelSettings};
+use settings::{Dial, TunnelName, TunnelSettings};
+use tls::TlsConfigs;
 
 pub use near::Outlet;
 pub use peer::InboundStream;
@@ -83,6 +88,7 @@ pub struct Tunnels {
     /// Time at which accepting resumes, after a turn has reached its limit or accept has failed.
     accept_at: Option<Instant>,
     endpoint: Option<Endpoint>,
+    tls: TlsConfigs,
     /// Unauthenticated links dropped to make room for others.
     strangers_dropped: u64,
     entropy: Entropy,
@@ -105,7 +111,7 @@ impl Tunnels {
         if let Some(listener) = &mut listener {
             registry.register(listener, LISTENER, Interest::READABLE)?;
         }
-        let quic = settings.listen.is_some() || settings.carrier == CarrierKind::Quic;
+        let quic = settings.uses_quic();
         let endpoint = quic.then(|| Endpoint::new(&settings, now)).transpose();
         let endpoint = endpoint.context("tunnel: cannot set up QUIC")?;
         if let Some(endpoint) = &endpoint {
@@ -118,6 +124,7 @@ impl Tunnels {
             listener,
             accept_at: None,
             endpoint,
+            tls: TlsConfigs::new().context("tunnel: cannot set up TLS")?,
             strangers_dropped: 0,
             entropy: entropy(),
             links: Slab::new(),

@@ -9,6 +9,7 @@ use std::time::Duration;
 use anyhow::{Result, anyhow, bail};
 use clap::ValueEnum;
 use ipnet::IpNet;
+use rustls::pki_types::DnsName;
 use serde::Deserialize;
 use viaduct_proto::keys::{PublicKey, SecretKey};
 use viaduct_proto::tunnel::Settings;
@@ -18,9 +19,10 @@ use crate::key;
 use crate::text;
 use crate::tunnel::strangers::StrangerMemory;
 use crate::value_parser::table::{
-    Address, Destination, Key, Links, Memory, TunnelBuffer, defaults, list, one, optional,
+    Address, Destination, Key, Links, Memory, ServerName, TunnelBuffer, defaults, list, one,
+    optional,
 };
-use crate::value_parser::{destination, links, memory, socket_addr, tunnel_buffer};
+use crate::value_parser::{destination, links, memory, server_name, socket_addr, tunnel_buffer};
 
 /// The tunnels of a proxy.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -69,8 +71,10 @@ pub struct Dial {
     pub to: SocketAddr,
     /// Public key of the far end.
     pub peer: PublicKey,
-    /// Number of links to dial, at least one.
+    /// Number of links to dial.
     pub links: usize,
+    /// Name of the server in the ClientHello (SNI), for links over TLS.
+    pub server_name: Option<DnsName<'static>>,
 }
 
 /// A table `[[tunnel]]` as written in the file.
@@ -84,6 +88,8 @@ pub struct TunnelTable {
     peer: String,
     #[serde(default, deserialize_with = "optional::<Links, _>")]
     links: Option<u16>,
+    #[serde(default, rename = "server-name", deserialize_with = "optional::<ServerName, _>")]
+    server_name: Option<DnsName<'static>>,
 }
 
 /// Transport of a tunnel's links.
@@ -94,12 +100,15 @@ pub enum CarrierKind {
     Tcp,
     /// QUIC, each stream in a QUIC stream of its own
     Quic,
+    /// TLS 1.3 over TCP, for networks that let nothing else pass; a listening end then accepts TLS
+    /// alone
+    Tls,
 }
 
 impl CarrierKind {
     fn links(self) -> u16 {
         match self {
-            CarrierKind::Tcp => 2,
+            CarrierKind::Tcp | CarrierKind::Tls => 2,
             CarrierKind::Quic => 1,
         }
     }
@@ -133,7 +142,11 @@ pub struct TunnelArgs {
     #[arg(long, value_enum, default_value_t = CarrierKind::Tcp)]
     #[serde(deserialize_with = "one::<CarrierKind, _>")]
     pub carrier: CarrierKind,
-    /// Congestion control of the links: over TCP any that the kernel has (default: the
+    /// Name of the server in the ClientHello (SNI) of links over TLS [default: none]
+    #[arg(long, value_name = "NAME", value_parser = server_name)]
+    #[serde(deserialize_with = "optional::<ServerName, _>")]
+    pub server_name: Option<DnsName<'static>>,
+    /// Congestion control of the links: over TCP and TLS any that the kernel has (default: the
     /// kernel's); over QUIC cubic (default), bbr or reno
     #[arg(long, value_name = "NAME")]
     pub link_congestion: Option<String>,
@@ -180,6 +193,9 @@ impl TunnelArgs {
             bail!("peer: the tunnel has one other end; give exactly one key");
         }
         let dials = self.dials(tables)?;
+        if self.carrier != CarrierKind::Tls && dials.iter().any(|to| to.server_name.is_some()) {
+            bail!("server-name: only TLS names the server; give carrier tls");
+        }
         self.check_congestion()?;
         key::warn_if_readable("key", file);
         let secret = key::read(file)?;
@@ -211,6 +227,7 @@ impl TunnelArgs {
         let idle = [
             ("link-congestion", self.link_congestion.is_some()),
             ("carrier", self.carrier != usual.carrier),
+            ("server-name", self.server_name.is_some()),
             ("tunnel-buffer", self.tunnel_buffer != usual.tunnel_buffer),
             ("stranger-memory", self.stranger_memory.is_some()),
         ];
@@ -242,7 +259,7 @@ impl TunnelArgs {
     /// TCP and QUIC; QUIC then falls back to its default if it does not support the given one.
     fn check_congestion(&self) -> Result<()> {
         let Some(name) = &self.link_congestion else { return Ok(()) };
-        if self.carrier == CarrierKind::Tcp || self.tunnel_listen.is_some() {
+        if self.carrier != CarrierKind::Quic || self.tunnel_listen.is_some() {
             congestion_control::check("link-congestion", name)?;
         } else if !QUIC_CONGESTION.contains(&&name[..]) {
             bail!("link-congestion: QUIC has cubic, bbr and reno, not {name:?}");
@@ -254,17 +271,23 @@ impl TunnelArgs {
     fn dials(&self, tables: &[TunnelTable]) -> Result<Vec<Dial>> {
         let otherwise = usize::from(self.links.unwrap_or(self.carrier.links()));
         let unnamed = self.tunnel.zip(self.peer.first());
-        let unnamed =
-            unnamed.map(|(to, &peer)| Dial { name: "".into(), to, peer, links: otherwise });
+        let unnamed = unnamed.map(|(to, &peer)| Dial {
+            name: "".into(),
+            to,
+            peer,
+            links: otherwise,
+            server_name: self.server_name.clone(),
+        });
         let mut dials = Vec::from_iter(unnamed);
-        for TunnelTable { name, to, peer, links } in tables {
+        for TunnelTable { name, to, peer, links, server_name } in tables {
             text::check_name(name).map_err(|what| anyhow!("[[tunnel]] name: {what}"))?;
             if dials.iter().any(|dial| *dial.name == **name) {
                 bail!("[[tunnel]] name: {name:?} is there twice; each tunnel needs its own name");
             }
             let links = links.map_or(otherwise, usize::from);
             let peer = peer.parse().map_err(|error| anyhow!("[[tunnel]] {name}: peer: {error}"))?;
-            dials.push(Dial { name: (**name).into(), to: *to, peer, links });
+            let server_name = server_name.clone();
+            dials.push(Dial { name: (**name).into(), to: *to, peer, links, server_name });
         }
         Ok(dials)
     }
@@ -287,6 +310,13 @@ impl fmt::Display for TunnelSettings {
 }
 
 impl TunnelSettings {
+    /// Returns whether there is a socket for QUIC: a listening end accepts it unless it is for TLS
+    /// alone.
+    pub(super) fn uses_quic(&self) -> bool {
+        let accepts = self.listen.is_some() && self.carrier != CarrierKind::Tls;
+        accepts || self.carrier == CarrierKind::Quic
+    }
+
     /// Sets the time without a packet from the peer after which a link is given up to at most
     /// `after`; `None` changes nothing.
     pub fn dead_after(mut self, after: Option<Duration>) -> TunnelSettings {

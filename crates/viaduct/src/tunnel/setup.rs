@@ -13,12 +13,13 @@ use viaduct_proto::time::Instant;
 use viaduct_proto::tunnel::record::RecordError;
 use viaduct_proto::tunnel::wire::{Hello, peek_hello};
 
+use super::channel::Channel;
 use super::dial::Slot;
-use super::link::{Link, SlotIndex, Transport, record_error};
+use super::link::{Credentials, Link, SlotIndex, Transport, record_error};
 use super::near::Near;
 use super::peer::SharedPeer;
 use super::quic::Arrived;
-use super::settings::{CarrierKind, Dial, title};
+use super::settings::{CarrierKind, title};
 use super::strangers;
 use super::tcp::TcpLink;
 use super::{LINKS, Tunnels, new_peer};
@@ -36,14 +37,16 @@ static ACCEPT_FAILURES: RateLimitedLog<()> = RateLimitedLog::new(1);
 
 impl Tunnels {
     pub(super) fn dial(&mut self, slot: SlotIndex, now: Instant) {
-        let Near { settings, dial: Dial { to, .. }, .. } = &self.nears[slot.0];
-        let to = *to;
+        let Near { settings, dial, .. } = &self.nears[slot.0];
+        let to = dial.to;
         let transport = match (settings.carrier, &mut self.endpoint) {
             (CarrierKind::Quic, Some(endpoint)) => {
                 endpoint.dial(to, now).map(|quic| Transport::Quic(quic.into()))
             }
-            _ => TcpLink::dial(to, settings, self.entropy.clone())
-                .map(|tcp| Transport::Tcp(tcp.into())),
+            _ => {
+                let credentials = Credentials { settings, entropy: &self.entropy, tls: &self.tls };
+                TcpLink::dial(dial, credentials).map(|tcp| Transport::Tcp(tcp.into()))
+            }
         };
         match transport {
             Ok(transport) => {
@@ -86,8 +89,7 @@ impl Tunnels {
                     return;
                 }
             };
-            let tcp = TcpLink::accepted(stream, &self.settings, self.entropy.clone());
-            self.add_accepted(Transport::Tcp(tcp.into()), from, now);
+            self.add_accepted(Transport::Tcp(TcpLink::accepted(stream).into()), from, now);
         }
     }
 
@@ -238,7 +240,7 @@ impl Tunnels {
                 }
             }
             (_, false) => {
-                let why = reason(remote, why);
+                let why = reason(&link, why);
                 link.slot.into_iter().for_each(|(near, _)| self.nears[near].log_failure(&why, now));
             }
         }
@@ -254,14 +256,23 @@ impl Tunnels {
 }
 
 /// Reason why a link did not come up.
-fn reason(remote: SocketAddr, why: &io::Error) -> String {
+fn reason(link: &Link, why: &io::Error) -> String {
+    let remote = link.remote;
     match record_error(why) {
         Some(RecordError::Refused(refusal)) => format!("{remote}: {refusal}"),
         Some(_) => format!("{remote} is not the far end of this key: {why}"),
-        None if is_the_peers(why) => format!(
-            "{remote} has closed the link ({why}): its key is not the one that is given as peer \
-             here, or it speaks another version of the tunnel"
-        ),
+        None if is_the_peers(why) => {
+            let middle = match &link.transport {
+                Transport::Tcp(tcp) if matches!(tcp.channel, Channel::Tls(_)) => {
+                    ", or a device on the path decrypts TLS"
+                }
+                _ => "",
+            };
+            format!(
+                "{remote} has closed the link ({why}): its key is not the one that is given as \
+                 peer here, or it speaks another version of the tunnel{middle}"
+            )
+        }
         None => format!("{remote}: {why}"),
     }
 }

@@ -1,16 +1,16 @@
-//! A link over TCP: frames in records under the sites' keys.
+//! A link over TCP: frames in records under the sites' keys, or in TLS.
 
 use std::io::{self, Read as _, Write as _};
 use std::net::SocketAddr;
 use std::time::Duration;
 
 use mio::net::{TcpListener, TcpStream};
-use viaduct_proto::keys::Entropy;
 use viaduct_proto::time::Instant;
-use viaduct_proto::tunnel::record::Secure;
 use viaduct_sys::socket::tcp::{self, LongHaul, TcpOptions};
 
-use super::settings::TunnelSettings;
+use super::channel::Channel;
+use super::link::Credentials;
+use super::settings::{Dial, TunnelSettings};
 
 /// Size of a socket's buffers, in bytes. The kernel uses as much of them as the path needs; the
 /// tunnel's flow control bounds the bytes in flight.
@@ -40,8 +40,8 @@ const MEASURE_INTERVAL: Duration = Duration::from_millis(20);
 #[derive(Debug)]
 pub(super) struct TcpLink {
     pub(super) stream: TcpStream,
-    /// Record layer under the sites' keys.
-    pub(super) secure: Secure,
+    /// Encryption under the sites' keys.
+    pub(super) channel: Channel,
     connected: bool,
     writable: bool,
     /// Possibly readable: true until a read would block.
@@ -86,36 +86,26 @@ fn options() -> TcpOptions {
 
 impl TcpLink {
     /// Wraps an accepted link.
-    pub(super) fn accepted(
-        stream: TcpStream,
-        settings: &TunnelSettings,
-        entropy: Entropy,
-    ) -> TcpLink {
+    pub(super) fn accepted(stream: TcpStream) -> TcpLink {
         let _ = stream.set_nodelay(true);
-        let secure = Secure::listen(&settings.secret, settings.peers.clone(), entropy);
-        TcpLink::new(stream, secure, Vec::new(), true)
+        TcpLink::new(stream, Channel::Undecided, Vec::new(), true)
     }
 
     /// Dials a link.
-    pub(super) fn dial(
-        to: SocketAddr,
-        settings: &TunnelSettings,
-        entropy: Entropy,
-    ) -> io::Result<TcpLink> {
+    pub(super) fn dial(to: &Dial, credentials: Credentials<'_>) -> io::Result<TcpLink> {
         let mut first = Vec::new();
-        let secure = Secure::dial(&settings.secret, &settings.peers[0], entropy, &mut first);
-        let secure = secure.map_err(io::Error::other)?;
-        let stream = tcp::connect(to, None, options())?;
-        if let Some(name) = &settings.congestion {
+        let channel = Channel::dial(credentials, to, &mut first)?;
+        let stream = tcp::connect(to.to, None, options())?;
+        if let Some(name) = &credentials.settings.congestion {
             congestion(name).apply(&stream)?;
         }
-        Ok(TcpLink::new(TcpStream::from_std(stream), secure, first, false))
+        Ok(TcpLink::new(TcpStream::from_std(stream), channel, first, false))
     }
 
-    fn new(stream: TcpStream, secure: Secure, sealed: Vec<u8>, connected: bool) -> TcpLink {
+    fn new(stream: TcpStream, channel: Channel, sealed: Vec<u8>, connected: bool) -> TcpLink {
         let mut link = TcpLink {
             stream,
-            secure,
+            channel,
             connected,
             writable: connected,
             readable: false,
@@ -147,6 +137,7 @@ impl TcpLink {
     /// Reads the available bytes and passes them to `deliver`, or keeps them without a callback.
     pub(super) fn receive(
         &mut self,
+        credentials: Credentials<'_>,
         scratch: &mut [u8],
         mut deliver: Option<Deliver<'_>>,
     ) -> io::Result<()> {
@@ -157,8 +148,11 @@ impl TcpLink {
             if !self.readable {
                 break;
             }
-            let most =
-                if self.secure.is_up() { scratch.len() } else { UNTRUSTED_READ.min(scratch.len()) };
+            let most = if self.channel.is_up() {
+                scratch.len()
+            } else {
+                UNTRUSTED_READ.min(scratch.len())
+            };
             let read = match self.stream.read(&mut scratch[..most]) {
                 Ok(0) => return Err(io::ErrorKind::UnexpectedEof.into()),
                 Ok(read) => read,
@@ -169,13 +163,13 @@ impl TcpLink {
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
                 Err(error) => return Err(error),
             };
-            self.secure.inbox().extend_from_slice(&scratch[..read]);
-            let plain_in = &mut self.plain_in;
-            let opened = self.secure.open(&mut self.sealed, |bytes| match &mut deliver {
-                Some(deliver) => deliver(bytes),
-                None => plain_in.extend_from_slice(bytes),
-            });
-            opened.map_err(io::Error::other)?;
+            let TcpLink { channel, plain_in, sealed, .. } = self;
+            channel.handle_bytes(credentials, &scratch[..read], sealed, &mut |bytes| {
+                match &mut deliver {
+                    Some(deliver) => deliver(bytes),
+                    None => plain_in.extend_from_slice(bytes),
+                }
+            })?;
         }
         Ok(())
     }
@@ -200,8 +194,8 @@ impl TcpLink {
         if !self.check_connected()? {
             return Ok(());
         }
-        if self.secure.is_up() && !self.plain_out.is_empty() {
-            self.secure.seal(&self.plain_out, &mut self.sealed);
+        if self.channel.is_up() && !self.plain_out.is_empty() {
+            self.channel.seal(&self.plain_out, &mut self.sealed)?;
             self.plain_out.clear();
         }
         while self.writable && self.written < self.sealed.len() {
@@ -220,6 +214,14 @@ impl TcpLink {
             self.written = 0;
         }
         Ok(())
+    }
+
+    /// Sends what is queued, and the end of the channel, as far as the socket accepts it.
+    pub(super) fn close(&mut self, now: Instant) {
+        if self.connected {
+            self.channel.close(&mut self.sealed);
+            let _ = self.flush(now);
+        }
     }
 
     /// Returns whether TCP's handshake is done.

@@ -7,7 +7,7 @@ use viaduct_proto::time::Instant;
 use viaduct_proto::tunnel::StreamId;
 
 use super::Tunnels;
-use super::link::Tools;
+use super::link::{Credentials, Tools};
 use super::peer::SharedPeer;
 
 impl Tunnels {
@@ -25,10 +25,11 @@ impl Tunnels {
     }
 
     fn receive_by(&mut self, key: usize, now: Instant) -> io::Result<()> {
-        let Tunnels { links, endpoint, settings, nears, entropy, scratch, .. } = self;
+        let Tunnels { links, endpoint, settings, nears, entropy, tls, scratch, .. } = self;
         let Some(link) = links.get_mut(key) else { return Ok(()) };
         let settings = link.slot.map_or(&*settings, |(near, _)| &nears[near].settings);
-        let mut tools = Tools { endpoint: endpoint.as_mut(), settings, entropy, scratch };
+        let credentials = Credentials { settings, entropy, tls };
+        let mut tools = Tools { endpoint: endpoint.as_mut(), credentials, scratch };
         link.receive(&mut tools, now)
     }
 

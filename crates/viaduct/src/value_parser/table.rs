@@ -9,6 +9,7 @@ use std::time::Duration;
 
 use clap::{Args, Command, ValueEnum};
 use ipnet::IpNet;
+use rustls::pki_types::DnsName;
 use serde::{Deserialize, Deserializer, de};
 use viaduct_proto::flow::HandlerSpec;
 use viaduct_proto::keys::PublicKey;
@@ -60,6 +61,8 @@ syntaxes! {
     Count: super::count => usize;
     /// Number of event loops.
     Workers: super::workers => u16;
+    /// Name of a server.
+    ServerName: super::server_name => DnsName<'static>;
     /// Number of links of a tunnel.
     Links: super::links => u16;
     /// Bytes of a buffer.

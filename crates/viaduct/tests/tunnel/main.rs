@@ -5,6 +5,7 @@ mod access_log;
 #[path = "../common/mod.rs"]
 mod common;
 mod dead_after;
+mod tls;
 
 use std::io::{ErrorKind, Read, Write};
 use std::net::{IpAddr, Shutdown, SocketAddr, TcpListener, TcpStream};

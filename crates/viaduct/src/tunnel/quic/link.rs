@@ -8,7 +8,6 @@ use quinn_proto::{
     Connection, ConnectionError, ConnectionEvent, ConnectionHandle, Dir, Event, ReadError,
     ReadableError, StreamEvent, StreamId, VarInt,
 };
-use viaduct_proto::keys::Entropy;
 use viaduct_proto::time::Instant;
 use viaduct_proto::tunnel::Lane;
 use viaduct_proto::tunnel::record::{RecordError, Refusal, Secure};
@@ -16,10 +15,9 @@ use viaduct_proto::tunnel::record::{RecordError, Refusal, Secure};
 use super::congestion::{Pacer, quantum};
 use super::lanes::{Lanes, lane_of};
 use super::{Endpoint, SEGMENTS};
-use crate::tunnel::settings::TunnelSettings;
+use crate::tunnel::link::Credentials;
+use crate::tunnel::tls::LABEL;
 
-/// Label of the exported key material that binds the sites' handshake to the connection.
-const LABEL: &[u8] = b"EXPORTER viaduct tunnel";
 /// Bounds of the number of bytes that are given to the QUIC library when it has none left, and of
 /// the number that may wait in the lanes meanwhile. Within the bounds, both are the size of the
 /// pacer's burst. Streams are scheduled before their bytes are given to the library, so few bytes
@@ -100,8 +98,7 @@ impl QuicLink {
     pub(in crate::tunnel) fn settle(
         &mut self,
         endpoint: &mut Endpoint,
-        settings: &TunnelSettings,
-        entropy: &Entropy,
+        credentials: Credentials<'_>,
         now: Instant,
     ) -> io::Result<()> {
         let theirs = endpoint.clock.theirs(now);
@@ -111,7 +108,7 @@ impl QuicLink {
         self.exchange_events(endpoint);
         while let Some(event) = self.connection.poll() {
             match event {
-                Event::Connected => self.begin_handshake(settings, entropy)?,
+                Event::Connected => self.begin_handshake(credentials)?,
                 Event::ConnectionLost { reason } => return Err(lost(reason)),
                 Event::Stream(StreamEvent::Readable { id }) => drop(self.readable.insert(id)),
                 Event::Stream(StreamEvent::Opened { dir: Dir::Bi }) => {
@@ -136,20 +133,16 @@ impl QuicLink {
     }
 
     /// Begins this end's authentication, bound to this connection.
-    fn begin_handshake(&mut self, settings: &TunnelSettings, entropy: &Entropy) -> io::Result<()> {
+    fn begin_handshake(&mut self, credentials: Credentials<'_>) -> io::Result<()> {
         let mut binding = [0; 32];
         let exported =
             self.connection.crypto_session().export_keying_material(&mut binding, LABEL, &[]);
         exported.map_err(|_| io::Error::other("the connection has no keys to bind to"))?;
-        let (secret, peers) = (&settings.secret, &settings.peers);
-        self.secure = Some(if self.dialled {
-            let mut first = Vec::new();
-            let secure = Secure::dial_in(&binding, secret, &peers[0], entropy.clone(), &mut first);
+        let mut first = Vec::new();
+        self.secure = Some(credentials.begin_in(&binding, self.dialled, &mut first)?);
+        if !first.is_empty() {
             self.push(0, &first);
-            secure.map_err(io::Error::other)?
-        } else {
-            Secure::listen_in(&binding, secret, peers.clone(), entropy.clone())
-        });
+        }
         Ok(())
     }
 

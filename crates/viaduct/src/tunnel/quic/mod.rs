@@ -13,7 +13,6 @@
 //! | [`lanes`] | lanes of a link, as QUIC streams |
 //! | [`congestion`] | congestion control and pacing |
 //! | [`identity`] | state that survives a restart |
-//! | [`tls`] | TLS with unauthenticated keys; the sites' handshake authenticates |
 //! | [`clock`] | the library's time |
 
 mod clock;
@@ -23,7 +22,6 @@ mod lanes;
 mod link;
 #[cfg(test)]
 mod tests;
-mod tls;
 
 use std::collections::HashMap;
 use std::io;
@@ -46,6 +44,7 @@ use viaduct_sys::socket::udp::UdpBatch;
 
 use super::settings::TunnelSettings;
 use super::time;
+use super::tls::quic as tls;
 use clock::Clock;
 use congestion::BbrConfig;
 

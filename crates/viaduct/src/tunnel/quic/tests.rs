@@ -45,7 +45,7 @@ struct Stranger {
 impl Stranger {
     fn new(at: SocketAddr, writes: bool) -> Stranger {
         let peer = SecretKey::from_bytes([2; 32]).public();
-        let dial = Dial { name: "".into(), to: at, peer, links: 1 };
+        let dial = Dial { name: "".into(), to: at, peer, links: 1, server_name: None };
         let endpoint = Endpoint::new(&settings(None, vec![dial]), time()).unwrap();
         Stranger { at, endpoint, links: Vec::new(), writes, written: 0, streams: 0 }
     }
