@@ -79,6 +79,8 @@ pub enum TransportChoice {
     Auto,
     /// Single transport.
     Only(Transport),
+    /// No datagrams at all: there are no repairs.
+    None,
 }
 
 /// Reason why the present transport is used.
@@ -145,7 +147,7 @@ pub(super) struct Selector {
 impl Selector {
     pub(super) fn new(choice: TransportChoice) -> Selector {
         let current = match choice {
-            TransportChoice::Auto => Transport::Udp,
+            TransportChoice::Auto | TransportChoice::None => Transport::Udp,
             TransportChoice::Only(only) => only,
         };
         let (probe, returned, cause) = Default::default();
@@ -195,7 +197,13 @@ impl Selector {
             }
             TransportChoice::Auto if !is_first => &Transport::ALL,
             TransportChoice::Auto | TransportChoice::Only(_) => only(self.current),
+            TransportChoice::None => &[],
         }
+    }
+
+    /// Number of handshakes in a row that no transport has answered.
+    pub(super) fn unanswered(&self) -> u32 {
+        self.unanswered
     }
 
     /// Returns whether the present try of an unanswered handshake is the second, fourth, ...
@@ -343,5 +351,13 @@ mod tests {
             assert_eq!((selector.current, selector.poll_timeout()), (only, None));
             assert!(selector.allows(only));
         }
+    }
+
+    #[test]
+    fn without_a_transport_nothing_is_sent_or_accepted() {
+        let mut selector = Selector::new(TransportChoice::None);
+        assert_eq!((selector.handshake(false), selector.handshake(true)), (&[][..], &[][..]));
+        assert!(selector.probe(after(1_000)).is_empty());
+        assert!(Transport::ALL.iter().all(|transport| !selector.allows(*transport)));
     }
 }

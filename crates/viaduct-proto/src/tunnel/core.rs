@@ -190,6 +190,11 @@ impl Tunnel {
         Some(StreamId { link: mux.number, number })
     }
 
+    /// Returns whether [`open`](Tunnel::open) opens a stream now.
+    pub fn can_open(&self) -> bool {
+        self.links.values().any(|mux| mux.vacant() > 0)
+    }
+
     /// Accepts a stream that the peer has opened, and tells the peer.
     pub fn accept(&mut self, id: StreamId) {
         self.on(id, |mux, _| mux.accept(id.number));

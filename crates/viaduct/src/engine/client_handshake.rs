@@ -23,6 +23,7 @@ use super::worker::{MAX_READS, Worker};
 use crate::access_log::authentication_failed;
 use crate::rate_limited::RateLimitedLog;
 use crate::source::Source;
+use crate::tunnel::Tunnels;
 
 /// Maximum number of addresses of a name that are tried, one after the other.
 const MAX_ADDRESSES: usize = 8;
@@ -215,12 +216,13 @@ impl Worker {
                 return self.take_over(early, key, now);
             }
         }
-        let Some(route) = Route::by(&self.config.policies, source, to, None) else {
+        let from = self.keeps_client(key).then_some(source);
+        let Some(route) = Route::by(&self.config.policies, source, to, from) else {
             debug!("{source} to {to}: denied by a policy");
             self.count_denied(source.ip(), to);
             return self.refuse(key, Failure::Denied);
         };
-        self.connect_route(key, route, now);
+        self.connect_route(key, Route { keeps_client: from.is_some(), ..route }, now);
     }
 
     /// Counts a denied flow of `client` to `to` for the policy that denies it, if one does.
@@ -262,6 +264,13 @@ impl Worker {
         if self.flows.hand_over(early, key, now).is_err() {
             self.refuse(key, Failure::Unreachable);
         }
+    }
+
+    /// Returns whether the server of a flow sees the client's address, although the flow has come
+    /// through a tunnel.
+    fn keeps_client(&mut self, key: usize) -> bool {
+        let keeps = self.upstream.tunnels.as_ref().is_some_and(Tunnels::keeps_clients);
+        keeps && matches!(self.flows.at(key).conns(), [Some(Conn::Tunnel(_)), _])
     }
 
     /// Permitted destinations of the client of a flow.

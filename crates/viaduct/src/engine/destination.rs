@@ -67,8 +67,8 @@ pub struct Route {
     pub copied: bool,
     /// Long-haul socket settings, if the connection crosses the long link.
     pub haul: Option<LongHaul>,
-    /// Outbound that replaces the plan's, because the handlers have named a transport, or the
-    /// server is known not to support Trickles.
+    /// Outbound that replaces the plan's: a detour, a transport that the handlers have named, or a
+    /// direct connection where the outbound is known to fail.
     pub instead: Option<OutboundSpec>,
 }
 
@@ -182,7 +182,11 @@ impl Route {
         }
         let hop = plan.by.hop();
         let haul = policies.far.haul(hop.unwrap_or(to).ip()).cloned();
-        let straight = Route { from, haul, ..Route::straight(plan, client, to.into()) };
+        let instead = match plan.by {
+            OutboundSpec::Direct => policies.detour(to.ip()).cloned(),
+            _ => None,
+        };
+        let straight = Route { from, haul, instead, ..Route::straight(plan, client, to.into()) };
         Some(match hop {
             None => straight,
             Some(hop) => {

@@ -41,7 +41,7 @@ impl Outbounds {
         mut options: TcpOptions,
         now: Instant,
     ) -> io::Result<Begun> {
-        if self.get(&route.plan.by)?.is_known_to_fail(&route.to, now) {
+        if self.get(route.outbound())?.is_known_to_fail(&route.to, now) {
             route.instead = Some(OutboundSpec::Direct);
         }
         let handlers = route.plan.handlers.clone();

@@ -70,6 +70,17 @@ pub struct Policies {
     pub otherwise: Arc<Plan>,
     /// Socket settings of connections across a long link.
     pub far: Far,
+    /// Outbounds that take the place of direct ones.
+    pub detours: Vec<Detour>,
+}
+
+/// Outbound that takes the place of direct connections to some addresses.
+#[derive(Clone, Debug)]
+pub struct Detour {
+    /// Addresses.
+    pub to: Vec<IpNet>,
+    /// Outbound.
+    pub by: OutboundSpec,
 }
 
 impl Policies {
@@ -139,9 +150,14 @@ impl Policies {
         })
     }
 
-    /// Outbounds that plans name.
+    /// Outbounds that plans and detours name.
     pub fn outbounds(&self) -> impl Iterator<Item = &OutboundSpec> {
-        self.plans().map(|plan| &plan.by)
+        self.plans().map(|plan| &plan.by).chain(self.detours.iter().map(|detour| &detour.by))
+    }
+
+    /// Outbound that takes the place of a direct connection to `to`, if there is one.
+    pub fn detour(&self, to: IpAddr) -> Option<&OutboundSpec> {
+        self.detours.iter().find(|detour| holds(&detour.to, to)).map(|detour| &detour.by)
     }
 
     fn plans(&self) -> impl Iterator<Item = &Plan> {
@@ -257,7 +273,7 @@ mod tests {
                 deny(Policy { from: vec!["10.1.7.0/24".parse().unwrap()], ..Policy::default() }),
             ],
             otherwise: Plan { rate: Some(9), ..Plan::default() }.into(),
-            far: Far::default(),
+            ..Policies::default()
         };
         let plan = |client: &str, to: &str| {
             let plan = policies.plan(client.parse().unwrap(), to.parse().unwrap());

@@ -2,6 +2,7 @@
 //! arrive.
 
 use mio::Token;
+use tracing::debug;
 use viaduct_proto::flow::Failure;
 use viaduct_proto::time::Instant;
 
@@ -57,6 +58,13 @@ impl Worker {
             flow.account.set_request("tunnel", &to, Some(peer.to_string()));
         }
         self.stats.accepted += 1;
+        let tunnels = self.upstream.tunnels.as_ref();
+        if !tunnels.is_some_and(|of| of.may_be_client(&peer, source)) {
+            debug!("{client} is no client of the peer {peer}");
+            self.stats.refused.denied += 1;
+            flow.set_broken(Failure::Denied);
+            return self.log_end(&flow, now);
+        }
         if self.flows.is_full() {
             self.stats.refused.full += 1;
             flow.set_broken(Failure::Full);

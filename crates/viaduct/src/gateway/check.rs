@@ -7,7 +7,7 @@ use ipnet::IpNet;
 use viaduct_proto::flow::Registry;
 use viaduct_proto::repair::{Transport, TransportChoice};
 
-use super::config::Config;
+use super::config::{Config, Peer};
 use super::site::Site;
 use super::{preflight, resolve, split, system};
 
@@ -35,6 +35,9 @@ pub fn check(path: &Path, registry: &Registry) -> Result<()> {
     println!("site {}: public key {}", config.name, config.secret.public());
     println!("  hosts {}; wan {} (MTU {})", list(&config.prefixes), config.wan, site.wan_mtu);
     println!("  repairs arrive at UDP {}", config.listen);
+    if let Some(at) = config.tls_listen {
+        println!("  tunnels over TLS arrive at TCP {at}");
+    }
     for peer in &config.peers {
         let code = peer.coding.as_ref().map_or("no repairs".to_owned(), ToString::to_string);
         let room = match site.clamp(peer) {
@@ -48,7 +51,7 @@ pub fn check(path: &Path, registry: &Registry) -> Result<()> {
         };
         println!("peer {} {endpoint}: public key {}", peer.name, peer.key);
         println!("  hosts {}; {code}; {room}", list(&peer.prefixes));
-        println!("  datagrams by {}", transports(peer.transport));
+        println!("  {}", transports(peer));
     }
     if let Some(flows) = flows {
         print!("split mode, {flows}");
@@ -72,12 +75,18 @@ pub fn check(path: &Path, registry: &Registry) -> Result<()> {
     Ok(())
 }
 
-fn transports(choice: TransportChoice) -> &'static str {
-    match choice {
-        TransportChoice::Auto => "UDP, or by fake TCP while UDP is not answered",
-        TransportChoice::Only(Transport::Udp) => "UDP",
-        TransportChoice::Only(Transport::FakeTcp) => "fake TCP",
-    }
+fn transports(peer: &Peer) -> String {
+    let datagrams = match peer.transport {
+        TransportChoice::Auto => "datagrams by UDP, or by fake TCP while UDP does not pass",
+        TransportChoice::Only(Transport::Udp) => "datagrams by UDP",
+        TransportChoice::Only(Transport::FakeTcp) => "datagrams by fake TCP",
+        TransportChoice::None => "no datagrams, no repairs",
+    };
+    let tls = peer.tls_endpoint.map(|at| {
+        let when = if peer.transport == TransportChoice::Auto { " if neither passes" } else { "" };
+        format!("; split connections{when} by a tunnel over TLS to {at}")
+    });
+    format!("{datagrams}{}", tls.unwrap_or_default())
 }
 
 fn list(prefixes: &[IpNet]) -> String {

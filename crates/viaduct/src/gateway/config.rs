@@ -12,6 +12,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use ipnet::IpNet;
+use rustls::pki_types::DnsName;
 use viaduct_proto::keys::{PublicKey, SecretKey};
 use viaduct_proto::repair::{Coding, TransportChoice};
 
@@ -38,6 +39,8 @@ pub struct Config {
     pub wan: String,
     /// Address to which peers send their repairs.
     pub listen: SocketAddr,
+    /// Address at which tunnels over TLS arrive.
+    pub tls_listen: Option<SocketAddr>,
     /// Length of the longest packet that the site's hosts send, if it is known to be below the
     /// WAN's MTU.
     pub host_mtu: Option<usize>,
@@ -73,6 +76,10 @@ pub struct Peer {
     pub endpoint_name: Option<(String, u16)>,
     /// Transports of datagrams to the peer's gateway.
     pub transport: TransportChoice,
+    /// Address of the peer's listener for tunnels over TLS.
+    pub tls_endpoint: Option<SocketAddr>,
+    /// Name of that server in the ClientHello.
+    pub server_name: Option<DnsName<'static>>,
     /// Prefixes of the peer site.
     pub prefixes: Vec<IpNet>,
     /// True if TCP connections to and from the peer are split.
@@ -94,6 +101,13 @@ pub struct ConfigError {
     file: PathBuf,
     place: String,
     what: String,
+}
+
+impl Peer {
+    /// Returns whether split connections may go through a tunnel over TLS.
+    pub fn may_use_tls(&self) -> bool {
+        self.split && !matches!(self.transport, TransportChoice::Only(_))
+    }
 }
 
 impl Config {

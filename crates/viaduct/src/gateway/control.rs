@@ -22,6 +22,7 @@ use super::snapshot::{Details, Published, Status};
 use super::stray_warning::StrayWarning;
 use super::system::System;
 use super::taps::Taps;
+use super::tls::TlsTunnels;
 use super::upgrade::{UpgradeEvent, UpgradeState};
 use super::wan::WanWatch;
 use super::worker::Command;
@@ -66,6 +67,8 @@ pub struct Control {
     worker: ToWorker,
     /// Proxy of split mode.
     pub(super) flows: Option<ProxyThread>,
+    /// Tunnels over TLS of that proxy.
+    pub(super) tls: TlsTunnels,
     published: Arc<Published>,
     started: Instant,
     pub(super) wan: WanWatch,
@@ -91,7 +94,7 @@ impl Control {
         source: ConfigSource,
         site: Site,
         worker: ToWorker,
-        flows: Option<ProxyThread>,
+        (flows, tls): (Option<ProxyThread>, TlsTunnels),
         published: Arc<Published>,
         inherited: Option<[Option<OwnedFd>; 2]>,
     ) -> Result<Self> {
@@ -115,6 +118,7 @@ impl Control {
             site,
             worker,
             flows,
+            tls,
             published,
         })
     }
@@ -153,7 +157,7 @@ impl Control {
         while !self.is_over(draining) {
             tokio::select! {
                 _ = second.tick() => {
-                    self.check_peers(&mut stray_warning);
+                    self.check_peers(&mut stray_warning).await;
                     self.check_system(system).await;
                 }
                 () = watchdog.due() => watchdog.answer(self.age()),
@@ -240,11 +244,12 @@ impl Control {
     }
 
     /// Judges the peers, logs changes, and saves what a restart needs. Called once a second.
-    fn check_peers(&mut self, stray_warning: &mut StrayWarning) {
+    async fn check_peers(&mut self, stray_warning: &mut StrayWarning) {
         let (seen, details) = (self.published.get(), self.details());
+        self.tls.follow(self.flows.as_mut(), &seen, &details).await;
         let trouble = self.wan.down();
         let now = viaduct_proto::time::Instant::from_nanos(viaduct_sys::clock::now());
-        self.peers.update(now, &seen, &details, trouble.as_deref());
+        self.peers.update(now, &seen, &details, trouble.as_deref(), &self.tls);
         stray_warning.check(&seen);
         if let Some(clocks) = &mut self.clocks {
             clocks.update(&details.clocks);
@@ -295,14 +300,16 @@ impl Control {
             Some(flows) => Some(flows.engine.handle.status().await),
             None => None,
         };
-        Status {
+        let mut status = Status {
             split,
             uptime: self.started.elapsed().as_secs_f64(),
             cache: self.listeners.cache_stats(),
             trouble: self.trouble(),
             ..Status::new(&self.site, &self.published)
         }
-        .with_peers(&self.details(), self.peers.get())
+        .with_peers(&self.details(), self.peers.get());
+        self.tls.show(&mut status.peers);
+        status
     }
 
     /// Details about the peers that the packet thread has published, and the reasons why names are

@@ -31,6 +31,7 @@ mod split;
 mod stray_warning;
 mod system;
 mod taps;
+mod tls;
 mod upgrade;
 mod visibility;
 mod wan;
@@ -65,6 +66,7 @@ use site::Site;
 use snapshot::Published;
 use system::System;
 use taps::Taps;
+use tls::TlsTunnels;
 use upgrade::{HeldPackets, WorkerState};
 use worker::Worker;
 
@@ -95,12 +97,14 @@ pub fn run(path: &Path, registry: Registry, takeover: Option<RawFd>) -> Result<(
     }
     check_free(&site.config.socket())?;
     let (mut system, injector) = System::prepare(&site)?;
-    let flows = split.map(ProxyThread::start).transpose()?;
+    let tls = TlsTunnels::new(&site.config);
+    let flows = split.map(|split| ProxyThread::start(tls.applied(&split))).transpose()?;
     if let Some(intercept) = flows.as_ref().and_then(|f| f.settings().intercept.clone()) {
         system.intercept(&site, intercept)?;
     }
     let local = local(&site.config);
     let ports = Ports::open(&mut site, &local, injector)?;
+    let flows = (flows, tls);
     let gateway = Parts { source, site, system, flows, local, ports, inherited: None }.start()?;
     gateway.run(signals)
 }
@@ -110,7 +114,7 @@ struct Parts {
     source: ConfigSource,
     site: Site,
     system: System,
-    flows: Option<ProxyThread>,
+    flows: (Option<ProxyThread>, TlsTunnels),
     local: Local,
     ports: Ports,
     /// State of the packet thread that this gateway continues, and the listeners of its process.

@@ -11,6 +11,7 @@ use viaduct_proto::repair::{Cause, PeerFacts, Transport};
 use viaduct_proto::time::Instant as Now;
 
 use super::snapshot::{Details, Snapshot};
+use super::tls::TlsTunnels;
 
 /// Time after the first check for which a silent peer is not logged.
 const FIRST_ANSWER: Duration = Duration::from_secs(5);
@@ -36,7 +37,15 @@ impl PeerStates {
 
     /// Judges the peers, and logs changes. `trouble` is the problem of the WAN itself, if there
     /// is one.
-    pub fn update(&mut self, now: Now, seen: &Snapshot, details: &Details, trouble: Option<&str>) {
+    /// `tls` are the tunnels of peers that datagrams do not reach.
+    pub fn update(
+        &mut self,
+        now: Now,
+        seen: &Snapshot,
+        details: &Details,
+        trouble: Option<&str>,
+        tls: &TlsTunnels,
+    ) {
         let nothing = Default::default();
         self.health.retain(|name, _| seen.peers.iter().any(|(peer, _)| peer == name));
         self.states.clear();
@@ -44,7 +53,10 @@ impl PeerStates {
             let facts = details.facts.get(name).unwrap_or(&nothing);
             let first = || (Instant::now(), Health::default());
             let (_, health) = self.health.entry(name.clone()).or_insert_with(first);
-            let state = health.look(now, stats, facts, trouble);
+            let mut state = health.look(now, stats, facts, trouble);
+            if trouble.is_none() {
+                state = tls.judge(name, state, facts);
+            }
             self.states.push((name.clone(), state));
             if let Some(facts) = details.facts.get(name) {
                 self.log_transport(name, facts);
@@ -55,7 +67,7 @@ impl PeerStates {
         }
         self.transports.retain(|name, _| seen.peers.iter().any(|(peer, _)| peer == name));
         self.regimes.retain(|name, _| seen.peers.iter().any(|(peer, _)| peer == name));
-        self.log_changes();
+        self.log_changes(tls);
     }
 
     /// Logs a change of the transport of datagrams for `peer`.
@@ -76,7 +88,7 @@ impl PeerStates {
         }
     }
 
-    fn log_changes(&mut self) {
+    fn log_changes(&mut self, tls: &TlsTunnels) {
         for (peer, state) in &self.states {
             let first = self.health.get(peer);
             let is_early = first.is_some_and(|(since, _)| since.elapsed() < FIRST_ANSWER);
@@ -86,6 +98,9 @@ impl PeerStates {
                 continue;
             }
             match state {
+                State::Up if tls.is_forced(peer) => {
+                    info!(peer, "up: split connections go through a tunnel over TLS, no repairs");
+                }
                 State::Up if before.is_none() => {
                     info!(peer, "session up: packets for the peer are protected");
                 }
@@ -116,14 +131,15 @@ mod tests {
         let peer = |name: &str, up| (name.to_owned(), PeerStats { up, ..PeerStats::default() });
         let seen =
             Snapshot { peers: vec![peer("a", true), peer("b", false)], ..Default::default() };
-        states.update(Now::ZERO, &seen, &Details::default(), None);
+        let (tls, details) = (TlsTunnels::default(), Details::default());
+        states.update(Now::ZERO, &seen, &details, None, &tls);
         let names: Vec<_> =
             states.get().iter().map(|(name, state)| (&name[..], state.name())).collect();
         assert_eq!(names, [("a", "up"), ("b", "down")]);
-        states.update(Now::ZERO, &seen, &Details::default(), Some("wan0 is down"));
+        states.update(Now::ZERO, &seen, &details, Some("wan0 is down"), &tls);
         assert!(states.get()[0].1.to_string().starts_with("down: wan0 is down"));
         let seen = Snapshot { peers: vec![peer("a", true)], ..Default::default() };
-        states.update(Now::ZERO, &seen, &Details::default(), None);
+        states.update(Now::ZERO, &seen, &details, None, &tls);
         assert_eq!((states.get().len(), states.health.len()), (1, 1));
     }
 

@@ -55,6 +55,7 @@ pub fn missing_prerequisite(config: &Config) -> Option<String> {
 fn listeners(config: &Config) -> impl Iterator<Item = (&'static str, SocketAddr)> {
     let all = [
         ("[site] listen", Some(config.listen)),
+        ("[site] tls_listen", config.tls_listen),
         ("[metrics] listen", config.metrics),
         ("[cache] listen", config.cache),
     ];
@@ -153,11 +154,12 @@ pub fn ports_in_use(config: &Config) -> Vec<String> {
     };
     let udp = |at: SocketAddr| taken(UdpSocket::bind(at).err());
     let tcp = |at: SocketAddr| taken(TcpListener::bind(at).err());
-    let only_udp = TransportChoice::Only(Transport::Udp);
-    let fake_tcp = config.peers.iter().any(|peer| peer.transport != only_udp);
+    let never = [TransportChoice::Only(Transport::Udp), TransportChoice::None];
+    let fake_tcp = config.peers.iter().any(|peer| !never.contains(&peer.transport));
     let listeners = [
         ("[site] listen", "UDP", Some(config.listen).filter(|&at| udp(at))),
         ("[site] listen", "TCP", fake_tcp.then_some(config.listen).filter(|&at| tcp(at))),
+        ("[site] tls_listen", "TCP", config.tls_listen.filter(|&at| tcp(at))),
         ("[metrics] listen", "TCP", config.metrics.filter(|&at| tcp(at))),
         ("[cache] listen", "UDP", config.cache.filter(|&at| udp(at))),
     ];

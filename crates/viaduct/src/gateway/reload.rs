@@ -55,8 +55,9 @@ impl Control {
         self.apply(site, system).await?;
         self.source.text.set(Some(text));
         self.endpoints.watch(&self.site.config);
+        self.tls.change(&self.site.config);
         match (&mut self.flows, flows) {
-            (Some(running), Some(new)) => running.reload(new),
+            (Some(running), Some(new)) => running.reload(self.tls.applied(&new)),
             _ => Ok(()),
         }
     }
@@ -92,6 +93,7 @@ fn reject_fixed_changes(old: &Config, new: &Config) -> Result<()> {
         ("key", new.secret == old.secret),
         ("wan", new.wan == old.wan),
         ("listen", new.listen == old.listen),
+        ("tls_listen", new.tls_listen == old.tls_listen),
         ("memory", new.memory == old.memory),
         ("run_dir", new.run_dir == old.run_dir),
     ];

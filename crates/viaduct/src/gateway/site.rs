@@ -152,7 +152,8 @@ impl Site {
     /// Returns whether a peer may use fake TCP.
     pub fn wants_fake_tcp(&self) -> bool {
         let udp = TransportChoice::Only(Transport::Udp);
-        self.config.peers.iter().any(|peer| peer.transport != udp)
+        let never = [udp, TransportChoice::None];
+        self.config.peers.iter().any(|peer| !never.contains(&peer.transport))
     }
 
     /// Returns whether a peer may use nothing but fake TCP.

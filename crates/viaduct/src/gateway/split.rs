@@ -18,6 +18,7 @@ use viaduct_sys::nft::intercept::{Intercept, Selector};
 
 use super::config::Config;
 use super::preflight::pair;
+use super::tls;
 use crate::run_dir::RunDir;
 use crate::settings::{ProxyArgs, Settings};
 
@@ -62,6 +63,13 @@ pub fn settings(config: &Config, registry: &Registry) -> Result<Option<Settings>
     let back = Selector { from: theirs, to: ours };
     if let Some(intercept) = &mut settings.intercept {
         *intercept = Intercept { ways: vec![there, back], ..intercept.clone() };
+    }
+    if let Some((tunnels, detours)) = tls::tunnels(config, &settings) {
+        if settings.engine.workers > 1 {
+            bail!("[split] workers: with tunnels over TLS only 1 is possible");
+        }
+        settings.engine.tunnels = Some(tunnels);
+        settings.engine.policies.detours = detours;
     }
     Ok(Some(settings.fitted()))
 }

@@ -185,7 +185,7 @@ fn all_policies(
         made.map_err(|what| anyhow!("[[policy]] number {n}: {what}"))
     };
     let list = (1..).zip(tables).map(policy).collect::<Result<_>>()?;
-    Ok(Policies { list, otherwise: otherwise.into(), far: far(args)? })
+    Ok(Policies { list, otherwise: otherwise.into(), far: far(args)?, detours: Vec::new() })
 }
 
 fn socket_options(args: &ProxyArgs, target: &Target) -> TcpOptions {

@@ -3,7 +3,6 @@
 use std::fmt::{self, Display, Formatter};
 use std::time::Duration;
 
-use viaduct_proto::repair::Transport;
 use viaduct_proto::repair::stats::{LATENCY_BOUNDS, LossReport, PeerStats};
 
 use super::colours::{Colours, row};
@@ -128,9 +127,15 @@ impl GatewayPage<'_> {
         let peer = self.status.peers.get(at);
         let up = self.state(peer, stats);
         writeln!(f, "\n{}  {up}  {code}", self.colours.bold(format!("peer {name}")))?;
-        if let Some(peer) = peer.filter(|peer| peer.transport == Transport::FakeTcp.name()) {
-            let what = format!("by {}: {}", peer.transport, peer.transport_reason);
-            row(f, "datagrams", what)?;
+        if let Some(PeerStatus { transport, transport_reason: why, .. }) = peer {
+            match &transport[..] {
+                "fake-tcp" => row(f, "datagrams", format!("by {transport}: {why}"))?,
+                "tls" => {
+                    let what = "none, repairs are off; split connections by a tunnel over TLS";
+                    row(f, "datagrams", format!("{what}: {why}"))?;
+                }
+                _ => {}
+            }
         }
         if let Some(link) = peer.and_then(|peer| peer.link.as_ref()) {
             let rtt = link.rtt_ms.map_or("not known yet".to_owned(), |rtt| format!("{rtt:.1} ms"));

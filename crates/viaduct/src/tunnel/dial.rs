@@ -47,6 +47,11 @@ impl Slot {
         (self.retired, self.next) = (true, None);
     }
 
+    /// Returns whether the link is no longer wanted.
+    pub(super) fn is_retired(&self) -> bool {
+        self.retired
+    }
+
     /// Resumes dialling if it was stopped.
     pub(super) fn revive(&mut self, now: Instant) {
         if std::mem::replace(&mut self.retired, false) && self.link.is_none() {

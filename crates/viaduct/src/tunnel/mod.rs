@@ -45,6 +45,7 @@ mod transfer;
 
 use std::collections::HashMap;
 use std::io;
+use std::net::{IpAddr, SocketAddr};
 use std::sync::{Arc, Mutex};
 
 use anyhow::{Context, Result};
@@ -162,6 +163,19 @@ impl Tunnels {
     /// Permitted destinations of streams.
     pub fn allowed(&self) -> &[ipnet::IpNet] {
         &self.settings.allow_to
+    }
+
+    /// Returns whether the peer may open streams for a client with this address.
+    pub fn may_be_client(&self, peer: &PublicKey, client: Option<SocketAddr>) -> bool {
+        let clients = &self.settings.clients;
+        let own = clients.iter().filter(|(of, _)| of == peer).flat_map(|(_, nets)| nets);
+        let is = |ip: IpAddr| own.clone().any(|net| net.contains(&ip.to_canonical()));
+        clients.is_empty() || client.is_some_and(|at| is(at.ip()))
+    }
+
+    /// Returns whether servers see the addresses of clients.
+    pub fn keeps_clients(&self) -> bool {
+        !self.settings.clients.is_empty()
     }
 
     /// Changes the number of links to each far end.

@@ -42,9 +42,16 @@ pub struct Outlet {
     peer: SharedPeer,
     /// True if streams count as connected only when the peer has accepted them.
     waits: bool,
+    is_fallback: bool,
 }
 
 impl Outlet {
+    /// Returns whether flows connect directly now, because this tunnel is a fallback and no link is
+    /// up.
+    pub fn is_bypassed(&self) -> bool {
+        self.is_fallback && !self.peer.lock().tunnel.can_open()
+    }
+
     /// Opens a stream to `to`, for the client at `source`, as soon as there is a link.
     pub fn open(&self, to: Address, source: SocketAddr) -> TunnelStream {
         TunnelStream::open(&self.peer, to, source, self.waits)
@@ -105,7 +112,8 @@ impl Near {
     }
 
     pub(super) fn outlet(&self) -> Outlet {
-        Outlet { peer: self.peer.clone(), waits: self.settings.waits }
+        let (waits, is_fallback) = (self.settings.waits, self.dial.is_fallback);
+        Outlet { peer: self.peer.clone(), waits, is_fallback }
     }
 
     /// Changes the number of links: new ones are dialled, surplus ones are closed gracefully.

@@ -43,15 +43,15 @@ pub struct TunnelSettings {
     pub waits: bool,
     /// Destinations to which this end may connect streams of its peers.
     pub allow_to: Vec<IpNet>,
+    /// Prefixes of each peer's clients, whose addresses servers then see. If empty, any client may
+    /// be named, and servers see this host's address.
+    pub clients: Vec<(PublicKey, Vec<IpNet>)>,
     /// Memory limit of unauthenticated links.
     pub stranger_memory: StrangerMemory,
     /// Buffer sizes and timeouts.
     pub core: Settings,
 }
 
-/// Default memory limits of unauthenticated links, in bytes: of one source, and of all sources.
-const SOURCE_MEMORY: usize = 2 << 20;
-const STRANGER_MEMORY: usize = 8 << 20;
 const QUIC_CONGESTION: [&str; 3] = ["cubic", "bbr", "reno"];
 
 /// Name of a tunnel; empty for the tunnel of the option `tunnel`.
@@ -75,6 +75,8 @@ pub struct Dial {
     pub links: usize,
     /// Name of the server in the ClientHello (SNI), for links over TLS.
     pub server_name: Option<DnsName<'static>>,
+    /// True if flows connect directly while no link is up.
+    pub is_fallback: bool,
 }
 
 /// A table `[[tunnel]]` as written in the file.
@@ -201,6 +203,7 @@ impl TunnelArgs {
         let secret = key::read(file)?;
         self.check_peers(&secret, &dials, file)?;
         let core = Settings { limit: self.tunnel_buffer, ..Settings::default() };
+        let strangers = StrangerMemory::default();
         Ok(Some(TunnelSettings {
             secret,
             peers: self.peer.clone(),
@@ -210,9 +213,10 @@ impl TunnelArgs {
             congestion: self.link_congestion.clone(),
             waits: false,
             allow_to: allow_to.to_vec(),
+            clients: Vec::new(),
             stranger_memory: StrangerMemory {
-                source: self.stranger_memory_per_source.unwrap_or(SOURCE_MEMORY),
-                all: self.stranger_memory.unwrap_or(STRANGER_MEMORY),
+                source: self.stranger_memory_per_source.unwrap_or(strangers.source),
+                all: self.stranger_memory.unwrap_or(strangers.all),
             },
             core,
         }))
@@ -277,6 +281,7 @@ impl TunnelArgs {
             peer,
             links: otherwise,
             server_name: self.server_name.clone(),
+            is_fallback: false,
         });
         let mut dials = Vec::from_iter(unnamed);
         for TunnelTable { name, to, peer, links, server_name } in tables {
@@ -286,8 +291,8 @@ impl TunnelArgs {
             }
             let links = links.map_or(otherwise, usize::from);
             let peer = peer.parse().map_err(|error| anyhow!("[[tunnel]] {name}: peer: {error}"))?;
-            let server_name = server_name.clone();
-            dials.push(Dial { name: (**name).into(), to: *to, peer, links, server_name });
+            let (name, server_name) = ((**name).into(), server_name.clone());
+            dials.push(Dial { name, to: *to, peer, links, server_name, is_fallback: false });
         }
         Ok(dials)
     }

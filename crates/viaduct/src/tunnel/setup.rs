@@ -187,10 +187,13 @@ impl Tunnels {
         }
         let carrier = link.carrier();
         let (peer, number) = match link.slot {
-            Some((near, _)) => {
-                let peer = self.nears[near].peer.clone();
+            Some((near, slot)) => {
+                let Near { peer, slots, .. } = &self.nears[near];
                 let number = peer.lock().tunnel.dial(now, carrier);
-                (peer, number)
+                if slots[slot].is_retired() {
+                    peer.lock().tunnel.leave(number);
+                }
+                (peer.clone(), number)
             }
             None => {
                 let hello = peek_hello(link.early()).map_err(io::Error::other)?;

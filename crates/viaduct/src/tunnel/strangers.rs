@@ -32,6 +32,13 @@ pub struct StrangerMemory {
     pub all: usize,
 }
 
+impl Default for StrangerMemory {
+    /// 2 MiB for one source, 8 MiB for all.
+    fn default() -> StrangerMemory {
+        StrangerMemory { source: 2 << 20, all: 8 << 20 }
+    }
+}
+
 impl StrangerMemory {
     /// Number of links for which the memory suffices.
     pub(super) fn places(self, quic: bool) -> Places {

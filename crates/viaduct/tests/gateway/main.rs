@@ -7,6 +7,7 @@ mod common;
 mod fake_tcp;
 mod setup;
 mod split;
+mod tls;
 mod upgrade;
 
 use std::collections::BTreeSet;

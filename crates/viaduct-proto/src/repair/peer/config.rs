@@ -61,7 +61,7 @@ pub(super) fn outer(ipv6: bool) -> usize {
 /// [`TransportChoice::Auto`] they are those of UDP.
 pub fn overhead(ipv6: bool, transport: TransportChoice) -> usize {
     let more = match transport {
-        TransportChoice::Auto => 0,
+        TransportChoice::Auto | TransportChoice::None => 0,
         TransportChoice::Only(only) => Transport::more_headers(only),
     };
     outer(ipv6) + more + SEAL_OVERHEAD + SECTION_HEAD + REPAIR_HEAD + PREFIX

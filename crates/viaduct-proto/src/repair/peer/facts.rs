@@ -18,6 +18,8 @@ pub struct PeerFacts {
     pub transport: Transport,
     /// Reason why this transport is used.
     pub cause: Cause,
+    /// Number of handshakes in a row that no transport has answered; they are sent once a second.
+    pub unanswered: u32,
     /// Reason why the peer's host name has no address; set by the shell, which resolves names.
     pub unresolved: Option<String>,
     /// Time since the last authentic message; `None` before the first.

@@ -127,6 +127,7 @@ impl Peer {
             endpoint: self.paths.endpoint.map(|at| at.address),
             transport: self.paths.selector.current,
             cause: self.paths.selector.cause,
+            unanswered: self.paths.selector.unanswered(),
             unresolved: None,
             silence: self.session.silence(now),
             handshake: self.session.handshake(now),

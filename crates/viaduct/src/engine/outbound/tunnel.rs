@@ -2,6 +2,7 @@
 
 use std::io;
 
+use viaduct_proto::flow::Address;
 use viaduct_proto::time::Instant;
 
 use super::{OpenRequest, Opened, Outbound};
@@ -15,5 +16,9 @@ impl Outbound for Outlet {
 
     fn can_splice(&self) -> bool {
         false
+    }
+
+    fn is_known_to_fail(&self, _: &Address, _: Instant) -> bool {
+        self.is_bypassed()
     }
 }

@@ -5,13 +5,14 @@ use std::ops::RangeInclusive;
 use std::path::PathBuf;
 use std::time::Duration;
 
+use rustls::pki_types::DnsName;
 use serde::Deserialize;
 use viaduct_proto::fec::{Code, layered, reed_solomon, window};
 use viaduct_proto::repair::control::Limits;
 use viaduct_proto::repair::{Coding, Settings, Transport, TransportChoice};
 
 use crate::settings::{OptionsTable, PolicyTable};
-use crate::value_parser::table::{PacketMemory, Ports, Rate, array, one, optional};
+use crate::value_parser::table::{PacketMemory, Ports, Rate, ServerName, array, one, optional};
 
 use super::values::{Address, Count, Dscp, Endpoint, PacketSize, Prefix, Protocol, Share, Span};
 
@@ -41,6 +42,7 @@ pub(super) struct SiteTable {
     pub(super) prefixes: Vec<Prefix>,
     pub(super) wan: String,
     pub(super) listen: Address,
+    pub(super) tls_listen: Option<Address>,
     pub(super) host_mtu: Option<PacketSize>,
     #[serde(default = "default_memory", deserialize_with = "one::<PacketMemory, _>")]
     pub(super) memory: usize,
@@ -68,6 +70,9 @@ pub(super) struct PeerTable {
     pub(super) endpoint: Option<Endpoint>,
     #[serde(default)]
     pub(super) transport: TransportKey,
+    pub(super) tls_endpoint: Option<Address>,
+    #[serde(default, deserialize_with = "optional::<ServerName, _>")]
+    pub(super) server_name: Option<DnsName<'static>>,
     pub(super) prefixes: Vec<Prefix>,
     #[serde(default)]
     pub(super) mode: Mode,
@@ -87,6 +92,8 @@ pub(super) enum TransportKey {
     Auto,
     Udp,
     FakeTcp,
+    /// None, but a tunnel over TLS for split connections.
+    Tls,
 }
 
 impl From<TransportKey> for TransportChoice {
@@ -95,6 +102,7 @@ impl From<TransportKey> for TransportChoice {
             TransportKey::Auto => TransportChoice::Auto,
             TransportKey::Udp => TransportChoice::Only(Transport::Udp),
             TransportKey::FakeTcp => TransportChoice::Only(Transport::FakeTcp),
+            TransportKey::Tls => TransportChoice::None,
         }
     }
 }

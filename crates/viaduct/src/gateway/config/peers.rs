@@ -8,7 +8,7 @@ use viaduct_proto::keys::PublicKey;
 use viaduct_proto::repair::{Class, Coding, MAX_PEERS, Match, Repairs};
 
 use super::error::{Invalid, check_name, invalid};
-use super::file::{DEFAULT_FLUSH, Mode, PeerTable, RepairsKey};
+use super::file::{DEFAULT_FLUSH, Mode, PeerTable, RepairsKey, TransportKey};
 use super::values::{Endpoint, is_one_host, prefixes};
 use super::{Config, Peer};
 
@@ -16,6 +16,8 @@ use super::{Config, Peer};
 const MIN_REKEY: Duration = Duration::from_secs(10);
 const MAX_CLASSES: usize = 32;
 const MIN_DEADLINE: Duration = Duration::from_millis(5);
+/// Default port of tunnels over TLS.
+const TLS_PORT: u16 = 443;
 
 /// Peers of `site`, and warnings about them.
 pub(super) fn peers(
@@ -62,6 +64,7 @@ fn peer(mut table: PeerTable, site: &Config, warnings: &mut Vec<String>) -> Resu
         Some(Endpoint::Named(host, port)) => (None, Some((host, port))),
     };
     check_endpoint(endpoint, site.listen).or_else(|what| invalid(place("endpoint"), what))?;
+    let tls_endpoint = tls_endpoint(&table, endpoint, site)?;
     let key = peer_key(&table.key, site).or_else(|what| invalid(place("key"), what))?;
     let mut coding = table.fec.coding().or_else(|what| invalid(place("fec"), what))?;
     match &mut coding {
@@ -80,6 +83,8 @@ fn peer(mut table: PeerTable, site: &Config, warnings: &mut Vec<String>) -> Resu
         endpoint,
         endpoint_name,
         transport: table.transport.into(),
+        tls_endpoint,
+        server_name: table.server_name,
         prefixes: prefixes(&table.prefixes),
         split: table.mode == Mode::Split,
         coding,
@@ -88,6 +93,43 @@ fn peer(mut table: PeerTable, site: &Config, warnings: &mut Vec<String>) -> Resu
         rekey_after: table.rekey_after.0,
         name: table.name,
     })
+}
+
+/// Address of the peer's listener for tunnels over TLS; `None` if this site dials none.
+fn tls_endpoint(
+    table: &PeerTable,
+    endpoint: Option<SocketAddr>,
+    site: &Config,
+) -> Result<Option<SocketAddr>, Invalid> {
+    let place = |key: &str| format!("peer {:?}: {key}", table.name);
+    let given = table.tls_endpoint.as_ref().map(|at| at.0);
+    let is_forced = table.transport == TransportKey::Tls;
+    let keys = [
+        ("transport", is_forced),
+        ("tls_endpoint", given.is_some()),
+        ("server_name", table.server_name.is_some()),
+    ];
+    for (key, _) in keys.into_iter().filter(|(_, is)| *is) {
+        if table.mode != Mode::Split {
+            let what = "is for split connections, which go through a tunnel over TLS; add mode = \
+                        \"split\"";
+            return invalid(place(key), what);
+        }
+        if !is_forced && table.transport != TransportKey::Auto {
+            return invalid(place(key), "has a meaning only for transport \"auto\" or \"tls\"");
+        }
+    }
+    check_endpoint(given, site.listen).or_else(|what| invalid(place("tls_endpoint"), what))?;
+    let default = endpoint.filter(|_| is_forced).map(|at| SocketAddr::new(at.ip(), TLS_PORT));
+    let found = given.or(default);
+    if found.is_none() && is_forced && site.tls_listen.is_none() {
+        let what = "needs tls_endpoint, or [site] tls_listen for the tunnel of the peer";
+        return invalid(place("transport"), what);
+    }
+    if found.is_none() && table.server_name.is_some() {
+        return invalid(place("server_name"), "is for the server at tls_endpoint; give that too");
+    }
+    Ok(found)
 }
 
 fn classes(table: &PeerTable) -> Result<Vec<Class>, Invalid> {

@@ -5,11 +5,11 @@ use std::path::Path;
 
 use viaduct_proto::keys::{PublicKey, SecretKey};
 
-use super::Config;
 use super::error::{Invalid, check_name, invalid};
 use super::file::{File, SiteTable};
 use super::peers::{check_prefixes, peers};
 use super::values::{is_one_host, prefixes};
+use super::{Config, Peer};
 use crate::settings::OptionsTable;
 use crate::{key, text};
 
@@ -34,6 +34,7 @@ pub(super) fn validate(
         warnings: Vec::new(),
         prefixes: prefixes(&site.prefixes),
         listen: site.listen.0,
+        tls_listen: site.tls_listen.as_ref().map(|at| at.0),
         host_mtu: site.host_mtu.map(|bytes| bytes.0),
         memory: site.memory,
         run_dir: site.run_dir,
@@ -58,6 +59,10 @@ pub(super) fn validate(
                    [[policy]]; either needs a restart";
         return invalid("[split]", why);
     }
+    if config.tls_listen.is_some() && !peers.iter().any(Peer::may_use_tls) {
+        let why = "no peer has mode = \"split\" with transport \"auto\" or \"tls\"; remove it";
+        return invalid("[site] tls_listen", why);
+    }
     config.split = file.split.unwrap_or_default();
     Ok(Config { peers, ..config })
 }
@@ -79,6 +84,11 @@ fn check_site(site: &SiteTable) -> Result<(), Invalid> {
     if site.listen.0.port() == 0 {
         return invalid("[site] listen", "has port 0; peers need a fixed one, such as 7400");
     }
+    let tls = site.tls_listen.as_ref().map(|at| at.0);
+    if tls.is_some_and(|at| at.port() == 0) {
+        return invalid("[site] tls_listen", "has port 0; peers need a fixed one, such as 443");
+    }
+    check_listener("[site] tls_listen", tls)?;
     check_listener("[site] listen", Some(site.listen.0))
 }
 

@@ -20,6 +20,7 @@ use crate::gateway::fake_tcp::FakeTcpPort;
 use crate::gateway::injector::Injector;
 use crate::gateway::site::Site;
 use crate::gateway::system::System;
+use crate::gateway::tls::TlsTunnels;
 use crate::gateway::worker::Command;
 use crate::gateway::{ConfigSource, Gateway, Parts, Ports, local};
 use crate::handover::{ConfigText, Takeover, config_text};
@@ -116,7 +117,8 @@ fn prepare(path: &Path, registry: Registry, inheritance: Inheritance) -> Result<
     let source = ConfigSource::new(path, registry, ConfigText::new(Some(text)));
     let ports = Ports { udp, fake_tcp, injector };
     let inherited = Some((state, listeners));
-    Parts { source, site, system, flows: None, local, ports, inherited }.start()
+    let flows = (None, TlsTunnels::new(&site.config));
+    Parts { source, site, system, flows, local, ports, inherited }.start()
 }
 
 /// Ports of fake TCP, if the old process has some.

@@ -26,6 +26,7 @@ fn settings(listen: Option<SocketAddr>, dials: Vec<Dial>) -> TunnelSettings {
         congestion: None,
         waits: false,
         allow_to: Vec::new(),
+        clients: Vec::new(),
         stranger_memory: StrangerMemory { source: 2 << 20, all: 8 << 20 },
         core: Settings::default(),
     }
@@ -45,7 +46,8 @@ struct Stranger {
 impl Stranger {
     fn new(at: SocketAddr, writes: bool) -> Stranger {
         let peer = SecretKey::from_bytes([2; 32]).public();
-        let dial = Dial { name: "".into(), to: at, peer, links: 1, server_name: None };
+        let dial =
+            Dial { name: "".into(), to: at, peer, links: 1, server_name: None, is_fallback: false };
         let endpoint = Endpoint::new(&settings(None, vec![dial]), time()).unwrap();
         Stranger { at, endpoint, links: Vec::new(), writes, written: 0, streams: 0 }
     }

@@ -37,8 +37,8 @@ pub(super) use channel::TlsChannel;
 /// Label of the exported key material that binds the sites' handshake to the connection.
 pub(super) const LABEL: &[u8] = b"EXPORTER viaduct tunnel";
 
-/// TLS configs of links over TCP. There is no application protocol (ALPN): a listening end completes
-/// the handshake with any client of TLS 1.3.
+/// TLS configs of links over TCP. There is no application protocol (ALPN): a listening end
+/// completes the handshake with any client of TLS 1.3.
 #[derive(Clone, Debug)]
 pub(super) struct TlsConfigs {
     client: Arc<ClientConfig>,

@@ -28,6 +28,7 @@ fn settings(own: u8, peer: u8, listen: Option<SocketAddr>) -> TunnelSettings {
         congestion: None,
         waits: false,
         allow_to: Vec::new(),
+        clients: Vec::new(),
         stranger_memory: StrangerMemory { source: 2 << 20, all: 8 << 20 },
         core: Settings::default(),
     }
@@ -63,6 +64,7 @@ impl End {
             peer: end.settings.peers[0],
             links: 1,
             server_name: name.map(|name| DnsName::try_from(name.to_owned()).unwrap()),
+            is_fallback: false,
         };
         let End { settings, entropy, tls, .. } = &end;
         let channel = Channel::dial(Credentials { settings, entropy, tls }, &to, &mut first);

@@ -40,7 +40,7 @@ fn connect(host: &Host, ip: IpAddr) -> TcpStream {
 }
 
 /// Returns a counter of the gateway's proxy.
-fn split(gateway: &Gateway, key: &str) -> Value {
+pub(super) fn split(gateway: &Gateway, key: &str) -> Value {
     use std::os::unix::net::UnixStream;
     let socket = gateway.config().with_file_name(match gateway.config().file_stem().unwrap() {
         a if a == "a" => "site-a.sock",
