@@ -16,7 +16,7 @@ use viaduct_sys::socket::tcp;
 use super::accept::by_option;
 use super::account::outcome;
 use super::conn::Conn;
-use super::destination::{Route, Target, Terms, failure};
+use super::destination::{Route, Target, Terms, failure, is_here};
 use super::flow::{End, Flow, ReadStop};
 use super::policy::{Plan, holds, holds_all};
 use super::worker::{MAX_READS, Worker};
@@ -216,7 +216,8 @@ impl Worker {
                 return self.take_over(early, key, now);
             }
         }
-        let from = self.keeps_client(key).then_some(source);
+        // A connection to this machine itself would be answered through the WAN.
+        let from = (self.keeps_client(key) && !is_here(to)).then_some(source);
         let Some(route) = Route::by(&self.config.policies, source, to, from) else {
             debug!("{source} to {to}: denied by a policy");
             self.count_denied(source.ip(), to);

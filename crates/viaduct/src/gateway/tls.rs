@@ -1,5 +1,5 @@
-//! Tunnels over TLS to peers in split mode, for networks that let neither UDP nor fake TCP pass: the
-//! time at which they are dialled, and the state of such a peer.
+//! Tunnels over TLS to peers in split mode, for networks that let neither UDP nor fake TCP pass:
+//! the time at which they are dialled, and the state of such a peer.
 //!
 //! ```text
 //!   handshakes unanswered by all transports ─▶ links are dialled ─▶ up: split connections use them
@@ -19,7 +19,7 @@ use crate::engine::outbound::OutboundSpec;
 use crate::engine::policy::Detour;
 use crate::settings::Settings;
 use crate::settings::thread::ProxyThread;
-use crate::tunnel::settings::{CarrierKind, Dial, TunnelSettings};
+use crate::tunnel::settings::{CarrierKind, Clients, Dial, TunnelSettings};
 use crate::tunnel::stats::TunnelCounters;
 
 /// Number of unanswered handshakes, one a second, after which only TCP is expected to pass.
@@ -191,7 +191,12 @@ pub fn tunnels(config: &Config, settings: &Settings) -> Option<(TunnelSettings, 
         to: peer.prefixes.clone(),
         by: OutboundSpec::Tunnel(peer.name.clone()),
     };
-    let detours = peers().filter(|peer| peer.tls_endpoint.is_some()).map(detour).collect();
+    let detours = peers().map(detour).collect();
+    let clients = |peer: &Peer| Clients {
+        name: (*peer.name).into(),
+        key: peer.key,
+        prefixes: peer.prefixes.clone(),
+    };
     let mut core = viaduct_proto::tunnel::Settings::default();
     core.queue = core.queue.min(settings.engine.limits.chain_buffer);
     let tunnels = TunnelSettings {
@@ -203,7 +208,7 @@ pub fn tunnels(config: &Config, settings: &Settings) -> Option<(TunnelSettings, 
         congestion: settings.engine.policies.far.haul.congestion_control.clone(),
         waits: false,
         allow_to: config.prefixes.clone(),
-        clients: peers().map(|peer| (peer.key, peer.prefixes.clone())).collect(),
+        clients: peers().map(clients).collect(),
         stranger_memory: Default::default(),
         core,
     };

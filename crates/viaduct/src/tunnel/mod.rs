@@ -61,7 +61,7 @@ use viaduct_sys::clock;
 
 use dial::Slot;
 use link::{Link, Transport};
-use near::Near;
+use near::{Dialled, Near};
 use peer::{Peer, SharedPeer};
 use quic::Endpoint;
 use settings::{Dial, TunnelName, TunnelSettings};
@@ -98,6 +98,7 @@ pub struct Tunnels {
     nears: Vec<Near>,
     /// Far ends: flows leave here.
     far: Vec<SharedPeer>,
+    dialled: Dialled,
     scratch: Box<[u8]>,
 }
 
@@ -130,14 +131,28 @@ impl Tunnels {
             entropy: entropy(),
             links: Slab::new(),
             far: Vec::new(),
+            dialled: Dialled::default(),
             scratch: vec![0; SCRATCH].into(),
             settings,
         })
     }
 
-    /// Outlet into each tunnel that this end dials, by the tunnel's name.
+    /// Outlet into each tunnel, by the tunnel's name: those that this end dials, and those of peers
+    /// whose clients have prefixes.
     pub fn outlets(&self) -> HashMap<TunnelName, Outlet> {
-        self.nears.iter().map(|near| (near.dial.name.clone(), near.outlet())).collect()
+        let waits = self.settings.waits;
+        let clients = self.settings.clients.iter().map(|peer| {
+            let (near, dialled) = (None, Some(self.dialled.clone()));
+            (peer.name.clone(), Outlet { key: peer.key, near, dialled, waits, is_fallback: true })
+        });
+        let mut outlets: HashMap<_, _> = clients.collect();
+        for Near { dial, peer, .. } in &self.nears {
+            let dialled = outlets.get(&dial.name).and_then(|outlet| outlet.dialled.clone());
+            let (key, near, is_fallback) = (dial.peer, Some(peer.clone()), dial.is_fallback);
+            let outlet = Outlet { key, near, dialled, waits, is_fallback };
+            outlets.insert(dial.name.clone(), outlet);
+        }
+        outlets
     }
 
     fn peers(&self) -> impl Iterator<Item = &SharedPeer> {
@@ -168,7 +183,7 @@ impl Tunnels {
     /// Returns whether the peer may open streams for a client with this address.
     pub fn may_be_client(&self, peer: &PublicKey, client: Option<SocketAddr>) -> bool {
         let clients = &self.settings.clients;
-        let own = clients.iter().filter(|(of, _)| of == peer).flat_map(|(_, nets)| nets);
+        let own = clients.iter().filter(|of| of.key == *peer).flat_map(|of| &of.prefixes);
         let is = |ip: IpAddr| own.clone().any(|net| net.contains(&ip.to_canonical()));
         clients.is_empty() || client.is_some_and(|at| is(at.ip()))
     }
@@ -226,9 +241,11 @@ impl Tunnels {
         self.peers().find_map(|peer| peer.lock().ready.pop_front())
     }
 
-    /// Takes the next stream that a peer has opened.
+    /// Takes the next stream that a peer has opened. In tunnels that this end dials, only peers
+    /// whose clients have prefixes open any.
     pub fn poll_arrival(&mut self) -> Option<InboundStream> {
-        self.far.iter().find_map(|peer| {
+        let nears = self.nears.iter().filter(|_| self.keeps_clients()).map(|near| &near.peer);
+        self.far.iter().chain(nears).find_map(|peer| {
             let (slot, to, source) = peer.lock().arrivals.pop_front()?;
             let key = peer.lock().key;
             Some(InboundStream { stream: TunnelStream::arrived(peer, slot), to, source, peer: key })

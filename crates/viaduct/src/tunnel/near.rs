@@ -1,11 +1,14 @@
 //! Near end of a tunnel: flows enter here, and links are dialled from here.
 
+use std::collections::HashMap;
 use std::net::SocketAddr;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use slab::Slab;
 use tracing::{debug, info, warn};
 use viaduct_proto::flow::Address;
+use viaduct_proto::keys::PublicKey;
 use viaduct_proto::time::Instant;
 
 use super::dial::Slot;
@@ -36,25 +39,45 @@ pub(super) struct Near {
 /// Interval of log lines about a tunnel without links.
 const LOG_INTERVAL: Duration = Duration::from_secs(300);
 
-/// Outlet into a tunnel: opens streams for flows.
+/// Latest tunnel of each peer that has dialled.
+pub(super) type Dialled = Arc<Mutex<HashMap<PublicKey, SharedPeer>>>;
+
+/// Outlet into the tunnels to a peer: opens streams for flows.
 #[derive(Clone, Debug)]
 pub struct Outlet {
-    peer: SharedPeer,
+    /// Public key of the peer.
+    pub(super) key: PublicKey,
+    /// Tunnel that this end dials, if there is one.
+    pub(super) near: Option<SharedPeer>,
+    /// Tunnels that peers have dialled; used if this end may send flows there.
+    pub(super) dialled: Option<Dialled>,
     /// True if streams count as connected only when the peer has accepted them.
-    waits: bool,
-    is_fallback: bool,
+    pub(super) waits: bool,
+    /// True if flows connect directly while no link is up.
+    pub(super) is_fallback: bool,
 }
 
 impl Outlet {
     /// Returns whether flows connect directly now, because this tunnel is a fallback and no link is
     /// up.
     pub fn is_bypassed(&self) -> bool {
-        self.is_fallback && !self.peer.lock().tunnel.can_open()
+        self.is_fallback && self.ready().is_none()
     }
 
-    /// Opens a stream to `to`, for the client at `source`, as soon as there is a link.
-    pub fn open(&self, to: Address, source: SocketAddr) -> TunnelStream {
-        TunnelStream::open(&self.peer, to, source, self.waits)
+    /// Tunnel in which a stream can be opened now.
+    fn ready(&self) -> Option<SharedPeer> {
+        let dialled = self.dialled.as_ref().and_then(|all| {
+            all.lock().unwrap_or_else(PoisonError::into_inner).get(&self.key).cloned()
+        });
+        let both = self.near.iter().cloned().chain(dialled);
+        both.into_iter().find(|peer| peer.lock().tunnel.can_open())
+    }
+
+    /// Opens a stream to `to`, for the client at `source`, as soon as there is a link. `None` if
+    /// there is none, and this end dials none.
+    pub fn open(&self, to: Address, source: SocketAddr) -> Option<TunnelStream> {
+        let peer = self.ready().or_else(|| self.near.clone())?;
+        Some(TunnelStream::open(&peer, to, source, self.waits))
     }
 }
 
@@ -109,11 +132,6 @@ impl Near {
             None => warn!("{what}; it is dialled again until it is up"),
         }
         self.next_log = Some(now + LOG_INTERVAL);
-    }
-
-    pub(super) fn outlet(&self) -> Outlet {
-        let (waits, is_fallback) = (self.settings.waits, self.dial.is_fallback);
-        Outlet { peer: self.peer.clone(), waits, is_fallback }
     }
 
     /// Changes the number of links: new ones are dialled, surplus ones are closed gracefully.

@@ -43,9 +43,9 @@ pub struct TunnelSettings {
     pub waits: bool,
     /// Destinations to which this end may connect streams of its peers.
     pub allow_to: Vec<IpNet>,
-    /// Prefixes of each peer's clients, whose addresses servers then see. If empty, any client may
-    /// be named, and servers see this host's address.
-    pub clients: Vec<(PublicKey, Vec<IpNet>)>,
+    /// Clients of each peer, whose addresses servers then see. If empty, any client may be named,
+    /// and servers see this host's address.
+    pub clients: Vec<Clients>,
     /// Memory limit of unauthenticated links.
     pub stranger_memory: StrangerMemory,
     /// Buffer sizes and timeouts.
@@ -60,6 +60,18 @@ pub type TunnelName = Arc<str>;
 /// Title of a tunnel in texts: `tunnel`, or `tunnel paris`.
 pub fn title(name: &str) -> String {
     if name.is_empty() { "tunnel".to_owned() } else { format!("tunnel {name}") }
+}
+
+/// Clients of a peer. Such a peer may use a tunnel in both directions, whichever end has dialled
+/// it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Clients {
+    /// Name of the tunnel.
+    pub name: TunnelName,
+    /// Public key of the peer.
+    pub key: PublicKey,
+    /// Addresses of the clients.
+    pub prefixes: Vec<IpNet>,
 }
 
 /// A far end to dial.

@@ -3,6 +3,7 @@
 use std::collections::BTreeSet;
 use std::io;
 use std::net::SocketAddr;
+use std::sync::PoisonError;
 use std::time::Duration;
 
 use mio::{Interest, Token};
@@ -223,6 +224,7 @@ impl Tunnels {
         }
         let peer = new_peer(&self.settings, key, "", Some(hello.instance));
         self.far.push(peer.clone());
+        self.dialled.lock().unwrap_or_else(PoisonError::into_inner).insert(key, peer.clone());
         peer
     }
 

@@ -17,8 +17,9 @@ pub(super) struct Places {
     all: usize,
 }
 
-/// Memory of a link over TCP, in bytes: a socket, the handshake, and one read.
-const TCP: usize = 16 << 10;
+/// Memory of a link over TCP, in bytes: a socket, a connection with TLS, and the 8 KiB that it may
+/// send.
+const TCP: usize = 32 << 10;
 /// Memory of a link over QUIC, in bytes: a connection with TLS, full windows and buffers, and the
 /// datagrams in which this data arrived.
 const QUIC: usize = 64 << 10;
@@ -82,7 +83,7 @@ mod tests {
     #[test]
     fn memory_is_shared_out_to_links() {
         let [tcp, quic] = [false, true].map(|quic| MEMORY.places(quic));
-        assert_eq!((tcp.each, tcp.all, quic.each, quic.all), (64, 512, 32, 128));
+        assert_eq!((tcp.each, tcp.all, quic.each, quic.all), (64, 256, 32, 128));
         let least = StrangerMemory { source: 64 << 10, all: 64 << 10 }.places(true);
         assert_eq!((least.each, least.all), (1, 1));
     }

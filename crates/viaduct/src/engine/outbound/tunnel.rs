@@ -11,7 +11,8 @@ use crate::tunnel::Outlet;
 
 impl Outbound for Outlet {
     fn open(&self, request: &OpenRequest, _: Instant) -> io::Result<Opened> {
-        Ok(Conn::Tunnel(self.open(request.to.clone(), request.source)).into())
+        let stream = self.open(request.to.clone(), request.source);
+        Ok(Conn::Tunnel(stream.ok_or(io::ErrorKind::HostUnreachable)?).into())
     }
 
     fn can_splice(&self) -> bool {
