@@ -178,8 +178,10 @@ impl GatewayPage<'_> {
 
     /// State of a peer, with its reason.
     fn state(&self, peer: Option<&PeerStatus>, stats: &PeerStats) -> String {
-        match peer.map(|peer| (&peer.state, &peer.reason)) {
+        match peer.map(|peer| (&peer.state[..], &peer.reason)) {
             Some((state, Some(reason))) => self.colours.paint(31, format!("{state}: {reason}")),
+            // Without datagrams there is no session.
+            Some(("up", None)) => self.colours.green("up"),
             _ if stats.up => self.colours.green("up"),
             _ => self.colours.paint(31, "down"),
         }
@@ -388,6 +390,24 @@ mod tests {
         assert!(page.contains("out 1,000 packets/s 10.0 Mb/s"), "{page}");
         let restarted = GatewayPage::new(&before, Some(&now), Colours(false)).to_string();
         assert!(!restarted.contains("packets/s"));
+    }
+
+    #[test]
+    fn a_peer_that_is_reached_by_tls_alone_is_up_without_a_session() {
+        let mut status = status();
+        status.counters.peers[0].1.up = false;
+        let text = |text: &str| text.to_owned();
+        status.peers = vec![PeerStatus {
+            name: text("b"),
+            state: text("up"),
+            transport: text("tls"),
+            transport_reason: text("as configured"),
+            ..PeerStatus::default()
+        }];
+        let page = GatewayPage::new(&status, None, Colours(false)).to_string();
+        assert!(page.contains("peer b  up  layers"), "{page}");
+        let none = "none, repairs are off; split connections by a tunnel over TLS: as configured";
+        assert!(page.contains(none), "{page}");
     }
 
     #[test]
