@@ -15,7 +15,7 @@ use super::content::Content;
 use super::{CheckedReport, MIN_PAUSE, SHORT, State, TICK, Traffic};
 
 /// Time in which a short flow must be served, and in which all flows must end.
-const FLOW_TIMEOUT: Duration = Duration::from_secs(10);
+const FLOW_TIMEOUT: Duration = Duration::from_secs(30);
 /// Interval of the search for flows that are not served in time.
 const SWEEP_INTERVAL: Duration = Duration::from_secs(1);
 
