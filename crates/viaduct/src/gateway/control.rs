@@ -156,10 +156,7 @@ impl Control {
         let mut draining = false;
         while !self.is_over(draining) {
             tokio::select! {
-                _ = second.tick() => {
-                    self.check_peers(&mut stray_warning).await;
-                    self.check_system(system).await;
-                }
+                _ = second.tick() => self.check(&mut stray_warning, system).await,
                 () = watchdog.due() => watchdog.answer(self.age()),
                 _ = signals.terminate.recv() => if self.drain(&mut draining, system) { break },
                 _ = signals.interrupt.recv() => if self.drain(&mut draining, system) { break },
@@ -178,6 +175,12 @@ impl Control {
             }
         }
         self.stop()
+    }
+
+    /// Checks the peers and the machine. Called once a second.
+    async fn check(&mut self, stray_warning: &mut StrayWarning, system: &mut System) {
+        self.check_peers(stray_warning).await;
+        self.check_system(system).await;
     }
 
     fn stop(&mut self) -> Result<()> {

@@ -29,15 +29,6 @@ struct World {
 impl World {
     /// Builds the network. The gateways do not run yet; they reach each other by IPv6 if `v6`.
     fn new(v6: bool, transport: &str) -> World {
-        let endpoint = if v6 { "[2001:db8:b::2]:7400" } else { "198.51.100.2:7400" };
-        let transport = format!("transport = \"{transport}\"\n");
-        let peers = [format!("endpoint = \"{endpoint}\"\n{transport}"), transport];
-        World::build(v6, RULES, &Default::default(), &peers)
-    }
-
-    /// Builds the network with these rules of the router, and lines of the tables `[site]` and
-    /// `[[peer]]` of each gateway.
-    pub(super) fn build(v6: bool, rules: &str, sites: &[String; 2], peers: &[String; 2]) -> World {
         use_binary(env!("CARGO_BIN_EXE_viaduct"));
         let middlebox = Middlebox::build(&Wan::Veth, 1500, &Journal::new()).unwrap();
         middlebox.node.run("nft", &[LOSS]).unwrap();
@@ -49,11 +40,6 @@ impl World {
 
     fn status(&self) -> [GatewayStatus; 2] {
         [&self.gateways.a, &self.gateways.b].map(|gateway| gateway.status().unwrap())
-    }
-
-    /// Directory of the status sockets.
-    pub(super) fn run_dir(&self) -> &Path {
-        self.scratch.path()
     }
 
     fn transports(&self) -> [String; 2] {
