@@ -68,7 +68,7 @@ arm:              ## the FEC tests on aarch64, which has other SIMD kernels, in 
 bare:             ## `make demo` first in a fresh Debian 12 with only make and git (root, half an hour)
 	scripts/bare make demo
 
-dist:             ## packages, tarballs and images of x86_64 and aarch64, in target/dist (ARCHES)
+dist:             ## packages, tarballs and images of x86_64 and aarch64, in target/packages (ARCHES)
 	@scripts/need dist
 	scripts/dist
 

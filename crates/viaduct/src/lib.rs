@@ -21,6 +21,7 @@ mod handover;
 mod key;
 #[cfg(not(feature = "lab"))]
 mod lab_program;
+mod log_filter;
 mod manual;
 mod master;
 mod metrics;
@@ -54,7 +55,9 @@ use std::process::ExitCode;
 
 use anyhow::Result;
 use clap::{CommandFactory as _, FromArgMatches as _, Parser, Subcommand};
-use tracing_subscriber::EnvFilter;
+use tracing_subscriber::filter::LevelFilter;
+use tracing_subscriber::layer::SubscriberExt as _;
+use tracing_subscriber::util::SubscriberInitExt as _;
 use viaduct_proto::flow::Registry;
 
 /// Makes unmodified applications fast over long links that lose packets.
@@ -278,12 +281,16 @@ fn execute(line: CommandLine, registry: Registry) -> Result<ExitCode> {
 
 /// Sets up the log on standard error. `VIADUCT_LOG=debug` shows more.
 fn log(json: bool) {
-    let filter = EnvFilter::try_from_env("VIADUCT_LOG").unwrap_or_else(|_| EnvFilter::new("info"));
+    let filter = log_filter::from_env(LevelFilter::INFO);
     let colour = std::io::stderr().is_terminal() && std::env::var_os("NO_COLOR").is_none();
     let builder = tracing_subscriber::fmt()
-        .with_env_filter(filter)
+        .with_max_level(LevelFilter::TRACE)
         .with_writer(std::io::stderr)
         .with_ansi(colour)
         .with_target(false);
-    if json { builder.json().init() } else { builder.init() }
+    if json {
+        builder.json().finish().with(filter).init();
+    } else {
+        builder.finish().with(filter).init();
+    }
 }

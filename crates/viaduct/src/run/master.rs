@@ -12,7 +12,9 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
-use tracing_subscriber::EnvFilter;
+use tracing_subscriber::filter::LevelFilter;
+use tracing_subscriber::layer::SubscriberExt as _;
+use tracing_subscriber::util::SubscriberInitExt as _;
 use viaduct_sys::process::supervise::{self, StateChange};
 use viaduct_sys::process::{self, inherited_fds, inherited_state, memory};
 use viaduct_trickles::revert_stale_changes;
@@ -31,6 +33,7 @@ use crate::engine::handle::{EngineThread, Handle};
 use crate::engine::outbound::Outbound;
 use crate::engine::policy::Policies;
 use crate::engine::stats::ProxyStats;
+use crate::log_filter;
 use crate::master::carrier::Carrier;
 use crate::master::client::MasterClient;
 use crate::master::nested::NestedMaster;
@@ -305,8 +308,8 @@ fn is_activated() -> bool {
 
 /// Sends log lines to the wrapper, which prints them while it runs.
 fn log(wrapper: &ToWrapper) {
-    let filter = EnvFilter::try_from_env("VIADUCT_LOG").unwrap_or_else(|_| EnvFilter::new("warn"));
     let wrapper = wrapper.clone();
-    let builder = tracing_subscriber::fmt().with_env_filter(filter).with_ansi(false);
-    builder.without_time().with_target(false).with_writer(move || wrapper.clone()).init();
+    let builder = tracing_subscriber::fmt().with_max_level(LevelFilter::TRACE).with_ansi(false);
+    let builder = builder.without_time().with_target(false).with_writer(move || wrapper.clone());
+    builder.finish().with(log_filter::from_env(LevelFilter::WARN)).init();
 }
