@@ -4,7 +4,8 @@ use std::fs;
 use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
-use std::time::Duration;
+use std::thread;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, bail};
 use serde::Serialize;
@@ -16,6 +17,10 @@ use viaduct_sys::process::dir_lock::DirLock;
 const READ_TIMEOUT: Duration = Duration::from_secs(5);
 /// Mode of the socket: the service's user and group may read the status.
 const SOCKET_MODE: u32 = 0o660;
+/// Time within which a process that takes over replaces the socket.
+const REPLACE_TIMEOUT: Duration = Duration::from_secs(1);
+/// Poll interval until then.
+const REPLACE_POLL: Duration = Duration::from_millis(1);
 /// Delay before the next attempt after a failed accept.
 const ACCEPT_RETRY: Duration = Duration::from_millis(100);
 
@@ -40,6 +45,28 @@ impl Drop for Name {
         let _lock = self.path.parent().map(DirLock::take);
         if self.file.is_some() && file_of(&self.path) == self.file {
             let _ = fs::remove_file(&self.path);
+        }
+    }
+}
+
+/// File of a socket, which another process is to replace.
+#[derive(Debug)]
+pub struct SocketFile<'a> {
+    path: &'a Path,
+    file: Option<(u64, u64)>,
+}
+
+impl SocketFile<'_> {
+    /// File that `path` names now.
+    pub fn of(path: &Path) -> SocketFile<'_> {
+        SocketFile { path, file: file_of(path) }
+    }
+
+    /// Waits until `path` names another file, for at most a second.
+    pub fn wait_until_replaced(&self) {
+        let deadline = Instant::now() + REPLACE_TIMEOUT;
+        while file_of(self.path) == self.file && Instant::now() < deadline {
+            thread::sleep(REPLACE_POLL);
         }
     }
 }

@@ -2,7 +2,7 @@
 
 use std::env;
 use std::os::fd::{AsFd as _, AsRawFd as _, OwnedFd};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
@@ -18,6 +18,7 @@ use viaduct_sys::socket::seqpacket;
 use super::requests::Report;
 use super::{Channel, OPTION, ProgramFile, START_TIMEOUT, TRANSFER_TIMEOUT};
 use crate::notify::notify_main_process;
+use crate::status_socket::SocketFile;
 
 /// Time for the exit status of a process that has closed its connection.
 const EXIT_TIMEOUT: Duration = Duration::from_millis(200);
@@ -76,6 +77,8 @@ pub trait Handover: Send + Sync {
 /// Hands a service to a new process.
 pub struct Upgrader {
     program: ProgramFile,
+    /// Status socket of the service.
+    socket: PathBuf,
     service: Box<dyn Handover>,
     outcomes: UnboundedSender<Outcome>,
     /// Locked during an attempt; true once another process serves.
@@ -83,13 +86,15 @@ pub struct Upgrader {
 }
 
 impl Upgrader {
-    /// Returns an upgrader of `service`. The control side gets the outcomes.
+    /// Returns an upgrader of `service`, whose status socket is `socket`. The control side gets the
+    /// outcomes.
     pub fn new(
         program: ProgramFile,
+        socket: PathBuf,
         service: Box<dyn Handover>,
         outcomes: UnboundedSender<Outcome>,
     ) -> Upgrader {
-        Upgrader { program, service, outcomes, is_released: Mutex::new(false) }
+        Upgrader { program, socket, service, outcomes, is_released: Mutex::new(false) }
     }
 
     /// Returns whether the program's file was replaced since this process was started.
@@ -127,7 +132,7 @@ impl Upgrader {
         let channel = Channel::new(ours, START_TIMEOUT)?;
         let mut process = self.start(program, &theirs)?;
         drop(theirs);
-        let begun = Instant::now();
+        let (begun, socket) = (Instant::now(), SocketFile::of(&self.socket));
         let handed = match self.hand_over(&channel, &mut process) {
             Ok(handed) => handed,
             Err(error) => {
@@ -142,6 +147,8 @@ impl Upgrader {
         self.service.leave();
         let (old, new) = (std::process::id(), process.id());
         notify_main_process(new);
+        // Until then clients of the status socket find this process.
+        socket.wait_until_replaced();
         let Handed { flows, peers } = handed;
         info!(pid = new, flows, peers, took = ?begun.elapsed(), "another process has taken over");
         tell(&Report { old, new, flows, peers });

@@ -114,7 +114,7 @@ fn control_inputs(
         true => {
             let program = ProgramFile::running()?;
             let service = Box::new(ProxyHandover::new(text.clone(), proxy, copy));
-            Some(Arc::new(Upgrader::new(program, service, send)))
+            Some(Arc::new(Upgrader::new(program, settings.engine.socket(), service, send)))
         }
         false => None,
     };

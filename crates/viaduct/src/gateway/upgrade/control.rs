@@ -55,7 +55,8 @@ impl UpgradeState {
             control,
             is_left: is_left.clone(),
         };
-        let upgrader = Upgrader::new(ProgramFile::running()?, Box::new(service), outcome);
+        let (program, socket) = (ProgramFile::running()?, site.config.socket());
+        let upgrader = Upgrader::new(program, socket, Box::new(service), outcome);
         let upgrader = Arc::new(upgrader);
         Ok(UpgradeState { upgrader, requests, outcomes, is_active: false, is_left, inherited })
     }
