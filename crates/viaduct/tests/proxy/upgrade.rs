@@ -45,7 +45,7 @@ fn serve(mut stream: TcpStream, stop: &AtomicBool) {
         stream.write_all(&chunk).unwrap();
         position += size;
         if kind == *b"b" {
-            thread::sleep(Duration::from_millis(5));
+            thread::sleep(Duration::from_millis(10));
         }
     }
     stream.write_all(&position.to_be_bytes()).unwrap();
@@ -148,7 +148,8 @@ fn upgrades_refuse_and_reset_nothing_and_lose_no_byte() {
     let (arrived, mut pauses) = world.chain.client().netns().enter(|| clients(ip, &stop)).unwrap();
     let (all, failed) = upgrades.join().unwrap();
     assert!(failed.is_none(), "after {} upgrades: {failed:?}", all.len());
-    assert!(arrived > UPGRADES * 5, "only {arrived} connections");
+    // On an idle machine some hundreds.
+    assert!(arrived > UPGRADES * 2, "only {arrived} connections");
     pauses.sort_unstable();
     println!("{arrived} connections; longest pauses of {BUSY} flows: {pauses:?}");
     // On an idle machine some milliseconds; here other tests use the processor too.
