@@ -67,7 +67,7 @@ impl UdpBatch {
     /// Uses the socket of another process, which has sent its descriptor.
     ///
     /// # Errors
-    /// It is not an IP socket.
+    /// The descriptor is not of an IP socket.
     pub fn inherited(socket: OwnedFd) -> io::Result<UdpBatch> {
         let socket = UdpSocket::from(socket);
         let address = socket.local_addr()?;
