@@ -206,19 +206,24 @@ impl Control {
     }
 
     /// Opens the sockets of this process, or those that it replaces: the status socket, and their
-    /// names.
+    /// names. Whoever is answered at the status socket finds the one for upgrades, too.
     async fn open(&mut self) -> Result<(UnixListener, [Name; 2])> {
         let path = self.site.config.socket();
-        let (opened, (listener, name)) = match self.upgrade.take_inherited() {
-            None => (Moved::open(None, &self.site.config).await?, status_socket::open(&path)?),
-            Some(inherited) => {
-                let (listener, name) =
-                    status_socket::beside(&path, |path| UnixListener::bind(path))?;
-                (Moved::inherited(inherited)?, (listener, name.publish()?))
-            }
+        let inherited = self.upgrade.take_inherited();
+        let takes_over = inherited.is_some();
+        let opened = match inherited {
+            None => Moved::open(None, &self.site.config).await?,
+            Some(inherited) => Moved::inherited(inherited)?,
         };
         self.listeners.replace(opened, &self.site.config);
         let (requests, of_requests) = handover::bind(&self.site.config.upgrade_socket())?;
+        if takes_over {
+            handover::serve(requests, self.upgrade.upgrader())?;
+            let of_requests = of_requests.publish()?;
+            let (listener, name) = status_socket::beside(&path, |path| UnixListener::bind(path))?;
+            return Ok((listener, [name.publish()?, of_requests]));
+        }
+        let (listener, name) = status_socket::open(&path)?;
         handover::serve(requests, self.upgrade.upgrader())?;
         Ok((listener, [name, of_requests.publish()?]))
     }

@@ -71,11 +71,13 @@ pub fn run(options: &ProxyOptions, registry: Registry) -> Result<()> {
     let handle = Handle::new(settings.engine.clone(), &loops, intercept_state);
     let metrics = settings.metrics.map(metrics::bind).transpose()?;
     let (inputs, upgrader) = control_inputs(options, &settings, registry, text, &handle, metrics)?;
-    let _status = control::prepare(inputs, handle, signals)?.start()?;
+    let control = control::prepare(inputs, handle, signals)?;
     if options.rehearse {
         return Ok(());
     }
+    // Whoever is answered at the status socket finds the one for upgrades, too.
     let _requests = upgrader.map(|upgrader| serve_requests(&settings, upgrader)).transpose()?;
+    let _status = control.start()?;
     log_start(&settings);
     memory::drop_clean_pages()?;
     let ended = loops.run();

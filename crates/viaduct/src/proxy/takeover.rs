@@ -49,8 +49,10 @@ pub fn run(options: &ProxyOptions, registry: Registry, socket: RawFd) -> Result<
         changes.own();
     }
     takeover.confirm();
-    let _status = proxy.control.start()?;
+    // The old process reports the end of the upgrade once the status socket is replaced; the next
+    // upgrade may be asked for at once.
     let _requests = proxy.requests.publish()?;
+    let _status = proxy.control.start()?;
     info!(flows, "taken over");
     log_start(&proxy.settings);
     let ended = proxy.loops.run();
