@@ -206,7 +206,7 @@ impl Control {
     }
 
     /// Opens the sockets of this process, or those that it replaces: the status socket, and their
-    /// names. Whoever is answered at the status socket finds the one for upgrades, too.
+    /// names. A client that is answered at the status socket finds the one for upgrades, too.
     async fn open(&mut self) -> Result<(UnixListener, [Name; 2])> {
         let path = self.site.config.socket();
         let inherited = self.upgrade.take_inherited();

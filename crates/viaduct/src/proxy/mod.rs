@@ -75,7 +75,7 @@ pub fn run(options: &ProxyOptions, registry: Registry) -> Result<()> {
     if options.rehearse {
         return Ok(());
     }
-    // Whoever is answered at the status socket finds the one for upgrades, too.
+    // A client that is answered at the status socket finds the one for upgrades, too.
     let _requests = upgrader.map(|upgrader| serve_requests(&settings, upgrader)).transpose()?;
     let _status = control.start()?;
     log_start(&settings);

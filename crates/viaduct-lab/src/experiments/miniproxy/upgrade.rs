@@ -153,15 +153,20 @@ impl Upgrade {
         Ok((Upgrade { begun, done, old_ended, usage: Usage::of(new.id()) }, new))
     }
 
-    /// Longest pause of a paced flow around the upgrade, and before it, in milliseconds.
+    /// Longest pause of a paced flow around the upgrade, and longest one that ended before it, in
+    /// milliseconds.
     fn stalls(&self, pauses: &[(Instant, Instant)]) -> [f64; 2] {
         let until = self.done + AROUND;
         let before = self.begun - (until - self.begun).min(AROUND);
-        [(self.begun, until), (before, self.begun)].map(|(from, to)| {
-            let overlap = pauses.iter().filter(|(begin, end)| *begin < to && *end > from);
-            let longest = overlap.map(|(begin, end)| *end - *begin).max();
+        let longest = |is_meant: &dyn Fn(Instant, Instant) -> bool| {
+            let meant = pauses.iter().filter(|(begin, end)| is_meant(*begin, *end));
+            let longest = meant.map(|(begin, end)| *end - *begin).max();
             longest.unwrap_or(MIN_PAUSE).as_secs_f64() * 1e3
-        })
+        };
+        [
+            longest(&|begin, end| begin < until && end > self.begun),
+            longest(&|_, end| end > before && end <= self.begun),
+        ]
     }
 
     fn megabytes(&self) -> f64 {
