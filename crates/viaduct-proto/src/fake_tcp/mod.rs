@@ -96,6 +96,8 @@ pub struct FakeTcp {
     /// SYNs that may still be answered in the present second, and its start.
     allowance: (u32, Instant),
     sweep_at: Instant,
+    /// The earliest deadline, of the sweep or of a connection that is being opened.
+    due: Instant,
     transmits: Outbox,
     stats: FakeTcpStats,
 }
@@ -113,6 +115,7 @@ impl FakeTcp {
             connections: HashMap::new(),
             allowance: (MAX_SYNS, now),
             sweep_at: now + SWEEP_EVERY,
+            due: now + SWEEP_EVERY,
             transmits: Outbox::new(),
             stats: FakeTcpStats::default(),
         }
@@ -192,6 +195,7 @@ impl FakeTcp {
         let isn = u32::from_be_bytes(random(&self.entropy));
         let mut connection = Connection::open(now, (local, to), isn, datagram);
         connection.handle_timeout(now, mss, &mut self.transmits);
+        self.due = connection.poll_timeout().unwrap_or(self.due).min(self.due);
         self.insert(to, connection);
         self.stats.opened += 1;
     }
@@ -209,8 +213,7 @@ impl FakeTcp {
 
     /// The earliest deadline.
     pub fn poll_timeout(&self) -> Option<Instant> {
-        let opening = self.connections.values().filter_map(Connection::poll_timeout);
-        opening.chain([self.sweep_at]).min()
+        Some(self.due)
     }
 
     /// Handles every deadline that has passed.
@@ -222,6 +225,8 @@ impl FakeTcp {
             self.connections.retain(|_, of| now.since(of.heard_at) < IDLE_AFTER);
             self.sweep_at = now + SWEEP_EVERY;
         }
+        let opening = self.connections.values().filter_map(Connection::poll_timeout);
+        self.due = opening.fold(self.sweep_at, Instant::min);
     }
 
     /// Counters since the start.
