@@ -3,7 +3,7 @@
 use std::net::IpAddr;
 
 use crate::nft::nfqueue;
-use crate::route::{netlink, rtnetlink, watch};
+use crate::route::{netlink, watch};
 
 /// Parses `bytes` as netlink messages; returns the number of bytes of attribute values.
 pub fn netlink(bytes: &[u8]) -> usize {
@@ -23,9 +23,7 @@ pub fn nfqueue(bytes: &[u8]) -> Option<&[u8]> {
 pub fn route(bytes: &[u8]) -> bool {
     let prefixes: [(IpAddr, u8); 2] =
         [([10, 2, 0, 0].into(), 16), ([0xfd00, 2, 0, 0, 0, 0, 0, 0].into(), 48)];
-    netlink::messages(bytes).any(|(kind, payload)| {
-        rtnetlink::parse(kind, payload).is_some_and(|message| watch::is_theirs(&prefixes, &message))
-    })
+    netlink::messages(bytes).any(|(kind, body)| watch::is_theirs(&prefixes, kind, body))
 }
 
 #[cfg(test)]

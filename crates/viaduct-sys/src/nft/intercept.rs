@@ -23,14 +23,13 @@ use std::fmt::Write as _;
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
-use netlink_packet_route::RouteNetlinkMessage;
 use netlink_packet_route::route::RouteMessage;
 use netlink_packet_route::rule::{RuleAction, RuleAttribute, RuleHeader, RuleMessage};
 use serde::{Deserialize, Serialize};
 
 use crate::nft::table::{NftError, Table, nft, set};
 use crate::route::interface;
-use crate::route::netlink::{NLM_F_CREATE, NLM_F_DUMP, NLM_F_REPLACE};
+use crate::route::netlink::{NLM_F_CREATE, NLM_F_REPLACE};
 use crate::route::rtnetlink::{self, RouteSocket};
 
 /// Address families: nft's name, nft's address type, and whether it is IPv4.
@@ -193,12 +192,10 @@ impl Policy {
         for any in ANY {
             // An existing rule is not replaced, as flows may depend on it.
             if !self.has_rule(any)? {
-                let rule = RouteNetlinkMessage::NewRule(self.rule(any));
-                self.socket.request(rule, NLM_F_CREATE)?;
+                self.socket.add(&self.rule(any), NLM_F_CREATE)?;
             }
             let route = rtnetlink::local_route((any, 0), loopback, self.mark);
-            let flags = NLM_F_CREATE | NLM_F_REPLACE;
-            self.socket.request(RouteNetlinkMessage::NewRoute(route), flags)?;
+            self.socket.add(&route, NLM_F_CREATE | NLM_F_REPLACE)?;
         }
         Ok(())
     }
@@ -206,9 +203,9 @@ impl Policy {
     /// Removes the rules and the routes, if they still exist.
     fn undo(&self) {
         for any in ANY {
-            let _ = self.socket.request(RouteNetlinkMessage::DelRule(self.rule(any)), 0);
+            let _ = self.socket.delete(&self.rule(any));
             for route in self.routes(any).unwrap_or_default() {
-                let _ = self.socket.request(RouteNetlinkMessage::DelRoute(route), 0);
+                let _ = self.socket.delete(&route);
             }
         }
     }
@@ -221,13 +218,8 @@ impl Policy {
     fn has_rule(&self, any: IpAddr) -> io::Result<bool> {
         let mut question = RuleMessage::default();
         question.header.family = rtnetlink::family(any);
-        let rules = self.socket.request(RouteNetlinkMessage::GetRule(question), NLM_F_DUMP)?;
         let mark = RuleAttribute::FwMark(self.mark);
-        let is_ours = |answer: &RouteNetlinkMessage| match answer {
-            RouteNetlinkMessage::NewRule(rule) => rule.attributes.contains(&mark),
-            _ => false,
-        };
-        Ok(rules.iter().any(is_ours))
+        Ok(self.socket.dump(&question)?.iter().any(|rule| rule.attributes.contains(&mark)))
     }
 
     /// Returns the routes of the table, in the family of `any`.

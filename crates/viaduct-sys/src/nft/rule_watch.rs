@@ -4,11 +4,9 @@
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
-use netlink_packet_route::RouteNetlinkMessage;
-
 use crate::nft::intercept::BASE;
 use crate::route::netlink;
-use crate::route::rtnetlink::{self, RouteEvents};
+use crate::route::rtnetlink::{self, RouteEvents, changed_route};
 
 /// Notifications of nftables' changes: netfilter's group `NFNLGRP_NFTABLES`.
 const NFT_GROUP: u32 = 1 << 6;
@@ -44,9 +42,10 @@ impl RuleWatch {
     /// Returns whether a rule or route that may be a proxy's was deleted since the last call.
     pub fn has_deletions(&self) -> bool {
         let nft = netlink::any_event(&self.nft, |kind, _| NFT_GONE.contains(&kind));
-        let route = self.route.any(|message| match message {
-            RouteNetlinkMessage::DelRule(_) => true,
-            RouteNetlinkMessage::DelRoute(route) => rtnetlink::table(route) & 0xffff_0000 == BASE,
+        let in_table = |route| rtnetlink::table(&route) & 0xffff_0000 == BASE;
+        let route = self.route.any(|kind, body| match kind {
+            libc::RTM_DELRULE => true,
+            libc::RTM_DELROUTE => changed_route(kind, body).is_some_and(in_table),
             _ => false,
         });
         nft || route

@@ -7,11 +7,10 @@ use std::net::IpAddr;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 
 use libc::{c_char, c_int, c_short, c_ulong};
-use netlink_packet_route::RouteNetlinkMessage;
 use netlink_packet_route::address::AddressScope;
-use netlink_packet_route::link::{InfoKind, LinkAttribute, LinkInfo, LinkMessage};
 use rustix::net::{AddressFamily, SocketFlags, SocketType};
 
+use crate::route::link_message::{IFLA_LINK, LinkMessage};
 use crate::route::rtnetlink::{self, RouteSocket};
 
 /// An interface of the network namespace that the calling thread was in when this value was made.
@@ -223,17 +222,11 @@ pub fn add_link_address(name: &str, own: IpAddr) -> io::Result<()> {
 /// Returns whether the interface `name` of the calling thread's network namespace is a VLAN on the
 /// interface `trunk`. Errors: one of the interfaces does not exist, or the netlink request fails.
 pub fn is_vlan_of(name: &str, trunk: &str) -> io::Result<bool> {
-    let mut question = LinkMessage::default();
-    question.header.index = index(name)?;
-    let below = LinkAttribute::Link(index(trunk)?);
-    let answer = RouteSocket::open()?.ask(RouteNetlinkMessage::GetLink(question), 0)?;
-    let Some(RouteNetlinkMessage::NewLink(link)) = answer else { return Ok(false) };
-    let vlan = LinkInfo::Kind(InfoKind::Vlan);
-    let is_vlan = link.attributes.iter().any(|attribute| match attribute {
-        LinkAttribute::LinkInfo(info) => info.contains(&vlan),
-        _ => false,
-    });
-    Ok(is_vlan && link.attributes.contains(&below))
+    let (question, below) = (LinkMessage::of(index(name)?), index(trunk)?);
+    let link = RouteSocket::open()?.get(&question, 0)?;
+    let is_on =
+        |link: LinkMessage| link.kind() == Some("vlan") && link.number(IFLA_LINK) == Some(below);
+    Ok(link.is_some_and(is_on))
 }
 
 /// Returns the index of the only interface with IPv6 link-local addresses, if it is the only one.

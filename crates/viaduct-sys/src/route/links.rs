@@ -10,13 +10,8 @@
 use std::fs;
 use std::io;
 
-use netlink_packet_route::RouteNetlinkMessage;
-use netlink_packet_route::link::{
-    InfoKind, LinkAttribute, LinkFlags, LinkInfo, LinkLayerType, LinkMessage,
-};
-
-use crate::route::netlink::NLM_F_DUMP;
-use crate::route::rtnetlink::{RouteSocket, first};
+use crate::route::link_message::{IFLA_LINK, IFLA_MASTER, IFLA_MTU, LinkMessage};
+use crate::route::rtnetlink::RouteSocket;
 
 /// Type of an interface, as far as it matters for the stack.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -66,14 +61,9 @@ impl Links {
     /// # Errors
     /// The netlink request fails.
     pub fn read() -> io::Result<Links> {
-        let question = RouteNetlinkMessage::GetLink(LinkMessage::default());
-        let answers = RouteSocket::open()?.request(question, NLM_F_DUMP)?;
-        let link = |answer: RouteNetlinkMessage| match answer {
-            RouteNetlinkMessage::NewLink(message) => read_link(&message),
-            _ => None,
-        };
+        let links = RouteSocket::open()?.dump(&LinkMessage::default())?;
         let pppoe = fs::read_to_string("/proc/thread-self/net/pppoe").unwrap_or_default();
-        Ok(Links { links: answers.into_iter().filter_map(link).collect(), pppoe: carriers(&pppoe) })
+        Ok(Links { links: links.iter().filter_map(read_link).collect(), pppoe: carriers(&pppoe) })
     }
 
     /// Iterates over the interfaces, in the kernel's order.
@@ -121,26 +111,23 @@ impl FromIterator<Link> for Links {
 
 /// Reads one interface; `None` if it has no name.
 fn read_link(message: &LinkMessage) -> Option<Link> {
-    let (header, attributes) = (&message.header, &message.attributes);
-    let info = first!(attributes, LinkAttribute::LinkInfo(info) => info);
-    let kind = info.and_then(|info| first!(info, LinkInfo::Kind(kind) => kind));
-    let link = first!(attributes, LinkAttribute::Link(index) => *index);
+    let kind = message.kind().unwrap_or_default();
     // A veth has the index of its other end, which may be in another namespace.
-    let is_stacked = matches!(kind, Some(InfoKind::Vlan | InfoKind::MacVlan | InfoKind::IpVlan));
+    let is_stacked = ["vlan", "macvlan", "ipvlan"].contains(&kind);
     Some(Link {
-        index: header.index,
-        name: first!(attributes, LinkAttribute::IfName(name) => name.clone())?,
-        mtu: first!(attributes, LinkAttribute::Mtu(mtu) => *mtu as usize).unwrap_or_default(),
-        is_running: header.flags.contains(LinkFlags::Running),
-        is_ethernet: header.link_layer_type == LinkLayerType::Ether,
+        index: message.index,
+        name: message.name()?.to_owned(),
+        mtu: message.number(IFLA_MTU).unwrap_or_default() as usize,
+        is_running: message.flags & libc::IFF_RUNNING as u32 != 0,
+        is_ethernet: message.hardware == libc::ARPHRD_ETHER,
         kind: match kind {
-            Some(InfoKind::Bridge) => LinkKind::Bridge,
-            Some(InfoKind::Bond | InfoKind::Team) => LinkKind::Bond,
-            Some(InfoKind::Other(name)) if name == "ppp" => LinkKind::Ppp,
+            "bridge" => LinkKind::Bridge,
+            "bond" | "team" => LinkKind::Bond,
+            "ppp" => LinkKind::Ppp,
             _ => LinkKind::Other,
         },
-        master: first!(attributes, LinkAttribute::Controller(index) => *index),
-        lower: link.filter(|_| is_stacked),
+        master: message.number(IFLA_MASTER),
+        lower: message.number(IFLA_LINK).filter(|_| is_stacked),
     })
 }
 

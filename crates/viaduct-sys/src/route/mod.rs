@@ -18,9 +18,11 @@
 //! | `prefix` | prefixes of addresses |
 //! | `table_route` | routes of the main table as values |
 //! | `rtnetlink` | exchange of routing messages with the kernel |
+//! | `link_message` | routing messages about interfaces |
 //! | `netlink` | netlink sockets, and messages of other families |
 
 pub mod interface;
+pub(crate) mod link_message;
 pub mod links;
 pub mod local_addresses;
 pub mod mtu;

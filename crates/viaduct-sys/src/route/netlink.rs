@@ -1,5 +1,5 @@
-//! Netlink sockets, and the messages of families that the crate `netlink-packet-route` lacks:
-//! netfilter, `sock_diag(7)` and xfrm. Routing messages are in `rtnetlink`.
+//! Netlink sockets, messages, and their attributes. The bodies of most routing messages are the
+//! crate `netlink-packet-route`'s, in `rtnetlink`.
 //!
 //! ```text
 //!   length u32 │ type u16 │ flags u16 │ number u32 │ port u32 │ family u8 │ version u8 │ what u16
@@ -75,6 +75,14 @@ impl Message {
 pub(crate) struct Attributes(Vec<u8>);
 
 impl Attributes {
+    pub(crate) fn parse(bytes: &[u8]) -> Attributes {
+        Attributes(bytes.to_vec())
+    }
+
+    pub(crate) fn bytes(&self) -> &[u8] {
+        &self.0
+    }
+
     pub(crate) fn with(mut self, kind: u16, value: &[u8]) -> Attributes {
         attribute(&mut self.0, kind, value);
         self

@@ -8,11 +8,10 @@ use std::io;
 use std::net::IpAddr;
 use std::os::fd::OwnedFd;
 
-use netlink_packet_route::RouteNetlinkMessage;
-use netlink_packet_route::link::{LinkAttribute, LinkLayerType, LinkMessage};
 use netlink_packet_route::neighbour::{NeighbourAttribute, NeighbourMessage, NeighbourState};
 use netlink_packet_route::route::{RouteAttribute, RouteMessage, RouteMetric, RouteType};
 
+use crate::route::link_message::{IFLA_ADDRESS, IFLA_MTU, LinkMessage};
 use crate::route::netlink::{self, Message, NLM_F_ACK};
 use crate::route::rtnetlink::{RouteSocket, family, first};
 use crate::route::table_route::router;
@@ -78,8 +77,8 @@ impl NextHopLookup {
         }
         let Some((kind, own, mtu)) = self.interface(interface)? else { return Ok(None) };
         let next = match kind {
-            LinkLayerType::Loopback => Some([0; LINK]),
-            LinkLayerType::Ether => self.neighbour(interface, via)?,
+            libc::ARPHRD_LOOPBACK => Some([0; LINK]),
+            libc::ARPHRD_ETHER => self.neighbour(interface, via)?,
             _ => None,
         };
         Ok(next.map(|next| NextHop { interface, own, next, mtu }))
@@ -99,16 +98,12 @@ impl NextHopLookup {
         Ok(leaving != Some(0))
     }
 
-    /// Returns an interface's type, link-layer address and MTU.
-    fn interface(&self, index: u32) -> io::Result<Option<(LinkLayerType, [u8; LINK], usize)>> {
-        let mut question = LinkMessage::default();
-        question.header.index = index;
-        let answer = self.routes.ask(RouteNetlinkMessage::GetLink(question), 0)?;
-        let Some(RouteNetlinkMessage::NewLink(link)) = answer else { return Ok(None) };
-        let own = first!(link.attributes, LinkAttribute::Address(address) => address);
-        let own = own.and_then(|own| own.first_chunk().copied());
-        let mtu = first!(link.attributes, LinkAttribute::Mtu(mtu) => *mtu as usize);
-        Ok(own.zip(mtu).map(|(own, mtu)| (link.header.link_layer_type, own, mtu)))
+    /// Returns an interface's hardware type, link-layer address and MTU.
+    fn interface(&self, index: u32) -> io::Result<Option<(u16, [u8; LINK], usize)>> {
+        let Some(link) = self.routes.get(&LinkMessage::of(index), 0)? else { return Ok(None) };
+        let own = link.attribute(IFLA_ADDRESS).and_then(|own| own.first_chunk().copied());
+        let mtu = link.number(IFLA_MTU);
+        Ok(own.zip(mtu).map(|(own, mtu)| (link.hardware, own, mtu as usize)))
     }
 
     /// Returns a neighbour's link-layer address, if the kernel has confirmed or is confirming it.
@@ -116,8 +111,7 @@ impl NextHopLookup {
         let mut question = NeighbourMessage::default();
         (question.header.family, question.header.ifindex) = (family(ip), interface);
         question.attributes.push(NeighbourAttribute::Destination(ip.into()));
-        let answer = self.routes.ask(RouteNetlinkMessage::GetNeighbour(question), 0)?;
-        let Some(RouteNetlinkMessage::NewNeighbour(neighbour)) = answer else { return Ok(None) };
+        let Some(neighbour) = self.routes.get(&question, 0)? else { return Ok(None) };
         let is_confirmed = matches!(
             neighbour.header.state,
             NeighbourState::Reachable

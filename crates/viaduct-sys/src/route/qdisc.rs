@@ -2,16 +2,23 @@
 
 use std::io;
 
-use netlink_packet_route::RouteNetlinkMessage;
-use netlink_packet_route::tc::{TcAttribute, TcHandle, TcMessage, TcStats2};
-
 use crate::route::interface;
-use crate::route::netlink::{NLM_F_DUMP, NLM_F_ECHO};
-use crate::route::rtnetlink::{RouteSocket, first};
+use crate::route::netlink::{NLM_F_ECHO, find};
+use crate::route::rtnetlink::{Body, RouteSocket};
 
 /// Max packets dropped between two queries. A larger difference means that the discipline was
 /// replaced and its counter restarted.
 const MAX_DROPS: u32 = 1 << 20;
+/// Parents, from `linux/pkt_sched.h`: `TC_H_ROOT` and `TC_H_INGRESS`.
+const ROOT: u32 = 0xffff_ffff;
+const INGRESS: u32 = 0xffff_fff1;
+/// Attributes: statistics, and within them those of the queue.
+const TCA_STATS2: u16 = 7;
+const TCA_STATS_QUEUE: u16 = 3;
+/// Bytes before the attributes of a message.
+const HEAD: usize = 20;
+/// Offset of the number of drops in the statistics of the queue.
+const DROPS: usize = 8;
 
 /// Query of an interface's root queueing discipline, whose counter includes its children's drops.
 #[derive(Debug)]
@@ -42,14 +49,9 @@ impl QdiscDrops {
     }
 
     fn ask(&self) -> Option<u32> {
-        let mut question = TcMessage::with_index(self.index.cast_signed());
-        question.header.parent = TcHandle::ROOT;
+        let question = Qdisc { index: self.index, parent: ROOT, dropped: None };
         // The kernel answers a query about a single discipline only with `NLM_F_ECHO`.
-        let question = RouteNetlinkMessage::GetQueueDiscipline(question);
-        match self.socket.ask(question, NLM_F_ECHO).ok()?? {
-            RouteNetlinkMessage::NewQueueDiscipline(answer) => dropped(&answer),
-            _ => None,
-        }
+        self.socket.get(&question, NLM_F_ECHO).ok()??.dropped
     }
 }
 
@@ -59,19 +61,43 @@ impl QdiscDrops {
 /// # Errors
 /// There is no such interface, or the netlink request fails.
 pub fn has_ingress(name: &str) -> io::Result<bool> {
-    let index = interface::index(name)?.cast_signed();
-    let question = RouteNetlinkMessage::GetQueueDiscipline(TcMessage::with_index(index));
-    let answers = RouteSocket::open()?.request(question, NLM_F_DUMP)?;
-    Ok(answers.iter().any(|answer| match answer {
-        RouteNetlinkMessage::NewQueueDiscipline(of) => {
-            of.header.index == index && of.header.parent == TcHandle::INGRESS
-        }
-        _ => false,
-    }))
+    let question = Qdisc { index: interface::index(name)?, parent: 0, dropped: None };
+    let all = RouteSocket::open()?.dump(&question)?;
+    Ok(all.iter().any(|one| one.index == question.index && one.parent == INGRESS))
 }
 
-/// Returns the number of dropped packets in an answer.
-fn dropped(answer: &TcMessage) -> Option<u32> {
-    let statistics = first!(answer.attributes, TcAttribute::Stats2(statistics) => statistics)?;
-    first!(statistics, TcStats2::Queue(queue) => queue.drops)
+/// Message about a queueing discipline.
+///
+/// ```text
+///   family u8 │ - u8 │ - u16 │ interface u32 │ handle u32 │ parent u32 │ - u32 │ attributes
+/// ```
+#[derive(Debug)]
+struct Qdisc {
+    /// Index of the interface.
+    index: u32,
+    /// Handle of the parent, such as [`ROOT`].
+    parent: u32,
+    /// Packets dropped, if the kernel counts them.
+    dropped: Option<u32>,
+}
+
+impl Body for Qdisc {
+    const NEW: u16 = libc::RTM_NEWQDISC;
+
+    fn bytes(&self) -> Vec<u8> {
+        [0, self.index, 0, self.parent, 0].into_iter().flat_map(u32::to_ne_bytes).collect()
+    }
+
+    fn parse(bytes: &[u8]) -> Option<Qdisc> {
+        let (head, attributes) = bytes.split_at_checked(HEAD)?;
+        let drops = || {
+            let queue = find(find(attributes, TCA_STATS2)?, TCA_STATS_QUEUE)?;
+            field(queue, DROPS)
+        };
+        Some(Qdisc { index: field(head, 4)?, parent: field(head, 12)?, dropped: drops() })
+    }
+}
+
+fn field(bytes: &[u8], at: usize) -> Option<u32> {
+    bytes.get(at..)?.first_chunk().map(|&number| u32::from_ne_bytes(number))
 }

@@ -1,25 +1,30 @@
-//! Exchange of routing messages with the kernel (`rtnetlink(7)`), typed by the crate
-//! `netlink-packet-route`.
+//! Exchange of routing messages with the kernel (`rtnetlink(7)`). The bodies of most messages are
+//! types of the crate `netlink-packet-route`. Its type for all messages is not used, because that
+//! contains the parsers of all kinds of interfaces and of traffic control.
 //!
 //! ```text
-//!   RouteSocket::request ── message ──▶ kernel        RouteEvents::any ◀── changes ── kernel
-//!                    messages or error ◀─┘
+//!   RouteSocket::add, delete, get, dump ── message ──▶ kernel
+//!                             bodies or error ◀─┘
+//!
+//!   RouteEvents::any ◀── changes ── kernel
 //! ```
 
 use std::io;
 use std::net::IpAddr;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
-use netlink_packet_core::{NLM_F_REQUEST, NetlinkMessage, ParseableParametrized as _};
+use netlink_packet_core::{Emitable as _, Parseable};
+use netlink_packet_route::AddressFamily;
 use netlink_packet_route::address::{
     AddressAttribute, AddressHeader, AddressHeaderFlags, AddressMessage, AddressScope,
 };
+use netlink_packet_route::neighbour::NeighbourMessage;
 use netlink_packet_route::route::{
     RouteAttribute, RouteHeader, RouteMessage, RouteProtocol, RouteScope, RouteType,
 };
-use netlink_packet_route::{AddressFamily, RouteNetlinkMessage};
+use netlink_packet_route::rule::RuleMessage;
 
-use super::netlink::{self, NLM_F_ACK, NLM_F_CREATE, NLM_F_DUMP};
+use super::netlink::{self, Message, NLM_F_ACK, NLM_F_CREATE, NLM_F_DUMP};
 use super::prefix::full_length;
 
 /// Returns the value of the first attribute in a list that matches a pattern, if any.
@@ -33,6 +38,41 @@ macro_rules! first {
 }
 pub(crate) use first;
 
+/// Body of a routing message.
+pub(crate) trait Body: Sized {
+    /// Type of the message that adds an object or reports it. The next two are those of the
+    /// messages that delete it and ask for it.
+    const NEW: u16;
+
+    fn bytes(&self) -> Vec<u8>;
+
+    /// `None` if it is malformed.
+    fn parse(bytes: &[u8]) -> Option<Self>;
+}
+
+macro_rules! body {
+    ($message:ty, $new:expr) => {
+        impl Body for $message {
+            const NEW: u16 = $new;
+
+            fn bytes(&self) -> Vec<u8> {
+                let mut bytes = vec![0; self.buffer_len()];
+                self.emit(&mut bytes);
+                bytes
+            }
+
+            fn parse(bytes: &[u8]) -> Option<Self> {
+                <$message as Parseable<[u8]>>::parse(bytes).ok()
+            }
+        }
+    };
+}
+
+body!(AddressMessage, libc::RTM_NEWADDR);
+body!(NeighbourMessage, libc::RTM_NEWNEIGH);
+body!(RouteMessage, libc::RTM_NEWROUTE);
+body!(RuleMessage, libc::RTM_NEWRULE);
+
 #[derive(Debug)]
 pub(crate) struct RouteSocket(OwnedFd);
 
@@ -42,73 +82,57 @@ impl RouteSocket {
         netlink::open(libc::NETLINK_ROUTE, 0).map(RouteSocket)
     }
 
-    /// Sends a message with additional `flags`, and returns the kernel's parsable answers.
-    pub(crate) fn request(
-        &self,
-        message: RouteNetlinkMessage,
-        flags: u16,
-    ) -> io::Result<Vec<RouteNetlinkMessage>> {
-        self.exchange(message, flags)?
+    /// Adds an object; `flags` say what happens if it exists.
+    pub(crate) fn add<T: Body>(&self, object: &T, flags: u16) -> io::Result<()> {
+        self.exchange(T::NEW, object, flags)?.map(drop)
     }
 
-    /// Sends a question and returns the first answer; `None` if the kernel refuses.
-    pub(crate) fn ask(
-        &self,
-        question: RouteNetlinkMessage,
-        flags: u16,
-    ) -> io::Result<Option<RouteNetlinkMessage>> {
-        let answers = self.exchange(question, flags)?;
+    /// Deletes the first object that matches.
+    pub(crate) fn delete<T: Body>(&self, object: &T) -> io::Result<()> {
+        self.exchange(T::NEW + 1, object, 0)?.map(drop)
+    }
+
+    /// Asks for an object with additional `flags`; `None` if the kernel refuses.
+    pub(crate) fn get<T: Body>(&self, question: &T, flags: u16) -> io::Result<Option<T>> {
+        let answers = self.exchange(T::NEW + 2, question, flags)?;
         Ok(answers.ok().and_then(|answers| answers.into_iter().next()))
+    }
+
+    /// Asks for all objects, in the kernel's order. Malformed answers are left out.
+    pub(crate) fn dump<T: Body>(&self, question: &T) -> io::Result<Vec<T>> {
+        self.exchange(T::NEW + 2, question, NLM_F_DUMP)?
     }
 
     /// Returns the route of packets to `ip`; `None` if there is none.
     pub(crate) fn route_to(&self, ip: IpAddr) -> io::Result<Option<RouteMessage>> {
-        let question = route(RouteHeader::default(), (ip, full_length(ip)));
-        match self.ask(RouteNetlinkMessage::GetRoute(question), 0)? {
-            Some(RouteNetlinkMessage::NewRoute(route)) => Ok(Some(route)),
-            _ => Ok(None),
-        }
+        self.get(&route(RouteHeader::default(), (ip, full_length(ip))), 0)
     }
 
     /// Returns the routes of a family, of all tables, in the kernel's order.
     pub(crate) fn routes(&self, family: AddressFamily) -> io::Result<Vec<RouteMessage>> {
         let mut question = RouteMessage::default();
         question.header.address_family = family;
-        let answers = self.request(RouteNetlinkMessage::GetRoute(question), NLM_F_DUMP)?;
-        let route = |answer: RouteNetlinkMessage| match answer {
-            RouteNetlinkMessage::NewRoute(route) => Some(route),
-            _ => None,
-        };
-        Ok(answers.into_iter().filter_map(route).collect())
+        self.dump(&question)
     }
 
     /// Returns the addresses of all interfaces, IPv4's first.
     pub(crate) fn addresses(&self) -> io::Result<Vec<IpAddr>> {
-        let question = RouteNetlinkMessage::GetAddress(AddressMessage::default());
-        let own = |answer: RouteNetlinkMessage| match answer {
+        let own = |of: AddressMessage| {
             // On a point-to-point link `Address` is the far end's address.
-            RouteNetlinkMessage::NewAddress(of) => {
-                first!(of.attributes, AddressAttribute::Local(ip) => *ip)
-                    .or_else(|| first!(of.attributes, AddressAttribute::Address(ip) => *ip))
-            }
-            _ => None,
+            first!(of.attributes, AddressAttribute::Local(ip) => *ip)
+                .or_else(|| first!(of.attributes, AddressAttribute::Address(ip) => *ip))
         };
-        Ok(self.request(question, NLM_F_DUMP)?.into_iter().filter_map(own).collect())
+        Ok(self.dump(&AddressMessage::default())?.into_iter().filter_map(own).collect())
     }
 
-    fn exchange(
-        &self,
-        message: RouteNetlinkMessage,
-        flags: u16,
-    ) -> io::Result<io::Result<Vec<RouteNetlinkMessage>>> {
-        let mut request = NetlinkMessage::from(message);
-        request.header.flags = NLM_F_REQUEST | NLM_F_ACK | flags;
-        request.finalize();
-        let mut bytes = vec![0; request.buffer_len()];
-        request.serialize(&mut bytes);
+    /// Sends a message, and returns the objects in the kernel's answers.
+    fn exchange<T: Body>(&self, kind: u16, body: &T, flags: u16) -> io::Result<io::Result<Vec<T>>> {
+        let request = Message::with_head(kind, flags | NLM_F_ACK, &body.bytes()).bytes();
         let mut answers = Vec::new();
-        let accepted = netlink::exchange(&self.0, &bytes, |kind, payload| {
-            answers.extend(parse(kind, payload));
+        let accepted = netlink::exchange(&self.0, &request, |kind, payload| {
+            if kind == T::NEW {
+                answers.extend(T::parse(payload));
+            }
         })?;
         Ok(accepted.map(|()| answers))
     }
@@ -124,11 +148,10 @@ impl RouteEvents {
         netlink::open(libc::NETLINK_ROUTE, groups).map(RouteEvents)
     }
 
-    /// Reads all queued messages; true if any `matters`, or if messages were lost.
-    pub(crate) fn any(&self, matters: impl Fn(&RouteNetlinkMessage) -> bool) -> bool {
-        netlink::any_event(&self.0, |kind, payload| {
-            parse(kind, payload).is_some_and(|message| matters(&message))
-        })
+    /// Reads all queued messages; true if any `matters`, by its type and its body, or if messages
+    /// were lost.
+    pub(crate) fn any(&self, matters: impl FnMut(u16, &[u8]) -> bool) -> bool {
+        netlink::any_event(&self.0, matters)
     }
 }
 
@@ -138,14 +161,11 @@ impl AsFd for RouteEvents {
     }
 }
 
-/// Parses a message's payload; `None` if it is of an unknown kind or malformed.
-pub(crate) fn parse(kind: u16, payload: &[u8]) -> Option<RouteNetlinkMessage> {
-    RouteNetlinkMessage::parse_with_param(payload, kind).ok()
-}
-
-/// Sends one request with additional `flags`, in the calling thread's network namespace.
-pub(crate) fn request(message: RouteNetlinkMessage, flags: u16) -> io::Result<()> {
-    RouteSocket::open()?.request(message, flags).map(drop)
+/// Returns the route that a notification of type `kind` is about; `None` if it is about another
+/// object or malformed.
+pub(crate) fn changed_route(kind: u16, body: &[u8]) -> Option<RouteMessage> {
+    let is_route = kind == libc::RTM_NEWROUTE || kind == libc::RTM_DELROUTE;
+    is_route.then(|| Body::parse(body))?
 }
 
 /// Gives the interface `index` an address that is usable at once.
@@ -160,7 +180,7 @@ pub(crate) fn add_address(index: u32, own: IpAddr, scope: AddressScope) -> io::R
         index,
     };
     message.attributes.push(AddressAttribute::Local(own));
-    request(RouteNetlinkMessage::NewAddress(message), NLM_F_CREATE)
+    RouteSocket::open()?.add(&message, NLM_F_CREATE)
 }
 
 /// Builds a route to a prefix, whose family and length replace those in `header`.

@@ -3,11 +3,10 @@
 use std::io;
 use std::net::IpAddr;
 
+use netlink_packet_route::AddressFamily;
 use netlink_packet_route::address::{AddressAttribute, AddressFlags, AddressMessage, AddressScope};
 use netlink_packet_route::route::RouteProtocol;
-use netlink_packet_route::{AddressFamily, RouteNetlinkMessage};
 
-use crate::route::netlink::NLM_F_DUMP;
 use crate::route::rtnetlink::{RouteSocket, first};
 use crate::route::table_route::TableRoute;
 
@@ -38,13 +37,8 @@ pub struct ForwardRoute {
 /// # Errors
 /// The netlink request fails.
 pub fn own_addresses() -> io::Result<Vec<OwnAddress>> {
-    let question = RouteNetlinkMessage::GetAddress(AddressMessage::default());
-    let answers = RouteSocket::open()?.request(question, NLM_F_DUMP)?;
-    let own = |answer: RouteNetlinkMessage| match answer {
-        RouteNetlinkMessage::NewAddress(message) => read_address(&message),
-        _ => None,
-    };
-    Ok(answers.into_iter().filter_map(own).collect())
+    let addresses = RouteSocket::open()?.dump(&AddressMessage::default())?;
+    Ok(addresses.iter().filter_map(read_address).collect())
 }
 
 fn read_address(message: &AddressMessage) -> Option<OwnAddress> {

@@ -6,11 +6,11 @@ use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use netlink_packet_core::{DecodeError, Emitable as _, Parseable as _};
+use netlink_packet_route::AddressFamily;
 use netlink_packet_route::route::{
     RouteAddress, RouteAttribute, RouteFlags, RouteHeader, RouteMessage, RouteMetric,
     RouteNextHopFlags, RouteScope, RouteType, RouteVia,
 };
-use netlink_packet_route::{AddressFamily, RouteNetlinkMessage};
 use serde::{Deserialize, Serialize};
 
 use crate::route::interface;
@@ -124,8 +124,7 @@ impl TableRoute {
 
     /// Sets the route, which replaces any route with the same prefix and metric.
     pub(crate) fn replace(&self, socket: &RouteSocket) -> io::Result<()> {
-        let message = RouteNetlinkMessage::NewRoute(self.0.clone());
-        socket.request(message, NLM_F_CREATE | NLM_F_REPLACE).map(drop)
+        socket.add(&self.0, NLM_F_CREATE | NLM_F_REPLACE)
     }
 
     /// Deletes the main table's first route with this route's prefix and protocol.
@@ -136,8 +135,7 @@ impl TableRoute {
             scope: RouteScope::NoWhere,
             ..RouteHeader::default()
         };
-        let message = rtnetlink::route(header, self.destination());
-        socket.request(RouteNetlinkMessage::DelRoute(message), 0).map(drop)
+        socket.delete(&rtnetlink::route(header, self.destination()))
     }
 
     fn metrics(&self) -> &[RouteMetric] {

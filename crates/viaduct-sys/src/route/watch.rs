@@ -3,12 +3,11 @@
 use std::io;
 use std::net::IpAddr;
 
-use netlink_packet_route::RouteNetlinkMessage;
 use netlink_packet_route::route::{RouteHeader, RouteMessage};
 
 use crate::route::mtu::PROTOCOL;
 use crate::route::prefix::share;
-use crate::route::rtnetlink::RouteEvents;
+use crate::route::rtnetlink::{RouteEvents, changed_route};
 use crate::route::table_route::destination;
 
 /// `RTMGRP_IPV4_ROUTE` and `RTMGRP_IPV6_ROUTE`.
@@ -30,20 +29,18 @@ impl RouteWatch {
 
     /// Returns whether a watched route, not ours ([`PROTOCOL`]), changed since the last call.
     pub fn changed(&self) -> bool {
-        self.events.any(|message| is_theirs(&self.prefixes, message))
+        self.events.any(|kind, body| is_theirs(&self.prefixes, kind, body))
     }
 }
 
-/// Returns whether a message is about a route that overlaps with one of `prefixes` and is not ours.
-pub(crate) fn is_theirs(prefixes: &[(IpAddr, u8)], message: &RouteNetlinkMessage) -> bool {
-    match message {
-        RouteNetlinkMessage::NewRoute(route) | RouteNetlinkMessage::DelRoute(route) => {
-            route.header.table == RouteHeader::RT_TABLE_MAIN
-                && u8::from(route.header.protocol) != PROTOCOL
-                && prefixes.iter().any(|prefix| overlaps(route, *prefix))
-        }
-        _ => false,
-    }
+/// Returns whether a notification is about a route that overlaps with one of `prefixes` and is not
+/// ours.
+pub(crate) fn is_theirs(prefixes: &[(IpAddr, u8)], kind: u16, body: &[u8]) -> bool {
+    changed_route(kind, body).is_some_and(|route| {
+        route.header.table == RouteHeader::RT_TABLE_MAIN
+            && u8::from(route.header.protocol) != PROTOCOL
+            && prefixes.iter().any(|prefix| overlaps(&route, *prefix))
+    })
 }
 
 /// Returns whether a route is to the prefix, to a part of it, or to a prefix that contains it.

@@ -4,10 +4,9 @@
 use std::io;
 use std::net::Ipv6Addr;
 
-use netlink_packet_route::link::LinkHeader;
-
 use super::routes;
 use crate::route::interface::Interface;
+use crate::route::link_message::LinkMessage;
 
 /// Difference of the indices of a link's ends; no interface of the host has the second.
 const OTHER_END: u32 = 1 << 30;
@@ -17,8 +16,8 @@ const LINK_LOCAL: (Ipv6Addr, u8) = (Ipv6Addr::new(0xfe80, 0, 0, 0, 0, 0, 0, 0), 
 /// link-local address local on it. Errors: the kernel has no veth pairs, or no IPv6.
 pub fn add_link(number: u32) -> io::Result<()> {
     let (name, other) = (format!("link{number}"), format!("other{number}"));
-    let end = |index, name: &str| routes::link(LinkHeader { index, ..LinkHeader::default() }, name);
-    routes::make_pair(end(number, &name), end(number | OTHER_END, &other))?;
+    let far = LinkMessage::of(number | OTHER_END).named(&other);
+    routes::make_pair(LinkMessage::of(number).named(&name), &far)?;
     // Keeps both ends from sending packets of their own.
     for name in [&name, &other] {
         let _ = std::fs::write(format!("/proc/sys/net/ipv6/conf/{name}/addr_gen_mode"), "1");

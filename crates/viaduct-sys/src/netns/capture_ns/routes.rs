@@ -3,43 +3,41 @@
 use std::io;
 use std::net::{IpAddr, Ipv6Addr};
 
+use netlink_packet_route::AddressFamily;
 use netlink_packet_route::address::AddressScope;
-use netlink_packet_route::link::{
-    InfoData, InfoKind, InfoVeth, LinkAttribute, LinkHeader, LinkInfo, LinkMessage,
-};
 use netlink_packet_route::route::{
     RouteAttribute, RouteHeader, RouteMessage, RouteProtocol, RouteScope, RouteType,
 };
 use netlink_packet_route::rule::{RuleAction, RuleAttribute, RuleHeader, RuleMessage};
-use netlink_packet_route::{AddressFamily, RouteNetlinkMessage};
 
 use crate::route::interface::index;
+use crate::route::link_message::LinkMessage;
 use crate::route::netlink::{NLM_F_APPEND, NLM_F_CREATE, NLM_F_REPLACE};
-use crate::route::rtnetlink::{self, request};
+use crate::route::rtnetlink::{self, RouteSocket};
 
 /// Makes every address of `any`'s family local on `interface`, for lookups in `table`.
 pub(super) fn make_all_local(any: IpAddr, interface: &str, table: u8) -> io::Result<()> {
     let route = rtnetlink::local_route((any, 0), index(interface)?, table.into());
-    request(RouteNetlinkMessage::NewRoute(route), NLM_F_CREATE)
+    RouteSocket::open()?.add(&route, NLM_F_CREATE)
 }
 
 /// Makes all addresses of an IPv6 prefix local on `interface`. Existing routes to the prefix stay.
 pub(super) fn make_prefix_local(interface: &str, (to, length): (Ipv6Addr, u8)) -> io::Result<()> {
     let table = libc::RT_TABLE_LOCAL.into();
     let route = rtnetlink::local_route((to.into(), length), index(interface)?, table);
-    request(RouteNetlinkMessage::NewRoute(route), NLM_F_CREATE | NLM_F_APPEND)
+    RouteSocket::open()?.add(&route, NLM_F_CREATE | NLM_F_APPEND)
 }
 
 /// Routes a prefix through `interface`, with `own` as the default source address.
 pub(super) fn add_route(interface: &str, to: (IpAddr, u8), own: Option<IpAddr>) -> io::Result<()> {
     let mut route = link_route(interface, to)?;
     route.attributes.extend(own.map(|own| RouteAttribute::PrefSource(own.into())));
-    request(RouteNetlinkMessage::NewRoute(route), NLM_F_CREATE | NLM_F_REPLACE)
+    RouteSocket::open()?.add(&route, NLM_F_CREATE | NLM_F_REPLACE)
 }
 
 /// Removes the route to a prefix.
 pub(super) fn delete_route(interface: &str, to: (IpAddr, u8)) -> io::Result<()> {
-    request(RouteNetlinkMessage::DelRoute(link_route(interface, to)?), 0)
+    RouteSocket::open()?.delete(&link_route(interface, to)?)
 }
 
 /// Builds the route of the main table to a prefix through `interface`.
@@ -85,23 +83,13 @@ pub(super) fn set_lookup_rules(comes: &Incoming<'_>, table: u8) -> io::Result<()
         rule
     };
     let new = rule(table, vec![of, RuleAttribute::Priority(1)]);
-    request(RouteNetlinkMessage::NewRule(new), NLM_F_CREATE)?;
+    let socket = RouteSocket::open()?;
+    socket.add(&new, NLM_F_CREATE)?;
     let old = rule(libc::RT_TABLE_LOCAL, vec![RuleAttribute::Priority(0)]);
-    request(RouteNetlinkMessage::DelRule(old), 0)
+    socket.delete(&old)
 }
 
-pub(super) fn make_pair(mut one: LinkMessage, other: LinkMessage) -> io::Result<()> {
-    one.attributes.push(LinkAttribute::LinkInfo(vec![
-        LinkInfo::Kind(InfoKind::Veth),
-        LinkInfo::Data(InfoData::Veth(InfoVeth::Peer(other))),
-    ]));
-    request(RouteNetlinkMessage::NewLink(one), NLM_F_CREATE)
-}
-
-/// Builds one interface of a pair.
-pub(super) fn link(header: LinkHeader, name: &str) -> LinkMessage {
-    let mut link = LinkMessage::default();
-    link.header = header;
-    link.attributes.push(LinkAttribute::IfName(name.to_owned()));
-    link
+/// Makes a veth pair.
+pub(super) fn make_pair(one: LinkMessage, other: &LinkMessage) -> io::Result<()> {
+    RouteSocket::open()?.add(&one.paired_with(other), NLM_F_CREATE)
 }

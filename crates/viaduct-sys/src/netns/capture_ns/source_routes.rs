@@ -149,7 +149,7 @@ impl SourceRoutesWatch {
 
     /// Returns whether a route or an address has changed since the last call.
     pub fn changed(&self) -> bool {
-        self.0.any(|_| true)
+        self.0.any(|_, _| true)
     }
 }
 

@@ -13,13 +13,13 @@
 use std::io::{self, IoSlice, IoSliceMut};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
-use netlink_packet_route::link::{LinkAttribute, LinkFlags, LinkHeader};
 use rustix::net::sockopt;
 
 use super::routes;
 use crate::capture::offload::OffloadState;
 use crate::os;
 use crate::route::interface::{self, Interface};
+use crate::route::link_message::{IFLA_ADDRESS, LinkMessage};
 use crate::route::tun::Tun;
 
 /// The interface that outbound packets are routed to. [`OUTER`] is the other end of the pair.
@@ -122,13 +122,11 @@ fn raise(interface: &Interface) -> Result<(), String> {
 
 /// Makes the veth pair. The inner end does no neighbour discovery.
 fn pair() -> io::Result<()> {
-    let (flags, change_mask) = (LinkFlags::Noarp, LinkFlags::Noarp);
-    let quiet = LinkHeader { flags, change_mask, ..LinkHeader::default() };
-    let [mut inner, mut outer] = [(quiet, INNER), (LinkHeader::default(), OUTER)]
-        .map(|(head, name)| routes::link(head, name));
-    inner.attributes.push(LinkAttribute::Address(MACS[0].to_vec()));
-    outer.attributes.push(LinkAttribute::Address(MACS[1].to_vec()));
-    routes::make_pair(inner, outer)
+    let no_arp = libc::IFF_NOARP as u32;
+    let mut inner = LinkMessage::default().named(INNER).with(IFLA_ADDRESS, &MACS[0]);
+    (inner.flags, inner.changes) = (no_arp, no_arp);
+    let outer = LinkMessage::default().named(OUTER).with(IFLA_ADDRESS, &MACS[1]);
+    routes::make_pair(inner, &outer)
 }
 
 /// Opens a packet socket on an interface, non-blocking.
