@@ -5,7 +5,7 @@ use std::env;
 use tracing_subscriber::filter::{LevelFilter, Targets};
 
 /// Returns the filter of `VIADUCT_LOG`: a level, such as `debug`, or levels of modules, such as
-/// `info,viaduct::gateway=trace`; `default` if it is unset or invalid.
+/// `info,viaduct::gateway=debug`; `default` if it is unset or invalid.
 pub fn from_env(default: LevelFilter) -> Targets {
     let set = env::var("VIADUCT_LOG").ok().and_then(|text| text.parse().ok());
     set.unwrap_or_else(|| Targets::new().with_default(default))
