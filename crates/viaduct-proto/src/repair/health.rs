@@ -34,6 +34,8 @@ struct Increments {
     into: LossReport,
     out: LossReport,
     arrived: u64,
+    /// Arrivals that the peer has to announce.
+    announced: u64,
     sent: u64,
     unprotected: u64,
     foreign: u64,
@@ -79,6 +81,7 @@ impl Increments {
             into: loss(&got.link, &had.link),
             out: loss(&now.reported, &before.reported),
             arrived: got.packets.saturating_sub(had.packets),
+            announced: (got.packets - got.acks).saturating_sub(had.packets - had.acks),
             sent: now.sender.packets.saturating_sub(before.sender.packets),
             unprotected: now.sender.unprotected.saturating_sub(before.sender.unprotected),
             foreign: got.foreign.saturating_sub(had.foreign),
@@ -162,7 +165,9 @@ impl Increments {
             ));
         }
         let encodes = code.is_some_and(|code| code != "none");
-        if self.arrived >= 10 * MIN_SAMPLE && self.repairs == 0 && encodes {
+        // On a clean link a peer sends names alone.
+        let is_silent = self.repairs == 0 && self.into.covered == 0;
+        if self.announced >= 10 * MIN_SAMPLE && is_silent && encodes {
             return Some(State::Degraded(
                 "packets of the peer's site arrive, but no repairs of them".to_owned(),
             ));
@@ -218,6 +223,7 @@ fn with_last(reason: &str, facts: &PeerFacts) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::repair::terms::Terms;
 
     /// State of a peer whose counters change by `each` every second.
     fn run(each: impl Fn(&mut PeerStats), facts: &PeerFacts) -> State {
@@ -264,6 +270,24 @@ mod tests {
         assert!(some.to_string().starts_with("degraded: 30 % of the lost"), "{some}");
         let foreign = run(|stats| stats.receiver.foreign += 1, &facts);
         assert!(matches!(&foreign, State::Degraded(why) if why.contains("prefixes")), "{foreign}");
+    }
+
+    #[test]
+    fn packets_that_should_be_announced_and_are_not_are_reported() {
+        let terms = Terms { code: "auto".to_owned(), ..Terms::default() };
+        let facts = PeerFacts { terms: Some(terms.into()), ..PeerFacts::default() };
+        let silent = run(|stats| stats.receiver.packets += 100, &facts);
+        assert!(matches!(&silent, State::Degraded(why) if why.contains("no repairs")), "{silent}");
+        let acks = |stats: &mut PeerStats| {
+            (stats.receiver.packets, stats.receiver.acks) =
+                (stats.receiver.packets + 101, stats.receiver.acks + 100);
+        };
+        assert_eq!(run(acks, &facts), State::Up);
+        let named = |stats: &mut PeerStats| {
+            stats.receiver.packets += 100;
+            link(&mut stats.receiver.link, 100, 0, 0);
+        };
+        assert_eq!(run(named, &facts), State::Up);
     }
 
     #[test]

@@ -118,6 +118,9 @@ pub struct ReceiverStats {
     pub marked: u64,
     /// Recoveries of packets dropped by a full queue, withheld so that their senders slow down.
     pub left_lost: u64,
+    /// Acknowledgements without data, which the peer does not announce.
+    #[serde(default)]
+    pub acks: u64,
     /// Recoveries with a renewed TCP timestamp: their hosts would have refused the old one.
     #[serde(default)]
     pub renewed: u64,

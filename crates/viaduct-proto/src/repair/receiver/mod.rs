@@ -167,6 +167,7 @@ impl Receiver {
         self.stats.bytes += packet.len() as u64;
         let fields = ip::normalise(packet);
         if !self.acks && tcp_sack::is_plain_ack(packet) {
+            self.stats.acks += 1;
             return;
         }
         let identity = self.key.name(packet);
