@@ -1,5 +1,5 @@
 # Each target works as the first command in a fresh clone: missing programs are installed.
-.PHONY: demo test matrix bench lint audit fuzz arm bare build dist dist-test clean help
+.PHONY: demo test matrix bench lint audit fuzz arm bare build dist dist-test new-user clean help
 
 # Test programs run under scripts/bounded, which ends those that hang. The path is absolute, because
 # Cargo starts them in the directory of their package. (If there is no Rust toolchain yet, Debian's
@@ -75,6 +75,10 @@ dist:             ## packages, tarballs and images of x86_64 and aarch64, in tar
 dist-test:        ## the Debian package: lintian, units, install, two gateways, purge (root)
 	@scripts/need disttest
 	scripts/dist-test
+
+new-user:         ## the README's commands on two fresh Debian machines, until the plots move (root)
+	@scripts/need newuser
+	scripts/new-user
 
 clean:
 	cargo clean
