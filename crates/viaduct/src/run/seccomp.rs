@@ -170,7 +170,7 @@ impl Supervisor {
             calls::GETSOCKOPT if is_mirrored(call) => self.handlers_option(call),
             calls::GETSOCKOPT if call.arguments[2] as i32 == SO_ERROR => self.socket_error(call),
             calls::GETSOCKOPT => self.reuse_option(call),
-            calls::EPOLL_CREATE1 | calls::EPOLL_CREATE => {
+            nr if calls::EPOLL_CREATE.contains(&nr) => {
                 self.made.increment();
                 CONTINUE
             }

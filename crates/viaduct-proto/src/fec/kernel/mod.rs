@@ -75,6 +75,7 @@ pub fn mul_add_many(dsts: &mut [&mut [u8]], srcs: &[&[u8]], coefficients: &[u8])
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Level {
     /// Byte by byte, in portable code.
+    #[cfg_attr(target_arch = "aarch64", allow(dead_code, reason = "only tests select it there"))]
     Portable,
     /// Vectors of 16 bytes.
     #[cfg(target_arch = "x86_64")]
