@@ -7,7 +7,7 @@
 //!       v
 //!   [BpfInsn]   --- attach ---> a socket: the ring, or a UDP socket
 //!
-//!   the program of a tap:
+//!   the program of a tap, which searches by halving, and never takes more than some 60 tests:
 //!     tagged for a VLAN (other than 0), or for another host         -> no
 //!     leaves:   source is local and destination a peer's            -> yes
 //!     arrives:  source is a peer's and destination local            -> yes
@@ -16,7 +16,8 @@
 //!     all else                                                      -> no
 //! ```
 //!
-//! Between sites only addresses are compared, so every fragment of a packet passes.
+//! Between sites only addresses are compared, so every fragment of a packet passes. A tap of
+//! thousands of prefixes passes more packets than these ([`TapFilter::build`]).
 #![allow(unsafe_code)]
 
 pub(crate) mod asm;
@@ -47,6 +48,10 @@ pub use syn::{SynFilter, no_syns};
 const VLAN_ID: u32 = 0x0fff;
 /// Max instructions that the kernel accepts.
 const MAX_INSNS: usize = 4096;
+
+/// Max instructions of a tap's program: `net.core.optmem_max` limits the memory of a socket's
+/// filter, to 20 KiB on kernels before 6.7.
+pub const MAX_TAP_INSNS: usize = 1_500;
 
 /// Max bytes that are kept of an accepted packet: more than any packet has.
 const WHOLE: u32 = 0x4_0000;
@@ -133,21 +138,21 @@ pub enum FilterError {
 }
 
 impl TapFilter {
-    /// Builds the program for the kernel. Errors: a prefix length is out of range, or there are
-    /// more prefixes than fit into a program.
+    /// Builds the program for the kernel, of at most [`MAX_TAP_INSNS`] instructions. If there are
+    /// too many prefixes for that, those that are closest to each other count as one that contains
+    /// the addresses between them: the tap then also copies packets that are of no site.
+    /// Errors: a prefix length is out of range.
     pub fn build(&self) -> Result<Vec<BpfInsn>, FilterError> {
-        let local = PrefixSet::new(&self.local)?;
-        let peers = PrefixSet::new(&self.peers)?;
-        let program = self.assemble(&local, &peers);
-        let (insns, prefixes) = (program.len(), self.local.len() + self.peers.len());
-        if insns > MAX_INSNS {
-            return Err(FilterError::TooLong {
-                prefixes,
-                insns,
-                fit: prefixes * MAX_INSNS / insns,
-            });
+        let mut local = PrefixSet::new(&self.local)?;
+        let mut peers = PrefixSet::new(&self.peers)?;
+        loop {
+            let program = self.assemble(&local, &peers);
+            if program.len() <= MAX_TAP_INSNS {
+                return Ok(program);
+            }
+            let longer = if local.len() > peers.len() { &mut local } else { &mut peers };
+            *longer = longer.coarser();
         }
-        Ok(program)
     }
 
     fn assemble(&self, local: &PrefixSet, peers: &PrefixSet) -> Vec<BpfInsn> {

@@ -260,6 +260,8 @@ fn long_lists_agree_with_the_plain_rule() {
         let filter =
             TapFilter { local: list(40 * round), peers: list(70 * round), ..TapFilter::default() };
         let program = filter.build().unwrap();
+        let [local, peers] = [&filter.local, &filter.peers].map(|of| PrefixSet::new(of).unwrap());
+        let is_exact = filter.assemble(&local, &peers).len() <= MAX_TAP_INSNS;
         assert!(round < 2 || program.len() > 600, "too short to need far jumps");
         let mut passed = 0;
         for i in 0..4000 {
@@ -272,7 +274,8 @@ fn long_lists_agree_with_the_plain_rule() {
                 if kind == PACKET_HOST { (destination, source) } else { (source, destination) };
             let expected = contains(&filter.local, local) && contains(&filter.peers, peer);
             let kept = run(&program, &build(kind, source, destination)) > 0;
-            assert_eq!(kept, expected, "{source} > {destination} in round {round}");
+            let is_right = kept == expected || kept && !is_exact;
+            assert!(is_right, "{source} > {destination} in round {round}");
             passed += u32::from(kept);
         }
         assert!(round == 0 || (20..3980).contains(&passed), "one outcome is too rare: {passed}");
@@ -280,18 +283,33 @@ fn long_lists_agree_with_the_plain_rule() {
 }
 
 #[test]
-fn too_many_prefixes_are_refused_with_the_number_that_fits() {
-    let count = 3000_u32;
-    let peers =
-        (0..count).map(|i| (IpAddr::from(Ipv4Addr::from_bits(0x0a00_0000 | i << 8)), 25)).collect();
-    let mut filter = TapFilter { peers, ..sites() };
-    let error = filter.build().unwrap_err();
-    let FilterError::TooLong { prefixes, insns, fit } = error else { panic!("{error}") };
-    assert_eq!(prefixes, count as usize + 2);
-    assert!(insns > MAX_INSNS);
-    assert!(error.to_string().contains(&format!("about {fit} prefixes")));
-    filter.peers.truncate(fit - 20);
-    assert!(filter.build().unwrap().len() <= MAX_INSNS);
+fn thousands_of_prefixes_fit_and_all_their_packets_pass() {
+    let mut numbers = Numbers(5);
+    for family in 0..3 {
+        let is_v4 = |i: u32| family == 0 || family == 1 && i.is_multiple_of(2);
+        let prefix = |i: u32| match is_v4(i) {
+            true => (Ipv4Addr::from_bits(0x0b00_0000 | i << 9).into(), 24),
+            false => (Ipv6Addr::from_bits((0xfc << 120) | u128::from(i) << 73).into(), 56),
+        };
+        let peers: Vec<(IpAddr, u8)> = (0..8_192).map(prefix).collect();
+        let filter = TapFilter { peers, ..sites() };
+        let program = filter.build().unwrap();
+        assert!((500..=MAX_TAP_INSNS).contains(&program.len()), "{}", program.len());
+        for &(network, _) in &filter.peers {
+            let local: IpAddr = match network {
+                IpAddr::V4(_) => "10.1.2.3".parse().unwrap(),
+                IpAddr::V6(_) => "fd01::7".parse().unwrap(),
+            };
+            assert!(run(&program, &build(PACKET_OUTGOING, local, network)) > 0, "{network}");
+            assert!(run(&program, &build(PACKET_HOST, network, local)) > 0, "{network}");
+            assert_eq!(run(&program, &build(PACKET_HOST, local, network)), 0, "{network}");
+        }
+        for _ in 0..1_000 {
+            let other = Ipv4Addr::from_bits(0xc000_0000 | numbers.next() as u32 & 0xff_ffff);
+            let local = "10.1.2.3".parse().unwrap();
+            assert_eq!(run(&program, &build(PACKET_OUTGOING, local, other.into())), 0);
+        }
+    }
 }
 
 #[test]
