@@ -1,7 +1,7 @@
 //! Endpoints that are host names: resolved periodically, outside of the control side's event
 //! loop.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::net::SocketAddr;
 use std::time::Duration;
 
@@ -44,17 +44,17 @@ impl Default for Endpoints {
 impl Endpoints {
     /// Resolves the names of `config` from now on, and no others. Must be called in a runtime.
     pub fn watch(&mut self, config: &Config) {
-        let names: Vec<&Name> =
+        let names: HashSet<&Name> =
             config.peers.iter().filter_map(|peer| peer.endpoint_name.as_ref()).collect();
         self.tasks.retain(|name, task| {
-            let stays = names.contains(&name);
+            let stays = names.contains(name);
             if !stays {
                 task.abort();
             }
             stays
         });
-        self.known.retain(|name, _| names.contains(&name));
-        self.failures.retain(|name, _| names.contains(&name));
+        self.known.retain(|name, _| names.contains(name));
+        self.failures.retain(|name, _| names.contains(name));
         let listen = config.listen;
         for name in names {
             let (sender, of) = (self.sender.clone(), name.clone());
@@ -73,16 +73,25 @@ impl Endpoints {
         }
     }
 
-    /// Waits until the address of a name changes.
+    /// Waits until the address of a name changes. Takes over all changes that are known by then.
     pub async fn changed(&mut self) {
-        while let Some((name, found)) = self.answers.recv().await {
-            if self.tasks.contains_key(&name)
-                && let Some(at) = self.take(&name, found)
-            {
-                info!(host = name.0, %at, "resolved the endpoint");
-                return;
-            }
+        let mut has_changed = false;
+        while !has_changed && let Some(answer) = self.answers.recv().await {
+            has_changed = self.handle_answer(answer);
         }
+        while let Ok(answer) = self.answers.try_recv() {
+            self.handle_answer(answer);
+        }
+    }
+
+    /// Handles the result of a look-up. Returns whether the address of its name has changed.
+    fn handle_answer(&mut self, (name, found): Answer) -> bool {
+        let is_watched = self.tasks.contains_key(&name);
+        let changed = if is_watched { self.take(&name, found) } else { None };
+        if let Some(at) = changed {
+            info!(host = name.0, %at, "resolved the endpoint");
+        }
+        changed.is_some()
     }
 
     /// New address of `name`, if it has changed. An address that is still among the results is

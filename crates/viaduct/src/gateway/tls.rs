@@ -6,7 +6,7 @@
 //!   a handshake is answered ─▶ links end with their last connection; new connections are direct
 //! ```
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashSet};
 use std::net::SocketAddr;
 
 use tracing::{info, warn};
@@ -100,12 +100,14 @@ impl TlsTunnels {
 
     /// Decides which tunnels are dialled. Returns whether that has changed.
     fn update(&mut self, seen: &Snapshot, details: &Details, tunnels: &[TunnelCounters]) -> bool {
+        let up = seen.peers.iter().filter(|(_, stats)| stats.up);
+        let up: HashSet<&String> = up.map(|(name, _)| name).collect();
         let mut has_changed = false;
         for (name, peer) in &mut self.0 {
             let mut own = tunnels.iter().filter(|of| of.name == *name || of.peer == peer.key);
             peer.is_up = own.clone().any(|of| of.links.iter().any(|link| link.up));
             peer.down = own.find_map(|of| of.down.clone());
-            let is_up = seen.peers.iter().any(|(of, stats)| of == name && stats.up);
+            let is_up = up.contains(name);
             let facts = details.facts.get(name);
             let is_wanted = match peer.choice {
                 TransportChoice::None => true,

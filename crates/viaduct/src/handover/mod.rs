@@ -46,7 +46,7 @@ const START_TIMEOUT: Duration = Duration::from_secs(20);
 /// Time in which each step must be done while neither process does the work.
 pub const TRANSFER_TIMEOUT: Duration = Duration::from_secs(4);
 /// Maximum length of the config, in bytes.
-const MAX_CONFIG: u64 = 1 << 20;
+const MAX_CONFIG: u64 = 4 << 20;
 
 /// Connection between the two processes.
 #[derive(Clone, Debug)]

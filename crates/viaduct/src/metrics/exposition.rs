@@ -61,15 +61,30 @@ impl Exposition {
     }
 
     fn line(&mut self, suffix: &str, labels: Labels<'_>, value: impl Display) {
-        let pairs: Vec<_> = labels.iter().map(|(k, v)| format!("{k}=\"{}\"", escape(v))).collect();
-        let braces =
-            if pairs.is_empty() { String::new() } else { format!("{{{}}}", pairs.join(",")) };
-        let _ = writeln!(self.text, "{}{suffix}{braces} {value}", self.family);
+        let text = &mut self.text;
+        text.push_str(self.family);
+        text.push_str(suffix);
+        for (n, (key, value)) in labels.iter().enumerate() {
+            text.push(if n == 0 { '{' } else { ',' });
+            text.push_str(key);
+            text.push_str("=\"");
+            escape(value, text);
+            text.push('"');
+        }
+        let end = if labels.is_empty() { "" } else { "}" };
+        let _ = writeln!(text, "{end} {value}");
     }
 }
 
-fn escape(value: &str) -> String {
-    value.replace('\\', "\\\\").replace('"', "\\\"").replace('\n', "\\n")
+fn escape(value: &str, out: &mut String) {
+    for c in value.chars() {
+        match c {
+            '\\' => out.push_str("\\\\"),
+            '"' => out.push_str("\\\""),
+            '\n' => out.push_str("\\n"),
+            other => out.push(other),
+        }
+    }
 }
 
 #[cfg(test)]
