@@ -37,6 +37,7 @@ pub mod keys;
 pub mod link;
 pub mod negotiate;
 pub mod overlay;
+mod packet_log;
 mod reader;
 pub mod repair;
 mod replay_window;

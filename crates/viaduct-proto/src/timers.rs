@@ -1,15 +1,18 @@
-//! Timer table: the deadlines of a machine that has several timers.
+//! Timers: the deadlines of a machine that has several, and those of many machines.
 //!
 //! ```text
+//!   TimerTable: few timers of one machine
+//!
 //!   set(Probe, at) ─▶ ┌───────┬───────┬────────┐
 //!   stop(Reorder)  ─▶ │Reorder│ Probe │ Restart│ ─▶ next_deadline: what poll_timeout returns
 //!                     └───────┴───────┴────────┘ ─▶ poll_expired: what handle_timeout acts on
 //! ```
 //!
-//! The timers are the variants of an enum. Expired timers fire in the order of the variants, not in
-//! that of their deadlines.
+//! The timers of a [`TimerTable`] are the variants of an enum. Expired timers fire in the order of
+//! the variants, not in that of their deadlines. A [`DeadlineQueue`] has one deadline for each of
+//! thousands of machines, and finds the earliest without a look at the others.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use crate::time::Instant;
 
@@ -61,8 +64,52 @@ impl<T: Copy + Ord> TimerTable<T> {
     }
 }
 
+/// Deadlines of machines, by the machines' indices.
+#[derive(Clone, Debug, Default)]
+pub struct DeadlineQueue {
+    /// Deadline of each machine.
+    deadlines: Vec<Option<Instant>>,
+    /// The same, earliest first.
+    queue: BTreeSet<(Instant, usize)>,
+}
+
+impl DeadlineQueue {
+    /// Sets the deadline of machine `index`; `None` removes it.
+    pub fn set(&mut self, index: usize, at: impl Into<Option<Instant>>) {
+        let at = at.into();
+        if self.deadlines.len() <= index {
+            self.deadlines.resize(index + 1, None);
+        }
+        let before = std::mem::replace(&mut self.deadlines[index], at);
+        if before != at {
+            before.map(|before| self.queue.remove(&(before, index)));
+            at.map(|at| self.queue.insert((at, index)));
+        }
+    }
+
+    /// Earliest deadline.
+    pub fn next_deadline(&self) -> Option<Instant> {
+        self.queue.first().map(|(at, _)| *at)
+    }
+
+    /// Removes the earliest deadline if it is not after `now`, and returns its machine.
+    pub fn poll_expired(&mut self, now: Instant) -> Option<usize> {
+        let (_, index) = self.queue.first().copied().filter(|(at, _)| *at <= now)?;
+        self.set(index, None);
+        Some(index)
+    }
+
+    /// Removes all deadlines.
+    pub fn clear(&mut self) {
+        self.deadlines.clear();
+        self.queue.clear();
+    }
+}
+
 #[cfg(test)]
 mod tests {
+    use proptest::prelude::*;
+
     use super::*;
     use crate::time::Duration;
 
@@ -95,5 +142,31 @@ mod tests {
         assert!(table.is_expired(Letter::C, now + MILLISECOND));
         table.set(Letter::C, None);
         assert_eq!(table.next_deadline(), None);
+    }
+
+    proptest! {
+        /// Compares the queue with a list in which the earliest deadline is searched.
+        #[test]
+        fn the_queue_has_the_deadlines_that_were_set(
+            steps in prop::collection::vec(
+                (0..9_usize, prop::option::of(0..20_u64), 0..20_u64),
+                0..99,
+            ),
+        ) {
+            let mut queue = DeadlineQueue::default();
+            let mut twin = [None; 9];
+            for (index, at, now) in steps {
+                let [at, now] = [at, Some(now)].map(|at| at.map(Instant::from_nanos));
+                queue.set(index, at);
+                twin[index] = at;
+                let earliest = twin.iter().flatten().min().copied();
+                prop_assert_eq!(queue.next_deadline(), earliest);
+                let expired = queue.poll_expired(now.unwrap_or_default());
+                match expired {
+                    Some(index) => prop_assert_eq!(twin[index].take(), earliest),
+                    None => prop_assert!(earliest > now || earliest.is_none()),
+                }
+            }
+        }
     }
 }

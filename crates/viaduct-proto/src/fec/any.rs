@@ -81,6 +81,12 @@ impl AnyDecoder {
         self.linear.equations_within(first, last)
     }
 
+    /// Drops the older half of the repairs, to give their memory back.
+    pub fn shed(&mut self) {
+        self.peeling.shed();
+        self.linear.shed();
+    }
+
     /// Passes the recovered packets after the first `told` ones to both decoders, and then the
     /// packets that are recovered by this.
     fn spread(&mut self, told: usize, sources: &dyn Sources, recovered: &mut Recovered) {

@@ -55,15 +55,26 @@ impl Peeling {
         Peeling { bound, ..Peeling::default() }
     }
 
+    /// Drops the older half of the repairs, to give their memory back.
+    pub fn shed(&mut self) {
+        let half = self.memory / 2;
+        self.evict(half);
+    }
+
+    /// Drops the oldest repairs until the rest has at most `bound` bytes.
+    fn evict(&mut self, bound: usize) {
+        while self.memory > bound {
+            let Some(&oldest) = self.stored.keys().next() else { break };
+            self.remove(oldest);
+        }
+    }
+
     fn store(&mut self, stored: Stored) -> Verdict {
         let cost = stored.cost();
         if cost > self.bound {
             return Verdict::Refused;
         }
-        while self.memory + cost > self.bound {
-            let Some(&oldest) = self.stored.keys().next() else { break };
-            self.remove(oldest);
-        }
+        self.evict(self.bound - cost);
         let id = self.next_id;
         self.next_id += 1;
         for &seq in &stored.missing {

@@ -95,6 +95,22 @@ impl Auto {
         self.encoder.memory() + self.copies.memory() + self.classifier.memory()
     }
 
+    /// Bytes of memory held for packets that the peer may request.
+    pub(super) fn kept(&self) -> usize {
+        self.encoder.held()
+    }
+
+    /// Gives memory of the oldest of these packets back.
+    pub(super) fn shed(&mut self) {
+        self.encoder.shed();
+    }
+
+    /// Forgets what is kept of packets below number `seq`.
+    pub(super) fn forget_below(&mut self, seq: Seq) {
+        self.encoder.forget_below(seq);
+        self.copies.tidy();
+    }
+
     /// Classifies a normalised packet that leaves; `fields` are its mutable fields.
     pub(super) fn judge(&mut self, now: Instant, bytes: &[u8], fields: MutableFields) -> Treatment {
         self.classifier.judge(now, bytes, fields, self.rtt.unwrap_or(USUAL_RTT))

@@ -153,6 +153,14 @@ impl Coder {
         }
     }
 
+    /// Bytes of memory held for packets that the peer may request.
+    pub(super) fn kept(&self) -> usize {
+        match self {
+            Coder::Auto(auto) => auto.kept(),
+            Coder::Fixed(_) | Coder::Observe(_) => 0,
+        }
+    }
+
     pub(super) fn memory(&self) -> usize {
         match self {
             Coder::Fixed(encoder) => encoder.memory(),

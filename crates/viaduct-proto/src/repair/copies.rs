@@ -119,6 +119,13 @@ impl Copies {
         }
     }
 
+    /// Gives back memory that no waiting packet needs.
+    pub(super) fn tidy(&mut self) {
+        if self.waiting.iter().all(VecDeque::is_empty) {
+            self.spare = Vec::new();
+        }
+    }
+
     pub(super) fn memory(&self) -> usize {
         let waiting = self.waiting.iter().flatten().map(|of| of.packet.capacity());
         waiting.chain(self.spare.iter().map(Vec::capacity)).sum()

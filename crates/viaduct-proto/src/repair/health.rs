@@ -26,13 +26,16 @@ const TOTAL_LOSS_PERCENT: u64 = 95;
 /// Counters of one peer over the last half minute.
 #[derive(Clone, Debug, Default)]
 pub struct Health {
-    seen: VecDeque<(Instant, PeerStats)>,
+    /// Counters, and the time at which they were first seen; without entries for times at which
+    /// none had changed.
+    seen: VecDeque<(Instant, Counts)>,
 }
 
-/// Counter increments within the window.
-struct Increments {
-    into: LossReport,
-    out: LossReport,
+/// Counters that the state depends on, or their increments within the window.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+struct Counts {
+    into: Losses,
+    out: Losses,
     arrived: u64,
     /// Arrivals that the peer has to announce.
     announced: u64,
@@ -40,6 +43,14 @@ struct Increments {
     unprotected: u64,
     foreign: u64,
     repairs: u64,
+}
+
+/// Losses of one direction.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+struct Losses {
+    covered: u64,
+    lost: u64,
+    recovered: u64,
 }
 
 impl Health {
@@ -51,41 +62,67 @@ impl Health {
         facts: &PeerFacts,
         trouble: Option<&str>,
     ) -> State {
-        while self.seen.front().is_some_and(|(at, _)| now.since(*at) > WINDOW) {
+        if trouble.is_none() && !stats.up {
+            self.seen.clear();
+            return State::Down(with_last(now, &silence(facts), facts));
+        }
+        // The first entry has the counters at the beginning of the window.
+        while self.seen.get(1).is_some_and(|(at, _)| now.since(*at) > WINDOW) {
             self.seen.pop_front();
         }
-        let increments = Increments::between(self.seen.front().map(|(_, stats)| stats), stats);
-        self.seen.push_back((now, *stats));
-        if let Some(trouble) = trouble {
-            return State::Down(with_last(trouble, facts));
+        let counts = Counts::of(stats);
+        let before = self.seen.front().map_or(counts, |(_, before)| *before);
+        if self.seen.back().is_none_or(|(_, last)| *last != counts) {
+            self.seen.push_back((now, counts));
         }
-        if !stats.up {
-            self.seen.clear();
-            return State::Down(with_last(&silence(facts), facts));
+        match trouble {
+            Some(trouble) => State::Down(with_last(now, trouble, facts)),
+            None => counts.since(&before).judge(facts),
         }
-        increments.judge(facts)
     }
 }
 
-impl Increments {
-    fn between(before: Option<&PeerStats>, now: &PeerStats) -> Increments {
-        let before = before.copied().unwrap_or(*now);
-        let loss = |now: &LossReport, then: &LossReport| LossReport {
-            covered: now.covered.saturating_sub(then.covered),
-            lost: now.lost.saturating_sub(then.lost),
-            recovered: now.recovered.saturating_sub(then.recovered),
-            ..LossReport::default()
-        };
-        let (got, had) = (&now.receiver, &before.receiver);
-        Increments {
-            into: loss(&got.link, &had.link),
-            out: loss(&now.reported, &before.reported),
-            arrived: got.packets.saturating_sub(had.packets),
-            announced: (got.packets - got.acks).saturating_sub(had.packets - had.acks),
-            sent: now.sender.packets.saturating_sub(before.sender.packets),
-            unprotected: now.sender.unprotected.saturating_sub(before.sender.unprotected),
-            foreign: got.foreign.saturating_sub(had.foreign),
-            repairs: got.repairs.saturating_sub(had.repairs),
+impl Losses {
+    fn of(report: &LossReport) -> Losses {
+        let LossReport { covered, lost, recovered, .. } = *report;
+        Losses { covered, lost, recovered }
+    }
+
+    fn since(&self, before: &Losses) -> Losses {
+        Losses {
+            covered: self.covered.saturating_sub(before.covered),
+            lost: self.lost.saturating_sub(before.lost),
+            recovered: self.recovered.saturating_sub(before.recovered),
+        }
+    }
+}
+
+impl Counts {
+    fn of(stats: &PeerStats) -> Counts {
+        let PeerStats { sender, receiver, reported, .. } = stats;
+        Counts {
+            into: Losses::of(&receiver.link),
+            out: Losses::of(reported),
+            arrived: receiver.packets,
+            announced: receiver.packets.saturating_sub(receiver.acks),
+            sent: sender.packets,
+            unprotected: sender.unprotected,
+            foreign: receiver.foreign,
+            repairs: receiver.repairs,
+        }
+    }
+
+    /// Increments since `before`.
+    fn since(&self, before: &Counts) -> Counts {
+        Counts {
+            into: self.into.since(&before.into),
+            out: self.out.since(&before.out),
+            arrived: self.arrived.saturating_sub(before.arrived),
+            announced: self.announced.saturating_sub(before.announced),
+            sent: self.sent.saturating_sub(before.sent),
+            unprotected: self.unprotected.saturating_sub(before.unprotected),
+            foreign: self.foreign.saturating_sub(before.foreign),
+            repairs: self.repairs.saturating_sub(before.repairs),
         }
     }
 
@@ -96,7 +133,7 @@ impl Increments {
 
     /// State if the two configs or the path between the gateways are wrong.
     fn misconfigured(&self, facts: &PeerFacts) -> Option<State> {
-        let Increments { into, out, .. } = self;
+        let Counts { into, out, .. } = self;
         let wrong = |reason: String| match useless(into) || useless(out) {
             true => Some(State::Useless(reason)),
             false => Some(State::Degraded(reason)),
@@ -177,16 +214,16 @@ impl Increments {
 }
 
 /// Returns whether there were losses and no recoveries.
-fn useless(loss: &LossReport) -> bool {
+fn useless(loss: &Losses) -> bool {
     loss.lost >= MIN_LOST && loss.recovered == 0
 }
 
-fn all_lost(loss: &LossReport) -> bool {
+fn all_lost(loss: &Losses) -> bool {
     loss.covered >= MIN_SAMPLE && loss.lost * 100 >= loss.covered * TOTAL_LOSS_PERCENT
 }
 
 /// Returns whether less than half of the losses are recovered.
-fn poor(loss: &LossReport) -> bool {
+fn poor(loss: &Losses) -> bool {
     loss.lost >= MIN_SAMPLE && loss.recovered * 2 < loss.lost
 }
 
@@ -201,7 +238,7 @@ fn silence(facts: &PeerFacts) -> String {
              speaks {VERSION}: both need the same program"
         );
     }
-    match (facts.endpoint, facts.silence) {
+    match (facts.endpoint, facts.heard_at) {
         (_, Some(_)) => "it does not answer any more".to_owned(),
         (Some(at), None) => format!(
             "no answer from {at}: does its gateway run, and do firewalls let UDP through, both \
@@ -213,9 +250,9 @@ fn silence(facts: &PeerFacts) -> String {
     }
 }
 
-fn with_last(reason: &str, facts: &PeerFacts) -> String {
-    match facts.handshake {
-        Some(age) => format!("{reason}, last handshake {} s ago", age.as_secs()),
+fn with_last(now: Instant, reason: &str, facts: &PeerFacts) -> String {
+    match facts.handshake_at {
+        Some(at) => format!("{reason}, last handshake {} s ago", now.since(at).as_secs()),
         None => reason.to_owned(),
     }
 }
@@ -291,6 +328,19 @@ mod tests {
     }
 
     #[test]
+    fn counters_of_the_last_half_minute_count_and_idle_peers_take_no_memory() {
+        let (mut health, facts) = (Health::default(), PeerFacts::default());
+        let mut stats = PeerStats { up: true, ..PeerStats::default() };
+        let at = |second| Instant::ZERO + Duration::from_secs(second);
+        health.look(at(0), &stats, &facts, None);
+        link(&mut stats.receiver.link, 100, 30, 0);
+        let states: Vec<_> =
+            (1..99).map(|second| health.look(at(second), &stats, &facts, None).is_up()).collect();
+        assert_eq!(states.iter().position(|is_up| *is_up), Some(31), "{states:?}");
+        assert_eq!(health.seen.len(), 1);
+    }
+
+    #[test]
     fn prefixes_that_disagree_are_the_reason() {
         let disagreement = Some("prefixes disagree: x".to_owned());
         let facts = PeerFacts { disagreement, ..PeerFacts::default() };
@@ -300,7 +350,8 @@ mod tests {
     #[test]
     fn a_peer_that_is_down_has_a_reason_and_a_time() {
         let look = |facts: &PeerFacts, trouble| {
-            Health::default().look(Instant::ZERO, &PeerStats::default(), facts, trouble).to_string()
+            let now = Instant::ZERO + Duration::from_secs(90);
+            Health::default().look(now, &PeerStats::default(), facts, trouble).to_string()
         };
         let never =
             PeerFacts { endpoint: Some(([192, 0, 2, 1], 7400).into()), ..Default::default() };
@@ -310,7 +361,7 @@ mod tests {
                 through, both \
              ways?"
         );
-        let heard = PeerFacts { handshake: Some(Duration::from_secs(90)), ..never.clone() };
+        let heard = PeerFacts { handshake_at: Some(Instant::ZERO), ..never.clone() };
         assert_eq!(
             look(&heard, Some("wan0 is down")),
             "down: wan0 is down, last handshake 90 s ago"

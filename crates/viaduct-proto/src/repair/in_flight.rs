@@ -19,6 +19,8 @@ pub(super) struct InFlight {
 impl InFlight {
     /// Weight of the newest count.
     const WEIGHT: f64 = 0.3;
+    /// Repairs a second below which none are expected within a second.
+    const MIN_PACE: f64 = 1.0;
 
     /// Updates the rates, a tick after the last update.
     pub(super) fn tick(&mut self, repairs: u64, packets: u64) {
@@ -26,6 +28,11 @@ impl InFlight {
         self.pace += InFlight::WEIGHT * (newest(repairs, self.before.0) - self.pace);
         self.packets += InFlight::WEIGHT * (newest(packets, self.before.1) - self.packets);
         self.before = (repairs, packets);
+    }
+
+    /// Returns whether no repairs are expected, because hardly any have come lately.
+    pub(super) fn is_idle(&self) -> bool {
+        self.pace < InFlight::MIN_PACE
     }
 
     /// Number of repairs expected within `time` that cover the present packets.

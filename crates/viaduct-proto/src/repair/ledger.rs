@@ -1,7 +1,8 @@
 //! State of each packet number: named, arrived, missing or recovered.
 //!
-//! The ledger covers the last [`Ledger::capacity`] numbers. A row is counted once, when it settles:
-//! whether its packet was lost and recovered, and the length of its loss burst.
+//! The ledger covers the last [`Ledger::capacity`] numbers, and has rows for those that have not
+//! settled. A row is counted once, when it settles: whether its packet was lost and recovered, and
+//! the length of its loss burst.
 
 use super::align::Tag;
 use super::identity::Identity;
@@ -12,6 +13,11 @@ use crate::wire::ip::MutableFields;
 
 /// Time in which a packet may still arrive or be recovered after it was named.
 pub(super) const SETTLE: Duration = Duration::from_secs(1);
+
+/// Least number of rows, if there are any.
+const MIN_ROWS: usize = 64;
+/// Number of packets before the first named one that may be named, too.
+const BEFORE: u64 = 1_024;
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) enum State {
@@ -59,7 +65,9 @@ pub(super) struct Settled {
 
 /// Rows by number, in a ring.
 pub(super) struct Ledger {
+    /// Rows; their number is 0 or a power of two, up to `capacity`.
     rows: Box<[Row]>,
+    capacity: u64,
     /// Lowest number that has not settled.
     floor: Seq,
     /// Number after the highest one named; 0 before the first.
@@ -76,7 +84,8 @@ impl Ledger {
     /// Creates a ledger of the last `capacity` numbers, rounded up to a power of two.
     pub(super) fn new(capacity: usize) -> Self {
         Ledger {
-            rows: vec![Row::default(); capacity.next_power_of_two()].into_boxed_slice(),
+            rows: Box::default(),
+            capacity: capacity.next_power_of_two() as u64,
             floor: 0,
             next: 0,
             lowest: 0,
@@ -87,10 +96,11 @@ impl Ledger {
     }
 
     pub(super) fn capacity(&self) -> u64 {
-        self.rows.len() as u64
+        self.capacity
     }
 
-    pub(super) fn memory(&self) -> usize {
+    /// Bytes of memory held.
+    pub(super) fn held(&self) -> usize {
         self.rows.len() * size_of::<Row>()
     }
 
@@ -119,10 +129,10 @@ impl Ledger {
         if self.next == 0 || ahead || behind {
             self.settle_below(self.next);
             self.flush_run();
-            self.rows.fill(Row::default());
+            self.rows = Box::default();
             self.marks.clear();
             // The first names to arrive need not be those of the first packets.
-            self.floor = first.saturating_sub(self.capacity() / 2);
+            self.floor = first.saturating_sub(BEFORE.min(self.capacity() / 2));
             self.next = first;
             self.lowest = first;
         }
@@ -130,8 +140,26 @@ impl Ledger {
         if last >= self.next {
             self.settle_below((last + 1).saturating_sub(self.capacity()));
             self.next = last + 1;
+            self.make_rows();
         }
         first >= self.floor
+    }
+
+    /// Makes enough rows for all numbers that have not settled.
+    fn make_rows(&mut self) {
+        let wanted = (self.next - self.floor) as usize;
+        if wanted <= self.rows.len() {
+            return;
+        }
+        let rows = vec![Row::default(); wanted.next_power_of_two().max(MIN_ROWS)];
+        let old = std::mem::replace(&mut self.rows, rows.into_boxed_slice());
+        if !old.is_empty() {
+            // The last row of the ring may be that of a new number.
+            for seq in self.floor..self.next.min(self.floor + old.len() as u64) {
+                let place = self.place(seq);
+                self.rows[place] = old[(seq & (old.len() as u64 - 1)) as usize];
+            }
+        }
     }
 
     /// The row of `seq`, unless it has settled or was never reached.
@@ -143,12 +171,19 @@ impl Ledger {
     /// The mutable row of `seq`, unless it has settled or was never reached.
     pub(super) fn row_mut(&mut self, seq: Seq) -> Option<&mut Row> {
         let within = seq >= self.floor && seq < self.next;
+        if !within {
+            return None;
+        }
         let place = self.place(seq);
-        within.then(|| &mut self.rows[place])
+        Some(&mut self.rows[place])
     }
 
     fn place(&self, seq: Seq) -> usize {
-        (seq & (self.capacity() - 1)) as usize
+        (seq & self.mask()) as usize
+    }
+
+    fn mask(&self) -> u64 {
+        self.rows.len() as u64 - 1
     }
 
     /// Settles numbers that were named more than [`SETTLE`] ago. Called a few times a second.
@@ -163,12 +198,23 @@ impl Ledger {
         if self.marks.back().is_none_or(|&(_, next)| next != self.next) {
             self.marks.push_back((now, self.next));
         }
+        if self.is_settled() {
+            self.rows = Box::default();
+        }
+    }
+
+    /// Returns whether all numbers have settled.
+    pub(super) fn is_settled(&self) -> bool {
+        self.floor >= self.next
     }
 
     fn settle_below(&mut self, seq: Seq) {
         for settling in self.floor..seq.min(self.next) {
-            let place = self.place(settling);
-            let row = std::mem::take(&mut self.rows[place]);
+            // There are no rows yet for numbers before the first ones.
+            let row = match self.rows.is_empty() {
+                true => Row::default(),
+                false => std::mem::take(&mut self.rows[(settling & self.mask()) as usize]),
+            };
             if settling >= self.lowest {
                 self.count(row.state);
             }

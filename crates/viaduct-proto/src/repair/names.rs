@@ -144,8 +144,17 @@ impl Names {
         bytes
     }
 
+    /// Forgets names that were sent, of packets below number `seq`.
+    pub(super) fn forget_below(&mut self, seq: Seq) {
+        let old = seq.saturating_sub(self.oldest()).min(self.past.len() as u64);
+        self.past.drain(..old as usize);
+        if self.past.capacity() > 4 * self.past.len() {
+            self.past.shrink_to(2 * self.past.len());
+        }
+    }
+
     /// Number of the oldest name kept.
-    fn oldest(&self) -> Seq {
+    pub(super) fn oldest(&self) -> Seq {
         self.first - self.past.len() as u64
     }
 

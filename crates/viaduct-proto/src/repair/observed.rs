@@ -50,6 +50,11 @@ impl Observed {
         }
     }
 
+    /// Returns whether no fate waits.
+    pub(super) fn is_settled(&self) -> bool {
+        self.fates.is_empty()
+    }
+
     /// Runs the trial codes on settled fates.
     pub(super) fn settle(&mut self, now: Instant) {
         let settled = self.fates.partition_point(|&(_, named, ..)| now.since(named) >= SETTLES);

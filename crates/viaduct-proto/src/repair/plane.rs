@@ -5,14 +5,19 @@ mod handover;
 use std::collections::{HashMap, HashSet};
 use std::net::SocketAddr;
 
+use super::budget::Budget;
 use super::clocks::Clocks;
+use super::handshake_pace::HandshakePace;
 use super::outbox::Outbox;
 use super::peer::{Local, Peer, PeerConfig, PeerError, PeerFacts};
+use super::site_table::SiteTable;
 use super::stats::PeerStats;
+use super::touched::{Purpose, Touched};
 use super::transport::Endpoint;
 use super::wire::{Datagram, Hint};
 use crate::keys::PublicKey;
 use crate::time::{Duration, Instant};
+use crate::timers::DeadlineQueue;
 use crate::wire::ip::Header;
 
 /// Limit of peers of one gateway: their slots fit a session index.
@@ -24,13 +29,29 @@ const MAX_OTHERS: usize = 16;
 const OTHERS_TTL: Duration = Duration::from_secs(60);
 
 /// Entry point of the packet plane. See the drawing in [`super`].
+///
+/// The cost of an event does not depend on the number of peers: its peer is found by hash, and only
+/// peers with an event are looked at again.
 pub struct Plane {
     local: Local,
     peers: Vec<Peer>,
+    /// Peer of each address.
+    sites: SiteTable,
     /// Peer of each session index, by its slot.
     slots: HashMap<u16, usize>,
     /// Peer of each initiation, by its hint.
     hints: HashMap<Hint, usize>,
+    /// Peers with an event lately.
+    touched: Touched,
+    /// Deadlines of the peers, except for those in `touched`.
+    deadlines: DeadlineQueue,
+    /// Memory of the peers.
+    budget: Budget,
+    handshake_pace: HandshakePace,
+    /// Number of times that the tap missed incoming packets, and the last time.
+    missed: (u64, Instant),
+    /// Total of repairs sent and received, of peers whose counters were taken.
+    repairs: u64,
     /// Clocks of peers from earlier runs.
     remembered: HashMap<PublicKey, Clocks>,
     /// Sources of datagrams of other protocol versions, latest first.
@@ -72,8 +93,15 @@ impl Plane {
         let mut plane = Plane {
             local,
             peers: vec![],
+            sites: SiteTable::default(),
             slots: HashMap::new(),
             hints: HashMap::new(),
+            touched: Touched::default(),
+            deadlines: DeadlineQueue::default(),
+            budget: Budget::default(),
+            handshake_pace: HandshakePace::new(now),
+            missed: (0, now),
+            repairs: 0,
             remembered: HashMap::new(),
             others: Vec::new(),
             is_passive: false,
@@ -90,17 +118,22 @@ impl Plane {
         if peers.len() > MAX_PEERS {
             return Err(PeersError::TooMany(peers.len()));
         }
+        let budget = Budget::new(peers.iter().map(|config| config.memory));
         let mut free = (0..=u16::MAX).filter(|slot| !self.slots.contains_key(slot));
+        let known = self.peers.iter().enumerate().map(|(at, old)| (old.config.key, at));
+        let known: HashMap<PublicKey, usize> = known.collect();
         let (mut next, mut taken) = (Vec::new(), HashSet::new());
         for config in peers {
             let refused = |error| PeersError::Peer(config.name.clone(), error);
-            let stays = self.peers.iter().position(|old| old.stays(&config));
-            let stays = stays.filter(|at| taken.insert(*at));
+            let stays = known.get(&config.key).copied();
+            let stays = stays.filter(|at| self.peers[*at].stays(&config) && taken.insert(*at));
             let fresh = match stays {
                 Some(_) => config.check().map(|()| None).map_err(refused)?,
                 None => {
                     let slot = free.next().unwrap_or_default();
-                    Some(Peer::new(&self.local, config.clone(), slot, now).map_err(refused)?)
+                    let memory = budget.limit();
+                    let peer = Peer::new(&self.local, config.clone(), (slot, memory), now);
+                    Some(peer.map_err(refused)?)
                 }
             };
             next.push((config, stays, fresh));
@@ -115,6 +148,10 @@ impl Plane {
             Some(peer)
         };
         self.peers = next.into_iter().filter_map(peer).collect();
+        self.budget = budget;
+        self.sites = SiteTable::new(self.peers.iter().map(|peer| &peer.config.sites));
+        self.peers.iter_mut().for_each(|peer| peer.repairs = peer.stats().repairs());
+        self.repairs = self.peers.iter().map(|peer| peer.repairs).sum();
         self.enter_slots();
         self.hints = self
             .peers
@@ -128,6 +165,19 @@ impl Plane {
 
     fn enter_slots(&mut self) {
         self.slots = self.peers.iter().enumerate().map(|(at, peer)| (peer.slot, at)).collect();
+        self.deadlines.clear();
+        self.touched.reset(self.peers.len());
+    }
+
+    /// Returns the peer for an event.
+    fn peer(&mut self, at: usize) -> &mut Peer {
+        self.touched.touch(at);
+        let (peer, (count, missed_at)) = (&mut self.peers[at], self.missed);
+        if peer.misses != count {
+            peer.misses = count;
+            peer.receiver.miss(missed_at);
+        }
+        peer
     }
 
     /// Clocks of present and former peers, to be kept over a restart.
@@ -138,6 +188,21 @@ impl Plane {
             *before = before.max(of);
         }
         clocks.retain(|_, of| *of != Clocks::default());
+        let former = clocks.len().saturating_sub(self.peers.len());
+        if former > MAX_PEERS {
+            // The former peers that were heard longest ago are forgotten.
+            let present: HashSet<_> = self.peers.iter().map(|peer| peer.config.key).collect();
+            let mut oldest: Vec<_> = clocks
+                .iter()
+                .filter(|(key, _)| !present.contains(*key))
+                .map(|(key, of)| (of.heard.max(of.sent), *key))
+                .collect();
+            oldest.sort_unstable_by_key(|(latest, _)| *latest);
+            let many = oldest.len().saturating_sub(MAX_PEERS);
+            for (_, key) in oldest.iter().take(many) {
+                clocks.remove(key);
+            }
+        }
         clocks
     }
 
@@ -157,24 +222,24 @@ impl Plane {
 
     /// Handles a copy, which is overwritten, of a packet that left on the WAN at `left`.
     pub fn handle_outgoing(&mut self, now: Instant, left: Instant, packet: &mut [u8]) {
-        match route(&mut self.peers, packet, |peer, header| peer.config.sites.leaves(header)) {
-            Some((peer, packet)) => peer.handle_outgoing(now, left, packet),
+        match route(packet, |header| self.sites.leaves(header)) {
+            Some((at, packet)) => self.peer(at).handle_outgoing(now, left, packet),
             None => self.stats.ignored += 1,
         }
     }
 
     /// Handles a copy, which is overwritten, of a packet that came from the WAN at `came`.
     pub fn handle_incoming(&mut self, now: Instant, came: Instant, packet: &mut [u8]) {
-        match route(&mut self.peers, packet, |peer, header| peer.config.sites.arrives(header)) {
-            Some((peer, packet)) => peer.handle_incoming(now, came, packet),
+        match route(packet, |header| self.sites.arrives(header)) {
+            Some((at, packet)) => self.peer(at).handle_incoming(now, came, packet),
             None => self.stats.ignored += 1,
         }
     }
 
     /// Notes that the tap missed `missed` outgoing packets; their peers are unknown.
     pub fn miss_outgoing(&mut self, missed: u64) {
-        match &mut self.peers[..] {
-            [only] => only.miss_outgoing(missed),
+        match self.peers.len() {
+            1 => self.peer(0).miss_outgoing(missed),
             _ => self.stats.missed += missed,
         }
     }
@@ -187,7 +252,8 @@ impl Plane {
     /// Notes that the tap missed incoming packets, whose peers are unknown: for a while, lost
     /// packets cannot be distinguished from packets that the tap missed.
     pub fn miss_incoming(&mut self, now: Instant) {
-        self.peers.iter_mut().for_each(|peer| peer.receiver.miss(now));
+        // Each peer is told at its next event.
+        self.missed = (self.missed.0 + 1, now);
     }
 
     /// Handles the payload of a datagram between gateways; returns whether it is authentic. Its
@@ -204,11 +270,9 @@ impl Plane {
                 return false;
             }
             Some(Datagram::Transport { receiver, .. } | Datagram::Response { receiver, .. }) => {
-                self.slots.get(&(receiver as u16)).map(|&at| &mut self.peers[at])
+                self.slots.get(&(receiver as u16)).copied()
             }
-            Some(Datagram::Initiation { hint, .. }) => {
-                self.hints.get(&hint).map(|&at| &mut self.peers[at])
-            }
+            Some(Datagram::Initiation { hint, .. }) => self.hints.get(&hint).copied(),
             None => {
                 if let Some(version) = Datagram::other_version(datagram) {
                     self.others.retain(|(source, ..)| *source != from.address);
@@ -219,7 +283,7 @@ impl Plane {
             }
         };
         match peer {
-            Some(peer) => peer.handle_datagram(now, from, datagram),
+            Some(at) => self.peer(at).handle_datagram(now, from, datagram),
             None => {
                 self.stats.stray += 1;
                 false
@@ -229,10 +293,10 @@ impl Plane {
 
     /// Datagrams to send, with destinations; [`Plane::clear_transmits`] clears them once sent.
     pub fn transmits(&self) -> impl Iterator<Item = (Endpoint, &[u8])> {
-        let handshakes = self.peers.iter().flat_map(|peer| &peer.handshakes);
+        let peers = || self.touched.iter(Purpose::Datagrams).map(|at| &self.peers[at]);
+        let handshakes = peers().flat_map(|peer| &peer.handshakes);
         let handshakes = handshakes.map(|(to, message)| (*to, &message[..]));
-        let others =
-            self.peers.iter().filter_map(|peer| Some((peer.paths.endpoint?, &peer.transmits)));
+        let others = peers().filter_map(|peer| Some((peer.paths.endpoint?, &peer.transmits)));
         handshakes.chain(others.flat_map(|(endpoint, transmits)| {
             transmits.iter().map(move |datagram| (endpoint, datagram))
         }))
@@ -240,7 +304,8 @@ impl Plane {
 
     /// Drops the datagrams to send.
     pub fn clear_transmits(&mut self) {
-        for peer in &mut self.peers {
+        while let Some(at) = self.touched.pop(Purpose::Datagrams) {
+            let peer = &mut self.peers[at];
             peer.transmits.clear();
             peer.handshakes.clear();
         }
@@ -253,14 +318,40 @@ impl Plane {
 
     /// The earliest deadline.
     pub fn poll_timeout(&self) -> Option<Instant> {
-        self.peers.iter().map(Peer::poll_timeout).min()
+        let touched = self.touched.iter(Purpose::Deadline);
+        let touched = touched.filter_map(|at| self.peers[at].poll_timeout());
+        touched.chain(self.deadlines.next_deadline()).min()
     }
 
-    /// Handles every deadline that has passed.
+    /// Handles every deadline that has passed. Must be called after events even if none has: the
+    /// new deadlines of peers are noted then.
     pub fn handle_timeout(&mut self, now: Instant) {
-        for peer in self.peers.iter_mut().filter(|peer| peer.poll_timeout() <= now) {
-            peer.handle_timeout(now, &mut self.inject);
+        self.note_deadlines();
+        let expired: Vec<_> = std::iter::from_fn(|| self.deadlines.poll_expired(now)).collect();
+        for &at in &expired {
+            self.peer(at);
+            self.peers[at].handle_timeout(now, &mut self.inject, &mut self.handshake_pace);
         }
+        if !expired.is_empty() {
+            self.note_deadlines();
+        }
+    }
+
+    /// Notes the deadlines of peers with an event, and the memory that they hold.
+    fn note_deadlines(&mut self) {
+        while let Some(at) = self.touched.pop(Purpose::Deadline) {
+            self.deadlines.set(at, self.peers[at].poll_timeout());
+            self.note_memory(at);
+        }
+        while let Some(at) = self.budget.debtor() {
+            self.peers[at].shed();
+            self.note_memory(at);
+        }
+    }
+
+    fn note_memory(&mut self, at: usize) {
+        let peer = &self.peers[at];
+        self.budget.note(at, peer.held(), peer.sheddable(), peer.is_idle());
     }
 
     /// Packets from the peers' sites in the local cache (paper, 4.5), newest first for each
@@ -274,24 +365,55 @@ impl Plane {
         self.peers.iter().map(|peer| (peer.config.name.clone(), peer.stats())).collect()
     }
 
-    /// Total of repairs sent and received.
+    /// Calls `each` with the index in the config and the counters of each peer with an event since
+    /// the last call.
+    pub fn take_stats(&mut self, mut each: impl FnMut(usize, PeerStats)) {
+        while let Some(at) = self.touched.pop(Purpose::Counters) {
+            let peer = &mut self.peers[at];
+            let stats = peer.stats();
+            let before = std::mem::replace(&mut peer.repairs, stats.repairs());
+            self.repairs += stats.repairs() - before;
+            each(at, stats);
+        }
+    }
+
+    /// Total of repairs sent and received until the last call of [`Plane::take_stats`].
     pub fn repairs(&self) -> u64 {
-        let repairs = |peer: &Peer| peer.stats().sender.repairs + peer.stats().receiver.repairs;
-        self.peers.iter().map(repairs).sum()
+        self.repairs
     }
 
     /// Facts of each peer by its name.
     pub fn facts(&self, now: Instant) -> HashMap<String, PeerFacts> {
-        let version = |endpoint: Option<SocketAddr>| {
-            let mut recent = self.others.iter().filter(|(.., at)| now.since(*at) < OTHERS_TTL);
-            let from = recent.find(|(from, ..)| Some(*from) == endpoint);
-            from.map(|(_, version, _)| *version)
-        };
-        let facts = |peer: &Peer| {
-            let facts = peer.facts(now);
-            PeerFacts { other_version: version(facts.endpoint), ..facts }
-        };
-        self.peers.iter().map(|peer| (peer.config.name.clone(), facts(peer))).collect()
+        let facts = |peer: &Peer| (peer.config.name.clone(), self.facts_of(now, peer));
+        self.peers.iter().map(facts).collect()
+    }
+
+    fn facts_of(&self, now: Instant, peer: &Peer) -> PeerFacts {
+        let facts = peer.facts(now);
+        let mut recent = self.others.iter().filter(|(.., at)| now.since(*at) < OTHERS_TTL);
+        let from = recent.find(|(from, ..)| Some(*from) == facts.endpoint);
+        PeerFacts { other_version: from.map(|(_, version, _)| *version), ..facts }
+    }
+
+    /// Calls `each` with the name, the facts and the clocks of each peer with an event since the
+    /// last call.
+    pub fn take_facts(
+        &mut self,
+        now: Instant,
+        mut each: impl FnMut(&str, PeerFacts, (PublicKey, Clocks)),
+    ) {
+        // A datagram of another version, or its end, is an event of the peer at its source.
+        for (at, peer) in self.peers.iter().enumerate().filter(|_| !self.others.is_empty()) {
+            let endpoint = peer.paths.endpoint.map(|at| at.address);
+            if self.others.iter().any(|(from, ..)| Some(*from) == endpoint) {
+                self.touched.add(Purpose::Facts, at);
+            }
+        }
+        while let Some(at) = self.touched.pop(Purpose::Facts) {
+            let peer = &self.peers[at];
+            each(&peer.config.name, self.facts_of(now, peer), peer.clocks());
+        }
+        self.others.retain(|(.., at)| now.since(*at) < OTHERS_TTL);
     }
 
     /// Counters of packets and datagrams that belong to no peer.
@@ -299,9 +421,9 @@ impl Plane {
         self.stats
     }
 
-    /// Bytes of memory held for all peers.
+    /// Bytes of memory held for all peers at the last call of [`Plane::handle_timeout`].
     pub fn memory(&self) -> usize {
-        self.peers.iter().map(Peer::memory).sum()
+        self.budget.total()
     }
 }
 
@@ -321,13 +443,11 @@ impl Plane {
     }
 }
 
-/// Finds the peer of a packet; returns it with the packet, without the link's padding.
-fn route<'a, 'b>(
-    peers: &'a mut [Peer],
-    bytes: &'b mut [u8],
-    belongs: impl Fn(&Peer, &Header) -> bool,
-) -> Option<(&'a mut Peer, &'b mut [u8])> {
+/// Finds the index of the peer of a packet; returns it with the packet, without the link's padding.
+fn route(
+    bytes: &mut [u8],
+    find: impl FnOnce(&Header) -> Option<usize>,
+) -> Option<(usize, &mut [u8])> {
     let header = Header::parse(bytes).ok()?;
-    let peer = peers.iter_mut().find(|peer| belongs(peer, &header))?;
-    Some((peer, &mut bytes[..header.total_len]))
+    Some((find(&header)?, &mut bytes[..header.total_len]))
 }

@@ -110,6 +110,11 @@ impl ReorderHold {
         }
     }
 
+    /// Returns whether nothing is held or remembered, and the hold is zero.
+    pub(super) fn is_idle(&self) -> bool {
+        self.queue.is_empty() && self.gone.is_empty() && self.last.is_none()
+    }
+
     /// Housekeeping; called a few times a second.
     pub(super) fn tick(&mut self, now: Instant) {
         self.forget(now);

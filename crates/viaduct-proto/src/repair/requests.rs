@@ -80,6 +80,11 @@ impl Requests {
         before - self.missing.len()
     }
 
+    /// Returns whether no packet is missing.
+    pub(super) fn is_empty(&self) -> bool {
+        self.missing.is_empty()
+    }
+
     /// Time of the next possible request, if `expected` equations are held or in flight.
     pub(super) fn due(&self, times: Times, expected: usize) -> Option<Instant> {
         let usual = self.missing.values().map(|missing| missing.due(times)).min();

@@ -1,6 +1,8 @@
 //! Sending side towards one peer: numbers and names each packet, feeds the encoder, and frames
 //! its repairs.
 
+use std::collections::VecDeque;
+
 use super::auto::Leaving;
 use super::bundle::{Bundle, Channel};
 use super::classes::{Repairs, Treatment};
@@ -14,10 +16,14 @@ use super::section::{
     self, COPIES_OVERHEAD, COPY_OVERHEAD, Name, Need, Part, REPAIR_HEAD, SECTION_HEAD,
 };
 use super::stats::SenderStats;
-use crate::fec::Repair;
+use crate::fec::{Repair, Seq};
 use crate::time::{Duration, Instant};
 use crate::upgrade::ControlRecord;
 use crate::wire::ip;
+
+/// Age from which on a packet or a name is not requested any more: the peer forgets a missing
+/// packet after a second, and a request takes up to half a round trip.
+const REQUESTED_WITHIN: Duration = Duration::from_secs(2);
 
 pub(super) struct Sender {
     pub(super) coder: Coder,
@@ -28,6 +34,10 @@ pub(super) struct Sender {
     symbol: Vec<u8>,
     /// Time of the last packet, and the next flush stage.
     idle: Option<(Instant, usize)>,
+    /// Number of the next packet at recent times, oldest first.
+    marks: VecDeque<(Instant, Seq)>,
+    /// Bytes of memory held by the smaller parts, as last counted.
+    others: usize,
     pub(super) stats: SenderStats,
 }
 
@@ -50,6 +60,8 @@ impl Sender {
             bundle: Bundle::new(plan.mtu),
             symbol: Vec::new(),
             idle: None,
+            marks: VecDeque::new(),
+            others: 0,
             stats: SenderStats::default(),
         }
     }
@@ -92,8 +104,46 @@ impl Sender {
         self.stats.answered += self.stats.repairs - before;
     }
 
-    pub(super) fn memory(&self) -> usize {
-        self.coder.memory() + self.names.memory()
+    /// Bytes of memory held.
+    pub(super) fn held(&self) -> usize {
+        self.sheddable() + self.others
+    }
+
+    /// Bytes of memory held for packets that the peer may request, which [`Sender::shed`] gives
+    /// back.
+    pub(super) fn sheddable(&self) -> usize {
+        self.coder.kept()
+    }
+
+    /// Gives memory of the oldest kept packets back.
+    pub(super) fn shed(&mut self) {
+        if let Coder::Auto(auto) = &mut self.coder {
+            auto.shed();
+        }
+    }
+
+    /// Housekeeping; called a few times a second while there is traffic. Forgets packets and names
+    /// that are too old to be requested.
+    pub(super) fn tick(&mut self, now: Instant) {
+        let next = self.coder.next_seq();
+        let is_old = |(at, _): &(Instant, Seq)| now.since(*at) >= REQUESTED_WITHIN;
+        while let Some((_, seq)) = self.marks.front().copied().filter(is_old) {
+            self.marks.pop_front();
+            self.names.forget_below(seq);
+            if let Coder::Auto(auto) = &mut self.coder {
+                auto.forget_below(seq);
+            }
+        }
+        let last = self.marks.back().map_or(self.names.oldest(), |(_, seq)| *seq);
+        if last != next {
+            self.marks.push_back((now, next));
+        }
+        self.others = self.coder.memory() + self.names.memory() - self.sheddable();
+    }
+
+    /// Returns whether [`Sender::tick`] has nothing to do until packets leave.
+    pub(super) fn is_idle(&self) -> bool {
+        self.marks.is_empty()
     }
 
     /// Changes the code; repairs that the old code still holds are sent at once.

@@ -157,7 +157,7 @@ impl Session {
             } else {
                 RETRY / 2
             },
-            live: Vec::with_capacity(KEPT + 1),
+            live: Vec::new(),
             pending: Default::default(),
             is_retrying: false,
             next_try: Some(now),
@@ -178,14 +178,14 @@ impl Session {
         self.clocks = self.clocks.max(clocks);
     }
 
-    /// Time since the last authentic message; `None` before the first.
-    pub(super) fn silence(&self, now: Instant) -> Option<Duration> {
-        self.is_known.then(|| now.since(self.last_heard))
+    /// Time of the last authentic message; `None` before the first.
+    pub(super) fn heard_at(&self) -> Option<Instant> {
+        self.is_known.then_some(self.last_heard)
     }
 
-    /// Age of the last completed handshake.
-    pub(super) fn handshake(&self, now: Instant) -> Option<Duration> {
-        self.last_handshake.map(|at| now.since(at))
+    /// Time of the last completed handshake.
+    pub(super) fn handshake_at(&self) -> Option<Instant> {
+        self.last_handshake
     }
 
     /// Returns whether messages can be sealed.
@@ -391,6 +391,11 @@ impl Session {
         }
         (self.is_retrying, self.next_try) = (true, Some(now + RETRY));
         true
+    }
+
+    /// Puts off the next initiation.
+    pub(super) fn postpone(&mut self, until: Instant) {
+        self.next_try = Some(until);
     }
 
     /// Makes a handshake due now, unless one is in progress.

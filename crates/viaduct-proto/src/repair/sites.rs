@@ -16,17 +16,13 @@ pub struct Sites {
 }
 
 impl Sites {
-    /// Returns whether a packet goes from this site to the peer's.
-    pub fn leaves(&self, header: &Header) -> bool {
-        within(&self.local, header.source) && within(&self.remote, header.destination)
-    }
-
     /// Returns whether a packet comes from the peer's site to this one.
     pub fn arrives(&self, header: &Header) -> bool {
         within(&self.remote, header.source) && within(&self.local, header.destination)
     }
 }
 
-fn within(prefixes: &[IpNet], address: IpAddr) -> bool {
+/// Returns whether one of the prefixes contains the address.
+pub(super) fn within(prefixes: &[IpNet], address: IpAddr) -> bool {
     prefixes.iter().any(|prefix| prefix.contains(&address))
 }

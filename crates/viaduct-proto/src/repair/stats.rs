@@ -170,6 +170,13 @@ pub struct PeerStats {
     pub reported: LossReport,
 }
 
+impl PeerStats {
+    /// Repairs sent and received.
+    pub fn repairs(&self) -> u64 {
+        self.sender.repairs + self.receiver.repairs
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

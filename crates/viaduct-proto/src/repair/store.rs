@@ -1,10 +1,10 @@
 //! Store of the latest packets as they arrived: the basis of recoveries, and the local cache of
 //! section 4.5.
 //!
-//! Packets lie back to back in one ring of bytes; the oldest make room for the newest, so memory is
-//! bounded in bytes for any packet sizes. Each packet is stored behind its prefix, in the form in
-//! which it is encoded. Byte-identical packets (duplicate ACKs, repeated datagrams) share a name,
-//! which finds the newest of them.
+//! The store takes memory as packets arrive. It gives the oldest packets' memory back when the
+//! plane needs it for another peer ([`super::budget`]). Each packet is stored behind its prefix, in
+//! the form in which it is encoded. Byte-identical packets (duplicate ACKs, repeated datagrams)
+//! share a name, which finds the newest of them.
 //!
 //! Names are found by chains from newer to older packets, one for each bucket. A chain ends where
 //! its next packet has been evicted, so an eviction need not unlink packets.
@@ -20,48 +20,35 @@ use std::collections::VecDeque;
 
 use super::identity::Identity;
 use super::section::PREFIX;
+use crate::packet_log::PacketLog;
 use crate::time::Instant;
 
 #[derive(Clone, Copy, Debug)]
 struct Slot {
     identity: Identity,
-    start: usize,
-    len: usize,
     at: Instant,
     /// Number of the next older packet in the same bucket, which may have been evicted.
     older: u64,
 }
 
-/// Bounded ring of packets, found by name.
+/// Packets, found by name.
+#[derive(Debug, Default)]
 pub(super) struct Store {
-    arena: Box<[u8]>,
-    write: usize,
+    packets: PacketLog,
+    /// Slot of each packet in `packets`.
     slots: VecDeque<Slot>,
-    /// Number of `slots[0]`; numbers begin at 1 and never repeat.
-    oldest: u64,
-    most: usize,
+    /// Number of packets evicted so far. The packet `slots[n]` has the number `evicted + n + 1`;
+    /// numbers never repeat.
+    evicted: u64,
     /// Number of the newest packet of each bucket; 0 before the first.
     buckets: Box<[u64]>,
 }
 
-/// Shortest packet that the limit of slots assumes; shorter ones reduce the time covered.
-const SMALLEST: usize = 256;
+/// Least number of buckets.
+const MIN_BUCKETS: usize = 16;
 
 impl Store {
-    /// Creates a store with `bytes` of room for packets.
-    pub(super) fn new(bytes: usize) -> Self {
-        let most = bytes / SMALLEST;
-        Store {
-            arena: vec![0; bytes].into_boxed_slice(),
-            write: 0,
-            slots: VecDeque::new(),
-            oldest: 1,
-            most,
-            buckets: vec![0; most.next_power_of_two()].into_boxed_slice(),
-        }
-    }
-
-    /// Adds a packet and its prefix. A packet longer than the whole store is left out.
+    /// Adds a packet and its prefix.
     pub(super) fn insert(
         &mut self,
         now: Instant,
@@ -69,38 +56,41 @@ impl Store {
         prefix: [u8; PREFIX],
         packet: &[u8],
     ) {
-        let len = PREFIX + packet.len();
-        if len > self.arena.len() || self.most == 0 {
-            return;
+        if self.slots.len() >= self.buckets.len() {
+            self.spread((2 * self.buckets.len()).max(MIN_BUCKETS));
         }
-        let start = self.make_room(len);
-        let (head, body) = self.arena[start..start + len].split_at_mut(PREFIX);
-        head.copy_from_slice(&prefix);
-        body.copy_from_slice(packet);
-        self.write = start + len;
+        self.packets.push(&[&prefix, packet]);
+        self.slots.push_back(Slot { identity, at: now, older: 0 });
+        self.link(self.slots.len() - 1);
+    }
+
+    /// Puts the packets into `buckets` buckets.
+    fn spread(&mut self, buckets: usize) {
+        self.buckets = vec![0; buckets].into_boxed_slice();
+        (0..self.slots.len()).for_each(|index| self.link(index));
+    }
+
+    /// Puts the packet `slots[index]` in front of its bucket's chain.
+    fn link(&mut self, index: usize) {
+        let identity = self.slots[index].identity;
         let bucket = self.bucket(identity);
-        let mut older = self.buckets[bucket];
-        if let Some(index) = self.find(identity)
-            && older == self.oldest + index as u64
-        {
-            // Many copies of one packet must not lengthen a chain.
-            older = self.slots[index].older;
-        }
-        self.buckets[bucket] = self.oldest + self.slots.len() as u64;
-        self.slots.push_back(Slot { identity, start, len, at: now, older });
+        let front = std::mem::replace(&mut self.buckets[bucket], self.evicted + index as u64 + 1);
+        let copy = self.index(front).map(|front| self.slots[front]);
+        // Many copies of one packet must not lengthen a chain.
+        let copy = copy.filter(|front| front.identity == identity);
+        self.slots[index].older = copy.map_or(front, |copy| copy.older);
     }
 
     /// Changes the prefix of the packet with this name.
     pub(super) fn amend(&mut self, identity: Identity, prefix: [u8; PREFIX]) {
         if let Some(index) = self.find(identity) {
-            let start = self.slots[index].start;
-            self.arena[start..start + PREFIX].copy_from_slice(&prefix);
+            self.packets.get_mut(index)[..PREFIX].copy_from_slice(&prefix);
         }
     }
 
     /// Returns the packet with this name, with its prefix.
     pub(super) fn get(&self, identity: Identity) -> Option<&[u8]> {
-        self.find(identity).map(|index| self.bytes(&self.slots[index]))
+        self.find(identity).map(|index| self.packets.get(index))
     }
 
     /// Latest arrival of the packet with this name.
@@ -110,59 +100,54 @@ impl Store {
 
     /// All packets without their prefixes, newest first.
     pub(super) fn newest_first(&self) -> impl Iterator<Item = (Identity, &[u8])> {
-        self.slots.iter().rev().map(|slot| (slot.identity, &self.bytes(slot)[PREFIX..]))
+        let slots = self.slots.iter().enumerate().rev();
+        slots.map(|(index, slot)| (slot.identity, &self.packets.get(index)[PREFIX..]))
     }
 
-    pub(super) fn memory(&self) -> usize {
-        self.arena.len()
+    /// Bytes of memory held.
+    pub(super) fn held(&self) -> usize {
+        self.packets.held()
             + self.slots.capacity() * size_of::<Slot>()
             + size_of_val(&self.buckets[..])
     }
 
-    fn bytes(&self, slot: &Slot) -> &[u8] {
-        &self.arena[slot.start..slot.start + slot.len]
+    /// Evicts some of the oldest packets, to give their memory back.
+    pub(super) fn shed(&mut self) {
+        let gone = self.packets.shed();
+        self.slots.drain(..gone);
+        self.evicted += gone as u64;
+        if self.slots.capacity() > 4 * self.slots.len() {
+            self.slots.shrink_to(2 * self.slots.len());
+        }
+        if self.slots.is_empty() {
+            self.buckets = Box::default();
+        } else if self.buckets.len() > 4 * self.slots.len() {
+            self.spread((2 * self.slots.len()).next_power_of_two());
+        }
     }
 
     /// Bucket of a name. Names are uniformly distributed and need no further hashing.
     fn bucket(&self, identity: Identity) -> usize {
-        (identity.0 & (self.buckets.len() as u64 - 1)) as usize
+        (identity.0 & (self.buckets.len() as u64).wrapping_sub(1)) as usize
+    }
+
+    /// Index in `slots` of packet `number`, unless it was evicted.
+    fn index(&self, number: u64) -> Option<usize> {
+        let index = usize::try_from(number.checked_sub(self.evicted + 1)?).ok()?;
+        (index < self.slots.len()).then_some(index)
     }
 
     /// Index in `slots` of the newest packet with this name.
     fn find(&self, identity: Identity) -> Option<usize> {
-        let mut number = self.buckets[self.bucket(identity)];
+        let mut number = *self.buckets.get(self.bucket(identity))?;
         loop {
-            let index = usize::try_from(number.checked_sub(self.oldest)?).ok()?;
-            let slot = self.slots.get(index)?;
+            let index = self.index(number)?;
+            let slot = &self.slots[index];
             if slot.identity == identity {
                 return Some(index);
             }
             number = slot.older;
         }
-    }
-
-    /// Evicts packets until `len` bytes are free; returns the offset of these bytes.
-    fn make_room(&mut self, len: usize) -> usize {
-        if self.slots.len() >= self.most {
-            self.evict();
-        }
-        let wraps = self.write + len > self.arena.len();
-        let start = if wraps { 0 } else { self.write };
-        if wraps {
-            // Packets between here and the end are evicted first: they are the oldest.
-            while self.slots.front().is_some_and(|slot| slot.start >= self.write) {
-                self.evict();
-            }
-        }
-        while self.slots.front().is_some_and(|s| s.start < start + len && start < s.start + s.len) {
-            self.evict();
-        }
-        start
-    }
-
-    fn evict(&mut self) {
-        self.slots.pop_front();
-        self.oldest += 1;
     }
 }
 
@@ -175,8 +160,9 @@ mod tests {
 
     #[test]
     fn the_newest_copy_is_found_and_amended() {
-        let mut store = Store::new(10_000);
+        let mut store = Store::default();
         let twin = Identity(5);
+        assert_eq!(store.get(twin), None);
         store.insert(NOW, twin, [1; PREFIX], b"ack");
         store.insert(NOW, twin, [2; PREFIX], b"ack");
         assert_eq!(store.get(twin), Some(&[&[2; PREFIX][..], b"ack"].concat()[..]));
@@ -185,28 +171,37 @@ mod tests {
     }
 
     #[test]
-    fn a_packet_beyond_the_store_is_left_out() {
-        let mut store = Store::new(1_000);
-        store.insert(NOW, Identity(1), [0; PREFIX], &[0; 1_001]);
-        assert_eq!(store.get(Identity(1)), None);
+    fn all_memory_is_given_back() {
+        let mut store = Store::default();
+        for n in 0..10_000 {
+            store.insert(NOW, Identity(n << 7), [0; PREFIX], &[0; 1_000]);
+        }
+        assert!((10_000_000..11_500_000).contains(&store.held()), "{}", store.held());
+        while store.held() > 0 {
+            let before = store.held();
+            store.shed();
+            assert!(store.held() < before);
+        }
     }
 
     proptest! {
         /// Compares the store with a list of all packets, of which it must hold a suffix.
         #[test]
         fn the_newest_packets_are_there_whole(
-            sizes in prop::collection::vec((1..300usize, 0..40u64), 1..300),
+            sizes in prop::collection::vec((1..300usize, 0..40u64, 0..12u8), 1..300),
         ) {
-            let mut store = Store::new(2_000);
+            let mut store = Store::default();
             let mut all = Vec::new();
-            for (i, (len, name)) in sizes.into_iter().enumerate() {
+            for (i, (len, name, shed)) in sizes.into_iter().enumerate() {
                 // Packets with equal names have equal bytes.
                 let packet = vec![name as u8; (len + name as usize * 7) % 300 + 1];
                 let name = Identity(name << 32 | packet.len() as u64);
                 store.insert(Instant::from_nanos(i as u64), name, [9; PREFIX], &packet);
                 all.push((name, packet));
+                if shed == 0 {
+                    store.shed();
+                }
                 let kept: Vec<_> = store.newest_first().collect();
-                prop_assert!(!kept.is_empty());
                 for (kept, made) in kept.iter().zip(all.iter().rev()) {
                     prop_assert_eq!(kept.0, made.0);
                     prop_assert_eq!(kept.1, &made.1[..]);

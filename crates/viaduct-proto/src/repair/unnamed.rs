@@ -40,6 +40,11 @@ impl Unnamed {
         }
     }
 
+    /// Returns whether no name is missing.
+    pub(super) fn is_empty(&self) -> bool {
+        self.ranges.is_empty()
+    }
+
     /// Time of the next request, over a path of the given round-trip time.
     pub(super) fn due(&self, rtt: Duration) -> Option<Instant> {
         self.ranges.iter().map(|range| range.due(rtt)).min()

@@ -256,8 +256,7 @@ impl Control {
         let (seen, details) = (self.published.get(), self.details());
         self.tls.follow(self.flows.as_mut(), &seen, &details).await;
         let trouble = self.wan.down();
-        let now = viaduct_proto::time::Instant::from_nanos(viaduct_sys::clock::now());
-        self.peers.update(now, &seen, &details, trouble.as_deref(), &self.tls);
+        self.peers.update(now(), &seen, &details, trouble.as_deref(), &self.tls);
         stray_warning.check(&seen);
         if let Some(clocks) = &mut self.clocks {
             clocks.update(&details.clocks);
@@ -315,7 +314,7 @@ impl Control {
             trouble: self.trouble(),
             ..Status::new(&self.site, &self.published)
         }
-        .with_peers(&self.details(), self.peers.get());
+        .with_peers(now(), &self.details(), self.peers.get());
         self.tls.show(&mut status.peers);
         status
     }
@@ -386,4 +385,8 @@ impl Control {
             warn!("{reason}; tried again each second");
         }
     }
+}
+
+fn now() -> viaduct_proto::time::Instant {
+    viaduct_proto::time::Instant::from_nanos(viaduct_sys::clock::now())
 }

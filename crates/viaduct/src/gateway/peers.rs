@@ -1,6 +1,6 @@
 //! States of the peers, judged once a second, and the log of their changes.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::time::{Duration, Instant};
 
 use tracing::{info, warn};
@@ -47,7 +47,6 @@ impl PeerStates {
         tls: &TlsTunnels,
     ) {
         let nothing = Default::default();
-        self.health.retain(|name, _| seen.peers.iter().any(|(peer, _)| peer == name));
         self.states.clear();
         for (name, stats) in &seen.peers {
             let facts = details.facts.get(name).unwrap_or(&nothing);
@@ -65,9 +64,12 @@ impl PeerStates {
                 self.log_regime(name, &control);
             }
         }
-        self.transports.retain(|name, _| seen.peers.iter().any(|(peer, _)| peer == name));
-        self.regimes.retain(|name, _| seen.peers.iter().any(|(peer, _)| peer == name));
         self.log_changes(tls);
+        let peers: HashSet<&String> = seen.peers.iter().map(|(name, _)| name).collect();
+        self.health.retain(|name, _| peers.contains(name));
+        self.transports.retain(|name, _| peers.contains(name));
+        self.regimes.retain(|name, _| peers.contains(name));
+        self.logged.retain(|name, _| peers.contains(name));
     }
 
     /// Logs a change of the transport of datagrams for `peer`.
@@ -109,7 +111,6 @@ impl PeerStates {
             }
             self.logged.insert(peer.clone(), kind);
         }
-        self.logged.retain(|name, _| self.states.iter().any(|(peer, _)| peer == name));
     }
 }
 

@@ -1,7 +1,7 @@
 //! Counters that the worker publishes, copied by value a few times a second.
 
 use std::collections::HashMap;
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Mutex, MutexGuard, PoisonError, TryLockError};
 use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
@@ -97,22 +97,39 @@ impl Default for Published {
 }
 
 impl Published {
-    /// Replaces the snapshot.
-    pub fn publish(&self, plane: &Plane, shell: Shell, fake_tcp: FakeTcpStats) {
-        let snapshot = Snapshot {
-            peers: plane.stats(),
-            plane: plane.plane_stats(),
-            shell,
-            fake_tcp,
-            memory: plane.memory(),
-        };
-        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = (snapshot, Instant::now());
+    /// Replaces all peers.
+    pub fn replace_peers(&self, plane: &Plane, now: viaduct_proto::time::Instant) {
+        let details = Details { facts: plane.facts(now), clocks: plane.clocks() };
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).0.peers = plane.stats();
+        *self.1.lock().unwrap_or_else(PoisonError::into_inner) = details;
     }
 
-    /// Replaces the details.
-    pub fn publish_details(&self, plane: &Plane, now: viaduct_proto::time::Instant) {
-        let details = Details { facts: plane.facts(now), clocks: plane.clocks() };
-        *self.1.lock().unwrap_or_else(PoisonError::into_inner) = details;
+    /// Updates the snapshot: the counters of peers with events, and all others. Waits for no
+    /// reader: while one copies the snapshot, it stays as it is until the next call.
+    pub fn publish(&self, plane: &mut Plane, shell: Shell, fake_tcp: FakeTcpStats) {
+        let Some(mut published) = try_lock(&self.0) else { return };
+        let (snapshot, at) = &mut *published;
+        plane.take_stats(|peer, stats| {
+            if let Some((_, published)) = snapshot.peers.get_mut(peer) {
+                *published = stats;
+            }
+        });
+        (snapshot.plane, snapshot.memory) = (plane.plane_stats(), plane.memory());
+        (snapshot.shell, snapshot.fake_tcp) = (shell, fake_tcp);
+        *at = Instant::now();
+    }
+
+    /// Updates the details of peers with events, as [`Published::publish`].
+    pub fn publish_details(&self, plane: &mut Plane, now: viaduct_proto::time::Instant) {
+        let Some(mut details) = try_lock(&self.1) else { return };
+        plane.take_facts(now, |name, facts, (key, clocks)| {
+            if let Some(published) = details.facts.get_mut(name) {
+                *published = facts;
+            }
+            if clocks != Clocks::default() {
+                details.clocks.insert(key, clocks);
+            }
+        });
     }
 
     /// Copy of the details.
@@ -128,6 +145,14 @@ impl Published {
     /// Age of the snapshot. The worker publishes ten times a second.
     pub fn age(&self) -> Duration {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).1.elapsed()
+    }
+}
+
+fn try_lock<T>(mutex: &Mutex<T>) -> Option<MutexGuard<'_, T>> {
+    match mutex.try_lock() {
+        Ok(guard) => Some(guard),
+        Err(TryLockError::Poisoned(poisoned)) => Some(poisoned.into_inner()),
+        Err(TryLockError::WouldBlock) => None,
     }
 }
 
@@ -342,11 +367,18 @@ impl Status {
 
     /// Adds the details and the states of the peers.
     #[must_use]
-    pub fn with_peers(mut self, details: &Details, states: &[(String, State)]) -> Status {
+    pub fn with_peers(
+        mut self,
+        now: viaduct_proto::time::Instant,
+        details: &Details,
+        states: &[(String, State)],
+    ) -> Status {
+        let states: HashMap<&String, &State> =
+            states.iter().map(|(name, state)| (name, state)).collect();
         let peers = self.counters.peers.iter().enumerate();
         self.peers = peers
             .map(|(at, (name, counters))| {
-                let state = states.iter().find(|(of, _)| of == name).map(|(_, state)| state);
+                let state = states.get(name).copied();
                 let facts = details.facts.get(name).cloned().unwrap_or_default();
                 let terms = facts.terms.as_deref();
                 PeerStatus {
@@ -363,7 +395,7 @@ impl Status {
                     kept_below: self.kept_below.get(at).copied().flatten(),
                     version: terms.map(|terms| terms.version.clone()),
                     peer_code: terms.map(|terms| terms.code.clone()),
-                    last_handshake: facts.handshake.map(|age| age.as_secs_f64()),
+                    last_handshake: facts.handshake_at.map(|at| now.since(at).as_secs_f64()),
                     lowered_mss: facts.lowered_mss,
                     link: facts
                         .control

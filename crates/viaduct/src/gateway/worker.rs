@@ -118,6 +118,7 @@ impl Worker {
         let _ = thread::set_batch();
         let (mut shell, mut interval) = (Shell::default(), PollInterval::default());
         let (mut publish_at, mut details_at) = (now(), now());
+        self.published.replace_peers(&self.plane, now());
         loop {
             let read = if self.is_paused { 0 } else { self.read_taps(&mut shell) };
             let now = now();
@@ -128,11 +129,11 @@ impl Worker {
             if now >= publish_at {
                 self.count_drops(&mut shell, now);
                 let fake_tcp = self.fake_tcp.as_ref().map(|port| port.machine.stats());
-                self.published.publish(&self.plane, shell, fake_tcp.unwrap_or_default());
+                self.published.publish(&mut self.plane, shell, fake_tcp.unwrap_or_default());
                 interval.update(now, self.plane.repairs());
                 publish_at = now + PUBLISH;
                 if now >= details_at {
-                    self.published.publish_details(&self.plane, now);
+                    self.published.publish_details(&mut self.plane, now);
                     details_at = now + PUBLISH_DETAILS;
                 }
                 self.check_interfaces(&mut shell)?;
@@ -163,9 +164,7 @@ impl Worker {
     }
 
     fn handle_timeouts(&mut self, now: Instant) {
-        if self.plane.poll_timeout().is_some_and(|due| due <= now) {
-            self.plane.handle_timeout(now);
-        }
+        self.plane.handle_timeout(now);
         if let Some(port) = &mut self.fake_tcp
             && port.machine.poll_timeout().is_some_and(|due| due <= now)
         {
@@ -307,6 +306,7 @@ impl Worker {
         now: Instant,
     ) -> Result<()> {
         self.plane.change(peers, now)?;
+        self.published.replace_peers(&self.plane, now);
         self.taps.outgoing.attach_filter(outgoing).context("cannot set the filter of a tap")?;
         self.taps.incoming.attach_filter(incoming).context("cannot set the filter of a tap")
     }

@@ -71,7 +71,7 @@ impl Linear {
         }
         self.store(pivot, new);
         let verdict = self.take(&solved, recovered);
-        self.evict();
+        self.evict(self.bound);
         verdict
     }
 
@@ -102,9 +102,14 @@ impl Linear {
         verdict
     }
 
-    /// Drops the oldest equations until the rest, which stays reduced, fits the memory limit.
-    fn evict(&mut self) {
-        while self.memory > self.bound {
+    /// Drops the older half of the equations, to give their memory back.
+    pub fn shed(&mut self) {
+        self.evict(self.memory / 2);
+    }
+
+    /// Drops the oldest equations until the rest, which stays reduced, has at most `bound` bytes.
+    fn evict(&mut self, bound: usize) {
+        while self.memory > bound {
             let oldest = self.equations.iter().min_by_key(|(_, equation)| equation.last());
             let Some((&pivot, _)) = oldest else { break };
             self.remove(pivot);

@@ -1,37 +1,44 @@
 //! Packets of a window.
 
-use std::collections::VecDeque;
-
 use crate::fec::sum::Sum;
 use crate::fec::{Draw, Seq, kernel};
+use crate::packet_log::PacketLog;
 
 /// Newest packets, up to a limit.
 #[derive(Debug)]
 pub(super) struct History {
-    packets: VecDeque<Vec<u8>>,
+    packets: PacketLog,
     max: usize,
 }
 
 impl History {
     /// Creates a history of up to `max` packets.
     pub(super) fn new(max: u16) -> Self {
-        History { packets: VecDeque::new(), max: usize::from(max) }
+        History { packets: PacketLog::default(), max: usize::from(max) }
     }
 
     /// Changes the limit of packets.
     pub(super) fn resize(&mut self, max: u16) {
         self.max = usize::from(max);
-        let many = self.packets.len().saturating_sub(self.max);
-        self.packets.drain(..many);
+        self.forget(self.packets.len().saturating_sub(self.max));
+    }
+
+    /// Drops up to `many` of the oldest packets.
+    pub(super) fn forget(&mut self, many: usize) {
+        self.packets.drop_front(many.min(self.packets.len()));
+    }
+
+    /// Drops some of the oldest packets, to give their memory back.
+    pub(super) fn shed(&mut self) {
+        self.packets.shed();
     }
 
     /// Adds the next packet, in place of the oldest if the history is full.
     pub(super) fn push(&mut self, packet: &[u8]) {
-        let full = self.packets.len() >= self.max;
-        let mut store = if full { self.packets.pop_front() } else { None }.unwrap_or_default();
-        store.clear();
-        store.extend_from_slice(packet);
-        self.packets.push_back(store);
+        if self.packets.len() >= self.max {
+            self.forget(1);
+        }
+        self.packets.push(&[packet]);
     }
 
     /// Number of packets held.
@@ -51,8 +58,8 @@ impl History {
         sums: &mut [Sum],
     ) {
         let from = self.packets.len() - usize::from(back);
-        let packets = self.packets.range(from..from + usize::from(count));
-        let longest = packets.clone().map(Vec::len).max().unwrap_or(0);
+        let packets = self.packets.range(from).take(usize::from(count));
+        let longest = packets.clone().map(<[u8]>::len).max().unwrap_or(0);
         for sum in &mut *sums {
             sum.clear();
             sum.buffer.grow(longest);
@@ -60,7 +67,7 @@ impl History {
         let mut group = Vec::with_capacity(kernel::GROUP);
         let mut coefficients = Vec::with_capacity(kernel::GROUP * kernel::GROUP);
         for (seq, packet) in (first..).zip(packets) {
-            group.push(packet.as_slice());
+            group.push(packet);
             for (draw, sum) in draws.iter().zip(&mut *sums) {
                 let coefficient = draw.of(seq, true);
                 sum.add_len(packet.len(), coefficient);
@@ -74,7 +81,7 @@ impl History {
     }
 
     pub(super) fn memory(&self) -> usize {
-        self.packets.iter().map(Vec::capacity).sum()
+        self.packets.held()
     }
 }
 

@@ -195,6 +195,22 @@ impl Encoder {
         self.history.resize(self.parameters.window.max(packets));
     }
 
+    /// Forgets the kept packets below number `seq`.
+    pub fn forget_below(&mut self, seq: Seq) {
+        let oldest = self.next - u64::from(self.history.len());
+        self.history.forget(usize::try_from(seq.saturating_sub(oldest)).unwrap_or(usize::MAX));
+    }
+
+    /// Bytes of memory held for kept packets.
+    pub fn held(&self) -> usize {
+        self.history.memory()
+    }
+
+    /// Forgets some of the oldest kept packets, to give their memory back.
+    pub fn shed(&mut self) {
+        self.history.shed();
+    }
+
     /// Returns whether unrequested repairs are stopped.
     pub fn is_paused(&self) -> bool {
         self.is_paused

@@ -6,7 +6,6 @@ use crate::keys::PublicKey;
 use crate::repair::auto::Auto;
 use crate::repair::coder::{Coder, Observer};
 use crate::repair::coding::Coding;
-use crate::repair::receiver::memory_for_store;
 use crate::repair::seal::SEAL_OVERHEAD;
 use crate::repair::section::{PREFIX, REPAIR_HEAD, SECTION_HEAD};
 use crate::repair::sender::Plan;
@@ -38,7 +37,9 @@ pub struct PeerConfig {
     pub longest: usize,
     /// MTU of the path between the gateways.
     pub mtu: usize,
-    /// Bytes of memory for received packets and waiting repairs.
+    /// Share of the gateway's memory, in bytes. All peers together hold at most the sum of their
+    /// shares. A peer may hold more than its share while others do not use theirs, and keeps its
+    /// share while it has traffic.
     pub memory: usize,
 }
 
@@ -67,10 +68,11 @@ pub fn overhead(ipv6: bool, transport: TransportChoice) -> usize {
     outer(ipv6) + more + SEAL_OVERHEAD + SECTION_HEAD + REPAIR_HEAD + PREFIX
 }
 
-/// Least [`PeerConfig::memory`], in bytes, with which a code can recover anything: the store must
-/// hold all packets that a repair may cover.
+/// Least memory of a peer, in bytes, with which a code can recover anything: all packets that a
+/// repair may cover must be there, beside repairs and the ledger.
 pub fn least_memory(coding: &Coding, longest: usize) -> usize {
-    memory_for_store((coding.span() + 64) * longest.max(576)).max(MIN_MEMORY)
+    let packets = (coding.span() + 64) * longest.max(576);
+    (packets.div_ceil(5) * 8).max(MIN_MEMORY)
 }
 
 /// Least memory of a peer without an encoder.

@@ -7,7 +7,7 @@ use crate::repair::control;
 use crate::repair::shadow::{Outcome, TRIED};
 use crate::repair::terms::Terms;
 use crate::repair::transport::{Cause, Transport};
-use crate::time::Duration;
+use crate::time::Instant;
 
 /// Peer state other than counters.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -22,10 +22,10 @@ pub struct PeerFacts {
     pub unanswered: u32,
     /// Reason why the peer's host name has no address; set by the shell, which resolves names.
     pub unresolved: Option<String>,
-    /// Time since the last authentic message; `None` before the first.
-    pub silence: Option<Duration>,
-    /// Age of the last handshake.
-    pub handshake: Option<Duration>,
+    /// Time of the last authentic message; `None` before the first.
+    pub heard_at: Option<Instant>,
+    /// Time of the last handshake.
+    pub handshake_at: Option<Instant>,
     /// Terms last received.
     pub terms: Option<Arc<Terms>>,
     /// Mismatch between the peer's terms and this config.

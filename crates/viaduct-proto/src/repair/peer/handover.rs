@@ -55,6 +55,7 @@ impl Peer {
         if let Some(terms) = Terms::parse(&record.terms) {
             self.agreement.handle_terms(terms);
         }
+        self.wake(now);
         self.transmits.clear();
         self.handshakes.clear();
         self.reporting.restart();

@@ -17,6 +17,8 @@ mod paths;
 mod reporting;
 mod throttle;
 
+use std::sync::Arc;
+
 use agreement::Agreement;
 use config::plan;
 use paths::Paths;
@@ -26,6 +28,7 @@ use throttle::{THROTTLED, Throttle};
 use super::bundle::Channel;
 use super::clocks::Clocks;
 use super::coding::Coding;
+use super::handshake_pace::HandshakePace;
 use super::identity::IdentityKey;
 use super::outbox::Outbox;
 use super::receiver::{Receiver, TICK};
@@ -44,11 +47,14 @@ use crate::time::Instant;
 pub use config::{MIN_MEMORY, PeerConfig, PeerError, least_memory, overhead};
 pub use facts::PeerFacts;
 
+/// Part of all memory that the repairs waiting for one peer's packets may take.
+const DECODER_PART: usize = 8;
+
 pub(super) struct Peer {
     pub(super) config: PeerConfig,
     /// Low bits of the indices of this peer's sessions.
     pub(super) slot: u16,
-    identity: IdentityKey,
+    identity: Arc<IdentityKey>,
     pub(super) session: Session,
     sender: Option<Sender>,
     pub(super) receiver: Receiver,
@@ -59,7 +65,14 @@ pub(super) struct Peer {
     /// Outcomes that trial codes would have had towards the peer, as the peer reports them.
     trials: Option<[Outcome; TRIED.len()]>,
     throttle: Throttle,
-    next_tick: Instant,
+    /// Time of the next housekeeping; `None` while there is none to do.
+    next_tick: Option<Instant>,
+    /// The handshake that waits has reserved its time.
+    has_reserved: bool,
+    /// Number of times that the tap missed packets, as far as the receiver knows.
+    pub(super) misses: u64,
+    /// Repairs sent and received, as last counted by the plane.
+    pub(super) repairs: u64,
     /// Datagrams to the peer's endpoint.
     pub(super) transmits: Outbox,
     /// Initiations, and answers to initiations, each with its destination: that of an answer is the
@@ -79,23 +92,25 @@ pub struct Local {
 }
 
 impl Peer {
+    /// Creates the state of a peer whose sessions have the index `slot`, at a gateway with `memory`
+    /// bytes for all peers.
     pub(super) fn new(
         local: &Local,
         config: PeerConfig,
-        slot: u16,
+        (slot, memory): (u16, usize),
         now: Instant,
     ) -> Result<Self, PeerError> {
         let shared = local.secret.shared(&config.key).ok_or(PeerError::Key(WeakKey))?;
         let mut session = Session::new(&session_config(local, &config, slot), &shared, now);
         let paths = Paths::new(&config);
         session.silence_limit = paths.silence_limit();
-        let identity = IdentityKey::new(&shared.derive(b"viaduct identity"));
+        let identity = Arc::new(IdentityKey::new(&shared.derive(b"viaduct identity")));
         // Packet numbers rise from run to run: all numbers that a peer remembers are lower.
         let first = (local.unix_nanos_at_zero.saturating_add(now.as_nanos()) / 1_000).max(1);
         let plan = plan(now, &config, first)?;
         Ok(Peer {
             sender: plan.map(Sender::new),
-            receiver: Receiver::new(identity.clone(), config.memory),
+            receiver: Receiver::new(identity.clone(), memory / DECODER_PART),
             identity,
             session,
             paths,
@@ -104,7 +119,10 @@ impl Peer {
             agreement: Agreement::new(&config),
             trials: None,
             throttle: Throttle::default(),
-            next_tick: now + TICK,
+            next_tick: None,
+            has_reserved: false,
+            misses: 0,
+            repairs: 0,
             transmits: Outbox::new(),
             handshakes: Vec::new(),
             slot,
@@ -129,8 +147,8 @@ impl Peer {
             cause: self.paths.selector.cause,
             unanswered: self.paths.selector.unanswered(),
             unresolved: None,
-            silence: self.session.silence(now),
-            handshake: self.session.handshake(now),
+            heard_at: self.session.heard_at(),
+            handshake_at: self.session.handshake_at(),
             disagreement: self.agreement.disagreement.clone(),
             terms: self.agreement.peer.clone(),
             other_version: None,
@@ -140,8 +158,27 @@ impl Peer {
         }
     }
 
-    pub(super) fn memory(&self) -> usize {
-        self.receiver.memory() + self.sender.as_ref().map_or(0, Sender::memory)
+    /// Bytes of memory held.
+    pub(super) fn held(&self) -> usize {
+        self.receiver.held() + self.sender.as_ref().map_or(0, Sender::held)
+    }
+
+    /// Bytes of memory that [`Peer::shed`] can give back.
+    pub(super) fn sheddable(&self) -> usize {
+        self.receiver.sheddable() + self.sender.as_ref().map_or(0, Sender::sheddable)
+    }
+
+    /// Gives memory of the oldest packets back: of the direction that holds more of it.
+    pub(super) fn shed(&mut self) {
+        match &mut self.sender {
+            Some(sender) if sender.sheddable() > self.receiver.sheddable() => sender.shed(),
+            _ => self.receiver.shed(),
+        }
+    }
+
+    /// Returns whether there is no traffic.
+    pub(super) fn is_idle(&self) -> bool {
+        self.next_tick.is_none()
     }
 
     /// Returns whether `config` can be taken over without a new session.
@@ -162,9 +199,6 @@ impl Peer {
         if self.paths.change(&self.config, &config) {
             self.session.silence_limit = self.paths.silence_limit();
             self.session.start(now);
-        }
-        if config.memory != self.config.memory {
-            self.receiver.resize(now, config.memory);
         }
         self.agreement.change(&config);
         self.config = config;
@@ -187,10 +221,16 @@ impl Peer {
     fn sending(&mut self) -> Option<(&mut Sender, Channel<'_>, &IdentityKey)> {
         let headers = self.paths.headers();
         let channel = Channel { session: &mut self.session, outbox: &mut self.transmits, headers };
-        self.sender.as_mut().map(|sender| (sender, channel, &self.identity))
+        self.sender.as_mut().map(|sender| (sender, channel, &*self.identity))
+    }
+
+    /// Starts housekeeping: there is traffic.
+    fn wake(&mut self, now: Instant) {
+        self.next_tick.get_or_insert(now + TICK);
     }
 
     pub(super) fn handle_outgoing(&mut self, now: Instant, left: Instant, packet: &mut [u8]) {
+        self.wake(now);
         self.receiver.injection.recent.leaves(now, packet);
         if let Some((sender, mut channel, key)) = self.sending() {
             sender.handle((now, left), key, packet, &mut channel);
@@ -198,6 +238,7 @@ impl Peer {
     }
 
     pub(super) fn handle_incoming(&mut self, now: Instant, came: Instant, packet: &mut [u8]) {
+        self.wake(now);
         if let Some(sender) = &mut self.sender {
             sender.overhear(now, packet);
         }
@@ -267,6 +308,9 @@ impl Peer {
 
     pub(super) fn handle_message(&mut self, now: Instant, message: &[u8]) {
         for section in section::sections(message) {
+            if !matches!(section, Some(Section::Other(..)) | None) {
+                self.wake(now);
+            }
             match section {
                 Some(Section::Repair(repair, part)) => {
                     self.receiver.handle_repair(now, repair, part);
@@ -359,10 +403,20 @@ impl Peer {
         }
     }
 
-    /// Sends the initiations that are due.
-    fn initiate(&mut self, now: Instant) {
+    /// Sends the initiations that are due, or reserves a later time for them.
+    fn initiate(&mut self, now: Instant, pace: &mut HandshakePace) {
+        if self.session.poll_timeout().is_some_and(|due| due <= now) && !self.has_reserved {
+            let reserved = pace.reserve(now, self.paths.selector.unanswered());
+            self.has_reserved = reserved > now;
+            if self.has_reserved {
+                self.session.postpone(reserved);
+            }
+        }
         let transports = match self.session.handle_timeout(now) {
-            true => self.paths.selector.handshake(self.session.is_overdue(now)),
+            true => {
+                self.has_reserved = false;
+                self.paths.selector.handshake(self.session.is_overdue(now))
+            }
             false => self.paths.selector.probe(now),
         };
         for &transport in transports {
@@ -376,41 +430,59 @@ impl Peer {
         }
     }
 
-    fn report_due(&self) -> Instant {
-        self.reporting.due(&self.receiver.measurement.path.report())
+    /// Time of the next report; `None` without a session.
+    fn report_due(&self) -> Option<Instant> {
+        let due = || self.reporting.due(&self.receiver.measurement.path.report());
+        self.session.up().then(due)
     }
 
-    pub(super) fn poll_timeout(&self) -> Instant {
+    pub(super) fn poll_timeout(&self) -> Option<Instant> {
         let timers = [
             self.paths.poll_timeout(self.session.poll_timeout()),
             self.sender.as_ref().and_then(Sender::poll_timeout),
             self.receiver.poll_timeout(),
-            Some(self.next_tick),
+            self.next_tick,
+            self.report_due(),
         ];
-        timers.into_iter().flatten().fold(self.report_due(), Instant::min)
+        timers.into_iter().flatten().min()
     }
 
-    pub(super) fn handle_timeout(&mut self, now: Instant, inject: &mut Outbox) {
+    pub(super) fn handle_timeout(
+        &mut self,
+        now: Instant,
+        inject: &mut Outbox,
+        pace: &mut HandshakePace,
+    ) {
         self.receiver.release(now, &self.config.sites, inject);
         if self.paths.has_address() {
-            self.initiate(now);
+            self.initiate(now, pace);
         }
         if let Some((sender, mut channel, _)) = self.sending() {
             sender.handle_timeout(now, &mut channel);
         }
-        if now >= self.next_tick {
-            self.receiver.tick(now);
-            self.watch_throttle(now);
-            self.next_tick = now + TICK;
+        if self.next_tick.is_some_and(|due| due <= now) {
+            self.tick(now);
         }
         if let Some(need) = self.receiver.handle_timeout(now) {
             let session = &mut self.session;
             self.transmits
                 .push_with(|out| session.seal(out, |message| section::emit_need(need, message)));
         }
-        if now >= self.report_due() {
+        if self.report_due().is_some_and(|due| due <= now) {
             self.report(now);
         }
+    }
+
+    /// Housekeeping, until nothing is left of the traffic that needs it.
+    fn tick(&mut self, now: Instant) {
+        self.receiver.tick(now);
+        self.watch_throttle(now);
+        let mut is_idle = self.receiver.is_idle();
+        if let Some(sender) = &mut self.sender {
+            sender.tick(now);
+            is_idle &= sender.is_idle();
+        }
+        self.next_tick = (!is_idle).then_some(now + TICK);
     }
 }
 

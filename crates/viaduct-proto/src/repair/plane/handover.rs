@@ -8,6 +8,8 @@
 //!     reclaim(), if the new one fails
 //! ```
 
+use std::collections::HashMap;
+
 use super::{Peer, PeersError, Plane};
 use crate::time::Instant;
 use crate::upgrade::PeerRecord;
@@ -21,7 +23,7 @@ impl Plane {
 
     /// Sends the last repairs of this process: another one continues.
     pub fn finish(&mut self, now: Instant) {
-        self.peers.iter_mut().for_each(|peer| peer.finish(now));
+        (0..self.peers.len()).for_each(|at| self.peer(at).finish(now));
     }
 
     /// State of all peers, for another process.
@@ -34,11 +36,14 @@ impl Plane {
     /// # Errors
     /// A record is of a peer that is not in the config.
     pub fn resume(&mut self, now: Instant, records: &[PeerRecord]) -> Result<(), PeersError> {
+        let keys = self.peers.iter().enumerate();
+        let keys: HashMap<String, usize> =
+            keys.map(|(at, peer)| (peer.config.key.to_string(), at)).collect();
         for record in records {
-            let is_meant = |peer: &&mut Peer| peer.config.key.to_string() == record.key;
-            let Some(peer) = self.peers.iter_mut().find(is_meant) else {
+            let Some(&at) = keys.get(&record.key) else {
                 return Err(PeersError::Foreign(record.key.clone()));
             };
+            let peer = self.peer(at);
             let name = peer.config.name.clone();
             peer.resume(now, record).map_err(|error| PeersError::Peer(name, error))?;
         }

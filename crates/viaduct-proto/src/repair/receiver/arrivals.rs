@@ -5,11 +5,13 @@ use std::collections::VecDeque;
 use crate::fec::Seq;
 use crate::repair::align::{Aligner, Arrival};
 use crate::repair::identity::Identity;
-use crate::time::Instant;
+use crate::time::{Duration, Instant};
 use crate::wire::ip::MutableFields;
 
 /// Maximum number of remembered arrivals.
 const MAX_ARRIVALS: usize = 8_192;
+/// Age at which an arrival is forgotten: its packet was named long before, or never will be.
+const MAX_AGE: Duration = Duration::from_secs(2);
 
 #[derive(Clone, Copy, Debug)]
 pub(super) struct ArrivedPacket {
@@ -65,6 +67,22 @@ impl Arrivals {
     pub(super) fn as_sent(&mut self, fields: MutableFields) -> MutableFields {
         self.usual_fields = MutableFields { ttl: fields.ttl.wrapping_add(self.crossed), ..fields };
         self.usual_fields
+    }
+
+    /// Forgets old arrivals, and the numbers below `floor`.
+    pub(super) fn forget(&mut self, now: Instant, floor: Seq) {
+        let old = self.last.partition_point(|arrival| now.since(arrival.at) > MAX_AGE);
+        self.last.drain(..old);
+        self.first += old as u64;
+        if self.last.capacity() > 4 * self.last.len() {
+            self.last.shrink_to(2 * self.last.len());
+        }
+        self.aligner.forget_below(floor);
+    }
+
+    /// Returns whether no arrival is remembered.
+    pub(super) fn is_empty(&self) -> bool {
+        self.last.is_empty()
     }
 
     pub(super) fn memory(&self) -> usize {

@@ -6,6 +6,8 @@ use crate::repair::ledger::{Ledger, Row, State};
 use crate::repair::store::Store;
 use crate::time::{Duration, Instant};
 
+/// Numbers that the ledger covers at most: those of a second at 65,536 packets a second.
+const MAX_NUMBERS: usize = 1 << 16;
 /// Distance, in numbers, to search for an arrived neighbour, to compute when a packet was due.
 pub(super) const NEIGHBOURS: u64 = 512;
 
@@ -15,15 +17,9 @@ pub(super) struct Known {
 }
 
 impl Known {
-    /// Creates an empty store and ledger for a peer with `memory` bytes in total.
-    pub(super) fn new(memory: usize) -> Self {
-        let numbers = (memory / 512).clamp(1 << 10, 1 << 16);
-        Known { store: Store::new(store_share(memory)), ledger: Ledger::new(numbers) }
-    }
-
-    /// Empties the store and changes its memory limit.
-    pub(super) fn resize(&mut self, memory: usize) {
-        self.store = Store::new(store_share(memory));
+    /// Creates an empty store and ledger.
+    pub(super) fn new() -> Self {
+        Known { store: Store::default(), ledger: Ledger::new(MAX_NUMBERS) }
     }
 
     /// Returns whether packet `seq` has arrived, was recovered, or is in no repair.
@@ -71,8 +67,9 @@ impl Known {
         arrived.map(arrival).find_map(|at| at)
     }
 
-    pub(super) fn memory(&self) -> usize {
-        self.store.memory() + self.ledger.memory()
+    /// Bytes of memory held.
+    pub(super) fn held(&self) -> usize {
+        self.store.held() + self.ledger.held()
     }
 }
 
@@ -84,14 +81,4 @@ impl Sources for Known {
         }
         if row.is_here() { self.store.get(row.identity) } else { None }
     }
-}
-
-/// Share of a peer's memory for arrived packets.
-fn store_share(memory: usize) -> usize {
-    memory / 8 * 5
-}
-
-/// Total memory of a peer whose share for packets is `store` bytes.
-pub(in crate::repair) fn memory_for_store(store: usize) -> usize {
-    store.div_ceil(5) * 8
 }

@@ -61,6 +61,11 @@ impl Measurement {
         }
     }
 
+    /// Returns whether no fate waits for the trial.
+    pub(super) fn is_idle(&self) -> bool {
+        self.observed.as_ref().is_none_or(|observed| observed.is_settled())
+    }
+
     /// Housekeeping of the trial.
     pub(super) fn tick(&mut self, now: Instant) {
         if let Some(observed) = &mut self.observed {

@@ -31,6 +31,8 @@ mod names;
 mod needs;
 mod repairs;
 
+use std::sync::Arc;
+
 use arrivals::{Arrivals, ArrivedPacket};
 use blindness::Blindness;
 use injection::{Injection, Target};
@@ -54,14 +56,12 @@ use crate::time::{Duration, Instant};
 use crate::wire::ip::{self, MutableFields};
 use crate::wire::tcp_sack;
 
-pub(super) use known::memory_for_store;
-
 pub(super) const TICK: Duration = Duration::from_millis(100);
 /// Limit of the difference between a copy's number and the highest number named.
 const MAX_AHEAD: u64 = 1_024;
 
 pub(super) struct Receiver {
-    key: IdentityKey,
+    key: Arc<IdentityKey>,
     known: Known,
     arrivals: Arrivals,
     repairs: Repairs,
@@ -74,17 +74,19 @@ pub(super) struct Receiver {
     /// The peer also names acknowledgements without data.
     acks: bool,
     named: Vec<(Seq, Named)>,
+    /// Bytes of memory held by the smaller parts, as last counted.
+    others: usize,
     stats: ReceiverStats,
 }
 
 impl Receiver {
-    /// Creates a receiver with `memory` bytes for packets and waiting repairs together.
-    pub(super) fn new(key: IdentityKey, memory: usize) -> Self {
+    /// Creates a receiver that keeps up to `max_repairs` bytes of repairs at the decoder.
+    pub(super) fn new(key: Arc<IdentityKey>, max_repairs: usize) -> Self {
         Receiver {
             key,
-            known: Known::new(memory),
+            known: Known::new(),
             arrivals: Arrivals::default(),
-            repairs: Repairs::new(memory),
+            repairs: Repairs::new(max_repairs),
             needs: Needs::new(),
             injection: Injection::default(),
             measurement: Measurement::default(),
@@ -92,16 +94,9 @@ impl Receiver {
             told: 0,
             acks: false,
             named: Vec::new(),
+            others: 0,
             stats: ReceiverStats::default(),
         }
-    }
-
-    /// Changes the memory limit; everything received until now is forgotten.
-    pub(super) fn resize(&mut self, now: Instant, memory: usize) {
-        self.known.resize(memory);
-        self.repairs.resize(memory);
-        self.arrivals.aligner.clear();
-        self.miss(now);
     }
 
     pub(super) fn stats(&self) -> ReceiverStats {
@@ -118,11 +113,23 @@ impl Receiver {
         }
     }
 
-    pub(super) fn memory(&self) -> usize {
-        self.known.memory()
-            + self.repairs.decoder.memory()
-            + self.arrivals.memory()
-            + self.measurement.memory()
+    /// Bytes of memory held.
+    pub(super) fn held(&self) -> usize {
+        self.known.held() + self.repairs.decoder.memory() + self.others
+    }
+
+    /// Bytes of memory held for packets and repairs, which [`Receiver::shed`] gives back.
+    pub(super) fn sheddable(&self) -> usize {
+        self.known.store.held() + self.repairs.decoder.memory()
+    }
+
+    /// Gives some memory back: of the oldest packets, or of the oldest repairs if these have more.
+    pub(super) fn shed(&mut self) {
+        let repairs = self.repairs.decoder.memory();
+        match repairs > self.known.store.held() {
+            true => self.repairs.decoder.shed(),
+            false => self.known.store.shed(),
+        }
     }
 
     /// Recent packets, newest first, as on the WAN except for what [`ip::normalise`] removed.
@@ -314,7 +321,18 @@ impl Receiver {
             self.measurement.path.visible(now, self.needs.times.wait);
         }
         self.repairs.tick(&self.stats, floor);
-        self.arrivals.aligner.forget_below(floor);
+        self.arrivals.forget(now, floor);
+        self.others = self.arrivals.memory() + self.measurement.memory();
+    }
+
+    /// Returns whether [`Receiver::tick`] has nothing to do until packets or names arrive.
+    pub(super) fn is_idle(&self) -> bool {
+        self.known.ledger.is_settled()
+            && self.injection.hold.is_idle()
+            && self.needs.is_empty()
+            && self.arrivals.is_empty()
+            && self.measurement.is_idle()
+            && self.repairs.in_flight.is_idle()
     }
 
     /// Returns whether packets from `first` to `last` may have been missed by the tap.

@@ -169,7 +169,7 @@ mod tests {
         let mut rng = Rng::from_seed(7);
         let name = |rng: &mut Rng| Name { tag: rng.below(1 << 16) as u16, ..Name::default() };
         let names: Vec<_> = (0..20 * EACH).map(|_| name(&mut rng)).collect();
-        let mut receiver = Receiver::new(IdentityKey::new(&[3; 32]), 1 << 20);
+        let mut receiver = Receiver::new(IdentityKey::new(&[3; 32]).into(), 1 << 20);
         receiver.told(1);
         let apart = 2 * EACH;
         for n in (0..20).filter(|n| !lost.contains(n)) {

@@ -40,6 +40,11 @@ impl Needs {
         self.requests.expire(now, floor) > 0
     }
 
+    /// Returns whether no packet or name is missing.
+    pub(super) fn is_empty(&self) -> bool {
+        self.requests.is_empty() && self.unnamed.is_empty()
+    }
+
     /// Time of the next possible request.
     pub(super) fn due(&self, repairs: &Repairs) -> Option<Instant> {
         let requests = self.requests.due(self.times, self.expected(repairs));

@@ -38,19 +38,14 @@ pub(super) struct Repairs {
 }
 
 impl Repairs {
-    /// Creates the state for a peer with `memory` bytes in total.
-    pub(super) fn new(memory: usize) -> Self {
+    /// Creates the state, with at most `bound` bytes of repairs at the decoder.
+    pub(super) fn new(bound: usize) -> Self {
         Repairs {
-            decoder: AnyDecoder::new(decoder_share(memory)),
+            decoder: AnyDecoder::new(bound),
             pending: VecDeque::new(),
             in_flight: InFlight::default(),
             recovered: Recovered::new(),
         }
-    }
-
-    /// Empties the decoder and changes its memory limit.
-    pub(super) fn resize(&mut self, memory: usize) {
-        self.decoder = AnyDecoder::new(decoder_share(memory));
     }
 
     /// Returns the body of a repair that can be decoded now, joined from its two parts if it was
@@ -149,11 +144,6 @@ impl Repairs {
         self.in_flight.tick(stats.repairs, stats.packets);
         self.decoder.forget_below(floor);
     }
-}
-
-/// Share of a peer's memory for waiting repairs.
-fn decoder_share(memory: usize) -> usize {
-    memory / 8
 }
 
 #[cfg(test)]

@@ -1,0 +1,78 @@
+//! Pace of the handshakes that a gateway begins with all its peers together.
+//!
+//! A handshake costs a curve operation or two. With thousands of peers, those of a start must not
+//! take all of the packet thread's time, nor those with peers that are down for good. A handshake
+//! that is due therefore reserves the next free time; times are free at a fixed rate. Peers that
+//! have not answered several handshakes have times of their own, so that they delay no others.
+
+use crate::time::{Duration, Instant};
+
+/// Interval of handshakes with peers that are expected to answer, and the number of them that may
+/// be sent at once.
+const INTERVAL: Duration = Duration::from_millis(1);
+const MAX_BURST: u32 = 64;
+/// Number of unanswered handshakes after which a peer is not expected to answer.
+const MAX_UNANSWERED: u32 = 4;
+/// Interval of handshakes with such peers: up to [`MAX_BURST`] of them get one a second each.
+const UNANSWERED_INTERVAL: Duration = Duration::from_nanos(1_000_000_000 / MAX_BURST as u64);
+
+/// Next free time of each kind of peers.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct HandshakePace {
+    answering: Instant,
+    unanswered: Instant,
+}
+
+impl HandshakePace {
+    pub(super) fn new(now: Instant) -> Self {
+        HandshakePace { answering: now, unanswered: now }
+    }
+
+    /// Reserves the next free time for a handshake with a peer that has not answered the last
+    /// `unanswered` ones. If it is not after `now`, the handshake is sent now.
+    pub(super) fn reserve(&mut self, now: Instant, unanswered: u32) -> Instant {
+        let (next, interval) = match unanswered < MAX_UNANSWERED {
+            true => (&mut self.answering, INTERVAL),
+            false => (&mut self.unanswered, UNANSWERED_INTERVAL),
+        };
+        // Times that were left unused add up to a burst.
+        let reserved = (*next).max(now - interval * (MAX_BURST - 1));
+        *next = reserved + interval;
+        reserved
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn at(millis: u64) -> Instant {
+        Instant::ZERO + Duration::from_millis(millis)
+    }
+
+    #[test]
+    fn thousands_begin_at_a_rate_and_a_few_at_once() {
+        let mut pace = HandshakePace::new(at(1_000));
+        let times: Vec<_> = (0..4_096).map(|_| pace.reserve(at(2_000), 0)).collect();
+        let at_once = times.iter().filter(|time| **time <= at(2_000)).count();
+        assert_eq!(at_once, MAX_BURST as usize);
+        assert_eq!(times[4_095], at(2_000 + 4_096 - u64::from(MAX_BURST)));
+    }
+
+    #[test]
+    fn peers_that_are_down_delay_no_others_and_few_of_them_get_one_a_second() {
+        let mut pace = HandshakePace::new(at(0));
+        for second in 5..10 {
+            for _ in 0..MAX_BURST {
+                let now = at(second * 1_000);
+                assert!(pace.reserve(now, MAX_UNANSWERED) <= now);
+            }
+        }
+        let now = at(9_000);
+        for _ in 0..4_096 {
+            pace.reserve(now, 100);
+        }
+        assert!(pace.reserve(now, 100) > at(9_000 + 63_000));
+        assert!(pace.reserve(now, 0) <= now);
+    }
+}
