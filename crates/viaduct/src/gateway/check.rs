@@ -53,6 +53,7 @@ pub fn check(path: &Path, registry: &Registry) -> Result<()> {
         println!("  hosts {}; {code}; {room}", list(&peer.prefixes));
         println!("  {}", transports(peer));
     }
+    println!("memory: {}", site.memory_bound());
     if let Some(flows) = flows {
         print!("split mode, {flows}");
     }

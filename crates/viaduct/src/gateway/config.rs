@@ -23,8 +23,8 @@ use file::File;
 pub use peers::check_endpoint;
 pub use values::parse_endpoint;
 
-/// Maximum length of a config in bytes.
-pub const MAX_CONFIG: u64 = 1 << 20;
+/// Maximum length of a config in bytes: 4,096 peers with a dozen keys each.
+pub const MAX_CONFIG: u64 = 4 << 20;
 
 /// Meaning of a config.
 #[derive(Clone, Debug)]
@@ -82,6 +82,8 @@ pub struct Peer {
     pub server_name: Option<DnsName<'static>>,
     /// Prefixes of the peer site.
     pub prefixes: Vec<IpNet>,
+    /// Rate of the packets to and from the peer, in bits a second, that memory must be enough for.
+    pub rate: Option<u64>,
     /// True if TCP connections to and from the peer are split.
     pub split: bool,
     /// Encoding of the packets to the peer.

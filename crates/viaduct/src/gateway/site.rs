@@ -19,6 +19,14 @@ const MIN_MTU: usize = 1280;
 /// Maximum memory of one tap, in bytes.
 const MAX_RING: usize = 256 << 20;
 
+/// Time for which packets must be there to be recovered: two requests of a packet over a path with
+/// a round trip of 100 ms.
+const KEEP_TIME: f64 = 0.3;
+/// Bytes of memory for each byte of packets, with names, lists and waiting repairs.
+const BYTES_PER_BYTE: f64 = 1.25;
+/// Bytes of memory for a rate in bits a second.
+const BYTES_PER_BIT: f64 = KEEP_TIME * BYTES_PER_BYTE / 8.0;
+
 /// BPF instruction that loads the type of a packet (see `linux/filter.h`).
 const LOAD_PACKET_TYPE: BpfInsn = BpfInsn { code: 0x20, jt: 0, jf: 0, k: 0xffff_f004 };
 const OUTGOING: u32 = 4;
@@ -116,17 +124,26 @@ impl Site {
         self.config.memory.saturating_sub(2 * self.ring_bytes())
     }
 
-    /// Minimum number of bytes with which the code of each peer can recover anything. The code of
-    /// the opposite direction is assumed to be the same.
+    /// Bytes that each peer needs while it has traffic: for the packets of [`KEEP_TIME`] at its
+    /// rate, or as many as a repair of its code may cover. The code of the opposite direction is
+    /// assumed to be the same.
     fn needs(&self) -> Vec<usize> {
         let need = |peer: &Peer| {
             let coding = peer.coding.as_ref();
-            coding.map_or(MIN_MEMORY, |coding| least_memory(coding, self.longest(peer)))
+            let for_code =
+                coding.map_or(MIN_MEMORY, |coding| least_memory(coding, self.longest(peer)));
+            let for_rate = peer.rate.map(|bits| (bits as f64 * BYTES_PER_BIT) as usize);
+            match (coding, for_rate) {
+                // A code with fixed parameters recovers nothing with less.
+                (Some(Coding::Fixed(_)), Some(for_rate)) => for_rate.max(for_code),
+                (_, for_rate) => for_rate.unwrap_or(for_code),
+            }
         };
         self.config.peers.iter().map(need).collect()
     }
 
-    /// Memory of each peer, in proportion to the needs of its code.
+    /// Share of the memory of each peer, in proportion to its need: it keeps that much whatever the
+    /// others need.
     fn shares(&self) -> Vec<usize> {
         let (needs, memory) = (self.needs(), self.packet_memory());
         let all: usize = needs.iter().sum::<usize>().max(1);
@@ -134,17 +151,46 @@ impl Site {
         needs.into_iter().map(share).collect()
     }
 
-    /// Warning if `memory` is below what the codes need.
+    /// Number of peers that may have traffic at the same time with all that they need, whichever
+    /// they are.
+    fn peers_at_once(&self) -> usize {
+        let (mut needs, mut there) = (self.needs(), self.packet_memory());
+        needs.sort_unstable_by(|one, other| other.cmp(one));
+        let fits = |need: &&usize| {
+            let fits = **need <= there;
+            there = there.saturating_sub(**need);
+            fits
+        };
+        needs.iter().take_while(fits).count()
+    }
+
+    /// Description of what the memory for packets is enough for.
+    pub fn memory_bound(&self) -> String {
+        let (there, peers) = (self.packet_memory(), self.config.peers.len());
+        let megabits = there as f64 / BYTES_PER_BIT / 1e6;
+        let at_once = match self.peers_at_once() {
+            all if all == peers => "all peers".to_owned(),
+            some => format!("{some} of {peers} peers"),
+        };
+        format!(
+            "{} MiB for packets and repairs: {KEEP_TIME} s of {megabits:.0} Mb/s, of all peers and \
+             both directions together; enough for {at_once} with traffic at once",
+            there >> 20,
+        )
+    }
+
+    /// Warning if `memory` is below what the peers need while all of them have traffic.
     fn too_little_memory(&self) -> Option<String> {
         let (needed, there) = (self.needs().iter().sum::<usize>(), self.packet_memory());
         // The taps take a third of the memory, up to a limit.
         let all = (needed * 3).div_ceil(2).min(needed + 2 * MAX_RING).div_ceil(1 << 20);
+        let (peers, at_once) = (self.config.peers.len(), self.peers_at_once());
         (needed > there).then(|| {
             format!(
-                "[site] memory: {} MiB are too little for {} peers with these codes, which will \
-                 recover nothing; {all}MiB at least are expected",
+                "[site] memory: {} MiB are enough for {at_once} of {peers} peers with traffic at \
+                 once, by their codes and rates; with more, packets are forgotten before they are \
+                 recovered. {all}MiB are enough for all",
                 self.config.memory >> 20,
-                self.config.peers.len()
             )
         })
     }

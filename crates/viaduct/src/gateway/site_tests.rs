@@ -17,6 +17,7 @@ fn site(codes: &[Option<Code>]) -> Site {
         tls_endpoint: None,
         server_name: None,
         prefixes: vec![format!("10.{}.0.0/16", n + 1).parse().unwrap()],
+        rate: None,
         split: false,
         coding: code.clone().map(Coding::Fixed),
         lower_mtu: false,
@@ -63,9 +64,31 @@ fn too_many_peers_for_the_memory_are_warned_of() {
     let many = |count: usize| site(&vec![layered(41); count]);
     assert_eq!(many(30).too_little_memory(), None);
     let said = many(43).too_little_memory().unwrap();
-    assert!(said.contains("48 MiB are too little for 43 peers"), "{said}");
+    let at_once = many(43).peers_at_once();
+    assert!((30..43).contains(&at_once), "{at_once}");
+    assert!(said.contains(&format!("48 MiB are enough for {at_once} of 43 peers")), "{said}");
     let mut enough = many(43);
-    let asked = said.split("; ").nth(1).unwrap().split("MiB").next().unwrap();
+    let asked = said.split(". ").nth(1).unwrap().split("MiB").next().unwrap();
     enough.config.memory = asked.parse::<usize>().unwrap() << 20;
     assert_eq!(enough.too_little_memory(), None, "the memory that the warning names is enough");
+}
+
+#[test]
+fn rates_say_what_the_memory_must_be_enough_for() {
+    let with_rate = |count: usize, rate: u64| {
+        let mut site = site(&vec![None; count]);
+        for peer in &mut site.config.peers {
+            (peer.coding, peer.rate) = (Some(Coding::Observe), Some(rate));
+        }
+        site
+    };
+    let enough = with_rate(100, 7_000_000);
+    assert_eq!((enough.too_little_memory(), enough.peers_at_once()), (None, 100));
+    assert!(enough.memory_bound().contains("0.3 s of 716 Mb/s"), "{}", enough.memory_bound());
+    let said = with_rate(100, 14_000_000).too_little_memory().unwrap();
+    assert!(said.contains("enough for 51 of 100 peers"), "{said}");
+    let mut unequal = with_rate(4, 1_000_000);
+    unequal.config.peers[2].rate = Some(3_000_000);
+    let shares = unequal.shares();
+    assert!(shares[2] >= 2 * shares[0], "{shares:?}");
 }

@@ -74,6 +74,8 @@ pub(super) struct PeerTable {
     #[serde(default, deserialize_with = "optional::<ServerName, _>")]
     pub(super) server_name: Option<DnsName<'static>>,
     pub(super) prefixes: Vec<Prefix>,
+    #[serde(default, deserialize_with = "optional::<Rate, _>")]
+    pub(super) rate: Option<u64>,
     #[serde(default)]
     pub(super) mode: Mode,
     #[serde(default)]

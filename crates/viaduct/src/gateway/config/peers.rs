@@ -1,6 +1,7 @@
 //! Meaning of the `[[peer]]` tables, checked against each other and against the site.
 
-use std::net::SocketAddr;
+use std::collections::{BTreeMap, HashMap, HashSet};
+use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
 use ipnet::IpNet;
@@ -31,14 +32,15 @@ pub(super) fn peers(
         return invalid("[[peer]]", format!("{} are too many; at most {MAX_PEERS}", tables.len()));
     }
     let (mut peers, mut warnings): (Vec<Peer>, _) = (Vec::new(), Vec::new());
+    let (mut names, mut keys) = (HashSet::new(), HashMap::new());
     for table in tables {
         let peer = peer(table, site, &mut warnings)?;
         let place = |key: &str| format!("peer {:?}: {key}", peer.name);
-        if peers.iter().any(|other| other.name == peer.name) {
+        if !names.insert(peer.name.clone()) {
             return invalid(place("name"), "is used by another peer too; each needs its own");
         }
-        if let Some(twin) = peers.iter().find(|other| other.key == peer.key) {
-            let what = format!("is that of peer {:?} too; each needs its own", twin.name);
+        if let Some(twin) = keys.insert(peer.key, peer.name.clone()) {
+            let what = format!("is that of peer {twin:?} too; each needs its own");
             return invalid(place("key"), what);
         }
         peers.push(peer);
@@ -86,6 +88,7 @@ fn peer(mut table: PeerTable, site: &Config, warnings: &mut Vec<String>) -> Resu
         tls_endpoint,
         server_name: table.server_name,
         prefixes: prefixes(&table.prefixes),
+        rate: table.rate,
         split: table.mode == Mode::Split,
         coding,
         lower_mtu: table.fec.lower_mtu,
@@ -220,7 +223,8 @@ fn peer_key(text: &str, site: &Config) -> Result<PublicKey, String> {
 
 /// Checks that no prefix has host bits set, and that no two sites share an address.
 pub(super) fn check_prefixes(local: &[IpNet], peers: &[Peer]) -> Result<(), Invalid> {
-    let mut all: Vec<(String, IpNet)> = Vec::new();
+    // Prefixes that do not overlap, by their first address: the owner, and the prefix.
+    let mut all: BTreeMap<IpAddr, (String, IpNet)> = BTreeMap::new();
     let ours = local.iter().map(|net| ("[site]".to_owned(), *net));
     let theirs = peers
         .iter()
@@ -232,14 +236,16 @@ pub(super) fn check_prefixes(local: &[IpNet], peers: &[Peer]) -> Result<(), Inva
                 format!("{net} has bits beyond its length; {} is expected", net.trunc()),
             );
         }
-        let overlap = |other: &IpNet| other.contains(&net) || net.contains(other);
-        if let Some((other, theirs)) = all.iter().find(|(_, other)| overlap(other)) {
+        // Either the last prefix that begins before the end of this one overlaps it, or none does.
+        let before = all.range(..=net.broadcast()).next_back();
+        let overlaps = |other: &IpNet| other.contains(&net) || net.contains(other);
+        if let Some((_, (other, theirs))) = before.filter(|(_, (_, other))| overlaps(other)) {
             return invalid(
                 format!("{owner}: prefixes"),
                 format!("{net} overlaps {theirs} of {other}; each address belongs to one site"),
             );
         }
-        all.push((owner, net));
+        all.insert(net.network(), (owner, net));
     }
     Ok(())
 }
