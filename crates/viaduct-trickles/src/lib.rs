@@ -32,7 +32,7 @@ mod tcp_sockets;
 pub use client::{ClientPort, ClientSettings, Flow, PortEvent};
 pub use connector::{Connector, ConnectorEvent};
 pub use listener::Listener;
-pub use secrets::Secrets;
+pub use secrets::{Secrets, SharedRotation};
 pub use server::{Answers, ServerPort, ServerSettings};
 pub use stale_changes::revert_stale_changes;
 pub use stats::PortStats;

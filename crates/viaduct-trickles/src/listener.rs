@@ -136,13 +136,13 @@ impl Listener {
         &mut self.endpoint
     }
 
-    /// Reads the file of secrets again if the file has changed; returns true in this case. Errors:
-    /// those of [`Secrets::new`]; the present secrets stay in use.
+    /// Takes changed secrets into use, as [`Secrets::reload_if_changed`]; returns true in this
+    /// case. Errors: those of [`Secrets::new`]; the present secrets stay in use.
     pub fn reload_secrets(&mut self) -> Result<bool> {
         let changed = self.secrets.reload_if_changed()?;
         if changed {
             *self.endpoint.server_mut().ring_mut() = self.secrets.ring();
-            info!(numbers = ?self.secrets.numbers(), "reloaded the changed secrets");
+            info!(numbers = ?self.secrets.numbers(), "the secrets have changed");
         }
         Ok(changed)
     }

@@ -5,13 +5,18 @@
 //! sealed with any of them are accepted. So a rotation has two steps. First the new secret is added
 //! after the others on each replica. When all replicas have the new secret, it is moved to the
 //! front.
+//!
+//! Instead of a file, a [`SharedRotation`] yields the secrets: those of the present time, without
+//! any step.
 
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::time::SystemTime;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{SystemTime, UNIX_EPOCH};
 
 use anyhow::{Context as _, Result, ensure};
 use viaduct_proto::trickles::keys::KeyRing;
+use viaduct_proto::trickles::rotation::Rotation;
 use viaduct_sys::random::random;
 
 /// Maximum number of secrets in a file.
@@ -19,11 +24,43 @@ const MAX_SECRETS: usize = 16;
 
 type Secret = (u8, [u8; 32]);
 
-/// Secrets, and the file from which they were read.
+/// Secrets, and where they come from.
 #[derive(Clone, Debug)]
 pub struct Secrets {
     secrets: Vec<Secret>,
-    file: Option<Watched>,
+    source: Source,
+}
+
+/// Source of secrets.
+#[derive(Clone, Debug)]
+enum Source {
+    /// This process, which has generated one secret.
+    Process,
+    File(Watched),
+    Rotation(SharedRotation),
+}
+
+/// Rotation that a program may replace while servers use its secrets. Clones are the same one.
+#[derive(Clone, Debug)]
+pub struct SharedRotation(Arc<Mutex<Rotation>>);
+
+impl SharedRotation {
+    /// Shares `rotation`.
+    pub fn new(rotation: Rotation) -> SharedRotation {
+        SharedRotation(Arc::new(Mutex::new(rotation)))
+    }
+
+    /// Replaces the rotation; returns whether it differs.
+    pub fn replace(&self, rotation: &Rotation) -> bool {
+        let mut present = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        std::mem::replace(&mut *present, rotation.clone()) != *rotation
+    }
+
+    /// Secrets of the present time.
+    fn secrets(&self) -> Vec<Secret> {
+        let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).secrets(now.as_secs())
+    }
 }
 
 /// A file that may change.
@@ -44,7 +81,7 @@ impl Secrets {
     pub fn new(file: Option<&Path>) -> Result<Secrets> {
         let Some(path) = file else {
             let [number, ..]: [u8; 32] = random()?;
-            return Ok(Secrets { secrets: vec![(number, random()?)], file: None });
+            return Ok(Secrets { secrets: vec![(number, random()?)], source: Source::Process });
         };
         let read = stamp(path);
         let text = fs::read_to_string(path)
@@ -52,14 +89,28 @@ impl Secrets {
         let secrets =
             parse(&text).with_context(|| format!("cannot parse secrets: {}", path.display()))?;
         let file = Watched { path: path.to_owned(), read, failed: None };
-        Ok(Secrets { secrets, file: Some(file) })
+        Ok(Secrets { secrets, source: Source::File(file) })
     }
 
-    /// Reads the file again if it has changed; returns true in this case. Errors: those of
-    /// [`Secrets::new`], reported once for each version of the file; the present secrets stay in
-    /// use.
+    /// Secrets that `rotation` yields, now and later.
+    pub fn rotating(rotation: SharedRotation) -> Secrets {
+        Secrets { secrets: rotation.secrets(), source: Source::Rotation(rotation) }
+    }
+
+    /// Reads the file again if it has changed, or takes the secrets of another period; returns true
+    /// if the secrets may have changed. Errors: those of [`Secrets::new`], reported once for each
+    /// version of the file; the present secrets stay in use.
     pub fn reload_if_changed(&mut self) -> Result<bool> {
-        let Some(file) = &mut self.file else { return Ok(false) };
+        let file = match &mut self.source {
+            Source::Process => return Ok(false),
+            Source::Rotation(rotation) => {
+                let secrets = rotation.secrets();
+                let has_changed = self.secrets != secrets;
+                self.secrets = secrets;
+                return Ok(has_changed);
+            }
+            Source::File(file) => file,
+        };
         let found = stamp(&file.path);
         if found == file.read {
             return Ok(false);
@@ -82,7 +133,7 @@ impl Secrets {
         let mut oldest_first = self.secrets.iter().rev();
         let (number, secret) = oldest_first.next().expect("there is at least one secret");
         let mut ring = KeyRing::new(*number, secret);
-        oldest_first.for_each(|(number, secret)| ring.rotate(*number, secret, MAX_SECRETS));
+        oldest_first.for_each(|(number, secret)| ring.rotate(*number, secret, self.secrets.len()));
         ring
     }
 
@@ -143,12 +194,14 @@ fn secret(line: &str) -> Option<Secret> {
 
 #[cfg(test)]
 mod tests {
+    use viaduct_proto::trickles::rotation::Root;
+
     use super::*;
 
     #[test]
     fn the_first_line_makes_what_is_new_and_all_are_accepted() {
         let text = format!("# two\n7 {}\n\n 3\t{} \n", "0a".repeat(32), "FF".repeat(32));
-        let secrets = Secrets { secrets: parse(&text).unwrap(), file: None };
+        let secrets = Secrets { secrets: parse(&text).unwrap(), source: Source::Process };
         let ring = secrets.ring();
         assert_eq!((secrets.numbers(), ring.newest().number()), (vec![7, 3], 7));
         assert!(ring.get(3).is_some() && ring.get(4).is_none());
@@ -162,5 +215,21 @@ mod tests {
         assert!(wrong(&format!("1 {secret}\n256 {secret}")).contains("line 2"));
         assert!(wrong("1 00").contains("64 hexadecimal digits"));
         assert!(wrong(&format!("1 {secret}\n1 {secret}")).contains("twice"));
+    }
+
+    #[test]
+    fn a_replaced_rotation_takes_effect_with_the_next_check() {
+        let rotation = |byte: u8| {
+            let root = Root { number: 3, secret: [byte; 32], from: 0 };
+            Rotation::new(3600, 2, vec![root]).unwrap()
+        };
+        let shared = SharedRotation::new(rotation(1));
+        let mut secrets = Secrets::rotating(shared.clone());
+        assert_eq!(secrets.numbers().len(), 4);
+        assert_eq!(secrets.ring().newest().number(), secrets.numbers()[0]);
+        assert!(shared.replace(&rotation(2)) && !shared.replace(&rotation(2)));
+        let before = secrets.secrets.clone();
+        assert!(secrets.reload_if_changed().unwrap());
+        assert_ne!(secrets.secrets[0].1, before[0].1);
     }
 }

@@ -1,9 +1,10 @@
-//! `viaduct key`: key pairs, and the secrets of `viaduct serve --key`.
+//! `viaduct key`: key pairs, and the secrets of `viaduct serve --key` and `--replicas`.
 
 use std::fs::OpenOptions;
 use std::io::{self, Write as _};
 use std::os::unix::fs::{OpenOptionsExt as _, PermissionsExt as _};
 use std::path::{Path, PathBuf};
+use std::time::{Duration, SystemTime};
 
 use anyhow::{Context, Result, anyhow};
 use clap::Subcommand;
@@ -11,7 +12,10 @@ use rustix::fs::{Access, access};
 use rustix::io::Errno;
 use tracing::warn;
 use viaduct_proto::keys::SecretKey;
+use viaduct_sys::journal::replace_secret_file;
 use viaduct_sys::random::random;
+
+use crate::{root_secrets, value_parser};
 
 /// Name under which the units pass the files of `/etc/viaduct` to a service.
 const CREDENTIAL: &str = "keys";
@@ -36,6 +40,23 @@ pub enum KeyCommand {
         #[arg(long, value_name = "N", default_value_t = 1)]
         number: u8,
     },
+    /// Make a file of root secrets for `viaduct serve --replicas`, from which replicas derive a
+    /// secret for each period
+    Replicas {
+        /// The file to write; an existing one is left alone
+        #[arg(long, value_name = "FILE", default_value = "replicas.toml")]
+        out: PathBuf,
+        /// Length of a period, 10s to 366d
+        #[arg(long, value_name = "TIME", default_value = root_secrets::PERIOD)]
+        period: String,
+        /// Add a root to this file instead, which replaces the last one
+        #[arg(long, value_name = "FILE", conflicts_with_all = ["out", "period"])]
+        add: Option<PathBuf>,
+        /// Time from now until the added root is used: by then all replicas must have the file
+        #[arg(long, value_name = "TIME", default_value = "10m", value_parser = value_parser::time,
+              requires = "add")]
+        after: Duration,
+    },
     /// Print the public key that belongs to the secret key in a file
     Show {
         /// The file
@@ -50,6 +71,8 @@ pub fn run(command: &KeyCommand) -> Result<()> {
         KeyCommand::New { out } => make(out)?,
         KeyCommand::Show { file } => read(file)?,
         KeyCommand::Serve { out, number } => return make_secret(out, *number),
+        KeyCommand::Replicas { add: Some(file), after, .. } => return add_root(file, *after),
+        KeyCommand::Replicas { out, period, .. } => return make_roots(out, period),
     };
     println!("{}", key.public());
     Ok(())
@@ -103,6 +126,33 @@ fn make_secret(out: &Path, number: u8) -> Result<()> {
     })?;
     writeln!(file, "{line}")?;
     Ok(file.sync_all()?)
+}
+
+/// Makes a file of root secrets.
+fn make_roots(out: &Path, period: &str) -> Result<()> {
+    let text = root_secrets::new_file(period, random()?, SystemTime::now())?;
+    let mut file = create(out).map_err(|error| match error.kind() {
+        io::ErrorKind::AlreadyExists => anyhow!(
+            "{0} exists already, and is left alone: `viaduct key replicas --add {0}` adds a root",
+            out.display()
+        ),
+        _ => refused(out, error),
+    })?;
+    file.write_all(text.as_bytes())?;
+    Ok(file.sync_all()?)
+}
+
+/// Adds a root secret to a file, which seals `after` from now.
+fn add_root(file: &Path, after: Duration) -> Result<()> {
+    let read = std::fs::read_to_string(file);
+    let text = read.with_context(|| format!("cannot read {}", file.display()))?;
+    let from = SystemTime::now() + after;
+    let text = root_secrets::add_root(&text, random()?, from)
+        .with_context(|| file.display().to_string())?;
+    replace_secret_file(file, text.as_bytes())?;
+    let from = humantime::format_rfc3339_seconds(from);
+    println!("the new root is used from {from} on: until then, distribute {}", file.display());
+    Ok(())
 }
 
 /// Creates a file that only its owner can read.

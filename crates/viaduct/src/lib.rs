@@ -31,6 +31,7 @@ mod overlay;
 mod proxy;
 mod random;
 mod rate_limited;
+mod root_secrets;
 mod rule_args;
 mod run;
 mod run_dir;

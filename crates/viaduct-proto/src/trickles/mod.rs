@@ -23,7 +23,8 @@
 //! | [`cwnd`] | Reno's window in closed form |
 //! | [`epoch`] | a recovery epoch: the packets between two losses, and their acknowledgement |
 //! | [`plan`] | the answer to a request: continue, split, terminate, recover |
-//! | [`keys`] | the secrets, and their rotation |
+//! | [`keys`] | the secrets in use, and the keys derived from them |
+//! | [`rotation`] | secrets of periods, derived from a root secret |
 //! | [`nonce`] | p(i) = r(i) xor r(i + 1) |
 //! | [`continuation`] | the connection state that the server does not keep |
 //! | [`proof`] | which packets have arrived |
@@ -52,6 +53,7 @@ pub mod packet;
 pub mod plan;
 pub mod proof;
 pub mod replay;
+pub mod rotation;
 pub mod server;
 pub mod standard;
 pub mod stream;

@@ -58,23 +58,32 @@ pub(super) fn remove_temporary(path: &Path) {
 /// Replaces a file atomically: after a power failure it holds either the old bytes or the new ones.
 /// No two writers share a temporary file.
 pub fn replace_file(path: &Path, bytes: &[u8]) -> io::Result<()> {
+    // Without a mode, a umask that lets a group open the sockets would let it write this file, and
+    // the next start would not trust it.
+    replace(path, bytes, 0o644)
+}
+
+/// Replaces a file as [`replace_file`] does; only its owner can read it.
+pub fn replace_secret_file(path: &Path, bytes: &[u8]) -> io::Result<()> {
+    replace(path, bytes, 0o600)
+}
+
+fn replace(path: &Path, bytes: &[u8], mode: u32) -> io::Result<()> {
     let directory = path.parent().filter(|parent| !parent.as_os_str().is_empty());
     let directory = directory.unwrap_or(Path::new("."));
     fs::create_dir_all(directory)?;
     let number = COUNT.fetch_add(1, Ordering::Relaxed);
     let mut new = path.as_os_str().to_owned();
     new.push(format!(".{}-{number}{TEMPORARY}", std::process::id()));
-    if let Err(error) = write_and_rename(Path::new(&new), path, bytes) {
+    if let Err(error) = write_and_rename(Path::new(&new), path, bytes, mode) {
         let _ = fs::remove_file(&new);
         return Err(error);
     }
     File::open(directory)?.sync_all()
 }
 
-fn write_and_rename(new: &Path, path: &Path, bytes: &[u8]) -> io::Result<()> {
-    // Without a mode, a umask that lets a group open the sockets would let it write this file, and
-    // the next start would not trust it.
-    let mut file = File::options().write(true).create(true).truncate(true).mode(0o644).open(new)?;
+fn write_and_rename(new: &Path, path: &Path, bytes: &[u8], mode: u32) -> io::Result<()> {
+    let mut file = File::options().write(true).create(true).truncate(true).mode(mode).open(new)?;
     file.write_all(bytes)?;
     file.sync_all()?;
     fs::rename(new, path)

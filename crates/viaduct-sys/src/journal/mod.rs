@@ -35,8 +35,8 @@ use std::{fs, io};
 
 use self::change::{Change, undo_all, undo_unlocked};
 pub use self::error::JournalError;
-pub use self::file::replace_file;
 use self::file::{Journal, read, remove_temporary};
+pub use self::file::{replace_file, replace_secret_file};
 use self::owner::{Owner, eventually, lock_instance};
 use crate::capture::offload::OffloadState;
 use crate::nft::intercept::Intercept;

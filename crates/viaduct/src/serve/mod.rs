@@ -13,10 +13,12 @@
 mod connection;
 mod descriptors;
 mod disk;
+mod etcd;
 mod file_cache;
 mod files;
 mod outgoing;
 mod pages;
+mod replicas;
 mod sources;
 pub mod status;
 mod tcp;
@@ -51,6 +53,7 @@ use disk::Disk;
 use file_cache::FileCache;
 use files::Root;
 use outgoing::Limits;
+use replicas::{Replicas, Source};
 use status::ServeStatus;
 use tcp::ServerState;
 use trickles::{PacketFormats, Service, ServiceConfig, WorkerResources};
@@ -101,6 +104,11 @@ pub struct ServeArgs {
     /// file is read again when it changes. Without it, connections end with this process
     #[arg(long, value_name = "FILE")]
     key: Option<PathBuf>,
+    /// Source of root secrets from which all replicas derive the secrets of Trickles'
+    /// continuations, a new one for each period: a file (viaduct key replicas), or
+    /// etcd://HOST:PORT/KEY with the same content. It is read again when it changes, and on SIGHUP
+    #[arg(long, value_name = "FILE|etcd://...", conflicts_with = "key")]
+    replicas: Option<Source>,
     /// File of the server's secret key (viaduct key new), shared by replicas: Trickles is encrypted
     /// for clients that use the public key
     #[arg(long, value_name = "FILE")]
@@ -110,7 +118,7 @@ pub struct ServeArgs {
     encrypted_only: bool,
     /// Packets of one connection are balanced among several servers: do not compensate for requests
     /// that this server has not seen, as another one may have answered them
-    #[arg(long, requires = "key")]
+    #[arg(long)]
     balanced: bool,
     /// Memory for answered requests of Trickles [default: 16M]
     #[arg(long, value_name = "BYTES", value_parser = memory)]
@@ -158,6 +166,7 @@ impl ServeArgs {
     fn of_trickles(&self) -> Option<&'static str> {
         let given = [
             ("key", self.key.is_some()),
+            ("replicas", self.replicas.is_some()),
             ("identity", self.identity.is_some()),
             ("replay", self.replay.is_some()),
             ("workers", self.workers.is_some()),
@@ -180,6 +189,16 @@ pub fn run(args: &ServeArgs) -> Result<()> {
     let files = Arc::new(root()?);
     let log = args.access_log.open()?;
     let workers = if args.trickles == PacketFormats::Off { 0 } else { workers(args.workers) };
+    if args.balanced && args.key.is_none() && args.replicas.is_none() {
+        bail!("--balanced needs secrets that the servers share: --key or --replicas");
+    }
+    let replicas = match &args.replicas {
+        None => None,
+        Some(source) => {
+            let copy = replicas::copy_path(&args.run_dir.path(), &name(args));
+            Some(runtime.block_on(Replicas::open(source.clone(), copy)).context("replicas")?)
+        }
+    };
     let quotas = descriptors::divide(workers, args.max_connections.unwrap_or(MAX_CONNECTIONS));
     let trickles = match args.trickles {
         PacketFormats::Off => {
@@ -204,7 +223,10 @@ pub fn run(args: &ServeArgs) -> Result<()> {
                 port: port(args),
                 replay: args.replay.unwrap_or(REPLAY),
                 balanced: args.balanced,
-                secrets: secrets(args.key.as_deref())?,
+                secrets: match &replicas {
+                    None => secrets(args.key.as_deref())?,
+                    Some(replicas) => Secrets::rotating(replicas.rotation()),
+                },
             };
             Some(Service::start(&config, resources)?)
         }
@@ -212,7 +234,8 @@ pub fn run(args: &ServeArgs) -> Result<()> {
     let disk = Disk::new(files, args.page_memory.unwrap_or(PAGE_MEMORY));
     let per_source = args.max_per_source.unwrap_or(MAX_PER_SOURCE);
     let state = ServerState::new(disk, log.clone(), limits(args), quotas.connections, per_source);
-    let serving = serve(args, Rc::new(state), trickles, signals);
+    let sources = (trickles, replicas);
+    let serving = serve(args, Rc::new(state), sources, signals);
     let ended = LocalSet::new().block_on(&runtime, serving);
     log.flush();
     ended
@@ -263,7 +286,7 @@ fn limits(args: &ServeArgs) -> Limits {
 async fn serve(
     args: &ServeArgs,
     state: Rc<ServerState>,
-    trickles: Option<Service>,
+    (trickles, replicas): (Option<Service>, Option<Rc<Replicas>>),
     mut signals: SignalStreams,
 ) -> Result<()> {
     let start = Instant::now();
@@ -274,6 +297,9 @@ async fn serve(
             .with_context(|| format!("cannot listen at {address}"))?;
         info!(address = %listener.local_addr()?, dir = %args.dir.display(), "serving");
         tokio::task::spawn_local(tcp::accept(listener, state.clone()));
+    }
+    if let Some(replicas) = replicas.clone() {
+        tokio::task::spawn_local(async move { replicas.follow().await });
     }
     let metrics_listener = args.metrics.map(metrics::listen).transpose()?;
     let (status_listener, metrics) = (status_socket(args), Metrics::default());
@@ -286,6 +312,7 @@ async fn serve(
         tcp: state.status(),
         trickles: trickles.as_ref().map(Service::status),
         access_log: log.stats(),
+        replicas: replicas.as_ref().map(|replicas| replicas.status()),
     };
     notify(Phase::Ready);
     loop {
@@ -295,8 +322,11 @@ async fn serve(
             () = watchdog.due() => {
                 watchdog.answer(trickles.as_ref().map(Service::age).unwrap_or_default());
             }
-            // SIGHUP only reopens the log, as changed secrets are reloaded automatically.
-            _ = signals.hangup.recv() => log.reopen(),
+            _ = signals.hangup.recv() => {
+                log.reopen();
+                // Changed secrets are noticed without a signal, too, but later.
+                replicas.iter().for_each(|replicas| replicas.reload());
+            }
             _ = signals.user1.recv() => log.reopen(),
             client = status_client(status_listener.as_ref()) => {
                 status_socket::show(client, &status())?;

@@ -6,7 +6,7 @@ use std::time::Duration;
 use super::colours::{Colours, row};
 use super::numbers::{bytes, thousands};
 use crate::access_log::AccessLogStats;
-use crate::serve::status::{ServeStatus, TcpStatus, TricklesStatus};
+use crate::serve::status::{ReplicasStatus, ServeStatus, TcpStatus, TricklesStatus};
 
 /// State of a file server as text.
 #[derive(Debug)]
@@ -79,6 +79,10 @@ impl Display for ServePage<'_> {
         if let Some(AccessLogStats { written, lost }) = status.access_log {
             let (written, lost) = (thousands(written), self.colours.alarm(lost));
             row(f, "access log", format!("{written} lines written, {lost} lost"))?;
+        }
+        if let Some(ReplicasStatus { source, fault }) = &status.replicas {
+            row(f, "secrets", source)?;
+            fault.iter().try_for_each(|why| row(f, "", self.colours.paint(31, why)))?;
         }
         status.trickles.iter().try_for_each(|seen| self.trickles(f, seen))
     }

@@ -193,7 +193,7 @@ fn of_server(status: &ServeStatus) -> Summary {
     let stateless = status.trickles.as_ref().map_or(0, |trickles| trickles.answered);
     Summary {
         kind: "server",
-        troubles: Vec::new(),
+        troubles: status.replicas.iter().filter_map(|known| known.fault.clone()).collect(),
         uptime: Some(status.uptime),
         peers: None,
         flows: Some(status.tcp.open),

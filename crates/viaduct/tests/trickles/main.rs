@@ -1,10 +1,11 @@
-//! Trickles on real packets: through a strict router, at `viaduct serve`, and under programs and
-//! proxies that know nothing of it.
+//! Trickles on real packets: through a strict router, at `viaduct serve` and its replicas, and
+//! under programs and proxies that know nothing of it.
 #![allow(clippy::unwrap_used)] // a test may panic
 
 #[path = "../common/mod.rs"]
 mod common;
 mod outbound;
+mod replicas;
 mod serve_tcp;
 mod serve_trickles;
 mod strict_router;

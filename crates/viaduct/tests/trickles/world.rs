@@ -91,7 +91,7 @@ impl World {
     ) -> Process {
         command.arg("serve").arg(self.dir.join("site")).args(["--listen", "[::]:80"]);
         command.args(words);
-        if !words.contains(&"off") {
+        if !["off", "--replicas"].iter().any(|given| words.contains(given)) {
             command.arg("--key").arg(self.dir.join("key"));
         }
         command.arg("--run-dir").arg(self.run_dir(host)).stderr(Stdio::null());

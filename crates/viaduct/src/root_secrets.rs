@@ -1,0 +1,156 @@
+//! File of the root secrets from which replicas derive the secret of each period, as
+//! `viaduct key replicas` writes it and `viaduct serve --replicas` reads it.
+
+use std::fmt::Write as _;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use anyhow::{Context as _, Result, anyhow, bail};
+use serde::Deserialize;
+use viaduct_proto::trickles::rotation::{ROOT_NUMBERS, Root, Rotation};
+
+use crate::text;
+use crate::value_parser::table::{Wait, one};
+
+/// Default length of a period in a new file.
+pub const PERIOD: &str = "1day";
+/// Digits of a secret.
+const DIGITS: usize = 64;
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct File {
+    #[serde(deserialize_with = "one::<Wait, _>")]
+    period: Duration,
+    #[serde(default = "one_period")]
+    keep: u8,
+    #[serde(default)]
+    root: Vec<RootTable>,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields, expecting = "a table [[root]]")]
+struct RootTable {
+    number: u8,
+    secret: String,
+    from: String,
+}
+
+fn one_period() -> u8 {
+    1
+}
+
+/// Parses the text of a file. Errors: the place, the mistake and a correct form; never a secret.
+pub fn parse(text: &str) -> Result<Rotation> {
+    let (period, keep, roots) = read(text)?;
+    Ok(Rotation::new(period, keep, roots)?)
+}
+
+fn read(text: &str) -> Result<(u64, u8, Vec<Root>)> {
+    let file: File = toml::from_str(text).map_err(|error| {
+        let at = error.span().map_or(0, |span| span.start);
+        anyhow!("{}{}", text::position(text, at), text::explain(text, at, error.message()))
+    })?;
+    let roots = file.root.iter().map(|table| {
+        let number = table.number;
+        let secret = secret(&table.secret);
+        let from = humantime::parse_rfc3339_weak(&table.from).ok();
+        Ok(Root {
+            number,
+            secret: secret.with_context(|| format!("root {number}: 64 hexadecimal digits"))?,
+            from: from.map(seconds).with_context(|| {
+                format!("root {number}: from: a time such as 2026-01-31T12:00:00Z is expected")
+            })?,
+        })
+    });
+    Ok((file.period.as_secs(), file.keep, roots.collect::<Result<_>>()?))
+}
+
+fn secret(digits: &str) -> Option<[u8; 32]> {
+    let mut secret = [0; 32];
+    if digits.len() != DIGITS || !digits.is_ascii() {
+        return None;
+    }
+    for (byte, at) in secret.iter_mut().zip((0..DIGITS).step_by(2)) {
+        *byte = u8::from_str_radix(&digits[at..at + 2], 16).ok()?;
+    }
+    Some(secret)
+}
+
+/// Text of a new file with one root, which seals from now on.
+pub fn new_file(period: &str, secret: [u8; 32], now: SystemTime) -> Result<String> {
+    let head = format!(
+        "# Root secrets of a service's replicas (viaduct serve --replicas): keep them secret.\n\
+         # The secret of each period is derived from a root, so rotation needs no change here.\n\
+         period = \"{period}\"\n# Earlier periods whose secrets are accepted.\nkeep = 1\n"
+    );
+    let text = head + &root(0, secret, now);
+    parse(&text)?;
+    Ok(text)
+}
+
+/// Text of a file with one more root, which seals from `from` on. Roots without an effect are not
+/// removed. Errors: the text is no valid file, or has as many roots as are allowed.
+pub fn add_root(text: &str, secret: [u8; 32], from: SystemTime) -> Result<String> {
+    let (_, _, roots) = read(text)?;
+    let last = roots.iter().max_by_key(|root| root.from).map_or(0, |root| root.number);
+    let numbers = (1..=*ROOT_NUMBERS.end()).map(|n| (last + n) % (ROOT_NUMBERS.end() + 1));
+    let is_free = |number: &u8| roots.iter().all(|root| root.number != *number);
+    let Some(number) = { numbers }.find(is_free) else { bail!("all numbers of roots are in use") };
+    let more = root(number, secret, from);
+    let text = format!("{}\n{more}", text.trim_end());
+    parse(&text).context("remove the oldest [[root]], which has no effect any more")?;
+    Ok(text)
+}
+
+fn root(number: u8, secret: [u8; 32], from: SystemTime) -> String {
+    let digits = secret.iter().fold(String::new(), |mut digits, byte| {
+        // Writing to a string cannot fail.
+        let _ = write!(digits, "{byte:02x}");
+        digits
+    });
+    let from = humantime::format_rfc3339_seconds(from);
+    format!("\n[[root]]\nnumber = {number}\nsecret = \"{digits}\"\nfrom = \"{from}\"\n")
+}
+
+fn seconds(time: SystemTime) -> u64 {
+    time.duration_since(UNIX_EPOCH).unwrap_or_default().as_secs()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_new_file_and_one_with_more_roots_are_read() {
+        let now = UNIX_EPOCH + Duration::from_secs(1_800_000_000);
+        let first = new_file(PERIOD, [1; 32], now).unwrap();
+        let alone = parse(&first).unwrap();
+        let later = now + Duration::from_secs(600);
+        let mut text = add_root(&first, [2; 32], later).unwrap();
+        let both = parse(&text).unwrap();
+        assert_eq!(both.secrets(seconds(later) - 1)[0], alone.secrets(seconds(later) - 1)[0]);
+        assert_ne!(both.secrets(seconds(later))[0], alone.secrets(seconds(later))[0]);
+        for n in 1..=2 {
+            text = add_root(&text, [n; 32], later + Duration::from_secs(n.into())).unwrap();
+        }
+        let refused = add_root(&text, [9; 32], later + Duration::from_secs(9)).unwrap_err();
+        assert!(format!("{refused:#}").contains("remove the oldest [[root]]"), "{refused:#}");
+    }
+
+    #[test]
+    fn mistakes_are_named_and_secrets_are_not() {
+        let good = new_file(PERIOD, [0xab; 32], UNIX_EPOCH).unwrap();
+        let wrong = |from: &str, to: &str| {
+            assert!(good.contains(from), "{from}");
+            let said = format!("{:#}", parse(&good.replacen(from, to, 1)).unwrap_err());
+            assert!(!said.contains("abab"), "{said}");
+            said
+        };
+        assert!(wrong("1day", "5s").contains("a period of 10 seconds to 366 days"));
+        assert!(wrong("keep = 1", "keep = 9").contains("keep = 9: 1 to 6"));
+        assert!(wrong("\"ab", "\"b").contains("root 0: 64 hexadecimal digits"));
+        assert!(wrong("1970", "197").contains("root 0: from: a time such as"));
+        assert!(wrong("number = 0", "number = 8").contains("a number from 0 to 7"));
+        assert!(wrong("secret", "secrets").contains("unknown key"));
+    }
+}

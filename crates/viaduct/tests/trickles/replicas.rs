@@ -1,0 +1,147 @@
+//! `viaduct serve --replicas`: secrets that two servers derive from a root, in a file or in etcd.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::time::Duration;
+
+use viaduct_proto::trickles::packet::{Format, FormatChoice};
+use viaduct_proto::trickles::standard::MAIN;
+use viaduct_sys::process::Process;
+
+use crate::common::{free_port, random, until, within};
+use crate::world::{End, SHARED, World};
+
+const LIMIT: Duration = Duration::from_secs(20);
+
+fn make(words: &[&str], file: &Path) {
+    let mut key = Command::new(env!("CARGO_BIN_EXE_viaduct"));
+    let made = key.args(["key", "replicas"]).args(words).arg(file).output().unwrap();
+    assert!(made.status.success(), "{}", String::from_utf8_lossy(&made.stderr));
+}
+
+#[test]
+fn a_replica_continues_what_another_began_across_new_roots() {
+    let Some(world) = World::new("roots", "rate=20M,delay=5ms,queue=200kB") else { return };
+    let big = random(4_000_000);
+    world.file("big.bin", &big);
+    world.share_address();
+    let (first, second) = (world.dir.join("b1.toml"), world.dir.join("b2.toml"));
+    make(&["--period", "10s", "--out"], &first);
+    fs::copy(&first, &second).unwrap();
+    let serve = |host: usize, file: &Path| {
+        let words = ["--trickles", "tcp", "--replicas", file.to_str().unwrap()];
+        world.serve_in(host, &words, || world.connect_plain_to(host).is_ok())
+    };
+    let (_b1, _b2) = (serve(0, &first), serve(1, &second));
+    world.lead_to(0);
+    let mut client = world.client(FormatChoice::Only(Format::Tcp));
+    let flow = client.connect(SHARED.into());
+    let done = std::thread::scope(|scope| {
+        scope.spawn(|| {
+            std::thread::sleep(Duration::from_millis(300));
+            make(&["--after", "1s", "--add"], &first);
+            fs::copy(&first, &second).unwrap();
+            std::thread::sleep(Duration::from_millis(1_300));
+            world.lead_to(1);
+        });
+        let get = "GET /big.bin HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n";
+        client.fetch(flow, get, &[MAIN], LIMIT)
+    });
+    assert_eq!(done, End::Finished);
+    assert!(client.response(MAIN).1 == big);
+    let of = |host| world.status_of(host)["trickles"]["answered"].as_u64().unwrap();
+    assert!(within(LIMIT, || of(0) > 100 && of(1) > 100), "{} {}", of(0), of(1));
+}
+
+/// etcd on the loopback interface; ends when dropped.
+struct Etcd {
+    port: u16,
+    dir: PathBuf,
+    process: Option<Process>,
+}
+
+impl Etcd {
+    fn start(dir: &Path) -> Etcd {
+        let mut etcd = Etcd { port: free_port(), dir: dir.join("etcd"), process: None };
+        etcd.restart();
+        etcd
+    }
+
+    fn restart(&mut self) {
+        let (client, peer) = (format!("http://127.0.0.1:{}", self.port), free_port());
+        let peer = format!("http://127.0.0.1:{peer}");
+        let mut command = Command::new("etcd");
+        command.arg("--data-dir").arg(&self.dir).args(["--listen-client-urls", &client]);
+        command.args(["--advertise-client-urls", &client, "--listen-peer-urls", &peer]);
+        command.args(["--unsafe-no-fsync"]).stdout(Stdio::null()).stderr(Stdio::null());
+        self.process = Some(Process::spawn(command).unwrap());
+        assert!(within(LIMIT, || self.post("range", "{\"key\":\"YQ==\"}")), "etcd is not up");
+    }
+
+    fn post(&self, what: &str, body: &str) -> bool {
+        let url = format!("http://127.0.0.1:{}/v3/kv/{what}", self.port);
+        let mut curl = Command::new("curl");
+        curl.args(["-sf", "--noproxy", "*", "-d", body, &url]).stdout(Stdio::null());
+        curl.status().unwrap().success()
+    }
+
+    /// Stores a file under `viaduct/www`.
+    fn put(&self, file: &Path) {
+        let encode = |bytes: &[u8]| {
+            let mut base64 = Command::new("base64");
+            let mut child =
+                base64.arg("-w0").stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
+            std::io::Write::write_all(&mut child.stdin.take().unwrap(), bytes).unwrap();
+            String::from_utf8(child.wait_with_output().unwrap().stdout).unwrap()
+        };
+        let (key, value) = (encode(b"viaduct/www"), encode(&fs::read(file).unwrap()));
+        assert!(self.post("put", &format!("{{\"key\":\"{key}\",\"value\":\"{value}\"}}")));
+    }
+}
+
+#[test]
+fn secrets_in_etcd_are_followed_and_stand_when_it_is_gone() {
+    let dir = std::env::temp_dir().join(format!("viaduct-etcd-{}", std::process::id()));
+    fs::create_dir_all(dir.join("site")).unwrap();
+    let mut etcd = Etcd::start(&dir);
+    let file = dir.join("replicas.toml");
+    make(&["--period", "1h", "--out"], &file);
+    let (port, run_dir) = (free_port(), dir.join("run"));
+    let start = |etcd: &Etcd, log: &str| {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_viaduct"));
+        command.arg("serve").arg(dir.join("site"));
+        command.args(["--listen", &format!("127.0.0.1:{port}"), "--trickles", "udp"]);
+        command.args(["--replicas", &format!("etcd://127.0.0.1:{}/viaduct/www", etcd.port)]);
+        let log = fs::File::create(dir.join(log)).unwrap();
+        Process::spawn({
+            command.arg("--run-dir").arg(&run_dir).stderr(log);
+            command
+        })
+        .unwrap()
+    };
+    let log = |log: &str| fs::read_to_string(dir.join(log)).unwrap();
+
+    let mut refused = start(&etcd, "no-key");
+    until("the server refuses", || refused.try_wait().unwrap().is_some());
+    assert!(log("no-key").contains("there is no such key"), "{}", log("no-key"));
+
+    etcd.put(&file);
+    let server = start(&etcd, "first");
+    assert!(within(LIMIT, || log("first").contains("serving")), "{}", log("first"));
+    make(&["--add"], &file);
+    etcd.put(&file);
+    let changed = "the secrets of the replicas have changed";
+    assert!(within(LIMIT, || log("first").contains(changed)), "{}", log("first"));
+
+    etcd.process = None;
+    let gone = "the present secrets stay in force";
+    assert!(within(LIMIT, || log("first").contains(gone)), "{}", log("first"));
+    drop(server);
+    let _server = start(&etcd, "second");
+    assert!(within(LIMIT, || log("second").contains("serving")), "{}", log("second"));
+    assert!(log("second").contains("its copy is in use"), "{}", log("second"));
+    etcd.restart();
+    assert!(within(LIMIT, || log("second").contains("is read again")), "{}", log("second"));
+    fs::remove_dir_all(&dir).unwrap();
+}
