@@ -6,10 +6,11 @@ use std::fmt::{self, Display, Formatter};
 use serde::{Deserialize, Serialize};
 
 /// State of a peer.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case", tag = "state", content = "reason")]
 pub enum State {
     /// No fault is known.
+    #[default]
     Up,
     /// Packets pass, but repairs recover none of the lost ones.
     Useless(String),

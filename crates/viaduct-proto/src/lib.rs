@@ -44,6 +44,7 @@ mod replay_window;
 pub mod rng;
 pub mod sim;
 pub mod split;
+pub mod spray;
 pub mod time;
 pub mod timers;
 pub mod trickles;

@@ -41,6 +41,7 @@ mod setup;
 mod shell;
 mod signals;
 mod source;
+mod spray;
 mod status;
 mod status_socket;
 mod steer;
@@ -119,6 +120,11 @@ enum Command {
     Overlay {
         #[command(flatten)]
         args: overlay::OverlayArgs,
+    },
+    /// Distribute the packets of a service over its replicas, without state
+    Spray {
+        #[command(flatten)]
+        args: spray::SprayArgs,
     },
     /// Serve the files of a directory
     Serve {
@@ -253,6 +259,7 @@ fn execute(line: CommandLine, registry: Registry) -> Result<ExitCode> {
             log();
             overlay::run(&args, &registry)?;
         }
+        Command::Spray { args } => spray::run(&args, log)?,
         Command::Serve { args } => {
             log();
             serve::run(&args)?;

@@ -4,7 +4,7 @@
 //!
 //! | file | machines |
 //! |---|---|
-//! | `sites` | gateways, ends of a tunnel, nodes of an overlay |
+//! | `sites` | gateways, ends of a tunnel, nodes of an overlay, checks of replicas |
 //! | `flows` | chains of handlers, datagrams, early connections |
 //! | `packets` | links, fake TCP, clients and streams of Trickles |
 
@@ -29,7 +29,7 @@ use crate::trickles::client::{self, Client};
 use crate::trickles::stream::{self, Stream};
 use flows::{DrivenChain, DrivenPassage, SomeRelays, SomeSyns};
 use packets::{DrivenClient, DrivenFakeTcp, DrivenLink, DrivenStream};
-use sites::{Gateways, Nodes, Tunnels};
+use sites::{Checks, Gateways, Nodes, Tunnels};
 
 /// Maximum number of rounds at one instant.
 const MAX_ROUNDS: usize = 8;
@@ -126,6 +126,11 @@ proptest! {
     #[test]
     fn nodes_rest(seed: u64) {
         assert_no_spin(&mut Nodes::new(), seed)?;
+    }
+
+    #[test]
+    fn checks_of_replicas_rest(seed: u64) {
+        assert_no_spin(&mut Checks::new(), seed)?;
     }
 
     #[test]

@@ -1,4 +1,5 @@
-//! Machines of sites, in pairs: gateways, ends of a tunnel, nodes of an overlay.
+//! Machines of sites: gateways, ends of a tunnel and nodes of an overlay, in pairs; checks of
+//! replicas.
 
 use std::sync::{Arc, Mutex};
 
@@ -9,6 +10,7 @@ use crate::keys::{Entropy, SecretKey};
 use crate::overlay::{Config, Node, Peer, Policy, Timing};
 use crate::repair::{Coding, Local, PeerConfig, Plane, Sites, TransportChoice};
 use crate::rng::Rng;
+use crate::spray::{self, Checker, Probe};
 use crate::time::{Duration, Instant};
 use crate::tunnel::{Carrier, Event, Settings, StreamId, Tunnel};
 
@@ -218,5 +220,39 @@ impl Driven for Nodes {
 
     fn handle_timeout(&mut self, now: Instant) {
         self.0.iter_mut().for_each(|node| node.handle_timeout(now));
+    }
+}
+
+/// Checks of three replicas, and the probes that may still be answered.
+pub(super) struct Checks(Checker, Vec<Probe>);
+
+impl Checks {
+    pub(super) fn new() -> Checks {
+        let timing = spray::Timing { rise: 3, ..spray::Timing::default() };
+        Checks(Checker::new(3, timing, Instant::ZERO), Vec::new())
+    }
+}
+
+impl Driven for Checks {
+    fn perturb(&mut self, now: Instant, rng: &mut Rng) {
+        for probe in std::mem::take(&mut self.1) {
+            let result = if rng.chance(0.5) { Ok(()) } else { Err("refused".to_owned()) };
+            self.0.handle_result(now, probe, result);
+        }
+    }
+
+    fn drain(&mut self, now: Instant) {
+        while let Some(probe) = self.0.poll_probe(now) {
+            self.1.push(probe);
+        }
+        while self.0.poll_changed().is_some() {}
+    }
+
+    fn poll_timeout(&self) -> Option<Instant> {
+        self.0.poll_timeout()
+    }
+
+    fn handle_timeout(&mut self, now: Instant) {
+        self.0.handle_timeout(now);
     }
 }

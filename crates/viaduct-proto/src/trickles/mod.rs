@@ -34,6 +34,7 @@
 //! | [`server`] | a function of request, address, secrets and time |
 //! | [`client`] | the state machine that keeps the connection's state |
 //! | [`standard`] | continuations that both sides understand |
+//! | [`probe`] | whether a server answers |
 //! | [`api`] | events and minisockets, for a server's application |
 //! | [`stream`] | byte streams and requests, for a client's application |
 //!
@@ -51,6 +52,7 @@ pub mod keys;
 pub mod nonce;
 pub mod packet;
 pub mod plan;
+pub mod probe;
 pub mod proof;
 pub mod replay;
 pub mod rotation;

@@ -11,6 +11,7 @@ use crate::capture::offload::OffloadState;
 use crate::nft::intercept::Intercept;
 use crate::nft::mss_clamp::MssClamp;
 use crate::nft::rst_guard::RstGuard;
+use crate::nft::spray::Spray;
 use crate::nft::syn_hold::SynHold;
 use crate::nft::table::Table;
 use crate::route::mtu::RouteMtu;
@@ -28,6 +29,7 @@ pub(super) enum Change {
     #[serde(rename = "keep_out")]
     RstGuard(RstGuard),
     Sysctl(Sysctl),
+    Spray(Spray),
     /// A change that another version of this program has recorded; it cannot be undone.
     #[serde(untagged)]
     Unknown(Value),
@@ -40,6 +42,7 @@ impl Change {
             Change::Intercept(intercept) => Some(&intercept.instance),
             Change::SynHold(hold) => Some(&hold.instance),
             Change::RstGuard(guard) => Some(&guard.instance),
+            Change::Spray(spray) => Some(&spray.instance),
             _ => None,
         }
     }
@@ -50,6 +53,7 @@ impl Change {
             Change::Intercept(intercept) => Some(intercept),
             Change::SynHold(hold) => Some(hold),
             Change::RstGuard(guard) => Some(guard),
+            Change::Spray(spray) => Some(spray),
             Change::Offload(_) | Change::Route(_) | Change::Sysctl(_) | Change::Unknown(_) => None,
         }
     }

@@ -42,6 +42,7 @@ use crate::capture::offload::OffloadState;
 use crate::nft::intercept::Intercept;
 use crate::nft::mss_clamp::MssClamp;
 use crate::nft::rst_guard::RstGuard;
+use crate::nft::spray::Spray;
 use crate::nft::syn_hold::SynHold;
 use crate::nft::table::Table as _;
 use crate::process::dir_lock::DirLock;
@@ -172,6 +173,23 @@ impl Changes {
         guard.check()?;
         self.lock_instance(&guard.instance)?;
         self.make(&Change::RstGuard(guard))
+    }
+
+    /// Distributes a service's packets over its replicas, instead of an earlier distribution of
+    /// this process. Errors: as [`Changes::lock_instance`] and [`Spray::apply`]; the earlier
+    /// distribution stays in force then.
+    pub fn spray(&mut self, spray: Spray) -> Result<(), JournalError> {
+        spray.check()?;
+        self.lock_instance(&spray.instance)?;
+        let is_spray = |change: &&mut Change| matches!(change, Change::Spray(_));
+        let Some(Change::Spray(earlier)) = self.journal.changes.iter_mut().find(is_spray) else {
+            return self.make(&Change::Spray(spray));
+        };
+        // The journal has the table's name, which is all that undoing needs: packets are
+        // distributed anew before it is written.
+        earlier.replace_by(&spray)?;
+        *earlier = spray;
+        self.save()
     }
 
     /// Lets new connections bypass the proxy of [`Changes::intercept`]. The proxy keeps its

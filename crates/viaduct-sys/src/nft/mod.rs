@@ -11,6 +11,7 @@
 //! | [`intercept`] | hands forwarded connections to a proxy (TPROXY) |
 //! | [`syn_hold`] | sends SYNs to a queue until the server has answered |
 //! | [`rst_guard`] | keeps packets from the kernel's TCP, which would reset them |
+//! | [`spray`] | distributes packets to an address over its replicas |
 //! | [`flowtables`] | flowtables of all programs |
 //! | [`rule_watch`] | notification of deleted rules |
 //! | [`nfqueue`] | reading end of a queue: packets and verdicts (NFQUEUE) |
@@ -23,5 +24,6 @@ pub mod mss_clamp;
 pub mod nfqueue;
 pub mod rst_guard;
 pub mod rule_watch;
+pub mod spray;
 pub mod syn_hold;
 pub mod table;

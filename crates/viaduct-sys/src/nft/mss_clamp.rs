@@ -11,7 +11,7 @@ use std::net::IpAddr;
 
 use serde::{Deserialize, Serialize};
 
-use crate::nft::table::{NftError, Table, check_instance, set};
+use crate::nft::table::{NftError, Table, check_instance, check_interface, set};
 
 /// Bytes of the IP and TCP headers, without options.
 const HEADERS_V4: u32 = 40;
@@ -40,11 +40,7 @@ impl Table for MssClamp {
     /// Checks the instance, the interface and the packet size.
     fn check(&self) -> Result<(), NftError> {
         check_instance(&self.instance)?;
-        let odd = |c: char| c.is_whitespace() || c.is_control() || c == '"' || c == '*' || c == '/';
-        let (what, expected) = ("interface", "the name of a network interface is expected");
-        if self.interface.contains(odd) || !(1..16).contains(&self.interface.len()) {
-            return Err(NftError::Name { what, name: self.interface.clone(), expected });
-        }
+        check_interface(&self.interface)?;
         if !(576..=65535).contains(&self.max_packet) {
             return Err(NftError::MaxPacket(self.max_packet));
         }

@@ -7,6 +7,7 @@
 //! | [`crate::nft::intercept::Intercept`] | hands connections to a proxy |
 //! | [`crate::nft::syn_hold::SynHold`] | holds SYNs until a verdict |
 //! | [`crate::nft::rst_guard::RstGuard`] | keeps packets from the kernel's TCP |
+//! | [`crate::nft::spray::Spray`] | distributes a service's packets over replicas |
 
 use std::io;
 use std::net::IpAddr;
@@ -41,7 +42,34 @@ pub enum NftError {
     MaxPacket(u32),
 }
 
-/// Interface of our nftables tables, all of the family `inet`.
+/// Address family of a table.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Family {
+    /// IPv4 and IPv6.
+    Inet,
+    /// Packets of network devices, before routing.
+    Netdev,
+}
+
+impl Family {
+    /// Name in `nft`'s syntax.
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Family::Inet => "inet",
+            Family::Netdev => "netdev",
+        }
+    }
+
+    /// The kernel's number (`NFPROTO_`).
+    fn number(self) -> u8 {
+        match self {
+            Family::Inet => 1,
+            Family::Netdev => 5,
+        }
+    }
+}
+
+/// Interface of our nftables tables.
 pub trait Table {
     /// Instance, which names the table: letters, digits and `_`, at most 32 of them.
     fn instance(&self) -> &str;
@@ -51,6 +79,11 @@ pub trait Table {
 
     /// Chains of the complete table, with their numbers of rules.
     fn chains(&self) -> Vec<(&'static str, usize)>;
+
+    /// Address family of the table.
+    fn family(&self) -> Family {
+        Family::Inet
+    }
 
     /// Name of the table.
     fn table(&self) -> String {
@@ -83,7 +116,7 @@ pub trait Table {
     /// Returns whether the table's chains have all their rules. Errors: the rules cannot be listed.
     fn has_chains(&self) -> Result<bool, NftError> {
         // Sets, which may be long, are not compared.
-        let count = |chain| count_rules(&self.table(), chain).map_err(NftError::Ask);
+        let count = |chain| count_rules(self.family(), &self.table(), chain).map_err(NftError::Ask);
         self.chains()
             .iter()
             .try_fold(true, |so_far, (chain, rules)| Ok(so_far && count(chain)? == *rules))
@@ -92,13 +125,14 @@ pub trait Table {
     /// Removes only the nftables table, if it exists, and not the routes that belong to it. Errors:
     /// `nft` fails.
     fn delete(&self) -> Result<(), ToolError> {
-        nft(&deletion(&self.table()))
+        nft(&deletion(self.family(), &self.table()))
     }
 
     /// Installs only the nftables table, with these contents. Errors: `nft` fails.
     fn install(&self, contents: &str) -> Result<(), ToolError> {
-        let table = self.table();
-        nft(&format!("{}table inet {table} {{\n{contents}\n}}\n", deletion(&table)))
+        let (family, table) = (self.family(), self.table());
+        let deletion = deletion(family, &table);
+        nft(&format!("{deletion}table {} {table} {{\n{contents}\n}}\n", family.name()))
     }
 }
 
@@ -112,19 +146,28 @@ pub(crate) fn check_instance(instance: &str) -> Result<(), NftError> {
     Ok(())
 }
 
+/// Checks that `interface` can be written into a rule.
+pub(crate) fn check_interface(interface: &str) -> Result<(), NftError> {
+    let odd = |c: char| c.is_whitespace() || c.is_control() || c == '"' || c == '*' || c == '/';
+    let (what, expected) = ("interface", "the name of a network interface is expected");
+    if interface.contains(odd) || !(1..16).contains(&interface.len()) {
+        return Err(NftError::Name { what, name: interface.to_owned(), expected });
+    }
+    Ok(())
+}
+
 /// Runs `script` in `nft`, as one transaction.
 pub(crate) fn nft(script: &str) -> Result<(), ToolError> {
     tool::run("nft", &["-f", "-"], script).map(drop)
 }
 
-/// Returns the number of rules in `chain` of the nftables table `table`, family inet; 0 if there is
-/// no such chain. Errors: the kernel has no nftables.
-fn count_rules(table: &str, chain: &str) -> io::Result<usize> {
+/// Returns the number of rules in `chain` of the nftables table `table`; 0 if there is no such
+/// chain. Errors: the kernel has no nftables.
+fn count_rules(family: Family, table: &str, chain: &str) -> io::Result<usize> {
     const NFTABLES: u16 = 10;
     const NEW_RULE: u16 = 6;
     const GET_RULE: u16 = 7;
-    const INET: u8 = 1;
-    let question = Message::new(NFTABLES, GET_RULE, NLM_F_DUMP, INET, 0)
+    let question = Message::new(NFTABLES, GET_RULE, NLM_F_DUMP, family.number(), 0)
         .with(1, format!("{table}\0").as_bytes())
         .with(2, format!("{chain}\0").as_bytes());
     let mut rules = 0;
@@ -138,8 +181,9 @@ fn count_rules(table: &str, chain: &str) -> io::Result<usize> {
 }
 
 /// Commands that delete a table, after an `add` so that a missing table is no error.
-fn deletion(table: &str) -> String {
-    format!("add table inet {table}\ndelete table inet {table}\n")
+fn deletion(family: Family, table: &str) -> String {
+    let family = family.name();
+    format!("add table {family} {table}\ndelete table {family} {table}\n")
 }
 
 pub(crate) fn set(name: &str, kind: &str, prefixes: &[(IpAddr, u8)]) -> String {

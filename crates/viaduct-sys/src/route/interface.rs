@@ -202,7 +202,7 @@ pub(crate) fn index(name: &str) -> io::Result<u32> {
 }
 
 /// Returns the name of interface `index` in the thread's network namespace, if there is one.
-pub(crate) fn name(index: u32) -> Option<String> {
+pub fn name(index: u32) -> Option<String> {
     let mut name = [0; libc::IFNAMSIZ];
     // SAFETY: `name` has `IFNAMSIZ` bytes, which is all that the function may fill.
     if unsafe { libc::if_indextoname(index, name.as_mut_ptr()) }.is_null() {

@@ -231,6 +231,17 @@ pub(super) const KINDS: &[Kind] = &[
             plot("Loss of the last 100 probes", "%", &[("lost", "direct path")]),
         ],
     },
+    Kind {
+        kind: "replica",
+        title: "Replicas of a service",
+        headline: &["packets", "rate", "share"],
+        plots: &[
+            plot("Packets", "packets/s", &[("packets", "from clients")]),
+            plot("Throughput", "Mb/s", &[("rate", "from clients")]),
+            plot("Share of the packets", "%", &[("share", "share")]),
+            plot("Checks", "probes/s", &[("failures", "failed")]),
+        ],
+    },
 ];
 
 /// Place of a kind in the order of the list.

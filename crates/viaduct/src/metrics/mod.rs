@@ -148,8 +148,9 @@ mod tests {
     use crate::engine::snapshot::ProxyStatus;
     use crate::gateway::snapshot::{PeerStatus, Status};
     use crate::serve::status::{ServeStatus, TricklesStatus};
+    use crate::spray::status::{ReplicaStatus, SprayStatus};
     use crate::tunnel::stats::TunnelCounters;
-    use crate::{engine, gateway, overlay};
+    use crate::{engine, gateway, overlay, spray};
 
     const RULES: &str = include_str!("../../../../dist/prometheus/viaduct.rules.yml");
     const DASHBOARD: &str = include_str!("../../../../dist/grafana/viaduct.json");
@@ -223,11 +224,16 @@ mod tests {
         })
     }
 
+    fn spray_page() -> String {
+        let replicas = vec![ReplicaStatus::default()];
+        spray::metrics::encode(&SprayStatus { replicas, ..SprayStatus::default() })
+    }
+
     /// All metrics that the services export. `up` is Prometheus' own.
     fn exported() -> Metrics {
         let mut metrics = Metrics::from([("up".to_owned(), BTreeSet::new())]);
-        let pages =
-            [gateway_page(), proxy_page(), server_page(), overlay_page(), super::process::encode()];
+        let services = [gateway_page(), proxy_page(), server_page(), overlay_page(), spray_page()];
+        let pages = services.into_iter().chain([super::process::encode()]).collect::<Vec<_>>();
         for page in &pages {
             for line in page.lines().filter(|line| !line.starts_with('#')) {
                 let series = line.rsplit_once(' ').unwrap().0;

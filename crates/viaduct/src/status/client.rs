@@ -17,9 +17,11 @@ use super::gateway_page::GatewayPage;
 use super::overlay_page::OverlayPage;
 use super::proxy_page::ProxyPage;
 use super::serve_page::ServePage;
+use super::spray_page::SprayPage;
 use crate::engine::snapshot::ProxyStatus;
 use crate::gateway::snapshot::Status;
 use crate::serve::status::ServeStatus;
+use crate::spray::status::SprayStatus;
 
 /// Time within which the whole answer must arrive, longer than any service takes.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(3);
@@ -38,6 +40,8 @@ pub enum ServiceStatus {
     Serve(Box<ServeStatus>),
     /// Status of an overlay node.
     Overlay(Box<Table>),
+    /// Status of a spray.
+    Spray(Box<SprayStatus>),
     /// Status of a gateway.
     Gateway(Box<Status>),
 }
@@ -56,6 +60,7 @@ impl ServiceStatus {
             }
             ServiceStatus::Serve(status) => ServePage { status, colours }.to_string(),
             ServiceStatus::Overlay(table) => OverlayPage { table, colours }.to_string(),
+            ServiceStatus::Spray(status) => SprayPage { status, colours }.to_string(),
             ServiceStatus::Gateway(now) => {
                 let before = before.and_then(ServiceStatus::gateway);
                 GatewayPage::new(now, before, colours).to_string()

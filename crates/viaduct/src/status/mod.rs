@@ -1,5 +1,5 @@
-//! `viaduct status` and `viaduct top`: state of the running gateways, proxies, servers and overlay
-//! nodes of a machine.
+//! `viaduct status` and `viaduct top`: state of the running gateways, proxies, servers, sprays and
+//! overlay nodes of a machine.
 //!
 //! ```text
 //!   service ──status socket: a JSON object──▶ client ──ServiceStatus──┬─▶ a table, a page: once
@@ -18,6 +18,7 @@ mod overview;
 mod proxy_page;
 mod screen;
 mod serve_page;
+mod spray_page;
 mod summary;
 mod table;
 mod terminal;
@@ -67,14 +68,14 @@ back, q quits. Without a terminal the rates of one second are printed once. NO_C
 /// Interval whose rates `viaduct top` prints if there is no terminal.
 const RATE_INTERVAL: Duration = Duration::from_secs(1);
 
-/// Options that select a gateway, proxy, master, server or overlay node.
+/// Options that select a gateway, proxy, master, server, spray or overlay node.
 #[derive(Debug, clap::Args)]
 pub struct ServiceSelector {
     /// Path of the service's status socket
     #[arg(long, value_name = "PATH", conflicts_with = "name")]
     pub socket: Option<PathBuf>,
-    /// Name of the service: a gateway's site, proxy-PORT, serve-PORT, overlay-NAME, or a master's
-    /// name. Without it all services are shown
+    /// Name of the service: a gateway's site, proxy-PORT, serve-PORT, spray-NAME, overlay-NAME, or
+    /// a master's name. Without it all services are shown
     #[arg(long, value_name = "NAME")]
     pub name: Option<String>,
     #[command(flatten)]

@@ -10,11 +10,12 @@ use crate::engine::snapshot::ProxyStatus;
 use crate::engine::stats::Hop;
 use crate::gateway::snapshot::Status;
 use crate::serve::status::ServeStatus;
+use crate::spray::status::SprayStatus;
 
 /// Summary of a service.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Summary {
-    /// `gateway`, `proxy`, `master`, `server` or `overlay`.
+    /// `gateway`, `proxy`, `master`, `server`, `spray` or `overlay`.
     pub kind: &'static str,
     /// Problems of the service, the worst first. Empty if it is up.
     pub troubles: Vec<String>,
@@ -148,6 +149,7 @@ impl ServiceStatus {
             ServiceStatus::Proxy(status) => of_proxy(status),
             ServiceStatus::Serve(status) => of_server(status),
             ServiceStatus::Overlay(table) => of_overlay(table),
+            ServiceStatus::Spray(status) => of_spray(status),
         }
     }
 }
@@ -198,6 +200,20 @@ fn of_server(status: &ServeStatus) -> Summary {
         peers: None,
         flows: Some(status.tcp.open),
         counts: Counts::from_iter([(Count::Begun, status.tcp.requests + stateless)]),
+    }
+}
+
+/// A spray sees the packets from clients alone: the replicas answer without it.
+fn of_spray(status: &SprayStatus) -> Summary {
+    let up = status.replicas.iter().filter(|replica| replica.state.is_up()).count();
+    let bytes = status.replicas.iter().map(|replica| replica.bytes).sum();
+    Summary {
+        kind: "spray",
+        troubles: status.troubles(),
+        uptime: Some(status.uptime),
+        peers: Some((up, status.replicas.len())),
+        flows: None,
+        counts: Counts::from_iter([(Count::Sent, bytes)]),
     }
 }
 

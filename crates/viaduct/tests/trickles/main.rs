@@ -8,5 +8,6 @@ mod outbound;
 mod replicas;
 mod serve_tcp;
 mod serve_trickles;
+mod spray;
 mod strict_router;
 mod world;

@@ -4,6 +4,7 @@ mod gateway;
 mod overlay;
 mod proxy;
 mod serve;
+mod spray;
 
 use std::collections::BTreeSet;
 
@@ -50,6 +51,7 @@ pub(super) fn sample(status: &ServiceStatus) -> Sample {
         ServiceStatus::Proxy(status) => proxy::sample(status),
         ServiceStatus::Serve(status) => serve::sample(status),
         ServiceStatus::Overlay(table) => overlay::sample(table),
+        ServiceStatus::Spray(status) => spray::sample(status),
     };
     sample.title = clipped(&sample.title);
     sample.troubles.iter_mut().for_each(|text| *text = clipped(text));
@@ -106,6 +108,7 @@ mod tests {
     use crate::engine::stats::{Hop, PolicyStats};
     use crate::gateway::snapshot::{LinkStatus, PeerStatus, Status, TrialStatus};
     use crate::serve::status::{ServeStatus, TricklesStatus};
+    use crate::spray::status::{ReplicaStatus, SprayStatus};
     use crate::tunnel::stats::TunnelCounters;
 
     fn proxy() -> ProxyStatus {
@@ -144,11 +147,14 @@ mod tests {
             states: vec![],
             stats: Default::default(),
         };
+        let spray =
+            SprayStatus { replicas: vec![ReplicaStatus::default()], ..SprayStatus::default() };
         let all = [
             ServiceStatus::Gateway(Box::new(gateway)),
             ServiceStatus::Proxy(Box::new(proxy())),
             ServiceStatus::Serve(Box::new(serve)),
             ServiceStatus::Overlay(Box::new(table)),
+            ServiceStatus::Spray(Box::new(spray)),
         ];
         all.iter().map(sample).collect()
     }

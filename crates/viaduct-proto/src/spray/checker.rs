@@ -1,0 +1,301 @@
+//! Health checks of replicas: when each is probed, and what the results mean.
+
+use crate::health::State;
+use crate::time::{Duration, Instant};
+
+/// Times and counts of the checks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Timing {
+    /// Time between the starts of two probes of a replica, while they succeed.
+    pub interval: Duration,
+    /// Time within which a probe must be answered.
+    pub timeout: Duration,
+    /// Successes in a row after which a replica that is down is up.
+    pub rise: u32,
+    /// Failures in a row after which a replica that is up is down.
+    pub fall: u32,
+}
+
+impl Default for Timing {
+    /// Detects within 0.3 s that a replica does not answer.
+    fn default() -> Timing {
+        let tenth = Duration::from_millis(100);
+        Timing { interval: tenth, timeout: tenth, rise: 2, fall: 2 }
+    }
+}
+
+/// Probe to send.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Probe {
+    /// Index of the replica.
+    pub replica: usize,
+    /// Number of the probe among those of this replica.
+    pub number: u64,
+}
+
+/// Health of all replicas of a service.
+#[derive(Clone, Debug)]
+pub struct Checker {
+    timing: Timing,
+    replicas: Vec<Replica>,
+    has_changed: bool,
+}
+
+#[derive(Clone, Debug)]
+struct Replica {
+    /// `None` before the first decision.
+    is_up: Option<bool>,
+    /// Results in a row that contradict `is_up`.
+    contrary: u32,
+    /// Reason of the last failure.
+    reason: String,
+    /// Pending probe, and its deadline.
+    pending: Option<(u64, Instant)>,
+    /// Start of the next probe.
+    next: Instant,
+    probes: u64,
+    failures: u64,
+    falls: u64,
+}
+
+/// Counters of a replica's checks.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Counters {
+    /// Probes sent.
+    pub probes: u64,
+    /// Probes that failed.
+    pub failures: u64,
+    /// Number of times that the replica went down.
+    pub falls: u64,
+}
+
+impl Checker {
+    /// Creates the checks of `replicas` replicas, whose first probes are due at once.
+    pub fn new(replicas: usize, timing: Timing, now: Instant) -> Checker {
+        let replica = Replica {
+            is_up: None,
+            contrary: 0,
+            reason: "it has not been checked yet".to_owned(),
+            pending: None,
+            next: now,
+            probes: 0,
+            failures: 0,
+            falls: 0,
+        };
+        Checker { timing, replicas: vec![replica; replicas], has_changed: false }
+    }
+
+    /// Checks of a changed list of replicas: element n of `old` is the index that replica n had,
+    /// whose state and counters it keeps; `None` for a new replica. Pending probes are forgotten.
+    #[must_use]
+    pub fn reload(&self, old: &[Option<usize>], timing: Timing, now: Instant) -> Checker {
+        let mut new = Checker::new(old.len(), timing, now);
+        for (new, old) in new.replicas.iter_mut().zip(old) {
+            if let Some(known) = old.and_then(|old| self.replicas.get(old)) {
+                *new = Replica { pending: None, next: now, ..known.clone() };
+            }
+        }
+        new
+    }
+
+    /// Returns the next probe to send.
+    pub fn poll_probe(&mut self, now: Instant) -> Option<Probe> {
+        let is_due = |one: &Replica| one.pending.is_none() && one.next <= now;
+        let replica = self.replicas.iter().position(is_due)?;
+        let one = &mut self.replicas[replica];
+        one.probes += 1;
+        one.pending = Some((one.probes, now + self.timing.timeout));
+        one.next = now + self.timing.interval;
+        Some(Probe { replica, number: one.probes })
+    }
+
+    /// Handles the result of a probe: success, or the reason of the failure. A result after the
+    /// probe's deadline is ignored.
+    pub fn handle_result(&mut self, now: Instant, probe: Probe, result: Result<(), String>) {
+        let Some(one) = self.replicas.get_mut(probe.replica) else { return };
+        if one.pending.is_none_or(|(number, _)| number != probe.number) {
+            return;
+        }
+        one.pending = None;
+        if result.is_err() {
+            // A refusal may arrive at once; the next probe waits, so that `fall` refusals take
+            // longer than the restart of a service's socket.
+            one.next = one.next.min(now + self.timing.timeout.min(self.timing.interval));
+        }
+        self.has_changed |= one.judge(result, self.timing);
+    }
+
+    /// Deadline of the next probe or of a pending one.
+    pub fn poll_timeout(&self) -> Option<Instant> {
+        let due = |one: &Replica| one.pending.map_or(one.next, |(_, deadline)| deadline);
+        self.replicas.iter().map(due).min()
+    }
+
+    /// Handles pending probes whose deadline has passed.
+    pub fn handle_timeout(&mut self, now: Instant) {
+        for one in &mut self.replicas {
+            if one.pending.is_some_and(|(_, deadline)| deadline <= now) {
+                one.pending = None;
+                one.next = now;
+                let waited = self.timing.timeout.as_millis();
+                let silent = Err(format!("no answer within {waited} ms"));
+                self.has_changed |= one.judge(silent, self.timing);
+            }
+        }
+    }
+
+    /// Returns `Some` once after one or more replicas went up or down.
+    pub fn poll_changed(&mut self) -> Option<()> {
+        std::mem::take(&mut self.has_changed).then_some(())
+    }
+
+    /// Returns whether a replica is known to be up.
+    pub fn is_up(&self, replica: usize) -> bool {
+        self.replicas.get(replica).is_some_and(|one| one.is_up == Some(true))
+    }
+
+    /// Returns whether each replica is known to be up or down.
+    pub fn is_settled(&self) -> bool {
+        self.replicas.iter().all(|one| one.is_up.is_some())
+    }
+
+    /// State of a replica, for the operator.
+    pub fn state(&self, replica: usize) -> State {
+        match self.replicas.get(replica) {
+            Some(Replica { is_up: Some(true), contrary: 0, .. }) => State::Up,
+            Some(Replica { is_up: Some(true), reason, .. }) => State::Degraded(reason.clone()),
+            Some(Replica { reason, .. }) => State::Down(reason.clone()),
+            None => State::Down("there is no such replica".to_owned()),
+        }
+    }
+
+    /// Counters of a replica.
+    pub fn counters(&self, replica: usize) -> Counters {
+        let of = |one: &Replica| Counters {
+            probes: one.probes,
+            failures: one.failures,
+            falls: one.falls,
+        };
+        self.replicas.get(replica).map(of).unwrap_or_default()
+    }
+}
+
+impl Replica {
+    /// Counts a result; returns whether the replica went up or down.
+    fn judge(&mut self, result: Result<(), String>, timing: Timing) -> bool {
+        let is_good = result.is_ok();
+        if let Err(reason) = result {
+            self.failures += 1;
+            self.reason = reason;
+        }
+        if self.is_up == Some(is_good) {
+            self.contrary = 0;
+            return false;
+        }
+        self.contrary += 1;
+        let needed = match (self.is_up, is_good) {
+            // The first success is enough for a replica that was never checked.
+            (None, true) => 1,
+            (_, true) => timing.rise,
+            (_, false) => timing.fall,
+        };
+        if self.contrary < needed {
+            return false;
+        }
+        self.falls += u64::from(self.is_up == Some(true));
+        (self.is_up, self.contrary) = (Some(is_good), 0);
+        true
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const STEP: Duration = Duration::from_millis(10);
+
+    /// Replica that answers after a step while `answers`, and is probed until `end`. Returns the
+    /// times at which its state changed.
+    fn run(
+        timing: Timing,
+        end: Duration,
+        answers: impl Fn(Duration) -> Option<Result<(), String>>,
+    ) -> (Checker, Vec<(u128, bool)>) {
+        let mut now = Instant::ZERO;
+        let mut checker = Checker::new(1, timing, now);
+        let mut changes = Vec::new();
+        let mut sent = Vec::new();
+        while now < Instant::ZERO + end {
+            for probe in std::mem::take(&mut sent) {
+                if let Some(result) = answers(now.since(Instant::ZERO)) {
+                    checker.handle_result(now, probe, result);
+                }
+            }
+            checker.handle_timeout(now);
+            sent.extend(checker.poll_probe(now));
+            if checker.poll_changed().is_some() {
+                changes.push((now.since(Instant::ZERO).as_millis(), checker.is_up(0)));
+            }
+            now += STEP;
+        }
+        (checker, changes)
+    }
+
+    #[test]
+    fn a_silent_replica_is_down_within_an_interval_and_the_timeouts() {
+        let silent = Duration::from_millis(1_005)..Duration::from_millis(2_000);
+        let (checker, changes) = run(Timing::default(), Duration::from_secs(4), |now| {
+            (!silent.contains(&now)).then_some(Ok(()))
+        });
+        let [(10, true), (down, false), (up, true)] = changes[..] else { panic!("{changes:?}") };
+        assert!((1_005..=1_305).contains(&down), "{down}");
+        assert!((2_000..=2_310).contains(&up), "{up}");
+        let counters = checker.counters(0);
+        assert_eq!(counters.falls, 1);
+        assert!((9..=11).contains(&counters.failures), "{counters:?}");
+        assert!((38..=41).contains(&counters.probes), "{counters:?}");
+    }
+
+    #[test]
+    fn a_lost_probe_changes_nothing_but_is_shown() {
+        let lost = Duration::from_millis(500)..Duration::from_millis(520);
+        let (checker, changes) = run(Timing::default(), Duration::from_millis(650), |now| {
+            (!lost.contains(&now)).then_some(Ok(()))
+        });
+        assert_eq!((changes, checker.counters(0).failures), (vec![(10, true)], 1));
+        assert_eq!(checker.state(0), State::Up);
+        let (checker, _) = run(Timing::default(), Duration::from_millis(120), |now| match now {
+            now if now < Duration::from_millis(100) => Some(Ok(())),
+            _ => Some(Err("connection refused".to_owned())),
+        });
+        assert_eq!(checker.state(0), State::Degraded("connection refused".to_owned()));
+    }
+
+    #[test]
+    fn a_replica_that_refuses_is_down_without_a_timeout_and_a_late_answer_is_no_answer() {
+        let slow = Timing { timeout: Duration::from_secs(5), fall: 3, ..Timing::default() };
+        let refuse = |_| Some(Err("connection refused".to_owned()));
+        let (checker, changes) = run(slow, Duration::from_secs(1), refuse);
+        assert_eq!(changes, [(210, false)]);
+        assert_eq!(checker.state(0), State::Down("connection refused".to_owned()));
+
+        let mut checker = Checker::new(1, Timing::default(), Instant::ZERO);
+        let probe = checker.poll_probe(Instant::ZERO).unwrap();
+        let late = Instant::ZERO + Duration::from_millis(100);
+        checker.handle_timeout(late);
+        checker.handle_result(late, probe, Ok(()));
+        assert!(!checker.is_up(0) && !checker.is_settled());
+    }
+
+    #[test]
+    fn a_reload_keeps_the_state_of_replicas_that_stay() {
+        let mut checker = Checker::new(2, Timing::default(), Instant::ZERO);
+        while let Some(probe) = checker.poll_probe(Instant::ZERO) {
+            checker.handle_result(Instant::ZERO, probe, Ok(()));
+        }
+        let later = Instant::ZERO + STEP;
+        let new = checker.reload(&[None, Some(1)], Timing::default(), later);
+        assert_eq!((new.is_up(0), new.is_up(1)), (false, true));
+        assert_eq!(new.poll_timeout(), Some(later));
+    }
+}

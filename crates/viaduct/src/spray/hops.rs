@@ -1,0 +1,50 @@
+//! Ways to replicas: the neighbours to which their packets are sent.
+
+use std::net::IpAddr;
+
+use viaduct_sys::nft::spray::Hop;
+use viaduct_sys::route::interface;
+use viaduct_sys::route::next_hop::NextHopLookup;
+
+use super::config::Replica;
+
+/// Ways to a replica, and the addresses to which there is none.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Ways {
+    /// One for each address that is a neighbour's.
+    pub hops: Vec<Hop>,
+    /// Why there is none to another address.
+    pub missing: Vec<String>,
+}
+
+/// Looks up the ways to a replica in the kernel's tables.
+pub fn find(lookup: &NextHopLookup, replica: &Replica) -> Ways {
+    let mut ways = Ways::default();
+    for &address in &replica.addresses {
+        match device(lookup, replica, address) {
+            Ok(device) => ways.hops.push(Hop { address, device }),
+            Err(why) => ways.missing.push(why),
+        }
+    }
+    ways
+}
+
+fn device(lookup: &NextHopLookup, replica: &Replica, address: IpAddr) -> Result<String, String> {
+    if let Some(device) = &replica.device {
+        return Ok(device.clone());
+    }
+    let route = lookup.route(address).map_err(|error| format!("no route to {address}: {error}"))?;
+    let route = route.ok_or_else(|| format!("no route to {address}"))?;
+    let device = interface::name(route.interface).ok_or("its interface has gone")?;
+    if device == "lo" {
+        return Err(format!("{address} is this machine's own"));
+    }
+    if route.via != address {
+        return Err(format!(
+            "{address} is behind the router {}: a neighbour is expected, or the `device` of a \
+             tunnel",
+            route.via
+        ));
+    }
+    Ok(device)
+}
