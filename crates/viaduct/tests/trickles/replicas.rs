@@ -23,7 +23,7 @@ fn make(words: &[&str], file: &Path) {
 #[test]
 fn a_replica_continues_what_another_began_across_new_roots() {
     let Some(world) = World::new("roots", "rate=20M,delay=5ms,queue=200kB") else { return };
-    let big = random(4_000_000);
+    let big = random(8_000_000);
     world.file("big.bin", &big);
     world.share_address();
     let (first, second) = (world.dir.join("b1.toml"), world.dir.join("b2.toml"));
