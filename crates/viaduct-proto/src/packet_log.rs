@@ -191,7 +191,8 @@ mod tests {
                 for (index, packet) in twin.iter().enumerate() {
                     prop_assert_eq!(log.get(index), &packet[..]);
                 }
-                let segments: usize = log.segments.iter().chain(&log.spare).map(Vec::capacity).sum();
+                let all = log.segments.iter().chain(&log.spare);
+                let segments: usize = all.map(Vec::capacity).sum();
                 prop_assert_eq!(log.held, segments);
             }
         }

@@ -35,8 +35,8 @@ struct Account {
 }
 
 impl Budget {
-    /// Creates the accounts of peers with these shares, which hold nothing yet. The limit is the sum
-    /// of the shares.
+    /// Creates the accounts of peers with these shares, which hold nothing yet. The limit is the
+    /// sum of the shares.
     pub(super) fn new(shares: impl Iterator<Item = usize>) -> Budget {
         let account = |share| Account { share, ..Account::default() };
         let peers: Vec<_> = shares.map(account).collect();

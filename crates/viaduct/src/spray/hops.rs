@@ -11,9 +11,9 @@ use super::config::Replica;
 /// Ways to a replica, and the addresses to which there is none.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Ways {
-    /// One for each address that is a neighbour's.
+    /// Hop to each address that has a neighbour.
     pub hops: Vec<Hop>,
-    /// Why there is none to another address.
+    /// Addresses without a hop, each with the reason.
     pub missing: Vec<String>,
 }
 

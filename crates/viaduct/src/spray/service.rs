@@ -151,7 +151,8 @@ impl Service<'_> {
                 }
                 client = metrics::accept(metrics_listener) => {
                     let status = self.status(&rules);
-                    metrics.answer(client, Page { counters: encode(&status), trouble: status.unfit() });
+                    let (counters, trouble) = (encode(&status), status.unfit());
+                    metrics.answer(client, Page { counters, trouble });
                 }
                 _ = signals.hangup.recv() => self.reload_and_log(&mut rules),
                 _ = signals.terminate.recv() => break,
