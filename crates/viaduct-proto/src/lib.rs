@@ -38,6 +38,7 @@ pub mod link;
 pub mod negotiate;
 pub mod overlay;
 mod packet_log;
+pub mod placement;
 mod reader;
 pub mod repair;
 mod replay_window;

@@ -155,6 +155,13 @@ fn a_trip_through_an_off_path_proxy_takes_the_time_of_the_papers_model() {
 }
 
 #[test]
+fn chosen_hops_are_near_the_best_and_share_the_load() {
+    let _beside = beside_others();
+    let outcome = quick("scale/hops");
+    assert_holds(&outcome, 4, 4, |_| true);
+}
+
+#[test]
 fn tcp_of_1999_stalls_where_todays_does_not() {
     let _alone = alone();
     let outcome = quick("lfn/traces");

@@ -1,0 +1,169 @@
+//! Choice of hops in virtual time: how near it is to the best, how steady, and how the load is
+//! shared.
+//!
+//! ```text
+//!   64 nodes on a plane, a fifth of the paths detours; one node chooses hops towards 40 servers
+//!   8 equal hops in one place, between 40 nodes and 20 servers each
+//! ```
+
+use viaduct_proto::placement::score::Segment;
+use viaduct_proto::placement::world::World as Places;
+use viaduct_proto::placement::{Config, Mesh, Placement, Route};
+use viaduct_proto::time::Instant as VirtualTime;
+
+use crate::experiments::prelude::*;
+
+const NODES: usize = 64;
+const SERVERS: usize = 40;
+/// Deviation from the best route that counts as near.
+const NEAR: f64 = 1.05;
+const MIN_NEAR: f64 = 0.95;
+/// Maximum deviation of a measured round trip.
+const JITTER: f64 = 0.1;
+const MAX_SWITCHES_PER_MINUTE: f64 = 1.0;
+/// Equal hops, the nodes that share them, and the servers of each node.
+const EQUAL: usize = 8;
+const SHARERS: u64 = 40;
+const SHARED_SERVERS: usize = 20;
+/// Load of one flow on a hop.
+const FLOW: f64 = 0.01;
+const MAX_OVER_FAIR: f64 = 1.3;
+
+pub(in crate::experiments) const ABOUT: About = About {
+    name: "scale/hops",
+    title: "Hops that are chosen by measurements: near the best, steady, evenly loaded",
+    figure: "Miniproxy, sections 3, 4 and 7 (beyond its figures)",
+    finding: "Proxies at the right places save up to 37.5 % of the time to the first byte, also with \
+              detours; the paper leaves the choice of places to an orchestration to come.",
+};
+
+pub(in crate::experiments) fn run(run: &mut Run) -> Result<()> {
+    let (seeds, minutes) = run.choose((50, 60), (10, 10));
+    run.param("simulated", true);
+    run.param("nodes", NODES);
+    run.param("servers", SERVERS);
+    run.param("matrices", seeds);
+    run.param("minutes_of_jitter", minutes);
+    run.steps(seeds + 2);
+    nearness(run, seeds)?;
+    run.step("jitter")?;
+    steadiness(run, minutes);
+    run.step("equal hops")?;
+    shares(run, minutes);
+    Ok(())
+}
+
+fn at(seconds: f64) -> VirtualTime {
+    VirtualTime::ZERO + Duration::from_secs_f64(seconds)
+}
+
+/// Placement that knows the round trips from all nodes of `places`.
+fn informed(places: &Places, seed: u64) -> Placement {
+    let config = Config { explore_every: None, ..Config::default() };
+    let mut placement = Placement::new(config, seed);
+    placement.replace(places.mesh(|| 1.0, None));
+    places.inform(at(0.0), &mut placement);
+    placement
+}
+
+/// Compares the chosen routes with the best ones.
+fn nearness(run: &mut Run, seeds: usize) -> Result<()> {
+    let (mut over_best, mut over_direct) = (Vec::new(), Vec::new());
+    for n in 0..seeds as u64 {
+        run.step(&format!("matrix {}", n + 1))?;
+        let seed = run.seed() + n;
+        let places = Places::new(seed, NODES, SERVERS);
+        let mut placement = informed(&places, seed);
+        for server in 0..SERVERS {
+            let route = placement.choose(at(1.0), Places::server(server));
+            let own = places.first_byte_ms(route, server);
+            over_best.push(own / places.best_ms(server));
+            over_direct.push(own / places.first_byte_ms(Route::Direct, server));
+        }
+    }
+    let plot = Plot::histogram("Time to the first byte", ("", ""), ("ratio", ""));
+    let quantiles = [("median", 0.5), ("95 of 100", 0.95), ("largest", 1.0)];
+    run.plot_bars(&plot, "over the best", quantiles.map(|(of, q)| (of, quantile(&over_best, q))));
+    let direct = quantiles.map(|(of, q)| (of, quantile(&over_direct, q)));
+    run.plot_bars(&plot, "over the direct path", direct);
+    let near = over_best.iter().filter(|ratio| **ratio <= NEAR).count();
+    let share = near as f64 / over_best.len() as f64;
+    run.at_least("share of routes within 5 % of the best", share, MIN_NEAR);
+    Ok(())
+}
+
+/// Counts changes of routes while round trips are measured with jitter, and looks for routes through
+/// a hop that has failed.
+fn steadiness(run: &mut Run, minutes: u32) {
+    let places = Places::new(run.seed(), NODES, SERVERS);
+    let mut placement = informed(&places, run.seed());
+    let mut rng = Rng::from_seed(run.seed());
+    let mut noise = || 1.0 - JITTER + 2.0 * JITTER * rng.unit();
+    let (mut routes, mut switches) = ([Route::Direct; SERVERS], [0; SERVERS]);
+    for second in 0..60 * minutes {
+        placement.update(places.mesh(&mut noise, None));
+        for server in 0..SERVERS {
+            let route = placement.choose(at(second.into()), Places::server(server));
+            switches[server] += u32::from(second > 0 && route != routes[server]);
+            routes[server] = route;
+        }
+    }
+    let most = switches.into_iter().max().unwrap_or_default();
+    let rate = f64::from(most) / f64::from(minutes);
+    run.at_most("switches a minute of a route, the most", rate, MAX_SWITCHES_PER_MINUTE);
+    let dead = routes.iter().flat_map(|route| route.hops()).next();
+    placement.update(places.mesh(|| 1.0, dead));
+    let uses_dead = |server: &usize| {
+        let route = placement.choose(at((60 * minutes).into()), Places::server(*server));
+        route.hops().any(|hop| Some(hop) == dead)
+    };
+    let through = (0..SERVERS).filter(uses_dead).count();
+    run.at_most("routes through a hop that is known to be down", through as f64, 0.0);
+}
+
+/// Lets many nodes choose among equal hops, whose loads they learn once a second.
+fn shares(run: &mut Run, minutes: u32) {
+    let hops = 1..=EQUAL;
+    let placement = |seed| {
+        let mut placement = Placement::new(Config::default(), seed);
+        for server in (0..SHARED_SERVERS).map(Places::server) {
+            placement.handle_finished(at(0.0), 0, server, 100.0);
+            hops.clone().for_each(|hop| placement.handle_finished(at(0.0), hop, server, 50.0));
+        }
+        placement
+    };
+    let mut all: Vec<Placement> = (0..SHARERS).map(|n| placement(run.seed() + n)).collect();
+    let mut loads = [0.0; EQUAL + 1];
+    let plot = Plot::line("Load of equal hops", ("time", "s"), ("load over the mean", ""));
+    for second in 0..60 * minutes {
+        let mut next = [0.0; EQUAL + 1];
+        for placement in &mut all {
+            let mut mesh = Mesh::new(EQUAL);
+            for hop in hops.clone() {
+                mesh.set_path(0, hop, Some(Segment { rtt_ms: 50.0, loss: 0.0 }));
+                mesh.set_load(hop, loads[hop]);
+            }
+            placement.update(mesh);
+            for server in (0..SHARED_SERVERS).map(Places::server) {
+                let route = placement.choose(at(second.into()), server);
+                route.hops().for_each(|hop| next[hop] += FLOW);
+            }
+        }
+        loads = next;
+        if second % 30 == 0 {
+            run.plot_point(&plot, "the most loaded", (second.into(), over_fair(&loads)));
+        }
+    }
+    run.at_most(
+        "load of the most loaded of equal hops over the mean",
+        over_fair(&loads),
+        MAX_OVER_FAIR,
+    );
+}
+
+/// Largest load over the mean; infinite if no flow goes through a hop.
+fn over_fair(loads: &[f64; EQUAL + 1]) -> f64 {
+    let fair = loads.iter().sum::<f64>() / EQUAL as f64;
+    let largest = loads.iter().copied().fold(0.0, f64::max);
+    if fair == 0.0 { f64::INFINITY } else { largest / fair }
+}

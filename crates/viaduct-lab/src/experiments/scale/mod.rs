@@ -1,0 +1,3 @@
+//! Figures of Viaduct at scale: many sites, and services of several machines.
+
+pub(super) mod hops;
