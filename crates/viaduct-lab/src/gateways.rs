@@ -32,6 +32,8 @@ pub struct GatewaySpec {
     pub peer: String,
     /// Further tables of the file; `{own}` becomes the site's number, 1 or 2.
     pub tables: String,
+    /// Tables of further peers of gateway A.
+    pub others: String,
     /// Directory of the status sockets; `None` for that of the other files.
     pub run_dir: Option<PathBuf>,
 }
@@ -190,11 +192,16 @@ impl GatewayStatus {
 impl Gateways {
     /// Starts both gateways of a dumbbell and waits until they protect each other.
     pub fn start(world: &Dumbbell, spec: &GatewaySpec) -> Result<Gateways> {
-        let [a, b] = ["192.0.2.1:7400", "192.0.2.2:7400"];
-        let places = [(world.gateway_a(), a, Some(b)), (world.gateway_b(), b, Some(a))];
-        let mut gateways = Self::new(places, spec)?;
+        let mut gateways = Self::prepare(world, spec)?;
         gateways.start_both()?;
         Ok(gateways)
+    }
+
+    /// Prepares both gateways of a dumbbell, without starting them.
+    pub fn prepare(world: &Dumbbell, spec: &GatewaySpec) -> Result<Gateways> {
+        let [a, b] = ["192.0.2.1:7400", "192.0.2.2:7400"];
+        let places = [(world.gateway_a(), a, Some(b)), (world.gateway_b(), b, Some(a))];
+        Self::new(places, spec)
     }
 
     /// Prepares both gateways beside a middlebox, without starting them. They reach each other by
@@ -371,6 +378,7 @@ prefixes = ["10.{other}.0.0/16", "fd00:{other}::/48"]
 {endpoint}{peer}
 [peer.fec]
 {fec}
+{others}
 "#,
         letter = LETTERS[n],
         other_letter = LETTERS[1 - n],
@@ -381,5 +389,6 @@ prefixes = ["10.{other}.0.0/16", "fd00:{other}::/48"]
         endpoint = endpoint.map_or(String::new(), |at| format!("endpoint = \"{at}\"\n")),
         peer = spec.peer,
         fec = spec.fec,
+        others = if n == 0 { &spec.others } else { "" },
     )
 }

@@ -97,6 +97,7 @@ pub const ALL: &[Entry] = &[
     entry(trickles::balance::ABOUT, trickles::balance::run),
     entry(trickles::attacks::ABOUT, trickles::attacks::run),
     entry(trickles::garbage::ABOUT, trickles::garbage::run),
+    entry(scale::peers::ABOUT, scale::peers::run),
     entry(scale::hops::ABOUT, scale::hops::run),
     entry(site::all::ABOUT, site::all::run),
 ];

@@ -25,7 +25,7 @@ pub(super) struct Choice {
     explored: Option<Instant>,
 }
 
-/// What is known of the routes to one network.
+/// Knowledge of the routes to one network.
 struct Routes<'a> {
     now: Instant,
     config: &'a Config,

@@ -43,7 +43,7 @@ pub use servers::Prefix;
 /// Settings of a placement.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Config {
-    /// What routes are compared by.
+    /// Criterion by which routes are compared.
     pub preference: Preference,
     /// Time for which a choice is kept while its hops are up.
     pub hold: Duration,
@@ -119,7 +119,8 @@ impl Placement {
         self.mesh = mesh;
     }
 
-    /// Takes over other hops. Choices and round trips to servers are forgotten, but for this node's.
+    /// Takes over other hops. Choices and round trips to servers are forgotten, except those of
+    /// this node.
     pub fn replace(&mut self, mesh: Mesh) {
         self.servers.forget_hops();
         self.mesh = mesh;

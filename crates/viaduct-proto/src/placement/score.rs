@@ -12,7 +12,7 @@ pub struct Segment {
     pub loss: f64,
 }
 
-/// What routes are compared by.
+/// Criterion by which routes are compared.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Preference {
     /// Time to the first byte.

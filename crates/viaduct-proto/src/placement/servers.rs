@@ -73,7 +73,8 @@ impl<S: Default> Servers<S> {
         (state, known)
     }
 
-    /// Adds a round trip, in milliseconds, from `node` to a server of `prefix`. It must be positive.
+    /// Adds a round trip, in milliseconds, from `node` to a server of `prefix`; ignored unless it
+    /// is positive.
     pub(super) fn measured(&mut self, now: Instant, node: usize, prefix: Prefix, rtt_ms: f64) {
         if rtt_ms.is_finite() && rtt_ms > 0.0 {
             self.entry(prefix).1.add(now, node, rtt_ms);

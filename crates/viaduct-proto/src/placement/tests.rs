@@ -1,5 +1,5 @@
-//! Placement in virtual time: compared with an oracle, with noise, with failures, and with many nodes
-//! that choose at the same time.
+//! Placement in virtual time: compared with an oracle, with noise, with failures, and with many
+//! nodes that choose at the same time.
 
 use super::score::Segment;
 use super::world::World;

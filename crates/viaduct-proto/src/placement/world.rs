@@ -1,5 +1,5 @@
-//! Simulated places of hops and servers, for tests and experiments, with an oracle that compares all
-//! routes by the true round trips.
+//! Simulated places of hops and servers, for tests and experiments, with an oracle that compares
+//! all routes by the true round trips.
 
 use std::net::IpAddr;
 
@@ -14,7 +14,7 @@ const SIDE: f64 = 200.0;
 const DETOURS: f64 = 0.2;
 const DETOUR: (f64, f64) = (1.5, 3.0);
 /// Round trip between two places at the same point, in milliseconds.
-const LEAST: f64 = 2.0;
+const SAME_PLACE: f64 = 2.0;
 
 /// Places on a plane: nodes, of which the first one chooses, and servers. Round trips are about the
 /// distances. Some paths are detours, so that the shortest path between two places is often through
@@ -36,9 +36,9 @@ impl World {
         };
         let (nodes, servers) = (places(nodes), places(servers));
         let mut rtt = |a: &[f64; 2], b: &[f64; 2]| {
-            let (least, most) = if rng.chance(DETOURS) { DETOUR } else { (1.0, 1.2) };
-            let factor = least + (most - least) * rng.unit();
-            LEAST + factor * (a[0] - b[0]).hypot(a[1] - b[1])
+            let (low, high) = if rng.chance(DETOURS) { DETOUR } else { (1.0, 1.2) };
+            let factor = low + (high - low) * rng.unit();
+            SAME_PLACE + factor * (a[0] - b[0]).hypot(a[1] - b[1])
         };
         let paths = nodes.iter().map(|a| nodes.iter().map(|b| rtt(a, b)).collect()).collect();
         let servers = servers.iter().map(|s| nodes.iter().map(|n| rtt(n, s)).collect()).collect();

@@ -59,6 +59,8 @@ pub struct Plane {
     /// Another process has the sessions: handshakes are left to it.
     is_passive: bool,
     inject: Outbox,
+    /// Buffer for the packet that is encoded.
+    symbol: Vec<u8>,
     stats: PlaneStats,
 }
 
@@ -106,6 +108,7 @@ impl Plane {
             others: Vec::new(),
             is_passive: false,
             inject: Outbox::new(),
+            symbol: Vec::new(),
             stats: PlaneStats::default(),
         };
         plane.change(peers, now)?;
@@ -223,7 +226,11 @@ impl Plane {
     /// Handles a copy, which is overwritten, of a packet that left on the WAN at `left`.
     pub fn handle_outgoing(&mut self, now: Instant, left: Instant, packet: &mut [u8]) {
         match route(packet, |header| self.sites.leaves(header)) {
-            Some((at, packet)) => self.peer(at).handle_outgoing(now, left, packet),
+            Some((at, packet)) => {
+                let mut symbol = std::mem::take(&mut self.symbol);
+                self.peer(at).handle_outgoing(now, left, packet, &mut symbol);
+                self.symbol = symbol;
+            }
             None => self.stats.ignored += 1,
         }
     }

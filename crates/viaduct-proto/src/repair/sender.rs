@@ -31,7 +31,6 @@ pub(super) struct Sender {
     longest: usize,
     names: Names,
     bundle: Bundle,
-    symbol: Vec<u8>,
     /// Time of the last packet, and the next flush stage.
     idle: Option<(Instant, usize)>,
     /// Number of the next packet at recent times, oldest first.
@@ -58,7 +57,6 @@ impl Sender {
             flush_after: plan.flush_after,
             longest: plan.longest,
             bundle: Bundle::new(plan.mtu),
-            symbol: Vec::new(),
             idle: None,
             marks: VecDeque::new(),
             others: 0,
@@ -187,11 +185,12 @@ impl Sender {
     }
 
     /// Handles a copy, which is overwritten, of a packet that has just left for the peer's site.
+    /// `symbol` is a buffer that all senders share, so that it stays in the processor's cache.
     pub(super) fn handle(
         &mut self,
         (now, left): (Instant, Instant),
         key: &IdentityKey,
-        packet: &mut [u8],
+        (packet, symbol): (&mut [u8], &mut Vec<u8>),
         channel: &mut Channel<'_>,
     ) {
         self.stats.packets += 1;
@@ -213,15 +212,15 @@ impl Sender {
         }
         let wait = self.coder.wait(now).filter(|_| self.names.is_empty());
         self.names.record(now, name, self.coder.is_lossy(), wait.unwrap_or_default());
-        self.symbol.clear();
+        symbol.clear();
         if is_bare {
             self.stats.left_alone += 1;
         } else {
             self.stats.protected += 1;
-            self.symbol.extend(prefix::emit(identity, fields));
-            self.symbol.extend_from_slice(packet);
+            symbol.extend(prefix::emit(identity, fields));
+            symbol.extend_from_slice(packet);
         }
-        let Sender { coder, names, bundle, stats, symbol, .. } = self;
+        let Sender { coder, names, bundle, stats, .. } = self;
         let leaving = Leaving { fields, packet, symbol, repairs, most };
         coder.push(now, leaving, &mut frame(names, bundle, stats, channel));
         self.stats.repair_bytes += self.bundle.send(channel) as u64;

@@ -6,7 +6,7 @@
 //!   status of a service  ──handle_answer───▶          ──service()───▶ its page and its peers
 //! ```
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashSet};
 use std::time::Duration;
 
 use super::client::{ServiceStatus, Unread};
@@ -115,7 +115,8 @@ impl Service {
         self.rates.update(now, self.summary.counts);
         if let Some(gateway) = status.gateway() {
             let peers = &gateway.counters.peers;
-            self.peers.retain(|name, _| peers.iter().any(|(of, _)| of == name));
+            let names: HashSet<&String> = peers.iter().map(|(name, _)| name).collect();
+            self.peers.retain(|name, _| names.contains(name));
             for (name, stats) in peers {
                 let rates = self.peers.entry(name.clone()).or_default();
                 rates.update(now, Counts::of_peer(stats));

@@ -33,8 +33,8 @@ pub(in crate::experiments) const ABOUT: About = About {
     name: "scale/hops",
     title: "Hops that are chosen by measurements: near the best, steady, evenly loaded",
     figure: "Miniproxy, sections 3, 4 and 7 (beyond its figures)",
-    finding: "Proxies at the right places save up to 37.5 % of the time to the first byte, also with \
-              detours; the paper leaves the choice of places to an orchestration to come.",
+    finding: "Proxies at the right places save up to 37.5 % of the time to the first byte, also \
+              with detours; the paper leaves the choice of places to an orchestration to come.",
 };
 
 pub(in crate::experiments) fn run(run: &mut Run) -> Result<()> {
@@ -92,8 +92,8 @@ fn nearness(run: &mut Run, seeds: usize) -> Result<()> {
     Ok(())
 }
 
-/// Counts changes of routes while round trips are measured with jitter, and looks for routes through
-/// a hop that has failed.
+/// Counts changes of routes while round trips are measured with jitter, and looks for routes
+/// through a hop that has failed.
 fn steadiness(run: &mut Run, minutes: u32) {
     let places = Places::new(run.seed(), NODES, SERVERS);
     let mut placement = informed(&places, run.seed());

@@ -229,11 +229,18 @@ impl Peer {
         self.next_tick.get_or_insert(now + TICK);
     }
 
-    pub(super) fn handle_outgoing(&mut self, now: Instant, left: Instant, packet: &mut [u8]) {
+    /// Handles a packet that leaves; `symbol` is a buffer that all peers share.
+    pub(super) fn handle_outgoing(
+        &mut self,
+        now: Instant,
+        left: Instant,
+        packet: &mut [u8],
+        symbol: &mut Vec<u8>,
+    ) {
         self.wake(now);
         self.receiver.injection.recent.leaves(now, packet);
         if let Some((sender, mut channel, key)) = self.sending() {
-            sender.handle((now, left), key, packet, &mut channel);
+            sender.handle((now, left), key, (packet, symbol), &mut channel);
         }
     }
 
