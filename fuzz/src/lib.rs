@@ -9,6 +9,7 @@ use std::sync::{Arc, LazyLock, Mutex};
 use arbitrary::{Arbitrary, Result, Unstructured};
 use viaduct_proto::fec::{Code, layered};
 use viaduct_proto::keys::{Entropy, SecretKey};
+use viaduct_proto::repair::lanes::LaneCount;
 use viaduct_proto::repair::{Coding, Local, PeerConfig, Plane, Sites, Transport, TransportChoice};
 use viaduct_proto::rng::Rng;
 use viaduct_proto::time::{Duration, Instant};
@@ -96,7 +97,8 @@ pub fn plane_of(side: usize, coding: Coding) -> Plane {
     let entropy: Entropy =
         Arc::new(move |out: &mut [u8]| rng.lock().expect("one thread").fill(out));
     let secret = SECRETS[side].clone();
-    let local = Local { secret, entropy, unix_nanos_at_zero: 1_700_000_000_000_000_000 };
+    let unix_nanos_at_zero = 1_700_000_000_000_000_000;
+    let local = Local { secret, entropy, unix_nanos_at_zero, lanes: LaneCount::ONE };
     Plane::new(local, vec![peer(side, Some(coding))], Instant::ZERO).expect("a code that works")
 }
 

@@ -25,6 +25,7 @@ use criterion::{
 };
 use viaduct_proto::fec::{Code, kernel, layered};
 use viaduct_proto::keys::{Entropy, SecretKey};
+use viaduct_proto::repair::lanes::LaneCount;
 use viaduct_proto::repair::{Coding, Local, PeerConfig, Plane, Sites, Transport, TransportChoice};
 use viaduct_proto::rng::Rng;
 use viaduct_proto::time::{Duration, Instant};
@@ -55,7 +56,12 @@ impl Gateway {
         let rng = Mutex::new(Rng::from_seed(number.into()));
         let entropy: Entropy =
             Arc::new(move |out: &mut [u8]| rng.lock().expect("one thread").fill(out));
-        let local = Local { secret: secret(number), entropy, unix_nanos_at_zero: 1 << 60 };
+        let local = Local {
+            secret: secret(number),
+            entropy,
+            unix_nanos_at_zero: 1 << 60,
+            lanes: LaneCount::ONE,
+        };
         let peer = PeerConfig {
             name: "peer".to_owned(),
             key: secret(3 - number).public(),

@@ -8,6 +8,7 @@ use crate::fec::Code;
 use crate::flow::Address;
 use crate::keys::{Entropy, SecretKey};
 use crate::overlay::{Config, Node, Peer, Policy, Timing};
+use crate::repair::lanes::LaneCount;
 use crate::repair::{Coding, Local, PeerConfig, Plane, Sites, TransportChoice};
 use crate::rng::Rng;
 use crate::spray::{self, Checker, Probe};
@@ -34,6 +35,7 @@ impl Gateways {
                 secret: secret(me),
                 entropy: entropy(me.into()),
                 unix_nanos_at_zero: 1_700_000_000_000_000_000,
+                lanes: LaneCount::ONE,
             };
             let config = PeerConfig {
                 name: "peer".to_owned(),

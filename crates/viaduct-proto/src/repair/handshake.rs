@@ -11,6 +11,7 @@
 use ring::hmac;
 use snow::{Builder, HandshakeState};
 
+use super::lanes::LaneOffer;
 use super::wire::{Datagram, Hint, INITIATION_HEAD, MAC, NOISE, RESPONSE_HEAD};
 use crate::keys::{Entropy, PublicKey, Resolver, SecretKey, SharedSecret};
 
@@ -74,12 +75,13 @@ impl Identities {
     /// Appends an initiation to `out`.
     pub(super) fn initiate(
         &self,
+        offer: LaneOffer,
         sender: u32,
         unix_nanos: u64,
         out: &mut Vec<u8>,
     ) -> Option<Initiation> {
         let start = out.len();
-        Datagram::Initiation { hint: self.hint_out, sender, unix_nanos }.emit(out);
+        Datagram::Initiation { offer, hint: self.hint_out, sender, unix_nanos }.emit(out);
         let mut noise = self.noise(&out[start..]).build_initiator().ok()?;
         self.write(&mut noise, start, out)?;
         Some(Initiation(noise))

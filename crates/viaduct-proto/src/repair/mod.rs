@@ -37,6 +37,7 @@ mod handshake_pace;
 pub mod health;
 pub mod identity;
 mod in_flight;
+pub mod lanes;
 mod ledger;
 mod names;
 mod observed;

@@ -1,6 +1,7 @@
 //! Packet plane of one gateway: all its peers, and the assignment of packets to them.
 
 mod handover;
+mod lane_table;
 
 use std::collections::{HashMap, HashSet};
 use std::net::SocketAddr;
@@ -8,8 +9,9 @@ use std::net::SocketAddr;
 use super::budget::Budget;
 use super::clocks::Clocks;
 use super::handshake_pace::HandshakePace;
+use super::lanes::{LaneCount, Shares};
 use super::outbox::Outbox;
-use super::peer::{Local, Peer, PeerConfig, PeerError, PeerFacts};
+use super::peer::{Local, Peer, PeerConfig, PeerError, PeerFacts, Place};
 use super::site_table::SiteTable;
 use super::stats::PeerStats;
 use super::touched::{Purpose, Touched};
@@ -19,9 +21,13 @@ use crate::keys::PublicKey;
 use crate::time::{Duration, Instant};
 use crate::timers::DeadlineQueue;
 use crate::wire::ip::Header;
+use lane_table::{LaneTable, PeerLanes};
 
 /// Limit of peers of one gateway: their slots fit a session index.
 pub const MAX_PEERS: usize = 1 << 12;
+
+/// Limit of lanes of all peers together, for the same reason.
+const MAX_ALL_LANES: usize = 1 << 16;
 
 /// Limit of remembered sources of datagrams of other protocol versions.
 const MAX_OTHERS: usize = 16;
@@ -34,18 +40,25 @@ const OTHERS_TTL: Duration = Duration::from_secs(60);
 /// peers with an event are looked at again.
 pub struct Plane {
     local: Local,
+    /// Peers, in the order of the config.
+    configs: Vec<PeerConfig>,
+    /// Lanes of each of them.
+    lanes: LaneTable,
+    /// Time at which it was found that a peer wants another number of lanes than before.
+    lanes_due: Option<Instant>,
+    /// Owned lanes of all peers.
     peers: Vec<Peer>,
-    /// Peer of each address.
+    /// Index of the peer of each address.
     sites: SiteTable,
-    /// Peer of each session index, by its slot.
+    /// Lane of each session index, by its slot.
     slots: HashMap<u16, usize>,
-    /// Peer of each initiation, by its hint.
+    /// Index of the peer of each initiation, by its hint.
     hints: HashMap<Hint, usize>,
-    /// Peers with an event lately.
+    /// Lanes with an event lately.
     touched: Touched,
-    /// Deadlines of the peers, except for those in `touched`.
+    /// Deadlines of the lanes, except for those in `touched`.
     deadlines: DeadlineQueue,
-    /// Memory of the peers.
+    /// Memory of the lanes.
     budget: Budget,
     handshake_pace: HandshakePace,
     /// Number of times that the tap missed incoming packets, and the last time.
@@ -69,7 +82,8 @@ pub struct Plane {
 pub struct PlaneStats {
     /// Datagrams that belong to no session or peer.
     pub stray: u64,
-    /// Copies of packets that are not IP, or not between two configured sites.
+    /// Copies of packets that are not IP, not between two configured sites, or of a lane that
+    /// another worker owns.
     pub ignored: u64,
     /// Outgoing packets that the tap missed, if several peers may have been their destination.
     pub missed: u64,
@@ -81,6 +95,9 @@ pub enum PeersError {
     /// Too many peers.
     #[error("{0} peers are too many; at most {MAX_PEERS} fit one gateway")]
     TooMany(usize),
+    /// Too many lanes.
+    #[error("{0} lanes are too many; at most {MAX_ALL_LANES} fit one gateway: fewer [site] lanes")]
+    TooManyLanes(usize),
     /// A peer that cannot be created.
     #[error("peer {0}: {1}")]
     Peer(String, PeerError),
@@ -90,10 +107,24 @@ pub enum PeersError {
 }
 
 impl Plane {
-    /// Creates a plane with the given peers.
+    /// Creates a plane with the given peers, which owns all of their lanes.
     pub fn new(local: Local, peers: Vec<PeerConfig>, now: Instant) -> Result<Self, PeersError> {
+        let shares = Shares::all(local.lanes);
+        Plane::with_shares(local, peers, shares, now)
+    }
+
+    /// Creates a plane with the given peers, which owns the lanes of some shares.
+    pub fn with_shares(
+        local: Local,
+        peers: Vec<PeerConfig>,
+        shares: Shares,
+        now: Instant,
+    ) -> Result<Self, PeersError> {
         let mut plane = Plane {
+            lanes: LaneTable::new(local.lanes, shares),
             local,
+            configs: vec![],
+            lanes_due: None,
             peers: vec![],
             sites: SiteTable::default(),
             slots: HashMap::new(),
@@ -118,61 +149,120 @@ impl Plane {
     /// Replaces the set of peers, completely or not at all. Peers that stay keep their sessions and
     /// received packets.
     pub fn change(&mut self, peers: Vec<PeerConfig>, now: Instant) -> Result<(), PeersError> {
-        if peers.len() > MAX_PEERS {
-            return Err(PeersError::TooMany(peers.len()));
+        self.rebuild(peers, self.lanes.shares(), now)
+    }
+
+    /// Owns the lanes of these shares from now on, and no others. Lanes that were not owned before
+    /// begin with a handshake.
+    pub fn own(&mut self, shares: Shares, now: Instant) -> Result<(), PeersError> {
+        self.rebuild(self.configs.clone(), shares, now)
+    }
+
+    /// Shares whose lanes are owned.
+    pub fn shares(&self) -> Shares {
+        self.lanes.shares()
+    }
+
+    fn rebuild(
+        &mut self,
+        configs: Vec<PeerConfig>,
+        shares: Shares,
+        now: Instant,
+    ) -> Result<(), PeersError> {
+        if configs.len() > MAX_PEERS {
+            return Err(PeersError::TooMany(configs.len()));
         }
-        let budget = Budget::new(peers.iter().map(|config| config.memory));
+        let lanes = self.lanes_of(&configs, shares);
+        let all = lanes.peers.last().map_or(0, |last| last.owned.end);
+        if all > MAX_ALL_LANES {
+            return Err(PeersError::TooManyLanes(all));
+        }
+        let of_lanes = configs.iter().zip(&lanes.peers).flat_map(|(config, of)| {
+            lanes.owned(of.count).map(|lane| (lane, config.of_lane(of.count)))
+        });
+        let of_lanes: Vec<_> = of_lanes.collect();
+        let budget = Budget::new(of_lanes.iter().map(|(_, config)| config.memory));
         let mut free = (0..=u16::MAX).filter(|slot| !self.slots.contains_key(slot));
-        let known = self.peers.iter().enumerate().map(|(at, old)| (old.config.key, at));
-        let known: HashMap<PublicKey, usize> = known.collect();
+        let known = self.peers.iter().enumerate().map(|(at, old)| (old.key_and_lane(), at));
+        let known: HashMap<(PublicKey, u8), usize> = known.collect();
         let (mut next, mut taken) = (Vec::new(), HashSet::new());
-        for config in peers {
+        for (lane, config) in of_lanes {
             let refused = |error| PeersError::Peer(config.name.clone(), error);
-            let stays = known.get(&config.key).copied();
+            let stays = known.get(&(config.key, lane)).copied();
             let stays = stays.filter(|at| self.peers[*at].stays(&config) && taken.insert(*at));
             let fresh = match stays {
                 Some(_) => config.check().map(|()| None).map_err(refused)?,
                 None => {
-                    let slot = free.next().unwrap_or_default();
-                    let memory = budget.limit();
-                    let peer = Peer::new(&self.local, config.clone(), (slot, memory), now);
-                    Some(peer.map_err(refused)?)
+                    let place = Place {
+                        slot: free.next().unwrap_or_default(),
+                        lane,
+                        memory: budget.limit(),
+                    };
+                    Some(Peer::new(&self.local, config.clone(), place, now).map_err(refused)?)
                 }
             };
             next.push((config, stays, fresh));
         }
         self.remembered = self.clocks();
         // All peers are valid.
+        (self.lanes, self.configs) = (lanes, configs);
         let mut old: Vec<_> = std::mem::take(&mut self.peers).into_iter().map(Some).collect();
-        let peer = |(config, stays, fresh): (_, Option<usize>, _)| {
-            let Some(mut peer) = stays.and_then(|at| old[at].take()) else { return fresh };
+        let peer = |(config, stays, fresh): (_, Option<usize>, Option<Peer>)| {
+            let Some(mut peer) = stays.and_then(|at| old[at].take()) else {
+                return fresh.map(|peer| recalled(peer, &self.remembered));
+            };
             let changed = peer.change(now, config);
             debug_assert!(changed.is_ok(), "the config was checked: {changed:?}");
             Some(peer)
         };
         self.peers = next.into_iter().filter_map(peer).collect();
+        self.keep_counters(old.into_iter().flatten());
         self.budget = budget;
-        self.sites = SiteTable::new(self.peers.iter().map(|peer| &peer.config.sites));
+        self.sites = SiteTable::new(self.configs.iter().map(|config| &config.sites));
         self.peers.iter_mut().for_each(|peer| peer.repairs = peer.stats().repairs());
         self.repairs = self.peers.iter().map(|peer| peer.repairs).sum();
         self.enter_slots();
-        self.hints = self
-            .peers
-            .iter()
-            .enumerate()
-            .map(|(at, peer)| (peer.session.identities.hint_in, at))
-            .collect();
-        self.recall();
         Ok(())
+    }
+
+    /// Lanes of these peers; the counters and wishes of known peers stay.
+    fn lanes_of(&self, configs: &[PeerConfig], shares: Shares) -> LaneTable {
+        let mut lanes = LaneTable::new(self.local.lanes, shares);
+        let known: HashMap<PublicKey, &PeerLanes> =
+            self.lanes.peers.iter().map(|of| (of.key, of)).collect();
+        let mut first = 0;
+        for config in configs {
+            let known = known.get(&config.key);
+            let peer_wants = known.map_or(LaneCount::ONE, |of| of.peer_wants);
+            let count = lanes.in_force(peer_wants);
+            let owned = first..first + lanes.owned(count).count();
+            first = owned.end;
+            let former = known.map_or_else(PeerStats::none, |of| of.former);
+            lanes.peers.push(PeerLanes { key: config.key, peer_wants, count, owned, former });
+        }
+        lanes
+    }
+
+    /// Adds the counters of lanes that are no longer owned to those of their peers.
+    fn keep_counters(&mut self, former: impl Iterator<Item = Peer>) {
+        for lane in former {
+            let key = lane.config.key;
+            if let Some(of) = self.lanes.peers.iter_mut().find(|of| of.key == key) {
+                of.former.merge(&PeerStats { up: true, ..lane.stats() });
+            }
+        }
     }
 
     fn enter_slots(&mut self) {
         self.slots = self.peers.iter().enumerate().map(|(at, peer)| (peer.slot, at)).collect();
+        let lanes = self.lanes.peers.iter().enumerate().filter(|(_, of)| !of.owned.is_empty());
+        let hint = |of: &PeerLanes| self.peers[of.owned.start].session.identities.hint_in;
+        self.hints = lanes.map(|(at, of)| (hint(of), at)).collect();
         self.deadlines.clear();
         self.touched.reset(self.peers.len());
     }
 
-    /// Returns the peer for an event.
+    /// Returns the lane for an event.
     fn peer(&mut self, at: usize) -> &mut Peer {
         self.touched.touch(at);
         let (peer, (count, missed_at)) = (&mut self.peers[at], self.missed);
@@ -191,10 +281,10 @@ impl Plane {
             *before = before.max(of);
         }
         clocks.retain(|_, of| *of != Clocks::default());
-        let former = clocks.len().saturating_sub(self.peers.len());
+        let former = clocks.len().saturating_sub(self.configs.len());
         if former > MAX_PEERS {
             // The former peers that were heard longest ago are forgotten.
-            let present: HashSet<_> = self.peers.iter().map(|peer| peer.config.key).collect();
+            let present: HashSet<_> = self.configs.iter().map(|config| config.key).collect();
             let mut oldest: Vec<_> = clocks
                 .iter()
                 .filter(|(key, _)| !present.contains(*key))
@@ -212,20 +302,14 @@ impl Plane {
     /// Takes over the clocks of an earlier run.
     pub fn remember(&mut self, clocks: HashMap<PublicKey, Clocks>) {
         self.remembered = clocks;
-        self.recall();
-    }
-
-    fn recall(&mut self) {
-        for peer in &mut self.peers {
-            if let Some(clocks) = self.remembered.get(&peer.config.key) {
-                peer.session.remember(*clocks);
-            }
-        }
+        let peers = std::mem::take(&mut self.peers).into_iter();
+        self.peers = peers.map(|peer| recalled(peer, &self.remembered)).collect();
     }
 
     /// Handles a copy, which is overwritten, of a packet that left on the WAN at `left`.
     pub fn handle_outgoing(&mut self, now: Instant, left: Instant, packet: &mut [u8]) {
-        match route(packet, |header| self.sites.leaves(header)) {
+        let lane = |header: &Header| self.lanes.of_packet(self.sites.leaves(header)?, header);
+        match route(packet, lane) {
             Some((at, packet)) => {
                 let mut symbol = std::mem::take(&mut self.symbol);
                 self.peer(at).handle_outgoing(now, left, packet, &mut symbol);
@@ -237,7 +321,8 @@ impl Plane {
 
     /// Handles a copy, which is overwritten, of a packet that came from the WAN at `came`.
     pub fn handle_incoming(&mut self, now: Instant, came: Instant, packet: &mut [u8]) {
-        match route(packet, |header| self.sites.arrives(header)) {
+        let lane = |header: &Header| self.lanes.of_packet(self.sites.arrives(header)?, header);
+        match route(packet, lane) {
             Some((at, packet)) => self.peer(at).handle_incoming(now, came, packet),
             None => self.stats.ignored += 1,
         }
@@ -245,8 +330,8 @@ impl Plane {
 
     /// Notes that the tap missed `missed` outgoing packets; their peers are unknown.
     pub fn miss_outgoing(&mut self, missed: u64) {
-        match self.peers.len() {
-            1 => self.peer(0).miss_outgoing(missed),
+        match self.configs.len() {
+            1 if !self.peers.is_empty() => self.peer(0).miss_outgoing(missed),
             _ => self.stats.missed += missed,
         }
     }
@@ -272,14 +357,20 @@ impl Plane {
         datagram: &mut [u8],
     ) -> bool {
         let from = from.into();
-        let peer = match Datagram::parse(datagram) {
+        let lane = match Datagram::parse(datagram) {
             Some(Datagram::Initiation { .. } | Datagram::Response { .. }) if self.is_passive => {
                 return false;
             }
-            Some(Datagram::Transport { receiver, .. } | Datagram::Response { receiver, .. }) => {
-                self.slots.get(&(receiver as u16)).copied()
-            }
-            Some(Datagram::Initiation { hint, .. }) => self.hints.get(&hint).copied(),
+            Some(Datagram::Transport { lane, receiver, .. }) => self.slot(lane, receiver),
+            Some(Datagram::Response { offer, receiver, .. }) => self.slot(offer.lane, receiver),
+            Some(Datagram::Initiation { hint, offer, .. }) => match self.hints.get(&hint) {
+                Some(&peer) => match self.lanes.find(peer, offer.lane) {
+                    // The peer wants more lanes, which a handshake of the first ones will tell.
+                    None => return false,
+                    found => found,
+                },
+                None => None,
+            },
             None => {
                 if let Some(version) = Datagram::other_version(datagram) {
                     self.others.retain(|(source, ..)| *source != from.address);
@@ -289,13 +380,40 @@ impl Plane {
                 None
             }
         };
-        match peer {
-            Some(at) => self.peer(at).handle_datagram(now, from, datagram),
-            None => {
-                self.stats.stray += 1;
-                false
-            }
+        let Some(at) = lane else {
+            self.stats.stray += 1;
+            return false;
+        };
+        let is_authentic = self.peer(at).handle_datagram(now, from, datagram);
+        self.note_wish(now, at);
+        is_authentic
+    }
+
+    /// Lane of a session index, if it is this one.
+    fn slot(&self, lane: u8, index: u32) -> Option<usize> {
+        let at = self.slots.get(&(index as u16)).copied();
+        at.filter(|at| self.peers[*at].key_and_lane().1 == lane)
+    }
+
+    /// Notes how many lanes the peer of a lane wants, as its last handshake told.
+    fn note_wish(&mut self, now: Instant, at: usize) {
+        let session = &mut self.peers[at].session;
+        let Some(wanted) = session.take_wish() else { return };
+        let hint = session.identities.hint_in;
+        let Some(&peer) = self.hints.get(&hint) else { return };
+        let count = self.lanes.in_force(wanted);
+        let of = &mut self.lanes.peers[peer];
+        of.peer_wants = wanted;
+        if count != of.count {
+            self.lanes_due.get_or_insert(now);
         }
+    }
+
+    /// Changes the number of lanes of peers that want another one.
+    fn change_lanes(&mut self, now: Instant) {
+        self.lanes_due = None;
+        // With too many lanes, the packets of some lanes are not protected.
+        let _ = self.rebuild(self.configs.clone(), self.lanes.shares(), now);
     }
 
     /// Datagrams to send, with destinations; [`Plane::clear_transmits`] clears them once sent.
@@ -327,12 +445,15 @@ impl Plane {
     pub fn poll_timeout(&self) -> Option<Instant> {
         let touched = self.touched.iter(Purpose::Deadline);
         let touched = touched.filter_map(|at| self.peers[at].poll_timeout());
-        touched.chain(self.deadlines.next_deadline()).min()
+        touched.chain(self.deadlines.next_deadline()).chain(self.lanes_due).min()
     }
 
     /// Handles every deadline that has passed. Must be called after events even if none has: the
     /// new deadlines of peers are noted then.
     pub fn handle_timeout(&mut self, now: Instant) {
+        if self.lanes_due.is_some() {
+            self.change_lanes(now);
+        }
         self.note_deadlines();
         let expired: Vec<_> = std::iter::from_fn(|| self.deadlines.poll_expired(now)).collect();
         for &at in &expired {
@@ -369,18 +490,37 @@ impl Plane {
 
     /// Counters of each peer, in the order of the config.
     pub fn stats(&self) -> Vec<(String, PeerStats)> {
-        self.peers.iter().map(|peer| (peer.config.name.clone(), peer.stats())).collect()
+        let names = self.configs.iter().enumerate();
+        names.map(|(peer, config)| (config.name.clone(), self.stats_of(peer))).collect()
+    }
+
+    /// Counters of a peer: those of all lanes together.
+    fn stats_of(&self, peer: usize) -> PeerStats {
+        let of = &self.lanes.peers[peer];
+        let mut stats = of.former;
+        self.peers[of.owned.clone()].iter().for_each(|lane| stats.merge(&lane.stats()));
+        stats
+    }
+
+    /// Index of the peer of a lane.
+    fn peer_of(&self, lane: usize) -> usize {
+        self.lanes.peers.partition_point(|of| of.owned.end <= lane)
     }
 
     /// Calls `each` with the index in the config and the counters of each peer with an event since
     /// the last call.
     pub fn take_stats(&mut self, mut each: impl FnMut(usize, PeerStats)) {
+        let mut last = None;
         while let Some(at) = self.touched.pop(Purpose::Counters) {
             let peer = &mut self.peers[at];
-            let stats = peer.stats();
-            let before = std::mem::replace(&mut peer.repairs, stats.repairs());
-            self.repairs += stats.repairs() - before;
-            each(at, stats);
+            let repairs = peer.stats().repairs();
+            let before = std::mem::replace(&mut peer.repairs, repairs);
+            self.repairs += repairs - before;
+            // The lanes of a peer are often listed one after another.
+            let peer = self.peer_of(at);
+            if last.replace(peer) != Some(peer) {
+                each(peer, self.stats_of(peer));
+            }
         }
     }
 
@@ -391,12 +531,15 @@ impl Plane {
 
     /// Facts of each peer by its name.
     pub fn facts(&self, now: Instant) -> HashMap<String, PeerFacts> {
-        let facts = |peer: &Peer| (peer.config.name.clone(), self.facts_of(now, peer));
-        self.peers.iter().map(facts).collect()
+        let names = self.configs.iter().enumerate();
+        names.map(|(peer, config)| (config.name.clone(), self.facts_of(now, peer))).collect()
     }
 
-    fn facts_of(&self, now: Instant, peer: &Peer) -> PeerFacts {
-        let facts = peer.facts(now);
+    /// Facts of a peer: of all lanes together.
+    fn facts_of(&self, now: Instant, peer: usize) -> PeerFacts {
+        let lanes = self.peers[self.lanes.peers[peer].owned.clone()].iter();
+        let mut facts = PeerFacts::default();
+        lanes.for_each(|lane| facts.merge(lane.facts(now)));
         let mut recent = self.others.iter().filter(|(.., at)| now.since(*at) < OTHERS_TTL);
         let from = recent.find(|(from, ..)| Some(*from) == facts.endpoint);
         PeerFacts { other_version: from.map(|(_, version, _)| *version), ..facts }
@@ -416,9 +559,15 @@ impl Plane {
                 self.touched.add(Purpose::Facts, at);
             }
         }
+        let mut last = None;
         while let Some(at) = self.touched.pop(Purpose::Facts) {
-            let peer = &self.peers[at];
-            each(&peer.config.name, self.facts_of(now, peer), peer.clocks());
+            let peer = self.peer_of(at);
+            if last.replace(peer) != Some(peer) {
+                let lanes = self.peers[self.lanes.peers[peer].owned.clone()].iter();
+                let clocks = lanes.map(|lane| lane.clocks().1).fold(Clocks::default(), Clocks::max);
+                let config = &self.configs[peer];
+                each(&config.name, self.facts_of(now, peer), (config.key, clocks));
+            }
         }
         self.others.retain(|(.., at)| now.since(*at) < OTHERS_TTL);
     }
@@ -450,7 +599,15 @@ impl Plane {
     }
 }
 
-/// Finds the index of the peer of a packet; returns it with the packet, without the link's padding.
+/// Returns the peer with its clocks from earlier sessions.
+fn recalled(mut peer: Peer, remembered: &HashMap<PublicKey, Clocks>) -> Peer {
+    if let Some(clocks) = remembered.get(&peer.config.key) {
+        peer.session.remember(*clocks);
+    }
+    peer
+}
+
+/// Finds the index of the lane of a packet; returns it with the packet, without the link's padding.
 fn route(
     bytes: &mut [u8],
     find: impl FnOnce(&Header) -> Option<usize>,

@@ -9,18 +9,20 @@ use crate::replay_window::ReplayWindow;
 /// Sending half of a session.
 pub(super) struct Sealer {
     key: LessSafeKey,
+    lane: u8,
     receiver: u32,
     counter: u64,
 }
 
 impl Sealer {
-    pub(super) fn new(key: &[u8; 32], receiver: u32) -> Self {
-        Sealer::at(key, receiver, 0)
+    /// Creates the half of a session in this lane, whose index at the peer is `receiver`.
+    pub(super) fn new(key: &[u8; 32], lane: u8, receiver: u32) -> Self {
+        Sealer::at(key, (lane, receiver), 0)
     }
 
     /// Creates a sealer whose next message has this counter, which must not have been used.
-    pub(super) fn at(key: &[u8; 32], receiver: u32, counter: u64) -> Self {
-        Sealer { key: aead(key), receiver, counter }
+    pub(super) fn at(key: &[u8; 32], (lane, receiver): (u8, u32), counter: u64) -> Self {
+        Sealer { key: aead(key), lane, receiver, counter }
     }
 
     /// Index of the session at the peer.
@@ -43,7 +45,7 @@ impl Sealer {
         let start = out.len();
         let counter = self.counter;
         self.counter += 1;
-        Datagram::Transport { receiver: self.receiver, counter }.emit(out);
+        Datagram::Transport { lane: self.lane, receiver: self.receiver, counter }.emit(out);
         write(out);
         let (head, message) = out[start..].split_at_mut(TRANSPORT_HEAD);
         let tag = self
@@ -124,7 +126,7 @@ mod tests {
     use super::*;
 
     fn pair() -> (Sealer, Opener) {
-        (Sealer::new(&[5; 32], 77), Opener::new(&[5; 32]))
+        (Sealer::new(&[5; 32], 3, 77), Opener::new(&[5; 32]))
     }
 
     fn counter_of(datagram: &[u8]) -> u64 {

@@ -18,6 +18,7 @@ mod handover;
 
 use super::clocks::Clocks;
 use super::handshake::{Identities, Initiation, Keys};
+use super::lanes::{LaneCount, LaneOffer};
 use super::seal::{Opener, Refusal, Sealer};
 use super::stats::SessionStats;
 use super::transport::Transport;
@@ -49,6 +50,8 @@ pub(super) struct SessionConfig {
     pub unix_nanos_at_zero: u64,
     /// Low 16 bits of every session index, which assign a datagram to this peer.
     pub slot: u16,
+    /// Lane of the sessions, and the number of lanes that this site wants.
+    pub offer: LaneOffer,
 }
 
 /// Reason why a session cannot be created.
@@ -75,6 +78,9 @@ pub(super) struct Session {
     rekey_after: Duration,
     unix_nanos_at_zero: u64,
     slot: u16,
+    pub(super) offer: LaneOffer,
+    /// Number of lanes that the peer wants, as a handshake has told; `None` once taken.
+    wish: Option<LaneCount>,
     /// Extra wait of this side, so that both sides do not start at once.
     responder_delay: Duration,
     /// Sessions, newest first.
@@ -152,6 +158,8 @@ impl Session {
             rekey_after: config.rekey_after,
             unix_nanos_at_zero: config.unix_nanos_at_zero,
             slot: config.slot,
+            offer: config.offer,
+            wish: None,
             responder_delay: if config.secret.public().as_bytes() < config.peer.as_bytes() {
                 Duration::ZERO
             } else {
@@ -176,6 +184,12 @@ impl Session {
     /// Takes over the clocks of an earlier run.
     pub(super) fn remember(&mut self, clocks: Clocks) {
         self.clocks = self.clocks.max(clocks);
+    }
+
+    /// Takes the number of lanes that the peer wants, if a handshake has told it since the last
+    /// call.
+    pub(super) fn take_wish(&mut self) -> Option<LaneCount> {
+        self.wish.take()
     }
 
     /// Time of the last authentic message; `None` before the first.
@@ -219,16 +233,20 @@ impl Session {
         out: &mut Vec<u8>,
     ) -> Received<'a> {
         match Datagram::parse(datagram) {
-            Some(Datagram::Transport { receiver, counter }) => {
+            Some(Datagram::Transport { lane, receiver, counter }) if lane == self.offer.lane => {
                 self.open(now, receiver, counter, datagram)
             }
-            Some(Datagram::Initiation { sender, unix_nanos, .. }) => {
-                self.respond(now, via, (sender, unix_nanos), datagram, out)
+            Some(Datagram::Initiation { offer, sender, unix_nanos, .. })
+                if offer.lane == self.offer.lane =>
+            {
+                self.respond(now, via, (offer.wanted, sender, unix_nanos), datagram, out)
             }
-            Some(Datagram::Response { sender, receiver }) => {
-                self.finish(now, via, (sender, receiver), datagram)
+            Some(Datagram::Response { offer, sender, receiver })
+                if offer.lane == self.offer.lane =>
+            {
+                self.finish(now, via, (offer.wanted, sender, receiver), datagram)
             }
-            None => {
+            Some(_) | None => {
                 self.stats.forged += 1;
                 Received::Nothing
             }
@@ -275,7 +293,7 @@ impl Session {
         &mut self,
         now: Instant,
         via: Transport,
-        (sender, unix_nanos): (u32, u64),
+        (wanted, sender, unix_nanos): (LaneCount, u32, u64),
         datagram: &mut [u8],
         out: &mut Vec<u8>,
     ) -> Received<'a> {
@@ -292,13 +310,14 @@ impl Session {
             return Received::Nothing;
         }
         let index = self.new_index();
-        let (start, head) = (out.len(), Datagram::Response { sender: index, receiver: sender });
+        let (start, head) =
+            (out.len(), Datagram::Response { offer: self.offer, sender: index, receiver: sender });
         let Some(keys) = self.identities.respond(datagram, head, out) else {
             out.truncate(start);
             self.stats.forged += 1;
             return Received::Nothing;
         };
-        self.clocks.heard = unix_nanos;
+        (self.clocks.heard, self.wish) = (unix_nanos, Some(wanted));
         self.adopt(now, via, (index, sender), &keys, false);
         Received::Initiation
     }
@@ -307,7 +326,7 @@ impl Session {
         &mut self,
         now: Instant,
         via: Transport,
-        (sender, receiver): (u32, u32),
+        (wanted, sender, receiver): (LaneCount, u32, u32),
         datagram: &mut [u8],
     ) -> Received<'a> {
         let at = via as usize;
@@ -327,7 +346,7 @@ impl Session {
             return Received::Nothing;
         };
         (self.last_heard, self.is_known) = (now, true);
-        self.last_handshake = Some(now);
+        (self.last_handshake, self.wish) = (Some(now), Some(wanted));
         // A response by a less preferred transport is not needed any more.
         self.pending[at..].fill_with(|| None);
         self.is_retrying = false;
@@ -351,7 +370,7 @@ impl Session {
             born: now,
             initiator,
             confirmed: initiator,
-            sealer: Sealer::new(&keys.send, peer_index),
+            sealer: Sealer::new(&keys.send, self.offer.lane, peer_index),
             opener: Opener::new(&keys.receive),
             next: 0,
             keys: *keys,
@@ -416,7 +435,7 @@ impl Session {
         let clock = self.unix_nanos_at_zero.saturating_add(now.as_nanos());
         let unix_nanos = clock.max(self.clocks.sent.saturating_add(1));
         self.clocks.sent = unix_nanos;
-        let initiation = self.identities.initiate(index, unix_nanos, out);
+        let initiation = self.identities.initiate(self.offer, index, unix_nanos, out);
         if initiation.is_none() {
             out.truncate(start);
         }

@@ -32,6 +32,15 @@ pub struct LossReport {
     pub bursts: [u64; LOSS_BUCKETS],
 }
 
+impl LossReport {
+    /// Adds the report on another lane. The highest number is that of any lane.
+    fn merge(&mut self, more: &LossReport) {
+        let highest = self.highest.max(more.highest);
+        self.add(more);
+        self.highest = highest;
+    }
+}
+
 /// Returns the bucket of bursts of `length` packets: 0 for 1, 1 for 2, 2 for 3 and 4, ...
 pub fn burst_bucket(length: u64) -> usize {
     let bits = 64 - length.saturating_sub(1).leading_zeros() as usize;
@@ -171,11 +180,64 @@ pub struct PeerStats {
 }
 
 impl PeerStats {
+    /// Counters of no lanes at all, to which those of lanes are added.
+    pub fn none() -> PeerStats {
+        PeerStats { up: true, ..PeerStats::default() }
+    }
+
+    /// Adds the counters of further lanes. The peer is up if all of its lanes are.
+    pub fn merge(&mut self, more: &PeerStats) {
+        self.up &= more.up;
+        self.sender.add(&more.sender);
+        let highest = self.receiver.link.highest.max(more.receiver.link.highest);
+        self.receiver.add(&more.receiver);
+        self.receiver.link.highest = highest;
+        self.session.add(&more.session);
+        self.reported.merge(&more.reported);
+    }
+
     /// Repairs sent and received.
     pub fn repairs(&self) -> u64 {
         self.sender.repairs + self.receiver.repairs
     }
 }
+
+/// Counters that can be added to those of another lane.
+trait Total {
+    fn add(&mut self, more: &Self);
+}
+
+impl Total for u64 {
+    fn add(&mut self, more: &u64) {
+        *self = self.saturating_add(*more);
+    }
+}
+
+impl<const N: usize> Total for [u64; N] {
+    fn add(&mut self, more: &[u64; N]) {
+        self.iter_mut().zip(more).for_each(|(total, more)| total.add(more));
+    }
+}
+
+/// Adds all fields of a struct, which are listed; the compiler checks that none is missing.
+macro_rules! total {
+    ($type:ident: $($field:ident)*) => {
+        impl Total for $type {
+            fn add(&mut self, more: &$type) {
+                let $type { $($field),* } = more;
+                $(self.$field.add($field);)*
+            }
+        }
+    };
+}
+
+total!(LossReport: highest covered lost recovered bursts);
+total!(SenderStats: packets bytes protected unprotected repairs repair_bytes flushed answered
+    manifests copies left_alone acks);
+total!(ReceiverStats: packets bytes repairs useless recovered unrecoverable uncovered late garbled
+    foreign altered withheld malformed link copies useless_copies asked random congested marked
+    left_lost acks renewed latency latency_sum);
+total!(SessionStats: handshakes forged replayed unknown limited);
 
 #[cfg(test)]
 mod tests {
@@ -194,5 +256,28 @@ mod tests {
         stats.record_latency(Duration::from_micros(500));
         stats.record_latency(Duration::from_secs(9));
         assert_eq!((stats.latency[0], stats.latency[LATENCY_BUCKETS - 1]), (1, 1));
+    }
+
+    #[test]
+    fn the_counters_of_lanes_add_up() {
+        let lane = |up, packets, highest| PeerStats {
+            up,
+            sender: SenderStats { packets, ..SenderStats::default() },
+            reported: LossReport {
+                highest,
+                lost: 2,
+                bursts: [1; LOSS_BUCKETS],
+                ..Default::default()
+            },
+            ..PeerStats::default()
+        };
+        let mut stats = PeerStats::none();
+        stats.merge(&lane(true, 5, 70));
+        assert!(stats.up);
+        stats.merge(&lane(false, 6, 60));
+        assert!(!stats.up, "a lane is down");
+        assert_eq!(stats.sender.packets, 11);
+        let LossReport { highest, lost, bursts, .. } = stats.reported;
+        assert_eq!((highest, lost, bursts[3]), (70, 4, 2));
     }
 }

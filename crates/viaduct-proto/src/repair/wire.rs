@@ -3,17 +3,26 @@
 //! A datagram between gateways is one of:
 //!
 //! ```text
-//!  initiation   kind=1 version 0 0 | hint 8 | sender index 4 | unix time ns 8 | Noise 48 | mac 32
-//!  response     kind=2 version 0 0 | sender index 4 | receiver index 4 | Noise 48 | mac 32
-//!  transport    kind=3 version 0 0 | receiver index 4 | counter 8 | sealed message | tag 16
+//!  initiation  kind=1 version lane last | hint 8 | sender index 4 | unix time ns 8
+//!              | Noise 48 | mac 32
+//!  response    kind=2 version lane last | sender index 4 | receiver index 4 | Noise 48 | mac 32
+//!  transport   kind=3 version lane 0 | receiver index 4 | counter 8 | sealed message | tag 16
 //! ```
+//!
+//! The lane ([`super::lanes`]) is the third byte of each datagram: the kernel reads it there, to
+//! find the worker of a datagram. The last lane of a handshake tells the number of lanes that its
+//! sender wants, less one. Both are zero between gateways with a single lane.
 //!
 //! The hint identifies the initiator to the responder: a value that only the two can derive, one
 //! for each direction, so that the peer is found without trying the keys of all peers. A sealed
 //! message consists of sections ([`super::section`]).
 
+use super::lanes::{LaneCount, LaneOffer, MAX_LANES};
+
 /// Version of the whole format; datagrams of other versions are refused.
 pub const VERSION: u8 = 4;
+/// Offset of the lane in each datagram.
+pub const LANE_AT: usize = 2;
 /// Bytes before the sealed message of a transport datagram; they are authenticated with it.
 pub const TRANSPORT_HEAD: usize = 16;
 /// Bytes of an authentication tag.
@@ -35,6 +44,8 @@ pub type Hint = [u8; 8];
 pub enum Datagram {
     /// First message of a handshake.
     Initiation {
+        /// Lane of the session, and the number of lanes that the sender wants.
+        offer: LaneOffer,
         /// Identifies the sender, see [`Hint`].
         hint: Hint,
         /// Sender's index of the new session.
@@ -44,6 +55,8 @@ pub enum Datagram {
     },
     /// Second message of a handshake.
     Response {
+        /// Lane of the session, and the number of lanes that the sender wants.
+        offer: LaneOffer,
         /// Responder's index of the session.
         sender: u32,
         /// Initiator's index of the session.
@@ -51,6 +64,8 @@ pub enum Datagram {
     },
     /// Sealed message.
     Transport {
+        /// Lane of the session.
+        lane: u8,
         /// Receiver's index of the session.
         receiver: u32,
         /// Number of the message in its session and direction; never repeats.
@@ -64,24 +79,29 @@ pub fn is_initiation(datagram: &[u8]) -> bool {
 }
 
 impl Datagram {
-    /// Parses a datagram's head; `None` if its kind or version is unknown, if it is too short,
-    /// or if a handshake message has the wrong length.
+    /// Parses a datagram's head; `None` if its kind or version is unknown, if it is too short, if
+    /// there is no such lane, or if a handshake message has the wrong length.
     pub fn parse(bytes: &[u8]) -> Option<Datagram> {
-        let (kind, version) = (*bytes.first()?, *bytes.get(1)?);
-        if version != VERSION || bytes.get(2..4)? != [0, 0] {
+        let [kind, version, lane, last] = *bytes.first_chunk()?;
+        if version != VERSION || usize::from(lane) >= MAX_LANES {
             return None;
         }
+        let offer = || LaneCount::from_last(last).map(|wanted| LaneOffer { lane, wanted });
         let handshake = |head: usize| bytes.len() == head + NOISE + MAC;
         match kind {
             INITIATION if handshake(INITIATION_HEAD) => Some(Datagram::Initiation {
+                offer: offer()?,
                 hint: *bytes.get(4..)?.first_chunk()?,
                 sender: u32_at(bytes, 12)?,
                 unix_nanos: u64_at(bytes, 16)?,
             }),
-            2 if handshake(RESPONSE_HEAD) => {
-                Some(Datagram::Response { sender: u32_at(bytes, 4)?, receiver: u32_at(bytes, 8)? })
-            }
-            3 if bytes.len() >= TRANSPORT_HEAD + TAG => Some(Datagram::Transport {
+            2 if handshake(RESPONSE_HEAD) => Some(Datagram::Response {
+                offer: offer()?,
+                sender: u32_at(bytes, 4)?,
+                receiver: u32_at(bytes, 8)?,
+            }),
+            3 if last == 0 && bytes.len() >= TRANSPORT_HEAD + TAG => Some(Datagram::Transport {
+                lane,
                 receiver: u32_at(bytes, 4)?,
                 counter: u64_at(bytes, 8)?,
             }),
@@ -100,19 +120,19 @@ impl Datagram {
     /// Appends the head to `out`.
     pub fn emit(self, out: &mut Vec<u8>) {
         match self {
-            Datagram::Initiation { hint, sender, unix_nanos } => {
-                out.extend([INITIATION, VERSION, 0, 0]);
+            Datagram::Initiation { offer, hint, sender, unix_nanos } => {
+                out.extend([INITIATION, VERSION, offer.lane, offer.wanted.last()]);
                 out.extend(hint);
                 out.extend(sender.to_be_bytes());
                 out.extend(unix_nanos.to_be_bytes());
             }
-            Datagram::Response { sender, receiver } => {
-                out.extend([2, VERSION, 0, 0]);
+            Datagram::Response { offer, sender, receiver } => {
+                out.extend([2, VERSION, offer.lane, offer.wanted.last()]);
                 out.extend(sender.to_be_bytes());
                 out.extend(receiver.to_be_bytes());
             }
-            Datagram::Transport { receiver, counter } => {
-                out.extend([3, VERSION, 0, 0]);
+            Datagram::Transport { lane, receiver, counter } => {
+                out.extend([3, VERSION, lane, 0]);
                 out.extend(receiver.to_be_bytes());
                 out.extend(counter.to_be_bytes());
             }
@@ -135,10 +155,11 @@ mod tests {
 
     #[test]
     fn heads_round_trip() {
+        let offer = LaneOffer { lane: 5, wanted: LaneCount::new(16).unwrap() };
         for head in [
-            Datagram::Initiation { hint: [3; 8], sender: 7, unix_nanos: 1 << 60 },
-            Datagram::Response { sender: 8, receiver: 9 },
-            Datagram::Transport { receiver: 10, counter: 11 },
+            Datagram::Initiation { offer, hint: [3; 8], sender: 7, unix_nanos: 1 << 60 },
+            Datagram::Response { offer, sender: 8, receiver: 9 },
+            Datagram::Transport { lane: 63, receiver: 10, counter: 11 },
         ] {
             let mut bytes = Vec::new();
             head.emit(&mut bytes);
@@ -153,9 +174,42 @@ mod tests {
                 "one length of a handshake"
             );
             bytes.pop();
+            for (at, wrong) in [(2, 64), (3, 2), (3, 127)] {
+                let mut other = bytes.clone();
+                other[at] = wrong;
+                assert_eq!(Datagram::parse(&other), None, "no such lane, or number of lanes");
+            }
             bytes[1] += 1;
             assert_eq!(Datagram::parse(&bytes), None, "another version");
-            assert_eq!(Datagram::other_version(&bytes), Some(VERSION + 1));
+        }
+    }
+
+    #[test]
+    fn datagrams_of_other_versions_are_known_by_their_head() {
+        let mut bytes = Vec::new();
+        Datagram::Transport { lane: 0, receiver: 1, counter: 2 }.emit(&mut bytes);
+        assert_eq!(Datagram::other_version(&bytes), None);
+        bytes[1] += 1;
+        assert_eq!(Datagram::other_version(&bytes), Some(VERSION + 1));
+    }
+
+    /// Earlier versions know a single lane.
+    #[test]
+    fn the_heads_of_a_single_lane_are_those_of_earlier_versions() {
+        let heads = [
+            Datagram::Initiation {
+                offer: LaneOffer::SINGLE,
+                hint: [3; 8],
+                sender: 7,
+                unix_nanos: 9,
+            },
+            Datagram::Response { offer: LaneOffer::SINGLE, sender: 8, receiver: 9 },
+            Datagram::Transport { lane: 0, receiver: 10, counter: 11 },
+        ];
+        for (head, kind) in heads.into_iter().zip(1..) {
+            let mut bytes = Vec::new();
+            head.emit(&mut bytes);
+            assert_eq!(bytes[..4], [kind, 4, 0, 0]);
         }
     }
 

@@ -17,7 +17,8 @@ use std::net::SocketAddr;
 use serde::{Deserialize, Serialize};
 
 use super::record::{RecordError, is_short, range};
-use crate::repair::{Cause, Transport};
+use crate::repair::lanes::MAX_LANES;
+use crate::repair::{Cause, MAX_PEERS, Transport};
 
 /// Maximum number of connections of fake TCP in a message.
 pub const MAX_CONNECTIONS: usize = 128;
@@ -50,15 +51,18 @@ pub struct GatewayRecord {
     pub offloads_off: bool,
     /// Number of changes in the journal that are not limits of the packets' size.
     pub mark: u32,
-    /// Number of records of peers that follow.
+    /// Number of records of peers and their lanes that follow.
     pub peers: u32,
 }
 
-/// Peer of a gateway.
+/// Peer of a gateway, or one of its lanes.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PeerRecord {
     /// Public key of the peer.
     pub key: String,
+    /// Lane of the peer: each lane has a record.
+    #[serde(default)]
+    pub lane: u8,
     /// Low 16 bits of the indices of its sessions.
     pub slot: u16,
     /// Number of the next packet to it; 0 if packets are not numbered.
@@ -224,13 +228,14 @@ impl GatewayRecord {
     pub(super) fn check(&self) -> Result<(), RecordError> {
         range("version", is_short(&self.version))?;
         range("key", is_short(&self.key))?;
-        range("peers", self.peers as usize <= crate::repair::MAX_PEERS)
+        range("peers", self.peers as usize <= MAX_PEERS * MAX_LANES)
     }
 }
 
 impl PeerRecord {
     pub(super) fn check(&self) -> Result<(), RecordError> {
         range("key", is_short(&self.key))?;
+        range("lane", usize::from(self.lane) < MAX_LANES)?;
         range("terms", self.terms.len() <= MAX_TERMS)?;
         range("sessions", self.session.live.len() <= MAX_SESSIONS)?;
         let Some(control) = &self.control else { return Ok(()) };
@@ -265,6 +270,7 @@ mod tests {
         };
         PeerRecord {
             key: "f".repeat(64),
+            lane: 63,
             slot: u16::MAX,
             next: u64::MAX,
             heard: u64::MAX,

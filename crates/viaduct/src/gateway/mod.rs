@@ -49,6 +49,7 @@ use tokio::sync::oneshot;
 use tracing::{info, warn};
 use viaduct_proto::flow::Registry;
 use viaduct_proto::keys::Entropy;
+use viaduct_proto::repair::lanes::LaneCount;
 use viaduct_proto::repair::{Local, Plane};
 use viaduct_proto::time::Instant;
 use viaduct_sys::clock;
@@ -341,5 +342,5 @@ fn local(config: &Config) -> Local {
     let unix = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     let unix = u64::try_from(unix.as_nanos()).unwrap_or(u64::MAX);
     let unix_nanos_at_zero = unix.saturating_sub(clock::now());
-    Local { secret: config.secret.clone(), entropy, unix_nanos_at_zero }
+    Local { secret: config.secret.clone(), entropy, unix_nanos_at_zero, lanes: LaneCount::ONE }
 }

@@ -44,6 +44,14 @@ pub struct Counts {
 }
 
 impl Counts {
+    /// Counts of two lanes together.
+    pub(super) fn plus(&self, other: &Counts) -> Counts {
+        Counts {
+            packets: self.packets + other.packets,
+            bursts: std::array::from_fn(|n| self.bursts[n] + other.bursts[n]),
+        }
+    }
+
     fn since(&self, before: &Counts) -> Counts {
         Counts {
             packets: self.packets.saturating_sub(before.packets),

@@ -67,3 +67,33 @@ pub struct State {
     /// Last report of the peer.
     pub report: Report,
 }
+
+impl Report {
+    fn plus(&self, other: &Report) -> Report {
+        Report {
+            random: self.random.plus(&other.random),
+            congested: self.congested + other.congested,
+            visible: self.visible + other.visible,
+            queue_full: self.queue_full || other.queue_full,
+            in_doubt: self.in_doubt || other.in_doubt,
+        }
+    }
+}
+
+impl State {
+    /// State of several lanes together. The regime and the times are those of the lane with more
+    /// packets.
+    pub fn combined(a: Option<State>, b: Option<State>) -> Option<State> {
+        let (Some(a), Some(b)) = (a, b) else { return a.or(b) };
+        let (more, less) = if a.pace >= b.pace { (a, b) } else { (b, a) };
+        let pace = a.pace + b.pace;
+        let repairs = a.overhead * a.pace + b.overhead * b.pace;
+        Some(State {
+            pace,
+            overhead: if pace > 0.0 { repairs / pace } else { more.overhead },
+            rtt: more.rtt.or(less.rtt),
+            report: a.report.plus(&b.report),
+            ..more
+        })
+    }
+}

@@ -6,6 +6,7 @@ use crate::keys::PublicKey;
 use crate::repair::auto::Auto;
 use crate::repair::coder::{Coder, Observer};
 use crate::repair::coding::Coding;
+use crate::repair::lanes::LaneCount;
 use crate::repair::seal::SEAL_OVERHEAD;
 use crate::repair::section::{PREFIX, REPAIR_HEAD, SECTION_HEAD};
 use crate::repair::sender::Plan;
@@ -44,6 +45,18 @@ pub struct PeerConfig {
 }
 
 impl PeerConfig {
+    /// Config of one of `count` lanes.
+    pub(in crate::repair) fn of_lane(&self, count: LaneCount) -> PeerConfig {
+        let mut config = self.clone();
+        config.memory /= count.get();
+        if let Some(Coding::Auto(settings)) = &mut config.coding
+            && let Some(rate) = &mut settings.limits.max_rate
+        {
+            *rate /= count.get() as f64;
+        }
+        config
+    }
+
     /// Checks the parameters of the code without building an encoder.
     pub(in crate::repair) fn check(&self) -> Result<(), PeerError> {
         if let Some(Coding::Fixed(code)) = &self.coding {

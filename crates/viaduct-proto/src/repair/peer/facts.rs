@@ -39,4 +39,27 @@ pub struct PeerFacts {
     pub control: Option<control::State>,
     /// Outcomes that each code would have had, if the peer is only observed.
     pub trials: Option<[Outcome; TRIED.len()]>,
+    /// Number of lanes.
+    pub lanes: usize,
+    /// Lanes without a session, or whose peer is silent.
+    pub lanes_down: usize,
+}
+
+impl PeerFacts {
+    /// Adds the facts of further lanes of the peer. Of facts that cannot be added, those of a lane
+    /// that is down are shown first.
+    pub fn merge(&mut self, more: PeerFacts) {
+        let is_shown = self.lanes == 0 || more.lanes_down > 0 && self.lanes_down == 0;
+        let lanes = self.lanes + more.lanes;
+        let lanes_down = self.lanes_down + more.lanes_down;
+        let control = control::State::combined(self.control, more.control);
+        let trials = match (self.trials, more.trials) {
+            (Some(a), Some(b)) => Some(std::array::from_fn(|at| a[at].plus(&b[at]))),
+            (a, b) => a.or(b),
+        };
+        if is_shown {
+            *self = more;
+        }
+        *self = PeerFacts { lanes, lanes_down, control, trials, ..std::mem::take(self) };
+    }
 }

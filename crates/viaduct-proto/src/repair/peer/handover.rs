@@ -22,6 +22,7 @@ impl Peer {
         self.agreement.peer.iter().for_each(|of| of.emit(&mut terms));
         PeerRecord {
             key: self.config.key.to_string(),
+            lane: self.session.offer.lane,
             slot: self.slot,
             next: coder.map_or(0, Coder::next_seq),
             heard: self.receiver.heard(),

@@ -1,4 +1,4 @@
-//! State of one peer site; connects its session, sender and receiver.
+//! State of one peer site, or of one lane of it; connects its session, sender and receiver.
 //!
 //! ```text
 //!   packets that leave ──▶ sender ─── repairs, names ──▶ session ──▶ datagrams
@@ -30,6 +30,7 @@ use super::clocks::Clocks;
 use super::coding::Coding;
 use super::handshake_pace::HandshakePace;
 use super::identity::IdentityKey;
+use super::lanes::{LaneCount, LaneOffer};
 use super::outbox::Outbox;
 use super::receiver::{Receiver, TICK};
 use super::report::{REPORT, Report, TRIALS, emit_trials, parse_trials};
@@ -89,19 +90,31 @@ pub struct Local {
     pub entropy: Entropy,
     /// Wall clock at the origin of [`Instant`], nanoseconds since 1970.
     pub unix_nanos_at_zero: u64,
+    /// Number of lanes that the site wants.
+    pub lanes: LaneCount,
+}
+
+/// Place of a peer's lane in its gateway.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Place {
+    /// Index of its sessions.
+    pub(super) slot: u16,
+    /// Index of the lane.
+    pub(super) lane: u8,
+    /// Bytes for all lanes of all peers.
+    pub(super) memory: usize,
 }
 
 impl Peer {
-    /// Creates the state of a peer whose sessions have the index `slot`, at a gateway with `memory`
-    /// bytes for all peers.
+    /// Creates the state of a peer's lane.
     pub(super) fn new(
         local: &Local,
         config: PeerConfig,
-        (slot, memory): (u16, usize),
+        place: Place,
         now: Instant,
     ) -> Result<Self, PeerError> {
         let shared = local.secret.shared(&config.key).ok_or(PeerError::Key(WeakKey))?;
-        let mut session = Session::new(&session_config(local, &config, slot), &shared, now);
+        let mut session = Session::new(&session_config(local, &config, place), &shared, now);
         let paths = Paths::new(&config);
         session.silence_limit = paths.silence_limit();
         let identity = Arc::new(IdentityKey::new(&shared.derive(b"viaduct identity")));
@@ -110,7 +123,7 @@ impl Peer {
         let plan = plan(now, &config, first)?;
         Ok(Peer {
             sender: plan.map(Sender::new),
-            receiver: Receiver::new(identity.clone(), memory / DECODER_PART),
+            receiver: Receiver::new(identity.clone(), place.memory / DECODER_PART),
             identity,
             session,
             paths,
@@ -125,7 +138,7 @@ impl Peer {
             repairs: 0,
             transmits: Outbox::new(),
             handshakes: Vec::new(),
-            slot,
+            slot: place.slot,
             config,
         })
     }
@@ -155,7 +168,13 @@ impl Peer {
             lowered_mss: self.receiver.injection.syns.lowered(),
             control: self.sender.as_ref().and_then(|sender| sender.coder.control(now)),
             trials: self.trials.filter(|_| self.config.coding == Some(Coding::Observe)),
+            lanes: 1,
+            lanes_down: usize::from(!self.session.alive()),
         }
+    }
+
+    pub(super) fn key_and_lane(&self) -> (PublicKey, u8) {
+        (self.config.key, self.session.offer.lane)
     }
 
     /// Bytes of memory held.
@@ -493,13 +512,14 @@ impl Peer {
     }
 }
 
-fn session_config(local: &Local, config: &PeerConfig, slot: u16) -> SessionConfig {
+fn session_config(local: &Local, config: &PeerConfig, place: Place) -> SessionConfig {
     SessionConfig {
         secret: local.secret.clone(),
         peer: config.key,
         rekey_after: config.rekey_after,
         entropy: local.entropy.clone(),
         unix_nanos_at_zero: local.unix_nanos_at_zero,
-        slot,
+        slot: place.slot,
+        offer: LaneOffer { lane: place.lane, wanted: local.lanes },
     }
 }

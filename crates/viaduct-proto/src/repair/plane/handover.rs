@@ -10,7 +10,8 @@
 
 use std::collections::HashMap;
 
-use super::{Peer, PeersError, Plane};
+use super::{LaneCount, Peer, PeersError, Plane};
+use crate::keys::PublicKey;
 use crate::time::Instant;
 use crate::upgrade::PeerRecord;
 
@@ -36,11 +37,13 @@ impl Plane {
     /// # Errors
     /// A record is of a peer that is not in the config.
     pub fn resume(&mut self, now: Instant, records: &[PeerRecord]) -> Result<(), PeersError> {
-        let keys = self.peers.iter().enumerate();
-        let keys: HashMap<String, usize> =
-            keys.map(|(at, peer)| (peer.config.key.to_string(), at)).collect();
+        self.take_lanes(now, records)?;
+        let lanes = self.peers.iter().enumerate();
+        let lanes: HashMap<(PublicKey, u8), usize> =
+            lanes.map(|(at, peer)| (peer.key_and_lane(), at)).collect();
         for record in records {
-            let Some(&at) = keys.get(&record.key) else {
+            let key = record.key.parse().ok();
+            let Some(&at) = key.and_then(|key| lanes.get(&(key, record.lane))) else {
                 return Err(PeersError::Foreign(record.key.clone()));
             };
             let peer = self.peer(at);
@@ -50,6 +53,20 @@ impl Plane {
         self.enter_slots();
         self.inject.clear();
         Ok(())
+    }
+
+    /// Takes over the numbers of lanes: each lane has a record.
+    fn take_lanes(&mut self, now: Instant, records: &[PeerRecord]) -> Result<(), PeersError> {
+        let mut counts: HashMap<&str, usize> = HashMap::new();
+        records.iter().for_each(|record| *counts.entry(&record.key).or_default() += 1);
+        let mut has_changed = false;
+        for of in &mut self.lanes.peers {
+            let count = counts.get(&of.key.to_string()[..]).copied().and_then(LaneCount::new);
+            if let Some(count) = count.filter(|count| *count != of.count) {
+                (of.peer_wants, has_changed) = (count, true);
+            }
+        }
+        if has_changed { self.own(self.lanes.shares(), now) } else { Ok(()) }
     }
 
     /// Goes on after another process has failed to continue.

@@ -29,10 +29,10 @@ impl Session {
     /// Continues the sessions of another process. Counters received by this process meanwhile stay
     /// refused.
     pub(in crate::repair) fn resume(&mut self, now: Instant, slot: u16, record: &SessionRecord) {
-        let mut old = std::mem::take(&mut self.live);
+        let (mut old, lane) = (std::mem::take(&mut self.live), self.offer.lane);
         let live = record.live.iter().map(|record| {
             let at = old.iter().position(|live| live.index == record.indices[0]);
-            Live::restored(record, at.map(|at| old.swap_remove(at)))
+            Live::restored(record, lane, at.map(|at| old.swap_remove(at)))
         });
         self.live = live.collect();
         self.slot = slot;
@@ -71,12 +71,13 @@ impl Live {
         }
     }
 
-    /// Session of `record`; `known` is the same session, if this process has opened its messages.
-    fn restored(record: &LiveRecord, known: Option<Live>) -> Live {
+    /// Session of `record` in this lane; `known` is the same session, if this process has opened
+    /// its messages.
+    fn restored(record: &LiveRecord, lane: u8, known: Option<Live>) -> Live {
         let [SessionKey(send), SessionKey(receive)] = record.keys;
         let [index, peer_index] = record.indices;
         let known = known.filter(|live| live.keys.receive == receive);
-        let sealer = Sealer::at(&send, peer_index, record.counter);
+        let sealer = Sealer::at(&send, (lane, peer_index), record.counter);
         Live {
             index,
             transport: record.transport,

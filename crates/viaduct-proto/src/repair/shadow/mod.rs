@@ -51,6 +51,20 @@ pub struct Outcome {
     pub repairs: u64,
 }
 
+impl Outcome {
+    /// Outcomes in two lanes together.
+    #[must_use]
+    pub fn plus(&self, other: &Outcome) -> Outcome {
+        Outcome {
+            packets: self.packets + other.packets,
+            lost: self.lost + other.lost,
+            recovered: self.recovered + other.recovered,
+            in_time: self.in_time + other.in_time,
+            repairs: self.repairs + other.repairs,
+        }
+    }
+}
+
 /// All codes under trial.
 pub struct Shadows {
     shadows: [Shadow; TRIED.len()],

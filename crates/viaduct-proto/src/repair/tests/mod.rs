@@ -4,6 +4,7 @@ mod auto;
 mod change;
 mod handover;
 mod handshake;
+mod lanes;
 mod recovery;
 mod state;
 mod transport;
@@ -17,6 +18,7 @@ use super::*;
 use crate::fec::layered::Parameters;
 use crate::fec::{Code, reed_solomon, window};
 use crate::keys::{Entropy, SecretKey};
+use crate::repair::lanes::LaneCount;
 use crate::rng::Rng;
 use crate::time::{Duration, Instant};
 use crate::wire::ip;
@@ -48,7 +50,8 @@ fn secret(n: u8) -> SecretKey {
 fn local(n: u8) -> Local {
     let rng = Mutex::new(Rng::from_seed(u64::from(n)));
     let entropy: Entropy = Arc::new(move |out: &mut [u8]| rng.lock().unwrap().fill(out));
-    Local { secret: secret(n), entropy, unix_nanos_at_zero: 1_700_000_000_000_000_000 }
+    let unix_nanos_at_zero = 1_700_000_000_000_000_000;
+    Local { secret: secret(n), entropy, unix_nanos_at_zero, lanes: LaneCount::ONE }
 }
 
 fn layered() -> Code {

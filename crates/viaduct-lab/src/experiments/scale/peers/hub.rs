@@ -17,6 +17,7 @@ use anyhow::{Context as _, Result, ensure};
 use rustix::time::{ClockId, clock_gettime};
 use viaduct_proto::keys::{Entropy, SecretKey};
 use viaduct_proto::repair::control::Limits;
+use viaduct_proto::repair::lanes::LaneCount;
 use viaduct_proto::repair::{Coding, Local, PeerConfig, Plane, Sites, Transport, TransportChoice};
 use viaduct_proto::rng::Rng;
 use viaduct_proto::time::{Duration, Instant};
@@ -270,7 +271,12 @@ fn plane(number: usize, peers: Vec<PeerConfig>) -> Result<Plane> {
     let entropy: Entropy = Arc::new(move |out: &mut [u8]| {
         rng.lock().expect("no holder of the lock panics").fill(out);
     });
-    let local = Local { secret: secret(number), entropy, unix_nanos_at_zero: 1 << 60 };
+    let local = Local {
+        secret: secret(number),
+        entropy,
+        unix_nanos_at_zero: 1 << 60,
+        lanes: LaneCount::ONE,
+    };
     Plane::new(local, peers, Instant::ZERO).context("a plane of the lab")
 }
 

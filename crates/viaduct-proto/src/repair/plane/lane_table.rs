@@ -1,0 +1,104 @@
+//! Lanes of all peers of a plane, as far as it owns them.
+//!
+//! ```text
+//!   peer, lane ─▶ index of the peer's first lane + number of owned lanes below this one
+//! ```
+
+use std::ops::Range;
+
+use crate::keys::PublicKey;
+use crate::repair::lanes::{LaneCount, MAX_LANES, Shares, lane_hash};
+use crate::repair::stats::PeerStats;
+use crate::wire::ip::Header;
+
+/// Lanes of one peer.
+#[derive(Clone, Debug)]
+pub(super) struct PeerLanes {
+    pub(super) key: PublicKey,
+    /// Number of lanes that the peer wants.
+    pub(super) peer_wants: LaneCount,
+    /// Number in force.
+    pub(super) count: LaneCount,
+    /// Owned lanes, by their index.
+    pub(super) owned: Range<usize>,
+    /// Counters of lanes that are no longer owned.
+    pub(super) former: PeerStats,
+}
+
+/// Lanes of all peers, in the order of the config.
+#[derive(Clone, Debug)]
+pub(super) struct LaneTable {
+    own: LaneCount,
+    shares: Shares,
+    /// Number of owned lanes below each lane, if that is owned. It does not depend on the number of
+    /// lanes in force.
+    ranks: [Option<u8>; MAX_LANES],
+    pub(super) peers: Vec<PeerLanes>,
+}
+
+impl LaneTable {
+    /// Creates the table of a plane with these shares, at a gateway that wants `own` lanes.
+    pub(super) fn new(own: LaneCount, shares: Shares) -> LaneTable {
+        let (mut ranks, mut next) = ([None; MAX_LANES], 0);
+        for (lane, rank) in (0..).zip(&mut ranks) {
+            if shares.contains(own.lane(lane)) {
+                (*rank, next) = (Some(next), next + 1);
+            }
+        }
+        LaneTable { own, shares, ranks, peers: Vec::new() }
+    }
+
+    pub(super) fn shares(&self) -> Shares {
+        self.shares
+    }
+
+    /// Number of lanes in force with a peer that wants `peer_wants`.
+    pub(super) fn in_force(&self, peer_wants: LaneCount) -> LaneCount {
+        self.own.max(peer_wants)
+    }
+
+    /// Owned ones of `count` lanes.
+    pub(super) fn owned(&self, count: LaneCount) -> impl Iterator<Item = u8> {
+        (0..=count.last()).filter(|lane| self.ranks[usize::from(*lane)].is_some())
+    }
+
+    /// Index of a peer's lane; `None` if it is not owned, or not in force.
+    pub(super) fn find(&self, peer: usize, lane: u8) -> Option<usize> {
+        let of = &self.peers[peer];
+        let rank = self.ranks.get(usize::from(lane)).copied().flatten()?;
+        (lane <= of.count.last()).then(|| of.owned.start + usize::from(rank))
+    }
+
+    /// Index of the lane of a packet to or from a peer; `None` if the lane is not owned.
+    pub(super) fn of_packet(&self, peer: usize, header: &Header) -> Option<usize> {
+        let count = self.peers[peer].count;
+        // With a single lane there is nothing to hash.
+        let lane = if count == LaneCount::ONE { 0 } else { count.lane(lane_hash(header)) };
+        self.find(peer, lane)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::keys::SecretKey;
+
+    #[test]
+    fn owned_lanes_are_found_one_after_another() {
+        let count = |count| LaneCount::new(count).unwrap();
+        let mut table = LaneTable::new(count(4), [1, 2].into_iter().collect());
+        let owned: Vec<_> = table.owned(count(8)).collect();
+        assert_eq!(owned, [1, 2, 5, 6]);
+        let lanes = |count, owned| PeerLanes {
+            key: SecretKey::from_bytes([1; 32]).public(),
+            peer_wants: count,
+            count,
+            owned,
+            former: PeerStats::none(),
+        };
+        table.peers = vec![lanes(count(4), 0..2), lanes(count(8), 2..6)];
+        let found: Vec<_> = (0..8).map(|lane| table.find(1, lane)).collect();
+        assert_eq!(found, [None, Some(2), Some(3), None, None, Some(4), Some(5), None]);
+        assert_eq!((table.find(0, 2), table.find(0, 5)), (Some(1), None), "four lanes in force");
+    }
+}
