@@ -7,6 +7,8 @@ use std::time::{Duration, Instant};
 
 use common::{is_root, pair};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use viaduct_sys::capture::fanout::{Directions, Fanout};
+use viaduct_sys::capture::filter::FanoutProgram;
 use viaduct_sys::capture::ring::{Direction, Ring, RingConfig, RingError};
 
 const UDP: u8 = 17;
@@ -217,4 +219,89 @@ fn unknown_interfaces_and_links_that_fall_are_reported() {
     read_until(&mut ring, |frame| number(frame, 9) == Some(7));
     left.sh("ip link del va");
     assert!(!ring.is_attached(), "attached to a deleted interface");
+}
+
+/// Numbers of the datagrams to this port that each ring has, within 200 ms.
+fn numbers(rings: &mut [Ring], port: u16) -> Vec<Vec<u32>> {
+    std::thread::sleep(Duration::from_millis(200));
+    let mut all = Vec::new();
+    for ring in rings {
+        let mut seen = Vec::new();
+        while let Some(frame) = ring.next() {
+            seen.extend(number(&frame, port));
+        }
+        all.push(seen);
+    }
+    all
+}
+
+#[test]
+fn each_packet_goes_to_one_tap_of_a_group_by_its_addresses_or_its_own_number() {
+    if !is_root() {
+        return;
+    }
+    let (left, right) = pair();
+    for host in 3..35 {
+        left.sh(&format!("ip addr add 10.9.0.{host}/24 dev va"));
+    }
+    let open = || {
+        let rings: Vec<_> =
+            (0..3).map(|_| Ring::open("va", config(256 << 10)).expect("ring")).collect();
+        let fanout = |directions| Fanout::new(&rings.iter().collect::<Vec<_>>(), directions);
+        let group = fanout(Directions::Both).expect("group");
+        (rings, group)
+    };
+    let (mut rings, group) = left.run(open);
+    let program = |members: &[u8], datagrams| {
+        FanoutProgram { members: members.to_vec(), datagrams }.build().expect("program")
+    };
+    group.set_program(&program(&[0, 1, 2, 1], None)).expect("program");
+    numbers(&mut rings, 9);
+    // Outgoing packets of 32 pairs of addresses, ten of each.
+    let send = |host: u32| {
+        left.run(move || {
+            let socket = UdpSocket::bind((format!("10.9.0.{host}"), 0)).expect("bind");
+            let mut payload = [0; 40];
+            payload[..4].copy_from_slice(&host.to_be_bytes());
+            for _ in 0..10 {
+                socket.send_to(&payload, "10.9.0.2:9").expect("send");
+            }
+        });
+    };
+    (3..35).for_each(send);
+    let seen = numbers(&mut rings, 9);
+    assert_eq!(seen.iter().map(Vec::len).sum::<usize>(), 320, "each packet once: {seen:?}");
+    for host in 3..35 {
+        let of = |ring: &Vec<u32>| ring.iter().filter(|number| **number == host).count();
+        assert!(seen.iter().all(|ring| [0, 10].contains(&of(ring))), "{host}: {seen:?}");
+    }
+    assert!(seen.iter().all(|ring| ring.len() >= 30), "{seen:?}");
+    // A member is dropped, and its share goes to another one; the others keep theirs.
+    drop(rings.remove(0));
+    group.set_program(&program(&[2, 1, 2, 1], None)).expect("program");
+    (3..35).for_each(send);
+    let [ones, others] = &numbers(&mut rings, 9)[..] else { panic!("two rings are left") };
+    assert_eq!(*ones, seen[1]);
+    assert_eq!(others.len(), seen[0].len() + seen[2].len());
+    drop((rings, group));
+
+    // Incoming datagrams name their member.
+    let (mut rings, group) = left.run(move || {
+        let rings: Vec<_> =
+            (0..2).map(|_| Ring::open("va", config(256 << 10)).expect("ring")).collect();
+        let group = Fanout::new(&[&rings[0], &rings[1]], Directions::Incoming).expect("group");
+        (rings, group)
+    });
+    let listen = "10.9.0.1:9".parse().expect("address");
+    group.set_program(&program(&[0, 1], Some((listen, 3)))).expect("program");
+    numbers(&mut rings, 9);
+    right.run(|| {
+        let socket = UdpSocket::bind("10.9.0.2:0").expect("bind");
+        for number in 0..100_u32 {
+            socket.send_to(&number.to_be_bytes(), "10.9.0.1:9").expect("send");
+        }
+    });
+    let seen = numbers(&mut rings, 9);
+    assert_eq!(seen[0], (0..100).step_by(2).collect::<Vec<_>>());
+    assert_eq!(seen[1], (1..100).step_by(2).collect::<Vec<_>>());
 }

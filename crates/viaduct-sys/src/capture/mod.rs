@@ -8,6 +8,7 @@
 //! | module | content |
 //! |---|---|
 //! | [`ring`] | tap on one interface: packets of both directions in a memory-mapped ring |
+//! | [`fanout`] | group of such taps, of which each packet goes to one |
 //! | [`syn`] | tap for incoming SYNs |
 //! | [`option_tap`] | tap for TCP packets that carry a given TCP option |
 //! | [`filter`] | the filters of these taps, and the assembler that builds them |
@@ -15,6 +16,7 @@
 //! | [`raw`] | raw sockets: IP packets sent through this host's stack |
 //! | [`raw_gso`] | packet socket: runs of TCP segments, segmented by the device (TSO) |
 
+pub mod fanout;
 pub mod filter;
 pub mod offload;
 pub mod option_tap;

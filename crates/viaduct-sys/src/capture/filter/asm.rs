@@ -4,9 +4,9 @@
 //! instructions: the test, and an unconditional jump (32 bits) for either outcome.
 
 use libc::{
-    BPF_A, BPF_ABS, BPF_ALU, BPF_AND, BPF_B, BPF_H, BPF_IMM, BPF_IND, BPF_JA, BPF_JEQ, BPF_JGE,
-    BPF_JGT, BPF_JMP, BPF_JSET, BPF_K, BPF_LD, BPF_LDX, BPF_MEM, BPF_MOD, BPF_MSH, BPF_MUL,
-    BPF_RET, BPF_RSH, BPF_ST, BPF_W,
+    BPF_A, BPF_ABS, BPF_ADD, BPF_ALU, BPF_AND, BPF_B, BPF_H, BPF_IMM, BPF_IND, BPF_JA, BPF_JEQ,
+    BPF_JGE, BPF_JGT, BPF_JMP, BPF_JSET, BPF_K, BPF_LD, BPF_LDX, BPF_MEM, BPF_MISC, BPF_MOD,
+    BPF_MSH, BPF_MUL, BPF_RET, BPF_RSH, BPF_ST, BPF_TAX, BPF_W, BPF_X, BPF_XOR,
 };
 
 use super::BpfInsn;
@@ -173,6 +173,16 @@ instructions! {
     load_word_at_x(offset) => BPF_LD | BPF_W | BPF_IND, offset;
     /// A = the 16 bits at X + `offset`.
     load_half_at_x(offset) => BPF_LD | BPF_H | BPF_IND, offset;
+    /// A = the byte at X + `offset`.
+    load_byte_at_x(offset) => BPF_LD | BPF_B | BPF_IND, offset;
+    /// Scratch cell = A.
+    keep_in(cell) => BPF_ST, cell;
+    /// X = A.
+    x_from_a() => BPF_MISC | BPF_TAX, 0;
+    /// A = A + X, modulo 2^32.
+    add_x() => BPF_ALU | BPF_ADD | BPF_X, 0;
+    /// A = A exclusive or X.
+    xor_x() => BPF_ALU | BPF_XOR | BPF_X, 0;
     /// X = length of the IPv4 header at `at`.
     x_from_ipv4_header_length(at) => BPF_LDX | BPF_B | BPF_MSH, at;
     /// X = scratch cell.

@@ -21,6 +21,7 @@
 #![allow(unsafe_code)]
 
 pub(crate) mod asm;
+mod fanout;
 mod option;
 mod prefix;
 mod share;
@@ -39,6 +40,7 @@ use libc::{
 
 use crate::os;
 use asm::{Asm, Label, Test};
+pub use fanout::FanoutProgram;
 pub use option::{OptionFilter, OptionMark};
 use prefix::PrefixSet;
 pub use share::{Share, listener_of};
@@ -122,6 +124,9 @@ pub enum FilterError {
         /// The prefix's length in bits.
         length: u8,
     },
+    /// Members of a fanout are not given for a power of two of shares.
+    #[error("{0} shares: a power of two up to {max} is expected", max = fanout::MAX_SHARES)]
+    Shares(usize),
     /// The program is longer than the kernel accepts.
     #[error(
         "{prefixes} prefixes need a filter of {insns} instructions, and the kernel accepts \
@@ -291,7 +296,7 @@ fn only_incoming(asm: &mut Asm, no: Label) {
 /// Atomically replaces the socket's filter with `program`. Errors: `EINVAL` for a malformed or
 /// empty program, `ENOMEM` for one that is longer than `net.core.optmem_max` allows.
 pub fn attach(socket: BorrowedFd<'_>, program: &[BpfInsn]) -> io::Result<()> {
-    attach_as(libc::SO_ATTACH_FILTER, socket, program)
+    attach_as((libc::SOL_SOCKET, libc::SO_ATTACH_FILTER), socket, program)
 }
 
 /// Attaches `program` to the sockets that share an address and a port, of which `socket` is one.
@@ -299,10 +304,21 @@ pub fn attach(socket: BorrowedFd<'_>, program: &[BpfInsn]) -> io::Result<()> {
 /// opened. If the index is out of range, the kernel chooses. Errors: as [`attach`], or the socket
 /// does not share its address.
 pub fn attach_to_group(socket: BorrowedFd<'_>, program: &[BpfInsn]) -> io::Result<()> {
-    attach_as(libc::SO_ATTACH_REUSEPORT_CBPF, socket, program)
+    attach_as((libc::SOL_SOCKET, libc::SO_ATTACH_REUSEPORT_CBPF), socket, program)
 }
 
-fn attach_as(how: libc::c_int, socket: BorrowedFd<'_>, program: &[BpfInsn]) -> io::Result<()> {
+/// Sets the program of the group of taps that has `socket` as a member. The program returns the
+/// index of the member for a packet, modulo their number. Errors: as [`attach`], or the socket is
+/// not in a group.
+pub(crate) fn attach_to_fanout(socket: BorrowedFd<'_>, program: &[BpfInsn]) -> io::Result<()> {
+    attach_as((libc::SOL_PACKET, libc::PACKET_FANOUT_DATA), socket, program)
+}
+
+fn attach_as(
+    (level, how): (libc::c_int, libc::c_int),
+    socket: BorrowedFd<'_>,
+    program: &[BpfInsn],
+) -> io::Result<()> {
     let len = u16::try_from(program.len()).map_err(|_| io::ErrorKind::InvalidInput)?;
     // The kernel only reads the program: the cast away from const is due to the C interface.
     let fprog = libc::sock_fprog { len, filter: program.as_ptr().cast_mut().cast() };
@@ -310,12 +326,6 @@ fn attach_as(how: libc::c_int, socket: BorrowedFd<'_>, program: &[BpfInsn]) -> i
     // SAFETY: `BpfInsn` has the layout of `sock_filter`; the kernel reads `len` of them, and
     // `fprog` and `program` live through the call, which copies both.
     os::check(unsafe {
-        libc::setsockopt(
-            socket.as_raw_fd(),
-            libc::SOL_SOCKET,
-            how,
-            (&raw const fprog).cast(),
-            length,
-        )
+        libc::setsockopt(socket.as_raw_fd(), level, how, (&raw const fprog).cast(), length)
     })
 }

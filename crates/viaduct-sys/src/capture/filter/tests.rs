@@ -71,13 +71,17 @@ fn run(program: &[BpfInsn], packet: &Packet) -> u32 {
             libc::BPF_LDX => x = 4 * (u32::from(packet.bytes[place(k) as usize]) & 15),
             libc::BPF_ST => cells[k as usize] = a,
             libc::BPF_ALU => {
+                let by = if code & libc::BPF_X != 0 { x } else { k };
                 a = match code & 0xf0 {
-                    libc::BPF_MUL => a.wrapping_mul(k),
-                    libc::BPF_RSH => a >> k,
-                    libc::BPF_MOD => a % k,
-                    _ => a & k,
+                    libc::BPF_ADD => a.wrapping_add(by),
+                    libc::BPF_MUL => a.wrapping_mul(by),
+                    libc::BPF_RSH => a >> by,
+                    libc::BPF_MOD => a % by,
+                    libc::BPF_XOR => a ^ by,
+                    _ => a & by,
                 }
             }
+            libc::BPF_MISC => x = a,
             libc::BPF_RET if code & 0x18 == libc::BPF_A => return a,
             libc::BPF_JMP if code & 0xf0 == libc::BPF_JA => pc += k as usize,
             libc::BPF_JMP => {
@@ -472,5 +476,90 @@ fn each_syn_is_of_one_loop_and_its_listener_is_too() {
             got[number] += 1;
         }
         assert!(got.iter().all(|&ports| ports.abs_diff(14_116 / 3) < 100), "not evenly: {got:?}");
+    }
+}
+
+/// Program for `members`, of which each has the number of its share.
+fn fanout(datagrams: Option<(&str, u32)>) -> FanoutProgram {
+    let listen = datagrams.map(|(at, offset)| (at.parse().unwrap(), offset));
+    FanoutProgram { members: (0..64).collect(), datagrams: listen }
+}
+
+fn member(program: &FanoutProgram, packet: &Packet) -> u32 {
+    run(&program.build().unwrap(), packet)
+}
+
+/// The same vectors are checked against the hash of the gateways, in `viaduct-proto`.
+#[test]
+fn a_packets_share_is_the_hash_of_its_addresses() {
+    for kind in [PACKET_HOST, PACKET_OUTGOING] {
+        let program = fanout((kind == PACKET_HOST).then_some(("192.0.2.1:7400", 2)));
+        for (source, destination, share) in [
+            ("10.1.0.1", "10.2.0.1", 35),
+            ("10.1.0.2", "10.2.0.1", 7),
+            ("192.0.2.7", "203.0.113.250", 49),
+            ("255.255.255.255", "0.0.0.0", 61),
+            ("fd00:1::5", "fd00:2::5", 54),
+            ("2001:db8::1", "2001:db8:ffff:1:2:3:4:5", 5),
+        ] {
+            assert_eq!(member(&program, &packet(kind, source, destination)), share);
+            assert_eq!(member(&program, &packet(kind, destination, source)), share);
+            for count in [1, 2, 16] {
+                let fewer = FanoutProgram { members: (0..count).collect(), ..program.clone() };
+                let found = member(&fewer, &packet(kind, source, destination));
+                assert_eq!(found, share % count as u32, "the low bits");
+            }
+        }
+    }
+}
+
+#[test]
+fn a_datagrams_share_is_one_of_its_bytes() {
+    let to = |listen: &'static str| fanout(Some((listen, 2)));
+    let datagram = |source: &str, destination: &str, share: u8| {
+        let mut packet = packet(PACKET_HOST, source, destination);
+        let payload = if packet.bytes[0] == 0x45 { 28 } else { 48 };
+        packet.bytes[payload + 2] = share;
+        packet
+    };
+    for share in [0, 5, 63] {
+        let packet = datagram("198.51.100.1", "192.0.2.1", share);
+        let expected = u32::from(share);
+        assert_eq!(member(&to("192.0.2.1:4500"), &packet), expected);
+        assert_eq!(member(&to("0.0.0.0:4500"), &packet), expected);
+        assert_eq!(member(&to("[::]:4500"), &packet), expected);
+        let six = datagram("2001:db8::9", "2001:db8::1", share);
+        assert_eq!(member(&to("[2001:db8::1]:4500"), &six), expected);
+        assert_eq!(member(&to("[::]:4500"), &six), expected);
+        let few = FanoutProgram { members: vec![7, 9], ..to("[::]:4500") };
+        assert_eq!(member(&few, &six), [7, 9][usize::from(share % 2)]);
+    }
+    // All other packets have the share of their addresses.
+    let packet = || datagram("198.51.100.1", "192.0.2.1", 9);
+    let hashed = member(&fanout(None), &packet());
+    assert_ne!(hashed, 9);
+    assert_eq!(member(&to("192.0.2.1:4501"), &packet()), hashed, "another port");
+    assert_eq!(member(&to("192.0.2.2:4500"), &packet()), hashed, "another address");
+    assert_eq!(member(&to("[2001:db8::1]:4500"), &packet()), hashed, "another family");
+    for (at, value) in [(9, 6), (6, 0x20), (7, 1)] {
+        let mut other = packet();
+        other.bytes[at] = value;
+        assert_eq!(member(&to("192.0.2.1:4500"), &other), hashed, "byte {at}");
+    }
+    let mut options = packet();
+    options.bytes[0] = 0x46;
+    options.bytes.copy_within(20..40, 24);
+    assert_eq!(member(&to("192.0.2.1:4500"), &options), 9, "the datagram follows the IP options");
+    let mut arp = packet();
+    arp.bytes[0] = 0;
+    let owners = FanoutProgram { members: vec![3, 4], datagrams: None };
+    assert_eq!(member(&owners, &arp), 3);
+}
+
+#[test]
+fn numbers_of_shares_are_powers_of_two() {
+    for count in [0, 3, 65, 128] {
+        let program = FanoutProgram { members: vec![0; count], datagrams: None };
+        assert_eq!(program.build(), Err(FilterError::Shares(count)));
     }
 }

@@ -74,6 +74,15 @@ impl UdpBatch {
         UdpBatch::new(socket, address)
     }
 
+    /// Returns another handle of the same socket, for another thread.
+    ///
+    /// # Errors
+    /// No descriptor is left.
+    pub fn try_clone(&self) -> io::Result<UdpBatch> {
+        let sender = BatchSender::with_segments(MAX_SEGMENTS);
+        Ok(UdpBatch { socket: self.socket.try_clone()?, sender })
+    }
+
     fn new(socket: UdpSocket, address: SocketAddr) -> io::Result<UdpBatch> {
         socket.set_nonblocking(true)?;
         let fd = socket.as_fd();
