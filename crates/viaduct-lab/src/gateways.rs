@@ -80,6 +80,7 @@ pub struct Gateway {
     config: PathBuf,
     socket: PathBuf,
     log: PathBuf,
+    variables: Vec<(String, String)>,
 }
 
 /// Status of a gateway.
@@ -95,6 +96,12 @@ pub struct GatewayStatus {
     pub kept_below: Vec<Option<usize>>,
     /// Reason why repairs do not fit the WAN, if any.
     pub trouble: Option<String>,
+    /// Number of packet threads.
+    #[serde(default)]
+    pub workers: usize,
+    /// Packet threads that have panicked.
+    #[serde(default)]
+    pub workers_dead: usize,
     counters: Counters,
 }
 
@@ -139,6 +146,12 @@ pub struct PeerState {
     /// Transport of the datagrams to the peer.
     #[serde(default)]
     pub transport: String,
+    /// Number of lanes.
+    #[serde(default)]
+    pub lanes: usize,
+    /// Lanes without a session.
+    #[serde(default)]
+    pub lanes_down: usize,
 }
 
 /// Counters of the I/O shell around a gateway's packet plane.
@@ -269,13 +282,20 @@ impl Gateway {
             config: scratch.write(&format!("{letter}.toml"), file)?,
             socket: run_dir.join(format!("site-{letter}.sock")),
             log: scratch.path().join(format!("{letter}.log")),
+            variables: Vec::new(),
         })
+    }
+
+    /// Sets a variable in the environment of processes that are started from now on.
+    pub fn set_variable(&mut self, name: &str, value: &str) {
+        self.variables.push((name.to_owned(), value.to_owned()));
     }
 
     /// Starts the process; after a kill, this is the restart after a crash.
     pub fn start(&mut self) -> Result<()> {
         let mut command = self.node.command(&binary()?.to_string_lossy());
         let log = File::options().create(true).append(true).open(&self.log)?;
+        command.envs(self.variables.iter().map(|(name, value)| (name, value)));
         command.arg("gateway").arg("-c").arg(&self.config).stdout(log.try_clone()?).stderr(log);
         self.process = Some(self.node.spawn(command)?);
         Ok(())

@@ -73,3 +73,11 @@ impl Signals {
         (self.runtime, self.streams)
     }
 }
+
+/// Waits for the next one of two signals. No signal is lost if the future is dropped.
+pub async fn either(one: &mut Signal, other: &mut Signal) {
+    tokio::select! {
+        _ = one.recv() => {}
+        _ = other.recv() => {}
+    }
+}

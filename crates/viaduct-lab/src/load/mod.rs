@@ -8,7 +8,8 @@
 //! ```
 //!
 //! All of this traffic is HTTP, so that a cache may be in the path. [Checked] is traffic at a
-//! constant rate whose every byte is checked instead. [Trickles] contains clients of that
+//! constant rate whose every byte is checked instead, and [Pairs] sends datagrams between many
+//! addresses. [Trickles] contains clients of that
 //! transport, which connect to `viaduct serve`.
 
 mod bulk;
@@ -16,6 +17,7 @@ mod checked;
 mod crowd;
 mod datagrams;
 mod fetches;
+mod pairs;
 mod requests;
 mod server;
 mod trickles;
@@ -23,6 +25,7 @@ mod trickles;
 pub use checked::{Checked, CheckedReport, MIN_PAUSE, PACED_RATE, Traffic};
 pub use crowd::{Crowd, Times};
 pub use fetches::{Fetched, Fetches};
+pub use pairs::{PairDatagram, Pairs, lost_share};
 pub use server::Server;
 pub use trickles::{Continuations, Counted, Trickles};
 

@@ -1,7 +1,7 @@
 //! Service of the packet cache: a UDP socket at which the site's hosts request packets.
 //!
 //! ```text
-//!   host ──query──▶ CacheService ──Command::Cache──▶ worker ──packets──▶ TUN ──▶ host
+//!   host ──query──▶ CacheService ──Command::Cache──▶ workers ──packets──▶ TUN ──▶ host
 //!        ◀─answer──              ◀──────Found──────
 //! ```
 //!
@@ -15,13 +15,11 @@ use std::time::{Duration, Instant};
 
 use ipnet::IpNet;
 use tokio::net::UdpSocket;
-use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
 
-use super::control::ToWorker;
 use super::snapshot::CacheStats;
-use super::worker::Command;
-use viaduct_proto::repair::cache::{Found, Query};
+use super::workers::{ToWorkers, find_cached};
+use viaduct_proto::repair::cache::Query;
 
 /// Maximum number of queries that are looked up per second.
 const MAX_QUERIES: u32 = 2_000;
@@ -45,7 +43,7 @@ impl CacheService {
     pub fn open(
         socket: UdpSocket,
         prefixes: Prefixes,
-        worker: ToWorker,
+        workers: ToWorkers,
         stats: SharedStats,
     ) -> Self {
         CacheService(tokio::spawn(async move {
@@ -58,7 +56,7 @@ impl CacheService {
                 let own = prefixes.lock().unwrap_or_else(PoisonError::into_inner).clone();
                 let query = accept(&own, client, &datagram[..len], &mut budget, &stats);
                 let Some(query) = query else { continue };
-                let Some(found) = look_up(query, &worker).await else { return };
+                let Some(found) = find_cached(&workers, &query).await else { return };
                 budget.spend(found.looked);
                 lock(&stats).resent += found.resent as u64;
                 let _ = socket.send_to(&found.answer(), client).await;
@@ -104,13 +102,6 @@ fn accept(
     Some(query)
 }
 
-/// Looks up a query; `None` if the packet thread is gone.
-async fn look_up(query: Query, worker: &ToWorker) -> Option<Found> {
-    let (reply, answer) = oneshot::channel();
-    worker.send(Command::Cache(query, reply));
-    answer.await.ok()
-}
-
 #[derive(Debug)]
 struct Budget {
     since: Instant,
@@ -143,7 +134,12 @@ impl Budget {
 mod tests {
     use super::*;
     use std::sync::mpsc;
+
+    use viaduct_proto::repair::cache::Found;
     use viaduct_sys::poll::Waker;
+
+    use crate::gateway::control::ToWorker;
+    use crate::gateway::worker::Command;
 
     const QUERY: &[u8] = b"VDC1\x11\x04\x13\x88\0\x08abcd";
 
@@ -178,16 +174,23 @@ mod tests {
     async fn the_reply_counts_the_packets_sent_again() {
         let socket = UdpSocket::bind("127.0.0.1:0").await.unwrap();
         let to = socket.local_addr().unwrap();
-        let (send, commands) = mpsc::channel();
-        let worker = ToWorker::new(send, Arc::new(Waker::new().unwrap()));
+        let (workers, commands): (Vec<_>, Vec<_>) = (0..2)
+            .map(|_| {
+                let (send, commands) = mpsc::channel();
+                (ToWorker::new(send, Arc::new(Waker::new().unwrap())), commands)
+            })
+            .unzip();
         let stats = SharedStats::default();
         let prefixes = Arc::new(Mutex::new(vec!["127.0.0.0/8".parse().unwrap()]));
-        let _service = CacheService::open(socket, prefixes, worker, stats.clone());
-        let answering = std::thread::spawn(move || match commands.recv().unwrap() {
-            Command::Cache(query, reply) => {
-                reply.send(Found { resent: query.wanted.len(), looked: 7 }).unwrap();
+        let _service = CacheService::open(socket, prefixes, workers.into(), stats.clone());
+        let answering = std::thread::spawn(move || {
+            for (worker, commands) in commands.iter().enumerate() {
+                let Command::Cache(query, reply) = commands.recv().unwrap() else {
+                    panic!("a query is expected");
+                };
+                // The second worker has the packet.
+                reply.send(Found { resent: worker * query.wanted.len(), looked: 7 }).unwrap();
             }
-            _ => panic!("a query is expected"),
         });
         let host = UdpSocket::bind("127.0.0.1:0").await.unwrap();
         host.send_to(QUERY, to).await.unwrap();

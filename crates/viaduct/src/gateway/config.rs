@@ -14,6 +14,7 @@ use std::time::Duration;
 use ipnet::IpNet;
 use rustls::pki_types::DnsName;
 use viaduct_proto::keys::{PublicKey, SecretKey};
+use viaduct_proto::repair::lanes::LaneCount;
 use viaduct_proto::repair::{Coding, TransportChoice};
 
 use crate::settings::{OptionsTable, PolicyTable};
@@ -44,6 +45,11 @@ pub struct Config {
     /// Length of the longest packet that the site's hosts send, if it is known to be below the
     /// WAN's MTU.
     pub host_mtu: Option<usize>,
+    /// Number of packet threads.
+    pub workers: usize,
+    /// Number of lanes that packets to and from each peer are divided into, unless the peer wants
+    /// more. There is at least one for each worker.
+    pub lanes: LaneCount,
     /// Memory for packets in bytes: of all peers and both taps together.
     pub memory: usize,
     /// Directory for the control socket and the journal of changes.

@@ -5,9 +5,8 @@ use std::os::fd::OwnedFd;
 use std::sync::{Arc, mpsc};
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, bail};
+use anyhow::Result;
 use tokio::net::UnixListener;
-use tokio::sync::oneshot;
 use tracing::{info, warn};
 use viaduct_sys::poll::Waker;
 
@@ -18,19 +17,19 @@ use super::listeners::{Listeners, Moved};
 use super::metrics;
 use super::peers::PeerStates;
 use super::site::Site;
-use super::snapshot::{Details, Published, Status};
+use super::snapshot::{Details, Status};
 use super::stray_warning::StrayWarning;
 use super::system::System;
-use super::taps::Taps;
 use super::tls::TlsTunnels;
 use super::upgrade::{UpgradeEvent, UpgradeState};
 use super::wan::WanWatch;
 use super::worker::Command;
+use super::workers::Workers;
 use crate::engine::intercept::InterceptState;
 use crate::handover::{self, Outcome};
 use crate::notify::{Phase, notify};
 use crate::settings::thread::ProxyThread;
-use crate::signals::{SignalStreams, Signals};
+use crate::signals::{SignalStreams, Signals, either};
 use crate::status_socket::{self, Name};
 use crate::watchdog::Watchdog;
 
@@ -64,12 +63,11 @@ impl ToWorker {
 pub struct Control {
     pub(super) source: ConfigSource,
     pub(super) site: Site,
-    worker: ToWorker,
+    workers: Workers,
     /// Proxy of split mode.
     pub(super) flows: Option<ProxyThread>,
     /// Tunnels over TLS of that proxy.
     pub(super) tls: TlsTunnels,
-    published: Arc<Published>,
     started: Instant,
     pub(super) wan: WanWatch,
     /// Set when the room for repairs is made, until the lowered routes were found to be in force.
@@ -93,12 +91,11 @@ impl Control {
     pub fn new(
         source: ConfigSource,
         site: Site,
-        worker: ToWorker,
+        workers: Workers,
         (flows, tls): (Option<ProxyThread>, TlsTunnels),
-        published: Arc<Published>,
         inherited: Option<[Option<OwnedFd>; 2]>,
     ) -> Result<Self> {
-        let upgrade = UpgradeState::new(&site, &source, worker.clone(), inherited)?;
+        let upgrade = UpgradeState::new(&site, &source, workers.to_first(), inherited)?;
         Ok(Control {
             upgrade,
             is_released: false,
@@ -113,26 +110,20 @@ impl Control {
                 .as_ref()
                 .map(|of| of.engine.handle.intercept_state().clone())
                 .unwrap_or_default(),
-            listeners: Listeners::new(worker.clone()),
+            listeners: Listeners::new(workers.to_all()),
             source,
             site,
-            worker,
+            workers,
             flows,
             tls,
-            published,
         })
     }
 
-    /// Runs until SIGTERM, SIGINT, the end of the packet thread (`gone`), or until another process
-    /// has taken over: then the returned flag is true. SIGHUP reloads the config, or upgrades.
-    pub fn run(
-        mut self,
-        system: &mut System,
-        gone: oneshot::Receiver<()>,
-        signals: Signals,
-    ) -> (bool, Result<()>) {
+    /// Runs until SIGTERM, SIGINT, the end of the packet threads, or until another process has
+    /// taken over: then the returned flag is true. SIGHUP reloads the config, or upgrades.
+    pub fn run(mut self, system: &mut System, signals: Signals) -> (bool, Result<()>) {
         let (runtime, signals) = signals.into_parts();
-        let done = runtime.block_on(self.serve(system, gone, signals));
+        let done = runtime.block_on(self.serve(system, signals));
         let is_left = self.upgrade.is_left();
         if !is_left {
             notify(Phase::Stopping);
@@ -140,28 +131,23 @@ impl Control {
         (is_left, done)
     }
 
-    async fn serve(
-        &mut self,
-        system: &mut System,
-        gone: oneshot::Receiver<()>,
-        mut signals: SignalStreams,
-    ) -> Result<()> {
+    async fn serve(&mut self, system: &mut System, mut signals: SignalStreams) -> Result<()> {
         let (listener, _names) = self.open().await?;
         notify(Phase::Ready);
         self.endpoints.watch(&self.site.config);
         self.reload_if_changed(system).await;
         let (mut stray_warning, mut watchdog) = (StrayWarning::default(), Watchdog::new());
         let mut second = tokio::time::interval(CHECK_INTERVAL);
-        tokio::pin!(gone);
         let mut draining = false;
         while !self.is_over(draining) {
             tokio::select! {
                 _ = second.tick() => self.check(&mut stray_warning, system).await,
                 () = watchdog.due() => watchdog.answer(self.age()),
-                _ = signals.terminate.recv() => if self.drain(&mut draining, system) { break },
-                _ = signals.interrupt.recv() => if self.drain(&mut draining, system) { break },
+                () = either(&mut signals.terminate, &mut signals.interrupt) => {
+                    if self.drain(&mut draining, system) { break }
+                }
                 _ = tokio::time::sleep(DRAIN_POLL), if draining => {}
-                _ = &mut gone => bail!("the packet thread ended; traffic continues unprotected"),
+                end = self.workers.ended() => self.workers.handle_end(end, &self.site),
                 _ = signals.hangup.recv() => self.handle_hangup(system).await,
                 event = self.upgrade.next() => self.handle_upgrade(event, system).await,
                 _ = signals.user1.recv() => self.reopen_log(),
@@ -189,20 +175,30 @@ impl Control {
         }
         info!("stopping");
         if let Some(clocks) = &mut self.clocks {
-            clocks.write(&self.published.details().clocks);
+            clocks.write(&self.workers.details().clocks);
         }
-        self.flows.take().map_or(Ok(()), |flows| flows.engine.end())
+        let ended = self.flows.take().map_or(Ok(()), |flows| flows.engine.end());
+        self.workers.take_failure().and(ended)
     }
 
     async fn handle_upgrade(&mut self, event: UpgradeEvent, system: &mut System) {
         match event {
             UpgradeEvent::Request(request) => {
-                let has_flows = self.flows.is_some();
-                self.upgrade.handle(request, system, &self.listeners, has_flows);
+                let refusal = self.upgrade_refusal();
+                self.upgrade.handle(request, system, &self.listeners, refusal);
             }
             UpgradeEvent::Outcome(Outcome::Failed) => self.reload_and_log(system).await,
             UpgradeEvent::Outcome(Outcome::Released) => self.is_released = true,
         }
+    }
+
+    /// Reason why this gateway cannot be handed over.
+    fn upgrade_refusal(&self) -> Option<&'static str> {
+        if self.flows.is_some() {
+            return Some("a gateway in split mode cannot hand its flows over: restart it");
+        }
+        let several = "a gateway with several workers cannot hand their lanes over: restart it";
+        self.workers.are_several().then_some(several)
     }
 
     /// Opens the sockets of this process, or those that it replaces: the status socket, and their
@@ -231,29 +227,25 @@ impl Control {
     /// Age of the oldest heartbeat: of the packet thread, or of a loop of split mode.
     fn age(&self) -> Duration {
         let flows = self.flows.as_ref().map(|flows| flows.engine.handle.age());
-        self.published.age().max(flows.unwrap_or_default())
+        self.workers.age().max(flows.unwrap_or_default())
     }
 
     /// Passes the current addresses of endpoints to the packet thread.
     async fn update_endpoints(&mut self) {
         self.endpoints.fill(&mut self.site.config);
-        if let Err(error) = self.send_settings(&self.site).await {
+        if let Err(error) = self.workers.reload(&self.site, false).await {
             warn!("an endpoint's new address is not in use: {error:#}");
         }
     }
 
-    pub(super) async fn send_settings(&self, site: &Site) -> Result<()> {
-        let (outgoing, incoming) = site.filters()?;
+    pub(super) async fn send_settings(&mut self, site: &Site) -> Result<()> {
         let is_other = site.only_observes() != self.site.only_observes();
-        let taps = if is_other { Some(Box::new(Taps::open(site)?)) } else { None };
-        let (reply, answer) = oneshot::channel();
-        self.worker.send(Command::Reload { peers: site.peers(), outgoing, incoming, taps, reply });
-        answer.await.context("the packet thread is gone")?
+        self.workers.reload(site, is_other).await
     }
 
     /// Judges the peers, logs changes, and saves what a restart needs. Called once a second.
     async fn check_peers(&mut self, stray_warning: &mut StrayWarning) {
-        let (seen, details) = (self.published.get(), self.details());
+        let (seen, details) = (self.workers.snapshot(), self.details());
         self.tls.follow(self.flows.as_mut(), &seen, &details).await;
         let trouble = self.wan.down();
         self.peers.update(now(), &seen, &details, trouble.as_deref(), &self.tls);
@@ -295,10 +287,11 @@ impl Control {
         std::mem::replace(draining, true) || self.flows.is_none()
     }
 
-    /// Returns whether another process has taken over, or the flows were told to finish, and have
-    /// finished.
+    /// Returns whether another process has taken over, the packet threads have failed, or the flows
+    /// were told to finish, and have finished.
     fn is_over(&self, draining: bool) -> bool {
         self.is_released
+            || self.workers.have_failed()
             || draining && self.flows.as_ref().is_none_or(|flows| flows.engine.is_over())
     }
 
@@ -312,7 +305,7 @@ impl Control {
             uptime: self.started.elapsed().as_secs_f64(),
             cache: self.listeners.cache_stats(),
             trouble: self.trouble(),
-            ..Status::new(&self.site, &self.published)
+            ..Status::new(&self.site, &self.workers)
         }
         .with_peers(now(), &self.details(), self.peers.get());
         self.tls.show(&mut status.peers);
@@ -322,7 +315,7 @@ impl Control {
     /// Details about the peers that the packet thread has published, and the reasons why names are
     /// not resolved.
     fn details(&self) -> Details {
-        let mut details = self.published.details();
+        let mut details = self.workers.details();
         for peer in &self.site.config.peers {
             if let Some(facts) = details.facts.get_mut(&peer.name) {
                 facts.unresolved = self.endpoints.unresolved(peer);
@@ -341,7 +334,7 @@ impl Control {
     /// Makes the room for repairs ([`super::system`]) again when the WAN has changed. Must be
     /// called once a second: an attempt fails while the routes of the WAN are not back yet.
     async fn follow_wan(&mut self, system: &mut System) {
-        if !self.wan.is_stale(self.published.get().shell.wan_falls) {
+        if !self.wan.is_stale(self.workers.snapshot().shell.wan_falls) {
             if std::mem::take(&mut self.unverified) && !system.is_in_force(&self.site) {
                 self.wan.set_stale();
             }

@@ -45,6 +45,19 @@ impl Injector {
         Ok(())
     }
 
+    /// Injector for another worker, through the same TUN, which is created now.
+    ///
+    /// # Errors
+    /// The TUN cannot be created, or no descriptor is left.
+    pub fn share(&mut self) -> Result<Injector> {
+        if self.tun.is_none() {
+            self.open()?;
+        }
+        let fd = self.tun().map(|tun| tun.try_clone_to_owned()).transpose()?;
+        let tun = fd.map(|fd| Tun::inherited(fd, &self.name)).transpose()?;
+        Ok(Injector { name: self.name.clone(), mtu: self.mtu, tun, has_failed: false })
+    }
+
     /// TUN, if it was created.
     pub fn tun(&self) -> Option<BorrowedFd<'_>> {
         self.tun.as_ref().map(|tun| tun.as_fd())

@@ -10,8 +10,8 @@ use tokio::net::{TcpListener, TcpStream, UdpSocket};
 
 use super::cache_service::{CacheService, Prefixes, SharedStats};
 use super::config::Config;
-use super::control::ToWorker;
 use super::snapshot::CacheStats;
+use super::workers::ToWorkers;
 use crate::metrics::{self, Metrics, Page};
 
 /// Listeners in use, and the services behind them.
@@ -23,20 +23,20 @@ pub struct Listeners {
     stats: SharedStats,
     /// Prefixes of this site, for the packet cache.
     prefixes: Prefixes,
-    worker: ToWorker,
+    workers: ToWorkers,
 }
 
 impl Listeners {
-    /// Creates the state, without a listener. `worker` is the thread that searches the packet
+    /// Creates the state, without a listener. `workers` are the threads that search the packet
     /// cache.
-    pub fn new(worker: ToWorker) -> Listeners {
+    pub fn new(workers: ToWorkers) -> Listeners {
         Listeners {
             metrics: None,
             server: Metrics::default(),
             cache: None,
             stats: SharedStats::default(),
             prefixes: Arc::new(Mutex::new(Vec::new())),
-            worker,
+            workers,
         }
     }
 
@@ -49,8 +49,8 @@ impl Listeners {
         if let Some(socket) = moved.cache {
             let (prefixes, stats) = (&self.prefixes, &self.stats);
             self.cache = socket.map(|socket| {
-                let (worker, copy) = (self.worker.clone(), socket.as_fd().try_clone_to_owned());
-                let service = CacheService::open(socket, prefixes.clone(), worker, stats.clone());
+                let (workers, copy) = (self.workers.clone(), socket.as_fd().try_clone_to_owned());
+                let service = CacheService::open(socket, prefixes.clone(), workers, stats.clone());
                 (service, copy.ok())
             });
         }

@@ -232,6 +232,14 @@ fn site(status: &Status, page: &mut Exposition) {
     for peer in &status.peers {
         page.sample(&[("peer", &peer.name)], u8::from(peer.reason.is_some()));
     }
+    page.family("viaduct_workers", Kind::Gauge, "Packet threads that work.");
+    page.sample(&[], status.workers - status.workers_dead);
+    page.family("viaduct_lanes", Kind::Gauge, "Lanes of a peer, by their state.");
+    for peer in &status.peers {
+        let up = peer.lanes.saturating_sub(peer.lanes_down);
+        page.sample(&[("peer", &peer.name), ("state", "up")], up);
+        page.sample(&[("peer", &peer.name), ("state", "down")], peer.lanes_down);
+    }
     let shell = &status.counters.shell;
     page.family("viaduct_tap_drops_total", Kind::Counter, "Packets that found the tap full.");
     page.sample(&[("direction", "out")], shell.tap_drops_out);

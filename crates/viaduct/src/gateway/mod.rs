@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!   site.toml ─▶ Config ─▶ Site ──┬─▶ system: offloads, TUN, route MTU, MSS clamp (journalled)
-//!                                 ├─▶ worker thread: taps, packet plane, repairs, injections
+//!                                 ├─▶ worker threads: taps, packet plane, repairs, injections
 //!                                 └─▶ control: signals, status socket, metrics, packet cache,
 //!                                     reload, upgrade
 //! ```
@@ -36,6 +36,7 @@ mod upgrade;
 mod visibility;
 mod wan;
 mod worker;
+mod workers;
 
 use std::os::fd::{OwnedFd, RawFd};
 use std::path::{Path, PathBuf};
@@ -45,11 +46,9 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use anyhow::{Context, Result, anyhow};
 use ring::rand::{SecureRandom, SystemRandom};
-use tokio::sync::oneshot;
 use tracing::{info, warn};
 use viaduct_proto::flow::Registry;
 use viaduct_proto::keys::Entropy;
-use viaduct_proto::repair::lanes::LaneCount;
 use viaduct_proto::repair::{Local, Plane};
 use viaduct_proto::time::Instant;
 use viaduct_sys::clock;
@@ -70,6 +69,7 @@ use taps::Taps;
 use tls::TlsTunnels;
 use upgrade::{HeldPackets, WorkerState};
 use worker::Worker;
+use workers::{ToWorkers, WorkerLife, Workers};
 
 use crate::handover::ConfigText;
 use crate::notify::{Phase, notify};
@@ -122,57 +122,83 @@ struct Parts {
     inherited: Option<(WorkerState, [Option<OwnedFd>; 2])>,
 }
 
-/// Ways in and out of the packet thread, apart from its taps.
+/// Ways in and out of a packet thread, apart from its taps.
 struct Ports {
     udp: UdpBatch,
     fake_tcp: Option<FakeTcpPort>,
     injector: Injector,
 }
 
-/// Gateway whose packet thread runs.
+/// Gateway whose packet threads run.
 struct Gateway {
     system: System,
     control: Control,
-    to_worker: ToWorker,
-    thread: JoinHandle<Result<()>>,
-    /// Closed when the thread ends, also by a panic.
-    gone: oneshot::Receiver<()>,
+    to_workers: ToWorkers,
+    threads: Vec<JoinHandle<Result<()>>>,
 }
 
 impl Parts {
-    /// Starts the packet thread. If it continues another one, it only hears until it is told.
+    /// Starts the packet threads. If one continues another one, it only hears until it is told.
     fn start(self) -> Result<Gateway> {
         let Parts { source, site, system, flows, local, ports, inherited } = self;
-        let published = Arc::new(Published::default());
-        let (send, commands) = mpsc::channel();
-        let waker = Arc::new(Waker::new().context("cannot create an eventfd")?);
-        let to_worker = ToWorker::new(send, waker.clone());
-        let channel = Channel { commands, waker, published: published.clone() };
         let (state, listeners) = inherited.unzip();
-        let worker = build_worker(&site, (local, ports), channel, state.as_ref())?;
+        let (taps, fanouts) = Taps::open_all(&site)?;
+        let (mut built, mut to, mut all_published) = (Vec::new(), Vec::new(), Vec::new());
+        for (index, (taps, ports)) in taps.into_iter().zip(ports.of_workers(&site)?).enumerate() {
+            let published = Arc::new(Published::default());
+            let (send, commands) = mpsc::channel();
+            let waker = Arc::new(Waker::new().context("cannot create an eventfd")?);
+            to.push(ToWorker::new(send, waker.clone()));
+            all_published.push(published.clone());
+            let channel = Channel { index, commands, waker, published };
+            let ways = (local.clone(), taps, ports);
+            built.push(build_worker(&site, ways, channel, state.as_ref())?);
+        }
+        let (workers, lives) = Workers::new(&site, to, all_published, fanouts)?;
+        let to_workers = workers.to_all();
         let (wan, peers) = (site.config.wan.clone(), site.config.peers.len());
-        let name = site.config.name.clone();
-        let control = Control::new(source, site, to_worker.clone(), flows, published, listeners)?;
-        let (alive, gone) = oneshot::channel::<()>();
-        let thread = std::thread::Builder::new()
-            .name("packets".to_owned())
-            .spawn(move || {
-                let _alive = alive;
-                worker.run()
-            })
-            .context("cannot start the packet thread")?;
-        info!(site = name, wan, peers, "up");
-        Ok(Gateway { system, control, to_worker, thread, gone })
+        let (name, count) = (site.config.name.clone(), built.len());
+        let control = Control::new(source, site, workers, flows, listeners)?;
+        let threads = built.into_iter().zip(lives).map(|(worker, life)| spawn(worker, life));
+        let threads = threads.collect::<Result<_>>()?;
+        match count {
+            1 => info!(site = name, wan, peers, "up"),
+            workers => info!(site = name, wan, peers, workers, "up"),
+        }
+        Ok(Gateway { system, control, to_workers, threads })
     }
+}
+
+/// Starts the thread of a worker.
+fn spawn(worker: Worker, mut life: WorkerLife) -> Result<JoinHandle<Result<()>>> {
+    let name = match worker.index {
+        0 => "packets".to_owned(),
+        index => format!("packets-{index}"),
+    };
+    std::thread::Builder::new()
+        .name(name)
+        .spawn(move || {
+            let done = worker.run();
+            life.end();
+            done
+        })
+        .context("cannot start the packet thread")
 }
 
 impl Gateway {
     /// Runs until a signal ends it, or until another process has taken over.
     fn run(self, signals: Signals) -> Result<()> {
-        let Gateway { mut system, control, to_worker, thread, gone } = self;
-        let (is_left, done) = control.run(&mut system, gone, signals);
-        to_worker.send(worker::Command::Stop);
-        let ended = thread.join().unwrap_or_else(|_| Err(anyhow!("the packet thread panicked")));
+        let Gateway { mut system, control, to_workers, threads } = self;
+        let (is_left, done) = control.run(&mut system, signals);
+        to_workers.iter().for_each(|worker| worker.send(worker::Command::Stop));
+        let count = threads.len();
+        let ended = threads.into_iter().map(|thread| match thread.join() {
+            Ok(ended) => ended,
+            // The others have its lanes.
+            Err(_) if count > 1 && done.is_ok() => Ok(()),
+            Err(_) => Err(anyhow!("the packet thread panicked")),
+        });
+        let ended = ended.fold(Ok(()), Result::and);
         let restored = match is_left {
             true => {
                 system.leave();
@@ -256,31 +282,34 @@ impl ConfigSource {
     }
 }
 
-/// Channel to the packet thread, at its end.
+/// Channel to a packet thread, at its end.
 struct Channel {
+    /// Index of the worker.
+    index: usize,
     commands: mpsc::Receiver<worker::Command>,
     waker: Arc<Waker>,
     published: Arc<Published>,
 }
 
-/// Builds the packet thread, which continues the work of another one if there is a `state`.
+/// Builds a packet thread, which continues the work of another one if there is a `state`.
 fn build_worker(
     site: &Site,
-    (local, ports): (Local, Ports),
+    (local, taps, ports): (Local, Taps, Ports),
     channel: Channel,
     state: Option<&WorkerState>,
 ) -> Result<Worker> {
     let now = Instant::from_nanos(clock::now());
-    let config = &site.config;
-    let taps = Taps::open(site)?;
+    let (config, index) = (&site.config, channel.index);
     let own_queue =
         QdiscDrops::of(&config.wan).context("cannot read the WAN's queueing discipline")?;
-    let mut plane = Plane::new(local, site.peers(), now)?;
+    let shares = workers::shares(&workers::owners(config.lanes, config.workers), index);
+    let mut plane = Plane::with_shares(local, site.peers(), shares, now)?;
     if let Some(path) = config.clocks() {
         plane.remember(ClockFile::read(&path));
     }
     plane.set_passive(state.is_some());
     let mut worker = Worker {
+        index,
         plane,
         taps,
         udp: ports.udp,
@@ -295,6 +324,7 @@ fn build_worker(
         commands: channel.commands,
         waker: channel.waker,
         published: channel.published,
+        panic_at: worker::panic_at(index),
     };
     if let Some(state) = state {
         worker.resume(state, now)?;
@@ -312,6 +342,17 @@ impl Ports {
             .with_context(|| format!("[site] listen: cannot use {listen}"))?;
         udp.block_receive().context("cannot filter the repair socket")?;
         Ok(Ports { udp, fake_tcp, injector })
+    }
+
+    /// Ports of all workers, which share the socket and the TUN.
+    fn of_workers(mut self, site: &Site) -> Result<Vec<Ports>> {
+        let others = (1..site.config.workers).map(|_| {
+            let udp = self.udp.try_clone().context("cannot duplicate the repair socket")?;
+            Ok(Ports { udp, fake_tcp: None, injector: self.injector.share()? })
+        });
+        let mut others = others.collect::<Result<Vec<_>>>()?;
+        others.insert(0, self);
+        Ok(others)
     }
 }
 
@@ -342,5 +383,5 @@ fn local(config: &Config) -> Local {
     let unix = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     let unix = u64::try_from(unix.as_nanos()).unwrap_or(u64::MAX);
     let unix_nanos_at_zero = unix.saturating_sub(clock::now());
-    Local { secret: config.secret.clone(), entropy, unix_nanos_at_zero, lanes: LaneCount::ONE }
+    Local { secret: config.secret.clone(), entropy, unix_nanos_at_zero, lanes: config.lanes }
 }

@@ -94,6 +94,8 @@ fn reject_fixed_changes(old: &Config, new: &Config) -> Result<()> {
         ("wan", new.wan == old.wan),
         ("listen", new.listen == old.listen),
         ("tls_listen", new.tls_listen == old.tls_listen),
+        ("workers", new.workers == old.workers),
+        ("lanes", new.lanes == old.lanes),
         ("memory", new.memory == old.memory),
         ("run_dir", new.run_dir == old.run_dir),
     ];

@@ -114,24 +114,25 @@ impl Site {
         format!("vd-{}", name.chars().take(12).collect::<String>())
     }
 
-    /// Memory of each of the two taps, in bytes.
+    /// Memory of each worker's two taps, in bytes for each.
     pub fn ring_bytes(&self) -> usize {
-        (self.config.memory / 6).clamp(512 << 10, MAX_RING)
+        (self.config.memory / 6 / self.config.workers).clamp(512 << 10, MAX_RING)
     }
 
     /// Bytes that the peers' packets and repairs may take together.
     fn packet_memory(&self) -> usize {
-        self.config.memory.saturating_sub(2 * self.ring_bytes())
+        self.config.memory.saturating_sub(2 * self.ring_bytes() * self.config.workers)
     }
 
     /// Bytes that each peer needs while it has traffic: for the packets of [`KEEP_TIME`] at its
-    /// rate, or as many as a repair of its code may cover. The code of the opposite direction is
-    /// assumed to be the same.
+    /// rate, or as many as a repair of its code may cover in each lane. The code of the opposite
+    /// direction is assumed to be the same.
     fn needs(&self) -> Vec<usize> {
         let need = |peer: &Peer| {
             let coding = peer.coding.as_ref();
-            let for_code =
+            let of_lane =
                 coding.map_or(MIN_MEMORY, |coding| least_memory(coding, self.longest(peer)));
+            let for_code = of_lane * self.config.lanes.get();
             let for_rate = peer.rate.map(|bits| (bits as f64 * BYTES_PER_BIT) as usize);
             match (coding, for_rate) {
                 // A code with fixed parameters recovers nothing with less.
@@ -195,8 +196,12 @@ impl Site {
         })
     }
 
-    /// Returns whether a peer may use fake TCP.
+    /// Returns whether a peer may use fake TCP. Its packets do not name their lane, so that they
+    /// could not be distributed to several workers.
     pub fn wants_fake_tcp(&self) -> bool {
+        if self.config.workers > 1 {
+            return false;
+        }
         let udp = TransportChoice::Only(Transport::Udp);
         let never = [udp, TransportChoice::None];
         self.config.peers.iter().any(|peer| !never.contains(&peer.transport))

@@ -4,6 +4,7 @@ use std::time::Duration;
 use viaduct_proto::fec::Code;
 use viaduct_proto::fec::layered::Parameters;
 use viaduct_proto::keys::SecretKey;
+use viaduct_proto::repair::lanes::LaneCount;
 
 use super::*;
 
@@ -32,6 +33,8 @@ fn site(codes: &[Option<Code>]) -> Site {
         listen: ([192, 0, 2, 1], 7400).into(),
         tls_listen: None,
         host_mtu: None,
+        workers: 1,
+        lanes: LaneCount::ONE,
         memory: 48 << 20,
         run_dir: PathBuf::from("/run/viaduct"),
         metrics: None,

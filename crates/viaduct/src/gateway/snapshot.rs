@@ -15,6 +15,7 @@ use viaduct_sys::socket::udp::SendReport;
 
 use super::config::Peer;
 use super::site::Site;
+use super::workers::Workers;
 use crate::engine::snapshot::ProxyStatus;
 
 /// Age of the counters, in seconds, from which on the packet thread is considered hung: the thread
@@ -61,6 +62,30 @@ impl Shell {
     }
 }
 
+/// Later of two values.
+fn later(a: &mut u64, b: u64) {
+    *a = b.max(*a);
+}
+
+impl Shell {
+    /// Adds the counters of another worker. All workers see the falls and drops of the WAN.
+    fn merge(&mut self, more: &Shell) {
+        let Shell { wan_falls, wan_drops, .. } = *more;
+        later(&mut self.wan_falls, wan_falls);
+        later(&mut self.wan_drops, wan_drops);
+        self.tap_drops_out += more.tap_drops_out;
+        self.tap_late_out += more.tap_late_out;
+        self.tap_drops_in += more.tap_drops_in;
+        self.truncated += more.truncated;
+        self.unfinished += more.unfinished;
+        self.datagrams += more.datagrams;
+        self.send_failed += more.send_failed;
+        self.send_too_long += more.send_too_long;
+        self.injected += more.injected;
+        self.inject_failed += more.inject_failed;
+    }
+}
+
 /// All counters at one moment.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct Snapshot {
@@ -77,6 +102,34 @@ pub struct Snapshot {
     pub memory: usize,
 }
 
+impl Snapshot {
+    /// Leaves only the counters: the worker has died.
+    pub fn retire(&mut self) {
+        self.memory = 0;
+        self.peers.iter_mut().for_each(|(_, stats)| stats.up = true);
+    }
+
+    /// Adds the counters of another worker. Its peers may be those of an earlier config.
+    pub fn merge(&mut self, more: &Snapshot) {
+        let are_same = self.peers.len() == more.peers.len()
+            && self.peers.iter().zip(&more.peers).all(|((a, _), (b, _))| a == b);
+        if are_same {
+            let pairs = self.peers.iter_mut().zip(&more.peers);
+            pairs.for_each(|((_, stats), (_, more))| stats.merge(more));
+        } else {
+            let more: HashMap<_, _> = more.peers.iter().map(|(name, of)| (name, of)).collect();
+            for (name, stats) in &mut self.peers {
+                more.get(&*name).iter().for_each(|more| stats.merge(more));
+            }
+        }
+        self.plane.stray += more.plane.stray;
+        self.plane.ignored += more.plane.ignored;
+        self.plane.missed += more.plane.missed;
+        self.shell.merge(&more.shell);
+        self.memory += more.memory;
+    }
+}
+
 /// Data about the peers other than their counters, published less often than the counters.
 #[derive(Clone, Debug, Default)]
 pub struct Details {
@@ -84,6 +137,19 @@ pub struct Details {
     pub facts: HashMap<String, PeerFacts>,
     /// Clocks of handshake initiations, which are kept over a restart.
     pub clocks: HashMap<PublicKey, Clocks>,
+}
+
+impl Details {
+    /// Adds the details of another worker.
+    pub fn merge(&mut self, more: Details) {
+        for (name, facts) in more.facts {
+            self.facts.entry(name).or_default().merge(facts);
+        }
+        for (key, clocks) in more.clocks {
+            let before = self.clocks.entry(key).or_default();
+            *before = before.max(clocks);
+        }
+    }
 }
 
 /// Latest snapshot with its time, and latest details.
@@ -203,6 +269,12 @@ pub struct PeerStatus {
     /// State of the path to the peer, if the code adapts to its losses.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub link: Option<LinkStatus>,
+    /// Number of lanes.
+    #[serde(default)]
+    pub lanes: usize,
+    /// Lanes without a session, or whose peer is silent.
+    #[serde(default)]
+    pub lanes_down: usize,
     /// Counters of the peer.
     pub counters: PeerStats,
 }
@@ -313,11 +385,17 @@ pub struct Status {
     pub max_overhead: Vec<Option<f64>>,
     /// Time since the gateway started, in seconds.
     pub uptime: f64,
+    /// Number of packet threads.
+    #[serde(default)]
+    pub workers: usize,
+    /// Packet threads that have panicked; the others have their lanes.
+    #[serde(default)]
+    pub workers_dead: usize,
     /// Age of the counters, in seconds. More than a second means that the packet thread hangs.
     pub age: f64,
     /// Maximum memory of packets in bytes, taps included.
     pub memory_limit: usize,
-    /// Part of `memory_limit` that each of the two taps takes, in bytes.
+    /// Part of `memory_limit` that the taps of each direction take, in bytes.
     pub tap_memory: usize,
     /// Reason why repairs do not fit the WAN, if they do not.
     pub trouble: Option<String>,
@@ -344,7 +422,7 @@ fn max_overhead(peer: &Peer) -> Option<f64> {
 
 impl Status {
     /// Status of `site` now. Fields that only the control side knows are left at zero.
-    pub fn new(site: &Site, published: &Published) -> Status {
+    pub fn new(site: &Site, workers: &Workers) -> Status {
         let peers = &site.config.peers;
         let code =
             |peer: &Peer| peer.coding.as_ref().map_or("none".to_owned(), ToString::to_string);
@@ -357,10 +435,12 @@ impl Status {
             codes: peers.iter().map(code).collect(),
             kept_below: peers.iter().map(|peer| site.clamp(peer)).collect(),
             max_overhead: peers.iter().map(max_overhead).collect(),
-            age: published.age().as_secs_f64(),
+            workers: workers.counts().0,
+            workers_dead: workers.counts().1,
+            age: workers.age().as_secs_f64(),
             memory_limit: site.config.memory,
-            tap_memory: site.ring_bytes(),
-            counters: published.get(),
+            tap_memory: site.ring_bytes() * site.config.workers,
+            counters: workers.snapshot(),
             ..Status::default()
         }
     }
@@ -401,6 +481,8 @@ impl Status {
                         .control
                         .as_ref()
                         .map(|of| LinkStatus::new(of, facts.trials.as_ref())),
+                    lanes: facts.lanes,
+                    lanes_down: facts.lanes_down,
                     counters: *counters,
                 }
             })
@@ -414,6 +496,18 @@ impl Status {
         (self.age >= HANGS_AFTER).then(what)
     }
 
+    /// Report of packet threads that have panicked.
+    pub fn dead_workers(&self) -> Option<String> {
+        let (all, dead) = (self.workers, self.workers_dead);
+        let what = || {
+            format!(
+                "{dead} of {all} packet threads panicked, and the others have their lanes: a \
+                 restart is needed"
+            )
+        };
+        (dead > 0).then(what)
+    }
+
     /// All problems, including a packet thread that hangs, one line each.
     pub fn all_troubles(&self) -> Vec<String> {
         self.hang().into_iter().chain(self.troubles()).collect()
@@ -422,6 +516,6 @@ impl Status {
     /// Problems of the gateway and its peers, one line each.
     pub fn troubles(&self) -> Vec<String> {
         let peers = self.peers.iter().filter_map(PeerStatus::trouble);
-        self.trouble.iter().cloned().chain(peers).collect()
+        self.trouble.iter().cloned().chain(self.dead_workers()).chain(peers).collect()
     }
 }

@@ -1,7 +1,9 @@
 //! Copies of the packets that cross the WAN.
 
 use anyhow::{Context as _, Result};
-use viaduct_sys::capture::filter::BpfInsn;
+use viaduct_proto::repair::wire::LANE_AT;
+use viaduct_sys::capture::fanout::{Directions, Fanout};
+use viaduct_sys::capture::filter::{BpfInsn, FanoutProgram};
 use viaduct_sys::capture::ring::{Ring, RingConfig};
 
 use super::site::Site;
@@ -15,6 +17,15 @@ pub struct Taps {
 }
 
 impl Taps {
+    /// Opens the taps of all workers, and what distributes packets among them; `None` with a single
+    /// worker. Errors: the interface is gone, or the kernel refuses.
+    pub fn open_all(site: &Site) -> Result<(Vec<Taps>, Option<Fanouts>)> {
+        let taps = (0..site.config.workers).map(|_| Taps::open(site));
+        let taps = taps.collect::<Result<Vec<_>>>()?;
+        let fanouts = (taps.len() > 1).then(|| Fanouts::new(&taps)).transpose()?;
+        Ok((taps, fanouts))
+    }
+
     /// Opens both taps. If the gateway only observes, offloads stay on: the taps then report
     /// packets that devices segment, merge or complete. Errors: the interface is gone, or the
     /// kernel refuses.
@@ -29,5 +40,33 @@ impl Taps {
         let (outgoing, incoming) = (open(&outgoing)?, open(&incoming)?);
         incoming.ignore_outgoing().context("cannot restrict a tap to incoming packets")?;
         Ok(Taps { outgoing, incoming })
+    }
+}
+
+/// Distribution of the packets of each direction among the workers' taps.
+pub struct Fanouts {
+    outgoing: Fanout,
+    incoming: Fanout,
+}
+
+impl Fanouts {
+    fn new(taps: &[Taps]) -> Result<Fanouts> {
+        let rings = |of: fn(&Taps) -> &Ring| taps.iter().map(of).collect::<Vec<_>>();
+        let refused = "cannot make a group of taps";
+        Ok(Fanouts {
+            outgoing: Fanout::new(&rings(|taps| &taps.outgoing), Directions::Both)
+                .context(refused)?,
+            incoming: Fanout::new(&rings(|taps| &taps.incoming), Directions::Incoming)
+                .context(refused)?,
+        })
+    }
+
+    /// Gives the packets of each share to the worker in `owners`. A datagram of a peer names its
+    /// lane, and other packets have the lane of their addresses.
+    pub fn distribute(&self, site: &Site, owners: &[u8]) -> Result<()> {
+        let program = |datagrams| FanoutProgram { members: owners.to_vec(), datagrams }.build();
+        self.outgoing.set_program(&program(None)?)?;
+        let listen = (site.config.listen, LANE_AT as u32);
+        Ok(self.incoming.set_program(&program(Some(listen))?)?)
     }
 }

@@ -11,15 +11,18 @@
 //! packets that they repair. Under load the thread polls at intervals, because a wake-up for each
 //! packet would slow the kernel's forwarding.
 
+use std::collections::HashMap;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::mpsc::Receiver;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use anyhow::{Context, Result, ensure};
-use tracing::warn;
+use tracing::{error, warn};
+use viaduct_proto::keys::PublicKey;
 use viaduct_proto::repair::cache::{Found, Query};
-use viaduct_proto::repair::{Endpoint, PeerConfig, Plane, Transport};
+use viaduct_proto::repair::lanes::Shares;
+use viaduct_proto::repair::{Clocks, Endpoint, PeerConfig, Plane, Transport};
 use viaduct_proto::time::Instant;
 use viaduct_proto::wire::offload::{self, Offload};
 use viaduct_sys::capture::filter::BpfInsn;
@@ -37,6 +40,7 @@ use super::poll_interval::PollInterval;
 use super::snapshot::{Published, Shell};
 use super::taps::Taps;
 use super::upgrade::{HeldPackets, UpgradeCommand};
+use crate::value_parser;
 
 /// Maximum number of packets read from a tap before the other gets its turn.
 const BATCH: usize = 256;
@@ -54,6 +58,10 @@ const PUBLISH_DETAILS: Duration = Duration::from_millis(500);
 /// Maximum time for which the thread sleeps.
 const IDLE: Duration = Duration::from_millis(100);
 
+/// Environment variable that makes a worker panic, for tests: `1@3s` is worker 1, 3 s after the
+/// start.
+const PANIC_VARIABLE: &str = "VIADUCT_PANIC_WORKER";
+
 /// Command of the control side to the worker.
 pub enum Command {
     /// Replaces the peers, and the filters of the two taps. The reply says whether that was
@@ -65,6 +73,12 @@ pub enum Command {
         /// New taps, which already have these filters, if the old ones must be replaced.
         taps: Option<Box<Taps>>,
         reply: Reply<Result<()>>,
+    },
+    /// Owns the lanes of these shares from now on, and no others. Lanes that are new to this worker
+    /// begin with clocks that are not below these.
+    Own {
+        shares: Shares,
+        clocks: HashMap<PublicKey, Clocks>,
     },
     /// Searches the packet cache, and sends the packets found.
     Cache(Query, Reply<Found>),
@@ -78,6 +92,8 @@ pub type Reply<T> = tokio::sync::oneshot::Sender<T>;
 
 /// State of the packet thread.
 pub struct Worker {
+    /// Index of the worker, from 0.
+    pub index: usize,
     /// Packet plane.
     pub plane: Plane,
     /// Copies of the packets that cross the WAN.
@@ -107,6 +123,8 @@ pub struct Worker {
     pub waker: Arc<Waker>,
     /// Counters and details, as published to the control side.
     pub published: Arc<Published>,
+    /// Time at which the thread is to panic, for tests.
+    pub panic_at: Option<Instant>,
 }
 
 impl Worker {
@@ -137,6 +155,7 @@ impl Worker {
                     details_at = now + PUBLISH_DETAILS;
                 }
                 self.check_interfaces(&mut shell)?;
+                assert!(self.panic_at.is_none_or(|at| now < at), "{PANIC_VARIABLE} is set");
             }
             while let Ok(command) = self.commands.try_recv() {
                 if let Command::Stop = command {
@@ -157,7 +176,9 @@ impl Worker {
         ensure!(self.taps.outgoing.is_attached(), "the WAN interface was deleted");
         if down.contains(&true) {
             shell.wan_falls += 1;
-            warn!("the WAN interface went down");
+            if self.index == 0 {
+                warn!("the WAN interface went down");
+            }
         }
         ensure!(!self.injector.is_gone(), "the TUN for recovered packets was deleted");
         Ok(())
@@ -287,6 +308,13 @@ impl Worker {
                 }
                 let _ = reply.send(done);
             }
+            Command::Own { shares, clocks } => {
+                self.plane.remember(clocks);
+                if let Err(error) = self.plane.own(shares, now) {
+                    error!("lanes are not taken over: {error}");
+                }
+                self.published.replace_peers(&self.plane, now);
+            }
             Command::Cache(query, reply) => {
                 let mut looked = 0;
                 let found = query.find(self.plane.cached().inspect(|_| looked += 1));
@@ -329,6 +357,14 @@ impl Worker {
         let due = due.map_or(IDLE, |due| due.since(now));
         wait(&[&self.taps.outgoing, &self.taps.incoming], &self.waker, due.min(IDLE));
     }
+}
+
+/// Time at which a worker is to panic, as [`PANIC_VARIABLE`] says.
+pub(super) fn panic_at(index: usize) -> Option<Instant> {
+    let wanted = std::env::var(PANIC_VARIABLE).ok()?;
+    let (worker, after) = wanted.split_once('@')?;
+    let after = value_parser::time(after).ok()?;
+    (worker.parse() == Ok(index)).then(|| now() + after)
 }
 
 pub(super) fn wall_clock() -> Duration {

@@ -40,7 +40,7 @@ impl Display for GatewayPage<'_> {
         if let Some(hang) = status.hang() {
             writeln!(f, "{}", self.colours.paint(31, hang))?;
         }
-        if let Some(trouble) = &status.trouble {
+        for trouble in status.trouble.iter().chain(&status.dead_workers()) {
             writeln!(f, "{}", self.colours.paint(31, trouble))?;
         }
         self.machine(f)?;
@@ -83,6 +83,9 @@ impl GatewayPage<'_> {
             "memory",
             format!("{} of {}", bytes(held as u64), bytes(status.memory_limit as u64)),
         )?;
+        if status.workers > 1 {
+            row(f, "workers", status.workers)?;
+        }
         let drops = format!(
             "missed {} out, {} in; truncated {}, without checksum {}",
             self.colours.alarm(shell.tap_drops_out + shell.tap_late_out),
@@ -136,6 +139,9 @@ impl GatewayPage<'_> {
                 }
                 _ => {}
             }
+        }
+        if let Some(PeerStatus { lanes: lanes @ 2.., lanes_down, .. }) = peer {
+            row(f, "lanes", format!("{lanes}, down {}", self.colours.alarm(*lanes_down as u64)))?;
         }
         if let Some(link) = peer.and_then(|peer| peer.link.as_ref()) {
             let rtt = link.rtt_ms.map_or("not known yet".to_owned(), |rtt| format!("{rtt:.1} ms"));
@@ -192,6 +198,7 @@ impl GatewayPage<'_> {
         let status = self.status;
         let up = humantime::format_duration(Duration::from_secs(status.uptime as u64));
         let troubles = status.hang().into_iter().chain(status.trouble.clone());
+        let troubles = troubles.chain(status.dead_workers());
         let troubles = troubles.map(|trouble| self.colours.paint(31, trouble) + "\n");
         format!(
             "site {}  wan {}  up {up}\n{}",

@@ -14,7 +14,9 @@ use viaduct_proto::repair::{Coding, Settings, Transport, TransportChoice};
 use crate::settings::{OptionsTable, PolicyTable};
 use crate::value_parser::table::{PacketMemory, Ports, Rate, ServerName, array, one, optional};
 
-use super::values::{Address, Count, Dscp, Endpoint, PacketSize, Prefix, Protocol, Share, Span};
+use super::values::{
+    Address, Count, Dscp, Endpoint, Lanes, PacketSize, Prefix, Protocol, Share, Span, Workers,
+};
 
 /// Content of `site.toml` as written.
 #[derive(Clone, Debug, Deserialize)]
@@ -44,6 +46,9 @@ pub(super) struct SiteTable {
     pub(super) listen: Address,
     pub(super) tls_listen: Option<Address>,
     pub(super) host_mtu: Option<PacketSize>,
+    #[serde(default)]
+    pub(super) workers: Workers,
+    pub(super) lanes: Option<Lanes>,
     #[serde(default = "default_memory", deserialize_with = "one::<PacketMemory, _>")]
     pub(super) memory: usize,
     #[serde(default = "default_run_dir")]

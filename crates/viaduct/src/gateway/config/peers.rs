@@ -60,6 +60,11 @@ fn peer(mut table: PeerTable, site: &Config, warnings: &mut Vec<String>) -> Resu
     if table.rekey_after.0 < MIN_REKEY {
         return invalid(place("rekey_after"), "is below 10s, the minimum");
     }
+    if table.transport == TransportKey::FakeTcp && site.workers > 1 {
+        let what = "is \"fake-tcp\", which one worker alone can use; [site] workers = 1, or \
+                    another transport, is expected";
+        return invalid(place("transport"), what);
+    }
     let (endpoint, endpoint_name) = match table.endpoint.take() {
         None => (None, None),
         Some(Endpoint::At(at)) => (Some(at), None),

@@ -335,3 +335,30 @@ fn every_key_is_documented_and_shown_in_the_example() {
         }
     }
 }
+
+#[test]
+fn lanes_are_a_power_of_two_and_enough_for_the_workers() {
+    let load =
+        |lines: &str| Dir::new().load(&good().replace("[[peer]]", &format!("{lines}[[peer]]")));
+    let lanes = |lines: &str| {
+        let config = load(lines).unwrap();
+        (config.workers, config.lanes.get())
+    };
+    assert_eq!(lanes(""), (1, 1));
+    assert_eq!(lanes("workers = 2\n"), (2, 16));
+    assert_eq!(lanes("workers = 20\n"), (20, 32));
+    assert_eq!(lanes("workers = 3\nlanes = 4\n"), (3, 4));
+    assert_eq!(lanes("lanes = 64\n"), (1, 64));
+    assert!(lanes("workers = \"auto\"\n").0 >= 1);
+    let refused = |lines: &str, part: &str| {
+        let error = load(lines).unwrap_err().to_string();
+        assert!(error.contains(part), "{part:?} is expected in: {error}");
+    };
+    refused("workers = 0\n", "a whole number from 1 to 64, or \"auto\", is expected");
+    refused("workers = \"many\"\n", "from 1 to 64");
+    refused("lanes = 12\n", "a power of two from 1 to 64 is expected");
+    refused("workers = 8\nlanes = 4\n", "[site] lanes: is 4; each of 8 workers needs one");
+    let fake_tcp = good().replace("[[peer]]", "workers = 2\n[[peer]]\ntransport = \"fake-tcp\"");
+    let error = Dir::new().load(&fake_tcp).unwrap_err().to_string();
+    assert!(error.contains("[site] workers = 1"), "{error}");
+}

@@ -4,6 +4,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::path::Path;
 
 use viaduct_proto::keys::{PublicKey, SecretKey};
+use viaduct_proto::repair::lanes::LaneCount;
 
 use super::error::{Invalid, check_name, invalid};
 use super::file::{File, SiteTable};
@@ -13,6 +14,8 @@ use super::{Config, Peer};
 use crate::settings::OptionsTable;
 use crate::{key, text};
 
+/// Default number of lanes of several workers.
+const USUAL_LANES: usize = 16;
 /// Maximum length of a key file in bytes.
 const MAX_KEY_FILE: u64 = 4 << 10;
 /// Maximum length of a socket's path (`sockaddr_un`), without the terminating NUL.
@@ -36,6 +39,8 @@ pub(super) fn validate(
         listen: site.listen.0,
         tls_listen: site.tls_listen.as_ref().map(|at| at.0),
         host_mtu: site.host_mtu.map(|bytes| bytes.0),
+        workers: site.workers.0,
+        lanes: lanes(&site)?,
         memory: site.memory,
         run_dir: site.run_dir,
         metrics: file.metrics.listen.map(|at| at.0),
@@ -90,6 +95,18 @@ fn check_site(site: &SiteTable) -> Result<(), Invalid> {
     }
     check_listener("[site] tls_listen", tls)?;
     check_listener("[site] listen", Some(site.listen.0))
+}
+
+/// Number of lanes: by default 1 for one worker, and 16 or more for several.
+fn lanes(site: &SiteTable) -> Result<LaneCount, Invalid> {
+    let (workers, given) = (site.workers.0, site.lanes.map(|lanes| lanes.0));
+    let default = if workers == 1 { 1 } else { workers.next_power_of_two().max(USUAL_LANES) };
+    let lanes = given.or(LaneCount::new(default)).unwrap_or(LaneCount::ONE);
+    if lanes.get() < workers {
+        let what = format!("is {}; each of {workers} workers needs one at least", lanes.get());
+        return invalid("[site] lanes", what);
+    }
+    Ok(lanes)
 }
 
 /// Bytes of this machine's memory, if the kernel reports it.

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use ipnet::IpNet;
 use serde::{Deserialize, Deserializer, de};
+use viaduct_proto::repair::lanes::{LaneCount, MAX_LANES};
 
 use crate::value_parser;
 
@@ -46,6 +47,14 @@ pub(super) struct Dscp(pub(super) u8);
 /// Protocol: `"tcp"`, `"udp"`, `"icmp"`, `"icmp6"`, `"esp"`, `"gre"`, or its number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Protocol(pub(super) u8);
+
+/// Number of packet threads: 1 to 64, or `"auto"`, one for each processor.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Workers(pub(super) usize);
+
+/// Number of lanes: a power of two, at most 64.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Lanes(pub(super) LaneCount);
 
 /// Length of a packet in bytes, from 576 to 9000.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -186,6 +195,39 @@ impl<'de> Deserialize<'de> for Prefix {
 impl<'de> Deserialize<'de> for Count {
     fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
         whole(from, 1..=255).map(Count)
+    }
+}
+
+impl Default for Workers {
+    fn default() -> Workers {
+        Workers(1)
+    }
+}
+
+impl<'de> Deserialize<'de> for Workers {
+    fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
+        let processors = std::thread::available_parallelism().map_or(1, usize::from);
+        let value = toml::Value::deserialize(from)?;
+        let number = match value.as_str() {
+            Some("auto") => Some(processors.min(MAX_LANES)),
+            Some(_) => None,
+            None => value.as_integer().and_then(|number| usize::try_from(number).ok()),
+        };
+        number.filter(|number| (1..=MAX_LANES).contains(number)).map(Workers).ok_or_else(|| {
+            let what = format!("is {value}; a whole number from 1 to {MAX_LANES}, or \"auto\", is");
+            de::Error::custom(what + " expected")
+        })
+    }
+}
+
+impl<'de> Deserialize<'de> for Lanes {
+    fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
+        let value = toml::Value::deserialize(from)?;
+        let number = value.as_integer().and_then(|number| usize::try_from(number).ok());
+        number.and_then(LaneCount::new).map(Lanes).ok_or_else(|| {
+            let what = format!("is {value}; a power of two from 1 to {MAX_LANES} is expected");
+            de::Error::custom(what)
+        })
     }
 }
 

@@ -106,21 +106,19 @@ impl UpgradeState {
         }
     }
 
-    /// Handles a request of the upgrader.
+    /// Handles a request of the upgrader. `refusal`: reason why the gateway cannot be handed over.
     pub fn handle(
         &mut self,
         request: ControlRequest,
         system: &System,
         listeners: &Listeners,
-        has_flows: bool,
+        refusal: Option<&str>,
     ) {
         match request {
             ControlRequest::Export(reply) => {
-                let state = match has_flows {
-                    true => Err(anyhow!(
-                        "a gateway in split mode cannot hand its flows over: restart it"
-                    )),
-                    false => export(system, listeners),
+                let state = match refusal {
+                    Some(reason) => Err(anyhow!("{reason}")),
+                    None => export(system, listeners),
                 };
                 self.is_active = state.is_ok();
                 let _ = reply.send(state);

@@ -55,7 +55,7 @@ pub fn run(path: &Path, registry: Registry, socket: RawFd) -> Result<()> {
     // From here on this process is responsible, even if the old one is killed.
     gateway.system.own();
     takeover.confirm();
-    gateway.to_worker.send(Command::Upgrade(UpgradeCommand::Take(Box::new(state))));
+    gateway.to_workers[0].send(Command::Upgrade(UpgradeCommand::Take(Box::new(state))));
     gateway.run(signals)
 }
 
@@ -104,6 +104,7 @@ fn prepare(path: &Path, registry: Registry, inheritance: Inheritance) -> Result<
         "[site] key has changed; that needs a restart"
     );
     ensure!(config.peers.iter().all(|peer| !peer.split), "split mode needs a restart");
+    ensure!(config.workers == 1, "several workers need a restart");
     let mut site = Site::new(config).with_context(|| path.display().to_string())?;
     let now = Instant::from_nanos(clock::now());
     let local = local(&site.config);

@@ -1,0 +1,124 @@
+//! Numbered datagrams between many pairs of addresses, so that all lanes of two gateways get some.
+
+use std::collections::HashSet;
+use std::net::{IpAddr, Ipv4Addr, UdpSocket};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, Result, ensure};
+use viaduct_proto::repair::lanes::{LaneCount, lane_hash};
+use viaduct_proto::wire::ip::Header;
+
+use crate::topology::{Host, Node};
+use crate::world::World;
+
+/// Addresses of each host; each of one host sends to each of the other.
+const ADDRESSES: u8 = 8;
+const PORT: u16 = 5_000;
+/// Interval of the datagrams of all pairs together, and their payload in bytes.
+const INTERVAL: Duration = Duration::from_micros(500);
+const LENGTH: usize = 300;
+/// Time after the last datagram for which others may arrive.
+const REST: Duration = Duration::from_millis(700);
+
+/// Pairs of addresses of the hosts a1 and b1.
+#[derive(Debug)]
+pub struct Pairs {
+    from: Host,
+    to: Host,
+}
+
+/// Datagram of a stream.
+#[derive(Clone, Copy, Debug)]
+pub struct PairDatagram {
+    /// Time at which it was sent.
+    pub at: Instant,
+    /// Lane, of 16.
+    pub lane: u8,
+    /// True if it has arrived.
+    pub has_arrived: bool,
+}
+
+/// Share of datagrams that have not arrived; 0 of none.
+pub fn lost_share<'a>(datagrams: impl IntoIterator<Item = &'a PairDatagram>) -> f64 {
+    let (mut all, mut lost) = (0_u32, 0_u32);
+    for datagram in datagrams {
+        all += 1;
+        lost += u32::from(!datagram.has_arrived);
+    }
+    f64::from(lost) / f64::from(all.max(1))
+}
+
+impl Pairs {
+    /// Adds the addresses to the hosts.
+    ///
+    /// # Errors
+    /// `ip` fails.
+    pub fn new(world: &World) -> Result<Pairs> {
+        for (host, site) in [(world.a1(), 1), (world.b1(), 2)] {
+            for n in 0..ADDRESSES {
+                let at = format!("{}/24", address(site, n));
+                host.run("ip", &["addr", "add", &at, "dev", "eth0"])?;
+            }
+        }
+        Ok(Pairs { from: world.a1().clone(), to: world.b1().clone() })
+    }
+
+    /// Sends datagrams for `time`, and waits for the last ones.
+    ///
+    /// # Errors
+    /// A socket fails, or a datagram has arrived twice or with a wrong byte.
+    pub fn stream(&self, time: Duration) -> Result<Vec<PairDatagram>> {
+        let receiver = bind(&self.to, Ipv4Addr::UNSPECIFIED, PORT)?;
+        receiver.set_read_timeout(Some(REST))?;
+        let senders = (0..ADDRESSES).map(|n| bind(&self.from, address(1, n), 0));
+        let senders = senders.collect::<Result<Vec<_>>>()?;
+        let arriving = thread::spawn(move || arrivals(&receiver));
+        let (begun, mut sent) = (Instant::now(), Vec::new());
+        while begun.elapsed() < time {
+            let number = sent.len() as u32;
+            let (from, to) = (number as u8 % ADDRESSES, (number / u32::from(ADDRESSES)) as u8);
+            let (own, to) = (address(1, from), address(2, to % ADDRESSES));
+            senders[usize::from(from)].send_to(&datagram(number), (to, PORT))?;
+            let lane = lane(own, to);
+            sent.push(PairDatagram { at: Instant::now(), lane, has_arrived: false });
+            thread::sleep((INTERVAL * sent.len() as u32).saturating_sub(begun.elapsed()));
+        }
+        let arrived = arriving.join().ok().context("the receiver panicked")??;
+        for number in arrived {
+            sent.get_mut(number as usize).context("a datagram of another stream")?.has_arrived =
+                true;
+        }
+        Ok(sent)
+    }
+}
+
+fn arrivals(receiver: &UdpSocket) -> Result<HashSet<u32>> {
+    let (mut arrived, mut buffer) = (HashSet::new(), [0; 2_000]);
+    while let Ok(length) = receiver.recv(&mut buffer) {
+        let number = u32::from_be_bytes(*buffer.first_chunk().context("a short datagram")?);
+        ensure!(buffer[..length] == datagram(number), "datagram {number} has a wrong byte");
+        ensure!(arrived.insert(number), "datagram {number} has arrived twice");
+    }
+    Ok(arrived)
+}
+
+fn datagram(number: u32) -> [u8; LENGTH] {
+    let mut datagram = [number as u8; LENGTH];
+    datagram[..4].copy_from_slice(&number.to_be_bytes());
+    datagram
+}
+
+fn address(site: u8, n: u8) -> Ipv4Addr {
+    Ipv4Addr::new(10, site, 1, 10 + n)
+}
+
+fn bind(host: &Node, at: Ipv4Addr, port: u16) -> Result<UdpSocket> {
+    Ok(host.netns().enter(|| UdpSocket::bind((at, port)))??)
+}
+
+fn lane(from: Ipv4Addr, to: Ipv4Addr) -> u8 {
+    let [source, destination] = [from, to].map(IpAddr::from);
+    let header = Header { source, destination, protocol: 17, header_len: 20, total_len: 328 };
+    LaneCount::new(16).map_or(0, |lanes| lanes.lane(lane_hash(&header)))
+}
