@@ -59,11 +59,12 @@ fuzz:             ## every parser of network data, for FUZZ_SECONDS each (defaul
 	@scripts/need fuzz
 	scripts/fuzz $${FUZZ_SECONDS:-60}
 
-arm:              ## the FEC tests on aarch64, which has other SIMD kernels, in an emulator
+# All of them, also those of the SIMD kernels: ten minutes of CPU time.
+arm:              ## unit tests of the protocol cores on aarch64, in an emulator
 	@scripts/need arm
 	CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_LINKER=aarch64-linux-gnu-gcc \
 	CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_RUNNER="qemu-aarch64 -L /usr/aarch64-linux-gnu" \
-	cargo test -p viaduct-proto --lib --target aarch64-unknown-linux-gnu --profile checked --locked -- fec::
+	cargo test -p viaduct-proto --lib --target aarch64-unknown-linux-gnu --profile checked --locked
 
 bare:             ## `make demo` first in a fresh Debian 12 with only make and git (root, half an hour)
 	scripts/bare make demo
@@ -72,7 +73,7 @@ dist:             ## packages, tarballs and images of x86_64 and aarch64, in tar
 	@scripts/need dist
 	scripts/dist
 
-dist-test:        ## the Debian package: lintian, units, install, two gateways, purge (root)
+dist-test:        ## the packages: every format, lintian, units, install, two gateways, purge (root)
 	@scripts/need disttest
 	scripts/dist-test
 
