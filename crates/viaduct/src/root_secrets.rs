@@ -151,6 +151,6 @@ mod tests {
         assert!(wrong("\"ab", "\"b").contains("root 0: 64 hexadecimal digits"));
         assert!(wrong("1970", "197").contains("root 0: from: a time such as"));
         assert!(wrong("number = 0", "number = 8").contains("a number from 0 to 7"));
-        assert!(wrong("secret", "secrets").contains("unknown key"));
+        assert!(wrong("\nsecret", "\nsecrets").contains("unknown key"));
     }
 }
