@@ -50,13 +50,6 @@ fn assert_holds(outcome: &Outcome, total: usize, chosen: usize, of: impl Fn(&str
 }
 
 #[test]
-fn peers_without_traffic_take_little_memory() {
-    let _alone = alone();
-    let outcome = quick("scale/peers");
-    assert_holds(&outcome, 9, 1, |name| name.contains("resident"));
-}
-
-#[test]
 fn the_link_emulator_keeps_to_its_settings() {
     let _alone = alone();
     let outcome = quick("lab/link");

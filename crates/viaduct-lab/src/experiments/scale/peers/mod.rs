@@ -21,7 +21,7 @@ pub(in crate::experiments) const ABOUT: About = About {
     name: "scale/peers",
     title: "A gateway with 4,096 peers, and one with a single peer",
     figure: "beyond Maelstrom: hubs of many sites",
-    finding: "The cost of a packet hardly depends on the number of peers.",
+    finding: "A packet should cost the same however many peers a gateway has.",
 };
 
 pub(in crate::experiments) fn run(run: &mut Run) -> Result<()> {
