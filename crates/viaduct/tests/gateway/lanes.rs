@@ -2,6 +2,7 @@
 
 use std::collections::HashSet;
 use std::fs;
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -15,6 +16,14 @@ use super::{eventually, world};
 
 /// Maximum share of lost packets with repairs. The link loses 2 %.
 const LOSS: f64 = 0.005;
+
+/// The tests of this file run one after another: with all of their threads at once on a few
+/// processors, copies would be read too late.
+static ALONE: Mutex<()> = Mutex::new(());
+
+fn alone() -> MutexGuard<'static, ()> {
+    ALONE.lock().unwrap_or_else(PoisonError::into_inner)
+}
 
 /// World with a lossy link and many pairs of addresses, and gateways with two workers.
 fn lossy_world() -> (World, Pairs) {
@@ -38,42 +47,42 @@ fn counts(status: &GatewayStatus) -> [usize; 4] {
 
 #[test]
 fn losses_are_recovered_in_the_lanes_of_all_workers() {
+    let _alone = alone();
     let (mut world, pairs) = lossy_world();
-    for workers_of_b in [2, 1] {
-        let gateways = world.gateways().unwrap();
-        if workers_of_b == 1 {
-            gateways.b.stop().unwrap();
-            let text = fs::read_to_string(gateways.b.config()).unwrap();
-            fs::write(gateways.b.config(), text.replace("workers = 2\n", "")).unwrap();
-            gateways.b.start().unwrap();
-            gateways.wait_until_up().unwrap();
-        }
-        for (gateway, workers) in [(&gateways.a, 2), (&gateways.b, workers_of_b)] {
-            let are_up = || counts(&gateway.status().unwrap()) == [workers, 0, 16, 0];
-            eventually(gateway, "all lanes", are_up);
-        }
-        // The losses of the link become known.
-        pairs.stream(Duration::from_millis(2_000)).unwrap();
-        let before = world.receiver().unwrap().recovered;
-        let sent = pairs.stream(Duration::from_millis(2_000)).unwrap();
-        let lanes: HashSet<_> = sent.iter().map(|packet| packet.lane).collect();
-        assert!(lanes.len() > 12, "most lanes have packets");
-        for worker in 0..2 {
-            let loss = loss(&sent, worker);
-            assert!(loss < LOSS, "{workers_of_b}: {loss} of the packets of worker {worker}");
-        }
-        thread::sleep(Duration::from_millis(300));
-        let gateways = world.gateways().unwrap();
-        let [a, b] = [&gateways.a, &gateways.b].map(|gateway| gateway.status().unwrap().peer());
-        let recovered = b.receiver.recovered - before;
-        assert!(recovered as f64 > 0.01 * sent.len() as f64, "{workers_of_b}: {recovered}");
-        assert!(a.sender.protected >= sent.len() as u64, "{workers_of_b}: {:?}", a.sender);
-        assert_eq!((b.session.forged, b.receiver.garbled), (0, 0), "{workers_of_b}");
+    // The other gateway has a single worker, and wants one lane.
+    let gateways = world.gateways().unwrap();
+    gateways.b.stop().unwrap();
+    let text = fs::read_to_string(gateways.b.config()).unwrap();
+    fs::write(gateways.b.config(), text.replace("workers = 2\n", "")).unwrap();
+    gateways.b.start().unwrap();
+    gateways.wait_until_up().unwrap();
+    for (gateway, workers) in [(&gateways.a, 2), (&gateways.b, 1)] {
+        let are_up = || counts(&gateway.status().unwrap()) == [workers, 0, 16, 0];
+        eventually(gateway, "all lanes", are_up);
     }
+    // The losses of the link become known.
+    pairs.stream(Duration::from_millis(2_000)).unwrap();
+    let before = world.receiver().unwrap().recovered;
+    let sent = pairs.stream(Duration::from_millis(2_000)).unwrap();
+    let lanes: HashSet<_> = sent.iter().map(|packet| packet.lane).collect();
+    assert!(lanes.len() > 12, "most lanes have packets");
+    thread::sleep(Duration::from_millis(300));
+    let gateways = world.gateways().unwrap();
+    let [a, b] = [&gateways.a, &gateways.b].map(|gateway| gateway.status().unwrap());
+    let counters = || format!("{:?} {:?} {:?}", a.shell(), a.peer().sender, b.peer().receiver);
+    for worker in 0..2 {
+        let loss = loss(&sent, worker);
+        assert!(loss < LOSS, "{loss} of the packets of worker {worker}: {}", counters());
+    }
+    let recovered = b.peer().receiver.recovered - before;
+    assert!(recovered as f64 > 0.01 * sent.len() as f64, "{recovered}");
+    assert!(a.peer().sender.protected >= sent.len() as u64, "{:?}", a.peer().sender);
+    assert_eq!((b.peer().session.forged, b.peer().receiver.garbled), (0, 0));
 }
 
 #[test]
 fn a_worker_that_panics_costs_its_lanes_a_handshake_and_the_others_nothing() {
+    let _alone = alone();
     let (mut world, pairs) = lossy_world();
     let gateways = world.gateways().unwrap();
     gateways.a.stop().unwrap();
@@ -91,7 +100,10 @@ fn a_worker_that_panics_costs_its_lanes_a_handshake_and_the_others_nothing() {
         (sent.join().unwrap(), dead_at)
     });
     let spared = loss(&sent, 0);
-    assert!(spared < LOSS, "{spared} of the packets in other lanes");
+    let [a, b] = [&world.running().unwrap().a, &world.running().unwrap().b];
+    let [a, b] = [a.status().unwrap(), b.status().unwrap()];
+    let counters = format!("{:?} {:?} {:?}", a.shell(), a.peer().sender, b.peer().receiver);
+    assert!(spared < LOSS, "{spared} of the packets in other lanes: {counters}");
     // The status shows the end of the worker a moment later.
     let (from, to) = (dead_at - Duration::from_millis(500), dead_at + Duration::from_secs(1));
     let other_times: Vec<_> =
@@ -111,6 +123,7 @@ fn a_worker_that_panics_costs_its_lanes_a_handshake_and_the_others_nothing() {
 
 #[test]
 fn several_workers_are_not_handed_to_another_process() {
+    let _alone = alone();
     let (mut world, _) = lossy_world();
     let gateways = world.gateways().unwrap();
     let (pid, run_dir) = (gateways.a.pid(), gateways.directory().to_owned());
