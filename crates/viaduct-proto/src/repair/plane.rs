@@ -2,18 +2,19 @@
 
 mod handover;
 mod lane_table;
+mod membership;
+mod observation;
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashMap;
 use std::net::SocketAddr;
 
 use super::budget::Budget;
 use super::clocks::Clocks;
 use super::handshake_pace::HandshakePace;
-use super::lanes::{LaneCount, Shares};
+use super::lanes::Shares;
 use super::outbox::Outbox;
-use super::peer::{Local, Peer, PeerConfig, PeerError, PeerFacts, Place};
+use super::peer::{Local, Peer, PeerConfig, PeerError};
 use super::site_table::SiteTable;
-use super::stats::PeerStats;
 use super::touched::{Purpose, Touched};
 use super::transport::Endpoint;
 use super::wire::{Datagram, Hint};
@@ -21,7 +22,7 @@ use crate::keys::PublicKey;
 use crate::time::{Duration, Instant};
 use crate::timers::DeadlineQueue;
 use crate::wire::ip::Header;
-use lane_table::{LaneTable, PeerLanes};
+use lane_table::LaneTable;
 
 /// Limit of peers of one gateway: their slots fit a session index.
 pub const MAX_PEERS: usize = 1 << 12;
@@ -146,122 +147,6 @@ impl Plane {
         Ok(plane)
     }
 
-    /// Replaces the set of peers, completely or not at all. Peers that stay keep their sessions and
-    /// received packets.
-    pub fn change(&mut self, peers: Vec<PeerConfig>, now: Instant) -> Result<(), PeersError> {
-        self.rebuild(peers, self.lanes.shares(), now)
-    }
-
-    /// Owns the lanes of these shares from now on, and no others. Lanes that were not owned before
-    /// begin with a handshake.
-    pub fn own(&mut self, shares: Shares, now: Instant) -> Result<(), PeersError> {
-        self.rebuild(self.configs.clone(), shares, now)
-    }
-
-    /// Shares whose lanes are owned.
-    pub fn shares(&self) -> Shares {
-        self.lanes.shares()
-    }
-
-    fn rebuild(
-        &mut self,
-        configs: Vec<PeerConfig>,
-        shares: Shares,
-        now: Instant,
-    ) -> Result<(), PeersError> {
-        if configs.len() > MAX_PEERS {
-            return Err(PeersError::TooMany(configs.len()));
-        }
-        let lanes = self.lanes_of(&configs, shares);
-        let all = lanes.peers.last().map_or(0, |last| last.owned.end);
-        if all > MAX_ALL_LANES {
-            return Err(PeersError::TooManyLanes(all));
-        }
-        let of_lanes = configs.iter().zip(&lanes.peers).flat_map(|(config, of)| {
-            lanes.owned(of.count).map(|lane| (lane, config.of_lane(of.count)))
-        });
-        let of_lanes: Vec<_> = of_lanes.collect();
-        let budget = Budget::new(of_lanes.iter().map(|(_, config)| config.memory));
-        let mut free = (0..=u16::MAX).filter(|slot| !self.slots.contains_key(slot));
-        let known = self.peers.iter().enumerate().map(|(at, old)| (old.key_and_lane(), at));
-        let known: HashMap<(PublicKey, u8), usize> = known.collect();
-        let (mut next, mut taken) = (Vec::new(), HashSet::new());
-        for (lane, config) in of_lanes {
-            let refused = |error| PeersError::Peer(config.name.clone(), error);
-            let stays = known.get(&(config.key, lane)).copied();
-            let stays = stays.filter(|at| self.peers[*at].stays(&config) && taken.insert(*at));
-            let fresh = match stays {
-                Some(_) => config.check().map(|()| None).map_err(refused)?,
-                None => {
-                    let place = Place {
-                        slot: free.next().unwrap_or_default(),
-                        lane,
-                        memory: budget.limit(),
-                    };
-                    Some(Peer::new(&self.local, config.clone(), place, now).map_err(refused)?)
-                }
-            };
-            next.push((config, stays, fresh));
-        }
-        self.remembered = self.clocks();
-        // All peers are valid.
-        (self.lanes, self.configs) = (lanes, configs);
-        let mut old: Vec<_> = std::mem::take(&mut self.peers).into_iter().map(Some).collect();
-        let peer = |(config, stays, fresh): (_, Option<usize>, Option<Peer>)| {
-            let Some(mut peer) = stays.and_then(|at| old[at].take()) else {
-                return fresh.map(|peer| recalled(peer, &self.remembered));
-            };
-            let changed = peer.change(now, config);
-            debug_assert!(changed.is_ok(), "the config was checked: {changed:?}");
-            Some(peer)
-        };
-        self.peers = next.into_iter().filter_map(peer).collect();
-        self.keep_counters(old.into_iter().flatten());
-        self.budget = budget;
-        self.sites = SiteTable::new(self.configs.iter().map(|config| &config.sites));
-        self.peers.iter_mut().for_each(|peer| peer.repairs = peer.stats().repairs());
-        self.repairs = self.peers.iter().map(|peer| peer.repairs).sum();
-        self.enter_slots();
-        Ok(())
-    }
-
-    /// Lanes of these peers; the counters and wishes of known peers stay.
-    fn lanes_of(&self, configs: &[PeerConfig], shares: Shares) -> LaneTable {
-        let mut lanes = LaneTable::new(self.local.lanes, shares);
-        let known: HashMap<PublicKey, &PeerLanes> =
-            self.lanes.peers.iter().map(|of| (of.key, of)).collect();
-        let mut first = 0;
-        for config in configs {
-            let known = known.get(&config.key);
-            let peer_wants = known.map_or(LaneCount::ONE, |of| of.peer_wants);
-            let count = lanes.in_force(peer_wants);
-            let owned = first..first + lanes.owned(count).count();
-            first = owned.end;
-            let former = known.map_or_else(PeerStats::none, |of| of.former);
-            lanes.peers.push(PeerLanes { key: config.key, peer_wants, count, owned, former });
-        }
-        lanes
-    }
-
-    /// Adds the counters of lanes that are no longer owned to those of their peers.
-    fn keep_counters(&mut self, former: impl Iterator<Item = Peer>) {
-        for lane in former {
-            let key = lane.config.key;
-            if let Some(of) = self.lanes.peers.iter_mut().find(|of| of.key == key) {
-                of.former.merge(&PeerStats { up: true, ..lane.stats() });
-            }
-        }
-    }
-
-    fn enter_slots(&mut self) {
-        self.slots = self.peers.iter().enumerate().map(|(at, peer)| (peer.slot, at)).collect();
-        let lanes = self.lanes.peers.iter().enumerate().filter(|(_, of)| !of.owned.is_empty());
-        let hint = |of: &PeerLanes| self.peers[of.owned.start].session.identities.hint_in;
-        self.hints = lanes.map(|(at, of)| (hint(of), at)).collect();
-        self.deadlines.clear();
-        self.touched.reset(self.peers.len());
-    }
-
     /// Returns the lane for an event.
     fn peer(&mut self, at: usize) -> &mut Peer {
         self.touched.touch(at);
@@ -271,39 +156,6 @@ impl Plane {
             peer.receiver.miss(missed_at);
         }
         peer
-    }
-
-    /// Clocks of present and former peers, to be kept over a restart.
-    pub fn clocks(&self) -> HashMap<PublicKey, Clocks> {
-        let mut clocks = self.remembered.clone();
-        for (key, of) in self.peers.iter().map(Peer::clocks) {
-            let before = clocks.entry(key).or_default();
-            *before = before.max(of);
-        }
-        clocks.retain(|_, of| *of != Clocks::default());
-        let former = clocks.len().saturating_sub(self.configs.len());
-        if former > MAX_PEERS {
-            // The former peers that were heard longest ago are forgotten.
-            let present: HashSet<_> = self.configs.iter().map(|config| config.key).collect();
-            let mut oldest: Vec<_> = clocks
-                .iter()
-                .filter(|(key, _)| !present.contains(*key))
-                .map(|(key, of)| (of.heard.max(of.sent), *key))
-                .collect();
-            oldest.sort_unstable_by_key(|(latest, _)| *latest);
-            let many = oldest.len().saturating_sub(MAX_PEERS);
-            for (_, key) in oldest.iter().take(many) {
-                clocks.remove(key);
-            }
-        }
-        clocks
-    }
-
-    /// Takes over the clocks of an earlier run.
-    pub fn remember(&mut self, clocks: HashMap<PublicKey, Clocks>) {
-        self.remembered = clocks;
-        let peers = std::mem::take(&mut self.peers).into_iter();
-        self.peers = peers.map(|peer| recalled(peer, &self.remembered)).collect();
     }
 
     /// Handles a copy, which is overwritten, of a packet that left on the WAN at `left`.
@@ -481,106 +333,6 @@ impl Plane {
         let peer = &self.peers[at];
         self.budget.note(at, peer.held(), peer.sheddable(), peer.is_idle());
     }
-
-    /// Packets from the peers' sites in the local cache (paper, 4.5), newest first for each
-    /// peer, in normalised form.
-    pub fn cached(&self) -> impl Iterator<Item = &[u8]> {
-        self.peers.iter().flat_map(|peer| peer.receiver.cached())
-    }
-
-    /// Counters of each peer, in the order of the config.
-    pub fn stats(&self) -> Vec<(String, PeerStats)> {
-        let names = self.configs.iter().enumerate();
-        names.map(|(peer, config)| (config.name.clone(), self.stats_of(peer))).collect()
-    }
-
-    /// Counters of a peer: those of all lanes together.
-    fn stats_of(&self, peer: usize) -> PeerStats {
-        let of = &self.lanes.peers[peer];
-        let mut stats = of.former;
-        self.peers[of.owned.clone()].iter().for_each(|lane| stats.merge(&lane.stats()));
-        stats
-    }
-
-    /// Index of the peer of a lane.
-    fn peer_of(&self, lane: usize) -> usize {
-        self.lanes.peers.partition_point(|of| of.owned.end <= lane)
-    }
-
-    /// Calls `each` with the index in the config and the counters of each peer with an event since
-    /// the last call.
-    pub fn take_stats(&mut self, mut each: impl FnMut(usize, PeerStats)) {
-        let mut last = None;
-        while let Some(at) = self.touched.pop(Purpose::Counters) {
-            let peer = &mut self.peers[at];
-            let repairs = peer.stats().repairs();
-            let before = std::mem::replace(&mut peer.repairs, repairs);
-            self.repairs += repairs - before;
-            // The lanes of a peer are often listed one after another.
-            let peer = self.peer_of(at);
-            if last.replace(peer) != Some(peer) {
-                each(peer, self.stats_of(peer));
-            }
-        }
-    }
-
-    /// Total of repairs sent and received until the last call of [`Plane::take_stats`].
-    pub fn repairs(&self) -> u64 {
-        self.repairs
-    }
-
-    /// Facts of each peer by its name.
-    pub fn facts(&self, now: Instant) -> HashMap<String, PeerFacts> {
-        let names = self.configs.iter().enumerate();
-        names.map(|(peer, config)| (config.name.clone(), self.facts_of(now, peer))).collect()
-    }
-
-    /// Facts of a peer: of all lanes together.
-    fn facts_of(&self, now: Instant, peer: usize) -> PeerFacts {
-        let lanes = self.peers[self.lanes.peers[peer].owned.clone()].iter();
-        let mut facts = PeerFacts::default();
-        lanes.for_each(|lane| facts.merge(lane.facts(now)));
-        let mut recent = self.others.iter().filter(|(.., at)| now.since(*at) < OTHERS_TTL);
-        let from = recent.find(|(from, ..)| Some(*from) == facts.endpoint);
-        PeerFacts { other_version: from.map(|(_, version, _)| *version), ..facts }
-    }
-
-    /// Calls `each` with the name, the facts and the clocks of each peer with an event since the
-    /// last call.
-    pub fn take_facts(
-        &mut self,
-        now: Instant,
-        mut each: impl FnMut(&str, PeerFacts, (PublicKey, Clocks)),
-    ) {
-        // A datagram of another version, or its end, is an event of the peer at its source.
-        for (at, peer) in self.peers.iter().enumerate().filter(|_| !self.others.is_empty()) {
-            let endpoint = peer.paths.endpoint.map(|at| at.address);
-            if self.others.iter().any(|(from, ..)| Some(*from) == endpoint) {
-                self.touched.add(Purpose::Facts, at);
-            }
-        }
-        let mut last = None;
-        while let Some(at) = self.touched.pop(Purpose::Facts) {
-            let peer = self.peer_of(at);
-            if last.replace(peer) != Some(peer) {
-                let lanes = self.peers[self.lanes.peers[peer].owned.clone()].iter();
-                let clocks = lanes.map(|lane| lane.clocks().1).fold(Clocks::default(), Clocks::max);
-                let config = &self.configs[peer];
-                each(&config.name, self.facts_of(now, peer), (config.key, clocks));
-            }
-        }
-        self.others.retain(|(.., at)| now.since(*at) < OTHERS_TTL);
-    }
-
-    /// Counters of packets and datagrams that belong to no peer.
-    pub fn plane_stats(&self) -> PlaneStats {
-        self.stats
-    }
-
-    /// Bytes of memory held for all peers at the last call of [`Plane::handle_timeout`].
-    pub fn memory(&self) -> usize {
-        self.budget.total()
-    }
 }
 
 /// Actions of a malicious peer that has the right keys, for the fuzz targets.
@@ -597,14 +349,6 @@ impl Plane {
     pub fn name(&self, normalised: &[u8]) -> Option<super::identity::Identity> {
         self.peers.first().map(|peer| peer.name(normalised))
     }
-}
-
-/// Returns the peer with its clocks from earlier sessions.
-fn recalled(mut peer: Peer, remembered: &HashMap<PublicKey, Clocks>) -> Peer {
-    if let Some(clocks) = remembered.get(&peer.config.key) {
-        peer.session.remember(*clocks);
-    }
-    peer
 }
 
 /// Finds the index of the lane of a packet; returns it with the packet, without the link's padding.

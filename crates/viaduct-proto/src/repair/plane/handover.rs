@@ -10,8 +10,9 @@
 
 use std::collections::HashMap;
 
-use super::{LaneCount, Peer, PeersError, Plane};
+use super::{Peer, PeersError, Plane};
 use crate::keys::PublicKey;
+use crate::repair::lanes::LaneCount;
 use crate::time::Instant;
 use crate::upgrade::PeerRecord;
 

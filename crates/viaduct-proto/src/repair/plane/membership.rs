@@ -1,0 +1,173 @@
+//! Peers and lanes of a plane: their replacement, and their clocks.
+
+use std::collections::{HashMap, HashSet};
+
+use super::lane_table::{LaneTable, PeerLanes};
+use super::{MAX_ALL_LANES, MAX_PEERS, PeersError, Plane};
+use crate::keys::PublicKey;
+use crate::repair::budget::Budget;
+use crate::repair::clocks::Clocks;
+use crate::repair::lanes::{LaneCount, Shares};
+use crate::repair::peer::{Peer, PeerConfig, Place};
+use crate::repair::site_table::SiteTable;
+use crate::repair::stats::PeerStats;
+use crate::time::Instant;
+
+impl Plane {
+    /// Replaces the set of peers, completely or not at all. Peers that stay keep their sessions and
+    /// received packets.
+    pub fn change(&mut self, peers: Vec<PeerConfig>, now: Instant) -> Result<(), PeersError> {
+        self.rebuild(peers, self.lanes.shares(), now)
+    }
+
+    /// Owns the lanes of these shares from now on, and no others. Lanes that were not owned before
+    /// begin with a handshake.
+    pub fn own(&mut self, shares: Shares, now: Instant) -> Result<(), PeersError> {
+        self.rebuild(self.configs.clone(), shares, now)
+    }
+
+    /// Shares whose lanes are owned.
+    pub fn shares(&self) -> Shares {
+        self.lanes.shares()
+    }
+
+    pub(super) fn rebuild(
+        &mut self,
+        configs: Vec<PeerConfig>,
+        shares: Shares,
+        now: Instant,
+    ) -> Result<(), PeersError> {
+        if configs.len() > MAX_PEERS {
+            return Err(PeersError::TooMany(configs.len()));
+        }
+        let lanes = self.lanes_of(&configs, shares);
+        let all = lanes.peers.last().map_or(0, |last| last.owned.end);
+        if all > MAX_ALL_LANES {
+            return Err(PeersError::TooManyLanes(all));
+        }
+        let of_lanes = configs.iter().zip(&lanes.peers).flat_map(|(config, of)| {
+            lanes.owned(of.count).map(|lane| (lane, config.of_lane(of.count)))
+        });
+        let of_lanes: Vec<_> = of_lanes.collect();
+        let budget = Budget::new(of_lanes.iter().map(|(_, config)| config.memory));
+        let mut free = (0..=u16::MAX).filter(|slot| !self.slots.contains_key(slot));
+        let known = self.peers.iter().enumerate().map(|(at, old)| (old.key_and_lane(), at));
+        let known: HashMap<(PublicKey, u8), usize> = known.collect();
+        let (mut next, mut taken) = (Vec::new(), HashSet::new());
+        for (lane, config) in of_lanes {
+            let refused = |error| PeersError::Peer(config.name.clone(), error);
+            let stays = known.get(&(config.key, lane)).copied();
+            let stays = stays.filter(|at| self.peers[*at].stays(&config) && taken.insert(*at));
+            let fresh = match stays {
+                Some(_) => config.check().map(|()| None).map_err(refused)?,
+                None => {
+                    let place = Place {
+                        slot: free.next().unwrap_or_default(),
+                        lane,
+                        memory: budget.limit(),
+                    };
+                    Some(Peer::new(&self.local, config.clone(), place, now).map_err(refused)?)
+                }
+            };
+            next.push((config, stays, fresh));
+        }
+        self.remembered = self.clocks();
+        // All peers are valid.
+        (self.lanes, self.configs) = (lanes, configs);
+        let mut old: Vec<_> = std::mem::take(&mut self.peers).into_iter().map(Some).collect();
+        let peer = |(config, stays, fresh): (_, Option<usize>, Option<Peer>)| {
+            let Some(mut peer) = stays.and_then(|at| old[at].take()) else {
+                return fresh.map(|peer| recalled(peer, &self.remembered));
+            };
+            let changed = peer.change(now, config);
+            debug_assert!(changed.is_ok(), "the config was checked: {changed:?}");
+            Some(peer)
+        };
+        self.peers = next.into_iter().filter_map(peer).collect();
+        self.keep_counters(old.into_iter().flatten());
+        self.budget = budget;
+        self.sites = SiteTable::new(self.configs.iter().map(|config| &config.sites));
+        self.peers.iter_mut().for_each(|peer| peer.repairs = peer.stats().repairs());
+        self.repairs = self.peers.iter().map(|peer| peer.repairs).sum();
+        self.enter_slots();
+        Ok(())
+    }
+
+    /// Lanes of these peers; the counters and wishes of known peers stay.
+    fn lanes_of(&self, configs: &[PeerConfig], shares: Shares) -> LaneTable {
+        let mut lanes = LaneTable::new(self.local.lanes, shares);
+        let known: HashMap<PublicKey, &PeerLanes> =
+            self.lanes.peers.iter().map(|of| (of.key, of)).collect();
+        let mut first = 0;
+        for config in configs {
+            let known = known.get(&config.key);
+            let peer_wants = known.map_or(LaneCount::ONE, |of| of.peer_wants);
+            let count = lanes.in_force(peer_wants);
+            let owned = first..first + lanes.owned(count).count();
+            first = owned.end;
+            let former = known.map_or_else(PeerStats::none, |of| of.former);
+            lanes.peers.push(PeerLanes { key: config.key, peer_wants, count, owned, former });
+        }
+        lanes
+    }
+
+    /// Adds the counters of lanes that are no longer owned to those of their peers.
+    fn keep_counters(&mut self, former: impl Iterator<Item = Peer>) {
+        for lane in former {
+            let key = lane.config.key;
+            if let Some(of) = self.lanes.peers.iter_mut().find(|of| of.key == key) {
+                of.former.merge(&PeerStats { up: true, ..lane.stats() });
+            }
+        }
+    }
+
+    pub(super) fn enter_slots(&mut self) {
+        self.slots = self.peers.iter().enumerate().map(|(at, peer)| (peer.slot, at)).collect();
+        let lanes = self.lanes.peers.iter().enumerate().filter(|(_, of)| !of.owned.is_empty());
+        let hint = |of: &PeerLanes| self.peers[of.owned.start].session.identities.hint_in;
+        self.hints = lanes.map(|(at, of)| (hint(of), at)).collect();
+        self.deadlines.clear();
+        self.touched.reset(self.peers.len());
+    }
+
+    /// Clocks of present and former peers, to be kept over a restart.
+    pub fn clocks(&self) -> HashMap<PublicKey, Clocks> {
+        let mut clocks = self.remembered.clone();
+        for (key, of) in self.peers.iter().map(Peer::clocks) {
+            let before = clocks.entry(key).or_default();
+            *before = before.max(of);
+        }
+        clocks.retain(|_, of| *of != Clocks::default());
+        let former = clocks.len().saturating_sub(self.configs.len());
+        if former > MAX_PEERS {
+            // The former peers that were heard longest ago are forgotten.
+            let present: HashSet<_> = self.configs.iter().map(|config| config.key).collect();
+            let mut oldest: Vec<_> = clocks
+                .iter()
+                .filter(|(key, _)| !present.contains(*key))
+                .map(|(key, of)| (of.heard.max(of.sent), *key))
+                .collect();
+            oldest.sort_unstable_by_key(|(latest, _)| *latest);
+            let many = oldest.len().saturating_sub(MAX_PEERS);
+            for (_, key) in oldest.iter().take(many) {
+                clocks.remove(key);
+            }
+        }
+        clocks
+    }
+
+    /// Takes over the clocks of an earlier run.
+    pub fn remember(&mut self, clocks: HashMap<PublicKey, Clocks>) {
+        self.remembered = clocks;
+        let peers = std::mem::take(&mut self.peers).into_iter();
+        self.peers = peers.map(|peer| recalled(peer, &self.remembered)).collect();
+    }
+}
+
+/// Returns the peer with its clocks from earlier sessions.
+fn recalled(mut peer: Peer, remembered: &HashMap<PublicKey, Clocks>) -> Peer {
+    if let Some(clocks) = remembered.get(&peer.config.key) {
+        peer.session.remember(*clocks);
+    }
+    peer
+}
