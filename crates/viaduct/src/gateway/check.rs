@@ -35,6 +35,13 @@ pub fn check(path: &Path, registry: &Registry) -> Result<()> {
     println!("site {}: public key {}", config.name, config.secret.public());
     println!("  hosts {}; wan {} (MTU {})", list(&config.prefixes), config.wan, site.wan_mtu);
     println!("  repairs arrive at UDP {}", config.listen);
+    if config.workers > 1 {
+        println!(
+            "  {} workers; {} lanes to each peer, if it does not want more",
+            config.workers,
+            config.lanes.get()
+        );
+    }
     if let Some(at) = config.tls_listen {
         println!("  tunnels over TLS arrive at TCP {at}");
     }
