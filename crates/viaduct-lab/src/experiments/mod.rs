@@ -99,6 +99,7 @@ pub const ALL: &[Entry] = &[
     entry(trickles::garbage::ABOUT, trickles::garbage::run),
     entry(scale::peers::ABOUT, scale::peers::run),
     entry(scale::hops::ABOUT, scale::hops::run),
+    entry(scale::cores::ABOUT, scale::cores::run),
     entry(site::all::ABOUT, site::all::run),
 ];
 

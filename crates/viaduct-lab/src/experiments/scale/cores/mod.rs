@@ -1,0 +1,27 @@
+//! Gateway with several workers: cost of a packet by their number, and what a worker that fails
+//! takes with it.
+
+mod failure;
+mod gateways;
+mod plane;
+
+use crate::experiments::prelude::*;
+
+pub(in crate::experiments) const ABOUT: About = About {
+    name: "scale/cores",
+    title: "A gateway with several workers, and one with a single worker",
+    figure: "beyond Maelstrom: more than one processor",
+    finding: "The cost of a packet does not depend on the number of workers, and a worker that \
+              fails takes the repairs of its lanes away for less than a second.",
+};
+
+pub(in crate::experiments) fn run(run: &mut Run) -> Result<()> {
+    run.steps(plane::STEPS + gateways::steps(run) + failure::STEPS);
+    plane::run(run)?;
+    gateways::run(run)?;
+    failure::run(run)
+}
+
+fn rounded(value: f64) -> f64 {
+    (value * 1_000.0).round() / 1_000.0
+}
