@@ -28,6 +28,7 @@ pub mod load;
 pub mod proxies;
 pub mod report;
 pub mod shell;
+pub mod sprays;
 pub mod stop;
 pub mod topology;
 pub mod upgrade;

@@ -100,6 +100,7 @@ pub const ALL: &[Entry] = &[
     entry(scale::peers::ABOUT, scale::peers::run),
     entry(scale::hops::ABOUT, scale::hops::run),
     entry(scale::cores::ABOUT, scale::cores::run),
+    entry(scale::replicas::ABOUT, scale::replicas::run),
     entry(site::all::ABOUT, site::all::run),
 ];
 

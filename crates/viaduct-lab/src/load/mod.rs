@@ -9,13 +9,14 @@
 //!
 //! All of this traffic is HTTP, so that a cache may be in the path. [Checked] is traffic at a
 //! constant rate whose every byte is checked instead, and [Pairs] sends datagrams between many
-//! addresses. [Trickles] contains clients of that
-//! transport, which connect to `viaduct serve`.
+//! addresses. [Trickles] contains clients of that transport, which connect to `viaduct serve`;
+//! [Downloads] are checked downloads by them.
 
 mod bulk;
 mod checked;
 mod crowd;
 mod datagrams;
+mod downloads;
 mod fetches;
 mod pairs;
 mod requests;
@@ -24,6 +25,7 @@ mod trickles;
 
 pub use checked::{Checked, CheckedReport, MIN_PAUSE, PACED_RATE, Traffic};
 pub use crowd::{Crowd, Times};
+pub use downloads::{Downloaded, Downloads, Gap};
 pub use fetches::{Fetched, Fetches};
 pub use pairs::{PairDatagram, Pairs, lost_share};
 pub use server::Server;

@@ -19,6 +19,8 @@
 //!
 //!    [Pair]       load ─── box
 //!
+//!    [Rack]       router ─── segment of boxes in front and replicas
+//!
 //!    [Node]       one namespace: its name, its commands, programs that end with the lab
 //!    [Journal]    every command that was run, for --verbose
 //!    [programs]   iperf3, curl, ping, timed messages: run in hosts, with time-outs
@@ -34,6 +36,7 @@ mod middlebox;
 mod node;
 mod pair;
 pub mod programs;
+mod rack;
 pub(crate) mod scratch;
 mod site;
 mod tun;
@@ -46,6 +49,7 @@ pub use journal::Journal;
 pub use middlebox::{Counted, Middlebox};
 pub use node::{Host, Node};
 pub use pair::Pair;
+pub use rack::Rack;
 pub use scratch::Scratch;
 pub(crate) use tun::open as open_tun;
 pub use usage::{Usage, cpu_time, machine_time, socket_memory, times_scheduled, user_and_system};

@@ -235,6 +235,15 @@ fn fake_tcp_passes_a_strict_middlebox_and_forged_segments_end_no_session() {
 }
 
 #[test]
+#[ignore = "slow (200 downloads, four times, over a minute): run by `make matrix`"]
+fn downloads_survive_dead_machines_and_new_secrets() {
+    let _alone = alone();
+    let outcome = quick("scale/replicas");
+    // The longest gap of 200 downloads depends on the load of the processors.
+    assert_holds(&outcome, 8, 5, |name| !name.contains("longest gap"));
+}
+
+#[test]
 #[ignore = "slow (about twenty programs in nine ways): run by `make matrix`"]
 fn all_real_programs_behave_as_without_viaduct() {
     let _alone = alone();

@@ -1,5 +1,15 @@
 //! Figures of Viaduct at scale: many sites, several workers, and services of several machines.
+//!
+//! Modules other than the experiments:
+//!
+//! | file | noun |
+//! |---|---|
+//! | `service` | replicas in a rack, and two boxes in front of them |
+//! | `anycast` | replicas at different distances, which announce one address |
 
+mod anycast;
 pub(super) mod cores;
 pub(super) mod hops;
 pub(super) mod peers;
+pub(super) mod replicas;
+mod service;

@@ -2,7 +2,7 @@
 //! by least connections for TCP.
 //!
 //! ```text
-//!   Trickles   ─▶ 10.2.200.1:80 ─ sprayer: stateless NAT, per packet ────┬─ 100 Mb/s ─ b1 serve
+//!   Trickles   ─▶ 10.2.200.1:80 ─ viaduct spray: per packet ─────────────┬─ 100 Mb/s ─ b1 serve
 //!   TCP, reno  ─▶ 10.2.200.1:80 ─ NAT per connection: fewest connections ┴─ 100 Mb/s ─ b2 serve
 //! ```
 //!
@@ -12,6 +12,8 @@
 //!
 //! Second part, anycast: the route to the service flips between replicas while curl downloads.
 
+use std::net::SocketAddrV4;
+
 use super::download::{By, Download};
 use super::least::LeastConnections;
 use super::replicas::{Replicas, SERVICE, Service};
@@ -19,6 +21,7 @@ use super::served::{CONGESTION_CONTROL, PORT, get};
 use crate::experiment::student_95;
 use crate::experiments::prelude::*;
 use crate::load::{Fetched, Fetches, Trickles};
+use crate::sprays::{Spray, named};
 
 const CONNECTIONS: [usize; 6] = [1, 2, 3, 5, 10, 20];
 const QUICK: [usize; 2] = [1, 5];
@@ -152,7 +155,7 @@ struct Cluster {
 
 /// Balancer in front of the servers; removed when this value is dropped.
 enum Balancer<'a> {
-    Sprayer(&'a Cluster),
+    Packets { _spray: Spray },
     Least { _nat: LeastConnections<'a> },
 }
 
@@ -179,8 +182,9 @@ impl Cluster {
         let [b1, b2] = self.world.net.hosts_b() else { bail!("there are two servers") };
         let (b1, b2) = (b1.v4(), b2.v4());
         if by == By::Trickles {
-            gateway.run("nft", &[&sprayer([b1, b2])])?;
-            return Ok(Balancer::Sprayer(self));
+            let to = SocketAddrV4::new(SERVICE, PORT);
+            let _spray = Spray::start(gateway, "wan0", to, &named(self.world.net.hosts_b()))?;
+            return Ok(Balancer::Packets { _spray });
         }
         Ok(Balancer::Least { _nat: LeastConnections::start(gateway, [b1, b2])? })
     }
@@ -239,15 +243,6 @@ impl Cluster {
     }
 }
 
-impl Drop for Balancer<'_> {
-    fn drop(&mut self) {
-        // The world is torn down soon; a failure here shows in the next step.
-        if let Balancer::Sprayer(cluster) = self {
-            let _ = cluster.world.net.gateway_b().run("nft", &["delete table ip sprayer"]);
-        }
-    }
-}
-
 /// Classifies a server's packets by the switch port that they enter.
 const PORTS: &str = "table ip ports {
     chain forward {
@@ -267,20 +262,4 @@ fn links() -> Vec<String> {
     };
     let root = "qdisc replace dev wan0 root handle 1: htb r2q 100".to_owned();
     [root].into_iter().chain((1..=2).flat_map(port)).collect()
-}
-
-/// Returns the rules that deal the service's packets to the servers in turn and give the
-/// answers its address, without any connection state.
-fn sprayer(servers: [Ipv4Addr; 2]) -> String {
-    let [b1, b2] = servers;
-    format!(
-        "table ip sprayer {{
-            chain deal {{
-                type filter hook prerouting priority raw; policy accept;
-                ip daddr {SERVICE} tcp dport {PORT} notrack ip daddr set numgen inc mod 2 map {{ \
-                0 : {b1}, 1 : {b2} }}
-                ip saddr {{ {b1}, {b2} }} tcp sport {PORT} notrack ip saddr set {SERVICE}
-            }}
-        }}"
-    )
 }

@@ -1,0 +1,175 @@
+//! Anycast: replicas at different distances announce the service's address by BGP (BIRD), and BFD
+//! notices when one of them dies.
+//!
+//! ```text
+//!                                        ┌── 2 ms ──── b1 serve, bird: metric 10
+//!   a1 ═══ gwa ═══ the link ═══ gwb bird ┤
+//!                                        └── 30 ms ─── b2 serve, bird: metric 100
+//! ```
+
+use std::fmt::Write as _;
+use std::path::PathBuf;
+use std::process::Command;
+
+use super::service::{Transfer, download};
+use crate::emulator::Emulator;
+use crate::experiments::prelude::*;
+use crate::load::{Downloads, Trickles};
+use crate::topology::programs::is_listening;
+
+const PORT: u16 = 80;
+/// Address that both replicas announce.
+const SERVICE: Ipv4Addr = Ipv4Addr::new(10, 2, 200, 1);
+/// Link between the sites, the bottleneck.
+const LINK: &str = "rate=200M,delay=10ms,queue=100ms";
+/// Wires of the replicas.
+const WIRES: [&str; 2] = ["delay=1ms", "delay=15ms"];
+const METRICS: [u32; 2] = [10, 100];
+/// Number of the router's network; those of the replicas follow.
+const AS: u32 = 64_512;
+/// Time limit for the routes.
+const ROUTE_TIMEOUT: Duration = Duration::from_secs(20);
+
+/// Two replicas, and the router that prefers the nearer one. Dropping it ends everything.
+pub(super) struct Anycast {
+    net: Dumbbell,
+    wires: Vec<Emulator>,
+    scratch: Scratch,
+    _programs: Vec<Process>,
+}
+
+impl Anycast {
+    /// Builds the machines, starts all programs, and waits for the route to the nearer replica.
+    pub(super) fn start(run: &Run) -> Result<Anycast> {
+        let net = Dumbbell::over(link(LINK), 2, run.seed(), run.journal())?;
+        let wires = (1..=2).zip(WIRES).map(|(n, wire)| net.emulate_wire_b(n, link(wire)));
+        let wires = wires.collect::<Result<Vec<_>, _>>()?;
+        let scratch = Scratch::new()?;
+        fs::create_dir(scratch.path().join("site"))?;
+        let made = Command::new(binary()?)
+            .args(["key", "replicas", "--out"])
+            .arg(scratch.path().join("replicas.toml"))
+            .output()?;
+        ensure!(made.status.success(), "{}", String::from_utf8_lossy(&made.stderr));
+        let mut world = Anycast { net, wires, scratch, _programs: Vec::new() };
+        let mut programs = vec![world.router()?];
+        for n in 0..2 {
+            programs.extend(world.replica(n)?);
+        }
+        world._programs = programs;
+        world.wait_for_route("b1")?;
+        Ok(world)
+    }
+
+    /// Creates a file of random bytes for both replicas; returns the bytes.
+    pub(super) fn file(&self, name: &str, bytes: usize, seed: u64) -> Result<Vec<u8>> {
+        let mut content = vec![0; bytes];
+        Rng::from_seed(seed).fill(&mut content);
+        self.scratch.write(&format!("site/{name}"), &content)?;
+        Ok(content)
+    }
+
+    /// Runs downloads while `events` happen; see [`download`].
+    pub(super) fn download<R: Send>(
+        &self,
+        downloads: &Downloads<'_>,
+        seed: u64,
+        events: impl FnOnce(Instant) -> Result<R> + Send,
+    ) -> Result<(Transfer, R)> {
+        let to = SocketAddr::new(SERVICE.into(), PORT);
+        let clients = Trickles::open(&self.net, to, seed)?;
+        download(clients, downloads, events)
+    }
+
+    /// Kills the nearer replica: all its programs end without notice, and its wire with them.
+    pub(super) fn kill_near(&self) -> Result<()> {
+        let near = self.net.b1();
+        // First, so that its kernel cannot end the sessions.
+        for direction in [Direction::AtoB, Direction::BtoA] {
+            self.wires[0].set(direction, link("loss=100%"))?;
+        }
+        Ok(near.netns().kill_all()?)
+    }
+
+    fn replica(&self, n: usize) -> Result<[Process; 2]> {
+        let host = &self.net.hosts_b()[n];
+        host.ip(&[format!("addr add {SERVICE}/32 dev lo")])?;
+        let mut command = host.command(&binary()?.display().to_string());
+        command.arg("serve").arg(self.scratch.path().join("site"));
+        command.args(["--listen", &format!("[::]:{PORT}"), "--replicas"]);
+        command.arg(self.scratch.path().join("replicas.toml"));
+        command.arg("--run-dir").arg(self.scratch.path().join(host.name()));
+        let log = self.scratch.path().join(format!("{}.log", host.name()));
+        let serve = daemon::start(host, command, &log, || Ok(is_listening(host, PORT)?))?;
+        let (own, router) = (host.v4(), Ipv4Addr::from_bits(host.v4().to_bits() - 1));
+        let config = format!(
+            "{}protocol direct {{ ipv4; interface \"lo\"; }}\n\
+             protocol bgp uplink {{\n local {own} as {};\n neighbor {router} as {AS};\n bfd on;\n \
+             ipv4 {{ import none; export filter {{\n  if net != {SERVICE}/32 then reject;\n  \
+             bgp_med = {};\n  accept;\n }}; }};\n}}\n",
+            head(own),
+            AS + 1,
+            METRICS[n]
+        );
+        Ok([serve, self.bird(host, &config)?])
+    }
+
+    fn router(&self) -> Result<Process> {
+        let mut config = head(Ipv4Addr::new(192, 0, 2, 2));
+        config += "protocol kernel { ipv4 { export all; }; }\n";
+        for host in self.net.hosts_b() {
+            let (name, replica) = (host.name(), host.v4());
+            let own = Ipv4Addr::from_bits(replica.to_bits() - 1);
+            // Both replicas are in one network, so their metrics are compared.
+            writeln!(
+                config,
+                "protocol bgp {name} {{\n local {own} as {AS};\n neighbor {replica} as {};\n \
+                 bfd on;\n passive on;\n ipv4 {{ import where net = {SERVICE}/32; export none; }};\n}}",
+                AS + 1
+            )?;
+        }
+        self.bird(self.net.gateway_b(), &config)
+    }
+
+    fn bird(&self, node: &Node, config: &str) -> Result<Process> {
+        let name = node.name();
+        let path = self.scratch.write(&format!("{name}.bird"), config)?;
+        let mut command = node.command("bird");
+        command.env("PATH", "/usr/sbin:/usr/bin:/sbin:/bin").args(["-f", "-c"]).arg(path);
+        command.arg("-s").arg(self.control(name));
+        command.arg("-P").arg(self.scratch.path().join(format!("{name}.bird.pid")));
+        let log = self.scratch.path().join(format!("{name}.bird.log"));
+        daemon::start(node, command, &log, || Ok(self.control(name).exists()))
+    }
+
+    fn control(&self, name: &str) -> PathBuf {
+        self.scratch.path().join(format!("{name}.ctl"))
+    }
+
+    /// Waits until the router's route to the service leads through this interface, and both
+    /// replicas have announced it.
+    fn wait_for_route(&self, interface: &str) -> Result<()> {
+        let (router, deadline) = (self.net.gateway_b(), Instant::now() + ROUTE_TIMEOUT);
+        let control = self.control(router.name()).display().to_string();
+        loop {
+            let routes = router.run("ip", &["route", "show", &SERVICE.to_string()])?;
+            let known = router.run("/usr/sbin/birdc", &["-s", &control, "show route"])?;
+            if routes.contains(interface) && known.matches("unicast [").count() == WIRES.len() {
+                return Ok(());
+            }
+            stop::check()?;
+            if Instant::now() > deadline {
+                bail!("no route to {SERVICE} by {interface}: {routes}; {known}");
+            }
+            thread::sleep(Duration::from_millis(50));
+        }
+    }
+}
+
+/// Common part of a config: sessions of BFD end after three missing packets, 50 ms apart.
+fn head(id: Ipv4Addr) -> String {
+    format!(
+        "log stderr all;\nrouter id {id};\nprotocol device {{ scan time 1; }}\n\
+         protocol bfd {{ interface \"*\" {{ interval 50 ms; multiplier 3; }}; }}\n"
+    )
+}

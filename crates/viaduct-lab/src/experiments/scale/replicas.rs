@@ -1,0 +1,201 @@
+//! Replicas of a stateless server behind `viaduct spray`: machines die, the address moves, and the
+//! secrets rotate, while 200 downloads run and no hand is needed.
+//!
+//! | part | event |
+//! |---|---|
+//! | replica | a replica dies: checks notice, its packets go to the others |
+//! | box in front | the box that has the address dies: keepalived moves it |
+//! | rotation | periods of the secrets end, and a new root replaces the old one |
+//! | anycast | the nearest of two replicas dies: BFD notices, BIRD routes to the other one |
+
+use std::process::Command;
+
+use super::anycast::Anycast;
+use super::service::{Service, Transfer};
+use crate::experiments::prelude::*;
+use crate::load::{Downloaded, Downloads};
+
+/// Rate of the link in bits per second.
+const RATE: f64 = 200e6;
+/// Its queue has room for several packets of each download.
+const LINK: &str = "rate=200M,delay=10ms,queue=100ms";
+const CLIENTS: usize = 200;
+/// Time within which the downloads begin.
+const SPREAD: Duration = Duration::from_secs(1);
+/// Period of the secrets, and the time from which a new root is used.
+const PERIOD: &str = "10s";
+const ROOT_AFTER: &str = "4s";
+/// Maximum time without data around a death, in seconds.
+const MAX_GAP: f64 = 1.0;
+/// Time after a death that is examined, in seconds.
+const AFTERMATH: f64 = 3.0;
+
+pub(in crate::experiments) const ABOUT: About = About {
+    name: "scale/replicas",
+    title: "Replicas, addresses that move, and secrets that rotate, without a hand",
+    figure: "Trickles, sections 2.1 and 6.4",
+    finding: "A server without state can be replaced, and its packets spread, in mid-transfer.",
+};
+
+pub(in crate::experiments) fn run(run: &mut Run) -> Result<()> {
+    run.param("link", LINK);
+    run.param("downloads", CLIENTS);
+    run.param("period_of_secrets", PERIOD);
+    run.steps(4);
+    let seconds = run.choose(20.0, 10.0);
+    run.step("rotation of the secrets")?;
+    rotation(run, run.choose(45.0, 22.0))?;
+    for (step, part) in [("a replica dies", Part::Replica), ("a box in front dies", Part::Front)] {
+        run.step(step)?;
+        let service = Service::start(link(LINK), PERIOD, run)?;
+        death(run, &service, part, seconds)?;
+    }
+    run.step("anycast")?;
+    anycast(run, seconds)
+}
+
+/// Parts with a death, in the order of the plot.
+const PARTS: [&str; 3] = ["replica", "box in front", "anycast"];
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Part {
+    Replica,
+    Front,
+}
+
+impl Part {
+    fn name(self) -> &'static str {
+        match self {
+            Part::Replica => PARTS[0],
+            Part::Front => PARTS[1],
+        }
+    }
+}
+
+/// Downloads whose bytes take `seconds` over the link.
+fn downloads<'a>(request: &'a [u8], content: &'a [u8], seconds: f64) -> Downloads<'a> {
+    let limit = Duration::from_secs_f64(4.0 * seconds + 20.0);
+    Downloads { request, content, clients: CLIENTS, spread: SPREAD, limit }
+}
+
+fn bytes(seconds: f64) -> usize {
+    (RATE / 8.0 * seconds / CLIENTS as f64) as usize
+}
+
+/// Kills a machine while the downloads run.
+fn death(run: &mut Run, service: &Service, part: Part, seconds: f64) -> Result<()> {
+    let content = service.file("file", bytes(seconds), run.seed())?;
+    let request = get("file");
+    let at = Duration::from_secs_f64(seconds * 0.4);
+    let victim = match part {
+        Part::Replica => &service.rack.replicas()[1],
+        Part::Front => &service.rack.fronts()[0],
+    };
+    let kill = |begun: Instant| -> Result<f64> {
+        thread::sleep(at.saturating_sub(begun.elapsed()));
+        let died = begun.elapsed().as_secs_f64();
+        service.rack.kill(victim)?;
+        Ok(died)
+    };
+    let wanted = downloads(&request, &content, seconds);
+    let (Transfer { done, trace }, died) = service.download(&wanted, run.seed(), kill)?;
+    draw(run, part.name(), &trace, died);
+    check(run, part.name(), &done);
+    check_gap(run, part.name(), &done, died);
+    if part == Part::Replica {
+        let status = service.sprays[0].status()?;
+        run.param("replica, state afterwards", status["replicas"][1]["reason"].clone());
+    }
+    Ok(())
+}
+
+/// Rotates the secrets while the downloads run: by periods, and by a new root.
+fn rotation(run: &mut Run, seconds: f64) -> Result<()> {
+    let service = Service::start(link(LINK), PERIOD, run)?;
+    let content = service.file("file", bytes(seconds), run.seed())?;
+    let request = get("file");
+    let renew = |begun: Instant| -> Result<()> {
+        thread::sleep(Duration::from_secs(3).saturating_sub(begun.elapsed()));
+        let mut key = Command::new(binary()?);
+        key.args(["key", "replicas", "--after", ROOT_AFTER, "--add"]).arg(service.secrets(0));
+        let made = key.output()?;
+        ensure!(made.status.success(), "{}", String::from_utf8_lossy(&made.stderr));
+        // The others get the file later, as from a management system.
+        for replica in 1..service.rack.replicas().len() {
+            thread::sleep(Duration::from_secs(1));
+            service.copy_secrets(replica)?;
+        }
+        Ok(())
+    };
+    let wanted = downloads(&request, &content, seconds);
+    let (Transfer { done, .. }, ()) = service.download(&wanted, run.seed(), renew)?;
+    check(run, "rotation", &done);
+    let changes = service.log("b1")?.matches("the secrets have changed").count();
+    run.at_least("rotation: changes of a replica's secrets meanwhile", changes as f64, 3.0);
+    Ok(())
+}
+
+/// Kills the nearer of two replicas that announce the address.
+fn anycast(run: &mut Run, seconds: f64) -> Result<()> {
+    let world = Anycast::start(run)?;
+    let content = world.file("file", bytes(seconds), run.seed())?;
+    let request = get("file");
+    let at = Duration::from_secs_f64(seconds * 0.4);
+    let kill = |begun: Instant| -> Result<f64> {
+        thread::sleep(at.saturating_sub(begun.elapsed()));
+        let died = begun.elapsed().as_secs_f64();
+        world.kill_near()?;
+        Ok(died)
+    };
+    let wanted = downloads(&request, &content, seconds);
+    let (Transfer { done, trace }, died) = world.download(&wanted, run.seed(), kill)?;
+    draw(run, PARTS[2], &trace, died);
+    check(run, PARTS[2], &done);
+    check_gap(run, PARTS[2], &done, died);
+    Ok(())
+}
+
+fn get(name: &str) -> Vec<u8> {
+    format!("GET /{name} HTTP/1.1\r\nHost: lab\r\nConnection: close\r\n\r\n").into_bytes()
+}
+
+/// Checks that no download failed.
+fn check(run: &mut Run, part: &str, done: &[Downloaded]) {
+    let whole = done.iter().filter(|one| one.is_whole).count();
+    for (n, one) in done.iter().enumerate() {
+        if let Some(why) = &one.failed {
+            eprintln!("{part}: download {n} failed after {} bytes: {why}", one.bytes);
+        }
+    }
+    run.at_least(&format!("{part}: downloads that are whole"), whole as f64, CLIENTS as f64);
+}
+
+/// Checks the longest time without data around a death.
+fn check_gap(run: &mut Run, part: &str, done: &[Downloaded], died: f64) {
+    let longest = |from: f64, to: f64| -> Vec<f64> {
+        done.iter().map(|one| one.longest_gap(from, to)).collect()
+    };
+    let before = longest(died / 2.0, died - 0.1);
+    let after = longest(died, died + AFTERMATH);
+    let most = |gaps: &[f64]| gaps.iter().copied().fold(0.0, f64::max);
+    run.param(&format!("{part}, longest gap before, s"), most(&before));
+    run.param(&format!("{part}, median gap, s"), median(&after));
+    let plot = Plot::histogram("Longest time without data", ("part", ""), ("time", "s"));
+    let place = PARTS.iter().position(|known| *known == part).unwrap_or_default();
+    for (name, gaps) in [("before", &before), ("around the death", &after)] {
+        run.plot_bar(&plot, name, (place, part), most(gaps));
+    }
+    run.at_most(&format!("{part}: longest gap of a download, s"), most(&after), MAX_GAP);
+}
+
+/// Draws the total throughput around a death.
+fn draw(run: &mut Run, part: &str, trace: &[(f64, u64)], died: f64) {
+    let axes = (("time since the death", "s"), ("throughput", "Mb/s"));
+    let plot = Plot::line("Throughput of all downloads around a death", axes.0, axes.1);
+    let rate = |two: &[(f64, u64)]| {
+        let [(from, before), (to, after)] = [two[0], two[1]];
+        (to - died, (after - before) as f64 * 8.0 / 1e6 / (to - from))
+    };
+    let points: Vec<_> = trace.windows(2).map(rate).filter(|(at, _)| at.abs() <= 3.0).collect();
+    run.plot_points(&plot, part, points);
+}
