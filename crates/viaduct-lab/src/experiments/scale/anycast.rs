@@ -7,7 +7,6 @@
 //!                                        └── 30 ms ─── b2 serve, bird: metric 100
 //! ```
 
-use std::fmt::Write as _;
 use std::path::PathBuf;
 use std::process::Command;
 
@@ -121,12 +120,11 @@ impl Anycast {
             let (name, replica) = (host.name(), host.v4());
             let own = Ipv4Addr::from_bits(replica.to_bits() - 1);
             // Both replicas are in one network, so their metrics are compared.
-            writeln!(
-                config,
-                "protocol bgp {name} {{\n local {own} as {AS};\n neighbor {replica} as {};\n \
-                 bfd on;\n passive on;\n ipv4 {{ import where net = {SERVICE}/32; export none; }};\n}}",
-                AS + 1
-            )?;
+            let head = format!("protocol bgp {name} {{\n local {own} as {AS};\n passive on;\n");
+            let session = format!(" neighbor {replica} as {};\n bfd on;\n", AS + 1);
+            let routes =
+                format!(" ipv4 {{ import where net = {SERVICE}/32; export none; }};\n}}\n");
+            config.extend([head, session, routes]);
         }
         self.bird(self.net.gateway_b(), &config)
     }

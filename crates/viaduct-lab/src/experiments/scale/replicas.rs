@@ -17,7 +17,7 @@ use crate::load::{Downloaded, Downloads};
 
 /// Rate of the link in bits per second.
 const RATE: f64 = 200e6;
-/// Its queue has room for several packets of each download.
+/// Link between the sites, whose queue has room for several packets of each download.
 const LINK: &str = "rate=200M,delay=10ms,queue=100ms";
 const CLIENTS: usize = 200;
 /// Time within which the downloads begin.
