@@ -12,9 +12,11 @@ use crate::time::{Duration, Instant};
 const INTERVAL: Duration = Duration::from_millis(1);
 const MAX_BURST: u32 = 64;
 /// Number of unanswered handshakes after which a peer is not expected to answer.
-const MAX_UNANSWERED: u32 = 4;
-/// Interval of handshakes with such peers: up to [`MAX_BURST`] of them get one a second each.
-const UNANSWERED_INTERVAL: Duration = Duration::from_nanos(1_000_000_000 / MAX_BURST as u64);
+const MAX_UNANSWERED: u32 = 2;
+/// Interval of handshakes with such peers: up to 8 of them get one a second each. A peer that comes
+/// back begins a handshake itself, and a peer with few others retries every second, so that only two
+/// hubs that have lost each other wait for long.
+const UNANSWERED_INTERVAL: Duration = Duration::from_millis(125);
 
 /// Next free time of each kind of peers.
 #[derive(Clone, Copy, Debug)]
@@ -63,7 +65,7 @@ mod tests {
     fn peers_that_are_down_delay_no_others_and_few_of_them_get_one_a_second() {
         let mut pace = HandshakePace::new(at(0));
         for second in 5..10 {
-            for _ in 0..MAX_BURST {
+            for _ in 0..8 {
                 let now = at(second * 1_000);
                 assert!(pace.reserve(now, MAX_UNANSWERED) <= now);
             }
@@ -72,7 +74,7 @@ mod tests {
         for _ in 0..4_096 {
             pace.reserve(now, 100);
         }
-        assert!(pace.reserve(now, 100) > at(9_000 + 63_000));
+        assert!(pace.reserve(now, 100) > at(9_000 + 500_000));
         assert!(pace.reserve(now, 0) <= now);
     }
 }

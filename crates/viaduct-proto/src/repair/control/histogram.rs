@@ -52,7 +52,8 @@ pub enum Verdict {
 /// Histogram of packets and losses.
 #[derive(Debug)]
 pub struct Histogram {
-    bins: [Bin; BINS],
+    /// Empty until the first count: a peer without traffic takes no memory for them.
+    bins: Vec<Bin>,
     half_life: Duration,
     halved: Option<Instant>,
     /// Packets assumed at low values, as a share of those at high ones.
@@ -75,7 +76,7 @@ impl Histogram {
     /// as a share of those at high ones. By chance, losses may be up to `often` times as
     /// frequent at high values as at low ones.
     pub fn new(half_life: Duration, prior: f64, often: f64) -> Self {
-        Histogram { bins: [Bin::default(); BINS], half_life, halved: None, prior, often }
+        Histogram { bins: Vec::new(), half_life, halved: None, prior, often }
     }
 
     /// Forgets all counts.
@@ -92,7 +93,14 @@ impl Histogram {
             }
             self.halved = Some(now);
         }
-        self.bins[bin(value)].packets += 1.0;
+        self.bin_mut(bin(value)).packets += 1.0;
+    }
+
+    fn bin_mut(&mut self, at: usize) -> &mut Bin {
+        if self.bins.is_empty() {
+            self.bins.resize(BINS, Bin::default());
+        }
+        &mut self.bins[at]
     }
 
     /// Value that hardly any recent packet exceeds.
@@ -113,14 +121,14 @@ impl Histogram {
 
     /// Losses for each packet at about this value; several in a row count as one.
     pub fn loss(&self, value: i64) -> f64 {
-        let (packets, losses) = sum(&self.bins[beside(bin(value))]);
+        let (packets, losses) = sum(self.bins.get(beside(bin(value))).unwrap_or_default());
         losses / packets.max(1.0)
     }
 
     /// Counts losses in a row beside packets with this value (high near `peak`); returns the cause.
     pub fn lose(&mut self, value: i64, peak: i64) -> Verdict {
         let (at, high) = (bin(value), bin((HIGH * peak as f64) as i64));
-        self.bins[at].losses += 1.0;
+        self.bin_mut(at).losses += 1.0;
         let (all, losses) = sum(&self.bins);
         let (mut packets, mut above) = sum(&self.bins[high..]);
         let mut verdict = Verdict::Chance;
