@@ -14,7 +14,7 @@ const MAX_BURST: u32 = 64;
 /// Number of unanswered handshakes after which a peer is not expected to answer.
 const MAX_UNANSWERED: u32 = 2;
 /// Interval of handshakes with such peers: up to 8 of them get one a second each. A peer that comes
-/// back begins a handshake itself, and a peer with few others retries every second, so that only two
+/// back begins a handshake itself, and one with few others retries every second, so that only two
 /// hubs that have lost each other wait for long.
 const UNANSWERED_INTERVAL: Duration = Duration::from_millis(125);
 

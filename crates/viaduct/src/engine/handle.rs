@@ -15,6 +15,7 @@ use super::listen_set::ListenSet;
 use super::loops::Loops;
 use super::snapshot::ProxyStatus;
 use super::stats::ProxyStats;
+use super::workers::Workers;
 use crate::access_log::AccessLog;
 
 /// Time limit for a worker's reply to a query; after it, the worker counts as hung.
@@ -55,9 +56,9 @@ impl Handle {
         self.access_log.reopen();
     }
 
-    /// Sender of commands to the first worker, which is the only one in [`EngineThread`].
-    pub fn worker(&self) -> Option<&CommandSender> {
-        self.workers.first()
+    /// Workers that carry programs' flows. Errors: no worker runs.
+    pub fn workers_of_programs(&self) -> Result<Workers> {
+        Workers::new(&self.workers)
     }
 
     /// Senders of commands to all workers.

@@ -75,6 +75,7 @@ mod tunnels;
 pub mod upgrade;
 mod upstream;
 mod worker;
+pub mod workers;
 pub mod wrapped;
 
 use std::net::SocketAddr;
@@ -89,22 +90,23 @@ use self::control::ControlInputs;
 use self::handle::Handle;
 use self::intercept::InterceptState;
 use self::loops::Loops;
+use self::workers::Workers;
 use crate::access_log::AccessLog;
 use crate::signals::Signals;
 
 /// Runs an engine for wrapped programs until a signal ends it, and serves metrics at `metrics`.
-/// Before the service is reported as up, `open` is called with a sender of commands to the worker.
+/// Before the service is reported as up, `open` is called with the workers.
 pub fn carry(
     config: &EngineConfig,
     metrics: Option<SocketAddr>,
     signals: Signals,
-    open: impl FnOnce(&commands::CommandSender) -> Result<()>,
+    open: impl FnOnce(Workers) -> Result<()>,
 ) -> Result<()> {
     let intercept_state = Arc::<InterceptState>::default();
     let access_log = AccessLog::default();
     let loops = Loops::new(config, config.listen_sets(None)?, &intercept_state, access_log)?;
     let handle = Handle::new(config.clone(), &loops, intercept_state);
-    open(handle.worker().context("no worker runs")?)?;
+    open(handle.workers_of_programs()?)?;
     let metrics = metrics.map(crate::metrics::bind).transpose()?;
     let inputs = ControlInputs { metrics, ..ControlInputs::default() };
     let _status = control::prepare(inputs, handle, signals)?.start()?;

@@ -14,6 +14,9 @@ use super::chain_io::Factories;
 use super::outbound::OutboundSpec;
 use super::trickles::PacketFormats;
 
+/// Handlers that several event loops cannot run.
+pub const SHARING: &str = "handlers whose flows share or gather connections";
+
 /// Decision about a flow.
 #[derive(Clone, Debug, Default)]
 pub struct Plan {

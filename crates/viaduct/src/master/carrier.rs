@@ -1,4 +1,4 @@
-//! Carriers of the flows of a run's program: a worker of its own, or a shared master.
+//! Carriers of the flows of a run's program: workers of its own, or a shared master.
 
 use std::sync::Arc;
 
@@ -8,53 +8,59 @@ use viaduct_sys::socket::tcp::Mirrored;
 use super::client::MasterClient;
 use super::nested::NestedMaster;
 use crate::engine::aware::{ProgramRequest, SocketId};
-use crate::engine::commands::{CommandSender, WorkerCommand};
+use crate::engine::commands::WorkerCommand;
+use crate::engine::workers::Workers;
 use crate::engine::wrapped::{Arrival, Call};
 
 /// Carrier of a run's flows.
 #[derive(Clone, Debug)]
 pub enum Carrier {
-    /// The worker in this process.
-    Own(CommandSender),
+    /// The workers in this process.
+    Own(Workers),
     /// A shared master.
     Shared(Arc<MasterClient>),
-    /// The worker in this process, nested under a parent master. Flows that the [`Rules`] let go
-    /// direct skip the worker, and are carried by the parent only.
-    Nested(CommandSender, Arc<NestedMaster>, Box<Rules>),
+    /// The workers in this process, nested under a parent master. Flows that the [`Rules`] let go
+    /// direct skip them, and are carried by the parent only.
+    Nested(Workers, Arc<NestedMaster>, Box<Rules>),
 }
 
 impl Carrier {
     /// Begins a program's connect.
     pub fn call(&self, call: Call) {
         match self {
-            Carrier::Own(worker) => worker.send(WorkerCommand::Connect(Box::new(call))),
+            Carrier::Own(workers) => {
+                workers.to(&call.to).send(WorkerCommand::Connect(Box::new(call)));
+            }
             Carrier::Shared(master) => master.call(call),
-            Carrier::Nested(worker, nested, rules) => nested.call(call, rules, worker),
+            Carrier::Nested(workers, nested, rules) => nested.call(call, rules, workers),
         }
     }
 
     /// Applies the options that a program has set on its socket to the connections of its flow. A
-    /// shared master, which does not know its flows' sockets, gets options with the connect only.
+    /// shared master, which does not know its flows' sockets, gets options with the connect only;
+    /// a run that knows them has a single worker.
     pub fn mirror(&self, socket_id: SocketId, mirrored: Mirrored) {
-        if let Carrier::Own(worker) | Carrier::Nested(worker, ..) = self {
-            worker.send(WorkerCommand::Mirror(socket_id, Box::new(mirrored)));
+        if let Carrier::Own(workers) | Carrier::Nested(workers, ..) = self {
+            workers.first().send(WorkerCommand::Mirror(socket_id, Box::new(mirrored)));
         }
     }
 
     /// Passes a request on to the handlers of a flow. A shared master drops it, as it does not
     /// know the sockets of its flows.
     pub fn request(&self, request: ProgramRequest) {
-        if let Carrier::Own(worker) | Carrier::Nested(worker, ..) = self {
-            worker.send(WorkerCommand::Request(Box::new(request)));
+        if let Carrier::Own(workers) | Carrier::Nested(workers, ..) = self {
+            workers.first().send(WorkerCommand::Request(Box::new(request)));
         }
     }
 
     /// Accepts a connection to a program.
     pub fn arrive(&self, arrival: Arrival) {
         match self {
-            Carrier::Own(worker) => worker.send(WorkerCommand::Accept(Box::new(arrival))),
+            Carrier::Own(workers) => {
+                workers.with(arrival.client.ip()).send(WorkerCommand::Accept(Box::new(arrival)));
+            }
             Carrier::Shared(master) => master.arrive(arrival),
-            Carrier::Nested(worker, nested, _) => nested.arrive(arrival, worker),
+            Carrier::Nested(workers, nested, _) => nested.arrive(arrival, workers),
         }
     }
 }

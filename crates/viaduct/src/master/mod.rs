@@ -3,7 +3,7 @@
 //! ```text
 //!   viaduct run --master N -- curl …  ──┐ Session: calls, with their sockets
 //!   viaduct run --master N -- git …   ──┼──▶ viaduct master --name N +congestion ══▶ far ends
-//!   viaduct run --master N +crypt -- ssh ┘      one worker; handlers share their state across runs
+//!   viaduct run --master N +crypt -- ssh ┘      handlers share their state across runs
 //! ```
 //!
 //! Each run handles the calls of its own program ([`client`]); the master carries the flows. The
@@ -47,12 +47,13 @@ use crate::engine;
 use crate::engine::config::EngineConfig;
 use crate::engine::destination::Target;
 use crate::engine::outbound::{Outbound, OutboundSpec};
-use crate::engine::policy::Policies;
+use crate::engine::policy::{Policies, SHARING};
 use crate::rule_args::RuleArgs;
 use crate::run_dir::{RunDir, SYSTEM};
 use crate::signals::Signals;
 use crate::status_socket::check_free;
 use crate::text;
+use crate::value_parser::workers;
 
 /// Options of `viaduct master`.
 #[derive(Clone, Debug, clap::Args)]
@@ -91,6 +92,10 @@ pub struct MasterArgs {
     /// Default: half of --user-flows
     #[arg(long, value_name = "N", value_parser = at_least_one)]
     user_calls: Option<usize>,
+    /// Event loops that share the flows, one thread each; 0: one for each core. The far end's host
+    /// determines the loop, and handlers share their state within it
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = workers)]
+    workers: u16,
     /// Parent master, to which this one hands its flows
     #[arg(long, value_name = "NAME")]
     master: Option<String>,
@@ -127,8 +132,13 @@ pub fn run(args: &MasterArgs, registry: &Registry, log: impl FnOnce()) -> Result
     };
     let (name, run_dir) = (args.name.clone(), args.run_dir.path());
     let refused = Arc::<AtomicU64>::default();
+    let workers = engine::workers::count(args.workers);
+    if workers > 1 && chain.iter().any(|of| of.shares() || of.gathers()) {
+        bail!("--workers: {workers} are not possible with {SHARING}; 1 is");
+    }
     let config = EngineConfig {
         policies: Policies::uniform(OutboundSpec::Direct, chain),
+        workers,
         parent: nested.clone().map(|nested| nested as Arc<dyn Outbound>),
         over_limit: Some(refused.clone()),
         ..EngineConfig::new(name, run_dir, Target::Program, args.times.limits())
@@ -142,11 +152,10 @@ pub fn run(args: &MasterArgs, registry: &Registry, log: impl FnOnce()) -> Result
     let signals = Signals::register()?;
     let socket_path = socket_path(&args.run_dir.path(), &args.name);
     let mut socket_name = None;
-    let ended = engine::carry(&config, args.metrics, signals, |worker| {
-        let worker = worker.clone();
+    let ended = engine::carry(&config, args.metrics, signals, |workers| {
         let carrier = match nested {
-            None => Carrier::Own(worker),
-            Some(nested) => Carrier::Nested(worker, nested, Box::new(rules)),
+            None => Carrier::Own(workers),
+            Some(nested) => Carrier::Nested(workers, nested, Box::new(rules)),
         };
         let quota = Quota::new(limits, refused);
         let (listener, name) = RunListener::open(&socket_path, args.all_users)?;

@@ -31,6 +31,7 @@ use crate::engine::commands::{CommandSender, WorkerCommand};
 use crate::engine::conn::{Conn, ParentConn};
 use crate::engine::flow_socket::FlowSocket;
 use crate::engine::outbound::{OpenRequest, Opened, Outbound};
+use crate::engine::workers::Workers;
 use crate::engine::wrapped::{Arrival, Call, PendingConnect, Program};
 
 /// Connection to a parent master, for a worker with handlers of its own.
@@ -58,18 +59,19 @@ impl NestedMaster {
 
     /// Begins a program's connect: through the handlers of `worker`, or only through the parent
     /// master if `rules` let the flow go direct.
-    pub fn call(&self, call: Call, rules: &Rules, worker: &CommandSender) {
+    pub fn call(&self, call: Call, rules: &Rules, workers: &Workers) {
         match call.to {
             Address::Ip(to) if rules.fate(Transport::Tcp, to) == Fate::Leave => {
                 self.parent.call(call);
             }
-            _ => worker.send(WorkerCommand::Connect(Box::new(call))),
+            _ => workers.to(&call.to).send(WorkerCommand::Connect(Box::new(call))),
         }
     }
 
     /// Accepts a connection to a program. It passes through the parent master first, unless the
     /// kernel does all of the parent's work.
-    pub fn arrive(self: &Arc<NestedMaster>, arrival: Arrival, worker: &CommandSender) {
+    pub fn arrive(self: &Arc<NestedMaster>, arrival: Arrival, workers: &Workers) {
+        let worker = workers.with(arrival.client.ip());
         if self.offload.is_some() {
             return worker.send(WorkerCommand::Accept(Box::new(arrival)));
         }

@@ -26,7 +26,7 @@ use super::via::Interposer;
 use super::wrapper::Message;
 use super::{OUR_FAULT, Plan, RunArgs, aware};
 use crate::access_log::AccessLog;
-use crate::engine::commands::{CommandSender, WorkerCommand};
+use crate::engine::commands::WorkerCommand;
 use crate::engine::config::EngineConfig;
 use crate::engine::destination::Target;
 use crate::engine::handle::{EngineThread, Handle};
@@ -169,7 +169,7 @@ fn serve(wrapper: &ToWrapper, args: &RunArgs, mut plan: Plan) -> Result<()> {
 fn carrier(args: &RunArgs, plan: &mut Plan) -> Result<(Carrier, Option<EngineThread>)> {
     let Some(name) = &args.master else {
         let flows = worker(args, plan, None)?;
-        return Ok((Carrier::Own(worker_of(&flows)?), Some(flows)));
+        return Ok((Carrier::Own(flows.handle.workers_of_programs()?), Some(flows)));
     };
     let (client, welcome) = MasterClient::join(name, &args.run_dir.path())?;
     if args.handlers.is_empty() {
@@ -183,20 +183,17 @@ fn carrier(args: &RunArgs, plan: &mut Plan) -> Result<(Carrier, Option<EngineThr
     plan.adopt_parent(&welcome)?;
     let nested = Arc::new(NestedMaster::new(client, &welcome)?);
     let flows = worker(args, plan, Some(nested.clone()))?;
-    Ok((Carrier::Nested(worker_of(&flows)?, nested, rules), Some(flows)))
+    Ok((Carrier::Nested(flows.handle.workers_of_programs()?, nested, rules), Some(flows)))
 }
 
 /// Starts the control socket for programs, unless a shared master carries the flows: the handlers
 /// of a shared master serve other runs too.
 fn start_control(carrier: &Carrier, interposer: &Interposer) -> Result<Option<String>> {
-    let (Carrier::Own(worker) | Carrier::Nested(worker, ..)) = carrier else { return Ok(None) };
+    let (Carrier::Own(workers) | Carrier::Nested(workers, ..)) = carrier else { return Ok(None) };
+    let worker = workers.first();
     let freezer = FlowFreezer::new(interposer.freezer()?);
     worker.send(WorkerCommand::SetEventSink(Box::new(freezer)));
     aware::start(worker.clone()).map(Some)
-}
-
-fn worker_of(flows: &EngineThread) -> Result<CommandSender> {
-    flows.handle.worker().cloned().context("no worker runs")
 }
 
 /// Starts the worker that runs the handlers of `plan`, nested under a parent master if any.

@@ -1,9 +1,9 @@
 //! Interpretation of options, and refusal of combinations that make no sense.
 
+use std::fs;
 use std::net::{IpAddr, SocketAddr};
 use std::path::Path;
 use std::time::Duration;
-use std::{fs, thread};
 
 use anyhow::{Context, Result, bail};
 use ipnet::IpNet;
@@ -18,7 +18,8 @@ use crate::congestion_control;
 use crate::engine::commands::Limits;
 use crate::engine::destination::{Target, Terms, is_here};
 use crate::engine::liveness::DeadPeerLimits;
-use crate::engine::policy::{Far, Policies};
+use crate::engine::policy::{Far, Policies, SHARING};
+use crate::engine::workers;
 use crate::key;
 use crate::tunnel::settings::TunnelArgs;
 
@@ -212,19 +213,18 @@ pub(super) fn workers(
     tunnels: bool,
     policies: &Policies,
 ) -> Result<u32> {
-    let cores = thread::available_parallelism().map_or(1, usize::from);
-    let wanted = if args.workers == 0 { cores } else { usize::from(args.workers) };
+    let wanted = workers::count(args.workers);
     // Features that work only with a single loop.
     let single = [
         ("tunnel", tunnels),
         ("accept after-connect", holds),
         ("on-demand", args.on_demand),
         ("idle-exit", idle_exit(args).is_some()),
-        ("handlers whose flows share or gather connections", policies.share()),
+        (SHARING, policies.share()),
     ];
     match single.iter().find(|(_, is)| *is && wanted > 1) {
         Some((what, _)) => bail!("workers: {wanted} are not possible with {what}; 1 is"),
-        None => Ok(u32::try_from(wanted)?),
+        None => Ok(wanted),
     }
 }
 

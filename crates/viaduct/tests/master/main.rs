@@ -7,8 +7,9 @@ mod common;
 mod guests;
 mod killed;
 
-use std::io::{BufRead as _, BufReader, Lines, Read as _, Write as _};
-use std::net::{SocketAddr, TcpListener, TcpStream, UdpSocket};
+use std::fs;
+use std::io::{self, BufRead as _, BufReader, Lines, Read as _, Write as _};
+use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream, UdpSocket};
 use std::path::PathBuf;
 use std::process::{Child, ChildStdout, Command, Output, Stdio};
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -30,7 +31,7 @@ impl RunDir {
         let n = NEXT.fetch_add(1, Ordering::Relaxed);
         let name = format!("viaduct-master-{}-{n}", std::process::id());
         let path = std::env::temp_dir().join(name);
-        std::fs::create_dir_all(&path).unwrap();
+        fs::create_dir_all(&path).unwrap();
         RunDir(path)
     }
 
@@ -73,7 +74,7 @@ impl RunDir {
 
 impl Drop for RunDir {
     fn drop(&mut self) {
-        let _ = std::fs::remove_dir_all(&self.0);
+        let _ = fs::remove_dir_all(&self.0);
     }
 }
 
@@ -112,8 +113,8 @@ fn text(bytes: &[u8]) -> String {
 /// count of connections.
 fn far_end() -> (SocketAddr, &'static AtomicUsize) {
     let count: &'static AtomicUsize = Box::leak(Box::new(AtomicUsize::new(0)));
-    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-    let address = listener.local_addr().unwrap();
+    let listener = TcpListener::bind("0.0.0.0:0").unwrap();
+    let address = (Ipv4Addr::LOCALHOST, listener.local_addr().unwrap().port()).into();
     thread::spawn(move || {
         for stream in listener.incoming() {
             let mut stream = stream.unwrap();
@@ -169,6 +170,32 @@ fn programs_of_every_interposer_share_a_master() {
     master.signal("TERM");
     assert!(master.0.wait().unwrap().success());
     assert!(!run_dir.0.join("all.master").exists() && !run_dir.0.join("all.sock").exists());
+}
+
+#[test]
+fn several_workers_of_a_master_divide_the_flows_by_host() {
+    let (run_dir, (to, count)) = (RunDir::new(), far_end());
+    let mut master = run_dir.master("all", &["--workers", "3", "+count", CHAIN]);
+    // Linux has a thread a loop, with its number in its name.
+    let threads = fs::read_dir(format!("/proc/{}/task", master.0.id())).unwrap();
+    let name = |thread: io::Result<fs::DirEntry>| fs::read(thread.unwrap().path().join("comm"));
+    let names: Vec<_> = threads.map(|thread| text(&name(thread).unwrap())).collect();
+    for n in 0..3 {
+        assert!(names.contains(&format!("flows-{n}\n")), "{names:?}");
+    }
+    for host in 1..=8 {
+        let to = format!("127.0.0.{host}:{}", to.port());
+        let said = run_dir.output(&["run", "--master", "all", "--", "python3", "-c", TELL, &to]);
+        assert_eq!(said.status.code(), Some(7), "{said:?}");
+    }
+    assert_eq!(count.load(Ordering::Relaxed), 8);
+    let page = run_dir.status("all");
+    assert!(page.contains("\"flows\":8") || page.contains("flows 8"), "{page}");
+    master.signal("TERM");
+    assert!(master.0.wait().unwrap().success());
+    let words = ["master", "--name", "x", "--workers", "2", "+mux"];
+    let refused = run_dir.output(&words);
+    assert!(text(&refused.stderr).contains("--workers: 2 are not possible with"), "{refused:?}");
 }
 
 #[test]
@@ -431,7 +458,7 @@ fn figure_4_a_users_handlers_above_a_system_wide_master() {
     let _system = run_dir.master("system", &["+congestion"]);
     let big: Vec<u8> =
         (0..3_000_000u32).map(|n| (n.wrapping_mul(2_654_435_761) >> 13) as u8).collect();
-    std::fs::write(run_dir.0.join("big"), &big).unwrap();
+    fs::write(run_dir.0.join("big"), &big).unwrap();
     // The far end, with the same chain: socat takes uploads, and a web server serves files.
     let (up, down) = (free_port(), free_port());
     let directory = run_dir.0.display().to_string();
@@ -484,8 +511,8 @@ fn figure_4_a_users_handlers_above_a_system_wide_master() {
         let ended = program.wait_with_output().unwrap();
         assert!(ended.status.success(), "{ended:?}");
     }
-    assert!(std::fs::read(got).unwrap() == big, "the download differs");
-    assert!(within(Duration::from_secs(10), || std::fs::read(&came).is_ok_and(|came| came == big)));
+    assert!(fs::read(got).unwrap() == big, "the download differs");
+    assert!(within(Duration::from_secs(10), || fs::read(&came).is_ok_and(|came| came == big)));
     for server in &servers {
         server.signal("TERM");
     }
@@ -493,13 +520,13 @@ fn figure_4_a_users_handlers_above_a_system_wide_master() {
 
 /// Returns whether a listener exists at an IPv4 port, without connecting to it.
 fn listens(port: u16) -> bool {
-    let table = std::fs::read_to_string("/proc/net/tcp").unwrap();
+    let table = fs::read_to_string("/proc/net/tcp").unwrap();
     table.lines().any(|line| line.contains(&format!(":{port:04X} 00000000:0000 0A")))
 }
 
 fn child_of(pid: u32) -> u32 {
     let path = format!("/proc/{pid}/task/{pid}/children");
-    let children = std::fs::read_to_string(path).unwrap();
+    let children = fs::read_to_string(path).unwrap();
     children.split_whitespace().next().unwrap().parse().unwrap()
 }
 
