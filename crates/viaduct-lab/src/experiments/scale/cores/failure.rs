@@ -38,7 +38,8 @@ pub(super) fn run(run: &mut Run) -> Result<()> {
     // The start of the process takes some time, which delays the panic.
     let near = |at: Instant| at + Duration::from_millis(300) > panicked && at < panicked + NEAR;
     let lost: Vec<_> = own().filter(|of| !of.has_arrived && near(of.at)).map(|of| of.at).collect();
-    let outage = lost.last().zip(lost.first()).map_or(0.0, |(b, a)| (*b - *a).as_secs_f64());
+    let runs = lost.chunk_by(|before, after| *after - *before < APART);
+    let outage = runs.map(|run| (run[run.len() - 1] - run[0]).as_secs_f64()).fold(0.0, f64::max);
     run.at_most("dead worker's lanes: seconds without recoveries", outage, OUTAGE);
     let others = lost_share(sent.iter().filter(|of| of.lane % 2 == 0));
     run.at_most("the other lanes: share of packets lost", others, LOSS);
@@ -49,5 +50,8 @@ pub(super) fn run(run: &mut Run) -> Result<()> {
     Ok(())
 }
 
+/// Time between two losses from which on they are not of one outage: without repairs, 5 of the
+/// packets sent in this time are lost on average.
+const APART: Duration = Duration::from_millis(250);
 /// Time after the panic by which losses may be due to it.
 const NEAR: Duration = Duration::from_millis(2_000);
