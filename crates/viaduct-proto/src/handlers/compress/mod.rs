@@ -55,13 +55,13 @@ struct Compress {
 
 pub(super) fn about() -> About {
     About::new("compress", "compresses the flow's bytes")
-        .setting("level", "1-19", "compression level of zstd; 3 by default")
+        .setting("level", "1-15", "compression level of zstd; 3 by default")
         .both_ends()
 }
 
 pub(super) fn build(arguments: &mut Arguments) -> Result<Arc<dyn Factory>, String> {
-    let level = |text: &str| text.parse().ok().filter(|level| (1..=19).contains(level));
-    let level = arguments.take("level", "a number from 1 to 19", level)?;
+    let level = |text: &str| text.parse().ok().filter(|level| (1..=15).contains(level));
+    let level = arguments.take("level", "a number from 1 to 15", level)?;
     Ok(Arc::new(CompressFactory { level: level.unwrap_or(DEFAULT_LEVEL) }))
 }
 

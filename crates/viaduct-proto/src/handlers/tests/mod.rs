@@ -135,7 +135,7 @@ fn settings_are_checked() {
         ("crypt:key=no.key", Some("crypt: key=no.key: there is no such file")),
         ("crypt:key=word", Some("key=word: a key is 64 hexadecimal digits")),
         ("crypt:key=1.key,peer=ab", Some("peer=ab: a key is 64")),
-        ("compress:level=20", Some("a number from 1 to 19 is expected")),
+        ("compress:level=20", Some("a number from 1 to 15 is expected")),
         ("migrate:within=1", Some("a time such as 30s")),
         ("stripe:from=10.0.0.1+x", Some("local addresses such as")),
         ("socks", Some("via is missing")),
