@@ -10,7 +10,9 @@ use arbitrary::{Arbitrary, Result, Unstructured};
 use viaduct_proto::fec::{Code, layered};
 use viaduct_proto::keys::{Entropy, SecretKey};
 use viaduct_proto::repair::lanes::LaneCount;
-use viaduct_proto::repair::{Coding, Local, PeerConfig, Plane, Sites, Transport, TransportChoice};
+use viaduct_proto::repair::{
+    Coding, Local, PeerConfig, Plane, RackConfig, Sites, Transport, TransportChoice,
+};
 use viaduct_proto::rng::Rng;
 use viaduct_proto::time::{Duration, Instant};
 use viaduct_proto::wire::ip::{self, MutableFields};
@@ -83,6 +85,7 @@ pub fn peer(side: usize, coding: Option<Coding>) -> PeerConfig {
         longest: MTU,
         mtu: MTU + 300,
         memory: MEMORY,
+        rack: RackConfig::default(),
     }
 }
 

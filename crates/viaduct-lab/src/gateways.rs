@@ -152,6 +152,21 @@ pub struct PeerState {
     /// Lanes without a session.
     #[serde(default)]
     pub lanes_down: usize,
+    /// Name of the peer.
+    #[serde(default)]
+    pub name: String,
+    /// Slices that the peer owns, if it is a member of a rack.
+    #[serde(default)]
+    pub slices: Option<SliceState>,
+}
+
+/// Numbers of slices that a member of a peer's rack owns.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+pub struct SliceState {
+    /// Slices of the peer's site.
+    pub to: usize,
+    /// Slices of the gateway's own site.
+    pub from: usize,
 }
 
 /// Counters of the I/O shell around a gateway's packet plane.
@@ -176,6 +191,12 @@ pub struct ShellCounters {
 }
 
 impl GatewayStatus {
+    /// Returns the counters of the peer `name`.
+    pub fn counters_of(&self, name: &str) -> PeerStats {
+        let found = self.counters.peers.iter().find(|(other, _)| other == name);
+        found.map(|(_, stats)| *stats).unwrap_or_default()
+    }
+
     /// Returns the counters of the only peer.
     pub fn peer(&self) -> PeerStats {
         self.counters.peers.first().map(|(_, stats)| *stats).unwrap_or_default()

@@ -26,6 +26,7 @@ pub mod forge;
 pub mod gateways;
 pub mod load;
 pub mod proxies;
+pub mod racks;
 pub mod report;
 pub mod shell;
 pub mod sprays;

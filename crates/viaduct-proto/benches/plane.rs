@@ -26,7 +26,9 @@ use criterion::{
 use viaduct_proto::fec::{Code, kernel, layered};
 use viaduct_proto::keys::{Entropy, SecretKey};
 use viaduct_proto::repair::lanes::LaneCount;
-use viaduct_proto::repair::{Coding, Local, PeerConfig, Plane, Sites, Transport, TransportChoice};
+use viaduct_proto::repair::{
+    Coding, Local, PeerConfig, Plane, RackConfig, Sites, Transport, TransportChoice,
+};
 use viaduct_proto::rng::Rng;
 use viaduct_proto::time::{Duration, Instant};
 use viaduct_proto::wire::ip::{self, MutableFields};
@@ -74,6 +76,7 @@ impl Gateway {
             longest: LEN,
             mtu: LEN + 300,
             memory: MEMORY,
+            rack: RackConfig::default(),
         };
         let plane = Plane::new(local, vec![peer], Instant::ZERO).expect("the code is valid");
         Gateway { plane, number, now: Instant::ZERO }

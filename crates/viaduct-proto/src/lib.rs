@@ -39,6 +39,7 @@ pub mod negotiate;
 pub mod overlay;
 mod packet_log;
 pub mod placement;
+pub mod rack;
 mod reader;
 pub mod repair;
 mod replay_window;

@@ -8,9 +8,9 @@
 //! ```
 //!
 //! All of this traffic is HTTP, so that a cache may be in the path. [Checked] is traffic at a
-//! constant rate whose every byte is checked instead, and [Pairs] sends datagrams between many
-//! addresses. [Trickles] contains clients of that transport, which connect to `viaduct serve`;
-//! [Downloads] are checked downloads by them.
+//! constant rate whose every byte is checked instead, [Pairs] sends datagrams between many
+//! addresses, and [SliceStream] to all slices of a site. [Trickles] contains clients of that
+//! transport, which connect to `viaduct serve`; [Downloads] are checked downloads by them.
 
 mod bulk;
 mod checked;
@@ -21,6 +21,7 @@ mod fetches;
 mod pairs;
 mod requests;
 mod server;
+mod slices;
 mod trickles;
 
 pub use checked::{Checked, CheckedReport, MIN_PAUSE, PACED_RATE, Traffic};
@@ -29,6 +30,7 @@ pub use downloads::{Downloaded, Downloads, Gap};
 pub use fetches::{Fetched, Fetches};
 pub use pairs::{PairDatagram, Pairs, lost_share};
 pub use server::Server;
+pub use slices::{SliceDatagram, SliceStream, missing_share};
 pub use trickles::{Continuations, Counted, Trickles};
 
 use std::net::SocketAddr;

@@ -21,6 +21,8 @@
 //!
 //!    [Rack]       router ─── segment of boxes in front and replicas
 //!
+//!    [Racks]      a ─── ain ═ a1 … aN ═ aout ═══ bout ═ b1 … bN ═ bin ─── b
+//!
 //!    [Node]       one namespace: its name, its commands, programs that end with the lab
 //!    [Journal]    every command that was run, for --verbose
 //!    [programs]   iperf3, curl, ping, timed messages: run in hosts, with time-outs
@@ -37,6 +39,7 @@ mod node;
 mod pair;
 pub mod programs;
 mod rack;
+pub mod racks;
 pub(crate) mod scratch;
 mod site;
 mod tun;
@@ -50,6 +53,7 @@ pub use middlebox::{Counted, Middlebox};
 pub use node::{Host, Node};
 pub use pair::Pair;
 pub use rack::Rack;
+pub use racks::Racks;
 pub use scratch::Scratch;
 pub(crate) use tun::open as open_tun;
 pub use usage::{Usage, cpu_time, machine_time, socket_memory, times_scheduled, user_and_system};

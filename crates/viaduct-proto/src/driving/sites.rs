@@ -9,7 +9,7 @@ use crate::flow::Address;
 use crate::keys::{Entropy, SecretKey};
 use crate::overlay::{Config, Node, Peer, Policy, Timing};
 use crate::repair::lanes::LaneCount;
-use crate::repair::{Coding, Local, PeerConfig, Plane, Sites, TransportChoice};
+use crate::repair::{Coding, Local, PeerConfig, Plane, RackConfig, Sites, TransportChoice};
 use crate::rng::Rng;
 use crate::spray::{self, Checker, Probe};
 use crate::time::{Duration, Instant};
@@ -49,6 +49,7 @@ impl Gateways {
                 longest: 1_300,
                 mtu: 1_500,
                 memory: 1 << 20,
+                rack: RackConfig::default(),
             };
             Plane::new(local, vec![config], Instant::ZERO).unwrap()
         };

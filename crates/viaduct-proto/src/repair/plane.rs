@@ -4,6 +4,7 @@ mod handover;
 mod lane_table;
 mod membership;
 mod observation;
+mod racks;
 
 use std::collections::HashMap;
 use std::net::SocketAddr;
@@ -14,6 +15,7 @@ use super::handshake_pace::HandshakePace;
 use super::lanes::Shares;
 use super::outbox::Outbox;
 use super::peer::{Local, Peer, PeerConfig, PeerError};
+use super::racks::Racks;
 use super::site_table::SiteTable;
 use super::touched::{Purpose, Touched};
 use super::transport::Endpoint;
@@ -51,6 +53,8 @@ pub struct Plane {
     peers: Vec<Peer>,
     /// Index of the peer of each address.
     sites: SiteTable,
+    /// Racks whose members are peers.
+    racks: Racks,
     /// Lane of each session index, by its slot.
     slots: HashMap<u16, usize>,
     /// Index of the peer of each initiation, by its hint.
@@ -128,6 +132,7 @@ impl Plane {
             lanes_due: None,
             peers: vec![],
             sites: SiteTable::default(),
+            racks: Racks::default(),
             slots: HashMap::new(),
             hints: HashMap::new(),
             touched: Touched::default(),
@@ -160,7 +165,10 @@ impl Plane {
 
     /// Handles a copy, which is overwritten, of a packet that left on the WAN at `left`.
     pub fn handle_outgoing(&mut self, now: Instant, left: Instant, packet: &mut [u8]) {
-        let lane = |header: &Header| self.lanes.of_packet(self.sites.leaves(header)?, header);
+        let lane = |header: &Header| {
+            let peer = self.racks.to(self.sites.leaves(header)?, header.destination);
+            self.lanes.of_packet(peer, header)
+        };
         match route(packet, lane) {
             Some((at, packet)) => {
                 let mut symbol = std::mem::take(&mut self.symbol);
@@ -173,7 +181,10 @@ impl Plane {
 
     /// Handles a copy, which is overwritten, of a packet that came from the WAN at `came`.
     pub fn handle_incoming(&mut self, now: Instant, came: Instant, packet: &mut [u8]) {
-        let lane = |header: &Header| self.lanes.of_packet(self.sites.arrives(header)?, header);
+        let lane = |header: &Header| {
+            let peer = self.racks.from(self.sites.arrives(header)?, header.destination);
+            self.lanes.of_packet(peer, header)
+        };
         match route(packet, lane) {
             Some((at, packet)) => self.peer(at).handle_incoming(now, came, packet),
             None => self.stats.ignored += 1,
@@ -297,7 +308,8 @@ impl Plane {
     pub fn poll_timeout(&self) -> Option<Instant> {
         let touched = self.touched.iter(Purpose::Deadline);
         let touched = touched.filter_map(|at| self.peers[at].poll_timeout());
-        touched.chain(self.deadlines.next_deadline()).chain(self.lanes_due).min()
+        let of_plane = self.lanes_due.into_iter().chain(self.racks.poll_timeout());
+        touched.chain(self.deadlines.next_deadline()).chain(of_plane).min()
     }
 
     /// Handles every deadline that has passed. Must be called after events even if none has: the
@@ -305,6 +317,9 @@ impl Plane {
     pub fn handle_timeout(&mut self, now: Instant) {
         if self.lanes_due.is_some() {
             self.change_lanes(now);
+        }
+        if self.racks.is_due(now) {
+            self.look_at_racks(now);
         }
         self.note_deadlines();
         let expired: Vec<_> = std::iter::from_fn(|| self.deadlines.poll_expired(now)).collect();

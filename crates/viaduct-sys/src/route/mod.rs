@@ -14,6 +14,7 @@
 //! | [`next_hop`] | next-hop lookup: output interface and link-layer addresses |
 //! | [`mtu`] | MTU of the routes to a prefix |
 //! | [`watch`] | notification of changed routes |
+//! | [`announced`] | routes for a routing daemon |
 //! | [`sysctl`] | kernel settings |
 //! | `prefix` | prefixes of addresses |
 //! | `table_route` | routes of the main table as values |
@@ -21,6 +22,7 @@
 //! | `link_message` | routing messages about interfaces |
 //! | `netlink` | netlink sockets, and messages of other families |
 
+pub mod announced;
 pub mod interface;
 pub(crate) mod link_message;
 pub mod links;

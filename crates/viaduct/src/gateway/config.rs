@@ -3,6 +3,7 @@
 
 mod error;
 mod file;
+mod members;
 mod peers;
 mod validate;
 mod values;
@@ -15,12 +16,13 @@ use ipnet::IpNet;
 use rustls::pki_types::DnsName;
 use viaduct_proto::keys::{PublicKey, SecretKey};
 use viaduct_proto::repair::lanes::LaneCount;
-use viaduct_proto::repair::{Coding, TransportChoice};
+use viaduct_proto::repair::{Coding, PeerMember, TransportChoice};
 
 use crate::settings::{OptionsTable, PolicyTable};
 use crate::text;
 pub use error::check_site_name;
 use file::File;
+pub use members::SiteRack;
 pub use peers::check_endpoint;
 pub use values::parse_endpoint;
 
@@ -62,16 +64,18 @@ pub struct Config {
     pub split: OptionsTable,
     /// `[[policy]]`: handling of the flows of split mode.
     pub policies: Vec<PolicyTable>,
-    /// Peer sites.
+    /// Rack of this site, if it has several gateways.
+    pub rack: Option<SiteRack>,
+    /// Peer sites; of a site with a rack, all members, one after another.
     pub peers: Vec<Peer>,
     /// Warnings about unusual but allowed settings, one line each.
     pub warnings: Vec<String>,
 }
 
-/// Peer site.
+/// Gateway of a peer site.
 #[derive(Clone, Debug)]
 pub struct Peer {
-    /// Name of the peer.
+    /// Name of the peer; `SITE/MEMBER` for a member of a rack.
     pub name: String,
     /// Public key of the peer.
     pub key: PublicKey,
@@ -100,6 +104,8 @@ pub struct Peer {
     pub flush_after: Duration,
     /// Age at which session keys are replaced.
     pub rekey_after: Duration,
+    /// Membership in the rack of its site, if it is not the only gateway there.
+    pub member: Option<PeerMember>,
 }
 
 /// Error in a config: the file, the place, and the problem together with the expected form.
@@ -112,6 +118,11 @@ pub struct ConfigError {
 }
 
 impl Peer {
+    /// Name of the peer's site.
+    pub fn site(&self) -> &str {
+        self.member.as_ref().map_or(&self.name, |member| &member.rack)
+    }
+
     /// Returns whether split connections may go through a tunnel over TLS.
     pub fn may_use_tls(&self) -> bool {
         self.split && !matches!(self.transport, TransportChoice::Only(_))
@@ -161,6 +172,11 @@ impl Config {
                 fail(&if place.is_empty() { place } else { format!("{place}: ") }, what)
             },
         )
+    }
+
+    /// Peers, of each rack only the first member: one for each peer site.
+    pub fn peer_sites(&self) -> impl Iterator<Item = &Peer> {
+        self.peers.chunk_by(|a, b| a.site() == b.site()).map(|site| &site[0])
     }
 
     /// Path of the control socket.

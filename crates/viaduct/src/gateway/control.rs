@@ -17,9 +17,11 @@ use super::listeners::{Listeners, Moved};
 use super::metrics;
 use super::peers::PeerStates;
 use super::site::Site;
+use super::slice_routes::SliceRoutes;
 use super::snapshot::{Details, Status};
 use super::stray_warning::StrayWarning;
 use super::system::System;
+use super::ticks::{Tick, Ticks};
 use super::tls::TlsTunnels;
 use super::upgrade::{UpgradeEvent, UpgradeState};
 use super::wan::WanWatch;
@@ -32,8 +34,6 @@ use crate::settings::thread::ProxyThread;
 use crate::signals::{SignalStreams, Signals, either};
 use crate::status_socket::{self, Name};
 use crate::watchdog::Watchdog;
-
-const CHECK_INTERVAL: Duration = Duration::from_secs(1);
 
 /// Interval between checks for the end of the last flow of split mode.
 const DRAIN_POLL: Duration = Duration::from_millis(50);
@@ -63,7 +63,7 @@ impl ToWorker {
 pub struct Control {
     pub(super) source: ConfigSource,
     pub(super) site: Site,
-    workers: Workers,
+    pub(super) workers: Workers,
     /// Proxy of split mode.
     pub(super) flows: Option<ProxyThread>,
     /// Tunnels over TLS of that proxy.
@@ -80,7 +80,8 @@ pub struct Control {
     /// State of the gateway's rules in nftables and policy routing.
     rules: Arc<InterceptState>,
     pub(super) listeners: Listeners,
-    upgrade: UpgradeState,
+    pub(super) slice_routes: SliceRoutes,
+    pub(super) upgrade: UpgradeState,
     /// True once another process has taken over.
     is_released: bool,
 }
@@ -111,6 +112,7 @@ impl Control {
                 .map(|of| of.engine.handle.intercept_state().clone())
                 .unwrap_or_default(),
             listeners: Listeners::new(workers.to_all()),
+            slice_routes: SliceRoutes::default(),
             source,
             site,
             workers,
@@ -137,11 +139,13 @@ impl Control {
         self.endpoints.watch(&self.site.config);
         self.reload_if_changed(system).await;
         let (mut stray_warning, mut watchdog) = (StrayWarning::default(), Watchdog::new());
-        let mut second = tokio::time::interval(CHECK_INTERVAL);
+        let mut ticks = Ticks::new();
         let mut draining = false;
         while !self.is_over(draining) {
             tokio::select! {
-                _ = second.tick() => self.check(&mut stray_warning, system).await,
+                tick = ticks.next(self.site.config.rack.is_some()) => {
+                    self.handle_tick(tick, &mut stray_warning, system).await;
+                }
                 () = watchdog.due() => watchdog.answer(self.age()),
                 () = either(&mut signals.terminate, &mut signals.interrupt) => {
                     if self.drain(&mut draining, system) { break }
@@ -161,6 +165,18 @@ impl Control {
             }
         }
         self.stop()
+    }
+
+    async fn handle_tick(
+        &mut self,
+        tick: Tick,
+        stray_warning: &mut StrayWarning,
+        system: &mut System,
+    ) {
+        match tick {
+            Tick::Check => self.check(stray_warning, system).await,
+            Tick::Rack => self.announce().await,
+        }
     }
 
     /// Checks the peers and the machine. Called once a second.

@@ -240,6 +240,11 @@ fn site(status: &Status, page: &mut Exposition) {
         page.sample(&[("peer", &peer.name), ("state", "up")], up);
         page.sample(&[("peer", &peer.name), ("state", "down")], peer.lanes_down);
     }
+    page.family("viaduct_slices", Kind::Gauge, "Slices that a member of a peer's rack owns.");
+    for (peer, slices) in status.peers.iter().filter_map(|peer| Some((peer, peer.slices?))) {
+        page.sample(&[("peer", &peer.name), ("direction", "out")], slices.to);
+        page.sample(&[("peer", &peer.name), ("direction", "in")], slices.from);
+    }
     let shell = &status.counters.shell;
     page.family("viaduct_tap_drops_total", Kind::Counter, "Packets that found the tap full.");
     page.sample(&[("direction", "out")], shell.tap_drops_out);

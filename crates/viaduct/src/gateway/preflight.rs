@@ -65,7 +65,7 @@ fn listeners(config: &Config) -> impl Iterator<Item = (&'static str, SocketAddr)
 /// VLAN interface on top of the configured one through which a peer's packets leave, if there is
 /// one. In that case the configured interface is a trunk.
 pub fn vlan_of_trunk(config: &Config) -> Option<String> {
-    let prefixes = config.peers.iter().flat_map(|peer| &peer.prefixes);
+    let prefixes = config.peer_sites().flat_map(|peer| &peer.prefixes);
     prefixes.take(MAX_CHECKED_ROUTES).find_map(|net| {
         let error = RouteMtu::plan(pair(net), &config.wan, 65_535).err()?;
         let RouteError::Elsewhere { taken, .. } = error else { return None };
@@ -77,7 +77,7 @@ pub fn vlan_of_trunk(config: &Config) -> Option<String> {
 /// must be exempt from translation, otherwise the gateways do not recognise them.
 pub fn masquerades(config: &Config) -> Option<String> {
     let listed = tool::run("nft", &["-j", "list", "ruleset"], "").ok()?;
-    let peers: Vec<IpNet> = config.peers.iter().flat_map(|peer| peer.prefixes.clone()).collect();
+    let peers: Vec<IpNet> = config.peer_sites().flat_map(|peer| peer.prefixes.clone()).collect();
     let (chain, kind) = translation(&serde_json::from_str(&listed).ok()?, &config.wan, &peers)?;
     Some(format!(
         "a rule of nftables may translate addresses of packets to the peers ({kind} in {chain}); \
@@ -191,7 +191,7 @@ pub fn forwarding_off(prefixes: &[IpNet]) -> Vec<String> {
 /// protected. Only the first ones are checked, which is enough to detect a wrong `wan`.
 pub fn routed_elsewhere(config: &Config) -> Vec<String> {
     let prefixes =
-        config.peers.iter().flat_map(|peer| peer.prefixes.iter().map(move |p| (peer, p)));
+        config.peer_sites().flat_map(|peer| peer.prefixes.iter().map(move |p| (peer, p)));
     let wrong = prefixes.take(MAX_CHECKED_ROUTES).filter_map(|(peer, net)| {
         let error = RouteMtu::plan(pair(net), &config.wan, 65_535).err()?;
         Some(format!("peer {:?}: prefixes: {error}; nothing is protected there", peer.name))

@@ -67,6 +67,7 @@ impl Control {
         self.endpoints.fill(&mut site.config);
         // The ports of fake TCP are opened at the start.
         site.fake_tcp.clone_from(&self.site.fake_tcp);
+        site.is_serving = self.site.is_serving;
         let moved = Moved::open(Some(&self.site.config), &site.config).await?;
         system.apply(&site)?;
         if let Err(error) = self.send_settings(&site).await {
@@ -81,6 +82,7 @@ impl Control {
         self.wan.mark_applied(&site)?;
         self.unverified = true;
         self.listeners.replace(moved, &site.config);
+        self.slice_routes.set_stale();
         self.site = site;
         Ok(())
     }
@@ -88,6 +90,7 @@ impl Control {
 
 /// Rejects changes that need a restart.
 fn reject_fixed_changes(old: &Config, new: &Config) -> Result<()> {
+    let table = |config: &Config| config.rack.as_ref().map(|rack| rack.route_table);
     let fixed = [
         ("name", new.name == old.name),
         ("key", new.secret == old.secret),
@@ -98,6 +101,7 @@ fn reject_fixed_changes(old: &Config, new: &Config) -> Result<()> {
         ("lanes", new.lanes == old.lanes),
         ("memory", new.memory == old.memory),
         ("run_dir", new.run_dir == old.run_dir),
+        ("route_table", table(new).zip(table(old)).is_none_or(|(new, old)| new == old)),
     ];
     match fixed.iter().find(|(_, same)| !same) {
         Some((key, _)) => bail!("[site] {key} has changed; that needs a restart"),

@@ -5,11 +5,12 @@ use std::net::{IpAddr, SocketAddr};
 
 use anyhow::{Result, bail};
 use viaduct_proto::repair::{
-    Coding, MIN_MEMORY, PeerConfig, Sites, Transport, TransportChoice, least_memory, overhead,
+    Coding, MIN_MEMORY, PeerConfig, RackConfig, Sites, Transport, TransportChoice, least_memory,
+    overhead,
 };
 use viaduct_sys::capture::filter::{BpfInsn, TapFilter};
 
-use super::config::{Config, Peer};
+use super::config::{Config, Peer, SiteRack};
 use super::preflight::{self, pair};
 use super::visibility;
 
@@ -40,6 +41,9 @@ pub struct Site {
     pub wan_mtu: usize,
     /// Addresses at which fake TCP arrives; empty if no peer may use it.
     pub fake_tcp: Vec<SocketAddr>,
+    /// False while this gateway, a member of a rack, has not set the routes of its slices: it then
+    /// tells the peers that it is drained.
+    pub is_serving: bool,
 }
 
 impl Site {
@@ -47,7 +51,7 @@ impl Site {
     pub fn new(config: Config) -> Result<Site> {
         let wan_mtu = preflight::wan_mtu(&config)?;
         preflight::check_addresses(&config)?;
-        let site = Site { config, wan_mtu, fake_tcp: Vec::new() };
+        let site = Site { config, wan_mtu, fake_tcp: Vec::new(), is_serving: false };
         for peer in &site.config.peers {
             let fits = site.longest(peer);
             if fits < MIN_MTU && site.config.host_mtu.is_none_or(|mtu| fits < mtu) {
@@ -140,7 +144,11 @@ impl Site {
                 (_, for_rate) => for_rate.unwrap_or(for_code),
             }
         };
-        self.config.peers.iter().map(need).collect()
+        // The members of a rack divide the packets of their site.
+        let of_site = |members: &[Peer]| -> Vec<usize> {
+            members.iter().map(|peer| need(peer) / members.len()).collect()
+        };
+        self.config.peers.chunk_by(|a, b| a.site() == b.site()).flat_map(of_site).collect()
     }
 
     /// Share of the memory of each peer, in proportion to its need: it keeps that much whatever the
@@ -223,6 +231,11 @@ impl Site {
         }
     }
 
+    /// Weight that this gateway tells the peers.
+    fn told_weight(&self, rack: &SiteRack) -> u8 {
+        if self.is_serving { rack.own_weight() } else { 0 }
+    }
+
     /// Configurations of the peers, for the packet plane.
     pub fn peers(&self) -> Vec<PeerConfig> {
         let shares = self.shares();
@@ -242,6 +255,10 @@ impl Site {
                 longest: self.longest(peer),
                 mtu: self.wan_mtu,
                 memory: share,
+                rack: RackConfig {
+                    own_weight: self.config.rack.as_ref().map(|rack| self.told_weight(rack)),
+                    peer: peer.member.clone(),
+                },
             })
             .collect()
     }
@@ -249,7 +266,7 @@ impl Site {
     /// Filters of the two taps: for packets that leave for the peers' sites; and for packets that
     /// come from these sites and datagrams of the peers.
     pub fn filters(&self) -> Result<(Vec<BpfInsn>, Vec<BpfInsn>)> {
-        let peers = self.config.peers.iter().flat_map(|peer| &peer.prefixes);
+        let peers = self.config.peer_sites().flat_map(|peer| &peer.prefixes);
         let filter = TapFilter {
             local: self.config.prefixes.iter().map(pair).collect(),
             peers: peers.map(pair).collect(),

@@ -24,6 +24,7 @@ fn site(codes: &[Option<Code>]) -> Site {
         lower_mtu: false,
         flush_after: Duration::from_millis(8),
         rekey_after: Duration::from_secs(120),
+        member: None,
     };
     let config = Config {
         name: "a".to_owned(),
@@ -42,9 +43,10 @@ fn site(codes: &[Option<Code>]) -> Site {
         split: Default::default(),
         policies: Vec::new(),
         peers: codes.iter().enumerate().map(peer).collect(),
+        rack: None,
         warnings: Vec::new(),
     };
-    Site { config, wan_mtu: 1500, fake_tcp: Vec::new() }
+    Site { config, wan_mtu: 1500, fake_tcp: Vec::new(), is_serving: false }
 }
 
 fn layered(longest: u16) -> Option<Code> {

@@ -10,7 +10,7 @@ use viaduct_proto::health::State;
 use viaduct_proto::keys::PublicKey;
 use viaduct_proto::repair::shadow::{Outcome, TRIED};
 use viaduct_proto::repair::stats::PeerStats;
-use viaduct_proto::repair::{Clocks, Coding, PeerFacts, Plane, PlaneStats, control};
+use viaduct_proto::repair::{Clocks, Coding, PeerFacts, Plane, PlaneStats, SliceCount, control};
 use viaduct_sys::socket::udp::SendReport;
 
 use super::config::Peer;
@@ -275,8 +275,26 @@ pub struct PeerStatus {
     /// Lanes without a session, or whose peer is silent.
     #[serde(default)]
     pub lanes_down: usize,
+    /// Slices that the peer owns, if it is a member of a rack.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub slices: Option<SliceStatus>,
     /// Counters of the peer.
     pub counters: PeerStats,
+}
+
+/// Numbers of slices that a member of a peer's rack owns.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SliceStatus {
+    /// Slices of the peer's site, packets to which the member receives.
+    pub to: usize,
+    /// Slices of this site, packets to which the member sends.
+    pub from: usize,
+}
+
+impl From<SliceCount> for SliceStatus {
+    fn from(SliceCount { to, from }: SliceCount) -> SliceStatus {
+        SliceStatus { to, from }
+    }
 }
 
 /// State of the path to a peer, as reported by the peer, and the repairs chosen for it.
@@ -483,6 +501,7 @@ impl Status {
                         .map(|of| LinkStatus::new(of, facts.trials.as_ref())),
                     lanes: facts.lanes,
                     lanes_down: facts.lanes_down,
+                    slices: facts.slices.map(SliceStatus::from),
                     counters: *counters,
                 }
             })

@@ -250,7 +250,7 @@ impl Room {
     /// ([`Site::clamp`]).
     fn new(site: &Site) -> Result<Room> {
         let mut by_size: BTreeMap<u32, Vec<_>> = BTreeMap::new();
-        for peer in &site.config.peers {
+        for peer in site.config.peer_sites() {
             let Some(longest) = site.clamp(peer) else { continue };
             by_size
                 .entry(u32::try_from(longest)?)

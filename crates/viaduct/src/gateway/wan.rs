@@ -85,6 +85,6 @@ impl WanWatch {
 
 /// Watches the routes to the peers of `site` from now on.
 fn watch_routes(site: &Site) -> Result<RouteWatch> {
-    let peers = site.config.peers.iter().flat_map(|peer| &peer.prefixes);
+    let peers = site.config.peer_sites().flat_map(|peer| &peer.prefixes);
     RouteWatch::new(peers.map(pair).collect()).context("cannot watch the routes to the peers")
 }

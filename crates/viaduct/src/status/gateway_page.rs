@@ -143,6 +143,9 @@ impl GatewayPage<'_> {
         if let Some(PeerStatus { lanes: lanes @ 2.., lanes_down, .. }) = peer {
             row(f, "lanes", format!("{lanes}, down {}", self.colours.alarm(*lanes_down as u64)))?;
         }
+        if let Some(slices) = peer.and_then(|peer| peer.slices) {
+            row(f, "slices", format!("{} to the peer, {} from it", slices.to, slices.from))?;
+        }
         if let Some(link) = peer.and_then(|peer| peer.link.as_ref()) {
             let rtt = link.rtt_ms.map_or("not known yet".to_owned(), |rtt| format!("{rtt:.1} ms"));
             let what = format!(

@@ -6,6 +6,7 @@ mod cache;
 mod common;
 mod fake_tcp;
 mod lanes;
+mod racks;
 mod setup;
 mod split;
 mod tls;

@@ -7,6 +7,7 @@ use crate::repair::auto::Auto;
 use crate::repair::coder::{Coder, Observer};
 use crate::repair::coding::Coding;
 use crate::repair::lanes::LaneCount;
+use crate::repair::racks::RackConfig;
 use crate::repair::seal::SEAL_OVERHEAD;
 use crate::repair::section::{PREFIX, REPAIR_HEAD, SECTION_HEAD};
 use crate::repair::sender::Plan;
@@ -42,6 +43,8 @@ pub struct PeerConfig {
     /// shares. A peer may hold more than its share while others do not use theirs, and keeps its
     /// share while it has traffic.
     pub memory: usize,
+    /// Membership of the two gateways in racks.
+    pub rack: RackConfig,
 }
 
 impl PeerConfig {

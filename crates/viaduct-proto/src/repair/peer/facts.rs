@@ -4,6 +4,7 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 
 use crate::repair::control;
+use crate::repair::racks::SliceCount;
 use crate::repair::shadow::{Outcome, TRIED};
 use crate::repair::terms::Terms;
 use crate::repair::transport::{Cause, Transport};
@@ -39,6 +40,8 @@ pub struct PeerFacts {
     pub control: Option<control::State>,
     /// Outcomes that each code would have had, if the peer is only observed.
     pub trials: Option<[Outcome; TRIED.len()]>,
+    /// Slices that the peer owns, if it is a member of a rack.
+    pub slices: Option<SliceCount>,
     /// Number of lanes.
     pub lanes: usize,
     /// Lanes without a session, or whose peer is silent.

@@ -32,6 +32,7 @@ use super::handshake_pace::HandshakePace;
 use super::identity::IdentityKey;
 use super::lanes::{LaneCount, LaneOffer};
 use super::outbox::Outbox;
+use super::racks::MEMBER;
 use super::receiver::{Receiver, TICK};
 use super::report::{REPORT, Report, TRIALS, emit_trials, parse_trials};
 use super::requests::Times;
@@ -43,6 +44,7 @@ use super::stats::{LossReport, PeerStats};
 use super::terms::{TERMS, Terms};
 use super::transport::Endpoint;
 use crate::keys::{Entropy, PublicKey, SecretKey};
+use crate::rack::{DEAD_AFTER, MAX_WEIGHT};
 use crate::time::Instant;
 
 pub use config::{MIN_MEMORY, PeerConfig, PeerError, least_memory, overhead};
@@ -66,6 +68,8 @@ pub(super) struct Peer {
     /// Outcomes that trial codes would have had towards the peer, as the peer reports them.
     trials: Option<[Outcome; TRIED.len()]>,
     throttle: Throttle,
+    /// Weight of the peer in its rack, as it tells.
+    pub(super) weight: Option<u8>,
     /// Time of the next housekeeping; `None` while there is none to do.
     next_tick: Option<Instant>,
     /// The handshake that waits has reserved its time.
@@ -128,10 +132,11 @@ impl Peer {
             session,
             paths,
             reported: LossReport::default(),
-            reporting: Reporting::new(now),
+            reporting: Reporting::new(now, &config.rack),
             agreement: Agreement::new(&config),
             trials: None,
             throttle: Throttle::default(),
+            weight: None,
             next_tick: None,
             has_reserved: false,
             misses: 0,
@@ -168,6 +173,7 @@ impl Peer {
             lowered_mss: self.receiver.injection.syns.lowered(),
             control: self.sender.as_ref().and_then(|sender| sender.coder.control(now)),
             trials: self.trials.filter(|_| self.config.coding == Some(Coding::Observe)),
+            slices: None,
             lanes: 1,
             lanes_down: usize::from(!self.session.alive()),
         }
@@ -175,6 +181,12 @@ impl Peer {
 
     pub(super) fn key_and_lane(&self) -> (PublicKey, u8) {
         (self.config.key, self.session.offer.lane)
+    }
+
+    /// Returns whether the peer, a member of a rack, counts as alive.
+    pub(super) fn was_heard_lately(&self, now: Instant) -> bool {
+        let heard_at = self.session.heard_at().filter(|_| self.session.up());
+        heard_at.is_some_and(|at| now.since(at) < DEAD_AFTER)
     }
 
     /// Bytes of memory held.
@@ -220,6 +232,8 @@ impl Peer {
             self.session.start(now);
         }
         self.agreement.change(&config);
+        let has_news = config.rack.own_weight != self.config.rack.own_weight;
+        self.reporting.change(now, &config.rack, has_news);
         self.config = config;
         // The next report carries the new terms.
         self.reporting.restart();
@@ -358,6 +372,7 @@ impl Peer {
             TERMS => self.agreement.handle_terms(Terms::parse(body)?),
             TRIALS => self.trials = Some(parse_trials(body)?),
             THROTTLED if body.is_empty() => self.handle_throttled(now),
+            MEMBER => self.weight = Some(parse_weight(body)?),
             _ => return None,
         }
         Some(())
@@ -409,7 +424,7 @@ impl Peer {
     fn report(&mut self, now: Instant) {
         let report = self.reporting.next(now, self.sender.as_ref(), &self.receiver);
         let (session, trials) = (&mut self.session, self.receiver.measurement.trials());
-        let is_throttled = self.throttle.tells;
+        let (is_throttled, weight) = (self.throttle.tells, self.config.rack.own_weight);
         self.transmits.push_with(|out| {
             session.seal(out, |message| {
                 section::emit(REPORT, message, |body| report.emit(body));
@@ -418,6 +433,9 @@ impl Peer {
                 }
                 if is_throttled {
                     section::emit(THROTTLED, message, |_| {});
+                }
+                if let Some(weight) = weight {
+                    section::emit(MEMBER, message, |body| body.push(weight));
                 }
             })
         });
@@ -510,6 +528,12 @@ impl Peer {
         }
         self.next_tick = (!is_idle).then_some(now + TICK);
     }
+}
+
+/// Weight in a section [`MEMBER`]; `None` if malformed.
+fn parse_weight(body: &[u8]) -> Option<u8> {
+    let &[weight] = body else { return None };
+    (weight <= MAX_WEIGHT).then_some(weight)
 }
 
 fn session_config(local: &Local, config: &PeerConfig, place: Place) -> SessionConfig {

@@ -1,7 +1,9 @@
 //! Reports to the peer and from it: their times, and the round-trip time that they measure.
 
+use crate::rack::HEARTBEAT;
 use crate::repair::control;
 use crate::repair::control::queue::micros;
+use crate::repair::racks::RackConfig;
 use crate::repair::receiver::Receiver;
 use crate::repair::report::Report;
 use crate::repair::sender::Sender;
@@ -34,19 +36,31 @@ pub(super) struct Reporting {
     told: (Instant, control::Report),
     /// Reports sent in the present session or since the last change of the config.
     reports: u32,
+    /// Interval of reports without losses.
+    every: Duration,
     /// Latest time of the next report.
     next: Instant,
 }
 
 impl Reporting {
     /// Creates the state before the first report.
-    pub(super) fn new(now: Instant) -> Self {
+    pub(super) fn new(now: Instant, rack: &RackConfig) -> Self {
+        let every = interval(rack);
         Reporting {
             rtt: None,
             stamp: None,
             told: (now, control::Report::default()),
             reports: 0,
-            next: now + REPORT_EVERY,
+            every,
+            next: now + every,
+        }
+    }
+
+    /// Takes over another interval of reports. The next one is due at once if it has news.
+    pub(super) fn change(&mut self, now: Instant, rack: &RackConfig, has_news: bool) {
+        self.every = interval(rack);
+        if has_news {
+            self.next = now;
         }
     }
 
@@ -87,7 +101,7 @@ impl Reporting {
         let wait = sender.and_then(|sender| sender.coder.wait(now)).unwrap_or(USUAL_RTT / 4);
         let held = |at| u32::try_from(now.since(at).as_micros()).unwrap_or(u32::MAX);
         let path = receiver.measurement.path.report();
-        (self.told, self.next) = ((now, path), now + REPORT_EVERY);
+        (self.told, self.next) = ((now, path), now + self.every);
         Report {
             next: sender.map_or(0, |sender| sender.coder.next_seq()),
             stamp: micros(now),
@@ -106,13 +120,18 @@ impl Reporting {
     }
 }
 
+/// Interval of reports. Those of a member of a rack are heartbeats.
+fn interval(rack: &RackConfig) -> Duration {
+    if rack.own_weight.is_some() { HEARTBEAT } else { REPORT_EVERY }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
     fn the_first_reports_and_then_each_tenth_have_terms() {
-        let mut reporting = Reporting::new(Instant::ZERO);
+        let mut reporting = Reporting::new(Instant::ZERO, &RackConfig::default());
         let with_terms = (0..31).filter(|_| reporting.counts_terms()).collect::<Vec<_>>();
         assert_eq!(with_terms, [0, 1, 2, 10, 20, 30]);
         reporting.restart();
@@ -122,7 +141,7 @@ mod tests {
     #[test]
     fn a_new_loss_is_reported_soon() {
         let at = |millis| Instant::ZERO + Duration::from_millis(millis);
-        let reporting = Reporting::new(at(0));
+        let reporting = Reporting::new(at(0), &RackConfig::default());
         let mut path = control::Report::default();
         assert_eq!(reporting.due(&path), at(1_000));
         path.congested = 1;

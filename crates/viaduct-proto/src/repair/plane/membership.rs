@@ -9,6 +9,7 @@ use crate::repair::budget::Budget;
 use crate::repair::clocks::Clocks;
 use crate::repair::lanes::{LaneCount, Shares};
 use crate::repair::peer::{Peer, PeerConfig, Place};
+use crate::repair::racks::Racks;
 use crate::repair::site_table::SiteTable;
 use crate::repair::stats::PeerStats;
 use crate::time::Instant;
@@ -90,6 +91,8 @@ impl Plane {
         self.peers.iter_mut().for_each(|peer| peer.repairs = peer.stats().repairs());
         self.repairs = self.peers.iter().map(|peer| peer.repairs).sum();
         self.enter_slots();
+        self.racks = Racks::new(&self.configs);
+        self.look_at_racks(now);
         Ok(())
     }
 

@@ -71,7 +71,8 @@ impl Plane {
         lanes.for_each(|lane| facts.merge(lane.facts(now)));
         let mut recent = self.others.iter().filter(|(.., at)| now.since(*at) < OTHERS_TTL);
         let from = recent.find(|(from, ..)| Some(*from) == facts.endpoint);
-        PeerFacts { other_version: from.map(|(_, version, _)| *version), ..facts }
+        let other_version = from.map(|(_, version, _)| *version);
+        PeerFacts { other_version, slices: self.racks.slices(peer), ..facts }
     }
 
     /// Calls `each` with the name, the facts and the clocks of each peer with an event since the

@@ -14,6 +14,7 @@
 //!  report   kind=4: see [`super::report`]
 //!  terms    kind=5: see [`super::terms`]
 //!  tried    kind=7: see [`super::report`]
+//!  member   kind=9 | weight: see [`super::racks`]
 //!  copies   kind=6 | first 4 | ttl | tos | n x (length 2 | packet, normalised)
 //! ```
 //!

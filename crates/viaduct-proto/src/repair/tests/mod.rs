@@ -5,6 +5,7 @@ mod change;
 mod handover;
 mod handshake;
 mod lanes;
+mod racks;
 mod recovery;
 mod state;
 mod transport;
@@ -78,6 +79,7 @@ fn config_of(me: u8, peer: u8, coding: Coding) -> PeerConfig {
         longest: MTU,
         mtu: 1_500,
         memory: 8 << 20,
+        rack: RackConfig::default(),
     }
 }
 

@@ -53,6 +53,23 @@ pub(super) struct SiteTable {
     pub(super) memory: usize,
     #[serde(default = "default_run_dir")]
     pub(super) run_dir: PathBuf,
+    pub(super) route_table: Option<u32>,
+    #[serde(default)]
+    pub(super) member: Vec<MemberTable>,
+}
+
+/// `[[site.member]]` or `[[peer.member]]`: one gateway of a site's rack.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields, expecting = "a table [[site.member]] or [[peer.member]]")]
+pub(super) struct MemberTable {
+    pub(super) name: String,
+    pub(super) key: String,
+    pub(super) endpoint: Option<Endpoint>,
+    pub(super) weight: Option<Count>,
+    #[serde(default)]
+    pub(super) drain: bool,
+    #[serde(default)]
+    pub(super) slices: Vec<Prefix>,
 }
 
 #[derive(Clone, Debug, Default, Deserialize)]
@@ -71,8 +88,11 @@ pub(super) struct CacheTable {
 #[serde(deny_unknown_fields, expecting = "a table [[peer]]")]
 pub(super) struct PeerTable {
     pub(super) name: String,
+    #[serde(default)]
     pub(super) key: String,
     pub(super) endpoint: Option<Endpoint>,
+    #[serde(default)]
+    pub(super) member: Vec<MemberTable>,
     #[serde(default)]
     pub(super) transport: TransportKey,
     pub(super) tls_endpoint: Option<Address>,

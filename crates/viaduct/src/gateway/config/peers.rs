@@ -10,6 +10,7 @@ use viaduct_proto::repair::{Class, Coding, MAX_PEERS, Match, Repairs};
 
 use super::error::{Invalid, check_name, invalid};
 use super::file::{DEFAULT_FLUSH, Mode, PeerTable, RepairsKey, TransportKey};
+use super::members::peer_members;
 use super::values::{Endpoint, is_one_host, prefixes};
 use super::{Config, Peer};
 
@@ -34,21 +35,35 @@ pub(super) fn peers(
     let (mut peers, mut warnings): (Vec<Peer>, _) = (Vec::new(), Vec::new());
     let (mut names, mut keys) = (HashSet::new(), HashMap::new());
     for table in tables {
-        let peer = peer(table, site, &mut warnings)?;
-        let place = |key: &str| format!("peer {:?}: {key}", peer.name);
-        if !names.insert(peer.name.clone()) {
-            return invalid(place("name"), "is used by another peer too; each needs its own");
+        if !names.insert(table.name.clone()) {
+            let place = format!("peer {:?}: name", table.name);
+            return invalid(place, "is used by another peer too; each needs its own");
         }
-        if let Some(twin) = keys.insert(peer.key, peer.name.clone()) {
-            let what = format!("is that of peer {twin:?} too; each needs its own");
-            return invalid(place("key"), what);
+        let of_table = match table.member.is_empty() {
+            true => vec![peer(table, site, &mut warnings)?],
+            false => peer_members(table, site, &mut warnings)?,
+        };
+        for peer in of_table {
+            if let Some(twin) = keys.insert(peer.key, peer.name.clone()) {
+                let what = format!("is that of peer {twin:?} too; each needs its own");
+                return invalid(format!("peer {:?}: key", peer.name), what);
+            }
+            peers.push(peer);
         }
-        peers.push(peer);
+    }
+    if peers.len() > MAX_PEERS {
+        let what = format!("{} with all members are too many; at most {MAX_PEERS}", peers.len());
+        return invalid("[[peer]]", what);
     }
     Ok((peers, warnings))
 }
 
-fn peer(mut table: PeerTable, site: &Config, warnings: &mut Vec<String>) -> Result<Peer, Invalid> {
+/// Peer with one gateway.
+pub(super) fn peer(
+    mut table: PeerTable,
+    site: &Config,
+    warnings: &mut Vec<String>,
+) -> Result<Peer, Invalid> {
     check_name("[[peer]] name", &table.name)?;
     let place = |key: &str| format!("peer {:?}: {key}", table.name);
     if table.name == site.name {
@@ -99,6 +114,7 @@ fn peer(mut table: PeerTable, site: &Config, warnings: &mut Vec<String>) -> Resu
         lower_mtu: table.fec.lower_mtu,
         flush_after: table.fec.flush_after.map_or(DEFAULT_FLUSH, |span| span.0),
         rekey_after: table.rekey_after.0,
+        member: None,
         name: table.name,
     })
 }
@@ -227,12 +243,12 @@ fn peer_key(text: &str, site: &Config) -> Result<PublicKey, String> {
 }
 
 /// Checks that no prefix has host bits set, and that no two sites share an address.
-pub(super) fn check_prefixes(local: &[IpNet], peers: &[Peer]) -> Result<(), Invalid> {
+pub(super) fn check_prefixes(config: &Config) -> Result<(), Invalid> {
     // Prefixes that do not overlap, by their first address: the owner, and the prefix.
     let mut all: BTreeMap<IpAddr, (String, IpNet)> = BTreeMap::new();
-    let ours = local.iter().map(|net| ("[site]".to_owned(), *net));
-    let theirs = peers
-        .iter()
+    let ours = config.prefixes.iter().map(|net| ("[site]".to_owned(), *net));
+    let theirs = config
+        .peer_sites()
         .flat_map(|peer| peer.prefixes.iter().map(|net| (format!("peer {:?}", peer.name), *net)));
     for (owner, net) in ours.chain(theirs) {
         if net.trunc() != net {

@@ -1,3 +1,5 @@
+mod members;
+
 use std::fs;
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
@@ -302,9 +304,10 @@ fn the_examples_load() {
 }
 
 /// Each table's name, and a config in which that table has the key `stranger`.
-fn tables() -> [(&'static str, String); 5] {
+fn tables() -> [(&'static str, String); 6] {
     [
         ("[site]", good().replace("[[peer]]", "stranger = 1\n[[peer]]")),
+        ("[[site.member]]", good() + "[[site.member]]\nstranger = 1\n"),
         ("[metrics]", good() + "[metrics]\nstranger = 1\n"),
         ("[cache]", good() + "[cache]\nstranger = 1\n"),
         ("[[peer]]", good() + "stranger = 1\n"),

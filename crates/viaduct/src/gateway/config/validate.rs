@@ -8,6 +8,7 @@ use viaduct_proto::repair::lanes::LaneCount;
 
 use super::error::{Invalid, check_name, invalid};
 use super::file::{File, SiteTable};
+use super::members::{check_slices, site_rack};
 use super::peers::{check_prefixes, peers};
 use super::values::{is_one_host, prefixes};
 use super::{Config, Peer};
@@ -47,6 +48,7 @@ pub(super) fn validate(
         cache: file.cache.listen.map(|at| at.0),
         split: OptionsTable::default(),
         policies: file.policy,
+        rack: site_rack(site.member, site.route_table, secret.public())?,
         name: site.name,
         wan: site.wan,
         secret,
@@ -57,8 +59,11 @@ pub(super) fn validate(
     config.warnings.extend(key::readable_by_others("[site] key", &path));
     warn_about_listeners(&mut config);
     let (peers, mut warnings) = peers(file.peer, &config)?;
-    check_prefixes(&config.prefixes, &peers)?;
     config.warnings.append(&mut warnings);
+    config.peers = peers;
+    check_prefixes(&config)?;
+    check_slices(&config, &config.peers)?;
+    let peers = &config.peers;
     if (file.split.is_some() || !config.policies.is_empty()) && !peers.iter().any(|p| p.split) {
         let why = "no peer has mode = \"split\"; set it for a peer, or remove [split] and all \
                    [[policy]]; either needs a restart";
@@ -69,7 +74,7 @@ pub(super) fn validate(
         return invalid("[site] tls_listen", why);
     }
     config.split = file.split.unwrap_or_default();
-    Ok(Config { peers, ..config })
+    Ok(config)
 }
 
 fn check_site(site: &SiteTable) -> Result<(), Invalid> {

@@ -106,6 +106,8 @@ fn prepare(path: &Path, registry: Registry, inheritance: Inheritance) -> Result<
     ensure!(config.peers.iter().all(|peer| !peer.split), "split mode needs a restart");
     ensure!(config.workers == 1, "several workers need a restart");
     let mut site = Site::new(config).with_context(|| path.display().to_string())?;
+    // The routes are those of the old process.
+    site.is_serving = true;
     let now = Instant::from_nanos(clock::now());
     let local = local(&site.config);
     let fake_tcp = fake_tcp(&mut site, sockets.fake_tcp, &local, now)?;

@@ -13,7 +13,9 @@ use viaduct_proto::keys::{Entropy, SecretKey};
 use viaduct_proto::repair::control::Limits;
 use viaduct_proto::repair::lanes::{LaneCount, Shares, lane_hash};
 use viaduct_proto::repair::wire::LANE_AT;
-use viaduct_proto::repair::{Coding, Local, PeerConfig, Plane, Sites, Transport, TransportChoice};
+use viaduct_proto::repair::{
+    Coding, Local, PeerConfig, Plane, RackConfig, Sites, Transport, TransportChoice,
+};
 use viaduct_proto::time::{Duration as Span, Instant as Now};
 use viaduct_proto::wire::ip::{self, Header, MutableFields};
 
@@ -188,6 +190,7 @@ fn plane(number: u8, lanes: LaneCount, shares: Shares) -> Result<Plane> {
         longest: 1_500,
         mtu: 1_500,
         memory: 32 << 20,
+        rack: RackConfig::default(),
     };
     Plane::with_shares(local, vec![peer], shares, Now::ZERO).context("a plane of the lab")
 }

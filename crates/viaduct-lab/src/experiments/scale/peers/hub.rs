@@ -18,7 +18,9 @@ use rustix::time::{ClockId, clock_gettime};
 use viaduct_proto::keys::{Entropy, SecretKey};
 use viaduct_proto::repair::control::Limits;
 use viaduct_proto::repair::lanes::LaneCount;
-use viaduct_proto::repair::{Coding, Local, PeerConfig, Plane, Sites, Transport, TransportChoice};
+use viaduct_proto::repair::{
+    Coding, Local, PeerConfig, Plane, RackConfig, Sites, Transport, TransportChoice,
+};
 use viaduct_proto::rng::Rng;
 use viaduct_proto::time::{Duration, Instant};
 use viaduct_proto::timers::DeadlineQueue;
@@ -297,6 +299,7 @@ fn peer(number: usize, n: usize, peers: usize) -> PeerConfig {
         longest: 1_500,
         mtu: 1_500,
         memory: MEMORY / peers,
+        rack: RackConfig::default(),
     }
 }
 

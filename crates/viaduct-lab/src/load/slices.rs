@@ -1,0 +1,128 @@
+//! Numbered datagrams from one site with a rack to all slices of the other, until stopped.
+
+use std::collections::HashMap;
+use std::net::{Ipv4Addr, UdpSocket};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, Result, ensure};
+
+use crate::topology::Racks;
+use crate::topology::racks::addresses;
+
+const PORT: u16 = 5_001;
+/// Payload in bytes.
+const LENGTH: usize = 300;
+/// Time after the last datagram for which others may arrive.
+const REST: Duration = Duration::from_millis(700);
+
+/// Stream that runs.
+#[derive(Debug)]
+pub struct SliceStream {
+    stop: Arc<AtomicBool>,
+    sender: JoinHandle<Result<Vec<SliceDatagram>>>,
+    receiver: JoinHandle<Result<Arrivals>>,
+}
+
+type Arrivals = HashMap<u32, (Instant, u32)>;
+
+/// Datagram of a stream.
+#[derive(Clone, Copy, Debug)]
+pub struct SliceDatagram {
+    /// Time at which it was sent.
+    pub sent_at: Instant,
+    /// Index of the slice of its destination.
+    pub slice: usize,
+    /// Time of its first arrival.
+    pub arrived_at: Option<Instant>,
+    /// Number of its arrivals.
+    pub copies: u32,
+}
+
+impl SliceStream {
+    /// Sends a datagram from site `from`, 0 or 1, to each slice of the other one in turn, so many
+    /// in a second.
+    ///
+    /// # Errors
+    /// A socket cannot be opened.
+    pub fn start(world: &Racks, from: usize, rate: f64) -> Result<SliceStream> {
+        let open = |site: usize| -> Result<UdpSocket> {
+            let host = &world.sites[site].host;
+            Ok(host.netns().enter(|| UdpSocket::bind((Ipv4Addr::UNSPECIFIED, PORT)))??)
+        };
+        let (sender, receiver) = (open(from)?, open(1 - from)?);
+        receiver.set_read_timeout(Some(Duration::from_millis(50)))?;
+        let to: Vec<_> = addresses(2 - from as u8).collect();
+        let stop = Arc::new(AtomicBool::new(false));
+        let (of_sender, of_receiver) = (stop.clone(), stop.clone());
+        let sender = thread::spawn(move || send(&sender, &to, rate, &of_sender));
+        let receiver = thread::spawn(move || arrivals(&receiver, &of_receiver));
+        Ok(SliceStream { stop, sender, receiver })
+    }
+
+    /// Ends the stream, and waits for the last datagrams.
+    ///
+    /// # Errors
+    /// A socket has failed, or a datagram has arrived with a wrong byte.
+    pub fn finish(self) -> Result<Vec<SliceDatagram>> {
+        self.stop.store(true, Ordering::Relaxed);
+        let mut sent = self.sender.join().ok().context("the sender panicked")??;
+        let arrived = self.receiver.join().ok().context("the receiver panicked")??;
+        for (number, (at, copies)) in arrived {
+            let datagram = sent.get_mut(number as usize).context("a datagram of another stream")?;
+            (datagram.arrived_at, datagram.copies) = (Some(at), copies);
+        }
+        Ok(sent)
+    }
+}
+
+/// Share of datagrams that have not arrived; 0 of none.
+pub fn missing_share<'a>(datagrams: impl IntoIterator<Item = &'a SliceDatagram>) -> f64 {
+    let (mut all, mut missing) = (0_u32, 0_u32);
+    for datagram in datagrams {
+        all += 1;
+        missing += u32::from(datagram.arrived_at.is_none());
+    }
+    f64::from(missing) / f64::from(all.max(1))
+}
+
+fn send(
+    socket: &UdpSocket,
+    to: &[Ipv4Addr],
+    rate: f64,
+    stop: &AtomicBool,
+) -> Result<Vec<SliceDatagram>> {
+    let (begun, mut sent) = (Instant::now(), Vec::new());
+    while !stop.load(Ordering::Relaxed) {
+        let (number, slice) = (sent.len() as u32, sent.len() % to.len());
+        // While a router has no route, the kernel may refuse.
+        let _ = socket.send_to(&datagram(number), (to[slice], PORT));
+        sent.push(SliceDatagram { sent_at: Instant::now(), slice, arrived_at: None, copies: 0 });
+        let due = Duration::from_secs_f64(sent.len() as f64 / rate);
+        thread::sleep(due.saturating_sub(begun.elapsed()));
+    }
+    Ok(sent)
+}
+
+fn arrivals(socket: &UdpSocket, stop: &AtomicBool) -> Result<Arrivals> {
+    let (mut arrived, mut buffer) = (Arrivals::new(), [0; 2_000]);
+    let mut stopped_at: Option<Instant> = None;
+    while stopped_at.is_none_or(|at| at.elapsed() < REST) {
+        if stopped_at.is_none() && stop.load(Ordering::Relaxed) {
+            stopped_at = Some(Instant::now());
+        }
+        let Ok(length) = socket.recv(&mut buffer) else { continue };
+        let number = u32::from_be_bytes(*buffer.first_chunk().context("a short datagram")?);
+        ensure!(buffer[..length] == datagram(number), "datagram {number} has a wrong byte");
+        arrived.entry(number).or_insert((Instant::now(), 0)).1 += 1;
+    }
+    Ok(arrived)
+}
+
+fn datagram(number: u32) -> [u8; LENGTH] {
+    let mut datagram = [number as u8; LENGTH];
+    datagram[..4].copy_from_slice(&number.to_be_bytes());
+    datagram
+}

@@ -1,0 +1,248 @@
+//! Peers that are members of a rack: the member to which packets for a slice of its site go, and
+//! the one from which packets for a slice of this site come.
+//!
+//! ```text
+//!   packet ─▶ SiteTable: first member ─┬─ leaves ──▶ slice of the peer's site ─▶ owner
+//!                                      └─ arrives ─▶ slice of this site ───────▶ owner
+//!
+//!   look, each 50 ms: members that were heard lately, and the weights that they tell ─▶ owners
+//! ```
+//!
+//! A wrong owner does no harm but to protection: the sender's repairs then go to a gateway that
+//! does not see the packets, or the receiver gives packets to a session that has no repairs for
+//! them.
+
+use std::net::IpAddr;
+use std::ops::Range;
+
+use ipnet::IpNet;
+
+use super::peer::PeerConfig;
+use super::prefix_table::PrefixTable;
+use crate::rack::{self, Member};
+use crate::time::{Duration, Instant};
+
+/// Section of a message: the sender's weight in its rack, one byte.
+pub(super) const MEMBER: u8 = 9;
+
+/// Interval at which the members are looked at.
+const LOOK_EVERY: Duration = Duration::from_millis(50);
+
+/// Membership of the two gateways in racks of their sites.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct RackConfig {
+    /// Weight of this gateway, which is a member of its site's rack, as it is told to the peer.
+    pub own_weight: Option<u8>,
+    /// Membership of the peer. The members of a rack follow one another in the list of peers.
+    pub peer: Option<PeerMember>,
+}
+
+/// Peer that is a member of a rack.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PeerMember {
+    /// Name of the rack.
+    pub rack: String,
+    /// Weight, until the peer tells its own.
+    pub weight: u8,
+    /// Prefixes of both sites whose slices the member owns while it is alive.
+    pub slices: Vec<IpNet>,
+}
+
+/// Slices that the members of a rack own: of the packets to a peer, and of those from it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct SliceCount {
+    /// Slices of the peer's site, packets to which are encoded for the peer.
+    pub to: usize,
+    /// Slices of this site, packets to which the peer encodes.
+    pub from: usize,
+}
+
+/// Observed state of a member.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Observed {
+    pub(super) is_alive: bool,
+    /// Weight that it tells.
+    pub(super) weight: Option<u8>,
+}
+
+/// Racks of all peer sites.
+#[derive(Debug, Default)]
+pub(super) struct Racks {
+    racks: Vec<Rack>,
+    /// Index of the rack of each peer; empty without racks.
+    of_peer: Vec<Option<u32>>,
+    due: Option<Instant>,
+}
+
+#[derive(Debug)]
+struct Rack {
+    /// Peers that are the members.
+    peers: Range<usize>,
+    members: Vec<Member>,
+    is_alive: Vec<bool>,
+    /// Weights in the config.
+    weights: Vec<u8>,
+    to: Owners,
+    from: Owners,
+}
+
+/// Owners of the slices of one site.
+#[derive(Debug)]
+struct Owners {
+    slices: Vec<IpNet>,
+    table: PrefixTable<u32>,
+    rankings: Vec<Vec<usize>>,
+    /// Owner of each slice: the index of a member.
+    owners: Vec<usize>,
+}
+
+impl Racks {
+    /// Creates the racks of these peers, of which no member is alive yet.
+    pub(super) fn new(configs: &[PeerConfig]) -> Racks {
+        let mut racks = Racks::default();
+        let name = |config: &PeerConfig| config.rack.peer.as_ref().map(|peer| peer.rack.clone());
+        let mut first = 0;
+        for group in configs.chunk_by(|a, b| name(a).is_some() && name(a) == name(b)) {
+            let peers = first..first + group.len();
+            first = peers.end;
+            if name(&group[0]).is_some() {
+                racks.racks.push(Rack::new(peers, group));
+            }
+        }
+        if !racks.racks.is_empty() {
+            racks.of_peer = vec![None; configs.len()];
+            for (at, rack) in (0..).zip(&racks.racks) {
+                racks.of_peer[rack.peers.clone()].fill(Some(at));
+            }
+            racks.due = Some(Instant::ZERO);
+        }
+        racks
+    }
+
+    /// Peer that packets to `destination` are encoded for, if `peer` is a member of its rack.
+    pub(super) fn to(&self, peer: usize, destination: IpAddr) -> usize {
+        match self.rack(peer) {
+            Some(rack) => rack.owner(&rack.to, destination, peer),
+            None => peer,
+        }
+    }
+
+    /// Peer that encodes packets to `destination`, if `peer` is a member of its rack.
+    pub(super) fn from(&self, peer: usize, destination: IpAddr) -> usize {
+        match self.rack(peer) {
+            Some(rack) => rack.owner(&rack.from, destination, peer),
+            None => peer,
+        }
+    }
+
+    fn rack(&self, peer: usize) -> Option<&Rack> {
+        let rack = (*self.of_peer.get(peer)?)?;
+        self.racks.get(rack as usize)
+    }
+
+    /// Number of slices that the peer owns; `None` if it is no member of a rack.
+    pub(super) fn slices(&self, peer: usize) -> Option<SliceCount> {
+        let rack = self.rack(peer)?;
+        let member = peer - rack.peers.start;
+        Some(SliceCount { to: rack.to.count(member), from: rack.from.count(member) })
+    }
+
+    /// Time of the next look at the members.
+    pub(super) fn poll_timeout(&self) -> Option<Instant> {
+        self.due
+    }
+
+    /// Returns whether the members must be looked at.
+    pub(super) fn is_due(&self, now: Instant) -> bool {
+        self.due.is_some_and(|due| due <= now)
+    }
+
+    /// Takes over the observed state of the members. Calls `changed` with each member whose slices
+    /// may have changed.
+    pub(super) fn look(
+        &mut self,
+        now: Instant,
+        observed: impl Fn(usize) -> Observed,
+        mut changed: impl FnMut(usize),
+    ) {
+        self.due = self.due.map(|_| now + LOOK_EVERY);
+        for rack in &mut self.racks {
+            if rack.look(&observed) {
+                rack.peers.clone().for_each(&mut changed);
+            }
+        }
+    }
+}
+
+impl Rack {
+    fn new(peers: Range<usize>, configs: &[PeerConfig]) -> Rack {
+        let member = |config: &PeerConfig| {
+            let (weight, slices) = config
+                .rack
+                .peer
+                .as_ref()
+                .map_or((1, Vec::new()), |of| (of.weight, of.slices.clone()));
+            Member { key: config.key, weight, slices }
+        };
+        let members: Vec<Member> = configs.iter().map(member).collect();
+        let sites = &configs[0].sites;
+        let (to, from) =
+            (Owners::new(&sites.remote, &members), Owners::new(&sites.local, &members));
+        let weights = members.iter().map(|member| member.weight).collect();
+        Rack { peers, is_alive: vec![false; members.len()], weights, members, to, from }
+    }
+
+    fn owner(&self, of: &Owners, destination: IpAddr, otherwise: usize) -> usize {
+        of.find(destination).map_or(otherwise, |member| self.peers.start + member)
+    }
+
+    /// Takes over the observed state; returns whether it has changed.
+    fn look(&mut self, observed: impl Fn(usize) -> Observed) -> bool {
+        let (mut has_changed, mut has_other_weights) = (false, false);
+        for (at, peer) in self.peers.clone().enumerate() {
+            let Observed { is_alive, weight } = observed(peer);
+            let weight = weight.unwrap_or(self.weights[at]);
+            has_changed |= std::mem::replace(&mut self.is_alive[at], is_alive) != is_alive;
+            has_other_weights |= std::mem::replace(&mut self.members[at].weight, weight) != weight;
+        }
+        if has_other_weights {
+            self.to.rank(&self.members);
+            self.from.rank(&self.members);
+        }
+        if has_changed || has_other_weights {
+            self.to.choose(&self.is_alive);
+            self.from.choose(&self.is_alive);
+        }
+        has_changed || has_other_weights
+    }
+}
+
+impl Owners {
+    fn new(prefixes: &[IpNet], members: &[Member]) -> Owners {
+        let slices = rack::slices(prefixes, members);
+        let mut table = PrefixTable::default();
+        (0..).zip(&slices).for_each(|(at, slice)| table.insert(slice, at));
+        let mut owners = Owners { slices, table, rankings: Vec::new(), owners: Vec::new() };
+        owners.rank(members);
+        owners.choose(&vec![false; members.len()]);
+        owners
+    }
+
+    fn rank(&mut self, members: &[Member]) {
+        self.rankings = self.slices.iter().map(|slice| rack::ranking(slice, members)).collect();
+    }
+
+    fn choose(&mut self, is_alive: &[bool]) {
+        let owner = |ranking: &Vec<usize>| rack::owner(ranking, |at| is_alive[at]).unwrap_or(0);
+        self.owners = self.rankings.iter().map(owner).collect();
+    }
+
+    fn find(&self, destination: IpAddr) -> Option<usize> {
+        let slice = self.table.find(destination)?;
+        self.owners.get(slice as usize).copied()
+    }
+
+    fn count(&self, member: usize) -> usize {
+        self.owners.iter().filter(|owner| **owner == member).count()
+    }
+}

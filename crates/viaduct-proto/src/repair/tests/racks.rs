@@ -1,0 +1,254 @@
+//! Two sites with a rack of two gateways each, whose routers send each slice to its owner.
+
+use super::*;
+use crate::rack::{self, DEAD_AFTER, Member};
+use crate::wire::ip::Header;
+
+/// Hosts at each site, two in each slice of its prefix.
+const HOSTS: u32 = 32;
+
+/// Gateway: number of its site from 0, and number in its rack.
+type Place = (usize, usize);
+
+struct Racks {
+    now: Instant,
+    planes: HashMap<Place, Plane>,
+    delivered: HashMap<Vec<u8>, usize>,
+    rng: Rng,
+    next: u32,
+}
+
+/// Number of the gateway's key and address.
+fn number((site, member): Place) -> u8 {
+    (10 * (site + 1) + member) as u8
+}
+
+fn place(at: SocketAddr) -> Place {
+    let SocketAddr::V4(at) = at else { panic!("{at}") };
+    let number = usize::from(at.ip().octets()[3]);
+    (number / 10 - 1, number % 10)
+}
+
+fn plane(place: Place, weight: u8, now: Instant) -> Plane {
+    let mut local = local(number(place));
+    let rng = Mutex::new(Rng::from_seed(u64::from(number(place)) << 32 | now.as_nanos()));
+    local.entropy = Arc::new(move |out: &mut [u8]| rng.lock().unwrap().fill(out));
+    Plane::new(local, configs(place, weight), now).unwrap()
+}
+
+/// Peers of a gateway that tells them this weight.
+fn configs((site, _): Place, weight: u8) -> Vec<PeerConfig> {
+    let peer = |member| {
+        let limits = control::Limits { max_overhead: 0.3, max_rate: None };
+        let mut config = config_of(site as u8 + 1, 2 - site as u8, Coding::Auto(limits.into()));
+        let number = number((1 - site, member));
+        (config.key, config.endpoint) = (secret(number).public(), Some(endpoint(number)));
+        config.name = format!("{number}");
+        let peer = PeerMember { rack: "rack".to_owned(), weight: 1, slices: Vec::new() };
+        config.rack = RackConfig { own_weight: Some(weight), peer: Some(peer) };
+        config
+    };
+    vec![peer(0), peer(1)]
+}
+
+/// Member of `site` that owns the slice of `destination`, as the site's routers see it.
+fn routed(site: usize, destination: std::net::IpAddr, is_gone: impl Fn(Place) -> bool) -> Place {
+    let member = |member| Member {
+        key: secret(number((site, member))).public(),
+        weight: 1,
+        slices: Vec::new(),
+    };
+    let members = [member(0), member(1)];
+    let prefixes = ["10.1.0.0/16", "10.2.0.0/16"].map(|prefix| prefix.parse().unwrap());
+    let all = rack::slices(&prefixes, &members);
+    let slice = all.iter().find(|slice| slice.contains(&destination)).unwrap();
+    let ranking = rack::ranking(slice, &members);
+    (site, rack::owner(&ranking, |member| !is_gone((site, member))).unwrap())
+}
+
+impl Racks {
+    fn new() -> Racks {
+        let places = [(0, 0), (0, 1), (1, 0), (1, 1)];
+        let planes = places.map(|place| (place, plane(place, 1, Instant::ZERO)));
+        let mut racks = Racks {
+            now: Instant::ZERO,
+            planes: planes.into(),
+            delivered: HashMap::new(),
+            rng: Rng::from_seed(7),
+            next: 0,
+        };
+        racks.run(Duration::from_millis(500));
+        racks
+    }
+
+    /// Sends a packet from a host of site A to one of site B, past the gateways at `from` and `to`.
+    fn send(&mut self, packet: &[u8], (from, to): (Place, Place), is_lost: bool) {
+        let now = self.now;
+        if let Some(plane) = self.planes.get_mut(&from) {
+            plane.handle_outgoing(now, now, &mut packet.to_vec());
+        }
+        if !is_lost {
+            *self.delivered.entry(packet.to_vec()).or_default() += 1;
+            if let Some(plane) = self.planes.get_mut(&to) {
+                plane.handle_incoming(now, now, &mut packet.to_vec());
+            }
+        }
+    }
+
+    fn packet(&mut self) -> Vec<u8> {
+        self.next += 1;
+        let mut packet = vec![0; 200 + self.rng.below(800) as usize];
+        self.rng.fill(&mut packet[28..]);
+        packet[28..32].copy_from_slice(&self.next.to_be_bytes());
+        udp_header(&mut packet);
+        packet[18] = (self.next % HOSTS * 8) as u8;
+        ip::restore(&mut packet, ip::MutableFields { ttl: 63, tos: 0 });
+        packet
+    }
+
+    fn exchange(&mut self) {
+        loop {
+            let mut sent = Vec::new();
+            for (place, plane) in &mut self.planes {
+                let datagrams = plane.transmits().map(|(to, d)| (*place, to.address, d.to_vec()));
+                sent.extend(datagrams);
+                plane.clear_transmits();
+                for packet in plane.injections().iter() {
+                    *self.delivered.entry(packet.to_vec()).or_default() += 1;
+                }
+                plane.injections().clear();
+            }
+            if sent.is_empty() {
+                return;
+            }
+            // The order in a map is random.
+            sent.sort();
+            for (from, to, mut datagram) in sent {
+                if let Some(plane) = self.planes.get_mut(&place(to)) {
+                    plane.handle_datagram(self.now, endpoint(number(from)), &mut datagram);
+                }
+            }
+        }
+    }
+
+    fn run(&mut self, time: Duration) {
+        let end = self.now + time;
+        loop {
+            self.exchange();
+            let next = self.planes.values().filter_map(Plane::poll_timeout).min();
+            match next.filter(|&at| at <= end) {
+                Some(at) => self.now = self.now.max(at),
+                None => break,
+            }
+            let now = self.now;
+            self.planes.values_mut().for_each(|plane| plane.handle_timeout(now));
+        }
+        self.now = end;
+    }
+
+    /// Sends `count` packets, one a millisecond, of which every twentieth is lost; `route` gives
+    /// the gateways of each. Returns those that never arrived.
+    fn stream(
+        &mut self,
+        count: u32,
+        route: impl Fn(&mut Rng, &Header) -> (Place, Place),
+    ) -> Vec<Vec<u8>> {
+        let mut sent = Vec::new();
+        for _ in 0..count {
+            let packet = self.packet();
+            let header = Header::parse(&packet).unwrap();
+            let (by, is_lost) = (route(&mut self.rng, &header), self.rng.chance(0.05));
+            self.send(&packet, by, is_lost);
+            sent.push(packet);
+            self.run(Duration::from_millis(1));
+        }
+        self.run(Duration::from_secs(2));
+        sent.retain(|packet| !self.delivered.contains_key(packet));
+        sent
+    }
+
+    /// Number of slices that the members of the other site own, in the view of the gateway there.
+    fn slices(&self, at: Place) -> [SliceCount; 2] {
+        let facts = self.planes[&at].facts(self.now);
+        [0, 1].map(|member| facts[&format!("{}", number((1 - at.0, member)))].slices.unwrap())
+    }
+}
+
+/// Gateways of a packet, while those that `is_gone` says are gone.
+fn owners(header: &Header, is_gone: impl Fn(Place) -> bool) -> (Place, Place) {
+    let routed = |site| routed(site, header.destination, &is_gone);
+    (routed(0), routed(1))
+}
+
+fn nobody(_: Place) -> bool {
+    false
+}
+
+#[test]
+fn each_slice_is_protected_by_the_two_members_that_own_it() {
+    let mut racks = Racks::new();
+    let lost = racks.stream(2_000, |_, header| owners(header, nobody));
+    assert!(lost.is_empty(), "{}", lost.len());
+    let all: Vec<_> = racks.planes.values().flat_map(Plane::stats).collect();
+    let pairs = all.iter().filter(|(_, stats)| stats.receiver.recovered > 0).count();
+    assert_eq!(pairs, 4, "each member sends to each other one");
+    assert!(racks.delivered.values().all(|times| *times == 1), "no repeats");
+}
+
+#[test]
+fn the_slices_of_a_dead_member_have_another_owner_soon_and_no_others_move() {
+    for dead in [(0, 0), (1, 0)] {
+        let mut racks = Racks::new();
+        let watcher = (1 - dead.0, 0);
+        let before = racks.slices(watcher);
+        racks.planes.remove(&dead);
+        let is_gone = |place| place == dead;
+        // The routers notice before the gateways do.
+        let lost = racks.stream(50, |_, header| owners(header, is_gone));
+        racks.run(DEAD_AFTER);
+        let after = racks.slices(watcher);
+        assert_eq!((after[0].to, after[1].to), (0, before[0].to + before[1].to));
+        assert_eq!((after[0].from, after[1].from), (0, before[0].from + before[1].from));
+        assert!(lost.len() < 10, "{}", lost.len());
+        let lost = racks.stream(1_000, |_, header| owners(header, is_gone));
+        assert!(lost.is_empty(), "{}", lost.len());
+        // A restart: its slices are back after a handshake.
+        racks.planes.insert(dead, plane(dead, 1, racks.now));
+        racks.run(Duration::from_millis(600));
+        assert_eq!(racks.slices(watcher), before);
+        let lost = racks.stream(1_000, |_, header| owners(header, nobody));
+        assert!(lost.is_empty(), "{}", lost.len());
+    }
+}
+
+#[test]
+fn a_drained_member_gets_no_slice_while_another_one_is_alive() {
+    let mut racks = Racks::new();
+    let drained = (1, 0);
+    let now = racks.now;
+    racks.planes.get_mut(&drained).unwrap().change(configs(drained, 0), now).unwrap();
+    racks.run(Duration::from_millis(300));
+    assert_eq!(racks.slices((0, 1))[0], SliceCount::default());
+    let lost = racks.stream(500, |_, header| owners(header, |place| place == drained));
+    assert!(lost.is_empty(), "{}", lost.len());
+    racks.planes.remove(&(1, 1));
+    racks.run(DEAD_AFTER);
+    assert_eq!(racks.slices((0, 1))[0], SliceCount { to: 32, from: 32 });
+}
+
+#[test]
+fn two_owners_of_a_slice_inject_no_other_packet_than_was_sent() {
+    let mut racks = Racks::new();
+    let mut sent = std::collections::HashSet::new();
+    for _ in 0..2_000 {
+        let packet = racks.packet();
+        let (by, is_lost) = (|rng: &mut Rng| rng.below(2) as usize, racks.rng.chance(0.05));
+        let by = ((0, by(&mut racks.rng)), (1, by(&mut racks.rng)));
+        racks.send(&packet, by, is_lost);
+        sent.insert(packet);
+        racks.run(Duration::from_millis(1));
+    }
+    racks.run(Duration::from_secs(2));
+    assert!(racks.delivered.keys().all(|packet| sent.contains(packet)));
+    assert!(racks.delivered.len() > 1_900);
+}
