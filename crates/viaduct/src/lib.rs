@@ -16,6 +16,8 @@ mod congestion_control;
 mod dash;
 mod dead_after;
 mod engine;
+mod etcd;
+mod fleet;
 mod gateway;
 mod handover;
 mod key;
@@ -86,6 +88,11 @@ enum Command {
         /// Descriptor of the connection to the process that this one replaces (viaduct upgrade)
         #[arg(long, hide = true)]
         takeover: Option<std::os::fd::RawFd>,
+    },
+    /// Keep the members of racks in a gateway's config up to date, from etcd
+    Fleet {
+        #[command(flatten)]
+        args: fleet::FleetArgs,
     },
     /// Write the first config of a site's gateway: ask, or take flags; print the other site's
     /// command
@@ -240,6 +247,10 @@ fn execute(line: CommandLine, registry: Registry) -> Result<ExitCode> {
         Command::Gateway { config, takeover, .. } => {
             log();
             gateway::run(&config, registry, takeover)?;
+        }
+        Command::Fleet { args } => {
+            log();
+            fleet::run(&args)?;
         }
         Command::Setup { args } => setup::run(&args)?,
         Command::Proxy { options } => {

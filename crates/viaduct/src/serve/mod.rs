@@ -13,7 +13,6 @@
 mod connection;
 mod descriptors;
 mod disk;
-mod etcd;
 mod file_cache;
 mod files;
 mod outgoing;

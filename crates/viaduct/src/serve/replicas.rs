@@ -23,8 +23,8 @@ use tracing::{info, warn};
 use viaduct_sys::journal::replace_secret_file;
 use viaduct_trickles::SharedRotation;
 
-use super::etcd::Etcd;
 use super::status::ReplicasStatus;
+use crate::etcd::Etcd;
 use crate::{key, root_secrets};
 
 /// Interval at which a file is checked for changes.

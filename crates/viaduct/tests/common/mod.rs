@@ -1,6 +1,7 @@
 //! Helpers shared by several test files.
 #![allow(dead_code)] // no test file uses all of them
 
+pub(crate) mod etcd;
 pub(crate) mod upgrade;
 
 use std::fs;

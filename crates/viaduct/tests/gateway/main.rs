@@ -5,6 +5,7 @@ mod cache;
 #[path = "../common/mod.rs"]
 mod common;
 mod fake_tcp;
+mod fleet;
 mod lanes;
 mod racks;
 mod setup;

@@ -1,14 +1,15 @@
 //! `viaduct serve --replicas`: secrets that two servers derive from a root, in a file or in etcd.
 
 use std::fs;
-use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::path::Path;
+use std::process::Command;
 use std::time::Duration;
 
 use viaduct_proto::trickles::packet::{Format, FormatChoice};
 use viaduct_proto::trickles::standard::MAIN;
 use viaduct_sys::process::Process;
 
+use crate::common::etcd::Etcd;
 use crate::common::{free_port, random, until, within};
 use crate::world::{End, SHARED, World};
 
@@ -54,52 +55,6 @@ fn a_replica_continues_what_another_began_across_new_roots() {
     assert!(within(LIMIT, || of(0) > 100 && of(1) > 100), "{} {}", of(0), of(1));
 }
 
-/// etcd on the loopback interface; ends when dropped.
-struct Etcd {
-    port: u16,
-    dir: PathBuf,
-    process: Option<Process>,
-}
-
-impl Etcd {
-    fn start(dir: &Path) -> Etcd {
-        let mut etcd = Etcd { port: free_port(), dir: dir.join("etcd"), process: None };
-        etcd.restart();
-        etcd
-    }
-
-    fn restart(&mut self) {
-        let (client, peer) = (format!("http://127.0.0.1:{}", self.port), free_port());
-        let peer = format!("http://127.0.0.1:{peer}");
-        let mut command = Command::new("etcd");
-        command.arg("--data-dir").arg(&self.dir).args(["--listen-client-urls", &client]);
-        command.args(["--advertise-client-urls", &client, "--listen-peer-urls", &peer]);
-        command.args(["--unsafe-no-fsync"]).stdout(Stdio::null()).stderr(Stdio::null());
-        self.process = Some(Process::spawn(command).unwrap());
-        assert!(within(LIMIT, || self.post("range", "{\"key\":\"YQ==\"}")), "etcd is not up");
-    }
-
-    fn post(&self, what: &str, body: &str) -> bool {
-        let url = format!("http://127.0.0.1:{}/v3/kv/{what}", self.port);
-        let mut curl = Command::new("curl");
-        curl.args(["-sf", "--noproxy", "*", "-d", body, &url]).stdout(Stdio::null());
-        curl.status().unwrap().success()
-    }
-
-    /// Stores a file under `viaduct/www`.
-    fn put(&self, file: &Path) {
-        let encode = |bytes: &[u8]| {
-            let mut base64 = Command::new("base64");
-            let mut child =
-                base64.arg("-w0").stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
-            std::io::Write::write_all(&mut child.stdin.take().unwrap(), bytes).unwrap();
-            String::from_utf8(child.wait_with_output().unwrap().stdout).unwrap()
-        };
-        let (key, value) = (encode(b"viaduct/www"), encode(&fs::read(file).unwrap()));
-        assert!(self.post("put", &format!("{{\"key\":\"{key}\",\"value\":\"{value}\"}}")));
-    }
-}
-
 #[test]
 fn secrets_in_etcd_are_followed_and_stand_when_it_is_gone() {
     let dir = std::env::temp_dir().join(format!("viaduct-etcd-{}", std::process::id()));
@@ -126,15 +81,15 @@ fn secrets_in_etcd_are_followed_and_stand_when_it_is_gone() {
     until("the server refuses", || refused.try_wait().unwrap().is_some());
     assert!(log("no-key").contains("there is no such key"), "{}", log("no-key"));
 
-    etcd.put(&file);
+    etcd.put("viaduct/www", &fs::read(&file).unwrap());
     let server = start(&etcd, "first");
     assert!(within(LIMIT, || log("first").contains("serving")), "{}", log("first"));
     make(&["--add"], &file);
-    etcd.put(&file);
+    etcd.put("viaduct/www", &fs::read(&file).unwrap());
     let changed = "the secrets of the replicas have changed";
     assert!(within(LIMIT, || log("first").contains(changed)), "{}", log("first"));
 
-    etcd.process = None;
+    etcd.stop();
     let gone = "the present secrets stay in force";
     assert!(within(LIMIT, || log("first").contains(gone)), "{}", log("first"));
     drop(server);

@@ -1,0 +1,94 @@
+//! Known members of all sites. A member that etcd no longer lists is kept for a while.
+
+use std::collections::BTreeMap;
+use std::time::{Duration, Instant};
+
+/// Time for which etcd must have answered without a member until that is forgotten: longer than a
+/// lease, so that each member registers again before.
+const FORGET_AFTER: Duration = Duration::from_secs(60);
+
+/// Site and name of a member.
+pub type MemberId = (String, String);
+
+/// Known members, each with its table in TOML.
+#[derive(Debug, Default)]
+pub struct Roster {
+    members: BTreeMap<MemberId, Known>,
+}
+
+#[derive(Debug)]
+struct Known {
+    table: toml::Table,
+    /// Time since which etcd has answered without the member.
+    missing_since: Option<Instant>,
+}
+
+impl Roster {
+    /// Creates a roster of members that were known before.
+    pub fn new(members: impl IntoIterator<Item = (MemberId, toml::Table)>) -> Roster {
+        let known = |(id, table)| (id, Known { table, missing_since: None });
+        Roster { members: members.into_iter().map(known).collect() }
+    }
+
+    /// Takes over an answer of etcd at `now`.
+    pub fn update(&mut self, now: Instant, listed: BTreeMap<MemberId, toml::Table>) {
+        for (id, known) in &mut self.members {
+            match listed.contains_key(id) {
+                true => known.missing_since = None,
+                false => drop(known.missing_since.get_or_insert(now)),
+            }
+        }
+        self.members.retain(|_, known| {
+            known.missing_since.is_none_or(|since| now.duration_since(since) < FORGET_AFTER)
+        });
+        let known = |(id, table)| (id, Known { table, missing_since: None });
+        self.members.extend(listed.into_iter().map(known));
+    }
+
+    /// Notes that etcd has not answered: time without an answer does not count.
+    pub fn pause(&mut self) {
+        self.members.values_mut().for_each(|known| known.missing_since = None);
+    }
+
+    /// Members of a site, by name.
+    pub fn of_site(&self, site: &str) -> impl Iterator<Item = (&str, &toml::Table)> {
+        let of_site = self.members.iter().filter(move |((of, _), _)| of == site);
+        of_site.map(|((_, name), known)| (&name[..], &known.table))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn id(name: &str) -> MemberId {
+        ("oslo".to_owned(), name.to_owned())
+    }
+
+    fn listed(names: &[&str]) -> BTreeMap<MemberId, toml::Table> {
+        names.iter().map(|name| (id(name), toml::Table::new())).collect()
+    }
+
+    fn names(roster: &Roster) -> Vec<&str> {
+        roster.of_site("oslo").map(|(name, _)| name).collect()
+    }
+
+    #[test]
+    fn a_member_is_forgotten_only_if_etcd_answers_for_long_without_it() {
+        let begin = Instant::now();
+        let at = |seconds| begin + Duration::from_secs(seconds);
+        let mut roster = Roster::new([(id("o1"), toml::Table::new())]);
+        roster.update(at(0), listed(&["o2"]));
+        assert_eq!(names(&roster), ["o1", "o2"]);
+        // etcd is gone for ten minutes, returns empty, and fills again.
+        roster.pause();
+        roster.update(at(600), listed(&[]));
+        roster.update(at(630), listed(&["o2"]));
+        assert_eq!(names(&roster), ["o1", "o2"]);
+        roster.update(at(659), listed(&["o2"]));
+        assert_eq!(names(&roster), ["o1", "o2"]);
+        roster.update(at(660), listed(&["o2"]));
+        assert_eq!(names(&roster), ["o2"]);
+        assert_eq!(roster.of_site("lima").count(), 0);
+    }
+}

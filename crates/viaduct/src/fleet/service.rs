@@ -1,0 +1,168 @@
+//! The process: registers its box, follows the others, and replaces the file when they change.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::io::Read as _;
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, Result};
+use rustix::process::{Pid, Signal, kill_process};
+use tokio::time::MissedTickBehavior;
+use tracing::{info, warn};
+use viaduct_sys::journal::replace_file;
+
+use super::FleetArgs;
+use super::config_file::{compose, members};
+use super::roster::{MemberId, Roster};
+use crate::etcd::Entry;
+use crate::gateway::config::Config;
+use crate::gateway::snapshot::Status;
+use crate::key;
+use crate::notify::{Phase, notify};
+use crate::signals::{SignalStreams, Signals, either};
+
+/// Interval at which etcd is asked, and the lease is renewed.
+const INTERVAL: Duration = Duration::from_secs(2);
+/// Time after which a box that does not renew its lease is no longer listed.
+const LEASE: Duration = Duration::from_secs(30);
+/// Time within which a gateway must show its status.
+const STATUS_TIMEOUT: Duration = Duration::from_secs(3);
+
+/// State of the process.
+struct Fleet<'a> {
+    args: &'a FleetArgs,
+    roster: Roster,
+    /// Lease of the own entry, and the entry.
+    registered: Option<(String, Entry)>,
+    /// Text of the file.
+    written: String,
+    /// Why etcd or the file could not be used, as it was logged.
+    fault: Option<String>,
+}
+
+/// Runs until a signal ends it.
+pub fn run(args: &FleetArgs) -> Result<()> {
+    let (runtime, signals) = Signals::register()?.into_parts();
+    let written = fs::read_to_string(&args.out).unwrap_or_default();
+    let roster = Roster::new(members(&written));
+    let mut fleet = Fleet { args, roster, registered: None, written, fault: None };
+    // An error in the base is reported at the start, not in a log later.
+    fleet.entry()?;
+    runtime.block_on(fleet.serve(signals));
+    Ok(())
+}
+
+impl Fleet<'_> {
+    async fn serve(&mut self, mut signals: SignalStreams) {
+        let mut turn = tokio::time::interval(INTERVAL);
+        turn.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        notify(Phase::Ready);
+        info!(member = self.args.member, "following {}", self.args.etcd);
+        loop {
+            tokio::select! {
+                _ = turn.tick() => self.turn().await,
+                _ = signals.hangup.recv() => self.turn().await,
+                () = either(&mut signals.terminate, &mut signals.interrupt) => break,
+            }
+        }
+        // The entry stays until its lease expires: a restart changes nothing.
+        info!("stopping");
+        notify(Phase::Stopping);
+    }
+
+    async fn turn(&mut self) {
+        notify(Phase::Alive);
+        let done = match self.follow().await {
+            Ok(()) => self.apply(),
+            Err(error) => {
+                self.roster.pause();
+                Err(error.context("the last file stands"))
+            }
+        };
+        let fault = done.err().map(|error| format!("{error:#}"));
+        match (&self.fault, &fault) {
+            (before, Some(fault)) if before.as_ref() != Some(fault) => warn!("{fault}"),
+            (Some(_), None) => info!("{} is followed again", self.args.etcd),
+            _ => {}
+        }
+        self.fault = fault;
+    }
+
+    /// Registers this box, and reads all members.
+    async fn follow(&mut self) -> Result<()> {
+        let (etcd, entry) = (&self.args.etcd, self.entry()?);
+        let kept = match &self.registered {
+            Some((lease, before)) => *before == entry && etcd.renew(lease).await?,
+            None => false,
+        };
+        if !kept {
+            let lease = etcd.grant(LEASE).await?;
+            etcd.put(&entry, &lease).await?;
+            self.registered = Some((lease, entry));
+        }
+        let listed: BTreeMap<_, _> = etcd.list().await?.iter().filter_map(parse).collect();
+        self.roster.update(Instant::now(), listed);
+        Ok(())
+    }
+
+    /// Entry of this box.
+    fn entry(&self) -> Result<Entry> {
+        let FleetArgs { base, member, endpoint, weight, drain, slices, .. } = self.args;
+        let file: toml::Table = read(base)?.parse().with_context(|| base.display().to_string())?;
+        let site = file.get("site").and_then(toml::Value::as_table);
+        let text = |key| site.and_then(|site| site.get(key)).and_then(toml::Value::as_str);
+        let of = |key| text(key).with_context(|| format!("{}: no [site] {key}", base.display()));
+        let dir = self.args.out.parent().unwrap_or(Path::new("."));
+        let key = key::read(&dir.join(of("key")?))?.public().to_string();
+        let mut table = toml::Table::new();
+        table.insert("key".to_owned(), key.into());
+        table.insert("endpoint".to_owned(), endpoint.to_string().into());
+        table.insert("weight".to_owned(), i64::from(*weight).into());
+        table.insert("drain".to_owned(), (*drain).into());
+        let slices: Vec<_> = slices.iter().map(|slice| slice.to_string().into()).collect();
+        table.insert("slices".to_owned(), toml::Value::Array(slices));
+        Ok(Entry { name: format!("{}/{member}", of("name")?), value: table.to_string() })
+    }
+
+    /// Replaces the file if its members have changed, and makes the gateway read it.
+    fn apply(&mut self) -> Result<()> {
+        let FleetArgs { base, out, .. } = self.args;
+        let text = compose(&read(base)?, &self.roster).context(base.display().to_string())?;
+        if text == self.written {
+            return Ok(());
+        }
+        let config = Config::parse(out, &text, None).context("no file is written")?;
+        replace_file(out, text.as_bytes()).with_context(|| out.display().to_string())?;
+        self.written = text;
+        let members = config.rack.as_ref().map_or(0, |rack| rack.members.len());
+        let peers = config.peers.len();
+        match reload(&config.socket()) {
+            Ok(()) => info!(members, peers, "the members have changed: the gateway reloads"),
+            Err(error) => info!(members, peers, "the members have changed; no gateway: {error:#}"),
+        }
+        Ok(())
+    }
+}
+
+/// Member of an entry `SITE/MEMBER`; `None` if it is none.
+fn parse(entry: &Entry) -> Option<(MemberId, toml::Table)> {
+    let (site, name) = entry.name.split_once('/')?;
+    Some(((site.to_owned(), name.to_owned()), entry.value.parse().ok()?))
+}
+
+/// Makes the gateway with this status socket read its config.
+fn reload(socket: &Path) -> Result<()> {
+    let mut stream = UnixStream::connect(socket).context(socket.display().to_string())?;
+    stream.set_read_timeout(Some(STATUS_TIMEOUT))?;
+    let mut text = String::new();
+    stream.read_to_string(&mut text)?;
+    let status: Status = serde_json::from_str(&text)?;
+    let pid = Pid::from_raw(status.pid.cast_signed()).context("a status without a process")?;
+    Ok(kill_process(pid, Signal::HUP)?)
+}
+
+fn read(path: &Path) -> Result<String> {
+    fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))
+}

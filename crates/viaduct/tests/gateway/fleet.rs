@@ -1,0 +1,109 @@
+//! `viaduct fleet` with a real etcd.
+
+use std::fs;
+use std::os::unix::fs::PermissionsExt as _;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::thread;
+use std::time::Duration;
+
+use viaduct_proto::keys::SecretKey;
+use viaduct_sys::process::Process;
+
+use super::common::etcd::Etcd;
+use super::common::{until, within};
+
+/// Box of site `oslo` or `lima`; its process ends when dropped.
+struct Member {
+    dir: PathBuf,
+    process: Option<Process>,
+}
+
+impl Member {
+    /// Starts the process of a box with this key.
+    fn start(dir: &Path, (site, peer): (u8, u8), key: u8, etcd: &Etcd) -> Member {
+        let dir = dir.join(format!("m{key}"));
+        fs::create_dir_all(&dir).unwrap();
+        let file = dir.join("site.key");
+        fs::write(&file, SecretKey::from_bytes([key; 32]).to_text()).unwrap();
+        fs::set_permissions(&file, fs::Permissions::from_mode(0o600)).unwrap();
+        let base = format!(
+            "[site]\nname = \"s{site}\"\nkey = \"site.key\"\nprefixes = [\"10.{site}.0.0/16\"]\n\
+             wan = \"wan0\"\nlisten = \"0.0.0.0:7400\"\nrun_dir = \"{}\"\n\
+             [[peer]]\nname = \"s{peer}\"\nprefixes = [\"10.{peer}.0.0/16\"]\n",
+            dir.display()
+        );
+        fs::write(dir.join("base.toml"), base).unwrap();
+        let mut member = Member { dir, process: None };
+        member.restart(key, etcd);
+        member
+    }
+
+    fn restart(&mut self, key: u8, etcd: &Etcd) {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_viaduct"));
+        command.arg("fleet").arg("--base").arg(self.dir.join("base.toml"));
+        command.arg("--out").arg(self.out());
+        command.args(["--etcd", &format!("etcd://127.0.0.1:{}/viaduct", etcd.port)]);
+        command.args(["--member", &format!("m{key}")]);
+        command.args(["--endpoint", &format!("192.0.2.{key}:7400"), "--weight", "2"]);
+        let log = fs::File::create(self.dir.join("log")).unwrap();
+        command.stdout(Stdio::null()).stderr(log);
+        self.process = Some(Process::spawn(command).unwrap());
+    }
+
+    fn out(&self) -> PathBuf {
+        self.dir.join("site.toml")
+    }
+
+    fn text(&self) -> String {
+        fs::read_to_string(self.out()).unwrap_or_default()
+    }
+
+    fn log(&self) -> String {
+        fs::read_to_string(self.dir.join("log")).unwrap()
+    }
+}
+
+#[test]
+fn boxes_find_each_other_by_etcd_and_their_configs_stand_when_it_is_gone_or_empty() {
+    let dir = std::env::temp_dir().join(format!("viaduct-fleet-{}", std::process::id()));
+    fs::create_dir_all(&dir).unwrap();
+    let mut etcd = Etcd::start(&dir);
+    let start = |sites, key| Member::start(&dir, sites, key, &etcd);
+    let mut members = [start((1, 2), 11), start((1, 2), 12), start((2, 1), 21)];
+    until("all members are in all configs", || {
+        members.iter().all(|member| {
+            let text = member.text();
+            ["m11", "m12", "m21"].iter().all(|name| text.contains(&format!("name = \"{name}\"")))
+        })
+    });
+    let text = members[0].text();
+    assert!(
+        text.contains("endpoint = \"192.0.2.21:7400\"") && text.contains("weight = 2"),
+        "{text}"
+    );
+    assert!(!text.contains("192.0.2.12"), "members of one site need no endpoints: {text}");
+    let key = SecretKey::from_bytes([12; 32]).public().to_string();
+    assert!(text.contains(&key), "{text}");
+    assert!(members[0].log().contains("no gateway"), "{}", members[0].log());
+
+    let before = members.each_ref().map(Member::text);
+    let log = members[0].dir.join("log");
+    let returns = || fs::read_to_string(&log).unwrap().matches("is followed again").count();
+    let returned = returns();
+    etcd.stop();
+    let stands = || members.iter().all(|member| member.log().contains("the last file stands"));
+    assert!(within(Duration::from_secs(20), stands), "{}", members[0].log());
+    members[1].process = None;
+    members[2].process = None;
+    // etcd returns without its data, and one box is still away.
+    fs::remove_dir_all(&etcd.dir).unwrap();
+    etcd.restart();
+    members[2].restart(21, &etcd);
+    let is_back = || returns() > returned;
+    assert!(within(Duration::from_secs(20), is_back), "{}", members[0].log());
+    thread::sleep(Duration::from_secs(3));
+    assert_eq!(members.each_ref().map(Member::text), before);
+    drop(members);
+    fs::remove_dir_all(&dir).unwrap();
+}
