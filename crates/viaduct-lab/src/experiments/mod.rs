@@ -101,6 +101,7 @@ pub const ALL: &[Entry] = &[
     entry(scale::hops::ABOUT, scale::hops::run),
     entry(scale::cores::ABOUT, scale::cores::run),
     entry(scale::replicas::ABOUT, scale::replicas::run),
+    entry(scale::rack::ABOUT, scale::rack::run),
     entry(site::all::ABOUT, site::all::run),
 ];
 

@@ -11,5 +11,6 @@ mod anycast;
 pub(super) mod cores;
 pub(super) mod hops;
 pub(super) mod peers;
+pub(super) mod rack;
 pub(super) mod replicas;
 mod service;

@@ -6,6 +6,7 @@
 //!   WebServer      nginx (or python3) with one file      -> download() with curl -> Download
 //!                  or a library of Documents            <- Requests, as by Web Polygraph
 //!   Squid          squid, one of a pair of caches
+//!   Bird           bird, a routing daemon
 //!   Ping           ping                                  -> PingReport
 //!   PeerTunnel     sing-box, kcptun                     over the link, by their own protocols
 //!   Relay          HAProxy, nginx stream, Varnish      between a client and a server
@@ -14,6 +15,7 @@
 //!   TimedMessages  own: messages at a constant rate      -> Vec<Message>, one-way latencies
 //! ```
 
+mod bird;
 mod capture;
 mod documents;
 mod iperf;
@@ -26,6 +28,7 @@ pub mod sessions;
 mod squid;
 mod web;
 
+pub use bird::Bird;
 pub use capture::{Capture, Segment};
 pub use documents::Documents;
 pub use iperf::{Iperf, IperfReport, Load};
