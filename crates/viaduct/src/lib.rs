@@ -48,6 +48,7 @@ mod status;
 mod status_socket;
 mod steer;
 mod text;
+mod tcp_probe;
 mod tunnel;
 mod upgrade;
 mod value_parser;

@@ -6,12 +6,12 @@ use std::sync::{Arc, Mutex};
 use super::{Driven, at, some_bytes};
 use crate::fec::Code;
 use crate::flow::Address;
+use crate::health::{self, Checker, Probe};
 use crate::keys::{Entropy, SecretKey};
 use crate::overlay::{Config, Node, Peer, Policy, Timing};
 use crate::repair::lanes::LaneCount;
 use crate::repair::{Coding, Local, PeerConfig, Plane, RackConfig, Sites, TransportChoice};
 use crate::rng::Rng;
-use crate::spray::{self, Checker, Probe};
 use crate::time::{Duration, Instant};
 use crate::tunnel::{Carrier, Event, Settings, StreamId, Tunnel};
 
@@ -231,8 +231,8 @@ pub(super) struct Checks(Checker, Vec<Probe>);
 
 impl Checks {
     pub(super) fn new() -> Checks {
-        let timing = spray::Timing { rise: 3, ..spray::Timing::default() };
-        Checks(Checker::new(3, timing, Instant::ZERO), Vec::new())
+        let timing = health::Timing { rise: 3, ..health::Timing::default() };
+        Checks(Checker::new([timing; 3], Instant::ZERO), Vec::new())
     }
 }
 
@@ -242,6 +242,7 @@ impl Driven for Checks {
             let result = if rng.chance(0.5) { Ok(()) } else { Err("refused".to_owned()) };
             self.0.handle_result(now, probe, result);
         }
+        self.0.handle_suspicion(now, rng.below(3) as usize);
     }
 
     fn drain(&mut self, now: Instant) {

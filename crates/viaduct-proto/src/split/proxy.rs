@@ -35,6 +35,9 @@ pub struct Addresses {
     pub destination: SocketAddr,
 }
 
+/// Header of the proxy's own connection (a health check).
+pub const LOCAL_HEADER: [u8; HEAD] = *b"\r\n\r\n\0\r\nQUIT\n\x20\0\0\0";
+
 /// Header for a flow. If only one address is IPv4, it is mapped into IPv6.
 pub fn emit(addresses: &Addresses) -> Vec<u8> {
     let Addresses { source, destination } = addresses;

@@ -71,11 +71,11 @@ impl Worker {
             return begun;
         }
         let Worker { acceptor, flows, config, upstream, .. } = self;
-        let EngineConfig { target, policies, options, .. } = &*config;
+        let EngineConfig { target, policies, .. } = &*config;
         acceptor.early.handle_syn(now, syn.tuple, || {
             let begin = |route: Route| {
                 let source = route.source;
-                flows.add(upstream.outbounds.begin(route, *options, now), source, now)
+                flows.add(upstream.begin(route, config, now), source, now)
             };
             let route = target.route(&syn.tuple, signalled, policies).ok_or(Failure::Denied);
             // The handlers accept or refuse the flow only once their peer has sent something, so no
@@ -194,7 +194,7 @@ impl Worker {
             .route(tuple, signalled, &self.config.policies)
             .ok_or(Failure::Denied)?;
         let source = route.source;
-        let begun = self.upstream.outbounds.begin(route, self.config.options, now);
+        let begun = self.upstream.begin(route, &self.config, now);
         self.flows.add(begun, source, now)
     }
 }

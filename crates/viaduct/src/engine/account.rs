@@ -31,12 +31,22 @@ pub struct Account {
     user: Option<String>,
     /// Status and reason, if this proxy refused or ended the flow.
     ended: Option<(u16, String)>,
+    /// True for a health check, which is not logged: checks arrive all the time.
+    is_check: bool,
 }
 
 impl Account {
     /// Returns the account of a flow that begins now.
     pub fn new(begun: Instant) -> Account {
-        Account { begun, bytes: [0; 2], protocol: "tcp", to: None, user: None, ended: None }
+        Account {
+            begun,
+            bytes: [0; 2],
+            protocol: "tcp",
+            to: None,
+            user: None,
+            ended: None,
+            is_check: false,
+        }
     }
 
     /// Records the client's destination, the protocol of its request, and its name.
@@ -73,6 +83,7 @@ impl Account {
             to: record.to.clone(),
             user: record.user.clone(),
             ended: None,
+            is_check: false,
         };
     }
 
@@ -93,6 +104,7 @@ impl Account {
             Refusal::Denied | Refusal::Unauthenticated => 407,
             Refusal::HealthCheck => 200,
         };
+        self.is_check = why == Refusal::HealthCheck;
         self.ended = Some((status, why.to_string()));
     }
 
@@ -110,7 +122,7 @@ impl Account {
 impl Worker {
     /// Logs the end of a client's flow.
     pub(super) fn log_end(&self, flow: &Flow, now: Instant) {
-        if !self.access_log.is_on() || !flow.has_client() {
+        if !self.access_log.is_on() || !flow.has_client() || flow.account.is_check {
             return;
         }
         let opened = flow.is_connected();

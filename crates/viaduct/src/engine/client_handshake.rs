@@ -241,7 +241,7 @@ impl Worker {
     /// Connects a flow, whose client is already present, to its destination.
     fn connect_route(&mut self, key: usize, mut route: Route, now: Instant) {
         route.copied = matches!(self.flows.at(key).conns(), [Some(Conn::Tunnel(_)), _]);
-        let mut begun = match self.upstream.outbounds.begin(route, self.config.options, now) {
+        let mut begun = match self.upstream.begin(route, &self.config, now) {
             Ok(begun) => begun,
             Err(_) if self.try_next_address(key, now) => return,
             Err(error) => return self.refuse(key, failure(&error)),

@@ -1,5 +1,6 @@
 //! Commands to a worker, and their handling; limits of a worker.
 
+use std::net::SocketAddr;
 use std::sync::{Arc, mpsc};
 use std::time::Duration;
 
@@ -74,6 +75,8 @@ pub enum WorkerCommand {
     Request(Box<ProgramRequest>),
     /// Report the events of all handlers to this listener.
     SetEventSink(Box<dyn EventSink>),
+    /// Connect the flows that wait for this next hop, which went down, through another one.
+    LeaveHop(SocketAddr),
     /// Reply with the counters.
     Stats(oneshot::Sender<ProxyStats>),
     /// Reply with duplicates of the listen set's descriptors.
@@ -131,6 +134,7 @@ impl Worker {
                 }
                 WorkerCommand::Request(request) => self.handle_request(*request, now),
                 WorkerCommand::SetEventSink(sink) => self.programs.aware.set_sink(sink),
+                WorkerCommand::LeaveHop(hop) => self.leave_hop(hop),
                 WorkerCommand::Stats(reply) => drop(reply.send(self.stats())),
                 WorkerCommand::Reload(config) => {
                     self.upstream.reload(&config, now);

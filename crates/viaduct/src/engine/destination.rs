@@ -14,6 +14,7 @@ use viaduct_proto::split::syn::Syn;
 use viaduct_sys::route::local_addresses::LocalAddresses;
 use viaduct_sys::socket::tcp::LongHaul;
 
+use super::next_hops::Choice;
 use super::outbound::OutboundSpec;
 use super::policy::{Plan, Policies, holds};
 
@@ -67,9 +68,13 @@ pub struct Route {
     pub copied: bool,
     /// Long-haul socket settings, if the connection crosses the long link.
     pub haul: Option<LongHaul>,
-    /// Outbound that replaces the plan's: a detour, a transport that the handlers have named, or a
-    /// direct connection where the outbound is known to fail.
+    /// Outbound that replaces the plan's: the hop of a list, a detour, a transport that the
+    /// handlers have named, or a direct connection where the outbound is known to fail.
     pub instead: Option<OutboundSpec>,
+    /// Hops of the plan's list that have failed.
+    pub tried: Vec<SocketAddr>,
+    /// Local address of a direct connection, if no hop of the plan's list is left.
+    pub direct_from: Option<SocketAddr>,
 }
 
 impl Target {
@@ -180,20 +185,51 @@ impl Route {
         if plan.deny || to.ip().to_canonical().is_unspecified() {
             return None;
         }
-        let hop = plan.by.hop();
-        let haul = policies.far.haul(hop.unwrap_or(to).ip()).cloned();
-        let instead = match plan.by {
-            OutboundSpec::Direct => policies.detour(to.ip()).cloned(),
-            _ => None,
+        Some(Route::planned(policies, plan, (client, to, from), Vec::new()))
+    }
+
+    /// Route of `client` to `to`, from the local address `from` if given, according to `plan`. The
+    /// hops in `tried` have failed.
+    fn planned(
+        policies: &Policies,
+        plan: &Arc<Plan>,
+        (client, to, from): (SocketAddr, SocketAddr, Option<SocketAddr>),
+        tried: Vec<SocketAddr>,
+    ) -> Route {
+        let detour = || policies.detour(to.ip()).cloned();
+        let (hop, instead) = match &plan.by {
+            OutboundSpec::Direct => (None, detour()),
+            OutboundSpec::Hop(at) => (Some(*at), None),
+            OutboundSpec::Hops(list) => match list.choose(&policies.health, &tried) {
+                Choice::Hop(at) => (Some(at), Some(OutboundSpec::Hop(at))),
+                Choice::Direct => (None, Some(detour().unwrap_or_default())),
+                // The list itself is no outbound, so the connection fails.
+                Choice::Refused => (None, None),
+            },
+            OutboundSpec::Tunnel(_) | OutboundSpec::Trickles(_) => (None, None),
         };
-        let straight = Route { from, haul, instead, ..Route::straight(plan, client, to.into()) };
-        Some(match hop {
+        let haul = policies.far.haul(hop.unwrap_or(to).ip()).cloned();
+        let straight = Route::straight(plan, client, to.into());
+        let straight = Route { from, haul, instead, tried, direct_from: from, ..straight };
+        match hop {
             None => straight,
             Some(hop) => {
                 let signalled = Some(Addresses { source: client, destination: to });
                 Route { to: hop.into(), from: None, signalled, ..straight }
             }
-        })
+        }
+    }
+
+    /// Route of the same flow after its hop has failed: through the next hop of the list, or
+    /// directly. `None` if the flow has no list, or nothing is left to try.
+    pub fn after_failure(&self, policies: &Policies) -> Option<Route> {
+        let failed = self.outbound().hop().filter(|_| self.plan.by.list().is_some())?;
+        let ends = (self.source, self.signalled?.destination, self.direct_from);
+        let tried = [&self.tried[..], &[failed]].concat();
+        let next = Route::planned(policies, &self.plan, ends, tried);
+        let is_left = next.outbound().list().is_none();
+        let keeps_client = next.from.is_some();
+        is_left.then_some(Route { copied: self.copied, keeps_client, ..next })
     }
 
     /// Route of a flow of `client` to `to` according to `plan`, without a hop.
@@ -208,6 +244,8 @@ impl Route {
             copied: false,
             haul: None,
             instead: None,
+            tried: Vec::new(),
+            direct_from: None,
         }
     }
 
@@ -233,7 +271,7 @@ impl Route {
         let travels = match plan.by {
             OutboundSpec::Tunnel(_) => true,
             OutboundSpec::Direct | OutboundSpec::Trickles(_) => by_handler,
-            OutboundSpec::Hop(_) => false,
+            OutboundSpec::Hop(_) | OutboundSpec::Hops(_) => false,
         };
         let to = Address::Name(name.to_owned(), port);
         travels.then(|| Ok(Route::straight(plan, client, to)))

@@ -94,7 +94,8 @@ impl Outbounds {
             false => bound.or(route.from.filter(fits)),
         };
         let (source, signalled, haul) = (route.source, route.signalled, route.haul.take());
-        let request = OpenRequest { to, from, source, signalled, options, haul };
+        let request =
+            OpenRequest { to, from, source, signalled, tell: route.plan.tell, options, haul };
         self.get(route.outbound())?.open(&request, now)
     }
 

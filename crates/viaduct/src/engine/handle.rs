@@ -13,6 +13,7 @@ use super::config::EngineConfig;
 use super::intercept::InterceptState;
 use super::listen_set::ListenSet;
 use super::loops::Loops;
+use super::next_hops::HopChecks;
 use super::snapshot::ProxyStatus;
 use super::stats::ProxyStats;
 use super::workers::Workers;
@@ -28,6 +29,7 @@ pub struct Handle {
     workers: Vec<CommandSender>,
     intercept_state: Arc<InterceptState>,
     access_log: AccessLog,
+    hop_checks: HopChecks,
     started: Instant,
 }
 
@@ -48,7 +50,9 @@ impl Handle {
         intercept_state: Arc<InterceptState>,
     ) -> Handle {
         let (workers, access_log) = (loops.commands.clone(), loops.access_log.clone());
-        Handle { config, workers, intercept_state, access_log, started: Instant::now() }
+        let hop_checks = HopChecks::new(&config.policies, workers.clone());
+        let started = Instant::now();
+        Handle { config, workers, intercept_state, access_log, hop_checks, started }
     }
 
     /// Reopens the access log's file.
@@ -77,8 +81,10 @@ impl Handle {
     }
 
     /// Applies a new config, without changes that need a restart. Open flows continue.
-    pub fn reload(&mut self, new: EngineConfig) {
+    pub fn reload(&mut self, mut new: EngineConfig) {
+        new.policies.health = self.config.policies.health.clone();
         self.send_all(|| WorkerCommand::Reload(Box::new(new.clone())));
+        self.hop_checks.follow(&new.policies);
         self.config = new;
     }
 
@@ -133,6 +139,7 @@ impl Handle {
             hangs,
             restored: self.intercept_state.restored(),
             missing: self.intercept_state.is_missing(),
+            next_hops: self.config.policies.health.statuses(),
             handlers: self.config.policies.state(),
             access_log: self.access_log.stats(),
             counters,

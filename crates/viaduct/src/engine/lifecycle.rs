@@ -113,11 +113,14 @@ impl Worker {
     }
 
     /// Handles a server that does not answer, or refuses.
-    fn unanswered(&mut self, key: usize, error: &io::Error) {
+    pub(super) fn unanswered(&mut self, key: usize, error: &io::Error) {
         let flow = self.flows.at(key);
         debug!("cannot connect to {} for {}: {error}", flow.destination(), flow.source());
         self.stats.hop(flow.outbound()).failed(&error.to_string());
-        if self.try_next_address(key, time()) {
+        if let Some(hop) = flow.outbound().hop() {
+            self.config.policies.health.suspect(hop);
+        }
+        if self.try_next_address(key, time()) || self.try_next_hop(key, time()) {
             return;
         }
         if self.reject_held(key, error) || self.reject_pending(key, error) {

@@ -2,6 +2,7 @@
 
 use viaduct_proto::tunnel::stats::TunnelStats;
 
+use super::next_hops::HopStatus;
 use super::snapshot::ProxyStatus;
 use super::stats::{CONNECT_BOUNDS, PolicyStats, ProxyStats};
 use crate::metrics::{Exposition, Kind, Labels};
@@ -45,6 +46,7 @@ pub fn encode(status: &ProxyStatus) -> String {
     page.sample(own, u8::from(status.missing));
     bytes_and_refusals(&mut page, own, counters);
     connects(&mut page, own, counters);
+    next_hops(&mut page, own, &status.next_hops);
     policies(&mut page, own, counters);
     tunnels(&mut page, own, counters);
     status.access_log.iter().for_each(|log| log.expose(&mut page));
@@ -63,6 +65,26 @@ fn bytes_and_refusals(page: &mut Exposition, own: Labels<'_>, counters: &ProxySt
     );
     for (why, count) in counters.refused.by_reason() {
         page.sample(&[own, &[("reason", why)]].concat(), count);
+    }
+}
+
+type HopCounter = (&'static str, Kind, &'static str, fn(&HopStatus) -> u64);
+
+const NEXT_HOPS: &[HopCounter] = &[
+    ("viaduct_proxy_next_hop_up", Kind::Gauge, "0 while a checked next hop is down.", |hop| {
+        u64::from(!hop.is_down)
+    }),
+    ("viaduct_proxy_next_hop_probes_total", Kind::Counter, "Probes of a next hop.", |h| h.probes),
+    ("viaduct_proxy_next_hop_failures_total", Kind::Counter, "Failed probes.", |h| h.failures),
+    ("viaduct_proxy_next_hop_falls_total", Kind::Counter, "Times that it went down.", |h| h.falls),
+];
+
+fn next_hops(page: &mut Exposition, own: Labels<'_>, hops: &[HopStatus]) {
+    for (name, kind, help, value) in NEXT_HOPS.iter().filter(|_| !hops.is_empty()) {
+        page.family(name, *kind, help);
+        for hop in hops {
+            page.sample(&[own, &[("hop", &hop.hop.to_string())]].concat(), value(hop));
+        }
     }
 }
 

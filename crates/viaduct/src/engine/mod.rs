@@ -26,6 +26,7 @@
 //! | `conn`, `flow_socket`, `liveness` | ends of flows |
 //! | `destination`, `policy`, `resolve` | destination of a flow, and route to it |
 //! | `dial`, `outbound` | server side of flows: outbound connections |
+//! | `next_hops` | lists of next hops: checks, choice, failover |
 //! | `negotiation` | negotiation of a flow's handlers with its far end |
 //! | `trickles`, `tunnels` | outbound over Trickles; ends of flows in tunnels ([`crate::tunnel`]) |
 //! | `upstream` | outbounds of a loop, with its tunnels, ports and resolver |
@@ -59,6 +60,7 @@ pub mod liveness;
 pub mod loops;
 pub mod metrics;
 pub mod negotiation;
+pub mod next_hops;
 mod origin;
 pub mod outbound;
 mod pipes;

@@ -11,7 +11,8 @@ use viaduct_proto::units::rate_text;
 use viaduct_sys::socket::tcp::LongHaul;
 
 use super::chain_io::Factories;
-use super::outbound::OutboundSpec;
+use super::next_hops::HopHealth;
+use super::outbound::{HopSignalling, OutboundSpec};
 use super::trickles::PacketFormats;
 
 /// Handlers that several event loops cannot run.
@@ -26,6 +27,8 @@ pub struct Plan {
     pub deny: bool,
     /// Outbound route.
     pub by: OutboundSpec,
+    /// Form in which the next hop gets the flow's addresses, if not the proxy's.
+    pub tell: Option<HopSignalling>,
     /// Handlers that the flow passes, if any.
     pub handlers: Option<Factories>,
     /// True if this proxy is the accepting side of the same handlers at another host.
@@ -75,6 +78,9 @@ pub struct Policies {
     pub far: Far,
     /// Outbounds that take the place of direct ones.
     pub detours: Vec<Detour>,
+    /// States of the next hops that are checked. A running proxy keeps its own when it gets new
+    /// policies.
+    pub health: Arc<HopHealth>,
 }
 
 /// Outbound that takes the place of direct connections to some addresses.
@@ -117,9 +123,9 @@ impl Policies {
         }
     }
 
-    /// Returns whether some flows go through hops.
-    pub fn have_hops(&self) -> bool {
-        self.outbounds().any(|by| by.hop().is_some())
+    /// Forms in which next hops get the addresses of flows; `None` means the proxy's form.
+    pub fn tells(&self) -> impl Iterator<Item = Option<HopSignalling>> {
+        self.plans().filter(|plan| !plan.by.hops().is_empty()).map(|plan| plan.tell)
     }
 
     /// Returns whether some flows come from the same handlers at another host.
@@ -226,6 +232,7 @@ impl fmt::Display for Plan {
         match &self.by {
             OutboundSpec::Direct => f.write_str("straight on")?,
             OutboundSpec::Hop(at) => write!(f, "by {at}")?,
+            OutboundSpec::Hops(list) => write!(f, "by {list}")?,
             by @ OutboundSpec::Tunnel(_) => write!(f, "through the {by}")?,
             by @ OutboundSpec::Trickles(_) => write!(f, "by {by}")?,
         }

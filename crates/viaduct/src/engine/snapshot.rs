@@ -4,6 +4,7 @@ use std::net::SocketAddr;
 
 use serde::{Deserialize, Serialize};
 
+use super::next_hops::HopStatus;
 use super::stats::ProxyStats;
 use crate::access_log::AccessLogStats;
 
@@ -33,6 +34,9 @@ pub struct ProxyStatus {
     /// True if interception rules are missing, so that connections bypass the proxy.
     #[serde(default)]
     pub missing: bool,
+    /// Next hops that are checked.
+    #[serde(default)]
+    pub next_hops: Vec<HopStatus>,
     /// State of the handlers: the name of each, and some lines of text.
     #[serde(default)]
     pub handlers: Vec<(String, String)>,

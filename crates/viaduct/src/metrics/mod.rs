@@ -144,6 +144,7 @@ mod tests {
     use viaduct_proto::tunnel::stats::LinkStats;
 
     use crate::access_log::AccessLogStats;
+    use crate::engine::next_hops::HopStatus;
     use crate::engine::outbound::OutboundSpec;
     use crate::engine::snapshot::ProxyStatus;
     use crate::gateway::snapshot::{PeerStatus, Status};
@@ -195,6 +196,7 @@ mod tests {
         let hop = OutboundSpec::Hop(([10, 0, 0, 1], 7_000).into());
         status.counters.hop(&hop).failed("refused");
         status.access_log = Some(AccessLogStats::default());
+        status.next_hops = vec![HopStatus::of(([10, 0, 0, 1], 7_000).into(), true)];
         engine::metrics::encode(&status)
     }
 

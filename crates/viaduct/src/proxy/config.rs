@@ -122,11 +122,11 @@ mod tests {
     fn load(text: &str) -> Result<Vec<Policy>, String> {
         let ParsedConfig { args, policies, tunnels } = parse(text)?;
         let tunnels: Vec<TunnelName> = tunnels.iter().map(|t| t.name[..].into()).collect();
-        let by = args.next.map(OutboundSpec::Hop).unwrap_or_default();
+        let by = args.next.first().copied().map(OutboundSpec::Hop).unwrap_or_default();
         let otherwise = Plan { by, rate: args.rate, ..Plan::default() };
         let registry = crate::handlers();
         let tables = (1..).zip(&policies);
-        tables.map(|(n, table)| table.policy(n, &otherwise, &tunnels, &registry)).collect()
+        tables.map(|(n, table)| table.policy(n, &args, &otherwise, &tunnels, &registry)).collect()
     }
 
     const HEAD: &str = "[proxy]\nlisten = ['[::]:7000']\nto = '10.0.0.9:80'\n";

@@ -4,6 +4,7 @@
 use std::net::SocketAddr;
 use std::ops::RangeInclusive;
 use std::path::PathBuf;
+use std::str::FromStr as _;
 use std::time::Duration;
 
 use clap::ValueEnum;
@@ -12,8 +13,10 @@ use serde::Deserialize;
 use viaduct_proto::flow::HandlerSpec;
 use viaduct_proto::keys::PublicKey;
 
+use super::next::{Check, NextCheck};
 use crate::access_log::AccessLogArgs;
 use crate::dead_after::DeadAfter;
+use crate::engine::next_hops::Fallback;
 use crate::engine::outbound::HopSignalling;
 use crate::engine::trickles::PacketFormats;
 use crate::run_dir::RunDir;
@@ -54,10 +57,20 @@ pub struct ProxyArgs {
     /// File of one line, NAME:PASSWORD, with which SOCKS and CONNECT clients must authenticate
     #[arg(long, value_name = "FILE")]
     pub password_file: Option<PathBuf>,
-    /// Next hop, another `viaduct proxy --expect proxy`; if not given, flows go directly to servers
+    /// Next hop, another `viaduct proxy --expect proxy`; if not given, flows go directly to
+    /// servers. May be repeated: flows take the first hop that is up
     #[arg(short, long, value_name = "ADDRESS:PORT", value_parser = destination)]
-    #[serde(deserialize_with = "optional::<Destination, _>")]
-    pub next: Option<SocketAddr>,
+    #[serde(deserialize_with = "list::<Destination, _>")]
+    pub next: Vec<SocketAddr>,
+    /// Check of the next hops: none, or interval=TIME,timeout=TIME,rise=N,fall=N,http=PATH [default
+    /// for several hops: interval=500ms,timeout=450ms,rise=2,fall=3; for a single one: none]
+    #[arg(long, value_name = "CHECK", value_parser = NextCheck::from_str)]
+    #[serde(deserialize_with = "optional::<Check, _>")]
+    pub next_check: Option<NextCheck>,
+    /// Treatment of flows while no next hop is up [default for several hops: direct]
+    #[arg(long, value_enum)]
+    #[serde(deserialize_with = "optional::<Fallback, _>")]
+    pub next_fallback: Option<Fallback>,
     /// Form in which the next hop gets a flow's addresses [default: the SYN option if it can be
     /// sent, else proxy-tfo]
     #[arg(long, value_enum)]

@@ -40,8 +40,8 @@ pub(super) fn fit_together(args: &ProxyArgs) -> Result<()> {
         ("expect", asked, "to", args.to.is_some()),
         ("expect", asked, "intercept", on_path),
         ("intercept", on_path, "to", args.to.is_some()),
-        ("tunnel", tunnel, "next", args.next.is_some()),
-        ("trickles", trickles, "next", args.next.is_some()),
+        ("tunnel", tunnel, "next", !args.next.is_empty()),
+        ("trickles", trickles, "next", !args.next.is_empty()),
         ("trickles", trickles, "tunnel", tunnel),
     ];
     if let Some((one, _, other, _)) = excluded.iter().find(|(_, one, _, other)| *one && *other) {
@@ -69,7 +69,7 @@ pub(super) fn fit_together(args: &ProxyArgs) -> Result<()> {
 
 /// Refuses options that have no effect because another option is missing.
 pub(super) fn has_effect(args: &ProxyArgs, policies: &[PolicyTable]) -> Result<()> {
-    let hops = args.next.is_some() || policies.iter().any(|policy| policy.next.is_some());
+    let hops = !args.next.is_empty() || policies.iter().any(|policy| !policy.next.is_empty());
     let words = [ClientProtocol::Socks, ClientProtocol::Connect];
     let passwords = args.expect.iter().any(|protocol| words.contains(protocol));
     let (on_path, asked) = (!args.intercept.is_empty(), !args.expect.is_empty());
@@ -79,6 +79,8 @@ pub(super) fn has_effect(args: &ProxyArgs, policies: &[PolicyTable]) -> Result<(
         (args.keep_client && !on_path, "keep-client: it needs intercept, which is not given"),
         (!args.allow_from.is_empty() && !asked, "allow-from: it needs expect, which is not given"),
         (args.tell.is_some() && !hops, "tell: no hop gets the flows; give next"),
+        (args.next_check.is_some() && !hops, "next-check: no hop is given; give next"),
+        (args.next_fallback.is_some() && !hops, "next-fallback: no hop is given; give next"),
         (
             args.password_file.is_some() && !passwords,
             "password-file: only SOCKS and CONNECT have passwords; give expect socks or connect",
@@ -109,14 +111,14 @@ pub(super) fn leads_on(args: &ProxyArgs, policies: &[PolicyTable]) -> Result<()>
         };
         args.listen.iter().filter(|at| at.port() == port).any(meets)
     };
-    let policies = policies.iter().map(|policy| ("[[policy]] next", policy.next));
-    let goals = [("to", args.to), ("next", args.next)].into_iter().chain(policies);
-    for (what, to) in goals {
-        if let Some(to) = to.filter(|&to| ours(to)) {
-            bail!("{what}: {to} is this proxy itself");
-        }
+    let policies = policies.iter().flat_map(|policy| &policy.next);
+    let policies = policies.map(|next| ("[[policy]] next", next));
+    let next = args.next.iter().map(|next| ("next", next));
+    let mut goals = args.to.iter().map(|to| ("to", to)).chain(next).chain(policies);
+    match goals.find(|(_, to)| ours(**to)) {
+        Some((what, to)) => bail!("{what}: {to} is this proxy itself"),
+        None => Ok(()),
     }
-    Ok(())
 }
 
 /// Refuses a metrics address that overlaps a listen address: only one of the two could be bound.

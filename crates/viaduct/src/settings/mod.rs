@@ -11,6 +11,7 @@
 mod args;
 mod checks;
 mod listen;
+mod next;
 mod report;
 mod tables;
 pub mod thread;
@@ -162,8 +163,9 @@ fn all_policies(
     tunnels: &[TunnelName],
     registry: &Registry,
 ) -> Result<Policies> {
-    let by = match (args.next, args.tunnel.tunnel, args.trickles) {
-        (Some(at), ..) => OutboundSpec::Hop(at),
+    let hop = next::outbound(&args.next, args.next_check.as_ref(), args.next_fallback);
+    let by = match (hop.map_err(|what| anyhow!(what))?, args.tunnel.tunnel, args.trickles) {
+        (Some(hop), ..) => hop,
         (None, Some(_), _) => OutboundSpec::Tunnel(String::new()),
         (None, None, Some(formats)) => {
             let key = args.trickles_key;
@@ -176,7 +178,7 @@ fn all_policies(
     let otherwise = Plan { policy: name, by, handlers, rate: args.rate, ..Plan::default() };
     let mut names = BTreeSet::new();
     let policy = |(n, table): (usize, &PolicyTable)| {
-        let made = table.policy(n, &otherwise, tunnels, registry).and_then(|policy| {
+        let made = table.policy(n, args, &otherwise, tunnels, registry).and_then(|policy| {
             match names.insert(policy.plan.policy.clone()) {
                 true => Ok(policy),
                 false => Err("name: an earlier policy has the same".to_owned()),
@@ -185,7 +187,10 @@ fn all_policies(
         made.map_err(|what| anyhow!("[[policy]] number {n}: {what}"))
     };
     let list = (1..).zip(tables).map(policy).collect::<Result<_>>()?;
-    Ok(Policies { list, otherwise: otherwise.into(), far: far(args)?, detours: Vec::new() })
+    let policies =
+        Policies { list, otherwise: otherwise.into(), far: far(args)?, ..Policies::default() };
+    next::check_alike(&policies)?;
+    Ok(policies)
 }
 
 fn socket_options(args: &ProxyArgs, target: &Target) -> TcpOptions {

@@ -11,12 +11,14 @@ use toml::{Table, Value};
 use viaduct_proto::flow::{HandlerSpec, Registry};
 
 use super::args::ProxyArgs;
+use super::next::{self, Check, NextCheck};
 use crate::engine::chain_io::Factories;
-use crate::engine::outbound::OutboundSpec;
+use crate::engine::next_hops::Fallback;
+use crate::engine::outbound::{HopSignalling, OutboundSpec};
 use crate::engine::policy::{Plan, Policy};
 use crate::engine::trickles::{PacketFormats, TricklesTarget};
 use crate::tunnel::settings::TunnelName;
-use crate::value_parser::table::{Destination, Ports, Prefix, Rate, array, optional};
+use crate::value_parser::table::{Destination, Ports, Prefix, Rate, array, list, optional};
 
 /// Name of the plan for flows that match no policy.
 pub const OTHERWISE: &str = "otherwise";
@@ -36,8 +38,14 @@ pub struct PolicyTable {
     ports: Vec<RangeInclusive<u16>>,
     #[serde(default)]
     action: Action,
-    #[serde(default, deserialize_with = "optional::<Destination, _>")]
-    pub(super) next: Option<SocketAddr>,
+    #[serde(default, deserialize_with = "list::<Destination, _>")]
+    pub(super) next: Vec<SocketAddr>,
+    #[serde(default, rename = "next-check", deserialize_with = "optional::<Check, _>")]
+    next_check: Option<NextCheck>,
+    #[serde(default, rename = "next-fallback", deserialize_with = "optional::<Fallback, _>")]
+    next_fallback: Option<Fallback>,
+    #[serde(default, deserialize_with = "optional::<HopSignalling, _>")]
+    pub(super) tell: Option<HopSignalling>,
     #[serde(default)]
     direct: bool,
     tunnel: Option<Value>,
@@ -155,20 +163,35 @@ impl PolicyTable {
         }
     }
 
+    /// Outbound through the policy's own next hops. The settings of `args` apply to them, too,
+    /// unless the policy has its own.
+    fn hop(&self, args: &ProxyArgs) -> Result<Option<OutboundSpec>, String> {
+        if self.next.is_empty() && (self.next_check.is_some() || self.next_fallback.is_some()) {
+            return Err("next-check, next-fallback: they need next; give that too".to_owned());
+        }
+        if self.next.is_empty() && self.tell.is_some() {
+            return Err("tell: it needs next; give that too".to_owned());
+        }
+        let check = self.next_check.as_ref().or(args.next_check.as_ref());
+        next::outbound(&self.next, check, self.next_fallback.or(args.next_fallback))
+    }
+
     /// Policy that the table describes, the `n`th, from 1. A tunnel that it names must be one of
-    /// `tunnels`. Missing keys are taken from `otherwise`. Errors: the mistake, and a correct form.
+    /// `tunnels`. Missing keys are taken from `args` and `otherwise`, the plan of these. Errors:
+    /// the mistake, and a correct form.
     pub fn policy(
         &self,
         n: usize,
+        args: &ProxyArgs,
         otherwise: &Plan,
         tunnels: &[TunnelName],
         registry: &Registry,
     ) -> Result<Policy, String> {
         let tunnel = self.tunnel.as_ref().map(|value| tunnel(value, tunnels)).transpose()?;
-        let by = match (self.direct, self.next, tunnel, self.trickles) {
+        let by = match (self.direct, self.hop(args)?, tunnel, self.trickles) {
             (false, None, None, None) => otherwise.by.clone(),
             (true, None, None, None) => OutboundSpec::Direct,
-            (false, Some(at), None, None) => OutboundSpec::Hop(at),
+            (false, Some(hop), None, None) => hop,
             (false, None, Some(name), None) => OutboundSpec::Tunnel(name.to_string()),
             (false, None, None, Some(formats)) => {
                 let key = self.trickles_key.as_deref().map(str::parse).transpose();
@@ -190,7 +213,10 @@ impl PolicyTable {
             (
                 true,
                 _,
-                OutboundSpec::Hop(_) | OutboundSpec::Tunnel(_) | OutboundSpec::Trickles(_),
+                OutboundSpec::Hop(_)
+                | OutboundSpec::Hops(_)
+                | OutboundSpec::Tunnel(_)
+                | OutboundSpec::Trickles(_),
             ) => {
                 return Err(
                     "side: \"accept\" connects directly to the server, not by next, tunnel or \
@@ -204,6 +230,7 @@ impl PolicyTable {
             policy: Some(self.name(n)?.into()),
             deny: self.action == Action::Deny,
             by,
+            tell: self.tell,
             handlers,
             accepts,
             rate: self.rate.or(otherwise.rate),

@@ -8,8 +8,9 @@ use std::time::Duration;
 
 use anyhow::{Context as _, Result, anyhow, bail};
 use serde::Deserialize;
+use viaduct_proto::health::Timing;
 use viaduct_proto::keys::PublicKey;
-use viaduct_proto::spray::{MAX_WEIGHT, Timing, slots};
+use viaduct_proto::spray::{MAX_WEIGHT, slots};
 
 use crate::run_dir::default_run_dir;
 use crate::text;

@@ -1,7 +1,7 @@
 //! `viaduct spray`: distributes the packets of a service over its replicas (Trickles, section 2.1).
 //!
 //! ```text
-//!   UDP, TCP ◀── probes, answers ──▶ proto::spray::Checker ─ up, down ─┐
+//!   UDP, TCP ◀── probes, answers ──▶ proto::health::Checker ─ up, down ┐
 //!   spray.toml: weights, drain ────────────────────────────────────────┼─▶ proto::spray::slots
 //!   NAME.drain ◀── viaduct spray drain ── operator                     │          │
 //!                                                                      ▼          ▼

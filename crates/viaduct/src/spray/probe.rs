@@ -3,32 +3,29 @@
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
-use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
-use tokio::net::{TcpStream, UdpSocket};
+use tokio::net::UdpSocket;
 use viaduct_proto::trickles::crypt::ClientCrypt;
 use viaduct_proto::trickles::probe::Probe;
 use viaduct_sys::random::random;
 
 use super::config::{Check, Kind};
 use crate::random::entropy;
+use crate::tcp_probe;
 
 /// Longest datagram that is read.
 const MAX_DATAGRAM: usize = 2_048;
-/// Bytes of a status line that are read: `HTTP/1.1 200`.
-const STATUS: usize = 12;
+/// Name in requests over HTTP.
+const AGENT: &str = "viaduct-spray";
 
 /// Probes the replica at `ip`. The caller limits the time. Errors: the reason of the failure.
 pub async fn probe(check: &Check, ip: IpAddr) -> Result<(), String> {
     let to = SocketAddr::new(ip, check.port);
     let said = match check.by {
         Kind::Trickles => trickles(check, to).await,
-        Kind::Tcp => TcpStream::connect(to).await.map(drop),
-        Kind::Http => http(check, to).await,
+        Kind::Tcp => tcp_probe::connect(to, &[]).await,
+        Kind::Http => tcp_probe::http(to, &[], &check.path, AGENT).await,
     };
-    said.map_err(|error| match error.kind() {
-        io::ErrorKind::ConnectionRefused => "connection refused".to_owned(),
-        _ => error.to_string(),
-    })
+    said.map_err(|error| tcp_probe::reason(&error))
 }
 
 async fn trickles(check: &Check, to: SocketAddr) -> io::Result<()> {
@@ -52,30 +49,13 @@ async fn trickles(check: &Check, to: SocketAddr) -> io::Result<()> {
     }
 }
 
-async fn http(check: &Check, to: SocketAddr) -> io::Result<()> {
-    let mut stream = TcpStream::connect(to).await?;
-    let request = format!(
-        "HEAD {} HTTP/1.1\r\nHost: {to}\r\nUser-Agent: viaduct-spray\r\nConnection: close\r\n\r\n",
-        check.path
-    );
-    stream.write_all(request.as_bytes()).await?;
-    let mut line = [0; STATUS];
-    stream.read_exact(&mut line).await?;
-    let line = String::from_utf8_lossy(&line);
-    let code = line.strip_prefix("HTTP/1.").and_then(|rest| rest.get(2..)?.parse::<u16>().ok());
-    match code {
-        Some(200..400) => Ok(()),
-        Some(code) => Err(io::Error::other(format!("status {code}"))),
-        None => Err(io::Error::other("no answer of HTTP")),
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
     use std::time::Duration;
+    use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
     use tokio::net::TcpListener;
-    use viaduct_proto::spray::Timing;
+    use viaduct_proto::health::Timing;
 
     fn check(by: Kind, port: u16) -> Check {
         Check { by, port, path: "/up".to_owned(), key: None, timing: Timing::default() }

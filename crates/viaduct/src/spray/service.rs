@@ -9,8 +9,8 @@ use tokio::net::{TcpListener, UnixListener};
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 use tokio::time::{Interval, interval, timeout};
 use tracing::{error, info, warn};
-use viaduct_proto::health::State;
-use viaduct_proto::spray::{Checker, Counters, Probe, slots};
+use viaduct_proto::health::{Checker, Counters, Probe, State};
+use viaduct_proto::spray::slots;
 use viaduct_proto::time::Instant;
 use viaduct_proto::trickles::packet::{Role, mark};
 use viaduct_sys::capture::filter::OptionMark;
@@ -78,7 +78,7 @@ pub fn run(path: &Path, config: Config) -> Result<()> {
 impl Service<'_> {
     fn new(path: &Path, config: Config, answers: UnboundedSender<Answer>) -> Result<Service<'_>> {
         let (lookup, now) = (NextHopLookup::new()?, now());
-        let checker = Checker::new(config.replicas.len(), config.check.timing, now);
+        let checker = Checker::new(config.replicas.iter().map(|_| config.check.timing), now);
         let drained = DrainList::open(&config.run_dir, &config.name);
         let mut service = Service {
             path,
@@ -173,7 +173,7 @@ impl Service<'_> {
     fn send_probes(&mut self) {
         while let Some(sent) = self.checker.poll_probe(now()) {
             let (check, generation) = (self.config.check.clone(), self.generation);
-            let ip = self.config.replicas[sent.replica].addresses[0];
+            let ip = self.config.replicas[sent.target].addresses[0];
             let answers = self.answers.clone();
             tokio::spawn(async move {
                 // The checker counts a probe without an answer as failed.
@@ -311,8 +311,8 @@ impl Service<'_> {
         same("metrics", new.metrics == self.config.metrics)?;
         let is_same = |a: &Replica, b: &Replica| (&a.name, &a.addresses) == (&b.name, &b.addresses);
         let old = |new| self.config.replicas.iter().position(|old| is_same(old, new));
-        let old: Vec<_> = new.replicas.iter().map(old).collect();
-        self.checker = self.checker.reload(&old, new.check.timing, now());
+        let old: Vec<_> = new.replicas.iter().map(|of| (new.check.timing, old(of))).collect();
+        self.checker = self.checker.reload(&old, now());
         self.generation += 1;
         self.config = new;
         self.find_ways();

@@ -49,6 +49,7 @@ impl Display for ProxyPage<'_> {
         self.now(f)?;
         self.early(f)?;
         self.hops(f)?;
+        self.next_hops(f)?;
         self.policies(f)?;
         self.handlers(f)?;
         status.counters.tunnels.iter().try_for_each(|tunnel| self.tunnel(f, tunnel))
@@ -141,6 +142,25 @@ impl ProxyPage<'_> {
             if let Some(down) = hop.down() {
                 row(f, "", self.colours.paint(31, format!("down: {down}")))?;
             }
+        }
+        Ok(())
+    }
+
+    /// Prints the states of the next hops that are checked.
+    fn next_hops(&self, f: &mut Formatter<'_>) -> fmt::Result {
+        for hop in &self.status.next_hops {
+            let state = match hop.is_down {
+                true => self.colours.paint(31, hop.state.to_string()),
+                false => self.colours.green(hop.state.to_string()),
+            };
+            let what = format!(
+                "{}: {state}; {} of {} probes failed, {} times down",
+                hop.hop,
+                thousands(hop.failures),
+                thousands(hop.probes),
+                thousands(hop.falls),
+            );
+            row(f, "next hop", what)?;
         }
         Ok(())
     }

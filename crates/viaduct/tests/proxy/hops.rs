@@ -16,35 +16,35 @@ use viaduct_proto::link::LinkConfig;
 use viaduct_proto::split::syn::Syn;
 use viaduct_sys::capture::ring::{Ring, RingConfig};
 
-const SERVER: u16 = 9000;
+pub(super) const SERVER: u16 = 9000;
 const HOP: u16 = 7000;
 const SECONDS: Duration = Duration::from_secs(10);
 
 /// A client, two hops, a server: 10.1.0.1, 10.1.0.2, 10.2.0.2, 10.3.0.2.
-fn chain(link: &str) -> Chain {
+pub(super) fn chain(link: &str) -> Chain {
     use_binary(env!("CARGO_BIN_EXE_viaduct"));
     let link: LinkConfig = link.parse().unwrap();
     Chain::build(&[link.clone(), link.clone(), link], 1, &Journal::new()).unwrap()
 }
 
 /// Starts a proxy with these arguments.
-fn proxy(node: &Node, words: &str) -> Proxy {
+pub(super) fn proxy(node: &Node, words: &str) -> Proxy {
     Proxy::start(node, &words.split_whitespace().collect::<Vec<_>>()).unwrap()
 }
 
 /// Starts an explicit hop for clients in 10.0.0.0/8 and servers in 10.3.0.0/16, and for the same
 /// sites in IPv6.
-fn hop(node: &Node, at: &str, words: &str) -> Proxy {
+pub(super) fn hop(node: &Node, at: &str, words: &str) -> Proxy {
     let allowed = "--allow-from 10.0.0.0/8,fd00::/16 --allow-to 10.3.0.0/16,fd00:3::/32";
     proxy(node, &format!("--listen {at} {allowed} {words}"))
 }
 
-fn socket(text: &str) -> SocketAddr {
+pub(super) fn socket(text: &str) -> SocketAddr {
     text.parse().unwrap()
 }
 
 /// Starts a server that echoes one connection. Returns its peer's address.
-fn echo(host: &Host, ip: IpAddr) -> thread::JoinHandle<IpAddr> {
+pub(super) fn echo(host: &Host, ip: IpAddr) -> thread::JoinHandle<IpAddr> {
     let bind = || TcpListener::bind(SocketAddr::new(ip, SERVER)).unwrap();
     let listener = host.netns().enter(bind).unwrap();
     thread::spawn(move || {
@@ -57,7 +57,7 @@ fn echo(host: &Host, ip: IpAddr) -> thread::JoinHandle<IpAddr> {
 }
 
 /// Sends `words` to `to` from the client. Returns the answer.
-fn say(from: &Host, to: SocketAddr, words: &[u8]) -> std::io::Result<Vec<u8>> {
+pub(super) fn say(from: &Host, to: SocketAddr, words: &[u8]) -> std::io::Result<Vec<u8>> {
     let connect = || TcpStream::connect_timeout(&to, SECONDS);
     let mut stream = from.netns().enter(connect).unwrap()?;
     stream.set_read_timeout(Some(SECONDS)).unwrap();
@@ -106,7 +106,7 @@ fn is_ack(packet: &[u8]) -> bool {
 }
 
 /// Returns the outbound SYN of each hop, and the time from that SYN to the ACK of the hop's client.
-fn ahead(hops: &[&Node], say: impl FnOnce()) -> Vec<(Syn, Duration)> {
+pub(super) fn ahead(hops: &[&Node], say: impl FnOnce()) -> Vec<(Syn, Duration)> {
     let tapped = hops.iter().map(|node| {
         let (mut west, mut east) = (Tap::open(node, "west"), Tap::open(node, "east"));
         (thread::spawn(move || east.syn()), thread::spawn(move || west.find(is_ack).1))
@@ -122,7 +122,7 @@ fn ahead(hops: &[&Node], say: impl FnOnce()) -> Vec<(Syn, Duration)> {
 
 /// Half a round trip of a link in these tests. An early SYN leaves a whole round trip before the
 /// client's ACK, a late SYN after it.
-const EARLY: Duration = Duration::from_millis(25);
+pub(super) const EARLY: Duration = Duration::from_millis(25);
 
 #[test]
 fn two_hops_forward_the_syn_early_by_the_option() {

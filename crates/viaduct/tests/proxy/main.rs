@@ -3,6 +3,7 @@
 
 mod accept;
 mod access_log;
+mod cache;
 #[path = "../common/mod.rs"]
 mod common;
 mod dead_after;
@@ -10,6 +11,7 @@ mod hops;
 mod local_addresses;
 mod names;
 mod options;
+mod next_hops;
 mod passwords;
 mod policy;
 mod relay;

@@ -37,7 +37,7 @@ pub use peers::{Peer, PeerTunnel};
 pub use ping::{Ping, PingReport};
 pub use relays::{Relay, Software};
 pub use requests::{Request, Requests};
-pub use squid::{Connections, Squid};
+pub use squid::{Connections, Squid, SquidCache};
 pub use web::{Download, WebServer};
 
 use std::fs;

@@ -11,20 +11,24 @@ use viaduct_sys::process::Process;
 
 use super::{admin_command, serve};
 use crate::stop;
-use crate::topology::{Host, Scratch, TopologyError};
+use crate::topology::{Host, Node, Scratch, TopologyError};
 
 const CHILD: &str = include_str!("../../../../../examples/squid/child.conf");
 const PARENT: &str = include_str!("../../../../../examples/squid/parent.conf");
+const CACHE: &str = include_str!("../../../../../examples/squid/cache.conf");
 /// Parent as named in `child.conf`: the near end of a tunnel.
 const THROUGH_TUNNEL: &str = "cache_peer 127.0.0.1 parent 3129 ";
-/// Listening port in both files.
+/// Listening port of a child and a parent, and of a cache that is a proxy's next hop.
 const PORT: u16 = 3128;
+const CACHE_PORT: u16 = 3129;
 const START_TIMEOUT: Duration = Duration::from_secs(20);
 
-/// Additional settings: no caching, so that every request crosses the link; no logs or other
-/// files; immediate shutdown.
+/// Additional setting: no caching, so that every request crosses the link.
+const NO_CACHING: &str = "cache deny all\n";
+/// Additional setting of a cache: also a file that was written just now is fresh.
+const CACHING: &str = "refresh_pattern . 60 100% 600\n";
+/// Additional settings: no logs or other files; immediate shutdown.
 const FOR_A_WORLD: &str = "
-cache deny all
 cache_mem 8 MB
 access_log none
 cache_store_log none
@@ -44,6 +48,13 @@ const ALONE: &str = "mount -t tmpfs tmpfs /dev/shm && exec squid -N -d1 -n \"$0\
 #[derive(Debug)]
 pub struct Squid {
     host: Host,
+    _process: Process,
+    _scratch: Scratch,
+}
+
+/// Running Squid that caches for a proxy; ends when dropped.
+#[derive(Debug)]
+pub struct SquidCache {
     _process: Process,
     _scratch: Scratch,
 }
@@ -78,6 +89,13 @@ impl Squid {
         Self::start(host, "parent", PARENT, connections)
     }
 
+    /// Starts a cache in `node` with `cache.conf`, for a proxy on the same machine. It ends when
+    /// the returned value is dropped.
+    pub fn cache(node: &Node) -> Result<SquidCache, TopologyError> {
+        let (process, scratch) = launch(node, "cache", &(CACHE.to_owned() + CACHING), CACHE_PORT)?;
+        Ok(SquidCache { _process: process, _scratch: scratch })
+    }
+
     /// Returns the listening address.
     pub fn address(&self) -> SocketAddr {
         SocketAddr::new(self.host.v4().into(), PORT)
@@ -89,32 +107,44 @@ impl Squid {
         config: &str,
         connections: Connections,
     ) -> Result<Squid, TopologyError> {
-        let wrong = |e| host.io("write Squid's configuration".into(), e);
-        let scratch = Scratch::new().map_err(wrong)?;
-        let log = scratch.write("cache.log", "").map_err(wrong)?;
-        // Squid writes its log as a user of its own.
-        fs::set_permissions(&log, fs::Permissions::from_mode(0o666)).map_err(wrong)?;
-        let own = format!("visible_hostname {name}\ncache_log {}\n", log.display());
-        let mut text = format!("{config}{FOR_A_WORLD}{own}");
+        let mut text = format!("{config}{NO_CACHING}");
         if connections == Connections::OneEach {
             text += "server_persistent_connections off\nclient_persistent_connections off\n";
         }
-        let file = scratch.write("squid.conf", text).map_err(wrong)?;
-        let mut squid = admin_command(host, "unshare");
-        squid.args(["--mount", "sh", "-c", ALONE, name]).arg(file);
-        let process = serve(host, squid, PORT)?;
-        wait_for(&log, host)?;
+        let (process, scratch) = launch(host, name, &text, PORT)?;
         Ok(Squid { host: host.clone(), _process: process, _scratch: scratch })
     }
 }
 
+/// Starts a Squid with these settings, and those for a short-lived world, which listens at `port`.
+fn launch(
+    node: &Node,
+    name: &str,
+    config: &str,
+    port: u16,
+) -> Result<(Process, Scratch), TopologyError> {
+    let wrong = |e| node.io("write Squid's configuration".into(), e);
+    let scratch = Scratch::new().map_err(wrong)?;
+    let log = scratch.write("cache.log", "").map_err(wrong)?;
+    // Squid writes its log as a user of its own.
+    fs::set_permissions(&log, fs::Permissions::from_mode(0o666)).map_err(wrong)?;
+    let own = format!("visible_hostname {name}\ncache_log {}\n", log.display());
+    let text = format!("{config}{FOR_A_WORLD}{own}");
+    let file = scratch.write("squid.conf", text).map_err(wrong)?;
+    let mut squid = admin_command(node, "unshare");
+    squid.args(["--mount", "sh", "-c", ALONE, name]).arg(file);
+    let process = serve(node, squid, port)?;
+    wait_for(&log, node)?;
+    Ok((process, scratch))
+}
+
 /// Waits until Squid has rebuilt its cache index; until then it aborts uncacheable responses.
-fn wait_for(log: &Path, host: &Host) -> Result<(), TopologyError> {
+fn wait_for(log: &Path, node: &Node) -> Result<(), TopologyError> {
     let seen = || fs::read_to_string(log).is_ok_and(|text| text.contains("storeLateRelease"));
     if stop::wait_until(START_TIMEOUT, Duration::from_millis(20), seen)? {
         return Ok(());
     }
-    let (node, what) = (host.name().into(), "Squid's look at its cache".into());
+    let (node, what) = (node.name().into(), "Squid's look at its cache".into());
     Err(TopologyError::TimedOut { node, what, after: START_TIMEOUT })
 }
 

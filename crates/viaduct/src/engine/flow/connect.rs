@@ -15,9 +15,10 @@ use super::state::State;
 use super::{Begun, End, Flow, Middle, Times};
 use crate::engine::chain_io::Stage;
 use crate::engine::conn::Conn;
-use crate::engine::destination::failure;
+use crate::engine::destination::{Route, failure};
 use crate::engine::liveness::Liveness;
 use crate::engine::outbound::{Opened, OutboundSpec};
+use crate::engine::policy::Policies;
 
 impl Flow {
     /// Sets the server side, which was begun. Bytes that the client sent after its request go to
@@ -26,7 +27,8 @@ impl Flow {
         let Begun { opened, middle, pending_negotiation, route } = begun;
         let urgent = self.client_is_urgent();
         let Opened { conn, preface_out } = opened;
-        self.ends[1] = FlowEnd { conn: Some(conn), preface_out, ..FlowEnd::default() };
+        let for_hop = preface_out.len();
+        self.ends[1] = FlowEnd { conn: Some(conn), preface_out, for_hop, ..FlowEnd::default() };
         (self.middle, self.route) = (middle, Some(route));
         self.state = State::Connecting(pending_negotiation);
         (self.times.begun, self.times.moved) = (now, now);
@@ -41,6 +43,32 @@ impl Flow {
         }
         self.pace();
         self.wake_client(urgent);
+    }
+
+    /// Route to try if the next hop of the flow's list does not answer. `None` if there is none, if
+    /// the hop has answered, or if handlers may have consumed the client's bytes.
+    pub fn next_route(&self, policies: &Policies) -> Option<Route> {
+        let waits =
+            matches!((&self.state, &self.middle), (State::Connecting(None), Middle::Relay(_)));
+        self.route.as_ref().filter(|_| waits)?.after_failure(policies)
+    }
+
+    /// Replaces the server side, whose hop does not answer, by that of another attempt. Bytes that
+    /// the client sent after its request are kept.
+    pub fn set_next_server(&mut self, begun: Begun, now: Instant) {
+        let end = &mut self.ends[1];
+        let pipelined = end.preface_out.split_off(end.for_hop);
+        let ends_after_preface = end.ends_after_preface;
+        let client_ends =
+            matches!(&self.middle, Middle::Relay(relay) if relay.is_ending(End::Client));
+        self.set_server(begun, now);
+        let end = &mut self.ends[1];
+        end.preface_out.extend(pipelined);
+        end.ends_after_preface = ends_after_preface;
+        // The loop has reported that only once.
+        if client_ends {
+            self.ending(End::Client);
+        }
     }
 
     /// Sets the addresses to try if the first one does not answer.

@@ -19,6 +19,8 @@ pub(super) struct FlowEnd {
     pub(super) conn: Option<Conn>,
     /// Bytes to send before any payload.
     pub(super) preface_out: Vec<u8>,
+    /// Bytes of `preface_out` that are meant for the next hop, before any is sent.
+    pub(super) for_hop: usize,
     /// True if the end of stream follows the preface, without any payload.
     pub(super) ends_after_preface: bool,
     /// True if the end broke with its preface, which the relay or chain has not noticed.

@@ -51,9 +51,11 @@ impl HopSignaller {
     /// Prepares signalling for the hops of `policies`. Errors: options are configured and cannot be
     /// written. Flows then use the data of the SYN.
     pub fn prepare(&self, policies: &Policies) -> Result<()> {
+        let forms: Vec<_> = policies.tells().map(|tell| tell.or(self.form)).collect();
         let wanted =
-            matches!(self.form, None | Some(HopSignalling::Option)) && policies.have_hops();
-        if wanted && self.program().is_none() && self.form.is_some() {
+            |form: &Option<HopSignalling>| matches!(form, None | Some(HopSignalling::Option));
+        let is_required = forms.contains(&Some(HopSignalling::Option));
+        if forms.iter().any(wanted) && self.program().is_none() && is_required {
             bail!("tell: cannot write TCP options, see the log; --tell proxy-tfo needs none");
         }
         Ok(())
@@ -79,13 +81,14 @@ impl HopSignaller {
 
 impl Outbound for HopSignaller {
     fn open(&self, request: &OpenRequest, _: Instant) -> io::Result<Opened> {
-        if matches!(self.form, None | Some(HopSignalling::Option))
+        let form = request.tell.or(self.form);
+        if matches!(form, None | Some(HopSignalling::Option))
             && let Some(opened) = self.open_by_option(request)
         {
             return opened;
         }
         let mut header = request.signalled.as_ref().map(proxy::emit).unwrap_or_default();
-        let content = match self.form {
+        let content = match form {
             Some(HopSignalling::Proxy) => SynContent::Nothing,
             None | Some(HopSignalling::Option | HopSignalling::ProxyTfo) => {
                 SynContent::Data(&header)

@@ -70,6 +70,8 @@ pub struct OpenRequest {
     pub source: SocketAddr,
     /// Addresses to send to the hop, or to a hop further on.
     pub signalled: Option<Addresses>,
+    /// Form in which the hop gets these addresses, if not the proxy's.
+    pub tell: Option<HopSignalling>,
     /// Options of the socket.
     pub options: TcpOptions,
     /// Long-haul socket settings, if the connection crosses the long link.
@@ -98,7 +100,7 @@ pub(super) struct Outbounds {
 impl OpenRequest {
     /// Returns a request for a connection to `to` for `source`, with no address to bind or signal.
     pub fn new(to: Address, source: SocketAddr, options: TcpOptions) -> OpenRequest {
-        OpenRequest { to, from: None, source, signalled: None, options, haul: None }
+        OpenRequest { to, from: None, source, signalled: None, tell: None, options, haul: None }
     }
 
     /// Address of the destination. Errors: the destination is a host name.
@@ -130,16 +132,20 @@ impl Outbounds {
             Some(parent) => parent.clone(),
             None => Arc::new(Direct(signaller.clone())),
         };
-        let entry = |spec: &OutboundSpec| {
-            let outbound: Arc<dyn Outbound> = match spec {
+        let entry = |spec: OutboundSpec| {
+            let outbound: Arc<dyn Outbound> = match &spec {
                 OutboundSpec::Direct => direct.clone(),
                 OutboundSpec::Hop(_) => signaller.clone(),
+                // Each hop has an entry of its own.
+                OutboundSpec::Hops(_) => return None,
                 OutboundSpec::Tunnel(name) => Arc::new(tunnels.get(&name[..])?.clone()),
                 OutboundSpec::Trickles(target) => Arc::new(trickles.outlet(*target)),
             };
-            Some((spec.clone(), outbound))
+            Some((spec, outbound))
         };
-        let named = config.policies.outbounds().chain([&OutboundSpec::Direct]);
+        let hops = config.policies.outbounds().flat_map(OutboundSpec::hops);
+        let hops = hops.map(|hop| OutboundSpec::Hop(*hop));
+        let named = config.policies.outbounds().cloned().chain([OutboundSpec::Direct]).chain(hops);
         Outbounds {
             table: named.filter_map(entry).collect(),
             negotiation: config.negotiation.clone(),

@@ -6,6 +6,7 @@ use std::net::SocketAddr;
 use serde::{Deserialize, Serialize};
 use viaduct_proto::flow::OutputTransport;
 
+use crate::engine::next_hops::HopList;
 use crate::engine::trickles::{PacketFormats, TricklesTarget};
 
 /// Outbound of a flow, as policies name it: to its server, or through another program.
@@ -17,6 +18,10 @@ pub enum OutboundSpec {
     Direct,
     /// Through the hop at this address.
     Hop(SocketAddr),
+    /// Through the first hop of this list that is up. Each flow gets a route by one of the hops, or
+    /// a direct one.
+    #[serde(skip)]
+    Hops(HopList),
     /// Through the tunnel of this name; empty for the unnamed one.
     Tunnel(String),
     /// To the server over Trickles; over TCP if the server supports nothing else, unless encryption
@@ -28,6 +33,20 @@ impl OutboundSpec {
     /// Address of the hop, if the flow goes through one.
     pub fn hop(&self) -> Option<SocketAddr> {
         if let OutboundSpec::Hop(at) = self { Some(*at) } else { None }
+    }
+
+    /// Hops through which flows may go.
+    pub fn hops(&self) -> &[SocketAddr] {
+        match self {
+            OutboundSpec::Hop(at) => std::slice::from_ref(at),
+            OutboundSpec::Hops(list) => &list.hops,
+            _ => &[],
+        }
+    }
+
+    /// List of hops, if flows take one of several.
+    pub fn list(&self) -> Option<&HopList> {
+        if let OutboundSpec::Hops(list) = self { Some(list) } else { None }
     }
 
     /// Returns this outbound over `transport`, which the handlers of a flow have named.
@@ -52,6 +71,7 @@ impl fmt::Display for OutboundSpec {
         match self {
             OutboundSpec::Direct => f.write_str("direct"),
             OutboundSpec::Hop(at) => at.fmt(f),
+            OutboundSpec::Hops(list) => f.write_str(&list.names()),
             OutboundSpec::Tunnel(name) if name.is_empty() => f.write_str("tunnel"),
             OutboundSpec::Tunnel(name) => write!(f, "tunnel {name}"),
             OutboundSpec::Trickles(TricklesTarget {

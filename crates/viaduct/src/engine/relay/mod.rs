@@ -81,6 +81,11 @@ impl Relay {
         self.directions[end as usize].ending = true;
     }
 
+    /// Returns whether `end` has closed its write side.
+    pub fn is_ending(&self, end: End) -> bool {
+        self.directions[end as usize].ending
+    }
+
     /// Moves as many bytes as possible; `held` is set for each end that accepts no bytes yet. `Err`
     /// if an end broke.
     pub fn drive(

@@ -1,5 +1,17 @@
-//! State of a peer of a gateway or of an overlay node, judged by the packets that get through. Text
-//! form: `up`, `degraded: REASON`, `down: REASON, last answer AGE`.
+//! Health: the state of a peer of a gateway or of an overlay node, judged by the packets that get
+//! through, and checks of replicas and of next hops ([`Checker`]). Text form of a state: `up`,
+//! `degraded: REASON`, `down: REASON, last answer AGE`.
+//!
+//! ```text
+//!   probes ◀──▶ Checker: `fall` failures in a row: down; `rise` successes in a row: up
+//! ```
+//!
+//! Each target is probed on its own. After a failed probe the next one follows at once, so a target
+//! that does not answer is down after `interval + fall × timeout` at most.
+
+mod checker;
+
+pub use checker::{Checker, Counters, Probe, Timing};
 
 use std::fmt::{self, Display, Formatter};
 

@@ -1,23 +1,24 @@
-//! Health checks of replicas: when each is probed, and what the results mean.
+//! Health checks of replicas and of next hops: when each target is probed, and what the results
+//! mean.
 
-use crate::health::State;
+use super::State;
 use crate::time::{Duration, Instant};
 
 /// Times and counts of the checks.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Timing {
-    /// Time between the starts of two probes of a replica, while they succeed.
+    /// Time between the starts of two probes of a target, while they succeed.
     pub interval: Duration,
     /// Time within which a probe must be answered.
     pub timeout: Duration,
-    /// Successes in a row after which a replica that is down is up.
+    /// Successes in a row after which a target that is down is up.
     pub rise: u32,
-    /// Failures in a row after which a replica that is up is down.
+    /// Failures in a row after which a target that is up is down.
     pub fall: u32,
 }
 
 impl Default for Timing {
-    /// Detects within 0.3 s that a replica does not answer.
+    /// Detects within 0.3 s that a target does not answer.
     fn default() -> Timing {
         let tenth = Duration::from_millis(100);
         Timing { interval: tenth, timeout: tenth, rise: 2, fall: 2 }
@@ -27,22 +28,22 @@ impl Default for Timing {
 /// Probe to send.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Probe {
-    /// Index of the replica.
-    pub replica: usize,
-    /// Number of the probe among those of this replica.
+    /// Index of the target.
+    pub target: usize,
+    /// Number of the probe among those of this target.
     pub number: u64,
 }
 
-/// Health of all replicas of a service.
-#[derive(Clone, Debug)]
+/// Health of a set of targets.
+#[derive(Clone, Debug, Default)]
 pub struct Checker {
-    timing: Timing,
-    replicas: Vec<Replica>,
+    targets: Vec<Target>,
     has_changed: bool,
 }
 
 #[derive(Clone, Debug)]
-struct Replica {
+struct Target {
+    timing: Timing,
     /// `None` before the first decision.
     is_up: Option<bool>,
     /// Results in a row that contradict `is_up`.
@@ -58,21 +59,22 @@ struct Replica {
     falls: u64,
 }
 
-/// Counters of a replica's checks.
+/// Counters of a target's checks.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counters {
     /// Probes sent.
     pub probes: u64,
     /// Probes that failed.
     pub failures: u64,
-    /// Number of times that the replica went down.
+    /// Number of times that the target went down.
     pub falls: u64,
 }
 
 impl Checker {
-    /// Creates the checks of `replicas` replicas, whose first probes are due at once.
-    pub fn new(replicas: usize, timing: Timing, now: Instant) -> Checker {
-        let replica = Replica {
+    /// Creates the checks of targets with these timings. The first probes are due at once.
+    pub fn new(timings: impl IntoIterator<Item = Timing>, now: Instant) -> Checker {
+        let target = |timing| Target {
+            timing,
             is_up: None,
             contrary: 0,
             reason: "it has not been checked yet".to_owned(),
@@ -82,37 +84,38 @@ impl Checker {
             failures: 0,
             falls: 0,
         };
-        Checker { timing, replicas: vec![replica; replicas], has_changed: false }
+        Checker { targets: timings.into_iter().map(target).collect(), has_changed: false }
     }
 
-    /// Checks of a changed list of replicas: element n of `old` is the index that replica n had,
-    /// whose state and counters it keeps; `None` for a new replica. Pending probes are forgotten.
+    /// Checks of a changed list of targets, each with its timing and its index in the old list,
+    /// from which it keeps state and counters; `None` for a new target. Pending probes are
+    /// forgotten.
     #[must_use]
-    pub fn reload(&self, old: &[Option<usize>], timing: Timing, now: Instant) -> Checker {
-        let mut new = Checker::new(old.len(), timing, now);
-        for (new, old) in new.replicas.iter_mut().zip(old) {
-            if let Some(known) = old.and_then(|old| self.replicas.get(old)) {
-                *new = Replica { pending: None, next: now, ..known.clone() };
+    pub fn reload(&self, new: &[(Timing, Option<usize>)], now: Instant) -> Checker {
+        let mut checker = Checker::new(new.iter().map(|(timing, _)| *timing), now);
+        for (target, (timing, old)) in checker.targets.iter_mut().zip(new) {
+            if let Some(known) = old.and_then(|old| self.targets.get(old)) {
+                *target = Target { timing: *timing, pending: None, next: now, ..known.clone() };
             }
         }
-        new
+        checker
     }
 
     /// Returns the next probe to send.
     pub fn poll_probe(&mut self, now: Instant) -> Option<Probe> {
-        let is_due = |one: &Replica| one.pending.is_none() && one.next <= now;
-        let replica = self.replicas.iter().position(is_due)?;
-        let one = &mut self.replicas[replica];
+        let is_due = |one: &Target| one.pending.is_none() && one.next <= now;
+        let target = self.targets.iter().position(is_due)?;
+        let one = &mut self.targets[target];
         one.probes += 1;
-        one.pending = Some((one.probes, now + self.timing.timeout));
-        one.next = now + self.timing.interval;
-        Some(Probe { replica, number: one.probes })
+        one.pending = Some((one.probes, now + one.timing.timeout));
+        one.next = now + one.timing.interval;
+        Some(Probe { target, number: one.probes })
     }
 
     /// Handles the result of a probe: success, or the reason of the failure. A result after the
     /// probe's deadline is ignored.
     pub fn handle_result(&mut self, now: Instant, probe: Probe, result: Result<(), String>) {
-        let Some(one) = self.replicas.get_mut(probe.replica) else { return };
+        let Some(one) = self.targets.get_mut(probe.target) else { return };
         if one.pending.is_none_or(|(number, _)| number != probe.number) {
             return;
         }
@@ -120,69 +123,86 @@ impl Checker {
         if result.is_err() {
             // A refusal may arrive at once; the next probe waits, so that `fall` refusals take
             // longer than the restart of a service's socket.
-            one.next = one.next.min(now + self.timing.timeout.min(self.timing.interval));
+            one.next = one.next.min(now + one.timing.timeout.min(one.timing.interval));
         }
-        self.has_changed |= one.judge(result, self.timing);
+        self.has_changed |= one.judge(result);
+    }
+
+    /// Handles a failed connection of a flow: the next probe is due at once, unless failures are
+    /// being counted already. The failure itself does not count, since its cause may lie beyond the
+    /// target.
+    pub fn handle_suspicion(&mut self, now: Instant, target: usize) {
+        if let Some(one) = self.targets.get_mut(target)
+            && one.contrary == 0
+            && one.pending.is_none()
+        {
+            one.next = one.next.min(now);
+        }
     }
 
     /// Deadline of the next probe or of a pending one.
     pub fn poll_timeout(&self) -> Option<Instant> {
-        let due = |one: &Replica| one.pending.map_or(one.next, |(_, deadline)| deadline);
-        self.replicas.iter().map(due).min()
+        let due = |one: &Target| one.pending.map_or(one.next, |(_, deadline)| deadline);
+        self.targets.iter().map(due).min()
     }
 
     /// Handles pending probes whose deadline has passed.
     pub fn handle_timeout(&mut self, now: Instant) {
-        for one in &mut self.replicas {
+        for one in &mut self.targets {
             if one.pending.is_some_and(|(_, deadline)| deadline <= now) {
                 one.pending = None;
                 one.next = now;
-                let waited = self.timing.timeout.as_millis();
+                let waited = one.timing.timeout.as_millis();
                 let silent = Err(format!("no answer within {waited} ms"));
-                self.has_changed |= one.judge(silent, self.timing);
+                self.has_changed |= one.judge(silent);
             }
         }
     }
 
-    /// Returns `Some` once after one or more replicas went up or down.
+    /// Returns `Some` once after one or more targets went up or down.
     pub fn poll_changed(&mut self) -> Option<()> {
         std::mem::take(&mut self.has_changed).then_some(())
     }
 
-    /// Returns whether a replica is known to be up.
-    pub fn is_up(&self, replica: usize) -> bool {
-        self.replicas.get(replica).is_some_and(|one| one.is_up == Some(true))
+    /// Returns whether a target is known to be up.
+    pub fn is_up(&self, target: usize) -> bool {
+        self.targets.get(target).is_some_and(|one| one.is_up == Some(true))
     }
 
-    /// Returns whether each replica is known to be up or down.
+    /// Returns whether a target is known to be down.
+    pub fn is_down(&self, target: usize) -> bool {
+        self.targets.get(target).is_some_and(|one| one.is_up == Some(false))
+    }
+
+    /// Returns whether each target is known to be up or down.
     pub fn is_settled(&self) -> bool {
-        self.replicas.iter().all(|one| one.is_up.is_some())
+        self.targets.iter().all(|one| one.is_up.is_some())
     }
 
-    /// State of a replica, for the operator.
-    pub fn state(&self, replica: usize) -> State {
-        match self.replicas.get(replica) {
-            Some(Replica { is_up: Some(true), contrary: 0, .. }) => State::Up,
-            Some(Replica { is_up: Some(true), reason, .. }) => State::Degraded(reason.clone()),
-            Some(Replica { reason, .. }) => State::Down(reason.clone()),
-            None => State::Down("there is no such replica".to_owned()),
+    /// State of a target, for the operator.
+    pub fn state(&self, target: usize) -> State {
+        match self.targets.get(target) {
+            Some(Target { is_up: Some(true), contrary: 0, .. }) => State::Up,
+            Some(Target { is_up: Some(true), reason, .. }) => State::Degraded(reason.clone()),
+            Some(Target { reason, .. }) => State::Down(reason.clone()),
+            None => State::Down("there is no such target".to_owned()),
         }
     }
 
-    /// Counters of a replica.
-    pub fn counters(&self, replica: usize) -> Counters {
-        let of = |one: &Replica| Counters {
+    /// Counters of a target.
+    pub fn counters(&self, target: usize) -> Counters {
+        let of = |one: &Target| Counters {
             probes: one.probes,
             failures: one.failures,
             falls: one.falls,
         };
-        self.replicas.get(replica).map(of).unwrap_or_default()
+        self.targets.get(target).map(of).unwrap_or_default()
     }
 }
 
-impl Replica {
-    /// Counts a result; returns whether the replica went up or down.
-    fn judge(&mut self, result: Result<(), String>, timing: Timing) -> bool {
+impl Target {
+    /// Counts a result; returns whether the target went up or down.
+    fn judge(&mut self, result: Result<(), String>) -> bool {
         let is_good = result.is_ok();
         if let Err(reason) = result {
             self.failures += 1;
@@ -194,10 +214,10 @@ impl Replica {
         }
         self.contrary += 1;
         let needed = match (self.is_up, is_good) {
-            // The first success is enough for a replica that was never checked.
+            // The first success is enough for a target that was never checked.
             (None, true) => 1,
-            (_, true) => timing.rise,
-            (_, false) => timing.fall,
+            (_, true) => self.timing.rise,
+            (_, false) => self.timing.fall,
         };
         if self.contrary < needed {
             return false;
@@ -214,7 +234,7 @@ mod tests {
 
     const STEP: Duration = Duration::from_millis(10);
 
-    /// Replica that answers after a step while `answers`, and is probed until `end`. Returns the
+    /// Target that answers after a step while `answers`, and is probed until `end`. Returns the
     /// times at which its state changed.
     fn run(
         timing: Timing,
@@ -222,7 +242,7 @@ mod tests {
         answers: impl Fn(Duration) -> Option<Result<(), String>>,
     ) -> (Checker, Vec<(u128, bool)>) {
         let mut now = Instant::ZERO;
-        let mut checker = Checker::new(1, timing, now);
+        let mut checker = Checker::new([timing], now);
         let mut changes = Vec::new();
         let mut sent = Vec::new();
         while now < Instant::ZERO + end {
@@ -242,7 +262,7 @@ mod tests {
     }
 
     #[test]
-    fn a_silent_replica_is_down_within_an_interval_and_the_timeouts() {
+    fn a_silent_target_is_down_within_an_interval_and_the_timeouts() {
         let silent = Duration::from_millis(1_005)..Duration::from_millis(2_000);
         let (checker, changes) = run(Timing::default(), Duration::from_secs(4), |now| {
             (!silent.contains(&now)).then_some(Ok(()))
@@ -272,14 +292,14 @@ mod tests {
     }
 
     #[test]
-    fn a_replica_that_refuses_is_down_without_a_timeout_and_a_late_answer_is_no_answer() {
+    fn a_target_that_refuses_is_down_without_a_timeout_and_a_late_answer_is_no_answer() {
         let slow = Timing { timeout: Duration::from_secs(5), fall: 3, ..Timing::default() };
         let refuse = |_| Some(Err("connection refused".to_owned()));
         let (checker, changes) = run(slow, Duration::from_secs(1), refuse);
         assert_eq!(changes, [(210, false)]);
         assert_eq!(checker.state(0), State::Down("connection refused".to_owned()));
 
-        let mut checker = Checker::new(1, Timing::default(), Instant::ZERO);
+        let mut checker = Checker::new([Timing::default()], Instant::ZERO);
         let probe = checker.poll_probe(Instant::ZERO).unwrap();
         let late = Instant::ZERO + Duration::from_millis(100);
         checker.handle_timeout(late);
@@ -288,14 +308,31 @@ mod tests {
     }
 
     #[test]
-    fn a_reload_keeps_the_state_of_replicas_that_stay() {
-        let mut checker = Checker::new(2, Timing::default(), Instant::ZERO);
+    fn a_reload_keeps_the_state_of_targets_that_stay() {
+        let mut checker = Checker::new([Timing::default(); 2], Instant::ZERO);
         while let Some(probe) = checker.poll_probe(Instant::ZERO) {
             checker.handle_result(Instant::ZERO, probe, Ok(()));
         }
         let later = Instant::ZERO + STEP;
-        let new = checker.reload(&[None, Some(1)], Timing::default(), later);
+        let timing = Timing::default();
+        let new = checker.reload(&[(timing, None), (timing, Some(1))], later);
         assert_eq!((new.is_up(0), new.is_up(1)), (false, true));
         assert_eq!(new.poll_timeout(), Some(later));
+    }
+
+    #[test]
+    fn a_suspected_target_is_probed_at_once_but_not_while_failures_are_counted() {
+        let slow = Timing { interval: Duration::from_secs(5), ..Timing::default() };
+        let (mut checker, mut now) = (Checker::new([slow], Instant::ZERO), Instant::ZERO);
+        let probe = checker.poll_probe(now).unwrap();
+        checker.handle_result(now, probe, Ok(()));
+        assert_eq!(checker.poll_probe(now), None);
+        now += STEP;
+        checker.handle_suspicion(now, 0);
+        let probe = checker.poll_probe(now).unwrap();
+        checker.handle_result(now, probe, Err("connection refused".to_owned()));
+        checker.handle_suspicion(now, 0);
+        assert_eq!(checker.poll_probe(now), None, "refusals in a restart");
+        assert_eq!(checker.poll_timeout(), Some(now + slow.timeout));
     }
 }
