@@ -15,6 +15,8 @@ use crate::daemon;
 use crate::topology::{Node, Scratch};
 
 const PORT: u16 = 7000;
+/// File of the hops of an agent.
+const HOPS: &str = "hops.toml";
 
 /// Running proxy. Dropping it ends the process and restores the node.
 #[derive(Debug)]
@@ -92,9 +94,28 @@ impl Proxy {
         Self::run(node, &["proxy", "--config", &file], scratch)
     }
 
+    /// Starts a hop agent for the hops of `text`, with these further arguments.
+    pub fn hop_agent(node: &Node, text: &str, arguments: &[&str]) -> Result<Proxy> {
+        let scratch = Scratch::new()?;
+        let file = scratch.write(HOPS, text)?.display().to_string();
+        let run_dir = scratch.path().display().to_string();
+        let own = ["hop-agent", "--hops", &file, "--run-dir", &run_dir];
+        Self::run(node, &[&own, arguments].concat(), scratch)
+    }
+
+    /// Replaces the hops of a hop agent and makes it reload them.
+    pub fn reload_hops(&self, text: &str) -> Result<()> {
+        self.scratch.write(HOPS, text)?;
+        self.hang_up()
+    }
+
     /// Replaces the lines of the config file and makes the proxy reload it.
     pub fn reload(&self, lines: &str) -> Result<()> {
         config(&self.scratch, lines)?;
+        self.hang_up()
+    }
+
+    fn hang_up(&self) -> Result<()> {
         let pid = Pid::from_raw(self.process.id().cast_signed());
         Ok(kill_process(pid.context("the proxy has no process ID")?, Signal::HUP)?)
     }

@@ -20,6 +20,7 @@ mod etcd;
 mod fleet;
 mod gateway;
 mod handover;
+mod hop_agent;
 mod key;
 #[cfg(not(feature = "lab"))]
 mod lab_program;
@@ -47,8 +48,8 @@ mod spray;
 mod status;
 mod status_socket;
 mod steer;
-mod text;
 mod tcp_probe;
+mod text;
 mod tunnel;
 mod upgrade;
 mod value_parser;
@@ -107,6 +108,11 @@ enum Command {
     Proxy {
         #[command(flatten)]
         options: Box<proxy::ProxyOptions>,
+    },
+    /// Run many hops, of which only those in use have a process: each is started by its first SYN
+    HopAgent {
+        #[command(flatten)]
+        args: hop_agent::HopAgentArgs,
     },
     /// Run a program whose connections pass handlers: viaduct run +shape:rate=2M -- curl ...
     Run {
@@ -261,6 +267,7 @@ fn execute(line: CommandLine, registry: Registry) -> Result<ExitCode> {
                 false => proxy::run(&options, registry)?,
             }
         }
+        Command::HopAgent { args } => hop_agent::run(&args, registry, line.log_json, log)?,
         Command::Run { args } => return run::run(&args, &registry),
         Command::Master { args } => return master::run(&args, &registry, log),
         Command::Steer { args } => {

@@ -4,6 +4,7 @@ use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use libc::{AF_PACKET, SOCK_DGRAM};
+use rustix::net::{AddressFamily, SendFlags, SocketFlags, SocketType};
 
 use crate::capture::filter::{self, SynFilter};
 use crate::os;
@@ -52,8 +53,53 @@ impl SynTap {
     }
 }
 
+/// Sender of SYNs to a process that has no tap of its own.
+#[derive(Debug)]
+pub struct SynSender(OwnedFd);
+
+impl SynSender {
+    /// Creates a sender, and the socket from which the other process reads as from a tap
+    /// ([`SynTap::inherited`]).
+    pub fn pair() -> io::Result<(SynSender, OwnedFd)> {
+        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+        let (send, receive) =
+            rustix::net::socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)?;
+        Ok((SynSender(send), receive))
+    }
+
+    /// Sends a SYN, from its IP header on. It is dropped if the other process does not read: its
+    /// client is then served when its handshake is done. Errors: the other process has ended.
+    pub fn send(&self, packet: &[u8]) -> io::Result<()> {
+        match rustix::net::send(&self.0, packet, SendFlags::NOSIGNAL) {
+            Ok(_) | Err(rustix::io::Errno::AGAIN) => Ok(()),
+            Err(error) => Err(error.into()),
+        }
+    }
+}
+
 impl AsFd for SynTap {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.socket.as_fd()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn syns_that_are_sent_are_read_as_from_a_tap() {
+        let (sender, socket) = SynSender::pair().unwrap();
+        let tap = SynTap::inherited(socket);
+        let mut packet = [0; SNAP];
+        assert_eq!(tap.recv(&mut packet).unwrap(), None);
+        sender.send(b"one").unwrap();
+        sender.send(b"two").unwrap();
+        assert_eq!(tap.recv(&mut packet).unwrap(), Some(&b"one"[..]));
+        assert_eq!(tap.recv(&mut packet).unwrap(), Some(&b"two"[..]));
+        // A process that does not read does not block the sender.
+        (0..10_000).for_each(|_| sender.send(&[0; SNAP]).unwrap());
+        drop(tap);
+        assert!(sender.send(b"three").is_err());
     }
 }

@@ -7,6 +7,8 @@
 //! | [`signals`] | signals as events |
 //! | [`inherited_fds`] | descriptors from the service manager or from a parent process |
 //! | [`inherited_state`] | other state from the parent, restored for programs that we start |
+//! | [`confine`] | namespaces, Landlock and limits of this process |
+//! | `landlock` | rules of Landlock |
 //! | [`thread`] | priority, core and timer slack of a thread |
 //! | [`memory`] | resident memory of this process |
 //! | [`dir_lock`] | exclusive lock on a directory |
@@ -15,10 +17,12 @@
 //! | [`tool`] | external programs: `nft` |
 
 mod children;
+pub mod confine;
 pub mod dir_lock;
 pub mod inherited_fds;
 pub mod inherited_state;
 pub(crate) mod instance_lock;
+pub(crate) mod landlock;
 pub mod memory;
 pub mod signals;
 pub mod static_link;

@@ -22,7 +22,6 @@ mod abi;
 pub mod epoll_watches;
 mod families;
 mod filter;
-mod landlock;
 mod listener;
 mod task;
 
@@ -39,6 +38,7 @@ pub use task::{Task, find_socket};
 
 use crate::capture::filter::BpfInsn;
 use crate::os;
+use crate::process::landlock::{CONNECT_TCP, Ruleset};
 use crate::socket::seqpacket;
 
 /// Calls that are trapped in addition to `connect` and Fast Open sends.
@@ -144,7 +144,11 @@ pub fn is_traced() -> bool {
 fn hand_over(program: &[BpfInsn], confined: bool, parent: &OwnedFd) -> io::Result<()> {
     let installed = install(program);
     if confined {
-        landlock::keep_from_connecting();
+        // If the call continued in the kernel, the kernel would read the call's descriptor and
+        // memory again, and another thread of the program may have changed both meanwhile. If the
+        // chain must not be bypassed, the program may therefore not connect TCP sockets at all. The
+        // supervisor, which is not confined, connects duplicates of its sockets.
+        let _ = Ruleset::of_tcp(CONNECT_TCP).and_then(Ruleset::restrict);
     }
     let said = match &installed {
         Ok(listener) => listener.as_raw_fd(),

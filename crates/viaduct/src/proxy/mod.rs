@@ -10,10 +10,12 @@
 //!   on_demand: parent that listens, and starts the proxy on a SYN
 //!   takeover: continues a running proxy in this process (viaduct upgrade)
 //!   config_handoff: the config as checked by that parent, for the proxies that it starts
+//!   confinement: limits of a proxy that a hop agent has started
 //! ```
 
 mod config;
 mod config_handoff;
+pub mod confinement;
 mod on_demand;
 mod options;
 mod reconciler;
@@ -28,6 +30,7 @@ use tracing::info;
 use viaduct_proto::flow::Registry;
 use viaduct_sys::process::memory;
 
+pub use self::config::settings_of;
 use self::config_handoff::ConfigHandoff;
 use self::on_demand::{OnDemandParent, SignalPipes};
 pub use self::options::{ProxyOptions, check_beside_config};
@@ -49,6 +52,9 @@ use crate::status_socket::{Name, check_free};
 pub fn run(options: &ProxyOptions, registry: Registry) -> Result<()> {
     if let Some(socket) = options.takeover {
         return takeover::run(options, registry, socket);
+    }
+    if let Some(confinement) = options.confined {
+        confinement.enter().context("cannot confine this process")?;
     }
     // Registered before the config is read, because from then on the parent of on-demand proxies
     // may signal that the config has changed.

@@ -7,6 +7,9 @@ use anyhow::{Result, bail};
 use clap::parser::ValueSource;
 use clap::{ArgMatches, Args as _, Command};
 
+use viaduct_sys::process::confine::Confinement;
+
+use super::confinement;
 use crate::engine::listen_set::InheritedFd;
 use crate::settings::ProxyArgs;
 
@@ -29,6 +32,9 @@ pub struct ProxyOptions {
     /// Descriptor of the config that the parent process has checked (--on-demand)
     #[arg(long = "told", hide = true)]
     pub config_fd: Option<RawFd>,
+    /// Confinement of this process, which a hop agent has started
+    #[arg(long, hide = true, value_parser = confinement::parse)]
+    pub confined: Option<Confinement>,
     /// Descriptor of the connection to the process that this one replaces (viaduct upgrade)
     #[arg(long, hide = true)]
     pub takeover: Option<RawFd>,

@@ -12,6 +12,7 @@ use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connec
 use serde::{Deserialize, Serialize};
 use viaduct_proto::overlay::Table;
 
+use super::agent_page::AgentPage;
 use super::colours::Colours;
 use super::gateway_page::GatewayPage;
 use super::overlay_page::OverlayPage;
@@ -20,6 +21,7 @@ use super::serve_page::ServePage;
 use super::spray_page::SprayPage;
 use crate::engine::snapshot::ProxyStatus;
 use crate::gateway::snapshot::Status;
+use crate::hop_agent::status::AgentStatus;
 use crate::serve::status::ServeStatus;
 use crate::spray::status::SprayStatus;
 
@@ -42,6 +44,8 @@ pub enum ServiceStatus {
     Overlay(Box<Table>),
     /// Status of a spray.
     Spray(Box<SprayStatus>),
+    /// Status of a hop agent.
+    Agent(Box<AgentStatus>),
     /// Status of a gateway.
     Gateway(Box<Status>),
 }
@@ -61,6 +65,7 @@ impl ServiceStatus {
             ServiceStatus::Serve(status) => ServePage { status, colours }.to_string(),
             ServiceStatus::Overlay(table) => OverlayPage { table, colours }.to_string(),
             ServiceStatus::Spray(status) => SprayPage { status, colours }.to_string(),
+            ServiceStatus::Agent(status) => AgentPage { status, colours }.to_string(),
             ServiceStatus::Gateway(now) => {
                 let before = before.and_then(ServiceStatus::gateway);
                 GatewayPage::new(now, before, colours).to_string()

@@ -7,6 +7,7 @@
 //!                                                                     └─▶ Overview ─▶ Screen: top
 //! ```
 
+mod agent_page;
 pub mod client;
 mod colours;
 mod gateway_page;

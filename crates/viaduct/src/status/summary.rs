@@ -9,13 +9,14 @@ use super::client::ServiceStatus;
 use crate::engine::snapshot::ProxyStatus;
 use crate::engine::stats::Hop;
 use crate::gateway::snapshot::Status;
+use crate::hop_agent::status::AgentStatus;
 use crate::serve::status::ServeStatus;
 use crate::spray::status::SprayStatus;
 
 /// Summary of a service.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Summary {
-    /// `gateway`, `proxy`, `master`, `server`, `spray` or `overlay`.
+    /// `gateway`, `proxy`, `master`, `server`, `spray`, `agent` or `overlay`.
     pub kind: &'static str,
     /// Problems of the service, the worst first. Empty if it is up.
     pub troubles: Vec<String>,
@@ -150,6 +151,7 @@ impl ServiceStatus {
             ServiceStatus::Serve(status) => of_server(status),
             ServiceStatus::Overlay(table) => of_overlay(table),
             ServiceStatus::Spray(status) => of_spray(status),
+            ServiceStatus::Agent(status) => of_agent(status),
         }
     }
 }
@@ -214,6 +216,19 @@ fn of_spray(status: &SprayStatus) -> Summary {
         peers: Some((up, status.replicas.len())),
         flows: None,
         counts: Counts::from_iter([(Count::Sent, bytes)]),
+    }
+}
+
+/// An agent sees the SYNs of clients alone: the processes of its hops have the flows.
+fn of_agent(status: &AgentStatus) -> Summary {
+    let starts = status.hops.iter().map(|hop| hop.starts).sum();
+    Summary {
+        kind: "agent",
+        troubles: status.troubles(),
+        uptime: Some(status.uptime),
+        peers: Some((status.running(), status.hops.len())),
+        flows: None,
+        counts: Counts::from_iter([(Count::Begun, starts)]),
     }
 }
 

@@ -7,11 +7,12 @@ mod cache;
 #[path = "../common/mod.rs"]
 mod common;
 mod dead_after;
+mod hop_agent;
 mod hops;
 mod local_addresses;
 mod names;
-mod options;
 mod next_hops;
+mod options;
 mod passwords;
 mod policy;
 mod relay;

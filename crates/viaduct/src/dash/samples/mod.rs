@@ -1,5 +1,6 @@
 //! Readings from the status of a service: its subjects, their counters, and facts about them.
 
+mod agent;
 mod gateway;
 mod overlay;
 mod proxy;
@@ -52,6 +53,7 @@ pub(super) fn sample(status: &ServiceStatus) -> Sample {
         ServiceStatus::Serve(status) => serve::sample(status),
         ServiceStatus::Overlay(table) => overlay::sample(table),
         ServiceStatus::Spray(status) => spray::sample(status),
+        ServiceStatus::Agent(status) => agent::sample(status),
     };
     sample.title = clipped(&sample.title);
     sample.troubles.iter_mut().for_each(|text| *text = clipped(text));
@@ -155,6 +157,7 @@ mod tests {
             ServiceStatus::Serve(Box::new(serve)),
             ServiceStatus::Overlay(Box::new(table)),
             ServiceStatus::Spray(Box::new(spray)),
+            ServiceStatus::Agent(Box::default()),
         ];
         all.iter().map(sample).collect()
     }

@@ -1,4 +1,7 @@
-//! Figure 3, for a process: time until a newly started proxy serves, and its memory when idle.
+//! Figure 3, for a process: time until a newly started proxy serves, and its memory when idle; and
+//! a thousand hops of which only those in use run.
+
+mod hops;
 
 use std::io::{ErrorKind, Read, Write};
 use std::net::{TcpListener, TcpStream};
@@ -35,7 +38,7 @@ pub(in crate::experiments) fn run(run: &mut Run) -> Result<()> {
     let bounds: &[u64] = run.choose(&[64, 32, 16, 8, 6, 4], &[8]);
     run.param("starts_each", times);
     run.param("on_demand_idle_exit", IDLE);
-    run.steps(2 + shares.len() + bounds.len());
+    run.steps(3 + shares.len() + bounds.len());
     let bench = Bench::new(run)?;
     run.step("unlimited")?;
     let free = bench.measure(Limits::default(), times)?;
@@ -60,7 +63,8 @@ pub(in crate::experiments) fn run(run: &mut Run) -> Result<()> {
     let most = resident.iter().filter(|(when, _)| when.starts_with("idle"));
     let most = most.map(|(_, megabytes)| *megabytes).fold(0.0, f64::max);
     run.at_most("resident memory of an idle proxy, MB", most, MAX_RESIDENT);
-    Ok(())
+    run.step("1,000 hops on demand")?;
+    hops::measure(run, &bench, run.choose(1_000, 20))
 }
 
 /// Median times in milliseconds.

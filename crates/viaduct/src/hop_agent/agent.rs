@@ -1,0 +1,341 @@
+//! Event loop of the agent: SYNs, clients, ends of processes, signals, the status socket.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use anyhow::{Context as _, Result, bail};
+use slab::Slab;
+use tokio::net::{TcpListener, UnixListener};
+use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
+use tracing::{debug, error, info, warn};
+use viaduct_proto::flow::Registry;
+use viaduct_proto::time::Instant;
+use viaduct_sys::capture::syn::SNAP;
+use viaduct_sys::clock;
+use viaduct_sys::process::{memory, raise_fd_limit};
+
+use super::HopAgentArgs;
+use super::definition::{self, Definition};
+use super::hop::{Common, Ended, Hop};
+use super::metrics::encode;
+use super::readiness::{Readiness, Ready};
+use super::status::AgentStatus;
+use super::syns::Syns;
+use crate::metrics::{self, Metrics, Page};
+use crate::notify::{Phase, notify};
+use crate::signals::{SignalStreams, Signals};
+use crate::status_socket;
+use crate::watchdog::Watchdog;
+
+/// User of the first hop's processes; each hop has one of its own. systemd and distributions leave
+/// these unused.
+const FIRST_USER: u32 = 1_879_048_192;
+/// Number of these users.
+const USERS: u32 = 100_000;
+/// SYNs handled in a turn.
+const MAX_SYNS: usize = 256;
+/// Interval of checks whether all processes have ended.
+const DRAIN_POLL: Duration = Duration::from_millis(20);
+
+/// The agent.
+pub struct Agent {
+    args: HopAgentArgs,
+    registry: Registry,
+    log_json: bool,
+    hops: Slab<Hop>,
+    /// Definitions with which the agent starts.
+    definitions: Vec<Definition>,
+    next_user: u32,
+    signals: Option<Signals>,
+}
+
+/// The agent while it runs.
+struct Service {
+    agent: Agent,
+    syns: Syns,
+    /// Readiness of the tap, of listeners of idle hops, and of processes.
+    readiness: Readiness,
+    /// Sender of the keys of hops whose pause is over.
+    resume: UnboundedSender<usize>,
+    started: Instant,
+}
+
+impl Agent {
+    /// Creates an agent for hops with these definitions.
+    pub fn open(
+        args: HopAgentArgs,
+        registry: Registry,
+        log_json: bool,
+        definitions: Vec<Definition>,
+    ) -> Result<Agent> {
+        let signals = Some(Signals::register()?);
+        raise_fd_limit();
+        let hops = Slab::new();
+        Ok(Agent { args, registry, log_json, hops, definitions, next_user: 0, signals })
+    }
+
+    /// Runs until a signal to end, and then until all processes have ended.
+    pub fn run(mut self) -> Result<()> {
+        let signals = self.signals.take().context("the signals are in use")?;
+        let (runtime, signals) = signals.into_parts();
+        let path = self.args.run_dir.path().join(format!("{}.sock", self.args.name));
+        let done = runtime.block_on(async {
+            let (status, _name) = status_socket::open(&path)?;
+            let metrics = self.args.metrics.map(metrics::listen).transpose()?;
+            let ((send, ready), (resume, resumed)) = (unbounded_channel(), unbounded_channel());
+            let mut service = Service::new(self, Readiness::start(send)?, resume)?;
+            memory::drop_clean_pages()?;
+            let sockets = (&status, metrics.as_ref());
+            let served = service.serve((ready, resumed), sockets, signals).await;
+            service.agent.hops.clear();
+            served
+        });
+        notify(Phase::Stopping);
+        done
+    }
+
+    /// Opens the listeners of a new hop.
+    fn add(&mut self, mut definition: Definition) -> Result<usize> {
+        definition.meaning = String::new();
+        let user = FIRST_USER + self.next_user % USERS;
+        self.next_user += 1;
+        Ok(self.hops.insert(Hop::open(definition, user)?))
+    }
+}
+
+impl Service {
+    fn new(
+        mut agent: Agent,
+        readiness: Readiness,
+        resume: UnboundedSender<usize>,
+    ) -> Result<Service> {
+        for definition in std::mem::take(&mut agent.definitions) {
+            agent.add(definition)?;
+        }
+        let syns = syns(&agent.hops)?;
+        let service = Service { agent, syns, readiness, resume, started: now() };
+        service.watch_tap()?;
+        service.agent.hops.iter().for_each(|(key, _)| service.watch(key));
+        Ok(service)
+    }
+
+    async fn serve(
+        &mut self,
+        (mut ready, mut resumed): (UnboundedReceiver<Ready>, UnboundedReceiver<usize>),
+        (status_listener, metrics_listener): (&UnixListener, Option<&TcpListener>),
+        mut signals: SignalStreams,
+    ) -> Result<()> {
+        let (mut watchdog, metrics) = (Watchdog::new(), Metrics::default());
+        let (name, hops) = (&self.agent.args.name, self.agent.hops.len());
+        info!(name, hops, "up as a hop agent");
+        notify(Phase::Ready);
+        let mut is_draining = false;
+        while !is_draining || self.agent.hops.iter().any(|(_, hop)| hop.is_running()) {
+            tokio::select! {
+                Some(ready) = ready.recv() => self.handle(ready)?,
+                Some(key) = resumed.recv() => {
+                    if let Some(hop) = self.agent.hops.get_mut(key) {
+                        hop.resume();
+                    }
+                    self.watch(key);
+                }
+                () = watchdog.due() => watchdog.answer(Duration::ZERO),
+                client = status_socket::accept(status_listener) => {
+                    status_socket::show(client, &self.status())?;
+                }
+                client = metrics::accept(metrics_listener) => {
+                    let status = self.status();
+                    let trouble = Some(status.troubles().join("\n")).filter(|all| !all.is_empty());
+                    metrics.answer(client, Page { counters: encode(&status), trouble });
+                }
+                _ = signals.hangup.recv() => self.reload_and_log(),
+                _ = signals.terminate.recv() => if self.drain(&mut is_draining) { break },
+                _ = signals.interrupt.recv() => if self.drain(&mut is_draining) { break },
+                () = tokio::time::sleep(DRAIN_POLL), if is_draining => {}
+            }
+        }
+        info!("stopping");
+        Ok(())
+    }
+
+    /// Serves a client of a hop: its process is started, or gets the SYN. `syn` is empty if the SYN
+    /// was not seen.
+    fn want(&mut self, key: usize, syn: &[u8]) {
+        let Agent { args, log_json, hops, .. } = &mut self.agent;
+        let Some(hop) = hops.get_mut(key) else { return };
+        if !hop.is_idle() {
+            return hop.pass(syn);
+        }
+        if hop.listeners.is_empty() {
+            return;
+        }
+        let directory = args.run_dir.path().join(format!("{}.d", args.name));
+        let common = Common { directory: &directory, memory: args.memory, log_json: *log_json };
+        let started = hop.start(Some(syn).filter(|syn| !syn.is_empty()), common);
+        let watched = started.and_then(|()| {
+            let end = hop.process_end().context("its process has no descriptor")?;
+            Ok(self.readiness.watch(end, Ready::Ended(key))?)
+        });
+        let failed = match watched {
+            Ok(()) => {
+                debug!(hop = hop.definition.name, "started");
+                None
+            }
+            Err(error) => Some(hop.failed(format!("{error:#}"))),
+        };
+        self.unwatch(key);
+        if let Some(failed) = failed {
+            self.after(key, failed);
+        }
+    }
+
+    fn handle(&mut self, ready: Ready) -> Result<()> {
+        match ready {
+            Ready::Tap => {
+                let mut packet = [0; SNAP];
+                for _ in 0..MAX_SYNS {
+                    let Some((key, syn)) = self.syns.read(&mut packet) else { break };
+                    self.want(key, syn);
+                }
+                self.watch_tap()?;
+            }
+            Ready::Client(key) => self.want(key, &[]),
+            Ready::Ended(key) => {
+                let Some(hop) = self.agent.hops.get_mut(key) else { return Ok(()) };
+                let ended = hop.ended().context("cannot wait for a process")?;
+                self.after(key, ended);
+            }
+        }
+        Ok(())
+    }
+
+    /// Lets a hop wait for its next client, at once or after a pause; forgets it if it was removed.
+    fn after(&mut self, key: usize, ended: Ended) {
+        let Some(hop) = self.agent.hops.get(key) else { return };
+        if hop.listeners.is_empty() {
+            self.agent.hops.remove(key);
+            return;
+        }
+        match ended {
+            Ended::Well => {
+                debug!(hop = hop.definition.name, "idle");
+                self.watch(key);
+            }
+            Ended::Failed(pause) => {
+                let fault = hop.status().fault.unwrap_or_default();
+                warn!(hop = hop.definition.name, "{fault}; the next one starts after {pause:?}");
+                let resume = self.resume.clone();
+                tokio::spawn(async move {
+                    tokio::time::sleep(pause).await;
+                    let _ = resume.send(key);
+                });
+            }
+        }
+    }
+
+    /// Watches for SYNs.
+    fn watch_tap(&self) -> Result<()> {
+        let watch = |tap| self.readiness.watch(tap, Ready::Tap);
+        self.syns.tap().map_or(Ok(()), watch).context("cannot watch for SYNs")
+    }
+
+    /// Watches for clients of an idle hop. One that waits already is reported at once.
+    fn watch(&self, key: usize) {
+        let Some(hop) = self.agent.hops.get(key).filter(|hop| hop.is_idle()) else { return };
+        for listener in &hop.listeners {
+            if let Err(error) = self.readiness.watch(listener, Ready::Client(key)) {
+                warn!(hop = hop.definition.name, "clients are noticed by their SYN only: {error}");
+            }
+        }
+    }
+
+    /// Leaves the clients of a hop to its process. Otherwise the loop would be woken for them.
+    fn unwatch(&self, key: usize) {
+        let listeners = self.agent.hops.get(key).map_or(&[][..], |hop| &hop.listeners);
+        listeners.iter().for_each(|listener| self.readiness.unwatch(listener));
+    }
+
+    /// Closes all listeners, and lets the processes end. Returns true from the second call on.
+    fn drain(&mut self, is_draining: &mut bool) -> bool {
+        self.agent.hops.iter_mut().for_each(|(_, hop)| hop.drain());
+        std::mem::replace(is_draining, true)
+    }
+
+    fn status(&self) -> AgentStatus {
+        let mut hops: Vec<_> = self.agent.hops.iter().map(|(_, hop)| hop.status()).collect();
+        hops.sort_by(|a, b| a.name.cmp(&b.name));
+        AgentStatus {
+            agent: self.agent.args.name.clone(),
+            version: env!("CARGO_PKG_VERSION").to_owned(),
+            uptime: now().since(self.started).as_secs_f64(),
+            hops,
+        }
+    }
+
+    fn reload_and_log(&mut self) {
+        notify(Phase::Reloading);
+        match self.reload() {
+            Ok(()) => info!(hops = self.agent.hops.len(), "the hops were read again"),
+            Err(error) => error!("not reloaded: {error:#}"),
+        }
+        notify(Phase::Ready);
+    }
+
+    /// Reads the definitions again. If they are wrong nothing changes. If an address of a hop
+    /// cannot be used, or has changed, the other hops are changed nevertheless.
+    fn reload(&mut self) -> Result<()> {
+        let new = definition::load(&self.agent.args, &self.agent.registry)?;
+        let mut new: BTreeMap<String, Definition> =
+            new.into_iter().map(|of| (of.name.clone(), of)).collect();
+        let keys: Vec<usize> = self.agent.hops.iter().map(|(key, _)| key).collect();
+        let mut faults = Vec::new();
+        for key in keys {
+            let Some(hop) = self.agent.hops.get_mut(key) else { continue };
+            // A removed hop whose process still has flows is not revived.
+            if hop.listeners.is_empty() {
+                continue;
+            }
+            self.unwatch(key);
+            let hop = &mut self.agent.hops[key];
+            match new.remove(&hop.definition.name) {
+                Some(definition) => {
+                    let definition = Definition { meaning: String::new(), ..definition };
+                    faults.extend(hop.reload(definition).err());
+                    self.watch(key);
+                }
+                None => {
+                    hop.drain();
+                    if !hop.is_running() {
+                        self.agent.hops.remove(key);
+                    }
+                }
+            }
+        }
+        for definition in new.into_values() {
+            match self.agent.add(definition) {
+                Ok(key) => self.watch(key),
+                Err(error) => faults.push(error),
+            }
+        }
+        self.syns = syns(&self.agent.hops)?;
+        self.watch_tap()?;
+        match faults.first() {
+            Some(first) => bail!("{first:#} (and {} more)", faults.len() - 1),
+            None => Ok(()),
+        }
+    }
+}
+
+/// Tap for the SYNs to all hops.
+fn syns(hops: &Slab<Hop>) -> Result<Syns> {
+    let open = hops.iter().filter(|(_, hop)| !hop.listeners.is_empty());
+    let addresses = |(key, hop): (usize, &Hop)| {
+        let listen = hop.definition.listen.clone().into_iter();
+        listen.map(move |at| (at, key))
+    };
+    Syns::open(open.flat_map(addresses))
+}
+
+fn now() -> Instant {
+    Instant::from_nanos(clock::now())
+}

@@ -1,0 +1,268 @@
+//! A hop of the agent: its listeners, and its process while there is one.
+//!
+//! ```text
+//!   Idle ── a SYN, or a client ──▶ Running ── idle ──▶ Idle
+//!    ▲                                └─ fails ──▶ Paused ── after a while ──▶ Idle
+//! ```
+
+use std::fs::File;
+use std::net::TcpListener;
+use std::os::fd::{AsFd as _, AsRawFd as _, BorrowedFd, OwnedFd};
+use std::os::unix::fs::{FileExt as _, chown};
+use std::path::Path;
+use std::process::Command;
+use std::time::{Duration, Instant};
+use std::{fs, io};
+
+use anyhow::{Context as _, Result, bail};
+use rustix::fs::{MemfdFlags, memfd_create};
+use rustix::process::{Pid, PidfdFlags, Signal, kill_process, pidfd_open};
+use signal_hook::consts::{SIGHUP, SIGUSR1};
+use viaduct_sys::capture::syn::SynSender;
+use viaduct_sys::process::confine::Confinement;
+use viaduct_sys::process::{Process, die_with_parent, inherited_fds, signals};
+use viaduct_sys::socket::tcp::{self, TcpOptions};
+
+use super::definition::Definition;
+use super::status::AgentHop;
+use crate::proxy::confinement;
+
+/// Backlog of a listener.
+const BACKLOG: u32 = 1024;
+/// Pause after a failure, which doubles with each further failure, and its maximum.
+const RESTART_DELAY: Duration = Duration::from_millis(100);
+const MAX_RESTART_DELAY: Duration = Duration::from_secs(10);
+/// Uptime of a process after which its failure counts as the first one.
+const MIN_UPTIME: Duration = Duration::from_secs(30);
+
+/// A hop.
+pub struct Hop {
+    /// Definition in force.
+    pub definition: Definition,
+    /// Listeners; none after the hop was removed.
+    pub listeners: Vec<TcpListener>,
+    /// User of its processes.
+    user: u32,
+    state: State,
+    pause: Duration,
+    starts: u64,
+    failures: u64,
+    fault: Option<String>,
+}
+
+/// State of a hop.
+enum State {
+    Idle,
+    Running(Running),
+    Paused,
+}
+
+/// Process of a hop.
+struct Running {
+    process: Process,
+    syns: Option<SynSender>,
+    config: File,
+    begun: Instant,
+    /// Readable when the process has ended.
+    ended: OwnedFd,
+}
+
+/// Outcome of a process, and the wait before the next one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Ended {
+    /// Wait for the next client.
+    Well,
+    /// Wait for this time before a client is served again.
+    Failed(Duration),
+}
+
+/// Settings of the agent for all processes.
+#[derive(Clone, Copy, Debug)]
+pub struct Common<'a> {
+    /// Directory of the hops' own directories.
+    pub directory: &'a Path,
+    /// Maximum memory of a process, in bytes.
+    pub memory: usize,
+    /// True if processes log in JSON.
+    pub log_json: bool,
+}
+
+impl Hop {
+    /// Opens the listeners of a hop, whose processes get the user `user`. Errors: an address cannot
+    /// be used.
+    pub fn open(definition: Definition, user: u32) -> Result<Hop> {
+        let options = TcpOptions { save_syn: true, ..TcpOptions::default() };
+        let open = |at| {
+            let listener = tcp::listen(at, BACKLOG, options);
+            listener.with_context(|| format!("hop {}: cannot listen at {at}", definition.name))
+        };
+        let listeners = definition.listen.iter().copied().map(open).collect::<Result<_>>()?;
+        let (state, pause, fault) = (State::Idle, Duration::ZERO, None);
+        Ok(Hop { definition, listeners, user, state, pause, starts: 0, failures: 0, fault })
+    }
+
+    /// Returns whether a client may start a process.
+    pub fn is_idle(&self) -> bool {
+        matches!(self.state, State::Idle)
+    }
+
+    /// Returns whether a process runs.
+    pub fn is_running(&self) -> bool {
+        matches!(self.state, State::Running(_))
+    }
+
+    /// Starts a process, which gets the SYN that asked for it, if that was seen.
+    pub fn start(&mut self, syn: Option<&[u8]>, common: Common<'_>) -> Result<()> {
+        let directory = self.directory(common.directory)?;
+        let config = File::from(memfd_create("config", MemfdFlags::CLOEXEC)?);
+        config.write_all_at(self.definition.config.as_bytes(), 0)?;
+        let pair = self.definition.sees_syns.then(SynSender::pair).transpose()?;
+        let (syns, tap) = pair.unzip();
+        if let (Some(syns), Some(syn)) = (&syns, syn) {
+            syns.send(syn)?;
+        }
+        let command = self.command(common, &directory, &config, tap.as_ref());
+        let process = Process::spawn(command).context("cannot start its process")?;
+        let ended = pidfd_open(Pid::from_child(&process), PidfdFlags::empty())?;
+        let begun = Instant::now();
+        self.state = State::Running(Running { process, syns, config, begun, ended });
+        self.starts += 1;
+        Ok(())
+    }
+
+    /// Descriptor that is readable when the process has ended, if there is one.
+    pub fn process_end(&self) -> Option<BorrowedFd<'_>> {
+        match &self.state {
+            State::Running(running) => Some(running.ended.as_fd()),
+            State::Idle | State::Paused => None,
+        }
+    }
+
+    /// Creates the directory of the hop's processes, which is their own.
+    fn directory(&self, all: &Path) -> io::Result<std::path::PathBuf> {
+        let directory = all.join(&self.definition.name);
+        fs::create_dir_all(&directory)?;
+        chown(&directory, Some(self.user), Some(self.user))?;
+        Ok(directory)
+    }
+
+    fn command(
+        &self,
+        common: Common<'_>,
+        directory: &Path,
+        config: &File,
+        tap: Option<&OwnedFd>,
+    ) -> Command {
+        let confinement = Confinement {
+            user: self.user,
+            memory: common.memory as u64,
+            descriptors: self.definition.descriptors,
+            parent: std::process::id(),
+        };
+        let listeners = self.listeners.iter().map(|listener| listener.as_fd());
+        let mut open: Vec<BorrowedFd<'_>> = listeners.collect();
+        let listen = open.iter().map(|fd| format!("listen={}", fd.as_raw_fd()));
+        let tap_text = tap.iter().map(|tap| format!("tap={}", tap.as_raw_fd()));
+        let inherited: Vec<_> = listen.chain(tap_text).collect();
+        open.extend(tap.map(|tap| tap.as_fd()));
+        open.push(config.as_fd());
+        let mut command = Command::new("/proc/self/exe");
+        command.args(common.log_json.then_some("--log-json"));
+        command.args(["proxy", "--config", &self.definition.name]);
+        command.arg(format!("--told={}", config.as_raw_fd()));
+        command.args(["--inherited", &inherited.join(",")]);
+        command.args(["--confined", &confinement::text(confinement)]);
+        command.current_dir(directory).env_remove("NOTIFY_SOCKET");
+        inherited_fds::leave_open(&mut command, &open);
+        // Ignored until the process handles these signals.
+        signals::ignore_at_start(&mut command, &[SIGHUP, SIGUSR1]);
+        die_with_parent(&mut command);
+        command
+    }
+
+    /// Passes a SYN to the running process. An error means that the process is ending: the client
+    /// waits at the listener for the next one.
+    pub fn pass(&self, syn: &[u8]) {
+        if let State::Running(Running { syns: Some(syns), .. }) = &self.state
+            && !syn.is_empty()
+        {
+            let _ = syns.send(syn);
+        }
+    }
+
+    /// Handles the end of the process.
+    pub fn ended(&mut self) -> io::Result<Ended> {
+        let State::Running(running) = &mut self.state else { return Ok(Ended::Well) };
+        let status = running.process.wait()?;
+        if status.success() {
+            (self.state, self.pause, self.fault) = (State::Idle, Duration::ZERO, None);
+            return Ok(Ended::Well);
+        }
+        if running.begun.elapsed() > MIN_UPTIME {
+            self.pause = Duration::ZERO;
+        }
+        Ok(self.failed(format!("its process failed: {status}")))
+    }
+
+    /// Records that a process failed, or could not be started.
+    pub fn failed(&mut self, why: String) -> Ended {
+        self.state = State::Paused;
+        self.failures += 1;
+        self.fault = Some(why);
+        self.pause = (self.pause * 2).clamp(RESTART_DELAY, MAX_RESTART_DELAY);
+        Ended::Failed(self.pause)
+    }
+
+    /// Ends the pause after a failure.
+    pub fn resume(&mut self) {
+        if let State::Paused = self.state {
+            self.state = State::Idle;
+        }
+    }
+
+    /// Changes the definition. A running process reads its config again. Errors: the addresses
+    /// have changed, or the process cannot be told; the definition stays in the first case.
+    pub fn reload(&mut self, new: Definition) -> Result<()> {
+        if new.listen != self.definition.listen {
+            bail!(
+                "hop {}: listen: has changed; that needs another name, or a restart of the agent",
+                new.name
+            );
+        }
+        let has_changed = new.config != self.definition.config;
+        self.definition = new;
+        if let State::Running(Running { process, config, .. }) = &self.state
+            && has_changed
+        {
+            let text = self.definition.config.as_bytes();
+            config.write_all_at(text, 0)?;
+            config.set_len(text.len() as u64)?;
+            kill_process(Pid::from_child(process), Signal::HUP)?;
+        }
+        Ok(())
+    }
+
+    /// Closes the listeners, and lets the process end when its flows have ended.
+    pub fn drain(&mut self) {
+        self.listeners.clear();
+        if let State::Running(running) = &self.state {
+            let _ = kill_process(Pid::from_child(&running.process), Signal::TERM);
+        }
+    }
+
+    /// Status for the operator.
+    pub fn status(&self) -> AgentHop {
+        let pid = match &self.state {
+            State::Running(running) => Some(running.process.id()),
+            State::Idle | State::Paused => None,
+        };
+        AgentHop {
+            name: self.definition.name.clone(),
+            listen: self.definition.listen.clone(),
+            pid,
+            starts: self.starts,
+            failures: self.failures,
+            fault: self.fault.clone(),
+        }
+    }
+}

@@ -1,0 +1,89 @@
+//! `viaduct hop-agent`: many hops, of which only those in use run (Miniproxy, section 7). The agent
+//! holds the listeners of all hops. When a SYN arrives for a hop that does not run, it starts a
+//! process for that hop, which ends when it is idle.
+//!
+//! ```text
+//!                       ┌─ definitions: one file, or a directory of configs of proxies
+//!   SYNs ──▶ one tap ──▶ agent ── SYN, listeners, config ──▶ viaduct proxy, confined ══▶ onward
+//!                         ▲  └ hops: 1,000 listeners                │
+//!                         └────────────── idle: ends ◀──────────────┘
+//! ```
+//!
+//! | file | |
+//! |---|---|
+//! | here | options |
+//! | `definition` | definitions of hops, and their checks |
+//! | `hop` | a hop: its listeners, its process, its counters |
+//! | `agent` | event loop |
+//! | `readiness` | readiness of the tap, listeners and processes |
+//! | `syns` | tap of the SYNs to all hops |
+//! | `status`, `metrics` | state of the agent for the operator |
+
+mod agent;
+mod definition;
+mod hop;
+pub mod metrics;
+mod readiness;
+pub mod status;
+mod syns;
+
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use anyhow::{Result, anyhow, bail};
+use viaduct_proto::flow::Registry;
+
+use self::agent::Agent;
+use crate::run_dir::RunDir;
+use crate::text;
+use crate::value_parser::{memory, socket_addr, wait};
+
+/// Options of `viaduct hop-agent`.
+#[derive(Clone, Debug, clap::Args)]
+pub struct HopAgentArgs {
+    /// Hops: a file of tables [[hop]] with the keys of a proxy's [proxy], or a directory of configs
+    /// of proxies; read again on SIGHUP
+    #[arg(long, value_name = "PATH")]
+    hops: PathBuf,
+    /// Check the hops, print them, and change nothing
+    #[arg(long)]
+    check: bool,
+    /// Idle time after which a hop's process ends, unless the hop has an idle-exit of its own
+    #[arg(long, value_name = "TIME", default_value = "60s", value_parser = wait)]
+    idle_exit: Duration,
+    /// Maximum memory of each hop's process
+    #[arg(long, value_name = "BYTES", default_value = "64M", value_parser = memory)]
+    memory: usize,
+    /// Listen address of the Prometheus metrics
+    #[arg(long, value_name = "ADDRESS:PORT", value_parser = socket_addr)]
+    metrics: Option<SocketAddr>,
+    /// Name of the status socket
+    #[arg(long, value_name = "NAME", default_value = "hops")]
+    name: String,
+    #[command(flatten)]
+    run_dir: RunDir,
+}
+
+/// Runs the agent until a signal ends it. `log` sets up the log, in JSON if `log_json` is set.
+pub fn run(
+    args: &HopAgentArgs,
+    registry: Registry,
+    log_json: bool,
+    log: impl FnOnce(),
+) -> Result<()> {
+    text::check_name(&args.name).map_err(|what| anyhow!("name: {what}"))?;
+    let definitions = definition::load(args, &registry)?;
+    if args.check {
+        for one in &definitions {
+            print!("{}", one.meaning);
+        }
+        println!("ok, {} hops", definitions.len());
+        return Ok(());
+    }
+    if !rustix::process::geteuid().is_root() {
+        bail!("hop-agent: it needs root, because each hop's process gets a user of its own");
+    }
+    log();
+    Agent::open(args.clone(), registry, log_json, definitions)?.run()
+}

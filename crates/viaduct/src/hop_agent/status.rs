@@ -1,0 +1,48 @@
+//! Status of a hop agent, as its socket sends it.
+
+use std::net::SocketAddr;
+
+use serde::{Deserialize, Serialize};
+
+/// Status of a hop agent.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct AgentStatus {
+    /// Name of the agent.
+    pub agent: String,
+    /// Version of the program.
+    pub version: String,
+    /// Time since the start in seconds.
+    pub uptime: f64,
+    /// Hops, in the order of their names.
+    pub hops: Vec<AgentHop>,
+}
+
+/// Status of a hop.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct AgentHop {
+    /// Name.
+    pub name: String,
+    /// Listening addresses.
+    pub listen: Vec<SocketAddr>,
+    /// Process that serves the hop, if one does.
+    pub pid: Option<u32>,
+    /// Number of processes that were started.
+    pub starts: u64,
+    /// Number of processes that failed.
+    pub failures: u64,
+    /// Why the last process failed, until one has ended well.
+    pub fault: Option<String>,
+}
+
+impl AgentStatus {
+    /// Number of hops that have a process.
+    pub fn running(&self) -> usize {
+        self.hops.iter().filter(|hop| hop.pid.is_some()).count()
+    }
+
+    /// Hops whose last process failed, one line each.
+    pub fn troubles(&self) -> Vec<String> {
+        let of = |hop: &AgentHop| Some(format!("hop {}: {}", hop.name, hop.fault.as_ref()?));
+        self.hops.iter().filter_map(of).collect()
+    }
+}

@@ -1,0 +1,123 @@
+//! Tap of the SYNs to all hops. One tap is enough for any number of hops: with a tap for each, the
+//! kernel would run the filters of all of them on every packet.
+
+use std::collections::HashMap;
+use std::io::ErrorKind;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+
+use anyhow::{Context as _, Result};
+use tracing::{debug, warn};
+use viaduct_proto::split::syn::Syn;
+use viaduct_sys::capture::filter::SynFilter;
+use viaduct_sys::capture::syn::{SNAP, SynTap};
+
+/// Maximum number of ports and of prefixes in the kernel's filter. With more, the filter passes the
+/// SYNs to all of them.
+const MAX_PORTS: usize = 128;
+const MAX_PREFIXES: usize = 64;
+
+/// Tap, and the hop of each listening address.
+pub struct Syns {
+    /// `None` without the privilege: hops are then started when their clients are connected.
+    tap: Option<SynTap>,
+    hops: HashMap<SocketAddr, usize>,
+}
+
+impl Syns {
+    /// Opens the tap for hops with these listening addresses, each with the key of its hop. Errors:
+    /// the tap cannot be opened for another reason than a missing privilege.
+    pub fn open(listen: impl IntoIterator<Item = (SocketAddr, usize)>) -> Result<Syns> {
+        let hops: HashMap<_, _> = listen.into_iter().collect();
+        let all: Vec<SocketAddr> = hops.keys().copied().collect();
+        let (ports, prefixes) = summary(&all);
+        let filter =
+            SynFilter { sources: &[], destinations: &prefixes, ports: &ports, share: None };
+        let tap = match SynTap::open(filter) {
+            Ok(tap) => Some(tap),
+            Err(error) if error.kind() == ErrorKind::PermissionDenied => {
+                warn!(
+                    "without CAP_NET_RAW hops start late, which costs the first client more time"
+                );
+                None
+            }
+            Err(error) => return Err(error).context("cannot watch for SYNs"),
+        };
+        Ok(Syns { tap, hops })
+    }
+
+    /// Tap, if there is one.
+    pub fn tap(&self) -> Option<&SynTap> {
+        self.tap.as_ref()
+    }
+
+    /// Reads the next SYN to a hop into `packet`. Returns the key of the hop; `None` if no SYN is
+    /// queued.
+    pub fn read<'a>(&self, packet: &'a mut [u8; SNAP]) -> Option<(usize, &'a [u8])> {
+        loop {
+            let length = match self.tap.as_ref()?.recv(packet) {
+                Ok(Some(syn)) => syn.len(),
+                Ok(None) => return None,
+                Err(error) => {
+                    debug!("cannot read SYNs: {error}");
+                    continue;
+                }
+            };
+            if let Some(hop) = Syn::parse(&packet[..length]).and_then(|of| self.hop(of.tuple.to)) {
+                return Some((hop, &packet[..length]));
+            }
+        }
+    }
+
+    /// Key of the hop that listens at `to`, or at a wildcard with its port.
+    fn hop(&self, to: SocketAddr) -> Option<usize> {
+        let v6 = IpAddr::from(Ipv6Addr::UNSPECIFIED);
+        let own = match to.ip() {
+            IpAddr::V4(_) => IpAddr::from(Ipv4Addr::UNSPECIFIED),
+            IpAddr::V6(_) => v6,
+        };
+        let places = [to.ip(), own, v6].map(|ip| SocketAddr::new(ip, to.port()));
+        places.iter().find_map(|at| self.hops.get(at)).copied()
+    }
+}
+
+/// Ports and prefixes for the kernel's filter; an empty list means all.
+fn summary(listen: &[SocketAddr]) -> (Vec<u16>, Vec<(IpAddr, u8)>) {
+    let mut ports: Vec<u16> = listen.iter().map(SocketAddr::port).collect();
+    ports.sort_unstable();
+    ports.dedup();
+    let mut prefixes = crate::engine::listen_set::prefixes(listen);
+    if ports.len() > MAX_PORTS {
+        ports.clear();
+    }
+    if prefixes.len() > MAX_PREFIXES {
+        prefixes.clear();
+    }
+    (ports, prefixes)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_syn_belongs_to_the_hop_that_listens_at_its_destination() {
+        let at = |text: &str| text.parse::<SocketAddr>().unwrap();
+        let hops = [("10.0.0.1:80", 1), ("0.0.0.0:81", 2), ("[::]:82", 3)];
+        let hops = hops.into_iter().map(|(text, hop)| (at(text), hop)).collect();
+        let syns = Syns { tap: None, hops };
+        let found = |text: &str| syns.hop(at(text));
+        assert_eq!((found("10.0.0.1:80"), found("10.0.0.2:80")), (Some(1), None));
+        assert_eq!((found("10.0.0.2:81"), found("[fd00::1]:81")), (Some(2), None));
+        assert_eq!((found("10.0.0.2:82"), found("[fd00::1]:82")), (Some(3), Some(3)));
+    }
+
+    #[test]
+    fn a_filter_has_the_ports_or_the_addresses_of_many_hops() {
+        let many: Vec<SocketAddr> =
+            (0..1_000).map(|n| SocketAddr::from(([127, 1, 0, 1], 10_000 + n))).collect();
+        assert_eq!(summary(&many), (vec![], vec![([127, 1, 0, 1].into(), 32)]));
+        let many: Vec<SocketAddr> =
+            (0..=255).map(|n| SocketAddr::from(([127, 1, 0, n], 7_000))).collect();
+        assert_eq!(summary(&many), (vec![7_000], vec![]));
+    }
+}

@@ -1,0 +1,154 @@
+//! Hops of an agent: each has a process while it is used, confined to what it needs.
+
+use std::fs;
+use std::net::SocketAddr;
+use std::path::Path;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use rustix::process::{Pid, Signal, kill_process};
+use serde_json::Value;
+use viaduct_lab::proxies::Proxy;
+use viaduct_lab::topology::Chain;
+
+use super::hops::{EARLY, SERVER, ahead, chain, echo, say, socket};
+use super::rules::status;
+
+/// Time limit for a change of a hop's state.
+const CHANGE_TIMEOUT: Duration = Duration::from_secs(10);
+const IDLE: &str = "300ms";
+
+/// Text that defines hops on the first node, with these names, at ports from 7001.
+fn hops(names: &[&str], lines: &str) -> String {
+    let hop = |(port, name): (u16, &&str)| {
+        format!(
+            "[[hop]]\nname = '{name}'\nlisten = '10.1.0.2:{port}'\nto = '10.3.0.2:{SERVER}'\n\
+             idle-exit = '{IDLE}'\n{lines}\n"
+        )
+    };
+    (7001..).zip(names).map(hop).collect()
+}
+
+struct World {
+    agent: Proxy,
+    chain: Chain,
+}
+
+impl World {
+    fn new(text: &str) -> World {
+        let chain = chain("delay=25ms");
+        World { agent: Proxy::hop_agent(&chain.hops()[0], text, &[]).unwrap(), chain }
+    }
+
+    fn exchange(&self, port: u16) -> std::io::Result<()> {
+        let server: SocketAddr = format!("10.3.0.2:{SERVER}").parse().unwrap();
+        let peer = echo(self.chain.server(), server.ip());
+        let to = socket(&format!("10.1.0.2:{port}"));
+        let said = say(self.chain.client(), to, b"to the server")?;
+        assert_eq!(said, b"to the server");
+        peer.join().unwrap();
+        Ok(())
+    }
+
+    /// Status of the hop with this name, if it is defined.
+    fn hop(&self, name: &str) -> Option<Value> {
+        let status = status(&self.agent);
+        let hops = status["hops"].as_array().unwrap();
+        hops.iter().find(|hop| hop["name"] == name).cloned()
+    }
+
+    fn pid(&self, name: &str) -> Option<u64> {
+        self.hop(name).unwrap()["pid"].as_u64()
+    }
+
+    fn wait_until(&self, what: &str, is: impl Fn(&World) -> bool) {
+        let deadline = Instant::now() + CHANGE_TIMEOUT;
+        while !is(self) {
+            assert!(Instant::now() < deadline, "{what}: {}", status(&self.agent));
+            thread::sleep(Duration::from_millis(20));
+        }
+    }
+}
+
+#[test]
+fn a_hop_has_a_process_while_it_is_used_and_forwards_the_first_syn_early() {
+    let world = World::new(&hops(&["a", "b", "c"], ""));
+    assert_eq!(world.pid("b"), None);
+    let seen = ahead(&[&world.chain.hops()[0]], || world.exchange(7002).unwrap());
+    let [(_, ahead)] = seen[..] else { panic!("one hop") };
+    assert!(ahead > EARLY, "the onward SYN of a cold hop left {ahead:?} before the client's ACK");
+    world.exchange(7002).unwrap();
+    let starts = |name: &str| world.hop(name).unwrap()["starts"].as_u64();
+    assert_eq!([starts("a"), starts("b"), starts("c")], [Some(0), Some(1), Some(0)]);
+    world.wait_until("the process ends when it is idle", |world| world.pid("b").is_none());
+    world.exchange(7002).unwrap();
+    assert_eq!(starts("b"), Some(2));
+}
+
+#[test]
+fn the_process_of_a_hop_is_confined() {
+    let world = World::new(&hops(&["a", "b"], "").replace(IDLE, "1m"));
+    world.exchange(7001).unwrap();
+    world.exchange(7002).unwrap();
+    let [a, b] = ["a", "b"].map(|name| world.pid(name).unwrap());
+    let read = |pid: u64, what: &str| fs::read_to_string(format!("/proc/{pid}/{what}")).unwrap();
+    let field = |pid: u64, name: &str| {
+        let text = read(pid, "status");
+        let line = text.lines().find_map(|line| line.strip_prefix(name)).unwrap();
+        line.split_whitespace().last().unwrap().to_owned()
+    };
+    for pid in [a, b] {
+        assert_eq!(field(pid, "CapEff:"), "0000000000000000");
+        assert_eq!(field(pid, "CapBnd:").len(), 16);
+        assert_eq!(field(pid, "NoNewPrivs:"), "1");
+        let limits = read(pid, "limits");
+        let data = limits.lines().find(|line| line.starts_with("Max data size")).unwrap();
+        assert!(data.contains(&(64 << 20).to_string()), "{data}");
+        for namespace in ["mnt", "ipc", "uts"] {
+            let of = |pid: &str| fs::read_link(format!("/proc/{pid}/ns/{namespace}")).unwrap();
+            assert_ne!(of(&pid.to_string()), of("self"), "{namespace}");
+        }
+    }
+    assert_ne!(field(a, "Uid:"), field(b, "Uid:"), "each hop has a user of its own");
+    assert_ne!(field(a, "Uid:"), "0");
+    // Its only files are in its own directory.
+    let own = world.agent.directory().join("hops.d/a");
+    let names: Vec<_> = fs::read_dir(&own).unwrap().map(|entry| entry.unwrap().path()).collect();
+    assert_eq!(names, [own.join("a.sock")]);
+}
+
+#[test]
+fn hops_are_added_and_removed_by_a_reload_and_a_killed_process_is_replaced() {
+    let world = World::new(&hops(&["a", "b"], "").replace(IDLE, "1m"));
+    world.exchange(7001).unwrap();
+    let killed = world.pid("a").unwrap();
+    let pid = Pid::from_raw(i32::try_from(killed).unwrap()).unwrap();
+    kill_process(pid, Signal::KILL).unwrap();
+    world.wait_until("the failure is counted", |world| world.hop("a").unwrap()["failures"] == 1);
+    world.exchange(7001).unwrap();
+    assert_ne!(world.pid("a"), Some(killed));
+
+    world.agent.reload_hops(&hops(&["a", "c", "d"], "").replace(IDLE, "1m")).unwrap();
+    // The hop c has the address that b had.
+    world.wait_until("c replaces b", |world| world.hop("b").is_none() && world.hop("d").is_some());
+    world.exchange(7001).unwrap();
+    world.exchange(7003).unwrap();
+    world.agent.reload_hops("nonsense").unwrap();
+    world.wait_until("the mistake is reported", |world| world.agent.log().contains("not reloaded"));
+    world.exchange(7001).unwrap();
+}
+
+#[test]
+fn the_process_dies_with_the_agent() {
+    let mut world = World::new(&hops(&["a"], "").replace(IDLE, "1m"));
+    world.exchange(7001).unwrap();
+    let process = format!("/proc/{}/fd", world.pid("a").unwrap());
+    let agent = Pid::from_raw(world.agent.process().id().cast_signed()).unwrap();
+    kill_process(agent, Signal::KILL).unwrap();
+    world.agent.process().wait().unwrap();
+    let deadline = Instant::now() + CHANGE_TIMEOUT;
+    while Path::new(&process).exists() && fs::read_dir(&process).is_ok() {
+        assert!(Instant::now() < deadline, "the process of a hop has outlived its agent");
+        thread::sleep(Duration::from_millis(20));
+    }
+}
