@@ -147,7 +147,7 @@ mod tests {
     use crate::engine::next_hops::HopStatus;
     use crate::engine::outbound::OutboundSpec;
     use crate::engine::snapshot::ProxyStatus;
-    use crate::gateway::snapshot::{PeerStatus, Status};
+    use crate::gateway::snapshot::{PeerStatus, SliceStatus, Status};
     use crate::serve::status::{ServeStatus, TricklesStatus};
     use crate::spray::status::{ReplicaStatus, SprayStatus};
     use crate::tunnel::stats::TunnelCounters;
@@ -173,10 +173,12 @@ mod tests {
     type Metrics = BTreeMap<String, BTreeSet<String>>;
 
     fn gateway_page() -> String {
+        let slices = Some(SliceStatus::default());
+        let peer = PeerStatus { name: "b".to_owned(), slices, ..PeerStatus::default() };
         let mut status = Status {
             kept_below: vec![Some(1_400)],
             max_overhead: vec![Some(0.3)],
-            peers: vec![PeerStatus { name: "b".to_owned(), ..PeerStatus::default() }],
+            peers: vec![peer],
             ..Status::default()
         };
         status.counters.peers = vec![("b".to_owned(), PeerStats::default())];
