@@ -10,6 +10,7 @@ use super::owner::lock_instance;
 use crate::capture::offload::OffloadState;
 use crate::nft::intercept::Intercept;
 use crate::nft::mss_clamp::MssClamp;
+use crate::nft::path_rules::PathRules;
 use crate::nft::rst_guard::RstGuard;
 use crate::nft::spray::Spray;
 use crate::nft::syn_hold::SynHold;
@@ -30,6 +31,7 @@ pub(super) enum Change {
     RstGuard(RstGuard),
     Sysctl(Sysctl),
     Spray(Spray),
+    Paths(PathRules),
     /// A change that another version of this program has recorded; it cannot be undone.
     #[serde(untagged)]
     Unknown(Value),
@@ -43,6 +45,7 @@ impl Change {
             Change::SynHold(hold) => Some(&hold.instance),
             Change::RstGuard(guard) => Some(&guard.instance),
             Change::Spray(spray) => Some(&spray.instance),
+            Change::Paths(paths) => Some(&paths.instance),
             _ => None,
         }
     }
@@ -54,6 +57,7 @@ impl Change {
             Change::SynHold(hold) => Some(hold),
             Change::RstGuard(guard) => Some(guard),
             Change::Spray(spray) => Some(spray),
+            Change::Paths(paths) => Some(paths),
             Change::Offload(_) | Change::Route(_) | Change::Sysctl(_) | Change::Unknown(_) => None,
         }
     }

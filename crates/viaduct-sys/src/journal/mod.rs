@@ -41,6 +41,7 @@ use self::owner::{Owner, eventually, lock_instance};
 use crate::capture::offload::OffloadState;
 use crate::nft::intercept::Intercept;
 use crate::nft::mss_clamp::MssClamp;
+use crate::nft::path_rules::PathRules;
 use crate::nft::rst_guard::RstGuard;
 use crate::nft::spray::Spray;
 use crate::nft::syn_hold::SynHold;
@@ -189,6 +190,22 @@ impl Changes {
         // distributed anew before it is written.
         earlier.replace_by(&spray)?;
         *earlier = spray;
+        self.save()
+    }
+
+    /// Selects paths for packets, instead of an earlier selection of this process. Errors: as
+    /// [`Changes::lock_instance`] and [`PathRules::apply`]; the earlier selection stays in force
+    /// then.
+    pub fn path_rules(&mut self, rules: PathRules) -> Result<(), JournalError> {
+        rules.check()?;
+        self.lock_instance(&rules.instance)?;
+        let is_paths = |change: &&mut Change| matches!(change, Change::Paths(_));
+        let Some(Change::Paths(earlier)) = self.journal.changes.iter_mut().find(is_paths) else {
+            return self.make(&Change::Paths(rules));
+        };
+        // The journal has the table's name and the paths, which is all that undoing needs.
+        earlier.replace_by(&rules)?;
+        *earlier = rules;
         self.save()
     }
 

@@ -8,6 +8,7 @@
 //! |---|---|
 //! | [`table`] | a table: installed, deleted, checked |
 //! | [`mss_clamp`] | lowers the MSS of forwarded SYNs |
+//! | [`path_rules`] | selects one of two paths for forwarded packets |
 //! | [`intercept`] | hands forwarded connections to a proxy (TPROXY) |
 //! | [`syn_hold`] | sends SYNs to a queue until the server has answered |
 //! | [`rst_guard`] | keeps packets from the kernel's TCP, which would reset them |
@@ -22,6 +23,7 @@ pub mod flowtables;
 pub mod intercept;
 pub mod mss_clamp;
 pub mod nfqueue;
+pub mod path_rules;
 pub mod rst_guard;
 pub mod rule_watch;
 pub mod spray;

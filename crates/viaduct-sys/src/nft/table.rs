@@ -7,6 +7,7 @@
 //! | [`crate::nft::intercept::Intercept`] | hands connections to a proxy |
 //! | [`crate::nft::syn_hold::SynHold`] | holds SYNs until a verdict |
 //! | [`crate::nft::rst_guard::RstGuard`] | keeps packets from the kernel's TCP |
+//! | [`crate::nft::path_rules::PathRules`] | selects one of two paths for packets |
 //! | [`crate::nft::spray::Spray`] | distributes a service's packets over replicas |
 
 use std::io;

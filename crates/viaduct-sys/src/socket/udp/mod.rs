@@ -101,6 +101,11 @@ impl UdpBatch {
         os::set_receive_buffer(&self.socket, bytes)
     }
 
+    /// Sets the mark of its datagrams, for rules of policy routing. Errors: the process may not.
+    pub fn set_mark(&self, mark: u32) -> io::Result<()> {
+        os::setsockopt(self.socket.as_fd(), libc::SOL_SOCKET, libc::SO_MARK, &mark.cast_signed())
+    }
+
     /// Returns the local address.
     pub fn local_addr(&self) -> io::Result<SocketAddr> {
         self.socket.local_addr()

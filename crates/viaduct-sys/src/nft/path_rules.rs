@@ -1,0 +1,420 @@
+//! Two paths to other sites: forwarded packets are marked by the path that they are to take, and
+//! each mark has a routing table with that path's interface.
+//!
+//! ```text
+//!   host ──▶ [ prerouting: table inet viaduct_<instance> ] ── mark n ──▶ ip rule ──▶ table n
+//!              class? preferred path : first path                        default via … dev wan1
+//! ```
+//!
+//! Packets that have a mark already are left alone: rules of the operator take precedence. Without
+//! a route in its table, as while the interface is down, a marked packet takes the main table's
+//! route.
+
+use std::io;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+
+use netlink_packet_route::route::{
+    RouteAttribute, RouteHeader, RouteMessage, RouteScope, RouteType,
+};
+use netlink_packet_route::rule::{RuleAction, RuleAttribute, RuleHeader, RuleMessage};
+use serde::{Deserialize, Serialize};
+
+use crate::nft::table::{NftError, Table, check_instance, check_interface, set};
+use crate::route::interface::{self, Interface};
+use crate::route::mtu::PROTOCOL;
+use crate::route::netlink::{NLM_F_CREATE, NLM_F_REPLACE};
+use crate::route::rtnetlink::{self, RouteSocket};
+
+/// Base of our marks and routing table numbers; a hash of the instance and the path are added.
+const BASE: u32 = 0x7665_0000;
+/// Bits of the path in a mark.
+const PATH_BITS: u32 = 4;
+/// Max number of paths.
+const MAX_PATHS: usize = 8;
+/// Priority of our policy rules.
+const RULE_PRIORITY: u32 = 118;
+/// Address families: nft's name, nft's address type, and the unspecified address.
+const FAMILIES: [(&str, &str, IpAddr); 2] = [
+    ("ip", "ipv4_addr", IpAddr::V4(Ipv4Addr::UNSPECIFIED)),
+    ("ip6", "ipv6_addr", IpAddr::V6(Ipv6Addr::UNSPECIFIED)),
+];
+
+/// A prefix: address and length.
+type Prefix = (IpAddr, u8);
+
+/// Paths of a site, and the packets that take each.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PathRules {
+    /// Instance, which names the table: letters, digits and `_`, at most 32 of them.
+    pub instance: String,
+    /// Prefixes of the site's hosts.
+    pub local: Vec<Prefix>,
+    /// Paths; at most 8.
+    pub paths: Vec<PathRoute>,
+    /// Choices in order; the first that matches a packet decides.
+    pub choices: Vec<PathChoice>,
+}
+
+/// Route of a path.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PathRoute {
+    /// Interface.
+    pub interface: String,
+    /// Next routers, one for each address family; empty on a point-to-point link.
+    pub via: Vec<IpAddr>,
+}
+
+/// Packets that take a path. An empty list of conditions always holds.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PathChoice {
+    /// Destinations.
+    pub to: Vec<Prefix>,
+    /// Differentiated services code points.
+    pub dscp: Vec<u8>,
+    /// Prefixes, matched against the addresses of either end.
+    pub prefixes: Vec<Prefix>,
+    /// Ranges of ports of either end, TCP or UDP.
+    pub ports: Vec<(u16, u16)>,
+    /// Protocol numbers.
+    pub protocols: Vec<u8>,
+    /// Index of the path.
+    pub path: usize,
+}
+
+impl PathRules {
+    /// Mark of packets that take a path, which is also the number of its routing table.
+    pub fn mark(&self, path: usize) -> u32 {
+        let fold = |hash: u32, byte: u8| (hash ^ u32::from(byte)).wrapping_mul(0x0100_0193);
+        let hash = self.instance.bytes().fold(0x811c_9dc5, fold);
+        BASE | ((hash >> 20) << PATH_BITS) | (path as u32 + 1)
+    }
+
+    /// Replaces the choices of the installed table. Errors: as [`Table::apply`].
+    pub(crate) fn replace_by(&self, new: &PathRules) -> Result<(), NftError> {
+        if self.paths != new.paths {
+            return new.apply();
+        }
+        new.check()?;
+        Ok(new.install(&new.contents())?)
+    }
+
+    /// Sets and rules of a choice in a family, in nft's syntax; no rules if nothing matches.
+    fn choice(&self, n: usize, family: usize) -> (Vec<String>, Vec<String>) {
+        let choice = &self.choices[n];
+        let (name, kind, any) = FAMILIES[family];
+        let has_route = self.paths.get(choice.path).is_some_and(|path| path.has(any));
+        let of = |all: &[Prefix]| -> Vec<Prefix> {
+            all.iter().filter(|(ip, _)| ip.is_ipv4() == any.is_ipv4()).copied().collect()
+        };
+        let (to, ends) = (of(&choice.to), of(&choice.prefixes));
+        let is_other_family = ends.is_empty() && !choice.prefixes.is_empty();
+        if to.is_empty() || is_other_family || !has_route {
+            return (Vec::new(), Vec::new());
+        }
+        let mut sets = vec![set(&format!("{name}_to{n}"), kind, &to)];
+        let mut matches = format!("{name} saddr @{name}_local {name} daddr @{name}_to{n} ");
+        let list =
+            |numbers: &[u8]| numbers.iter().map(u8::to_string).collect::<Vec<_>>().join(", ");
+        if !choice.dscp.is_empty() {
+            matches += &format!("{name} dscp {{ {} }} ", list(&choice.dscp));
+        }
+        if !choice.protocols.is_empty() {
+            matches += &format!("meta l4proto {{ {} }} ", list(&choice.protocols));
+        }
+        let mut by_address = vec![String::new()];
+        if !ends.is_empty() {
+            sets.push(set(&format!("{name}_of{n}"), kind, &ends));
+            by_address =
+                ["saddr", "daddr"].map(|end| format!("{name} {end} @{name}_of{n} ")).into();
+        }
+        let mut by_port = vec![String::new()];
+        if !choice.ports.is_empty() {
+            sets.push(port_set(&format!("{name}_ports{n}"), &choice.ports));
+            let ports = |end| format!("meta l4proto {{ 6, 17 }} th {end} @{name}_ports{n} ");
+            by_port = ["sport", "dport"].map(ports).into();
+        }
+        let mark = format!("meta mark set {:#x} return", self.mark(choice.path));
+        let rule = |address: &String, port: &String| format!("{matches}{address}{port}{mark}");
+        let rules = by_address.iter().flat_map(|of| by_port.iter().map(move |port| rule(of, port)));
+        (sets, rules.collect())
+    }
+
+    fn all_choices(&self) -> impl Iterator<Item = (Vec<String>, Vec<String>)> {
+        let families = (0..self.choices.len()).flat_map(|n| [(n, 0), (n, 1)]);
+        families.map(|(n, family)| self.choice(n, family))
+    }
+
+    fn rules(&self) -> Vec<String> {
+        let rules = self.all_choices().flat_map(|(_, rules)| rules);
+        std::iter::once("meta mark != 0 return".to_owned()).chain(rules).collect()
+    }
+
+    fn policies(&self) -> Result<Vec<Policy<'_>>, NftError> {
+        let paths = self.paths.iter().enumerate();
+        let policy = |(n, route)| Policy::open(route, self.mark(n)).map_err(NftError::Policy);
+        paths.map(policy).collect()
+    }
+}
+
+impl Table for PathRules {
+    fn instance(&self) -> &str {
+        &self.instance
+    }
+
+    /// Checks the instance, the interfaces, and the numbers of paths.
+    fn check(&self) -> Result<(), NftError> {
+        check_instance(&self.instance)?;
+        let (what, expected) = ("path", "one of at most 8 paths is expected");
+        let wrong = |path: usize| NftError::Name { what, name: path.to_string(), expected };
+        if self.paths.len() > MAX_PATHS {
+            return Err(wrong(self.paths.len()));
+        }
+        let unknown = self.choices.iter().find(|choice| choice.path >= self.paths.len());
+        unknown.map_or(Ok(()), |choice| Err(wrong(choice.path)))?;
+        self.paths.iter().try_for_each(|path| check_interface(&path.interface))
+    }
+
+    fn chains(&self) -> Vec<(&'static str, usize)> {
+        vec![("prerouting", self.rules().len())]
+    }
+
+    fn contents(&self) -> String {
+        let local = FAMILIES.iter().map(|(name, kind, any)| {
+            let own = self.local.iter().filter(|(ip, _)| ip.is_ipv4() == any.is_ipv4());
+            set(&format!("{name}_local"), kind, &own.copied().collect::<Vec<_>>())
+        });
+        let sets = local.chain(self.all_choices().flat_map(|(sets, _)| sets));
+        let chain =
+            "chain prerouting {\ntype filter hook prerouting priority mangle; policy accept;";
+        let rules = self.rules();
+        let lines: Vec<_> = sets.chain([chain.to_owned()]).chain(rules).collect();
+        format!("{}\n}}", lines.join("\n"))
+    }
+
+    /// Installs the routes and the rules.
+    fn apply(&self) -> Result<(), NftError> {
+        self.check()?;
+        // One path without a route is no reason to leave the others without theirs.
+        let routes: Vec<_> = self.policies()?.iter().map(Policy::apply).collect();
+        // Installed last, so that marked packets have a route from the start.
+        self.install(&self.contents())?;
+        routes.into_iter().collect::<io::Result<()>>().map_err(NftError::Policy)
+    }
+
+    fn undo(&self) -> Result<(), NftError> {
+        self.check()?;
+        self.delete()?;
+        self.policies()?.iter().for_each(Policy::undo);
+        Ok(())
+    }
+
+    fn is_installed(&self) -> Result<bool, NftError> {
+        Ok(self.has_chains()? && self.policies()?.iter().all(Policy::is_installed))
+    }
+}
+
+impl PathRoute {
+    /// Returns whether the path has a route for the family of `any`.
+    fn has(&self, any: IpAddr) -> bool {
+        self.via.is_empty() || self.via.iter().any(|ip| ip.is_ipv4() == any.is_ipv4())
+    }
+}
+
+/// Policy routing of one path: a rule that selects its table, and the table's only route.
+struct Policy<'a> {
+    socket: RouteSocket,
+    route: &'a PathRoute,
+    /// Mark of the packets, and number of the table.
+    mark: u32,
+}
+
+impl Policy<'_> {
+    fn open(route: &PathRoute, mark: u32) -> io::Result<Policy<'_>> {
+        Ok(Policy { socket: RouteSocket::open()?, route, mark })
+    }
+
+    /// Unspecified addresses of the families that the path has.
+    fn families(&self) -> impl Iterator<Item = IpAddr> {
+        FAMILIES.iter().map(|(.., any)| *any).filter(|any| self.route.has(*any))
+    }
+
+    fn apply(&self) -> io::Result<()> {
+        let of_family = |any| {
+            if !self.has_rule(any)? {
+                self.socket.add(&self.rule(any), NLM_F_CREATE)?;
+            }
+            // The kernel takes no route through an interface that is down.
+            match self.is_up() {
+                true => self.socket.add(&self.default_route(any)?, NLM_F_CREATE | NLM_F_REPLACE),
+                false => Ok(()),
+            }
+        };
+        let done: Vec<io::Result<()>> = self.families().map(of_family).collect();
+        done.into_iter().collect()
+    }
+
+    /// Removes the rules and the routes, if they still exist.
+    fn undo(&self) {
+        for any in self.families() {
+            let _ = self.socket.delete(&self.rule(any));
+            for route in self.routes(any).unwrap_or_default() {
+                let _ = self.socket.delete(&route);
+            }
+        }
+    }
+
+    fn is_installed(&self) -> bool {
+        let has_route = |any| self.routes(any).is_ok_and(|routes| !routes.is_empty());
+        let is_complete = |any| self.has_rule(any).unwrap_or(false) && has_route(any);
+        !self.is_up() || self.families().all(is_complete)
+    }
+
+    fn is_up(&self) -> bool {
+        Interface::new(&self.route.interface).is_ok_and(|of| of.is_up().unwrap_or(false))
+    }
+
+    /// Returns whether there is a rule for the mark in the family of `any`.
+    fn has_rule(&self, any: IpAddr) -> io::Result<bool> {
+        let mut question = RuleMessage::default();
+        question.header.family = rtnetlink::family(any);
+        let mark = RuleAttribute::FwMark(self.mark);
+        Ok(self.socket.dump(&question)?.iter().any(|rule| rule.attributes.contains(&mark)))
+    }
+
+    /// Returns the routes of the table, in the family of `any`.
+    fn routes(&self, any: IpAddr) -> io::Result<Vec<RouteMessage>> {
+        let mut routes = self.socket.routes(rtnetlink::family(any))?;
+        routes.retain(|route| rtnetlink::table(route) == self.mark);
+        Ok(routes)
+    }
+
+    fn rule(&self, any: IpAddr) -> RuleMessage {
+        let mut rule = RuleMessage::default();
+        let (family, action) = (rtnetlink::family(any), RuleAction::ToTable);
+        rule.header = RuleHeader { family, action, ..RuleHeader::default() };
+        rule.attributes = vec![
+            RuleAttribute::FwMark(self.mark),
+            RuleAttribute::Table(self.mark),
+            RuleAttribute::Priority(RULE_PRIORITY),
+        ];
+        rule
+    }
+
+    fn default_route(&self, any: IpAddr) -> io::Result<RouteMessage> {
+        let router = self.route.via.iter().find(|ip| ip.is_ipv4() == any.is_ipv4());
+        let is_direct = router.is_none() && any.is_ipv4();
+        let header = RouteHeader {
+            protocol: PROTOCOL.into(),
+            scope: if is_direct { RouteScope::Link } else { RouteScope::Universe },
+            kind: RouteType::Unicast,
+            ..RouteHeader::default()
+        };
+        let mut route = rtnetlink::route(header, (any, 0));
+        route.attributes.extend(router.map(|ip| RouteAttribute::Gateway((*ip).into())));
+        let index = interface::index(&self.route.interface)?;
+        route.attributes.extend([RouteAttribute::Oif(index), RouteAttribute::Table(self.mark)]);
+        Ok(route)
+    }
+}
+
+fn port_set(name: &str, ports: &[(u16, u16)]) -> String {
+    let ranges: Vec<_> = ports.iter().map(|(first, last)| format!("{first}-{last}")).collect();
+    format!(
+        "set {name} {{ type inet_service; flags interval; auto-merge; elements = {{ {} }}; }}",
+        ranges.join(", ")
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::netns::Netns;
+    use crate::process::tool;
+
+    fn prefix(text: &str) -> Prefix {
+        let (ip, length) = text.split_once('/').unwrap();
+        (ip.parse().unwrap(), length.parse().unwrap())
+    }
+
+    fn rules(default: usize) -> PathRules {
+        let to = ["10.2.0.0/16", "fd00:2::/48"].map(prefix).to_vec();
+        let via = ["192.0.2.2", "2001:db8::2"].map(|ip| ip.parse().unwrap()).to_vec();
+        let voice = PathChoice {
+            to: to.clone(),
+            dscp: vec![46],
+            prefixes: vec![prefix("10.2.9.0/24"), prefix("10.2.0.0/16")],
+            ports: vec![(5_060, 5_060), (5_000, 6_000)],
+            protocols: vec![17],
+            path: 1,
+        };
+        PathRules {
+            instance: "paths_rome".to_owned(),
+            local: ["10.1.0.0/16", "fd00:1::/48"].map(prefix).to_vec(),
+            paths: vec![
+                PathRoute { interface: "wan0".to_owned(), via },
+                PathRoute { interface: "wan1".to_owned(), via: Vec::new() },
+            ],
+            choices: vec![voice, PathChoice { to, path: default, ..PathChoice::default() }],
+        }
+    }
+
+    /// Interface by which a packet with a mark leaves.
+    fn taken(rules: &PathRules, path: usize, to: &str) -> String {
+        let mark = rules.mark(path).to_string();
+        tool::run("ip", &["route", "get", to, "mark", &mark], "").unwrap()
+    }
+
+    #[test]
+    fn paths_are_installed_changed_and_removed() {
+        let test = || {
+            let ip =
+                |line: &str| tool::run("ip", &line.split(' ').collect::<Vec<_>>(), "").unwrap();
+            ip("link add wan0 type veth peer name far0");
+            ip("link add wan1 type veth peer name far1");
+            ip("addr add 192.0.2.1/30 dev wan0");
+            ip("addr add 2001:db8::1/64 dev wan0 nodad");
+            ["wan0", "far0", "wan1", "far1"].iter().for_each(|of| {
+                ip(&format!("link set {of} up"));
+            });
+            let first = rules(0);
+            assert!(!first.is_installed().unwrap());
+            first.apply().unwrap();
+            assert!(first.is_installed().unwrap());
+            assert_ne!(first.mark(0), first.mark(1));
+            assert!(taken(&first, 0, "10.2.0.1").contains("via 192.0.2.2 dev wan0"));
+            assert!(taken(&first, 1, "10.2.0.1").contains("dev wan1"));
+            assert!(taken(&first, 0, "fd00:2::1").contains("via 2001:db8::2 dev wan0"));
+            // The class's IPv4 prefixes match no IPv6 packet; either end and port makes four rules.
+            assert_eq!(first.chains(), [("prerouting", 1 + 4 + 2)]);
+            let second = rules(1);
+            first.replace_by(&second).unwrap();
+            let listed = tool::run("nft", &["list", "ruleset"], "").unwrap();
+            assert!(
+                second.is_installed().unwrap()
+                    && !listed.contains(&format!("{:08x}", first.mark(0)))
+            );
+            // The kernel drops the routes of an interface that goes down.
+            ip("link set wan0 down");
+            assert!(second.is_installed().unwrap());
+            ip("link set wan0 up");
+            assert!(!second.is_installed().unwrap());
+            second.apply().unwrap();
+            assert!(second.is_installed().unwrap());
+            second.undo().unwrap();
+            assert_eq!(tool::run("nft", &["list", "ruleset"], "").unwrap(), "");
+            assert!(
+                !ip("rule").contains("118:") && !ip("route show table all").contains("default")
+            );
+        };
+        Netns::new().unwrap().enter(test).unwrap();
+    }
+
+    #[test]
+    fn names_and_paths_that_cannot_be_rules_are_refused() {
+        assert!(rules(0).check().is_ok() && rules(2).check().is_err());
+        let mut bad = rules(0);
+        bad.paths[0].interface = "wan0\"".to_owned();
+        assert!(bad.check().is_err() && bad.apply().is_err());
+        assert!(PathRules { instance: "a b".to_owned(), ..rules(0) }.check().is_err());
+    }
+}
