@@ -77,6 +77,7 @@ pub fn peer(side: usize, coding: Option<Coding>) -> PeerConfig {
         name: "peer".to_owned(),
         key: PUBLIC[1 - side],
         endpoint: Some(endpoint(1 - side)),
+        paths: None,
         transport: TransportChoice::Only(Transport::Udp),
         sites: Sites { local: site(side), remote: site(1 - side) },
         coding,

@@ -68,6 +68,7 @@ impl Gateway {
             name: "peer".to_owned(),
             key: secret(3 - number).public(),
             endpoint: Some(([192, 0, 2, 3 - number], 7400).into()),
+            paths: None,
             transport: TransportChoice::Only(Transport::Udp),
             sites: Sites { local: site(number), remote: site(3 - number) },
             coding: Some(Coding::Fixed(Code::Layered(layered::Parameters::new(8, &[1, 20, 40])))),

@@ -41,6 +41,7 @@ impl Gateways {
                 name: "peer".to_owned(),
                 key: secret(peer).public(),
                 endpoint: endpoints[usize::from(me)].then(|| at(peer, 7400)),
+                paths: None,
                 transport: TransportChoice::Auto,
                 sites: Sites { local: site(me), remote: site(peer) },
                 coding: code.cloned().map(Coding::Fixed),

@@ -50,6 +50,8 @@ pub(super) struct Auto {
     budget: f64,
     allowance: Allowance,
     limits: Limits,
+    /// Copies leave by another path than the packets.
+    pub(super) has_other_path: bool,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -84,6 +86,7 @@ impl Auto {
             budget: MAX_BUDGET / 4.0,
             allowance: Allowance::new(now, limits.max_rate),
             limits,
+            has_other_path: false,
         })
     }
 
@@ -156,7 +159,7 @@ impl Auto {
     pub(super) fn push(&mut self, now: Instant, of: Leaving<'_>, fire: &mut Fire<'_>) {
         let most = match of.repairs {
             Repairs::Window => of.most,
-            Repairs::Copies | Repairs::None => 0.0,
+            Repairs::Copies | Repairs::Duplicate | Repairs::None => 0.0,
         };
         if most > 0.0 {
             // Only packets that need the window's repairs count towards the packet rate; the other
@@ -171,8 +174,15 @@ impl Auto {
             (self.bare, self.has_paused) = (before.saturating_add(1), false);
         }
         self.copies.count(of.packet.len(), self.limits.max_overhead);
-        if of.repairs == Repairs::Copies && self.is_lossy() {
-            self.copies.push(now, self.next_seq(), of.fields, of.packet);
+        let seq = self.next_seq();
+        match of.repairs {
+            Repairs::Duplicate if self.has_other_path => {
+                self.copies.push_at_once(now, seq, of.fields, of.packet);
+            }
+            Repairs::Copies | Repairs::Duplicate if self.is_lossy() => {
+                self.copies.push(now, seq, of.fields, of.packet);
+            }
+            _ => {}
         }
         if of.repairs != Repairs::None {
             let share = if most > 0.0 { most } else { 1.0 };

@@ -36,6 +36,9 @@ pub enum Repairs {
     Window,
     /// Copies of each packet, in addition to the window.
     Copies,
+    /// A copy of each packet at once, by another path than the packet's, whether or not the link is
+    /// lossy. As [`Repairs::Copies`] while there is no other path.
+    Duplicate,
     /// No repairs; losses are still measured.
     None,
 }

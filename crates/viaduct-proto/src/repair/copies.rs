@@ -32,6 +32,8 @@ const RESERVE: f64 = 62_500.0;
 pub(super) struct Copies {
     /// Packets by the number of copies already sent; each queue oldest first.
     waiting: [VecDeque<Waiting>; AFTER.len()],
+    /// Packets of which one copy leaves at once.
+    at_once: VecDeque<Waiting>,
     spare: Vec<Vec<u8>>,
     /// Bytes of copies that may be sent now.
     tokens: f64,
@@ -51,6 +53,7 @@ impl Copies {
     pub(super) fn new(now: Instant) -> Self {
         Copies {
             waiting: [const { VecDeque::new() }; AFTER.len()],
+            at_once: VecDeque::new(),
             spare: Vec::new(),
             tokens: MAX_TOKENS,
             filled: now,
@@ -66,9 +69,34 @@ impl Copies {
         if self.waiting.iter().map(VecDeque::len).sum::<usize>() >= MAX_WAITING {
             return;
         }
+        let waiting = self.waiting(now, seq, fields, packet);
+        self.waiting[0].push_back(waiting);
+    }
+
+    /// Adds a packet of which one copy leaves at once, whatever the rate of copies.
+    pub(super) fn push_at_once(
+        &mut self,
+        now: Instant,
+        seq: Seq,
+        fields: MutableFields,
+        packet: &[u8],
+    ) {
+        if self.at_once.len() < MAX_WAITING {
+            let waiting = self.waiting(now, seq, fields, packet);
+            self.at_once.push_back(waiting);
+        }
+    }
+
+    fn waiting(
+        &mut self,
+        since: Instant,
+        seq: Seq,
+        fields: MutableFields,
+        packet: &[u8],
+    ) -> Waiting {
         let mut bytes = self.spare.pop().unwrap_or_default();
         bytes.extend_from_slice(packet);
-        self.waiting[0].push_back(Waiting { since: now, seq, fields, packet: bytes });
+        Waiting { since, seq, fields, packet: bytes }
     }
 
     /// Time of the next copy.
@@ -76,7 +104,8 @@ impl Copies {
         let due = |(queue, after): (&VecDeque<Waiting>, Duration)| {
             queue.front().map(|waiting| waiting.since + after)
         };
-        self.waiting.iter().zip(AFTER).filter_map(due).min()
+        let at_once = self.at_once.front().map(|waiting| waiting.since);
+        self.waiting.iter().zip(AFTER).filter_map(due).chain(at_once).min()
     }
 
     /// Calls `send` with the copies that are due, in groups of consecutive packets with the
@@ -89,6 +118,12 @@ impl Copies {
         room: usize,
         mut send: impl FnMut(&[Waiting]),
     ) {
+        let at_once = self.at_once.make_contiguous();
+        send_groups(at_once, room, &mut send);
+        for mut waiting in self.at_once.drain(..) {
+            waiting.packet.clear();
+            self.spare.push(waiting.packet);
+        }
         let passed = now.since(std::mem::replace(&mut self.filled, now));
         self.tokens = (self.tokens + MIN_RATE * passed.as_secs_f64()).min(MAX_TOKENS);
         for at in (0..AFTER.len()).rev() {
@@ -102,12 +137,7 @@ impl Copies {
                 *tokens -= if fits { len } else { 0.0 };
                 fits
             });
-            let mut rest = &leaving[..];
-            while !rest.is_empty() {
-                let (group, behind) = rest.split_at(group(rest, room));
-                send(group);
-                rest = behind;
-            }
+            send_groups(&leaving, room, &mut send);
             for mut waiting in leaving {
                 if in_bursts && at + 1 < AFTER.len() {
                     self.waiting[at + 1].push_back(waiting);
@@ -121,14 +151,25 @@ impl Copies {
 
     /// Gives back memory that no waiting packet needs.
     pub(super) fn tidy(&mut self) {
-        if self.waiting.iter().all(VecDeque::is_empty) {
+        if self.waiting.iter().chain([&self.at_once]).all(VecDeque::is_empty) {
             self.spare = Vec::new();
         }
     }
 
     pub(super) fn memory(&self) -> usize {
-        let waiting = self.waiting.iter().flatten().map(|of| of.packet.capacity());
+        let waiting = self.waiting.iter().chain([&self.at_once]).flatten();
+        let waiting = waiting.map(|of| of.packet.capacity());
         waiting.chain(self.spare.iter().map(Vec::capacity)).sum()
+    }
+}
+
+/// Calls `send` with these packets, in groups of consecutive ones with the same mutable fields that
+/// fit `room` bytes.
+fn send_groups(mut rest: &[Waiting], room: usize, send: &mut impl FnMut(&[Waiting])) {
+    while !rest.is_empty() {
+        let (group, behind) = rest.split_at(group(rest, room));
+        send(group);
+        rest = behind;
     }
 }
 
@@ -188,6 +229,20 @@ mod tests {
         push(&mut copies, 100, 9);
         let times = (100..200).filter(|at| !left(&mut copies, *at, true).is_empty());
         assert_eq!(times.collect::<Vec<_>>(), [105, 109, 120, 145]);
+    }
+
+    #[test]
+    fn a_duplicate_leaves_at_once_and_once() {
+        let mut copies = Copies::new(at(0));
+        for seq in [7, 8, 20] {
+            copies.push_at_once(at(3), seq, MutableFields::default(), &[0; 300]);
+        }
+        copies.tokens = 0.0;
+        assert_eq!(
+            (copies.due(), left(&mut copies, 3, true)),
+            (Some(at(3)), vec![vec![7, 8], vec![20]])
+        );
+        assert_eq!((copies.due(), left(&mut copies, 60, true)), (None, vec![]));
     }
 
     #[test]

@@ -13,6 +13,9 @@
 //!     share  0 1 2 3 0 1 2 3   of this gateway's workers: lane mod 4
 //! ```
 //!
+//! Between gateways with two paths ([`super::liveness`]) a packet's lane is instead the path that
+//! it has taken, so that losses are measured for each path.
+//!
 //! Numbers of lanes are powers of two, so a packet's share, its lane modulo the number of lanes
 //! that this gateway wants, is the same for each peer. The kernel can therefore distribute packets
 //! to workers before it is known which peer they belong to.
@@ -29,6 +32,8 @@ const OF_ADDRESS: u32 = 0x9e37_79b1;
 const OF_SUM: u32 = 0x85eb_ca77;
 /// Shift that mixes high bits of a product into its low ones.
 const MIX: u32 = 15;
+/// Bit of a handshake that says that lanes are paths.
+const BY_PATH: u8 = 0x80;
 /// Bits of the product that are dropped: the hash has one of [`MAX_LANES`] values.
 const DROPPED: u32 = 32 - MAX_LANES.trailing_zeros();
 
@@ -39,6 +44,9 @@ pub struct LaneCount(u8);
 impl LaneCount {
     /// A single lane.
     pub const ONE: LaneCount = LaneCount(1);
+
+    /// Lanes between two gateways with two paths.
+    pub(super) const OF_PATHS: LaneCount = LaneCount(2);
 
     /// `None` unless `count` is a power of two, and at most [`MAX_LANES`].
     pub fn new(count: usize) -> Option<LaneCount> {
@@ -57,7 +65,7 @@ impl LaneCount {
     }
 
     /// Number of lanes of which `last` is the last one.
-    pub(super) fn from_last(last: u8) -> Option<LaneCount> {
+    fn from_last(last: u8) -> Option<LaneCount> {
         LaneCount::new(usize::from(last) + 1)
     }
 
@@ -74,11 +82,25 @@ pub struct LaneOffer {
     pub lane: u8,
     /// Number of lanes that the sender wants.
     pub wanted: LaneCount,
+    /// The lanes are paths: a packet's lane is the path that it has taken, not a hash of its
+    /// addresses.
+    pub by_path: bool,
 }
 
 impl LaneOffer {
     /// The only lane of a gateway with one.
-    pub const SINGLE: LaneOffer = LaneOffer { lane: 0, wanted: LaneCount::ONE };
+    pub const SINGLE: LaneOffer = LaneOffer { lane: 0, wanted: LaneCount::ONE, by_path: false };
+
+    /// Number of lanes and their kind, as sent in handshakes.
+    pub(super) fn division(self) -> u8 {
+        self.wanted.last() | if self.by_path { BY_PATH } else { 0 }
+    }
+
+    /// Offer with this number and kind of lanes; `None` if there is no such number.
+    pub(super) fn parse(lane: u8, division: u8) -> Option<LaneOffer> {
+        let wanted = LaneCount::from_last(division & !BY_PATH)?;
+        Some(LaneOffer { lane, wanted, by_path: division & BY_PATH != 0 })
+    }
 }
 
 /// Set of shares: those whose lanes a worker owns.

@@ -39,6 +39,7 @@ pub mod identity;
 mod in_flight;
 pub mod lanes;
 mod ledger;
+mod liveness;
 mod names;
 mod observed;
 mod outbox;
@@ -76,8 +77,11 @@ pub use classes::{Class, Match, Repairs};
 pub use clocks::Clocks;
 pub use coding::{Coding, Settings};
 pub use outbox::Outbox;
-pub use peer::{Local, MIN_MEMORY, PeerConfig, PeerError, PeerFacts, least_memory, overhead};
-pub use plane::{MAX_PEERS, PeersError, Plane, PlaneStats};
+pub use peer::{
+    Local, MIN_MEMORY, PATHS, PathFacts, PathsConfig, PeerConfig, PeerError, PeerFacts, RepairPath,
+    least_memory, overhead,
+};
+pub use plane::{MAX_PEERS, PathChange, PeersError, Plane, PlaneStats};
 pub use racks::{PeerMember, RackConfig, SliceCount};
 pub use session::WeakKey;
 pub use sites::Sites;

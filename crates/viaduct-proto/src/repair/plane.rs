@@ -1,5 +1,6 @@
 //! Packet plane of one gateway: all its peers, and the assignment of packets to them.
 
+mod by_path;
 mod handover;
 mod lane_table;
 mod membership;
@@ -24,6 +25,8 @@ use crate::keys::PublicKey;
 use crate::time::{Duration, Instant};
 use crate::timers::DeadlineQueue;
 use crate::wire::ip::Header;
+use by_path::DelayLine;
+pub use by_path::PathChange;
 use lane_table::LaneTable;
 
 /// Limit of peers of one gateway: their slots fit a session index.
@@ -74,6 +77,14 @@ pub struct Plane {
     remembered: HashMap<PublicKey, Clocks>,
     /// Sources of datagrams of other protocol versions, latest first.
     others: Vec<(SocketAddr, u8, Instant)>,
+    /// Path of the tap that is read.
+    path: u8,
+    /// Time of the next look at the paths; `None` if no peer has several.
+    paths_due: Option<Instant>,
+    /// Changes of paths that were not taken.
+    path_changes: Vec<PathChange>,
+    /// Datagrams that are ahead of the packets that they concern.
+    delayed: DelayLine,
     /// Another process has the sessions: handshakes are left to it.
     is_passive: bool,
     inject: Outbox,
@@ -143,6 +154,10 @@ impl Plane {
             repairs: 0,
             remembered: HashMap::new(),
             others: Vec::new(),
+            path: 0,
+            paths_due: None,
+            path_changes: Vec::new(),
+            delayed: DelayLine::default(),
             is_passive: false,
             inject: Outbox::new(),
             symbol: Vec::new(),
@@ -167,7 +182,7 @@ impl Plane {
     pub fn handle_outgoing(&mut self, now: Instant, left: Instant, packet: &mut [u8]) {
         let lane = |header: &Header| {
             let peer = self.racks.to(self.sites.leaves(header)?, header.destination);
-            self.lanes.of_packet(peer, header)
+            self.lanes.of_packet(peer, header, self.path)
         };
         match route(packet, lane) {
             Some((at, packet)) => {
@@ -183,7 +198,7 @@ impl Plane {
     pub fn handle_incoming(&mut self, now: Instant, came: Instant, packet: &mut [u8]) {
         let lane = |header: &Header| {
             let peer = self.racks.from(self.sites.arrives(header)?, header.destination);
-            self.lanes.of_packet(peer, header)
+            self.lanes.of_packet(peer, header, self.path)
         };
         match route(packet, lane) {
             Some((at, packet)) => self.peer(at).handle_incoming(now, came, packet),
@@ -247,6 +262,13 @@ impl Plane {
             self.stats.stray += 1;
             return false;
         };
+        if self.delay(now, at, from, datagram) {
+            return false;
+        }
+        self.accept(now, at, from, datagram)
+    }
+
+    fn accept(&mut self, now: Instant, at: usize, from: Endpoint, datagram: &mut [u8]) -> bool {
         let is_authentic = self.peer(at).handle_datagram(now, from, datagram);
         self.note_wish(now, at);
         is_authentic
@@ -266,6 +288,9 @@ impl Plane {
         let Some(&peer) = self.hints.get(&hint) else { return };
         let count = self.lanes.in_force(wanted);
         let of = &mut self.lanes.peers[peer];
+        if of.by_path {
+            return;
+        }
         of.peer_wants = wanted;
         if count != of.count {
             self.lanes_due.get_or_insert(now);
@@ -285,7 +310,8 @@ impl Plane {
         let handshakes = peers().flat_map(|peer| &peer.handshakes);
         let handshakes = handshakes.map(|(to, message)| (*to, &message[..]));
         let others = peers().filter_map(|peer| Some((peer.paths.endpoint?, &peer.transmits)));
-        handshakes.chain(others.flat_map(|(endpoint, transmits)| {
+        let probes = peers().filter_map(|peer| Some((peer.probed()?, &peer.probes)));
+        handshakes.chain(probes.chain(others).flat_map(|(endpoint, transmits)| {
             transmits.iter().map(move |datagram| (endpoint, datagram))
         }))
     }
@@ -295,6 +321,7 @@ impl Plane {
         while let Some(at) = self.touched.pop(Purpose::Datagrams) {
             let peer = &mut self.peers[at];
             peer.transmits.clear();
+            peer.probes.clear();
             peer.handshakes.clear();
         }
     }
@@ -308,8 +335,9 @@ impl Plane {
     pub fn poll_timeout(&self) -> Option<Instant> {
         let touched = self.touched.iter(Purpose::Deadline);
         let touched = touched.filter_map(|at| self.peers[at].poll_timeout());
-        let of_plane = self.lanes_due.into_iter().chain(self.racks.poll_timeout());
-        touched.chain(self.deadlines.next_deadline()).chain(of_plane).min()
+        let of_racks = self.racks.poll_timeout();
+        let others = [self.lanes_due, self.paths_due, self.delayed.poll_timeout(), of_racks];
+        touched.chain(self.deadlines.next_deadline()).chain(others.into_iter().flatten()).min()
     }
 
     /// Handles every deadline that has passed. Must be called after events even if none has: the
@@ -321,6 +349,8 @@ impl Plane {
         if self.racks.is_due(now) {
             self.look_at_racks(now);
         }
+        self.release(now);
+        self.watch_paths(now);
         self.note_deadlines();
         let expired: Vec<_> = std::iter::from_fn(|| self.deadlines.poll_expired(now)).collect();
         for &at in &expired {

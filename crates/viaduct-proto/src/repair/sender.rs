@@ -79,6 +79,13 @@ impl Sender {
         }
     }
 
+    /// Notes whether messages leave by another path than packets.
+    pub(super) fn set_other_path(&mut self, is_other: bool) {
+        if let Coder::Auto(auto) = &mut self.coder {
+            auto.has_other_path = is_other;
+        }
+    }
+
     /// Handles drops of this host's own queue in front of the link.
     pub(super) fn handle_own_drops(&mut self, now: Instant) {
         if let Coder::Auto(auto) = &mut self.coder {

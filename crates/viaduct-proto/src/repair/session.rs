@@ -237,13 +237,11 @@ impl Session {
                 self.open(now, receiver, counter, datagram)
             }
             Some(Datagram::Initiation { offer, sender, unix_nanos, .. })
-                if offer.lane == self.offer.lane =>
+                if self.is_for_lane(offer) =>
             {
                 self.respond(now, via, (offer.wanted, sender, unix_nanos), datagram, out)
             }
-            Some(Datagram::Response { offer, sender, receiver })
-                if offer.lane == self.offer.lane =>
-            {
+            Some(Datagram::Response { offer, sender, receiver }) if self.is_for_lane(offer) => {
                 self.finish(now, via, (offer.wanted, sender, receiver), datagram)
             }
             Some(_) | None => {
@@ -251,6 +249,11 @@ impl Session {
                 Received::Nothing
             }
         }
+    }
+
+    /// Returns whether a handshake is for this lane. Lanes by path are not those by address.
+    fn is_for_lane(&self, offer: LaneOffer) -> bool {
+        offer.lane == self.offer.lane && offer.by_path == self.offer.by_path
     }
 
     fn open<'a>(

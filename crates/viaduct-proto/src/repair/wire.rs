@@ -11,13 +11,14 @@
 //!
 //! The lane ([`super::lanes`]) is the third byte of each datagram: the kernel reads it there, to
 //! find the worker of a datagram. The last lane of a handshake tells the number of lanes that its
-//! sender wants, less one. Both are zero between gateways with a single lane.
+//! sender wants, less one; its highest bit says that the lanes are paths. Both are zero between
+//! gateways with a single lane.
 //!
 //! The hint identifies the initiator to the responder: a value that only the two can derive, one
 //! for each direction, so that the peer is found without trying the keys of all peers. A sealed
 //! message consists of sections ([`super::section`]).
 
-use super::lanes::{LaneCount, LaneOffer, MAX_LANES};
+use super::lanes::{LaneOffer, MAX_LANES};
 
 /// Version of the whole format; datagrams of other versions are refused.
 pub const VERSION: u8 = 4;
@@ -86,7 +87,7 @@ impl Datagram {
         if version != VERSION || usize::from(lane) >= MAX_LANES {
             return None;
         }
-        let offer = || LaneCount::from_last(last).map(|wanted| LaneOffer { lane, wanted });
+        let offer = || LaneOffer::parse(lane, last);
         let handshake = |head: usize| bytes.len() == head + NOISE + MAC;
         match kind {
             INITIATION if handshake(INITIATION_HEAD) => Some(Datagram::Initiation {
@@ -121,13 +122,13 @@ impl Datagram {
     pub fn emit(self, out: &mut Vec<u8>) {
         match self {
             Datagram::Initiation { offer, hint, sender, unix_nanos } => {
-                out.extend([INITIATION, VERSION, offer.lane, offer.wanted.last()]);
+                out.extend([INITIATION, VERSION, offer.lane, offer.division()]);
                 out.extend(hint);
                 out.extend(sender.to_be_bytes());
                 out.extend(unix_nanos.to_be_bytes());
             }
             Datagram::Response { offer, sender, receiver } => {
-                out.extend([2, VERSION, offer.lane, offer.wanted.last()]);
+                out.extend([2, VERSION, offer.lane, offer.division()]);
                 out.extend(sender.to_be_bytes());
                 out.extend(receiver.to_be_bytes());
             }
@@ -151,12 +152,15 @@ fn u64_at(bytes: &[u8], at: usize) -> Option<u64> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::repair::lanes::LaneCount;
     use proptest::prelude::*;
 
     #[test]
     fn heads_round_trip() {
-        let offer = LaneOffer { lane: 5, wanted: LaneCount::new(16).unwrap() };
+        let offer = LaneOffer { lane: 5, wanted: LaneCount::new(16).unwrap(), by_path: false };
+        let paths = LaneOffer { lane: 1, wanted: LaneCount::new(2).unwrap(), by_path: true };
         for head in [
+            Datagram::Response { offer: paths, sender: 8, receiver: 9 },
             Datagram::Initiation { offer, hint: [3; 8], sender: 7, unix_nanos: 1 << 60 },
             Datagram::Response { offer, sender: 8, receiver: 9 },
             Datagram::Transport { lane: 63, receiver: 10, counter: 11 },

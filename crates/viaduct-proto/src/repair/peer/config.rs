@@ -25,6 +25,8 @@ pub struct PeerConfig {
     pub key: PublicKey,
     /// Address of the peer's gateway; if unknown, learnt from its messages.
     pub endpoint: Option<SocketAddr>,
+    /// Two paths to the peer, if both sites have two WANs; `endpoint` is ignored then.
+    pub paths: Option<PathsConfig>,
     /// Transports that may be used.
     pub transport: TransportChoice,
     /// Addresses of the two sites.
@@ -47,12 +49,39 @@ pub struct PeerConfig {
     pub rack: RackConfig,
 }
 
+/// Number of paths between two sites that have several.
+pub const PATHS: usize = 2;
+
+/// Paths to a peer: each begins at one of this site's WANs, and ends at one of the peer's.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PathsConfig {
+    /// Address of the peer's gateway on each path.
+    pub endpoints: [SocketAddr; PATHS],
+    /// Path of the repairs.
+    pub repairs: RepairPath,
+}
+
+/// Path by which repairs, names and copies of packets travel, while both paths are up.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum RepairPath {
+    /// The other one than the packets', unless its round trip is much longer.
+    #[default]
+    Auto,
+    /// Path of the packets.
+    Same,
+    /// The other one.
+    Other,
+}
+
 impl PeerConfig {
-    /// Config of one of `count` lanes.
-    pub(in crate::repair) fn of_lane(&self, count: LaneCount) -> PeerConfig {
+    /// Config of lane `lane`, one of `count`.
+    pub(in crate::repair) fn of_lane(&self, count: LaneCount, lane: u8) -> PeerConfig {
         let mut config = self.clone();
         config.memory /= count.get();
-        if let Some(Coding::Auto(settings)) = &mut config.coding
+        if let Some(paths) = &self.paths {
+            // Any path may get all packets.
+            config.endpoint = paths.endpoints.get(usize::from(lane)).copied();
+        } else if let Some(Coding::Auto(settings)) = &mut config.coding
             && let Some(rate) = &mut settings.limits.max_rate
         {
             *rate /= count.get() as f64;

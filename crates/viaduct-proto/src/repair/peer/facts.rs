@@ -6,9 +6,10 @@ use std::sync::Arc;
 use crate::repair::control;
 use crate::repair::racks::SliceCount;
 use crate::repair::shadow::{Outcome, TRIED};
+use crate::repair::stats::LossReport;
 use crate::repair::terms::Terms;
 use crate::repair::transport::{Cause, Transport};
-use crate::time::Instant;
+use crate::time::{Duration, Instant};
 
 /// Peer state other than counters.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -46,6 +47,27 @@ pub struct PeerFacts {
     pub lanes: usize,
     /// Lanes without a session, or whose peer is silent.
     pub lanes_down: usize,
+    /// Paths to the peer; empty if there is only one.
+    pub paths: Vec<PathFacts>,
+}
+
+/// State of one of several paths to a peer.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct PathFacts {
+    /// Index of the path.
+    pub path: u8,
+    /// True if it carries datagrams in both directions.
+    pub is_up: bool,
+    /// Round-trip time; `None` until it is measured.
+    pub rtt: Option<Duration>,
+    /// Index of the path by which repairs of this path's packets are sent.
+    pub via: u8,
+    /// Packets that were sent by this path.
+    pub packets: u64,
+    /// Losses among the peer's packets.
+    pub incoming: LossReport,
+    /// Losses among the packets to the peer, as the peer reports them.
+    pub outgoing: LossReport,
 }
 
 impl PeerFacts {
@@ -60,9 +82,10 @@ impl PeerFacts {
             (Some(a), Some(b)) => Some(std::array::from_fn(|at| a[at].plus(&b[at]))),
             (a, b) => a.or(b),
         };
+        let paths = [&self.paths[..], &more.paths].concat();
         if is_shown {
             *self = more;
         }
-        *self = PeerFacts { lanes, lanes_down, control, trials, ..std::mem::take(self) };
+        *self = PeerFacts { lanes, lanes_down, control, trials, paths, ..std::mem::take(self) };
     }
 }

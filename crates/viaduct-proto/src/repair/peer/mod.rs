@@ -10,6 +10,7 @@
 //! ```
 
 mod agreement;
+mod by_path;
 mod config;
 mod facts;
 mod handover;
@@ -20,6 +21,7 @@ mod throttle;
 use std::sync::Arc;
 
 use agreement::Agreement;
+use by_path::OwnPath;
 use config::plan;
 use paths::Paths;
 use reporting::{Reporting, USUAL_RTT};
@@ -31,6 +33,7 @@ use super::coding::Coding;
 use super::handshake_pace::HandshakePace;
 use super::identity::IdentityKey;
 use super::lanes::{LaneCount, LaneOffer};
+use super::liveness::PROBE;
 use super::outbox::Outbox;
 use super::racks::MEMBER;
 use super::receiver::{Receiver, TICK};
@@ -47,8 +50,10 @@ use crate::keys::{Entropy, PublicKey, SecretKey};
 use crate::rack::{DEAD_AFTER, MAX_WEIGHT};
 use crate::time::Instant;
 
-pub use config::{MIN_MEMORY, PeerConfig, PeerError, least_memory, overhead};
-pub use facts::PeerFacts;
+pub use config::{
+    MIN_MEMORY, PATHS, PathsConfig, PeerConfig, PeerError, RepairPath, least_memory, overhead,
+};
+pub use facts::{PathFacts, PeerFacts};
 
 /// Part of all memory that the repairs waiting for one peer's packets may take.
 const DECODER_PART: usize = 8;
@@ -62,6 +67,8 @@ pub(super) struct Peer {
     sender: Option<Sender>,
     pub(super) receiver: Receiver,
     pub(super) paths: Paths,
+    /// State of the lane's path; `None` with a single path.
+    own_path: Option<OwnPath>,
     reported: LossReport,
     reporting: Reporting,
     agreement: Agreement,
@@ -80,6 +87,8 @@ pub(super) struct Peer {
     pub(super) repairs: u64,
     /// Datagrams to the peer's endpoint.
     pub(super) transmits: Outbox,
+    /// Probes of the lane's own path.
+    pub(super) probes: Outbox,
     /// Initiations, and answers to initiations, each with its destination: that of an answer is the
     /// source of its initiation.
     pub(super) handshakes: Vec<(Endpoint, Vec<u8>)>,
@@ -131,6 +140,7 @@ impl Peer {
             identity,
             session,
             paths,
+            own_path: config.paths.map(|_| OwnPath::new(now, place.lane)),
             reported: LossReport::default(),
             reporting: Reporting::new(now, &config.rack),
             agreement: Agreement::new(&config),
@@ -142,6 +152,7 @@ impl Peer {
             misses: 0,
             repairs: 0,
             transmits: Outbox::new(),
+            probes: Outbox::new(),
             handshakes: Vec::new(),
             slot: place.slot,
             config,
@@ -176,6 +187,7 @@ impl Peer {
             slices: None,
             lanes: 1,
             lanes_down: usize::from(!self.session.alive()),
+            paths: self.path_facts(),
         }
     }
 
@@ -214,7 +226,9 @@ impl Peer {
 
     /// Returns whether `config` can be taken over without a new session.
     pub(super) fn stays(&self, config: &PeerConfig) -> bool {
-        config.key == self.config.key && config.rekey_after == self.config.rekey_after
+        config.key == self.config.key
+            && config.rekey_after == self.config.rekey_after
+            && config.paths.is_some() == self.config.paths.is_some()
     }
 
     /// Takes over settings that need no new session.
@@ -321,11 +335,16 @@ impl Peer {
             Received::Initiation => {}
             Received::Response => {
                 is_own = true;
-                self.paths.handle_response(from);
+                if self.own_path.is_none() {
+                    self.paths.handle_response(from);
+                }
             }
             Received::Message(session, message) => {
                 let is_current = self.session.current() == Some(session);
-                self.paths.handle_message(from, is_current);
+                // With several paths the config has their ends.
+                if self.own_path.is_none() {
+                    self.paths.handle_message(from, is_current);
+                }
                 self.handle_message(now, message);
             }
         }
@@ -373,6 +392,7 @@ impl Peer {
             TRIALS => self.trials = Some(parse_trials(body)?),
             THROTTLED if body.is_empty() => self.handle_throttled(now),
             MEMBER => self.weight = Some(parse_weight(body)?),
+            PROBE => self.handle_probe(now, body)?,
             _ => return None,
         }
         Some(())
@@ -464,7 +484,11 @@ impl Peer {
             false => self.paths.selector.probe(now),
         };
         for &transport in transports {
-            if let Some(address) = self.paths.address(transport, &self.config) {
+            let address = match &self.config.paths {
+                Some(paths) => Some(self.path_address(paths)),
+                None => self.paths.address(transport, &self.config),
+            };
+            if let Some(address) = address {
                 let mut initiation = Vec::new();
                 self.session.initiate(now, transport, &mut initiation);
                 if !initiation.is_empty() {
@@ -487,6 +511,7 @@ impl Peer {
             self.receiver.poll_timeout(),
             self.next_tick,
             self.report_due(),
+            self.own_path.as_ref().map(|path| path.liveness.poll_timeout()),
         ];
         timers.into_iter().flatten().min()
     }
@@ -515,6 +540,7 @@ impl Peer {
         if self.report_due().is_some_and(|due| due <= now) {
             self.report(now);
         }
+        self.probe(now);
     }
 
     /// Housekeeping, until nothing is left of the traffic that needs it.
@@ -537,6 +563,8 @@ fn parse_weight(body: &[u8]) -> Option<u8> {
 }
 
 fn session_config(local: &Local, config: &PeerConfig, place: Place) -> SessionConfig {
+    let by_path = config.paths.is_some();
+    let wanted = if by_path { LaneCount::OF_PATHS } else { local.lanes };
     SessionConfig {
         secret: local.secret.clone(),
         peer: config.key,
@@ -544,6 +572,6 @@ fn session_config(local: &Local, config: &PeerConfig, place: Place) -> SessionCo
         entropy: local.entropy.clone(),
         unix_nanos_at_zero: local.unix_nanos_at_zero,
         slot: place.slot,
-        offer: LaneOffer { lane: place.lane, wanted: local.lanes },
+        offer: LaneOffer { lane: place.lane, wanted, by_path },
     }
 }

@@ -19,6 +19,8 @@ pub(super) struct PeerLanes {
     pub(super) peer_wants: LaneCount,
     /// Number in force.
     pub(super) count: LaneCount,
+    /// The lanes are paths.
+    pub(super) by_path: bool,
     /// Owned lanes, by their index.
     pub(super) owned: Range<usize>,
     /// Counters of lanes that are no longer owned.
@@ -69,11 +71,16 @@ impl LaneTable {
         (lane <= of.count.last()).then(|| of.owned.start + usize::from(rank))
     }
 
-    /// Index of the lane of a packet to or from a peer; `None` if the lane is not owned.
-    pub(super) fn of_packet(&self, peer: usize, header: &Header) -> Option<usize> {
-        let count = self.peers[peer].count;
-        // With a single lane there is nothing to hash.
-        let lane = if count == LaneCount::ONE { 0 } else { count.lane(lane_hash(header)) };
+    /// Index of the lane of a packet to or from a peer, which crosses this path; `None` if the lane
+    /// is not owned.
+    pub(super) fn of_packet(&self, peer: usize, header: &Header, path: u8) -> Option<usize> {
+        let &PeerLanes { count, by_path, .. } = &self.peers[peer];
+        let lane = match by_path {
+            true => path,
+            // With a single lane there is nothing to hash.
+            false if count == LaneCount::ONE => 0,
+            false => count.lane(lane_hash(header)),
+        };
         self.find(peer, lane)
     }
 }
@@ -93,6 +100,7 @@ mod tests {
             key: SecretKey::from_bytes([1; 32]).public(),
             peer_wants: count,
             count,
+            by_path: false,
             owned,
             former: PeerStats::none(),
         };

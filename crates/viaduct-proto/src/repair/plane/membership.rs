@@ -47,7 +47,7 @@ impl Plane {
             return Err(PeersError::TooManyLanes(all));
         }
         let of_lanes = configs.iter().zip(&lanes.peers).flat_map(|(config, of)| {
-            lanes.owned(of.count).map(|lane| (lane, config.of_lane(of.count)))
+            lanes.owned(of.count).map(|lane| (lane, config.of_lane(of.count, lane)))
         });
         let of_lanes: Vec<_> = of_lanes.collect();
         let budget = Budget::new(of_lanes.iter().map(|(_, config)| config.memory));
@@ -75,6 +75,7 @@ impl Plane {
         self.remembered = self.clocks();
         // All peers are valid.
         (self.lanes, self.configs) = (lanes, configs);
+        self.paths_due = self.lanes.peers.iter().any(|of| of.by_path).then_some(now);
         let mut old: Vec<_> = std::mem::take(&mut self.peers).into_iter().map(Some).collect();
         let peer = |(config, stays, fresh): (_, Option<usize>, Option<Peer>)| {
             let Some(mut peer) = stays.and_then(|at| old[at].take()) else {
@@ -105,11 +106,19 @@ impl Plane {
         for config in configs {
             let known = known.get(&config.key);
             let peer_wants = known.map_or(LaneCount::ONE, |of| of.peer_wants);
-            let count = lanes.in_force(peer_wants);
+            let by_path = config.paths.is_some();
+            let count = if by_path { LaneCount::OF_PATHS } else { lanes.in_force(peer_wants) };
             let owned = first..first + lanes.owned(count).count();
             first = owned.end;
             let former = known.map_or_else(PeerStats::none, |of| of.former);
-            lanes.peers.push(PeerLanes { key: config.key, peer_wants, count, owned, former });
+            lanes.peers.push(PeerLanes {
+                key: config.key,
+                peer_wants,
+                count,
+                by_path,
+                owned,
+                former,
+            });
         }
         lanes
     }

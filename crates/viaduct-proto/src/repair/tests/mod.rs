@@ -5,6 +5,7 @@ mod change;
 mod handover;
 mod handshake;
 mod lanes;
+mod paths;
 mod racks;
 mod recovery;
 mod state;
@@ -71,6 +72,7 @@ fn config_of(me: u8, peer: u8, coding: Coding) -> PeerConfig {
         name: format!("site-{peer}"),
         key: secret(peer).public(),
         endpoint: Some(endpoint(peer)),
+        paths: None,
         transport: TransportChoice::Only(Transport::Udp),
         sites: Sites { local: site(me), remote: site(peer) },
         coding: Some(coding),

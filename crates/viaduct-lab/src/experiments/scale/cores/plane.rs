@@ -182,6 +182,7 @@ fn plane(number: u8, lanes: LaneCount, shares: Shares) -> Result<Plane> {
         name: "peer".to_owned(),
         key: secret(other).public(),
         endpoint: Some(address(other)),
+        paths: None,
         transport: TransportChoice::Only(Transport::Udp),
         sites: Sites { local: prefix(number), remote: prefix(other) },
         coding: Some(Coding::Auto(Limits { max_overhead: 0.3, max_rate: None }.into())),

@@ -291,6 +291,7 @@ fn peer(number: usize, n: usize, peers: usize) -> PeerConfig {
         name: format!("site-{number}"),
         key: secret(number).public(),
         endpoint: Some(address(number)),
+        paths: None,
         transport: TransportChoice::Only(Transport::Udp),
         sites: Sites { local: prefix(partner), remote: prefix(number) },
         coding: Some(Coding::Auto(Limits { max_overhead: 0.3, max_rate: None }.into())),
