@@ -34,6 +34,8 @@ pub struct GatewaySpec {
     pub tables: String,
     /// Tables of further peers of gateway A.
     pub others: String,
+    /// Two WANs, `first` on `wan0` and `second` on `wan1` ([`Dumbbell::add_wan`]).
+    pub two_wans: bool,
     /// Directory of the status sockets; `None` for that of the other files.
     pub run_dir: Option<PathBuf>,
 }
@@ -158,6 +160,9 @@ pub struct PeerState {
     /// Slices that the peer owns, if it is a member of a rack.
     #[serde(default)]
     pub slices: Option<SliceState>,
+    /// Paths to the peer, if there are several.
+    #[serde(default)]
+    pub paths: Vec<PathState>,
 }
 
 /// Numbers of slices that a member of a peer's rack owns.
@@ -167,6 +172,25 @@ pub struct SliceState {
     pub to: usize,
     /// Slices of the gateway's own site.
     pub from: usize,
+}
+
+/// State of one of several paths.
+#[derive(Clone, Debug, Default, Deserialize)]
+pub struct PathState {
+    /// Name of the WAN.
+    pub wan: String,
+    /// True if the path carries datagrams in both directions.
+    pub up: bool,
+    /// Round-trip time in milliseconds.
+    pub rtt_ms: Option<f64>,
+    /// Name of the WAN by which repairs are sent.
+    pub repairs_by: String,
+    /// Packets that were sent by this path.
+    pub sent: u64,
+    /// Packets from the peer whose fate is known, and those of them that were lost.
+    pub received: (u64, u64),
+    /// The same of the packets to the peer.
+    pub reported: (u64, u64),
 }
 
 /// Counters of the I/O shell around a gateway's packet plane.
@@ -280,6 +304,24 @@ impl Gateways {
     pub fn wait_until_up(&mut self) -> Result<()> {
         self.a.wait_until_up()?;
         self.b.wait_until_up()
+    }
+
+    /// Waits until both gateways know that all of their paths are up, or that one is down.
+    pub fn wait_for_paths(&mut self, all_up: bool) -> Result<()> {
+        let deadline = Instant::now() + Duration::from_secs(15);
+        let are = |gateway: &Gateway| {
+            let peers = gateway.status().map(|status| status.peers).unwrap_or_default();
+            let paths: Vec<_> = peers.iter().flat_map(|peer| &peer.paths).collect();
+            !paths.is_empty() && paths.iter().all(|path| path.up) == all_up
+        };
+        while !(are(&self.a) && are(&self.b)) {
+            stop::check()?;
+            if Instant::now() > deadline {
+                bail!("the paths are not all up, or down: {}{}", self.a.log(), self.b.log());
+            }
+            thread::sleep(Duration::from_millis(20));
+        }
+        Ok(())
     }
 
     /// Returns the directory of their files.
@@ -401,17 +443,23 @@ fn site_toml(
     their: &SecretKey,
 ) -> String {
     let (own, other) = (n + 1, 2 - n);
+    let [wan, wans, endpoint] = match spec.two_wans {
+        true => two_wans(own, other),
+        false => [
+            format!("wan = \"wan0\"\nlisten = \"{listen}\"\n"),
+            String::new(),
+            endpoint.map_or(String::new(), |at| format!("endpoint = \"{at}\"\n")),
+        ],
+    };
     let host_mtu = spec.host_mtu.map_or(String::new(), |mtu| format!("host_mtu = {mtu}\n"));
     format!(
         r#"[site]
 name = "site-{letter}"
 key = "{letter}.key"
 prefixes = ["10.{own}.0.0/16", "fd00:{own}::/48"]
-wan = "wan0"
-listen = "{listen}"
-run_dir = "{run_dir}"
+{wan}run_dir = "{run_dir}"
 {host_mtu}{site}
-{tables}
+{wans}{tables}
 [[peer]]
 name = "site-{other_letter}"
 key = "{their_key}"
@@ -427,9 +475,22 @@ prefixes = ["10.{other}.0.0/16", "fd00:{other}::/48"]
         site = spec.site,
         tables = spec.tables.replace("{own}", &own.to_string()),
         their_key = their.public(),
-        endpoint = endpoint.map_or(String::new(), |at| format!("endpoint = \"{at}\"\n")),
         peer = spec.peer,
         fec = spec.fec,
         others = if n == 0 { &spec.others } else { "" },
     )
+}
+
+/// Keys of the `[site]` table, tables, and keys of the `[[peer]]` table of a site with two WANs.
+fn two_wans(own: usize, other: usize) -> [String; 3] {
+    let wan = |name: &str, n: usize, v4: &str, v6: &str| {
+        format!(
+            "[[site.wan]]\nname = \"{name}\"\ninterface = \"wan{n}\"\n\
+             listen = \"{v4}.{own}:7400\"\nvia = [\"{v4}.{other}\", \"{v6}::{other}\"]\n"
+        )
+    };
+    let first = wan("first", 0, "192.0.2", "2001:db8");
+    let second = wan("second", 1, "198.51.100", "2001:db8:1");
+    let endpoints = format!("[\"192.0.2.{other}:7400\", \"198.51.100.{other}:7400\"]");
+    [String::new(), first + &second, format!("endpoints = {endpoints}\n")]
 }

@@ -178,6 +178,19 @@ impl Dumbbell {
         self.emulator.as_ref()
     }
 
+    /// Adds a second WAN, the interfaces `wan1`, with this link between the gateways, until the
+    /// emulator is dropped. No route leads to it.
+    ///
+    /// # Errors
+    /// If the kernel refuses the devices.
+    pub fn add_wan(&self, link: LinkConfig, seed: u64) -> Result<Emulator, TopologyError> {
+        let ends = (self.a.open_second_tun()?, self.b.open_second_tun()?);
+        let emulator = Emulator::start(ends.0, ends.1, EmulatorConfig::symmetric(link, seed))?;
+        self.a.connect_second_wan()?;
+        self.b.connect_second_wan()?;
+        Ok(emulator)
+    }
+
     /// Replaces the wire of side B's host `n` by an emulated link, until the emulator is dropped.
     ///
     /// # Errors

@@ -89,6 +89,21 @@ impl Site {
         tun::open(&self.gateway, "wan0", mtu)
     }
 
+    /// Opens `wan1` as a TUN device for another emulator.
+    pub(super) fn open_second_tun(&self) -> Result<Tun, TopologyError> {
+        tun::open(&self.gateway, "wan1", self.mtu)
+    }
+
+    /// Configures the addresses of `wan1`.
+    pub(super) fn connect_second_wan(&self) -> Result<(), TopologyError> {
+        let own = self.side.number();
+        self.gateway.ip(&[
+            format!("addr add 198.51.100.{own}/30 dev wan1"),
+            format!("addr add 2001:db8:1::{own}/64 dev wan1 nodad"),
+            "link set wan1 up".into(),
+        ])
+    }
+
     /// Replaces the wire of host `n` by an emulated link.
     pub(super) fn emulate_wire(
         &self,

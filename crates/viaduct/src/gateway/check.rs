@@ -33,8 +33,13 @@ pub fn check(path: &Path, registry: &Registry) -> Result<()> {
     let (site, flows) = resolve(config, path, registry)?;
     let config = &site.config;
     println!("site {}: public key {}", config.name, config.secret.public());
-    println!("  hosts {}; wan {} (MTU {})", list(&config.prefixes), config.wan, site.wan_mtu);
-    println!("  repairs arrive at UDP {}", config.listen);
+    let wans: Vec<_> = config.interfaces().collect();
+    println!("  hosts {}; wan {} (MTU {})", list(&config.prefixes), wans.join(", "), site.wan_mtu);
+    let listens: Vec<_> = config.listens().map(|at| at.to_string()).collect();
+    println!("  repairs arrive at UDP {}", listens.join(", "));
+    for class in &config.path_classes {
+        println!("  packets of {:?} prefer {}", class.name, config.wans[class.wan].name);
+    }
     if config.workers > 1 {
         println!(
             "  {} workers; {} lanes to each peer, if it does not want more",
@@ -52,6 +57,11 @@ pub fn check(path: &Path, registry: &Registry) -> Result<()> {
             None => "no packet is altered".to_owned(),
         };
         let endpoint = match (&peer.endpoint, &peer.endpoint_name) {
+            _ if peer.paths.is_some() => {
+                let ends = peer.paths.iter().flat_map(|paths| paths.endpoints);
+                let ends = ends.zip(&config.wans).map(|(at, wan)| format!("{at} by {}", wan.name));
+                format!("at {}", ends.collect::<Vec<_>>().join(", "))
+            }
             (Some(at), _) => format!("at {at}"),
             (None, Some((host, port))) => format!("at {host}:{port}"),
             (None, None) => "(no endpoint: the peer connects first)".to_owned(),

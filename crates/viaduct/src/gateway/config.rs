@@ -7,8 +7,9 @@ mod members;
 mod peers;
 mod validate;
 mod values;
+mod wans;
 
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -16,7 +17,7 @@ use ipnet::IpNet;
 use rustls::pki_types::DnsName;
 use viaduct_proto::keys::{PublicKey, SecretKey};
 use viaduct_proto::repair::lanes::LaneCount;
-use viaduct_proto::repair::{Coding, PeerMember, TransportChoice};
+use viaduct_proto::repair::{Coding, Match, PathsConfig, PeerMember, TransportChoice};
 
 use crate::settings::{OptionsTable, PolicyTable};
 use crate::text;
@@ -38,10 +39,14 @@ pub struct Config {
     pub secret: SecretKey,
     /// Prefixes of the site.
     pub prefixes: Vec<IpNet>,
-    /// Interface towards the peers.
+    /// Interface towards the peers; the first one, if there are two.
     pub wan: String,
-    /// Address to which peers send their repairs.
+    /// Address to which peers send their repairs; the first one, if there are two.
     pub listen: SocketAddr,
+    /// Both WANs, if there are two; empty with one.
+    pub wans: Vec<Wan>,
+    /// Packets that prefer one of two WANs; the first match decides.
+    pub path_classes: Vec<PathClass>,
     /// Address at which tunnels over TLS arrive.
     pub tls_listen: Option<SocketAddr>,
     /// Length of the longest packet that the site's hosts send, if it is known to be below the
@@ -72,6 +77,30 @@ pub struct Config {
     pub warnings: Vec<String>,
 }
 
+/// WAN of a site with two.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Wan {
+    /// Name of the path.
+    pub name: String,
+    /// Interface.
+    pub interface: String,
+    /// Address to which peers send the datagrams of this path.
+    pub listen: SocketAddr,
+    /// Next routers, one for each address family; empty on a point-to-point link.
+    pub via: Vec<IpAddr>,
+}
+
+/// Packets that prefer one of two WANs.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PathClass {
+    /// Name for messages.
+    pub name: String,
+    /// Conditions on packets of the class.
+    pub matches: Match,
+    /// Index of the WAN.
+    pub wan: usize,
+}
+
 /// Gateway of a peer site.
 #[derive(Clone, Debug)]
 pub struct Peer {
@@ -84,6 +113,8 @@ pub struct Peer {
     pub endpoint: Option<SocketAddr>,
     /// Host and port that the endpoint is resolved from.
     pub endpoint_name: Option<(String, u16)>,
+    /// Paths to the peer, if there are two WANs.
+    pub paths: Option<PathsConfig>,
     /// Transports of datagrams to the peer's gateway.
     pub transport: TransportChoice,
     /// Address of the peer's listener for tunnels over TLS.
@@ -177,6 +208,17 @@ impl Config {
     /// Peers, of each rack only the first member: one for each peer site.
     pub fn peer_sites(&self) -> impl Iterator<Item = &Peer> {
         self.peers.chunk_by(|a, b| a.site() == b.site()).map(|site| &site[0])
+    }
+
+    /// Interfaces towards the peers.
+    pub fn interfaces(&self) -> impl Iterator<Item = &str> {
+        let second = self.wans.get(1).map(|wan| &wan.interface[..]);
+        [&self.wan[..]].into_iter().chain(second)
+    }
+
+    /// Addresses to which peers send their repairs, one for each interface.
+    pub fn listens(&self) -> impl Iterator<Item = SocketAddr> {
+        [self.listen].into_iter().chain(self.wans.get(1).map(|wan| wan.listen))
     }
 
     /// Path of the control socket.

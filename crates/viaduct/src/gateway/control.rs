@@ -15,6 +15,7 @@ use super::clocks::ClockFile;
 use super::endpoints::Endpoints;
 use super::listeners::{Listeners, Moved};
 use super::metrics;
+use super::path_choice::PathChoice;
 use super::peers::PeerStates;
 use super::site::Site;
 use super::slice_routes::SliceRoutes;
@@ -64,6 +65,8 @@ pub struct Control {
     pub(super) source: ConfigSource,
     pub(super) site: Site,
     pub(super) workers: Workers,
+    /// Paths that packets take, if there are two WANs.
+    pub(super) paths: PathChoice,
     /// Proxy of split mode.
     pub(super) flows: Option<ProxyThread>,
     /// Tunnels over TLS of that proxy.
@@ -92,7 +95,7 @@ impl Control {
     pub fn new(
         source: ConfigSource,
         site: Site,
-        workers: Workers,
+        (workers, paths): (Workers, PathChoice),
         (flows, tls): (Option<ProxyThread>, TlsTunnels),
         inherited: Option<[Option<OwnedFd>; 2]>,
     ) -> Result<Self> {
@@ -116,6 +119,7 @@ impl Control {
             source,
             site,
             workers,
+            paths,
             flows,
             tls,
         })
@@ -151,6 +155,7 @@ impl Control {
                     if self.drain(&mut draining, system) { break }
                 }
                 _ = tokio::time::sleep(DRAIN_POLL), if draining => {}
+                () = self.paths.changed(&self.site.config) => self.choose_paths(system),
                 end = self.workers.ended() => self.workers.handle_end(end, &self.site),
                 _ = signals.hangup.recv() => self.handle_hangup(system).await,
                 event = self.upgrade.next() => self.handle_upgrade(event, system).await,
@@ -213,6 +218,9 @@ impl Control {
         if self.flows.is_some() {
             return Some("a gateway in split mode cannot hand its flows over: restart it");
         }
+        if !self.site.config.wans.is_empty() {
+            return Some("a gateway with two WANs cannot hand its paths over: restart it");
+        }
         let several = "a gateway with several workers cannot hand their lanes over: restart it";
         self.workers.are_several().then_some(several)
     }
@@ -259,11 +267,40 @@ impl Control {
         self.workers.reload(site, is_other).await
     }
 
+    /// Makes packets take the paths that are up.
+    pub(super) fn choose_paths(&mut self, system: &mut System) {
+        if self.site.config.wans.is_empty() {
+            return;
+        }
+        let failure = system.choose_paths(self.paths.rules(&self.site.config)).err();
+        self.paths.is_pending = failure.is_some();
+        self.log_paths(failure);
+    }
+
+    /// Reports in the log why the choice of paths is not in force.
+    fn log_paths(&mut self, failure: Option<anyhow::Error>) {
+        if self.paths.record(failure.map(|error| format!("{error:#}"))) {
+            let why = self.paths.trouble().unwrap_or_default();
+            warn!("packets may not take the paths that they should: {why}; tried each second");
+        }
+    }
+
+    /// Makes rules and routes of the paths again that are gone. Called once a second.
+    fn keep_paths(&mut self, system: &mut System) {
+        if self.paths.is_pending {
+            self.choose_paths(system);
+        } else {
+            let failure = system.keep_paths().err();
+            self.log_paths(failure);
+        }
+    }
+
     /// Judges the peers, logs changes, and saves what a restart needs. Called once a second.
     async fn check_peers(&mut self, stray_warning: &mut StrayWarning) {
         let (seen, details) = (self.workers.snapshot(), self.details());
         self.tls.follow(self.flows.as_mut(), &seen, &details).await;
-        let trouble = self.wan.down();
+        // With two WANs, the peers' states show whether both are down.
+        let trouble = self.wan.down().filter(|_| self.site.config.wans.is_empty());
         self.peers.update(now(), &seen, &details, trouble.as_deref(), &self.tls);
         stray_warning.check(&seen);
         if let Some(clocks) = &mut self.clocks {
@@ -275,7 +312,10 @@ impl Control {
     async fn check_system(&mut self, system: &mut System) {
         if !self.upgrade.is_active() {
             self.follow_wan(system).await;
-            system.restore_rules(&self.rules);
+            match self.site.config.wans.is_empty() {
+                true => system.restore_rules(&self.rules),
+                false => self.keep_paths(system),
+            }
         }
     }
 
@@ -344,7 +384,11 @@ impl Control {
         let missing =
             "rules of nftables or ip rule are missing, and cannot be put back: the log says why";
         let missing = self.rules.is_missing().then_some(missing);
-        self.wan.trouble().or(missing).map(str::to_owned)
+        let paths = self
+            .paths
+            .trouble()
+            .map(|why| format!("rules or routes of the paths are missing: {why}"));
+        self.wan.trouble().or(missing).map(str::to_owned).or(paths)
     }
 
     /// Makes the room for repairs ([`super::system`]) again when the WAN has changed. Must be

@@ -2,7 +2,7 @@
 
 use viaduct_proto::repair::stats::{LATENCY_BOUNDS, LOSS_BUCKETS, LossReport, PeerStats};
 
-use super::snapshot::Status;
+use super::snapshot::{PathStatus, Status};
 use crate::metrics::{Exposition, Kind, Labels, Page};
 
 type PeerCounter = (&'static str, &'static str, fn(&PeerStats) -> u64);
@@ -245,6 +245,7 @@ fn site(status: &Status, page: &mut Exposition) {
         page.sample(&[("peer", &peer.name), ("direction", "out")], slices.to);
         page.sample(&[("peer", &peer.name), ("direction", "in")], slices.from);
     }
+    paths(status, page);
     let shell = &status.counters.shell;
     page.family("viaduct_tap_drops_total", Kind::Counter, "Packets that found the tap full.");
     page.sample(&[("direction", "out")], shell.tap_drops_out);
@@ -260,6 +261,42 @@ fn site(status: &Status, page: &mut Exposition) {
     page.sample(&[("reason", "stranger")], cache.strangers);
     page.sample(&[("reason", "malformed")], cache.malformed);
     page.sample(&[("reason", "limited")], cache.limited);
+}
+
+/// Adds the metrics of the paths to peers with several.
+fn paths(status: &Status, page: &mut Exposition) {
+    if status.peers.iter().all(|peer| peer.paths.is_empty()) {
+        return;
+    }
+    let mut each = |name, kind, help, emit: &dyn Fn(&mut Exposition, &str, &PathStatus)| {
+        page.family(name, kind, help);
+        for peer in &status.peers {
+            peer.paths.iter().for_each(|path| emit(page, &peer.name, path));
+        }
+    };
+    let (count, gauge) = (Kind::Counter, Kind::Gauge);
+    let help = "1 if a path carries datagrams both ways.";
+    each("viaduct_path_up", gauge, help, &|page, peer, path| {
+        page.sample(&[("peer", peer), ("wan", &path.wan)], u8::from(path.up));
+    });
+    let help = "Round-trip time of a path.";
+    each("viaduct_path_rtt_seconds", gauge, help, &|page, peer, path| {
+        if let Some(rtt) = path.rtt_ms {
+            page.sample(&[("peer", peer), ("wan", &path.wan)], rtt / 1e3);
+        }
+    });
+    let help = "Packets of a path whose fate is known.";
+    each("viaduct_path_packets_total", count, help, &|page, peer, path| {
+        let labels = |direction| [("peer", peer), ("wan", &path.wan[..]), ("direction", direction)];
+        page.sample(&labels("in"), path.received.0);
+        page.sample(&labels("out"), path.reported.0);
+    });
+    let help = "Packets that a path has lost.";
+    each("viaduct_path_lost_packets_total", count, help, &|page, peer, path| {
+        let labels = |direction| [("peer", peer), ("wan", &path.wan[..]), ("direction", direction)];
+        page.sample(&labels("in"), path.received.1);
+        page.sample(&labels("out"), path.reported.1);
+    });
 }
 
 fn sessions(status: &Status, page: &mut Exposition) {

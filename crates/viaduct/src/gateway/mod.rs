@@ -21,16 +21,19 @@ mod fake_tcp;
 mod injector;
 mod listeners;
 pub mod metrics;
+mod path_choice;
 mod peers;
 mod poll_interval;
 mod preflight;
 mod reload;
+mod second_wan;
 mod site;
 mod slice_routes;
 pub mod snapshot;
 mod split;
 mod stray_warning;
 mod system;
+mod tap_reader;
 mod taps;
 mod ticks;
 mod tls;
@@ -40,6 +43,7 @@ mod wan;
 mod worker;
 mod workers;
 
+use std::net::SocketAddr;
 use std::os::fd::{OwnedFd, RawFd};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, mpsc};
@@ -48,10 +52,11 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use anyhow::{Context, Result, anyhow};
 use ring::rand::{SecureRandom, SystemRandom};
+use tokio::sync::mpsc::{UnboundedSender, unbounded_channel};
 use tracing::{info, warn};
 use viaduct_proto::flow::Registry;
 use viaduct_proto::keys::Entropy;
-use viaduct_proto::repair::{Local, Plane};
+use viaduct_proto::repair::{Local, PathChange, Plane};
 use viaduct_proto::time::Instant;
 use viaduct_sys::clock;
 use viaduct_sys::poll::Waker;
@@ -64,6 +69,8 @@ use config::Config;
 use control::{Control, ToWorker};
 use fake_tcp::FakeTcpPort;
 use injector::Injector;
+use path_choice::PathChoice;
+use second_wan::SecondWan;
 use site::Site;
 use snapshot::Published;
 use system::System;
@@ -127,6 +134,8 @@ struct Parts {
 /// Ways in and out of a packet thread, apart from its taps.
 struct Ports {
     udp: UdpBatch,
+    /// Socket of the second WAN, if there are two.
+    second: Option<UdpBatch>,
     fake_tcp: Option<FakeTcpPort>,
     injector: Injector,
 }
@@ -146,13 +155,15 @@ impl Parts {
         let (state, listeners) = inherited.unzip();
         let (taps, fanouts) = Taps::open_all(&site)?;
         let (mut built, mut to, mut all_published) = (Vec::new(), Vec::new(), Vec::new());
+        let (path_changes, paths) = unbounded_channel();
         for (index, (taps, ports)) in taps.into_iter().zip(ports.of_workers(&site)?).enumerate() {
             let published = Arc::new(Published::default());
             let (send, commands) = mpsc::channel();
             let waker = Arc::new(Waker::new().context("cannot create an eventfd")?);
             to.push(ToWorker::new(send, waker.clone()));
             all_published.push(published.clone());
-            let channel = Channel { index, commands, waker, published };
+            let path_changes = path_changes.clone();
+            let channel = Channel { index, commands, waker, published, path_changes };
             let ways = (local.clone(), taps, ports);
             built.push(build_worker(&site, ways, channel, state.as_ref())?);
         }
@@ -160,7 +171,8 @@ impl Parts {
         let to_workers = workers.to_all();
         let (wan, peers) = (site.config.wan.clone(), site.config.peers.len());
         let (name, count) = (site.config.name.clone(), built.len());
-        let control = Control::new(source, site, workers, flows, listeners)?;
+        let paths = PathChoice::new(paths);
+        let control = Control::new(source, site, (workers, paths), flows, listeners)?;
         let threads = built.into_iter().zip(lives).map(|(worker, life)| spawn(worker, life));
         let threads = threads.collect::<Result<_>>()?;
         match count {
@@ -291,6 +303,7 @@ struct Channel {
     commands: mpsc::Receiver<worker::Command>,
     waker: Arc<Waker>,
     published: Arc<Published>,
+    path_changes: UnboundedSender<PathChange>,
 }
 
 /// Builds a packet thread, which continues the work of another one if there is a `state`.
@@ -315,6 +328,8 @@ fn build_worker(
         plane,
         taps,
         udp: ports.udp,
+        second: SecondWan::open(site, ports.second)?,
+        path_changes: channel.path_changes,
         fake_tcp: ports.fake_tcp,
         own_queue,
         listen: config.listen,
@@ -339,23 +354,34 @@ impl Ports {
     fn open(site: &mut Site, local: &Local, injector: Injector) -> Result<Ports> {
         let now = Instant::from_nanos(clock::now());
         let fake_tcp = open_fake_tcp(site, local.entropy.clone(), now)?;
-        let listen = site.config.listen;
-        let udp = UdpBatch::bind(listen)
-            .with_context(|| format!("[site] listen: cannot use {listen}"))?;
-        udp.block_receive().context("cannot filter the repair socket")?;
-        Ok(Ports { udp, fake_tcp, injector })
+        let udp = open_udp(site, 0, site.config.listen)?;
+        let second = site.config.wans.get(1);
+        let second = second.map(|wan| open_udp(site, 1, wan.listen)).transpose()?;
+        Ok(Ports { udp, second, fake_tcp, injector })
     }
 
     /// Ports of all workers, which share the socket and the TUN.
     fn of_workers(mut self, site: &Site) -> Result<Vec<Ports>> {
         let others = (1..site.config.workers).map(|_| {
             let udp = self.udp.try_clone().context("cannot duplicate the repair socket")?;
-            Ok(Ports { udp, fake_tcp: None, injector: self.injector.share()? })
+            Ok(Ports { udp, second: None, fake_tcp: None, injector: self.injector.share()? })
         });
         let mut others = others.collect::<Result<Vec<_>>>()?;
         others.insert(0, self);
         Ok(others)
     }
+}
+
+/// Opens the socket that sends repairs. With two WANs, its datagrams take the path with this index.
+fn open_udp(site: &Site, path: usize, listen: SocketAddr) -> Result<UdpBatch> {
+    let cannot_use = || format!("[site] listen: cannot use {listen}");
+    let udp = UdpBatch::bind(listen).with_context(cannot_use)?;
+    udp.block_receive().context("cannot filter the repair socket")?;
+    if !site.config.wans.is_empty() {
+        let rules = path_choice::rules(&site.config, |_| Default::default());
+        udp.set_mark(rules.mark(path)).context("cannot mark the repair socket")?;
+    }
+    Ok(udp)
 }
 
 /// Opens the ports of fake TCP if a peer may use it. If they are taken, peers with `transport =

@@ -21,26 +21,31 @@ const MAX_CHECKED_ROUTES: usize = 16;
 /// Bits of the effective capabilities (`linux/capability.h`).
 const CAPABILITIES: [(u32, &str); 2] = [(12, "CAP_NET_ADMIN"), (13, "CAP_NET_RAW")];
 
-/// MTU of the interface towards the peers, in bytes.
+/// MTU of the interface towards the peers, in bytes; the lower one, if there are two.
 pub fn wan_mtu(config: &Config) -> Result<usize> {
-    let wan = Interface::new(&config.wan).context("[site] wan")?;
+    let mtus = config.interfaces().map(mtu_of).collect::<Result<Vec<_>>>()?;
+    Ok(mtus.into_iter().min().unwrap_or_default())
+}
+
+fn mtu_of(name: &str) -> Result<usize> {
+    let wan = Interface::new(name).context("[site] wan")?;
     let Ok(mtu) = wan.mtu() else {
-        bail!("[site] wan: no interface {:?} here; there are {}", config.wan, interfaces());
+        bail!("[site] wan: no interface {name:?} here; there are {}", interfaces());
     };
     ensure!(
         !wan.is_loopback()?,
-        "[site] wan: {:?} leads back to this machine; the interface towards the peers is expected",
-        config.wan
+        "[site] wan: {name:?} leads back to this machine; the interface towards the peers is \
+         expected",
     );
     Ok(usize::try_from(mtu)?)
 }
 
 /// Missing prerequisite that may still appear: the interface, or an address to listen on.
 pub fn missing_prerequisite(config: &Config) -> Option<String> {
-    let wan = Interface::new(&config.wan).ok()?;
-    if wan.mtu().is_err() {
+    let is_missing = |name: &&str| Interface::new(name).is_ok_and(|wan| wan.mtu().is_err());
+    if let Some(name) = config.interfaces().find(is_missing) {
         let there = interfaces();
-        return Some(format!("[site] wan: no interface {:?} here; there are {there}", config.wan));
+        return Some(format!("[site] wan: no interface {name:?} here; there are {there}"));
     }
     for (key, at) in listeners(config) {
         let bound = UdpSocket::bind(SocketAddr::new(at.ip(), 0));
@@ -54,12 +59,12 @@ pub fn missing_prerequisite(config: &Config) -> Option<String> {
 /// Addresses that the config listens on, with their keys.
 fn listeners(config: &Config) -> impl Iterator<Item = (&'static str, SocketAddr)> {
     let all = [
-        ("[site] listen", Some(config.listen)),
         ("[site] tls_listen", config.tls_listen),
         ("[metrics] listen", config.metrics),
         ("[cache] listen", config.cache),
     ];
-    all.into_iter().filter_map(|(key, at)| Some((key, at?)))
+    let repairs = config.listens().map(|at| ("[site] listen", at));
+    repairs.chain(all.into_iter().filter_map(|(key, at)| Some((key, at?))))
 }
 
 /// VLAN interface on top of the configured one through which a peer's packets leave, if there is
@@ -188,8 +193,12 @@ pub fn forwarding_off(prefixes: &[IpNet]) -> Vec<String> {
 }
 
 /// Prefixes of the peers that are not routed through the WAN, so that packets to them are not
-/// protected. Only the first ones are checked, which is enough to detect a wrong `wan`.
+/// protected. Only the first ones are checked, which is enough to detect a wrong `wan`. With two
+/// WANs the gateway itself selects the route.
 pub fn routed_elsewhere(config: &Config) -> Vec<String> {
+    if !config.wans.is_empty() {
+        return Vec::new();
+    }
     let prefixes =
         config.peer_sites().flat_map(|peer| peer.prefixes.iter().map(move |p| (peer, p)));
     let wrong = prefixes.take(MAX_CHECKED_ROUTES).filter_map(|(peer, net)| {

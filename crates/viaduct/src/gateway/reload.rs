@@ -84,6 +84,7 @@ impl Control {
         self.listeners.replace(moved, &site.config);
         self.slice_routes.set_stale();
         self.site = site;
+        self.choose_paths(system);
         Ok(())
     }
 }
@@ -94,7 +95,7 @@ fn reject_fixed_changes(old: &Config, new: &Config) -> Result<()> {
     let fixed = [
         ("name", new.name == old.name),
         ("key", new.secret == old.secret),
-        ("wan", new.wan == old.wan),
+        ("wan", new.wan == old.wan && new.wans == old.wans),
         ("listen", new.listen == old.listen),
         ("tls_listen", new.tls_listen == old.tls_listen),
         ("workers", new.workers == old.workers),

@@ -73,7 +73,9 @@ impl Site {
         let memory = self.too_little_memory();
         let config = self.config.warnings.iter().cloned();
         let nat = preflight::masquerades(&self.config);
-        let hidden = visibility::warnings(&self.config.wan, self.only_observes());
+        let only_observes = self.only_observes();
+        let hidden = self.config.interfaces();
+        let hidden = hidden.flat_map(move |wan| visibility::warnings(wan, only_observes));
         config.chain(off).chain(elsewhere).chain(memory).chain(nat).chain(hidden).collect()
     }
 
@@ -118,14 +120,24 @@ impl Site {
         format!("vd-{}", name.chars().take(12).collect::<String>())
     }
 
-    /// Memory of each worker's two taps, in bytes for each.
+    /// Pairs of taps: one for each worker and WAN.
+    fn taps(&self) -> usize {
+        self.config.workers * self.config.interfaces().count()
+    }
+
+    /// Memory of each of the two taps of a pair, in bytes.
     pub fn ring_bytes(&self) -> usize {
-        (self.config.memory / 6 / self.config.workers).clamp(512 << 10, MAX_RING)
+        (self.config.memory / 6 / self.taps()).clamp(512 << 10, MAX_RING)
+    }
+
+    /// Memory of all taps of a direction, in bytes.
+    pub fn tap_memory(&self) -> usize {
+        self.ring_bytes() * self.taps()
     }
 
     /// Bytes that the peers' packets and repairs may take together.
     fn packet_memory(&self) -> usize {
-        self.config.memory.saturating_sub(2 * self.ring_bytes() * self.config.workers)
+        self.config.memory.saturating_sub(2 * self.tap_memory())
     }
 
     /// Bytes that each peer needs while it has traffic: for the packets of [`KEEP_TIME`] at its
@@ -207,7 +219,8 @@ impl Site {
     /// Returns whether a peer may use fake TCP. Its packets do not name their lane, so that they
     /// could not be distributed to several workers.
     pub fn wants_fake_tcp(&self) -> bool {
-        if self.config.workers > 1 {
+        // Nor do they take a path that is selected by their source.
+        if self.config.workers > 1 || !self.config.wans.is_empty() {
             return false;
         }
         let udp = TransportChoice::Only(Transport::Udp);
@@ -247,6 +260,7 @@ impl Site {
                 name: peer.name.clone(),
                 key: peer.key,
                 endpoint: peer.endpoint,
+                paths: peer.paths,
                 transport: self.transport(peer),
                 sites: Sites { local: self.config.prefixes.clone(), remote: peer.prefixes.clone() },
                 coding: peer.coding.clone(),
@@ -270,7 +284,7 @@ impl Site {
         let filter = TapFilter {
             local: self.config.prefixes.iter().map(pair).collect(),
             peers: peers.map(pair).collect(),
-            listen: vec![self.config.listen],
+            listen: self.config.listens().collect(),
             fake_tcp: self.fake_tcp.clone(),
         };
         let program = filter.build()?;

@@ -10,7 +10,9 @@ use viaduct_proto::health::State;
 use viaduct_proto::keys::PublicKey;
 use viaduct_proto::repair::shadow::{Outcome, TRIED};
 use viaduct_proto::repair::stats::PeerStats;
-use viaduct_proto::repair::{Clocks, Coding, PeerFacts, Plane, PlaneStats, SliceCount, control};
+use viaduct_proto::repair::{
+    Clocks, Coding, PathFacts, PeerFacts, Plane, PlaneStats, SliceCount, control,
+};
 use viaduct_sys::socket::udp::SendReport;
 
 use super::config::Peer;
@@ -278,6 +280,9 @@ pub struct PeerStatus {
     /// Slices that the peer owns, if it is a member of a rack.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub slices: Option<SliceStatus>,
+    /// Paths to the peer, if there are several.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub paths: Vec<PathStatus>,
     /// Counters of the peer.
     pub counters: PeerStats,
 }
@@ -294,6 +299,40 @@ pub struct SliceStatus {
 impl From<SliceCount> for SliceStatus {
     fn from(SliceCount { to, from }: SliceCount) -> SliceStatus {
         SliceStatus { to, from }
+    }
+}
+
+/// Path to a peer that has several.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct PathStatus {
+    /// Name of the WAN.
+    pub wan: String,
+    /// True if the path carries datagrams in both directions.
+    pub up: bool,
+    /// Round-trip time in milliseconds.
+    pub rtt_ms: Option<f64>,
+    /// Name of the WAN by which repairs of this path's packets are sent.
+    pub repairs_by: String,
+    /// Packets that were sent by this path.
+    pub sent: u64,
+    /// Packets from the peer whose fate is known, and those of them that were lost.
+    pub received: (u64, u64),
+    /// The same of the packets to the peer, as the peer reports them.
+    pub reported: (u64, u64),
+}
+
+impl PathStatus {
+    fn new(wans: &[String], facts: &PathFacts) -> PathStatus {
+        let name = |path: u8| wans.get(usize::from(path)).cloned().unwrap_or_default();
+        PathStatus {
+            wan: name(facts.path),
+            up: facts.is_up,
+            rtt_ms: facts.rtt.map(|rtt| rtt.as_secs_f64() * 1e3),
+            repairs_by: name(facts.via),
+            sent: facts.packets,
+            received: (facts.incoming.covered, facts.incoming.lost),
+            reported: (facts.outgoing.covered, facts.outgoing.lost),
+        }
     }
 }
 
@@ -392,6 +431,9 @@ pub struct Status {
     pub site: String,
     /// WAN interface.
     pub wan: String,
+    /// Names of the WANs, if there are two.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub wans: Vec<String>,
     /// MTU of the WAN interface, in bytes.
     pub wan_mtu: usize,
     /// Code of each peer, in the order of the config; "none" if packets to it are not encoded.
@@ -448,7 +490,8 @@ impl Status {
             version: env!("CARGO_PKG_VERSION").to_owned(),
             pid: std::process::id(),
             site: site.config.name.clone(),
-            wan: site.config.wan.clone(),
+            wan: site.config.interfaces().collect::<Vec<_>>().join(", "),
+            wans: site.config.wans.iter().map(|wan| wan.name.clone()).collect(),
             wan_mtu: site.wan_mtu,
             codes: peers.iter().map(code).collect(),
             kept_below: peers.iter().map(|peer| site.clamp(peer)).collect(),
@@ -457,7 +500,7 @@ impl Status {
             workers_dead: workers.counts().1,
             age: workers.age().as_secs_f64(),
             memory_limit: site.config.memory,
-            tap_memory: site.ring_bytes() * site.config.workers,
+            tap_memory: site.tap_memory(),
             counters: workers.snapshot(),
             ..Status::default()
         }
@@ -502,6 +545,7 @@ impl Status {
                     lanes: facts.lanes,
                     lanes_down: facts.lanes_down,
                     slices: facts.slices.map(SliceStatus::from),
+                    paths: facts.paths.iter().map(|of| PathStatus::new(&self.wans, of)).collect(),
                     counters: *counters,
                 }
             })

@@ -13,10 +13,12 @@ use tracing::{info, warn};
 use viaduct_sys::journal::Changes;
 use viaduct_sys::nft::intercept::Intercept;
 use viaduct_sys::nft::mss_clamp::MssClamp;
+use viaduct_sys::nft::path_rules::PathRules;
 use viaduct_sys::nft::rule_watch::RuleWatch;
 use viaduct_sys::route::mtu::RouteMtu;
 
 use super::injector::Injector;
+use super::path_choice;
 use super::preflight::pair;
 use super::site::Site;
 use crate::engine::intercept::InterceptState;
@@ -86,7 +88,36 @@ impl System {
             rules: RuleWatch::new().ok(),
         };
         system.apply(site)?;
+        system.open_paths(site)?;
         Ok((system, injector))
+    }
+
+    /// Lets packets of both WANs arrive, and distributes packets, if there are two.
+    fn open_paths(&mut self, site: &Site) -> Result<()> {
+        if site.config.wans.is_empty() {
+            return Ok(());
+        }
+        for interface in site.config.interfaces() {
+            // The main table's route to the peers' hosts leads to one of the WANs only.
+            self.changes.sysctl(&format!("net/ipv4/conf/{interface}/rp_filter"), "2")?;
+        }
+        self.choose_paths(path_choice::rules(&site.config, |_| Default::default()))
+    }
+
+    /// Makes packets take the paths in `rules`. Errors: the kernel refuses; the earlier rules stay
+    /// in force.
+    pub fn choose_paths(&mut self, rules: PathRules) -> Result<()> {
+        // Limits of the packets' size are not possible with two WANs, so that no change follows.
+        self.changes.path_rules(rules)?;
+        self.mark = self.changes.mark();
+        Ok(())
+    }
+
+    /// Makes rules and routes of the paths again that are gone, as when an interface was down.
+    /// Errors: the kernel refuses.
+    pub fn keep_paths(&self) -> Result<()> {
+        self.changes.repair().map(drop)?;
+        Ok(())
     }
 
     /// Takes over the changes of the old process, which stay in place: those before `mark` in its
@@ -143,7 +174,9 @@ impl System {
         if !self.offloads_off && !site.only_observes() {
             // The change of offloads precedes `mark`, so `apply` never reverts it: offloads stay
             // off until exit, even if a reload sets all peers to `observe`.
-            self.changes.offload_off(&site.config.wan)?;
+            for interface in site.config.interfaces() {
+                self.changes.offload_off(interface)?;
+            }
             (self.offloads_off, self.mark) = (true, self.changes.mark());
         }
         let made = room.make_clamps(&mut self.changes);
@@ -294,6 +327,7 @@ pub fn plan(site: &Site) -> Result<Vec<String>> {
     Ok(warnings)
 }
 
-fn table_name(site: &str) -> String {
+/// Name of a site in the names of its tables.
+pub fn table_name(site: &str) -> String {
     site.chars().take(24).map(|c| if c.is_ascii_alphanumeric() { c } else { '_' }).collect()
 }

@@ -20,18 +20,17 @@ impl Taps {
     /// Opens the taps of all workers, and what distributes packets among them; `None` with a single
     /// worker. Errors: the interface is gone, or the kernel refuses.
     pub fn open_all(site: &Site) -> Result<(Vec<Taps>, Option<Fanouts>)> {
-        let taps = (0..site.config.workers).map(|_| Taps::open(site));
+        let taps = (0..site.config.workers).map(|_| Taps::open(site, &site.config.wan));
         let taps = taps.collect::<Result<Vec<_>>>()?;
         let fanouts = (taps.len() > 1).then(|| Fanouts::new(&taps)).transpose()?;
         Ok((taps, fanouts))
     }
 
-    /// Opens both taps. If the gateway only observes, offloads stay on: the taps then report
-    /// packets that devices segment, merge or complete. Errors: the interface is gone, or the
-    /// kernel refuses.
-    pub fn open(site: &Site) -> Result<Taps> {
+    /// Opens both taps of an interface. If the gateway only observes, offloads stay on: the taps
+    /// then report packets that devices segment, merge or complete. Errors: the interface is gone,
+    /// or the kernel refuses.
+    pub fn open(site: &Site, wan: &str) -> Result<Taps> {
         let config = RingConfig { max_packet: site.wan_mtu.max(1500), bytes: site.ring_bytes() };
-        let wan = &site.config.wan;
         let open = |program: &[BpfInsn]| match site.only_observes() {
             true => Ring::open_with_offloads(wan, config, program),
             false => Ring::open_filtered(wan, config, program),

@@ -16,6 +16,8 @@ use super::site::Site;
 #[derive(Debug)]
 pub struct WanWatch {
     interface: Interface,
+    /// Second interface, if there are two.
+    second: Option<Interface>,
     mtu: usize,
     falls: u64,
     routes: RouteWatch,
@@ -28,8 +30,10 @@ impl WanWatch {
     /// Creates a watch on the WAN of `site`, whose room has just been made.
     pub fn new(site: &Site) -> Result<WanWatch> {
         let interface = Interface::new(&site.config.wan)?;
+        let second = site.config.wans.get(1);
+        let second = second.map(|wan| Interface::new(&wan.interface)).transpose()?;
         let (mtu, routes) = (site.wan_mtu, watch_routes(site)?);
-        Ok(WanWatch { interface, mtu, falls: 0, routes, stale: false, trouble: None })
+        Ok(WanWatch { interface, second, mtu, falls: 0, routes, stale: false, trouble: None })
     }
 
     /// Returns true if the room must be made again, and the interface is up. `falls` is the number
@@ -37,7 +41,8 @@ impl WanWatch {
     pub fn is_stale(&mut self, falls: u64) -> bool {
         self.stale |= falls != self.falls;
         self.falls = falls;
-        let mtu = self.interface.mtu().ok().and_then(|mtu| usize::try_from(mtu).ok());
+        let mtu = |of: &Interface| of.mtu().ok().and_then(|mtu| usize::try_from(mtu).ok());
+        let mtu = [&self.interface].into_iter().chain(&self.second).filter_map(mtu).min();
         self.stale |= mtu.is_some_and(|mtu| mtu != self.mtu);
         self.stale |= self.routes.changed();
         self.stale && self.interface.is_up().unwrap_or(false)

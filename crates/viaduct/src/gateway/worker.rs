@@ -13,44 +13,38 @@
 
 use std::collections::HashMap;
 use std::net::SocketAddr;
+use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::sync::mpsc::Receiver;
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
+use tokio::sync::mpsc::UnboundedSender;
 use tracing::{error, warn};
 use viaduct_proto::keys::PublicKey;
 use viaduct_proto::repair::cache::{Found, Query};
 use viaduct_proto::repair::lanes::Shares;
-use viaduct_proto::repair::{Clocks, Endpoint, PeerConfig, Plane, Transport};
+use viaduct_proto::repair::{Clocks, PathChange, PeerConfig, Plane, Transport};
 use viaduct_proto::time::Instant;
-use viaduct_proto::wire::offload::{self, Offload};
 use viaduct_sys::capture::filter::BpfInsn;
-use viaduct_sys::capture::ring::Frame;
 use viaduct_sys::clock;
 use viaduct_sys::poll::{Waker, wait};
 use viaduct_sys::process::thread;
 use viaduct_sys::route::qdisc::QdiscDrops;
 use viaduct_sys::socket::udp::UdpBatch;
 
-use super::datagrams::{datagram, is_own_datagram};
 use super::fake_tcp::FakeTcpPort;
 use super::injector::Injector;
 use super::poll_interval::PollInterval;
+use super::second_wan::SecondWan;
 use super::snapshot::{Published, Shell};
+use super::tap_reader::{BATCH, TapReader};
 use super::taps::Taps;
 use super::upgrade::{HeldPackets, UpgradeCommand};
 use crate::value_parser;
 
-/// Maximum number of packets read from a tap before the other gets its turn.
-const BATCH: usize = 256;
 /// Number of packets read in one turn from which on the thread polls at intervals.
 const BUSY: usize = 2;
-/// Age from which on a copy is dropped: its repairs would come too late, and would take CPU time
-/// from the forwarding of further packets.
-const STALE: Duration = Duration::from_millis(50);
-/// Maximum age of a copy; a larger one means that the wall clock has been set.
-const MAX_AGE: Duration = Duration::from_secs(1);
 /// Interval at which counters are published and drops are read.
 const PUBLISH: Duration = Duration::from_millis(100);
 /// Interval at which the details of the peers are published.
@@ -106,6 +100,10 @@ pub struct Worker {
     pub own_queue: QdiscDrops,
     /// Address to which peers send their datagrams.
     pub listen: SocketAddr,
+    /// Second WAN, if there are two.
+    pub second: Option<SecondWan>,
+    /// Tells the control side of changes of paths.
+    pub path_changes: UnboundedSender<PathChange>,
     /// TUN through which recovered packets enter the kernel.
     pub injector: Injector,
     /// Packets that may be for this process to encode, while another one does the work; `None`
@@ -143,6 +141,10 @@ impl Worker {
             if !self.is_paused {
                 self.handle_timeouts(now);
                 self.write(&mut shell, now);
+                for change in self.plane.take_path_changes() {
+                    // The control side may have ended.
+                    let _ = self.path_changes.send(change);
+                }
             }
             if now >= publish_at {
                 self.count_drops(&mut shell, now);
@@ -170,11 +172,16 @@ impl Worker {
     /// Counts the times that the WAN interface went down. This is not an error: packets arrive
     /// again when the interface is up. Errors: an interface was deleted.
     fn check_interfaces(&self, shell: &mut Shell) -> Result<()> {
-        let down = [&self.taps.outgoing, &self.taps.incoming].map(|tap| tap.take_error().is_some());
+        let wans = || [&self.taps].into_iter().chain(self.second.as_ref().map(|wan| &wan.taps));
+        let is_down = |taps: &Taps| {
+            [&taps.outgoing, &taps.incoming].map(|tap| tap.take_error().is_some()).contains(&true)
+        };
+        let down = wans().filter(|taps| is_down(taps)).count();
         // Checked at each call: an interface goes down a moment before it is deleted, and only the
         // deletion is an error.
-        ensure!(self.taps.outgoing.is_attached(), "the WAN interface was deleted");
-        if down.contains(&true) {
+        let are_attached = wans().all(|taps| taps.outgoing.is_attached());
+        ensure!(are_attached, "the WAN interface was deleted");
+        if down > 0 {
             shell.wan_falls += 1;
             if self.index == 0 {
                 warn!("the WAN interface went down");
@@ -194,56 +201,14 @@ impl Worker {
     }
 
     pub(super) fn read_taps(&mut self, shell: &mut Shell) -> usize {
-        let (now, wall) = (now(), wall_clock());
-        let fresh = wall.saturating_sub(STALE);
-        // The time stamps of the frames are used, so that delays exclude the time for which this
-        // thread was descheduled.
-        let crossed = |frame: &Frame<'_>| now - wall.saturating_sub(frame.stamp()).min(MAX_AGE);
-        let Worker { taps, plane, fake_tcp, listen, cut, held, left, .. } = self;
-        let Taps { outgoing, incoming } = taps;
-        let mut read = 0;
-        while read < BATCH
-            && let Some(mut frame) = outgoing.next()
-        {
-            read += 1;
-            let (stamp, crossed) = (frame.stamp(), crossed(&frame));
-            let is_late = stamp < fresh;
-            *left = stamp.max(*left);
-            let seen = packets(&mut frame, cut, shell, |shell, packet| {
-                let is_own = |port: &FakeTcpPort| port.machine.has_sent(packet);
-                if fake_tcp.as_ref().is_some_and(is_own) || is_own_datagram(packet, *listen) {
-                    return;
-                }
-                if let Some(held) = held {
-                    held.hold(stamp, packet);
-                }
-                shell.tap_late_out += u64::from(is_late);
-                if is_late {
-                    plane.miss_outgoing(1);
-                } else {
-                    plane.handle_outgoing(now, crossed, packet);
-                }
-            });
-            if !seen {
-                plane.miss_outgoing(1);
-            }
-        }
-        for _ in 0..BATCH {
-            let Some(mut frame) = incoming.next() else { break };
-            read += 1;
-            if frame.follows_gap() {
-                plane.miss_incoming(now);
-            }
-            let crossed = crossed(&frame);
-            packets(&mut frame, cut, shell, |_, packet| {
-                if let Some((from, payload)) = datagram(packet, *listen) {
-                    plane.handle_datagram(now, from, payload);
-                } else if !fake_tcp.as_mut().is_some_and(|port| carried(port, plane, now, packet)) {
-                    plane.handle_incoming(now, crossed, packet);
-                }
-            });
-        }
-        read
+        let Worker { taps, second, plane, fake_tcp, listen, cut, held, left, .. } = self;
+        let mut reader = TapReader { plane, fake_tcp, cut, held, left, shell };
+        let read = reader.read(taps, *listen);
+        let Some(second) = second else { return read };
+        reader.plane.set_path(1);
+        let more = reader.read(&mut second.taps, second.listen);
+        reader.plane.set_path(0);
+        read + more
     }
 
     /// Sends what is due. While another process does the work, this is dropped.
@@ -254,16 +219,23 @@ impl Worker {
             self.fake_tcp.iter_mut().for_each(|port| port.machine.clear_transmits());
             return;
         }
-        let mut datagrams = Vec::new();
+        let (mut datagrams, mut by_second) = (Vec::new(), Vec::new());
+        let is_second = |to: &SocketAddr| self.second.as_ref().is_some_and(|wan| wan.leads_to(to));
         for (to, datagram) in self.plane.transmits() {
             match (to.transport, &mut self.fake_tcp) {
                 (Transport::FakeTcp, Some(port)) => port.send(now, to.address, datagram),
                 (Transport::FakeTcp, None) => {}
+                (Transport::Udp, _) if is_second(&to.address) => {
+                    by_second.push((to.address, datagram));
+                }
                 (Transport::Udp, _) => datagrams.push((to.address, datagram)),
             }
         }
         if !datagrams.is_empty() {
             shell.sent(self.udp.send(&datagrams));
+        }
+        if let Some(second) = self.second.as_mut().filter(|_| !by_second.is_empty()) {
+            shell.sent(second.udp.send(&by_second));
         }
         self.plane.clear_transmits();
         if let Some(port) = &mut self.fake_tcp {
@@ -280,12 +252,17 @@ impl Worker {
     }
 
     fn count_drops(&mut self, shell: &mut Shell, now: Instant) {
-        let dropped = self.own_queue.take_drops();
+        let second = self.second.as_mut().map_or(0, |wan| wan.own_queue.take_drops());
+        let dropped = self.own_queue.take_drops() + second;
         if dropped > 0 {
             shell.wan_drops += u64::from(dropped);
             self.plane.handle_own_drops(now);
         }
-        let (out, incoming) = (self.taps.outgoing.drops(), self.taps.incoming.drops());
+        let (mut out, mut incoming) = (self.taps.outgoing.drops(), self.taps.incoming.drops());
+        if let Some(SecondWan { taps, .. }) = &mut self.second {
+            out += taps.outgoing.drops();
+            incoming += taps.incoming.drops();
+        }
         if out > shell.tap_drops_out {
             self.plane.miss_outgoing(out - shell.tap_drops_out);
         }
@@ -333,10 +310,17 @@ impl Worker {
         incoming: &[BpfInsn],
         now: Instant,
     ) -> Result<()> {
+        if let Some(second) = &mut self.second {
+            second.change(&peers);
+        }
         self.plane.change(peers, now)?;
         self.published.replace_peers(&self.plane, now);
-        self.taps.outgoing.attach_filter(outgoing).context("cannot set the filter of a tap")?;
-        self.taps.incoming.attach_filter(incoming).context("cannot set the filter of a tap")
+        let second = self.second.as_ref().map(|wan| &wan.taps);
+        for taps in [&self.taps].into_iter().chain(second) {
+            taps.outgoing.attach_filter(outgoing).context("cannot set the filter of a tap")?;
+            taps.incoming.attach_filter(incoming).context("cannot set the filter of a tap")?;
+        }
+        Ok(())
     }
 
     /// Sleeps: for a poll interval under load, otherwise until the next packet, deadline or
@@ -355,7 +339,11 @@ impl Worker {
         let fake_tcp = self.fake_tcp.as_ref().and_then(|port| port.machine.poll_timeout());
         let due = [self.plane.poll_timeout(), fake_tcp].into_iter().flatten().min();
         let due = due.map_or(IDLE, |due| due.since(now));
-        wait(&[&self.taps.outgoing, &self.taps.incoming], &self.waker, due.min(IDLE));
+        let second = self.second.as_ref().map(|wan| &wan.taps);
+        let taps = [&self.taps].into_iter().chain(second);
+        let taps = taps.flat_map(|of| [&of.outgoing as &dyn AsFd, &of.incoming]);
+        let taps: Vec<_> = taps.collect();
+        wait(&taps, &self.waker, due.min(IDLE));
     }
 }
 
@@ -367,40 +355,6 @@ pub(super) fn panic_at(index: usize) -> Option<Instant> {
     (worker.parse() == Ok(index)).then(|| now() + after)
 }
 
-pub(super) fn wall_clock() -> Duration {
-    SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default()
-}
-
 fn now() -> Instant {
     Instant::from_nanos(clock::now())
-}
-
-/// Calls `each` with the packets of the frame as they cross the wire: several if a device segments
-/// the frame, otherwise one. Returns false if the frame does not contain the complete packets.
-fn packets(
-    frame: &mut Frame<'_>,
-    cut: &mut Vec<u8>,
-    shell: &mut Shell,
-    mut each: impl FnMut(&mut Shell, &mut [u8]),
-) -> bool {
-    if frame.truncated() {
-        shell.truncated += 1;
-        return false;
-    }
-    let offload = Offload { segment: frame.segment(), checksum: frame.checksum() };
-    if offload == Offload::default() && !frame.checksum_ready() {
-        shell.unfinished += 1;
-        return false;
-    }
-    let is_whole = offload::complete(frame, offload, cut, |packet| each(shell, packet));
-    shell.unfinished += u64::from(!is_whole);
-    is_whole
-}
-
-/// Handles a packet of fake TCP; returns false if it is none.
-fn carried(port: &mut FakeTcpPort, plane: &mut Plane, now: Instant, packet: &mut [u8]) -> bool {
-    port.machine.handle_packet(now, packet, |address, datagram| {
-        let from = Endpoint { transport: Transport::FakeTcp, address };
-        plane.handle_datagram(now, from, datagram)
-    })
 }

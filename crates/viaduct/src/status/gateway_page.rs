@@ -8,7 +8,7 @@ use viaduct_proto::repair::stats::{LATENCY_BOUNDS, LossReport, PeerStats};
 use super::colours::{Colours, row};
 use super::numbers::{self, bytes, lengths, micros, percent, quantile, thousands};
 use super::proxy_page::ProxyPage;
-use crate::gateway::snapshot::{PeerStatus, Status};
+use crate::gateway::snapshot::{PathStatus, PeerStatus, Status};
 
 /// Maximum length of a bar of the burst histogram, in characters.
 const BAR: u64 = 30;
@@ -146,6 +146,9 @@ impl GatewayPage<'_> {
         if let Some(slices) = peer.and_then(|peer| peer.slices) {
             row(f, "slices", format!("{} to the peer, {} from it", slices.to, slices.from))?;
         }
+        for path in peer.into_iter().flat_map(|peer| &peer.paths) {
+            row(f, "path", self.path(path))?;
+        }
         if let Some(link) = peer.and_then(|peer| peer.link.as_ref()) {
             let rtt = link.rtt_ms.map_or("not known yet".to_owned(), |rtt| format!("{rtt:.1} ms"));
             let what = format!(
@@ -183,6 +186,24 @@ impl GatewayPage<'_> {
             None => "no packet is altered".to_owned(),
         };
         row(f, "packets", altered)
+    }
+
+    /// State of one of several paths.
+    fn path(&self, path: &PathStatus) -> String {
+        let state = match path.up {
+            true => self.colours.green("up"),
+            false => self.colours.paint(31, "down"),
+        };
+        let rtt = path.rtt_ms.map_or("not known yet".to_owned(), |rtt| format!("{rtt:.1} ms"));
+        let loss = |(known, lost)| format!("{} ({})", thousands(lost), percent(lost, known));
+        format!(
+            "{} {state}: round trip {rtt}; sent {}, lost {} out, {} in; repairs by {}",
+            path.wan,
+            thousands(path.sent),
+            loss(path.reported),
+            loss(path.received),
+            path.repairs_by,
+        )
     }
 
     /// State of a peer, with its reason.

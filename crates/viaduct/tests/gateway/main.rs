@@ -7,6 +7,7 @@ mod common;
 mod fake_tcp;
 mod fleet;
 mod lanes;
+mod paths;
 mod racks;
 mod setup;
 mod split;

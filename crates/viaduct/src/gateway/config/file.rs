@@ -1,12 +1,13 @@
 //! Content of `site.toml` as written: its tables and keys, their defaults, and the code that a
 //! `[peer.fec]` table describes.
 
+use std::net::IpAddr;
 use std::ops::RangeInclusive;
 use std::path::PathBuf;
 use std::time::Duration;
 
 use rustls::pki_types::DnsName;
-use serde::Deserialize;
+use serde::{Deserialize, Deserializer, de};
 use viaduct_proto::fec::{Code, layered, reed_solomon, window};
 use viaduct_proto::repair::control::Limits;
 use viaduct_proto::repair::{Coding, Settings, Transport, TransportChoice};
@@ -42,8 +43,10 @@ pub(super) struct SiteTable {
     pub(super) name: String,
     pub(super) key: PathBuf,
     pub(super) prefixes: Vec<Prefix>,
-    pub(super) wan: String,
-    pub(super) listen: Address,
+    pub(super) wan: WanKey,
+    pub(super) listen: Option<Address>,
+    #[serde(default)]
+    pub(super) class: Vec<PathClassTable>,
     pub(super) tls_listen: Option<Address>,
     pub(super) host_mtu: Option<PacketSize>,
     #[serde(default)]
@@ -72,6 +75,60 @@ pub(super) struct MemberTable {
     pub(super) slices: Vec<Prefix>,
 }
 
+/// `wan = "eth0"`, or a table `[[site.wan]]` for each of two.
+#[derive(Clone, Debug)]
+pub(super) enum WanKey {
+    One(String),
+    Several(Vec<WanTable>),
+}
+
+/// `[[site.wan]]`: one of two WANs.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields, expecting = "a table [[site.wan]]")]
+pub(super) struct WanTable {
+    pub(super) name: String,
+    pub(super) interface: String,
+    pub(super) listen: Address,
+    #[serde(default)]
+    pub(super) via: Vec<IpAddr>,
+}
+
+impl<'de> Deserialize<'de> for WanKey {
+    fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
+        let table = |table: toml::Value| {
+            let wrong = |error: toml::de::Error| {
+                de::Error::custom(format!("[[site.wan]]: {}", error.message()))
+            };
+            table.try_into::<WanTable>().map_err(wrong)
+        };
+        match toml::Value::deserialize(from)? {
+            toml::Value::String(interface) => Ok(WanKey::One(interface)),
+            toml::Value::Array(tables) => {
+                tables.into_iter().map(table).collect::<Result<_, _>>().map(WanKey::Several)
+            }
+            other => Err(de::Error::custom(format!(
+                "{other}: the name of an interface, or tables [[site.wan]], are expected"
+            ))),
+        }
+    }
+}
+
+/// `[[site.class]]` table: packets that prefer one of two WANs.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields, expecting = "a table [[site.class]]")]
+pub(super) struct PathClassTable {
+    pub(super) name: String,
+    #[serde(default)]
+    pub(super) dscp: Vec<Dscp>,
+    #[serde(default)]
+    pub(super) prefixes: Vec<Prefix>,
+    #[serde(default, deserialize_with = "array::<Ports, _>")]
+    pub(super) ports: Vec<RangeInclusive<u16>>,
+    #[serde(default)]
+    pub(super) protocols: Vec<Protocol>,
+    pub(super) wan: String,
+}
+
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields, expecting = "the table [metrics]")]
 pub(super) struct MetricsTable {
@@ -91,6 +148,7 @@ pub(super) struct PeerTable {
     #[serde(default)]
     pub(super) key: String,
     pub(super) endpoint: Option<Endpoint>,
+    pub(super) endpoints: Option<Vec<Address>>,
     #[serde(default)]
     pub(super) member: Vec<MemberTable>,
     #[serde(default)]
@@ -160,8 +218,19 @@ pub(super) struct FecTable {
     #[serde(default, deserialize_with = "optional::<Rate, _>")]
     pub(super) max_rate: Option<u64>,
     pub(super) acks: Option<bool>,
+    pub(super) path: Option<PathKey>,
     #[serde(default)]
     pub(super) lower_mtu: bool,
+}
+
+/// Path of repairs, if there are two WANs.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub(super) enum PathKey {
+    #[default]
+    Auto,
+    Same,
+    Other,
 }
 
 /// `[[peer.class]]` table: a selection of packets, and their protection. A condition that is left
@@ -189,6 +258,8 @@ pub(super) struct ClassTable {
 pub(super) enum RepairsKey {
     Window,
     Copies,
+    /// A copy at once, by the other path.
+    Duplicate,
     None,
 }
 

@@ -12,6 +12,7 @@ use super::error::{Invalid, check_name, invalid};
 use super::file::{DEFAULT_FLUSH, Mode, PeerTable, RepairsKey, TransportKey};
 use super::members::peer_members;
 use super::values::{Endpoint, is_one_host, prefixes};
+use super::wans::paths;
 use super::{Config, Peer};
 
 /// Minimum age at which session keys are replaced.
@@ -80,12 +81,14 @@ pub(super) fn peer(
                     another transport, is expected";
         return invalid(place("transport"), what);
     }
+    let paths = paths(&table, site)?;
     let (endpoint, endpoint_name) = match table.endpoint.take() {
         None => (None, None),
         Some(Endpoint::At(at)) => (Some(at), None),
         Some(Endpoint::Named(host, port)) => (None, Some((host, port))),
     };
     check_endpoint(endpoint, site.listen).or_else(|what| invalid(place("endpoint"), what))?;
+    let endpoint = paths.map_or(endpoint, |paths| Some(paths.endpoints[0]));
     let tls_endpoint = tls_endpoint(&table, endpoint, site)?;
     let key = peer_key(&table.key, site).or_else(|what| invalid(place("key"), what))?;
     let mut coding = table.fec.coding().or_else(|what| invalid(place("fec"), what))?;
@@ -104,6 +107,7 @@ pub(super) fn peer(
         key,
         endpoint,
         endpoint_name,
+        paths,
         transport: table.transport.into(),
         tls_endpoint,
         server_name: table.server_name,
@@ -193,6 +197,7 @@ fn classes(table: &PeerTable) -> Result<Vec<Class>, Invalid> {
             repairs: match class.repairs {
                 RepairsKey::Window => Repairs::Window,
                 RepairsKey::Copies => Repairs::Copies,
+                RepairsKey::Duplicate => Repairs::Duplicate,
                 RepairsKey::None => Repairs::None,
             },
             deadline: class.deadline.map(|span| span.0),

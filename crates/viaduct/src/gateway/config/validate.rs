@@ -11,6 +11,7 @@ use super::file::{File, SiteTable};
 use super::members::{check_slices, site_rack};
 use super::peers::{check_prefixes, peers};
 use super::values::{is_one_host, prefixes};
+use super::wans::{path_classes, wans};
 use super::{Config, Peer};
 use crate::settings::OptionsTable;
 use crate::{key, text};
@@ -31,13 +32,17 @@ pub(super) fn validate(
 ) -> Result<Config, Invalid> {
     let site = file.site;
     check_site(&site)?;
+    let (wan, listen, wans) = wans(&site)?;
+    check_listener("[site] listen", Some(listen))?;
     let path = dir.join(&site.key);
     let secret = secret.map_or_else(|| read_key(&path), |secret| Ok(secret.clone()))?;
     let mut config = Config {
         peers: Vec::new(),
         warnings: Vec::new(),
         prefixes: prefixes(&site.prefixes),
-        listen: site.listen.0,
+        listen,
+        path_classes: path_classes(&site, &wans)?,
+        wans,
         tls_listen: site.tls_listen.as_ref().map(|at| at.0),
         host_mtu: site.host_mtu.map(|bytes| bytes.0),
         workers: site.workers.0,
@@ -50,7 +55,7 @@ pub(super) fn validate(
         policies: file.policy,
         rack: site_rack(site.member, site.route_table, secret.public())?,
         name: site.name,
-        wan: site.wan,
+        wan,
         secret,
     };
     check_run_dir(&config)?;
@@ -82,24 +87,17 @@ fn check_site(site: &SiteTable) -> Result<(), Invalid> {
     if site.prefixes.is_empty() {
         return invalid("[site] prefixes", "is empty; list the addresses of this site's hosts");
     }
-    if site.wan.is_empty() || site.wan.len() > 15 {
-        return invalid("[site] wan", "an interface name of 1 to 15 characters is expected");
-    }
     if let Some(machine) = memory_of_machine()
         && site.memory > machine / 2
     {
         let what = format!("is above {}MiB, half of this machine's", machine >> 21);
         return invalid("[site] memory", what);
     }
-    if site.listen.0.port() == 0 {
-        return invalid("[site] listen", "has port 0; peers need a fixed one, such as 7400");
-    }
     let tls = site.tls_listen.as_ref().map(|at| at.0);
     if tls.is_some_and(|at| at.port() == 0) {
         return invalid("[site] tls_listen", "has port 0; peers need a fixed one, such as 443");
     }
-    check_listener("[site] tls_listen", tls)?;
-    check_listener("[site] listen", Some(site.listen.0))
+    check_listener("[site] tls_listen", tls)
 }
 
 /// Number of lanes: by default 1 for one worker, and 16 or more for several.

@@ -105,6 +105,7 @@ fn prepare(path: &Path, registry: Registry, inheritance: Inheritance) -> Result<
     );
     ensure!(config.peers.iter().all(|peer| !peer.split), "split mode needs a restart");
     ensure!(config.workers == 1, "several workers need a restart");
+    ensure!(config.wans.is_empty(), "two WANs need a restart");
     let mut site = Site::new(config).with_context(|| path.display().to_string())?;
     // The routes are those of the old process.
     site.is_serving = true;
@@ -118,7 +119,7 @@ fn prepare(path: &Path, registry: Registry, inheritance: Inheritance) -> Result<
     }
     let system = System::take_over(&site, record.offloads_off, record.mark as usize)?;
     let source = ConfigSource::new(path, registry, ConfigText::new(Some(text)));
-    let ports = Ports { udp, fake_tcp, injector };
+    let ports = Ports { udp, second: None, fake_tcp, injector };
     let inherited = Some((state, listeners));
     let flows = (None, TlsTunnels::new(&site.config));
     Parts { source, site, system, flows, local, ports, inherited }.start()

@@ -14,7 +14,8 @@ use viaduct_sys::clock;
 
 use crate::gateway::fake_tcp::FakeTcpPort;
 use crate::gateway::snapshot::Shell;
-use crate::gateway::worker::{Worker, wall_clock};
+use crate::gateway::tap_reader::wall_clock;
+use crate::gateway::worker::Worker;
 
 /// Age, relative to the newest one, at which a held packet is dropped: the old process has encoded
 /// it long before it stops.

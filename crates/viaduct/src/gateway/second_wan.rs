@@ -1,0 +1,53 @@
+//! Second WAN of a packet thread: its taps and its socket.
+
+use std::collections::HashSet;
+use std::net::SocketAddr;
+
+use anyhow::{Context as _, Result};
+use viaduct_proto::repair::PeerConfig;
+use viaduct_sys::route::qdisc::QdiscDrops;
+use viaduct_sys::socket::udp::UdpBatch;
+
+use super::site::Site;
+use super::taps::Taps;
+
+/// Second WAN.
+pub struct SecondWan {
+    /// Copies of the packets that cross it.
+    pub taps: Taps,
+    /// Socket that sends the datagrams of its path.
+    pub udp: UdpBatch,
+    /// Address to which peers send the datagrams of its path.
+    pub listen: SocketAddr,
+    /// Queueing discipline of the interface.
+    pub own_queue: QdiscDrops,
+    /// Ends of its paths.
+    ends: HashSet<SocketAddr>,
+}
+
+impl SecondWan {
+    /// Opens the second WAN of `site`; `None` if there is only one. Errors: the interface is gone,
+    /// the address cannot be used, or the kernel refuses.
+    pub fn open(site: &Site, udp: Option<UdpBatch>) -> Result<Option<SecondWan>> {
+        let (Some(wan), Some(udp)) = (site.config.wans.get(1), udp) else { return Ok(None) };
+        let own_queue = QdiscDrops::of(&wan.interface)
+            .context("cannot read the queueing discipline of the second WAN")?;
+        let taps = Taps::open(site, &wan.interface)?;
+        let ends = ends(&site.peers());
+        Ok(Some(SecondWan { taps, udp, listen: wan.listen, own_queue, ends }))
+    }
+
+    /// Takes over other peers.
+    pub fn change(&mut self, peers: &[PeerConfig]) {
+        self.ends = ends(peers);
+    }
+
+    /// Returns whether datagrams to this address belong to its paths.
+    pub fn leads_to(&self, address: &SocketAddr) -> bool {
+        self.ends.contains(address)
+    }
+}
+
+fn ends(peers: &[PeerConfig]) -> HashSet<SocketAddr> {
+    peers.iter().filter_map(|peer| peer.paths).map(|paths| paths.endpoints[1]).collect()
+}

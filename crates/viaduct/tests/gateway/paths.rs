@@ -1,0 +1,166 @@
+//! Gateways with two WANs each: paths that die, classes of packets, and what is left on the machine.
+
+use std::fs;
+use std::thread;
+use std::time::Duration;
+
+use rustix::process::Signal;
+use viaduct_lab::emulator::{Direction, Emulator};
+use viaduct_lab::gateways::{GatewaySpec, PathState};
+use viaduct_lab::topology::programs::{Carrier, Message, TimedMessages};
+use viaduct_lab::world::World;
+
+use super::common::upgrade::failure;
+use super::{eventually, system, world};
+
+/// Link of each path, with a round trip of 40 ms.
+const LINK: &str = "rate=50M,delay=20ms";
+
+/// World with two WANs, and gateways that know both paths.
+fn two_wans(spec: GatewaySpec) -> (World, Emulator) {
+    let mut world = world((1500, 1500), LINK);
+    let second = world.dumbbell.add_wan(LINK.parse().unwrap(), 2).unwrap();
+    let spec = GatewaySpec { two_wans: true, ..spec };
+    world.protect(&spec).unwrap().wait_for_paths(true).unwrap();
+    (world, second)
+}
+
+fn set(emulator: &Emulator, link: &str) {
+    for direction in [Direction::AtoB, Direction::BtoA] {
+        emulator.set(direction, link.parse().unwrap()).unwrap();
+    }
+}
+
+/// Sends messages from A1 to B1, 100 a second; meanwhile calls `after` when a second has passed.
+fn messages_and(world: &World, seconds: u64, after: impl FnOnce()) -> Vec<Message> {
+    let (a1, b1) = (world.a1().clone(), world.b1().clone());
+    let sent = thread::spawn(move || stream(seconds).run(&a1, &b1).unwrap());
+    thread::sleep(Duration::from_secs(1));
+    after();
+    sent.join().unwrap()
+}
+
+fn messages(world: &World, seconds: u64) -> Vec<Message> {
+    stream(seconds).run(world.a1(), world.b1()).unwrap()
+}
+
+fn stream(seconds: u64) -> TimedMessages {
+    TimedMessages {
+        carrier: Carrier::Udp,
+        size: 200,
+        bits_per_second: 160_000.0,
+        duration: Duration::from_secs(seconds),
+        patience: Duration::from_secs(2),
+        port: 6_000,
+    }
+}
+
+/// States of the paths at gateway A.
+fn paths(world: &World) -> Vec<PathState> {
+    world.running().unwrap().a.status().unwrap().peers.remove(0).paths
+}
+
+#[test]
+fn a_path_that_dies_is_left_and_its_messages_go_on() {
+    let (world, _second) = two_wans(GatewaySpec::default());
+    let first = world.emulator().unwrap();
+    // The losses of each path are known by themselves, and repairs take the other one.
+    set(first, &format!("{LINK},loss=3%"));
+    messages(&world, 3);
+    let known = || paths(&world)[0].reported.1 > 0;
+    eventually(&world.running().unwrap().a, "losses of the first path", known);
+    let found = paths(&world);
+    let names: Vec<_> = found.iter().map(|path| (&path.wan[..], &path.repairs_by[..])).collect();
+    assert_eq!(names, [("first", "second"), ("second", "first")]);
+    assert!(found[0].sent >= 300 && found[1].reported == (0, 0), "{found:?}");
+    let rtts: Vec<_> = found.iter().map(|path| path.rtt_ms.unwrap()).collect();
+    assert!(rtts.iter().all(|rtt| (40.0..60.0).contains(rtt)), "{rtts:?}");
+    let sent = messages_and(&world, 4, || set(first, &format!("{LINK},loss=100%")));
+    let lost = sent.iter().filter(|message| message.latency.is_none()).count();
+    assert!(lost <= 2, "{lost} of {}", sent.len());
+    let (gateways, found) = (world.running().unwrap(), paths(&world));
+    assert!(!found[0].up && found[1].up && found[1].sent > 200, "{found:?}");
+    let log = gateways.a.log();
+    assert!(log.contains("the path by first is down: its packets take second"), "{log}");
+    set(first, LINK);
+    eventually(&gateways.a, "the first path", || paths(&world)[0].up);
+    let before = paths(&world)[0].sent;
+    messages(&world, 1);
+    assert!(paths(&world)[0].sent >= before + 90, "packets take the first path again");
+    assert_eq!(gateways.b.status().unwrap().peer().session.forged, 0);
+}
+
+#[test]
+fn classes_take_their_wan_and_duplicates_the_other() {
+    let class = "[[site.class]]\nname = \"datagrams\"\nprotocols = [\"udp\"]\nwan = \"second\"\n";
+    let duplicate =
+        "[[peer.class]]\nname = \"all\"\nprotocols = [\"udp\"]\nrepairs = \"duplicate\"\n";
+    let spec = GatewaySpec {
+        tables: class.to_owned(),
+        ..GatewaySpec::fec(&format!("path = \"other\"\n{duplicate}"))
+    };
+    let (mut world, second) = two_wans(spec);
+    let sent = messages(&world, 1);
+    let found = paths(&world);
+    assert!(found[0].sent < 10 && found[1].sent >= sent.len() as u64, "{found:?}");
+    let copies = world.sender().unwrap().copies;
+    assert!(copies >= sent.len() as u64, "{copies}");
+    // None of them is delivered twice, or used.
+    let receiver = world.receiver().unwrap();
+    assert!(receiver.recovered <= 2, "{receiver:?}");
+    let sent = messages_and(&world, 3, || set(&second, &format!("{LINK},loss=100%")));
+    let lost = sent.iter().filter(|message| message.latency.is_none()).count();
+    assert_eq!(lost, 0, "of {}", sent.len());
+    // A reload changes classes.
+    set(&second, LINK);
+    let gateways = world.gateways().unwrap();
+    gateways.wait_for_paths(true).unwrap();
+    let config = gateways.a.config().to_owned();
+    let text = fs::read_to_string(&config).unwrap();
+    fs::write(&config, text.replace("wan = \"second\"", "wan = \"first\"")).unwrap();
+    gateways.a.signal(Signal::HUP).unwrap();
+    eventually(&gateways.a, "the reload", || gateways.a.log().contains("reloaded"));
+    let before = paths(&world)[0].sent;
+    messages(&world, 1);
+    assert!(paths(&world)[0].sent >= before + 90, "{:?}", paths(&world));
+    let gateways = world.gateways().unwrap();
+    fs::write(&config, text.replace("name = \"second\"\ninterface", "name = \"2nd\"\ninterface"))
+        .unwrap();
+    gateways.a.signal(Signal::HUP).unwrap();
+    eventually(&gateways.a, "a refusal", || gateways.a.log().contains("is no WAN"));
+    let (pid, run_dir) = (gateways.a.pid(), gateways.directory().to_owned());
+    let refused = failure(&run_dir, &["--name", "site-a"]);
+    assert!(refused.contains("two WANs") && gateways.a.pid() == pid, "{refused}");
+}
+
+#[test]
+fn rules_and_routes_of_paths_are_reverted() {
+    let mut world = world((1500, 1500), LINK);
+    let _second = world.dumbbell.add_wan(LINK.parse().unwrap(), 2).unwrap();
+    let node = world.dumbbell.gateway_a().clone();
+    let state = || {
+        let filters = ["wan0", "wan1"]
+            .map(|wan| node.netns().sysctl(&format!("net/ipv4/conf/{wan}/rp_filter")).unwrap());
+        let tables = node.run("ip", &["route", "show", "table", "all", "proto", "118"]).unwrap();
+        let offloads = node.run("ethtool", &["-k", "wan1"]).unwrap();
+        let rules = node.run("ip", &["rule"]).unwrap() + &node.run("ip", &["-6", "rule"]).unwrap();
+        format!("{} {filters:?}\n{tables}\n{offloads}\n{rules}", system(&node))
+    };
+    let before = state();
+    let spec = GatewaySpec { two_wans: true, ..GatewaySpec::default() };
+    let gateways = world.protect(&spec).unwrap();
+    gateways.wait_for_paths(true).unwrap();
+    let during = state();
+    assert!(during.contains("118:") && during.contains("dev wan1"), "{during}");
+    // The kernel drops the routes of an interface that goes down.
+    node.run("ip", &["link", "set", "wan1", "down"]).unwrap();
+    node.run("ip", &["link", "set", "wan1", "up"]).unwrap();
+    node.run("ip", &["addr", "add", "2001:db8:1::1/64", "dev", "wan1", "nodad"]).unwrap();
+    eventually(&gateways.a, "the routes", || state() == during);
+    gateways.a.kill().unwrap();
+    gateways.a.start().unwrap();
+    gateways.wait_for_paths(true).unwrap();
+    assert_eq!(state(), during, "a start after a kill makes the same changes once");
+    gateways.a.stop().unwrap();
+    assert_eq!(state(), before);
+}
