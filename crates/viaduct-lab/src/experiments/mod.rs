@@ -102,6 +102,7 @@ pub const ALL: &[Entry] = &[
     entry(scale::cores::ABOUT, scale::cores::run),
     entry(scale::replicas::ABOUT, scale::replicas::run),
     entry(scale::rack::ABOUT, scale::rack::run),
+    entry(scale::paths::ABOUT, scale::paths::run),
     entry(site::all::ABOUT, site::all::run),
 ];
 

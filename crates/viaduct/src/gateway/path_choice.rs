@@ -5,8 +5,9 @@
 //!                                                        └─▶ log
 //! ```
 //!
-//! A class takes its path while that is up. While it is down, the class takes the other one, if that
-//! is up: if neither is, the peer's gateway does not answer, which says nothing about the paths.
+//! A class takes its path while that is up. While it is down, the class takes the other one, if
+//! that is up: if neither is, the peer's gateway does not answer, which says nothing about the
+//! paths.
 
 use std::collections::HashMap;
 

@@ -23,7 +23,7 @@ const STALE: Duration = Duration::from_millis(50);
 /// Maximum age of a copy; a larger one means that the wall clock has been set.
 const MAX_AGE: Duration = Duration::from_secs(1);
 
-/// What the packets of a tap are for.
+/// Reader of taps, and the destinations of what it reads.
 pub(super) struct TapReader<'a> {
     pub(super) plane: &'a mut Plane,
     pub(super) fake_tcp: &'a mut Option<FakeTcpPort>,

@@ -162,6 +162,14 @@ fn chosen_hops_are_near_the_best_and_share_the_load() {
 }
 
 #[test]
+fn a_path_that_dies_is_left_within_a_second() {
+    let _alone = alone();
+    let outcome = quick("scale/paths");
+    // Latencies of single messages depend on the load of the processors.
+    assert_holds(&outcome, 4, 2, |name| name.contains("seconds until"));
+}
+
+#[test]
 fn tcp_of_1999_stalls_where_todays_does_not() {
     let _alone = alone();
     let outcome = quick("lfn/traces");

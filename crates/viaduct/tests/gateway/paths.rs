@@ -1,4 +1,4 @@
-//! Gateways with two WANs each: paths that die, classes of packets, and what is left on the machine.
+//! Gateways with two WANs each: paths that die, classes of packets, and changes of the machine.
 
 use std::fs;
 use std::thread;

@@ -10,6 +10,7 @@
 mod anycast;
 pub(super) mod cores;
 pub(super) mod hops;
+pub(super) mod paths;
 pub(super) mod peers;
 pub(super) mod rack;
 pub(super) mod replicas;

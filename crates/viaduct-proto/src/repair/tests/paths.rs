@@ -19,7 +19,7 @@ struct Flying {
 struct Paths {
     now: Instant,
     sites: [Plane; 2],
-    /// One-way delay of each path, in milliseconds.
+    /// Delay of each path in one direction, in milliseconds.
     delays: [u64; 2],
     /// Share of packets and datagrams that each path loses.
     loss: [f64; 2],
