@@ -202,7 +202,8 @@ impl Liveness {
         if now.since(self.next) >= STALL {
             self.resumed = Some(now);
         }
-        self.next = now + if self.hurries_since.is_some() { PROBE_EVERY } else { IDLE_EVERY };
+        let is_soon = self.hurries_since.is_some() || !self.is_known;
+        self.next = now + if is_soon { PROBE_EVERY } else { IDLE_EVERY };
         self.judge(now);
         let held = |at| u32::try_from(now.since(at).as_micros()).unwrap_or(u32::MAX);
         let echo = self.heard.map(|(stamp, at)| (stamp, held(at)));

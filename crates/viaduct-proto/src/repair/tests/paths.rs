@@ -59,7 +59,7 @@ impl Paths {
             changes: Vec::new(),
             rng: Rng::from_seed(5),
         };
-        world.run(1_000, |_| None);
+        world.run(2_000, |_| None);
         let ups = |facts: &PeerFacts| facts.paths.iter().all(|path| path.is_up);
         assert!(world.facts().iter().all(|of| of.paths.len() == 2 && ups(of)));
         world.changes.clear();

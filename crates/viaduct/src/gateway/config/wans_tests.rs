@@ -87,7 +87,7 @@ fn a_single_wan_has_no_paths() {
     assert_eq!(config.interfaces().collect::<Vec<_>>(), ["wan0"]);
     for (text, key) in [
         (peer.to_owned(), "endpoints"),
-        (plain.clone(), "duplicate"),
+        (plain, "duplicate"),
         (peer.replace(endpoints, "").replace("duplicate", "copies"), "fec: path"),
     ] {
         let error = single(&text).unwrap_err();
