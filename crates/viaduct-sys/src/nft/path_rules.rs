@@ -397,6 +397,7 @@ mod tests {
             ip("link set wan0 down");
             assert!(second.is_installed().unwrap());
             ip("link set wan0 up");
+            ip("addr add 2001:db8::1/64 dev wan0 nodad");
             assert!(!second.is_installed().unwrap());
             second.apply().unwrap();
             assert!(second.is_installed().unwrap());

@@ -102,7 +102,7 @@ fn values_of_another_kind_are_refused_with_line_and_key() {
         "\"192.0.2.1\"",
         &["line 6: listen: \"192.0.2.1\" is no numeric address"],
     );
-    refused("\"wan0\"", "7", &["line 5: wan: text in quotes is expected"]);
+    refused("\"wan0\"", "7", &["line 5: wan: 7: the name of an interface"]);
     refused("[[peer]]", "memory = \"9x\"\n[[peer]]", &["line 7: memory: \"9x\": bytes are"]);
     refused("[[peer]]", "memory = true\n[[peer]]", &["line 7: memory: text or a number"]);
     refused("[[peer]]", "memory = 9\n[[peer]]", &["line 7: memory: ", "4M at least"]);
