@@ -37,6 +37,7 @@ pub(super) fn wans(site: &SiteTable) -> Result<(String, SocketAddr, Vec<Wan>), I
         ("tls_listen", site.tls_listen.is_some(), "split mode needs a single WAN"),
         ("workers", site.workers.0 > 1, "two WANs need a single worker"),
         ("lanes", site.lanes.is_some(), "with two WANs each path is a lane"),
+        ("member", !site.member.is_empty(), "the gateways of a rack have a single WAN each"),
     ];
     if let Some((key, _, why)) = refused.iter().find(|(_, is, _)| *is) {
         return invalid(format!("[site] {key}"), format!("cannot be set with [[site.wan]]: {why}"));

@@ -102,6 +102,8 @@ fn what_two_wans_cannot_be_combined_with_is_refused() {
     refused(site, &with("listen = \"192.0.2.1:7400\""), "[site] listen: cannot be set with");
     refused(site, &with("workers = 2"), "a single worker");
     refused(site, &with("lanes = 4"), "each path is a lane");
+    let member = "member = [{ name = \"a1\", key = \"00\" }]";
+    refused(site, &with(member), "a rack have a single WAN");
     refused(site, &with("tls_listen = \"192.0.2.1:443\""), "split mode needs a single WAN");
     refused("[peer.fec]", "mode = \"split\"\n[peer.fec]", "mode = \"split\": is not possible");
     refused("[peer.fec]", "transport = \"fake-tcp\"\n[peer.fec]", "transport: is not possible");
