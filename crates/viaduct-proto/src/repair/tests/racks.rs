@@ -180,14 +180,14 @@ fn owners(header: &Header, is_gone: impl Fn(Place) -> bool) -> (Place, Place) {
     (routed(0), routed(1))
 }
 
-fn nobody(_: Place) -> bool {
+fn none_dead(_: Place) -> bool {
     false
 }
 
 #[test]
 fn each_slice_is_protected_by_the_two_members_that_own_it() {
     let mut racks = Racks::new();
-    let lost = racks.stream(2_000, |_, header| owners(header, nobody));
+    let lost = racks.stream(2_000, |_, header| owners(header, none_dead));
     assert!(lost.is_empty(), "{}", lost.len());
     let all: Vec<_> = racks.planes.values().flat_map(Plane::stats).collect();
     let pairs = all.iter().filter(|(_, stats)| stats.receiver.recovered > 0).count();
@@ -216,7 +216,7 @@ fn the_slices_of_a_dead_member_have_another_owner_soon_and_no_others_move() {
         racks.planes.insert(dead, plane(dead, 1, racks.now));
         racks.run(Duration::from_millis(600));
         assert_eq!(racks.slices(watcher), before);
-        let lost = racks.stream(1_000, |_, header| owners(header, nobody));
+        let lost = racks.stream(1_000, |_, header| owners(header, none_dead));
         assert!(lost.is_empty(), "{}", lost.len());
     }
 }
