@@ -1,11 +1,15 @@
 //! The members' configs from etcd, which is gone for a while and returns empty.
 
+use std::cell::Cell;
+
 use super::Lab;
 use crate::experiments::prelude::*;
 use crate::racks::LETTERS;
 
 const ETCD: &str = "http://127.0.0.1:2379";
 const ETCD_PEERS: &str = "http://127.0.0.1:2380";
+/// Time without changes after which the configs list all members.
+const SETTLED: Duration = Duration::from_secs(3);
 const START_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// Processes of all members, and etcd; all in the namespace of a router, on its loopback interface.
@@ -30,7 +34,16 @@ impl Fleets {
             }
         }
         let is_written = |text: &String| text.starts_with("# Written by viaduct fleet");
-        wait(|| configs(lab).is_ok_and(|configs| configs.iter().all(is_written)))?;
+        // Each process writes anew when a further member has registered.
+        let settled = Cell::new((Vec::new(), None));
+        wait(|| {
+            let (before, since) = settled.take();
+            let now = configs(lab).unwrap_or_default();
+            let is_same = now == before && now.iter().all(is_written);
+            let since = since.filter(|_| is_same).unwrap_or_else(Instant::now);
+            settled.set((now, Some(since)));
+            since.elapsed() > SETTLED
+        })?;
         Ok(fleets)
     }
 
