@@ -1,9 +1,10 @@
 //! Path of the `viaduct` binary that the lab's gateways and proxies run.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
+use std::process::Command;
 use std::sync::OnceLock;
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, ensure};
 
 static BINARY: OnceLock<PathBuf> = OnceLock::new();
 
@@ -18,4 +19,12 @@ pub(crate) fn binary() -> Result<PathBuf> {
         Some(path) => Ok(path.clone()),
         None => std::env::current_exe().context("cannot find the running program"),
     }
+}
+
+/// Copies the program `from` to `to`, by a child process: a file that this process writes may be
+/// inherited by a child of another thread, and cannot be executed until the `exec` of that child.
+pub fn copy_program(from: &Path, to: &Path) -> Result<()> {
+    let status = Command::new("cp").arg(from).arg(to).status().context("cp")?;
+    ensure!(status.success(), "cp to {}: {status}", to.display());
+    Ok(())
 }

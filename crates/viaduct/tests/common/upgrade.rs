@@ -4,6 +4,7 @@ use std::fs;
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 
+use viaduct_lab::binary::copy_program;
 use viaduct_lab::upgrade::upgrade;
 
 /// Message of an upgrade that fails.
@@ -24,7 +25,9 @@ pub(crate) fn program(run_dir: &Path, name: &str, steps: &str) -> PathBuf {
          % (oldest, newest))\n\
          {steps}\n"
     );
-    fs::write(&path, text).unwrap();
-    fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).unwrap();
+    let written = run_dir.join(format!("{name}.new"));
+    fs::write(&written, text).unwrap();
+    fs::set_permissions(&written, fs::Permissions::from_mode(0o755)).unwrap();
+    copy_program(&written, &path).unwrap();
     path
 }

@@ -11,6 +11,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, kill_process};
+use viaduct_lab::binary::copy_program;
 use viaduct_lab::gateways::GatewaySpec;
 use viaduct_lab::topology::{Host, Node};
 use viaduct_lab::upgrade::{ForeignProcess, upgrade};
@@ -227,7 +228,8 @@ fn sighup_upgrades_if_the_program_was_replaced_and_reloads_the_config_otherwise(
     let mut world = world((1500, 1500), "rate=100M,delay=1ms");
     let gateways = world.protect(&GatewaySpec::default()).unwrap();
     let program = gateways.directory().join("program");
-    let copy = || fs::copy(env!("CARGO_BIN_EXE_viaduct"), program.with_extension("new")).unwrap();
+    let built = Path::new(env!("CARGO_BIN_EXE_viaduct"));
+    let copy = || copy_program(built, &program.with_extension("new")).unwrap();
     copy();
     fs::rename(program.with_extension("new"), &program).unwrap();
     let arguments = ["--name", "site-a", "--program", &program.to_string_lossy()];

@@ -7,6 +7,8 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
+use viaduct_lab::binary::copy_program;
+
 use super::{alone, beside_others};
 
 /// Builds the command of the demo, with its report in a new directory of this test.
@@ -93,7 +95,7 @@ fn without_root_the_demo_runs_or_names_the_obstacle() {
     fs::create_dir_all(&dir).unwrap();
     fs::set_permissions(&dir, fs::Permissions::from_mode(0o777)).unwrap();
     let binary = dir.join("viaduct");
-    fs::copy(env!("CARGO_BIN_EXE_viaduct"), &binary).unwrap();
+    copy_program(Path::new(env!("CARGO_BIN_EXE_viaduct")), &binary).unwrap();
     let allowed = {
         let mut unshare = unprivileged(Path::new("unshare"));
         unshare.args(["--user", "--map-root-user", "--net", "test", "-w", "/dev/net/tun"]);

@@ -36,7 +36,11 @@ struct World {
 
 impl World {
     fn new(text: &str) -> World {
-        let chain = chain("delay=25ms");
+        World::with_links("delay=25ms", text)
+    }
+
+    fn with_links(link: &str, text: &str) -> World {
+        let chain = chain(link);
         World { agent: Proxy::hop_agent(&chain.hops()[0], text, &[]).unwrap(), chain }
     }
 
@@ -72,7 +76,9 @@ impl World {
 
 #[test]
 fn a_hop_has_a_process_while_it_is_used_and_forwards_the_first_syn_early() {
-    let world = World::new(&hops(&["a", "b", "c"], ""));
+    // Beside other tests a process takes tens of milliseconds to start.
+    let text = hops(&["a", "b", "c"], "").replace(IDLE, "1s");
+    let world = World::with_links("delay=100ms", &text);
     assert_eq!(world.pid("b"), None);
     let seen = ahead(&[&world.chain.hops()[0]], || world.exchange(7002).unwrap());
     let [(_, ahead)] = seen[..] else { panic!("one hop") };

@@ -7,6 +7,7 @@ use std::process::Command;
 use std::thread;
 use std::time::{Duration, Instant};
 
+use rustix::net::shutdown;
 use rustix::process::{Pid, Signal, kill_process};
 use viaduct_lab::binary::use_binary;
 use viaduct_lab::proxies::Proxy;
@@ -43,12 +44,15 @@ pub(super) fn socket(text: &str) -> SocketAddr {
     text.parse().unwrap()
 }
 
-/// Starts a server that echoes one connection. Returns its peer's address.
+/// Starts a server that echoes one connection, and whose address can be bound again when the thread
+/// has ended. Returns its peer's address.
 pub(super) fn echo(host: &Host, ip: IpAddr) -> thread::JoinHandle<IpAddr> {
     let bind = || TcpListener::bind(SocketAddr::new(ip, SERVER)).unwrap();
     let listener = host.netns().enter(bind).unwrap();
     thread::spawn(move || {
         let (mut stream, peer) = listener.accept().unwrap();
+        // A child that another test has just forked holds the listener open until its `exec`.
+        shutdown(&listener, rustix::net::Shutdown::Both).unwrap();
         let mut data = Vec::new();
         stream.read_to_end(&mut data).unwrap();
         stream.write_all(&data).unwrap();
