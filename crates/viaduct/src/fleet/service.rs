@@ -18,7 +18,7 @@ use super::config_file::{compose, members};
 use super::roster::{MemberId, Roster};
 use crate::etcd::Entry;
 use crate::gateway::config::Config;
-use crate::gateway::snapshot::Status;
+use crate::gateway::status::Status;
 use crate::key;
 use crate::notify::{Phase, notify};
 use crate::signals::{SignalStreams, Signals, either};

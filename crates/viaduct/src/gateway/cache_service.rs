@@ -17,7 +17,7 @@ use ipnet::IpNet;
 use tokio::net::UdpSocket;
 use tokio::task::JoinHandle;
 
-use super::snapshot::CacheStats;
+use super::status::CacheStats;
 use super::workers::{ToWorkers, find_cached};
 use viaduct_proto::repair::cache::Query;
 

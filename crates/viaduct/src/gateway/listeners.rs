@@ -10,7 +10,7 @@ use tokio::net::{TcpListener, TcpStream, UdpSocket};
 
 use super::cache_service::{CacheService, Prefixes, SharedStats};
 use super::config::Config;
-use super::snapshot::CacheStats;
+use super::status::CacheStats;
 use super::workers::ToWorkers;
 use crate::metrics::{self, Metrics, Page};
 

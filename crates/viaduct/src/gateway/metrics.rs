@@ -2,7 +2,7 @@
 
 use viaduct_proto::repair::stats::{LATENCY_BOUNDS, LOSS_BUCKETS, LossReport, PeerStats};
 
-use super::snapshot::{PathStatus, Status};
+use super::status::{PathStatus, Status};
 use crate::metrics::{Exposition, Kind, Labels, Page};
 
 type PeerCounter = (&'static str, &'static str, fn(&PeerStats) -> u64);

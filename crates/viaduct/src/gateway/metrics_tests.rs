@@ -5,7 +5,7 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 use viaduct_proto::repair::stats::PeerStats;
 
-use super::super::snapshot::Status;
+use super::super::status::Status;
 use super::{encode, page};
 use crate::metrics::Metrics;
 

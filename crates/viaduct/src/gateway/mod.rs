@@ -31,6 +31,7 @@ mod site;
 mod slice_routes;
 pub mod snapshot;
 mod split;
+pub mod status;
 mod stray_warning;
 mod system;
 mod tap_reader;

@@ -210,7 +210,7 @@ impl Site {
             format!(
                 "[site] memory: {} MiB are enough for {at_once} of {peers} peers with traffic at \
                  once, by their codes and rates; with more, packets are forgotten before they are \
-                 recovered. {all}MiB are enough for all",
+                 recovered. {all} MiB are enough for all",
                 self.config.memory >> 20,
             )
         })

@@ -76,7 +76,7 @@ fn too_many_peers_for_the_memory_are_warned_of() {
     assert!((30..43).contains(&at_once), "{at_once}");
     assert!(said.contains(&format!("48 MiB are enough for {at_once} of 43 peers")), "{said}");
     let mut enough = many(43);
-    let asked = said.split(". ").nth(1).unwrap().split("MiB").next().unwrap();
+    let asked = said.split(". ").nth(1).unwrap().split(" MiB").next().unwrap();
     enough.config.memory = asked.parse::<usize>().unwrap() << 20;
     assert_eq!(enough.too_little_memory(), None, "the memory that the warning names is enough");
 }

@@ -14,7 +14,8 @@ use viaduct_proto::health::State;
 use viaduct_proto::repair::{PeerFacts, TransportChoice};
 
 use super::config::{Config, Peer};
-use super::snapshot::{Details, PeerStatus, Snapshot};
+use super::snapshot::{Details, Snapshot};
+use super::status::PeerStatus;
 use crate::engine::outbound::OutboundSpec;
 use crate::engine::policy::Detour;
 use crate::settings::Settings;

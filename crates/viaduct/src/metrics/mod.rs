@@ -147,7 +147,7 @@ mod tests {
     use crate::engine::next_hops::HopStatus;
     use crate::engine::outbound::OutboundSpec;
     use crate::engine::snapshot::ProxyStatus;
-    use crate::gateway::snapshot::{PeerStatus, SliceStatus, Status};
+    use crate::gateway::status::{PeerStatus, SliceStatus, Status};
     use crate::serve::status::{ServeStatus, TricklesStatus};
     use crate::spray::status::{ReplicaStatus, SprayStatus};
     use crate::tunnel::stats::TunnelCounters;

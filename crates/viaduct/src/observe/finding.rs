@@ -8,7 +8,7 @@ use viaduct_proto::repair::control::bursts::{BUCKETS, bucket, length};
 use viaduct_proto::repair::shadow::{Fate, Shadows};
 use viaduct_proto::time::Instant;
 
-use crate::gateway::snapshot::TrialStatus;
+use crate::gateway::status::TrialStatus;
 use crate::status::numbers::{self, percent, thousands};
 
 /// Packets in one direction.

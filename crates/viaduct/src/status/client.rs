@@ -20,7 +20,7 @@ use super::proxy_page::ProxyPage;
 use super::serve_page::ServePage;
 use super::spray_page::SprayPage;
 use crate::engine::snapshot::ProxyStatus;
-use crate::gateway::snapshot::Status;
+use crate::gateway::status::Status;
 use crate::hop_agent::status::AgentStatus;
 use crate::serve::status::ServeStatus;
 use crate::spray::status::SprayStatus;

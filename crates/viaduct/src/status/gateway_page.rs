@@ -8,7 +8,7 @@ use viaduct_proto::repair::stats::{LATENCY_BOUNDS, LossReport, PeerStats};
 use super::colours::{Colours, row};
 use super::numbers::{self, bytes, lengths, micros, percent, quantile, thousands};
 use super::proxy_page::ProxyPage;
-use crate::gateway::snapshot::{PathStatus, PeerStatus, Status};
+use crate::gateway::status::{PathStatus, PeerStatus, Status};
 
 /// Maximum length of a bar of the burst histogram, in characters.
 const BAR: u64 = 30;

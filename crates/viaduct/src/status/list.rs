@@ -8,7 +8,7 @@ use super::numbers::{bytes, percent, short_time, thousands};
 use super::overview::{Overview, Rates, Service};
 use super::summary::{Count, Counts, Summary};
 use super::table::{Cell, Column, NONE, lines};
-use crate::gateway::snapshot::Status;
+use crate::gateway::status::Status;
 
 const RED: u8 = 31;
 const GREEN: u8 = 32;
@@ -233,7 +233,7 @@ fn state(trouble: Option<String>) -> Cell {
 mod tests {
     use super::*;
     use crate::engine::snapshot::ProxyStatus;
-    use crate::gateway::snapshot::PeerStatus;
+    use crate::gateway::status::PeerStatus;
     use viaduct_proto::repair::stats::PeerStats;
 
     /// Gateway with a peer that is up and one that is down, after this many seconds.

@@ -2,7 +2,7 @@
 
 use viaduct_proto::repair::stats::LOSS_BUCKETS;
 
-use crate::gateway::snapshot::TrialStatus;
+use crate::gateway::status::TrialStatus;
 
 /// Formats with separators: `1,234,567`.
 pub fn thousands(number: u64) -> String {

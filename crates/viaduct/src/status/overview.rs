@@ -158,7 +158,7 @@ impl Rates {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::gateway::snapshot::Status;
+    use crate::gateway::status::Status;
     use crate::status::summary::Count;
     use viaduct_proto::repair::stats::PeerStats;
 

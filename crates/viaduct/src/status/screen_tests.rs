@@ -1,5 +1,5 @@
 use super::*;
-use crate::gateway::snapshot::{PeerStatus, Status};
+use crate::gateway::status::{PeerStatus, Status};
 use crate::serve::status::ServeStatus;
 use crate::status::client::Unread;
 use viaduct_proto::repair::stats::PeerStats;

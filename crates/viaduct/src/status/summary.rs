@@ -8,7 +8,7 @@ use viaduct_proto::repair::stats::PeerStats;
 use super::client::ServiceStatus;
 use crate::engine::snapshot::ProxyStatus;
 use crate::engine::stats::Hop;
-use crate::gateway::snapshot::Status;
+use crate::gateway::status::Status;
 use crate::hop_agent::status::AgentStatus;
 use crate::serve::status::ServeStatus;
 use crate::spray::status::SprayStatus;

@@ -4,7 +4,7 @@ use viaduct_proto::history::{Reading, Subject};
 use viaduct_proto::repair::stats::{LATENCY_BOUNDS, LossReport, PeerStats};
 
 use super::{Details, Readings, Sample, gauge, megabytes, proxy};
-use crate::gateway::snapshot::{LinkStatus, PeerStatus, Status};
+use crate::gateway::status::{LinkStatus, PeerStatus, Status};
 use crate::status::numbers;
 
 /// Age of the counters, in seconds, from which on the packet thread is considered hung.

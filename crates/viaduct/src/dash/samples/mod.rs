@@ -108,7 +108,7 @@ mod tests {
     use super::*;
     use crate::engine::snapshot::ProxyStatus;
     use crate::engine::stats::{Hop, PolicyStats};
-    use crate::gateway::snapshot::{LinkStatus, PeerStatus, Status, TrialStatus};
+    use crate::gateway::status::{LinkStatus, PeerStatus, Status, TrialStatus};
     use crate::serve::status::{ServeStatus, TricklesStatus};
     use crate::spray::status::{ReplicaStatus, SprayStatus};
     use crate::tunnel::stats::TunnelCounters;

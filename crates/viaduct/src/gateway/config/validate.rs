@@ -90,7 +90,7 @@ fn check_site(site: &SiteTable) -> Result<(), Invalid> {
     if let Some(machine) = memory_of_machine()
         && site.memory > machine / 2
     {
-        let what = format!("is above {}MiB, half of this machine's", machine >> 21);
+        let what = format!("is above {} MiB, half of this machine's", machine >> 21);
         return invalid("[site] memory", what);
     }
     let tls = site.tls_listen.as_ref().map(|at| at.0);

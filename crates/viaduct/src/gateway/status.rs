@@ -1,0 +1,379 @@
+//! Status of a gateway, as its socket and `viaduct status` have it.
+
+use std::collections::HashMap;
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+use viaduct_proto::health::State;
+use viaduct_proto::repair::shadow::{Outcome, TRIED};
+use viaduct_proto::repair::stats::PeerStats;
+use viaduct_proto::repair::{Coding, PathFacts, SliceCount, control};
+
+use super::config::Peer;
+use super::site::Site;
+use super::snapshot::{Details, Snapshot};
+use super::workers::Workers;
+use crate::engine::snapshot::ProxyStatus;
+
+/// Age of the counters, in seconds, from which on the packet thread is considered hung: the thread
+/// publishes them ten times a second.
+const HANGS_AFTER: f64 = 2.0;
+
+/// Counters of the packet cache's service, since the gateway started.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct CacheStats {
+    /// Queries that were looked up.
+    pub queries: u64,
+    /// Packets that were found and sent again.
+    pub resent: u64,
+    /// Queries from outside the site.
+    pub strangers: u64,
+    /// Malformed queries.
+    pub malformed: u64,
+    /// Queries beyond the limit per second.
+    pub limited: u64,
+}
+
+/// Peer in the status and the metrics.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+pub struct PeerStatus {
+    /// Name of the peer.
+    pub name: String,
+    /// `up`, `up, nothing recovered`, `degraded` or `down`.
+    pub state: String,
+    /// Reason why the state is not `up`.
+    pub reason: Option<String>,
+    /// Address to which datagrams for the peer are sent.
+    pub endpoint: Option<String>,
+    /// Transport of these datagrams: `udp` or `fake-tcp`.
+    #[serde(default)]
+    pub transport: String,
+    /// Reason why this transport is used.
+    #[serde(default)]
+    pub transport_reason: String,
+    /// Encoding of packets to the peer; `none` if they are not encoded.
+    pub code: String,
+    /// Maximum length of packets to the peer, if it is lowered so that repairs fit.
+    pub kept_below: Option<usize>,
+    /// Version of the peer's program.
+    pub version: Option<String>,
+    /// Encoding of packets from the peer.
+    pub peer_code: Option<String>,
+    /// Time since the last completed handshake, in seconds.
+    pub last_handshake: Option<f64>,
+    /// MSS to which a device on the path lowers the MSS of SYNs, for IPv4 and IPv6.
+    pub lowered_mss: [Option<u16>; 2],
+    /// State of the path to the peer, if the code adapts to its losses.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub link: Option<LinkStatus>,
+    /// Number of lanes.
+    #[serde(default)]
+    pub lanes: usize,
+    /// Lanes without a session, or whose peer is silent.
+    #[serde(default)]
+    pub lanes_down: usize,
+    /// Slices that the peer owns, if it is a member of a rack.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub slices: Option<SliceStatus>,
+    /// Paths to the peer, if there are several.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub paths: Vec<PathStatus>,
+    /// Counters of the peer.
+    pub counters: PeerStats,
+}
+
+/// Numbers of slices that a member of a peer's rack owns.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SliceStatus {
+    /// Slices of the peer's site, packets to which the member receives.
+    pub to: usize,
+    /// Slices of this site, packets to which the member sends.
+    pub from: usize,
+}
+
+impl From<SliceCount> for SliceStatus {
+    fn from(SliceCount { to, from }: SliceCount) -> SliceStatus {
+        SliceStatus { to, from }
+    }
+}
+
+/// Path to a peer that has several.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct PathStatus {
+    /// Name of the WAN.
+    pub wan: String,
+    /// True if the path carries datagrams in both directions.
+    pub up: bool,
+    /// Round-trip time in milliseconds.
+    pub rtt_ms: Option<f64>,
+    /// Name of the WAN by which repairs of this path's packets are sent.
+    pub repairs_by: String,
+    /// Packets that were sent by this path.
+    pub sent: u64,
+    /// Packets from the peer whose fate is known, and those of them that were lost.
+    pub received: (u64, u64),
+    /// The same of the packets to the peer, as the peer reports them.
+    pub reported: (u64, u64),
+}
+
+impl PathStatus {
+    fn new(wans: &[String], facts: &PathFacts) -> PathStatus {
+        let name = |path: u8| wans.get(usize::from(path)).cloned().unwrap_or_default();
+        PathStatus {
+            wan: name(facts.path),
+            up: facts.is_up,
+            rtt_ms: facts.rtt.map(|rtt| rtt.as_secs_f64() * 1e3),
+            repairs_by: name(facts.via),
+            sent: facts.packets,
+            received: (facts.incoming.covered, facts.incoming.lost),
+            reported: (facts.outgoing.covered, facts.outgoing.lost),
+        }
+    }
+}
+
+/// State of the path to a peer, as reported by the peer, and the repairs chosen for it.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+pub struct LinkStatus {
+    /// Regime of the repairs, in words.
+    pub regime: String,
+    /// Repairs per packet.
+    pub overhead: f64,
+    /// Packets per second.
+    pub pace: f64,
+    /// Time for which flows can wait for a packet, in milliseconds.
+    pub wait_ms: f64,
+    /// Round-trip time between the gateways, in milliseconds.
+    pub rtt_ms: Option<f64>,
+    /// Packets whose fate is known, since the peer's gateway started.
+    pub packets: u64,
+    /// Bursts of random losses.
+    pub bursts: u64,
+    /// Packets dropped by a full queue.
+    pub congested: u64,
+    /// Random losses that flows have noticed.
+    pub visible: u64,
+    /// Results that codes would have achieved, if the link is observed.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub trials: Vec<TrialStatus>,
+}
+
+/// Result that a code would have achieved.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct TrialStatus {
+    /// Name of the code in a config.
+    pub code: String,
+    /// Packets lost at random.
+    pub lost: u64,
+    /// Share of the lost packets that would have been recovered.
+    pub recovered: f64,
+    /// Share of the lost packets that would have been recovered within a quarter of a round trip.
+    pub in_time: f64,
+    /// Repairs per packet.
+    pub overhead: f64,
+}
+
+impl TrialStatus {
+    /// Results of all codes that were tried.
+    pub fn all(outcomes: &[Outcome; TRIED.len()]) -> Vec<TrialStatus> {
+        let share = |part: u64, of: u64| part as f64 / of.max(1) as f64;
+        let trial = |(code, of): (&&str, &Outcome)| TrialStatus {
+            code: (*code).to_owned(),
+            lost: of.lost,
+            recovered: share(of.recovered, of.lost),
+            in_time: share(of.in_time, of.lost),
+            overhead: share(of.repairs, of.packets),
+        };
+        TRIED.iter().zip(outcomes).map(trial).collect()
+    }
+}
+
+impl LinkStatus {
+    fn new(state: &control::State, trials: Option<&[Outcome; TRIED.len()]>) -> LinkStatus {
+        let millis = |time: Duration| time.as_secs_f64() * 1e3;
+        let report = state.report;
+        LinkStatus {
+            regime: state.regime.to_string(),
+            overhead: state.overhead,
+            pace: state.pace,
+            wait_ms: millis(state.wait),
+            rtt_ms: state.rtt.map(millis),
+            packets: report.random.packets,
+            bursts: report.random.bursts.iter().sum(),
+            congested: report.congested,
+            visible: report.visible,
+            trials: trials.map(TrialStatus::all).unwrap_or_default(),
+        }
+    }
+}
+
+impl PeerStatus {
+    /// Description of the peer's problem, if there is one.
+    pub fn trouble(&self) -> Option<String> {
+        let reason = self.reason.as_ref()?;
+        Some(format!("peer {}: {}: {reason}", self.name, self.state))
+    }
+}
+
+/// Status of a gateway, as `viaduct status` reads it.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+pub struct Status {
+    /// Version of the program.
+    pub version: String,
+    /// Process ID.
+    #[serde(default)]
+    pub pid: u32,
+    /// Name of the site.
+    pub site: String,
+    /// WAN interface.
+    pub wan: String,
+    /// Names of the WANs, if there are two.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub wans: Vec<String>,
+    /// MTU of the WAN interface, in bytes.
+    pub wan_mtu: usize,
+    /// Code of each peer, in the order of the config; "none" if packets to it are not encoded.
+    pub codes: Vec<String>,
+    /// Maximum length of packets to each peer, if it is lowered so that repairs fit.
+    pub kept_below: Vec<Option<usize>>,
+    /// `max_overhead` of each peer, if its code adapts to the losses.
+    #[serde(default)]
+    pub max_overhead: Vec<Option<f64>>,
+    /// Time since the gateway started, in seconds.
+    pub uptime: f64,
+    /// Number of packet threads.
+    #[serde(default)]
+    pub workers: usize,
+    /// Packet threads that have panicked; the others have their lanes.
+    #[serde(default)]
+    pub workers_dead: usize,
+    /// Age of the counters, in seconds. More than a second means that the packet thread hangs.
+    pub age: f64,
+    /// Maximum memory of packets in bytes, taps included.
+    pub memory_limit: usize,
+    /// Part of `memory_limit` that the taps of each direction take, in bytes.
+    pub tap_memory: usize,
+    /// Reason why repairs do not fit the WAN, if they do not.
+    pub trouble: Option<String>,
+    /// Counters of the packet cache's service.
+    pub cache: CacheStats,
+    /// Status of the proxy of split mode, if there is one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub split: Option<ProxyStatus>,
+    /// State of each peer, in the order of the config.
+    #[serde(default)]
+    pub peers: Vec<PeerStatus>,
+    /// All counters. Its `peers` are pairs of name and counters, as in earlier versions; the
+    /// objects of [`Status::peers`] have the same counters and more.
+    pub counters: Snapshot,
+}
+
+/// `max_overhead` of a peer whose code adapts to the losses.
+fn max_overhead(peer: &Peer) -> Option<f64> {
+    match &peer.coding {
+        Some(Coding::Auto(settings)) => Some(settings.limits.max_overhead),
+        _ => None,
+    }
+}
+
+impl Status {
+    /// Status of `site` now. Fields that only the control side knows are left at zero.
+    pub fn new(site: &Site, workers: &Workers) -> Status {
+        let peers = &site.config.peers;
+        let code =
+            |peer: &Peer| peer.coding.as_ref().map_or("none".to_owned(), ToString::to_string);
+        Status {
+            version: env!("CARGO_PKG_VERSION").to_owned(),
+            pid: std::process::id(),
+            site: site.config.name.clone(),
+            wan: site.config.interfaces().collect::<Vec<_>>().join(", "),
+            wans: site.config.wans.iter().map(|wan| wan.name.clone()).collect(),
+            wan_mtu: site.wan_mtu,
+            codes: peers.iter().map(code).collect(),
+            kept_below: peers.iter().map(|peer| site.clamp(peer)).collect(),
+            max_overhead: peers.iter().map(max_overhead).collect(),
+            workers: workers.counts().0,
+            workers_dead: workers.counts().1,
+            age: workers.age().as_secs_f64(),
+            memory_limit: site.config.memory,
+            tap_memory: site.tap_memory(),
+            counters: workers.snapshot(),
+            ..Status::default()
+        }
+    }
+
+    /// Adds the details and the states of the peers.
+    #[must_use]
+    pub fn with_peers(
+        mut self,
+        now: viaduct_proto::time::Instant,
+        details: &Details,
+        states: &[(String, State)],
+    ) -> Status {
+        let states: HashMap<&String, &State> =
+            states.iter().map(|(name, state)| (name, state)).collect();
+        let peers = self.counters.peers.iter().enumerate();
+        self.peers = peers
+            .map(|(at, (name, counters))| {
+                let state = states.get(name).copied();
+                let facts = details.facts.get(name).cloned().unwrap_or_default();
+                let terms = facts.terms.as_deref();
+                PeerStatus {
+                    name: name.clone(),
+                    state: state.map_or("down", State::name).to_owned(),
+                    reason: match state {
+                        Some(state) => state.reason().map(str::to_owned),
+                        None => Some("the peer has just been added".to_owned()),
+                    },
+                    endpoint: facts.endpoint.map(|at| at.to_string()),
+                    transport: facts.transport.to_string(),
+                    transport_reason: facts.cause.to_string(),
+                    code: self.codes.get(at).cloned().unwrap_or_default(),
+                    kept_below: self.kept_below.get(at).copied().flatten(),
+                    version: terms.map(|terms| terms.version.clone()),
+                    peer_code: terms.map(|terms| terms.code.clone()),
+                    last_handshake: facts.handshake_at.map(|at| now.since(at).as_secs_f64()),
+                    lowered_mss: facts.lowered_mss,
+                    link: facts
+                        .control
+                        .as_ref()
+                        .map(|of| LinkStatus::new(of, facts.trials.as_ref())),
+                    lanes: facts.lanes,
+                    lanes_down: facts.lanes_down,
+                    slices: facts.slices.map(SliceStatus::from),
+                    paths: facts.paths.iter().map(|of| PathStatus::new(&self.wans, of)).collect(),
+                    counters: *counters,
+                }
+            })
+            .collect();
+        self
+    }
+
+    /// Report of a packet thread that hangs.
+    pub fn hang(&self) -> Option<String> {
+        let what = || format!("the packet thread has not reported for {:.1} s", self.age);
+        (self.age >= HANGS_AFTER).then(what)
+    }
+
+    /// Report of packet threads that have panicked.
+    pub fn dead_workers(&self) -> Option<String> {
+        let (all, dead) = (self.workers, self.workers_dead);
+        let what = || {
+            format!(
+                "{dead} of {all} packet threads panicked, and the others have their lanes: a \
+                 restart is needed"
+            )
+        };
+        (dead > 0).then(what)
+    }
+
+    /// All problems, including a packet thread that hangs, one line each.
+    pub fn all_troubles(&self) -> Vec<String> {
+        self.hang().into_iter().chain(self.troubles()).collect()
+    }
+
+    /// Problems of the gateway and its peers, one line each.
+    pub fn troubles(&self) -> Vec<String> {
+        let peers = self.peers.iter().filter_map(PeerStatus::trouble);
+        self.trouble.iter().cloned().chain(self.dead_workers()).chain(peers).collect()
+    }
+}
