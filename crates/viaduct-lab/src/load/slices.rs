@@ -3,11 +3,12 @@
 use std::collections::HashMap;
 use std::net::{Ipv4Addr, UdpSocket};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, ensure};
+use rustix::net::sockopt::set_socket_recv_buffer_size_force;
 
 use crate::topology::Racks;
 use crate::topology::racks::addresses;
@@ -17,10 +18,15 @@ const PORT: u16 = 5_001;
 const LENGTH: usize = 300;
 /// Time after the last datagram for which others may arrive.
 const REST: Duration = Duration::from_millis(700);
+/// Number of the first datagram of the next stream of this process, so that a datagram that arrives
+/// after the end of its own stream is not taken for one of a later stream.
+static NEXT: AtomicU32 = AtomicU32::new(0);
 
 /// Stream that runs.
 #[derive(Debug)]
 pub struct SliceStream {
+    /// Number of its first datagram.
+    first: u32,
     stop: Arc<AtomicBool>,
     sender: JoinHandle<Result<Vec<SliceDatagram>>>,
     receiver: JoinHandle<Result<Arrivals>>,
@@ -54,12 +60,14 @@ impl SliceStream {
         };
         let (sender, receiver) = (open(from)?, open(1 - from)?);
         receiver.set_read_timeout(Some(Duration::from_millis(50)))?;
+        // Some seconds of datagrams: to let the table of millions of them grow takes a while.
+        set_socket_recv_buffer_size_force(&receiver, 64 << 20)?;
         let to: Vec<_> = addresses(2 - from as u8).collect();
-        let stop = Arc::new(AtomicBool::new(false));
+        let (first, stop) = (NEXT.load(Ordering::Relaxed), Arc::new(AtomicBool::new(false)));
         let (of_sender, of_receiver) = (stop.clone(), stop.clone());
-        let sender = thread::spawn(move || send(&sender, &to, rate, &of_sender));
+        let sender = thread::spawn(move || send(&sender, &to, rate, (first, &of_sender)));
         let receiver = thread::spawn(move || arrivals(&receiver, &of_receiver));
-        Ok(SliceStream { stop, sender, receiver })
+        Ok(SliceStream { first, stop, sender, receiver })
     }
 
     /// Ends the stream, and waits for the last datagrams.
@@ -70,8 +78,12 @@ impl SliceStream {
         self.stop.store(true, Ordering::Relaxed);
         let mut sent = self.sender.join().ok().context("the sender panicked")??;
         let arrived = self.receiver.join().ok().context("the receiver panicked")??;
+        NEXT.store(self.first + sent.len() as u32, Ordering::Relaxed);
         for (number, (at, copies)) in arrived {
-            let datagram = sent.get_mut(number as usize).context("a datagram of another stream")?;
+            let Some(index) = number.checked_sub(self.first) else {
+                continue; // Of an earlier stream, where it is missing.
+            };
+            let datagram = sent.get_mut(index as usize).context("a datagram of another stream")?;
             (datagram.arrived_at, datagram.copies) = (Some(at), copies);
         }
         Ok(sent)
@@ -92,11 +104,11 @@ fn send(
     socket: &UdpSocket,
     to: &[Ipv4Addr],
     rate: f64,
-    stop: &AtomicBool,
+    (first, stop): (u32, &AtomicBool),
 ) -> Result<Vec<SliceDatagram>> {
     let (begun, mut sent) = (Instant::now(), Vec::new());
     while !stop.load(Ordering::Relaxed) {
-        let (number, slice) = (sent.len() as u32, sent.len() % to.len());
+        let (number, slice) = (first + sent.len() as u32, sent.len() % to.len());
         // While a router has no route, the kernel may refuse.
         let _ = socket.send_to(&datagram(number), (to[slice], PORT));
         sent.push(SliceDatagram { sent_at: Instant::now(), slice, arrived_at: None, copies: 0 });
