@@ -85,7 +85,7 @@ impl Choice {
         (policy, interval): (Policy, Duration),
         routes: &mut [(OverlayRoute, Score)],
     ) -> bool {
-        routes.sort_by_key(|(route, score)| (score.cost(policy), *route));
+        routes.sort_unstable_by_key(|(route, score)| (score.cost(policy), *route));
         let Some(&(best, score)) = routes.first() else {
             let changed = self.route != OverlayRoute::Direct;
             *self = Choice::default();

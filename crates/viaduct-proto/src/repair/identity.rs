@@ -132,7 +132,7 @@ mod tests {
     fn zeros_are_not_padding() {
         let zeros = [0; 3000];
         let mut names: Vec<_> = (0..zeros.len()).map(|len| key().name(&zeros[..len])).collect();
-        names.sort();
+        names.sort_unstable();
         names.dedup();
         assert_eq!(names.len(), zeros.len());
     }

@@ -35,7 +35,7 @@ impl Listed {
     /// Creates a list of the given prefixes, in any order.
     pub fn new(prefixes: &[IpNet]) -> Listed {
         let mut first: Vec<IpNet> = prefixes.iter().map(IpNet::trunc).collect();
-        first.sort();
+        first.sort_unstable();
         first.dedup();
         let mut hasher = HighwayHasher::new(Key([0x76_6961; 4]));
         first.iter().for_each(|net| hasher.write(&entry(net)));

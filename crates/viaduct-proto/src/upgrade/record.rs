@@ -229,6 +229,7 @@ impl Message {
     ///
     /// # Errors
     /// A bound is exceeded.
+    #[inline] // Compiled with the caller's options: for size.
     pub fn emit(&self) -> Result<Vec<u8>, RecordError> {
         self.check()?;
         let bytes = serde_json::to_vec(self)?;
@@ -240,6 +241,7 @@ impl Message {
     /// # Errors
     /// The bytes are no message of this format, a bound is exceeded, or descriptors are missing or
     /// left over.
+    #[inline] // As above.
     pub fn parse(bytes: &[u8], descriptors: usize) -> Result<Message, RecordError> {
         if bytes.len() > MAX_MESSAGE {
             return Err(RecordError::Long(bytes.len()));

@@ -123,7 +123,7 @@ mod tests {
             (routes, addresses)
         };
         let (mut routes, addresses) = Netns::new().unwrap().enter(work).unwrap();
-        routes.sort();
+        routes.sort_unstable();
         let route = |to: &str, is_connected| (to.to_owned(), is_connected);
         let expected = [
             route("10.2.0.0/16", false),

@@ -50,7 +50,7 @@ pub(super) async fn answers(directory: &Path) -> Answers {
     while let Some(answer) = readers.join_next().await {
         services.extend(answer.ok());
     }
-    services.sort_by(|(a, _), (b, _)| a.cmp(b));
+    services.sort_unstable_by(|(a, _), (b, _)| a.cmp(b));
     Answers { services, trouble }
 }
 

@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result};
 use rustix::process::{Pid, Signal, kill_process};
+use serde::Deserialize;
 use tokio::time::MissedTickBehavior;
 use tracing::{info, warn};
 use viaduct_sys::journal::replace_file;
@@ -18,7 +19,6 @@ use super::config_file::{compose, members};
 use super::roster::{MemberId, Roster};
 use crate::etcd::Entry;
 use crate::gateway::config::Config;
-use crate::gateway::status::Status;
 use crate::key;
 use crate::notify::{Phase, notify};
 use crate::signals::{SignalStreams, Signals, either};
@@ -152,14 +152,20 @@ fn parse(entry: &Entry) -> Option<(MemberId, toml::Table)> {
     Some(((site.to_owned(), name.to_owned()), entry.value.parse().ok()?))
 }
 
+/// Status of a gateway, as far as it is used here.
+#[derive(Deserialize)]
+struct Running {
+    pid: u32,
+}
+
 /// Makes the gateway with this status socket read its config.
 fn reload(socket: &Path) -> Result<()> {
     let mut stream = UnixStream::connect(socket).context(socket.display().to_string())?;
     stream.set_read_timeout(Some(STATUS_TIMEOUT))?;
     let mut text = String::new();
     stream.read_to_string(&mut text)?;
-    let status: Status = serde_json::from_str(&text)?;
-    let pid = Pid::from_raw(status.pid.cast_signed()).context("a status without a process")?;
+    let running: Running = serde_json::from_str(&text)?;
+    let pid = Pid::from_raw(running.pid.cast_signed()).context("a status without a process")?;
     Ok(kill_process(pid, Signal::HUP)?)
 }
 

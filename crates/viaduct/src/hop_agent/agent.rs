@@ -263,7 +263,7 @@ impl Service {
 
     fn status(&self) -> AgentStatus {
         let mut hops: Vec<_> = self.agent.hops.iter().map(|(_, hop)| hop.status()).collect();
-        hops.sort_by(|a, b| a.name.cmp(&b.name));
+        hops.sort_unstable_by(|a, b| a.name.cmp(&b.name));
         AgentStatus {
             agent: self.agent.args.name.clone(),
             version: env!("CARGO_PKG_VERSION").to_owned(),

@@ -72,7 +72,7 @@ fn of_directory(path: &Path) -> Result<Vec<(String, Table)>> {
     let entries: io::Result<Vec<_>> = fs::read_dir(path)?.collect();
     let mut files: Vec<_> = entries?.into_iter().map(|entry| entry.path()).collect();
     files.retain(|file| file.extension().is_some_and(|extension| extension == "toml"));
-    files.sort();
+    files.sort_unstable();
     let table = |file: std::path::PathBuf| {
         let place = file.file_name().unwrap_or_default().to_string_lossy().into_owned();
         let mut table = read(&file, MAX_CONFIG).with_context(|| place.clone())?;

@@ -45,7 +45,7 @@ pub fn paths(packets: &[Packet]) -> (Vec<Path>, Option<Duration>) {
         flows.entry(packet.ends).or_default().take(packet.at, data, path);
     }
     let mut all: Vec<_> = paths.into_iter().collect();
-    all.sort_by_key(|(ends, events)| (std::cmp::Reverse(events.len()), *ends));
+    all.sort_unstable_by_key(|(ends, events)| (std::cmp::Reverse(events.len()), *ends));
     all.truncate(MAX_PATHS);
     let path = |((source, destination), events): ((IpAddr, IpAddr), Vec<Event>)| {
         let begun = events.first().map_or(Duration::ZERO, |(at, _)| *at);

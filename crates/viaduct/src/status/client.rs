@@ -191,7 +191,7 @@ pub fn sockets(dir: &Path) -> io::Result<Vec<(String, PathBuf)>> {
         is_socket.then_some((name, path))
     };
     let mut all: Vec<_> = entries.filter_map(|entry| named(entry.ok()?.path())).collect();
-    all.sort();
+    all.sort_unstable();
     Ok(all)
 }
 

@@ -114,7 +114,7 @@ impl Peer {
     pub(super) fn counters(&self) -> TunnelCounters {
         let streams = self.by_id.keys().filter_map(|id| self.tunnel.stream_stats(*id));
         let mut streams: Vec<_> = streams.collect();
-        streams.sort_by_key(|stream| Reverse(stream.queued + stream.outstanding));
+        streams.sort_unstable_by_key(|stream| Reverse(stream.queued + stream.outstanding));
         streams.truncate(MAX_STREAMS);
         TunnelCounters {
             peer: self.key.to_string(),

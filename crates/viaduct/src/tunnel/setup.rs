@@ -117,7 +117,7 @@ impl Tunnels {
             link.is_stranger() && matches!(link.transport, Transport::Quic(_)) == quic
         };
         let mut waiting: Vec<_> = self.links.iter().filter(|(_, link)| is(link)).collect();
-        waiting.sort_by_key(|(_, link)| link.deadline);
+        waiting.sort_unstable_by_key(|(_, link)| link.deadline);
         waiting.into_iter().map(|(key, link)| (key, link.remote.ip().into())).collect()
     }
 
