@@ -33,6 +33,7 @@ fn node(n: usize) -> Node {
         name: format!("n{m}"),
         key: KEYS[m].public(),
         socks: Some(([10, 0, 0, m as u8], 1080).into()),
+        hop: None,
         serves: Vec::new(),
     };
     let config = Config {

@@ -25,6 +25,7 @@ pub mod flood;
 pub mod forge;
 pub mod gateways;
 pub mod load;
+pub mod overlays;
 pub mod proxies;
 pub mod racks;
 pub mod report;

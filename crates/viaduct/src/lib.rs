@@ -31,6 +31,7 @@ mod metrics;
 mod notify;
 mod observe;
 mod overlay;
+mod overlay_table;
 mod proxy;
 mod random;
 mod rate_limited;

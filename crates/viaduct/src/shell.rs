@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use viaduct_proto::handlers::Shell;
 
-use crate::overlay::overlays;
+use crate::overlay_table::overlays;
 use crate::random::entropy;
 
 /// Returns access to this system's files and randomness, and to overlay nodes on this system.

@@ -7,14 +7,16 @@ use std::path::{Path, PathBuf};
 use std::{env, fs, io};
 
 use viaduct_fuzz::{first_code, packet, plane, settle};
-use viaduct_proto::negotiate::{Required, Terms};
 use viaduct_proto::fec::{Code, reed_solomon, window};
+use viaduct_proto::negotiate::{Required, Terms};
+use viaduct_proto::placement::Prefix;
 use viaduct_proto::repair::Plane;
 use viaduct_proto::repair::identity::IdentityKey;
 use viaduct_proto::repair::report::{REPORT, Report};
 use viaduct_proto::repair::section::{self, Manner, Name, Need, Part};
 use viaduct_proto::repair::stats::LossReport;
 use viaduct_proto::rng::Rng;
+use viaduct_proto::split::extension::Onward;
 use viaduct_proto::split::proxy::Addresses;
 use viaduct_proto::split::{option, proxy};
 use viaduct_proto::trickles::packet::{Numbers, Return, Role, tcp, udp};
@@ -79,10 +81,8 @@ fn main() -> io::Result<()> {
 
 /// Records of runs and of the master that they share; a secret, as bytes and as digits.
 fn shared() -> Vec<Vec<u8>> {
-    let (to, source) = (
-        "10.0.0.1:80".parse().expect("an address"),
-        "[fd00::1]:9".parse().expect("an address"),
-    );
+    let (to, source) =
+        ("10.0.0.1:80".parse().expect("an address"), "[fd00::1]:9".parse().expect("an address"));
     let ups = [
         Up::Hello { network: 1 },
         Up::Call { id: 1, to, source, lent: false, is_bound: true, options: [Some(1); 11] },
@@ -219,8 +219,10 @@ fn datagrams(packets: &[Vec<u8>]) -> Vec<Vec<u8>> {
 /// Messages that give a hop the destination of a flow, in each of their forms.
 fn hops() -> Vec<Vec<u8>> {
     let at = |text: &str| text.parse().expect("an address");
-    let v4 = Addresses { source: at("10.0.0.1:1"), destination: at("10.0.0.2:80") };
-    let v6 = Addresses { source: at("[fd00::1]:1"), destination: at("[fd00::2]:80") };
+    let v4 = Addresses::new(at("10.0.0.1:1"), at("10.0.0.2:80"));
+    let v6 = Addresses::new(at("[fd00::1]:1"), at("[fd00::2]:80"));
+    let routed = Addresses { onward: Onward::Hop(at("[fd00::3]:7000")), ..v6 };
+    let networks = ["10.0.0.2", "fd00::2"].map(|ip| Prefix::of(ip.parse().expect("an address")));
     let hop = option::Hop {
         source: "10.0.0.1:1".parse().expect("an address"),
         destination: "10.0.0.2:80".parse().expect("an address"),
@@ -236,6 +238,7 @@ fn hops() -> Vec<Vec<u8>> {
     ];
     let mut seeds = texts.map(<[u8]>::to_vec).to_vec();
     seeds.extend([proxy::emit(&v4), proxy::emit(&v6), hop.emit().to_vec(), syn]);
+    seeds.extend([proxy::emit(&routed), proxy::query(networks.to_vec())]);
     seeds
 }
 

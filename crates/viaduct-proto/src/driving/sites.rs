@@ -182,6 +182,7 @@ impl Nodes {
                 name: format!("n{other}"),
                 key: key(other).public(),
                 socks: Some(at(other, 1080)),
+                hop: None,
                 serves: Vec::new(),
             };
             let config = Config {

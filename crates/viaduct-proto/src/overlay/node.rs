@@ -44,6 +44,8 @@ pub struct Peer {
     pub key: PublicKey,
     /// Address of its SOCKS5 server, if flows may go through the peer.
     pub socks: Option<SocketAddr>,
+    /// Address of its proxy, if this host's proxies may use it as a hop.
+    pub hop: Option<SocketAddr>,
     /// Addresses that are reached through the peer.
     pub serves: Vec<IpNet>,
 }
@@ -305,6 +307,7 @@ impl Node {
         let place = |peer: &Known| NodeEntry {
             name: peer.peer.name.clone(),
             socks: peer.peer.socks,
+            hop: peer.peer.hop,
             serves: peer.peer.serves.clone(),
             path: seen(&peer.path(), peer.prober.state),
             others: others(peer),

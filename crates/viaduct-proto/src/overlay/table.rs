@@ -38,6 +38,9 @@ pub struct NodeEntry {
     pub name: String,
     /// Address of that node's SOCKS5 server, if this node may use it.
     pub socks: Option<SocketAddr>,
+    /// Address of that node's proxy, if this host's proxies may use it as a hop.
+    #[serde(default)]
+    pub hop: Option<SocketAddr>,
     /// Addresses that are reached through the node.
     pub serves: Vec<IpNet>,
     /// Path to the node.

@@ -38,6 +38,7 @@ fn config(n: usize, of: usize, policy: Policy) -> Config {
         name: format!("n{n}"),
         key: key(n).public(),
         socks: Some(([10, n as u8, 0, 1], 1080).into()),
+        hop: Some(([10, n as u8, 0, 1], 7000).into()),
         serves: serves(n),
     };
     Config {

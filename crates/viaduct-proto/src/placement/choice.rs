@@ -1,12 +1,13 @@
 //! Choice of the route to one network.
 
-use super::score::Segment;
+use super::score::{Preference, Segment};
 use super::servers::Known;
 use super::{Config, Mesh, Route};
 use crate::rng::Rng;
 use crate::time::{Duration, Instant};
 
-/// A route is better if its cost is lower by this factor, and by at least this much.
+/// A route is better than one that was chosen before if its cost is lower by this factor, and by at
+/// least this much.
 const BETTER: f64 = 0.9;
 const BETTER_BY: f64 = 2.0;
 /// Routes whose cost exceeds the lowest by at most this share are alike.
@@ -20,7 +21,8 @@ const COMPARE_EVERY: Duration = Duration::from_secs(1);
 #[derive(Debug, Default)]
 pub(super) struct Choice {
     pub(super) route: Route,
-    chosen: Option<Instant>,
+    /// Time of the last change of the route.
+    pub(super) chosen: Option<Instant>,
     compared: Option<Instant>,
     explored: Option<Instant>,
 }
@@ -28,26 +30,33 @@ pub(super) struct Choice {
 /// Knowledge of the routes to one network.
 struct Routes<'a> {
     now: Instant,
-    config: &'a Config,
+    preference: Preference,
     mesh: &'a Mesh,
     known: &'a Known,
 }
 
 impl Choice {
+    /// Returns whether a flow has taken this choice.
+    pub(super) fn is_used(&self) -> bool {
+        self.compared.is_some()
+    }
+
     /// Chooses the route of a new flow.
     pub(super) fn choose(
         &mut self,
         now: Instant,
-        config: &Config,
+        (config, preference): (&Config, Preference),
         (mesh, known): (&Mesh, &Known),
         rng: &mut Rng,
     ) -> Route {
-        let routes = Routes { now, config, mesh, known };
+        let routes = Routes { now, preference, mesh, known };
         let is_within = |at: Option<Instant>, time| at.is_some_and(|at| now.since(at) < time);
         let rests = is_within(self.chosen, config.hold) || is_within(self.compared, COMPARE_EVERY);
         if !rests || !mesh.is_up(self.route) {
             self.compared = Some(now);
-            if let Some(next) = routes.next(self.route, rng) {
+            // The first choice leaves no other one that should be kept.
+            let better = if self.chosen.is_none() { 1.0 / (1.0 + ALIKE) } else { BETTER };
+            if let Some(next) = routes.next((self.route, better), rng) {
                 (self.route, self.chosen) = (next, Some(now));
             }
         }
@@ -63,9 +72,20 @@ impl Choice {
     }
 }
 
+/// Costs of a route and of the direct one; `None` if unknown.
+pub(super) fn costs(
+    now: Instant,
+    (preference, route): (Preference, Route),
+    (mesh, known): (&Mesh, &Known),
+) -> [Option<f64>; 2] {
+    let routes = Routes { now, preference, mesh, known };
+    [route, Route::Direct].map(|route| routes.cost(route))
+}
+
 impl Routes<'_> {
-    /// Route to take instead of `current`; `None` to keep that.
-    fn next(&self, current: Route, rng: &mut Rng) -> Option<Route> {
+    /// Route to take instead of `current`, if its cost is lower by the factor `better`; `None` to
+    /// keep that.
+    fn next(&self, (current, better): (Route, f64), rng: &mut Rng) -> Option<Route> {
         let alike = self.alike();
         let Some(best) = alike.iter().map(|(cost, _)| *cost).reduce(f64::min) else {
             // Nothing is known, and the direct route needs no hop.
@@ -76,11 +96,15 @@ impl Routes<'_> {
             true => Route::Direct,
             false => self.less_loaded_of_two(&alike, rng),
         };
+        let direct = self.cost(Route::Direct);
+        if current == Route::Direct && direct.is_none() {
+            // A hop may be worse: the first flow goes directly, and measures that.
+            return None;
+        }
         let cost = self.cost(current).unwrap_or(f64::INFINITY);
-        if best < BETTER * cost && best + BETTER_BY < cost {
+        if best < better * cost && best + BETTER_BY < cost {
             return Some(drawn(rng));
         }
-        let direct = self.cost(Route::Direct);
         if current != Route::Direct && direct.is_some_and(|direct| direct <= cost) {
             return Some(Route::Direct);
         }
@@ -113,7 +137,7 @@ impl Routes<'_> {
             let Some(server) = last[second] else { continue };
             let cost = |route| {
                 let before = self.mesh.segments(route)?.into_iter().flatten();
-                Some(self.config.preference.cost(before.chain([server])))
+                Some(self.preference.cost(before.chain([server])))
             };
             add(Route::One(second), cost(Route::One(second)));
             for first in hops().filter(|first| *first != second) {
@@ -132,7 +156,7 @@ impl Routes<'_> {
 
     fn cost_with(&self, route: Route, rtt_ms: f64) -> Option<f64> {
         let before = self.mesh.segments(route)?.into_iter().flatten();
-        Some(self.config.preference.cost(before.chain([Segment { rtt_ms, ..DRY }])))
+        Some(self.preference.cost(before.chain([Segment { rtt_ms, ..DRY }])))
     }
 
     /// Draws two of `routes`, and returns the less loaded one.

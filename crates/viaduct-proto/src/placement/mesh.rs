@@ -33,6 +33,14 @@ impl Mesh {
         }
     }
 
+    /// Sets that no packets pass to and from a node.
+    pub fn remove(&mut self, node: usize) {
+        for other in 0..self.nodes {
+            self.set_path(node, other, None);
+            self.set_path(other, node, None);
+        }
+    }
+
     /// Sets the load of a hop, relative to its capacity.
     pub fn set_load(&mut self, hop: usize, load: f64) {
         if let Some(of) = self.loads.get_mut(hop) {

@@ -12,19 +12,25 @@
 //! that of the longest one ([`score`]). For bulk, the segment that limits the throughput. What is
 //! known is measured, so routes that are shorter than the direct path are found.
 //!
-//! **Servers.** The round trip from a hop to a server is that of the hop's finished flows to the
-//! server's network (/24, or /48 for IPv6); there are no probes. If it is unknown, a flow now and
-//! then explores a hop that may be better ([`servers`]).
+//! **Servers.** The round trip from a hop to a server is that of the hop's own flows to the
+//! server's network (/24, or /48 for IPv6); there are no probes. The hops are asked for the
+//! networks in use ([`report`]). If a round trip is unknown, a flow now and then explores a hop
+//! that may be better ([`servers`]).
 //!
 //! **Stability.** A choice is kept for [`Config::hold`], unless one of its hops fails, and then
 //! until another one is clearly better. Among routes of nearly the same cost two are drawn, and the
 //! less loaded one is taken, so that many sites with the same measurements do not choose the same
 //! hop.
+//!
+//! [`hops`] is the choice among the nodes of an overlay, by their addresses, for `viaduct proxy`.
 
 mod choice;
+pub mod hops;
 mod mesh;
+pub mod report;
 pub mod score;
 mod servers;
+pub mod status;
 #[cfg(test)]
 mod tests;
 pub mod world;
@@ -43,8 +49,6 @@ pub use servers::Prefix;
 /// Settings of a placement.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Config {
-    /// Criterion by which routes are compared.
-    pub preference: Preference,
     /// Time for which a choice is kept while its hops are up.
     pub hold: Duration,
     /// Maximum number of networks of servers that are remembered.
@@ -57,7 +61,6 @@ pub struct Config {
 impl Default for Config {
     fn default() -> Self {
         Config {
-            preference: Preference::default(),
             hold: Duration::from_secs(60),
             max_prefixes: 4096,
             explore_every: Some(Duration::from_secs(10)),
@@ -94,16 +97,49 @@ impl Route {
     }
 }
 
+/// Choice for one network.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Chosen {
+    /// The network.
+    pub prefix: Prefix,
+    /// Criterion of the choice.
+    pub preference: Preference,
+    /// Route of its flows.
+    pub route: Route,
+    /// Cost of that route; `None` if unknown.
+    pub cost: Option<f64>,
+    /// Cost of the direct route; `None` if unknown.
+    pub direct: Option<f64>,
+    /// Time since the route was chosen; `None` if the network has had no other.
+    pub since: Option<Duration>,
+}
+
+/// State of one network.
+#[derive(Debug, Default)]
+struct Network {
+    /// Choices, by preference.
+    choices: [Choice; PREFERENCES.len()],
+    /// Time of the last flow.
+    used: Option<Instant>,
+    /// Time of the last query to the hops.
+    asked: Option<Instant>,
+}
+
 /// Choices of one node for all its flows.
 #[derive(Debug)]
 pub struct Placement {
     config: Config,
     mesh: Mesh,
-    servers: Servers<Choice>,
+    servers: Servers<Network>,
     rng: Rng,
     /// Number of changes of choices whose hops were up.
     switches: u64,
 }
+
+/// All preferences, in the order of their numbers.
+const PREFERENCES: [Preference; 2] = [Preference::FirstByte, Preference::Bulk];
+/// Time after which hops are asked again for a network that is in use.
+const ASK_AGAIN: Duration = Duration::from_secs(5);
 
 impl Placement {
     /// Creates a placement that knows no hops yet. `seed` must differ between nodes.
@@ -126,17 +162,64 @@ impl Placement {
         self.mesh = mesh;
     }
 
+    /// Measurements of the hops.
+    pub fn mesh(&self) -> &Mesh {
+        &self.mesh
+    }
+
     /// Handles the round trip, in milliseconds, of a flow from node `from` to a server.
     pub fn handle_finished(&mut self, now: Instant, from: usize, server: IpAddr, rtt_ms: f64) {
         self.servers.measured(now, from, Prefix::of(server), rtt_ms);
     }
 
+    /// Handles a hop's answer to a query for `prefixes`: its round trips in their order.
+    pub fn handle_report(
+        &mut self,
+        now: Instant,
+        hop: usize,
+        prefixes: &[Prefix],
+        rtts_ms: &[Option<f64>],
+    ) {
+        for (prefix, rtt_ms) in prefixes.iter().zip(rtts_ms) {
+            // The network may have been replaced meanwhile.
+            if let Some(rtt_ms) = rtt_ms.filter(|_| self.servers.known(*prefix).is_some()) {
+                self.servers.measured(now, hop, *prefix, rtt_ms);
+            }
+        }
+    }
+
+    /// Networks for which the hops are to be asked now, at most [`report::MAX_NETWORKS`]: those
+    /// that were used since the last query.
+    pub fn poll_query(&mut self, now: Instant) -> Vec<Prefix> {
+        let is_due = |network: &Network| {
+            network.used.is_some_and(|used| network.asked.is_none_or(|asked| used > asked))
+                && network.asked.is_none_or(|asked| now.since(asked) >= ASK_AGAIN)
+        };
+        let due = self.servers.states().filter(|(_, network)| is_due(network));
+        let mut due: Vec<_> = due.collect();
+        due.sort_by_key(|(_, network)| network.asked);
+        let asked = due.into_iter().take(report::MAX_NETWORKS);
+        asked
+            .map(|(prefix, network)| {
+                network.asked = Some(now);
+                prefix
+            })
+            .collect()
+    }
+
+    /// Round trip in milliseconds from this node to a network; `None` if unknown.
+    pub fn rtt_ms(&self, now: Instant, prefix: Prefix) -> Option<f64> {
+        self.servers.known(prefix)?.rtt_ms(now, 0)
+    }
+
     /// Route for a new flow to `server`.
-    pub fn choose(&mut self, now: Instant, server: IpAddr) -> Route {
+    pub fn choose(&mut self, now: Instant, server: IpAddr, preference: Preference) -> Route {
         let Placement { config, mesh, servers, rng, switches } = self;
-        let (choice, known) = servers.get(Prefix::of(server));
+        let (network, known) = servers.get(Prefix::of(server));
+        network.used = Some(now);
+        let choice = &mut network.choices[preference as usize];
         let before = choice.route;
-        let route = choice.choose(now, config, (mesh, known), rng);
+        let route = choice.choose(now, (config, preference), (mesh, known), rng);
         *switches += u64::from(choice.route != before && mesh.is_up(before));
         for hop in route.hops() {
             mesh.note_flow(hop);
@@ -147,5 +230,42 @@ impl Placement {
     /// Number of changes of choices whose hops were up.
     pub fn switches(&self) -> u64 {
         self.switches
+    }
+
+    /// Number of networks that are remembered.
+    pub fn networks(&self) -> usize {
+        self.servers.len()
+    }
+
+    /// Choices for at most `max` networks, those last used first.
+    pub fn chosen(&self, now: Instant, max: usize) -> Vec<Chosen> {
+        let used =
+            |(prefix, network, known)| Some((Network::used(network)?, prefix, network, known));
+        let mut all: Vec<_> = self.servers.iter().filter_map(used).collect();
+        all.sort_by_key(|(used, ..)| std::cmp::Reverse(*used));
+        all.truncate(max);
+        let of = |(_, prefix, network, known): (_, Prefix, &Network, &_)| {
+            PREFERENCES.map(|preference| {
+                let choice = &network.choices[preference as usize];
+                let route = choice.route;
+                let [cost, direct] = choice::costs(now, (preference, route), (&self.mesh, known));
+                let since = choice.chosen.map(|at| now.since(at));
+                choice.is_used().then_some(Chosen {
+                    prefix,
+                    preference,
+                    route,
+                    cost,
+                    direct,
+                    since,
+                })
+            })
+        };
+        all.into_iter().flat_map(of).flatten().collect()
+    }
+}
+
+impl Network {
+    fn used(&self) -> Option<Instant> {
+        self.used
     }
 }

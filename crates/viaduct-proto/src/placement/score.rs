@@ -1,5 +1,7 @@
 //! Cost of a route by the segments between its nodes.
 
+use serde::{Deserialize, Serialize};
+
 /// Loss that is assumed of a segment without any: none can be measured below it.
 const MIN_LOSS: f64 = 1e-4;
 
@@ -13,7 +15,8 @@ pub struct Segment {
 }
 
 /// Criterion by which routes are compared.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
 pub enum Preference {
     /// Time to the first byte.
     #[default]

@@ -25,6 +25,11 @@ impl Prefix {
             IpAddr::V6(ip) => Ipv6Net::new_assert(ip, 48).trunc().into(),
         })
     }
+
+    /// Returns the network.
+    pub fn network(self) -> IpNet {
+        self.0
+    }
 }
 
 /// Round trips to one network, by node.
@@ -71,6 +76,29 @@ impl<S: Default> Servers<S> {
     pub(super) fn get(&mut self, prefix: Prefix) -> (&mut S, &Known) {
         let (state, known) = self.entry(prefix);
         (state, known)
+    }
+
+    /// Round trips to a network, if it is known. Does not count as a use of the network.
+    pub(super) fn known(&self, prefix: Prefix) -> Option<&Known> {
+        let entry = self.young.get(&prefix).or_else(|| self.old.get(&prefix));
+        entry.map(|(_, known)| known)
+    }
+
+    /// All networks.
+    pub(super) fn iter(&self) -> impl Iterator<Item = (Prefix, &S, &Known)> {
+        let all = self.young.iter().chain(&self.old);
+        all.map(|(prefix, (state, known))| (*prefix, state, known))
+    }
+
+    /// All networks, and their states.
+    pub(super) fn states(&mut self) -> impl Iterator<Item = (Prefix, &mut S)> {
+        let all = self.young.iter_mut().chain(&mut self.old);
+        all.map(|(prefix, (state, _))| (*prefix, state))
+    }
+
+    /// Number of networks.
+    pub(super) fn len(&self) -> usize {
+        self.young.len() + self.old.len()
     }
 
     /// Adds a round trip, in milliseconds, from `node` to a server of `prefix`; ignored unless it

@@ -1,7 +1,7 @@
 //! Placement in virtual time: compared with an oracle, with noise, with failures, and with many
 //! nodes that choose at the same time.
 
-use super::score::Segment;
+use super::score::{Preference, Segment};
 use super::world::World;
 use super::*;
 
@@ -31,7 +31,7 @@ fn routes_are_as_good_as_those_of_an_oracle() {
         let world = world(seed);
         let mut placement = informed(&world, Config::default(), seed);
         for number in 0..SERVERS {
-            let route = placement.choose(at(1.0), World::server(number));
+            let route = placement.choose(at(1.0), World::server(number), Preference::FirstByte);
             let (own, best) = (world.first_byte_ms(route, number), world.best_ms(number));
             assert!(own >= best * 0.999_999);
             near += usize::from(own <= 1.05 * best);
@@ -51,8 +51,16 @@ fn what_is_not_known_is_explored_by_few_flows() {
     let (mut explored, mut flows) = (0, 0);
     for second in 0..1_800 {
         for number in 0..10 {
-            let route = placement.choose(at(f64::from(second)), World::server(number));
-            let settled = placement.choose(at(f64::from(second)), World::server(number));
+            let route = placement.choose(
+                at(f64::from(second)),
+                World::server(number),
+                Preference::FirstByte,
+            );
+            let settled = placement.choose(
+                at(f64::from(second)),
+                World::server(number),
+                Preference::FirstByte,
+            );
             (explored, flows) = (explored + u32::from(route != settled), flows + 2);
             for route in [route, settled] {
                 let rtt = world.last_rtt_ms(route, number);
@@ -66,8 +74,10 @@ fn what_is_not_known_is_explored_by_few_flows() {
         }
     }
     let cost = |p: &mut Placement, number| {
-        world.first_byte_ms(p.choose(at(1_799.5), World::server(number)), number)
-            / world.best_ms(number)
+        world.first_byte_ms(
+            p.choose(at(1_799.5), World::server(number), Preference::FirstByte),
+            number,
+        ) / world.best_ms(number)
     };
     let mut costs: Vec<f64> = (0..10).map(|number| cost(&mut placement, number)).collect();
     costs.sort_by(f64::total_cmp);
@@ -86,7 +96,11 @@ fn noise_causes_at_most_a_switch_a_minute_and_a_dead_hop_is_left_at_once() {
     for second in 0..600 {
         placement.update(world.mesh(&mut noise, None));
         for number in 0..SERVERS {
-            let route = placement.choose(at(f64::from(second)), World::server(number));
+            let route = placement.choose(
+                at(f64::from(second)),
+                World::server(number),
+                Preference::FirstByte,
+            );
             switches[number] += u32::from(second > 0 && route != routes[number]);
             routes[number] = route;
         }
@@ -95,7 +109,7 @@ fn noise_causes_at_most_a_switch_a_minute_and_a_dead_hop_is_left_at_once() {
     let dead = routes.iter().flat_map(|route| route.hops()).next().expect("a hop is used");
     placement.update(world.mesh(|| 1.0, Some(dead)));
     for number in 0..SERVERS {
-        let route = placement.choose(at(600.0), World::server(number));
+        let route = placement.choose(at(600.0), World::server(number), Preference::FirstByte);
         assert!(route.hops().all(|hop| hop != dead), "{number}");
     }
     assert!(placement.switches() > 0);
@@ -132,7 +146,10 @@ fn equal_hops_share_the_load() {
         for placement in &mut all {
             placement.update(mesh(&loads));
             for number in 0..networks {
-                for hop in placement.choose(at(f64::from(second)), World::server(number)).hops() {
+                for hop in placement
+                    .choose(at(f64::from(second)), World::server(number), Preference::FirstByte)
+                    .hops()
+                {
                     next[hop] += 0.01;
                 }
             }

@@ -5,7 +5,8 @@
 //!   client ──SYN──▶ hop 1 ──SYN + where──▶ hop 2 ──SYN──▶ server
 //!
 //!   where    a TCP option in the SYN                option   the hop can connect at once
-//!            PROXY protocol v2, first bytes         proxy    also as Fast Open data
+//!            PROXY protocol v2, first bytes         proxy    also as Fast Open data; with the rest
+//!                                                            of the route, if that was chosen
 //!            SOCKS5, HTTP CONNECT                   socks, connect   for programs that speak them
 //! ```
 //!
@@ -14,6 +15,7 @@
 
 pub mod connect;
 pub mod early;
+pub mod extension;
 pub mod option;
 pub mod preface;
 pub mod proxy;

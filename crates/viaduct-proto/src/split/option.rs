@@ -16,6 +16,7 @@
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, SocketAddrV4};
 
+use super::extension::Onward;
 use super::proxy::Addresses;
 
 /// Kind of experimental options.
@@ -47,8 +48,12 @@ pub const SOURCE_PORT: usize = 12;
 pub const DESTINATION_PORT: usize = 14;
 
 impl Hop {
-    /// Option for a flow; `None` if an address is neither IPv4 nor IPv4-mapped.
+    /// Option for a flow; `None` if an address is neither IPv4 nor IPv4-mapped, or if the rest of
+    /// the route was chosen, for which the option has no room.
     pub fn of(told: &Addresses) -> Option<Hop> {
+        if told.onward != Onward::Open {
+            return None;
+        }
         let v4 = |at: SocketAddr| match at.ip().to_canonical() {
             IpAddr::V4(ip) => Some(SocketAddrV4::new(ip, at.port())),
             IpAddr::V6(_) => None,

@@ -15,10 +15,12 @@ use std::net::SocketAddr;
 
 use base64::prelude::{BASE64_STANDARD, Engine as _};
 
+use super::extension::Onward;
 use super::proxy::Addresses;
 use super::socks::{Credentials, Method};
 use super::{Parsed, connect, proxy, socks};
 use crate::flow::{Address, Failure};
+use crate::placement::Prefix;
 
 /// Maximum bytes of a preface that are buffered at once; an HTTP head is its longest part.
 pub const LONGEST: usize = connect::LONGEST;
@@ -66,6 +68,8 @@ pub enum Step {
         /// Original client, if an earlier hop has announced its address.
         source: Option<SocketAddr>,
     },
+    /// Send a report about these networks, and end the connection: a hop asks for it.
+    Report(Vec<Prefix>),
     /// Send these bytes, if there are any, and end the connection.
     Refuse(Vec<u8>, Refusal),
 }
@@ -97,6 +101,8 @@ pub struct Preface {
     attempts: u8,
     /// User name that the client gave, whether or not the password was right.
     user: Option<String>,
+    /// Rest of the route that an earlier hop has chosen.
+    onward: Onward,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -119,7 +125,8 @@ enum Protocol {
 impl Preface {
     /// Creates the exchange with a client that may speak one of `protocols`.
     pub fn new(protocols: Protocols, secret: Secret) -> Preface {
-        Preface { protocols, secret, state: State::First, attempts: 0, user: None }
+        let (state, onward) = (State::First, Onward::Open);
+        Preface { protocols, secret, state, attempts: 0, user: None, onward }
     }
 
     /// Consumes messages from the front of `bytes` and returns the next step. Call it again
@@ -154,6 +161,11 @@ impl Preface {
     /// User name that the client gave, whether or not the password was right.
     pub fn user(&self) -> Option<&str> {
         self.user.as_deref()
+    }
+
+    /// Rest of the route that an earlier hop has chosen.
+    pub fn onward(&self) -> Onward {
+        self.onward
     }
 
     /// Name of the protocol that the client speaks, once that is known.
@@ -235,6 +247,8 @@ impl Preface {
 
     fn proxy(&mut self, bytes: &mut Vec<u8>) -> Step {
         match take(bytes, proxy::start) {
+            // The rest of a query's header means nothing, and no bytes follow it.
+            Ok(proxy::Start { query: Some(networks), .. }) => Step::Report(networks),
             Ok(start) => self.proxy_rest(bytes, start.rest, start.addresses),
             Err(step) => step,
         }
@@ -248,7 +262,8 @@ impl Preface {
             return Step::Wait;
         }
         match told {
-            Some(Addresses { source, destination }) => {
+            Some(Addresses { source, destination, onward }) => {
+                self.onward = onward;
                 self.go(Protocol::Proxy, destination.into(), Some(source))
             }
             None => Step::Refuse(Vec::new(), Refusal::HealthCheck),

@@ -7,6 +7,7 @@
 //!      13   family in the high half (1 IPv4, 2 IPv6), protocol in the low (1 stream)
 //!  14, 15   length of the rest
 //!     16..  source, destination, source port, destination port; then extensions (TLVs), skipped
+//!           except for that of Viaduct ([`extension`](super::extension))
 //! ```
 //!
 //! Extensions may fill 64 KiB; cloud load balancers send certificates in them. In a stream they
@@ -16,6 +17,8 @@
 use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 
 use super::Parsed;
+use super::extension::{Extension, Onward};
+use crate::placement::Prefix;
 use crate::reader::Reader;
 
 const SIGNATURE: [u8; 12] = *b"\r\n\r\n\0\r\nQUIT\n";
@@ -33,42 +36,64 @@ pub struct Addresses {
     pub source: SocketAddr,
     /// The server.
     pub destination: SocketAddr,
+    /// Rest of the route, from the hop that gets the addresses.
+    pub onward: Onward,
+}
+
+impl Addresses {
+    /// Returns addresses for a hop that chooses the rest of the route.
+    pub fn new(source: SocketAddr, destination: SocketAddr) -> Addresses {
+        Addresses { source, destination, onward: Onward::Open }
+    }
 }
 
 /// Header of the proxy's own connection (a health check).
 pub const LOCAL_HEADER: [u8; HEAD] = *b"\r\n\r\n\0\r\nQUIT\n\x20\0\0\0";
 
+/// Header of the proxy's own connection that asks a hop for its round trips to `networks`.
+pub fn query(networks: Vec<Prefix>) -> Vec<u8> {
+    let extension = Extension::Query(networks).emit();
+    let mut bytes = LOCAL_HEADER.to_vec();
+    bytes[HEAD - 2..].copy_from_slice(&(extension.len() as u16).to_be_bytes());
+    bytes.extend(extension);
+    bytes
+}
+
 /// Header for a flow. If only one address is IPv4, it is mapped into IPv6.
 pub fn emit(addresses: &Addresses) -> Vec<u8> {
-    let Addresses { source, destination } = addresses;
+    let Addresses { source, destination, onward } = addresses;
+    let extension = Extension::Route(*onward).emit();
     let mut bytes = SIGNATURE.to_vec();
     match (source.ip(), destination.ip()) {
         (IpAddr::V4(from), IpAddr::V4(to)) => {
-            bytes.extend([PROXY, TCP4, 0, 12]);
+            bytes.extend([PROXY, TCP4, 0, 12 + extension.len() as u8]);
             bytes.extend(from.octets());
             bytes.extend(to.octets());
         }
         (from, to) => {
-            bytes.extend([PROXY, TCP6, 0, 36]);
+            bytes.extend([PROXY, TCP6, 0, 36 + extension.len() as u8]);
             bytes.extend(mapped(from).octets());
             bytes.extend(mapped(to).octets());
         }
     }
     bytes.extend(source.port().to_be_bytes());
     bytes.extend(destination.port().to_be_bytes());
+    bytes.extend(extension);
     bytes
 }
 
-/// Part of a header up to its addresses.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+/// Part of a header up to its addresses, and the extension of Viaduct, if that follows.
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Start {
     /// Addresses of the flow; `None` for the proxy's own connection (a health check).
     pub addresses: Option<Addresses>,
+    /// Networks that the proxy's own connection asks for.
+    pub query: Option<Vec<Prefix>>,
     /// Remaining bytes of the header, which are skipped.
     pub rest: usize,
 }
 
-/// Parses the header at the start of `bytes`, up to its addresses.
+/// Parses the header at the start of `bytes`, up to its addresses and the extension of Viaduct.
 pub fn start(bytes: &[u8]) -> Parsed<Start> {
     let known = bytes.len().min(SIGNATURE.len());
     if bytes[..known] != SIGNATURE[..known] {
@@ -92,7 +117,21 @@ pub fn start(bytes: &[u8]) -> Parsed<Start> {
         12 => addresses(Reader(body), |body| body.array::<4>().map(IpAddr::from)),
         _ => addresses(Reader(body), |body| Some(IpAddr::from(body.array::<16>()?).to_canonical())),
     };
-    Parsed::Whole(Start { addresses, rest }, HEAD + needed)
+    let start = |extension| match (addresses, extension) {
+        (None, Some(Extension::Query(networks))) => (None, Some(networks)),
+        (Some(addresses), Some(Extension::Route(onward))) => {
+            (Some(Addresses { onward, ..addresses }), None)
+        }
+        _ => (addresses, None),
+    };
+    match Extension::parse(&bytes[HEAD + needed..], rest) {
+        Parsed::Whole(extension, len) => {
+            let (addresses, query) = start(extension);
+            Parsed::Whole(Start { addresses, query, rest: rest - len }, HEAD + needed + len)
+        }
+        Parsed::Short => Parsed::Short,
+        Parsed::Wrong(why) => Parsed::Wrong(why),
+    }
 }
 
 /// Parses the header, with extensions, at the start of `bytes`; `None` for the proxy's own use.
@@ -113,7 +152,7 @@ fn addresses(
 ) -> Option<Addresses> {
     let (from, to) = (ip(&mut body)?, ip(&mut body)?);
     let source = SocketAddr::new(from, body.u16()?);
-    Some(Addresses { source, destination: SocketAddr::new(to, body.u16()?) })
+    Some(Addresses::new(source, SocketAddr::new(to, body.u16()?)))
 }
 
 fn mapped(ip: IpAddr) -> Ipv6Addr {

@@ -60,10 +60,7 @@ impl Syn {
 
     /// Announced source and destination of the flow, if any.
     pub fn addresses(&self) -> Option<Addresses> {
-        let hop = self.hop.map(|hop| Addresses {
-            source: hop.source.into(),
-            destination: hop.destination.into(),
-        });
+        let hop = self.hop.map(|hop| Addresses::new(hop.source.into(), hop.destination.into()));
         hop.or(self.header)
     }
 }

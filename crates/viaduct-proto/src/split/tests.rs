@@ -62,8 +62,7 @@ fn syn(options: &[u8], data: &[u8]) -> Vec<u8> {
 
 #[test]
 fn a_syn_signals_by_its_option_or_by_its_data() {
-    let addresses =
-        Addresses { source: socket("10.0.0.8:5"), destination: socket("192.0.2.7:443") };
+    let addresses = Addresses::new(socket("10.0.0.8:5"), socket("192.0.2.7:443"));
     let hop = Hop::of(&addresses).unwrap();
     let header = proxy::emit(&addresses);
     let more = [&header[..], b"GET / HTTP/1.1\r\n"].concat();
@@ -101,7 +100,7 @@ fn a_proxy_header_is_read_as_it_is_written() {
         ("[2001:db8::1]:1", "[2001:db8::2]:80"),
         ("10.0.0.1:1", "[2001:db8::2]:80"),
     ] {
-        let addresses = Addresses { source: socket(source), destination: socket(destination) };
+        let addresses = Addresses::new(socket(source), socket(destination));
         is_cut_anywhere(&proxy::emit(&addresses), proxy::parse, Some(addresses));
     }
 }
@@ -116,7 +115,7 @@ fn a_proxy_header_may_be_local_or_extended_and_must_be_right() {
     };
     is_cut_anywhere(&header(0x20, 0, &[]), proxy::parse, None);
     let extended = header(0x21, 0x11, &[1, 2, 3, 4, 5, 6, 7, 8, 0, 9, 0, 10, 4, 0, 1, 0]);
-    let meant = Addresses { source: socket("1.2.3.4:9"), destination: socket("5.6.7.8:10") };
+    let meant = Addresses::new(socket("1.2.3.4:9"), socket("5.6.7.8:10"));
     is_cut_anywhere(&extended, proxy::parse, Some(meant));
     for wrong in [
         header(0x21, 0x11, &[0; 11]),

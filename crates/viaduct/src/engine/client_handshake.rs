@@ -8,6 +8,7 @@ use mio::net::TcpStream;
 use tracing::debug;
 use viaduct_proto::flow::{Address, Failure};
 use viaduct_proto::split::early::Tuple;
+use viaduct_proto::split::extension::Onward;
 use viaduct_proto::split::preface::{LONGEST, Preface, Refusal, Step};
 use viaduct_proto::split::proxy::Addresses;
 use viaduct_proto::time::Instant;
@@ -97,6 +98,13 @@ impl Worker {
                         flow.account.set_request(protocol.unwrap_or("tcp"), &to, user);
                     }
                     return self.open(key, to, source, now);
+                }
+                Step::Report(networks) => {
+                    let words = self.report(&networks, now);
+                    let flow = self.flows.at(key);
+                    flow.reject(&words);
+                    flow.account.refuse(Refusal::HealthCheck);
+                    return self.end(key, false);
                 }
                 Step::Refuse(words, why) => {
                     debug!("{} is refused: {why}", flow.source());
@@ -210,15 +218,18 @@ impl Worker {
         }
         let source = self.flows.at(key).source();
         // A tunnel's stream has no SYN, and so no early connection.
-        if let Some(tuple) = self.flows.at(key).request().map(|request| request.tuple) {
-            let signalled = Addresses { source, destination: to };
+        let request = self.flows.at(key).request();
+        let asked = request.map(|request| (request.tuple, request.preface.onward()));
+        let onward = asked.map_or(Onward::Open, |(_, onward)| onward);
+        if let Some((tuple, _)) = asked {
+            let signalled = Addresses { onward, ..Addresses::new(source, to) };
             if let Some(early) = self.started(&tuple, Some(signalled)) {
                 return self.take_over(early, key, now);
             }
         }
         // A connection to this machine itself would be answered through the WAN.
         let from = (self.keeps_client(key) && !is_here(to)).then_some(source);
-        let Some(route) = Route::by(&self.config.policies, source, to, from) else {
+        let Some(route) = Route::by(&self.config.policies, source, (to, onward), from) else {
             debug!("{source} to {to}: denied by a policy");
             self.count_denied(source.ip(), to);
             return self.refuse(key, Failure::Denied);

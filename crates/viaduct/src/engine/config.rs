@@ -99,6 +99,18 @@ impl EngineConfig {
         self
     }
 
+    /// Returns whether round trips to servers are measured: a policy chooses hops by them, or other
+    /// proxies may ask for them.
+    pub fn measures_servers(&self) -> bool {
+        let is_hop = matches!(&self.target, Target::Requested(terms) if terms.protocols.proxy);
+        is_hop || self.chooses_hops()
+    }
+
+    /// Returns whether a policy chooses hops by measurements.
+    pub fn chooses_hops(&self) -> bool {
+        self.policies.outbounds().any(|by| by.auto().is_some())
+    }
+
     /// Reserves `descriptors` for uses other than flows.
     pub fn leave_descriptors(&mut self, descriptors: usize) {
         let flows = descriptors.div_ceil(DESCRIPTORS_EACH as usize);

@@ -8,6 +8,7 @@ use ipnet::IpNet;
 use rustix::io::Errno;
 use viaduct_proto::flow::{Address, Failure};
 use viaduct_proto::split::early::Tuple;
+use viaduct_proto::split::extension::Onward;
 use viaduct_proto::split::preface::{Protocols, Secret};
 use viaduct_proto::split::proxy::Addresses;
 use viaduct_proto::split::syn::Syn;
@@ -71,7 +72,7 @@ pub struct Route {
     /// Outbound that replaces the plan's: the hop of a list, a detour, a transport that the
     /// handlers have named, or a direct connection where the outbound is known to fail.
     pub instead: Option<OutboundSpec>,
-    /// Hops of the plan's list that have failed.
+    /// Hops of the plan's list, or chosen by measurements, that have failed.
     pub tried: Vec<SocketAddr>,
     /// Local address of a direct connection, if no hop of the plan's list is left.
     pub direct_from: Option<SocketAddr>,
@@ -145,7 +146,7 @@ impl Target {
     ) -> Option<Route> {
         match self {
             Target::Program => None,
-            Target::Fixed(to) => Route::by(policies, tuple.client, *to, None),
+            Target::Fixed(to) => Route::by(policies, tuple.client, (*to, Onward::Open), None),
             // A connection from an address to itself does not pass through this machine. It is the
             // proxy's own, and a connection begun for it would cause a further one, endlessly.
             Target::Original { .. } if tuple.client.ip() == tuple.to.ip() => None,
@@ -155,16 +156,16 @@ impl Target {
             Target::Original { .. } if is_here(tuple.to) => None,
             Target::Original { keep_client, .. } => {
                 let from = keep_client.then_some(tuple.client);
-                let route = Route::by(policies, tuple.client, tuple.to, from)?;
+                let route = Route::by(policies, tuple.client, (tuple.to, Onward::Open), from)?;
                 // Addresses for a hop further on are passed on, unless a hop is chosen here.
                 let signalled = route.signalled.or(signalled);
                 Some(Route { signalled, keeps_client: route.from.is_some(), ..route })
             }
             Target::Requested(terms) => {
-                let Addresses { source, destination } = signalled?;
+                let Addresses { source, destination, onward } = signalled?;
                 let may = terms.allows_client(tuple.client.ip())
                     && terms.allows_destination(destination.ip());
-                if may { Route::by(policies, source, destination, None) } else { None }
+                if may { Route::by(policies, source, (destination, onward), None) } else { None }
             }
         }
     }
@@ -172,39 +173,50 @@ impl Target {
 
 impl Route {
     /// Route of `client` to `to`, from the local address `from` if given; through a hop, which is
-    /// sent both addresses, if a policy says so. `None` if not permitted. The unspecified address
-    /// is never permitted: the kernel connects it to this machine, which would bypass rules about
-    /// this machine's addresses.
+    /// sent both addresses, if a policy says so. Hops are not chosen by measurements if an earlier
+    /// hop has chosen the rest of the route, `onward`. `None` if not permitted. The unspecified
+    /// address is never permitted: the kernel connects it to this machine, which would bypass rules
+    /// about this machine's addresses.
     pub fn by(
         policies: &Policies,
         client: SocketAddr,
-        to: SocketAddr,
+        (to, onward): (SocketAddr, Onward),
         from: Option<SocketAddr>,
     ) -> Option<Route> {
         let plan = policies.plan(client.ip(), to);
         if plan.deny || to.ip().to_canonical().is_unspecified() {
             return None;
         }
-        Some(Route::planned(policies, plan, (client, to, from), Vec::new()))
+        Some(Route::planned(policies, plan, (client, to, from), (onward, Vec::new())))
     }
 
-    /// Route of `client` to `to`, from the local address `from` if given, according to `plan`. The
-    /// hops in `tried` have failed.
+    /// Route of `client` to `to`, from the local address `from` if given, according to `plan`, and
+    /// to the rest of the route that an earlier hop has chosen. The hops in `tried` have failed.
     fn planned(
         policies: &Policies,
         plan: &Arc<Plan>,
         (client, to, from): (SocketAddr, SocketAddr, Option<SocketAddr>),
-        tried: Vec<SocketAddr>,
+        (onward, tried): (Onward, Vec<SocketAddr>),
     ) -> Route {
-        let detour = || policies.detour(to.ip()).cloned();
+        let direct = || (None, Some(policies.detour(to.ip()).cloned().unwrap_or_default()));
+        let by = |at| (Some(at), Some(OutboundSpec::Hop(at)));
+        let mut rest = Onward::Open;
         let (hop, instead) = match &plan.by {
-            OutboundSpec::Direct => (None, detour()),
+            OutboundSpec::Direct => (None, policies.detour(to.ip()).cloned()),
             OutboundSpec::Hop(at) => (Some(*at), None),
             OutboundSpec::Hops(list) => match list.choose(&policies.health, &tried) {
-                Choice::Hop(at) => (Some(at), Some(OutboundSpec::Hop(at))),
-                Choice::Direct => (None, Some(detour().unwrap_or_default())),
+                Choice::Hop(at) => by(at),
+                Choice::Direct => direct(),
                 // The list itself is no outbound, so the connection fails.
                 Choice::Refused => (None, None),
+            },
+            OutboundSpec::Auto(_) if !tried.is_empty() => direct(),
+            OutboundSpec::Auto(spec) => match policies.auto.follow(onward, to.ip(), spec) {
+                Some((at, further)) => {
+                    rest = further;
+                    by(at)
+                }
+                None => direct(),
             },
             OutboundSpec::Tunnel(_) | OutboundSpec::Trickles(_) => (None, None),
         };
@@ -214,19 +226,19 @@ impl Route {
         match hop {
             None => straight,
             Some(hop) => {
-                let signalled = Some(Addresses { source: client, destination: to });
+                let signalled = Some(Addresses { onward: rest, ..Addresses::new(client, to) });
                 Route { to: hop.into(), from: None, signalled, ..straight }
             }
         }
     }
 
     /// Route of the same flow after its hop has failed: through the next hop of the list, or
-    /// directly. `None` if the flow has no list, or nothing is left to try.
+    /// directly. `None` if the flow has a single hop, or nothing is left to try.
     pub fn after_failure(&self, policies: &Policies) -> Option<Route> {
-        let failed = self.outbound().hop().filter(|_| self.plan.by.list().is_some())?;
+        let failed = self.outbound().hop().filter(|_| self.plan.by.has_alternatives())?;
         let ends = (self.source, self.signalled?.destination, self.direct_from);
         let tried = [&self.tried[..], &[failed]].concat();
-        let next = Route::planned(policies, &self.plan, ends, tried);
+        let next = Route::planned(policies, &self.plan, ends, (Onward::Open, tried));
         let is_left = next.outbound().list().is_none();
         let keeps_client = next.from.is_some();
         is_left.then_some(Route { copied: self.copied, keeps_client, ..next })
@@ -271,7 +283,7 @@ impl Route {
         let travels = match plan.by {
             OutboundSpec::Tunnel(_) => true,
             OutboundSpec::Direct | OutboundSpec::Trickles(_) => by_handler,
-            OutboundSpec::Hop(_) | OutboundSpec::Hops(_) => false,
+            OutboundSpec::Hop(_) | OutboundSpec::Hops(_) | OutboundSpec::Auto(_) => false,
         };
         let to = Address::Name(name.to_owned(), port);
         travels.then(|| Ok(Route::straight(plan, client, to)))

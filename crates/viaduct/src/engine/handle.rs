@@ -50,6 +50,7 @@ impl Handle {
         intercept_state: Arc<InterceptState>,
     ) -> Handle {
         let (workers, access_log) = (loops.commands.clone(), loops.access_log.clone());
+        config.policies.auto.switch(config.measures_servers());
         let hop_checks = HopChecks::new(&config.policies, workers.clone());
         let started = Instant::now();
         Handle { config, workers, intercept_state, access_log, hop_checks, started }
@@ -83,6 +84,8 @@ impl Handle {
     /// Applies a new config, without changes that need a restart. Open flows continue.
     pub fn reload(&mut self, mut new: EngineConfig) {
         new.policies.health = self.config.policies.health.clone();
+        new.policies.auto = self.config.policies.auto.clone();
+        new.policies.auto.switch(new.measures_servers());
         self.send_all(|| WorkerCommand::Reload(Box::new(new.clone())));
         self.hop_checks.follow(&new.policies);
         self.config = new;
@@ -140,6 +143,7 @@ impl Handle {
             restored: self.intercept_state.restored(),
             missing: self.intercept_state.is_missing(),
             next_hops: self.config.policies.health.statuses(),
+            auto: self.config.chooses_hops().then(|| self.config.policies.auto.status()),
             handlers: self.config.policies.state(),
             access_log: self.access_log.stats(),
             counters,

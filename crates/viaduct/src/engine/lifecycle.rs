@@ -98,6 +98,7 @@ impl Worker {
                 true => self.connect_program(key),
                 false => self.stats.hop(self.flows.at(key).outbound()).took(took),
             }
+            self.measure(key, now);
             self.release_held(key, now);
             self.complete_pending(key, now);
         }
@@ -151,6 +152,7 @@ impl Worker {
     /// Ends a flow; `reset` resets both connections. An early connection is ended only when its
     /// client has arrived or its time is over, because their table refers to its key until then.
     pub(super) fn end(&mut self, key: usize, reset: bool) {
+        self.measure(key, time());
         self.acceptor.forget_held(key);
         self.programs.drop_program(key);
         // The handlers' last events and requests to other flows are still passed on.

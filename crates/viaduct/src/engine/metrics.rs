@@ -1,5 +1,6 @@
 //! Metrics of a proxy: one line each.
 
+use viaduct_proto::placement::status::AutoStatus;
 use viaduct_proto::tunnel::stats::TunnelStats;
 
 use super::next_hops::HopStatus;
@@ -47,6 +48,7 @@ pub fn encode(status: &ProxyStatus) -> String {
     bytes_and_refusals(&mut page, own, counters);
     connects(&mut page, own, counters);
     next_hops(&mut page, own, &status.next_hops);
+    status.auto.iter().for_each(|of| auto(&mut page, own, of));
     policies(&mut page, own, counters);
     tunnels(&mut page, own, counters);
     status.access_log.iter().for_each(|log| log.expose(&mut page));
@@ -85,6 +87,36 @@ fn next_hops(page: &mut Exposition, own: Labels<'_>, hops: &[HopStatus]) {
         for hop in hops {
             page.sample(&[own, &[("hop", &hop.hop.to_string())]].concat(), value(hop));
         }
+    }
+}
+
+type AutoCounter = (&'static str, Kind, &'static str, fn(&AutoStatus) -> u64);
+
+const AUTO: &[AutoCounter] = &[
+    ("viaduct_proxy_auto_measured", Kind::Gauge, "0 while the overlay does not answer.", |of| {
+        u64::from(of.is_measured)
+    }),
+    ("viaduct_proxy_auto_networks", Kind::Gauge, "Networks of servers remembered.", |of| {
+        of.networks
+    }),
+    ("viaduct_proxy_auto_switches_total", Kind::Counter, "Changes to better hops.", |of| {
+        of.switches
+    }),
+];
+
+fn auto(page: &mut Exposition, own: Labels<'_>, status: &AutoStatus) {
+    for (name, kind, help, value) in AUTO {
+        page.family(name, *kind, help);
+        page.sample(own, value(status));
+    }
+    let help = "Flows by the number of hops that was chosen.";
+    page.family("viaduct_proxy_auto_flows_total", Kind::Counter, help);
+    for (hops, flows) in ["0", "1", "2"].iter().zip(status.flows) {
+        page.sample(&[own, &[("hops", hops)]].concat(), flows);
+    }
+    page.family("viaduct_proxy_auto_hop_load", Kind::Gauge, "Load that a hop has reported.");
+    for hop in &status.hops {
+        page.sample(&[own, &[("hop", &hop.at.to_string())]].concat(), hop.load);
     }
 }
 

@@ -11,7 +11,7 @@ use viaduct_proto::units::rate_text;
 use viaduct_sys::socket::tcp::LongHaul;
 
 use super::chain_io::Factories;
-use super::next_hops::HopHealth;
+use super::next_hops::{AutoHops, HopHealth};
 use super::outbound::{HopSignalling, OutboundSpec};
 use super::trickles::PacketFormats;
 
@@ -81,6 +81,8 @@ pub struct Policies {
     /// States of the next hops that are checked. A running proxy keeps its own when it gets new
     /// policies.
     pub health: Arc<HopHealth>,
+    /// Choice of hops by measurements. A running proxy keeps its own, too.
+    pub auto: Arc<AutoHops>,
 }
 
 /// Outbound that takes the place of direct connections to some addresses.
@@ -233,6 +235,7 @@ impl fmt::Display for Plan {
             OutboundSpec::Direct => f.write_str("straight on")?,
             OutboundSpec::Hop(at) => write!(f, "by {at}")?,
             OutboundSpec::Hops(list) => write!(f, "by {list}")?,
+            OutboundSpec::Auto(auto) => write!(f, "by {auto}")?,
             by @ OutboundSpec::Tunnel(_) => write!(f, "through the {by}")?,
             by @ OutboundSpec::Trickles(_) => write!(f, "by {by}")?,
         }

@@ -3,6 +3,7 @@
 use std::net::SocketAddr;
 
 use serde::{Deserialize, Serialize};
+use viaduct_proto::placement::status::AutoStatus;
 
 use super::next_hops::HopStatus;
 use super::stats::ProxyStats;
@@ -37,6 +38,9 @@ pub struct ProxyStatus {
     /// Next hops that are checked.
     #[serde(default)]
     pub next_hops: Vec<HopStatus>,
+    /// Choice of hops by measurements, if a policy has one.
+    #[serde(default)]
+    pub auto: Option<AutoStatus>,
     /// State of the handlers: the name of each, and some lines of text.
     #[serde(default)]
     pub handlers: Vec<(String, String)>,

@@ -139,7 +139,7 @@ impl Worker {
         let Some(early) = early else { return true };
         let tuple = Tuple { client: early.client, to: early.to };
         let signalled =
-            early.signalled.map(|(source, destination)| Addresses { source, destination });
+            early.signalled.map(|(source, destination)| Addresses::new(source, destination));
         let until = Instant::from_nanos(early.until).max(now);
         self.acceptor.early.adopt(tuple, until, Started { key, signalled });
         if let (Some(deferred), Some(id)) = (&mut self.acceptor.deferred, early.held) {

@@ -16,6 +16,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
 use tracing::debug;
 use viaduct_proto::flow::{Address, Failure};
+use viaduct_proto::split::extension::Onward;
 use viaduct_proto::time::Instant;
 use viaduct_sys::socket::tcp::{Mirrored, TcpOptions};
 
@@ -244,7 +245,7 @@ impl Worker {
             return Err((self.full(), None));
         }
         let route = match to {
-            Address::Ip(to) => Route::by(&self.config.policies, source, to, None),
+            Address::Ip(to) => Route::by(&self.config.policies, source, (to, Onward::Open), None),
             Address::Name(name, port) => Route::by_name(&self.config.policies, source, &name, port)
                 .ok_or((Failure::Unreachable, None))?
                 .map(Some)

@@ -140,6 +140,7 @@ mod tests {
     use serde_json::Value;
     use viaduct_proto::health::State;
     use viaduct_proto::overlay::{NodeEntry, PathQuality, Policy, Stats, Table};
+    use viaduct_proto::placement::status::{AutoHop, AutoStatus};
     use viaduct_proto::repair::stats::PeerStats;
     use viaduct_proto::tunnel::stats::LinkStats;
 
@@ -199,6 +200,9 @@ mod tests {
         status.counters.hop(&hop).failed("refused");
         status.access_log = Some(AccessLogStats::default());
         status.next_hops = vec![HopStatus::of(([10, 0, 0, 1], 7_000).into(), true)];
+        let at = ([10, 0, 0, 1], 7_000).into();
+        let hop = AutoHop { name: "b".to_owned(), at, rtt_ms: None, load: 0.0 };
+        status.auto = Some(AutoStatus { hops: vec![hop], ..AutoStatus::default() });
         engine::metrics::encode(&status)
     }
 
@@ -212,6 +216,7 @@ mod tests {
         let node = NodeEntry {
             name: "b".to_owned(),
             socks: None,
+            hop: None,
             serves: Vec::new(),
             path: PathQuality { up: Some(true), rtt_ms: 1.0, loss: 0.0 },
             others: Vec::new(),

@@ -16,7 +16,7 @@ use viaduct_proto::time::Instant;
 use crate::random::entropy;
 use crate::run_dir::RunDir;
 use crate::settings::{ClientProtocol, OptionsTable, ProxyArgs, Settings};
-use crate::value_parser::table::{Time, optional};
+use crate::value_parser::table::{Destination, Time, optional};
 use crate::{key, text};
 
 /// Maximum length of a config in bytes.
@@ -80,6 +80,8 @@ struct PeerTable {
     key: String,
     endpoint: SocketAddr,
     socks: Option<SocketAddr>,
+    #[serde(default, deserialize_with = "optional::<Destination, _>")]
+    hop: Option<SocketAddr>,
     serves: Option<Vec<IpNet>>,
 }
 
@@ -157,6 +159,7 @@ fn validate_peer(peer: &PeerTable) -> Result<Peer> {
         name: peer.name.clone(),
         key: peer.key.parse::<PublicKey>().context("key")?,
         socks: peer.socks,
+        hop: peer.hop,
         serves: peer.serves.clone().unwrap_or_else(|| own_prefix(peer.endpoint)),
     })
 }
@@ -219,9 +222,14 @@ impl fmt::Display for Config {
         for (peer, endpoint) in self.node.peers.iter().zip(&self.endpoints) {
             let serves: Vec<_> = peer.serves.iter().map(ToString::to_string).collect();
             write!(f, "  peer {} at {endpoint}, for {}", peer.name, serves.join(", "))?;
-            match peer.socks {
-                Some(at) => writeln!(f, ", flows may go through its proxy at {at}")?,
-                None => writeln!(f, ", no flows go through it")?,
+            match (peer.socks, peer.hop) {
+                (Some(at), _) => write!(f, ", flows may go through its proxy at {at}")?,
+                (None, None) => write!(f, ", no flows go through it")?,
+                (None, Some(_)) => {}
+            }
+            match peer.hop {
+                Some(at) => writeln!(f, ", proxies here may use its hop at {at}")?,
+                None => writeln!(f)?,
             }
         }
         self.socks.iter().try_for_each(|socks| write!(f, "{socks}"))

@@ -7,7 +7,6 @@
 //! ```
 
 mod config;
-mod follow;
 pub mod metrics;
 mod service;
 mod table_socket;
@@ -16,8 +15,6 @@ use std::path::PathBuf;
 
 use anyhow::{Context as _, Result};
 use viaduct_proto::flow::Registry;
-
-pub use follow::overlays;
 
 use self::config::Config;
 

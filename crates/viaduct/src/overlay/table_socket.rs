@@ -11,10 +11,9 @@ use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::{UnixListener, UnixStream};
 use tokio::sync::{Semaphore, watch};
 
+use crate::overlay_table::FOLLOW;
 use crate::status_socket;
 
-/// Request of a client to follow: it then gets the table at every change.
-pub const FOLLOW: &[u8] = b"follow\n";
 /// Time within which a client must send its request, and read a table.
 const CLIENT_TIMEOUT: Duration = Duration::from_secs(2);
 const MAX_CLIENTS: usize = 1_024;

@@ -122,7 +122,8 @@ mod tests {
     fn load(text: &str) -> Result<Vec<Policy>, String> {
         let ParsedConfig { args, policies, tunnels } = parse(text)?;
         let tunnels: Vec<TunnelName> = tunnels.iter().map(|t| t.name[..].into()).collect();
-        let by = args.next.first().copied().map(OutboundSpec::Hop).unwrap_or_default();
+        let by =
+            args.next.first().and_then(|next| next.at()).map(OutboundSpec::Hop).unwrap_or_default();
         let otherwise = Plan { by, rate: args.rate, ..Plan::default() };
         let registry = crate::handlers();
         let tables = (1..).zip(&policies);

@@ -13,7 +13,7 @@ use serde::Deserialize;
 use viaduct_proto::flow::HandlerSpec;
 use viaduct_proto::keys::PublicKey;
 
-use super::next::{Check, NextCheck};
+use super::next::{Check, Next, NextCheck, NextFor, NextHop};
 use crate::access_log::AccessLogArgs;
 use crate::dead_after::DeadAfter;
 use crate::engine::next_hops::Fallback;
@@ -58,10 +58,18 @@ pub struct ProxyArgs {
     #[arg(long, value_name = "FILE")]
     pub password_file: Option<PathBuf>,
     /// Next hop, another `viaduct proxy --expect proxy`; if not given, flows go directly to
-    /// servers. May be repeated: flows take the first hop that is up
-    #[arg(short, long, value_name = "ADDRESS:PORT", value_parser = destination)]
-    #[serde(deserialize_with = "list::<Destination, _>")]
-    pub next: Vec<SocketAddr>,
+    /// servers. May be repeated: flows take the first hop that is up. With auto, measurements
+    /// choose none, one or two hops of an overlay for each network of servers
+    #[arg(short, long, value_name = "ADDRESS:PORT|auto", value_parser = NextHop::from_str)]
+    #[serde(deserialize_with = "list::<Next, _>")]
+    pub next: Vec<NextHop>,
+    /// Status socket of the overlay node on this host, for --next auto
+    #[arg(long, value_name = "PATH")]
+    pub next_overlay: Option<PathBuf>,
+    /// Criterion of --next auto [default: first-byte]
+    #[arg(long, value_enum)]
+    #[serde(deserialize_with = "optional::<NextFor, _>")]
+    pub next_for: Option<NextFor>,
     /// Check of the next hops: none, or interval=TIME,timeout=TIME,rise=N,fall=N,http=PATH [default
     /// for several hops: interval=500ms,timeout=450ms,rise=2,fall=3; for a single one: none]
     #[arg(long, value_name = "CHECK", value_parser = NextCheck::from_str)]

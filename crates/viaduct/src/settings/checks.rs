@@ -13,6 +13,7 @@ use viaduct_sys::nft::intercept::{Intercept, Selector};
 use viaduct_sys::socket::tcp::LongHaul;
 
 use super::args::{Accept, ClientProtocol, Forwarding, ProxyArgs};
+use super::next::NextHop;
 use super::tables::PolicyTable;
 use crate::congestion_control;
 use crate::engine::commands::Limits;
@@ -74,6 +75,8 @@ pub(super) fn has_effect(args: &ProxyArgs, policies: &[PolicyTable]) -> Result<(
     let passwords = args.expect.iter().any(|protocol| words.contains(protocol));
     let (on_path, asked) = (!args.intercept.is_empty(), !args.expect.is_empty());
     let target = args.to.is_some() || on_path || asked;
+    let auto = args.next.iter().chain(policies.iter().flat_map(|policy| &policy.next));
+    let auto = auto.into_iter().any(|next| *next == NextHop::Auto);
     let idle = [
         (!args.ports.is_empty() && !on_path, "ports: they need intercept, which is not given"),
         (args.keep_client && !on_path, "keep-client: it needs intercept, which is not given"),
@@ -81,6 +84,8 @@ pub(super) fn has_effect(args: &ProxyArgs, policies: &[PolicyTable]) -> Result<(
         (args.tell.is_some() && !hops, "tell: no hop gets the flows; give next"),
         (args.next_check.is_some() && !hops, "next-check: no hop is given; give next"),
         (args.next_fallback.is_some() && !hops, "next-fallback: no hop is given; give next"),
+        (args.next_overlay.is_some() && !auto, "next-overlay: it needs next auto"),
+        (args.next_for.is_some() && !auto, "next-for: it needs next auto"),
         (
             args.password_file.is_some() && !passwords,
             "password-file: only SOCKS and CONNECT have passwords; give expect socks or connect",
@@ -111,11 +116,11 @@ pub(super) fn leads_on(args: &ProxyArgs, policies: &[PolicyTable]) -> Result<()>
         };
         args.listen.iter().filter(|at| at.port() == port).any(meets)
     };
-    let policies = policies.iter().flat_map(|policy| &policy.next);
+    let policies = policies.iter().flat_map(|policy| &policy.next).filter_map(NextHop::at);
     let policies = policies.map(|next| ("[[policy]] next", next));
-    let next = args.next.iter().map(|next| ("next", next));
-    let mut goals = args.to.iter().map(|to| ("to", to)).chain(next).chain(policies);
-    match goals.find(|(_, to)| ours(**to)) {
+    let next = args.next.iter().filter_map(NextHop::at).map(|next| ("next", next));
+    let mut goals = args.to.iter().map(|&to| ("to", to)).chain(next).chain(policies);
+    match goals.find(|(_, to)| ours(*to)) {
         Some((what, to)) => bail!("{what}: {to} is this proxy itself"),
         None => Ok(()),
     }

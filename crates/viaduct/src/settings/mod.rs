@@ -40,6 +40,7 @@ use checks::{
     far, fit_together, has_effect, holds, intercept, leads_on, limits, metrics_apart, target,
     workers,
 };
+use next::NextSettings;
 use tables::{OTHERWISE, chain};
 pub use tables::{OptionsTable, PolicyTable};
 
@@ -163,7 +164,7 @@ fn all_policies(
     tunnels: &[TunnelName],
     registry: &Registry,
 ) -> Result<Policies> {
-    let hop = next::outbound(&args.next, args.next_check.as_ref(), args.next_fallback);
+    let hop = NextSettings::of(args).outbound();
     let by = match (hop.map_err(|what| anyhow!(what))?, args.tunnel.tunnel, args.trickles) {
         (Some(hop), ..) => hop,
         (None, Some(_), _) => OutboundSpec::Tunnel(String::new()),

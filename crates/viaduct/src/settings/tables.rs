@@ -1,6 +1,5 @@
 //! Tables of options and of policies in config files.
 
-use std::net::SocketAddr;
 use std::ops::RangeInclusive;
 
 use clap::{Arg, Args, Command};
@@ -11,14 +10,14 @@ use toml::{Table, Value};
 use viaduct_proto::flow::{HandlerSpec, Registry};
 
 use super::args::ProxyArgs;
-use super::next::{self, Check, NextCheck};
+use super::next::{Check, Next, NextCheck, NextFor, NextHop, NextSettings};
 use crate::engine::chain_io::Factories;
 use crate::engine::next_hops::Fallback;
 use crate::engine::outbound::{HopSignalling, OutboundSpec};
 use crate::engine::policy::{Plan, Policy};
 use crate::engine::trickles::{PacketFormats, TricklesTarget};
 use crate::tunnel::settings::TunnelName;
-use crate::value_parser::table::{Destination, Ports, Prefix, Rate, array, list, optional};
+use crate::value_parser::table::{Ports, Prefix, Rate, array, list, optional};
 
 /// Name of the plan for flows that match no policy.
 pub const OTHERWISE: &str = "otherwise";
@@ -38,8 +37,10 @@ pub struct PolicyTable {
     ports: Vec<RangeInclusive<u16>>,
     #[serde(default)]
     action: Action,
-    #[serde(default, deserialize_with = "list::<Destination, _>")]
-    pub(super) next: Vec<SocketAddr>,
+    #[serde(default, deserialize_with = "list::<Next, _>")]
+    pub(super) next: Vec<NextHop>,
+    #[serde(default, rename = "next-for", deserialize_with = "optional::<NextFor, _>")]
+    next_for: Option<NextFor>,
     #[serde(default, rename = "next-check", deserialize_with = "optional::<Check, _>")]
     next_check: Option<NextCheck>,
     #[serde(default, rename = "next-fallback", deserialize_with = "optional::<Fallback, _>")]
@@ -172,8 +173,21 @@ impl PolicyTable {
         if self.next.is_empty() && self.tell.is_some() {
             return Err("tell: it needs next; give that too".to_owned());
         }
-        let check = self.next_check.as_ref().or(args.next_check.as_ref());
-        next::outbound(&self.next, check, self.next_fallback.or(args.next_fallback))
+        if self.next.is_empty() && self.next_for.is_some() {
+            return Err("next-for: it needs next; give that too".to_owned());
+        }
+        let proxy = NextSettings::of(args);
+        // Settings of a list do not concern hops that measurements choose, and vice versa.
+        let is_auto = self.next.contains(&NextHop::Auto);
+        let settings = NextSettings {
+            next: &self.next,
+            check: self.next_check.as_ref().or(proxy.check),
+            fallback: self.next_fallback.or(proxy.fallback.filter(|_| !is_auto)),
+            criterion: self.next_for.or(proxy.criterion.filter(|_| is_auto)),
+            tell: self.tell.or(proxy.tell),
+            ..proxy
+        };
+        settings.outbound()
     }
 
     /// Policy that the table describes, the `n`th, from 1. A tunnel that it names must be one of
@@ -215,6 +229,7 @@ impl PolicyTable {
                 _,
                 OutboundSpec::Hop(_)
                 | OutboundSpec::Hops(_)
+                | OutboundSpec::Auto(_)
                 | OutboundSpec::Tunnel(_)
                 | OutboundSpec::Trickles(_),
             ) => {

@@ -3,6 +3,8 @@
 use std::fmt::{self, Display, Formatter};
 use std::time::Duration;
 
+use viaduct_proto::placement::score::Preference;
+
 use super::colours::{Colours, row};
 use super::numbers::{bytes, micros, percent, quantile, thousands};
 use crate::engine::snapshot::ProxyStatus;
@@ -50,6 +52,7 @@ impl Display for ProxyPage<'_> {
         self.early(f)?;
         self.hops(f)?;
         self.next_hops(f)?;
+        self.auto(f)?;
         self.policies(f)?;
         self.handlers(f)?;
         status.counters.tunnels.iter().try_for_each(|tunnel| self.tunnel(f, tunnel))
@@ -163,6 +166,39 @@ impl ProxyPage<'_> {
             row(f, "next hop", what)?;
         }
         Ok(())
+    }
+
+    /// Prints the choices of hops by measurements, those used last first; `--json` has more.
+    fn auto(&self, f: &mut Formatter<'_>) -> fmt::Result {
+        const CHOICES: usize = 16;
+        let Some(auto) = &self.status.auto else { return Ok(()) };
+        let [none, one, two] = auto.flows.map(thousands);
+        let mut what = format!("{none} flows without a hop, {one} by one, {two} by two");
+        if !auto.is_measured {
+            let why = "the overlay does not answer, flows go directly";
+            what += &format!("; {}", self.colours.paint(31, why));
+        }
+        row(f, "auto", what)?;
+        for hop in &auto.hops {
+            let rtt = hop.rtt_ms.map_or("not reached".to_owned(), |ms| format!("{ms:.1} ms"));
+            let load = 100.0 * hop.load;
+            row(f, "", format!("{} at {}: {rtt}, load {load:.1} %", hop.name, hop.at))?;
+        }
+        for choice in auto.choices.iter().take(CHOICES) {
+            let by = match choice.hops.is_empty() {
+                true => "directly".to_owned(),
+                false => format!("by {}", choice.hops.join(", ")),
+            };
+            let preference = match choice.preference {
+                Preference::FirstByte => "",
+                Preference::Bulk => " (bulk)",
+            };
+            row(f, "", format!("{}{preference}: {by}; {}", choice.network, choice.why))?;
+        }
+        match (auto.networks as usize).saturating_sub(CHOICES) {
+            0 => Ok(()),
+            more => row(f, "", format!("and {} more networks (--json)", thousands(more as u64))),
+        }
     }
 
     fn policies(&self, f: &mut Formatter<'_>) -> fmt::Result {

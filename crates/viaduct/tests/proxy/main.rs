@@ -3,6 +3,7 @@
 
 mod accept;
 mod access_log;
+mod auto_hops;
 mod cache;
 #[path = "../common/mod.rs"]
 mod common;

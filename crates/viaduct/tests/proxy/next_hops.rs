@@ -153,7 +153,7 @@ fn bytes_that_follow_the_clients_request_reach_the_server_by_the_next_hop() {
         let _near = hop(first, "10.1.0.2:7000", &format!("--expect proxy --tell {tell} {next}"));
         let peer = echo(chain.server(), server);
         let source = SocketAddr::new(chain.client().v4().into(), 4000);
-        let mut words = emit(&Addresses { source, destination: to });
+        let mut words = emit(&Addresses::new(source, to));
         words.extend(b"right after the header");
         let said = say(chain.client(), socket("10.1.0.2:7000"), &words).unwrap();
         assert_eq!(said, b"right after the header", "{tell}");

@@ -78,7 +78,7 @@ fn an_urgent_byte_after_the_request_keeps_its_position() {
     let listener = chain.server().netns().enter(|| TcpListener::bind(to).unwrap()).unwrap();
     let hop: SocketAddr = "10.1.0.2:7000".parse().unwrap();
     let source = "10.9.9.9:1".parse().unwrap();
-    let header = emit(&Addresses { source, destination: to });
+    let header = emit(&Addresses::new(source, to));
     let request = format!("ONNECT {to} HTTP/1.1\r\n\r\n").into_bytes();
     let dial = || {
         let client = chain.client().netns().enter(|| TcpStream::connect(hop).unwrap()).unwrap();

@@ -6,7 +6,7 @@
 //!   8 equal hops in one place, between 40 nodes and 20 servers each
 //! ```
 
-use viaduct_proto::placement::score::Segment;
+use viaduct_proto::placement::score::{Preference, Segment};
 use viaduct_proto::placement::world::World as Places;
 use viaduct_proto::placement::{Config, Mesh, Placement, Route};
 use viaduct_proto::time::Instant as VirtualTime;
@@ -75,7 +75,7 @@ fn nearness(run: &mut Run, seeds: usize) -> Result<()> {
         let places = Places::new(seed, NODES, SERVERS);
         let mut placement = informed(&places, seed);
         for server in 0..SERVERS {
-            let route = placement.choose(at(1.0), Places::server(server));
+            let route = placement.choose(at(1.0), Places::server(server), Preference::FirstByte);
             let own = places.first_byte_ms(route, server);
             over_best.push(own / places.best_ms(server));
             over_direct.push(own / places.first_byte_ms(Route::Direct, server));
@@ -103,7 +103,8 @@ fn steadiness(run: &mut Run, minutes: u32) {
     for second in 0..60 * minutes {
         placement.update(places.mesh(&mut noise, None));
         for server in 0..SERVERS {
-            let route = placement.choose(at(second.into()), Places::server(server));
+            let route =
+                placement.choose(at(second.into()), Places::server(server), Preference::FirstByte);
             switches[server] += u32::from(second > 0 && route != routes[server]);
             routes[server] = route;
         }
@@ -114,7 +115,11 @@ fn steadiness(run: &mut Run, minutes: u32) {
     let dead = routes.iter().flat_map(|route| route.hops()).next();
     placement.update(places.mesh(|| 1.0, dead));
     let uses_dead = |server: &usize| {
-        let route = placement.choose(at((60 * minutes).into()), Places::server(*server));
+        let route = placement.choose(
+            at((60 * minutes).into()),
+            Places::server(*server),
+            Preference::FirstByte,
+        );
         route.hops().any(|hop| Some(hop) == dead)
     };
     let through = (0..SERVERS).filter(uses_dead).count();
@@ -145,7 +150,7 @@ fn shares(run: &mut Run, minutes: u32) {
             }
             placement.update(mesh);
             for server in (0..SHARED_SERVERS).map(Places::server) {
-                let route = placement.choose(at(second.into()), server);
+                let route = placement.choose(at(second.into()), server, Preference::FirstByte);
                 route.hops().for_each(|hop| next[hop] += FLOW);
             }
         }

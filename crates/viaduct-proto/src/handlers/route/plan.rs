@@ -122,6 +122,7 @@ fn fixed(nodes: &[SocketAddr]) -> Tables {
     let place = |(n, socks): (usize, &SocketAddr)| NodeEntry {
         name: socks.to_string(),
         socks: Some(*socks),
+        hop: None,
         serves: Vec::new(),
         // Keeps the order in which the nodes were given.
         path: PathQuality { up: Some(true), rtt_ms: n as f64, loss: 0.0 },

@@ -27,6 +27,7 @@ fn table(version: u64, direct: PathQuality, routes: &[OverlayRoute]) -> Table {
     let place = |name: &str, n: u8, path, routes: &[OverlayRoute], others: &[usize]| NodeEntry {
         name: name.to_owned(),
         socks: Some(([10, n, 0, 1], 1080).into()),
+        hop: None,
         serves: vec![format!("10.{n}.0.0/16").parse().unwrap()],
         path,
         others: others.iter().map(|n| (*n, UP)).collect(),

@@ -43,7 +43,7 @@ fn each_language_leads_there() {
     assert!(answer.starts_with(b"HTTP/1.1 200 "));
     let source = "10.0.0.9:1".parse().unwrap();
     let destination: SocketAddr = "10.0.0.1:80".parse().unwrap();
-    let header = proxy::emit(&Addresses { source, destination });
+    let header = proxy::emit(&Addresses::new(source, destination));
     let (_, step, answer) = talk(Preface::new(ALL, Secret::default()), &header);
     assert_eq!(step, Step::Connect { to: destination.into(), source: Some(source) });
     assert!(answer.is_empty());
@@ -111,7 +111,7 @@ fn extensions_of_a_proxy_header_are_dropped_and_never_held() {
     let destination: SocketAddr = "10.0.0.1:80".parse().unwrap();
     let there = Step::Connect { to: destination.into(), source: Some(source) };
     let header = |extensions: usize| {
-        let mut header = proxy::emit(&Addresses { source, destination });
+        let mut header = proxy::emit(&Addresses::new(source, destination));
         let length = u16::try_from(12 + extensions).unwrap();
         header[14..16].copy_from_slice(&length.to_be_bytes());
         [header, vec![4; extensions]].concat()

@@ -135,6 +135,7 @@ mod tests {
         let node = NodeEntry {
             name: "x".repeat(1_000),
             socks: None,
+            hop: None,
             serves: vec![],
             path,
             others: vec![],

@@ -22,7 +22,8 @@ mod portable;
 mod state;
 
 use std::collections::VecDeque;
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
+use std::time::Duration;
 
 use mio::net::TcpStream;
 use viaduct_proto::flow::{Address, BottomId};
@@ -183,6 +184,19 @@ impl Flow {
                 chain_io.check_liveness(silence);
             }
         }
+    }
+
+    /// Server of a flow that the kernel relays directly to it, and the shortest round trip there.
+    pub fn server_rtt(&self) -> Option<(IpAddr, Duration)> {
+        let route =
+            self.route.as_ref().filter(|route| *route.outbound() == OutboundSpec::Direct)?;
+        let (Middle::Relay(_), true, Address::Ip(to)) =
+            (&self.middle, self.is_connected(), &route.to)
+        else {
+            return None;
+        };
+        let server = self.ends[End::Server as usize].conn.as_ref()?.tcp()?;
+        Some((to.ip(), tcp::sending(server).ok()?.shortest))
     }
 
     /// Applies the socket options of the program's own end to the connection to the network, or

@@ -13,9 +13,9 @@ use tokio::time::{sleep, timeout};
 use tracing::{info, warn};
 use viaduct_proto::health::{Checker, Probe};
 use viaduct_proto::split::proxy;
-use viaduct_proto::time::Instant;
-use viaduct_sys::clock;
 
+use super::auto::{AutoHops, AutoSpec, now};
+use super::overlay::{OverlayFollower, Reported, TABLE_INTERVAL};
 use super::{Fallback, HopCheck, HopHealth, HopList, HopStatus};
 use crate::engine::commands::{CommandSender, WorkerCommand};
 use crate::engine::policy::Policies;
@@ -29,8 +29,8 @@ const AGENT: &str = "viaduct-proxy";
 /// Message to the thread.
 #[derive(Debug)]
 pub enum Message {
-    /// Check the hops of these lists from now on.
-    Check(Vec<HopList>),
+    /// Check the hops of these lists from now on, and those of the overlay.
+    Check(Vec<HopList>, Option<AutoSpec>),
     /// A flow could not connect to this hop.
     Suspect(SocketAddr),
     /// End.
@@ -45,6 +45,7 @@ type Answer = (u64, Probe, Result<(), String>);
 #[derive(Debug)]
 pub struct HopChecks {
     health: Arc<HopHealth>,
+    auto: Arc<AutoHops>,
     workers: Vec<CommandSender>,
     thread: Option<UnboundedSender<Message>>,
 }
@@ -54,17 +55,22 @@ struct Checking {
     health: Arc<HopHealth>,
     workers: Vec<CommandSender>,
     lists: Vec<HopList>,
+    auto: Arc<AutoHops>,
+    /// Set if hops are chosen by measurements.
+    overlay: Option<OverlayFollower>,
     hops: Vec<(SocketAddr, HopCheck)>,
     checker: Checker,
     generation: u64,
     answers: UnboundedSender<Answer>,
+    reports: UnboundedSender<Reported>,
 }
 
 impl HopChecks {
     /// Starts the checks that `policies` call for. The event loops of `workers` are told when a hop
     /// goes down.
     pub fn new(policies: &Policies, workers: Vec<CommandSender>) -> HopChecks {
-        let mut checks = HopChecks { health: policies.health.clone(), workers, thread: None };
+        let (health, auto) = (policies.health.clone(), policies.auto.clone());
+        let mut checks = HopChecks { health, auto, workers, thread: None };
         checks.follow(policies);
         checks
     }
@@ -73,14 +79,16 @@ impl HopChecks {
     pub fn follow(&mut self, policies: &Policies) {
         let lists: Vec<HopList> =
             policies.outbounds().filter_map(|by| by.list()).cloned().collect();
-        if self.thread.is_none() && lists.iter().any(|list| list.check.is_some()) {
+        let auto = policies.outbounds().find_map(|by| by.auto()).cloned();
+        let is_needed = auto.is_some() || lists.iter().any(|list| list.check.is_some());
+        if self.thread.is_none() && is_needed {
             match self.start() {
                 Ok(thread) => self.thread = Some(thread),
                 Err(error) => warn!("next hops are not checked: {error:#}"),
             }
         }
         if let Some(thread) = &self.thread {
-            let _ = thread.send(Message::Check(lists));
+            let _ = thread.send(Message::Check(lists, auto));
         }
     }
 
@@ -89,16 +97,20 @@ impl HopChecks {
         let runtime = runtime::Builder::new_current_thread().enable_io().enable_time().build();
         let runtime = runtime.context("cannot start a runtime")?;
         let (answers, results) = unbounded_channel();
+        let (reports, reported) = unbounded_channel();
         let checking = Checking {
             health: self.health.clone(),
             workers: self.workers.clone(),
             lists: Vec::new(),
+            auto: self.auto.clone(),
+            overlay: None,
             hops: Vec::new(),
             checker: Checker::default(),
             generation: 0,
             answers,
+            reports,
         };
-        let run = move || runtime.block_on(checking.run(messages, results));
+        let run = move || runtime.block_on(checking.run(messages, results, reported));
         thread::Builder::new().name("hop-checks".to_owned()).spawn(run)?;
         self.health.attach(send.clone());
         Ok(send)
@@ -118,9 +130,11 @@ impl Checking {
         mut self,
         mut messages: UnboundedReceiver<Message>,
         mut results: UnboundedReceiver<Answer>,
+        mut reported: UnboundedReceiver<Reported>,
     ) {
         loop {
             let wait = self.checker.poll_timeout().map_or(IDLE, |at| at.since(now()));
+            let wait = if self.overlay.is_some() { wait.min(TABLE_INTERVAL) } else { wait };
             tokio::select! {
                 () = sleep(wait) => self.checker.handle_timeout(now()),
                 Some((generation, probe, result)) = results.recv() => {
@@ -128,32 +142,63 @@ impl Checking {
                         self.checker.handle_result(now(), probe, result);
                     }
                 }
+                Some((networks, reports)) = reported.recv() => {
+                    let mut hops = self.auto.hops();
+                    for (hop, report) in reports {
+                        hops.handle_report(now(), hop, &networks, &report);
+                    }
+                }
                 message = messages.recv() => match message {
-                    Some(Message::Check(lists)) => self.reload(lists),
+                    Some(Message::Check(lists, auto)) => self.reload(lists, auto),
                     Some(Message::Suspect(hop)) => self.suspect(hop),
                     Some(Message::End) | None => return,
                 }
+            }
+            if self.overlay.as_mut().is_some_and(OverlayFollower::turn) {
+                self.check_hops();
             }
             self.send_probes();
             self.publish();
         }
     }
 
-    /// Checks the hops of `lists` from now on. Hops that stay keep their state.
-    fn reload(&mut self, lists: Vec<HopList>) {
+    /// Checks the hops of `lists` from now on, and those of the overlay that `auto` names.
+    fn reload(&mut self, lists: Vec<HopList>, auto: Option<AutoSpec>) {
+        self.lists = lists;
+        match (&mut self.overlay, auto) {
+            (Some(overlay), Some(spec)) if overlay.spec.overlay == spec.overlay => {
+                overlay.spec = spec;
+            }
+            (overlay, auto) => {
+                let follow =
+                    |spec| OverlayFollower::new(spec, self.auto.clone(), self.reports.clone());
+                *overlay = auto.map(follow);
+            }
+        }
+        self.check_hops();
+    }
+
+    /// Checks the hops of the lists and of the overlay. Hops that stay keep their state.
+    fn check_hops(&mut self) {
         let mut wanted = BTreeMap::new();
-        for list in &lists {
+        if let Some(overlay) = &self.overlay
+            && let Some(check) = &overlay.spec.check
+        {
+            wanted.extend(self.auto.hops().addresses().map(|hop| (hop, check.clone())));
+        }
+        for list in &self.lists {
             if let Some(check) = &list.check {
                 wanted.extend(list.hops.iter().map(|hop| (*hop, check.clone())));
             }
         }
         self.health.retain(|hop| wanted.contains_key(&hop));
+        self.auto.hops().keep_down(|hop| wanted.contains_key(&hop));
         let hops: Vec<_> = wanted.into_iter().collect();
         let old = |hop: &SocketAddr| self.hops.iter().position(|(known, _)| known == hop);
         let new: Vec<_> = hops.iter().map(|(hop, check)| (check.timing, old(hop))).collect();
         self.checker = self.checker.reload(&new, now());
         self.generation += 1;
-        (self.hops, self.lists) = (hops, lists);
+        self.hops = hops;
     }
 
     fn suspect(&mut self, hop: SocketAddr) {
@@ -196,6 +241,7 @@ impl Checking {
                 failures: counters.failures,
                 falls: counters.falls,
             });
+            self.auto.hops().set_down(hop, is_down);
             if is_down && !was_down {
                 // After the new state is known, so that the flows do not choose this hop again.
                 let leave = |worker: &CommandSender| worker.send(WorkerCommand::LeaveHop(hop));
@@ -227,8 +273,4 @@ async fn probe(hop: SocketAddr, check: &HopCheck) -> Result<(), String> {
         Some(path) => tcp_probe::http(hop, &proxy::LOCAL_HEADER, path, AGENT).await,
     };
     said.map_err(|error| tcp_probe::reason(&error))
-}
-
-fn now() -> Instant {
-    Instant::from_nanos(clock::now())
 }

@@ -1,4 +1,5 @@
-//! Lists of next hops, of which each flow takes the first one that is up.
+//! Next hops that are checked: lists, of which each flow takes the first hop that is up, and hops
+//! that are chosen by measurements.
 //!
 //! ```text
 //!   checks: a thread ── TCP or HTTP ──▶ hops
@@ -14,9 +15,13 @@
 //! | `health` | states of the hops, shared by checks and event loops |
 //! | `checks` | thread that checks the hops |
 //! | `retry` | flows whose hop has failed |
+//! | `auto` | hops chosen by measurements, and the measurements of this proxy |
+//! | `overlay` | measurements of these hops: the overlay's, and the hops' own |
 
+mod auto;
 mod checks;
 mod health;
+mod overlay;
 mod retry;
 
 use std::fmt;
@@ -26,6 +31,7 @@ use std::time::Duration;
 use clap::ValueEnum;
 use viaduct_proto::health::Timing;
 
+pub use auto::{AutoHops, AutoSpec};
 pub use checks::HopChecks;
 pub use health::{HopHealth, HopStatus};
 

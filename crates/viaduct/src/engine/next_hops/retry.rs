@@ -20,7 +20,7 @@ impl Upstream {
         config: &EngineConfig,
         now: Instant,
     ) -> io::Result<Begun> {
-        while route.plan.by.list().is_some() {
+        while route.plan.by.has_alternatives() {
             let error = match self.outbounds.begin(route.clone(), config.options, now) {
                 Ok(begun) => return Ok(begun),
                 Err(error) => error,

@@ -91,6 +91,8 @@ pub struct Opened {
 #[derive(Debug, Default)]
 pub(super) struct Outbounds {
     table: HashMap<OutboundSpec, Arc<dyn Outbound>>,
+    /// Outbound to all hops.
+    hops: Option<Arc<HopSignaller>>,
     /// Negotiation with far ends, if there is one.
     pub(super) negotiation: Option<Arc<Negotiation>>,
     /// Bytes that each end of a handler chain buffers.
@@ -135,19 +137,18 @@ impl Outbounds {
         let entry = |spec: OutboundSpec| {
             let outbound: Arc<dyn Outbound> = match &spec {
                 OutboundSpec::Direct => direct.clone(),
-                OutboundSpec::Hop(_) => signaller.clone(),
-                // Each hop has an entry of its own.
-                OutboundSpec::Hops(_) => return None,
+                OutboundSpec::Hop(_) | OutboundSpec::Hops(_) | OutboundSpec::Auto(_) => {
+                    return None;
+                }
                 OutboundSpec::Tunnel(name) => Arc::new(tunnels.get(&name[..])?.clone()),
                 OutboundSpec::Trickles(target) => Arc::new(trickles.outlet(*target)),
             };
             Some((spec, outbound))
         };
-        let hops = config.policies.outbounds().flat_map(OutboundSpec::hops);
-        let hops = hops.map(|hop| OutboundSpec::Hop(*hop));
-        let named = config.policies.outbounds().cloned().chain([OutboundSpec::Direct]).chain(hops);
+        let named = config.policies.outbounds().cloned().chain([OutboundSpec::Direct]);
         Outbounds {
             table: named.filter_map(entry).collect(),
+            hops: Some(signaller.clone()),
             negotiation: config.negotiation.clone(),
             chain_buffer: config.limits.chain_buffer,
         }
@@ -156,7 +157,10 @@ impl Outbounds {
     /// Outbound that a policy describes as `spec`. Errors: a tunnel of that name does not exist: a
     /// change of tunnels needs a restart.
     pub(super) fn get(&self, spec: &OutboundSpec) -> io::Result<&dyn Outbound> {
-        let found = self.table.get(spec).map(|outbound| &**outbound);
+        let found = match (spec, &self.hops) {
+            (OutboundSpec::Hop(_), Some(signaller)) => Some(&**signaller as &dyn Outbound),
+            _ => self.table.get(spec).map(|outbound| &**outbound),
+        };
         found.ok_or_else(|| io::ErrorKind::AddrNotAvailable.into())
     }
 
@@ -186,7 +190,7 @@ mod tests {
         let signaller = Arc::new(HopSignaller::new(Some(HopSignalling::Proxy)));
         let direct = Direct(signaller.clone()).open(&plain, Instant::ZERO).unwrap();
         assert!(direct.preface_out.is_empty());
-        let addresses = Addresses { source: at, destination: at };
+        let addresses = Addresses::new(at, at);
         let request = OpenRequest { signalled: Some(addresses), ..plain };
         let hop = signaller.open(&request, Instant::ZERO).unwrap();
         assert_eq!(hop.preface_out, proxy::emit(&addresses));

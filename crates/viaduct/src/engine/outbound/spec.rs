@@ -6,7 +6,7 @@ use std::net::SocketAddr;
 use serde::{Deserialize, Serialize};
 use viaduct_proto::flow::OutputTransport;
 
-use crate::engine::next_hops::HopList;
+use crate::engine::next_hops::{AutoSpec, HopList};
 use crate::engine::trickles::{PacketFormats, TricklesTarget};
 
 /// Outbound of a flow, as policies name it: to its server, or through another program.
@@ -22,6 +22,10 @@ pub enum OutboundSpec {
     /// a direct one.
     #[serde(skip)]
     Hops(HopList),
+    /// Through the hops that measurements choose. Each flow gets a route by its first hop, or a
+    /// direct one.
+    #[serde(skip)]
+    Auto(AutoSpec),
     /// Through the tunnel of this name; empty for the unnamed one.
     Tunnel(String),
     /// To the server over Trickles; over TCP if the server supports nothing else, unless encryption
@@ -35,7 +39,7 @@ impl OutboundSpec {
         if let OutboundSpec::Hop(at) = self { Some(*at) } else { None }
     }
 
-    /// Hops through which flows may go.
+    /// Hops that the config names, through which flows may go.
     pub fn hops(&self) -> &[SocketAddr] {
         match self {
             OutboundSpec::Hop(at) => std::slice::from_ref(at),
@@ -47,6 +51,16 @@ impl OutboundSpec {
     /// List of hops, if flows take one of several.
     pub fn list(&self) -> Option<&HopList> {
         if let OutboundSpec::Hops(list) = self { Some(list) } else { None }
+    }
+
+    /// Choice by measurements, if flows take the hops that it names.
+    pub fn auto(&self) -> Option<&AutoSpec> {
+        if let OutboundSpec::Auto(auto) = self { Some(auto) } else { None }
+    }
+
+    /// Returns whether a flow may take another route if its hop fails.
+    pub fn has_alternatives(&self) -> bool {
+        matches!(self, OutboundSpec::Hops(_) | OutboundSpec::Auto(_))
     }
 
     /// Returns this outbound over `transport`, which the handlers of a flow have named.
@@ -72,6 +86,7 @@ impl fmt::Display for OutboundSpec {
             OutboundSpec::Direct => f.write_str("direct"),
             OutboundSpec::Hop(at) => at.fmt(f),
             OutboundSpec::Hops(list) => f.write_str(&list.names()),
+            OutboundSpec::Auto(_) => f.write_str("auto"),
             OutboundSpec::Tunnel(name) if name.is_empty() => f.write_str("tunnel"),
             OutboundSpec::Tunnel(name) => write!(f, "tunnel {name}"),
             OutboundSpec::Trickles(TricklesTarget {

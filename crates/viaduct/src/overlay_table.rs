@@ -1,4 +1,5 @@
-//! Tables of nodes on this machine, for handlers: a thread follows the socket of each node.
+//! Tables of overlay nodes on this machine, for handlers and proxies: a thread follows the socket
+//! of each node.
 
 use std::io::{BufRead as _, BufReader, Write as _};
 use std::os::unix::net::UnixStream;
@@ -9,8 +10,8 @@ use std::time::Duration;
 use viaduct_proto::handlers::{Overlays, Tables};
 use viaduct_proto::overlay::Table;
 
-use super::table_socket::FOLLOW;
-
+/// Request to a node's socket for its table at every change.
+pub const FOLLOW: &[u8] = b"follow\n";
 /// Read timeout. A node publishes its table every second; a silent one is considered gone.
 const READ_TIMEOUT: Duration = Duration::from_secs(3);
 /// Delay before the next attempt.
@@ -39,12 +40,13 @@ struct Follower {
 impl Follower {
     fn table(self: &Arc<Self>) -> Option<Arc<Table>> {
         self.started.get_or_init(|| {
-            let follower = self.clone();
+            let follower = Arc::downgrade(self);
             // Without a thread no table is ever known, and flows go directly.
             let _ = std::thread::Builder::new().name("overlay".to_owned()).spawn(move || {
-                loop {
+                while let Some(follower) = follower.upgrade() {
                     let _ = follower.follow();
                     follower.set(None);
+                    drop(follower);
                     std::thread::sleep(RETRY_DELAY);
                 }
             });
@@ -57,13 +59,13 @@ impl Follower {
         self.state.lock().unwrap_or_else(PoisonError::into_inner).0.clone()
     }
 
-    /// Follows the node until it is silent or gone.
-    fn follow(&self) -> std::io::Result<()> {
+    /// Follows the node until it is silent or gone, or nothing needs its table any more.
+    fn follow(self: &Arc<Self>) -> std::io::Result<()> {
         let mut stream = connect(&self.path)?;
         stream.write_all(FOLLOW)?;
         let mut lines = BufReader::new(stream);
         let mut line = String::new();
-        while lines.read_line(&mut line)? > 0 {
+        while Arc::strong_count(self) > 1 && lines.read_line(&mut line)? > 0 {
             let table = serde_json::from_str(&line).map_err(std::io::Error::other)?;
             self.set(Some(Arc::new(table)));
             line.clear();
