@@ -17,6 +17,8 @@
 //!
 //!    [Middlebox]  a1 ─── gwa ═══ middlebox ─── gwb ─── b1
 //!
+//!    [Mesh]       nodes and servers, with a link between any two; a client at the first node
+//!
 //!    [Pair]       load ─── box
 //!
 //!    [Rack]       router ─── segment of boxes in front and replicas
@@ -34,6 +36,7 @@ mod chain;
 mod detour;
 mod dumbbell;
 mod journal;
+mod mesh;
 mod middlebox;
 mod node;
 mod pair;
@@ -49,6 +52,7 @@ pub use chain::Chain;
 pub use detour::Detour;
 pub use dumbbell::{Dumbbell, DumbbellSpec, Wan};
 pub use journal::Journal;
+pub use mesh::Mesh;
 pub use middlebox::{Counted, Middlebox};
 pub use node::{Host, Node};
 pub use pair::Pair;

@@ -45,6 +45,21 @@ impl World {
         World { paths, servers }
     }
 
+    /// Gives both directions of each path the same round trip, as those of a network have.
+    pub fn symmetric(mut self) -> World {
+        for from in 0..self.paths.len() {
+            for to in 0..from {
+                self.paths[from][to] = self.paths[to][from];
+            }
+        }
+        self
+    }
+
+    /// Round trip in milliseconds between two nodes.
+    pub fn path_ms(&self, from: usize, to: usize) -> f64 {
+        self.paths[from][to]
+    }
+
     /// Address of a server; each is in a network of its own.
     pub fn server(number: usize) -> IpAddr {
         IpAddr::from([10, 1, number as u8, 1])

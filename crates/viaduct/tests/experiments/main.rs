@@ -158,7 +158,9 @@ fn a_trip_through_an_off_path_proxy_takes_the_time_of_the_papers_model() {
 fn chosen_hops_are_near_the_best_and_share_the_load() {
     let _beside = beside_others();
     let outcome = quick("scale/hops");
-    assert_holds(&outcome, 4, 4, |_| true);
+    // The times of real programs depend on the load of the processors.
+    let is_real = |name: &str| name.starts_with("in namespaces");
+    assert_holds(&outcome, 7, 5, |name| !is_real(name) || name.ends_with("failed"));
 }
 
 #[test]

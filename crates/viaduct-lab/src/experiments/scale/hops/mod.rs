@@ -1,10 +1,13 @@
-//! Choice of hops in virtual time: how near it is to the best, how steady, and how the load is
-//! shared.
+//! Choice of hops: in virtual time, how near it is to the best, how steady, and how the load is
+//! shared; and by real programs ([`overlay`]).
 //!
 //! ```text
 //!   64 nodes on a plane, a fifth of the paths detours; one node chooses hops towards 40 servers
 //!   8 equal hops in one place, between 40 nodes and 20 servers each
+//!   8 nodes in namespaces, each with an overlay node and a proxy; a client at one, 5 servers
 //! ```
+
+mod overlay;
 
 use viaduct_proto::placement::score::{Preference, Segment};
 use viaduct_proto::placement::world::World as Places;
@@ -28,6 +31,8 @@ const SHARED_SERVERS: usize = 20;
 /// Load of one flow on a hop.
 const FLOW: f64 = 0.01;
 const MAX_OVER_FAIR: f64 = 1.3;
+/// Seconds within which a dead hop is avoided.
+const AVOIDED: f64 = 2.0;
 
 pub(in crate::experiments) const ABOUT: About = About {
     name: "scale/hops",
@@ -39,18 +44,20 @@ pub(in crate::experiments) const ABOUT: About = About {
 
 pub(in crate::experiments) fn run(run: &mut Run) -> Result<()> {
     let (seeds, minutes) = run.choose((50, 60), (10, 10));
-    run.param("simulated", true);
+    let (matrices, rounds) = run.choose((10, 40), (1, 20));
     run.param("nodes", NODES);
     run.param("servers", SERVERS);
     run.param("matrices", seeds);
     run.param("minutes_of_jitter", minutes);
-    run.steps(seeds + 2);
+    run.param("matrices in namespaces", matrices);
+    run.param("flows to each server in namespaces", rounds);
+    run.steps(seeds + 2 + matrices);
     nearness(run, seeds)?;
     run.step("jitter")?;
     steadiness(run, minutes);
     run.step("equal hops")?;
     shares(run, minutes);
-    Ok(())
+    real(run, matrices, rounds)
 }
 
 fn at(seconds: f64) -> VirtualTime {
@@ -164,6 +171,33 @@ fn shares(run: &mut Run, minutes: u32) {
         over_fair(&loads),
         MAX_OVER_FAIR,
     );
+}
+
+/// Measures the choice of real programs.
+fn real(run: &mut Run, matrices: usize, rounds: usize) -> Result<()> {
+    let (mut over_best, mut over_direct, mut avoided) = (Vec::new(), Vec::new(), Vec::new());
+    let mut failed = 0;
+    for n in 0..matrices as u64 {
+        run.step(&format!("namespaces, matrix {}", n + 1))?;
+        let found = overlay::measure(run.seed() + n, rounds, run.journal())?;
+        over_best.extend(found.over_best);
+        over_direct.extend(found.over_direct);
+        avoided.extend(found.avoided_after);
+        failed += found.failed;
+    }
+    let plot = Plot::histogram("Time to the first byte, measured", ("", ""), ("ratio", ""));
+    let quantiles = [("median", 0.5), ("95 of 100", 0.95), ("largest", 1.0)];
+    run.plot_bars(&plot, "over the best", quantiles.map(|(of, q)| (of, quantile(&over_best, q))));
+    let direct = quantiles.map(|(of, q)| (of, quantile(&over_direct, q)));
+    run.plot_bars(&plot, "over the direct path", direct);
+    let near = over_best.iter().filter(|ratio| **ratio <= NEAR).count();
+    let share = near as f64 / over_best.len() as f64;
+    run.at_least("in namespaces: share of flows within 5 % of the best", share, MIN_NEAR);
+    ensure!(!avoided.is_empty(), "no flow went by a hop");
+    let last = avoided.into_iter().fold(0.0, f64::max);
+    run.at_most("in namespaces: from the death of a hop to the last late flow, s", last, AVOIDED);
+    run.at_most("in namespaces: flows that failed", failed as f64, 0.0);
+    Ok(())
 }
 
 /// Largest load over the mean; infinite if no flow goes through a hop.
