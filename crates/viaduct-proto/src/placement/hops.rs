@@ -323,6 +323,7 @@ mod tests {
         hops.handle_table(at(3), table(UP));
         assert_eq!(hops.choose(at(4), server(), Preference::FirstByte), None);
         hops.set_down(hop(1), false);
+        hops.handle_table(at(64), table(UP));
         let choice = hops.choose(at(64), server(), Preference::FirstByte);
         assert_eq!(choice, Some((hop(1), Onward::Direct)));
     }
@@ -362,6 +363,7 @@ mod tests {
     fn networks_are_asked_for_while_they_are_used() {
         let mut hops = informed();
         assert!(hops.poll_query(at(9)).is_empty(), "not used since");
+        hops.handle_table(at(9), table(UP));
         hops.choose(at(10), server(), Preference::Bulk);
         report(&mut hops, 10);
         hops.choose(at(11), server(), Preference::Bulk);

@@ -33,7 +33,7 @@ impl Report {
         let mut bytes = HEAD.to_vec();
         bytes.extend(((self.load.clamp(0.0, 1.0) * 65_535.0).round() as u16).to_be_bytes());
         for rtt_ms in &self.rtts_ms {
-            let micros = rtt_ms.map_or(UNKNOWN, |ms| ((ms * 1e3) as u32).min(UNKNOWN - 1));
+            let micros = rtt_ms.map_or(UNKNOWN, |ms| ((ms * 1e3).round() as u32).min(UNKNOWN - 1));
             bytes.extend(micros.to_be_bytes());
         }
         bytes
