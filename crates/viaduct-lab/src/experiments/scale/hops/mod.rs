@@ -177,9 +177,10 @@ fn shares(run: &mut Run, minutes: u32) {
 fn real(run: &mut Run, matrices: usize, rounds: usize) -> Result<()> {
     let (mut over_best, mut over_direct, mut avoided) = (Vec::new(), Vec::new(), Vec::new());
     let mut failed = 0;
-    for n in 0..matrices as u64 {
-        run.step(&format!("namespaces, matrix {}", n + 1))?;
-        let found = overlay::measure(run.seed() + n, rounds, run.journal())?;
+    let seeds = (run.seed()..).filter(|seed| overlay::is_of_use(*seed)).take(matrices);
+    for (n, seed) in (1..).zip(seeds) {
+        run.step(&format!("namespaces, matrix {n}"))?;
+        let found = overlay::measure(seed, rounds, run.journal())?;
         over_best.extend(found.over_best);
         over_direct.extend(found.over_direct);
         avoided.extend(found.avoided_after);

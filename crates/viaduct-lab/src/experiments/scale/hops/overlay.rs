@@ -17,6 +17,9 @@ use crate::topology::Mesh;
 
 const NODES: u8 = 8;
 const SERVERS: u8 = 5;
+/// Servers that hops help, at the least, in a matrix that is measured; and the ratio that counts.
+const MIN_HELPED: usize = 2;
+const CLEARLY: f64 = 0.9;
 /// Port of the servers.
 const SERVICE: u16 = 8080;
 /// Interval between flows to one server.
@@ -41,7 +44,7 @@ pub(super) struct Found {
     /// Seconds from the death of a hop until the last flow began that was late; `None` if no flow
     /// went by a hop.
     pub(super) avoided_after: Option<f64>,
-    /// Flows that failed.
+    /// Flows that failed, without those that were begun before the hop died.
     pub(super) failed: usize,
 }
 
@@ -67,6 +70,20 @@ struct Flow {
     took: Option<Duration>,
 }
 
+/// Returns whether hops are of use in the matrix of this seed: at least [`MIN_HELPED`] servers have
+/// a best route by hops that is clearly shorter than the direct one.
+pub(super) fn is_of_use(seed: u64) -> bool {
+    let places = places(seed);
+    let is_helped = |server: &usize| {
+        places.best_ms(*server) < CLEARLY * places.first_byte_ms(Route::Direct, *server)
+    };
+    (0..SERVERS.into()).filter(is_helped).count() >= MIN_HELPED
+}
+
+fn places(seed: u64) -> Places {
+    Places::new(seed, NODES.into(), SERVERS.into()).symmetric()
+}
+
 /// Measures `rounds` flows to each server of the matrix of this seed, and the death of a hop.
 pub(super) fn measure(seed: u64, rounds: usize, journal: &Journal) -> Result<Found> {
     let mut real = Real::start(seed, journal)?;
@@ -83,11 +100,13 @@ pub(super) fn measure(seed: u64, rounds: usize, journal: &Journal) -> Result<Fou
     }
     if let Some((hop, server)) = real.hop_in_use()? {
         let (flows, died) = real.kill(hop, server)?;
+        // A flow that was connected by the hop before ends with it.
+        let flows: Vec<_> = flows.into_iter().filter(|flow| flow.begun >= died).collect();
         found.failed += flows.iter().filter(|flow| flow.took.is_none()).count();
         let direct = real.places.first_byte_ms(Route::Direct, server);
         let limit = Duration::from_secs_f64(direct / 1e3) + LATE;
         let late = flows.iter().filter(|flow| flow.took.is_none_or(|took| took > limit));
-        let after = late.map(|flow| flow.begun.saturating_duration_since(died).as_secs_f64());
+        let after = late.map(|flow| flow.begun.duration_since(died).as_secs_f64());
         found.avoided_after = Some(after.fold(0.0, f64::max));
     }
     Ok(found)
@@ -95,7 +114,7 @@ pub(super) fn measure(seed: u64, rounds: usize, journal: &Journal) -> Result<Fou
 
 impl Real {
     fn start(seed: u64, journal: &Journal) -> Result<Real> {
-        let places = Places::new(seed, NODES.into(), SERVERS.into()).symmetric();
+        let places = places(seed);
         let time = |ms: f64| Duration::from_secs_f64(ms / 1e3);
         let mesh = Mesh::build(
             (NODES, SERVERS),
