@@ -4,14 +4,16 @@ use crate::time::{Duration, Instant};
 
 /// Time over which unused tokens accumulate.
 const BURST: Duration = Duration::from_millis(20);
-/// Least size of the bucket, in bytes: a repair of the longest packets.
-const MIN_BURST: f64 = 3_000.0;
+/// Least size of the bucket, in bytes: some repairs of the longest packets.
+const MIN_BURST: f64 = 6_000.0;
+/// Share of the bucket that is reserved for copies.
+const RESERVE: f64 = 0.5;
 
 /// Token bucket for repairs.
 #[derive(Debug)]
 pub(super) struct Allowance {
     /// Bytes a second; `None` for no limit.
-    rate: Option<f64>,
+    pub(super) rate: Option<f64>,
     tokens: f64,
     filled: Instant,
 }
@@ -21,13 +23,24 @@ impl Allowance {
         Allowance { rate, tokens: 0.0, filled: now }
     }
 
-    /// Takes tokens for `bytes` bytes; returns whether they may be sent now.
+    /// Takes tokens for `bytes` bytes of copies; returns whether they may be sent now.
     pub(super) fn take(&mut self, now: Instant, bytes: usize) -> bool {
+        self.take_above(now, bytes, 0.0)
+    }
+
+    /// Takes tokens for `bytes` bytes of other repairs, which leave a reserve for copies; returns
+    /// whether they may be sent now.
+    pub(super) fn take_spare(&mut self, now: Instant, bytes: usize) -> bool {
+        self.take_above(now, bytes, RESERVE)
+    }
+
+    /// Takes tokens, unless less than the share `reserve` of the bucket would remain.
+    fn take_above(&mut self, now: Instant, bytes: usize, reserve: f64) -> bool {
         let Some(rate) = self.rate else { return true };
         let passed = now.since(std::mem::replace(&mut self.filled, now));
         let most = (rate * BURST.as_secs_f64()).max(MIN_BURST);
         self.tokens = (self.tokens + rate * passed.as_secs_f64()).min(most);
-        let fits = self.tokens >= bytes as f64;
+        let fits = self.tokens >= bytes as f64 + reserve * most;
         if fits {
             self.tokens -= bytes as f64;
         }
@@ -46,7 +59,10 @@ mod tests {
         let second = (0..1_000).filter(|&n| of.take(at(n), 1_250)).count();
         assert!((90..=100).contains(&second), "{second}");
         let burst = (0..100).filter(|_| of.take(at(60_000), 1_000)).count();
-        assert_eq!(burst, 3);
+        assert_eq!(burst, 6);
+        let others = (0..100).filter(|_| of.take_spare(at(120_000), 1_000)).count();
+        let copies = (0..100).filter(|_| of.take(at(120_000), 1_000)).count();
+        assert_eq!((others, copies), (3, 3), "half is reserved for copies");
         let mut unbounded = Allowance::new(Instant::ZERO, None);
         assert!((0..100).all(|_| unbounded.take(at(0), 1 << 20)));
     }

@@ -4,8 +4,12 @@
 //! packets that it still misses; these repairs arrive a round trip later.
 
 mod handover;
+mod pace;
+
+use std::collections::VecDeque;
 
 use super::allowance::Allowance;
+use super::answers::Answers;
 use super::classes::{Classifier, Repairs, Treatment};
 use super::coding::Settings;
 use super::control::{Controller, Limits, Report, State, Traffic};
@@ -17,6 +21,7 @@ use crate::fec::{Encoder as _, Error, Fire, Seq, window};
 use crate::time::{Duration, Instant};
 use crate::wire::ip::MutableFields;
 use crate::wire::{tcp_sack, transport};
+pub(super) use pace::Pace;
 
 /// Round-trip time assumed until it is measured.
 const USUAL_RTT: Duration = Duration::from_millis(100);
@@ -31,6 +36,10 @@ const MIN_KEPT: f64 = 4_096.0;
 const MAX_KEPT: f64 = 8_192.0;
 /// Number of repairs that are sent for the last packets before a pause, if losses come in bursts.
 const FLUSHES: usize = 3;
+/// Time after a request for which packets count as being lost at present.
+const LOSING: Duration = Duration::from_millis(500);
+/// Number of latency-sensitive packets in a range that are repeated even if fewer are missing.
+const MAX_REPEATED: usize = 16;
 /// Least relative difference for which the encoder's rate is changed.
 const WORTH: f64 = 0.05;
 
@@ -49,6 +58,12 @@ pub(super) struct Auto {
     /// Budget of repairs that the peer may request.
     budget: f64,
     allowance: Allowance,
+    /// Requested repairs that leave by another path.
+    pub(super) answers: Answers,
+    /// Numbers of the latest latency-sensitive packets, in order.
+    urgent: VecDeque<Seq>,
+    /// Time of the peer's last request for repairs.
+    requested: Option<Instant>,
     limits: Limits,
     /// Copies leave by another path than the packets.
     pub(super) has_other_path: bool,
@@ -85,6 +100,9 @@ impl Auto {
             has_paused: false,
             budget: MAX_BUDGET / 4.0,
             allowance: Allowance::new(now, limits.max_rate),
+            answers: Answers::new(now),
+            urgent: VecDeque::new(),
+            requested: None,
             limits,
             has_other_path: false,
         })
@@ -95,7 +113,8 @@ impl Auto {
     }
 
     pub(super) fn memory(&self) -> usize {
-        self.encoder.memory() + self.copies.memory() + self.classifier.memory()
+        let urgent = self.urgent.capacity() * size_of::<Seq>();
+        self.encoder.memory() + self.copies.memory() + self.classifier.memory() + urgent
     }
 
     /// Bytes of memory held for packets that the peer may request.
@@ -112,6 +131,8 @@ impl Auto {
     pub(super) fn forget_below(&mut self, seq: Seq) {
         self.encoder.forget_below(seq);
         self.copies.tidy();
+        self.urgent.drain(..self.urgent.partition_point(|urgent| *urgent < seq));
+        self.urgent.shrink_to(2 * self.urgent.len());
     }
 
     /// Classifies a normalised packet that leaves; `fields` are its mutable fields.
@@ -133,6 +154,12 @@ impl Auto {
     /// Returns whether packets are being lost.
     pub(super) fn is_lossy(&self) -> bool {
         self.controller.overhead > 0.0
+    }
+
+    /// Returns whether the packets' path loses packets at present, and copies take the other one:
+    /// the end of a path is a single burst, for which the controller's rate does not rise.
+    fn is_failing(&self, now: Instant) -> bool {
+        self.has_other_path && self.requested.is_some_and(|at| now.since(at) < LOSING)
     }
 
     /// Time for which flows can wait for a lost packet.
@@ -175,11 +202,17 @@ impl Auto {
         }
         self.copies.count(of.packet.len(), self.limits.max_overhead);
         let seq = self.next_seq();
+        if matches!(of.repairs, Repairs::Copies | Repairs::Duplicate) {
+            if self.urgent.len() >= MAX_KEPT as usize {
+                self.urgent.pop_front();
+            }
+            self.urgent.push_back(seq);
+        }
         match of.repairs {
             Repairs::Duplicate if self.has_other_path => {
                 self.copies.push_at_once(now, seq, of.fields, of.packet);
             }
-            Repairs::Copies | Repairs::Duplicate if self.is_lossy() => {
+            Repairs::Copies | Repairs::Duplicate if self.is_lossy() || self.is_failing(now) => {
                 self.copies.push(now, seq, of.fields, of.packet);
             }
             _ => {}
@@ -193,7 +226,7 @@ impl Auto {
         encoder.push_at_most(of.symbol, most, &mut |repair| {
             *bare = 0;
             *budget = (*budget - 1.0).max(0.0);
-            if allowance.take(now, repair.body.len()) {
+            if allowance.take_spare(now, repair.body.len()) {
                 fire(repair);
             }
         });
@@ -234,7 +267,7 @@ impl Auto {
     fn combine(&mut self, now: Instant, first: Seq, last: Seq, count: usize, fire: &mut Fire<'_>) {
         let Auto { encoder, allowance, .. } = self;
         encoder.combine(first, last, count, &mut |repair| {
-            if allowance.take(now, repair.body.len()) {
+            if allowance.take_spare(now, repair.body.len()) {
                 fire(repair);
             }
         });
@@ -258,6 +291,7 @@ impl Auto {
         // trip.
         let time = 2 * (2 * traffic.wait + self.rtt.unwrap_or(USUAL_RTT));
         let kept = traffic.pace * time.as_secs_f64();
+        self.answers.set_rate(self.limits.max_overhead * traffic.pace);
         self.encoder.keep(kept.clamp(MIN_KEPT, MAX_KEPT) as u16);
         let set = match self.controller.parameters(traffic) {
             Some(parameters) => {
@@ -285,53 +319,61 @@ impl Auto {
         may
     }
 
-    /// Answers a request, within the budget and the room on the link.
+    /// Answers a request: latency-sensitive packets at once, and the others within the budget and
+    /// the room on the link.
     pub(super) fn answer(&mut self, now: Instant, need: Need, fire: &mut Fire<'_>) {
+        self.requested = Some(now);
+        let repeated = self.answer_urgent(now, need, fire);
         let wanted = f64::from(need.repairs) * self.controller.room.share();
         let most = MAX_WORK / usize::from(need.packets).max(1);
         let count = (wanted as usize).min(self.budget as usize).min(most);
-        self.budget -= count as f64;
-        let last = need.first.saturating_add(u64::from(need.packets)).saturating_sub(1);
-        self.combine(now, need.first, last, count, fire);
+        if self.has_other_path {
+            let is_new = self.answers.push(now, need, count);
+            self.budget -= if is_new { count as f64 } else { 0.0 };
+            self.answer_waiting(now, fire);
+        } else {
+            let count = if need.is_whole() { count.saturating_sub(repeated) } else { count };
+            self.budget -= count as f64;
+            self.combine(now, need.first, need.last(), count, fire);
+        }
+    }
+
+    /// Repeats the latency-sensitive packets of a request, each by itself, at the rate of copies: a
+    /// combination would depend on all repairs of the packets beside them. If they are many, a
+    /// request for few packets does not tell which ones are missing, and none is repeated. Returns
+    /// the number of repairs.
+    fn answer_urgent(&mut self, now: Instant, need: Need, fire: &mut Fire<'_>) -> usize {
+        let Auto { encoder, allowance, copies, urgent, .. } = self;
+        let [from, to] =
+            [need.first, need.last() + 1].map(|end| urgent.partition_point(|urgent| *urgent < end));
+        let mut repeated = 0;
+        if to - from > usize::from(need.repairs).max(MAX_REPEATED) {
+            return repeated;
+        }
+        for &seq in urgent.range(from..to) {
+            encoder.combine(seq, seq, 1, &mut |repair| {
+                let len = repair.body.len();
+                if copies.take(now, len) && allowance.take(now, len) {
+                    repeated += 1;
+                    fire(repair);
+                }
+            });
+        }
+        repeated
+    }
+
+    /// Fires the requested repairs whose turn it is.
+    pub(super) fn answer_waiting(&mut self, now: Instant, fire: &mut Fire<'_>) {
+        let Auto { encoder, allowance, answers, .. } = self;
+        answers.leave(now, |first, last| {
+            encoder.combine(first, last, 1, &mut |repair| {
+                if allowance.take_spare(now, repair.body.len()) {
+                    fire(repair);
+                }
+            });
+        });
     }
 }
 
 /// Parameters of an encoder before its rate is known.
 const SILENT: window::Parameters = window::Parameters { window: 16, repairs: 1, packets: 4_096 };
-
-/// Rate of packets a second.
-#[derive(Debug, Default)]
-pub(super) struct Pace {
-    since: Option<Instant>,
-    count: u32,
-    value: f64,
-}
-
-impl Pace {
-    /// Time over which packets are counted.
-    const SPAN: Duration = Duration::from_millis(100);
-    /// Weight of the newest count.
-    const WEIGHT: f64 = 0.3;
-    /// Growth factor from which on the newest count replaces the mean.
-    const GROWS: f64 = 1.5;
-
-    /// Counts a packet; returns whether the rate was updated.
-    pub(super) fn count(&mut self, now: Instant) -> bool {
-        self.count += 1;
-        let since = *self.since.get_or_insert(now);
-        let passed = now.since(since);
-        if passed < Pace::SPAN {
-            return false;
-        }
-        let newest = f64::from(self.count) / passed.as_secs_f64();
-        // A flow in slow start doubles its rate in a round trip.
-        let weight = if newest > Pace::GROWS * self.value { 1.0 } else { Pace::WEIGHT };
-        self.value += weight * (newest - self.value);
-        (self.since, self.count) = (Some(now), 0);
-        true
-    }
-
-    pub(super) fn value(&self) -> f64 {
-        self.value
-    }
-}

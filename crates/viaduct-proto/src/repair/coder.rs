@@ -145,10 +145,10 @@ impl Coder {
         }
     }
 
-    /// Time of the next copy.
+    /// Time of the next copy, or of the next requested repairs.
     pub(super) fn copies_due(&self) -> Option<Instant> {
         match self {
-            Coder::Auto(auto) => auto.copies.due(),
+            Coder::Auto(auto) => [auto.copies.due(), auto.answers.due].into_iter().flatten().min(),
             Coder::Fixed(_) | Coder::Observe(_) => None,
         }
     }

@@ -124,8 +124,7 @@ impl Copies {
             waiting.packet.clear();
             self.spare.push(waiting.packet);
         }
-        let passed = now.since(std::mem::replace(&mut self.filled, now));
-        self.tokens = (self.tokens + MIN_RATE * passed.as_secs_f64()).min(MAX_TOKENS);
+        self.fill(now);
         for at in (0..AFTER.len()).rev() {
             let mut leaving = Vec::new();
             take(&mut self.waiting[at], now, AFTER[at], &mut leaving);
@@ -147,6 +146,19 @@ impl Copies {
                 }
             }
         }
+    }
+
+    /// Takes tokens for a requested copy of `len` bytes; returns whether it may be sent now.
+    pub(super) fn take(&mut self, now: Instant, len: usize) -> bool {
+        self.fill(now);
+        let fits = self.tokens >= len as f64;
+        self.tokens -= if fits { len as f64 } else { 0.0 };
+        fits
+    }
+
+    fn fill(&mut self, now: Instant) {
+        let passed = now.since(std::mem::replace(&mut self.filled, now));
+        self.tokens = (self.tokens + MIN_RATE * passed.as_secs_f64()).min(MAX_TOKENS);
     }
 
     /// Gives back memory that no waiting packet needs.

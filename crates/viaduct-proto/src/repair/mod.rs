@@ -19,6 +19,7 @@
 
 pub mod align;
 mod allowance;
+mod answers;
 mod auto;
 mod budget;
 mod bundle;

@@ -10,8 +10,10 @@ use super::section::Need;
 use crate::fec::{MAX_COVER, Seq};
 use crate::time::{Duration, Instant};
 
-/// Limit of remembered missing packets; further ones are not requested.
-const MAX_MISSING: usize = 2_048;
+/// Limit of the packets of one request: the number of its repairs, reserve included, is a byte.
+const MAX_ASKED: usize = 231;
+/// Limit of remembered missing packets, eight requests; further ones are not requested.
+const MAX_MISSING: usize = 8 * MAX_ASKED;
 /// Number of missing packets beyond the expected recoveries above which they are requested at once.
 const EXCESS: usize = 4;
 /// Limit of the repairs of one request times the packets that each covers: the peer computes
@@ -30,6 +32,9 @@ pub(super) struct Requests {
     missing: BTreeMap<Seq, MissingPacket>,
     /// Number of missing packets that were never requested.
     fresh: usize,
+    /// Lower bounds of the times since which packets were never requested, and of the last
+    /// requests of the others: the next deadline is then known without a search.
+    oldest: [Option<Instant>; 2],
     pub(super) asked: u64,
 }
 
@@ -53,6 +58,11 @@ impl Times {
     fn ask(&self) -> Duration {
         self.wait.min(self.rtt / 4).max(LATE)
     }
+
+    /// Time from one request of a packet to the next.
+    fn ask_again(&self) -> Duration {
+        self.rtt + self.ask()
+    }
 }
 
 impl Requests {
@@ -62,6 +72,7 @@ impl Requests {
             && self.missing.insert(seq, MissingPacket { since: now, asked: None }).is_none()
         {
             self.fresh += 1;
+            self.oldest[0].get_or_insert(now);
         }
     }
 
@@ -77,6 +88,7 @@ impl Requests {
         let before = self.missing.len();
         self.missing.retain(|&seq, missing| seq >= floor && now.since(missing.since) < MAX_AGE);
         self.fresh = self.missing.values().filter(|missing| missing.asked.is_none()).count();
+        self.search();
         before - self.missing.len()
     }
 
@@ -87,11 +99,19 @@ impl Requests {
 
     /// Time of the next possible request, if `expected` equations are held or in flight.
     pub(super) fn due(&self, times: Times, expected: usize) -> Option<Instant> {
-        let usual = self.missing.values().map(|missing| missing.due(times)).min();
+        let [fresh, asked] = self.oldest;
+        let usual = [fresh.map(|at| at + times.ask()), asked.map(|at| at + times.ask_again())];
         // The newest packets of a burst may just be late.
         let newest = self.missing.last_key_value().map(|(_, missing)| missing.since + LATE);
         let early = newest.filter(|_| self.fresh > expected + EXCESS);
-        [usual, early].into_iter().flatten().min()
+        usual.into_iter().chain([early]).flatten().min()
+    }
+
+    /// Corrects the lower bounds.
+    fn search(&mut self) {
+        let fresh = self.missing.values().filter(|of| of.asked.is_none()).map(|of| of.since);
+        let asked = self.missing.values().filter_map(|of| of.asked);
+        self.oldest = [fresh.min(), asked.min()];
     }
 
     /// Returns an early request if the expected equations are certain to be too few.
@@ -113,6 +133,7 @@ impl Requests {
         }
         self.fresh -= count;
         self.asked += count as u64;
+        self.search();
         let repairs = with_reserve(excess.min(count));
         Some(Need { first, packets: (last - first + 1) as u16, repairs })
     }
@@ -122,9 +143,11 @@ impl Requests {
         if self.fresh <= EXCESS {
             return None;
         }
-        let mut fresh = self.missing.iter().filter(|(_, missing)| missing.asked.is_none());
-        let (first, _) = fresh.next()?;
-        Some((*first, *fresh.next_back().map_or(first, |(last, _)| last)))
+        // They are the newest, in most cases.
+        let missing = self.missing.iter().rev();
+        let mut fresh = missing.filter(|(_, missing)| missing.asked.is_none());
+        let (last, _) = fresh.next()?;
+        Some((fresh.nth(self.fresh - 2).map_or(*last, |(first, _)| *first), *last))
     }
 
     /// Returns the next request; `held` counts the equations at hand for a range of packets. A
@@ -137,8 +160,17 @@ impl Requests {
         held: impl Fn(Seq, Seq) -> usize,
         is_given_up: impl Fn(Seq) -> bool,
     ) -> Option<Need> {
+        let [first, again] = self.oldest;
+        let is_due = first.is_some_and(|at| at + times.ask() <= now)
+            || again.is_some_and(|at| at + times.ask_again() <= now);
+        if !is_due {
+            return None;
+        }
         let mut due = self.missing.iter_mut().filter(|(_, missing)| missing.due(times) <= now);
-        let (&first, oldest) = due.next()?;
+        let Some((&first, oldest)) = due.next() else {
+            self.search();
+            return None;
+        };
         let mut fresh = usize::from(oldest.asked.replace(now).is_none());
         let (mut last, mut count) = (first, 1_usize);
         for (&seq, missing) in due.take_while(|(seq, _)| **seq - first < u64::from(MAX_COVER)) {
@@ -150,14 +182,16 @@ impl Requests {
         }
         self.fresh -= fresh;
         self.asked += count as u64;
+        self.search();
         let repairs = with_reserve(count.saturating_sub(held(first, last)).max(1));
         Some(Need { first, packets: (last - first + 1) as u16, repairs })
     }
 }
 
-/// Returns whether a repair for each of `count` packets exceeds the peer's work at once.
+/// Returns whether a repair for each of `count` packets exceeds a request, or the peer's work at
+/// once.
 fn is_too_much(first: Seq, last: Seq, count: usize) -> bool {
-    (last - first + 1) as usize * count > MAX_WORK
+    count > MAX_ASKED || (last - first + 1) as usize * count > MAX_WORK
 }
 
 /// Adds a reserve for lost repairs: otherwise all packets wait for another round trip.
@@ -169,7 +203,7 @@ fn with_reserve(repairs: usize) -> u8 {
 impl MissingPacket {
     fn due(&self, times: Times) -> Instant {
         match self.asked {
-            Some(asked) => asked + times.rtt + times.ask(),
+            Some(asked) => asked + times.ask_again(),
             None => self.since + times.ask(),
         }
     }

@@ -257,7 +257,8 @@ impl Sender {
         }
     }
 
-    /// Sends the copies that are due, preceded by the names that have not been sent.
+    /// Sends the copies that are due, preceded by the names that have not been sent, and then the
+    /// requested repairs whose turn it is.
     fn copy(&mut self, now: Instant, channel: &mut Channel<'_>) {
         let Sender { coder: Coder::Auto(auto), names, bundle, stats, .. } = self else { return };
         let mut bytes = names.leave(bundle, channel, auto.controller.is_bursty());
@@ -279,6 +280,9 @@ impl Sender {
         for seq in long {
             auto.repeat(seq, &mut frame(names, bundle, stats, channel));
         }
+        let before = stats.repairs;
+        auto.answer_waiting(now, &mut frame(names, bundle, stats, channel));
+        stats.answered += stats.repairs - before;
         bytes += bundle.send(channel);
         stats.repair_bytes += bytes as u64;
     }

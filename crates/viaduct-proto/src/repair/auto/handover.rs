@@ -48,7 +48,7 @@ impl Auto {
         self.classifier = passive.classifier;
         let Some(record) = record else { return };
         self.rtt = record.rtt.map(Duration::from_nanos);
-        self.pace = Pace { value: record.pace.into(), ..Pace::default() };
+        self.pace = Pace::new(record.pace.into());
         let bursts = record.counts.last().map(|(_, losses)| losses.bursts);
         self.reordering_window.resume(record.share.into(), bursts);
         self.controller.resume(now, record);

@@ -107,6 +107,18 @@ pub struct Need {
     pub repairs: u8,
 }
 
+impl Need {
+    /// Returns whether all of the packets are missing, as far as the number of repairs tells.
+    pub fn is_whole(&self) -> bool {
+        self.packets <= self.repairs.into()
+    }
+
+    /// Highest packet number.
+    pub fn last(&self) -> Seq {
+        self.first.saturating_add(self.packets.into()).saturating_sub(1)
+    }
+}
+
 /// Parses the sections of a message; the last item is `None` if the message is malformed there.
 pub fn sections(mut message: &[u8]) -> impl Iterator<Item = Option<Section<'_>>> {
     std::iter::from_fn(move || {

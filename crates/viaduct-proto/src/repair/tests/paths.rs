@@ -8,6 +8,18 @@ enum Item {
     Datagram(SocketAddr, Vec<u8>),
 }
 
+impl Item {
+    /// Bytes on the wire.
+    fn len(&self) -> usize {
+        /// Headers of IP and UDP.
+        const HEADERS: usize = 28;
+        match self {
+            Item::Packet(packet) => packet.len(),
+            Item::Datagram(_, datagram) => HEADERS + datagram.len(),
+        }
+    }
+}
+
 struct Flying {
     due: Instant,
     to: usize,
@@ -15,17 +27,31 @@ struct Flying {
     item: Item,
 }
 
+/// Rate of a link that is no longer than its packets, 100 Mb/s in bytes a second, and its queue.
+const RATE: u64 = 12_500_000;
+const QUEUE: Duration = Duration::from_millis(100);
+/// Destination port of bulk traffic, length of its packets, and their number a millisecond:
+/// 48 Mb/s.
+const BULK: u16 = 5_201;
+const BULK_LEN: usize = 1_200;
+const BULK_EACH: usize = 5;
+
 /// Two sites, and two paths between them.
 struct Paths {
     now: Instant,
     sites: [Plane; 2],
     /// Delay of each path in one direction, in milliseconds.
     delays: [u64; 2],
+    /// Time at which the link of each direction and path has sent all; `None` for links without a
+    /// rate.
+    sent_by: Option<[[Instant; 2]; 2]>,
     /// Share of packets and datagrams that each path loses.
     loss: [f64; 2],
     flying: Vec<Flying>,
     /// Send time of each packet, and the times at which it has reached its host.
     packets: Vec<(Instant, Vec<Instant>)>,
+    /// Number of bulk packets sent.
+    bulk: u32,
     /// Changes of paths at site A.
     changes: Vec<(Instant, PathChange)>,
     rng: Rng,
@@ -42,7 +68,11 @@ impl Paths {
         let plane = |site: usize| {
             let limits = control::Limits { max_overhead: 0.3, max_rate: None };
             let mut settings = Settings::from(limits);
-            settings.classes = vec![Class { repairs, ..Class::default() }];
+            let bulk = Match { ports: vec![BULK..=BULK], ..Match::default() };
+            settings.classes = vec![
+                Class { matches: bulk, ..Class::default() },
+                Class { repairs, ..Class::default() },
+            ];
             let endpoints = [0, 1].map(|path| end(1 - site, path));
             let paths = Some(PathsConfig { endpoints, repairs: policy });
             let (me, peer) = (site as u8 + 1, 2 - site as u8);
@@ -53,9 +83,11 @@ impl Paths {
             now: Instant::ZERO,
             sites: [plane(0), plane(1)],
             delays,
+            sent_by: None,
             loss: [0.0; 2],
             flying: Vec::new(),
             packets: Vec::new(),
+            bulk: 0,
             changes: Vec::new(),
             rng: Rng::from_seed(5),
         };
@@ -73,24 +105,53 @@ impl Paths {
 
     fn fly(&mut self, to: usize, path: u8, item: Item) {
         let at = usize::from(path);
+        let Some(sent) = self.cross(to, at, item.len()) else { return };
         if !self.rng.chance(self.loss[at]) {
-            let due = self.now + Duration::from_millis(self.delays[at]);
+            let due = sent + Duration::from_millis(self.delays[at]);
             self.flying.push(Flying { due, to, path, item });
         }
     }
 
-    /// Sends a packet from A to B.
+    /// Time at which the link has sent an item of `len` bytes; `None` if its queue is full.
+    fn cross(&mut self, to: usize, path: usize, len: usize) -> Option<Instant> {
+        let Some(sent_by) = &mut self.sent_by else { return Some(self.now) };
+        let sent_by = &mut sent_by[to][path];
+        let begins = self.now.max(*sent_by);
+        if begins.since(self.now) > QUEUE {
+            return None;
+        }
+        *sent_by = begins + Duration::from_nanos(len as u64 * 1_000_000_000 / RATE);
+        Some(*sent_by)
+    }
+
+    /// Sends a message from A to B.
     fn send(&mut self, path: u8) {
         let mut packet = vec![0x5a; 200];
         packet[28..32].copy_from_slice(&(self.packets.len() as u32).to_be_bytes());
-        udp_header(&mut packet);
         self.packets.push((self.now, Vec::new()));
+        self.leave(path, packet);
+    }
+
+    /// Sends a packet of bulk traffic from A to B.
+    fn send_bulk(&mut self, path: u8) {
+        self.bulk += 1;
+        let mut packet = vec![0; BULK_LEN];
+        packet[22..24].copy_from_slice(&BULK.to_be_bytes());
+        packet[28..32].copy_from_slice(&self.bulk.to_be_bytes());
+        self.leave(path, packet);
+    }
+
+    fn leave(&mut self, path: u8, mut packet: Vec<u8>) {
+        udp_header(&mut packet);
         self.sites[0].set_path(path);
         self.sites[0].handle_outgoing(self.now, self.now, &mut packet.clone());
         self.fly(1, path, Item::Packet(packet));
     }
 
     fn reached(&mut self, packet: &[u8]) {
+        if packet.len() == BULK_LEN {
+            return;
+        }
         let number = u32::from_be_bytes(*packet[28..].first_chunk().unwrap());
         self.packets[number as usize].1.push(self.now);
     }
@@ -134,6 +195,20 @@ impl Paths {
     fn run(&mut self, millis: u64, path: impl Fn(u64) -> Option<u8>) {
         for at in 0..millis {
             path(at).into_iter().for_each(|path| self.send(path));
+            self.step();
+            self.now += Duration::from_millis(1);
+        }
+    }
+
+    /// Runs for some milliseconds under bulk traffic, with a message each five of them, on the
+    /// first path while that is up.
+    fn run_loaded(&mut self, millis: u64) {
+        for at in 0..millis {
+            let path = u8::from(self.changes.last().is_some_and(|(_, change)| !change.is_up));
+            (0..BULK_EACH).for_each(|_| self.send_bulk(path));
+            if at.is_multiple_of(5) {
+                self.send(path);
+            }
             self.step();
             self.now += Duration::from_millis(1);
         }
@@ -222,6 +297,36 @@ fn with_duplicates_no_packet_of_a_path_that_dies_is_late() {
         assert!(latest <= delays[0].max(delays[1]) + 3, "{delays:?}: {latest}");
         assert_eq!(world.latencies(0).iter().max(), Some(&latest));
     }
+}
+
+/// Latencies of the messages in the second in which the first path dies under bulk traffic.
+fn death_under_load(repairs: Repairs) -> Vec<u64> {
+    let mut world = Paths::new([50, 50], RepairPath::Other, repairs);
+    world.sent_by = Some([[world.now; 2]; 2]);
+    world.run_loaded(3_000);
+    let (first, died) = (world.packets.len(), world.now);
+    world.loss[0] = 1.0;
+    world.run_loaded(1_000);
+    let last = world.packets.len();
+    world.run_loaded(1_000);
+    let [(at, change)] = &world.changes[..] else { panic!("{:?}", world.changes) };
+    assert!(change.path == 0 && !change.is_up && at.since(died).as_millis() < 500, "{at:?}");
+    world.latencies(first)[..last - first].to_vec()
+}
+
+#[test]
+fn messages_beside_bulk_traffic_of_a_path_that_dies_are_recovered() {
+    let latencies = death_under_load(Repairs::Copies);
+    let requested = latencies.iter().filter(|latency| **latency > 75).count();
+    assert!(requested < 30, "copied after the first request: {latencies:?}");
+    assert!(latencies.iter().all(|latency| *latency <= 200), "two round trips: {latencies:?}");
+}
+
+#[test]
+fn duplicates_beside_bulk_traffic_of_a_path_that_dies_are_in_time() {
+    let latencies = death_under_load(Repairs::Duplicate);
+    let latest = *latencies.iter().max().unwrap();
+    assert!(latest <= 75, "beyond the delay and a quarter of a round trip: {latencies:?}");
 }
 
 #[test]
