@@ -44,7 +44,7 @@ pub(super) struct Found {
     /// Seconds from the death of a hop until the last flow began that was late; `None` if no flow
     /// went by a hop.
     pub(super) avoided_after: Option<f64>,
-    /// Flows that failed, without those that were begun before the hop died.
+    /// Flows that failed, without those that were begun before the hop was dead.
     pub(super) failed: usize,
 }
 
@@ -68,6 +68,12 @@ struct Server {
 struct Flow {
     begun: Instant,
     took: Option<Duration>,
+}
+
+/// Time in which a hop was killed: its links go down one after the other.
+struct Death {
+    begun: Instant,
+    done: Instant,
 }
 
 /// Returns whether hops are of use in the matrix of this seed: at least [`MIN_HELPED`] servers have
@@ -99,14 +105,16 @@ pub(super) fn measure(seed: u64, rounds: usize, journal: &Journal) -> Result<Fou
         }
     }
     if let Some((hop, server)) = real.hop_in_use()? {
-        let (flows, died) = real.kill(hop, server)?;
+        let (flows, death) = real.kill(hop, server)?;
         // A flow that was connected by the hop before ends with it.
-        let flows: Vec<_> = flows.into_iter().filter(|flow| flow.begun >= died).collect();
-        found.failed += flows.iter().filter(|flow| flow.took.is_none()).count();
+        let after = flows.iter().filter(|flow| flow.begun >= death.done);
+        found.failed += after.filter(|flow| flow.took.is_none()).count();
         let direct = real.places.first_byte_ms(Route::Direct, server);
         let limit = Duration::from_secs_f64(direct / 1e3) + LATE;
-        let late = flows.iter().filter(|flow| flow.took.is_none_or(|took| took > limit));
-        let after = late.map(|flow| flow.begun.duration_since(died).as_secs_f64());
+        let late = flows
+            .iter()
+            .filter(|flow| flow.begun >= death.begun && flow.took.is_none_or(|took| took > limit));
+        let after = late.map(|flow| flow.begun.duration_since(death.begun).as_secs_f64());
         found.avoided_after = Some(after.fold(0.0, f64::max));
     }
     Ok(found)
@@ -166,7 +174,11 @@ impl Real {
                 stop::check()?;
                 Ok(scope.spawn(move || {
                     let begun = Instant::now();
-                    Flow { begun, took: first_byte(self.mesh.client(), to, b"").ok() }
+                    let took = first_byte(self.mesh.client(), to, b"");
+                    if let Err(why) = &took {
+                        eprintln!("a flow to server {server} failed: {why:#}");
+                    }
+                    Flow { begun, took: took.ok() }
                 }))
             };
             let flows = (0..count).map(begin).collect::<Result<Vec<_>>>()?;
@@ -193,20 +205,21 @@ impl Real {
         }))
     }
 
-    /// Kills a hop while flows go to a server. Returns the flows, and the time of the death.
-    fn kill(&mut self, hop: usize, server: usize) -> Result<(Vec<Flow>, Instant)> {
+    /// Kills a hop while flows go to a server.
+    fn kill(&mut self, hop: usize, server: usize) -> Result<(Vec<Flow>, Death)> {
         let count = (WATCHED.as_millis() / EVERY_AT_DEATH.as_millis()) as usize;
-        let (flows, died) = thread::scope(|scope| -> Result<_> {
+        let (flows, death) = thread::scope(|scope| -> Result<_> {
             let flows = scope.spawn(|| self.flows(server, count, EVERY_AT_DEATH));
             thread::sleep(5 * EVERY_AT_DEATH);
-            let died = Instant::now();
+            let begun = Instant::now();
             self.mesh.kill(hop)?;
+            let done = Instant::now();
             let flows = flows.join().map_err(|_| anyhow::anyhow!("a thread panicked"))??;
-            Ok((flows, died))
+            Ok((flows, Death { begun, done }))
         })?;
         self.proxies[hop] = None;
         self.overlays.stop(hop);
-        Ok((flows, died))
+        Ok((flows, death))
     }
 }
 
