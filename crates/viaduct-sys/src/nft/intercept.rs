@@ -23,14 +23,12 @@ use std::fmt::Write as _;
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
-use netlink_packet_route::route::RouteMessage;
-use netlink_packet_route::rule::{RuleAction, RuleAttribute, RuleHeader, RuleMessage};
 use serde::{Deserialize, Serialize};
 
+use crate::nft::policy::Policy;
 use crate::nft::table::{NftError, Table, nft, set};
 use crate::route::interface;
-use crate::route::netlink::{NLM_F_CREATE, NLM_F_REPLACE};
-use crate::route::rtnetlink::{self, RouteSocket};
+use crate::route::rtnetlink;
 
 /// Address families: nft's name, nft's address type, and whether it is IPv4.
 const FAMILIES: [(&str, &str, bool); 2] = [("ip", "ipv4_addr", true), ("ip6", "ipv6_addr", false)];
@@ -40,8 +38,6 @@ pub(crate) const SYN: &str = "tcp flags & (fin | syn | rst | ack) == syn";
 pub(crate) const SKIP_LOCAL: &str = "fib daddr type local return";
 /// Match of all other TCP packets.
 const NOT_SYN: &str = "tcp flags & (fin | syn | rst | ack) != syn";
-/// Priority of our policy rules.
-const RULE_PRIORITY: u32 = 118;
 /// The unspecified address of each family; we have rules and routes for both.
 const ANY: [IpAddr; 2] = [IpAddr::V4(Ipv4Addr::UNSPECIFIED), IpAddr::V6(Ipv6Addr::UNSPECIFIED)];
 /// Base of our marks and routing table numbers; the port is added.
@@ -104,6 +100,19 @@ impl Intercept {
         BASE | u32::from(self.to_port)
     }
 
+    fn policy(&self) -> Result<Policy, NftError> {
+        Policy::open(self.mark()).map_err(NftError::Policy)
+    }
+
+    /// Makes every address local in the table of marked packets.
+    fn apply_policy(&self) -> io::Result<()> {
+        let (policy, loopback) = (Policy::open(self.mark())?, interface::index("lo")?);
+        ANY.into_iter().try_for_each(|any| {
+            policy.add_rule(any)?;
+            policy.put_route(&rtnetlink::local_route((any, 0), loopback, self.mark()))
+        })
+    }
+
     /// Returns the rules, in order.
     fn rules(&self) -> Vec<String> {
         let mark = format!("{:#x}", self.mark());
@@ -154,7 +163,7 @@ impl Table for Intercept {
     /// Installs the rules and the routes.
     fn apply(&self) -> Result<(), NftError> {
         self.check()?;
-        Policy::open(self.mark()).and_then(|policy| policy.apply()).map_err(NftError::Policy)?;
+        self.apply_policy().map_err(NftError::Policy)?;
         // Installed last, so that marked packets have a route from the start.
         Ok(self.install(&self.contents())?)
     }
@@ -162,7 +171,8 @@ impl Table for Intercept {
     fn undo(&self) -> Result<(), NftError> {
         self.check()?;
         self.delete()?;
-        Policy::open(self.mark()).map_err(NftError::Policy)?.undo();
+        let policy = self.policy()?;
+        ANY.into_iter().for_each(|any| policy.undo(any));
         Ok(())
     }
 
@@ -170,75 +180,8 @@ impl Table for Intercept {
         if !self.has_chains()? {
             return Ok(false);
         }
-        let policy = Policy::open(self.mark()).map_err(NftError::Policy)?;
-        Ok(ANY.iter().all(|&any| policy.is_installed(any).unwrap_or(false)))
-    }
-}
-
-/// Policy routing of marked packets: a rule that selects a table, in which every address is local.
-struct Policy {
-    socket: RouteSocket,
-    /// Mark of the packets, and number of the table.
-    mark: u32,
-}
-
-impl Policy {
-    fn open(mark: u32) -> io::Result<Policy> {
-        Ok(Policy { socket: RouteSocket::open()?, mark })
-    }
-
-    fn apply(&self) -> io::Result<()> {
-        let loopback = interface::index("lo")?;
-        for any in ANY {
-            // An existing rule is not replaced, as flows may depend on it.
-            if !self.has_rule(any)? {
-                self.socket.add(&self.rule(any), NLM_F_CREATE)?;
-            }
-            let route = rtnetlink::local_route((any, 0), loopback, self.mark);
-            self.socket.add(&route, NLM_F_CREATE | NLM_F_REPLACE)?;
-        }
-        Ok(())
-    }
-
-    /// Removes the rules and the routes, if they still exist.
-    fn undo(&self) {
-        for any in ANY {
-            let _ = self.socket.delete(&self.rule(any));
-            for route in self.routes(any).unwrap_or_default() {
-                let _ = self.socket.delete(&route);
-            }
-        }
-    }
-
-    fn is_installed(&self, any: IpAddr) -> io::Result<bool> {
-        Ok(self.has_rule(any)? && !self.routes(any)?.is_empty())
-    }
-
-    /// Returns whether there is a rule for the mark in the family of `any`.
-    fn has_rule(&self, any: IpAddr) -> io::Result<bool> {
-        let mut question = RuleMessage::default();
-        question.header.family = rtnetlink::family(any);
-        let mark = RuleAttribute::FwMark(self.mark);
-        Ok(self.socket.dump(&question)?.iter().any(|rule| rule.attributes.contains(&mark)))
-    }
-
-    /// Returns the routes of the table, in the family of `any`.
-    fn routes(&self, any: IpAddr) -> io::Result<Vec<RouteMessage>> {
-        let mut routes = self.socket.routes(rtnetlink::family(any))?;
-        routes.retain(|route| rtnetlink::table(route) == self.mark);
-        Ok(routes)
-    }
-
-    fn rule(&self, any: IpAddr) -> RuleMessage {
-        let mut rule = RuleMessage::default();
-        let (family, action) = (rtnetlink::family(any), RuleAction::ToTable);
-        rule.header = RuleHeader { family, action, ..RuleHeader::default() };
-        rule.attributes = vec![
-            RuleAttribute::FwMark(self.mark),
-            RuleAttribute::Table(self.mark),
-            RuleAttribute::Priority(RULE_PRIORITY),
-        ];
-        rule
+        let policy = self.policy()?;
+        Ok(ANY.into_iter().all(|any| policy.is_installed(any)))
     }
 }
 

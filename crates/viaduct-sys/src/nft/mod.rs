@@ -7,6 +7,7 @@
 //! | module | content |
 //! |---|---|
 //! | [`table`] | a table: installed, deleted, checked |
+//! | `policy` | policy routing of marked packets |
 //! | [`mss_clamp`] | lowers the MSS of forwarded SYNs |
 //! | [`path_rules`] | selects one of two paths for forwarded packets |
 //! | [`intercept`] | hands forwarded connections to a proxy (TPROXY) |
@@ -24,6 +25,7 @@ pub mod intercept;
 pub mod mss_clamp;
 pub mod nfqueue;
 pub mod path_rules;
+mod policy;
 pub mod rst_guard;
 pub mod rule_watch;
 pub mod spray;

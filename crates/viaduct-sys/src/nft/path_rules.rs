@@ -16,14 +16,13 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use netlink_packet_route::route::{
     RouteAttribute, RouteHeader, RouteMessage, RouteScope, RouteType,
 };
-use netlink_packet_route::rule::{RuleAction, RuleAttribute, RuleHeader, RuleMessage};
 use serde::{Deserialize, Serialize};
 
+use crate::nft::policy::Policy;
 use crate::nft::table::{NftError, Table, check_instance, check_interface, set};
 use crate::route::interface::{self, Interface};
 use crate::route::mtu::PROTOCOL;
-use crate::route::netlink::{NLM_F_CREATE, NLM_F_REPLACE};
-use crate::route::rtnetlink::{self, RouteSocket};
+use crate::route::rtnetlink;
 
 /// Base of our marks and routing table numbers; a hash of the instance and the path are added.
 const BASE: u32 = 0x7665_0000;
@@ -31,8 +30,6 @@ const BASE: u32 = 0x7665_0000;
 const PATH_BITS: u32 = 4;
 /// Max number of paths.
 const MAX_PATHS: usize = 8;
-/// Priority of our policy rules.
-const RULE_PRIORITY: u32 = 118;
 /// Address families: nft's name, nft's address type, and the unspecified address.
 const FAMILIES: [(&str, &str, IpAddr); 2] = [
     ("ip", "ipv4_addr", IpAddr::V4(Ipv4Addr::UNSPECIFIED)),
@@ -149,9 +146,9 @@ impl PathRules {
         std::iter::once("meta mark != 0 return".to_owned()).chain(rules).collect()
     }
 
-    fn policies(&self) -> Result<Vec<Policy<'_>>, NftError> {
+    fn policies(&self) -> Result<Vec<PathPolicy<'_>>, NftError> {
         let paths = self.paths.iter().enumerate();
-        let policy = |(n, route)| Policy::open(route, self.mark(n)).map_err(NftError::Policy);
+        let policy = |(n, route)| PathPolicy::open(route, self.mark(n)).map_err(NftError::Policy);
         paths.map(policy).collect()
     }
 }
@@ -195,7 +192,7 @@ impl Table for PathRules {
     fn apply(&self) -> Result<(), NftError> {
         self.check()?;
         // One path without a route is no reason to leave the others without theirs.
-        let routes: Vec<_> = self.policies()?.iter().map(Policy::apply).collect();
+        let routes: Vec<_> = self.policies()?.iter().map(PathPolicy::apply).collect();
         // Installed last, so that marked packets have a route from the start.
         self.install(&self.contents())?;
         routes.into_iter().collect::<io::Result<()>>().map_err(NftError::Policy)
@@ -204,12 +201,12 @@ impl Table for PathRules {
     fn undo(&self) -> Result<(), NftError> {
         self.check()?;
         self.delete()?;
-        self.policies()?.iter().for_each(Policy::undo);
+        self.policies()?.iter().for_each(PathPolicy::undo);
         Ok(())
     }
 
     fn is_installed(&self) -> Result<bool, NftError> {
-        Ok(self.has_chains()? && self.policies()?.iter().all(Policy::is_installed))
+        Ok(self.has_chains()? && self.policies()?.iter().all(PathPolicy::is_installed))
     }
 }
 
@@ -220,17 +217,15 @@ impl PathRoute {
     }
 }
 
-/// Policy routing of one path: a rule that selects its table, and the table's only route.
-struct Policy<'a> {
-    socket: RouteSocket,
+/// Policy routing of one path: the only route of its table is through the path's interface.
+struct PathPolicy<'a> {
     route: &'a PathRoute,
-    /// Mark of the packets, and number of the table.
-    mark: u32,
+    policy: Policy,
 }
 
-impl Policy<'_> {
-    fn open(route: &PathRoute, mark: u32) -> io::Result<Policy<'_>> {
-        Ok(Policy { socket: RouteSocket::open()?, route, mark })
+impl PathPolicy<'_> {
+    fn open(route: &PathRoute, mark: u32) -> io::Result<PathPolicy<'_>> {
+        Ok(PathPolicy { route, policy: Policy::open(mark)? })
     }
 
     /// Unspecified addresses of the families that the path has.
@@ -240,12 +235,10 @@ impl Policy<'_> {
 
     fn apply(&self) -> io::Result<()> {
         let of_family = |any| {
-            if !self.has_rule(any)? {
-                self.socket.add(&self.rule(any), NLM_F_CREATE)?;
-            }
+            self.policy.add_rule(any)?;
             // The kernel takes no route through an interface that is down.
             match self.is_up() {
-                true => self.socket.add(&self.default_route(any)?, NLM_F_CREATE | NLM_F_REPLACE),
+                true => self.policy.put_route(&self.default_route(any)?),
                 false => Ok(()),
             }
         };
@@ -253,51 +246,16 @@ impl Policy<'_> {
         done.into_iter().collect()
     }
 
-    /// Removes the rules and the routes, if they still exist.
     fn undo(&self) {
-        for any in self.families() {
-            let _ = self.socket.delete(&self.rule(any));
-            for route in self.routes(any).unwrap_or_default() {
-                let _ = self.socket.delete(&route);
-            }
-        }
+        self.families().for_each(|any| self.policy.undo(any));
     }
 
     fn is_installed(&self) -> bool {
-        let has_route = |any| self.routes(any).is_ok_and(|routes| !routes.is_empty());
-        let is_complete = |any| self.has_rule(any).unwrap_or(false) && has_route(any);
-        !self.is_up() || self.families().all(is_complete)
+        !self.is_up() || self.families().all(|any| self.policy.is_installed(any))
     }
 
     fn is_up(&self) -> bool {
         Interface::new(&self.route.interface).is_ok_and(|of| of.is_up().unwrap_or(false))
-    }
-
-    /// Returns whether there is a rule for the mark in the family of `any`.
-    fn has_rule(&self, any: IpAddr) -> io::Result<bool> {
-        let mut question = RuleMessage::default();
-        question.header.family = rtnetlink::family(any);
-        let mark = RuleAttribute::FwMark(self.mark);
-        Ok(self.socket.dump(&question)?.iter().any(|rule| rule.attributes.contains(&mark)))
-    }
-
-    /// Returns the routes of the table, in the family of `any`.
-    fn routes(&self, any: IpAddr) -> io::Result<Vec<RouteMessage>> {
-        let mut routes = self.socket.routes(rtnetlink::family(any))?;
-        routes.retain(|route| rtnetlink::table(route) == self.mark);
-        Ok(routes)
-    }
-
-    fn rule(&self, any: IpAddr) -> RuleMessage {
-        let mut rule = RuleMessage::default();
-        let (family, action) = (rtnetlink::family(any), RuleAction::ToTable);
-        rule.header = RuleHeader { family, action, ..RuleHeader::default() };
-        rule.attributes = vec![
-            RuleAttribute::FwMark(self.mark),
-            RuleAttribute::Table(self.mark),
-            RuleAttribute::Priority(RULE_PRIORITY),
-        ];
-        rule
     }
 
     fn default_route(&self, any: IpAddr) -> io::Result<RouteMessage> {
@@ -312,7 +270,9 @@ impl Policy<'_> {
         let mut route = rtnetlink::route(header, (any, 0));
         route.attributes.extend(router.map(|ip| RouteAttribute::Gateway((*ip).into())));
         let index = interface::index(&self.route.interface)?;
-        route.attributes.extend([RouteAttribute::Oif(index), RouteAttribute::Table(self.mark)]);
+        route
+            .attributes
+            .extend([RouteAttribute::Oif(index), RouteAttribute::Table(self.policy.mark())]);
         Ok(route)
     }
 }
