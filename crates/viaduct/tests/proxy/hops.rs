@@ -40,6 +40,23 @@ pub(super) fn hop(node: &Node, at: &str, words: &str) -> Proxy {
     proxy(node, &format!("--listen {at} {allowed} {words}"))
 }
 
+/// Checks options of a proxy. Returns what it says, or its error.
+pub(super) fn check(options: &str) -> Result<String, String> {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_viaduct"));
+    command.args("proxy --check --listen 10.1.0.2:7000 --to 10.3.0.2:9000".split(' '));
+    let output = command.args(options.split_whitespace()).output().unwrap();
+    let [said, error] = [output.stdout, output.stderr].map(|text| String::from_utf8(text).unwrap());
+    if output.status.success() { Ok(said) } else { Err(error) }
+}
+
+/// Asserts that each of these options is refused, with an error that contains the text beside it.
+pub(super) fn assert_refused<const N: usize>(cases: [(&str, &str); N]) {
+    for (options, expected) in cases {
+        let error = check(options).unwrap_err();
+        assert!(error.contains(expected), "{options}: {error}");
+    }
+}
+
 pub(super) fn socket(text: &str) -> SocketAddr {
     text.parse().unwrap()
 }
