@@ -88,13 +88,7 @@ fn nearness(run: &mut Run, seeds: usize) -> Result<()> {
             over_direct.push(own / places.first_byte_ms(Route::Direct, server));
         }
     }
-    let plot = Plot::histogram("Time to the first byte", ("", ""), ("ratio", ""));
-    let quantiles = [("median", 0.5), ("95 of 100", 0.95), ("largest", 1.0)];
-    run.plot_bars(&plot, "over the best", quantiles.map(|(of, q)| (of, quantile(&over_best, q))));
-    let direct = quantiles.map(|(of, q)| (of, quantile(&over_direct, q)));
-    run.plot_bars(&plot, "over the direct path", direct);
-    let near = over_best.iter().filter(|ratio| **ratio <= NEAR).count();
-    let share = near as f64 / over_best.len() as f64;
+    let share = plot_ratios(run, "Time to the first byte", &over_best, &over_direct);
     run.at_least("share of routes within 5 % of the best", share, MIN_NEAR);
     Ok(())
 }
@@ -186,19 +180,25 @@ fn real(run: &mut Run, matrices: usize, rounds: usize) -> Result<()> {
         avoided.extend(found.avoided_after);
         failed += found.failed;
     }
-    let plot = Plot::histogram("Time to the first byte, measured", ("", ""), ("ratio", ""));
-    let quantiles = [("median", 0.5), ("95 of 100", 0.95), ("largest", 1.0)];
-    run.plot_bars(&plot, "over the best", quantiles.map(|(of, q)| (of, quantile(&over_best, q))));
-    let direct = quantiles.map(|(of, q)| (of, quantile(&over_direct, q)));
-    run.plot_bars(&plot, "over the direct path", direct);
-    let near = over_best.iter().filter(|ratio| **ratio <= NEAR).count();
-    let share = near as f64 / over_best.len() as f64;
+    let share = plot_ratios(run, "Time to the first byte, measured", &over_best, &over_direct);
     run.at_least("in namespaces: share of flows within 5 % of the best", share, MIN_NEAR);
     ensure!(!avoided.is_empty(), "no flow went by a hop");
     let last = avoided.into_iter().fold(0.0, f64::max);
     run.at_most("in namespaces: from the death of a hop to the last late flow, s", last, AVOIDED);
     run.at_most("in namespaces: flows that failed", failed as f64, 0.0);
     Ok(())
+}
+
+/// Plots times to the first byte over those of the best routes and of the direct ones. Returns the
+/// share of those that are near the best.
+fn plot_ratios(run: &mut Run, title: &str, over_best: &[f64], over_direct: &[f64]) -> f64 {
+    let plot = Plot::histogram(title, ("", ""), ("ratio", ""));
+    let quantiles = [("median", 0.5), ("95 of 100", 0.95), ("largest", 1.0)];
+    for (name, ratios) in [("over the best", over_best), ("over the direct path", over_direct)] {
+        run.plot_bars(&plot, name, quantiles.map(|(of, q)| (of, quantile(ratios, q))));
+    }
+    let near = over_best.iter().filter(|ratio| **ratio <= NEAR).count();
+    near as f64 / over_best.len() as f64
 }
 
 /// Largest load over the mean; infinite if no flow goes through a hop.

@@ -63,11 +63,10 @@ struct Server {
     thread: Option<thread::JoinHandle<()>>,
 }
 
-/// A flow: when it began, and the time to its first byte; `None` if it failed.
-#[derive(Clone, Copy)]
+/// A flow: when it began, and the time to its first byte, or why it failed.
 struct Flow {
     begun: Instant,
-    took: Option<Duration>,
+    took: Result<Duration>,
 }
 
 /// Time in which a hop was killed: its links go down one after the other.
@@ -97,8 +96,8 @@ pub(super) fn measure(seed: u64, rounds: usize, journal: &Journal) -> Result<Fou
     let mut found = Found::default();
     let flows = parallel(0..usize::from(SERVERS), |server| real.flows(server, rounds, EVERY))?;
     for (server, flows) in flows.into_iter().enumerate() {
-        found.failed += flows.iter().filter(|flow| flow.took.is_none()).count();
-        for took in flows.iter().filter_map(|flow| flow.took) {
+        found.failed += failures(&flows);
+        for took in flows.iter().filter_map(|flow| flow.took.as_ref().ok()) {
             let ms = took.as_secs_f64() * 1e3;
             found.over_best.push(ms / real.places.best_ms(server));
             found.over_direct.push(ms / real.places.first_byte_ms(Route::Direct, server));
@@ -107,13 +106,11 @@ pub(super) fn measure(seed: u64, rounds: usize, journal: &Journal) -> Result<Fou
     if let Some((hop, server)) = real.hop_in_use()? {
         let (flows, death) = real.kill(hop, server)?;
         // A flow that was connected by the hop before ends with it.
-        let after = flows.iter().filter(|flow| flow.begun >= death.done);
-        found.failed += after.filter(|flow| flow.took.is_none()).count();
+        found.failed += failures(flows.iter().filter(|flow| flow.begun >= death.done));
         let direct = real.places.first_byte_ms(Route::Direct, server);
         let limit = Duration::from_secs_f64(direct / 1e3) + LATE;
-        let late = flows
-            .iter()
-            .filter(|flow| flow.begun >= death.begun && flow.took.is_none_or(|took| took > limit));
+        let in_time = |flow: &Flow| flow.took.as_ref().is_ok_and(|took| *took <= limit);
+        let late = flows.iter().filter(|flow| flow.begun >= death.begun && !in_time(flow));
         let after = late.map(|flow| flow.begun.duration_since(death.begun).as_secs_f64());
         found.avoided_after = Some(after.fold(0.0, f64::max));
     }
@@ -174,11 +171,7 @@ impl Real {
                 stop::check()?;
                 Ok(scope.spawn(move || {
                     let begun = Instant::now();
-                    let took = first_byte(self.mesh.client(), to, b"");
-                    if let Err(why) = &took {
-                        eprintln!("a flow to server {server} failed: {why:#}");
-                    }
-                    Flow { begun, took: took.ok() }
+                    Flow { begun, took: first_byte(self.mesh.client(), to, b"") }
                 }))
             };
             let flows = (0..count).map(begin).collect::<Result<Vec<_>>>()?;
@@ -221,6 +214,12 @@ impl Real {
         self.overlays.stop(hop);
         Ok((flows, death))
     }
+}
+
+/// Number of flows that failed; prints why they did.
+fn failures<'a>(flows: impl IntoIterator<Item = &'a Flow>) -> usize {
+    let errors = flows.into_iter().filter_map(|flow| flow.took.as_ref().err());
+    errors.inspect(|why| eprintln!("a flow failed: {why:#}")).count()
 }
 
 /// Route whose last node is `node`.
