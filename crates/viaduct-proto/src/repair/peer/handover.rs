@@ -1,9 +1,10 @@
 //! Handover of a peer to another process ([`crate::upgrade`]).
 
 use super::config::plan;
-use super::{Peer, PeerError, Terms};
+use super::{Peer, PeerError};
 use crate::repair::coder::Coder;
 use crate::repair::control;
+use crate::repair::terms::Terms;
 use crate::time::Instant;
 use crate::upgrade::PeerRecord;
 

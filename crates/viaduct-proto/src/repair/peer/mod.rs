@@ -11,9 +11,11 @@
 
 mod agreement;
 mod by_path;
+mod change;
 mod config;
 mod facts;
 mod handover;
+mod messages;
 mod paths;
 mod reporting;
 mod throttle;
@@ -24,8 +26,8 @@ use agreement::Agreement;
 use by_path::OwnPath;
 use config::plan;
 use paths::Paths;
-use reporting::{Reporting, USUAL_RTT};
-use throttle::{THROTTLED, Throttle};
+use reporting::Reporting;
+use throttle::Throttle;
 
 use super::bundle::Channel;
 use super::clocks::Clocks;
@@ -33,21 +35,16 @@ use super::coding::Coding;
 use super::handshake_pace::HandshakePace;
 use super::identity::IdentityKey;
 use super::lanes::{LaneCount, LaneOffer};
-use super::liveness::PROBE;
 use super::outbox::Outbox;
-use super::racks::MEMBER;
 use super::receiver::{Receiver, TICK};
-use super::report::{REPORT, Report, TRIALS, emit_trials, parse_trials};
-use super::requests::Times;
-use super::section::{self, Need, Section};
+use super::section;
 use super::sender::Sender;
-use super::session::{Received, Session, SessionConfig, Tally, WeakKey};
+use super::session::{Session, SessionConfig, WeakKey};
 use super::shadow::{Outcome, TRIED};
 use super::stats::{LossReport, PeerStats};
-use super::terms::{TERMS, Terms};
 use super::transport::Endpoint;
 use crate::keys::{Entropy, PublicKey, SecretKey};
-use crate::rack::{DEAD_AFTER, MAX_WEIGHT};
+use crate::rack::DEAD_AFTER;
 use crate::time::Instant;
 
 pub use config::{
@@ -224,46 +221,6 @@ impl Peer {
         self.next_tick.is_none()
     }
 
-    /// Returns whether `config` can be taken over without a new session.
-    pub(super) fn stays(&self, config: &PeerConfig) -> bool {
-        config.key == self.config.key
-            && config.rekey_after == self.config.rekey_after
-            && config.paths.is_some() == self.config.paths.is_some()
-    }
-
-    /// Takes over settings that need no new session.
-    pub(super) fn change(&mut self, now: Instant, config: PeerConfig) -> Result<(), PeerError> {
-        let old = &self.config;
-        let recode = config.coding != old.coding
-            || config.flush_after != old.flush_after
-            || config.longest != old.longest
-            || config.mtu != old.mtu;
-        if recode {
-            self.change_code(now, &config)?;
-        }
-        if self.paths.change(&self.config, &config) {
-            self.session.silence_limit = self.paths.silence_limit();
-            self.session.start(now);
-        }
-        self.agreement.change(&config);
-        let has_news = config.rack.own_weight != self.config.rack.own_weight;
-        self.reporting.change(now, &config.rack, has_news);
-        self.config = config;
-        // The next report carries the new terms.
-        self.reporting.restart();
-        Ok(())
-    }
-
-    fn change_code(&mut self, now: Instant, config: &PeerConfig) -> Result<(), PeerError> {
-        let next = self.sender.as_ref().map(|sender| sender.coder.next_seq());
-        let plan = plan(now, config, next.unwrap_or(self.reported.highest + 1))?;
-        match (plan, self.sending()) {
-            (Some(plan), Some((sender, mut channel, _))) => sender.change(now, plan, &mut channel),
-            (plan, _) => self.sender = plan.map(Sender::new),
-        }
-        Ok(())
-    }
-
     /// Returns the sender, the channel for its repairs, and the key that names its packets.
     fn sending(&mut self) -> Option<(&mut Sender, Channel<'_>, &IdentityKey)> {
         let headers = self.paths.headers();
@@ -316,155 +273,9 @@ impl Peer {
         (self.config.key, self.session.clocks)
     }
 
-    /// Handles a datagram; returns whether it is authentic. Only a message under a session's keys
-    /// updates the peer's endpoint. The answer to an initiation goes to the source of the
-    /// initiation, and changes no endpoint.
-    pub(super) fn handle_datagram(
-        &mut self,
-        now: Instant,
-        from: Endpoint,
-        datagram: &mut [u8],
-    ) -> bool {
-        if !self.paths.selector.allows(from.transport) {
-            return false;
-        }
-        let before = self.session.current();
-        let (mut answer, mut is_own) = (Vec::new(), false);
-        match self.session.handle(now, from.transport, datagram, &mut answer) {
-            Received::Nothing => return false,
-            Received::Initiation => {}
-            Received::Response => {
-                is_own = true;
-                if self.own_path.is_none() {
-                    self.paths.handle_response(from);
-                }
-            }
-            Received::Message(session, message) => {
-                let is_current = self.session.current() == Some(session);
-                // With several paths the config has their ends.
-                if self.own_path.is_none() {
-                    self.paths.handle_message(from, is_current);
-                }
-                self.handle_message(now, message);
-            }
-        }
-        if !answer.is_empty() {
-            self.handshakes.push((from, answer));
-        }
-        if self.session.current() != before {
-            if self.throttle.tells {
-                self.paths.selector.avoid_udp();
-            }
-            self.paths.selector.handle_session(now, from.transport, is_own);
-            self.throttle.restart();
-            // The first message under new keys confirms them to the responder, and each side
-            // learns the other's next packet number from it.
-            self.reporting.restart();
-            self.report(now);
-        }
-        true
-    }
-
-    pub(super) fn handle_message(&mut self, now: Instant, message: &[u8]) {
-        for section in section::sections(message) {
-            if !matches!(section, Some(Section::Other(..)) | None) {
-                self.wake(now);
-            }
-            match section {
-                Some(Section::Repair(repair, part)) => {
-                    self.receiver.handle_repair(now, repair, part);
-                }
-                Some(Section::Names(names)) => self.receiver.handle_names(now, &names),
-                Some(Section::Need(need)) => self.answer(now, need),
-                Some(Section::Copies(copies)) => self.receiver.handle_copies(now, &copies),
-                Some(Section::Other(kind, body))
-                    if self.handle_other(now, kind, body).is_some() => {}
-                Some(Section::Other(..)) | None => self.receiver.malformed(),
-            }
-        }
-    }
-
-    /// Handles a section that is no repair, name, request or copy; `None` if malformed.
-    fn handle_other(&mut self, now: Instant, kind: u8, body: &[u8]) -> Option<()> {
-        match kind {
-            REPORT => self.take_report(now, Report::parse(body)?),
-            TERMS => self.agreement.handle_terms(Terms::parse(body)?),
-            TRIALS => self.trials = Some(parse_trials(body)?),
-            THROTTLED if body.is_empty() => self.handle_throttled(now),
-            MEMBER => self.weight = Some(parse_weight(body)?),
-            PROBE => self.handle_probe(now, body)?,
-            _ => return None,
-        }
-        Some(())
-    }
-
-    fn take_report(&mut self, now: Instant, report: Report) {
-        self.receiver.told(report.next);
-        self.reported = report.loss;
-        self.reporting.handle_report(now, &report);
-        if self.paths.handle_report(&report) {
-            self.session.start(now);
-        }
-        let rtt = self.reporting.rtt;
-        self.receiver.needs.times = Times { wait: report.wait(), rtt: rtt.unwrap_or(USUAL_RTT) };
-        if let Some(sender) = &mut self.sender {
-            sender.handle_report(now, report.path, rtt);
-        }
-    }
-
-    /// Handles the peer's word that UDP is throttled.
-    fn handle_throttled(&mut self, now: Instant) {
-        let selector = &mut self.paths.selector;
-        if selector.may_avoid_udp() && self.throttle.handle_told(now) {
-            selector.avoid_udp();
-            self.session.start(now);
-        }
-    }
-
-    /// Compares the losses of the peer's datagrams over UDP with those of its packets.
-    fn watch_throttle(&mut self, now: Instant) {
-        if self.paths.selector.may_avoid_udp() {
-            let LossReport { covered, lost, .. } = self.receiver.stats().link;
-            let packets = Tally { sent: covered, lost };
-            self.throttle.measure(now, [self.session.datagrams, packets]);
-        }
-    }
-
-    fn answer(&mut self, now: Instant, need: Need) {
-        if let Some((sender, mut channel, _)) = self.sending() {
-            sender.answer(now, need, &mut channel);
-        }
-    }
-
     #[cfg(fuzzing)]
     pub(super) fn name(&self, normalised: &[u8]) -> super::identity::Identity {
         self.identity.name(normalised)
-    }
-
-    fn report(&mut self, now: Instant) {
-        let report = self.reporting.next(now, self.sender.as_ref(), &self.receiver);
-        let (session, trials) = (&mut self.session, self.receiver.measurement.trials());
-        let (is_throttled, weight) = (self.throttle.tells, self.config.rack.own_weight);
-        self.transmits.push_with(|out| {
-            session.seal(out, |message| {
-                section::emit(REPORT, message, |body| report.emit(body));
-                if let Some(trials) = &trials {
-                    section::emit(TRIALS, message, |body| emit_trials(trials, body));
-                }
-                if is_throttled {
-                    section::emit(THROTTLED, message, |_| {});
-                }
-                if let Some(weight) = weight {
-                    section::emit(MEMBER, message, |body| body.push(weight));
-                }
-            })
-        });
-        if session.up() && self.reporting.counts_terms() {
-            let terms = &self.agreement.own;
-            self.transmits.push_with(|out| {
-                session.seal(out, |m| section::emit(TERMS, m, |body| terms.emit(body)))
-            });
-        }
     }
 
     /// Sends the initiations that are due, or reserves a later time for them.
@@ -554,12 +365,6 @@ impl Peer {
         }
         self.next_tick = (!is_idle).then_some(now + TICK);
     }
-}
-
-/// Weight in a section [`MEMBER`]; `None` if malformed.
-fn parse_weight(body: &[u8]) -> Option<u8> {
-    let &[weight] = body else { return None };
-    (weight <= MAX_WEIGHT).then_some(weight)
 }
 
 fn session_config(local: &Local, config: &PeerConfig, place: Place) -> SessionConfig {
