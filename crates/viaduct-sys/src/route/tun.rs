@@ -21,6 +21,9 @@ use rustix::fs::{Mode, OFlags};
 
 use crate::route::interface::{Interface, InterfaceError, Request};
 
+/// Counters of the interfaces in the calling thread's network namespace.
+const COUNTERS: &str = "/proc/thread-self/net/dev";
+
 /// A TUN interface, which exists until this value is dropped. It belongs to the network namespace
 /// that the calling thread was in when it was made. Every method acts in that namespace, from any
 /// thread.
@@ -84,8 +87,7 @@ impl Tun {
     pub fn inherited(fd: OwnedFd, name: &str) -> Result<Tun, TunError> {
         let failed = |step| move |source| TunError::Kernel { name: name.to_owned(), step, source };
         let interface = Interface::new(name)?;
-        let counters = File::open("/proc/thread-self/net/dev")
-            .map_err(failed("open /proc/thread-self/net/dev"))?;
+        let counters = File::open(COUNTERS).map_err(failed("open /proc/thread-self/net/dev"))?;
         Ok(Tun { fd, interface, counters })
     }
 
@@ -115,14 +117,14 @@ impl Tun {
     pub fn drops(&self) -> io::Result<TunDrops> {
         let mut text = vec![0; 64 * 1024];
         let length = self.counters.read_at(&mut text, 0)?;
-        let text = String::from_utf8_lossy(&text[..length]);
-        parse_drops(&text, self.name()).ok_or_else(|| {
-            io::Error::new(
-                io::ErrorKind::NotFound,
-                format!("{} is not in /proc/net/dev", self.name()),
-            )
-        })
+        parse_drops(&String::from_utf8_lossy(&text[..length]), self.name())
     }
+}
+
+/// Returns the drops of the interface `name`, in the calling thread's network namespace. Errors:
+/// there is no such interface, or no `/proc`.
+pub fn drops(name: &str) -> io::Result<TunDrops> {
+    parse_drops(&std::fs::read_to_string(COUNTERS)?, name)
 }
 
 impl AsFd for Tun {
@@ -132,12 +134,18 @@ impl AsFd for Tun {
 }
 
 /// Parses `name: rx (8 numbers: bytes packets errs drop …) tx (bytes packets errs drop …)`.
-fn parse_drops(text: &str, name: &str) -> Option<TunDrops> {
-    let line = text.lines().find_map(|l| l.trim_start().strip_prefix(name)?.strip_prefix(':'))?;
-    let mut numbers = line.split_whitespace().map(|n| n.parse().ok());
-    let refused = numbers.nth(3)??;
-    let unread = numbers.nth(7)??;
-    Some(TunDrops { unread, refused })
+fn parse_drops(text: &str, name: &str) -> io::Result<TunDrops> {
+    let find = || {
+        let line =
+            text.lines().find_map(|l| l.trim_start().strip_prefix(name)?.strip_prefix(':'))?;
+        let mut numbers = line.split_whitespace().map(|n| n.parse().ok());
+        let refused = numbers.nth(3)??;
+        let unread = numbers.nth(7)??;
+        Some(TunDrops { unread, refused })
+    };
+    let missing =
+        || io::Error::new(io::ErrorKind::NotFound, format!("{name} is not in {COUNTERS}"));
+    find().ok_or_else(missing)
 }
 
 #[cfg(test)]
@@ -149,7 +157,7 @@ mod tests {
         let text = "Inter-|   Receive  |  Transmit\n face |bytes packets errs drop\n\
                     \u{20}   lo: 1 1 1 1 1 1 1 1 1 1 1 1 1 1 1 1\n\
                     \u{20} tun0: 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16\n";
-        assert_eq!(parse_drops(text, "tun0"), Some(TunDrops { refused: 4, unread: 12 }));
-        assert_eq!(parse_drops(text, "tun"), None);
+        assert_eq!(parse_drops(text, "tun0").unwrap(), TunDrops { refused: 4, unread: 12 });
+        assert!(parse_drops(text, "tun").is_err());
     }
 }

@@ -15,6 +15,7 @@ use super::clocks::ClockFile;
 use super::endpoints::Endpoints;
 use super::listeners::{Listeners, Moved};
 use super::metrics;
+use super::misroutes::Misroutes;
 use super::path_choice::PathChoice;
 use super::peers::PeerStates;
 use super::site::Site;
@@ -77,6 +78,7 @@ pub struct Control {
     /// Set when the room for repairs is made, until the lowered routes were found to be in force.
     pub(super) unverified: bool,
     peers: PeerStates,
+    misroutes: Misroutes,
     clocks: Option<ClockFile>,
     pub(super) endpoints: Endpoints,
     /// Warnings about the config and the machine that were logged.
@@ -107,6 +109,7 @@ impl Control {
             wan: WanWatch::new(&site)?,
             unverified: true,
             peers: PeerStates::default(),
+            misroutes: Misroutes::default(),
             clocks: site.config.clocks().map(ClockFile::new),
             endpoints: Endpoints::default(),
             warnings: site.warnings(),
@@ -304,6 +307,7 @@ impl Control {
         let trouble = self.wan.down().filter(|_| self.site.config.wans.is_empty());
         self.peers.update(now(), &seen, &details, trouble.as_deref(), &self.tls);
         stray_warning.check(&seen);
+        self.misroutes.check(&self.site.tun_name());
         if let Some(clocks) = &mut self.clocks {
             clocks.update(&details.clocks);
         }
@@ -389,7 +393,8 @@ impl Control {
             .paths
             .trouble()
             .map(|why| format!("rules or routes of the paths are missing: {why}"));
-        self.wan.trouble().or(missing).map(str::to_owned).or(paths)
+        let trouble = self.wan.trouble().or(missing).map(str::to_owned).or(paths);
+        trouble.or_else(|| self.misroutes.trouble(&self.site.tun_name()))
     }
 
     /// Makes the room for repairs ([`super::system`]) again when the WAN has changed. Must be

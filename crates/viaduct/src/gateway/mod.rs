@@ -21,6 +21,7 @@ mod fake_tcp;
 mod injector;
 mod listeners;
 pub mod metrics;
+mod misroutes;
 mod path_choice;
 mod peers;
 mod poll_interval;

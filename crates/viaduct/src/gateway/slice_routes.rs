@@ -3,7 +3,7 @@
 //!
 //! ```text
 //!   rack::ranking ─▶ metric of each slice: 100 for the owner, 101 for the next one, …
-//!                         └─▶ table 118, through the TUN ─▶ BIRD, FRR ─▶ routers
+//!                         └─▶ table 118, through the TUN ─▶ BIRD ─▶ routers
 //! ```
 //!
 //! A route says nothing about other members: each announces all slices, and routers choose. The

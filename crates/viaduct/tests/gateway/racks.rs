@@ -2,6 +2,7 @@
 //! that the gateways announce to the routers.
 
 use std::collections::BTreeMap;
+use std::net::UdpSocket;
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -153,4 +154,25 @@ fn a_member_is_drained_by_a_reload() {
     assert!(lost < LOSS, "{lost}");
     let status = gateways.sites[1][0].status().unwrap();
     assert!(status.counters_of(&peer_name(0, 1)).up, "a drained member keeps its sessions");
+}
+
+#[test]
+fn packets_that_are_routed_into_the_tun_are_reported() {
+    let (world, gateways) = racks();
+    let (gateway, member) = (&gateways.sites[0][0], &world.sites[0].members[0]);
+    assert_eq!(gateway.status().unwrap().trouble, None);
+    // A routing daemon copies a slice's route into the main table.
+    let routes = member.run("ip", &["route", "show", "table", "118"]).unwrap();
+    let tun = routes.split_whitespace().skip_while(|word| *word != "dev").nth(1).unwrap();
+    member.run("ip", &["route", "add", "203.0.113.0/24", "dev", tun]).unwrap();
+    let send = || {
+        let socket = UdpSocket::bind("0.0.0.0:0").unwrap();
+        // Without a reader the TUN takes some hundred packets, and drops the others.
+        (0..2_000).for_each(|_| drop(socket.send_to(&[0; 100], "203.0.113.1:9")));
+    };
+    member.netns().enter(send).unwrap();
+    let trouble = || gateway.status().unwrap().trouble.unwrap_or_default();
+    let expected = format!("packets are routed into {tun} and lost");
+    eventually(gateway, "the report", || trouble().contains(&expected));
+    assert!(gateway.log().contains("`ip route get ADDRESS` names the route"));
 }

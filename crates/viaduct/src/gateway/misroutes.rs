@@ -1,0 +1,47 @@
+//! Packets that this machine routes into the gateway's TUN. It only injects: they are lost. The
+//! usual cause is a routing daemon that copies the routes of slices into the main table.
+
+use std::time::{Duration, Instant};
+
+use tracing::warn;
+use viaduct_sys::route::tun;
+
+/// Packets in a second from which on they are reported. Some daemons send a packet to each
+/// interface from time to time.
+const MIN_PACKETS: u64 = 10;
+/// Time for which they are reported after the last ones, and in which they are logged once.
+const REPORTED_FOR: Duration = Duration::from_secs(60);
+
+/// Lost packets, as last seen.
+#[derive(Debug, Default)]
+pub struct Misroutes {
+    /// Number of packets since the TUN was created, at the last check.
+    packets: Option<u64>,
+    last: Option<Instant>,
+}
+
+impl Misroutes {
+    /// Looks for new packets, and logs them. Must be called once a second.
+    pub fn check(&mut self, tun: &str) {
+        // A gateway that observes has no TUN.
+        let Ok(drops) = tun::drops(tun) else { return };
+        let before = self.packets.replace(drops.unread).unwrap_or(drops.unread);
+        if drops.unread.saturating_sub(before) < MIN_PACKETS {
+            return;
+        }
+        if self.trouble(tun).is_none() {
+            warn!(
+                "packets are routed into {tun} and lost: only the gateway may send through it. \
+                 `ip route get ADDRESS` names the route; routes of table 118 are not for the main \
+                 table"
+            );
+        }
+        self.last = Some(Instant::now());
+    }
+
+    /// Text for the status while packets are lost.
+    pub fn trouble(&self, tun: &str) -> Option<String> {
+        let is_recent = self.last.is_some_and(|at| at.elapsed() < REPORTED_FOR);
+        is_recent.then(|| format!("packets are routed into {tun} and lost: the log says more"))
+    }
+}
