@@ -1,13 +1,17 @@
 //! Status socket of a service, and the exclusive ownership of its name.
 
-use std::fs;
+use std::os::fd::AsRawFd as _;
 use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::thread;
 use std::time::{Duration, Instant};
+use std::{fs, io};
 
 use anyhow::{Context as _, Result, bail};
+use rustix::fs::{AtFlags, FileType, Mode, OFlags, chownat, fstat, stat};
+use rustix::process::geteuid;
+use rustix::thread::Gid;
 use serde::Serialize;
 use tokio::io::AsyncWriteExt as _;
 use tokio::net::UnixListener;
@@ -86,8 +90,7 @@ pub fn open(path: &Path) -> Result<(UnixListener, Name)> {
     let bound = UnixListener::bind(path);
     let listener =
         bound.with_context(|| format!("cannot open the status socket {}", path.display()))?;
-    fs::set_permissions(path, fs::Permissions::from_mode(SOCKET_MODE))
-        .with_context(|| format!("cannot set the mode of {}", path.display()))?;
+    set_mode(path)?;
     Ok((listener, Name::of(path)))
 }
 
@@ -117,7 +120,7 @@ impl Unpublished {
 /// The socket cannot be created.
 pub fn beside<L>(
     path: &Path,
-    bind: impl FnOnce(&Path) -> std::io::Result<L>,
+    bind: impl FnOnce(&Path) -> io::Result<L>,
 ) -> Result<(L, Unpublished)> {
     let mut temporary = path.as_os_str().to_owned();
     temporary.push(".new");
@@ -127,9 +130,33 @@ pub fn beside<L>(
     let bound = bind(&temporary);
     let listener =
         bound.with_context(|| format!("cannot open the socket {}", temporary.display()))?;
-    fs::set_permissions(&temporary, fs::Permissions::from_mode(SOCKET_MODE))
-        .with_context(|| format!("cannot set the mode of {}", temporary.display()))?;
+    set_mode(&temporary)?;
     Ok((listener, Unpublished { temporary: Name::of(&temporary), path: path.to_owned() }))
+}
+
+/// Sets mode and group of a socket that this process has created. Another user may own the
+/// directory, and have put a link in its place: that is not followed.
+fn set_mode(path: &Path) -> Result<()> {
+    let set = || -> io::Result<()> {
+        let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let socket = rustix::fs::open(path, flags, Mode::empty())?;
+        let of = fstat(&socket)?;
+        let is_socket = FileType::from_raw_mode(of.st_mode) == FileType::Socket;
+        if of.st_uid != geteuid().as_raw() || !is_socket {
+            return Err(io::ErrorKind::PermissionDenied.into());
+        }
+        if geteuid().is_root()
+            && let Some(directory) = path.parent()
+        {
+            // A service of root is as visible as the others in the directory. Without CAP_CHOWN, it
+            // is root's alone.
+            let group = Gid::from_raw(stat(directory)?.st_gid);
+            let _ = chownat(&socket, "", None, Some(group), AtFlags::EMPTY_PATH);
+        }
+        let opened = format!("/proc/self/fd/{}", socket.as_raw_fd());
+        fs::set_permissions(opened, fs::Permissions::from_mode(SOCKET_MODE))
+    };
+    set().with_context(|| format!("cannot set the mode of {}", path.display()))
 }
 
 /// Accepts the next client of a status socket.

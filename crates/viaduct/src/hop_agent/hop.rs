@@ -6,13 +6,13 @@
 //! ```
 
 use std::fs::File;
+use std::io;
 use std::net::TcpListener;
 use std::os::fd::{AsFd as _, AsRawFd as _, BorrowedFd, OwnedFd};
-use std::os::unix::fs::{FileExt as _, chown};
+use std::os::unix::fs::FileExt as _;
 use std::path::Path;
 use std::process::Command;
 use std::time::{Duration, Instant};
-use std::{fs, io};
 
 use anyhow::{Context as _, Result, bail};
 use rustix::fs::{MemfdFlags, memfd_create};
@@ -24,6 +24,7 @@ use viaduct_sys::process::{Process, die_with_parent, inherited_fds, signals};
 use viaduct_sys::socket::tcp::{self, TcpOptions};
 
 use super::definition::Definition;
+use super::directory;
 use super::status::AgentHop;
 use crate::proxy::confinement;
 
@@ -113,7 +114,8 @@ impl Hop {
 
     /// Starts a process, which gets the SYN that asked for it, if that was seen.
     pub fn start(&mut self, syn: Option<&[u8]>, common: Common<'_>) -> Result<()> {
-        let directory = self.directory(common.directory)?;
+        let directory = directory::open(common.directory, &self.definition.name, self.user)
+            .with_context(|| format!("its directory in {}", common.directory.display()))?;
         let config = File::from(memfd_create("config", MemfdFlags::CLOEXEC)?);
         config.write_all_at(self.definition.config.as_bytes(), 0)?;
         let pair = self.definition.sees_syns.then(SynSender::pair).transpose()?;
@@ -138,18 +140,10 @@ impl Hop {
         }
     }
 
-    /// Creates the directory of the hop's processes, which is their own.
-    fn directory(&self, all: &Path) -> io::Result<std::path::PathBuf> {
-        let directory = all.join(&self.definition.name);
-        fs::create_dir_all(&directory)?;
-        chown(&directory, Some(self.user), Some(self.user))?;
-        Ok(directory)
-    }
-
     fn command(
         &self,
         common: Common<'_>,
-        directory: &Path,
+        directory: &OwnedFd,
         config: &File,
         tap: Option<&OwnedFd>,
     ) -> Command {
@@ -172,7 +166,9 @@ impl Hop {
         command.arg(format!("--told={}", config.as_raw_fd()));
         command.args(["--inherited", &inherited.join(",")]);
         command.args(["--confined", &confinement::text(confinement)]);
-        command.current_dir(directory).env_remove("NOTIFY_SOCKET");
+        // Not by its path, which another user may have changed.
+        command.current_dir(format!("/proc/self/fd/{}", directory.as_raw_fd()));
+        command.env_remove("NOTIFY_SOCKET");
         inherited_fds::leave_open(&mut command, &open);
         // Ignored until the process handles these signals.
         signals::ignore_at_start(&mut command, &[SIGHUP, SIGUSR1]);

@@ -21,6 +21,7 @@
 
 mod agent;
 mod definition;
+mod directory;
 mod hop;
 pub mod metrics;
 mod readiness;
