@@ -49,10 +49,19 @@ pub enum Lookup {
 
 impl Root {
     /// Opens the directory at `path`. The directory need not be readable unless its page is
-    /// requested. Errors: there is no directory at `path`.
+    /// requested. Errors: there is no directory at `path`, or openat2 is not allowed.
     pub fn open(path: &Path, max_listed: usize) -> io::Result<Root> {
         let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
-        Ok(Root { directory: open(path, flags, Mode::empty())?, max_listed })
+        let directory = open(path, flags, Mode::empty())?;
+        match beneath(directory.as_fd(), b".", OFlags::PATH) {
+            Err(Errno::NOSYS | Errno::PERM) => Err(io::Error::new(
+                io::ErrorKind::Unsupported,
+                "openat2 is refused: systemd does so with RestrictSUIDSGID=, and container engines \
+                 with old filters",
+            )),
+            Err(error) => Err(error.into()),
+            Ok(_) => Ok(Root { directory, max_listed }),
+        }
     }
 
     /// Looks up the path of a request. If there is a file at the path, returns the open file, too.
