@@ -182,8 +182,7 @@ pub fn run(args: &ServeArgs) -> Result<()> {
     let root = || {
         let dir = args.dir.display();
         let most = args.max_listed.unwrap_or(MAX_LISTED);
-        Root::open(&args.dir, most as usize)
-            .with_context(|| format!("cannot serve {dir}"))
+        Root::open(&args.dir, most as usize).with_context(|| format!("cannot serve {dir}"))
     };
     let files = Arc::new(root()?);
     let log = args.access_log.open()?;
