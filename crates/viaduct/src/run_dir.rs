@@ -2,8 +2,8 @@
 //!
 //! | user | directory |
 //! |---|---|
-//! | root | `/run/viaduct` |
 //! | that of a system service | `$RUNTIME_DIRECTORY` (`RuntimeDirectory=` of systemd) |
+//! | root | `/run/viaduct`; `/run/viaduct-root` if that belongs to a package's user |
 //! | others | `$XDG_RUNTIME_DIR/viaduct`; without that variable, `viaduct-UID` in `/tmp` |
 
 use std::os::unix::fs::{DirBuilderExt as _, MetadataExt as _};
@@ -18,8 +18,9 @@ use crate::value_parser::table::defaults;
 #[derive(Clone, Debug, Default, clap::Args, Deserialize)]
 #[serde(default = "defaults", deny_unknown_fields, rename_all = "kebab-case")]
 pub struct RunDir {
-    /// Directory of sockets and journals [default: /run/viaduct for root, else $RUNTIME_DIRECTORY,
-    /// $XDG_RUNTIME_DIR/viaduct or /tmp/viaduct-UID]
+    /// Directory of sockets and journals [default: $RUNTIME_DIRECTORY; else /run/viaduct for root,
+    /// or /run/viaduct-root if that is another user's; else $XDG_RUNTIME_DIR/viaduct or
+    /// /tmp/viaduct-UID]
     #[arg(long, value_name = "DIR", env = "VIADUCT_RUN_DIR")]
     run_dir: Option<PathBuf>,
 }
@@ -28,6 +29,23 @@ impl RunDir {
     /// Directory of the option, or the default one, which this call may create.
     pub fn path(&self) -> PathBuf {
         self.run_dir.clone().unwrap_or_else(default_run_dir)
+    }
+
+    /// Directories in which services are looked for: that of the option, or the default one, and
+    /// for root the system's, too.
+    pub fn searched(&self) -> Vec<PathBuf> {
+        let own = self.path();
+        let is_of_root = self.run_dir.is_none() && own == Path::new(ROOT);
+        std::iter::once(own).chain(is_of_root.then(|| SYSTEM.into())).collect()
+    }
+}
+
+/// Path of a running service's file: `path`, or that in the system's directory if root's has no
+/// such file.
+pub fn running(path: PathBuf) -> PathBuf {
+    match path.strip_prefix(ROOT) {
+        Ok(name) if !path.exists() => Path::new(SYSTEM).join(name),
+        _ => path,
     }
 }
 
@@ -39,6 +57,9 @@ impl From<&Path> for RunDir {
 
 /// Directory of the system's services.
 pub const SYSTEM: &str = "/run/viaduct";
+/// Directory of root's services while the system's belongs to another user, who could replace files
+/// in it: a package's services have a user of their own.
+pub const ROOT: &str = "/run/viaduct-root";
 /// Parent of private directories, in which users cannot delete files of others.
 const TMP: &str = "/tmp";
 
@@ -49,13 +70,13 @@ const TMP: &str = "/tmp";
 /// there, and so gets an error.
 pub fn default_run_dir() -> PathBuf {
     let user = rustix::process::geteuid();
-    if user.is_root() {
-        return SYSTEM.into();
-    }
     if let Some(given) = env::var_os("RUNTIME_DIRECTORY")
         && let Some(first) = env::split_paths(&given).find(|dir| dir.is_absolute())
     {
         return first;
+    }
+    if user.is_root() {
+        return of_root(Path::new(SYSTEM)).into();
     }
     if let Some(own) = env::var_os("XDG_RUNTIME_DIR").filter(|dir| Path::new(dir).is_absolute()) {
         return Path::new(&own).join("viaduct");
@@ -64,6 +85,20 @@ pub fn default_run_dir() -> PathBuf {
     match own(&private, user.as_raw()) {
         Ok(()) => private,
         Err(_) => SYSTEM.into(),
+    }
+}
+
+/// Names directories in a message.
+pub fn listed(directories: &[PathBuf]) -> String {
+    let names: Vec<_> = directories.iter().map(|of| of.display().to_string()).collect();
+    names.join(" and ")
+}
+
+/// Root's directory, given that of the system.
+fn of_root(system: &Path) -> &Path {
+    match fs::symlink_metadata(system) {
+        Ok(found) if found.uid() != 0 => Path::new(ROOT),
+        _ => system,
     }
 }
 
@@ -85,6 +120,19 @@ mod tests {
     use std::os::unix::fs::{PermissionsExt as _, symlink};
 
     use super::*;
+
+    #[test]
+    fn root_uses_no_directory_of_another_user() {
+        let place = env::temp_dir().join(format!("viaduct-of-root-{}", std::process::id()));
+        assert_eq!(of_root(&place), place);
+        fs::create_dir_all(&place).unwrap();
+        assert_eq!(of_root(&place), place);
+        std::os::unix::fs::chown(&place, Some(1_900_000_002), None).unwrap();
+        assert_eq!(of_root(&place), Path::new(ROOT));
+        assert_eq!(running(Path::new(ROOT).join("none.sock")), Path::new(SYSTEM).join("none.sock"));
+        assert_eq!(running(place.join("none.sock")), place.join("none.sock"));
+        fs::remove_dir_all(&place).unwrap();
+    }
 
     #[test]
     fn a_directory_that_others_may_enter_or_have_made_is_not_used() {

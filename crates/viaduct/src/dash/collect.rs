@@ -9,6 +9,7 @@ use tokio::net::UnixStream;
 use tokio::task::JoinSet;
 use tokio::time::timeout;
 
+use crate::run_dir::listed;
 use crate::status::client::{self, ServiceStatus, Unread};
 
 /// Maximum number of services.
@@ -30,9 +31,9 @@ pub(super) struct Answers {
     pub trouble: Option<String>,
 }
 
-/// Reads the status of the services whose sockets are in `directory`.
-pub(super) async fn answers(directory: &Path) -> Answers {
-    let mut sockets = match client::sockets(directory) {
+/// Reads the status of the services whose sockets are in these directories.
+pub(super) async fn answers(directories: &[PathBuf]) -> Answers {
+    let mut sockets = match client::sockets(directories) {
         Ok(sockets) => sockets,
         Err(error) => {
             return Answers { services: Vec::new(), trouble: Some(error.to_string()) };
@@ -40,7 +41,7 @@ pub(super) async fn answers(directory: &Path) -> Answers {
     };
     let surplus = sockets.len().saturating_sub(MAX_SERVICES);
     let trouble = match (sockets.len(), surplus) {
-        (0, _) => Some(format!("no service runs in {}", directory.display())),
+        (0, _) => Some(format!("no service runs in {}", listed(directories))),
         (_, 0) => None,
         (_, more) => Some(format!("{more} more services; {MAX_SERVICES} are shown at most")),
     };

@@ -23,7 +23,7 @@ mod server;
 mod tls;
 mod viewer;
 
-use std::path::Path;
+use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
@@ -34,7 +34,7 @@ use tokio::time::MissedTickBehavior;
 use tracing::info;
 
 use crate::notify::{Phase, notify};
-use crate::run_dir::RunDir;
+use crate::run_dir::{RunDir, listed};
 use crate::signals::{SignalStreams, Signals};
 pub use args::DashArgs;
 use board::Board;
@@ -57,7 +57,7 @@ pub fn run(args: &DashArgs) -> Result<()> {
             .await
             .with_context(|| format!("--listen: cannot use {listen}"))?;
         let scheme = if tls.is_some() { "https" } else { "http" };
-        info!("{scheme}://{listen}/ shows the services in {}", args.run_dir.path().display());
+        info!("{scheme}://{listen}/ shows the services in {}", listed(&args.run_dir.searched()));
         let board = SharedBoard::default();
         let (ticks, ticked) = watch::channel(());
         let server = Server::new(board.clone(), ticked, access, tls);
@@ -76,10 +76,10 @@ async fn serve(
     (listener, server): (&TcpListener, &Server),
     signals: SignalStreams,
 ) {
-    let directory = run_dir.path();
+    let directories = run_dir.searched();
     let SignalStreams { mut hangup, mut terminate, mut interrupt, .. } = signals;
     tokio::select! {
-        () = take_samples(&directory, board, ticks) => {}
+        () = take_samples(&directories, board, ticks) => {}
         () = server.serve(listener) => {}
         _ = terminate.recv() => {}
         _ = interrupt.recv() => {}
@@ -89,13 +89,13 @@ async fn serve(
 }
 
 /// Takes a sample each second.
-async fn take_samples(run_dir: &Path, board: &SharedBoard, ticks: &watch::Sender<()>) {
+async fn take_samples(directories: &[PathBuf], board: &SharedBoard, ticks: &watch::Sender<()>) {
     let mut seconds = tokio::time::interval(SAMPLE_INTERVAL);
     seconds.set_missed_tick_behavior(MissedTickBehavior::Delay);
     let mut is_first = true;
     loop {
         seconds.tick().await;
-        let answers = collect::answers(run_dir).await;
+        let answers = collect::answers(directories).await;
         let time = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         lock(board).sample(time.as_secs_f64(), answers);
         ticks.send_replace(());

@@ -21,6 +21,7 @@ use crate::etcd::Entry;
 use crate::gateway::config::Config;
 use crate::key;
 use crate::notify::{Phase, notify};
+use crate::run_dir::running;
 use crate::signals::{SignalStreams, Signals, either};
 
 /// Interval at which etcd is asked, and the lease is renewed.
@@ -138,7 +139,7 @@ impl Fleet<'_> {
         self.written = text;
         let members = config.rack.as_ref().map_or(0, |rack| rack.members.len());
         let peers = config.peers.len();
-        match reload(&config.socket()) {
+        match reload(&running(config.socket())) {
             Ok(()) => info!(members, peers, "the members have changed: the gateway reloads"),
             Err(error) => info!(members, peers, "the members have changed; no gateway: {error:#}"),
         }

@@ -14,6 +14,7 @@ use viaduct_sys::route::interface::{Interface, is_vlan_of};
 use viaduct_sys::route::mtu::{RouteError, RouteMtu};
 
 use super::config::Config;
+use crate::run_dir::running;
 
 /// Maximum number of prefixes whose routes are checked for a warning: each check takes some
 /// milliseconds.
@@ -151,7 +152,7 @@ pub fn check_addresses(config: &Config) -> Result<()> {
 /// Listeners of the config whose port is in use on this machine. Empty if a gateway of this name
 /// runs, because it uses these ports itself.
 pub fn ports_in_use(config: &Config) -> Vec<String> {
-    if UnixStream::connect(config.socket()).is_ok() {
+    if UnixStream::connect(running(config.socket())).is_ok() {
         return Vec::new();
     }
     let taken = |error: Option<std::io::Error>| {

@@ -49,7 +49,7 @@ use crate::engine::destination::Target;
 use crate::engine::outbound::{Outbound, OutboundSpec};
 use crate::engine::policy::{Policies, SHARING};
 use crate::rule_args::RuleArgs;
-use crate::run_dir::{RunDir, SYSTEM};
+use crate::run_dir::{ROOT, RunDir, SYSTEM};
 use crate::signals::Signals;
 use crate::status_socket::check_free;
 use crate::text;
@@ -171,10 +171,13 @@ pub fn socket_path(run_dir: &Path, name: &str) -> PathBuf {
     run_dir.join(format!("{name}.master"))
 }
 
-/// Path of the socket of the master `name`: this user's, or the system's if only that one exists.
+/// Path of the socket of the master `name`: this user's, or the system's or root's if only that one
+/// exists.
 pub fn find_socket(run_dir: &Path, name: &str) -> PathBuf {
-    let (own, system) = (socket_path(run_dir, name), socket_path(Path::new(SYSTEM), name));
-    if !own.exists() && system.exists() { system } else { own }
+    let own = socket_path(run_dir, name);
+    let others = [SYSTEM, ROOT].map(|directory| socket_path(Path::new(directory), name));
+    let all = std::iter::once(own.clone()).chain(others);
+    all.into_iter().find(|path| path.exists()).unwrap_or(own)
 }
 
 /// Inode number of this process's network namespace.

@@ -16,6 +16,7 @@ use viaduct_sys::process::dir_lock::DirLock;
 
 use super::ReplicaArgs;
 use super::status::SprayStatus;
+use crate::run_dir::running;
 
 /// Time within which a service reads a changed list.
 const READ_TIMEOUT: Duration = Duration::from_secs(3);
@@ -67,8 +68,8 @@ fn read(path: &Path) -> BTreeSet<String> {
 /// # Errors
 /// The service does not run or has no such replica, or the list cannot be written.
 pub fn change(args: &ReplicaArgs, drain: bool) -> Result<()> {
-    let run_dir = args.run_dir.path();
-    let socket = run_dir.join(format!("spray-{}.sock", args.name));
+    let socket = running(args.run_dir.path().join(format!("spray-{}.sock", args.name)));
+    let run_dir = socket.parent().unwrap_or(Path::new("."));
     let status = status(&socket)?;
     for replica in &args.replicas {
         if !status.replicas.iter().any(|known| known.name == *replica) {
@@ -76,7 +77,7 @@ pub fn change(args: &ReplicaArgs, drain: bool) -> Result<()> {
             bail!("there is no replica {replica}; there are {}", known.join(", "));
         }
     }
-    let mut list = DrainList::open(&run_dir, &args.name);
+    let mut list = DrainList::open(run_dir, &args.name);
     {
         let _lock = DirLock::around(&list.path)?;
         list.names = read(&list.path);

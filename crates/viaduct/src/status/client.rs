@@ -152,13 +152,13 @@ pub fn read(path: &Path) -> Result<ServiceStatus, Unread> {
     }
 }
 
-/// Reads the status of each service of `dir`.
+/// Reads the status of each service in these directories.
 ///
 /// # Errors
-/// The directory cannot be read.
-pub fn read_all(dir: &Path) -> io::Result<Answers> {
+/// A directory cannot be read.
+pub fn read_all(dirs: &[PathBuf]) -> io::Result<Answers> {
     let mut answers = Answers::new();
-    for some in sockets(dir)?.chunks(MAX_READERS) {
+    for some in sockets(dirs)?.chunks(MAX_READERS) {
         thread::scope(|scope| {
             let readers: Vec<_> =
                 some.iter().map(|(name, path)| (name, scope.spawn(move || read(path)))).collect();
@@ -176,11 +176,23 @@ pub fn socket(dir: &Path, name: &str) -> PathBuf {
     dir.join(format!("{name}.sock"))
 }
 
-/// Status sockets in `dir`, by the name of their service. Empty if there is no such directory.
+/// Status sockets in these directories, by the name of their service; if several have the name,
+/// that in the first directory. A directory that does not exist is empty.
 ///
 /// # Errors
-/// The directory cannot be read.
-pub fn sockets(dir: &Path) -> io::Result<Vec<(String, PathBuf)>> {
+/// A directory cannot be read.
+pub fn sockets(dirs: &[PathBuf]) -> io::Result<Vec<(String, PathBuf)>> {
+    let mut all = Vec::new();
+    for dir in dirs {
+        all.extend(sockets_in(dir)?);
+    }
+    // The sort is stable.
+    all.sort_by(|(a, _), (b, _)| a.cmp(b));
+    all.dedup_by(|(a, _), (b, _)| a == b);
+    Ok(all)
+}
+
+fn sockets_in(dir: &Path) -> io::Result<Vec<(String, PathBuf)>> {
     let entries = match fs::read_dir(dir) {
         Err(error) if error.kind() == ErrorKind::NotFound => return Ok(vec![]),
         entries => entries?,
@@ -190,9 +202,7 @@ pub fn sockets(dir: &Path) -> io::Result<Vec<(String, PathBuf)>> {
         let name = path.file_stem()?.to_str()?.to_owned();
         is_socket.then_some((name, path))
     };
-    let mut all: Vec<_> = entries.filter_map(|entry| named(entry.ok()?.path())).collect();
-    all.sort_unstable();
-    Ok(all)
+    Ok(entries.filter_map(|entry| named(entry.ok()?.path())).collect())
 }
 
 #[cfg(test)]
@@ -205,7 +215,9 @@ mod tests {
     fn every_service_of_a_directory_has_its_status_or_a_reason() {
         let dir =
             std::env::temp_dir().join(format!("viaduct-status-client-{}", std::process::id()));
-        assert!(read_all(&dir).unwrap().is_empty(), "there is no directory yet");
+        let none = dir.join("none");
+        let both = [none, dir.clone()];
+        assert!(read_all(&both).unwrap().is_empty(), "there is no directory yet");
         fs::create_dir_all(&dir).unwrap();
         drop(UnixListener::bind(socket(&dir, "dead")).unwrap());
         fs::write(dir.join("a.changes.json"), "{}").unwrap();
@@ -217,7 +229,7 @@ mod tests {
             live.accept().unwrap().0.write_all(&text).unwrap();
             other.accept().unwrap().0.write_all(b"{\"site\":1}").unwrap();
         });
-        let answers = read_all(&dir).unwrap();
+        let answers = read_all(&both).unwrap();
         answering.join().unwrap();
         assert_eq!(answers.keys().collect::<Vec<_>>(), ["a", "dead", "other"]);
         let Ok(ServiceStatus::Gateway(seen)) = &answers["a"] else { panic!("no gateway") };

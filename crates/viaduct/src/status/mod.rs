@@ -36,7 +36,7 @@ use anyhow::{Context as _, Result, anyhow, bail};
 use serde::Serialize;
 use serde_json::Value;
 
-use crate::run_dir::RunDir;
+use crate::run_dir::{RunDir, listed, running};
 use client::{Answers, ServiceStatus, Unread};
 use colours::Colours;
 use overview::Overview;
@@ -87,7 +87,7 @@ pub struct ServiceSelector {
 impl ServiceSelector {
     /// Path of the selected service's socket; `None` if no service is selected.
     fn socket(&self) -> Option<PathBuf> {
-        let named = || Some(client::socket(&self.run_dir.path(), self.name.as_ref()?));
+        let named = || Some(running(client::socket(&self.run_dir.path(), self.name.as_ref()?)));
         self.socket.clone().or_else(named)
     }
 
@@ -97,13 +97,13 @@ impl ServiceSelector {
         if let Some(path) = self.socket() {
             return Ok(path);
         }
-        let dir = self.run_dir.path();
+        let dirs = self.run_dir.searched();
         let mut all =
-            client::sockets(&dir).with_context(|| format!("cannot read {}", dir.display()))?;
+            client::sockets(&dirs).with_context(|| format!("cannot read {}", listed(&dirs)))?;
         all.retain(|(_, path)| is_meant(path));
         match &all[..] {
             [(_, path)] => Ok(path.clone()),
-            [] => bail!("no such service runs in {}; it may have another --run-dir", dir.display()),
+            [] => bail!("no such service runs in {}; it may have another --run-dir", listed(&dirs)),
             many => {
                 let names: Vec<_> = many.iter().map(|(name, _)| name.as_str()).collect();
                 bail!("several services run; choose one by --name: {}", names.join(", "))
@@ -126,7 +126,7 @@ pub fn status(selector: &ServiceSelector, json: bool) -> Result<()> {
         let status = client::read(&path).map_err(|reason| unread(reason, &path))?;
         return print(&if json { to_json(&status)? } else { status.page(None, colours()) });
     }
-    let answers = read_all(&selector.run_dir.path())?;
+    let answers = read_all(&selector.run_dir.searched())?;
     print(&if json { all_to_json(&answers)? } else { all_to_text(&answers) })?;
     match answers.values().any(Result::is_ok) {
         true => Ok(()),
@@ -149,17 +149,17 @@ pub fn top(selector: &ServiceSelector) -> Result<()> {
             thread::sleep(RATE_INTERVAL);
             print(&read()?.page(Some(&before), colours()))
         }
-        (None, true) => top::run(Watched::All(selector.run_dir.path()), colours()),
-        (None, false) => print_rates(&selector.run_dir.path()),
+        (None, true) => top::run(Watched::All(selector.run_dir.searched()), colours()),
+        (None, false) => print_rates(&selector.run_dir.searched()),
     }
 }
 
-/// Prints the services of `dir` with the rates of one second.
-fn print_rates(dir: &Path) -> Result<()> {
+/// Prints the services in these directories with the rates of one second.
+fn print_rates(dirs: &[PathBuf]) -> Result<()> {
     let (mut overview, began) = (Overview::default(), Instant::now());
     for wait in [Duration::ZERO, RATE_INTERVAL] {
         thread::sleep(wait);
-        let answers = read_all(dir)?;
+        let answers = read_all(dirs)?;
         let now = began.elapsed();
         overview.handle_names(now, &answers.keys().cloned().collect::<Vec<_>>());
         for (name, answer) in answers {
@@ -174,13 +174,13 @@ fn print_rates(dir: &Path) -> Result<()> {
 ///
 /// # Errors
 /// There is no service.
-fn read_all(dir: &Path) -> Result<Answers> {
+fn read_all(dirs: &[PathBuf]) -> Result<Answers> {
     let answers =
-        client::read_all(dir).with_context(|| format!("cannot read {}", dir.display()))?;
+        client::read_all(dirs).with_context(|| format!("cannot read {}", listed(dirs)))?;
     if answers.is_empty() {
-        let dir = dir.display();
         bail!(
-            "no service runs in {dir}: none runs at all, or it has another directory (--run-dir)"
+            "no service runs in {}: none runs at all, or it has another directory (--run-dir)",
+            listed(dirs)
         );
     }
     Ok(answers)
@@ -188,7 +188,8 @@ fn read_all(dir: &Path) -> Result<Answers> {
 
 /// Error about one service. If its name is wrong, the error has those of the services that run.
 fn unread(reason: Unread, path: &Path) -> anyhow::Error {
-    let others = path.parent().and_then(|dir| client::sockets(dir).ok()).unwrap_or_default();
+    let others = path.parent().and_then(|dir| client::sockets(&[dir.to_owned()]).ok());
+    let others = others.unwrap_or_default();
     let others: Vec<_> = others.into_iter().map(|(name, _)| name).collect();
     let name = name_of(path);
     match reason {

@@ -25,8 +25,8 @@ const MAX_READS: usize = 64;
 pub enum Watched {
     /// A single service: its name and the path of its socket.
     One(String, PathBuf),
-    /// All services of a directory.
-    All(PathBuf),
+    /// All services in these directories.
+    All(Vec<PathBuf>),
 }
 
 /// Name of a service, the time of its answer, and the answer.
@@ -84,7 +84,7 @@ impl Reads {
     fn sockets(&self) -> io::Result<Vec<(String, PathBuf)>> {
         match &self.watched {
             Watched::One(name, path) => Ok(vec![(name.clone(), path.clone())]),
-            Watched::All(dir) => client::sockets(dir),
+            Watched::All(dirs) => client::sockets(dirs),
         }
     }
 
