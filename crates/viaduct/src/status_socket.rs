@@ -10,7 +10,7 @@ use std::{fs, io};
 
 use anyhow::{Context as _, Result, bail};
 use rustix::fs::{AtFlags, FileType, Mode, OFlags, chownat, fstat, stat};
-use rustix::process::geteuid;
+use rustix::process::{getegid, geteuid};
 use rustix::thread::Gid;
 use serde::Serialize;
 use tokio::io::AsyncWriteExt as _;
@@ -145,11 +145,11 @@ fn set_mode(path: &Path) -> Result<()> {
         if of.st_uid != geteuid().as_raw() || !is_socket {
             return Err(io::ErrorKind::PermissionDenied.into());
         }
-        if geteuid().is_root()
+        if getegid().is_root()
             && let Some(directory) = path.parent()
         {
-            // A service of root is as visible as the others in the directory. Without CAP_CHOWN, it
-            // is root's alone.
+            // A service of root's group is as visible as the others in the directory. Without
+            // CAP_CHOWN, it is root's alone.
             let group = Gid::from_raw(stat(directory)?.st_gid);
             let _ = chownat(&socket, "", None, Some(group), AtFlags::EMPTY_PATH);
         }
