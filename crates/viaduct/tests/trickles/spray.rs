@@ -62,7 +62,12 @@ impl Spray<'_> {
         let mut command = self.world.net.gateway_b().command(env!("CARGO_BIN_EXE_viaduct"));
         command.args(["spray", "--config"]).arg(self.config()).stderr(Stdio::null());
         self.process = Some(Process::spawn(command).unwrap());
-        assert!(within(LIMIT, || self.rules().contains("fwd")), "there are no rules");
+        // After a kill there are rules before there is a process.
+        let is_up = || {
+            let said = run(&self.run_dir, &["status", "--name", "spray-www"]);
+            said.status.success() && self.rules().contains("fwd")
+        };
+        assert!(within(LIMIT, is_up), "it does not serve, or there are no rules");
     }
 
     fn signal(&self, signal: Signal) {
