@@ -5,7 +5,7 @@ use std::ffi::OsString;
 use std::io::{self, Write};
 use std::process::{Command, Output, Stdio};
 
-use crate::process::die_with_parent;
+use crate::process::{die_with_parent, signals};
 
 /// Errors of running a program.
 #[derive(Debug, thiserror::Error)]
@@ -68,6 +68,9 @@ fn start(program: &str, args: &[&str], input: &str) -> io::Result<Output> {
     // If we are killed, the tool must not change anything after the next start has undone our
     // changes.
     die_with_parent(&mut command);
+    // systemd's stop and Ctrl-C signal all processes of a service. They are meant for the service:
+    // a tool that runs at that moment finishes its change.
+    signals::ignore_at_start(&mut command, &[libc::SIGTERM, libc::SIGINT, libc::SIGHUP]);
     let mut child = command.spawn()?;
     if let Some(mut stdin) = child.stdin.take() {
         // If the program ends without reading its input, its standard error has the reason.
@@ -92,6 +95,12 @@ fn missing(program: &str) -> ToolError {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_signal_to_all_processes_of_a_service_does_not_stop_a_tool() {
+        let script = "kill -TERM $$; kill -INT $$; kill -HUP $$; echo done";
+        assert_eq!(run("sh", &["-c", script], "").unwrap(), "done\n");
+    }
 
     #[test]
     fn failures_show_the_command_and_its_words() {
