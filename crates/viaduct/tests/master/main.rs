@@ -8,7 +8,7 @@ mod guests;
 mod killed;
 
 use std::fs;
-use std::io::{self, BufRead as _, BufReader, Lines, Read as _, Write as _};
+use std::io::{BufRead as _, BufReader, Lines, Read as _, Write as _};
 use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream, UdpSocket};
 use std::path::PathBuf;
 use std::process::{Child, ChildStdout, Command, Output, Stdio};
@@ -16,7 +16,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use common::{UnprivilegedUser, free_port, within};
+use common::{UnprivilegedUser, free_port, until, within};
 
 const VIADUCT: &str = env!("CARGO_BIN_EXE_viaduct");
 const CHAIN: &str = "+latency:delay=1ms";
@@ -176,13 +176,14 @@ fn programs_of_every_interposer_share_a_master() {
 fn several_workers_of_a_master_divide_the_flows_by_host() {
     let (run_dir, (to, count)) = (RunDir::new(), far_end());
     let mut master = run_dir.master("all", &["--workers", "3", "+count", CHAIN]);
-    // Linux has a thread a loop, with its number in its name.
-    let threads = fs::read_dir(format!("/proc/{}/task", master.0.id())).unwrap();
-    let name = |thread: io::Result<fs::DirEntry>| fs::read(thread.unwrap().path().join("comm"));
-    let names: Vec<_> = threads.map(|thread| text(&name(thread).unwrap())).collect();
-    for n in 0..3 {
-        assert!(names.contains(&format!("flows-{n}\n")), "{names:?}");
-    }
+    // Linux has a thread a loop, with its number in its name, which it sets itself.
+    let tasks = format!("/proc/{}/task", master.0.id());
+    let names = || -> Vec<_> {
+        let threads = fs::read_dir(&tasks).unwrap();
+        threads.filter_map(|thread| fs::read(thread.ok()?.path().join("comm")).ok()).collect()
+    };
+    let is_named = |n| names().contains(&format!("flows-{n}\n").into_bytes());
+    until("each loop has its thread", || (0..3).all(is_named));
     for host in 1..=8 {
         let to = format!("127.0.0.{host}:{}", to.port());
         let said = run_dir.output(&["run", "--master", "all", "--", "python3", "-c", TELL, &to]);
