@@ -2,8 +2,8 @@
 import errno, os, select, signal, socket, sys, threading, time
 
 HOST = '127.0.0.1'
-# Ports that are bound, closed and bound again; they are below the ephemeral range, so that no other
-# program gets them.
+# Ports that are bound, closed and bound again, or bound for IPv6 alone; they are below the ephemeral
+# range, so that no other program gets them, and no connect to one of them comes from itself.
 PORTS = [int(port) for port in sys.argv[1:]]
 
 
@@ -135,7 +135,7 @@ def signals_interrupt():
 def of_ipv6(alone):
     s = socket.socket(socket.AF_INET6)
     s.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, alone)
-    s.bind(('::', 0))
+    s.bind(('::', PORTS[3] if alone else 0))
     s.listen()
     s.settimeout(9)
     for host in [HOST] * (not alone) + ['::1']:

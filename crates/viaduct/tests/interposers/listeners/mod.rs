@@ -49,8 +49,8 @@ fn text(bytes: &[u8]) -> String {
     String::from_utf8_lossy(bytes).into_owned()
 }
 
-/// Ports that [`LISTENS`] closes and binds again.
-fn ports() -> [String; 3] {
+/// Ports for [`LISTENS`], for each use in it one.
+fn ports() -> [String; 4] {
     std::array::from_fn(|_| free_port().to_string())
 }
 
