@@ -4,7 +4,7 @@ use crate::time::{Duration, Instant};
 
 /// Time over which unused tokens accumulate.
 const BURST: Duration = Duration::from_millis(20);
-/// Least size of the bucket, in bytes: some repairs of the longest packets.
+/// Least size of the bucket, in bytes: enough for a few repairs of the longest packets.
 const MIN_BURST: f64 = 6_000.0;
 /// Share of the bucket that is reserved for copies.
 const RESERVE: f64 = 0.5;
@@ -34,7 +34,7 @@ impl Allowance {
         self.take_above(now, bytes, RESERVE)
     }
 
-    /// Takes tokens, unless less than the share `reserve` of the bucket would remain.
+    /// Takes tokens if at least the share `reserve` of the bucket remains afterwards.
     fn take_above(&mut self, now: Instant, bytes: usize, reserve: f64) -> bool {
         let Some(rate) = self.rate else { return true };
         let passed = now.since(std::mem::replace(&mut self.filled, now));

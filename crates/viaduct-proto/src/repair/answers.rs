@@ -5,7 +5,7 @@
 //! latency-sensitive ones. They are therefore spread over time, at a share of the rate of packets:
 //!
 //! ```text
-//!   requested  ▇▇▇▇▇▇▇▇▇▇           ▇ long packets, by permission of the rate
+//!   requested  ▇▇▇▇▇▇▇▇▇▇           ▇ repairs of 1,500 bytes, at the permitted rate
 //!   sent       ▇ ▇ ▇ ▇ ▇ ▇ ▇ ▇ ▇ ▇ ─▶ time
 //! ```
 
@@ -18,9 +18,9 @@ use crate::time::{Duration, Instant};
 
 /// Interval at which repairs leave.
 const EVERY: Duration = Duration::from_millis(2);
-/// Age from which on a request is void: the peer has forgotten the missing packets.
+/// Age at which a request expires: the peer has forgotten the missing packets by then.
 const MAX_AGE: Duration = Duration::from_secs(1);
-/// Limit of requests that wait; the peer repeats further ones.
+/// Maximum number of waiting requests; the peer repeats further ones.
 const MAX_WAITING: usize = 64;
 /// Least rate of repairs in bytes a second (2 Mb/s), whatever the traffic.
 const MIN_RATE: f64 = 250_000.0;
@@ -59,8 +59,8 @@ impl Answers {
         self.allowance.rate = Some((repairs * LENGTH as f64).max(MIN_RATE));
     }
 
-    /// Adds `count` repairs for a request, unless earlier ones for the same packets still wait or
-    /// too many do. Returns whether they are added.
+    /// Adds `count` repairs for a request, unless it overlaps a waiting request or too many
+    /// requests wait. Returns whether they are added.
     pub(super) fn push(&mut self, now: Instant, need: Need, count: usize) -> bool {
         let (first, last, is_whole) = (need.first, need.last(), need.is_whole());
         let mut waiting = self.waiting.iter();
@@ -74,8 +74,8 @@ impl Answers {
     }
 
     /// Calls `send` with the first and the last packet of each repair that leaves now. If all of
-    /// the packets are missing, each is sent by itself: it then depends on no other repair, and
-    /// costs no combination.
+    /// the packets are missing, each is sent by itself: it then depends on no other repair, and no
+    /// packets have to be combined.
     pub(super) fn leave(&mut self, now: Instant, mut send: impl FnMut(Seq, Seq)) {
         if self.due.is_none_or(|due| now < due) {
             return;

@@ -36,7 +36,7 @@ const MIN_KEPT: f64 = 4_096.0;
 const MAX_KEPT: f64 = 8_192.0;
 /// Number of repairs that are sent for the last packets before a pause, if losses come in bursts.
 const FLUSHES: usize = 3;
-/// Time after a request for which packets count as being lost at present.
+/// Time after a request during which packets count as being lost.
 const LOSING: Duration = Duration::from_millis(500);
 /// Number of latency-sensitive packets in a range that are repeated even if fewer are missing.
 const MAX_REPEATED: usize = 16;
@@ -76,7 +76,7 @@ pub(super) struct Leaving<'a> {
     /// Packet with its prefix; empty if it is in no repair.
     pub(super) symbol: &'a [u8],
     pub(super) repairs: Repairs,
-    /// Maximum number of repairs that are sent for it.
+    /// Maximum number of repairs that are sent for the packet.
     pub(super) most: f64,
 }
 
@@ -122,12 +122,12 @@ impl Auto {
         self.encoder.held()
     }
 
-    /// Gives memory of the oldest of these packets back.
+    /// Gives back the memory of the oldest packets kept for requests.
     pub(super) fn shed(&mut self) {
         self.encoder.shed();
     }
 
-    /// Forgets what is kept of packets below number `seq`.
+    /// Forgets the packets below number `seq`.
     pub(super) fn forget_below(&mut self, seq: Seq) {
         self.encoder.forget_below(seq);
         self.copies.tidy();
@@ -156,8 +156,9 @@ impl Auto {
         self.controller.overhead > 0.0
     }
 
-    /// Returns whether the packets' path loses packets at present, and copies take the other one:
-    /// the end of a path is a single burst, for which the controller's rate does not rise.
+    /// Returns whether copies take another path than the packets, whose own path loses packets at
+    /// present. When a path dies, its losses are a single burst, for which the controller does not
+    /// raise its rate.
     fn is_failing(&self, now: Instant) -> bool {
         self.has_other_path && self.requested.is_some_and(|at| now.since(at) < LOSING)
     }
@@ -338,10 +339,10 @@ impl Auto {
         }
     }
 
-    /// Repeats the latency-sensitive packets of a request, each by itself, at the rate of copies: a
-    /// combination would depend on all repairs of the packets beside them. If they are many, a
-    /// request for few packets does not tell which ones are missing, and none is repeated. Returns
-    /// the number of repairs.
+    /// Repeats the latency-sensitive packets of a request, each by itself, at the rate of copies:
+    /// decoding a combination would also require the repairs of the other missing packets. If the
+    /// range has many latency-sensitive packets and few packets are missing, the request does not
+    /// tell which ones, and none is repeated. Returns the number of repairs.
     fn answer_urgent(&mut self, now: Instant, need: Need, fire: &mut Fire<'_>) -> usize {
         let Auto { encoder, allowance, copies, urgent, .. } = self;
         let [from, to] =

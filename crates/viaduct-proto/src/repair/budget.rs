@@ -19,8 +19,8 @@ pub(super) struct Budget {
     limit: usize,
     total: usize,
     peers: Vec<Account>,
-    /// Peers that have memory to give: whether there is traffic, how much they hold above their
-    /// share, and their index. The last one gives first.
+    /// Peers that can give memory back: whether they are idle; how much they hold above their
+    /// share, or in all if they are idle; and their index. The last one gives first.
     order: BTreeSet<Rank>,
 }
 
@@ -60,7 +60,7 @@ impl Budget {
         }
     }
 
-    /// Peer that must give memory back; `None` while all peers are within the limit together, or if
+    /// Peer that must give memory back; `None` while all peers together are within the limit, or if
     /// none has any to give.
     pub(super) fn debtor(&self) -> Option<usize> {
         if self.total <= self.limit {

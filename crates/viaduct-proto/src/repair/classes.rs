@@ -96,7 +96,7 @@ pub(super) struct Classifier {
     /// Acknowledgements without data are treated like other packets.
     pub(super) acks: bool,
     flows: Flows,
-    /// Least deadline of recent packets' classes, and send time of the last packet with one.
+    /// Least deadline of recent packets' classes, and send time of the last packet with a deadline.
     deadline: Option<(Duration, Instant)>,
     /// Send time of the last packet without a deadline.
     undeclared: Option<Instant>,

@@ -7,10 +7,10 @@ use crate::fec::Seq;
 use crate::time::{Duration, Instant};
 use crate::wire::ip::MutableFields;
 
-/// Times after its packet at which copies are sent: the first always, the others if losses come in
-/// bursts. The first two are soon enough that users do not notice, and on most links after the end
-/// of a burst. The last two are for bursts that last long because little else is sent; they still
-/// precede the sender's retransmission timeout.
+/// Delays of the copies of a packet: the first copy is always sent, the others if losses come in
+/// bursts. The first two delays are too short for users to notice, and on most links longer than a
+/// burst. The last two are for bursts that last long because little else is sent; they are still
+/// shorter than the sender's retransmission timeout.
 const AFTER: [Duration; 4] = [
     Duration::from_millis(5),
     Duration::from_millis(9),
@@ -185,8 +185,8 @@ fn send_groups(mut rest: &[Waiting], room: usize, send: &mut impl FnMut(&[Waitin
     }
 }
 
-/// If the oldest packet's copy is due, which is `after` the packet's own time, moves all packets
-/// whose copies are due now or within [`SLACK`] to `leaving`.
+/// Moves to `leaving` all packets whose copies are due now or within [`SLACK`], but only if the
+/// oldest packet's copy is due. A copy is due when the time `after` has passed since its packet.
 fn take(queue: &mut VecDeque<Waiting>, now: Instant, after: Duration, leaving: &mut Vec<Waiting>) {
     if queue.front().is_some_and(|of| of.since + after <= now) {
         let many = queue.partition_point(|of| of.since + (after - SLACK) <= now);
@@ -194,7 +194,7 @@ fn take(queue: &mut VecDeque<Waiting>, now: Instant, after: Duration, leaving: &
     }
 }
 
-/// Number of packets at the start that can share a section.
+/// Number of packets at the start of `waiting` that can share a section.
 fn group(waiting: &[Waiting], room: usize) -> usize {
     let (mut many, mut bytes) = (1, COPIES_OVERHEAD + COPY_OVERHEAD + waiting[0].packet.len());
     for pair in waiting.windows(2) {

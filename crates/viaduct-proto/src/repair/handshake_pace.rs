@@ -1,9 +1,10 @@
 //! Pace of the handshakes that a gateway begins with all its peers together.
 //!
-//! A handshake costs a curve operation or two. With thousands of peers, those of a start must not
-//! take all of the packet thread's time, nor those with peers that are down for good. A handshake
-//! that is due therefore reserves the next free time; times are free at a fixed rate. Peers that
-//! have not answered several handshakes have times of their own, so that they delay no others.
+//! A handshake costs a curve operation or two. With thousands of peers, neither the handshakes at
+//! a start nor those with peers that are down for good may take all of the packet thread's time.
+//! A handshake that is due therefore reserves the next free time slot; slots come at a fixed
+//! rate. Peers that have not answered several handshakes have slots of their own, so that they
+//! delay no others.
 
 use crate::time::{Duration, Instant};
 
@@ -14,11 +15,11 @@ const MAX_BURST: u32 = 64;
 /// Number of unanswered handshakes after which a peer is not expected to answer.
 const MAX_UNANSWERED: u32 = 2;
 /// Interval of handshakes with such peers: up to 8 of them get one a second each. A peer that comes
-/// back begins a handshake itself, and one with few others retries every second, so that only two
-/// hubs that have lost each other wait for long.
+/// back begins a handshake itself, and a peer that has few peers retries every second. Only two
+/// hubs that have lost each other therefore wait for long.
 const UNANSWERED_INTERVAL: Duration = Duration::from_millis(125);
 
-/// Next free time of each kind of peers.
+/// Next free slot for each kind of peer.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct HandshakePace {
     answering: Instant,
@@ -30,14 +31,14 @@ impl HandshakePace {
         HandshakePace { answering: now, unanswered: now }
     }
 
-    /// Reserves the next free time for a handshake with a peer that has not answered the last
-    /// `unanswered` ones. If it is not after `now`, the handshake is sent now.
+    /// Reserves the next free slot for a handshake with a peer that has not answered the last
+    /// `unanswered` ones. If the slot is not after `now`, the handshake is sent now.
     pub(super) fn reserve(&mut self, now: Instant, unanswered: u32) -> Instant {
         let (next, interval) = match unanswered < MAX_UNANSWERED {
             true => (&mut self.answering, INTERVAL),
             false => (&mut self.unanswered, UNANSWERED_INTERVAL),
         };
-        // Times that were left unused add up to a burst.
+        // Unused slots add up to a burst.
         let reserved = (*next).max(now - interval * (MAX_BURST - 1));
         *next = reserved + interval;
         reserved

@@ -19,15 +19,14 @@ const WINDOW: Duration = Duration::from_secs(30);
 const MIN_SAMPLE: u64 = 20;
 /// Losses needed before a peer without recoveries is reported.
 const MIN_LOST: u64 = 5;
-/// Percentage of lost packets from which on the path counts as misconfigured: packets arrive
-/// altered, or do not arrive here at all.
+/// Percentage of lost packets at which the path counts as misconfigured: packets arrive altered, or
+/// do not arrive here at all.
 const TOTAL_LOSS_PERCENT: u64 = 95;
 
 /// Counters of one peer over the last half minute.
 #[derive(Clone, Debug, Default)]
 pub struct Health {
-    /// Counters, and the time at which they were first seen; without entries for times at which
-    /// none had changed.
+    /// Counters, and the time at which they were first seen; no entry is added while none changes.
     seen: VecDeque<(Instant, Counts)>,
 }
 

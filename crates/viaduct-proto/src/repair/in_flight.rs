@@ -19,7 +19,7 @@ pub(super) struct InFlight {
 impl InFlight {
     /// Weight of the newest count.
     const WEIGHT: f64 = 0.3;
-    /// Repairs a second below which none are expected within a second.
+    /// Rate, in repairs a second, below which no repair is expected.
     const MIN_PACE: f64 = 1.0;
 
     /// Updates the rates, a tick after the last update.

@@ -16,9 +16,9 @@
 //! Between gateways with two paths ([`super::liveness`]) a packet's lane is instead the path that
 //! it has taken, so that losses are measured for each path.
 //!
-//! Numbers of lanes are powers of two, so a packet's share, its lane modulo the number of lanes
-//! that this gateway wants, is the same for each peer. The kernel can therefore distribute packets
-//! to workers before it is known which peer they belong to.
+//! A packet's share is its lane modulo the number of lanes that this gateway wants. Numbers of
+//! lanes are powers of two, so the share does not depend on the peer. The kernel can therefore
+//! distribute packets to workers before it is known which peer they belong to.
 
 use std::net::IpAddr;
 
@@ -142,14 +142,14 @@ impl FromIterator<u8> for Shares {
     }
 }
 
-/// Hash of a packet's two addresses, below [`MAX_LANES`]: the same if they are exchanged. It
-/// consists of steps that classic BPF has.
+/// Hash of a packet's two addresses, below [`MAX_LANES`]: the same if they are exchanged. It uses
+/// only operations that classic BPF has.
 pub fn lane_hash(header: &Header) -> u8 {
     let sum = mixed(header.source).wrapping_add(mixed(header.destination));
     (sum.wrapping_mul(OF_SUM) >> DROPPED) as u8
 }
 
-/// The address in 32 bits. They are mixed, since sums of plain addresses would often be equal.
+/// The address in 32 mixed bits: sums of plain addresses would often be equal.
 fn mixed(address: IpAddr) -> u32 {
     let folded = match address {
         IpAddr::V4(address) => address.to_bits(),

@@ -16,7 +16,7 @@ pub(super) const SETTLE: Duration = Duration::from_secs(1);
 
 /// Least number of rows, if there are any.
 const MIN_ROWS: usize = 64;
-/// Number of packets before the first named one that may be named, too.
+/// Number of packets before the first named one that may still be named.
 const BEFORE: u64 = 1_024;
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -154,7 +154,7 @@ impl Ledger {
         let rows = vec![Row::default(); wanted.next_power_of_two().max(MIN_ROWS)];
         let old = std::mem::replace(&mut self.rows, rows.into_boxed_slice());
         if !old.is_empty() {
-            // The last row of the ring may be that of a new number.
+            // The range may include new numbers, whose rows in the old ring are empty.
             for seq in self.floor..self.next.min(self.floor + old.len() as u64) {
                 let place = self.place(seq);
                 self.rows[place] = old[(seq & (old.len() as u64 - 1)) as usize];

@@ -24,28 +24,29 @@ const BUSY: u8 = 2;
 /// Interval of probes while other packets or messages use the path, and otherwise.
 const PROBE_EVERY: Duration = Duration::from_millis(50);
 const IDLE_EVERY: Duration = Duration::from_millis(500);
-/// Time, beyond a round trip, without the answer to any probe after which a path is down, while it
-/// is used, and otherwise. Of six probes in each direction random loss seldom drops all.
+/// Time without an answer to any probe, beyond a round trip, after which a path is down: while it
+/// is used, and otherwise. Six probes are sent in each direction within the shorter time; random
+/// loss seldom drops them all.
 const TOLERANCE: Duration = Duration::from_millis(300);
 const IDLE_TOLERANCE: Duration = Duration::from_secs(3);
-/// Time for which a path that was down must be answered before it is up again.
+/// Time for which probes on a path that was down must be answered before it is up again.
 const RETURN_AFTER: Duration = Duration::from_secs(1);
-/// Delay of a timer from which on this machine counts as having stood still.
+/// Delay of a timer at which this machine counts as having stalled.
 const STALL: Duration = Duration::from_millis(100);
-/// Time without a probe from the peer after which its datagrams do not wait for this path: while
-/// both sides have used it for a second, and otherwise.
+/// Time without a probe from the peer after which its datagrams no longer wait for packets on this
+/// path: if probes have been frequent for a second, and otherwise.
 const UNHEARD_AFTER: Duration = Duration::from_millis(150);
 const IDLE_UNHEARD_AFTER: Duration = Duration::from_millis(1_500);
 /// Round-trip time assumed until it is measured.
 const USUAL_RTT: Duration = Duration::from_millis(100);
-/// Longest round trip that is measured.
+/// Longest round trip that is measured, in microseconds.
 const MAX_RTT: u32 = 5_000_000;
 /// Weight of the newest round trip: 1 / `RTT_WEIGHT`.
 const RTT_WEIGHT: u32 = 4;
 /// Number of the newest offsets that are remembered.
 const OFFSETS: usize = 8;
 
-/// Probe, times in microseconds.
+/// Probe. Times are in microseconds.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Probe {
     /// Send time.
@@ -80,7 +81,7 @@ impl Probe {
 pub(super) struct Liveness {
     /// Time of the next probe.
     next: Instant,
-    /// This side, and the peer, use the path.
+    /// Use of the path by this side, and by the peer.
     is_busy: [bool; 2],
     /// Time since which probes are frequent.
     hurries_since: Option<Instant>,
@@ -88,21 +89,21 @@ pub(super) struct Liveness {
     heard: Option<(u32, Instant)>,
     /// Send time of the newest probe that the peer has answered.
     confirmed: Option<Instant>,
-    /// Time at which this machine has gone on after standing still.
+    /// Time at which this machine resumed after a stall.
     resumed: Option<Instant>,
     rtt: Option<Duration>,
     /// Newest offsets, as a ring, and the place of the next one.
     offsets: [u32; OFFSETS],
     next_offset: usize,
     is_up: bool,
-    /// Time since which a path that is down is answered.
+    /// Time since which probes on a path that is down are answered.
     steady_since: Option<Instant>,
     /// The path has been up before.
     is_known: bool,
 }
 
 impl Liveness {
-    /// Creates the state of a path that has not been answered yet.
+    /// Creates the state of a path on which no probe has been answered yet.
     pub(super) fn new(now: Instant) -> Liveness {
         Liveness {
             next: now,
@@ -213,7 +214,7 @@ impl Liveness {
     fn judge(&mut self, now: Instant) {
         let limit = |more| self.rtt.unwrap_or(USUAL_RTT) * 5 / 4 + more;
         let within = |at: Option<Instant>, limit| at.is_some_and(|at| now.since(at) <= limit);
-        // Frequent answers cannot be expected before a round trip of frequent probes.
+        // Frequent answers can be expected only once probes have been frequent for a round trip.
         let is_answered = within(self.confirmed, limit(IDLE_TOLERANCE))
             && (self.hurries_since.is_none()
                 || within(self.confirmed.max(self.hurries_since), limit(TOLERANCE)));

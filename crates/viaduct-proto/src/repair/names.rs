@@ -3,13 +3,14 @@
 //! A receiver that lacks the name of a packet cannot tell whether the packet has arrived, and has
 //! to treat it as unknown in each repair. A link that loses packets loses datagrams with names,
 //! too. Each name is therefore repeated once: in the next datagram, combined with the name of a
-//! packet that left some time before. Either of the two names follows from the other, so the loss
-//! of two datagrams with names does no harm, whether they are consecutive or apart.
+//! packet that left some time before. Either of the two names follows from the combination and the
+//! other name, so the loss of two datagrams with names does no harm, whether they are consecutive
+//! or apart.
 //!
 //! ```text
 //!   datagram   1      2          3          4          5
 //!   names      a      b          c          d          e
-//!   again      -      a ^ ..     b ^ ..     c ^ a      d ^ b      2 and 3 lost: c of 4, and b of 5
+//!   again      -      a ^ ..     b ^ ..     c ^ a      d ^ b      2, 3 lost: 4 gives c, 5 gives b
 //! ```
 
 use std::collections::VecDeque;
@@ -20,7 +21,8 @@ use super::section::{self, Form, GAP, MAX_NAMES, Manner, Name, Need};
 use crate::fec::Seq;
 use crate::time::{Duration, Instant};
 
-/// Number of packets named together if no repair is sent earlier: on a lossy and a clean link.
+/// Number of packets named together if no repair is sent earlier: on a lossy link, and on a
+/// clean one.
 const MANIFEST: usize = 64;
 const CLEAN_MANIFEST: usize = 112;
 /// Time after which pending names are sent even if they are fewer: [`MANIFEST_DELAY`], or the time
@@ -31,11 +33,11 @@ const MANIFEST_PART: u32 = 8;
 /// packet at once, it would often meet a full queue that has had no time to drain, and would be
 /// dropped far more often than packets are.
 const MANIFEST_JITTER: u32 = 500;
-/// Names kept for requests and repetition.
+/// Maximum number of sent names kept for requests and repetition.
 const MAX_PAST: usize = 4_096;
-/// Distance, in numbers, of packets whose names are combined: twice the number of packets that are
-/// named together, so that all names in two consecutive lost datagrams follow from known ones. At
-/// low rates it is the number of packets in [`APART_TIME`], but at least [`MIN_APART`], which is
+/// Distance, in numbers, between packets whose names are combined: twice the number of packets that
+/// are named together, so that all names in two consecutive lost datagrams follow from known ones.
+/// At low rates it is the number of packets in [`APART_TIME`], but at least [`MIN_APART`], which is
 /// longer than a usual burst.
 const APART: NonZeroU16 = NonZeroU16::new(2 * MANIFEST as u16).unwrap();
 const MIN_APART: NonZeroU16 = NonZeroU16::new(MANIFEST as u16 / 2).unwrap();
@@ -114,7 +116,8 @@ impl Names {
         self.tell(from, to, Form::Again, bundle, channel)
     }
 
-    /// Adds pending names, the last ones again if `repeats`; returns bytes sent to make room.
+    /// Adds the pending names to the bundle, after a repetition of the names sent before them if
+    /// `repeats`. Returns the bytes sent to make room.
     pub(super) fn leave(
         &mut self,
         bundle: &mut Bundle,
@@ -144,7 +147,7 @@ impl Names {
         bytes
     }
 
-    /// Forgets names that were sent, of packets below number `seq`.
+    /// Forgets the sent names of packets below number `seq`.
     pub(super) fn forget_below(&mut self, seq: Seq) {
         let old = seq.saturating_sub(self.oldest()).min(self.past.len() as u64);
         self.past.drain(..old as usize);

@@ -1,4 +1,4 @@
-//! Fates of packets from a peer that observes, as input of the trial codes.
+//! Fates of packets from a peer that only observes, as input of the trial codes.
 
 use std::collections::VecDeque;
 

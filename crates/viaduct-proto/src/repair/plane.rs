@@ -35,7 +35,7 @@ pub const MAX_PEERS: usize = 1 << 12;
 /// Limit of lanes of all peers together, for the same reason.
 const MAX_ALL_LANES: usize = 1 << 16;
 
-/// Limit of remembered sources of datagrams of other protocol versions.
+/// Maximum number of remembered sources that send datagrams of other protocol versions.
 const MAX_OTHERS: usize = 16;
 /// Time for which such a source is remembered; a running gateway sends again much sooner.
 const OTHERS_TTL: Duration = Duration::from_secs(60);
@@ -48,9 +48,9 @@ pub struct Plane {
     local: Local,
     /// Peers, in the order of the config.
     configs: Vec<PeerConfig>,
-    /// Lanes of each of them.
+    /// Lanes of each peer.
     lanes: LaneTable,
-    /// Time at which it was found that a peer wants another number of lanes than before.
+    /// Time at which a peer was found to want another number of lanes than before.
     lanes_due: Option<Instant>,
     /// Owned lanes of all peers.
     peers: Vec<Peer>,
@@ -58,20 +58,20 @@ pub struct Plane {
     sites: SiteTable,
     /// Racks whose members are peers.
     racks: Racks,
-    /// Lane of each session index, by its slot.
+    /// Index of the lane that has each slot.
     slots: HashMap<u16, usize>,
-    /// Index of the peer of each initiation, by its hint.
+    /// Index of the peer that sends initiations with each hint.
     hints: HashMap<Hint, usize>,
-    /// Lanes with an event lately.
+    /// Lanes with a recent event.
     touched: Touched,
     /// Deadlines of the lanes, except for those in `touched`.
     deadlines: DeadlineQueue,
     /// Memory of the lanes.
     budget: Budget,
     handshake_pace: HandshakePace,
-    /// Number of times that the tap missed incoming packets, and the last time.
+    /// Number of times that the tap missed incoming packets, and the time of the last one.
     missed: (u64, Instant),
-    /// Total of repairs sent and received, of peers whose counters were taken.
+    /// Total of repairs sent and received, as of the last call of [`Plane::take_stats`].
     repairs: u64,
     /// Clocks of peers from earlier runs.
     remembered: HashMap<PublicKey, Clocks>,
@@ -81,7 +81,7 @@ pub struct Plane {
     path: u8,
     /// Time of the next look at the paths; `None` if no peer has several.
     paths_due: Option<Instant>,
-    /// Changes of paths that were not taken.
+    /// Changes of paths that the caller has not taken yet.
     path_changes: Vec<PathChange>,
     /// Datagrams that are ahead of the packets that they concern.
     delayed: DelayLine,
@@ -167,7 +167,7 @@ impl Plane {
         Ok(plane)
     }
 
-    /// Returns the lane for an event.
+    /// Returns lane `at` for an event, and notes that it has one.
     fn peer(&mut self, at: usize) -> &mut Peer {
         self.touched.touch(at);
         let (peer, (count, missed_at)) = (&mut self.peers[at], self.missed);
@@ -243,7 +243,7 @@ impl Plane {
             Some(Datagram::Response { offer, receiver, .. }) => self.slot(offer.lane, receiver),
             Some(Datagram::Initiation { hint, offer, .. }) => match self.hints.get(&hint) {
                 Some(&peer) => match self.lanes.find(peer, offer.lane) {
-                    // The peer wants more lanes, which a handshake of the first ones will tell.
+                    // The peer wants more lanes; a handshake of the first lanes will tell how many.
                     None => return false,
                     found => found,
                 },
@@ -274,13 +274,13 @@ impl Plane {
         is_authentic
     }
 
-    /// Lane of a session index, if it is this one.
+    /// Index of the lane that has this session index, if its number is `lane`.
     fn slot(&self, lane: u8, index: u32) -> Option<usize> {
         let at = self.slots.get(&(index as u16)).copied();
         at.filter(|at| self.peers[*at].key_and_lane().1 == lane)
     }
 
-    /// Notes how many lanes the peer of a lane wants, as its last handshake told.
+    /// Notes how many lanes the peer of a lane wants according to its last handshake.
     fn note_wish(&mut self, now: Instant, at: usize) {
         let session = &mut self.peers[at].session;
         let Some(wanted) = session.take_wish() else { return };
@@ -297,7 +297,7 @@ impl Plane {
         }
     }
 
-    /// Changes the number of lanes of peers that want another one.
+    /// Changes the number of lanes of peers that want another number.
     fn change_lanes(&mut self, now: Instant) {
         self.lanes_due = None;
         // With too many lanes, the packets of some lanes are not protected.
@@ -340,8 +340,8 @@ impl Plane {
         touched.chain(self.deadlines.next_deadline()).chain(others.into_iter().flatten()).min()
     }
 
-    /// Handles every deadline that has passed. Must be called after events even if none has: the
-    /// new deadlines of peers are noted then.
+    /// Handles every deadline that has passed. Must be called after events even if no deadline has
+    /// passed, since it notes the new deadlines of peers.
     pub fn handle_timeout(&mut self, now: Instant) {
         if self.lanes_due.is_some() {
             self.change_lanes(now);

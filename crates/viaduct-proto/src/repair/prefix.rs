@@ -7,7 +7,7 @@
 //! A rebuilt packet is right if its bytes hash to the identity in its prefix. Its TTL and TOS are
 //! those that the sender's gateway saw, if their check is right. For packets that have arrived, the
 //! receiver infers the TTL and TOS at the sender's gateway from the received values; a wrong
-//! inference spoils the TTL and TOS of packets that are rebuilt with their help.
+//! inference spoils the TTL and TOS of packets that are rebuilt with the help of these.
 
 use super::identity::Identity;
 use super::section::PREFIX;
@@ -28,7 +28,7 @@ pub(super) fn parse(symbol: &[u8]) -> Option<(Identity, Option<MutableFields>, &
     Some((identity, (check(identity, fields) == told).then_some(fields), packet))
 }
 
-/// Check of the mutable fields; not linear, as combinations of errors would pass a linear one.
+/// Check of the mutable fields. It is not linear: combinations of errors would pass a linear check.
 fn check(identity: Identity, fields: MutableFields) -> u8 {
     let mixed = identity.0
         ^ u64::from(u16::from_be_bytes([fields.ttl, fields.tos]))

@@ -1,4 +1,4 @@
-//! Values of prefixes, found by address: that of the longest prefix that contains it.
+//! Values of prefixes, found by address: an address has the value of the longest prefix around it.
 //!
 //! The prefixes of one length are in a hash table, so that a look-up costs one probe for each
 //! length in use, however many prefixes there are.
@@ -21,8 +21,8 @@ pub(super) struct PrefixTable<T> {
     v6: Lengths<T>,
 }
 
-/// Prefixes of one family: for each length, longest first, the values by network. The bits of an
-/// address begin at the highest one.
+/// Prefixes of one family: for each length, longest first, the values by network. An IPv4 address
+/// is in the highest 32 bits of its key.
 #[derive(Debug)]
 struct Lengths<T>(Vec<(u8, Networks<T>)>);
 

@@ -8,9 +8,8 @@
 //!   look, each 50 ms: members that were heard lately, and the weights that they tell ─▶ owners
 //! ```
 //!
-//! A wrong owner does no harm but to protection: the sender's repairs then go to a gateway that
-//! does not see the packets, or the receiver gives packets to a session that has no repairs for
-//! them.
+//! A wrong owner impairs only the protection: the sender's repairs then go to a gateway that does
+//! not see the packets, or the receiver gives packets to a session that has no repairs for them.
 
 use std::net::IpAddr;
 use std::ops::Range;
@@ -22,7 +21,7 @@ use super::prefix_table::PrefixTable;
 use crate::rack::{self, Member};
 use crate::time::{Duration, Instant};
 
-/// Section of a message: the sender's weight in its rack, one byte.
+/// Kind of the section with the sender's weight in its rack, one byte.
 pub(super) const MEMBER: u8 = 9;
 
 /// Interval at which the members are looked at.
@@ -31,7 +30,7 @@ const LOOK_EVERY: Duration = Duration::from_millis(50);
 /// Membership of the two gateways in racks of their sites.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct RackConfig {
-    /// Weight of this gateway, which is a member of its site's rack, as it is told to the peer.
+    /// Weight of this gateway in its site's rack, as told to the peer; `None` if it is in no rack.
     pub own_weight: Option<u8>,
     /// Membership of the peer. The members of a rack follow one another in the list of peers.
     pub peer: Option<PeerMember>,
@@ -48,12 +47,12 @@ pub struct PeerMember {
     pub slices: Vec<IpNet>,
 }
 
-/// Slices that the members of a rack own: of the packets to a peer, and of those from it.
+/// Number of slices that a member of a rack owns, at its own site and at this one.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct SliceCount {
-    /// Slices of the peer's site, packets to which are encoded for the peer.
+    /// Slices of the peer's site: packets to them are encoded for the peer.
     pub to: usize,
-    /// Slices of this site, packets to which the peer encodes.
+    /// Slices of this site: the peer encodes packets to them.
     pub from: usize,
 }
 
@@ -61,7 +60,7 @@ pub struct SliceCount {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Observed {
     pub(super) is_alive: bool,
-    /// Weight that it tells.
+    /// Weight that the member reports.
     pub(super) weight: Option<u8>,
 }
 
@@ -76,7 +75,7 @@ pub(super) struct Racks {
 
 #[derive(Debug)]
 struct Rack {
-    /// Peers that are the members.
+    /// Indices of the peers that are the members.
     peers: Range<usize>,
     members: Vec<Member>,
     is_alive: Vec<bool>,
@@ -119,7 +118,7 @@ impl Racks {
         racks
     }
 
-    /// Peer that packets to `destination` are encoded for, if `peer` is a member of its rack.
+    /// Peer that packets to `destination` are encoded for, given any member `peer` of its rack.
     pub(super) fn to(&self, peer: usize, destination: IpAddr) -> usize {
         match self.rack(peer) {
             Some(rack) => rack.owner(&rack.to, destination, peer),
@@ -127,7 +126,7 @@ impl Racks {
         }
     }
 
-    /// Peer that encodes packets to `destination`, if `peer` is a member of its rack.
+    /// Peer that encodes packets to `destination`, given any member `peer` of its rack.
     pub(super) fn from(&self, peer: usize, destination: IpAddr) -> usize {
         match self.rack(peer) {
             Some(rack) => rack.owner(&rack.from, destination, peer),

@@ -2,10 +2,10 @@
 //!
 //! Repairs help senders that slow down when a packet is lost. A sender that does not slow down,
 //! such as BBR, only loses the capacity that repairs take. The two kinds differ in the bytes in
-//! flight after a loss: they fall by a third, or do not fall. While repairs hide all losses, no
-//! reaction is seen; but BBR also drains the path every few seconds, without a loss before. The
-//! flow of such a sender gets no repairs for a trial period, until a few losses have shown its
-//! reaction.
+//! flight after a loss: those of the first kind fall by a third, those of the second do not fall.
+//! While repairs hide all losses, no reaction is seen; but BBR also drains the path every few
+//! seconds, without a loss before. The flow of such a sender gets no repairs for a trial period,
+//! until a few losses have shown its reaction.
 //!
 //! ```text
 //!   in flight  ──────────┐    ┌─────────────     drained, then full again: no repairs, on trial
@@ -18,14 +18,14 @@ use crate::wire::transport::Segment;
 
 /// Share of the bytes in flight before a loss below which a sender has slowed down.
 const SLOWED: f64 = 0.9;
-/// Round trips after a loss at which the reaction is judged.
+/// Number of round trips after a loss before the reaction is judged.
 const JUDGED: u32 = 3;
 /// Number of losses without a reaction after which a flow gets no repairs, and maximum of this
 /// count; each loss with a reaction reduces the count by two.
 const ENOUGH: u32 = 3;
 const MAX_CALM: u32 = 6;
-/// Growth of the bytes in flight per round trip from which on a sender is in slow start: a loss
-/// then has no effect on them, or ends the slow start.
+/// Growth of the bytes in flight per round trip at which a sender is in slow start: a loss then has
+/// no effect on these bytes, or ends the slow start.
 const STARTS: f64 = 1.2;
 /// Least bytes in flight of a sender that is judged.
 const MIN_FLIGHT: f64 = 65_536.0;
@@ -35,9 +35,10 @@ const DRAINED: f64 = 0.125;
 const DRAINED_BYTES: f64 = 12_000.0;
 /// Least duration of a drain.
 const DRAINS: Duration = Duration::from_millis(150);
-/// Round trips without retransmissions before a drain.
+/// Number of round trips without retransmissions that must precede a drain.
 const QUIET: u32 = 4;
-/// Duration of a trial in which losses have to show the reaction; it ends early without losses.
+/// Longest duration of a trial, in which losses have to show the reaction. The trial ends once
+/// they have.
 const TRIAL: Duration = Duration::from_secs(10);
 /// Time until the next trial of a sender that has slowed down; doubled each time.
 const BACKOFF: Duration = Duration::from_secs(60);
@@ -79,7 +80,7 @@ struct Loss {
     at: Instant,
     /// Sequence number of the first retransmission.
     sequence: u32,
-    /// Bytes in flight in the round trip before.
+    /// Bytes in flight in the round trip before the loss.
     before: f64,
 }
 
@@ -115,7 +116,7 @@ impl Reaction {
     }
 
     /// Handles an acknowledgement. A retransmission that a DSACK reports as duplicate was not
-    /// caused by a loss, and its sender may have undone its reduction.
+    /// caused by a loss, and the sender may have undone its reduction.
     pub(super) fn hears(
         &mut self,
         now: Instant,
@@ -170,7 +171,7 @@ impl Reaction {
         }
     }
 
-    /// Starts a trial if the path was drained without a loss before and is full again. A path
+    /// Starts a trial if the path was drained without an earlier loss and is full again. A path
     /// without any bytes in flight was not drained: the sender had no data.
     fn look_for_drain(&mut self, now: Instant, flight: f64, rtt: Duration) {
         if self.steady < MIN_FLIGHT || flight <= 0.0 {

@@ -24,12 +24,12 @@ const FOLLOWED: Duration = Duration::from_secs(10);
 pub(super) struct Recent {
     /// Time and timestamp by flow, in the direction towards the host.
     flows: HashMap<Flow, (Instant, u32)>,
-    /// Time until which flows are followed: without recoveries they need not be.
+    /// Time until which flows are followed; without recoveries this is not needed.
     until: Option<Instant>,
 }
 
 impl Recent {
-    /// Handles a packet that leaves a host, which echoes the newest timestamp it has seen.
+    /// Handles a packet from a host: it echoes the newest timestamp that the host has seen.
     pub(super) fn leaves(&mut self, now: Instant, packet: &[u8]) {
         if self.until.is_none_or(|until| now > until) {
             self.flows.clear();
@@ -46,7 +46,8 @@ impl Recent {
         }
     }
 
-    /// Renews the timestamp of a recovered packet if its host would refuse it; true if changed.
+    /// Renews the timestamp of a recovered packet if its host would refuse it. Returns whether
+    /// it has.
     pub(super) fn renew(&mut self, now: Instant, packet: &mut [u8]) -> bool {
         self.until = Some(now + FOLLOWED);
         let Ok(header) = Header::parse(packet) else { return false };

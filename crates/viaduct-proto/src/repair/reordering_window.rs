@@ -13,7 +13,7 @@ const SHARES: [f64; 2] = [0.25, 0.75];
 const FIRST: f64 = 0.35;
 /// Factors of a step down and of a step up.
 const STEPS: [f64; 2] = [0.8, 1.15];
-/// Rate of spurious retransmissions a second above which flows wait too long. Each costs a
+/// Number of spurious retransmissions a second above which the share is too large. Each costs a
 /// window reduction that is undone a round trip later.
 const TOO_MANY: f64 = 0.5;
 /// Bursts needed for a step, and the times after which a step is made: after the first with

@@ -7,7 +7,7 @@
 //!   | known 8 | congested 8 | visible 8 | bursts by chance 16 x 8
 //! ```
 //!
-//! Times are in microseconds. A report to a peer that observes is accompanied by the outcomes
+//! Times are in microseconds. A report to a peer that only observes is accompanied by the outcomes
 //! of trial codes:
 //!
 //! ```text

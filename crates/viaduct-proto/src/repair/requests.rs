@@ -1,8 +1,9 @@
 //! Requests for repairs of packets that unrequested repairs have not recovered.
 //!
-//! A packet still missing after the time for which flows can wait is requested: the peer
-//! answers with combinations of the requested packets, each of which can recover any one of
-//! them. Each packet is requested once a round trip until it is here or too old.
+//! A packet is requested if it is still missing after the time for which flows can wait, or after a
+//! quarter of a round trip if that is shorter. The peer answers with combinations of the requested
+//! packets, each of which can recover any one of them. Each packet is requested once a round trip
+//! until it is here or too old.
 
 use std::collections::BTreeMap;
 
@@ -10,20 +11,22 @@ use super::section::Need;
 use crate::fec::{MAX_COVER, Seq};
 use crate::time::{Duration, Instant};
 
-/// Limit of the packets of one request: the number of its repairs, reserve included, is a byte.
+/// Limit of the packets of one request: the number of its repairs, reserve included, must fit
+/// a byte.
 const MAX_ASKED: usize = 231;
 /// Limit of remembered missing packets, eight requests; further ones are not requested.
 const MAX_MISSING: usize = 8 * MAX_ASKED;
-/// Number of missing packets beyond the expected recoveries above which they are requested at once.
+/// Excess of missing packets over the expected recoveries above which packets are requested
+/// at once.
 const EXCESS: usize = 4;
 /// Limit of the repairs of one request times the packets that each covers: the peer computes
 /// them at once, which delays all its other work.
 pub(super) const MAX_WORK: usize = 1 << 16;
-/// Number of repairs per reserve repair that a request adds.
+/// Number of repairs for which a request adds one reserve repair.
 const RESERVE: usize = 10;
 /// Time for which a missing packet may just be late.
 const LATE: Duration = Duration::from_millis(4);
-/// Age from which on a packet is useless.
+/// Age at which a packet becomes useless.
 const MAX_AGE: Duration = Duration::from_secs(1);
 
 /// Index of the missing packets, by number, and the requests for them.
@@ -32,8 +35,8 @@ pub(super) struct Requests {
     missing: BTreeMap<Seq, MissingPacket>,
     /// Number of missing packets that were never requested.
     fresh: usize,
-    /// Lower bounds of the times since which packets were never requested, and of the last
-    /// requests of the others: the next deadline is then known without a search.
+    /// Lower bounds of two times: since when packets that were never requested are missing, and
+    /// when the others were last requested. They give the next deadline without a search.
     oldest: [Option<Instant>; 2],
     pub(super) asked: u64,
 }
@@ -188,13 +191,13 @@ impl Requests {
     }
 }
 
-/// Returns whether a repair for each of `count` packets exceeds a request, or the peer's work at
-/// once.
+/// Returns whether `count` packets are too many for one request, or their repairs too much work for
+/// the peer at once.
 fn is_too_much(first: Seq, last: Seq, count: usize) -> bool {
     count > MAX_ASKED || (last - first + 1) as usize * count > MAX_WORK
 }
 
-/// Adds a reserve for lost repairs: otherwise all packets wait for another round trip.
+/// Adds a reserve for lost repairs: without it, all packets would wait for another round trip.
 fn with_reserve(repairs: usize) -> u8 {
     let reserve = if repairs > 2 { repairs.div_ceil(RESERVE) } else { 0 };
     (repairs + reserve).min(usize::from(u8::MAX)) as u8

@@ -35,7 +35,7 @@ impl Sealer {
         self.counter
     }
 
-    /// Leaves out `count` counters.
+    /// Skips `count` counters.
     pub(super) fn skip(&mut self, count: u64) {
         self.counter = self.counter.saturating_add(count);
     }

@@ -21,8 +21,8 @@ use crate::time::{Duration, Instant};
 use crate::upgrade::ControlRecord;
 use crate::wire::ip;
 
-/// Age from which on a packet or a name is not requested any more: the peer forgets a missing
-/// packet after a second, and a request takes up to half a round trip.
+/// Age at which a packet or a name is no longer requested: the peer forgets a missing packet after
+/// a second, and a request takes up to half a round trip.
 const REQUESTED_WITHIN: Duration = Duration::from_secs(2);
 
 pub(super) struct Sender {
@@ -120,7 +120,7 @@ impl Sender {
         self.coder.kept()
     }
 
-    /// Gives memory of the oldest kept packets back.
+    /// Gives back the memory of the oldest kept packets.
     pub(super) fn shed(&mut self) {
         if let Coder::Auto(auto) = &mut self.coder {
             auto.shed();
@@ -173,7 +173,7 @@ impl Sender {
         stats.repair_bytes += bundle.send(channel) as u64;
     }
 
-    /// Continues the work of another process, by a new encoder.
+    /// Continues the work of another process, with a new encoder.
     pub(super) fn resume(&mut self, now: Instant, plan: Plan, record: Option<&ControlRecord>) {
         let new = Sender { stats: self.stats, ..Sender::new(plan) };
         let passive = std::mem::replace(self, new).coder;
@@ -275,8 +275,8 @@ impl Sender {
                 section::emit_copies(group[0].seq, group[0].fields, packets, out);
             });
         });
-        // The copy of a packet as long as the path allows does not fit a datagram: it is sent
-        // as a repair, which may be split into two.
+        // The copy of a packet of the path's maximum length does not fit a datagram: it is sent as
+        // a repair, which may be split into two.
         for seq in long {
             auto.repeat(seq, &mut frame(names, bundle, stats, channel));
         }

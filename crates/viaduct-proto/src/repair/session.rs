@@ -69,7 +69,7 @@ pub(super) enum Received<'a> {
     Initiation,
     /// Response to an initiation, over the same transport.
     Response,
-    /// Nothing to act on; counted.
+    /// Datagram that needs no action, and has been counted.
     Nothing,
 }
 
@@ -79,7 +79,7 @@ pub(super) struct Session {
     unix_nanos_at_zero: u64,
     slot: u16,
     pub(super) offer: LaneOffer,
-    /// Number of lanes that the peer wants, as a handshake has told; `None` once taken.
+    /// Number of lanes that the peer wants according to a handshake; `None` once taken.
     wish: Option<LaneCount>,
     /// Extra wait of this side, so that both sides do not start at once.
     responder_delay: Duration,
@@ -105,7 +105,7 @@ pub(super) struct Session {
     pub(super) stats: SessionStats,
 }
 
-/// Units sent, and those of them that were lost; both only grow.
+/// Units sent, and the number of them that were lost. A late arrival reduces the latter.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Tally {
     pub(super) sent: u64,
@@ -378,8 +378,8 @@ impl Session {
             next: 0,
             keys: *keys,
         };
-        // The peer uses only the answer to its latest initiation over a transport: earlier
-        // unconfirmed sessions must not evict working ones.
+        // The peer uses only the answer to its latest initiation over a transport. Earlier
+        // unconfirmed sessions are therefore dropped, so that they do not evict working ones.
         if !initiator {
             self.live.retain(|s| s.confirmed || s.transport != transport);
         }

@@ -1,4 +1,4 @@
-//! Peers by the addresses of their sites: the longest prefix that contains an address.
+//! Peers by the addresses of their sites: the longest prefix that contains an address decides.
 //!
 //! ```text
 //!   10.7.3.9 ──▶ prefix 10.7.3.0/24 ─ peer 12, if the other address is of this site
@@ -24,7 +24,7 @@ pub(super) struct SiteTable {
 #[derive(Clone, Copy, Debug)]
 struct Entry {
     peer: u32,
-    /// Index of the prefixes of this site that belong to the peer.
+    /// Index in [`SiteTable::local`] of the prefixes of this site in the peer's config.
     local: u32,
 }
 

@@ -7,8 +7,8 @@ use crate::time::Duration;
 /// Buckets of the burst-length histogram: lengths 1, 2, 3-4, 5-8, … , 1025 and more.
 pub const LOSS_BUCKETS: usize = 12;
 
-/// Buckets of the recovery-latency histogram; bucket i counts latencies up to
-/// `LATENCY_BOUNDS[i]`, the last one all above.
+/// Buckets of the recovery-latency histogram; bucket i counts latencies up to `LATENCY_BOUNDS[i]`,
+/// and the last bucket all longer ones.
 pub const LATENCY_BUCKETS: usize = LATENCY_BOUNDS.len() + 1;
 
 /// Upper bounds of the recovery-latency buckets, in microseconds.
@@ -56,7 +56,7 @@ pub struct SenderStats {
     pub bytes: u64,
     /// Packets encoded.
     pub protected: u64,
-    /// Packets not encoded: no session with the peer, too long, too late, or not IP.
+    /// Packets not encoded: no session with the peer, too long, or missed by the tap.
     pub unprotected: u64,
     /// Repairs sent.
     pub repairs: u64,
@@ -88,7 +88,7 @@ pub struct ReceiverStats {
     pub bytes: u64,
     /// Repairs that were decrypted and parsed.
     pub repairs: u64,
-    /// Repairs that covered no missing packet.
+    /// Repairs that were of no use: most covered no missing packet.
     pub useless: u64,
     /// Packets recovered and injected.
     pub recovered: u64,
@@ -107,14 +107,15 @@ pub struct ReceiverStats {
     pub altered: u64,
     /// Recovered SYNs not injected because it is unknown whether the path lowers their MSS.
     pub withheld: u64,
-    /// Repairs refused: malformed, or with an impossible equation.
+    /// Sections that are malformed or of an unknown kind, and repairs that the decoder refused:
+    /// with an impossible equation, or beyond its memory limit.
     pub malformed: u64,
-    /// Loss of the link as seen from here.
+    /// Losses on the link as seen from here.
     pub link: LossReport,
     /// Copies of packets received.
     #[serde(default)]
     pub copies: u64,
-    /// Copies of packets that were here already.
+    /// Copies that were of no use: most are of packets that were here already.
     #[serde(default)]
     pub useless_copies: u64,
     /// Packets that were requested from the peer.
@@ -180,7 +181,7 @@ pub struct PeerStats {
 }
 
 impl PeerStats {
-    /// Counters of no lanes at all, to which those of lanes are added.
+    /// Counters of no lanes: the initial value of a sum over lanes.
     pub fn none() -> PeerStats {
         PeerStats { up: true, ..PeerStats::default() }
     }

@@ -1,5 +1,5 @@
-//! Store of the latest packets as they arrived: the basis of recoveries, and the local cache of
-//! section 4.5.
+//! Store of the latest packets as they arrived: the basis of recoveries, and the local cache
+//! (paper, 4.5).
 //!
 //! The store takes memory as packets arrive. It gives the oldest packets' memory back when the
 //! plane needs it for another peer ([`super::budget`]). Each packet is stored behind its prefix, in

@@ -1,4 +1,4 @@
-//! Peers with an event, for each purpose for which only these need a look.
+//! Lists of peers with an event, one for each purpose. Other peers need not be looked at.
 //!
 //! ```text
 //!   packet, datagram, timer ─▶ touch ─┬─▶ Deadline   until the next deadline is noted

@@ -7,8 +7,8 @@
 //! ```
 //!
 //! An answered handshake proves that a transport passes both ways. The session that it makes
-//! belongs to this transport, and the peer follows when the session is used: so both gateways send
-//! over the same transport, without messages about it.
+//! belongs to this transport. The peer changes to this transport when the session is used, so both
+//! gateways send over the same one without further messages.
 
 use std::fmt;
 use std::net::SocketAddr;
@@ -92,7 +92,7 @@ pub enum Cause {
     Config,
     /// Handshakes over UDP were not answered.
     Unanswered,
-    /// UDP was answered, but most of it was dropped.
+    /// UDP was answered, but much of it was dropped.
     Throttled,
     /// A handshake over UDP was answered again.
     Answered,
@@ -114,11 +114,11 @@ impl fmt::Display for Cause {
 
 /// Time from the change to fake TCP to the first probe of UDP; it doubles with each probe.
 const FIRST_PROBE: Duration = Duration::from_secs(10);
-/// Maximum interval of probes.
+/// Maximum interval of probes, doubled for each time in a row that UDP failed soon after a return.
 const MAX_PROBE: Duration = Duration::from_secs(60);
-/// Time for which UDP must have passed: if it fails sooner, it is probed less often.
+/// Time for which UDP must pass after a return to it: if it fails sooner, it is probed less often.
 const STEADY: Duration = Duration::from_secs(600);
-/// Maximum factor by which probes are less frequent, as a power of two.
+/// Binary logarithm of the maximum factor by which probes are less frequent.
 const MAX_BACKOFF: u32 = 4;
 
 /// Number of handshakes for which a throttled UDP is avoided.
@@ -165,7 +165,7 @@ impl Selector {
         }
     }
 
-    /// Returns whether the transport is selected by what passes.
+    /// Returns whether the transport is selected automatically.
     pub(super) fn is_auto(&self) -> bool {
         self.choice == TransportChoice::Auto
     }
@@ -201,7 +201,7 @@ impl Selector {
         }
     }
 
-    /// Number of handshakes in a row that no transport has answered.
+    /// Number of handshakes in a row that were not answered over any transport.
     pub(super) fn unanswered(&self) -> u32 {
         self.unanswered
     }

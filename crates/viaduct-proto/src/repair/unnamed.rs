@@ -9,7 +9,7 @@ use crate::time::{Duration, Instant};
 
 /// Time in which names may be repeated without a request.
 const REPEATED: Duration = APART_TIME;
-/// Age from which on names are useless.
+/// Age at which names become useless.
 const MAX_AGE: Duration = Duration::from_secs(1);
 /// Limit of remembered ranges.
 const MAX_RANGES: usize = 32;

@@ -10,13 +10,13 @@
 //! ```
 //!
 //! The lane ([`super::lanes`]) is the third byte of each datagram: the kernel reads it there, to
-//! find the worker of a datagram. The last lane of a handshake tells the number of lanes that its
-//! sender wants, less one; its highest bit says that the lanes are paths. Both are zero between
-//! gateways with a single lane.
+//! find the worker of a datagram. The field `last` of a handshake is the number of lanes that its
+//! sender wants, less one; its highest bit says that the lanes are paths. The lane and `last` are
+//! zero between gateways with a single lane.
 //!
-//! The hint identifies the initiator to the responder: a value that only the two can derive, one
-//! for each direction, so that the peer is found without trying the keys of all peers. A sealed
-//! message consists of sections ([`super::section`]).
+//! The hint identifies the initiator to the responder, so that the peer is found without trying the
+//! keys of all peers. Only the two can derive this value, which differs between the directions. A
+//! sealed message consists of sections ([`super::section`]).
 
 use super::lanes::{LaneOffer, MAX_LANES};
 

@@ -24,15 +24,16 @@ pub type Arrival = u64;
 
 /// Maximum number of unmatched arrivals that are kept in order.
 const MAX_AHEAD: usize = 4_096;
-/// Maximum of skipped arrivals, and of missing numbers, that are kept to match out of order.
+/// Maximum number of skipped arrivals, and of missing numbers, kept for matching out of order.
 const MAX_ASIDE: usize = 256;
-/// Largest reordering, in arrivals, beyond which tags are too likely to be equal by chance.
+/// Largest reordering, in arrivals: farther apart, tags are too likely to be equal by chance.
 const MAX_REORDERING: u64 = 256;
 /// Number of arrivals that are searched for the tag of a packet that was named alone.
 const REACH: usize = 512;
-/// Tags in a row that must agree with arrivals before those ahead of them may be passed over.
+/// Number of tags in a row that must match arrivals before items in front of them are passed over.
 const AGREE: usize = 2;
-/// Maximum of missing tags between [`AGREE`] tags: a full queue may drop every other packet.
+/// Maximum number of missing tags between two matching ones that still count as in a row: a full
+/// queue may drop every other packet.
 const GAPS: usize = 8;
 /// Maximum number of arrivals that may be passed over if only a single tag agrees after them.
 const FEW: usize = 2;
@@ -48,7 +49,7 @@ pub struct Aligner {
     skipped: VecDeque<(Tag, Arrival)>,
     /// Count of the newest `skipped` entries not yet compared with the missing numbers.
     fresh: usize,
-    /// Arrivals that were skipped because as many packet numbers were never named.
+    /// Arrivals that were skipped because they seem to belong to packet numbers never named.
     unnamed: VecDeque<(Tag, Arrival)>,
     /// Count of arrivals that may still be skipped for packet numbers that were never named.
     gap: u64,
@@ -59,8 +60,8 @@ pub struct Aligner {
     /// Count of the newest entries of `missing` that were named after the last matched number: the
     /// next arrival may belong to one of them.
     tail: usize,
-    /// Arrivals have been dropped for lack of room since the last match: names come long after
-    /// their packets, and numbers that seem to have no arrival may belong to dropped arrivals.
+    /// Arrivals have been dropped for lack of room since the last match. Names then come long after
+    /// their packets, and a number that seems to have no arrival may belong to a dropped one.
     is_adrift: bool,
 }
 
@@ -114,8 +115,8 @@ impl Aligner {
     }
 
     /// Handles the tags of the numbers from `first` on, which were not named before. Appends the
-    /// result for each number to `named`, unless the result is unknown, and also the results of
-    /// missing numbers that are now found among skipped arrivals.
+    /// result for each number to `named`, unless it is unknown. Also appends the results for
+    /// numbers that were missing and are now found among skipped arrivals.
     pub fn name(&mut self, first: Seq, tags: &[Tag], named: &mut Vec<(Seq, Named)>) {
         if self.expected.is_some_and(|expected| first + tags.len() as u64 <= expected) {
             return self.name_late(first, tags, named);
@@ -210,7 +211,8 @@ impl Aligner {
         self.is_adrift = false;
     }
 
-    /// Next step of the comparison at the first of `tags`; `is_lone` for fewer than [`AGREE`].
+    /// Next step of the comparison at the first of `tags`; `is_lone`: fewer than [`AGREE`] tags
+    /// were named.
     fn step(&self, tags: &[Tag], is_lone: bool) -> Step {
         if self.ahead.front() == Some(&tags[0]) {
             return Step::Match;
@@ -241,9 +243,9 @@ impl Aligner {
         }
     }
 
-    /// Returns whether tags and arrivals agree from here on, except for some missing tags. At the
-    /// end of either, a single match is enough only if few arrivals were passed over or a lone tag
-    /// was named: among many arrivals, one matches by chance.
+    /// Returns whether tags and arrivals agree from here on, except for some missing tags. Where
+    /// the tags or the arrivals end, a single match is enough only if few arrivals were passed over
+    /// or a lone tag was named: among many arrivals, one matches by chance.
     fn agree(&self, tags: &[Tag], from: usize, is_lone: bool) -> bool {
         let mut arrived = self.ahead.range(from..);
         let Some((tag, rest)) = tags.split_first() else { return false };
@@ -269,7 +271,8 @@ impl Aligner {
         }
     }
 
-    /// Matches a number without an arrival in order to a skipped arrival, or notes it as missing.
+    /// Matches a number that has no arrival in sequence to a skipped arrival, or notes it
+    /// as missing.
     fn aside(&mut self, tag: Tag, seq: Seq) -> Named {
         let absent = Absent { tag, seq, at: self.next };
         let found = self.skipped.iter().position(|&(of, arrival)| absent.is(of, arrival));
@@ -302,7 +305,7 @@ impl Aligner {
     }
 }
 
-/// Set of a few tags, which rules out most others quickly.
+/// Set of the low 12 bits of a few tags, which rules out most other tags quickly.
 struct Few([u64; 64]);
 
 impl Few {

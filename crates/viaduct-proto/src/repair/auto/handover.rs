@@ -6,7 +6,7 @@ use crate::repair::requests::MAX_WORK;
 use crate::time::{Duration, Instant};
 use crate::upgrade::ControlRecord;
 
-/// Number of repairs of the last packets, and number of packets for which one more is sent.
+/// Number of repairs of the last packets, and number of packets for each additional repair.
 const LAST_REPAIRS: usize = 4;
 const PACKETS_PER_REPAIR: u64 = 16;
 
@@ -37,8 +37,8 @@ impl Auto {
         }
     }
 
-    /// Continues with the state of another process, and with what `passive`, an encoder of this
-    /// process that has sent nothing, knows of the flows.
+    /// Continues with the state of another process. The classification of flows is that of
+    /// `passive`, an encoder of this process that has sent nothing.
     pub(in crate::repair) fn resume(
         &mut self,
         now: Instant,

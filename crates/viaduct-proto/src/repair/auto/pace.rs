@@ -15,7 +15,7 @@ impl Pace {
     const SPAN: Duration = Duration::from_millis(100);
     /// Weight of the newest count.
     const WEIGHT: f64 = 0.3;
-    /// Growth factor from which on the newest count replaces the mean.
+    /// Growth factor above which the newest count replaces the mean.
     const GROWS: f64 = 1.5;
 
     /// Creates a rate that was measured before.

@@ -22,19 +22,19 @@ const FIRST_BITS: u32 = 10;
 /// Share of the packets whose value may be above the peak: after a scheduling pause of the
 /// receiver a few packets appear late.
 const ABOVE_PEAK: f32 = 0.01;
-/// Share of the peak from which on a value counts as high.
+/// Share of the peak above which a value counts as high.
 const HIGH: f64 = 0.8;
-/// Number of bins on either side of a loss's bin in which losses have to exceed those expected by
-/// chance, and by how many standard deviations. Without this test, drops of a full queue would let
-/// losses at somewhat shorter delays count as drops, too.
+/// Test of the bin of a loss and [`BESIDE`] bins on either side: the losses there have to exceed
+/// those expected by chance by [`MORE`] standard deviations. Without this test, once a full queue
+/// has dropped packets, chance losses at somewhat shorter delays would count as drops, too.
 const BESIDE: usize = 1;
 const MORE: f64 = 2.0;
 /// Number of packets assumed at high values, and likewise at low ones, besides those counted.
 const FEW: f64 = 10.0;
-/// Thresholds for the negative logarithm of the probability of chance. From [`CERTAIN`] on, a full
-/// queue is certain to be the cause; the value allows for about ten tests, one for each bin at
-/// which high values may start. Below [`LIKELY`], chance is likely enough to leave the cause in
-/// doubt.
+/// Thresholds for the negative logarithm of the probability that losses are by chance. From
+/// [`CERTAIN`] on, a full queue is certain to be the cause; the value allows for about ten tests,
+/// one for each bin at which high values may start. Below [`LIKELY`], chance is likely enough to
+/// leave the cause in doubt.
 const CERTAIN: f64 = 9.0;
 const LIKELY: f64 = 1.0;
 
@@ -71,10 +71,10 @@ struct Bin {
 }
 
 impl Histogram {
-    /// Creates a histogram whose counts have the given half-life. If all values are high,
-    /// losses count as congestion once they outweigh `prior`, the packets assumed at low values
-    /// as a share of those at high ones. By chance, losses may be up to `often` times as
-    /// frequent at high values as at low ones.
+    /// Creates a histogram whose counts have the given half-life. `prior`: packets assumed at low
+    /// values, as a share of those at high ones; if all values are high, losses count as congestion
+    /// once they outweigh these. `often`: ratio of the loss rates at high and at low values that
+    /// may arise by chance.
     pub fn new(half_life: Duration, prior: f64, often: f64) -> Self {
         Histogram { bins: Vec::new(), half_life, halved: None, prior, often }
     }
@@ -119,13 +119,14 @@ impl Histogram {
         bin(value) >= bin((HIGH * peak as f64) as i64)
     }
 
-    /// Losses for each packet at about this value; several in a row count as one.
+    /// Losses per packet at about this value; several in a row count as one.
     pub fn loss(&self, value: i64) -> f64 {
         let (packets, losses) = sum(self.bins.get(beside(bin(value))).unwrap_or_default());
         losses / packets.max(1.0)
     }
 
-    /// Counts losses in a row beside packets with this value (high near `peak`); returns the cause.
+    /// Counts losses in a row next to packets with this value; returns the cause. Values near
+    /// `peak` are high.
     pub fn lose(&mut self, value: i64, peak: i64) -> Verdict {
         let (at, high) = (bin(value), bin((HIGH * peak as f64) as i64));
         self.bin_mut(at).losses += 1.0;

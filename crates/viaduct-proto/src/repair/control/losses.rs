@@ -28,8 +28,8 @@ pub struct Losses {
     waiting: VecDeque<(Seq, Instant, Verdict)>,
     /// Highest number that was ever in `waiting`.
     highest: Seq,
-    /// Times at which the fate of packets became known, after the time of the first entry of
-    /// `waiting`, and the number of these packets.
+    /// Packets whose fate became known after the first entry of `waiting` was added: the time, and
+    /// the number of packets.
     known: VecDeque<(Instant, u64)>,
     /// Numbers that were in doubt until a full queue was seen, not yet taken by the caller.
     condemned: Vec<Seq>,
@@ -44,7 +44,7 @@ pub struct Losses {
 impl Losses {
     /// Continues with the totals of another process.
     pub(in crate::repair) fn resume(&mut self, counts: Counts, congested: u64) {
-        // A burst that was counted last must not be corrected in other counts.
+        // The last burst was counted in other totals, so it must not be corrected in these.
         (self.counts, self.congested, self.run) = (counts, congested, None);
     }
 
@@ -59,7 +59,8 @@ impl Losses {
         }
     }
 
-    /// Notes that packet `seq` is missing. A verdict of congestion applies to all in doubt, too.
+    /// Notes that packet `seq` is missing. A verdict of congestion applies to all packets in
+    /// doubt, too.
     pub fn missing(&mut self, now: Instant, seq: Seq, verdict: Verdict) {
         if self.waiting.len() == MAX_WAITING {
             self.count_first();

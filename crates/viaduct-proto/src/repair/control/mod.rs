@@ -38,14 +38,15 @@ use trim::Trim;
 
 pub use state::{Regime, Report, State};
 
-/// Target rate, per second, of losses of a single packet that are repaired too late: a cubic flow
-/// still fills its link with fewer than one in half a minute. For longer bursts the target is up to
-/// [`MAX_LATER`] times as high: requested repairs complete a late burst, and a sender that has
-/// already retransmitted the packets undoes its reduction when the whole burst arrives.
+/// Target rate, per second, of losses of a single packet that are repaired too late: a cubic
+/// flow still fills its link with fewer than one such loss in half a minute. For longer bursts
+/// the target is up to [`MAX_LATER`] times as high: requested repairs complete a late burst,
+/// and a sender that has already retransmitted the packets undoes its reduction when the whole
+/// burst arrives.
 const TARGET: f64 = 0.03;
 const MAX_LATER: f64 = 10.0;
 /// Target for quick repairs: at most the fraction [`QUICK_LATE`] of the losses is repaired later
-/// than this, provided that [`MAX_QUICK`] repairs for each packet are enough.
+/// than this, provided that an overhead of [`MAX_QUICK`] is enough.
 const QUICK: Duration = Duration::from_millis(15);
 const QUICK_LATE: f64 = 0.01;
 const MAX_QUICK: f64 = 0.03;
@@ -55,7 +56,7 @@ const QUICK_MORE: f64 = 1.2;
 /// achieves the target and the smaller one does not. With the smaller one alone, a flow of few
 /// packets would stay slow on a link with long bursts.
 const FORWARD: [f64; 2] = [0.5, 0.9];
-/// Number of bursts from which on losses count as recurring.
+/// Number of bursts at which losses count as recurring.
 const RECURS: usize = 3;
 /// Overhead that is kept until a link is clean, so that a new loss is repaired at once.
 const MIN_OVERHEAD: f64 = 0.0025;
@@ -98,7 +99,7 @@ pub struct Limits {
 pub struct Controller {
     limits: Limits,
     bursts: Bursts,
-    /// Bursts per packet, by length; and the logarithm of the ratio of all to late ones.
+    /// Bursts per packet, by length; and the logarithm of the ratio of all bursts to late ones.
     rates: Rates,
     rarity: f64,
     last: Option<(Instant, Report)>,
@@ -193,9 +194,8 @@ impl Controller {
         if self.asked < MIN_OVERHEAD {
             self.asked = if wanted > 0.0 { MIN_OVERHEAD.min(most) } else { 0.0 };
         }
-        // While the cause of losses is in doubt, some repairs are sent: if chance was the cause,
-        // flows would otherwise slow down before this is known. If congestion was, this is known
-        // soon.
+        // While the cause of losses is in doubt, some repairs are sent: if they are by chance,
+        // flows would otherwise slow down before this is known. Congestion is recognised soon.
         let doubted = if report.in_doubt { PRIOR.min(most) } else { 0.0 };
         self.overhead = self.asked.max(doubted) * self.room.share();
     }

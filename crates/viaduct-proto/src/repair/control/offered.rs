@@ -11,8 +11,8 @@ const SPAN: f64 = 100_000.0;
 /// Half-life of the counted loads. It is short: losses that begin while the load is steady occur at
 /// this load only, and would seem to be caused by it.
 const HALF_LIFE: Duration = Duration::from_secs(2);
-/// Ratio of the loss rates at high and at low loads that may arise by chance: the load may hardly
-/// vary for long, and losses of that time then all occur at about one load.
+/// Ratio of the loss rates at high and at low loads that may arise by chance: the load may stay
+/// almost constant for long, and all losses of that time then occur at about one load.
 const OFTEN: f64 = 2.0;
 /// Load units per packet a second: loads below 16 packets a second are not distinguished.
 const UNITS: f64 = 64.0;
@@ -47,8 +47,8 @@ impl Offered {
         self.load.arrive(now, self.value());
     }
 
-    /// Counts the packet of the last [`Offered::send`], or several packets of which it is the
-    /// first, as lost. Returns whether the load is the cause.
+    /// Counts the packet of the last [`Offered::send`] as lost, or a run of lost packets that
+    /// begins with it. Returns whether the load is the cause.
     pub fn lose(&mut self) -> bool {
         let peak = self.load.peak();
         self.load.lose(self.value(), peak) == Verdict::Congestion

@@ -29,7 +29,8 @@ pub fn loss(rates: &Rates) -> f64 {
     (0..BUCKETS).map(|n| rates[n] * length(n)).sum()
 }
 
-/// Logarithm of the ratio of all bursts to late ones, at least 0, if flows wait for `packets`.
+/// Logarithm of the ratio of all bursts to late ones, at least 0, if flows wait while `packets`
+/// packets pass.
 pub fn rarity(rates: &Rates, overhead: f64, packets: f64) -> f64 {
     let mut bursts = [(0.0, 0.0); BUCKETS];
     let mut kinds = 0;
@@ -73,8 +74,8 @@ pub fn delay(rates: &Rates, overhead: f64, needed: f64, most: u16) -> Option<u16
 }
 
 /// Least number of repairs per packet with which at most `target` of `events` bursts a second are
-/// repaired only after more than `packets` further packets; `None` if even `most` repairs are too
-/// few.
+/// late, that is, repaired after more than `packets` further packets; `None` if even `most` repairs
+/// are too few.
 pub fn least(rates: &Rates, packets: f64, events: f64, target: f64, most: f64) -> Option<f64> {
     if events <= target {
         return Some(0.0);

@@ -84,10 +84,10 @@ impl Path {
         }
     }
 
-    /// Handles packets that were named late because their names were lost. Missing ones count as
-    /// dropped by a full queue if `congested`, like their neighbours. Otherwise the cause is
-    /// doubtful if a queue was full lately: that queue may have dropped both the packets and their
-    /// names.
+    /// Handles packets that were named late because their names were lost. If `congested`, a full
+    /// queue has dropped packets near them, and missing ones count as dropped by it, too. Otherwise
+    /// the cause is doubtful if a queue was full lately: that queue may have dropped both the
+    /// packets and their names.
     pub fn named_late(&mut self, now: Instant, named: &[(Seq, Named)], congested: bool) {
         self.losses.known(now, named.len() as u64);
         let verdict = if self.queue.was_full(now) { Verdict::Doubtful } else { Verdict::Chance };

@@ -29,7 +29,7 @@ use super::histogram::{Histogram, Verdict};
 use crate::fec::Seq;
 use crate::time::{Duration, Instant};
 
-/// Time for which the least delay is remembered, and length of its parts.
+/// Time for which the least delay is remembered, and length of the parts of that time.
 const MEMORY: Duration = Duration::from_secs(300);
 const PART: Duration = Duration::from_secs(10);
 /// Assumed maximum clock drift, in microseconds a second.
@@ -46,8 +46,8 @@ const PRIOR: f64 = 0.25;
 /// Ratio of the loss rates at long and at short delays that may arise by chance: a flow that
 /// fills a queue slowly overfills it by few packets.
 const OFTEN: f64 = 1.1;
-/// Loss rate from which on a queue was certainly full: its delay at that time remains the peak for
-/// a while, even if packets wait less.
+/// Loss rate above which a queue was certainly full: its delay at that time remains the peak for a
+/// while, even if later packets wait less.
 const FULL: f64 = 0.1;
 /// Least queueing delay of a standing queue.
 const STANDING: Micros = 20_000;
@@ -57,7 +57,7 @@ const MIN_PEAK: Micros = 5_000;
 const MIN_STEP: Micros = 5_000;
 /// Largest gap between two packets' send times in which a queue cannot have grown by a step.
 const NEIGHBOURS: Micros = 2_000;
-/// Time for which delays have to stay above a step.
+/// Time for which delays must stay raised before a step is attributed to the path.
 const STAYS: Duration = Duration::from_millis(500);
 
 /// Delay in microseconds, or difference of two.
@@ -69,8 +69,8 @@ pub struct Queue {
     /// Difference of the clocks at the first packet; delays are relative to it.
     base: Option<u32>,
     least: Least,
-    /// Least delay at the last packet; and the time of the last update of the clock drift, with the
-    /// length of time for which drift is subtracted.
+    /// Least delay as of the last packet; time of the last update of the clock drift, and total
+    /// time for which drift is subtracted.
     floor: Micros,
     drift: (Instant, Duration),
     /// Number, send time and delay of the last packet.

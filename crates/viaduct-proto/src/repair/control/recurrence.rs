@@ -3,7 +3,7 @@
 use super::{FIRST, MIN_OVERHEAD, PRIOR, RECURS};
 use crate::time::{Duration, Instant};
 
-/// Time without losses before an onset, and time after it in which bursts are counted.
+/// Time without losses before an onset, and time from its start in which bursts are counted.
 const QUIET: Duration = Duration::from_secs(10);
 const ONSET: Duration = Duration::from_secs(1);
 /// Number of bursts within [`ONSET`] that may all be due to a full queue that was not detected.

@@ -32,7 +32,8 @@ impl Room {
         self.drops.map_or(1.0, |drops| drops.share)
     }
 
-    /// Notes drops by a queue, perhaps due to repairs, whose rate is reduced while they last.
+    /// Notes drops by a queue. Repairs may have caused them, so the rate of repairs is reduced
+    /// while the drops last.
     pub(in crate::repair) fn handle_drops(&mut self, now: Instant) {
         self.settle(now);
         let begun = Drops { share: 1.0, due: now + PERSISTS, last: now };

@@ -16,8 +16,8 @@ use crate::repair::section;
 use crate::repair::transport::{Endpoint, Transport};
 use crate::time::{Duration, Instant};
 
-/// Bounds of the other path's round trip, relative to that of the packets' path, up to which
-/// repairs take it: the first before, the second once they do.
+/// Longest round trip of the other path at which repairs take it, as a multiple of that of the
+/// packets' path: to switch to the other path, and to stay on it.
 const MAX_LONGER: [u32; 2] = [2, 3];
 /// Difference of round trips that does not matter.
 const SLACK: Duration = Duration::from_millis(10);
@@ -25,7 +25,7 @@ const SLACK: Duration = Duration::from_millis(10);
 /// Path of one lane, and its state.
 pub(in crate::repair) struct OwnPath {
     pub(super) liveness: Liveness,
-    /// The path was up when this was last asked.
+    /// The path was up at the last call of [`Peer::take_path_change`].
     was_up: bool,
     /// Index of the path of messages.
     via: usize,
@@ -59,14 +59,14 @@ impl Peer {
         (std::mem::replace(&mut own.was_up, is_up) != is_up).then_some(is_up)
     }
 
-    /// Returns whether the lane has traffic whose messages take this path, or its own path does.
+    /// Returns whether the lane has traffic, and its packets or its messages take this path.
     pub(in crate::repair) fn uses_path(&self, path: u8) -> bool {
         let own = self.session.offer.lane;
         let via = self.own_path.as_ref().map_or(own, |of| of.via as u8);
         !self.is_idle() && (own == path || via == path)
     }
 
-    /// Notes whether the lane's own path is used. Returns true if a probe is due earlier.
+    /// Notes whether the lane's own path is used. Returns true if a probe is now due earlier.
     pub(in crate::repair) fn set_path_busy(&mut self, now: Instant, is_busy: bool) -> bool {
         self.own_path.as_mut().is_some_and(|path| path.liveness.set_busy(now, is_busy))
     }
@@ -95,12 +95,12 @@ impl Peer {
         }
     }
 
-    /// Time by which datagrams of this lane that came by the path of `other` are ahead of packets
+    /// Time by which datagrams of this lane that come by the path of `other` arrive before packets
     /// that were sent at the same time.
     pub(in crate::repair) fn lead_of(&self, now: Instant, other: &Peer) -> Duration {
-        /// Longest lead that is waited for.
+        /// Longest lead that is waited for, in microseconds.
         const MAX_LEAD: u32 = 200_000;
-        /// Variation of the delays.
+        /// Variation of the delays, in microseconds.
         const VARIATION: u32 = 1_000;
         let path = |peer: &Peer| {
             let liveness = &peer.own_path.as_ref()?.liveness;
@@ -151,7 +151,7 @@ fn at(address: SocketAddr) -> Endpoint {
     Endpoint { transport: Transport::Udp, address }
 }
 
-/// Returns whether messages take the other path than packets.
+/// Returns whether messages take the path that packets do not take.
 fn takes_other(policy: RepairPath, was_other: bool, own: PathState, other: PathState) -> bool {
     match (own.is_up, other.is_up, policy) {
         (_, false, _) | (true, true, RepairPath::Same) => false,

@@ -33,7 +33,7 @@ pub struct PeerConfig {
     pub sites: Sites,
     /// Coding of outgoing packets; `None` leaves that direction unprotected.
     pub coding: Option<Coding>,
-    /// Time without a packet after which unfilled bins fire.
+    /// Time without a packet after which repairs of unfilled bins are sent.
     pub flush_after: Duration,
     /// Age at which session keys are replaced.
     pub rekey_after: Duration,
@@ -64,12 +64,12 @@ pub struct PathsConfig {
 /// Path by which repairs, names and copies of packets travel, while both paths are up.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum RepairPath {
-    /// The other one than the packets', unless its round trip is much longer.
+    /// Path that the packets do not take, unless its round trip is much longer.
     #[default]
     Auto,
     /// Path of the packets.
     Same,
-    /// The other one.
+    /// Path that the packets do not take.
     Other,
 }
 
@@ -79,7 +79,7 @@ impl PeerConfig {
         let mut config = self.clone();
         config.memory /= count.get();
         if let Some(paths) = &self.paths {
-            // Any path may get all packets.
+            // Any path may get all packets, so the rate is not divided.
             config.endpoint = paths.endpoints.get(usize::from(lane)).copied();
         } else if let Some(Coding::Auto(settings)) = &mut config.coding
             && let Some(rate) = &mut settings.limits.max_rate
@@ -104,7 +104,7 @@ pub(super) fn outer(ipv6: bool) -> usize {
 }
 
 /// Bytes by which a repair exceeds the longest packet it covers, with outer headers. With
-/// [`TransportChoice::Auto`] they are those of UDP.
+/// [`TransportChoice::Auto`], the outer headers are those of UDP.
 pub fn overhead(ipv6: bool, transport: TransportChoice) -> usize {
     let more = match transport {
         TransportChoice::Auto | TransportChoice::None => 0,
@@ -113,8 +113,8 @@ pub fn overhead(ipv6: bool, transport: TransportChoice) -> usize {
     outer(ipv6) + more + SEAL_OVERHEAD + SECTION_HEAD + REPAIR_HEAD + PREFIX
 }
 
-/// Least memory of a peer, in bytes, with which a code can recover anything: all packets that a
-/// repair may cover must be there, beside repairs and the ledger.
+/// Least memory of a peer, in bytes, with which a code can recover anything: there must be room for
+/// all packets that a repair may cover, beside repairs and the ledger.
 pub fn least_memory(coding: &Coding, longest: usize) -> usize {
     let packets = (coding.span() + 64) * longest.max(576);
     (packets.div_ceil(5) * 8).max(MIN_MEMORY)

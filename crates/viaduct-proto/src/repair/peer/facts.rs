@@ -20,7 +20,8 @@ pub struct PeerFacts {
     pub transport: Transport,
     /// Reason why this transport is used.
     pub cause: Cause,
-    /// Number of handshakes in a row that no transport has answered; they are sent once a second.
+    /// Number of handshakes in a row that were not answered over any transport; they are sent once
+    /// a second.
     pub unanswered: u32,
     /// Reason why the peer's host name has no address; set by the shell, which resolves names.
     pub unresolved: Option<String>,
@@ -45,7 +46,7 @@ pub struct PeerFacts {
     pub slices: Option<SliceCount>,
     /// Number of lanes.
     pub lanes: usize,
-    /// Lanes without a session, or whose peer is silent.
+    /// Number of lanes that have no session, or whose peer is silent.
     pub lanes_down: usize,
     /// Paths to the peer; empty if there is only one.
     pub paths: Vec<PathFacts>,
@@ -56,7 +57,7 @@ pub struct PeerFacts {
 pub struct PathFacts {
     /// Index of the path.
     pub path: u8,
-    /// True if it carries datagrams in both directions.
+    /// True if the path carries datagrams in both directions.
     pub is_up: bool,
     /// Round-trip time; `None` until it is measured.
     pub rtt: Option<Duration>,
@@ -71,8 +72,8 @@ pub struct PathFacts {
 }
 
 impl PeerFacts {
-    /// Adds the facts of further lanes of the peer. Of facts that cannot be added, those of a lane
-    /// that is down are shown first.
+    /// Adds the facts of further lanes of the peer. Facts that cannot be added are those of a lane
+    /// that is down, if there is one.
     pub fn merge(&mut self, more: PeerFacts) {
         let is_shown = self.lanes == 0 || more.lanes_down > 0 && self.lanes_down == 0;
         let lanes = self.lanes + more.lanes;

@@ -9,7 +9,7 @@ use crate::time::Instant;
 use crate::upgrade::PeerRecord;
 
 impl Peer {
-    /// Sends all that the peer may need from this process: another one continues.
+    /// Sends all that the peer may need from this process, before another process continues.
     pub(in crate::repair) fn finish(&mut self, now: Instant) {
         if let Some((sender, mut channel, _)) = self.sending() {
             sender.finish(now, &mut channel);
@@ -38,7 +38,7 @@ impl Peer {
         }
     }
 
-    /// Continues the work of another process. What was received here meanwhile is kept.
+    /// Continues the work of another process. This process keeps what it has received meanwhile.
     pub(in crate::repair) fn resume(
         &mut self,
         now: Instant,

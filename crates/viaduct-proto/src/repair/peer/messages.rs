@@ -41,7 +41,7 @@ impl Peer {
             }
             Received::Message(session, message) => {
                 let is_current = self.session.current() == Some(session);
-                // With several paths the config has their ends.
+                // With several paths, the config gives the address of each.
                 if self.own_path.is_none() {
                     self.paths.handle_message(from, is_current);
                 }
@@ -112,7 +112,7 @@ impl Peer {
         }
     }
 
-    /// Handles the peer's word that UDP is throttled.
+    /// Handles the peer's notice that UDP is throttled.
     fn handle_throttled(&mut self, now: Instant) {
         let selector = &mut self.paths.selector;
         if selector.may_avoid_udp() && self.throttle.handle_told(now) {

@@ -52,7 +52,8 @@ pub use config::{
 };
 pub use facts::{PathFacts, PeerFacts};
 
-/// Part of all memory that the repairs waiting for one peer's packets may take.
+/// Part of all memory (1 / `DECODER_PART`) that repairs may take while they wait for one
+/// peer's packets.
 const DECODER_PART: usize = 8;
 
 pub(super) struct Peer {
@@ -72,11 +73,11 @@ pub(super) struct Peer {
     /// Outcomes that trial codes would have had towards the peer, as the peer reports them.
     trials: Option<[Outcome; TRIED.len()]>,
     throttle: Throttle,
-    /// Weight of the peer in its rack, as it tells.
+    /// Weight of the peer in its rack, as the peer reports it.
     pub(super) weight: Option<u8>,
     /// Time of the next housekeeping; `None` while there is none to do.
     next_tick: Option<Instant>,
-    /// The handshake that waits has reserved its time.
+    /// The next handshake has reserved its slot ([`HandshakePace`]).
     has_reserved: bool,
     /// Number of times that the tap missed packets, as far as the receiver knows.
     pub(super) misses: u64,
@@ -107,11 +108,11 @@ pub struct Local {
 /// Place of a peer's lane in its gateway.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Place {
-    /// Index of its sessions.
+    /// Low bits of the indices of the lane's sessions.
     pub(super) slot: u16,
     /// Index of the lane.
     pub(super) lane: u8,
-    /// Bytes for all lanes of all peers.
+    /// Memory for all lanes of all peers, in bytes.
     pub(super) memory: usize,
 }
 
@@ -208,7 +209,7 @@ impl Peer {
         self.receiver.sheddable() + self.sender.as_ref().map_or(0, Sender::sheddable)
     }
 
-    /// Gives memory of the oldest packets back: of the direction that holds more of it.
+    /// Gives back memory of the oldest packets, in the direction that holds more.
     pub(super) fn shed(&mut self) {
         match &mut self.sender {
             Some(sender) if sender.sheddable() > self.receiver.sheddable() => sender.shed(),
@@ -228,7 +229,7 @@ impl Peer {
         self.sender.as_mut().map(|sender| (sender, channel, &*self.identity))
     }
 
-    /// Starts housekeeping: there is traffic.
+    /// Starts housekeeping, since there is traffic.
     fn wake(&mut self, now: Instant) {
         self.next_tick.get_or_insert(now + TICK);
     }
@@ -354,7 +355,7 @@ impl Peer {
         self.probe(now);
     }
 
-    /// Housekeeping, until nothing is left of the traffic that needs it.
+    /// Does the housekeeping, and schedules the next unless there is nothing left to do.
     fn tick(&mut self, now: Instant) {
         self.receiver.tick(now);
         self.watch_throttle(now);

@@ -11,7 +11,8 @@ use crate::upgrade::PeerRecord;
 
 /// Time without an authentic message after which other transports are tried.
 const AUTO_SILENCE: Duration = Duration::from_secs(2);
-/// Age of this gateway's newest report at the peer from which on the peer does not hear it.
+/// Maximum age, at the peer, of the newest report from this gateway. If it is older, the peer does
+/// not hear this gateway.
 const UNHEARD_AFTER: Duration = Duration::from_millis(2_500);
 
 /// Paths to one peer.
@@ -74,8 +75,8 @@ impl Paths {
         self.addresses.iter().any(Option::is_some)
     }
 
-    /// Destination of the present try of a handshake. The peer's connection of fake TCP may be
-    /// gone, so that the address in the config is tried in turn.
+    /// Destination of the present attempt of a handshake. The peer's fake TCP connection may be
+    /// gone, so every second attempt goes to the address in the config.
     pub(super) fn address(&self, transport: Transport, config: &PeerConfig) -> Option<SocketAddr> {
         let known = self.addresses[transport as usize];
         match transport {
@@ -84,15 +85,15 @@ impl Paths {
         }
     }
 
-    /// Takes over the transport of a response, which has made a session.
+    /// Takes over the transport of a response that has made a session.
     pub(super) fn handle_response(&mut self, from: Endpoint) {
         let address = self.addresses[from.transport as usize].unwrap_or(from.address);
         self.endpoint = Some(Endpoint { address, ..from });
     }
 
-    /// Takes over the source of a message. Another transport is taken over only with the session
-    /// that seals messages (`is_current`), so that late messages of an earlier session do not lead
-    /// back.
+    /// Takes over the source of a message. Takes over another transport only if the message belongs
+    /// to the session that seals messages (`is_current`). Late messages of an earlier session
+    /// therefore do not restore its transport.
     pub(super) fn handle_message(&mut self, from: Endpoint, is_current: bool) {
         self.addresses[from.transport as usize] = Some(from.address);
         if is_current || self.endpoint.is_none_or(|at| at.transport == from.transport) {

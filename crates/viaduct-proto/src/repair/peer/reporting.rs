@@ -56,7 +56,7 @@ impl Reporting {
         }
     }
 
-    /// Takes over another interval of reports. The next one is due at once if it has news.
+    /// Takes over another interval of reports. The next report is due at once if it has news.
     pub(super) fn change(&mut self, now: Instant, rack: &RackConfig, has_news: bool) {
         self.every = interval(rack);
         if has_news {

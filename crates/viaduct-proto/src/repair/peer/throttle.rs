@@ -1,5 +1,5 @@
 //! Detection of a network that throttles UDP: it drops far more of the peer's datagrams than of the
-//! packets that they protect, which pass the same way.
+//! packets that they protect, although both take the same way.
 //!
 //! ```text
 //!   far end: losses of both ── Throttled ──▶ this side: its own queue has dropped nothing?
@@ -26,7 +26,7 @@ const MIN_RATIO: f64 = 4.0;
 /// Time after a drop in this machine's own queue for which losses prove nothing.
 const OWN_DROPS: Duration = Duration::from_secs(15);
 
-/// Detector, and what is told to the peer.
+/// Detector, and its notice to the peer.
 #[derive(Debug, Default)]
 pub(super) struct Throttle {
     /// Start of the measurement, with the tallies of datagrams and of packets.
@@ -39,8 +39,8 @@ pub(super) struct Throttle {
 }
 
 impl Throttle {
-    /// Takes the tallies of what the peer has sent over UDP; `tallies` are those of its datagrams
-    /// and of its packets.
+    /// Measures the throttle; `tallies` are those of the peer's datagrams over UDP and of
+    /// its packets.
     pub(super) fn measure(&mut self, now: Instant, tallies: [Tally; 2]) {
         let (since, before) = *self.begun.get_or_insert((now, tallies));
         let datagrams = tallies[0].sent.saturating_sub(before[0].sent);
@@ -63,8 +63,8 @@ impl Throttle {
         self.dropped_at = Some(now);
     }
 
-    /// Handles the peer's word that datagrams of this gateway are throttled. Returns whether it is
-    /// believed: drops in this machine's own queue would explain it too.
+    /// Handles the peer's notice that datagrams of this gateway are throttled. Returns whether it
+    /// is believed: drops in this machine's own queue would explain it too.
     pub(super) fn handle_told(&mut self, now: Instant) -> bool {
         let is_own = self.dropped_at.is_some_and(|at| now.since(at) < OWN_DROPS);
         self.tells |= !is_own;
@@ -80,8 +80,8 @@ mod tests {
         Instant::ZERO + Duration::from_secs(seconds)
     }
 
-    /// Seconds until `throttle` tells the peer, if it does within a minute, at so many datagrams
-    /// and packets a second, of each of which a share is lost in percent.
+    /// Seconds until the peer is told of a throttle, if that happens within a minute. Both
+    /// arguments are a rate a second and a loss in percent.
     fn told_after(datagrams: (u64, u64), packets: (u64, u64)) -> Option<u64> {
         let mut throttle = Throttle::default();
         (0..60).find(|&second| {

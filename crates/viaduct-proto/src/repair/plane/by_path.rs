@@ -9,7 +9,7 @@
 //!                                     path 1
 //! ```
 //!
-//! A receiver would take packets for lost whose names have come before them. The difference of the
+//! A receiver would take packets for lost if their names arrived before them. The difference of the
 //! two paths' delays follows from the probes ([`crate::repair::liveness`]).
 
 use std::cmp::Ordering;
@@ -42,7 +42,7 @@ pub struct PathChange {
 pub(super) struct DelayLine {
     waiting: BinaryHeap<Delayed>,
     bytes: usize,
-    /// Number of the next datagram, which keeps the order of those with one due time.
+    /// Number of the next datagram; it keeps datagrams with the same due time in order.
     next: u64,
 }
 
@@ -93,7 +93,7 @@ impl DelayLine {
 }
 
 impl Plane {
-    /// Sets the path that the packets and datagrams that are handled from now on have crossed.
+    /// Sets the path by which packets and datagrams handled from now on have come.
     pub fn set_path(&mut self, path: u8) {
         self.path = path;
     }

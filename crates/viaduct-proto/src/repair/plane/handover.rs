@@ -17,13 +17,13 @@ use crate::time::Instant;
 use crate::upgrade::PeerRecord;
 
 impl Plane {
-    /// Sets whether another process has the sessions. If so, this plane only hears, and its shell
+    /// Sets whether another process has the sessions. If so, this plane only listens, and its shell
     /// drops what it sends and injects.
     pub fn set_passive(&mut self, is_passive: bool) {
         self.is_passive = is_passive;
     }
 
-    /// Sends the last repairs of this process: another one continues.
+    /// Sends the last repairs of this process, before another process continues.
     pub fn finish(&mut self, now: Instant) {
         (0..self.peers.len()).for_each(|at| self.peer(at).finish(now));
     }
@@ -33,10 +33,10 @@ impl Plane {
         self.peers.iter().map(Peer::record).collect()
     }
 
-    /// Continues with the state of another process. What this plane has heard meanwhile is kept.
+    /// Continues with the state of another process. This plane keeps what it has heard meanwhile.
     ///
     /// # Errors
-    /// A record is of a peer that is not in the config.
+    /// A record belongs to a peer that is not in the config.
     pub fn resume(&mut self, now: Instant, records: &[PeerRecord]) -> Result<(), PeersError> {
         self.take_lanes(now, records)?;
         let lanes = self.peers.iter().enumerate();
@@ -56,7 +56,7 @@ impl Plane {
         Ok(())
     }
 
-    /// Takes over the numbers of lanes: each lane has a record.
+    /// Takes over the number of lanes of each peer: each lane has a record.
     fn take_lanes(&mut self, now: Instant, records: &[PeerRecord]) -> Result<(), PeersError> {
         let mut counts: HashMap<&str, usize> = HashMap::new();
         records.iter().for_each(|record| *counts.entry(&record.key).or_default() += 1);
@@ -70,7 +70,7 @@ impl Plane {
         if has_changed { self.own(self.lanes.shares(), now) } else { Ok(()) }
     }
 
-    /// Goes on after another process has failed to continue.
+    /// Continues after another process has failed to take over.
     pub fn reclaim(&mut self) {
         self.peers.iter_mut().for_each(|peer| peer.session.skip_counters());
     }

@@ -1,4 +1,4 @@
-//! Lanes of all peers of a plane, as far as it owns them.
+//! Lanes of all peers of a plane, as far as the plane owns them.
 //!
 //! ```text
 //!   peer, lane ─▶ index of the peer's first lane + number of owned lanes below this one
@@ -21,7 +21,7 @@ pub(super) struct PeerLanes {
     pub(super) count: LaneCount,
     /// The lanes are paths.
     pub(super) by_path: bool,
-    /// Owned lanes, by their index.
+    /// Indices of the owned lanes in the plane.
     pub(super) owned: Range<usize>,
     /// Counters of lanes that are no longer owned.
     pub(super) former: PeerStats,
@@ -32,8 +32,8 @@ pub(super) struct PeerLanes {
 pub(super) struct LaneTable {
     own: LaneCount,
     shares: Shares,
-    /// Number of owned lanes below each lane, if that is owned. It does not depend on the number of
-    /// lanes in force.
+    /// Number of owned lanes below each lane; `None` for a lane that is not owned. These values do
+    /// not depend on the number of lanes in force.
     ranks: [Option<u8>; MAX_LANES],
     pub(super) peers: Vec<PeerLanes>,
 }
@@ -59,7 +59,7 @@ impl LaneTable {
         self.own.max(peer_wants)
     }
 
-    /// Owned ones of `count` lanes.
+    /// Owned lanes, if `count` are in force.
     pub(super) fn owned(&self, count: LaneCount) -> impl Iterator<Item = u8> {
         (0..=count.last()).filter(|lane| self.ranks[usize::from(*lane)].is_some())
     }
@@ -71,8 +71,8 @@ impl LaneTable {
         (lane <= of.count.last()).then(|| of.owned.start + usize::from(rank))
     }
 
-    /// Index of the lane of a packet to or from a peer, which crosses this path; `None` if the lane
-    /// is not owned.
+    /// Index of the lane of a packet to or from a peer over this path; `None` if the lane is
+    /// not owned.
     pub(super) fn of_packet(&self, peer: usize, header: &Header, path: u8) -> Option<usize> {
         let &PeerLanes { count, by_path, .. } = &self.peers[peer];
         let lane = match by_path {

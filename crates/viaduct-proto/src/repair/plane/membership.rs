@@ -97,7 +97,8 @@ impl Plane {
         Ok(())
     }
 
-    /// Lanes of these peers; the counters and wishes of known peers stay.
+    /// Lanes of these peers. Known peers keep their counters and the number of lanes that
+    /// they want.
     fn lanes_of(&self, configs: &[PeerConfig], shares: Shares) -> LaneTable {
         let mut lanes = LaneTable::new(self.local.lanes, shares);
         let known: HashMap<PublicKey, &PeerLanes> =

@@ -6,7 +6,8 @@ use crate::repair::touched::Purpose;
 use crate::time::Instant;
 
 impl Plane {
-    /// Finds out which members of racks are alive, and gives their slices to others if need be.
+    /// Finds out which members of racks are alive, and which weights they have. Chooses the owners
+    /// of slices anew if that has changed.
     pub(super) fn look_at_racks(&mut self, now: Instant) {
         let (peers, lanes) = (&self.peers, &self.lanes.peers);
         let observed = |peer: usize| {

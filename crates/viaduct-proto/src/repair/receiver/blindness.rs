@@ -9,7 +9,8 @@ const NAMED_WITHIN: Duration = Duration::from_millis(60);
 /// Packets that the tap may have missed: if one of them is missing, it need not be lost.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) enum Blindness {
-    /// Highest number from before this receiver started, given by the peer's first report.
+    /// No report of the peer has come yet. The first one tells the highest number from before this
+    /// receiver started.
     #[default]
     Untold,
     /// All packets were seen.

@@ -53,7 +53,8 @@ impl Injection {
         }
     }
 
-    /// Injects a recovered packet; else returns its new state, `None` if that does not change.
+    /// Injects a recovered packet, or returns the new state of a packet that is not injected.
+    /// `None` if the state stays.
     fn inject(
         &mut self,
         now: Instant,

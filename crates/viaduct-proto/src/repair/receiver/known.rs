@@ -6,9 +6,10 @@ use crate::repair::ledger::{Ledger, Row, State};
 use crate::repair::store::Store;
 use crate::time::{Duration, Instant};
 
-/// Numbers that the ledger covers at most: those of a second at 65,536 packets a second.
+/// Maximum count of numbers that the ledger covers: those of a second at 65,536 packets a second.
 const MAX_NUMBERS: usize = 1 << 16;
-/// Distance, in numbers, to search for an arrived neighbour, to compute when a packet was due.
+/// Largest distance, in numbers, of the arrived neighbour from which the due time of a packet
+/// is computed.
 pub(super) const NEIGHBOURS: u64 = 512;
 
 pub(super) struct Known {

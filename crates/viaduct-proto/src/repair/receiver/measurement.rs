@@ -13,15 +13,16 @@ use crate::repair::section::Names;
 use crate::repair::shadow::{Fate, Outcome, TRIED};
 use crate::time::{Duration, Instant};
 
-/// Distance, in numbers, from packets whose names were lost: if a full queue dropped a packet
-/// within this distance, those of them that are missing count as dropped by this queue, too.
+/// Distance, in numbers, within which losses have a common cause. If a full queue dropped a packet
+/// within this distance of packets whose names were lost, the missing ones among the latter count
+/// as dropped by this queue, too.
 const NEAR: u64 = 1_024;
 
 /// Path from the peer, and the trial of codes on it.
 #[derive(Default)]
 pub(in crate::repair) struct Measurement {
     pub(in crate::repair) path: Path,
-    /// Outcomes of packets for which no repairs are made, in observe mode.
+    /// Fates of the packets in observe mode, in which no repairs are made.
     observed: Option<Box<Observed>>,
     /// Send times of the packets named just now.
     sent: Vec<u32>,
@@ -48,7 +49,7 @@ impl Measurement {
         }
     }
 
-    /// Outcomes of the trial codes for a peer that observes.
+    /// Outcomes of the trial codes for a peer that only observes.
     pub(in crate::repair) fn trials(&self) -> Option<[Outcome; TRIED.len()]> {
         self.observed.as_ref().map(|observed| observed.shadows.outcomes())
     }

@@ -149,13 +149,13 @@ impl Receiver {
         self.blindness.told(next);
     }
 
-    /// Number of the peer's next packet, as far as it is known; 0 if it is not.
+    /// Number of the peer's next packet; 0 if it is unknown.
     pub(super) fn heard(&self) -> Seq {
         self.told.max(self.known.ledger.next())
     }
 
-    /// Continues the work of another process, which has heard the packets before number `heard`
-    /// and has sent `report`. Packets that arrived before this receiver started count as seen.
+    /// Continues the work of another process, which has heard the packets before number `heard` and
+    /// has sent `report`. Packets from before this receiver started do not count as lost.
     pub(super) fn resume(&mut self, heard: Seq, report: &Report) {
         if heard > 0 {
             self.told(heard);
@@ -163,7 +163,7 @@ impl Receiver {
         self.measurement.path.resume(report);
     }
 
-    /// Counts a message that was decrypted but did not parse.
+    /// Counts a section that was decrypted but did not parse.
     pub(super) fn malformed(&mut self) {
         self.stats.malformed += 1;
     }

@@ -137,8 +137,8 @@ fn separate(
 ) -> Vec<(Seq, (Tag, bool))> {
     let mut new = BTreeMap::new();
     let combined: Vec<_> = names.tags().zip(names.bare()).collect();
-    // A name may follow from one that has just been found: later packets are tried first,
-    // then earlier ones.
+    // A name may follow from one that has just been found: the names are tried in ascending order,
+    // and then in descending order.
     for seq in (first..=last).chain((first..=last).rev()) {
         let Some(before) = seq.checked_sub(apart.get().into()) else { continue };
         let of = |seq| known.name(seq).map(|name| name.or(new.get(&seq).copied()));

@@ -128,12 +128,13 @@ impl Repairs {
         self.decoder.known(seq, known, &mut self.recovered);
     }
 
-    /// Takes the packets recovered just now, for [`Repairs::reuse`]; `None` if there are none.
+    /// Takes the packets recovered just now, to be given back to [`Repairs::reuse`]; `None` if
+    /// there are none.
     pub(super) fn take_recovered(&mut self) -> Option<Recovered> {
         (!self.recovered.is_empty()).then(|| std::mem::take(&mut self.recovered))
     }
 
-    /// Gives back the memory of recovered packets.
+    /// Reuses the memory of recovered packets.
     pub(super) fn reuse(&mut self, mut recovered: Recovered) {
         recovered.clear();
         self.recovered = recovered;

@@ -45,7 +45,7 @@ impl Iterator for Gaps<'_> {
     }
 }
 
-/// Removes `count` gaps' bytes from the start of `rest`; `None` if it is too short.
+/// Removes the bytes of `count` gaps from the start of `rest`; `None` if it is too short.
 pub(super) fn take<'a>(rest: &mut &'a [u8], count: usize) -> Option<&'a [u8]> {
     let mut gaps = Gaps::new(rest, count);
     if gaps.by_ref().count() < count {

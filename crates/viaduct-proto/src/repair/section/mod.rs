@@ -13,9 +13,11 @@
 //!  need     kind=3 | first 8 | packets 2 | repairs
 //!  report   kind=4: see [`super::report`]
 //!  terms    kind=5: see [`super::terms`]
-//!  tried    kind=7: see [`super::report`]
-//!  member   kind=9 | weight: see [`super::racks`]
 //!  copies   kind=6 | first 4 | ttl | tos | n x (length 2 | packet, normalised)
+//!  tried    kind=7: see [`super::report`]
+//!  throttle kind=8, without a body
+//!  member   kind=9 | weight: see [`super::racks`]
+//!  probe    kind=10: see [`super::liveness`]
 //! ```
 //!
 //! The fields are:
@@ -33,13 +35,13 @@
 //!   each tag and bit is the exclusive or of those of two packets
 //! - sent: send time of the first packet in microseconds of the sender's clock, low 32 bits
 //! - ttl, tos: mutable fields of the first packet, as it left
-//! - apart: distance of the numbers of two packets whose tags are combined; `first` is the number
-//!   of the later packet
+//! - apart: distance between the numbers of two packets whose tags are combined; `first` is the
+//!   number of the later packet
 //! - tag: low 16 bits of a packet's identity
 //! - gap: time since the previous packet in units of 8 microseconds: half a byte where it is below
 //!   15, otherwise 15 and a byte
-//! - bits: one for each packet, the lowest of a byte first: set if the packet is in no repair:
-//!   repairs have an empty packet in its place
+//! - bits: one for each packet, the lowest of a byte first; set if the packet is in no repair.
+//!   Repairs have an empty packet in its place
 //! - packets, repairs: count of the numbers from `first` on, and count of the repairs requested for
 //!   them; 0 repairs requests their names
 

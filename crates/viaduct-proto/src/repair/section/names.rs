@@ -66,7 +66,7 @@ impl<'a> Names<'a> {
         self.tags.iter().map(|tag| Tag::from_be_bytes(*tag))
     }
 
-    /// Flags of the packets that are in no repair.
+    /// Flag of each packet, in order: true if the packet is in no repair.
     pub fn bare(&self) -> impl Iterator<Item = bool> + Clone + use<'a> {
         let bits = self.bare;
         (0..self.tags.len()).map(|n| bits.get(n / 8).is_some_and(|byte| byte >> (n % 8) & 1 == 1))
@@ -145,8 +145,8 @@ pub enum Form {
     Combined(NonZeroU16),
 }
 
-/// Gaps between send times, each measured from the time that the rounded gaps before it give, so
-/// that rounding errors do not add up.
+/// Gaps between send times, each measured from the sum of the rounded gaps before it, so that
+/// rounding errors do not add up.
 fn gaps_between(names: &[Name]) -> impl Iterator<Item = u8> {
     let unit = GAP.as_micros() as u32;
     let mut at = names.first().map_or(0, |name| name.sent);

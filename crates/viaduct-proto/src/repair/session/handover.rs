@@ -1,8 +1,8 @@
 //! Handover of sessions to another process, which sends and receives in this one's place.
 //!
-//! The keys go along. The next counters do too, and only one process sends at a time, so no
-//! counter is used twice. A process that resumes after a failed handover skips [`SKIPPED`]
-//! counters.
+//! The keys and the next counters are handed over, and only one process sends at a time, so
+//! no counter is used twice. A process that resumes after a failed handover skips
+//! [`SKIPPED`] counters.
 
 use super::super::seal::{Opener, Sealer};
 use super::{Live, Session};
@@ -51,7 +51,7 @@ impl Session {
         }
     }
 
-    /// Goes on after a failed handover.
+    /// Continues after a failed handover.
     pub(in crate::repair) fn skip_counters(&mut self) {
         self.live.iter_mut().for_each(|live| live.sealer.skip(SKIPPED));
     }

@@ -25,7 +25,8 @@ pub(super) struct Feedback {
     requests: Requests,
     pub(super) report: Report,
     next_report: Instant,
-    /// Reports on their way with arrival times, and requests with those of their answers.
+    /// Reports on their way with their arrival times, and requests with the arrival times of
+    /// their answers.
     reports: VecDeque<(Instant, Report)>,
     needs: VecDeque<(Instant, Need)>,
 }
@@ -48,7 +49,7 @@ impl Feedback {
         Times { wait: self.auto.wait(now), rtt: self.rtt }
     }
 
-    /// Handles the fate of packet `seq`. Adds answers to requests to `leaving`, its repairs.
+    /// Handles the fate of packet `seq`. Adds to `leaving` the repairs that answer requests.
     pub(super) fn step(&mut self, now: Instant, seq: Seq, fate: Fate, leaving: &mut Vec<Owned>) {
         self.losses.known(now, 1);
         match fate {

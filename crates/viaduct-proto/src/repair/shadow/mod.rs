@@ -90,7 +90,8 @@ impl Shadows {
         }
     }
 
-    /// Handles the next packet and its fate. Drops by a full queue are neither lost nor recovered.
+    /// Handles the next packet and its fate. Packets dropped by a full queue count neither as lost
+    /// nor as recovered.
     pub fn step(&mut self, at: Instant, fate: Fate) {
         self.shadows.iter_mut().for_each(|shadow| shadow.step(at, fate));
     }

@@ -13,7 +13,7 @@ fn sent(records: Vec<PeerRecord>) -> Vec<PeerRecord> {
     records.into_iter().map(pass).collect()
 }
 
-/// New process of the gateway `me`, which has not been told anything.
+/// New process of the gateway `me`, without any state of the old one.
 fn fresh(me: u8, peer: u8, coding: &Coding, now: Instant) -> Plane {
     let mut local = local(me);
     // Other keys than those of the old process.

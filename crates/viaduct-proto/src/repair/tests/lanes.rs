@@ -4,7 +4,7 @@ use super::*;
 use crate::repair::lanes::{Shares, lane_hash};
 use crate::wire::ip::Header;
 
-/// Pairs of hosts that send.
+/// Number of pairs of hosts that send.
 const PAIRS: u32 = 256;
 
 /// Gateway whose workers each own some shares.

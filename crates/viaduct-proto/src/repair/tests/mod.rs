@@ -31,7 +31,7 @@ struct World {
     now: Instant,
     a: Plane,
     b: Plane,
-    /// Plane that is to continue B's work, and hears the same.
+    /// Plane that is to continue B's work, and receives the same as B.
     successor: Option<Plane>,
     rng: Rng,
     /// Packets that reached hosts at B, by their bytes, with their number of arrivals.

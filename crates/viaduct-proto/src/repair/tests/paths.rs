@@ -27,7 +27,7 @@ struct Flying {
     item: Item,
 }
 
-/// Rate of a link that is no longer than its packets, 100 Mb/s in bytes a second, and its queue.
+/// Rate of a link, if it is limited, in bytes a second (100 Mb/s), and longest delay of its queue.
 const RATE: u64 = 12_500_000;
 const QUEUE: Duration = Duration::from_millis(100);
 /// Destination port of bulk traffic, length of its packets, and their number a millisecond:
@@ -63,7 +63,7 @@ fn end(site: usize, path: u8) -> SocketAddr {
 }
 
 impl Paths {
-    /// Creates two sites whose packets are all of one class.
+    /// Creates two sites. Packets other than bulk traffic have the protection `repairs`.
     fn new(delays: [u64; 2], policy: RepairPath, repairs: Repairs) -> Paths {
         let plane = |site: usize| {
             let limits = control::Limits { max_overhead: 0.3, max_rate: None };
@@ -200,8 +200,8 @@ impl Paths {
         }
     }
 
-    /// Runs for some milliseconds under bulk traffic, with a message each five of them, on the
-    /// first path while that is up.
+    /// Runs for some milliseconds under bulk traffic, with a message every five milliseconds, on
+    /// the first path while that is up.
     fn run_loaded(&mut self, millis: u64) {
         for at in 0..millis {
             let path = u8::from(self.changes.last().is_some_and(|(_, change)| !change.is_up));
@@ -214,7 +214,7 @@ impl Paths {
         }
     }
 
-    /// Milliseconds until each packet since number `first` has arrived; no packet arrives twice.
+    /// Latency in milliseconds of each packet from number `first` on; no packet arrives twice.
     fn latencies(&self, first: usize) -> Vec<u64> {
         let latency = |(sent, reached): &(Instant, Vec<Instant>)| match reached[..] {
             [] => u64::MAX,
@@ -225,7 +225,7 @@ impl Paths {
     }
 }
 
-/// Path of a packet each ten milliseconds.
+/// Schedule of one packet every ten milliseconds, on this path.
 fn sparse(path: u8) -> impl Fn(u64) -> Option<u8> {
     move |at| at.is_multiple_of(10).then_some(path)
 }

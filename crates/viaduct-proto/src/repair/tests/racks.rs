@@ -174,7 +174,7 @@ impl Racks {
     }
 }
 
-/// Gateways of a packet, while those that `is_gone` says are gone.
+/// Gateways that a packet passes while those for which `is_gone` is true are gone.
 fn owners(header: &Header, is_gone: impl Fn(Place) -> bool) -> (Place, Place) {
     let routed = |site| routed(site, header.destination, &is_gone);
     (routed(0), routed(1))

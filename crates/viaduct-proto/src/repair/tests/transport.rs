@@ -69,8 +69,8 @@ impl Network {
         self.now = end;
     }
 
-    /// Sends packets of a host behind `from` for so many seconds, a thousand a second, of which the
-    /// network loses one in a hundred.
+    /// Sends a thousand packets a second of a host behind `from` for some seconds; the network
+    /// loses one in a hundred.
     fn stream(&mut self, from: usize, seconds: u64) {
         for n in 0..seconds * 1_000 {
             let mut packet = vec![0; 1_000];
