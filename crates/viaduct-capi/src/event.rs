@@ -147,8 +147,9 @@ impl Minisock {
         true
     }
 
-    /// Adds bytes at the position of the first ask. Without asks, they begin at the start of the
-    /// first output continuation added; without either, at the start of the first input's output.
+    /// Adds bytes at the position of the first ask. Without asks, the bytes begin at the start of
+    /// the first output continuation that was added, or, if none was added, at the start of the
+    /// first input's output.
     pub(crate) fn fill(&mut self, data: &Bytes) {
         let Some(first) = self.asks.first().copied() else { return self.bring(data) };
         for ask in self.asks.clone() {

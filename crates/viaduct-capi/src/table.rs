@@ -21,7 +21,8 @@ pub(crate) struct Client {
     pub(crate) flow: Flow,
     /// Bytes that were read from each stream, but that the program has not fetched yet.
     pub(crate) unread: BTreeMap<u32, bytes::Bytes>,
-    /// Error, if the server is a plain TCP server, or has refused the connection.
+    /// Error, if the server is a plain TCP server or has refused the connection, or if the path MTU
+    /// is too small.
     pub(crate) error: Option<c_int>,
 }
 

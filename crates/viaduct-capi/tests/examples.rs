@@ -56,7 +56,8 @@ struct World {
 }
 
 impl World {
-    /// `None`, with a message, if there is no compiler or no namespace.
+    /// Prepares a directory and a namespace. `None`, with a message, if there is no compiler or
+    /// no namespace.
     fn new(test: &str) -> Option<World> {
         let dir = std::env::temp_dir().join(format!("viaduct-capi-{test}-{}", std::process::id()));
         fs::create_dir_all(&dir).unwrap();
@@ -99,7 +100,7 @@ impl World {
         client
     }
 
-    /// Wraps the command `client`, to run as root without any capability.
+    /// Wraps the command `client` so that it runs as root, but without any capability.
     fn meek(&self, client: &Command) -> Command {
         let mut meek = self.netns.command("setpriv");
         meek.args(["--bounding-set", "-all", "--inh-caps", "-all", "--"]);

@@ -36,7 +36,8 @@ impl Egress {
         self.paths.get(now(), ip)
     }
 
-    /// Queues a whole IP packet; without a raw socket of its family it is dropped and refused.
+    /// Queues a whole IP packet. Without a raw socket of its family, the packet is dropped and
+    /// counted as refused.
     pub(crate) fn packet(&mut self, packet: &[u8], to: IpAddr) {
         if self.raw.as_ref().and_then(|raw| raw.socket(to.is_ipv4())).is_none() {
             self.stats.sent.refused += 1;

@@ -39,7 +39,7 @@ pub use stats::PortStats;
 
 use viaduct_sys::journal::JournalError;
 
-/// Send buffer of a socket in bytes: a tenth of a second at 1 Gb/s.
+/// Send buffer of a socket in bytes: more than a tenth of a second at 1 Gb/s.
 const SEND_BUFFER: usize = 16 << 20;
 
 /// Reason why a port could not be opened.

@@ -136,8 +136,8 @@ impl Listener {
         &mut self.endpoint
     }
 
-    /// Takes changed secrets into use, as [`Secrets::reload_if_changed`]; returns true in this
-    /// case. Errors: those of [`Secrets::new`]; the present secrets stay in use.
+    /// Uses the secrets of [`Secrets::reload_if_changed`] if they have changed; returns true in
+    /// this case. Errors: those of [`Secrets::new`]; the present secrets stay in use.
     pub fn reload_secrets(&mut self) -> Result<bool> {
         let changed = self.secrets.reload_if_changed()?;
         if changed {

@@ -6,8 +6,8 @@
 //! after the others on each replica. When all replicas have the new secret, it is moved to the
 //! front.
 //!
-//! Instead of a file, a [`SharedRotation`] yields the secrets: those of the present time, without
-//! any step.
+//! Instead of a file, a [`SharedRotation`] may yield the secrets of the present time. Such a
+//! rotation needs no steps by hand.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -40,7 +40,7 @@ enum Source {
     Rotation(SharedRotation),
 }
 
-/// Rotation that a program may replace while servers use its secrets. Clones are the same one.
+/// Rotation that a program may replace while servers use its secrets. Clones share one rotation.
 #[derive(Clone, Debug)]
 pub struct SharedRotation(Arc<Mutex<Rotation>>);
 
@@ -68,7 +68,8 @@ impl SharedRotation {
 struct Watched {
     path: PathBuf,
     read: Stamp,
-    /// Stamp of a version that could not be read, maybe incomplete; the file is read again.
+    /// Stamp of a version that could not be read, perhaps because it was incomplete. The file is
+    /// read again at the next check.
     failed: Option<Stamp>,
 }
 

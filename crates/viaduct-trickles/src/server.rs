@@ -51,7 +51,7 @@ pub struct ServerSettings {
     pub share: Option<Share>,
 }
 
-/// A server's port, of one thread. A host's processes may serve different ports.
+/// A server's port, used by one thread. A host's processes may serve different ports.
 #[derive(Debug)]
 pub struct ServerPort {
     listen: Vec<SocketAddr>,
@@ -82,8 +82,9 @@ struct Datagrams {
 const REQUESTS: OptionMark = OptionMark { word: mark::WORD, byte: Role::Request.byte() };
 
 impl ServerPort {
-    /// Opens the port in the calling thread's network namespace. Errors: privilege is missing, an
-    /// address is in use, or a rule cannot be set. Rules that were changed are reverted.
+    /// Opens the port in the calling thread's network namespace. Errors: privilege is missing,
+    /// an address is in use, or a rule cannot be set. On an error, the rules that were changed
+    /// are reverted.
     pub fn open(settings: &ServerSettings) -> Result<ServerPort, PortError> {
         check_mtu(settings.mtu)?;
         let first = settings.listen.first().ok_or(PortError::NoAddress)?;
@@ -174,7 +175,8 @@ impl ServerPort {
 }
 
 impl Answers {
-    /// Queues an answer, sent at the end of the batch. Errors: longer than [`Answers::room`].
+    /// Queues an answer, which is sent at the end of the batch. Errors: the message is longer
+    /// than [`Answers::room`].
     pub fn send(&mut self, message: &[u8], to: &mut Return) -> Result<(), TooLong> {
         let mtu = self.egress.mtu(to.client().ip());
         to.answer(message, mtu, &mut self.packet)?;

@@ -1,4 +1,4 @@
-//! Emitting of integers, big endian or of variable length, and [`Reader`], which parses them.
+//! Encoding of integers, big endian or of variable length; [`Reader`] parses them.
 
 pub(crate) use crate::reader::Reader;
 

@@ -4,7 +4,7 @@
 use super::cwnd::Reno;
 
 /// Number of packets at the beginning of an epoch that are acknowledged one by one; after them,
-/// every second packet is acknowledged. An even number, so that a window of two or more packets
+/// every second packet is acknowledged. The number is even, so that a window of two or more packets
 /// always contains a packet with a continuation.
 pub const QUICK: u64 = 8;
 
@@ -18,7 +18,7 @@ pub struct Acks {
     pub by_request: bool,
 }
 
-/// Recovery epoch: its parameters, from which the window at each of its packets follows.
+/// Parameters of a recovery epoch, from which the window at each of its packets follows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Epoch {
     /// Number of the epoch's first packet (the paper's TCPBase); 1 or more.
@@ -70,7 +70,8 @@ impl Epoch {
         reno.after(credits).into()
     }
 
-    /// The last packet sent when all up to `number` are acknowledged: a window beyond a point.
+    /// The last packet sent when all up to `number` are acknowledged: one window beyond the
+    /// last point.
     pub fn sent(&self, number: u64) -> u64 {
         self.point_at(number) + self.window(number)
     }

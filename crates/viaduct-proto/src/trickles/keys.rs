@@ -96,8 +96,8 @@ impl KeyRing {
         right.verify(mac.into()).is_ok().then_some(state)
     }
 
-    /// Encrypts an event for another server, as its request is confidential, with AES-SIV (RFC
-    /// 5297): number of the secret 1 | synthetic IV 16 | the event.
+    /// Encrypts an event, whose request is confidential, for another server with AES-SIV (RFC
+    /// 5297). Format: number of the secret 1 | synthetic IV 16 | the event.
     pub(super) fn seal_event(&self, event: &[u8]) -> Vec<u8> {
         let keys = self.newest();
         let mut out = vec![keys.number];
@@ -105,7 +105,8 @@ impl KeyRing {
         out
     }
 
-    /// Decrypts an event and its identifier; `None` if not sealed with a secret of the ring.
+    /// Decrypts an event. Returns it and its identifier; `None` if not sealed with a secret of
+    /// the ring.
     pub(super) fn open_event(&self, sealed: &[u8]) -> Option<(Vec<u8>, u64)> {
         let (number, siv) = sealed.split_first()?;
         let event = open(&self.get(*number)?.event, sealed, 1)?;
@@ -155,7 +156,7 @@ impl Keys {
         code(&self.transport, body)
     }
 
-    /// Returns whether `mac` is the code of the transport continuation `body`.
+    /// Returns whether `mac` is the MAC of the transport continuation `body`.
     pub(super) fn is_transport(&self, body: &[u8], mac: &[u8; MAC]) -> bool {
         is_code(&self.transport, body, mac)
     }
@@ -192,13 +193,13 @@ fn code(key: &Cmac<Aes128>, text: &[u8]) -> [u8; MAC] {
     key.clone().chain(text).finalize().into_bytes().into()
 }
 
-/// Code over two parts, preceded by the length of the first.
+/// MAC over the length of the first part, and over both parts.
 fn over_both(key: &Cmac<Aes128>, parts: &[&[u8]; 2]) -> Cmac<Aes128> {
     let length = (parts[0].len() as u64).to_be_bytes();
     key.clone().chain(length).chain(parts[0]).chain(parts[1])
 }
 
-/// Verifies a code in constant time.
+/// Verifies a MAC in constant time.
 fn is_code(key: &Cmac<Aes128>, text: &[u8], mac: &[u8; MAC]) -> bool {
     key.clone().chain(text).verify(mac.into()).is_ok()
 }

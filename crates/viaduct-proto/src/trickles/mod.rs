@@ -3,10 +3,10 @@
 //! The connection state of TCP travels with the packets instead. Each response carries a
 //! [continuation]: the window, the slow start threshold and the packet's number, authenticated with
 //! a key that only the server and its replicas know. With its next request the client returns the
-//! continuation, proves in a [proof] which packets have arrived, and names the bytes that it wants.
-//! From the request alone the [server] computes what a TCP sender would do now, and answers with
-//! zero, one or more packets. A *trickle* is a sequence of requests and responses, each caused by
-//! its predecessor; there are as many trickles as the window has packets.
+//! continuation, proves in a [proof] which packets have arrived, and names the byte ranges that it
+//! wants: its *asks*. From the request alone the [server] computes what a TCP sender would do now,
+//! and answers with zero, one or more packets. A *trickle* is a sequence of requests and responses,
+//! each caused by its predecessor; there are as many trickles as the window has packets.
 //!
 //! ```text
 //!   client                                                         server (any replica)
@@ -66,5 +66,5 @@ mod tests;
 
 use crate::time::Duration;
 
-/// Idle time after which a client restarts by itself, which the server does not count as a timeout.
+/// Idle time after which a client restarts. The server does not count such a restart as a timeout.
 const SILENCE: Duration = Duration::from_secs(10);

@@ -1,7 +1,7 @@
 //! Plan of an answer: how many packets, and their numbers (Trickles paper, sections 2.3 and 2.5).
 //!
 //! The plan is a pure function of the request's contents. The server follows the plan, and the
-//! client predicts the answer with it, including the byte ranges.
+//! client uses it to predict the answer, including the byte ranges.
 //!
 //! ```text
 //!              f: the first loss                   L: the last packet sent before f was reported
@@ -20,7 +20,7 @@
 
 use super::epoch::Epoch;
 
-/// Upper limit, whatever the settings, of packets retransmitted in answer to one request.
+/// Upper limit, for any settings, of the packets that are retransmitted in answer to one request.
 pub const MAX_BURST: usize = 32;
 
 /// A run of consecutive lost packets.
@@ -88,7 +88,7 @@ impl Again {
     }
 }
 
-/// Answer to one request, in the order of sending.
+/// Answer to one request. The fields are in the order of sending.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Plan {
     /// The epoch that the new packets belong to.
@@ -117,7 +117,8 @@ impl Plan {
 /// Error: a request that a correct client does not send.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Inconsistent {
-    /// A request reports a loss, but acknowledges a packet that is sent only without this loss.
+    /// A request reports a loss, but acknowledges a packet that the server would not have sent
+    /// after this loss.
     #[error(
         "packet {number} is sent only if {first} has arrived, but its request reports {first} lost"
     )]
@@ -137,7 +138,7 @@ pub enum Inconsistent {
     },
 }
 
-/// Plan for the first window of an epoch, which follows a timeout or the echo of an address token.
+/// Plan for the first window of an epoch that follows a timeout or the echo of an address token.
 pub fn begin(epoch: Epoch) -> Plan {
     Plan {
         fresh: Span::new(epoch.base, epoch.base + u64::from(epoch.start)),
@@ -208,8 +209,8 @@ fn after_recovery(epoch: Epoch, last: u64, survivors: u64) -> Epoch {
     Epoch { base: last + 1, start: window, ssthresh: window, acks: epoch.acks }
 }
 
-/// The first packet that has arrived of those that belong to request `number`: packet `number` and,
-/// with delayed acknowledgements, the one before it.
+/// First arrived packet among those of request `number`: packet `number` and, with delayed
+/// acknowledgements, the packet before it.
 fn own_packets(epoch: Epoch, number: u64, gaps: &[Run]) -> u64 {
     let first = epoch.point_before(number) + 1;
     if gaps.last().is_some_and(|gap| gap.holds(first)) { number } else { first }
@@ -248,12 +249,13 @@ fn retransmissions(epoch: Epoch, number: u64, gaps: &[Run], burst: usize) -> (Ag
     (again, sent)
 }
 
-/// Losses at the end of an epoch, reported by the first request of the next.
+/// Losses at the end of an epoch, reported by the first request of the next epoch.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Tail {
     /// Number of packets lost at the end of the previous epoch.
     pub lost: u32,
-    /// Packets at the end of that epoch without a request sent, including the lost ones.
+    /// Number of packets at the end of that epoch for which no request was sent, including the
+    /// lost ones.
     pub unanswered: u32,
 }
 

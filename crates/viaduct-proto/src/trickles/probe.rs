@@ -8,7 +8,8 @@ use super::wire::request::{emit_groups, emit_open, emit_padding};
 
 /// Length of the message in bytes: a server answers only if its address token is no longer.
 const LENGTH: usize = 160;
-/// Bytes of a first request without padding, and of the padding's length and the number of groups.
+/// Length of a first request without its padding, but with the padding's length and the number
+/// of groups.
 const HEAD: usize = 15 + 2 + 1;
 /// Longest message that the prober receives, in bytes.
 const LONGEST: u16 = 1_400;

@@ -8,9 +8,9 @@
 //! The first range is relative to the base of the epoch, and the last one ends with the request's
 //! own packet. The sum is the xor of the nonces in all ranges. To verify it, the server computes
 //! two words of a keyed hash for a range of any length. The paper has one sum for each range. A
-//! single sum is as secure: a client that lacks the nonce of one packet that it names knows nothing
-//! about the sum. The epoch's parameters already reflect losses before the base, so the proof omits
-//! these (2.4).
+//! single sum is as secure: if a client lacks the nonce of one of the named packets, it knows
+//! nothing about the sum. The epoch's parameters already reflect losses before the base, so the
+//! proof omits these (2.4).
 
 use super::bytes::{Reader, put_varint};
 use super::nonce::Nonces;
@@ -137,7 +137,7 @@ fn next_range(reader: &mut Reader, next: u64) -> Option<(u64, u64)> {
     Some((first, last))
 }
 
-/// Appends the proof that `ranges` (ascending, not adjacent) of the epoch `base` have arrived.
+/// Appends the proof that `ranges` (ascending, not adjacent) of the epoch at `base` have arrived.
 pub fn emit(base: u64, ranges: &[Range], out: &mut Vec<u8>) {
     put_varint(out, ranges.len() as u64);
     let mut next = base;

@@ -11,21 +11,21 @@
 //! full*. Then the oldest slice is emptied and becomes the newest, and the floor rises to the
 //! *reach* of the emptied slice: the latest time at which an entry was recorded, or at which the
 //! entry's continuation was made. So no answer can be repeated. A client whose continuation is
-//! below the floor has to restart, which costs a round trip and at most a slow start. Under load
-//! the horizon becomes shorter, and the memory stays the same. Only answers are recorded, and each
-//! requires an authentic continuation. So garbage uses no space, and the number of a client's
+//! older than the floor has to restart, which costs a round trip and at most a slow start. Under
+//! load the horizon becomes shorter, and the memory stays the same. Only answers are recorded, and
+//! each requires an authentic continuation. So garbage uses no space, and the number of a client's
 //! entries is proportional to that of its answers.
 //!
 //! A slice reaches beyond the clock if it has a continuation from a replica whose clock is *ahead*.
-//! If the slice were emptied before the clock has reached that time, either current continuations
-//! of this server would be refused, too, or the continuation from the replica could be answered
-//! twice. So the slice with the least reach is emptied, and at most two slices reach beyond the
-//! clock at a time. Further continuations that are ahead are refused until the clock has caught up.
-//! The other two slices alternate, even if a flood fills them fast.
+//! If the slice were emptied before the clock has reached the continuation's time, either current
+//! continuations of this server would be refused, too, or the continuation from the replica could
+//! be answered twice. So the slice with the least reach is emptied, and at most two slices reach
+//! beyond the clock at a time. Further continuations that are ahead are refused until the clock has
+//! caught up. The other two slices alternate, even if a flood fills them fast.
 //!
 //! Keys are hashed with a secret of the window, so that an attacker cannot choose a bucket. Each
 //! key has two buckets of 16 fingerprints of 32 bits. In each slice a new key is mistaken for a
-//! known one in less than 1 of 30 million lookups, which has the effect of a lost packet.
+//! known one in fewer than 1 of 30 million lookups, which has the effect of a lost packet.
 
 use highway::{HighwayHash, HighwayHasher, Key};
 
@@ -42,7 +42,8 @@ pub const SKEW: Duration = Duration::from_millis(500);
 pub(super) enum Once {
     /// Answering a packet's continuation.
     Answered(u64),
-    /// Mark: the request that returned this continuation lacked the packet before it.
+    /// Mark: the request that returned this packet's continuation reported the previous packet
+    /// as lost.
     Lacked(u64),
     /// Retransmission of a lost packet.
     Again(u64),
@@ -51,7 +52,7 @@ pub(super) enum Once {
     Begun(u16),
     /// Mark: a generation has ended.
     Over(u16),
-    /// Installation of an event with this code from another server.
+    /// Installation of an event with this identifier from another server.
     Installed(u64),
     /// Mark: the epoch with this base has ended, because a loss was reported.
     Ended(u64),
@@ -109,7 +110,7 @@ impl Replay {
         SLICES * self.slices[0].len() * BUCKET * 4
     }
 
-    /// Maximum age of a continuation that may be answered, at present.
+    /// Present maximum age of a continuation that may be answered.
     pub fn horizon(&self, now: Instant) -> Duration {
         self.horizon.min(now.since(self.floor))
     }

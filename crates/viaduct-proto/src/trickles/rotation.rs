@@ -10,8 +10,8 @@
 //!
 //! The next period's secret is accepted already, for replicas whose clocks are ahead. A new root
 //! states the time from which it seals. Until then it is only accepted, so that all replicas have
-//! it before the first of them seals with it. After that the old root is accepted as long as its
-//! last periods are; then it has no effect, and can be removed at any time.
+//! it before the first of them seals with it. After that time the old root is accepted until its
+//! last periods expire. Then it has no effect, and can be removed at any time.
 
 use ring::hmac;
 
@@ -21,9 +21,10 @@ pub const MAX_ROOTS: usize = 4;
 pub const MAX_KEPT: u8 = 6;
 /// Allowed length of a period in seconds: ten seconds to a year.
 pub const PERIODS: std::ops::RangeInclusive<u64> = 10..=366 * 24 * 3600;
-/// Numbers of roots: the upper bits of the number of a derived secret.
+/// Allowed numbers of roots. A root's number is the upper bits of the numbers of its
+/// derived secrets.
 pub const ROOT_NUMBERS: std::ops::RangeInclusive<u8> = 0..=7;
-/// Bits of the period in the number of a secret.
+/// Number of lower bits in a secret's number, which are those of the period.
 const PERIOD_BITS: u8 = 5;
 const LABEL: &[u8] = b"viaduct secret of a period";
 
@@ -49,9 +50,9 @@ impl std::fmt::Debug for Root {
 pub struct Rotation {
     /// Length of a period in seconds.
     period: u64,
-    /// Earlier periods whose secrets are accepted.
+    /// Number of earlier periods whose secrets are accepted.
     keep: u8,
-    /// Sorted by the times from which they seal; never empty.
+    /// Roots, sorted by the times from which they seal; never empty.
     roots: Vec<Root>,
 }
 
@@ -123,7 +124,7 @@ impl Rotation {
         for (n, root) in self.roots.iter().enumerate() {
             // Periods in which the root seals, and one more at each end for clocks that differ.
             let first = match n {
-                // Before its time the first root seals too, in place of an earlier one.
+                // The first root seals before its time, too, because there is no earlier one.
                 0 => 0,
                 _ => (root.from / self.period).saturating_sub(1),
             };
@@ -192,7 +193,7 @@ mod tests {
         assert_eq!(sealing(&both, time - 1), sealing(&old, time - 1));
         assert_eq!(sealing(&both, time), sealing(&new, time));
         assert_eq!(both.until_next(time - 1), 1);
-        // All replicas have both: each accepts what the others seal, within an hour.
+        // All replicas have both roots. Within an hour, each accepts the data that the others seal.
         for ahead in [0, 1, 1_799] {
             assert!(both.secrets(time - 1).contains(&sealing(&both, time + ahead)));
             assert!(both.secrets(time + ahead).contains(&sealing(&both, time - 1)));

@@ -29,7 +29,8 @@ const HOST_WANTED: u8 = 32;
 const HOST_GIVEN: u8 = 64;
 const QUERY: u8 = 128;
 
-/// Maximum of a line in bytes, as it must arrive in one packet. Ignored lines may be longer.
+/// Maximum length of a line in bytes: a line must arrive in one packet. Ignored lines may
+/// be longer.
 const MAX_LINE: usize = 600;
 /// Maximum length of a digest in bytes.
 pub(super) const MAX_DIGEST: usize = 600;

@@ -16,8 +16,8 @@ pub struct Listing {
 }
 
 impl Listing {
-    /// Creates the page of the directory at `path` with these names; those of directories end
-    /// with a slash. If there are `more` names than these, the page says so.
+    /// Creates the page of the directory at `path` with these names. The names of directories end
+    /// with a slash. `more` is true if there are further names; the page then says so.
     pub fn new(path: &[Vec<u8>], mut names: Vec<Vec<u8>>, more: bool) -> Listing {
         names.sort_unstable();
         let page = Bytes::from(page(path, &names, more));

@@ -1,7 +1,7 @@
 //! Static files over HTTP; responses are planned without file access (Trickles, section 6.2).
 //!
 //! ```text
-//!   request's bytes ──▶ Request::parse ──▶ path ──▶ [ the shell looks: Found ] ──▶ plan
+//!   request's bytes ──▶ Request::parse ──▶ path ──▶ [ caller looks up: Found ] ──▶ plan
 //!                                                                                   │
 //!        Plan   [ head: status line, headers ][ body: bytes, or a range of the file ]
 //!        any piece of it, from any byte on: Plan::pieces

@@ -12,7 +12,7 @@ pub(super) enum ByteRange {
     Unsatisfiable,
 }
 
-/// Range requested by `header` of a file of `size` bytes.
+/// Range of a file of `size` bytes that `header` requests.
 pub(super) fn parse_range(header: Option<&str>, size: u64) -> ByteRange {
     let Some((unit, spec)) = header.and_then(|header| header.trim().split_once('=')) else {
         return ByteRange::Whole;

@@ -203,7 +203,7 @@ impl Request {
                 self.host = Host::Given;
                 Ok(())
             }
-            // The body would be parsed as the next request.
+            // Bodies are not supported: a body would be parsed as the next request.
             "content-length" if value == "0" => Ok(()),
             "content-length" | "transfer-encoding" => Err(RequestError::Malformed),
             _ => Ok(()),

@@ -6,11 +6,11 @@
 //!   output  state: print of the response 16 | 1, digest of the head  or  2, why it is refused 1
 //! ```
 //!
-//! Every stream is like a connection of HTTP/1.1: it carries heads in, and responses out, one after
-//! the other. Any byte of a response can be made again from the digest of its request and the file.
-//! The print of a response is a hash of its head, which has the file's size and time, and of its
-//! body if that is not a file. A response that has changed is therefore refused, not continued with
-//! other content, even by a replica that has another copy.
+//! Every stream is like a connection of HTTP/1.1: it carries the heads of requests in, and
+//! responses out, one after the other. Any byte of a response can be made again from the digest of
+//! its request and the file. The print (fingerprint) of a response is a hash of its head, which has
+//! the file's size and time, and of its body if that is not a file. A response that has changed is
+//! therefore refused, not continued with other content, even by a replica that has another copy.
 
 use ring::digest;
 
@@ -63,7 +63,7 @@ fn read(ring: &KeyRing, event: &Minisocket, site: &mut impl Site, reply: &mut Re
         behind -= 1;
         match input {
             // The client repeats an input that is not answered. An acknowledgement without progress
-            // would make the client give it up.
+            // would make the client give the input up.
             Ok(_) if left == 0 => {}
             // Reserves a response for each of the remaining inputs, as far as possible.
             Ok(input) => left -= take(&input, left.saturating_sub(behind).max(1), site, reply),

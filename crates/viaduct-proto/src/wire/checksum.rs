@@ -77,7 +77,7 @@ mod tests {
             all.extend((bytes.len() as u32).to_be_bytes());
             all.extend([0, 0, 0, 6]);
             all.extend(&bytes);
-            // The two algorithms may represent zero differently. It does not occur here, as the
+            // The two algorithms may represent zero differently. This does not occur here, as the
             // pseudo header is not all zero.
             prop_assert_eq!(transport(from, to, 6, &bytes), internet_checksum(&all));
         }

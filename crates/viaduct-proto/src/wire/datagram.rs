@@ -27,8 +27,8 @@ pub struct Datagram {
 }
 
 impl Datagram {
-    /// Parses the headers at the front of `packet`, which may be truncated after them; `None` if it
-    /// is not a datagram, or not the first fragment of one.
+    /// Parses the headers at the front of `packet`, which may be truncated after them; `None` if
+    /// `packet` is neither a UDP datagram nor the first fragment of one.
     pub fn parse(packet: &[u8]) -> Option<Datagram> {
         Datagram::split(packet).map(|(datagram, _)| datagram)
     }

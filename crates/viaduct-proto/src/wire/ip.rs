@@ -52,7 +52,7 @@ pub enum Error {
 
 const V4_MIN: usize = 20;
 const V6_LEN: usize = 40;
-/// Hop limit, and flag of IPv4, of packets that are sent.
+/// Hop limit of sent packets, and their flag in IPv4.
 const HOPS: u8 = 64;
 const DONT_FRAGMENT: u8 = 0x40;
 

@@ -1,5 +1,5 @@
-//! Completion of captured packets to the form that they have on the wire: packets captured
-//! before a device has segmented them and completed their checksums, or after the kernel has
+//! Completion of captured packets to the form that they have on the wire. A packet may be
+//! captured before a device has segmented it and completed its checksum, or after the kernel has
 //! coalesced arrivals.
 //!
 //! A long packet stands for TCP segments, or UDP datagrams, with equal headers (GSO, GRO):
@@ -142,7 +142,7 @@ fn set_udp(datagram: &mut [u8]) -> usize {
     UDP_CHECKSUM
 }
 
-/// Checksum, with pseudo header, of the data after an IP header, its own checksum field being 0.
+/// Checksum, with pseudo header, of the data after an IP header, whose own checksum field is 0.
 fn checksum(ip: &[u8], protocol: u8, behind: &[u8]) -> u16 {
     let addresses = if ip[0] >> 4 == 4 { &ip[12..20] } else { &ip[8..40] };
     let parts = [!internet_checksum(addresses), !internet_checksum(behind)];

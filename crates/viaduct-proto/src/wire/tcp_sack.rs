@@ -33,9 +33,9 @@ pub fn acknowledged(packet: &[u8]) -> Option<Acknowledged> {
     Some(Acknowledged { highest, twice: first.filter(|_| is_old) })
 }
 
-/// Returns whether a whole IP packet is a plain acknowledgement, which the next one replaces if it
-/// is lost. An acknowledgement with a D-SACK is not plain, because a duplicate is reported only
-/// once.
+/// Returns whether a whole IP packet is a plain acknowledgement: if it is lost, the next one
+/// replaces it. An acknowledgement with a D-SACK is not plain, because a duplicate is reported
+/// only once.
 pub fn is_plain_ack(packet: &[u8]) -> bool {
     Segment::parse(packet).is_some_and(|segment| segment.is_bare_ack())
         && acknowledged(packet).is_none_or(|of| of.twice.is_none())

@@ -1,5 +1,5 @@
-//! TCP timestamps (RFC 7323): the echo in a host's segments is the latest timestamp that the host
-//! has seen; timestamps that the host would refuse are renewed.
+//! TCP timestamps (RFC 7323). The echo in a host's segments is the latest timestamp that the host
+//! has seen. Timestamps that the host would refuse are renewed.
 //!
 //! A host refuses a segment whose timestamp is older than the latest one that it has seen (PAWS,
 //! section 5), so that it does not accept old segments after the sequence numbers have wrapped. A
@@ -28,10 +28,9 @@ pub fn echo(packet: &[u8]) -> Option<u32> {
     number(packet.get(at + STAMP..)?)
 }
 
-/// If the timestamp of a whole IP packet is slightly older than `last`, the latest one that the
-/// receiving host has seen, sets it to `last`, because the host would otherwise refuse the packet.
-/// Updates the checksum. Signed segments are left unchanged. Returns whether the packet was
-/// changed.
+/// Sets the timestamp of a whole IP packet to `last`, the latest one that the receiving host has
+/// seen, if the timestamp is slightly older. The host would otherwise refuse the packet. Updates
+/// the checksum. Signed segments are left unchanged. Returns whether the packet was changed.
 pub fn renew(packet: &mut [u8], last: u32) -> bool {
     let Some((tcp, at)) = stamps(packet) else { return false };
     let age = number(&packet[at..]).map(|of| last.wrapping_sub(of));

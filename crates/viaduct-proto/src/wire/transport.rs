@@ -33,7 +33,7 @@ pub(super) fn tcp_header(packet: &[u8]) -> Option<(usize, &[u8])> {
     (protocol == TCP && header.len() >= TCP_MIN).then_some((at, header))
 }
 
-/// Number of four bytes at the start of `bytes`.
+/// Big-endian number in the first four bytes.
 pub(super) fn number(bytes: &[u8]) -> Option<u32> {
     bytes.first_chunk().map(|of| u32::from_be_bytes(*of))
 }

@@ -42,7 +42,7 @@ pub enum Up {
         /// Inode number of the namespace.
         network: u64,
     },
-    /// A program connects. Attached: a socket that will be connected to the program's.
+    /// A program connects. Attached: a socket that will be connected to the program's socket.
     Call {
         /// The flow's number.
         id: u64,

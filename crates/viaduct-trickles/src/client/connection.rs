@@ -86,8 +86,8 @@ impl Connection {
         self.unanswered = Vec::new();
     }
 
-    /// Records that a format is refused. Returns true if no format is left to try; otherwise the
-    /// last request has been sent again in the other format if `format` is TCP's.
+    /// Records that a format is refused. Returns true if no format is left to try. Otherwise, if
+    /// `format` is TCP's, sends the last request again in the other format.
     pub(super) fn refuse(
         &mut self,
         format: Format,

@@ -73,8 +73,8 @@ fn filter(ports: &[u16]) -> OptionFilter<'_> {
 impl ClientPort {
     /// Opens the port in the calling thread's network namespace. The initial sequence numbers are
     /// derived from `seed`, which is random. Errors: privilege is missing and only TCP's format is
-    /// allowed, or a rule cannot be set. Rules that were changed are reverted. If any format is
-    /// allowed and privilege is missing, the port uses only UDP.
+    /// allowed, or a rule cannot be set. On an error, the rules that were changed are reverted. If
+    /// any format is allowed and privilege is missing, the port uses only UDP.
     pub fn open(settings: &ClientSettings, seed: u64) -> Result<ClientPort, PortError> {
         check_mtu(settings.mtu)?;
         let udp = FormatChoice::Only(Format::Udp);
@@ -103,7 +103,8 @@ impl ClientPort {
         })
     }
 
-    /// Opens a connection to `remote`, silently. Errors: no route, or no local port is free.
+    /// Opens a connection to `remote`, without sending anything. Errors: no route, or no local port
+    /// is free.
     pub fn connect(&mut self, remote: SocketAddr) -> std::io::Result<Flow> {
         let opening = Opening::new(self.formats);
         let tcp = match &self.tap {
@@ -143,7 +144,7 @@ impl ClientPort {
     }
 
     /// Present maximum message lengths to and from the server, such that messages fit in either
-    /// packet format. Panics: the flow was closed.
+    /// packet format. Panics if the flow was closed.
     pub fn room(&self, flow: Flow) -> Room {
         let to = &self.flows[flow.0];
         to.room(self.egress.mtu(to.remote.ip()))
@@ -151,7 +152,7 @@ impl ClientPort {
 
     /// Queues a request for the next [`ClientPort::flush`]. `expected` is the expected length of
     /// its answers in bytes; see [`Numbers::request`]. Errors: the message is longer than
-    /// [`ClientPort::room`]. Panics: the flow was closed.
+    /// [`ClientPort::room`]. Panics if the flow was closed.
     pub fn send(&mut self, flow: Flow, message: &[u8], expected: u32) -> Result<(), TooLong> {
         let ClientPort { flows, egress, packet, .. } = self;
         flows[flow.0].send(message, expected, egress, packet)
@@ -215,7 +216,7 @@ impl ClientPort {
         received
     }
 
-    /// Packet format in which the server has answered; `None` if it has not answered. Panics: the
+    /// Packet format in which the server has answered; `None` if it has not answered. Panics if the
     /// flow was closed.
     pub fn format(&self, flow: Flow) -> Option<Format> {
         self.flows[flow.0].opening.decided()
@@ -236,7 +237,7 @@ impl ClientPort {
 
     /// Returns whether packets would now leave from another local address than the connection's,
     /// for instance after a change of the network. With UDP the kernel chooses the address for each
-    /// packet. Panics: the flow was closed.
+    /// packet. Panics if the flow was closed.
     pub fn has_moved(&self, flow: Flow) -> bool {
         let to = &self.flows[flow.0];
         let left = |(numbers, _): &(Numbers, _)| {

@@ -30,7 +30,8 @@ use crate::{ClientPort, ClientSettings, Flow, PortError, PortEvent};
 use connection::Connection;
 pub use event::ConnectorEvent;
 
-/// TCP sequence numbers reserved for the answers to a request: a first window's bytes.
+/// Number of TCP sequence numbers reserved for the answers to a request: the bytes of a
+/// first window.
 const EXPECTED: u32 = 16 << 10;
 /// Number of restarts without an answer after which a connection changes its local port number,
 /// because a NAT may have dropped the mapping. If the local address towards the server has changed,
@@ -89,10 +90,10 @@ impl Connector {
         })
     }
 
-    /// Sets a limit of `memory` bytes that all connections together have requested and the
-    /// application has not read. Each connection may have an eighth of the unused part, and always
-    /// 64 KiB. So if the application leaves many connections unread, the others still make
-    /// progress, with at least 64 KiB each.
+    /// Limits the bytes that all connections together have requested, and that the application has
+    /// not read, to `memory`. Each connection may have an eighth of the unused part, and always 64
+    /// KiB. So if the application leaves many connections unread, the others still make progress,
+    /// with at least 64 KiB each.
     #[must_use]
     pub fn with_memory_limit(self, memory: u64) -> Connector {
         Connector { memory, ..self }
@@ -136,8 +137,8 @@ impl Connector {
         Ok(flow)
     }
 
-    /// Delays the first packet of a new connection until data are written to its main stream, so
-    /// that the packet carries them; at most by `most`.
+    /// Delays the first packet of a new connection by at most `most`, until data are written to its
+    /// main stream, so that the packet carries these data.
     pub fn hold(&mut self, flow: Flow, most: Duration) {
         if let Some(connection) = self.connections.get_mut(&flow) {
             connection.held_until = Some(now() + most);

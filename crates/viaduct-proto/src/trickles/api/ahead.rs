@@ -1,5 +1,5 @@
-//! Cache of input continuations that were made a moment ago (5.1). A client that has sent the input
-//! up to a place may send the input after that place without waiting for the place's continuation.
+//! Cache of recent input continuations (5.1). A *place* is a position in an input stream. With the
+//! cache, a client may send the input after a place without waiting for the place's continuation.
 //!
 //! ```text
 //!  packet 1  place 0                 + bytes ─▶ application ─▶ continuation of place n ─┬─▶ client
@@ -10,8 +10,8 @@
 //! The cache is soft state of fixed size, which can be dropped at any time. A segment whose place
 //! is not cached is treated as lost, and the client continues with the continuations that it has
 //! received. A segment is also treated as lost if a request names its place a second time, or names
-//! more than [`MAX_SEGMENTS`] places. A place has ten bytes, but its continuation many more, and an
-//! attacker's requests must not grow in the queue.
+//! more than [`MAX_SEGMENTS`] places. These limits bound the growth of queued requests: a place has
+//! ten bytes, its continuation many more.
 
 use crate::trickles::keys::KeyRing;
 use crate::trickles::standard::wire::{
@@ -49,7 +49,7 @@ impl Ahead {
         self.slots[at] = Some(Slot { connection, stream, position, continuation });
     }
 
-    /// Replaces the places in a request by their continuations; `None` if it names none.
+    /// Replaces the places in a request by their continuations; `None` if the request names none.
     pub(super) fn resolve(&self, connection: u64, message: &[u8]) -> Option<Vec<u8>> {
         let data = Request::parse(message).ok()?.data;
         let names = |segment: Segment<'_>| named(&segment).is_some();
@@ -98,7 +98,7 @@ impl Ahead {
     }
 }
 
-/// The place that a segment names without its continuation.
+/// Place of a segment that names it instead of a continuation; `None` for other segments.
 fn named(segment: &Segment<'_>) -> Option<Place> {
     match segment {
         Segment::Input { continuation, .. } => named_place(continuation),

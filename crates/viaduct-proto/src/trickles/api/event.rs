@@ -40,8 +40,8 @@ pub struct Minisocket<'m> {
 #[derive(Clone, Debug)]
 pub(super) struct RequestSummary {
     pub(super) asks: usize,
-    /// Position from which the answer is to contain the output of the request's input, if the same
-    /// input was sent with another request, too.
+    /// Position from which the answer contains output of the request's input. `None` unless another
+    /// request carries the same input.
     pub(super) beyond: Option<u64>,
     /// The first continuation among the asks that was not sealed with the newest secret, and the
     /// index of its ask. The answer replaces it by one that is sealed with the newest secret.
@@ -181,7 +181,7 @@ impl<'m> Minisocket<'m> {
         Request::parse(&self.message).map_or(&[], |request| request.data)
     }
 
-    /// Keeps the right to answer, and releases the request: for applications that answer later. The
+    /// Releases the request, but keeps the right to answer: for applications that answer later. The
     /// minisocket then needs a few hundred bytes, and no place in the queue.
     pub fn forget_request(&mut self) {
         self.kept = Some(self.summary());
@@ -195,7 +195,7 @@ impl<'m> Minisocket<'m> {
         Minisocket { grant, to, message: Cow::Owned(message.into_owned()), kept, channel }
     }
 
-    /// Returns whether the request was encrypted, and hence the answers will be, too.
+    /// Returns whether the request was encrypted. If so, its answers are encrypted, too.
     pub fn is_encrypted(&self) -> bool {
         self.channel != Channel::Clear
     }

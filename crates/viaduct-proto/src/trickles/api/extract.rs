@@ -2,10 +2,10 @@
 //! server with the same secrets.
 //!
 //! ```text
-//!  collection   events, each with a number before it
+//!  collection   events, each with its length before it
 //!  event        number of the secret 1 | siv 16, under AES-SIV:
-//!               version 1: 3 | made 6 | return path, a number before it | grant | request, a
-//!               number before it | channel, a number before it
+//!               version 1: 3 | made 6 | return path, its length before it | grant | request, its
+//!               length before it | channel, its length before it
 //! ```
 //!
 //! *Made* is the time in microseconds; the *return path* is a [`Return`]; the *grant* is described
@@ -34,8 +34,8 @@ pub struct Installed {
 }
 
 impl Endpoint {
-    /// Moves the events for which `which` returns true from the queue to `out`, except those with
-    /// which `out` would exceed `most` bytes. Returns the number of events moved.
+    /// Moves the events for which `which` returns true from the queue to `out`. An event with which
+    /// `out` would exceed `most` bytes stays in the queue. Returns the number of events moved.
     pub fn extract_events(
         &mut self,
         now: Instant,

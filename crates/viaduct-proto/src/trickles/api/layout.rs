@@ -28,7 +28,7 @@ impl Slot {
         (self.room - self.user.len()) as u64
     }
 
-    /// Adds the bytes of `stretch` from `skip` on, as far as they fit, and returns their number. 0
+    /// Adds as many bytes of `stretch` from `skip` on as fit, and returns their number. Adds none
     /// if the packet has data already, because the data of a packet are contiguous.
     fn fill(&mut self, stretch: &Stretch, skip: u64) -> u64 {
         if !self.pieces.is_empty() {
@@ -72,7 +72,8 @@ impl Slot {
 }
 
 /// Lays out the answer to a request with this number of `asks`: one packet for each permit.
-/// `renewed` is added to the packet of its ask, if there is room.
+/// `renewed`, the index of an ask and its resealed continuation, is added to the ask's packet if
+/// there is room.
 pub(super) fn lay_out(
     ring: &KeyRing,
     grant: &Grant,
@@ -151,8 +152,8 @@ fn bring(slots: &mut [Slot], free: &[usize], all: &[usize], stretch: &Stretch) {
     }
 }
 
-/// The notes of a reply. Output continuations precede the notes that consume their input, so that a
-/// client that has received such a note has received the continuations, too.
+/// Notes of a reply. Output continuations precede input continuations, which acknowledge input. So
+/// a client whose input is acknowledged has received the output continuations, too.
 fn notes(ring: &KeyRing, reply: &Reply) -> Vec<Vec<u8>> {
     let is_output = |continuation: &&Sealed| matches!(continuation, Sealed::Output(..));
     let (outputs, inputs): (Vec<_>, Vec<_>) = reply.continuations.iter().partition(is_output);

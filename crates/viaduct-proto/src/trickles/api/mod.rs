@@ -8,7 +8,7 @@
 //!                    ▲ │                      │ the application fills a Reply
 //!     install_events │ │ extract_events       ▼
 //!       (sealed bytes, maybe from another  Endpoint::send ─▶ messages     or: drop, detach
-//!        machine)                                  ▲ files that the shell reads
+//!        machine)                                  ▲ files that the caller reads
 //! ```
 //!
 //! A [`Minisocket`] is the right to answer one request. It owns all of the request's state, which
@@ -155,8 +155,8 @@ impl Endpoint {
         Ok(())
     }
 
-    /// Processes a request, and returns its event, to be answered at once, without queueing it.
-    /// Errors: [`Refusal`], which is counted.
+    /// Like [`Endpoint::handle`], but returns the event instead of queueing it. The caller answers
+    /// the event at once. Errors: [`Refusal`], which is counted.
     pub fn accept<'m>(
         &mut self,
         now: Instant,
@@ -183,10 +183,10 @@ impl Endpoint {
     }
 
     /// Answers an event with the secret that was the newest when its request arrived. If that
-    /// secret, or the secret of the event's encryption, has left the ring, the event cannot be
-    /// answered, which is counted. Each packet is passed to `out`, with the [`Return`] path along
-    /// which it must be sent. Packets that the reply has not filled are sent without data, because
-    /// the client continues with their continuations.
+    /// secret, or the secret of the event's encryption, has left the ring, the event is counted,
+    /// but not answered. Each packet is passed to `out`, with the [`Return`] path along which it
+    /// must be sent. Packets that the reply has not filled are sent without data, because the
+    /// client continues with their continuations.
     pub fn send(
         &mut self,
         event: Minisocket<'_>,
@@ -224,7 +224,8 @@ impl Endpoint {
         }
     }
 
-    /// Drops an event without an answer, as under overload: a lost packet to the client.
+    /// Drops an event without an answer, for instance under overload. To the client its request
+    /// seems lost.
     pub fn drop_event(&mut self, event: Minisocket<'_>) {
         self.stats.dropped += 1;
         drop(event);

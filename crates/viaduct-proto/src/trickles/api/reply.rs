@@ -53,7 +53,7 @@ impl Piece {
 /// Consecutive bytes of the output.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Stretch {
-    /// The stream that they belong to.
+    /// Stream that the bytes belong to.
     pub stream: u32,
     /// Position of the first byte.
     pub position: u64,
@@ -98,7 +98,7 @@ pub trait Files {
     fn read(&mut self, file: u64, offset: u64, out: &mut [u8]) -> bool;
 }
 
-/// For replies without files.
+/// Reader for replies without files.
 impl Files for () {
     fn read(&mut self, _file: u64, _offset: u64, _out: &mut [u8]) -> bool {
         false
@@ -129,9 +129,9 @@ pub(super) enum Sealed {
 }
 
 impl Reply {
-    /// The part of this reply for a request whose input was sent with another request, too: only
-    /// the output without an ask, from `from` on. Continuations are sent in the other request's
-    /// answer.
+    /// Part of this reply for a request whose input another request carries, too: only the output
+    /// that was not asked for, from position `from` on. Continuations are sent in the other
+    /// request's answer.
     pub(super) fn beyond(&self, from: u64) -> Reply {
         let rest = |all: &Stretch| all.part(from.saturating_sub(all.position), u64::MAX);
         let brought = self.brought.as_ref().map(rest);
@@ -144,15 +144,16 @@ impl Reply {
         self
     }
 
-    /// Sends output of the request's input that was not asked for yet, in packets without an ask.
+    /// Sends output that the request's input causes, and that was not asked for yet, in packets
+    /// without an ask.
     pub fn bring(&mut self, stretch: Stretch) -> &mut Self {
         self.brought = Some(stretch);
         self
     }
 
     /// Gives the client an input continuation: the stream was read up to `place`, and the client
-    /// returns `state` with the input after that place (4.2). Panics: the state is longer than
-    /// [`MAX_STATE`], so that no request could return it.
+    /// returns `state` with the input after that place (4.2). Panics if the state is longer than
+    /// [`MAX_STATE`], because no request could return it.
     pub fn input(&mut self, place: Place, state: impl Into<Vec<u8>>) -> &mut Self {
         self.continuations.push(Sealed::Input(place, checked(state)));
         self

@@ -137,7 +137,7 @@ impl Asks {
         self.wants.insert(place, want);
     }
 
-    /// Cancels all wants in `range`. Wants in flight are not requested again if they are lost.
+    /// Cancels all wants in `range`. Bytes in flight are not requested again if they are lost.
     pub(super) fn unwant(&mut self, range: &Range<u64>) {
         for want in std::mem::take(&mut self.wants) {
             self.wants.extend(want.without(range));
@@ -228,8 +228,8 @@ impl Asks {
         }
     }
 
-    /// Adds the bytes of the first packet in flight to the wants again, although the packet may
-    /// still arrive. Returns whether there is such a packet.
+    /// Adds the bytes of the first packet in flight that should carry wanted bytes to the wants
+    /// again, although the packet may still arrive. Returns whether there is such a packet.
     pub(super) fn doubt_first(&mut self) -> bool {
         let want = self.first_that_brings().and_then(|expected| expected.want.take());
         let doubted = want.is_some();

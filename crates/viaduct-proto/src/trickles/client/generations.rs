@@ -1,4 +1,5 @@
-//! Generations: the present one, those that were requested, and the anchor of a restart.
+//! Generations of a connection: each restart begins one. Keeps the present one, those that were
+//! requested, and the anchor: the continuation and proof that a restart returns.
 
 use crate::time::Instant;
 use crate::trickles::continuation::{Continuation, Mode};
@@ -35,9 +36,9 @@ impl Generations {
         (1..=u16::from(MAX_ATTEMPTS)).contains(&ahead)
     }
 
-    /// Returns whether a first window may belong to a generation that is `ahead` of the present
-    /// one: that of a restart, or, if `ahead` is 0, that of an address token, which begins its own
-    /// generation.
+    /// Returns whether a first window of the generation `ahead` of the present one may arrive. A
+    /// restart requests a later generation. The echo of an address token requests the token's own
+    /// generation, for which `ahead` is 0.
     pub(super) fn may_begin(&self, ahead: u16) -> bool {
         let token = self.anchor.as_ref().is_none_or(|a| a.known.mode == Mode::AddressToken);
         token && ahead == 0 || Generations::is_restart(ahead)
@@ -61,7 +62,8 @@ impl Generations {
         self.requested.push((generation, now));
     }
 
-    /// Makes a generation the present one; returns its request's time, `None` if not requested.
+    /// Makes a generation the present one. Returns the time at which it was requested; `None` if it
+    /// was not requested.
     pub(super) fn begin(&mut self, generation: u16) -> Option<Instant> {
         let &(_, sent) = self.requested.iter().find(|(asked, _)| *asked == generation)?;
         // Generations that were requested later stay in the list: an answer to such a request ends

@@ -1,5 +1,5 @@
-//! Held trickles: continuations that the client may return, and the repairs for which some of them
-//! wait.
+//! Held trickles: continuations that the client may return, and the repairs (retransmissions of
+//! lost packets) for which some of them wait.
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -31,8 +31,8 @@ impl Held {
     }
 
     /// Takes the first continuation, with the effects of returning it, and the xor of its repairs'
-    /// nonces if it waited for any. `None` if there is none, or if it cannot be returned without a
-    /// repair that is missing.
+    /// nonces if it waited for repairs. `None` if there is no continuation, or if it cannot be
+    /// returned without a repair that is missing.
     pub(super) fn take(&mut self) -> Option<(Turn, Step, Option<u64>)> {
         let step = self.turns.front()?.step()?;
         let known = &step.known;

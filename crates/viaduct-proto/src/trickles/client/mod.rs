@@ -1,4 +1,4 @@
-//! The client, which keeps all state of the connection, as the server keeps none.
+//! The client: it keeps all state of the connection, because the server keeps none.
 //!
 //! ```text
 //!   want(range) ─▶ asks ──────────────┐                       ┌─▶ poll_transmit: requests
@@ -52,12 +52,12 @@ use receiver::Receiver;
 use recovery::{Recovery, Timer};
 pub(super) use requests::HEAD;
 
-/// Payload flag: the data are the last of their object.
+/// Payload flag: the data are the last of their stream's output.
 pub const ENDS: u8 = 0x80;
 /// Minimum length of a first request and of a restart in bytes, so that the address token in the
 /// answer is no longer than the request.
 const MIN_REQUEST: usize = 160;
-/// Lower limit of [`Config::request`]: a path of 1,280 bytes, the minimum of IPv6, less the
+/// Lower limit of [`Config::request`]: a path MTU of 1,280 bytes, the minimum of IPv6, less the
 /// headers of a SYN (80) and the overhead of an encrypted opening (115).
 pub const MIN_MESSAGE: usize = 1_085;
 
@@ -70,8 +70,8 @@ pub struct Config {
     pub request: usize,
     /// Bytes reserved in each packet for user continuations.
     pub reserve: usize,
-    /// Length to which a first request is padded, in bytes: the answer, which may not be longer,
-    /// then has room for more data.
+    /// Length in bytes to which a first request is padded. The answer may not be longer than the
+    /// request, so padding makes room for more data.
     pub pad: usize,
 }
 
@@ -86,7 +86,7 @@ impl Default for Config {
 pub struct Arrived {
     /// Position in the stream.
     pub position: u64,
-    /// The application's flags; [`ENDS`] if the data are the last of their object.
+    /// The application's flags; [`ENDS`] if the data are the last of their stream's output.
     pub flags: u8,
     /// Parcel of the request that the data answer; see [`Feed::take`].
     pub parcel: Option<u64>,
@@ -111,9 +111,9 @@ pub struct Stats {
     pub recoveries: u64,
     /// Restarts requested.
     pub restarts: u64,
-    /// Tail probes: wanted data without its end, requested again before a restart.
+    /// Tail probes: data in flight that were requested again, because their packets may be lost.
     pub probes: u64,
-    /// Repetitions of the last request before a restart.
+    /// Repetitions of the last request during a silence, before a restart.
     pub repeats: u64,
     /// Messages that were not a response of this connection.
     pub refused: u64,
@@ -223,7 +223,8 @@ impl Client {
         self.asks.in_flight()
     }
 
-    /// Congestion window in packets, after those that came in order; 0 while none is open.
+    /// Congestion window in packets after those that have arrived in order; 0 while no generation
+    /// has begun.
     pub fn window(&self) -> u64 {
         match &self.phase {
             Phase::Running(receiver) => receiver.window(),

@@ -7,7 +7,7 @@ struct Answer {
     packets: u32,
     /// Number of outstanding packets.
     left: u32,
-    /// Bitmap of those of the first 64 packets that have arrived.
+    /// Bitmap of the packets that have arrived, for the first 64.
     came: u64,
 }
 
@@ -27,7 +27,8 @@ impl Parcels {
         answer.packets - 1
     }
 
-    /// Records packet `turn` of the answer to `parcel`; true if all earlier ones have arrived.
+    /// Records the arrival of packet `turn` of the answer to `parcel`. Returns whether all earlier
+    /// ones have arrived.
     pub(super) fn came(&mut self, parcel: Option<u64>, turn: u32) -> bool {
         let Some(answer) = parcel.and_then(|parcel| self.answers.get_mut(&parcel)) else {
             return true;

@@ -22,9 +22,8 @@ use crate::trickles::proof::{self, Gaps, Range};
 /// would have to be given up and recorded.
 const REACH: u64 = 1 << 18;
 
-/// A continuation that may be returned, with the data to return with it. If the application does
-/// not read, whole windows of turns are kept, so the struct is small; [`Turn::step`] computes the
-/// rest.
+/// A continuation that may be returned, and its proof. The struct is small, because whole windows
+/// of turns are kept while the application does not read; [`Turn::step`] computes the rest.
 #[derive(Clone, Debug)]
 pub(super) struct Turn {
     /// The continuation's bytes.
@@ -63,10 +62,10 @@ impl Turn {
     }
 }
 
-/// Maximum of continuations kept to expand deltas, one for each epoch and secret.
+/// Maximum number of continuations kept to expand deltas, one for each epoch and secret.
 const MODELS: usize = 4;
 
-/// A packet that arrived ahead of its turn.
+/// A packet that arrived before an earlier one.
 #[derive(Clone, Debug)]
 struct Early {
     nonce: u64,
@@ -83,7 +82,7 @@ pub(super) struct Receiver {
     early: BTreeMap<u64, Early>,
     overtaking: Overtaking,
     ranges: Vec<Range>,
-    /// Last point that has arrived.
+    /// Last point (packet with a continuation) that has arrived.
     point: u64,
     tail: Option<Tail>,
     /// Given-up packets that the client has not processed yet.

@@ -11,8 +11,8 @@ use super::round_trip::Trips;
 use crate::time::Instant;
 use crate::timers::TimerTable;
 
-/// Maximum number of packets that a single trickle has in flight; also the threshold up to which
-/// trickles count as few.
+/// Maximum number of packets that a single trickle has in flight; also the maximum number of
+/// trickles that count as few.
 const FEW: usize = 2;
 
 /// Timers of a client, in the order in which they fire.
@@ -145,8 +145,8 @@ impl Recovery {
 
     /// Determines whether several of the `held` trickles wait for repairs, and nothing else is
     /// expected. In this case packets that were requested after the repairs have arrived, so the
-    /// repairs are lost. The restart then need not wait for the full timeout, because packets are
-    /// not reordered by more than the silence interval (RFC 8985, 6.2).
+    /// repairs are lost. The restart then waits only until [`Recovery::repeat_time`], because
+    /// packets are not reordered by more than that (RFC 8985, 6.2).
     pub(super) fn check_stuck(&mut self, asks: &Asks, held: usize) {
         let waits = asks.is_wanting() || asks.in_flight() > 0;
         self.is_stuck = waits && asks.are_repairs() && held > FEW && self.attempts == 0;
@@ -181,8 +181,8 @@ impl Recovery {
 
     /// Time at which the last request is sent again if packets are in flight and none arrives.
     fn repeat_due(&self, asks: &Asks) -> Option<Instant> {
-        // With a single trickle in flight, as most clients have under congestion, the timeout is as
-        // good (RFC 8985, 7.2).
+        // With a single trickle in flight, as most clients have under congestion, the
+        // retransmission timeout is as good as a repetition (RFC 8985, 7.2).
         let waits = asks.in_flight() > FEW && self.attempts == 0 && !self.is_stuck;
         waits.then(|| self.repeat_time()).flatten()
     }

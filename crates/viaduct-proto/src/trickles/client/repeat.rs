@@ -3,7 +3,7 @@
 //!
 //! A server that has answered the request refuses the copy as replayed, which costs only the copy's
 //! bytes. A server that has not answered it sends the packets for this request and for the lost
-//! ones before it, as for any lost request. So the loss of the last requests before a silence
+//! requests before it, as after any lost request. So the loss of the last requests before a silence
 //! causes no timeout, and a server that takes over from another one continues where the other has
 //! stopped (tail loss probes: RFC 8985, 7).
 
@@ -36,7 +36,8 @@ impl Repeat {
         self.sent = None;
     }
 
-    /// Time of the next repetition if nothing came since `heard`; `wait` is the first interval.
+    /// Time of the next repetition if nothing has arrived since `heard`; `wait` is the
+    /// first interval.
     pub(super) fn due(&self, heard: Instant, wait: Duration) -> Option<Instant> {
         let since = heard.max(self.sent?);
         let since = if self.count > 0 { since.max(self.again?) } else { since };
@@ -50,7 +51,7 @@ impl Repeat {
         self.message.clone()
     }
 
-    /// Returns whether the answer to a request sent at `sent` is a valid RTT sample (Karn's rule).
+    /// Returns whether the answer to a request sent at `sent` is a valid RTT sample (Karn).
     pub(super) fn is_plain(&self, sent: Instant) -> bool {
         self.again.is_none_or(|again| sent > again)
     }

@@ -1,4 +1,5 @@
-//! Requests that a client sends: first requests, echoes, steps, restarts.
+//! Requests that a client sends: first requests, echoes of address tokens, steps (which return a
+//! continuation), restarts.
 
 use super::asks::{Budget, Expected, Want, groups};
 use super::generations::Anchor;
@@ -197,7 +198,8 @@ impl Client {
         self.first_window.parcel = feed.take(room, message);
     }
 
-    /// Sends a request that returns a continuation, with asks for what the server will send.
+    /// Sends a request that returns a continuation, with asks for the packets that the server
+    /// will send.
     fn send_turn(
         &mut self,
         now: Instant,

@@ -163,7 +163,7 @@ impl Client {
         }
     }
 
-    /// Resets the retransmission timers, as something new has arrived.
+    /// Counts a new packet, and records its arrival for the timers.
     fn hear(&mut self, now: Instant) {
         self.stats.received += 1;
         self.recovery.hear(now);

@@ -1,4 +1,4 @@
-//! Wire format of a continuation without its code.
+//! Wire format of a continuation without its MAC.
 
 use super::{Continuation, Losses, Mode};
 use crate::trickles::bytes::{Reader, put_u48};
@@ -9,7 +9,7 @@ use crate::trickles::plan::Run;
 const NUMBER_AT: usize = 24;
 
 impl Continuation {
-    /// Appends the continuation without its code; `secret` is the sealing secret's number.
+    /// Appends the continuation without its MAC; `secret` is the sealing secret's number.
     pub(in crate::trickles) fn emit_body(&self, secret: u8, out: &mut Vec<u8>) {
         let acks =
             u8::from(self.epoch.acks.delayed) << 5 | u8::from(self.epoch.acks.by_request) << 4;
@@ -34,7 +34,8 @@ impl Continuation {
         }
     }
 
-    /// Parses a continuation without its code; returns it and the length of these bytes.
+    /// Parses a continuation without its MAC. Returns the continuation and the number of
+    /// parsed bytes.
     pub(in crate::trickles) fn peek_body(bytes: &[u8]) -> Option<(Continuation, usize)> {
         let mut reader = Reader(bytes);
         let continuation = read(&mut reader)?;

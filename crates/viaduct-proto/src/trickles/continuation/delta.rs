@@ -11,8 +11,7 @@ const TIME_AT: usize = 32;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Delta<'a>(&'a [u8]);
 
-/// Length of a [`Delta`] in bytes: number of the secret 1, timestamp 6, smoothed RTT 4, code
-/// 16.
+/// Length of a [`Delta`] in bytes: number of the secret 1, timestamp 6, smoothed RTT 4, MAC 16.
 pub const DELTA: usize = 1 + 6 + 4 + MAC;
 
 impl<'a> Delta<'a> {

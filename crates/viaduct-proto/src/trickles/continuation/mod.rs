@@ -19,7 +19,7 @@
 //!  51  longest message 2     of a response
 //!  53  delta 1 bit | burst limit 7
 //!  54  losses, each: first 8 | count 4
-//!      code 16               AES-CMAC of all before it
+//!      MAC 16                AES-CMAC of all before it
 //! ```
 
 mod body;
@@ -116,7 +116,7 @@ pub enum Invalid {
     /// The secret is not in the ring.
     #[error("secret {0} of the continuation is not in the ring: open a new connection")]
     UnknownSecret(u8),
-    /// The code does not match.
+    /// The MAC does not match.
     #[error("the continuation was altered, or made with another secret")]
     Forged,
 }
@@ -127,7 +127,7 @@ impl Continuation {
         CONTINUATION + LOSS * self.losses.runs().len()
     }
 
-    /// Appends the continuation with its code.
+    /// Appends the continuation with its MAC.
     pub fn emit(&self, keys: &Keys, out: &mut Vec<u8>) {
         let start = out.len();
         self.emit_body(keys.number(), out);
@@ -135,7 +135,7 @@ impl Continuation {
         out.extend_from_slice(&mac);
     }
 
-    /// Parses a continuation without verifying its code, as a client does. Returns the continuation
+    /// Parses a continuation without verifying its MAC, as a client does. Returns the continuation
     /// and its length. Errors: [`Invalid::Malformed`].
     pub fn peek(bytes: &[u8]) -> Result<(Continuation, usize), Invalid> {
         let (continuation, _) = Continuation::peek_body(bytes).ok_or(Invalid::Malformed)?;

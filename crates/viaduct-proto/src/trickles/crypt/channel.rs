@@ -15,8 +15,8 @@ pub(in crate::trickles) enum Channel {
         /// Number of the secret from which the key is derived.
         secret: u8,
         id: [u8; ID],
-        /// Answer of the handshake, with which the answers to an opening begin; `None` for a later
-        /// request.
+        /// Head of the answers to an opening, with Noise's second message; `None` for a
+        /// later request.
         hello: Option<[u8; HELLO]>,
     },
 }
@@ -86,7 +86,8 @@ impl Channel {
     }
 }
 
-/// Appends `message`, encrypted under `key`, to `out`, whose present bytes it authenticates.
+/// Appends `message`, encrypted under `key`, to `out`. The bytes already in `out` are
+/// authenticated, too.
 pub(in crate::trickles) fn seal(key: &[u8; KEY], message: &[u8], out: &mut Vec<u8>) -> Option<()> {
     let head = out.len();
     out.extend_from_slice(&[0; SIV]);

@@ -56,7 +56,8 @@ impl ClientCrypt {
         self.refused
     }
 
-    /// Encrypts a message of the connection; `None`, which loses it, while no key is known.
+    /// Encrypts a message of the connection. `None` while no key is known; the message is
+    /// then lost.
     pub fn seal(&mut self, message: &[u8]) -> Option<Vec<u8>> {
         if is_open(message) {
             return self.begin(message);
@@ -68,7 +69,7 @@ impl ClientCrypt {
         Some(out)
     }
 
-    /// Decrypts a message; `None`, which is counted, if it is not from the server.
+    /// Decrypts a message. Returns `None`, and counts the message, if it is not from the server.
     pub fn open(&mut self, message: &[u8]) -> Option<Vec<u8>> {
         let opened = match message.first() {
             Some(&kind::RESPONSE) => self.response(message),

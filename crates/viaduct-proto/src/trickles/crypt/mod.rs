@@ -23,8 +23,7 @@
 //! only that two messages were the same. The plaintexts are the messages of [`wire`](super::wire),
 //! unchanged.
 //!
-//! - Only a server that has the secret key of the public key that the client knows can answer an
-//!   opening.
+//! - An opening can be answered only with the secret key of the public key that the client knows.
 //! - An attacker who later gets the server's secret key can read the first messages of recorded
 //!   connections, but nothing else: session keys are protected by Noise's ephemeral keys, too. An
 //!   attacker who gets a secret of the ring can read the messages that it protects. So past
@@ -77,7 +76,8 @@ mod kind {
     pub(super) const RESPONSE: u8 = 0xc4;
 }
 
-/// Starts a handshake with `key`: the server's secret key, or at a client its public key.
+/// Starts a handshake with `key`: at the server its secret key, at a client the server's
+/// public key.
 fn noise<'k>(
     entropy: &Entropy,
     key: impl FnOnce(Builder<'k>) -> Result<Builder<'k>, snow::Error>,

@@ -65,7 +65,7 @@ impl ServerCrypt {
     }
 
     /// Decrypts a message. Returns its plaintext, if it was encrypted, and the channel for its
-    /// answers. `None`, which is counted, if the message is refused.
+    /// answers. Returns `None`, and counts the message, if it is refused.
     pub(in crate::trickles) fn open(
         &mut self,
         now: Instant,
@@ -118,8 +118,7 @@ impl ServerCrypt {
         let mut reader = Reader(&inside);
         let length = reader.u16()?;
         let inner = reader.take(length.into())?.to_vec();
-        // The answer must not be longer than the opening, nor its message than the message in the
-        // opening.
+        // Neither the answer nor the message in it may be longer than that of the opening.
         if reader.0.len() < PADDED {
             return None;
         }

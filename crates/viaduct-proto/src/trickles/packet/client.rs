@@ -6,7 +6,7 @@ use super::tcp::{self, Kind, Segment};
 use super::{Mark, Role, Room, TooLong};
 
 /// Maximum distance of numbers from the acknowledged ones if windows are scaled, in bytes: half of
-/// the window that packets state, so that late packets stay within the window.
+/// the advertised window, so that late packets stay within the window.
 const WIDE: u32 = 1 << 29;
 /// Maximum distance before a scaled window was seen, or if a middlebox removed the scale from the
 /// SYNs: less than 64 KB.
@@ -31,7 +31,7 @@ pub struct Numbers {
     first: u32,
     open: bool,
     next: u32,
-    /// The number after that of the last byte ever sent.
+    /// Sequence number after the last byte ever sent.
     top: u32,
     acked: u32,
     heard: u32,
@@ -171,8 +171,8 @@ impl Numbers {
         at.wrapping_sub(self.heard)
     }
 
-    /// Processes a SYN-ACK. Its payload has no sequence numbers: an earlier answer to the SYN may
-    /// have had fewer bytes.
+    /// Processes a SYN-ACK. Its payload occupies no sequence numbers: an earlier answer to the SYN
+    /// may have had fewer bytes.
     fn hear_opening(&mut self, answer: &Segment) {
         if self.open || answer.ack != self.first.wrapping_add(1) {
             return;

@@ -10,7 +10,7 @@
 //!   client                     NAT, firewall                         server
 //!   Numbers::request ─────────▶ [ conntrack ] ─────────▶ parse ─▶ Return::of
 //!     all numbers are chosen here                                  a function of the packet alone
-//!   Numbers::hear ◀── parse ◀── [ conntrack ] ◀───────── Return::answer
+//!   handle_answer ◀── parse ◀── [ conntrack ] ◀───────── Return::answer
 //! ```
 //!
 //! The numbers of the TCP header are not those of Trickles, which have 64 bits and are in the

@@ -1,7 +1,7 @@
 //! Path MTU by address, as reported by routers.
 //!
-//! A cache of fixed size, in which each address has one slot, as the server keeps no state of
-//! connections. An evicted entry is learnt again at the cost of one packet.
+//! The cache has a fixed size, because the server keeps no state of connections. Each address has
+//! one slot. An evicted entry is learnt again at the cost of one packet.
 
 use std::net::IpAddr;
 
@@ -15,7 +15,7 @@ const HOLDS: Duration = Duration::from_secs(600);
 /// Path MTU cache.
 #[derive(Debug)]
 pub struct PathMtu {
-    /// MTU without an entry, in bytes.
+    /// MTU of an address without an entry, in bytes.
     usual: usize,
     places: Vec<Option<Entry>>,
 }
@@ -33,7 +33,7 @@ impl PathMtu {
         PathMtu { usual, places: vec![None; PLACES] }
     }
 
-    /// Records the path MTU to `ip` if it is less than the present value: true in this case.
+    /// Records the path MTU to `ip` if it is less than the present value. Returns whether it is.
     pub fn learn(&mut self, now: Instant, ip: IpAddr, mtu: usize) -> bool {
         let less = mtu < self.get(now, ip);
         if less {

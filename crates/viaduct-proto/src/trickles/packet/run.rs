@@ -52,7 +52,8 @@ pub fn cut(packet: &[u8]) -> Option<Cut> {
     (is_tcp && is_data).then_some(Cut { headers, message, transport, checksum: 16 })
 }
 
-/// Returns whether two packets have the same ends; [`cut`] must return a value for both.
+/// Returns whether two packets have the same addresses and ports; [`cut`] must return a value
+/// for both.
 pub fn is_one_way(one: &[u8], other: &[u8]) -> bool {
     let family = family(one);
     let ends = ADDRESSES[family]..HEADERS[family] - 20 - mark::LEN + 4;

@@ -14,7 +14,7 @@ use super::{Format, Mark, Role, TooLong, udp};
 ///                                                         others: that number + 1; ack s + 1
 /// ```
 ///
-/// The payloads of a SYN and of its answer have no sequence numbers: a SYN may be sent again with
+/// The payloads of a SYN and of its answer occupy no sequence numbers: a SYN may be sent again with
 /// another message, but conntrack keeps the length of the first one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Return {
@@ -66,7 +66,7 @@ impl Return {
         Return { server, client, numbers: Numbers::Udp, count: 0 }
     }
 
-    /// Address of the client, as the network shows it.
+    /// Address of the client: the source of the request's packet.
     pub fn client(&self) -> SocketAddr {
         self.client
     }

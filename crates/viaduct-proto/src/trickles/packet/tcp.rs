@@ -10,7 +10,7 @@ use crate::wire::ip::{self, Header};
 
 /// Window scale shift, which both ends state in their first packet.
 pub const SCALE: u8 = 14;
-/// Window that each packet states: TCP's maximum, 1 GB with the scale. The rate is limited by
+/// Window that each packet advertises: TCP's maximum, 1 GB with the scale. The rate is limited by
 /// Trickles' own congestion control instead.
 pub const WINDOW: u16 = u16::MAX;
 
@@ -53,7 +53,8 @@ impl Kind {
         all.into_iter().find(|kind| (flags & FLAGS) | PSH == kind.flags() | PSH)
     }
 
-    /// Returns whether the segment has a SYN's options, and its SYN takes a sequence number.
+    /// Returns whether the segment is a SYN or SYN-ACK, which has a SYN's options, and whose SYN
+    /// flag takes a sequence number.
     pub fn is_syn(self) -> bool {
         self != Kind::Data
     }
@@ -72,7 +73,7 @@ pub struct Segment {
     pub seq: u32,
     /// Acknowledgement number; 0 in a SYN.
     pub ack: u32,
-    /// True if windows are scaled, which only SYNs state; assumed for other segments.
+    /// True if windows are scaled. Only SYNs state this; it is assumed for other segments.
     pub scaled: bool,
     /// Value of the MSS option: maximum length, including options, of segments that may be sent to
     /// the sender of this one. Routers may lower the value on a path with a smaller MTU. `u16::MAX`
@@ -255,8 +256,8 @@ fn plain(
     }
 }
 
-/// Parses the options of a SYN. Returns whether there is a window scale, whose shift is always
-/// [`SCALE`] in Trickles' packets, and the MSS.
+/// Parses the options of a SYN. Returns whether there is a window scale option (its shift is always
+/// [`SCALE`] in Trickles' packets), and the MSS.
 fn read_options(options: &[u8]) -> (bool, u16) {
     let (mut scaled, mut largest) = (false, u16::MAX);
     for option in crate::split::option::each(options) {

@@ -18,9 +18,9 @@ use crate::trickles::plan::Run;
 use crate::trickles::replay::Once;
 
 /// Number of packets that are looked up in the replay window for a contradiction. A reported first
-/// loss is contradicted by an answered request of that packet, or of one after it. A request
-/// without losses, in an epoch that has ended, is contradicted unless the loss that has ended the
-/// epoch is after the request's packet. If more packets are in flight, a lying client can hide a
+/// loss is contradicted by an answered request of that packet or of a later one. A request without
+/// losses, in an epoch that has ended, is contradicted unless the loss that ended the epoch comes
+/// after the request's packet. If more packets are in flight, a lying client can hide a
 /// contradiction, once in an epoch, at the cost of half of the window.
 const LOOKED_AT: usize = 64;
 
@@ -44,7 +44,7 @@ impl Server {
     }
 
     /// Returns whether an answered request shows that packet `number` has arrived. The epoch must
-    /// not have ended: then each answered request of this packet or a later one shows it.
+    /// not have ended, so that each answered request of this packet or a later one shows it.
     fn had(&self, known: &Continuation, number: u64) -> bool {
         let knows = |at| self.replay.knows(known.connection, Once::Answered(at));
         (number..known.number).take(LOOKED_AT).filter(|&at| known.epoch.is_point(at)).any(knows)

@@ -44,7 +44,7 @@ pub struct Grant {
     pub event: Event,
     /// Number of the secret that was the newest when the grant was made. The grant's continuations
     /// can be sealed only with this secret: they contain the address hash under this secret, and
-    /// slim ones are for a client that has a continuation under this secret.
+    /// slim ones (deltas) can be expanded only with another continuation under this secret.
     pub(in crate::trickles) secret: u8,
     pub(super) work: Vec<Item>,
     pub(super) templates: [Continuation; 2],
@@ -88,10 +88,10 @@ impl Grant {
     }
 
     /// Appends the message of permit `index`, with a payload whose user continuation and data fit
-    /// in the permit's room. Every permit must be sent, because the client continues with its
-    /// continuation. In a group, `payload` is ignored. Returns false, with nothing appended, if
-    /// `ring` lacks a secret that the packet needs. Panics: if there is no such permit, or the
-    /// payload is longer than its room.
+    /// in the permit's room. Every permit must be sent, because the client continues with the
+    /// packet's continuation. In a group, `payload` is ignored. Returns false, with nothing
+    /// appended, if `ring` lacks a secret that the packet needs. Panics if there is no such permit,
+    /// or if the payload is longer than the permit's room.
     pub fn emit(&self, ring: &KeyRing, index: usize, payload: &Payload, out: &mut Vec<u8>) -> bool {
         let (item, Some(keys)) = (&self.work[index], ring.get(self.secret)) else { return false };
         let template = &self.templates[item.template];
@@ -114,7 +114,7 @@ impl Grant {
     /// Serializes the grant for another server that has the secrets:
     ///
     /// ```text
-    ///   event 1: 0 open, 1 request | templates: two continuations without their codes, sealed
+    ///   event 1: 0 open, 1 request | templates: two continuations without their MACs, sealed
     ///   later with the secret that they name
     ///   packets, a number | each: form 1 | template 1 | number 8 | room, a number
     ///   form: 0 address token, 1 fresh, 2 half, 3 again, 4 slim, above: a group of (form - 4)
@@ -143,7 +143,7 @@ impl Grant {
     /// Parses a grant; `None` if it is invalid, or `ring` lacks one of its secrets.
     pub(in crate::trickles) fn read(ring: &KeyRing, reader: &mut Reader) -> Option<Grant> {
         let request = reader.u8()?;
-        // First byte of a continuation.
+        // A continuation begins with its secret's number.
         let secret = ring.get(*reader.0.first()?)?.number();
         let mut template = || {
             let (template, len) = Continuation::peek_body(reader.0)?;

@@ -52,8 +52,8 @@ impl Server {
     }
 
     /// Losses that still wait for their repair. If there are any after the first window that
-    /// follows a recovery, returns an error: the repairs count as lost, and the client needs a
-    /// timeout.
+    /// follows a recovery, returns an error: the repairs count as lost, and the client has
+    /// to restart.
     fn unrepaired(&self, known: &Continuation, repaired: Option<u64>) -> Result<Losses, Refusal> {
         let window = known.epoch.base + u64::from(known.epoch.start);
         match (known.losses.runs(), repaired) {

@@ -1,5 +1,5 @@
 //! Lost requests, whose packets are sent in answer to a later request, as with TCP's
-//! acknowledgements.
+//! cumulative acknowledgements.
 //!
 //! ```text
 //!   points      ··· a ─── b ─── c ─── d ···        request d proves that a, b, c have arrived
@@ -23,7 +23,7 @@ use crate::trickles::replay::Once;
 pub const MAX_MADE_UP: usize = 32;
 
 impl Server {
-    /// Lays out the packets for lost requests before that of `known`.
+    /// Lays out the packets for the lost requests before the request that returned `known`.
     pub(super) fn make_up(
         &mut self,
         now: Instant,

@@ -1,15 +1,15 @@
 //! The server: a function of request, address, secrets, time and the replay window.
 //!
 //! ```text
-//!   message ─▶ parse ─▶ code ─▶ age ─▶ proof ─▶ plan ─▶ seen? ─▶ Grant: up to n permits
+//!   message ─▶ parse ─▶ MAC ──▶ age ─▶ proof ─▶ plan ─▶ seen? ─▶ Grant: up to n permits
 //!                 └────────┴──────┴───────┴───────┴───────┴──▶ Refusal, counted   │
 //!                                           application: user continuation ─▶ bytes ─▶ messages
 //! ```
 //!
-//! Between two requests the only state that the server keeps about a client are entries of the
-//! replay window, whose size is fixed. A permit is the right to send one packet. A packet that the
-//! application does not fill is sent without data, because the client continues with its
-//! continuation.
+//! Between two requests the server keeps no state about a client, except entries of the replay
+//! window, whose size is fixed. A permit is the right to send one packet. A packet that the
+//! application does not fill is sent without data, because the client continues with the
+//! packet's continuation.
 
 mod begin;
 mod ends;
@@ -130,7 +130,7 @@ impl Server {
         &self.replay
     }
 
-    /// The replay window, for replacement by another replica's in the same process.
+    /// The replay window, for replacement by that of another replica in the same process.
     pub fn replay_mut(&mut self) -> &mut Replay {
         &mut self.replay
     }
@@ -157,8 +157,9 @@ impl Server {
         Ok(Grant { event, secret, work, templates })
     }
 
-    /// Records the installation of an event with this `code`, which another server extracted at
-    /// `made`. Returns false if the event was installed before, or was extracted too long ago.
+    /// Records the installation of the event with the identifier `code`, which another server
+    /// extracted at `made`. Returns false if the event was installed before, or was extracted too
+    /// long ago.
     pub(super) fn install(
         &mut self,
         now: Instant,

@@ -79,7 +79,8 @@ pub struct Stats {
     pub recoveries: u64,
     /// Lost requests whose packets were sent in answer to a later one.
     pub made_up: u64,
-    /// Packets falsely reported as lost: their slots were answered, so they were not resent.
+    /// Packets falsely reported as lost. An earlier answer had used up their places in the window,
+    /// so they were not sent again.
     pub invented: u64,
     /// Restarts after a timeout.
     pub timeouts: u64,

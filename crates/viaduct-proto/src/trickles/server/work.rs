@@ -34,10 +34,12 @@ impl Item {
     }
 }
 
-/// Maximum of packets in a request's groups that earlier answers sent; none with a correct client.
+/// Maximum number of packets in a span that earlier answers have sent already. The layout of the
+/// span stops at this number. With a correct client there are no such packets.
 const MAX_KNOWN: usize = 64;
 
-/// Templates: for packets at the end of the previous epoch, and for all other packets.
+/// Indices of the templates: for packets at the end of the previous epoch, and for all
+/// other packets.
 pub(super) const TAIL: usize = 0;
 pub(super) const MAIN: usize = 1;
 
@@ -144,7 +146,7 @@ impl Server {
         Ok(())
     }
 
-    /// Records whether the request of packet `number` lacks the packet before it.
+    /// Records if the request of packet `number` reports the packet before it as lost.
     pub(super) fn note_lack(&mut self, now: Instant, connection: u64, number: u64, gaps: &[Run]) {
         if gaps.last().is_some_and(|gap| gap.last() + 1 == number) {
             self.replay.note(now, connection, Once::Lacked(number));
@@ -152,8 +154,8 @@ impl Server {
     }
 
     /// Returns whether a reported loss is false: the packet's own continuation was answered, or the
-    /// next packet's was, in a request that had this packet. Then the packet's slot in the window
-    /// is used up, and Reno would send nothing for the packet.
+    /// next packet's, in a request that proved this packet's arrival. Then the packet's slot in the
+    /// window is used up, and Reno would send nothing for the packet.
     fn is_invented(&self, connection: u64, number: u64) -> bool {
         let knows = |what| self.replay.knows(connection, what);
         let behind = number + 1;

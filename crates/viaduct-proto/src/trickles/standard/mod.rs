@@ -14,7 +14,7 @@
 //! An *input stream* has a number, and bytes at positions from 0 on. Its output has a *region* of
 //! the positions in the connection's output, which the client chooses with the stream's first
 //! segment. A continuation has a public part, which both sides read, and the application's *state*;
-//! the code covers both. [`wire`] defines the bytes.
+//! the MAC covers both. [`wire`] defines the bytes.
 
 pub mod wire;
 
@@ -25,7 +25,7 @@ use std::ops::Range;
 
 pub use wire::{Note, Notes, Segment, Segments};
 
-/// Stream of a connection that is used as a socket.
+/// Number of a connection's main stream, which is used like a socket.
 pub const MAIN: u32 = 0;
 /// Upper bound of positions, exclusive.
 pub const END: u64 = 1 << 62;

@@ -4,14 +4,14 @@
 //!  input continuation   1 | stream | start | reserve | position: numbers | sealed, or nothing
 //!  output continuation  2 | stream | start | end: numbers | flags 1: 1 last | leave: number
 //!                         | sealed
-//!    sealed             number of the secret 1 | code 16 | state
+//!    sealed             number of the secret 1 | MAC 16 | state
 //!
 //!  a request's data      segments, each
-//!    1 input             ends 1 | input continuation | bytes, a number before each of the two
+//!    1 input             ends 1 | input continuation | bytes, the length before each of the two
 //!    2 close
 //!    3 beyond            from: number     send only the next input's output from `from` on
 //!
-//!  a payload's user      notes, each with a number before it
+//!  a payload's user      notes, each with its length before it
 //!    1 input continuation   2 output continuation
 //!    3 closed            stream | position: numbers      the server reads input only up to there
 //!    4 reset             stream: number | reason 1
@@ -173,7 +173,7 @@ impl<'a> Iterator for Notes<'a> {
     }
 }
 
-/// Appends a note that has no code, as the client does not return it. Panics: the note is a
+/// Appends a note without a MAC, because the client does not return it. Panics if the note is a
 /// continuation, which [`emit_place`] or [`emit_valid`] emits.
 pub fn emit_note(note: &Note, out: &mut Vec<u8>) {
     let mut bytes = Vec::new();
@@ -198,7 +198,7 @@ pub fn emit_note(note: &Note, out: &mut Vec<u8>) {
     put_counted(out, &bytes);
 }
 
-/// Maximum length of a note without a code, with its length field.
+/// Maximum length of a note without a MAC, with its length field.
 pub const MAX_NOTE: usize = 2 + 1 + 2 * 9;
 
 /// Appends an input continuation with the application's `state` as a note.
@@ -264,7 +264,7 @@ pub fn open_valid<'a>(ring: &KeyRing, bytes: &'a [u8]) -> Option<(Valid, &'a [u8
     Some((valid, state))
 }
 
-/// Number of the secret that an output continuation names; the code is not verified.
+/// Number of the secret that an output continuation names; the MAC is not verified.
 pub fn sealed_by(bytes: &[u8]) -> Option<u8> {
     let mut reader = Reader(bytes);
     valid(&mut reader)?;
@@ -281,7 +281,7 @@ pub fn reseal(ring: &KeyRing, bytes: &[u8]) -> Option<Vec<u8>> {
     Some(note)
 }
 
-/// Number of the stream that a continuation names; the code is not verified.
+/// Number of the stream that a continuation names; the MAC is not verified.
 pub fn claimed_stream(bytes: &[u8]) -> Option<u32> {
     let of_input = || place(&mut Reader(bytes)).map(|place| place.stream);
     valid(&mut Reader(bytes)).map(|valid| valid.stream).or_else(of_input)

@@ -42,7 +42,7 @@ pub enum Failure {
     /// The server has reset the stream.
     #[error(transparent)]
     Reset(#[from] Reason),
-    /// The server does not consume any of a full request of input, or does not answer it.
+    /// The server consumes none of the input in a full request, or does not answer such requests.
     #[error("the server does not consume the input")]
     Stalled,
     /// The output is longer than the reserved positions.

@@ -78,7 +78,8 @@ impl Stream {
         self.changed.insert(stream);
     }
 
-    /// Fails streams whose missing bytes can no longer arrive. Only when nothing is in flight.
+    /// Fails streams whose missing bytes can no longer arrive. To be called only when nothing is
+    /// in flight.
     pub(super) fn give_up_missing(&mut self) {
         let inputs = &self.inputs;
         let stuck = self.outputs.iter().filter(|&(&stream, output)| {

@@ -103,7 +103,7 @@ impl Stream {
         stream
     }
 
-    /// Opens a further stream, whose output is limited to `reserve` bytes, for which positions are
+    /// Opens a further stream with an output of at most `reserve` bytes, for which positions are
     /// reserved. `None` if the connection has no positions left.
     pub fn begin(&mut self, reserve: u64) -> Option<u32> {
         let start = self.next_region;
@@ -224,7 +224,8 @@ impl Stream {
         self.client.stats()
     }
 
-    /// Time since the last packet; after an idle period, since an answer is awaited.
+    /// Time since the last packet; after an idle period, the time for which an answer has
+    /// been awaited.
     pub fn waited(&self, now: Instant) -> Duration {
         now.since(self.heard.1)
     }
@@ -306,9 +307,9 @@ impl Stream {
         }
     }
 
-    /// Replaces the connection by a new one: the server may have dropped its secret, or its
-    /// messages may be too long for the path. The application's continuations stay valid in the new
-    /// connection.
+    /// Replaces the connection by a new one: the server may have dropped the connection's secret,
+    /// or messages may be too long for the path. The application's continuations stay valid in the
+    /// new connection.
     fn reopen(&mut self, now: Instant) {
         self.token = self.token.wrapping_mul(0x9e37_79b9_7f4a_7c15).wrapping_add(1);
         let reserve = self.client.reserved();

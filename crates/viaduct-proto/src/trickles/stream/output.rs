@@ -132,7 +132,8 @@ impl Output {
         }
     }
 
-    /// Continuations of unread output; 0 if the next bytes can be neither read nor requested.
+    /// Number of continuations of unread output; 0 if the next bytes can be neither read
+    /// nor requested.
     pub(super) fn kept(&self) -> usize {
         let next = self.continuations.first_key_value();
         let here = next.is_some_and(|(&start, _)| start <= self.position());
@@ -174,8 +175,8 @@ impl Output {
         self.next = self.position();
     }
 
-    /// Inserts data. Returns whether there is something new to read. Data beyond both the window
-    /// and the requested range, which may be longer if the window was wider before, are discarded.
+    /// Inserts data. Returns whether there is something new to read. Discards data beyond the
+    /// window, unless they were requested when the window was wider.
     pub(super) fn insert(&mut self, position: u64, data: Bytes, window: u64) -> bool {
         let end = position + data.len() as u64;
         let within = position >= self.region.start
@@ -240,8 +241,9 @@ impl Output {
         at
     }
 
-    /// The continuation that yields `position` at the lowest cost, which is the one that starts
-    /// nearest to it, and the range from `position` on for which this continuation is the best.
+    /// Returns the continuation that yields `position` at the lowest cost: the one that starts
+    /// nearest to it. Also returns the range from `position` on for which this continuation is
+    /// the best.
     fn choose(&self, position: u64) -> Option<(Range<u64>, Bytes)> {
         let mut nearest = self.continuations.range(..=position).rev();
         let (_, (valid, bytes)) = nearest.find(|(_, (valid, _))| valid.holds(position))?;

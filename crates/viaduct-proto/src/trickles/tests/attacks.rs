@@ -305,7 +305,7 @@ fn a_client_that_loses_every_answer_to_a_restart_gets_address_tokens_until_one_a
         if now.since(at(100)) < Duration::from_secs(30) {
             assert_eq!(refusal(&mut server, now, address(), &message), Refusal::Replayed);
         } else {
-            // The replay window no longer has its entry.
+            // The continuation is older than the replay window.
             assert_eq!(kept(&answer)[0].known.unwrap().mode, Mode::AddressToken);
         }
     }

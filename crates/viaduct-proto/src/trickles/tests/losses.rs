@@ -43,7 +43,8 @@ fn a_loss_is_made_up_for_where_its_slot_was_not_used() {
     let message = request(0, &window[7], &ranges(&window[7..8]));
     let refused = refusal(&mut server, at(201), address(), &message);
     assert_eq!(refused, Refusal::Forked { base });
-    // All except the first, which is reported as lost; later the others are reported, too.
+    // The requests of all packets except the first are answered, and report the first as lost. A
+    // later request reports the others as lost, too.
     let (mut server, window) = begun();
     for n in 1..7 {
         let message = request(0, &window[n], &ranges(&window[1..=n]));
@@ -61,7 +62,7 @@ fn a_loss_is_made_up_for_where_its_slot_was_not_used() {
         let message = request(0, &window[n], &ranges(&window[..=n]));
         kept(&serve(&mut server, at(200), address(), LENGTH, &message))
     });
-    // The ninth was lost.
+    // The ninth packet of the window was lost.
     let window = [&window[..8], &window[9..]].concat();
     let message = request(0, &pair[1], &ranges(&[&window[..], &pair].concat()));
     assert!(!serve(&mut server, at(300), address(), LENGTH, &message).is_empty());

@@ -54,7 +54,7 @@ fn a_stream_arrives_whole_under_any_loss() {
     }
 }
 
-/// Most attempts fail, and a restart has a dozen of them. With the last one the client asks for an
+/// A restart has a dozen attempts, most of which fail. With the last one the client asks for an
 /// address token.
 #[test]
 fn a_stream_comes_where_two_of_three_packets_are_lost() {

@@ -6,9 +6,9 @@
 //!    1 open      token 8 | longest message 2 | padding               | asks | data
 //!    2 step      continuation | ending | proof                       | asks | data
 //!    3 restart   attempt 1 | continuation | ending | proof | padding | asks | data
-//!    padding     zeros, a number before them
+//!    padding     zeros, their number before them
 //!    ending      flags 1: 1 tail, 2 repaired | tail: lost, unanswered: numbers | sum of repairs 8
-//!    asks        groups, a number | each: user continuation, a number before it
+//!    asks        groups, a number | each: user continuation, its length before it
 //!                                       | asks, a number | each: position, length: numbers
 //!
 //!  response  kind 1 | tag 4 | generation 2 | number 8 | nonce 8 | …
@@ -16,9 +16,9 @@
 //!    2 fresh     continuation | payload
 //!    3 half      payload                       the first of a pair
 //!    4 again     payload
-//!    5 group     entries 1 | body of a continuation | each: nonce 8 | code 16, if it is a point
-//!    6 slim      delta: secret 1 | timestamp 6 | smoothed RTT 4 | code 16 | payload
-//!    payload     position 8 | flags 1 | user continuation, a number before it | data
+//!    5 group     entries 1 | body of a continuation | each: nonce 8 | MAC 16, if it is a point
+//!    6 slim      delta: secret 1 | timestamp 6 | smoothed RTT 4 | MAC 16 | payload
+//!    payload     position 8 | flags 1 | user continuation, its length before it | data
 //! ```
 //!
 //! [`request`] and [`response`] parse these formats, except for the

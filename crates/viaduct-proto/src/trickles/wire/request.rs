@@ -18,7 +18,7 @@ const REPAIRED: u8 = 2;
 pub struct Request<'a> {
     /// Kind of the request.
     pub kind: Kind<'a>,
-    /// Number of requests that the client has sent before it; wraps around.
+    /// Number of requests that the client has sent before this one; wraps around.
     pub count: u32,
     /// Byte ranges that the client asks for.
     pub groups: Groups<'a>,

@@ -230,8 +230,8 @@ fn neither_end_goes_on_in_clear_where_that_was_not_meant() {
     let opening = plain.poll_transmit(START).unwrap();
     assert!(replica.accept(START, way_back(), &opening).is_err());
     assert_eq!(replica.crypt().unwrap().stats().clear, 1);
-    // A server that accepts both answers unencrypted requests unencrypted, and an encrypting client
-    // ignores such answers.
+    // A server that does not require encryption answers unencrypted requests in clear. An
+    // encrypting client ignores such answers.
     let mut both = self::replica(false);
     let event = both.accept(START, way_back(), &opening).unwrap();
     assert!(!event.is_encrypted());
@@ -241,7 +241,7 @@ fn neither_end_goes_on_in_clear_where_that_was_not_meant() {
         client.take(&answer);
     }
     assert!(!client.stream.is_open() && client.crypt.refused() == 1);
-    // Another host answers in the server's place.
+    // A host with another key cannot answer in the server's place.
     let other = ServerCrypt::new(SecretKey::from_bytes([9; 32]), false, entropy(5));
     let mut false_one = self::replica(false).with_crypt(other);
     assert!(false_one.accept(START, way_back(), &opening).is_err());

@@ -32,7 +32,7 @@ pub(super) struct Inputs {
     pub(super) close: bool,
     /// Number of requests that may be sent now.
     spare: usize,
-    /// Streams with a segment in the last parcel, whose output repeated input may request.
+    /// Streams with a segment in the last parcel. Repeating their input may request more output.
     taken: Vec<u32>,
     eager: VecDeque<u32>,
     /// Output that is expected in answers: stream, parcel, range.
@@ -185,7 +185,7 @@ impl Inputs {
         self.skip_done();
     }
 
-    /// Drops streams from `eager` whose output repeated input can no longer request.
+    /// Drops streams from the front of `eager` if repeating their input can request no more output.
     fn skip_done(&mut self) {
         let more =
             |input: &Input| input.unasked.as_ref().is_some_and(|unasked| !unasked.is_empty());

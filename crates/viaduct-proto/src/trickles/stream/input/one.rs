@@ -12,8 +12,8 @@ use crate::trickles::standard::wire::{SEGMENT, first_place};
 
 /// Minimum number of bytes for a further segment.
 pub(super) const WORTHWHILE: usize = 64;
-/// Number of attempts after which a stream fails: requests that were not answered, or of whose
-/// segment nothing was consumed.
+/// Number of failed attempts after which a stream fails. An attempt fails if its request is not
+/// answered, or if the server consumes nothing of its segment.
 pub(super) const MAX_TRIES: u32 = 32;
 /// Maximum number of a stream's segments in flight.
 const MAX_AHEAD: usize = 64;
@@ -61,8 +61,8 @@ pub(super) struct Flight {
 
 /// Window of segments in flight. All segments except the first name a place without its
 /// continuation, which the server has just made and may have cached. The window falls to 1 if the
-/// server has not cached it (replicas that answer in turn), or if the application does not consume
-/// whole packets.
+/// server has not cached the continuation (replicas answer in turn), or if the application does not
+/// consume whole packets.
 #[derive(Debug)]
 pub(super) struct Reach {
     segments: usize,

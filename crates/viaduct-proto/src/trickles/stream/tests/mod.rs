@@ -347,9 +347,9 @@ fn a_way_that_becomes_too_narrow_in_mid_transfer_is_found_out() {
 
 #[test]
 fn a_client_that_was_silent_goes_on_with_a_first_window() {
-    // Longer than the idle time after which a client restarts, and far beyond the replay horizon.
-    // With a first window of 10 packets 65 packets arrive in 0.15 s, with one of 1 packet they do
-    // not.
+    // One silence is longer than the idle time after which a client restarts, the other far beyond
+    // the replay horizon. With a first window of 10 packets, 65 packets arrive in 0.15 s; with one
+    // of 1 packet, they do not.
     for silence in [15.0, 300.0] {
         let mut world = World::new(Browser::new(Config::default()), HABITS, LINKS[0], 3);
         let client = world.client;
