@@ -10,9 +10,9 @@ use crate::state::State;
 /// Seconds that the library waits for the master's answer beyond the program's time limit.
 const SLACK: i64 = 10;
 
-/// Sends a request, with the descriptor `beside`, and waits for the answer. An error is the `errno`
-/// that the program's call is to return: a signal arrived, the program's time limit has passed, or
-/// the master has ended.
+/// Sends a request, with the descriptor `beside`, and waits for the answer. Errors: the `errno` for
+/// the program's call, for example because a signal has arrived, the program's time limit has
+/// passed, or the master has ended.
 pub(crate) fn ask(
     state: &State,
     request: &Request,

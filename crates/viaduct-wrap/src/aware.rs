@@ -11,15 +11,15 @@
 //!   │ 1      │ kind   │ n      │ handler's name   │ request          │
 //!   └────────┴────────┴────────┴──────────────────┴──────────────────┘
 //!   kind 1  control call. Answer: one record, 1 and the handler's reply, or 0 if there is none
-//!   kind 2  events; name and request empty. Answer: 1, then a record for each event; or 0:
-//!           no such flow
+//!   kind 2  events; name and request empty. Answer: 1, then a record for each event. If there is
+//!           no such flow, the connection is closed without an answer
 //! ```
 
 /// Maximum length of a request and of an answer, in bytes.
 pub const MAX_MESSAGE: usize = 4096;
 /// First byte of an answer: success.
 pub const YES: u8 = 1;
-/// First byte of an answer: there is no such flow, or no handler replies.
+/// First byte of an answer to a control call: there is no such flow, or no handler replies.
 pub const NO: u8 = 0;
 
 const VERSION: u8 = 1;

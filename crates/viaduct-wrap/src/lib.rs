@@ -21,7 +21,7 @@
 //! the records of a run's programs. The protocol between runs and a master that they share is in
 //! viaduct-proto.
 //!
-//! The crate is part of every wrapped program, so its only dependency is `thiserror`.
+//! The preloaded library contains this crate, so its only dependency is `thiserror`.
 
 pub mod aware;
 mod meaning;

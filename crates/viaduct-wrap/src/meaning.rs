@@ -20,7 +20,7 @@ pub enum Verdict {
     Refuse(Errno),
 }
 
-/// Summary of the rules for datagrams.
+/// Summary of the rules: which datagrams may go direct.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Datagrams {
     /// All datagrams go direct; no call needs a check.
@@ -79,7 +79,8 @@ impl Rules {
         }
     }
 
-    /// Decision about a send with an address, which connects a stream only by `MSG_FASTOPEN`.
+    /// Returns the decision about a send with an address. It connects a stream only if
+    /// `MSG_FASTOPEN` is set.
     pub fn send(&self, socket: Socket, flags: i32, sockaddr: &[u8]) -> Verdict {
         match socket.carries() {
             // Without the flag the kernel ignores the address.
@@ -101,7 +102,7 @@ impl Rules {
         }
     }
 
-    /// Summary of the rules for datagrams outside the chain, over all addresses.
+    /// Returns whether datagrams may go direct: to all addresses, to some, or to none.
     pub fn datagrams(&self) -> Datagrams {
         if self.names {
             return Datagrams::Judged;

@@ -109,7 +109,8 @@ impl Rules {
         self.push(Line { fate, ..parse(pattern)? })
     }
 
-    /// Adds a file's rules; `#` begins a comment. Errors: the first invalid line, from 1.
+    /// Adds a file's rules; `#` begins a comment. Errors: the number of the first invalid line,
+    /// counted from 1, and what is wrong with it.
     pub fn read(&mut self, text: &str) -> Result<(), (usize, RuleError)> {
         for (number, line) in (1..).zip(text.lines()) {
             let line = line.split('#').next().unwrap_or_default().trim();
@@ -144,9 +145,9 @@ impl Rules {
         self.join(other, Fate::min)
     }
 
-    /// Combines the rules of a nested master with those of its parent, `below`, which decide about
-    /// flows that the nested master lets go direct. The result is strict if either set is. Errors:
-    /// the result has too many rules.
+    /// Combines the rules of a nested master with those of its parent, `below`. The parent's rules
+    /// decide about flows that the nested master lets go direct. The result is strict if either set
+    /// is. Errors: the result has too many rules.
     pub fn above(&self, below: &Rules) -> Result<Rules, RuleError> {
         let above = |ours, theirs| if ours == Fate::Leave { theirs } else { ours };
         Ok(Rules { names: self.names, ..self.join(below, above)? })

@@ -1,5 +1,5 @@
-//! Protocol between stubs and masters: records of fixed length over a `SOCK_SEQPACKET` socket.
-//! Numbers are in host byte order, as both ends run on the same machine.
+//! Protocol between stubs (preloaded libraries) and masters: records of fixed length over a
+//! `SOCK_SEQPACKET` socket. Numbers are in host byte order, as both ends run on the same machine.
 //!
 //! ```text
 //!   stub     opens a connection for each request: it keeps no descriptor between requests, which
@@ -109,7 +109,7 @@ pub enum Answer {
     },
 }
 
-/// Configuration of a stub.
+/// Configuration that a master announces to a stub, or a shared master to a run.
 #[derive(Clone, Copy, Debug)]
 pub struct Welcome {
     /// Rules that select the master's flows.

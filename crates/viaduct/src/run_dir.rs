@@ -40,8 +40,8 @@ impl RunDir {
     }
 }
 
-/// Path of a running service's file: `path`, or that in the system's directory if root's has no
-/// such file.
+/// Path of a running service's file: `path`, or the same name in the system's directory if root's
+/// directory has no such file.
 pub fn running(path: PathBuf) -> PathBuf {
     match path.strip_prefix(ROOT) {
         Ok(name) if !path.exists() => Path::new(SYSTEM).join(name),
@@ -88,7 +88,7 @@ pub fn default_run_dir() -> PathBuf {
     }
 }
 
-/// Names directories in a message.
+/// Text that lists directories, for a message.
 pub fn listed(directories: &[PathBuf]) -> String {
     let names: Vec<_> = directories.iter().map(|of| of.display().to_string()).collect();
     names.join(" and ")

@@ -94,7 +94,7 @@ pub fn open(path: &Path) -> Result<(UnixListener, Name)> {
     Ok((listener, Name::of(path)))
 }
 
-/// Socket under a temporary name, which is to replace that of the process that runs.
+/// Socket under a temporary name. It is to replace the socket of the running process.
 #[derive(Debug)]
 #[must_use]
 pub struct Unpublished {
@@ -135,7 +135,7 @@ pub fn beside<L>(
 }
 
 /// Sets mode and group of a socket that this process has created. Another user may own the
-/// directory, and have put a link in its place: that is not followed.
+/// directory, and have replaced the socket by a link, which is not followed.
 fn set_mode(path: &Path) -> Result<()> {
     let set = || -> io::Result<()> {
         let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
@@ -148,8 +148,8 @@ fn set_mode(path: &Path) -> Result<()> {
         if getegid().is_root()
             && let Some(directory) = path.parent()
         {
-            // A service of root's group is as visible as the others in the directory. Without
-            // CAP_CHOWN, it is root's alone.
+            // A socket of root's group gets the directory's group, so that the same users can read
+            // the status of all services there. Without CAP_CHOWN only root can read it.
             let group = Gid::from_raw(stat(directory)?.st_gid);
             let _ = chownat(&socket, "", None, Some(group), AtFlags::EMPTY_PATH);
         }

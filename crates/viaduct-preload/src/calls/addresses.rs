@@ -58,8 +58,8 @@ pub(crate) unsafe extern "C" fn getsockopt(
         _ => 0,
     };
     let is_error = (level, option) == (libc::SOL_SOCKET, libc::SO_ERROR);
-    // The master is asked before the kernel: if the kernel has an error by then, the master knows
-    // the reason.
+    // The master is asked before the kernel: if the kernel already has an error at that time, the
+    // master knows the reason.
     let refusal = if is_error { refusal(fd) } else { Ok(None) };
     // Without the word, seccomp reports the call to the master, which answers it.
     let word = if refusal.is_err() { 0 } else { word };

@@ -1,4 +1,4 @@
-//! Carriers of the flows of a run's program: workers of its own, or a shared master.
+//! Carriers of the flows of a run's program: the run's own workers, a shared master, or both.
 
 use std::sync::Arc;
 
@@ -37,16 +37,16 @@ impl Carrier {
     }
 
     /// Applies the options that a program has set on its socket to the connections of its flow. A
-    /// shared master, which does not know its flows' sockets, gets options with the connect only;
-    /// a run that knows them has a single worker.
+    /// shared master gets options with the connect only, because it does not know the sockets of
+    /// its flows. A run that carries its own flows has a single worker.
     pub fn mirror(&self, socket_id: SocketId, mirrored: Mirrored) {
         if let Carrier::Own(workers) | Carrier::Nested(workers, ..) = self {
             workers.first().send(WorkerCommand::Mirror(socket_id, Box::new(mirrored)));
         }
     }
 
-    /// Passes a request on to the handlers of a flow. A shared master drops it, as it does not
-    /// know the sockets of its flows.
+    /// Passes a request on to the handlers of a flow. With a shared master the request is dropped,
+    /// because the master does not know the sockets of its flows.
     pub fn request(&self, request: ProgramRequest) {
         if let Carrier::Own(workers) | Carrier::Nested(workers, ..) = self {
             workers.first().send(WorkerCommand::Request(Box::new(request)));

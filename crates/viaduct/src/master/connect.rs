@@ -39,8 +39,7 @@ impl Connector {
         Ok((socket, welcome))
     }
 
-    /// Waits for a successor whose rules and offload are those `promised`, on which programs that
-    /// are running rely.
+    /// Waits for a successor with the `promised` rules and offload, on which running programs rely.
     pub(super) fn reconnect(&self, promised: &Welcome) -> OwnedFd {
         let name = &self.name;
         let mut is_another = false;

@@ -57,7 +57,7 @@ impl NestedMaster {
         Ok(NestedMaster { parent, parent_rules, offload, rendezvous, closed })
     }
 
-    /// Begins a program's connect: through the handlers of `worker`, or only through the parent
+    /// Begins a program's connect: through the handlers of `workers`, or only through the parent
     /// master if `rules` let the flow go direct.
     pub fn call(&self, call: Call, rules: &Rules, workers: &Workers) {
         match call.to {
@@ -140,7 +140,7 @@ impl NestedMaster {
     }
 }
 
-/// Connects as without a parent master, limited to `rate` bytes a second.
+/// Connects as without a parent master, limited to `rate` bytes a second if it is given.
 fn direct(
     to: SocketAddr,
     from: Option<SocketAddr>,
@@ -213,7 +213,7 @@ struct ParentArrival {
     next: Option<DeferredArrival>,
 }
 
-/// Parts of the arrival for the worker, which gets it once the parent master has accepted it.
+/// Parts of an arrival that the worker gets once the parent master has accepted the connection.
 #[derive(Debug)]
 struct DeferredArrival {
     client: SocketAddr,

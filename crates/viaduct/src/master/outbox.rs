@@ -25,7 +25,7 @@ use crate::engine::flow_socket::Lender;
 
 /// Number of unsent messages at which no further requests are read from a run.
 const MAX_UNREAD: usize = 1024;
-/// Time after which a run that reads nothing while [`MAX_UNREAD`] messages wait is closed.
+/// Time after which a run is disconnected if it reads nothing while [`MAX_UNREAD`] messages wait.
 const READ_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Sending end of the queue to a run.

@@ -1,5 +1,5 @@
-//! Programs of a shared master. The run of each program keeps the program's side of its flows;
-//! messages of the master control it.
+//! Programs of a shared master. The run of each program keeps the program's side of its flows, and
+//! follows the master's messages about them.
 //!
 //! ```text
 //!   RemoteProgram   a flow of a program, whose socket came with the request

@@ -2,10 +2,10 @@
 //!
 //! The worker never waits for a run: a thread of the session sends the worker's messages to it
 //! ([`super::outbox`]). A run that sends an invalid record is disconnected. Guests are runs of
-//! users other than root and the master's own user. They are limited by [`super::quota`]. Their
-//! processes still hold the sockets and may change them, so the loop treats these as lent
-//! ([`crate::engine::flow_socket`]). Sockets that a nested master forwards for its own guests are
-//! lent too.
+//! users other than root and the master's own user. They are limited by [`super::quota`]. The
+//! processes of a guest still hold the sockets that it has passed, and may change them, so the
+//! event loop treats these sockets as lent ([`crate::engine::flow_socket`]). Sockets that a nested
+//! master forwards for its own guests are lent too.
 
 use std::fs;
 use std::io;
@@ -283,8 +283,9 @@ impl Session<'_> {
         Some(())
     }
 
-    /// Takes the permits that a guest needs for a record, and creates the `Lender` that closes
-    /// sockets of which others may hold duplicates; `None` if the guest has reached a limit.
+    /// Takes the permits that a guest needs for a record, and creates the `Lender` that
+    /// closes sockets of which other processes may hold duplicates; `None` if the guest has
+    /// reached a limit.
     fn grant(&self, up: &Up) -> Option<Grants> {
         let mut grants = Grants { lender: None, call: None };
         let lender = |permit| Arc::new(RunLender { out: self.out.clone(), permit });

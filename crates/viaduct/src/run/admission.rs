@@ -1,8 +1,8 @@
 //! Admission of a run's own programs to its abstract sockets, which any local user can connect to.
 //!
-//! A request is accepted if it begins with the run's secret, and comes from the run's user or
-//! from root. If root has started the run, it may also come from a process of the run with any
-//! user ID, because programs can change theirs.
+//! A request is accepted if it begins with the run's secret, and comes from the run's user or from
+//! root. If root has started the run, a request may also come from a process of the run with any
+//! other user ID, because programs can change their user ID.
 
 use std::fs;
 use std::os::fd::OwnedFd;

@@ -34,7 +34,7 @@ const SOCKET: &[u8] = b"socket";
 /// First byte of the holder's first answer if a namespace was opened; it is followed by a byte for
 /// each descriptor sent along. Any other first answer is an error text.
 const READY: u8 = b'!';
-/// Kinds of descriptors: the namespace's output, its loopback interface for IPv6, notices of closed
+/// Kinds of descriptors: the namespace's uplink, its loopback interface for IPv6, notices of closed
 /// UDP sockets, and the lookup of UDP sockets.
 const OUT: u8 = b'o';
 const V6: u8 = b'6';
@@ -63,8 +63,8 @@ pub struct CaptureNs {
     request_lock: Mutex<()>,
     /// Process ID of the holder.
     pub holder: u32,
-    /// Interfaces of the host that were requested, by index, and whether the namespace has an
-    /// interface with that index.
+    /// Requested interfaces: the index of each on the host, and whether the namespace has an
+    /// interface with the same index.
     links: Mutex<HashMap<u32, bool>>,
 }
 
@@ -82,8 +82,8 @@ impl CaptureNs {
     }
 
     /// Opens a capture namespace for datagrams. They leave and enter the namespace through its
-    /// output and, if there is IPv6, its loopback interface. Errors: those of [`CaptureNs::open`],
-    /// or the namespace has no output.
+    /// uplink and, if there is IPv6, its loopback interface. Errors: those of [`CaptureNs::open`],
+    /// or the namespace has no uplink.
     pub fn open_for_datagrams() -> Result<(CaptureNs, Uplinks)> {
         let (netns, mut given) = CaptureNs::start(true)?;
         let out = given.remove(&OUT).map(Uplink::of);
@@ -200,8 +200,8 @@ pub fn hold(fd: RawFd, datagrams: bool) -> Result<()> {
         };
         let done = execute(&request[..length], &mut routes);
         let errno = errno_of(&done);
-        // The answer is sent after the socket is closed here: a duplicate that is open here would
-        // keep the port in use after the program has closed its own.
+        // The answer is sent after the socket is closed here: a duplicate that is still open here
+        // would keep the port in use after the program has closed its socket.
         if let Ok(Some(made)) = done {
             seqpacket::send(&socket, SOCKET, Some(made.as_fd()))?;
         }

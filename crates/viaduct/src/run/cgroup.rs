@@ -182,8 +182,8 @@ struct EventLoop {
     inbound: Arc<Mutex<FlowTable>>,
 }
 
-/// Flows of connections, and the options that programs have set on them, by the address of one end,
-/// which is unique among open connections.
+/// Flows, and the options that programs have set on their sockets, by the address of one end of the
+/// program's connection. That address is unique among open connections.
 #[derive(Debug, Default)]
 struct FlowTable(HashMap<SocketAddr, (SocketId, Mirrored)>);
 

@@ -1,5 +1,6 @@
 //! UNIX sockets of daemons that are not in a run's process tree, but act for its programs, and thus
 //! bypass its chain.
+//!
 //! | kind | what they do | refused |
 //! |---|---|---|
 //! | [`Kind::Resolver`] | look names up | if names are looked up at the far end |
@@ -25,8 +26,8 @@ pub enum Kind {
     Launcher,
 }
 
-/// Sockets of daemons that look names up, and the service in `hosts:` of nsswitch.conf that
-/// uses each; empty if the C library always uses the daemon.
+/// Sockets of daemons that look names up, each with the service in `hosts:` of nsswitch.conf that
+/// uses the daemon. The service is empty if the C library always uses the daemon.
 const RESOLVERS: [(&str, &str); 5] = [
     ("/run/nscd/socket", ""),
     ("/run/systemd/resolve/io.systemd.Resolve", "resolve"),

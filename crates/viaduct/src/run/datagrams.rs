@@ -12,7 +12,7 @@ use viaduct_sys::process::thread::set_timer_slack;
 
 use super::Plan;
 
-/// Maximum number of pairs of ends for which handlers keep state.
+/// Maximum number of pairs of a program's address and a peer's for which handlers keep state.
 const MAX_PAIRS: usize = 16_384;
 /// Timer slack. With the kernel's default, datagrams could be delayed to save wakeups.
 const SLACK: Duration = Duration::from_nanos(1);
@@ -38,9 +38,9 @@ pub fn passage(plan: &Plan) -> Result<Passage, String> {
 }
 
 /// Returns whether the program's datagrams are to go through the handlers: the rules select them,
-/// and either `--strict` is given or the handlers have work to do. There is none if the chain is
-/// empty, or if the kernel does all of the chain's work, the chain limits no rate, and no report
-/// has to count bytes.
+/// and either `--strict` is given or the handlers have work to do. They have no work if the chain
+/// is empty. They also have none if the kernel does all of the chain's work, the chain limits no
+/// rate, and no report has to count bytes.
 pub fn are_handled(plan: &Plan) -> bool {
     let paced = plan.offload.is_none_or(|offload| offload.rate.is_some());
     let seen = !plan.chain.is_empty() && (paced || plan.report.is_some());
@@ -83,7 +83,7 @@ pub fn spawn(run: impl FnOnce() -> io::Result<()> + Send + 'static) -> io::Resul
     thread::Builder::new().name("datagrams".to_owned()).spawn(carry).map(drop)
 }
 
-/// Current time of the handlers of datagrams.
+/// Returns the current time, on the clock that the handlers of datagrams use.
 pub fn now() -> Instant {
     Instant::from_nanos(clock::now())
 }

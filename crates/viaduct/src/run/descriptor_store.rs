@@ -2,8 +2,8 @@
 //!
 //! The kernel closes the descriptors of a killed master: another process could then bind its ports,
 //! and the BPF program that redirects inbound connections would be detached. So the wrapper keeps
-//! duplicates of the descriptors: descriptors that wait unread in a socket stay open as long as its
-//! reading end.
+//! duplicates of the descriptors: descriptors that wait unread in a socket stay open until the
+//! socket's reading end closes.
 //!
 //! ```text
 //!   wrapper ── the store's reading end, unread ◀══ descriptors ══ master
@@ -14,8 +14,8 @@ use std::os::fd::{BorrowedFd, OwnedFd};
 
 use viaduct_sys::socket::seqpacket;
 
-/// Adds `descriptors` to `store`. They stay open as long as the reading end of `store`. Errors: the
-/// reading end is closed.
+/// Adds `descriptors` to `store`. They stay open until the reading end of `store` closes. Errors:
+/// the reading end is closed.
 pub fn add(store: &OwnedFd, descriptors: &[BorrowedFd<'_>]) -> io::Result<()> {
     seqpacket::send_with_fds(store, b"kept", descriptors)
 }

@@ -30,7 +30,7 @@ use super::Plan;
 use super::datagrams::{self, DatagramCounts, now, passage, timespec};
 use super::report::{self, Report};
 
-/// Maximum time for which [`HeldUdp::end`] waits until no other process holds a datagram.
+/// Maximum time for which [`HeldUdp::end`] waits until the queues of other processes are empty.
 const HANDOVER_TIMEOUT: Duration = Duration::from_secs(60);
 /// Maximum number of datagrams read before those that are due are released.
 const MAX_READS: usize = 256;
@@ -100,8 +100,8 @@ impl HeldUdp {
         !some_wait && state.passage.waiting() == 0
     }
 
-    /// Stops holding datagrams. The kernel then drops those that other processes hold too, so this
-    /// first waits until there are none, for [`HANDOVER_TIMEOUT`] at most.
+    /// Stops holding datagrams. The kernel then also drops the datagrams in the queues of other
+    /// processes, so this first waits until those are empty, for [`HANDOVER_TIMEOUT`] at most.
     pub fn end(&self) {
         self.0.datagrams.end(HANDOVER_TIMEOUT);
     }

@@ -10,10 +10,9 @@
 //!         ── its datagrams ── held by the kernel until handlers release them ──▶ the far end
 //! ```
 //!
-//! With `--master N` the second process (above: the master) still handles the program's calls, but
-//! a shared master carries the flows ([`crate::master::client`]). If the run has handlers of its
-//! own, the second process runs them, and is nested under the shared master
-//! ([`crate::master::nested`]).
+//! With `--master N` the second process of the drawing still handles the program's calls, but a
+//! shared master carries the flows ([`crate::master::client`]). If the run has handlers of its own,
+//! the second process runs them, and is nested under the shared master ([`crate::master::nested`]).
 
 mod admission;
 mod aware;
@@ -143,7 +142,7 @@ struct Plan {
     /// Negotiation with far ends, if any.
     negotiation: Option<Arc<negotiate::RunNegotiation>>,
     rules: Rules,
-    /// Resolver of names at the far end, if names are looked up there.
+    /// Resolver that answers programs with fake IPs, if names are looked up at the far end.
     names: Option<Arc<names::RemoteNames>>,
     /// Set if the kernel can do all of the chain's work.
     offload: Option<Offload>,

@@ -119,7 +119,7 @@ impl RemoteNames {
         self.fake_ips.lock().unwrap_or_else(PoisonError::into_inner).answer(query)
     }
 
-    /// Addresses at which queries are answered: of IPv4, of IPv6.
+    /// Addresses at which queries are answered: over IPv4, and over IPv6.
     pub fn at(&self) -> [Option<SocketAddr>; 2] {
         self.at.get().copied().unwrap_or_default()
     }
@@ -143,9 +143,9 @@ impl RemoteNames {
         }
     }
 
-    /// Checks that no daemon looks names up for programs: their queries, on the daemon's UNIX
-    /// socket, would bypass this run. Not needed with seccomp, which refuses connects to that
-    /// socket. Errors: a daemon would be queried, and nothing may bypass the chain.
+    /// Checks that no daemon looks names up for programs: their queries to the daemon, on its UNIX
+    /// socket, would bypass this run. The check is not needed with seccomp, which refuses connects
+    /// to that socket. Errors: a daemon would be queried, and nothing may bypass the chain.
     pub fn check_daemons(&self) -> Result<()> {
         let Some(path) = daemons::resolver_in_use() else { return Ok(()) };
         let what = format!(

@@ -1,5 +1,5 @@
-//! Negotiation of handlers with the far end of each flow: its options, and the rejection of peers
-//! that lack a required handler.
+//! Negotiation of handlers with the far end of each flow: command-line options, and the rejection
+//! of peers that lack a required handler.
 
 use std::net::{IpAddr, SocketAddr, TcpStream};
 use std::sync::{Arc, OnceLock};
@@ -90,8 +90,8 @@ pub struct RunNegotiation {
 
 impl RunNegotiation {
     /// Starts the negotiation of `chain`, for connections and listeners that programs seen by `via`
-    /// open from now on. Under a parent master, which sends the SYNs, only first bytes can
-    /// negotiate. Errors: a privilege is missing.
+    /// open from now on. A parent master sends the SYNs itself, so a nested run can negotiate only
+    /// in the first bytes of connections. Errors: a privilege is missing.
     pub fn start(&self, via: Via, chain: &Factories, is_nested: bool) -> Result<NegotiationMode> {
         let greeting =
             || NegotiationMode::FirstBytes(offer_in_band(&self.terms, chain, &self.both_ends));

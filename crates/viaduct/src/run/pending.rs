@@ -1,5 +1,5 @@
-//! Pending connects of unprivileged interposers. Each is held by a duplicate of the program's
-//! socket.
+//! Pending connects of unprivileged interposers. The master holds a duplicate of the program's
+//! socket for each.
 
 mod answer;
 mod connect;
@@ -57,7 +57,7 @@ pub struct Interposition {
     pub offload: Option<u64>,
     /// Listeners of programs; `None` if the kernel can do all of the chain's work.
     pub public_listeners: Option<Arc<PublicListeners>>,
-    /// Set if no process of the run is left, or if the end of the last one would not be noticed.
+    /// Set if no process of the run is left, or if nothing would report the end of the last one.
     ended: AtomicBool,
     /// Set if seccomp cannot report calls.
     has_no_seccomp: AtomicBool,
@@ -128,7 +128,8 @@ impl Interposition {
         }))
     }
 
-    /// Records that no process of the run is left, or that its last end would not be noticed.
+    /// Records that no process of the run is left, or that nothing would report the end of the
+    /// last one.
     pub fn end(&self) {
         self.ended.store(true, Ordering::Release);
     }
@@ -291,7 +292,7 @@ impl Interposition {
     }
 
     /// Takes the error of a socket's failed connect, unless the program has read it already. The
-    /// kernel cannot report all of these errors, and reports `ECONNREFUSED` in their place.
+    /// kernel cannot report all of these errors, and reports `ECONNREFUSED` instead.
     pub fn take_refusal(&self, cookie: u64) -> Option<Errno> {
         self.sockets().take_refusal(cookie)
     }

@@ -2,9 +2,9 @@
 //! libc.
 //!
 //! The library decides by itself which calls go direct, and sends each of the others to the master
-//! on a new connection. It marks its system calls with a word among their arguments. Calls without
-//! the word, from static programs, other runtimes or libc itself, are reported by seccomp and
-//! judged like any other, so nothing bypasses the chain.
+//! on a new connection. It marks its system calls with a number, the *word*, in an unused argument.
+//! Calls without the word, from static programs, other runtimes or libc itself, are reported by
+//! seccomp and judged like any other, so nothing bypasses the chain.
 //!
 //! ```text
 //!   program ──connect──▶ library ── goes direct, with the word ──▶ kernel
@@ -36,8 +36,8 @@ use crate::master::send_answer;
 
 /// File name of the library; one file serves the loaders of both glibc and musl.
 const LIBRARY: &str = "libviaduct_preload.so";
-/// Environment variable with the library's master, the word of its calls and the run's secret:
-/// `NAME;WORD;SECRET`, the last two in hexadecimal digits.
+/// Environment variable with the name of the master's socket, the word of the library's calls and
+/// the run's secret: `NAME;WORD;SECRET`, the last two in hexadecimal digits.
 const WRAP: &str = "VIADUCT_WRAP";
 
 /// Control socket for the libraries of programs.

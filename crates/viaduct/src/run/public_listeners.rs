@@ -1,5 +1,6 @@
-//! Programs that listen, without privilege: the master accepts at the port that the program asked
-//! for, and connects to the program's listener in a capture namespace ([`super::capture_ns`]).
+//! Programs that listen in a run without privilege: the master accepts at the port that the
+//! program asked for, and connects to the program's own listener, which is in a capture
+//! namespace ([`super::capture_ns`]).
 //!
 //! ```text
 //!   program ── listen ──▶ its socket, bound to 192.0.2.1:80, becomes the public listener;
@@ -10,8 +11,8 @@
 //!
 //! Address errors are thus reported to the program by the kernel, and `accept` returns the client's
 //! address. A public listener lives while a program listens behind it; the kernel reports when the
-//! last one closes. A public listener accepts only while the listener behind it has room in its
-//! backlog, so that clients wait as they would at the program's own listener.
+//! last listener behind it closes. A public listener accepts only while the listener behind it has
+//! room in its backlog, so that clients wait as they would at the program's own listener.
 
 mod accept;
 mod list;
@@ -66,9 +67,9 @@ struct OpenNs {
 /// Outcome of a program's `listen`.
 #[derive(Debug)]
 pub enum ListenOutcome {
-    /// The program's socket, the second descriptor, is to be replaced by the first.
+    /// Replaces the program's socket, which is the second descriptor, by the first.
     Replace(OwnedFd, OwnedFd),
-    /// The program keeps its socket, which is behind a public listener already, or in another
+    /// Leaves the program its socket, which is behind a public listener already, or in another
     /// network namespace.
     Unchanged,
 }
@@ -94,8 +95,8 @@ impl PublicListeners {
         Ok(public_listeners)
     }
 
-    /// Opens the capture namespace unless it is open. Errors: the user may not create one; the
-    /// error says why.
+    /// Opens the capture namespace unless it is open. Errors: the user may not create a network
+    /// namespace; the error says why.
     pub fn open_ns(&self) -> Result<()> {
         let mut netns = self.netns.lock().unwrap_or_else(PoisonError::into_inner);
         if netns.is_none() {
@@ -117,7 +118,7 @@ impl PublicListeners {
     }
 
     /// Makes `socket`, a duplicate of a program's TCP socket, listen behind a public listener.
-    /// Errors: the error for the program: its address is taken, or there is no capture namespace.
+    /// Errors, returned to the program: its address is taken, or there is no capture namespace.
     pub fn listen(&self, socket: OwnedFd, is: Socket, backlog: i32) -> io::Result<ListenOutcome> {
         let OpenNs { netns, listeners } = self.ns().ok_or(io::ErrorKind::NotConnected)?;
         let cookie = sockopt::socket_cookie(&socket)?;
@@ -129,7 +130,7 @@ impl PublicListeners {
             capture_ns::listen(&socket, backlog)?;
             if capture_ns::share_netns(&listeners, &socket) {
                 // The socket was behind a public listener, and was then shut down: it needs a new
-                // one.
+                // public listener.
                 let public = open_public(&socket, is, backlog)
                     .and_then(|public| self.add(public, is, backlog, flags, &socket));
                 if let Err(error) = public {
@@ -188,8 +189,9 @@ impl PublicListeners {
         Ok(())
     }
 
-    /// Returns the replacement for a socket on which a program calls `accept`; `None` if none is
-    /// needed. The program may have inherited the socket before another process called `listen`.
+    /// Returns the replacement for a socket on which a program calls `accept`. A replacement is
+    /// needed if the program inherited the socket before another process called `listen`: the
+    /// socket is then the public listener itself.
     pub fn accept(&self, cookie: u64, is: Socket) -> io::Result<Option<ListenOutcome>> {
         if !self.list().full.is_empty() && !self.has_drained.swap(true, Ordering::AcqRel) {
             self.wake();

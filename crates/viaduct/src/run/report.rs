@@ -71,7 +71,8 @@ const MAX_DESTINATIONS: usize = 4096;
 impl Lines {
     fn count(&mut self, outcome: FlowOutcome, transport: &'static str, to: SocketAddr) {
         // A scan must not fill the memory: once the report is full, further ports of an address
-        // share a line, with port 0. New addresses are counted until there are twice as many lines.
+        // share a line, with port 0. New addresses are still counted until the report has twice
+        // `MAX_DESTINATIONS` lines.
         let mut line = (outcome, transport, to);
         if self.flows.len() >= MAX_DESTINATIONS && !self.flows.contains_key(&line) {
             line.2.set_port(0);
@@ -117,7 +118,8 @@ impl Report {
         lines.open += 1;
     }
 
-    /// Returns whether connections with kernel offload are open, whose bytes are not known yet.
+    /// Returns whether connections with kernel offload are still open. Their bytes are not
+    /// known yet.
     pub fn awaits_offloaded(&self) -> bool {
         self.lock().open > 0
     }
@@ -252,7 +254,7 @@ pub struct ReportedProgram {
     program: Box<dyn Program>,
     at: SocketAddr,
     report: Report,
-    /// Set if a connection was accepted, by this program or by one made for another flow.
+    /// Set if the program has accepted a connection, or if another flow to it was begun.
     was_accepted: AtomicBool,
 }
 

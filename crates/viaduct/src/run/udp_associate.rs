@@ -32,9 +32,10 @@ use super::names::{RemoteNames, target};
 
 /// Maximum number of relays; each takes two descriptors here, and a port of the proxy.
 const MAX_RELAYS: usize = 1024;
-/// Maximum bytes of one socket that are queued until its relay is open.
+/// Maximum bytes that are queued for one socket of a program until its relay is open.
 const MAX_EARLY: usize = 64 << 10;
-/// Delays before a failed relay is opened again: while datagrams are dropped, or go direct.
+/// Delays before a failed relay is opened again: if datagrams are dropped meanwhile, and if they
+/// go direct.
 const RETRY_DELAY: Duration = Duration::from_secs(1);
 const RETRY_DELAY_DIRECT: Duration = Duration::from_secs(30);
 /// Maximum number of relays being opened. Beyond it, opening fails; a later datagram of the socket
@@ -241,7 +242,7 @@ impl UdpRelays {
         }
     }
 
-    /// Reads the control connection, whose data is ignored, and whose end closes the relay.
+    /// Reads the control connection. Its data is ignored; its end closes the relay.
     fn read_control(&mut self, now: Instant, number: u64) {
         let Some(link) = self.links.get(&number) else { return };
         match (&link.connection).read(&mut [0; 256]) {

@@ -1,6 +1,6 @@
-//! UDP in user space: carries datagrams of programs without privilege. A program's UDP sockets are
-//! in a capture namespace ([`super::capture_ns`]) whose only exit is this process. For each of
-//! these sockets that is bound to a port, there is a host socket, at the same port if it is free.
+//! UDP in user space, which needs no privilege. A program's UDP sockets are in a capture namespace
+//! ([`super::capture_ns`]) whose only exit is this process. Each of them that is bound to a port
+//! has a host socket: a socket in the host's network namespace, at the same port if that is free.
 //!
 //! ```text
 //!   program ── its socket ──▶ netns ══ out ══▶ rules ─▶ flow::datagrams::Passage ─▶ host socket
@@ -10,7 +10,7 @@
 //! If the chain ends at a relay ([`super::udp_associate`]), the relay takes the place of the host
 //! socket.
 //!
-//! IPv6 datagrams to programs, and those to `::1`, go through the loopback interface of the
+//! IPv6 datagrams to programs, and datagrams to `::1`, go through the loopback interface of the
 //! capture namespace, as the kernel requires.
 
 mod carry;
@@ -52,7 +52,7 @@ const MAX_PACKET: usize = 65_535;
 /// Interval between checks for sockets that programs have closed.
 const SWEEP_INTERVAL: Duration = Duration::from_millis(1000);
 const DNS: u16 = 53;
-/// Event data of the namespace's output, its loopback interface, the relays, closed sockets and
+/// Event data of the namespace's uplink, its loopback interface, the relays, closed sockets and
 /// route changes. Events of host sockets have the socket's number.
 const OUT: u64 = u64::MAX;
 const LOOP: u64 = u64::MAX - 1;
@@ -85,7 +85,8 @@ struct State {
     /// Held datagrams, by their tags in the `Passage`.
     waiting: HashMap<u32, HeldDatagram>,
     next: u32,
-    /// Datagrams dropped for lack of room, and those that did not come through the relay.
+    /// Datagrams dropped for lack of room, and those dropped because they bypassed the relay, or
+    /// came through it although the rules do not select their peer.
     lost: [u64; 2],
     last_sweep: Instant,
     /// Addresses and routes of this host.
@@ -103,7 +104,7 @@ impl UserUdp {
         let (netns, Uplinks { out, v6, gone, lookup }) = CaptureNs::open_for_datagrams()?;
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
         let relays = UdpRelays::new(plan)?;
-        // This fails without netlink; routes that are added later are missing then.
+        // Fails without netlink. Routes that are added later are then missing.
         let watch = SourceRoutesWatch::new().ok();
         let sources = [
             (Some(out.as_fd()), OUT),
@@ -142,7 +143,7 @@ impl UserUdp {
     }
 
     /// Binds `socket`, a duplicate of a program's socket, to `at`. `v6`: it is an IPv6 socket.
-    /// Errors: the error for the program: the address is in use, or does not belong to this host.
+    /// Errors, returned to the program: the address is in use, or does not belong to this host.
     pub fn bind(&self, socket: &OwnedFd, v6: bool, at: SocketAddr) -> io::Result<()> {
         let mut state = self.state();
         let host_socket = match HostSocket::like(socket, v6, at) {
@@ -163,7 +164,7 @@ impl UserUdp {
     }
 
     /// Checks that this host has a route for a datagram from `socket`, a program's socket, to `to`.
-    /// Errors: the kernel's for the same datagram from a socket outside of the namespace.
+    /// Errors: the error that the kernel would return if the socket were outside of the namespace.
     pub fn probe(&self, socket: &OwnedFd, to: SocketAddr) -> io::Result<()> {
         let own: SocketAddr = rustix::net::getsockname(socket)?.try_into()?;
         let own = SocketAddr::new(own.ip().to_canonical(), own.port());

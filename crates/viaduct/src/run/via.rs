@@ -48,7 +48,7 @@ const STRICT_VAR: &str = "VIADUCT_STRICT";
 /// The interposer of a run.
 #[derive(Debug)]
 pub enum Interposer {
-    /// BPF on a cgroup, the holder of datagrams, and whether nothing may bypass (`--strict`).
+    /// BPF on a cgroup, the holder of datagrams, and whether the run is strict (`--strict`).
     Cgroup(Group, Option<HeldUdp>, bool),
     /// Seccomp notifications.
     Seccomp(Arc<Interposition>),
@@ -81,7 +81,7 @@ impl Interposer {
     }
 
     fn cgroup(plan: &Plan, carrier: &Carrier, store: Option<&OwnedFd>) -> Result<Interposer> {
-        // A run that uses seccomp would get the connects before BPF sees them.
+        // An outer run that uses seccomp would get the connects before BPF sees them.
         if env::var_os(REPORTED_VAR).is_some() && kernel::is_traced() {
             bail!(
                 "another viaduct run handles this process's calls by seccomp; start that one with \
@@ -89,7 +89,7 @@ impl Interposer {
             );
         }
         // Programs of this run would be in a separate cgroup, so their direct flows and inbound
-        // connections would bypass the run outside.
+        // connections would bypass the outer run.
         if env::var_os(STRICT_VAR).is_some() {
             bail!("another viaduct run, which is strict and uses cgroup, would be bypassed");
         }

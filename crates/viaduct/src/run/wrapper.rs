@@ -106,9 +106,9 @@ impl Wrapper {
         Ok(spoken)
     }
 
-    /// Forwards a signal to the program if a process has sent it. The terminal sends its signals
-    /// to the program too, except SIGHUP when the terminal closes, which goes to the session
-    /// leader only and is forwarded.
+    /// Forwards a signal to the program if a process has sent it. Signals of the terminal reach the
+    /// program too, so they are not forwarded. The exception is SIGHUP when the terminal closes: it
+    /// goes to the session leader only, and is forwarded.
     fn forward(&self, ReceivedSignal { signal, sent }: ReceivedSignal) {
         let ours = signal == SIGCHLD;
         let alone = signal == SIGCONT || signal == SIGHUP && supervise::leads_session();

@@ -170,8 +170,8 @@ impl Disk {
     }
 }
 
-/// Returns an error if the file has become shorter. The response's head has promised its length, so
-/// the connection must end.
+/// Returns an error if the file has become shorter. The response's head has promised the former
+/// length, so the connection must end.
 fn full(part: &[u8]) -> io::Result<&[u8]> {
     if part.is_empty() { Err(io::ErrorKind::UnexpectedEof.into()) } else { Ok(part) }
 }

@@ -28,7 +28,7 @@ const MAX_PAGE_BYTES: usize = 16 << 20;
 /// Path, and whether it denotes a directory.
 type Key = (Vec<Vec<u8>>, bool);
 
-/// Cached files and pages of a directory, for one thread of Trickles.
+/// Cached files and directory pages, for one thread of Trickles.
 #[derive(Debug)]
 pub struct FileCache {
     root: Root,
@@ -46,7 +46,8 @@ pub struct FileCache {
     entries: Vec<Entry>,
 }
 
-/// Page of a directory, and the times at which it was made and its stamp last checked.
+/// Page of a directory, with the times at which it was made and at which its stamp was
+/// last checked.
 #[derive(Debug)]
 struct Page {
     listing: Listing,

@@ -14,7 +14,8 @@ use viaduct_proto::web::{Found, Listing, Request};
 const INDEX: &str = "index.html";
 /// The only name with a leading dot that is served (RFC 8615).
 const WELL_KNOWN: &str = ".well-known";
-/// Mean length of a listing's names in bytes; longer names leave room for fewer.
+/// Maximum mean length of the names in a full listing, in bytes. With longer names, the listing has
+/// fewer names.
 const MEAN_NAME: usize = 128;
 
 /// Error: the lookup failed for lack of descriptors or memory.
@@ -48,8 +49,8 @@ pub enum Lookup {
 }
 
 impl Root {
-    /// Opens the directory at `path`. The directory need not be readable unless its page is
-    /// requested. Errors: there is no directory at `path`, or openat2 is not allowed.
+    /// Opens the directory at `path`. Read permission is needed only for the directory's page.
+    /// Errors: there is no directory at `path`, or openat2 is not allowed.
     pub fn open(path: &Path, max_listed: usize) -> io::Result<Root> {
         let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
         let directory = open(path, flags, Mode::empty())?;
@@ -156,7 +157,7 @@ impl Stamp {
     }
 }
 
-/// Returns whether a lookup has failed for another reason than that the path does not exist.
+/// Returns whether a lookup has failed for a reason other than a missing path.
 fn is_trouble(error: Errno) -> bool {
     !matches!(refusal(error), Ok(Found::Nothing))
 }
@@ -174,7 +175,7 @@ fn refusal(error: Errno) -> Result<Found, OutOfDescriptors> {
 /// Opens a path within `directory`. Symbolic links that point outside are errors, and opening a
 /// pipe does not block.
 fn beneath(directory: BorrowedFd<'_>, path: &[u8], flags: OFlags) -> Result<OwnedFd, Errno> {
-    // With O_PATH the kernel allows only these flags.
+    // With O_PATH, openat2 refuses `O_NONBLOCK` and `O_NOCTTY`.
     let more = if flags.contains(OFlags::PATH) {
         OFlags::empty()
     } else {

@@ -83,8 +83,8 @@ impl<'a> Outgoing<'a> {
         Ok(())
     }
 
-    /// Writes a head and its body, together as far as the socket has room. Neither is copied, so a
-    /// client that does not read costs no additional memory.
+    /// Writes a head and its body, by one system call as far as the socket has room. Neither is
+    /// copied, so a client that does not read costs no additional memory.
     pub async fn write_both(&mut self, head: &[u8], body: &[u8]) -> io::Result<()> {
         self.ready().await?;
         let first = [IoSlice::new(head), IoSlice::new(&body[..body.len().min(CHUNK)])];

@@ -1,4 +1,4 @@
-//! Source of the secrets that replicas derive: a file, or a key in etcd.
+//! Source of the root secrets from which replicas derive theirs: a file, or a key in etcd.
 //!
 //! ```text
 //!   FILE ── when it changes ──┐
@@ -29,10 +29,10 @@ use crate::{key, root_secrets};
 
 /// Interval at which a file is checked for changes.
 const FILE_INTERVAL: Duration = Duration::from_millis(500);
-/// Interval at which etcd is asked.
+/// Interval at which etcd is queried.
 const ETCD_INTERVAL: Duration = Duration::from_secs(2);
 
-/// Source of the secrets.
+/// Source of the root secrets.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Source {
     /// File.
@@ -68,7 +68,7 @@ pub struct Replicas {
     /// Copy of etcd's content.
     copy: PathBuf,
     rotation: SharedRotation,
-    /// Content in force, and why no other could be read since.
+    /// Content in force, and the reason why the last read failed, if it did.
     state: RefCell<(String, Option<String>)>,
     /// Modification time and length of the file that was read.
     stamp: RefCell<Option<(SystemTime, u64)>>,
@@ -106,7 +106,7 @@ impl Replicas {
         self.rotation.clone()
     }
 
-    /// Reads the source soon.
+    /// Makes [`Replicas::follow`] read the source now.
     pub fn reload(&self) {
         self.reload.notify_one();
     }
@@ -116,7 +116,7 @@ impl Replicas {
         ReplicasStatus { source: self.source.to_string(), fault: self.state.borrow().1.clone() }
     }
 
-    /// Follows the source, forever.
+    /// Follows the source until the process ends.
     pub async fn follow(&self) {
         let interval = match &self.source {
             Source::File(_) => FILE_INTERVAL,
@@ -132,7 +132,7 @@ impl Replicas {
         }
     }
 
-    /// Puts new content in force; logs why content is refused, once.
+    /// Puts new content in force. Logs the reason once if the content cannot be used.
     fn take(&self, read: Result<String>) {
         let (present, before) = self.state.borrow().clone();
         let taken = read.and_then(|text| {

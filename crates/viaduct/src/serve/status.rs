@@ -31,17 +31,18 @@ pub struct ServeStatus {
     /// Lines of the access log, if there is one.
     #[serde(default)]
     pub access_log: Option<AccessLogStats>,
-    /// Source of the replicas' secrets, if there is one.
+    /// Source of the replicas' root secrets, if there is one.
     #[serde(default)]
     pub replicas: Option<ReplicasStatus>,
 }
 
-/// Source of the secrets that replicas derive (`--replicas`).
+/// Source of the root secrets from which replicas derive theirs (`--replicas`).
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ReplicasStatus {
     /// The file, or the key in etcd.
     pub source: String,
-    /// Why its content cannot be taken; the last content stays in force. `None` without a fault.
+    /// Reason why its present content cannot be used; the last valid content stays in force. `None`
+    /// without a fault.
     pub fault: Option<String>,
 }
 

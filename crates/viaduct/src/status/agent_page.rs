@@ -32,7 +32,7 @@ impl Display for AgentPage<'_> {
             sum(|hop| hop.failures),
         );
         row(f, "hops", what)?;
-        // Those with something to see: running, failed, or used before.
+        // Only hops that run, have run before, or have a fault.
         let shown: Vec<_> =
             hops.iter().filter(|hop| hop.starts > 0 || hop.fault.is_some()).collect();
         for hop in shown.iter().take(MAX_HOPS) {

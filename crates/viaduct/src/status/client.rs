@@ -51,8 +51,7 @@ pub enum ServiceStatus {
 }
 
 impl ServiceStatus {
-    /// Formats the status as text; with rates, if an earlier status of the same service is
-    /// given.
+    /// Formats the status as text, with rates if an earlier status of the same service is given.
     pub fn page(&self, before: Option<&ServiceStatus>, colours: Colours) -> String {
         match self {
             ServiceStatus::Proxy(now) => {
@@ -82,7 +81,7 @@ impl ServiceStatus {
     }
 }
 
-/// Status of each service of a directory, by name, or the reason why it cannot be read.
+/// Status of each service, by name, or the reason why it cannot be read.
 pub type Answers = BTreeMap<String, Result<ServiceStatus, Unread>>;
 
 /// Reason why the status of a service cannot be read. The text fits a cell of a table.
@@ -176,8 +175,9 @@ pub fn socket(dir: &Path, name: &str) -> PathBuf {
     dir.join(format!("{name}.sock"))
 }
 
-/// Status sockets in these directories, by the name of their service; if several have the name,
-/// that in the first directory. A directory that does not exist is empty.
+/// Status sockets in these directories, with the names of their services. Of several sockets with
+/// one name, the result has that in the first directory. A directory that does not exist counts
+/// as empty.
 ///
 /// # Errors
 /// A directory cannot be read.
@@ -186,7 +186,7 @@ pub fn sockets(dirs: &[PathBuf]) -> io::Result<Vec<(String, PathBuf)>> {
     for dir in dirs {
         all.extend(sockets_in(dir)?);
     }
-    // The sort is stable.
+    // The sort is stable, so the first directory takes precedence.
     all.sort_by(|(a, _), (b, _)| a.cmp(b));
     all.dedup_by(|(a, _), (b, _)| a == b);
     Ok(all)

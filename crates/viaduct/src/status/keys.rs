@@ -28,7 +28,7 @@ const BACKSPACE: u8 = 0x7f;
 pub(super) const ESCAPE: u8 = 27;
 
 impl Key {
-    /// Parses the keys in `bytes`. Empty input is the end of the input, which quits.
+    /// Parses the keys in `bytes`. Empty `bytes` mean that the input has ended, which quits.
     pub(super) fn parse_all(bytes: &[u8]) -> Vec<Key> {
         if bytes.is_empty() {
             return vec![Key::Quit];

@@ -1,5 +1,5 @@
-//! `viaduct status` and `viaduct top`: state of the running gateways, proxies, servers, sprays and
-//! overlay nodes of a machine.
+//! `viaduct status` and `viaduct top`: state of the gateways, proxies, masters, hop agents,
+//! servers, sprays and overlay nodes that run on a machine.
 //!
 //! ```text
 //!   service ──status socket: a JSON object──▶ client ──ServiceStatus──┬─▶ a table, a page: once
@@ -91,8 +91,8 @@ impl ServiceSelector {
         self.socket.clone().or_else(named)
     }
 
-    /// Path of the selected service's socket, or of the only service that `is_meant`. Errors: none
-    /// is selected, and there is not exactly one.
+    /// Path of the selected service's socket. If none is selected, that of the only service whose
+    /// path satisfies `is_meant`. Errors: none is selected, and none or several satisfy it.
     pub fn only(&self, is_meant: impl Fn(&Path) -> bool) -> Result<PathBuf> {
         if let Some(path) = self.socket() {
             return Ok(path);
@@ -139,7 +139,7 @@ pub fn top(selector: &ServiceSelector) -> Result<()> {
     let is_terminal = std::io::stdout().is_terminal() && std::io::stdin().is_terminal();
     match (selector.socket(), is_terminal) {
         (Some(path), true) => {
-            // A wrong name is an error here; later the service may stop and start.
+            // At the start, a wrong name is an error. Later the service may stop and start again.
             client::read(&path).map_err(|reason| unread(reason, &path))?;
             top::run(Watched::One(name_of(&path), path), colours())
         }
@@ -170,10 +170,10 @@ fn print_rates(dirs: &[PathBuf]) -> Result<()> {
     print(&(lines.join("\n") + "\n"))
 }
 
-/// Reads all services of `dir`.
+/// Reads the status of all services in `dirs`.
 ///
 /// # Errors
-/// There is no service.
+/// There is no service, or a directory cannot be read.
 fn read_all(dirs: &[PathBuf]) -> Result<Answers> {
     let answers =
         client::read_all(dirs).with_context(|| format!("cannot read {}", listed(dirs)))?;
@@ -186,7 +186,8 @@ fn read_all(dirs: &[PathBuf]) -> Result<Answers> {
     Ok(answers)
 }
 
-/// Error about one service. If its name is wrong, the error has those of the services that run.
+/// Error about one service. If its name is wrong, the error lists the names of the services
+/// that run.
 fn unread(reason: Unread, path: &Path) -> anyhow::Error {
     let others = path.parent().and_then(|dir| client::sockets(&[dir.to_owned()]).ok());
     let others = others.unwrap_or_default();
@@ -206,12 +207,13 @@ fn name_of(path: &Path) -> String {
 }
 
 fn to_json(status: &impl Serialize) -> Result<String> {
-    // A value in between saves a second copy of the code for each type of status.
+    // Only a `Value` is formatted, so that the formatting code is not compiled for each type
+    // of status.
     let value: Value = serde_json::from_slice(&serde_json::to_vec(status)?)?;
     Ok(serde_json::to_string_pretty(&value)? + "\n")
 }
 
-/// Formats all services as one object, with the object of each by its name.
+/// Formats the statuses of all services as one JSON object, whose keys are the services' names.
 fn all_to_json(answers: &Answers) -> Result<String> {
     let all = answers.iter().map(|(name, answer)| match answer {
         Ok(status) => (name, Answer::Status(status)),

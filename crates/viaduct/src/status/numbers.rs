@@ -50,7 +50,7 @@ pub(super) fn short_time(seconds: f64) -> String {
     parts.collect::<Vec<_>>().join(" ")
 }
 
-/// Formats what a code would have achieved.
+/// Formats the results that a code would have achieved.
 pub fn trial(trial: &TrialStatus) -> String {
     let TrialStatus { code, recovered, in_time, overhead, .. } = trial;
     let percent = |share: f64| format!("{:.2} %", 100.0 * share);

@@ -1,5 +1,5 @@
-//! View model of `viaduct top`: all services of a directory, with the rates of the last second and
-//! the history of the last minutes. It does no I/O: names, answers and the time are arguments.
+//! View model of `viaduct top`: all watched services, with the rates of the last second and the
+//! history of the last two minutes. It does no I/O: names, answers and the time are arguments.
 //!
 //! ```text
 //!   names of the sockets ──handle_names────▶ Overview ──services()──▶ rows of the list
@@ -16,18 +16,19 @@ use super::trend::{SPAN, Sample, Trend};
 /// Time for which a service that has stopped is still listed.
 const STOPPED_TTL: Duration = Duration::from_secs(60);
 
-/// All services of a directory.
+/// All watched services.
 #[derive(Debug, Default)]
 pub struct Overview {
     services: BTreeMap<String, Service>,
-    /// Reason why the directory cannot be read.
+    /// Reason why the run directory cannot be read.
     pub trouble: Option<String>,
 }
 
 /// Service that is or was running.
 #[derive(Debug, Default)]
 pub struct Service {
-    /// Last status; `None` if the last attempt to read it has failed.
+    /// Last status; `None` if the last attempt to read it has failed, or if the service
+    /// has stopped.
     pub now: Option<ServiceStatus>,
     /// Status before that.
     pub before: Option<ServiceStatus>,
@@ -55,7 +56,7 @@ pub struct Rates {
 }
 
 impl Overview {
-    /// Handles the names of the services whose sockets are there.
+    /// Handles the names of the services whose sockets exist.
     pub fn handle_names(&mut self, now: Duration, names: &[String]) {
         for name in names {
             let service = self.services.entry(name.clone()).or_default();

@@ -168,7 +168,7 @@ impl ProxyPage<'_> {
         Ok(())
     }
 
-    /// Prints the choices of hops by measurements, those used last first; `--json` has more.
+    /// Prints the choices of hops by measurements, the most recently used first; `--json` has more.
     fn auto(&self, f: &mut Formatter<'_>) -> fmt::Result {
         const CHOICES: usize = 16;
         let Some(auto) = &self.status.auto else { return Ok(()) };

@@ -28,9 +28,9 @@ out, in, new/s, lost, recovered and overhead are of the last second; rate and lo
 two minutes, loss relative to 1 % or more. recovered: share of the lost packets; overhead: bytes of
 repairs / bytes of data.
 ";
-/// Widths of a sparkline: two minutes are 10, 5, 3 or 2 seconds a cell.
+/// Widths of a sparkline of two minutes. A cell is then 10, 5, 3 or 2 seconds.
 const CELLS: [usize; 4] = [12, 24, 40, 60];
-/// Width of a terminal for each of those.
+/// Minimum width of the terminal for each of [`CELLS`].
 const WIDTHS: [usize; 4] = [0, 110, 140, 180];
 
 /// Size of a terminal in characters.
@@ -51,7 +51,7 @@ pub struct Screen {
     peer: Option<String>,
     services: Cursor,
     peers: Cursor,
-    /// First visible line of a text.
+    /// First visible line of the page's body.
     offset: usize,
     help: bool,
     details: bool,
@@ -59,7 +59,7 @@ pub struct Screen {
     is_single: bool,
 }
 
-/// Selected line of a list. It stays on its name when other lines come and go.
+/// Selected line of a list. The same name stays selected when other lines come and go.
 #[derive(Debug, Default)]
 struct Cursor {
     name: String,

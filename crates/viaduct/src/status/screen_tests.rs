@@ -6,8 +6,8 @@ use viaduct_proto::repair::stats::PeerStats;
 
 const TERMINAL: Size = Size { columns: 80, rows: 23 };
 
-/// Gateway `rome` with this many peers, and the servers `serve-80` and `serve-81`, of which
-/// the latter may not be read.
+/// Gateway `rome` with this many peers, and the servers `serve-80` and `serve-81`. The status of
+/// `serve-81` may not be read.
 fn overview(peers: usize) -> Overview {
     let mut overview = Overview::default();
     overview.handle_names(Duration::ZERO, &["rome", "serve-80", "serve-81"].map(str::to_owned));

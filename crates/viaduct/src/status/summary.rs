@@ -22,9 +22,9 @@ pub struct Summary {
     pub troubles: Vec<String>,
     /// Time since its start in seconds, if it is known.
     pub uptime: Option<f64>,
-    /// Peers that are up, and all peers; `None` if the service has none by its nature.
+    /// Peers that are up, and all peers; `None` for a kind of service without peers.
     pub peers: Option<(usize, usize)>,
-    /// Open flows or connections; `None` if the service has none by its nature.
+    /// Open flows or connections; `None` for a kind of service without flows.
     pub flows: Option<u64>,
     /// Counters since the start.
     pub counts: Counts,
@@ -205,7 +205,7 @@ fn of_server(status: &ServeStatus) -> Summary {
     }
 }
 
-/// A spray sees the packets from clients alone: the replicas answer without it.
+/// A spray sees only the packets from clients: the replicas answer the clients directly.
 fn of_spray(status: &SprayStatus) -> Summary {
     let up = status.replicas.iter().filter(|replica| replica.state.is_up()).count();
     let bytes = status.replicas.iter().map(|replica| replica.bytes).sum();
@@ -219,7 +219,7 @@ fn of_spray(status: &SprayStatus) -> Summary {
     }
 }
 
-/// An agent sees the SYNs of clients alone: the processes of its hops have the flows.
+/// An agent sees only the SYNs of clients: the processes of its hops carry the flows.
 fn of_agent(status: &AgentStatus) -> Summary {
     let starts = status.hops.iter().map(|hop| hop.starts).sum();
     Summary {
@@ -232,7 +232,7 @@ fn of_agent(status: &AgentStatus) -> Summary {
     }
 }
 
-/// A node counts no packets of others; its page has the loss of each path.
+/// An overlay node does not count the packets of other hosts; its page shows the loss of each path.
 fn of_overlay(table: &Table) -> Summary {
     let up = table.states.iter().filter(|state| state.is_up()).count();
     Summary {

@@ -2,9 +2,9 @@
 
 use super::colours::Colours;
 
-/// Columns between two cells.
+/// Number of blanks between two cells.
 const GAP: usize = 2;
-/// Least width of the last column, for which other columns are dropped.
+/// Minimum width of the last column. Other columns are dropped to make room for it.
 const MIN_LAST: usize = 12;
 /// Text of a cell without a value. A column that has only such or empty cells is not shown.
 pub const NONE: &str = "-";
@@ -16,7 +16,7 @@ pub struct Column {
     pub name: &'static str,
     /// True to align its cells to the right.
     pub right: bool,
-    /// Columns of higher ranks are dropped first; those of rank 0 never.
+    /// Columns of higher ranks are dropped first; columns of rank 0 are never dropped.
     pub rank: u8,
 }
 
@@ -29,7 +29,7 @@ pub struct Cell {
 
 impl<T: Into<String>> From<T> for Cell {
     fn from(text: T) -> Cell {
-        // Names are those of files, and may contain anything.
+        // Names of services come from file names, which may contain any character.
         let plain = |c: char| if c.is_control() { '?' } else { c };
         Cell { text: text.into().chars().map(plain).collect(), colour: None }
     }
@@ -46,7 +46,8 @@ impl Cell {
     }
 }
 
-/// Formats `rows` in at most `width` columns. The first line has the names of the columns.
+/// Formats `rows` in lines of at most `width` characters. The first line has the names of
+/// the columns.
 pub fn lines(
     columns: &[Column],
     rows: &[Vec<Cell>],
@@ -89,7 +90,7 @@ fn shown(columns: &[Column], rows: &[Vec<Cell>], width: usize) -> Vec<(usize, us
         if used + MIN_LAST <= width || most == 0 {
             return shown;
         }
-        // Of several columns of this rank, the last one.
+        // The last of the columns of this rank is dropped.
         let Some(dropped) = shown.iter().rposition(|column| rank(column) == most) else {
             return shown;
         };
@@ -97,7 +98,7 @@ fn shown(columns: &[Column], rows: &[Vec<Cell>], width: usize) -> Vec<(usize, us
     }
 }
 
-/// Text of a cell in `wide` columns. The last cell of a line is not padded.
+/// Text of a cell in `wide` characters. The last cell of a line is not padded.
 fn pad(cell: &Cell, wide: usize, right: bool, last: bool, colours: Colours) -> String {
     let text: String = match cell.width() > wide {
         true => cell.text.chars().take(wide.saturating_sub(1)).chain(['…']).collect(),

@@ -13,8 +13,8 @@ use super::screen::Size;
 /// line is one row.
 const ENTER: &str = "\x1b[?1049h\x1b[?25l\x1b[?7l";
 const LEAVE: &str = "\x1b[?7h\x1b[?25h\x1b[?1049l";
-/// Moves to the top left corner. The rest of each line, and then of the screen, is erased after
-/// it is drawn.
+/// Sequences to draw a page: move to the top left corner; erase the rest of the line, after each
+/// line; erase the rest of the screen, after the last line.
 const HOME: &str = "\x1b[H";
 const WIPE_LINE: &str = "\x1b[K\r\n";
 const WIPE_BELOW: &str = "\x1b[J";

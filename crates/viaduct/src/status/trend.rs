@@ -4,9 +4,9 @@ use std::collections::VecDeque;
 
 /// Number of samples that are kept, one a second.
 pub const SPAN: usize = 120;
-/// Heights of a cell, from zero on.
+/// Characters for the heights of a cell. The first stands for zero.
 const LEVELS: [char; 8] = ['▁', '▂', '▃', '▄', '▅', '▆', '▇', '█'];
-/// Loss that fills a cell, unless there is a greater one.
+/// Loss that fills a cell, unless the history has a greater loss.
 const FULL_LOSS: f64 = 0.01;
 
 /// Values of one second.
@@ -24,7 +24,8 @@ pub struct Sample {
 #[derive(Debug, Default)]
 pub struct Trend {
     samples: VecDeque<Option<Sample>>,
-    /// Number of seconds so far, so that the same seconds stay in one cell.
+    /// Number of seconds so far. Cells begin at multiples of their length, so that the same seconds
+    /// stay in one cell.
     seconds: usize,
 }
 

@@ -36,9 +36,9 @@ pub(super) struct RedirectedConnect {
     pub(super) _waits: Arc<()>,
 }
 
-/// Sets the scope of a link-local address without one, if only one interface has link-local
-/// addresses. The address has a scope already if the program has bound its socket to an interface;
-/// a scope in the argument of `connect` is not visible here.
+/// Sets the scope of a link-local address that has none, if only one interface has link-local
+/// addresses. If the program has bound its socket to an interface, the address already has a scope.
+/// A scope in the argument of `connect` is not visible here.
 pub(super) fn with_link_scope(to: SocketAddr) -> SocketAddr {
     match to {
         SocketAddr::V6(mut at) if at.ip().is_unicast_link_local() && at.scope_id() == 0 => {

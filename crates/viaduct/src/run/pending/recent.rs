@@ -1,4 +1,4 @@
-//! State of the sockets that were used most recently.
+//! State of the sockets that were added most recently.
 
 use std::collections::{HashMap, VecDeque};
 

@@ -21,8 +21,8 @@ use crate::engine::wrapped::{Arrival, Program};
 use crate::run::capture_ns::CaptureNs;
 use crate::run::report::ReportedProgram;
 
-/// Interval between checks that programs still listen: a listener that is shut down, but not
-/// closed, is not reported.
+/// Interval between checks that programs still listen: the kernel does not report a listener that
+/// is shut down but not closed.
 const CHECK_INTERVAL: Duration = Duration::from_millis(500);
 const ACCEPT_RETRY_DELAY: Duration = Duration::from_millis(100);
 /// Maximum number of connections accepted from one public listener before others are served.
@@ -31,7 +31,7 @@ const MAX_ACCEPTS: usize = 64;
 /// the interval.
 const ROOM_CHECK_INTERVALS: [Duration; 2] = [Duration::from_millis(1), Duration::from_millis(64)];
 
-/// Connection to a program through a socket in the namespace that is bound to the client's address.
+/// Connection to a program, from a socket in the capture namespace with the client's address.
 #[derive(Debug)]
 struct CapturedProgram {
     netns: Arc<CaptureNs>,
@@ -105,8 +105,8 @@ impl PublicListeners {
         }
     }
 
-    /// Accepts connections of a public listener. Returns them, and the error that ended the
-    /// loop if any. A listener without room behind it is not polled until there is room again.
+    /// Accepts connections of a public listener. Returns the connections, and the error that ended
+    /// the loop, if any. A listener without room behind it is not polled until there is room again.
     fn accept_from(&self, cookie: u64) -> (Vec<Accepted>, Option<io::Error>) {
         let mut accepted = Vec::new();
         let Some(OpenNs { listeners, .. }) = self.ns() else { return (accepted, None) };
@@ -194,7 +194,7 @@ impl Program for CapturedProgram {
         }
     }
 
-    /// Only one flow can use the client's port; further ones get ports of their own.
+    /// Only one flow can use the client's port; further flows get ports of their own.
     fn for_another_flow(&self) -> Option<Box<dyn Program>> {
         let client = SocketAddr::new(self.client.ip(), 0);
         let (netns, bound_socket, backlog_slot) = (self.netns.clone(), None, None);

@@ -33,7 +33,7 @@ pub(super) struct PublicListener {
     pub(super) port: u16,
     pub(super) is: Socket,
     pub(super) backlog: i32,
-    /// File status flags of the program's socket: whether its calls block.
+    /// File status flags of the program's socket, such as `O_NONBLOCK`.
     pub(super) flags: OFlags,
     pub(super) inner: Vec<InnerListener>,
     /// True while this listener is in [`List::full`].
@@ -67,8 +67,8 @@ impl List {
         }
     }
 
-    /// Removes a closed listener in the namespace, and its public listener if that has no other one
-    /// behind it.
+    /// Removes a closed listener in the namespace. Also removes its public listener if no other
+    /// listener is behind it.
     pub(super) fn remove_inner(&mut self, cookie: u64) {
         let Some(of) = self.inner.remove(&cookie) else { return };
         let Some(public) = self.public_listeners.get_mut(&of) else { return };

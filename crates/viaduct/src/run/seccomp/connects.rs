@@ -1,4 +1,4 @@
-//! `connect`: flows of the master, direct connects, and those that are refused.
+//! `connect`: flows of the master, direct connects, and refused connects.
 
 use std::net::SocketAddr;
 use std::os::fd::OwnedFd;
@@ -93,7 +93,7 @@ impl Supervisor {
         }
     }
 
-    /// Refuses connects to daemons that would act for the program around its chain.
+    /// Refuses connects to daemons that would act for the program and thus bypass its chain.
     fn refuse_daemons(
         &mut self,
         call: &Notification,

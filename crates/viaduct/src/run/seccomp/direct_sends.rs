@@ -1,5 +1,6 @@
 //! Direct sends of datagrams, made here on a duplicate of the socket with checked copies of the
-//! arguments. A continued call would read the address and the descriptor again.
+//! arguments. If the kernel continued the call instead, it would read the address and the
+//! descriptor again.
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -115,8 +116,8 @@ impl Sending {
     }
 }
 
-/// Appends bytes of the program's memory to `data`, up to one byte more than a datagram can have:
-/// the kernel refuses a longer one.
+/// Appends bytes of the program's memory to `data`, up to one byte more than a datagram can have.
+/// With that byte, the kernel refuses the datagram as too long.
 fn read_more(task: &Task, (at, length): (u64, u64), data: &mut Vec<u8>) -> Result<(), Errno> {
     let old = data.len();
     let room = (MAX_DATA + 1).saturating_sub(old);

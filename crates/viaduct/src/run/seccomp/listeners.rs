@@ -1,5 +1,5 @@
-//! Programs that listen: the socket becomes a public listener, and the program gets another in
-//! the capture namespace ([`crate::run::public_listeners`]).
+//! Programs that listen: the socket becomes a public listener, and the program gets another socket,
+//! in the capture namespace ([`crate::run::public_listeners`]).
 
 use std::io;
 use std::os::fd::{AsFd as _, OwnedFd};
@@ -89,8 +89,8 @@ impl Supervisor {
         spawned.map(|_| None).map_err(errno_of)
     }
 
-    /// Handles `accept`: replaces a socket that was duplicated before the call of `listen`, which
-    /// would get no connections.
+    /// Handles `accept`: replaces a socket that was duplicated before the call of `listen`, because
+    /// no connections would arrive at that socket.
     pub(super) fn accept(&mut self, call: &Notification) -> Outcome {
         let Some(public_listeners) = self.listeners_in_use() else { return CONTINUE };
         let (socket, is) = self.duplicate(call, call.arguments[0])?;
@@ -117,7 +117,8 @@ impl Supervisor {
     }
 }
 
-/// Replaces a public listener by its inner listener, in the program's table and epoll sets.
+/// Replaces a public listener by its inner listener, in the program's descriptor table and
+/// epoll sets.
 fn replace_in_program(
     listener: &Listener,
     (task, made): (&Task, EpollCount),

@@ -17,7 +17,8 @@ use super::{CONTINUE, Outcome, Supervisor, errno_of, reply_now};
 
 /// Maximum bytes that a send with TCP Fast Open accepts: the send buffer of a new socket.
 const MAX_FAST_OPEN: usize = 16 << 10;
-/// Approximate limit of the bytes sent for one `sendmmsg`; the program must send the rest again.
+/// Approximate limit of the bytes sent for one `sendmmsg`; the program must send the rest by
+/// another call.
 const MAX_BYTES: usize = 1 << 20;
 /// Maximum size of a DNS query, in bytes.
 const MAX_QUERY: usize = 4096;

@@ -123,8 +123,8 @@ impl UserUdp {
                 }
                 self.release(&mut state, &held);
             }
-            // The datagram is dropped. Sends of the program to this peer fail already in its own
-            // calls.
+            // The datagram is dropped. The program's own sends to this peer already fail in their
+            // system calls.
             Fate::Refuse => {}
         }
     }
@@ -165,7 +165,7 @@ impl UserUdp {
             let host_socket = at(own.port()).or_else(|_| at(0))?;
             self.register(state, host_socket, own.port())?;
         }
-        // If the peer is a host socket whose program has just closed its own, close the host
+        // If the peer is a host socket whose program has just closed its own socket, close the host
         // socket first, so that the kernel reports the error.
         let ours = peer.ip().is_loopback() || state.own.has(peer.ip());
         if let (true, true, Some(lookup)) =

@@ -1,4 +1,5 @@
-//! Sockets of this host: one for each port that programs' sockets have in the capture namespace.
+//! Host sockets: UDP sockets in the host's network namespace, one for each port that programs'
+//! sockets have in the capture namespace.
 
 use std::collections::HashMap;
 use std::io;
@@ -29,8 +30,8 @@ pub struct Bound {
 }
 
 impl Bound {
-    /// Returns the address in the family of `peer`: the unspecified one if the socket is bound to
-    /// all addresses.
+    /// Returns the address in the family of `peer`: the unspecified address if the socket is bound
+    /// to all addresses.
     pub fn of(self, peer: IpAddr) -> IpAddr {
         match (peer, self.both) {
             (IpAddr::V4(_), true) => Ipv4Addr::UNSPECIFIED.into(),
@@ -55,8 +56,8 @@ impl HostSocket {
     }
 
     /// Opens a host socket at `at` with the options of `socket`, the program's socket. `v6`: the
-    /// program's socket is of IPv6. Errors: the error for the program: the address is in use, or
-    /// does not belong to this host.
+    /// program's socket is an IPv6 socket. Errors, returned to the program: the address is in use,
+    /// or does not belong to this host.
     pub fn like(socket: &OwnedFd, v6: bool, at: SocketAddr) -> io::Result<HostSocket> {
         let host_socket = open(at.is_ipv6())?;
         sockopt::set_socket_reuseaddr(&host_socket, sockopt::socket_reuseaddr(socket)?)?;
