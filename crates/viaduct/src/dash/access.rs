@@ -1,7 +1,8 @@
 //! Conditions under which a request is answered: its `Host`, its method, and the token.
 //!
-//! A web site can let its own name point to a loopback address (DNS rebinding), and its scripts
-//! then read what listens there. Their requests carry the site's name in `Host`.
+//! A web site can let its own name point to a loopback address (DNS rebinding). Its scripts
+//! can then read from a service that listens there. The scripts' requests carry the site's
+//! name in `Host`.
 
 use std::net::IpAddr;
 
@@ -13,10 +14,10 @@ use ring::digest::{Digest, SHA256, digest};
 
 /// Names under which a page at a loopback address is known.
 const LOCAL_NAMES: [&str; 3] = ["localhost", "127.0.0.1", "[::1]"];
-/// Minimum length of a token: too long to be guessed.
+/// Minimum length of a token in bytes: a shorter token might be guessed.
 const MIN_TOKEN: usize = 16;
 
-/// Password of the page, as its hash: hashes can be compared in any time.
+/// Password of the page, as its hash: hashes need not be compared in constant time.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Token(Digest);
 
@@ -95,8 +96,9 @@ impl Access {
         }
     }
 
-    /// Returns whether the request has one `Host`, and it and the URI name this page. The port is
-    /// not compared: it differs if a port is forwarded.
+    /// Returns whether the request has exactly one `Host`, and whether this and the URI's
+    /// authority, if any, name this page. The port is not compared: it differs if a port
+    /// is forwarded.
     fn names_us<B>(&self, request: &Request<B>, at: IpAddr) -> bool {
         let mut values = request.headers().get_all(HOST).iter();
         let (Some(value), None) = (values.next(), values.next()) else { return false };

@@ -51,7 +51,7 @@ struct Entry<'a> {
     id: u64,
     kind: &'a str,
     name: &'a str,
-    /// State, and the reason for it, unless it is good.
+    /// State unless it is good, and the reason for it.
     state: Option<&'a str>,
     reason: Option<&'a str>,
     /// Values of the kind's headline.
@@ -71,7 +71,7 @@ struct News<'a> {
 }
 
 impl Board {
-    /// Takes the sample of the time `now`, in seconds of Unix time.
+    /// Records the sample that was taken at `now`, in seconds of Unix time.
     pub(super) fn sample(&mut self, now: f64, answers: Answers) {
         self.history.tick(now);
         self.details.clear();

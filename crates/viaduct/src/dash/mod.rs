@@ -7,9 +7,10 @@
 //!           ◀── server-sent events ───┴── server ◀── viewer ──┘
 //! ```
 //!
-//! The dashboard only reads: services need no option for it, and do not know it. Viewers read its
-//! history, so their number does not matter to the services. Names and reasons come from configs
-//! and from other hosts; the page shows them as text.
+//! The dashboard only reads: services need no option for it, and do not know of it. Viewers read
+//! its history, so their number does not matter to the services. Names and reasons come from
+//! configs and from other hosts; the page shows them as text. A *subject* is a thing with plots of
+//! its own, such as a peer or a tunnel.
 
 mod access;
 mod args;
@@ -43,7 +44,7 @@ use server::Server;
 /// Interval between two samples.
 const SAMPLE_INTERVAL: Duration = Duration::from_secs(1);
 
-/// Shares the board between the sampler and the viewers, which run in one thread.
+/// Board that the sampler and the viewers share. All of them run in one thread.
 type SharedBoard = Arc<Mutex<Board>>;
 
 /// Runs `viaduct dash` until a signal ends it.
@@ -83,7 +84,7 @@ async fn serve(
         () = server.serve(listener) => {}
         _ = terminate.recv() => {}
         _ = interrupt.recv() => {}
-        // The files of TLS and the token are read at the start only.
+        // SIGHUP has no effect: the files of TLS and the token are read only at the start.
         () = async { while hangup.recv().await.is_some() {} } => {}
     }
 }
@@ -105,7 +106,8 @@ async fn take_samples(directories: &[PathBuf], board: &SharedBoard, ticks: &watc
     }
 }
 
-/// Locks the board. A panic of another holder leaves it usable: the next sample replaces it.
+/// Locks the board. The board stays usable if another holder has panicked: the next sample
+/// updates it.
 fn lock(board: &SharedBoard) -> MutexGuard<'_, Board> {
     board.lock().unwrap_or_else(PoisonError::into_inner)
 }

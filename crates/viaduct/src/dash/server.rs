@@ -1,5 +1,5 @@
-//! HTTP server of the page. Each connection carries one request; number, time and memory of
-//! connections are bounded, as are the viewers.
+//! HTTP server of the page. Each connection carries one request. The number, duration and memory of
+//! connections are bounded, and so is the number of viewers.
 
 use std::convert::Infallible;
 use std::net::IpAddr;
@@ -29,7 +29,7 @@ use super::viewer::Viewer;
 const MAX_VIEWERS: usize = 16;
 /// Maximum number of connections, viewers included; further ones are closed at once.
 const MAX_CONNECTIONS: usize = 128;
-/// Time within which the request must arrive, and before it the handshake of TLS end.
+/// Time within which a request must arrive. A TLS handshake before it has the same time to end.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(5);
 /// Time within which an exchange must end, unless it is that of a viewer.
 const EXCHANGE_TIMEOUT: Duration = Duration::from_secs(10);
@@ -53,7 +53,7 @@ struct Pages {
     viewers: Arc<Semaphore>,
 }
 
-/// Connection, as its viewer sees it.
+/// State that a connection shares with its viewer.
 #[derive(Debug, Default)]
 pub(super) struct Connection {
     is_viewer: AtomicBool,
@@ -61,7 +61,7 @@ pub(super) struct Connection {
 }
 
 impl Connection {
-    /// Ends the connection, whose client does not read.
+    /// Ends the connection, because its client does not read.
     pub(super) fn stall(&self) {
         self.stalled.notify_one();
     }

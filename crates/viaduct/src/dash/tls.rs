@@ -1,4 +1,4 @@
-//! TLS of a page that other hosts can reach: TLS 1.3, with a certificate of the operator's.
+//! TLS of a page that other hosts can reach: TLS 1.3, with the operator's certificate.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -15,7 +15,7 @@ use crate::text;
 /// Maximum length of a file, in bytes.
 const MAX_FILE: u64 = 1 << 20;
 
-/// Returns the acceptor of connections for the certificate chain and the key in two files.
+/// Returns the TLS acceptor for the certificate chain and the key in these files.
 ///
 /// # Errors
 /// A file cannot be read, or the key is not that of the certificate.

@@ -1,5 +1,5 @@
-//! Stream of events to one browser: the layout, then after each sample the list of services and
-//! what is new of one subject. The first event of the subject has its whole history. A viewer that
+//! Stream of events to one browser: the layout, then after each sample the list of services and the
+//! new data of one subject. The first event of the subject has its whole history. A viewer that
 //! reads slowly gets fewer and longer events.
 
 use std::sync::Arc;
@@ -70,7 +70,8 @@ impl Viewer {
     fn event(&mut self) -> String {
         let board = lock(&self.board);
         let mut text = board.list().to_owned();
-        // A chosen subject may be unknown, if its number is of another run of the dashboard.
+        // A chosen subject may be unknown, because its number may come from an earlier run of
+        // the dashboard.
         let chosen = self.subject.filter(|&subject| board.knows(subject));
         if self.subject != chosen || chosen.is_none() {
             (self.subject, self.next) = (chosen.or_else(|| board.first()), 0);

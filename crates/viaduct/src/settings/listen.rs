@@ -50,7 +50,8 @@ impl Settings {
     }
 }
 
-/// All sources and destinations of `ways`. No sources means that an entry matches any.
+/// All sources and destinations of `ways`. The list of sources is empty if an entry matches
+/// any source.
 fn ends(ways: &[Selector]) -> (Vec<Prefix>, Vec<Prefix>) {
     let all = |end: fn(&Selector) -> &Vec<Prefix>| ways.iter().flat_map(end).copied().collect();
     let anywhere = ways.iter().any(|way| way.from.is_empty());

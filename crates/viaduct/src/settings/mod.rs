@@ -70,8 +70,8 @@ impl Settings {
         Settings { engine: self.engine.fitted(), ..self }
     }
 
-    /// Settings from options, and tables of policies and tunnels. Errors: a line with the mistake
-    /// and a correct form.
+    /// Settings from options, and from tables of policies and tunnels. Errors: one line of text,
+    /// with the mistake and a correct form.
     pub fn of(
         args: &ProxyArgs,
         policies: &[PolicyTable],

@@ -18,7 +18,7 @@ use crate::value_parser::{count, destination, wait};
 
 /// Maximum number of next hops of a list.
 const MAX_HOPS: usize = 64;
-/// Words of a check.
+/// Error for a check that cannot be parsed.
 const EXPECTED: &str = "none, or some of interval=TIME, timeout=TIME, rise=N, fall=N and http=PATH \
                         are expected, separated by commas";
 

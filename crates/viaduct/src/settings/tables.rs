@@ -105,8 +105,8 @@ impl OptionsTable {
         self.0.contains_key(key)
     }
 
-    /// Options of the table. Missing keys have the defaults of the command line. Errors: a line
-    /// with the key, the mistake and a correct form.
+    /// Options of the table. Missing keys have the defaults of the command line. Errors: one line
+    /// of text, with the key, the mistake and a correct form.
     pub fn options(&self) -> Result<ProxyArgs, String> {
         let mut table = self.0.clone();
         Ok(ProxyArgs {
@@ -190,9 +190,9 @@ impl PolicyTable {
         settings.outbound()
     }
 
-    /// Policy that the table describes, the `n`th, from 1. A tunnel that it names must be one of
-    /// `tunnels`. Missing keys are taken from `args` and `otherwise`, the plan of these. Errors:
-    /// the mistake, and a correct form.
+    /// Policy that the table describes. The table is the `n`th, counted from 1. A tunnel that it
+    /// names must be one of `tunnels`. Missing keys are taken from `args` and from `otherwise`, the
+    /// plan that `args` describe. Errors: the mistake, and a correct form.
     pub fn policy(
         &self,
         n: usize,

@@ -62,8 +62,9 @@ impl Draft {
         )
     }
 
-    /// Command that sets up the peer's site, whose public key is not known yet; or the command that
-    /// tells the peer's site, which exists, the public key `own_key` of this one.
+    /// Command to be run at the peer's site. If the peer's public key is not known yet, the
+    /// command sets up that site. Otherwise it fills this site's public key, `own_key`, into that
+    /// site's config.
     pub fn peer_command(&self, own_key: &PublicKey) -> String {
         let (name, peer) = (&self.peer, &self.name);
         let key = own_key.to_string();

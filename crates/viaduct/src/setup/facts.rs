@@ -1,4 +1,4 @@
-//! Properties of this machine that answers to the questions follow from.
+//! Properties of this machine, from which the defaults of the questions follow.
 
 use std::fs;
 use std::net::{IpAddr, SocketAddr};
@@ -8,7 +8,7 @@ use ipnet::IpNet;
 use viaduct_sys::route::links::{Link, Links};
 use viaduct_sys::route::survey::{ForwardRoute, OwnAddress, forward_routes, own_addresses};
 
-/// Interfaces, addresses and routes of a machine. All lookups are in these values alone.
+/// Interfaces, addresses and routes of a machine. Lookups use only these values.
 #[derive(Clone, Debug, Default)]
 pub struct Facts {
     /// Name of the machine.
@@ -42,7 +42,7 @@ impl Facts {
         })
     }
 
-    /// Name for the site: the first label of the machine's name, as far as it is permitted.
+    /// Name for the site: the permitted characters of the first label of the machine's name.
     pub fn site_name(&self) -> Option<String> {
         let label = self.host_name.split('.').next().unwrap_or_default();
         let name: String =
@@ -50,8 +50,8 @@ impl Facts {
         (!name.is_empty()).then_some(name)
     }
 
-    /// Interface by which packets leave for the first of `targets` that has a route; without any,
-    /// that of the default route.
+    /// Interface by which packets leave for the first of `targets` that has a route. If none has
+    /// one, the interface of the default route.
     pub fn wan(&self, targets: &[IpAddr]) -> Option<&Link> {
         let default = |route: &&ForwardRoute| route.to.1 == 0;
         let by_target = targets.iter().find_map(|&ip| self.route_to(ip));
@@ -97,7 +97,7 @@ impl Facts {
     }
 }
 
-/// Address that only this link knows.
+/// Returns whether `ip` is a link-local address, or an IPv6 multicast address.
 fn is_link_local(ip: IpAddr) -> bool {
     match ip {
         IpAddr::V4(v4) => v4.is_link_local(),

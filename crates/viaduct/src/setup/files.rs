@@ -40,8 +40,8 @@ impl Files {
         Ok(())
     }
 
-    /// Checks the config of `draft` by the gateway's parser, then writes it and, if there is none
-    /// yet, the secret key. Returns the config with its public key, and the files written.
+    /// Checks the config of `draft` with the gateway's parser, then writes it, and a secret key if
+    /// the site has none yet. Returns the config with its public key, and the files written.
     ///
     /// # Errors
     /// The config is refused, or a file cannot be written. Nothing is written then.
@@ -88,8 +88,8 @@ fn make_directory(file: &Path) -> Result<()> {
     made.with_context(|| format!("cannot create {}", directory.display()))
 }
 
-/// Writes a config, which has no secret, under another name, and renames it: readers see the old
-/// file or the new one.
+/// Writes a config under another name, and renames it: readers see the old file or the new one. The
+/// file is world-readable, because a config has no secret.
 ///
 /// # Errors
 /// The file cannot be written; the old one is unchanged.

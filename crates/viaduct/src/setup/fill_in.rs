@@ -12,8 +12,8 @@ use super::{SetupArgs, files, print};
 use crate::gateway::config::{Config, MAX_CONFIG};
 use crate::text;
 
-/// Path of the existing config that `args` ask to complete: they have a key, and beside it only
-/// names. `None` if they ask for a new config.
+/// Path of the existing config to complete, if `args` have the peer's key and, apart from names, no
+/// other value. `None` if they ask for a new config, or if no config exists.
 pub fn existing(args: &SetupArgs, facts: &Facts) -> Option<PathBuf> {
     let others = [&args.peer_prefix, &args.peer_endpoint, &args.wan, &args.listen, &args.prefix];
     let is_new = args.force || args.endpoint.is_some() || others.iter().any(|flag| flag.is_some());

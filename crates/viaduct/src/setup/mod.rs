@@ -7,8 +7,9 @@
 //!   terminal ─────────┘                └─▶ what to do next
 //! ```
 //!
-//! At the first site the other one's public key is not known yet. The command printed there sets up
-//! the other site; the one printed at the other site fills the missing key in ([`fill_in`]).
+//! When the first site is set up, the public key of the other site is not known yet. The command
+//! printed there sets up the other site. The command printed at the other site then fills in the
+//! missing key at the first site ([`fill_in`]).
 
 mod draft;
 mod facts;
@@ -111,7 +112,7 @@ impl SetupArgs {
     }
 }
 
-/// Asks what is not known, and writes the config.
+/// Asks for the values that are not known, and writes the config.
 pub fn run(args: &SetupArgs) -> Result<()> {
     let facts = Facts::read()?;
     if let Some(path) = fill_in::existing(args, &facts) {
@@ -137,7 +138,7 @@ pub fn run(args: &SetupArgs) -> Result<()> {
     print(&if args.json { report.json()? } else { report.text() })
 }
 
-/// Has the open questions answered: by their defaults, or on the terminal.
+/// Answers the open questions by their defaults, or asks them on the terminal.
 fn answer(setup: &mut Setup, by_defaults: bool) -> Result<()> {
     if by_defaults {
         return setup.take_defaults().map_err(|what| anyhow!(what));

@@ -1,5 +1,5 @@
 //! The questions of `viaduct setup`: a state machine that is given flags and answers, and returns
-//! the next open question. It neither reads nor writes.
+//! the next open question. It does no I/O.
 //!
 //! ```text
 //!   Facts, flags ─▶ Setup ── poll_question ─▶ Question        finish ─▶ Draft
@@ -271,7 +271,9 @@ impl Setup {
         hosts.chain(ip_of(self.value(Item::PeerEndpoint))).collect()
     }
 
-    /// Own address of the peer's family on the WAN; any address, if the own one may change.
+    /// Default of `--listen`: the address of `--endpoint`, if this machine has it; otherwise this
+    /// machine's address of the peer's family on the WAN, or the unspecified address if that one
+    /// may change.
     fn default_listen(&self) -> Option<SocketAddr> {
         let endpoint = self.endpoint.as_deref().and_then(|at| at.rsplit_once(':'));
         let port = endpoint.and_then(|(_, port)| port.parse().ok()).unwrap_or(PORT);
@@ -304,7 +306,7 @@ impl Setup {
         (!is_behind_nat).then(|| SocketAddr::new(ip, listen.port()).to_string())
     }
 
-    /// Checks a value, and returns it as the config has it.
+    /// Checks a value, and returns it in the form of the config.
     fn check(&self, item: Item, text: &str) -> Result<String, String> {
         match item {
             Item::Name | Item::Peer => {

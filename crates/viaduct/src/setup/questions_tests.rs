@@ -1,4 +1,4 @@
-//! Scripted answers, on machines that exist only as facts.
+//! Scripted answers, for machines that exist only as [`Facts`].
 
 use std::io::Cursor;
 

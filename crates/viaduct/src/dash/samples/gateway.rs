@@ -27,7 +27,7 @@ pub(super) fn sample(status: &Status) -> Sample {
     Sample {
         kind: "gateway",
         title: format!("gateway {}", status.site),
-        // The counters are older than the answer; rates are taken over their own time.
+        // Rates are computed with the time of the counters, which are older than the answer.
         clock: Some(status.uptime - status.age),
         troubles,
         subjects,
@@ -56,7 +56,7 @@ fn site(status: &Status) -> (Subject, Details) {
 
 fn peer(peer: &PeerStatus) -> (Subject, Details) {
     let stats = &peer.counters;
-    // Losses are counted a second after they happened, own recoveries at once.
+    // Losses are counted a second after they happened, this gateway's recoveries at once.
     let mut readings = loss("in", &stats.receiver.link, stats.receiver.recovered);
     readings.extend(loss("out", &stats.reported, stats.reported.recovered));
     readings.extend(causes(stats, peer.link.as_ref()));

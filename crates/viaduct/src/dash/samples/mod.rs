@@ -23,7 +23,8 @@ pub(super) struct Sample {
     pub kind: &'static str,
     /// Title of the service.
     pub title: String,
-    /// Seconds for which the service has counted; `None` if it does not say.
+    /// Time for which the service has counted, in seconds; `None` if the service does not
+    /// report it.
     pub clock: Option<f64>,
     /// Problems, one line each.
     pub troubles: Vec<String>,
@@ -31,7 +32,7 @@ pub(super) struct Sample {
     pub subjects: Vec<(Subject, Details)>,
 }
 
-/// Details of a subject that are no series.
+/// Details of a subject that are not plotted.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(super) struct Details {
     /// State, unless it is good.
@@ -67,7 +68,7 @@ pub(super) fn sample(status: &ServiceStatus) -> Sample {
     sample
 }
 
-/// Returns `text`, of [`MAX_TEXT`] characters at most.
+/// Returns `text`, cut after [`MAX_TEXT`] characters.
 pub(super) fn clipped(text: &str) -> String {
     match text.char_indices().nth(MAX_TEXT) {
         Some((end, _)) => format!("{}…", &text[..end]),
@@ -75,7 +76,7 @@ pub(super) fn clipped(text: &str) -> String {
     }
 }
 
-/// Makes `name` unique: loops of a proxy report the same tunnel each.
+/// Makes `name` unique: each loop of a proxy reports the same tunnels.
 fn unique(names: &mut BTreeSet<(&'static str, String)>, kind: &'static str, name: &str) -> String {
     let numbered = (2..).map(|n| format!("{name} ({n})"));
     let mut all = std::iter::once(name.to_owned()).chain(numbered);

@@ -11,7 +11,7 @@ use crate::tunnel::stats::TunnelCounters;
 
 /// Sample of a proxy.
 pub(super) fn sample(status: &ProxyStatus) -> Sample {
-    // A master has no listeners for clients: its programs join it.
+    // A master has no listeners for clients: its flows are those of wrapped programs.
     let is_master = status.listen.is_empty() && status.tunnel_listen.is_none();
     let kind = if is_master { "master" } else { "proxy" };
     Sample {
