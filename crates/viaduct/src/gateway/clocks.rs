@@ -1,7 +1,7 @@
 //! Clocks of handshakes. The file `<site>.clocks` in the service's state directory keeps them over
-//! a restart, so that replays of earlier initiations are rejected after it. Each line has a peer's
-//! public key, and the times of the latest initiations received and sent, in nanoseconds since
-//! 1970.
+//! a restart, so that the restarted gateway rejects replays of earlier initiations. Each line has a
+//! peer's public key, and the times of the latest initiations received and sent, in nanoseconds
+//! since 1970.
 
 use std::collections::HashMap;
 use std::fmt::Write as _;

@@ -71,7 +71,7 @@ pub struct Config {
     pub policies: Vec<PolicyTable>,
     /// Rack of this site, if it has several gateways.
     pub rack: Option<SiteRack>,
-    /// Peer sites; of a site with a rack, all members, one after another.
+    /// Gateways of the peer sites. All members of a rack are listed, one after another.
     pub peers: Vec<Peer>,
     /// Warnings about unusual but allowed settings, one line each.
     pub warnings: Vec<String>,
@@ -119,11 +119,11 @@ pub struct Peer {
     pub transport: TransportChoice,
     /// Address of the peer's listener for tunnels over TLS.
     pub tls_endpoint: Option<SocketAddr>,
-    /// Name of that server in the ClientHello.
+    /// Server name in the ClientHello of these tunnels.
     pub server_name: Option<DnsName<'static>>,
     /// Prefixes of the peer site.
     pub prefixes: Vec<IpNet>,
-    /// Rate of the packets to and from the peer, in bits a second, that memory must be enough for.
+    /// Rate of the packets to and from the peer, in bits per second, for which memory must suffice.
     pub rate: Option<u64>,
     /// True if TCP connections to and from the peer are split.
     pub split: bool,
@@ -135,7 +135,7 @@ pub struct Peer {
     pub flush_after: Duration,
     /// Age at which session keys are replaced.
     pub rekey_after: Duration,
-    /// Membership in the rack of its site, if it is not the only gateway there.
+    /// Membership in the rack of the peer's site, if the peer is not the only gateway there.
     pub member: Option<PeerMember>,
 }
 
@@ -205,7 +205,7 @@ impl Config {
         )
     }
 
-    /// Peers, of each rack only the first member: one for each peer site.
+    /// One peer for each peer site; the first member, if the site has a rack.
     pub fn peer_sites(&self) -> impl Iterator<Item = &Peer> {
         self.peers.chunk_by(|a, b| a.site() == b.site()).map(|site| &site[0])
     }
@@ -226,7 +226,7 @@ impl Config {
         self.run_dir.join(format!("{}.sock", self.name))
     }
 
-    /// Path of the socket for requests to upgrade.
+    /// Path of the socket for upgrade requests.
     pub fn upgrade_socket(&self) -> PathBuf {
         self.socket().with_extension("upgrade")
     }

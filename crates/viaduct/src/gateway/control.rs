@@ -75,13 +75,14 @@ pub struct Control {
     pub(super) tls: TlsTunnels,
     started: Instant,
     pub(super) wan: WanWatch,
-    /// Set when the room for repairs is made, until the lowered routes were found to be in force.
+    /// True from the time at which the room for repairs is made until the lowered routes
+    /// are checked.
     pub(super) unverified: bool,
     peers: PeerStates,
     misroutes: Misroutes,
     clocks: Option<ClockFile>,
     pub(super) endpoints: Endpoints,
-    /// Warnings about the config and the machine that were logged.
+    /// Logged warnings about the config and the machine.
     pub(super) warnings: Vec<String>,
     /// State of the gateway's rules in nftables and policy routing.
     rules: Arc<InterceptState>,
@@ -94,7 +95,7 @@ pub struct Control {
 
 impl Control {
     /// Creates the control side of the gateway whose config comes from `source`. With `inherited`
-    /// listeners it continues that of another process.
+    /// listeners it continues the control side of another process.
     pub fn new(
         source: ConfigSource,
         site: Site,
@@ -129,8 +130,9 @@ impl Control {
         })
     }
 
-    /// Runs until SIGTERM, SIGINT, the end of the packet threads, or until another process has
-    /// taken over: then the returned flag is true. SIGHUP reloads the config, or upgrades.
+    /// Runs until SIGTERM, SIGINT, the end of the packet threads, or until another process
+    /// has taken over. In the last case the returned flag is true. SIGHUP reloads the config,
+    /// or upgrades.
     pub fn run(mut self, system: &mut System, signals: Signals) -> (bool, Result<()>) {
         let (runtime, signals) = signals.into_parts();
         let done = runtime.block_on(self.serve(system, signals));
@@ -229,8 +231,9 @@ impl Control {
         self.workers.are_several().then_some(several)
     }
 
-    /// Opens the sockets of this process, or those that it replaces: the status socket, and their
-    /// names. A client that is answered at the status socket finds the one for upgrades, too.
+    /// Opens the listeners of this process, or uses the inherited ones. Then opens the sockets for
+    /// status and for upgrades, and publishes their names: a client that reaches the status socket
+    /// must find the one for upgrades, too.
     async fn open(&mut self) -> Result<(UnixListener, [Name; 2])> {
         let path = self.site.config.socket();
         let inherited = self.upgrade.take_inherited();
@@ -289,7 +292,7 @@ impl Control {
         }
     }
 
-    /// Makes rules and routes of the paths again that are gone. Called once a second.
+    /// Restores missing rules and routes of the paths. Called once a second.
     fn keep_paths(&mut self, system: &mut System) {
         if self.paths.is_pending {
             self.choose_paths(system);
@@ -313,7 +316,7 @@ impl Control {
         }
     }
 
-    /// Makes changes to the machine again that are not in force any more. Called once a second.
+    /// Restores changes to the machine that are no longer in force. Called once a second.
     async fn check_system(&mut self, system: &mut System) {
         if !self.upgrade.is_active() {
             self.follow_wan(system).await;
@@ -337,7 +340,7 @@ impl Control {
     }
 
     /// Stops accepting flows of split mode, and lets the existing ones finish. Returns true if
-    /// there is nothing to wait for, and always from the second call on.
+    /// there is no flow to wait for, and always from the second call on.
     fn drain(&self, draining: &mut bool, system: &mut System) -> bool {
         if let Some(flows) = &self.flows {
             if let Err(error) = system.stop_intercepting() {
@@ -348,8 +351,8 @@ impl Control {
         std::mem::replace(draining, true) || self.flows.is_none()
     }
 
-    /// Returns whether another process has taken over, the packet threads have failed, or the flows
-    /// were told to finish, and have finished.
+    /// Returns whether another process has taken over, the packet threads have failed, or all flows
+    /// have finished after [`Control::drain`].
     fn is_over(&self, draining: bool) -> bool {
         self.is_released
             || self.workers.have_failed()

@@ -7,7 +7,7 @@ use viaduct_proto::wire::ip::Header;
 const UDP: u8 = 17;
 const UDP_HEADER: usize = 8;
 
-/// Payload of a UDP datagram to `listen`, and its source.
+/// Source and payload of a UDP datagram to `listen`; `None` for other packets.
 pub fn datagram(packet: &mut [u8], listen: SocketAddr) -> Option<(SocketAddr, &mut [u8])> {
     let (from, to, payload) = udp(packet)?;
     (to.port() == listen.port() && same_host(listen, to)).then_some((from, payload))

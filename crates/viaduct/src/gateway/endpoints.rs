@@ -42,7 +42,8 @@ impl Default for Endpoints {
 }
 
 impl Endpoints {
-    /// Resolves the names of `config` from now on, and no others. Must be called in a runtime.
+    /// Starts to resolve the names of `config`, and stops to resolve others. Must be called in
+    /// a runtime.
     pub fn watch(&mut self, config: &Config) {
         let names: HashSet<&Name> =
             config.peers.iter().filter_map(|peer| peer.endpoint_name.as_ref()).collect();
@@ -73,7 +74,8 @@ impl Endpoints {
         }
     }
 
-    /// Waits until the address of a name changes. Takes over all changes that are known by then.
+    /// Waits until the address of a name changes. Also handles all other look-ups that have ended
+    /// by then.
     pub async fn changed(&mut self) {
         let mut has_changed = false;
         while !has_changed && let Some(answer) = self.answers.recv().await {
@@ -117,7 +119,7 @@ impl Endpoints {
         }
     }
 
-    /// Reason why the address of a peer that is given by name is unknown; `None` if it is known.
+    /// Reason why the address of a peer whose endpoint is a name is unknown; `None` if it is known.
     pub fn unresolved(&self, peer: &Peer) -> Option<String> {
         let name = peer.endpoint_name.as_ref().filter(|name| !self.known.contains_key(name))?;
         let reason = self.failures.get(name).map_or("no answer yet", String::as_str);

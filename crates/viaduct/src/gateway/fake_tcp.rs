@@ -38,7 +38,7 @@ pub struct FakeTcpPort {
 }
 
 impl FakeTcpPort {
-    /// Takes the ports: that of `[site] listen`, and some for own connections.
+    /// Opens the ports: that of `[site] listen`, and some for connections that this gateway opens.
     ///
     /// # Errors
     /// The port is in use by another program, or raw sockets are not allowed.
@@ -54,7 +54,8 @@ impl FakeTcpPort {
         FakeTcpPort::with_listeners(site, entropy, now, listeners)
     }
 
-    /// Uses the ports of `listeners`: that of `[site] listen` first, and those for own connections.
+    /// Uses the ports of `listeners`: first that of `[site] listen`, then those for connections
+    /// that this gateway opens.
     ///
     /// # Errors
     /// There are too few listeners, or raw sockets are not allowed.
@@ -74,7 +75,7 @@ impl FakeTcpPort {
         Ok(FakeTcpPort { machine, listen, raw, outboxes: Default::default(), listeners })
     }
 
-    /// Listeners, for another process.
+    /// Listeners, which another process may take over.
     pub fn listeners(&self) -> &[TcpListener] {
         &self.listeners
     }

@@ -30,7 +30,7 @@ impl Injector {
         Injector { name, mtu, tun: None, has_failed: false }
     }
 
-    /// Creates the TUN. Errors: the name is taken: there is another gateway of the same name.
+    /// Creates the TUN. Errors: the name is taken, since another gateway has the same name.
     pub fn open(&mut self) -> Result<()> {
         self.tun = Some(open(&self.name, self.mtu)?);
         Ok(())
@@ -39,13 +39,13 @@ impl Injector {
     /// Uses the TUN of another process, which has sent its descriptor.
     ///
     /// # Errors
-    /// The descriptor is not a TUN's.
+    /// The descriptor is not that of a TUN.
     pub fn take_over(&mut self, tun: OwnedFd) -> Result<()> {
         self.tun = Some(Tun::inherited(tun, &self.name)?);
         Ok(())
     }
 
-    /// Injector for another worker, through the same TUN, which is created now.
+    /// Injector for another worker, which uses the same TUN. Creates the TUN if there is none yet.
     ///
     /// # Errors
     /// The TUN cannot be created, or no descriptor is left.
@@ -63,8 +63,8 @@ impl Injector {
         self.tun.as_ref().map(|tun| tun.as_fd())
     }
 
-    /// Passes a packet to the kernel, and creates the TUN before the first. Returns whether the
-    /// kernel has accepted the packet.
+    /// Passes a packet to the kernel. The first packet creates the TUN. Returns whether the kernel
+    /// has accepted the packet.
     pub fn inject(&mut self, packet: &[u8]) -> bool {
         if self.tun.is_none()
             && !self.has_failed

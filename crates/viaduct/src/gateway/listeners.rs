@@ -1,4 +1,5 @@
-//! Listeners of the control side that a reload may move: for metrics and for the packet cache.
+//! Listeners of the control side whose address a reload may change: for metrics and for the
+//! packet cache.
 
 use std::io;
 use std::net::SocketAddr;
@@ -56,7 +57,7 @@ impl Listeners {
         }
     }
 
-    /// Duplicates of the sockets, for another process: of the metrics, and of the packet cache.
+    /// Duplicates of the sockets of the metrics and of the packet cache, for another process.
     ///
     /// # Errors
     /// No descriptor is left.
@@ -67,7 +68,7 @@ impl Listeners {
         Ok([metrics, cache.map(OwnedFd::try_clone).transpose()?])
     }
 
-    /// Accepts the next client of the metrics. Without a listener the future never completes.
+    /// Accepts the next client of the metrics. Without a listener, the future never completes.
     pub async fn accept(&self) -> TcpStream {
         metrics::accept(self.metrics.as_ref()).await
     }

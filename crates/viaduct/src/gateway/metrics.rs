@@ -204,7 +204,7 @@ pub fn encode(status: &Status) -> String {
     page.finish()
 }
 
-/// Adds the metrics with labels of their own, and the gauges.
+/// Adds the metrics that have labels of their own, and the gauges.
 fn site(status: &Status, page: &mut Exposition) {
     page.family("viaduct_build_info", Kind::Gauge, "Always 1; the version is a label.");
     page.sample(&[("version", &status.version), ("site", &status.site)], 1);
@@ -263,7 +263,7 @@ fn site(status: &Status, page: &mut Exposition) {
     page.sample(&[("reason", "limited")], cache.limited);
 }
 
-/// Adds the metrics of the paths to peers with several.
+/// Adds the metrics of the paths to peers that have several.
 fn paths(status: &Status, page: &mut Exposition) {
     if status.peers.iter().all(|peer| peer.paths.is_empty()) {
         return;
@@ -323,7 +323,8 @@ fn sessions(status: &Status, page: &mut Exposition) {
     }
 }
 
-/// Adds the metrics of the link in both directions: as seen here, and as reported by the peer.
+/// Adds the metrics of each peer's link: of incoming packets as seen here, and of outgoing packets
+/// as reported by the peer.
 fn links(status: &Status, page: &mut Exposition) {
     let mut each = |name, kind, help, emit: &Emit<'_>| {
         page.family(name, kind, help);

@@ -1,15 +1,17 @@
-//! Packets that this machine routes into the gateway's TUN. It only injects: they are lost. The
-//! usual cause is a routing daemon that copies the routes of slices into the main table.
+//! Packets that this machine routes into the gateway's TUN. They are lost: the gateway only injects
+//! packets there, and reads none. The usual cause is a routing daemon that copies the routes of
+//! slices into the main table.
 
 use std::time::{Duration, Instant};
 
 use tracing::warn;
 use viaduct_sys::route::tun;
 
-/// Packets in a second from which on they are reported. Some daemons send a packet to each
+/// Minimum number of packets in a second that is reported. Some daemons send a packet to each
 /// interface from time to time.
 const MIN_PACKETS: u64 = 10;
-/// Time for which they are reported after the last ones, and in which they are logged once.
+/// Time after the last such second for which the loss is reported in the status. It is logged once
+/// in this time.
 const REPORTED_FOR: Duration = Duration::from_secs(60);
 
 /// Lost packets, as last seen.

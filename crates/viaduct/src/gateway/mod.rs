@@ -92,8 +92,8 @@ use crate::status_socket::check_free;
 /// Interval between checks for missing prerequisites.
 const WAIT_EVERY: Duration = Duration::from_secs(1);
 
-/// Runs a gateway until a signal ends it. With `takeover`, an inherited descriptor, it continues
-/// the gateway of the process at the other end.
+/// Runs a gateway until a signal ends it. `takeover` is the descriptor of an inherited socket: the
+/// gateway then continues that of the process at the socket's other end.
 pub fn run(path: &Path, registry: Registry, takeover: Option<RawFd>) -> Result<()> {
     preflight::check_capabilities()?;
     if let Some(socket) = takeover {
@@ -121,7 +121,7 @@ pub fn run(path: &Path, registry: Registry, takeover: Option<RawFd>) -> Result<(
     gateway.run(signals)
 }
 
-/// Parts of a gateway that does not run yet.
+/// Parts of a gateway that is not running yet.
 struct Parts {
     source: ConfigSource,
     site: Site,
@@ -129,11 +129,12 @@ struct Parts {
     flows: (Option<ProxyThread>, TlsTunnels),
     local: Local,
     ports: Ports,
-    /// State of the packet thread that this gateway continues, and the listeners of its process.
+    /// State of the old process's packet thread and its listeners, if this process takes over
+    /// a gateway.
     inherited: Option<(WorkerState, [Option<OwnedFd>; 2])>,
 }
 
-/// Ways in and out of a packet thread, apart from its taps.
+/// Sockets and the TUN of a packet thread.
 struct Ports {
     udp: UdpBatch,
     /// Socket of the second WAN, if there are two.
@@ -151,7 +152,8 @@ struct Gateway {
 }
 
 impl Parts {
-    /// Starts the packet threads. If one continues another one, it only hears until it is told.
+    /// Starts the packet threads. If this process takes over a gateway, its packet thread sends
+    /// nothing until it is told to.
     fn start(self) -> Result<Gateway> {
         let Parts { source, site, system, flows, local, ports, inherited } = self;
         let (state, listeners) = inherited.unzip();
@@ -210,7 +212,7 @@ impl Gateway {
         let count = threads.len();
         let ended = threads.into_iter().map(|thread| match thread.join() {
             Ok(ended) => ended,
-            // The others have its lanes.
+            // The other threads have taken over its lanes.
             Err(_) if count > 1 && done.is_ok() => Ok(()),
             Err(_) => Err(anyhow!("the packet thread panicked")),
         });
@@ -229,7 +231,7 @@ impl Gateway {
 }
 
 /// Reads the config, and waits until the interface and the addresses that it names exist: at boot
-/// they may appear later than the gateway starts. `None` if a signal ends the wait.
+/// they may appear after the gateway has started. `None` if a signal ends the wait.
 fn wait_for_prerequisites(
     source: &ConfigSource,
     signals: &mut Signals,
@@ -244,7 +246,8 @@ fn wait_for_prerequisites(
             source.text.set(Some(text));
             return resolve(config, &source.path, &source.registry).map(Some);
         };
-        // Reports readiness: the service manager would abort a start that takes too long.
+        // Reports readiness already now: the service manager would abort a start that takes
+        // too long.
         if reported.is_none() {
             notify(Phase::Ready);
         }
@@ -270,7 +273,7 @@ fn resolve(config: Config, path: &Path, registry: &Registry) -> Result<(Site, Op
     resolve_all(config).with_context(|| path.display().to_string())
 }
 
-/// Path of the config, its text in force, and the handlers that may be named in it.
+/// Path of the config, the text of the config in force, and the handlers that it may name.
 #[derive(Debug)]
 struct ConfigSource {
     path: PathBuf,
@@ -298,7 +301,7 @@ impl ConfigSource {
     }
 }
 
-/// Channel to a packet thread, at its end.
+/// Packet thread's end of its channels to the control side.
 struct Channel {
     /// Index of the worker.
     index: usize,
@@ -352,7 +355,7 @@ fn build_worker(
 }
 
 impl Ports {
-    /// Opens the ports of a gateway that begins.
+    /// Opens the ports of a gateway that takes over from no other process.
     fn open(site: &mut Site, local: &Local, injector: Injector) -> Result<Ports> {
         let now = Instant::from_nanos(clock::now());
         let fake_tcp = open_fake_tcp(site, local.entropy.clone(), now)?;
@@ -374,7 +377,8 @@ impl Ports {
     }
 }
 
-/// Opens the socket that sends repairs. With two WANs, its datagrams take the path with this index.
+/// Opens the socket that sends repairs. With two WANs, its datagrams take the path with
+/// index `path`.
 fn open_udp(site: &Site, path: usize, listen: SocketAddr) -> Result<UdpBatch> {
     let cannot_use = || format!("[site] listen: cannot use {listen}");
     let udp = UdpBatch::bind(listen).with_context(cannot_use)?;
@@ -386,8 +390,8 @@ fn open_udp(site: &Site, path: usize, listen: SocketAddr) -> Result<UdpBatch> {
     Ok(udp)
 }
 
-/// Opens the ports of fake TCP if a peer may use it. If they are taken, peers with `transport =
-/// "auto"` use UDP.
+/// Opens the ports of fake TCP if a peer may use it. If that fails, peers with `transport = "auto"`
+/// use UDP.
 fn open_fake_tcp(site: &mut Site, entropy: Entropy, now: Instant) -> Result<Option<FakeTcpPort>> {
     if !site.wants_fake_tcp() {
         return Ok(None);

@@ -1,13 +1,13 @@
-//! Paths of a site with two WANs: which one the packets of each class take, and the log of changes.
+//! Choice of the path that each class of packets takes at a site with two WANs, and the log
+//! of changes.
 //!
 //! ```text
 //!   packet thread: probes ─▶ a path is down, or up ─▶ PathChoice ─▶ marks of nftables ─▶ routing
 //!                                                        └─▶ log
 //! ```
 //!
-//! A class takes its path while that is up. While it is down, the class takes the other one, if
-//! that is up: if neither is, the peer's gateway does not answer, which says nothing about the
-//! paths.
+//! A class takes its preferred path, unless that path is down and the other one is up. If both are
+//! down, the peer's gateway does not answer, which says nothing about the paths.
 
 use std::collections::HashMap;
 
@@ -25,14 +25,14 @@ pub struct PathChoice {
     changes: UnboundedReceiver<PathChange>,
     /// States of the paths to each peer, by its name.
     up: HashMap<String, [bool; PATHS]>,
-    /// The last selection could not be made.
+    /// True if the last selection could not be put in force.
     pub is_pending: bool,
     /// Reason why a selection, or a route, is not in force.
     trouble: Option<String>,
 }
 
 impl PathChoice {
-    /// Creates a selection without a path that is known to be up.
+    /// Creates a selection in which no path is known to be up.
     pub fn new(changes: UnboundedReceiver<PathChange>) -> PathChoice {
         PathChoice { changes, up: HashMap::new(), is_pending: false, trouble: None }
     }
@@ -103,7 +103,7 @@ pub fn rules(config: &Config, up: impl Fn(&Peer) -> [bool; PATHS]) -> PathRules 
     }
 }
 
-/// Path that packets take which prefer `wanted`.
+/// Path of packets that prefer `wanted`.
 fn taken(wanted: usize, up: [bool; PATHS]) -> usize {
     let other = PATHS - 1 - wanted;
     if !up[wanted] && up[other] { other } else { wanted }

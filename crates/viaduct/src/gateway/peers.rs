@@ -35,9 +35,8 @@ impl PeerStates {
         &self.states
     }
 
-    /// Judges the peers, and logs changes. `trouble` is the problem of the WAN itself, if there
-    /// is one.
-    /// `tls` are the tunnels of peers that datagrams do not reach.
+    /// Judges the peers, and logs changes. `trouble` is the problem of the WAN itself, if there is
+    /// one. `tls` has the tunnels to peers that datagrams do not reach.
     pub fn update(
         &mut self,
         now: Now,

@@ -1,9 +1,9 @@
 //! Poll interval of the packet thread under load.
 //!
 //! A wake-up costs as much as ten packets, so an interval should span many packets. However,
-//! repairs are delayed by the interval, and copies that have left the CPU cache cost more. The
-//! interval is therefore short while repairs pass, and spans [`PACKETS_PER_WAKEUP`] packets
-//! otherwise.
+//! the interval delays repairs, and reading copies that have left the CPU cache costs more.
+//! The interval is therefore short while repairs pass, and spans [`PACKETS_PER_WAKEUP`]
+//! packets otherwise.
 
 use viaduct_proto::time::{Duration, Instant};
 
@@ -11,8 +11,8 @@ use viaduct_proto::time::{Duration, Instant};
 /// send their repairs.
 const MIN_INTERVAL: Duration = Duration::from_micros(600);
 const MAX_INTERVAL: Duration = Duration::from_micros(2_400);
-/// Number of packets that should share a wake-up, which then costs less than a tenth of what they
-/// do, also where several workers share the packets. Their copies still fit into the cache.
+/// Number of packets that should share a wake-up. The wake-up then costs less than a tenth of the
+/// packets' cost, even if several workers divide the packets. The copies still fit into the cache.
 const PACKETS_PER_WAKEUP: u32 = 128;
 /// Time without repairs after which none are expected.
 const REPAIRS_TIMEOUT: Duration = Duration::from_secs(2);
@@ -40,7 +40,7 @@ impl PollInterval {
         }
     }
 
-    /// Length of the next interval, after `packets` packets came in the last one.
+    /// Length of the next interval, given that `packets` packets came in the last one.
     pub fn next(&mut self, now: Instant, packets: usize) -> Duration {
         let is_quiet = self.seen.is_some_and(|at| now.since(at) >= REPAIRS_TIMEOUT);
         let packets = u32::try_from(packets).unwrap_or(u32::MAX).max(1);

@@ -125,7 +125,7 @@ fn may_match(one: &Value, wan: &str) -> bool {
     let set = right["set"].as_array().map_or(std::slice::from_ref(right), Vec::as_slice);
     let names = |one: &Value| match one.as_str() {
         Some(name) => name.strip_suffix('*').map_or(name == wan, |start| wan.starts_with(start)),
-        // For example, the members of a named set are unknown here.
+        // Other values are unknown here, such as the members of a named set.
         None => true,
     };
     let has = set.iter().any(names);
@@ -229,7 +229,7 @@ pub fn check_capabilities() -> Result<()> {
     let status = fs::read_to_string("/proc/self/status")?;
     let effective = status.lines().find_map(|line| line.strip_prefix("CapEff:"));
     let effective = effective.and_then(|bits| u64::from_str_radix(bits.trim(), 16).ok());
-    // If the kernel does not report them, a missing one shows at the first call that needs it.
+    // If the kernel does not report capabilities, the first call that needs a missing one fails.
     let missing = CAPABILITIES.iter().find(|(bit, _)| effective.is_some_and(|e| e >> bit & 1 == 0));
     match missing {
         Some((_, name)) => bail!(

@@ -32,7 +32,7 @@ fn only_rules_that_may_translate_packets_to_peers_are_named() {
     assert_eq!(chain_of(&[json!([out("==", &json!({"set": ["a", "wan0"]})), masquerade])]), warned);
     assert_eq!(chain_of(&[json!([out("==", &json!("docker0")), masquerade])]), None);
     assert_eq!(chain_of(&[json!([out("!=", &json!("wan0")), masquerade])]), None);
-    // A comment, or the name of a chain, is not a rule.
+    // A chain may have the name of a statement.
     assert_eq!(chain_of(&[json!([{"jump": {"target": "masquerade"}}])]), None);
     let exempt = json!([
         {"match": {"op": "==", "left": {"payload": {"protocol": "ip", "field": "daddr"}},

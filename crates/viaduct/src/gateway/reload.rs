@@ -26,7 +26,8 @@ impl Control {
         notify(Phase::Ready);
     }
 
-    /// Reloads the config if its file is another one than that in force, which an upgrade hands on.
+    /// Reloads the config if the file differs from the config in force. After an upgrade, that is
+    /// the config of the old process.
     pub(super) async fn reload_if_changed(&mut self, system: &mut System) {
         if self.source.is_changed() {
             self.reload_and_log(system).await;

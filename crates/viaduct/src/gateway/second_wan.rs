@@ -13,15 +13,15 @@ use super::taps::Taps;
 
 /// Second WAN.
 pub struct SecondWan {
-    /// Copies of the packets that cross it.
+    /// Copies of the packets that cross this WAN.
     pub taps: Taps,
-    /// Socket that sends the datagrams of its path.
+    /// Socket that sends the datagrams of this WAN's path.
     pub udp: UdpBatch,
-    /// Address to which peers send the datagrams of its path.
+    /// Address to which peers send the datagrams of this WAN's path.
     pub listen: SocketAddr,
     /// Queueing discipline of the interface.
     pub own_queue: QdiscDrops,
-    /// Ends of its paths.
+    /// The peers' addresses on the paths by this WAN.
     ends: HashSet<SocketAddr>,
 }
 
@@ -37,12 +37,12 @@ impl SecondWan {
         Ok(Some(SecondWan { taps, udp, listen: wan.listen, own_queue, ends }))
     }
 
-    /// Takes over other peers.
+    /// Applies changed peers.
     pub fn change(&mut self, peers: &[PeerConfig]) {
         self.ends = ends(peers);
     }
 
-    /// Returns whether datagrams to this address belong to its paths.
+    /// Returns whether datagrams to `address` take this WAN.
     pub fn leads_to(&self, address: &SocketAddr) -> bool {
         self.ends.contains(address)
     }

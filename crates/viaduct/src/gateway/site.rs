@@ -20,12 +20,12 @@ const MIN_MTU: usize = 1280;
 /// Maximum memory of one tap, in bytes.
 const MAX_RING: usize = 256 << 20;
 
-/// Time for which packets must be there to be recovered: two requests of a packet over a path with
-/// a round trip of 100 ms.
+/// Time in seconds for which packets must be kept so that they can be recovered: enough for two
+/// requests of a packet over a path with a round trip of 100 ms.
 const KEEP_TIME: f64 = 0.3;
-/// Bytes of memory for each byte of packets, with names, lists and waiting repairs.
+/// Bytes of memory for each byte of packets. The excess is for names, lists and waiting repairs.
 const BYTES_PER_BYTE: f64 = 1.25;
-/// Bytes of memory for a rate in bits a second.
+/// Bytes of memory for each bit per second of a peer's rate.
 const BYTES_PER_BIT: f64 = KEEP_TIME * BYTES_PER_BYTE / 8.0;
 
 /// BPF instruction that loads the type of a packet (see `linux/filter.h`).
@@ -41,8 +41,8 @@ pub struct Site {
     pub wan_mtu: usize,
     /// Addresses at which fake TCP arrives; empty if no peer may use it.
     pub fake_tcp: Vec<SocketAddr>,
-    /// False while this gateway, a member of a rack, has not set the routes of its slices: it then
-    /// tells the peers that it is drained.
+    /// False while this gateway is a member of a rack that has not set the routes of its slices
+    /// yet. It then tells the peers that it is drained.
     pub is_serving: bool,
 }
 
@@ -99,8 +99,7 @@ impl Site {
         self.config.host_mtu.map_or(room, |mtu| mtu.min(room))
     }
 
-    /// Maximum length of packets towards `peer`; `None` if all packets of the hosts are within it
-    /// anyway.
+    /// Maximum length of packets towards `peer`; `None` if the hosts send no longer packets anyway.
     pub fn clamp(&self, peer: &Peer) -> Option<usize> {
         let longest = self.longest(peer);
         let sent = self.config.host_mtu.unwrap_or(self.wan_mtu);
@@ -120,7 +119,7 @@ impl Site {
         format!("vd-{}", name.chars().take(12).collect::<String>())
     }
 
-    /// Pairs of taps: one for each worker and WAN.
+    /// Number of pairs of taps: one pair for each worker and WAN.
     fn taps(&self) -> usize {
         self.config.workers * self.config.interfaces().count()
     }
@@ -141,8 +140,8 @@ impl Site {
     }
 
     /// Bytes that each peer needs while it has traffic: for the packets of [`KEEP_TIME`] at its
-    /// rate, or as many as a repair of its code may cover in each lane. The code of the opposite
-    /// direction is assumed to be the same.
+    /// rate, or for as many packets as a repair of its code may cover in each lane. The code of the
+    /// opposite direction is assumed to be the same.
     fn needs(&self) -> Vec<usize> {
         let need = |peer: &Peer| {
             let coding = peer.coding.as_ref();
@@ -163,8 +162,8 @@ impl Site {
         self.config.peers.chunk_by(|a, b| a.site() == b.site()).flat_map(of_site).collect()
     }
 
-    /// Share of the memory of each peer, in proportion to its need: it keeps that much whatever the
-    /// others need.
+    /// Each peer's share of the memory, in proportion to its need. A peer keeps its share whatever
+    /// the others need.
     fn shares(&self) -> Vec<usize> {
         let (needs, memory) = (self.needs(), self.packet_memory());
         let all: usize = needs.iter().sum::<usize>().max(1);
@@ -172,8 +171,8 @@ impl Site {
         needs.into_iter().map(share).collect()
     }
 
-    /// Number of peers that may have traffic at the same time with all that they need, whichever
-    /// they are.
+    /// Number of peers that may have traffic at the same time, each with the memory that it needs,
+    /// whichever peers they are.
     fn peers_at_once(&self) -> usize {
         let (mut needs, mut there) = (self.needs(), self.packet_memory());
         needs.sort_unstable_by(|one, other| other.cmp(one));
@@ -185,7 +184,7 @@ impl Site {
         needs.iter().take_while(fits).count()
     }
 
-    /// Description of what the memory for packets is enough for.
+    /// Description of the rate and the number of peers for which the memory for packets suffices.
     pub fn memory_bound(&self) -> String {
         let (there, peers) = (self.packet_memory(), self.config.peers.len());
         let megabits = there as f64 / BYTES_PER_BIT / 1e6;
@@ -216,10 +215,10 @@ impl Site {
         })
     }
 
-    /// Returns whether a peer may use fake TCP. Its packets do not name their lane, so that they
-    /// could not be distributed to several workers.
+    /// Returns whether a peer may use fake TCP. Packets of fake TCP do not name their lane, and
+    /// therefore cannot be distributed to several workers.
     pub fn wants_fake_tcp(&self) -> bool {
-        // Nor do they take a path that is selected by their source.
+        // With two WANs, its packets could not be sent by a chosen path either.
         if self.config.workers > 1 || !self.config.wans.is_empty() {
             return false;
         }
@@ -234,7 +233,7 @@ impl Site {
         self.config.peers.iter().any(|peer| peer.transport == fake_tcp)
     }
 
-    /// Transports for `peer`: without the ports of fake TCP only UDP.
+    /// Transports for `peer`: if the ports of fake TCP are not open, `auto` means UDP alone.
     fn transport(&self, peer: &Peer) -> TransportChoice {
         match peer.transport {
             TransportChoice::Auto if self.fake_tcp.is_empty() => {
@@ -244,7 +243,7 @@ impl Site {
         }
     }
 
-    /// Weight that this gateway tells the peers.
+    /// Weight that this gateway reports to the peers.
     fn told_weight(&self, rack: &SiteRack) -> u8 {
         if self.is_serving { rack.own_weight() } else { 0 }
     }
@@ -277,8 +276,8 @@ impl Site {
             .collect()
     }
 
-    /// Filters of the two taps: for packets that leave for the peers' sites; and for packets that
-    /// come from these sites and datagrams of the peers.
+    /// Filters of the two taps. The first is for packets that leave for the peers' sites; the
+    /// second is for packets that come from these sites, and for the peers' datagrams.
     pub fn filters(&self) -> Result<(Vec<BpfInsn>, Vec<BpfInsn>)> {
         let peers = self.config.peer_sites().flat_map(|peer| &peer.prefixes);
         let filter = TapFilter {

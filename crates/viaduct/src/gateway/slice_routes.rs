@@ -1,15 +1,15 @@
-//! Routes of a rack's slices: a routing daemon announces them, so that the site's routers send each
-//! slice to the member that owns it, and to the next one if that is gone.
+//! Routes of a rack's slices. A routing daemon announces them, so that the site's routers send the
+//! packets of each slice to the member that owns it, or to the next member if the owner is gone.
 //!
 //! ```text
 //!   rack::ranking ─▶ metric of each slice: 100 for the owner, 101 for the next one, …
 //!                         └─▶ table 118, through the TUN ─▶ BIRD ─▶ routers
 //! ```
 //!
-//! A route says nothing about other members: each announces all slices, and routers choose. The
-//! slices of a peer's site are announced once a session with a gateway there is up, those of this
-//! site with the first session; then the peers are told that this gateway serves. The kernel
-//! withdraws the routes with the TUN when the process ends.
+//! Each member announces all slices, and routers choose by the metric: no member needs to know
+//! which others are alive. The slices of a peer's site are announced once a session with a gateway
+//! there is up; those of this site are announced with the first session. The peers are then told
+//! that this gateway serves. The kernel withdraws the routes with the TUN when the process ends.
 
 use std::collections::HashSet;
 use std::io;
@@ -28,7 +28,7 @@ use super::snapshot::Snapshot;
 
 /// Metric of the routes of a slice's owner.
 const OWNER_METRIC: u32 = 100;
-/// Interval of attempts after a failure.
+/// Interval between attempts after a failure.
 const RETRY_EVERY: Duration = Duration::from_secs(1);
 
 /// Routes of the slices of this gateway.
@@ -37,20 +37,20 @@ pub struct SliceRoutes {
     routes: Option<AnnouncedRoutes>,
     /// Peer sites with which there has been a session.
     known: HashSet<String>,
-    /// The routes are not those of the config and the known sites.
+    /// True if the routes differ from those that the config and the known sites require.
     is_stale: bool,
     /// Last failure, and its time.
     failure: Option<(String, Instant)>,
 }
 
 impl SliceRoutes {
-    /// Sets the routes anew at the next call of [`SliceRoutes::follow`].
+    /// Makes the next call of [`SliceRoutes::follow`] set the routes again.
     pub fn set_stale(&mut self) {
         self.is_stale = true;
     }
 
     /// Sets routes that are missing, and withdraws those that are not wanted any more. Returns
-    /// whether all is done that can be.
+    /// whether routes may be set: there has been a session, or this gateway sets no routes.
     pub fn follow(&mut self, site: &Site, seen: &Snapshot) -> bool {
         // A gateway that observes has no TUN, and changes nothing on the machine.
         let Some(rack) = site.config.rack.as_ref().filter(|_| !site.only_observes()) else {
@@ -100,8 +100,8 @@ impl SliceRoutes {
 }
 
 impl Control {
-    /// Sets the routes of the slices, unless another process may be responsible for them. The first
-    /// time, tells the peers that this gateway is not drained.
+    /// Sets the routes of the slices, unless another process may be responsible for them. Then
+    /// tells the peers, once, that this gateway is not drained.
     pub(super) async fn announce(&mut self) {
         if self.upgrade.is_active() {
             return;

@@ -14,14 +14,14 @@ use viaduct_sys::socket::udp::SendReport;
 /// Counters of the shell around the packet plane, since the gateway started.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Shell {
-    /// Outgoing packets that found the tap full: forwarded, not protected.
+    /// Outgoing packets that were not captured because the tap was full: forwarded, not protected.
     pub tap_drops_out: u64,
     /// Outgoing packets whose copies were read too late: forwarded, not protected.
     #[serde(default)]
     pub tap_late_out: u64,
-    /// Incoming packets that found the tap full: forwarded, not seen.
+    /// Incoming packets that were not captured because the tap was full: forwarded, not seen.
     pub tap_drops_in: u64,
-    /// Copies longer than the tap keeps.
+    /// Copies that were longer than the tap keeps.
     pub truncated: u64,
     /// Copies whose checksum was left to the device.
     pub unfinished: u64,
@@ -57,7 +57,8 @@ fn later(a: &mut u64, b: u64) {
 }
 
 impl Shell {
-    /// Adds the counters of another worker. All workers see the falls and drops of the WAN.
+    /// Adds the counters of another worker. Falls and drops of the WAN are not added, since all
+    /// workers count the same ones.
     fn merge(&mut self, more: &Shell) {
         let Shell { wan_falls, wan_drops, .. } = *more;
         later(&mut self.wan_falls, wan_falls);
@@ -92,7 +93,7 @@ pub struct Snapshot {
 }
 
 impl Snapshot {
-    /// Leaves only the counters: the worker has died.
+    /// Keeps only the counters of a worker that has died.
     pub fn retire(&mut self) {
         self.memory = 0;
         self.peers.iter_mut().for_each(|(_, stats)| stats.up = true);
@@ -159,8 +160,8 @@ impl Published {
         *self.1.lock().unwrap_or_else(PoisonError::into_inner) = details;
     }
 
-    /// Updates the snapshot: the counters of peers with events, and all others. Waits for no
-    /// reader: while one copies the snapshot, it stays as it is until the next call.
+    /// Updates the counters of peers with events, and all other counters. Never waits for a reader:
+    /// while one copies the snapshot, the call changes nothing, and the next call catches up.
     pub fn publish(&self, plane: &mut Plane, shell: Shell, fake_tcp: FakeTcpStats) {
         let Some(mut published) = try_lock(&self.0) else { return };
         let (snapshot, at) = &mut *published;
@@ -174,7 +175,8 @@ impl Published {
         *at = Instant::now();
     }
 
-    /// Updates the details of peers with events, as [`Published::publish`].
+    /// Updates the details of peers with events. Never waits for a reader,
+    /// as [`Published::publish`].
     pub fn publish_details(&self, plane: &mut Plane, now: viaduct_proto::time::Instant) {
         let Some(mut details) = try_lock(&self.1) else { return };
         plane.take_facts(now, |name, facts, (key, clocks)| {

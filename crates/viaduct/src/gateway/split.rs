@@ -1,6 +1,6 @@
-//! Split mode (Maelstrom, 4.2): the gateway terminates the TCP connections between its site and
-//! a peer's, acknowledges at once, and continues over connections of its own between the
-//! gateways, under FEC.
+//! Split mode (Maelstrom, 4.2): the gateway terminates the TCP connections between its site and a
+//! peer's, acknowledges their data at once, and forwards it over TCP connections between the
+//! gateways, which FEC protects.
 //!
 //! ```text
 //!   host A ══ TCP ══▶ gateway A ══ TCP of the gateways, protected ══▶ gateway B ══ TCP ══▶ host B
@@ -24,7 +24,7 @@ use crate::settings::{ProxyArgs, Settings};
 
 /// Address to which the kernel redirects connections, unless `[split]` sets another.
 const LISTEN: SocketAddr = SocketAddr::new(IpAddr::V6(Ipv6Addr::UNSPECIFIED), 7402);
-/// Maximum bytes of each flow that a host has sent and the other site has not received yet.
+/// Maximum number of bytes of a flow that a host has sent and the other site has not received yet.
 const BUFFER: usize = 8 << 20;
 
 /// Options that `[split]` cannot set: the rest of the config determines them, or a proxy between

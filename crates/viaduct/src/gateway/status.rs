@@ -1,4 +1,4 @@
-//! Status of a gateway, as its socket and `viaduct status` have it.
+//! Status of a gateway, as its control socket sends it and `viaduct status` reads it.
 
 use std::collections::HashMap;
 use std::time::Duration;
@@ -85,9 +85,9 @@ pub struct PeerStatus {
 /// Numbers of slices that a member of a peer's rack owns.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SliceStatus {
-    /// Slices of the peer's site, packets to which the member receives.
+    /// Slices of the peer's site. The member receives the packets to them.
     pub to: usize,
-    /// Slices of this site, packets to which the member sends.
+    /// Slices of this site. The member sends the packets to them.
     pub from: usize,
 }
 
@@ -110,9 +110,9 @@ pub struct PathStatus {
     pub repairs_by: String,
     /// Packets that were sent by this path.
     pub sent: u64,
-    /// Packets from the peer whose fate is known, and those of them that were lost.
+    /// Packets from the peer: the number whose fate is known, and how many of these were lost.
     pub received: (u64, u64),
-    /// The same of the packets to the peer, as the peer reports them.
+    /// The same two numbers for packets to the peer, as the peer reports them.
     pub reported: (u64, u64),
 }
 
@@ -243,10 +243,10 @@ pub struct Status {
     /// Number of packet threads.
     #[serde(default)]
     pub workers: usize,
-    /// Packet threads that have panicked; the others have their lanes.
+    /// Number of packet threads that have panicked. The others have taken over their lanes.
     #[serde(default)]
     pub workers_dead: usize,
-    /// Age of the counters, in seconds. More than a second means that the packet thread hangs.
+    /// Age of the counters, in seconds. From 2 s on, the packet thread is reported as hung.
     pub age: f64,
     /// Maximum memory of packets in bytes, taps included.
     pub memory_limit: usize,

@@ -10,7 +10,7 @@ use super::snapshot::Snapshot;
 /// Minimum interval between two such warnings.
 const WARN_EVERY: Duration = Duration::from_secs(60);
 
-/// State at the last check.
+/// State at the last warning.
 #[derive(Debug, Default)]
 pub struct StrayWarning {
     stray: u64,
@@ -18,7 +18,7 @@ pub struct StrayWarning {
 }
 
 impl StrayWarning {
-    /// Logs a warning if datagrams that no peer's key opens have arrived since the last check.
+    /// Logs a warning if datagrams that no peer's key opens have arrived since the last warning.
     /// Must be called once a second.
     pub fn check(&mut self, now: &Snapshot) {
         let strays = now.plane.stray.saturating_sub(self.stray);

@@ -92,35 +92,36 @@ impl System {
         Ok((system, injector))
     }
 
-    /// Lets packets of both WANs arrive, and distributes packets, if there are two.
+    /// With two WANs, lets packets arrive on both, and distributes outgoing packets between them.
     fn open_paths(&mut self, site: &Site) -> Result<()> {
         if site.config.wans.is_empty() {
             return Ok(());
         }
         for interface in site.config.interfaces() {
-            // The main table's route to the peers' hosts leads to one of the WANs only.
+            // Loose reverse-path filtering: the main table's route to the peers' hosts uses one
+            // WAN only.
             self.changes.sysctl(&format!("net/ipv4/conf/{interface}/rp_filter"), "2")?;
         }
         self.choose_paths(path_choice::rules(&site.config, |_| Default::default()))
     }
 
-    /// Makes packets take the paths in `rules`. Errors: the kernel refuses; the earlier rules stay
-    /// in force.
+    /// Makes packets take the paths in `rules`. Errors: the kernel refuses the rules. The earlier
+    /// rules then stay in force.
     pub fn choose_paths(&mut self, rules: PathRules) -> Result<()> {
-        // Limits of the packets' size are not possible with two WANs, so that no change follows.
+        // With two WANs the packets' size cannot be limited, so no later change is in the journal.
         self.changes.path_rules(rules)?;
         self.mark = self.changes.mark();
         Ok(())
     }
 
-    /// Makes rules and routes of the paths again that are gone, as when an interface was down.
+    /// Restores missing rules and routes of the paths, for example after an interface was down.
     /// Errors: the kernel refuses.
     pub fn keep_paths(&self) -> Result<()> {
         self.changes.repair().map(drop)?;
         Ok(())
     }
 
-    /// Takes over the changes of the old process, which stay in place: those before `mark` in its
+    /// Takes over the old process's changes, which stay in force: those before `mark` in its
     /// journal, and the limits of the packets' size that `site` needs. Until [`System::own`], the
     /// old process is responsible for them.
     ///
@@ -197,7 +198,7 @@ impl System {
         Ok(())
     }
 
-    /// Returns whether the lowered MTU of every route is still in force, waiting routes aside.
+    /// Returns whether the lowered MTU of every route is still in force, except for waiting routes.
     /// Another program may have changed a route before the watch on it began.
     pub fn is_in_force(&self, site: &Site) -> bool {
         let waits = |route: &Lowered| self.waiting.iter().any(|(waiting, _)| waiting == route);

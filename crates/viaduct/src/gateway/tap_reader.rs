@@ -1,4 +1,4 @@
-//! Reading of a WAN's taps: each packet and datagram goes to the packet plane.
+//! Reader of a WAN's taps, which passes each packet and datagram to the packet plane.
 
 use std::net::SocketAddr;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
@@ -17,19 +17,19 @@ use super::upgrade::HeldPackets;
 
 /// Maximum number of packets read from a tap before the other gets its turn.
 pub(super) const BATCH: usize = 256;
-/// Age from which on a copy is dropped: its repairs would come too late, and would take CPU time
+/// Age from which on a copy is dropped. Its repairs would come too late, and would take CPU time
 /// from the forwarding of further packets.
 const STALE: Duration = Duration::from_millis(50);
 /// Maximum age of a copy; a larger one means that the wall clock has been set.
 const MAX_AGE: Duration = Duration::from_secs(1);
 
-/// Reader of taps, and the destinations of what it reads.
+/// Reader of taps, and the destinations of the packets that it reads.
 pub(super) struct TapReader<'a> {
     pub(super) plane: &'a mut Plane,
     pub(super) fake_tcp: &'a mut Option<FakeTcpPort>,
-    /// Buffer for a packet that a device would segment or complete.
+    /// Buffer for packets that a device would segment or give a checksum.
     pub(super) cut: &'a mut Vec<u8>,
-    /// Packets that this process may have to encode, if another one does the work.
+    /// Packets that this process may have to encode, while another one does the work.
     pub(super) held: &'a mut Option<HeldPackets>,
     /// Time stamp of the last outgoing packet read.
     pub(super) left: &'a mut Duration,
@@ -37,8 +37,8 @@ pub(super) struct TapReader<'a> {
 }
 
 impl TapReader<'_> {
-    /// Reads a batch of packets of each direction, whose gateway listens at this address. Returns
-    /// their number.
+    /// Reads a batch of packets of each direction. The gateway receives datagrams at `listen`.
+    /// Returns the number of packets read.
     pub(super) fn read(&mut self, taps: &mut Taps, listen: SocketAddr) -> usize {
         let (now, wall) = (now(), wall_clock());
         let fresh = wall.saturating_sub(STALE);
@@ -123,7 +123,7 @@ fn packets(
     is_whole
 }
 
-/// Handles a packet of fake TCP; returns false if it is none.
+/// Handles a packet of fake TCP. Returns false for other packets.
 fn carried(port: &mut FakeTcpPort, plane: &mut Plane, now: Instant, packet: &mut [u8]) -> bool {
     port.machine.handle_packet(now, packet, |address, datagram| {
         let from = Endpoint { transport: Transport::FakeTcp, address };

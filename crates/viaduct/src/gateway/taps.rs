@@ -17,8 +17,8 @@ pub struct Taps {
 }
 
 impl Taps {
-    /// Opens the taps of all workers, and what distributes packets among them; `None` with a single
-    /// worker. Errors: the interface is gone, or the kernel refuses.
+    /// Opens the taps of all workers, and the fanouts that distribute packets among them (`None`
+    /// with a single worker). Errors: the interface is gone, or the kernel refuses.
     pub fn open_all(site: &Site) -> Result<(Vec<Taps>, Option<Fanouts>)> {
         let taps = (0..site.config.workers).map(|_| Taps::open(site, &site.config.wan));
         let taps = taps.collect::<Result<Vec<_>>>()?;
@@ -27,8 +27,8 @@ impl Taps {
     }
 
     /// Opens both taps of an interface. If the gateway only observes, offloads stay on: the taps
-    /// then report packets that devices segment, merge or complete. Errors: the interface is gone,
-    /// or the kernel refuses.
+    /// then report packets that devices segment, merge or give a checksum. Errors: the interface is
+    /// gone, or the kernel refuses.
     pub fn open(site: &Site, wan: &str) -> Result<Taps> {
         let config = RingConfig { max_packet: site.wan_mtu.max(1500), bytes: site.ring_bytes() };
         let open = |program: &[BpfInsn]| match site.only_observes() {
@@ -60,8 +60,8 @@ impl Fanouts {
         })
     }
 
-    /// Gives the packets of each share to the worker in `owners`. A datagram of a peer names its
-    /// lane, and other packets have the lane of their addresses.
+    /// Gives the packets of each share to the worker in `owners`. A peer's datagram names its lane;
+    /// the lane of any other packet follows from its addresses.
     pub fn distribute(&self, site: &Site, owners: &[u8]) -> Result<()> {
         let program = |datagrams| FanoutProgram { members: owners.to_vec(), datagrams }.build();
         self.outgoing.set_program(&program(None)?)?;

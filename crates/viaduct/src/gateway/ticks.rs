@@ -5,19 +5,19 @@ use std::time::Duration;
 use tokio::time::{Interval, MissedTickBehavior, interval};
 
 const CHECK_INTERVAL: Duration = Duration::from_secs(1);
-/// Interval between looks at the sessions of a rack's member, for its routes.
+/// Interval between checks of a rack member's sessions, on which its routes depend.
 const RACK_INTERVAL: Duration = Duration::from_millis(100);
 
-/// Work that is due.
+/// Periodic work.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Tick {
     /// Checks of the peers and the machine.
     Check,
-    /// Routes of a rack's member.
+    /// Routes of a rack member.
     Rack,
 }
 
-/// Both intervals.
+/// Timers of both intervals.
 #[derive(Debug)]
 pub struct Ticks {
     check: Interval,
@@ -25,14 +25,14 @@ pub struct Ticks {
 }
 
 impl Ticks {
-    /// Begins with both.
+    /// Creates timers that are due at once.
     pub fn new() -> Ticks {
         let mut rack = interval(RACK_INTERVAL);
         rack.set_missed_tick_behavior(MissedTickBehavior::Delay);
         Ticks { check: interval(CHECK_INTERVAL), rack }
     }
 
-    /// Waits for the next work. No tick is lost if the future is dropped.
+    /// Waits until the next work is due. No tick is lost if the future is dropped.
     pub async fn next(&mut self, has_rack: bool) -> Tick {
         tokio::select! {
             _ = self.check.tick() => Tick::Check,

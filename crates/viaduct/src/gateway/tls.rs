@@ -1,5 +1,5 @@
-//! Tunnels over TLS to peers in split mode, for networks that let neither UDP nor fake TCP pass:
-//! the time at which they are dialled, and the state of such a peer.
+//! Tunnels over TLS to peers in split mode, for networks that let neither UDP nor fake TCP pass.
+//! This module decides when they are dialled, and which state such a peer has.
 //!
 //! ```text
 //!   handshakes unanswered by all transports ─▶ links are dialled ─▶ up: split connections use them
@@ -62,7 +62,7 @@ impl TlsTunnels {
         TlsTunnels(config.peers.iter().map(|peer| (peer.name.clone(), tunnel(peer))).collect())
     }
 
-    /// Takes over another config; tunnels that are dialled stay so.
+    /// Applies a changed config. Tunnels that are dialled stay so.
     pub fn change(&mut self, config: &Config) {
         let mut new = TlsTunnels::new(config);
         for (name, peer) in &mut new.0 {
@@ -73,7 +73,7 @@ impl TlsTunnels {
         *self = new;
     }
 
-    /// Settings with links to those peers whose tunnels are dialled now.
+    /// Copy of `settings` with links to those peers whose tunnels are dialled now.
     pub fn applied(&self, settings: &Settings) -> Settings {
         let mut settings = settings.clone();
         for dial in settings.engine.tunnels.iter_mut().flat_map(|of| &mut of.dials) {
@@ -126,12 +126,12 @@ impl TlsTunnels {
         has_changed
     }
 
-    /// Returns whether a peer is to be reached by a tunnel over TLS alone.
+    /// Returns whether the config allows only a tunnel over TLS to a peer.
     pub fn is_forced(&self, name: &str) -> bool {
         self.0.get(name).is_some_and(|peer| peer.choice == TransportChoice::None)
     }
 
-    /// State of a peer that is in `state` by the datagrams alone.
+    /// State of a peer, given its state judged by datagrams alone.
     pub fn judge(&self, name: &str, state: State, facts: &PeerFacts) -> State {
         let (Some(peer), State::Down(reason)) = (self.0.get(name), &state) else { return state };
         let why = peer.down.as_deref().unwrap_or("no link is up yet");
@@ -158,7 +158,7 @@ impl TlsTunnels {
         }
     }
 
-    /// Shows in the status which peers are reached by TLS, and why.
+    /// Marks in the status the peers that are reached by TLS, with the reason.
     pub fn show(&self, peers: &mut [PeerStatus]) {
         for status in peers {
             let Some(peer) = self.0.get(&status.name) else { continue };
@@ -172,8 +172,8 @@ impl TlsTunnels {
     }
 }
 
-/// Tunnels over TLS of the proxy of split mode, and the prefixes that lead into them; `None` if the
-/// config has none.
+/// Tunnels over TLS of the proxy of split mode, and the prefixes whose flows take them; `None` if
+/// the config has none.
 pub fn tunnels(config: &Config, settings: &Settings) -> Option<(TunnelSettings, Vec<Detour>)> {
     let peers = || config.peers.iter().filter(|peer| peer.may_use_tls());
     let dial = |peer: &Peer| {

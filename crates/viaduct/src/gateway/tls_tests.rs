@@ -16,8 +16,9 @@ fn tunnels(choice: TransportChoice, endpoint: bool) -> TlsTunnels {
     TlsTunnels([("b".to_owned(), peer)].into())
 }
 
-/// Second of a gateway: its session is up or not, handshakes are unanswered, the tunnel is up or
-/// not. Returns whether the tunnel is dialled, and the state of the peer.
+/// Lets a second pass in which the session with the peer and the link of the tunnel are up or down,
+/// and the last `unanswered` handshakes had no answer. Returns whether the tunnel is dialled, and
+/// the state of the peer.
 fn second(of: &mut TlsTunnels, up: bool, unanswered: u32, link: bool) -> (bool, State) {
     let stats = PeerStats { up, ..PeerStats::default() };
     let seen = Snapshot { peers: vec![("b".to_owned(), stats)], ..Snapshot::default() };

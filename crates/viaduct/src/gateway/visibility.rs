@@ -1,4 +1,4 @@
-//! Preflight: what hides packets of the WAN from the taps.
+//! Preflight: mechanisms that hide packets of the WAN from the taps.
 //!
 //! ```text
 //!   eth0 ──▶ bridge, bond, VLAN, PPPoE ──▶ tap on the WAN ──▶ routing
@@ -6,20 +6,20 @@
 //!    └────── hardware: past the kernel ─────────────────────────▶
 //! ```
 //!
-//! A flowtable that has only the WAN itself hides nothing: the kernel shows packets to taps before
-//! the flowtable takes them, and again when they leave.
+//! A flowtable that contains the WAN, but no interface below it, hides nothing: the kernel shows
+//! packets to taps before the flowtable takes them, and again when they leave.
 
 use viaduct_sys::capture::offload::{OffloadState, offloads_tc};
 use viaduct_sys::nft::flowtables::{Flowtable, flowtables};
 use viaduct_sys::route::links::{Link, LinkKind, Links};
 use viaduct_sys::route::qdisc::has_ingress;
 
-/// Warnings about the interface `wan`, each with its cure. Offloads of the interfaces below are
-/// left out if the gateway `only_observes`, since its taps then undo offloads.
+/// Warnings about the interface `wan`, each with its cure. If the gateway `only_observes`, there is
+/// none about offloads of the interfaces below, since its taps then undo offloads.
 pub fn warnings(wan: &str, only_observes: bool) -> Vec<String> {
     let Ok(links) = Links::read() else { return Vec::new() };
     let Some(link) = links.named(wan) else { return Vec::new() };
-    // Without CAP_NET_ADMIN the kernel lists none, and `--check` warns about the capability.
+    // Without CAP_NET_ADMIN the kernel lists no flowtables; `--check` warns about the capability.
     let tables = flowtables().unwrap_or_default();
     let below = links.below(link);
     let mut warnings = flows(&tables, wan, &below);
@@ -66,7 +66,7 @@ fn hardware_rules(wan: &Link, below: &[&Link]) -> Option<String> {
     ))
 }
 
-/// Bridge or bond that the WAN is only a port of.
+/// Warning if the WAN is only a port of a bridge or bond.
 fn port(links: &Links, wan: &Link) -> Option<String> {
     let master = links.at(wan.master?)?;
     let (kind, why) = match master.kind {
@@ -78,7 +78,7 @@ fn port(links: &Links, wan: &Link) -> Option<String> {
     Some(format!("[site] wan: {wan} is a port of the {kind} {master}, and {why}: use {master}"))
 }
 
-/// Bridge that forwards packets between its ports.
+/// Warning if the WAN is a bridge that forwards packets between its ports.
 fn bridge(wan: &Link, below: &[&Link]) -> Option<String> {
     let ports = below.iter().filter(|link| link.master == Some(wan.index)).count();
     let wan = Some(wan).filter(|wan| wan.kind == LinkKind::Bridge && ports > 1)?;
@@ -89,7 +89,8 @@ fn bridge(wan: &Link, below: &[&Link]) -> Option<String> {
     ))
 }
 
-/// Interface below the WAN that merges received packets, before the tap on the WAN.
+/// Warning if the interface `lower`, below the WAN, merges received packets before the tap
+/// sees them.
 fn merges(lower: &Link, wan: &str) -> Option<String> {
     let name = &lower.name;
     let mut features = OffloadState::read(name).ok()?.features;

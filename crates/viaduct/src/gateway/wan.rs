@@ -3,7 +3,7 @@
 //!
 //! - The interface goes down: the kernel drops all routes through it.
 //! - The interface gets another MTU: the packet length that leaves room for repairs changes.
-//! - Another program changes the routes to the peers, from which the gateway has copied its own.
+//! - Another program changes the routes to the peers, of which the gateway's own routes are copies.
 
 use anyhow::{Context, Result};
 use viaduct_sys::route::interface::Interface;
@@ -66,7 +66,7 @@ impl WanWatch {
         self.stale = true;
     }
 
-    /// Notes that the room has been made for `site`.
+    /// Records that the room has been made for `site`.
     pub fn mark_applied(&mut self, site: &Site) -> Result<()> {
         // The old watch has notifications of the routes that the gateway itself has replaced.
         self.routes = watch_routes(site)?;
@@ -75,7 +75,7 @@ impl WanWatch {
         Ok(())
     }
 
-    /// Notes that the room could not be made. Returns true if the reason is new.
+    /// Records that the room could not be made. Returns true if the reason is new.
     pub fn record_failure(&mut self, why: String) -> bool {
         let is_new = self.trouble.as_ref() != Some(&why);
         self.trouble = Some(why);
@@ -88,7 +88,7 @@ impl WanWatch {
     }
 }
 
-/// Watches the routes to the peers of `site` from now on.
+/// Starts a watch on the routes to the peers of `site`.
 fn watch_routes(site: &Site) -> Result<RouteWatch> {
     let peers = site.config.peer_sites().flat_map(|peer| &peer.prefixes);
     RouteWatch::new(peers.map(pair).collect()).context("cannot watch the routes to the peers")

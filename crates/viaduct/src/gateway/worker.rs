@@ -43,7 +43,7 @@ use super::taps::Taps;
 use super::upgrade::{HeldPackets, UpgradeCommand};
 use crate::value_parser;
 
-/// Number of packets read in one turn from which on the thread polls at intervals.
+/// Number of packets per turn from which on the thread polls at intervals.
 const BUSY: usize = 2;
 /// Interval at which counters are published and drops are read.
 const PUBLISH: Duration = Duration::from_millis(100);
@@ -68,8 +68,8 @@ pub enum Command {
         taps: Option<Box<Taps>>,
         reply: Reply<Result<()>>,
     },
-    /// Owns the lanes of these shares from now on, and no others. Lanes that are new to this worker
-    /// begin with clocks that are not below these.
+    /// Makes the worker own the lanes of `shares`, and no others. Lanes that are new to it start
+    /// with clocks of at least `clocks`.
     Own {
         shares: Shares,
         clocks: HashMap<PublicKey, Clocks>,
@@ -106,14 +106,14 @@ pub struct Worker {
     pub path_changes: UnboundedSender<PathChange>,
     /// TUN through which recovered packets enter the kernel.
     pub injector: Injector,
-    /// Packets that may be for this process to encode, while another one does the work; `None`
-    /// once this process does it.
+    /// Packets that this process may have to encode, kept while the old process still does the
+    /// work; `None` once this process does it.
     pub held: Option<HeldPackets>,
-    /// True while another process may have the state: this one does nothing.
+    /// True while another process may have taken over the state. This process then does nothing.
     pub is_paused: bool,
     /// Time stamp of the last outgoing packet read.
     pub left: Duration,
-    /// Buffer for a packet that a device would segment or complete.
+    /// Buffer for packets that a device would segment or give a checksum.
     pub cut: Vec<u8>,
     /// Commands of the control side.
     pub commands: Receiver<Command>,
@@ -211,7 +211,8 @@ impl Worker {
         read + more
     }
 
-    /// Sends what is due. While another process does the work, this is dropped.
+    /// Sends the datagrams and packets that are due. While another process does the work, they
+    /// are dropped.
     pub(super) fn write(&mut self, shell: &mut Shell, now: Instant) {
         if self.held.is_some() {
             self.plane.clear_transmits();
@@ -279,7 +280,7 @@ impl Worker {
                 let done = self.reload(peers, &outgoing, &incoming, now);
                 if let Some(taps) = taps.filter(|_| done.is_ok()) {
                     self.taps = *taps;
-                    // The packets that the old taps still held are not seen.
+                    // Packets that are still in the old taps are never read.
                     self.plane.miss_outgoing(1);
                     self.plane.miss_incoming(now);
                 }

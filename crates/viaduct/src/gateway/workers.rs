@@ -6,8 +6,8 @@
 //!                   └── its shares go to the others ◀───┘
 //! ```
 //!
-//! Workers share no state. The lanes of a dead worker begin anew at the others, with a handshake
-//! each; all other lanes are not affected.
+//! Workers share no state. The lanes of a dead worker start again on the other workers, each with a
+//! new handshake. All other lanes are unaffected.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -57,7 +57,7 @@ pub struct WorkerLife {
 }
 
 impl WorkerLife {
-    /// Notes that the thread ends as it should, or with an error.
+    /// Records that the thread has ended without a panic.
     pub fn end(&mut self) {
         self.has_ended = true;
     }
@@ -71,7 +71,7 @@ impl Drop for WorkerLife {
     }
 }
 
-/// Worker of each share, if all workers live.
+/// Worker of each share, if all workers are alive.
 pub fn owners(lanes: LaneCount, workers: usize) -> Vec<u8> {
     (0..lanes.get()).map(|share| (share % workers) as u8).collect()
 }
@@ -83,8 +83,8 @@ pub fn shares(owners: &[u8], worker: usize) -> Shares {
 }
 
 impl Workers {
-    /// Creates the view of workers that are about to start. Returns, for each, what reports its
-    /// end.
+    /// Creates the view of workers that are about to start. Also returns, for each worker, the
+    /// guard that reports its end.
     ///
     /// # Errors
     /// The kernel refuses the distribution of packets.
@@ -123,7 +123,7 @@ impl Workers {
         self.to.len() > 1
     }
 
-    /// Workers that live, by index.
+    /// Indices of the workers that are alive.
     fn living(&self) -> impl Iterator<Item = usize> {
         (0..self.to.len()).filter(|index| !self.is_dead[*index])
     }
@@ -141,8 +141,8 @@ impl Workers {
         }
     }
 
-    /// Gives the lanes of a worker that has panicked to the others. If it has ended for another
-    /// reason, or there is no other one, the gateway must end.
+    /// Gives the lanes of a worker that has panicked to the others. If the worker has ended for
+    /// another reason, or no other worker is alive, the gateway must end.
     pub fn handle_end(&mut self, end: WorkerEnd, site: &Site) {
         self.failure = self.replace(end, site).err();
     }
@@ -181,14 +181,13 @@ impl Workers {
         self.distribute(site)
     }
 
-    /// Makes the kernel give each packet to the owner of its lane.
+    /// Makes the kernel give each packet to the worker that owns its lane.
     fn distribute(&self, site: &Site) -> Result<()> {
         let Some(fanouts) = &self.fanouts else { return Ok(()) };
         fanouts.distribute(site, &self.owners).context("cannot distribute packets to the workers")
     }
 
-    /// Passes the settings of `site` to all workers; with new taps, if the old ones must be
-    /// replaced.
+    /// Passes the settings of `site` to all workers. If `has_new_taps`, the taps are replaced, too.
     ///
     /// # Errors
     /// The settings cannot be used, or a worker is gone.
@@ -219,7 +218,8 @@ impl Workers {
         Ok(())
     }
 
-    /// Counters of all workers together. Those of dead workers stay, so that counters only grow.
+    /// Counters of all workers together. Those of dead workers are included, so that counters
+    /// only grow.
     pub fn snapshot(&self) -> Snapshot {
         let (mut all, first) = (self.published[0].get(), self.is_dead[0]);
         if first {
@@ -248,13 +248,14 @@ impl Workers {
         all
     }
 
-    /// Age of the oldest counters of a worker that lives.
+    /// Age of the oldest counters among the workers that are alive.
     pub fn age(&self) -> Duration {
         self.living().map(|index| self.published[index].age()).max().unwrap_or_default()
     }
 }
 
-/// Searches the packet cache of all workers, and sends the packets found. `None` if all are gone.
+/// Searches the packet cache of all workers, and sends the packets found. `None` if all workers
+/// are gone.
 pub async fn find_cached(to: &[ToWorker], query: &Query) -> Option<Found> {
     let asked: Vec<_> = to
         .iter()

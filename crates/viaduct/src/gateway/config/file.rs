@@ -177,7 +177,7 @@ pub(super) enum TransportKey {
     Auto,
     Udp,
     FakeTcp,
-    /// None, but a tunnel over TLS for split connections.
+    /// No datagrams; split connections go through a tunnel over TLS.
     Tls,
 }
 
@@ -258,7 +258,7 @@ pub(super) struct ClassTable {
 pub(super) enum RepairsKey {
     Window,
     Copies,
-    /// A copy at once, by the other path.
+    /// A copy of each packet, sent at once by the other path.
     Duplicate,
     None,
 }
@@ -293,7 +293,7 @@ fn default_rekey() -> Span {
 }
 
 impl FecTable {
-    /// Coding that the table describes, unchecked; `auto` if it is empty.
+    /// Coding that the table describes, with unchecked parameters; `auto` if `code` is missing.
     pub(super) fn coding(&self) -> Result<Option<Coding>, String> {
         let name = self.code.as_deref().unwrap_or("auto");
         self.reject_inapplicable_keys(name)?;

@@ -25,7 +25,7 @@ pub struct SiteRack {
     pub names: Vec<String>,
     /// Members.
     pub members: Vec<Member>,
-    /// Index of this gateway among them.
+    /// Index of this gateway in `members`.
     pub own: usize,
     /// Table of the routes that a routing daemon announces.
     pub route_table: u32,
@@ -125,7 +125,7 @@ pub(super) fn peer_members(
     Ok(peers)
 }
 
-/// Checks that all slices that members list lie in a prefix of one of the sites.
+/// Checks that each slice of a member lies in a prefix of one of the sites.
 pub(super) fn check_slices(config: &Config, peers: &[Peer]) -> Result<(), Invalid> {
     let sites = || config.prefixes.iter().chain(peers.iter().flat_map(|peer| &peer.prefixes));
     let check = |place: String, slices: &[IpNet]| match slices

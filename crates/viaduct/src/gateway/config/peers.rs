@@ -249,7 +249,7 @@ fn peer_key(text: &str, site: &Config) -> Result<PublicKey, String> {
 
 /// Checks that no prefix has host bits set, and that no two sites share an address.
 pub(super) fn check_prefixes(config: &Config) -> Result<(), Invalid> {
-    // Prefixes that do not overlap, by their first address: the owner, and the prefix.
+    // Prefixes checked so far, which do not overlap: first address, owner, prefix.
     let mut all: BTreeMap<IpAddr, (String, IpNet)> = BTreeMap::new();
     let ours = config.prefixes.iter().map(|net| ("[site]".to_owned(), *net));
     let theirs = config

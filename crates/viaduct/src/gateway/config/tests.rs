@@ -63,7 +63,7 @@ fn error(from: &str, to: &str) -> String {
     error.replace(&format!("{}/", dir.0.display()), "")
 }
 
-/// Checks that `to` in place of `from` is rejected by a line that has all of `parts`.
+/// Checks that `to` in place of `from` is rejected with a one-line error that contains all `parts`.
 fn refused(from: &str, to: &str, parts: &[&str]) {
     let error = error(from, to);
     for part in ["site.toml: "].iter().chain(parts) {

@@ -242,8 +242,8 @@ pub(super) fn prefixes(list: &[Prefix]) -> Vec<IpNet> {
     list.iter().map(|prefix| prefix.0).collect()
 }
 
-/// Deserializes a string with `parse`. The error for a rejected value says that it is not what
-/// `wanted` describes.
+/// Deserializes a string with `parse`. The error for a rejected value says that the value is
+/// no `wanted`.
 fn parsed<'de, D: Deserializer<'de>, T>(
     from: D,
     parse: impl FnOnce(&str) -> Option<T>,

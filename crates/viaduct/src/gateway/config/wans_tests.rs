@@ -47,7 +47,8 @@ fn parse(text: &str) -> Result<Config, String> {
     parsed.map_err(|error| error.to_string())
 }
 
-/// Checks that the config with `to` in place of `from` is refused by a line that has `part`.
+/// Checks that the config with `to` in place of `from` is rejected with an error that
+/// contains `part`.
 fn refused(from: &str, to: &str, part: &str) {
     let text = good();
     assert!(text.contains(from), "{from:?} is not in the config");

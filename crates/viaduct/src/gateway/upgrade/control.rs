@@ -25,7 +25,7 @@ pub enum UpgradeEvent {
     Outcome(Outcome),
 }
 
-/// Upgrades of this process, as far as its control side has to do with them.
+/// Control side's state of the upgrades of this process.
 pub struct UpgradeState {
     upgrader: Arc<Upgrader>,
     requests: UnboundedReceiver<ControlRequest>,
@@ -61,7 +61,7 @@ impl UpgradeState {
         Ok(UpgradeState { upgrader, requests, outcomes, is_active: false, is_left, inherited })
     }
 
-    /// Hands the gateway to a new process.
+    /// Upgrader, which hands the gateway to a new process.
     pub fn upgrader(&self) -> Arc<Upgrader> {
         self.upgrader.clone()
     }
@@ -106,7 +106,8 @@ impl UpgradeState {
         }
     }
 
-    /// Handles a request of the upgrader. `refusal`: reason why the gateway cannot be handed over.
+    /// Handles a request of the upgrader. `refusal` is the reason why the gateway cannot be handed
+    /// over, if there is one.
     pub fn handle(
         &mut self,
         request: ControlRequest,

@@ -1,4 +1,4 @@
-//! Upgrade of a gateway: packets stay protected while the new process begins.
+//! Upgrade of a gateway: packets stay protected while the new process starts.
 //!
 //! ```text
 //!   handover::Upgrader ──▶ GatewayHandover ── Export, Pause ──▶ packet thread
@@ -8,11 +8,11 @@
 //!                          sends nothing until it takes the sessions over
 //! ```
 //!
-//! Both threads have taps of their own, so the new one's store and decoder are full when it begins.
-//! The sessions go over with keys and counters: the peer notices nothing but some milliseconds
-//! without repairs. The encoder begins anew, at the next number; the old one's last repairs cover
-//! all packets that the peer may still miss, and the new one encodes all that left after the last
-//! packet that the old one has read.
+//! Each thread has its own taps, so the new thread's store and decoder are filled when it takes
+//! over. The sessions are handed over with keys and counters, so the peer notices only some
+//! milliseconds without repairs. The new encoder starts empty, at the next packet number. The old
+//! thread's last repairs cover all packets that it has read and the peer may still miss. The new
+//! thread encodes all packets that left after the last one that the old thread has read.
 
 mod control;
 mod takeover;
@@ -39,9 +39,9 @@ pub use worker::{HeldPackets, Sockets, UpgradeCommand, WorkerState};
 /// Request to the control side about an upgrade.
 #[derive(Debug)]
 pub enum ControlRequest {
-    /// Pauses changes to the machine, and copies what the new process needs.
+    /// Pauses changes to the machine, and copies the state that the new process needs.
     Export(SyncSender<Result<ControlState>>),
-    /// Goes on after a failed upgrade.
+    /// Resumes changes to the machine after a failed upgrade.
     TakeBack,
 }
 

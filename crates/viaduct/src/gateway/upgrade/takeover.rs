@@ -26,11 +26,11 @@ use crate::gateway::{ConfigSource, Gateway, Parts, Ports, local};
 use crate::handover::{ConfigText, Takeover, config_text};
 use crate::signals::Signals;
 
-/// Time for which the new process hears without sending: its store fills with packets, and the
-/// peers, which report once a second, tell it the state of the links.
+/// Time for which the new process receives without sending. In this time its store fills with
+/// packets, and it receives the peers' reports on the links, which come once a second.
 const WARM_UP: Duration = Duration::from_millis(1_500);
 
-/// Everything that the old process sends at first.
+/// State and descriptors that the old process sends before it stops.
 struct Inheritance {
     record: GatewayRecord,
     config: String,
@@ -95,7 +95,7 @@ fn receive_state(takeover: &mut Takeover, isn_key: [u64; 4]) -> Result<WorkerSta
     }
 }
 
-/// Prepares a gateway with the config that is in force. It only hears until it takes over.
+/// Prepares a gateway with the config in force. The gateway sends nothing until it takes over.
 fn prepare(path: &Path, registry: Registry, inheritance: Inheritance) -> Result<Gateway> {
     let Inheritance { record, config: text, sockets, listeners, state } = inheritance;
     let config = Config::parse(path, &text, None).context("the config in force")?;

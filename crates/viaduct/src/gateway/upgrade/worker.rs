@@ -17,8 +17,8 @@ use crate::gateway::snapshot::Shell;
 use crate::gateway::tap_reader::wall_clock;
 use crate::gateway::worker::Worker;
 
-/// Age, relative to the newest one, at which a held packet is dropped: the old process has encoded
-/// it long before it stops.
+/// Age, relative to the newest held packet, at which a held packet is dropped: the old process will
+/// have encoded it long before it stops.
 const MAX_HELD_AGE: Duration = Duration::from_millis(500);
 /// Maximum number of reads of the taps before a pause.
 const MAX_LAST_READS: usize = 16;
@@ -27,13 +27,13 @@ const MAX_HELD: usize = 32 << 20;
 
 /// Command to a packet thread about an upgrade.
 pub enum UpgradeCommand {
-    /// Duplicates the sockets, and copies the state. The work goes on.
+    /// Duplicates the sockets, and copies the state. The thread continues to work.
     Export(SyncSender<io::Result<(Sockets, WorkerState)>>),
     /// Sends the last repairs, pauses, and copies the state.
     Pause(SyncSender<WorkerState>),
-    /// Goes on after a failed upgrade.
+    /// Continues to work after a failed upgrade.
     Resume,
-    /// Begins to work, with the state of the old process.
+    /// Starts to work, with the state of the old process.
     Take(Box<WorkerState>),
 }
 
@@ -57,7 +57,7 @@ pub struct WorkerState {
     pub isn_key: [u64; 4],
     /// Connections of fake TCP.
     pub connections: Vec<ConnectionRecord>,
-    /// Place where the old process has stopped.
+    /// Last packet that the old process has read, and the time at which it stopped.
     pub cut: CutRecord,
 }
 
@@ -88,7 +88,7 @@ impl HeldPackets {
 impl Worker {
     /// Handles a command about an upgrade.
     pub fn handle_upgrade(&mut self, command: UpgradeCommand, shell: &mut Shell, now: Instant) {
-        // The other side may have given up.
+        // Failures to reply are ignored: the upgrader may have given up.
         match command {
             UpgradeCommand::Export(reply) => {
                 let _ = reply.send(self.sockets().map(|sockets| (sockets, self.state())));
@@ -138,12 +138,12 @@ impl Worker {
         }
     }
 
-    /// Begins to work in the place of the old process.
+    /// Starts to work in place of the old process.
     fn take(&mut self, state: &WorkerState, now: Instant) {
         let Some(held) = self.held.take() else { return };
         self.plane.set_passive(false);
         if let Err(error) = self.resume(state, now) {
-            // The same records have been taken over once already.
+            // This is unexpected: records of the same peers were accepted at the start.
             error!("sessions are not continued, and begin anew: {error:#}");
         }
         let wall = wall_clock();

@@ -6,7 +6,7 @@ fn public(byte: u8) -> PublicKey {
     SecretKey::from_bytes([byte; 32]).public()
 }
 
-/// Config of a site with a rack, which is member a2 of its own.
+/// Config of a site with a rack, in which this gateway is the member `a2`.
 fn rack() -> String {
     let members = format!(
         "[[site.member]]\nname = \"a1\"\nkey = \"{}\"\nslices = [\"10.2.0.0/17\"]\n\
@@ -26,8 +26,8 @@ fn rack() -> String {
     text + &peers
 }
 
-/// Checks that the rack's config with `to` in place of `from` is rejected by a line that has all of
-/// `parts`.
+/// Checks that the rack's config with `to` in place of `from` is rejected with a one-line error
+/// that contains all `parts`.
 fn refused(from: &str, to: &str, parts: &[&str]) {
     let text = rack();
     assert!(text.contains(from), "{from:?} is not in the config");
