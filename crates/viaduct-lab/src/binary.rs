@@ -21,8 +21,9 @@ pub(crate) fn binary() -> Result<PathBuf> {
     }
 }
 
-/// Copies the program `from` to `to`, by a child process: a file that this process writes may be
-/// inherited by a child of another thread, and cannot be executed until the `exec` of that child.
+/// Copies the program `from` to `to` in a child process. If this process wrote the file itself, a
+/// child that another thread starts could inherit the descriptor, and `to` could not be executed
+/// before that child's `exec`.
 pub fn copy_program(from: &Path, to: &Path) -> Result<()> {
     let status = Command::new("cp").arg(from).arg(to).status().context("cp")?;
     ensure!(status.success(), "cp to {}: {status}", to.display());

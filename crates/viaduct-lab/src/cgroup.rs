@@ -83,7 +83,8 @@ impl Cgroup {
     }
 
     /// Creates a command in `node` that joins the group and executes `program` with `arguments`
-    /// once it reads a line on its standard input. From then on only the program is measured.
+    /// once it reads a line on its standard input. After that the shell is gone, and the group
+    /// contains only the program.
     pub fn command(&self, node: &Node, program: &Path, arguments: &[&str]) -> process::Command {
         let join = |at: &PathBuf| format!("echo $$ > {}/cgroup.procs; ", at.display());
         let joins: String = self.directories.iter().map(join).collect();

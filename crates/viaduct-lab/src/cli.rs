@@ -95,8 +95,8 @@ pub struct ReportArgs {
     pub check: bool,
 }
 
-/// Executes `command`. Must be called without threads: without root it enters a user namespace.
-/// Returns the exit status: 1 if a check does not hold, 130 if stopped by Ctrl-C.
+/// Executes `command`. Must be called while the process has a single thread: without root it enters
+/// a user namespace. Returns the exit status: 1 if a check does not hold, 130 if stopped by Ctrl-C.
 pub fn execute(command: LabCommand) -> anyhow::Result<ExitCode> {
     match command {
         LabCommand::List => {

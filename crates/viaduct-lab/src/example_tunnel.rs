@@ -32,7 +32,7 @@ const LINKS_UP_TIMEOUT: Duration = Duration::from_secs(20);
 pub enum Carrier {
     /// A TCP connection per link.
     Tcp,
-    /// A QUIC connection per link, and a stream for each session.
+    /// A QUIC connection per link, and a QUIC stream for each flow.
     Quic,
 }
 
@@ -142,7 +142,7 @@ impl Tunnel {
         self.entrance
     }
 
-    /// Returns the port of the far end for links.
+    /// Returns the port at which the far end accepts links.
     pub fn links_port(&self) -> u16 {
         LINKS_PORT
     }

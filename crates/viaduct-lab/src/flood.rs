@@ -35,8 +35,8 @@ pub struct Flood {
 }
 
 impl Flood {
-    /// Sends `rate` SYNs per second to `to`, received by `node`, for `longest` at most. Errors: if
-    /// the device cannot be created in the node.
+    /// Sends `rate` SYNs per second to `to`, for at most `longest`. They arrive at `node` from
+    /// outside. Errors: if the device cannot be created in the node.
     pub fn start(
         node: &Node,
         to: SocketAddrV4,
@@ -107,8 +107,8 @@ pub(crate) fn syn(from: SocketAddrV4, to: SocketAddrV4, seq: u32) -> Vec<u8> {
     segment((from, to), (seq, 0), SYN, (&[2, 4, 5, 180, 1, 3, 3, 7], b""))
 }
 
-/// Returns a TCP segment with these sequence and acknowledgement numbers and flags; `options` have
-/// a multiple of four bytes.
+/// Returns a TCP segment with these sequence and acknowledgement numbers and flags; the length of
+/// `options` must be a multiple of four.
 pub(crate) fn segment(
     (from, to): (SocketAddrV4, SocketAddrV4),
     (seq, ack): (u32, u32),

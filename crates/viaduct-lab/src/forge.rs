@@ -1,5 +1,5 @@
-//! Forged TCP segments in the names of both ends of a connection of fake TCP, as sent by a machine
-//! on the path.
+//! Forged TCP segments, as a machine on the path could send them: their sources are the ends of a
+//! fake-TCP connection.
 //!
 //! ```text
 //!   gwa ◀── "from gwb" ── middlebox ── "from gwa" ──▶ gwb
@@ -50,16 +50,17 @@ pub struct Forgery<'a> {
     pub rate: u64,
     /// Flags of the segments, in turn.
     pub flags: &'a [u8],
-    /// True if every second segment of the same flags has the numbers that the receiver expects;
-    /// the others have random ones.
+    /// True if every second segment with the same flags has the sequence and acknowledgement
+    /// numbers that the receiver expects. All others have random numbers.
     pub knows_numbers: bool,
     /// Seed of the random numbers.
     pub seed: u64,
 }
 
 impl Forgery<'_> {
-    /// Sends the segments from the middlebox, in the names of the ends of the connection that
-    /// gateway A has opened from `port`. Fails if the process may not send them, or on Ctrl-C.
+    /// Sends the segments from the middlebox. Their source addresses are those of the ends of the
+    /// connection that gateway A has opened from `port`. Fails if the process may not send them, or
+    /// on Ctrl-C.
     pub fn send(&self, middlebox: &Middlebox, port: u16) -> Result<()> {
         middlebox.node.netns().enter(|| {
             let ring = Ring::open("east", RING)?;
@@ -102,7 +103,8 @@ impl Forger {
     fn observe(&mut self) {
         while let Some(frame) = self.ring.next() {
             let Some((segment, _)) = parse(&frame) else { continue };
-            // The forged ones are seen too, but no data with the right numbers is forged.
+            // The tap also sees the forged segments. Those without PSH carry no data and
+            // are skipped.
             if segment.kind == Kind::Data && segment.length > 0 {
                 let to_b = segment.destination.port() == PORT;
                 let next = segment.seq.wrapping_add(segment.length);

@@ -1,5 +1,5 @@
-//! Pair of real `viaduct gateway` processes in a dumbbell or beside a middlebox, set up as by an
-//! operator: keys, a `site.toml` each, the status socket.
+//! Pair of real `viaduct gateway` processes in a dumbbell or beside a middlebox, set up as an
+//! operator would: with keys, a `site.toml` each, and the status socket.
 
 use std::fs::File;
 use std::io::Read as _;
@@ -36,7 +36,7 @@ pub struct GatewaySpec {
     pub others: String,
     /// Two WANs, `first` on `wan0` and `second` on `wan1` ([`Dumbbell::add_wan`]).
     pub two_wans: bool,
-    /// Directory of the status sockets; `None` for that of the other files.
+    /// Directory of the status sockets; `None` for the directory of the other files.
     pub run_dir: Option<PathBuf>,
 }
 
@@ -94,7 +94,7 @@ pub struct GatewayStatus {
     /// State of each peer.
     #[serde(default)]
     pub peers: Vec<PeerState>,
-    /// Per peer, the maximum length of packets to it, if lowered so that repairs fit.
+    /// Maximum length of packets to each peer; `None` if it need not be lowered for repairs to fit.
     pub kept_below: Vec<Option<usize>>,
     /// Reason why repairs do not fit the WAN, if any.
     pub trouble: Option<String>,
@@ -187,20 +187,20 @@ pub struct PathState {
     pub repairs_by: String,
     /// Packets that were sent by this path.
     pub sent: u64,
-    /// Packets from the peer whose fate is known, and those of them that were lost.
+    /// Packets from the peer whose fate is known, and how many of them were lost.
     pub received: (u64, u64),
-    /// The same of the packets to the peer.
+    /// The same for the packets to the peer.
     pub reported: (u64, u64),
 }
 
 /// Counters of the I/O shell around a gateway's packet plane.
 #[derive(Clone, Copy, Debug, Deserialize)]
 pub struct ShellCounters {
-    /// Outgoing packets dropped because the tap was full.
+    /// Copies of outgoing packets that were dropped because the tap was full.
     pub tap_drops_out: u64,
     /// Outgoing packets whose copies were processed too late.
     pub tap_late_out: u64,
-    /// Incoming packets dropped because the tap was full.
+    /// Copies of incoming packets that were dropped because the tap was full.
     pub tap_drops_in: u64,
     /// Copies longer than the tap's snapshot length.
     pub truncated: u64,
@@ -248,7 +248,7 @@ impl GatewayStatus {
 }
 
 impl Gateways {
-    /// Starts both gateways of a dumbbell and waits until they protect each other.
+    /// Starts both gateways of a dumbbell and waits until they can exchange repairs.
     pub fn start(world: &Dumbbell, spec: &GatewaySpec) -> Result<Gateways> {
         let mut gateways = Self::prepare(world, spec)?;
         gateways.start_both()?;
@@ -274,7 +274,8 @@ impl Gateways {
         Self::new([(a, a_listens, Some(to_b)), (b, b_listens, None)], spec)
     }
 
-    /// Prepares both gateways: for each, its node, `listen`, and the `endpoint` of its peer.
+    /// Prepares both gateways. `places` contains, for each, its node, its `listen`, and the
+    /// `endpoint` of its peer.
     fn new(places: [(&Node, &str, Option<&str>); 2], spec: &GatewaySpec) -> Result<Gateways> {
         let scratch = Scratch::new()?;
         let keys = [random_key()?, random_key()?];
@@ -289,24 +290,25 @@ impl Gateways {
         Ok(Gateways { a, b, scratch })
     }
 
-    /// Starts both gateways and waits until they protect each other; returns the time that this
-    /// took.
+    /// Starts both gateways and waits until they can exchange repairs. Returns the time that
+    /// this took.
     pub fn start_both(&mut self) -> Result<Duration> {
         let begun = Instant::now();
-        // A gateway that only listens is there first.
+        // B starts first: beside a middlebox it only listens.
         self.b.start()?;
         self.a.start()?;
         self.wait_until_up()?;
         Ok(begun.elapsed())
     }
 
-    /// Waits until both gateways protect each other.
+    /// Waits until both gateways can exchange repairs.
     pub fn wait_until_up(&mut self) -> Result<()> {
         self.a.wait_until_up()?;
         self.b.wait_until_up()
     }
 
-    /// Waits until both gateways know that all of their paths are up, or that one is down.
+    /// Waits until both gateways report that all of their paths are up or, unless `all_up`, that
+    /// one is down.
     pub fn wait_for_paths(&mut self, all_up: bool) -> Result<()> {
         let deadline = Instant::now() + Duration::from_secs(15);
         let are = |gateway: &Gateway| {
@@ -324,15 +326,15 @@ impl Gateways {
         Ok(())
     }
 
-    /// Returns the directory of their files.
+    /// Returns the directory of the gateways' files.
     pub fn directory(&self) -> &Path {
         self.scratch.path()
     }
 }
 
 impl Gateway {
-    /// Creates the gateway of the site `site-LETTER`, not running yet, with its config, whose
-    /// `run_dir` is given.
+    /// Creates the gateway of the site `site-LETTER` without starting it. `file` is its config, and
+    /// `run_dir` the directory that the config names.
     pub fn new(
         node: &Node,
         (scratch, run_dir): (&Scratch, &Path),
@@ -354,7 +356,7 @@ impl Gateway {
         self.variables.push((name.to_owned(), value.to_owned()));
     }
 
-    /// Starts the process; after a kill, this is the restart after a crash.
+    /// Starts the process. After [`Gateway::kill`], this simulates the restart after a crash.
     pub fn start(&mut self) -> Result<()> {
         let mut command = self.node.command(&binary()?.to_string_lossy());
         let log = File::options().create(true).append(true).open(&self.log)?;
@@ -431,7 +433,6 @@ pub(crate) fn random_key() -> Result<SecretKey> {
     Ok(SecretKey::from_bytes(bytes))
 }
 
-/// Letters of the sites.
 const LETTERS: [char; 2] = ['a', 'b'];
 
 /// Returns the config of gateway `n`, 0 or 1.
@@ -481,7 +482,8 @@ prefixes = ["10.{other}.0.0/16", "fd00:{other}::/48"]
     )
 }
 
-/// Keys of the `[site]` table, tables, and keys of the `[[peer]]` table of a site with two WANs.
+/// Returns the lines of a site with two WANs: keys of `[site]`, further tables, and keys
+/// of `[[peer]]`.
 fn two_wans(own: usize, other: usize) -> [String; 3] {
     let wan = |name: &str, n: usize, v4: &str, v6: &str| {
         format!(

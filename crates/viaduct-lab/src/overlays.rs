@@ -33,8 +33,8 @@ pub struct Overlays {
 
 impl Overlays {
     /// Starts a node of the overlay in each of `nodes`, at the address given with it, and waits
-    /// until all know all paths. Each has a hop at the port [`HOP`] of this address. `lines` are
-    /// added to the table `[overlay]` of all configs.
+    /// until all know all paths. The configs name port [`HOP`] of each address as the node's hop.
+    /// `lines` are added to the table `[overlay]` of all configs.
     pub fn start(nodes: &[(&Node, IpAddr)], lines: &str) -> Result<Overlays> {
         let scratch = Scratch::new()?;
         let keys: Vec<_> =
@@ -65,7 +65,7 @@ impl Overlays {
         Ok(overlays)
     }
 
-    /// Starts node `n`, or ends it and starts it again.
+    /// Starts node `n`; if it runs, it is ended first.
     pub fn restart(&mut self, n: usize) -> Result<()> {
         self.stop(n);
         let node = &self.nodes[n].0;

@@ -15,7 +15,7 @@ use crate::daemon;
 use crate::topology::{Node, Scratch};
 
 const PORT: u16 = 7000;
-/// File of the hops of an agent.
+/// File with the hops of a hop agent.
 const HOPS: &str = "hops.toml";
 
 /// Running proxy. Dropping it ends the process and restores the node.
@@ -71,8 +71,8 @@ impl Proxy {
         Self::run(node, &[&["proxy"], arguments, &["--run-dir", &run_dir]].concat(), scratch)
     }
 
-    /// Starts a proxy with these arguments that sees replacements for some system files: each a
-    /// path and its content.
+    /// Starts a proxy with these arguments, for which some system files are replaced. `files`
+    /// contains the path and the new content of each.
     pub fn with_files(node: &Node, files: &[(&str, &str)], arguments: &[&str]) -> Result<Proxy> {
         let scratch = Scratch::new()?;
         let mut script = String::new();
@@ -94,7 +94,7 @@ impl Proxy {
         Self::run(node, &["proxy", "--config", &file], scratch)
     }
 
-    /// Starts a hop agent for the hops of `text`, with these further arguments.
+    /// Starts a hop agent for the hops in `text`, with these further arguments.
     pub fn hop_agent(node: &Node, text: &str, arguments: &[&str]) -> Result<Proxy> {
         let scratch = Scratch::new()?;
         let file = scratch.write(HOPS, text)?.display().to_string();

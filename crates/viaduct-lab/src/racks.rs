@@ -1,5 +1,6 @@
-//! Gateways of two racks, set up as by an operator: one file for all members of a site, except for
-//! the directories of their keys and sockets, which are on one machine here.
+//! Gateways of two racks, set up as an operator would: all members of a site have the same
+//! config file. Only the directories of their keys and sockets differ, because all run on one
+//! machine here.
 
 use std::fs;
 use std::thread;
@@ -83,7 +84,8 @@ impl RackGateways {
         (0..self.sites[1 - site].len()).filter(|n| status.counters_of(&name(*n)).up).count()
     }
 
-    /// Writes other configs for a site, with `drain` for the members listed as a drained one.
+    /// Rewrites the configs of a site so that the member named `drained` is drained; none if that
+    /// is empty.
     pub fn drain(&self, site: usize, drained: &str) -> Result<()> {
         for (gateway, scratch) in self.sites[site].iter().zip(&self.scratches[site]) {
             fs::write(gateway.config(), self.file(site, scratch, drained))?;
@@ -91,7 +93,7 @@ impl RackGateways {
         Ok(())
     }
 
-    /// Config of member `n` of `site` without any members, as `viaduct fleet` needs it.
+    /// Config of member `n` of `site` without a list of members, as `viaduct fleet` needs it.
     pub fn base(&self, site: usize, n: usize) -> String {
         self.with_members(site, &self.scratches[site][n], "", "")
     }

@@ -27,8 +27,8 @@ pub struct Spray {
 }
 
 impl Spray {
-    /// Starts a spray in `node`, and waits until it distributes packets to `service` that arrive at
-    /// `interface` over `replicas`, with the default checks.
+    /// Starts a spray in `node` with the default checks, and waits until it distributes packets
+    /// over `replicas`: those to `service` that arrive at `interface`.
     pub fn start(
         node: &Node,
         interface: &str,
@@ -64,7 +64,8 @@ impl Spray {
 
 impl Drop for Spray {
     fn drop(&mut self) {
-        // A killed one would leave its rules in the node. If it has ended already, nothing is left.
+        // A killed process would leave its rules in the node. One that has ended by itself has
+        // removed them.
         if let Some(pid) = Pid::from_raw(self.process.id().cast_signed())
             && kill_process(pid, Signal::TERM).is_ok()
         {

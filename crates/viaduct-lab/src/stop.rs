@@ -42,8 +42,8 @@ pub fn sleep(time: Duration) -> Result<(), Stopped> {
     wait_until(time, Duration::from_millis(20), || false).map(drop)
 }
 
-/// Waits until `done`, which is called at intervals of `pause`, for at most `limit`; returns its
-/// last answer. Fails if a stop was requested.
+/// Calls `done` every `pause` until it returns true, for at most `limit`. Returns its last answer.
+/// Fails if a stop was requested.
 pub fn wait_until(
     limit: Duration,
     pause: Duration,

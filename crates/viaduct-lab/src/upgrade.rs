@@ -47,7 +47,8 @@ pub fn upgrade(run_dir: &Path, arguments: &[&str]) -> Result<ForeignProcess> {
 }
 
 impl ForeignProcess {
-    /// Takes over the care of process `pid`. Fails if there is no such process.
+    /// Takes charge of process `pid`, so that it is killed on drop. Fails if there is no
+    /// such process.
     pub fn of(pid: u32) -> Result<ForeignProcess> {
         let id = Pid::from_raw(pid.cast_signed()).context("no process has the ID 0")?;
         let fd = pidfd_open(id, PidfdFlags::empty());
@@ -75,7 +76,7 @@ impl ForeignProcess {
         Some(status.exit_status() == Some(0))
     }
 
-    /// Ends the process in order, by SIGTERM, and waits until it has ended.
+    /// Sends SIGTERM to the process, and waits until it has ended.
     pub fn end(&self) -> Result<()> {
         pidfd_send_signal(&self.fd, Signal::TERM)?;
         let ended = stop::wait_until(END_TIMEOUT, END_POLL_INTERVAL, || self.has_ended())?;
@@ -86,7 +87,7 @@ impl ForeignProcess {
 
 impl Drop for ForeignProcess {
     fn drop(&mut self) {
-        // The process may have ended; its descriptor never stands for another one.
+        // The process may have ended; its pidfd never refers to another process.
         let _ = pidfd_send_signal(&self.fd, Signal::KILL);
     }
 }

@@ -1,4 +1,4 @@
-//! `viaduct demo`: shows someone who has read nothing about Viaduct what it does.
+//! `viaduct demo`: shows the effect of Viaduct to a reader without prior knowledge.
 //!
 //! Four unmodified programs cross an emulated link that loses packets: first with the plain
 //! kernel, then with a gateway at each site. The demo is an experiment like the others, so its
@@ -41,16 +41,16 @@ pub const ABOUT: About = About {
               mask the loss from unmodified hosts.",
 };
 
-/// Runs the demo. Call it before the process has threads: without root it moves the process into a
-/// user namespace. Returns the exit status: 1 if something could not be measured or a check does
-/// not hold, 130 if stopped by Ctrl-C. Fails if a program is missing, the kernel refuses the
+/// Runs the demo. Call it while the process has a single thread: without root it moves the process
+/// into a user namespace. Returns the exit status: 1 if something could not be measured or a check
+/// does not hold, 130 if stopped by Ctrl-C. Fails if a program is missing, the kernel refuses the
 /// namespaces, or the results cannot be written.
 pub fn execute(args: &DemoArgs) -> anyhow::Result<ExitCode> {
     programs::require()?;
     fs::create_dir_all(&args.out)
         .with_context(|| format!("--out: cannot make {}", args.out.display()))?;
     // Without root the demo's own network cannot be reached from outside, so the dashboard starts
-    // before it is entered.
+    // before the process enters it.
     let dashboard = args.watch.map(Dashboard::start).transpose().context("--watch")?;
     become_root()?;
     stop::on_signals().context("cannot handle Ctrl-C")?;

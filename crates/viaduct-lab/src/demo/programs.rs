@@ -104,8 +104,8 @@ impl Program {
         }
     }
 
-    /// Runs the program; time series that it measures go into the report. Errors: only on Ctrl-C: a
-    /// program that cannot run on a bad link is a finding too.
+    /// Runs the program; time series that it measures go into the report. Errors: only on Ctrl-C,
+    /// because a program that cannot run on a bad link is a finding, too.
     pub(super) fn measure(
         self,
         run: &mut Run,

@@ -31,18 +31,18 @@ pub(super) struct Dashboard {
 }
 
 impl Dashboard {
-    /// Starts the dashboard at `listen`, and waits until it listens. To be called from the main
-    /// thread, with whose end the dashboard ends.
+    /// Starts the dashboard at `listen`, and waits until it listens. Call it from the main thread:
+    /// the kernel kills the dashboard when the calling thread ends.
     ///
     /// # Errors
-    /// If it does not start, such as because the address is in use.
+    /// If it does not start, for example because the address is in use.
     pub(super) fn start(listen: SocketAddr) -> Result<Dashboard> {
         ensure!(listen.ip().is_loopback(), "a loopback address is expected, not {listen}");
         let scratch = Scratch::new()?;
         let log = scratch.path().join("dash.log");
         let mut command = Command::new(binary()?);
         command.args(["dash", "--listen", &listen.to_string(), "--run-dir"]).arg(scratch.path());
-        // The line that is waited for is of this level.
+        // The log line with the address, which is awaited below, has this level.
         command.env("VIADUCT_LOG", "info").stdin(Stdio::null()).stdout(Stdio::null());
         command.stderr(File::create(&log)?);
         die_with_parent(&mut command);
@@ -68,7 +68,8 @@ impl Dashboard {
         format!("http://{}/", self.listen)
     }
 
-    /// Keeps the dashboard until Ctrl-C, if there is a terminal.
+    /// Keeps the dashboard until Ctrl-C. Returns at once without a terminal, or if the demo
+    /// was stopped.
     pub(super) fn linger(self, outcome: &Outcome) -> Result<()> {
         if matches!(outcome.ended, Ended::Stopped) || !std::io::stdout().is_terminal() {
             return Ok(());

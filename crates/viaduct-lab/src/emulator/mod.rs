@@ -170,7 +170,8 @@ impl Emulator {
         answered.recv().map_err(|_| EmulatorError::Ended)
     }
 
-    /// Ends the thread's sleep. An eventfd whose counter is full has already woken it.
+    /// Ends the thread's sleep. The write fails only if the eventfd's counter is full, and then the
+    /// thread has been woken already.
     fn wake(&self) {
         let _ = rustix::io::write(&*self.wake, &1u64.to_ne_bytes());
     }

@@ -244,7 +244,7 @@ fn mean_and_error(values: &[f64]) -> (f64, Option<f64>) {
 /// Returns the half-width of the mean's 95 % confidence interval by Student's t-distribution;
 /// NaN for fewer than two values.
 pub fn student_95(values: &[f64]) -> f64 {
-    /// Quantiles for 1 to 15 degrees of freedom; the one for 15 is an upper bound beyond that.
+    /// Quantiles for 1 to 15 degrees of freedom; for more than 15, the last one is an upper bound.
     const QUANTILES: [f64; 15] = [
         12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160,
         2.145, 2.131,

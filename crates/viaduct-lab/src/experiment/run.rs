@@ -66,8 +66,8 @@ impl Run {
         self.progress.expect(total);
     }
 
-    /// Begins a step, as in `loss 1 %, cubic`. Fails if a stop was requested. Propagate it with
-    /// `?`; findings so far are kept.
+    /// Begins a step, as in `loss 1 %, cubic`. Fails if a stop was requested. Propagate the error
+    /// with `?`; findings so far are kept.
     pub fn step(&mut self, what: &str) -> Result<(), Stopped> {
         stop::check()?;
         self.progress.step(what);

@@ -28,7 +28,8 @@ pub(super) fn jain(shares: &[f64]) -> f64 {
     shares.iter().sum::<f64>().powi(2) / (shares.len() as f64 * squares)
 }
 
-/// Checks the mean over the rounds of a run, and records its interval if there are several.
+/// Checks the mean over the rounds of a run. If there are several rounds, records the mean's 95 %
+/// confidence interval.
 pub(super) fn check_mean(run: &mut Run, name: &str, values: &[f64], bound: Bound) {
     run.check(name, mean(values), bound);
     if values.len() > 1 {

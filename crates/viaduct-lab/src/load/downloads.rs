@@ -1,5 +1,5 @@
-//! Downloads of one object by many clients of Trickles at the same time, with the times at which
-//! each got no data.
+//! Concurrent downloads of one object by many Trickles clients. Periods in which a client gets no
+//! data are recorded.
 
 use std::io;
 use std::time::{Duration, Instant};
@@ -13,7 +13,7 @@ use crate::stop;
 
 /// Maximum sleep.
 const NAP: Duration = Duration::from_millis(20);
-/// Minimum time without data that is recorded, in seconds.
+/// Minimum length of a period without data that is recorded, in seconds.
 const MIN_GAP: f64 = 0.05;
 
 /// Parameters of the downloads.
@@ -31,7 +31,7 @@ pub struct Downloads<'a> {
     pub limit: Duration,
 }
 
-/// Time in which a download got no data.
+/// Period in which a download got no data.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Gap {
     /// Beginning, in seconds since the downloads began.
@@ -56,14 +56,15 @@ pub struct Downloaded {
     pub is_whole: bool,
     /// Reason of a failure.
     pub failed: Option<String>,
-    /// Times without data, of 50 ms or more, in order.
+    /// Periods without data, of 50 ms or more, in order.
     pub gaps: Vec<Gap>,
     /// Time of the last byte, in seconds.
     pub end: f64,
 }
 
 impl Downloaded {
-    /// Returns the longest time without data that touches this period, in seconds.
+    /// Returns the length, in seconds, of the longest gap that overlaps the time from `from`
+    /// to `to`.
     pub fn longest_gap(&self, from: f64, to: f64) -> f64 {
         let touches = |gap: &&Gap| gap.to > from && gap.from < to;
         self.gaps.iter().filter(touches).map(Gap::length).fold(0.0, f64::max)

@@ -1,5 +1,5 @@
-//! The lab's own load generators. They are cheap enough that the measured cost is that of the
-//! programs between their two ends: bodies are sent from the page cache and dropped by the
+//! The lab's own load generators. They cost so little that measurements show the cost of the
+//! programs between client and server: bodies are sent from the page cache and dropped by the
 //! receiver's kernel, without a copy at either end.
 //!
 //! ```text
@@ -7,10 +7,10 @@
 //!   [Crowd]   many connections, opened concurrently                  ─┼─▶ … ─▶ [Server]
 //! ```
 //!
-//! All of this traffic is HTTP, so that a cache may be in the path. [Checked] is traffic at a
-//! constant rate whose every byte is checked instead, [Pairs] sends datagrams between many
-//! addresses, and [SliceStream] to all slices of a site. [Trickles] contains clients of that
-//! transport, which connect to `viaduct serve`; [Downloads] are checked downloads by them.
+//! All of this traffic is HTTP, so that a cache may be in the path. [Checked] instead generates
+//! traffic at a constant rate and checks every byte. [Pairs] sends datagrams between many
+//! addresses, and [SliceStream] sends them to all slices of a site. [Trickles] contains clients of
+//! that transport, which connect to `viaduct serve`; [Downloads] are checked downloads by them.
 
 mod bulk;
 mod checked;

@@ -12,13 +12,13 @@ use viaduct_proto::wire::ip::Header;
 use crate::topology::{Host, Node};
 use crate::world::World;
 
-/// Addresses of each host; each of one host sends to each of the other.
+/// Number of addresses of each host. Each address of a1 sends to each address of b1.
 const ADDRESSES: u8 = 8;
 const PORT: u16 = 5_000;
 /// Interval of the datagrams of all pairs together, and their payload in bytes.
 const INTERVAL: Duration = Duration::from_micros(500);
 const LENGTH: usize = 300;
-/// Time after the last datagram for which others may arrive.
+/// Time without a datagram after which reception ends.
 const REST: Duration = Duration::from_millis(700);
 
 /// Pairs of addresses of the hosts a1 and b1.
@@ -33,13 +33,13 @@ pub struct Pairs {
 pub struct PairDatagram {
     /// Time at which it was sent.
     pub at: Instant,
-    /// Lane, of 16.
+    /// Number of the lane, 0 to 15.
     pub lane: u8,
     /// True if it has arrived.
     pub has_arrived: bool,
 }
 
-/// Share of datagrams that have not arrived; 0 of none.
+/// Share of datagrams that have not arrived; 0 if there are none.
 pub fn lost_share<'a>(datagrams: impl IntoIterator<Item = &'a PairDatagram>) -> f64 {
     let (mut all, mut lost) = (0_u32, 0_u32);
     for datagram in datagrams {
@@ -53,7 +53,7 @@ impl Pairs {
     /// Adds the addresses to the hosts.
     ///
     /// # Errors
-    /// `ip` fails.
+    /// If `ip` fails.
     pub fn new(world: &World) -> Result<Pairs> {
         for (host, site) in [(world.a1(), 1), (world.b1(), 2)] {
             for n in 0..ADDRESSES {
@@ -67,7 +67,7 @@ impl Pairs {
     /// Sends datagrams for `time`, and waits for the last ones.
     ///
     /// # Errors
-    /// A socket fails, or a datagram has arrived twice or with a wrong byte.
+    /// If a socket fails, or a datagram has arrived twice or with a wrong byte.
     pub fn stream(&self, time: Duration) -> Result<Vec<PairDatagram>> {
         let receiver = bind(&self.to, Ipv4Addr::UNSPECIFIED, PORT)?;
         receiver.set_read_timeout(Some(REST))?;

@@ -16,13 +16,13 @@ use crate::topology::racks::addresses;
 const PORT: u16 = 5_001;
 /// Payload in bytes.
 const LENGTH: usize = 300;
-/// Time after the last datagram for which others may arrive.
+/// Time after the end of sending in which datagrams may still arrive.
 const REST: Duration = Duration::from_millis(700);
-/// Number of the first datagram of the next stream of this process, so that a datagram that arrives
-/// after the end of its own stream is not taken for one of a later stream.
+/// Number of the first datagram of this process's next stream. Numbers continue from stream to
+/// stream, so that a late datagram of an earlier stream is recognized.
 static NEXT: AtomicU32 = AtomicU32::new(0);
 
-/// Stream that runs.
+/// Running stream.
 #[derive(Debug)]
 pub struct SliceStream {
     /// Number of its first datagram.
@@ -48,11 +48,11 @@ pub struct SliceDatagram {
 }
 
 impl SliceStream {
-    /// Sends a datagram from site `from`, 0 or 1, to each slice of the other one in turn, so many
-    /// in a second.
+    /// Starts to send `rate` datagrams per second from site `from`, 0 or 1, to the slices of the
+    /// other site in turn.
     ///
     /// # Errors
-    /// A socket cannot be opened.
+    /// If a socket cannot be opened.
     pub fn start(world: &Racks, from: usize, rate: f64) -> Result<SliceStream> {
         let open = |site: usize| -> Result<UdpSocket> {
             let host = &world.sites[site].host;
@@ -60,7 +60,8 @@ impl SliceStream {
         };
         let (sender, receiver) = (open(from)?, open(1 - from)?);
         receiver.set_read_timeout(Some(Duration::from_millis(50)))?;
-        // Some seconds of datagrams: to let the table of millions of them grow takes a while.
+        // Holds some seconds of datagrams: the receiver pauses when its table of millions of
+        // them grows.
         set_socket_recv_buffer_size_force(&receiver, 64 << 20)?;
         let to: Vec<_> = addresses(2 - from as u8).collect();
         let (first, stop) = (NEXT.load(Ordering::Relaxed), Arc::new(AtomicBool::new(false)));
@@ -73,7 +74,7 @@ impl SliceStream {
     /// Ends the stream, and waits for the last datagrams.
     ///
     /// # Errors
-    /// A socket has failed, or a datagram has arrived with a wrong byte.
+    /// If a socket has failed, or a datagram has arrived with a wrong byte.
     pub fn finish(self) -> Result<Vec<SliceDatagram>> {
         self.stop.store(true, Ordering::Relaxed);
         let mut sent = self.sender.join().ok().context("the sender panicked")??;
@@ -81,7 +82,7 @@ impl SliceStream {
         NEXT.store(self.first + sent.len() as u32, Ordering::Relaxed);
         for (number, (at, copies)) in arrived {
             let Some(index) = number.checked_sub(self.first) else {
-                continue; // Of an earlier stream, where it is missing.
+                continue; // It belongs to an earlier stream, which counts it as missing.
             };
             let datagram = sent.get_mut(index as usize).context("a datagram of another stream")?;
             (datagram.arrived_at, datagram.copies) = (Some(at), copies);
@@ -90,7 +91,7 @@ impl SliceStream {
     }
 }
 
-/// Share of datagrams that have not arrived; 0 of none.
+/// Share of datagrams that have not arrived; 0 if there are none.
 pub fn missing_share<'a>(datagrams: impl IntoIterator<Item = &'a SliceDatagram>) -> f64 {
     let (mut all, mut missing) = (0_u32, 0_u32);
     for datagram in datagrams {
@@ -109,7 +110,7 @@ fn send(
     let (begun, mut sent) = (Instant::now(), Vec::new());
     while !stop.load(Ordering::Relaxed) {
         let (number, slice) = (first + sent.len() as u32, sent.len() % to.len());
-        // While a router has no route, the kernel may refuse.
+        // The kernel may reject the send while a router has no route.
         let _ = socket.send_to(&datagram(number), (to[slice], PORT));
         sent.push(SliceDatagram { sent_at: Instant::now(), slice, arrived_at: None, copies: 0 });
         let due = Duration::from_secs_f64(sent.len() as f64 / rate);

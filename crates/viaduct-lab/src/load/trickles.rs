@@ -1,6 +1,6 @@
-//! Thousands of Trickles clients in one thread: the project's client cores over a TUN device,
-//! each with its own address and port. No kernel answers for these addresses. The TUN device is
-//! in the host of the TCP clients, which forwards, so that both use the same path.
+//! Thousands of Trickles clients in one thread: the project's client state machines over a TUN
+//! device, each with its own address and port. No kernel answers for these addresses. The TUN
+//! device is in the host of the TCP clients, which forwards, so that both use the same path.
 //!
 //! ```text
 //!   Stream, Numbers  ─┐ TCP's format, or in UDP
@@ -167,8 +167,8 @@ impl Continuations {
 }
 
 impl Trickles {
-    /// Opens the interface in host a1 of `world`, the host of the kernel's TCP clients, so that
-    /// both use the same path. The clients will connect to `to`.
+    /// Opens the interface in host a1 of `world`, which is also the host of the kernel's TCP
+    /// clients, so that both kinds of clients use the same path. The clients will connect to `to`.
     pub fn open(world: &Dumbbell, to: SocketAddr, seed: u64) -> Result<Trickles, TopologyError> {
         let (host, gateway) = (world.a1(), world.gateway_a());
         host.set_sysctls(&[("net/ipv4/conf/all/forwarding", "1")])?;
@@ -228,8 +228,8 @@ impl Trickles {
         self.touched.remove(&client);
     }
 
-    /// Reads pending packets, runs due timers, sends, and appends the connections whose streams
-    /// have changed; never blocks. Returns whether a packet arrived.
+    /// Reads pending packets, runs due timers and sends; never blocks. Appends the connections
+    /// whose streams have changed to `changed`. Returns whether a packet arrived.
     pub fn turn(&mut self, changed: &mut Vec<u32>) -> io::Result<bool> {
         let mut buffer = [0; MTU];
         let mut came = 0;
@@ -247,7 +247,7 @@ impl Trickles {
     }
 
     /// Sends the output of the connections used since the last call, and appends those whose
-    /// streams have changed.
+    /// streams have changed to `changed`.
     pub fn flush(&mut self, changed: &mut Vec<u32>) {
         let now = now();
         for client in std::mem::take(&mut self.touched) {

@@ -99,8 +99,9 @@ impl Dumbbell {
             Wan::Emulated(config) => {
                 let ends = (a.open_tun(spec.wan_mtu)?, b.open_tun(spec.wan_mtu)?);
                 if is_fast(config) {
-                    // Otherwise all processing that a packet causes, up to TCP's answer, runs in
-                    // the emulator's thread and halves its throughput. It requires root.
+                    // Without this, all processing that a packet causes, up to TCP's answer,
+                    // runs in the emulator's thread and halves its throughput. The calls fail
+                    // without root.
                     let _ = a.gateway.spread_receive("wan0");
                     let _ = b.gateway.spread_receive("wan0");
                 }
@@ -116,7 +117,8 @@ impl Dumbbell {
         Ok(dumbbell)
     }
 
-    /// Builds sites of so many hosts, with this emulated link; see [`Dumbbell::build`].
+    /// Builds sites of `hosts` hosts each, with the emulated `link` between them;
+    /// see [`Dumbbell::build`].
     pub fn over(
         link: LinkConfig,
         hosts: usize,
@@ -178,8 +180,8 @@ impl Dumbbell {
         self.emulator.as_ref()
     }
 
-    /// Adds a second WAN, the interfaces `wan1`, with this link between the gateways, until the
-    /// emulator is dropped. No route leads to it.
+    /// Adds a second WAN until the emulator is dropped: an interface `wan1` in each gateway, with
+    /// this link between them. No route leads to it.
     ///
     /// # Errors
     /// If the kernel refuses the devices.
@@ -251,8 +253,8 @@ impl DumbbellSpec {
     }
 }
 
-/// True if the link is so fast that waking another core, 0.1 ms, costs less than processing on
-/// the same one.
+/// True if the link is so fast that waking another core (0.1 ms) costs less than processing
+/// everything on the same core.
 pub(super) fn is_fast(config: &EmulatorConfig) -> bool {
     let limits = [config.a_to_b.rate, config.b_to_a.rate];
     limits.into_iter().flatten().any(|rate| rate >= 300_000_000)

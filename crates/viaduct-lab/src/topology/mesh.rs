@@ -1,4 +1,5 @@
-//! Nodes, each with a link to each other one and to each server, and a client at the first node.
+//! Full mesh of nodes, with a link from each node to each server. A client is attached to the
+//! first node.
 //!
 //! ```text
 //!                     n1 ════════╗          n0, n1, …   10.1.0.1, 10.1.0.2, …
@@ -8,7 +9,8 @@
 //! ```
 //!
 //! The links have the delays of a table, so that the shortest path between two nodes may lead
-//! through a third one. The kernels do not know that: a packet takes the link to its destination.
+//! through a third one. The kernels' routes ignore this: each packet takes the direct link to
+//! its destination.
 
 use std::net::Ipv4Addr;
 use std::time::Duration;
@@ -34,8 +36,8 @@ pub struct Mesh {
 
 impl Mesh {
     /// Builds `nodes` nodes and `servers` servers. `between` returns the round trip between two
-    /// nodes, and `to_server` that from a node to a server. Fails if the kernel refuses a part;
-    /// nothing is left in that case.
+    /// nodes, and `to_server` the round trip from a node to a server. Fails if the kernel refuses a
+    /// part; nothing is left in that case.
     pub fn build(
         (nodes, servers): (u8, u8),
         between: impl Fn(usize, usize) -> Duration,

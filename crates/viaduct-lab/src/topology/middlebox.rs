@@ -19,8 +19,9 @@ use crate::emulator::Emulator;
 
 const WAN_MTU: u32 = 1500;
 
-/// Rules of the middlebox. The counters are of fake TCP: its datagrams to each gateway, and its
-/// segments that are INVALID, with datagrams and others.
+/// Rules of the middlebox. The counters count segments of fake TCP: those with datagrams to
+/// each gateway (`to_a`, `to_b`), INVALID ones with datagrams (`invalid`), and other INVALID
+/// ones (`other_invalid`).
 const RULES: &str = "
     table inet fw {
         counter to_a {}
@@ -105,7 +106,7 @@ impl Middlebox {
         self.emulator.as_ref()
     }
 
-    /// Begins or ends to drop all UDP.
+    /// Starts or stops dropping all UDP.
     pub fn drop_udp(&self, is_dropped: bool) -> Result<(), TopologyError> {
         let rule = match is_dropped {
             true => "add rule inet fw ban meta l4proto udp drop",
@@ -114,8 +115,8 @@ impl Middlebox {
         self.node.run("nft", &[rule]).map(drop)
     }
 
-    /// Sends the middlebox's own segments, such as forged ones, past its connection tracking, as if
-    /// they came from a host behind it.
+    /// Exempts the middlebox's own segments, such as forged ones, from its connection tracking, as
+    /// if a host beyond it had sent them.
     pub fn leave_own_untracked(&self) -> Result<(), TopologyError> {
         let rules = "add table inet own
             add chain inet own out { type filter hook output priority raw; }
@@ -124,7 +125,7 @@ impl Middlebox {
         self.node.run("nft", &[rules]).map(drop)
     }
 
-    /// Returns what the counter `name` has counted: `to_a`, `to_b`, `invalid` or `other_invalid`.
+    /// Reads the counter `name`, which is `to_a`, `to_b`, `invalid` or `other_invalid`.
     pub fn counted(&self, name: &str) -> Result<Counted, TopologyError> {
         let text = self.node.run("nft", &["list", "counter", "inet", "fw", name])?;
         let number = |what: &str| {
@@ -162,8 +163,8 @@ fn connect_west(gwa: &Node, node: &Node, wan: &Wan) -> Result<Option<Emulator>, 
     }
 }
 
-/// Configures a gateway: its address in the site, and address `last` in the networks of the WAN,
-/// whose router is number 9.
+/// Configures a gateway: its address in the site, and host number `last` in the networks of the
+/// WAN, where the router has number 9.
 fn address(gateway: &Node, lan: &str, v4: &str, v6: &str, last: u8) -> Result<(), TopologyError> {
     gateway.set_sysctls(&ROUTER_SYSCTLS)?;
     gateway.ip(&[
@@ -177,7 +178,6 @@ fn address(gateway: &Node, lan: &str, v4: &str, v6: &str, last: u8) -> Result<()
     ])
 }
 
-/// Configures the middlebox.
 fn configure(node: &Node) -> Result<(), TopologyError> {
     node.set_sysctls(&ROUTER_SYSCTLS)?;
     let mut lines = Vec::new();
@@ -195,7 +195,8 @@ fn configure(node: &Node) -> Result<(), TopologyError> {
     node.set_sysctls(&STRICT)
 }
 
-/// Turns a node into a host with this address, whose gateway has number 1.
+/// Turns a node into a host with this address. Its default gateway has number 1 in the
+/// same network.
 fn host(node: Node, v4: [u8; 4]) -> Result<Host, TopologyError> {
     let v4 = Ipv4Addr::from(v4);
     let [a, b, c, _] = v4.octets();

@@ -103,7 +103,7 @@ impl Node {
     }
 
     /// Distributes the kernel's receive processing for `interface` over all cores by flow (RPS),
-    /// instead of the receiving core. Fails in a user namespace.
+    /// instead of leaving it on the receiving core. Fails in a user namespace.
     pub fn spread_receive(&self, interface: &str) -> Result<(), TopologyError> {
         let file = format!("/sys/class/net/{interface}/queues/rx-0/rps_cpus");
         // A sysfs that is already mounted shows the devices of the namespace in which it was
@@ -132,8 +132,8 @@ impl Node {
     }
 }
 
-/// Machines of a world. Dropping this kills all programs in them: a daemon started by one would
-/// keep its namespace alive.
+/// Machines of a world. Dropping this kills all programs in them: a daemon that a program has
+/// started would otherwise keep its namespace alive.
 #[derive(Debug)]
 pub(super) struct KillOnDrop(pub(super) Vec<Node>);
 

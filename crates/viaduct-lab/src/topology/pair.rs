@@ -15,7 +15,7 @@ use super::{Host, Journal, Node, TopologyError};
 
 const MTU: u32 = 1500;
 
-/// Both machines. Dropping it removes everything.
+/// Pair of machines; see the module's drawing. Dropping it removes everything.
 #[derive(Debug)]
 pub struct Pair {
     _programs: KillOnDrop,
@@ -35,8 +35,8 @@ impl Pair {
         Ok(Pair { _programs, load: host(load, 1)?, middle: host(middle, 2)? })
     }
 
-    /// Adds a second wire, 10.4.0.0/24, beside the first. Traffic from the load's address on it
-    /// uses that wire in both directions, to any address of the other machine.
+    /// Adds a second wire, 10.4.0.0/24, beside the first. Traffic between 10.4.0.1 and any address
+    /// of the proxy's machine uses that wire in both directions.
     pub fn add_link(&self) -> Result<(), TopologyError> {
         self.load.ip(&[
             veth(MTU, ("eth1", 20), ("eth1", 21), &self.middle),

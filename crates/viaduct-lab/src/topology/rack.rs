@@ -22,7 +22,8 @@ const MTU: u32 = 1500;
 const BRIDGE: &str = "rack";
 /// Address of the service.
 const SERVICE: Ipv4Addr = Ipv4Addr::new(10, 2, 200, 80);
-/// Sysctls of a replica: it neither answers requests for the service's address nor announces it.
+/// Sysctls of a replica: it neither answers ARP requests for the service's address nor
+/// announces it.
 const REPLICA_SYSCTLS: [(&str, &str); 2] =
     [("net/ipv4/conf/all/arp_ignore", "1"), ("net/ipv4/conf/all/arp_announce", "2")];
 
@@ -67,7 +68,7 @@ impl Rack {
         SERVICE
     }
 
-    /// Returns the boxes in front: s1, s2, …
+    /// Returns the machines in front of the replicas: s1, s2, …
     pub fn fronts(&self) -> &[Host] {
         &self.fronts
     }

@@ -8,9 +8,9 @@
 //!   member n of site s: lan 10.10s.n.2, wan0 10.11s.n.2; its routers have number 1
 //! ```
 //!
-//! The hosts have an address in each of the 16 slices of their site. The routers of a site also
-//! have a wire between them, past the members, which they use while no more specific route leads
-//! to one.
+//! The hosts have an address in each of the 16 slices of their site. A wire past the members also
+//! joins the two routers of a site. They use it for packets for which no more specific route leads
+//! to a member.
 
 use std::net::Ipv4Addr;
 

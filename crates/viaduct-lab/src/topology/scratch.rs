@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 /// Name prefix of temporary objects of the lab; the lab's process ID and a number follow.
 pub(crate) const PREFIX: &str = "viaduct-lab-";
 
-/// Directory of this process below the system's temporary one.
+/// Directory of this process below the system's directory for temporary files.
 ///
 /// The directory's name contains the process ID; directories left by a killed lab are removed
 /// when another lab creates one.

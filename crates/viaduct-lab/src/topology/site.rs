@@ -73,9 +73,9 @@ impl Site {
         Ok(Site { side, mtu, gateway, hosts })
     }
 
-    /// Enables GRO in the hosts: without it, receiving TCP costs more than everything else on
-    /// the path. A veth coalesces only if its other end does not segment. The emulator delivers
-    /// packets singly, so with it there is nothing to coalesce.
+    /// Enables GRO in the hosts: without it, receiving TCP costs more than everything else on the
+    /// path. A veth coalesces only if segmentation (TSO) is off at its other end. The emulator
+    /// delivers packets singly, so with it there is nothing to coalesce.
     pub(super) fn coalesce(&self) -> Result<(), TopologyError> {
         for host in &self.hosts {
             self.gateway.run("ethtool", &["-K", host.name(), "tso", "off"])?;

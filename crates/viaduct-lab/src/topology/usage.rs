@@ -83,7 +83,7 @@ pub fn times_scheduled(pid: u32) -> u64 {
     times.sum()
 }
 
-/// Returns the busy processor time of the whole machine since boot, in ticks of 10 ms.
+/// Returns the busy processor time of the whole machine since boot, with a resolution of 10 ms.
 pub fn machine_time() -> Duration {
     let text = fs::read_to_string("/proc/stat").unwrap_or_default();
     let line = text.lines().next().unwrap_or_default();

@@ -14,7 +14,7 @@ use crate::example_tunnel::{Links, Tunnel};
 use crate::experiments::prelude::*;
 use crate::topology::programs::{Connections, Documents, Request, Requests, Squid, WebServer};
 
-/// Congestion control of all hosts: of the links, of Squid's connections, of the concurrent flow.
+/// Congestion control of all hosts, for links, Squid's connections and the concurrent flow.
 pub(super) const CONGESTION: &str = "cubic";
 /// Requests per second, as in the slides.
 const RATE: f64 = 20.0;
@@ -35,7 +35,8 @@ pub(super) enum Setup {
     Squid(Windows, Connections),
     /// A child Squid whose parent is reached through a tunnel.
     SquidTunnel(Links),
-    /// As `SquidTunnel` with one TCP link, and this number of links from the middle of the load.
+    /// As `SquidTunnel` with one TCP link in the first half of the load, and with this number of
+    /// links in the second.
     SquidGrowing(usize),
 }
 
@@ -207,8 +208,8 @@ const WINDOWS_OF_64_KB: [(&str, &str); 2] =
     [("net/ipv4/tcp_rmem", "4096 65536 65536"), ("net/ipv4/tcp_wmem", "4096 65536 65536")];
 
 impl Browsed {
-    /// Returns the quantile `q` of the times of documents that `which` selects, in ms; infinity
-    /// for those that never arrived.
+    /// Returns the quantile `q` of the times of documents that `which` selects, in ms. The time of
+    /// a document that never arrived is infinite.
     pub(super) fn quantile(&self, q: f64, which: impl Fn(usize) -> bool) -> f64 {
         let ms = |r: &Request| r.time.map_or(f64::INFINITY, |time| time.as_secs_f64() * 1e3);
         let times = self.requests.iter().filter(|r| which(r.kb)).map(ms);

@@ -10,8 +10,8 @@ use crate::topology::programs::{Connections, Documents};
 /// Round trips in milliseconds.
 const RTTS: [u32; 2] = [40, 300];
 
-/// Configurations that the slides compare: Squid, Squid with large windows, and Squid over
-/// multiplexed connections.
+/// Configurations of the slides without multiplexed connections: Squid, and Squid with
+/// large windows.
 const SQUIDS: [Setup; 2] = [
     Setup::Squid(Windows::Plain, Connections::OneEach),
     Setup::Squid(Windows::Large, Connections::OneEach),
@@ -64,8 +64,8 @@ pub(in crate::experiments) fn run(run: &mut Run) -> Result<()> {
     neighbours::measure(run)
 }
 
-/// Checks slide 33, and 34 in a full run: Squid over a tunnel compared with the best Squid with
-/// a connection per document.
+/// Checks slide 33, and 34 in a full run: compares Squid over a tunnel with the better of the
+/// [`SQUIDS`], which open a connection per document.
 fn beside_squid(run: &mut Run, found: &[(&Browsing, Browsed)]) {
     for rtt in RTTS {
         let at = || found.iter().filter(move |(load, _)| load.rtt == rtt);

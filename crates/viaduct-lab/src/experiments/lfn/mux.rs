@@ -118,7 +118,7 @@ fn checks(run: &mut Run, found: &[(Setup, Browsed)]) {
 }
 
 /// Checks slides 27 and 38: the remaining gain beside background traffic. A full queue lengthens
-/// all round trips; a tunnel still saves the one that a connection costs.
+/// all round trips; a tunnel still saves the round trip that a new connection costs.
 fn checks_beside(run: &mut Run, found: &[(Setup, Browsed)]) {
     let one_each = |setup: Setup| matches!(setup, Setup::Squid(_, Connections::OneEach));
     let squids = found.iter().filter(|(setup, _)| one_each(*setup));

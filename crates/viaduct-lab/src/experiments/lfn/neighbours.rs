@@ -67,7 +67,8 @@ fn scene(links: Links, seed: u64, journal: &Journal, duration: Duration) -> Resu
     Ok(Medians { alone, beside_stopped, beside_large })
 }
 
-/// Returns the median time of small fetches in ms, of 20 clients with one fetch at a time.
+/// Returns the median time in ms of small fetches by 20 clients, each of which makes one fetch at
+/// a time.
 fn small(from: &Host, to: SocketAddr, duration: Duration) -> Result<f64> {
     let (begin, enough) = (Instant::now(), AtomicBool::new(false));
     let client = |_| -> Result<Vec<f64>> {

@@ -5,9 +5,10 @@ use viaduct_proto::repair::stats::{LATENCY_BOUNDS, ReceiverStats};
 use super::{describe, overhead, without_and_with, world};
 use crate::experiments::prelude::*;
 
-/// Loss process, and the requirements for a protected cubic flow under it: its name, its
-/// configuration, the minimum throughput relative to the plain flow without loss, the maximum bytes
-/// of repairs and names per data byte, and whether a quick run includes it.
+/// Loss process, and the requirements for a protected cubic flow under it. The fields are: the
+/// name and the configuration of the process, the minimum throughput relative to the plain flow
+/// without loss, the maximum bytes of repairs and names per data byte, and whether a quick run
+/// includes the process.
 type Case = (&'static str, &'static str, Option<f64>, Option<f64>, bool);
 
 /// Alternating counts of packets delivered and lost, as in a busy wireless network: mostly
@@ -84,7 +85,8 @@ pub(in crate::experiments) fn run(run: &mut Run) -> Result<()> {
     Ok(())
 }
 
-/// Draws and checks the medians of one congestion control; shares are of the lossless plain flow.
+/// Draws and checks the medians of one congestion control; shares are relative to the plain flow
+/// without loss.
 fn judge(run: &mut Run, congestion: &str, cases: &[&Case], flows: &[Flow]) {
     let lossless = flows[0].plain;
     for (x, ((case, loss, share, bytes, _), flow)) in cases.iter().zip(flows).enumerate() {

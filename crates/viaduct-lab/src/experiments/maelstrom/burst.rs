@@ -107,8 +107,8 @@ fn checks(run: &mut Run, sweep: &Sweep) {
 }
 
 /// Runs real gateways with a layered code (8,3) of the interleaves [`REAL`]. Each of `ways` is a
-/// burst length, and whether XORs are delayed. Returns each result with the simulation's for the
-/// same number of bursts.
+/// burst length, and whether XORs are delayed. Returns each result with the share that a simulation
+/// at the same loss recovers.
 fn through_gateways(
     run: &mut Run,
     ways: &[(u32, bool)],

@@ -17,13 +17,14 @@ const LOST: f64 = 1.02;
 /// Minimum shares of correctly classified losses: of drops by full queues, and of random losses.
 const TOLD_DROPS: f64 = 0.99;
 const TOLD_LOSSES: f64 = 0.95;
-/// Maximum increase of repairs per packet, ten seconds after a longer path or a policer began.
+/// Maximum increase of repair bytes per data byte, ten seconds after a longer path or a
+/// policer began.
 const RAISED: f64 = 0.01;
 /// Ports of protected flows, and of plain ones.
 const PROTECTED: u16 = 5_201;
 const PLAIN: u16 = 5_301;
 
-/// Class without repairs, for flows of [`PLAIN`].
+/// Class without repairs, for flows on ports from [`PLAIN`] on.
 const CLASS: &str =
     "\n[[peer.class]]\nname = \"plain\"\nports = [\"5301-5399\"]\nrepairs = \"none\"\n";
 

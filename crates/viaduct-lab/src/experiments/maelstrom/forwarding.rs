@@ -99,7 +99,7 @@ fn flow(seconds: u32, pace: Option<u64>) -> Iperf {
     pace.map_or(flow.clone(), |bits| flow.paced(bits, 128 << 10))
 }
 
-/// Returns the number of packets that A's gateway has processed, and of those that it should have
+/// Returns the number of packets that A's gateway has processed, and the number that it should have
 /// processed. Both include packets of classes without repairs.
 fn counts(world: &World) -> Result<(u64, u64)> {
     let Ok(gateways) = world.running() else { return Ok((0, 0)) };

@@ -74,7 +74,7 @@ pub(in crate::experiments) fn run(run: &mut Run) -> Result<()> {
     Ok(())
 }
 
-/// Sends the stream, and waits until its reports have arrived.
+/// Sends the stream, and waits until the reports on it have arrived.
 fn send(world: &World, stream: &Iperf) -> Result<()> {
     stream.run(world.a1(), world.b1())?;
     settle()

@@ -101,9 +101,9 @@ fn take_drops(world: &World) -> Result<(u64, usize)> {
     Ok((lost as u64, record.burst_lengths().len()))
 }
 
-/// Returns the sum of recovery latencies in ms: the lateness of each message that arrived after
-/// one sent later. The link keeps the order, so these messages were recovered; one recovered
-/// before the next arrival was barely late.
+/// Returns the sum of recovery latencies in ms: the lateness of each message that arrived after one
+/// sent later. The link keeps the order, so these messages were recovered. A message that was
+/// recovered before the next arrival was barely late, and is not counted.
 fn late_ms(messages: &[Message], one_way: Duration) -> f64 {
     let mut earliest_later = Duration::MAX;
     let mut sum = Duration::ZERO;

@@ -3,8 +3,9 @@
 use super::{percent, without_and_with, world};
 use crate::experiments::prelude::*;
 
-/// Minimum relative to plain TCP without loss: nine tenths of 0.70, the share that (8,3) leaves
-/// for data, as 3 repairs, each a packet plus 166 bytes, accompany 8 packets of 1200 bytes.
+/// Minimum throughput relative to plain TCP without loss: nine tenths of 0.70, the share that
+/// (8,3) leaves for data. For 8 packets of 1200 bytes there are 3 repairs, each of a packet plus
+/// 166 bytes.
 pub(super) const OF_PLAIN: f64 = 0.63;
 
 pub(in crate::experiments) const ABOUT: About = About {

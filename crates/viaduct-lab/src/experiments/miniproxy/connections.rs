@@ -61,8 +61,8 @@ pub(in crate::experiments) fn run(run: &mut Run) -> Result<()> {
 }
 
 /// Measures the rows of the table. The kernel completes the handshake without the proxy, so the
-/// time to the proxy's answer is only shown; the time to the first byte of the server's answer is
-/// checked. Runs of both contenders alternate, and the first one changes from round to round.
+/// handshake's time is only shown. The time to the first byte of the server's answer is checked.
+/// Runs of both contenders alternate, and the first one changes from round to round.
 fn set_up(run: &mut Run, testbeds: &[Testbed; 2], times: usize) -> Result<()> {
     let (count, time) = (("connections at once", ""), ("mean time", "ms"));
     let handshake = Plot::line("Handshake with the kernel in front of the proxy", count, time);
@@ -94,8 +94,8 @@ fn set_up(run: &mut Run, testbeds: &[Testbed; 2], times: usize) -> Result<()> {
     Ok(())
 }
 
-/// Returns the mean times of `count` concurrent connections in milliseconds: to the proxy's
-/// answer, and to the first byte of the server's.
+/// Returns the mean times of `count` concurrent connections in milliseconds: to the end of the
+/// handshake, and to the first byte of the server's answer.
 fn volley(testbed: &Testbed, count: usize) -> Result<[f64; 2]> {
     let crowd = Crowd::open(&testbed.pair.load, testbed.address, count, count, OPEN_TIMEOUT)?;
     let ms = |time: Option<Duration>| time.map_or(f64::NAN, |time| time.as_secs_f64() * 1e3);

@@ -9,7 +9,7 @@ use crate::topology::Detour;
 /// Delay from the client to the server in milliseconds, one way.
 const ONE_WAY: f64 = 50.0;
 /// Delays in milliseconds between the direct path and the proxy; each half of the path through the
-/// proxy is longer by this.
+/// proxy is longer by this than half of the direct path.
 const ASIDE: [f64; 6] = [0.0, 2.5, 5.0, 7.5, 10.0, 12.5];
 /// Maximum relative deviation of the measurements from the model.
 const TOLERANCE: f64 = 0.05;

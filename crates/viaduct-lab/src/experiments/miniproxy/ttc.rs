@@ -71,7 +71,8 @@ enum Kind {
     Explicit,
 }
 
-/// Returns every number of proxies of either kind; only on-path ones without TCP options.
+/// Returns each number of proxies of either kind. Explicit ones are left out if this process cannot
+/// set the TCP option.
 fn worlds(run: &mut Run) -> Vec<(usize, Kind)> {
     let of = |kind| (1..=MAX_PROXIES).map(move |proxies| (proxies, kind));
     let mut worlds: Vec<_> = [(0, Kind::OnPath)].into_iter().chain(of(Kind::OnPath)).collect();

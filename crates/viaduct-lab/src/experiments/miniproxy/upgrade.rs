@@ -1,5 +1,4 @@
-//! Upgrades of a proxy under load: what its flows and clients notice, and what the processes leave
-//! behind.
+//! Upgrades of a proxy under load: effects on its flows and clients, and growth of its resources.
 //!
 //! ```text
 //!   a1 ── 500 paced flows, 200 new connections a second ──▶ gwa, proxy ──▶ b1
@@ -17,15 +16,15 @@ use crate::upgrade::{ForeignProcess, upgrade};
 const TRAFFIC: Traffic = Traffic { paced: 500, short_per_second: 200 };
 /// Time of the traffic before the first upgrade.
 const WARM_UP: Duration = Duration::from_secs(1);
-/// Time after an upgrade whose pauses count as caused by it; the time before an upgrade with which
-/// they are compared is as long.
+/// Time after an upgrade in which pauses count as caused by it. They are compared with the pauses
+/// in an equally long time before it.
 const AROUND: Duration = Duration::from_millis(200);
 /// Time in which an old process must end.
 const END_TIMEOUT: Duration = Duration::from_secs(5);
 /// Descriptors of the lab and of a proxy: two a flow, pipes, and a reserve.
 const DESCRIPTORS: u64 = 4 * TRAFFIC.paced as u64 + 500;
-/// Minimum rates, of short flows and of the paced ones' bytes, relative to those configured: the
-/// machine is not saturated.
+/// Minimum rates of short flows and of the paced flows' bytes, relative to the configured ones.
+/// Lower rates would mean that the machine is saturated.
 const MIN_RATE: f64 = 0.95;
 const MAX_STALL_MS: f64 = 50.0;
 /// Maximum growth of the proxy over all upgrades.
@@ -81,8 +80,8 @@ pub(in crate::experiments) fn run(run: &mut Run) -> Result<()> {
     Ok(())
 }
 
-/// Makes this process the parent of proxies whose parent has ended, until it is dropped: so their
-/// exit status is known, and they are reaped.
+/// Makes this process the subreaper until dropped: it becomes the parent of proxies whose parent
+/// has ended, learns their exit status, and reaps them.
 struct Adoption;
 
 impl Adoption {
@@ -131,8 +130,8 @@ impl Cpu {
 struct Upgrade {
     begun: Instant,
     done: Instant,
-    /// Time from the end of the upgrade to the end of the old process; `None` if it did not end in
-    /// order within [`END_TIMEOUT`].
+    /// Time from the end of the upgrade to the end of the old process; `None` if it did not exit
+    /// with status 0 within [`END_TIMEOUT`].
     old_ended: Option<Duration>,
     /// Resources of the new process, after the old one has ended.
     usage: Usage,
@@ -153,8 +152,8 @@ impl Upgrade {
         Ok((Upgrade { begun, done, old_ended, usage: Usage::of(new.id()) }, new))
     }
 
-    /// Longest pause of a paced flow around the upgrade, and longest one that ended before it, in
-    /// milliseconds.
+    /// Longest pause of a paced flow around the upgrade, and longest pause that ended shortly
+    /// before it, in milliseconds.
     fn stalls(&self, pauses: &[(Instant, Instant)]) -> [f64; 2] {
         let until = self.done + AROUND;
         let before = self.begun - (until - self.begun).min(AROUND);
@@ -225,8 +224,9 @@ fn check(run: &mut Run, upgrades: &[Upgrade], report: &CheckedReport, seconds: f
     run.at_least("bytes of the paced flows over the pace", paced, MIN_RATE);
 }
 
-/// Growth from the first fifth of the upgrades to the last, of the lowest values: the number of
-/// open short flows, and with it that of descriptors, depends on the load of the machine.
+/// Growth of the lowest value from the first fifth of the upgrades to the last fifth. Other values
+/// are less stable: the number of open short flows, and thus of descriptors, depends on the load of
+/// the machine.
 fn growth(upgrades: &[Upgrade], property: impl Fn(&Upgrade) -> f64) -> f64 {
     let fifth = upgrades.len().div_ceil(5);
     let lowest = |of: &[Upgrade]| of.iter().map(&property).fold(f64::INFINITY, f64::min);

@@ -24,7 +24,7 @@ const LINK: &str = "rate=200M,delay=10ms,queue=100ms";
 /// Wires of the replicas.
 const WIRES: [&str; 2] = ["delay=1ms", "delay=15ms"];
 const METRICS: [u32; 2] = [10, 100];
-/// Number of the router's network; those of the replicas follow.
+/// Number of the router's autonomous system; the replicas are in the one with the next number.
 const AS: u32 = 64_512;
 /// Time limit for the routes.
 const ROUTE_TIMEOUT: Duration = Duration::from_secs(20);
@@ -83,7 +83,7 @@ impl Anycast {
     /// Kills the nearer replica: all its programs end without notice, and its wire with them.
     pub(super) fn kill_near(&self) -> Result<()> {
         let near = self.net.b1();
-        // First, so that its kernel cannot end the sessions.
+        // The wire fails first, so that the replica's kernel cannot end the sessions.
         for direction in [Direction::AtoB, Direction::BtoA] {
             self.wires[0].set(direction, link("loss=100%"))?;
         }
@@ -119,7 +119,7 @@ impl Anycast {
         for host in self.net.hosts_b() {
             let (name, replica) = (host.name(), host.v4());
             let own = Ipv4Addr::from_bits(replica.to_bits() - 1);
-            // Both replicas are in one network, so their metrics are compared.
+            // Both replicas are in one autonomous system, so BGP compares their metrics (MED).
             let head = format!("protocol bgp {name} {{\n local {own} as {AS};\n passive on;\n");
             let session = format!(" neighbor {replica} as {};\n bfd on;\n", AS + 1);
             let routes =
@@ -145,7 +145,7 @@ impl Anycast {
     }
 
     /// Waits until the router's route to the service leads through this interface, and both
-    /// replicas have announced it.
+    /// replicas have announced the service.
     fn wait_for_route(&self, interface: &str) -> Result<()> {
         let (router, deadline) = (self.net.gateway_b(), Instant::now() + ROUTE_TIMEOUT);
         let control = self.control(router.name()).display().to_string();

@@ -1,4 +1,4 @@
-//! Two WANs between two sites, of which one dies under bulk traffic and messages, and comes back.
+//! Two WANs between two sites. One WAN dies under bulk traffic and messages, and recovers.
 //!
 //! ```text
 //!   a1 ── gwa ══ first  ══ gwb ── b1   bulk and messages take the first path; it dies for 2.5 s
@@ -17,12 +17,12 @@ const BULK: u64 = 50_000_000;
 /// Messages: 200 a second.
 const SIZE: usize = 200;
 const MESSAGES_A_SECOND: f64 = 200.0;
-/// Seconds before the first death, from one death to the next, and of each.
+/// Seconds before the first death, seconds from one death to the next, and seconds that each lasts.
 const WARM_UP: f64 = 4.0;
 const EVERY: f64 = 7.0;
 const DEAD_FOR: f64 = 2.5;
-/// Bounds: round trips of 99 of 100 messages in the second of a death; seconds until the path is
-/// left.
+/// Bounds: 99th percentile of the latency, in round trips, of messages in the second after a death;
+/// seconds until the path is left.
 const MAX_ROUND_TRIPS: f64 = 2.0;
 const MAX_LEFT_AFTER: f64 = 1.0;
 /// Latency, in round trips, from which on a message is late: the delay of a path, and the time for
@@ -72,12 +72,12 @@ struct Found {
     deaths: Vec<f64>,
     /// Seconds from each death until the path is known to be down.
     left_after: Vec<f64>,
-    /// Megabits a second of bulk traffic received.
+    /// Rate of the received bulk traffic in Mb/s.
     bulk: f64,
 }
 
 impl Found {
-    /// Times, relative to a death, and latencies in round trips of the messages around it.
+    /// Messages around a death: their times relative to it, and their latencies in round trips.
     fn around(&self, death: usize) -> impl Iterator<Item = (f64, f64)> {
         let at = self.deaths[death];
         let relative = move |message: &Message| {
@@ -136,7 +136,8 @@ fn measure(run: &Run, arm: &Arm, deaths: usize) -> Result<Found> {
     })
 }
 
-/// Lets the first path die, and come back. Returns the seconds until its gateway knew.
+/// Makes the first path lose all packets for [`DEAD_FOR`]. Returns the seconds until gateway A
+/// reported the path down.
 fn die(dumbbell: &Dumbbell, gateways: &Gateways) -> Result<f64> {
     let first = dumbbell.emulator().context("the first path is emulated")?;
     let set = |text: &str| -> Result<()> {

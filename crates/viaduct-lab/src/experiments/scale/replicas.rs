@@ -1,5 +1,5 @@
 //! Replicas of a stateless server behind `viaduct spray`: machines die, the address moves, and the
-//! secrets rotate, while 200 downloads run and no hand is needed.
+//! secrets rotate, while 200 downloads run. No manual step is needed.
 //!
 //! | part | event |
 //! |---|---|
@@ -22,7 +22,7 @@ const LINK: &str = "rate=200M,delay=10ms,queue=100ms";
 const CLIENTS: usize = 200;
 /// Time within which the downloads begin.
 const SPREAD: Duration = Duration::from_secs(1);
-/// Period of the secrets, and the time from which a new root is used.
+/// Period of the secrets, and the time after which a new root secret is used.
 const PERIOD: &str = "10s";
 const ROOT_AFTER: &str = "4s";
 /// Maximum time without data around a death, in seconds.
@@ -120,7 +120,7 @@ fn rotation(run: &mut Run, seconds: f64) -> Result<()> {
         key.args(["key", "replicas", "--after", ROOT_AFTER, "--add"]).arg(service.secrets(0));
         let made = key.output()?;
         ensure!(made.status.success(), "{}", String::from_utf8_lossy(&made.stderr));
-        // The others get the file later, as from a management system.
+        // The other replicas get the file later, as from a management system.
         for replica in 1..service.rack.replicas().len() {
             thread::sleep(Duration::from_secs(1));
             service.copy_secrets(replica)?;

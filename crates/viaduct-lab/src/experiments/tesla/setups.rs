@@ -19,7 +19,7 @@ use crate::gateways::random_key;
 use crate::topology::programs::is_listening;
 use crate::topology::{cpu_time, times_scheduled};
 
-/// Seconds in which a client counts for its cost, and seconds of silence before and after.
+/// Seconds in which a client counts for [`Testbed::cost`], and idle seconds before and after them.
 const COUNTED: f64 = 0.5;
 const SILENT: f64 = 1.0;
 

@@ -29,7 +29,7 @@ const REPLAY: usize = 16 << 20;
 const HORIZON: Duration = Duration::from_secs(30);
 /// Message authentication codes computed per timing.
 const CODES: u32 = 100_000;
-/// Bytes covered by the code that binds an address, and of a cipher block (two words of nonces).
+/// Bytes that the code of an address covers, and bytes of a cipher block (two words of nonces).
 const ADDRESS: usize = 18;
 const BLOCK: usize = 16;
 

@@ -32,9 +32,9 @@ const ROUNDS: usize = 10;
 const QUICK_ROUNDS: usize = 2;
 /// Head start of the background flows.
 const LEAD: Duration = Duration::from_secs(2);
-/// Makes TCP send packets one by one as they fall due, as the paper's did. Current kernels send
-/// bursts of three or four (TSO sized by the round trip), and then lose more at a full queue
-/// than the flow measured beside them.
+/// Makes TCP send packets one by one as they fall due, as the paper's TCP did. Current kernels send
+/// bursts of three or four (TSO sized by the round trip), and then lose more at a full queue than
+/// the flow measured beside them.
 const ONE_BY_ONE: &str = "link set eth0 gso_max_segs 1";
 /// Buffers for the path and its queue, 2.5 MB, with the kernel's overhead per packet.
 const BUFFERS: [(&str, &str); 2] =

@@ -1,5 +1,6 @@
-//! NAT that assigns each connection to the server with the fewest, like the one in front of the
-//! paper's TCP servers. Later packets of a connection go to the same server as its first.
+//! NAT that assigns each new connection to the server with the fewest connections, like the NAT
+//! in front of the paper's TCP servers. Later packets of a connection go to the same server as
+//! its first.
 //!
 //! ```text
 //!   SYN ─▶ [ queue ] ─▶ fewest connections in conntrack ─▶ [ mark ] ─▶ [ dnat ] ─▶ b1 or b2

@@ -26,7 +26,8 @@ const QUICK_MILLION: usize = 40_000;
 /// two per connection.
 const CONNECTIONS: [usize; 4] = [1, 1_000, 5_000, 9_000];
 const AT_ONCE: usize = 1_000;
-/// Files that the silent clients have fetched: every tenth client one of more than one packet.
+/// Files that the silent clients have fetched. Every tenth client has fetched the large one, which
+/// takes more than one packet.
 const SMALL: (&str, usize) = ("stay", 300);
 const LARGE: (&str, usize) = ("page", 5_000);
 /// Bytes reserved for the response to a request.

@@ -11,7 +11,7 @@ const FILE: usize = 160_000;
 /// Centers of the bins, in milliseconds.
 const TRIPS: [u64; 6] = [25, 75, 125, 175, 225, 275];
 const QUICK: [u64; 2] = [25, 125];
-/// Losses of each direction in %: none, as on most paths; the loss of bad ones; and twice that.
+/// Losses of each direction in %: none, as on most paths; the loss of bad paths; and twice that.
 const LOSSES: [f64; 3] = [0.0, 0.5, 1.0];
 const QUICK_LOSSES: [f64; 1] = [0.5];
 /// Concurrent clients; together they use only a part of the link.

@@ -64,7 +64,7 @@ impl<'a> Client<'a> {
         Ok(Client { to, traffic, state, epoll, flows, begun: 0, report, buffer })
     }
 
-    /// Runs until all flows have ended after a stop.
+    /// Runs until a stop, and then until all flows have ended or [`FLOW_TIMEOUT`] has passed.
     pub(super) fn run(mut self) -> io::Result<CheckedReport> {
         let paced = self.traffic.paced as u64;
         while self.begun < paced {

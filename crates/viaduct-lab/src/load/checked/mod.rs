@@ -8,7 +8,8 @@
 //!                    ◀── end                      otherwise: so many bytes at once
 //! ```
 //!
-//! The content follows from the number of the flow, so that bytes of another flow are wrong too.
+//! The content follows from the number of the flow, so that bytes of another flow count as
+//! wrong, too.
 
 mod client;
 mod content;
@@ -32,7 +33,7 @@ const PORT: u16 = 9000;
 const PACE_MS: u64 = 20;
 /// Bytes per second of a paced flow.
 pub const PACED_RATE: u64 = content::BLOCK as u64 * 1000 / PACE_MS;
-/// Length of a pause of a paced flow from which it is recorded.
+/// Pauses of paced flows that are longer than this are recorded.
 pub const MIN_PAUSE: Duration = Duration::from_millis(PACE_MS + PACE_MS / 4);
 /// Bytes of a short flow.
 const SHORT: u64 = 4_000;
@@ -64,7 +65,7 @@ type Totals = HashMap<u64, u64>;
 /// State shared by the threads and their handle.
 #[derive(Debug, Default)]
 struct State {
-    /// Paced flows of which bytes have arrived.
+    /// Number of paced flows that have received bytes.
     open: AtomicUsize,
     /// Set when no more flows are to begin.
     stop: AtomicBool,
@@ -112,8 +113,8 @@ impl Checked {
         Ok(checked)
     }
 
-    /// Ends the traffic: the short flows are served, and the paced ones end in order. Fails if a
-    /// thread has failed.
+    /// Ends the traffic: no more flows begin, the open short flows are served, and then the server
+    /// closes the paced ones. Fails if a thread has failed.
     pub fn finish(mut self) -> Result<CheckedReport> {
         self.state.stop.store(true, Ordering::Relaxed);
         let client = self.client.take().context("the clients have ended before")?;
@@ -123,7 +124,7 @@ impl Checked {
         let sent = server.join().ok().context("the server's thread panicked")??;
         for (number, sent) in sent {
             let got = report.ended.get(&number).copied();
-            // A flow that has not ended in order was counted as broken.
+            // A flow that the server has not closed was counted as broken already.
             if got.is_some_and(|got| got != sent) {
                 report.wrong += 1;
                 report.fault(|| format!("flow {number}: {got:?} of {sent} bytes have arrived"));
@@ -143,7 +144,7 @@ impl Drop for Checked {
 }
 
 impl CheckedReport {
-    /// Notes a fault if there are few so far.
+    /// Records a fault, up to `MAX_FAULTS` of them.
     fn fault(&mut self, text: impl FnOnce() -> String) {
         const MAX_FAULTS: usize = 20;
         if self.faults.len() < MAX_FAULTS {

@@ -28,7 +28,7 @@ pub(super) struct Server {
     waiting: HashMap<u64, TcpStream>,
     /// Number of accepted connections.
     accepted: u64,
-    /// Paced flows, by the millisecond of the pace at which they are due.
+    /// Paced flows, by the millisecond (modulo [`PACE_MS`]) at which they are due.
     paced: [Vec<Paced>; PACE_MS as usize],
 }
 
@@ -50,7 +50,7 @@ impl Server {
         Ok(Server { listener, epoll, waiting, accepted: 0, paced })
     }
 
-    /// Serves until the end; returns the bytes sent by each paced flow.
+    /// Serves until `state.end` is set; returns the bytes sent on each paced flow.
     pub(super) fn run(mut self, state: &State) -> io::Result<Totals> {
         let tick = Timespec { tv_sec: 0, tv_nsec: TICK.subsec_nanos().into() };
         let (begun, mut ticked) = (Instant::now(), 0);
@@ -82,7 +82,8 @@ impl Server {
         Ok(())
     }
 
-    /// Reads a request: it is one segment. Connections with another one are closed.
+    /// Reads a request, which is one segment. A connection that begins with anything else
+    /// is closed.
     fn handle_request(&mut self, connection: u64) {
         let Some(mut stream) = self.waiting.remove(&connection) else { return };
         // From now on the connection is only written to.
@@ -98,13 +99,13 @@ impl Server {
             let flow = Paced { number, stream, content, sent: 0 };
             self.paced[(number % PACE_MS) as usize].push(flow);
         } else {
-            // The client finds that bytes are missing.
+            // If this fails, the client finds that bytes are missing.
             let _ = send(&mut stream, content, length);
         }
     }
 
-    /// Sends the blocks that are due since millisecond `ticked`; returns the present one. A delay
-    /// is not made up for.
+    /// Sends the blocks that have become due since millisecond `ticked`, and returns the current
+    /// millisecond. Blocks that are more than [`PACE_MS`] late are not sent.
     fn pace(&mut self, passed: Duration, ticked: u64) -> u64 {
         let now = passed.as_millis() as u64;
         for tick in ticked.max(now.saturating_sub(PACE_MS))..now {
@@ -115,8 +116,8 @@ impl Server {
 }
 
 impl Paced {
-    /// Sends the rest of the block, or what fits into the socket's buffer. The client learns of an
-    /// error, too.
+    /// Sends the rest of the block, or what fits into the socket's buffer. An error is ignored,
+    /// because the client notices it, too.
     fn send(&mut self) {
         if let Ok(sent) = self.stream.write(self.content.next()) {
             self.content.advance(sent);

@@ -46,8 +46,8 @@ fn rows_of<'a>(systems: &'a mut Vec<System>, experiment: &str) -> &'a mut Vec<Ro
     &mut systems[index].rows
 }
 
-/// Returns the index of the row of a check: the row of that name, or else the family whose pattern
-/// is the longest.
+/// Returns the index of the row of a check: the row of that name, or else the matching family with
+/// the longest pattern.
 fn place_of(rows: &[Row], experiment: &str, check: &str) -> Option<usize> {
     let own = || rows.iter().enumerate().filter(move |(_, row)| row.experiment == experiment);
     let family = || {

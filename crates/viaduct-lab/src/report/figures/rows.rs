@@ -24,7 +24,8 @@ const HEAD: &str = "# Rows of FIGURES.md; `viaduct lab report --figures` reads a
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct Row {
-    /// Experiment; for another command, the heading of its section in docs/measurements.
+    /// Experiment; if another command measures the row, the heading of its section
+    /// in docs/measurements.
     pub(super) experiment: String,
     /// Command, if it is not `viaduct lab run EXPERIMENT`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -43,7 +44,7 @@ pub(super) struct Row {
     pub(super) last: String,
     /// Comparison of the value with the bound.
     pub(super) state: State,
-    /// Flags, of those in [`FLAGS`].
+    /// Flags; each is one of [`FLAGS`].
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub(super) flags: Vec<String>,
     /// Day of the measurement, as in `2026-11-27`.

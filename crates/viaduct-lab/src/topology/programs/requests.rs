@@ -1,5 +1,6 @@
-//! Load of requests as by Web Polygraph. Requests arrive as a Poisson process, independent of
-//! earlier ones, for documents with Zipf-distributed sizes; each uses a connection of its own.
+//! Load of requests as by Web Polygraph. The request times form a Poisson process, independent of
+//! earlier requests and their answers. The sizes of the documents follow Zipf's law. Each request
+//! uses a connection of its own.
 //!
 //! ```text
 //!   due at t1, t2, t3, …  ── connect · GET · read to the end ──▶  a proxy, or the server itself

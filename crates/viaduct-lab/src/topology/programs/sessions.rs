@@ -215,7 +215,7 @@ pub struct Idle {
 }
 
 impl Idle {
-    /// Opens the session in `from`, with the smallest buffer that the kernel allows.
+    /// Opens the session in `from`. Its data fill the receive buffer and then stay unread.
     pub fn open(from: &Host, to: SocketAddr) -> Result<Idle, TopologyError> {
         let stream = ask(from, to, ENDLESS)?;
         Ok(Idle { _stream: stream })

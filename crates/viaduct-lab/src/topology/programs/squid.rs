@@ -1,5 +1,6 @@
-//! Debian's Squid as a child cache or as its parent, with the unmodified files of
-//! `examples/squid/` and a few additional lines for a short-lived world.
+//! Debian's Squid as a child cache, as its parent, or as a cache beside a proxy. The configuration
+//! consists of the files of `examples/squid/` and a few additional lines for a short-lived world.
+//! Of these files, at most the address of the child's parent is changed.
 
 use std::fs;
 use std::net::SocketAddr;
@@ -18,14 +19,15 @@ const PARENT: &str = include_str!("../../../../../examples/squid/parent.conf");
 const CACHE: &str = include_str!("../../../../../examples/squid/cache.conf");
 /// Parent as named in `child.conf`: the near end of a tunnel.
 const THROUGH_TUNNEL: &str = "cache_peer 127.0.0.1 parent 3129 ";
-/// Listening port of a child and a parent, and of a cache that is a proxy's next hop.
+/// Listening port of a child or a parent. A cache that is a proxy's next hop listens
+/// at [`CACHE_PORT`].
 const PORT: u16 = 3128;
 const CACHE_PORT: u16 = 3129;
 const START_TIMEOUT: Duration = Duration::from_secs(20);
 
 /// Additional setting: no caching, so that every request crosses the link.
 const NO_CACHING: &str = "cache deny all\n";
-/// Additional setting of a cache: also a file that was written just now is fresh.
+/// Additional setting of a cache: even a file that was written just now counts as fresh.
 const CACHING: &str = "refresh_pattern . 60 100% 600\n";
 /// Additional settings: no logs or other files; immediate shutdown.
 const FOR_A_WORLD: &str = "
@@ -69,8 +71,8 @@ pub enum Connections {
 }
 
 impl Squid {
-    /// Starts a child whose parent is at `parent`, or behind the near end of a tunnel in the
-    /// same host (port 3129), as in `child.conf`.
+    /// Starts a child whose parent is at `parent`. If that is `None`, the parent is reached by the
+    /// near end of a tunnel in the same host (port 3129), as in `child.conf`.
     pub fn child(
         host: &Host,
         parent: Option<SocketAddr>,
@@ -116,7 +118,7 @@ impl Squid {
     }
 }
 
-/// Starts a Squid with these settings, and those for a short-lived world, which listens at `port`.
+/// Starts a Squid that listens at `port`, with these settings and those for a short-lived world.
 fn launch(
     node: &Node,
     name: &str,

@@ -12,8 +12,8 @@ const FLAGS: [u8; 4] = [SYN, RST, FIN | ACK, RST | ACK];
 const RATE: u64 = 50_000;
 /// Rate of the flow beside them, in bits of payload per second.
 const PACE: u64 = 20_000_000;
-/// Minimum share of the forged segments that the gateways have counted: for less, nothing would be
-/// proved. The link loses 1 % of those to gateway A.
+/// Minimum share of the forged segments that the gateways have counted: a smaller share would prove
+/// nothing. The link loses 1 % of the segments to gateway A.
 const MIN_COUNTED: f64 = 0.95;
 
 /// Segments and sessions, counted by both gateways.
@@ -43,7 +43,7 @@ pub(super) fn run(run: &mut Run) -> Result<()> {
     run.param("forged_segments", count);
     run.param("forged_per_second", RATE);
     run.step(&format!("{count} forged segments"))?;
-    // No session is replaced for its age meanwhile.
+    // With this, no session is replaced because of its age.
     let peer = "rekey_after = \"1h\"\n".to_owned();
     let spec = GatewaySpec { peer, ..GatewaySpec::default() };
     let world = World::start(run, LOSSY, &spec, FAKE_TCP, run.seed())?;
@@ -55,7 +55,7 @@ pub(super) fn run(run: &mut Run) -> Result<()> {
     let iperf = Iperf::tcp("cubic", seconds, 0).paced(PACE, 16 << 10);
     let (before, after, rate) = thread::scope(|scope| -> Result<_> {
         let flow = scope.spawn(|| iperf.run(&world.middlebox.a1, &world.middlebox.b1));
-        // The flow has begun, so that the numbers of the connection are seen.
+        // The flow must have begun, so that the forger sees the connection's numbers.
         stop::sleep(Duration::from_secs(1))?;
         let before = Counts::of(&world)?;
         forgery.send(&world.middlebox, port)?;

@@ -1,5 +1,5 @@
-//! Fake TCP beside UDP: what it carries, what it costs, and what it withstands, through a middlebox
-//! with NAT and strict connection tracking.
+//! Fake TCP compared with UDP, through a middlebox with NAT and strict connection tracking:
+//! goodput, cost, and resistance to forged segments.
 
 mod forged;
 mod world;
@@ -14,7 +14,7 @@ const WIDE: &str = "rate=1G,delay=10ms,queue=100ms,loss=1%";
 /// Code with two repairs a packet, and the rate of the packets' payload for 200 Mb/s of repairs.
 const DENSE: (u8, [u16; 2]) = (1, [1, 20]);
 const PACE: u64 = 95_000_000;
-/// Minimum rate of the datagrams in Mb/s: for less, the middlebox would prove less.
+/// Minimum rate of the datagrams in Mb/s: a lower rate would be too weak a test of the middlebox.
 const MIN_MBIT: f64 = 190.0;
 /// Minimum goodput, and maximum processor time of the gateways, relative to UDP.
 const MIN_GOODPUT: f64 = 0.95;
@@ -25,8 +25,9 @@ const MAX_FOUND: f64 = 3.0;
 /// Link for the search for fake TCP: a lost handshake is repeated after a second.
 const CLEAN: &str = "rate=200M,delay=50ms,queue=100ms";
 
-/// Compared transport: its name, the setting `transport`, and whether the middlebox drops UDP. With
-/// `auto`, a lost handshake would make gateways try fake TCP as well.
+/// Compared transport: its name, the setting `transport`, and whether the middlebox drops UDP.
+/// [`UDP`] does not use `auto`, with which a lost handshake would make gateways try fake TCP
+/// as well.
 #[derive(Clone, Copy)]
 struct Arm {
     name: &'static str,
@@ -68,7 +69,7 @@ pub(in crate::experiments) fn run(run: &mut Run) -> Result<()> {
 fn goodput(run: &mut Run, iperf: &Iperf, rounds: usize) -> Result<()> {
     let mut flows: [Vec<Flow>; 2] = Default::default();
     for round in 0..rounds {
-        // Alternating, so that a drift of the machine's speed meets both.
+        // The order alternates, so that a drift of the machine's speed affects both.
         for n in [round % 2, 1 - round % 2] {
             run.step(&format!("1 % loss, by {}, round {}", ARMS[n].name, round + 1))?;
             let seed = run.seed() + round as u64;
@@ -121,7 +122,7 @@ fn datagrams(run: &mut Run) -> Result<()> {
     Ok(())
 }
 
-/// Drops UDP under sessions by UDP, and waits for fake TCP.
+/// Drops UDP while sessions use it, and waits until they use fake TCP.
 fn found(run: &mut Run, times: usize) -> Result<()> {
     let plot = Plot::scatter("UDP is dropped", ("time", ""), ("until an answer by fake TCP", "s"));
     let (mut longest, mut rng) = (0.0_f64, Rng::from_seed(run.seed()));
@@ -129,7 +130,8 @@ fn found(run: &mut Run, times: usize) -> Result<()> {
         run.step(&format!("UDP is dropped, {} of {times}", n + 1))?;
         let arm = Arm { drops_udp: false, ..FAKE_TCP };
         let world = World::start(run, CLEAN, &GatewaySpec::default(), arm, run.seed() + n as u64)?;
-        // Gateways report once a second: the outage begins at any time in between.
+        // The outage begins at a random time between two reports, which gateways send once
+        // a second.
         let found = world.time_to_fake_tcp(Duration::from_secs_f64(1.0 + rng.unit()))?;
         run.plot_point(&plot, "in a session", (n as f64 + 1.0, found));
         longest = longest.max(found);

@@ -12,7 +12,7 @@ use crate::topology::{Middlebox, cpu_time, machine_time};
 
 /// MTU of the hosts, which leaves room for repairs.
 const HOST_MTU: u32 = 1200;
-/// Time after which the counters of a gateway are published.
+/// Time within which a gateway publishes its counters.
 const PUBLISHED: Duration = Duration::from_millis(300);
 /// Time limit for both gateways to use the transport of their first session.
 const FOLLOW_TIMEOUT: Duration = Duration::from_secs(5);
@@ -21,7 +21,7 @@ const FOUND_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Sites, middlebox and gateways; the link between gateway A and the middlebox is emulated.
 pub(super) struct World {
-    // Dropped before its nodes.
+    // Dropped before the middlebox, which owns their nodes.
     pub(super) gateways: Gateways,
     pub(super) middlebox: Middlebox,
 }
@@ -31,17 +31,17 @@ pub(super) struct World {
 pub(super) struct Flow {
     /// Goodput in Mb/s.
     pub(super) rate: f64,
-    /// Bytes of repairs and names a byte of data.
+    /// Bytes of repairs and names per data byte.
     pub(super) repairs: f64,
     /// Processor seconds of both gateways per GB of data packets.
     pub(super) cpu: f64,
-    /// The same of the whole machine: kernel, link and flow included.
+    /// The same for the whole machine: kernel, link and flow included.
     pub(super) machine: f64,
 }
 
 impl World {
-    /// Builds the network with this link, and starts gateways of `spec` and `arm`. Fails unless
-    /// they then use fake TCP if UDP is dropped, and UDP otherwise.
+    /// Builds the network with this link, and starts gateways with `spec` and `arm`. Fails if they
+    /// do not use the expected transport then: fake TCP if UDP is dropped, otherwise UDP.
     pub(super) fn start(
         run: &Run,
         link_text: &str,
@@ -98,7 +98,7 @@ impl World {
     }
 
     /// Drops UDP after `delay`, under light traffic. Returns the seconds until the middlebox has
-    /// seen the first datagram of gateway B by fake TCP: it answers one of gateway A.
+    /// seen the first datagram of gateway B by fake TCP, which answers one of gateway A.
     pub(super) fn time_to_fake_tcp(&self, delay: Duration) -> Result<f64> {
         let interval = Duration::from_millis(10);
         let count = ((delay + FOUND_TIMEOUT / 2).as_secs_f64() / interval.as_secs_f64()) as u32;
@@ -117,7 +117,8 @@ impl World {
         })
     }
 
-    /// Returns the port of the connection that gateway A has opened; the middlebox keeps it.
+    /// Returns the port of the connection that gateway A has opened; the middlebox does not
+    /// translate it.
     pub(super) fn port(&self) -> Result<u16> {
         let status = self.gateways.b.status()?;
         let endpoint = status.peers.first().and_then(|peer| peer.endpoint.as_ref());

@@ -215,7 +215,7 @@ impl Drop for Echo {
     }
 }
 
-/// Lets a prepared proxy begin; returns the time.
+/// Makes a prepared proxy begin; returns the current time.
 fn begin(proxy: &mut Process) -> Result<Instant> {
     let mut stdin = proxy.stdin.take().context("the proxy's standard input is not piped")?;
     let begun = Instant::now();

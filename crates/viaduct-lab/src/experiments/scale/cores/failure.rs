@@ -8,7 +8,8 @@ use crate::load::{Pairs, lost_share};
 const PANIC: (&str, Duration) = ("1@6s", Duration::from_secs(6));
 /// Maximum time for which losses in the dead worker's lanes are not recovered, in seconds.
 const OUTAGE: f64 = 1.0;
-/// Maximum share of lost packets: in the other lanes, and in the dead worker's before and after.
+/// Maximum share of lost packets: in the other lanes, and in the dead worker's lanes before and
+/// after the outage.
 const LOSS: f64 = 0.003;
 
 pub(super) const STEPS: usize = 1;
@@ -26,7 +27,7 @@ pub(super) fn run(run: &mut Run) -> Result<()> {
     let begun = Instant::now();
     gateways.a.start()?;
     gateways.wait_until_up()?;
-    // The losses of the link become known.
+    // Time for the gateways to measure the losses of the link.
     pairs.stream(Duration::from_secs(3))?;
     let rest = PANIC.1.saturating_sub(begun.elapsed());
     let sent = pairs.stream(rest + Duration::from_secs(6))?;
@@ -50,8 +51,8 @@ pub(super) fn run(run: &mut Run) -> Result<()> {
     Ok(())
 }
 
-/// Time between two losses from which on they are not of one outage: without repairs, 5 of the
+/// Two losses that are this far apart belong to different outages: without repairs, 5 of the
 /// packets sent in this time are lost on average.
 const APART: Duration = Duration::from_millis(250);
-/// Time after the panic by which losses may be due to it.
+/// Time after the panic in which losses may be due to it.
 const NEAR: Duration = Duration::from_millis(2_000);

@@ -4,8 +4,8 @@ use super::rounded;
 use crate::experiments::prelude::*;
 use crate::topology::cpu_time;
 
-/// Rate of all flows together, in bits of payload a second, and their number. Each has a pair of
-/// hosts, so that the workers share them.
+/// Rate of all flows together, in bits of payload a second, and their number. Each flow has its own
+/// pair of hosts, so that the flows are distributed over the workers.
 const RATE: u64 = 1_600_000_000;
 const FLOWS: usize = 8;
 /// MTU of the hosts, and of a WAN that leaves room for repairs.
@@ -16,14 +16,14 @@ const DELIVERED: f64 = 0.98;
 /// Minimum share of the packets that are protected.
 const PROTECTED: f64 = 0.99;
 
-/// Measured values of a gateway.
+/// Results with one number of workers.
 #[derive(Clone, Copy, Debug, Default)]
 struct Found {
     /// CPU-seconds of both gateways for 10^9 bytes.
     cost: f64,
     /// Bits a second.
     rate: f64,
-    /// Share of the packets.
+    /// Share of the packets that were protected.
     protected: f64,
 }
 

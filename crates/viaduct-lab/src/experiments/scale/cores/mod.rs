@@ -1,5 +1,5 @@
-//! Gateway with several workers: cost of a packet by their number, and what a worker that fails
-//! takes with it.
+//! Gateway with several workers: cost of a packet by the number of workers, and effects of a worker
+//! that fails.
 
 mod failure;
 mod gateways;

@@ -1,4 +1,4 @@
-//! Packet planes of a site's workers in virtual time: CPU time of all of them for a packet.
+//! Packet planes of a site's workers in virtual time: CPU time per packet, summed over all workers.
 //!
 //! ```text
 //!   64 pairs of hosts ─▶ site A: a plane for each worker, timed ◀─▶ site B: one plane
@@ -22,7 +22,8 @@ use viaduct_proto::wire::ip::{self, Header, MutableFields};
 use super::rounded;
 use crate::experiments::prelude::*;
 
-/// Numbers of lanes and workers of the arms. The first one is a gateway without lanes.
+/// Compared configurations (arms): numbers of lanes and of workers. The first one is a gateway
+/// without lanes.
 const ARMS: [(usize, usize); 5] = [(1, 1), (16, 1), (16, 2), (16, 4), (16, 8)];
 /// Packets handled together, half of them in each direction, and the time between two batches:
 /// 100,000 packets a second.
@@ -44,7 +45,7 @@ pub(super) fn run(run: &mut Run) -> Result<()> {
     let mut arms = arms.by_ref().collect::<Result<Vec<_>>>()?;
     let mut times = vec![Vec::new(); arms.len()];
     for slice in 0..slices {
-        // Each arm is the first one in turn.
+        // The arms take turns at being first.
         for turn in 0..arms.len() {
             let at = (slice + turn) % arms.len();
             let time: Duration = (0..SLICE).map(|_| arms[at].batch()).sum();
@@ -77,7 +78,7 @@ struct Arm {
 }
 
 impl Arm {
-    /// Creates both sites, and lets them begin all sessions.
+    /// Creates both sites, and waits until all sessions are up.
     fn new(lanes: usize, workers: usize) -> Result<Arm> {
         let lanes = LaneCount::new(lanes).context("a power of two")?;
         let planes = (0..workers).map(|worker| {
@@ -95,7 +96,7 @@ impl Arm {
         Ok(arm)
     }
 
-    /// Worker that a lane's packets go to.
+    /// Index of the worker that handles a lane's packets.
     fn worker(&self, lane: u8) -> usize {
         usize::from(self.lanes.lane(lane)) % self.workers.len()
     }
@@ -130,7 +131,7 @@ impl Arm {
         time + self.exchange(now)
     }
 
-    /// Carries all datagrams; returns the CPU time of the workers.
+    /// Carries all datagrams between the sites; returns the CPU time of the workers.
     fn exchange(&mut self, now: Now) -> Duration {
         let mut time = Duration::ZERO;
         self.far.handle_timeout(now);
@@ -200,7 +201,7 @@ fn address(number: u8) -> SocketAddr {
     SocketAddr::from(([192, 0, 2, number + 1], 7400))
 }
 
-/// Packet `number`, from site A if it `leaves`.
+/// Packet `number`, from site A if `leaves`, otherwise from site B.
 fn packet(number: u64, leaves: bool) -> Vec<u8> {
     let mut packet = vec![number as u8; LEN];
     let [a, b] = [number / 2 % 8, number / 16 % 8].map(|host| host as u8 + 1);

@@ -1,5 +1,6 @@
-//! Choice of hops: in virtual time, how near it is to the best, how steady, and how the load is
-//! shared; and by real programs ([`overlay`]).
+//! Choice of hops. Measured in virtual time: distance of the chosen routes from the best ones,
+//! stability of the choice, and distribution of the load. Measured with real programs
+//! ([`overlay`]): the same distance, and the time until a dead hop is avoided.
 //!
 //! ```text
 //!   64 nodes on a plane, a fifth of the paths detours; one node chooses hops towards 40 servers
@@ -21,7 +22,7 @@ const SERVERS: usize = 40;
 /// Deviation from the best route that counts as near.
 const NEAR: f64 = 1.05;
 const MIN_NEAR: f64 = 0.95;
-/// Maximum deviation of a measured round trip.
+/// Maximum relative error of a simulated measurement of a round trip.
 const JITTER: f64 = 0.1;
 const MAX_SWITCHES_PER_MINUTE: f64 = 1.0;
 /// Equal hops, the nodes that share them, and the servers of each node.
@@ -189,8 +190,8 @@ fn real(run: &mut Run, matrices: usize, rounds: usize) -> Result<()> {
     Ok(())
 }
 
-/// Plots times to the first byte over those of the best routes and of the direct ones. Returns the
-/// share of those that are near the best.
+/// Plots times to the first byte relative to those of the best routes and of the direct ones.
+/// Returns the share of those that are near the best.
 fn plot_ratios(run: &mut Run, title: &str, over_best: &[f64], over_direct: &[f64]) -> f64 {
     let plot = Plot::histogram(title, ("", ""), ("ratio", ""));
     let quantiles = [("median", 0.5), ("95 of 100", 0.95), ("largest", 1.0)];
@@ -201,7 +202,7 @@ fn plot_ratios(run: &mut Run, title: &str, over_best: &[f64], over_direct: &[f64
     near as f64 / over_best.len() as f64
 }
 
-/// Largest load over the mean; infinite if no flow goes through a hop.
+/// Ratio of the largest load to the mean; infinite if no flow goes through a hop.
 fn over_fair(loads: &[f64; EQUAL + 1]) -> f64 {
     let fair = loads.iter().sum::<f64>() / EQUAL as f64;
     let largest = loads.iter().copied().fold(0.0, f64::max);

@@ -17,7 +17,8 @@ use crate::topology::Mesh;
 
 const NODES: u8 = 8;
 const SERVERS: u8 = 5;
-/// Servers that hops help, at the least, in a matrix that is measured; and the ratio that counts.
+/// Minimum number of servers that hops help in a measured matrix. A server is helped if the best
+/// route takes less than this share of the direct route's time.
 const MIN_HELPED: usize = 2;
 const CLEARLY: f64 = 0.9;
 /// Port of the servers.
@@ -26,25 +27,26 @@ const SERVICE: u16 = 8080;
 const EVERY: Duration = Duration::from_millis(500);
 /// Time within which the first proxy knows all round trips, and has chosen.
 const WARM_UP: Duration = Duration::from_secs(15);
-/// Flows around the death of a hop: the interval, and the time for which they are begun.
+/// Flows around the death of a hop: the interval at which they begin, and the time in which
+/// they begin.
 const EVERY_AT_DEATH: Duration = Duration::from_millis(100);
 const WATCHED: Duration = Duration::from_secs(5);
 /// Time limit of a flow.
 const FLOW_TIMEOUT: Duration = Duration::from_secs(15);
-/// A flow is late if it takes longer than directly by this time.
+/// A flow is late if it takes this much longer than the direct route.
 const LATE: Duration = Duration::from_millis(100);
 
 /// Measurements of one matrix.
 #[derive(Default)]
 pub(super) struct Found {
-    /// Times to the first byte, over those of the best route by the model.
+    /// Times to the first byte, relative to those of the best route by the model.
     pub(super) over_best: Vec<f64>,
-    /// Times to the first byte, over those of the direct route.
+    /// Times to the first byte, relative to those of the direct route.
     pub(super) over_direct: Vec<f64>,
-    /// Seconds from the death of a hop until the last flow began that was late; `None` if no flow
-    /// went by a hop.
+    /// Seconds from the death of a hop to the beginning of the last late flow; `None` if no flow
+    /// used a hop.
     pub(super) avoided_after: Option<f64>,
-    /// Flows that failed, without those that were begun before the hop was dead.
+    /// Number of failed flows, without those that began before the hop was completely down.
     pub(super) failed: usize,
 }
 
@@ -63,20 +65,20 @@ struct Server {
     thread: Option<thread::JoinHandle<()>>,
 }
 
-/// A flow: when it began, and the time to its first byte, or why it failed.
+/// Flow: its beginning, and the time to its first byte or the reason for its failure.
 struct Flow {
     begun: Instant,
     took: Result<Duration>,
 }
 
-/// Time in which a hop was killed: its links go down one after the other.
+/// Period in which a hop was killed: its links go down one after the other.
 struct Death {
     begun: Instant,
     done: Instant,
 }
 
-/// Returns whether hops are of use in the matrix of this seed: at least [`MIN_HELPED`] servers have
-/// a best route by hops that is clearly shorter than the direct one.
+/// Returns whether hops are of use in the matrix of this seed: the best routes to at least
+/// [`MIN_HELPED`] servers lead through hops and are clearly shorter than the direct ones.
 pub(super) fn is_of_use(seed: u64) -> bool {
     let places = places(seed);
     let is_helped = |server: &usize| {
@@ -105,7 +107,7 @@ pub(super) fn measure(seed: u64, rounds: usize, journal: &Journal) -> Result<Fou
     }
     if let Some((hop, server)) = real.hop_in_use()? {
         let (flows, death) = real.kill(hop, server)?;
-        // A flow that was connected by the hop before ends with it.
+        // A flow that was connected through the hop ends with it.
         found.failed += failures(flows.iter().filter(|flow| flow.begun >= death.done));
         let direct = real.places.first_byte_ms(Route::Direct, server);
         let limit = Duration::from_secs_f64(direct / 1e3) + LATE;
@@ -137,8 +139,8 @@ impl Real {
         Ok(Real { places, _servers: servers, proxies, overlays, mesh })
     }
 
-    /// Lets the hops measure their round trips to all servers by flows of their own, and the first
-    /// node choose.
+    /// Makes each hop measure its round trips to all servers by flows of its own, and gives the
+    /// first node time to choose.
     fn warm_up(&self) -> Result<()> {
         parallel(1..usize::from(NODES), |node| {
             (0..usize::from(SERVERS)).try_for_each(|server| self.own_flow(node, server))
@@ -161,7 +163,7 @@ impl Real {
         Ok(())
     }
 
-    /// Begins `count` flows from the client to a server, one every so often.
+    /// Runs `count` flows from the client to a server, which begin at intervals of `every`.
     fn flows(&self, server: usize, count: usize, every: Duration) -> Result<Vec<Flow>> {
         let to = SocketAddr::new(self.mesh.servers()[server].v4().into(), SERVICE);
         let start = Instant::now();
@@ -183,7 +185,7 @@ impl Real {
         })
     }
 
-    /// A hop that the first proxy has chosen, and the server to which its flows go.
+    /// Finds a hop that the first proxy has chosen, and the server for which it has chosen the hop.
     fn hop_in_use(&self) -> Result<Option<(usize, usize)>> {
         let proxy = self.proxies[0].as_ref().context("the first proxy runs")?;
         let status: Value = daemon::status(&proxy.directory().join(format!("proxy-{HOP}.sock")))?;
@@ -216,7 +218,7 @@ impl Real {
     }
 }
 
-/// Number of flows that failed; prints why they did.
+/// Counts the flows that failed, and prints the reasons.
 fn failures<'a>(flows: impl IntoIterator<Item = &'a Flow>) -> usize {
     let errors = flows.into_iter().filter_map(|flow| flow.took.as_ref().err());
     errors.inspect(|why| eprintln!("a flow failed: {why:#}")).count()
@@ -227,7 +229,7 @@ fn only(node: usize) -> Route {
     if node == 0 { Route::Direct } else { Route::One(node) }
 }
 
-/// Starts the proxy of node `n`. The first one takes its clients' connections from the path.
+/// Starts the proxy of node `n`. The first one intercepts its clients' connections.
 fn start_proxy(n: usize, node: &Host, overlays: &Overlays) -> Result<Proxy> {
     let (overlay, at) = (overlays.socket(n).display().to_string(), node.v4());
     let clients = match n {
@@ -274,7 +276,7 @@ impl Server {
 
 impl Drop for Server {
     fn drop(&mut self) {
-        // Ends `accept`; without it the thread would stay.
+        // Ends `accept`; otherwise the thread would not end.
         if shutdown(&self.listener, Shutdown::Both).is_ok() {
             self.thread.take().map(thread::JoinHandle::join);
         }

@@ -41,7 +41,6 @@ struct Found {
     status: f64,
 }
 
-/// Number of steps.
 pub(super) fn steps(run: &Run) -> usize {
     2 * rounds(run)
 }
@@ -136,8 +135,8 @@ fn scrape() -> Result<usize> {
     Ok(page.len())
 }
 
-/// Tables of `count` peers that do not answer. Their prefixes do not adjoin, so that none of them
-/// can be joined in the taps' filters.
+/// Tables of `count` peers that do not answer. Their prefixes are not adjacent, so that the taps'
+/// filters cannot merge any of them.
 fn peers(count: usize) -> Result<String> {
     let mut tables = String::new();
     for n in 0..count {

@@ -1,5 +1,6 @@
-//! Packet plane of a hub, in virtual time: its inputs are recorded in a simulation with all its
-//! peers, and then replayed to another hub with the same keys, whose CPU time alone is measured.
+//! Packet plane of a hub, in virtual time. Its inputs are recorded in a simulation with all its
+//! peers. Then they are replayed to another hub with the same keys, and only the CPU time of that
+//! hub is measured.
 //!
 //! ```text
 //!   Recorder   hub ◀─▶ planes of all peers ─▶ inputs of the hub, in batches
@@ -72,7 +73,7 @@ struct Recorder {
     hub: Plane,
     spokes: Vec<Plane>,
     deadlines: DeadlineQueue,
-    /// Datagrams of the spokes that the hub has not got yet.
+    /// Datagrams of the spokes that the hub has not received yet.
     sent: Vec<(usize, Box<[u8]>)>,
     now: Instant,
     packets: Packets,
@@ -120,7 +121,8 @@ impl Recorder {
         })
     }
 
-    /// Lets the hub have what the spokes have sent, and packets of these peers.
+    /// Gives the hub the datagrams that the spokes have sent, and a packet to or from each of
+    /// `peers`. Returns these inputs.
     fn step(&mut self, peers: &[usize]) -> Batch {
         self.now += STEP;
         let now = self.now;
@@ -162,7 +164,7 @@ impl Recorder {
     }
 }
 
-/// Hub that gets recorded inputs.
+/// Hub to which recorded inputs are replayed.
 pub(super) struct Replay {
     hub: Plane,
     packets: Packets,
@@ -282,8 +284,9 @@ fn plane(number: usize, peers: Vec<PeerConfig>) -> Result<Plane> {
     Plane::new(local, peers, Instant::ZERO).context("a plane of the lab")
 }
 
-/// Peer `number` of the site that is its partner: of site 0, or site 0 itself, whose partner is the
-/// spoke `n`. The partner has `peers` peers.
+/// Config of the peer that is site `number`, for use by its partner. The partner of a spoke is
+/// the hub (site 0); the partner of the hub is the spoke `n` (site `1 + n`). The partner has
+/// `peers` peers.
 fn peer(number: usize, n: usize, peers: usize) -> PeerConfig {
     let prefix = |number| vec![format!("{}/24", site(number)).parse().expect("a prefix")];
     let partner = if number == 0 { 1 + n } else { 0 };

@@ -1,5 +1,4 @@
-//! Gateway of a hub with up to 4,096 peers: cost of a packet, and what the peers without traffic
-//! cost.
+//! Gateway of a hub with up to 4,096 peers: cost of a packet, and cost of peers without traffic.
 
 mod gateway;
 mod hub;
@@ -61,7 +60,7 @@ fn replay(
 ) -> Vec<Vec<f64>> {
     let mut times = vec![Vec::new(); hubs.len()];
     for slice in 0..slices {
-        // Each hub is the first one in turn.
+        // The hubs take turns at being first.
         for turn in 0..hubs.len() {
             let at = (slice + turn) % hubs.len();
             let batches = &recordings[at].patterns[pattern][slice * SLICE..][..SLICE];

@@ -1,4 +1,4 @@
-//! Traffic of a hub: which peer each packet is of.
+//! Traffic of a hub: the peer of each packet.
 
 use viaduct_proto::rng::Rng;
 
@@ -9,11 +9,11 @@ pub(super) enum Pattern {
     Idle,
     /// All packets are of the first peer.
     One,
-    /// Each train of packets is of another peer; all peers have as many.
+    /// Each train of packets is of a random peer; all peers are equally likely.
     Trains,
-    /// Each packet is of another peer, the n-th of which has a share of 1/n.
+    /// Each packet is of a random peer; the share of the n-th peer is proportional to 1/n.
     Zipf,
-    /// Each packet is of another peer; all peers have as many.
+    /// Each packet is of a random peer; all peers are equally likely.
     Uniform,
 }
 
@@ -45,7 +45,7 @@ pub(super) struct Traffic {
     rng: Rng,
     /// Sums of the shares of the first peers, for [`Pattern::Zipf`].
     shares: Vec<f64>,
-    /// Peer of the present train, and its packets left.
+    /// Peer of the current train, and the number of packets left in it.
     train: (usize, usize),
 }
 

@@ -1,4 +1,4 @@
-//! The members' configs from etcd, which is gone for a while and returns empty.
+//! Configs of the members from etcd, which stops for a while and returns without data.
 
 use std::cell::Cell;
 
@@ -12,7 +12,8 @@ const ETCD_PEERS: &str = "http://127.0.0.1:2380";
 const SETTLED: Duration = Duration::from_secs(3);
 const START_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// Processes of all members, and etcd; all in the namespace of a router, on its loopback interface.
+/// Processes of `viaduct fleet` for all members, and etcd. All run in the namespace of a router, on
+/// its loopback interface.
 pub(super) struct Fleets {
     etcd: Option<Process>,
     processes: Vec<Process>,
@@ -34,7 +35,7 @@ impl Fleets {
             }
         }
         let is_written = |text: &String| text.starts_with("# Written by viaduct fleet");
-        // Each process writes anew when a further member has registered.
+        // Each process rewrites its config when another member has registered.
         let settled = Cell::new((Vec::new(), None));
         wait(|| {
             let (before, since) = settled.take();

@@ -5,8 +5,8 @@
 //!               └ BGP, BFD ┘ └ BGP, BFD ┘
 //! ```
 //!
-//! Datagrams go from A to B in all slices. On a link without losses each missing one is due to the
-//! routing; on a link with losses, to missing repairs.
+//! Datagrams go from A to B in all slices. On a link without losses each missing datagram is due to
+//! the routing; on a link with losses, to missing repairs.
 
 mod fleet;
 mod proxies;
@@ -32,7 +32,7 @@ const RATE: f64 = 4_000.0;
 const RESTART_AFTER: Duration = Duration::from_secs(1);
 /// Time until the losses of the link are known, and repairs are sent.
 const WARM_UP: Duration = Duration::from_secs(2);
-/// Maximum time without protection, in seconds, apart from that of routing.
+/// Maximum time without protection, in seconds, not counting the time that routing takes.
 const UNPROTECTED: f64 = 1.0;
 /// Maximum time until traffic is back, in intervals of BFD.
 const INTERVALS: f64 = 3.0;
@@ -154,13 +154,14 @@ impl Lab {
         let mut gateways = RackGateways::prepare(&world, "")?;
         gateways.start()?;
         let whole = wait_for(&world, "all slices", is_whole)?;
-        // All daemons have all routes a little later: the first one may not be the best.
+        // The daemons learn all routes only a little later: the first route to a slice may not be
+        // the best.
         thread::sleep(Duration::from_secs(2));
         let whole = wait_for(&world, "all slices", |owners| owners.len() == whole.len())?;
         Ok(Lab { gateways, routing, whole, world })
     }
 
-    /// Sets the link, and starts a stream that has run for a while.
+    /// Sets the link, starts a stream, and lets it run for [`WARM_UP`].
     fn stream(&self, text: &str) -> Result<SliceStream> {
         for direction in [Direction::AtoB, Direction::BtoA] {
             self.world.emulator.set(direction, link(text))?;
@@ -172,7 +173,8 @@ impl Lab {
 
     /// Slices of site B that the member sends or receives, by index.
     fn slices(&self, (site, member): (usize, usize)) -> Vec<usize> {
-        // The sender's member is chosen by its inner router, the receiver's by its outer one.
+        // The inner router of the sender's site chooses the member there; the outer router of the
+        // receiver's site chooses the member there.
         let owns = |slice: &usize| {
             let prefix = format!("10.2.{}.0/20", slice * (256 / usize::from(SLICES)));
             self.whole.get(&(site, site == 0, prefix)) == Some(&member)
@@ -196,8 +198,8 @@ impl Lab {
         Ok((stream.finish()?, killed_at))
     }
 
-    /// Makes a box disappear, and later lets it return. Returns the datagrams of the stream while
-    /// it was gone, the time of its end, and the number of slices of other boxes that moved.
+    /// Makes a box disappear, and later lets it return. Returns the datagrams of the stream around
+    /// the failure, the time of the failure, and the number of slices of other boxes that moved.
     fn lose_box(
         &mut self,
         (site, member): (usize, usize),
@@ -236,8 +238,9 @@ impl Lab {
         Ok(())
     }
 
-    /// Lets the members' configs come from etcd, which is then gone for a while, and returns empty.
-    /// Returns the number of datagrams missing, and of configs that are not what they were.
+    /// Lets `viaduct fleet` write the members' configs from etcd. Then stops etcd for `off`, and
+    /// starts it again without data. Returns the number of missing datagrams, and the number of
+    /// configs that have changed.
     fn lose_etcd(&mut self, off: Duration) -> Result<(usize, usize)> {
         let mut fleets = Fleets::start(self)?;
         self.settle()?;
@@ -258,8 +261,8 @@ impl Lab {
         Ok((missing(&sent).count(), changed))
     }
 
-    /// Sends the datagrams of all slices through two members of each site in turn, none of which
-    /// sees all of them. Returns the share of datagrams that arrived more than once.
+    /// Sends the datagrams of all slices alternately through two members of each site, so that
+    /// neither member sees all of them. Returns the share of datagrams that arrived more than once.
     fn two_owners(&self) -> Result<f64> {
         let stream = self.stream(LOSSY)?;
         let until = Instant::now() + Duration::from_secs(3);
@@ -267,7 +270,7 @@ impl Lab {
         while Instant::now() < until {
             turn = 1 - turn;
             for (site, of) in self.world.sites.iter().enumerate() {
-                // A route by an administrator is preferred to those of the daemon.
+                // The kernel prefers these routes, with metric 1, to those of the daemon.
                 let via =
                     |network: u8| format!("via 10.{network}{}.{}.2 metric 1", site + 1, 1 + turn);
                 let replace = |to: usize, network: u8| {
@@ -297,9 +300,10 @@ fn missing(sent: &[SliceDatagram]) -> impl Iterator<Item = &SliceDatagram> {
     sent.iter().filter(|datagram| datagram.arrived_at.is_none())
 }
 
-/// Time in seconds for which losses in these slices were not repaired: so much traffic would have
-/// lost as many datagrams as are missing from `since` on, apart from as many as were missing before
-/// `failed_at`, when all was protected.
+/// Estimates the seconds for which losses in these slices were not repaired. From the
+/// datagrams that are missing from `since` on, the usual number is subtracted: that of the
+/// time before `failed_at`, when all traffic was protected. The rest is divided by the link's
+/// losses per second.
 fn unprotected(
     sent: &[SliceDatagram],
     slices: &[usize],

@@ -1,5 +1,5 @@
-//! 1,000 flows over four proxies with one address, which a router chooses by a resilient group of
-//! next hops; one of them dies.
+//! 1,000 flows over four proxies that share an address, one of which dies. A router distributes the
+//! flows over the proxies by a resilient group of next hops.
 //!
 //! ```text
 //!   a ── ain ═ group of 4 next hops ═ proxies with 10.9.0.80 ═ aout ══ bout ══ bin ── b: echoes
@@ -20,7 +20,7 @@ const LINK: &str = "rate=500M,delay=2ms";
 /// Time limit of an echo.
 const ECHO_TIMEOUT: Duration = Duration::from_secs(3);
 
-/// Measures; adds its check.
+/// Runs the measurement, and records its check.
 pub(super) fn run(run: &mut Run) -> Result<()> {
     let count = run.choose(1_000, 200);
     run.param("flows", count);
@@ -48,7 +48,7 @@ pub(super) fn run(run: &mut Run) -> Result<()> {
     run.param("flows of the proxy that died", of_each[1]);
     let lost = others as f64 - alive as f64;
     run.at_most("four proxies, one dies: flows of the others lost", lost, 0.0);
-    // New flows go to those that are left.
+    // New flows go to the remaining proxies.
     open(&world, 50)?;
     Ok(())
 }

@@ -11,7 +11,7 @@ use crate::experiments::prelude::*;
 use crate::topology::Racks;
 use crate::topology::programs::Bird;
 
-/// Interval of BFD; a neighbour is down after three.
+/// Interval of BFD; a neighbour is down after three intervals without a packet.
 pub(super) const BFD_INTERVAL: Duration = Duration::from_millis(100);
 
 /// Time limit for all routes to be there.
@@ -27,7 +27,8 @@ pub(super) enum Router {
 impl Router {
     pub(super) const ALL: [Router; 2] = [Router::Inner, Router::Outer];
 
-    /// Second byte of the networks between a router and the members of `site`, without the site.
+    /// First two digits of the second byte of the networks between this router and the members; the
+    /// number of the site follows.
     fn network(self) -> u8 {
         match self {
             Router::Inner => 10,
