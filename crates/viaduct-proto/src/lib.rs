@@ -15,8 +15,9 @@
 //!   handle_timeout(now)    that deadline has passed
 //! ```
 //!
-//! A shell runs a loop: it passes in what has arrived, drains every `poll_*`, and sleeps until
-//! `poll_timeout` or the next arrival. `now` never decreases.
+//! A *shell*, the code that owns sockets and clocks, runs a loop: it passes in what has
+//! arrived, drains every `poll_*`, and sleeps until `poll_timeout` or the next arrival. `now`
+//! never decreases.
 //!
 //! A machine acts on every deadline that it reports. A *round* is `handle_timeout(now)` followed by
 //! every `poll_*` until `None`. After a round `poll_timeout()` is `None` or later than `now`,

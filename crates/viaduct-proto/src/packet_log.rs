@@ -1,11 +1,12 @@
-//! Log of packets: their bytes lie back to back in segments, and the oldest leave first.
+//! Log of packets: their bytes lie back to back in segments, and the oldest packets are
+//! dropped first.
 //!
-//! The log takes memory as packets come, and gives it back by segments. A segment is an eighth of
-//! what the log holds, within bounds: a log with few packets takes little, and one with many wastes
-//! little at the ends of segments.
+//! The log allocates memory as packets are added, and frees it segment by segment. A new segment
+//! has an eighth of the log's memory, within bounds. So a log with few packets takes little memory,
+//! and one with many packets wastes little at the ends of segments.
 //!
 //! ```text
-//!   segments   ░░░▓▓▓▓▓▓ │ ▓▓▓▓▓▓▓▓▓ │ ▓▓▓▓          ░ of packets that have left
+//!   segments   ░░░▓▓▓▓▓▓ │ ▓▓▓▓▓▓▓▓▓ │ ▓▓▓▓          ░ dropped packets
 //!   entries       0 1 2      3  4       5 6
 //! ```
 
@@ -22,9 +23,9 @@ pub(crate) struct PacketLog {
     /// Number of `segments[0]`; numbers may wrap.
     first: u32,
     entries: VecDeque<Entry>,
-    /// Segment that has become empty, for the next packets.
+    /// Emptied segment, kept for the next packets.
     spare: Option<Vec<u8>>,
-    /// Bytes of all segments.
+    /// Capacity of all segments and of the spare one, in bytes.
     held: usize,
 }
 
@@ -109,8 +110,8 @@ impl PacketLog {
         }
     }
 
-    /// Drops the oldest segment with its packets, to give its memory back. Returns the number of
-    /// these packets.
+    /// Frees memory: the spare segment if there is one, otherwise the oldest segment with its
+    /// packets. Returns the number of packets that were dropped.
     pub(crate) fn shed(&mut self) -> usize {
         if self.spare.is_none() && !self.segments.is_empty() {
             self.close();
@@ -127,7 +128,8 @@ impl PacketLog {
         gone
     }
 
-    /// Makes the oldest segment the spare one.
+    /// Removes the oldest segment. The larger of this segment and the spare one is kept as
+    /// the spare.
     fn close(&mut self) {
         let Some(mut segment) = self.segments.pop_front() else { return };
         self.first = self.first.wrapping_add(1);

@@ -10,7 +10,7 @@
 //!
 //! The timers of a [`TimerTable`] are the variants of an enum. Expired timers fire in the order of
 //! the variants, not in that of their deadlines. A [`DeadlineQueue`] has one deadline for each of
-//! thousands of machines, and finds the earliest without a look at the others.
+//! thousands of machines, and finds the earliest without a search.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -50,8 +50,8 @@ impl<T: Copy + Ord> TimerTable<T> {
         self.deadline(timer).is_some_and(|at| at <= now)
     }
 
-    /// Stops the first timer, in the order of the variants, that has expired at `now`, and returns
-    /// it. `None` if no timer has expired.
+    /// Stops and returns an expired timer, the first in the order of the variants; `None` if none
+    /// has expired at `now`.
     pub fn poll_expired(&mut self, now: Instant) -> Option<T> {
         let (&timer, _) = self.0.iter().find(|&(_, &at)| at <= now)?;
         self.stop(timer);
@@ -69,7 +69,7 @@ impl<T: Copy + Ord> TimerTable<T> {
 pub struct DeadlineQueue {
     /// Deadline of each machine.
     deadlines: Vec<Option<Instant>>,
-    /// The same, earliest first.
+    /// The same deadlines with the machines' indices, earliest first.
     queue: BTreeSet<(Instant, usize)>,
 }
 
@@ -145,7 +145,7 @@ mod tests {
     }
 
     proptest! {
-        /// Compares the queue with a list in which the earliest deadline is searched.
+        /// Compares the queue with a list that is searched for the earliest deadline.
         #[test]
         fn the_queue_has_the_deadlines_that_were_set(
             steps in prop::collection::vec(

@@ -122,8 +122,7 @@ impl FakeIpPool {
             let name = ip.and_then(|ip| self.name_of(ip));
             return name.map_or(Reply::NoName, |name| Reply::Name(name.to_string()));
         }
-        // `localhost` must not be resolved at the far end (RFC 6761), and an address is not a
-        // name.
+        // `localhost` must not be resolved at the far end (RFC 6761), and an address is not a name.
         let local = name == "localhost" || name.ends_with(".localhost");
         if name.parse::<Ipv4Addr>().is_ok() {
             return Reply::NoName;
@@ -154,7 +153,8 @@ impl FakeIpPool {
         Some(name)
     }
 
-    /// Destination of a flow to `to`: a fake IP's name; `None` for a fake IP without a name.
+    /// Destination of a flow to `to`: the name of a fake IP, or any other address itself. `None`
+    /// for a fake IP without a name.
     pub fn destination(&mut self, to: SocketAddr) -> Option<Address> {
         if !self.prefix.contains(to.ip()) {
             return Some(Address::Ip(to));

@@ -6,8 +6,8 @@
 //! ```
 //!
 //! Lost bytes are never sent again: their numbers stay a hole, and the highest number received is
-//! acknowledged. The numbers follow only from segments with an authentic datagram, so forged
-//! segments cannot make strict connection tracking refuse ours.
+//! acknowledged. After the handshake, only segments with an authentic datagram change the numbers,
+//! so forged segments cannot cause strict connection tracking to refuse our segments.
 
 use std::net::SocketAddr;
 
@@ -17,7 +17,7 @@ use crate::time::{Duration, Instant};
 use crate::upgrade::ConnectionRecord;
 
 /// Maximum distance from the acknowledged number if windows are scaled: half of the window that
-/// segments state, so that late segments stay within the window.
+/// segments advertise, so that late segments stay within the window.
 const WIDE: u32 = 1 << 29;
 /// Maximum distance before a scaled window was seen, or if the path removes the window scale.
 const NARROW: u32 = 60_000;
@@ -81,7 +81,7 @@ impl Connection {
         }
     }
 
-    /// Accepts the connection of a segment whose datagram is authentic.
+    /// Creates the connection of a segment whose datagram is authentic.
     pub(super) fn accept(now: Instant, segment: &Segment, scaled: bool) -> Connection {
         Connection {
             local: segment.destination,

@@ -8,17 +8,19 @@
 //!        ◀─────────────── datagram  [         ] ◀────── send
 //! ```
 //!
-//! Each segment carries one datagram behind its length. Segments have the numbers of a TCP
-//! connection with real handshake and large windows, which firewalls expect. There is no
-//! retransmission, no order and no congestion control: the datagrams need none of them, as over
-//! UDP.
+//! Each segment carries one datagram behind its length. Segments have the sequence and
+//! acknowledgement numbers of a TCP connection with a real handshake and large windows, as
+//! firewalls expect. There is no retransmission, no order and no congestion control: the datagrams
+//! need none of them, as over UDP.
 //!
-//! Nothing is believed without authentication. A connection exists after its first datagram was
-//! found authentic by the session of the two gateways; resets and FINs are counted and ignored. The
-//! session outlives every connection: if nothing is heard on one, the next handshake opens another
-//! from a new port. SYNs are answered without state, at a limited rate.
+//! After the handshake, only segments with authentic datagrams have an effect. The accepting side
+//! has no connection before the session of the two gateways has found its first datagram authentic.
+//! Resets and FINs are counted and ignored. The session outlives every connection: if nothing is
+//! heard on one, the next handshake opens another from a new port. SYNs are answered without state,
+//! at a limited rate.
 //!
-//! [`FakeTcp`] has all connections of a gateway. `segment` has the bytes, `connection` the numbers.
+//! [`FakeTcp`] has all connections of a gateway. `segment` has the format of segments, `connection`
+//! the sequence numbers of a connection.
 
 mod connection;
 mod segment;
@@ -42,9 +44,10 @@ use crate::upgrade::ConnectionRecord;
 pub use segment::{Kind, MORE_THAN_UDP, Segment, parse};
 pub use stats::FakeTcpStats;
 
-/// Limit of connections; beyond it the one that was silent longest is forgotten.
+/// Maximum number of connections; beyond it, the one that has been silent for the longest time
+/// is forgotten.
 const MAX_CONNECTIONS: usize = 1 << 13;
-/// Limit of SYNs answered in a second.
+/// Maximum number of SYNs answered in a second.
 const MAX_SYNS: u32 = 2_000;
 /// Time without an authentic datagram after which an opened connection is replaced by a new one
 /// when a handshake is due. Gateways report once a second.
@@ -87,7 +90,7 @@ impl Ports {
 pub struct FakeTcp {
     ports: Ports,
     entropy: Entropy,
-    /// Key of the sequence numbers with which SYNs are answered.
+    /// Key of the hash that gives the sequence numbers of SYN-ACKs.
     isn_key: Key,
     /// Connections by the peer's address.
     connections: HashMap<SocketAddr, Connection>,
@@ -121,7 +124,7 @@ impl FakeTcp {
         }
     }
 
-    /// Key of the sequence numbers with which SYNs are answered, for another process.
+    /// Key of the hash that gives the sequence numbers of SYN-ACKs, for another process.
     pub fn isn_key(&self) -> [u64; 4] {
         self.isn_key.0
     }
@@ -161,15 +164,15 @@ impl FakeTcp {
         true
     }
 
-    /// Returns whether a packet that leaves was sent by this machine.
+    /// Returns whether an outgoing packet was sent by this state machine.
     pub fn has_sent(&self, packet: &[u8]) -> bool {
         parse(packet).is_some_and(|(segment, _)| self.ports.contains(segment.source))
     }
 
-    /// Sends a datagram over the connection to `to`. With `source`, this machine's address towards
-    /// `to`, a connection is opened if there is none or if the present one, opened by this side, is
-    /// stale; the datagram is then sent once the connection is open. Without a connection the
-    /// datagram is dropped.
+    /// Sends a datagram over the connection to `to`. With `source`, this host's address towards
+    /// `to`, a connection is opened if there is none, or if the present one was opened by this side
+    /// and is stale; the datagram is then sent once the connection is open. Without a connection
+    /// the datagram is dropped.
     pub fn send(&mut self, now: Instant, to: SocketAddr, source: Option<IpAddr>, datagram: &[u8]) {
         let mss = self.ports.mss(to.ip());
         let accepts = self.ports.listen.port();
@@ -178,7 +181,7 @@ impl FakeTcp {
             let is_stale = is_open
                 && connection.local.port() != accepts
                 && now.since(connection.heard_at) >= STALE_AFTER;
-            // While a connection is opened, only a handshake waits for it.
+            // While a connection is being opened, only a handshake waits for it.
             let is_used = if source.is_none() { is_open } else { !is_stale };
             if is_used {
                 self.stats.sent += u64::from(connection.send(datagram, mss, &mut self.transmits));
@@ -200,8 +203,8 @@ impl FakeTcp {
         self.stats.opened += 1;
     }
 
-    /// Packets to send, whose headers have their destinations; clear them with
-    /// [`FakeTcp::clear_transmits`] once they are sent.
+    /// Packets to send, from their IP headers on. Clear them with [`FakeTcp::clear_transmits`] once
+    /// they are sent.
     pub fn transmits(&self) -> impl ExactSizeIterator<Item = &[u8]> {
         self.transmits.iter()
     }
@@ -261,8 +264,8 @@ impl FakeTcp {
         self.transmits.push_with(|out| emit(&answer, mss, None, out));
     }
 
-    /// Initial sequence number of the connection of a SYN: a keyed hash, whose lowest bit says
-    /// whether windows are scaled.
+    /// Sequence number of the answer to a SYN: a keyed hash, whose lowest bit says whether windows
+    /// are scaled.
     fn isn(&self, syn: &Segment) -> u32 {
         let mut hasher = HighwayHasher::new(self.isn_key);
         for at in [syn.source, syn.destination] {
@@ -303,8 +306,8 @@ impl FakeTcp {
         }
     }
 
-    /// Takes over the numbers of an authentic segment; the first one on a connection to the
-    /// listening address makes the connection.
+    /// Updates a connection by the numbers of an authentic segment. The first such segment to the
+    /// listening address creates the connection.
     fn follow(&mut self, now: Instant, segment: &Segment) {
         let known = self.connections.get_mut(&segment.source);
         if let Some(connection) = known.filter(|of| of.local == segment.destination)

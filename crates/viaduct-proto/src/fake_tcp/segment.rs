@@ -92,9 +92,9 @@ pub struct Segment {
     pub length: u32,
 }
 
-/// Appends a segment to `packets`, with `datagram` if there is one, and returns the bytes after its
-/// TCP header; [`Segment::length`] is ignored. Returns `None`, and appends nothing, if the datagram
-/// is too long for an IP packet.
+/// Appends a segment to `packets`, with `datagram` if there is one, and returns the number of bytes
+/// after its TCP header; [`Segment::length`] is ignored. Returns `None`, and appends nothing, if
+/// the datagram is too long for an IP packet.
 pub(super) fn emit(
     segment: &Segment,
     mss: u16,

@@ -70,7 +70,8 @@ pub struct AnyDecoder {
 }
 
 impl AnyDecoder {
-    /// Creates a decoder that holds at most `bound` bytes of repairs, half of them of each kind.
+    /// Creates a decoder that holds at most `bound` bytes of repairs: `bound / 2` in each of its
+    /// two decoders.
     pub fn new(bound: usize) -> Self {
         let (peeling, linear) = (Peeling::new(bound / 2), Linear::new(bound / 2));
         AnyDecoder { peeling, linear, fresh: Recovered::new() }
@@ -87,8 +88,8 @@ impl AnyDecoder {
         self.linear.shed();
     }
 
-    /// Passes the recovered packets after the first `told` ones to both decoders, and then the
-    /// packets that are recovered by this.
+    /// Passes all recovered packets but the first `told` to both decoders, and then the packets
+    /// that the decoders recover from these.
     fn spread(&mut self, told: usize, sources: &dyn Sources, recovered: &mut Recovered) {
         let mut next = told;
         while let Some((seq, _)) = recovered.nth(next) {

@@ -6,10 +6,10 @@ use super::{Cover, Draw, MAX_COVER, Row, Seq};
 /// Coefficient of the packet at `position` (from 0) of a repair's cover; 0 if the packet is not
 /// in the repair.
 ///
-/// Reed-Solomon rows are those of a Cauchy matrix, 1 / (x + y) with y the position and x counted
-/// down from 255 by row, each column divided by its entry in row 0. Row 0 thus is all ones, and any
-/// square part of the matrix can be inverted, so any r of the r + c packets and repairs of a block
-/// are enough. A block that was flushed early has fewer columns.
+/// Reed-Solomon rows are those of a Cauchy matrix with the entries 1 / (x + y), where y is the
+/// position and x is 255 minus the row. Each column is divided by its entry in row 0. Row 0 thus is
+/// all ones, and any square part of the matrix can be inverted, so any r of the r + c packets and
+/// repairs of a block are enough. A block that was flushed early has fewer columns.
 ///
 /// Window rows are drawn from the seed and the packet's number.
 #[inline]
@@ -52,7 +52,8 @@ pub(super) fn row_covers(row: Row, count: u16) -> bool {
     }
 }
 
-/// Spreads every bit of `x` over all of them (the finaliser of SplitMix64).
+/// Mixes the bits of `x`, so that each affects all bits of the result (the finaliser
+/// of SplitMix64).
 fn mix(x: u64) -> u64 {
     let x = x.wrapping_add(0x9e37_79b9_7f4a_7c15);
     let x = (x ^ (x >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);

@@ -20,8 +20,9 @@
 //! | Reed-Solomon blocks | [`reed_solomon`] | [`linear`] |
 //! | sliding window | [`window`] | [`linear`] |
 //!
-//! [`Code`] is the configuration of any of them; [`AnyDecoder`] decodes the repairs of all. Most of
-//! their time is spent in [`kernel`]; [`analysis`] computes their recovery rates.
+//! [`Code`] is the configuration of any of them; [`AnyDecoder`] decodes the repairs of all.
+//! Encoders and decoders spend most of their time in [`kernel`]; [`analysis`] computes their
+//! recovery rates.
 //!
 //! The parameters of an encoder may change while it runs: build another one that starts at the
 //! next number. A decoder needs no parameters but its memory limit, since every repair states
@@ -46,7 +47,7 @@ pub use any::{AnyDecoder, Code};
 pub use check::{Error, Warning};
 pub use coefficient::coefficient;
 
-/// Number of a source packet in the order of its encoder; the first is 1.
+/// Number that an encoder gives a source packet; the first is 1.
 pub type Seq = u64;
 
 /// Source packets that a repair covers: `first`, `first + stride`, … , `count` of them.

@@ -180,7 +180,8 @@ impl Decoder for Peeling {
     }
 }
 
-/// Missing packets of a repair, and their sum; `None` if it is shorter than a packet it covers.
+/// Missing packets of a repair, and their sum; `None` if the repair is shorter than a packet that
+/// it covers.
 fn subtract_known(repair: &Repair<'_>, sources: &dyn Sources) -> Option<(Vec<Seq>, Sum)> {
     let mut missing = Vec::new();
     for seq in repair.cover.seqs() {

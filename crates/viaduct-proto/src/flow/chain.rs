@@ -159,7 +159,8 @@ impl Chain {
         self.core.getpeername(first, now)
     }
 
-    /// Sends a request to the handler `to`; returns its answer, `None` without such a handler.
+    /// Sends a request to the handler `to`; returns its answer, or `None` if there is no
+    /// such handler.
     pub fn control(&mut self, now: Instant, to: &str, request: &[u8]) -> Option<Vec<u8>> {
         let answer = self.core.control(self.core.first()?, now, to, request);
         self.core.run(now);

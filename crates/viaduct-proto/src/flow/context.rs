@@ -71,7 +71,7 @@ impl Context<'_> {
         self.core.wake(key);
     }
 
-    /// Asks for another chain of the same handlers. The handler at this position gets `message`
+    /// Asks for another chain of the same handlers. Its handler at the same position gets `message`
     /// ([`Handler::spawned`](super::Handler::spawned)). The new chain has no connection yet.
     pub fn spawn(&mut self, kind: SpawnKind, message: &[u8]) {
         self.core.spawn(self.node, kind, message);

@@ -86,7 +86,7 @@ pub struct Passage {
     factories: Arc<[Arc<dyn Factory>]>,
     bounds: Bounds,
     pairs: HashMap<Ends, Pair>,
-    /// Pairs by last use; each use has a number of its own.
+    /// Pairs by last use; uses are numbered.
     used: BTreeMap<u64, Ends>,
     uses: u64,
     waiting: BinaryHeap<Reverse<(Instant, u64, u32)>>,
@@ -198,7 +198,7 @@ impl Passage {
     }
 }
 
-/// Names of the handlers of a chain that work only on streams.
+/// Names of a chain's handlers that work only on streams.
 pub fn streams_alone(factories: &[Arc<dyn Factory>]) -> impl Iterator<Item = &'static str> {
     factories.iter().filter(|of| of.datagrams().is_none()).map(|of| of.name())
 }

@@ -109,9 +109,8 @@ pub trait Handler {
         cx.output(FIRST).measure()
     }
 
-    /// Answers a request to the handler named `to` (TESLA's ioctl, 3.6); `None` if there is no
-    /// such handler. Called for that handler, and for those above it, which pass the request
-    /// on.
+    /// Answers a request to the handler named `to` (TESLA's ioctl, 3.6); `None` if there is no such
+    /// handler. Called for that handler, and for those above it, which pass the request on.
     fn control(&mut self, cx: &mut Context<'_>, to: &str, request: &[u8]) -> Option<Vec<u8>> {
         cx.output(FIRST).control(to, request)
     }
@@ -180,7 +179,8 @@ pub trait Handler {
         let _ = (cx, key);
     }
 
-    /// Called in a chain [spawned](Context::spawn) with `message` by the same position's handler.
+    /// Called in a chain that the handler at the same position of another chain has
+    /// [spawned](Context::spawn) with `message`.
     fn spawned(&mut self, cx: &mut Context<'_>, message: &[u8]) {
         let _ = (cx, message);
     }

@@ -47,8 +47,8 @@
 //!    about it are ignored. [`Action::SetOption`] may come before [`Action::Connect`]: a new
 //!    connection gets all [`Chain::options`], and the [`Chain::transport`] that its handlers name.
 //! 3. **After each call** drain [`Chain::poll_action`], in order. Before sleeping check
-//!    [`Chain::poll_timeout`]: the deadline may be now, because handlers set an immediate timer to
-//!    run after more data of the source, or after a neighbour's answer.
+//!    [`Chain::poll_timeout`]. The deadline may be `now`: handlers set such a timer to run once the
+//!    source's pending data, or a neighbour's answer, has arrived.
 //! 4. **Sessions over several connections.** Keep one map for all chains of the same handlers,
 //!    including chains whose handlers were made anew from the same config:
 //!
@@ -74,8 +74,8 @@
 //!    drive the chain until all its bottoms are closed: written data may still be in flight, or
 //!    wait for another connection. Call [`Chain::abandon`] before a chain is dropped. After
 //!    [`Action::Failed`] drop the chain when its bottoms are closed.
-//! 6. **Measures.** If a factory [asks for them](Factory::measures), call
-//!    [`Chain::set_measure`] for each connection before the chain is driven.
+//! 6. **Measurements.** If a factory [uses them](Factory::measures), call [`Chain::set_measure`]
+//!    for each connection before the chain is driven.
 //! 7. **Messages.** [`Action::Say`] is a line for the log. [`Action::Event`] is for the
 //!    application, as `NAME: what`; `migrate: freeze` and `migrate: thaw` are for a process that
 //!    can stop the application. When addresses or routes change, send `control("migrate",

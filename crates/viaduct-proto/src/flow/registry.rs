@@ -28,8 +28,8 @@ pub trait Factory: Send + Sync {
     }
 
     /// Accounts for a flow that the kernel relays between two sockets, without a handler. `begins`
-    /// is true in the first call for a flow. `bytes` are those relayed since the last call: written
-    /// by the application, and sent to it.
+    /// is true in the first call for a flow. `bytes` are the numbers of bytes relayed since the
+    /// last call: from the application, and to it.
     fn relayed(&self, _begins: bool, _bytes: [u64; 2]) {}
 
     /// Returns whether its handlers use path measurements ([`Handler::measure`]).
@@ -53,13 +53,14 @@ pub trait Factory: Send + Sync {
         false
     }
 
-    /// Summary of the state of all its flows for people, in a few lines; `None` if there is none.
+    /// Human-readable summary of the state of all its flows, in a few lines; `None` if there
+    /// is none.
     fn state(&self) -> Option<String> {
         None
     }
 
-    /// Returns a copy of the factory whose handshake is bound to `words`: it fails unless the other
-    /// end's handshake is bound to the same words. `None` if the handler has no handshake.
+    /// Returns a copy of the factory whose handshake is bound to `words`: the handshake fails
+    /// unless the other end's is bound to the same words. `None` if the handler has no handshake.
     fn bound(&self, words: &[u8]) -> Option<Arc<dyn Factory>> {
         let _ = words;
         None

@@ -4,7 +4,8 @@
 
 use super::Address;
 
-/// Protocol of a relay, which lasts as long as the connection to [`Relay::via`] that negotiated it.
+/// Protocol of a relay. The relay lasts as long as the connection to [`Relay::via`] over which it
+/// was negotiated.
 pub trait Relay {
     /// Destination of the connection over which the relay is negotiated.
     fn via(&self) -> &Address;
@@ -15,7 +16,8 @@ pub trait Relay {
     /// Handles bytes from the connection. Errors: the negotiation's failure, for the log.
     fn handle_bytes(&mut self, data: &[u8]) -> Result<RelayProgress, String>;
 
-    /// Datagram that has the relay carry `data` to `to`; `None` if its header cannot express `to`.
+    /// Datagram to the relay that carries `data` for `to`; `None` if its header cannot
+    /// express `to`.
     fn wrap(&self, to: &Address, data: &[u8]) -> Option<Vec<u8>>;
 
     /// Source and payload of a datagram from the relay. Errors: the datagram is unusable.

@@ -9,9 +9,9 @@
 //! ```
 //!
 //! A relay is negotiated over a connection and lasts as long as that connection
-//! ([`Relays::handle_ended`]). The driver closes both on [`Action::Close`], which follows when the
-//! socket is closed, when the relay has been idle, or when too many other relays have been used
-//! since. The next datagram opens another relay.
+//! ([`Relays::handle_ended`]). The driver closes both on [`Action::Close`]: when the socket is
+//! closed, when the relay has been idle, or when the relay is the least recently used of too many.
+//! The next datagram opens another relay.
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::net::{IpAddr, SocketAddr};
@@ -62,7 +62,7 @@ pub struct RelayStats {
 pub enum Action {
     /// Negotiate a relay with this number.
     Open(u64),
-    /// Send this to the relay.
+    /// Send this datagram to the relay.
     Send(u64, Vec<u8>),
     /// Close the relay, or stop opening it: it is no longer needed.
     Close(u64),
@@ -78,7 +78,7 @@ pub struct Relays {
     entries: HashMap<RelayKey, Entry>,
     /// Keys of the relays that are open or being opened, by number.
     numbers: HashMap<u64, RelayKey>,
-    /// Relays by last use; each use has a number of its own.
+    /// Relays by last use; uses are numbered.
     used: BTreeMap<u64, RelayKey>,
     uses: u64,
     opened: u64,
@@ -86,7 +86,8 @@ pub struct Relays {
     stats: RelayStats,
 }
 
-/// Key of a relay: a socket's local address, and the fake IP of the only name served, if any.
+/// Key of a relay: a socket's local address and, if the relay serves a single name, the fake IP of
+/// this name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 struct RelayKey {
     own: SocketAddr,
@@ -321,8 +322,7 @@ impl RelayKey {
     /// Address of `from` as the program sees it; `None` if this relay cannot carry its datagrams.
     fn peer(&self, from: &Address) -> Option<SocketAddr> {
         match (self.name, from) {
-            // The relay resolves the name, so the source address cannot be checked; the port
-            // can.
+            // The relay resolves the name, so the source address cannot be checked; the port can.
             (Some(name), Address::Ip(from)) => (from.port() == name.port()).then_some(name),
             (Some(name), Address::Name(_, port)) => (*port == name.port()).then_some(name),
             (None, Address::Ip(from)) => {

@@ -50,7 +50,7 @@ struct Crypt {
     room: bool,
     /// True if the application will read no more data.
     deaf: bool,
-    /// True for the direction to the network, and for that from it, if it has ended.
+    /// For the directions to and from the network: true if the direction has ended.
     ended: [bool; 2],
 }
 

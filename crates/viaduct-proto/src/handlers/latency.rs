@@ -18,7 +18,7 @@ struct LatencyFactory {
     held: usize,
 }
 
-/// Schedule that releases bytes at this age.
+/// Schedule that releases bytes once they have waited for this time.
 struct Age(Duration);
 
 /// Delays datagrams by `delay`; those beyond the limit are dropped.

@@ -36,7 +36,8 @@ pub struct Shell {
     pub overlays: Overlays,
 }
 
-/// Opens the socket, by its path, of an overlay node on this host, which keeps a table up to date.
+/// Opens the socket of an overlay node on this host, given by its path. The node keeps a table up
+/// to date.
 pub type Overlays = Arc<dyn Fn(&str) -> Tables + Send + Sync>;
 
 /// Returns the node's current table; `None` while the node does not answer.

@@ -18,7 +18,7 @@ const SLICES_A_SECOND: u64 = 10;
 /// Maximum number of slices whose shares are granted at once when a timer is late.
 const MAX_LATE: u64 = 3;
 
-/// Default limit of queued datagrams: what passes in this time, but at least this many bytes.
+/// Default limit of queued datagrams: the bytes that pass in this time, but at least [`MIN_HELD`].
 const DATAGRAMS_WAIT: Duration = Duration::from_millis(200);
 const MIN_HELD: usize = 16 << 10;
 
@@ -46,7 +46,8 @@ struct Share {
     /// Bits a second; `None` is no limit.
     rate: Option<u64>,
     left: usize,
-    /// Remainder below one byte, in tenths of a bit: a slice's share of a low rate may be less.
+    /// Remainder below one byte, in tenths of a bit: at a low rate, a slice's share may be less
+    /// than a byte.
     owed: u64,
     slice: Option<Instant>,
 }

@@ -87,9 +87,9 @@ impl Checker {
         Checker { targets: timings.into_iter().map(target).collect(), has_changed: false }
     }
 
-    /// Checks of a changed list of targets, each with its timing and its index in the old list,
-    /// from which it keeps state and counters; `None` for a new target. Pending probes are
-    /// forgotten.
+    /// Checks of a changed list of targets. Each has a timing, and the index in the old list of
+    /// the target whose state and counters it keeps; `None` for a new target. Pending probes
+    /// are forgotten.
     #[must_use]
     pub fn reload(&self, new: &[(Timing, Option<usize>)], now: Instant) -> Checker {
         let mut checker = Checker::new(new.iter().map(|(timing, _)| *timing), now);
@@ -234,8 +234,8 @@ mod tests {
 
     const STEP: Duration = Duration::from_millis(10);
 
-    /// Target that answers after a step while `answers`, and is probed until `end`. Returns the
-    /// times at which its state changed.
+    /// Probes a target until `end`; after each step, `answers` returns its answer, if any. Returns
+    /// the times at which its state changed.
     fn run(
         timing: Timing,
         end: Duration,

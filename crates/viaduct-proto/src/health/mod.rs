@@ -1,5 +1,5 @@
-//! Health: the state of a peer of a gateway or of an overlay node, judged by the packets that get
-//! through, and checks of replicas and of next hops ([`Checker`]). Text form of a state: `up`,
+//! Health: the state of a gateway's or an overlay node's peer, judged by the packets that get
+//! through; and checks of replicas and of next hops ([`Checker`]). Text form of a state: `up`,
 //! `degraded: REASON`, `down: REASON, last answer AGE`.
 //!
 //! ```text

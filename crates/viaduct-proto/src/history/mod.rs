@@ -1,5 +1,5 @@
-//! Recent history of services: one sample a second for ten minutes, in bounded memory. Counters
-//! become rates by the difference of two samples.
+//! Recent history of services: one sample a second for ten minutes, in bounded memory. The rate of
+//! a counter is computed from the difference of two samples.
 //!
 //! ```text
 //!   tick(time) ─▶ record(service, clock, subjects) ─▶ rate of each counter ─▶ Ring of each series
@@ -7,9 +7,9 @@
 //!                                              since(subject, tick) ◀──────────┘
 //! ```
 //!
-//! A *subject* is what readers choose from, such as a peer of a gateway. All its series have one
-//! value per tick, NaN where there is none: the service did not answer, has restarted, or counted
-//! nothing that the value could be a share of.
+//! A *subject* is one thing that has series of its own, such as a peer of a gateway. Each series
+//! has one value per tick. The value is NaN if the service did not answer or has restarted, or if
+//! it is a share of a count that did not grow.
 
 mod reading;
 mod ring;
@@ -30,7 +30,7 @@ pub const MAX_SUBJECTS: usize = 512;
 /// Maximum number of series of a subject.
 pub const MAX_SERIES: usize = 32;
 
-/// Key of a subject: the names of its service and of its kind, and its own.
+/// Key of a subject: the name of its service, its kind, and its own name.
 pub type Key = (String, &'static str, String);
 
 /// Counters and gauges of a subject at one moment.
@@ -63,7 +63,7 @@ pub struct History {
     /// Unix times of the last ticks.
     times: VecDeque<f64>,
     subjects: BTreeMap<Key, Entry>,
-    /// Numbers of subjects, which are not reused.
+    /// Keys by the subjects' numbers, which are not reused.
     ids: BTreeMap<u64, Key>,
     next_id: u64,
     /// Subjects that found no room at the current tick.

@@ -1,4 +1,4 @@
-//! Readings of counters and gauges, and the values that two of them give.
+//! Readings of counters and gauges, and the values that follow from two successive readings.
 
 /// Reading of a series at one moment. All counts are since the start of the service.
 #[derive(Clone, Debug, PartialEq)]
@@ -57,8 +57,8 @@ impl Reading {
         Reading::Share { part: micros, except: 0, whole: events, scale: 1e-3 }
     }
 
-    /// Value of this reading, `seconds` after the reading `before`. `None` if it is not known: a
-    /// counter has no reading before, or a lower one than before, or there is no whole.
+    /// Value of this reading, `seconds` after the reading `before`. `None` if it is unknown: a
+    /// counter has no earlier reading or has fallen, or the whole of a share has not grown.
     pub(super) fn value(&self, before: Option<&Reading>, seconds: f64) -> Option<f64> {
         let value = match (self, before) {
             (Reading::Gauge(value), _) => *value,

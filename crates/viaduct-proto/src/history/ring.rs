@@ -26,7 +26,8 @@ impl Rings {
         self.end
     }
 
-    /// Sets the value of `name` at tick `now`, which is not before that of any other value.
+    /// Sets the value of `name` at tick `now`, which must not be before the tick of any
+    /// other value.
     pub(super) fn push(&mut self, name: &'static str, now: u64, value: f32) {
         if self.series.len() >= MAX_SERIES && !self.series.contains_key(name) {
             return;
@@ -39,7 +40,8 @@ impl Rings {
         }
     }
 
-    /// Ends tick `now`: each series has a value for it, and [`MAX_SAMPLES`] values at most.
+    /// Ends tick `now`: series without a value for it get NaN, and values beyond the last
+    /// [`MAX_SAMPLES`] are dropped.
     pub(super) fn reach(&mut self, now: u64) {
         self.end = now + 1;
         let surplus = (self.end - self.start).saturating_sub(MAX_SAMPLES as u64);

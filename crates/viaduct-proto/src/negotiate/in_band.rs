@@ -62,7 +62,8 @@ pub fn offer_in_band(
 ) -> Arc<[Arc<dyn Factory>]> {
     let offer = terms.offer();
     let all: Vec<u8> = offer.items.iter().map(|item| item.number).collect();
-    // Both offers in the binding are this end's: no data passes unless the other end's is the same.
+    // Both offers in the binding are this end's: no data passes unless the other end's offer is
+    // the same.
     let chain = select_handlers(chain, both_ends, &all, &binding(offer, offer));
     let shared = Shared { terms: terms.clone(), last_logged: Mutex::default() };
     let in_band: Arc<dyn Factory> = Arc::new(InBandFactory(Arc::new(shared)));

@@ -45,8 +45,8 @@ pub struct Item {
 pub struct Offer {
     /// Handlers of the end.
     pub items: Vec<Item>,
-    /// True if the end requires handlers. Used only in the other end's log: the end that requires
-    /// handlers refuses the flow itself.
+    /// True if the end requires handlers. Informational only: the end that requires handlers
+    /// refuses the flow itself.
     pub insists: bool,
 }
 

@@ -33,8 +33,8 @@ pub(super) fn judge(now: Instant, of: &Prober, called: Option<Instant>, by: Opti
             "the direct path is down, {last}; flows go through {node}"
         ));
     }
-    // A peer that has stopped sent its last probe within two intervals of its last answer. A later
-    // probe means that it still runs.
+    // If a peer stops, its last probe is at most two intervals later than its last answer. A later
+    // probe means that the peer still runs.
     let since = of.last_answer.map_or(Instant::ZERO, |at| at + 2 * of.timing.interval);
     let calls =
         called.is_some_and(|at| at > since && now.since(at) < CALLS_WITHIN * of.timing.interval);

@@ -76,7 +76,7 @@ struct Known {
     /// Incarnation of the peer that answered a probe; `window` has its messages' numbers.
     boot: Option<u64>,
     window: Window,
-    /// Paths of the peer, and the number of the message that carried them.
+    /// Number of the peer's latest message with paths, and these paths.
     told: (u64, Vec<Path>),
     choice: Choice,
     routes: Vec<OverlayRoute>,
@@ -230,7 +230,7 @@ impl Node {
         }
     }
 
-    /// Reports to all peers at once that the state of a path has changed.
+    /// Reports a change of a path's state to all peers, without waiting for the next probe.
     fn news(&mut self) {
         self.version += 1;
         self.peers.iter_mut().for_each(|peer| peer.prober.hurry());

@@ -12,7 +12,7 @@ use std::collections::VecDeque;
 
 use crate::time::{Duration, Instant};
 
-/// Schedule of the probes of a path, and the conditions under which it fails.
+/// Schedule of a path's probes, and the conditions under which the path goes down and up.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Timing {
     /// Interval between probes while none is lost.

@@ -96,7 +96,7 @@ impl Table {
         }
     }
 
-    /// Returns whether a route is known to be down.
+    /// Returns whether `route` is known to be down for `to`.
     pub fn has_failed(&self, to: &Address, route: OverlayRoute) -> bool {
         let is_down = |seen: &PathQuality| seen.up == Some(false);
         let place = if let Address::Ip(at) = to { self.place(at.ip()) } else { None };
@@ -113,7 +113,8 @@ impl Table {
         }
     }
 
-    /// Name and SOCKS5 address of a route's node; `None` if direct, or if it carries no flows.
+    /// Name and SOCKS5 address of a route's node; `None` for the direct route, or if the node
+    /// carries no flows.
     pub fn node(&self, route: OverlayRoute) -> Option<(&str, SocketAddr)> {
         let OverlayRoute::By(n) = route else { return None };
         let node = self.nodes.get(n)?;

@@ -54,7 +54,7 @@ impl Choice {
         let rests = is_within(self.chosen, config.hold) || is_within(self.compared, COMPARE_EVERY);
         if !rests || !mesh.is_up(self.route) {
             self.compared = Some(now);
-            // The first choice leaves no other one that should be kept.
+            // A network's first route was not chosen, so even a slightly better one replaces it.
             let better = if self.chosen.is_none() { 1.0 / (1.0 + ALIKE) } else { BETTER };
             if let Some(next) = routes.next((self.route, better), rng) {
                 (self.route, self.chosen) = (next, Some(now));
@@ -83,8 +83,8 @@ pub(super) fn costs(
 }
 
 impl Routes<'_> {
-    /// Route to take instead of `current`, if its cost is lower by the factor `better`; `None` to
-    /// keep that.
+    /// Route to take instead of `current`; `None` to keep `current`. A better route must cost less
+    /// than `current`'s cost times `better`.
     fn next(&self, (current, better): (Route, f64), rng: &mut Rng) -> Option<Route> {
         let alike = self.alike();
         let Some(best) = alike.iter().map(|(cost, _)| *cost).reduce(f64::min) else {
@@ -92,13 +92,13 @@ impl Routes<'_> {
             return (!self.mesh.is_up(current)).then_some(Route::Direct);
         };
         let drawn = |rng: &mut Rng| match alike.iter().any(|(_, route)| *route == Route::Direct) {
-            // It puts no load on a hop.
+            // The direct route puts no load on a hop.
             true => Route::Direct,
             false => self.less_loaded_of_two(&alike, rng),
         };
         let direct = self.cost(Route::Direct);
         if current == Route::Direct && direct.is_none() {
-            // A hop may be worse: the first flow goes directly, and measures that.
+            // The first flow goes directly, to measure that route: a hop may be worse.
             return None;
         }
         let cost = self.cost(current).unwrap_or(f64::INFINITY);
@@ -111,7 +111,8 @@ impl Routes<'_> {
         let load = |route| self.mesh.load(route).0;
         let mean = alike.iter().map(|(_, route)| load(*route)).sum::<f64>() / alike.len() as f64;
         let own = load(current);
-        // Of many that see the same load only as many leave as exceed the mean.
+        // The probability is such that, of many nodes that see the same load, only the excess over
+        // the mean leaves.
         if own > OVERLOADED * mean && rng.chance((own - mean) / own) {
             let other = self.less_loaded_of_two(&alike, rng);
             return (load(other) < own).then_some(other);
@@ -167,8 +168,8 @@ impl Routes<'_> {
         if (other_load, other_sent) < (load, sent) { other } else { one }
     }
 
-    /// Draws a hop from which the round trip is unknown, and through which the network could be
-    /// reached clearly better than by `current`, if the hop were on the way there.
+    /// Draws a hop from which the round trip to the network is unknown. Only hops are considered
+    /// whose route would be clearly better than `current` if they were on the direct path.
     fn worth_exploring(&self, current: Route, rng: &mut Rng) -> Option<Route> {
         let (cost, own) = (self.cost(current)?, self.known.rtt_ms(self.now, 0)?);
         let may_be_better = |hop: &usize| {

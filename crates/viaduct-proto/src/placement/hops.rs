@@ -32,7 +32,7 @@ struct Hop {
     name: String,
     /// Address at which it accepts flows; `None` if it is no hop.
     at: Option<SocketAddr>,
-    /// True if the checks say so.
+    /// True if the hop is down, according to the health checks.
     is_down: bool,
     load: f64,
 }
@@ -43,7 +43,7 @@ pub struct OverlayHops {
     placement: Placement,
     /// Nodes of the overlay; the first one is number 1 of the mesh.
     hops: Vec<Hop>,
-    /// Paths as measured, of hops that are down, too.
+    /// Measured paths, including those of hops that are down.
     measured: Mesh,
     table: Option<Arc<Table>>,
     /// Time at which the table was last known to be current.
@@ -53,7 +53,7 @@ pub struct OverlayHops {
 }
 
 impl OverlayHops {
-    /// Returns the choice of a proxy that knows no hops yet. `seed` must differ between proxies.
+    /// Creates the state of a proxy that knows no hops yet. `seed` must differ between proxies.
     pub fn new(config: Config, seed: u64) -> OverlayHops {
         let placement = Placement::new(config, seed);
         let (hops, measured, flows) = (Vec::new(), Mesh::default(), [0; 3]);
@@ -118,7 +118,7 @@ impl OverlayHops {
         mesh
     }
 
-    /// Sets whether the checks say that the hop at `at` is down.
+    /// Sets whether the hop at `at` is down, according to the health checks.
     pub fn set_down(&mut self, at: SocketAddr, is_down: bool) {
         let changes = |hop: &&mut Hop| hop.at == Some(at) && hop.is_down != is_down;
         let mut has_changed = false;
@@ -130,7 +130,7 @@ impl OverlayHops {
         }
     }
 
-    /// Considers all hops up that `is_checked` does not select.
+    /// Marks as up all hops for which `is_checked` returns false.
     pub fn keep_down(&mut self, is_checked: impl Fn(SocketAddr) -> bool) {
         let unchecked: Vec<_> = self.addresses().filter(|at| !is_checked(*at)).collect();
         unchecked.into_iter().for_each(|at| self.set_down(at, false));
@@ -141,7 +141,7 @@ impl OverlayHops {
         self.hops.iter().filter_map(|hop| hop.at)
     }
 
-    /// Returns whether flows may be sent to `at`: one of the hops, which is not down.
+    /// Returns whether flows may be sent to `at`: it is a hop, and not down.
     pub fn is_usable(&self, at: SocketAddr) -> bool {
         self.hops.iter().any(|hop| hop.at == Some(at) && !hop.is_down)
     }
@@ -176,8 +176,8 @@ impl OverlayHops {
         Report { load, rtts_ms: networks.iter().take(MAX_NETWORKS).map(rtt_ms).collect() }
     }
 
-    /// Chooses the route of a new flow to `server`: its first hop, and the rest from there. `None`
-    /// if the flow goes directly.
+    /// Chooses the route of a new flow to `server`. Returns the first hop, and the rest of the
+    /// route from there; `None` if the flow goes directly.
     pub fn choose(
         &mut self,
         now: Instant,

@@ -3,11 +3,10 @@
 use super::Route;
 use super::score::Segment;
 
-/// State of the hops, as measured and reported by them. Node 0 is this node, hops are numbered from
-/// 1.
+/// State of the hops, which they measure and report. Node 0 is this node, hops are numbered from 1.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Mesh {
-    /// Number of nodes, with this one.
+    /// Number of nodes, including this one.
     nodes: usize,
     /// Path from each node to each other, row by row; `None` if it is down or unknown.
     paths: Vec<Option<Segment>>,
@@ -33,7 +32,7 @@ impl Mesh {
         }
     }
 
-    /// Sets that no packets pass to and from a node.
+    /// Marks all paths to and from a node as down.
     pub fn remove(&mut self, node: usize) {
         for other in 0..self.nodes {
             self.set_path(node, other, None);
@@ -73,13 +72,13 @@ impl Mesh {
         }
     }
 
-    /// Returns whether all hops of a route are reached.
+    /// Returns whether all paths between the nodes of a route are up.
     pub fn is_up(&self, route: Route) -> bool {
         self.segments(route).is_some()
     }
 
-    /// Load of a route, that of its most loaded hop, and then the flows that were sent to the hops
-    /// since that was reported. The direct route has none.
+    /// Load of a route's most loaded hop, and number of flows that this node has sent to the
+    /// route's hops since the loads were reported. Both are 0 for the direct route.
     pub fn load(&self, route: Route) -> (f64, u32) {
         let load = route.hops().filter_map(|hop| self.loads.get(hop)).fold(0.0, |a, b| b.max(a));
         (load, route.hops().filter_map(|hop| self.sent.get(hop)).sum())

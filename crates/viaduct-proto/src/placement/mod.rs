@@ -1,5 +1,5 @@
-//! Placement of hops: which proxies a flow passes on its way to a server, none, one or two, so that
-//! it is as fast as possible (Miniproxy, sections 3, 4 and 7).
+//! Placement of hops: the choice of the proxies, none, one or two, through which a flow reaches a
+//! server as fast as possible (Miniproxy, sections 3, 4 and 7).
 //!
 //! ```text
 //!   Mesh: paths between hops, loads ──────────┐
@@ -8,19 +8,20 @@
 //!            by hop and prefix
 //! ```
 //!
-//! **Cost.** For the first byte, the paper's model: the round trips of all segments, and once more
-//! that of the longest one ([`score`]). For bulk, the segment that limits the throughput. What is
-//! known is measured, so routes that are shorter than the direct path are found.
+//! **Cost.** For the time to the first byte, the paper's model: the sum of all segments' round
+//! trips, plus that of the longest segment once more ([`score`]). For bulk transfers, the segment
+//! that limits the throughput. Costs are computed from measurements, so routes that are shorter
+//! than the direct path are found.
 //!
 //! **Servers.** The round trip from a hop to a server is that of the hop's own flows to the
 //! server's network (/24, or /48 for IPv6); there are no probes. The hops are asked for the
 //! networks in use ([`report`]). If a round trip is unknown, a flow now and then explores a hop
 //! that may be better ([`servers`]).
 //!
-//! **Stability.** A choice is kept for [`Config::hold`], unless one of its hops fails, and then
-//! until another one is clearly better. Among routes of nearly the same cost two are drawn, and the
-//! less loaded one is taken, so that many sites with the same measurements do not choose the same
-//! hop.
+//! **Stability.** A choice is kept for at least [`Config::hold`], unless one of its hops fails.
+//! After that, it is kept until another route is clearly better. Of the routes with nearly the
+//! lowest cost, two are drawn, and the less loaded one is taken, so that many sites with the same
+//! measurements do not choose the same hop.
 //!
 //! [`hops`] is the choice among the nodes of an overlay, by their addresses, for `viaduct proxy`.
 
@@ -53,8 +54,7 @@ pub struct Config {
     pub hold: Duration,
     /// Maximum number of networks of servers that are remembered.
     pub max_prefixes: usize,
-    /// Time after which an exploration of a network may follow the last one; `None`: no
-    /// explorations.
+    /// Minimum time between two explorations of a network; `None`: no explorations.
     pub explore_every: Option<Duration>,
 }
 
@@ -110,7 +110,7 @@ pub struct Chosen {
     pub cost: Option<f64>,
     /// Cost of the direct route; `None` if unknown.
     pub direct: Option<f64>,
-    /// Time since the route was chosen; `None` if the network has had no other.
+    /// Time since the route was chosen; `None` if it has never changed.
     pub since: Option<Duration>,
 }
 
@@ -132,7 +132,7 @@ pub struct Placement {
     mesh: Mesh,
     servers: Servers<Network>,
     rng: Rng,
-    /// Number of changes of choices whose hops were up.
+    /// Number of times that a choice was changed although its hops were up.
     switches: u64,
 }
 
@@ -155,7 +155,7 @@ impl Placement {
         self.mesh = mesh;
     }
 
-    /// Takes over other hops. Choices and round trips to servers are forgotten, except those of
+    /// Replaces the hops. Forgets all choices, and the round trips to servers except those from
     /// this node.
     pub fn replace(&mut self, mesh: Mesh) {
         self.servers.forget_hops();
@@ -181,7 +181,7 @@ impl Placement {
         rtts_ms: &[Option<f64>],
     ) {
         for (prefix, rtt_ms) in prefixes.iter().zip(rtts_ms) {
-            // The network may have been replaced meanwhile.
+            // The network may have been forgotten meanwhile.
             if let Some(rtt_ms) = rtt_ms.filter(|_| self.servers.known(*prefix).is_some()) {
                 self.servers.measured(now, hop, *prefix, rtt_ms);
             }
@@ -227,7 +227,7 @@ impl Placement {
         route
     }
 
-    /// Number of changes of choices whose hops were up.
+    /// Number of times that a choice was changed although its hops were up.
     pub fn switches(&self) -> u64 {
         self.switches
     }
@@ -237,7 +237,7 @@ impl Placement {
         self.servers.len()
     }
 
-    /// Choices for at most `max` networks, those last used first.
+    /// Choices for at most `max` networks, the most recently used first.
     pub fn chosen(&self, now: Instant, max: usize) -> Vec<Chosen> {
         let used =
             |(prefix, network, known)| Some((Network::used(network)?, prefix, network, known));

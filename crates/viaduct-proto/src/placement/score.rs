@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-/// Loss that is assumed of a segment without any: none can be measured below it.
+/// Minimum loss that is assumed for a segment: a smaller loss cannot be measured.
 const MIN_LOSS: f64 = 1e-4;
 
 /// Path between two neighbours of a route.
@@ -31,7 +31,7 @@ impl Preference {
     /// - First byte: milliseconds from the client's SYN to the first byte of the response. With
     ///   SYNs forwarded early the handshakes run in parallel, and the longest segment alone adds
     ///   its round trip (Miniproxy, equation 3).
-    /// - Bulk: the largest inverse throughput of a segment, relative: TCP's throughput is
+    /// - Bulk: the largest inverse throughput of a segment, in relative units. TCP's throughput is
     ///   proportional to 1 / (round trip × √loss) (Mathis et al.).
     pub fn cost(self, segments: impl Iterator<Item = Segment>) -> f64 {
         match self {

@@ -1,5 +1,5 @@
 //! Round trips from this node and from the hops to servers, by the servers' networks. The number of
-//! networks is bounded: those that were not asked for longest are forgotten first.
+//! networks is bounded: those that have been unused for the longest time are forgotten first.
 
 use std::collections::HashMap;
 use std::net::IpAddr;
@@ -60,9 +60,9 @@ impl Known {
 pub(super) struct Servers<S> {
     /// Maximum number of networks in each of the two generations.
     max: usize,
-    /// Networks asked for since the generations last changed.
+    /// Networks used since the generations last changed.
     young: HashMap<Prefix, (S, Known)>,
-    /// Networks asked for in the generation before; dropped at the next change.
+    /// Networks last used in the previous generation; dropped at the next change.
     old: HashMap<Prefix, (S, Known)>,
 }
 
@@ -109,7 +109,7 @@ impl<S: Default> Servers<S> {
         }
     }
 
-    /// Forgets states and the round trips from hops: their numbers have changed.
+    /// Forgets all states, and the round trips from hops, because the hops' numbers have changed.
     pub(super) fn forget_hops(&mut self) {
         for (state, known) in self.young.values_mut().chain(self.old.values_mut()) {
             *state = S::default();

@@ -11,17 +11,17 @@ use super::score::Preference;
 /// State of the choice of hops.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct AutoStatus {
-    /// True if the overlay's measurements are known; if false, flows go directly.
+    /// True if the overlay's measurements are current; if false, flows go directly.
     pub is_measured: bool,
     /// Hops of the overlay.
     pub hops: Vec<AutoHop>,
     /// Flows by their number of hops: none, one, two.
     pub flows: [u64; 3],
-    /// Number of changes of choices whose hops were up.
+    /// Number of times that a choice was changed although its hops were up.
     pub switches: u64,
     /// Number of networks of servers that are remembered.
     pub networks: u64,
-    /// Choices, those used last first; not those of all networks if there are many.
+    /// Choices for the most recently used networks, latest first; their number is limited.
     pub choices: Vec<AutoChoice>,
 }
 
@@ -32,7 +32,7 @@ pub struct AutoHop {
     pub name: String,
     /// Address at which it accepts flows.
     pub at: SocketAddr,
-    /// Round trip to it in milliseconds; `None` if no flow is sent to it.
+    /// Round trip to it in milliseconds; `None` while it cannot be used.
     pub rtt_ms: Option<f64>,
     /// Load that it has reported: 1 at its capacity.
     pub load: f64,
@@ -49,7 +49,7 @@ pub struct AutoChoice {
     pub hops: Vec<String>,
     /// Reason for the choice.
     pub why: String,
-    /// Seconds since the route was chosen; `None` if the network has had no other.
+    /// Seconds since the route was chosen; `None` if it has never changed.
     pub since_s: Option<u64>,
 }
 

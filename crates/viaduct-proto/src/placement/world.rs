@@ -1,5 +1,5 @@
-//! Simulated places of hops and servers, for tests and experiments, with an oracle that compares
-//! all routes by the true round trips.
+//! Simulated locations of hops and servers, for tests and experiments. An oracle compares all
+//! routes by the true round trips.
 
 use std::net::IpAddr;
 
@@ -8,17 +8,18 @@ use super::{Mesh, Placement, Route};
 use crate::rng::Rng;
 use crate::time::Instant;
 
-/// Side of the plane on which the places are, in milliseconds of round trip.
+/// Side of the square in which all nodes and servers are placed, in milliseconds of round trip.
 const SIDE: f64 = 200.0;
-/// Share of paths that are detours, and the factor by which these are longer.
+/// Share of paths that are detours, and minimum and maximum of the factor by which these
+/// are longer.
 const DETOURS: f64 = 0.2;
 const DETOUR: (f64, f64) = (1.5, 3.0);
-/// Round trip between two places at the same point, in milliseconds.
+/// Round trip between two nodes at the same point, in milliseconds.
 const SAME_PLACE: f64 = 2.0;
 
-/// Places on a plane: nodes, of which the first one chooses, and servers. Round trips are about the
-/// distances. Some paths are detours, so that the shortest path between two places is often through
-/// a third one: a violation of the triangle inequality.
+/// Nodes and servers at random points of a square; the first node chooses routes. Round trips are
+/// about proportional to the distances. Some paths are detours, so that the shortest path between
+/// two nodes is often through a third one: a violation of the triangle inequality.
 #[derive(Clone, Debug)]
 pub struct World {
     /// Round trips in milliseconds from each node to each other.
@@ -45,7 +46,7 @@ impl World {
         World { paths, servers }
     }
 
-    /// Gives both directions of each path the same round trip, as those of a network have.
+    /// Gives both directions of each path the same round trip, as in a real network.
     pub fn symmetric(mut self) -> World {
         for from in 0..self.paths.len() {
             for to in 0..from {
@@ -65,8 +66,8 @@ impl World {
         IpAddr::from([10, 1, number as u8, 1])
     }
 
-    /// Measurements of the paths: each round trip times a draw of `noise`, and none of paths to and
-    /// from a `dead` hop.
+    /// Mesh of measured paths: each round trip is multiplied by a factor from `noise`, and the
+    /// paths to and from the hop `dead` are down.
     pub fn mesh(&self, mut noise: impl FnMut() -> f64, dead: Option<usize>) -> Mesh {
         let mut mesh = Mesh::new(self.paths.len() - 1);
         for (from, row) in self.paths.iter().enumerate() {

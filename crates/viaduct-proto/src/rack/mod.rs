@@ -6,11 +6,11 @@
 //!                  that contains it          by rendezvous hashing       that is alive
 //! ```
 //!
-//! Members agree on nothing. A ranking follows from a slice and the members' keys, weights and
+//! Members need no agreement. A ranking follows from a slice and the members' keys, weights and
 //! preferred slices, so each gateway computes the same one from the same config. If a member dies,
 //! only its slices get other owners, each the next one in its ranking; if a weight rises, slices
-//! move only to that member. Gateways that differ in which members they consider alive have
-//! different owners for a while: the packets of these slices are unprotected until then.
+//! move only to that member. While gateways differ in which members they consider alive, they
+//! compute different owners for some slices, whose packets are unprotected meanwhile.
 
 use std::cmp::Reverse;
 use std::net::IpAddr;
@@ -20,9 +20,9 @@ use ipnet::IpNet;
 use crate::keys::PublicKey;
 use crate::time::Duration;
 
-/// Limit of members of one rack.
+/// Maximum number of members of a rack.
 pub const MAX_MEMBERS: usize = 32;
-/// Limit of a member's weight.
+/// Maximum weight of a member.
 pub const MAX_WEIGHT: u8 = 100;
 
 /// Interval at which members tell each peer that they are alive.
@@ -30,7 +30,7 @@ pub const HEARTBEAT: Duration = Duration::from_millis(200);
 /// Time without a message after which a member is considered dead: three heartbeats may be lost.
 pub const DEAD_AFTER: Duration = Duration::from_millis(700);
 
-/// Bits by which the slices of a prefix are longer than it: each prefix has 16.
+/// Bits by which a slice is longer than its prefix, which has 16 slices.
 const SLICE_BITS: u8 = 4;
 
 /// Member of a rack.

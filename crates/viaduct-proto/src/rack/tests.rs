@@ -34,7 +34,7 @@ fn a_prefix_has_sixteen_slices_and_those_that_members_list() {
     assert_eq!(slices(&[net("192.0.2.1/32"), net("192.0.2.8/30")], &[]).len(), 5);
 }
 
-/// The same at all gateways, of all versions.
+/// Rankings must be the same at all gateways, of all versions.
 #[test]
 fn rankings_are_those_of_other_versions() {
     let members = [member(1, 1, &[]), member(2, 1, &[]), member(3, 1, &[])];

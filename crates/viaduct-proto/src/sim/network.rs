@@ -20,7 +20,7 @@ pub trait Machine {
     /// Handles a packet that arrived at `port`.
     fn handle_packet(&mut self, now: Instant, port: Port, packet: Vec<u8>);
 
-    /// Returns the next packet to send and its port; one for a port without a link is dropped.
+    /// Returns the next packet to send and its port; a packet for a port without a link is dropped.
     fn poll_transmit(&mut self) -> Option<(Port, Vec<u8>)>;
 
     /// Deadline of the earliest timer, if any.
@@ -80,7 +80,8 @@ enum Event {
     Arrival(usize),
 }
 
-/// Number of events at one instant from which on a machine's deadline is assumed not to advance.
+/// Maximum number of events at one instant. With more, a machine's deadline is assumed not
+/// to advance.
 const STALL: u32 = 10_000_000;
 
 impl<M: Machine> Default for Sim<M> {

@@ -139,7 +139,8 @@ impl<T> Early<T> {
         }
     }
 
-    /// Handles a refusal by the server of `tuple`: refuses its client. Returns the connection.
+    /// Handles a refusal by the server: removes the connection of `tuple` and returns it, so that
+    /// its client can be refused.
     pub fn handle_refusal(&mut self, tuple: &Tuple) -> Option<T> {
         let started = self.take(tuple)?;
         self.stats.refused += 1;
@@ -171,7 +172,7 @@ impl<T> Early<T> {
     }
 
     /// Adds the connection that another table has started for `tuple`, and that expires at `until`.
-    /// The limit does not apply: it was counted there.
+    /// The limit does not apply, because the other table has counted the connection.
     pub fn adopt(&mut self, tuple: Tuple, until: Instant, started: T) {
         self.forget(&tuple);
         self.pending.insert(tuple, (until, started));

@@ -13,7 +13,7 @@
 //! ```
 //!
 //! The extension is the first one of its header. A hop that gets a route does not choose one, so a
-//! flow passes at most two hops, and never goes round in a circle.
+//! flow passes at most two hops, and never loops.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
@@ -67,8 +67,9 @@ impl Extension {
         [&[TYPE][..], &len.to_be_bytes(), &ID, &[kind], &body].concat()
     }
 
-    /// Parses the extension at the start of `bytes`, the rest of a header with `rest` bytes left.
-    /// If that is another program's, the result is `None` and has no length.
+    /// Parses the extension at the start of `bytes`. `rest` is the number of bytes left of the
+    /// header, of which some may not have arrived. For another program's extension the result is
+    /// `None`, with length 0.
     pub(super) fn parse(bytes: &[u8], rest: usize) -> Parsed<Option<Extension>> {
         const OTHER: Parsed<Option<Extension>> = Parsed::Whole(None, 0);
         if rest < HEAD || bytes.first().is_some_and(|kind| *kind != TYPE) {

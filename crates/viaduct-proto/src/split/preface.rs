@@ -68,7 +68,7 @@ pub enum Step {
         /// Original client, if an earlier hop has announced its address.
         source: Option<SocketAddr>,
     },
-    /// Send a report about these networks, and end the connection: a hop asks for it.
+    /// Send a report about these networks, for which another hop has asked, and end the connection.
     Report(Vec<Prefix>),
     /// Send these bytes, if there are any, and end the connection.
     Refuse(Vec<u8>, Refusal),
@@ -254,7 +254,8 @@ impl Preface {
         }
     }
 
-    /// Drops the rest of a PROXY header, whose use is authorized by source address, not password.
+    /// Drops the rest of a PROXY header. Its use is authorized by source address, not by
+    /// a password.
     fn proxy_rest(&mut self, bytes: &mut Vec<u8>, rest: usize, told: Option<Addresses>) -> Step {
         let dropped = bytes.drain(..rest.min(bytes.len())).len();
         if dropped < rest {
@@ -294,7 +295,8 @@ impl Preface {
     }
 }
 
-/// Takes a message from the front of `bytes`; the error is the next step if it is incomplete.
+/// Takes a message from the front of `bytes`. If it is incomplete or invalid, the error is the
+/// next step.
 fn take<T>(bytes: &mut Vec<u8>, parse: impl Fn(&[u8]) -> Parsed<T>) -> Result<T, Step> {
     match parse(bytes) {
         Parsed::Whole(message, len) => {

@@ -134,7 +134,8 @@ pub fn start(bytes: &[u8]) -> Parsed<Start> {
     }
 }
 
-/// Parses the header, with extensions, at the start of `bytes`; `None` for the proxy's own use.
+/// Parses the header, with extensions, at the start of `bytes`; `None` for the proxy's
+/// own connection.
 pub fn parse(bytes: &[u8]) -> Parsed<Option<Addresses>> {
     match start(bytes) {
         Parsed::Whole(start, len) if bytes.len() - len >= start.rest => {

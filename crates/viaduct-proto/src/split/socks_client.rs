@@ -8,7 +8,7 @@ use super::socks::{
 };
 use crate::flow::{Address, Failure};
 
-/// Greeting, which offers a password or not.
+/// Greeting; offers a password if `password`.
 pub fn greeting(password: bool) -> Vec<u8> {
     match password {
         true => vec![VERSION, 2, Method::None as u8, Method::Password as u8],
@@ -38,8 +38,8 @@ pub fn credentials(of: &Credentials) -> Option<Vec<u8>> {
 }
 
 /// Parses the server's reply to a password: true if it is right. Some servers begin the reply with
-/// the version of SOCKS instead of the password protocol's (RFC 1929), which other clients accept
-/// too.
+/// the version of SOCKS instead of that of the password protocol (RFC 1929). This is accepted, as
+/// by other clients.
 pub fn verdict(bytes: &[u8]) -> Parsed<bool> {
     match *bytes {
         [] | [PASSWORD_VERSION | VERSION] => Parsed::Short,

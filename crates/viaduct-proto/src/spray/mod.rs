@@ -8,8 +8,8 @@
 //! ```
 //!
 //! **Slots.** A slot belongs to one replica. While that replica cannot be used, its slots are lent
-//! to the others; all other slots stay as they are. So a replica that fails, or is drained, moves
-//! only the connections that it had itself.
+//! to the others; all other slots stay as they are. So if a replica fails or is drained, only its
+//! own connections move.
 //!
 //! **Checks.** See [`crate::health`].
 

@@ -48,7 +48,7 @@ impl Turns {
             *due += i64::from(*weight);
         }
         let candidates = (0..self.due.len()).filter(|&n| self.weights[n] > 0);
-        // Of several, the first.
+        // If several lag equally, the first one is next.
         let next = candidates.rev().max_by_key(|&n| self.due[n]).unwrap_or(0);
         self.due[next] -= i64::from(total);
         next

@@ -21,7 +21,7 @@ pub struct Tunnel {
     next: u32,
     /// Link that had the last turn.
     turn: u32,
-    /// Broken links whose end, with no bytes held here, the peer has not been told yet.
+    /// Broken links that the peer must still be told about: this end holds none of their bytes.
     gone: Vec<u32>,
 }
 
@@ -213,7 +213,8 @@ impl Tunnel {
         self.on(id, |mux, cx| mux.write(cx, id.number, bytes)).unwrap_or(false)
     }
 
-    /// Reads the next bytes, held by the tunnel until they are [`consumed`](Tunnel::consumed).
+    /// Reads the next bytes. They count as held by the tunnel until they
+    /// are [`consumed`](Tunnel::consumed).
     pub fn read(&mut self, id: StreamId) -> Option<Bytes> {
         self.on(id, |mux, cx| mux.read(cx, id.number)).flatten()
     }
@@ -224,7 +225,7 @@ impl Tunnel {
         self.on(id, |mux, cx| mux.consumed(cx, id.number, count));
     }
 
-    /// Ends the direction from this end. Queued bytes are still sent.
+    /// Ends the direction towards the peer. Queued bytes are still sent.
     pub fn shutdown(&mut self, id: StreamId) {
         self.on(id, |mux, _| mux.shutdown(id.number));
     }

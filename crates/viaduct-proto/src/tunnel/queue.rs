@@ -4,7 +4,7 @@ use bytes::{Bytes, BytesMut};
 
 use crate::flow::Buffer;
 
-/// Pieces shorter than this are merged, to take no more memory than a few long ones.
+/// Pieces shorter than this are merged, because each piece takes memory besides its bytes.
 const SHORT: usize = 2048;
 
 /// Queue of bytes, with memory proportional to their number even if the pieces are short.

@@ -18,7 +18,8 @@ pub(super) struct Rtt {
 }
 
 impl Rtt {
-    /// Makes a ping due, unless one is unanswered: it may wait behind a loss under repair.
+    /// Makes a ping due, unless one is unanswered, which may wait for the retransmission of a
+    /// lost packet.
     pub(super) fn schedule_ping(&mut self) {
         self.is_ping_due = self.pinged.is_none();
     }

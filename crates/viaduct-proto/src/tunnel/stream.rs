@@ -162,7 +162,7 @@ impl Stream {
             .then_some(Notification::Finished)
     }
 
-    /// Marks `count` bytes read as consumed; returns the bytes that can now be acknowledged.
+    /// Marks `count` of the bytes read as consumed; returns how many bytes can now be acknowledged.
     pub(super) fn consumed(&mut self, count: usize) -> u64 {
         let count = self.reading.min(count as u64);
         self.reading -= count;

@@ -3,11 +3,11 @@
 
 use crate::time::{Duration, Instant};
 
-/// Minimum interval over which a rate is measured, as bytes arrive in bursts.
+/// Minimum interval over which a rate is measured, because bytes arrive in bursts.
 const SHORTEST: Duration = Duration::from_millis(10);
-/// Buffer that a path needs, in bandwidth-delay products. A single stream gets half of the buffer,
-/// its acknowledgements are slightly delayed, and the queue at the path's bottleneck is filled as
-/// well.
+/// Buffer that a path needs, in bandwidth-delay products. One product is not enough, because a
+/// single stream gets half of the buffer, its acknowledgements are slightly delayed, and the queue
+/// at the path's bottleneck fills as well.
 const PRODUCTS: f64 = 4.0;
 
 /// Receive window promised to the peer, for all links together.
@@ -17,14 +17,15 @@ pub(super) struct ReceiveWindow {
     /// Total of tokens granted.
     pub(super) total: u64,
     least_window: u64,
-    /// Bytes received and not yet acknowledged, without those within the least windows.
+    /// Bytes received and not yet acknowledged, beyond the least window of each stream.
     taken: u64,
     /// All bytes received and not yet acknowledged.
     pub(super) held: u64,
     /// Start of the interval over which the rate is measured.
     since: Option<Instant>,
     arrived: u64,
-    /// Minimum of `held` in the interval: unread bytes, in buffer of no use to the path.
+    /// Minimum of `held` in the interval: bytes that stay unread, so that the path cannot use
+    /// their buffer.
     standing: u64,
 }
 
@@ -55,7 +56,7 @@ impl ReceiveWindow {
         Ok(())
     }
 
-    /// Acknowledges `count` of the `before` bytes that a stream has unacknowledged.
+    /// Acknowledges `count` of a stream's `before` unacknowledged bytes.
     pub(super) fn free(&mut self, before: u64, count: u64) {
         self.taken = self.taken + self.over(before - count) - self.over(before);
         self.held -= count;

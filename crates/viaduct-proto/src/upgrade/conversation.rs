@@ -4,7 +4,7 @@ use super::FORMAT;
 use super::gateway::{ConnectionRecord, CutRecord, GatewayRecord, PeerRecord};
 use super::record::{FlowRecord, Message, RecordError, ServiceRecord};
 
-/// Errors that end an upgrade. The old process goes on.
+/// Errors that end an upgrade. The old process continues.
 #[derive(Debug, thiserror::Error)]
 pub enum UpgradeError {
     /// The new program does not read this program's records.
@@ -23,7 +23,7 @@ pub enum UpgradeError {
     /// The other process has refused.
     #[error("{0}")]
     Refused(String),
-    /// A message that does not come at this point.
+    /// A message that is not allowed at this point.
     #[error("the other process has sent a message out of order")]
     Order,
     /// A malformed message.
@@ -57,9 +57,10 @@ enum GiverStage {
 pub enum GiverStep {
     /// Send the service.
     SendService,
-    /// Accept or send no more; send the flows, or the peers, and the end.
+    /// Stop accepting (a proxy) or sending (a gateway); send the flows or the peers, and
+    /// then `End`.
     SendFlows,
-    /// Drop the copies of all that was sent, and drain the rest.
+    /// Close the copies of all descriptors that were sent, and drain the remaining flows.
     Release,
 }
 
@@ -67,7 +68,7 @@ impl Giver {
     /// Handles a message of the new process.
     ///
     /// # Errors
-    /// The upgrade has failed: this process goes on with all of its flows.
+    /// The upgrade has failed: this process continues with all of its flows.
     pub fn handle_message(&mut self, message: Message) -> Result<GiverStep, UpgradeError> {
         let (stage, step) = match (self.stage, message) {
             (_, Message::Refused { reason }) => return Err(UpgradeError::Refused(reason)),
@@ -92,8 +93,8 @@ impl Giver {
         }
     }
 
-    /// Returns whether the new process is responsible for the service. Before that this process is,
-    /// whatever becomes of the other one.
+    /// Returns whether the new process is responsible for the service. Until then this process is
+    /// responsible, even if the new one dies.
     pub fn is_released(&self) -> bool {
         self.stage == GiverStage::Released
     }
@@ -187,7 +188,7 @@ mod tests {
         Message::Service(ServiceRecord { workers, ..ServiceRecord::default() })
     }
 
-    /// Messages that each side sends after it has handled `step`.
+    /// Messages that the old process sends for `step`.
     fn answer(step: GiverStep) -> Vec<Message> {
         match step {
             GiverStep::SendService => vec![service()],

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!   old process                                     new process
-//!     Gateway: sockets, TUN; Peer of each ─────────▶ hears all, and sends nothing
+//!     Gateway: sockets, TUN; Peer of each ─────────▶ receives all, sends nothing
 //!     ... (the new process learns what arrives) ...
 //!     stops; Peer of each, Connections, Cut ───────▶ sends from the next number on
 //! ```
@@ -22,15 +22,15 @@ use crate::repair::{Cause, MAX_PEERS, Transport};
 
 /// Maximum number of connections of fake TCP in a message.
 pub const MAX_CONNECTIONS: usize = 128;
-/// Maximum number of sessions with a peer, and of counts of its losses.
+/// Maximum number of sessions with a peer, and of times of its latest losses.
 const MAX_SESSIONS: usize = 16;
-/// Maximum length of terms in bytes.
+/// Maximum length of a peer's terms in bytes.
 const MAX_TERMS: usize = 1 << 10;
-/// Maximum number of counts of losses in a record.
+/// Maximum number of loss totals in a record.
 pub const MAX_COUNTS: usize = 24;
 
-/// Gateway as a whole. Its descriptors: the config, the UDP socket, and if there are such the TUN,
-/// the listener of the metrics, the socket of the packet cache, and the listeners of fake TCP.
+/// Gateway as a whole. Its descriptors: the config, the UDP socket and, where present, the TUN
+/// device, the metrics listener, the packet cache's socket and the listeners of fake TCP.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct GatewayRecord {
     /// Version of the old program.
@@ -41,17 +41,18 @@ pub struct GatewayRecord {
     pub has_tun: bool,
     /// True if there is a listener for metrics.
     pub has_metrics: bool,
-    /// True if there is a packet cache's service.
+    /// True if there is a packet cache service.
     pub has_cache: bool,
     /// Number of listeners of fake TCP.
     pub fake_tcp: u8,
-    /// Key of the sequence numbers with which fake TCP answers SYNs.
+    /// Key of the hash that gives the sequence numbers of fake TCP's SYN-ACKs.
     pub isn_key: [u64; 4],
     /// True if offloads are off.
     pub offloads_off: bool,
-    /// Number of changes in the journal that are not limits of the packets' size.
+    /// Number of changes in the journal before the limits of packet sizes (MSS clamps and route
+    /// MTUs), which come last.
     pub mark: u32,
-    /// Number of records of peers and their lanes that follow.
+    /// Number of [`PeerRecord`]s that follow: one for each lane of each peer.
     pub peers: u32,
 }
 
@@ -60,7 +61,7 @@ pub struct GatewayRecord {
 pub struct PeerRecord {
     /// Public key of the peer.
     pub key: String,
-    /// Lane of the peer: each lane has a record.
+    /// Number of the lane; each lane has its own record.
     #[serde(default)]
     pub lane: u8,
     /// Low 16 bits of the indices of its sessions.
@@ -69,11 +70,11 @@ pub struct PeerRecord {
     pub next: u64,
     /// Number of the next packet from it, as far as it is known.
     pub heard: u64,
-    /// Destination of messages.
+    /// Destination of messages to the peer.
     pub endpoint: Option<(Transport, SocketAddr)>,
     /// Address of the peer by each transport.
     pub addresses: [Option<SocketAddr>; Transport::ALL.len()],
-    /// Present transport.
+    /// Transport in use.
     pub transport: Transport,
     /// Reason why this transport is used.
     pub cause: Cause,
@@ -83,7 +84,7 @@ pub struct PeerRecord {
     pub losses: LossesRecord,
     /// State of the repairs to it, if they adapt to the losses.
     pub control: Option<ControlRecord>,
-    /// Terms that it has sent last; empty before the first.
+    /// Latest terms that the peer has sent; empty before the first.
     pub terms: Vec<u8>,
 }
 
@@ -107,15 +108,15 @@ pub struct SessionRecord {
 /// A session.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LiveRecord {
-    /// Index of the session, at this side and at the peer's.
+    /// Indices of the session: this side's and the peer's.
     pub indices: [u32; 2],
     /// Transport of the handshake.
     pub transport: Transport,
     /// Time of the handshake.
     pub born: u64,
-    /// True if this side has started it.
+    /// True if this side has started the session.
     pub initiator: bool,
-    /// True if the peer has used it.
+    /// True if the peer has used the session.
     pub confirmed: bool,
     /// Keys for sending and for receiving.
     pub keys: [SessionKey; 2],
@@ -125,7 +126,7 @@ pub struct LiveRecord {
     pub received: u64,
 }
 
-/// Key of a session, which is not shown.
+/// Key of a session; `Debug` does not show it.
 #[derive(Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct SessionKey(pub [u8; 32]);
@@ -141,7 +142,7 @@ impl fmt::Debug for SessionKey {
 pub struct LossesRecord {
     /// Packets whose fate is known.
     pub packets: u64,
-    /// Bursts by chance, by bucket of their length.
+    /// Bursts of random losses, by bucket of their length.
     pub bursts: [u64; 16],
     /// Packets dropped by a full queue.
     pub congested: u64,
@@ -160,15 +161,15 @@ pub struct ControlRecord {
     pub share: Millionths,
     /// Repairs for each packet that the losses require.
     pub overhead: Millionths,
-    /// Correction of the overhead.
+    /// Factor that corrects the overhead.
     pub trim: Millionths,
     /// Packets sent since the first report.
     pub passed: Millionths,
     /// Time at which repairs began.
     pub begun: Option<u64>,
-    /// Times of the latest losses by chance, latest first.
+    /// Times of the latest random losses, latest first.
     pub lost: Vec<u64>,
-    /// Totals of losses at some times, latest last.
+    /// Some earlier loss totals, each with its time, latest last.
     pub counts: Vec<(u64, LossesRecord)>,
 }
 
@@ -197,12 +198,12 @@ pub struct ConnectionRecord {
     pub local: SocketAddr,
     /// Address of the peer's side.
     pub remote: SocketAddr,
-    /// Sequence number of the next byte, the highest ever sent, the acknowledged one, and the one
-    /// that is acknowledged to the peer.
+    /// Sequence numbers: that of the next byte, the highest ever sent, the one acknowledged by the
+    /// peer, and the one acknowledged to the peer.
     pub numbers: [u32; 4],
     /// True if windows are scaled.
     pub scaled: bool,
-    /// Maximum distance from the acknowledged number.
+    /// Maximum distance from the acknowledged number to the next one, in bytes.
     pub reach: u32,
     /// Time of the last authentic datagram.
     pub heard_at: u64,

@@ -1,5 +1,6 @@
-//! Upgrade of a service without a cut: the running process hands its sockets and flows to a process
-//! of the new program, and each step leaves exactly one of the two responsible for each of them.
+//! Upgrade of a service without interruption: the running process hands its sockets and flows to a
+//! process of the new program. After each step, exactly one of the two processes is responsible for
+//! each socket and each flow.
 //!
 //! ```text
 //!   old process (Giver)                          new process (Taker)
@@ -14,16 +15,16 @@
 //! ```
 //!
 //! The old process keeps its copy of each descriptor until `Taken`. If the new process fails or is
-//! killed before that, the old one goes on with all of its flows ([`Giver::is_released`]). If the
-//! old process is killed before `End`, the new one ends, and no more is lost than by that kill
-//! alone; after `End` the new one has everything and serves.
+//! killed before that, the old one continues with all of its flows ([`Giver::is_released`]). If the
+//! old process is killed before `End`, the new one ends too, and the loss is the same as without an
+//! upgrade. After `End` the new one has everything and serves.
 //!
 //! A gateway sends `Gateway` in place of `Service`, and its peers' sessions in place of `Flows`;
-//! `gateway` has the order.
+//! The module `gateway` shows the order.
 //!
-//! A message is a record of JSON, with the descriptors that it names beside it. Records have a
-//! format number: a program that does not read the old process's format refuses before anything is
-//! changed.
+//! A message is a JSON record; the descriptors that it names are sent with it. `Hello` lists the
+//! record formats that the new program reads. If the old program's [`FORMAT`] is not among them,
+//! the upgrade is refused before anything is changed.
 
 mod conversation;
 mod gateway;
@@ -43,8 +44,8 @@ pub use record::{
 pub const FORMAT: u32 = 1;
 /// Maximum length of a message in bytes.
 pub const MAX_MESSAGE: usize = 96 << 10;
-/// Maximum number of descriptors of a message (`SCM_MAX_FD`).
+/// Maximum number of descriptors in a message (`SCM_MAX_FD`).
 pub const MAX_DESCRIPTORS: usize = 253;
-/// Maximum number of bytes that wait for one end of a flow in a record; a flow with more stays in
-/// the old process.
+/// Maximum number of bytes in a record that wait to be sent to one end of a flow. A flow with more
+/// stays in the old process.
 pub const MAX_PREFACE: usize = 2 << 10;

@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 use super::gateway::{ConnectionRecord, CutRecord, GatewayRecord, MAX_CONNECTIONS, PeerRecord};
 use super::{FORMAT, MAX_DESCRIPTORS, MAX_MESSAGE, MAX_PREFACE};
 
-/// Maximum number of workers, and of listeners of each.
+/// Maximum number of workers.
 const MAX_WORKERS: usize = 1024;
 /// Maximum length of a text in a record, in bytes.
 const MAX_TEXT: usize = 1 << 10;
@@ -29,11 +29,11 @@ pub enum Message {
     Service(ServiceRecord),
     /// Old process: the service, if it is a gateway.
     Gateway(GatewayRecord),
-    /// New process: all that can fail has succeeded.
+    /// New process: every step that can fail has succeeded.
     Ready,
     /// Old process: some flows.
     Flows {
-        /// Number of the worker that had them.
+        /// Number of the worker that owned the flows.
         worker: u32,
         /// The flows.
         flows: Vec<FlowRecord>,
@@ -42,13 +42,13 @@ pub enum Message {
     Peer(Box<PeerRecord>),
     /// Old process: some connections of fake TCP.
     Connections(Vec<ConnectionRecord>),
-    /// Old process: it has stopped to encode.
+    /// Old process: it has stopped encoding.
     Cut(CutRecord),
     /// Old process: no more records follow.
     End,
     /// New process: it serves.
     Taken,
-    /// Either process: the upgrade has failed, and the old process goes on.
+    /// Either process: the upgrade has failed, and the old process continues.
     Refused {
         /// Reason, in one line.
         reason: String,
@@ -61,13 +61,13 @@ pub enum Message {
 pub struct ServiceRecord {
     /// Version of the old program.
     pub version: String,
-    /// True if the text of the config file in force comes as a memory file.
+    /// True if the text of the config file in force is passed as a memory file (`memfd_create`).
     pub has_config: bool,
     /// True if there is a listener for metrics.
     pub has_metrics: bool,
     /// True if there is a journal of changes to the machine.
     pub has_journal: bool,
-    /// Names of the instances whose locks come along.
+    /// Names of the instances whose locks are passed.
     pub locks: Vec<String>,
     /// Workers.
     pub workers: Vec<ListenRecord>,
@@ -103,13 +103,13 @@ pub enum FlowState {
     Connecting,
     /// The server has answered.
     Connected,
-    /// The client has been told so.
+    /// The client has been told that the server has answered.
     Established,
 }
 
-/// A flow with an empty chain. Its descriptors: the client, if there is one, the server, and for
-/// each direction with bytes in a pipe the reading and the writing end of the pipe. Times are in
-/// nanoseconds of the host's monotonic clock.
+/// A flow with an empty chain. Its descriptors: the client's socket, if there is a client; the
+/// server's socket; and for each direction whose pipe holds bytes, the reading and the writing end
+/// of the pipe. Times are in nanoseconds of the host's monotonic clock.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct FlowRecord {
     /// Client's address, or the source that a hop has named.
@@ -134,11 +134,11 @@ pub struct FlowRecord {
     pub directions: [DirectionRecord; 2],
     /// Payload bytes sent with the client's request, not counted yet.
     pub pipelined: u64,
-    /// Start of the connection to the server.
+    /// Time at which the connection to the server was started.
     pub begun: u64,
-    /// Last transfer.
+    /// Time of the last transfer.
     pub moved: u64,
-    /// Wait for the client of an early connection.
+    /// State of an early connection that waits for its client.
     pub early: Option<EarlyRecord>,
     /// Data for the access log.
     pub account: AccountRecord,
@@ -149,16 +149,16 @@ pub struct FlowRecord {
 pub struct EndRecord {
     /// Bytes to send before any payload; at most [`MAX_PREFACE`].
     pub preface: Vec<u8>,
-    /// True if the end of stream follows them.
+    /// True if the end of stream follows the preface.
     pub ends_after_preface: bool,
-    /// True if the peer is subject to the limit of silence.
+    /// True if Viaduct's dead-peer limit (`--dead-after`) applies to the connection.
     pub is_limited: bool,
 }
 
 /// A direction of a flow.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct DirectionRecord {
-    /// Number of bytes in the pipe; 0 if there is no pipe.
+    /// Number of bytes in the direction's pipe; 0 if there is no pipe.
     pub held: u64,
     /// True if the source has closed its write side.
     pub ending: bool,
@@ -190,7 +190,7 @@ pub struct EarlyRecord {
 /// Data of a flow for its line in the access log.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct AccountRecord {
-    /// Arrival of the client.
+    /// Time of the client's arrival.
     pub begun: u64,
     /// Bytes from the client, and to it.
     pub bytes: [u64; 2],
@@ -211,7 +211,7 @@ pub enum RecordError {
     /// Longer than [`MAX_MESSAGE`].
     #[error("a message of {0} bytes; at most {MAX_MESSAGE} are possible")]
     Long(usize),
-    /// Another number of descriptors than the record names.
+    /// The number of descriptors differs from that in the record.
     #[error("{found} descriptors came with a message that names {named}")]
     Descriptors {
         /// Number that came.
@@ -308,7 +308,8 @@ impl FlowRecord {
         let preface: usize = self.ends.iter().map(|end| end.preface.len()).sum();
         let AccountRecord { to, user, .. } = &self.account;
         let texts = [to, user, &self.policy];
-        // A byte has at most four characters in a list, and at most six in a text.
+        // In JSON, a byte of a list takes at most four characters, and a byte of a string at
+        // most six.
         let texts: usize = texts.into_iter().flatten().map(String::len).sum();
         FIXED + 4 * preface + 6 * texts
     }
@@ -334,7 +335,7 @@ pub(super) fn is_short(text: &str) -> bool {
     text.len() <= MAX_TEXT
 }
 
-/// Error about `what` unless `is_right`.
+/// Returns an error about `what` unless `is_right`.
 pub(super) fn range(what: &'static str, is_right: bool) -> Result<(), RecordError> {
     if is_right { Ok(()) } else { Err(RecordError::Range(what)) }
 }

@@ -1,5 +1,5 @@
-//! Arithmetic without vectors: used on machines without them, and as the reference in tests of
-//! the others.
+//! Arithmetic without vectors: used on processors without vectors, and as the reference in tests of
+//! the vector code.
 
 use super::gf::MulTable;
 

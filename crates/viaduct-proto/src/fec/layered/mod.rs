@@ -90,7 +90,8 @@ impl super::Encoder for Encoder {
     }
 }
 
-/// Size at which bin x (from 1) of a layer with interleave i fires first, by x, i and r.
+/// Size at which a bin first fires. The arguments are the bin's number x (from 1), the layer's
+/// interleave i, and r.
 type FirstSize = fn(u16, u16, u8) -> u8;
 
 /// Staggered start: x mod r, where 0 means r. In a layer with fewer bins than r, the sizes are

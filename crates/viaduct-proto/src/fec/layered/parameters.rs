@@ -16,7 +16,7 @@ use crate::fec::check::{Error, Warning};
 pub struct Parameters {
     /// Packets in a repair: 1 to 255.
     pub r: u8,
-    /// Interleave of each layer: 1 to 255 of them, each 1 or more.
+    /// Interleaves of the 1 to 255 layers; each is 1 or more.
     pub interleaves: Vec<u16>,
     /// Delays a repair until the next packet is added to its bin (Maelstrom 4.3.1): tolerates
     /// bursts as long as the interleave, at the price of later recovery.
@@ -40,8 +40,8 @@ impl Parameters {
     }
 
     /// Refuses invalid parameters, and warns of interleaves that waste recovery power, by the rule
-    /// of thumb of Maelstrom 4.4. Errors: if r is 0, or there are no interleaves, more than 255, or
-    /// one of 0.
+    /// of thumb of Maelstrom 4.4. Errors: if r or an interleave is 0, or there are none or more
+    /// than 255 interleaves.
     pub fn check(&self) -> Result<Vec<Warning>, Error> {
         match self.interleaves.len() {
             _ if self.r == 0 => return Err(Error::NoSources),

@@ -2,7 +2,7 @@ use super::*;
 use crate::fec::testing::{Owned, Receiver};
 use crate::fec::{Cover, Draw};
 
-/// Exclusive or of `packets`, which have these numbers.
+/// Exclusive or of `packets`, whose numbers begin with `first` and are `stride` apart.
 fn repair(first: Seq, stride: u16, packets: &[&[u8]]) -> Owned {
     let mut sum = Sum::default();
     packets.iter().for_each(|packet| sum.add_packet(packet, 1));

@@ -1,5 +1,5 @@
-//! Reed-Solomon (r,c) over GF(2^8), the code that Maelstrom is compared with (4.4, Figure 15):
-//! any r of the r packets and c repairs of a block are enough.
+//! Reed-Solomon (r,c) over GF(2^8), the code that Maelstrom is compared with (4.4, Figure 15): a
+//! block is recovered from any r of its r packets and c repairs.
 //!
 //! With interleave i, packets are dealt to i blocks in turn, so a burst of i * c packets drops at
 //! most c of each block.

@@ -5,9 +5,9 @@
 //! while the window slides on: recovery takes time in proportion to the burst, and need not wait
 //! for the end of a block.
 //!
-//! The repairs that will contain a packet are known when it is pushed: those sent before the window
-//! has passed it. Each of these repairs has an open sum, to which the packet is added while it is
-//! in the processor's cache. The next few repairs contain every packet, so the first of them
+//! When a packet is pushed, the repairs that will contain it are known: those sent before the
+//! window has passed it. Each of these repairs has an open sum, to which the packet is added while
+//! it is in the processor's cache. The next few repairs contain every packet, so the first of them
 //! recovers a single loss. Later ones contain only a share of the packets, which is enough for the
 //! rest of a burst and costs less work.
 //!
@@ -72,9 +72,10 @@ impl Parameters {
         Ok(warnings)
     }
 
-    /// Number of dense repairs, which are the next to be sent: two more than are sent after one
-    /// packet, if the window has as many. A single loss that the first of them does not recover is
-    /// recovered by one of the others, hardly later than if all repairs were dense.
+    /// Number of dense repairs, which are the next to be sent. There are two more than are sent
+    /// after one packet, if as many are sent within a window. A single loss that the first of
+    /// them does not recover is recovered by one of the others, hardly later than if all repairs
+    /// were dense.
     fn dense(&self) -> usize {
         let gap = usize::from(self.repairs.div_ceil(self.packets));
         (2 + gap).min(self.wanted().max(1 + gap))
@@ -120,7 +121,7 @@ pub struct Encoder {
     /// Packets since the last flush.
     fresh: u16,
     seed: u16,
-    /// Next packet at the last call of [`Encoder::restart`].
+    /// Value of `next` at the last call of [`Encoder::restart`].
     restarted: Seq,
     /// No unrequested repairs are sent.
     is_paused: bool,
@@ -355,7 +356,8 @@ impl super::Encoder for Encoder {
         self.push_at_most(packet, u16::MAX, fire);
     }
 
-    /// Fires a group's repairs for `packets` packets, in case a burst has dropped the last ones.
+    /// Fires one group's number of repairs over the whole window, in case a burst has dropped the
+    /// last repairs.
     fn flush(&mut self, _stage: usize, fire: &mut Fire<'_>) {
         let fresh = std::mem::take(&mut self.fresh);
         if fresh > 0 {

@@ -12,7 +12,7 @@ const KEPT: f64 = 0.7;
 const SCALE: f64 = 0.4;
 /// Additive increase, in segments a round trip, that gives Reno's average window (RFC 9438, 4.3).
 const FRIENDLY: f64 = 3.0 * (1.0 - KEPT) / (1.0 + KEPT);
-/// Slow start ends when the round-trip time has grown by an eighth, and by at least this.
+/// Slow start ends when the round-trip time has grown by an eighth, and by at least this time.
 const QUEUED: Duration = Duration::from_millis(4);
 /// Window in segments below which queueing delay, perhaps of other flows, does not end slow start.
 const LOW: f64 = 16.0;

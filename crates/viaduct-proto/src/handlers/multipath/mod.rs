@@ -49,7 +49,8 @@ use send_buffer::SendBuffer;
 use session::Session;
 use wire::Frame;
 
-/// Deadlines of a flow, in the order in which they are acted on. Connections and slots have others.
+/// Deadlines of a flow, in the order in which they are acted on. Connections and slots have
+/// deadlines of their own.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Deadline {
     /// No connection has been usable for the maximum time: the flow fails.
@@ -341,7 +342,7 @@ impl Handler for Multipath {
         self.settle(cx);
     }
 
-    /// Connections are read on for acknowledgements. Data is buffered up to the limit.
+    /// Connections are still read, for acknowledgements. Data is buffered up to the limit.
     fn may_avail(&mut self, cx: &mut Context<'_>, may: bool) {
         self.open = may;
         self.settle(cx);

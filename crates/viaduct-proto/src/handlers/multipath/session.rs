@@ -10,7 +10,6 @@ use crate::time::{Duration, Instant};
 /// Initial interval between attempts to connect.
 const FIRST_RETRY: Duration = Duration::from_millis(100);
 
-/// Session state of one end of a multipath flow.
 pub(super) struct Session {
     pub(super) entropy: Entropy,
     /// Destination, if this end connects.

@@ -130,8 +130,8 @@ impl Handler for Mux {
 
     fn unspawned(&mut self, cx: &mut Context<'_>, message: &[u8]) {
         match (&mut self.role, ChainId::parse(message)) {
-            // Fails all streams that wait for the connection, and removes it, so that no further
-            // stream waits for it.
+            // The connection is removed, so that no further stream waits for it, and all streams
+            // that wait for it fail.
             (Role::Stream(_), Some(ChainId::Connection(number))) => {
                 let shared = &mut lock(&self.shared);
                 for stream in shared.remove_conn(number, Failure::Unreachable) {

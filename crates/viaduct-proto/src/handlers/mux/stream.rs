@@ -10,7 +10,7 @@ use crate::flow::{Address, Context, FIRST, Failure, SpawnKind};
 use crate::handlers::early::Early;
 use crate::tunnel::StreamId;
 
-/// Bytes delivered at once, so that upstream can apply backpressure.
+/// Maximum bytes delivered at once, so that upstream can apply backpressure.
 const TURN: usize = 64 << 10;
 
 /// Handler of a flow on a shared connection.

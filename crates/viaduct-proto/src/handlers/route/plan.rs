@@ -95,7 +95,7 @@ impl Plan {
     }
 }
 
-/// Path to `to` that is up; `None` unless the path through `node` has failed.
+/// Path to `to` that is up; `None` unless the path through `node` (or the direct one) has failed.
 pub(super) fn better(table: &Table, to: &Address, node: Option<SocketAddr>) -> Option<Goal> {
     let routes = table.routes(to);
     let ours = |route: &OverlayRoute| goal(table, *route) == Some(Goal { node });

@@ -74,7 +74,7 @@ impl Mux {
         Ok(())
     }
 
-    /// Handles a frame for a stream that does not exist, perhaps no longer.
+    /// Handles a frame for a stream that does not exist, or no longer exists.
     fn handle_forgotten(&mut self, number: u32, frame: &Frame<'_>) -> Handled {
         match frame {
             _ if !self.numbers.was_used(number) => {

@@ -28,7 +28,8 @@ use crate::tunnel::wire::{Frame, Hello, Parser};
 use numbers::Numbers;
 use traffic::Traffic;
 
-/// Maximum of queued frames other than DATA; a peer that reads no answers loses the link.
+/// Maximum number of queued frames other than DATA. If there are more, the peer does not read the
+/// answers that it requests, and the link is broken off.
 const MAX_CONTROL: usize = 64 << 10;
 
 /// Mapping of frames to the byte streams of a link.
@@ -72,9 +73,10 @@ pub(super) struct Mux {
     pub(super) control: VecDeque<(u32, Frame<'static>)>,
     /// Broken links that this one has reported to the peer.
     pub(super) reported_gone: Vec<u32>,
-    /// Streams with data queued, in turn.
+    /// Streams with queued data, in the order of their turns.
     ready: VecDeque<u32>,
-    /// [`Tokens::changes`](super::tokens::Tokens::changes) when no ready stream got tokens.
+    /// Value of [`Tokens::changes`](super::tokens::Tokens::changes) when no ready stream
+    /// got tokens.
     stalled_at: Option<u64>,
     acks: Vec<u32>,
     rtt: Rtt,
@@ -186,9 +188,9 @@ impl Mux {
         if self.leaving[0] { 0 } else { self.numbers.vacant(most) }
     }
 
-    /// Load of the link, most important first: the number of streams with more to send than one
-    /// turn takes (a short request is no load), the bytes carried recently in both directions, and
-    /// the number of all streams.
+    /// Load of the link, its most important part first: the number of streams with more to send
+    /// than one turn takes (a short request is no load), the bytes carried recently in both
+    /// directions, and the number of all streams.
     pub(super) fn load(&self, turn: usize) -> (usize, u64, usize) {
         let queued = |number| self.streams.get(number).map_or(0, |stream| stream.out.len());
         let busy = self.ready.iter().filter(|&number| queued(number) > turn).count();

@@ -91,7 +91,7 @@ pub(crate) const FLOW: Parameters = Parameters {
 /// Reason why a stream is not accepted as a peer's.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum RecordError {
-    /// A length that no message has.
+    /// An invalid length of a message.
     #[error("a message of {0} bytes, which is not a valid length")]
     Length(usize),
     /// The message does not authenticate.
@@ -99,7 +99,7 @@ pub enum RecordError {
         "a message fails authentication: the peer has another key than expected, or did not send it"
     )]
     Forged,
-    /// The other end is none of the peers.
+    /// The other end's key is not that of a peer.
     #[error("the key {0} is none of the peers'")]
     Unknown(PublicKey),
     /// The other end speaks another version of the format.
@@ -146,7 +146,8 @@ impl Secure {
         Secure::dial_in(&[], secret, peer, entropy, out)
     }
 
-    /// Dials `peer` inside the channel `binding`. Bytes after the handshake are not sealed.
+    /// Dials `peer` inside the channel that `binding` identifies. The bytes after the handshake are
+    /// not sealed.
     pub fn dial_in(
         binding: &[u8],
         secret: &SecretKey,
@@ -181,7 +182,8 @@ impl Secure {
         Secure::new(&LINK, noise, peers, !binding.is_empty())
     }
 
-    /// Creates one end of a flow with one of `peers`; appends its first message, if any.
+    /// Creates one end of a flow with one of `peers`. If this end sends the first message, it is
+    /// appended to `out`.
     pub(crate) fn flow(
         dials: bool,
         binding: &[u8],
@@ -313,7 +315,8 @@ impl Secure {
         }
     }
 
-    /// Sends the handshake's next message if it is this end's turn, and ends it after the last.
+    /// Sends the handshake's next message if it is this end's turn, and completes the handshake
+    /// after its last message.
     fn shake(&mut self, out: &mut Vec<u8>) -> Result<(), RecordError> {
         let State::Handshake(handshake) = &mut self.state else { return Ok(()) };
         if !handshake.noise.is_handshake_finished() && handshake.noise.is_my_turn() {
@@ -334,7 +337,8 @@ impl Secure {
         Ok(())
     }
 
-    /// Appends records with the bytes of `plain` to `out`; nothing before the handshake is done.
+    /// Appends `plain` to `out`, sealed in records unless the channel itself is secure. Appends
+    /// nothing before the handshake is complete.
     pub fn seal(&mut self, plain: &[u8], out: &mut Vec<u8>) {
         if let State::Established(up) = &mut self.state
             && up.confirmed
@@ -342,8 +346,7 @@ impl Secure {
             if self.bare {
                 return out.extend_from_slice(plain);
             }
-            // All records of a call have about the same size, rather than full ones and a short
-            // last one.
+            // All records of a call have about the same size: there is no short last record.
             let records = plain.len().div_ceil(self.parameters.most).max(1);
             out.reserve(plain.len() + records * (LENGTH + TAG));
             let each = plain.len().div_ceil(records).max(1);

@@ -13,7 +13,7 @@ pub(super) struct Tokens {
     /// Least window: bytes that a stream may have outstanding in addition, without tokens.
     least_window: u64,
     accounts: Slab<Account>,
-    /// Spent tokens, without those within the least windows.
+    /// Spent tokens: bytes outstanding beyond the least window of each stream.
     spent: u64,
     /// Tokens spent on broken links, by link, until the peer reports their bytes gone.
     stranded: Vec<(u32, u64)>,
@@ -48,15 +48,16 @@ impl Tokens {
     /// Sets the total and the least window that the peer has announced on a new link.
     pub(super) fn hello(&mut self, total: u64, least_window: u32) {
         self.least_window = u64::from(least_window);
-        // The number of tokens spent beyond the least windows depends on their size, which a
-        // restart of the peer may have changed.
+        // The number of spent tokens depends on the least window, which a restart of the peer may
+        // have changed.
         let spent =
             |(_, account): (usize, &Account)| account.outstanding.saturating_sub(self.least_window);
         self.spent = self.accounts.iter().map(spent).sum();
         self.set_total(total);
     }
 
-    /// Resets the counts after a restart of the peer, which holds and has granted nothing.
+    /// Resets the counts after a restart of the peer, which now holds no bytes and has granted
+    /// no tokens.
     pub(super) fn restart(&mut self) {
         self.stranded.clear();
         self.total = 0;
@@ -84,7 +85,7 @@ impl Tokens {
         }
     }
 
-    /// Frees the stranded tokens of `link`, of which the peer holds no bytes any more.
+    /// Frees the stranded tokens of `link`, because the peer no longer holds bytes of it.
     pub(super) fn release(&mut self, link: u32) {
         self.stranded.retain(|(number, _)| *number != link);
         self.changes += 1;
@@ -133,7 +134,8 @@ impl Tokens {
         self.accounts[id].outstanding
     }
 
-    /// Share of a stream with nothing outstanding: half of the buffer over the active streams.
+    /// Share of a stream with nothing outstanding: half of all tokens, divided by the number of
+    /// active streams.
     pub(super) fn share(&self) -> u64 {
         self.total / (2 * self.active.max(1))
     }

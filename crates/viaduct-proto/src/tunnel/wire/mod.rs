@@ -80,7 +80,7 @@ pub struct Hello {
     pub streams: u32,
 }
 
-/// Content of a SYN of the end that opens a stream.
+/// Content of the SYN with which an end opens a stream.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Opening {
     /// Destination of the stream.
@@ -104,7 +104,7 @@ pub enum Frame<'a> {
     Pong(u64),
     /// The sender opens no more streams on this link.
     Leave,
-    /// Opens the direction of a stream from the sender of this frame.
+    /// Opens the direction of a stream in which this frame is sent.
     Syn(Option<Box<Opening>>),
     /// Bytes of the stream.
     Data(&'a [u8]),
@@ -132,7 +132,7 @@ pub enum Malformed {
         /// Length of its body.
         length: usize,
     },
-    /// A stream in a frame of the link, or none in a frame of a stream.
+    /// A stream number in a frame of the link, or stream 0 in a frame of a stream.
     #[error("a frame of kind {kind} for stream {stream}")]
     Stream {
         /// Kind of the frame.
