@@ -2,8 +2,8 @@
 
 use rustix::time::{ClockId, clock_gettime};
 
-/// Nanoseconds since some moment before boot (`CLOCK_MONOTONIC`). The value never decreases, is the
-/// same in all processes, and is read without a system call.
+/// Returns the nanoseconds since some moment before boot (`CLOCK_MONOTONIC`). The value never
+/// decreases, is the same in all processes, and is read without a system call.
 pub fn now() -> u64 {
     let time = clock_gettime(ClockId::Monotonic);
     time.tv_sec.cast_unsigned() * 1_000_000_000 + time.tv_nsec.cast_unsigned()

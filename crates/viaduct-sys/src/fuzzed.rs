@@ -1,11 +1,12 @@
-//! Parsers of the kernel's messages, for the fuzz targets and the properties below.
+//! Parsers of the kernel's messages, for the fuzz targets and the tests below.
 
 use std::net::IpAddr;
 
 use crate::nft::nfqueue;
 use crate::route::{netlink, watch};
 
-/// Parses `bytes` as netlink messages; returns the number of bytes of attribute values.
+/// Parses `bytes` as netlink messages. Returns the sum, over all messages, of the length of the
+/// longest value among the attributes 0 to 3.
 pub fn netlink(bytes: &[u8]) -> usize {
     let all = netlink::messages(bytes).map(|(_, message)| {
         let behind = message.get(netlink::NETFILTER_HEAD..).unwrap_or_default();
@@ -41,7 +42,7 @@ mod tests {
         })
     }
 
-    /// A message of `kind` with one attribute, whose length field is `says`.
+    /// Builds a message of `kind` with one attribute, whose length field is `says`.
     fn message(kind: u16, says: u16, seed: u64) -> Vec<u8> {
         let mut bytes = vec![0; 16 + 12];
         bytes[4..6].copy_from_slice(&kind.to_ne_bytes());

@@ -179,7 +179,7 @@ pub(crate) fn unacknowledged(fd: BorrowedFd<'_>) -> io::Result<usize> {
     queued(fd, libc::TIOCOUTQ)
 }
 
-/// Returns a stream's received, unread bytes, which a reset does not discard.
+/// Returns the number of a stream's received, unread bytes. A reset does not discard them.
 pub(crate) fn unread(fd: BorrowedFd<'_>) -> io::Result<usize> {
     queued(fd, libc::FIONREAD)
 }

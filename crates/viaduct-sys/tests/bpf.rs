@@ -111,8 +111,7 @@ fn a_repeated_syn_has_the_option_too_and_a_cleared_one_has_none() {
         assert!(has(&next_syn(&tap), &OPTION), "not in the first retransmission");
         program.clear(waits.as_fd());
         assert!(!has(&next_syn(&tap), &OPTION), "still in the second retransmission");
-        // If the connect is refused, the entry stays until the caller removes it, which does no
-        // harm.
+        // If the connect is refused, the entry stays until the caller removes it; it does no harm.
         let refused = begin("127.0.0.1:81");
         assert!(has(&next_syn(&tap), &OPTION));
         drop(refused);

@@ -60,8 +60,8 @@ struct Seen {
     packets: usize,
     /// Bytes of the longest outgoing packet.
     longest: usize,
-    /// Packets whose checksum is missing, and those of them (`told`) whose checksum offset is
-    /// reported.
+    /// Packets whose checksum is missing. `told` counts those for which the checksum's offset
+    /// is reported.
     unready: usize,
     told: usize,
     /// Packets to be segmented, and bytes of data in each segment.

@@ -82,8 +82,8 @@ fn both_directions_in_one_ordered_stream() {
     assert_eq!(ring.drops(), 0);
 }
 
-/// Opens a ring of 256 KiB, which is empty, and a socket whose packets it captures. The neighbour
-/// is resolved.
+/// Opens a ring of 256 KiB, which is empty, and a socket whose packets the ring captures. The
+/// neighbour is already resolved.
 fn small() -> (Ring, UdpSocket, impl Sized) {
     let (left, right) = pair();
     let mut ring = left.run(|| Ring::open("va", config(256 << 10)).expect("ring"));
@@ -221,7 +221,8 @@ fn unknown_interfaces_and_links_that_fall_are_reported() {
     assert!(!ring.is_attached(), "attached to a deleted interface");
 }
 
-/// Numbers of the datagrams to this port that each ring has, within 200 ms.
+/// Returns, for each ring, the numbers of the datagrams to this port that it captures within
+/// 200 ms.
 fn numbers(rings: &mut [Ring], port: u16) -> Vec<Vec<u32>> {
     std::thread::sleep(Duration::from_millis(200));
     let mut all = Vec::new();
@@ -276,7 +277,7 @@ fn each_packet_goes_to_one_tap_of_a_group_by_its_addresses_or_its_own_number() {
         assert!(seen.iter().all(|ring| [0, 10].contains(&of(ring))), "{host}: {seen:?}");
     }
     assert!(seen.iter().all(|ring| ring.len() >= 30), "{seen:?}");
-    // A member is dropped, and its share goes to another one; the others keep theirs.
+    // A member is dropped, and its share goes to another member; the others keep theirs.
     drop(rings.remove(0));
     group.set_program(&program(&[2, 1, 2, 1], None)).expect("program");
     (3..35).for_each(send);
@@ -285,7 +286,7 @@ fn each_packet_goes_to_one_tap_of_a_group_by_its_addresses_or_its_own_number() {
     assert_eq!(others.len(), seen[0].len() + seen[2].len());
     drop((rings, group));
 
-    // Incoming datagrams name their member.
+    // Incoming datagrams carry the number of their share.
     let (mut rings, group) = left.run(move || {
         let rings: Vec<_> =
             (0..2).map(|_| Ring::open("va", config(256 << 10)).expect("ring")).collect();

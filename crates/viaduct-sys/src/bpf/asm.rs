@@ -65,7 +65,8 @@ pub(super) struct Label(usize);
 /// Class and mode of a load and of a store, without their width.
 const LOAD: u8 = 0x61;
 const STORE: u8 = 0x63;
-/// Load of a 64-bit immediate; its source register is [`MAP`] for the descriptor of a map.
+/// Load of a 64-bit immediate; its source register is [`MAP`] if the immediate is a
+/// map's descriptor.
 const LOAD_DOUBLE: u8 = 0x18;
 const MAP: Reg = Reg(1);
 
@@ -128,8 +129,8 @@ impl Asm {
     }
 }
 
-/// Defines a method for each instruction: its arguments, and what [`Asm::push`] or [`Asm::jump`]
-/// gets, with the opcode first.
+/// Defines a method for each instruction, from its arguments and its call of [`Asm::push`] or
+/// [`Asm::jump`], whose first argument is the opcode.
 macro_rules! instructions {
     ($(
         $(#[$doc:meta])*

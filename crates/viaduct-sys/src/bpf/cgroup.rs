@@ -1,4 +1,5 @@
-//! Cgroups, to which BPF programs are attached: they act on the sockets of the cgroup's processes.
+//! Cgroups to which BPF programs are attached. The programs act on the sockets of the
+//! cgroup's processes.
 
 use std::fs::File;
 use std::io::{self, Read as _};
@@ -25,9 +26,9 @@ pub(super) struct Cgroup {
 ///   viaduct-run-1            programs wrapped by the first run and by runs nested in it
 ///   ├── programs             the first run's BPF programs are attached here
 ///   └── viaduct-run-2
-///       └── programs         the second run's are attached here. The first run's are not, as they
-///                            would see destinations that the second run has changed, and so they
-///                            miss the connections that the second run passes
+///       └── programs         the second run's are attached here. The first run's are not: they
+///                            would see destinations that the second run has changed. They
+///                            therefore miss the connections that the second run passes
 /// ```
 #[derive(Debug)]
 pub struct Group {

@@ -10,7 +10,8 @@ impl Asm {
         self.add(to, at.into());
     }
 
-    /// Stores, at `at` on the stack, the cookie of the socket of the context in register `context`.
+    /// Stores the cookie of the context's socket at `at` on the stack. `context` has the
+    /// context's address.
     pub(super) fn store_cookie(&mut self, context: Reg, at: i16) {
         if context != R1 {
             self.copy(R1, context);
@@ -37,7 +38,8 @@ impl Asm {
         self.call(Helper::MapLookup);
     }
 
-    /// Puts the value at `value` into `map` for the key at `key`. R0 = 0, or an error if full.
+    /// Puts the value at `value` into `map` for the key at `key`. R0 = 0, or an error if the map
+    /// is full.
     pub(super) fn keep(&mut self, map: &dyn Numbered, key: i16, value: i16) {
         self.set_map(R1, map);
         self.point(R2, key);
@@ -53,7 +55,8 @@ impl Asm {
         self.call(Helper::MapDelete);
     }
 
-    /// Copies `bytes`, a multiple of 8, between two pairs of register and offset. Clobbers R2.
+    /// Copies `bytes` bytes, a multiple of 8, between two addresses, each a register and an offset.
+    /// Clobbers R2.
     pub(super) fn copy_memory(&mut self, to: (Reg, i16), from: (Reg, i16), bytes: i16) {
         for n in (0..bytes).step_by(8) {
             self.load(Width::Double, R2, from.0, from.1 + n);
@@ -61,7 +64,7 @@ impl Asm {
         }
     }
 
-    /// Clears `bytes`, a multiple of 8, on the stack from `at`. Clobbers R2.
+    /// Zeroes `bytes` bytes, a multiple of 8, on the stack from `at`. Clobbers R2.
     pub(super) fn clear(&mut self, at: i16, bytes: i16) {
         self.set(R2, 0);
         for n in (0..bytes).step_by(8) {
@@ -69,8 +72,8 @@ impl Asm {
         }
     }
 
-    /// Jumps to `elsewhere` unless the socket of the context in register `context` belongs to the
-    /// network namespace with this cookie. Clobbers the argument registers.
+    /// Jumps to `elsewhere` unless the context's socket belongs to the network namespace with this
+    /// cookie. `context` has the context's address. Clobbers the argument registers.
     pub(super) fn if_in_other_namespace(&mut self, context: Reg, cookie: u64, elsewhere: Label) {
         self.copy(R1, context);
         self.call(Helper::NetnsCookie);

@@ -207,7 +207,8 @@ impl AsFd for Link {
     }
 }
 
-/// Attaches `program` to a cgroup's sockets until it is removed, beyond this process's end.
+/// Attaches `program` to the sockets of a cgroup until the cgroup is removed, even if this process
+/// ends earlier.
 pub(super) fn attach(hook: Hook, program: &[Insn], cgroup: BorrowedFd<'_>) -> Result<(), BpfError> {
     let program = load(hook, program)?;
     let attr = ProgAttach {

@@ -1,5 +1,5 @@
-//! BPF programs on the sockets of a cgroup, which write a TCP option into SYNs and redirect the
-//! connections of programs.
+//! BPF programs on the sockets of a cgroup: they write a TCP option into SYNs and redirect the
+//! connections of wrapped programs.
 //!
 //! ```text
 //!   connect(2) ──▶ Steer: another destination ──▶ SynOption: the option ──▶ SYN on the wire
@@ -49,7 +49,7 @@ pub enum BpfError {
         /// The kernel's error.
         source: io::Error,
     },
-    /// The kernel refuses the program, for example because it is older than 5.10.
+    /// The kernel refuses the program, for example because the kernel is older than 5.10.
     #[error("cannot load the program for {hook}: {why}")]
     Refused {
         /// The hook of the program.

@@ -7,8 +7,8 @@
 //!   listening    LISTEN ─▶ enable callbacks    SYN with their option ─▶ our option in the SYN-ACK
 //! ```
 //!
-//! The listener is this process's own, to which connections to wrapped programs ([`Ports`]) are
-//! redirected. This process reads the client's option from the SYN that the kernel saves
+//! The listener belongs to this process. Connections to wrapped programs ([`Ports`]) are redirected
+//! to it. This process reads the client's option from the SYN that the kernel saves
 //! ([`crate::socket::tcp::saved_syn`]). While SYN cookies are in use, no option is read from a SYN
 //! or sent in a SYN-ACK.
 

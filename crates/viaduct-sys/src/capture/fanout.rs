@@ -1,14 +1,14 @@
-//! Groups of taps of one interface, of which the kernel gives each packet to one (fanout,
-//! packet(7)).
+//! Groups of taps of one interface: the kernel gives each packet to one tap of the group
+//! (fanout, packet(7)).
 //!
 //! ```text
 //!   packet ─▶ program: share of the packet, member of the share ─▶ the member's filter ─▶ its ring
 //! ```
 //!
-//! The program is classic BPF, as a tap's filter, so that no further privilege is needed. It is
-//! replaced in one step when shares go to other members. A member whose ring was dropped stays in
-//! the group, so that the others keep their indices: its packets are not seen until the program is
-//! replaced.
+//! The program ([`filter::FanoutProgram`]) is classic BPF, like a tap's filter, so it needs no
+//! further privilege. It is replaced atomically when shares move to other members. A member whose
+//! ring was dropped stays in the group, so that the others keep their indices. No tap sees the
+//! packets of its shares until the program is replaced.
 
 use std::io;
 use std::os::fd::{AsFd as _, OwnedFd};
@@ -42,9 +42,9 @@ pub struct Fanout {
 }
 
 impl Fanout {
-    /// Makes a group of taps of the same interface, in this order. Until a program is set, all
-    /// packets go to the first. Each tap may already have got packets of other members' shares.
-    /// Errors: there are no taps, or the kernel refuses.
+    /// Makes a group of `taps`, which must be of one interface; their order gives their indices.
+    /// Until a program is set, all packets go to the first. Packets that a tap received earlier may
+    /// belong to other members' shares. Errors: there are no taps, or the kernel refuses.
     pub fn new(taps: &[&Ring], directions: Directions) -> io::Result<Fanout> {
         let flags = match directions {
             Directions::Both => 0,

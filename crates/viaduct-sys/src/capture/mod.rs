@@ -8,7 +8,7 @@
 //! | module | content |
 //! |---|---|
 //! | [`ring`] | tap on one interface: packets of both directions in a memory-mapped ring |
-//! | [`fanout`] | group of such taps, of which each packet goes to one |
+//! | [`fanout`] | group of such taps; each packet goes to one of them |
 //! | [`syn`] | tap for incoming SYNs |
 //! | [`option_tap`] | tap for TCP packets that carry a given TCP option |
 //! | [`filter`] | the filters of these taps, and the assembler that builds them |

@@ -33,7 +33,7 @@ impl RawSockets {
         Ok(RawSockets { v4: open(AddressFamily::INET)?, v6: open(AddressFamily::INET6).ok() })
     }
 
-    /// Returns a family's socket, for [`crate::socket::mmsg::Outbox`]; `None` if lacking.
+    /// Returns a family's socket, for [`crate::socket::mmsg::Outbox`]; `None` without IPv6.
     pub fn socket(&self, is_ipv4: bool) -> Option<BorrowedFd<'_>> {
         if is_ipv4 { Some(self.v4.as_fd()) } else { self.v6.as_ref().map(|fd| fd.as_fd()) }
     }

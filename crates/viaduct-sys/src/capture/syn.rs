@@ -67,8 +67,8 @@ impl SynSender {
         Ok((SynSender(send), receive))
     }
 
-    /// Sends a SYN, from its IP header on. It is dropped if the other process does not read: its
-    /// client is then served when its handshake is done. Errors: the other process has ended.
+    /// Sends a SYN, from its IP header on. The SYN is dropped if the other process does not read:
+    /// its client is then served only after the handshake. Errors: the other process has ended.
     pub fn send(&self, packet: &[u8]) -> io::Result<()> {
         match rustix::net::send(&self.0, packet, SendFlags::NOSIGNAL) {
             Ok(_) | Err(rustix::io::Errno::AGAIN) => Ok(()),

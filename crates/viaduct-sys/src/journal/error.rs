@@ -11,7 +11,7 @@ use crate::route::sysctl::SysctlError;
 /// Errors of making, recording and undoing a change.
 #[derive(Debug, thiserror::Error)]
 pub enum JournalError {
-    /// Another process owns the journal and runs.
+    /// The journal's owner is another process, which is running.
     #[error(
         "{} is in use by process {pid}, which is running: stop it, or choose another name or \
          run directory", path.display()

@@ -56,10 +56,10 @@ pub(super) fn remove_temporary(path: &Path) {
 }
 
 /// Replaces a file atomically: after a power failure it holds either the old bytes or the new ones.
-/// No two writers share a temporary file.
+/// Each writer has a temporary file of its own.
 pub fn replace_file(path: &Path, bytes: &[u8]) -> io::Result<()> {
-    // Without a mode, a umask that lets a group open the sockets would let it write this file, and
-    // the next start would not trust it.
+    // Without an explicit mode, a umask that lets a group open the sockets would let the group
+    // write this file too, and the next start would not trust the file.
     replace(path, bytes, 0o644)
 }
 

@@ -17,9 +17,9 @@ use crate::process::dir_lock::DirLock;
 use crate::process::instance_lock::InstanceLock;
 
 impl Changes {
-    /// Enters this process as the owner of the journal at `path`, whose owner `pid` runs and has
-    /// sent `locks`, each with its instance. Nothing is changed. Dropping the result leaves the
-    /// changes in place, until [`Changes::own`].
+    /// Records this process as the owner of the journal at `path`. The former owner, process `pid`,
+    /// is still running and has sent `locks`, each with its instance name. The changes stay as they
+    /// are. Dropping the result leaves the changes in place, until [`Changes::own`].
     ///
     /// # Errors
     /// The journal is not that process's, is of another network namespace, or cannot be written.
@@ -58,7 +58,7 @@ impl Changes {
         self.is_left = true;
     }
 
-    /// Enters this process as the owner again, after another one has failed to take over.
+    /// Records this process as the owner again, after another one has failed to take over.
     ///
     /// # Errors
     /// The journal cannot be written.

@@ -11,7 +11,7 @@
 //! Undoing a change twice is harmless, so the process may be killed while it undoes one. The
 //! journal names its owner by process ID and start time; a second owner is refused while the first
 //! is alive. A journal from before a reboot, or of another network namespace, describes changes
-//! that no longer exist, and is deleted.
+//! that no longer exist, and is discarded.
 //!
 //! | part | content |
 //! |---|---|
@@ -140,8 +140,8 @@ impl Changes {
         self.make(&Change::Mss(clamp))
     }
 
-    /// Locks the tables of `instance` before anything is changed for it. Errors: another process of
-    /// this network namespace has locked them.
+    /// Locks the tables of `instance` before anything is changed for the instance. Errors: another
+    /// process of this network namespace has locked them.
     pub fn lock_instance(&mut self, instance: &str) -> Result<(), JournalError> {
         if self.locks.iter().any(|(ours, _)| ours == instance) {
             return Ok(());
@@ -186,8 +186,8 @@ impl Changes {
         let Some(Change::Spray(earlier)) = self.journal.changes.iter_mut().find(is_spray) else {
             return self.make(&Change::Spray(spray));
         };
-        // The journal has the table's name, which is all that undoing needs: packets are
-        // distributed anew before it is written.
+        // Undoing needs only the table's name, which the journal has already. The journal is
+        // therefore written after the replacement.
         earlier.replace_by(&spray)?;
         *earlier = spray;
         self.save()
@@ -203,7 +203,7 @@ impl Changes {
         let Some(Change::Paths(earlier)) = self.journal.changes.iter_mut().find(is_paths) else {
             return self.make(&Change::Paths(rules));
         };
-        // The journal has the table's name and the paths, which is all that undoing needs.
+        // Undoing needs only the table's name and the paths, which the journal has already.
         earlier.replace_by(&rules)?;
         *earlier = rules;
         self.save()

@@ -10,7 +10,8 @@ use super::JournalError;
 
 /// Max bytes of a journal: some thousands of changes.
 const MAX_BYTES: u64 = 16 << 20;
-/// Write access for group and others. In a [`STICKY`] directory users delete only their own files.
+/// Write access for group and others. In a [`STICKY`] directory users can delete only their
+/// own files.
 const WRITABLE: u32 = 0o022;
 const STICKY: u32 = 0o1000;
 

@@ -73,7 +73,7 @@ pub struct Netns {
 }
 
 impl Netns {
-    /// Makes a new namespace, which has only a loopback interface, and that is down.
+    /// Makes a new namespace. Its only interface is a loopback interface, which is down.
     pub fn new() -> Result<Netns, NetnsError> {
         let make = || -> io::Result<OwnedFd> {
             // SAFETY: the only flag is NEWNET, which unshares nothing that memory safety depends on
@@ -120,7 +120,7 @@ impl Netns {
         command
     }
 
-    /// Returns a path for `ip link add … netns` and `nsenter --net=`, while this value lives.
+    /// Returns a path for `ip link add … netns` and `nsenter --net=`, valid while this value lives.
     pub fn path(&self) -> String {
         format!("/proc/{}/fd/{}", std::process::id(), self.fd.as_raw_fd())
     }
@@ -149,7 +149,7 @@ impl Netns {
         Ok(())
     }
 
-    /// Writes settings such as `("net/ipv4/ip_forward", "1")` inside, up to the first refused.
+    /// Writes settings such as `("net/ipv4/ip_forward", "1")` inside, until one is refused.
     pub fn set_sysctls(&self, settings: &[(&str, &str)]) -> Result<(), NetnsError> {
         self.enter(|| settings.iter().try_for_each(|(key, value)| write_sysctl(key, value)))?
     }

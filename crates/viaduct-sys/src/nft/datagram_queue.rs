@@ -78,14 +78,15 @@ impl DatagramQueue {
         Ok(DatagramQueue { queue, number, rules })
     }
 
-    /// Reads the next datagram into `buffer`, of [`nfqueue::SNAP`] or [`nfqueue::WHOLE`] bytes;
-    /// `None` if none is queued. Unless the queue reads whole datagrams, it may be truncated after
-    /// its headers. Errors: the socket is broken.
+    /// Reads the next datagram into `buffer`, which has [`nfqueue::SNAP`] bytes, or
+    /// [`nfqueue::WHOLE`] if the queue reads whole datagrams. `None` if none is queued. In a
+    /// queue that reads headers, the datagram may be truncated after its headers. Errors: the
+    /// socket is broken.
     pub fn recv<'a>(&self, buffer: &'a mut [u8]) -> io::Result<Option<QueuedPacket<'a>>> {
         self.queue.recv(buffer)
     }
 
-    /// Returns the datagrams dropped so far for lack of room in the queue or the socket.
+    /// Returns the number of datagrams dropped so far for lack of room in the queue or the socket.
     pub fn lost(&self) -> u64 {
         let ours = queues().find(|queue| queue[0] == u64::from(self.number));
         ours.map_or(0, |queue| queue[5] + queue[6])
@@ -174,7 +175,7 @@ const INET: u8 = 1;
 const OWNER: u32 = 2;
 /// Hooks of packets to this machine and from it.
 const HOOKS: [(&str, u32); 2] = [("in", 1), ("out", 3)];
-/// Priority after the firewall's rules, so that packets that it drops are not queued.
+/// Priority after the firewall's rules, so that packets that the firewall drops are not queued.
 const PRIORITY: i32 = 10;
 /// Register into which expressions load their result.
 const REGISTER: u32 = 1;

@@ -1,6 +1,6 @@
 //! Flowtables of all programs: the kernel forwards packets of their connections at the ingress of
-//! the listed devices, past the forward chain and past interfaces above these devices. With the
-//! flag `offload` the hardware forwards the packets, past the kernel.
+//! the listed devices. They bypass the forward chain and the interfaces above these devices. With
+//! the flag `offload` the hardware forwards the packets, and they bypass the kernel.
 
 use std::io;
 
@@ -83,7 +83,7 @@ fn parse(payload: &[u8]) -> Option<Flowtable> {
     })
 }
 
-/// Text up to the terminating NUL.
+/// Returns the text before the terminating NUL.
 fn text(bytes: &[u8]) -> String {
     let end = bytes.iter().position(|&byte| byte == 0).unwrap_or(bytes.len());
     String::from_utf8_lossy(&bytes[..end]).into_owned()

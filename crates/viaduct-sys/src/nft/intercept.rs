@@ -54,7 +54,7 @@ const MAX_REMEMBERED: usize = 131_072;
 /// Connections to intercept, and the proxy's port.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Intercept {
-    /// Instance, which names the table: letters, digits and `_`, at most 32 of them.
+    /// Instance name, part of the table's name: letters, digits and `_`, at most 32 of them.
     pub instance: String,
     /// Port that the proxy listens on.
     pub to_port: u16,
@@ -116,7 +116,7 @@ impl Intercept {
     /// Returns the rules, in order.
     fn rules(&self) -> Vec<String> {
         let mark = format!("{:#x}", self.mark());
-        // Packets of connections that have a transparent socket on this machine already.
+        // Matches packets of connections that have a transparent socket on this machine already.
         let ours = format!("meta l4proto tcp socket transparent 1 meta mark set {mark} accept");
         let mut rules = vec![ours, SKIP_LOCAL.to_owned()];
         for (family, matches) in matches(&self.ways, &self.ports).1 {

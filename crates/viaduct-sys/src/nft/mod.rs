@@ -9,10 +9,10 @@
 //! | [`table`] | a table: installed, deleted, checked |
 //! | `policy` | policy routing of marked packets |
 //! | [`mss_clamp`] | lowers the MSS of forwarded SYNs |
-//! | [`path_rules`] | selects one of two paths for forwarded packets |
+//! | [`path_rules`] | selects the path of forwarded packets |
 //! | [`intercept`] | hands forwarded connections to a proxy (TPROXY) |
 //! | [`syn_hold`] | sends SYNs to a queue until the server has answered |
-//! | [`rst_guard`] | keeps packets from the kernel's TCP, which would reset them |
+//! | [`rst_guard`] | keeps packets from the kernel's TCP, which would answer with resets |
 //! | [`spray`] | distributes packets to an address over its replicas |
 //! | [`flowtables`] | flowtables of all programs |
 //! | [`rule_watch`] | notification of deleted rules |

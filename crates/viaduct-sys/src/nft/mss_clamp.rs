@@ -5,7 +5,7 @@
 //!   host --SYN, MSS 1460--> [ forward: table inet viaduct_<instance> ] --SYN, MSS 1360--> wan
 //! ```
 //!
-//! The [`Table`] only lowers an MSS, and changes no other packet.
+//! The rules of the [`Table`] never raise an MSS, and change no other packet.
 
 use std::net::IpAddr;
 
@@ -22,7 +22,7 @@ const RULES: usize = 4;
 /// Parameters of a clamp.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct MssClamp {
-    /// Instance, which names the table: letters, digits and `_`, at most 32 of them.
+    /// Instance name, part of the table's name: letters, digits and `_`, at most 32 of them.
     pub instance: String,
     /// WAN interface.
     pub interface: String,

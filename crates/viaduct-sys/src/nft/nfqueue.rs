@@ -99,9 +99,9 @@ struct QueueConfig {
 const SYNS: QueueConfig = QueueConfig { copy: MAX_COPY, fail_open: true };
 
 impl NfQueue {
-    /// Reads queue `number` of the calling thread's network namespace, which holds `most` packets.
-    /// Further packets pass. Errors: the queue has a reader already (`EBUSY`), CAP_NET_ADMIN is
-    /// missing (`EPERM`), or the kernel has no NFQUEUE.
+    /// Reads queue `number` of the calling thread's network namespace, which holds up to `most`
+    /// packets. Further packets pass. Errors: the queue has a reader already (`EBUSY`),
+    /// CAP_NET_ADMIN is missing (`EPERM`), or the kernel has no NFQUEUE.
     pub fn open(number: u16, most: u32) -> io::Result<NfQueue> {
         NfQueue::open_as(number, most, SYNS)
     }
@@ -158,8 +158,8 @@ impl NfQueue {
         netlink::read_acks(&self.socket)
     }
 
-    /// Reads the next packet into `buffer`, of [`SNAP`] bytes, or [`WHOLE`] for a queue that copies
-    /// packets whole; `None` if none is queued. Errors: the socket is broken.
+    /// Reads the next packet into `buffer`, which has [`SNAP`] bytes, or [`WHOLE`] for a queue that
+    /// copies packets whole. `None` if none is queued. Errors: the socket is broken.
     pub fn recv<'a>(&self, buffer: &'a mut [u8]) -> io::Result<Option<QueuedPacket<'a>>> {
         loop {
             let len = match recv(&self.socket, &mut buffer[..], RecvFlags::empty()) {

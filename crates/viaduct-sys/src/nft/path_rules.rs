@@ -1,14 +1,14 @@
-//! Two paths to other sites: forwarded packets are marked by the path that they are to take, and
-//! each mark has a routing table with that path's interface.
+//! Several paths to other sites: forwarded packets are marked with the path that they are to take.
+//! Each mark selects a routing table with that path's interface.
 //!
 //! ```text
 //!   host ──▶ [ prerouting: table inet viaduct_<instance> ] ── mark n ──▶ ip rule ──▶ table n
 //!              class? preferred path : first path                        default via … dev wan1
 //! ```
 //!
-//! Packets that have a mark already are left alone: rules of the operator take precedence. Without
-//! a route in its table, as while the interface is down, a marked packet takes the main table's
-//! route.
+//! Packets that have a mark already are left alone: rules of the operator take precedence. If a
+//! mark's table has no route, for example while the interface is down, packets with the mark take
+//! the main table's route.
 
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
@@ -42,7 +42,7 @@ type Prefix = (IpAddr, u8);
 /// Paths of a site, and the packets that take each.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PathRules {
-    /// Instance, which names the table: letters, digits and `_`, at most 32 of them.
+    /// Instance name, part of the table's name: letters, digits and `_`, at most 32 of them.
     pub instance: String,
     /// Prefixes of the site's hosts.
     pub local: Vec<Prefix>,
@@ -61,10 +61,11 @@ pub struct PathRoute {
     pub via: Vec<IpAddr>,
 }
 
-/// Packets that take a path. An empty list of conditions always holds.
+/// Packets that take a path: all conditions must hold. An empty list, except `to`, holds for
+/// every packet.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PathChoice {
-    /// Destinations.
+    /// Destination prefixes; if empty, no packet matches.
     pub to: Vec<Prefix>,
     /// Differentiated services code points.
     pub dscp: Vec<u8>,
@@ -79,14 +80,16 @@ pub struct PathChoice {
 }
 
 impl PathRules {
-    /// Mark of packets that take a path, which is also the number of its routing table.
+    /// Returns the mark of packets that take a path. It is also the number of the path's
+    /// routing table.
     pub fn mark(&self, path: usize) -> u32 {
         let fold = |hash: u32, byte: u8| (hash ^ u32::from(byte)).wrapping_mul(0x0100_0193);
         let hash = self.instance.bytes().fold(0x811c_9dc5, fold);
         BASE | ((hash >> 20) << PATH_BITS) | (path as u32 + 1)
     }
 
-    /// Replaces the choices of the installed table. Errors: as [`Table::apply`].
+    /// Replaces these rules, which are installed, with `new` of the same instance. Errors:
+    /// as [`Table::apply`].
     pub(crate) fn replace_by(&self, new: &PathRules) -> Result<(), NftError> {
         if self.paths != new.paths {
             return new.apply();
@@ -95,7 +98,8 @@ impl PathRules {
         Ok(new.install(&new.contents())?)
     }
 
-    /// Sets and rules of a choice in a family, in nft's syntax; no rules if nothing matches.
+    /// Returns the sets and rules of a choice for a family, in nft's syntax; none if nothing
+    /// can match.
     fn choice(&self, n: usize, family: usize) -> (Vec<String>, Vec<String>) {
         let choice = &self.choices[n];
         let (name, kind, any) = FAMILIES[family];
@@ -191,7 +195,7 @@ impl Table for PathRules {
     /// Installs the routes and the rules.
     fn apply(&self) -> Result<(), NftError> {
         self.check()?;
-        // One path without a route is no reason to leave the others without theirs.
+        // If the route of one path is refused, those of the others are installed nevertheless.
         let routes: Vec<_> = self.policies()?.iter().map(PathPolicy::apply).collect();
         // Installed last, so that marked packets have a route from the start.
         self.install(&self.contents())?;
@@ -228,7 +232,7 @@ impl PathPolicy<'_> {
         Ok(PathPolicy { route, policy: Policy::open(mark)? })
     }
 
-    /// Unspecified addresses of the families that the path has.
+    /// Returns the unspecified addresses of the families for which the path has a route.
     fn families(&self) -> impl Iterator<Item = IpAddr> {
         FAMILIES.iter().map(|(.., any)| *any).filter(|any| self.route.has(*any))
     }
@@ -236,7 +240,7 @@ impl PathPolicy<'_> {
     fn apply(&self) -> io::Result<()> {
         let of_family = |any| {
             self.policy.add_rule(any)?;
-            // The kernel takes no route through an interface that is down.
+            // The kernel accepts no route through an interface that is down.
             match self.is_up() {
                 true => self.policy.put_route(&self.default_route(any)?),
                 false => Ok(()),
@@ -318,7 +322,7 @@ mod tests {
         }
     }
 
-    /// Interface by which a packet with a mark leaves.
+    /// Returns the route of a packet with the mark of `path`.
     fn taken(rules: &PathRules, path: usize, to: &str) -> String {
         let mark = rules.mark(path).to_string();
         tool::run("ip", &["route", "get", to, "mark", &mark], "").unwrap()
@@ -344,7 +348,8 @@ mod tests {
             assert!(taken(&first, 0, "10.2.0.1").contains("via 192.0.2.2 dev wan0"));
             assert!(taken(&first, 1, "10.2.0.1").contains("dev wan1"));
             assert!(taken(&first, 0, "fd00:2::1").contains("via 2001:db8::2 dev wan0"));
-            // The class's IPv4 prefixes match no IPv6 packet; either end and port makes four rules.
+            // The first choice has only IPv4 prefixes, so it matches no IPv6 packet. Source or
+            // destination address, and source or destination port, make four rules.
             assert_eq!(first.chains(), [("prerouting", 1 + 4 + 2)]);
             let second = rules(1);
             first.replace_by(&second).unwrap();

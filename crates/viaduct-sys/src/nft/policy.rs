@@ -1,7 +1,7 @@
 //! Policy routing of marked packets: a rule for each address family that selects the routing table
 //! with the mark's number, and the routes of that table.
 //!
-//! An address family is named by its unspecified address.
+//! The functions take an address family as its unspecified address, `any`.
 
 use std::io;
 use std::net::IpAddr;
@@ -28,7 +28,7 @@ impl Policy {
         Ok(Policy { socket: RouteSocket::open()?, mark })
     }
 
-    /// Mark of the packets, and number of the table.
+    /// Returns the mark of the packets, which is also the number of the table.
     pub(super) fn mark(&self) -> u32 {
         self.mark
     }
@@ -67,7 +67,7 @@ impl Policy {
         Ok(self.socket.dump(&question)?.iter().any(|rule| rule.attributes.contains(&mark)))
     }
 
-    /// Returns the routes of the table.
+    /// Returns the routes of a family in the table.
     fn routes(&self, any: IpAddr) -> io::Result<Vec<RouteMessage>> {
         let mut routes = self.socket.routes(rtnetlink::family(any))?;
         routes.retain(|route| rtnetlink::table(route) == self.mark);

@@ -20,7 +20,7 @@ use crate::nft::table::Table;
 /// Packets to keep from the kernel's TCP.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RstGuard {
-    /// Instance, which names the table: letters, digits and `_`, at most 32 of them.
+    /// Instance name, part of the table's name: letters, digits and `_`, at most 32 of them.
     pub instance: String,
     /// Mark of incoming packets.
     pub mark: OptionMark,

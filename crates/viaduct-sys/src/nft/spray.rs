@@ -23,7 +23,7 @@ use crate::capture::filter::OptionMark;
 use crate::nft::table::{Family, NftError, Table, check_instance, check_interface, nft};
 use crate::process::tool;
 
-/// Seed of the hashes of connections: the same at all machines, so that another one that takes over
+/// Seed of the hashes of connections: the same at all machines, so that a machine that takes over
 /// the address sends each connection to the same replica.
 const SEED: u32 = 0x7664_7370;
 /// Address families: name in expressions, chains of packets and of connections, ICMP errors.
@@ -39,7 +39,7 @@ const FAMILIES: [(&str, [&str; 2], &str); 2] = [
 /// Distribution of a service's packets.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Spray {
-    /// Instance, which names the table: letters, digits and `_`, at most 32 of them.
+    /// Instance name, part of the table's name: letters, digits and `_`, at most 32 of them.
     pub instance: String,
     /// Devices at which packets to the service arrive.
     pub interfaces: Vec<String>,
@@ -49,10 +49,10 @@ pub struct Spray {
     pub ports: Vec<u16>,
     /// Mark of packets that any replica can answer.
     pub mark: OptionMark,
-    /// Ways to each replica: one for each address family in which it can be reached.
+    /// Hops to each replica: one for each address family in which it can be reached.
     pub replicas: Vec<Vec<Hop>>,
-    /// Index of the replica of each slot, for IPv4 and for IPv6. Replicas there have a hop of this
-    /// family. Without slots, the packets pass.
+    /// Index of the replica of each slot: a list for IPv4, and one for IPv6. All replicas of a list
+    /// have a hop of this family. If a list is empty, the family's packets pass.
     pub slots: [Vec<usize>; 2],
 }
 
@@ -121,7 +121,7 @@ impl Table for Spray {
 }
 
 impl Spray {
-    /// Replaces this distribution, which is installed, by `new` of the same instance.
+    /// Replaces this distribution, which is installed, with `new` of the same instance.
     pub(crate) fn replace_by(&self, new: &Spray) -> Result<(), NftError> {
         let same = Spray { slots: self.slots.clone(), ..new.clone() };
         if *self != same {
@@ -136,7 +136,8 @@ impl Spray {
         Ok(nft(&script)?)
     }
 
-    /// Returns the counters of the replicas. Errors: `nft` fails, as when the table was deleted.
+    /// Returns the counters of the replicas. Errors: `nft` fails, for example because the table
+    /// was deleted.
     pub fn sent(&self) -> Result<Vec<Sent>, NftError> {
         let table = self.table();
         let listed = tool::run("nft", &["-j", "list", "counters", "table", "netdev", &table], "")?;
@@ -145,7 +146,7 @@ impl Spray {
         Ok((0..self.replicas.len()).map(sent).collect())
     }
 
-    /// Rules that select the service's packets, in order.
+    /// Returns the rules that select the service's packets, in order.
     fn arriving(&self) -> Vec<String> {
         let ports: Vec<_> = self.ports.iter().map(u16::to_string).collect();
         let (ports, mark) = (format!("{{ {} }}", ports.join(", ")), self.matches_mark());
@@ -156,14 +157,15 @@ impl Spray {
                 format!("{to} tcp dport {ports} {mark} goto {packets}"),
                 format!("{to} tcp dport {ports} goto {connections}"),
                 format!("{to} udp dport {ports} goto {packets}"),
-                // Each replica must learn the path MTU: in turn, all of them get reports.
+                // Each replica must learn the path MTU, so the replicas get the ICMP errors
+                // in turn.
                 format!("{to} {errors} goto {packets}"),
             ]
         };
         self.addresses.iter().flat_map(of_address).collect()
     }
 
-    /// Chains that select a slot, with their rules.
+    /// Returns the chains that select a slot, with their rules.
     fn dealing(&self) -> Vec<(&'static str, Vec<String>)> {
         type Family = (&'static str, [&'static str; 2], &'static str);
         let of_family = |((family, chains, _), slots): (Family, &Vec<usize>)| {
@@ -181,7 +183,7 @@ impl Spray {
         FAMILIES.into_iter().zip(&self.slots).flat_map(of_family).collect()
     }
 
-    /// Match of the option's ExID and of the byte after it.
+    /// Returns the match of the option's ExID and of the byte after it.
     fn matches_mark(&self) -> String {
         let (kind, exid) = (self.mark.word >> 24, self.mark.word & 0xffff);
         let byte = self.mark.byte;

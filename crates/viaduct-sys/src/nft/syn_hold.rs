@@ -35,7 +35,7 @@ pub enum SynPath {
 /// SYNs to hold, and their queue.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SynHold {
-    /// Instance, which names the table: letters, digits and `_`, at most 32 of them.
+    /// Instance name, part of the table's name: letters, digits and `_`, at most 32 of them.
     pub instance: String,
     /// Queue number.
     pub queue: u16,

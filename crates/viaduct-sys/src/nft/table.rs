@@ -7,7 +7,7 @@
 //! | [`crate::nft::intercept::Intercept`] | hands connections to a proxy |
 //! | [`crate::nft::syn_hold::SynHold`] | holds SYNs until a verdict |
 //! | [`crate::nft::rst_guard::RstGuard`] | keeps packets from the kernel's TCP |
-//! | [`crate::nft::path_rules::PathRules`] | selects one of two paths for packets |
+//! | [`crate::nft::path_rules::PathRules`] | selects the path of forwarded packets |
 //! | [`crate::nft::spray::Spray`] | distributes a service's packets over replicas |
 
 use std::io;
@@ -72,7 +72,7 @@ impl Family {
 
 /// Interface of our nftables tables.
 pub trait Table {
-    /// Instance, which names the table: letters, digits and `_`, at most 32 of them.
+    /// Instance name, part of the table's name: letters, digits and `_`, at most 32 of them.
     fn instance(&self) -> &str;
 
     /// Contents of the table: `nft`'s syntax between the braces.
@@ -181,7 +181,7 @@ fn count_rules(family: Family, table: &str, chain: &str) -> io::Result<usize> {
     }
 }
 
-/// Commands that delete a table, after an `add` so that a missing table is no error.
+/// Builds the commands that delete a table, after an `add` so that a missing table is no error.
 fn deletion(family: Family, table: &str) -> String {
     let family = family.name();
     format!("add table {family} {table}\ndelete table {family} {table}\n")

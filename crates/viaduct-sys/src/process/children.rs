@@ -109,7 +109,7 @@ impl Drop for Process {
 }
 
 /// Makes the child of `command` die when the *thread* that spawns it ends. [`Process`] spawns from
-/// a thread that never ends; any other thread that spawns it must outlive the child.
+/// a thread that never ends; any other thread that spawns `command` must outlive the child.
 pub fn die_with_parent(command: &mut Command) {
     let parent = std::process::id();
     // SAFETY: between fork and exec the closure makes two system calls; it neither allocates nor

@@ -46,9 +46,9 @@ pub struct Confinement {
 }
 
 impl Confinement {
-    /// Confines this process. It may write only to the present directory. There must be no other
-    /// thread. Errors: root's privileges or a part of the kernel are missing, or the parent has
-    /// ended; the process must end then.
+    /// Confines this process. It may write only to the current directory. There must be no other
+    /// thread. Errors: root's privileges or a kernel feature are missing, or the parent has ended.
+    /// After an error the process must end.
     pub fn enter(&self) -> io::Result<()> {
         let named = |what: &'static str| {
             move |error: io::Error| io::Error::new(error.kind(), format!("{what}: {error}"))
@@ -88,7 +88,8 @@ impl Confinement {
         Ok(set_no_new_privs(true)?)
     }
 
-    /// Requests again to be killed when the parent ends: the change of the user has cancelled that.
+    /// Requests again to be killed when the parent ends: the change of the user has cancelled the
+    /// earlier request.
     fn die_with_parent(&self) -> io::Result<()> {
         set_parent_process_death_signal(Some(Signal::KILL))?;
         match getppid().map(Pid::as_raw_nonzero) {
@@ -106,7 +107,7 @@ fn namespaces() -> io::Result<()> {
     Ok(mount_change("/", private)?)
 }
 
-/// Forbids access to files, except to the present directory and to [`READABLE`].
+/// Forbids access to files, except to the current directory and to [`READABLE`].
 fn restrict_files() -> io::Result<()> {
     let rules = Ruleset::of_everything(BIND_TCP)?;
     let open = |path: &str| {

@@ -43,7 +43,7 @@ const TERMINAL_SIGNALS: std::ops::Range<usize> = 2..8;
 #[unsafe(link_section = ".init_array")]
 static INIT: extern "C" fn() = record;
 
-/// Records the inherited state. Runs before the runtime's start: only makes system calls.
+/// Records the inherited state. Runs before the runtime starts, so it only makes system calls.
 extern "C" fn record() {
     let mut inherited = 0;
     for fd in 0..DESCRIPTORS {

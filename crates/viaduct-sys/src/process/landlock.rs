@@ -1,7 +1,7 @@
 //! Landlock: rules by which a thread gives up access for itself and its descendants
 //! (`landlock(7)`).
 //!
-//! Two users: programs under seccomp that may not connect TCP sockets themselves, and processes
+//! Used for programs under seccomp, which may not connect TCP sockets themselves, and for processes
 //! [confined](super::confine) to a few directories.
 #![allow(unsafe_code)]
 
@@ -64,9 +64,9 @@ impl Ruleset {
         Ruleset::create(&Attributes { files: 0, network, scopes: 0 }, OF_TCP)
     }
 
-    /// Returns rules that forbid all access to files, and as far as the kernel supports it also the
-    /// `network` access to TCP ports, and signals and abstract sockets of other processes. Errors:
-    /// `Unsupported` if the kernel has no Landlock.
+    /// Returns rules that forbid all access to files. As far as the kernel supports it, they also
+    /// forbid the `network` kinds of access to TCP ports, signals to other processes, and the
+    /// abstract sockets of other processes. Errors: `Unsupported` if the kernel has no Landlock.
     pub(crate) fn of_everything(network: u64) -> io::Result<Ruleset> {
         let version = version()?;
         let known = files::ALL.iter().filter(|(since, _)| version >= *since);

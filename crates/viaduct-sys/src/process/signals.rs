@@ -64,7 +64,7 @@ impl BlockedSignals {
         unsafe { command.pre_exec(release) };
     }
 
-    /// Returns whether `signal` is pending, that is, was not read yet. A later
+    /// Returns whether `signal` is pending, that is, received but not read yet. A later
     /// [`SIGCONT`](libc::SIGCONT) discards a pending [`SIGTSTP`](libc::SIGTSTP), and vice versa.
     pub fn is_pending(&self, signal: i32) -> bool {
         let mut pending = MaybeUninit::zeroed();

@@ -31,7 +31,7 @@ pub enum StateChange {
     Killed(i32),
 }
 
-/// Makes the child join the cgroup with the open `cgroup.procs` `members`.
+/// Makes the child of `command` join the cgroup whose `cgroup.procs` is open as `members`.
 pub fn join_cgroup(command: &mut Command, members: BorrowedFd<'_>) {
     let members = members.as_raw_fd();
     let join_cgroup = move || {
@@ -120,8 +120,8 @@ fn peek(how: libc::c_int) -> io::Result<Option<Pid>> {
 }
 
 /// Consumes the state change of `child` if it is an orphan. Children in this process's own group
-/// were started by it, and the code that started them waits for them. Orphans of a master are in
-/// another session than the master, which leads its own, so they cannot be in its group.
+/// were started by it, and the code that started them waits for them. Orphans that a master adopts
+/// are never in its group: the master leads a session of its own, and they are in another one.
 fn reap_orphan(child: Pid) -> bool {
     let own = is_in_own_group(child.as_raw_pid().cast_unsigned());
     let how = WaitOptions::NOHANG | WaitOptions::UNTRACED | WaitOptions::CONTINUED;
@@ -146,7 +146,7 @@ pub fn adopt_orphans() -> io::Result<()> {
     Ok(set_child_subreaper(Pid::from_raw(1))?)
 }
 
-/// Returns whether this process leads its session, which gets a terminal's hang-up signal.
+/// Returns whether this process leads its session: the leader gets a terminal's hang-up signal.
 pub fn leads_session() -> bool {
     getsid(None).is_ok_and(|leader| leader == getpid())
 }

@@ -28,7 +28,7 @@ pub fn set_batch() -> io::Result<()> {
     check(unsafe { libc::sched_setscheduler(0, libc::SCHED_BATCH, &raw const parameters) })
 }
 
-/// Pins the thread to a core. Errors: `EINVAL` if it does not exist or is not allowed.
+/// Pins the thread to a core. Errors: `EINVAL` if the core does not exist or is not allowed.
 pub fn pin(core: usize) -> io::Result<()> {
     if core >= CpuSet::MAX_CPU {
         return Err(io::Error::from_raw_os_error(libc::EINVAL));
@@ -38,8 +38,8 @@ pub fn pin(core: usize) -> io::Result<()> {
     Ok(sched_setaffinity(None, &set)?)
 }
 
-/// Returns the cores that the calling thread may run on, in ascending order; none if there are more
-/// than the set has bits.
+/// Returns the cores that the calling thread may run on, in ascending order; none if the machine
+/// has more cores than the set has bits.
 pub fn cores() -> Vec<usize> {
     let set = sched_getaffinity(None).unwrap_or_else(|_| CpuSet::new());
     (0..CpuSet::MAX_CPU).filter(|&core| set.is_set(core)).collect()

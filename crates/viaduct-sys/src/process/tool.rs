@@ -68,8 +68,8 @@ fn start(program: &str, args: &[&str], input: &str) -> io::Result<Output> {
     // If we are killed, the tool must not change anything after the next start has undone our
     // changes.
     die_with_parent(&mut command);
-    // systemd's stop and Ctrl-C signal all processes of a service. They are meant for the service:
-    // a tool that runs at that moment finishes its change.
+    // When systemd stops a service, and on Ctrl-C, every process of the service gets a signal. The
+    // signal is meant for the service: a tool that runs at that moment finishes its change.
     signals::ignore_at_start(&mut command, &[libc::SIGTERM, libc::SIGINT, libc::SIGHUP]);
     let mut child = command.spawn()?;
     if let Some(mut stdin) = child.stdin.take() {

@@ -1,4 +1,5 @@
-//! Routes of a table of their own, which a routing daemon reads and announces to its neighbours.
+//! Routes in a separate table, for a routing daemon that reads them and announces them to
+//! its neighbours.
 //!
 //! ```text
 //!   table 118   10.2.16.0/20 dev vd-oslo proto 118 metric 100
@@ -6,7 +7,8 @@
 //! ```
 //!
 //! No packet takes these routes, unless a rule leads to their table. The kernel deletes them with
-//! their device: if that is a TUN, they end with the process that holds it, however it ends.
+//! their device. If that is a TUN, they disappear with the process that holds it, however that
+//! process ends.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -55,9 +57,9 @@ impl AnnouncedRoutes {
         Ok(AnnouncedRoutes { table, device, metrics })
     }
 
-    /// Makes these routes the ones in force. A route with a new metric is there before the one with
-    /// the old metric is deleted. Errors: the kernel refuses a change; the others are made, and the
-    /// next call tries again.
+    /// Replaces the routes in force with `wanted`. If a metric changes, the new route is added
+    /// before the old one is deleted. Errors: the kernel refuses a change. The other changes are
+    /// made, and the next call repeats the refused ones.
     pub fn set(&mut self, wanted: &Metrics) -> io::Result<()> {
         let socket = RouteSocket::open()?;
         let mut done = Ok(());

@@ -229,7 +229,8 @@ pub fn is_vlan_of(name: &str, trunk: &str) -> io::Result<bool> {
     Ok(link.is_some_and(is_on))
 }
 
-/// Returns the index of the only interface with IPv6 link-local addresses, if it is the only one.
+/// Returns the index of the interface with IPv6 link-local addresses; `None` unless exactly one has
+/// such addresses.
 pub fn only_link() -> Option<u32> {
     let text = std::fs::read_to_string("/proc/thread-self/net/if_inet6").ok()?;
     only_link_in(&text)

@@ -9,7 +9,7 @@
 use crate::route::netlink::{Attributes, find};
 use crate::route::rtnetlink::Body;
 
-/// Attributes, from `linux/if_link.h`: link-layer address.
+/// Link-layer address. This and the other attributes are from `linux/if_link.h`.
 pub(crate) const IFLA_ADDRESS: u16 = 1;
 const IFLA_IFNAME: u16 = 3;
 pub(crate) const IFLA_MTU: u16 = 4;
@@ -26,7 +26,8 @@ const HEAD: usize = 16;
 pub(crate) struct LinkMessage {
     /// Hardware type: `ARPHRD_ETHER` or another.
     pub(crate) hardware: u16,
-    /// Index; 0 for an interface that the kernel numbers, and for all interfaces.
+    /// Index; 0 for a new interface, whose index the kernel chooses, and in a query of
+    /// all interfaces.
     pub(crate) index: u32,
     /// Flags, such as `IFF_RUNNING`.
     pub(crate) flags: u32,

@@ -112,7 +112,7 @@ impl FromIterator<Link> for Links {
 /// Reads one interface; `None` if it has no name.
 fn read_link(message: &LinkMessage) -> Option<Link> {
     let kind = message.kind().unwrap_or_default();
-    // A veth has the index of its other end, which may be in another namespace.
+    // The `IFLA_LINK` of a veth is the index of its other end, which may be in another namespace.
     let is_stacked = ["vlan", "macvlan", "ipvlan"].contains(&kind);
     Some(Link {
         index: message.index,
@@ -131,7 +131,8 @@ fn read_link(message: &LinkMessage) -> Option<Link> {
     })
 }
 
-/// Names in the text of `/proc/net/pppoe`, whose lines have ID, address and interface.
+/// Returns the interface names in the text of `/proc/net/pppoe`. Its lines have ID, address
+/// and name.
 fn carriers(text: &str) -> Vec<String> {
     let name = |line: &str| line.split_whitespace().nth(2).map(str::to_owned);
     text.lines().skip(1).filter_map(name).collect()
@@ -158,7 +159,7 @@ mod tests {
             ip("link add over link br0 type macvlan");
             ip("link set eth0 up");
             ip("link set far0 up");
-            // The kernel sets the flag of a carrier later.
+            // The kernel sets the carrier flag later.
             let running = |_| {
                 std::thread::sleep(std::time::Duration::from_millis(10));
                 let links = Links::read().unwrap();

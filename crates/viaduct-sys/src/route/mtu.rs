@@ -71,7 +71,7 @@ pub enum RouteError {
     Unreachable {
         /// The prefix.
         prefix: String,
-        /// The route, which drops or refuses packets, or a text that there is none.
+        /// The route that drops or refuses packets, or a text that says that there is none.
         reason: String,
     },
     /// The MTU is out of range.
@@ -194,7 +194,8 @@ impl Target {
         length >= self.length && share(self.address, address, self.length)
     }
 
-    /// Builds `route`'s entry with the MTU, to the whole prefix if `route` is wider than that.
+    /// Builds the entry for `route`, with the MTU. Our route is to the whole prefix if `route`
+    /// is wider.
     fn entry(&self, route: &TableRoute, mtu: u32) -> Entry {
         let is_inside = self.contains(route);
         let to = if is_inside { route.destination() } else { (self.address, self.length) };

@@ -1,5 +1,5 @@
-//! Netlink sockets, messages, and their attributes. The bodies of most routing messages are the
-//! crate `netlink-packet-route`'s, in `rtnetlink`.
+//! Netlink sockets, messages, and their attributes. `rtnetlink` uses the crate
+//! `netlink-packet-route` for the bodies of most routing messages.
 //!
 //! ```text
 //!   length u32 │ type u16 │ flags u16 │ number u32 │ port u32 │ family u8 │ version u8 │ what u16
@@ -40,7 +40,8 @@ pub(crate) fn socket() -> io::Result<OwnedFd> {
 pub(crate) struct Message(Vec<u8>);
 
 impl Message {
-    /// Begins a message to netfilter's `subsystem`; `what` is its resource ID, in network order.
+    /// Begins a message to netfilter's `subsystem`; `what` is the resource ID, which is sent in
+    /// network order.
     pub(crate) fn new(subsystem: u16, kind: u16, flags: u16, family: u8, what: u16) -> Message {
         let [high, low] = what.to_be_bytes();
         Message::with_head(subsystem << 8 | kind, flags, &[family, 0, high, low])
@@ -160,7 +161,7 @@ pub(crate) fn ask(socket: impl AsFd, message: Message, kind: u16) -> io::Result<
 }
 
 /// Reads the answers to all messages sent so far; the kernel has answered when `send` returns.
-/// Errors: the kernel has refused a message; the first such error.
+/// Errors: the first error with which the kernel has refused a message.
 pub(crate) fn read_acks(socket: impl AsFd) -> io::Result<()> {
     let (mut buffer, mut first) = ([0; 4096], Ok(()));
     loop {
@@ -178,8 +179,8 @@ pub(crate) fn read_acks(socket: impl AsFd) -> io::Result<()> {
     }
 }
 
-/// Opens a socket that receives notifications of `groups` (one bit each) of the kernel's
-/// `protocol`, in the calling thread's network namespace.
+/// Opens a netlink socket of `protocol` in the calling thread's network namespace. It receives the
+/// notifications of `groups` (one bit each).
 pub(crate) fn open(protocol: c_int, groups: u32) -> io::Result<OwnedFd> {
     let socket = os::socket(libc::AF_NETLINK, libc::SOCK_RAW, protocol)?;
     rustix::net::bind(&socket, &SocketAddrNetlink::new(0, groups))?;

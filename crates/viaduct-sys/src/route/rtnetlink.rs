@@ -1,5 +1,5 @@
 //! Exchange of routing messages with the kernel (`rtnetlink(7)`). The bodies of most messages are
-//! types of the crate `netlink-packet-route`. Its type for all messages is not used, because that
+//! types of the crate `netlink-packet-route`. Its type for all messages is not used, because it
 //! contains the parsers of all kinds of interfaces and of traffic control.
 //!
 //! ```text
@@ -40,13 +40,13 @@ pub(crate) use first;
 
 /// Body of a routing message.
 pub(crate) trait Body: Sized {
-    /// Type of the message that adds an object or reports it. The next two are those of the
-    /// messages that delete it and ask for it.
+    /// Type of the message that adds an object or reports it. The next two numbers are the types of
+    /// the messages that delete it and that query it.
     const NEW: u16;
 
     fn bytes(&self) -> Vec<u8>;
 
-    /// `None` if it is malformed.
+    /// Parses a body; `None` if it is malformed.
     fn parse(bytes: &[u8]) -> Option<Self>;
 }
 
@@ -148,8 +148,8 @@ impl RouteEvents {
         netlink::open(libc::NETLINK_ROUTE, groups).map(RouteEvents)
     }
 
-    /// Reads all queued messages; true if any `matters`, by its type and its body, or if messages
-    /// were lost.
+    /// Reads all queued messages. Returns true if `matters` is true for the type and body of any of
+    /// them, or if messages were lost.
     pub(crate) fn any(&self, matters: impl FnMut(u16, &[u8]) -> bool) -> bool {
         netlink::any_event(&self.0, matters)
     }

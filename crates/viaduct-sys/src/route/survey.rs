@@ -17,7 +17,7 @@ pub struct OwnAddress {
     pub interface: u32,
     /// Address.
     pub ip: IpAddr,
-    /// False if the address has a lifetime, as one from DHCP.
+    /// False if the address has a lifetime, like one from DHCP.
     pub is_permanent: bool,
 }
 

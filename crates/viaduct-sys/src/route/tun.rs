@@ -8,8 +8,8 @@
 //! ```
 //!
 //! There is no Ethernet header, no packet information header and no offload: the kernel segments
-//! and checksums before a packet is read. The queue drops packets that do not fit, which the reader
-//! does not see; [`Tun::drops`] counts them.
+//! and checksums before a packet is read. The queue drops packets that do not fit. The reader does
+//! not see these; [`Tun::drops`] counts them.
 
 use std::fs::File;
 use std::io;

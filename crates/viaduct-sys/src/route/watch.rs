@@ -13,7 +13,7 @@ use crate::route::table_route::destination;
 /// `RTMGRP_IPV4_ROUTE` and `RTMGRP_IPV6_ROUTE`.
 const GROUPS: u32 = 0x40 | 0x400;
 
-/// Watch of the main table's routes that overlap with any of some prefixes.
+/// Watch of the main table's routes that overlap with one of the given prefixes.
 #[derive(Debug)]
 pub struct RouteWatch {
     events: RouteEvents,
@@ -27,7 +27,8 @@ impl RouteWatch {
         Ok(RouteWatch { events: RouteEvents::of(GROUPS)?, prefixes })
     }
 
-    /// Returns whether a watched route, not ours ([`PROTOCOL`]), changed since the last call.
+    /// Returns whether a watched route that is not ours ([`PROTOCOL`]) has changed since the
+    /// last call.
     pub fn changed(&self) -> bool {
         self.events.any(|kind, body| is_theirs(&self.prefixes, kind, body))
     }

@@ -67,7 +67,7 @@ pub(super) const SYS_SOCKET: u32 = 1;
 /// Address families that reach only this machine.
 pub(super) const LOCAL: [libc::c_int; 3] = [libc::AF_UNIX, libc::AF_NETLINK, libc::AF_ALG];
 
-/// Emits a jump to `to` if the loaded word is the compatible ABI's number of one of `calls`.
+/// Emits a jump to `to` if the loaded word is the number of one of `calls` in the compatible ABI.
 pub(super) fn jump_if_other(asm: &mut Asm, calls: &[Call], to: Label) {
     for call in calls {
         asm.jump_if(Test::Equal(call.other), to);

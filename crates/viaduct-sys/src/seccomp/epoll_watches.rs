@@ -41,18 +41,19 @@ pub struct EpollCount(u64, Option<Instant>);
 const CREATE_TIMEOUT: Duration = Duration::from_millis(100);
 
 impl EpollCount {
-    /// Counts an instance whose call was just notified.
+    /// Counts the instance that a trapped call, just reported, is about to make.
     pub fn increment(&mut self) {
         *self = EpollCount(self.0 + 1, Some(Instant::now()));
     }
 
-    /// Returns whether the call for the last instance has ended by now.
+    /// Returns whether the call for the last instance must have ended by now.
     fn is_done(self) -> bool {
         self.1.is_none_or(|at| at.elapsed() > CREATE_TIMEOUT)
     }
 }
 
-/// Cache of a thread's epoll instances: descriptor numbers, listed at this [`EpollCount`].
+/// Cache of a thread's epoll instances: their descriptor numbers, and the [`EpollCount`] at which
+/// they were listed.
 #[derive(Debug, Default)]
 pub(crate) struct Epolls(Mutex<Option<(u64, Vec<i32>)>>);
 
@@ -120,7 +121,8 @@ fn may_watch((thread, number): (u32, i32), fd: i32, one: BorrowedFd<'_>) -> bool
     }
 }
 
-/// Parses a line such as `tfd: 7 events: 19 data: 7  pos:0 ino:2a sdev:8`, of this file only.
+/// Parses a line such as `tfd: 7 events: 19 data: 7  pos:0 ino:2a sdev:8`, if it is about `fd` and
+/// the file `inode`.
 fn parse(line: &str, fd: i32, inode: u64) -> Option<Watch> {
     let mut words = line.split_whitespace();
     let mut after = |name: &str| match words.next()?.strip_prefix(name)? {
@@ -136,7 +138,7 @@ fn parse(line: &str, fd: i32, inode: u64) -> Option<Watch> {
     (target == fd && ino == inode).then_some(Watch { events: u32::try_from(events).ok()?, data })
 }
 
-/// Replaces the watched file. Unshares the descriptor table, so runs in a thread of its own.
+/// Replaces the watched file. Unshares the descriptor table, so it must run in a thread of its own.
 fn replace(
     epoll: BorrowedFd<'_>,
     fd: i32,

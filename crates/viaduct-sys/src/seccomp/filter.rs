@@ -195,7 +195,8 @@ impl Traps {
         }
     }
 
-    /// Emits the trap of a call, unless its argument `n`, which the call does not use, is the word.
+    /// Emits the trap of a call, unless argument `n`, which the call does not use,
+    /// is [`Traps::word`].
     fn without_word(&self, asm: &mut Asm, ends: &Ends, n: u32) {
         if let Some(word) = self.word {
             let (low, high) = argument(n);

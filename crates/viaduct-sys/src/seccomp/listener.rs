@@ -42,9 +42,9 @@ pub enum Reply {
 }
 
 impl Reply {
-    /// Reply after a signal has arrived. The kernel runs the handler, and restarts the call if the
-    /// handler has `SA_RESTART` (`ERESTARTSYS`). If `is_limited`, the call has a timeout and fails
-    /// with `EINTR` instead.
+    /// Returns the reply to a call that a signal has interrupted. The kernel runs the handler, and
+    /// restarts the call if the handler has `SA_RESTART` (`ERESTARTSYS`). If `is_limited`, the call
+    /// has a timeout and fails with `EINTR` instead.
     pub fn interrupted(is_limited: bool) -> Reply {
         Reply::Failed(if is_limited { libc::EINTR } else { 512 })
     }
@@ -112,9 +112,9 @@ impl Listener {
         }
     }
 
-    /// Replaces the caller's descriptor `at` by a duplicate of `from`, close-on-exec if `cloexec`
-    /// is set. The call still waits. Errors: the caller is gone, or was interrupted
-    /// ([`io::ErrorKind::NotFound`]).
+    /// Replaces the caller's descriptor `at` by a duplicate of `from`, close-on-exec if
+    /// `cloexec` is set. The call continues to wait. Errors: the caller is gone, or was
+    /// interrupted ([`io::ErrorKind::NotFound`]).
     pub fn put(
         &self,
         call: &Notification,
@@ -125,8 +125,8 @@ impl Listener {
         self.add(call, from, Some(at), cloexec).map(drop)
     }
 
-    /// Gives the caller a duplicate of `from`, and returns its number in the caller. The call still
-    /// waits. Errors: the caller is gone, or has no descriptor left.
+    /// Gives the caller a duplicate of `from`, and returns its number in the caller. The call
+    /// continues to wait. Errors: the caller is gone, or has no descriptor left.
     pub fn give(
         &self,
         call: &Notification,

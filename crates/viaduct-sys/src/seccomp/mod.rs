@@ -3,9 +3,9 @@
 //! The child installs the filter between fork and exec, and writes the number of its listener
 //! descriptor to its parent. It does not send the descriptor itself, as the filter may trap
 //! `sendmsg`. From then on a trapped call waits until it is answered here. The program's children
-//! inherit the filter, static programs and other runtimes included. No privilege is needed. If the
-//! caller has none, the program cannot gain any either (`no_new_privs`): set-user-ID programs run
-//! as their caller.
+//! inherit the filter, including static programs and other language runtimes. No privilege is
+//! needed. If the caller has none, the program cannot gain any either (`no_new_privs`): set-user-ID
+//! programs run as their caller.
 //!
 //! ```text
 //!   spawn ──fork──▶ child: filter ── the listener's number ──▶ parent: pidfd_getfd
@@ -180,7 +180,7 @@ fn take_over(child: &OwnedFd) -> Result<Listener, SeccompError> {
             .map(Listener::new)
             .map_err(failed),
     };
-    // Fails if the child has ended, which then needs no reply.
+    // Fails if the child has ended; it then needs no reply.
     let _ = rustix::io::write(child, b"!");
     taken
 }

@@ -10,7 +10,10 @@ use crate::seccomp::epoll_watches::Epolls;
 /// `PIDFD_THREAD`: the pidfd refers to a thread, not to its process (6.9 and later).
 const THREAD: PidfdFlags = PidfdFlags::from_bits_retain(0o200);
 
-/// A thread of a program. After the thread's end all methods fail, even if its ID is reused.
+/// A thread of a program. [`Task::duplicate`] uses a pidfd, so it never reaches another process.
+/// The other methods use the thread's ID, which may be reused after the thread's end:
+/// [`Listener::read`](super::Listener::read) and [`Listener::write`](super::Listener::write) check
+/// that the thread still waits.
 #[derive(Debug)]
 pub struct Task {
     pid: Pid,
@@ -54,8 +57,8 @@ impl Task {
         theirs.is_none_or(|theirs| network("self").is_none_or(|ours| ours == theirs))
     }
 
-    /// Reads the thread's memory at `from`, and returns the number of bytes before the first
-    /// unmapped one. Errors: the memory is not mapped, or access is denied.
+    /// Reads the thread's memory at `from`, up to the first unmapped byte. Returns the number of
+    /// bytes read. Errors: the memory is not mapped, or access is denied.
     pub fn read(&self, from: u64, to: &mut [u8]) -> io::Result<usize> {
         let ours = libc::iovec { iov_base: to.as_mut_ptr().cast(), iov_len: to.len() };
         let theirs = libc::iovec { iov_base: from as *mut _, iov_len: to.len() };
@@ -67,7 +70,8 @@ impl Task {
         usize::try_from(read).map_err(|_| io::Error::last_os_error())
     }
 
-    /// Writes `bytes` to the thread's memory at `to`. Errors: not mapped as writable, or denied.
+    /// Writes `bytes` to the thread's memory at `to`. Errors: the memory is not writable, or access
+    /// is denied.
     pub fn write(&self, to: u64, bytes: &[u8]) -> io::Result<()> {
         let ours = libc::iovec { iov_base: bytes.as_ptr().cast_mut().cast(), iov_len: bytes.len() };
         let theirs = libc::iovec { iov_base: to as *mut _, iov_len: bytes.len() };
@@ -107,7 +111,7 @@ pub fn find_socket(inode: u64) -> Option<OwnedFd> {
     None
 }
 
-/// Returns a thread's process, without `PIDFD_THREAD`; the thread itself if unknown.
+/// Returns a thread's process, for kernels without `PIDFD_THREAD`; the thread itself if unknown.
 fn process_of(thread: Pid) -> Pid {
     let status = std::fs::read_to_string(format!("/proc/{thread}/status")).unwrap_or_default();
     let id = status.lines().find_map(|line| line.strip_prefix("Tgid:")?.trim().parse().ok());

@@ -15,8 +15,8 @@
 //! `finish` returns the duplicate instead.
 //!
 //! MPTCP sockets cannot wait at a rendezvous: such a socket falls back to TCP, but is not reported
-//! as connected before the first byte arrives (kernel 6.18). Programs may therefore not open MPTCP
-//! sockets, as on a kernel without MPTCP, and use TCP instead.
+//! as connected before the first byte arrives (kernel 6.18). Programs are therefore not allowed to
+//! open MPTCP sockets. As on a kernel without MPTCP, they use TCP instead.
 
 #![allow(unsafe_code)]
 
@@ -49,7 +49,7 @@ pub struct Pending {
 
 impl Pending {
     /// Connects `socket`, a duplicate of a program's TCP socket, to the rendezvous address `at`.
-    /// Errors: the error of the program's connect: a connect is in progress already (`EALREADY`),
+    /// Errors are those of the program's connect: a connect is in progress already (`EALREADY`),
     /// the socket is connected (`EISCONN`), or it is bound to an address that cannot reach `at`.
     pub fn begin(socket: OwnedFd, at: SocketAddr) -> io::Result<Begun> {
         let at = within(&socket, at)?;
@@ -84,7 +84,7 @@ impl Pending {
         Ok(())
     }
 
-    /// Returns the program's own address of the connection.
+    /// Returns the local address of the program's socket.
     pub fn program(&self) -> io::Result<SocketAddr> {
         let own: SocketAddr = rustix::net::getsockname(&self.socket)?.try_into()?;
         Ok(SocketAddr::new(own.ip().to_canonical(), own.port()))
@@ -121,7 +121,8 @@ impl Pending {
         }
     }
 
-    /// Reports a refused connection. Errors: the program used its socket in another way.
+    /// Makes the program's connect fail as refused. Errors: the program has changed the state of
+    /// its socket meanwhile.
     pub fn refuse(self, closed: &ClosedPorts) -> io::Result<()> {
         self.restore_reuseaddr()?;
         let at = within(&self.socket, closed.at(self.at.ip().to_canonical().is_ipv4())?)?;
@@ -207,7 +208,8 @@ impl ClosedPorts {
         Ok(ClosedPorts { v4: bound(AddressFamily::INET, Ipv4Addr::LOCALHOST.into())?, v6 })
     }
 
-    /// Address of the IPv4 port, or IPv6 port unless `v4`. Errors: the machine lacks the family.
+    /// Returns the address of the IPv4 port, or of the IPv6 port if `v4` is false. Errors: the
+    /// machine lacks the family.
     pub fn at(&self, v4: bool) -> io::Result<SocketAddr> {
         let socket = if v4 { Some(&self.v4) } else { self.v6.as_ref() };
         let socket = socket.ok_or(io::ErrorKind::AddrNotAvailable)?;
@@ -239,7 +241,8 @@ fn with_inside_mark<T>(socket: &OwnedFd, act: impl FnOnce() -> T) -> io::Result<
     done
 }
 
-/// Runs `act` on the socket in non-blocking mode, and restores the mode, which is shared.
+/// Runs `act` on the socket in non-blocking mode, and restores the mode, which the program's
+/// descriptor shares.
 fn nonblocking<T>(socket: &OwnedFd, act: impl FnOnce() -> T) -> io::Result<T> {
     let flags = fcntl_getfl(socket)?;
     if flags.contains(OFlags::NONBLOCK) {

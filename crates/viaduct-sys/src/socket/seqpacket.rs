@@ -1,5 +1,5 @@
 //! Messages between processes of this host, each with up to four descriptors (`SOCK_SEQPACKET`,
-//! `SCM_RIGHTS`); with more by [`send_many`] and [`receive_many`].
+//! `SCM_RIGHTS`), or up to 253 with [`send_many`] and [`receive_many`].
 
 use std::io::{self, IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;

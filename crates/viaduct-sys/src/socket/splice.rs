@@ -37,8 +37,8 @@ impl Pipe {
         Ok(Pipe { read, write, held: 0, room })
     }
 
-    /// Takes over a pipe of another process, with the bytes in it. `ends` are its reading and its
-    /// writing end.
+    /// Takes over a pipe of another process, with the bytes in it. The arguments are its reading
+    /// and its writing end.
     ///
     /// # Errors
     /// The descriptors are not a pipe.
@@ -58,7 +58,7 @@ impl Pipe {
         self.room
     }
 
-    /// Returns the capacity in pieces, each of one byte to one page.
+    /// Returns the capacity in pipe buffers, each of which holds from one byte to one page.
     pub fn pieces(&self) -> usize {
         self.room / rustix::param::page_size()
     }

@@ -14,9 +14,9 @@ pub fn is_next(stream: impl AsFd) -> io::Result<bool> {
     os::at_mark(stream.as_fd())
 }
 
-/// Reads the urgent byte that [is next](is_next), from a socket of [`crate::socket::tcp`], in whose
-/// stream it stays. `None` if the byte was announced but has not arrived yet. Errors: `stream`
-/// failed.
+/// Reads the urgent byte that [is next](is_next). `stream` must be a socket of
+/// [`crate::socket::tcp`], which keeps urgent bytes in the stream. `None` if the byte was announced
+/// but has not arrived yet. Errors: `stream` failed.
 pub fn take(stream: impl AsFd) -> io::Result<Option<u8>> {
     let mut byte = [0];
     match recv(&stream, &mut byte[..], RecvFlags::DONTWAIT) {

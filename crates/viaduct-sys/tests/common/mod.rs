@@ -117,8 +117,7 @@ pub(crate) fn pair() -> (Host, Host) {
     (left, right)
 }
 
-/// Creates a host behind `left` of the pair, which forwards its packets, with routes in both
-/// directions:
+/// Creates a host behind `left`, which forwards the host's packets, with routes in both directions:
 ///
 /// ```text
 ///   host                    left                right

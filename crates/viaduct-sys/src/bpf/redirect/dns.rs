@@ -44,9 +44,9 @@ impl DnsServers {
         Ok(DnsServers { map: Map::new(SOCKETS)?, resolver })
     }
 
-    /// Emits the redirection of a query to the resolver, in a program with its context in R6 and
-    /// the destination of a datagram at `note` on the stack. A query ends the program. Stores the
-    /// socket's cookie at `cookie`.
+    /// Emits the redirection of DNS queries, for a datagram whose destination is at `note` on the
+    /// stack, with the context's address in R6. A query goes to the resolver, its socket's cookie
+    /// is stored at `cookie`, and the program ends. Other datagrams continue after this code.
     pub(super) fn ask(&self, asm: &mut Asm, note: i16, cookie: i16, v4: bool) {
         let [other, refuse] = [(); 2].map(|()| asm.label());
         asm.load(Width::Half, R2, FP, note + 16);
@@ -61,7 +61,8 @@ impl DnsServers {
         asm.place(other);
     }
 
-    /// Builds the recvmsg program, which replaces the source of an answer with the queried server.
+    /// Builds the recvmsg program, which replaces the source of an answer with the queried
+    /// server's address.
     pub(super) fn answer(&self, v4: bool) -> Vec<Insn> {
         let mut asm = Asm::default();
         let [ours, done] = [(); 2].map(|()| asm.label());

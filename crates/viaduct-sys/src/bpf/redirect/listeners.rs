@@ -21,7 +21,7 @@ use crate::bpf::sock_ops;
 /// Max addresses and ports that programs have listened on. Entries are never removed, and an FTP
 /// server, for example, listens on many ports one after another.
 const PORTS: u32 = 1 << 18;
-/// Max connections from us to programs that are not accepted yet.
+/// Max connections from us that programs have not accepted yet.
 const INSIDE: u32 = 8192;
 
 // Fields of `struct bpf_sk_lookup`.
@@ -60,8 +60,8 @@ pub struct InboundConns(Arc<Map<ENDS>>);
 
 impl InboundConns {
     /// Sets the addresses that the program sees for the connection from our source port `port`:
-    /// `client` as its peer, and `own`, the address to which the client connected, as its own. Must
-    /// be called before the connection is opened. Errors: the kernel is out of memory.
+    /// `client` as the peer, and `own`, the address to which the client connected, as the program's
+    /// own. Must be called before the connection is opened. Errors: the kernel is out of memory.
     pub fn note(&self, port: u16, client: SocketAddr, own: SocketAddr) -> std::io::Result<()> {
         self.0.set(port.into(), &endpoints::pair(client, own))
     }
@@ -107,7 +107,8 @@ pub(super) struct ListenerRedirect {
 }
 
 impl ListenerRedirect {
-    /// Attaches the program, which redirects connections to `listeners` here; `None` if empty.
+    /// Attaches the program, which redirects inbound connections to our `listeners`. Returns `None`
+    /// if there are no listeners.
     pub(super) fn new(
         listeners: [Option<BorrowedFd<'_>>; 2],
         ports: &Ports,
@@ -235,8 +236,8 @@ fn look_up(ports: &Ports, inside: &Map<ENDS>, sockets: &SocketMap) -> Vec<Insn> 
     asm.store(Width::Double, FP, KEY, R2);
     asm.look_for(inside, KEY, done);
     asm.place(elsewhere);
-    // If the map has no listener, its process has ended while another process still holds the link.
-    // The SYN is dropped, so that it does not bypass the chain.
+    // If the map has no listener, the listener's process has ended while another process still
+    // holds the link. The SYN is dropped, so that it does not bypass the chain.
     asm.look_up(sockets, WHICH, gone);
     asm.copy(R7, R0);
     asm.copy(R1, R6);

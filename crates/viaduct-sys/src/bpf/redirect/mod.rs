@@ -49,7 +49,7 @@ use crate::socket::tcp::{MIRRORED, Mirrored};
 
 /// Max connections whose intended destination is remembered for getpeername(2).
 const SOCKETS: u32 = 65_536;
-/// Bytes of the event ring. A connect event that does not fit comes again with the next SYN.
+/// Bytes of the event ring. A connect event that does not fit is sent again with the next SYN.
 const RING: usize = 256 << 10;
 /// Max rules that a program tests.
 const MAX_RULES: usize = 256;
@@ -172,7 +172,7 @@ pub struct WaitingConnect {
     pub cookie: u64,
     /// Intended destination.
     pub to: SocketAddr,
-    /// The program's own address of the connection.
+    /// Local address of the program's socket.
     pub program: SocketAddr,
     /// True if the program has bound its port.
     pub is_bound: bool,
@@ -185,7 +185,7 @@ pub struct WaitingConnect {
 /// An option that a program sets on a connection; the kernel may refuse it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct OptionChange {
-    /// The program's own address of the connection.
+    /// Local address of the program's socket.
     pub program: SocketAddr,
     /// Port of the other end.
     pub peer: u16,

@@ -1,11 +1,11 @@
-//! Socket options that programs set, which are applied to the connections that replace theirs
-//! ([`crate::socket::tcp::Mirrored`]).
+//! Socket options that programs set. They are also applied to the connections that replace the
+//! programs' connections ([`crate::socket::tcp::Mirrored`]).
 //!
 //! A connected socket is identified by its endpoints, and any other socket by its address in the
 //! kernel, as the setsockopt hook has no cookie. The hook runs before the kernel checks the option,
 //! so options that the kernel refuses are reported too; the kernel refuses them again when they are
-//! applied. It would accept from us a mark or a priority that the program may not set, so these two
-//! are instead read from the program's socket when it connects.
+//! applied. From us, however, the kernel would accept a mark or a priority that the program may not
+//! set. These two are therefore read from the program's socket when it connects.
 
 use std::sync::Arc;
 
@@ -70,7 +70,8 @@ impl Options {
         mirrored
     }
 
-    /// Emits the removal of an earlier socket's options at the kernel address in `socket`.
+    /// Emits the removal of the options of an earlier socket that had the kernel address
+    /// in `socket`.
     pub(super) fn forget(&self, asm: &mut Asm, socket: Reg, key: i16) {
         asm.store(Width::Double, FP, key, socket);
         asm.forget(&*self.0, key);
@@ -152,7 +153,7 @@ fn option_number(asm: &mut Asm, found: Label) {
     }
 }
 
-/// Emits stores of both ports and the local address of the socket in R7 into the event.
+/// Emits stores into the event: both ports and the local address of the socket at R7.
 fn local_end(asm: &mut Asm) {
     let [v6, named] = [(); 2].map(|()| asm.label());
     asm.load(Width::Word, R2, R7, FAMILY);

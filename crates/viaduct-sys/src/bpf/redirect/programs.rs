@@ -39,7 +39,7 @@ const CLOSED: u32 = 7;
 const TCP: u32 = libc::IPPROTO_TCP as u32;
 const UDP: u32 = libc::IPPROTO_UDP as u32;
 
-// On the stack: a cookie and its note, or an event.
+// On the stack: a cookie and its note (the endpoints that the map stores for it), or an event.
 pub(super) const COOKIE: i16 = -8;
 pub(super) const NOTE: i16 = COOKIE - ENDS as i16;
 const EVENT_AT: i16 = -(EVENT as i16);
@@ -48,7 +48,7 @@ const EVENT_BESIDE_NOTE: i16 = NOTE - EVENT as i16;
 /// Argument of a helper call.
 const NUMBER: i16 = EVENT_BESIDE_NOTE - 8;
 
-/// Builds the connect program: redirects to the rendezvous socket, and notes the destination.
+/// Builds the connect program, which redirects to the rendezvous socket and notes the destination.
 pub(super) fn connect(context: &ProgramContext<'_>, v4: bool) -> Vec<Insn> {
     let ProgramContext { map, events, config, netns, .. } = *context;
     let mut asm = Asm::default();
@@ -114,7 +114,8 @@ fn to_rendezvous(asm: &mut Asm, config: &RedirectConfig<'_>, v4: bool, refuse: L
     rewrite_destination(asm, NOTE, (config.v4, config.v6), v4, refuse);
 }
 
-/// Emits the redirection of a call to one of two addresses, by the family noted at `note`.
+/// Emits the redirection of a call to one of two addresses, by the family of the destination
+/// at `note`.
 pub(super) fn rewrite_destination(
     asm: &mut Asm,
     note: i16,
@@ -187,7 +188,8 @@ pub(super) fn send_event(asm: &mut Asm, events: &Events<EVENT>, at: i16, kind: E
     asm.call(Helper::RingOutput);
 }
 
-/// Builds the sock_ops program: reports each SYN of a redirected connect, counts listeners.
+/// Builds the sock_ops program, which counts listeners. It reports each SYN of a redirected
+/// connect, or the start and the end of an offloaded connection.
 pub(super) fn sock_ops_program(
     map: &Map<ENDS>,
     events: &Events<EVENT>,
@@ -246,7 +248,8 @@ pub(super) fn sock_ops_program(
     asm.finish().expect("short")
 }
 
-/// Emits the removal of an earlier socket's options at the accepted socket's kernel address.
+/// Emits the removal of the options of an earlier socket that had the accepted socket's
+/// kernel address.
 fn forget_options(asm: &mut Asm, options: &Options) {
     let none = asm.label();
     asm.load(Width::Double, R2, R6, sock_ops::SOCKET);
@@ -255,7 +258,7 @@ fn forget_options(asm: &mut Asm, options: &Options) {
     asm.place(none);
 }
 
-/// Emits an offloaded connection's pacing, with its note at R8, and its start and end events.
+/// Emits the pacing of an offloaded connection, whose note is at R8, and its start and end events.
 fn report_offloaded(asm: &mut Asm, events: &Events<EVENT>, offload: Offload, done: Label) {
     let [begun, changes] = [(); 2].map(|()| asm.label());
     asm.if_equal(R7, CONNECT, begun);
@@ -340,7 +343,7 @@ fn report_redirected(asm: &mut Asm, events: &Events<EVENT>, done: Label) {
     send_event(asm, events, EVENT_AT, EventKind::Connect);
 }
 
-/// Builds the getpeername or getsockname program: returns the noted address at offset `which`.
+/// Builds the getpeername or getsockname program, which returns the address at `which` in the note.
 pub(super) fn sock_name(map: &Map<ENDS>, which: i16, v4: bool) -> Vec<Insn> {
     let mut asm = Asm::default();
     let done = asm.label();

@@ -150,7 +150,8 @@ impl Asm {
     }
 }
 
-/// Defines a method for each instruction: its argument, and what [`Asm::plain`] gets.
+/// Defines a method for each instruction, from its argument and the two arguments
+/// of [`Asm::plain`].
 macro_rules! instructions {
     ($($(#[$doc:meta])* $name:ident($($arg:ident)?) => $code:expr, $k:expr;)*) => {
         impl Asm {
@@ -181,7 +182,7 @@ instructions! {
     x_from_a() => BPF_MISC | BPF_TAX, 0;
     /// A = A + X, modulo 2^32.
     add_x() => BPF_ALU | BPF_ADD | BPF_X, 0;
-    /// A = A exclusive or X.
+    /// A = A xor X.
     xor_x() => BPF_ALU | BPF_XOR | BPF_X, 0;
     /// X = length of the IPv4 header at `at`.
     x_from_ipv4_header_length(at) => BPF_LDX | BPF_B | BPF_MSH, at;

@@ -8,7 +8,7 @@ use libc::{ETH_P_IP, ETH_P_IPV6, IPPROTO_UDP, SKF_AD_PROTOCOL, SKF_NET_OFF};
 use super::asm::{Asm, Label, Test};
 use super::{BpfInsn, FilterError};
 
-/// Limit of shares.
+/// Max number of shares.
 pub(super) const MAX_SHARES: usize = 64;
 
 /// Constants of the hash: an odd multiplier for each address and one for their sum, and shifts.
@@ -32,11 +32,13 @@ const UDP_HEADER: u32 = 8;
 /// ```
 #[derive(Clone, Debug, Default)]
 pub struct FanoutProgram {
-    /// Index of the member of each share. Their number is a power of two, at most 64.
+    /// Index of the member that gets each share. The number of shares is a power of two, at
+    /// most 64.
     pub members: Vec<u8>,
-    /// Local address of unfragmented datagrams that carry the number of their share themselves, and
-    /// its offset in their payload. `0.0.0.0` means any IPv4 address, and `[::]` any address. With
-    /// such datagrams the program is for incoming packets only.
+    /// For UDP datagrams that carry the number of their share in their payload: the local address
+    /// to which they are sent, and the offset of the number (one byte) in the payload. Fragments
+    /// are hashed. `0.0.0.0` means any IPv4 address, and `[::]` any address. If set, the program is
+    /// for incoming packets only.
     pub datagrams: Option<(SocketAddr, u32)>,
 }
 
@@ -47,8 +49,9 @@ impl FanoutProgram {
         if !count.is_power_of_two() || count > MAX_SHARES {
             return Err(FilterError::Shares(count));
         }
-        // Outgoing packets begin at their link header. Offsets from the network header only reach
-        // the first part of a packet that is in parts; incoming packets begin there anyway.
+        // Outgoing packets begin at their link header, so a program for both directions uses
+        // offsets from the network header. These reach only the linear part of a packet. Incoming
+        // packets begin at the network header, and plain offsets reach all of their bytes.
         let base = if self.datagrams.is_some() { 0 } else { SKF_NET_OFF.cast_unsigned() };
         let mut asm = Asm::default();
         let [v4, v6, none, hash, chosen] = [(); 5].map(|()| asm.label());
@@ -86,7 +89,8 @@ impl FanoutProgram {
         Ok(asm.finish())
     }
 
-    /// Emits a jump to `chosen` with A = the share that a datagram carries, if it is one.
+    /// Emits a jump to `chosen`, with A = the share in the payload, for datagrams
+    /// to `self.datagrams`.
     fn test_datagram_v4(&self, asm: &mut Asm, base: u32, chosen: Label) {
         let Some((at, offset)) = self.datagrams else { return };
         let address = match at.ip() {
@@ -111,7 +115,8 @@ impl FanoutProgram {
         asm.place(other);
     }
 
-    /// As [`FanoutProgram::test_datagram_v4`], for packets without extension headers.
+    /// Does the same as [`FanoutProgram::test_datagram_v4`], for IPv6 packets without
+    /// extension headers.
     fn test_datagram_v6(&self, asm: &mut Asm, base: u32, chosen: Label) {
         let Some((at, offset)) = self.datagrams else { return };
         let IpAddr::V6(address) = at.ip() else { return };
@@ -133,7 +138,7 @@ impl FanoutProgram {
     }
 }
 
-/// Emits A = the IPv6 address at `offset` in 32 bits.
+/// Emits A = exclusive or of the four words of the IPv6 address at `offset`.
 fn fold(asm: &mut Asm, offset: u32) {
     asm.load_word(offset);
     for word in 1..4 {
@@ -143,7 +148,7 @@ fn fold(asm: &mut Asm, offset: u32) {
     }
 }
 
-/// Emits A = A, mixed.
+/// Emits A = mix(A).
 fn mix(asm: &mut Asm) {
     asm.multiply(OF_ADDRESS);
     asm.x_from_a();
@@ -151,8 +156,8 @@ fn mix(asm: &mut Asm) {
     asm.xor_x();
 }
 
-/// Emits the answer: the member of the share in A, by halving. The first of `members` is of the
-/// share `first`.
+/// Emits a binary search for the member of the share in A, which the program returns. `members[0]`
+/// is the member of share `first`.
 fn choose(asm: &mut Asm, members: &[u8], first: u32) {
     if members.iter().all(|member| *member == members[0]) {
         asm.keep(members[0].into());

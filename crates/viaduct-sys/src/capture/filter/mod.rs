@@ -7,7 +7,7 @@
 //!       v
 //!   [BpfInsn]   --- attach ---> a socket: the ring, or a UDP socket
 //!
-//!   the program of a tap, which searches by halving, and never takes more than some 60 tests:
+//!   the program of a tap, whose binary searches take at most about 60 tests per packet:
 //!     tagged for a VLAN (other than 0), or for another host         -> no
 //!     leaves:   source is local and destination a peer's            -> yes
 //!     arrives:  source is a peer's and destination local            -> yes
@@ -16,8 +16,8 @@
 //!     all else                                                      -> no
 //! ```
 //!
-//! Between sites only addresses are compared, so every fragment of a packet passes. A tap of
-//! thousands of prefixes passes more packets than these ([`TapFilter::build`]).
+//! Between sites only addresses are compared, so every fragment of a packet passes. A tap with
+//! thousands of prefixes also passes other packets ([`TapFilter::build`]).
 #![allow(unsafe_code)]
 
 pub(crate) mod asm;
@@ -124,7 +124,7 @@ pub enum FilterError {
         /// The prefix's length in bits.
         length: u8,
     },
-    /// Members of a fanout are not given for a power of two of shares.
+    /// The number of shares of a fanout is not a power of two, or too large.
     #[error("{0} shares: a power of two up to {max} is expected", max = fanout::MAX_SHARES)]
     Shares(usize),
     /// The program is longer than the kernel accepts.
@@ -143,9 +143,9 @@ pub enum FilterError {
 }
 
 impl TapFilter {
-    /// Builds the program for the kernel, of at most [`MAX_TAP_INSNS`] instructions. If there are
-    /// too many prefixes for that, those that are closest to each other count as one that contains
-    /// the addresses between them: the tap then also copies packets that are of no site.
+    /// Builds the program for the kernel, of at most [`MAX_TAP_INSNS`] instructions. If the
+    /// prefixes need more, those that are closest to each other are joined to one range, which
+    /// includes the addresses between them: the tap then also copies packets that are of no site.
     /// Errors: a prefix length is out of range.
     pub fn build(&self) -> Result<Vec<BpfInsn>, FilterError> {
         let mut local = PrefixSet::new(&self.local)?;
@@ -205,12 +205,13 @@ impl TapFilter {
         asm.finish()
     }
 
-    /// Own addresses with their protocols.
+    /// Returns our addresses, by protocol.
     fn listeners(&self) -> [(libc::c_int, &[SocketAddr]); 2] {
         [(IPPROTO_UDP, &self.listen), (IPPROTO_TCP, &self.fake_tcp)]
     }
 
-    /// Emits the test for unfragmented packets to us over IPv4 (neither flag nor offset).
+    /// Emits the test for IPv4 packets to us. Fragments (more-fragments flag, or an offset)
+    /// are refused.
     fn test_listeners_v4(&self, asm: &mut Asm, yes: Label, no: Label) {
         only_incoming(asm, no);
         for (protocol, listeners) in self.listeners() {
@@ -242,7 +243,8 @@ impl TapFilter {
         asm.goto(no);
     }
 
-    /// Emits the test for packets to us over IPv6 without extension headers, as of fragments.
+    /// Emits the test for IPv6 packets to us. Packets with an extension header, such as fragments,
+    /// are refused.
     fn test_listeners_v6(&self, asm: &mut Asm, yes: Label, no: Label) {
         only_incoming(asm, no);
         for (protocol, listeners) in self.listeners() {
@@ -271,9 +273,9 @@ impl TapFilter {
     }
 }
 
-/// Emits code that notes the offsets of our side's address and of the peer's. Our side is the
-/// source of an outgoing packet and the destination of an incoming one. Jumps to `no` if the packet
-/// is for another host.
+/// Emits code that stores the offsets of our side's address and of the peer's in their scratch
+/// cells. Our side is the source of an outgoing packet and the destination of an incoming one.
+/// Jumps to `no` if the packet is for another host.
 fn find_sides(asm: &mut Asm, source: u32, destination: u32, no: Label) {
     let [leaves, known] = [(); 2].map(|()| asm.label());
     asm.load_meta(SKF_AD_PKTTYPE);
@@ -299,17 +301,17 @@ pub fn attach(socket: BorrowedFd<'_>, program: &[BpfInsn]) -> io::Result<()> {
     attach_as((libc::SOL_SOCKET, libc::SO_ATTACH_FILTER), socket, program)
 }
 
-/// Attaches `program` to the sockets that share an address and a port, of which `socket` is one.
-/// The program returns the index of the socket for a packet, in the order in which the sockets were
-/// opened. If the index is out of range, the kernel chooses. Errors: as [`attach`], or the socket
-/// does not share its address.
+/// Attaches `program` to the group of sockets that share an address and a port (`SO_REUSEPORT`), to
+/// which `socket` belongs. For each packet the program returns the index of a socket, in the order
+/// in which the sockets joined the group. If the index is out of range, the kernel chooses. Errors:
+/// as [`attach`], or the socket does not share its address.
 pub fn attach_to_group(socket: BorrowedFd<'_>, program: &[BpfInsn]) -> io::Result<()> {
     attach_as((libc::SOL_SOCKET, libc::SO_ATTACH_REUSEPORT_CBPF), socket, program)
 }
 
-/// Sets the program of the group of taps that has `socket` as a member. The program returns the
-/// index of the member for a packet, modulo their number. Errors: as [`attach`], or the socket is
-/// not in a group.
+/// Sets the program of the group of taps to which `socket` belongs. For each packet the program
+/// returns the index of a member, modulo the number of members. Errors: as [`attach`], or the
+/// socket is not in a group.
 pub(crate) fn attach_to_fanout(socket: BorrowedFd<'_>, program: &[BpfInsn]) -> io::Result<()> {
     attach_as((libc::SOL_PACKET, libc::PACKET_FANOUT_DATA), socket, program)
 }

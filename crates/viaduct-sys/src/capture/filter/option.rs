@@ -57,7 +57,8 @@ pub struct OptionFilter<'a> {
     /// the lowest to the highest are accepted, including ports that are not listed, as a BPF
     /// program has no room for thousands of ports.
     pub ports: &'a [u16],
-    /// True if unmarked SYN-ACKs and resets, of kernels that do not know the mark, pass too.
+    /// True if unmarked SYN-ACKs and resets, which come from kernels that do not know the mark,
+    /// pass too.
     pub plain: bool,
     /// Share of this tap, if several taps have the same port: each tap receives only packets of the
     /// clients in its share. ICMP errors are delivered to all taps.
@@ -134,7 +135,8 @@ impl OptionFilter<'_> {
         asm.place(known);
     }
 
-    /// Emits the test of the TCP header at `base`; a load beyond the packet's end rejects it.
+    /// Emits the test of the TCP header at `base`; a load beyond the packet's end rejects
+    /// the packet.
     fn test_tcp(
         &self,
         asm: &mut Asm,

@@ -1,4 +1,4 @@
-//! Sets of prefixes as ranges of addresses, and the code that searches an address in them.
+//! Sets of prefixes as ranges of addresses, and the code that searches them for an address.
 //!
 //! ```text
 //!   ranges   10.1.0.0 - 10.1.255.255      10.3.0.0 - 10.3.127.255
@@ -13,7 +13,7 @@ use std::net::IpAddr;
 use super::FilterError;
 use super::asm::{Asm, Label, Test};
 
-/// Number of cuts whose tests reach the same two jumps to the results by short jumps.
+/// Max cuts whose tests share one jump to each result: short jumps from all of the tests reach it.
 const NEAR: usize = 100;
 
 /// Addresses of both families. The bits of an IPv4 address are the highest 32.
@@ -26,7 +26,7 @@ pub(super) struct PrefixSet {
 /// First and last address of each range. The ranges ascend, and neither overlap nor adjoin.
 type Ranges = Vec<(u128, u128)>;
 
-/// Result for the values of a word from a cut on.
+/// Result for the values of a word from one cut to the next.
 #[derive(Clone, Debug, PartialEq)]
 enum Cut {
     Hit,
@@ -59,8 +59,8 @@ impl PrefixSet {
         self.v4.len() + self.v6.len()
     }
 
-    /// Returns a set of half as many ranges of each family, at least one, that contains all
-    /// addresses of this one. The ranges that are closest to each other are joined.
+    /// Returns a set that contains all addresses of this one in half as many ranges of each family,
+    /// at least one. The ranges that are closest to each other are joined.
     pub(super) fn coarser(&self) -> PrefixSet {
         PrefixSet { v4: halved(&self.v4), v6: halved(&self.v6) }
     }
@@ -89,7 +89,7 @@ fn merged(mut ranges: Ranges) -> Ranges {
     ranges
 }
 
-/// Joins every range whose distance from the one before it is among the lesser half.
+/// Joins each range to the one before it if their distance is in the smaller half of the distances.
 fn halved(ranges: &Ranges) -> Ranges {
     let distance = |n: usize| ranges[n].0 - ranges[n - 1].1;
     let mut order: Vec<usize> = (1..ranges.len()).collect();
@@ -102,7 +102,7 @@ fn halved(ranges: &Ranges) -> Ranges {
     joined.filter_map(|all| Some((all.first()?.0, all.last()?.1))).collect()
 }
 
-/// Emits the search of the address at X in `ranges`, which agree in all words before `word`.
+/// Emits a search for the address at X in `ranges`, which agree in all words before `word`.
 fn search(asm: &mut Asm, ranges: &[(u128, u128)], word: u32, (hit, miss): (Label, Label)) {
     let cuts = cuts(ranges, word);
     if let [(_, only)] = &cuts[..]
@@ -119,8 +119,8 @@ fn search(asm: &mut Asm, ranges: &[(u128, u128)], word: u32, (hit, miss): (Label
     }
 }
 
-/// Emits the tests that find the cut of A. Searches in the next word are left to the caller, with
-/// the labels at which they must be placed.
+/// Emits the tests that find the cut of A. Adds the searches of the next word, with their labels,
+/// to `later`; the caller emits them.
 fn halve(
     asm: &mut Asm,
     cuts: &[(u32, Cut)],
@@ -173,7 +173,7 @@ fn test(asm: &mut Asm, targets: &[(u32, Label)]) {
     }
 }
 
-/// Values of a word from which on another result holds, ascending from 0.
+/// Returns the values of a word at which the result changes, ascending from 0, with the results.
 fn cuts(ranges: &[(u128, u128)], word: u32) -> Vec<(u32, Cut)> {
     let shift = 96 - 32 * word;
     let low = (1_u128 << shift) - 1;

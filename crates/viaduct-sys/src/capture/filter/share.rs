@@ -14,7 +14,7 @@ const NETWORK: u32 = SKF_NET_OFF.cast_unsigned();
 /// (Knuth, 6.4).
 const GOLDEN: u32 = 0x9e37_79b1;
 
-/// Share of one of several event loops.
+/// Share of the connections that belongs to one of several event loops.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Share {
     /// Index of the loop, from 0.

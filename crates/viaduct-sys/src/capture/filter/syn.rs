@@ -9,7 +9,7 @@ use super::prefix::PrefixSet;
 use super::share::Share;
 use super::{BpfInsn, FilterError, MAX_INSNS};
 
-/// Length of the IPv6 header. SYNs have no extension headers.
+/// Length of the IPv6 header. SYNs are assumed to have no extension headers.
 pub(super) const IPV6_HEAD: u32 = 40;
 /// Offsets of the flags and the destination port in a TCP header, 16 bits each.
 const FLAGS: u32 = 12;
@@ -22,7 +22,8 @@ const FROM_TO_V6: [u32; 2] = [8, 24];
 /// Scratch cell for the offset of an address.
 const AT: u32 = 0;
 
-/// Filter for SYNs (without ACK) to some addresses and ports, from the network header on.
+/// Filter for SYNs (without ACK) to some addresses and ports, on a socket whose packets begin at
+/// the network header.
 #[derive(Clone, Copy, Debug)]
 pub struct SynFilter<'a> {
     /// Source prefixes; empty means all.

@@ -479,7 +479,7 @@ fn each_syn_is_of_one_loop_and_its_listener_is_too() {
     }
 }
 
-/// Program for `members`, of which each has the number of its share.
+/// Builds a program with 64 members: member `n` gets share `n`.
 fn fanout(datagrams: Option<(&str, u32)>) -> FanoutProgram {
     let listen = datagrams.map(|(at, offset)| (at.parse().unwrap(), offset));
     FanoutProgram { members: (0..64).collect(), datagrams: listen }
@@ -534,7 +534,7 @@ fn a_datagrams_share_is_one_of_its_bytes() {
         let few = FanoutProgram { members: vec![7, 9], ..to("[::]:4500") };
         assert_eq!(member(&few, &six), [7, 9][usize::from(share % 2)]);
     }
-    // All other packets have the share of their addresses.
+    // The share of any other packet is the hash of its addresses.
     let packet = || datagram("198.51.100.1", "192.0.2.1", 9);
     let hashed = member(&fanout(None), &packet());
     assert_ne!(hashed, 9);

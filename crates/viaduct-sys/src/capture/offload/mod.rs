@@ -57,7 +57,8 @@ pub enum OffloadError {
 }
 
 impl OffloadState {
-    /// Reads which features that hide the wire's packets are on. Errors: no such interface.
+    /// Reads the features that are on and hide the wire's packets from a tap. Errors: no
+    /// such interface.
     pub fn read(interface: &str) -> Result<OffloadState, OffloadError> {
         let device = open(interface)?;
         let features = device.features().map_err(failed("read", interface))?;

@@ -91,7 +91,7 @@ impl<'a> Frame<'a> {
     }
 
     /// Returns the number of bytes of the packet on the interface. A truncated frame has only the
-    /// first bytes. For an IP packet this is the length in its header, which excludes the padding
+    /// first of them. For an IP packet this is the length in its header, which excludes the padding
     /// of short Ethernet frames.
     pub fn original_len(&self) -> usize {
         self.original_len
@@ -109,8 +109,8 @@ impl<'a> Frame<'a> {
         self.checksum_ready
     }
 
-    /// Returns the bytes of data in each packet into which a device will segment the frame; `None`
-    /// if the frame is one packet, or offloads are not reported.
+    /// Returns the segment size, in bytes of data, if a device will segment the frame; `None` if
+    /// the frame is one packet, or offloads are not reported.
     pub fn segment(&self) -> Option<NonZeroU16> {
         self.offload.segment
     }

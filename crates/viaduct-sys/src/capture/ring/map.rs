@@ -21,9 +21,9 @@ use libc::{
 /// Offset of a packet's link-layer address: after its header, aligned to 16.
 const ADDRESS_AT: usize = align(size_of::<tpacket3_hdr>());
 
-/// Bytes in a block for each packet in addition to the packet's own: header and address, aligned;
-/// the 16 bytes that the kernel keeps before the network header of a SOCK_DGRAM packet; and the
-/// alignment of the next packet.
+/// Bytes of a block that each packet takes in addition to its own bytes: header and address,
+/// aligned; the 16 bytes that the kernel keeps before the network header of a SOCK_DGRAM packet;
+/// and the alignment of the next packet.
 pub(super) const HEADROOM: usize = align(ADDRESS_AT + size_of::<sockaddr_ll>()) + 24;
 
 const HEADER_AT: usize = offset_of!(tpacket_block_desc, hdr);
@@ -71,7 +71,8 @@ impl Map {
         self.blocks
     }
 
-    /// Returns block `index`'s packets and first offset; `None` while the kernel owns it.
+    /// Returns the number of packets in block `index` and the offset of the first; `None` while the
+    /// kernel owns the block.
     pub(super) fn open(&self, index: usize) -> Option<(u32, usize)> {
         // Acquire: makes the data visible that the kernel wrote before it set the bit.
         if self.status(index).load(Ordering::Acquire) & TP_STATUS_USER == 0 {
@@ -82,8 +83,8 @@ impl Map {
         Some((header.num_pkts, header.offset_to_first_pkt as usize))
     }
 
-    /// Returns whether packets had been dropped, because the ring was full, when the kernel handed
-    /// over block `index`, which must be open.
+    /// Returns whether the kernel had dropped packets, because the ring was full, when it handed
+    /// over block `index`. The block must be open.
     pub(super) fn is_losing(&self, index: usize) -> bool {
         self.status(index).load(Ordering::Relaxed) & TP_STATUS_LOSING != 0
     }

@@ -45,10 +45,10 @@ use crate::os;
 use crate::route::interface;
 use map::{HEADROOM, Map};
 
-/// Min and max bytes of a block. A block is so small that it fills within a fraction of a
-/// millisecond under load, and that the ring has many blocks: at a low rate the timer hands over
-/// blocks with one packet each, and a delayed reader needs free blocks. It is large enough to hold
-/// several packets.
+/// Min and max bytes of a block. A block is small enough to fill within a fraction of a
+/// millisecond under load, and for the ring to have many blocks: at a low rate the timer hands
+/// over blocks with one packet each, and a delayed reader needs free blocks. It is large enough to
+/// hold several packets.
 const BLOCK: (usize, usize) = (8 << 10, 128 << 10);
 /// Min packets of maximum length that a block should hold.
 const PACKETS: usize = 4;

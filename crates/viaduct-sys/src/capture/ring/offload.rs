@@ -18,7 +18,7 @@ const PACKET_VNET_HDR: libc::c_int = 15;
 /// Work on a packet that is left to a device.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Offload {
-    /// Bytes of data in each packet into which a device will segment this one.
+    /// Segment size in bytes of data, if a device will segment the packet.
     pub(super) segment: Option<NonZeroU16>,
     /// For a missing checksum: offset, from the link header, of the first byte that it covers, and
     /// offset of the checksum field from that byte.

@@ -1,6 +1,7 @@
-//! Capture namespace for datagrams: the process that made it reads all outbound packets from an
-//! [`Uplink`], and writes inbound packets, from any source address, to it. The UDP sockets of a
-//! program in the namespace are ordinary sockets; this process forwards their datagrams.
+//! Capture namespace for datagrams: the process that made it reads all outbound packets from
+//! an [`Uplink`], and writes inbound packets, from any source address, to the same uplink.
+//! The UDP sockets of a program in the namespace are ordinary sockets; this process forwards
+//! their datagrams.
 //!
 //! ```text
 //!   program ── sendto 192.0.2.1:53 ─▶ default route ─────▶ uplink ─▶ handlers ─▶ a socket outside
@@ -31,7 +32,8 @@ use crate::route::interface::Interface;
 
 /// Number of our routing table, different from those of the kernel's own tables.
 const TABLE: u8 = 100;
-/// Packets with loopback addresses are routed to the uplink too, and accepted from it.
+/// Settings by which packets with loopback addresses are routed to the uplink too, and accepted
+/// from it.
 const SETTINGS: [(&str, &str); 4] = [
     ("conf/datagrams/route_localnet", "1"),
     ("conf/datagrams/accept_local", "1"),
@@ -195,7 +197,7 @@ fn address(protocol: u16) -> libc::sockaddr_ll {
 pub fn datagram_socket(v6: bool) -> io::Result<OwnedFd> {
     let family = if v6 { AddressFamily::INET6 } else { AddressFamily::INET };
     let socket = rustix::net::socket_with(family, SocketType::DGRAM, SocketFlags::CLOEXEC, None)?;
-    // The program may bind any address of the host, which this namespace does not know.
+    // The program may bind any address of the host; this namespace does not have these addresses.
     os::setsockopt(socket.as_fd(), libc::SOL_IP, libc::IP_FREEBIND, &1)?;
     if v6 {
         os::setsockopt(socket.as_fd(), libc::SOL_IPV6, libc::IPV6_FREEBIND, &1)?;

@@ -8,7 +8,8 @@ use super::routes;
 use crate::route::interface::Interface;
 use crate::route::link_message::LinkMessage;
 
-/// Difference of the indices of a link's ends; no interface of the host has the second.
+/// Bit that is added to a link's index for its other end; no interface of the host has such
+/// an index.
 const OTHER_END: u32 = 1 << 30;
 const LINK_LOCAL: (Ipv6Addr, u8) = (Ipv6Addr::new(0xfe80, 0, 0, 0, 0, 0, 0, 0), 10);
 

@@ -45,8 +45,8 @@ impl Listeners {
     /// support these notifications.
     pub(super) fn open() -> io::Result<Listeners> {
         let closed = netlink::open(libc::NETLINK_SOCK_DIAG, GROUPS)?;
-        // Connections, which end far more often, are filtered out. If the filter cannot be
-        // attached, their notifications are read and ignored.
+        // Notifications of ended connections, which are far more frequent, are filtered out. If the
+        // filter cannot be attached, they are read and ignored.
         let _ = filter::attach(closed.as_fd(), &without_peer());
         Ok(Listeners { closed, ask: netlink::open(libc::NETLINK_SOCK_DIAG, 0)? })
     }

@@ -2,9 +2,9 @@
 //! Its only interface is the loopback, and every address is local.
 //!
 //! A listener in the namespace may be bound to any address, and connections to it may come from any
-//! address. Its program sees the same addresses as it would outside, while only the process that
-//! made the namespace can reach it. No privilege is needed if the kernel allows unprivileged user
-//! namespaces.
+//! address. The listener's program sees the same addresses as it would outside, but only the
+//! process that made the namespace can reach it. No privilege is needed if the kernel allows
+//! unprivileged user namespaces.
 //!
 //! ```text
 //!   clients ══▶ public listener :80 ── handlers ─┐            the namespace: lo, and a route
@@ -72,9 +72,9 @@ pub enum CaptureNsError {
     SetUp(String),
 }
 
-/// Moves this process, which must have one thread, into a new capture namespace, where all its
-/// later sockets are. Returns access to the namespace's listening sockets. Errors: this user may
-/// not make a network namespace.
+/// Moves this process, which must have one thread, into a new capture namespace. All sockets that
+/// it opens later are in the namespace. Returns access to the namespace's listening sockets.
+/// Errors: this user may not make a network namespace.
 pub fn enter() -> Result<Listeners, CaptureNsError> {
     enter_network()?;
     let lo = Interface::new(LOOPBACK).and_then(|lo| lo.set_up());
@@ -89,8 +89,9 @@ pub fn enter() -> Result<Listeners, CaptureNsError> {
 }
 
 fn enter_network() -> Result<(), CaptureNsError> {
-    // This is tried in the calling thread: the kernel would count a second thread for a moment
-    // after its end, and it makes no user namespace for a process with several threads.
+    // This is tried in the calling thread, not in a second one. For a moment after the end of a
+    // second thread the kernel would still count it, and it makes no user namespace for a process
+    // with several threads.
     if netns::move_to_new().is_err() {
         enter_user_namespace()?;
     }
@@ -133,7 +134,8 @@ pub fn socket(purpose: Purpose, at: SocketAddr) -> io::Result<OwnedFd> {
     Ok(socket)
 }
 
-/// Converts `at` to a socket's address family; link-local ones keep their interface ([`add_link`]).
+/// Converts `at` to a socket's address family. Link-local addresses keep their
+/// interface ([`add_link`]).
 pub fn to_family(at: SocketAddr, v6: bool) -> SocketAddr {
     match at {
         SocketAddr::V4(v4) if v6 => {

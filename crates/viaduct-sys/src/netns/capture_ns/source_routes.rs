@@ -17,8 +17,8 @@ use crate::route::table_route::destination;
 
 /// Max prefixes. Further ones are not copied, and use the default route.
 const MAX_PREFIXES: usize = 256;
-/// Addresses to test for a default route: documentation addresses, which some hosts have no route
-/// to, and a DNS root server's.
+/// Addresses to test for a default route: documentation addresses, to which some hosts have no
+/// route, and the addresses of a DNS root server.
 const FAR: [IpAddr; 5] = [
     IpAddr::V4(Ipv4Addr::new(192, 0, 2, 1)),
     IpAddr::V4(Ipv4Addr::new(203, 0, 113, 1)),
@@ -43,9 +43,9 @@ pub struct SourceRoute {
 pub struct SourceRoutes(pub Vec<SourceRoute>);
 
 impl SourceRoutes {
-    /// Reads the prefixes of this thread's network namespace. With `everywhere` a relay is used, so
-    /// all IPv4 addresses count as reachable, whatever the routes are, and all IPv6 addresses if
-    /// this host has an IPv6 address.
+    /// Reads the prefixes of this thread's network namespace. `everywhere` is set if a relay is
+    /// used: all IPv4 addresses then count as reachable, whatever the routes are, and all IPv6
+    /// addresses if this host has an IPv6 address.
     pub fn read(everywhere: bool) -> SourceRoutes {
         let mut near: Vec<SourceRoute> = Vec::new();
         let (own, routes) = match RouteSocket::open() {
@@ -119,8 +119,9 @@ impl SourceRoutes {
         text.split_whitespace().map(near).collect::<Option<_>>().map(SourceRoutes)
     }
 
-    /// Updates the routes of this process's capture namespace from those of `before` to those of
-    /// `self`. Errors: the first route that the kernel refuses; the others are installed.
+    /// Updates the routes of this process's capture namespace from those of `before` to those
+    /// of `self`. Errors: the kernel refuses a route. The others are installed; the first error
+    /// is returned.
     pub fn apply(&self, before: &SourceRoutes) -> io::Result<()> {
         for near in before.0.iter().filter(|near| !self.0.contains(near)) {
             // The route may have been removed with its address.

@@ -39,7 +39,8 @@ impl Outbox {
         Outbox { sender: BatchSender::with_segments(MAX_SEGMENTS), ..Outbox::default() }
     }
 
-    /// Adds a message to `to`; a datagram leaves from `from`, if given, a packet from its source.
+    /// Adds a message to `to`. `from` is the source address of a datagram; a raw packet has its
+    /// source in its header.
     pub fn push(&mut self, bytes: &[u8], to: SocketAddr, from: Option<IpAddr>) {
         let start = self.bytes.len();
         self.bytes.extend_from_slice(bytes);

@@ -84,7 +84,8 @@ impl BatchSender {
         report
     }
 
-    /// Number of datagrams in each message of the next call; the first `singly` go one by one.
+    /// Returns the number of datagrams in each message of the next call. Each of the first `singly`
+    /// datagrams is a message of its own.
     fn counts(&self, datagrams: &[Datagram<'_>], singly: usize) -> Vec<usize> {
         let (mut counts, mut at) = (Vec::with_capacity(BATCH), 0);
         while at < datagrams.len() && counts.len() < BATCH {
@@ -97,8 +98,8 @@ impl BatchSender {
     }
 }
 
-/// Makes one call; `counts` has the number of datagrams in each message. Returns the number of
-/// messages sent, or the error of the first message. The error of a later message is reported by
+/// Calls `sendmmsg` once; `counts` has the number of datagrams in each message. Returns the number
+/// of messages sent, or the error of the first message. The error of a later message is reported by
 /// the next call.
 fn send_messages(
     socket: BorrowedFd<'_>,

@@ -88,9 +88,9 @@ pub fn connect_with(
     }
 }
 
-/// Binds `socket` to `from` even if another socket that is not shared is bound to the same address.
-/// In repair mode, which requires CAP_NET_ADMIN, the kernel does not check for conflicts. Without
-/// this capability the other socket must allow sharing.
+/// Binds `socket` to `from` even if another socket, which does not allow sharing, is bound to the
+/// same address. In repair mode, which requires CAP_NET_ADMIN, the kernel does not check for
+/// conflicts. Without this capability the other socket must allow sharing.
 fn bind_beside(socket: &OwnedFd, from: SocketAddr) -> io::Result<()> {
     let repairs = |on: libc::c_int| os::setsockopt(socket.as_fd(), libc::SOL_TCP, TCP_REPAIR, &on);
     let is_repaired = repairs(1).is_ok();

@@ -11,9 +11,9 @@ use super::{TcpOptions, apply, socket};
 use crate::capture::filter;
 use crate::os;
 
-/// Opens a non-blocking listener at `address`, which is shared only if `options.shared` is set.
-/// Accepted sockets have Nagle's algorithm off. Errors: the address is in use or not this
-/// machine's, or a privilege that the options require is missing.
+/// Opens a non-blocking listener at `address`. Other sockets may share the address only if
+/// `options.shared` is set. Accepted sockets have Nagle's algorithm off. Errors: the address is in
+/// use or not this machine's, or a privilege that the options require is missing.
 pub fn listen(address: SocketAddr, backlog: u32, options: TcpOptions) -> io::Result<TcpListener> {
     let socket = socket(address, options)?;
     sockopt::set_socket_reuseaddr(&socket, true)?;
@@ -41,9 +41,9 @@ pub fn listen_on_free_port(
     Ok(socket.into())
 }
 
-/// Opens a listener that drops every packet to its port, which a tap reads instead: the kernel
-/// answers none of them with a reset, and no program can take the port. Port 0 stands for a port
-/// that the kernel chooses.
+/// Opens a listener that drops every packet to its port; a tap reads the packets instead. The
+/// kernel thus answers no packet with a reset, and no program can take the port. Port 0 stands for
+/// a port that the kernel chooses.
 ///
 /// # Errors
 /// The address is in use or not this machine's.
@@ -63,28 +63,29 @@ pub fn defer_accept(listener: impl AsFd, patience: Duration) -> io::Result<()> {
     os::setsockopt(listener.as_fd(), libc::SOL_TCP, libc::TCP_DEFER_ACCEPT, &seconds)
 }
 
-/// Checks that no socket listens at `address`, not even one that is shared. Errors: a socket
-/// listens there, or the address is not this machine's.
+/// Checks that no socket listens at `address`, not even a shared one. Errors: a socket listens
+/// there, or the address is not this machine's.
 pub fn check_free(address: SocketAddr, options: TcpOptions) -> io::Result<()> {
     let socket = socket(address, options)?;
     sockopt::set_socket_reuseaddr(&socket, true)?;
     Ok(rustix::net::bind(&socket, &address)?)
 }
 
-/// Distributes connections over the `of` listeners at one address, of which `listener` is one, as
-/// described at [`filter::Share`]. The listeners are numbered in the order in which [`listen`] has
-/// opened them; no other socket may listen at the address. Errors: the socket is not a shared
-/// listener.
+/// Distributes the connections to one address over its `of` listeners, one of which is
+/// `listener`, by [`filter::listener_of`]. The listeners are numbered in the order in which
+/// [`listen`] has opened them; no other socket may listen at the address. Errors: the socket is
+/// not a shared listener.
 pub fn distribute(listener: impl AsFd, of: u32) -> io::Result<()> {
     filter::attach_to_group(listener.as_fd(), &filter::listener_of(of))
 }
 
-/// Makes a listener drop new SYNs; handshakes in progress complete. Errors: no TCP socket.
+/// Makes a listener drop new SYNs; handshakes in progress complete. Errors: the socket is not a
+/// TCP socket.
 pub fn drop_syns(listener: impl AsFd) -> io::Result<()> {
     filter::attach(listener.as_fd(), &filter::no_syns())
 }
 
-/// Applies `options` to a listener that another process has opened, as [`listen`] does. Accepted
+/// Applies `options`, as [`listen`] does, to a listener that another process has opened. Accepted
 /// sockets inherit them. Errors: the socket is not a TCP socket, or a privilege that the options
 /// require is missing.
 pub fn adopt(listener: TcpListener, options: TcpOptions) -> io::Result<TcpListener> {

@@ -18,7 +18,8 @@ use crate::{clock, os};
 /// Longest keepalive time that the kernel accepts, in seconds.
 const MAX_KEEPALIVE: u64 = 32_767;
 
-/// Max interval of [`ShutWindow::look`] for a short limit: half a second, plus some delay.
+/// Interval between calls of [`ShutWindow::look`] that is assumed for short limits: half a second,
+/// plus some delay.
 const MIN_INTERVAL: Duration = Duration::from_millis(600);
 
 /// Makes a connection fail with `ETIMEDOUT` when its peer acknowledges nothing for `after`: neither
@@ -62,7 +63,8 @@ fn millis(time: Duration) -> u32 {
 /// Measurement of how long the receive window of a connection's peer has been zero.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct ShutWindow {
-    /// Time, on the monotonic clock in ns, since which the window is zero; `None` while open.
+    /// Time since which the window has been zero, in ns on the monotonic clock; `None` while it
+    /// is open.
     since: Option<u64>,
     /// Time of the last call that found the window open.
     open: Option<u64>,

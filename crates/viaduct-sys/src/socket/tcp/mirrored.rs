@@ -54,7 +54,8 @@ impl Mirrored {
         *self == Mirrored::default()
     }
 
-    /// Level, name and value of each option that is set and differs from its value in `before`.
+    /// Returns the level, name and value of each option that is set and differs from its value
+    /// in `before`.
     pub fn since(self, before: Mirrored) -> impl Iterator<Item = (c_int, c_int, c_int)> {
         let values = self.0.into_iter().zip(before.0);
         MIRRORED_OPTIONS.into_iter().zip(values).filter_map(|((level, name), (value, before))| {
@@ -76,7 +77,7 @@ impl Mirrored {
         Ok(())
     }
 
-    /// Adds a socket's mark and priority; 0 means not set.
+    /// Sets the mark and the priority to a socket's `values`; 0 means not set.
     pub(crate) fn set_privileged(&mut self, values: [u32; 2]) {
         for (at, value) in [MARK, PRIORITY].into_iter().zip(values) {
             self.0[at] = Some(value.cast_signed()).filter(|value| *value != 0);
@@ -97,21 +98,24 @@ impl Mirrored {
         is_set(USER_TIMEOUT) || is_set(KEEPALIVE) && self.0[TIMES].iter().any(Option::is_some)
     }
 
-    /// Sets the options, except those refused, on a socket that is not connected.
+    /// Sets the options on a socket that is not connected. Keepalive options and the user timeout
+    /// are set only if they [decide the liveness](Mirrored::decides_liveness). Options that the
+    /// kernel refuses are ignored.
     pub fn apply(&self, socket: impl AsFd) {
         let socket = socket.as_fd();
         let decides = self.decides_liveness();
         for (at, (level, name)) in MIRRORED_OPTIONS.into_iter().enumerate() {
             let Some(value) = self.0[at] else { continue };
             if decides || at > USER_TIMEOUT {
-                // The kernel has refused the option to the program too, or it is for another
-                // address family.
+                // If this fails, the kernel has refused the option to the program too, or the
+                // option is for another address family.
                 let _ = os::setsockopt(socket, level, name, &value);
             }
         }
     }
 
-    /// Sets the options on a connection, in place of any limits of ours.
+    /// Sets the options on a connection. If they decide its liveness, the options that the program
+    /// left unset get the kernel's defaults, so that none of our limits remains.
     pub fn apply_later(&self, socket: impl AsFd) {
         let socket = socket.as_fd();
         let mut all = *self;

@@ -51,7 +51,7 @@ pub struct TcpOptions {
     pub send_buffer: Option<usize>,
     /// Bytes of the receive buffer; the kernel's choice if `None`.
     pub receive_buffer: Option<usize>,
-    /// Keeps the SYN's headers of accepted sockets, for [`saved_syn`].
+    /// Keeps the headers of an accepted connection's SYN, for [`saved_syn`].
     pub save_syn: bool,
     /// Allows other sockets of this user at the same address (`SO_REUSEPORT`), for the listeners of
     /// this process's event loops ([`distribute`]) and for [rendezvous
@@ -59,7 +59,7 @@ pub struct TcpOptions {
     pub shared: bool,
     /// Marks a socket between a wrapped program and us, so that an outer run does not treat it as
     /// one of our flows. The mark requires CAP_NET_ADMIN. If this process lacks it, no outer run
-    /// can wrap this process by a cgroup, so that the mark is not needed.
+    /// can wrap this process by a cgroup, so the mark is not needed.
     pub inside: bool,
     /// Options that a program has set on its own socket.
     pub mirrored: Mirrored,
@@ -71,7 +71,8 @@ pub(crate) const INSIDE: libc::c_int = 0x7665_0003;
 /// Number of unanswered probes after which a connection fails.
 const PROBES: u32 = 4;
 
-/// Returns an accepted SYN's IP and TCP headers; empty if not saved, or on a second call.
+/// Returns the IP and TCP headers of an accepted connection's SYN; empty if not saved, or on a
+/// second call.
 pub fn saved_syn(stream: impl AsFd) -> io::Result<Vec<u8>> {
     let mut syn = vec![0u8; SYN_HEADERS];
     let mut length = SYN_HEADERS as libc::socklen_t;

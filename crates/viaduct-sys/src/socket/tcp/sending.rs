@@ -1,4 +1,4 @@
-//! Limits and measurements of a connection's sending.
+//! Limits and measurements of sending on a TCP connection.
 
 use std::io;
 use std::os::fd::AsFd;
@@ -13,7 +13,8 @@ pub fn pace(stream: impl AsFd, bytes: u64) -> io::Result<()> {
     os::setsockopt(stream.as_fd(), libc::SOL_SOCKET, libc::SO_MAX_PACING_RATE, &bytes)
 }
 
-/// Limits unsent bytes in the send buffer (`TCP_NOTSENT_LOWAT`), so the delay of later data.
+/// Limits the unsent bytes in the send buffer (`TCP_NOTSENT_LOWAT`), and thereby the delay of
+/// later data.
 pub fn set_notsent_lowat(socket: impl AsFd, bytes: i32) -> io::Result<()> {
     os::setsockopt(socket.as_fd(), libc::SOL_TCP, libc::TCP_NOTSENT_LOWAT, &bytes)
 }
@@ -48,7 +49,8 @@ pub struct Sending {
     pub segment: u32,
 }
 
-/// Returns a connection's measurements (`TCP_INFO`, `SIOCOUTQ`). Errors: no TCP connection.
+/// Returns a connection's measurements (`TCP_INFO`, `SIOCOUTQ`). Errors: the socket is not a
+/// TCP connection.
 pub fn sending(stream: impl AsFd) -> io::Result<Sending> {
     let fd = stream.as_fd();
     let info: os::TcpInfo = os::getsockopt(fd, libc::SOL_TCP, libc::TCP_INFO)?;

@@ -101,7 +101,8 @@ impl UdpBatch {
         os::set_receive_buffer(&self.socket, bytes)
     }
 
-    /// Sets the mark of its datagrams, for rules of policy routing. Errors: the process may not.
+    /// Sets the mark of the socket's datagrams, for rules of policy routing. Errors: a privilege
+    /// is missing.
     pub fn set_mark(&self, mark: u32) -> io::Result<()> {
         os::setsockopt(self.socket.as_fd(), libc::SOL_SOCKET, libc::SO_MARK, &mark.cast_signed())
     }
