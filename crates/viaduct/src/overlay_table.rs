@@ -32,7 +32,8 @@ pub fn overlays() -> Overlays {
 struct Follower {
     path: PathBuf,
     started: OnceLock<()>,
-    /// Latest table, if known; and whether a table was read, or an attempt to read one has failed.
+    /// Latest table, if known; and true once a table was read, or an attempt to read one
+    /// has failed.
     state: Mutex<(Option<Arc<Table>>, bool)>,
     changed: Condvar,
 }

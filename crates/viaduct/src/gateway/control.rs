@@ -95,7 +95,7 @@ pub struct Control {
 
 impl Control {
     /// Creates the control side of the gateway whose config comes from `source`. With `inherited`
-    /// listeners it continues the control side of another process.
+    /// listeners, this gateway continues that of another process.
     pub fn new(
         source: ConfigSource,
         site: Site,

@@ -92,8 +92,8 @@ use crate::status_socket::check_free;
 /// Interval between checks for missing prerequisites.
 const WAIT_EVERY: Duration = Duration::from_secs(1);
 
-/// Runs a gateway until a signal ends it. `takeover` is the descriptor of an inherited socket: the
-/// gateway then continues that of the process at the socket's other end.
+/// Runs a gateway until a signal ends it. `takeover` is the descriptor of an inherited socket. If
+/// it is given, this process continues the gateway of the process at the socket's other end.
 pub fn run(path: &Path, registry: Registry, takeover: Option<RawFd>) -> Result<()> {
     preflight::check_capabilities()?;
     if let Some(socket) = takeover {

@@ -150,7 +150,7 @@ pub fn check_addresses(config: &Config) -> Result<()> {
 }
 
 /// Listeners of the config whose port is in use on this machine. Empty if a gateway of this name
-/// runs, because it uses these ports itself.
+/// runs, because that gateway uses these ports.
 pub fn ports_in_use(config: &Config) -> Vec<String> {
     if UnixStream::connect(running(config.socket())).is_ok() {
         return Vec::new();

@@ -99,7 +99,8 @@ impl Snapshot {
         self.peers.iter_mut().for_each(|(_, stats)| stats.up = true);
     }
 
-    /// Adds the counters of another worker. Its peers may be those of an earlier config.
+    /// Adds the counters of another worker. That worker may still have the peers of an
+    /// earlier config.
     pub fn merge(&mut self, more: &Snapshot) {
         let are_same = self.peers.len() == more.peers.len()
             && self.peers.iter().zip(&more.peers).all(|((a, _), (b, _))| a == b);

@@ -128,7 +128,7 @@ impl Workers {
         (0..self.to.len()).filter(|index| !self.is_dead[*index])
     }
 
-    /// Number of workers, and of those that have died.
+    /// Number of workers, and number of dead workers.
     pub fn counts(&self) -> (usize, usize) {
         (self.to.len(), self.to.len() - self.living().count())
     }

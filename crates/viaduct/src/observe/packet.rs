@@ -35,7 +35,7 @@ pub struct Packet {
     pub ttl: u8,
     /// Hash that identifies the packet. For a TCP segment with data it does not cover the data.
     pub key: u64,
-    /// Data of a TCP segment that has some.
+    /// Sequence number and length of the data; `None` if the packet is no TCP segment with data.
     pub data: Option<Data>,
     /// MSS in a SYN.
     pub mss: Option<u16>,

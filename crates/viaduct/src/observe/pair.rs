@@ -21,7 +21,8 @@ const USUAL_MSS: u32 = 1_460;
 const TIMESTAMPS_LEN: u32 = 12;
 /// Number of packets that are judged together, as in a manifest.
 const CHUNK: usize = 64;
-/// Time of the first packet on the computed clock: above 0, as the captures' clocks may differ.
+/// Time of the first packet on the computed clock. It is above 0, because the captures' clocks
+/// may differ.
 const CLOCK_MARGIN: Duration = Duration::from_secs(1);
 
 /// Comparison of two captures.
@@ -119,8 +120,8 @@ impl Pair {
         };
         let mut crossed: Vec<_> = self.pieces.iter().filter_map(of).collect();
         crossed.sort_by_key(|(sent, _)| *sent);
-        // The other capture may not have run before the first and after the last packet that
-        // arrived.
+        // Packets before the first and after the last one that arrived are ignored: the other
+        // capture may not have run at that time.
         let first = crossed.iter().position(|(_, came)| came.is_some()).unwrap_or(crossed.len());
         let last = crossed.iter().rposition(|(_, came)| came.is_some()).map_or(0, |at| at + 1);
         let crossed = crossed.get(first..last).unwrap_or_default();

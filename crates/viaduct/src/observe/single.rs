@@ -27,8 +27,8 @@ struct Flow {
     size: u64,
     /// Index of the event of each segment of data, by the start of the segment.
     seen: BTreeMap<u64, usize>,
-    /// Gaps by their start. Each has its end, the time of the packet that left it, and the index of
-    /// its first event.
+    /// Gaps by their start. Each has its end, the time of the packet that followed it, and the
+    /// index of its first event.
     gaps: BTreeMap<u64, (u64, Duration, usize)>,
 }
 

@@ -82,7 +82,7 @@ impl Channel {
         }
     }
 
-    /// Channel of an accepted link whose first byte is `first`.
+    /// Channel of an accepted link whose first received byte is `first`.
     fn accept(credentials: Credentials<'_>, first: u8) -> io::Result<Channel> {
         let Credentials { settings, entropy, tls } = credentials;
         if first == TLS_HANDSHAKE {
@@ -95,7 +95,8 @@ impl Channel {
         Ok(Channel::Records(Box::new(secure)))
     }
 
-    /// Encrypts `plain` and appends it to `out`; nothing before both ends have authenticated.
+    /// Encrypts `plain` and appends it to `out`. Appends nothing before both ends
+    /// have authenticated.
     pub(super) fn seal(&mut self, plain: &[u8], out: &mut Vec<u8>) -> io::Result<()> {
         match self {
             Channel::Undecided => {}
@@ -105,7 +106,7 @@ impl Channel {
         Ok(())
     }
 
-    /// Appends the end of this direction to `out`, if the channel has one.
+    /// Appends the message that ends this direction to `out`, if the channel has such a message.
     pub(super) fn close(&mut self, out: &mut Vec<u8>) {
         if let Channel::Tls(tls) = self {
             tls.close(out);

@@ -55,8 +55,8 @@ pub(super) struct Tools<'a> {
 }
 
 impl Credentials<'_> {
-    /// Begins the handshake of the sites inside the channel `binding`; the first message of the end
-    /// that has dialled is appended to `first`.
+    /// Begins the sites' handshake inside a channel, to which `binding` binds it. If this end has
+    /// dialled, its first message is appended to `first`.
     pub(super) fn begin_in(
         self,
         binding: &[u8],
@@ -162,7 +162,7 @@ impl Link {
         }
     }
 
-    /// Returns whether enough is queued to write it now.
+    /// Returns whether so many bytes are queued that they should be written now.
     pub(super) fn is_full(&self) -> bool {
         match &self.transport {
             Transport::Tcp(tcp) => tcp.is_full(),
@@ -213,8 +213,7 @@ impl Link {
     ) {
         match (&mut self.transport, endpoint) {
             (Transport::Tcp(tcp), _) => {
-                // Sends what is queued, which may be the handshake message that refuses the
-                // dialler.
+                // Sends the queued bytes, such as the handshake message that refuses the dialler.
                 tcp.close(now);
                 let _ = registry.deregister(&mut tcp.stream);
             }

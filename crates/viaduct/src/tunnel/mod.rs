@@ -1,5 +1,5 @@
-//! Tunnels: flows enter a tunnel at its near end, as if it were their server, and
-//! leave it at its far end, as if it were their client.
+//! Tunnels: flows enter a tunnel at its near end, which acts as their server, and leave it at its
+//! far end, which acts as their client.
 //!
 //! ```text
 //!   engine::dial ─▶ Outlet                            InboundStream ─▶ engine::tunnels
@@ -137,8 +137,8 @@ impl Tunnels {
         })
     }
 
-    /// Outlet into each tunnel, by the tunnel's name: those that this end dials, and those of peers
-    /// whose clients have prefixes.
+    /// Outlet into each tunnel, by the tunnel's name: into the tunnels that this end dials, and
+    /// into those of the peers in [`TunnelSettings::clients`].
     pub fn outlets(&self) -> HashMap<TunnelName, Outlet> {
         let waits = self.settings.waits;
         let clients = self.settings.clients.iter().map(|peer| {
@@ -241,8 +241,8 @@ impl Tunnels {
         self.peers().find_map(|peer| peer.lock().ready.pop_front())
     }
 
-    /// Takes the next stream that a peer has opened. In tunnels that this end dials, only peers
-    /// whose clients have prefixes open any.
+    /// Takes the next stream that a peer has opened. In tunnels that this end dials, peers may open
+    /// streams only if [`TunnelSettings::clients`] is not empty.
     pub fn poll_arrival(&mut self) -> Option<InboundStream> {
         let nears = self.nears.iter().filter(|_| self.keeps_clients()).map(|near| &near.peer);
         self.far.iter().chain(nears).find_map(|peer| {

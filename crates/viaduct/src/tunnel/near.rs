@@ -49,7 +49,7 @@ pub struct Outlet {
     pub(super) key: PublicKey,
     /// Tunnel that this end dials, if there is one.
     pub(super) near: Option<SharedPeer>,
-    /// Tunnels that peers have dialled; used if this end may send flows there.
+    /// Tunnels that peers have dialled; `None` if this end may send no flows to the peer by them.
     pub(super) dialled: Option<Dialled>,
     /// True if streams count as connected only when the peer has accepted them.
     pub(super) waits: bool,
@@ -74,7 +74,7 @@ impl Outlet {
     }
 
     /// Opens a stream to `to`, for the client at `source`, as soon as there is a link. `None` if
-    /// there is none, and this end dials none.
+    /// there is no link, and this end dials none.
     pub fn open(&self, to: Address, source: SocketAddr) -> Option<TunnelStream> {
         let peer = self.ready().or_else(|| self.near.clone())?;
         Some(TunnelStream::open(&peer, to, source, self.waits))

@@ -49,7 +49,8 @@ pub(super) struct Peer {
     pub(super) key: PublicKey,
     /// Name of the tunnel; empty if unnamed.
     name: String,
-    /// Instance (one run) of a peer that dials; `None` for a dialled one, which may restart.
+    /// Instance of a peer that dials: one run of its process. `None` if this end dials the peer,
+    /// which may restart.
     instance: Option<u64>,
     pub(super) tunnel: Tunnel,
     /// Key of each link in the loop's table, by the link's number in the tunnel.

@@ -43,8 +43,8 @@ pub struct TunnelSettings {
     pub waits: bool,
     /// Destinations to which this end may connect streams of its peers.
     pub allow_to: Vec<IpNet>,
-    /// Clients of each peer, whose addresses servers then see. If empty, any client may be named,
-    /// and servers see this host's address.
+    /// Addresses of the clients of each peer; servers then see the client's address. If empty, a
+    /// peer may name any client, and servers see this host's address.
     pub clients: Vec<Clients>,
     /// Memory limit of unauthenticated links.
     pub stranger_memory: StrangerMemory,
@@ -62,8 +62,8 @@ pub fn title(name: &str) -> String {
     if name.is_empty() { "tunnel".to_owned() } else { format!("tunnel {name}") }
 }
 
-/// Clients of a peer. Such a peer may use a tunnel in both directions, whichever end has dialled
-/// it.
+/// Clients of a peer. A tunnel to such a peer carries flows in both directions, whichever end has
+/// dialled it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Clients {
     /// Name of the tunnel.
@@ -327,15 +327,15 @@ impl fmt::Display for TunnelSettings {
 }
 
 impl TunnelSettings {
-    /// Returns whether there is a socket for QUIC: a listening end accepts it unless it is for TLS
-    /// alone.
+    /// Returns whether a socket for QUIC is needed. A listening end accepts QUIC unless it accepts
+    /// TLS alone.
     pub(super) fn uses_quic(&self) -> bool {
         let accepts = self.listen.is_some() && self.carrier != CarrierKind::Tls;
         accepts || self.carrier == CarrierKind::Quic
     }
 
-    /// Sets the time without a packet from the peer after which a link is given up to at most
-    /// `after`; `None` changes nothing.
+    /// Limits to `after` the time without a packet from the peer after which a link is closed;
+    /// `None` changes nothing.
     pub fn dead_after(mut self, after: Option<Duration>) -> TunnelSettings {
         let core = &mut self.core;
         if let Some(after) = after {

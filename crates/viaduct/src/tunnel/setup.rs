@@ -1,4 +1,4 @@
-//! Setup and end of links: dialled or accepted, placed in a tunnel, and closed.
+//! Setup and end of links: they are dialled or accepted, placed in a tunnel, and closed.
 
 use std::collections::BTreeSet;
 use std::io;
@@ -180,7 +180,7 @@ impl Tunnels {
         Some(key)
     }
 
-    /// Places a link in its tunnel if both ends have authenticated; returns whether it did.
+    /// Places a link in its tunnel if both ends have authenticated; returns whether it was placed.
     pub(super) fn place(&mut self, key: usize, now: Instant) -> io::Result<bool> {
         let Some(link) = self.links.get_mut(key) else { return Ok(false) };
         if link.place.is_some() || !link.is_up() {

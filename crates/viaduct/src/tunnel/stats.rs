@@ -13,7 +13,8 @@ pub struct TunnelCounters {
     /// Name of the tunnel; empty if unnamed.
     #[serde(default)]
     pub name: String,
-    /// Reason and start of an outage; `None` at far ends, and if a link is up or untried.
+    /// Reason and start of an outage; `None` at far ends, while a link is up, and before the
+    /// first failure.
     #[serde(default)]
     pub down: Option<String>,
     /// Streams that the far end denied, and destination of the last one.

@@ -25,8 +25,8 @@ pub struct Readiness {
 pub struct TunnelStream {
     peer: SharedPeer,
     slot: usize,
-    /// True if the stream counts as connected only once the peer has accepted it; if false, as soon
-    /// as bytes can be sent.
+    /// True if the stream counts as connected once the peer has accepted it; false if it counts as
+    /// connected as soon as bytes can be sent.
     waits: bool,
     /// Bytes that were read from the tunnel and that the flow has not read yet.
     rest: Bytes,

@@ -20,7 +20,7 @@ const READS: usize = 4;
 /// Maximum bytes of a read from an unauthenticated dialler.
 const UNTRUSTED_READ: usize = 4 << 10;
 /// Bounds and initial value of the time for which the unsent data in the socket should last. The
-/// time adapts to the delay with which this process has recently written more.
+/// time adapts to the delay with which this process has recently refilled the socket.
 const MIN_AHEAD_TIME: Duration = Duration::from_millis(2);
 const INITIAL_AHEAD_TIME: Duration = Duration::from_millis(10);
 const MAX_AHEAD_TIME: Duration = Duration::from_millis(50);
@@ -134,7 +134,7 @@ impl TcpLink {
         }
     }
 
-    /// Reads the available bytes and passes them to `deliver`, or keeps them without a callback.
+    /// Reads the available bytes. Passes them to `deliver`, or keeps them if there is no callback.
     pub(super) fn receive(
         &mut self,
         credentials: Credentials<'_>,
@@ -179,7 +179,7 @@ impl TcpLink {
         self.plain_out.extend_from_slice(frames);
     }
 
-    /// Returns whether enough is queued to write it now.
+    /// Returns whether so many bytes are queued that they should be written now.
     pub(super) fn is_full(&self) -> bool {
         self.plain_out.len() >= self.ahead / 2
     }
@@ -216,7 +216,7 @@ impl TcpLink {
         Ok(())
     }
 
-    /// Sends what is queued, and the end of the channel, as far as the socket accepts it.
+    /// Sends the queued bytes, and the end of the channel, as far as the socket accepts them.
     pub(super) fn close(&mut self, now: Instant) {
         if self.connected {
             self.channel.close(&mut self.sealed);

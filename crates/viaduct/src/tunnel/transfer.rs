@@ -33,7 +33,7 @@ impl Tunnels {
         link.receive(&mut tools, now)
     }
 
-    /// Sends what the tunnels have to send, and closes links that they no longer use.
+    /// Sends the tunnels' frames that are due, and closes links that the tunnels no longer use.
     pub fn flush(&mut self, now: Instant) {
         for peer in self.peers().cloned().collect::<Vec<_>>() {
             let mut turn = Vec::new();

@@ -22,7 +22,7 @@ impl Etcd {
         etcd
     }
 
-    /// Starts it again, with the data in `dir`.
+    /// Starts etcd again, with the data in `dir`.
     pub(crate) fn restart(&mut self) {
         let (client, peer) = (format!("http://127.0.0.1:{}", self.port), free_port());
         let peer = format!("http://127.0.0.1:{peer}");
@@ -44,7 +44,7 @@ impl Etcd {
         curl.status().unwrap().success()
     }
 
-    /// Kills it.
+    /// Kills etcd.
     pub(crate) fn stop(&mut self) {
         self.process = None;
     }

@@ -63,8 +63,8 @@ pub(crate) const VANISH: &str = "add table inet lost; \
     add chain inet lost i { type filter hook input priority 0; policy drop; }; \
     add chain inet lost o { type filter hook output priority 0; policy drop; }";
 
-/// Sends `bytes` and the end through `client`, has `server` send them back, and checks that all
-/// of them arrive.
+/// Sends `bytes` and an end of stream from `client` to `server` and back, and checks that all
+/// bytes arrive.
 pub(crate) fn there_and_back(mut client: TcpStream, mut server: TcpStream, bytes: &[u8]) {
     thread::scope(|scope| {
         scope.spawn(move || {
@@ -101,8 +101,8 @@ pub(crate) fn within_some<T>(limit: Duration, mut ask: impl FnMut() -> Option<T>
     None
 }
 
-/// Fills all buffers on the path of `stream`, whose other end reads nothing. Returns the number
-/// of bytes.
+/// Fills all buffers on the path of `stream`, whose other end reads nothing. Returns the number of
+/// bytes written.
 pub(crate) fn fill(stream: &mut TcpStream) -> usize {
     stream.set_nonblocking(true).unwrap();
     let (mut all, mut moved) = (0, Instant::now());
@@ -129,7 +129,7 @@ pub(crate) fn as_user(user: u32, what: impl FnOnce() + Send + 'static) {
     thread::spawn(act).join().unwrap();
 }
 
-/// Waits for a TCP packet on a tap whose flags match `is`. Returns its time.
+/// Waits until a tap shows a TCP packet whose flags satisfy `is`. Returns the time.
 pub(crate) fn when_seen(tap: &mut Ring, is: impl Fn(u8) -> bool) -> Instant {
     let deadline = Instant::now() + Duration::from_secs(5);
     loop {

@@ -12,7 +12,8 @@ pub(crate) fn failure(run_dir: &Path, arguments: &[&str]) -> String {
     upgrade(run_dir, arguments).unwrap_err().to_string()
 }
 
-/// Writes a program that has the old process's connection in `s`.
+/// Writes a program for an upgrade. It runs the Python code `steps`, in which `s` is the connection
+/// to the old process.
 pub(crate) fn program(run_dir: &Path, name: &str, steps: &str) -> PathBuf {
     let path = run_dir.join(name);
     let text = format!(

@@ -42,7 +42,7 @@ impl Dash {
         Dash::start_by(&[VIADUCT], run_dir, ip, options)
     }
 
-    /// Starts it by the words of a command.
+    /// Starts the dashboard by the command line that begins with `words`.
     fn start_by(words: &[&str], run_dir: &Path, ip: &str, options: &[&str]) -> Dash {
         let at: SocketAddr = format!("{ip}:{}", free_port()).parse().unwrap();
         let mut command = Command::new(words[0]);
@@ -79,13 +79,13 @@ impl Dash {
         self.answer(&format!("GET {path} HTTP/1.1\r\nHost: localhost\r\n\r\n"))
     }
 
-    /// Opens the stream of events, and reads up to the end of its first list of services, or the
-    /// refusal.
+    /// Opens the stream of events, and reads up to the end of its first list of services, or up to
+    /// a refusal.
     fn watch(&self) -> (TcpStream, String) {
         let mut stream = self.connect();
         stream.write_all(b"GET /events HTTP/1.1\r\nHost: localhost\r\n\r\n").unwrap();
         let mut text = String::new();
-        // An empty line ends an event, and another line end its chunk.
+        // An empty line ends an event, and one more line end ends its HTTP chunk.
         let is_whole = |text: &str| text.contains("event: list") && text.ends_with("\n\n\r\n");
         while !is_whole(&text) && !text.contains(" 503 ") {
             text += &more(&mut stream);

@@ -68,7 +68,7 @@ fn slow_clients_are_closed_and_keep_no_viewer_away() {
     assert!(refused.starts_with("http/1.1 503 ") && refused.contains("retry-after:"), "{refused}");
     assert!(dash.get("/").starts_with("HTTP/1.1 200 "), "the page is there for all");
     for mut stream in slow {
-        // Depending on the moment, the server answers before it closes.
+        // The server may answer before it closes.
         let _ = stream.read_to_end(&mut Vec::new());
     }
     let took = begun.elapsed();
@@ -94,7 +94,7 @@ fn services_come_and_go_and_late_viewers_see_what_was() {
     };
     let (mut early, mut text) = dash.watch();
     let name = format!("\"name\":\"serve-{port}\"");
-    // Sum of the values of the series in all events.
+    // Sum of the values of the series `requests` in all events.
     let requests = |text: &str| {
         let values = text.split("\"requests\":[").skip(1).filter_map(|rest| rest.split(']').next());
         let values = values.flat_map(|values| values.split(','));
@@ -155,7 +155,7 @@ fn a_member_of_the_sockets_group_needs_no_root() {
     let dir = scratch("group");
     fs::set_permissions(&dir, fs::Permissions::from_mode(0o755)).unwrap();
     let port = free_port();
-    // As a unit with `Group=` and `UMask=`.
+    // Starts the server as a systemd unit with `Group=` and `UMask=` does.
     let mut command = Command::new("sh");
     let script = "umask 007; exec setpriv --regid 54321 --clear-groups \"$@\"";
     command.args(["-c", script, "sh", VIADUCT, "serve"]).arg(&dir).arg("--run-dir").arg(&dir);

@@ -10,8 +10,8 @@ use viaduct_lab::experiment::{Ended, Options, Outcome, perform, print_table};
 use viaduct_lab::experiments::select;
 
 /// Serialises the experiments that measure time. Those that mostly wait for long round trips run in
-/// parallel. (Tests start in the order of their names; the parallel ones are adjacent in it, so
-/// they overlap.)
+/// parallel. (Tests start in the order of their names. The parallel ones are adjacent in that
+/// order, so they overlap.)
 static MACHINE: RwLock<()> = RwLock::new(());
 
 fn alone() -> RwLockWriteGuard<'static, ()> {
@@ -34,8 +34,8 @@ fn conduct(name: &str, quick: bool) -> Outcome {
     outcome
 }
 
-/// Asserts that an experiment made `total` checks, each of a measured value; and that `of` selects
-/// `chosen` of them, which satisfy their bounds.
+/// Asserts that an experiment made `total` checks, all of measured values, that `of` selects
+/// `chosen` of them, and that the selected ones satisfy their bounds.
 fn assert_holds(outcome: &Outcome, total: usize, chosen: usize, of: impl Fn(&str) -> bool) {
     let table = print_table(outcome, false);
     assert_eq!(outcome.checks.len(), total, "{table}");
@@ -91,7 +91,7 @@ fn real_gateways_recover_bursts_as_the_simulated_ones_do() {
 fn a_syn_flood_costs_the_servers_little_and_delays_real_clients_little() {
     let _alone = alone();
     let outcome = quick("miniproxy/flood");
-    // The speed of flood and clients depends on the machine, and a busy one loses a SYN or two.
+    // The speed of flood and clients depends on the machine, and a busy machine loses a SYN or two.
     let other = ["SYNs a second", "served, %"];
     let counted = |name: &str| !name.ends_with(", ms") && !other.iter().any(|o| name.ends_with(o));
     assert_holds(&outcome, 12, 4, counted);
@@ -240,7 +240,7 @@ fn real_programs_behave_as_without_viaduct() {
 fn fake_tcp_passes_a_strict_middlebox_and_forged_segments_end_no_session() {
     let _alone = alone();
     let outcome = quick("maelstrom/fake-tcp");
-    // Goodput and processor time of one short flow each are noisy.
+    // Goodput and processor time are noisy: each is measured with one short flow.
     assert_holds(&outcome, 8, 5, |name| !name.contains("over UDP"));
 }
 

@@ -1,6 +1,6 @@
 //! Gateways with a middlebox between them ([`viaduct_lab::topology::Middlebox`]). It translates the
-//! address of one gateway, drops UDP and what connection tracking calls INVALID, and loses 3 % of
-//! all packets.
+//! address of one gateway, drops UDP and the packets that connection tracking calls INVALID, and
+//! loses 3 % of all packets.
 
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -14,11 +14,11 @@ use viaduct_lab::upgrade::upgrade;
 
 use super::common::within;
 
-/// Loss of the middlebox, behind its connection tracking.
+/// Loss at the middlebox, after its connection tracking.
 const LOSS: &str = "
     add chain inet fw lossy { type filter hook forward priority -5; }
     add rule inet fw lossy numgen random mod 100 < 3 drop";
-/// Number of forged segments; a quarter are resets and FINs to each gateway.
+/// Number of forged segments. Each gateway gets a quarter of them as resets and FINs.
 const FORGED: u64 = 20_000;
 
 struct World {
@@ -60,7 +60,7 @@ impl World {
         count as usize - answered.len()
     }
 
-    /// Sends forged segments, in the names of both ends of the connection.
+    /// Sends forged segments, with the addresses of both ends of the connection.
     fn forge(&self) {
         // Masquerading keeps the port.
         let seen = self.gateways.b.status().unwrap().peers[0].endpoint.clone();

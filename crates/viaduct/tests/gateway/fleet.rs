@@ -13,7 +13,7 @@ use viaduct_sys::process::Process;
 use super::common::etcd::Etcd;
 use super::common::{until, within};
 
-/// Box of site `oslo` or `lima`; its process ends when dropped.
+/// Box of site `oslo` or `lima`. Its process ends when the box is dropped.
 struct Member {
     dir: PathBuf,
     process: Option<Process>,
@@ -96,7 +96,7 @@ fn boxes_find_each_other_by_etcd_and_their_configs_stand_when_it_is_gone_or_empt
     assert!(within(Duration::from_secs(20), stands), "{}", members[0].log());
     members[1].process = None;
     members[2].process = None;
-    // etcd returns without its data, and one box is still away.
+    // etcd starts again without its data, while one box is still down.
     fs::remove_dir_all(&etcd.dir).unwrap();
     etcd.restart();
     members[2].restart(21, &etcd);

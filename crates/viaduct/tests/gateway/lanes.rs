@@ -39,7 +39,7 @@ fn loss(sent: &[PairDatagram], worker: u8) -> f64 {
     lost_share(sent.iter().filter(|of| of.lane % 2 == worker))
 }
 
-/// Number of workers, of those that have panicked, of lanes, and of those that are down.
+/// Number of workers, of panicked workers, of lanes, and of lanes that are down.
 fn counts(status: &GatewayStatus) -> [usize; 4] {
     let peer = &status.peers[0];
     [status.workers, status.workers_dead, peer.lanes, peer.lanes_down]
@@ -60,7 +60,7 @@ fn losses_are_recovered_in_the_lanes_of_all_workers() {
         let are_up = || counts(&gateway.status().unwrap()) == [workers, 0, 16, 0];
         eventually(gateway, "all lanes", are_up);
     }
-    // The losses of the link become known.
+    // The gateways learn the losses of the link.
     pairs.stream(Duration::from_millis(2_000)).unwrap();
     let before = world.receiver().unwrap().recovered;
     let sent = pairs.stream(Duration::from_millis(2_000)).unwrap();
@@ -111,7 +111,7 @@ fn a_worker_that_panics_costs_its_lanes_a_handshake_and_the_others_nothing() {
     let lost = loss(&other_times, 1);
     assert!(lost < LOSS, "{lost} of the packets in the dead worker's lanes");
     assert!(sent.iter().any(|of| of.at > to), "packets follow");
-    // The others go on, until the gateway is restarted.
+    // The other workers continue until the gateway is restarted.
     let gateway = &world.gateways().unwrap().a;
     assert!(gateway.log().contains("a packet thread panicked"), "{}", gateway.log());
     let text = fs::read_to_string(gateway.config()).unwrap();

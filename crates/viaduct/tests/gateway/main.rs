@@ -111,11 +111,11 @@ fn with_equal_mtus_nothing_is_altered_and_repairs_are_fragmented() {
 /// Ports of the compared datagrams and of the compared connection.
 const DATAGRAMS: (u16, u16) = (7_001, 7_002);
 const CONNECTION: u16 = 7_003;
-/// Payload of the longest datagram that a WAN of 1500 bytes takes.
+/// Payload of the longest datagram that fits a WAN with an MTU of 1500 bytes.
 const LONGEST: usize = 1_472;
 
-/// Opens a connection from A1 to B1, and sends a datagram of each length. Returns the packets of
-/// these that arrive at A1 and at B1: SYN, SYN-ACK and datagrams.
+/// Opens a connection from A1 to B1, and sends a datagram of each length. Returns those of their
+/// packets that arrive at A1 and at B1: SYN, SYN-ACK and datagrams.
 fn arriving(world: &World) -> [BTreeSet<Vec<u8>>; 2] {
     let hosts = [world.a1(), world.b1()];
     let config = RingConfig { max_packet: 1500, bytes: 8 << 20 };
@@ -508,7 +508,7 @@ fn an_mtu_without_room_for_repairs_is_reported_until_it_has() {
     assert_eq!(gateway.log().matches("WARN the WAN has changed").count(), 1, "{}", gateway.log());
     node.run("ip", &["link", "set", "wan0", "mtu", "1500"]).unwrap();
     eventually(gateway, "room again", || trouble().is_empty());
-    // A reload takes effect although a peer has no route, and waits for that route.
+    // A reload takes effect although a peer has no route, and the gateway waits for that route.
     node.run("ip", &["-6", "route", "flush", six]).unwrap();
     gateway.signal(Signal::HUP).unwrap();
     eventually(gateway, "the reload", || gateway.log().contains("INFO reloaded"));

@@ -1,4 +1,4 @@
-//! Gateways with two WANs each: paths that die, classes of packets, and changes of the machine.
+//! Gateways with two WANs each: paths that die, classes of packets, and changes to the machine.
 
 use std::fs;
 use std::thread;
@@ -64,7 +64,7 @@ fn paths(world: &World) -> Vec<PathState> {
 fn a_path_that_dies_is_left_and_its_messages_go_on() {
     let (world, _second) = two_wans(GatewaySpec::default());
     let first = world.emulator().unwrap();
-    // The losses of each path are known by themselves, and repairs take the other one.
+    // The losses of each path are measured separately, and repairs take the other path.
     set(first, &format!("{LINK},loss=3%"));
     messages(&world, 3);
     let known = || paths(&world)[0].reported.1 > 0 && paths(&world)[0].sent >= 300;
@@ -112,7 +112,7 @@ fn classes_take_their_wan_and_duplicates_the_other() {
     assert!(found[0].sent < 10, "{found:?}");
     let copies = world.sender().unwrap().copies;
     assert!(copies >= sent.len() as u64, "{copies}");
-    // None of them is delivered twice, or used.
+    // None of the copies is delivered as a duplicate, or used for recovery.
     let receiver = world.receiver().unwrap();
     assert!(receiver.recovered <= 2, "{receiver:?}");
     let sent = messages_and(&world, 3, || set(&second, &format!("{LINK},loss=100%")));

@@ -94,7 +94,7 @@ fn slices(gateways: &RackGateways) -> [SliceState; 2] {
 #[test]
 fn a_member_that_is_killed_loses_its_slices_to_the_other_and_gets_them_back() {
     let (world, mut gateways) = racks();
-    // The losses of the link become known.
+    // The gateways learn the losses of the link.
     loss(&world);
     let lost = loss(&world);
     assert!(lost < LOSS, "{lost}");

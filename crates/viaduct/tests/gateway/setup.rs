@@ -1,4 +1,4 @@
-//! Two sites set up by `viaduct setup`, each by the commands that the other one printed.
+//! Two sites that are set up by `viaduct setup`, each by the command that the other one printed.
 //!
 //! ```text
 //!   rome: setup ─ prints ─▶ oslo: setup ─ prints ─▶ rome: the missing key is filled in
@@ -16,7 +16,7 @@ use viaduct_sys::process::Process;
 use super::common::until;
 use super::{World, lost_pings, world};
 
-/// Runs the words behind it with other directories in place of `/etc` and `/run`.
+/// Shell code that runs its arguments with other directories in place of `/etc` and `/run`.
 const OWN_FILES: &str = "mount --bind $0/etc /etc && mount --bind $0/run /run && exec \"$@\"";
 
 /// Gateway's machine, with files of its own.
@@ -80,7 +80,8 @@ fn mode(file: &Path) -> u32 {
     fs::metadata(file).unwrap().permissions().mode() & 0o777
 }
 
-/// Has the two sites set each other up, where Oslo has this address, and protect their packets.
+/// Lets the two sites set each other up, with Oslo at `oslo_address`, and checks that they then
+/// protect their packets.
 fn two_sites(world: &World, oslo_address: &str) {
     let rome = Site::new("rome", world.dumbbell.gateway_a());
     let oslo = Site::new("oslo", world.dumbbell.gateway_b());
@@ -139,7 +140,7 @@ fn a_refused_setup_leaves_no_file() {
     let given = "viaduct setup --name rome --peer oslo --peer-prefix 10.2.0.0/16 --wan eth0";
     refused(given, "standard input is no terminal to ask at; --yes takes the default");
     refused(&format!("{given} --yes"), "--listen ADDRESS:PORT is missing: eth0 has no address");
-    // The gateway's own parser refuses what no single value shows.
+    // The gateway's own parser rejects mistakes that no single value shows.
     let overlap = format!("{given} --yes --listen 192.0.2.1 --prefix 10.0.0.0/8");
     refused(&overlap, "overlaps 10.0.0.0/8");
     let whole = format!("{given} --yes --listen 192.0.2.1 --prefix 10.1.0.0/16");

@@ -66,7 +66,8 @@ fn sh(node: &Node, script: &str) -> String {
     node.run("sh", &["-ec", script]).unwrap()
 }
 
-/// Sends bytes from one host to the other and back. The other sees the address of the first.
+/// Sends bytes from the host `from` to the host `to` and back. Checks that `to` sees the address
+/// of `from`.
 fn exchange(from: &Node, to: &Node, [source, destination]: [&str; 2]) {
     let listen = || TcpListener::bind((destination, PORT)).unwrap();
     let listener = to.netns().enter(listen).unwrap();
@@ -89,7 +90,8 @@ fn opened(world: &World) -> [u64; 2] {
     })
 }
 
-/// Waits until both gateways are in the state, by one of the transports; returns whether they are.
+/// Waits until both gateways report the state `state` and one of `transports`; returns whether
+/// they do.
 fn are(world: &World, state: &str, transports: &[&str]) -> bool {
     within(Duration::from_secs(20), || {
         world.both().iter().all(|gateway| {

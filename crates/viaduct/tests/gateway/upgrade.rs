@@ -24,15 +24,15 @@ const UPGRADES: usize = 5;
 /// Interval of the packets of each stream.
 const INTERVAL: Duration = Duration::from_millis(2);
 const PORT: u16 = 5_000;
-/// Time by which losses before and after an upgrade may be due to it: packets that the old process
-/// would have recovered later, and the time without repairs.
+/// Time before and after an upgrade within which losses may be due to it. Before it, the old
+/// process would have recovered packets later; after it, there are no repairs for a while.
 const NEAR: Duration = Duration::from_millis(250);
 
 /// Stream of numbered datagrams in one direction.
 struct Stream {
-    /// Time at which each was sent.
+    /// Time at which each datagram was sent.
     sent: Vec<Instant>,
-    /// Number of times that each has arrived.
+    /// Number of times that each datagram has arrived.
     arrived: HashMap<u32, usize>,
 }
 
@@ -70,14 +70,14 @@ impl Stream {
         })
     }
 
-    /// Times at which the packets were sent that have not arrived.
+    /// Send times of the datagrams that have not arrived.
     fn lost(&self) -> Vec<Instant> {
         let is_lost = |(number, _): &(u32, &Instant)| !self.arrived.contains_key(number);
         (0..).zip(&self.sent).filter(is_lost).map(|(_, at)| *at).collect()
     }
 }
 
-/// Upgrades gateway A; returns the successor and the time at which it has taken over.
+/// Upgrades gateway A. Returns the new process, and the time at which it has taken over.
 fn upgrade_a(run_dir: &Path) -> (ForeignProcess, Instant) {
     (upgrade(run_dir, &["--name", "site-a"]).unwrap(), Instant::now())
 }
@@ -94,7 +94,7 @@ fn packets_stay_protected_and_none_is_altered_while_a_gateway_is_upgraded() {
     world.protect(&short()).unwrap();
     let node = world.dumbbell.gateway_a().clone();
     let (before, run_dir) = (system(&node), world.gateways().unwrap().directory().to_owned());
-    // The losses of the link have become known.
+    // The gateways learn the losses of the link.
     lost_pings(&world, false, 100);
     let at_b = world.gateways().unwrap().b.status().unwrap().peer();
     let (sessions, recovered) = (at_b.session.handshakes, at_b.receiver.recovered);
@@ -135,7 +135,8 @@ fn packets_stay_protected_and_none_is_altered_while_a_gateway_is_upgraded() {
     assert!(!system(&node).contains("vd-sitea"), "the last process removes the TUN");
 }
 
-/// Checks that only few packets were lost, and these near an upgrade.
+/// Checks the number of lost packets: near upgrades at most as many as there were upgrades, and at
+/// most three others.
 fn check_losses(streams: &[Stream; 2], upgrades: &[Instant]) {
     for stream in streams {
         let (sent, lost) = (stream.sent.len(), stream.lost());
@@ -163,7 +164,7 @@ fn a_new_process_that_fails_leaves_the_old_one_at_work() {
     let killed = "os.kill(os.getpid(), signal.SIGKILL)";
     let cases = [
         ("hello(7, 9)\ns.recv(9)".to_owned(), "reads state formats 7 to 9, and this one writes 1"),
-        // Killed before it is ready, and after the old process has stopped to encode.
+        // Killed before it is ready, and after the old process has stopped encoding.
         (format!("hello(1, 1)\n{receive}{killed}"), "has ended"),
         (format!("hello(1, 1)\n{receive}s.send(b'\"ready\"')\n{receive}{killed}"), "not upgraded"),
     ];
@@ -178,7 +179,7 @@ fn a_new_process_that_fails_leaves_the_old_one_at_work() {
     let pid = gateways.a.pid().unwrap().as_raw_nonzero().get();
     assert_eq!(gateways.a.status().unwrap().pid, pid.cast_unsigned());
     assert_eq!(system(&node), before);
-    // A new process that has begun is killed, and the old one enters itself in the journal again.
+    // A new process is killed after its start, and the old one enters itself in the journal again.
     let gateway = gateways.a.pid().unwrap();
     let upgrading = thread::spawn(move || upgrade(&run_dir, &["--name", "site-a"]));
     let child = || child_of(gateway.as_raw_nonzero().get());

@@ -25,7 +25,8 @@ use super::{CHAIN, RunDir, far_end, text};
 
 const OTHER_USER: u32 = 65_534;
 const HOSTILE_CALLS: usize = 10_000;
-/// Limit on the pending connects of a guest: an option of the master in these tests.
+/// Limit on the pending connects of a guest, which is a user other than the master's. The tests
+/// give it as an option of the master.
 const CALLS: usize = 32;
 
 /// Echoes over one connection, and opens further ones, until a line arrives on standard input.
@@ -161,8 +162,8 @@ fn blocks(socket_path: &Path, far: SocketAddr) {
     }
 }
 
-/// Sends more calls than a guest may have pending, half of them to a host that never answers. All
-/// but the pending ones are refused, and the run is served to its end.
+/// Sends more calls than a guest may have pending, half of them to a host that never answers.
+/// Checks that all calls beyond the limit are refused.
 fn floods(socket_path: &Path, closed: SocketAddr, silent: SocketAddr) {
     let run = Hostile::join(socket_path);
     let theirs = Hostile(run.0.try_clone().unwrap());

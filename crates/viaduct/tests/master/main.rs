@@ -176,7 +176,7 @@ fn programs_of_every_interposer_share_a_master() {
 fn several_workers_of_a_master_divide_the_flows_by_host() {
     let (run_dir, (to, count)) = (RunDir::new(), far_end());
     let mut master = run_dir.master("all", &["--workers", "3", "+count", CHAIN]);
-    // Linux has a thread a loop, with its number in its name, which it sets itself.
+    // Each loop has a thread of its own, which puts the loop's number into its name.
     let tasks = format!("/proc/{}/task", master.0.id());
     let names = || -> Vec<_> {
         let threads = fs::read_dir(&tasks).unwrap();
@@ -209,7 +209,7 @@ fn the_bound_address_is_kept_through_nested_masters() {
         let said = run_dir.output(&[&words[..], &program].concat());
         let said = text(&said.stdout);
         assert!(said.contains("hello 127.0.0.9:"), "{above:?} {said}");
-        // The port is kept as well, unless there is another master between.
+        // The port is kept as well, unless there is another master in between.
         let port = said.split_whitespace().nth(1).unwrap();
         let is_kept = said.contains(&format!("hello 127.0.0.9:{port}\n"));
         assert!(is_kept || !above.is_empty(), "{said}");

@@ -126,7 +126,7 @@ impl Overlay {
         began.elapsed()
     }
 
-    /// Returns the answer of node a over HTTP.
+    /// Returns node a's answer to an HTTP request for `path`.
     fn http(&self, path: &str) -> String {
         let mut stream = TcpStream::connect(("127.0.0.1", self.metrics)).unwrap();
         stream.write_all(format!("GET {path} HTTP/1.1\r\nHost: a\r\n\r\n").as_bytes()).unwrap();
@@ -210,7 +210,7 @@ fn flows_take_another_node_only_while_the_direct_path_is_down() {
     }
     overlay.wait_for(0, "  b         directly; ");
     assert!(goes_directly(&tell(&route, to)), "{}", overlay.status(0));
-    // Without c there is one path less. Without b no path is up, so only the direct path is tried.
+    // Without c there is one path fewer. Without b no path is up, so only the direct path is tried.
     overlay.signal(2, "KILL");
     overlay.nodes[2].take().unwrap().wait().unwrap();
     let took = overlay.wait_for(0, "no path is up");

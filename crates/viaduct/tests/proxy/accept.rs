@@ -306,7 +306,7 @@ fn systemd_accepts_the_unit_files() {
     for entry in std::fs::read_dir(concat!(env!("CARGO_MANIFEST_DIR"), "/../../dist")).unwrap() {
         let entry = entry.unwrap();
         if !entry.file_type().unwrap().is_file() {
-            continue; // what packages hold besides the units
+            continue; // a directory of other packaged files
         }
         let name = entry.file_name().to_string_lossy().replace('@', "@rome");
         let text = std::fs::read_to_string(entry.path()).unwrap();

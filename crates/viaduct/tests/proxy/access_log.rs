@@ -2,7 +2,7 @@
 
 use super::*;
 
-/// Starts a proxy in the hop of `chain`, with a JSON log in `scratch`.
+/// Starts a proxy on the hop of `chain`, with a JSON log in `scratch`.
 fn logging(chain: &Chain, scratch: &Scratch, words: &str) -> Proxy {
     let log = scratch.path().join("access.log").display().to_string();
     let log = ["--access-log", &log, "--access-log-format", "json"];

@@ -1,4 +1,4 @@
-//! Hops that measurements choose (`next = "auto"`), by real proxies and nodes of an overlay in a
+//! Hops that are chosen by measurements (`next = "auto"`), with real proxies and overlay nodes in a
 //! row: client, n0, n1, n2, server.
 
 use std::net::{IpAddr, SocketAddr};
@@ -65,8 +65,8 @@ impl World {
         self.chain.server().v4().into()
     }
 
-    /// Exchanges some bytes with the server by proxy `n`, which is sent `onward`. Returns the
-    /// number of the proxy that the server has seen.
+    /// Exchanges some bytes with the server by proxy `n`, with `onward` in the header to the proxy.
+    /// Returns the number of the proxy whose address the server has seen.
     fn exchange(&self, n: usize, onward: Onward) -> usize {
         let peer = echo(self.chain.server(), self.server());
         let source = SocketAddr::new(self.chain.client().v4().into(), 4000);
@@ -88,7 +88,7 @@ impl World {
         self.status(0)["auto"]["choices"][0].clone()
     }
 
-    /// Exchanges bytes by proxy 0, none of which may fail, until its choice is `hops`.
+    /// Exchanges bytes by proxy 0 until its choice is `hops`. No exchange may fail.
     fn wait_for(&self, hops: &[&str]) {
         let deadline = Instant::now() + CHANGE_TIMEOUT;
         loop {
@@ -102,7 +102,7 @@ impl World {
         }
     }
 
-    /// Exchanges bytes by proxy `by` until the server sees proxy `n`.
+    /// Exchanges bytes by proxy `by` until the server sees the address of proxy `n`.
     fn wait_until_seen(&self, by: usize, onward: Onward, n: usize) {
         let deadline = Instant::now() + CHANGE_TIMEOUT;
         while self.exchange(by, onward) != n {
@@ -127,7 +127,7 @@ fn two_hops_are_chosen_a_dead_one_is_left_and_without_an_overlay_there_is_none()
     assert_eq!(world.exchange(0, Onward::Open), 2);
     let why = world.choice()["why"].as_str().unwrap().to_owned();
     assert!(why.starts_with("first byte ") && why.contains(" ms, directly "), "{why}");
-    // The second hop was the first one's choice for none of these flows.
+    // For none of these flows has n1 made a choice of its own: n0 has chosen n2 as the second hop.
     let second = world.status(1);
     assert_eq!(second["auto"]["flows"], serde_json::json!([0, 0, 0]), "{second}");
     assert_eq!(second["counters"]["hops"][1]["by"]["hop"], at(2).to_string(), "{second}");

@@ -1,4 +1,4 @@
-//! A caching hop: policies send flows to a Squid, which is checked.
+//! A caching hop: policies send flows to a Squid, whose health is checked.
 
 use std::fs;
 use std::time::{Duration, Instant};

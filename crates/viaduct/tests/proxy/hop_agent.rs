@@ -18,7 +18,7 @@ use super::rules::status;
 const CHANGE_TIMEOUT: Duration = Duration::from_secs(10);
 const IDLE: &str = "300ms";
 
-/// Text that defines hops on the first node, with these names, at ports from 7001.
+/// Config text that defines hops with these names on the first node, at ports from 7001.
 fn hops(names: &[&str], lines: &str) -> String {
     let hop = |(port, name): (u16, &&str)| {
         format!(

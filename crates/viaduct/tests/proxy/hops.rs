@@ -61,8 +61,8 @@ pub(super) fn socket(text: &str) -> SocketAddr {
     text.parse().unwrap()
 }
 
-/// Starts a server that echoes one connection, and whose address can be bound again when the thread
-/// has ended. Returns its peer's address.
+/// Starts a server that echoes one connection. When its thread has ended, its address can be bound
+/// again. The thread returns the peer's address.
 pub(super) fn echo(host: &Host, ip: IpAddr) -> thread::JoinHandle<IpAddr> {
     let bind = || TcpListener::bind(SocketAddr::new(ip, SERVER)).unwrap();
     let listener = host.netns().enter(bind).unwrap();
@@ -77,7 +77,7 @@ pub(super) fn echo(host: &Host, ip: IpAddr) -> thread::JoinHandle<IpAddr> {
     })
 }
 
-/// Sends `words` to `to` from the client. Returns the answer.
+/// Sends `words` from the host `from` to `to`. Returns the answer.
 pub(super) fn say(from: &Host, to: SocketAddr, words: &[u8]) -> std::io::Result<Vec<u8>> {
     let connect = || TcpStream::connect_timeout(&to, SECONDS);
     let mut stream = from.netns().enter(connect).unwrap()?;

@@ -11,7 +11,7 @@ const SERVICE: u16 = 8080;
 const GUARDED: u16 = 8081;
 const CLOSED: u16 = 8082;
 
-/// Starts a server at all addresses of the router that sends each client the client's address.
+/// Starts a server at all addresses of the router. It sends each client the client's own address.
 fn serve(router: &Node, port: u16) {
     let listen = || TcpListener::bind(("::", port)).unwrap();
     let listener = router.netns().enter(listen).unwrap();

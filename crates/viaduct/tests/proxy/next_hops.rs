@@ -1,5 +1,5 @@
-//! Lists of next hops: a hop that dies is left, also by flows that are being connected, and used
-//! again when it answers.
+//! Lists of next hops: flows leave a hop that dies, even while they are being connected to it, and
+//! use it again when it answers.
 
 use std::net::{IpAddr, SocketAddr};
 use std::thread;
@@ -43,7 +43,7 @@ impl World {
     }
 
     /// Exchanges some bytes with the server. Returns the time that it took, and the address from
-    /// which the server was connected to.
+    /// which the connection to the server came.
     fn exchange(&self) -> (Duration, IpAddr) {
         let peer = echo(self.chain.server(), self.chain.server().v4().into());
         let begun = Instant::now();
@@ -102,7 +102,7 @@ fn a_silent_hop_is_left_within_two_seconds_and_used_again() {
     assert_eq!(world.connected(), [1, 0]);
 
     world.silence(0);
-    // This flow is being connected to the first hop when that is found to be down.
+    // This flow is being connected to the first hop when that hop is found to be down.
     let (took, peer) = world.exchange();
     assert!(took < LEFT_WITHIN, "{took:?}");
     assert_eq!((peer, world.connected()), (from_hop, [1, 1]));
@@ -122,7 +122,7 @@ fn without_any_hop_flows_go_directly_or_are_refused() {
     let next = format!("--next {} --next {}", HOPS[0], HOPS[1]);
     let mut world = World::new(&next);
     world.hops = [None, None];
-    // Refused by both hops, before they are known to be down.
+    // Both hops refuse this flow before they are known to be down.
     let (_, peer) = world.exchange();
     assert_eq!(peer, IpAddr::from([10, 2, 0, 1]), "directly");
     world.wait_until_down(0, true);

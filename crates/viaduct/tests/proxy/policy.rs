@@ -22,8 +22,8 @@ struct World {
     chain: Chain,
 }
 
-/// Listens at `at`. A program that another test starts has a copy of a former listener until it
-/// executes its binary.
+/// Listens at `at`. Retries for 2 s: a child that another test has just forked holds an earlier
+/// listener open until its `exec`.
 fn listen(at: SocketAddr) -> TcpListener {
     let deadline = Instant::now() + Duration::from_secs(2);
     loop {

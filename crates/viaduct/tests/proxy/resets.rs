@@ -7,8 +7,8 @@ fn reset(stream: TcpStream) {
     drop(stream);
 }
 
-/// Returns the time until the other end of a flow sees a reset by `dying`, which has not read the
-/// data sent to it.
+/// Resets a flow at its end `dying`, which has not read the data sent to it. Returns the time until
+/// the end `living` sees the reset.
 fn takes(mut living: TcpStream, dying: TcpStream) -> Duration {
     fill(&mut living);
     living.set_read_timeout(Some(Duration::from_secs(10))).unwrap();

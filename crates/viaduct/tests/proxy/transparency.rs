@@ -334,7 +334,7 @@ impl World {
     }
 }
 
-/// Addresses without a host, on the server's link.
+/// Addresses without a host. The hops have only an `unreachable` route to them.
 const NOWHERE: (Ipv4Addr, Ipv6Addr) =
     (Ipv4Addr::new(10, 99, 0, 1), Ipv6Addr::new(0xfd99, 0, 0, 0, 0, 0, 0, 1));
 

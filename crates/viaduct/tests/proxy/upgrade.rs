@@ -1,5 +1,5 @@
 //! Upgrades of a running proxy: no connection is refused or reset and no byte is wrong, and a new
-//! process that fails, at whichever step, leaves everything as it was.
+//! process that fails, at any step, leaves everything as it was.
 
 use std::io::{Read as _, Write as _};
 use std::net::{IpAddr, Shutdown, SocketAddr, TcpListener, TcpStream};
@@ -27,8 +27,8 @@ fn pattern(position: usize) -> u8 {
     (position % 251) as u8
 }
 
-/// Serves streams of [`pattern`], at a pace or without, until `stop`, and echoes for clients that
-/// ask for that.
+/// Serves a stream of [`pattern`] until `stop`, with or without pauses as the client requests, or
+/// echoes a word if the client requests that.
 fn serve(mut stream: TcpStream, stop: &AtomicBool) {
     let mut kind = [0];
     if stream.read_exact(&mut kind).is_err() {
@@ -148,11 +148,11 @@ fn upgrades_refuse_and_reset_nothing_and_lose_no_byte() {
     let (arrived, mut pauses) = world.chain.client().netns().enter(|| clients(ip, &stop)).unwrap();
     let (all, failed) = upgrades.join().unwrap();
     assert!(failed.is_none(), "after {} upgrades: {failed:?}", all.len());
-    // On an idle machine some hundreds.
+    // On an idle machine there are some hundreds.
     assert!(arrived > UPGRADES * 2, "only {arrived} connections");
     pauses.sort_unstable();
     println!("{arrived} connections; longest pauses of {BUSY} flows: {pauses:?}");
-    // On an idle machine some milliseconds; here other tests use the processor too.
+    // On an idle machine a pause takes some milliseconds. Here, other tests use the processor too.
     assert!(pauses[BUSY / 2] < Duration::from_secs(1), "{pauses:?}");
     let tables = || world.hop().run("nft", &["list", "tables"]).unwrap();
     assert!(tables().contains("viaduct_proxy_7000"));
@@ -197,7 +197,7 @@ fn a_new_process_that_fails_at_any_step_leaves_all_as_it_was() {
     }
     let error = failure(run_dir, &["--program", "/bin/true"]);
     assert!(error.contains("exit status: 0"), "{error}");
-    // After all these failures it still works.
+    // After all these failures the proxy still works.
     let new = upgrade(run_dir, &[]).unwrap();
     echo(&mut client, &mut server);
     client.shutdown(Shutdown::Write).unwrap();

@@ -9,10 +9,12 @@ use std::time::Duration;
 
 use crate::common::{free_port, within};
 
-/// The watchdog's interval. Answers come three times as often; a loop hangs after half of it.
+/// The watchdog's interval. Three answers are sent in each interval. A loop counts as hung after
+/// half an interval.
 const INTERVAL: Duration = Duration::from_millis(1_500);
 
-/// Stops the thread that the argument names, prints a line, and lets it go on at the end of input.
+/// Stops the thread whose ID is the argument, prints a line, and lets the thread continue at the
+/// end of input.
 const STOPPER: &str = "
 import ctypes, sys
 thread, ptrace = int(sys.argv[1]), ctypes.CDLL(None, use_errno=True).ptrace
@@ -24,7 +26,7 @@ print('stopped', flush=True)
 sys.stdin.read()
 ";
 
-/// Proxy with a service manager, as far as the watchdog is concerned.
+/// Proxy, and the socket of a service manager, which receives the watchdog's messages.
 struct Service {
     manager: UnixDatagram,
     process: Child,
@@ -83,7 +85,7 @@ fn the_watchdog_gets_no_answer_while_an_event_loop_hangs() {
     let mut said = String::new();
     BufReader::new(stopper.stdout.take().unwrap()).read_line(&mut said).unwrap();
     assert_eq!(said, "stopped\n");
-    // Until the loop's last turn is old.
+    // Waits until the loop's last turn is old.
     std::thread::sleep(INTERVAL);
     service.forget();
     assert!(!service.hears("WATCHDOG=1"), "the loop hangs");

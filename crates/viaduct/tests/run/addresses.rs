@@ -5,8 +5,9 @@ use super::{CHAIN, far_end, output, text};
 
 const VIAS: [&str; 3] = ["--via=cgroup", "--via=seccomp", "--via=preload"];
 
-/// Connects to its second argument, from the address or port of its first unless that is empty.
-/// Prints the program's own address, and the one that the far end has seen.
+/// Connects to the address and port in its second and third arguments. The first argument is the
+/// address or the port to connect from, or empty. Prints the program's own address, and the one
+/// that the far end has seen.
 const CONNECT: &str = "
 import socket, sys
 own, to, port = sys.argv[1], sys.argv[2], int(sys.argv[3])

@@ -34,8 +34,8 @@ s.sendall(b'hello')
 print(s.makefile().read())
 ";
 
-/// Builds the command of a program under `viaduct run` with these words; without words, of the
-/// program without viaduct.
+/// Builds a command that runs a program under `viaduct run` with these words, or without viaduct if
+/// there are no words.
 fn program(words: &str, text: &str, at: SocketAddr) -> Command {
     let mut command = Command::new("timeout");
     command.args(["--signal=KILL", "30"]);
@@ -212,7 +212,7 @@ lines = [line.split() for line in open('/proc/net/tcp')][1:]
 print(sum(l[2].endswith(':%04X' % port) and l[3] == '01' for l in lines))
 ";
 
-/// Waits until the previous client has disconnected, whose master may outlive it for a moment.
+/// Waits until the previous client has disconnected. Its master may outlive it for a moment.
 fn wait_until_disconnected(to: SocketAddr) {
     // Compares the remote address and the state. The local address comes first, and begins with 01
     // as well.
@@ -266,7 +266,8 @@ fn flows_share_a_connection_if_both_ends_negotiate_mux() {
 /// data.
 type Packet = (bool, u8, bool);
 
-/// Returns the packets of the first connection to `port` on the tap, up to the first with data.
+/// Returns the packets of the first connection to `port` on the tap, up to the first with data, and
+/// whether one of them had the option that offers handlers.
 fn until_data(tap: &mut Ring, port: u16) -> (Vec<Packet>, bool) {
     const PSH: u8 = 8;
     let deadline = Instant::now() + Duration::from_secs(10);

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use super::{CHAIN, TELL, VIADUCT, far_end, output, run, text};
 
-/// Runs a program that connects under two nested runs, with these options and reports of both.
+/// Runs a program that connects, under two nested runs with these options. Both runs print reports.
 fn above(outer: &[&str], inner: &[&str]) -> std::process::Output {
     let to = far_end("127.0.0.1:0").to_string();
     let program = ["--report", "--", "python3", "-c", TELL, &to];

@@ -55,7 +55,7 @@ fn socket(kind: SocketType) -> OwnedFd {
     rustix::net::socket(AddressFamily::INET, kind, None).unwrap()
 }
 
-/// Returns the answer of the abstract socket `name`, which is empty if there is none.
+/// Returns the answer of the abstract socket `name`; empty if it gives none.
 fn ask(name: &str, pieces: &[&[u8]], beside: Option<&OwnedFd>) -> Vec<u8> {
     let socket = seqpacket::connect(name).unwrap();
     let mut answer = vec![0; WELCOME.max(MAX_MESSAGE)];

@@ -12,7 +12,8 @@ use rustix::termios::{LocalModes, Winsize, tcgetattr, tcsetwinsize};
 
 use crate::common::until;
 
-/// Begins a frame of `viaduct top`, and ends it.
+/// Escape sequences of `viaduct top`: at the start of a frame, at its end, and at the end of
+/// a line.
 const HOME: &str = "\x1b[H";
 const WIPE_BELOW: &str = "\x1b[J";
 const WIPE_LINE: &str = "\x1b[K";

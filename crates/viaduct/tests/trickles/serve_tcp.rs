@@ -217,7 +217,7 @@ fn listings_of_a_large_directory_take_bounded_memory() {
     let mut stalled = Vec::new();
     for n in 0..250 {
         let mut stream = site.say("");
-        // With this buffer the kernel queues less than a page for it.
+        // With this buffer, the kernel queues less than a page for the client.
         rustix::net::sockopt::set_socket_recv_buffer_size(&stream, 4096).unwrap();
         stream.write_all(GET_MANY.as_bytes()).unwrap();
         stalled.push(stream);
@@ -291,7 +291,7 @@ fn a_small_file_is_not_delayed_by_listings_of_a_very_large_directory() {
     assert!(memory < 200 << 20, "{} MB", memory >> 20);
 }
 
-/// Ends a request head, and asks for no further response.
+/// End of a request head that asks the server to close the connection after the response.
 const CLOSE: &str = "\r\nConnection: close\r\n\r\n";
 
 /// A mounted file system, unmounted on drop.

@@ -1,4 +1,5 @@
-//! `viaduct spray` on the router in front of two servers: deals packets, drains, notices the dead.
+//! `viaduct spray` on the router in front of two servers: distribution of packets, drain, and
+//! detection of dead servers.
 
 use std::fs;
 use std::net::TcpStream;
@@ -62,7 +63,7 @@ impl Spray<'_> {
         let mut command = self.world.net.gateway_b().command(env!("CARGO_BIN_EXE_viaduct"));
         command.args(["spray", "--config"]).arg(self.config()).stderr(Stdio::null());
         self.process = Some(Process::spawn(command).unwrap());
-        // After a kill there are rules before there is a process.
+        // After a kill, the rules of the killed process exist before the new process is up.
         let is_up = || {
             let said = run(&self.run_dir, &["status", "--name", "spray-www"]);
             said.status.success() && self.rules().contains("fwd")

@@ -27,7 +27,7 @@ pub(crate) struct World {
 }
 
 impl World {
-    /// `None`, with a message, if this process is not root.
+    /// Builds the network. Returns `None`, after a message, if this process is not root.
     pub(crate) fn new(test: &str, link: &str) -> Option<World> {
         if !rustix::process::geteuid().is_root() {
             eprintln!("skipped: raw packets need root");

@@ -25,8 +25,8 @@ fn echo((client, server): &(TcpStream, TcpStream)) {
     }
 }
 
-/// Waits until `stream` is reset by the proxy that has lost its peer, or the other end of the flow,
-/// at `since`.
+/// Waits until a proxy resets `stream`. At `since` the proxy has lost its peer, or the other end of
+/// the flow.
 fn ends(stream: &mut TcpStream, since: Instant, what: &str) {
     stream.set_read_timeout(Some(NOTICED_WITHIN)).unwrap();
     let read = stream.read(&mut [0]);

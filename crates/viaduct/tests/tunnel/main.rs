@@ -320,7 +320,7 @@ fn idle_unauthenticated_connections_do_not_exclude_peers() {
             TcpStream::connect_timeout(&to, Duration::from_secs(5)).unwrap()
         };
         let idle: Vec<_> = (0..100).map(|_| unknown.netns().enter(dial).unwrap()).collect();
-        // A near end that starts now must get in beside them.
+        // A near end that starts now must still get a link.
         let listener = world.listen(world.addresses()[0]);
         let to = listener.local_addr().unwrap();
         let second = format!("--listen 127.0.0.1:7001 --to {to} --tunnel 10.3.0.1:7100 {carrier}");
@@ -339,8 +339,8 @@ fn idle_unauthenticated_connections_do_not_exclude_peers() {
 fn unvalidated_quic_clients_get_a_retry_and_do_not_exclude_peers() {
     let world = World::new("delay=5ms", "--carrier quic");
     let [unknown, far, peer] = [world.chain.client(), &world.chain.hops()[1], world.chain.server()];
-    // The far end gets the unknown host's Initials, but no answer arrives there, as if the source
-    // addresses were spoofed.
+    // The far end gets the unknown host's Initials, but its answers do not reach that host, as if
+    // the source addresses were spoofed.
     let deaf = "add table inet deaf; \
                 add chain inet deaf input { type filter hook input priority 0; }; \
                 add rule inet deaf input udp sport 7100 drop";

@@ -68,7 +68,8 @@ impl Lanes {
         self.ended.push(lane);
     }
 
-    /// Writes about `most` of the waiting bytes; returns whether anything was written or ended.
+    /// Writes about `most` waiting bytes, and ends lanes; returns whether anything was written
+    /// or ended.
     pub(super) fn flush(&mut self, connection: &mut Connection, most: usize) -> io::Result<bool> {
         self.fresh = 0;
         let mut order: Vec<Lane> = self.waiting.keys().copied().collect();

@@ -20,8 +20,8 @@ use crate::tunnel::tls::LABEL;
 
 /// Bounds of the number of bytes that are given to the QUIC library when it has none left, and of
 /// the number that may wait in the lanes meanwhile. Within the bounds, both are the size of the
-/// pacer's burst. Streams are scheduled before their bytes are given to the library, so few bytes
-/// may wait there: at 130 Mb/s, 16 KB delay all later data by a millisecond.
+/// pacer's burst. Streams are scheduled before their bytes are given to the library, so only few
+/// bytes may wait in the library: at 130 Mb/s, 16 KB delay all later data by a millisecond.
 const AHEAD: (usize, usize) = (8 << 10, 32 << 10);
 
 /// A link over QUIC.
@@ -65,8 +65,9 @@ impl QuicLink {
         }
     }
 
-    /// Lifts the limits of an unauthenticated connection. From now on it may have `streams`
-    /// streams besides the first, and as many bytes as the tunnel's flow control allows.
+    /// Lifts the limits of an unauthenticated connection. From now on the other end may open
+    /// `streams` streams besides the first, and send as many bytes as the tunnel's flow
+    /// control allows.
     pub(in crate::tunnel) fn trust(&mut self, streams: u32) {
         let streams = VarInt::from_u32(streams.saturating_add(1));
         self.connection.set_max_concurrent_streams(Dir::Bi, streams);

@@ -75,7 +75,7 @@ const KEEP_ALIVE: Duration = Duration::from_secs(2);
 /// Bytes that the other end may send in all streams before it has authenticated: the handshake,
 /// HELLO and the frames that follow it at once.
 const UNTRUSTED_WINDOW: u32 = 8 << 10;
-/// Maximum bytes of the TLS handshake that may wait for earlier ones.
+/// Maximum number of bytes of the TLS handshake that may wait for earlier bytes.
 const CRYPTO_BUFFER: usize = 4 << 10;
 
 /// The UDP socket, and the state for new connections.
@@ -244,13 +244,13 @@ impl Endpoint {
     }
 }
 
-/// Transport limits of a connection whose other end has not authenticated; it may open
+/// Transport limits of a connection whose other end has not authenticated. That end may open
 /// `streams` streams. [`QuicLink::trust`] lifts the limits.
 fn transport(settings: &TunnelSettings, streams: u32) -> anyhow::Result<TransportConfig> {
     let core = &settings.core;
     // After authentication the tunnel's flow control bounds the bytes in flight and in buffers, and
     // QUIC's credit must not limit them further. A stream's credit cannot be raised later, so it is
-    // large from the start. Before that, the connection's credit bounds all streams.
+    // large from the start. Before authentication, the connection's credit bounds all streams.
     let most = core.limit + u64::from(core.least_window) * u64::from(core.streams);
     let most = VarInt::from_u64(2 * most).unwrap_or(VarInt::MAX);
     let mut transport = TransportConfig::default();
@@ -271,8 +271,9 @@ fn transport(settings: &TunnelSettings, streams: u32) -> anyhow::Result<Transpor
     Ok(transport)
 }
 
-/// Acknowledgement frequency: a tenth of the protocol's default, which at 1 Gb/s is 43,000 a
-/// second. Packets out of order are not acknowledged at once, because loss is detected by time.
+/// Acknowledgement frequency: a tenth of the protocol's default, which at 1 Gb/s is 43,000
+/// acknowledgements a second. Packets out of order are not acknowledged at once, because loss is
+/// detected by time.
 fn acknowledgements() -> AckFrequencyConfig {
     let mut config = AckFrequencyConfig::default();
     config

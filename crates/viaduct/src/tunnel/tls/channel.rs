@@ -18,14 +18,14 @@ const UNTRUSTED_BYTES: usize = 8 << 10;
 #[derive(Debug)]
 pub(in crate::tunnel) struct TlsChannel {
     tls: Connection,
-    /// Handshake of the sites; `None` before that of TLS is complete.
+    /// Handshake of the sites; `None` before TLS's own handshake is complete.
     pub(in crate::tunnel) secure: Option<Secure>,
     /// Bytes that the other end may send before it has authenticated.
     allowance: usize,
 }
 
 impl TlsChannel {
-    /// Dials a server that the ClientHello calls `name`.
+    /// Begins TLS as a client. The ClientHello names the server `name`.
     pub(super) fn dial(
         config: Arc<ClientConfig>,
         name: ServerName<'static>,
@@ -34,13 +34,13 @@ impl TlsChannel {
         Ok(TlsChannel::new(tls.into(), usize::MAX))
     }
 
-    /// Waits for a ClientHello.
+    /// Begins TLS as a server: waits for a ClientHello.
     pub(super) fn accept(config: Arc<ServerConfig>) -> Result<TlsChannel, Error> {
         Ok(TlsChannel::new(ServerConnection::new(config)?.into(), UNTRUSTED_BYTES))
     }
 
     fn new(mut tls: Connection, allowance: usize) -> TlsChannel {
-        // Written bytes are taken at once by `transmit`.
+        // No limit is needed, because `transmit` takes written bytes at once.
         tls.set_buffer_limit(None);
         TlsChannel { tls, secure: None, allowance }
     }
@@ -147,7 +147,7 @@ impl TlsChannel {
         let _ = self.transmit(out);
     }
 
-    /// Appends what TLS has to send to `out`.
+    /// Appends to `out` the records that TLS has to send.
     pub(in crate::tunnel) fn transmit(&mut self, out: &mut Vec<u8>) -> io::Result<()> {
         while self.tls.wants_write() {
             self.tls.write_tls(out)?;

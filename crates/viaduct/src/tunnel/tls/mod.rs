@@ -1,5 +1,5 @@
 //! TLS of links. It authenticates nothing: a listening end makes a key for itself at each start,
-//! and the dialler accepts any. The ends authenticate each other with the sites' keys, in a
+//! and the dialler accepts any key. The ends authenticate each other with the sites' keys, in a
 //! handshake that runs inside the channel and is bound to it. A man in the middle has two channels,
 //! so a handshake that is bound to one fails on the other.
 //!
@@ -64,14 +64,15 @@ impl TlsConfigs {
         Ok(TlsConfigs { client: client.into(), server: server.into() })
     }
 
-    /// Dials inside a connection to `ip`. The ClientHello names the server `name`, or none (SNI).
+    /// Begins TLS as the client of a connection to `ip`. The ClientHello names the server `name`
+    /// (SNI), or no server.
     pub(super) fn dial(&self, ip: IpAddr, name: Option<&DnsName<'static>>) -> DialResult {
-        // An address is not sent as the server's name.
+        // If the name is an address, the ClientHello has no SNI.
         let name = name.map_or(ServerName::from(ip), |name| ServerName::DnsName(name.clone()));
         TlsChannel::dial(self.client.clone(), name)
     }
 
-    /// Waits for a ClientHello.
+    /// Begins TLS as the server of a connection: waits for a ClientHello.
     pub(super) fn accept(&self) -> DialResult {
         TlsChannel::accept(self.server.clone())
     }

@@ -72,7 +72,7 @@ impl End {
         (end, first)
     }
 
-    /// Hands over bytes in pieces of at most `most` bytes; returns the answer.
+    /// Hands `bytes` to this end in pieces of at most `most` bytes; returns its answer.
     fn give(&mut self, bytes: &[u8], most: usize) -> (Vec<u8>, io::Result<()>) {
         let mut answer = Vec::new();
         let End { settings, entropy, tls, channel, got } = self;
@@ -135,8 +135,8 @@ fn an_unknown_dialler_gets_the_reason_inside_tls() {
 
 #[test]
 fn a_device_that_decrypts_tls_is_refused() {
-    // The device is a far end to the near one and a near end to the far one, and passes on what the
-    // sites say.
+    // The device acts as the far end towards the near end, and as the near end towards the far end.
+    // It decrypts the bytes of each end, and passes them on.
     let (mut near, first) = End::dialling(1, 2, None);
     let mut far = End::listening(2, 1);
     let device = TlsConfigs::new().unwrap();
@@ -155,8 +155,8 @@ fn a_device_that_decrypts_tls_is_refused() {
     assert!(!far.channel.is_up() && !near.channel.is_up());
 }
 
-/// Completes the handshake of `tls` with an end, which answers bytes with bytes and has said
-/// `first`.
+/// Completes the handshake of `tls` with an end. The end has sent `first`, and the function `end`
+/// returns its answers.
 fn handshake(
     tls: &mut rustls::Connection,
     mut end: impl FnMut(Vec<u8>) -> Vec<u8>,

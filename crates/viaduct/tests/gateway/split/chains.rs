@@ -90,7 +90,7 @@ fn connections_opened_by_handlers_keep_the_hosts_address() {
         for ip in world.b1().addresses() {
             let to = SocketAddr::new(ip, port);
             let listener = world.b1().netns().enter(|| TcpListener::bind(to)).unwrap().unwrap();
-            // Two flows of each host: these may share a connection, but not with another host's.
+            // Two flows of each host. Only flows of the same host may share a connection.
             let mut flows = Vec::new();
             for host in world.dumbbell.hosts_a().iter().chain(world.dumbbell.hosts_a()) {
                 let client = host.netns().enter(|| TcpStream::connect(to)).unwrap().unwrap();
@@ -114,7 +114,8 @@ fn connections_opened_by_handlers_keep_the_hosts_address() {
     }
 }
 
-/// Addresses of a node that relays flows of the first host: the second host of its site.
+/// Addresses of a node that relays flows of the first host. The node is the second host of
+/// that site.
 const NODES: [&str; 2] = ["10.1.2.2:1080", "[fd00:1:0:2::2]:1080"];
 
 /// Chains that use the node if the direct path fails, or always.
@@ -142,8 +143,8 @@ fn mend(world: &World) {
     world.dumbbell.gateway_b().run("nft", &["delete", "table", "inet", "cut"]).unwrap();
 }
 
-/// Opens a flow of the first host. Returns both ends, and the peer address at the server;
-/// `None` if it does not arrive in time.
+/// Opens a flow of the first host. Returns both ends, and the peer address at the server; `None` if
+/// the flow does not arrive in time.
 fn opened(
     world: &World,
     listener: &TcpListener,
@@ -165,7 +166,7 @@ fn flows_take_a_node_where_the_direct_path_fails() {
     let world = chained(&chains, "[[policy]]\nfrom = ['10.{own}.2.2/32', 'fd00:{own}:0:2::/64']\n");
     let node = &world.dumbbell.hosts_a()[1];
     let _nodes = NODES.map(|at| {
-        // The node's clients are the gateway, not its hosts.
+        // The node's client is the gateway, not a host.
         let allowed = ["--allow-from", "10.1.2.1/32,fd00:1:0:2::1/128"];
         let to = ["--allow-to", "10.2.1.2/32,fd00:2:0:1::2/128"];
         let expect = ["--listen", at, "--expect", "socks"];

@@ -18,8 +18,8 @@ use world::{TALK, answers, far_end, output, text, world};
 
 const DELAY: &str = "+latency:delay=20ms";
 
-/// Parses the output of TALK: for each exchange, milliseconds, answer, source port and destination
-/// port.
+/// Parses the output of TALK: for each exchange, milliseconds, answer, and the answer's source port
+/// and destination port.
 fn exchanges(said: &str) -> Vec<(f64, String, u16, u16)> {
     let line = |line: &str| {
         let words: Vec<&str> = line.split_whitespace().collect();

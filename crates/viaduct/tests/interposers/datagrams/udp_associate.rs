@@ -94,8 +94,8 @@ impl Drop for Proxy {
     }
 }
 
-/// Parses the output of TALK: for each exchange, answer, port that the far end has seen, source
-/// port and destination port.
+/// Parses the output of TALK: for each exchange, the answer, the port that the far end has seen,
+/// and the answer's source port and destination port.
 fn exchanges(said: &str) -> Vec<(String, u16, u16, u16)> {
     let line = |line: &str| {
         let words: Vec<&str> = line.split_whitespace().collect();
@@ -185,8 +185,8 @@ except socket.timeout: print('nothing else')
     thread::spawn(move || {
         let mut buffer = [0; 99];
         while let Ok((length, relay)) = far.recv_from(&mut buffer) {
-            // The first datagram bypasses the relay: if this port was free, it is also the port
-            // that the program has outside.
+            // The first datagram bypasses the relay. It goes to the program's port, which the
+            // program has outside too if it was free there.
             let own: u16 = text(&buffer[..length]).parse().unwrap();
             far.send_to(b"around", ("127.0.0.1", own)).unwrap();
             thread::sleep(Duration::from_millis(50));

@@ -10,8 +10,8 @@ use viaduct_sys::netns::Netns;
 pub(crate) const VIADUCT: &str = env!("CARGO_BIN_EXE_viaduct");
 
 /// A Python program that asks two far ends on an unconnected socket, and then the first one ten
-/// times on the connected socket. It prints for each exchange: milliseconds, answer, source port,
-/// destination port.
+/// times on the connected socket. It prints for each exchange: milliseconds, the answer, and the
+/// answer's source port and destination port.
 pub(crate) const TALK: &str = "
 import socket, sys, time
 def end(text):

@@ -49,7 +49,7 @@ fn text(bytes: &[u8]) -> String {
     String::from_utf8_lossy(bytes).into_owned()
 }
 
-/// Ports for [`LISTENS`], for each use in it one.
+/// Ports for [`LISTENS`], one for each use.
 fn ports() -> [String; 4] {
     std::array::from_fn(|_| free_port().to_string())
 }
@@ -89,8 +89,8 @@ fn by_cgroup_no_client_is_accepted_early_and_a_closed_listener_refuses() {
     }
 }
 
-/// Creates a link with the address `fe80::aa`, and runs a client that connects to two ports
-/// there, and a server at both, under the given words.
+/// Creates a link with the address `fe80::aa`. Runs a server at two of its ports, under the given
+/// words, and a client that connects to both.
 const LINK_LOCAL: &str = r#"
 ip link set lo up; ip link add name v0 index 55 type veth peer name v1
 ip link set v0 up; ip link set v1 up

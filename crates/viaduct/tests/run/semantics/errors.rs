@@ -43,8 +43,8 @@ fn as_the_kernel(via: &str, but: &[&str]) {
 
 #[test]
 fn by_cgroup_except_for_two_errors() {
-    // The interposer reports errors by ICMP, and no IPv4 message makes the kernel return the
-    // others.
+    // The interposer reports errors by ICMP, and no ICMP message of IPv4 makes the kernel return
+    // the errors of these two routes.
     as_the_kernel("--via=cgroup", &["192.0.2.1 ECONNREFUSED", "192.0.2.2 EHOSTUNREACH"]);
 }
 

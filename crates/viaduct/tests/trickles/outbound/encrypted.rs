@@ -22,7 +22,7 @@ struct Watch {
 
 impl Watch {
     fn start(world: &World) -> Watch {
-        // The tap sees packets before segmentation offload cuts them, of up to 64 KiB.
+        // The tap sees packets of up to 64 KiB, before segmentation offload splits them.
         let config = RingConfig { max_packet: 65535, bytes: 8 << 20 };
         let ring = world.net.b1().netns().enter(|| Ring::open("eth0", config));
         let (mut ring, enough) = (ring.unwrap().unwrap(), Arc::<AtomicBool>::default());
@@ -88,7 +88,8 @@ fn encrypted_flows_are_never_sent_in_plaintext() {
     }
     let said = world.status();
     assert!(said["trickles"]["decrypted"].as_u64().unwrap() > 40, "{said}");
-    // Fails with the key of another server, without a key, and with a server without Trickles.
+    // A flow fails with the key of another server, without a key, and with a server
+    // without Trickles.
     let mute = fails(&world, &format!("+trickles:way=tcp,key={other}"), &url);
     let said = String::from_utf8(mute.stderr).unwrap();
     assert!(
@@ -98,7 +99,8 @@ fn encrypted_flows_are_never_sent_in_plaintext() {
     fails(&world, "+trickles:way=tcp", &url);
     assert!(world.connect_plain().is_err(), "TCP is accepted");
     drop(server);
-    // A server that serves both answers in kind: encrypted requests encrypted, others not.
+    // A server that serves both answers encrypted requests encrypted, and other requests
+    // in plaintext.
     let _server = world.serve_with("auto", &only[..2], || world.connect_plain().is_ok());
     for (by, is_clear) in
         [("+trickles:way=tcp".to_owned(), true), (format!("+trickles:way=tcp,key={key}"), false)]

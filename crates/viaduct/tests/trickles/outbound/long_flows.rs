@@ -97,7 +97,7 @@ fn unread_data_is_bounded_over_all_flows() {
         flow.write_all(get.as_bytes()).unwrap();
         flow
     };
-    // After the first flow, memory that is needed only once is allocated.
+    // The first flow makes the proxy allocate memory that is needed only once.
     open().read_to_end(&mut Vec::new()).unwrap();
     let memory = || resident(proxy.id());
     let begun = memory();

@@ -62,13 +62,14 @@ fn packets_joined_by_gro_are_refused_and_counted() {
     let Some(world) = World::new("joined") else { return };
     let server = world.serve();
     world.coalesce();
-    // Equal in everything that GRO compares: no PSH, the same ACK number, consecutive.
+    // The packets are equal in everything that GRO compares: no PSH, the same ACK number, and
+    // consecutive sequence numbers.
     let packets = (0..640_u32).map(|n| {
         let mut packet = Vec::new();
         emit(&segment("10.2.0.1", 1 + n * 100, 0), &[1; 100], 1500, &mut packet).unwrap();
         packet[33] &= !8;
         let sum = u16::from_be_bytes([packet[36], packet[37]]);
-        // As the flag was cleared, its value is added to the checksum, a one's complement.
+        // The value of the cleared flag is added to the checksum, which is a one's complement.
         let (sum, over) = sum.overflowing_add(8);
         packet[36..38].copy_from_slice(&(sum + u16::from(over)).to_be_bytes());
         packet

@@ -59,7 +59,7 @@ pub(crate) struct World {
 }
 
 impl World {
-    /// `None`, with a message, if this process is not root.
+    /// Builds the network. Returns `None`, after a message, if this process is not root.
     pub(crate) fn new(test: &str) -> Option<World> {
         if !rustix::process::geteuid().is_root() {
             eprintln!("skipped: raw packets need root");
@@ -254,7 +254,7 @@ impl Client {
         self.port().flush([flow]);
     }
 
-    /// Waits for events, for at most `timeout`; returns with the first.
+    /// Waits for events, for at most `timeout`. Returns as soon as there are any.
     pub(crate) fn listen(&mut self, timeout: Duration) -> Vec<ClientEvent> {
         let (mut events, waker) = (Vec::new(), Waker::new().unwrap());
         let until = Instant::now() + timeout;

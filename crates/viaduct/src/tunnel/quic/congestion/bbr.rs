@@ -31,9 +31,10 @@ const MAX_PROBE_UP_PACING_GAIN: f64 = 1.25;
 /// Growth of the rate at which a probe counts as having found more bandwidth.
 const PROBE_UP_GROWTH: f64 = 1.04;
 const PROBE_DOWN_PACING_GAIN: f64 = 0.75;
-/// Window gains, as multiples of the bandwidth-delay product: in Startup, and later. The paper uses
-/// 2 throughout, to allow for aggregated acknowledgements. But the bandwidth estimate tends to be a
-/// little too high, so that a queue would stand. Here, aggregation is measured and added.
+/// Window gains, as multiples of the bandwidth-delay product: in Startup, and later. The paper
+/// uses 2 throughout, to allow for aggregated acknowledgements. But the bandwidth estimate tends
+/// to be a little too high, so a gain of 2 would keep a standing queue. Here, aggregation is
+/// measured and added.
 const STARTUP_CWND_GAIN: f64 = 2.0;
 const PROBE_BW_CWND_GAIN: f64 = 1.05;
 /// Pacing gain in all states. The estimate is the highest of many samples, and so a little too

@@ -22,7 +22,7 @@ pub(in super::super) fn quantum(rate: f64, mtu: u64) -> u64 {
 /// Pacer of a path.
 #[derive(Debug, Default)]
 pub(in super::super) struct Pacer {
-    /// Bytes that may leave; negative after a longer packet.
+    /// Bytes that may leave; negative after a packet that was longer.
     credit: f64,
     at: Instant,
     /// True if the last call had to wait.
@@ -30,7 +30,8 @@ pub(in super::super) struct Pacer {
 }
 
 impl Pacer {
-    /// Returns the bytes that may leave now, if they make a burst; otherwise the next time.
+    /// Returns the number of bytes that may leave now, if they make a burst; otherwise the time at
+    /// which to call again.
     pub(in super::super) fn poll(
         &mut self,
         now: Instant,

@@ -18,7 +18,7 @@ pub(super) struct Path {
     rates: Highest,
     clusters: Highest,
     /// Start of the current burst of acknowledgements, and bytes acknowledged since. The burst
-    /// lasts while these are more than the rate predicts.
+    /// lasts while more bytes are acknowledged than the rate predicts.
     cluster: (Instant, u64),
     round: u64,
     /// The round ends with the acknowledgement of a packet that was sent when at least this many
@@ -33,8 +33,8 @@ pub(super) struct Path {
 /// Consequences of a sample.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Seen {
-    /// True if a round has ended; if a queue of more than 1/25 of a round trip stood throughout
-    /// that round; and if one of more than 1/8 did.
+    /// `round`: a round has ended. `stood`: a queue of more than 1/25 of a round trip stood
+    /// throughout that round. `queue`: one of more than 1/8 of a round trip did.
     pub(super) round: bool,
     pub(super) stood: bool,
     pub(super) queue: bool,

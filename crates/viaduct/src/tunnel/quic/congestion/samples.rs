@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 /// Maximum number of send times that are kept.
 const MAX_SAMPLES: usize = 16 << 10;
-/// Number of round trips for which send times are kept; later acknowledgements say nothing.
+/// Number of round trips for which send times are kept; later acknowledgements give no sample.
 const MEMORY: u32 = 4;
 
 /// Packets sent at one time, and the state at that time.
