@@ -31,7 +31,7 @@ pub struct Etcd {
 /// Value of a key, with the key.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Entry {
-    /// Key, below that of [`Etcd`].
+    /// Key, relative to the key of [`Etcd`].
     pub name: String,
     /// Value.
     pub value: String,
@@ -63,7 +63,7 @@ struct Lease {
     ttl: Option<String>,
 }
 
-/// Answer to a request of a stream.
+/// Answer in a stream of answers, as etcd's JSON gateway wraps it.
 #[derive(Deserialize)]
 struct Streamed<T> {
     result: T,
@@ -90,8 +90,8 @@ impl std::fmt::Display for Etcd {
 }
 
 impl Etcd {
-    /// Reads the value of the key from the first endpoint that answers. Errors: that of the last
-    /// endpoint, or there is no such key.
+    /// Reads the value of the key from the first endpoint that answers. Errors: the error of the
+    /// last endpoint, or there is no such key.
     pub async fn read(&self) -> Result<String> {
         let asked = json!({"key": encoded(&self.key)});
         let range: Range = self.ask("kv/range", &asked).await?;
@@ -101,7 +101,7 @@ impl Etcd {
 
     /// Reads all keys below this one, and their values. Errors: as [`Etcd::read`].
     pub async fn list(&self) -> Result<Vec<Entry>> {
-        // The character after `/` is `0`.
+        // The range ends before `0`, the character that follows `/`.
         let (first, end) = (format!("{}/", self.key), format!("{}0", self.key));
         let asked = json!({"key": encoded(&first), "range_end": encoded(&end)});
         let range: Range = self.ask("kv/range", &asked).await?;

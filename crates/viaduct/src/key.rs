@@ -17,7 +17,8 @@ use viaduct_sys::random::random;
 
 use crate::{root_secrets, value_parser};
 
-/// Name under which the units pass the files of `/etc/viaduct` to a service.
+/// Name of the credential with which the systemd units pass the files of `/etc/viaduct` to
+/// a service.
 const CREDENTIAL: &str = "keys";
 
 /// Subcommands of `viaduct key`.
@@ -142,7 +143,7 @@ fn make_roots(out: &Path, period: &str) -> Result<()> {
     Ok(file.sync_all()?)
 }
 
-/// Adds a root secret to a file, which seals `after` from now.
+/// Adds a root secret to a file. Replicas seal with it once the time `after` has passed.
 fn add_root(file: &Path, after: Duration) -> Result<()> {
     let read = std::fs::read_to_string(file);
     let text = read.with_context(|| format!("cannot read {}", file.display()))?;

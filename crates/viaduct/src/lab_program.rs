@@ -9,7 +9,7 @@ use std::process::{Command, ExitCode};
 
 use anyhow::{Context as _, Result, bail};
 
-/// Directories of the program, relative to that of this one.
+/// Directories in which the program is looked for, relative to that of the running program.
 const PLACES: [&str; 2] = [".", "../lib/viaduct"];
 const PROGRAM: &str = "viaduct-lab";
 

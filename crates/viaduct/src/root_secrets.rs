@@ -76,7 +76,7 @@ fn secret(digits: &str) -> Option<[u8; 32]> {
     Some(secret)
 }
 
-/// Text of a new file with one root, which seals from now on.
+/// Text of a new file with one root, with which replicas seal from now on.
 pub fn new_file(period: &str, secret: [u8; 32], now: SystemTime) -> Result<String> {
     let head = format!(
         "# Root secrets of a service's replicas (viaduct serve --replicas): keep them secret.\n\
@@ -88,8 +88,8 @@ pub fn new_file(period: &str, secret: [u8; 32], now: SystemTime) -> Result<Strin
     Ok(text)
 }
 
-/// Text of a file with one more root, which seals from `from` on. Roots without an effect are not
-/// removed. Errors: the text is no valid file, or has as many roots as are allowed.
+/// Text of a file with one more root, with which replicas seal from `from` on. Roots without an
+/// effect are not removed. Errors: the text is no valid file, or has as many roots as are allowed.
 pub fn add_root(text: &str, secret: [u8; 32], from: SystemTime) -> Result<String> {
     let (_, _, roots) = read(text)?;
     let last = roots.iter().max_by_key(|root| root.from).map_or(0, |root| root.number);

@@ -31,8 +31,8 @@ impl RunDir {
         self.run_dir.clone().unwrap_or_else(default_run_dir)
     }
 
-    /// Directories in which services are looked for: that of the option, or the default one, and
-    /// for root the system's, too.
+    /// Directories in which services are looked for: the one of the option, or the default one. If
+    /// root has a default directory of its own, the system's directory is searched, too.
     pub fn searched(&self) -> Vec<PathBuf> {
         let own = self.path();
         let is_of_root = self.run_dir.is_none() && own == Path::new(ROOT);
@@ -94,7 +94,7 @@ pub fn listed(directories: &[PathBuf]) -> String {
     names.join(" and ")
 }
 
-/// Root's directory, given that of the system.
+/// Root's directory, given the system's directory.
 fn of_root(system: &Path) -> &Path {
     match fs::symlink_metadata(system) {
         Ok(found) if found.uid() != 0 => Path::new(ROOT),

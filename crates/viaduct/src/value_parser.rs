@@ -147,7 +147,8 @@ pub fn memory(text: &str) -> Result<usize, String> {
     size(text, MIN_MEMORY..=MAX_BUFFER as u64)
 }
 
-/// Parses the memory of a gateway for packets, in bytes; a code cannot work with less than 4 MiB.
+/// Parses the memory of a gateway for packets, in bytes; an FEC code cannot work with less than
+/// 4 MiB.
 pub fn packet_memory(text: &str) -> Result<usize, String> {
     size(text, MIN_PACKET_MEMORY..=MAX_PACKET_MEMORY)
 }

@@ -17,7 +17,7 @@ use viaduct_sys::clock;
 
 use crate::notify::{Phase, notify};
 
-/// Answers within the manager's interval. One that is late by a turn is no failure then.
+/// Number of answers within the manager's interval, so that a single late answer is no failure.
 const ANSWERS: u32 = 3;
 /// Minimum interval of answers.
 const MIN_INTERVAL: Duration = Duration::from_millis(50);
@@ -100,7 +100,7 @@ impl Watchdog {
         }
     }
 
-    /// Answers if `age`, that of the oldest heartbeat, is below half of the manager's interval.
+    /// Answers if `age`, the age of the oldest heartbeat, is below half of the manager's interval.
     pub fn answer(&mut self, age: Duration) {
         let Some((_, limit)) = self.answers else { return };
         let was_hung = std::mem::replace(&mut self.is_hung, age >= limit);

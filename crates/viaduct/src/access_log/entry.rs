@@ -39,8 +39,8 @@ pub struct Entry {
     pub protocol: &'static str,
     /// HTTP request line, or a similar line for other protocols: `CONNECT host:port SOCKS5`.
     pub request: String,
-    /// HTTP status code; for other protocols the one that corresponds to the outcome: 200, 403,
-    /// 407, 502 or 504.
+    /// HTTP status code. Other protocols have the one that corresponds to the outcome: 200, 400,
+    /// 403, 407, 499 (the client left), 502, 503 or 504.
     pub status: u16,
     /// Bytes sent to the client.
     pub sent: u64,
@@ -50,7 +50,7 @@ pub struct Entry {
     pub reason: Option<String>,
 }
 
-/// Order of the fields in JSON.
+/// Entry as a JSON object, with its fields in this order.
 #[derive(Serialize)]
 struct Json<'a> {
     time: String,
@@ -110,7 +110,7 @@ impl Entry {
     }
 }
 
-/// Formats a time in UTC as `2026-11-26T03:07:03.125Z` (RFC 3339). One before 1970 becomes 1970.
+/// Formats a time in UTC as `2026-11-26T03:07:03.125Z` (RFC 3339). A time before 1970 becomes 1970.
 fn rfc3339(time: SystemTime) -> String {
     humantime::format_rfc3339_millis(time.max(UNIX_EPOCH)).to_string()
 }

@@ -76,7 +76,7 @@ impl TryFrom<String> for Target {
 pub struct AccessLogStats {
     /// Lines written.
     pub written: u64,
-    /// Lines lost because the queue was full, or could not be written.
+    /// Lines lost because the queue was full, or because a write failed.
     pub lost: u64,
 }
 

@@ -28,8 +28,9 @@ use super::worker::{Budget, Worker};
 pub struct Started {
     /// Key of the flow.
     pub key: usize,
-    /// Addresses in the SYN. They are compared later, because the client may use the same address
-    /// and port again for another destination.
+    /// Addresses in the SYN's hop option or PROXY header. They are compared with the addresses that
+    /// the accepted client names, because a client may use the same address and port again for
+    /// another destination.
     pub(super) signalled: Option<Addresses>,
 }
 
@@ -54,8 +55,9 @@ impl Worker {
         self.unread.syns = true;
     }
 
-    /// Begins the early connection for a SYN. `Ok(None)` if it was begun before, if there are too
-    /// many flows or early connections, or if the client has not named its destination yet.
+    /// Begins the early connection for a SYN. `Ok(None)` if none is begun: there is one already, a
+    /// limit is reached, the client has not named its destination yet, the proxy is stopping or
+    /// bypassed, or the handlers have to accept the flow first.
     pub(super) fn begin_early(
         &mut self,
         syn: &Syn,
@@ -92,10 +94,10 @@ impl Worker {
     /// Accepts some of the connections that wait at a listener.
     pub(super) fn accept(&mut self, listener: usize, now: Instant) {
         let Some((clients, are_all)) = self.acceptor.accept(listener) else { return };
-        // The SYNs of these clients are in the tap by now, because the handshakes follow them. In a
-        // flood too large for one turn, a SYN may be read only later; its client then gets a new
-        // connection to its server. Held SYNs are not read here: their clients are accepted only
-        // after a verdict.
+        // The SYNs of these clients are in the tap by now, because their handshakes are complete.
+        // In a flood too large for one turn, a SYN may be read only later; its client then gets a
+        // new connection to its server. Held SYNs are not read here: their clients are accepted
+        // only after a verdict.
         self.read_syns(&mut Budget::begin(), now);
         let at = self.acceptor.bound_addr(listener, self.config.options.transparent);
         for (client, peer) in clients {
@@ -166,7 +168,8 @@ impl Worker {
         self.drive(key, End::Client, true, true, now);
     }
 
-    /// Flow that the SYN of `tuple` has started, if it goes to the destination in `signalled`.
+    /// Flow that the SYN of `tuple` has started. If the client has named other addresses since then
+    /// (`signalled`), the flow is ended, and the result is `None`.
     pub(super) fn started(&mut self, tuple: &Tuple, signalled: Option<Addresses>) -> Option<usize> {
         let started = self.acceptor.early.handle_accept(tuple)?;
         if signalled.is_none() || started.signalled == signalled {
@@ -176,8 +179,8 @@ impl Worker {
         None
     }
 
-    /// Connects the flow of an accepted client, which has no early connection, to its server. The
-    /// destination comes from `tuple` or `signalled`.
+    /// Begins the flow of an accepted client that has no early connection. The destination comes
+    /// from `tuple` or `signalled`.
     fn begin(
         &mut self,
         client: &Conn,

@@ -24,11 +24,11 @@ use super::listen_set::{ListenSet, SynSource};
 
 /// Token of the source of SYNs.
 pub(super) const SYNS: Token = Token(usize::MAX - 1);
-/// Highest token of listeners, whose tokens grow downwards. Those of flows grow upwards from 0, two
-/// for each flow.
+/// Highest token of a listener; the tokens of further listeners are lower. Flows have the tokens
+/// from 0 upwards, two for each flow.
 pub(super) const LISTENERS: usize = usize::MAX - 5;
-/// Connections accepted from one listener in a turn. Between turns the accepted clients are served,
-/// so that each of many clients waits only for earlier ones.
+/// Maximum number of connections accepted from one listener in a turn. The accepted clients are
+/// served before the next turn, so that each of many clients waits only for earlier ones.
 pub(super) const MAX_ACCEPTS: usize = 16;
 
 /// Listeners, and the state of clients that are not accepted yet.

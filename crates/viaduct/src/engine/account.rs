@@ -25,9 +25,9 @@ pub struct Account {
     /// Bytes from the client, and to it.
     bytes: [u64; 2],
     protocol: &'static str,
-    /// Destination as the client has named it, if it is logged.
+    /// Destination that the client has named; set only if the access log is on.
     to: Option<String>,
-    /// Name that the client has authenticated as; public key of the near end of a tunnel.
+    /// Name that the client has authenticated as, or the public key of the near end of its tunnel.
     user: Option<String>,
     /// Status and reason, if this proxy refused or ended the flow.
     ended: Option<(u16, String)>,
@@ -49,14 +49,14 @@ impl Account {
         }
     }
 
-    /// Records the client's destination, the protocol of its request, and its name.
+    /// Records the client's destination, the protocol of its request, and the client's name.
     pub fn set_request(&mut self, protocol: &'static str, to: &Address, user: Option<String>) {
         (self.protocol, self.to, self.user) = (protocol, Some(to.to_string()), user);
         // Clears the refusal of an earlier attempt, which may have lacked the password.
         self.ended = None;
     }
 
-    /// Returns whether a record can have all data.
+    /// Returns whether an [`AccountRecord`] can hold all the data.
     pub fn is_portable(&self) -> bool {
         let texts = self.to.iter().chain(&self.user);
         self.ended.is_none() && texts.map(String::len).all(|len| len <= MAX_TEXT)
@@ -73,7 +73,7 @@ impl Account {
         }
     }
 
-    /// Takes over the data of `record`, which another process has written by `now`.
+    /// Takes over the data of `record`, which another process has written before `now`.
     pub fn restore(&mut self, record: &AccountRecord, now: Instant) {
         let protocols = ["http", "socks5", "proxy", "tunnel"];
         *self = Account {

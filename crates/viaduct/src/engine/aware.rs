@@ -20,7 +20,7 @@ use viaduct_sys::socket::seqpacket;
 use super::flow::Middle;
 use super::worker::Worker;
 
-/// Way in which a program identifies a flow.
+/// Identification of a flow by a program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum SocketId {
     /// By the cookie of the program's socket.
@@ -45,7 +45,8 @@ pub enum RequestKind {
     /// Query of a socket option by level and name. The callback gets `None` if no handler sets the
     /// option; the value of the program's own socket then applies.
     Option(i32, i32, Box<dyn FnOnce(Option<i32>) + Send>),
-    /// Subscription to events, sent as records; the first record confirms it.
+    /// Subscription to events, which are sent over this socket as records. The first record
+    /// confirms the subscription.
     Watch(OwnedFd),
 }
 

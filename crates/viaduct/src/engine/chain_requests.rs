@@ -1,5 +1,5 @@
-//! Chain requests: a flow's handlers ask for further connections, and for connections of other
-//! flows.
+//! Chain requests: a flow's handlers open further connections and flows, and move connections
+//! between flows.
 //!
 //! ```text
 //!   Connect          a further connection of the flow
@@ -126,8 +126,8 @@ impl Worker {
     }
 
     /// Begins a further connection of flow `key`. In a proxy that keeps clients' addresses, a
-    /// connection to the client's own destination has the local address that the handlers name, or
-    /// else the client's; connections to other destinations have the proxy's own.
+    /// connection to the client's own destination gets the local address that the handlers name, or
+    /// else the client's. A connection to another destination gets the proxy's own address.
     fn dial(
         &mut self,
         key: usize,

@@ -1,5 +1,5 @@
-//! Client handshakes by PROXY, SOCKS5 or HTTP CONNECT: from the accepted client, which names its
-//! destination, to the start of its flow.
+//! Handshakes in which clients name their destination, by PROXY, SOCKS5 or HTTP CONNECT: from the
+//! accepted connection to the start of the connection to the server.
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -75,7 +75,7 @@ impl Worker {
         let mut past = false;
         loop {
             let flow = self.flows.at(key);
-            // A client that has closed its side may have sent a complete request before.
+            // A client that has closed its side may have sent a complete request before that.
             let Ok(stop) = flow.read_preface(LONGEST, past) else { return self.end(key, false) };
             past = false;
             let Some(request) = flow.request().filter(|request| !request.begun) else { return };
@@ -153,8 +153,8 @@ impl Worker {
     }
 
     /// Connects a flow to a host name. The far end of a tunnel, or a handler that accepts names,
-    /// gets the name and resolves it. If a policy or `allow-to` here depends on the address, the
-    /// name is resolved here first.
+    /// gets the name and resolves it. Otherwise, or if a policy or `allow-to` here depends on the
+    /// address, the name is resolved here first.
     fn connect_by_name(&mut self, key: usize, name: String, port: u16, now: Instant) {
         let requester = (key, self.flows.at(key).id);
         let source = self.flows.at(key).source();
@@ -227,7 +227,8 @@ impl Worker {
                 return self.take_over(early, key, now);
             }
         }
-        // A connection to this machine itself would be answered through the WAN.
+        // With the client's address, a connection to this machine itself would be answered through
+        // the WAN.
         let from = (self.keeps_client(key) && !is_here(to)).then_some(source);
         let Some(route) = Route::by(&self.config.policies, source, (to, onward), from) else {
             debug!("{source} to {to}: denied by a policy");
@@ -264,8 +265,8 @@ impl Worker {
         self.flows.set_alarm(key);
     }
 
-    /// Moves the early connection that was begun for the destination in the SYN's data to flow
-    /// `key`.
+    /// Moves to flow `key` the early connection that was begun for the destination in the
+    /// SYN's data.
     fn take_over(&mut self, early: usize, key: usize, now: Instant) {
         if let Some(why) = self.flows.at(early).broken() {
             self.end(early, true);
@@ -278,8 +279,8 @@ impl Worker {
         }
     }
 
-    /// Returns whether the server of a flow sees the client's address, although the flow has come
-    /// through a tunnel.
+    /// Returns whether a flow has come through a tunnel, and its server is to see the
+    /// client's address.
     fn keeps_client(&mut self, key: usize) -> bool {
         let keeps = self.upstream.tunnels.as_ref().is_some_and(Tunnels::keeps_clients);
         keeps && matches!(self.flows.at(key).conns(), [Some(Conn::Tunnel(_)), _])

@@ -49,8 +49,8 @@ pub struct Limits {
     pub idle_exit: Option<Duration>,
     /// Time that flows have to end after a request to stop.
     pub drain: Duration,
-    /// Time for which the loop polls busily for events before it sleeps, if that has paid off
-    /// recently.
+    /// Time for which the loop busy-polls for events before it sleeps, if that has paid
+    /// off recently.
     pub spin: Duration,
     /// Bytes that each end of a handler chain buffers before it stops reading.
     pub chain_buffer: usize,
@@ -69,7 +69,8 @@ pub enum WorkerCommand {
     Accept(Box<Arrival>),
     /// Apply the options that a wrapped program has set on the socket of a flow.
     Mirror(SocketId, Box<Mirrored>),
-    /// Connect this flow (key and generation) to its program: the socket for that is now available.
+    /// Connect this flow (key and generation) to its program: a socket for the connection is
+    /// now available.
     ConnectProgram(usize, u64),
     /// Pass a program's request to the handlers of its flow.
     Request(Box<ProgramRequest>),
@@ -85,7 +86,8 @@ pub enum WorkerCommand {
     SendFlows(SendFlows),
     /// The process that takes over has failed: continue with all flows, and accept clients again.
     Resume,
-    /// The new process serves: close all copies, and end once the other flows have ended.
+    /// The new process serves: close the copies of all descriptors that it has, and end once the
+    /// other flows have ended.
     Release,
     /// Accept no more flows; end once the open ones have ended or their time is up.
     Drain,

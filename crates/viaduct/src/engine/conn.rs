@@ -32,7 +32,7 @@ pub enum Conn {
 }
 
 /// Addresses and result of a connection through a parent master, as far as the master has reported
-/// them. The loopback socket's own addresses are not those of the flow.
+/// them. The addresses of the loopback socket are not the flow's.
 #[derive(Debug)]
 pub struct ParentConn {
     /// Destination of the flow.
@@ -86,7 +86,7 @@ impl Conn {
         }
     }
 
-    /// Addresses of the connection: its own, as the far end sees it, and the far end's.
+    /// Addresses of the connection: the local one as the far end sees it, and the far end's.
     pub fn names(&self) -> Option<(SocketAddr, SocketAddr)> {
         match self {
             Conn::Tcp(stream) => stream.local_addr().ok().zip(stream.peer_addr().ok()),
@@ -158,7 +158,7 @@ impl Conn {
         }
     }
 
-    /// Reads available bytes; `Some(0)` at the end, `None` if there are none now.
+    /// Reads available bytes; `Some(0)` at the end of the stream, `None` if there are none now.
     pub fn read(&mut self, into: &mut [u8]) -> io::Result<Option<usize>> {
         match self {
             Conn::Tcp(stream) | Conn::Loopback(stream, _) => unless_blocked(|| stream.read(into)),
@@ -216,8 +216,8 @@ impl Conn {
         }
     }
 
-    /// Accepts this end if it is a stream that a tunnel's peer has opened: the other end of the
-    /// flow is connected.
+    /// Accepts this end, because the other end of the flow is connected. This concerns only streams
+    /// that a tunnel's peer has opened.
     pub fn accept(&self) {
         if let Conn::Tunnel(stream) = self {
             stream.accept();

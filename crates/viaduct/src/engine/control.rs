@@ -29,7 +29,7 @@ pub struct Control {
     outcomes: Option<UnboundedReceiver<Outcome>>,
 }
 
-/// Stage of the service's end.
+/// Stage of the service in this process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Stage {
     Up,
@@ -48,9 +48,9 @@ pub struct ControlInputs {
     pub load: Option<Load>,
     /// Listener of the metrics.
     pub metrics: Option<std::net::TcpListener>,
-    /// Hands the service to a new process, and the receiver of the outcomes.
+    /// Upgrader, which hands the service to a new process, and the receiver of its outcomes.
     pub upgrade: Option<(Arc<Upgrader>, UnboundedReceiver<Outcome>)>,
-    /// True if this process takes over from one that runs: its status socket is replaced.
+    /// True if this process takes over from a running one, whose status socket it replaces.
     pub takes_over: bool,
 }
 
@@ -94,8 +94,8 @@ pub fn prepare(inputs: ControlInputs, proxy: Handle, signals: Signals) -> Result
 
 impl Prepared {
     /// Runs the control side in a thread of its own, until the process ends. Returns the name of
-    /// the status socket, which the caller removes by dropping it: the thread does not notice the
-    /// end of the process.
+    /// the status socket. The caller removes the socket by dropping this value, because the thread
+    /// does not notice the end of the process.
     ///
     /// # Errors
     /// The status socket cannot be named, or no thread can be started.

@@ -1,5 +1,5 @@
-//! Deferred accept: clients are accepted only when their server has answered. The kernel holds
-//! their SYNs meanwhile, and passes a refusal on as the server's own.
+//! Deferred accept: clients are accepted only when their server has answered. Meanwhile the kernel
+//! holds their SYNs. A client sees a refusal as if it came from the server itself.
 //!
 //! ```text
 //!   SYN held ──▶ connection begun ──┬─ the server answers   ──▶ the SYN is passed to the listener
@@ -173,8 +173,8 @@ impl Worker {
         true
     }
 
-    /// Stops holding SYNs: those held pass as if they had never been held. Their early connections
-    /// are closed first, since these may use the clients' addresses.
+    /// Stops holding SYNs. The held SYNs pass as if they had never been held. Their early
+    /// connections are closed first, since these may use the clients' addresses.
     pub(super) fn release_all_held(&mut self) {
         let Some(deferred) = self.acceptor.deferred.take() else { return };
         for (key, (id, tuple)) in &deferred.held {

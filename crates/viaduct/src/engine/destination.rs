@@ -54,14 +54,14 @@ pub struct Terms {
 pub struct Route {
     /// Destination; a host name only where the tunnel or a handler accepts names.
     pub to: Address,
-    /// Local address, if not this host's own.
+    /// Local address to connect from; `None` if the kernel chooses it.
     pub from: Option<SocketAddr>,
     /// `from` is the spoofed address of a client on another host; valid only towards `to`.
     pub keeps_client: bool,
     /// Client's address, or the source address that a previous hop has named.
     pub source: SocketAddr,
-    /// Addresses to send to the hop, if the flow goes through one; otherwise those of the option in
-    /// the client's SYN, which are meant for a hop further on.
+    /// Addresses to send to the hop, if the flow goes through one. Otherwise the addresses in the
+    /// option of the client's SYN, which are meant for a hop further on.
     pub signalled: Option<Addresses>,
     /// Decision of the policy.
     pub plan: Arc<Plan>,
@@ -72,7 +72,7 @@ pub struct Route {
     /// Outbound that replaces the plan's: the hop of a list, a detour, a transport that the
     /// handlers have named, or a direct connection where the outbound is known to fail.
     pub instead: Option<OutboundSpec>,
-    /// Hops of the plan's list, or chosen by measurements, that have failed.
+    /// Hops that have failed, of the plan's list or chosen by measurements.
     pub tried: Vec<SocketAddr>,
     /// Local address of a direct connection, if no hop of the plan's list is left.
     pub direct_from: Option<SocketAddr>,
@@ -91,8 +91,8 @@ impl Target {
         }
     }
 
-    /// Final destination of a flow: the one in `signalled`, if a hop has sent it, else that of the
-    /// client's connection `tuple`. A fixed target ignores both.
+    /// Final destination of a flow: the one in `signalled` if a hop has sent it, otherwise the
+    /// destination of the client's connection `tuple`. A fixed target ignores both.
     pub fn destination(&self, tuple: &Tuple, signalled: Option<Addresses>) -> SocketAddr {
         match self {
             Target::Fixed(to) => *to,
@@ -136,8 +136,8 @@ impl Target {
         }
     }
 
-    /// Route of the flow of the client's connection `tuple`, with the addresses that a hop has sent
-    /// in `signalled`. `None` if it is not permitted.
+    /// Route of the flow of the client's connection `tuple`. `signalled` has the addresses that a
+    /// hop has sent, if any. `None` if the flow is not permitted.
     pub fn route(
         &self,
         tuple: &Tuple,
@@ -147,8 +147,9 @@ impl Target {
         match self {
             Target::Program => None,
             Target::Fixed(to) => Route::by(policies, tuple.client, (*to, Onward::Open), None),
-            // A connection from an address to itself does not pass through this machine. It is the
-            // proxy's own, and a connection begun for it would cause a further one, endlessly.
+            // A connection from an address to itself does not pass through this machine, so
+            // it is one of the proxy's own. A connection begun for it would cause a further
+            // one, endlessly.
             Target::Original { .. } if tuple.client.ip() == tuple.to.ip() => None,
             // Connections to this machine are not intercepted. But their SYNs are seen, and clients
             // may connect to the proxy's own listener: a connection begun with the client's address
@@ -172,11 +173,11 @@ impl Target {
 }
 
 impl Route {
-    /// Route of `client` to `to`, from the local address `from` if given; through a hop, which is
-    /// sent both addresses, if a policy says so. Hops are not chosen by measurements if an earlier
-    /// hop has chosen the rest of the route, `onward`. `None` if not permitted. The unspecified
-    /// address is never permitted: the kernel connects it to this machine, which would bypass rules
-    /// about this machine's addresses.
+    /// Route of `client` to `to`, from the local address `from` if given. If a policy names a hop,
+    /// the route goes through that hop, which is sent both addresses. Hops are not chosen by
+    /// measurements if an earlier hop has chosen the rest of the route, `onward`. `None` if not
+    /// permitted. The unspecified address is never permitted: the kernel connects it to this
+    /// machine, which would bypass rules about this machine's addresses.
     pub fn by(
         policies: &Policies,
         client: SocketAddr,
@@ -190,8 +191,9 @@ impl Route {
         Some(Route::planned(policies, plan, (client, to, from), (onward, Vec::new())))
     }
 
-    /// Route of `client` to `to`, from the local address `from` if given, according to `plan`, and
-    /// to the rest of the route that an earlier hop has chosen. The hops in `tried` have failed.
+    /// Route of `client` to `to`, from the local address `from` if given. It follows `plan`
+    /// and `onward`, the rest of the route that an earlier hop has chosen. The hops in `tried`
+    /// have failed.
     fn planned(
         policies: &Policies,
         plan: &Arc<Plan>,

@@ -41,7 +41,7 @@ pub struct Flows {
 pub struct LentFlow {
     /// The flow.
     pub flow: Flow,
-    /// Wait for its client, if it is an early connection.
+    /// Record of the wait for its client, if it is an early connection.
     pub early: Option<EarlyRecord>,
 }
 
@@ -184,7 +184,8 @@ impl Flows {
         conn.reregister(&self.registry, Token(FIRST_NET_CONN + net_conn))
     }
 
-    /// Registers a client's connection that is not established yet, for this and later events.
+    /// Registers a client's connection that is not established yet: the loop is told when it is
+    /// established, and of later events.
     pub fn watch_coming(&self, conn: &mut Conn, key: usize) -> io::Result<()> {
         conn.register(&self.registry, token(key, End::Client))
     }
@@ -209,7 +210,7 @@ impl Flows {
         Some(flow)
     }
 
-    /// Sets the alarm of a flow to the time that its handlers ask for.
+    /// Sets the alarm of a flow to its next timeout.
     pub fn set_alarm(&mut self, key: usize) {
         let Some(flow) = self.slab.get_mut(key) else { return };
         let next = flow.poll_timeout();
@@ -245,7 +246,8 @@ impl Flows {
 }
 
 /// Registers an end of flow `key`. A client is registered for reading only, and assumed writable
-/// until a write blocks. A server is also registered for writing, which tells when it is connected.
+/// until a write blocks. A server is also registered for writing, because it becomes writable when
+/// it is connected.
 fn watch(registry: &Arc<Registry>, conn: &mut Conn, key: usize, end: End) -> io::Result<()> {
     let token = token(key, end);
     match end {

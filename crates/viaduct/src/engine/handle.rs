@@ -81,7 +81,8 @@ impl Handle {
         &self.config
     }
 
-    /// Applies a new config, without changes that need a restart. Open flows continue.
+    /// Applies a new config, which must not contain changes that need a restart. Open
+    /// flows continue.
     pub fn reload(&mut self, mut new: EngineConfig) {
         new.policies.health = self.config.policies.health.clone();
         new.policies.auto = self.config.policies.auto.clone();

@@ -13,7 +13,8 @@ use super::destination::{error_of, failure};
 use super::flow::{End, Flow, Moved};
 use super::worker::{SWEEP_INTERVAL, Worker, time};
 
-/// Timeout for connecting a program's socket to its flow: longer than the kernel's own.
+/// Timeout for connecting a program's socket to its flow: longer than the kernel's own timeout of
+/// a connect.
 const PROGRAM_CONNECT_TIMEOUT: Duration = Duration::from_secs(180);
 /// Maximum number of flows whose ends are checked in one sweep: the larger of `MIN_CHECKS` and
 /// 1/`CHECK_SHARE` of all flows.
@@ -86,7 +87,7 @@ impl Worker {
     }
 
     /// Tells the waiting client or program, once, that the server side of a flow is established.
-    /// Returns true if this call has told it.
+    /// Returns true if this call did so.
     fn report_established(&mut self, key: usize, now: Instant) -> bool {
         let flow = self.flows.at(key);
         let is_new = flow.becomes_established();
@@ -136,9 +137,9 @@ impl Worker {
         }
     }
 
-    /// Ends a broken flow and returns true. An early connection whose client has not been accepted
-    /// yet is kept, so that the client gets the result: returns false. Flows of programs, inbound
-    /// or outbound, do not wait for a client.
+    /// Ends a broken flow, and returns true. If the client of an early connection has not been
+    /// accepted yet, keeps the flow, so that the client gets the result, and returns false. Flows
+    /// of programs, inbound or outbound, do not wait for a client.
     fn end_or_tell(&mut self, key: usize, why: Failure) -> bool {
         let flow = self.flows.at(key);
         flow.set_broken(why);
@@ -150,7 +151,8 @@ impl Worker {
     }
 
     /// Ends a flow; `reset` resets both connections. An early connection is ended only when its
-    /// client has arrived or its time is over, because their table refers to its key until then.
+    /// client has arrived or its time is over, because the table of early connections refers to its
+    /// key until then.
     pub(super) fn end(&mut self, key: usize, reset: bool) {
         self.measure(key, time());
         self.acceptor.forget_held(key);

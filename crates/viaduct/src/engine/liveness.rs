@@ -46,8 +46,8 @@ pub enum Liveness {
 }
 
 impl Liveness {
-    /// Sets the limits at the first check; later checks keep a connection whose peer answers
-    /// although its window is shut.
+    /// Sets the limits at the first check. Later checks keep the connection alive if its peer
+    /// answers although its window is shut.
     pub fn check(&mut self, stream: impl AsFd, silence: DeadPeerLimits) {
         if let Err(error) = self.try_check(stream, silence) {
             // The connection has broken meanwhile; its flow will read the error.

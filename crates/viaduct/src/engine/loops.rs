@@ -44,7 +44,8 @@ impl Loops {
         Ok(Loops { workers, commands, access_log })
     }
 
-    /// Continues flows that another process had in its loop of the number `worker`.
+    /// Continues flows of another process. They were in its loop number `worker`, and continue in
+    /// the loop with that number here.
     ///
     /// # Errors
     /// There is no such loop, or a flow cannot be continued.
@@ -77,7 +78,7 @@ impl Loops {
             let run = move || {
                 let ran = panic::catch_unwind(AssertUnwindSafe(|| worker.run()));
                 let panicked = |_| Err(anyhow!("an event loop panicked"));
-                // The receiver waits for all loops.
+                // Cannot fail: the receiver waits for all loops.
                 let _ = end.send(ran.unwrap_or_else(panicked));
             };
             let started = thread::Builder::new().name(format!("flows-{n}")).spawn(run);

@@ -16,7 +16,7 @@
 //! | files | |
 //! |---|---|
 //! | `worker`, `lifecycle`, `spin` | event loop of a thread, life of a flow in it, busy polling |
-//! | `loops`, `commands`, `handle`, `control` | all loops, their commands, control side |
+//! | `loops`, `commands`, `handle`, `control` | all loops, their commands, the control side |
 //! | `config` | config, made by the command that runs the engine |
 //! | `listen_set`, `intercept` | listeners and SYN sources, state of the interception rules |
 //! | `acceptor`, `accept`, `deferred_accept` | clients: their SYNs and connections |
@@ -30,7 +30,7 @@
 //! | `negotiation` | negotiation of a flow's handlers with its far end |
 //! | `trickles`, `tunnels` | outbound over Trickles; ends of flows in tunnels ([`crate::tunnel`]) |
 //! | `upstream` | outbounds of a loop, with its tunnels, ports and resolver |
-//! | `wrapped`, `programs`, `aware`, `origin` | wrapped programs, their control calls, egress |
+//! | `wrapped`, `programs`, `aware`, `origin` | wrapped programs, their requests, egress |
 //! | `upgrade`, `transfer` | hand-over of a proxy, and of a loop's flows, to a new process |
 //! | `stats`, `snapshot`, `metrics`, `account` | counters, status, Prometheus, access log |
 

@@ -33,7 +33,7 @@ use crate::rate_limited::RateLimitedLog;
 /// send the same offer.
 const MAX_CACHED: usize = 256;
 
-/// Negotiation state of this end: its terms, and the results with others.
+/// Negotiation state of this end: its terms, and the results with other ends.
 #[derive(Debug)]
 pub struct Negotiation {
     terms: Terms,
@@ -48,7 +48,7 @@ pub struct Negotiation {
     failures: RateLimitedLog<IpAddr>,
 }
 
-/// Cache key: true if this end connected, and the other end's offer, if there was one.
+/// Cache key: whether this end connected, and the other end's offer, if there was one.
 type CacheKey = (bool, Option<Offer>);
 
 /// A flow whose handlers are not negotiated yet.
@@ -61,9 +61,9 @@ pub struct PendingNegotiation {
 }
 
 impl Negotiation {
-    /// Prepares negotiations of the handlers of `chain` on `terms`. They cover connections to
-    /// programs that listen at `ports`, and listeners that this process opens later. Errors:
-    /// `CAP_BPF` or `CAP_NET_ADMIN` is missing, the kernel is old, or there is no cgroup2.
+    /// Prepares to negotiate the handlers of `chain` under `terms`. Negotiation covers connections
+    /// to programs that listen at `ports`, and to listeners that this process opens later. Errors:
+    /// `CAP_BPF` or `CAP_NET_ADMIN` is missing, the kernel is too old, or there is no cgroup2.
     pub fn new(
         terms: Terms,
         chain: Factories,
@@ -163,8 +163,8 @@ impl PendingNegotiation {
             Some((chain_io, Some((to, _)))) if to == Address::Ip(self.to) => {
                 Ok(Middle::Chain(Box::new(chain_io)))
             }
-            // The flow uses a shared connection: its own becomes the shared one, or one exists
-            // already.
+            // The flow uses a shared connection: its own connection becomes the shared one, unless
+            // there is one already.
             Some((chain_io, None)) if shares => {
                 self.negotiation.share(self.to, chain);
                 Ok(Middle::Chain(Box::new(chain_io)))

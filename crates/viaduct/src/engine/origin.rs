@@ -19,17 +19,18 @@ use super::flow_socket::FlowSocket;
 use super::worker::Worker;
 use super::wrapped::{Arrival, Program};
 
-/// Server of a flow, which is connected once the flow's handlers have accepted the flow.
+/// Server of a flow. The connection to it is begun once the handlers have accepted the flow.
 #[derive(Clone, Debug)]
 struct Origin {
     to: SocketAddr,
-    /// Local address, if not this host's own.
+    /// Local address to connect from; `None` if the kernel chooses it.
     from: Option<SocketAddr>,
     options: TcpOptions,
 }
 
 impl Worker {
-    /// Accepts a client whose flow comes from the same handlers elsewhere; returns any other.
+    /// Accepts a client whose flow comes from the same handlers at another host. Returns the
+    /// connection of any other client.
     pub(super) fn accept_for_origin(
         &mut self,
         client: TcpStream,

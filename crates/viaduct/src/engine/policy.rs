@@ -27,13 +27,13 @@ pub struct Plan {
     pub deny: bool,
     /// Outbound route.
     pub by: OutboundSpec,
-    /// Form in which the next hop gets the flow's addresses, if not the proxy's.
+    /// Form in which the next hop gets the flow's addresses; `None` means the proxy's form.
     pub tell: Option<HopSignalling>,
     /// Handlers that the flow passes, if any.
     pub handlers: Option<Factories>,
     /// True if this proxy is the accepting side of the same handlers at another host.
     pub accepts: bool,
-    /// Rate limit of the kernel each way, in bits a second, if any.
+    /// Rate limit in each direction, which the kernel enforces, in bits a second, if any.
     pub rate: Option<u64>,
 }
 
@@ -76,12 +76,12 @@ pub struct Policies {
     pub otherwise: Arc<Plan>,
     /// Socket settings of connections across a long link.
     pub far: Far,
-    /// Outbounds that take the place of direct ones.
+    /// Outbounds that take the place of direct connections.
     pub detours: Vec<Detour>,
-    /// States of the next hops that are checked. A running proxy keeps its own when it gets new
-    /// policies.
+    /// States of the next hops that are checked. A running proxy keeps these states when it gets
+    /// new policies.
     pub health: Arc<HopHealth>,
-    /// Choice of hops by measurements. A running proxy keeps its own, too.
+    /// Choice of hops by measurements. A running proxy keeps this state, too.
     pub auto: Arc<AutoHops>,
 }
 
@@ -115,8 +115,8 @@ impl Policies {
         found.map_or(&self.otherwise, |policy| &policy.plan)
     }
 
-    /// Decision about a flow of `client` to a server of which only the port is known; `None` if the
-    /// decision depends on the server's address.
+    /// Decision about a flow of `client` to a server whose port is known, but not its address.
+    /// `None` if the decision depends on the address.
     pub fn plan_unseen(&self, client: IpAddr, port: u16) -> Option<&Arc<Plan>> {
         let found = self.list.iter().find(|policy| policy.may_fit(client, port));
         match found {
@@ -202,7 +202,7 @@ impl Policy {
         nets(&self.from, &other.from) && nets(&self.to, &other.to) && ports
     }
 
-    /// Returns whether this policy matches some server with this port.
+    /// Returns whether this policy matches flows of `client` to some server at `port`.
     fn may_fit(&self, client: IpAddr, port: u16) -> bool {
         (self.from.is_empty() || holds(&self.from, client))
             && (self.ports.is_empty() || self.ports.iter().any(|range| range.contains(&port)))

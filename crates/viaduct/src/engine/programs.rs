@@ -22,7 +22,8 @@ impl Programs {
         self.calls.insert(key, held);
     }
 
-    /// Adds the program to which flow `key` is to be connected, for the inbound `socket_id`.
+    /// Adds the program that the inbound flow `key` is to be connected to. `socket_id` identifies
+    /// the flow in the program's requests.
     pub(super) fn add_arrival(
         &mut self,
         key: usize,

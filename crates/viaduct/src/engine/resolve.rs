@@ -6,8 +6,8 @@
 //!     └── forget: its client has gone
 //! ```
 //!
-//! Look-ups for one source never delay those for others: a source may use only some of the threads,
-//! and the question that is handled next is one of the source with the fewest running look-ups.
+//! Look-ups for one source never delay the look-ups for others: a source may use only some of the
+//! threads, and the next question is always one of the source with the fewest running look-ups.
 
 use std::collections::{HashMap, VecDeque};
 use std::net::{SocketAddr, ToSocketAddrs as _};
@@ -29,7 +29,7 @@ const MAX_WAITING_PER_SOURCE: usize = 64;
 /// Time after which an idle thread ends.
 const IDLE_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Key of a flow and its generation, which tells it from a later flow with the same key.
+/// Key of a flow and its generation, which distinguishes it from a later flow with the same key.
 pub type Requester = (usize, u64);
 
 type Answer = (Requester, Vec<SocketAddr>);

@@ -1,4 +1,4 @@
-//! Status of a proxy: the object of its status socket.
+//! Status of a proxy, as its status socket sends it.
 
 use std::net::SocketAddr;
 

@@ -33,7 +33,8 @@ pub struct Spin {
 }
 
 impl Spin {
-    /// Waits for `events` like [`Poll::poll`], for at most `wait`, the first `most` of it busily.
+    /// Waits for `events` like [`Poll::poll`], for at most `wait`. Polls busily for the first
+    /// `most` of that time.
     pub fn poll(
         &mut self,
         poll: &mut Poll,
@@ -75,8 +76,8 @@ impl Spin {
     }
 
     /// Records that polling was in vain: the wait lasted for `took`, of which `most` was polled. A
-    /// wait that ended soon after that does not count: the answer may have been late only because
-    /// the other end had to wake up, and that end will poll next time as well.
+    /// wait that ended soon after the polling does not count: the answer may have been late only
+    /// because the other end had to wake up, and that end will poll next time as well.
     fn missed(&mut self, took: Duration, most: Duration) {
         if (NEAR * most..LONG).contains(&took) {
             self.doubt = (2 * self.doubt + 1).min(MAX_REST);
@@ -89,7 +90,7 @@ impl Spin {
 mod tests {
     use super::*;
 
-    /// Number of `waits` of `micros` each that poll, if polling finds events within 50.
+    /// Number of `waits` that poll. Each wait lasts `micros`; polling finds events within 50 µs.
     fn looks(spin: &mut Spin, waits: u32, micros: impl Fn(u32) -> u64) -> u32 {
         let mut looks = 0;
         for n in (0..waits).map(micros) {

@@ -58,7 +58,8 @@ pub struct ProxyStats {
 /// Clients that were refused, by reason.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Refusals {
-    /// By a policy, `allow-from` or `allow-to`.
+    /// Denied by a policy, `allow-from` or `allow-to`, for a wrong password, or as a client for
+    /// which the peer of its tunnel may not open streams.
     pub denied: u64,
     /// Flow limit reached.
     pub full: u64,
@@ -82,7 +83,7 @@ pub struct Hop {
     pub by: OutboundSpec,
     /// Established connections, by the time they took: see [`CONNECT_BOUNDS`].
     pub connected: [u64; CONNECT_BOUNDS.len() + 1],
-    /// Sum of those times, in microseconds.
+    /// Sum of the times that these connections took, in microseconds.
     pub micros: u64,
     /// Connections that failed.
     pub failed: u64,

@@ -88,7 +88,7 @@ impl Worker {
                     held,
                 })
             }
-            // A flow without a client that is not an early connection.
+            // The flow has no client, but is no early connection either.
             _ => return,
         };
         self.flows.lend(key, early);
@@ -127,7 +127,7 @@ impl Worker {
     }
 
     /// Continues a flow of this loop or of another process. Returns false if that is not possible;
-    /// its sockets are then closed.
+    /// the flow's sockets are then closed.
     pub(super) fn adopt(
         &mut self,
         mut flow: Flow,

@@ -66,7 +66,8 @@ impl Upstream {
         Ok(upstream)
     }
 
-    /// Prepares the outbounds that policies name. If an outbound fails, its flows are refused.
+    /// Prepares the outbounds that policies name. The flows of an outbound that cannot be opened
+    /// are refused; hops whose option cannot be written get the data of the SYN.
     fn prepare(&mut self, config: &EngineConfig) -> Result<()> {
         let signalled = self.signaller.prepare(&config.policies);
         let opened = self.trickles.open(config.policies.trickles());

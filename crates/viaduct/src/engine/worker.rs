@@ -1,4 +1,5 @@
-//! Event loop that drives all flows of a proxy, in one thread.
+//! Event loop of a thread: drives the flows of a proxy that belong to this loop. A *turn* is one
+//! pass of the loop.
 
 use std::collections::BTreeSet;
 use std::io;
@@ -35,8 +36,8 @@ const MAX_EVENTS: usize = 1024;
 pub(super) const SWEEP_INTERVAL: Duration = Duration::from_millis(500);
 /// Size of the read buffer, in bytes, for data that cannot be spliced.
 const READ_BUFFER: usize = 64 << 10;
-/// Items taken from one source in a turn: SYNs, commands, resolved names. The rest waits until the
-/// flows have been driven, so that a flood cannot starve them.
+/// Items taken from one source in a turn: SYNs, or resolved names. The rest waits until the flows
+/// have been driven, so that a flood cannot starve the flows.
 pub(super) const MAX_READS: usize = 256;
 /// Time limit for SYNs in a turn: the kernel may take long to carry out a verdict.
 const SYN_TIME_LIMIT: Duration = Duration::from_millis(1);
@@ -46,7 +47,7 @@ const MAX_ALARMS: usize = 4096;
 const WAKER: Token = Token(usize::MAX - 2);
 const TRICKLES: Token = Token(usize::MAX - 4);
 
-/// Sources with items left after their turn.
+/// Sources with items left after a turn.
 #[derive(Debug, Default)]
 pub(super) struct Backlog {
     pub(super) syns: bool,

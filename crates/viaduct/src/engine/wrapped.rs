@@ -323,10 +323,11 @@ impl Worker {
     }
 }
 
-/// Address that a program connecting from `source` has bound its socket to, and that the far end
-/// must see, with the port if `is_bound`. The rendezvous is on loopback, so a source of 127.0.0.1
-/// or ::1 means that the program has chosen no address. A link-local address is not used: it has no
-/// meaning without its interface.
+/// Local address that the far end must see, because the program has bound its socket to it. The
+/// program connects from `source`; it has chosen the port, too, if `is_bound` is set. `None` if the
+/// program has chosen neither address nor port. The rendezvous is on loopback, so a source of
+/// 127.0.0.1 or ::1 means that the program has chosen no address. A link-local address is not used:
+/// it has no meaning without its interface.
 fn bound(source: SocketAddr, is_bound: bool) -> Option<SocketAddr> {
     let (ip, port) = (source.ip().to_canonical(), if is_bound { source.port() } else { 0 });
     let (chosen, any): (bool, IpAddr) = match ip {

@@ -1,4 +1,5 @@
-//! Config of a gateway: the base with the members of the roster, and the members in such a file.
+//! Config of a gateway: composed of the base and the members of the roster, and read back for
+//! its members.
 
 use anyhow::{Context as _, Result, ensure};
 use toml::{Table, Value};
@@ -14,11 +15,11 @@ const HEAD: &str = "# Written by viaduct fleet: changes belong into its base.\n\
 pub fn compose(base: &str, roster: &Roster) -> Result<String> {
     let mut file: Table = base.parse().context("the base is no TOML")?;
     let site = file.get_mut("site").and_then(Value::as_table_mut).context("there is no [site]")?;
-    // The gateways of a site need no endpoints of each other.
+    // The gateways of a site do not need each other's endpoints.
     add(site, roster, &["endpoint"])?;
     let peers = file.get_mut("peer").and_then(Value::as_array_mut);
     for peer in peers.into_iter().flatten().filter_map(Value::as_table_mut) {
-        // A peer with a key has one gateway.
+        // A peer with a key is a single gateway, without members.
         if !peer.contains_key("key") {
             add(peer, roster, &[])?;
         }
@@ -26,7 +27,7 @@ pub fn compose(base: &str, roster: &Roster) -> Result<String> {
     Ok(format!("{HEAD}{}", toml::to_string(&file)?))
 }
 
-/// Adds the members of a site to its table, each without some keys.
+/// Adds the members of a site to its table. The keys `without` of each member are left out.
 fn add(table: &mut Table, roster: &Roster, without: &[&str]) -> Result<()> {
     let name = name_of(table);
     ensure!(!table.contains_key("member"), "{name:?} has members in the base");
@@ -43,7 +44,7 @@ fn add(table: &mut Table, roster: &Roster, without: &[&str]) -> Result<()> {
     Ok(())
 }
 
-/// Members in a file that was written before; none if it is another one.
+/// Members in a file that an earlier run has written; empty if the file is something else.
 pub fn members(file: &str) -> Vec<(MemberId, Table)> {
     let Ok(file) = file.parse::<Table>() else { return Vec::new() };
     let site = file.get("site").and_then(Value::as_table);

@@ -8,10 +8,10 @@
 //!   base ───┴─▶ config, checked ─▶ file, replaced ─▶ SIGHUP ─▶ gateway
 //! ```
 //!
-//! A process of its own: the gateway never waits for etcd, and runs on without this process. While
-//! etcd does not answer, the last file stands. A member whose lease has expired stays in the file
-//! until etcd has answered for a while without it, so that an etcd that returns empty changes
-//! nothing before the members have registered again.
+//! Fleet is a process of its own: the gateway never waits for etcd, and runs on if fleet has ended.
+//! While etcd does not answer, the last file stays in use. A member whose lease has expired stays
+//! in the file until etcd has answered without it for a while. An etcd that has lost its data thus
+//! changes nothing before the members have registered again.
 
 mod config_file;
 mod roster;

@@ -3,8 +3,8 @@
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
-/// Time for which etcd must have answered without a member until that is forgotten: longer than a
-/// lease, so that each member registers again before.
+/// Time for which etcd must answer without a member before the member is forgotten. It is longer
+/// than a lease, so that each member can register again before that.
 const FORGET_AFTER: Duration = Duration::from_secs(60);
 
 /// Site and name of a member.
@@ -45,7 +45,8 @@ impl Roster {
         self.members.extend(listed.into_iter().map(known));
     }
 
-    /// Notes that etcd has not answered: time without an answer does not count.
+    /// Records that etcd has not answered: the time after which missing members are forgotten
+    /// starts anew.
     pub fn pause(&mut self) {
         self.members.values_mut().for_each(|known| known.missing_since = None);
     }

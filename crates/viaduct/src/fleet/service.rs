@@ -1,4 +1,5 @@
-//! The process: registers its box, follows the others, and replaces the file when they change.
+//! Event loop of the fleet process: registers its box in etcd, follows the other members there, and
+//! replaces the file when they change.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -35,11 +36,11 @@ const STATUS_TIMEOUT: Duration = Duration::from_secs(3);
 struct Fleet<'a> {
     args: &'a FleetArgs,
     roster: Roster,
-    /// Lease of the own entry, and the entry.
+    /// Lease of this box's entry, and the entry.
     registered: Option<(String, Entry)>,
-    /// Text of the file.
+    /// Text of the file `--out`.
     written: String,
-    /// Why etcd or the file could not be used, as it was logged.
+    /// Reason why etcd or the file could not be used, as last logged.
     fault: Option<String>,
 }
 
@@ -147,7 +148,7 @@ impl Fleet<'_> {
     }
 }
 
-/// Member of an entry `SITE/MEMBER`; `None` if it is none.
+/// Member that the entry `SITE/MEMBER` describes; `None` if the entry has another form.
 fn parse(entry: &Entry) -> Option<(MemberId, toml::Table)> {
     let (site, name) = entry.name.split_once('/')?;
     Some(((site.to_owned(), name.to_owned()), entry.value.parse().ok()?))

@@ -1,5 +1,6 @@
-//! Upgrade of a running service without a cut: this process starts the new program, hands it the
-//! sockets and the state, and then ends ([`viaduct_proto::upgrade`] has the order of the messages).
+//! Upgrade of a running service without interruption: this process starts the new program,
+//! hands it the sockets and the state, and then ends ([`viaduct_proto::upgrade`] has the order
+//! of the messages).
 //!
 //! ```text
 //!   viaduct upgrade ──▶ requests ──┐
@@ -41,9 +42,9 @@ pub use upgrader::{Handed, Handover, Outcome, Upgrader, next_outcome};
 /// Name of the option with which the new program is started; its value is the number of a
 /// descriptor.
 pub const OPTION: &str = "--takeover";
-/// Time in which the new process must be ready, and time in which the old one must answer it.
+/// Time within which the new process must be ready, and the old one must answer it.
 const START_TIMEOUT: Duration = Duration::from_secs(20);
-/// Time in which each step must be done while neither process does the work.
+/// Time limit of each step during the transfer, while neither process serves.
 pub const TRANSFER_TIMEOUT: Duration = Duration::from_secs(4);
 /// Maximum length of the config, in bytes.
 const MAX_CONFIG: u64 = 4 << 20;
@@ -105,7 +106,8 @@ pub struct ProgramFile {
 }
 
 impl ProgramFile {
-    /// File of this process, which has just been started from it.
+    /// Program file of this process. Must be called right after the start, before the file can
+    /// be replaced.
     ///
     /// # Errors
     /// There is no `/proc`.
@@ -129,7 +131,7 @@ fn identity(path: impl AsRef<Path>) -> Option<(u64, u64)> {
 pub struct ConfigText(Arc<Mutex<Option<String>>>);
 
 impl ConfigText {
-    /// Returns the text `text`.
+    /// Returns a value that its clones share, with the text `text`.
     pub fn new(text: Option<String>) -> ConfigText {
         ConfigText(Arc::new(Mutex::new(text)))
     }
@@ -159,7 +161,7 @@ impl ConfigText {
 /// Reads the text that the old process has copied to a memory file.
 ///
 /// # Errors
-/// The text is too long, or not a text.
+/// The text is too long, or not UTF-8.
 pub fn config_text(fd: OwnedFd) -> Result<String> {
     let file = File::from(fd);
     let length = file.metadata()?.len();

@@ -17,7 +17,7 @@ use viaduct_sys::socket::seqpacket;
 use super::Upgrader;
 use crate::status_socket::{self, Unpublished};
 
-/// Time in which a client must send its request.
+/// Time within which a client must send its request.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(2);
 /// Delay before the next attempt after a failed accept.
 const ACCEPT_RETRY: Duration = Duration::from_millis(100);
@@ -32,7 +32,7 @@ pub struct Request {
     pub program: Option<PathBuf>,
 }
 
-/// Upgrade that has succeeded.
+/// Report of an upgrade that has succeeded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Report {
     /// Process ID of the old process, which ends after its last flow, if it has any.

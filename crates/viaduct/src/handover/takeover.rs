@@ -13,7 +13,7 @@ use viaduct_sys::socket::seqpacket;
 
 use super::{Channel, START_TIMEOUT, TRANSFER_TIMEOUT};
 
-/// Time in which an old process that has given up kills this one.
+/// Time within which an old process that has given up kills this one.
 const GIVE_UP_TIME: Duration = Duration::from_millis(500);
 
 /// Conversation with the old process.
@@ -24,7 +24,8 @@ pub struct Takeover {
 }
 
 impl Takeover {
-    /// Begins over `socket`; the old process answers with the service.
+    /// Begins the conversation over `socket`; the old process answers with a description of
+    /// the service.
     ///
     /// # Errors
     /// The old process has ended.
@@ -50,13 +51,13 @@ impl Takeover {
     /// The error of `result`.
     pub fn or_refuse<T>(&self, result: Result<T>) -> Result<T> {
         result.inspect_err(|error| {
-            // A record holds 1024 bytes of text.
+            // A record holds 1024 bytes of text, enough for these characters.
             let reason = format!("{error:#}").chars().take(250).collect();
             let _ = self.channel.send(&Message::Refused { reason }, &[]);
         })
     }
 
-    /// Waits for this time.
+    /// Waits for `time`.
     ///
     /// # Errors
     /// The old process has ended meanwhile, or has refused.
@@ -78,8 +79,8 @@ impl Takeover {
         }
     }
 
-    /// Tells the old process that all is prepared; it answers with its state. Nothing may be done
-    /// with that before [`Takeover::confirm`].
+    /// Tells the old process that all is prepared. It answers with its state, which must not be
+    /// used before [`Takeover::confirm`].
     ///
     /// # Errors
     /// The old process has ended.

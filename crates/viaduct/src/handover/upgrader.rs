@@ -20,7 +20,7 @@ use super::{Channel, OPTION, ProgramFile, START_TIMEOUT, TRANSFER_TIMEOUT};
 use crate::notify::notify_main_process;
 use crate::status_socket::SocketFile;
 
-/// Time for the exit status of a process that has closed its connection.
+/// Time limit of the wait for the exit status of a process that has closed its connection.
 const EXIT_TIMEOUT: Duration = Duration::from_millis(200);
 
 /// Result of an upgrade, for the control side.
@@ -41,7 +41,7 @@ pub async fn next_outcome(outcomes: Option<&mut UnboundedReceiver<Outcome>>) -> 
     }
 }
 
-/// Number of flows or of peers that the new process continues.
+/// Numbers of flows and peers that the new process continues.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Handed {
     /// Flows of a proxy.
@@ -58,13 +58,13 @@ pub trait Handover: Send + Sync {
     /// The service cannot be handed over, or the new process has ended.
     fn send_service(&self, channel: &Channel) -> Result<()>;
 
-    /// Stops what only one process may do, and sends the rest.
+    /// Stops everything that only one process may do, and sends the state.
     ///
     /// # Errors
     /// The new process has ended, or a part of this one does not answer.
     fn send_state(&self, channel: &Channel) -> Result<Handed>;
 
-    /// Goes on as before, after the new process has failed. It does not exist any more.
+    /// Goes on as before, after the new process has failed and no longer exists.
     fn take_back(&self);
 
     /// Leaves the changes to the machine in place, for the new process.
@@ -117,8 +117,9 @@ impl Upgrader {
         std::thread::Builder::new().name("upgrade".to_owned()).spawn(run).map(drop)
     }
 
-    /// Starts `program`, or the program's own file, and hands the service to it. `tell` gets a
-    /// report once the new process serves. This process then ends after its last flow.
+    /// Starts `program` (`None`: the file from which this process was started), and hands the
+    /// service to it. `tell` gets a report once the new process serves. This process then ends
+    /// after its last flow.
     ///
     /// # Errors
     /// The new process cannot take over. This process goes on with all that it has.
@@ -136,7 +137,7 @@ impl Upgrader {
         let handed = match self.hand_over(&channel, &mut process) {
             Ok(handed) => handed,
             Err(error) => {
-                // Only a process that does not exist any more leaves the sockets alone for certain.
+                // This kills the new process. Otherwise it might still use the sockets.
                 drop(process);
                 self.service.take_back();
                 return Err(error);
@@ -147,7 +148,7 @@ impl Upgrader {
         self.service.leave();
         let (old, new) = (std::process::id(), process.id());
         notify_main_process(new);
-        // Until then clients of the status socket find this process.
+        // Until the status socket is replaced, its clients find this process.
         socket.wait_until_replaced();
         let Handed { flows, peers } = handed;
         info!(pid = new, flows, peers, took = ?begun.elapsed(), "another process has taken over");
@@ -169,7 +170,7 @@ impl Upgrader {
         command.args(env::args_os().skip(1).filter(|argument| !is_old(argument)));
         command.arg(format!("{OPTION}={}", socket.as_raw_fd()));
         command.env_remove("LISTEN_FDS").env_remove("LISTEN_PID");
-        // It names this process; without it, the new one answers the watchdog.
+        // The variable names this process; without it, the new process answers the watchdog.
         command.env_remove("WATCHDOG_PID");
         inherited_fds::leave_open(&mut command, &[socket.as_fd()]);
         signals::ignore_at_start(
@@ -218,7 +219,7 @@ impl Upgrader {
     }
 }
 
-/// Error of a process that has ended too soon.
+/// Error about a new process that has ended too soon.
 fn ended(process: &mut Process) -> anyhow::Error {
     let status = match process.wait_for(EXIT_TIMEOUT, || false) {
         Ok(Some(status)) => format!(" ({status})"),

@@ -27,10 +27,10 @@ use crate::signals::{SignalStreams, Signals};
 use crate::status_socket;
 use crate::watchdog::Watchdog;
 
-/// User of the first hop's processes; each hop has one of its own. systemd and distributions leave
-/// these unused.
+/// User ID of the first hop's processes; each hop has a user ID of its own. systemd and
+/// distributions leave these IDs unused.
 const FIRST_USER: u32 = 1_879_048_192;
-/// Number of these users.
+/// Number of these user IDs.
 const USERS: u32 = 100_000;
 /// SYNs handled in a turn.
 const MAX_SYNS: usize = 256;
@@ -158,8 +158,8 @@ impl Service {
         Ok(())
     }
 
-    /// Serves a client of a hop: its process is started, or gets the SYN. `syn` is empty if the SYN
-    /// was not seen.
+    /// Serves a client of a hop: starts the hop's process, or passes the SYN to the running
+    /// process. `syn` is empty if the SYN was not seen.
     fn want(&mut self, key: usize, syn: &[u8]) {
         let Agent { args, log_json, hops, .. } = &mut self.agent;
         let Some(hop) = hops.get_mut(key) else { return };
@@ -239,7 +239,7 @@ impl Service {
         self.syns.tap().map_or(Ok(()), watch).context("cannot watch for SYNs")
     }
 
-    /// Watches for clients of an idle hop. One that waits already is reported at once.
+    /// Watches for clients of an idle hop. A client that is already waiting is reported at once.
     fn watch(&self, key: usize) {
         let Some(hop) = self.agent.hops.get(key).filter(|hop| hop.is_idle()) else { return };
         for listener in &hop.listeners {

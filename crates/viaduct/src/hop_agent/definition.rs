@@ -30,7 +30,7 @@ const MAX_FILE: u64 = 64 << 20;
 const MAX_CONFIG: u64 = 1 << 20;
 /// Maximum number of hops.
 const MAX_HOPS: usize = 10_000;
-/// Descriptors of a hop's process that are no flow's.
+/// Descriptors of a hop's process for uses other than flows.
 const OTHER_DESCRIPTORS: u64 = 256;
 
 /// Definition of a hop.
@@ -46,7 +46,7 @@ pub struct Definition {
     pub descriptors: u64,
     /// True if the process wants the SYNs of its clients.
     pub sees_syns: bool,
-    /// Meaning of the config, for the operator; empty while the agent runs.
+    /// Meaning of the config as text, for the operator; empty while the agent runs.
     pub meaning: String,
 }
 
@@ -67,7 +67,8 @@ pub fn load(args: &HopAgentArgs, registry: &Registry) -> Result<Vec<Definition>>
     Ok(all)
 }
 
-/// Configs in a directory, by file. The name of a hop is that of its file, unless it has another.
+/// Configs in a directory, each with the name of its file. A hop whose config has no name is named
+/// after the file.
 fn of_directory(path: &Path) -> Result<Vec<(String, Table)>> {
     let entries: io::Result<Vec<_>> = fs::read_dir(path)?.collect();
     let mut files: Vec<_> = entries?.into_iter().map(|entry| entry.path()).collect();
@@ -130,7 +131,7 @@ fn define(args: &HopAgentArgs, mut table: Table, registry: &Registry) -> Result<
     own_keys.insert("run-dir".to_owned(), ".".into());
     let idle = humantime::format_duration(args.idle_exit).to_string();
     own_keys.entry("idle-exit".to_owned()).or_insert_with(|| idle.into());
-    // A hop's process has no privilege to write options.
+    // A hop's process has no privilege to write TCP options.
     if has_next(&own_keys, &table) {
         own_keys.entry("tell".to_owned()).or_insert_with(|| "proxy-tfo".into());
     }

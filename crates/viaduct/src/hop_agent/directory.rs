@@ -4,7 +4,8 @@
 //!   run directory (perhaps of another user) ─▶ NAME.d (of the agent) ─▶ HOP (of the hop's user)
 //! ```
 //!
-//! No link is followed: the owner of the run directory could choose a directory to be given away.
+//! No link is followed. Otherwise the owner of the run directory could make the agent give any
+//! directory to a hop's user.
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
@@ -15,8 +16,8 @@ use rustix::io::Errno;
 use rustix::process::geteuid;
 use rustix::thread::{Gid, Uid};
 
-/// Opens the directory of the hop `name` below `all`, and gives it to `user`. Both are created if
-/// they are missing.
+/// Opens the directory of the hop `name` below `all`, and gives it to `user`. Both directories are
+/// created if they are missing.
 ///
 /// # Errors
 /// `all` is a link, or of another user; or the directory cannot be made.

@@ -42,7 +42,7 @@ pub struct Hop {
     pub definition: Definition,
     /// Listeners; none after the hop was removed.
     pub listeners: Vec<TcpListener>,
-    /// User of its processes.
+    /// User ID of its processes.
     user: u32,
     state: State,
     pause: Duration,
@@ -80,7 +80,7 @@ pub enum Ended {
 /// Settings of the agent for all processes.
 #[derive(Clone, Copy, Debug)]
 pub struct Common<'a> {
-    /// Directory of the hops' own directories.
+    /// Directory that contains the hops' own directories.
     pub directory: &'a Path,
     /// Maximum memory of a process, in bytes.
     pub memory: usize,
@@ -112,7 +112,7 @@ impl Hop {
         matches!(self.state, State::Running(_))
     }
 
-    /// Starts a process, which gets the SYN that asked for it, if that was seen.
+    /// Starts a process. It gets the SYN for which it is started, if that was seen.
     pub fn start(&mut self, syn: Option<&[u8]>, common: Common<'_>) -> Result<()> {
         let directory = directory::open(common.directory, &self.definition.name, self.user)
             .with_context(|| format!("its directory in {}", common.directory.display()))?;
@@ -166,7 +166,7 @@ impl Hop {
         command.arg(format!("--told={}", config.as_raw_fd()));
         command.args(["--inherited", &inherited.join(",")]);
         command.args(["--confined", &confinement::text(confinement)]);
-        // Not by its path, which another user may have changed.
+        // The directory is not named by its path, which another user may have changed.
         command.current_dir(format!("/proc/self/fd/{}", directory.as_raw_fd()));
         command.env_remove("NOTIFY_SOCKET");
         inherited_fds::leave_open(&mut command, &open);
@@ -216,8 +216,8 @@ impl Hop {
         }
     }
 
-    /// Changes the definition. A running process reads its config again. Errors: the addresses
-    /// have changed, or the process cannot be told; the definition stays in the first case.
+    /// Changes the definition. A running process reads its config again. Errors: the addresses have
+    /// changed, in which case the definition stays as it was; or the process cannot be told.
     pub fn reload(&mut self, new: Definition) -> Result<()> {
         if new.listen != self.definition.listen {
             bail!(

@@ -1,6 +1,6 @@
-//! `viaduct hop-agent`: many hops, of which only those in use run (Miniproxy, section 7). The agent
-//! holds the listeners of all hops. When a SYN arrives for a hop that does not run, it starts a
-//! process for that hop, which ends when it is idle.
+//! `viaduct hop-agent`: many hops, each of which has a process only while it is in use (Miniproxy,
+//! section 7). The agent holds the listeners of all hops. When a SYN arrives for a hop that does
+//! not run, it starts a process for that hop, which ends when it is idle.
 //!
 //! ```text
 //!                       ┌─ definitions: one file, or a directory of configs of proxies

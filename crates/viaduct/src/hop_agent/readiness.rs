@@ -1,5 +1,5 @@
-//! Readiness of many descriptors, reported to the event loop by a thread: of the tap, of listeners
-//! and of processes. Each report is made once, until the descriptor is watched again.
+//! Readiness of many descriptors (the tap, listeners and processes), which a thread reports to the
+//! event loop. A descriptor is reported once, and again only after it is watched again.
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
@@ -13,7 +13,8 @@ use tracing::error;
 
 /// Events taken from the kernel at once.
 const MAX_EVENTS: usize = 256;
-/// Number of the tap; hops have even and odd numbers from 2 on.
+/// Number of the tap in the kernel's events. Hops have the numbers from 2 on: even ones for
+/// clients, odd ones for processes.
 const TAP: u64 = 0;
 
 /// Ready descriptor.
@@ -51,8 +52,8 @@ impl Ready {
 }
 
 impl Readiness {
-    /// Starts the thread, which reports to `reports` until nothing receives any more. Errors: no
-    /// descriptor or thread is left.
+    /// Starts the thread, which sends its reports to `reports` until the receiver is dropped.
+    /// Errors: no descriptor or thread is left.
     pub fn start(reports: UnboundedSender<Ready>) -> io::Result<Readiness> {
         let epoll = Arc::new(epoll::create(CreateFlags::CLOEXEC)?);
         let own = epoll.clone();
@@ -75,7 +76,7 @@ impl Readiness {
         Ok(Readiness(epoll))
     }
 
-    /// Reports once that `fd` is readable, at once if it is readable now.
+    /// Has the thread report, once, that `fd` is readable: immediately if it is readable now.
     pub fn watch(&self, fd: impl AsFd, ready: Ready) -> io::Result<()> {
         let (data, flags) =
             (EventData::new_u64(ready.number()), EventFlags::IN | EventFlags::ONESHOT);
@@ -85,9 +86,9 @@ impl Readiness {
         }
     }
 
-    /// Reports `fd` no more.
+    /// Stops watching `fd`.
     pub fn unwatch(&self, fd: impl AsFd) {
-        // It may not be watched.
+        // An error means that `fd` was not watched.
         let _ = epoll::delete(&*self.0, fd);
     }
 }

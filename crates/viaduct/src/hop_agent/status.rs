@@ -30,7 +30,7 @@ pub struct AgentHop {
     pub starts: u64,
     /// Number of processes that failed.
     pub failures: u64,
-    /// Why the last process failed, until one has ended well.
+    /// Reason why the last process failed; cleared once a process has ended well.
     pub fault: Option<String>,
 }
 

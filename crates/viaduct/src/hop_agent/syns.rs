@@ -11,8 +11,8 @@ use viaduct_proto::split::syn::Syn;
 use viaduct_sys::capture::filter::SynFilter;
 use viaduct_sys::capture::syn::{SNAP, SynTap};
 
-/// Maximum number of ports and of prefixes in the kernel's filter. With more, the filter passes the
-/// SYNs to all of them.
+/// Maximum number of ports, and of prefixes, in the kernel's filter. If there are more ports, the
+/// filter passes SYNs to all ports; likewise for prefixes.
 const MAX_PORTS: usize = 128;
 const MAX_PREFIXES: usize = 64;
 
@@ -25,7 +25,7 @@ pub struct Syns {
 
 impl Syns {
     /// Opens the tap for hops with these listening addresses, each with the key of its hop. Errors:
-    /// the tap cannot be opened for another reason than a missing privilege.
+    /// the tap cannot be opened, for a reason other than a missing privilege.
     pub fn open(listen: impl IntoIterator<Item = (SocketAddr, usize)>) -> Result<Syns> {
         let hops: HashMap<_, _> = listen.into_iter().collect();
         let all: Vec<SocketAddr> = hops.keys().copied().collect();

@@ -40,9 +40,9 @@ impl Exposition {
         self.line("", labels, value);
     }
 
-    /// Adds a histogram. `counts[i]` is the number of values above the previous bound and up to
-    /// `bounds[i]`; the last count is that of the values above all bounds. `sum` is the sum of the
-    /// values.
+    /// Adds a histogram. `counts[i]` is the number of values above the previous bound and up
+    /// to `bounds[i]`; the last one counts the values above all bounds. `sum` is the sum of
+    /// the values.
     pub fn histogram(&mut self, labels: Labels<'_>, bounds: &[f64], counts: &[u64], sum: f64) {
         let mut below = 0;
         let infinite = [f64::INFINITY];

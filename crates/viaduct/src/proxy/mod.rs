@@ -1,8 +1,8 @@
-//! `viaduct proxy`: one hop of a chain. It terminates clients' TCP connections, and begins the
-//! connection to the server or to the next hop as soon as it sees a client's SYN (Miniproxy,
-//! section 3). The flows are carried by the [engine](crate::engine), which is configured by
-//! [settings](crate::settings). This module adds the config file, the rules that divert connections
-//! to the proxy, and the start on demand.
+//! `viaduct proxy`: one hop of a chain of proxies. It terminates clients' TCP connections, and
+//! begins the connection to the server or to the next hop as soon as it sees a client's SYN
+//! (Miniproxy, section 3). The [engine](crate::engine) carries the flows, and
+//! [settings](crate::settings) configures it. This module adds the config file, the rules that
+//! divert connections to the proxy, and the start on demand.
 //!
 //! ```text
 //!   options, config ──▶ settings ──▶ startup: listen sets, rules ──▶ engine::loops
@@ -81,7 +81,8 @@ pub fn run(options: &ProxyOptions, registry: Registry) -> Result<()> {
     if options.rehearse {
         return Ok(());
     }
-    // A client that is answered at the status socket finds the one for upgrades, too.
+    // Opened before the status socket answers, so that a client of the status socket finds this
+    // one, too.
     let _requests = upgrader.map(|upgrader| serve_requests(&settings, upgrader)).transpose()?;
     let _status = control.start()?;
     log_start(&settings);
@@ -105,7 +106,7 @@ fn serve_requests(settings: &Settings, upgrader: Arc<Upgrader>) -> Result<Name> 
 }
 
 /// Returns the inputs of the control side of `proxy`, whose config file has the text `text`, and
-/// the upgrader; a proxy on demand has none.
+/// the upgrader. A proxy on demand has no upgrader.
 fn control_inputs(
     options: &ProxyOptions,
     settings: &Settings,
@@ -133,8 +134,8 @@ fn control_inputs(
 }
 
 /// Returns a function that loads the settings from the config file of `options` again. It refuses
-/// changes that need a restart. At first, the settings in force are `settings`; `text` follows the
-/// file.
+/// changes that need a restart. `settings` are the settings in force at first. Each reload sets
+/// `text` to the text of the file.
 fn load(options: &ProxyOptions, settings: &Settings, registry: Registry, text: ConfigText) -> Load {
     let (options, mut current) = (options.clone(), settings.clone());
     Box::new(move || {

@@ -161,7 +161,7 @@ impl OnDemandParent {
         }
     }
 
-    /// Waits for a SYN; for a connection if SYNs cannot be seen.
+    /// Waits for a SYN, or for a connection if SYNs cannot be seen.
     fn wait_for_work(&mut self) -> Woken {
         // The pages used so far are not needed while the parent waits.
         let _ = memory::drop_clean_pages();
@@ -264,7 +264,7 @@ impl OnDemandParent {
         // find no listener.
         intercept_state.pass_by();
         drop(listen_set);
-        // Each signal is one byte; this discards that of the first signal.
+        // Each signal is one byte; this discards the byte of the first signal.
         let _ = end.read(&mut [0]);
         kill_process(pid, Signal::TERM)?;
         wait(&[ended, &end], None);

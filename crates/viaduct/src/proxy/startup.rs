@@ -19,8 +19,8 @@ pub fn open(
         let listen_set = ListenSet::inherited(left, settings.syn_queue(), settings.max_held())?;
         return Ok((vec![listen_set], None));
     }
-    // The rules are claimed first: if another proxy owns those of this port, nothing may be
-    // changed.
+    // The rules are claimed first: if another proxy owns the rules of this port, nothing may
+    // be changed.
     let mut changes = claim(settings)?;
     let listen_sets = settings.listen_sets()?;
     // Rules are set only after a listener is in place.

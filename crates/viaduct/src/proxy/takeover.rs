@@ -1,5 +1,5 @@
 //! Start of a proxy that takes over from a running one: everything that can fail is done before the
-//! old process stops to accept clients.
+//! old process stops accepting clients.
 
 use std::os::fd::RawFd;
 use std::sync::Arc;
@@ -49,8 +49,8 @@ pub fn run(options: &ProxyOptions, registry: Registry, socket: RawFd) -> Result<
         changes.own();
     }
     takeover.confirm();
-    // The old process reports the end of the upgrade once the status socket is replaced; the next
-    // upgrade may be asked for at once.
+    // Published before the status socket: once that is replaced, the old process reports the end of
+    // the upgrade, and the next upgrade may be requested at once.
     let _requests = proxy.requests.publish()?;
     let _status = proxy.control.start()?;
     info!(flows, "taken over");

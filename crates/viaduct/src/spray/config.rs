@@ -20,7 +20,7 @@ use crate::value_parser::table::{Key, Wait, optional};
 const MAX_CONFIG: u64 = 1 << 20;
 /// Maximum number of replicas.
 const MAX_REPLICAS: usize = 64;
-/// Maximum length of a service's name, which is a part of the name of a table.
+/// Maximum length of a service's name, which is a part of the name of its nftables table.
 const MAX_NAME: usize = 24;
 /// Allowed range of the interval and the timeout of checks.
 const INTERVALS: RangeInclusive<Duration> = Duration::from_millis(10)..=Duration::from_secs(600);
@@ -84,9 +84,9 @@ pub struct Replica {
     pub addresses: Vec<IpAddr>,
     /// Device that leads to the replica, such as a tunnel; `None` to look it up.
     pub device: Option<String>,
-    /// Weight: its share of the packets is this, divided by the sum of all weights.
+    /// Weight. The replica's share of the packets is its weight divided by the sum of all weights.
     pub weight: u32,
-    /// True if it gets no packets.
+    /// True if the replica is drained: it gets no packets.
     pub is_drained: bool,
 }
 

@@ -20,7 +20,7 @@ use crate::run_dir::running;
 
 /// Time within which a service reads a changed list.
 const READ_TIMEOUT: Duration = Duration::from_secs(3);
-/// Interval between questions until then.
+/// Interval between queries of the status until then.
 const POLL: Duration = Duration::from_millis(20);
 
 /// List of drained replicas, one name a line.
@@ -63,7 +63,7 @@ fn read(path: &Path) -> BTreeSet<String> {
     text.lines().map(str::trim).filter(|line| !line.is_empty()).map(str::to_owned).collect()
 }
 
-/// Drains replicas of a running service, or ends that, and waits until it is so.
+/// Drains replicas of a running service, or resumes them, and waits until the service has done so.
 ///
 /// # Errors
 /// The service does not run or has no such replica, or the list cannot be written.
@@ -94,7 +94,8 @@ pub fn change(args: &ReplicaArgs, drain: bool) -> Result<()> {
     wait_until(&socket, &args.replicas, drain)
 }
 
-/// Waits until the service sends packets to these replicas, or does not.
+/// Waits until the service reports these replicas as drained, or as not drained if `drained`
+/// is false.
 fn wait_until(socket: &Path, replicas: &[String], drained: bool) -> Result<()> {
     let deadline = Instant::now() + READ_TIMEOUT;
     loop {

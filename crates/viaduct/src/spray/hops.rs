@@ -1,4 +1,4 @@
-//! Ways to replicas: the neighbours to which their packets are sent.
+//! Next hops of replicas: the device through which each address of a replica is reached.
 
 use std::net::IpAddr;
 
@@ -8,16 +8,17 @@ use viaduct_sys::route::next_hop::NextHopLookup;
 
 use super::config::Replica;
 
-/// Ways to a replica, and the addresses to which there is none.
+/// Next hops of a replica's addresses, and the addresses that cannot be reached.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Ways {
-    /// Hop to each address that has a neighbour.
+    /// Hop to each address that can be reached: a neighbour, or an address behind the
+    /// configured device.
     pub hops: Vec<Hop>,
-    /// Addresses without a hop, each with the reason.
+    /// Reason for each address that cannot be reached.
     pub missing: Vec<String>,
 }
 
-/// Looks up the ways to a replica in the kernel's tables.
+/// Finds the hops to a replica: by its configured device, or else in the kernel's routing tables.
 pub fn find(lookup: &NextHopLookup, replica: &Replica) -> Ways {
     let mut ways = Ways::default();
     for &address in &replica.addresses {

@@ -63,7 +63,7 @@ pub struct ReplicaArgs {
     run_dir: RunDir,
 }
 
-/// Runs the service until a signal ends it, or a subcommand. `log` sets up the service's log.
+/// Runs a subcommand, or else the service until a signal ends it. `log` sets up the service's log.
 pub fn run(args: &SprayArgs, log: impl FnOnce()) -> Result<()> {
     match (&args.command, &args.config) {
         (Some(SprayCommand::Drain(of)), _) => drain::change(of, true),

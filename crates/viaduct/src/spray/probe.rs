@@ -14,7 +14,7 @@ use crate::tcp_probe;
 
 /// Longest datagram that is read.
 const MAX_DATAGRAM: usize = 2_048;
-/// Name in requests over HTTP.
+/// `User-Agent` in requests over HTTP.
 const AGENT: &str = "viaduct-spray";
 
 /// Probes the replica at `ip`. The caller limits the time. Errors: the reason of the failure.
@@ -34,7 +34,7 @@ async fn trickles(check: &Check, to: SocketAddr) -> io::Result<()> {
         false => Ipv6Addr::UNSPECIFIED.into(),
     };
     let socket = UdpSocket::bind((any, 0)).await?;
-    // A connected socket receives from the replica only, and its ICMP errors.
+    // A connected socket receives only the replica's datagrams, and reports ICMP errors.
     socket.connect(to).await?;
     let crypt = check.key.map(|server| ClientCrypt::new(server, entropy()));
     let mut probe = Probe::new(u64::from_ne_bytes(random()?), crypt);

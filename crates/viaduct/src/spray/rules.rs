@@ -1,4 +1,4 @@
-//! Rules of a spray in the kernel, and what is counted of them.
+//! Rules of a spray in the kernel, and their counters.
 
 use std::collections::HashMap;
 use std::path::Path;
@@ -20,7 +20,7 @@ pub struct Rules {
     pub changes: u64,
     /// Number of times that another program had deleted the rules.
     pub repairs: u64,
-    /// Why the rules are not what they should be.
+    /// Reason why the rules could not be installed, if so.
     pub fault: Option<String>,
 }
 
@@ -38,7 +38,7 @@ impl Rules {
     }
 
     /// Installs a distribution over the replicas of these names. Errors: the kernel refuses it, for
-    /// instance since an interface is missing; the earlier one stays in force.
+    /// instance because an interface is missing. The earlier distribution then stays in force.
     pub fn install(&mut self, spray: Spray, names: Vec<String>) -> Result<(), JournalError> {
         if let Some((installed, _)) = &self.installed
             && *installed != (Spray { slots: installed.slots.clone(), ..spray.clone() })
@@ -85,7 +85,7 @@ impl Rules {
     pub fn sent(&self) -> HashMap<String, Sent> {
         let mut all = self.before.clone();
         let Some((spray, names)) = &self.installed else { return all };
-        // Without the table, those of this table are lost.
+        // If the table was deleted, its counts are lost.
         for (name, now) in names.iter().zip(spray.sent().unwrap_or_default()) {
             let sent = all.entry(name.clone()).or_default();
             sent.packets += now.packets;
@@ -94,7 +94,7 @@ impl Rules {
         all
     }
 
-    /// Slots in force: those of IPv4, or of IPv6 if no packets of IPv4 are distributed.
+    /// Slots in force for IPv4, or for IPv6 if no IPv4 packets are distributed.
     pub fn slots(&self) -> &[usize] {
         let families = self.installed.iter().flat_map(|(spray, _)| &spray.slots);
         families.map(Vec::as_slice).find(|slots| !slots.is_empty()).unwrap_or_default()

@@ -33,7 +33,7 @@ use crate::watchdog::Watchdog;
 
 /// Interval at which the list of drained replicas is read.
 const DRAIN_INTERVAL: Duration = Duration::from_millis(100);
-/// Interval at which rules and routes are compared with what they should be.
+/// Interval at which rules and routes are checked.
 const REPAIR_INTERVAL: Duration = Duration::from_secs(1);
 /// Time within which the first probes should be answered.
 const SETTLE_TIMEOUT: Duration = Duration::from_secs(1);
@@ -54,7 +54,7 @@ struct Service<'a> {
     answers: UnboundedSender<Answer>,
     generation: u64,
     started: Instant,
-    /// Replicas that were up when the states were logged last, by name.
+    /// Whether each replica was up when its state was last logged, by name.
     logged: HashMap<String, bool>,
 }
 
@@ -66,7 +66,8 @@ pub fn run(path: &Path, config: Config) -> Result<()> {
         let metrics = config.metrics.map(metrics::listen).transpose()?;
         let (answers, mut results) = unbounded_channel();
         let mut service = Service::new(path, config, answers)?;
-        // Then the first rules are right. Replicas that are unknown after that get no packets yet.
+        // After this wait the first rules are right. Replicas whose state is still unknown get no
+        // packets yet.
         let _ = timeout(SETTLE_TIMEOUT, service.settle(&mut results)).await;
         let rules = Rules::open(&service.config.journal())?;
         service.serve(rules, results, (&status, metrics.as_ref()), signals).await
@@ -160,7 +161,8 @@ impl Service<'_> {
             }
             self.send_probes();
             if self.checker.poll_changed().is_some() {
-                // The rules first: each millisecond counts for packets to a dead replica.
+                // The rules are updated first, because packets are lost at a dead replica
+                // until then.
                 self.update(&mut rules);
                 self.log_states();
             }
@@ -185,7 +187,7 @@ impl Service<'_> {
         }
     }
 
-    /// Looks up the ways to the replicas.
+    /// Looks up the hops to the replicas.
     fn find_ways(&mut self) {
         let find = |replica| hops::find(&self.lookup, replica);
         self.ways = self.config.replicas.iter().map(find).collect();

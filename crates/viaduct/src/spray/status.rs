@@ -24,7 +24,7 @@ pub struct SprayStatus {
     pub changes: u64,
     /// Number of times that rules were missing, and were installed again.
     pub repairs: u64,
-    /// Why the rules could not be installed; `None` if they are.
+    /// Reason why the rules could not be installed; `None` if they are installed.
     pub fault: Option<String>,
 }
 
@@ -40,7 +40,7 @@ pub struct ReplicaStatus {
     /// Health.
     #[serde(flatten)]
     pub state: State,
-    /// True if the operator has drained it: it gets no packets.
+    /// True if the operator or the config has drained it: it gets no packets.
     pub is_drained: bool,
     /// True if the config has drained it.
     pub is_drained_by_config: bool,
@@ -67,8 +67,9 @@ impl SprayStatus {
         self.fault.iter().cloned().chain(self.dead()).chain(replicas).collect()
     }
 
-    /// Why this machine cannot serve: its rules are missing, or no replica is up. A replica that is
-    /// down is no reason for another machine to take over, since that one has the same replicas.
+    /// Reason why this machine cannot serve: its rules are missing, or no replica is up. A single
+    /// replica that is down is no reason for another machine to take over, because that machine has
+    /// the same replicas.
     pub fn unfit(&self) -> Option<String> {
         self.fault.clone().or_else(|| self.dead())
     }

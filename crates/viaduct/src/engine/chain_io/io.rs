@@ -72,8 +72,8 @@ impl ChainIo {
         Ok(moved)
     }
 
-    /// Returns whether no more bytes will be sent to the network. A chain without connections whose
-    /// timer is set waits for new ones, because its last bytes may not have arrived.
+    /// Returns whether no more bytes will be sent to the network. A chain that has no connections
+    /// but a running timer waits for new connections, because its last bytes may not have arrived.
     fn is_over(&self) -> bool {
         let waits = self.chain.poll_timeout().is_some();
         self.net_conns.iter().all(NetConn::is_over)

@@ -50,7 +50,7 @@ pub struct ChainIo {
     /// True if the network's stream has ended and the application has received all of its bytes.
     finished: bool,
     requests: Vec<ChainRequest>,
-    /// Events of the handlers for the application (3.6).
+    /// Events of the handlers for the application (TESLA, 3.6).
     events: Vec<Vec<u8>>,
     /// True if the flow only serves other flows, and ends when its connections are closed.
     alone: bool,
@@ -98,8 +98,9 @@ pub type Goal = Option<(Address, Option<SocketAddr>)>;
 
 impl ChainIo {
     /// Returns a chain that is told to connect to `to`, and the destination that its handlers
-    /// choose. Each end buffers at most `limit` bytes. `None` if no chain can be made. Flows with a
-    /// different `from` never share a connection. The program has set the options `mirrored`.
+    /// choose. Each end buffers at most `limit` bytes. `None` if no chain can be made. Flows with
+    /// different `from` addresses never share a connection. `mirrored` has the options that the
+    /// program has set.
     pub fn new(
         factories: Factories,
         limit: usize,
@@ -205,7 +206,7 @@ impl ChainIo {
         std::mem::take(&mut self.events)
     }
 
-    /// Passes a control call of the application to the handler of this name (3.6).
+    /// Passes a control call of the application to the handler of this name (TESLA, 3.6).
     pub fn control(&mut self, to: &str, request: &[u8], now: Instant) -> Option<Vec<u8>> {
         let answer = self.chain.control(now, to, request);
         self.act();

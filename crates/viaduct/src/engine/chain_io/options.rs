@@ -1,5 +1,5 @@
-//! Socket options, which the program sets on its own end, and the handlers on connections to the
-//! network.
+//! Socket options. The program sets them on its own end, and the handlers on connections to
+//! the network.
 
 use viaduct_proto::flow::{BottomId, SocketOption};
 use viaduct_proto::time::Instant;

@@ -97,8 +97,8 @@ impl Flow {
         Ok(ReadStop::All)
     }
 
-    /// Sends the client a refusal. Its further bytes are read and dropped: a connection closed with
-    /// unread bytes is reset, and its client might never read the refusal.
+    /// Sends the client a refusal. Its further bytes are read and dropped: a connection that is
+    /// closed with unread bytes is reset, and the client might never read the refusal.
     pub fn reject(&mut self, words: &[u8]) {
         self.queue_preface(End::Client, words);
         let client = self.ends[0].conn.as_mut().filter(|_| !words.is_empty());

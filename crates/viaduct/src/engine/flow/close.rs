@@ -1,8 +1,8 @@
-//! Last phase of a flow with a broken end. Bytes received from that end are still delivered to the
-//! other end, which is then reset. For example, a server that answers and closes while more of the
-//! request is in flight resets its connection, but its answer must still reach the client. Bytes
-//! for the broken end are discarded: if there are none for the other end, the reset follows at
-//! once.
+//! Last phase of a flow with a broken end. Bytes received from that end are still delivered to
+//! the other end, which is then reset. For example, a server that answers and closes while more
+//! of the request is in flight resets its connection, but its answer must still reach the client.
+//! Bytes for the broken end are discarded. If there are no bytes for the other end, the reset
+//! follows at once.
 
 use std::io;
 use std::time::Duration;

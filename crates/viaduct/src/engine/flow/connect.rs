@@ -65,7 +65,7 @@ impl Flow {
         let end = &mut self.ends[1];
         end.preface_out.extend(pipelined);
         end.ends_after_preface = ends_after_preface;
-        // The loop has reported that only once.
+        // The loop reports that only once, and has already done so.
         if client_ends {
             self.ending(End::Client);
         }

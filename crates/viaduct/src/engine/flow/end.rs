@@ -19,11 +19,13 @@ pub(super) struct FlowEnd {
     pub(super) conn: Option<Conn>,
     /// Bytes to send before any payload.
     pub(super) preface_out: Vec<u8>,
-    /// Bytes of `preface_out` that are meant for the next hop, before any is sent.
+    /// Length of the part of `preface_out` that is meant for the next hop, before any of it
+    /// is sent.
     pub(super) for_hop: usize,
     /// True if the end of stream follows the preface, without any payload.
     pub(super) ends_after_preface: bool,
-    /// True if the end broke with its preface, which the relay or chain has not noticed.
+    /// True if the end broke during its preface or request, so that the relay or chain has
+    /// not noticed.
     pub(super) is_broken: bool,
     /// True if the end is registered for writability.
     pub(super) is_room_watched: bool,

@@ -89,7 +89,7 @@ impl Flow {
         };
         let [client, server] = self.ends.each_mut().map(|end| &mut end.conn);
         match (&mut self.middle, client, server) {
-            // Handlers exchange data with the far end before there is a client.
+            // Handlers may exchange data with the far end before there is a client.
             (Middle::Chain(chain_io), client, server) => {
                 // A flow without a client may still become the server side of another flow.
                 let is_whole = client.is_some() || chain_io.is_alone();

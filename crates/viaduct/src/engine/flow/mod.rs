@@ -120,7 +120,8 @@ pub struct Begun {
     pub opened: Opened,
     /// Relay or handler chain in front of it.
     pub middle: Middle,
-    /// Set if the relay or chain is negotiated with the far end, once that is connected.
+    /// Set if the relay or chain is to be negotiated with the far end, after the connection
+    /// is established.
     pub pending_negotiation: Option<PendingNegotiation>,
     /// Route of the connection.
     pub route: Route,
@@ -186,7 +187,8 @@ impl Flow {
         }
     }
 
-    /// Server of a flow that the kernel relays directly to it, and the shortest round trip there.
+    /// Server of a flow that the kernel relays to it without a hop, and the shortest round trip
+    /// to it.
     pub fn server_rtt(&self) -> Option<(IpAddr, Duration)> {
         let route =
             self.route.as_ref().filter(|route| *route.outbound() == OutboundSpec::Direct)?;
@@ -231,9 +233,9 @@ impl Flow {
         to.unwrap_or_else(|| "nowhere yet".to_owned())
     }
 
-    /// Local address for a further connection to `to`, if not this host's own: the address of the
-    /// flow's first connection, if that goes to `to`. The port is 0, because the first connection
-    /// occupies its own.
+    /// Local address for a further connection to `to`: the address of the flow's first connection,
+    /// if that goes to `to`. `None` if the kernel chooses the address. The port is 0, because the
+    /// first connection occupies its own.
     pub fn from(&self, to: &Address) -> Option<SocketAddr> {
         let route = self.route.as_ref().filter(|route| route.to == *to)?;
         route.from.map(|from| SocketAddr::new(from.ip(), 0))

@@ -1,5 +1,5 @@
-//! Flows that another process can continue: the record of a flow with an empty chain, and the flow
-//! made from it.
+//! Flows that another process can continue: the record of a flow with a relay and no handlers, and
+//! the flow made from it.
 
 use std::io;
 use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
@@ -22,8 +22,9 @@ use crate::engine::policy::Plan;
 use crate::engine::relay::Relay;
 
 impl Flow {
-    /// Returns whether another process can continue the flow: two TCP connections, or one whose
-    /// client has not been accepted yet, with nothing but a relay between them.
+    /// Returns whether another process can continue the flow. It must consist of two TCP
+    /// connections and a relay without handlers; the client's connection may be missing if it has
+    /// not been accepted yet.
     pub fn is_portable(&self) -> bool {
         let is_tcp = |end: &FlowEnd| match &end.conn {
             Some(Conn::Tcp(socket)) => !socket.is_lent(),
@@ -50,7 +51,8 @@ impl Flow {
             && self.account.is_portable()
     }
 
-    /// Record of the flow, if it is portable; without its early connection's wait for a client.
+    /// Record of the flow, if it is portable. Its field `early`, the wait for a client, is
+    /// left empty.
     pub fn record(&self) -> Option<FlowRecord> {
         let (route, Middle::Relay(relay)) = (self.route.as_ref()?, &self.middle) else {
             return None;

@@ -1,5 +1,5 @@
-//! Hops that are chosen by measurements (`next = "auto"`), shared by the event loops, which choose
-//! and measure, and by the thread of the checks, which follows the overlay and asks the hops.
+//! Hops that are chosen by measurements (`next = "auto"`). The event loops choose hops and measure
+//! round trips; the thread of the checks follows the overlay and queries the hops.
 
 use std::fmt;
 use std::net::{IpAddr, SocketAddr};
@@ -43,7 +43,8 @@ impl fmt::Display for AutoSpec {
 
 /// Choice of hops of a proxy, and the round trips that it has measured.
 pub struct AutoHops {
-    /// True if flows are measured: a policy chooses hops, or other proxies may ask.
+    /// True if the round trips of flows are measured: a policy chooses hops, or other proxies
+    /// may ask.
     is_on: AtomicBool,
     hops: Mutex<OverlayHops>,
 }
@@ -65,12 +66,12 @@ impl fmt::Debug for AutoHops {
 }
 
 impl AutoHops {
-    /// Sets whether finished flows are measured.
+    /// Sets whether the round trips of flows are measured.
     pub fn switch(&self, is_on: bool) {
         self.is_on.store(is_on, Ordering::Relaxed);
     }
 
-    /// Returns whether finished flows are measured.
+    /// Returns whether the round trips of flows are measured.
     pub fn is_on(&self) -> bool {
         self.is_on.load(Ordering::Relaxed)
     }

@@ -23,13 +23,13 @@ use crate::tcp_probe;
 
 /// Wait while there is nothing to check.
 const IDLE: Duration = Duration::from_secs(60);
-/// Name in requests over HTTP.
+/// `User-Agent` in requests over HTTP.
 const AGENT: &str = "viaduct-proxy";
 
 /// Message to the thread.
 #[derive(Debug)]
 pub enum Message {
-    /// Check the hops of these lists from now on, and those of the overlay.
+    /// Check the hops of these lists and of the overlay from now on.
     Check(Vec<HopList>, Option<AutoSpec>),
     /// A flow could not connect to this hop.
     Suspect(SocketAddr),
@@ -41,7 +41,7 @@ pub enum Message {
 type Answer = (u64, Probe, Result<(), String>);
 
 /// Checks of the next hops that the policies of a proxy name. The thread is started when a policy
-/// names the first list, and ends with this value.
+/// first needs checks or measurements, and ends when this value is dropped.
 #[derive(Debug)]
 pub struct HopChecks {
     health: Arc<HopHealth>,
@@ -162,7 +162,7 @@ impl Checking {
         }
     }
 
-    /// Checks the hops of `lists` from now on, and those of the overlay that `auto` names.
+    /// Checks the hops of `lists`, and of the overlay that `auto` names, from now on.
     fn reload(&mut self, lists: Vec<HopList>, auto: Option<AutoSpec>) {
         self.lists = lists;
         match (&mut self.overlay, auto) {
@@ -253,7 +253,7 @@ impl Checking {
         }
     }
 
-    /// Logs the lists of which no hop is up.
+    /// Logs the lists in which no hop is up.
     fn log_lists(&self) {
         let is_down = |list: &&HopList| list.hops.iter().all(|hop| self.health.is_down(*hop));
         for list in self.lists.iter().filter(is_down) {

@@ -1,5 +1,5 @@
-//! Next hops that are checked: lists, of which each flow takes the first hop that is up, and hops
-//! that are chosen by measurements.
+//! Next hops that are checked. A flow takes the first hop of a list that is up, or hops that
+//! measurements choose.
 //!
 //! ```text
 //!   checks: a thread ── TCP or HTTP ──▶ hops
@@ -77,8 +77,8 @@ pub enum Choice {
 }
 
 impl Default for HopCheck {
-    /// A hop that does not answer is down within 1.85 s. Three probes, because one or two may be
-    /// lost on a path that loses packets.
+    /// A hop that does not answer is down within 1.85 s. Three probes must fail, because one or two
+    /// may be lost on a path that loses packets.
     fn default() -> HopCheck {
         let (interval, timeout) = (Duration::from_millis(500), Duration::from_millis(450));
         HopCheck { timing: Timing { interval, timeout, rise: 2, fall: 3 }, path: None }

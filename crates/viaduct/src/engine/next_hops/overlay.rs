@@ -22,15 +22,15 @@ use super::auto::{AutoHops, AutoSpec, now};
 use crate::engine::worker::Worker;
 use crate::overlay_table::overlays;
 
-/// Interval at which the node's table is looked at.
+/// Interval at which the node's table is read.
 pub(super) const TABLE_INTERVAL: Duration = Duration::from_millis(200);
 /// Minimum time between two queries to the hops.
 const QUERY_INTERVAL: Duration = Duration::from_secs(1);
 /// Time limit of a hop's report.
 const REPORT_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// Reports of hops about some networks. They arrive together, because a choice by some of them
-/// would be kept for a while.
+/// Reports of hops about some networks. They arrive together, because a choice that is based on
+/// some of them would be kept for a while.
 pub(super) type Reported = (Vec<Prefix>, Vec<(SocketAddr, Report)>);
 
 /// Follower of an overlay, for the choice of hops.
@@ -45,7 +45,7 @@ pub(super) struct OverlayFollower {
 }
 
 impl OverlayFollower {
-    /// Follows the overlay that `spec` names.
+    /// Returns a follower of the overlay that `spec` names.
     pub(super) fn new(
         spec: AutoSpec,
         auto: Arc<AutoHops>,
@@ -80,7 +80,7 @@ impl OverlayFollower {
         }
     }
 
-    /// Asks all hops that are up for the networks in use.
+    /// Asks all hops that are up for their round trips to the networks in use.
     fn ask(&self) {
         let mut hops = self.auto.hops();
         let networks = hops.poll_query(now());

@@ -1,4 +1,4 @@
-//! Flows that a next hop of a list does not serve: they are connected through the next one.
+//! Failover: a flow whose hop fails is connected through the next one of the list.
 
 use std::io;
 use std::net::SocketAddr;
@@ -12,8 +12,8 @@ use crate::engine::upstream::Upstream;
 use crate::engine::worker::Worker;
 
 impl Upstream {
-    /// Begins the server side of a flow; through the next hop of its list if a connection fails at
-    /// once.
+    /// Begins the server side of a flow. If a connection fails at once, tries the next hop of the
+    /// flow's list.
     pub(in crate::engine) fn begin(
         &self,
         mut route: Route,
@@ -49,8 +49,8 @@ impl Worker {
         true
     }
 
-    /// Connects the flows that are being connected to `hop`, which went down, through the next hop
-    /// of their lists.
+    /// Reconnects the flows that wait for a connection to `hop`, which went down, through the next
+    /// hop of their lists.
     pub(in crate::engine) fn leave_hop(&mut self, hop: SocketAddr) {
         let waits = |flow: &Flow| {
             flow.outbound().hop() == Some(hop) && flow.next_route(&self.config.policies).is_some()

@@ -64,13 +64,13 @@ pub trait Outbound: Debug + Send + Sync {
 pub struct OpenRequest {
     /// Destination; a host name only for tunnels.
     pub to: Address,
-    /// Local address, if not this host's own.
+    /// Local address to connect from; `None` if the kernel chooses it.
     pub from: Option<SocketAddr>,
     /// Source address of the flow, sent to the far end of a tunnel.
     pub source: SocketAddr,
     /// Addresses to send to the hop, or to a hop further on.
     pub signalled: Option<Addresses>,
-    /// Form in which the hop gets these addresses, if not the proxy's.
+    /// Form in which the hop gets these addresses; `None` means the proxy's form.
     pub tell: Option<HopSignalling>,
     /// Options of the socket.
     pub options: TcpOptions,
@@ -154,8 +154,8 @@ impl Outbounds {
         }
     }
 
-    /// Outbound that a policy describes as `spec`. Errors: a tunnel of that name does not exist: a
-    /// change of tunnels needs a restart.
+    /// Outbound that a policy describes as `spec`. Errors: there is no tunnel of that name, because
+    /// a change of tunnels needs a restart.
     pub(super) fn get(&self, spec: &OutboundSpec) -> io::Result<&dyn Outbound> {
         let found = match (spec, &self.hops) {
             (OutboundSpec::Hop(_), Some(signaller)) => Some(&**signaller as &dyn Outbound),

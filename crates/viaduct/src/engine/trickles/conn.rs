@@ -60,7 +60,7 @@ impl TricklesConn {
         }
     }
 
-    /// Takes what is to be sent over TCP: the bytes that were written and not received by the
+    /// Takes the data to be sent over TCP: the bytes that were written and not received by the
     /// server, and whether the stream ends after them.
     pub fn into_unsent(mut self) -> (Vec<u8>, bool) {
         (self.said.take().unwrap_or_default(), self.shut)
@@ -71,7 +71,7 @@ impl TricklesConn {
         self.port.lock().names(self.flow)
     }
 
-    /// Reads available bytes; `Some(0)` at the end, `None` if there are none now.
+    /// Reads available bytes; `Some(0)` at the end of the stream, `None` if there are none now.
     pub fn read(&mut self, into: &mut [u8]) -> io::Result<Option<usize>> {
         let mut port = self.port.lock();
         match port.state(self.flow) {
@@ -100,7 +100,7 @@ impl TricklesConn {
         }
     }
 
-    /// Writes as much as there is room for; `None` if there is none now.
+    /// Writes as much as there is room for; `None` if there is no room now.
     pub fn write(&mut self, pieces: &[IoSlice<'_>]) -> io::Result<Option<usize>> {
         let mut port = self.port.lock();
         let left = match (port.state(self.flow), &self.said) {

@@ -85,8 +85,8 @@ impl Trickles {
         Trickles { ports: BTreeMap::new(), registry, token, instance, run_dir, buffer }
     }
 
-    /// Opens the ports for `wanted` that are not open yet. Errors: a port cannot be opened: a
-    /// capability is missing, or a rule cannot be set.
+    /// Opens the ports for `wanted` that are not open yet. Errors: a port cannot be opened, because
+    /// a capability is missing or a rule cannot be set.
     pub fn open(&mut self, wanted: impl IntoIterator<Item = PacketFormats>) -> Result<()> {
         for formats in wanted {
             if self.ports.contains_key(&formats) {

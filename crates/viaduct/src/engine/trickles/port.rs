@@ -78,7 +78,8 @@ impl SharedPort {
         let settings = ClientSettings {
             formats: formats.into(),
             mtu: MTU,
-            // This machine itself may translate its own addresses (NAT).
+            // Connection tracking stays on, because this machine may translate its own
+            // addresses (NAT).
             untracked: false,
             instance,
             run_dir,

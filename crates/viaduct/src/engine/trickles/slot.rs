@@ -20,7 +20,7 @@ pub(super) struct Slot {
     /// True if encrypted: the connection never falls back to TCP.
     pub(super) encrypted: bool,
     began: Instant,
-    /// Time at which TCP is tried.
+    /// Time at which TCP is tried, or a warning is logged if the connection is encrypted.
     pub(super) until: Instant,
     /// True if the server's TCP, or its host, has refused.
     pub(super) refused: bool,

@@ -25,7 +25,7 @@ pub struct ProxyHandover {
 }
 
 impl ProxyHandover {
-    /// Hands over the workers of `proxy`. `config` is the config in force.
+    /// Returns the handover of the workers of `proxy`. `config` is the config in force.
     pub fn new(config: ConfigText, proxy: &Handle, metrics: Option<OwnedFd>) -> ProxyHandover {
         let (workers, intercept_state) =
             (proxy.workers().to_vec(), proxy.intercept_state().clone());

@@ -14,7 +14,7 @@ use crate::engine::listen_set::{ListenSet, SynSource};
 use crate::engine::loops::Loops;
 use crate::handover::{Takeover, config_text, old_process};
 
-/// Everything of the old process but its flows.
+/// Everything that the old process hands over, except its flows.
 #[derive(Debug)]
 pub struct Inheritance {
     /// Text of the config that the old process runs with.
@@ -26,7 +26,7 @@ pub struct Inheritance {
     workers: Vec<(ListenRecord, Vec<OwnedFd>)>,
 }
 
-/// Tells the old process that all is prepared, and gives the flows that it sends to `loops`.
+/// Tells the old process that all is prepared. It then sends its flows, which are added to `loops`.
 /// Returns their number. Nothing may touch the flows before [`Takeover::confirm`].
 ///
 /// # Errors
@@ -77,7 +77,8 @@ impl Inheritance {
         Ok(Inheritance { config, metrics, locks, workers })
     }
 
-    /// Listen sets for `config`. A queue of SYNs has the number `queue` and holds `held` SYNs.
+    /// Listen sets for `config`. A queue of SYNs has the number `queue` and holds at most
+    /// `held` SYNs.
     ///
     /// # Errors
     /// The old process listens elsewhere, or has another number of workers.
