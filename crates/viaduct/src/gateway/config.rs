@@ -205,7 +205,7 @@ impl Config {
         )
     }
 
-    /// One peer for each peer site; the first member, if the site has a rack.
+    /// Returns one peer for each peer site; the first member, if the site has a rack.
     pub fn peer_sites(&self) -> impl Iterator<Item = &Peer> {
         self.peers.chunk_by(|a, b| a.site() == b.site()).map(|site| &site[0])
     }

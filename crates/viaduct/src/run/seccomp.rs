@@ -1,6 +1,6 @@
 //! `--via seccomp`, the interposer that needs no privilege: seccomp reports the program's calls.
 //!
-//! One thread receives and answers calls, and never blocks: a blocking connect is answered by the
+//! A thread receives and answers calls, and never blocks: a blocking connect is answered by the
 //! worker, when the far end has answered. A call that goes direct is made here, on a duplicate of
 //! the socket and with the copy of the address that was checked: the program could change its
 //! memory between this check and the kernel's own read.

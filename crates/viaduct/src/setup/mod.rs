@@ -7,7 +7,7 @@
 //!   terminal ─────────┘                └─▶ what to do next
 //! ```
 //!
-//! When the first site is set up, the public key of the other site is not known yet. The command
+//! The public key of the other site is not known yet when the first site is set up. The command
 //! printed there sets up the other site. The command printed at the other site then fills in the
 //! missing key at the first site ([`fill_in`]).
 

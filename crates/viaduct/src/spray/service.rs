@@ -54,7 +54,7 @@ struct Service<'a> {
     answers: UnboundedSender<Answer>,
     generation: u64,
     started: Instant,
-    /// Whether each replica was up when its state was last logged, by name.
+    /// Replicas by name: true if one was up when its state was last logged.
     logged: HashMap<String, bool>,
 }
 

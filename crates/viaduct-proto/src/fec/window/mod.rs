@@ -5,8 +5,8 @@
 //! while the window slides on: recovery takes time in proportion to the burst, and need not wait
 //! for the end of a block.
 //!
-//! When a packet is pushed, the repairs that will contain it are known: those sent before the
-//! window has passed it. Each of these repairs has an open sum, to which the packet is added while
+//! The repairs that will contain a packet are known when it is pushed: those sent before the window
+//! has passed it. Each of these repairs has an open sum, to which the packet is added while
 //! it is in the processor's cache. The next few repairs contain every packet, so the first of them
 //! recovers a single loss. Later ones contain only a share of the packets, which is enough for the
 //! rest of a burst and costs less work.
