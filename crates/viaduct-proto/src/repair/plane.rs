@@ -1,10 +1,12 @@
 //! Packet plane of one gateway: all its peers, and the assignment of packets to them.
 
 mod by_path;
+mod delay_line;
 mod handover;
 mod lane_table;
 mod membership;
 mod observation;
+mod peer_index;
 mod racks;
 
 use std::collections::HashMap;
@@ -17,17 +19,17 @@ use super::lanes::Shares;
 use super::outbox::Outbox;
 use super::peer::{Local, Peer, PeerConfig, PeerError};
 use super::racks::Racks;
-use super::site_table::SiteTable;
 use super::touched::{Purpose, Touched};
 use super::transport::Endpoint;
-use super::wire::{Datagram, Hint};
+use super::wire::Datagram;
 use crate::keys::PublicKey;
 use crate::time::{Duration, Instant};
 use crate::timers::DeadlineQueue;
 use crate::wire::ip::Header;
-use by_path::DelayLine;
 pub use by_path::PathChange;
+use by_path::Paths;
 use lane_table::LaneTable;
+use peer_index::PeerIndex;
 
 /// Limit of peers of one gateway: their slots fit a session index.
 pub const MAX_PEERS: usize = 1 << 12;
@@ -50,18 +52,11 @@ pub struct Plane {
     configs: Vec<PeerConfig>,
     /// Lanes of each peer.
     lanes: LaneTable,
-    /// Time at which a peer was found to want another number of lanes than before.
-    lanes_due: Option<Instant>,
     /// Owned lanes of all peers.
     peers: Vec<Peer>,
-    /// Index of the peer of each address.
-    sites: SiteTable,
+    index: PeerIndex,
     /// Racks whose members are peers.
     racks: Racks,
-    /// Index of the lane that has each slot.
-    slots: HashMap<u16, usize>,
-    /// Index of the peer that sends initiations with each hint.
-    hints: HashMap<Hint, usize>,
     /// Lanes with a recent event.
     touched: Touched,
     /// Deadlines of the lanes, except for those in `touched`.
@@ -77,14 +72,7 @@ pub struct Plane {
     remembered: HashMap<PublicKey, Clocks>,
     /// Sources of datagrams of other protocol versions, latest first.
     others: Vec<(SocketAddr, u8, Instant)>,
-    /// Path of the tap that is read.
-    path: u8,
-    /// Time of the next look at the paths; `None` if no peer has several.
-    paths_due: Option<Instant>,
-    /// Changes of paths that the caller has not taken yet.
-    path_changes: Vec<PathChange>,
-    /// Datagrams that are ahead of the packets that they concern.
-    delayed: DelayLine,
+    paths: Paths,
     /// Another process has the sessions: handshakes are left to it.
     is_passive: bool,
     inject: Outbox,
@@ -140,12 +128,9 @@ impl Plane {
             lanes: LaneTable::new(local.lanes, shares),
             local,
             configs: vec![],
-            lanes_due: None,
             peers: vec![],
-            sites: SiteTable::default(),
+            index: PeerIndex::default(),
             racks: Racks::default(),
-            slots: HashMap::new(),
-            hints: HashMap::new(),
             touched: Touched::default(),
             deadlines: DeadlineQueue::default(),
             budget: Budget::default(),
@@ -154,10 +139,7 @@ impl Plane {
             repairs: 0,
             remembered: HashMap::new(),
             others: Vec::new(),
-            path: 0,
-            paths_due: None,
-            path_changes: Vec::new(),
-            delayed: DelayLine::default(),
+            paths: Paths::default(),
             is_passive: false,
             inject: Outbox::new(),
             symbol: Vec::new(),
@@ -181,8 +163,8 @@ impl Plane {
     /// Handles a copy, which is overwritten, of a packet that left on the WAN at `left`.
     pub fn handle_outgoing(&mut self, now: Instant, left: Instant, packet: &mut [u8]) {
         let lane = |header: &Header| {
-            let peer = self.racks.to(self.sites.leaves(header)?, header.destination);
-            self.lanes.of_packet(peer, header, self.path)
+            let peer = self.racks.to(self.index.sites.leaves(header)?, header.destination);
+            self.lanes.of_packet(peer, header, self.paths.current)
         };
         match route(packet, lane) {
             Some((at, packet)) => {
@@ -197,8 +179,8 @@ impl Plane {
     /// Handles a copy, which is overwritten, of a packet that came from the WAN at `came`.
     pub fn handle_incoming(&mut self, now: Instant, came: Instant, packet: &mut [u8]) {
         let lane = |header: &Header| {
-            let peer = self.racks.from(self.sites.arrives(header)?, header.destination);
-            self.lanes.of_packet(peer, header, self.path)
+            let peer = self.racks.from(self.index.sites.arrives(header)?, header.destination);
+            self.lanes.of_packet(peer, header, self.paths.current)
         };
         match route(packet, lane) {
             Some((at, packet)) => self.peer(at).handle_incoming(now, came, packet),
@@ -241,7 +223,7 @@ impl Plane {
             }
             Some(Datagram::Transport { lane, receiver, .. }) => self.slot(lane, receiver),
             Some(Datagram::Response { offer, receiver, .. }) => self.slot(offer.lane, receiver),
-            Some(Datagram::Initiation { hint, offer, .. }) => match self.hints.get(&hint) {
+            Some(Datagram::Initiation { hint, offer, .. }) => match self.index.hints.get(&hint) {
                 Some(&peer) => match self.lanes.find(peer, offer.lane) {
                     // The peer wants more lanes; a handshake of the first lanes will tell how many.
                     None => return false,
@@ -276,7 +258,7 @@ impl Plane {
 
     /// Index of the lane that has this session index, if its number is `lane`.
     fn slot(&self, lane: u8, index: u32) -> Option<usize> {
-        let at = self.slots.get(&(index as u16)).copied();
+        let at = self.index.slots.get(&(index as u16)).copied();
         at.filter(|at| self.peers[*at].key_and_lane().1 == lane)
     }
 
@@ -285,7 +267,7 @@ impl Plane {
         let session = &mut self.peers[at].session;
         let Some(wanted) = session.take_wish() else { return };
         let hint = session.identities.hint_in;
-        let Some(&peer) = self.hints.get(&hint) else { return };
+        let Some(&peer) = self.index.hints.get(&hint) else { return };
         let count = self.lanes.in_force(wanted);
         let of = &mut self.lanes.peers[peer];
         if of.by_path {
@@ -293,13 +275,13 @@ impl Plane {
         }
         of.peer_wants = wanted;
         if count != of.count {
-            self.lanes_due.get_or_insert(now);
+            self.lanes.due.get_or_insert(now);
         }
     }
 
     /// Changes the number of lanes of peers that want another number.
     fn change_lanes(&mut self, now: Instant) {
-        self.lanes_due = None;
+        self.lanes.due = None;
         // With too many lanes, the packets of some lanes are not protected.
         let _ = self.rebuild(self.configs.clone(), self.lanes.shares(), now);
     }
@@ -310,7 +292,7 @@ impl Plane {
         let handshakes = peers().flat_map(|peer| &peer.handshakes);
         let handshakes = handshakes.map(|(to, message)| (*to, &message[..]));
         let others = peers().filter_map(|peer| Some((peer.paths.endpoint?, &peer.transmits)));
-        let probes = peers().filter_map(|peer| Some((peer.probed()?, &peer.probes)));
+        let probes = peers().filter_map(Peer::probes);
         handshakes.chain(probes.chain(others).flat_map(|(endpoint, transmits)| {
             transmits.iter().map(move |datagram| (endpoint, datagram))
         }))
@@ -319,10 +301,7 @@ impl Plane {
     /// Drops the datagrams to send.
     pub fn clear_transmits(&mut self) {
         while let Some(at) = self.touched.pop(Purpose::Datagrams) {
-            let peer = &mut self.peers[at];
-            peer.transmits.clear();
-            peer.probes.clear();
-            peer.handshakes.clear();
+            self.peers[at].clear_transmits();
         }
     }
 
@@ -336,14 +315,14 @@ impl Plane {
         let touched = self.touched.iter(Purpose::Deadline);
         let touched = touched.filter_map(|at| self.peers[at].poll_timeout());
         let of_racks = self.racks.poll_timeout();
-        let others = [self.lanes_due, self.paths_due, self.delayed.poll_timeout(), of_racks];
+        let others = [self.lanes.due, self.paths.poll_timeout(), of_racks];
         touched.chain(self.deadlines.next_deadline()).chain(others.into_iter().flatten()).min()
     }
 
     /// Handles every deadline that has passed. Must be called after events even if no deadline has
     /// passed, since it notes the new deadlines of peers.
     pub fn handle_timeout(&mut self, now: Instant) {
-        if self.lanes_due.is_some() {
+        if self.lanes.due.is_some() {
             self.change_lanes(now);
         }
         if self.racks.is_due(now) {

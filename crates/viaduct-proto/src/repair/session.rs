@@ -15,6 +15,8 @@
 //! site whose clock was set back can still connect.
 
 mod handover;
+mod schedule;
+mod tally;
 
 use super::clocks::Clocks;
 use super::handshake::{Identities, Initiation, Keys};
@@ -25,11 +27,11 @@ use super::transport::Transport;
 use super::wire::Datagram;
 use crate::keys::{self, Entropy, PublicKey, SecretKey, SharedSecret};
 use crate::time::{Duration, Instant};
+use schedule::Schedule;
 
-/// Retransmission interval of an unanswered initiation.
-const RETRY: Duration = Duration::from_secs(1);
-/// Time without an authentic message after which a new session is requested.
-pub(super) const SILENCE: Duration = Duration::from_secs(4);
+pub(super) use schedule::SILENCE;
+pub(super) use tally::Tally;
+
 /// Maximum number of sessions: two for each transport, in case both sides have started one, and two
 /// older ones.
 const KEPT: usize = 6;
@@ -75,63 +77,22 @@ pub(super) enum Received<'a> {
 
 pub(super) struct Session {
     pub(super) identities: Identities,
-    rekey_after: Duration,
     unix_nanos_at_zero: u64,
-    slot: u16,
+    /// Low 16 bits of the indices of the sessions.
+    pub(super) slot: u16,
     pub(super) offer: LaneOffer,
     /// Number of lanes that the peer wants according to a handshake; `None` once taken.
     wish: Option<LaneCount>,
-    /// Extra wait of this side, so that both sides do not start at once.
-    responder_delay: Duration,
     /// Sessions, newest first.
     live: Vec<Live>,
     /// Latest initiation over each transport.
     pending: [Option<(u32, Initiation)>; Transport::ALL.len()],
-    /// Initiations are sent until one is answered.
-    is_retrying: bool,
-    next_try: Option<Instant>,
-    /// Time without an authentic message after which a new session is requested.
-    pub(super) silence_limit: Duration,
-    last_heard: Instant,
-    /// An authentic message or response has arrived from the peer.
-    is_known: bool,
-    last_handshake: Option<Instant>,
-    /// The peer has been silent for so long that it counts as gone.
-    silent: bool,
+    pub(super) schedule: Schedule,
     pub(super) clocks: Clocks,
     allowance: (u32, Instant),
     /// Datagrams that the peer has sent over UDP.
     pub(super) datagrams: Tally,
     pub(super) stats: SessionStats,
-}
-
-/// Units sent, and the number of them that were lost. A late arrival reduces the latter.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) struct Tally {
-    pub(super) sent: u64,
-    pub(super) lost: u64,
-}
-
-impl Tally {
-    /// Share that was lost since `before`; 0 if nothing was sent.
-    pub(super) fn loss_since(self, before: Tally) -> f64 {
-        let lost = self.lost.saturating_sub(before.lost);
-        lost as f64 / self.sent.saturating_sub(before.sent).max(1) as f64
-    }
-
-    /// Counts the arrival of a unit with this number; `next` is the number after the highest one
-    /// that has arrived.
-    fn count(&mut self, next: &mut u64, number: u64) {
-        let skipped = number.checked_sub(*next);
-        match skipped {
-            Some(skipped) => {
-                self.sent = self.sent.saturating_add(skipped).saturating_add(1);
-                self.lost = self.lost.saturating_add(skipped);
-            }
-            None => self.lost = self.lost.saturating_sub(1),
-        }
-        *next = (*next).max(number.saturating_add(1));
-    }
 }
 
 struct Live {
@@ -153,27 +114,16 @@ impl Session {
     /// once.
     pub(super) fn new(config: &SessionConfig, shared: &SharedSecret, now: Instant) -> Self {
         let SessionConfig { secret, peer, entropy, .. } = config.clone();
+        let waits = secret.public().as_bytes() >= peer.as_bytes();
         Session {
             identities: Identities::new(secret, peer, shared, entropy),
-            rekey_after: config.rekey_after,
             unix_nanos_at_zero: config.unix_nanos_at_zero,
             slot: config.slot,
             offer: config.offer,
             wish: None,
-            responder_delay: if config.secret.public().as_bytes() < config.peer.as_bytes() {
-                Duration::ZERO
-            } else {
-                RETRY / 2
-            },
             live: Vec::new(),
             pending: Default::default(),
-            is_retrying: false,
-            next_try: Some(now),
-            silence_limit: SILENCE,
-            last_heard: now,
-            is_known: false,
-            last_handshake: None,
-            silent: false,
+            schedule: Schedule::new(config.rekey_after, waits, now),
             clocks: Clocks::default(),
             allowance: (LIMIT, now),
             datagrams: Tally::default(),
@@ -192,16 +142,6 @@ impl Session {
         self.wish.take()
     }
 
-    /// Time of the last authentic message; `None` before the first.
-    pub(super) fn heard_at(&self) -> Option<Instant> {
-        self.is_known.then_some(self.last_heard)
-    }
-
-    /// Time of the last completed handshake.
-    pub(super) fn handshake_at(&self) -> Option<Instant> {
-        self.last_handshake
-    }
-
     /// Returns whether messages can be sealed.
     pub(super) fn up(&self) -> bool {
         self.current().is_some()
@@ -215,7 +155,7 @@ impl Session {
     /// Returns whether the peer answers. Its reports, one a second, count as answers; after
     /// [`SILENCE`] a handshake is started.
     pub(super) fn alive(&self) -> bool {
-        self.up() && !self.silent
+        self.up() && !self.schedule.is_silent()
     }
 
     /// Appends a sealed datagram to `out`. Without a session, appends nothing and returns false.
@@ -275,10 +215,10 @@ impl Session {
                 if !std::mem::replace(&mut self.live[at].confirmed, true) {
                     // The peer has several handshakes in progress, and has chosen this session.
                     self.live[..=at].rotate_right(1);
-                    self.last_handshake = Some(now);
+                    self.schedule.completed(now);
                 }
-                (self.last_heard, self.is_known) = (now, true);
-                self.schedule(now);
+                self.schedule.heard(now);
+                self.update_schedule(now);
                 Received::Message(receiver, message)
             }
             Err(Refusal::Forged) => {
@@ -348,13 +288,14 @@ impl Session {
             self.stats.forged += 1;
             return Received::Nothing;
         };
-        (self.last_heard, self.is_known) = (now, true);
-        (self.last_handshake, self.wish) = (Some(now), Some(wanted));
+        self.schedule.heard(now);
+        self.schedule.completed(now);
+        self.wish = Some(wanted);
         // A response by a less preferred transport is not needed any more.
         self.pending[at..].fill_with(|| None);
-        self.is_retrying = false;
+        self.schedule.answered();
         self.adopt(now, via, (receiver, sender), &keys, true);
-        self.schedule(now);
+        self.update_schedule(now);
         Received::Response
     }
 
@@ -387,49 +328,17 @@ impl Session {
         self.live.truncate(KEPT);
     }
 
-    /// Schedules the next initiation: by age (the responder a little later) or by silence.
-    fn schedule(&mut self, now: Instant) {
-        if self.is_retrying {
-            return; // the next try is scheduled already
-        }
+    /// Schedules the next initiation by the keys in use.
+    fn update_schedule(&mut self, now: Instant) {
         let newest = self.live.iter().find(|s| s.confirmed);
-        let wait = |s: &Live| if s.initiator { self.rekey_after } else { self.rekey_after * 9 / 8 };
-        let by_age = newest.map(|s| s.born + wait(s) + self.responder_delay);
-        let by_silence = self.last_heard + self.silence_limit + self.responder_delay;
-        self.next_try = Some(by_age.map_or(now, |age| age.min(by_silence)));
-    }
-
-    pub(super) fn poll_timeout(&self) -> Option<Instant> {
-        self.next_try
+        self.schedule.update(now, newest.map(|s| (s.born, s.initiator)));
     }
 
     /// Returns whether initiations are due now; they are sent with [`Session::initiate`].
     pub(super) fn handle_timeout(&mut self, now: Instant) -> bool {
-        self.silent = now.since(self.last_heard) > SILENCE + 2 * RETRY;
-        let expiry = self.rekey_after * 2 + SILENCE;
+        let expiry = self.schedule.expiry();
         self.live.retain(|s| now.since(s.born) < expiry);
-        if self.next_try.is_none_or(|due| now < due) {
-            return false;
-        }
-        (self.is_retrying, self.next_try) = (true, Some(now + RETRY));
-        true
-    }
-
-    /// Puts off the next initiation.
-    pub(super) fn postpone(&mut self, until: Instant) {
-        self.next_try = Some(until);
-    }
-
-    /// Makes a handshake due now, unless one is in progress.
-    pub(super) fn start(&mut self, now: Instant) {
-        if !self.is_retrying {
-            self.next_try = Some(now);
-        }
-    }
-
-    /// Returns whether the peer has been silent for so long that a new session is requested.
-    pub(super) fn is_overdue(&self, now: Instant) -> bool {
-        now.since(self.last_heard) >= self.silence_limit
+        self.schedule.handle_timeout(now)
     }
 
     /// Appends an initiation, to be sent over `via`, to `out`.

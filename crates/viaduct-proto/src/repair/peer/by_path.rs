@@ -12,6 +12,7 @@ use super::Peer;
 use super::config::{PathsConfig, RepairPath};
 use super::facts::PathFacts;
 use crate::repair::liveness::{Liveness, PROBE, Probe};
+use crate::repair::outbox::Outbox;
 use crate::repair::section;
 use crate::repair::transport::{Endpoint, Transport};
 use crate::time::{Duration, Instant};
@@ -29,12 +30,19 @@ pub(in crate::repair) struct OwnPath {
     was_up: bool,
     /// Index of the path of messages.
     via: usize,
+    /// Probes of the path.
+    probes: Outbox,
 }
 
 impl OwnPath {
     /// Creates the state of the path with this index.
     pub(super) fn new(now: Instant, path: u8) -> OwnPath {
-        OwnPath { liveness: Liveness::new(now), was_up: false, via: path.into() }
+        OwnPath {
+            liveness: Liveness::new(now),
+            was_up: false,
+            via: path.into(),
+            probes: Outbox::new(),
+        }
     }
 }
 
@@ -122,15 +130,21 @@ impl Peer {
         let Some(path) = &mut self.own_path else { return };
         if let Some(probe) = path.liveness.handle_timeout(now) {
             let session = &mut self.session;
-            self.probes.push_with(|out| {
+            path.probes.push_with(|out| {
                 session.seal(out, |m| section::emit(PROBE, m, |body| probe.emit(body)))
             });
         }
     }
 
-    /// Destination of probes.
-    pub(in crate::repair) fn probed(&self) -> Option<Endpoint> {
-        self.config.endpoint.map(at)
+    /// Probes of the lane's own path, and their destination.
+    pub(in crate::repair) fn probes(&self) -> Option<(Endpoint, &Outbox)> {
+        Some((at(self.config.endpoint?), &self.own_path.as_ref()?.probes))
+    }
+
+    pub(super) fn clear_probes(&mut self) {
+        if let Some(path) = &mut self.own_path {
+            path.probes.clear();
+        }
     }
 
     pub(super) fn path_facts(&self) -> Vec<PathFacts> {
@@ -141,7 +155,7 @@ impl Peer {
             via: path.via as u8,
             packets: self.sender.as_ref().map_or(0, |sender| sender.stats.packets),
             incoming: self.receiver.stats().link,
-            outgoing: self.reported,
+            outgoing: self.reports.loss,
         };
         self.own_path.iter().map(facts).collect()
     }

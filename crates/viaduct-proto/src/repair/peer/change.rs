@@ -28,8 +28,8 @@ impl Peer {
             self.change_code(now, &config)?;
         }
         if self.paths.change(&self.config, &config) {
-            self.session.silence_limit = self.paths.silence_limit();
-            self.session.start(now);
+            self.session.schedule.silence_limit = self.paths.silence_limit();
+            self.session.schedule.start(now);
         }
         self.agreement.change(&config);
         let has_news = config.rack.own_weight != self.config.rack.own_weight;
@@ -42,7 +42,7 @@ impl Peer {
 
     fn change_code(&mut self, now: Instant, config: &PeerConfig) -> Result<(), PeerError> {
         let next = self.sender.as_ref().map(|sender| sender.coder.next_seq());
-        let plan = plan(now, config, next.unwrap_or(self.reported.highest + 1))?;
+        let plan = plan(now, config, next.unwrap_or(self.reports.loss.highest + 1))?;
         match (plan, self.sending()) {
             (Some(plan), Some((sender, mut channel, _))) => sender.change(now, plan, &mut channel),
             (plan, _) => self.sender = plan.map(Sender::new),

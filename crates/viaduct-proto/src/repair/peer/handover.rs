@@ -24,7 +24,7 @@ impl Peer {
         PeerRecord {
             key: self.config.key.to_string(),
             lane: self.session.offer.lane,
-            slot: self.slot,
+            slot: self.session.slot,
             next: coder.map_or(0, Coder::next_seq),
             heard: self.receiver.heard(),
             endpoint: self.paths.endpoint.map(|at| (at.transport, at.address)),
@@ -50,7 +50,6 @@ impl Peer {
         {
             sender.resume(now, plan, record.control.as_ref());
         }
-        self.slot = record.slot;
         self.session.resume(now, record.slot, &record.session);
         self.paths.resume(now, record);
         self.receiver.resume(record.heard, &control::Report::of(&record.losses));
@@ -58,8 +57,7 @@ impl Peer {
             self.agreement.handle_terms(terms);
         }
         self.wake(now);
-        self.transmits.clear();
-        self.handshakes.clear();
+        self.clear_transmits();
         self.reporting.restart();
         self.report(now);
         Ok(())

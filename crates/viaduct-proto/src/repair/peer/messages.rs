@@ -89,9 +89,9 @@ impl Peer {
         match kind {
             REPORT => self.take_report(now, Report::parse(body)?),
             TERMS => self.agreement.handle_terms(Terms::parse(body)?),
-            TRIALS => self.trials = Some(parse_trials(body)?),
+            TRIALS => self.reports.trials = Some(parse_trials(body)?),
             THROTTLED if body.is_empty() => self.handle_throttled(now),
-            MEMBER => self.weight = Some(parse_weight(body)?),
+            MEMBER => self.reports.weight = Some(parse_weight(body)?),
             PROBE => self.handle_probe(now, body)?,
             _ => return None,
         }
@@ -100,10 +100,10 @@ impl Peer {
 
     fn take_report(&mut self, now: Instant, report: Report) {
         self.receiver.told(report.next);
-        self.reported = report.loss;
+        self.reports.loss = report.loss;
         self.reporting.handle_report(now, &report);
         if self.paths.handle_report(&report) {
-            self.session.start(now);
+            self.session.schedule.start(now);
         }
         let rtt = self.reporting.rtt;
         self.receiver.needs.times = Times { wait: report.wait(), rtt: rtt.unwrap_or(USUAL_RTT) };
@@ -117,7 +117,7 @@ impl Peer {
         let selector = &mut self.paths.selector;
         if selector.may_avoid_udp() && self.throttle.handle_told(now) {
             selector.avoid_udp();
-            self.session.start(now);
+            self.session.schedule.start(now);
         }
     }
 

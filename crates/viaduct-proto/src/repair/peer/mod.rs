@@ -58,8 +58,6 @@ const DECODER_PART: usize = 8;
 
 pub(super) struct Peer {
     pub(super) config: PeerConfig,
-    /// Low bits of the indices of this peer's sessions.
-    pub(super) slot: u16,
     identity: Arc<IdentityKey>,
     pub(super) session: Session,
     sender: Option<Sender>,
@@ -67,29 +65,31 @@ pub(super) struct Peer {
     pub(super) paths: Paths,
     /// State of the lane's path; `None` with a single path.
     own_path: Option<OwnPath>,
-    reported: LossReport,
+    reports: Reports,
     reporting: Reporting,
     agreement: Agreement,
-    /// Outcomes that trial codes would have had towards the peer, as the peer reports them.
-    trials: Option<[Outcome; TRIED.len()]>,
     throttle: Throttle,
-    /// Weight of the peer in its rack, as the peer reports it.
-    pub(super) weight: Option<u8>,
     /// Time of the next housekeeping; `None` while there is none to do.
     next_tick: Option<Instant>,
-    /// The next handshake has reserved its slot ([`HandshakePace`]).
-    has_reserved: bool,
     /// Number of times that the tap missed packets, as far as the receiver knows.
     pub(super) misses: u64,
     /// Repairs sent and received, as last counted by the plane.
     pub(super) repairs: u64,
-    /// Datagrams to the peer's endpoint.
+    /// Datagrams to the peer's endpoint, apart from handshakes.
     pub(super) transmits: Outbox,
-    /// Probes of the lane's own path.
-    pub(super) probes: Outbox,
     /// Initiations, and answers to initiations, each with its destination: that of an answer is the
     /// source of its initiation.
     pub(super) handshakes: Vec<(Endpoint, Vec<u8>)>,
+}
+
+/// Latest reports of the peer on what this side sends.
+#[derive(Default)]
+struct Reports {
+    loss: LossReport,
+    /// Outcomes that trial codes would have had.
+    trials: Option<[Outcome; TRIED.len()]>,
+    /// Weight of the peer in its rack.
+    weight: Option<u8>,
 }
 
 /// Facts that all peers of a gateway share.
@@ -127,7 +127,7 @@ impl Peer {
         let shared = local.secret.shared(&config.key).ok_or(PeerError::Key(WeakKey))?;
         let mut session = Session::new(&session_config(local, &config, place), &shared, now);
         let paths = Paths::new(&config);
-        session.silence_limit = paths.silence_limit();
+        session.schedule.silence_limit = paths.silence_limit();
         let identity = Arc::new(IdentityKey::new(&shared.derive(b"viaduct identity")));
         // Packet numbers rise from run to run: all numbers that a peer remembers are lower.
         let first = (local.unix_nanos_at_zero.saturating_add(now.as_nanos()) / 1_000).max(1);
@@ -139,20 +139,15 @@ impl Peer {
             session,
             paths,
             own_path: config.paths.map(|_| OwnPath::new(now, place.lane)),
-            reported: LossReport::default(),
+            reports: Reports::default(),
             reporting: Reporting::new(now, &config.rack),
             agreement: Agreement::new(&config),
-            trials: None,
             throttle: Throttle::default(),
-            weight: None,
             next_tick: None,
-            has_reserved: false,
             misses: 0,
             repairs: 0,
             transmits: Outbox::new(),
-            probes: Outbox::new(),
             handshakes: Vec::new(),
-            slot: place.slot,
             config,
         })
     }
@@ -163,7 +158,7 @@ impl Peer {
             sender: self.sender.as_ref().map(|sender| sender.stats).unwrap_or_default(),
             receiver: self.receiver.stats(),
             session: self.session.stats,
-            reported: self.reported,
+            reported: self.reports.loss,
         }
     }
 
@@ -174,14 +169,14 @@ impl Peer {
             cause: self.paths.selector.cause,
             unanswered: self.paths.selector.unanswered(),
             unresolved: None,
-            heard_at: self.session.heard_at(),
-            handshake_at: self.session.handshake_at(),
+            heard_at: self.session.schedule.heard_at(),
+            handshake_at: self.session.schedule.handshake_at(),
             disagreement: self.agreement.disagreement.clone(),
             terms: self.agreement.peer.clone(),
             other_version: None,
             lowered_mss: self.receiver.injection.syns.lowered(),
             control: self.sender.as_ref().and_then(|sender| sender.coder.control(now)),
-            trials: self.trials.filter(|_| self.config.coding == Some(Coding::Observe)),
+            trials: self.reports.trials.filter(|_| self.config.coding == Some(Coding::Observe)),
             slices: None,
             lanes: 1,
             lanes_down: usize::from(!self.session.alive()),
@@ -195,7 +190,7 @@ impl Peer {
 
     /// Returns whether the peer, a member of a rack, counts as alive.
     pub(super) fn was_heard_lately(&self, now: Instant) -> bool {
-        let heard_at = self.session.heard_at().filter(|_| self.session.up());
+        let heard_at = self.session.schedule.heard_at().filter(|_| self.session.up());
         heard_at.is_some_and(|at| now.since(at) < DEAD_AFTER)
     }
 
@@ -270,6 +265,17 @@ impl Peer {
         }
     }
 
+    /// Weight of the peer in its rack, if it has reported one.
+    pub(super) fn weight(&self) -> Option<u8> {
+        self.reports.weight
+    }
+
+    pub(super) fn clear_transmits(&mut self) {
+        self.transmits.clear();
+        self.handshakes.clear();
+        self.clear_probes();
+    }
+
     pub(super) fn clocks(&self) -> (PublicKey, Clocks) {
         (self.config.key, self.session.clocks)
     }
@@ -281,18 +287,9 @@ impl Peer {
 
     /// Sends the initiations that are due, or reserves a later time for them.
     fn initiate(&mut self, now: Instant, pace: &mut HandshakePace) {
-        if self.session.poll_timeout().is_some_and(|due| due <= now) && !self.has_reserved {
-            let reserved = pace.reserve(now, self.paths.selector.unanswered());
-            self.has_reserved = reserved > now;
-            if self.has_reserved {
-                self.session.postpone(reserved);
-            }
-        }
+        self.session.schedule.reserve(now, self.paths.selector.unanswered(), pace);
         let transports = match self.session.handle_timeout(now) {
-            true => {
-                self.has_reserved = false;
-                self.paths.selector.handshake(self.session.is_overdue(now))
-            }
+            true => self.paths.selector.handshake(self.session.schedule.is_overdue(now)),
             false => self.paths.selector.probe(now),
         };
         for &transport in transports {
@@ -318,7 +315,7 @@ impl Peer {
 
     pub(super) fn poll_timeout(&self) -> Option<Instant> {
         let timers = [
-            self.paths.poll_timeout(self.session.poll_timeout()),
+            self.paths.poll_timeout(self.session.schedule.next_try()),
             self.sender.as_ref().and_then(Sender::poll_timeout),
             self.receiver.poll_timeout(),
             self.next_tick,

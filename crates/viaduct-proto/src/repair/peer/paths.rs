@@ -113,10 +113,10 @@ impl Paths {
     }
 
     /// Time of the next handshake, given that of the session.
-    pub(super) fn poll_timeout(&self, session: Option<Instant>) -> Option<Instant> {
+    pub(super) fn poll_timeout(&self, session: Instant) -> Option<Instant> {
+        let due = self.selector.poll_timeout().map_or(session, |probe| probe.min(session));
         // Without an address no initiation can be sent, so there is no deadline.
-        let due = [session, self.selector.poll_timeout()].into_iter().flatten().min();
-        due.filter(|_| self.has_address())
+        self.has_address().then_some(due)
     }
 }
 

@@ -12,19 +12,14 @@
 //! A receiver would take packets for lost if their names arrived before them. The difference of the
 //! two paths' delays follows from the probes ([`crate::repair::liveness`]).
 
-use std::cmp::Ordering;
-use std::collections::BinaryHeap;
-
 use super::Plane;
+use super::delay_line::{DelayLine, Delayed};
 use crate::repair::transport::Endpoint;
 use crate::repair::wire::Datagram;
 use crate::time::{Duration, Instant};
 
 /// Interval at which the paths are looked at.
 const LOOK_EVERY: Duration = Duration::from_millis(20);
-/// Limit of delayed datagrams, and of their bytes; further ones are handled at once.
-const MAX_DELAYED: usize = 8_192;
-const MAX_DELAYED_BYTES: usize = 8 << 20;
 
 /// Change of a path to a peer.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -37,70 +32,34 @@ pub struct PathChange {
     pub is_up: bool,
 }
 
-/// Datagrams that wait until the packets that were sent before them have arrived.
+/// State of the paths of all peers that have two.
 #[derive(Debug, Default)]
-pub(super) struct DelayLine {
-    waiting: BinaryHeap<Delayed>,
-    bytes: usize,
-    /// Number of the next datagram; it keeps datagrams with the same due time in order.
-    next: u64,
+pub(super) struct Paths {
+    /// Path of the tap that is read.
+    pub(super) current: u8,
+    /// Time of the next look at the paths; `None` if no peer has several.
+    pub(super) due: Option<Instant>,
+    /// Changes that the caller has not taken yet.
+    changes: Vec<PathChange>,
+    /// Datagrams that are ahead of the packets that they concern.
+    delayed: DelayLine,
 }
 
-#[derive(Debug, PartialEq, Eq)]
-struct Delayed {
-    due: Instant,
-    number: u64,
-    from: Endpoint,
-    datagram: Vec<u8>,
-}
-
-impl Ord for Delayed {
-    /// The greatest is due first.
-    fn cmp(&self, other: &Self) -> Ordering {
-        (other.due, other.number).cmp(&(self.due, self.number))
-    }
-}
-
-impl PartialOrd for Delayed {
-    fn partial_cmp(&self, other: &Self) -> Option<Ordering> {
-        Some(self.cmp(other))
-    }
-}
-
-impl DelayLine {
+impl Paths {
     pub(super) fn poll_timeout(&self) -> Option<Instant> {
-        self.waiting.peek().map(|first| first.due)
-    }
-
-    /// Adds a datagram; returns false if there is no room.
-    fn push(&mut self, due: Instant, from: Endpoint, datagram: &[u8]) -> bool {
-        let bytes = self.bytes + datagram.len();
-        if self.waiting.len() >= MAX_DELAYED || bytes > MAX_DELAYED_BYTES {
-            return false;
-        }
-        let datagram = datagram.to_vec();
-        self.waiting.push(Delayed { due, number: self.next, from, datagram });
-        (self.bytes, self.next) = (bytes, self.next + 1);
-        true
-    }
-
-    fn pop(&mut self, now: Instant) -> Option<Delayed> {
-        self.waiting.peek().filter(|first| first.due <= now)?;
-        let first = self.waiting.pop()?;
-        self.bytes -= first.datagram.len();
-        Some(first)
+        [self.due, self.delayed.poll_timeout()].into_iter().flatten().min()
     }
 }
 
 impl Plane {
     /// Sets the path by which packets and datagrams handled from now on have come.
     pub fn set_path(&mut self, path: u8) {
-        self.path = path;
+        self.paths.current = path;
     }
 
     /// Changes of paths since the last call.
     pub fn take_path_changes(&mut self) -> Vec<PathChange> {
-        std::mem::take(&mut self.path_changes)
+        std::mem::take(&mut self.paths.changes)
     }
 
     /// Delays a message of lane `at` that has come by the other path; returns false if it must be
@@ -115,17 +74,19 @@ impl Plane {
         let lane = &self.peers[at];
         let (_, own) = lane.key_and_lane();
         let is_message = matches!(Datagram::parse(datagram), Some(Datagram::Transport { .. }));
-        if lane.path_state().is_none() || own == self.path || !is_message {
+        if lane.path_state().is_none() || own == self.paths.current || !is_message {
             return false;
         }
-        let Some(other) = self.lanes.find(self.peer_of(at), self.path) else { return false };
+        let Some(other) = self.lanes.find(self.peer_of(at), self.paths.current) else {
+            return false;
+        };
         let lead = lane.lead_of(now, &self.peers[other]);
-        !lead.is_zero() && self.delayed.push(now + lead, from, datagram)
+        !lead.is_zero() && self.paths.delayed.push(now + lead, from, datagram)
     }
 
     /// Handles the delayed datagrams that are due.
     pub(super) fn release(&mut self, now: Instant) {
-        while let Some(Delayed { from, mut datagram, .. }) = self.delayed.pop(now) {
+        while let Some(Delayed { from, mut datagram, .. }) = self.paths.delayed.pop(now) {
             let lane = match Datagram::parse(&datagram) {
                 Some(Datagram::Transport { lane, receiver, .. }) => self.slot(lane, receiver),
                 _ => None,
@@ -138,10 +99,10 @@ impl Plane {
 
     /// Notes changes of the paths, and chooses the path of each lane's messages.
     pub(super) fn watch_paths(&mut self, now: Instant) {
-        if self.paths_due.is_none_or(|due| now < due) {
+        if self.paths.due.is_none_or(|due| now < due) {
             return;
         }
-        self.paths_due = Some(now + LOOK_EVERY);
+        self.paths.due = Some(now + LOOK_EVERY);
         for (peer, of) in self.lanes.peers.iter().enumerate().filter(|(_, of)| of.by_path) {
             let [first, second] = &mut self.peers[of.owned.clone()] else { continue };
             let states = (first.path_state(), second.path_state());
@@ -155,29 +116,9 @@ impl Plane {
                 }
                 if let Some(is_up) = lane.take_path_change() {
                     let peer = self.configs[peer].name.clone();
-                    self.path_changes.push(PathChange { peer, path, is_up });
+                    self.paths.changes.push(PathChange { peer, path, is_up });
                 }
             }
         }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn delayed_datagrams_come_out_by_time_and_in_order() {
-        let at = |millis| Instant::ZERO + Duration::from_millis(millis);
-        let from = Endpoint::from(std::net::SocketAddr::from(([192, 0, 2, 1], 7_400)));
-        let mut line = DelayLine::default();
-        for (due, byte) in [(20, 1), (10, 2), (20, 3)] {
-            assert!(line.push(at(due), from, &[byte]));
-        }
-        assert_eq!((line.poll_timeout(), line.pop(at(9))), (Some(at(10)), None));
-        let out: Vec<_> = std::iter::from_fn(|| line.pop(at(20))).collect();
-        let out: Vec<_> = out.into_iter().map(|of| of.datagram[0]).collect();
-        assert_eq!((out, line.bytes), (vec![2, 1, 3], 0));
-        assert!(!line.push(at(1), from, &vec![0; MAX_DELAYED_BYTES + 1]));
     }
 }

@@ -9,6 +9,7 @@ use std::ops::Range;
 use crate::keys::PublicKey;
 use crate::repair::lanes::{LaneCount, MAX_LANES, Shares, lane_hash};
 use crate::repair::stats::PeerStats;
+use crate::time::Instant;
 use crate::wire::ip::Header;
 
 /// Lanes of one peer.
@@ -36,6 +37,8 @@ pub(super) struct LaneTable {
     /// not depend on the number of lanes in force.
     ranks: [Option<u8>; MAX_LANES],
     pub(super) peers: Vec<PeerLanes>,
+    /// Time at which a peer was found to want another number of lanes than before.
+    pub(super) due: Option<Instant>,
 }
 
 impl LaneTable {
@@ -47,7 +50,7 @@ impl LaneTable {
                 (*rank, next) = (Some(next), next + 1);
             }
         }
-        LaneTable { own, shares, ranks, peers: Vec::new() }
+        LaneTable { own, shares, ranks, peers: Vec::new(), due: None }
     }
 
     pub(super) fn shares(&self) -> Shares {

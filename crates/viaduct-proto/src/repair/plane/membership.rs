@@ -14,6 +14,13 @@ use crate::repair::site_table::SiteTable;
 use crate::repair::stats::PeerStats;
 use crate::time::Instant;
 
+/// Lane of a plane after a change.
+enum NextLane {
+    /// Lane with this index before the change, which gets a new config.
+    Stays(usize, Box<PeerConfig>),
+    Fresh(Box<Peer>),
+}
+
 impl Plane {
     /// Replaces the set of peers, completely or not at all. Peers that stay keep their sessions and
     /// received packets.
@@ -51,50 +58,61 @@ impl Plane {
         });
         let of_lanes: Vec<_> = of_lanes.collect();
         let budget = Budget::new(of_lanes.iter().map(|(_, config)| config.memory));
-        let mut free = (0..=u16::MAX).filter(|slot| !self.slots.contains_key(slot));
-        let known = self.peers.iter().enumerate().map(|(at, old)| (old.key_and_lane(), at));
-        let known: HashMap<(PublicKey, u8), usize> = known.collect();
-        let (mut next, mut taken) = (Vec::new(), HashSet::new());
-        for (lane, config) in of_lanes {
-            let refused = |error| PeersError::Peer(config.name.clone(), error);
-            let stays = known.get(&(config.key, lane)).copied();
-            let stays = stays.filter(|at| self.peers[*at].stays(&config) && taken.insert(*at));
-            let fresh = match stays {
-                Some(_) => config.check().map(|()| None).map_err(refused)?,
-                None => {
-                    let place = Place {
-                        slot: free.next().unwrap_or_default(),
-                        lane,
-                        memory: budget.limit(),
-                    };
-                    Some(Peer::new(&self.local, config.clone(), place, now).map_err(refused)?)
-                }
-            };
-            next.push((config, stays, fresh));
-        }
+        let next = self.next_lanes(of_lanes, budget.limit(), now)?;
         self.remembered = self.clocks();
         // All peers are valid.
         (self.lanes, self.configs) = (lanes, configs);
-        self.paths_due = self.lanes.peers.iter().any(|of| of.by_path).then_some(now);
+        self.paths.due = self.lanes.peers.iter().any(|of| of.by_path).then_some(now);
         let mut old: Vec<_> = std::mem::take(&mut self.peers).into_iter().map(Some).collect();
-        let peer = |(config, stays, fresh): (_, Option<usize>, Option<Peer>)| {
-            let Some(mut peer) = stays.and_then(|at| old[at].take()) else {
-                return fresh.map(|peer| recalled(peer, &self.remembered));
-            };
-            let changed = peer.change(now, config);
-            debug_assert!(changed.is_ok(), "the config was checked: {changed:?}");
-            Some(peer)
+        let peer = |next: NextLane| match next {
+            NextLane::Stays(at, config) => {
+                let mut peer = old[at].take()?;
+                let changed = peer.change(now, *config);
+                debug_assert!(changed.is_ok(), "the config was checked: {changed:?}");
+                Some(peer)
+            }
+            NextLane::Fresh(peer) => Some(recalled(*peer, &self.remembered)),
         };
         self.peers = next.into_iter().filter_map(peer).collect();
         self.keep_counters(old.into_iter().flatten());
         self.budget = budget;
-        self.sites = SiteTable::new(self.configs.iter().map(|config| &config.sites));
+        self.index.sites = SiteTable::new(self.configs.iter().map(|config| &config.sites));
         self.peers.iter_mut().for_each(|peer| peer.repairs = peer.stats().repairs());
         self.repairs = self.peers.iter().map(|peer| peer.repairs).sum();
         self.enter_slots();
         self.racks = Racks::new(&self.configs);
         self.look_at_racks(now);
         Ok(())
+    }
+
+    /// Decides for each of these lanes, with its number, whether it stays. `memory`: that of all
+    /// lanes, in bytes.
+    fn next_lanes(
+        &self,
+        of_lanes: Vec<(u8, PeerConfig)>,
+        memory: usize,
+        now: Instant,
+    ) -> Result<Vec<NextLane>, PeersError> {
+        let mut free = (0..=u16::MAX).filter(|slot| !self.index.slots.contains_key(slot));
+        let known = self.peers.iter().enumerate().map(|(at, old)| (old.key_and_lane(), at));
+        let known: HashMap<(PublicKey, u8), usize> = known.collect();
+        let mut taken = HashSet::new();
+        let next = |(lane, config): (u8, PeerConfig)| {
+            let name = config.name.clone();
+            let refused = |error| PeersError::Peer(name, error);
+            let stays = known.get(&(config.key, lane)).copied();
+            match stays.filter(|at| self.peers[*at].stays(&config) && taken.insert(*at)) {
+                Some(at) => {
+                    config.check().map(|()| NextLane::Stays(at, Box::new(config))).map_err(refused)
+                }
+                None => {
+                    let place = Place { slot: free.next().unwrap_or_default(), lane, memory };
+                    let peer = Peer::new(&self.local, config, place, now).map_err(refused)?;
+                    Ok(NextLane::Fresh(Box::new(peer)))
+                }
+            }
+        };
+        of_lanes.into_iter().map(next).collect()
     }
 
     /// Lanes of these peers. Known peers keep their counters and the number of lanes that
@@ -135,10 +153,7 @@ impl Plane {
     }
 
     pub(super) fn enter_slots(&mut self) {
-        self.slots = self.peers.iter().enumerate().map(|(at, peer)| (peer.slot, at)).collect();
-        let lanes = self.lanes.peers.iter().enumerate().filter(|(_, of)| !of.owned.is_empty());
-        let hint = |of: &PeerLanes| self.peers[of.owned.start].session.identities.hint_in;
-        self.hints = lanes.map(|(at, of)| (hint(of), at)).collect();
+        self.index.enter(&self.peers, &self.lanes);
         self.deadlines.clear();
         self.touched.reset(self.peers.len());
     }

@@ -14,7 +14,7 @@ impl Plane {
             let lanes = &peers[lanes[peer].owned.clone()];
             Observed {
                 is_alive: lanes.iter().any(|lane| lane.was_heard_lately(now)),
-                weight: lanes.iter().find_map(|lane| lane.weight),
+                weight: lanes.iter().find_map(|lane| lane.weight()),
             }
         };
         let touched = &mut self.touched;

@@ -20,9 +20,9 @@ impl Session {
             live: self.live.iter().map(Live::record).collect(),
             clock_heard: self.clocks.heard,
             clock_sent: self.clocks.sent,
-            heard_at: self.is_known.then(|| self.last_heard.as_nanos()),
-            handshake_at: self.last_handshake.map(Instant::as_nanos),
-            is_retrying: self.is_retrying,
+            heard_at: self.schedule.heard_at().map(Instant::as_nanos),
+            handshake_at: self.schedule.handshake_at().map(Instant::as_nanos),
+            is_retrying: self.schedule.is_retrying(),
         }
     }
 
@@ -38,16 +38,14 @@ impl Session {
         self.slot = slot;
         self.clocks.heard = self.clocks.heard.max(record.clock_heard);
         self.clocks.sent = self.clocks.sent.max(record.clock_sent);
-        if let Some(at) = record.heard_at {
-            (self.is_known, self.last_heard) = (true, self.last_heard.max(Instant::from_nanos(at)));
-        }
-        self.last_handshake = record.handshake_at.map(Instant::from_nanos);
+        let [heard_at, handshake_at] =
+            [record.heard_at, record.handshake_at].map(|at| at.map(Instant::from_nanos));
+        self.schedule.resume(heard_at, handshake_at);
         self.pending.fill_with(|| None);
-        (self.is_retrying, self.silent) = (false, false);
-        self.schedule(now);
+        self.update_schedule(now);
         if record.is_retrying {
             // Answers to the initiations of the other process cannot be used here.
-            self.start(now);
+            self.schedule.start(now);
         }
     }
 
