@@ -8,7 +8,7 @@ use std::net::{TcpListener, TcpStream};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use viaduct_sys::socket::tcp::{ShutWindow, set_dead_after};
+use viaduct_sys::socket::tcp::{ZeroWindow, set_dead_after};
 
 const AFTER: Duration = Duration::from_secs(2);
 /// Max time until a connection fails: the limit, the rounding of keepalive times, and delays of a
@@ -48,10 +48,10 @@ fn drop_everything() {
     );
 }
 
-/// Waits until the connection fails, with the required calls of [`ShutWindow::look`]. Returns the
+/// Waits until the connection fails, with the required calls of [`ZeroWindow::look`]. Returns the
 /// time until then.
 fn ends(stream: &TcpStream) -> Duration {
-    let (start, mut window) = (Instant::now(), ShutWindow::default());
+    let (start, mut window) = (Instant::now(), ZeroWindow::default());
     while start.elapsed() < LATE {
         window.look(stream, AFTER).unwrap();
         match stream.take_error().unwrap() {
@@ -93,7 +93,7 @@ fn a_shut_window_lasts_until_its_peer_vanishes() {
             let (mut client, mut server) = pair();
             let sent = fill(&mut client);
             // Without `look`, `TCP_USER_TIMEOUT` would end the connection.
-            let (start, mut window) = (Instant::now(), ShutWindow::default());
+            let (start, mut window) = (Instant::now(), ZeroWindow::default());
             while start.elapsed() < 3 * AFTER {
                 window.look(&client, AFTER).unwrap();
                 assert!(client.take_error().unwrap().is_none(), "{:?}", start.elapsed());
@@ -120,7 +120,7 @@ fn a_shut_window_that_is_looked_at_late_lasts() {
             fill(&mut client);
             thread::sleep(AFTER * 3 / 2);
             set_dead_after(&client, AFTER).unwrap();
-            let (start, mut window) = (Instant::now(), ShutWindow::default());
+            let (start, mut window) = (Instant::now(), ZeroWindow::default());
             while start.elapsed() < 3 * AFTER {
                 window.look(&client, AFTER).unwrap();
                 assert!(client.take_error().unwrap().is_none(), "{:?}", start.elapsed());
@@ -133,7 +133,7 @@ fn a_shut_window_that_is_looked_at_late_lasts() {
     }
 }
 
-/// Checks that [`ShutWindow`] is needed: without it the kernel ends a live connection.
+/// Checks that [`ZeroWindow`] is needed: without it the kernel ends a live connection.
 #[test]
 fn the_kernel_alone_ends_a_shut_window() {
     if common::is_root() {

@@ -34,7 +34,7 @@ enum Path {
 
 /// Disposition of a recovered packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Fate {
+pub(super) enum SynVerdict {
     /// Lost: to be injected unchanged.
     Lost,
     /// Lost: to be injected with its MSS lowered to this value.
@@ -109,8 +109,8 @@ impl Syns {
     }
 
     /// Decides on a recovered packet that was not seen to arrive.
-    pub(super) fn judge(&mut self, key: &IdentityKey, packet: &[u8]) -> Fate {
-        let Some(syn) = TcpSyn::parse(packet) else { return Fate::Lost };
+    pub(super) fn judge(&mut self, key: &IdentityKey, packet: &[u8]) -> SynVerdict {
+        let Some(syn) = TcpSyn::parse(packet) else { return SynVerdict::Lost };
         let (connection, mss) = (key.name(&syn.coarse(packet)), syn.mss(packet));
         let path = &mut self.paths[usize::from(syn.is_ipv6())];
         let mut twins = self.recent.iter().rev().filter(|one| one.connection == connection);
@@ -124,12 +124,12 @@ impl Syns {
                 originals.insert(0, mss);
                 originals.truncate(MAX_ORIGINALS);
             }
-            return Fate::Altered;
+            return SynVerdict::Altered;
         }
         match *path {
-            Path::Unknown if mss.is_some() => Fate::Withheld,
-            Path::Lowers(most) => Fate::Lower(syn, most),
-            Path::Unknown | Path::Keeps => Fate::Lost,
+            Path::Unknown if mss.is_some() => SynVerdict::Withheld,
+            Path::Lowers(most) => SynVerdict::Lower(syn, most),
+            Path::Unknown | Path::Keeps => SynVerdict::Lost,
         }
     }
 
@@ -169,19 +169,19 @@ mod tests {
             syns.arrived(&key, identity, packet);
             identity
         };
-        assert_eq!(syns.judge(&key, &syn(1, 1460)), Fate::Withheld, "nothing is known yet");
+        assert_eq!(syns.judge(&key, &syn(1, 1460)), SynVerdict::Withheld, "nothing is known yet");
         arrive(&mut syns, &syn(2, 1000));
-        assert_eq!(syns.judge(&key, &syn(2, 1460)), Fate::Altered);
+        assert_eq!(syns.judge(&key, &syn(2, 1460)), SynVerdict::Altered);
         assert_eq!(syns.lowered(), [Some(1000), None]);
         let lost = syn(3, 1460);
-        let Fate::Lower(of, most) = syns.judge(&key, &lost) else { panic!("it was lost") };
+        let SynVerdict::Lower(of, most) = syns.judge(&key, &lost) else { panic!("it was lost") };
         assert_eq!((of, most), (TcpSyn::parse(&lost).unwrap(), 1000));
         assert_eq!(syns.as_sent(&syn(5, 1000)), [syn_with_sum(5, 1460)]);
         assert!(syns.as_sent(&syn(5, 900)).is_empty(), "its own MSS is lower");
         let whole = arrive(&mut syns, &syn(4, 1460));
         syns.unaltered(whole);
         assert_eq!(syns.lowered(), [None, None], "the path has changed");
-        assert_eq!(syns.judge(&key, &lost), Fate::Lost);
+        assert_eq!(syns.judge(&key, &lost), SynVerdict::Lost);
     }
 
     #[test]

@@ -1,7 +1,7 @@
 //! Order of the messages, for both processes.
 
 use super::FORMAT;
-use super::gateway::{ConnectionRecord, CutRecord, GatewayRecord, PeerRecord};
+use super::gateway::{ConnectionRecord, GatewayRecord, PeerRecord, StopRecord};
 use super::record::{FlowRecord, Message, RecordError, ServiceRecord};
 
 /// Errors that end an upgrade. The old process continues.
@@ -131,7 +131,7 @@ pub enum TakerStep {
     /// Keep these connections.
     KeepConnections(Vec<ConnectionRecord>),
     /// Note where the old process has stopped.
-    KeepCut(CutRecord),
+    KeepCut(StopRecord),
     /// Send `Taken`, and serve.
     Serve,
 }

@@ -211,7 +211,7 @@ pub struct ConnectionRecord {
 
 /// End of the old process's work.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct CutRecord {
+pub struct StopRecord {
     /// Time stamp of the last outgoing packet that it has encoded, in nanoseconds since 1970.
     pub left: u64,
     /// Time at which it has stopped.

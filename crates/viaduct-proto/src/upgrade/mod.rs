@@ -32,8 +32,8 @@ mod record;
 
 pub use conversation::{Giver, GiverStep, Taker, TakerStep, UpgradeError};
 pub use gateway::{
-    ConnectionRecord, ControlRecord, CutRecord, GatewayRecord, LiveRecord, LossesRecord,
-    MAX_CONNECTIONS, MAX_COUNTS, Millionths, PeerRecord, SessionKey, SessionRecord,
+    ConnectionRecord, ControlRecord, GatewayRecord, LiveRecord, LossesRecord, MAX_CONNECTIONS,
+    MAX_COUNTS, Millionths, PeerRecord, SessionKey, SessionRecord, StopRecord,
 };
 pub use record::{
     AccountRecord, DirectionRecord, EarlyRecord, EndRecord, FlowRecord, FlowState, ListenRecord,

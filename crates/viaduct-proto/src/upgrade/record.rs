@@ -4,7 +4,7 @@ use std::net::SocketAddr;
 
 use serde::{Deserialize, Serialize};
 
-use super::gateway::{ConnectionRecord, CutRecord, GatewayRecord, MAX_CONNECTIONS, PeerRecord};
+use super::gateway::{ConnectionRecord, GatewayRecord, MAX_CONNECTIONS, PeerRecord, StopRecord};
 use super::{FORMAT, MAX_DESCRIPTORS, MAX_MESSAGE, MAX_PREFACE};
 
 /// Maximum number of workers.
@@ -43,7 +43,7 @@ pub enum Message {
     /// Old process: some connections of fake TCP.
     Connections(Vec<ConnectionRecord>),
     /// Old process: it has stopped encoding.
-    Cut(CutRecord),
+    Cut(StopRecord),
     /// Old process: no more records follow.
     End,
     /// New process: it serves.

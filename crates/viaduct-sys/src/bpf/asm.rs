@@ -3,7 +3,7 @@
 //! `R0` holds the result of a call or of the program. `R1` to `R5` are the arguments of a call,
 //! which clobbers them; `R6` to `R9` are preserved. `FP` is the end of the 512 bytes of stack.
 
-use super::kernel::Numbered;
+use super::kernel::MapFd;
 
 /// An instruction, in the kernel's encoding.
 #[repr(C)]
@@ -97,7 +97,7 @@ impl Asm {
     }
 
     /// to = address of the map, for a call.
-    pub(super) fn set_map(&mut self, to: Reg, map: &dyn Numbered) {
+    pub(super) fn set_map(&mut self, to: Reg, map: &dyn MapFd) {
         self.push(LOAD_DOUBLE, to, MAP, 0, map.number());
         self.push(0, R0, R0, 0, 0);
     }

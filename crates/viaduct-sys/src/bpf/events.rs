@@ -14,7 +14,7 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use rustix::param::page_size;
 
 use super::BpfError;
-use super::kernel::{Numbered, new_ring};
+use super::kernel::{MapFd, new_ring};
 
 /// Flag of a record that is still being written.
 const BUSY: u32 = 1 << 31;
@@ -73,7 +73,7 @@ impl<const N: usize> Events<N> {
     }
 }
 
-impl<const N: usize> Numbered for Events<N> {
+impl<const N: usize> MapFd for Events<N> {
     fn number(&self) -> c_int {
         self.fd.as_raw_fd()
     }

@@ -1,7 +1,7 @@
 //! Common instruction sequences: map look-ups and updates, cookies, copies on the stack.
 
 use super::asm::{Asm, FP, Helper, Label, R0, R1, R2, R3, R4, Reg, Width};
-use super::kernel::Numbered;
+use super::kernel::MapFd;
 
 impl Asm {
     /// to = the address of `at` on the stack.
@@ -21,18 +21,18 @@ impl Asm {
     }
 
     /// R0 = address of the value in `map` for the key at `key` on the stack; else jumps to `none`.
-    pub(super) fn look_up(&mut self, map: &dyn Numbered, key: i16, none: Label) {
+    pub(super) fn look_up(&mut self, map: &dyn MapFd, key: i16, none: Label) {
         self.ask(map, key);
         self.if_nothing(R0, none);
     }
 
     /// R0 = address of the value, as in [`Asm::look_up`]; jumps to `some` if there is such a key.
-    pub(super) fn look_for(&mut self, map: &dyn Numbered, key: i16, some: Label) {
+    pub(super) fn look_for(&mut self, map: &dyn MapFd, key: i16, some: Label) {
         self.ask(map, key);
         self.if_something(R0, some);
     }
 
-    fn ask(&mut self, map: &dyn Numbered, key: i16) {
+    fn ask(&mut self, map: &dyn MapFd, key: i16) {
         self.set_map(R1, map);
         self.point(R2, key);
         self.call(Helper::MapLookup);
@@ -40,7 +40,7 @@ impl Asm {
 
     /// Puts the value at `value` into `map` for the key at `key`. R0 = 0, or an error if the map
     /// is full.
-    pub(super) fn keep(&mut self, map: &dyn Numbered, key: i16, value: i16) {
+    pub(super) fn keep(&mut self, map: &dyn MapFd, key: i16, value: i16) {
         self.set_map(R1, map);
         self.point(R2, key);
         self.point(R3, value);
@@ -49,7 +49,7 @@ impl Asm {
     }
 
     /// Removes the entry of the key at `key` on the stack from `map`.
-    pub(super) fn forget(&mut self, map: &dyn Numbered, key: i16) {
+    pub(super) fn forget(&mut self, map: &dyn MapFd, key: i16) {
         self.set_map(R1, map);
         self.point(R2, key);
         self.call(Helper::MapDelete);

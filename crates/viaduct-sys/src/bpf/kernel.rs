@@ -127,7 +127,7 @@ impl<const N: usize> Map<N> {
     }
 }
 
-impl<const N: usize> Numbered for Map<N> {
+impl<const N: usize> MapFd for Map<N> {
     fn number(&self) -> c_int {
         self.fd.as_raw_fd()
     }
@@ -162,14 +162,14 @@ impl SocketMap {
     }
 }
 
-impl Numbered for SocketMap {
+impl MapFd for SocketMap {
     fn number(&self) -> c_int {
         self.fd.as_raw_fd()
     }
 }
 
 /// Any map that a program may refer to.
-pub(super) trait Numbered {
+pub(super) trait MapFd {
     /// Returns the descriptor's number.
     fn number(&self) -> c_int;
 }

@@ -5,7 +5,7 @@ use std::os::fd::AsFd;
 use std::time::Duration;
 
 use tracing::debug;
-use viaduct_sys::socket::tcp::{self, ShutWindow};
+use viaduct_sys::socket::tcp::{self, ZeroWindow};
 
 /// Number of checks of a connection within the time of `dead_after`. If the peer has shut its
 /// receive window but answers probes, each check extends the kernel's limit, and must come before
@@ -42,7 +42,7 @@ pub enum Liveness {
     /// Left to the kernel, or a program has set limits of its own.
     Unmanaged,
     /// Subject to our limit.
-    Limited(ShutWindow),
+    Limited(ZeroWindow),
 }
 
 impl Liveness {
@@ -63,7 +63,7 @@ impl Liveness {
                     Some(_) if tcp::has_dead_after(&stream)? => {}
                     Some(after) => {
                         tcp::set_dead_after_quiet(&stream, silence.keep_alive, after)?;
-                        let mut window = ShutWindow::default();
+                        let mut window = ZeroWindow::default();
                         // The window may have been shut for longer than the limit.
                         window.look(&stream, after)?;
                         *self = Liveness::Limited(window);

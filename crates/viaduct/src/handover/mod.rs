@@ -37,7 +37,7 @@ use viaduct_sys::socket::seqpacket;
 
 pub use requests::{Reply, Report, Request, bind, serve};
 pub use takeover::{Takeover, old_process};
-pub use upgrader::{Handed, Handover, Outcome, Upgrader, next_outcome};
+pub use upgrader::{HandedOver, Handover, Outcome, Upgrader, next_outcome};
 
 /// Name of the option with which the new program is started; its value is the number of a
 /// descriptor.

@@ -43,7 +43,7 @@ pub async fn next_outcome(outcomes: Option<&mut UnboundedReceiver<Outcome>>) -> 
 
 /// Numbers of flows and peers that the new process continues.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Handed {
+pub struct HandedOver {
     /// Flows of a proxy.
     pub flows: usize,
     /// Peers of a gateway.
@@ -62,7 +62,7 @@ pub trait Handover: Send + Sync {
     ///
     /// # Errors
     /// The new process has ended, or a part of this one does not answer.
-    fn send_state(&self, channel: &Channel) -> Result<Handed>;
+    fn send_state(&self, channel: &Channel) -> Result<HandedOver>;
 
     /// Goes on as before, after the new process has failed and no longer exists.
     fn take_back(&self);
@@ -150,7 +150,7 @@ impl Upgrader {
         notify_main_process(new);
         // Until the status socket is replaced, its clients find this process.
         socket.wait_until_replaced();
-        let Handed { flows, peers } = handed;
+        let HandedOver { flows, peers } = handed;
         info!(pid = new, flows, peers, took = ?begun.elapsed(), "another process has taken over");
         tell(&Report { old, new, flows, peers });
         // The control side may have ended.
@@ -182,8 +182,8 @@ impl Upgrader {
     }
 
     /// Hands everything over.
-    fn hand_over(&self, channel: &Channel, process: &mut Process) -> Result<Handed> {
-        let (mut giver, mut handed) = (Giver::default(), Handed::default());
+    fn hand_over(&self, channel: &Channel, process: &mut Process) -> Result<HandedOver> {
+        let (mut giver, mut handed) = (Giver::default(), HandedOver::default());
         let Err(error) = self.converse(channel, process, &mut giver, &mut handed) else {
             return Ok(handed);
         };
@@ -200,7 +200,7 @@ impl Upgrader {
         channel: &Channel,
         process: &mut Process,
         giver: &mut Giver,
-        handed: &mut Handed,
+        handed: &mut HandedOver,
     ) -> Result<()> {
         while !giver.is_released() {
             let Some((message, _)) = channel.receive()? else { return Err(ended(process)) };

@@ -16,7 +16,7 @@ use viaduct_sys::process::{memory, raise_fd_limit};
 
 use super::HopAgentArgs;
 use super::definition::{self, Definition};
-use super::hop::{Common, Ended, Hop};
+use super::hop::{Ended, Hop, ProcessSettings};
 use super::metrics::encode;
 use super::readiness::{Readiness, Ready};
 use super::status::AgentStatus;
@@ -170,8 +170,9 @@ impl Service {
             return;
         }
         let directory = args.run_dir.path().join(format!("{}.d", args.name));
-        let common = Common { directory: &directory, memory: args.memory, log_json: *log_json };
-        let started = hop.start(Some(syn).filter(|syn| !syn.is_empty()), common);
+        let settings =
+            ProcessSettings { directory: &directory, memory: args.memory, log_json: *log_json };
+        let started = hop.start(Some(syn).filter(|syn| !syn.is_empty()), settings);
         let watched = started.and_then(|()| {
             let end = hop.process_end().context("its process has no descriptor")?;
             Ok(self.readiness.watch(end, Ready::Ended(key))?)

@@ -79,7 +79,7 @@ pub enum Ended {
 
 /// Settings of the agent for all processes.
 #[derive(Clone, Copy, Debug)]
-pub struct Common<'a> {
+pub struct ProcessSettings<'a> {
     /// Directory that contains the hops' own directories.
     pub directory: &'a Path,
     /// Maximum memory of a process, in bytes.
@@ -113,9 +113,9 @@ impl Hop {
     }
 
     /// Starts a process. It gets the SYN for which it is started, if that was seen.
-    pub fn start(&mut self, syn: Option<&[u8]>, common: Common<'_>) -> Result<()> {
-        let directory = directory::open(common.directory, &self.definition.name, self.user)
-            .with_context(|| format!("its directory in {}", common.directory.display()))?;
+    pub fn start(&mut self, syn: Option<&[u8]>, settings: ProcessSettings<'_>) -> Result<()> {
+        let directory = directory::open(settings.directory, &self.definition.name, self.user)
+            .with_context(|| format!("its directory in {}", settings.directory.display()))?;
         let config = File::from(memfd_create("config", MemfdFlags::CLOEXEC)?);
         config.write_all_at(self.definition.config.as_bytes(), 0)?;
         let pair = self.definition.sees_syns.then(SynSender::pair).transpose()?;
@@ -123,7 +123,7 @@ impl Hop {
         if let (Some(syns), Some(syn)) = (&syns, syn) {
             syns.send(syn)?;
         }
-        let command = self.command(common, &directory, &config, tap.as_ref());
+        let command = self.command(settings, &directory, &config, tap.as_ref());
         let process = Process::spawn(command).context("cannot start its process")?;
         let ended = pidfd_open(Pid::from_child(&process), PidfdFlags::empty())?;
         let begun = Instant::now();
@@ -142,14 +142,14 @@ impl Hop {
 
     fn command(
         &self,
-        common: Common<'_>,
+        settings: ProcessSettings<'_>,
         directory: &OwnedFd,
         config: &File,
         tap: Option<&OwnedFd>,
     ) -> Command {
         let confinement = Confinement {
             user: self.user,
-            memory: common.memory as u64,
+            memory: settings.memory as u64,
             descriptors: self.definition.descriptors,
             parent: std::process::id(),
         };
@@ -161,7 +161,7 @@ impl Hop {
         open.extend(tap.map(|tap| tap.as_fd()));
         open.push(config.as_fd());
         let mut command = Command::new("/proc/self/exe");
-        command.args(common.log_json.then_some("--log-json"));
+        command.args(settings.log_json.then_some("--log-json"));
         command.args(["proxy", "--config", &self.definition.name]);
         command.arg(format!("--told={}", config.as_raw_fd()));
         command.args(["--inherited", &inherited.join(",")]);

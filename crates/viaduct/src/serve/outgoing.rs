@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use tokio::net::TcpStream;
 use tokio::time::{Instant, timeout};
-use viaduct_sys::socket::tcp::{self, ShutWindow};
+use viaduct_sys::socket::tcp::{self, ZeroWindow};
 
 use super::disk::{CHUNK, Disk};
 
@@ -33,7 +33,7 @@ pub struct Outgoing<'a> {
     stream: &'a TcpStream,
     limits: Limits,
     written: u64,
-    shut: ShutWindow,
+    shut: ZeroWindow,
     checked_at: Instant,
     /// Start of the current [`RATE_PERIOD`], and the bytes acknowledged before it.
     period: (Instant, u64),
@@ -45,7 +45,7 @@ impl<'a> Outgoing<'a> {
         stream.set_nodelay(true)?;
         limits.dead_after.map_or(Ok(()), |after| tcp::set_dead_after(stream, after))?;
         let now = Instant::now();
-        let (written, shut) = (0, ShutWindow::default());
+        let (written, shut) = (0, ZeroWindow::default());
         Ok(Outgoing { stream, limits, written, shut, checked_at: now, period: (now, 0) })
     }
 

@@ -10,7 +10,7 @@ use super::config::Replica;
 
 /// Next hops of a replica's addresses, and the addresses that cannot be reached.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Ways {
+pub struct ReplicaHops {
     /// Hop to each address that can be reached: a neighbour, or an address behind the
     /// configured device.
     pub hops: Vec<Hop>,
@@ -19,15 +19,15 @@ pub struct Ways {
 }
 
 /// Finds the hops to a replica: by its configured device, or else in the kernel's routing tables.
-pub fn find(lookup: &NextHopLookup, replica: &Replica) -> Ways {
-    let mut ways = Ways::default();
+pub fn find(lookup: &NextHopLookup, replica: &Replica) -> ReplicaHops {
+    let mut found = ReplicaHops::default();
     for &address in &replica.addresses {
         match device(lookup, replica, address) {
-            Ok(device) => ways.hops.push(Hop { address, device }),
-            Err(why) => ways.missing.push(why),
+            Ok(device) => found.hops.push(Hop { address, device }),
+            Err(why) => found.missing.push(why),
         }
     }
-    ways
+    found
 }
 
 fn device(lookup: &NextHopLookup, replica: &Replica, address: IpAddr) -> Result<String, String> {

@@ -20,7 +20,7 @@ use viaduct_sys::route::next_hop::NextHopLookup;
 
 use super::config::{Config, Replica, share};
 use super::drain::DrainList;
-use super::hops::{self, Ways};
+use super::hops::{self, ReplicaHops};
 use super::metrics::encode;
 use super::probe::probe;
 use super::rules::Rules;
@@ -49,7 +49,7 @@ struct Service<'a> {
     config: Config,
     checker: Checker,
     lookup: NextHopLookup,
-    ways: Vec<Ways>,
+    hops: Vec<ReplicaHops>,
     drained: DrainList,
     answers: UnboundedSender<Answer>,
     generation: u64,
@@ -86,7 +86,7 @@ impl Service<'_> {
             config,
             checker,
             lookup,
-            ways: Vec::new(),
+            hops: Vec::new(),
             drained,
             answers,
             generation: 0,
@@ -190,7 +190,7 @@ impl Service<'_> {
     /// Looks up the hops to the replicas.
     fn find_ways(&mut self) {
         let find = |replica| hops::find(&self.lookup, replica);
-        self.ways = self.config.replicas.iter().map(find).collect();
+        self.hops = self.config.replicas.iter().map(find).collect();
     }
 
     fn is_drained(&self, replica: usize) -> bool {
@@ -205,7 +205,7 @@ impl Service<'_> {
         let weights: Vec<_> = replicas.iter().map(|replica| replica.weight).collect();
         let of_family = |is_ipv4: bool| {
             let usable = |n: usize| {
-                let reaches = self.ways[n].hops.iter().any(|hop| hop.address.is_ipv4() == is_ipv4);
+                let reaches = self.hops[n].hops.iter().any(|hop| hop.address.is_ipv4() == is_ipv4);
                 reaches && !self.is_drained(n)
             };
             let usable: Vec<bool> = (0..replicas.len()).map(usable).collect();
@@ -222,7 +222,7 @@ impl Service<'_> {
             addresses: addresses.clone(),
             ports: ports.clone(),
             mark: REQUESTS,
-            replicas: self.ways.iter().map(|ways| ways.hops.clone()).collect(),
+            replicas: self.hops.iter().map(|of| of.hops.clone()).collect(),
             slots: [of_family(true), of_family(false)],
         }
     }
@@ -251,7 +251,7 @@ impl Service<'_> {
     }
 
     fn state(&self, n: usize) -> State {
-        let Ways { hops, missing } = &self.ways[n];
+        let ReplicaHops { hops, missing } = &self.hops[n];
         match (self.checker.state(n), missing.first()) {
             (_, Some(why)) if hops.is_empty() => State::Down(why.clone()),
             (State::Up, Some(why)) => State::Degraded(why.clone()),

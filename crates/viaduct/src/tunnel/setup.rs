@@ -102,8 +102,8 @@ impl Tunnels {
         now: Instant,
     ) -> Option<usize> {
         let quic = matches!(transport, Transport::Quic(_));
-        let places = self.settings.stranger_memory.places(quic);
-        if let Some(key) = strangers::link_to_drop(&self.strangers(quic), from.ip().into(), places)
+        let limits = self.settings.stranger_memory.limits(quic);
+        if let Some(key) = strangers::link_to_drop(&self.strangers(quic), from.ip().into(), limits)
         {
             self.strangers_dropped += 1;
             self.close(key, &io::Error::other("dropped in favour of a newer link"), now);
@@ -129,8 +129,8 @@ impl Tunnels {
 
     /// Reads datagrams.
     pub(super) fn receive(&mut self, now: Instant) {
-        let places = self.settings.stranger_memory.places(true);
-        let crowded = strangers::is_crowded(self.strangers(true).len(), places);
+        let limits = self.settings.stranger_memory.limits(true);
+        let crowded = strangers::is_crowded(self.strangers(true).len(), limits);
         let Some(endpoint) = &mut self.endpoint else { return };
         endpoint.readable = true;
         let mut driven = BTreeSet::new();

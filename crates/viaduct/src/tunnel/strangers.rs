@@ -12,7 +12,7 @@ const MAX_SOURCE_LINKS: usize = 64;
 
 /// Maximum number of unauthenticated links: of one source, and of all sources.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Places {
+pub(super) struct LinkLimits {
     each: usize,
     all: usize,
 }
@@ -42,10 +42,10 @@ impl Default for StrangerMemory {
 
 impl StrangerMemory {
     /// Number of links for which the memory suffices.
-    pub(super) fn places(self, quic: bool) -> Places {
+    pub(super) fn limits(self, quic: bool) -> LinkLimits {
         let link = if quic { QUIC } else { TCP };
         let each = (self.source / link).clamp(1, MAX_SOURCE_LINKS);
-        Places { each, all: (self.all / link).max(1) }
+        LinkLimits { each, all: (self.all / link).max(1) }
     }
 }
 
@@ -54,15 +54,15 @@ impl StrangerMemory {
 pub(super) fn link_to_drop(
     waiting: &[(usize, Source)],
     new: Source,
-    places: Places,
+    limits: LinkLimits,
 ) -> Option<usize> {
     let mut links: HashMap<Source, usize> = HashMap::new();
     for (_, source) in waiting {
         *links.entry(*source).or_default() += 1;
     }
-    let loser = match links.get(&new).is_some_and(|own| *own >= places.each) {
+    let loser = match links.get(&new).is_some_and(|own| *own >= limits.each) {
         true => new,
-        false if waiting.len() < places.all => return None,
+        false if waiting.len() < limits.all => return None,
         // Among sources with equally many links, the source of the oldest link loses it.
         false => waiting.iter().min_by_key(|(_, source)| Reverse(links[source]))?.1,
     };
@@ -70,8 +70,8 @@ pub(super) fn link_to_drop(
 }
 
 /// Returns whether diallers over UDP first have to prove their address.
-pub(super) fn is_crowded(waiting: usize, places: Places) -> bool {
-    waiting >= places.each / 2
+pub(super) fn is_crowded(waiting: usize, limits: LinkLimits) -> bool {
+    waiting >= limits.each / 2
 }
 
 #[cfg(test)]
@@ -82,9 +82,9 @@ mod tests {
 
     #[test]
     fn memory_is_shared_out_to_links() {
-        let [tcp, quic] = [false, true].map(|quic| MEMORY.places(quic));
+        let [tcp, quic] = [false, true].map(|quic| MEMORY.limits(quic));
         assert_eq!((tcp.each, tcp.all, quic.each, quic.all), (64, 256, 32, 128));
-        let least = StrangerMemory { source: 64 << 10, all: 64 << 10 }.places(true);
+        let least = StrangerMemory { source: 64 << 10, all: 64 << 10 }.limits(true);
         assert_eq!((least.each, least.all), (1, 1));
     }
 
@@ -94,7 +94,7 @@ mod tests {
 
     #[test]
     fn only_the_source_with_too_many_links_loses_its_oldest() {
-        let quic = MEMORY.places(true);
+        let quic = MEMORY.limits(true);
         let bad = source("10.0.0.9");
         let mut waiting = vec![(7, source("10.0.0.1"))];
         waiting.extend((100..100 + quic.each).map(|key| (key, bad)));
@@ -104,7 +104,7 @@ mod tests {
 
     #[test]
     fn where_all_places_are_taken_the_oldest_goes() {
-        let quic = MEMORY.places(true);
+        let quic = MEMORY.limits(true);
         let sources = (0..quic.all).map(|n| source(&format!("10.0.{}.{}", n / 256, n % 256)));
         let waiting: Vec<_> = (1000..).zip(sources).collect();
         assert_eq!(link_to_drop(&waiting[1..], source("10.9.9.9"), quic), None);
@@ -114,7 +114,7 @@ mod tests {
 
     #[test]
     fn where_all_places_are_taken_the_source_with_the_most_loses_one() {
-        let quic = MEMORY.places(true);
+        let quic = MEMORY.limits(true);
         let (peer, bad) = (source("10.0.0.1"), source("10.9.9.9"));
         let others = (2..quic.all).map(|n| source(&format!("10.0.{}.{}", n / 256, n % 256)));
         let mut waiting: Vec<_> = (0..).zip([peer].into_iter().chain(others)).collect();

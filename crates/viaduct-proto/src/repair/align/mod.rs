@@ -56,7 +56,7 @@ pub struct Aligner {
     /// Packet number after the last one that was named.
     expected: Option<Seq>,
     /// Numbers without an arrival, oldest first.
-    missing: VecDeque<Absent>,
+    missing: VecDeque<MissingNumber>,
     /// Count of the newest entries of `missing` that were named after the last matched number: the
     /// next arrival may belong to one of them.
     tail: usize,
@@ -67,14 +67,14 @@ pub struct Aligner {
 
 /// Number without an arrival.
 #[derive(Clone, Copy, Debug)]
-struct Absent {
+struct MissingNumber {
     tag: Tag,
     seq: Seq,
     /// Number of the next arrival at the time when this number was named.
     at: Arrival,
 }
 
-impl Absent {
+impl MissingNumber {
     /// Returns whether this number may belong to the given arrival.
     fn is(&self, tag: Tag, arrival: Arrival) -> bool {
         self.tag == tag && self.at.abs_diff(arrival) <= MAX_REORDERING
@@ -171,7 +171,7 @@ impl Aligner {
                 self.tail = self.tail.min(self.missing.len());
             }
             let at = self.missing.len() - self.tail;
-            self.missing.insert(at, Absent { tag, seq, at: self.next });
+            self.missing.insert(at, MissingNumber { tag, seq, at: self.next });
             named.push((seq, Named::Missing));
         }
         let mut taken = taken.into_iter();
@@ -219,12 +219,12 @@ impl Aligner {
         }
         // Finds the fewest items to pass over until tags and arrivals agree again, and how many of
         // these items are missing tags.
-        let (few, mut least) = (Few::of(tags), None);
+        let (filter, mut least) = (TagFilter::of(tags), None);
         for (skipped, tag) in self.ahead.iter().enumerate() {
             if least.is_some_and(|(passed, _)| skipped > passed) {
                 break;
             }
-            if !few.may_have(*tag) {
+            if !filter.may_have(*tag) {
                 continue;
             }
             for (missing, _) in tags.iter().enumerate().filter(|(_, of)| *of == tag) {
@@ -274,15 +274,15 @@ impl Aligner {
     /// Matches a number that has no arrival in sequence to a skipped arrival, or notes it
     /// as missing.
     fn aside(&mut self, tag: Tag, seq: Seq) -> Named {
-        let absent = Absent { tag, seq, at: self.next };
-        let found = self.skipped.iter().position(|&(of, arrival)| absent.is(of, arrival));
+        let missing = MissingNumber { tag, seq, at: self.next };
+        let found = self.skipped.iter().position(|&(of, arrival)| missing.is(of, arrival));
         if let Some((_, arrival)) = found.and_then(|at| self.skipped.remove(at)) {
             return Named::Arrived(arrival);
         }
         if self.missing.len() == MAX_ASIDE {
             self.missing.pop_front();
         }
-        self.missing.push_back(absent);
+        self.missing.push_back(missing);
         self.tail = (self.tail + 1).min(self.missing.len());
         Named::Missing
     }
@@ -294,10 +294,10 @@ impl Aligner {
         let old = self.skipped.len().saturating_sub(self.fresh);
         for at in (old..self.skipped.len()).rev() {
             let (tag, arrival) = self.skipped[at];
-            if let Some(of) = self.missing.iter().position(|absent| absent.is(tag, arrival)) {
+            if let Some(of) = self.missing.iter().position(|missing| missing.is(tag, arrival)) {
                 self.skipped.remove(at);
-                let absent = self.missing.remove(of);
-                named.extend(absent.map(|absent| (absent.seq, Named::Arrived(arrival))));
+                let missing = self.missing.remove(of);
+                named.extend(missing.map(|missing| (missing.seq, Named::Arrived(arrival))));
             }
         }
         self.fresh = 0;
@@ -306,15 +306,15 @@ impl Aligner {
 }
 
 /// Set of the low 12 bits of a few tags, which rules out most other tags quickly.
-struct Few([u64; 64]);
+struct TagFilter([u64; 64]);
 
-impl Few {
-    fn of(tags: &[Tag]) -> Few {
+impl TagFilter {
+    fn of(tags: &[Tag]) -> TagFilter {
         let mut bits = [0; 64];
         for tag in tags {
             bits[usize::from(tag / 64 % 64)] |= 1 << (tag % 64);
         }
-        Few(bits)
+        TagFilter(bits)
     }
 
     /// True for the tags of the set; false for nearly all others.

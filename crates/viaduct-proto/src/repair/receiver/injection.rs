@@ -16,7 +16,7 @@ use crate::repair::reorder_hold::{HeldRecovery, ReorderHold};
 use crate::repair::section::PREFIX;
 use crate::repair::sites::Sites;
 use crate::repair::stats::ReceiverStats;
-use crate::repair::syns::{Fate, Syns};
+use crate::repair::syns::{SynVerdict, Syns};
 use crate::time::{Duration, Instant};
 use crate::wire::ip::{self, Header};
 
@@ -81,14 +81,14 @@ impl Injection {
                 }
             }
         }
-        let fate = self.syns.judge(target.key, packet);
-        match fate {
-            Fate::Lost | Fate::Lower(..) => {}
-            Fate::Altered => {
+        let verdict = self.syns.judge(target.key, packet);
+        match verdict {
+            SynVerdict::Lost | SynVerdict::Lower(..) => {}
+            SynVerdict::Altered => {
                 stats.altered += 1;
                 return Some(State::Arrived);
             }
-            Fate::Withheld => {
+            SynVerdict::Withheld => {
                 stats.withheld += 1;
                 return Some(State::Missing);
             }
@@ -98,7 +98,7 @@ impl Injection {
             out.extend_from_slice(packet);
             ip::restore(&mut out[start..], fields);
             stats.renewed += u64::from(self.recent.renew(now, &mut out[start..]));
-            if let Fate::Lower(syn, most) = fate {
+            if let SynVerdict::Lower(syn, most) = verdict {
                 syn.lower(&mut out[start..], most);
             }
         });

@@ -3,7 +3,7 @@
 //!
 //! Keepalive probes cover an idle connection and `TCP_USER_TIMEOUT` covers unacknowledged data.
 //! While the receive window is zero, the kernel's probes back off to two minutes, and
-//! `TCP_USER_TIMEOUT` ends the connection even if the peer answers all probes. [`ShutWindow::look`]
+//! `TCP_USER_TIMEOUT` ends the connection even if the peer answers all probes. [`ZeroWindow::look`]
 //! therefore extends that timeout while probes are answered. The timeout also bounds the time
 //! between two probes, as the kernel never sleeps beyond it.
 
@@ -18,14 +18,14 @@ use crate::{clock, os};
 /// Longest keepalive time that the kernel accepts, in seconds.
 const MAX_KEEPALIVE: u64 = 32_767;
 
-/// Interval between calls of [`ShutWindow::look`] that is assumed for short limits: half a second,
+/// Interval between calls of [`ZeroWindow::look`] that is assumed for short limits: half a second,
 /// plus some delay.
 const MIN_INTERVAL: Duration = Duration::from_millis(600);
 
 /// Makes a connection fail with `ETIMEDOUT` when its peer acknowledges nothing for `after`: neither
 /// data nor, on an idle connection, keepalive probes, which begin after half of `after`. A
 /// connection to a live peer whose receive window stays zero for `after` fails too, unless
-/// [`ShutWindow::look`] is called. Keepalive times are whole seconds: if `after` is below 2 s, a
+/// [`ZeroWindow::look`] is called. Keepalive times are whole seconds: if `after` is below 2 s, a
 /// vanished idle peer is detected up to a second later. Errors: the socket is not a TCP socket.
 pub fn set_dead_after(stream: impl AsFd, after: Duration) -> io::Result<()> {
     set_dead_after_quiet(stream, Some(after / 2), after)
@@ -62,7 +62,7 @@ fn millis(time: Duration) -> u32 {
 
 /// Measurement of how long the receive window of a connection's peer has been zero.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct ShutWindow {
+pub struct ZeroWindow {
     /// Time since which the window has been zero, in ns on the monotonic clock; `None` while it
     /// is open.
     since: Option<u64>,
@@ -70,7 +70,7 @@ pub struct ShutWindow {
     open: Option<u64>,
 }
 
-impl ShutWindow {
+impl ZeroWindow {
     /// Keeps a connection with [`set_dead_after`]`(after)` open while its peer answers window
     /// probes. Must be called at intervals of at most `after / 8`, or half a second if that is
     /// longer, during the whole life of the connection. Errors: the socket is not a TCP socket.

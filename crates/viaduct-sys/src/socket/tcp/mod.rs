@@ -32,7 +32,7 @@ pub use listening::{
     adopt, check_free, defer_accept, distribute, drop_syns, listen, listen_on_free_port,
     listen_silently,
 };
-pub use liveness::{ShutWindow, has_dead_after, set_dead_after, set_dead_after_quiet};
+pub use liveness::{ZeroWindow, has_dead_after, set_dead_after, set_dead_after_quiet};
 pub(crate) use mirrored::MIRRORED_OPTIONS;
 pub use mirrored::{MIRRORED, Mirrored};
 pub use sending::{LongHaul, Sending, pace, pacing_rate, sending, set_notsent_lowat, unsent};

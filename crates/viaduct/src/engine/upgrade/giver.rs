@@ -12,7 +12,7 @@ use crate::engine::commands::{CommandSender, WorkerCommand};
 use crate::engine::handle::Handle;
 use crate::engine::intercept::InterceptState;
 use crate::engine::transfer::SendFlows;
-use crate::handover::{Channel, ConfigText, Handed, Handover, TRANSFER_TIMEOUT};
+use crate::handover::{Channel, ConfigText, HandedOver, Handover, TRANSFER_TIMEOUT};
 
 /// Hands a proxy to a new process.
 #[derive(Debug)]
@@ -77,7 +77,7 @@ impl Handover for ProxyHandover {
         channel.send(&Message::Service(service), &fds)
     }
 
-    fn send_state(&self, channel: &Channel) -> Result<Handed> {
+    fn send_state(&self, channel: &Channel) -> Result<HandedOver> {
         let replies = self.workers.iter().enumerate().map(|(number, worker)| -> Result<_> {
             let (reply, answer) = sync_channel(1);
             let worker_number = u32::try_from(number)?;
@@ -91,7 +91,7 @@ impl Handover for ProxyHandover {
             let sent = reply.recv_timeout(TRANSFER_TIMEOUT).context(HANGS)?;
             sent.context("cannot send flows to the new process")
         });
-        Ok(Handed { flows: answers.sum::<Result<usize>>()?, peers: 0 })
+        Ok(HandedOver { flows: answers.sum::<Result<usize>>()?, peers: 0 })
     }
 
     fn take_back(&self) {

@@ -30,7 +30,7 @@ use viaduct_proto::upgrade::{GatewayRecord, MAX_CONNECTIONS, Message, PeerRecord
 
 use super::control::ToWorker;
 use super::worker::Command;
-use crate::handover::{Channel, ConfigText, Handed, Handover, TRANSFER_TIMEOUT};
+use crate::handover::{Channel, ConfigText, HandedOver, Handover, TRANSFER_TIMEOUT};
 
 pub use control::{UpgradeEvent, UpgradeState};
 pub use takeover::run;
@@ -111,9 +111,9 @@ impl Handover for GatewayHandover {
         send_peers(channel, state.peers)
     }
 
-    fn send_state(&self, channel: &Channel) -> Result<Handed> {
+    fn send_state(&self, channel: &Channel) -> Result<HandedOver> {
         let WorkerState { peers, connections, cut, .. } = self.ask_worker(UpgradeCommand::Pause)?;
-        let handed = Handed { flows: 0, peers: peers.len() };
+        let handed = HandedOver { flows: 0, peers: peers.len() };
         send_peers(channel, peers)?;
         for some in connections.chunks(MAX_CONNECTIONS) {
             channel.send(&Message::Connections(some.to_vec()), &[])?;

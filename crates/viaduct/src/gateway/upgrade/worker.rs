@@ -9,7 +9,7 @@ use std::time::Duration;
 use tracing::{error, info};
 use viaduct_proto::fake_tcp::FakeTcp;
 use viaduct_proto::time::Instant;
-use viaduct_proto::upgrade::{ConnectionRecord, CutRecord, PeerRecord};
+use viaduct_proto::upgrade::{ConnectionRecord, PeerRecord, StopRecord};
 use viaduct_sys::clock;
 
 use crate::gateway::fake_tcp::FakeTcpPort;
@@ -58,7 +58,7 @@ pub struct WorkerState {
     /// Connections of fake TCP.
     pub connections: Vec<ConnectionRecord>,
     /// Last packet that the old process has read, and the time at which it stopped.
-    pub cut: CutRecord,
+    pub cut: StopRecord,
 }
 
 /// Outgoing packets that this process may have to encode.
@@ -131,7 +131,7 @@ impl Worker {
             peers: self.plane.records(),
             isn_key: machine.map(FakeTcp::isn_key).unwrap_or_default(),
             connections: machine.iter().flat_map(|machine| machine.records()).collect(),
-            cut: CutRecord {
+            cut: StopRecord {
                 left: u64::try_from(self.left.as_nanos()).unwrap_or(u64::MAX),
                 at: clock::now(),
             },

@@ -16,7 +16,7 @@ const WARM_UP: Duration = Duration::from_secs(1);
 
 /// Client behaviour: treatment of the messages of its honest core.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Manner {
+enum Behaviour {
     Honest,
     /// Claims that all packets arrived although some were lost; reports the losses in restarts.
     Hides,
@@ -32,23 +32,23 @@ enum Manner {
     Repeats,
 }
 
-const MANNERS: [(Manner, &str); 7] = [
-    (Manner::Honest, "honest"),
-    (Manner::Hides, "hides losses"),
-    (Manner::HidesAlways, "hides them when it restarts, too"),
-    (Manner::IsSilent, "is silent about them"),
-    (Manner::HidesFirst, "hides them first, then admits them"),
-    (Manner::Restarts, "restarts while it goes on"),
-    (Manner::Repeats, "repeats each request"),
+const BEHAVIOURS: [(Behaviour, &str); 7] = [
+    (Behaviour::Honest, "honest"),
+    (Behaviour::Hides, "hides losses"),
+    (Behaviour::HidesAlways, "hides them when it restarts, too"),
+    (Behaviour::IsSilent, "is silent about them"),
+    (Behaviour::HidesFirst, "hides them first, then admits them"),
+    (Behaviour::Restarts, "restarts while it goes on"),
+    (Behaviour::Repeats, "repeats each request"),
 ];
 
-impl Manner {
+impl Behaviour {
     /// Maximum throughput relative to an honest client's. It allows for the spread of three flows
     /// over random losses, but for no advantage. A client that repeats its requests loses fewer of
     /// them, at the price of sending more.
     fn most(self) -> f64 {
         match self {
-            Manner::Repeats => 1.25,
+            Behaviour::Repeats => 1.25,
             _ => 1.1,
         }
     }
@@ -59,14 +59,14 @@ impl Manner {
         let losses = step.reports_losses();
         let lie = |rng: &mut Rng| step.without_losses(rng.next_u64() | 1);
         match self {
-            Manner::Hides if losses && step.is_step() => (vec![lie(rng)], true),
-            Manner::HidesAlways if losses => (vec![lie(rng)], true),
-            Manner::IsSilent if losses && step.is_step() => (Vec::new(), true),
-            Manner::HidesFirst if losses => (vec![lie(rng), message], true),
-            Manner::Restarts if step.is_step() && rng.below(3) == 0 => {
+            Behaviour::Hides if losses && step.is_step() => (vec![lie(rng)], true),
+            Behaviour::HidesAlways if losses => (vec![lie(rng)], true),
+            Behaviour::IsSilent if losses && step.is_step() => (Vec::new(), true),
+            Behaviour::HidesFirst if losses => (vec![lie(rng), message], true),
+            Behaviour::Restarts if step.is_step() && rng.below(3) == 0 => {
                 (vec![step.restarting(), message], true)
             }
-            Manner::Repeats => (vec![message; 3], true),
+            Behaviour::Repeats => (vec![message; 3], true),
             _ => (vec![message], false),
         }
     }
@@ -87,28 +87,29 @@ pub(super) fn run(run: &mut Run) -> Result<()> {
     world.sparse("file", FILE)?;
     let server = world.serve(0, &[])?;
     let (host, seed) = (world.net.a1(), run.seed());
-    let all = parallel(0..MANNERS.len() * EACH, |n| {
-        run_flow(host, MANNERS[n / EACH].0, time, seed + n as u64)
+    let all = parallel(0..BEHAVIOURS.len() * EACH, |n| {
+        run_flow(host, BEHAVIOURS[n / EACH].0, time, seed + n as u64)
     })?;
     let all: Vec<&[FlowResult]> = all.chunks(EACH).collect();
     let counts = Counts::read(&server)?;
     let plot = Plot::histogram("Throughput at 1 % loss", ("client", ""), ("throughput", "Mb/s"));
     let rate = |flows: &[FlowResult]| mean_of(flows, |flow| flow.bits);
     let honest = rate(all[0]);
-    for (n, (flows, (manner, name))) in all.iter().zip(MANNERS).enumerate() {
+    for (n, (flows, (behaviour, name))) in all.iter().zip(BEHAVIOURS).enumerate() {
         run.plot_bar(&plot, "of each of three", (n, name), rate(flows) / 1e6);
-        if manner == Manner::Honest {
+        if behaviour == Behaviour::Honest {
             run.at_least("honest clients get something, Mb/s", honest / 1e6, 1.0);
         } else {
             let name = format!("client that {name}: throughput over an honest client's");
-            run.at_most(&name, rate(flows) / honest, manner.most());
+            run.at_most(&name, rate(flows) / honest, behaviour.most());
         }
     }
-    let lies = |manner: Manner| {
-        let of = MANNERS.iter().zip(&all).filter(move |((one, _), _)| *one == manner);
+    let lies = |behaviour: Behaviour| {
+        let of = BEHAVIOURS.iter().zip(&all).filter(move |((one, _), _)| *one == behaviour);
         of.flat_map(|(_, flows)| flows.iter()).map(|flow| flow.lies).sum::<u64>() as f64
     };
-    let hidden = lies(Manner::Hides) + lies(Manner::HidesAlways) + lies(Manner::HidesFirst);
+    let hidden =
+        lies(Behaviour::Hides) + lies(Behaviour::HidesAlways) + lies(Behaviour::HidesFirst);
     // Some lies are lost on the way; others are stale or superseded before the server checks
     // their proof.
     let share = counts.unproven as f64 / hidden;
@@ -116,7 +117,7 @@ pub(super) fn run(run: &mut Run) -> Result<()> {
     Ok(())
 }
 
-fn run_flow(host: &Host, manner: Manner, time: Duration, seed: u64) -> Result<FlowResult> {
+fn run_flow(host: &Host, behaviour: Behaviour, time: Duration, seed: u64) -> Result<FlowResult> {
     let to = SocketAddr::new(SERVICE.into(), PORT);
     let mut rng = Rng::from_seed(seed);
     let mut client = RawClient::new(host, to, "file", rng.next_u64())?;
@@ -125,7 +126,7 @@ fn run_flow(host: &Host, manner: Manner, time: Duration, seed: u64) -> Result<Fl
         stop::check()?;
         client.turn(Duration::from_millis(20))?;
         for message in std::mem::take(&mut client.held) {
-            let (said, lies) = manner.messages(message, &mut rng);
+            let (said, lies) = behaviour.messages(message, &mut rng);
             result.lies += u64::from(lies);
             for message in said {
                 client.send(&message)?;
