@@ -133,13 +133,10 @@ impl Budget {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::sync::mpsc;
 
     use viaduct_proto::repair::cache::Found;
-    use viaduct_sys::poll::Waker;
 
-    use crate::gateway::control::ToWorker;
-    use crate::gateway::worker::Command;
+    use crate::gateway::commands::{self, Command};
 
     const QUERY: &[u8] = b"VDC1\x11\x04\x13\x88\0\x08abcd";
 
@@ -174,18 +171,15 @@ mod tests {
     async fn the_reply_counts_the_packets_sent_again() {
         let socket = UdpSocket::bind("127.0.0.1:0").await.unwrap();
         let to = socket.local_addr().unwrap();
-        let (workers, commands): (Vec<_>, Vec<_>) = (0..2)
-            .map(|_| {
-                let (send, commands) = mpsc::channel();
-                (ToWorker::new(send, Arc::new(Waker::new().unwrap())), commands)
-            })
-            .unzip();
+        let (workers, commands): (Vec<_>, Vec<_>) =
+            (0..2).map(|_| commands::channel().unwrap()).unzip();
         let stats = SharedStats::default();
         let prefixes = Arc::new(Mutex::new(vec!["127.0.0.0/8".parse().unwrap()]));
         let _service = CacheService::open(socket, prefixes, workers.into(), stats.clone());
         let answering = std::thread::spawn(move || {
             for (worker, commands) in commands.iter().enumerate() {
-                let Command::Cache(query, reply) = commands.recv().unwrap() else {
+                commands.wait(&[], Duration::from_secs(10));
+                let Some(Command::Cache(query, reply)) = commands.take() else {
                     panic!("a query is expected");
                 };
                 // The second worker has the packet.

@@ -2,13 +2,12 @@
 //! service. It carries no packets and may be slow.
 
 use std::os::fd::OwnedFd;
-use std::sync::{Arc, mpsc};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::Result;
 use tokio::net::UnixListener;
 use tracing::{info, warn};
-use viaduct_sys::poll::Waker;
 
 use super::ConfigSource;
 use super::clocks::ClockFile;
@@ -28,7 +27,6 @@ use super::ticks::{Tick, Ticks};
 use super::tls::TlsTunnels;
 use super::upgrade::{UpgradeEvent, UpgradeState};
 use super::wan::WanWatch;
-use super::worker::Command;
 use super::workers::Workers;
 use crate::engine::intercept::InterceptState;
 use crate::handover::{self, Outcome};
@@ -40,27 +38,6 @@ use crate::watchdog::Watchdog;
 
 /// Interval between checks for the end of the last flow of split mode.
 const DRAIN_POLL: Duration = Duration::from_millis(50);
-
-/// Channel to the packet thread.
-#[derive(Clone, Debug)]
-pub struct ToWorker {
-    commands: mpsc::Sender<Command>,
-    waker: Arc<Waker>,
-}
-
-impl ToWorker {
-    /// Creates a channel that sends through `commands` and wakes the thread with `waker`.
-    pub fn new(commands: mpsc::Sender<Command>, waker: Arc<Waker>) -> Self {
-        ToWorker { commands, waker }
-    }
-
-    /// Sends a command. If the packet thread is gone, the command is dropped with its reply
-    /// channel.
-    pub fn send(&self, command: Command) {
-        let _ = self.commands.send(command);
-        self.waker.wake();
-    }
-}
 
 /// Control side of a gateway: everything except packets.
 pub struct Control {

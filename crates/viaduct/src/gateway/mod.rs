@@ -13,6 +13,7 @@
 mod cache_service;
 mod check;
 mod clocks;
+mod commands;
 pub mod config;
 mod control;
 mod datagrams;
@@ -48,7 +49,7 @@ mod workers;
 use std::net::SocketAddr;
 use std::os::fd::{OwnedFd, RawFd};
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, mpsc};
+use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
@@ -61,14 +62,14 @@ use viaduct_proto::keys::Entropy;
 use viaduct_proto::repair::{Local, PathChange, Plane};
 use viaduct_proto::time::Instant;
 use viaduct_sys::clock;
-use viaduct_sys::poll::Waker;
 use viaduct_sys::route::qdisc::QdiscDrops;
 use viaduct_sys::socket::udp::UdpBatch;
 
 pub use check::{check, warnings};
 use clocks::ClockFile;
+use commands::{Command, Commands};
 use config::Config;
-use control::{Control, ToWorker};
+use control::Control;
 use fake_tcp::FakeTcpPort;
 use injector::Injector;
 use path_choice::PathChoice;
@@ -162,12 +163,11 @@ impl Parts {
         let (path_changes, paths) = unbounded_channel();
         for (index, (taps, ports)) in taps.into_iter().zip(ports.of_workers(&site)?).enumerate() {
             let published = Arc::new(Published::default());
-            let (send, commands) = mpsc::channel();
-            let waker = Arc::new(Waker::new().context("cannot create an eventfd")?);
-            to.push(ToWorker::new(send, waker.clone()));
+            let (sender, commands) = commands::channel().context("cannot create an eventfd")?;
+            to.push(sender);
             all_published.push(published.clone());
             let path_changes = path_changes.clone();
-            let channel = Channel { index, commands, waker, published, path_changes };
+            let channel = Channel { index, commands, published, path_changes };
             let ways = (local.clone(), taps, ports);
             built.push(build_worker(&site, ways, channel, state.as_ref())?);
         }
@@ -208,7 +208,7 @@ impl Gateway {
     fn run(self, signals: Signals) -> Result<()> {
         let Gateway { mut system, control, to_workers, threads } = self;
         let (is_left, done) = control.run(&mut system, signals);
-        to_workers.iter().for_each(|worker| worker.send(worker::Command::Stop));
+        to_workers.iter().for_each(|worker| worker.send(Command::Stop));
         let count = threads.len();
         let ended = threads.into_iter().map(|thread| match thread.join() {
             Ok(ended) => ended,
@@ -305,8 +305,7 @@ impl ConfigSource {
 struct Channel {
     /// Index of the worker.
     index: usize,
-    commands: mpsc::Receiver<worker::Command>,
-    waker: Arc<Waker>,
+    commands: Commands,
     published: Arc<Published>,
     path_changes: UnboundedSender<PathChange>,
 }
@@ -344,7 +343,6 @@ fn build_worker(
         left: Duration::ZERO,
         cut: Vec::new(),
         commands: channel.commands,
-        waker: channel.waker,
         published: channel.published,
         panic_at: worker::panic_at(index),
     };

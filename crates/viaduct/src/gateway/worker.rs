@@ -11,28 +11,24 @@
 //! packets that they repair. Under load the thread polls at intervals, because a wake-up for each
 //! packet would slow the kernel's forwarding.
 
-use std::collections::HashMap;
 use std::net::SocketAddr;
 use std::os::fd::AsFd;
 use std::sync::Arc;
-use std::sync::mpsc::Receiver;
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use tokio::sync::mpsc::UnboundedSender;
 use tracing::{error, warn};
-use viaduct_proto::keys::PublicKey;
-use viaduct_proto::repair::cache::{Found, Query};
-use viaduct_proto::repair::lanes::Shares;
-use viaduct_proto::repair::{Clocks, PathChange, PeerConfig, Plane, Transport};
+use viaduct_proto::repair::cache::Found;
+use viaduct_proto::repair::{PathChange, PeerConfig, Plane, Transport};
 use viaduct_proto::time::Instant;
 use viaduct_sys::capture::filter::BpfInsn;
 use viaduct_sys::clock;
-use viaduct_sys::poll::{Waker, wait};
 use viaduct_sys::process::thread;
 use viaduct_sys::route::qdisc::QdiscDrops;
 use viaduct_sys::socket::udp::UdpBatch;
 
+use super::commands::{Command, Commands};
 use super::fake_tcp::FakeTcpPort;
 use super::injector::Injector;
 use super::poll_interval::PollInterval;
@@ -40,7 +36,7 @@ use super::second_wan::SecondWan;
 use super::snapshot::{Published, Shell};
 use super::tap_reader::{BATCH, TapReader};
 use super::taps::Taps;
-use super::upgrade::{HeldPackets, UpgradeCommand};
+use super::upgrade::HeldPackets;
 use crate::value_parser;
 
 /// Number of packets per turn from which on the thread polls at intervals.
@@ -55,34 +51,6 @@ const IDLE: Duration = Duration::from_millis(100);
 /// Environment variable that makes a worker panic, for tests: `1@3s` is worker 1, 3 s after the
 /// start.
 const PANIC_VARIABLE: &str = "VIADUCT_PANIC_WORKER";
-
-/// Command of the control side to the worker.
-pub enum Command {
-    /// Replaces the peers, and the filters of the two taps. The reply says whether that was
-    /// possible.
-    Reload {
-        peers: Vec<PeerConfig>,
-        outgoing: Vec<BpfInsn>,
-        incoming: Vec<BpfInsn>,
-        /// New taps, which already have these filters, if the old ones must be replaced.
-        taps: Option<Box<Taps>>,
-        reply: Reply<Result<()>>,
-    },
-    /// Makes the worker own the lanes of `shares`, and no others. Lanes that are new to it start
-    /// with clocks of at least `clocks`.
-    Own {
-        shares: Shares,
-        clocks: HashMap<PublicKey, Clocks>,
-    },
-    /// Searches the packet cache, and sends the packets found.
-    Cache(Query, Reply<Found>),
-    /// Hands the state to another process.
-    Upgrade(UpgradeCommand),
-    Stop,
-}
-
-/// Channel for a reply to the control side.
-pub type Reply<T> = tokio::sync::oneshot::Sender<T>;
 
 /// State of the packet thread.
 pub struct Worker {
@@ -116,9 +84,7 @@ pub struct Worker {
     /// Buffer for packets that a device would segment or give a checksum.
     pub cut: Vec<u8>,
     /// Commands of the control side.
-    pub commands: Receiver<Command>,
-    /// Wakes the thread for a command.
-    pub waker: Arc<Waker>,
+    pub commands: Commands,
     /// Counters and details, as published to the control side.
     pub published: Arc<Published>,
     /// Time at which the thread is to panic, for tests.
@@ -159,7 +125,7 @@ impl Worker {
                 self.check_interfaces(&mut shell)?;
                 assert!(self.panic_at.is_none_or(|at| now < at), "{PANIC_VARIABLE} is set");
             }
-            while let Ok(command) = self.commands.try_recv() {
+            while let Some(command) = self.commands.take() {
                 if let Command::Stop = command {
                     return Ok(());
                 }
@@ -328,7 +294,7 @@ impl Worker {
     /// command.
     fn sleep(&self, read: usize, now: Instant, interval: &mut PollInterval) {
         if self.is_paused {
-            wait(&[], &self.waker, IDLE);
+            self.commands.wait(&[], IDLE);
         }
         if self.is_paused || read >= BATCH {
             return;
@@ -344,7 +310,7 @@ impl Worker {
         let taps = [&self.taps].into_iter().chain(second);
         let taps = taps.flat_map(|of| [&of.outgoing as &dyn AsFd, &of.incoming]);
         let taps: Vec<_> = taps.collect();
-        wait(&taps, &self.waker, due.min(IDLE));
+        self.commands.wait(&taps, due.min(IDLE));
     }
 }
 

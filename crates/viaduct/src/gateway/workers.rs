@@ -19,11 +19,10 @@ use tracing::error;
 use viaduct_proto::repair::cache::{Found, Query};
 use viaduct_proto::repair::lanes::{LaneCount, Shares};
 
-use super::control::ToWorker;
+use super::commands::{Command, ToWorker};
 use super::site::Site;
 use super::snapshot::{Details, Published, Snapshot};
 use super::taps::{Fanouts, Taps};
-use super::worker::Command;
 
 /// Handles of all workers, for the services of the control side.
 pub type ToWorkers = Arc<[ToWorker]>;

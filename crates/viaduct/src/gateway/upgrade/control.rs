@@ -10,7 +10,7 @@ use tracing::{error, warn};
 
 use super::{ControlRequest, ControlState, GatewayHandover};
 use crate::gateway::ConfigSource;
-use crate::gateway::control::ToWorker;
+use crate::gateway::commands::ToWorker;
 use crate::gateway::listeners::Listeners;
 use crate::gateway::site::Site;
 use crate::gateway::system::System;

@@ -28,8 +28,7 @@ use tokio::sync::mpsc::UnboundedSender;
 use viaduct_proto::keys::PublicKey;
 use viaduct_proto::upgrade::{GatewayRecord, MAX_CONNECTIONS, Message, PeerRecord};
 
-use super::control::ToWorker;
-use super::worker::Command;
+use super::commands::{Command, ToWorker};
 use crate::handover::{Channel, ConfigText, HandedOver, Handover, TRANSFER_TIMEOUT};
 
 pub use control::{UpgradeEvent, UpgradeState};

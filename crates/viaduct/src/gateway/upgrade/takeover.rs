@@ -15,13 +15,13 @@ use viaduct_sys::process::inherited_fds;
 use viaduct_sys::socket::udp::UdpBatch;
 
 use super::{Sockets, UpgradeCommand, WorkerState};
+use crate::gateway::commands::Command;
 use crate::gateway::config::Config;
 use crate::gateway::fake_tcp::FakeTcpPort;
 use crate::gateway::injector::Injector;
 use crate::gateway::site::Site;
 use crate::gateway::system::System;
 use crate::gateway::tls::TlsTunnels;
-use crate::gateway::worker::Command;
 use crate::gateway::{ConfigSource, Gateway, Parts, Ports, local};
 use crate::handover::{ConfigText, Takeover, config_text};
 use crate::signals::Signals;
