@@ -43,6 +43,7 @@ mod tls;
 mod upgrade;
 mod visibility;
 mod wan;
+mod wan_port;
 mod worker;
 mod workers;
 
@@ -80,6 +81,7 @@ use system::System;
 use taps::Taps;
 use tls::TlsTunnels;
 use upgrade::{HeldPackets, WorkerState};
+use wan_port::WanPort;
 use worker::Worker;
 use workers::{ToWorkers, WorkerLife, Workers};
 
@@ -330,13 +332,10 @@ fn build_worker(
     let mut worker = Worker {
         index,
         plane,
-        taps,
-        udp: ports.udp,
+        wan: WanPort { taps, udp: ports.udp, listen: config.listen, own_queue },
         second: SecondWan::open(site, ports.second)?,
         path_changes: channel.path_changes,
         fake_tcp: ports.fake_tcp,
-        own_queue,
-        listen: config.listen,
         injector: ports.injector,
         held: state.map(|_| HeldPackets::default()),
         is_paused: false,

@@ -1,4 +1,4 @@
-//! Second WAN of a packet thread: its taps and its socket.
+//! Second WAN of a packet thread.
 
 use std::collections::HashSet;
 use std::net::SocketAddr;
@@ -10,17 +10,12 @@ use viaduct_sys::socket::udp::UdpBatch;
 
 use super::site::Site;
 use super::taps::Taps;
+use super::wan_port::WanPort;
 
 /// Second WAN.
 pub struct SecondWan {
-    /// Copies of the packets that cross this WAN.
-    pub taps: Taps,
-    /// Socket that sends the datagrams of this WAN's path.
-    pub udp: UdpBatch,
-    /// Address to which peers send the datagrams of this WAN's path.
-    pub listen: SocketAddr,
-    /// Queueing discipline of the interface.
-    pub own_queue: QdiscDrops,
+    /// Port that sends and receives the datagrams of this WAN's path.
+    pub port: WanPort,
     /// The peers' addresses on the paths by this WAN.
     ends: HashSet<SocketAddr>,
 }
@@ -33,8 +28,8 @@ impl SecondWan {
         let own_queue = QdiscDrops::of(&wan.interface)
             .context("cannot read the queueing discipline of the second WAN")?;
         let taps = Taps::open(site, &wan.interface)?;
-        let ends = ends(&site.peers());
-        Ok(Some(SecondWan { taps, udp, listen: wan.listen, own_queue, ends }))
+        let port = WanPort { taps, udp, listen: wan.listen, own_queue };
+        Ok(Some(SecondWan { port, ends: ends(&site.peers()) }))
     }
 
     /// Applies changed peers.

@@ -25,8 +25,6 @@ use viaduct_proto::time::Instant;
 use viaduct_sys::capture::filter::BpfInsn;
 use viaduct_sys::clock;
 use viaduct_sys::process::thread;
-use viaduct_sys::route::qdisc::QdiscDrops;
-use viaduct_sys::socket::udp::UdpBatch;
 
 use super::commands::{Command, Commands};
 use super::fake_tcp::FakeTcpPort;
@@ -35,8 +33,8 @@ use super::poll_interval::PollInterval;
 use super::second_wan::SecondWan;
 use super::snapshot::{Published, Shell};
 use super::tap_reader::{BATCH, TapReader};
-use super::taps::Taps;
 use super::upgrade::HeldPackets;
+use super::wan_port::WanPort;
 use crate::value_parser;
 
 /// Number of packets per turn from which on the thread polls at intervals.
@@ -58,18 +56,12 @@ pub struct Worker {
     pub index: usize,
     /// Packet plane.
     pub plane: Plane,
-    /// Copies of the packets that cross the WAN.
-    pub taps: Taps,
-    /// Socket that sends repairs.
-    pub udp: UdpBatch,
-    /// Ports and sockets of fake TCP; `None` if no peer may use it.
-    pub fake_tcp: Option<FakeTcpPort>,
-    /// Queueing discipline of the WAN, in which repairs wait with all other outgoing packets.
-    pub own_queue: QdiscDrops,
-    /// Address to which peers send their datagrams.
-    pub listen: SocketAddr,
+    /// Port to the WAN; to the first one, if there are two.
+    pub wan: WanPort,
     /// Second WAN, if there are two.
     pub second: Option<SecondWan>,
+    /// Ports and sockets of fake TCP; `None` if no peer may use it.
+    pub fake_tcp: Option<FakeTcpPort>,
     /// Tells the control side of changes of paths.
     pub path_changes: UnboundedSender<PathChange>,
     /// TUN through which recovered packets enter the kernel.
@@ -135,17 +127,22 @@ impl Worker {
         }
     }
 
+    /// Ports to all WANs.
+    fn wans(&self) -> impl Iterator<Item = &WanPort> {
+        [&self.wan].into_iter().chain(self.second.as_ref().map(|second| &second.port))
+    }
+
     /// Counts the times that the WAN interface went down. This is not an error: packets arrive
     /// again when the interface is up. Errors: an interface was deleted.
     fn check_interfaces(&self, shell: &mut Shell) -> Result<()> {
-        let wans = || [&self.taps].into_iter().chain(self.second.as_ref().map(|wan| &wan.taps));
-        let is_down = |taps: &Taps| {
-            [&taps.outgoing, &taps.incoming].map(|tap| tap.take_error().is_some()).contains(&true)
+        let is_down = |wan: &&WanPort| {
+            let taps = [&wan.taps.outgoing, &wan.taps.incoming];
+            taps.map(|tap| tap.take_error().is_some()).contains(&true)
         };
-        let down = wans().filter(|taps| is_down(taps)).count();
+        let down = self.wans().filter(is_down).count();
         // Checked at each call: an interface goes down a moment before it is deleted, and only the
         // deletion is an error.
-        let are_attached = wans().all(|taps| taps.outgoing.is_attached());
+        let are_attached = self.wans().all(|wan| wan.taps.outgoing.is_attached());
         ensure!(are_attached, "the WAN interface was deleted");
         if down > 0 {
             shell.wan_falls += 1;
@@ -167,12 +164,12 @@ impl Worker {
     }
 
     pub(super) fn read_taps(&mut self, shell: &mut Shell) -> usize {
-        let Worker { taps, second, plane, fake_tcp, listen, cut, held, left, .. } = self;
+        let Worker { wan, second, plane, fake_tcp, cut, held, left, .. } = self;
         let mut reader = TapReader { plane, fake_tcp, cut, held, left, shell };
-        let read = reader.read(taps, *listen);
-        let Some(second) = second else { return read };
+        let read = reader.read(&mut wan.taps, wan.listen);
+        let Some(SecondWan { port, .. }) = second else { return read };
         reader.plane.set_path(1);
-        let more = reader.read(&mut second.taps, second.listen);
+        let more = reader.read(&mut port.taps, port.listen);
         reader.plane.set_path(0);
         read + more
     }
@@ -199,10 +196,10 @@ impl Worker {
             }
         }
         if !datagrams.is_empty() {
-            shell.sent(self.udp.send(&datagrams));
+            shell.sent(self.wan.udp.send(&datagrams));
         }
         if let Some(second) = self.second.as_mut().filter(|_| !by_second.is_empty()) {
-            shell.sent(second.udp.send(&by_second));
+            shell.sent(second.port.udp.send(&by_second));
         }
         self.plane.clear_transmits();
         if let Some(port) = &mut self.fake_tcp {
@@ -219,16 +216,16 @@ impl Worker {
     }
 
     fn count_drops(&mut self, shell: &mut Shell, now: Instant) {
-        let second = self.second.as_mut().map_or(0, |wan| wan.own_queue.take_drops());
-        let dropped = self.own_queue.take_drops() + second;
-        if dropped > 0 {
-            shell.wan_drops += u64::from(dropped);
-            self.plane.handle_own_drops(now);
+        let (mut dropped, mut out, mut incoming) = (0, 0, 0);
+        let second = self.second.as_mut().map(|second| &mut second.port);
+        for wan in [&mut self.wan].into_iter().chain(second) {
+            dropped += u64::from(wan.own_queue.take_drops());
+            out += wan.taps.outgoing.drops();
+            incoming += wan.taps.incoming.drops();
         }
-        let (mut out, mut incoming) = (self.taps.outgoing.drops(), self.taps.incoming.drops());
-        if let Some(SecondWan { taps, .. }) = &mut self.second {
-            out += taps.outgoing.drops();
-            incoming += taps.incoming.drops();
+        if dropped > 0 {
+            shell.wan_drops += dropped;
+            self.plane.handle_own_drops(now);
         }
         if out > shell.tap_drops_out {
             self.plane.miss_outgoing(out - shell.tap_drops_out);
@@ -245,7 +242,7 @@ impl Worker {
             Command::Reload { peers, outgoing, incoming, taps, reply } => {
                 let done = self.reload(peers, &outgoing, &incoming, now);
                 if let Some(taps) = taps.filter(|_| done.is_ok()) {
-                    self.taps = *taps;
+                    self.wan.taps = *taps;
                     // Packets that are still in the old taps are never read.
                     self.plane.miss_outgoing(1);
                     self.plane.miss_incoming(now);
@@ -282,10 +279,9 @@ impl Worker {
         }
         self.plane.change(peers, now)?;
         self.published.replace_peers(&self.plane, now);
-        let second = self.second.as_ref().map(|wan| &wan.taps);
-        for taps in [&self.taps].into_iter().chain(second) {
-            taps.outgoing.attach_filter(outgoing).context("cannot set the filter of a tap")?;
-            taps.incoming.attach_filter(incoming).context("cannot set the filter of a tap")?;
+        for wan in self.wans() {
+            wan.taps.outgoing.attach_filter(outgoing).context("cannot set the filter of a tap")?;
+            wan.taps.incoming.attach_filter(incoming).context("cannot set the filter of a tap")?;
         }
         Ok(())
     }
@@ -306,8 +302,7 @@ impl Worker {
         let fake_tcp = self.fake_tcp.as_ref().and_then(|port| port.machine.poll_timeout());
         let due = [self.plane.poll_timeout(), fake_tcp].into_iter().flatten().min();
         let due = due.map_or(IDLE, |due| due.since(now));
-        let second = self.second.as_ref().map(|wan| &wan.taps);
-        let taps = [&self.taps].into_iter().chain(second);
+        let taps = self.wans().map(|wan| &wan.taps);
         let taps = taps.flat_map(|of| [&of.outgoing as &dyn AsFd, &of.incoming]);
         let taps: Vec<_> = taps.collect();
         self.commands.wait(&taps, due.min(IDLE));

@@ -117,7 +117,7 @@ impl Worker {
     fn sockets(&self) -> io::Result<Sockets> {
         let listeners = self.fake_tcp.iter().flat_map(FakeTcpPort::listeners);
         Ok(Sockets {
-            udp: self.udp.as_fd().try_clone_to_owned()?,
+            udp: self.wan.udp.as_fd().try_clone_to_owned()?,
             tun: self.injector.tun().map(|tun| tun.try_clone_to_owned()).transpose()?,
             fake_tcp: listeners
                 .map(|of| of.as_fd().try_clone_to_owned())
