@@ -80,7 +80,7 @@ use snapshot::Published;
 use system::System;
 use taps::Taps;
 use tls::TlsTunnels;
-use upgrade::{HeldPackets, WorkerState};
+use upgrade::{HeldPackets, Role, WorkerState};
 use wan_port::WanPort;
 use worker::Worker;
 use workers::{ToWorkers, WorkerLife, Workers};
@@ -337,8 +337,7 @@ fn build_worker(
         path_changes: channel.path_changes,
         fake_tcp: ports.fake_tcp,
         injector: ports.injector,
-        held: state.map(|_| HeldPackets::default()),
-        is_paused: false,
+        role: state.map_or(Role::Active, |_| Role::Standby(HeldPackets::default())),
         left: Duration::ZERO,
         cut: Vec::new(),
         commands: channel.commands,

@@ -30,7 +30,7 @@ pub(super) struct TapReader<'a> {
     /// Buffer for packets that a device would segment or give a checksum.
     pub(super) cut: &'a mut Vec<u8>,
     /// Packets that this process may have to encode, while another one does the work.
-    pub(super) held: &'a mut Option<HeldPackets>,
+    pub(super) held: Option<&'a mut HeldPackets>,
     /// Time stamp of the last outgoing packet read.
     pub(super) left: &'a mut Duration,
     pub(super) shell: &'a mut Shell,

@@ -33,7 +33,7 @@ use super::poll_interval::PollInterval;
 use super::second_wan::SecondWan;
 use super::snapshot::{Published, Shell};
 use super::tap_reader::{BATCH, TapReader};
-use super::upgrade::HeldPackets;
+use super::upgrade::Role;
 use super::wan_port::WanPort;
 use crate::value_parser;
 
@@ -66,11 +66,8 @@ pub struct Worker {
     pub path_changes: UnboundedSender<PathChange>,
     /// TUN through which recovered packets enter the kernel.
     pub injector: Injector,
-    /// Packets that this process may have to encode, kept while the old process still does the
-    /// work; `None` once this process does it.
-    pub held: Option<HeldPackets>,
-    /// True while another process may have taken over the state. This process then does nothing.
-    pub is_paused: bool,
+    /// Role beside the packet thread of another process.
+    pub role: Role,
     /// Time stamp of the last outgoing packet read.
     pub left: Duration,
     /// Buffer for packets that a device would segment or give a checksum.
@@ -94,9 +91,9 @@ impl Worker {
         let (mut publish_at, mut details_at) = (now(), now());
         self.published.replace_peers(&self.plane, now());
         loop {
-            let read = if self.is_paused { 0 } else { self.read_taps(&mut shell) };
+            let read = if self.role.is_paused() { 0 } else { self.read_taps(&mut shell) };
             let now = now();
-            if !self.is_paused {
+            if !self.role.is_paused() {
                 self.handle_timeouts(now);
                 self.write(&mut shell, now);
                 for change in self.plane.take_path_changes() {
@@ -164,8 +161,8 @@ impl Worker {
     }
 
     pub(super) fn read_taps(&mut self, shell: &mut Shell) -> usize {
-        let Worker { wan, second, plane, fake_tcp, cut, held, left, .. } = self;
-        let mut reader = TapReader { plane, fake_tcp, cut, held, left, shell };
+        let Worker { wan, second, plane, fake_tcp, cut, role, left, .. } = self;
+        let mut reader = TapReader { plane, fake_tcp, cut, held: role.held(), left, shell };
         let read = reader.read(&mut wan.taps, wan.listen);
         let Some(SecondWan { port, .. }) = second else { return read };
         reader.plane.set_path(1);
@@ -177,7 +174,7 @@ impl Worker {
     /// Sends the datagrams and packets that are due. While another process does the work, they
     /// are dropped.
     pub(super) fn write(&mut self, shell: &mut Shell, now: Instant) {
-        if self.held.is_some() {
+        if let Role::Standby(_) = self.role {
             self.plane.clear_transmits();
             self.plane.injections().clear();
             self.fake_tcp.iter_mut().for_each(|port| port.machine.clear_transmits());
@@ -289,10 +286,11 @@ impl Worker {
     /// Sleeps: for a poll interval under load, otherwise until the next packet, deadline or
     /// command.
     fn sleep(&self, read: usize, now: Instant, interval: &mut PollInterval) {
-        if self.is_paused {
+        if self.role.is_paused() {
             self.commands.wait(&[], IDLE);
+            return;
         }
-        if self.is_paused || read >= BATCH {
+        if read >= BATCH {
             return;
         }
         if read >= BUSY {

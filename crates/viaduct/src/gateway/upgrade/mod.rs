@@ -33,7 +33,7 @@ use crate::handover::{Channel, ConfigText, HandedOver, Handover, TRANSFER_TIMEOU
 
 pub use control::{UpgradeEvent, UpgradeState};
 pub use takeover::run;
-pub use worker::{HeldPackets, Sockets, UpgradeCommand, WorkerState};
+pub use worker::{HeldPackets, Role, Sockets, UpgradeCommand, WorkerState};
 
 /// Request to the control side about an upgrade.
 #[derive(Debug)]

@@ -61,6 +61,30 @@ pub struct WorkerState {
     pub cut: StopRecord,
 }
 
+/// Role of a packet thread beside that of another process.
+#[derive(Debug)]
+pub enum Role {
+    /// Does the work.
+    Active,
+    /// Receives, while the old process still does the work. Holds the packets that this process may
+    /// have to encode.
+    Standby(HeldPackets),
+    /// Does nothing, since another process may have taken over the state.
+    Paused,
+}
+
+impl Role {
+    /// Returns whether the thread does nothing.
+    pub fn is_paused(&self) -> bool {
+        matches!(self, Role::Paused)
+    }
+
+    /// Held packets, if the old process does the work.
+    pub fn held(&mut self) -> Option<&mut HeldPackets> {
+        if let Role::Standby(held) = self { Some(held) } else { None }
+    }
+}
+
 /// Outgoing packets that this process may have to encode.
 #[derive(Debug, Default)]
 pub struct HeldPackets {
@@ -102,12 +126,12 @@ impl Worker {
                 let now = Instant::from_nanos(clock::now());
                 self.plane.finish(now);
                 self.write(shell, now);
-                self.is_paused = true;
+                self.role = Role::Paused;
                 let _ = reply.send(self.state());
             }
-            UpgradeCommand::Resume if self.is_paused => {
+            UpgradeCommand::Resume if self.role.is_paused() => {
                 self.plane.reclaim();
-                self.is_paused = false;
+                self.role = Role::Active;
             }
             UpgradeCommand::Resume => {}
             UpgradeCommand::Take(state) => self.take(&state, now),
@@ -140,7 +164,8 @@ impl Worker {
 
     /// Starts to work in place of the old process.
     fn take(&mut self, state: &WorkerState, now: Instant) {
-        let Some(held) = self.held.take() else { return };
+        let Some(held) = self.role.held().map(std::mem::take) else { return };
+        self.role = Role::Active;
         self.plane.set_passive(false);
         if let Err(error) = self.resume(state, now) {
             // This is unexpected: records of the same peers were accepted at the start.
