@@ -19,10 +19,11 @@ use crate::gateway::commands::Command;
 use crate::gateway::config::Config;
 use crate::gateway::fake_tcp::FakeTcpPort;
 use crate::gateway::injector::Injector;
+use crate::gateway::ports::Ports;
 use crate::gateway::site::Site;
 use crate::gateway::system::System;
 use crate::gateway::tls::TlsTunnels;
-use crate::gateway::{ConfigSource, Gateway, Parts, Ports, local};
+use crate::gateway::{ConfigSource, Gateway, Parts, local};
 use crate::handover::{ConfigText, Takeover, config_text};
 use crate::signals::Signals;
 
