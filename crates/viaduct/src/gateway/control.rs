@@ -66,8 +66,6 @@ pub struct Control {
     pub(super) listeners: Listeners,
     pub(super) slice_routes: SliceRoutes,
     pub(super) upgrade: UpgradeState,
-    /// True once another process has taken over.
-    is_released: bool,
 }
 
 impl Control {
@@ -83,7 +81,6 @@ impl Control {
         let upgrade = UpgradeState::new(&site, &source, workers.to_first(), inherited)?;
         Ok(Control {
             upgrade,
-            is_released: false,
             wan: WanWatch::new(&site)?,
             unverified: true,
             peers: PeerStates::default(),
@@ -192,7 +189,7 @@ impl Control {
                 self.upgrade.handle(request, system, &self.listeners, refusal);
             }
             UpgradeEvent::Outcome(Outcome::Failed) => self.reload_and_log(system).await,
-            UpgradeEvent::Outcome(Outcome::Released) => self.is_released = true,
+            UpgradeEvent::Outcome(Outcome::Released) => self.upgrade.release(),
         }
     }
 
@@ -331,7 +328,7 @@ impl Control {
     /// Returns whether another process has taken over, the packet threads have failed, or all flows
     /// have finished after [`Control::drain`].
     fn is_over(&self, draining: bool) -> bool {
-        self.is_released
+        self.upgrade.is_released()
             || self.workers.have_failed()
             || draining && self.flows.as_ref().is_none_or(|flows| flows.engine.is_over())
     }

@@ -34,6 +34,8 @@ pub struct UpgradeState {
     is_active: bool,
     /// True once another process is responsible for the machine.
     is_left: Arc<AtomicBool>,
+    /// True once the new process serves, and this one has to end.
+    is_released: bool,
     /// Listeners of the process that this one continues.
     inherited: Option<[Option<OwnedFd>; 2]>,
 }
@@ -58,7 +60,15 @@ impl UpgradeState {
         let (program, socket) = (ProgramFile::running()?, site.config.socket());
         let upgrader = Upgrader::new(program, socket, Box::new(service), outcome);
         let upgrader = Arc::new(upgrader);
-        Ok(UpgradeState { upgrader, requests, outcomes, is_active: false, is_left, inherited })
+        Ok(UpgradeState {
+            upgrader,
+            requests,
+            outcomes,
+            is_active: false,
+            is_left,
+            is_released: false,
+            inherited,
+        })
     }
 
     /// Upgrader, which hands the gateway to a new process.
@@ -79,6 +89,16 @@ impl UpgradeState {
     /// Returns whether another process has taken over.
     pub fn is_left(&self) -> bool {
         self.is_left.load(Ordering::Relaxed)
+    }
+
+    /// Records that the new process serves.
+    pub fn release(&mut self) {
+        self.is_released = true;
+    }
+
+    /// Returns whether this process has to end because the new one serves.
+    pub fn is_released(&self) -> bool {
+        self.is_released
     }
 
     /// Begins an upgrade if the program's file was replaced. Returns false if the config is to be
