@@ -2,7 +2,6 @@
 //! service. It carries no packets and may be slow.
 
 use std::os::fd::OwnedFd;
-use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::Result;
@@ -28,7 +27,6 @@ use super::tls::TlsTunnels;
 use super::upgrade::{UpgradeEvent, UpgradeState};
 use super::wan::WanWatch;
 use super::workers::Workers;
-use crate::engine::intercept::InterceptState;
 use crate::handover::{self, Outcome};
 use crate::notify::{Phase, notify};
 use crate::settings::thread::ProxyThread;
@@ -61,8 +59,6 @@ pub struct Control {
     pub(super) endpoints: Endpoints,
     /// Logged warnings about the config and the machine.
     pub(super) warnings: Vec<String>,
-    /// State of the gateway's rules in nftables and policy routing.
-    rules: Arc<InterceptState>,
     pub(super) listeners: Listeners,
     pub(super) slice_routes: SliceRoutes,
     pub(super) upgrade: UpgradeState,
@@ -89,10 +85,6 @@ impl Control {
             endpoints: Endpoints::default(),
             warnings: site.warnings(),
             started: Instant::now(),
-            rules: flows
-                .as_ref()
-                .map(|of| of.engine.handle.intercept_state().clone())
-                .unwrap_or_default(),
             listeners: Listeners::new(workers.to_all()),
             slice_routes: SliceRoutes::default(),
             source,
@@ -142,10 +134,10 @@ impl Control {
                 _ = signals.user1.recv() => self.reopen_log(),
                 () = self.endpoints.changed() => self.update_endpoints().await,
                 client = status_socket::accept(&listener) => {
-                    status_socket::show(client, &self.status().await)?;
+                    status_socket::show(client, &self.status(system).await)?;
                 }
                 client = self.listeners.accept() => {
-                    self.listeners.answer(client, metrics::page(&self.status().await));
+                    self.listeners.answer(client, metrics::page(&self.status(system).await));
                 }
             }
         }
@@ -295,7 +287,7 @@ impl Control {
         if !self.upgrade.is_active() {
             self.follow_wan(system).await;
             match self.site.config.wans.is_empty() {
-                true => system.restore_rules(&self.rules),
+                true => system.restore_rules(),
                 false => self.keep_paths(system),
             }
         }
@@ -333,7 +325,7 @@ impl Control {
             || draining && self.flows.as_ref().is_none_or(|flows| flows.engine.is_over())
     }
 
-    async fn status(&self) -> Status {
+    async fn status(&self, system: &System) -> Status {
         let split = match &self.flows {
             Some(flows) => Some(flows.engine.handle.status().await),
             None => None,
@@ -342,7 +334,7 @@ impl Control {
             split,
             uptime: self.started.elapsed().as_secs_f64(),
             cache: self.listeners.cache_stats(),
-            trouble: self.trouble(),
+            trouble: self.trouble(system),
             ..Status::new(&self.site, &self.workers)
         }
         .with_peers(now(), &self.details(), self.peers.get());
@@ -362,10 +354,10 @@ impl Control {
         details
     }
 
-    fn trouble(&self) -> Option<String> {
+    fn trouble(&self, system: &System) -> Option<String> {
         let missing =
             "rules of nftables or ip rule are missing, and cannot be put back: the log says why";
-        let missing = self.rules.is_missing().then_some(missing);
+        let missing = system.has_missing_rules().then_some(missing);
         let paths = self
             .paths
             .trouble()

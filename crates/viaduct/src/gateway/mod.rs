@@ -112,8 +112,8 @@ pub fn run(path: &Path, registry: Registry, takeover: Option<RawFd>) -> Result<(
     let (mut system, injector) = System::prepare(&site)?;
     let tls = TlsTunnels::new(&site.config);
     let flows = split.map(|split| ProxyThread::start(tls.applied(&split))).transpose()?;
-    if let Some(intercept) = flows.as_ref().and_then(|f| f.settings().intercept.clone()) {
-        system.intercept(&site, intercept)?;
+    if let Some(flows) = &flows {
+        system.intercept(&site, flows)?;
     }
     let local = local(&site.config);
     let ports = Ports::open(&mut site, &local, injector)?;

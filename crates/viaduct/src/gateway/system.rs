@@ -7,11 +7,11 @@
 use std::collections::BTreeMap;
 use std::fs;
 use std::net::IpAddr;
+use std::sync::Arc;
 
 use anyhow::{Context as _, Result, bail};
 use tracing::{info, warn};
 use viaduct_sys::journal::Changes;
-use viaduct_sys::nft::intercept::Intercept;
 use viaduct_sys::nft::mss_clamp::MssClamp;
 use viaduct_sys::nft::path_rules::PathRules;
 use viaduct_sys::nft::rule_watch::RuleWatch;
@@ -23,6 +23,7 @@ use super::preflight::pair;
 use super::site::Site;
 use crate::engine::intercept::InterceptState;
 use crate::handover::old_process;
+use crate::settings::thread::ProxyThread;
 
 /// Changes that are in force.
 pub struct System {
@@ -40,6 +41,9 @@ pub struct System {
     /// Notifications about rules that another program removes; `None` if the kernel has no
     /// nftables.
     rules: Option<RuleWatch>,
+    /// State of the gateway's rules in nftables and policy routing, which the proxy of split mode
+    /// shows, too.
+    rule_state: Arc<InterceptState>,
 }
 
 /// Prefix, and the maximum length of packets towards it.
@@ -86,6 +90,7 @@ impl System {
             incomplete: false,
             waiting: Vec::new(),
             rules: RuleWatch::new().ok(),
+            rule_state: Arc::default(),
         };
         system.apply(site)?;
         system.open_paths(site)?;
@@ -137,7 +142,16 @@ impl System {
         };
         let waiting = room.routes.iter().filter_map(missing).collect();
         let (mark, rules) = (mark.min(changes.mark()), RuleWatch::new().ok());
-        Ok(System { changes, offloads_off, room, mark, incomplete: false, waiting, rules })
+        Ok(System {
+            changes,
+            offloads_off,
+            room,
+            mark,
+            incomplete: false,
+            waiting,
+            rules,
+            rule_state: Arc::default(),
+        })
     }
 
     /// Makes this process responsible for the changes.
@@ -239,8 +253,10 @@ impl System {
         Some(format!("repairs do not fit the WAN: {first}{more}"))
     }
 
-    /// Makes the kernel redirect the flows of split mode. The listener must be open already.
-    pub fn intercept(&mut self, site: &Site, intercept: Intercept) -> Result<()> {
+    /// Makes the kernel redirect the flows of split mode to the proxy `flows`.
+    pub fn intercept(&mut self, site: &Site, flows: &ProxyThread) -> Result<()> {
+        self.rule_state = flows.engine.handle.intercept_state().clone();
+        let Some(intercept) = flows.settings().intercept.clone() else { return Ok(()) };
         // The change for interception precedes `mark` in the journal, so that `apply` can replace
         // the later changes and leave interception in force.
         self.changes.restore_since(self.mark)?;
@@ -256,11 +272,16 @@ impl System {
     }
 
     /// Restores rules that another program removed. Must be called once a second.
-    pub fn restore_rules(&self, intercept_state: &InterceptState) {
-        if intercept_state.is_missing() || self.rules.as_ref().is_some_and(RuleWatch::has_deletions)
-        {
-            intercept_state.restore_missing(&self.changes);
+    pub fn restore_rules(&self) {
+        let has_deletions = || self.rules.as_ref().is_some_and(RuleWatch::has_deletions);
+        if self.rule_state.is_missing() || has_deletions() {
+            self.rule_state.restore_missing(&self.changes);
         }
+    }
+
+    /// Returns whether rules are missing that cannot be put back.
+    pub fn has_missing_rules(&self) -> bool {
+        self.rule_state.is_missing()
     }
 
     /// Returns whether the MSS clamps of the last successful [`System::apply`] are in force.
