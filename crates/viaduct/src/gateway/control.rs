@@ -50,9 +50,6 @@ pub struct Control {
     pub(super) tls: TlsTunnels,
     started: Instant,
     pub(super) wan: WanWatch,
-    /// True from the time at which the room for repairs is made until the lowered routes
-    /// are checked.
-    pub(super) unverified: bool,
     peers: PeerStates,
     misroutes: Misroutes,
     clocks: Option<ClockFile>,
@@ -78,7 +75,6 @@ impl Control {
         Ok(Control {
             upgrade,
             wan: WanWatch::new(&site)?,
-            unverified: true,
             peers: PeerStates::default(),
             misroutes: Misroutes::default(),
             clocks: site.config.clocks().map(ClockFile::new),
@@ -364,54 +360,6 @@ impl Control {
             .map(|why| format!("rules or routes of the paths are missing: {why}"));
         let trouble = self.wan.trouble().or(missing).map(str::to_owned).or(paths);
         trouble.or_else(|| self.misroutes.trouble(&self.site.tun_name()))
-    }
-
-    /// Makes the room for repairs ([`super::system`]) again when the WAN has changed. Must be
-    /// called once a second: an attempt fails while the routes of the WAN are not back yet.
-    async fn follow_wan(&mut self, system: &mut System) {
-        if !self.wan.is_stale(self.workers.snapshot().shell.wan_falls) {
-            if std::mem::take(&mut self.unverified) && !system.is_in_force(&self.site) {
-                self.wan.set_stale();
-            }
-            if system.retry(&self.site) {
-                info!("the size of packets is now limited, so that repairs fit the WAN");
-                if let Err(error) = self.wan.mark_applied(&self.site) {
-                    warn!("{error:#}");
-                }
-            }
-            self.log_wait_reason(system);
-            return;
-        }
-        let done = match Site::new(self.site.config.clone()) {
-            Ok(site) => self.apply(site, system).await,
-            Err(error) => Err(error),
-        };
-        self.log_wait_reason(system);
-        match done {
-            Ok(()) if system.wait_reason().is_some() => {}
-            Ok(()) if system.has_room() => {
-                info!(
-                    mtu = self.site.wan_mtu,
-                    "the WAN has changed: the size of packets is limited again, so that repairs fit"
-                );
-            }
-            Ok(()) => {}
-            Err(e) => {
-                let why = format!("repairs do not fit the WAN: {e:#}");
-                if self.wan.record_failure(why.clone()) {
-                    warn!("the WAN has changed, and {why}; tried again each second");
-                }
-            }
-        }
-    }
-
-    /// Reports in the status and the log why the room for repairs is not made yet.
-    fn log_wait_reason(&mut self, system: &System) {
-        if let Some(reason) = system.wait_reason()
-            && self.wan.record_failure(reason.clone())
-        {
-            warn!("{reason}; tried again each second");
-        }
     }
 }
 

@@ -81,7 +81,6 @@ impl Control {
         }
         self.warnings = warnings;
         self.wan.mark_applied(&site)?;
-        self.unverified = true;
         self.listeners.replace(moved, &site.config);
         self.slice_routes.set_stale();
         self.site = site;

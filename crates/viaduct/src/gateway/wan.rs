@@ -6,11 +6,14 @@
 //! - Another program changes the routes to the peers, of which the gateway's own routes are copies.
 
 use anyhow::{Context, Result};
+use tracing::{info, warn};
 use viaduct_sys::route::interface::Interface;
 use viaduct_sys::route::watch::RouteWatch;
 
+use super::control::Control;
 use super::preflight::pair;
 use super::site::Site;
+use super::system::System;
 
 /// State of the WAN when the room for repairs was last made.
 #[derive(Debug)]
@@ -22,6 +25,8 @@ pub struct WanWatch {
     falls: u64,
     routes: RouteWatch,
     stale: bool,
+    /// True from the time at which the room is made until the lowered routes are checked.
+    is_unverified: bool,
     /// Reason why the last attempt to make the room again has failed.
     trouble: Option<String>,
 }
@@ -33,7 +38,16 @@ impl WanWatch {
         let second = site.config.wans.get(1);
         let second = second.map(|wan| Interface::new(&wan.interface)).transpose()?;
         let (mtu, routes) = (site.wan_mtu, watch_routes(site)?);
-        Ok(WanWatch { interface, second, mtu, falls: 0, routes, stale: false, trouble: None })
+        Ok(WanWatch {
+            interface,
+            second,
+            mtu,
+            falls: 0,
+            routes,
+            stale: false,
+            is_unverified: true,
+            trouble: None,
+        })
     }
 
     /// Returns true if the room must be made again, and the interface is up. `falls` is the number
@@ -66,8 +80,15 @@ impl WanWatch {
         self.stale = true;
     }
 
-    /// Records that the room has been made for `site`.
+    /// Records that the room has been made for `site`. Its routes are still to be checked.
     pub fn mark_applied(&mut self, site: &Site) -> Result<()> {
+        self.mark_complete(site)?;
+        self.is_unverified = true;
+        Ok(())
+    }
+
+    /// Records that the routes for which the room waited are lowered, too.
+    fn mark_complete(&mut self, site: &Site) -> Result<()> {
         // The old watch has notifications of the routes that the gateway itself has replaced.
         self.routes = watch_routes(site)?;
         (self.mtu, self.stale) = (site.wan_mtu, false);
@@ -85,6 +106,56 @@ impl WanWatch {
     /// Reason why the room could not be made.
     pub fn trouble(&self) -> Option<&str> {
         self.trouble.as_deref()
+    }
+}
+
+impl Control {
+    /// Makes the room for repairs ([`super::system`]) again when the WAN has changed. Must be
+    /// called once a second: an attempt fails while the routes of the WAN are not back yet.
+    pub(super) async fn follow_wan(&mut self, system: &mut System) {
+        if !self.wan.is_stale(self.workers.snapshot().shell.wan_falls) {
+            if std::mem::take(&mut self.wan.is_unverified) && !system.is_in_force(&self.site) {
+                self.wan.set_stale();
+            }
+            if system.retry(&self.site) {
+                info!("the size of packets is now limited, so that repairs fit the WAN");
+                if let Err(error) = self.wan.mark_complete(&self.site) {
+                    warn!("{error:#}");
+                }
+            }
+            self.log_wait_reason(system);
+            return;
+        }
+        let done = match Site::new(self.site.config.clone()) {
+            Ok(site) => self.apply(site, system).await,
+            Err(error) => Err(error),
+        };
+        self.log_wait_reason(system);
+        match done {
+            Ok(()) if system.wait_reason().is_some() => {}
+            Ok(()) if system.has_room() => {
+                info!(
+                    mtu = self.site.wan_mtu,
+                    "the WAN has changed: the size of packets is limited again, so that repairs fit"
+                );
+            }
+            Ok(()) => {}
+            Err(e) => {
+                let why = format!("repairs do not fit the WAN: {e:#}");
+                if self.wan.record_failure(why.clone()) {
+                    warn!("the WAN has changed, and {why}; tried again each second");
+                }
+            }
+        }
+    }
+
+    /// Reports in the status and the log why the room for repairs is not made yet.
+    fn log_wait_reason(&mut self, system: &System) {
+        if let Some(reason) = system.wait_reason()
+            && self.wan.record_failure(reason.clone())
+        {
+            warn!("{reason}; tried again each second");
+        }
     }
 }
 
