@@ -31,6 +31,34 @@ pub fn check(path: &Path, registry: &Registry) -> Result<()> {
         return Ok(());
     }
     let (site, flows) = resolve(config, path, registry)?;
+    print_site(&site);
+    site.config.peers.iter().for_each(|peer| print_peer(&site, peer));
+    println!("memory: {}", site.memory_bound());
+    if let Some(flows) = flows {
+        print!("split mode, {flows}");
+    }
+    let config = &site.config;
+    for (what, listen) in [("metrics", config.metrics), ("cache", config.cache)] {
+        println!("{what}: {}", listen.map_or("off".to_owned(), |at| at.to_string()));
+    }
+    let routes = system::plan(&site).with_context(|| path.display().to_string())?;
+    let obstacles = [preflight::check_capabilities(), preflight::check_run_dir(config)];
+    let obstacles = obstacles.into_iter().filter_map(Result::err).map(|e| format!("{e:#}"));
+    let warnings =
+        [site.warnings(), routes, preflight::ports_in_use(config), obstacles.collect()].concat();
+    for warning in &warnings {
+        println!("warning: {warning}");
+    }
+    match warnings.len() {
+        0 => println!("ok"),
+        1 => println!("ok, with a warning"),
+        n => println!("ok, with {n} warnings"),
+    }
+    Ok(())
+}
+
+/// Prints the meaning of `[site]`.
+fn print_site(site: &Site) {
     let config = &site.config;
     println!("site {}: public key {}", config.name, config.secret.public());
     let wans: Vec<_> = config.interfaces().collect();
@@ -50,47 +78,28 @@ pub fn check(path: &Path, registry: &Registry) -> Result<()> {
     if let Some(at) = config.tls_listen {
         println!("  tunnels over TLS arrive at TCP {at}");
     }
-    for peer in &config.peers {
-        let code = peer.coding.as_ref().map_or("no repairs".to_owned(), ToString::to_string);
-        let room = match site.clamp(peer) {
-            Some(longest) => format!("packets limited to {longest} bytes (route MTU, MSS)"),
-            None => "no packet is altered".to_owned(),
-        };
-        let endpoint = match (&peer.endpoint, &peer.endpoint_name) {
-            _ if peer.paths.is_some() => {
-                let ends = peer.paths.iter().flat_map(|paths| paths.endpoints);
-                let ends = ends.zip(&config.wans).map(|(at, wan)| format!("{at} by {}", wan.name));
-                format!("at {}", ends.collect::<Vec<_>>().join(", "))
-            }
-            (Some(at), _) => format!("at {at}"),
-            (None, Some((host, port))) => format!("at {host}:{port}"),
-            (None, None) => "(no endpoint: the peer connects first)".to_owned(),
-        };
-        println!("peer {} {endpoint}: public key {}", peer.name, peer.key);
-        println!("  hosts {}; {code}; {room}", list(&peer.prefixes));
-        println!("  {}", transports(peer));
-    }
-    println!("memory: {}", site.memory_bound());
-    if let Some(flows) = flows {
-        print!("split mode, {flows}");
-    }
-    for (what, listen) in [("metrics", config.metrics), ("cache", config.cache)] {
-        println!("{what}: {}", listen.map_or("off".to_owned(), |at| at.to_string()));
-    }
-    let routes = system::plan(&site).with_context(|| path.display().to_string())?;
-    let obstacles = [preflight::check_capabilities(), preflight::check_run_dir(config)];
-    let obstacles = obstacles.into_iter().filter_map(Result::err).map(|e| format!("{e:#}"));
-    let warnings =
-        [site.warnings(), routes, preflight::ports_in_use(config), obstacles.collect()].concat();
-    for warning in &warnings {
-        println!("warning: {warning}");
-    }
-    match warnings.len() {
-        0 => println!("ok"),
-        1 => println!("ok, with a warning"),
-        n => println!("ok, with {n} warnings"),
-    }
-    Ok(())
+}
+
+/// Prints the meaning of a `[[peer]]`.
+fn print_peer(site: &Site, peer: &Peer) {
+    let code = peer.coding.as_ref().map_or("no repairs".to_owned(), ToString::to_string);
+    let room = match site.clamp(peer) {
+        Some(longest) => format!("packets limited to {longest} bytes (route MTU, MSS)"),
+        None => "no packet is altered".to_owned(),
+    };
+    let endpoint = match (&peer.endpoint, &peer.endpoint_name) {
+        _ if peer.paths.is_some() => {
+            let ends = peer.paths.iter().flat_map(|paths| paths.endpoints);
+            let ends = ends.zip(&site.config.wans).map(|(at, wan)| format!("{at} by {}", wan.name));
+            format!("at {}", ends.collect::<Vec<_>>().join(", "))
+        }
+        (Some(at), _) => format!("at {at}"),
+        (None, Some((host, port))) => format!("at {host}:{port}"),
+        (None, None) => "(no endpoint: the peer connects first)".to_owned(),
+    };
+    println!("peer {} {endpoint}: public key {}", peer.name, peer.key);
+    println!("  hosts {}; {code}; {room}", list(&peer.prefixes));
+    println!("  {}", transports(peer));
 }
 
 fn transports(peer: &Peer) -> String {
