@@ -91,18 +91,7 @@ pub(super) fn peer(
     let endpoint = paths.map_or(endpoint, |paths| Some(paths.endpoints[0]));
     let tls_endpoint = tls_endpoint(&table, endpoint, site)?;
     let key = peer_key(&table.key, site).or_else(|what| invalid(place("key"), what))?;
-    let mut coding = table.fec.coding().or_else(|what| invalid(place("fec"), what))?;
-    match &mut coding {
-        Some(Coding::Auto(settings)) => settings.classes = classes(&table)?,
-        _ if table.class.is_empty() => {}
-        _ => return invalid(place("class"), "has a meaning only for code \"auto\""),
-    }
-    if let Some(Coding::Fixed(code)) = &coding {
-        match code.check() {
-            Ok(found) => warnings.extend(found.iter().map(|w| format!("{}: {w}", place("fec")))),
-            Err(error) => return invalid(place("fec"), error),
-        }
-    }
+    let coding = coding(&table, warnings)?;
     Ok(Peer {
         key,
         endpoint,
@@ -158,6 +147,24 @@ fn tls_endpoint(
         return invalid(place("server_name"), "is for the server at tls_endpoint; give that too");
     }
     Ok(found)
+}
+
+/// Encoding of the packets to the peer. Warns of unusual but allowed parameters.
+fn coding(table: &PeerTable, warnings: &mut Vec<String>) -> Result<Option<Coding>, Invalid> {
+    let place = |key: &str| format!("peer {:?}: {key}", table.name);
+    let mut coding = table.fec.coding().or_else(|what| invalid(place("fec"), what))?;
+    match &mut coding {
+        Some(Coding::Auto(settings)) => settings.classes = classes(table)?,
+        _ if table.class.is_empty() => {}
+        _ => return invalid(place("class"), "has a meaning only for code \"auto\""),
+    }
+    if let Some(Coding::Fixed(code)) = &coding {
+        match code.check() {
+            Ok(found) => warnings.extend(found.iter().map(|w| format!("{}: {w}", place("fec")))),
+            Err(error) => return invalid(place("fec"), error),
+        }
+    }
+    Ok(coding)
 }
 
 fn classes(table: &PeerTable) -> Result<Vec<Class>, Invalid> {
