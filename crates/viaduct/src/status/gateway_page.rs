@@ -3,15 +3,11 @@
 use std::fmt::{self, Display, Formatter};
 use std::time::Duration;
 
-use viaduct_proto::repair::stats::{LATENCY_BOUNDS, LossReport, PeerStats};
-
 use super::colours::{Colours, row};
-use super::numbers::{self, bytes, lengths, micros, percent, quantile, thousands};
+use super::numbers::{bytes, thousands};
+use super::peer_rows::PeerRows;
 use super::proxy_page::ProxyPage;
-use crate::gateway::status::{PathStatus, PeerStatus, Status};
-
-/// Maximum length of a bar of the burst histogram, in characters.
-const BAR: u64 = 30;
+use crate::gateway::status::Status;
 
 /// State of a gateway as text.
 #[derive(Debug)]
@@ -44,33 +40,10 @@ impl Display for GatewayPage<'_> {
             writeln!(f, "{}", self.colours.paint(31, trouble))?;
         }
         self.machine(f)?;
-        (0..status.counters.peers.len())
-            .try_for_each(|at| write!(f, "{}", PeerRows { of: self, at }))?;
+        (0..status.counters.peers.len()).try_for_each(|at| write!(f, "{}", self.peer_rows(at)))?;
         let Some(split) = &status.split else { return Ok(()) };
         let before = self.before.and_then(|before| before.split.as_ref());
         write!(f, "\n{}", ProxyPage::new(split, before, self.colours))
-    }
-}
-
-/// Rows of one peer.
-struct PeerRows<'a> {
-    of: &'a GatewayPage<'a>,
-    /// Index of the peer.
-    at: usize,
-}
-
-impl Display for PeerRows<'_> {
-    fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
-        let PeerRows { of, at } = *self;
-        let (name, stats) = &of.status.counters.peers[at];
-        let code = of.status.codes.get(at).map_or("", String::as_str);
-        of.head(f, name, code, stats, at)?;
-        of.now(f, name, stats)?;
-        of.sent(f, stats)?;
-        of.received(f, stats)?;
-        of.bursts(f, &stats.receiver.link)?;
-        of.latency(f, stats)?;
-        of.refused(f, stats)
     }
 }
 
@@ -119,104 +92,6 @@ impl GatewayPage<'_> {
         Ok(())
     }
 
-    fn head(
-        &self,
-        f: &mut Formatter<'_>,
-        name: &str,
-        code: &str,
-        stats: &PeerStats,
-        at: usize,
-    ) -> fmt::Result {
-        let peer = self.status.peers.get(at);
-        let up = self.state(peer, stats);
-        writeln!(f, "\n{}  {up}  {code}", self.colours.bold(format!("peer {name}")))?;
-        if let Some(PeerStatus { transport, transport_reason: why, .. }) = peer {
-            match &transport[..] {
-                "fake-tcp" => row(f, "datagrams", format!("by {transport}: {why}"))?,
-                "tls" => {
-                    let what = "none, repairs are off; split connections by a tunnel over TLS";
-                    row(f, "datagrams", format!("{what}: {why}"))?;
-                }
-                _ => {}
-            }
-        }
-        if let Some(PeerStatus { lanes: lanes @ 2.., lanes_down, .. }) = peer {
-            row(f, "lanes", format!("{lanes}, down {}", self.colours.alarm(*lanes_down as u64)))?;
-        }
-        if let Some(slices) = peer.and_then(|peer| peer.slices) {
-            row(f, "slices", format!("{} to the peer, {} from it", slices.to, slices.from))?;
-        }
-        for path in peer.into_iter().flat_map(|peer| &peer.paths) {
-            row(f, "path", self.path(path))?;
-        }
-        if let Some(link) = peer.and_then(|peer| peer.link.as_ref()) {
-            let rtt = link.rtt_ms.map_or("not known yet".to_owned(), |rtt| format!("{rtt:.1} ms"));
-            let what = format!(
-                "{}; {:.1} repairs for 100 packets, round trip {rtt}, flows wait {:.0} ms",
-                link.regime,
-                100.0 * link.overhead,
-                link.wait_ms,
-            );
-            row(f, "auto", what)?;
-            let what = format!(
-                "of {} packets out: {} bursts lost by chance, {} seen by flows; {} packets by \
-                    full queues",
-                thousands(link.packets),
-                thousands(link.bursts),
-                thousands(link.visible),
-                thousands(link.congested),
-            );
-            row(f, "losses", what)?;
-            for trial in &link.trials {
-                row(f, "would have", numbers::trial(trial))?;
-            }
-        }
-        if let Some(lowered) = peer.and_then(|peer| peer.lowered_mss.into_iter().flatten().min()) {
-            let what = format!(
-                "the path lowers the MSS of SYNs to {lowered}: {} arrived so, and are not lost",
-                thousands(stats.receiver.altered)
-            );
-            row(f, "path", what)?;
-        }
-        let altered = match self.status.kept_below.get(at).copied().flatten() {
-            Some(most) => format!(
-                "route MTU {most} and TCP's MSS lowered, so that repairs fit; nothing else is \
-                    altered"
-            ),
-            None => "no packet is altered".to_owned(),
-        };
-        row(f, "packets", altered)
-    }
-
-    /// State of one of several paths.
-    fn path(&self, path: &PathStatus) -> String {
-        let state = match path.up {
-            true => self.colours.green("up"),
-            false => self.colours.paint(31, "down"),
-        };
-        let rtt = path.rtt_ms.map_or("not known yet".to_owned(), |rtt| format!("{rtt:.1} ms"));
-        let loss = |(known, lost)| format!("{} ({})", thousands(lost), percent(lost, known));
-        format!(
-            "{} {state}: round trip {rtt}; sent {}, lost {} out, {} in; repairs by {}",
-            path.wan,
-            thousands(path.sent),
-            loss(path.reported),
-            loss(path.received),
-            path.repairs_by,
-        )
-    }
-
-    /// State of a peer, with its reason.
-    fn state(&self, peer: Option<&PeerStatus>, stats: &PeerStats) -> String {
-        match peer.map(|peer| (&peer.state[..], &peer.reason)) {
-            Some((state, Some(reason))) => self.colours.paint(31, format!("{state}: {reason}")),
-            // Without datagrams there is no session.
-            Some(("up", None)) => self.colours.green("up"),
-            _ if stats.up => self.colours.green("up"),
-            _ => self.colours.paint(31, "down"),
-        }
-    }
-
     /// Lines about the gateway itself, for a list of its peers.
     pub fn header(&self) -> String {
         let status = self.status;
@@ -235,131 +110,20 @@ impl GatewayPage<'_> {
     /// All rows of one peer. Empty if there is no peer of this name.
     pub fn peer(&self, name: &str) -> String {
         let at = self.status.counters.peers.iter().position(|(of, _)| of == name);
-        at.map_or(String::new(), |at| PeerRows { of: self, at }.to_string())
+        at.map_or(String::new(), |at| self.peer_rows(at).to_string())
     }
 
-    /// Prints the rates since the previous page.
-    fn now(&self, f: &mut Formatter<'_>, name: &str, stats: &PeerStats) -> fmt::Result {
-        let Some(before) = self.before else { return Ok(()) };
-        let Some((_, old)) = before.counters.peers.iter().find(|(n, _)| n == name) else {
-            return Ok(());
-        };
-        let seconds = self.status.uptime - before.uptime;
-        let rate = |now: u64, then: u64| now.saturating_sub(then) as f64 / seconds;
-        let (out, old_out) = (&stats.sender, &old.sender);
-        let (into, old_in) = (&stats.receiver, &old.receiver);
-        let flow = |packets: f64, bytes: f64| {
-            format!("{} packets/s {:.1} Mb/s", thousands(packets as u64), bytes * 8.0 / 1e6)
-        };
-        let lost = into.link.lost.saturating_sub(old_in.link.lost);
-        let covered = into.link.covered.saturating_sub(old_in.link.covered);
-        let what = format!(
-            "out {}, repairs {:.1} Mb/s | in {}, lost {}, recovered {:.0}/s",
-            flow(rate(out.packets, old_out.packets), rate(out.bytes, old_out.bytes)),
-            rate(out.repair_bytes, old_out.repair_bytes) * 8.0 / 1e6,
-            flow(rate(into.packets, old_in.packets), rate(into.bytes, old_in.bytes)),
-            percent(lost, covered),
-            rate(into.recovered, old_in.recovered),
-        );
-        row(f, "now", self.colours.bold(what))
-    }
-
-    fn sent(&self, f: &mut Formatter<'_>, stats: &PeerStats) -> fmt::Result {
-        let sent = &stats.sender;
-        let what = format!(
-            "{} packets, {}; protected {} ({}), unprotected {}",
-            thousands(sent.packets),
-            bytes(sent.bytes),
-            thousands(sent.protected),
-            percent(sent.protected, sent.packets),
-            self.colours.alarm(sent.unprotected),
-        );
-        row(f, "sent", what)?;
-        let what = format!(
-            "{}, {}; overhead {}; {} fired early by the idle timer",
-            thousands(sent.repairs),
-            bytes(sent.repair_bytes),
-            percent(sent.repair_bytes, sent.bytes),
-            thousands(sent.flushed),
-        );
-        row(f, "repairs", what)?;
-        let reported = &stats.reported;
-        let what = format!(
-            "lost {} ({}), recovered {}, as reported by the peer",
-            thousands(reported.lost),
-            percent(reported.lost, reported.covered),
-            thousands(reported.recovered),
-        );
-        row(f, "link out", what)
-    }
-
-    fn received(&self, f: &mut Formatter<'_>, stats: &PeerStats) -> fmt::Result {
-        let got = &stats.receiver;
-        let what = format!(
-            "{} packets, {}; repairs {}, useless {}",
-            thousands(got.packets),
-            bytes(got.bytes),
-            thousands(got.repairs),
-            percent(got.useless, got.repairs),
-        );
-        row(f, "received", what)?;
-        let what = format!(
-            "lost {} ({}), recovered {}, unrecoverable {}, uncovered {}, late {}",
-            thousands(got.link.lost),
-            percent(got.link.lost, got.link.covered),
-            self.colours.green(thousands(got.link.recovered)),
-            self.colours.alarm(got.unrecoverable),
-            thousands(got.uncovered),
-            thousands(got.late),
-        );
-        row(f, "link in", what)
-    }
-
-    fn bursts(&self, f: &mut Formatter<'_>, link: &LossReport) -> fmt::Result {
-        let most = link.bursts.iter().copied().max().unwrap_or(0);
-        let Some(last) = link.bursts.iter().rposition(|&count| count > 0) else { return Ok(()) };
-        for (bucket, &count) in link.bursts[..=last].iter().enumerate() {
-            // The length is rounded up, so that every count above zero gets a visible bar.
-            let bar = "▇".repeat((count * BAR).div_ceil(most) as usize);
-            let name = if bucket == 0 { "bursts of" } else { "" };
-            row(f, name, format!("{:>9}  {bar} {}", lengths(bucket), thousands(count)))?;
-        }
-        Ok(())
-    }
-
-    fn latency(&self, f: &mut Formatter<'_>, stats: &PeerStats) -> fmt::Result {
-        let histogram = &stats.receiver.latency;
-        let count: u64 = histogram.iter().sum();
-        if count == 0 {
-            return row(f, "latency", "nothing recovered yet");
-        }
-        let mean = stats.receiver.latency_sum as f64 / count as f64;
-        let what = format!(
-            "of recoveries: p50 {}, p99 {}, mean {}",
-            quantile(histogram, &LATENCY_BOUNDS, 0.50),
-            quantile(histogram, &LATENCY_BOUNDS, 0.99),
-            micros(mean),
-        );
-        row(f, "latency", what)
-    }
-
-    fn refused(&self, f: &mut Formatter<'_>, stats: &PeerStats) -> fmt::Result {
-        let what = format!(
-            "forged {}, replayed {}, unknown {}, malformed {}, garbled {}, foreign {}",
-            self.colours.alarm(stats.session.forged),
-            self.colours.alarm(stats.session.replayed),
-            thousands(stats.session.unknown),
-            self.colours.alarm(stats.receiver.malformed),
-            self.colours.alarm(stats.receiver.garbled),
-            self.colours.alarm(stats.receiver.foreign),
-        );
-        row(f, "refused", what)
+    fn peer_rows(&self, at: usize) -> PeerRows<'_> {
+        PeerRows::new(self.status, self.before, at, self.colours)
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use viaduct_proto::repair::stats::PeerStats;
+
     use super::*;
+    use crate::gateway::status::PeerStatus;
 
     fn status() -> Status {
         let mut stats = PeerStats { up: true, ..PeerStats::default() };

@@ -16,6 +16,7 @@ mod list;
 pub mod numbers;
 mod overlay_page;
 mod overview;
+mod peer_rows;
 mod proxy_page;
 mod screen;
 mod serve_page;
