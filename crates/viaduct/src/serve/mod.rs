@@ -37,7 +37,7 @@ use tracing::{info, warn};
 use viaduct_proto::trickles::crypt::ServerCrypt;
 use viaduct_trickles::{Secrets, ServerSettings};
 
-use crate::access_log::AccessLogArgs;
+use crate::access_log::{AccessLog, AccessLogArgs};
 use crate::dead_after::DeadAfter;
 use crate::key;
 use crate::metrics::{self, Metrics, Page};
@@ -179,12 +179,7 @@ impl ServeArgs {
 /// Serves until a signal ends the process.
 pub fn run(args: &ServeArgs) -> Result<()> {
     let (runtime, signals) = Signals::register()?.into_parts();
-    let root = || {
-        let dir = args.dir.display();
-        let most = args.max_listed.unwrap_or(MAX_LISTED);
-        Root::open(&args.dir, most as usize).with_context(|| format!("cannot serve {dir}"))
-    };
-    let files = Arc::new(root()?);
+    let files = Arc::new(root(args)?);
     let log = args.access_log.open()?;
     let workers = if args.trickles == PacketFormats::Off { 0 } else { workers(args.workers) };
     if args.balanced && args.key.is_none() && args.replicas.is_none() {
@@ -198,37 +193,7 @@ pub fn run(args: &ServeArgs) -> Result<()> {
         }
     };
     let quotas = descriptors::divide(workers, args.max_connections.unwrap_or(MAX_CONNECTIONS));
-    let trickles = match args.trickles {
-        PacketFormats::Off => {
-            if let Some(name) = args.of_trickles() {
-                bail!("--{name} applies to Trickles only, which --trickles off disables");
-            }
-            None
-        }
-        formats => {
-            let crypt = || -> Result<_> {
-                let key = args.identity.as_deref().map(key::read).transpose()?;
-                Ok(key.map(|key| ServerCrypt::new(key, args.encrypted_only, entropy())))
-            };
-            let file_cache = || {
-                let cache = FileCache::new(root()?, quotas.files);
-                Ok::<_, anyhow::Error>(cache.with_log(log.clone()))
-            };
-            let of_worker = |_| Ok(WorkerResources { crypt: crypt()?, files: file_cache()? });
-            let resources = (0..workers).map(of_worker).collect::<Result<Vec<_>>>()?;
-            let config = ServiceConfig {
-                formats,
-                port: port(args),
-                replay: args.replay.unwrap_or(REPLAY),
-                balanced: args.balanced,
-                secrets: match &replicas {
-                    None => secrets(args.key.as_deref())?,
-                    Some(replicas) => Secrets::rotating(replicas.rotation()),
-                },
-            };
-            Some(Service::start(&config, resources)?)
-        }
-    };
+    let trickles = start_trickles(args, workers, quotas.files, replicas.as_deref(), &log)?;
     let disk = Disk::new(files, args.page_memory.unwrap_or(PAGE_MEMORY));
     let per_source = args.max_per_source.unwrap_or(MAX_PER_SOURCE);
     let state = ServerState::new(disk, log.clone(), limits(args), quotas.connections, per_source);
@@ -237,6 +202,48 @@ pub fn run(args: &ServeArgs) -> Result<()> {
     let ended = LocalSet::new().block_on(&runtime, serving);
     log.flush();
     ended
+}
+
+/// Opens the served directory.
+fn root(args: &ServeArgs) -> Result<Root> {
+    let most = args.max_listed.unwrap_or(MAX_LISTED);
+    let root = Root::open(&args.dir, most as usize);
+    root.with_context(|| format!("cannot serve {}", args.dir.display()))
+}
+
+/// Starts the threads of Trickles; `max_files` bounds the open files of each. `None` if Trickles is
+/// off.
+fn start_trickles(
+    args: &ServeArgs,
+    threads: u32,
+    max_files: usize,
+    replicas: Option<&Replicas>,
+    log: &AccessLog,
+) -> Result<Option<Service>> {
+    if args.trickles == PacketFormats::Off {
+        if let Some(name) = args.of_trickles() {
+            bail!("--{name} applies to Trickles only, which --trickles off disables");
+        }
+        return Ok(None);
+    }
+    let resources = |_| -> Result<WorkerResources> {
+        let key = args.identity.as_deref().map(key::read).transpose()?;
+        let crypt = key.map(|key| ServerCrypt::new(key, args.encrypted_only, entropy()));
+        let files = FileCache::new(root(args)?, max_files).with_log(log.clone());
+        Ok(WorkerResources { crypt, files })
+    };
+    let resources = (0..threads).map(resources).collect::<Result<Vec<_>>>()?;
+    let config = ServiceConfig {
+        formats: args.trickles,
+        port: port(args),
+        replay: args.replay.unwrap_or(REPLAY),
+        balanced: args.balanced,
+        secrets: match replicas {
+            None => secrets(args.key.as_deref())?,
+            Some(replicas) => Secrets::rotating(replicas.rotation()),
+        },
+    };
+    Service::start(&config, resources).map(Some)
 }
 
 /// Reads the secrets in a file, and warns if other users can read it. Without a file, generates a
