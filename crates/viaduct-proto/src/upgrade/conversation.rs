@@ -1,8 +1,9 @@
 //! Order of the messages, for both processes.
 
 use super::FORMAT;
+use super::flow::FlowRecord;
 use super::gateway::{ConnectionRecord, GatewayRecord, PeerRecord, StopRecord};
-use super::record::{FlowRecord, Message, RecordError, ServiceRecord};
+use super::record::{Message, RecordError, ServiceRecord};
 
 /// Errors that end an upgrade. The old process continues.
 #[derive(Debug, thiserror::Error)]

@@ -27,18 +27,17 @@
 //! the upgrade is refused before anything is changed.
 
 mod conversation;
+mod flow;
 mod gateway;
 mod record;
 
 pub use conversation::{Giver, GiverStep, Taker, TakerStep, UpgradeError};
+pub use flow::{AccountRecord, DirectionRecord, EarlyRecord, EndRecord, FlowRecord, FlowState};
 pub use gateway::{
     ConnectionRecord, ControlRecord, GatewayRecord, LiveRecord, LossesRecord, MAX_CONNECTIONS,
     MAX_COUNTS, Millionths, PeerRecord, SessionKey, SessionRecord, StopRecord,
 };
-pub use record::{
-    AccountRecord, DirectionRecord, EarlyRecord, EndRecord, FlowRecord, FlowState, ListenRecord,
-    Message, RecordError, ServiceRecord, SynRecord,
-};
+pub use record::{ListenRecord, Message, RecordError, ServiceRecord, SynRecord};
 
 /// Format of the records that this version writes and reads.
 pub const FORMAT: u32 = 1;
