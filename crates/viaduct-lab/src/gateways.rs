@@ -13,6 +13,7 @@ use serde::Deserialize;
 use viaduct_proto::fake_tcp::FakeTcpStats;
 use viaduct_proto::keys::SecretKey;
 use viaduct_proto::repair::stats::PeerStats;
+use viaduct_proto::repair::status::{PeerStatus, TrialStatus};
 use viaduct_sys::process::Process;
 
 use crate::binary::binary;
@@ -93,7 +94,7 @@ pub struct GatewayStatus {
     pub pid: u32,
     /// State of each peer.
     #[serde(default)]
-    pub peers: Vec<PeerState>,
+    pub peers: Vec<PeerStatus>,
     /// Maximum length of packets to each peer; `None` if it need not be lowered for repairs to fit.
     pub kept_below: Vec<Option<usize>>,
     /// Reason why repairs do not fit the WAN, if any.
@@ -114,83 +115,6 @@ struct Counters {
     #[serde(default)]
     fake_tcp: FakeTcpStats,
     memory: usize,
-}
-
-/// Predicted performance of a code on an observed link.
-#[derive(Clone, Debug, Default, Deserialize)]
-pub struct Trial {
-    /// Name of the code.
-    pub code: String,
-    /// Packets lost at random.
-    pub lost: u64,
-    /// Share of the lost packets that the code would have recovered.
-    pub recovered: f64,
-}
-
-#[derive(Clone, Debug, Default, Deserialize)]
-struct LinkState {
-    #[serde(default)]
-    trials: Vec<Trial>,
-}
-
-/// State of a peer as seen by a gateway.
-#[derive(Clone, Debug, Default, Deserialize)]
-pub struct PeerState {
-    #[serde(default)]
-    link: Option<LinkState>,
-    /// `up`, `degraded`, and so on.
-    pub state: String,
-    /// Reason why the peer is not `up`.
-    pub reason: Option<String>,
-    /// Address of the peer's gateway.
-    #[serde(default)]
-    pub endpoint: Option<String>,
-    /// Transport of the datagrams to the peer.
-    #[serde(default)]
-    pub transport: String,
-    /// Number of lanes.
-    #[serde(default)]
-    pub lanes: usize,
-    /// Lanes without a session.
-    #[serde(default)]
-    pub lanes_down: usize,
-    /// Name of the peer.
-    #[serde(default)]
-    pub name: String,
-    /// Slices that the peer owns, if it is a member of a rack.
-    #[serde(default)]
-    pub slices: Option<SliceState>,
-    /// Paths to the peer, if there are several.
-    #[serde(default)]
-    pub paths: Vec<PathState>,
-}
-
-/// Numbers of slices that a member of a peer's rack owns.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
-pub struct SliceState {
-    /// Slices of the peer's site.
-    pub to: usize,
-    /// Slices of the gateway's own site.
-    pub from: usize,
-}
-
-/// State of one of several paths.
-#[derive(Clone, Debug, Default, Deserialize)]
-pub struct PathState {
-    /// Name of the WAN.
-    pub wan: String,
-    /// True if the path carries datagrams in both directions.
-    pub up: bool,
-    /// Round-trip time in milliseconds.
-    pub rtt_ms: Option<f64>,
-    /// Name of the WAN by which repairs are sent.
-    pub repairs_by: String,
-    /// Packets that were sent by this path.
-    pub sent: u64,
-    /// Packets from the peer whose fate is known, and how many of them were lost.
-    pub received: (u64, u64),
-    /// The same for the packets to the peer.
-    pub reported: (u64, u64),
 }
 
 /// Counters of the I/O shell around a gateway's packet plane.
@@ -227,7 +151,7 @@ impl GatewayStatus {
     }
 
     /// Returns the prediction for the code named `code` towards the only peer.
-    pub fn trial(&self, code: &str) -> Option<&Trial> {
+    pub fn trial(&self, code: &str) -> Option<&TrialStatus> {
         self.peers.first()?.link.as_ref()?.trials.iter().find(|trial| trial.code == code)
     }
 

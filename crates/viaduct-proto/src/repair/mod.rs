@@ -64,6 +64,7 @@ pub mod shadow;
 mod site_table;
 mod sites;
 pub mod stats;
+pub mod status;
 mod store;
 mod syns;
 pub mod terms;

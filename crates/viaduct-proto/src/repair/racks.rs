@@ -15,6 +15,7 @@ use std::net::IpAddr;
 use std::ops::Range;
 
 use ipnet::IpNet;
+use serde::{Deserialize, Serialize};
 
 use super::peer::PeerConfig;
 use super::prefix_table::PrefixTable;
@@ -48,7 +49,7 @@ pub struct PeerMember {
 }
 
 /// Number of slices that a member of a rack owns, at its own site and at this one.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SliceCount {
     /// Slices of the peer's site: packets to them are encoded for the peer.
     pub to: usize,

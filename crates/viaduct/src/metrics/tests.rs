@@ -6,6 +6,7 @@ use serde_json::Value;
 use viaduct_proto::health::State;
 use viaduct_proto::overlay::{NodeEntry, PathQuality, Policy, Stats, Table};
 use viaduct_proto::placement::status::{AutoHop, AutoStatus};
+use viaduct_proto::repair::SliceCount;
 use viaduct_proto::repair::stats::PeerStats;
 use viaduct_proto::tunnel::stats::LinkStats;
 
@@ -13,7 +14,7 @@ use crate::access_log::AccessLogStats;
 use crate::engine::next_hops::HopStatus;
 use crate::engine::outbound::OutboundSpec;
 use crate::engine::snapshot::ProxyStatus;
-use crate::gateway::status::{PeerStatus, SliceStatus, Status};
+use crate::gateway::status::{PeerStatus, Status};
 use crate::serve::status::{ServeStatus, TricklesStatus};
 use crate::spray::status::{ReplicaStatus, SprayStatus};
 use crate::tunnel::stats::TunnelCounters;
@@ -39,7 +40,7 @@ const PROMQL: [&str; 10] = [
 type Metrics = BTreeMap<String, BTreeSet<String>>;
 
 fn gateway_page() -> String {
-    let slices = Some(SliceStatus::default());
+    let slices = Some(SliceCount::default());
     let peer = PeerStatus { name: "b".to_owned(), slices, ..PeerStatus::default() };
     let mut status = Status {
         kept_below: vec![Some(1_400)],

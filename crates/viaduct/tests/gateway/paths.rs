@@ -6,9 +6,10 @@ use std::time::Duration;
 
 use rustix::process::Signal;
 use viaduct_lab::emulator::{Direction, Emulator};
-use viaduct_lab::gateways::{GatewaySpec, PathState};
+use viaduct_lab::gateways::GatewaySpec;
 use viaduct_lab::topology::programs::{Carrier, Message, TimedMessages};
 use viaduct_lab::world::World;
+use viaduct_proto::repair::status::PathStatus;
 
 use super::common::upgrade::failure;
 use super::{eventually, system, world};
@@ -56,7 +57,7 @@ fn stream(seconds: u64) -> TimedMessages {
 }
 
 /// States of the paths at gateway A.
-fn paths(world: &World) -> Vec<PathState> {
+fn paths(world: &World) -> Vec<PathStatus> {
     world.running().unwrap().a.status().unwrap().peers.remove(0).paths
 }
 

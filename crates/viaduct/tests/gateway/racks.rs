@@ -8,11 +8,11 @@ use std::time::{Duration, Instant};
 
 use rustix::process::Signal;
 use viaduct_lab::binary::use_binary;
-use viaduct_lab::gateways::SliceState;
 use viaduct_lab::load::{SliceDatagram, SliceStream, missing_share};
 use viaduct_lab::racks::{RackGateways, peer_name};
 use viaduct_lab::topology::{Journal, Node, Racks};
 use viaduct_proto::rack::DEAD_AFTER;
+use viaduct_proto::repair::SliceCount;
 
 use super::eventually;
 
@@ -83,7 +83,7 @@ fn loss(world: &Racks) -> f64 {
 }
 
 /// Slices of the members of site A, as a gateway of site B sees them.
-fn slices(gateways: &RackGateways) -> [SliceState; 2] {
+fn slices(gateways: &RackGateways) -> [SliceCount; 2] {
     let status = gateways.sites[1][0].status().unwrap();
     [0, 1].map(|n| {
         let peer = status.peers.iter().find(|peer| peer.name == peer_name(0, n));
@@ -125,7 +125,7 @@ fn a_member_that_is_killed_loses_its_slices_to_the_other_and_gets_them_back() {
         .partition(|datagram| datagram.sent_at >= killed_at && datagram.sent_at < until);
     assert!(missing_share(&rest) < LOSS, "{}", missing_share(&rest));
     assert!(missing_share(&gap) < 0.05, "unprotected only: {}", missing_share(&gap));
-    assert_eq!((slices(&gateways)[0], slices(&gateways)[1].to), (SliceState::default(), 16));
+    assert_eq!((slices(&gateways)[0], slices(&gateways)[1].to), (SliceCount::default(), 16));
 
     gateways.sites[0][0].start().unwrap();
     gateways.wait_until_up().unwrap();
@@ -144,7 +144,7 @@ fn a_member_is_drained_by_a_reload() {
     for gateway in &gateways.sites[0] {
         gateway.signal(Signal::HUP).unwrap();
     }
-    let is_drained = || slices(&gateways)[1] == SliceState::default();
+    let is_drained = || slices(&gateways)[1] == SliceCount::default();
     eventually(&gateways.sites[1][0], "the drain", is_drained);
     let own = || owners(&world, 0).values().all(|owner| *owner == 0);
     eventually(&gateways.sites[0][0], "routes by the other", own);
