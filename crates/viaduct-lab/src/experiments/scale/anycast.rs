@@ -8,17 +8,15 @@
 //! ```
 
 use std::path::PathBuf;
-use std::process::Command;
 
-use super::service::{Transfer, download};
+use super::served::{Served, key_replicas};
 use crate::emulator::Emulator;
 use crate::experiments::prelude::*;
-use crate::load::{Downloads, Trickles};
-use crate::topology::programs::is_listening;
 
-const PORT: u16 = 80;
 /// Address that both replicas announce.
 const SERVICE: Ipv4Addr = Ipv4Addr::new(10, 2, 200, 1);
+/// Name of the file of the replicas' root secrets.
+const SECRETS: &str = "replicas.toml";
 /// Link between the sites, the bottleneck.
 const LINK: &str = "rate=200M,delay=10ms,queue=100ms";
 /// Wires of the replicas.
@@ -31,9 +29,9 @@ const ROUTE_TIMEOUT: Duration = Duration::from_secs(20);
 
 /// Two replicas, and the router that prefers the nearer one. Dropping it ends everything.
 pub(super) struct Anycast {
-    net: Dumbbell,
+    pub(super) net: Dumbbell,
     wires: Vec<Emulator>,
-    scratch: Scratch,
+    pub(super) served: Served,
     _programs: Vec<Process>,
 }
 
@@ -43,14 +41,9 @@ impl Anycast {
         let net = Dumbbell::over(link(LINK), 2, run.seed(), run.journal())?;
         let wires = (1..=2).zip(WIRES).map(|(n, wire)| net.emulate_wire_b(n, link(wire)));
         let wires = wires.collect::<Result<Vec<_>, _>>()?;
-        let scratch = Scratch::new()?;
-        fs::create_dir(scratch.path().join("site"))?;
-        let made = Command::new(binary()?)
-            .args(["key", "replicas", "--out"])
-            .arg(scratch.path().join("replicas.toml"))
-            .output()?;
-        ensure!(made.status.success(), "{}", String::from_utf8_lossy(&made.stderr));
-        let mut world = Anycast { net, wires, scratch, _programs: Vec::new() };
+        let served = Served::new(SERVICE)?;
+        key_replicas(&["--out"], &served.path(SECRETS))?;
+        let mut world = Anycast { net, wires, served, _programs: Vec::new() };
         let mut programs = vec![world.router()?];
         for n in 0..2 {
             programs.extend(world.replica(n)?);
@@ -58,26 +51,6 @@ impl Anycast {
         world._programs = programs;
         world.wait_for_route("b1")?;
         Ok(world)
-    }
-
-    /// Creates a file of random bytes for both replicas; returns the bytes.
-    pub(super) fn file(&self, name: &str, bytes: usize, seed: u64) -> Result<Vec<u8>> {
-        let mut content = vec![0; bytes];
-        Rng::from_seed(seed).fill(&mut content);
-        self.scratch.write(&format!("site/{name}"), &content)?;
-        Ok(content)
-    }
-
-    /// Runs downloads while `events` happen; see [`download`].
-    pub(super) fn download<R: Send>(
-        &self,
-        downloads: &Downloads<'_>,
-        seed: u64,
-        events: impl FnOnce(Instant) -> Result<R> + Send,
-    ) -> Result<(Transfer, R)> {
-        let to = SocketAddr::new(SERVICE.into(), PORT);
-        let clients = Trickles::open(&self.net, to, seed)?;
-        download(clients, downloads, events)
     }
 
     /// Kills the nearer replica: all its programs end without notice, and its wire with them.
@@ -93,13 +66,7 @@ impl Anycast {
     fn replica(&self, n: usize) -> Result<[Process; 2]> {
         let host = &self.net.hosts_b()[n];
         host.ip(&[format!("addr add {SERVICE}/32 dev lo")])?;
-        let mut command = host.command(&binary()?.display().to_string());
-        command.arg("serve").arg(self.scratch.path().join("site"));
-        command.args(["--listen", &format!("[::]:{PORT}"), "--replicas"]);
-        command.arg(self.scratch.path().join("replicas.toml"));
-        command.arg("--run-dir").arg(self.scratch.path().join(host.name()));
-        let log = self.scratch.path().join(format!("{}.log", host.name()));
-        let serve = daemon::start(host, command, &log, || Ok(is_listening(host, PORT)?))?;
+        let serve = self.served.serve(host, &self.served.path(SECRETS), &[])?;
         let (own, router) = (host.v4(), Ipv4Addr::from_bits(host.v4().to_bits() - 1));
         let config = format!(
             "{}protocol direct {{ ipv4; interface \"lo\"; }}\n\
@@ -131,17 +98,17 @@ impl Anycast {
 
     fn bird(&self, node: &Node, config: &str) -> Result<Process> {
         let name = node.name();
-        let path = self.scratch.write(&format!("{name}.bird"), config)?;
+        let path = self.served.scratch.write(&format!("{name}.bird"), config)?;
         let mut command = node.command("bird");
         command.env("PATH", "/usr/sbin:/usr/bin:/sbin:/bin").args(["-f", "-c"]).arg(path);
         command.arg("-s").arg(self.control(name));
-        command.arg("-P").arg(self.scratch.path().join(format!("{name}.bird.pid")));
-        let log = self.scratch.path().join(format!("{name}.bird.log"));
+        command.arg("-P").arg(self.served.path(&format!("{name}.bird.pid")));
+        let log = self.served.path(&format!("{name}.bird.log"));
         daemon::start(node, command, &log, || Ok(self.control(name).exists()))
     }
 
     fn control(&self, name: &str) -> PathBuf {
-        self.scratch.path().join(format!("{name}.ctl"))
+        self.served.path(&format!("{name}.ctl"))
     }
 
     /// Waits until the router's route to the service leads through this interface, and both

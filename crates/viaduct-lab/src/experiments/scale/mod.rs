@@ -4,6 +4,7 @@
 //!
 //! | file | noun |
 //! |---|---|
+//! | `served` | files that replicas have in common, and downloads from them |
 //! | `service` | replicas in a rack, and two boxes in front of them |
 //! | `anycast` | replicas at different distances, which announce one address |
 
@@ -14,4 +15,5 @@ pub(super) mod paths;
 pub(super) mod peers;
 pub(super) mod rack;
 pub(super) mod replicas;
+mod served;
 mod service;

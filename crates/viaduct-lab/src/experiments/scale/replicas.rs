@@ -8,10 +8,9 @@
 //! | rotation | periods of the secrets end, and a new root replaces the old one |
 //! | anycast | the nearest of two replicas dies: BFD notices, BIRD routes to the other one |
 
-use std::process::Command;
-
 use super::anycast::Anycast;
-use super::service::{Service, Transfer};
+use super::served::{Served, Transfer, key_replicas};
+use super::service::Service;
 use crate::experiments::prelude::*;
 use crate::load::{Downloaded, Downloads};
 
@@ -48,10 +47,20 @@ pub(in crate::experiments) fn run(run: &mut Run) -> Result<()> {
     for (step, part) in [("a replica dies", Part::Replica), ("a box in front dies", Part::Front)] {
         run.step(step)?;
         let service = Service::start(link(LINK), PERIOD, run)?;
-        death(run, &service, part, seconds)?;
+        let victim = match part {
+            Part::Replica => &service.rack.replicas()[1],
+            Part::Front => &service.rack.fronts()[0],
+        };
+        let world = (&service.net, &service.served);
+        death(run, part.name(), world, seconds, || Ok(service.rack.kill(victim)?))?;
+        if part == Part::Replica {
+            let status = service.sprays[0].status()?;
+            run.param("replica, state afterwards", status["replicas"][1]["reason"].clone());
+        }
     }
     run.step("anycast")?;
-    anycast(run, seconds)
+    let world = Anycast::start(run)?;
+    death(run, PARTS[2], (&world.net, &world.served), seconds, || world.kill_near())
 }
 
 /// Parts with a death, in the order of the plot.
@@ -82,44 +91,39 @@ fn bytes(seconds: f64) -> usize {
     (RATE / 8.0 * seconds / CLIENTS as f64) as usize
 }
 
-/// Kills a machine while the downloads run.
-fn death(run: &mut Run, service: &Service, part: Part, seconds: f64) -> Result<()> {
-    let content = service.file("file", bytes(seconds), run.seed())?;
+/// Runs downloads while `kill` kills a machine.
+fn death(
+    run: &mut Run,
+    part: &str,
+    (net, served): (&Dumbbell, &Served),
+    seconds: f64,
+    kill: impl FnOnce() -> Result<()> + Send,
+) -> Result<()> {
+    let content = served.file("file", bytes(seconds), run.seed())?;
     let request = get("file");
     let at = Duration::from_secs_f64(seconds * 0.4);
-    let victim = match part {
-        Part::Replica => &service.rack.replicas()[1],
-        Part::Front => &service.rack.fronts()[0],
-    };
     let kill = |begun: Instant| -> Result<f64> {
         thread::sleep(at.saturating_sub(begun.elapsed()));
         let died = begun.elapsed().as_secs_f64();
-        service.rack.kill(victim)?;
+        kill()?;
         Ok(died)
     };
     let wanted = downloads(&request, &content, seconds);
-    let (Transfer { done, trace }, died) = service.download(&wanted, run.seed(), kill)?;
-    draw(run, part.name(), &trace, died);
-    check(run, part.name(), &done);
-    check_gap(run, part.name(), &done, died);
-    if part == Part::Replica {
-        let status = service.sprays[0].status()?;
-        run.param("replica, state afterwards", status["replicas"][1]["reason"].clone());
-    }
+    let (Transfer { done, trace }, died) = served.download(net, &wanted, run.seed(), kill)?;
+    draw(run, part, &trace, died);
+    check(run, part, &done);
+    check_gap(run, part, &done, died);
     Ok(())
 }
 
 /// Rotates the secrets while the downloads run: by periods, and by a new root.
 fn rotation(run: &mut Run, seconds: f64) -> Result<()> {
     let service = Service::start(link(LINK), PERIOD, run)?;
-    let content = service.file("file", bytes(seconds), run.seed())?;
+    let content = service.served.file("file", bytes(seconds), run.seed())?;
     let request = get("file");
     let renew = |begun: Instant| -> Result<()> {
         thread::sleep(Duration::from_secs(3).saturating_sub(begun.elapsed()));
-        let mut key = Command::new(binary()?);
-        key.args(["key", "replicas", "--after", ROOT_AFTER, "--add"]).arg(service.secrets(0));
-        let made = key.output()?;
-        ensure!(made.status.success(), "{}", String::from_utf8_lossy(&made.stderr));
+        key_replicas(&["--after", ROOT_AFTER, "--add"], &service.secrets(0))?;
         // The other replicas get the file later, as from a management system.
         for replica in 1..service.rack.replicas().len() {
             thread::sleep(Duration::from_secs(1));
@@ -128,30 +132,11 @@ fn rotation(run: &mut Run, seconds: f64) -> Result<()> {
         Ok(())
     };
     let wanted = downloads(&request, &content, seconds);
-    let (Transfer { done, .. }, ()) = service.download(&wanted, run.seed(), renew)?;
+    let (Transfer { done, .. }, ()) =
+        service.served.download(&service.net, &wanted, run.seed(), renew)?;
     check(run, "rotation", &done);
     let changes = service.log("b1")?.matches("the secrets have changed").count();
     run.at_least("rotation: changes of a replica's secrets meanwhile", changes as f64, 3.0);
-    Ok(())
-}
-
-/// Kills the nearer of two replicas that announce the address.
-fn anycast(run: &mut Run, seconds: f64) -> Result<()> {
-    let world = Anycast::start(run)?;
-    let content = world.file("file", bytes(seconds), run.seed())?;
-    let request = get("file");
-    let at = Duration::from_secs_f64(seconds * 0.4);
-    let kill = |begun: Instant| -> Result<f64> {
-        thread::sleep(at.saturating_sub(begun.elapsed()));
-        let died = begun.elapsed().as_secs_f64();
-        world.kill_near()?;
-        Ok(died)
-    };
-    let wanted = downloads(&request, &content, seconds);
-    let (Transfer { done, trace }, died) = world.download(&wanted, run.seed(), kill)?;
-    draw(run, PARTS[2], &trace, died);
-    check(run, PARTS[2], &done);
-    check_gap(run, PARTS[2], &done, died);
     Ok(())
 }
 

@@ -9,16 +9,12 @@
 
 use std::net::SocketAddrV4;
 use std::path::PathBuf;
-use std::process::Command;
 
+use super::served::{PORT, Served, key_replicas};
 use crate::experiments::prelude::*;
-use crate::load::{Downloaded, Downloads, Trickles};
 use crate::sprays::{Spray, named};
 use crate::topology::Rack;
-use crate::topology::programs::is_listening;
 
-/// Port of the service.
-pub(super) const PORT: u16 = 80;
 /// Number of boxes in front, and of replicas.
 const FRONTS: u8 = 2;
 const REPLICAS: u8 = 3;
@@ -28,20 +24,13 @@ const ADVERTISEMENT: &str = "0.1";
 /// Time limit for keepalived to put the address on a box.
 const ADDRESS_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Downloads that have ended.
-pub(super) struct Transfer {
-    pub(super) done: Vec<Downloaded>,
-    /// Seconds since the beginning, and the bytes of all downloads by then.
-    pub(super) trace: Vec<(f64, u64)>,
-}
-
 /// The service and its clients' site. Dropping it ends everything.
 pub(super) struct Service {
     pub(super) net: Dumbbell,
     pub(super) rack: Rack,
     /// Spray of each box in front.
     pub(super) sprays: Vec<Spray>,
-    scratch: Scratch,
+    pub(super) served: Served,
     programs: Vec<Process>,
 }
 
@@ -51,12 +40,11 @@ impl Service {
     pub(super) fn start(link: LinkConfig, period: &str, run: &Run) -> Result<Service> {
         let net = Dumbbell::over(link, 1, run.seed(), run.journal())?;
         let rack = Rack::build(net.gateway_b(), FRONTS, REPLICAS, run.journal())?;
-        let scratch = Scratch::new()?;
-        fs::create_dir(scratch.path().join("site"))?;
-        let mut service = Service { net, rack, sprays: Vec::new(), scratch, programs: Vec::new() };
+        let served = Served::new(rack.service())?;
+        let mut service = Service { net, rack, sprays: Vec::new(), served, programs: Vec::new() };
         service.make_secrets(period)?;
-        for n in 0..service.rack.replicas().len() {
-            let process = service.serve(n)?;
+        for (n, host) in service.rack.replicas().iter().enumerate() {
+            let process = service.served.serve(host, &service.secrets(n), &["--balanced"])?;
             service.programs.push(process);
         }
         for n in 0..service.rack.fronts().len() {
@@ -70,66 +58,26 @@ impl Service {
         Ok(service)
     }
 
-    /// Creates a file of random bytes for all replicas; returns the bytes.
-    pub(super) fn file(&self, name: &str, bytes: usize, seed: u64) -> Result<Vec<u8>> {
-        let mut content = vec![0; bytes];
-        Rng::from_seed(seed).fill(&mut content);
-        self.scratch.write(&format!("site/{name}"), &content)?;
-        Ok(content)
-    }
-
-    /// Address and port of the service.
-    pub(super) fn address(&self) -> SocketAddr {
-        SocketAddr::new(self.rack.service().into(), PORT)
-    }
-
-    /// Runs downloads while `events` happen; see [`download`].
-    pub(super) fn download<R: Send>(
-        &self,
-        downloads: &Downloads<'_>,
-        seed: u64,
-        events: impl FnOnce(Instant) -> Result<R> + Send,
-    ) -> Result<(Transfer, R)> {
-        download(Trickles::open(&self.net, self.address(), seed)?, downloads, events)
-    }
-
     /// Path of the file of a replica's root secrets.
     pub(super) fn secrets(&self, replica: usize) -> PathBuf {
-        self.scratch.path().join(format!("b{}.toml", replica + 1))
+        self.served.path(&format!("b{}.toml", replica + 1))
     }
 
     /// Log of a machine's program.
     pub(super) fn log(&self, name: &str) -> Result<String> {
-        Ok(fs::read_to_string(self.scratch.path().join(format!("{name}.log")))?)
+        Ok(fs::read_to_string(self.served.path(&format!("{name}.log")))?)
     }
 
     fn make_secrets(&self, period: &str) -> Result<()> {
-        let mut key = Command::new(binary()?);
-        key.args(["key", "replicas", "--period", period, "--out"]).arg(self.secrets(0));
-        let made = key.output()?;
-        ensure!(made.status.success(), "{}", String::from_utf8_lossy(&made.stderr));
+        key_replicas(&["--period", period, "--out"], &self.secrets(0))?;
         (1..REPLICAS.into()).try_for_each(|n| self.copy_secrets(n))
     }
 
     /// Copies the first replica's root secrets to another one, as a management system does.
     pub(super) fn copy_secrets(&self, replica: usize) -> Result<()> {
         let name = format!("b{}.toml.new", replica + 1);
-        let new = self.scratch.write_secret(&name, fs::read(self.secrets(0))?)?;
+        let new = self.served.scratch.write_secret(&name, fs::read(self.secrets(0))?)?;
         Ok(fs::rename(new, self.secrets(replica))?)
-    }
-
-    fn run_dir(&self, name: &str) -> PathBuf {
-        self.scratch.path().join(format!("run-{name}"))
-    }
-
-    fn serve(&self, replica: usize) -> Result<Process> {
-        let host = &self.rack.replicas()[replica];
-        let mut command = host.command(&binary()?.display().to_string());
-        command.arg("serve").arg(self.scratch.path().join("site"));
-        command.args(["--listen", &format!("[::]:{PORT}"), "--balanced", "--replicas"]);
-        command.arg(self.secrets(replica)).arg("--run-dir").arg(self.run_dir(host.name()));
-        let log = self.scratch.path().join(format!("{}.log", host.name()));
-        daemon::start(host, command, &log, || Ok(is_listening(host, PORT)?))
     }
 
     /// Starts keepalived; the first box has the highest priority.
@@ -143,14 +91,14 @@ impl Service {
              virtual_ipaddress {{\n  {}/32 dev eth0\n }}\n}}\n",
             self.rack.service()
         );
-        let path = self.scratch.write(&format!("{name}.keepalived"), config)?;
+        let path = self.served.scratch.write(&format!("{name}.keepalived"), config)?;
         let mut command = host.command("keepalived");
         command.env("PATH", "/usr/sbin:/usr/bin:/sbin:/bin");
         command.args(["--dont-fork", "--log-console", "--vrrp", "--use-file"]).arg(path);
         for (option, file) in [("--pid", "pid"), ("--vrrp_pid", "vrrp.pid")] {
-            command.arg(option).arg(self.scratch.path().join(format!("{name}.{file}")));
+            command.arg(option).arg(self.served.path(&format!("{name}.{file}")));
         }
-        let log = self.scratch.path().join(format!("{name}.keepalived.log"));
+        let log = self.served.path(&format!("{name}.keepalived.log"));
         daemon::start(host, command, &log, || Ok(true))
     }
 
@@ -168,24 +116,4 @@ impl Service {
         }
         Ok(())
     }
-}
-
-/// Runs downloads by `clients` while `events` happen, in another thread.
-pub(super) fn download<R: Send>(
-    mut clients: Trickles,
-    downloads: &Downloads<'_>,
-    events: impl FnOnce(Instant) -> Result<R> + Send,
-) -> Result<(Transfer, R)> {
-    let begun = Instant::now();
-    let mut trace = vec![(0.0, 0)];
-    let (done, said) = thread::scope(|scope| -> Result<_> {
-        let events = scope.spawn(move || events(begun));
-        let done = downloads.run(&mut clients, |at, bytes| {
-            if trace.last().is_some_and(|(before, _)| at - before >= 0.05) {
-                trace.push((at, bytes));
-            }
-        })?;
-        Ok((done, join(events)?))
-    })?;
-    Ok((Transfer { done, trace }, said))
 }
