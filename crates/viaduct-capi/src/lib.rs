@@ -9,8 +9,8 @@
 //! Results below 0 are errors, as `-errno`. An `fd` is a real descriptor, which is readable when
 //! `msk_turn` has packets to process. Calls of several threads with one `fd` are serialized.
 //!
-//! A parameter `minisock *` is a reference in Rust, or a box if the call uses the minisocket up.
-//! The minisocket must come from `msk_next_event`, and must not have been used up.
+//! A parameter `minisock *` is a reference in Rust, or a box if the call consumes the minisocket.
+//! The minisocket must come from `msk_next_event`, and must not have been consumed.
 
 pub mod client;
 mod convert;

@@ -139,7 +139,7 @@ fn a_server_and_a_client_in_c_fetch_and_upload() {
     let _server = world.serve("127.0.0.1:90", &[], Stdio::null(), Stdio::null());
     world.fetch("100", "200", "0");
     world.fetch("300000", "20", "50");
-    // More than a megabyte in one request: the server keeps no state of it.
+    // A request of more than a megabyte must also work, although the server keeps none of it.
     world.fetch("1000", "3", "1200000");
 }
 

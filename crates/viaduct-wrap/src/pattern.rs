@@ -4,7 +4,7 @@ use std::net::{IpAddr, Ipv6Addr};
 
 use crate::rules::{ANYWHERE, Line, RuleError, Transport, mapped};
 
-/// Parses a pattern into a line that diverts its destinations.
+/// Parses a pattern into a [`Line`] of the rules, which diverts the pattern's destinations.
 pub(crate) fn parse(pattern: &str) -> Result<Line, RuleError> {
     let transports = [("tcp", Transport::Tcp), ("udp", Transport::Udp)];
     let mut line = ANYWHERE;

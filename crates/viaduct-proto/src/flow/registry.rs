@@ -89,8 +89,8 @@ pub struct Offload {
     pub rate: Option<u64>,
 }
 
-/// Socket settings with which the kernel does all of a chain's work, with the lowest rate of the
-/// handlers; `None` if the kernel cannot.
+/// Socket settings with which the kernel does all of a chain's work; `None` if it cannot. The rate
+/// is the lowest of the handlers' rates.
 pub fn offload(factories: &[Arc<dyn Factory>]) -> Option<Offload> {
     factories.iter().try_fold(Offload::default(), |all, factory| {
         let rate = factory.offload()?.rate;
@@ -244,7 +244,8 @@ impl HandlerSpec {
         self.arguments.given.keys().find(|key| !is_known(key)).cloned()
     }
 
-    /// Applies `build` to the handler's settings. Errors: `build` rejects or leaves out a setting.
+    /// Applies `build` to the handler's settings. Errors: `build` returns one, or
+    /// does not take a setting that is given.
     pub fn read<T>(
         &self,
         about: &About,
@@ -252,7 +253,8 @@ impl HandlerSpec {
     ) -> Result<T, SpecError> {
         let HandlerSpec { name: handler, mut arguments } = self.clone();
         let built = build(&mut arguments);
-        // A misspelt key is reported as unknown, rather than as the missing setting.
+        // If a required key is misspelt, the error is that the given key is unknown, not that the
+        // required one is missing.
         let unknown = match built {
             Ok(_) => arguments.given.into_keys().next(),
             Err(_) => self.unknown(about),

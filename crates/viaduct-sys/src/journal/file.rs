@@ -58,8 +58,8 @@ pub(super) fn remove_temporary(path: &Path) {
 /// Replaces a file atomically: after a power failure it holds either the old bytes or the new ones.
 /// Each writer has a temporary file of its own.
 pub fn replace_file(path: &Path, bytes: &[u8]) -> io::Result<()> {
-    // Without an explicit mode, a umask that lets a group open the sockets would let the group
-    // write this file too, and the next start would not trust the file.
+    // A service may run with a umask that lets its group write, for the sake of its sockets. The
+    // group must not be able to write this file: the next start would not trust it.
     replace(path, bytes, 0o644)
 }
 

@@ -89,8 +89,7 @@ impl NextHopLookup {
         let Some(socket) = &self.policies else { return Ok(false) };
         let ask = Message::with_head(XFRM_MSG_GETSPDINFO, NLM_F_ACK, &[0; 4]);
         let said = netlink::ask(socket, ask, XFRM_MSG_NEWSPDINFO)?;
-        // The first count is of policies for inbound packets, the second of those for outbound
-        // ones.
+        // The first count is that of policies for inbound packets, the second for outbound ones.
         let leaving = said.and_then(|said| {
             let counts = netlink::find(said.get(4..)?, XFRMA_SPD_INFO)?;
             Some(u32::from_ne_bytes(*counts.get(4..)?.first_chunk()?))
@@ -126,7 +125,8 @@ impl NextHopLookup {
     }
 }
 
-/// Reads the answer for packets to `ip`; `None` if they are dropped, or not just forwarded.
+/// Reads the answer for packets to `ip`; `None` if they are dropped, or more than
+/// forwarded, such as encapsulated.
 fn read_route(route: &RouteMessage, ip: IpAddr) -> Option<Route> {
     if !matches!(route.header.kind, RouteType::Unicast | RouteType::Local) {
         return None;

@@ -68,8 +68,8 @@ fn listeners(config: &Config) -> impl Iterator<Item = (&'static str, SocketAddr)
     repairs.chain(all.into_iter().filter_map(|(key, at)| Some((key, at?))))
 }
 
-/// VLAN interface on top of the configured one through which a peer's packets leave, if there is
-/// one. In that case the configured interface is a trunk.
+/// VLAN interface by which a peer's packets leave, if it is on top of the configured interface,
+/// which is a trunk in that case. `None` if they leave by another interface.
 pub fn vlan_of_trunk(config: &Config) -> Option<String> {
     let prefixes = config.peer_sites().flat_map(|peer| &peer.prefixes);
     prefixes.take(MAX_CHECKED_ROUTES).find_map(|net| {

@@ -36,8 +36,8 @@ fn expect(options: &[&str], expected: &[(&str, &str)]) {
 fn strict_refuses_raw_sockets_and_other_protocols() {
     for via in ["cgroup", "seccomp", "preload"] {
         let options = ["--via", via, "--strict"];
-        // ICMP, all protocols and TCP by raw sockets; ICMPv6; unprivileged ping; SCTP; packet
-        // sockets; UDP-Lite.
+        // Raw sockets of ICMP, of any protocol, of TCP and of ICMPv6; unprivileged ping; SCTP;
+        // packet sockets; UDP-Lite.
         let kinds =
             ["2,3,1", "2,3,255", "2,3,6", "10,3,58", "2,2,1", "2,1,132", "17,3,0", "2,2,136"];
         let refused = opened(&options, &kinds);
@@ -65,8 +65,8 @@ fn mptcp_sockets_are_refused() {
     }
 }
 
-/// Connects from a new network namespace, in which no rendezvous exists, and then from the original
-/// one.
+/// Connects from a new network namespace, in which the master does not listen, and then from the
+/// original one.
 const ELSEWHERE: &str = "
 import ctypes, os, socket, sys
 host, port = sys.argv[1].rsplit(':', 1)

@@ -16,7 +16,7 @@ use crate::topology::programs::{Connections, Documents, Request, Requests, Squid
 
 /// Congestion control of all hosts, for links, Squid's connections and the concurrent flow.
 pub(super) const CONGESTION: &str = "cubic";
-/// Requests per second, as in the slides.
+/// Requests per second, as in the slides on "Taming the LFN".
 const RATE: f64 = 20.0;
 /// Size in KB below which a document is small.
 const SMALL: usize = 10;

@@ -2,10 +2,10 @@
 
 use crate::time::{Duration, Instant};
 
-/// Time for which a queue has to drop packets before the overhead is halved. Drops end sooner if
-/// the flows that cause them slow down; losses by chance then need all repairs, or these flows
-/// would slow down again. [`YIELDS`]: time until the next halving. [`RECOVERS`]: time without drops
-/// after which a queue is no longer full.
+/// Time for which a queue has to drop packets before the overhead is halved. If the flows that fill
+/// the queue slow down, the drops end before this time. Repairs must not be reduced in that case:
+/// losses by chance would slow these flows down again. [`YIELDS`]: time until the next halving.
+/// [`RECOVERS`]: time without drops after which a queue is no longer full.
 const PERSISTS: Duration = Duration::from_millis(1_200);
 const YIELDS: Duration = Duration::from_millis(50);
 const RECOVERS: Duration = Duration::from_millis(500);

@@ -144,7 +144,7 @@ fn preload_captures_all_and_refuses_io_uring() {
     none_leaks(&["--via", "preload", "--strict"], &[("io_uring", ENOSYS)], None);
 }
 
-/// A program with the library cannot open a flow if its master cannot be reached.
+/// A program with the library opens no flow if `VIADUCT_WRAP` names a master that it cannot reach.
 #[test]
 fn glibc_and_musl_load_the_same_library() {
     let port = far_end().to_string();
