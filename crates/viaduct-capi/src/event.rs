@@ -125,9 +125,9 @@ impl Minisock {
         self.reply.output(valid, state);
     }
 
-    /// Adds bytes to the reply; the bytes for one ask must be contiguous. Returns false if the ask
-    /// does not exist or belongs to another stream, if the bytes do not follow the earlier ones for
-    /// the same ask, or if bytes without an ask belong to a second stream.
+    /// Adds bytes to the reply; the bytes for one ask must be contiguous, and all bytes without an
+    /// ask must belong to one stream. Returns false if that is violated, or if the ask does not
+    /// exist or belongs to another stream.
     #[must_use]
     pub(crate) fn put(&mut self, range: &Range, piece: Piece) -> bool {
         let Range { ask, stream, position, ends } = *range;
@@ -147,9 +147,9 @@ impl Minisock {
         true
     }
 
-    /// Adds bytes at the position of the first ask. Without asks, the bytes begin at the start of
-    /// the first output continuation that was added, or, if none was added, at the start of the
-    /// first input's output.
+    /// Adds bytes at the position of the first ask. Without asks, their position is the start of
+    /// the first output continuation that was added. If none was added either, it is the start of
+    /// the output of the first input.
     pub(crate) fn fill(&mut self, data: &Bytes) {
         let Some(first) = self.asks.first().copied() else { return self.bring(data) };
         for ask in self.asks.clone() {

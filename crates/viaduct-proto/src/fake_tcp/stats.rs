@@ -19,11 +19,11 @@ pub struct FakeTcpStats {
     pub received: u64,
     /// SYNs received.
     pub syns: u64,
-    /// SYNs that were not answered: beyond the limit per second, of a live connection, or to a port
-    /// that accepts none.
+    /// SYNs that were not answered: they exceed the limit per second, belong to a live connection,
+    /// or are for a port that accepts no connections.
     pub syns_refused: u64,
     /// Resets and FINs, which are ignored.
     pub resets: u64,
-    /// Malformed segments, and answers to no SYN.
+    /// Malformed segments, and SYN-ACKs to which no SYN belongs.
     pub refused: u64,
 }

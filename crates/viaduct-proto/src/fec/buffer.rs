@@ -1,4 +1,4 @@
-//! Byte buffers in the layout of the kernels.
+//! Byte buffers in the layout that the arithmetic of [`super::kernel`] needs.
 
 use super::kernel::LINE;
 
@@ -23,8 +23,8 @@ impl Buffer {
         &self.store[self.start..self.start + self.len]
     }
 
-    /// Bytes, with the zeros up to the end of the last line. These must stay zero, so the caller
-    /// must not add a source that is longer than [`Buffer::len`].
+    /// Bytes, with the zeros up to the end of the last line. These zeros must stay, so the
+    /// caller must not combine the bytes with a source that is longer than [`Buffer::len`].
     pub(super) fn lines(&mut self) -> &mut [u8] {
         let lines = self.len.next_multiple_of(LINE);
         &mut self.store[self.start..self.start + lines]

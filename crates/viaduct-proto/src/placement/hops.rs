@@ -7,7 +7,7 @@
 //!   this proxy's own finished flows ─────▶ handle_finished
 //! ```
 //!
-//! A proxy that is a hop for others answers their queries from the same round trips.
+//! A proxy that is itself a hop reports to others the round trips of its own finished flows.
 
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
@@ -319,7 +319,7 @@ mod tests {
         assert_eq!(choice, Some((hop(2), Onward::Direct)));
         hops.set_down(hop(2), true);
         assert_eq!(hops.choose(at(3), server(), Preference::FirstByte), None);
-        // The table does not say that the checks fail.
+        // A table in which the hops are up does not change that: their checks still fail.
         hops.handle_table(at(3), table(UP));
         assert_eq!(hops.choose(at(4), server(), Preference::FirstByte), None);
         hops.set_down(hop(1), false);

@@ -201,9 +201,9 @@ impl UnprivilegedUser {
         self.at("viaduct")
     }
 
-    /// Copies a file that the user may run. The copy is made by `cp`, because a child of another
-    /// thread could inherit a descriptor that this process has open for writing, and a file open
-    /// for writing cannot be run.
+    /// Copies a file that the user may run. The copy is made by `cp`: if this process wrote it, a
+    /// child that another thread starts meanwhile could inherit the descriptor, and a file that is
+    /// open for writing cannot be run.
     pub(crate) fn has(&self, file: &Path) -> PathBuf {
         let copy = self.at(file.file_name().unwrap().to_str().unwrap());
         assert!(Command::new("cp").arg(file).arg(&copy).status().unwrap().success());

@@ -17,10 +17,9 @@ const LINES: usize = 2;
 
 /// Observations of a run of the program.
 struct Seen {
-    /// System calls of the program from the connect on, in order, except those that depend on
-    /// timing.
+    /// System calls of the program from its connect on, in order.
     calls: Vec<String>,
-    /// The programs that hold the other end of the far end's socket.
+    /// Programs that hold the near end of the connection to the far end.
     holders: Vec<String>,
 }
 

@@ -132,7 +132,7 @@ fn far_end() -> (SocketAddr, &'static AtomicUsize) {
 }
 
 /// A Python program that connects to the address of its first argument, from the address of its
-/// second if present, and prints the addresses of its socket.
+/// second if present, and prints the ports of its socket.
 const TELL: &str = "
 import socket, sys
 host, port = sys.argv[1].rsplit(':', 1)
@@ -335,8 +335,8 @@ fn rules_of_nested_masters_apply_to_the_flows_that_each_carries() {
         let words = [&["run", "--master", master, "--report", "+count", CHAIN], options].concat();
         text(&run_dir.output(&[&words[..], &["--", "python3", "-c", TELL, to]].concat()).stderr)
     };
-    // First the upper master refuses the flow; then it leaves the flow to the lower one; then the
-    // lower master refuses a flow that has passed the upper one.
+    // The run's rules come first, then those of the shared master. The run refuses the flow; then
+    // it excepts the flow, which the shared master processes; then the shared master refuses.
     let said = run("rules", &["--refuse", &to], &to);
     assert!(said.contains("1 were refused"), "{said}");
     assert_eq!(count.load(Ordering::Relaxed), 0);
@@ -348,7 +348,7 @@ fn rules_of_nested_masters_apply_to_the_flows_that_each_carries() {
     );
     let said = run("rules", &[], "127.0.0.1:1");
     assert!(said.contains("1 failed") && said.contains("127.0.0.1:1 (denied)"), "{said}");
-    // The lower master does not process a flow that has passed the upper one.
+    // The shared master `around` excepts the flow, which only the run processes.
     let said = run("around", &[], &to);
     assert!(said.contains("1 passed the handlers"), "{said}");
     assert!(run_dir.status("around").contains("flows 0\\n"), "{}", run_dir.status("around"));

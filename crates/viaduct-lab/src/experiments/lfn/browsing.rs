@@ -1,5 +1,5 @@
-//! Web browsing of a site over a long link: the load of requests, and the configurations
-//! between client and server.
+//! Web browsing by the users of an office over a long link: the load of requests, and the
+//! configurations between client and server.
 //!
 //! ```text
 //!   a1 requests ─────────────────────────────────────────────────────────▶ b1 web server   Plain

@@ -48,7 +48,8 @@ fn single_losses_come_back_at_little_cost_and_the_cost_ends_with_them() {
     let steady = world.overhead(&mut before);
     let link = world.b_stats().receiver.link;
     assert!(link.lost > 150 && link.recovered == link.lost, "{link:?}");
-    // Packets are so few that only ten pass in the time for which flows can wait.
+    // The overhead is high because packets are few: only ten pass in the time for which flows can
+    // wait, and a loss must be repaired in that time.
     assert!(steady < 0.5, "{onset} {steady}");
     world.stream(20_000, |_, _| false, 0.0);
     world.run(Duration::from_secs(60), |_, _| false);

@@ -30,8 +30,8 @@ pub struct Bound {
 }
 
 impl Bound {
-    /// Returns the address in the family of `peer`: the unspecified address if the socket is bound
-    /// to all addresses.
+    /// Returns the socket's own address for datagrams to `peer`, in the family of `peer`. If the
+    /// socket is bound to all addresses, this is the unspecified address.
     pub fn of(self, peer: IpAddr) -> IpAddr {
         match (peer, self.both) {
             (IpAddr::V4(_), true) => Ipv4Addr::UNSPECIFIED.into(),
