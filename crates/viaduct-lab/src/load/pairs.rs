@@ -1,6 +1,7 @@
 //! Numbered datagrams between many pairs of addresses, so that all lanes of two gateways get some.
 
 use std::collections::HashSet;
+use std::io;
 use std::net::{IpAddr, Ipv4Addr, UdpSocket};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -9,7 +10,7 @@ use anyhow::{Context as _, Result, ensure};
 use viaduct_proto::repair::lanes::{LaneCount, lane_hash};
 use viaduct_proto::wire::ip::Header;
 
-use crate::topology::{Host, Node};
+use crate::topology::Host;
 use crate::world::World;
 
 /// Number of addresses of each host. Each address of a1 sends to each address of b1.
@@ -69,10 +70,12 @@ impl Pairs {
     /// # Errors
     /// If a socket fails, or a datagram has arrived twice or with a wrong byte.
     pub fn stream(&self, time: Duration) -> Result<Vec<PairDatagram>> {
-        let receiver = bind(&self.to, Ipv4Addr::UNSPECIFIED, PORT)?;
+        let receiver = self.to.udp_socket(PORT)?;
         receiver.set_read_timeout(Some(REST))?;
-        let senders = (0..ADDRESSES).map(|n| bind(&self.from, address(1, n), 0));
-        let senders = senders.collect::<Result<Vec<_>>>()?;
+        let bind = |n| UdpSocket::bind((address(1, n), 0));
+        let senders: io::Result<Vec<_>> =
+            self.from.netns().enter(|| (0..ADDRESSES).map(bind).collect())?;
+        let senders = senders?;
         let arriving = thread::spawn(move || arrivals(&receiver));
         let (begun, mut sent) = (Instant::now(), Vec::new());
         while begun.elapsed() < time {
@@ -111,10 +114,6 @@ fn datagram(number: u32) -> [u8; LENGTH] {
 
 fn address(site: u8, n: u8) -> Ipv4Addr {
     Ipv4Addr::new(10, site, 1, 10 + n)
-}
-
-fn bind(host: &Node, at: Ipv4Addr, port: u16) -> Result<UdpSocket> {
-    Ok(host.netns().enter(|| UdpSocket::bind((at, port)))??)
 }
 
 fn lane(from: Ipv4Addr, to: Ipv4Addr) -> u8 {

@@ -1,16 +1,14 @@
 //! Numbered datagrams from one site with a rack to all slices of the other, until stopped.
 
 use std::collections::HashMap;
-use std::io;
-use std::net::{Ipv4Addr, SocketAddrV4, UdpSocket};
+use std::net::{Ipv4Addr, UdpSocket};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, ensure};
-use rustix::net::sockopt::{set_socket_recv_buffer_size_force, set_socket_reuseaddr};
-use rustix::net::{AddressFamily, SocketFlags, SocketType, bind, socket_with};
+use rustix::net::sockopt::set_socket_recv_buffer_size_force;
 
 use crate::topology::Racks;
 use crate::topology::racks::addresses;
@@ -56,10 +54,7 @@ impl SliceStream {
     /// # Errors
     /// If a socket cannot be opened.
     pub fn start(world: &Racks, from: usize, rate: f64) -> Result<SliceStream> {
-        let open = |site: usize| -> Result<UdpSocket> {
-            let host = &world.sites[site].host;
-            Ok(host.netns().enter(bound)??)
-        };
+        let open = |site: usize| world.sites[site].host.udp_socket(PORT);
         let (sender, receiver) = (open(from)?, open(1 - from)?);
         receiver.set_read_timeout(Some(Duration::from_millis(50)))?;
         // Holds some seconds of datagrams: the receiver pauses when its table of millions of
@@ -101,15 +96,6 @@ pub fn missing_share<'a>(datagrams: impl IntoIterator<Item = &'a SliceDatagram>)
         missing += u32::from(datagram.arrived_at.is_none());
     }
     f64::from(missing) / f64::from(all.max(1))
-}
-
-/// Opens a socket at [`PORT`], even if the socket of an earlier stream is still open in a child
-/// that another thread is starting.
-fn bound() -> io::Result<UdpSocket> {
-    let socket = socket_with(AddressFamily::INET, SocketType::DGRAM, SocketFlags::CLOEXEC, None)?;
-    set_socket_reuseaddr(&socket, true)?;
-    bind(&socket, &SocketAddrV4::new(Ipv4Addr::UNSPECIFIED, PORT))?;
-    Ok(UdpSocket::from(socket))
 }
 
 fn send(

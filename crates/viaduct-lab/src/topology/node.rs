@@ -1,11 +1,13 @@
 //! Machine of a world: a namespace with a name.
 
-use std::io::Write;
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::io::{self, Write};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddrV4, UdpSocket};
 use std::ops::Deref;
 use std::process::{Command, Stdio};
 use std::thread;
 
+use rustix::net::sockopt::set_socket_reuseaddr;
+use rustix::net::{AddressFamily, SocketFlags, SocketType, bind, socket_with};
 use viaduct_sys::netns::Netns;
 use viaduct_sys::process::Process;
 
@@ -112,8 +114,24 @@ impl Node {
         self.run("unshare", &["--mount", "sh", "-c", &script]).map(drop)
     }
 
+    /// Opens a UDP socket at a fixed port, even if an earlier socket at that port is still open in
+    /// a child that another thread is starting.
+    ///
+    /// # Errors
+    /// If the socket cannot be created or bound.
+    pub fn udp_socket(&self, port: u16) -> Result<UdpSocket, TopologyError> {
+        let open = || -> io::Result<UdpSocket> {
+            let flags = SocketFlags::CLOEXEC;
+            let socket = socket_with(AddressFamily::INET, SocketType::DGRAM, flags, None)?;
+            set_socket_reuseaddr(&socket, true)?;
+            bind(&socket, &SocketAddrV4::new(Ipv4Addr::UNSPECIFIED, port))?;
+            Ok(UdpSocket::from(socket))
+        };
+        self.netns.enter(open)?.map_err(|e| self.io(format!("open UDP port {port}"), e))
+    }
+
     /// Wraps an I/O error with this machine's name.
-    pub(crate) fn io(&self, what: String, source: std::io::Error) -> TopologyError {
+    pub(crate) fn io(&self, what: String, source: io::Error) -> TopologyError {
         TopologyError::Io { node: self.name.clone(), what, source }
     }
 

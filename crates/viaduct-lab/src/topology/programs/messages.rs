@@ -93,7 +93,7 @@ impl TimedMessages {
                 self.exchange(origin, TcpSender(stream), TcpReceiver(incoming))
             }
             Carrier::Udp => {
-                let receiver = to.netns().enter(|| UdpSocket::bind(address))?.map_err(heard)?;
+                let receiver = to.udp_socket(self.port)?;
                 let sender = from.netns().enter(|| udp_to(address))?.map_err(said)?;
                 self.exchange(origin, sender, receiver)
             }
