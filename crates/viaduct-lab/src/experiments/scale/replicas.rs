@@ -21,6 +21,9 @@ const LINK: &str = "rate=200M,delay=10ms,queue=100ms";
 const CLIENTS: usize = 200;
 /// Time within which the downloads begin.
 const SPREAD: Duration = Duration::from_secs(1);
+/// Time that the downloads around a death take, in seconds. For the first seconds some wait for
+/// packets that all of them together have made the queue drop, whatever dies.
+const SECONDS: f64 = 20.0;
 /// Period of the secrets, and the time after which a new root secret is used.
 const PERIOD: &str = "10s";
 const ROOT_AFTER: &str = "4s";
@@ -41,7 +44,6 @@ pub(in crate::experiments) fn run(run: &mut Run) -> Result<()> {
     run.param("downloads", CLIENTS);
     run.param("period_of_secrets", PERIOD);
     run.steps(4);
-    let seconds = run.choose(20.0, 10.0);
     run.step("rotation of the secrets")?;
     rotation(run, run.choose(45.0, 22.0))?;
     for (step, part) in [("a replica dies", Part::Replica), ("a box in front dies", Part::Front)] {
@@ -52,7 +54,7 @@ pub(in crate::experiments) fn run(run: &mut Run) -> Result<()> {
             Part::Front => &service.rack.fronts()[0],
         };
         let world = (&service.net, &service.served);
-        death(run, part.name(), world, seconds, || Ok(service.rack.kill(victim)?))?;
+        death(run, part.name(), world, || Ok(service.rack.kill(victim)?))?;
         if part == Part::Replica {
             let status = service.sprays[0].status()?;
             run.param("replica, state afterwards", status["replicas"][1]["reason"].clone());
@@ -60,7 +62,7 @@ pub(in crate::experiments) fn run(run: &mut Run) -> Result<()> {
     }
     run.step("anycast")?;
     let world = Anycast::start(run)?;
-    death(run, PARTS[2], (&world.net, &world.served), seconds, || world.kill_near())
+    death(run, PARTS[2], (&world.net, &world.served), || world.kill_near())
 }
 
 /// Parts with a death, in the order of the plot.
@@ -96,19 +98,18 @@ fn death(
     run: &mut Run,
     part: &str,
     (net, served): (&Dumbbell, &Served),
-    seconds: f64,
     kill: impl FnOnce() -> Result<()> + Send,
 ) -> Result<()> {
-    let content = served.file("file", bytes(seconds), run.seed())?;
+    let content = served.file("file", bytes(SECONDS), run.seed())?;
     let request = get("file");
-    let at = Duration::from_secs_f64(seconds * 0.4);
+    let at = Duration::from_secs_f64(SECONDS * 0.4);
     let kill = |begun: Instant| -> Result<f64> {
         thread::sleep(at.saturating_sub(begun.elapsed()));
         let died = begun.elapsed().as_secs_f64();
         kill()?;
         Ok(died)
     };
-    let wanted = downloads(&request, &content, seconds);
+    let wanted = downloads(&request, &content, SECONDS);
     let (Transfer { done, trace }, died) = served.download(net, &wanted, run.seed(), kill)?;
     draw(run, part, &trace, died);
     check(run, part, &done);
