@@ -47,8 +47,13 @@ fn describe(run: &mut Run, (seconds, warm_up): (u32, u32), rounds: usize) {
 /// Builds the world of a round: a link of 200 Mb/s and 50 ms one way with this loss, and hosts
 /// whose MTU leaves room for repairs.
 fn world(run: &Run, loss: &str, round: usize) -> Result<World> {
+    world_with(run, 1200, loss, round)
+}
+
+/// Builds the same world with hosts of another MTU.
+fn world_with(run: &Run, host_mtu: u32, loss: &str, round: usize) -> Result<World> {
     let link = link(&format!("rate=200M,delay=50ms,queue=100ms,loss={loss}"));
-    World::new((1200, 1500), &link, run.seed() + round as u64, run.journal())
+    World::new((host_mtu, 1500), &link, run.seed() + round as u64, run.journal())
 }
 
 /// Measures the Mb/s of `iperf` without gateways, and with these; `what` names the steps.

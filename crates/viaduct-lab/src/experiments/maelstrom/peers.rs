@@ -1,6 +1,6 @@
 //! Other projects' programs over the same link: hysteria 2 and kcptun, compared with gateways.
 
-use super::{Case, cases};
+use super::{Case, cases, describe, world_with};
 use crate::experiments::prelude::*;
 use crate::gateways::Gateway;
 use crate::topology::cpu_time;
@@ -18,9 +18,9 @@ const COST: f64 = 0.1;
 /// Maximum CPU-seconds per GB of both gateways together: without loss, and at 1 %.
 const CLEAN: f64 = 2.5;
 const LOSSY: f64 = 4.0;
-/// MTU of hosts and WAN: hysteria's QUIC needs packets of 1,228 bytes, so the 1,200 of the other
+/// MTU of the hosts: hysteria's QUIC needs packets of 1,228 bytes, so the 1,200 of the other
 /// experiments is too small for it.
-const MTU: u32 = 1500;
+const HOST_MTU: u32 = 1500;
 /// Bits per second at which the gateways' cost is checked; senders are limited to it.
 const HELD: u64 = 180_000_000;
 
@@ -37,11 +37,8 @@ pub(in crate::experiments) const ABOUT: About = About {
 pub(in crate::experiments) fn run(run: &mut Run) -> Result<()> {
     let (seconds, warm_up) = run.choose((20, 8), (8, 5));
     let rounds = run.choose(5, 1);
-    run.param("link", "200 Mb/s, 50 ms one way, queue 100 ms");
-    run.param("mtu", MTU);
-    run.param("seconds", seconds);
-    run.param("warm_up", warm_up);
-    run.param("rounds", rounds);
+    describe(run, (seconds, warm_up), rounds);
+    run.param("mtu", HOST_MTU);
     run.param("load", "iperf3, one cubic flow; of the peers both its connections are theirs");
     run.congestion_control("cubic");
     let mut peers = vec![Peer::Hysteria, Peer::Kcptun];
@@ -57,7 +54,7 @@ pub(in crate::experiments) fn run(run: &mut Run) -> Result<()> {
         let (mut ours, mut held): (Vec<Figure>, Vec<Figure>) = (Vec::new(), Vec::new());
         let mut theirs: Vec<Vec<Figure>> = vec![Vec::new(); peers.len()];
         for round in 0..rounds {
-            let mut world = world(run, loss, round)?;
+            let mut world = world_with(run, HOST_MTU, loss, round)?;
             for (peer, figures) in peers.iter().zip(&mut theirs) {
                 run.step(&format!("{case}, {}", peer.name()))?;
                 figures.push(by_peer(&world, *peer, &iperf)?);
@@ -95,11 +92,6 @@ pub(in crate::experiments) fn run(run: &mut Run) -> Result<()> {
         run.at_most(&name, held.1, most);
     }
     Ok(())
-}
-
-fn world(run: &Run, loss: &str, round: usize) -> Result<World> {
-    let link = link(&format!("rate=200M,delay=50ms,queue=100ms,loss={loss}"));
-    World::new((MTU, MTU), &link, run.seed() + round as u64, run.journal())
 }
 
 fn by_peer(world: &World, peer: Peer, iperf: &Iperf) -> Result<Figure> {
