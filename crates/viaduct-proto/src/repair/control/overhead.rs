@@ -16,8 +16,8 @@
 
 use super::bursts::{BUCKETS, length};
 
-/// Halvings of a search interval: to a millionth of a millionth of it.
-const HALVINGS: u32 = 40;
+/// Halvings of a search interval: to a sixteen-millionth of it.
+const HALVINGS: u32 = 24;
 /// Greatest argument of exp.
 const MAX_EXPONENT: f64 = 500.0;
 
