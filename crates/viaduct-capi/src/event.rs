@@ -147,11 +147,11 @@ impl Minisock {
         true
     }
 
-    /// Adds bytes at the position of the first ask. Without asks, their position is the start of
-    /// the first output continuation that was added. If none was added either, it is the start of
-    /// the output of the first input.
+    /// Answers all asks with `data`, which begins at the position of the first ask; bytes in no ask
+    /// are left out. Without asks, `data` begins at the `start` of the first output continuation
+    /// that was added; if none was added either, at the `start` of the first input.
     pub(crate) fn fill(&mut self, data: &Bytes) {
-        let Some(first) = self.asks.first().copied() else { return self.bring(data) };
+        let Some(first) = self.asks.first().copied() else { return self.put_unasked(data) };
         for ask in self.asks.clone() {
             let Some(skip) = ask.position.checked_sub(first.position) else { continue };
             let from = usize::try_from(skip).unwrap_or(usize::MAX).min(data.len());
@@ -167,7 +167,7 @@ impl Minisock {
         }
     }
 
-    fn bring(&mut self, data: &Bytes) {
+    fn put_unasked(&mut self, data: &Bytes) {
         let of_input = self.inputs.first().map(|input| (input.stream, input.start, false));
         let given = self.given.map(|valid| {
             let whole = valid.start + data.len() as u64 == valid.end;

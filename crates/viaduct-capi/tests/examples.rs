@@ -163,9 +163,9 @@ fn neither_a_client_that_fails_nor_one_that_is_killed_leaves_rules() {
     }
     killed.kill().unwrap();
     killed.wait().unwrap();
-    assert!(world.has_rules(), "a kill leaves them");
+    assert!(world.has_rules(), "a killed client leaves its rules");
     world.fetch("100", "1", "0");
-    assert!(!world.has_rules(), "the next client takes them away");
+    assert!(!world.has_rules(), "the next client removes the rules of the killed one");
 }
 
 #[test]

@@ -1,4 +1,5 @@
-//! Pattern of a rule: `[tcp:|udp:][ADDRESS[/LENGTH]][:PORT[-PORT]]`.
+//! Pattern of a rule: `[tcp:|udp:][ADDRESS[/LENGTH]][:PORT[-PORT]]`. A transport may stand alone
+//! (`tcp`), or be followed by ports (`tcp:443`).
 
 use std::net::{IpAddr, Ipv6Addr};
 
@@ -30,7 +31,7 @@ pub(crate) fn parse(pattern: &str) -> Result<Line, RuleError> {
     Ok(line)
 }
 
-/// Splits a pattern into address and ports. After a transport, a plain number is a port.
+/// Splits a pattern into address and ports. After a transport, a number or a range is ports.
 fn split(rest: &str, after_transport: bool) -> (&str, Option<&str>) {
     let is_ports = |text: &str| text.chars().all(|c| c.is_ascii_digit() || c == '-');
     if after_transport && is_ports(rest) {

@@ -3,7 +3,8 @@
 use anyhow::{Context, Result};
 use viaduct_sys::process::thread::cores;
 
-/// Returns the first and the last core of this machine, which are as far apart as possible.
+/// Returns the lowest and the highest number of the cores on which this thread may run. They
+/// usually share no physical core.
 pub(super) fn first_and_last() -> Result<(usize, usize)> {
     let all = cores();
     Ok((*all.first().context("no core")?, *all.last().context("no core")?))

@@ -24,6 +24,6 @@ pub struct FakeTcpStats {
     pub syns_refused: u64,
     /// Resets and FINs, which are ignored.
     pub resets: u64,
-    /// Malformed segments, and SYN-ACKs to which no SYN belongs.
+    /// Malformed segments, and SYN-ACKs that answer no pending SYN, repeated ones included.
     pub refused: u64,
 }

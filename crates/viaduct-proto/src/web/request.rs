@@ -12,7 +12,7 @@ const KEPT: [&str; 6] =
 const HEEDED: [&str; 4] = ["connection", "content-length", "host", "transfer-encoding"];
 /// Known methods that are not allowed (RFC 9110, 9.3; RFC 5789).
 const NOT_ALLOWED: [&str; 7] = ["POST", "PUT", "DELETE", "PATCH", "OPTIONS", "TRACE", "CONNECT"];
-/// Maximum length of a query that is kept, in bytes: a digest must have room for it.
+/// Maximum length of a query that is kept, in bytes: it must fit into a [`super::digest::Digest`].
 const MAX_QUERY: usize = 256;
 
 /// Returns whether a header is ignored here, with any value.
@@ -33,7 +33,7 @@ pub enum Method {
 /// Reason why a request is answered by an error at once.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, thiserror::Error)]
 pub enum RequestError {
-    /// Invalid HTTP.
+    /// Invalid HTTP, or a request with a body.
     #[error("400 Bad Request")]
     Malformed,
     /// Known method other than GET and HEAD.
@@ -76,7 +76,8 @@ pub struct Request {
     /// True if `Connection: close` was sent, which overrides `keep-alive` (RFC 9112, 9.3).
     pub(super) closes: bool,
     pub(super) host: Host,
-    /// Query that a redirect to the directory of this name must repeat.
+    /// Query, kept if `path` has no final slash: if `path` names a directory, the redirect to
+    /// `path/` repeats the query.
     pub(super) query: Option<String>,
     pub(super) range: Option<String>,
     pub(super) if_range: Option<String>,
@@ -167,7 +168,7 @@ impl Request {
         if words.next().is_some() {
             return Err(RequestError::Malformed);
         }
-        let is_first = is_first(version)?;
+        let is_first = is_http_1_0(version)?;
         let method = method_of(method)?;
         let parts = path::parts(target).ok_or(RequestError::Malformed)?;
         let (path, query) = path::split(target);
@@ -252,7 +253,7 @@ fn is_host(value: &str) -> bool {
 }
 
 /// Returns whether a version is HTTP/1.0; later minor versions are answered as 1.1.
-fn is_first(version: &str) -> Result<bool, RequestError> {
+fn is_http_1_0(version: &str) -> Result<bool, RequestError> {
     match version.strip_prefix("HTTP/1.").map(str::as_bytes) {
         Some(b"0") => Ok(true),
         Some([b'1'..=b'9']) => Ok(false),

@@ -17,7 +17,8 @@ use super::trust;
 pub(super) struct Journal {
     pub(super) owner: Owner,
     pub(super) changes: Vec<Change>,
-    /// Changes of an earlier owner, kept while another process has locked their tables.
+    /// Changes of an earlier owner that are not undone yet, because another process has locked
+    /// their nftables tables.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub(super) disputed: Vec<Change>,
 }
@@ -49,7 +50,8 @@ pub(super) fn remove_temporary(path: &Path) {
     for entry in entries.flatten() {
         let other = entry.file_name();
         let other = other.as_encoded_bytes();
-        if other.len() > name.len() && other.starts_with(name) && other.ends_with(b".new") {
+        let rest = other.strip_prefix(name);
+        if rest.is_some_and(|rest| rest.ends_with(TEMPORARY.as_bytes())) {
             let _ = fs::remove_file(entry.path());
         }
     }

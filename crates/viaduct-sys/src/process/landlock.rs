@@ -12,9 +12,10 @@ use std::os::fd::{AsRawFd as _, BorrowedFd, FromRawFd as _, OwnedFd};
 const VERSION: libc::c_long = 1;
 /// `LANDLOCK_RULE_PATH_BENEATH`.
 const PATH_BENEATH: libc::c_long = 1;
-/// First version with rules for TCP, and with scopes.
-const OF_TCP: libc::c_long = 4;
-const OF_SCOPES: libc::c_long = 6;
+/// First version with rules for TCP.
+const TCP_SINCE: libc::c_long = 4;
+/// First version with scopes.
+const SCOPES_SINCE: libc::c_long = 6;
 /// `LANDLOCK_ACCESS_NET_BIND_TCP` and `LANDLOCK_ACCESS_NET_CONNECT_TCP`.
 pub(crate) const BIND_TCP: u64 = 1;
 pub(crate) const CONNECT_TCP: u64 = 2;
@@ -50,7 +51,7 @@ struct PathBeneath {
 /// Rules that forbid all access of some kinds, apart from the exceptions that are added.
 pub(crate) struct Ruleset {
     fd: OwnedFd,
-    /// Rights on files that the kernel knows, if they are restricted.
+    /// Rights on files that the kernel knows, if the rules restrict files; otherwise 0.
     files: u64,
 }
 
@@ -58,10 +59,10 @@ impl Ruleset {
     /// Returns rules that forbid these kinds of access to TCP ports. Neither allocates nor takes a
     /// lock. Errors: `Unsupported` if the kernel has no such rules.
     pub(crate) fn of_tcp(network: u64) -> io::Result<Ruleset> {
-        if version()? < OF_TCP {
+        if version()? < TCP_SINCE {
             return Err(io::ErrorKind::Unsupported.into());
         }
-        Ruleset::create(&Attributes { files: 0, network, scopes: 0 }, OF_TCP)
+        Ruleset::create(&Attributes { files: 0, network, scopes: 0 }, TCP_SINCE)
     }
 
     /// Returns rules that forbid all access to files. As far as the kernel supports it, they also
@@ -76,8 +77,8 @@ impl Ruleset {
 
     fn create(attributes: &Attributes, version: libc::c_long) -> io::Result<Ruleset> {
         let size = match version {
-            ..OF_TCP => 8,
-            OF_TCP..OF_SCOPES => 16,
+            ..TCP_SINCE => 8,
+            TCP_SINCE..SCOPES_SINCE => 16,
             _ => size_of::<Attributes>(),
         };
         let of: *const Attributes = attributes;

@@ -17,7 +17,7 @@ use crate::route::rtnetlink::{RouteSocket, family, first};
 use crate::route::table_route::router;
 
 /// Bytes of a link-layer address.
-const LINK: usize = 6;
+const ADDRESS_LEN: usize = 6;
 /// Constants of `linux/xfrm.h`, missing in libc, to query the number of IPsec policies.
 const XFRM_MSG_GETSPDINFO: u16 = 0x25;
 const XFRM_MSG_NEWSPDINFO: u16 = 0x24;
@@ -40,9 +40,9 @@ pub struct NextHop {
     /// Interface index.
     pub interface: u32,
     /// Link-layer address of the interface.
-    pub own: [u8; LINK],
+    pub own: [u8; ADDRESS_LEN],
     /// Link-layer address of the next host.
-    pub next: [u8; LINK],
+    pub next: [u8; ADDRESS_LEN],
     /// MTU of the interface.
     pub mtu: usize,
 }
@@ -51,7 +51,7 @@ pub struct NextHop {
 #[derive(Debug)]
 pub struct NextHopLookup {
     routes: RouteSocket,
-    /// `None` if the kernel lacks IPsec.
+    /// `None` if the socket could not be opened, as in a kernel without IPsec.
     policies: Option<OwnedFd>,
 }
 
@@ -77,7 +77,7 @@ impl NextHopLookup {
         }
         let Some((kind, own, mtu)) = self.interface(interface)? else { return Ok(None) };
         let next = match kind {
-            libc::ARPHRD_LOOPBACK => Some([0; LINK]),
+            libc::ARPHRD_LOOPBACK => Some([0; ADDRESS_LEN]),
             libc::ARPHRD_ETHER => self.neighbour(interface, via)?,
             _ => None,
         };
@@ -98,7 +98,7 @@ impl NextHopLookup {
     }
 
     /// Returns an interface's hardware type, link-layer address and MTU.
-    fn interface(&self, index: u32) -> io::Result<Option<(u16, [u8; LINK], usize)>> {
+    fn interface(&self, index: u32) -> io::Result<Option<(u16, [u8; ADDRESS_LEN], usize)>> {
         let Some(link) = self.routes.get(&LinkMessage::of(index), 0)? else { return Ok(None) };
         let own = link.attribute(IFLA_ADDRESS).and_then(|own| own.first_chunk().copied());
         let mtu = link.number(IFLA_MTU);
@@ -106,7 +106,7 @@ impl NextHopLookup {
     }
 
     /// Returns a neighbour's link-layer address, if the kernel has confirmed or is confirming it.
-    fn neighbour(&self, interface: u32, ip: IpAddr) -> io::Result<Option<[u8; LINK]>> {
+    fn neighbour(&self, interface: u32, ip: IpAddr) -> io::Result<Option<[u8; ADDRESS_LEN]>> {
         let mut question = NeighbourMessage::default();
         (question.header.family, question.header.ifindex) = (family(ip), interface);
         question.attributes.push(NeighbourAttribute::Destination(ip.into()));
@@ -125,8 +125,8 @@ impl NextHopLookup {
     }
 }
 
-/// Reads the answer for packets to `ip`; `None` if they are dropped, or more than
-/// forwarded, such as encapsulated.
+/// Reads the answer for packets to `ip`; `None` if the kernel drops them, or does more than forward
+/// them, such as encapsulation.
 fn read_route(route: &RouteMessage, ip: IpAddr) -> Option<Route> {
     if !matches!(route.header.kind, RouteType::Unicast | RouteType::Local) {
         return None;

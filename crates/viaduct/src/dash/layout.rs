@@ -1,5 +1,5 @@
-//! Plots of each kind of subject: titles, units, and the series that each shows. The page draws
-//! what this table lists.
+//! Plots of each kind of subject (a peer, a policy, a tunnel, ...): titles, units, and the series
+//! that each plot shows. The page draws what this table lists.
 
 use serde::Serialize;
 
@@ -77,7 +77,7 @@ pub(super) const KINDS: &[Kind] = &[
                 &[("overhead", "repair bytes per data byte"), ("chosen", "repairs per packet")],
             ),
             plot("Recovery delay", "ms", &[("delay_mean", "mean"), ("delay_p99", "99 %")]),
-            plot("Path", "ms", &[("rtt", "round trip"), ("wait", "flows wait")]),
+            plot("Path", "ms", &[("rtt", "round trip"), ("wait", "time a flow can wait")]),
             plot(
                 "Would have been recovered, since the start",
                 "%",
@@ -170,7 +170,7 @@ pub(super) const KINDS: &[Kind] = &[
             plot("Queueing delay", "ms", &[("queue", "mean")]),
             plot("Streams", "streams", &[("open", "open"), ("active", "with bytes under way")]),
             plot("Links", "links", &[("links", "up")]),
-            plot("Buffers", "MB", &[("tokens_left", "may be sent"), ("held", "filled here")]),
+            plot("Windows", "MB", &[("tokens_left", "may be sent"), ("held", "receive, in use")]),
         ],
     },
     Kind {
@@ -244,12 +244,12 @@ pub(super) const KINDS: &[Kind] = &[
     },
 ];
 
-/// Place of a kind in the order of the list.
+/// Position of a kind in [`KINDS`]; unknown kinds come last.
 pub(super) fn rank(kind: &str) -> usize {
     KINDS.iter().position(|of| of.kind == kind).unwrap_or(KINDS.len())
 }
 
-/// Series whose latest values are in the list.
+/// Series whose latest values the list of subjects of this kind shows.
 pub(super) fn headline(kind: &str) -> &'static [&'static str] {
     KINDS.iter().find(|of| of.kind == kind).map_or(&[], |of| of.headline)
 }
@@ -262,7 +262,7 @@ pub(super) fn series(kind: &str) -> Vec<&'static str> {
 }
 
 /// Event with the layout, the first of each stream.
-pub(super) fn event_of_all() -> String {
+pub(super) fn layout_event() -> String {
     #[derive(Serialize)]
     struct Layout {
         version: &'static str,

@@ -44,7 +44,7 @@ impl Viewer {
         let (sender, receiver) = mpsc::channel(1);
         tokio::spawn(async move {
             ticks.mark_unchanged();
-            let mut event = layout::event_of_all();
+            let mut event = layout::layout_event();
             event.push_str(&self.event());
             loop {
                 match timeout(STALL_TIMEOUT, sender.send(Bytes::from(event))).await {

@@ -10,8 +10,8 @@ use viaduct_sys::route::tun;
 /// Minimum number of packets in a second that is reported. Some daemons send a packet to each
 /// interface from time to time.
 const MIN_PACKETS: u64 = 10;
-/// Time after the last such second for which the loss is reported in the status. It is logged once
-/// in this time.
+/// Time after the last such second for which the status reports the loss. A loss is logged only if
+/// the status does not report one already.
 const REPORTED_FOR: Duration = Duration::from_secs(60);
 
 /// Lost packets, as last seen.
@@ -34,8 +34,8 @@ impl Misroutes {
         if self.trouble(tun).is_none() {
             warn!(
                 "packets are routed into {tun} and lost: only the gateway may send through it. \
-                 `ip route get ADDRESS` names the route; routes of table 118 are not for the main \
-                 table"
+                 `ip route get ADDRESS` names the route. Do not copy the routes of table 118 \
+                 into the main table"
             );
         }
         self.last = Some(Instant::now());

@@ -68,8 +68,8 @@ fn listeners(config: &Config) -> impl Iterator<Item = (&'static str, SocketAddr)
     repairs.chain(all.into_iter().filter_map(|(key, at)| Some((key, at?))))
 }
 
-/// VLAN interface by which a peer's packets leave, if it is on top of the configured interface,
-/// which is a trunk in that case. `None` if they leave by another interface.
+/// VLAN interface by which a peer's packets leave, if it is on top of the configured interface (a
+/// trunk in that case). `None` if no peer's packets leave by such an interface.
 pub fn vlan_of_trunk(config: &Config) -> Option<String> {
     let prefixes = config.peer_sites().flat_map(|peer| &peer.prefixes);
     prefixes.take(MAX_CHECKED_ROUTES).find_map(|net| {
@@ -123,13 +123,13 @@ fn may_match(one: &Value, wan: &str) -> bool {
     }
     let right = &one["right"];
     let set = right["set"].as_array().map_or(std::slice::from_ref(right), Vec::as_slice);
-    let names = |one: &Value| match one.as_str() {
-        Some(name) => name.strip_suffix('*').map_or(name == wan, |start| wan.starts_with(start)),
-        // Other values are unknown here, such as the members of a named set.
-        None => true,
-    };
-    let has = set.iter().any(names);
-    if one["op"] == "!=" { !has } else { has }
+    let is_wan =
+        |name: &str| name.strip_suffix('*').map_or(name == wan, |start| wan.starts_with(start));
+    // The members of a named set are unknown here, and so are values of other types.
+    let is_known = |one: &Value| one.as_str().is_some_and(|name| !name.starts_with('@'));
+    let is_known = set.iter().all(is_known);
+    let has = set.iter().filter_map(Value::as_str).any(is_wan);
+    if one["op"] == "!=" { !has } else { has || !is_known }
 }
 
 fn interfaces() -> String {
@@ -162,21 +162,20 @@ pub fn ports_in_use(config: &Config) -> Vec<String> {
     let tcp = |at: SocketAddr| taken(TcpListener::bind(at).err());
     let never = [TransportChoice::Only(Transport::Udp), TransportChoice::None];
     let fake_tcp = config.peers.iter().any(|peer| !never.contains(&peer.transport));
-    let listeners = [
-        ("[site] listen", "UDP", Some(config.listen).filter(|&at| udp(at))),
-        ("[site] listen", "TCP", fake_tcp.then_some(config.listen).filter(|&at| tcp(at))),
-        ("[site] tls_listen", "TCP", config.tls_listen.filter(|&at| tcp(at))),
-        ("[metrics] listen", "TCP", config.metrics.filter(|&at| tcp(at))),
-        ("[cache] listen", "UDP", config.cache.filter(|&at| udp(at))),
-    ];
-    let said = listeners.into_iter().filter_map(|(key, protocol, at)| {
-        Some(format!("{key}: {protocol} {} is in use by another program", at?))
+    let said = listeners(config).flat_map(|(key, at)| {
+        let protocols: &[_] = match key {
+            "[site] listen" if fake_tcp => &["UDP", "TCP"],
+            "[site] listen" | "[cache] listen" => &["UDP"],
+            _ => &["TCP"],
+        };
+        let used = protocols.iter().filter(move |&&of| if of == "UDP" { udp(at) } else { tcp(at) });
+        used.map(move |protocol| format!("{key}: {protocol} {at} is in use by another program"))
     });
     said.collect()
 }
 
-/// Reasons why this machine does not forward packets of these families at all. Enabling it is
-/// left to the operator.
+/// Reasons why this machine does not forward packets of these families at all. The operator
+/// has to enable forwarding.
 pub fn forwarding_off(prefixes: &[IpNet]) -> Vec<String> {
     let families =
         [("IPv4", true, "net/ipv4/ip_forward"), ("IPv6", false, "net/ipv6/conf/all/forwarding")];
@@ -204,7 +203,7 @@ pub fn routed_elsewhere(config: &Config) -> Vec<String> {
         config.peer_sites().flat_map(|peer| peer.prefixes.iter().map(move |p| (peer, p)));
     let wrong = prefixes.take(MAX_CHECKED_ROUTES).filter_map(|(peer, net)| {
         let error = RouteMtu::plan(pair(net), &config.wan, 65_535).err()?;
-        Some(format!("peer {:?}: prefixes: {error}; nothing is protected there", peer.name))
+        Some(format!("peer {:?}: prefixes: {error}; packets to them are not protected", peer.name))
     });
     wrong.collect()
 }

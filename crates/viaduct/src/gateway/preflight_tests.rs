@@ -30,6 +30,9 @@ fn only_rules_that_may_translate_packets_to_peers_are_named() {
     assert_eq!(chain_of(&[json!([out("==", &json!("wan*")), masquerade])]), warned);
     assert_eq!(chain_of(&[json!([out("!=", &json!("docker0")), masquerade])]), warned);
     assert_eq!(chain_of(&[json!([out("==", &json!({"set": ["a", "wan0"]})), masquerade])]), warned);
+    for op in ["==", "!="] {
+        assert_eq!(chain_of(&[json!([out(op, &json!("@inside")), masquerade])]), warned);
+    }
     assert_eq!(chain_of(&[json!([out("==", &json!("docker0")), masquerade])]), None);
     assert_eq!(chain_of(&[json!([out("!=", &json!("wan0")), masquerade])]), None);
     // A chain may have the name of a statement.

@@ -112,7 +112,7 @@ fn keep(
     let bound_sockets = bound_sockets.iter().flatten().map(AsFd::as_fd);
     let held = held_udp.and_then(HeldUdp::rules);
     let held = held.iter().map(AsFd::as_fd);
-    let all: Vec<_> = bound_sockets.chain(divert.look_up()).chain(held).collect();
+    let all: Vec<_> = bound_sockets.chain(divert.inbound_link()).chain(held).collect();
     descriptor_store::add(store, &all)?;
     Ok(())
 }

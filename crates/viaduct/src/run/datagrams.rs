@@ -12,7 +12,7 @@ use viaduct_sys::process::thread::set_timer_slack;
 
 use super::Plan;
 
-/// Maximum number of pairs of a program's address and a peer's for which handlers keep state.
+/// Maximum number of address pairs (program and peer) for which handlers keep state.
 const MAX_PAIRS: usize = 16_384;
 /// Timer slack. With the kernel's default, datagrams could be delayed to save wakeups.
 const SLACK: Duration = Duration::from_nanos(1);
@@ -20,7 +20,7 @@ const SLACK: Duration = Duration::from_nanos(1);
 /// Counts of a program's datagrams, for a report.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct DatagramCounts {
-    /// Bytes released, out and back.
+    /// Bytes that the handlers passed on, out and back.
     pub bytes: [u64; 2],
     /// Datagrams dropped for lack of room, and, if the chain ends at a relay, those dropped
     /// because the relay did not carry them.
@@ -47,7 +47,7 @@ pub fn are_handled(plan: &Plan) -> bool {
     plan.rules.want_datagrams() && (seen || plan.rules.strict)
 }
 
-/// Returns the notice for the user that datagrams do not go through the handlers because of `why`.
+/// Returns the message that tells the user why datagrams do not go through the handlers.
 pub fn notice(plan: &Plan, why: &str) -> String {
     let treatment = if plan.rules.strict { "are refused (--strict)" } else { "go direct" };
     format!("{why}: datagrams {treatment}")
@@ -70,7 +70,7 @@ pub fn unsupported(plan: &Plan) -> Option<String> {
     }
 }
 
-/// Starts the thread of a carrier of datagrams; `run` is its event loop.
+/// Starts the thread that passes datagrams through the handlers; `run` is its event loop.
 pub fn spawn(run: impl FnOnce() -> io::Result<()> + Send + 'static) -> io::Result<()> {
     let carry = move || {
         if let Err(error) = set_timer_slack(SLACK) {

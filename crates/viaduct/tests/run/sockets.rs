@@ -1,5 +1,5 @@
-//! Sockets that would bypass the handlers, or that cannot work under them: opening them fails, and
-//! programs with a fallback use it.
+//! Sockets that would bypass the handlers, which `--strict` refuses; those that cannot work with
+//! handlers (MPTCP), which are always refused; and programs in another network namespace.
 
 use super::{CHAIN, far_end, output, text};
 

@@ -50,7 +50,7 @@ pub(super) enum Windows {
 }
 
 impl Setup {
-    /// True if connections between Squids are reused for further documents.
+    /// Returns whether a setup without a tunnel reuses connections between its Squids.
     pub(super) fn keeps_connections(self) -> bool {
         matches!(self, Setup::Squid(_, Connections::Kept))
     }
@@ -88,7 +88,7 @@ pub(super) struct Browsing {
     pub(super) setup: Setup,
     /// Round trip in milliseconds.
     pub(super) rtt: u32,
-    /// True if an endless TCP flow runs concurrently.
+    /// True if a bulk TCP flow runs for the duration of the load.
     pub(super) beside: bool,
     /// Duration of the load.
     pub(super) duration: Duration,
@@ -113,8 +113,8 @@ impl Browsing {
         run.congestion_control(CONGESTION);
     }
 
-    /// Runs all `loads`, four at a time, each in a world of its own. Four links of 10 Mb/s do not
-    /// fill the machine.
+    /// Runs all `loads`, four at a time, each in a world of its own. Four links of 10 Mb/s leave
+    /// enough CPU time, so that the loads do not disturb each other.
     pub(super) fn all(run: &Run, loads: &[Browsing]) -> Result<Vec<Browsed>> {
         let (seed, journal, mut found) = (run.seed(), run.journal(), Vec::new());
         for some in loads.chunks(AT_ONCE) {

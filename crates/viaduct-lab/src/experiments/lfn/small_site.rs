@@ -1,4 +1,4 @@
-//! Two small sites over a link of 10 Mb/s and 300 ms, joined by a tunnel.
+//! Two small sites over a link of 10 Mb/s with a round-trip time of 300 ms, joined by a tunnel.
 //!
 //! ```text
 //!   a1 ─▶ a2 near ══ links ══ far b2 ─▶ b1 a server of sessions

@@ -11,7 +11,8 @@ pub(super) fn hop(delay: f64) -> LinkConfig {
     link(&format!("rate=100M,delay={}us,queue=100ms", (delay * 1e3).round()))
 }
 
-/// Returns the medians over `times` downloads of `bytes` bytes, in milliseconds.
+/// Returns the median times to the first and the last byte over `times` downloads of `bytes` bytes,
+/// in milliseconds.
 pub(super) fn measure(
     client: &Host,
     server: &Host,

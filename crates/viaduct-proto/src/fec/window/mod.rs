@@ -12,12 +12,14 @@
 //! rest of a burst and costs less work.
 //!
 //! ```text
-//!   packet      1 2 3 4 5 6 7 8 9 …          W = 6, a repair after every 2 packets: 3 open sums
-//!   repair 1    ██                           █ dense (every packet), ░ a share
+//!   packet      1 2 3 4 5 6 7 8 9 …          W = 6, a repair after every packet: 6 open sums
+//!   repair 1    ██                           █ all packets, ░ a share of them
 //!   repair 2    ████
-//!   repair 3    ░░████
-//!   repair 4        ░░████
-//!   repair 5            ░░███
+//!   repair 3    ██████
+//!   repair 4    ░░██████
+//!   repair 5    ░░░░██████
+//!   repair 6    ░░░░░░██████
+//!   repair 7      ░░░░░░██████
 //! ```
 //!
 //! The decoder is [`Linear`](super::linear::Linear).
@@ -54,8 +56,8 @@ impl Parameters {
         f64::from(self.repairs) / f64::from(self.packets)
     }
 
-    /// Refuses invalid parameters, and warns of packets that no repair would cover. Errors: if any
-    /// of the three is 0, or the window is too long.
+    /// Refuses invalid parameters. Warns if some packets are in no repair, or if there are more
+    /// repairs than packets. Errors: one of the three is 0, or the window is too long.
     pub fn check(&self) -> Result<Vec<Warning>, Error> {
         let Parameters { window, repairs, packets } = *self;
         match () {
@@ -72,10 +74,10 @@ impl Parameters {
         Ok(warnings)
     }
 
-    /// Number of dense repairs, which are the next to be sent. There are two more than are sent
-    /// after one packet, if as many are sent within a window. A single loss that the first of
-    /// them does not recover is recovered by one of the others, hardly later than if all repairs
-    /// were dense.
+    /// Number of dense repairs, which are the next to be sent: two more than the number of repairs
+    /// sent after one packet, or only one more if a window has fewer repairs. A single loss that
+    /// the first of them does not recover is recovered by one of the others, hardly later than if
+    /// all repairs were dense.
     fn dense(&self) -> usize {
         let gap = usize::from(self.repairs.div_ceil(self.packets));
         (2 + gap).min(self.wanted().max(1 + gap))
@@ -123,7 +125,7 @@ pub struct Encoder {
     seed: u16,
     /// Value of `next` at the last call of [`Encoder::restart`].
     restarted: Seq,
-    /// No unrequested repairs are sent.
+    /// True if [`push`](super::Encoder::push) sends no repairs.
     is_paused: bool,
 }
 
@@ -159,7 +161,8 @@ impl Encoder {
         Ok(encoder)
     }
 
-    /// Stops unrequested repairs from the next packet on, until the parameters are changed.
+    /// Stops the repairs that [`push`](super::Encoder::push) sends, from the next packet on, until
+    /// the parameters are changed.
     pub fn pause(&mut self) {
         self.is_paused = true;
         self.owed = 0;
@@ -212,7 +215,7 @@ impl Encoder {
         self.history.shed();
     }
 
-    /// Returns whether unrequested repairs are stopped.
+    /// Returns whether [`push`](super::Encoder::push) sends no repairs.
     pub fn is_paused(&self) -> bool {
         self.is_paused
     }
@@ -297,7 +300,7 @@ impl Encoder {
     }
 }
 
-/// Sums to which the kernel adds one packet in one call.
+/// Sums to which one call of [`kernel::mul_add_many`] adds a packet.
 #[derive(Default)]
 struct Together<'a> {
     sums: [&'a mut [u8]; kernel::GROUP],

@@ -6,7 +6,7 @@ use crate::time::Instant;
 
 pub(crate) struct End {
     pub(crate) chain: Chain,
-    /// True if the application has the flow.
+    /// True once the application has opened or accepted the flow.
     pub(crate) is_there: bool,
     pub(crate) written: Stream,
     pub(crate) read: Stream,
@@ -16,8 +16,9 @@ pub(crate) struct End {
     pub(crate) finished: usize,
     pub(crate) failed: Vec<Failure>,
     pub(crate) events: Vec<String>,
-    /// Bottoms that are connected, and those that are not read.
+    /// Bottoms that are connected.
     pub(crate) connected: Vec<BottomId>,
+    /// Bottoms from which the chain does not receive at present.
     pub(crate) paused: Vec<BottomId>,
 }
 
@@ -54,7 +55,7 @@ impl End {
         if !self.takes || bytes.is_empty() {
             return false;
         }
-        assert!(self.is_there, "no data goes to an application without the flow");
+        assert!(self.is_there, "data arrived before the application accepted the flow");
         self.read.get(&bytes);
         self.chain.consumed(now, bytes.len());
         true

@@ -1,16 +1,17 @@
-//! Room for repairs while a queue drops packets.
+//! Share of the repairs that is still sent while a queue drops packets.
 
 use crate::time::{Duration, Instant};
 
 /// Time for which a queue has to drop packets before the overhead is halved. If the flows that fill
 /// the queue slow down, the drops end before this time. Repairs must not be reduced in that case:
-/// losses by chance would slow these flows down again. [`YIELDS`]: time until the next halving.
-/// [`RECOVERS`]: time without drops after which a queue is no longer full.
-const PERSISTS: Duration = Duration::from_millis(1_200);
-const YIELDS: Duration = Duration::from_millis(50);
-const RECOVERS: Duration = Duration::from_millis(500);
+/// losses by chance, no longer repaired, would slow these flows down again.
+const FIRST_HALVING: Duration = Duration::from_millis(1_200);
+/// Time from each halving to the next.
+const HALVING_INTERVAL: Duration = Duration::from_millis(50);
+/// Time without drops after which a queue is no longer full.
+const DRAINED: Duration = Duration::from_millis(500);
 
-/// Present drops of a full queue.
+/// State while a full queue drops packets.
 #[derive(Clone, Copy, Debug)]
 struct Drops {
     /// Factor of the overhead.
@@ -36,17 +37,17 @@ impl Room {
     /// while the drops last.
     pub(in crate::repair) fn handle_drops(&mut self, now: Instant) {
         self.settle(now);
-        let begun = Drops { share: 1.0, due: now + PERSISTS, last: now };
+        let begun = Drops { share: 1.0, due: now + FIRST_HALVING, last: now };
         let mut drops = Drops { last: now, ..self.drops.unwrap_or(begun) };
         if now >= drops.due {
-            (drops.share, drops.due) = (drops.share / 2.0, now + YIELDS);
+            (drops.share, drops.due) = (drops.share / 2.0, now + HALVING_INTERVAL);
         }
         self.drops = Some(drops);
     }
 
     /// Ends the reduction if the queue is no longer full.
     pub(super) fn settle(&mut self, now: Instant) {
-        self.drops = self.drops.filter(|drops| now.since(drops.last) < RECOVERS);
+        self.drops = self.drops.filter(|drops| now.since(drops.last) < DRAINED);
     }
 }
 

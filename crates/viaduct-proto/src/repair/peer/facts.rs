@@ -23,7 +23,8 @@ pub struct PeerFacts {
     /// Number of handshakes in a row that were not answered over any transport; they are sent once
     /// a second.
     pub unanswered: u32,
-    /// Reason why the peer's host name has no address; set by the shell, which resolves names.
+    /// Reason why the peer's host name has no address; set by the caller, which resolves
+    /// names.
     pub unresolved: Option<String>,
     /// Time of the last authentic message; `None` before the first.
     pub heard_at: Option<Instant>,
@@ -33,7 +34,7 @@ pub struct PeerFacts {
     pub terms: Option<Arc<Terms>>,
     /// Mismatch between the peer's terms and this config.
     pub disagreement: Option<String>,
-    /// Protocol version of datagrams of another version that came from the peer's endpoint within
+    /// Protocol version, other than ours, of datagrams that came from the peer's endpoint within
     /// the last minute. Their source may be forged.
     pub other_version: Option<u8>,
     /// Value to which the path lowers the MSS of SYNs, for IPv4 and IPv6.
@@ -72,8 +73,8 @@ pub struct PathFacts {
 }
 
 impl PeerFacts {
-    /// Adds the facts of further lanes of the peer. Facts that cannot be added are those of a lane
-    /// that is down, if there is one.
+    /// Adds the facts of further lanes of the peer. Facts that cannot be added, such as the
+    /// endpoint, are taken from a lane that is down, if there is one.
     pub fn merge(&mut self, more: PeerFacts) {
         let is_shown = self.lanes == 0 || more.lanes_down > 0 && self.lanes_down == 0;
         let lanes = self.lanes + more.lanes;

@@ -49,14 +49,16 @@ pub struct Sample {
     pub at: Duration,
     /// Congestion windows, in packets; 0 while none is open.
     pub windows: [u64; 2],
-    /// Packets with data that have arrived so far.
+    /// Packets with data so far: for Trickles those that have arrived, for Reno those that are
+    /// acknowledged in order.
     pub packets: [u64; 2],
 }
 
 /// Result of a comparison. In each pair, the first is Trickles, the second Reno.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Outcome {
-    /// Packets with data that have arrived.
+    /// Packets with data: for Trickles those that have arrived, for Reno those that are
+    /// acknowledged in order.
     pub packets: [u64; 2],
     /// Bytes that have arrived in order.
     pub bytes: [u64; 2],

@@ -65,7 +65,7 @@ impl Handshake {
         let unknown = remote(&self.noise).filter(|key| !self.peers.contains(key));
         let unknown = unknown.map(RecordError::Unknown);
         match (parameters.confirms, payload) {
-            // No error yet: our answer to this message tells the dialler why it is refused.
+            // A refusal is no error here: our answer tells the dialler the reason.
             (true, &[version]) => {
                 let other = (version != VERSION).then_some(RecordError::Version(version));
                 self.refuses = unknown.or(other);

@@ -14,8 +14,8 @@
 //! |---|---|
 //! | `create` | refusal of other types of sockets |
 //! | `rules` | the user's rules |
-//! | `programs` | the programs for connections |
-//! | `datagrams` | the programs for datagrams |
+//! | `programs` | the BPF programs for connections |
+//! | `datagrams` | the BPF programs for datagrams |
 //! | `dns` | DNS queries |
 //! | `listeners` | connections to programs that listen |
 //! | `options` | socket options that programs set |
@@ -51,7 +51,7 @@ use crate::socket::tcp::{MIRRORED, Mirrored};
 const SOCKETS: u32 = 65_536;
 /// Bytes of the event ring. A connect event that does not fit is sent again with the next SYN.
 const RING: usize = 256 << 10;
-/// Max rules that a program tests.
+/// Max rules for connections, and max rules for datagrams; BPF programs test them.
 const MAX_RULES: usize = 256;
 
 // An event: the cookie, the destination, then fields that depend on the kind.
@@ -114,13 +114,15 @@ impl RedirectConfig<'_> {
 pub enum DatagramMode {
     /// Datagrams pass this hook, and are held in a queue later ([`crate::nft::datagram_queue`]).
     Held,
-    /// Datagrams cannot be handled, and pass untouched. The first one is always reported.
+    /// Datagrams cannot be handled, and pass untouched. The first one of all is reported even if
+    /// [`RedirectConfig::reports`] is off.
     Passed,
-    /// Datagrams cannot be handled, and are refused. The first one is always reported.
+    /// Datagrams cannot be handled, and are refused. The first one of all is reported even if
+    /// [`RedirectConfig::reports`] is off.
     Refused,
 }
 
-/// State that the programs of one redirection share.
+/// State that the BPF programs of one redirection share.
 #[derive(Clone, Copy)]
 struct ProgramContext<'a> {
     map: &'a Map<ENDS>,
@@ -147,7 +149,7 @@ pub enum RedirectEvent {
     Passed(Traffic),
     /// A connection, or datagrams, were refused.
     Refused(Traffic),
-    /// An option of a connection was set.
+    /// A program sets an option of a connection. The kernel may still refuse it.
     Option(OptionChange),
     /// An offloaded connection to this destination begins.
     OffloadStarted(SocketAddr),
@@ -199,7 +201,7 @@ pub struct OptionChange {
 #[derive(Clone, Debug)]
 pub struct SocketNames(Arc<Map<ENDS>>);
 
-/// The attached programs.
+/// The attached BPF programs, with their maps and events.
 #[derive(Debug)]
 pub struct Redirect {
     map: Arc<Map<ENDS>>,
@@ -226,8 +228,6 @@ impl Redirect {
         let (map, events) = (Arc::new(Map::new(SOCKETS)?), Events::new(RING)?);
         let listener_redirect = ListenerRedirect::new(config.listeners, &config.ports)?;
         let netns = netns::cookie().map_err(BpfError::Socket)?;
-        // The hooks for names and `sock_ops` are attached first: they must be in place before any
-        // connect is redirected.
         let options = Options::new()?;
         let sock_ops = programs::sock_ops_program(
             &map,
@@ -268,6 +268,8 @@ impl Redirect {
         if config.offload.is_none() {
             attach(Hook::SetOption, &options.program(&events), directory)?;
         }
+        // The hooks for names and `sock_ops` come first: they must be in place before any connect
+        // is redirected.
         let notes = notes.iter().filter(|_| config.needs_notes());
         for (hook, program) in notes.chain(&verdicts) {
             attach(*hook, program, directory)?;
@@ -281,7 +283,7 @@ impl Redirect {
             let event = self.events.poll()?;
             let Some(mut heard) = read(&event) else { continue };
             if let RedirectEvent::Connect(waiting) = &mut heard {
-                let [socket, rights] = [64, 72].map(|at| double(&event, at));
+                let [socket, rights] = [64, 72].map(|at| u64_at(&event, at));
                 let rights = [rights as u32, (rights >> 32) as u32];
                 if self.have_options || rights != [0; 2] {
                     waiting.mirrored = self.options.get(socket, rights);
@@ -300,7 +302,7 @@ impl Redirect {
     /// Returns the link of the BPF program that redirects inbound connections to this process, if
     /// they are redirected. The BPF program stays attached while any process holds the link. Once
     /// this process has ended, the BPF program drops the SYNs.
-    pub fn look_up(&self) -> Option<BorrowedFd<'_>> {
+    pub fn inbound_link(&self) -> Option<BorrowedFd<'_>> {
         self.listener_redirect.as_ref().map(|listener_redirect| listener_redirect.link.as_fd())
     }
 
@@ -327,31 +329,31 @@ impl AsFd for Redirect {
     }
 }
 
-fn double(event: &[u8; EVENT], at: usize) -> u64 {
+fn u64_at(event: &[u8; EVENT], at: usize) -> u64 {
     u64::from_ne_bytes(event[at..at + 8].try_into().expect("eight"))
 }
 
 fn read(event: &[u8; EVENT]) -> Option<RedirectEvent> {
-    let word = |at: usize| u32::from_ne_bytes(event[at..at + 4].try_into().expect("four"));
-    let double = |at: usize| double(event, at);
+    let u32_at = |at: usize| u32::from_ne_bytes(event[at..at + 4].try_into().expect("four"));
+    let u64_at = |at: usize| u64_at(event, at);
     let to = endpoints::read_meant(&event[8..32]);
     let stream = Traffic { to, datagrams: false };
     let datagram = Traffic { to, datagrams: true };
-    let kind = word(KIND);
+    let kind = u32_at(KIND);
     Some(match kind {
         _ if kind == EventKind::Connect as u32 => {
             let mut program = endpoints::read(&event[32..56]);
             // sock_ops has local ports in host byte order.
-            program.set_port(word(52) as u16);
+            program.set_port(u32_at(52) as u16);
             let at = 8 + BOUND as usize;
             let is_bound = event[at..at + 2] != [0; 2];
-            let (cookie, syn, mirrored) = (double(0), word(56), Mirrored::default());
+            let (cookie, syn, mirrored) = (u64_at(0), u32_at(56), Mirrored::default());
             RedirectEvent::Connect(WaitingConnect { cookie, to, program, is_bound, syn, mirrored })
         }
         _ if kind == EventKind::Option as u32 => {
             let mut program = endpoints::read(&event[32..56]);
-            program.set_port(word(52) as u16);
-            let (which, value) = (word(68) as usize % MIRRORED, word(64).cast_signed());
+            program.set_port(u32_at(52) as u16);
+            let (which, value) = (u32_at(68) as usize % MIRRORED, u32_at(64).cast_signed());
             RedirectEvent::Option(OptionChange { program, peer: to.port(), which, value })
         }
         _ if kind == EventKind::PassedStream as u32 => RedirectEvent::Passed(stream),
@@ -359,11 +361,12 @@ fn read(event: &[u8; EVENT]) -> Option<RedirectEvent> {
         _ if kind == EventKind::PassedDatagram as u32 => RedirectEvent::Passed(datagram),
         _ if kind == EventKind::RefusedDatagram as u32 => RedirectEvent::Refused(datagram),
         _ if kind == EventKind::OffloadStarted as u32 => RedirectEvent::OffloadStarted(to),
-        // The kernel's counters include one byte each for SYN and FIN.
+        // The kernel counts our SYN and our FIN as one sent byte each, and the peer's FIN as one
+        // received byte.
         _ if kind == EventKind::OffloadEnded as u32 => RedirectEvent::OffloadEnded(
             to,
-            double(32).saturating_sub(2),
-            double(40).saturating_sub(1),
+            u64_at(32).saturating_sub(2),
+            u64_at(40).saturating_sub(1),
         ),
         _ => return None,
     })

@@ -26,7 +26,7 @@ const ACCEPT_RETRY_DELAY: Duration = Duration::from_millis(100);
 /// Acceptor of connections to programs.
 pub(super) struct Inbound {
     pub(super) inside: InboundConns,
-    /// Flows, by the address of the local end.
+    /// Flows, by this process's address on its connection to the program.
     pub(super) flows: Arc<Mutex<FlowTable>>,
     pub(super) carrier: Carrier,
     pub(super) report: Option<Report>,
@@ -43,8 +43,8 @@ struct RedirectedProgram {
     flows: Arc<Mutex<FlowTable>>,
 }
 
-/// Opens a listener to which connections to programs are redirected, whatever their
-/// destination. Its own address is on loopback, so only this machine can reach it.
+/// Opens a listener at `at`, to which connections to programs are redirected, whatever their
+/// destination. `at` must be a loopback address, so that only this machine can reach the listener.
 pub(super) fn listener(at: IpAddr, save_syn: bool) -> io::Result<TcpListener> {
     let options = TcpOptions { inside: true, save_syn, ..TcpOptions::default() };
     let listener = tcp::listen((at, 0).into(), BACKLOG, options)?;
@@ -88,7 +88,8 @@ impl Inbound {
     }
 }
 
-/// Returns the local end, at `port`, of a connection to a program that listens at `program`.
+/// Returns this process's own address, with port `port`, of its connection to a program that
+/// listens at `program`.
 pub(super) fn local_end(program: SocketAddr, port: u16) -> SocketAddr {
     let ip: IpAddr = match program {
         SocketAddr::V4(_) => Ipv4Addr::LOCALHOST.into(),

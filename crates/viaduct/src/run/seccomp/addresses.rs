@@ -1,4 +1,4 @@
-//! Calls that read a socket's addresses and its error.
+//! Calls that read a socket's addresses and its error, and its options for sharing an address.
 
 use std::net::SocketAddr;
 

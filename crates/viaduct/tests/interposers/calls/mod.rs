@@ -15,7 +15,7 @@ use std::thread;
 
 use crate::common::{UnprivilegedUser, build_go, holders_of_other_end};
 
-/// All kinds of calls, except those of the static programs.
+/// Kinds of calls that the dynamically linked program makes, except those in [`TRAPS`].
 const SHAPES: [&str; 15] = [
     "blocking",
     "epoll-after",
@@ -144,7 +144,8 @@ fn preload_captures_all_and_refuses_io_uring() {
     none_leaks(&["--via", "preload", "--strict"], &[("io_uring", ENOSYS)], None);
 }
 
-/// A program with the library opens no flow if `VIADUCT_WRAP` names a master that it cannot reach.
+/// With the preload library, a program's connect fails if `VIADUCT_WRAP` names a master that does
+/// not exist. Without this variable, the library changes nothing.
 #[test]
 fn glibc_and_musl_load_the_same_library() {
     let port = far_end().to_string();
@@ -243,8 +244,8 @@ impl Programs {
     }
 }
 
-/// Starts a far end on one port of TCP and UDP, which answers each client with the owner of its
-/// connection. Returns the port.
+/// Starts a far end on one port of TCP and UDP. It answers a TCP client with the owner of the
+/// connection, and each datagram with [`DIRECT`]. Returns the port.
 fn far_end() -> u16 {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let port = listener.local_addr().unwrap().port();
