@@ -123,8 +123,8 @@ fn common_time(time: SystemTime) -> String {
     format!("{day}/{month}/{year}:{clock} +0000")
 }
 
-/// Escapes text that is one field of a line, including spaces, which would shift the fields after
-/// it.
+/// Escapes the first `most` bytes of a text that is one field of a line. Spaces are escaped, too:
+/// they would shift the fields after it.
 pub(super) fn escape_word(text: &str, most: usize) -> String {
     escape(text, most).replace(' ', "\\x20")
 }

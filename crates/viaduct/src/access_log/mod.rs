@@ -1,8 +1,8 @@
 //! Access logs: one line for each request or flow that has ended.
 //!
 //! ```text
-//!   serve, proxy, tunnel ── Entry ──▶ bounded queue ──▶ writer thread ──▶ FILE, stdout or stderr
-//!                            │ full: counted as lost          ▲ reopen (SIGHUP, SIGUSR1)
+//!   serve, engine ── Entry ──▶ bounded queue ──▶ writer thread ──▶ FILE, stdout or stderr
+//!                     │ full: counted as lost          ▲ reopen (SIGHUP, SIGUSR1)
 //! ```
 //!
 //! Event loops only queue an [`Entry`]. A separate thread formats and writes the lines, so that a
@@ -94,8 +94,8 @@ impl AccessLogStats {
 }
 
 impl AccessLogArgs {
-    /// Opens the log that the options select, and starts its thread. Errors: the file cannot be
-    /// opened for writing.
+    /// Opens the log that the options select, and starts its thread. Without a log, the handle
+    /// ignores entries. Errors: the file cannot be opened for writing, or no thread can be started.
     pub fn open(&self) -> Result<AccessLog> {
         let Some(target) = &self.access_log else { return Ok(AccessLog::default()) };
         let format = self.access_log_format.unwrap_or_default();
@@ -140,7 +140,8 @@ mod tests {
         assert!(long.len() < 150, "{long}");
     }
 
-    /// Clients that the filter in docs/access-log.md finds in a line, as fail2ban would.
+    /// Client that the filter in docs/access-log.md finds in a line, as fail2ban would; empty if it
+    /// finds none.
     fn banned(line: &str) -> String {
         let docs = include_str!("../../../../docs/access-log.md");
         let filter = docs.lines().find_map(|line| line.trim().strip_prefix("failregex = "));

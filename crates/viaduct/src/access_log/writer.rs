@@ -19,7 +19,7 @@ use super::{AccessLogStats, Target};
 /// Maximum number of entries in the queue; about 10 MB, because [`Entry::truncate`] limits the size
 /// of each.
 const MAX_QUEUED: usize = 4096;
-/// Maximum bytes of lines collected for one write, if more entries are waiting.
+/// Bytes of lines after which a batch is written, even if more entries are waiting.
 const MAX_BATCH: usize = 64 << 10;
 /// Maximum time for which the process waits at its end until the queue is written.
 const FLUSH_TIMEOUT: Duration = Duration::from_secs(2);
@@ -42,7 +42,7 @@ struct Writer {
 #[derive(Debug)]
 enum Message {
     Entry(Box<Entry>),
-    /// Wakes the thread to check the flags.
+    /// Wakes the thread, which then checks whether the file is to be reopened.
     Wake,
     /// Request to flush; dropped when all earlier entries are written.
     Flush(SyncSender<()>),

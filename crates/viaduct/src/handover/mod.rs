@@ -4,7 +4,7 @@
 //!
 //! ```text
 //!   viaduct upgrade ──▶ requests ──┐
-//!   SIGHUP, the file is another ───┴──▶ Upgrader ───── starts ─────▶ Takeover
+//!   SIGHUP, the file was replaced ─┴──▶ Upgrader ───── starts ─────▶ Takeover
 //!                                          │ Handover: the service       │
 //!                                          └────────── Channel ──────────┘
 //! ```

@@ -100,7 +100,8 @@ fn answer(client: &OwnedFd, user: u32, upgrader: &Upgrader) {
     }
 }
 
-/// Reads the request of a client of this user.
+/// Reads the request of a client that runs as `user`. Errors: this user may not ask, or no valid
+/// request arrives in time.
 fn read(client: &OwnedFd, user: u32) -> Result<Request> {
     let own = rustix::process::geteuid().as_raw();
     if ![own, 0].contains(&user) {

@@ -62,8 +62,11 @@ pub struct SignalPipes {
 /// Reason why a wait has ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Woken {
+    /// A descriptor is readable.
     Work,
+    /// A signal to end has arrived; never a result of [`wait`] itself.
     Signal,
+    /// The timeout has passed.
     Time,
 }
 

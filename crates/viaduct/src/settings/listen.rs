@@ -32,7 +32,7 @@ impl Settings {
         u32::try_from(most).unwrap_or(u32::MAX)
     }
 
-    /// Number of the queue that holds SYNs.
+    /// Number of the queue that holds SYNs: the port of the first listen address.
     pub fn syn_queue(&self) -> u16 {
         self.engine.listen.first().map_or(0, SocketAddr::port)
     }
