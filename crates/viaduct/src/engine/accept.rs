@@ -55,9 +55,9 @@ impl Worker {
         self.unread.syns = true;
     }
 
-    /// Begins the early connection for a SYN. `Ok(None)` if none is begun: there is one already, a
-    /// limit is reached, the client has not named its destination yet, the proxy is stopping or
-    /// bypassed, or the handlers have to accept the flow first.
+    /// Begins the early connection for a SYN, and returns the key of its flow. `Ok(None)` if none
+    /// is begun: there is one already, a limit is reached, the client has not named its destination
+    /// yet, the proxy is stopping or bypassed, or the handlers have to accept the flow first.
     pub(super) fn begin_early(
         &mut self,
         syn: &Syn,
@@ -80,8 +80,8 @@ impl Worker {
                 flows.add(upstream.begin(route, config, now), source, now)
             };
             let route = target.route(&syn.tuple, signalled, policies).ok_or(Failure::Denied);
-            // The handlers accept or refuse the flow only once their peer has sent something, so no
-            // early connection is begun.
+            // The handlers accept or refuse the flow only once the handlers at the other host have
+            // sent something, so no early connection is begun.
             if route.as_ref().is_ok_and(|route| route.plan.accepts) {
                 return None;
             }
@@ -168,8 +168,8 @@ impl Worker {
         self.drive(key, End::Client, true, true, now);
     }
 
-    /// Flow that the SYN of `tuple` has started. If the client has named other addresses since then
-    /// (`signalled`), the flow is ended, and the result is `None`.
+    /// Flow that was started for the SYN of `tuple`, if there is one. If the client has named other
+    /// addresses since then (`signalled`), the flow is ended, and the result is `None`.
     pub(super) fn started(&mut self, tuple: &Tuple, signalled: Option<Addresses>) -> Option<usize> {
         let started = self.acceptor.early.handle_accept(tuple)?;
         if signalled.is_none() || started.signalled == signalled {

@@ -132,8 +132,8 @@ impl Acceptor {
         self.intercept_state.is_missing()
     }
 
-    /// Reads a packet from the tap into `buffer`; `None` if there is none, `Some(None)` if the
-    /// packet is not a SYN.
+    /// Reads a packet from the tap into `buffer`. `None` if no packet waits, there is no tap, or
+    /// the acceptor is paused; `Some(None)` if the packet is not a SYN.
     pub(super) fn read_syn(&self, buffer: &mut [u8; SNAP]) -> Option<Option<Syn>> {
         match self.tap.as_ref().filter(|_| !self.is_paused)?.recv(buffer) {
             Ok(packet) => packet.map(Syn::parse),
@@ -142,7 +142,8 @@ impl Acceptor {
     }
 
     /// Accepts connections that wait at a listener, at most [`MAX_ACCEPTS`] of them; returns them,
-    /// and whether no more are waiting. `None` if the listener is closed.
+    /// and true if no more can be accepted now. `None` if the listener is closed or the acceptor is
+    /// paused.
     pub(super) fn accept(
         &mut self,
         listener: usize,

@@ -139,7 +139,7 @@ impl Worker {
         self.log(flow.source(), &flow.account, (status, reason), now);
     }
 
-    /// Logs flows that are cut because the proxy stops.
+    /// Logs the clients' flows that are cut because the proxy stops, and removes them.
     pub(super) fn log_cut(&mut self, now: Instant) {
         if !self.access_log.is_on() {
             return;

@@ -54,7 +54,8 @@ pub struct Limits {
     pub spin: Duration,
     /// Bytes that each end of a handler chain buffers before it stops reading.
     pub chain_buffer: usize,
-    /// Bytes that flows over Trickles may have requested and not yet passed on, in total.
+    /// Bytes that flows over Trickles may have requested and not yet passed on: a limit for each
+    /// setting of packet formats that policies name, divided among the event loops.
     pub trickles_buffer: usize,
 }
 
@@ -86,8 +87,8 @@ pub enum WorkerCommand {
     SendFlows(SendFlows),
     /// The process that takes over has failed: continue with all flows, and accept clients again.
     Resume,
-    /// The new process serves: close the copies of all descriptors that it has, and end once the
-    /// other flows have ended.
+    /// The new process serves: close this process's copies of the descriptors that were handed
+    /// over, and end once the other flows have ended.
     Release,
     /// Accept no more flows; end once the open ones have ended or their time is up.
     Drain,
@@ -164,7 +165,8 @@ impl Worker {
         info!(flows = self.flows.len(), "stopping");
     }
 
-    /// Closes the listeners after accepting the clients that had begun a handshake.
+    /// Once [`HANDSHAKE_GRACE`] has passed, accepts the clients that have completed their
+    /// handshakes, and closes the listeners.
     pub(super) fn close_listeners(&mut self, now: Instant) {
         if self.listeners_close.is_some_and(|at| now >= at) {
             for n in 0..self.acceptor.len() {

@@ -79,7 +79,7 @@ impl EngineConfig {
     }
 
     /// Lowers the flow limit to what the available descriptors allow: clients beyond that would
-    /// hang.
+    /// hang. If a limit was set and is too high, early connections get at most half of the new one.
     pub fn fitted(mut self) -> EngineConfig {
         let most = raise_fd_limit();
         // A flow over Trickles holds two sockets, one for each packet format.
@@ -117,7 +117,8 @@ impl EngineConfig {
         self.limits.flows = self.limits.flows.saturating_sub(flows).max(1);
     }
 
-    /// Returns the config of one event loop, with its share of the limits.
+    /// Returns the config of one event loop, with its share of the limits on flows and on early
+    /// connections.
     pub fn part(&self) -> EngineConfig {
         let most = |all: usize| all.div_ceil(self.workers as usize);
         let early = self.limits.early.map(|(all, wait)| (most(all), wait));

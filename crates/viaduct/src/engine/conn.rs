@@ -35,7 +35,8 @@ pub enum Conn {
 /// them. The addresses of the loopback socket are not the flow's.
 #[derive(Debug)]
 pub struct ParentConn {
-    /// Destination of the flow.
+    /// Address of the far end: the destination of the flow or, if the connection is inbound, its
+    /// client.
     pub peer: SocketAddr,
     /// Local address, as the far end sees it.
     pub own: OnceLock<SocketAddr>,

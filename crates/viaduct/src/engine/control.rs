@@ -149,7 +149,8 @@ impl Control {
         }
     }
 
-    /// Lets flows end; the second call ends the workers at once.
+    /// Lets flows end. A second call, or the first one after another process has taken over, ends
+    /// the workers at once.
     fn stop(&self, stage: &mut Stage) {
         if *stage != Stage::Released {
             notify(Phase::Stopping);

@@ -56,7 +56,7 @@ pub struct Route {
     pub to: Address,
     /// Local address to connect from; `None` if the kernel chooses it.
     pub from: Option<SocketAddr>,
-    /// `from` is the spoofed address of a client on another host; valid only towards `to`.
+    /// True if `from` is the spoofed address of a client on another host; valid only towards `to`.
     pub keeps_client: bool,
     /// Client's address, or the source address that a previous hop has named.
     pub source: SocketAddr,

@@ -59,12 +59,12 @@ impl Flows {
         }
     }
 
-    /// Number of flows.
+    /// Number of flows, without lent ones.
     pub fn len(&self) -> usize {
         self.slab.len()
     }
 
-    /// Returns whether there is no flow.
+    /// Returns whether there is no flow, not even a lent one.
     pub fn is_empty(&self) -> bool {
         self.slab.is_empty() && self.lent.is_empty()
     }
@@ -84,8 +84,8 @@ impl Flows {
         &mut self.slab[key]
     }
 
-    /// Inserts a flow and registers its ends. `None` if there are too many flows, or if
-    /// registration fails, which resets the flow.
+    /// Inserts a flow and registers its ends; returns its key. `None` if there are too many flows,
+    /// or if the registration fails; a flow that cannot be registered is reset.
     pub fn insert(&mut self, mut flow: Flow) -> Option<usize> {
         if self.is_full() {
             return None;

@@ -128,7 +128,8 @@ impl ListenSet {
         Ok(all)
     }
 
-    /// Takes over descriptors that the parent process has left open.
+    /// Takes over descriptors that the parent process has left open. A queue of SYNs has the number
+    /// `number` and holds at most `held` SYNs.
     pub fn inherited(fds: &[InheritedFd], number: u16, held: u32) -> Result<ListenSet> {
         let (mut listeners, mut syns) = (Vec::new(), SynSource::Unseen);
         for inherited in fds {

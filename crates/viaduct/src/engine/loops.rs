@@ -65,7 +65,8 @@ impl Loops {
     }
 
     /// Runs until all loops have ended. If one fails, the others are stopped. Errors: the error of
-    /// the first loop that failed; a panic counts as one.
+    /// the first loop that failed. With several loops, a panic counts as an error. A single loop
+    /// runs in the calling thread, so its panic reaches the caller.
     pub fn run(mut self) -> Result<()> {
         if let [_] = self.workers[..]
             && let Some(worker) = self.workers.pop()

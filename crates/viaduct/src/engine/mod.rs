@@ -31,6 +31,7 @@
 //! | `trickles`, `tunnels` | outbound over Trickles; ends of flows in tunnels ([`crate::tunnel`]) |
 //! | `upstream` | outbounds of a loop, with its tunnels, ports and resolver |
 //! | `wrapped`, `programs`, `aware`, `origin` | wrapped programs, their requests, egress |
+//! | `workers` | choice of the worker for a wrapped program's flow |
 //! | `upgrade`, `transfer` | hand-over of a proxy, and of a loop's flows, to a new process |
 //! | `stats`, `snapshot`, `metrics`, `account` | counters, status, Prometheus, access log |
 

@@ -74,7 +74,8 @@ impl Programs {
         self.calls.iter().filter(|(_, held)| held.has_gone()).map(|(key, _)| *key).collect()
     }
 
-    /// Drops the program of flow `key`, which tells its interposer that the flow has ended.
+    /// Drops the program of flow `key`. The drop tells the program's interposer that the flow has
+    /// ended.
     pub(super) fn drop_program(&mut self, key: usize) {
         self.calls.remove(&key);
         self.listening.remove(&key);

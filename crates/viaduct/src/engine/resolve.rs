@@ -32,6 +32,7 @@ const IDLE_TIMEOUT: Duration = Duration::from_secs(10);
 /// Key of a flow and its generation, which distinguishes it from a later flow with the same key.
 pub type Requester = (usize, u64);
 
+/// Requester, and the addresses of its name; none if the name cannot be resolved.
 type Answer = (Requester, Vec<SocketAddr>);
 
 /// The resolver.
@@ -82,7 +83,8 @@ impl Resolver {
         Resolver { shared: Arc::new(shared), answers }
     }
 
-    /// Asks for the addresses of `name`, for a client at `from`; false if too many questions wait.
+    /// Asks for the addresses of `name`, for a client at `from`. Returns false if too many
+    /// questions wait, or no thread runs and none can be started.
     pub fn ask(&self, requester: Requester, from: SocketAddr, name: String, port: u16) -> bool {
         let mut queue = self.shared.queue();
         if !queue.add(Question { requester, source: from.ip().into(), name, port }) {

@@ -42,7 +42,7 @@ pub struct ProxyStats {
     pub bytes: [u64; 2],
     /// Counters of early connections.
     pub early: EarlyStats,
-    /// Connect times, by outbound route.
+    /// Outbound connections, by outbound route.
     pub hops: Vec<Hop>,
     /// Flows by policy. Empty if there are no policies.
     #[serde(default)]
@@ -58,16 +58,18 @@ pub struct ProxyStats {
 /// Clients that were refused, by reason.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Refusals {
-    /// Denied by a policy, `allow-from` or `allow-to`, for a wrong password, or as a client for
-    /// which the peer of its tunnel may not open streams.
+    /// Denied by a policy, `allow-from` or `allow-to`, for a wrong password, by a failed
+    /// negotiation of handlers, or as a client for which the peer of its tunnel may not open
+    /// streams.
     pub denied: u64,
-    /// Flow limit reached.
+    /// Flow limit, or limit of descriptors, reached.
     pub full: u64,
     /// Destination not stated in an accepted protocol.
     pub unclear: u64,
     /// The server, or the next hop, refused.
     pub refused: u64,
-    /// Server or next hop that did not answer in time.
+    /// Server or next hop that did not answer in time, or inbound connection whose peer did not
+    /// complete the handlers' handshake in time.
     pub timed_out: u64,
     /// Server or next hop that could not be reached, or name that could not be resolved.
     pub unreachable: u64,
@@ -87,9 +89,10 @@ pub struct Hop {
     pub micros: u64,
     /// Connections that failed.
     pub failed: u64,
-    /// Failures since the last success, and the reason of the latest failure.
+    /// Failures since the last success.
     #[serde(default)]
     pub in_a_row: u64,
+    /// Reason of the latest failure; `None` after a success.
     #[serde(default)]
     pub reason: Option<String>,
 }

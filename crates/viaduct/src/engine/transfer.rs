@@ -27,7 +27,7 @@ use super::flow::Flow;
 use super::flows::LentFlow;
 use super::worker::{Worker, time};
 
-/// Length of a message without its flows, in bytes.
+/// Upper bound of a message's length without its flows, in bytes.
 const MESSAGE_HEAD: usize = 64;
 
 /// Listen set of a worker, with duplicates of its descriptors; or the reason why another process

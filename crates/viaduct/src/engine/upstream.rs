@@ -67,7 +67,8 @@ impl Upstream {
     }
 
     /// Prepares the outbounds that policies name. The flows of an outbound that cannot be opened
-    /// are refused; hops whose option cannot be written get the data of the SYN.
+    /// are refused. If the TCP option for hops cannot be written, hops get the flows' addresses as
+    /// data of the SYN.
     fn prepare(&mut self, config: &EngineConfig) -> Result<()> {
         let signalled = self.signaller.prepare(&config.policies);
         let opened = self.trickles.open(config.policies.trickles());

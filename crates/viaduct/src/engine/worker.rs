@@ -156,7 +156,7 @@ impl Worker {
         Ok((worker, to_worker))
     }
 
-    /// Runs until told to end.
+    /// Runs until told to end, or until it has been without a flow for the time in `idle_exit`.
     pub fn run(mut self) -> Result<()> {
         let ended = self.turn_until_over();
         self.own.heartbeat.end();

@@ -24,7 +24,7 @@ pub struct Workers {
 }
 
 impl Workers {
-    /// Errors: there is no worker.
+    /// Returns the workers to which `senders` send commands. Errors: there is none.
     pub(super) fn new(senders: &[CommandSender]) -> Result<Workers> {
         let (first, others) = senders.split_first().context("no worker runs")?;
         Ok(Workers { first: first.clone(), others: others.into() })

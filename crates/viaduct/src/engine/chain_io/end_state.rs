@@ -17,7 +17,8 @@ pub(super) struct EndState {
     pub(super) readable: bool,
     /// Possibly writable: true until a write would block.
     pub(super) writable: bool,
-    /// True if an end of stream or an urgent byte is pending: a short read may have left more.
+    /// True if an end of stream or an urgent byte is pending, which a short read may have left
+    /// unread.
     pub(super) may_hold_more: bool,
     /// True while the chain does not read from this end.
     pub(super) paused: bool,

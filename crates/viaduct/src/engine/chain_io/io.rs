@@ -23,8 +23,8 @@ impl ChainIo {
         if self.requests.is_empty() { self.chain.poll_timeout() } else { Some(Instant::ZERO) }
     }
 
-    /// Moves as many bytes as possible; `held` is set for each end that accepts no bytes yet. `Err`
-    /// if the application's end broke.
+    /// Moves as many bytes as possible. `held` is set for each end (the application's, the flow's
+    /// own connection) that accepts no bytes yet. `Err` if the application's end broke.
     pub fn drive(
         &mut self,
         [mut app, mut main]: [Option<&mut Conn>; 2],

@@ -131,7 +131,8 @@ impl ChainIo {
         self.chain.transport(self.net_conns[0].id)
     }
 
-    /// Destination of the flow's own connection.
+    /// Takes the request for the flow's own connection out of `requests`, and returns its
+    /// destination. `None` if there is no such request.
     fn goal(&mut self) -> Goal {
         let main = self.net_conns[0].id;
         let is_main =
@@ -272,7 +273,7 @@ impl ChainIo {
     }
 
     /// Returns whether the flow's own connection is to be closed while the flow continues: its
-    /// handlers have moved to other connections.
+    /// handlers have moved to other connections. If so, marks the connection as gone.
     pub fn leaves_main(&mut self) -> bool {
         let [main, others @ ..] = &mut self.net_conns[..] else { return false };
         let left = main.end == Some(Ending::Close);

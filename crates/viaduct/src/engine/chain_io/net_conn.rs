@@ -76,7 +76,8 @@ impl NetConn {
         chain.set_measure(self.id, measure);
     }
 
-    /// Reads the available bytes; returns their number.
+    /// Reads the available bytes; returns their number. If the connection is not established yet,
+    /// first checks it, and reports the result to the chain.
     pub(super) fn read(
         &mut self,
         main: &mut Option<&mut Conn>,

@@ -17,7 +17,7 @@ const MAX_UNHEARD: usize = 64 << 10;
 /// Position at which reading from the client stopped.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ReadStop {
-    /// After all received bytes.
+    /// After all received bytes, or at the maximum length of a request.
     All,
     /// At an urgent byte.
     Mark,
@@ -63,8 +63,8 @@ impl Flow {
         }
     }
 
-    /// Reads the client's bytes up to an urgent byte. If `past` is set and the next byte is urgent,
-    /// reads past that byte.
+    /// Reads the client's bytes up to an urgent byte, until `most` bytes wait to be parsed. If
+    /// `past` is set and the next byte is urgent, reads past that byte.
     pub fn read_preface(&mut self, most: usize, mut past: bool) -> io::Result<ReadStop> {
         let (Some(client), Some(PendingClient::Requesting(request))) =
             (&mut self.ends[0].conn, &mut self.pending_client)

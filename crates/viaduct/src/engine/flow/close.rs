@@ -28,6 +28,7 @@ pub(super) struct Closing {
     end: Option<End>,
     /// Bytes that the other end has not received.
     left: u64,
+    /// Time of the last progress.
     since: Instant,
     /// Time of the next check.
     pub(super) next_check: Instant,
@@ -64,7 +65,8 @@ impl Flow {
     }
 
     /// Delivers the remaining bytes of the broken end. `Err`, with the flow's error, once the other
-    /// end has received all of them or has accepted none for [`RESET_TIMEOUT`].
+    /// end has received all of them or has accepted none for [`RESET_TIMEOUT`]. If there are
+    /// handlers, this timeout first makes them abort, and then begins again.
     pub(super) fn deliver_rest(
         &mut self,
         shared: &mut Shared,

@@ -45,8 +45,8 @@ impl Flow {
         self.wake_client(urgent);
     }
 
-    /// Route to try if the next hop of the flow's list does not answer. `None` if there is none, if
-    /// the hop has answered, or if handlers may have consumed the client's bytes.
+    /// Route to try if the hop of the flow does not answer. `None` if there is none, if the hop has
+    /// answered, or if handlers may have consumed the client's bytes.
     pub fn next_route(&self, policies: &Policies) -> Option<Route> {
         let waits =
             matches!((&self.state, &self.middle), (State::Connecting(None), Middle::Relay(_)));
@@ -65,7 +65,7 @@ impl Flow {
         let end = &mut self.ends[1];
         end.preface_out.extend(pipelined);
         end.ends_after_preface = ends_after_preface;
-        // The loop reports that only once, and has already done so.
+        // The loop reports the end of the client's stream only once, and has already done so.
         if client_ends {
             self.ending(End::Client);
         }

@@ -187,8 +187,8 @@ impl Flow {
         }
     }
 
-    /// Server of a flow that the kernel relays to it without a hop, and the shortest round trip
-    /// to it.
+    /// Server of a flow that the kernel relays without a hop, and the shortest round trip to that
+    /// server. `None` for other flows.
     pub fn server_rtt(&self) -> Option<(IpAddr, Duration)> {
         let route =
             self.route.as_ref().filter(|route| *route.outbound() == OutboundSpec::Direct)?;

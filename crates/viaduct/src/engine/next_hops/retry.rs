@@ -33,7 +33,7 @@ impl Upstream {
 
 impl Worker {
     /// Connects flow `key`, whose hop has failed, through the next hop of its list, or directly if
-    /// the list says so. Returns false if nothing is left to try.
+    /// the list says so. Returns false if nothing is left to try, or the connection fails at once.
     pub(in crate::engine) fn try_next_hop(&mut self, key: usize, now: Instant) -> bool {
         let Worker { flows, upstream, config, .. } = self;
         let policies = &config.policies;

@@ -155,7 +155,8 @@ impl Outbounds {
     }
 
     /// Outbound that a policy describes as `spec`. Errors: there is no tunnel of that name, because
-    /// a change of tunnels needs a restart.
+    /// a change of tunnels needs a restart; no policy names these parameters of Trickles; or `spec`
+    /// is a list of hops none of which was chosen.
     pub(super) fn get(&self, spec: &OutboundSpec) -> io::Result<&dyn Outbound> {
         let found = match (spec, &self.hops) {
             (OutboundSpec::Hop(_), Some(signaller)) => Some(&**signaller as &dyn Outbound),

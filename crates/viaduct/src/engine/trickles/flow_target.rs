@@ -98,7 +98,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_course_is_read_as_it_is_written() {
+    fn a_target_is_read_as_it_is_written() {
         let key = Some("0a".repeat(32).parse().unwrap());
         for target in [
             TricklesTarget::default(),

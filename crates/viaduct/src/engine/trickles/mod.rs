@@ -122,7 +122,7 @@ impl Trickles {
         self.ports.values().filter_map(|port| port.lock().poll_timeout(now)).min()
     }
 
-    /// Returns whether all written data has been delivered.
+    /// Returns whether the data of all ended connections has been delivered.
     pub fn are_done(&self) -> bool {
         self.ports.values().all(|port| port.lock().is_done())
     }

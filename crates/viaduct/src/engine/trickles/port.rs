@@ -60,8 +60,9 @@ pub(super) struct Port {
     waiting: BTreeSet<(Instant, Flow)>,
     /// Connections whose flow has ended, with written data still to be delivered.
     leaving: BTreeSet<Flow>,
-    /// Servers that support only TCP, and those that have answered.
+    /// Servers that support only TCP.
     plain: ServerCache,
+    /// Servers that have answered over Trickles.
     answered: ServerCache,
     /// True if the last turn left received packets unread.
     busy: bool,

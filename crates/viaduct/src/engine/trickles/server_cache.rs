@@ -24,7 +24,8 @@ impl ServerCache {
         ServerCache { known: HashMap::new(), holds }
     }
 
-    /// Adds the server at `to`.
+    /// Adds the server at `to`. If the cache is full of entries that have not expired, drops them
+    /// all first.
     pub(super) fn learn(&mut self, to: SocketAddr, now: Instant) {
         if self.known.len() >= MAX_SERVERS {
             self.known.retain(|_, until| now < *until);
@@ -40,7 +41,7 @@ impl ServerCache {
         self.known.remove(&to);
     }
 
-    /// Returns whether the cache has an entry for the server at `to`.
+    /// Returns whether the cache has an entry for the server at `to` that has not expired.
     pub(super) fn holds(&self, to: SocketAddr, now: Instant) -> bool {
         self.known.get(&to).is_some_and(|until| now < *until)
     }
