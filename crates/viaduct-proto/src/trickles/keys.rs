@@ -105,8 +105,8 @@ impl KeyRing {
         out
     }
 
-    /// Decrypts an event. Returns it and its identifier; `None` if not sealed with a secret of
-    /// the ring.
+    /// Decrypts an event. Returns the event and its identifier, which is the first half of the
+    /// synthetic IV. `None` if the event was not sealed with a secret of the ring.
     pub(super) fn open_event(&self, sealed: &[u8]) -> Option<(Vec<u8>, u64)> {
         let (number, siv) = sealed.split_first()?;
         let event = open(&self.get(*number)?.event, sealed, 1)?;

@@ -1,6 +1,6 @@
 //! Trickles: a transport whose servers keep no state per connection (Trickles, section 2).
 //!
-//! The connection state of TCP travels with the packets instead. Each response carries a
+//! The connection state of TCP travels with the packets instead. Most responses carry a
 //! [continuation]: the window, the slow start threshold and the packet's number, authenticated with
 //! a key that only the server and its replicas know. With its next request the client returns the
 //! continuation, proves in a [proof] which packets have arrived, and names the byte ranges that it
@@ -10,7 +10,7 @@
 //!
 //! ```text
 //!   client                                                         server (any replica)
-//!     │ ── open: token, data ─────────────────────────────────────▶ │ answer: at most as long
+//!     │ ── open: token, data ─────────────────────────────────────▶ │ answer ≤ request
 //!     │ ◀────────────────────────── address token, user state ───── │
 //!     │ ── address token, asks ───────────────────────────────────▶ │ the address is proven
 //!     │ ◀──────────── packets 1 to 10: continuation, nonce, data ── │

@@ -11,12 +11,12 @@
 //!                                                   │
 //!                    answer to survivor q ──────────┴──▶ packet q + newCwnd of the next epoch
 //!
-//!   P: the last packet before f     C(P): the congestion window at P
+//!   P: the last packet with a continuation before f     C(P): the congestion window at P
 //! ```
 //!
-//! Each request covers the packets after the previous request. Requests of lost packets do not
-//! count, because they were never sent. So every lost packet is covered by exactly one request: the
-//! one that follows the packet's run of losses.
+//! Each request covers the packets after that of the previous request, up to its own. Requests of
+//! lost packets do not count, because they were never sent. So every lost packet is covered by
+//! exactly one request: the one that follows the packet's run of losses.
 
 use super::epoch::Epoch;
 
@@ -128,10 +128,10 @@ pub enum Inconsistent {
         /// First loss that the request reports.
         first: u64,
     },
-    /// More losses are reported than packets were in flight.
+    /// More packets are reported as lost than as unanswered, or more than were in flight.
     #[error("{lost} of at most {most} packets are reported lost at the end of an epoch")]
     Tail {
-        /// Number reported.
+        /// Number of packets reported as lost, or as unanswered if that is more.
         lost: u64,
         /// Maximum possible number.
         most: u64,

@@ -5,12 +5,12 @@
 //!           | sum 8
 //! ```
 //!
-//! The first range is relative to the base of the epoch, and the last one ends with the request's
-//! own packet. The sum is the xor of the nonces in all ranges. To verify it, the server computes
-//! two words of a keyed hash for a range of any length. The paper has one sum for each range. A
-//! single sum is as secure: if a client lacks the nonce of one of the named packets, it knows
-//! nothing about the sum. The epoch's parameters already reflect losses before the base, so the
-//! proof omits these (2.4).
+//! A *number* has a variable length ([`wire`](super::wire)). The first range is relative to the
+//! base of the epoch, and the last one ends with the request's own packet. The sum is the xor of
+//! the nonces in all ranges. To verify it, the server computes two words of a keyed hash for a
+//! range of any length. The paper has one sum for each range. A single sum is as secure: if a
+//! client lacks the nonce of one of the named packets, it knows nothing about the sum. The epoch's
+//! parameters already reflect losses before the base, so the proof omits these (2.4).
 
 use super::bytes::{Reader, put_varint};
 use super::nonce::Nonces;
@@ -41,7 +41,8 @@ impl Gaps {
         &self.0
     }
 
-    /// The losses between `base` and the last range; `None` if there are too many.
+    /// The losses between `base` and the last range; `None` if there are more than [`MAX_GAPS`], or
+    /// if one has 2^32 packets or more.
     pub fn between(base: u64, ranges: &[Range]) -> Option<Gaps> {
         let mut gaps = Gaps::default();
         let mut next = base;
@@ -73,8 +74,8 @@ pub struct Proof<'a> {
 /// Reason why a proof is wrong.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Unproven {
-    /// The ranges do not lead from the base to the request's packet.
-    #[error("the proof does not end with packet {0}, which the request stands for")]
+    /// The ranges do not lead from the base to the request's packet, or have too many gaps.
+    #[error("the proof does not end with packet {0}, whose continuation the request returns")]
     Ends(u64),
     /// The sum is not the xor of the nonces.
     #[error(

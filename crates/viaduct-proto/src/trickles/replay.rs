@@ -23,9 +23,10 @@
 //! beyond the clock at a time. Further continuations that are ahead are refused until the clock has
 //! caught up. The other two slices alternate, even if a flood fills them fast.
 //!
-//! Keys are hashed with a secret of the window, so that an attacker cannot choose a bucket. Each
-//! key has two buckets of 16 fingerprints of 32 bits. In each slice a new key is mistaken for a
-//! known one in fewer than 1 of 30 million lookups, which has the effect of a lost packet.
+//! Keys are hashed with a secret of the window, so that an attacker cannot choose a bucket. In each
+//! slice a key has two buckets of 16 fingerprints of 32 bits. With four full slices, a new key is
+//! mistaken for a known one in fewer than 1 of 30 million lookups, which has the effect of a lost
+//! packet.
 
 use highway::{HighwayHash, HighwayHasher, Key};
 
@@ -43,10 +44,11 @@ pub(super) enum Once {
     /// Answering a packet's continuation.
     Answered(u64),
     /// Mark: the request that returned this packet's continuation reported the previous packet
-    /// as lost.
+    /// as lost. For the first packet of an epoch, a later request may have done so.
     Lacked(u64),
     /// Retransmission of a lost packet.
     Again(u64),
+    /// Sending of a new packet in answer to a survivor, or of a packet in a group.
     Survivor(u64),
     /// Beginning of a generation.
     Begun(u16),
@@ -57,10 +59,7 @@ pub(super) enum Once {
     /// Mark: the epoch with this base has ended, because a loss was reported.
     Ended(u64),
     /// Mark: the epoch with this `base` has ended by the loss `first`.
-    EndedBy {
-        base: u64,
-        first: u64,
-    },
+    EndedBy { base: u64, first: u64 },
 }
 
 /// The replay window of a server. See the [module](self).
@@ -72,14 +71,17 @@ pub struct Replay {
     /// continuation was made.
     reach: [Instant; SLICES],
     newest: usize,
-    /// Start time of the newest slice, and the number of its entries.
+    /// Start time of the newest slice.
     began: Instant,
+    /// Number of entries in the newest slice.
     noted: usize,
     /// Time at which the continuation that is being answered was made.
     made: Instant,
     /// Continuations made at or before this time are refused.
     floor: Instant,
+    /// Maximum period of a slice.
     slice: Duration,
+    /// Maximum age of a continuation that may be answered.
     horizon: Duration,
     turned_early: u64,
 }
@@ -218,7 +220,7 @@ impl Replay {
             Once::Installed(code) => (5, code),
             Once::Lacked(number) => (6, number),
             Once::Ended(base) => (7, base),
-            // Combines both numbers, neither of which a client can choose.
+            // Combines both numbers. A client can choose a loss within its epoch, but no base.
             Once::EndedBy { base, first } => {
                 (8, base.wrapping_mul(0x9e37_79b9_7f4a_7c15).wrapping_add(first))
             }

@@ -74,7 +74,7 @@ pub enum InvalidRotation {
     /// The period is out of range.
     #[error("a period of 10 seconds to 366 days is expected")]
     Period,
-    /// Too many earlier periods.
+    /// Too few or too many earlier periods.
     #[error("keep = {0}: 1 to {MAX_KEPT} earlier periods are expected")]
     Kept(u8),
 }
@@ -84,7 +84,8 @@ impl Rotation {
     /// accepted.
     ///
     /// # Errors
-    /// A number or time is out of range, or not unique.
+    /// The number of roots, a root's number, `period` or `keep` is out of range; or two roots have
+    /// the same number or time.
     pub fn new(period: u64, keep: u8, mut roots: Vec<Root>) -> Result<Rotation, InvalidRotation> {
         if !(1..=MAX_ROOTS).contains(&roots.len()) {
             return Err(InvalidRotation::Roots(roots.len()));

@@ -8,7 +8,7 @@ use crate::trickles::wire::response::{
     self, Head, Kind, Payload, continuation_len, most_grouped, overhead,
 };
 
-/// Maximum number of packets in a grant from another server.
+/// Maximum number of permits in a grant from another server.
 const MAX_ITEMS: u64 = 4_096;
 
 /// Meaning of a request for the application.
@@ -26,10 +26,10 @@ pub enum Event {
     },
 }
 
-/// The right to send one packet.
+/// The right to send one packet, or one group of continuations.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Permit {
-    /// The packet's number.
+    /// Number of the packet; of a group, that of the first packet.
     pub number: u64,
     /// Maximum total length of user continuation and data, in bytes; 0 if neither may be sent, as
     /// in a group of continuations.
@@ -116,7 +116,7 @@ impl Grant {
     /// ```text
     ///   event 1: 0 open, 1 request | templates: two continuations without their MACs, sealed
     ///   later with the secret that they name
-    ///   packets, a number | each: form 1 | template 1 | number 8 | room, a number
+    ///   permits, a number | each: form 1 | template 1 | number 8 | room, a number
     ///   form: 0 address token, 1 fresh, 2 half, 3 again, 4 slim, above: a group of (form - 4)
     /// ```
     ///

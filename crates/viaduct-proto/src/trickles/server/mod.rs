@@ -7,9 +7,9 @@
 //! ```
 //!
 //! Between two requests the server keeps no state about a client, except entries of the replay
-//! window, whose size is fixed. A permit is the right to send one packet. A packet that the
-//! application does not fill is sent without data, because the client continues with the
-//! packet's continuation.
+//! window, whose size is fixed. A permit is the right to send one packet, or one group of
+//! continuations. A packet that the application does not fill is sent without data, because the
+//! client continues with the packet's continuation.
 
 mod begin;
 mod ends;

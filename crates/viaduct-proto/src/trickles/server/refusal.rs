@@ -21,7 +21,7 @@ pub enum Refusal {
         /// Age of the continuation; zero if it is from the future.
         age: Duration,
     },
-    /// Continuation answered before.
+    /// Continuation answered, or generation begun, before.
     #[error("the continuation was answered already: each is valid for one request")]
     Replayed,
     /// Continuation of a generation that a restart has ended.
@@ -69,7 +69,7 @@ pub enum Refusal {
 pub struct Stats {
     /// Requests answered.
     pub answered: u64,
-    /// Packets permitted.
+    /// Permits in the answers.
     pub permits: u64,
     /// Connections that were offered an address token.
     pub opened: u64,

@@ -38,9 +38,10 @@ impl Item {
 /// span stops at this number. With a correct client there are no such packets.
 const MAX_KNOWN: usize = 64;
 
-/// Indices of the templates: for packets at the end of the previous epoch, and for all
-/// other packets.
+/// Index of the template for groups of the request's own epoch. They make up for lost requests, or
+/// for requests that were not sent at the end of the epoch before.
 pub(super) const TAIL: usize = 0;
+/// Index of the template for all other packets: those of the plan's epoch, and retransmissions.
 pub(super) const MAIN: usize = 1;
 
 impl Server {
@@ -85,8 +86,9 @@ impl Server {
         Ok(Event::Request { connection })
     }
 
-    /// Lays out the packets of a step. Packets of the same epoch and secret as the request's
-    /// continuation are slim: they omit the common fields.
+    /// Lays out the packets of a step. With deltas enabled, and without losses that wait for their
+    /// repair, packets of the same epoch and secret as the request's continuation are slim: they
+    /// omit the common fields.
     fn issue(
         &mut self,
         now: Instant,
@@ -146,7 +148,8 @@ impl Server {
         Ok(())
     }
 
-    /// Records if the request of packet `number` reports the packet before it as lost.
+    /// Marks packet `number` in the replay window if its request reports the packet before it as
+    /// lost.
     pub(super) fn note_lack(&mut self, now: Instant, connection: u64, number: u64, gaps: &[Run]) {
         if gaps.last().is_some_and(|gap| gap.last() + 1 == number) {
             self.replay.note(now, connection, Once::Lacked(number));
@@ -191,6 +194,7 @@ impl Server {
         }
     }
 
+    /// Lays out new packets with room for data. `slim` allows deltas.
     pub(super) fn fresh(&mut self, epoch: Epoch, span: Span, slim: bool) {
         let template = self.templates[MAIN];
         let Some(keys) = self.ring.get(template.nonces) else { return };

@@ -48,8 +48,8 @@ fn compare(up: &str, down: &str) -> [f64; 2] {
     ratios
 }
 
-/// Some packets arrive 4 ms late, which is six packet times at this rate, and none is lost. Reno's
-/// sender treats late packets as lost.
+/// Some packets arrive 4 ms late, which is seven packet times at this rate, and none is lost.
+/// Reno's sender treats late packets as lost.
 #[test]
 fn packets_that_overtake_each_other_are_not_taken_for_lost_for_long() {
     let down = "rate=20M,delay=25ms,queue=250kB,reorder=30%:4ms";

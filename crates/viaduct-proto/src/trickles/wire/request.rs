@@ -56,7 +56,8 @@ pub struct Returned<'a> {
     pub continuation: &'a [u8],
     /// Losses at the end of the epoch before.
     pub tail: Option<Tail>,
-    /// Xor of the nonces of the repairs that the continuation waits for; `None` if one is missing.
+    /// Xor of the nonces of the repairs that the continuation waits for; `None` if one is missing,
+    /// or if the continuation waits for none.
     pub repaired: Option<u64>,
     /// Proof of which packets of the epoch have arrived.
     pub proof: Proof<'a>,

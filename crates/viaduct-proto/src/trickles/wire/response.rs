@@ -25,10 +25,10 @@ impl Kind {
     }
 }
 
-/// Length of the head, which is common to all forms.
+/// Length in bytes of the head, which is common to all forms.
 pub const HEAD: usize = 23;
-/// Length of a payload without its user continuation and data, but with the length field of the
-/// user continuation.
+/// Maximum length in bytes of a payload without its user continuation and data, but with the length
+/// field of the user continuation.
 pub const PAYLOAD_HEAD: usize = 8 + 1 + 2;
 /// Maximum number of packets in a group.
 pub const MAX_GROUP: u8 = 32;
