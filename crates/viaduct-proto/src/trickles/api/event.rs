@@ -17,7 +17,7 @@ use crate::trickles::wire::Request;
 pub enum Kind {
     /// A connection begins.
     Open,
-    /// A client's packet.
+    /// A connection continues: any later request.
     Request,
     /// The client no longer needs the connection, and expects no answer.
     Close,

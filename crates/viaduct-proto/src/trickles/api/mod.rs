@@ -69,7 +69,8 @@ pub struct Stats {
     pub installed: u64,
     /// Streams reset because their continuation was not sealed with any of the secrets.
     pub unknown: u64,
-    /// Events refused at installation: altered, of an unknown secret, too old, or installed before.
+    /// Events refused at installation: altered, of an unknown secret, too old, installed before, or
+    /// too many.
     pub strange: u64,
 }
 
@@ -82,8 +83,9 @@ pub struct Endpoint {
     limit: usize,
     stats: Stats,
     ahead: Ahead,
-    /// Buffers for a message, and for its data.
+    /// Buffer for a message.
     message: Vec<u8>,
+    /// Buffer for the message's data.
     data: Vec<u8>,
     /// Buffer for the encrypted message.
     sealed: Vec<u8>,
@@ -136,8 +138,8 @@ impl Endpoint {
 
     /// Processes a request whose answers are sent along `to`, in messages of at most `most` bytes
     /// (see [`Minisocket::fit`]), and queues its event. The request is copied, as the event
-    /// outlives the packet; [`Endpoint::accept`] avoids the copy. Errors: [`Refusal`], which is
-    /// counted.
+    /// outlives the packet; [`Endpoint::accept`] avoids the copy. If the queue is full, the request
+    /// is only counted, and `Ok` is returned. Errors: [`Refusal`], which is counted.
     pub fn handle(
         &mut self,
         now: Instant,

@@ -52,9 +52,9 @@ pub(super) struct Expected {
     pub(super) want: Option<Want>,
     /// Parcel of the request that the packet answers.
     pub(super) parcel: Option<u64>,
-    /// Index of the packet in that answer.
+    /// Index of the packet in the answer to the parcel.
     turn: u32,
-    /// True if all earlier packets of that answer have arrived; set on arrival.
+    /// True if all earlier packets of the answer to the parcel have arrived; set on arrival.
     pub(super) in_order: bool,
 }
 
@@ -63,7 +63,7 @@ impl Expected {
         Expected { sent, want, parcel, turn: 0, in_order: true }
     }
 
-    /// Returns whether the packet should carry wanted bytes.
+    /// Returns whether the packet is expected to carry wanted bytes.
     fn brings(&self) -> bool {
         self.want.as_ref().is_some_and(|want| want.length > 0)
     }
@@ -76,7 +76,7 @@ pub(super) struct Asks {
     furthest: u64,
     wants: VecDeque<Want>,
     fresh: BTreeMap<u64, Expected>,
-    /// Number below which no packet in `fresh` should carry wanted bytes.
+    /// Number below which no packet in `fresh` is expected to carry wanted bytes.
     barren: u64,
     again: BTreeMap<u64, Expected>,
     /// The packets in `again`, in the order of their requests.

@@ -15,7 +15,7 @@ use crate::timers::TimerTable;
 /// trickles that count as few.
 const FEW: usize = 2;
 
-/// Timers of a client, in the order in which they fire.
+/// Timers of a client. If several have expired, they fire in this order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Timer {
     /// A missing packet, for which later ones wait, is given up.

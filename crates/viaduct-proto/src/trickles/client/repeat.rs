@@ -16,8 +16,9 @@ const MAX_REPEATS: u32 = 6;
 #[derive(Debug, Default)]
 pub(super) struct Repeat {
     message: Vec<u8>,
-    /// Time of the first transmission, and of the last repetition.
+    /// Time of the first transmission of `message`; `None` if there is nothing to repeat.
     sent: Option<Instant>,
+    /// Time of the last repetition of any request.
     again: Option<Instant>,
     /// Number of repetitions since the last round-trip sample. The interval is shortened only after
     /// a new sample (RFC 6298, 5), because the path's delay may have grown.
@@ -36,8 +37,8 @@ impl Repeat {
         self.sent = None;
     }
 
-    /// Time of the next repetition if nothing has arrived since `heard`; `wait` is the
-    /// first interval.
+    /// Time of the next repetition if nothing has arrived since `heard`; `wait` is the first
+    /// interval. `None` if there is nothing to repeat, or after [`MAX_REPEATS`] repetitions.
     pub(super) fn due(&self, heard: Instant, wait: Duration) -> Option<Instant> {
         let since = heard.max(self.sent?);
         let since = if self.count > 0 { since.max(self.again?) } else { since };

@@ -13,7 +13,8 @@ use crate::trickles::wire::request::{emit_groups, emit_open, emit_padding, emit_
 use crate::trickles::wire::response::{continuation_len, overhead};
 use crate::trickles::wire::{MAX_ASKS, MAX_ATTEMPTS};
 
-/// Bytes of an answer that are reserved for the application's notes on the request's parcel.
+/// Bytes of an answer that are reserved for the user continuations with which the application
+/// answers the request's parcel (the notes of [`standard`](crate::trickles::standard)).
 const NOTES: usize = 192;
 /// Bytes of a first request or a restart that are reserved for its parcel, if there is one.
 const PARCEL: usize = 512;
@@ -50,7 +51,8 @@ impl Layout {
 }
 
 impl Client {
-    /// Restarts the connection, or repeats the first request, after a timeout or long silence.
+    /// Sends or repeats the first request, or restarts the connection after a timeout or long
+    /// silence.
     fn begin_again(&mut self, now: Instant, feed: &mut dyn Feed) {
         if matches!(self.phase, Phase::AddressToken) {
             self.recovery.stop_restart();
@@ -68,6 +70,8 @@ impl Client {
                 self.generations.restarted(attempt.into(), now);
                 let mut message = Vec::new();
                 emit_returned(self.count, attempt, &bytes, None, None, &proof, &mut message);
+                // A first attempt after a silence yields the initial window, by default ten
+                // packets; any other restart yields the loss window, by default one packet.
                 let packets = usize::from(attempt == 1) * 9 + 1;
                 self.assign(packets, CONTINUATION, message.len(), feed);
                 self.finish(message, MIN_REQUEST, feed);

@@ -4,7 +4,8 @@ use crate::time::{Duration, Instant};
 
 /// Initial timeout before a round trip was measured.
 const FIRST: Duration = Duration::from_secs(1);
-/// Minimum of the variance term of the timeout, as in Linux.
+/// Minimum of the variance term of the timeout, as in Linux. Minimums of other waits are fractions
+/// of it.
 const MIN_TIMEOUT: Duration = Duration::from_millis(200);
 const MAX_TIMEOUT: Duration = Duration::from_secs(60);
 
@@ -20,7 +21,8 @@ pub(super) struct Trips {
     shortest: Option<Duration>,
     /// True if packets were reordered on this path.
     pub(super) is_uneven: bool,
-    /// Number of packets that arrived after they were given up.
+    /// Number of packets that arrived after they were given up, because the reordering window was
+    /// too short.
     short: u32,
 }
 
@@ -44,13 +46,14 @@ impl Trips {
         smoothed.unwrap_or_else(unmeasured).saturating_mul(1 << attempts.min(8)).min(MAX_TIMEOUT)
     }
 
-    /// Timeout of a tail probe: computed as for an answer, but with a smaller minimum, and at most
-    /// as long as in RFC 8985. `None` while no round trip is known.
+    /// Timeout of a tail probe: the round trip plus four times its variation, at most two round
+    /// trips (as in RFC 8985), and at least 10 ms. `None` while no round trip is known.
     pub(super) fn probe(&self) -> Option<Duration> {
         self.smoothed.map(|trip| (trip + 4 * self.variation).min(2 * trip).max(MIN_TIMEOUT / 20))
     }
 
-    /// Interval before the last request is repeated (RFC 8985, 7.2); `None` if no RTT is known.
+    /// Interval before the last request is repeated (RFC 8985, 7.2); at least 10 ms. `None` while
+    /// no round trip is known.
     pub(super) fn repeat(&self) -> Option<Duration> {
         self.smoothed.map(|trip| (2 * trip).max(trip + 4 * self.variation).max(MIN_TIMEOUT / 20))
     }
@@ -69,7 +72,8 @@ impl Trips {
     /// Reordering window: how long packets wait for a missing one before them. It is a quarter of
     /// the shortest round trip, as in RFC 8985, or a quarter of the smoothed one if reordering was
     /// seen, because two paths may have a queue each. Each time that the window was too short, a
-    /// further quarter is added, up to a full round trip.
+    /// further quarter is added, up to a full round trip. The minimum is 1 ms; before the first
+    /// measurement the window is 20 ms.
     pub(super) fn reorder_timeout(&self) -> Duration {
         let trip = if self.is_uneven { self.smoothed } else { self.shortest };
         let quarters = self.short.saturating_add(1).min(4);

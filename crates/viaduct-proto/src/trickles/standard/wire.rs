@@ -9,7 +9,7 @@
 //!  a request's data      segments, each
 //!    1 input             ends 1 | input continuation | bytes, the length before each of the two
 //!    2 close
-//!    3 beyond            from: number     send only the next input's output from `from` on
+//!    3 beyond            from: number     send the next input's output from this position on
 //!
 //!  a payload's user      notes, each with its length before it
 //!    1 input continuation   2 output continuation

@@ -119,7 +119,8 @@ impl Stream {
     }
 
     /// Sends `data` as a request with an output of at most `reserve` bytes (msk_request, 6.1).
-    /// Returns a stream whose input is complete, and which is read like any other. Never blocks.
+    /// Returns a stream whose input is complete, and which is read like any other; `None` as for
+    /// [`Stream::begin`]. Never blocks.
     pub fn request(&mut self, data: &[u8], reserve: u64) -> Option<u32> {
         let stream = self.begin(reserve)?;
         self.inputs.write(stream, data, usize::MAX);
@@ -148,7 +149,7 @@ impl Stream {
         self.outputs.contains_key(&stream)
     }
 
-    /// Returns whether all bytes written have been consumed.
+    /// Returns whether all bytes written have been consumed, or the server has stopped reading.
     pub fn is_flushed(&self, stream: u32) -> bool {
         self.inputs.is_flushed(stream)
     }

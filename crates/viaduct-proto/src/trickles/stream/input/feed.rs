@@ -11,7 +11,7 @@ use crate::trickles::standard::wire::{MAX_NOTE, SEGMENT, emit_beyond, emit_close
 const EAGER: u64 = 32 << 10;
 
 impl Inputs {
-    /// The streams that are ready, in round-robin order.
+    /// The ready streams whose input the next request may carry, in round-robin order.
     fn in_turn(&self) -> Vec<u32> {
         // An answer contains the output of one input only, so each input gets a request of its own
         // if possible.

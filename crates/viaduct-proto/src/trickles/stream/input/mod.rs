@@ -24,16 +24,19 @@ pub(super) struct Inputs {
     streams: BTreeMap<u32, Input>,
     /// Maximum length of the input in a request that carries nothing else.
     whole: usize,
+    /// Streams with input to send.
     ready: BTreeSet<u32>,
     /// Stream that was served last.
     last: u32,
+    /// Number of the next parcel.
     parcel: u64,
     /// True if the connection is to be closed.
     pub(super) close: bool,
     /// Number of requests that may be sent now.
     spare: usize,
-    /// Streams with a segment in the last parcel. Repeating their input may request more output.
+    /// Streams with a segment in the last parcel.
     taken: Vec<u32>,
+    /// Streams whose input may be sent again to request more of its output.
     eager: VecDeque<u32>,
     /// Output that is expected in answers: stream, parcel, range.
     pub(super) promised: VecDeque<(u32, u64, Range<u64>)>,

@@ -55,7 +55,7 @@ pub(super) struct Flight {
     pub(super) ends: bool,
     /// True if the request did not have room for all bytes.
     pub(super) cut: bool,
-    /// True if, in addition, the request had the maximum room for the segment.
+    /// True if the segment is cut although its request had the maximum room for it.
     pub(super) full: bool,
 }
 

@@ -92,7 +92,7 @@ fn requests_with_unread_responses_wait_and_none_is_forgotten() {
     let mut world = World::new(Config::default(), size);
     world.client.write(MAIN, get(3).repeat(count).as_bytes());
     (0..100).for_each(|_| world.turn(|_| false));
-    assert!(!world.client.is_flushed(MAIN), "no further continuations are needed");
+    assert!(!world.client.is_flushed(MAIN), "further requests wait until responses are read");
     assert_eq!(world.read(MAIN, 300), count * response(size));
     assert!(world.client.is_flushed(MAIN) && world.client.state(MAIN) == State::Open);
 }
