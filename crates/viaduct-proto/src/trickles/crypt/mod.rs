@@ -17,11 +17,11 @@
 //!  response   c4 | of the id 4 | siv 16 | message
 //! ```
 //!
-//! The parts in braces are encrypted by Noise (NK, Curve25519, ChaCha20-Poly1305, BLAKE2s). All
-//! other encrypted parts use AES-SIV (RFC 5297), with the preceding bytes as associated data.
-//! Replicas cannot agree on unique nonces, and SIV is safe without them: an eavesdropper learns
-//! only that two messages were the same. The plaintexts are the messages of [`wire`](super::wire),
-//! unchanged.
+//! The parts in braces are encrypted by Noise (NK, Curve25519, ChaCha20-Poly1305, BLAKE2s), and
+//! followed by Noise's tag of 16 bytes; *e* is the sender's ephemeral key. All other encrypted
+//! parts use AES-SIV (RFC 5297), with the preceding bytes as associated data. Replicas cannot agree
+//! on unique nonces, and SIV is safe without them: an eavesdropper learns only that two messages
+//! were the same. The plaintexts are the messages of [`wire`](super::wire), unchanged.
 //!
 //! - An opening can be answered only with the secret key of the public key that the client knows.
 //! - An attacker who later gets the server's secret key can read the first messages of recorded
@@ -52,9 +52,11 @@ pub const RESPONSE: usize = 1 + 4 + SIV;
 
 /// Length of the id of a connection's key in bytes.
 const ID: usize = 12;
+/// Length of the synthetic IV of AES-SIV in bytes.
 const SIV: usize = 16;
-/// Lengths of Noise's ephemeral key, and of its tags.
+/// Length of Noise's ephemeral keys in bytes.
 const EPHEMERAL: usize = 32;
+/// Length of Noise's authentication tags in bytes.
 const TAG: usize = 16;
 /// Length of a key in bytes, for SIV with AES-128.
 const KEY: usize = 32;

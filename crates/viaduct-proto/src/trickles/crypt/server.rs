@@ -7,10 +7,11 @@ use crate::time::{Duration, Instant};
 use crate::trickles::bytes::Reader;
 use crate::trickles::keys::KeyRing;
 
-/// Maximum number of handshakes per second, and maximum burst. A handshake costs about 150
-/// microseconds of CPU time, and any host can cause one, even with garbage as long as an opening.
-/// Openings beyond the limit are not answered; their clients try again.
+/// Maximum number of handshakes per second. A handshake costs about 150 microseconds of CPU time,
+/// and any host can cause one, even with garbage as long as an opening. Openings beyond the limit
+/// are not answered; their clients try again.
 const RATE: u32 = 2_000;
+/// Maximum number of handshakes in a burst.
 const AT_ONCE: u32 = 200;
 /// Interval between handshakes at this rate.
 const APART: Duration = Duration::from_nanos(1_000_000_000 / RATE as u64);
@@ -118,7 +119,7 @@ impl ServerCrypt {
         let mut reader = Reader(&inside);
         let length = reader.u16()?;
         let inner = reader.take(length.into())?.to_vec();
-        // Neither the answer nor the message in it may be longer than that of the opening.
+        // Without this padding the answer could be longer than the opening.
         if reader.0.len() < PADDED {
             return None;
         }

@@ -11,14 +11,15 @@ const WIDE: u32 = 1 << 29;
 /// Maximum distance before a scaled window was seen, or if a middlebox removed the scale from the
 /// SYNs: less than 64 KB.
 const NARROW: u32 = 60_000;
-/// Maximum bytes by which answers may exceed the expected length and still be acknowledged.
+/// Maximum bytes by which answers may exceed the expected length and still be acknowledged. Also
+/// the maximum distance below `acked` of a number that counts as sent recently.
 const BEYOND: u32 = 1 << 20;
 
 /// TCP numbers of one connection.
 ///
 /// ```text
-///   sent bytes           acked ........ next ..(window)..▶     if the window is full, from `acked`
-///   expected bytes       heard ........ place ..(window)..▶    likewise, from `heard`
+///   sent bytes        acked ........ next ..(window)..▶    full: `next` returns to `acked`
+///   expected bytes    heard ........ place ..(window)..▶   full: `place` returns to `heard`
 /// ```
 ///
 /// The client acknowledges (`heard`) only bytes that have arrived, and numbers its own bytes from
@@ -28,13 +29,19 @@ const BEYOND: u32 = 1 << 20;
 pub struct Numbers {
     local: SocketAddr,
     remote: SocketAddr,
+    /// Sequence number of the SYN.
     first: u32,
+    /// True if the SYN was answered.
     open: bool,
+    /// Sequence number of the next request.
     next: u32,
     /// Sequence number after the last byte ever sent.
     top: u32,
+    /// Highest acknowledgement number in the answers.
     acked: u32,
+    /// Acknowledgement number of the next request: the highest end of an answer so far.
     heard: u32,
+    /// Sequence number from which the answers to the next request are expected.
     place: u32,
     /// Maximum distance from `acked` to `next`.
     reach_out: u32,

@@ -7,17 +7,20 @@ use crate::wire::ip::{Header, internet_checksum};
 
 const ICMP: u8 = 1;
 const ICMPV6: u8 = 58;
-/// Type "destination unreachable", and in IPv4 its code "fragmentation needed".
+/// ICMP type "destination unreachable".
 const V4_UNREACHABLE: u8 = 3;
+/// Code "fragmentation needed" of this type.
 const V4_TOO_BIG: u8 = 4;
+/// ICMPv6 type "destination unreachable".
 const V6_UNREACHABLE: u8 = 1;
+/// ICMPv6 type "packet too big".
 const V6_TOO_BIG: u8 = 2;
 const TCP: u8 = 6;
 const UDP: u8 = 17;
-/// Minimum MTU that is accepted. A lower value comes from an outdated router or a forged report.
-/// Linux has the same minimum for IPv4.
+/// Minimum path MTU of IPv4 in bytes; a lower value in a report is raised to it. Lower values come
+/// from outdated routers or forged reports. Linux has the same minimum.
 pub const MIN_MTU_V4: usize = 552;
-/// Minimum MTU of IPv6.
+/// Minimum path MTU of IPv6 in bytes (RFC 8200); a lower value in a report is raised to it.
 pub const MIN_MTU_V6: usize = 1280;
 
 /// ICMP error about a packet.

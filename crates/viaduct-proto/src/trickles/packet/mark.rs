@@ -20,7 +20,7 @@ use crate::split::option::KIND;
 
 /// Length of the option in bytes.
 pub const LEN: usize = 12;
-/// ExID of the experiment; `Vh` is [`crate::split::option`].
+/// ExID of Trickles. [`crate::split::option`] has `Vh`.
 pub const EXID: [u8; 2] = *b"Vt";
 /// First four bytes of the option, which a filter compares.
 pub const WORD: u32 = u32::from_be_bytes([KIND, LEN as u8, EXID[0], EXID[1]]);

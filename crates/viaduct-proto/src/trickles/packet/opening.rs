@@ -66,7 +66,7 @@ impl Opening {
     /// Records that this format is refused: the server's kernel sent a TCP reset, or the UDP port
     /// is unreachable. Either the host does not serve Trickles, or a middlebox removed the TCP
     /// option that marks its packets. Returns whether another format can still be tried. After an
-    /// answer of the server, refusals are ignored.
+    /// answer of the server, refusals are ignored, and true is returned.
     pub fn refuse(&mut self, format: Format) -> bool {
         let (tcp, udp) = &mut self.refused;
         match (self.decided, format) {
@@ -83,7 +83,7 @@ impl Opening {
         *self = Opening::new(self.choice);
     }
 
-    /// The format that was answered.
+    /// Format of the first answer; `None` before it.
     pub fn decided(&self) -> Option<Format> {
         self.decided
     }

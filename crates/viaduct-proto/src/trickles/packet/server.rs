@@ -25,14 +25,16 @@ pub struct Return {
     count: u8,
 }
 
+/// Header fields of the next answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Numbers {
     Udp,
-    /// `syn` is true if the next answer is a SYN-ACK.
     Tcp {
+        /// True if the next answer is a SYN-ACK.
         syn: bool,
         seq: u32,
         ack: u32,
+        /// Copied from the request's mark.
         ahead: u32,
         /// True if each answer advances the sequence number.
         moves: bool,
