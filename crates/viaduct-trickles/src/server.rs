@@ -265,7 +265,7 @@ fn read_packet<'a>(
         if let Why::TooBig(mtu) = said.why
             && is_ours(said.source, listen, local)
         {
-            // The ICMP error may be forged, so the MTU has a minimum.
+            // The ICMP error may be forged, so the MTU has a minimum: 1,280 bytes, in IPv4 too.
             answers.egress.too_big(said.destination.ip(), mtu.max(icmp::MIN_MTU_V6));
         }
         return None;

@@ -13,6 +13,7 @@ pub(super) struct Connection {
     crypt: Option<ClientCrypt>,
     /// True if [`ConnectorEvent::Open`](super::ConnectorEvent::Open) was reported.
     pub(super) open: bool,
+    /// Deadline in the connector's timers.
     pub(super) due: Option<Instant>,
     /// Time until which nothing is sent unless data are written.
     pub(super) held_until: Option<Instant>,

@@ -8,7 +8,8 @@ pub enum ConnectorEvent {
     /// The stream has data to read, or room to write, or has ended; see
     /// [`Stream::state`](viaduct_proto::trickles::stream::Stream::state).
     Changed(u32),
-    /// The server is a plain TCP server: the caller should close this, and connect over TCP.
+    /// The server is a plain TCP server: the caller should close this connection, and connect over
+    /// TCP.
     PlainTcp,
     /// A packet format is refused, and the other one is tried.
     FellBack {

@@ -58,8 +58,9 @@ pub struct Connector {
     touched: BTreeSet<Flow>,
     events: VecDeque<(Flow, ConnectorEvent)>,
     rng: Rng,
-    /// Limit of bytes requested by all connections and not read yet, and their present number.
+    /// Limit of bytes that all connections have requested and the application has not read.
     memory: u64,
+    /// Present number of such bytes.
     unread: u64,
     /// Maximum of `unread` since memory was last returned to the kernel.
     peak: u64,
