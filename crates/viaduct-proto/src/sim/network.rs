@@ -102,7 +102,8 @@ impl<M: Machine> Sim<M> {
         Node(self.nodes.len() - 1)
     }
 
-    /// Connects a port to another, one way. The first of several links takes all packets.
+    /// Connects a port to another, one way. If a port has several links, the first one takes all
+    /// packets.
     pub fn connect(
         &mut self,
         from: (Node, Port),
@@ -168,8 +169,8 @@ impl<M: Machine> Sim<M> {
         self.next().is_none()
     }
 
-    /// Handles the next event if it is not after `end`; otherwise returns false. Panics: if ten
-    /// million events pass without the clock moving: a machine's deadline does not advance.
+    /// Handles the next event if it is not after `end`; otherwise returns false. Panics after ten
+    /// million events at one instant, because a machine's deadline then does not advance.
     pub fn step(&mut self, end: Instant) -> bool {
         (0..self.nodes.len()).for_each(|node| self.transmit(node));
         let Some((at, event)) = self.next().filter(|(at, _)| *at <= end) else { return false };

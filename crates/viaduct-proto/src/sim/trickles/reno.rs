@@ -12,15 +12,18 @@ use crate::time::{Duration, Instant};
 use crate::trickles::cwnd::Reno;
 
 const MIN_TIMEOUT: Duration = Duration::from_millis(200);
+/// Maximum delay of an acknowledgement.
 const DELAY: Duration = Duration::from_millis(40);
+/// Number of packets at the beginning that are acknowledged one by one.
 const QUICK: u64 = 8;
 
 #[derive(Debug)]
 struct Window {
     now: u32,
     ssthresh: u32,
-    /// Window after the last reduction, and the packets acknowledged since.
+    /// Window after the last reduction.
     start: u32,
+    /// Packets acknowledged since the last reduction.
     credits: u64,
 }
 
@@ -74,7 +77,9 @@ pub(crate) struct Sender {
     lost: BTreeSet<u64>,
     /// Lost packets that were retransmitted.
     again: BTreeSet<u64>,
+    /// Packet whose acknowledgement ends the present recovery.
     recovery: Option<u64>,
+    /// Send times of new packets, from which round trips are measured.
     sent: VecDeque<(u64, Instant)>,
     timeout: Timeout,
     deadline: Option<Instant>,
