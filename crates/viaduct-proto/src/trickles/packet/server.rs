@@ -187,7 +187,8 @@ fn end(bytes: &[u8]) -> Option<SocketAddr> {
 }
 
 /// Initial sequence number of the answer to a SYN, the same for each copy of the SYN and on each
-/// replica. It need not be unpredictable, because messages are authenticated.
+/// replica. It need not be unpredictable, because an address token, not the acknowledgement of this
+/// number, proves the client's address.
 fn first_number(seq: u32) -> u32 {
     let mixed = u64::from(seq).wrapping_add(0x5674).wrapping_mul(0x9e37_79b9_7f4a_7c15);
     (mixed >> 32) as u32

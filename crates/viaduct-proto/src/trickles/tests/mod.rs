@@ -1,5 +1,5 @@
-//! Tests of a client and a server over a link, in virtual time, compared with a TCP Reno sender on
-//! the same link with the same losses.
+//! Tests of a client and a server in virtual time, mostly over links. `compare` and `friendly`
+//! compare them with TCP Reno over the same links.
 
 mod attacks;
 mod bounds;
