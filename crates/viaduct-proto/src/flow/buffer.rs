@@ -35,7 +35,8 @@ impl Buffer {
         self.pieces.iter().map(|piece| &piece[..])
     }
 
-    /// Takes bytes from the front: at most `most`, and at most one chunk.
+    /// Takes bytes from the front: at most `most`, and at most one chunk. `None` if there are none,
+    /// or `most` is 0.
     pub fn pop(&mut self, most: usize) -> Option<Bytes> {
         let first = self.pieces.front_mut()?;
         let bytes = first.split_to(most.min(first.len()));

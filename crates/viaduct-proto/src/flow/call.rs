@@ -52,10 +52,10 @@ pub enum Failure {
     /// No answer in time.
     #[error("timed out")]
     TimedOut,
-    /// Reset by the other end.
+    /// Reset by the other end, or broken.
     #[error("reset")]
     Reset,
-    /// Forbidden by a rule.
+    /// Forbidden by a rule, or an end failed to authenticate.
     #[error("denied")]
     Denied,
     /// No room for another flow, or no file descriptor left.

@@ -243,10 +243,10 @@ impl Chain {
 
     /// Takes over the connections of `giver`, a chain of the same handlers that asked for
     /// [`Action::Give`] with a key that this chain has [claimed](Action::Claim). Returns the old
-    /// and the new ID of each connection. The driver must take this chain's next actions before
-    /// those of other chains, because this chain also claims the giver's keys. Returns `None` if
-    /// the chain does not accept the giver; the driver then drops the giver and closes the giver's
-    /// connections.
+    /// and the new ID of each connection. The driver must carry out this chain's next actions
+    /// before those of other chains, because this chain also claims the keys of the giver's
+    /// handlers. Returns `None` if the chain does not accept the giver; the driver then closes the
+    /// giver's connections.
     pub fn take(&mut self, now: Instant, giver: Chain) -> Option<Vec<(BottomId, BottomId)>> {
         let moved = self.core.take(giver.core, now);
         self.core.run(now);

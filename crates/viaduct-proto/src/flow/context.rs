@@ -65,8 +65,8 @@ impl Context<'_> {
     }
 
     /// If a handler, in this or another chain, has [claimed](Context::claim) `key`, calls its
-    /// [`Handler::woken`](super::Handler::woken). The driver makes the call after this method has
-    /// returned.
+    /// [`Handler::woken`](super::Handler::woken). The driver makes the call after the handler's own
+    /// method has returned.
     pub fn wake(&mut self, key: &[u8]) {
         self.core.wake(key);
     }

@@ -22,7 +22,7 @@ pub(super) struct Node {
     pub(super) position: usize,
     pub(super) up: Upper,
     transport: Option<OutputTransport>,
-    /// Destination of each output; `None` if it was unplumbed.
+    /// Destination of each output; `None` if it was unplumbed, or is being plumbed.
     pub(super) outputs: Vec<Option<Place>>,
     closed: Closed,
 }

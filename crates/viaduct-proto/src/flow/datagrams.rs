@@ -74,7 +74,7 @@ pub struct PassageStats {
 pub enum Taken {
     /// The datagram waits; [`Passage::poll_ready`] returns its tag when it is due.
     Waits {
-        /// True if the datagram is the first between its ends.
+        /// True if the pair of ends is new, or had been forgotten.
         begins: bool,
     },
     /// There is no room, and the datagram is dropped.
@@ -96,7 +96,7 @@ pub struct Passage {
 struct Pair {
     handlers: Vec<Box<dyn Datagrams + Send>>,
     used: u64,
-    /// Due time of the last datagram.
+    /// Latest due time of its datagrams, or arrival time of a dropped one. The pair is idle since.
     until: Instant,
 }
 
@@ -210,7 +210,6 @@ impl Pair {
             Direction::Out => self.handlers.iter_mut().try_fold(now, step),
             Direction::Back => self.handlers.iter_mut().rev().try_fold(now, step),
         };
-        // The pair is idle after the due time of its last datagram.
         self.until = self.until.max(at.unwrap_or(now));
         at
     }

@@ -1,5 +1,5 @@
 //! Ends of a chain: the top towards the application, and the bottoms towards the network. The ends
-//! buffer bytes; beyond the chain's limit they stop their source (TESLA, 5.1).
+//! buffer bytes; at the chain's limit they stop their source (TESLA, 5.1).
 
 use bytes::Bytes;
 
@@ -28,9 +28,9 @@ pub enum SpawnKind {
 pub enum Action {
     /// Open a connection, and call [`Chain::connected`](super::Chain::connected).
     Connect(BottomId, Address),
-    /// Bind a flow to a local address.
+    /// Bind a connection to a local address.
     Bind(BottomId, Address),
-    /// Set a socket option.
+    /// Set a socket option of a connection.
     SetOption(BottomId, SocketOption),
     /// Send the bytes in [`Chain::outgoing`](super::Chain::outgoing), and call
     /// [`Chain::sent`](super::Chain::sent).
@@ -84,7 +84,7 @@ pub struct Spawn {
     pub(super) message: Vec<u8>,
 }
 
-/// Directions of an end that are closed for good.
+/// Directions of a flow or of an end that are closed for good.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Closed {
     /// True if no more bytes are written downstream.
@@ -228,7 +228,8 @@ impl Bottom {
         first.then_some(Action::Close(self.id))
     }
 
-    /// Returns whether the connection broke, or was closed by the chain.
+    /// Returns whether both directions are closed: the connection broke, was closed by the chain,
+    /// or has ended in each direction.
     pub(super) fn is_over(&self) -> bool {
         self.closed.write && self.closed.avail
     }

@@ -4,7 +4,8 @@ use crate::time::Duration;
 
 /// Kernel's measurements of one of a chain's connections, as far as handlers use them.
 /// [`Downstream::measure`](super::Downstream::measure) returns the last values that the driver
-/// has set ([`Chain::set_measure`](super::Chain::set_measure)).
+/// has set ([`Chain::set_measure`](super::Chain::set_measure)), and adds the bytes that wait in the
+/// chain for the connection to `held` and `unsent`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Measure {
     /// Bytes acknowledged by the other end since the connection began.

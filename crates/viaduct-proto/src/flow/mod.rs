@@ -2,7 +2,7 @@
 //! [`Chain`] of handlers connects an application to the network (TESLA, section 3).
 //!
 //! ```text
-//!   application, or an inbound
+//!   application, or a proxy's inbound connection
 //!      │ connect, write, shutdown, close …          ▲ connected, avail, finished, may_write …
 //!   ┌──▼───────────────────────────────────────────────┐
 //!   │ top       holds what the application has not read │
@@ -11,14 +11,14 @@
 //!   │ bottoms   hold what the network has not taken ◀┘  │
 //!   └──────────────────────────────────────────────┬───┘
 //!      │ actions: connect, shut down, close …           ▲ socket events
-//!   the network, or an outbound
+//!   the network, or a proxy's outbound connection
 //! ```
 //!
 //! **Order of calls.** Calls never nest: a handler's calls to its neighbours are queued, and
 //! made in order after its own method has returned. A handler is therefore never re-entered,
 //! chains may be of any length, and data written first arrives first. Only queries
-//! ([`Handler::getsockname`], [`Handler::getsockopt`], [`Handler::measure`],
-//! [`Handler::control`]) are answered at once; they are passed downstream.
+//! ([`Handler::getsockname`], [`Handler::getpeername`], [`Handler::getsockopt`],
+//! [`Handler::measure`], [`Handler::control`]) are answered at once; they are passed downstream.
 //!
 //! **Guaranteed completion** (3.4). A `write` or an `avail` takes all its bytes, so callers never
 //! retry; it returns `false` only when the flow will never take any more. `may_write(false)` and
@@ -75,7 +75,7 @@
 //!    wait for another connection. Call [`Chain::abandon`] before a chain is dropped. After
 //!    [`Action::Failed`] drop the chain when its bottoms are closed.
 //! 6. **Measurements.** If a factory [uses them](Factory::measures), call [`Chain::set_measure`]
-//!    for each connection before the chain is driven.
+//!    for each connection, each time before the chain is driven.
 //! 7. **Messages.** [`Action::Say`] is a line for the log. [`Action::Event`] is for the
 //!    application, as `NAME: what`; `migrate: freeze` and `migrate: thaw` are for a process that
 //!    can stop the application. When addresses or routes change, send `control("migrate",

@@ -238,7 +238,8 @@ impl HandlerSpec {
         &self.name
     }
 
-    /// First given setting that the handler does not have.
+    /// Key of a given setting that the handler does not have: the alphabetically first; `None` if
+    /// there is none.
     fn unknown(&self, about: &About) -> Option<String> {
         let is_known = |key: &str| about.settings.iter().any(|setting| setting.key == key);
         self.arguments.given.keys().find(|key| !is_known(key)).cloned()

@@ -27,6 +27,7 @@ pub struct Bounds {
     /// Maximum number of relays at once.
     pub relays: usize,
     /// Maximum bytes of datagrams that may wait for one relay, headers included; excess is dropped.
+    /// The datagram that opens the relay always waits.
     pub early: usize,
     /// Idle timeout of a relay.
     pub idle: Duration,
@@ -319,7 +320,8 @@ impl RelayStats {
 }
 
 impl RelayKey {
-    /// Address of `from` as the program sees it; `None` if this relay cannot carry its datagrams.
+    /// Address of the source `from` as the program sees it; `None` if this relay cannot carry
+    /// datagrams from that source.
     fn peer(&self, from: &Address) -> Option<SocketAddr> {
         match (self.name, from) {
             // The relay resolves the name, so the source address cannot be checked; the port can.

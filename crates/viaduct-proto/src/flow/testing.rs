@@ -21,8 +21,9 @@ pub(crate) struct World {
     closed: usize,
     finished: usize,
     failed: Vec<Failure>,
-    /// True while the network, or the application, takes bytes.
+    /// True while the network takes bytes.
     pub(crate) network_takes: bool,
+    /// True while the application takes bytes.
     pub(crate) application_takes: bool,
     pub(crate) may_receive: bool,
 }
