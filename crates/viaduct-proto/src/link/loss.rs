@@ -156,7 +156,8 @@ fn next_of_bursts(begin: f64, length: u32, left: &mut u32, rng: &mut Rng) -> boo
     *left > 0
 }
 
-/// The trace must have at least one packet.
+/// Decides about the next packet. The trace must have at least one packet, since an empty one that
+/// repeats would never end.
 fn next_of_trace(trace: &Trace, run: &mut usize, used: &mut u32) -> bool {
     while let Some(&length) = trace.runs.get(*run) {
         if *used < length {

@@ -80,7 +80,8 @@ pub struct Delivery<T> {
     pub due: Instant,
     /// Number of times that the packet arrives: 1, or 2 if the link duplicated it.
     pub copies: u8,
-    /// Bit that the link flipped, counted from the packet's first; see [`flip_bit`].
+    /// Bit that the caller must flip ([`flip_bit`]), counted from the packet's first; `None` if the
+    /// packet is intact.
     pub flipped: Option<u32>,
 }
 
@@ -95,7 +96,7 @@ pub struct Refused<T> {
 
 impl<T> Link<T> {
     /// Creates a link that is idle at `now`; `seed` decides all its randomness. Values out of range
-    /// act as the nearest valid ones; [`LinkConfig::check`] reports them.
+    /// are clamped or have no effect; [`LinkConfig::check`] reports them.
     pub fn new(config: LinkConfig, seed: u64, now: Instant) -> Self {
         Link {
             loss: LossProcess::new(&config.loss),
