@@ -77,7 +77,8 @@ impl AnyDecoder {
         AnyDecoder { peeling, linear, fresh: Recovered::new() }
     }
 
-    /// Number of waiting equations whose unknown packets are all from `first` to `last`.
+    /// Number of waiting equations whose unknown packets are all from `first` to `last`. Repairs of
+    /// layered codes do not count.
     pub fn equations_within(&self, first: Seq, last: Seq) -> usize {
         self.linear.equations_within(first, last)
     }

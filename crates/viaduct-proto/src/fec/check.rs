@@ -6,7 +6,7 @@ pub enum Error {
     /// r is 0.
     #[error("r = 0: a repair must cover at least 1 packet; r goes from 1 to 255")]
     NoSources,
-    /// No interleaves, or no repairs in a block.
+    /// No interleaves, or no repairs for a block or a group of packets.
     #[error("c = 0: a code must send repairs; give at least one interleave or parity")]
     NoRepairs,
     /// More layers than a repair can name.
@@ -34,7 +34,7 @@ pub enum Error {
 /// Parameters that work, but are worse than others.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Warning {
-    /// Two layers share more than one packet (Maelstrom 4.4).
+    /// Repairs of two layers share more than one packet (Maelstrom 4.4).
     #[error(
         "interleaves {smaller} and {larger} meet every {lcm} packets, not more than r * {smaller} \
             = \

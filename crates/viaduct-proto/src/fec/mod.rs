@@ -2,7 +2,7 @@
 //! defines packets, authorised senders and transport.
 //!
 //! ```text
-//!            push(packet)                      repair(head, body)   known(seq)
+//!            push(packet)                      repair(repair)   known(seq)
 //!   packets ────────────▶ Encoder ─▶ repairs ═══▶ Decoder ─▶ recovered packets
 //!            flush(stage)                              ▲
 //!                                        Sources: packets that did arrive
@@ -100,7 +100,7 @@ pub enum Row {
 pub struct Draw {
     /// Seed of this equation.
     pub seed: u16,
-    /// Number of the newest packets, which are all in the repair.
+    /// Number of newest packets that are all in the repair.
     pub dense: u16,
     /// Share of the older packets that are in the repair, in 256ths.
     pub density: u8,
@@ -115,7 +115,8 @@ pub struct Repair<'a> {
     pub row: Row,
     /// Combination of the packets' lengths (two bytes, big-endian) with the same coefficients.
     pub len_code: [u8; 2],
-    /// Combination of the packets with these coefficients; as long as the longest packet covered.
+    /// Combination of the packets with these coefficients; as long as the longest packet whose
+    /// coefficient is not 0.
     pub body: &'a [u8],
 }
 
@@ -152,7 +153,7 @@ pub trait Sources {
 /// Result of handling a repair.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Verdict {
-    /// Every packet that the repair covers is known.
+    /// Nothing new: every packet that the repair covers is known, or stored repairs imply it.
     Useless,
     /// At least one packet was recovered.
     Used,
@@ -171,7 +172,8 @@ pub trait Decoder: Send {
     /// Handles the late arrival of packet `seq`, which an earlier repair found missing.
     fn known(&mut self, seq: Seq, sources: &dyn Sources, recovered: &mut Recovered);
 
-    /// Forgets every repair whose highest number is below `seq`.
+    /// Forgets the repairs that cover only packets below `seq`; [`linear`] forgets the equations
+    /// whose unknown packets are all below `seq`.
     fn forget_below(&mut self, seq: Seq);
 
     /// Bytes of memory held now.

@@ -12,8 +12,9 @@ use super::vectors::{self, Vector};
 use super::{GROUP, Level};
 
 /// Adds `coefficients * srcs` to `dsts` in their first `len` bytes, and returns how many of these
-/// bytes it handled: all, or none if `len` is shorter than a vector or there are not one to four
-/// destinations and sources. Panics: if a slice is shorter than `len` or a coefficient is missing.
+/// bytes it handled: all, or none if `len` is below 16 (the shortest vector) or there are not one
+/// to four destinations and sources. Panics: if a slice is shorter than `len` or a coefficient is
+/// missing.
 #[inline]
 pub(super) fn add(
     level: Level,
@@ -61,7 +62,8 @@ fn by_sources<const N: usize>(
 }
 
 /// Makes a compile-time constant of the number of leading destinations whose coefficients are all
-/// 1: all (a layer's bins), one (the first row of Reed-Solomon) or none.
+/// 1: all (bins of layers), one (the first row of Reed-Solomon) or none. If there are more than one
+/// but not all, only the first is handled as such.
 fn by_ones<const N: usize, const M: usize>(
     level: Level,
     dsts: &mut [&mut [u8]],

@@ -30,7 +30,7 @@ fn twin(dsts: &mut [Vec<u8>], srcs: &[Vec<u8>], coefficients: &[u8]) {
     }
 }
 
-/// Slices of random bytes with different alignments, often of the same length.
+/// `count` vectors of `len` to `len + jitter` random bytes.
 fn slices(rng: &mut Rng, count: usize, len: usize, jitter: u64) -> Vec<Vec<u8>> {
     let mut slices = vec![Vec::new(); count];
     for slice in &mut slices {

@@ -155,7 +155,7 @@ impl Layer {
         }
     }
 
-    /// Fires all partly filled bins, starting with the one that has waited longest.
+    /// Fires all bins that are not empty, starting with the one that has waited longest.
     fn flush(&mut self, fire: &mut Fire<'_>) {
         for index in (self.turn..self.bins.len()).chain(0..self.turn) {
             let bin = &mut self.bins[index];

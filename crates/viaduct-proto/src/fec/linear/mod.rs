@@ -26,7 +26,8 @@ pub struct Linear {
     equations: BTreeMap<Seq, Equation>,
     memory: usize,
     bound: usize,
-    /// Lower bound of the highest numbers of all equations.
+    /// Lower bound of every equation's highest unknown packet. It spares
+    /// [`Decoder::forget_below`] a search.
     oldest: Seq,
 }
 

@@ -28,7 +28,7 @@ impl History {
         self.packets.drop_front(many.min(self.packets.len()));
     }
 
-    /// Drops some of the oldest packets, to give their memory back.
+    /// Frees memory: spare memory if there is some, otherwise that of the oldest packets.
     pub(super) fn shed(&mut self) {
         self.packets.shed();
     }

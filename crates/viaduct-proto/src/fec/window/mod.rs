@@ -36,8 +36,9 @@ use history::History;
 /// Parameters of a sliding window code.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Parameters {
-    /// W, the number of packets that a repair covers: 1 to [`MAX_COVER`]. A burst of b packets
-    /// is recovered if b repairs arrive before the window has passed it.
+    /// W, the minimum number of packets that a repair covers: 1 to [`MAX_COVER`]. A repair covers
+    /// whole intervals between repairs, and thus often a few more. A burst of b packets is
+    /// recovered if b repairs arrive before the window has passed it.
     pub window: u16,
     /// Number of repairs for each group of packets.
     pub repairs: u16,
@@ -79,8 +80,8 @@ impl Parameters {
     /// the first of them does not recover is recovered by one of the others, hardly later than if
     /// all repairs were dense.
     fn dense(&self) -> usize {
-        let gap = usize::from(self.repairs.div_ceil(self.packets));
-        (2 + gap).min(self.wanted().max(1 + gap))
+        let per_packet = usize::from(self.repairs.div_ceil(self.packets));
+        (2 + per_packet).min(self.wanted().max(1 + per_packet))
     }
 
     /// Number of repairs sent while the window passes a packet.
@@ -116,6 +117,7 @@ pub struct Encoder {
     spare: Vec<Sum>,
     /// Packets of the window, and older ones to answer requests.
     history: History,
+    /// Minimum number of packets kept, as set by [`Encoder::keep`].
     kept: u16,
     next: Seq,
     /// Repairs due, in units of 1 / `packets`.
@@ -210,7 +212,7 @@ impl Encoder {
         self.history.memory()
     }
 
-    /// Forgets some of the oldest kept packets, to give their memory back.
+    /// Frees memory of kept packets, and forgets the oldest of them if there is no spare memory.
     pub fn shed(&mut self) {
         self.history.shed();
     }
@@ -328,7 +330,7 @@ impl<'a> Together<'a> {
 
 impl Encoder {
     /// Like [`push`](super::Encoder::push), for a packet that adds at most `most` to the repairs
-    /// due, in units of 1 / `packets`. An empty packet is in no repair.
+    /// due, in units of 1 / `packets`. An empty packet adds nothing to the repairs that cover it.
     pub fn push_at_most(&mut self, packet: &[u8], most: u16, fire: &mut Fire<'_>) {
         let Parameters { repairs, packets, .. } = self.parameters;
         debug_assert!(packet.len() <= MAX_PACKET);
@@ -347,6 +349,7 @@ impl Encoder {
             self.owed -= u32::from(packets);
             self.fire(fire);
         }
+        // A repair covers at most `MAX_COVER` packets, so a sum that has as many is sent at once.
         if self.ahead.front().is_some_and(|open| self.next - open.first >= u64::from(MAX_COVER)) {
             self.owed = 0;
             self.fire(fire);
