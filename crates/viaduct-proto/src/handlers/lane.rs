@@ -69,7 +69,8 @@ impl<E> Lane<E> {
         self.end.take_if(|(ready, _)| *ready <= now).map(|(_, end)| end)
     }
 
-    /// Time at which the next bytes, or the end, are due; `None` while the neighbour takes none.
+    /// Time at which the next bytes, or the end, are due. `None` if neither is queued, or if the
+    /// neighbour takes no bytes and bytes are next.
     pub(super) fn next_ready(&self) -> Option<Instant> {
         let end = self.end.as_ref().map(|(ready, _)| *ready);
         match self.queue.front() {

@@ -7,6 +7,7 @@ use super::lane::Lane;
 use crate::flow::{Context, FIRST, Failure, Half, Handler, Output, Timer};
 use crate::time::Instant;
 
+/// Schedule of one direction of a flow.
 pub(super) trait Pace {
     /// Time at which bytes that arrive now may be released.
     fn ready(&self, now: Instant) -> Instant {
@@ -19,6 +20,7 @@ pub(super) trait Pace {
         usize::MAX
     }
 
+    /// Accounts for bytes that are released.
     fn take(&mut self, bytes: usize) {
         let _ = bytes;
     }

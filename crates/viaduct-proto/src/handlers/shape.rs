@@ -23,8 +23,9 @@ const DATAGRAMS_WAIT: Duration = Duration::from_millis(200);
 const MIN_HELD: usize = 16 << 10;
 
 struct ShapeFactory {
-    /// Bits a second; `None` is no limit.
+    /// Rate towards the network in bits a second; `None` is no limit.
     out: Option<u64>,
+    /// Rate from the network in bits a second; `None` is no limit.
     back: Option<u64>,
     /// Bytes of datagrams that may wait each way; `None` for the default.
     held: Option<usize>,

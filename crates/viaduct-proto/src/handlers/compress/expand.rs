@@ -5,7 +5,7 @@ use zstd::stream::raw::{DParameter, Decoder, InBuffer, Operation as _, OutBuffer
 
 use super::{HEAD, MAX_BLOCK, MAX_PLAIN, PLAIN, SQUEEZED, WINDOW_LOG};
 
-/// Bytes of queued input at which the source is stopped.
+/// Bytes of queued input beyond which the source is stopped.
 const MAX_WAITING: usize = 2 * MAX_BLOCK;
 /// Maximum bytes expanded in one step.
 const STEP: usize = 16 << 10;
@@ -71,7 +71,8 @@ impl Expand {
         })
     }
 
-    /// Returns the next bytes of the flow, at most those of one block.
+    /// Returns the next bytes of the flow, at most those of one block; `None` if more input is
+    /// needed.
     pub(super) fn next(&mut self) -> Result<Option<Bytes>, ExpandError> {
         loop {
             let Some(block) = &mut self.block else {

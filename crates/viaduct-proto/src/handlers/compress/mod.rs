@@ -5,10 +5,10 @@
 //!                                  squeezed: the next bytes of the direction's zstd stream
 //! ```
 //!
-//! A block holds at most 64 KiB of the flow, ends with a flush, and is delivered incrementally. A
-//! block is sent when it is full, or by an immediate timer once the source has no more data for
-//! now. After a block that did not shrink, an increasing number of blocks is sent plain, until a
-//! trial block shrinks again.
+//! A block holds at most 64 KiB of the flow, ends with a flush of zstd's encoder, and is delivered
+//! incrementally. A block is sent when it is full, or by an immediate timer once the source has no
+//! more data for now. After a block that did not shrink, an increasing number of blocks is sent
+//! plain, until a trial block shrinks again.
 
 mod expand;
 mod squeeze;
@@ -46,10 +46,11 @@ struct CompressFactory {
 struct Compress {
     squeeze: Squeeze,
     expand: Expand,
-    /// End of stream, or failure, of the flow below; due after the data.
+    /// True if the flow below has ended; reported after the data.
     ended: bool,
+    /// Failure of the flow below; reported after the data.
     broke: Option<Failure>,
-    /// True if the flow was aborted, or its end was delivered.
+    /// True if the flow was aborted, or its end or failure was reported.
     over: bool,
 }
 

@@ -8,7 +8,8 @@ use zstd::stream::raw::{CParameter, Encoder, InBuffer, Operation as _, OutBuffer
 use super::{GROWTH, HEAD, MAX_PLAIN, PLAIN, SQUEEZED, WINDOW_LOG};
 use crate::flow::Buffer;
 
-/// Maximum of plain blocks after a trial that did not shrink; doubles from trial to trial.
+/// Maximum number of plain blocks after a trial block that did not shrink. The number begins at 1
+/// and doubles with each such trial.
 const MAX_PLAIN_BLOCKS: u32 = 32;
 /// Minimum size of a block that predicts how the next ones compress, in bytes.
 const TELLING: usize = 1 << 10;
@@ -19,8 +20,9 @@ pub(super) struct Squeeze {
     pub(super) waits: Buffer,
     /// Created on first use, because it takes about a megabyte.
     encoder: Option<Encoder<'static>>,
-    /// Number of plain blocks left until the next trial, and of those after that trial if it fails.
+    /// Number of plain blocks left until the next trial.
     plain: u32,
+    /// Number of plain blocks after that trial, if it fails.
     next_plain: u32,
 }
 

@@ -26,8 +26,9 @@ const SEGMENT: u32 = 1448;
 
 #[derive(Clone, Copy, Debug, Default)]
 struct Member {
-    /// Last measurement, and bytes sent since.
+    /// Last measurement.
     measure: Measure,
+    /// Bytes sent since the last measurement.
     since: u64,
     /// Bytes that wait to be sent.
     waiting: u64,
@@ -168,7 +169,8 @@ impl Ensemble {
         self.held.saturating_sub(unsent) as f64
     }
 
-    /// Computes the level: flows that want less get what they want, all others the level.
+    /// Computes the level, at most once per [`LEVEL`]: flows that want less get what they want, all
+    /// others the level.
     fn take_level(&mut self, now: Instant) {
         if self.leveled.is_some_and(|at| now.since(at) < LEVEL) {
             return;

@@ -54,6 +54,7 @@ struct Congestion {
     /// Destination and number of the flow, once it is connected.
     joined: Option<(String, u64)>,
     lane: Lane<End>,
+    /// Time of the last call, for `drop`, which is not given the time.
     now: Instant,
 }
 

@@ -3,8 +3,9 @@
 
 use crate::time::{Duration, Instant};
 
-/// Initial window (RFC 6928) and minimum window, in segments.
+/// Initial window in segments (RFC 6928).
 const INITIAL: f64 = 10.0;
+/// Minimum window in segments.
 const MIN_WINDOW: f64 = 2.0;
 /// Multiplicative decrease: factor of the window after a loss.
 const KEPT: f64 = 0.7;
@@ -19,8 +20,9 @@ const LOW: f64 = 16.0;
 
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Path {
-    /// Current and minimum round-trip time.
+    /// Current round-trip time.
     pub(super) rtt: Duration,
+    /// Minimum round-trip time.
     pub(super) shortest: Duration,
     /// Bytes of a segment (MSS).
     pub(super) segment: f64,
@@ -50,8 +52,8 @@ impl Window {
         Window { bytes: INITIAL * segment, threshold: f64::INFINITY, ..Window::default() }
     }
 
-    /// Handles `bytes` acknowledged bytes, with `on_the_way` bytes in flight. A window that is not
-    /// fully used does not grow, because the path has not been probed at its size.
+    /// Handles `bytes` acknowledged bytes, before which `on_the_way` bytes were in flight. A window
+    /// that is not fully used does not grow, because the path has not been probed at its size.
     pub(super) fn acked(&mut self, now: Instant, bytes: f64, on_the_way: f64, path: Path) {
         let since = self.last.map_or(Duration::ZERO, |last| now.since(last));
         self.last = Some(now);

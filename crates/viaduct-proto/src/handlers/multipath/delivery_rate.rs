@@ -1,5 +1,5 @@
-//! Delivery rate of one connection, measured by pings that are sent between its data and that the
-//! other end answers in order.
+//! Delivery rate of one connection, measured by pings. They are sent in between the connection's
+//! data, and the other end answers them in order.
 //!
 //! The flow's data is acknowledged in order, so a slow connection also delays the acknowledgements
 //! of data that other connections have delivered. Pings do not have this problem.
@@ -67,7 +67,8 @@ impl DeliveryRate {
     }
 
     /// Returns whether one more block may be sent here: the data on other connections that
-    /// overtakes the block must fit in half of `window`.
+    /// overtakes the block must fit in half of `window`. The quickest connection always may; one of
+    /// unknown rate may have [`MAX_UNMEASURED`] bytes in flight.
     pub(super) fn may_send(&self, quickest: u64, window: usize) -> bool {
         match self.rate {
             None => self.sent - self.arrived < MAX_UNMEASURED,

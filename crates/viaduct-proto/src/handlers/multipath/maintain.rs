@@ -6,8 +6,9 @@ use super::{Deadline, Multipath};
 use crate::flow::{Context, Failure, Output};
 use crate::time::{Duration, Instant};
 
-/// Maximum interval between attempts: in the first minute without a connection, and later.
+/// Maximum interval between attempts in the first minute without a connection.
 const RETRY: Duration = Duration::from_millis(250);
+/// Maximum interval between attempts at other times.
 const LATE_RETRY: Duration = Duration::from_secs(5);
 const MINUTE: Duration = Duration::from_secs(60);
 
@@ -57,7 +58,7 @@ impl Multipath {
         slot.next = Some(now + slot.wait);
         slot.wait = (slot.wait * 2).min(if minute { RETRY } else { LATE_RETRY });
         let output = cx.plumb();
-        Multipath::is_movable(cx, output);
+        Multipath::report_movable(cx, output);
         let path = Path::new(output, number as u8, Stage::Dialling, now);
         self.paths.push(path);
         if !self.plan.from.is_empty() {

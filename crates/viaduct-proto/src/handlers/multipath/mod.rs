@@ -55,8 +55,10 @@ use wire::Frame;
 enum Deadline {
     /// No connection has been usable for the maximum time: the flow fails.
     Reconnect,
-    /// The application has closed the flow, and the other end has not: the flow is reset.
+    /// The application has closed the flow and its data is acknowledged, but the other end has not
+    /// ended the flow: it is reset.
     Linger,
+    /// An acknowledgement is sent.
     Ack,
 }
 
@@ -74,8 +76,9 @@ pub(super) struct Multipath {
     stopped: bool,
     last_ack: u64,
     deadlines: TimerTable<Deadline>,
-    /// True if the application has closed the flow, or (`is_read_closed`) will read no more.
+    /// True if the application has closed the flow.
     closed: bool,
+    /// True if the application will read no more data.
     is_read_closed: bool,
     /// True if the application's end was reset; the other end is reset after the written data.
     aborted: bool,
@@ -131,7 +134,7 @@ impl Multipath {
     }
 
     /// Tells a `route` handler below that the flow survives the loss of this connection.
-    fn is_movable(cx: &mut Context<'_>, output: Output) {
+    fn report_movable(cx: &mut Context<'_>, output: Output) {
         let _ = cx.output(output).control("route", b"move");
     }
 
@@ -207,7 +210,7 @@ type Handled = Result<(), String>;
 impl Handler for Multipath {
     fn start(&mut self, cx: &mut Context<'_>) {
         let first = cx.plumb();
-        Multipath::is_movable(cx, first);
+        Multipath::report_movable(cx, first);
     }
 
     fn bind(&mut self, cx: &mut Context<'_>, at: Address) {

@@ -7,12 +7,14 @@ use super::wire::Nonce;
 use crate::flow::Output;
 use crate::time::{Duration, Instant};
 
-/// Time after which an unanswered ping makes a connection suspect; doubles with each false alarm.
+/// Time after which an unanswered ping makes a connection suspect; doubles with each false alarm,
+/// up to [`MAX_SILENCE_TIMEOUT`].
 const SILENCE_TIMEOUT: Duration = Duration::from_secs(1);
 const MAX_SILENCE_TIMEOUT: Duration = Duration::from_secs(8);
-/// Idle time after which a ping is sent: short while data is in flight, otherwise increasing from
-/// the minimum to the maximum.
+/// Time without received data after which a ping is sent, while data is in flight.
 const BUSY_PING_INTERVAL: Duration = Duration::from_millis(500);
+/// Time without received data after which a ping is sent, while no data is in flight; doubles with
+/// each ping, up to [`MAX_PING_INTERVAL`].
 const MIN_PING_INTERVAL: Duration = Duration::from_secs(1);
 const MAX_PING_INTERVAL: Duration = Duration::from_secs(30);
 /// Timeout of each stage of connecting, joining and proving.

@@ -48,9 +48,11 @@ impl Factory for MultipathFactory {
     }
 }
 
-/// Minimum and maximum of `buffer=`, and its default.
+/// Minimum of `buffer=`, in bytes.
 pub(super) const MIN_BUFFER: usize = 64 << 10;
+/// Maximum of `buffer=`, in bytes.
 const MAX_BUFFER: usize = 256 << 20;
+/// Default of `buffer=`, in bytes.
 const DEFAULT_BUFFER: usize = 8 << 20;
 
 /// Takes `buffer=`, in bytes.
@@ -60,7 +62,7 @@ pub(in crate::handlers) fn buffer(arguments: &mut Arguments) -> Result<usize, St
     Ok(arguments.take("buffer", expected, bytes)?.unwrap_or(DEFAULT_BUFFER))
 }
 
-/// Parses a time such as `30s`, `5m` or `2h`.
+/// Parses a time such as `30s`, `5m` or `2h`, from 1 second to 30 days.
 pub(in crate::handlers) fn time(text: &str) -> Option<Duration> {
     let units = [("s", 1), ("m", 60), ("h", 3_600), ("d", 86_400)];
     let (number, unit) = units.iter().find_map(|&(u, by)| Some((text.strip_suffix(u)?, by)))?;

@@ -103,7 +103,7 @@ impl Multipath {
             .ok_or_else(|| "an acknowledgement of data that was never sent".to_owned())
     }
 
-    /// Resets the flow: its end was closed or reset while the other end still writes.
+    /// Resets the flow at the other end, because this end was closed or reset.
     pub(super) fn reset(&mut self, cx: &mut Context<'_>) {
         for path in self.paths.iter().filter(|path| path.carries()) {
             Multipath::say(cx, path.output, &Frame::Reset);

@@ -58,7 +58,7 @@ impl ReceiveBuffer {
         self.pieces.first_key_value().is_some_and(|(&at, _)| at <= self.next)
     }
 
-    /// Returns whether everything has been delivered. Returns true only once.
+    /// Returns whether all data has been delivered and the end is due. Returns true only once.
     pub(super) fn ends(&mut self) -> bool {
         let due = self.end == Some(self.next) && !self.said_end;
         self.said_end |= due;

@@ -15,7 +15,7 @@ pub(super) struct Block {
     pub(super) data: Bytes,
     /// True if the block is the end of the flow.
     pub(super) is_end: bool,
-    /// Connection on which the block was sent.
+    /// Connection on which the block was sent; `None` if it is to be sent, or sent again.
     on: Option<Output>,
 }
 
@@ -100,7 +100,9 @@ impl SendBuffer {
         self.unsent > 0
     }
 
-    /// Handles an acknowledgement of all bytes before `received`; false if some were never sent.
+    /// Handles an acknowledgement of all bytes before `received`. Calls `gone` with the connection
+    /// and the length of each block that was in flight. Returns false if some of the bytes were
+    /// never written.
     pub(super) fn acked(&mut self, received: u64, mut gone: impl FnMut(Output, usize)) -> bool {
         while let Some(block) = self.blocks.front().filter(|block| block.end() <= received) {
             self.cost -= block.cost();

@@ -18,7 +18,8 @@ pub(super) struct Session {
     pub(super) secret: Option<Secret>,
     /// True if the session was accepted here, and its ID claimed.
     pub(super) claimed: bool,
-    /// True if the application was notified of the flow.
+    /// True if the connect was answered, or the connection was accepted. A failure is then reported
+    /// by `failed`, otherwise by `connected`.
     pub(super) answered: bool,
     /// Receive window of the other end, in bytes.
     pub(super) window: usize,
@@ -29,8 +30,9 @@ pub(super) struct Session {
 
 /// Slot for a connection that should exist.
 pub(super) struct Slot {
-    /// Time of the next attempt to connect, and interval from it to the following one.
+    /// Time of the next attempt to connect; `None` while none is needed.
     pub(super) next: Option<Instant>,
+    /// Interval from the next attempt to the following one.
     pub(super) wait: Duration,
 }
 

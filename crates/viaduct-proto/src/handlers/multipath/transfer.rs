@@ -10,8 +10,9 @@ use crate::time::Duration;
 const TURN: usize = 64 << 10;
 /// Unsent bytes at which the application is stopped.
 const MAX_UNSENT: usize = 64 << 10;
-/// An acknowledgement is sent after this many received bytes, or after this delay.
+/// Number of delivered bytes after which an acknowledgement is sent at once.
 const ACK_EVERY: u64 = 64 << 10;
+/// Delay of an acknowledgement of fewer bytes.
 const ACK_DELAY: Duration = Duration::from_millis(25);
 /// Time that a closed flow waits for the other end.
 const LINGER: Duration = Duration::from_secs(60);
@@ -127,7 +128,7 @@ impl Multipath {
     /// Stops or resumes the application.
     fn apply_backpressure(&mut self, cx: &mut Context<'_>) {
         let (kept, unsent) = self.out.costs();
-        // Headroom below the limit, smaller for a small buffer.
+        // Limit minus headroom, which is smaller for a small buffer.
         let below = |brim: usize| brim - MAX_UNSENT.min(brim / 2);
         let full = below(self.session.window.min(self.plan.buffer));
         let stop = match self.stopped {

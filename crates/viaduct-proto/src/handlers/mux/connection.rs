@@ -17,9 +17,9 @@ pub(super) struct SharedConnection {
     output: Output,
     /// Bytes received before the first message was complete.
     early: Vec<u8>,
-    /// True if the connection has carried a flow.
+    /// True if the other end has opened a stream on the connection.
     served: bool,
-    /// Time since which no stream is on the connection.
+    /// Time since which no stream is on the connection; only known at the connecting end.
     idle: Option<Instant>,
     over: bool,
 }
@@ -160,7 +160,7 @@ impl SharedConnection {
         let Some(conn) = mux.conn(self.number) else { return };
         let Some(link) = conn.link else { return };
         if !conn.tunnel.links().any(|there| there == link) {
-            cx.say("the other end has violated the protocol");
+            cx.say("the other end is silent or has violated the protocol");
             return self.shut_down(cx, mux, Failure::Reset);
         }
         let more = self.send(cx, conn);

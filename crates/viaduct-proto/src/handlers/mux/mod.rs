@@ -69,7 +69,7 @@ pub(super) fn build(arguments: &mut Arguments, shell: &Shell) -> Result<Arc<dyn 
     let silence = arguments.take("silence", "a time such as 30s, 5m or 2h", time)?;
     let settings = Settings {
         limit: buffer(arguments)? as u64,
-        // In effect there is no silence timeout: the transport itself reports a broken connection.
+        // Ten years stand for no timeout: the transport itself reports a broken connection.
         silence: silence.unwrap_or(Duration::from_secs(10 * 365 * 24 * 60 * 60)),
         ..Settings::default()
     };

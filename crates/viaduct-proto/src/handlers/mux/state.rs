@@ -28,6 +28,7 @@ pub(super) struct ConnState {
     pub(super) names: (Option<Address>, Option<Address>),
     /// Local number of each of the tunnel's streams.
     streams: BTreeMap<StreamId, u64>,
+    /// Local numbers of the streams that the tunnel has not opened yet.
     pub(super) waiting: Vec<u64>,
 }
 

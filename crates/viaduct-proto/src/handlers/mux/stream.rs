@@ -39,7 +39,7 @@ impl Stream {
         Stream { number, connection, early, established, stopped, ended, closed, finished, over }
     }
 
-    /// Opens a stream on the shared connection to `to`, or on a new one if there is none. Streams
+    /// Opens a stream on a shared connection to `to`, or on a new one if none has room. Streams
     /// with different `from` never share a connection.
     pub(super) fn connecting(
         cx: &mut Context<'_>,

@@ -30,12 +30,12 @@ use crate::time::Duration;
 
 /// Timer that starts the next attempt.
 const NEXT: Timer = Timer(0);
-/// Timer that fails the connect if no attempt has succeeded within [`PATIENT`].
+/// Timer that fails the connect if no attempt has succeeded within [`MAX_CONNECT_TIME`].
 const CONNECT_TIMEOUT: Timer = Timer(1);
-const PATIENT: Duration = Duration::from_secs(130);
+const MAX_CONNECT_TIME: Duration = Duration::from_secs(130);
 /// Timer of the periodic check of the flow's path.
 const WATCH: Timer = Timer(2);
-const WATCHED: Duration = Duration::from_millis(100);
+const WATCH_INTERVAL: Duration = Duration::from_millis(100);
 
 struct Route {
     plan: Arc<Plan>,
@@ -173,11 +173,12 @@ impl Route {
     /// Schedules the next check of the path, if the flow can move.
     fn watch(&self, cx: &mut Context<'_>) {
         if self.movable && self.carrier.is_some() && self.plan.is_watched {
-            cx.set_timer(WATCH, Some(cx.now() + WATCHED));
+            cx.set_timer(WATCH, Some(cx.now() + WATCH_INTERVAL));
         }
     }
 
-    /// Checks whether the flow's path has failed and another is up.
+    /// Checks the flow's path. If it has failed and another is up, reports the flow as failed, so
+    /// that the handler above connects again.
     fn look(&mut self, cx: &mut Context<'_>) {
         let (Some(to), Some((_, node))) = (&self.to, self.carrier) else { return };
         let moves = self.plan.table().filter(|table| table.version != self.seen);
@@ -208,7 +209,7 @@ impl Handler for Route {
         self.left = self.plan.goals(&to);
         self.to = Some(to);
         cx.upstream().may_write(false);
-        cx.set_timer(CONNECT_TIMEOUT, Some(cx.now() + PATIENT));
+        cx.set_timer(CONNECT_TIMEOUT, Some(cx.now() + MAX_CONNECT_TIME));
         self.try_next(cx);
     }
 
@@ -224,7 +225,7 @@ impl Handler for Route {
                 let greeting = attempt.greet();
                 let _ = cx.output(from).write(greeting);
             }
-            // The destination itself refuses, so other paths are useless.
+            // If the destination itself refuses, other paths are useless.
             (Err(why), None) => {
                 self.lost(cx, from, why, matches!(why, Failure::Refused | Failure::Denied));
             }

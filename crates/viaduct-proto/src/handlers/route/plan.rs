@@ -95,7 +95,8 @@ impl Plan {
     }
 }
 
-/// Path to `to` that is up; `None` unless the path through `node` (or the direct one) has failed.
+/// Another path to `to` that is up. `None` if there is none, or if the current path, through `node`
+/// or direct, has not failed.
 pub(super) fn better(table: &Table, to: &Address, node: Option<SocketAddr>) -> Option<Goal> {
     let routes = table.routes(to);
     let ours = |route: &OverlayRoute| goal(table, *route) == Some(Goal { node });

@@ -34,7 +34,8 @@ pub(super) enum Progress {
     Incomplete,
     /// Send these bytes.
     Send(Vec<u8>),
-    /// The request is granted; the address is the proxy's. The inbox keeps bytes after the reply.
+    /// The request is granted. The address is that in the reply (BND.ADDR; of UDP ASSOCIATE, the
+    /// relay's). Bytes after the reply stay in the inbox.
     Granted(Address),
 }
 

@@ -362,7 +362,7 @@ impl Net {
         self.act(host, to);
     }
 
-    /// Asserts that the first flow's applications received all data, and the end if any.
+    /// Asserts that the first flow's applications have received all data.
     pub(crate) fn assert_whole(&mut self) {
         let written = [self.end(0).written.made, self.end(1).written.made];
         let read = [self.end(1).read.got, self.end(0).read.got];

@@ -6,8 +6,9 @@ use bytes::Bytes;
 
 use crate::time::{Duration, Instant};
 
-/// Maximum bytes in flight.
+/// Maximum bytes in flight on a wire without a rate.
 const WINDOW: usize = 20_000;
+/// Maximum bytes in flight, queued ones included, on a wire with a rate.
 const DEEP: usize = 4 << 20;
 
 #[derive(Debug)]

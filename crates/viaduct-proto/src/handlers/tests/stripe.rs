@@ -6,7 +6,8 @@ fn live(net: &Net) -> usize {
     net.connections.iter().filter(|c| c.seats.iter().all(Option::is_some)).count()
 }
 
-/// Writes for `rounds` rounds of 10 ms, as much as is taken.
+/// Writes as much as is taken, for `rounds` rounds of 10 ms. Returns the number of bytes that
+/// arrive meanwhile.
 fn pour(net: &mut Net, from: usize, rounds: usize) -> usize {
     let before = net.end(1 - from).read.got;
     for _ in 0..rounds {
