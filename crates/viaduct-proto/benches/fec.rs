@@ -42,7 +42,8 @@ fn group<'a>(c: &'a mut Criterion<ThreadTime>, name: &str) -> Group<'a> {
     group
 }
 
-/// Memory for three sums that begin on a cache line, as those of the coders do.
+/// Memory for three sums, and the offset of the first one, which begins on a cache line, as in the
+/// coders.
 fn three() -> (Vec<u8>, usize) {
     let store = vec![1; 4 * ROOM];
     let start = store.as_ptr().addr().wrapping_neg() % kernel::LINE;
@@ -109,8 +110,8 @@ fn encoders(c: &mut Criterion<ThreadTime>) {
     encode(&mut group, &Code::Window(auto()));
 }
 
-/// Parameters that `code = "auto"` selects for single losses of 1 %, at 200 Mb/s and a
-/// round-trip time of 100 ms.
+/// Parameters that `code = "auto"` selects for single losses of 1 %, at 20,000 packets a second,
+/// for flows that can wait 100 ms for a lost packet.
 fn auto() -> window::Parameters {
     let traffic = Traffic { pace: 20_000.0, wait: Duration::from_millis(100) };
     let mut now = Instant::ZERO;

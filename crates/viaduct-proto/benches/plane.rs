@@ -36,7 +36,7 @@ use viaduct_proto::wire::ip::{self, MutableFields};
 const LEN: usize = 1500;
 /// Number of packets of one measurement; with the other data they fit in the cache.
 const BATCH: usize = 64;
-/// Default memory of a gateway for its only peer: 48 MiB without the two rings.
+/// Memory that a gateway has for its only peer by default: 48 MiB, less two rings of 8 MiB each.
 const MEMORY: usize = 32 << 20;
 /// Time between packets at 20 Gb/s.
 const GAP: Duration = Duration::from_nanos(600);

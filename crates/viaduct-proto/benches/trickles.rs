@@ -1,5 +1,5 @@
 //! Stateless server: requests of one download without loss, and their answers written out with
-//! data. One request stands for two packets. The time is CPU time of the thread.
+//! data. Each request is answered with about two packets. The time is CPU time of the thread.
 //!
 //! `cargo bench -p viaduct-proto --bench trickles`
 

@@ -1,5 +1,5 @@
 //! Reads the results of the benches, prints the promised figures with their bounds, and exits
-//! with 1 if one does not hold.
+//! with 1 if a figure is missing or below its bound.
 //!
 //! `cargo bench -p viaduct-proto && cargo run --release -p viaduct-proto --example bounds`
 
