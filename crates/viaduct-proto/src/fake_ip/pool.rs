@@ -105,7 +105,7 @@ impl FakeIpPool {
         FakeIpPool { prefix, most, slots: Vec::new(), numbers, order, uses: 0 }
     }
 
-    /// Answers the DNS query `packet`; `None` if it is not a query.
+    /// Answers the DNS query `packet`; `None` if [`Query::parse`] does not accept it.
     pub fn answer(&mut self, packet: &[u8]) -> Option<Vec<u8>> {
         let query = Query::parse(packet)?;
         let reply = self.reply(&query);
@@ -145,7 +145,8 @@ impl FakeIpPool {
         }
     }
 
-    /// Returns the name of a fake IP.
+    /// Returns the name of a fake IP, and counts this as a use of the name. `None` if `ip` has no
+    /// name.
     pub fn name_of(&mut self, ip: IpAddr) -> Option<Arc<str>> {
         let number = self.prefix.number(ip)?;
         let name = self.slots.get(number.checked_sub(1)? as usize)?.name.clone();

@@ -66,7 +66,7 @@ fn v6_digits(ip: IpAddr) -> String {
 }
 
 #[test]
-fn what_is_no_host_is_not_there_and_this_machine_is_here() {
+fn queries_for_no_host_name_have_no_address_and_localhost_is_this_machine() {
     let mut pool = FakeIpPool::new(FakeIpPrefix::default());
     let mut answer = |name: &str, kind| pool.answer(&question(name, kind)).unwrap();
     assert_eq!(address(&answer("localhost", A)).to_string(), "127.0.0.1");

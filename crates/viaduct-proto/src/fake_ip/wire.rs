@@ -60,7 +60,8 @@ pub enum Reply {
 }
 
 impl<'a> Query<'a> {
-    /// Parses a query with exactly one question.
+    /// Parses a query. `None` unless it is a standard query with exactly one question, whose name
+    /// is well formed.
     pub fn parse(packet: &'a [u8]) -> Option<Query<'a>> {
         let (header, rest) = packet.split_at_checked(HEADER)?;
         let word = |at: usize| u16::from_be_bytes([header[at], header[at + 1]]);
@@ -108,9 +109,9 @@ impl<'a> Query<'a> {
     }
 }
 
-/// Reads the name at the start of a question; returns it, if it is a host name, with its length in
-/// bytes. `None` if the name has no end, or contains a pointer, which the first name of a packet
-/// cannot contain.
+/// Reads the name at the start of a question; returns it, if it is a host name, with the number of
+/// bytes read. `None` if the name has no end, is longer than [`LONGEST`], or contains a pointer,
+/// which the first name of a packet cannot contain.
 fn name(bytes: &[u8]) -> Option<(Option<String>, usize)> {
     let (mut name, mut at, mut of_host) = (String::new(), 0, true);
     loop {

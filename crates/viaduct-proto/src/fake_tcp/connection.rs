@@ -21,7 +21,8 @@ use crate::upgrade::ConnectionRecord;
 const WIDE: u32 = 1 << 29;
 /// Maximum distance before a scaled window was seen, or if the path removes the window scale.
 const NARROW: u32 = 60_000;
-/// Time until the first repetition of a SYN; the next one takes twice as long.
+/// Time until the first repetition of a SYN. The second one follows after twice this time, and the
+/// connection is given up after three times this time.
 const SYN_RETRY: Duration = Duration::from_millis(250);
 /// Number of SYNs of one connection.
 const MAX_SYNS: u32 = 3;
@@ -161,7 +162,8 @@ impl Connection {
         is_near && (is_late || self.acknowledges(segment))
     }
 
-    /// Returns whether a segment acknowledges bytes that were sent.
+    /// Returns whether a segment's acknowledgement number is valid: from `acked`, which
+    /// acknowledges nothing new, to `top`.
     fn acknowledges(&self, segment: &Segment) -> bool {
         segment.ack.wrapping_sub(self.acked) <= self.top.wrapping_sub(self.acked)
     }
@@ -193,6 +195,8 @@ impl Connection {
             return false;
         }
         let most = self.next.wrapping_sub(self.acked).saturating_add(datagram.len() as u32 + 2);
+        // A firewall would drop bytes beyond the window, so the numbers after `acked` are used
+        // again, as in a retransmission.
         if most > self.reach {
             self.next = self.acked;
         }
@@ -208,7 +212,7 @@ impl Connection {
         true
     }
 
-    /// Time of the next SYN; `None` if the connection is open.
+    /// Time of the next SYN, or of giving up after the last one; `None` if the connection is open.
     pub(super) fn poll_timeout(&self) -> Option<Instant> {
         match self.state {
             State::Opening { retry_at, .. } => Some(retry_at),

@@ -13,8 +13,8 @@
 //! firewalls expect. There is no retransmission, no order and no congestion control: the datagrams
 //! need none of them, as over UDP.
 //!
-//! After the handshake, only segments with authentic datagrams have an effect. The accepting side
-//! has no connection before the session of the two gateways has found its first datagram authentic.
+//! After the handshake, only segments with authentic datagrams have an effect. On the accepting
+//! side a connection exists only once the gateways' session has found a datagram on it authentic.
 //! Resets and FINs are counted and ignored. The session outlives every connection: if nothing is
 //! heard on one, the next handshake opens another from a new port. SYNs are answered without state,
 //! at a limited rate.
@@ -49,8 +49,8 @@ pub use stats::FakeTcpStats;
 const MAX_CONNECTIONS: usize = 1 << 13;
 /// Maximum number of SYNs answered in a second.
 const MAX_SYNS: u32 = 2_000;
-/// Time without an authentic datagram after which an opened connection is replaced by a new one
-/// when a handshake is due. Gateways report once a second.
+/// Time without an authentic datagram after which a connection that this gateway has opened is
+/// replaced by a new one when a handshake is due. Gateways report once a second.
 const STALE_AFTER: Duration = Duration::from_millis(1_500);
 /// Time after an authentic datagram for which SYNs of the same ports are not answered.
 const LIVE_FOR: Duration = Duration::from_secs(10);
@@ -171,8 +171,8 @@ impl FakeTcp {
 
     /// Sends a datagram over the connection to `to`. With `source`, this host's address towards
     /// `to`, a connection is opened if there is none, or if the present one was opened by this side
-    /// and is stale; the datagram is then sent once the connection is open. Without a connection
-    /// the datagram is dropped.
+    /// and is stale. The datagram is then sent once the connection is open, unless a later one
+    /// replaces it. Without `source` the datagram is dropped unless a connection is open.
     pub fn send(&mut self, now: Instant, to: SocketAddr, source: Option<IpAddr>, datagram: &[u8]) {
         let mss = self.ports.mss(to.ip());
         let accepts = self.ports.listen.port();
@@ -244,7 +244,8 @@ impl FakeTcp {
         if now.since(*since) >= Duration::from_secs(1) {
             (*left, *since) = (MAX_SYNS, now);
         }
-        // A firewall would take the answer for a sign that it has missed a new connection.
+        // From an answer on a live connection, a firewall would conclude that it has missed the
+        // opening of a new one.
         let known = self.connections.get(&syn.source);
         let is_live = known.is_some_and(|of| now.since(of.heard_at) < LIVE_FOR);
         if *left == 0 || is_live || syn.destination.port() != self.ports.listen.port() {
@@ -306,8 +307,8 @@ impl FakeTcp {
         }
     }
 
-    /// Updates a connection by the numbers of an authentic segment. The first such segment to the
-    /// listening address creates the connection.
+    /// Updates a connection by the numbers of an authentic segment. A segment to the listening
+    /// address creates the connection if there is none, or if it does not continue the present one.
     fn follow(&mut self, now: Instant, segment: &Segment) {
         let known = self.connections.get_mut(&segment.source);
         if let Some(connection) = known.filter(|of| of.local == segment.destination)
@@ -317,7 +318,7 @@ impl FakeTcp {
                 connection.handle_data(now, segment);
             }
         } else if segment.destination.port() == self.ports.listen.port() {
-            // The acknowledged number is that of `isn`, unless this gateway has restarted.
+            // The acknowledgement is `isn` plus one, unless this gateway has restarted.
             let scaled = segment.ack.wrapping_sub(1) & 1 == 1;
             self.insert(segment.source, Connection::accept(now, segment, scaled));
             self.stats.accepted += 1;

@@ -13,7 +13,7 @@ pub struct FakeTcpStats {
     pub accepted: u64,
     /// Datagrams sent.
     pub sent: u64,
-    /// Datagrams dropped because there was no connection.
+    /// Datagrams dropped because no connection was open.
     pub unsent: u64,
     /// Datagrams received, authentic or not.
     pub received: u64,
