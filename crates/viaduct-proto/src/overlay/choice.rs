@@ -25,8 +25,9 @@ pub(super) struct Score {
     pub(super) loss: f64,
 }
 
-/// A route is better if its round-trip time is shorter by this factor, and by at least this time.
+/// Factor: the round-trip time of a better route is less than this share of the other's.
 const SHORTER: f64 = 0.9;
+/// Minimum time by which the round-trip time of a better route must also be shorter.
 const SHORTER_BY: Duration = Duration::from_millis(2);
 /// Minimum difference in loss that makes a route better.
 const LESS: f64 = 0.03;
@@ -78,7 +79,8 @@ impl Default for Choice {
 }
 
 impl Choice {
-    /// Chooses among the routes that are up, and sorts `routes`; true if the choice changed.
+    /// Chooses among `routes`, which are up, and sorts them, the best first. Returns whether the
+    /// choice changed.
     pub(super) fn pick(
         &mut self,
         now: Instant,

@@ -56,7 +56,8 @@ pub enum ConfigError {
     /// More peers than fit into a message.
     #[error("{0} peers are too many: the maximum is {MAX_PEERS}")]
     TooMany(usize),
-    /// Two peers have the same name or key, or a peer has the node's own.
+    /// Two peers have the same name or key, or a peer has the node's own. Keys count as the same if
+    /// their first four bytes are, because these identify a node in messages.
     #[error("peer {0}: the name or the key is used twice; each node needs its own")]
     Twice(String),
     /// An invalid public key.
@@ -119,8 +120,9 @@ impl Node {
         Ok(Node { config, id, boot, peers, entropy, out, version: 1, stats })
     }
 
-    /// Adopts `config`. Peers that are in both configurations keep their state. Errors: the same as
-    /// for [`Node::new`]. The node is then unchanged.
+    /// Adopts `config`. If the node's key and the timing stay the same, peers that are in both
+    /// configurations keep their state, except the chosen routes. Errors: the same as for
+    /// [`Node::new`]. The node is then unchanged.
     pub fn reload(&mut self, config: Config, now: Instant) -> Result<(), ConfigError> {
         let alike = self.config.timing == config.timing && self.config.key == config.key;
         let mut new = Node::new(config, self.entropy.clone(), now)?;
@@ -342,7 +344,7 @@ impl Known {
         }
     }
 
-    /// Stores the peer's paths from message `number`.
+    /// Stores the peer's paths from message `number`, unless those of a later message are stored.
     fn tell(&mut self, number: u64, paths: Vec<Path>) {
         if number >= self.told.0 {
             self.told = (number, paths);

@@ -21,7 +21,8 @@ pub struct Timing {
     pub timeout: Duration,
     /// Number of consecutive unanswered probes after which the path is down.
     pub lost: u32,
-    /// Number of consecutive answers after which the path is up again.
+    /// Number of consecutive answers after which the path is up again. It doubles each time that
+    /// the path fails within a minute of coming up, to at most 32.
     pub back: u32,
 }
 
@@ -43,6 +44,7 @@ const MEMORY: usize = 100;
 const WAITING: usize = 16;
 /// A path that fails again within this time needs more answers to be up again.
 const SOON: Duration = Duration::from_secs(60);
+/// Maximum number of answers that a path needs to be up again.
 const MAX_BACK: u32 = 32;
 /// Weight of a new round-trip time in the average (RON: 0.1).
 const WEIGHT: f64 = 0.125;
@@ -62,7 +64,7 @@ pub(super) struct Prober {
     pub(super) state: State,
     /// Nonces of pending probes, and the times at which they were sent.
     waiting: VecDeque<(u64, Instant)>,
-    /// Time by which the answer to the last probe is due, while it is pending.
+    /// Time by which an answer is due; `None` if no answer is awaited.
     due: Option<Instant>,
     next: Instant,
     /// True if a probe must be sent at once, even if others are pending.
@@ -146,7 +148,7 @@ impl Prober {
     pub(super) fn answered(&mut self, now: Instant, nonce: u64) -> Option<bool> {
         let at = self.waiting.iter().position(|(waiting, _)| *waiting == nonce)?;
         let (_, sent) = self.waiting.remove(at)?;
-        // A late answer, too, proves that the path is up.
+        // A late answer was counted as lost when it was due, but also proves that the path is up.
         if self.due.take().is_some() {
             self.count(true);
         }

@@ -25,7 +25,7 @@ pub enum OverlayRoute {
 pub struct PathQuality {
     /// True if packets pass; `None` if that is not known yet.
     pub up: Option<bool>,
-    /// Round-trip time in milliseconds; 0 if none was ever measured.
+    /// Round-trip time in milliseconds; 0 unless the path is up.
     pub rtt_ms: f64,
     /// Share of the last probes that was lost, 0 to 1.
     pub loss: f64,

@@ -244,7 +244,7 @@ fn replayed_and_forged_messages_change_nothing_and_are_counted() {
     world.wait(Duration::from_secs(2));
     world.fail(0, 1);
     world.wait(Duration::from_secs(3));
-    // All messages to node 0, from the time when the paths were up and before node 2 restarted.
+    // All messages to node 0, also those from the time when all paths were up.
     let heard = std::mem::take(&mut world.heard);
     let before = world.nodes[0].table();
     let said: Vec<_> = heard.into_iter().filter(|(to, _)| *to == 0).collect();

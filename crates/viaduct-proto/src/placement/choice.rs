@@ -6,9 +6,10 @@ use super::{Config, Mesh, Route};
 use crate::rng::Rng;
 use crate::time::{Duration, Instant};
 
-/// A route is better than one that was chosen before if its cost is lower by this factor, and by at
-/// least this much.
+/// Factor: the cost of a better route is less than this share of the chosen one's.
 const BETTER: f64 = 0.9;
+/// Minimum by which the cost of a better route must also be lower, in units of
+/// [`Preference::cost`].
 const BETTER_BY: f64 = 2.0;
 /// Routes whose cost exceeds the lowest by at most this share are alike.
 const ALIKE: f64 = 0.03;
@@ -54,7 +55,8 @@ impl Choice {
         let rests = is_within(self.chosen, config.hold) || is_within(self.compared, COMPARE_EVERY);
         if !rests || !mesh.is_up(self.route) {
             self.compared = Some(now);
-            // A network's first route was not chosen, so even a slightly better one replaces it.
+            // A network begins with the direct route by default, not by a choice: even a slightly
+            // better route replaces it.
             let better = if self.chosen.is_none() { 1.0 / (1.0 + ALIKE) } else { BETTER };
             if let Some(next) = routes.next((self.route, better), rng) {
                 (self.route, self.chosen) = (next, Some(now));

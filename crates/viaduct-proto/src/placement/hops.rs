@@ -61,7 +61,7 @@ impl OverlayHops {
     }
 
     /// Takes over the table of the overlay's node on this host; `None` if the node does not answer.
-    /// Returns whether the addresses of the hops have changed.
+    /// Returns whether the names or addresses of the nodes have changed.
     pub fn handle_table(&mut self, now: Instant, table: Option<Arc<Table>>) -> bool {
         let Some(table) = table else { return false };
         self.heard = Some(now);

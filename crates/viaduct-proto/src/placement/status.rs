@@ -80,11 +80,11 @@ fn why(chosen: &Chosen) -> String {
             format!("first byte {cost:.1} ms, directly {direct:.1} ms")
         }
         (Preference::FirstByte, Some(cost), None) => {
-            format!("first byte {cost:.1} ms, directly unknown")
+            format!("first byte {cost:.1} ms, the direct path is not measured")
         }
         (Preference::Bulk, Some(cost), Some(direct)) => {
             format!("{:.1} times the throughput of the direct path", direct / cost)
         }
-        (Preference::Bulk, Some(_), None) => "directly unknown".to_owned(),
+        (Preference::Bulk, Some(_), None) => "the direct path is not measured".to_owned(),
     }
 }

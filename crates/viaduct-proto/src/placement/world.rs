@@ -10,9 +10,9 @@ use crate::time::Instant;
 
 /// Side of the square in which all nodes and servers are placed, in milliseconds of round trip.
 const SIDE: f64 = 200.0;
-/// Share of paths that are detours, and minimum and maximum of the factor by which these
-/// are longer.
+/// Share of paths that are detours.
 const DETOURS: f64 = 0.2;
+/// Minimum and maximum of the factor by which detours are longer.
 const DETOUR: (f64, f64) = (1.5, 3.0);
 /// Round trip between two nodes at the same point, in milliseconds.
 const SAME_PLACE: f64 = 2.0;
