@@ -2,9 +2,10 @@
 //! the client's handshake is complete (Miniproxy, section 3).
 //!
 //! ```text
-//!   client's SYN      ──▶ pending ──▶ matched      handshake complete: the flow takes it over
-//!                            ├──────▶ expired      no handshake: the source was probably spoofed
-//!                            └──────▶ (refused)    table full: this one connects when accepted
+//!   client's SYN ─┬─▶ pending ─┬─▶ matched   handshake complete: the flow takes it over
+//!                 │            ├─▶ expired   no handshake: the source was probably spoofed
+//!                 │            └─▶ refused   by the server: the client is refused, too
+//!                 └─▶ bounded                table full: the flow connects when it is accepted
 //! ```
 //!
 //! A flood of SYNs from spoofed addresses can only fill the table, which bounds memory and outbound
@@ -65,7 +66,8 @@ pub struct Early<T> {
     /// Entries by expiry.
     order: BTreeSet<(Instant, Tuple)>,
     most: usize,
-    /// Entries allowed now: `most`, less one per expired entry, plus one per match up to `most`.
+    /// Entries allowed now: `most`, less one per expired entry, plus one per match; from
+    /// [`MIN_TABLE`] to `most`.
     room: usize,
     ttl: Duration,
     stats: EarlyStats,

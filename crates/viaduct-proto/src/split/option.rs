@@ -73,7 +73,8 @@ impl Hop {
         bytes
     }
 
-    /// Parses an option, including its kind and length; `None` if it is another option.
+    /// Parses an option, including its kind and length; `None` if it is another option, or its
+    /// destination has no address or port.
     pub fn parse(option: &[u8]) -> Option<Hop> {
         let bytes: &[u8; LEN] = option.try_into().ok()?;
         if bytes[..2] != [KIND, LEN as u8] || bytes[2..4] != EXID {

@@ -25,7 +25,7 @@ use crate::placement::Prefix;
 /// Maximum bytes of a preface that are buffered at once; an HTTP head is its longest part.
 pub const LONGEST: usize = connect::LONGEST;
 
-/// Number of requests with a missing or wrong password after which a connection is closed.
+/// Number of CONNECT requests with a missing or wrong password after which a connection is closed.
 const MAX_ATTEMPTS: u8 = 3;
 
 /// Protocols that a hop accepts.
@@ -129,8 +129,8 @@ impl Preface {
         Preface { protocols, secret, state, attempts: 0, user: None, onward }
     }
 
-    /// Consumes messages from the front of `bytes` and returns the next step. Call it again
-    /// after [`Step::Say`], and when more bytes have arrived.
+    /// Consumes messages from the front of `bytes` and returns the next step. Call it again after
+    /// [`Step::Say`] or [`Step::Deny`], and when more bytes have arrived.
     pub fn handle(&mut self, bytes: &mut Vec<u8>) -> Step {
         let step = match (self.state, bytes.first()) {
             (State::ProxyRest(rest, addresses), _) => self.proxy_rest(bytes, rest, addresses),
@@ -254,8 +254,8 @@ impl Preface {
         }
     }
 
-    /// Drops the rest of a PROXY header. Its use is authorized by source address, not by
-    /// a password.
+    /// Drops the rest of a PROXY header, and returns the next step. The PROXY protocol is
+    /// authorized by source address, not by a password.
     fn proxy_rest(&mut self, bytes: &mut Vec<u8>, rest: usize, told: Option<Addresses>) -> Step {
         let dropped = bytes.drain(..rest.min(bytes.len())).len();
         if dropped < rest {

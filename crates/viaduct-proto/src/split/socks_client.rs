@@ -16,7 +16,7 @@ pub fn greeting(password: bool) -> Vec<u8> {
     }
 }
 
-/// Parses the server's reply to the greeting; `None` if the server wants another method.
+/// Parses the server's reply to the greeting; `None` if the server accepts none of the methods.
 pub fn choice(bytes: &[u8]) -> Parsed<Option<Method>> {
     match *bytes {
         [] | [VERSION] => Parsed::Short,

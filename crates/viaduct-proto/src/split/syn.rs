@@ -65,7 +65,8 @@ impl Syn {
     }
 }
 
-/// Options of a TCP packet that begins with its IP header; `None` if they are truncated.
+/// Options of a TCP packet that begins with its IP header; `None` if they are truncated, or behind
+/// IPv6 extension headers.
 pub fn options(headers: &[u8]) -> Option<&[u8]> {
     let at = match headers.first()? >> 4 {
         4 => usize::from(headers[0] & 0xf) * 4,
