@@ -16,8 +16,8 @@ pub struct Settings {
     /// Bytes of buffer that the peer gets at first, for all its streams.
     pub initial: u64,
     /// Maximum bytes of buffer that the peer gets if measurements show that the path needs so many.
-    /// A single stream gets half of them, and fills a path if this limit is four times the path's
-    /// bandwidth-delay product.
+    /// A single stream gets half of them, and fills a path if this limit is at least four times the
+    /// path's bandwidth-delay product.
     pub limit: u64,
     /// Least window: bytes that each stream may have outstanding in any case. They come on top of
     /// `limit`, so that streams whose readers have stopped cannot use up the buffer of the others.

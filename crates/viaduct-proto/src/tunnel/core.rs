@@ -207,7 +207,8 @@ impl Tunnel {
     }
 
     /// Queues all of `bytes`, however many wait already. A stream that was not accepted yet is
-    /// accepted. Returns false if no more bytes may follow: the stream is over or was shut down.
+    /// accepted. Returns false, and queues nothing, if `bytes` is empty, or the stream is over or
+    /// was shut down.
     pub fn write(&mut self, now: Instant, id: StreamId, bytes: Bytes) -> bool {
         self.common.now = now;
         self.on(id, |mux, cx| mux.write(cx, id.number, bytes)).unwrap_or(false)

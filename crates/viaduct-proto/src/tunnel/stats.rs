@@ -47,7 +47,7 @@ pub struct LinkStats {
     pub up: bool,
     /// Smoothed round-trip time.
     pub rtt: Option<Duration>,
-    /// Shortest round-trip time of the last seconds.
+    /// Shortest round-trip time of the last 10 to 20 s.
     pub shortest_rtt: Option<Duration>,
     /// Stream bytes sent.
     pub sent: u64,

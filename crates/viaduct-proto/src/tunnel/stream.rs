@@ -28,9 +28,9 @@ pub(super) enum Sending {
     Open,
     /// FIN is sent when the queue is empty.
     Ending,
-    /// FIN is sent.
+    /// FIN was sent.
     Ended,
-    /// FIN is confirmed.
+    /// FIN was confirmed.
     Closed,
 }
 
@@ -52,7 +52,7 @@ pub(super) struct Stream {
     pub(super) account: AccountId,
     pub(super) sending: Sending,
     pub(super) receiving: Receiving,
-    /// True if RST is sent, and the FIN that answers it is outstanding.
+    /// True if RST was sent, and the FIN that answers it is outstanding.
     pub(super) resetting: bool,
     /// Bytes that wait to be sent.
     pub(super) out: Queue,
@@ -114,7 +114,8 @@ impl Stream {
         may
     }
 
-    /// Queues bytes to be sent. Returns false if nothing may follow.
+    /// Queues bytes to be sent. Returns false, and queues nothing, if `bytes` is empty or the
+    /// direction is not open.
     pub(super) fn write(&mut self, now: Instant, bytes: Bytes) -> bool {
         if self.sending != Sending::Open || bytes.is_empty() {
             return false;

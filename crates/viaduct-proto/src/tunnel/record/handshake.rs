@@ -41,7 +41,7 @@ impl Handshake {
             (true, true) => &said[..1],
             (true, false) => &said[..],
         };
-        // The library requires room for a tag even where there is none.
+        // `snow` requires room for a tag even where there is none.
         let mut message = [0; LONGEST];
         let written = self.noise.write_message(payload, &mut message);
         let written = written.map_err(|_| RecordError::Forged)?;

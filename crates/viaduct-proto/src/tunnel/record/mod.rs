@@ -20,9 +20,9 @@
 //! the dialler's key can read. The two messages keep these lengths in all future versions, so that
 //! a refusal because of the version is understood.
 //!
-//! The number of a record, counted from 0 in each direction, is its nonce. The length of a record
-//! is authenticated as well. The confirmation is record 0. The key of a direction is replaced by
-//! one derived from it every 2^20 records, well within the limits of AES-GCM.
+//! The number of a record, counted from 0 for each key, is its nonce. The length of a record is
+//! authenticated as well. The confirmation is record 0. Each direction has its own key, which is
+//! replaced by one derived from it every 2^20 records, well within the limits of AES-GCM.
 //!
 //! Flows of the handler `crypt` are encrypted in the same way, with another pattern ([`FLOW`]).
 //!
@@ -62,8 +62,9 @@ pub(crate) struct Parameters {
     messages: &'static [usize],
     /// True if the messages carry a version and a verdict, and a confirmation follows them.
     confirms: bool,
-    /// Minimum and maximum of the bytes in one record.
+    /// Minimum number of bytes in one record.
     least: usize,
+    /// Maximum number of bytes in one record.
     most: usize,
 }
 
@@ -123,7 +124,7 @@ pub struct Secure {
 enum State {
     Handshake(Box<Handshake>),
     Established(Box<Established>),
-    /// A message did not authenticate. Nothing is accepted after it.
+    /// The stream has failed with this error. Nothing is accepted after it.
     Failed(RecordError),
 }
 

@@ -41,7 +41,8 @@ pub(super) fn check(version: u8, verdict: u8) -> Result<(), Refusal> {
 }
 
 impl Refusal {
-    /// Reads the code with which a QUIC connection was closed; `None` if it is not a refusal.
+    /// Reads the code with which a QUIC connection was closed; `None` unless it is that of
+    /// [`Refusal::UnknownKey`]. The code of [`Refusal::Version`] does not tell the version.
     pub fn from_code(code: u8) -> Option<Refusal> {
         (code == UNKNOWN_KEY).then_some(Refusal::UnknownKey)
     }

@@ -4,7 +4,7 @@
 //!  frame     kind 1 | stream 4 | length of the body 2 | body
 //!
 //!  of the link (stream 0)
-//!   1 HELLO    version 1, which is 2 | instance 8 | link 4 | tokens 8
+//!   1 HELLO    version 1 (value 2) | instance 8 | link 4 | tokens 8
 //!              | least window 4 | streams 4
 //!   2 GRANT    tokens 8
 //!   3 GONE     link 4
@@ -143,7 +143,7 @@ pub enum Malformed {
     /// A version that is not supported.
     #[error("version {0}; {VERSION} is expected")]
     Version(u8),
-    /// A SYN without a valid destination.
+    /// A SYN with an invalid destination or client.
     #[error("an invalid address")]
     Address,
     /// An unknown reason.

@@ -16,8 +16,9 @@ use crate::split::socks::name_of;
 pub struct Parser {
     /// Beginning of an incomplete frame.
     partial: Vec<u8>,
-    /// Stream of the current DATA frame, and the number of its bytes that are still to come.
+    /// Stream of the current DATA frame.
     stream: u32,
+    /// Bytes of the current DATA frame that are still to come.
     data: usize,
 }
 
