@@ -9,7 +9,7 @@
 //!   bytes of the head so far 2 (highest bit: Connection: close was sent) | flags 1:
 //!                                         1 a line is being ignored, 2 first line was read,
 //!                                         4 HEAD, 8 directory, 16 keep alive,
-//!                                         32 Host is required, 64 it was sent, 128 a query
+//!                                         32 Host is required, 64 Host was sent, 128 a query
 //!   path: number of parts | each with its length before it
 //!   6 kept headers: each with its length plus 1 before it, or 0 if absent
 //!   query, if there is one, with its length before it

@@ -12,7 +12,7 @@ use super::path;
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Listing {
     page: Bytes,
-    print: [u8; 32],
+    fingerprint: [u8; 32],
 }
 
 impl Listing {
@@ -21,9 +21,9 @@ impl Listing {
     pub fn new(path: &[Vec<u8>], mut names: Vec<Vec<u8>>, more: bool) -> Listing {
         names.sort_unstable();
         let page = Bytes::from(page(path, &names, more));
-        let mut print = [0; 32];
-        print.copy_from_slice(digest::digest(&digest::SHA256, &page).as_ref());
-        Listing { page, print }
+        let mut fingerprint = [0; 32];
+        fingerprint.copy_from_slice(digest::digest(&digest::SHA256, &page).as_ref());
+        Listing { page, fingerprint }
     }
 
     /// Page, HTML in UTF-8.
@@ -32,8 +32,8 @@ impl Listing {
     }
 
     /// SHA-256 of the page.
-    pub(super) fn print(&self) -> &[u8] {
-        &self.print
+    pub(super) fn fingerprint(&self) -> &[u8] {
+        &self.fingerprint
     }
 }
 

@@ -3,8 +3,9 @@
 use std::fmt::Write as _;
 
 /// Parts of the path in a request line: decoded, without the query, and without empty parts and
-/// `.`. `None` if a part is `..`, or contains a NUL or an encoded slash. File names are bytes,
-/// and need not be UTF-8 (RFC 3986, 2.5).
+/// `.`. `None` if a part is `..`, or contains a NUL, an encoded slash or an invalid escape, or if
+/// the target is neither a path nor an `http` URL. File names are bytes, and need not be UTF-8
+/// (RFC 3986, 2.5).
 pub(super) fn parts(target: &str) -> Option<Vec<Vec<u8>>> {
     let (path, _) = split(target);
     let path = match path.strip_prefix('/') {

@@ -39,7 +39,8 @@ pub enum RequestError {
     /// Known method other than GET and HEAD.
     #[error("405 Method Not Allowed")]
     Method,
-    /// The head does not end within [`MAX_HEAD`] bytes.
+    /// The head does not end within [`MAX_HEAD`] bytes, or [`super::Digest`] has no room for a part
+    /// of it.
     #[error("431 Request Header Fields Too Large")]
     TooLong,
     /// Major version other than 1.

@@ -3,13 +3,13 @@
 //!
 //! ```text
 //!   input   state: position of the next response 8 | digest of a head   (at the beginning: none)
-//!   output  state: print of the response 16 | 1, digest of the head  or  2, why it is refused 1
+//!   output  state: fingerprint 16 | 1, digest of the head  or  2, why the request is refused 1
 //! ```
 //!
 //! Every stream is like a connection of HTTP/1.1: it carries the heads of requests in, and
 //! responses out, one after the other. Any byte of a response can be made again from the digest of
-//! its request and the file. The print (fingerprint) of a response is a hash of its head, which has
-//! the file's size and time, and of its body if that is not a file. A response that has changed is
+//! its request and the file. The fingerprint of a response is a hash of its head, which has the
+//! file's size and time, and of its body if that is not a file. A response that has changed is
 //! therefore refused, not continued with other content, even by a replica that has another copy.
 
 use ring::digest;
@@ -21,8 +21,8 @@ use crate::trickles::bytes::Reader;
 use crate::trickles::keys::KeyRing;
 use crate::trickles::standard::{Place, Reason, Valid};
 
-/// Length of a response's print in bytes.
-const PRINT: usize = 16;
+/// Length of a fingerprint in bytes.
+const FINGERPRINT: usize = 16;
 /// Maximum number of responses that the inputs of one event begin, over all streams. A new client
 /// has not proved its address, and each response costs a file lookup. Clients send inputs of at
 /// most this many streams together.
@@ -140,14 +140,14 @@ impl Response {
     }
 
     fn new(plan: Plan, file: u64, of: &[u8]) -> Response {
-        let state = [&print(&plan), of].concat();
+        let state = [&fingerprint(&plan), of].concat();
         Response { plan, file, state }
     }
 
     /// Response that a continuation's state describes; `None` if it has changed since.
     fn again(state: &[u8], site: &mut impl Site) -> Option<Response> {
         let mut reader = Reader(state);
-        let _print = reader.take(PRINT)?;
+        let _fingerprint = reader.take(FINGERPRINT)?;
         let response = match reader.u8()? {
             REQUEST => Response::to(Digest::parse(reader.0)?.into_request()?, site),
             REFUSED => Response::refuse(wrong(reader.u8()?)?),
@@ -216,7 +216,10 @@ fn take(input: &Input, most: usize, site: &mut impl Site, reply: &mut Reply) -> 
     if input.ends && begun < most {
         // No further head can be complete: an empty response ends the stream.
         let valid = Valid { stream: place.stream, start: at, end: at, last: true, leave: 0 };
-        reply.output(valid, [&[0; PRINT][..], &[REFUSED, RequestError::Malformed as u8]].concat());
+        reply.output(
+            valid,
+            [&[0; FINGERPRINT][..], &[REFUSED, RequestError::Malformed as u8]].concat(),
+        );
         brought.ends = true;
         finish(place, rest, brought, reply);
         return begun;
@@ -256,18 +259,18 @@ fn give(asked: &OutputRequest, response: Option<&Response>, reply: &mut Reply) {
 }
 
 /// Hash that identifies a response.
-fn print(plan: &Plan) -> [u8; PRINT] {
+fn fingerprint(plan: &Plan) -> [u8; FINGERPRINT] {
     let mut context = digest::Context::new(&digest::SHA256);
     context.update(&(plan.head.len() as u64).to_be_bytes());
     context.update(&plan.head);
     match &plan.body {
         Body::Bytes(bytes) => context.update(bytes),
-        Body::Page(listing) => context.update(listing.print()),
+        Body::Page(listing) => context.update(listing.fingerprint()),
         Body::File(range) => context.update(&range.start.to_be_bytes()),
     }
-    let mut print = [0; PRINT];
-    print.copy_from_slice(&context.finish().as_ref()[..PRINT]);
-    print
+    let mut fingerprint = [0; FINGERPRINT];
+    fingerprint.copy_from_slice(&context.finish().as_ref()[..FINGERPRINT]);
+    fingerprint
 }
 
 fn wrong(byte: u8) -> Option<RequestError> {
