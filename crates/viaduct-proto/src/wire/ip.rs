@@ -52,8 +52,9 @@ pub enum Error {
 
 const V4_MIN: usize = 20;
 const V6_LEN: usize = 40;
-/// Hop limit of sent packets, and their flag in IPv4.
+/// Hop limit of sent packets.
 const HOPS: u8 = 64;
+/// Flag of sent IPv4 packets.
 const DONT_FRAGMENT: u8 = 0x40;
 
 impl Header {

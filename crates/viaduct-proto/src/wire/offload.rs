@@ -42,7 +42,7 @@ const CWR: u8 = 0x80;
 
 /// Calls `each` with the packets that `packet` becomes, in order; `each` may change them. `buffer`
 /// is working space. Returns false without a call if `packet` cannot be segmented, because it is
-/// neither TCP nor UDP, is a fragment, or is malformed.
+/// neither TCP nor UDP, is a fragment, or is malformed, or if its checksum field lies outside it.
 pub fn complete(
     packet: &mut [u8],
     offload: Offload,
@@ -142,7 +142,8 @@ fn set_udp(datagram: &mut [u8]) -> usize {
     UDP_CHECKSUM
 }
 
-/// Checksum, with pseudo header, of the data after an IP header, whose own checksum field is 0.
+/// Checksum, with pseudo header, of the data `behind` an IP header, in which the checksum field is
+/// 0. If the field is filled in, the result is 0 for a correct checksum.
 fn checksum(ip: &[u8], protocol: u8, behind: &[u8]) -> u16 {
     let addresses = if ip[0] >> 4 == 4 { &ip[12..20] } else { &ip[8..40] };
     let parts = [!internet_checksum(addresses), !internet_checksum(behind)];

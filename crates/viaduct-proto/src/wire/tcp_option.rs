@@ -4,8 +4,9 @@ use std::ops::Range;
 
 use super::ip::internet_checksum;
 
-/// Option kinds: end of the list, padding.
+/// Option kind: end of the list.
 const END: u8 = 0;
+/// Option kind: padding (no-operation).
 const PADDING: u8 = 1;
 /// Length of an option before its value, in bytes.
 const HEAD: usize = 2;

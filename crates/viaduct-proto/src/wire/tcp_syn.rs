@@ -5,8 +5,9 @@ use super::tcp_option;
 use super::transport::{self, TCP_MIN};
 
 const SYN: u8 = 0x02;
-/// Option kind: maximum segment size; and the length of its value in bytes.
+/// Option kind: maximum segment size.
 const MSS: u8 = 2;
+/// Length of the option's value in bytes.
 const MSS_BYTES: usize = 2;
 
 /// Offsets within a packet that holds a SYN.
@@ -23,7 +24,7 @@ pub struct TcpSyn {
 pub type Coarse = [u8; 32 + 4 + 4 + 1];
 
 impl TcpSyn {
-    /// Parses a whole IP packet; `None` if it is not a SYN, or is a fragment.
+    /// Parses a whole IP packet; `None` if it is neither a SYN nor a SYN-ACK, or is a fragment.
     pub fn parse(packet: &[u8]) -> Option<TcpSyn> {
         let (tcp, header) = transport::tcp_header(packet).filter(|(_, of)| of[13] & SYN != 0)?;
         let mss =
@@ -53,7 +54,7 @@ impl TcpSyn {
         coarse
     }
 
-    /// Lowers the MSS to `most`, and updates the checksum.
+    /// Lowers the MSS to `most` if it is greater, and updates the checksum.
     pub fn lower(&self, packet: &mut [u8], most: u16) {
         if self.mss(packet).is_some_and(|mss| mss > most) {
             self.set_mss(packet, most);

@@ -12,14 +12,16 @@ use super::transport::{self, TCP_MIN, number};
 const SYN: u8 = 2;
 const RST: u8 = 4;
 const ACK: u8 = 0x10;
-/// Option kinds: timestamps, and signatures of the segment (RFC 2385, RFC 5925).
+/// Option kind: timestamps.
 const TIMESTAMPS: u8 = 8;
+/// Option kinds: signatures of the segment (RFC 2385, RFC 5925).
 const SIGNATURES: [u8; 2] = [19, 29];
 /// Maximum age, in ticks, of a timestamp that is renewed: 4 s of the usual clock. A forged echo
 /// must not make a host refuse genuine segments for longer.
 const MAX_AGE: u32 = 4_096;
-/// Length of a timestamp in bytes, and of an option's value, two timestamps.
+/// Length of a timestamp in bytes.
 const STAMP: usize = 4;
+/// Length of the option's value in bytes: two timestamps.
 const VALUE: usize = 2 * STAMP;
 
 /// Timestamp that a whole IP packet echoes: the latest one that the packet's sender has seen.
