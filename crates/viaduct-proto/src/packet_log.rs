@@ -12,8 +12,9 @@
 
 use std::collections::VecDeque;
 
-/// Bounds of a segment's size in bytes. A longer packet has a segment of its own.
+/// Minimum size of a segment, in bytes.
 const MIN_SEGMENT: usize = 4 << 10;
+/// Maximum size of a segment, in bytes. A longer packet has a segment of its own.
 const MAX_SEGMENT: usize = 64 << 10;
 
 /// Log of packets, found by their index from the oldest one.

@@ -42,7 +42,8 @@ impl<'a> Reader<'a> {
         self.array().map(u64::from_be_bytes)
     }
 
-    /// Reads a varint: seven bits a byte, lowest first; `None` if the encoding is not the shortest.
+    /// Reads a varint: seven bits a byte, lowest first. `None` if it is cut off, has more than 64
+    /// bits, or is not in the shortest encoding.
     pub(crate) fn varint(&mut self) -> Option<u64> {
         let mut value = 0;
         for shift in (0..64).step_by(7) {

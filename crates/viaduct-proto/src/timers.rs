@@ -1,4 +1,4 @@
-//! Timers: the deadlines of a machine that has several, and those of many machines.
+//! Timers: the deadlines of one machine with several timers, and those of many machines.
 //!
 //! ```text
 //!   TimerTable: few timers of one machine

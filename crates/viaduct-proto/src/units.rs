@@ -4,7 +4,7 @@
 //! ```text
 //! size = number [unit]         bytes: k, K or KiB, M or MiB, G or GiB, T or TiB, powers of
 //!                              1024; B, kB or KB, MB, GB, TB, powers of 1000
-//! rate = number [unit]         bits a second: k, M, G or T, powers of 1000; optionally
+//! rate = number [unit]         bits a second: k or K, M, G, T, powers of 1000; optionally
 //!                              followed by bit or bit/s
 //! ```
 

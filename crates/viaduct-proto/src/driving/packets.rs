@@ -1,4 +1,4 @@
-//! Machines of packets: links, and Trickles.
+//! Machines of packets: links, fake TCP, and Trickles.
 
 use bytes::Bytes;
 

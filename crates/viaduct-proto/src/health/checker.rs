@@ -128,9 +128,9 @@ impl Checker {
         self.has_changed |= one.judge(result);
     }
 
-    /// Handles a failed connection of a flow: the next probe is due at once, unless failures are
-    /// being counted already. The failure itself does not count, since its cause may lie beyond the
-    /// target.
+    /// Handles a failed connection of a flow: the next probe is due at once, unless one is pending
+    /// or failures are being counted already. The failure itself does not count, since its cause
+    /// may lie beyond the target.
     pub fn handle_suspicion(&mut self, now: Instant, target: usize) {
         if let Some(one) = self.targets.get_mut(target)
             && one.contrary == 0
@@ -214,7 +214,7 @@ impl Target {
         }
         self.contrary += 1;
         let needed = match (self.is_up, is_good) {
-            // The first success is enough for a target that was never checked.
+            // The first success is enough for a target whose state is not known yet.
             (None, true) => 1,
             (_, true) => self.timing.rise,
             (_, false) => self.timing.fall,

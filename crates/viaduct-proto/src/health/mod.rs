@@ -1,13 +1,13 @@
 //! Health: the state of a gateway's or an overlay node's peer, judged by the packets that get
 //! through; and checks of replicas and of next hops ([`Checker`]). Text form of a state: `up`,
-//! `degraded: REASON`, `down: REASON, last answer AGE`.
+//! `up, nothing recovered: REASON`, `degraded: REASON`, `down: REASON`.
 //!
 //! ```text
 //!   probes ◀──▶ Checker: `fall` failures in a row: down; `rise` successes in a row: up
 //! ```
 //!
-//! Each target is probed on its own. After a failed probe the next one follows at once, so a target
-//! that does not answer is down after `interval + fall × timeout` at most.
+//! Each target is probed on its own. If a probe is not answered in time, the next one follows at
+//! once, so a target that does not answer is down after `interval + fall × timeout` at most.
 
 mod checker;
 
@@ -17,7 +17,7 @@ use std::fmt::{self, Display, Formatter};
 
 use serde::{Deserialize, Serialize};
 
-/// State of a peer.
+/// State of a peer or of a checked target.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case", tag = "state", content = "reason")]
 pub enum State {
@@ -28,7 +28,7 @@ pub enum State {
     Useless(String),
     /// Works in part.
     Degraded(String),
-    /// Does not answer; the reason, and the age of the last answer.
+    /// Does not answer; the reason, for a peer with the age of its last handshake or answer.
     Down(String),
 }
 

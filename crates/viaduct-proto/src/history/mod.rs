@@ -80,8 +80,8 @@ struct Entry {
 }
 
 impl History {
-    /// Begins the next sample, taken at `time` in seconds of Unix time. Subjects without a value
-    /// in all kept samples are forgotten.
+    /// Begins the next sample, taken at `time` in seconds of Unix time. Subjects that were recorded
+    /// in none of the kept samples are forgotten.
     pub fn tick(&mut self, time: f64) {
         self.now += 1;
         self.left_out = 0;

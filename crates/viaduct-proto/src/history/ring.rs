@@ -26,8 +26,8 @@ impl Rings {
         self.end
     }
 
-    /// Sets the value of `name` at tick `now`, which must not be before the tick of any
-    /// other value.
+    /// Sets the value of `name` at tick `now`, which must not be before the tick of any other
+    /// value. Ignores a new series if there are [`MAX_SERIES`] already.
     pub(super) fn push(&mut self, name: &'static str, now: u64, value: f32) {
         if self.series.len() >= MAX_SERIES && !self.series.contains_key(name) {
             return;

@@ -16,7 +16,7 @@ pub(crate) fn random<const N: usize>(entropy: &Entropy) -> [u8; N] {
     bytes
 }
 
-/// Primitives of Noise from the library, with the caller's randomness.
+/// Primitives of Noise from `snow`, with the caller's randomness.
 pub(crate) struct Resolver(pub(crate) Entropy);
 
 impl CryptoResolver for Resolver {

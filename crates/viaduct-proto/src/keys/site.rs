@@ -67,9 +67,8 @@ impl SecretKey {
 }
 
 fn curve(key: &SecretKey) -> Box<dyn snow::types::Dh> {
-    let mut dh = DefaultResolver
-        .resolve_dh(&DHChoice::Curve25519)
-        .expect("the manifest switches Curve25519 on");
+    let mut dh =
+        DefaultResolver.resolve_dh(&DHChoice::Curve25519).expect("Cargo.toml enables Curve25519");
     dh.set(&key.0);
     dh
 }

@@ -1,6 +1,6 @@
 //! Negotiation in the first bytes of a connection, for ends that cannot write options into SYNs.
-//! Each end announces its handlers and sends data at once, so both ends must have the same
-//! handlers. This costs no round trip.
+//! The connecting end sends data before it has received the other end's offer, so both ends must
+//! have the same handlers. This costs no round trip.
 //!
 //! ```text
 //!   connecting end     offer 16 │ its handlers' data …     ──▶
@@ -104,7 +104,11 @@ impl Shared {
             return None;
         }
         let (_, before) = std::mem::replace(&mut *last, (Some(now), 0));
-        let before = if before > 0 { format!(" ({before} more since)") } else { String::new() };
+        let before = if before > 0 {
+            format!(" ({before} more since the last such line)")
+        } else {
+            String::new()
+        };
         Some(format!("{why}{before}"))
     }
 }

@@ -95,7 +95,7 @@ pub enum Refusal {
     Format(String, u8, u8),
     /// The two ends have different handlers, although they must have the same.
     #[error(
-        "first bytes can only agree on the same handlers in the same order; here {0}, \
+        "offers in the first bytes must name the same handlers in the same order; here {0}, \
             there {1}"
     )]
     Differs(String, String),

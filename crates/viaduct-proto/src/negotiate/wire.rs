@@ -23,7 +23,7 @@ pub const EXID: [u8; 2] = *b"Va";
 pub const MAX_HANDLERS: usize = 10;
 
 const VERSION: u8 = 1;
-const NOT_PLAINLY: u8 = 1;
+const INSISTS: u8 = 1;
 const HEAD: usize = 6;
 
 /// Handlers that can be negotiated: name, number, and the format of the handler's data. The
@@ -57,7 +57,7 @@ impl Offer {
         let items = &self.items[..self.items.len().min(MAX_HANDLERS)];
         bytes[..2].copy_from_slice(&[KIND, LEN as u8]);
         bytes[2..4].copy_from_slice(&EXID);
-        bytes[4] = VERSION << 4 | if self.insists { NOT_PLAINLY } else { 0 };
+        bytes[4] = VERSION << 4 | if self.insists { INSISTS } else { 0 };
         bytes[5] = items.len() as u8;
         for (byte, item) in bytes[HEAD..].iter_mut().zip(items) {
             *byte = item.number << 4 | item.format & 0xf;
@@ -78,7 +78,7 @@ impl Offer {
             item.number > 0 && items[..n].iter().all(|other| other.number != item.number)
         };
         let sound = items.iter().enumerate().all(once) && rest.iter().all(|&byte| byte == 0);
-        sound.then(|| Offer { insists: bytes[4] & NOT_PLAINLY != 0, items })
+        sound.then(|| Offer { insists: bytes[4] & INSISTS != 0, items })
     }
 
     /// First offer among the options of a TCP header.
@@ -86,7 +86,8 @@ impl Offer {
         each(options).find_map(Offer::parse)
     }
 
-    /// First offer in the headers of a packet, from its IP header on, as saved for a SYN.
+    /// First offer in the headers of a packet, from its IP header on, as the kernel saves those of
+    /// a SYN (`TCP_SAVED_SYN`).
     pub fn in_headers(headers: &[u8]) -> Option<Offer> {
         Offer::find(crate::split::syn::options(headers)?)
     }

@@ -46,7 +46,8 @@ pub struct Member {
     pub slices: Vec<IpNet>,
 }
 
-/// Slices of the `prefixes`: 16 equal parts of each, and the longer prefixes that members list.
+/// Slices of the `prefixes`: 16 equal parts of each, or its addresses if these are fewer; and those
+/// prefixes listed by members that are longer than these parts.
 pub fn slices(prefixes: &[IpNet], members: &[Member]) -> Vec<IpNet> {
     let parts = prefixes.iter().flat_map(|prefix| {
         let length = (prefix.prefix_len() + SLICE_BITS).min(prefix.max_prefix_len());

@@ -19,7 +19,7 @@
 //! old process is killed before `End`, the new one ends too, and the loss is the same as without an
 //! upgrade. After `End` the new one has everything and serves.
 //!
-//! A gateway sends `Gateway` in place of `Service`, and its peers' sessions in place of `Flows`;
+//! A gateway sends `Gateway` in place of `Service`, and its peers' sessions in place of `Flows`.
 //! The module `gateway` shows the order.
 //!
 //! A message is a JSON record; the descriptors that it names are sent with it. `Hello` lists the

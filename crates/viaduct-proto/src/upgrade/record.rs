@@ -54,8 +54,8 @@ pub enum Message {
     },
 }
 
-/// Service as a whole. Its descriptors: the config, the metrics listener, the locks, and then for
-/// each worker its listeners and its source of SYNs.
+/// Service as a whole. Its descriptors: the config and the metrics listener, where present, the
+/// locks, and then for each worker its listeners and its source of SYNs, if it has one.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ServiceRecord {
     /// Version of the old program.
@@ -121,7 +121,7 @@ impl Message {
     ///
     /// # Errors
     /// A bound is exceeded.
-    #[inline] // Compiled with the caller's options: for size.
+    #[inline] // Compiled with the options of the caller's crate, which optimise for size.
     pub fn emit(&self) -> Result<Vec<u8>, RecordError> {
         self.check()?;
         let bytes = serde_json::to_vec(self)?;
@@ -133,7 +133,7 @@ impl Message {
     /// # Errors
     /// The bytes are no message of this format, a bound is exceeded, or descriptors are missing or
     /// left over.
-    #[inline] // As above.
+    #[inline] // As for `emit`.
     pub fn parse(bytes: &[u8], descriptors: usize) -> Result<Message, RecordError> {
         if bytes.len() > MAX_MESSAGE {
             return Err(RecordError::Long(bytes.len()));

@@ -8,7 +8,7 @@
 //!
 //! ```text
 //!   run ── Hello ──────────────────▶ master     once; answered by a Welcome (`wire`)
-//!       ── Call, a socket ─────────▶            a program connects; the master's end
+//!       ── Call, a socket ─────────▶            a program connects; the socket is the master's end
 //!       ◀── Named … Meet ───────────            the run connects the socket to the program
 //!       ◀── Refuse, Gone ───────────            the connect failed; the flow has ended
 //!       ── Arrival, its stream, a socket ▶      a client connects to a program
