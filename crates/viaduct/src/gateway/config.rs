@@ -127,7 +127,7 @@ pub struct Peer {
     pub rate: Option<u64>,
     /// True if TCP connections to and from the peer are split.
     pub split: bool,
-    /// Encoding of the packets to the peer.
+    /// Encoding of the packets to the peer; `None` if there are no repairs of them.
     pub coding: Option<Coding>,
     /// True if packets are kept so short that each repair fits one datagram.
     pub lower_mtu: bool,
@@ -161,7 +161,8 @@ impl Peer {
 }
 
 impl Config {
-    /// Reads and checks `path`. Accesses only that file and the key file that it names.
+    /// Reads and checks `path`. Reads no other file than this one, the key file that it names, and
+    /// `/proc/meminfo`.
     pub fn load(path: &Path) -> Result<Config, ConfigError> {
         Config::load_with_text(path).map(|(config, _)| config)
     }

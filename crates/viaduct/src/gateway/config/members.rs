@@ -15,7 +15,7 @@ use super::{Config, Peer};
 
 /// Default table of the routes that a routing daemon announces.
 const ROUTE_TABLE: u32 = 118;
-/// Tables of the kernel: default, main and local.
+/// Tables of the kernel: unspecified, default, main and local.
 const KERNEL_TABLES: [u32; 4] = [0, 253, 254, 255];
 
 /// Rack of this site.
@@ -76,8 +76,8 @@ pub(super) fn site_rack(
     }
     let Some(own) = members.iter().position(|member| member.key == own_key) else {
         let what = format!(
-            "no member has this gateway's public key, {own_key}; the one that is this machine is \
-             expected to"
+            "no member has this gateway's public key, {own_key}; the member that is this machine \
+             is expected to have it"
         );
         return invalid("[[site.member]]", what);
     };
@@ -125,14 +125,18 @@ pub(super) fn peer_members(
     Ok(peers)
 }
 
-/// Checks that each slice of a member lies in a prefix of one of the sites.
+/// Checks that each slice of a member has no host bits set, and lies in a prefix of one of the
+/// sites.
 pub(super) fn check_slices(config: &Config, peers: &[Peer]) -> Result<(), Invalid> {
     let sites = || config.prefixes.iter().chain(peers.iter().flat_map(|peer| &peer.prefixes));
     let check = |place: String, slices: &[IpNet]| match slices
         .iter()
         .find(|slice| slice.trunc() != **slice || !sites().any(|prefix| prefix.contains(*slice)))
     {
-        Some(slice) => invalid(place, format!("{slice} is no part of a prefix of either site")),
+        Some(slice) => {
+            let what = "is no part of a prefix of a site here, or has bits beyond its length";
+            invalid(place, format!("{slice} {what}"))
+        }
         None => Ok(()),
     };
     for (name, member) in config.rack.iter().flat_map(|rack| rack.names.iter().zip(&rack.members)) {

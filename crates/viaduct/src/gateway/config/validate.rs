@@ -16,7 +16,7 @@ use super::{Config, Peer};
 use crate::settings::OptionsTable;
 use crate::{key, text};
 
-/// Default number of lanes of several workers.
+/// Minimum of the default number of lanes for several workers.
 const USUAL_LANES: usize = 16;
 /// Maximum length of a key file in bytes.
 const MAX_KEY_FILE: u64 = 4 << 10;

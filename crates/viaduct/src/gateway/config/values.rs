@@ -44,11 +44,11 @@ pub(super) struct Share(pub(super) f64);
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Dscp(pub(super) u8);
 
-/// Protocol: `"tcp"`, `"udp"`, `"icmp"`, `"icmp6"`, `"esp"`, `"gre"`, or its number.
+/// Protocol: `"tcp"`, `"udp"`, `"icmp"`, `"icmp6"`, `"esp"`, `"gre"`, `"sctp"`, or its number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Protocol(pub(super) u8);
 
-/// Number of packet threads: 1 to 64, or `"auto"`, one for each processor.
+/// Number of packet threads: 1 to 64, or `"auto"`, one for each processor but at most 64.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Workers(pub(super) usize);
 
