@@ -11,8 +11,8 @@ use super::config::{Config, Peer};
 use super::site::Site;
 use super::{preflight, resolve, split, system};
 
-/// Warnings of `viaduct gateway --check` about `config` on this machine. If the machine lacks
-/// anything that the config names, that error is the only one.
+/// Warnings about `config` on this machine. If the machine lacks anything that the config names,
+/// that error is the only warning.
 pub fn warnings(config: Config) -> Vec<String> {
     match Site::new(config) {
         Ok(site) => site.warnings(),

@@ -19,13 +19,13 @@ use super::upgrade::UpgradeCommand;
 
 /// Command of the control side to the worker.
 pub enum Command {
-    /// Replaces the peers, and the filters of the two taps. The reply says whether that was
-    /// possible.
+    /// Replaces the peers, and the filters of the taps. The reply says whether that was possible.
     Reload {
         peers: Vec<PeerConfig>,
         outgoing: Vec<BpfInsn>,
         incoming: Vec<BpfInsn>,
-        /// New taps, which already have these filters, if the old ones must be replaced.
+        /// New taps of the first WAN, which already have these filters, if the old ones must be
+        /// replaced.
         taps: Option<Box<Taps>>,
         reply: Reply<Result<()>>,
     },

@@ -301,8 +301,8 @@ impl Control {
         self.flows.iter().for_each(|flows| flows.engine.handle.reopen_log());
     }
 
-    /// Stops accepting flows of split mode, and lets the existing ones finish. Returns true if
-    /// there is no flow to wait for, and always from the second call on.
+    /// Stops accepting flows of split mode, and lets the existing ones finish. Returns true if the
+    /// gateway is to end at once: without split mode, and from the second call on.
     fn drain(&self, draining: &mut bool, system: &mut System) -> bool {
         if let Some(flows) = &self.flows {
             if let Err(error) = system.stop_intercepting() {

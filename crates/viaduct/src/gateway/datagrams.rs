@@ -36,8 +36,8 @@ fn udp(packet: &mut [u8]) -> Option<(SocketAddr, SocketAddr, &mut [u8])> {
     Some((from, to, payload))
 }
 
-/// Returns whether a packet is an IPv4 fragment. Repairs are never sent in fragments, and a
-/// fragment has no UDP header of its own.
+/// Returns whether a packet is an IPv4 fragment. Repairs are never sent in fragments, and only the
+/// first fragment of a datagram has its UDP header.
 fn is_fragment(packet: &[u8], source: IpAddr) -> bool {
     source.is_ipv4() && u16::from_be_bytes([packet[6], packet[7]]) & 0x3fff != 0
 }

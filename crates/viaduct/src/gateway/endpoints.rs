@@ -14,7 +14,7 @@ use super::config::{Config, Peer, check_endpoint};
 
 /// Interval between two look-ups of a name.
 const RESOLVE_EVERY: Duration = Duration::from_secs(30);
-/// Interval while a name has no usable address.
+/// Interval after a look-up that has found no usable address.
 const RETRY_EVERY: Duration = Duration::from_secs(3);
 
 /// Host and port.
@@ -28,7 +28,7 @@ pub struct Endpoints {
     sender: UnboundedSender<Answer>,
     answers: UnboundedReceiver<Answer>,
     known: HashMap<Name, SocketAddr>,
-    /// Reason why a name has no address at present.
+    /// Reason why the last look-up of a name has found no usable address.
     failures: HashMap<Name, String>,
     tasks: HashMap<Name, JoinHandle<()>>,
 }
@@ -195,7 +195,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_name_is_resolved_and_forgotten_with_its_peer() {
+    async fn a_name_is_resolved_in_a_task() {
         let mut endpoints = Endpoints::default();
         let name = ("localhost".to_owned(), 7400);
         let listen = "192.0.2.1:7400".parse().unwrap();

@@ -83,7 +83,7 @@ impl FakeTcpPort {
     /// Local addresses at which packets arrive.
     ///
     /// # Errors
-    /// None are known for bound sockets.
+    /// The kernel does not report the address of a listener, which is not expected.
     pub fn addresses(&self) -> Result<Vec<SocketAddr>> {
         self.listeners.iter().map(|listener| Ok(listener.local_addr()?)).collect()
     }

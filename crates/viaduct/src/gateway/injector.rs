@@ -30,7 +30,8 @@ impl Injector {
         Injector { name, mtu, tun: None, has_failed: false }
     }
 
-    /// Creates the TUN. Errors: the name is taken, since another gateway has the same name.
+    /// Creates the TUN. Errors: the name is taken, usually by a gateway with the same site name, or
+    /// the kernel refuses.
     pub fn open(&mut self) -> Result<()> {
         self.tun = Some(open(&self.name, self.mtu)?);
         Ok(())

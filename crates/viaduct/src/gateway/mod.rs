@@ -221,7 +221,7 @@ impl Gateway {
     }
 }
 
-/// Reads the config, and waits until the interface and the addresses that it names exist: at boot
+/// Reads the config, and waits until the interfaces and the addresses that it names exist: at boot
 /// they may appear after the gateway has started. `None` if a signal ends the wait.
 fn wait_for_prerequisites(
     source: &ConfigSource,

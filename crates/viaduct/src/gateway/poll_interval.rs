@@ -21,8 +21,9 @@ const REPAIRS_TIMEOUT: Duration = Duration::from_secs(2);
 #[derive(Debug)]
 pub struct PollInterval {
     length: Duration,
-    /// Total of repairs, and the time at which it last changed.
+    /// Total of repairs.
     repairs: u64,
+    /// Time at which that total last changed; `None` before the first update.
     seen: Option<Instant>,
 }
 

@@ -41,7 +41,8 @@ fn mtu_of(name: &str) -> Result<usize> {
     Ok(usize::try_from(mtu)?)
 }
 
-/// Missing prerequisite that may still appear: the interface, or an address to listen on.
+/// Missing prerequisite that may still appear: an interface, or an address to listen on. `None` if
+/// nothing is missing.
 pub fn missing_prerequisite(config: &Config) -> Option<String> {
     let is_missing = |name: &&str| Interface::new(name).is_ok_and(|wan| wan.mtu().is_err());
     if let Some(name) = config.interfaces().find(is_missing) {
@@ -174,8 +175,8 @@ pub fn ports_in_use(config: &Config) -> Vec<String> {
     said.collect()
 }
 
-/// Reasons why this machine does not forward packets of these families at all. The operator
-/// has to enable forwarding.
+/// Warnings about the address families of `prefixes` for which this machine forwards no packets.
+/// The operator has to enable forwarding.
 pub fn forwarding_off(prefixes: &[IpNet]) -> Vec<String> {
     let families =
         [("IPv4", true, "net/ipv4/ip_forward"), ("IPv6", false, "net/ipv6/conf/all/forwarding")];

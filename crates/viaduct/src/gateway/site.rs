@@ -37,12 +37,12 @@ const OUTGOING: u32 = 4;
 pub struct Site {
     /// The config.
     pub config: Config,
-    /// MTU of the WAN interface, in bytes.
+    /// MTU of the WAN interface, in bytes; the lower MTU, if there are two WANs.
     pub wan_mtu: usize,
     /// Addresses at which fake TCP arrives; empty if no peer may use it.
     pub fake_tcp: Vec<SocketAddr>,
-    /// False while this gateway is a member of a rack that has not set the routes of its slices
-    /// yet. It then tells the peers that it is drained.
+    /// True once this gateway, as a member of a rack, may set the routes of its slices. Until then
+    /// it tells the peers that it is drained. Not used without a rack.
     pub is_serving: bool,
 }
 
@@ -86,8 +86,8 @@ impl Site {
         format!("no route to peer {name}")
     }
 
-    /// Maximum length of packets towards `peer`: the hosts' maximum, or the length up to which a
-    /// repair fits a datagram, whichever is less.
+    /// Maximum length of packets towards `peer`: the least of the hosts' maximum, the WAN's MTU
+    /// and, with `lower_mtu`, the length up to which a repair fits a datagram.
     pub fn longest(&self, peer: &Peer) -> usize {
         let ipv6 = peer.endpoint.unwrap_or(self.config.listen).is_ipv6();
         let room = match &peer.coding {
@@ -99,7 +99,7 @@ impl Site {
         self.config.host_mtu.map_or(room, |mtu| mtu.min(room))
     }
 
-    /// Maximum length of packets towards `peer`; `None` if the hosts send no longer packets anyway.
+    /// Maximum length of packets towards `peer`; `None` if the hosts do not send longer ones.
     pub fn clamp(&self, peer: &Peer) -> Option<usize> {
         let longest = self.longest(peer);
         let sent = self.config.host_mtu.unwrap_or(self.wan_mtu);
@@ -107,7 +107,7 @@ impl Site {
     }
 
     /// Returns whether all peers are only observed. In that case nothing on the machine needs to be
-    /// changed.
+    /// changed, except for the choice between two WANs.
     pub fn only_observes(&self) -> bool {
         let is = |peer: &Peer| matches!(peer.coding, Some(Coding::Observe));
         !self.config.peers.is_empty() && self.config.peers.iter().all(is)
@@ -140,8 +140,8 @@ impl Site {
     }
 
     /// Bytes that each peer needs while it has traffic: for the packets of [`KEEP_TIME`] at its
-    /// rate, or for as many packets as a repair of its code may cover in each lane. The code of the
-    /// opposite direction is assumed to be the same.
+    /// rate, or without a rate for as many packets as a repair of its code may cover in each lane.
+    /// The code of the opposite direction is assumed to be the same.
     fn needs(&self) -> Vec<usize> {
         let need = |peer: &Peer| {
             let coding = peer.coding.as_ref();

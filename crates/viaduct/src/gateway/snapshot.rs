@@ -1,4 +1,4 @@
-//! Counters that the worker publishes, copied by value a few times a second.
+//! Counters that the worker publishes, copied by value ten times a second.
 
 use std::collections::HashMap;
 use std::sync::{Mutex, MutexGuard, PoisonError, TryLockError};
@@ -51,8 +51,8 @@ impl Shell {
     }
 }
 
-/// Later of two values.
-fn later(a: &mut u64, b: u64) {
+/// Raises `a` to `b`, another value of the same counter, if `b` is larger.
+fn raise(a: &mut u64, b: u64) {
     *a = b.max(*a);
 }
 
@@ -61,8 +61,8 @@ impl Shell {
     /// workers count the same ones.
     fn merge(&mut self, more: &Shell) {
         let Shell { wan_falls, wan_drops, .. } = *more;
-        later(&mut self.wan_falls, wan_falls);
-        later(&mut self.wan_drops, wan_drops);
+        raise(&mut self.wan_falls, wan_falls);
+        raise(&mut self.wan_drops, wan_drops);
         self.tap_drops_out += more.tap_drops_out;
         self.tap_late_out += more.tap_late_out;
         self.tap_drops_in += more.tap_drops_in;
@@ -93,7 +93,8 @@ pub struct Snapshot {
 }
 
 impl Snapshot {
-    /// Keeps only the counters of a worker that has died.
+    /// Keeps only the counters of a worker that has died. Its peers count as up, so that
+    /// [`Snapshot::merge`] takes their states from the other workers.
     pub fn retire(&mut self) {
         self.memory = 0;
         self.peers.iter_mut().for_each(|(_, stats)| stats.up = true);
@@ -161,8 +162,9 @@ impl Published {
         *self.1.lock().unwrap_or_else(PoisonError::into_inner) = details;
     }
 
-    /// Updates the counters of peers with events, and all other counters. Never waits for a reader:
-    /// while one copies the snapshot, the call changes nothing, and the next call catches up.
+    /// Updates the counters of peers that have had events since the last call, and all other
+    /// counters. Never waits for a reader: while one copies the snapshot, the call changes nothing,
+    /// and the next call catches up.
     pub fn publish(&self, plane: &mut Plane, shell: Shell, fake_tcp: FakeTcpStats) {
         let Some(mut published) = try_lock(&self.0) else { return };
         let (snapshot, at) = &mut *published;
@@ -176,8 +178,8 @@ impl Published {
         *at = Instant::now();
     }
 
-    /// Updates the details of peers with events. Never waits for a reader,
-    /// as [`Published::publish`].
+    /// Updates the details of peers that have had events since the last call. Never waits for a
+    /// reader, as [`Published::publish`].
     pub fn publish_details(&self, plane: &mut Plane, now: viaduct_proto::time::Instant) {
         let Some(mut details) = try_lock(&self.1) else { return };
         plane.take_facts(now, |name, facts, (key, clocks)| {

@@ -43,12 +43,12 @@ pub struct Status {
     pub pid: u32,
     /// Name of the site.
     pub site: String,
-    /// WAN interface.
+    /// WAN interface; both, separated by a comma, if there are two.
     pub wan: String,
     /// Names of the WANs, if there are two.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub wans: Vec<String>,
-    /// MTU of the WAN interface, in bytes.
+    /// MTU of the WAN interface, in bytes; the lower MTU, if there are two WANs.
     pub wan_mtu: usize,
     /// Code of each peer, in the order of the config; "none" if packets to it are not encoded.
     pub codes: Vec<String>,
@@ -71,7 +71,8 @@ pub struct Status {
     pub memory_limit: usize,
     /// Part of `memory_limit` that the taps of each direction take, in bytes.
     pub tap_memory: usize,
-    /// Reason why repairs do not fit the WAN, if they do not.
+    /// Problem of the gateway itself, if there is one: repairs do not fit the WAN, rules or routes
+    /// are missing, or packets are routed into the TUN.
     pub trouble: Option<String>,
     /// Counters of the packet cache's service.
     pub cache: CacheStats,

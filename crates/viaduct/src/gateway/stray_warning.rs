@@ -18,8 +18,8 @@ pub struct StrayWarning {
 }
 
 impl StrayWarning {
-    /// Logs a warning if datagrams that no peer's key opens have arrived since the last warning.
-    /// Must be called once a second.
+    /// Logs a warning if a peer is down, and datagrams that no peer's key opens have arrived since
+    /// the last warning. Must be called once a second.
     pub fn check(&mut self, now: &Snapshot) {
         let strays = now.plane.stray.saturating_sub(self.stray);
         let all_up = now.peers.iter().all(|(_, stats)| stats.up);

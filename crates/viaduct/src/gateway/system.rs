@@ -62,7 +62,7 @@ struct Room {
 
 impl System {
     /// Reverts the changes of an earlier run, then makes those of this run: all of them, or none
-    /// after an error. If all peers are only observed, nothing is changed.
+    /// after an error. With a single WAN, nothing is changed if all peers are only observed.
     pub fn prepare(site: &Site) -> Result<(System, Injector)> {
         let config = &site.config;
         fs::create_dir_all(&config.run_dir).with_context(|| {

@@ -17,10 +17,10 @@ use super::upgrade::HeldPackets;
 
 /// Maximum number of packets read from a tap before the other gets its turn.
 pub(super) const BATCH: usize = 256;
-/// Age from which on a copy is dropped. Its repairs would come too late, and would take CPU time
-/// from the forwarding of further packets.
+/// Maximum age of the copy of an outgoing packet that is encoded. The repairs of an older copy
+/// would come too late, and would take CPU time from the forwarding of further packets.
 const STALE: Duration = Duration::from_millis(50);
-/// Maximum age of a copy; a larger one means that the wall clock has been set.
+/// Maximum plausible age of a copy; a larger one means that the wall clock has been set.
 const MAX_AGE: Duration = Duration::from_secs(1);
 
 /// Reader of taps, and the destinations of the packets that it reads.
@@ -102,7 +102,8 @@ fn now() -> Instant {
 }
 
 /// Calls `each` with the packets of the frame as they cross the wire: several if a device segments
-/// the frame, otherwise one. Returns false if the frame does not contain the complete packets.
+/// the frame, otherwise one. Returns false without a call if the frame is truncated, lacks its
+/// checksum, or cannot be segmented.
 fn packets(
     frame: &mut Frame<'_>,
     cut: &mut Vec<u8>,

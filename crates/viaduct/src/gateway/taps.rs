@@ -17,8 +17,9 @@ pub struct Taps {
 }
 
 impl Taps {
-    /// Opens the taps of all workers, and the fanouts that distribute packets among them (`None`
-    /// with a single worker). Errors: the interface is gone, or the kernel refuses.
+    /// Opens the taps of all workers on the first WAN, and the fanouts that distribute packets
+    /// among them (`None` with a single worker). Errors: the interface is gone, or the kernel
+    /// refuses.
     pub fn open_all(site: &Site) -> Result<(Vec<Taps>, Option<Fanouts>)> {
         let taps = (0..site.config.workers).map(|_| Taps::open(site, &site.config.wan));
         let taps = taps.collect::<Result<Vec<_>>>()?;

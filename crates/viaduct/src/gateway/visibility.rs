@@ -15,7 +15,7 @@ use viaduct_sys::route::links::{Link, LinkKind, Links};
 use viaduct_sys::route::qdisc::has_ingress;
 
 /// Warnings about the interface `wan`, each with its cure. If the gateway `only_observes`, there is
-/// none about offloads of the interfaces below, since its taps then undo offloads.
+/// none about interfaces below `wan` that merge packets, since its taps then divide these again.
 pub fn warnings(wan: &str, only_observes: bool) -> Vec<String> {
     let Ok(links) = Links::read() else { return Vec::new() };
     let Some(link) = links.named(wan) else { return Vec::new() };

@@ -283,8 +283,8 @@ impl Worker {
         Ok(())
     }
 
-    /// Sleeps: for a poll interval under load, otherwise until the next packet, deadline or
-    /// command.
+    /// Sleeps: not at all after a full batch, for a poll interval under load, otherwise until the
+    /// next packet, deadline or command.
     fn sleep(&self, read: usize, now: Instant, interval: &mut PollInterval) {
         if self.role.is_paused() {
             self.commands.wait(&[], IDLE);

@@ -6,6 +6,9 @@
 //!                   └── its shares go to the others ◀───┘
 //! ```
 //!
+//! A packet's share is its lane modulo the number of lanes that this gateway wants, so it does not
+//! depend on the peer ([`viaduct_proto::repair::lanes`]).
+//!
 //! Workers share no state. The lanes of a dead worker start again on the other workers, each with a
 //! new handshake. All other lanes are unaffected.
 

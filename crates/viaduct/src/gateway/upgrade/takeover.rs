@@ -108,7 +108,7 @@ fn prepare(path: &Path, registry: Registry, inheritance: Inheritance) -> Result<
     ensure!(config.workers == 1, "several workers need a restart");
     ensure!(config.wans.is_empty(), "two WANs need a restart");
     let mut site = Site::new(config).with_context(|| path.display().to_string())?;
-    // The routes are those of the old process.
+    // The routes of the slices are those that the old process has set.
     site.is_serving = true;
     let now = Instant::from_nanos(clock::now());
     let local = local(&site.config);

@@ -53,11 +53,12 @@ pub struct Sockets {
 pub struct WorkerState {
     /// Peers.
     pub peers: Vec<PeerRecord>,
-    /// Key of fake TCP.
+    /// Key of the hash that gives the sequence numbers of fake TCP's SYN-ACKs.
     pub isn_key: [u64; 4],
     /// Connections of fake TCP.
     pub connections: Vec<ConnectionRecord>,
-    /// Last packet that the old process has read, and the time at which it stopped.
+    /// Time stamp of the last outgoing packet that the old process has read, and the time at which
+    /// it stopped.
     pub cut: StopRecord,
 }
 
