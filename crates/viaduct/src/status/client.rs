@@ -32,7 +32,8 @@ const MAX_ANSWER: usize = 64 << 20;
 /// Maximum number of services that are read at the same time.
 const MAX_READERS: usize = 32;
 
-/// Status of a running service.
+/// Status of a running service. A JSON object is that of the first variant whose required fields it
+/// has.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(untagged)]
 pub enum ServiceStatus {
@@ -96,7 +97,8 @@ pub enum Unread {
     /// The socket belongs to another user.
     #[error("only the service's user and root may read its status")]
     Denied,
-    /// The service accepts no connection, or does not send all of its status in time.
+    /// The service accepts no connection, does not send all of its status in time, or sends nothing
+    /// or far too much.
     #[error("it does not answer")]
     Silent,
     /// Another error of the socket.

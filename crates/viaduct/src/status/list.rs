@@ -36,7 +36,7 @@ const TOTALS: [Column; 11] = [
     left("state", 0),
 ];
 
-/// Columns of `viaduct top`: rates of the last second, and the last two minutes.
+/// Columns of `viaduct top`: rates of the last second, and sparklines of the last two minutes.
 const RATES: [Column; 13] = [
     left("name", 0),
     left("kind", 8),

@@ -71,7 +71,7 @@ back, q quits. Without a terminal the rates of one second are printed once. NO_C
 /// Interval whose rates `viaduct top` prints if there is no terminal.
 const RATE_INTERVAL: Duration = Duration::from_secs(1);
 
-/// Options that select a gateway, proxy, master, server, spray or overlay node.
+/// Options that select a gateway, proxy, master, hop agent, server, spray or overlay node.
 #[derive(Debug, clap::Args)]
 pub struct ServiceSelector {
     /// Path of the service's status socket

@@ -25,7 +25,7 @@ pub(super) fn bytes(number: u64) -> String {
     }
 }
 
-/// Formats a share, with enough digits to tell 99.99 % from 100 %.
+/// Formats a share, with enough digits to tell 99.99 % from 100 %; `-` if `whole` is 0.
 pub fn percent(part: u64, whole: u64) -> String {
     if whole == 0 {
         return "-".to_owned();
@@ -72,8 +72,8 @@ pub(super) fn lengths(bucket: usize) -> String {
     }
 }
 
-/// Quantile `q` of a histogram, interpolated linearly within its bucket. `bounds` are the upper
-/// bounds of the buckets, in microseconds.
+/// Quantile `q` of a histogram, interpolated linearly within its bucket; `-` if the histogram is
+/// empty. `bounds` are the upper bounds of the buckets, in microseconds.
 pub(super) fn quantile(histogram: &[u64], bounds: &[u64], q: f64) -> String {
     let wanted = histogram.iter().sum::<u64>() as f64 * q;
     let mut below = 0.0;

@@ -27,8 +27,8 @@ pub struct Overview {
 /// Service that is or was running.
 #[derive(Debug, Default)]
 pub struct Service {
-    /// Last status; `None` if the last attempt to read it has failed, or if the service
-    /// has stopped.
+    /// Last status; `None` before the first one, after a failed attempt to read it, and if the
+    /// service has stopped.
     pub now: Option<ServiceStatus>,
     /// Status before that.
     pub before: Option<ServiceStatus>,

@@ -73,7 +73,7 @@ impl PeerRows<'_> {
     fn state(&self) -> String {
         match self.status.map(|peer| (&peer.state[..], &peer.reason)) {
             Some((state, Some(reason))) => self.colours.paint(31, format!("{state}: {reason}")),
-            // Without datagrams there is no session.
+            // A peer that is reached by TLS alone is up without a session.
             Some(("up", None)) => self.colours.green("up"),
             _ if self.stats.up => self.colours.green("up"),
             _ => self.colours.paint(31, "down"),

@@ -168,7 +168,8 @@ impl ProxyPage<'_> {
         Ok(())
     }
 
-    /// Prints the choices of hops by measurements, the most recently used first; `--json` has more.
+    /// Prints the hops, and which of them are chosen for each network of servers, the most recently
+    /// used network first; `--json` has more networks.
     fn auto(&self, f: &mut Formatter<'_>) -> fmt::Result {
         const CHOICES: usize = 16;
         let Some(auto) = &self.status.auto else { return Ok(()) };

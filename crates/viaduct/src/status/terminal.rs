@@ -12,11 +12,13 @@ use super::screen::Size;
 /// Alternate screen, hidden cursor, and lines cut at the edge instead of wrapped, so that each
 /// line is one row.
 const ENTER: &str = "\x1b[?1049h\x1b[?25l\x1b[?7l";
+/// Reverts [`ENTER`].
 const LEAVE: &str = "\x1b[?7h\x1b[?25h\x1b[?1049l";
-/// Sequences to draw a page: move to the top left corner; erase the rest of the line, after each
-/// line; erase the rest of the screen, after the last line.
+/// Moves to the top left corner, where a page begins.
 const HOME: &str = "\x1b[H";
+/// Erases the rest of a line, and begins the next one.
 const WIPE_LINE: &str = "\x1b[K\r\n";
+/// Erases the rest of the screen, after the last line.
 const WIPE_BELOW: &str = "\x1b[J";
 /// Time after an escape within which the remaining bytes of a key may arrive.
 const ESCAPE_WAIT: Duration = Duration::from_millis(50);
