@@ -11,7 +11,7 @@ const HEAD: &str = "# Written by viaduct fleet: changes belong into its base.\n\
 /// Adds the members of the roster to the base.
 ///
 /// # Errors
-/// The base is no TOML, or has members itself.
+/// The base is no TOML, has no `[site]`, or has members itself.
 pub fn compose(base: &str, roster: &Roster) -> Result<String> {
     let mut file: Table = base.parse().context("the base is no TOML")?;
     let site = file.get_mut("site").and_then(Value::as_table_mut).context("there is no [site]")?;

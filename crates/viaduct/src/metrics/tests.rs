@@ -183,7 +183,7 @@ fn check(expr: &str, metrics: &Metrics) -> Result<BTreeSet<String>, String> {
     Ok(all)
 }
 
-/// Names between `before` and the first character that is none of a name.
+/// Names that follow `before`, each up to the first character that no name has.
 fn names_after<'a>(text: &'a str, before: &str) -> Vec<&'a str> {
     let parts = text.split(before).skip(1);
     parts

@@ -36,8 +36,9 @@ impl Capture {
 #[derive(Clone, Copy)]
 struct Interface {
     link: Linktype,
-    /// Units of time per second, and offset of all times in seconds.
+    /// Units of time per second.
     resolution: u64,
+    /// Offset of all times, in seconds.
     offset: i64,
 }
 

@@ -23,7 +23,7 @@ pub struct Path {
 /// Results for all paths.
 #[derive(Clone, Debug, Serialize)]
 pub struct Findings {
-    /// Assumed round-trip time of flows, in milliseconds.
+    /// Round-trip time of flows, as given, measured or assumed, in milliseconds.
     rtt_ms: f64,
     /// True if losses in full queues are distinguished from random ones, which requires captures of
     /// both ends.

@@ -27,9 +27,11 @@ const CLOCK_MARGIN: Duration = Duration::from_secs(1);
 
 /// Comparison of two captures.
 pub struct Pair {
-    /// Packets as they cross the link, in order.
+    /// Packets as they cross the link: those that the near end has captured, then the others.
     pieces: Vec<Piece>,
+    /// Source addresses at the near end.
     from_near: HashSet<IpAddr>,
+    /// True if it is known which addresses are at which end.
     ends_known: bool,
     /// Number of packets that are in both captures.
     pub matched: usize,

@@ -21,9 +21,11 @@ const MAX_PATHS: usize = 8;
 /// State of one direction of a connection.
 #[derive(Default)]
 struct Flow {
-    /// Sequence number after the last byte seen, relative to the first byte.
+    /// Sequence number after the highest byte seen, relative to `first`.
     next: u64,
+    /// Sequence number of the first byte seen.
     first: u32,
+    /// Length of the longest segment of data so far.
     size: u64,
     /// Index of the event of each segment of data, by the start of the segment.
     seen: BTreeMap<u64, usize>,
@@ -110,8 +112,9 @@ impl Flow {
     }
 }
 
-/// Time between SYN and SYN-ACK, or between SYN-ACK and ACK, whichever is longer: one of the two
-/// hosts may be near the point of capture, and the other one across the link.
+/// Round-trip time: the shortest time between a SYN and its SYN-ACK, or the shortest time between a
+/// SYN-ACK and its ACK, whichever is longer. One of the two hosts may be near the point of capture,
+/// and the other one across the link.
 fn rtt(packets: &[Packet]) -> Option<Duration> {
     let mut opened: HashMap<Ends, Duration> = HashMap::new();
     let mut trips = Vec::new();

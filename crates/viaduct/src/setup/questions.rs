@@ -287,7 +287,8 @@ impl Setup {
         Some(SocketAddr::new(if own.is_permanent { own.ip } else { any }, port))
     }
 
-    /// Address at which the other site reaches this one; `None` if NAT may hide this site from it.
+    /// Address at which the other site reaches this one; `None` if NAT may hide this site from it,
+    /// or no address is known.
     fn own_endpoint(&self) -> Option<String> {
         if let Some(given) = &self.endpoint {
             return Some(given.clone());
