@@ -50,7 +50,7 @@ pub struct FleetArgs {
     /// Give the slices of this box to others
     #[arg(long)]
     drain: bool,
-    /// Slices that this box has while it is there
+    /// Slices that this box owns while it is alive and not drained
     #[arg(long, value_name = "PREFIX", value_delimiter = ',')]
     slices: Vec<IpNet>,
 }

@@ -25,7 +25,8 @@ use viaduct_proto::repair::cache::Query;
 const MAX_QUERIES: u32 = 2_000;
 /// Maximum number of cached packets that are examined per second: a fraction of a core's time.
 const MAX_EXAMINED: usize = 4_000_000;
-/// Size of the receive buffer: longer than any query, which has a head and up to 64 times 32 bytes.
+/// Maximum length of a query in bytes, enough for 64 strings of 63 bytes. Longer queries are
+/// truncated.
 const MAX_QUERY: usize = 4_096;
 
 /// Counters, shared with the status page.

@@ -57,7 +57,7 @@ pub struct Config {
     /// Number of lanes that packets to and from each peer are divided into, unless the peer wants
     /// more. There is at least one for each worker.
     pub lanes: LaneCount,
-    /// Memory for packets in bytes: of all peers and both taps together.
+    /// Memory for packets in bytes: of all peers and all taps together.
     pub memory: usize,
     /// Directory for the control socket and the journal of changes.
     pub run_dir: PathBuf,

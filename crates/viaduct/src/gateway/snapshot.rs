@@ -11,7 +11,7 @@ use viaduct_proto::repair::stats::PeerStats;
 use viaduct_proto::repair::{Clocks, PeerFacts, Plane, PlaneStats};
 use viaduct_sys::socket::udp::SendReport;
 
-/// Counters of the shell around the packet plane, since the gateway started.
+/// Counters of the shell around the packet plane, since the process started.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Shell {
     /// Outgoing packets that were not captured because the tap was full: forwarded, not protected.

@@ -18,7 +18,7 @@ use crate::engine::snapshot::ProxyStatus;
 /// publishes them ten times a second.
 const HANGS_AFTER: f64 = 2.0;
 
-/// Counters of the packet cache's service, since the gateway started.
+/// Counters of the packet cache's service, since the process started.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CacheStats {
     /// Queries that were looked up.
@@ -57,7 +57,7 @@ pub struct Status {
     /// `max_overhead` of each peer, if its code adapts to the losses.
     #[serde(default)]
     pub max_overhead: Vec<Option<f64>>,
-    /// Time since the gateway started, in seconds.
+    /// Time since the process started, in seconds.
     pub uptime: f64,
     /// Number of packet threads.
     #[serde(default)]

@@ -6,7 +6,8 @@ use super::colours::Colours;
 const GAP: usize = 2;
 /// Minimum width of the last column. Other columns are dropped to make room for it.
 const MIN_LAST: usize = 12;
-/// Text of a cell without a value. A column that has only such or empty cells is not shown.
+/// Text of a cell without a value. A column that has only such or empty cells is not shown, unless
+/// its rank is 0.
 pub const NONE: &str = "-";
 
 /// Column of a table.
