@@ -127,7 +127,7 @@ pub struct Peer {
     pub rate: Option<u64>,
     /// True if TCP connections to and from the peer are split.
     pub split: bool,
-    /// Encoding of the packets to the peer; `None` if there are no repairs of them.
+    /// Encoding of the packets to the peer; `None` if they are sent without repairs.
     pub coding: Option<Coding>,
     /// True if packets are kept so short that each repair fits one datagram.
     pub lower_mtu: bool,

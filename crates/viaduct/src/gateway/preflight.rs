@@ -22,7 +22,7 @@ const MAX_CHECKED_ROUTES: usize = 16;
 /// Bits of the effective capabilities (`linux/capability.h`).
 const CAPABILITIES: [(u32, &str); 2] = [(12, "CAP_NET_ADMIN"), (13, "CAP_NET_RAW")];
 
-/// MTU of the interface towards the peers, in bytes; the lower one, if there are two.
+/// MTU of the interface towards the peers, in bytes; the lower MTU, if there are two WANs.
 pub fn wan_mtu(config: &Config) -> Result<usize> {
     let mtus = config.interfaces().map(mtu_of).collect::<Result<Vec<_>>>()?;
     Ok(mtus.into_iter().min().unwrap_or_default())

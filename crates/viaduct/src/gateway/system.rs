@@ -179,9 +179,9 @@ impl System {
     }
 
     /// Replaces the MTU and MSS limits in force with those that `site` needs. Changes that another
-    /// program has undone are made again. If there is no route to a peer yet, its MTU is lowered
-    /// once the route exists ([`System::retry`], [`System::wait_reason`]). Errors: a rule cannot be
-    /// made. The previous MSS clamps are restored, if possible ([`System::is_complete`]).
+    /// program has undone are made again. If there is no route to a peer yet, the MTU of that
+    /// route is lowered once it exists ([`System::retry`], [`System::wait_reason`]). Errors: a rule
+    /// cannot be made. The previous MSS clamps are restored, if possible ([`System::is_complete`]).
     pub fn apply(&mut self, site: &Site) -> Result<()> {
         let room = Room::new(site)?;
         self.changes.repeat(self.mark)?;

@@ -15,7 +15,7 @@ use super::snapshot::Shell;
 use super::taps::Taps;
 use super::upgrade::HeldPackets;
 
-/// Maximum number of packets read from a tap before the other gets its turn.
+/// Maximum number of packets read from a tap before the other tap gets its turn.
 pub(super) const BATCH: usize = 256;
 /// Maximum age of the copy of an outgoing packet that is encoded. The repairs of an older copy
 /// would come too late, and would take CPU time from the forwarding of further packets.

@@ -59,7 +59,7 @@ pub(super) fn peers(
     Ok((peers, warnings))
 }
 
-/// Peer with one gateway.
+/// Gateway of a peer site, from a table without members.
 pub(super) fn peer(
     mut table: PeerTable,
     site: &Config,

@@ -4,8 +4,8 @@
 //!   handover::Upgrader ──▶ GatewayHandover ── Export, Pause ──▶ packet thread
 //!                              │ ControlRequest ──▶ control side
 //!                              ┊ messages
-//!   handover::Takeover ──▶ takeover: new packet thread, which hears what the old one hears, and
-//!                          sends nothing until it takes the sessions over
+//!   handover::Takeover ──▶ takeover: new packet thread, which receives what the old one receives,
+//!                          and sends nothing until it takes the sessions over
 //! ```
 //!
 //! Each thread has its own taps, so the new thread's store and decoder are filled when it takes
