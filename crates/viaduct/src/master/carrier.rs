@@ -20,7 +20,7 @@ pub enum Carrier {
     /// A shared master.
     Shared(Arc<MasterClient>),
     /// The workers in this process, nested under a parent master. Flows that the [`Rules`] let go
-    /// direct skip them, and are carried by the parent only.
+    /// direct skip these workers, and are carried by the parent only.
     Nested(Workers, Arc<NestedMaster>, Box<Rules>),
 }
 
@@ -38,7 +38,7 @@ impl Carrier {
 
     /// Applies the options that a program has set on its socket to the connections of its flow. A
     /// shared master gets options with the connect only, because it does not know the sockets of
-    /// its flows. A run that carries its own flows has a single worker.
+    /// its flows. A run that carries its own flows has a single worker, the first.
     pub fn mirror(&self, socket_id: SocketId, mirrored: Mirrored) {
         if let Carrier::Own(workers) | Carrier::Nested(workers, ..) = self {
             workers.first().send(WorkerCommand::Mirror(socket_id, Box::new(mirrored)));

@@ -136,7 +136,8 @@ impl MasterClient {
         }
     }
 
-    /// Handles messages of the master, and of each successor with the same welcome as `promised`.
+    /// Handles messages of the master, and of each successor with the rules and offload that are
+    /// `promised`.
     fn run(&self, mut socket: Arc<OwnedFd>, promised: &Welcome) {
         let name = &self.connector.name;
         loop {

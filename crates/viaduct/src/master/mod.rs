@@ -171,8 +171,8 @@ pub fn socket_path(run_dir: &Path, name: &str) -> PathBuf {
     run_dir.join(format!("{name}.master"))
 }
 
-/// Path of the socket of the master `name`: this user's, or the system's or root's if only that one
-/// exists.
+/// Path of the socket of the master `name`: the first that exists of this user's, the system's and
+/// root's. If there is none, this user's.
 pub fn find_socket(run_dir: &Path, name: &str) -> PathBuf {
     let own = socket_path(run_dir, name);
     let others = [SYSTEM, ROOT].map(|directory| socket_path(Path::new(directory), name));

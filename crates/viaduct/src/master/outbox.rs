@@ -83,8 +83,8 @@ impl Outbox {
         self.items.send(Item::Message(down)).map_err(|_| io::ErrorKind::BrokenPipe.into())
     }
 
-    /// Waits while too many messages are unsent. Returns false if the run has gone, or has read
-    /// nothing for a long time.
+    /// Waits while [`MAX_UNREAD`] messages are unsent. Returns false if the run has gone, or has
+    /// read nothing for [`READ_TIMEOUT`].
     pub(super) fn await_room(&self) -> bool {
         let mut progress = self.state.progress();
         while progress.unread >= MAX_UNREAD && !progress.has_gone {

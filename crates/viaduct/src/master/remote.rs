@@ -19,8 +19,9 @@ use super::quota::Permit;
 use crate::engine::flow_socket::FlowSocket;
 use crate::engine::wrapped::{PendingConnect, Program};
 
-/// Minimum number of channels at which those no longer in use are removed.
-const MAX_REMEMBERED: usize = 64;
+/// Minimum number of channels at which those no longer in use are removed. This happens whenever
+/// the number is a power of two.
+const MIN_CHANNELS_CLEANUP: usize = 64;
 
 /// Program whose side of a flow is kept by a run.
 #[derive(Debug)]
@@ -118,7 +119,7 @@ pub(super) struct FlowChannels(HashMap<u64, Weak<FlowChannel>>);
 impl FlowChannels {
     /// Creates the channel of arrival `of`.
     pub(super) fn add(&mut self, of: u64, out: &Outbox) -> Arc<FlowChannel> {
-        if self.0.len() >= MAX_REMEMBERED && self.0.len().is_power_of_two() {
+        if self.0.len() >= MIN_CHANNELS_CLEANUP && self.0.len().is_power_of_two() {
             self.0.retain(|_, channel| channel.strong_count() > 0);
         }
         let channel = Arc::new(FlowChannel { of, out: out.clone(), waiting: Mutex::default() });
@@ -143,6 +144,7 @@ struct Slot(Mutex<SlotState>);
 
 #[derive(Default)]
 struct SlotState {
+    /// Answer of the run, until it is taken; `Some(None)` if the run has no socket for a flow.
     result: Option<Option<RemoteProgram>>,
     callback: Option<Box<dyn FnOnce() + Send>>,
 }

@@ -56,7 +56,7 @@ struct Service {
     quota: Arc<Quota>,
 }
 
-/// Rate limit, for each user, of the warnings about rejected runs.
+/// Rate limit, for each user, of the warnings about the user's runs.
 static REFUSED: RateLimitedLog<u32> = RateLimitedLog::new(4);
 
 impl RunListener {

@@ -24,9 +24,9 @@ use viaduct_sys::netns::capture_ns::{
 use viaduct_sys::process::{inherited_fds, memory};
 use viaduct_sys::socket::seqpacket;
 
-/// Maximum length of an answer, which may be an error text.
+/// Maximum length of an answer in bytes; an answer may be an error text.
 const MAX_ANSWER: usize = 512;
-/// Maximum length of a request; the one with the routes is the longest.
+/// Maximum length of a request in bytes; the one with the routes is the longest.
 const MAX_REQUEST: usize = 32 << 10;
 /// Message that carries a socket; the answer follows in the next message.
 const SOCKET: &[u8] = b"socket";
@@ -34,14 +34,17 @@ const SOCKET: &[u8] = b"socket";
 /// First byte of the holder's first answer if a namespace was opened; it is followed by a byte for
 /// each descriptor sent along. Any other first answer is an error text.
 const READY: u8 = b'!';
-/// Kinds of descriptors: the namespace's uplink, its loopback interface for IPv6, notices of closed
-/// UDP sockets, and the lookup of UDP sockets.
+/// Kind of a descriptor: the namespace's uplink.
 const OUT: u8 = b'o';
+/// Kind of a descriptor: the namespace's loopback interface, for IPv6.
 const V6: u8 = b'6';
+/// Kind of a descriptor: notices of closed UDP sockets.
 const GONE: u8 = b'g';
+/// Kind of a descriptor: lookup of UDP sockets.
 const LOOKUP: u8 = b'l';
-/// Further kinds: notices of closed listeners, and the lookup of listeners.
+/// Kind of a descriptor: notices of closed listeners.
 const CLOSED: u8 = b'c';
+/// Kind of a descriptor: lookup of listeners.
 const FIND: u8 = b'f';
 
 #[derive(Debug, Serialize, Deserialize)]

@@ -119,8 +119,8 @@ fn is_of_user(path: &Path) -> bool {
     parts.next().is_some() && USER_LAUNCHERS.iter().any(|of| parts.as_path() == Path::new(of))
 }
 
-/// Returns whether a socket is bound at `path`, without connecting to it: a connect with another
-/// socket type always fails, but its error tells whether a socket is bound.
+/// Returns whether a socket is bound at `path`, without connecting to its daemon. Daemons listen on
+/// stream sockets, to which a datagram socket cannot connect: `EPROTOTYPE` means that one is bound.
 fn is_alive(path: &str) -> bool {
     let (family, flags) = (AddressFamily::UNIX, SocketFlags::CLOEXEC);
     let Ok(socket) = rustix::net::socket_with(family, SocketType::DGRAM, flags, None) else {

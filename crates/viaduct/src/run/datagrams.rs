@@ -56,7 +56,7 @@ pub fn notice(plan: &Plan, why: &str) -> String {
 /// Returns the reason why datagrams cannot go through this chain, if there is one.
 pub fn unsupported(plan: &Plan) -> Option<String> {
     if plan.streams_alone {
-        return Some("the shared master is strict, and carries streams only".to_owned());
+        return Some("the shared master carries streams only".to_owned());
     }
     let alone: Vec<&str> = streams_alone(&plan.chain).collect();
     let before = plan.chain.split_last().map(|(_, before)| before).unwrap_or_default();

@@ -44,8 +44,9 @@ const POLL_INTERVAL: Duration = Duration::from_millis(200);
 const REPORT_DELAY: Duration = Duration::from_millis(20);
 /// Maximum delay of a report for connections with kernel offload that have not ended yet.
 const MAX_CLOSE_WAIT: Duration = Duration::from_secs(1);
-/// Exit statuses if the program does not exist, or cannot be executed.
+/// Exit status if the program does not exist.
 const NOT_FOUND: u8 = 127;
+/// Exit status if the program cannot be executed.
 const NOT_A_PROGRAM: u8 = 126;
 
 /// Connection to the wrapper, while the wrapper runs.

@@ -148,7 +148,7 @@ struct Plan {
     offload: Option<Offload>,
     /// Idle timeout of a datagram flow.
     datagram_idle: Duration,
-    /// Set if a shared master is strict: nothing may bypass it, and it carries streams only.
+    /// Set if nothing may bypass a shared master (`--strict`), which carries streams only.
     streams_alone: bool,
     report: Option<Report>,
 }

@@ -55,7 +55,7 @@ impl NameArgs {
     }
 }
 
-/// Returns whether a rule lets DNS queries go direct.
+/// Returns whether a rule for port 53 lets DNS queries go direct. Rules for all ports do not count.
 fn leave_dns_direct(rules: &Rules) -> bool {
     let asks = |line: &&viaduct_proto::wrap::Line| {
         line.fate == Fate::Leave
@@ -160,7 +160,8 @@ impl RemoteNames {
     }
 }
 
-/// Binds sockets of both families to the same port.
+/// Binds sockets of both families to the same port. Without IPv6, or a port that is free in both
+/// families, there is only the IPv4 socket.
 fn sockets() -> io::Result<(UdpSocket, Option<UdpSocket>)> {
     for _ in 0..16 {
         let v4 = UdpSocket::bind((Ipv4Addr::LOCALHOST, 0))?;

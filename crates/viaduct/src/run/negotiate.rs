@@ -26,12 +26,12 @@ pub struct NegotiateArgs {
     #[arg(long, conflicts_with = "require")]
     prefer: bool,
     /// Negotiate the handlers with each far end, and refuse flows whose far end lacks one of
-    /// these; if none is named, one of those that work at both ends only
+    /// these; if none is named, refuse those whose far end lacks a handler that both ends need
     #[arg(long, value_name = "HANDLER,...", num_args = 0..=1, require_equals = true,
           default_missing_value = "", value_delimiter = ',')]
     require: Option<Vec<String>>,
-    /// With --require, negotiate in the first bytes of each connection, not in its SYN, which
-    /// requires privilege; both ends must then have the same handlers. Default without privilege
+    /// With --require, negotiate in the first bytes of each connection, because options in its SYN
+    /// require privilege; both ends must then have the same handlers. Default without privilege
     #[arg(long, requires = "require")]
     greet: bool,
 }

@@ -39,8 +39,9 @@ use super::capture_ns::CaptureNs;
 use super::report::Report;
 use crate::master::carrier::Carrier;
 
-/// Event data of `wake` and of closed listeners. Other events have the cookie of a public listener.
+/// Event data of `wake`. Events of a public listener have its cookie.
 const WOKEN: u64 = 0;
+/// Event data of closed listeners.
 const CLOSED: u64 = u64::MAX;
 
 /// All public listeners of a run.
@@ -262,7 +263,8 @@ impl PublicListeners {
     }
 
     /// Returns whether the program that listens at `port` has set `SO_REUSEADDR`, or `SO_REUSEPORT`
-    /// if `whole_port`, on its socket. The listener in the capture namespace always has both.
+    /// if `whole_port`, on its socket; `None` if no program listens there. The listener in the
+    /// capture namespace always has both.
     pub fn reuse_option(&self, port: u16, whole_port: bool) -> Option<bool> {
         let list = self.list();
         let public = list.public_listeners.get(list.ports.get(&port)?.first()?)?;

@@ -16,7 +16,7 @@ use crate::engine::wrapped::{PendingConnect, Program};
 /// Outcome of a flow, in the order of a report.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum FlowOutcome {
-    /// The far end answered, and the bytes go through the handlers.
+    /// The bytes go through the handlers, and, for TCP, the far end has answered.
     Handled,
     /// Inbound to a program that listens, and accepted by the handlers.
     Inbound,
@@ -30,7 +30,7 @@ pub enum FlowOutcome {
     Unanswered,
     /// Direct, as the rules say.
     Direct,
-    /// Refused, as the rules say.
+    /// Refused, by the rules or because the negotiation of handlers failed.
     Refused,
 }
 

@@ -91,8 +91,9 @@ struct State {
     last_sweep: Instant,
     /// Addresses and routes of this host.
     own: Arc<SourceRoutes>,
-    /// Earliest time of the next read of the routes, and whether they may have changed.
+    /// Earliest time of the next read of the routes.
     next_routes_read: Instant,
+    /// True if the routes may have changed since they were last read.
     routes_changed: bool,
 }
 

@@ -98,7 +98,7 @@ impl Interposer {
         Ok(Interposer::Cgroup(group, held_udp, plan.rules.strict))
     }
 
-    /// Returns the counts of the programs' datagrams that handlers have released.
+    /// Returns the counts of the programs' datagrams; zeros if no datagrams go through handlers.
     pub fn datagram_counts(&self) -> DatagramCounts {
         let held = self.held_udp().map(HeldUdp::counts);
         held.or_else(|| Some(self.user_udp()?.counts())).unwrap_or_default()

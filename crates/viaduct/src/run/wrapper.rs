@@ -108,7 +108,9 @@ impl Wrapper {
 
     /// Forwards a signal to the program if a process has sent it. Signals of the terminal reach the
     /// program too, so they are not forwarded. The exception is SIGHUP when the terminal closes: it
-    /// goes to the session leader only, and is forwarded.
+    /// goes to the session leader only, and is forwarded. SIGCONT is forwarded unless its sender
+    /// has continued the program as well. SIGCHLD is never forwarded: it is about this process's
+    /// child.
     fn forward(&self, ReceivedSignal { signal, sent }: ReceivedSignal) {
         let ours = signal == SIGCHLD;
         let alone = signal == SIGCONT || signal == SIGHUP && supervise::leads_session();

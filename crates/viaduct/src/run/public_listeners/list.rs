@@ -28,7 +28,8 @@ pub(super) struct List {
 #[derive(Debug)]
 pub(super) struct PublicListener {
     pub(super) listener: TcpListener,
-    /// Cookie of the program's original socket.
+    /// Cookie of `listener`: the program's original socket, or one opened here in place of a
+    /// public listener that has been closed.
     pub(super) cookie: u64,
     pub(super) port: u16,
     pub(super) is: Socket,
