@@ -65,8 +65,9 @@ pub(super) struct Peer {
     pub(super) arrivals: VecDeque<(usize, Address, Option<SocketAddr>)>,
     /// True if a link has come up since this flag was last cleared.
     pub(super) has_come_up: bool,
-    /// Number of streams that the peer has denied, and destination of the last one.
+    /// Number of streams that the peer has denied.
     denied: u64,
+    /// Destination of the last stream that the peer has denied.
     denied_last: Option<Address>,
 }
 

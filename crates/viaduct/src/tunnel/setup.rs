@@ -111,7 +111,7 @@ impl Tunnels {
         self.add(transport, from, None, now)
     }
 
-    /// Unauthenticated links, the oldest first.
+    /// Unauthenticated links, over QUIC or else over TCP, the oldest first.
     fn strangers(&self, quic: bool) -> Vec<(usize, Source)> {
         let is = |link: &Link| {
             link.is_stranger() && matches!(link.transport, Transport::Quic(_)) == quic
@@ -215,7 +215,8 @@ impl Tunnels {
         Ok(true)
     }
 
-    /// Returns the tunnel that a HELLO belongs to, a new one if the peer has restarted.
+    /// Returns the tunnel that a HELLO belongs to: a new one if this is the first link since the
+    /// peer's process started.
     fn far_peer(&mut self, key: PublicKey, hello: Hello) -> SharedPeer {
         self.far.retain(|peer| !peer.lock().is_idle());
         let same = |peer: &&SharedPeer| peer.lock().is(key, hello.instance);

@@ -17,9 +17,10 @@ pub struct TunnelCounters {
     /// first failure.
     #[serde(default)]
     pub down: Option<String>,
-    /// Streams that the far end denied, and destination of the last one.
+    /// Number of streams that the far end denied.
     #[serde(default)]
     pub denied: u64,
+    /// Destination of the last stream that the far end denied.
     #[serde(default)]
     pub denied_last: Option<String>,
     /// Totals of the tunnel.

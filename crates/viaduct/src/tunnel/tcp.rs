@@ -50,9 +50,11 @@ pub(super) struct TcpLink {
     pub(super) plain_in: Vec<u8>,
     /// Frames to be sealed.
     plain_out: Vec<u8>,
-    /// Sealed records, and the number of their bytes that are written.
+    /// Sealed records.
     sealed: Vec<u8>,
+    /// Number of bytes of `sealed` that are written.
     written: usize,
+    /// Limit of unsent data in the socket, in bytes.
     ahead: usize,
     /// Time for which the unsent data should last.
     lasts: Duration,

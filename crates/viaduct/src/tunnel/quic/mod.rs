@@ -2,8 +2,8 @@
 //! that a lost packet delays only the streams whose bytes it carried.
 //!
 //! ```text
-//!   UDP socket ── Endpoint ──┬── Connection ── lanes ── Tunnel     one socket for all of a loop's
-//!                            └── Connection ── lanes ── Tunnel
+//!   UDP socket ── Endpoint ──┬── Connection ── lanes ── Tunnel     one socket for all links of
+//!                            └── Connection ── lanes ── Tunnel     a loop
 //! ```
 //!
 //! | file | noun |
@@ -66,9 +66,10 @@ const SEGMENTS: usize = 32;
 /// detected a quarter of a round trip later.
 const LATE: f32 = 1.25;
 const PACKETS: u32 = u32::MAX >> 1;
-/// Number of packets that the peer acknowledges together, and maximum delay of an acknowledgement.
-const ACKNOWLEDGED: u32 = 20;
-const ACKNOWLEDGE: Duration = Duration::from_millis(2);
+/// Number of packets that the peer acknowledges together.
+const ACK_THRESHOLD: u32 = 20;
+/// Maximum delay of an acknowledgement of the peer.
+const MAX_ACK_DELAY: Duration = Duration::from_millis(2);
 /// Interval of probes on an idle connection, which also tell the peer about a new address. The
 /// connection is given up only after the loss of at least four.
 const KEEP_ALIVE: Duration = Duration::from_secs(2);
@@ -277,8 +278,8 @@ fn transport(settings: &TunnelSettings, streams: u32) -> anyhow::Result<Transpor
 fn acknowledgements() -> AckFrequencyConfig {
     let mut config = AckFrequencyConfig::default();
     config
-        .ack_eliciting_threshold(VarInt::from_u32(ACKNOWLEDGED))
-        .max_ack_delay(Some(ACKNOWLEDGE))
+        .ack_eliciting_threshold(VarInt::from_u32(ACK_THRESHOLD))
+        .max_ack_delay(Some(MAX_ACK_DELAY))
         .reordering_threshold(VarInt::from_u32(0));
     config
 }

@@ -90,17 +90,20 @@ pub(super) struct Bbr {
     path: Path,
     /// Rate when it last grew by [`FULL_BW_GROWTH`], and number of rounds since.
     full_bw: (f64, u32),
-    /// Pacing gain of ProbeBW_UP, and the rate at the start of the probe.
+    /// Pacing gain of ProbeBW_UP.
     probe_gain: f64,
+    /// Rate at the start of the last ProbeBW_UP, in bytes a second; infinite before the first.
     probe_start_rate: f64,
     /// True if a queue stood throughout the last round.
     queue_stood: bool,
     window: u64,
+    /// Bound of the bytes in flight after loss beyond [`LOSS_THRESH`].
     inflight_hi: Option<u64>,
-    /// In this round: bytes lost, bytes in flight at the first loss, and bytes delivered before
-    /// the round.
+    /// Bytes lost in this round.
     lost: u64,
+    /// Bytes in flight at the first loss in this round.
     in_flight_at_loss: u64,
+    /// Bytes delivered before this round.
     round_start: u64,
 }
 
@@ -203,8 +206,9 @@ impl Bbr {
             State::ProbeBw(phase, since) => {
                 let long = now.saturating_duration_since(since) >= rtt;
                 let over = match phase {
-                    // UP ends when the path was probed, when it loses packets, or when there is
-                    // too little to send.
+                    // UP continues with the large gain as soon as it finds more bandwidth. It ends,
+                    // after at least a round trip, when the path was probed, when it loses
+                    // packets, or when there is too little to send.
                     0 if self.probe_gain < MAX_PROBE_UP_PACING_GAIN && self.found_bandwidth() => {
                         self.probe_gain = MAX_PROBE_UP_PACING_GAIN;
                         false

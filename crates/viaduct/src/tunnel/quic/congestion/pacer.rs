@@ -7,7 +7,8 @@ use viaduct_proto::time::Instant;
 /// Size of a burst: as many bytes as leave in this time, but at least [`MIN_BURST`] packets.
 const BURST: Duration = Duration::from_millis(1);
 const MIN_BURST: u64 = 2;
-/// Size of a burst after a pause: the bytes that leave in this time, or [`AT_ONCE`] packets.
+/// Size of a burst after a pause: the bytes that leave in this time, but at least [`AT_ONCE`]
+/// packets.
 const PAUSE: Duration = Duration::from_millis(4);
 const AT_ONCE: u64 = 10;
 /// Maximum delay for which extra bytes are allowed if the pacer is called late after a wait,

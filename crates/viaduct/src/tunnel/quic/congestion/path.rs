@@ -33,10 +33,11 @@ pub(super) struct Path {
 /// Consequences of a sample.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Seen {
-    /// `round`: a round has ended. `stood`: a queue of more than 1/25 of a round trip stood
-    /// throughout that round. `queue`: one of more than 1/8 of a round trip did.
+    /// True if a round has ended.
     pub(super) round: bool,
+    /// True if a queue of more than 1/25 of a round trip stood throughout that round.
     pub(super) stood: bool,
+    /// True if a queue of more than 1/8 of a round trip stood throughout that round.
     pub(super) queue: bool,
     /// True if the shortest round trip was measured too long ago; the current one replaces it.
     pub(super) stale: bool,

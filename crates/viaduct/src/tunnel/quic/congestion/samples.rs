@@ -27,8 +27,9 @@ pub(super) struct Sample {
     pub(super) rate: Option<f64>,
     /// True if the sender was application-limited, in which case the path may be faster.
     pub(super) limited: bool,
-    /// Bytes delivered when the packet was sent, and bytes delivered now.
+    /// Bytes delivered when the newest acknowledged packet was sent.
     pub(super) before: u64,
+    /// Bytes delivered now.
     pub(super) delivered: u64,
     /// Bytes acknowledged together.
     pub(super) acked: u64,
@@ -47,10 +48,11 @@ pub(super) struct Samples {
     first_at: Instant,
     /// Samples are application-limited until this many bytes are delivered; 0 if they are not.
     limited_until: u64,
-    /// State of the current batch of acknowledgements: bytes, the acknowledged packet that was sent
-    /// last, and the shortest round trip.
+    /// Bytes acknowledged in the current batch of acknowledgements.
     acked: u64,
+    /// Packet that was sent last of those acknowledged in the current batch.
     newest: Option<Sent>,
+    /// Shortest round trip in the current batch.
     rtt: Option<Duration>,
 }
 

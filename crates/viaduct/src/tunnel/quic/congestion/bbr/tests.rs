@@ -16,19 +16,24 @@ struct World {
     now: Instant,
     bbr: Bbr,
     pacer: Pacer,
-    /// Rate in bytes a second, buffer in bytes, round trip in seconds, and the number of
-    /// packets of which one is lost (0: none).
+    /// Rate of the bottleneck, in bytes a second.
     rate: f64,
+    /// Maximum length of the queue, in bytes.
     buffer: u64,
+    /// Round trip without a queue, in seconds.
     rtt: f64,
+    /// Number of packets of which one is lost; 0: none is lost.
     lose: u64,
-    /// Bytes a second that the source produces, and bytes that it has ready.
+    /// Bytes a second that the source produces.
     source: f64,
+    /// Bytes that the source has ready.
     budget: f64,
+    /// Send times of the packets in the queue.
     queue: VecDeque<Instant>,
     credit: f64,
-    /// Times at which the sender learns of arrivals and of losses, each with the send time.
+    /// Times at which the sender learns of arrivals, each with the send time.
     acks: VecDeque<(Instant, Instant)>,
+    /// Times at which the sender learns of losses, each with the send time.
     losses: VecDeque<(Instant, Instant)>,
     in_flight: u64,
     limited: bool,
