@@ -6,8 +6,9 @@ use std::net::TcpListener;
 use anyhow::{Context, Result, anyhow};
 use viaduct_sys::socket::tcp::LongHaul;
 
-/// Checks that the kernel knows, or can load, the congestion control that `option` names. Errors:
-/// the name is unknown; lists the available names.
+/// Checks that the kernel knows, or can load, the congestion control `name`, which is the value of
+/// `option`. Errors: the name is unknown, in which case the error lists the available ones; or it
+/// cannot be tried.
 pub fn check(option: &str, name: &str) -> Result<()> {
     let probe =
         TcpListener::bind("127.0.0.1:0").with_context(|| format!("{option}: cannot be tried"))?;

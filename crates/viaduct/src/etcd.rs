@@ -99,7 +99,8 @@ impl Etcd {
         decoded(&first.value)
     }
 
-    /// Reads all keys below this one, and their values. Errors: as [`Etcd::read`].
+    /// Reads all keys below this one, and their values; empty if there are none. Errors: the error
+    /// of the last endpoint, or a key or value is invalid.
     pub async fn list(&self) -> Result<Vec<Entry>> {
         // The range ends before `0`, the character that follows `/`.
         let (first, end) = (format!("{}/", self.key), format!("{}0", self.key));
@@ -113,26 +114,28 @@ impl Etcd {
         range.kvs.iter().map(entry).collect()
     }
 
-    /// Stores a value below this key until the lease expires. Errors: as [`Etcd::read`].
+    /// Stores a value below this key until the lease expires. Errors: the error of the last
+    /// endpoint.
     pub async fn put(&self, entry: &Entry, lease: &str) -> Result<()> {
         let key = format!("{}/{}", self.key, entry.name);
         let asked = json!({"key": encoded(&key), "value": encoded(&entry.value), "lease": lease});
         self.ask::<Value>("kv/put", &asked).await.map(drop)
     }
 
-    /// Takes a lease, and returns its number. Errors: as [`Etcd::read`].
+    /// Takes a lease, and returns its number. Errors: as [`Etcd::put`].
     pub async fn grant(&self, ttl: Duration) -> Result<String> {
         let granted: Lease = self.ask("lease/grant", &json!({"TTL": ttl.as_secs()})).await?;
         Ok(granted.id)
     }
 
-    /// Renews a lease; returns false if it has expired. Errors: as [`Etcd::read`].
+    /// Renews a lease; returns false if it has expired. Errors: as [`Etcd::put`].
     pub async fn renew(&self, lease: &str) -> Result<bool> {
         let renewed: Streamed<Lease> = self.ask("lease/keepalive", &json!({"ID": lease})).await?;
         Ok(renewed.result.ttl.is_some_and(|ttl| ttl != "0"))
     }
 
-    /// Sends a request to the first endpoint that answers, and parses the answer.
+    /// Sends a request to one endpoint after the other, until one gives a valid answer. Errors: the
+    /// error of the last endpoint.
     async fn ask<T: DeserializeOwned>(&self, what: &str, asked: &Value) -> Result<T> {
         let (mut failed, body) = (anyhow!("there is no endpoint"), asked.to_string());
         for &endpoint in &self.endpoints {

@@ -50,7 +50,7 @@ pub enum KeyCommand {
         /// Length of a period, 10s to 366d
         #[arg(long, value_name = "TIME", default_value = root_secrets::PERIOD)]
         period: String,
-        /// Add a root to this file instead, which replaces the last one
+        /// Add a root, which replaces the last one, to this file instead of making a new file
         #[arg(long, value_name = "FILE", conflicts_with_all = ["out", "period"])]
         add: Option<PathBuf>,
         /// Time from now until the added root is used: by then all replicas must have the file
@@ -172,8 +172,9 @@ fn refused(out: &Path, error: io::Error) -> anyhow::Error {
     }
 }
 
-/// Path from which the secret file `file` is read: itself, or the copy that the service manager
-/// gives to a service that runs as another user (`LoadCredential=keys:/etc/viaduct` of systemd).
+/// Path from which the secret file `file` is read: `file` itself, or, if this user may not read it,
+/// the copy that the service manager gives to the service (`LoadCredential=keys:/etc/viaduct` of
+/// systemd).
 pub fn accessible(file: &Path) -> PathBuf {
     let copy = || {
         let directory = PathBuf::from(std::env::var_os("CREDENTIALS_DIRECTORY")?);

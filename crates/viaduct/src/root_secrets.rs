@@ -89,7 +89,8 @@ pub fn new_file(period: &str, secret: [u8; 32], now: SystemTime) -> Result<Strin
 }
 
 /// Text of a file with one more root, with which replicas seal from `from` on. Roots without an
-/// effect are not removed. Errors: the text is no valid file, or has as many roots as are allowed.
+/// effect are not removed. Errors: the text is no valid file, has as many roots as are allowed, or
+/// has a root that begins at `from`.
 pub fn add_root(text: &str, secret: [u8; 32], from: SystemTime) -> Result<String> {
     let (_, _, roots) = read(text)?;
     let last = roots.iter().max_by_key(|root| root.from).map_or(0, |root| root.number);

@@ -103,7 +103,7 @@ fn of_root(system: &Path) -> &Path {
 }
 
 /// Creates `directory` if it does not exist. Errors: `directory` belongs to another user than
-/// `user`, other users can enter it, or it is a file.
+/// `user`, other users have a permission on it, or it is a file or a link.
 fn own(directory: &Path, user: u32) -> io::Result<()> {
     match fs::DirBuilder::new().mode(0o700).create(directory) {
         Err(error) if error.kind() != io::ErrorKind::AlreadyExists => return Err(error),

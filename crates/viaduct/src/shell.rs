@@ -1,4 +1,4 @@
-//! Interface of the handlers to the system: files to read, and randomness.
+//! Interface of the handlers to the system: files, randomness, and overlay nodes.
 
 use std::sync::Arc;
 

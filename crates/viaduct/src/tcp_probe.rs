@@ -16,7 +16,8 @@ pub async fn connect(to: SocketAddr, preface: &[u8]) -> io::Result<()> {
 }
 
 /// Sends `preface`, and requests the head of `path` over HTTP, as the client `agent`. The caller
-/// limits the time. Errors: the connection failed, or the status is not below 400.
+/// limits the time. Errors: the connection failed, the answer is not HTTP, or its status is not
+/// from 200 to 399.
 pub async fn http(to: SocketAddr, preface: &[u8], path: &str, agent: &str) -> io::Result<()> {
     let mut stream = TcpStream::connect(to).await?;
     let request = format!(

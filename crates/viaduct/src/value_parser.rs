@@ -12,8 +12,9 @@ use viaduct_proto::units;
 
 /// Slowest permitted rate limit, in bits a second.
 const MIN_RATE: u64 = 1_000;
-/// Smallest buffer, and the largest that can be requested of the kernel, in bytes.
+/// Smallest buffer, in bytes.
 const MIN_BUFFER: u64 = 4 << 10;
+/// Largest buffer that can be requested of the kernel, in bytes.
 pub const MAX_BUFFER: usize = 1 << 30;
 /// Largest buffer of a tunnel, in bytes.
 const MAX_TUNNEL_BUFFER: u64 = 1 << 40;
@@ -24,7 +25,8 @@ const MAX_PACKET_MEMORY: u64 = 1 << 40;
 const MIN_MEMORY: u64 = 64 << 10;
 /// Longest time, in days: a hundred years.
 const MAX_DAYS: u64 = 36_500;
-/// Limits of `dead-after`: the user timeout counts milliseconds, keepalive probes seconds.
+/// Limits of `dead-after`: the kernel's interval of keepalive probes is in seconds, and its user
+/// timeout is a positive `int` of milliseconds.
 const DEAD_AFTER: RangeInclusive<Duration> =
     Duration::from_secs(1)..=Duration::from_secs(24 * 24 * 3600);
 /// Longest time that a loop may poll for events; falling asleep and waking up take far less time.

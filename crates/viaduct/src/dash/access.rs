@@ -96,9 +96,9 @@ impl Access {
         }
     }
 
-    /// Returns whether the request has exactly one `Host`, and whether this and the URI's
-    /// authority, if any, name this page. The port is not compared: it differs if a port
-    /// is forwarded.
+    /// Returns whether the request has exactly one `Host`, and whether both `Host` and the URI's
+    /// authority, if any, are a name of this page. The port is not compared: it differs if a
+    /// port is forwarded.
     fn names_us<B>(&self, request: &Request<B>, at: IpAddr) -> bool {
         let mut values = request.headers().get_all(HOST).iter();
         let (Some(value), None) = (values.next(), values.next()) else { return false };

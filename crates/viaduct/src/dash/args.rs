@@ -21,8 +21,8 @@ const MAX_TOKEN_FILE: u64 = 4 << 10;
 /// Options of `viaduct dash`.
 #[derive(Debug, clap::Args)]
 pub struct DashArgs {
-    /// Address of the page. Other hosts can reach any other than a loopback address, so these need
-    /// --token-file, --tls-cert and --tls-key
+    /// Address of the page. An address other than loopback needs --token-file, --tls-cert and
+    /// --tls-key, because other hosts can reach it
     #[arg(long, value_name = "ADDRESS:PORT", value_parser = socket_addr,
           default_value_t = SocketAddr::from((Ipv4Addr::LOCALHOST, DEFAULT_PORT)))]
     pub listen: SocketAddr,

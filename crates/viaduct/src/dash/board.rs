@@ -33,7 +33,7 @@ struct Head {
 struct List<'a> {
     services: Vec<Service<'a>>,
     trouble: Option<&'a str>,
-    /// Subjects beyond the maximum.
+    /// Number of subjects that are not in the list, because there are too many.
     left_out: usize,
 }
 
@@ -51,8 +51,9 @@ struct Entry<'a> {
     id: u64,
     kind: &'a str,
     name: &'a str,
-    /// State unless it is good, and the reason for it.
+    /// State, unless it is good.
     state: Option<&'a str>,
+    /// Reason of the state.
     reason: Option<&'a str>,
     /// Values of the kind's headline.
     values: Vec<f32>,

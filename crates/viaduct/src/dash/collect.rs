@@ -16,7 +16,7 @@ use crate::status::client::{self, ServiceStatus, Unread};
 pub(super) const MAX_SERVICES: usize = 64;
 /// Time within which a service must answer, shorter than the interval of samples.
 const ANSWER_TIMEOUT: Duration = Duration::from_millis(800);
-/// Maximum length of an answer: enough for 4096 peers.
+/// Maximum length of an answer in bytes: enough for 4096 peers.
 const MAX_ANSWER: u64 = 16 << 20;
 
 /// Name of a service, and its status or the reason why there is none.

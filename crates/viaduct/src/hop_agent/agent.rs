@@ -32,7 +32,7 @@ use crate::watchdog::Watchdog;
 const FIRST_USER: u32 = 1_879_048_192;
 /// Number of these user IDs.
 const USERS: u32 = 100_000;
-/// SYNs handled in a turn.
+/// Maximum number of SYNs handled in a turn.
 const MAX_SYNS: usize = 256;
 /// Interval of checks whether all processes have ended.
 const DRAIN_POLL: Duration = Duration::from_millis(20);

@@ -25,8 +25,9 @@ use crate::proxy;
 use crate::settings::Settings;
 use crate::text;
 
-/// Maximum size of a file of definitions, and of the config of one hop, in bytes.
+/// Maximum size of a file of definitions, in bytes.
 const MAX_FILE: u64 = 64 << 20;
+/// Maximum size of the config of one hop in a directory, in bytes.
 const MAX_CONFIG: u64 = 1 << 20;
 /// Maximum number of hops.
 const MAX_HOPS: usize = 10_000;

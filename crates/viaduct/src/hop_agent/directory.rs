@@ -20,7 +20,8 @@ use rustix::thread::{Gid, Uid};
 /// created if they are missing.
 ///
 /// # Errors
-/// `all` is a link, or of another user; or the directory cannot be made.
+/// `all` or the hop's directory is a link, `all` belongs to another user, or a directory cannot be
+/// made.
 pub fn open(all: &Path, name: &str, user: u32) -> io::Result<OwnedFd> {
     let all = open_or_make(CWD, all)?;
     if fstat(&all)?.st_uid != geteuid().as_raw() {

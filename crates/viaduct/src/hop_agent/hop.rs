@@ -30,8 +30,9 @@ use crate::proxy::confinement;
 
 /// Backlog of a listener.
 const BACKLOG: u32 = 1024;
-/// Pause after a failure, which doubles with each further failure, and its maximum.
+/// Pause after the first failure. Each further failure doubles it.
 const RESTART_DELAY: Duration = Duration::from_millis(100);
+/// Maximum pause after a failure.
 const MAX_RESTART_DELAY: Duration = Duration::from_secs(10);
 /// Uptime of a process after which its failure counts as the first one.
 const MIN_UPTIME: Duration = Duration::from_secs(30);

@@ -14,6 +14,7 @@
 //! | here | options |
 //! | `definition` | definitions of hops, and their checks |
 //! | `hop` | a hop: its listeners, its process, its counters |
+//! | `directory` | directories of the hops |
 //! | `agent` | event loop |
 //! | `readiness` | readiness of the tap, listeners and processes |
 //! | `syns` | tap of the SYNs to all hops |

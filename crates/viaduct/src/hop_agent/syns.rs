@@ -11,9 +11,10 @@ use viaduct_proto::split::syn::Syn;
 use viaduct_sys::capture::filter::SynFilter;
 use viaduct_sys::capture::syn::{SNAP, SynTap};
 
-/// Maximum number of ports, and of prefixes, in the kernel's filter. If there are more ports, the
-/// filter passes SYNs to all ports; likewise for prefixes.
+/// Maximum number of ports in the kernel's filter. If there are more, it passes SYNs to all ports.
 const MAX_PORTS: usize = 128;
+/// Maximum number of prefixes in the kernel's filter. If there are more, it passes SYNs to all
+/// addresses.
 const MAX_PREFIXES: usize = 64;
 
 /// Tap, and the hop of each listening address.

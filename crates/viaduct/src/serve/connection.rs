@@ -23,9 +23,11 @@ const LINGER: Duration = Duration::from_secs(2);
 /// Interval between checks of a lingering connection.
 const LINGER_POLL: Duration = Duration::from_millis(200);
 
-/// Parsed request, or the response to bytes that are not a valid request.
+/// Parsed bytes of a client.
 enum Parsed {
+    /// Request, and the length of its head in bytes.
     Request(Request, usize),
+    /// Response to bytes that are not a valid request.
     Refused(Plan),
 }
 

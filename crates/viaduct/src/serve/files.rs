@@ -12,7 +12,7 @@ use rustix::io::Errno;
 use viaduct_proto::web::{Found, Listing, Request};
 
 const INDEX: &str = "index.html";
-/// The only name with a leading dot that is served (RFC 8615).
+/// The only name with exactly one leading dot that is served (RFC 8615).
 const WELL_KNOWN: &str = ".well-known";
 /// Maximum mean length of the names in a full listing, in bytes. With longer names, the listing has
 /// fewer names.

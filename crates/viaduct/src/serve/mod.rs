@@ -60,8 +60,8 @@ use trickles::{PacketFormats, Service, ServiceConfig, WorkerResources};
 /// Options of `viaduct serve`.
 #[derive(Args, Debug)]
 pub struct ServeArgs {
-    /// Directory to serve. Files outside it are not served, not even through symbolic links, nor
-    /// names that begin with one dot, except .well-known
+    /// Directory to serve. Files outside it are not served, not even through symbolic links, and
+    /// neither are names that begin with one dot, except .well-known
     dir: PathBuf,
     /// Addresses to listen at
     #[arg(

@@ -14,8 +14,9 @@ use super::disk::{CHUNK, Disk};
 
 /// Time over which a client's average rate must be at least [`Limits::min_rate`].
 const RATE_PERIOD: Duration = Duration::from_secs(60);
-/// Interval between checks of a connection that waits for its client.
+/// Maximum interval between checks of a connection that waits for its client.
 const MAX_CHECK_INTERVAL: Duration = Duration::from_secs(5);
+/// Minimum interval between these checks.
 const MIN_CHECK_INTERVAL: Duration = Duration::from_millis(20);
 
 /// Limits of a connection.

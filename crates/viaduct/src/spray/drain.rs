@@ -66,7 +66,8 @@ fn read(path: &Path) -> BTreeSet<String> {
 /// Drains replicas of a running service, or resumes them, and waits until the service has done so.
 ///
 /// # Errors
-/// The service does not run or has no such replica, or the list cannot be written.
+/// The service does not run, has no such replica, or does not read the list in time; the list
+/// cannot be written; or a replica to be resumed is drained in the config.
 pub fn change(args: &ReplicaArgs, drain: bool) -> Result<()> {
     let socket = running(args.run_dir.path().join(format!("spray-{}.sock", args.name)));
     let run_dir = socket.parent().unwrap_or(Path::new("."));

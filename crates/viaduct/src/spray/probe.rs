@@ -12,7 +12,7 @@ use super::config::{Check, Kind};
 use crate::random::entropy;
 use crate::tcp_probe;
 
-/// Longest datagram that is read.
+/// Maximum length of a datagram that is read, in bytes.
 const MAX_DATAGRAM: usize = 2_048;
 /// `User-Agent` in requests over HTTP.
 const AGENT: &str = "viaduct-spray";
