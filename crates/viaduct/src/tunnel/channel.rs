@@ -60,8 +60,8 @@ impl Channel {
         self.secure().is_some_and(Secure::is_up)
     }
 
-    /// Processes received bytes: passes on the plain ones, and appends answers to `out`, also after
-    /// an error.
+    /// Processes received bytes: passes the decrypted bytes to `deliver`, and appends answers to
+    /// `out`, also after an error.
     pub(super) fn handle_bytes(
         &mut self,
         credentials: Credentials<'_>,

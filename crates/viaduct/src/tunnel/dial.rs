@@ -6,6 +6,7 @@ use viaduct_proto::time::Instant;
 
 /// Delay of the next dial after the loss of a link that was up. Each failed dial doubles it.
 const MIN_DELAY: Duration = Duration::from_millis(100);
+/// Maximum delay of the next dial.
 const MAX_DELAY: Duration = Duration::from_secs(10);
 
 /// Slot of a link, which is dialled again whenever the link is lost.

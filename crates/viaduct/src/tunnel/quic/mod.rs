@@ -59,13 +59,14 @@ const MAX_QUEUE_TIME: Duration = Duration::from_millis(100);
 const SOCKET: usize = 8 << 20;
 /// Maximum number of datagrams handed to the kernel at once.
 const SEGMENTS: usize = 32;
-/// Loss detection by time: a packet is lost when a later one was acknowledged, and this many round
-/// trips have passed since it was sent. The packet threshold is off, because gateways on the path
+/// Loss detection by time (RFC 9002, section 6.1.2): a packet is lost when a later one was
+/// acknowledged, and this many round trips have passed since it was sent.
+const TIME_THRESHOLD: f32 = 1.25;
+/// Loss detection by packet numbers (RFC 9002, section 6.1.1), which is off. Gateways on the path
 /// repair losses some milliseconds late, which is a hundred packets at 130 Mb/s: each repaired
 /// packet would be retransmitted, and treated as a sign of congestion. Without repairs, losses are
 /// detected a quarter of a round trip later.
-const LATE: f32 = 1.25;
-const PACKETS: u32 = u32::MAX >> 1;
+const PACKET_THRESHOLD: u32 = u32::MAX >> 1;
 /// Number of packets that the peer acknowledges together.
 const ACK_THRESHOLD: u32 = 20;
 /// Maximum delay of an acknowledgement of the peer.
@@ -265,8 +266,8 @@ fn transport(settings: &TunnelSettings, streams: u32) -> anyhow::Result<Transpor
         .max_idle_timeout(Some(core.silence.try_into()?))
         .keep_alive_interval(Some(KEEP_ALIVE.min(core.silence / 4)))
         .datagram_receive_buffer_size(None)
-        .packet_threshold(PACKETS)
-        .time_threshold(LATE)
+        .packet_threshold(PACKET_THRESHOLD)
+        .time_threshold(TIME_THRESHOLD)
         .ack_frequency_config(Some(acknowledgements()))
         .congestion_controller_factory(controller(settings)?);
     Ok(transport)
