@@ -30,7 +30,7 @@ use crate::watchdog::Watchdog;
 /// User ID of the first hop's processes; each hop has a user ID of its own. systemd and
 /// distributions leave these IDs unused.
 const FIRST_USER: u32 = 1_879_048_192;
-/// Number of these user IDs.
+/// Number of these user IDs. After the last one, the first is used again.
 const USERS: u32 = 100_000;
 /// Maximum number of SYNs handled in a turn.
 const MAX_SYNS: usize = 256;

@@ -11,7 +11,7 @@ use rustix::io::Errno;
 use tokio::sync::mpsc::UnboundedSender;
 use tracing::error;
 
-/// Events taken from the kernel at once.
+/// Maximum number of events taken from the kernel at once.
 const MAX_EVENTS: usize = 256;
 /// Number of the tap in the kernel's events. Hops have the numbers from 2 on: even ones for
 /// clients, odd ones for processes.

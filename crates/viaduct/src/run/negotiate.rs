@@ -21,8 +21,8 @@ use crate::rate_limited::RateLimitedLog;
 /// Options for the negotiation of handlers.
 #[derive(Clone, Debug, Default, clap::Args)]
 pub struct NegotiateArgs {
-    /// Negotiate the handlers with each far end, without an additional round trip; far ends
-    /// without Viaduct get plain connections, and so do clients of a program that listens
+    /// Negotiate the handlers with each far end, without an additional round trip; far ends, and
+    /// clients of a program that listens, get plain connections if they are without Viaduct
     #[arg(long, conflicts_with = "require")]
     prefer: bool,
     /// Negotiate the handlers with each far end, and refuse flows whose far end lacks one of

@@ -34,9 +34,9 @@ use super::names::{RemoteNames, target};
 const MAX_RELAYS: usize = 1024;
 /// Maximum bytes that are queued for one socket of a program until its relay is open.
 const MAX_EARLY: usize = 64 << 10;
-/// Delays before a failed relay is opened again: if datagrams are dropped meanwhile, and if they
-/// go direct.
+/// Delay before a failed relay is opened again, if datagrams are dropped meanwhile.
 const RETRY_DELAY: Duration = Duration::from_secs(1);
+/// Delay before a failed relay is opened again, if datagrams go direct meanwhile.
 const RETRY_DELAY_DIRECT: Duration = Duration::from_secs(30);
 /// Maximum number of relays being opened. Beyond it, opening fails; a later datagram of the socket
 /// tries again.

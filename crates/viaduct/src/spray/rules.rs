@@ -14,7 +14,7 @@ pub struct Rules {
     journal: Changes,
     /// Installed distribution, with the names of its replicas.
     installed: Option<(Spray, Vec<String>)>,
-    /// Packets counted by earlier tables, by replica.
+    /// Packets and bytes that earlier tables counted, by the replica's name.
     before: HashMap<String, Sent>,
     /// Number of times that the distribution has changed.
     pub changes: u64,
