@@ -31,8 +31,9 @@ const WAIT: [Duration; 2] = [Duration::from_millis(10), Duration::from_millis(20
 const MAX_BUDGET: f64 = 512.0;
 /// Cost of requested names, in repairs.
 const NAMES_COST: f64 = 0.25;
-/// Minimum and maximum number of packets kept for requests.
+/// Minimum number of packets kept for requests.
 const MIN_KEPT: f64 = 4_096.0;
+/// Maximum number of packets kept for requests.
 const MAX_KEPT: f64 = 8_192.0;
 /// Number of repairs that are sent for the last packets before a pause, if losses come in bursts.
 const FLUSHES: usize = 3;
@@ -52,8 +53,9 @@ pub(super) struct Auto {
     reordering_window: ReorderingWindow,
     pub(super) classifier: Classifier,
     pub(super) copies: Copies,
-    /// Packets since the last repair, and whether traffic has paused since then.
+    /// Packets that need the window's repairs, since the last repair or pause.
     bare: u16,
+    /// Traffic has paused, so that the next such packet is counted from 0.
     has_paused: bool,
     /// Budget of repairs that the peer may request.
     budget: f64,
@@ -174,7 +176,8 @@ impl Auto {
         Traffic { pace: self.pace.value(), wait: self.wait(now) }
     }
 
-    /// Handles a packet from the peer's site: acknowledgements, and duplicates (DSACK).
+    /// Evaluates the acknowledgement in a packet from the peer's site, and the duplicates that it
+    /// reports (DSACK).
     pub(super) fn overhear(&mut self, now: Instant, packet: &[u8]) {
         let rtt = self.rtt.unwrap_or(USUAL_RTT);
         let Some(acknowledged) = tcp_sack::acknowledged(packet) else { return };
@@ -253,7 +256,8 @@ impl Auto {
         if self.controller.is_bursty() { FLUSHES } else { 1 }
     }
 
-    /// Fires a repair of the last packets, after a time without repairs.
+    /// Fires a repair of the packets since the last repair, if packets are being lost. Called when
+    /// traffic has paused.
     pub(super) fn flush(&mut self, now: Instant, fire: &mut Fire<'_>) {
         self.has_paused = true;
         if self.bare == 0 || self.controller.overhead <= 0.0 || self.budget < 1.0 {
@@ -313,15 +317,15 @@ impl Auto {
         debug_assert!(set.is_ok(), "{set:?}");
     }
 
-    /// Returns whether names may be repeated, and charges the budget a fraction of a repair.
+    /// Returns whether names may be repeated. If so, charges the budget a fraction of a repair.
     pub(super) fn may_name(&mut self) -> bool {
         let may = self.budget >= NAMES_COST;
         self.budget -= if may { NAMES_COST } else { 0.0 };
         may
     }
 
-    /// Answers a request: latency-sensitive packets at once, and the others within the budget and
-    /// the room on the link.
+    /// Answers a request: latency-sensitive packets at once, and the others within the budget.
+    /// While a queue drops packets, fewer of the others are sent.
     pub(super) fn answer(&mut self, now: Instant, need: Need, fire: &mut Fire<'_>) {
         self.requested = Some(now);
         let repeated = self.answer_urgent(now, need, fire);

@@ -137,7 +137,7 @@ impl Coder {
         matches!(self, Coder::Auto(auto) if auto.is_lossy())
     }
 
-    /// Packets a second, if they are counted.
+    /// Packets a second, if the code adapts to the losses.
     pub(super) fn pace(&self) -> Option<f64> {
         match self {
             Coder::Auto(auto) => Some(auto.pace.value()),

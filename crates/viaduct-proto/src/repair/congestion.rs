@@ -12,9 +12,11 @@ use crate::wire::ip::Header;
 
 /// Limit of remembered flows.
 const MAX_FLOWS: usize = 4_096;
-/// ECN: the two low bits of the traffic class, and its values.
+/// Mask of the ECN field, the two low bits of the traffic class.
 const ECN: u8 = 3;
+/// ECN field of a flow without ECN.
 const NOT_ECT: u8 = 0;
+/// ECN field of a packet with a congestion mark.
 const CE: u8 = 3;
 
 /// Treatment of a recovered packet.
@@ -35,7 +37,9 @@ pub(super) struct Congestion {
 }
 
 impl Congestion {
-    /// Decides on a packet of the given traffic class that a full queue has dropped.
+    /// Decides on a packet of the given traffic class that a full queue has dropped. While
+    /// [`MAX_FLOWS`] flows have had a signal within a round trip, all packets without ECN stay
+    /// lost.
     pub(super) fn judge(
         &mut self,
         now: Instant,

@@ -210,7 +210,7 @@ impl Ledger {
 
     fn settle_below(&mut self, seq: Seq) {
         for settling in self.floor..seq.min(self.next) {
-            // There are no rows yet for numbers before the first ones.
+            // Numbers before the first named one may settle before there are rows.
             let row = match self.rows.is_empty() {
                 true => Row::default(),
                 false => std::mem::take(&mut self.rows[(settling & self.mask()) as usize]),

@@ -1,6 +1,6 @@
 //! Queue of outgoing byte strings, in reused memory.
 
-/// Queue of datagrams or packets. The shell takes all of them and clears it.
+/// Queue of datagrams or packets. The caller takes all of them and clears the queue.
 #[derive(Debug, Default)]
 pub struct Outbox {
     bytes: Vec<u8>,

@@ -6,8 +6,9 @@
 //!
 //! A rebuilt packet is right if its bytes hash to the identity in its prefix. Its TTL and TOS are
 //! those that the sender's gateway saw, if their check is right. For packets that have arrived, the
-//! receiver infers the TTL and TOS at the sender's gateway from the received values; a wrong
-//! inference spoils the TTL and TOS of packets that are rebuilt with the help of these.
+//! receiver infers the TTL and TOS at the sender's gateway from the received values. If the
+//! inference is wrong, packets that are rebuilt with the help of such a packet get a wrong TTL and
+//! TOS, too.
 
 use super::identity::Identity;
 use super::section::PREFIX;

@@ -46,8 +46,8 @@ impl Recent {
         }
     }
 
-    /// Renews the timestamp of a recovered packet if its host would refuse it. Returns whether
-    /// it has.
+    /// Renews the timestamp of a recovered packet if its host would refuse the packet. Returns
+    /// whether the timestamp was renewed.
     pub(super) fn renew(&mut self, now: Instant, packet: &mut [u8]) -> bool {
         self.until = Some(now + FOLLOWED);
         let Ok(header) = Header::parse(packet) else { return false };

@@ -7,18 +7,19 @@
 
 use crate::time::{Duration, Instant};
 
-/// Bounds of the share, and its first value: at first a sender waits for a quarter of a round trip,
-/// and undoes some of its premature reductions.
+/// Bounds of the share.
 const SHARES: [f64; 2] = [0.25, 0.75];
+/// First value of the share: at first a sender waits for a quarter of a round trip, and undoes some
+/// of its premature reductions.
 const FIRST: f64 = 0.35;
 /// Factors of a step down and of a step up.
 const STEPS: [f64; 2] = [0.8, 1.15];
 /// Number of spurious retransmissions a second above which the share is too large. Each costs a
 /// window reduction that is undone a round trip later.
 const TOO_MANY: f64 = 0.5;
-/// Bursts needed for a step, and the times after which a step is made: after the first with
-/// enough bursts, after the second with fewer.
+/// Number of bursts that are enough for an early step.
 const ENOUGH: u64 = 10;
+/// Time from one step to the next: with [`ENOUGH`] bursts, and with fewer.
 const TIMES: [Duration; 2] = [Duration::from_secs(1), Duration::from_secs(10)];
 
 #[derive(Debug)]
@@ -28,11 +29,13 @@ pub(super) struct ReorderingWindow {
     since: Instant,
     /// Count of loss bursts at the last step.
     bursts: u64,
-    /// Spurious retransmissions since the last step, and the time of the last one.
+    /// Spurious retransmissions since the last step; those within one round trip count as one.
     hasty: u64,
+    /// Time of the last spurious retransmission that was counted.
     last: Option<Instant>,
-    /// TCP packets, and all packets, since the last step.
+    /// TCP packets since the last step.
     tcp: u64,
+    /// All packets since the last step.
     all: u64,
 }
 

@@ -1,9 +1,10 @@
 //! Requests for repairs of packets that unrequested repairs have not recovered.
 //!
 //! A packet is requested if it is still missing after the time for which flows can wait, or after a
-//! quarter of a round trip if that is shorter. The peer answers with combinations of the requested
-//! packets, each of which can recover any one of them. Each packet is requested once a round trip
-//! until it is here or too old.
+//! quarter of a round trip if that is shorter, but not within the first 4 ms. Packets are requested
+//! earlier if more of them are missing than the expected repairs can recover. The peer answers with
+//! combinations of the requested packets, each of which can recover any one of them. A request is
+//! repeated about once a round trip until the packet is here or too old.
 
 use std::collections::BTreeMap;
 

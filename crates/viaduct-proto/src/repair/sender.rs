@@ -35,7 +35,7 @@ pub(super) struct Sender {
     idle: Option<(Instant, usize)>,
     /// Number of the next packet at recent times, oldest first.
     marks: VecDeque<(Instant, Seq)>,
-    /// Bytes of memory held by the smaller parts, as last counted.
+    /// Bytes of memory held, apart from packets kept for requests, at the last [`Sender::tick`].
     others: usize,
     pub(super) stats: SenderStats,
 }
@@ -64,7 +64,8 @@ impl Sender {
         }
     }
 
-    /// Handles a packet from the peer's site: acknowledgements, and duplicates (DSACK).
+    /// Evaluates the acknowledgement in a packet from the peer's site, and the duplicates that it
+    /// reports (DSACK).
     pub(super) fn overhear(&mut self, now: Instant, packet: &[u8]) {
         if let Coder::Auto(auto) = &mut self.coder {
             auto.overhear(now, packet);
@@ -191,7 +192,7 @@ impl Sender {
         self.stats.unprotected += missed;
     }
 
-    /// Handles a copy, which is overwritten, of a packet that has just left for the peer's site.
+    /// Handles a copy, which is overwritten, of a packet that left for the peer's site at `left`.
     /// `symbol` is a buffer that all senders share, so that it stays in the processor's cache.
     pub(super) fn handle(
         &mut self,

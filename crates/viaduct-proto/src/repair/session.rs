@@ -213,7 +213,8 @@ impl Session {
                     self.datagrams.count(&mut self.live[at].next, counter);
                 }
                 if !std::mem::replace(&mut self.live[at].confirmed, true) {
-                    // The peer has several handshakes in progress, and has chosen this session.
+                    // Several handshakes may have been in progress; the peer has chosen this
+                    // session.
                     self.live[..=at].rotate_right(1);
                     self.schedule.completed(now);
                 }

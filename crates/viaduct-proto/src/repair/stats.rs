@@ -50,9 +50,9 @@ pub fn burst_bucket(length: u64) -> usize {
 /// Counters of the sending side of one peer.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SenderStats {
-    /// Data packets seen on their way to the peer's site.
+    /// Data packets on their way to the peer's site, including those that the tap missed.
     pub packets: u64,
-    /// Bytes of those packets.
+    /// Bytes of the packets that the tap has seen.
     pub bytes: u64,
     /// Packets encoded.
     pub protected: u64,
@@ -92,7 +92,7 @@ pub struct ReceiverStats {
     pub useless: u64,
     /// Packets recovered and injected.
     pub recovered: u64,
-    /// Lost packets that were not recovered in time.
+    /// Lost packets that were not recovered in time, or that were recovered but withheld.
     pub unrecoverable: u64,
     /// Packets that were not named in time.
     pub uncovered: u64,
@@ -134,7 +134,8 @@ pub struct ReceiverStats {
     /// Recoveries with a renewed TCP timestamp: their hosts would have refused the old one.
     #[serde(default)]
     pub renewed: u64,
-    /// Time from expected arrival to recovery ([`LATENCY_BOUNDS`]) of packets lost by chance.
+    /// Time from expected arrival to injection ([`LATENCY_BOUNDS`]) of packets lost by chance; 0 if
+    /// the expected arrival is unknown.
     pub latency: [u64; LATENCY_BUCKETS],
     /// Sum of the times counted in `latency`, in microseconds.
     pub latency_sum: u64,

@@ -60,8 +60,9 @@ pub struct Aligner {
     /// Count of the newest entries of `missing` that were named after the last matched number: the
     /// next arrival may belong to one of them.
     tail: usize,
-    /// Arrivals have been dropped for lack of room since the last match. Names then come long after
-    /// their packets, and a number that seems to have no arrival may belong to a dropped one.
+    /// Arrivals have been removed from `ahead` for lack of room since the last match. Names then
+    /// come long after their packets, and a number that seems to have no arrival may belong to a
+    /// removed one.
     is_adrift: bool,
 }
 
@@ -70,7 +71,7 @@ pub struct Aligner {
 struct MissingNumber {
     tag: Tag,
     seq: Seq,
-    /// Number of the next arrival at the time when this number was named.
+    /// Number of the first arrival that was not matched yet when this number was named.
     at: Arrival,
 }
 

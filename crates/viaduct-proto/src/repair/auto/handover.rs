@@ -6,8 +6,9 @@ use crate::repair::requests::MAX_WORK;
 use crate::time::{Duration, Instant};
 use crate::upgrade::ControlRecord;
 
-/// Number of repairs of the last packets, and number of packets for each additional repair.
+/// Least number of repairs of the last packets.
 const LAST_REPAIRS: usize = 4;
+/// Number of packets for each repair in addition to [`LAST_REPAIRS`].
 const PACKETS_PER_REPAIR: u64 = 16;
 
 impl Auto {

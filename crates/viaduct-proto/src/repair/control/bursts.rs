@@ -18,8 +18,9 @@ const ENOUGH: u64 = 50;
 /// Least number of bursts of similar length from which a rate is computed: repairs in expectation
 /// of a burst that occurred only once would mostly be sent in vain.
 const RECURS: u64 = 3;
-/// Shortest and longest time over which a rate is measured.
+/// Shortest time over which a rate is measured.
 const SHORT: Duration = Duration::from_secs(1);
+/// Longest time over which a rate is measured.
 const LONG: Duration = Duration::from_secs(10);
 /// Maximum number of remembered counts: ten seconds with four counts per round trip of 20 ms.
 const MAX_COUNTS: usize = 2_048;

@@ -99,20 +99,22 @@ pub struct Limits {
 pub struct Controller {
     limits: Limits,
     bursts: Bursts,
-    /// Bursts per packet, by length; and the logarithm of the ratio of all bursts to late ones.
+    /// Bursts per packet, by length.
     rates: Rates,
+    /// Logarithm of the ratio of all bursts to the late ones that the target allows.
     rarity: f64,
     last: Option<(Instant, Report)>,
     recurrence: Recurrence,
     /// Packets sent since the first report.
     passed: f64,
     trim: Trim,
-    /// Overhead that the losses require, and overhead in force.
+    /// Overhead that the losses require.
     asked: f64,
+    /// Overhead in force.
     pub(in crate::repair) overhead: f64,
     /// Overhead when the queue became long.
     frozen: Option<f64>,
-    /// Room for repairs while a queue drops packets, in this host or on the path.
+    /// Share of the repairs that remains while a queue drops packets, in this host or on the path.
     pub(in crate::repair) room: Room,
     /// Time at which repairs began.
     begun: Option<Instant>,

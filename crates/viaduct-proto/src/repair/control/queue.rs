@@ -17,8 +17,8 @@
 //! The least delay may be stale: a path that has become longer looks like a queue that never
 //! empties, such as a single cubic flow may cause for minutes. Queues grow packet by packet,
 //! however, and paths change at once; a step that stays is attributed to the path. Clock drift
-//! changes the delay too, but slowly: its assumed maximum is subtracted while no queue is known to
-//! be full.
+//! changes the delay too, but slowly: its assumed maximum is subtracted, for all the time in which
+//! no queue was known to be full.
 
 #[cfg(test)]
 mod tests;
@@ -29,8 +29,9 @@ use super::histogram::{Histogram, Verdict};
 use crate::fec::Seq;
 use crate::time::{Duration, Instant};
 
-/// Time for which the least delay is remembered, and length of the parts of that time.
+/// Time for which the least delay is remembered.
 const MEMORY: Duration = Duration::from_secs(300);
+/// Length of the parts into which [`MEMORY`] is divided.
 const PART: Duration = Duration::from_secs(10);
 /// Assumed maximum clock drift, in microseconds a second.
 const DRIFT: f64 = 100.0;
@@ -69,9 +70,9 @@ pub struct Queue {
     /// Difference of the clocks at the first packet; delays are relative to it.
     base: Option<u32>,
     least: Least,
-    /// Least delay as of the last packet; time of the last update of the clock drift, and total
-    /// time for which drift is subtracted.
+    /// Least delay as of the last packet.
     floor: Micros,
+    /// Time of the last update of the clock drift, and total time for which drift is subtracted.
     drift: (Instant, Duration),
     /// Number, send time and delay of the last packet.
     last: Option<(Seq, u32, Micros)>,
@@ -106,14 +107,15 @@ impl Default for Queue {
 #[derive(Clone, Copy, Debug)]
 struct Step {
     since: Instant,
-    /// Delay before the step, and the least delay since.
+    /// Delay before the step.
     before: Micros,
+    /// Least delay since the step.
     least: Micros,
 }
 
 impl Queue {
-    /// Handles packet `seq`, sent at `sent` in microseconds of the peer's clock, which has
-    /// arrived now. Returns its queueing delay.
+    /// Handles packet `seq`, sent at `sent` in microseconds of the peer's clock, which arrived at
+    /// `now`. Returns its queueing delay.
     pub fn arrive(&mut self, now: Instant, seq: Seq, sent: u32) -> Micros {
         let difference = micros(now).wrapping_sub(sent);
         let base = *self.base.get_or_insert(difference);

@@ -3,8 +3,9 @@
 use super::{FIRST, MIN_OVERHEAD, PRIOR, RECURS};
 use crate::time::{Duration, Instant};
 
-/// Time without losses before an onset, and time from its start in which bursts are counted.
+/// Time without losses before an onset.
 const QUIET: Duration = Duration::from_secs(10);
+/// Time from the start of an onset in which bursts are counted.
 const ONSET: Duration = Duration::from_secs(1);
 /// Number of bursts within [`ONSET`] that may all be due to a full queue that was not detected.
 const FEW: u64 = 12;
@@ -21,7 +22,7 @@ struct Onset {
 /// Latest losses by chance.
 #[derive(Debug, Default)]
 pub(super) struct Recurrence {
-    /// Times of the last reports of bursts, newest first.
+    /// Times at which the latest bursts were reported, newest first.
     lost: [Option<Instant>; RECURS],
     onset: Option<Onset>,
 }

@@ -16,8 +16,9 @@ const DRAINED: Duration = Duration::from_millis(500);
 struct Drops {
     /// Factor of the overhead.
     share: f64,
-    /// Time of the next halving, and time of the last drop.
+    /// Earliest time of the next halving.
     due: Instant,
+    /// Time of the last drop.
     last: Instant,
 }
 

@@ -19,8 +19,9 @@ const SETTLES: Duration = Duration::from_secs(2);
 #[derive(Debug)]
 pub(super) struct Trim {
     pub(super) factor: f64,
-    /// Time at which the outcomes were last evaluated, and the count of visible losses then.
+    /// Time at which the outcomes were last evaluated.
     looked: Instant,
+    /// Count of visible losses at that time.
     visible: u64,
     /// Time of the last visible loss.
     seen: Option<Instant>,
@@ -38,9 +39,9 @@ impl Trim {
         *self = Trim { factor, looked: now, visible, seen: Some(now) };
     }
 
-    /// Raises the correction if flows see losses much more often than at the rate `target`, per
-    /// second, and slowly lowers it if they see none. `visible` is the count of these losses, `old`
-    /// the count in the previous report, and `begun` the start of the repairs. Returns the factor.
+    /// Raises the correction if flows see losses much more often than `target` times a second, and
+    /// slowly lowers it if they see none. `visible` is the count of these losses, `old` the count
+    /// in the previous report, and `begun` the start of the repairs. Returns the factor.
     pub(super) fn correct(
         &mut self,
         now: Instant,

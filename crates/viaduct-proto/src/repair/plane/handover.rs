@@ -2,8 +2,8 @@
 //!
 //! ```text
 //!   old plane: records() ─────────────▶ new plane, passive: resume(records)
-//!     goes on                             opens and decodes all messages too; what it would send
-//!                                         or inject is dropped by its shell
+//!     goes on                             opens and decodes all messages too; the caller drops
+//!                                         the datagrams and packets that it would send or inject
 //!     finish(), records() ────────────▶ resume(records), and no longer passive
 //!     reclaim(), if the new one fails
 //! ```
@@ -17,8 +17,8 @@ use crate::time::Instant;
 use crate::upgrade::PeerRecord;
 
 impl Plane {
-    /// Sets whether another process has the sessions. If so, this plane only listens, and its shell
-    /// drops what it sends and injects.
+    /// Sets whether another process has the sessions. If so, this plane only listens, and the
+    /// caller drops the datagrams and packets that it would send or inject.
     pub fn set_passive(&mut self, is_passive: bool) {
         self.is_passive = is_passive;
     }

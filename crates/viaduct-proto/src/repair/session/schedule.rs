@@ -120,8 +120,8 @@ impl Schedule {
         true
     }
 
-    /// Puts off an initiation that is due to the slot that it reserves. `unanswered`: number of
-    /// handshakes that the peer has not answered.
+    /// Reserves a slot for an initiation that is due, and postpones the initiation until then.
+    /// `unanswered`: number of handshakes that the peer has not answered.
     pub(in crate::repair) fn reserve(
         &mut self,
         now: Instant,
