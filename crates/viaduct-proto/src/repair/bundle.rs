@@ -17,18 +17,18 @@ pub(super) struct Channel<'a> {
 pub(super) struct Bundle {
     bytes: Vec<u8>,
     /// MTU of the path, in bytes.
-    room: usize,
+    mtu: usize,
 }
 
 impl Bundle {
     /// Creates a bundle for a path with this MTU.
     pub(super) fn new(mtu: usize) -> Self {
-        Bundle { bytes: Vec::new(), room: mtu }
+        Bundle { bytes: Vec::new(), mtu }
     }
 
     /// Number of bytes of sections that fit in a datagram.
     pub(super) fn room(&self, channel: &Channel<'_>) -> usize {
-        self.room.saturating_sub(channel.headers + SEAL_OVERHEAD)
+        self.mtu.saturating_sub(channel.headers + SEAL_OVERHEAD)
     }
 
     /// Adds a section of `len` bytes, which `write` appends; if it does not fit, the sections

@@ -4,7 +4,7 @@
 //!   acknowledgement without data ───────────────▶ not even named, unless configured
 //!   first of the operator's classes that matches ▶ as configured
 //!   DSCP of expedited forwarding and above ─────┐
-//!   flow of few bytes, or of small packets ─────┴▶ copies
+//!   flow of a low rate, or of small packets ────┴▶ copies
 //!   TCP sender that losses do not slow down ────▶ names only
 //!   all others ─────────────────────────────────▶ window
 //! ```
@@ -98,7 +98,7 @@ pub(super) struct Classifier {
     flows: Flows,
     /// Least deadline of recent packets' classes, and send time of the last packet with a deadline.
     deadline: Option<(Duration, Instant)>,
-    /// Send time of the last packet without a deadline.
+    /// Send time of the last packet that only the window protects, and that has no deadline.
     undeclared: Option<Instant>,
 }
 

@@ -7,10 +7,10 @@ use crate::fec::Seq;
 use crate::time::{Duration, Instant};
 use crate::wire::ip::MutableFields;
 
-/// Delays of the copies of a packet: the first copy is always sent, the others if losses come in
-/// bursts. The first two delays are too short for users to notice, and on most links longer than a
-/// burst. The last two are for bursts that last long because little else is sent; they are still
-/// shorter than the sender's retransmission timeout.
+/// Delays of the copies of a packet: all but the first copy are sent only if losses come in bursts.
+/// The first two delays are too short for users to notice, and on most links longer than a burst.
+/// The last two are for bursts that last long because little else is sent; they are still shorter
+/// than the sender's retransmission timeout.
 const AFTER: [Duration; 4] = [
     Duration::from_millis(5),
     Duration::from_millis(9),
@@ -21,8 +21,9 @@ const AFTER: [Duration; 4] = [
 const SLACK: Duration = Duration::from_millis(2);
 /// Limit of waiting packets; beyond it, packets are not copied.
 const MAX_WAITING: usize = 1_024;
-/// Least rate of copies in bytes a second (2 Mb/s), whatever the traffic, and the bucket's size.
+/// Least rate of copies in bytes a second (2 Mb/s), whatever the traffic.
 const MIN_RATE: f64 = 250_000.0;
+/// Size of the token bucket of copies, in bytes.
 const MAX_TOKENS: f64 = 125_000.0;
 /// Tokens reserved for first copies.
 const RESERVE: f64 = 62_500.0;

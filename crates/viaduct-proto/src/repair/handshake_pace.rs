@@ -8,9 +8,9 @@
 
 use crate::time::{Duration, Instant};
 
-/// Interval of handshakes with peers that are expected to answer, and the number of them that may
-/// be sent at once.
+/// Interval of handshakes with peers that are expected to answer.
 const INTERVAL: Duration = Duration::from_millis(1);
+/// Number of handshakes with peers of one kind that may be sent at once.
 const MAX_BURST: u32 = 64;
 /// Number of unanswered handshakes after which a peer is not expected to answer.
 const MAX_UNANSWERED: u32 = 2;

@@ -21,21 +21,23 @@ const LEN: usize = 13;
 const WITH_ECHO: u8 = 1;
 const BUSY: u8 = 2;
 
-/// Interval of probes while other packets or messages use the path, and otherwise.
+/// Interval of probes while other packets or messages use the path.
 const PROBE_EVERY: Duration = Duration::from_millis(50);
+/// Interval of probes on a path that is not used.
 const IDLE_EVERY: Duration = Duration::from_millis(500);
-/// Time without an answer to any probe, beyond a round trip, after which a path is down: while it
-/// is used, and otherwise. Six probes are sent in each direction within the shorter time; random
-/// loss seldom drops them all.
+/// Time without an answer to any probe, beyond a round trip, after which a path that is used is
+/// down. Six probes are sent in each direction within this time; random loss seldom drops them all.
 const TOLERANCE: Duration = Duration::from_millis(300);
+/// The same time for a path that is not used.
 const IDLE_TOLERANCE: Duration = Duration::from_secs(3);
 /// Time for which probes on a path that was down must be answered before it is up again.
 const RETURN_AFTER: Duration = Duration::from_secs(1);
 /// Delay of a timer at which this machine counts as having stalled.
 const STALL: Duration = Duration::from_millis(100);
 /// Time without a probe from the peer after which its datagrams no longer wait for packets on this
-/// path: if probes have been frequent for a second, and otherwise.
+/// path, if probes have been frequent for a second.
 const UNHEARD_AFTER: Duration = Duration::from_millis(150);
+/// The same time if probes have not been frequent for a second.
 const IDLE_UNHEARD_AFTER: Duration = Duration::from_millis(1_500);
 /// Round-trip time assumed until it is measured.
 const USUAL_RTT: Duration = Duration::from_millis(100);
@@ -92,8 +94,9 @@ pub(super) struct Liveness {
     /// Time at which this machine resumed after a stall.
     resumed: Option<Instant>,
     rtt: Option<Duration>,
-    /// Newest offsets, as a ring, and the place of the next one.
+    /// Newest offsets, as a ring.
     offsets: [u32; OFFSETS],
+    /// Place of the next offset in the ring.
     next_offset: usize,
     is_up: bool,
     /// Time since which probes on a path that is down are answered.

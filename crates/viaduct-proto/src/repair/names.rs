@@ -21,9 +21,9 @@ use super::section::{self, Form, GAP, MAX_NAMES, Manner, Name, Need};
 use crate::fec::Seq;
 use crate::time::{Duration, Instant};
 
-/// Number of packets named together if no repair is sent earlier: on a lossy link, and on a
-/// clean one.
+/// Number of packets named together on a lossy link, if no repair is sent earlier.
 const MANIFEST: usize = 64;
+/// Number of packets named together on a clean link.
 const CLEAN_MANIFEST: usize = 112;
 /// Time after which pending names are sent even if they are fewer: [`MANIFEST_DELAY`], or the time
 /// for which flows can wait divided by [`MANIFEST_PART`] if that is longer.

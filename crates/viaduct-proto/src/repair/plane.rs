@@ -31,10 +31,11 @@ use by_path::Paths;
 use lane_table::LaneTable;
 use peer_index::PeerIndex;
 
-/// Limit of peers of one gateway: their slots fit a session index.
+/// Limit of peers of one gateway: with 16 lanes each they reach the limit of all lanes.
 pub const MAX_PEERS: usize = 1 << 12;
 
-/// Limit of lanes of all peers together, for the same reason.
+/// Limit of lanes of all peers together: each lane has a slot, which is the low 16 bits of its
+/// session indices.
 const MAX_ALL_LANES: usize = 1 << 16;
 
 /// Maximum number of remembered sources that send datagrams of other protocol versions.

@@ -20,9 +20,10 @@ use crate::wire::transport::Segment;
 const SLOWED: f64 = 0.9;
 /// Number of round trips after a loss before the reaction is judged.
 const JUDGED: u32 = 3;
-/// Number of losses without a reaction after which a flow gets no repairs, and maximum of this
-/// count; each loss with a reaction reduces the count by two.
+/// Number of losses without a reaction after which a flow gets no repairs; each loss with a
+/// reaction reduces the count by two.
 const ENOUGH: u32 = 3;
+/// Maximum of this count.
 const MAX_CALM: u32 = 6;
 /// Growth of the bytes in flight per round trip at which a sender is in slow start: a loss then has
 /// no effect on these bytes, or ends the slow start.
@@ -42,25 +43,31 @@ const QUIET: u32 = 4;
 const TRIAL: Duration = Duration::from_secs(10);
 /// Time until the next trial of a sender that has slowed down; doubled each time.
 const BACKOFF: Duration = Duration::from_secs(60);
+/// Maximum of this time.
 const MAX_BACKOFF: Duration = Duration::from_secs(3_600);
 
 /// State of one TCP sender.
 #[derive(Debug, Default)]
 pub(super) struct Reaction {
-    /// Sequence numbers after the last byte sent, and after the last byte that has arrived, even if
-    /// bytes before it are missing. Cumulative acknowledgements would overstate the bytes in flight
-    /// for the round trip or two until missing segments are retransmitted.
+    /// Sequence number after the last byte sent.
     sent: u32,
+    /// Sequence number after the last byte that has arrived, even if bytes before it are missing.
+    /// Cumulative acknowledgements would overstate the bytes in flight for the round trip or two
+    /// until missing segments are retransmitted.
     acknowledged: u32,
-    /// Start of the averaging of the bytes in flight, their sum, and the number of samples.
+    /// Start of the averaging of the bytes in flight.
     since: Instant,
+    /// Sum of the samples of the bytes in flight since then.
     sum: f64,
+    /// Number of samples in `sum`.
     looks: f64,
-    /// Mean bytes in flight in the last round trip, in the one before, and over many.
+    /// Mean bytes in flight in the last round trip.
     last: f64,
+    /// Mean bytes in flight in the round trip before the last.
     before: f64,
+    /// Moving average of the bytes in flight over many round trips.
     steady: f64,
-    /// Visible loss to which the reaction is not judged yet.
+    /// Loss that the sender has seen, and to which its reaction is not judged yet.
     lost: Option<Loss>,
     /// Time of the last retransmission.
     again: Option<Instant>,

@@ -40,7 +40,7 @@ pub(super) enum Overtaken {
     No,
     /// The recovery was held, and is dropped.
     InTime(Seq),
-    /// The recovery was injected already.
+    /// The hold of the recovery has ended already.
     TooLate,
 }
 

@@ -112,7 +112,8 @@ impl fmt::Display for Cause {
     }
 }
 
-/// Time from the change to fake TCP to the first probe of UDP; it doubles with each probe.
+/// Time from the change to fake TCP to the first probe of UDP. The interval to the next probe
+/// doubles with each probe.
 const FIRST_PROBE: Duration = Duration::from_secs(10);
 /// Maximum interval of probes, doubled for each time in a row that UDP failed soon after a return.
 const MAX_PROBE: Duration = Duration::from_secs(60);

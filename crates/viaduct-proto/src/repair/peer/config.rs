@@ -33,7 +33,7 @@ pub struct PeerConfig {
     pub sites: Sites,
     /// Coding of outgoing packets; `None` leaves that direction unprotected.
     pub coding: Option<Coding>,
-    /// Time without a packet after which repairs of unfilled bins are sent.
+    /// Time without a packet after which incomplete repairs are sent.
     pub flush_after: Duration,
     /// Age at which session keys are replaced.
     pub rekey_after: Duration,

@@ -17,8 +17,8 @@ use crate::time::Instant;
 
 impl Peer {
     /// Handles a datagram; returns whether it is authentic. Only a message under a session's keys
-    /// updates the peer's endpoint. The answer to an initiation goes to the source of the
-    /// initiation, and changes no endpoint.
+    /// updates the peer's address; a response updates only the transport. The answer to an
+    /// initiation goes to the source of the initiation, and changes no endpoint.
     pub(in crate::repair) fn handle_datagram(
         &mut self,
         now: Instant,
@@ -84,7 +84,8 @@ impl Peer {
         }
     }
 
-    /// Handles a section that is no repair, name, request or copy; `None` if malformed.
+    /// Handles a section that is no repair, name, request or copy; `None` if it is malformed or of
+    /// an unknown kind.
     fn handle_other(&mut self, now: Instant, kind: u8, body: &[u8]) -> Option<()> {
         match kind {
             REPORT => self.take_report(now, Report::parse(body)?),

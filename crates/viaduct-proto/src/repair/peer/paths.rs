@@ -76,7 +76,7 @@ impl Paths {
     }
 
     /// Destination of the present attempt of a handshake. The peer's fake TCP connection may be
-    /// gone, so every second attempt goes to the address in the config.
+    /// gone, so every second attempt over fake TCP goes to the address in the config.
     pub(super) fn address(&self, transport: Transport, config: &PeerConfig) -> Option<SocketAddr> {
         let known = self.addresses[transport as usize];
         match transport {

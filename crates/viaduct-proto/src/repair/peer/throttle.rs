@@ -63,8 +63,9 @@ impl Throttle {
         self.dropped_at = Some(now);
     }
 
-    /// Handles the peer's notice that datagrams of this gateway are throttled. Returns whether it
-    /// is believed: drops in this machine's own queue would explain it too.
+    /// Handles the peer's notice that datagrams of this gateway are throttled. Returns whether the
+    /// notice is believed: not after recent drops in this machine's own queue, which would explain
+    /// the losses, too.
     pub(super) fn handle_told(&mut self, now: Instant) -> bool {
         let is_own = self.dropped_at.is_some_and(|at| now.since(at) < OWN_DROPS);
         self.tells |= !is_own;

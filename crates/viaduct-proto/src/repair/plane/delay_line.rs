@@ -6,8 +6,9 @@ use std::collections::BinaryHeap;
 use crate::repair::transport::Endpoint;
 use crate::time::Instant;
 
-/// Limit of delayed datagrams, and of their bytes; further ones are handled at once.
+/// Limit of delayed datagrams; further ones are handled at once.
 const MAX_DELAYED: usize = 8_192;
+/// Limit of the bytes of delayed datagrams.
 const MAX_DELAYED_BYTES: usize = 8 << 20;
 
 /// Datagrams that wait until the packets that were sent before them have arrived.

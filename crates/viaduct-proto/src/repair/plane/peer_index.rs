@@ -1,4 +1,4 @@
-//! Index of peers and lanes by what packets and datagrams carry.
+//! Index of peers and lanes by the addresses of packets, and by the slots and hints in datagrams.
 
 use std::collections::HashMap;
 

@@ -49,7 +49,8 @@ impl Arrivals {
         get(&self.last, self.first, arrival)
     }
 
-    /// Searches for the arrival of packet `seq`, which was not matched by its name.
+    /// Searches for the arrival of packet `seq`, which was not matched by its name. Returns whether
+    /// there is one.
     pub(super) fn find(&mut self, seq: Seq, identity: Identity) -> bool {
         let Arrivals { last, first, aligner, .. } = self;
         let is = |arrival| get(last, *first, arrival).is_some_and(|of| of.identity == identity);

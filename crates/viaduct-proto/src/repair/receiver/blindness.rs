@@ -3,7 +3,8 @@
 use crate::fec::Seq;
 use crate::time::{Duration, Instant};
 
-/// Time after its arrival within which a packet is named; busy peers skip older packets.
+/// Time after the arrival of a packet within which its name arrives: a busy peer does not name
+/// packets that have waited longer in its tap.
 const NAMED_WITHIN: Duration = Duration::from_millis(60);
 
 /// Packets that the tap may have missed: if one of them is missing, it need not be lost.

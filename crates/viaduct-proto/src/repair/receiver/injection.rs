@@ -64,7 +64,8 @@ impl Injection {
         stats: &mut ReceiverStats,
         out: &mut Outbox,
     ) -> Option<State> {
-        // No row or no bytes: the peer restarted during the hold, or the memory limit changed.
+        // No row: the peer restarted during the hold. No bytes: the store has given their memory
+        // back.
         let &Row { mut fields, congested, .. } = known.ledger.row(recovery.seq)?;
         let packet = known.store.get(recovery.identity).and_then(|of| of.get(PREFIX..))?;
         let header = right_header(packet, target.sites, stats)?;
@@ -113,7 +114,8 @@ impl Injection {
     }
 }
 
-/// Parses the header of a recovered packet; counts a packet that does not belong to the two sites.
+/// Parses the header of a recovered packet. Returns `None` and counts the packet if the header is
+/// malformed, or if the packet does not belong to the two sites.
 fn right_header(packet: &[u8], sites: &Sites, stats: &mut ReceiverStats) -> Option<Header> {
     match Header::parse(packet) {
         Ok(header) if header.total_len == packet.len() && sites.arrives(&header) => Some(header),

@@ -110,7 +110,7 @@ impl Measurement {
         }
     }
 
-    /// Measures by late names: requested ones, or those that come long after the packets.
+    /// Measures by late names: requested or repeated ones, which have no send times.
     fn named_late(&mut self, now: Instant, of: &Matched<'_>, known: &mut Known, needs: &mut Needs) {
         let mut near = of.new.start.saturating_sub(NEAR)..of.new.end.saturating_add(NEAR);
         let congested = near.any(|seq| known.ledger.row(seq).is_some_and(|row| row.congested));

@@ -56,6 +56,7 @@ use crate::time::{Duration, Instant};
 use crate::wire::ip::{self, MutableFields};
 use crate::wire::tcp_sack;
 
+/// Interval of the housekeeping.
 pub(super) const TICK: Duration = Duration::from_millis(100);
 /// Limit of the difference between a copy's number and the highest number named.
 const MAX_AHEAD: u64 = 1_024;
@@ -74,7 +75,7 @@ pub(super) struct Receiver {
     /// The peer also names acknowledgements without data.
     acks: bool,
     named: Vec<(Seq, Named)>,
-    /// Bytes of memory held by the smaller parts, as last counted.
+    /// Bytes of memory held by arrivals and by the measurement, at the last [`Receiver::tick`].
     others: usize,
     stats: ReceiverStats,
 }

@@ -25,9 +25,9 @@ pub(super) struct Feedback {
     requests: Requests,
     pub(super) report: Report,
     next_report: Instant,
-    /// Reports on their way with their arrival times, and requests with the arrival times of
-    /// their answers.
+    /// Reports on their way, with their arrival times.
     reports: VecDeque<(Instant, Report)>,
+    /// Requests, with the arrival times of their answers.
     needs: VecDeque<(Instant, Need)>,
 }
 

@@ -71,7 +71,7 @@ pub struct Shadows {
 }
 
 impl Shadows {
-    /// Creates the codes, for packets from the next one on.
+    /// Creates the codes, for packets from the next one on, over a path of this round-trip time.
     pub fn new(rtt: Duration) -> Self {
         let of = |coder| Shadow::new(coder, rtt);
         let fixed = |code: Code| code.build_encoder(1).map_or(Coder::None, Coder::Fixed);

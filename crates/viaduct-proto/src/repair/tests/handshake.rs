@@ -24,7 +24,7 @@ fn what_a_gateway_sent_itself_costs_its_peer_no_handshake() {
     let fresh = Plane::new(local(2), vec![config(2, 1, layered())], world.now);
     world.b = fresh.unwrap();
     world.run(Duration::from_millis(50), |_, _| false);
-    assert!(world.b_stats().up, "whose handshakes are answered in the same second");
+    assert!(world.b_stats().up, "the peer's handshake is answered in the same second");
 }
 
 #[test]

@@ -27,13 +27,15 @@ struct Flying {
     item: Item,
 }
 
-/// Rate of a link, if it is limited, in bytes a second (100 Mb/s), and longest delay of its queue.
+/// Rate of a link, if it is limited, in bytes a second (100 Mb/s).
 const RATE: u64 = 12_500_000;
+/// Longest delay of the queue of such a link.
 const QUEUE: Duration = Duration::from_millis(100);
-/// Destination port of bulk traffic, length of its packets, and their number a millisecond:
-/// 48 Mb/s.
+/// Destination port of bulk traffic.
 const BULK: u16 = 5_201;
+/// Length of the packets of bulk traffic, in bytes.
 const BULK_LEN: usize = 1_200;
+/// Packets of bulk traffic in a millisecond: 48 Mb/s.
 const BULK_EACH: usize = 5;
 
 /// Two sites, and two paths between them.

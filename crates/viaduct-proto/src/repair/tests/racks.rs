@@ -167,7 +167,7 @@ impl Racks {
         sent
     }
 
-    /// Number of slices that the members of the other site own, in the view of the gateway there.
+    /// Number of slices that the members of the other site own, in the view of the gateway `at`.
     fn slices(&self, at: Place) -> [SliceCount; 2] {
         let facts = self.planes[&at].facts(self.now);
         [0, 1].map(|member| facts[&format!("{}", number((1 - at.0, member)))].slices.unwrap())

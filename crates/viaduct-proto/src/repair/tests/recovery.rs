@@ -10,7 +10,7 @@ fn single_losses_are_recovered_byte_for_byte() {
     let stats = world.b_stats().receiver;
     assert_eq!((stats.recovered, stats.link.lost, stats.link.bursts[0]), (40, 40, 40));
     assert_eq!((stats.garbled, stats.foreign, stats.unrecoverable), (0, 0, 0));
-    assert!(stats.latency_sum / 40 < 8_000, "within a recipe of eight at one a millisecond");
+    assert!(stats.latency_sum / 40 < 8_000, "a repair covers the packets of 8 ms");
 }
 
 #[test]
@@ -83,7 +83,7 @@ fn packets_that_come_a_little_late_are_delivered_once() {
         world.exchange(&mut |_, _| false);
     }
     world.run(Duration::from_millis(50), |_, _| false);
-    // The first of them to arrive makes the other recoverable, which then arrives by itself.
+    // Once the first of them has arrived, the other is recovered; it then arrives by itself.
     assert!(packets.iter().all(|packet| world.delivered[packet] == 1));
     let stats = world.b_stats().receiver;
     assert_eq!((stats.late, stats.recovered, stats.link.lost), (2, 0, 0));

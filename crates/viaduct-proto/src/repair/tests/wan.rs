@@ -31,10 +31,13 @@ struct Wan {
 struct Seen {
     /// Bytes of repairs and names for each byte of packets.
     bytes: f64,
-    /// Shares of the lost packets: recovered at all, and within 10 ms, 15 ms and 50 ms.
+    /// Share of the lost packets that were recovered.
     recovered: f64,
+    /// Share that was recovered within 10 ms.
     at_once: f64,
+    /// Share that was recovered within 15 ms.
     quick: f64,
+    /// Share that was recovered within 50 ms.
     soon: f64,
     control: control::State,
 }
