@@ -83,8 +83,8 @@ pub(super) struct Leaving<'a> {
 }
 
 impl Auto {
-    /// Creates an encoder whose first packet has number `first`. It sends no repairs until the peer
-    /// reports losses. Errors: none with the parameters chosen here.
+    /// Creates an encoder whose first packet has number `first`. It sends no repairs before the
+    /// peer's first report. Errors: none with the parameters chosen here.
     pub(super) fn new(now: Instant, settings: &Settings, first: Seq) -> Result<Self, Error> {
         let limits = settings.limits;
         let mut encoder = window::Encoder::new(SILENT, first)?;

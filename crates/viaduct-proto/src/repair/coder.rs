@@ -12,6 +12,7 @@ use crate::wire::tcp_sack;
 
 /// Encoder of outgoing packets.
 pub(super) enum Coder {
+    /// Code with fixed parameters.
     Fixed(Box<dyn Encoder>),
     /// Code whose rate adapts to the losses.
     Auto(Box<Auto>),

@@ -65,6 +65,7 @@ impl Rate {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Kind {
+    /// Sends little.
     Light,
     /// Sends much, and slows down on losses, as far as known.
     Bulk,

@@ -110,7 +110,7 @@ mod tests {
         };
         for shift in [96, 104, 64, 80] {
             let mut buckets = vec![0_u32; 8_192];
-            // The table takes the low bits for the place, and the highest seven to compare.
+            // `HashMap` uses the low bits of a hash for the place, and compares the highest seven.
             (0..4_096_u128).for_each(|n| buckets[hash(n << shift) as usize % 8_192] += 1);
             assert!(buckets.iter().all(|many| *many < 9), "{shift}: {:?}", buckets.iter().max());
             let tops: std::collections::HashSet<_> =

@@ -5,7 +5,7 @@
 //!   packet ─▶ SiteTable: first member ─┬─ leaves ──▶ slice of the peer's site ─▶ owner
 //!                                      └─ arrives ─▶ slice of this site ───────▶ owner
 //!
-//!   look, each 50 ms: members that were heard lately, and the weights that they tell ─▶ owners
+//!   look, each 50 ms: members that were heard lately, and the weights that they report ─▶ owners
 //! ```
 //!
 //! A wrong owner impairs only the protection: the sender's repairs then go to a gateway that does
@@ -42,7 +42,7 @@ pub struct RackConfig {
 pub struct PeerMember {
     /// Name of the rack.
     pub rack: String,
-    /// Weight, until the peer tells its own.
+    /// Weight in the config, used until the peer reports its own.
     pub weight: u8,
     /// Prefixes of both sites whose slices the member owns while it is alive.
     pub slices: Vec<IpNet>,
@@ -92,7 +92,7 @@ struct Owners {
     slices: Vec<IpNet>,
     table: PrefixTable<u32>,
     rankings: Vec<Vec<usize>>,
-    /// Owner of each slice: the index of a member.
+    /// Owner of each slice: the index of a member. If none is alive, the first of the ranking.
     owners: Vec<usize>,
 }
 

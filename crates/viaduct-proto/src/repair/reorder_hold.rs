@@ -142,10 +142,10 @@ mod tests {
     }
 
     #[test]
-    fn recoveries_wait_as_long_as_packets_are_overtaken_by_and_no_longer() {
+    fn the_hold_follows_the_time_by_which_packets_are_overtaken() {
         let mut hold = ReorderHold::default();
         hold.push(at(0), 1, Identity(1), None);
-        assert_eq!(hold.pop(at(0)).unwrap().seq, 1, "where nothing overtakes none waits");
+        assert_eq!(hold.pop(at(0)).unwrap().seq, 1, "no packet was overtaken yet");
         assert_eq!(hold.arrived(at(400), Identity(1)), Overtaken::TooLate);
         hold.push(at(1_000), 2, Identity(2), None);
         assert_eq!(hold.poll_timeout(), Some(at(1_500)));

@@ -121,7 +121,7 @@ mod tests {
         assert_eq!(
             run(&mut reordering_window, 63, 20, 100, 0, false),
             0.25,
-            "flows that say nothing"
+            "flows that report nothing"
         );
     }
 

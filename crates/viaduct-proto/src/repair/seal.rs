@@ -15,7 +15,7 @@ pub(super) struct Sealer {
 }
 
 impl Sealer {
-    /// Creates the half of a session in this lane, whose index at the peer is `receiver`.
+    /// Creates the sending half of a session of this lane; `receiver` is its index at the peer.
     pub(super) fn new(key: &[u8; 32], lane: u8, receiver: u32) -> Self {
         Sealer::at(key, (lane, receiver), 0)
     }

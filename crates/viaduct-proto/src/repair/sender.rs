@@ -240,8 +240,8 @@ impl Sender {
         [flush, self.names.due, self.coder.copies_due()].into_iter().flatten().min()
     }
 
-    /// Flushes bins that a pause in the traffic has left unfilled, one stage at a time, and sends
-    /// copies and names that are due.
+    /// Sends the repairs that a pause in the traffic has left incomplete, one stage at a time, and
+    /// the copies and names that are due.
     pub(super) fn handle_timeout(&mut self, now: Instant, channel: &mut Channel<'_>) {
         while let Some((since, stage)) = self.idle
             && since + self.flush_after * (stage as u32 + 1) <= now

@@ -89,6 +89,7 @@ pub(super) struct Session {
     pending: [Option<(u32, Initiation)>; Transport::ALL.len()],
     pub(super) schedule: Schedule,
     pub(super) clocks: Clocks,
+    /// Number of handshakes that may still be answered in the present second, and its start.
     allowance: (u32, Instant),
     /// Datagrams that the peer has sent over UDP.
     pub(super) datagrams: Tally,
@@ -100,7 +101,9 @@ struct Live {
     /// Transport of the handshake.
     transport: Transport,
     born: Instant,
+    /// This side has started the session.
     initiator: bool,
+    /// This side has started the session, or the peer has used it: it may seal messages.
     confirmed: bool,
     sealer: Sealer,
     opener: Opener,
@@ -152,8 +155,8 @@ impl Session {
         self.live.iter().find(|s| s.confirmed).map(|s| s.index)
     }
 
-    /// Returns whether the peer answers. Its reports, one a second, count as answers; after
-    /// [`SILENCE`] a handshake is started.
+    /// Returns whether there is a session whose peer answers. Its reports, one a second, count as
+    /// answers. The peer counts as gone after [`SILENCE`] and the time of two more handshakes.
     pub(super) fn alive(&self) -> bool {
         self.up() && !self.schedule.is_silent()
     }

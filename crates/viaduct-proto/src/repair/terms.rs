@@ -179,7 +179,7 @@ mod tests {
     fn prefixes_that_disagree_are_named() {
         let a = terms(&["10.1.0.0/16"], &["10.2.0.0/16", "10.3.0.0/16"]);
         let b = terms(&["10.3.0.0/16", "10.2.0.0/16"], &["10.1.0.0/16"]);
-        assert_eq!(a.disagreement(&b), None, "order is nothing");
+        assert_eq!(a.disagreement(&b), None, "the order does not matter");
         let narrow = terms(&["10.2.0.0/16"], &["10.1.0.0/16"]);
         let said = a.disagreement(&narrow).unwrap();
         assert!(said.contains("the peer's are 10.2.0.0/16, and this config has 10.2"), "{said}");

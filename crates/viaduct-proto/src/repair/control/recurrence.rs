@@ -9,7 +9,7 @@ const QUIET: Duration = Duration::from_secs(10);
 const ONSET: Duration = Duration::from_secs(1);
 /// Number of bursts within [`ONSET`] that may all be due to a full queue that was not detected.
 const FEW: u64 = 12;
-/// Time without a loss after which a link is clean.
+/// Time in which a clean link loses fewer than [`RECURS`] bursts.
 const CLEAN: Duration = Duration::from_secs(60);
 
 /// Onset of losses after a quiet time.

@@ -23,10 +23,10 @@ pub struct Report {
 /// State of the path to a peer.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Regime {
-    /// Too few reports yet.
+    /// The fate of too few packets is known yet.
     #[default]
     Unknown,
-    /// Nothing was lost by chance for a minute: no repairs.
+    /// Fewer than three bursts were lost by chance in the last minute: no repairs.
     Clean,
     /// Repairs of losses by chance are being sent.
     Repairing,
@@ -81,8 +81,8 @@ impl Report {
 }
 
 impl State {
-    /// State of several lanes together. The regime and the times are those of the lane with more
-    /// packets.
+    /// State of two lanes together; `None` if neither has one. The regime and the times are those
+    /// of the lane with more packets a second.
     pub fn combined(a: Option<State>, b: Option<State>) -> Option<State> {
         let (Some(a), Some(b)) = (a, b) else { return a.or(b) };
         let (more, less) = if a.pace >= b.pace { (a, b) } else { (b, a) };

@@ -17,8 +17,8 @@ use crate::time::Instant;
 
 impl Peer {
     /// Handles a datagram; returns whether it is authentic. Only a message under a session's keys
-    /// updates the peer's address; a response updates only the transport. The answer to an
-    /// initiation goes to the source of the initiation, and changes no endpoint.
+    /// updates the peer's address. A response changes only the transport, and an initiation changes
+    /// neither: its answer goes to its source.
     pub(in crate::repair) fn handle_datagram(
         &mut self,
         now: Instant,

@@ -29,6 +29,9 @@
 //!   completes them to the number nearest to those it knows
 //! - stride or dense: distance of the numbers covered; for a window, the count of the newest
 //!   packets that are all in the repair
+//! - count: number of packets that are covered or named
+//! - seed: determines, with the packets' numbers, their coefficients in a window
+//! - length code: combination of the packets' lengths, with the same coefficients as the symbol
 //! - symbol: combination of packets, each with its [`PREFIX`] before it
 //! - flags: 1: send times are present; names without send times are a repetition. 2:
 //!   acknowledgements without data are named, too. 4: bits are present. 8: no repairs are made. 16:

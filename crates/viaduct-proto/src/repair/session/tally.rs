@@ -1,6 +1,7 @@
-//! Units sent to this side, and losses among them, by the units' numbers.
+//! Packets or datagrams sent to this side, and losses among them, by their numbers.
 
-/// Units sent, and the number of them that were lost. A late arrival reduces the latter.
+/// Packets or datagrams sent, and the number of them that were lost. A late arrival reduces the
+/// latter.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(in crate::repair) struct Tally {
     pub(in crate::repair) sent: u64,
@@ -14,8 +15,8 @@ impl Tally {
         lost as f64 / self.sent.saturating_sub(before.sent).max(1) as f64
     }
 
-    /// Counts the arrival of a unit with this number; `next` is the number after the highest one
-    /// that has arrived.
+    /// Counts the arrival of the packet or datagram with this number; `next` is the number after
+    /// the highest one that has arrived.
     pub(super) fn count(&mut self, next: &mut u64, number: u64) {
         let skipped = number.checked_sub(*next);
         match skipped {
