@@ -28,7 +28,7 @@ const IDLE_EVERY: Duration = Duration::from_millis(500);
 /// Time without an answer to any probe, beyond a round trip, after which a path that is used is
 /// down. Six probes are sent in each direction within this time; random loss seldom drops them all.
 const TOLERANCE: Duration = Duration::from_millis(300);
-/// The same time for a path that is not used.
+/// [`TOLERANCE`] of a path that is not used.
 const IDLE_TOLERANCE: Duration = Duration::from_secs(3);
 /// Time for which probes on a path that was down must be answered before it is up again.
 const RETURN_AFTER: Duration = Duration::from_secs(1);
@@ -37,7 +37,7 @@ const STALL: Duration = Duration::from_millis(100);
 /// Time without a probe from the peer after which its datagrams no longer wait for packets on this
 /// path, if probes have been frequent for a second.
 const UNHEARD_AFTER: Duration = Duration::from_millis(150);
-/// The same time if probes have not been frequent for a second.
+/// [`UNHEARD_AFTER`] if probes have not been frequent for a second.
 const IDLE_UNHEARD_AFTER: Duration = Duration::from_millis(1_500);
 /// Round-trip time assumed until it is measured.
 const USUAL_RTT: Duration = Duration::from_millis(100);

@@ -209,8 +209,9 @@ impl Plane {
         self.missed = (self.missed.0 + 1, now);
     }
 
-    /// Handles the payload of a datagram between gateways; returns whether it is authentic. Its
-    /// bytes are overwritten.
+    /// Handles the payload of a datagram between gateways; returns whether it is authentic. Also
+    /// returns false for a message that is ahead of its packets, and is handled later. The bytes of
+    /// the datagram are overwritten.
     pub fn handle_datagram(
         &mut self,
         now: Instant,

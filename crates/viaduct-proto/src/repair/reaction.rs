@@ -23,7 +23,7 @@ const JUDGED: u32 = 3;
 /// Number of losses without a reaction after which a flow gets no repairs; each loss with a
 /// reaction reduces the count by two.
 const ENOUGH: u32 = 3;
-/// Maximum of this count.
+/// Maximum of the count of losses without a reaction.
 const MAX_CALM: u32 = 6;
 /// Growth of the bytes in flight per round trip at which a sender is in slow start: a loss then has
 /// no effect on these bytes, or ends the slow start.
@@ -43,7 +43,7 @@ const QUIET: u32 = 4;
 const TRIAL: Duration = Duration::from_secs(10);
 /// Time until the next trial of a sender that has slowed down; doubled each time.
 const BACKOFF: Duration = Duration::from_secs(60);
-/// Maximum of this time.
+/// Maximum time until the next trial.
 const MAX_BACKOFF: Duration = Duration::from_secs(3_600);
 
 /// State of one TCP sender.

@@ -1,5 +1,5 @@
-//! Sealing and opening transport messages: AES-256-GCM under a session's keys, a counter that never
-//! repeats as the nonce, and a sliding window that accepts each counter once.
+//! Sealing and opening transport messages, by AES-256-GCM under a session's keys. The nonce is a
+//! counter, which never repeats; a sliding window accepts each counter once.
 
 use ring::aead::{AES_256_GCM, Aad, LessSafeKey, Nonce, UnboundKey};
 

@@ -103,7 +103,7 @@ struct Live {
     born: Instant,
     /// This side has started the session.
     initiator: bool,
-    /// This side has started the session, or the peer has used it: it may seal messages.
+    /// This side has started the session, or the peer has used it. Otherwise it seals no messages.
     confirmed: bool,
     sealer: Sealer,
     opener: Opener,
@@ -156,7 +156,7 @@ impl Session {
     }
 
     /// Returns whether there is a session whose peer answers. Its reports, one a second, count as
-    /// answers. The peer counts as gone after [`SILENCE`] and the time of two more handshakes.
+    /// answers. The peer counts as gone after [`SILENCE`] and two retry intervals of a handshake.
     pub(super) fn alive(&self) -> bool {
         self.up() && !self.schedule.is_silent()
     }
