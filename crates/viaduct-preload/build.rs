@@ -1,10 +1,10 @@
 //! Links the library so that its only dependency is libc, and the loaders of both glibc and musl
 //! can load it.
 //!
-//! Rust's library for GNU systems depends on three libraries. `libgcc_s.so.1` is replaced by a
-//! static copy. The dependency on `ld-linux`, which musl does not have, is left out: glibc's loader
-//! is always present. `libc.so.6` stays: musl's loader treats any name that begins with `libc.` as
-//! its own, and ignores symbol versions.
+//! Rust's standard library for GNU targets depends on three libraries. `libgcc_s.so.1` is replaced
+//! by a static copy. The dependency on `ld-linux`, which musl does not have, is left out: in a
+//! program that uses glibc, its loader is present anyway. `libc.so.6` stays: musl's loader treats
+//! any name that begins with `libc.` as its own, and ignores symbol versions.
 
 use std::path::PathBuf;
 use std::{env, fs, io};

@@ -41,7 +41,8 @@ pub fn is_wrapped() -> bool {
 /// has no such handler, or the handler does not answer.
 ///
 /// # Errors
-/// The request and the handler's name together have more than 4093 bytes, or no descriptor is left.
+/// The handler's name has more than 255 bytes, the name and the request together have more than
+/// 4093 bytes, or a system call fails, for example because no descriptor is left.
 pub fn control(flow: impl AsFd, handler: &str, request: &[u8]) -> io::Result<Option<Vec<u8>>> {
     let Some(socket) = ask(flow, Ask::Control { to: handler, request })? else { return Ok(None) };
     let mut bytes = vec![0; MAX_MESSAGE];
@@ -54,7 +55,7 @@ pub fn control(flow: impl AsFd, handler: &str, request: &[u8]) -> io::Result<Opt
 /// the flow has no handlers, or the program is not wrapped.
 ///
 /// # Errors
-/// No descriptor is left.
+/// A system call fails, for example because no descriptor is left.
 pub fn watch(flow: impl AsFd) -> io::Result<Option<Events>> {
     let Some(socket) = ask(flow, Ask::Watch)? else { return Ok(None) };
     let (length, _) = seqpacket::receive(&socket, &mut [0; MAX_MESSAGE])?;

@@ -22,15 +22,15 @@ pub(crate) fn ask(
     socket.send([state.secret.bytes(), &request.emit()], beside)?;
     let mut bytes = [0; WELCOME];
     if let Some([seconds, micros]) = beside.and_then(send_limit) {
-        // The master enforces the limit. This socket has a timeout too, so that signals interrupt
-        // the wait, as they would interrupt the program's own call.
+        // The master enforces the limit. This socket has a timeout too: the kernel then does not
+        // restart the wait after a signal (signal(7)), as it would not restart the program's call.
         socket.limit(&[seconds.saturating_add(SLACK), micros]);
     }
     let length = socket.receive(&mut bytes)?;
     Answer::parse(&bytes[..length]).ok_or(libc::ENETUNREACH)
 }
 
-/// Returns whether a request failed because this process may open no more files.
+/// Returns whether a request failed because the process or the system has no descriptor left.
 pub(crate) fn is_full(errno: c_int) -> bool {
     matches!(errno, libc::EMFILE | libc::ENFILE)
 }
@@ -130,8 +130,8 @@ impl Drop for Socket {
     }
 }
 
-/// Converts a kernel result to libc's error number. `EAGAIN` means that the program's time limit
-/// has passed, and becomes `EINPROGRESS`, as the connect continues.
+/// Converts a kernel result below 0 to an error number. `EAGAIN` means that the program's time
+/// limit has passed, and becomes `EINPROGRESS`, as the connect continues.
 fn checked(result: isize) -> Result<isize, c_int> {
     match -result as c_int {
         libc::EAGAIN if result < 0 => Err(libc::EINPROGRESS),

@@ -4,7 +4,7 @@
 use std::arch::asm;
 use std::ffi::{c_int, c_long};
 
-/// Makes a system call. A result below 0 is an error.
+/// Makes a system call. A result from -4095 to -1 is a negated error number.
 ///
 /// # Safety
 /// As for the system call with these arguments.

@@ -9,14 +9,15 @@ use viaduct_wrap::{Rules, SECRET, Secret};
 
 use crate::ask;
 
-/// Maximum length of the socket name and of each environment entry.
+/// Maximum length of the socket name and of each environment entry, in bytes.
 const MAX_TEXT: usize = 1024;
-/// Prefixes of the environment entries that load the library and name its master.
+/// Prefix of the environment entry that loads the library.
 pub(crate) const PRELOAD: &[u8] = b"LD_PRELOAD=";
+/// Prefix of the environment entry that names the library's master.
 pub(crate) const WRAP: &[u8] = b"VIADUCT_WRAP=";
 
 pub(crate) struct State {
-    /// Rules that select the master's flows, and the addresses of the rendezvous.
+    /// Configuration that the master has announced, such as its rules and rendezvous addresses.
     pub(crate) welcome: Welcome,
     /// Word that exempts a call from seccomp's report.
     pub(crate) word: u64,

@@ -2,8 +2,9 @@
 //! asynchronous events (section 3.6).
 //!
 //! A program opens a connection (`SOCK_SEQPACKET`) for each request, and sends one record: the
-//! run's secret ([`super::Secret`]) and the request, with the flow's descriptor attached.
-//! `VIADUCT_CONTROL` holds the socket's name and the secret as `@NAME;SECRET`:
+//! run's secret ([`super::Secret`]) and the request, with the flow's descriptor attached. The
+//! environment variable `VIADUCT_CONTROL` holds the socket's name and the secret as `@NAME;SECRET`.
+//! Format of a request:
 //!
 //! ```text
 //!   0        1        2        3                  3 + n            at most 4096
@@ -15,7 +16,7 @@
 //!           no such flow, the connection is closed without an answer
 //! ```
 
-/// Maximum length of a request and of an answer, in bytes.
+/// Maximum length of a request without the secret, and of an answer, in bytes.
 pub const MAX_MESSAGE: usize = 4096;
 /// First byte of an answer: success.
 pub const YES: u8 = 1;

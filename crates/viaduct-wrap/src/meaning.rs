@@ -33,8 +33,8 @@ pub enum Datagrams {
 
 impl Rules {
     /// Returns the decision about `socket`. Optional protocols are refused with the error that a
-    /// kernel without them returns. In strict mode, sockets that could bypass the chain are refused
-    /// too.
+    /// kernel without them returns. Refused with `EPERM`: sockets whose datagrams may not go direct
+    /// and are not carried by the chain; in strict mode, all sockets that could bypass the chain.
     pub fn socket(&self, socket: Socket) -> Verdict {
         match socket.carries() {
             Carries::OtherTcp => Verdict::Refuse(socket.unsupported()),

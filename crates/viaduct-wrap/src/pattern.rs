@@ -31,7 +31,7 @@ pub(crate) fn parse(pattern: &str) -> Result<Line, RuleError> {
     Ok(line)
 }
 
-/// Splits a pattern into address and ports. After a transport, a number or a range is ports.
+/// Splits a pattern into address and ports. After a transport, a number or a range means ports.
 fn split(rest: &str, after_transport: bool) -> (&str, Option<&str>) {
     let is_ports = |text: &str| text.chars().all(|c| c.is_ascii_digit() || c == '-');
     if after_transport && is_ports(rest) {

@@ -15,15 +15,15 @@ pub struct Writer<'a> {
 }
 
 impl Writer<'_> {
-    /// Writes bytes. Panics: the buffer has no room for the bytes.
+    /// Writes bytes. Panics if the buffer has no room for them.
     pub fn put(&mut self, bytes: &[u8]) {
         let (at, rest) = std::mem::take(&mut self.bytes).split_at_mut(bytes.len());
         at.copy_from_slice(bytes);
         self.bytes = rest;
     }
 
-    /// Writes an address; the field is empty if there is none. Panics: the buffer has no room for
-    /// the address.
+    /// Writes an address; the field is empty if there is none. Panics if the buffer has no room
+    /// for the field.
     pub fn address(&mut self, address: Option<SocketAddr>) {
         let Some(address) = address else { return self.put(&[0; ADDRESS]) };
         let scope = if let SocketAddr::V6(v6) = address { v6.scope_id() } else { 0 };

@@ -139,22 +139,24 @@ impl Rules {
     }
 
     /// Intersects two sets of rules: a flow is refused if either set refuses it, and otherwise goes
-    /// direct if either set lets it go direct. The result is strict if either set is. Errors: the
-    /// result has too many rules.
+    /// direct if either set lets it go direct. The result is strict if either set is; its `names`
+    /// and `carries` are false. Errors: the result has too many rules.
     pub fn both(&self, other: &Rules) -> Result<Rules, RuleError> {
         self.join(other, Fate::min)
     }
 
     /// Combines the rules of a nested master with those of its parent, `below`. The parent's rules
     /// decide about flows that the nested master lets go direct. The result is strict if either set
-    /// is. Errors: the result has too many rules.
+    /// is, has the `names` of `self`, and its `carries` is false. Errors: the result has too many
+    /// rules.
     pub fn above(&self, below: &Rules) -> Result<Rules, RuleError> {
         let above = |ours, theirs| if ours == Fate::Leave { theirs } else { ours };
         Ok(Rules { names: self.names, ..self.join(below, above)? })
     }
 
     /// Combines two sets of rules by applying `both` to the two fates of each destination. The
-    /// result has a line for each pair of lines that intersect. The first line that matches
+    /// result has a line for each pair of lines that intersect, or a single one for a line of
+    /// `self` whose result is the same for all lines of `other`. The first line that matches
     /// decides.
     fn join(&self, other: &Rules, both: impl Fn(Fate, Fate) -> Fate) -> Result<Rules, RuleError> {
         let mut rules = Rules { strict: self.strict || other.strict, ..Rules::EVERYTHING };

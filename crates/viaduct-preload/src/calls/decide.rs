@@ -14,7 +14,8 @@ use crate::state::{State, Wrapped, state};
 pub(super) enum Decision {
     /// The call is passed to the kernel.
     Pass,
-    /// The call is complete, with this error number; 0 means success.
+    /// The call does not reach the kernel, and returns this error number. 0 means that the socket
+    /// is connected: a connect succeeds, and a Fast Open send still has to send its data.
     Done(c_int),
 }
 

@@ -152,8 +152,8 @@ pub(crate) unsafe extern "C" fn sendmmsg(
         fd, messages, count, flags)
 }
 
-/// `syscall(2)`. Calls for which there is a function above are passed to it. C passes variable
-/// arguments in the same registers as the arguments of a function with seven parameters.
+/// `syscall(2)`. The socket calls that this library defines are passed to its functions. C passes
+/// variable arguments in the same registers as the arguments of a function with seven parameters.
 ///
 /// # Safety
 /// As for the call `number`.
