@@ -13,7 +13,7 @@ use crate::convert::{addresses, bytes, code, count, port_code, text, values};
 use crate::server::{Options, ResolvedOptions};
 use crate::table::{self, Client, End};
 
-/// Maximum number of packet batches that one `msk_turn` processes.
+/// Maximum number of packet batches that one `msk_turn` of a client processes.
 const BATCHES: usize = 16;
 
 /// `msk_connect`
@@ -96,7 +96,7 @@ fn turn(client: &mut Client) -> c_int {
 pub extern "C" fn msk_timeout(fd: c_int) -> c_int {
     table::with(fd, |end| match end {
         End::Server(listener) if listener.has_queued() => 0,
-        // The server checks its key file in this interval.
+        // `msk_turn` looks for a changed key file, so it is called once a second at least.
         End::Server(_) => 1_000,
         End::Client(client) => client.connector.poll_timeout().map_or(-1, |wait| {
             c_int::try_from(wait.as_micros().div_ceil(1_000)).unwrap_or(c_int::MAX)

@@ -7,7 +7,7 @@ use std::net::{SocketAddr, ToSocketAddrs as _};
 
 use viaduct_trickles::PortError;
 
-/// Returns the bytes at `data`.
+/// Returns the `length` bytes at `data`; none if `data` is null.
 ///
 /// # Safety
 /// Either `data` is null, or `length` bytes at `data` are readable and not modified during `'a`.

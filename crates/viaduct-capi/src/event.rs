@@ -147,9 +147,10 @@ impl Minisock {
         true
     }
 
-    /// Answers all asks with `data`, which begins at the position of the first ask; bytes in no ask
-    /// are left out. Without asks, `data` begins at the `start` of the first output continuation
-    /// that was added; if none was added either, at the `start` of the first input.
+    /// Answers the asks with `data`, which begins at the position of the event's first ask. Asks at
+    /// lower positions are not answered, and bytes in no ask are left out. Without asks, `data`
+    /// begins at the `start` of the first output continuation that was added; if none was added
+    /// either, at the `start` of the first input.
     pub(crate) fn fill(&mut self, data: &Bytes) {
         let Some(first) = self.asks.first().copied() else { return self.put_unasked(data) };
         for ask in self.asks.clone() {

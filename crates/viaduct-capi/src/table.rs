@@ -40,7 +40,8 @@ pub(crate) fn insert(end: End) -> c_int {
     fd
 }
 
-/// Removes an end; it is closed when its last user has returned.
+/// Removes an end, which is closed when the last call that uses it returns. `-EBADF` if there is
+/// none.
 pub(crate) fn remove(fd: c_int) -> c_int {
     let gone = table().remove(&fd);
     if gone.is_some() { 0 } else { -libc::EBADF }
