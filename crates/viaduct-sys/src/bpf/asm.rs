@@ -62,8 +62,9 @@ pub(super) enum Helper {
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Label(usize);
 
-/// Class and mode of a load and of a store, without their width.
+/// Class and mode of a load, without its width.
 const LOAD: u8 = 0x61;
+/// Class and mode of a store, without its width.
 const STORE: u8 = 0x63;
 /// Load of a 64-bit immediate; its source register is [`MAP`] if the immediate is a
 /// map's descriptor.
@@ -108,7 +109,8 @@ impl Asm {
         self.push(0x95, R0, R0, 0, 0);
     }
 
-    /// Returns the program; `None` if a jump is too far. Every label in use must have been placed.
+    /// Returns the program; `None` if a jump is too far or goes backward. Every label in use must
+    /// have been placed.
     pub(super) fn finish(mut self) -> Option<Vec<Insn>> {
         for &(at, label) in &self.jumps {
             let skip = self.labels[label.0].checked_sub(at + 1)?;

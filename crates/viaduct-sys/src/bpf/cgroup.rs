@@ -27,8 +27,8 @@ pub(super) struct Cgroup {
 ///   ├── programs             the first run's BPF programs are attached here
 ///   └── viaduct-run-2
 ///       └── programs         the second run's are attached here. The first run's are not: they
-///                            would see destinations that the second run has changed. They
-///                            therefore miss the connections that the second run passes
+///                            would see destinations that the second run has changed. So the first
+///                            run misses the connections that the second run lets go direct
 /// ```
 #[derive(Debug)]
 pub struct Group {

@@ -1,5 +1,5 @@
-//! BPF programs on the sockets of a cgroup: they write a TCP option into SYNs and redirect the
-//! connections of wrapped programs.
+//! BPF programs on the sockets of a cgroup: they write a TCP option into SYNs, and redirect
+//! connections to a hop or, for wrapped programs, to a rendezvous.
 //!
 //! ```text
 //!   connect(2) ──▶ Steer: another destination ──▶ SynOption: the option ──▶ SYN on the wire
@@ -7,7 +7,7 @@
 //!
 //!   asm      instructions          kernel   map, program, link: bpf(2)
 //!   idioms   common sequences      events   ring buffer        sock_ops   context of sock_ops
-//!   cgroup   which sockets         option, steer   the programs
+//!   cgroup   which sockets         option, offers, steer, redirect   the programs
 //! ```
 //!
 //! Each program is attached by a link whose descriptor this process holds: when the process ends,

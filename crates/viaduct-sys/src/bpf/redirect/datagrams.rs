@@ -1,5 +1,5 @@
-//! Programs that pass or refuse datagrams. They do not change the destination: datagrams for
-//! handlers are held in a queue later ([`crate::nft::datagram_queue`]).
+//! Programs that pass or refuse datagrams. They change only the destination of DNS queries (`dns`):
+//! datagrams for handlers are held in a queue later ([`crate::nft::datagram_queue`]).
 
 use super::endpoints::ENDS;
 use super::programs::{COOKIE, NOTE, report_if_enabled, report_note};
@@ -9,7 +9,7 @@ use crate::bpf::asm::{Asm, FP, Insn, R0, R1, R2, R6, Width};
 use crate::bpf::events::Events;
 use crate::bpf::kernel::Map;
 
-/// Builds the sendmsg program, which passes or refuses datagrams of sockets that are not connected.
+/// Builds the sendmsg program, which passes or refuses datagrams that are sent with an address.
 pub(super) fn message(context: &ProgramContext<'_>, v4: bool) -> Vec<Insn> {
     let mut asm = Asm::default();
     asm.copy(R6, R1);
@@ -73,7 +73,7 @@ fn report_once(
     if config.reports {
         return report_if_enabled(asm, events, config, kind);
     }
-    // No socket has the cookie 0.
+    // An entry for the cookie 0, which no socket has, records that a datagram was reported.
     let said = asm.label();
     asm.set(R2, 0);
     asm.store(Width::Double, FP, COOKIE, R2);

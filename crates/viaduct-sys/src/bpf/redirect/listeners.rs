@@ -33,9 +33,10 @@ const LOCAL_IP6: i16 = 44;
 const LOCAL_PORT: i16 = 60;
 const REMOTE_IP4: i16 = 16;
 const REMOTE_IP6: i16 = 20;
-/// `127.0.0.1`, and the words of `::1`, in memory order. The kernel drops packets from other hosts
-/// that have such a source.
+/// `127.0.0.1` in memory order. The kernel drops packets from other hosts that have this source, or
+/// `::1`.
 const LOOPBACK4: u32 = u32::from_ne_bytes([127, 0, 0, 1]);
+/// Words of `::1` in memory order.
 const LOOPBACK6: [u32; 4] = [0, 0, 0, u32::from_ne_bytes([0, 0, 0, 1])];
 /// First word of `fe80::/10`, and its mask.
 const LINK_LOCAL: [u32; 2] =
@@ -136,8 +137,9 @@ impl ListenerRedirect {
         self.count(asm, -1);
     }
 
-    /// Emits the handling of an accepted connection. If we have opened it, puts its client into
-    /// `names`, under the cookie that is at `cookie` on the stack.
+    /// Emits the handling of an accepted connection. If we have opened it, copies the addresses of
+    /// [`InboundConns::note`] to `names`, under the cookie that is at `cookie` on the stack;
+    /// otherwise jumps to `done`.
     pub(super) fn on_accept(&self, asm: &mut Asm, names: &Map<ENDS>, cookie: i16, done: Label) {
         asm.load(Width::Word, R2, R6, OPS_REMOTE_PORT);
         asm.network_order_word(R2);

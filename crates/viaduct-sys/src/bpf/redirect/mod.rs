@@ -12,7 +12,7 @@
 //!
 //! | file | |
 //! |---|---|
-//! | `create` | refusal of other types of sockets |
+//! | `create` | refusal of sockets that would bypass these programs |
 //! | `rules` | the user's rules |
 //! | `programs` | the BPF programs for connections |
 //! | `datagrams` | the BPF programs for datagrams |
@@ -51,7 +51,7 @@ use crate::socket::tcp::{MIRRORED, Mirrored};
 const SOCKETS: u32 = 65_536;
 /// Bytes of the event ring. A connect event that does not fit is sent again with the next SYN.
 const RING: usize = 256 << 10;
-/// Max rules for connections, and max rules for datagrams; BPF programs test them.
+/// Max rules for connections, and for datagrams, that a BPF program tests.
 const MAX_RULES: usize = 256;
 
 // An event: the cookie, the destination, then fields that depend on the kind.
@@ -86,8 +86,9 @@ pub struct RedirectConfig<'a> {
     /// Rendezvous address for IPv6 connects; they are refused if `None`.
     pub v6: Option<SocketAddr>,
     /// Listeners of this process, IPv4 and IPv6, to which inbound connections to programs are
-    /// redirected. Their addresses must be reachable only from this machine. Without a listener of
-    /// a family, connections reach the programs directly.
+    /// redirected. Their addresses must be reachable only from this machine. Without any listener,
+    /// connections reach the programs directly. If only one family has a listener, SYNs of the
+    /// other family to programs are dropped.
     pub listeners: [Option<BorrowedFd<'a>>; 2],
     /// Addresses and ports that programs listen on.
     pub ports: Ports,

@@ -56,7 +56,8 @@ impl Options {
         Ok(Options(Arc::new(Map::new(SOCKETS)?)))
     }
 
-    /// Returns the options, mark and priority of the socket at the kernel address `socket`.
+    /// Returns the stored options of the socket at the kernel address `socket`, with the given mark
+    /// and priority.
     pub(super) fn get(&self, socket: u64, [mark, priority]: [u32; 2]) -> Mirrored {
         let mut mirrored = Mirrored::default();
         if let Some(values) = self.0.get(socket) {

@@ -99,7 +99,8 @@ pub(super) fn connect(context: &ProgramContext<'_>, v4: bool) -> Vec<Insn> {
     datagrams::emit_verdict(&mut asm, context, v4);
     asm.place(done);
     asm.exit(1);
-    // Connects are also refused if the map is full.
+    // Connects are also refused in another network namespace, if there is no rendezvous of their
+    // family, or if the destination cannot be noted.
     let notes = config.needs_notes() && config.streams.has_action(RuleAction::Redirect);
     if notes || config.streams.has_action(RuleAction::Refuse) {
         asm.place(refuse);
