@@ -7,8 +7,8 @@
 //!
 //! The program ([`filter::FanoutProgram`]) is classic BPF, like a tap's filter, so it needs no
 //! further privilege. It is replaced atomically when shares move to other members. A member whose
-//! ring was dropped stays in the group, so that the others keep their indices. No tap sees the
-//! packets of its shares until the program is replaced.
+//! ring was dropped stays in the group, so that the others keep their indices. Until the program is
+//! replaced, no tap sees the packets of the dropped member's shares.
 
 use std::io;
 use std::os::fd::{AsFd as _, OwnedFd};

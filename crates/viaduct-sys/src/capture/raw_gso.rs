@@ -16,7 +16,7 @@ use crate::route::next_hop::NextHop;
 const ETHERNET: usize = 14;
 /// Bytes of `struct virtio_net_hdr`.
 const VNET_HEADER: usize = 10;
-/// Constants of `linux/virtio_net.h`: flag of an incomplete checksum, TCP over IPv4, TCP over IPv6.
+// Constants of `linux/virtio_net.h`: flag of an incomplete checksum, TCP over IPv4, TCP over IPv6.
 const NEEDS_CHECKSUM: u8 = 1;
 const TCP_V4: u8 = 1;
 const TCP_V6: u8 = 4;

@@ -1,6 +1,6 @@
-//! Flowtables of all programs: the kernel forwards packets of their connections at the ingress of
-//! the listed devices. They bypass the forward chain and the interfaces above these devices. With
-//! the flag `offload` the hardware forwards the packets, and they bypass the kernel.
+//! Flowtables of all programs. The kernel forwards the packets of a flowtable's connections at the
+//! ingress of its devices: the packets bypass the forward chain and the interfaces above these
+//! devices. With the flag `offload` the hardware forwards the packets, and they bypass the kernel.
 
 use std::io;
 
@@ -8,17 +8,18 @@ use netlink_packet_core::{NlaBuffer, NlasIterator};
 
 use crate::route::netlink::{self, Message, NETFILTER_HEAD, NLM_F_DUMP};
 
-/// Netfilter's subsystem, and its messages (`linux/netfilter/nf_tables.h`).
+// Netfilter's subsystem, and its messages (`linux/netfilter/nf_tables.h`).
 const NFTABLES: u16 = 10;
 const NEW_FLOWTABLE: u16 = 22;
 const GET_FLOWTABLE: u16 = 23;
-/// Attributes of a flowtable.
+// Attributes of a flowtable.
 const TABLE: u16 = 1;
 const NAME: u16 = 2;
 const HOOK: u16 = 3;
 const FLAGS: u16 = 7;
 /// Attribute of the hook: its devices, each a name or the beginning of names.
 const DEVICES: u16 = 3;
+/// Kind of a device that is the beginning of names.
 const DEVICE_PREFIX: u16 = 2;
 /// Flag for forwarding in hardware.
 const HW_OFFLOAD: u32 = 1;

@@ -13,7 +13,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::nft::table::{NftError, Table, check_instance, check_interface, set};
 
-/// Bytes of the IP and TCP headers, without options.
+// Bytes of the IP and TCP headers, without options.
 const HEADERS_V4: u32 = 40;
 const HEADERS_V6: u32 = 60;
 /// Rules of a clamp: one for each family and direction.

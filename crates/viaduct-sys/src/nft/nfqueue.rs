@@ -22,16 +22,16 @@ use netlink::{Attributes, Message, NETFILTER_HEAD};
 pub const SNAP: usize = 4096;
 /// Buffer size for a queue that copies packets whole: the longest packet, and netlink headers.
 pub const WHOLE: usize = 65_536 + SNAP;
-/// Max bytes of a packet that are copied to us.
+/// Max bytes of a SYN that are copied to us.
 const MAX_COPY: u32 = 2048;
-/// Size of the socket's receive buffer.
+/// Size of the socket's receive buffer in bytes.
 const BACKLOG: usize = 4 << 20;
 
 const SUBSYSTEM: u16 = 3;
 const PACKET: u16 = 0;
 const VERDICT: u16 = 1;
 const CONFIG: u16 = 2;
-/// Attributes of a configuration.
+// Attributes of a configuration.
 const CFG_COMMAND: u16 = 1;
 const CFG_PARAMETERS: u16 = 2;
 const CFG_QUEUE_MAXLEN: u16 = 3;
@@ -42,7 +42,7 @@ const UNBIND: u8 = 2;
 const COPY_PACKET: u8 = 2;
 /// Flag: packets pass when the queue is full.
 const FAIL_OPEN: u32 = 1;
-/// Attributes of packets and verdicts.
+// Attributes of packets and verdicts.
 const PACKET_HEAD: u16 = 1;
 const VERDICT_HEAD: u16 = 2;
 const MARK: u16 = 3;

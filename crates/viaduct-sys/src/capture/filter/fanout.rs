@@ -11,10 +11,14 @@ use super::{BpfInsn, FilterError};
 /// Max number of shares.
 pub(super) const MAX_SHARES: usize = 64;
 
-/// Constants of the hash: an odd multiplier for each address and one for their sum, and shifts.
+// Constants of the hash.
+/// Odd multiplier of each address.
 const OF_ADDRESS: u32 = 0x9e37_79b1;
+/// Odd multiplier of the sum of the mixed addresses.
 const OF_SUM: u32 = 0x85eb_ca77;
+/// Shift in the mixing of an address.
 const MIX: u32 = 15;
+/// Number of low bits of the product that are not part of the share.
 const DROPPED: u32 = 32 - MAX_SHARES.trailing_zeros();
 
 /// Scratch cell for the mixed source address.
@@ -43,7 +47,7 @@ pub struct FanoutProgram {
 }
 
 impl FanoutProgram {
-    /// Builds the program. Errors: the number of members is not a power of two, or too large.
+    /// Builds the program. Errors: the number of shares is not a power of two, or too large.
     pub fn build(&self) -> Result<Vec<BpfInsn>, FilterError> {
         let count = self.members.len();
         if !count.is_power_of_two() || count > MAX_SHARES {

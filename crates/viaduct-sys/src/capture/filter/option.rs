@@ -10,19 +10,20 @@ use super::asm::{Asm, Label, Test};
 use super::syn::IPV6_HEAD;
 use super::{BpfInsn, FilterError, MAX_INSNS, Share, WHOLE};
 
-/// Offsets of the ports, the flags and the first option in a TCP header.
+// Offsets of the ports, the flags and the first option in a TCP header.
 const SOURCE: u32 = 0;
 const DESTINATION: u32 = 2;
 const FLAGS: u32 = 12;
 const OPTION: u32 = 20;
 const RST: u32 = 0x04;
 const SYN_ACK: u32 = 0x12;
-/// ICMP type and code of "packet too big", ICMP type of "destination unreachable", and bytes of the
-/// ICMP header.
+// ICMP type and code of "packet too big", in the high and the low byte.
 const TOO_BIG_V4: u32 = 0x0304;
 const TOO_BIG_V6: u32 = 0x0200;
+// ICMP type of "destination unreachable".
 const UNREACHABLE_V4: u32 = 3;
 const UNREACHABLE_V6: u32 = 1;
+/// Bytes of the ICMP header.
 const ICMP_HEAD: u32 = 8;
 /// Length of an IPv4 header that ICMP quotes, if it has no options.
 const QUOTED_V4: u32 = 20;
@@ -157,7 +158,8 @@ impl OptionFilter<'_> {
             // Tested before the option, which may be missing.
             half(asm, base + FLAGS);
             asm.jump_if(Test::AnyBit(RST), yes);
-            // Tests the data offset, so that the option is loaded only if there is one.
+            // The option is loaded only if the TCP header has at least 32 bytes: a load beyond the
+            // packet's end would reject the packet.
             asm.and(0xff00 | SYN_ACK);
             asm.branch(Test::AtLeast(0x8000), marked, plain);
             asm.place(plain);

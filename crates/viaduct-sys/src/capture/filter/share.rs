@@ -31,8 +31,8 @@ impl Share {
     }
 }
 
-/// Builds the program that chooses one of `of` listeners for a SYN. The packets that the kernel
-/// passes to it begin at the TCP payload.
+/// Builds the program that chooses one of `of` listeners for a SYN, or one of `of` UDP sockets for
+/// a datagram. The packets that the kernel passes to the program begin at the transport payload.
 pub fn listener_of(of: u32) -> Vec<BpfInsn> {
     let mut asm = Asm::default();
     let [v6, known] = [(); 2].map(|()| asm.label());

@@ -103,8 +103,8 @@ impl<'a> Frame<'a> {
     }
 
     /// Returns false if the transport checksum is not filled in yet, as this is left to a device.
-    /// The bytes of the frame then differ from those on the wire, unless checksum offload is
-    /// switched off.
+    /// The bytes of the frame then differ from those on the wire. If checksum offload is switched
+    /// off ([`crate::capture::offload`]), all checksums are filled in.
     pub fn checksum_ready(&self) -> bool {
         self.checksum_ready
     }

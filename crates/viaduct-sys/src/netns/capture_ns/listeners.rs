@@ -14,7 +14,7 @@ const SOCK_DIAG_BY_FAMILY: u16 = 20;
 const LISTENING: u32 = 1 << 10;
 /// Bytes of `struct inet_diag_req_v2` after the source port.
 const REST: usize = 46;
-/// Fields of `struct inet_diag_msg`.
+// Fields of `struct inet_diag_msg`.
 const PEER_PORT: usize = 6;
 const COOKIE: usize = 44;
 const WAITING: usize = 56;
