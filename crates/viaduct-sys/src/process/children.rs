@@ -1,9 +1,10 @@
-//! Children that never outlive this process.
+//! Child processes that are killed when this process ends.
 //!
 //! The kernel's parent-death signal kills a child when its parent ends, even by `kill -9`. There
 //! are two pitfalls: "parent" means the *thread* that forked, and the parent may end before the
 //! child has requested the signal. [`Process::spawn`] therefore forks from one thread that lives as
-//! long as the process, and the child checks after its request that the parent is still alive.
+//! long as the process. [`die_with_parent`] makes the child of a command request the signal, and
+//! then check that the parent is still alive.
 //!
 //! ```text
 //!   Process::spawn ─command──> the spawner thread ──fork──> child: requests SIGKILL at parent's
@@ -28,7 +29,8 @@ use rustix::process::{
 };
 
 /// A child process. When this value is dropped, the child is killed, with its process group if it
-/// has one of its own; when this process dies, the kernel kills the child.
+/// has one of its own. When this process dies, the kernel kills the child if [`die_with_parent`]
+/// was called for its command.
 #[derive(Debug)]
 pub struct Process {
     child: Child,
@@ -136,8 +138,8 @@ pub fn raise_fd_limit() -> u64 {
     getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX)
 }
 
-/// Raises the hard limit of descriptors of this process and its children to at least `least`, if
-/// the process is privileged.
+/// Raises the soft and the hard limit of descriptors of this process and its children to `least`,
+/// if the hard limit is lower and the process is privileged.
 pub fn raise_hard_fd_limit(least: u64) {
     let found = inherited_fd_limit();
     if found.maximum.is_some_and(|most| most < least) {

@@ -16,8 +16,9 @@ const PATH_BENEATH: libc::c_long = 1;
 const TCP_SINCE: libc::c_long = 4;
 /// First version with scopes.
 const SCOPES_SINCE: libc::c_long = 6;
-/// `LANDLOCK_ACCESS_NET_BIND_TCP` and `LANDLOCK_ACCESS_NET_CONNECT_TCP`.
+/// `LANDLOCK_ACCESS_NET_BIND_TCP`.
 pub(crate) const BIND_TCP: u64 = 1;
+/// `LANDLOCK_ACCESS_NET_CONNECT_TCP`.
 pub(crate) const CONNECT_TCP: u64 = 2;
 /// `LANDLOCK_SCOPE_ABSTRACT_UNIX_SOCKET` and `LANDLOCK_SCOPE_SIGNAL`.
 const SCOPES: u64 = 3;
@@ -56,8 +57,8 @@ pub(crate) struct Ruleset {
 }
 
 impl Ruleset {
-    /// Returns rules that forbid these kinds of access to TCP ports. Neither allocates nor takes a
-    /// lock. Errors: `Unsupported` if the kernel has no such rules.
+    /// Returns rules that forbid the `network` kinds of access to TCP ports, and nothing else.
+    /// Neither allocates nor takes a lock. Errors: `Unsupported` if the kernel has no such rules.
     pub(crate) fn of_tcp(network: u64) -> io::Result<Ruleset> {
         if version()? < TCP_SINCE {
             return Err(io::ErrorKind::Unsupported.into());

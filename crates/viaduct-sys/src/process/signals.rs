@@ -28,8 +28,8 @@ pub struct ReceivedSignal {
 }
 
 impl BlockedSignals {
-    /// Blocks all signals that can be blocked, except those raised by faults. Errors: no descriptor
-    /// is left.
+    /// Blocks all signals that can be blocked, except those raised by faults, in the calling thread
+    /// and in threads that it starts later. Errors: no descriptor is left.
     pub fn block() -> io::Result<BlockedSignals> {
         let set = blockable();
         // SAFETY: `set` is initialised; the call reads it and makes a new descriptor.
