@@ -2,8 +2,9 @@
 
 use rustix::time::{ClockId, clock_gettime};
 
-/// Returns the nanoseconds since some moment before boot (`CLOCK_MONOTONIC`). The value never
-/// decreases, is the same in all processes, and is read without a system call.
+/// Returns the nanoseconds since boot, without the time in suspend (`CLOCK_MONOTONIC`). The value
+/// never decreases, is the same in all processes of a time namespace, and is read without a system
+/// call.
 pub fn now() -> u64 {
     let time = clock_gettime(ClockId::Monotonic);
     time.tv_sec.cast_unsigned() * 1_000_000_000 + time.tv_nsec.cast_unsigned()

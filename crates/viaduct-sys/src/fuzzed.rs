@@ -20,7 +20,7 @@ pub fn nfqueue(bytes: &[u8]) -> Option<&[u8]> {
     nfqueue::parse(bytes).map(|held| held.packet)
 }
 
-/// Returns whether a message is about a route that overlaps with one of two prefixes.
+/// Returns whether any of the messages is about a route that overlaps with one of two prefixes.
 pub fn route(bytes: &[u8]) -> bool {
     let prefixes: [(IpAddr, u8); 2] =
         [([10, 2, 0, 0].into(), 16), ([0xfd00, 2, 0, 0, 0, 0, 0, 0].into(), 48)];

@@ -3,7 +3,7 @@
 //! ```text
 //!   old owner ── locks() ──▶ take_over(): the file names the new owner
 //!      ├── leave(), drop: nothing is undone      own(): from now on, drop undoes the changes
-//!      └── reclaim(): the new one has failed     drop before that: nothing is undone
+//!      └── reclaim(): the new one has failed     drop before own(): nothing is undone
 //! ```
 
 use std::io;

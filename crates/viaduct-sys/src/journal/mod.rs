@@ -2,7 +2,7 @@
 //! this process when it exits, or by the next start after kill -9.
 //!
 //! ```text
-//!   offload_off, route_mtu, mss_clamp, sysctl:
+//!   each change (offload_off, route_mtu, intercept, ...):
 //!      read the old state --> write it to the journal (fsync, rename) --> make the change
 //!   restore, drop, or the next open after a kill:
 //!      undo each change, the last one first --> delete the journal
@@ -105,8 +105,9 @@ impl Changes {
         Ok(changes)
     }
 
-    /// Returns log messages about changes of an earlier owner that could not be undone. They stay
-    /// in the journal, and [`Changes::restore`] tries again.
+    /// Returns log messages about changes of an earlier owner that could not be undone. The changes
+    /// stay in the journal, and [`Changes::restore`] tries again, except changes that this version
+    /// does not know.
     pub fn warnings(&self) -> &[String] {
         &self.warnings
     }

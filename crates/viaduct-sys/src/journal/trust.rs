@@ -10,9 +10,9 @@ use super::JournalError;
 
 /// Max bytes of a journal: some thousands of changes.
 const MAX_BYTES: u64 = 16 << 20;
-/// Write access for group and others. In a [`STICKY`] directory users can delete only their
-/// own files.
+/// Write access for group and others.
 const WRITABLE: u32 = 0o022;
+/// Mode bit of a directory in which users can delete only their own files.
 const STICKY: u32 = 0o1000;
 
 /// Reads the journal at `path`; `None` if there is none. Errors: another user could have written

@@ -37,7 +37,7 @@ pub(crate) struct LinkMessage {
 }
 
 impl LinkMessage {
-    /// Builds a question about an interface.
+    /// Builds a message about the interface `index`.
     pub(crate) fn of(index: u32) -> LinkMessage {
         LinkMessage { index, ..LinkMessage::default() }
     }

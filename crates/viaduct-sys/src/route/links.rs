@@ -43,7 +43,7 @@ pub struct Link {
     pub kind: LinkKind,
     /// Index of the bridge, bond or other master that the interface is a port of.
     pub master: Option<u32>,
-    /// Index of the interface below a VLAN or MACVLAN.
+    /// Index of the interface below a VLAN, MACVLAN or IPVLAN.
     pub lower: Option<u32>,
 }
 

@@ -116,8 +116,8 @@ pub(crate) fn send(socket: impl AsFd, bytes: &[u8]) -> io::Result<()> {
 }
 
 /// Sends a request, which has the flag `NLM_F_ACK` or `NLM_F_DUMP`, and passes each answer's type
-/// and payload to `answer`. Returns whether the kernel has accepted the request. Errors: the socket
-/// cannot be written or read. No read blocks: the kernel answers before `send` returns, and
+/// and payload to `answer`. Returns `Ok(Err(_))` if the kernel refuses the request. Errors: the
+/// socket cannot be written or read. No read blocks: the kernel answers before `send` returns, and
 /// continues a dump whenever the socket is read.
 pub(crate) fn exchange(
     socket: impl AsFd,

@@ -2,6 +2,7 @@
 //!
 //! ```text
 //!   compatible architecture ──▶ ENOSYS for calls that could bypass us
+//!   unknown architecture    ──▶ the process is killed
 //!   io_uring_setup, x32     ──▶ ENOSYS; runtimes fall back to other calls
 //!   connect, some sends, some sockets, names, listeners ──▶ trapped
 //!   all others              ──▶ allowed; the kernel caches this per number, so they cost nothing

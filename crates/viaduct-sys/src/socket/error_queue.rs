@@ -29,13 +29,14 @@ pub fn enable_error_queue(socket: impl AsFd) -> io::Result<()> {
     }
 }
 
-/// Returns the next ICMP error of the socket's error queue, if there is one.
+/// Removes the first entry of the socket's error queue, and returns its ICMP error. `None` if the
+/// queue is empty, or if the entry is not an ICMP error.
 pub fn take_error(socket: BorrowedFd<'_>) -> Option<IcmpError> {
     take_error_of(socket, &mut []).map(|(error, _)| error)
 }
 
-/// Returns the next error, and the number of bytes of the datagram's payload that were copied to
-/// `carried`: as many as the ICMP message quotes and `carried` has room for.
+/// Like [`take_error`], and also returns the number of bytes of the datagram's payload that were
+/// copied to `carried`: as many as the ICMP message quotes and `carried` has room for.
 pub fn take_error_of(socket: BorrowedFd<'_>, carried: &mut [u8]) -> Option<(IcmpError, usize)> {
     let errors = [(libc::SOL_IP, libc::IP_RECVERR), (libc::SOL_IPV6, libc::IPV6_RECVERR)];
     let mut error: Option<libc::sock_extended_err> = None;

@@ -79,7 +79,8 @@ impl Inbox {
 
     /// Receives up to 64 queued messages, which replace those of the last call, and returns their
     /// number. Does not block. Errors: as `recvmmsg(2)`, for example when the interface has gone
-    /// down. `ECONNREFUSED`, which concerns an earlier datagram, is not reported.
+    /// down. `ECONNREFUSED`, which concerns an earlier datagram, is not reported: the call returns
+    /// 0, although messages may be queued.
     pub fn receive(&mut self, socket: BorrowedFd<'_>) -> io::Result<usize> {
         self.metas.clear();
         // SAFETY: all zeros are a valid `sockaddr_storage`.

@@ -62,8 +62,7 @@ impl Outbox {
         self.entries.iter().map(|entry| (&self.bytes[entry.range.clone()], entry.to))
     }
 
-    /// Removes the messages whose index satisfies `gone`. Must not be called on an outbox of
-    /// datagrams, several of which may be sent as one message.
+    /// Removes the messages whose index, in the order of [`Outbox::iter`], satisfies `gone`.
     pub fn forget(&mut self, gone: impl Fn(usize) -> bool) {
         let mut place = 0..;
         self.entries.retain(|_| !place.next().is_some_and(&gone));

@@ -66,8 +66,8 @@ pub fn connect_bound(socket: &TcpStream, to: SocketAddr) -> io::Result<()> {
 
 /// Begins to connect like [`connect`], with `content` in the SYN. Also returns the number of bytes
 /// of data in the SYN, which is 0 if Fast Open is off (`net.ipv4.tcp_fastopen`). If the port of
-/// `from` is in use, another port is used, unless the address is another host's. Errors: as
-/// [`connect`] and [`SynOption::set`].
+/// `from` is in use or requires a privilege, another port is used, unless
+/// [`TcpOptions::transparent`] is set. Errors: as [`connect`] and [`SynOption::set`].
 pub fn connect_with(
     to: SocketAddr,
     from: Option<SocketAddr>,

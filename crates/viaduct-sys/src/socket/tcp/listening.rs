@@ -56,10 +56,10 @@ pub fn listen_silently(address: SocketAddr) -> io::Result<TcpListener> {
     Ok(socket.into())
 }
 
-/// Delays accept until a client has sent data, for about `patience` at most (`TCP_DEFER_ACCEPT`).
-/// Errors: the socket is not a TCP socket.
-pub fn defer_accept(listener: impl AsFd, patience: Duration) -> io::Result<()> {
-    let seconds = libc::c_int::try_from(patience.as_secs()).unwrap_or(libc::c_int::MAX);
+/// Delays accept until a client has sent data, for about `limit` at most (`TCP_DEFER_ACCEPT`), in
+/// whole seconds. Errors: the socket is not a TCP socket.
+pub fn defer_accept(listener: impl AsFd, limit: Duration) -> io::Result<()> {
+    let seconds = libc::c_int::try_from(limit.as_secs()).unwrap_or(libc::c_int::MAX);
     os::setsockopt(listener.as_fd(), libc::SOL_TCP, libc::TCP_DEFER_ACCEPT, &seconds)
 }
 

@@ -66,7 +66,7 @@ pub struct ZeroWindow {
     /// Time since which the window has been zero, in ns on the monotonic clock; `None` while it
     /// is open.
     since: Option<u64>,
-    /// Time of the last call that found the window open.
+    /// Time of the last call that found the window open, on the same clock.
     open: Option<u64>,
 }
 

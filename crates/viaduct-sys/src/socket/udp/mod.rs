@@ -122,7 +122,8 @@ impl UdpBatch {
 
     /// Receives the next datagram, if any. Returns its length and sender. A datagram longer than
     /// `buffer` is truncated. Errors: as `recvfrom(2)`, except that a peer's refusal of an earlier
-    /// datagram (`ECONNREFUSED`) is not reported.
+    /// datagram (`ECONNREFUSED`) is not reported: the call returns `None`, although datagrams may
+    /// be queued.
     pub fn recv(&self, buffer: &mut [u8]) -> io::Result<Option<(usize, SocketAddr)>> {
         match self.socket.recv_from(buffer) {
             Ok(received) => Ok(Some(received)),
@@ -139,7 +140,7 @@ impl UdpBatch {
 
     /// Receives like [`recv`](UdpBatch::recv), with the time of arrival.
     /// [`enable_timestamps`](UdpBatch::enable_timestamps) must have been called. Errors: as
-    /// [`recv`](UdpBatch::recv).
+    /// [`recv`](UdpBatch::recv), or `InvalidData` if the datagram has no timestamp.
     pub fn recv_at(
         &self,
         buffer: &mut [u8],
