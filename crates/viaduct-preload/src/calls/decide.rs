@@ -118,7 +118,8 @@ fn divert(state: &State, fd: c_int, to: SocketAddr) -> Option<c_int> {
         unsafe { raw::call(libc::SYS_fcntl, [fd as usize, libc::F_GETFL as usize, 0, 0, 0, 0]) };
     let wait = flags & libc::O_NONBLOCK as isize == 0;
     match crate::ask::ask(state, &Request::Connect { to, wait }, Some(fd)) {
-        // The connect in progress is not, or is no longer, a flow of the master.
+        // The connect in progress is not, or is no longer, a flow of the master. The program's own
+        // call, which seccomp reports, gets the right result.
         Ok(Answer::Done(Errno::ALREADY)) if wait && state.welcome.has_seccomp => None,
         Ok(Answer::Done(errno)) => Some(errno.0),
         Ok(_) => Some(libc::ENETUNREACH),
