@@ -35,8 +35,8 @@ pub fn listen_fds() -> io::Result<Vec<OwnedFd>> {
 }
 
 /// Takes the descriptor `fd`, which the parent has left open for this process, and sets
-/// close-on-exec on it. Errors: the descriptor is not open (`EBADF`), or was taken before
-/// (`EBUSY`).
+/// close-on-exec on it. Errors: the descriptor is not open (`EBADF`), or was taken before, was
+/// opened by this process itself, or is a standard descriptor (`EBUSY`).
 pub fn take(fd: RawFd) -> io::Result<OwnedFd> {
     // SAFETY: only borrowed, to check whether it is open.
     let looked_at = unsafe { BorrowedFd::borrow_raw(fd) };

@@ -41,7 +41,8 @@ use crate::os;
 use crate::process::landlock::{CONNECT_TCP, Ruleset};
 use crate::socket::seqpacket;
 
-/// Calls that are trapped in addition to `connect` and Fast Open sends.
+/// Calls that are trapped in addition to `connect`, Fast Open sends, and `socket` for MPTCP or
+/// SMC.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Traps {
     /// Sends that may have an address.

@@ -9,7 +9,8 @@ pub struct SendReport {
     pub too_long: u64,
     /// No room in a queue (`ENOBUFS`, `ENOMEM`, `EAGAIN`).
     pub no_buffer: u64,
-    /// Refused by the peer's host, as no socket has the port (`ECONNREFUSED`).
+    /// Not sent, as the peer's host has refused an earlier datagram because no socket has the port
+    /// (`ECONNREFUSED`).
     pub refused: u64,
     /// Failed with any other error, for example because there is no route or a firewall refuses.
     pub other: u64,
