@@ -112,6 +112,7 @@ impl PublicListeners {
         let Some(OpenNs { listeners, .. }) = self.ns() else { return (accepted, None) };
         let mut list = self.list();
         let Some(public) = list.public_listeners.get_mut(&cookie) else { return (accepted, None) };
+        let mut error = None;
         let is_full = loop {
             if accepted.len() == MAX_ACCEPTS {
                 break false;
@@ -128,7 +129,11 @@ impl PublicListeners {
                     accepted.push((stream, client, public.backlog_slot.clone()));
                 }
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => break false,
-                Err(error) => return (accepted, Some(error)),
+                // The listener is polled again, also if it was full until now.
+                Err(failed) => {
+                    error = Some(failed);
+                    break false;
+                }
             }
         };
         let wanted = if is_full { epoll::EventFlags::empty() } else { epoll::EventFlags::IN };
@@ -142,7 +147,7 @@ impl PublicListeners {
         if is_full {
             list.full.push(cookie);
         }
-        (accepted, None)
+        (accepted, error)
     }
 
     fn hand_over(
