@@ -8,34 +8,62 @@ const MAX_SOCKETS: usize = 65_536;
 /// State of sockets, by cookie.
 #[derive(Debug)]
 pub(super) struct Recent<T> {
-    known: HashMap<u64, T>,
-    /// Cookies in order of insertion. A removed cookie stays here until it is the oldest.
-    order: VecDeque<u64>,
+    /// State, each with the number of its insertion.
+    known: HashMap<u64, (u64, T)>,
+    /// Numbers and cookies in order of insertion. A removed cookie stays here until it is the
+    /// oldest.
+    order: VecDeque<(u64, u64)>,
+    /// Number of the next insertion.
+    next: u64,
 }
 
 impl<T> Default for Recent<T> {
     fn default() -> Self {
-        Recent { known: HashMap::new(), order: VecDeque::new() }
+        Recent { known: HashMap::new(), order: VecDeque::new(), next: 0 }
     }
 }
 
 impl<T> Recent<T> {
     pub(super) fn set(&mut self, cookie: u64, state: T) {
-        if self.known.insert(cookie, state).is_some() {
+        if let Some((_, known)) = self.known.get_mut(&cookie) {
+            *known = state;
             return;
         }
-        self.order.push_back(cookie);
+        self.known.insert(cookie, (self.next, state));
+        self.order.push_back((self.next, cookie));
+        self.next += 1;
         while self.order.len() > MAX_SOCKETS {
-            let oldest = self.order.pop_front();
-            oldest.map(|oldest| self.known.remove(&oldest));
+            let Some((number, oldest)) = self.order.pop_front() else { return };
+            // The cookie may have been removed and inserted again.
+            if self.known.get(&oldest).is_some_and(|(newest, _)| *newest == number) {
+                self.known.remove(&oldest);
+            }
         }
     }
 
     pub(super) fn get(&mut self, cookie: u64) -> Option<&mut T> {
-        self.known.get_mut(&cookie)
+        self.known.get_mut(&cookie).map(|(_, state)| state)
     }
 
     pub(super) fn remove(&mut self, cookie: u64) {
         self.known.remove(&cookie);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn state_that_is_set_again_after_a_removal_counts_as_new() {
+        let mut recent = Recent::default();
+        recent.set(1, "old");
+        recent.remove(1);
+        (2..MAX_SOCKETS as u64).for_each(|cookie| recent.set(cookie, "other"));
+        recent.set(1, "new");
+        // Two more sockets displace the two oldest insertions, of which the first was removed.
+        (0..2).for_each(|n| recent.set(MAX_SOCKETS as u64 + n, "other"));
+        assert_eq!(recent.get(1), Some(&mut "new"));
+        assert!(recent.get(2).is_none() && recent.get(3).is_some());
     }
 }
