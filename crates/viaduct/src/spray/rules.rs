@@ -20,8 +20,10 @@ pub struct Rules {
     pub changes: u64,
     /// Number of times that another program had deleted the rules.
     pub repairs: u64,
-    /// Reason why the rules could not be installed, if so.
-    pub fault: Option<String>,
+    /// Reason why the distribution that was requested last is not installed, if so.
+    install_fault: Option<String>,
+    /// Reason why deleted rules could not be installed again, if so.
+    repair_fault: Option<String>,
 }
 
 impl Rules {
@@ -33,20 +35,29 @@ impl Rules {
         if journal.took_over() {
             info!("the rules of an earlier process were removed");
         }
-        let (installed, before, fault) = (None, HashMap::new(), None);
-        Ok(Rules { journal, installed, before, changes: 0, repairs: 0, fault })
+        Ok(Rules {
+            journal,
+            installed: None,
+            before: HashMap::new(),
+            changes: 0,
+            repairs: 0,
+            install_fault: None,
+            repair_fault: None,
+        })
     }
 
     /// Installs a distribution over the replicas of these names. Errors: the kernel refuses it, for
     /// instance because an interface is missing. The earlier distribution then stays in force.
     pub fn install(&mut self, spray: Spray, names: Vec<String>) -> Result<(), JournalError> {
-        if let Some((installed, _)) = &self.installed
-            && *installed != (Spray { slots: installed.slots.clone(), ..spray.clone() })
-        {
-            // The table, with its counters, is replaced.
-            self.before = self.sent();
-        }
+        let is_new_table = self.installed.as_ref().is_some_and(|(installed, _)| {
+            *installed != Spray { slots: installed.slots.clone(), ..spray.clone() }
+        });
+        // A new table has new counters.
+        let before = is_new_table.then(|| self.sent());
         self.journal.spray(spray.clone())?;
+        if let Some(before) = before {
+            self.before = before;
+        }
         self.installed = Some((spray, names));
         Ok(())
     }
@@ -55,25 +66,34 @@ impl Rules {
     /// part of the status.
     pub fn update(&mut self, spray: Spray, names: Vec<String>) {
         if self.installed.as_ref().is_some_and(|(installed, _)| *installed == spray) {
+            self.install_fault = None;
             return;
         }
         match self.install(spray, names) {
-            Ok(()) => self.changes += 1,
-            Err(error) => self.set_fault(error),
+            Ok(()) => {
+                self.changes += 1;
+                self.install_fault = None;
+            }
+            Err(error) => set_fault(&mut self.install_fault, error),
         }
     }
 
     /// Installs rules again that another program has deleted.
     pub fn repair(&mut self) {
         match self.journal.repair() {
-            Ok(false) => self.fault = None,
+            Ok(false) => self.repair_fault = None,
             Ok(true) => {
                 warn!("the rules had been deleted, and are installed again");
                 self.repairs += 1;
-                self.fault = None;
+                self.repair_fault = None;
             }
-            Err(error) => self.set_fault(error),
+            Err(error) => set_fault(&mut self.repair_fault, error),
         }
+    }
+
+    /// Reason why the rules could not be installed, if so.
+    pub fn fault(&self) -> Option<&String> {
+        self.install_fault.as_ref().or(self.repair_fault.as_ref())
     }
 
     /// Removes the rules. Errors: as [`Changes::restore`].
@@ -99,12 +119,73 @@ impl Rules {
         let families = self.installed.iter().flat_map(|(spray, _)| &spray.slots);
         families.map(Vec::as_slice).find(|slots| !slots.is_empty()).unwrap_or_default()
     }
+}
 
-    fn set_fault(&mut self, error: JournalError) {
-        let fault = format!("the rules cannot be installed: {:#}", anyhow::Error::new(error));
-        if self.fault.as_ref() != Some(&fault) {
-            error!("{fault}");
+/// Sets `fault` to the text of `error`, and logs it unless it was the same before.
+fn set_fault(fault: &mut Option<String>, error: JournalError) {
+    let text = format!("the rules cannot be installed: {:#}", anyhow::Error::new(error));
+    if fault.as_ref() != Some(&text) {
+        error!("{text}");
+    }
+    *fault = Some(text);
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::UdpSocket;
+    use std::time::{Duration, Instant};
+
+    use viaduct_proto::trickles::packet::{Role, mark};
+    use viaduct_sys::capture::filter::OptionMark;
+    use viaduct_sys::netns::Netns;
+    use viaduct_sys::nft::spray::Hop;
+    use viaduct_sys::process::tool;
+
+    use super::*;
+
+    fn spray(interface: &str) -> Spray {
+        let hop = Hop { address: [127, 0, 0, 2].into(), device: "lo".to_owned() };
+        Spray {
+            instance: "spray_faults".to_owned(),
+            interfaces: vec![interface.to_owned()],
+            addresses: vec![[127, 0, 0, 1].into()],
+            ports: vec![9],
+            mark: OptionMark { word: mark::WORD, byte: Role::Request.byte() },
+            replicas: vec![vec![hop]],
+            slots: [vec![0], Vec::new()],
         }
-        self.fault = Some(fault);
+    }
+
+    #[test]
+    fn a_failed_change_is_a_fault_until_it_succeeds_and_changes_no_counter() {
+        let name = format!("viaduct-spray-{}.json", std::process::id());
+        let path = std::env::temp_dir().join(name);
+        let names = || vec!["a".to_owned()];
+        let test = || {
+            tool::run("ip", &["link", "set", "lo", "up"], "").unwrap();
+            let mut rules = Rules::open(&path).unwrap();
+            rules.install(spray("lo"), names()).unwrap();
+            let socket = UdpSocket::bind("127.0.0.1:0").unwrap();
+            // The packet is counted. It is not forwarded, because its TTL ends.
+            socket.set_ttl(1).unwrap();
+            socket.send_to(&[0; 8], "127.0.0.1:9").unwrap();
+            let deadline = Instant::now() + Duration::from_secs(10);
+            while rules.sent()["a"].packets == 0 && Instant::now() < deadline {
+                std::thread::sleep(Duration::from_millis(2));
+            }
+            for _ in 0..3 {
+                rules.repair();
+                rules.update(spray("absent"), names());
+                assert_eq!(rules.sent()["a"].packets, 1);
+            }
+            rules.repair();
+            assert!(rules.fault().is_some(), "the distribution is still not installed");
+            let more = Spray { ports: vec![9, 10], ..spray("lo") };
+            rules.update(more, names());
+            assert_eq!((rules.fault(), rules.changes, rules.repairs), (None, 1, 0));
+            assert_eq!(rules.sent()["a"].packets, 1, "the new table continues the counters");
+            rules.restore().unwrap();
+        };
+        Netns::new().unwrap().enter(test).unwrap();
     }
 }

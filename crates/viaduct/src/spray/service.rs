@@ -289,7 +289,7 @@ impl Service<'_> {
             replicas: replicas.collect(),
             changes: rules.changes,
             repairs: rules.repairs,
-            fault: rules.fault.clone(),
+            fault: rules.fault().cloned(),
         }
     }
 
