@@ -210,7 +210,7 @@ impl TunnelArgs {
         if self.carrier != CarrierKind::Tls && dials.iter().any(|to| to.server_name.is_some()) {
             bail!("server-name: only TLS names the server; give carrier tls");
         }
-        self.check_congestion()?;
+        self.check_congestion(&dials)?;
         key::warn_if_readable("key", file);
         let secret = key::read(file)?;
         self.check_peers(&secret, &dials, file)?;
@@ -272,13 +272,16 @@ impl TunnelArgs {
     }
 
     /// Checks that the transports in use support the congestion control. A listening end accepts
-    /// TCP and QUIC; QUIC then falls back to its default if it does not support the given one.
-    fn check_congestion(&self) -> Result<()> {
+    /// TCP and QUIC; QUIC then falls back to its default if it does not support the given one,
+    /// unless this end dials `dials` over QUIC.
+    fn check_congestion(&self, dials: &[Dial]) -> Result<()> {
         let Some(name) = &self.link_congestion else { return Ok(()) };
+        let dials_quic = self.carrier == CarrierKind::Quic && !dials.is_empty();
+        if dials_quic && !QUIC_CONGESTION.contains(&&name[..]) {
+            bail!("link-congestion: QUIC has cubic, bbr and reno, not {name:?}");
+        }
         if self.carrier != CarrierKind::Quic || self.tunnel_listen.is_some() {
             congestion_control::check("link-congestion", name)?;
-        } else if !QUIC_CONGESTION.contains(&&name[..]) {
-            bail!("link-congestion: QUIC has cubic, bbr and reno, not {name:?}");
         }
         Ok(())
     }

@@ -175,8 +175,11 @@ fn an_unknown_congestion_control_of_a_tunnel_is_refused() {
         let said = check(&format!("reno {end}"));
         assert!(!said.contains("link-congestion"), "{said}");
     }
-    let said = check(&format!("nosuch {near} --carrier quic"));
-    assert!(said.contains("QUIC has cubic, bbr and reno"), "{said}");
+    let both = format!("{near} {}", far.replace("7100", "7200"));
+    for end in [near, &both] {
+        let said = check(&format!("nosuch {end} --carrier quic"));
+        assert!(said.contains("QUIC has cubic, bbr and reno"), "{said}");
+    }
 }
 
 #[test]

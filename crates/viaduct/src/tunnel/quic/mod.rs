@@ -42,7 +42,7 @@ use tracing::debug;
 use viaduct_proto::time::Instant;
 use viaduct_sys::socket::udp::UdpBatch;
 
-use super::settings::TunnelSettings;
+use super::settings::{CarrierKind, TunnelSettings};
 use super::time;
 use super::tls::quic as tls;
 use clock::Clock;
@@ -292,8 +292,11 @@ fn controller(
         None | Some("cubic") => Arc::new(CubicConfig::default()),
         Some("bbr") => Arc::new(BbrConfig),
         Some("reno") => Arc::new(NewRenoConfig::default()),
-        // The name is meant for TCP, which a listening end accepts as well.
-        Some(_) if settings.dials.is_empty() => Arc::new(CubicConfig::default()),
+        // The name is meant for TCP: for links that are dialled over TCP, or for those that a
+        // listening end accepts.
+        Some(_) if settings.carrier != CarrierKind::Quic || settings.dials.is_empty() => {
+            Arc::new(CubicConfig::default())
+        }
         Some(name) => anyhow::bail!("link-congestion: QUIC has cubic, bbr and reno, not {name:?}"),
     })
 }

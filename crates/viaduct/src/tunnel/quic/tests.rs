@@ -1,5 +1,5 @@
 //! Limits of unauthenticated connections, against a client (stranger) that does all that QUIC
-//! permits.
+//! permits. Names of congestion controls.
 
 use std::io::{BufRead as _, BufReader, Read as _};
 use std::net::TcpListener;
@@ -13,7 +13,7 @@ use viaduct_proto::tunnel::Settings;
 
 use super::*;
 use crate::tunnel::Tunnels;
-use crate::tunnel::settings::{CarrierKind, Dial};
+use crate::tunnel::settings::Dial;
 use crate::tunnel::strangers::StrangerMemory;
 
 fn settings(listen: Option<SocketAddr>, dials: Vec<Dial>) -> TunnelSettings {
@@ -32,6 +32,11 @@ fn settings(listen: Option<SocketAddr>, dials: Vec<Dial>) -> TunnelSettings {
     }
 }
 
+fn dial(to: SocketAddr) -> Dial {
+    let peer = SecretKey::from_bytes([2; 32]).public();
+    Dial { name: "".into(), to, peer, links: 1, server_name: None, is_fallback: false }
+}
+
 /// A stranger's socket with its connections.
 struct Stranger {
     at: SocketAddr,
@@ -45,10 +50,7 @@ struct Stranger {
 
 impl Stranger {
     fn new(at: SocketAddr, writes: bool) -> Stranger {
-        let peer = SecretKey::from_bytes([2; 32]).public();
-        let dial =
-            Dial { name: "".into(), to: at, peer, links: 1, server_name: None, is_fallback: false };
-        let endpoint = Endpoint::new(&settings(None, vec![dial]), time()).unwrap();
+        let endpoint = Endpoint::new(&settings(None, vec![dial(at)]), time()).unwrap();
         Stranger { at, endpoint, links: Vec::new(), writes, written: 0, streams: 0 }
     }
 
@@ -227,4 +229,16 @@ fn a_stranger_makes_a_far_end_hold_two_megabytes_at_most() {
     assert!(most <= 2 << 20, "{most} bytes");
     drop(far.stdin.take());
     assert!(far.wait().unwrap().success());
+}
+
+#[test]
+fn an_end_that_listens_and_dials_by_tcp_may_name_a_congestion_control_that_quic_lacks() {
+    let at = ([127, 0, 0, 1], 7100).into();
+    let is_accepted = |carrier, dials| {
+        let congestion = Some("htcp".to_owned());
+        controller(&TunnelSettings { carrier, congestion, ..settings(Some(at), dials) }).is_ok()
+    };
+    assert!(is_accepted(CarrierKind::Tcp, vec![dial(at)]));
+    assert!(is_accepted(CarrierKind::Quic, Vec::new()));
+    assert!(!is_accepted(CarrierKind::Quic, vec![dial(at)]));
 }
