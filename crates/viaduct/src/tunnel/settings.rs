@@ -246,6 +246,7 @@ impl TunnelArgs {
             ("server-name", self.server_name.is_some()),
             ("tunnel-buffer", self.tunnel_buffer != usual.tunnel_buffer),
             ("stranger-memory", self.stranger_memory.is_some()),
+            ("stranger-memory-per-source", self.stranger_memory_per_source.is_some()),
         ];
         match idle.iter().find(|(_, is)| *is) {
             Some((what, _)) => bail!("{what}: it is a tunnel's; give tunnel or tunnel-listen"),

@@ -107,6 +107,10 @@ fn wrong_options_and_those_without_effect_are_refused_in_one_line() {
         ("--config x --links 3", "links: with --config all options"),
         (&format!("{TO} --tunnel-buffer 0"), "64K at least"),
         (&format!("{TO} --stranger-memory 1M"), "stranger-memory: it is a tunnel's"),
+        (
+            &format!("{TO} --stranger-memory-per-source 1M"),
+            "stranger-memory-per-source: it is a tunnel's",
+        ),
         (&format!("{TO} --stranger-memory 2T"), "such as 2M"),
         (&format!("{TO} --ports 80"), "ports: they need intercept"),
         (&format!("{TO} --keep-client"), "keep-client: it needs intercept"),
