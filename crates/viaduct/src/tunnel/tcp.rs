@@ -196,10 +196,7 @@ impl TcpLink {
         if !self.check_connected()? {
             return Ok(());
         }
-        if self.channel.is_up() && !self.plain_out.is_empty() {
-            self.channel.seal(&self.plain_out, &mut self.sealed)?;
-            self.plain_out.clear();
-        }
+        self.seal()?;
         while self.writable && self.written < self.sealed.len() {
             match self.stream.write(&self.sealed[self.written..]) {
                 Ok(written) => {
@@ -220,10 +217,19 @@ impl TcpLink {
 
     /// Sends the queued bytes, and the end of the channel, as far as the socket accepts them.
     pub(super) fn close(&mut self, now: Instant) {
-        if self.connected {
+        if self.connected && self.seal().is_ok() {
             self.channel.close(&mut self.sealed);
             let _ = self.flush(now);
         }
+    }
+
+    /// Seals the queued frames once both ends have authenticated.
+    fn seal(&mut self) -> io::Result<()> {
+        if self.channel.is_up() && !self.plain_out.is_empty() {
+            self.channel.seal(&self.plain_out, &mut self.sealed)?;
+            self.plain_out.clear();
+        }
+        Ok(())
     }
 
     /// Returns whether TCP's handshake is done.

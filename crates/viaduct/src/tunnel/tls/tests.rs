@@ -1,10 +1,11 @@
-//! Links over TLS between two ends in memory, and the memory that strangers take at a far end.
+//! Links over TLS between two ends, in memory and by sockets, and the memory that strangers take
+//! at a far end.
 
 use std::io::{self, BufRead as _, BufReader, Read as _, Write as _};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::process::{Command, Stdio};
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use mio::{Events, Poll};
 use viaduct_proto::keys::{Entropy, SecretKey};
@@ -16,6 +17,7 @@ use crate::tunnel::channel::Channel;
 use crate::tunnel::link::{Credentials, record_error};
 use crate::tunnel::settings::{CarrierKind, Dial, TunnelSettings};
 use crate::tunnel::strangers::StrangerMemory;
+use crate::tunnel::tcp::TcpLink;
 use crate::tunnel::{Tunnels, entropy, time};
 
 fn settings(own: u8, peer: u8, listen: Option<SocketAddr>) -> TunnelSettings {
@@ -31,6 +33,17 @@ fn settings(own: u8, peer: u8, listen: Option<SocketAddr>) -> TunnelSettings {
         clients: Vec::new(),
         stranger_memory: StrangerMemory { source: 2 << 20, all: 8 << 20 },
         core: Settings::default(),
+    }
+}
+
+fn dial(settings: &TunnelSettings, to: SocketAddr, name: Option<&str>) -> Dial {
+    Dial {
+        name: "".into(),
+        to,
+        peer: settings.peers[0],
+        links: 1,
+        server_name: name.map(|name| DnsName::try_from(name.to_owned()).unwrap()),
+        is_fallback: false,
     }
 }
 
@@ -58,14 +71,7 @@ impl End {
     fn dialling(own: u8, peer: u8, name: Option<&str>) -> (End, Vec<u8>) {
         let mut end = End::listening(own, peer);
         let mut first = Vec::new();
-        let to = Dial {
-            name: "".into(),
-            to: ([192, 0, 2, 1], 443).into(),
-            peer: end.settings.peers[0],
-            links: 1,
-            server_name: name.map(|name| DnsName::try_from(name.to_owned()).unwrap()),
-            is_fallback: false,
-        };
+        let to = dial(&end.settings, ([192, 0, 2, 1], 443).into(), name);
         let End { settings, entropy, tls, .. } = &end;
         let channel = Channel::dial(Credentials { settings, entropy, tls }, &to, &mut first);
         end.channel = channel.unwrap();
@@ -121,6 +127,43 @@ fn all_bytes_arrive_in_both_directions_however_they_are_cut() {
         near.give(&far.seal(&sent), most).1.unwrap();
         assert!(near.got == sent);
     }
+}
+
+#[test]
+fn frames_that_are_queued_when_a_link_is_closed_arrive_before_its_end() {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let (ours, theirs) = (settings(1, 2, None), settings(2, 1, None));
+    let (entropy, tls) = (&entropy(), &TlsConfigs::new().unwrap());
+    let near = Credentials { settings: &ours, entropy, tls };
+    let far = Credentials { settings: &theirs, entropy, tls };
+    let to = dial(&ours, listener.local_addr().unwrap(), None);
+    let mut dialled = TcpLink::dial(&to, near).unwrap();
+    let (stream, _) = listener.accept().unwrap();
+    stream.set_nonblocking(true).unwrap();
+    let mut accepted = TcpLink::accepted(mio::net::TcpStream::from_std(stream));
+    let mut scratch = [0; 4096];
+    let deadline = Instant::now() + Duration::from_secs(20);
+    while !(dialled.channel.is_up() && accepted.channel.is_up()) {
+        assert!(Instant::now() < deadline, "the ends do not authenticate");
+        for (link, credentials) in [(&mut dialled, near), (&mut accepted, far)] {
+            link.ready(true, true);
+            link.receive(credentials, &mut scratch, None).unwrap();
+            link.flush(time()).unwrap();
+        }
+    }
+    dialled.push(b"the last frame");
+    dialled.close(time());
+    let mut got = Vec::new();
+    let end = loop {
+        assert!(Instant::now() < deadline, "the end does not arrive");
+        accepted.ready(true, false);
+        let mut deliver = |bytes: &[u8]| got.extend_from_slice(bytes);
+        if let Err(error) = accepted.receive(far, &mut scratch, Some(&mut deliver)) {
+            break error;
+        }
+    };
+    assert_eq!(end.kind(), io::ErrorKind::UnexpectedEof);
+    assert_eq!(got, b"the last frame");
 }
 
 #[test]
