@@ -108,7 +108,8 @@ impl MasterClient {
         }
     }
 
-    /// Keeps the program's side, and sends the request.
+    /// Keeps the program's side, and sends the request. If that fails, the flow is refused, and
+    /// closing `stream`, the client's connection, resets it.
     fn send_request(
         &self,
         side: ProgramSide,
@@ -120,6 +121,7 @@ impl MasterClient {
         let mut state = self.state();
         let (Ok(duplicate), Some(socket)) = (duplicate, state.socket.clone()) else {
             drop(state);
+            let _ = stream.map(tcp::reset_on_close);
             return side.refuse(Failure::Reset);
         };
         let id = state.next;
@@ -130,6 +132,7 @@ impl MasterClient {
             stream.into_iter().map(AsFd::as_fd).chain([duplicate.as_fd()]).collect();
         if let Err(error) = seqpacket::send_with_fds(&socket, &up(id).emit(), &beside) {
             debug!("cannot send to the master: {error}");
+            let _ = stream.map(tcp::reset_on_close);
             if let Some((side, _)) = self.take(id) {
                 side.refuse(Failure::Reset);
             }
@@ -246,11 +249,52 @@ impl ProgramSide {
         }
     }
 
-    /// Refuses the flow. A client that has connected to a program sees a reset, because the master
-    /// drops the connection.
+    /// Refuses the flow. The connection of a client to a program is not closed here.
     fn refuse(self, why: Failure) {
         if let ProgramSide::Connects(mut held) = self {
             held.refuse(why);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Read as _;
+    use std::net::TcpListener;
+
+    use super::*;
+
+    /// Program to which no connection is made.
+    #[derive(Debug)]
+    struct Listening(Option<TcpStream>);
+
+    impl Program for Listening {
+        fn take_socket(&mut self) -> io::Result<FlowSocket<TcpStream>> {
+            Ok(self.0.take().ok_or(io::ErrorKind::NotConnected)?.into())
+        }
+
+        fn connect(&mut self, _socket: &TcpStream) -> io::Result<()> {
+            Ok(())
+        }
+    }
+
+    fn pair() -> [TcpStream; 2] {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let one = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        [one, listener.accept().unwrap().0]
+    }
+
+    #[test]
+    fn a_client_is_reset_while_no_master_runs() {
+        let connector = Connector::new("none", Path::new("/nonexistent"));
+        let closed = ClosedPorts::open().unwrap();
+        let master = MasterClient { connector, state: Mutex::default(), closed };
+        let ([mut client, stream], [bound_socket, _other]) = (pair(), pair());
+        let [at, own] = [&client, &stream].map(|socket| socket.local_addr().unwrap());
+        let program = Box::new(Listening(Some(bound_socket)));
+        let stream = stream.into();
+        master.arrive(Arrival { stream, client: at, own, handlers: None, program });
+        let error = client.read(&mut [0]).unwrap_err();
+        assert_eq!(error.kind(), io::ErrorKind::ConnectionReset);
     }
 }
