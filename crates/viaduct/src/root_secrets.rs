@@ -6,7 +6,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use anyhow::{Context as _, Result, anyhow, bail};
 use serde::Deserialize;
-use viaduct_proto::trickles::rotation::{ROOT_NUMBERS, Root, Rotation};
+use viaduct_proto::trickles::rotation::{MAX_ROOTS, ROOT_NUMBERS, Root, Rotation};
 
 use crate::text;
 use crate::value_parser::table::{Wait, one};
@@ -93,13 +93,16 @@ pub fn new_file(period: &str, secret: [u8; 32], now: SystemTime) -> Result<Strin
 /// has a root that begins at `from`.
 pub fn add_root(text: &str, secret: [u8; 32], from: SystemTime) -> Result<String> {
     let (_, _, roots) = read(text)?;
+    if roots.len() >= MAX_ROOTS {
+        bail!("{} roots: remove the oldest [[root]], which has no effect any more", roots.len());
+    }
     let last = roots.iter().max_by_key(|root| root.from).map_or(0, |root| root.number);
     let numbers = (1..=*ROOT_NUMBERS.end()).map(|n| (last + n) % (ROOT_NUMBERS.end() + 1));
     let is_free = |number: &u8| roots.iter().all(|root| root.number != *number);
     let Some(number) = { numbers }.find(is_free) else { bail!("all numbers of roots are in use") };
     let more = root(number, secret, from);
     let text = format!("{}\n{more}", text.trim_end());
-    parse(&text).context("remove the oldest [[root]], which has no effect any more")?;
+    parse(&text)?;
     Ok(text)
 }
 
@@ -127,6 +130,8 @@ mod tests {
         let first = new_file(PERIOD, [1; 32], now).unwrap();
         let alone = parse(&first).unwrap();
         let later = now + Duration::from_secs(600);
+        let refused = format!("{:#}", add_root(&first, [2; 32], now).unwrap_err());
+        assert!(refused.starts_with("roots 0 and 1 seal from the same time"), "{refused}");
         let mut text = add_root(&first, [2; 32], later).unwrap();
         let both = parse(&text).unwrap();
         assert_eq!(both.secrets(seconds(later) - 1)[0], alone.secrets(seconds(later) - 1)[0]);
