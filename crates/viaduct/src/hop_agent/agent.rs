@@ -30,7 +30,7 @@ use crate::watchdog::Watchdog;
 /// User ID of the first hop's processes; each hop has a user ID of its own. systemd and
 /// distributions leave these IDs unused.
 const FIRST_USER: u32 = 1_879_048_192;
-/// Number of these user IDs. After the last one, the first is used again.
+/// Number of these user IDs. After the last one, those of removed hops are used again.
 const USERS: u32 = 100_000;
 /// Maximum number of SYNs handled in a turn.
 const MAX_SYNS: usize = 256;
@@ -45,7 +45,8 @@ pub struct Agent {
     hops: Slab<Hop>,
     /// Definitions with which the agent starts.
     definitions: Vec<Definition>,
-    next_user: u32,
+    /// Number of user IDs that were taken or skipped so far.
+    next_user: u64,
     signals: Option<Signals>,
 }
 
@@ -97,8 +98,9 @@ impl Agent {
     /// Opens the listeners of a new hop.
     fn add(&mut self, mut definition: Definition) -> Result<usize> {
         definition.meaning = String::new();
-        let user = FIRST_USER + self.next_user % USERS;
-        self.next_user += 1;
+        let is_used = |user: u32| self.hops.iter().any(|(_, hop)| hop.user == user);
+        let user = free_user(&mut self.next_user, is_used)
+            .with_context(|| format!("hop {}: all {USERS} user IDs are in use", definition.name))?;
         Ok(self.hops.insert(Hop::open(definition, user)?))
     }
 }
@@ -327,6 +329,21 @@ impl Service {
     }
 }
 
+/// Takes the next user ID that is not used; `None` if all are used. `next` counts the IDs that were
+/// taken or skipped.
+fn free_user(next: &mut u64, is_used: impl Fn(u32) -> bool) -> Option<u32> {
+    for _ in 0..USERS {
+        // Each ID of the first round is new.
+        let is_first_round = *next < u64::from(USERS);
+        let user = FIRST_USER + (*next % u64::from(USERS)) as u32;
+        *next += 1;
+        if is_first_round || !is_used(user) {
+            return Some(user);
+        }
+    }
+    None
+}
+
 /// Tap for the SYNs to all hops.
 fn syns(hops: &Slab<Hop>) -> Result<Syns> {
     let open = hops.iter().filter(|(_, hop)| !hop.listeners.is_empty());
@@ -339,4 +356,18 @@ fn syns(hops: &Slab<Hop>) -> Result<Syns> {
 
 fn now() -> Instant {
     Instant::from_nanos(clock::now())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn after_the_last_user_id_those_that_are_still_used_are_skipped() {
+        let mut next = u64::from(USERS) - 1;
+        let is_used = |user: u32| user == FIRST_USER;
+        let mut take = || free_user(&mut next, is_used).map(|user| user - FIRST_USER);
+        assert_eq!([take(), take(), take()], [Some(USERS - 1), Some(1), Some(2)]);
+        assert_eq!(free_user(&mut next, |_| true), None);
+    }
 }

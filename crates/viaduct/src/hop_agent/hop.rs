@@ -44,7 +44,7 @@ pub struct Hop {
     /// Listeners; none after the hop was removed.
     pub listeners: Vec<TcpListener>,
     /// User ID of its processes.
-    user: u32,
+    pub user: u32,
     state: State,
     pause: Duration,
     starts: u64,
