@@ -61,7 +61,7 @@ impl AccessLog {
         let sink = Sink::open(&target)?;
         let state = Arc::<State>::default();
         let (queue, entries) = sync_channel(MAX_QUEUED);
-        let thread = Thread { target, format, sink, state: state.clone(), warned: None };
+        let thread = Thread::new(target, format, sink, state.clone());
         let run = move || thread.run(&entries);
         std::thread::Builder::new().name("access-log".to_owned()).spawn(run)?;
         Ok(AccessLog(Some(Writer { queue, state })))
@@ -123,9 +123,15 @@ struct Thread {
     state: Arc<State>,
     /// Time of the last warning, and number of lines lost until then.
     warned: Option<(Instant, u64)>,
+    /// Latest error of a write since the last warning.
+    error: Option<io::Error>,
 }
 
 impl Thread {
+    fn new(target: Target, format: Format, sink: Sink, state: Arc<State>) -> Thread {
+        Thread { target, format, sink, state, warned: None, error: None }
+    }
+
     fn run(mut self, entries: &Receiver<Message>) {
         while let Ok(first) = entries.recv() {
             let (mut batch, mut lines, mut flushes) = (String::new(), 0, Vec::new());
@@ -154,22 +160,27 @@ impl Thread {
         let failed = self.sink.write_all(batch.as_bytes()).err();
         let count = if failed.is_some() { &self.state.lost } else { &self.state.written };
         count.fetch_add(lines, Ordering::Relaxed);
-        self.warn_about_lost(failed.as_ref());
+        self.error = failed.or_else(|| self.error.take());
+        match self.take_lost(Instant::now()) {
+            Some((lines, Some(error))) => warn!(%error, lines, "access log: lines were lost"),
+            Some((lines, None)) => {
+                warn!(lines, "access log: lines were lost because the queue was full");
+            }
+            None => {}
+        }
     }
 
-    fn warn_about_lost(&mut self, failed: Option<&io::Error>) {
+    /// Returns the number of lines lost since the last warning, and the latest error of a write
+    /// since then; `None` if no line was lost, or if the last warning is too recent.
+    fn take_lost(&mut self, now: Instant) -> Option<(u64, Option<io::Error>)> {
         let lost = self.state.lost.load(Ordering::Relaxed);
         let (since, reported) =
             self.warned.map_or((None, 0), |(at, reported)| (Some(at), reported));
-        if lost == reported || since.is_some_and(|at| at.elapsed() < WARN_INTERVAL) {
-            return;
+        if lost == reported || since.is_some_and(|at| now.duration_since(at) < WARN_INTERVAL) {
+            return None;
         }
-        self.warned = Some((Instant::now(), lost));
-        let lines = lost - reported;
-        match failed {
-            Some(error) => warn!(%error, lines, "access log: lines were lost"),
-            None => warn!(lines, "access log: lines were lost because the queue was full"),
-        }
+        self.warned = Some((now, lost));
+        Some((lost - reported, self.error.take()))
     }
 
     fn reopen(&mut self) {
@@ -282,5 +293,25 @@ mod tests {
             std::thread::sleep(Duration::from_millis(2));
         }
         assert_eq!(writer.stats(), Some(AccessLogStats { written: 0, lost: entries }));
+    }
+
+    #[test]
+    fn a_write_error_is_reported_even_if_the_next_write_succeeds() {
+        let full = Target::File("/dev/full".into());
+        let sink = Sink::open(&full).unwrap();
+        let state = Arc::<State>::default();
+        let mut thread = Thread::new(full, Format::Json, sink, state.clone());
+        thread.write_batch("a\n", 1);
+        // Soon after the first warning, so not reported yet.
+        thread.write_batch("b\n", 1);
+        thread.sink = Sink::open(&Target::File("/dev/null".into())).unwrap();
+        thread.write_batch("c\n", 1);
+        let mut now = Instant::now() + WARN_INTERVAL;
+        assert!(matches!(thread.take_lost(now), Some((1, Some(_)))));
+        now += WARN_INTERVAL;
+        assert!(thread.take_lost(now).is_none());
+        // The queue was full.
+        state.lost.fetch_add(2, Ordering::Relaxed);
+        assert!(matches!(thread.take_lost(now), Some((2, None))));
     }
 }
