@@ -114,6 +114,13 @@ impl Unpublished {
     }
 }
 
+/// Temporary name at which [`beside`] binds the socket `path`.
+pub fn temporary_path(path: &Path) -> PathBuf {
+    let mut temporary = path.as_os_str().to_owned();
+    temporary.push(".new");
+    PathBuf::from(temporary)
+}
+
 /// Opens the socket `path` by `bind` under a temporary name.
 ///
 /// # Errors
@@ -122,9 +129,7 @@ pub fn beside<L>(
     path: &Path,
     bind: impl FnOnce(&Path) -> io::Result<L>,
 ) -> Result<(L, Unpublished)> {
-    let mut temporary = path.as_os_str().to_owned();
-    temporary.push(".new");
-    let temporary = PathBuf::from(temporary);
+    let temporary = temporary_path(path);
     // Left by a process that was killed.
     let _ = fs::remove_file(&temporary);
     let bound = bind(&temporary);

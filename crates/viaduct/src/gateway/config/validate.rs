@@ -14,6 +14,7 @@ use super::values::{is_one_host, prefixes};
 use super::wans::{path_classes, wans};
 use super::{Config, Peer};
 use crate::settings::OptionsTable;
+use crate::status_socket::temporary_path;
 use crate::{key, text};
 
 /// Minimum of the default number of lanes for several workers.
@@ -144,18 +145,20 @@ fn read_key(path: &Path) -> Result<SecretKey, Invalid> {
 }
 
 fn check_run_dir(config: &Config) -> Result<(), Invalid> {
-    let (place, dir, socket) = ("[site] run_dir", &config.run_dir, config.socket());
+    let (place, dir) = ("[site] run_dir", &config.run_dir);
     if dir.as_os_str().is_empty() {
         return invalid(place, "is empty; a directory is expected");
     }
     if dir.exists() && !dir.is_dir() {
         return invalid(place, format!("{} is no directory", dir.display()));
     }
+    // The longest path of a socket, at which the one for upgrade requests is bound.
+    let socket = temporary_path(&config.upgrade_socket());
     let length = socket.as_os_str().len();
     if length > MAX_SOCKET_PATH {
         let socket = socket.display();
         let what = format!(
-            "the status socket {socket} would have a path of {length} bytes; at most \
+            "the socket {socket} would have a path of {length} bytes; at most \
              {MAX_SOCKET_PATH} are possible: a shorter run_dir or name is expected"
         );
         return invalid(place, what);
