@@ -29,9 +29,23 @@ struct Flow {
     size: u64,
     /// Index of the event of each segment of data, by the start of the segment.
     seen: BTreeMap<u64, usize>,
-    /// Gaps by their start. Each has its end, the time of the packet that followed it, and the
-    /// index of its first event.
-    gaps: BTreeMap<u64, (u64, Duration, usize)>,
+    /// Gaps, or what is left of them, by their start.
+    gaps: BTreeMap<u64, Gap>,
+}
+
+/// Rest of a gap in the sequence numbers.
+#[derive(Clone, Copy)]
+struct Gap {
+    /// End of the rest.
+    end: u64,
+    /// Start of the whole gap.
+    begin: u64,
+    /// Time of the packet that followed the whole gap.
+    since: Duration,
+    /// Index of the event of its first segment.
+    first: usize,
+    /// Assumed length of its segments.
+    size: u64,
 }
 
 /// Time and fate of a packet that was captured or skipped.
@@ -75,7 +89,9 @@ impl Flow {
         }
         if begin > self.next {
             let many = (begin - self.next).div_ceil(self.size);
-            self.gaps.insert(self.next, (begin, at, events.len()));
+            let (first, size) = (events.len(), self.size);
+            self.gaps
+                .insert(self.next, Gap { end: begin, begin: self.next, since: at, first, size });
             for n in 0..many {
                 self.seen.insert(self.next + n * self.size, events.len());
                 events.push((at, Fate::Lost));
@@ -89,17 +105,20 @@ impl Flow {
     /// Handles data below the highest sequence number: it fills a gap, or is seen a second time.
     fn retransmission(&mut self, at: Duration, begin: u64, length: u64, events: &mut [Event]) {
         let gap = self.gaps.range(..=begin).next_back().map(|(from, gap)| (*from, *gap));
-        if let Some((from, (end, since, first))) = gap
-            && begin < end
+        if let Some((from, gap)) = gap
+            && begin < gap.end
         {
-            if at.saturating_sub(since) < REORDERED {
-                let n = ((begin - from) / self.size) as usize;
-                if let Some((_, fate)) = events.get_mut(first + n) {
+            if at.saturating_sub(gap.since) < REORDERED {
+                let n = ((begin - gap.begin) / gap.size) as usize;
+                if let Some((_, fate)) = events.get_mut(gap.first + n) {
                     *fate = Fate::Arrived;
                 }
             }
-            if begin + length >= end {
-                self.gaps.remove(&from);
+            self.gaps.remove(&from);
+            for rest in [from..begin, begin + length..gap.end] {
+                if !rest.is_empty() {
+                    self.gaps.insert(rest.start, Gap { end: rest.end, ..gap });
+                }
             }
             return;
         }
@@ -163,6 +182,18 @@ mod tests {
         packets.insert(13, of(14, 12));
         packets.extend([of(100, 5), of(101, 6)]);
         assert_eq!(lost(&packets), [5, 6]);
+    }
+
+    #[test]
+    fn segments_of_a_gap_that_come_in_reverse_order_are_not_lost() {
+        let of = |millis, n: u32| segment(millis, false, 7 + 1_000 * n, 1_000, 64);
+        let there = (0..20u32).filter(|n| ![5, 6, 7].contains(n));
+        let mut packets: Vec<_> = there.map(|n| of(n.into(), n)).collect();
+        packets.splice(6..6, [of(9, 7), of(10, 6), of(11, 5)]);
+        assert_eq!(lost(&packets), Vec::<usize>::new());
+        // A segment that was out of order is lost behind the capture if it comes again.
+        packets.push(of(110, 6));
+        assert_eq!(lost(&packets), [6]);
     }
 
     #[test]
