@@ -272,7 +272,8 @@ impl Control {
         let trouble = self.wan.down().filter(|_| self.site.config.wans.is_empty());
         self.peers.update(now(), &seen, &details, trouble.as_deref(), &self.tls);
         stray_warning.check(&seen);
-        self.misroutes.check(&self.site.tun_name());
+        let table = self.site.config.rack.as_ref().map(|rack| rack.route_table);
+        self.misroutes.check(&self.site.tun_name(), table);
         if let Some(clocks) = &mut self.clocks {
             clocks.update(&details.clocks);
         }

@@ -23,8 +23,9 @@ pub struct Misroutes {
 }
 
 impl Misroutes {
-    /// Looks for new packets, and logs them. Must be called once a second.
-    pub fn check(&mut self, tun: &str) {
+    /// Looks for new packets, and logs them. The table with the slices' routes is `table`, if this
+    /// gateway is a member of a rack. Must be called once a second.
+    pub fn check(&mut self, tun: &str, table: Option<u32>) {
         // A gateway that observes has no TUN.
         let Ok(drops) = tun::drops(tun) else { return };
         let before = self.packets.replace(drops.unread).unwrap_or(drops.unread);
@@ -32,11 +33,7 @@ impl Misroutes {
             return;
         }
         if self.trouble(tun).is_none() {
-            warn!(
-                "packets are routed into {tun} and lost: only the gateway may send through it. \
-                 `ip route get ADDRESS` names the route. Do not copy the routes of table 118 \
-                 into the main table"
-            );
+            warn!("{}", warning(tun, table));
         }
         self.last = Some(Instant::now());
     }
@@ -45,5 +42,26 @@ impl Misroutes {
     pub fn trouble(&self, tun: &str) -> Option<String> {
         let is_recent = self.last.is_some_and(|at| at.elapsed() < REPORTED_FOR);
         is_recent.then(|| format!("packets are routed into {tun} and lost: the log says more"))
+    }
+}
+
+fn warning(tun: &str, table: Option<u32>) -> String {
+    let advice = table
+        .map(|table| format!(". Do not copy the routes of table {table} into the main table"))
+        .unwrap_or_default();
+    format!(
+        "packets are routed into {tun} and lost: only the gateway may send through it. \
+         `ip route get ADDRESS` names the route{advice}"
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_warning_names_the_table_of_a_rack_alone() {
+        assert!(warning("vd-a", Some(200)).contains("routes of table 200 into"));
+        assert!(!warning("vd-a", None).contains("table"));
     }
 }
