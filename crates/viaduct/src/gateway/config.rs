@@ -24,7 +24,7 @@ use crate::text;
 pub use error::check_site_name;
 use file::File;
 pub use members::SiteRack;
-pub use peers::check_endpoint;
+pub use peers::{LISTEN, check_endpoint};
 pub use values::parse_endpoint;
 
 /// Maximum length of a config in bytes: 4,096 peers with a dozen keys each.

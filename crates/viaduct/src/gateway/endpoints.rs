@@ -10,7 +10,7 @@ use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 use tokio::task::JoinHandle;
 use tracing::{info, warn};
 
-use super::config::{Config, Peer, check_endpoint};
+use super::config::{Config, LISTEN, Peer, check_endpoint};
 
 /// Interval between two look-ups of a name.
 const RESOLVE_EVERY: Duration = Duration::from_secs(30);
@@ -153,7 +153,7 @@ fn usable(
     listen: SocketAddr,
 ) -> Result<Vec<SocketAddr>, String> {
     let mut unfit = "it has no address".to_owned();
-    let fits = |at: &SocketAddr| match check_endpoint(Some(*at), listen) {
+    let fits = |at: &SocketAddr| match check_endpoint(Some(*at), listen, LISTEN) {
         Ok(()) => true,
         Err(why) => {
             unfit = format!("it {why}");

@@ -19,6 +19,8 @@ use super::{Config, Peer};
 const MIN_REKEY: Duration = Duration::from_secs(10);
 const MAX_CLASSES: usize = 32;
 const MIN_DEADLINE: Duration = Duration::from_millis(5);
+/// Key of the address to which peers of a site with a single WAN send their repairs.
+pub const LISTEN: &str = "[site] listen";
 /// Default port of tunnels over TLS.
 const TLS_PORT: u16 = 443;
 
@@ -87,7 +89,8 @@ pub(super) fn peer(
         Some(Endpoint::At(at)) => (Some(at), None),
         Some(Endpoint::Named(host, port)) => (None, Some((host, port))),
     };
-    check_endpoint(endpoint, site.listen).or_else(|what| invalid(place("endpoint"), what))?;
+    check_endpoint(endpoint, site.listen, LISTEN)
+        .or_else(|what| invalid(place("endpoint"), what))?;
     let endpoint = paths.map_or(endpoint, |paths| Some(paths.endpoints[0]));
     let tls_endpoint = tls_endpoint(&table, endpoint, site)?;
     let key = peer_key(&table.key, site).or_else(|what| invalid(place("key"), what))?;
@@ -136,7 +139,8 @@ fn tls_endpoint(
             return invalid(place(key), "has a meaning only for transport \"auto\" or \"tls\"");
         }
     }
-    check_endpoint(given, site.listen).or_else(|what| invalid(place("tls_endpoint"), what))?;
+    check_endpoint(given, site.listen, LISTEN)
+        .or_else(|what| invalid(place("tls_endpoint"), what))?;
     let default = endpoint.filter(|_| is_forced).map(|at| SocketAddr::new(at.ip(), TLS_PORT));
     let found = given.or(default);
     if found.is_none() && is_forced && site.tls_listen.is_none() {
@@ -215,22 +219,28 @@ fn classes(table: &PeerTable) -> Result<Vec<Class>, Invalid> {
 }
 
 /// Checks that `endpoint` is the address of one machine, differs from `listen`, and can be reached
-/// from a socket at `listen`. Errors: description of the problem. It continues a sentence that
-/// begins with the key's name.
-pub fn check_endpoint(endpoint: Option<SocketAddr>, listen: SocketAddr) -> Result<(), String> {
+/// from a socket at `listen`, the value of the config's `key`. Errors: description of the problem.
+/// It continues a sentence that begins with the endpoint's key.
+pub fn check_endpoint(
+    endpoint: Option<SocketAddr>,
+    listen: SocketAddr,
+    key: &str,
+) -> Result<(), String> {
     let Some(at) = endpoint else { return Ok(()) };
     if at.port() == 0 || !is_one_host(at.ip()) {
         let what = "the address and port of one machine are expected, such as 192.0.2.2:7400";
         return Err(format!("is {at}; {what}"));
     }
     if at == listen {
-        return Err(format!("is {at}, this site's own [site] listen; the peer's is expected"));
+        return Err(format!("is {at}, this site's own {key}; the peer's is expected"));
     }
     // The kernel lets a socket on [::] send to both families.
     let both = listen.is_ipv6() && listen.ip().is_unspecified();
     if at.is_ipv4() != listen.is_ipv4() && !both {
         let (theirs, ours) = (family(at), family(listen));
-        return Err(format!("is {theirs} but [site] listen is {ours}; [::] listens on both"));
+        // With two WANs, the address to listen on selects the WAN.
+        let advice = if key == LISTEN { "; [::] listens on both" } else { "" };
+        return Err(format!("is {theirs} but {key} is {ours}{advice}"));
     }
     Ok(())
 }

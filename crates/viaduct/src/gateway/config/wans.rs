@@ -157,7 +157,8 @@ pub(super) fn paths(table: &PeerTable, site: &Config) -> Result<Option<PathsConf
         return invalid(place("endpoints"), what);
     };
     for (at, wan) in endpoints.into_iter().zip([first, second]) {
-        check_endpoint(Some(at), wan.listen).or_else(|what| invalid(place("endpoints"), what))?;
+        check_endpoint(Some(at), wan.listen, "[[site.wan]] listen")
+            .or_else(|what| invalid(place("endpoints"), what))?;
     }
     if endpoints[0] == endpoints[1] {
         return invalid(place("endpoints"), "is the same twice; each path ends at its own");

@@ -122,7 +122,8 @@ fn wrong_values_are_refused() {
     refused("\"198.51.100.1:7400\"", "\"198.51.100.1:0\"", "has port 0");
     refused("\"2001:db8::fe\"", "\"192.0.2.253\"", "one router for IPv4");
     refused(", \"198.51.100.2:7400\"]", "]", "the peer's address for each [[site.wan]]");
-    refused("\"198.51.100.2:7400\"", "\"[2001:db8::2]:7400\"", "IPv6");
+    refused("\"198.51.100.2:7400\"", "\"198.51.100.1:7400\"", "own [[site.wan]] listen");
+    refused("\"198.51.100.2:7400\"", "\"[2001:db8::2]:7400\"", "IPv6 but [[site.wan]] listen");
     refused("\"198.51.100.2:7400\"]", "\"192.0.2.2:7400\"]", "is the same twice");
     refused("wan = \"lte\"", "wan = \"dsl\"", "\"dsl\" is no WAN; one of \"fibre\", \"lte\"");
     refused("via = [", "gateway = [", "[[site.wan]]");
