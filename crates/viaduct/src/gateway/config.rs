@@ -17,7 +17,7 @@ use ipnet::IpNet;
 use rustls::pki_types::DnsName;
 use viaduct_proto::keys::{PublicKey, SecretKey};
 use viaduct_proto::repair::lanes::LaneCount;
-use viaduct_proto::repair::{Coding, Match, PathsConfig, PeerMember, TransportChoice};
+use viaduct_proto::repair::{Coding, Match, PathsConfig, PeerMember, Transport, TransportChoice};
 
 use crate::settings::{OptionsTable, PolicyTable};
 use crate::text;
@@ -209,6 +209,17 @@ impl Config {
     /// Returns one peer for each peer site; the first member, if the site has a rack.
     pub fn peer_sites(&self) -> impl Iterator<Item = &Peer> {
         self.peers.chunk_by(|a, b| a.site() == b.site()).map(|site| &site[0])
+    }
+
+    /// Returns whether a peer may use fake TCP. Packets of fake TCP do not name their lane, and
+    /// therefore cannot be distributed to several workers.
+    pub fn wants_fake_tcp(&self) -> bool {
+        // With two WANs, its packets could not be sent by a chosen path either.
+        if self.workers > 1 || !self.wans.is_empty() {
+            return false;
+        }
+        let never = [TransportChoice::Only(Transport::Udp), TransportChoice::None];
+        self.peers.iter().any(|peer| !never.contains(&peer.transport))
     }
 
     /// Interfaces towards the peers.

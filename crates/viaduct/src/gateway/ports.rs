@@ -66,7 +66,7 @@ fn open_udp(site: &Site, path: usize, listen: SocketAddr) -> Result<UdpBatch> {
 /// Opens the ports of fake TCP if a peer may use it. If that fails, peers with `transport = "auto"`
 /// use UDP.
 fn open_fake_tcp(site: &mut Site, entropy: Entropy, now: Instant) -> Result<Option<FakeTcpPort>> {
-    if !site.wants_fake_tcp() {
+    if !site.config.wants_fake_tcp() {
         return Ok(None);
     }
     match FakeTcpPort::open(site, entropy, now) {

@@ -8,7 +8,6 @@ use std::os::unix::net::UnixStream;
 use anyhow::{Context, Result, bail, ensure};
 use ipnet::IpNet;
 use serde_json::Value;
-use viaduct_proto::repair::{Transport, TransportChoice};
 use viaduct_sys::process::tool;
 use viaduct_sys::route::interface::{Interface, is_vlan_of};
 use viaduct_sys::route::mtu::{RouteError, RouteMtu};
@@ -85,16 +84,17 @@ pub fn vlan_of_trunk(config: &Config) -> Option<String> {
 pub fn masquerades(config: &Config) -> Option<String> {
     let listed = tool::run("nft", &["-j", "list", "ruleset"], "").ok()?;
     let peers: Vec<IpNet> = config.peer_sites().flat_map(|peer| peer.prefixes.clone()).collect();
-    let (chain, kind) = translation(&serde_json::from_str(&listed).ok()?, &config.wan, &peers)?;
+    let wans: Vec<&str> = config.interfaces().collect();
+    let (chain, kind) = translation(&serde_json::from_str(&listed).ok()?, &wans, &peers)?;
     Some(format!(
         "a rule of nftables may translate addresses of packets to the peers ({kind} in {chain}); \
          such packets are not protected: is there a rule that exempts the peers' prefixes?"
     ))
 }
 
-/// Chain and kind of the first rule that translates source addresses of packets leaving by
-/// `wan`, in a chain that names none of the `peers`' prefixes.
-fn translation(ruleset: &Value, wan: &str, peers: &[IpNet]) -> Option<(String, &'static str)> {
+/// Chain and kind of the first rule that translates source addresses of packets leaving by one of
+/// `wans`, in a chain that names none of the `peers`' prefixes.
+fn translation(ruleset: &Value, wans: &[&str], peers: &[IpNet]) -> Option<(String, &'static str)> {
     let rules = || ruleset["nftables"].as_array().into_iter().flatten().map(|of| &of["rule"]);
     let chain = |rule: &Value| {
         [&rule["family"], &rule["table"], &rule["chain"]]
@@ -109,9 +109,9 @@ fn translation(ruleset: &Value, wan: &str, peers: &[IpNet]) -> Option<(String, &
         let parts = rule["expr"].as_array()?;
         let is = |kind: &&str| parts.iter().any(|part| part.get(kind).is_some());
         let kind = ["masquerade", "snat"].into_iter().find(is)?;
-        let leaves = parts.iter().all(|part| may_match(&part["match"], wan));
+        let leaves = |wan: &&str| parts.iter().all(|part| may_match(&part["match"], wan));
         let exempt = rules().filter(|of| chain(of) == chain(rule)).any(exempts);
-        (leaves && !exempt).then(|| (chain(rule), kind))
+        (wans.iter().any(leaves) && !exempt).then(|| (chain(rule), kind))
     })
 }
 
@@ -161,11 +161,9 @@ pub fn ports_in_use(config: &Config) -> Vec<String> {
     };
     let udp = |at: SocketAddr| taken(UdpSocket::bind(at).err());
     let tcp = |at: SocketAddr| taken(TcpListener::bind(at).err());
-    let never = [TransportChoice::Only(Transport::Udp), TransportChoice::None];
-    let fake_tcp = config.peers.iter().any(|peer| !never.contains(&peer.transport));
     let said = listeners(config).flat_map(|(key, at)| {
         let protocols: &[_] = match key {
-            "[site] listen" if fake_tcp => &["UDP", "TCP"],
+            "[site] listen" if config.wants_fake_tcp() => &["UDP", "TCP"],
             "[site] listen" | "[cache] listen" => &["UDP"],
             _ => &["TCP"],
         };

@@ -1,10 +1,35 @@
 //! Rules of nftables that translate addresses, as `nft -j list ruleset` prints them.
 
+use std::path::Path;
+
 use serde_json::json;
+use viaduct_proto::keys::SecretKey;
 
 use super::*;
 
 const PEER: &str = "10.2.0.0/16";
+
+/// Config of a site that listens on `listen`, with `lines` in `[site]`.
+fn config(listen: SocketAddr, lines: &str) -> Config {
+    let secret = SecretKey::from_bytes([7; 32]);
+    let key = SecretKey::from_bytes([8; 32]).public();
+    let text = format!(
+        "[site]\nname = \"no-gateway\"\nkey = \"site.key\"\nprefixes = [\"10.1.0.0/16\"]\n\
+         wan = \"lo\"\nlisten = \"{listen}\"\n{lines}\n\
+         [[peer]]\nname = \"b\"\nkey = \"{key}\"\nprefixes = [\"{PEER}\"]\n"
+    );
+    Config::parse(Path::new("site.toml"), &text, Some(&secret)).unwrap()
+}
+
+#[test]
+fn a_tcp_port_is_in_use_only_if_fake_tcp_needs_it() {
+    let other = TcpListener::bind("127.0.0.1:0").unwrap();
+    let listen = other.local_addr().unwrap();
+    let said = ports_in_use(&config(listen, ""));
+    assert!(said.iter().any(|line| line.contains(&format!("TCP {listen} is in use"))), "{said:?}");
+    let said = ports_in_use(&config(listen, "workers = 2"));
+    assert!(!said.iter().any(|line| line.contains("TCP")), "{said:?}");
+}
 
 fn chain_of(rules: &[Value]) -> Option<String> {
     let rules: Vec<Value> = rules
@@ -13,7 +38,8 @@ fn chain_of(rules: &[Value]) -> Option<String> {
             |expr| json!({"rule": {"family": "ip", "table": "nat", "chain": "post", "expr": expr}}),
         )
         .collect();
-    let found = translation(&json!({ "nftables": rules }), "wan0", &[PEER.parse().unwrap()]);
+    let wans = ["wan0", "lte0"];
+    let found = translation(&json!({ "nftables": rules }), &wans, &[PEER.parse().unwrap()]);
     found.map(|(chain, kind)| format!("{chain}: {kind}"))
 }
 
@@ -27,6 +53,7 @@ fn only_rules_that_may_translate_packets_to_peers_are_named() {
     let warned = Some("ip nat post: masquerade".to_owned());
     assert_eq!(chain_of(&[json!([masquerade])]), warned);
     assert_eq!(chain_of(&[json!([out("==", &json!("wan0")), masquerade])]), warned);
+    assert_eq!(chain_of(&[json!([out("==", &json!("lte0")), masquerade])]), warned);
     assert_eq!(chain_of(&[json!([out("==", &json!("wan*")), masquerade])]), warned);
     assert_eq!(chain_of(&[json!([out("!=", &json!("docker0")), masquerade])]), warned);
     assert_eq!(chain_of(&[json!([out("==", &json!({"set": ["a", "wan0"]})), masquerade])]), warned);
@@ -34,7 +61,8 @@ fn only_rules_that_may_translate_packets_to_peers_are_named() {
         assert_eq!(chain_of(&[json!([out(op, &json!("@inside")), masquerade])]), warned);
     }
     assert_eq!(chain_of(&[json!([out("==", &json!("docker0")), masquerade])]), None);
-    assert_eq!(chain_of(&[json!([out("!=", &json!("wan0")), masquerade])]), None);
+    let others = json!({"set": ["wan0", "lte0"]});
+    assert_eq!(chain_of(&[json!([out("!=", &others), masquerade])]), None);
     // A chain may have the name of a statement.
     assert_eq!(chain_of(&[json!([{"jump": {"target": "masquerade"}}])]), None);
     let exempt = json!([

@@ -215,18 +215,6 @@ impl Site {
         })
     }
 
-    /// Returns whether a peer may use fake TCP. Packets of fake TCP do not name their lane, and
-    /// therefore cannot be distributed to several workers.
-    pub fn wants_fake_tcp(&self) -> bool {
-        // With two WANs, its packets could not be sent by a chosen path either.
-        if self.config.workers > 1 || !self.config.wans.is_empty() {
-            return false;
-        }
-        let udp = TransportChoice::Only(Transport::Udp);
-        let never = [udp, TransportChoice::None];
-        self.config.peers.iter().any(|peer| !never.contains(&peer.transport))
-    }
-
     /// Returns whether a peer may use nothing but fake TCP.
     pub fn forces_fake_tcp(&self) -> bool {
         let fake_tcp = TransportChoice::Only(Transport::FakeTcp);
