@@ -5,8 +5,8 @@ use std::net::{IpAddr, SocketAddr};
 
 use anyhow::{Result, bail};
 use viaduct_proto::repair::{
-    Coding, MIN_MEMORY, PeerConfig, RackConfig, Sites, Transport, TransportChoice, least_memory,
-    overhead,
+    Coding, MIN_MEMORY, PATHS, PeerConfig, RackConfig, Sites, Transport, TransportChoice,
+    least_memory, overhead,
 };
 use viaduct_sys::capture::filter::{BpfInsn, TapFilter};
 
@@ -17,6 +17,8 @@ use super::visibility;
 /// Minimum MTU for hosts: IPv6 requires 1280.
 const MIN_MTU: usize = 1280;
 
+/// Minimum memory of one tap, in bytes.
+const MIN_RING: usize = 512 << 10;
 /// Maximum memory of one tap, in bytes.
 const MAX_RING: usize = 256 << 20;
 
@@ -126,7 +128,7 @@ impl Site {
 
     /// Memory of each of the two taps of a pair, in bytes.
     pub fn ring_bytes(&self) -> usize {
-        (self.config.memory / 6 / self.taps()).clamp(512 << 10, MAX_RING)
+        (self.config.memory / 6 / self.taps()).clamp(MIN_RING, MAX_RING)
     }
 
     /// Memory of all taps of a direction, in bytes.
@@ -147,7 +149,9 @@ impl Site {
             let coding = peer.coding.as_ref();
             let of_lane =
                 coding.map_or(MIN_MEMORY, |coding| least_memory(coding, self.longest(peer)));
-            let for_code = of_lane * self.config.lanes.get();
+            // With two WANs each path is a lane.
+            let lanes = peer.paths.map_or(self.config.lanes.get(), |_| PATHS);
+            let for_code = of_lane * lanes;
             let for_rate = peer.rate.map(|bits| (bits as f64 * BYTES_PER_BIT) as usize);
             match (coding, for_rate) {
                 // A code with fixed parameters recovers nothing with less.
@@ -202,8 +206,11 @@ impl Site {
     /// Warning if `memory` is below what the peers need while all of them have traffic.
     fn too_little_memory(&self) -> Option<String> {
         let (needed, there) = (self.needs().iter().sum::<usize>(), self.packet_memory());
-        // The taps take a third of the memory, up to a limit.
-        let all = (needed * 3).div_ceil(2).min(needed + 2 * MAX_RING).div_ceil(1 << 20);
+        // The taps take a third of the memory, within limits.
+        let taps = 2 * self.taps();
+        let all =
+            (needed * 3).div_ceil(2).clamp(needed + taps * MIN_RING, needed + taps * MAX_RING);
+        let all = all.div_ceil(1 << 20);
         let (peers, at_once) = (self.config.peers.len(), self.peers_at_once());
         (needed > there).then(|| {
             format!(

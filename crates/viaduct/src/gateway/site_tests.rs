@@ -5,6 +5,7 @@ use viaduct_proto::fec::Code;
 use viaduct_proto::fec::layered::Parameters;
 use viaduct_proto::keys::SecretKey;
 use viaduct_proto::repair::lanes::LaneCount;
+use viaduct_proto::repair::{PathsConfig, RepairPath};
 
 use super::*;
 
@@ -79,6 +80,31 @@ fn too_many_peers_for_the_memory_are_warned_of() {
     let asked = said.split(". ").nth(1).unwrap().split(" MiB").next().unwrap();
     enough.config.memory = asked.parse::<usize>().unwrap() << 20;
     assert_eq!(enough.too_little_memory(), None, "the memory that the warning names is enough");
+}
+
+#[test]
+fn the_memory_that_the_warning_names_is_enough_for_all_taps() {
+    const NO_CODE: Option<Code> = None;
+    for (workers, rate) in [(1, 100_000_000), (64, 100_000_000), (4, 10_000_000_000)] {
+        let mut site = site(&[NO_CODE; 10]);
+        site.config.workers = workers;
+        for peer in &mut site.config.peers {
+            (peer.coding, peer.rate) = (Some(Coding::Observe), Some(rate));
+        }
+        let said = site.too_little_memory().unwrap();
+        let asked = said.split(". ").nth(1).unwrap().split(" MiB").next().unwrap();
+        site.config.memory = asked.parse::<usize>().unwrap() << 20;
+        assert_eq!(site.too_little_memory(), None, "{workers} workers");
+    }
+}
+
+#[test]
+fn each_of_two_paths_needs_memory() {
+    let single = site(&[layered(41)]);
+    let mut two = site(&[layered(41)]);
+    let endpoints = [([192, 0, 2, 2], 7400).into(), ([198, 51, 100, 2], 7400).into()];
+    two.config.peers[0].paths = Some(PathsConfig { endpoints, repairs: RepairPath::Auto });
+    assert_eq!(two.needs()[0], 2 * single.needs()[0]);
 }
 
 #[test]
