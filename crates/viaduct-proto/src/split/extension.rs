@@ -17,6 +17,8 @@
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
+use serde::{Deserialize, Serialize};
+
 use super::Parsed;
 use crate::placement::Prefix;
 use crate::placement::report::MAX_NETWORKS;
@@ -32,7 +34,8 @@ const HEAD: usize = 6;
 const MAX_LEN: usize = HEAD + 7 * MAX_NETWORKS;
 
 /// Rest of a flow's route, from the hop that gets its header.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
 pub enum Onward {
     /// The hop's own choice.
     #[default]

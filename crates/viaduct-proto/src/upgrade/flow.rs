@@ -6,6 +6,8 @@ use serde::{Deserialize, Serialize};
 
 use super::MAX_PREFACE;
 use super::record::{RecordError, is_short, range};
+use crate::split::extension::Onward;
+use crate::split::proxy::Addresses;
 
 /// Progress of a flow.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -93,6 +95,9 @@ pub struct EarlyRecord {
     pub to: SocketAddr,
     /// Source and destination that the SYN has named.
     pub signalled: Option<(SocketAddr, SocketAddr)>,
+    /// Rest of the route that the SYN has named; open in records of earlier versions.
+    #[serde(default)]
+    pub onward: Onward,
     /// Time at which it expires.
     pub until: u64,
     /// ID of the SYN in the queue, if it is held.
@@ -112,6 +117,14 @@ pub struct AccountRecord {
     pub to: Option<String>,
     /// Name that the client has authenticated as.
     pub user: Option<String>,
+}
+
+impl EarlyRecord {
+    /// Addresses that the SYN has named, if any.
+    pub fn addresses(&self) -> Option<Addresses> {
+        let (source, destination) = self.signalled?;
+        Some(Addresses { source, destination, onward: self.onward })
+    }
 }
 
 impl FlowRecord {
@@ -187,7 +200,8 @@ mod tests {
             .prop_map(|(early, ends, directions, (has_client, time, bytes), (protocol, user))| {
                 let (client, to, until, held) = early;
                 let signalled = Some((to, client));
-                let early = EarlyRecord { client, to, signalled, until, held };
+                let onward = Onward::Hop(to);
+                let early = EarlyRecord { client, to, signalled, onward, until, held };
                 FlowRecord {
                     source: client,
                     to,
@@ -206,6 +220,20 @@ mod tests {
                     account: AccountRecord { begun: time, bytes, protocol, to: None, user },
                 }
             })
+    }
+
+    #[test]
+    fn early_connections_keep_the_rest_of_their_route() {
+        let at: SocketAddr = "192.0.2.7:7000".parse().unwrap();
+        let onward = Onward::Hop(at);
+        let signalled = Some((at, at));
+        let early = EarlyRecord { client: at, to: at, signalled, onward, until: 1, held: None };
+        assert_eq!(early.addresses(), Some(Addresses { source: at, destination: at, onward }));
+        let mut record = serde_json::to_value(early).unwrap();
+        assert_eq!(serde_json::from_value::<EarlyRecord>(record.clone()).unwrap(), early);
+        record.as_object_mut().unwrap().remove("onward");
+        let earlier: EarlyRecord = serde_json::from_value(record).unwrap();
+        assert_eq!(earlier.addresses(), Some(Addresses::new(at, at)));
     }
 
     proptest! {

@@ -15,7 +15,7 @@ use std::sync::mpsc::SyncSender;
 
 use tracing::{info, warn};
 use viaduct_proto::split::early::Tuple;
-use viaduct_proto::split::proxy::Addresses;
+use viaduct_proto::split::extension::Onward;
 use viaduct_proto::time::Instant;
 use viaduct_proto::upgrade::{
     EarlyRecord, FlowRecord, ListenRecord, MAX_DESCRIPTORS, MAX_MESSAGE, Message,
@@ -84,6 +84,7 @@ impl Worker {
                     client: tuple.client,
                     to: tuple.to,
                     signalled: started.signalled.map(|of| (of.source, of.destination)),
+                    onward: started.signalled.map_or(Onward::Open, |of| of.onward),
                     until: until.as_nanos(),
                     held,
                 })
@@ -138,10 +139,9 @@ impl Worker {
         let Some(key) = self.flows.insert(flow) else { return false };
         let Some(early) = early else { return true };
         let tuple = Tuple { client: early.client, to: early.to };
-        let signalled =
-            early.signalled.map(|(source, destination)| Addresses::new(source, destination));
         let until = Instant::from_nanos(early.until).max(now);
-        self.acceptor.early.adopt(tuple, until, Started { key, signalled });
+        let started = Started { key, signalled: early.addresses() };
+        self.acceptor.early.adopt(tuple, until, started);
         if let (Some(deferred), Some(id)) = (&mut self.acceptor.deferred, early.held) {
             deferred.adopt(key, id, tuple);
         }
