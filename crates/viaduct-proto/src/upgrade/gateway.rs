@@ -52,6 +52,9 @@ pub struct GatewayRecord {
     /// Number of changes in the journal before the limits of packet sizes (MSS clamps and route
     /// MTUs), which come last.
     pub mark: u32,
+    /// True if, as a member of a rack, it has not set the routes of its slices yet.
+    #[serde(default)]
+    pub lacks_routes: bool,
     /// Number of [`PeerRecord`]s that follow: one for each lane of each peer.
     pub peers: u32,
 }
@@ -315,6 +318,15 @@ mod tests {
         let message = Message::Gateway(gateway);
         assert_eq!(message.descriptors(), 12, "the config, UDP, TUN and nine listeners");
         assert!(Message::parse(&message.emit().unwrap(), 11).is_err());
+    }
+
+    #[test]
+    fn a_gateway_of_an_earlier_version_has_its_routes() {
+        let gateway = GatewayRecord { lacks_routes: true, ..GatewayRecord::default() };
+        let mut record = serde_json::to_value(&gateway).unwrap();
+        assert_eq!(serde_json::from_value::<GatewayRecord>(record.clone()).unwrap(), gateway);
+        record.as_object_mut().unwrap().remove("lacks_routes");
+        assert!(!serde_json::from_value::<GatewayRecord>(record).unwrap().lacks_routes);
     }
 
     #[test]

@@ -174,7 +174,8 @@ impl Control {
         match event {
             UpgradeEvent::Request(request) => {
                 let refusal = self.upgrade_refusal();
-                self.upgrade.handle(request, system, &self.listeners, refusal);
+                let parts = (&self.listeners, self.site.is_serving);
+                self.upgrade.handle(request, system, parts, refusal);
             }
             UpgradeEvent::Outcome(Outcome::Failed) => self.reload_and_log(system).await,
             UpgradeEvent::Outcome(Outcome::Released) => self.upgrade.release(),

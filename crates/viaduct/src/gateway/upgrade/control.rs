@@ -126,20 +126,21 @@ impl UpgradeState {
         }
     }
 
-    /// Handles a request of the upgrader. `refusal` is the reason why the gateway cannot be handed
-    /// over, if there is one.
+    /// Handles a request of the upgrader, for a gateway with these listeners, which serves if
+    /// `is_serving`. `refusal` is the reason why the gateway cannot be handed over, if there is
+    /// one.
     pub fn handle(
         &mut self,
         request: ControlRequest,
         system: &System,
-        listeners: &Listeners,
+        (listeners, is_serving): (&Listeners, bool),
         refusal: Option<&str>,
     ) {
         match request {
             ControlRequest::Export(reply) => {
                 let state = match refusal {
                     Some(reason) => Err(anyhow!("{reason}")),
-                    None => export(system, listeners),
+                    None => export(system, listeners, is_serving),
                 };
                 self.is_active = state.is_ok();
                 let _ = reply.send(state);
@@ -154,6 +155,6 @@ impl UpgradeState {
     }
 }
 
-fn export(system: &System, listeners: &Listeners) -> Result<ControlState> {
-    Ok(ControlState { listeners: listeners.export()?, marks: system.marks() })
+fn export(system: &System, listeners: &Listeners, is_serving: bool) -> Result<ControlState> {
+    Ok(ControlState { listeners: listeners.export()?, marks: system.marks(), is_serving })
 }

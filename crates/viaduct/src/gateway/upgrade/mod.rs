@@ -51,6 +51,8 @@ pub struct ControlState {
     pub listeners: [Option<OwnedFd>; 2],
     /// Arguments of [`super::system::System::take_over`].
     pub marks: (bool, usize),
+    /// Value of [`super::site::Site::is_serving`].
+    pub is_serving: bool,
 }
 
 /// Hands a gateway to a new process.
@@ -88,7 +90,7 @@ fn await_answer<T>(answer: &Receiver<T>, failure: &'static str) -> Result<T> {
 
 impl Handover for GatewayHandover {
     fn send_service(&self, channel: &Channel) -> Result<()> {
-        let ControlState { listeners: [metrics, cache], marks } = self.ask_control()?;
+        let ControlState { listeners: [metrics, cache], marks, is_serving } = self.ask_control()?;
         let (sockets, state) = self.ask_worker(UpgradeCommand::Export)??;
         let config = self.config.to_file()?.ok_or_else(|| anyhow!("there is no config"))?;
         let record = GatewayRecord {
@@ -101,6 +103,7 @@ impl Handover for GatewayHandover {
             isn_key: state.isn_key,
             offloads_off: marks.0,
             mark: u32::try_from(marks.1)?,
+            lacks_routes: !is_serving,
             peers: u32::try_from(state.peers.len())?,
         };
         let mut fds: Vec<BorrowedFd<'_>> = vec![config.as_fd(), sockets.udp.as_fd()];

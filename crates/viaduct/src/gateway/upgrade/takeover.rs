@@ -108,8 +108,8 @@ fn prepare(path: &Path, registry: Registry, inheritance: Inheritance) -> Result<
     ensure!(config.workers == 1, "several workers need a restart");
     ensure!(config.wans.is_empty(), "two WANs need a restart");
     let mut site = Site::new(config).with_context(|| path.display().to_string())?;
-    // The routes of the slices are those that the old process has set.
-    site.is_serving = true;
+    // The routes of the slices are those that the old process has set, if it has set them.
+    site.is_serving = !record.lacks_routes;
     let now = Instant::from_nanos(clock::now());
     let local = local(&site.config);
     let fake_tcp = fake_tcp(&mut site, sockets.fake_tcp, &local, now)?;
