@@ -24,9 +24,8 @@ pub enum Command {
         peers: Vec<PeerConfig>,
         outgoing: Vec<BpfInsn>,
         incoming: Vec<BpfInsn>,
-        /// New taps of the first WAN, which already have these filters, if the old ones must be
-        /// replaced.
-        taps: Option<Box<Taps>>,
+        /// New taps of each WAN, which already have these filters; empty if the old ones stay.
+        taps: Vec<Taps>,
         reply: Reply<Result<()>>,
     },
     /// Makes the worker own the lanes of `shares`, and no others. Lanes that are new to it start

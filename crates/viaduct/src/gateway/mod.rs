@@ -321,7 +321,13 @@ fn build_worker(
     let mut worker = Worker {
         index,
         plane,
-        wan: WanPort { taps, udp: ports.udp, listen: config.listen, own_queue },
+        wan: WanPort {
+            taps,
+            udp: ports.udp,
+            listen: config.listen,
+            own_queue,
+            earlier_drops: [0; 2],
+        },
         second: SecondWan::open(site, ports.second)?,
         path_changes: channel.path_changes,
         fake_tcp: ports.fake_tcp,

@@ -28,13 +28,13 @@ impl SecondWan {
         let own_queue = QdiscDrops::of(&wan.interface)
             .context("cannot read the queueing discipline of the second WAN")?;
         let taps = Taps::open(site, &wan.interface)?;
-        let port = WanPort { taps, udp, listen: wan.listen, own_queue };
+        let port = WanPort { taps, udp, listen: wan.listen, own_queue, earlier_drops: [0; 2] };
         Ok(Some(SecondWan { port, ends: ends(&site.peers()) }))
     }
 
-    /// Applies changed peers.
-    pub fn change(&mut self, peers: &[PeerConfig]) {
-        self.ends = ends(peers);
+    /// Replaces the peers' addresses by those of [`ends`].
+    pub fn set_ends(&mut self, ends: HashSet<SocketAddr>) {
+        self.ends = ends;
     }
 
     /// Returns whether datagrams to `address` take this WAN.
@@ -43,6 +43,7 @@ impl SecondWan {
     }
 }
 
-fn ends(peers: &[PeerConfig]) -> HashSet<SocketAddr> {
+/// Addresses of `peers` on the paths by the second WAN.
+pub fn ends(peers: &[PeerConfig]) -> HashSet<SocketAddr> {
     peers.iter().filter_map(|peer| peer.paths).map(|paths| paths.endpoints[1]).collect()
 }

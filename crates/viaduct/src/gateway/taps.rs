@@ -27,6 +27,13 @@ impl Taps {
         Ok((taps, fanouts))
     }
 
+    /// Opens the taps on the second WAN; `None` if there is only one. Errors: as for
+    /// [`Taps::open`].
+    pub fn open_second(site: &Site) -> Result<Option<Taps>> {
+        let second = site.config.wans.get(1);
+        second.map(|wan| Taps::open(site, &wan.interface)).transpose()
+    }
+
     /// Opens both taps of an interface. If the gateway only observes, offloads stay on: the taps
     /// then report packets that devices segment, merge or give a checksum. Errors: the interface is
     /// gone, or the kernel refuses.

@@ -30,9 +30,10 @@ use super::commands::{Command, Commands};
 use super::fake_tcp::FakeTcpPort;
 use super::injector::Injector;
 use super::poll_interval::PollInterval;
-use super::second_wan::SecondWan;
+use super::second_wan::{self, SecondWan};
 use super::snapshot::{Published, Shell};
 use super::tap_reader::{BATCH, TapReader};
+use super::taps::Taps;
 use super::upgrade::Role;
 use super::wan_port::WanPort;
 use crate::value_parser;
@@ -217,8 +218,9 @@ impl Worker {
         let second = self.second.as_mut().map(|second| &mut second.port);
         for wan in [&mut self.wan].into_iter().chain(second) {
             dropped += u64::from(wan.own_queue.take_drops());
-            out += wan.taps.outgoing.drops();
-            incoming += wan.taps.incoming.drops();
+            let drops = wan.tap_drops();
+            out += drops[0];
+            incoming += drops[1];
         }
         if dropped > 0 {
             shell.wan_drops += dropped;
@@ -238,11 +240,8 @@ impl Worker {
             Command::Upgrade(command) => self.handle_upgrade(command, shell, now),
             Command::Reload { peers, outgoing, incoming, taps, reply } => {
                 let done = self.reload(peers, &outgoing, &incoming, now);
-                if let Some(taps) = taps.filter(|_| done.is_ok()) {
-                    self.wan.taps = *taps;
-                    // Packets that are still in the old taps are never read.
-                    self.plane.miss_outgoing(1);
-                    self.plane.miss_incoming(now);
+                if done.is_ok() && !taps.is_empty() {
+                    self.replace_taps(taps, now);
                 }
                 let _ = reply.send(done);
             }
@@ -263,7 +262,18 @@ impl Worker {
         }
     }
 
-    /// Replaces the peers and the filters. Packets in the taps stay there; none is missed.
+    /// Replaces the taps of all WANs.
+    fn replace_taps(&mut self, taps: Vec<Taps>, now: Instant) {
+        let second = self.second.as_mut().map(|second| &mut second.port);
+        for (wan, taps) in [&mut self.wan].into_iter().chain(second).zip(taps) {
+            wan.replace_taps(taps);
+        }
+        self.plane.miss_outgoing(1);
+        self.plane.miss_incoming(now);
+    }
+
+    /// Replaces the peers and the filters. Packets in the taps stay there; none is missed. Errors:
+    /// the peers cannot be used, or the kernel refuses a filter; some changes may be in force.
     fn reload(
         &mut self,
         peers: Vec<PeerConfig>,
@@ -271,10 +281,11 @@ impl Worker {
         incoming: &[BpfInsn],
         now: Instant,
     ) -> Result<()> {
-        if let Some(second) = &mut self.second {
-            second.change(&peers);
-        }
+        let ends = second_wan::ends(&peers);
         self.plane.change(peers, now)?;
+        if let Some(second) = &mut self.second {
+            second.set_ends(ends);
+        }
         self.published.replace_peers(&self.plane, now);
         for wan in self.wans() {
             wan.taps.outgoing.attach_filter(outgoing).context("cannot set the filter of a tap")?;

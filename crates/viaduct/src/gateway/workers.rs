@@ -195,16 +195,19 @@ impl Workers {
     /// The settings cannot be used, or a worker is gone.
     pub async fn reload(&mut self, site: &Site, has_new_taps: bool) -> Result<()> {
         let (outgoing, incoming) = site.filters()?;
-        let mut taps = Vec::new();
+        let mut taps: Vec<Vec<Taps>> = Vec::new();
         if has_new_taps {
             let (opened, fanouts) = Taps::open_all(site)?;
-            (taps, self.fanouts) = (opened, fanouts);
+            taps.extend(opened.into_iter().map(|taps| vec![taps]));
+            // With two WANs there is a single worker.
+            taps[0].extend(Taps::open_second(site)?);
+            self.fanouts = fanouts;
             self.distribute(site)?;
         }
         let mut taps = taps.into_iter();
         let mut answers = Vec::new();
         for index in 0..self.to.len() {
-            let taps = taps.next().map(Box::new);
+            let taps = taps.next().unwrap_or_default();
             if self.is_dead[index] {
                 continue;
             }
