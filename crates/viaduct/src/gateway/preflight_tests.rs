@@ -1,33 +1,19 @@
-//! Rules of nftables that translate addresses, as `nft -j list ruleset` prints them.
-
-use std::path::Path;
+//! Ports in use, and rules of nftables that translate addresses, as `nft -j list ruleset` prints
+//! them.
 
 use serde_json::json;
-use viaduct_proto::keys::SecretKey;
 
 use super::*;
 
 const PEER: &str = "10.2.0.0/16";
 
-/// Config of a site that listens on `listen`, with `lines` in `[site]`.
-fn config(listen: SocketAddr, lines: &str) -> Config {
-    let secret = SecretKey::from_bytes([7; 32]);
-    let key = SecretKey::from_bytes([8; 32]).public();
-    let text = format!(
-        "[site]\nname = \"no-gateway\"\nkey = \"site.key\"\nprefixes = [\"10.1.0.0/16\"]\n\
-         wan = \"lo\"\nlisten = \"{listen}\"\n{lines}\n\
-         [[peer]]\nname = \"b\"\nkey = \"{key}\"\nprefixes = [\"{PEER}\"]\n"
-    );
-    Config::parse(Path::new("site.toml"), &text, Some(&secret)).unwrap()
-}
-
 #[test]
 fn a_tcp_port_is_in_use_only_if_fake_tcp_needs_it() {
     let other = TcpListener::bind("127.0.0.1:0").unwrap();
     let listen = other.local_addr().unwrap();
-    let said = ports_in_use(&config(listen, ""));
+    let said = ports_in_use(&Config::of_test(&listen.to_string(), ""));
     assert!(said.iter().any(|line| line.contains(&format!("TCP {listen} is in use"))), "{said:?}");
-    let said = ports_in_use(&config(listen, "workers = 2"));
+    let said = ports_in_use(&Config::of_test(&listen.to_string(), "workers = 2\n"));
     assert!(!said.iter().any(|line| line.contains("TCP")), "{said:?}");
 }
 

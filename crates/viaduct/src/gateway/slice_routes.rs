@@ -134,8 +134,6 @@ fn metrics(prefixes: &[IpNet], rack: &SiteRack) -> Metrics {
 
 #[cfg(test)]
 mod tests {
-    use std::path::Path;
-
     use viaduct_proto::keys::SecretKey;
     use viaduct_proto::rack::Member;
     use viaduct_proto::repair::stats::PeerStats;
@@ -145,15 +143,9 @@ mod tests {
 
     /// Site with a rack whose gateway has no TUN, so that no route can be set.
     fn site_without_tun() -> Site {
-        let secret = SecretKey::from_bytes([7; 32]);
-        let (own, peer) = (secret.public(), SecretKey::from_bytes([8; 32]).public());
-        let text = format!(
-            "[site]\nname = \"no-gateway\"\nkey = \"site.key\"\nprefixes = [\"10.1.0.0/16\"]\n\
-             wan = \"lo\"\nlisten = \"192.0.2.1:7400\"\n\
-             [[site.member]]\nname = \"a1\"\nkey = \"{own}\"\n\
-             [[peer]]\nname = \"b\"\nkey = \"{peer}\"\nprefixes = [\"10.2.0.0/16\"]\n"
-        );
-        let config = Config::parse(Path::new("site.toml"), &text, Some(&secret)).unwrap();
+        let own = SecretKey::from_bytes([7; 32]).public();
+        let member = format!("[[site.member]]\nname = \"a1\"\nkey = \"{own}\"\n");
+        let config = Config::of_test("192.0.2.1:7400", &member);
         Site { config, wan_mtu: 1500, fake_tcp: Vec::new(), is_serving: false }
     }
 

@@ -53,6 +53,19 @@ fn good() -> String {
     )
 }
 
+impl Config {
+    /// Config for other tests: `good()` with the name `no-gateway`, the secret key of 32 bytes of
+    /// value 7, the address `listen`, and `lines` at the end of `[site]`.
+    pub(in crate::gateway) fn of_test(listen: &str, lines: &str) -> Config {
+        let text = good()
+            .replace("name = \"a\"", "name = \"no-gateway\"")
+            .replace("192.0.2.1:7400", listen)
+            .replace("[[peer]]", &format!("{lines}[[peer]]"));
+        let secret = SecretKey::from_bytes([7; 32]);
+        Config::parse(Path::new("site.toml"), &text, Some(&secret)).unwrap()
+    }
+}
+
 /// Error for `good()` with `from` replaced by `to`, without the directory's name.
 fn error(from: &str, to: &str) -> String {
     let dir = Dir::new();
