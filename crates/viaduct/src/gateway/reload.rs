@@ -17,7 +17,9 @@ impl Control {
         notify(Phase::Reloading);
         match self.reload(system).await {
             Ok(()) => info!("reloaded"),
-            Err(e) if system.is_complete() => error!("not reloaded, nothing has changed: {e:#}"),
+            Err(e) if system.is_complete() && self.workers.are_alike() => {
+                error!("not reloaded, nothing has changed: {e:#}");
+            }
             Err(e) => {
                 error!("not reloaded, and what was in force is incomplete: {e:#}");
                 self.wan.set_stale();
@@ -72,7 +74,7 @@ impl Control {
         let moved = Moved::open(Some(&self.site.config), &site.config).await?;
         system.apply(&site)?;
         if let Err(error) = self.send_settings(&site).await {
-            system.apply(&self.site)?;
+            self.roll_back(&site, system).await;
             return Err(error);
         }
         let warnings = site.warnings();
@@ -80,12 +82,29 @@ impl Control {
             warn!("{warning}");
         }
         self.warnings = warnings;
-        self.wan.mark_applied(&site)?;
+        if let Err(error) = self.wan.mark_applied(&site) {
+            warn!("{error:#}");
+        }
         self.listeners.replace(moved, &site.config);
         self.slice_routes.set_stale();
         self.site = site;
         self.choose_paths(system);
         Ok(())
+    }
+
+    /// Puts the settings in force again after a worker has refused those of `site`.
+    async fn roll_back(&mut self, site: &Site, system: &mut System) {
+        if let Err(error) = system.apply(&self.site) {
+            system.set_incomplete();
+            warn!("cannot make the changes of the config in force again: {error:#}");
+        }
+        if self.workers.are_alike() {
+            return;
+        }
+        let has_new_taps = site.only_observes() != self.site.only_observes();
+        if let Err(error) = self.workers.reload(&self.site, has_new_taps).await {
+            warn!("cannot give the packet threads the config in force again: {error:#}");
+        }
     }
 }
 

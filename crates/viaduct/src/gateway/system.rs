@@ -34,7 +34,7 @@ pub struct System {
     /// Index in the journal of the first change that makes room for repairs. These changes are the
     /// last ones, so that they can be replaced while the others stay.
     mark: usize,
-    /// True if, after a failure, some of the MSS clamps are not in force.
+    /// True if, after a failure, the changes in force are not those of the config in force.
     incomplete: bool,
     /// Routes whose MTU cannot be lowered yet, each with the reason.
     waiting: Vec<(Lowered, String)>,
@@ -185,7 +185,10 @@ impl System {
     pub fn apply(&mut self, site: &Site) -> Result<()> {
         let room = Room::new(site)?;
         self.changes.repeat(self.mark)?;
-        self.changes.restore_since(self.mark)?;
+        let made_before = self.changes.mark();
+        let undone = self.changes.restore_since(self.mark);
+        self.incomplete |= self.changes.mark() < made_before;
+        undone?;
         if !self.offloads_off && !site.only_observes() {
             // The change of offloads precedes `mark`, so `apply` never reverts it: offloads stay
             // off until exit, even if a reload sets all peers to `observe`.
@@ -284,7 +287,12 @@ impl System {
         self.rule_state.is_missing()
     }
 
-    /// Returns whether the MSS clamps of the last successful [`System::apply`] are in force.
+    /// Records that the changes of the config in force could not be made again.
+    pub fn set_incomplete(&mut self) {
+        self.incomplete = true;
+    }
+
+    /// Returns whether the changes of the last successful [`System::apply`] are in force.
     pub fn is_complete(&self) -> bool {
         !self.incomplete
     }

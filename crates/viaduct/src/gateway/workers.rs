@@ -37,6 +37,8 @@ pub struct Workers {
     /// Worker of each share.
     owners: Vec<u8>,
     is_dead: Vec<bool>,
+    /// True unless some workers may have refused the last settings.
+    are_alike: bool,
     /// Distribution of packets; `None` with a single worker.
     fanouts: Option<Fanouts>,
     ends: UnboundedReceiver<WorkerEnd>,
@@ -104,8 +106,16 @@ impl Workers {
         let lives = lives.collect();
         let owners = owners(site.config.lanes, to.len());
         let is_dead = vec![false; to.len()];
-        let workers =
-            Workers { to: to.into(), published, owners, is_dead, fanouts, ends, failure: None };
+        let workers = Workers {
+            to: to.into(),
+            published,
+            owners,
+            is_dead,
+            are_alike: true,
+            fanouts,
+            ends,
+            failure: None,
+        };
         workers.distribute(site)?;
         Ok((workers, lives))
     }
@@ -189,10 +199,16 @@ impl Workers {
         fanouts.distribute(site, &self.owners).context("cannot distribute packets to the workers")
     }
 
+    /// Returns whether all workers have the last settings, as far as they were sent to any.
+    pub fn are_alike(&self) -> bool {
+        self.are_alike
+    }
+
     /// Passes the settings of `site` to all workers. If `has_new_taps`, the taps are replaced, too.
     ///
     /// # Errors
-    /// The settings cannot be used, or a worker is gone.
+    /// The settings cannot be used, or a worker is gone. If some workers may have the new settings,
+    /// [`Workers::are_alike`] returns false.
     pub async fn reload(&mut self, site: &Site, has_new_taps: bool) -> Result<()> {
         let (outgoing, incoming) = site.filters()?;
         let mut taps: Vec<Vec<Taps>> = Vec::new();
@@ -201,9 +217,13 @@ impl Workers {
             taps.extend(opened.into_iter().map(|taps| vec![taps]));
             // With two WANs there is a single worker.
             taps[0].extend(Taps::open_second(site)?);
-            self.fanouts = fanouts;
-            self.distribute(site)?;
+            let before = std::mem::replace(&mut self.fanouts, fanouts);
+            if let Err(error) = self.distribute(site) {
+                self.fanouts = before;
+                return Err(error);
+            }
         }
+        self.are_alike = false;
         let mut taps = taps.into_iter();
         let mut answers = Vec::new();
         for index in 0..self.to.len() {
@@ -220,6 +240,7 @@ impl Workers {
         for answer in answers {
             answer.await.context("the packet thread is gone")??;
         }
+        self.are_alike = true;
         Ok(())
     }
 
@@ -283,7 +304,46 @@ pub async fn find_cached(to: &[ToWorker], query: &Query) -> Option<Found> {
 
 #[cfg(test)]
 mod tests {
+    use std::thread;
+
+    use anyhow::anyhow;
+
     use super::*;
+    use crate::gateway::commands::{Commands, channel};
+    use crate::gateway::config::Config;
+
+    /// Waits for the next settings, and answers that they are refused or taken.
+    fn answer(commands: &Commands, is_refused: bool) {
+        loop {
+            if let Some(Command::Reload { reply, .. }) = commands.take() {
+                let done = if is_refused { Err(anyhow!("refused")) } else { Ok(()) };
+                return drop(reply.send(done));
+            }
+            commands.wait(&[], Duration::from_millis(10));
+        }
+    }
+
+    #[test]
+    fn workers_are_alike_unless_one_refuses_the_settings() {
+        let config = Config::of_test("192.0.2.1:7400", "workers = 2\n");
+        let site = Site { config, wan_mtu: 1500, fake_tcp: Vec::new(), is_serving: false };
+        let (to, commands): (Vec<_>, Vec<_>) = (0..2).map(|_| channel().unwrap()).unzip();
+        let published = vec![Arc::default(), Arc::default()];
+        let (mut workers, _lives) = Workers::new(&site, to, published, None).unwrap();
+        let answers = thread::spawn(move || {
+            for is_refused in [true, false] {
+                answer(&commands[0], false);
+                answer(&commands[1], is_refused);
+            }
+        });
+        let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+        assert!(workers.are_alike());
+        assert!(runtime.block_on(workers.reload(&site, false)).is_err());
+        assert!(!workers.are_alike(), "the first worker has the settings that the second refused");
+        runtime.block_on(workers.reload(&site, false)).unwrap();
+        assert!(workers.are_alike());
+        answers.join().unwrap();
+    }
 
     #[test]
     fn each_worker_owns_about_as_many_lanes() {
