@@ -164,7 +164,7 @@ impl Multipath {
     /// Handles the message `unknown`: the other end no longer knows the session.
     pub(super) fn handle_unknown(&mut self, cx: &mut Context<'_>, from: Output) -> Handled {
         self.drop_path(cx, from);
-        if self.has_ended() {
+        if self.may_have_ended() {
             self.close_paths(cx, true);
         } else if !self.paths.iter().any(Path::is_usable) {
             self.fail(cx, Failure::Reset, &"the other end has forgotten the flow");

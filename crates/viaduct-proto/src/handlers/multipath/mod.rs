@@ -188,10 +188,11 @@ impl Multipath {
         }
     }
 
-    /// Returns whether all data has been transferred and only the other end's last acknowledgement
-    /// may be missing. If the other end has gone in this state, it has received all data.
-    fn has_ended(&self) -> bool {
-        self.out.ended && self.received.said_end
+    /// Returns whether the other end may have received all data and ended the flow: everything was
+    /// sent at least once, and the other end sends no more. Its last acknowledgements may have been
+    /// lost with a connection.
+    fn may_have_ended(&self) -> bool {
+        self.out.end_was_sent && self.received.said_end
     }
 
     fn end(&mut self, cx: &mut Context<'_>, end: End) {

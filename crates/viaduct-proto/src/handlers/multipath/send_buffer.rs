@@ -24,6 +24,8 @@ pub(super) struct SendBuffer {
     blocks: VecDeque<Block>,
     next: u64,
     pub(super) ended: bool,
+    /// True if the end of the flow has been sent at least once.
+    pub(super) end_was_sent: bool,
     /// Index before which all blocks have been sent.
     first_unsent: usize,
     unsent: usize,
@@ -78,6 +80,7 @@ impl SendBuffer {
         self.find_unsent()?;
         let block = self.blocks.get_mut(self.first_unsent)?;
         block.on = Some(on);
+        self.end_was_sent |= block.is_end;
         self.unsent -= block.cost();
         self.first_unsent += 1;
         Some(block)

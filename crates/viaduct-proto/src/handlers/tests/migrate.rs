@@ -101,6 +101,27 @@ fn a_last_word_that_is_lost_is_no_reset() {
 }
 
 #[test]
+fn data_that_the_other_end_lacks_when_it_vanishes_is_reported() {
+    for writer in [0, 1] {
+        let mut net = Net::joined(&["migrate:within=20s"]);
+        exchange(&mut net);
+        net.shutdown(1 - writer);
+        net.wait(WHILE);
+        assert_eq!(net.end(writer).finished, 1);
+        let now = net.now;
+        let gone = &mut net.ends[1 - writer][0];
+        gone.is_there = false;
+        gone.chain = Chain::new(factories(&[], &shell()), 1 - writer, now);
+        net.forget();
+        net.cut_all(true);
+        net.write(writer, 1_000);
+        net.shutdown(writer);
+        net.wait(seconds(60));
+        assert_eq!(net.end(writer).failed, [Failure::Reset], "{writer}");
+    }
+}
+
+#[test]
 fn a_write_to_a_closed_flow_is_reported() {
     let mut net = Net::joined(&["migrate"]);
     exchange(&mut net);
