@@ -282,6 +282,8 @@ impl Handler for Crypt {
     fn close(&mut self, cx: &mut Context<'_>) {
         match &self.stage {
             Stage::Shaking(_) => self.early.end(End::Close),
+            // Data written before the connection still has to be sent.
+            Stage::Idle if self.early.len() > 0 => self.early.end(End::Close),
             _ => {
                 self.shutdown(cx, Half::Write);
                 cx.output(FIRST).close();

@@ -110,3 +110,13 @@ fn crypt_is_bound_to_the_negotiation_before_it() {
     assert_eq!(net.end(0).answer, Some(Err(Failure::Denied)));
     assert!(net.said[0].contains("fails authentication"), "{:?}", net.said);
 }
+
+#[test]
+fn what_was_written_and_closed_before_the_connection_arrives() {
+    let mut net = Net::new(&["crypt:key=1.key"], &["crypt:key=1.key"]);
+    net.connect();
+    net.write(0, 3_000);
+    net.close(0);
+    net.wait(Duration::from_secs(1));
+    assert_eq!((net.end(1).read.got, net.end(1).finished), (3_000, 1), "{:?}", net.said);
+}
