@@ -160,7 +160,9 @@ impl SharedConnection {
         let Some(conn) = mux.conn(self.number) else { return };
         let Some(link) = conn.link else { return };
         if !conn.tunnel.links().any(|there| there == link) {
-            cx.say("the other end is silent or has violated the protocol");
+            if let Some(why) = &conn.broken {
+                cx.say(format_args!("the connection to the other end broke: {why}"));
+            }
             return self.shut_down(cx, mux, Failure::Reset);
         }
         let more = self.send(cx, conn);

@@ -6,7 +6,7 @@ use std::net::IpAddr;
 
 use crate::flow::{Address, Failure};
 use crate::keys::{self, Entropy};
-use crate::tunnel::{Event, Settings, StreamId, Tunnel};
+use crate::tunnel::{Event, LinkError, Settings, StreamId, Tunnel};
 
 pub(super) struct MuxState {
     settings: Settings,
@@ -21,6 +21,8 @@ pub(super) struct MuxState {
 pub(super) struct ConnState {
     pub(super) tunnel: Tunnel,
     pub(super) link: Option<u32>,
+    /// Reason why the link broke.
+    pub(super) broken: Option<LinkError>,
     /// Destination; `None` if the connection was accepted.
     pub(super) to: Option<Address>,
     /// Local address that the connection must have, if any.
@@ -86,7 +88,8 @@ impl MuxState {
         // The number is sent to the other end, the secret is not.
         let tunnel = Tunnel::new(self.settings.clone(), number);
         let (streams, waiting, names) = (BTreeMap::new(), Vec::new(), (None, None));
-        let conn = ConnState { tunnel, link: None, to, from, names, streams, waiting };
+        let conn =
+            ConnState { tunnel, link: None, broken: None, to, from, names, streams, waiting };
         self.conns.insert(number, conn);
         number
     }
@@ -174,6 +177,11 @@ impl MuxState {
                     continue;
                 }
                 Event::LinkUp(_) | Event::LinkDown(..) => {
+                    if let Event::LinkDown(_, why) = event
+                        && let Some(conn) = self.conns.get_mut(&connection)
+                    {
+                        conn.broken = Some(why);
+                    }
                     woken.extend(self.open_waiting(connection));
                     continue;
                 }

@@ -49,6 +49,15 @@ fn flows_to_one_place_share_a_connection_and_each_has_its_own_bytes() {
 }
 
 #[test]
+fn a_silent_connection_is_reset_with_its_reason() {
+    let mut net = joined(&["mux:silence=5s"]);
+    net.cut_all(false);
+    net.wait(Duration::from_secs(20));
+    assert_eq!(net.end(0).failed, [Failure::Reset]);
+    assert!(net.said.iter().any(|line| line.contains("nothing received for 5s")), "{:?}", net.said);
+}
+
+#[test]
 fn flows_that_are_seen_as_others_share_a_connection_with_their_own_alone() {
     let mut net = Net::new(&["count", "mux"], &["count", "mux"]);
     for (own, connections) in [(1, 1), (2, 2), (1, 2), (2, 2)] {
