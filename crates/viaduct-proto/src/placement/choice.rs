@@ -8,8 +8,7 @@ use crate::time::{Duration, Instant};
 
 /// Factor: the cost of a better route is less than this share of the chosen one's.
 const BETTER: f64 = 0.9;
-/// Minimum by which the cost of a better route must also be lower, in units of
-/// [`Preference::cost`].
+/// Milliseconds by which the cost of a better route must also be lower.
 const BETTER_BY: f64 = 2.0;
 /// Routes whose cost exceeds the lowest by at most this share are alike.
 const ALIKE: f64 = 0.03;

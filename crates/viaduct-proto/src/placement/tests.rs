@@ -44,6 +44,19 @@ fn routes_are_as_good_as_those_of_an_oracle() {
 }
 
 #[test]
+fn long_flows_take_hops_whose_segments_are_shorter() {
+    let world = world(1);
+    let mut placement = informed(&world, Config::default(), 1);
+    let mut by_hop = 0;
+    // The direct first byte takes two round trips: these are shorter than 150 ms.
+    for number in (0..SERVERS).filter(|&n| world.first_byte_ms(Route::Direct, n) < 300.0) {
+        let route = placement.choose(at(1.0), World::server(number), Preference::Bulk);
+        by_hop += usize::from(route != Route::Direct);
+    }
+    assert!(by_hop > 0);
+}
+
+#[test]
 fn what_is_not_known_is_explored_by_few_flows() {
     let world = world(3);
     let mut placement = Placement::new(Config::default(), 3);
