@@ -72,9 +72,12 @@ impl Times {
 impl Requests {
     /// Notes that packet `seq` is missing, for another reason than congestion.
     pub(super) fn missing(&mut self, now: Instant, seq: Seq) {
-        if self.missing.len() < MAX_MISSING
-            && self.missing.insert(seq, MissingPacket { since: now, asked: None }).is_none()
-        {
+        if self.missing.len() == MAX_MISSING {
+            return;
+        }
+        let before = self.missing.insert(seq, MissingPacket { since: now, asked: None });
+        // A peer may use a number again.
+        if before.is_none_or(|before| before.asked.is_some()) {
             self.fresh += 1;
             self.oldest[0].get_or_insert(now);
         }

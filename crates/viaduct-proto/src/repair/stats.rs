@@ -134,8 +134,8 @@ pub struct ReceiverStats {
     /// Recoveries with a renewed TCP timestamp: their hosts would have refused the old one.
     #[serde(default)]
     pub renewed: u64,
-    /// Time from expected arrival to injection ([`LATENCY_BOUNDS`]) of packets lost by chance; 0 if
-    /// the expected arrival is unknown.
+    /// Time from expected arrival to injection ([`LATENCY_BOUNDS`]) of packets lost by chance whose
+    /// expected arrival is known.
     pub latency: [u64; LATENCY_BUCKETS],
     /// Sum of the times counted in `latency`, in microseconds.
     pub latency_sum: u64,

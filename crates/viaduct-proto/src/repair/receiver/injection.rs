@@ -106,9 +106,8 @@ impl Injection {
         stats.recovered += 1;
         // Packets dropped by a full queue do not count for the latency: their flows have to slow
         // down.
-        if !congested {
-            let due = recovery.due;
-            stats.record_latency(due.map_or_else(Default::default, |due| now.since(due)));
+        if let Some(due) = recovery.due.filter(|_| !congested) {
+            stats.record_latency(now.since(due));
         }
         None
     }

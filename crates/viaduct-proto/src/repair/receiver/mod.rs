@@ -223,6 +223,18 @@ impl Receiver {
         expand(truncated as u32, if is_stale { self.told } else { next })
     }
 
+    /// Makes room for numbers up to `last`; returns false if `first` has settled already. If the
+    /// numbers jump back, the peer has restarted with a clock that was set back, and the numbers of
+    /// before are forgotten.
+    fn reach(&mut self, first: Seq, last: Seq) -> bool {
+        let next = self.known.ledger.next();
+        let is_open = self.known.ledger.reach(first, last);
+        if self.known.ledger.next() < next {
+            self.arrivals.aligner.clear();
+        }
+        is_open
+    }
+
     /// Notes that packet `seq` has arrived or was recovered. A recovery that took longer than flows
     /// wait is a visible loss.
     fn here(&mut self, now: Instant, seq: Seq) {
@@ -268,7 +280,7 @@ impl Receiver {
                 || next == 0
                 || is_far
                 || self.known.is_here(seq)
-                || !self.known.ledger.reach(seq, seq)
+                || !self.reach(seq, seq)
             {
                 self.stats.useless_copies += 1;
                 continue;

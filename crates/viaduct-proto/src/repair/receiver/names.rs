@@ -57,8 +57,7 @@ impl Receiver {
         let first = self.number(names.first);
         let Some(last) = first.checked_add(names.tags().len() as u64 - 1) else { return };
         let next = self.known.ledger.next();
-        if first == 0 || self.in_the_dark(now, first, last) || !self.known.ledger.reach(first, last)
-        {
+        if first == 0 || self.in_the_dark(now, first, last) || !self.reach(first, last) {
             return;
         }
         if next > 0 && (1..self.known.ledger.capacity()).contains(&first.saturating_sub(next)) {
