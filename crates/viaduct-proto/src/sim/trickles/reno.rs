@@ -11,7 +11,8 @@ use std::collections::{BTreeSet, VecDeque};
 use crate::time::{Duration, Instant};
 use crate::trickles::cwnd::Reno;
 
-const MIN_TIMEOUT: Duration = Duration::from_millis(200);
+/// Minimum of the term that is added to the smoothed round trip, as in Linux.
+const MIN_VARIATION: Duration = Duration::from_millis(200);
 /// Maximum delay of an acknowledgement.
 const DELAY: Duration = Duration::from_millis(40);
 /// Number of packets at the beginning that are acknowledged one by one.
@@ -50,8 +51,9 @@ struct Timeout {
 
 impl Timeout {
     fn wait(&self) -> Duration {
-        let base = self.smoothed.map_or(Duration::from_secs(1), |s| s + 4 * self.variation);
-        base.max(MIN_TIMEOUT) * (1 << self.backoff.min(8))
+        let added = (4 * self.variation).max(MIN_VARIATION);
+        let base = self.smoothed.map_or(Duration::from_secs(1), |smoothed| smoothed + added);
+        base * (1 << self.backoff.min(8))
     }
 
     fn measure(&mut self, trip: Duration) {

@@ -3,6 +3,7 @@
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
+use crate::wire::checksum;
 use crate::wire::ip::{Header, internet_checksum};
 
 const ICMP: u8 = 1;
@@ -56,15 +57,23 @@ pub fn parse(packet: &[u8]) -> Option<Report> {
     let number = |at: usize| usize::from(u16::from_be_bytes([message[at], message[at + 1]]));
     let is_v4 = header.source.is_ipv4();
     let why = match (header.protocol, kind) {
-        (ICMP, V4_UNREACHABLE) if !is_v4 || internet_checksum(message) != 0 => return None,
-        (ICMP, V4_UNREACHABLE) if code == V4_TOO_BIG => Why::TooBig(number(6).max(MIN_MTU_V4)),
-        (ICMP, V4_UNREACHABLE) => Why::Unreachable,
+        (ICMP, V4_UNREACHABLE) if is_v4 && code == V4_TOO_BIG => {
+            Why::TooBig(number(6).max(MIN_MTU_V4))
+        }
         (ICMPV6, V6_TOO_BIG) if !is_v4 => {
             Why::TooBig((number(4) << 16 | number(6)).max(MIN_MTU_V6))
         }
+        (ICMP, V4_UNREACHABLE) if is_v4 => Why::Unreachable,
         (ICMPV6, V6_UNREACHABLE) if !is_v4 => Why::Unreachable,
         _ => return None,
     };
+    let sum = match is_v4 {
+        true => internet_checksum(message),
+        false => checksum::transport(header.source, header.destination, ICMPV6, message),
+    };
+    if sum != 0 {
+        return None;
+    }
     let (source, destination, number) = if is_v4 { quoted_v4(quoted) } else { quoted_v6(quoted) }?;
     Some(Report { source, destination, number, why })
 }
@@ -149,6 +158,10 @@ mod tests {
             packet.extend([0x60, 0, 0, 0, 0, 20, TCP, 64]);
             packet.extend([[1; 16], [2; 16]].concat());
             packet.extend([0, 80, 0x9c, 0x40, 0, 0, 0, 1]);
+            assert_eq!(parse(&packet), None, "its checksum");
+            let source = Ipv6Addr::from([0xfd; 16]).into();
+            let sum = checksum::transport(source, source, ICMPV6, &packet[40..]);
+            packet[42..44].copy_from_slice(&sum.to_be_bytes());
             let said = parse(&packet).unwrap();
             assert_eq!((said.source.port(), said.destination.port()), (80, 40_000));
             assert_eq!((said.number, said.why), (1, why));
