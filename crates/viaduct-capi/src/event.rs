@@ -148,12 +148,12 @@ impl Minisock {
     }
 
     /// Answers the asks with `data`, which begins at the position of the event's first ask. Asks at
-    /// lower positions are not answered, and bytes in no ask are left out. Without asks, `data`
-    /// begins at the `start` of the first output continuation that was added; if none was added
-    /// either, at the `start` of the first input.
+    /// lower positions and of other streams are not answered, and bytes in no ask are left out.
+    /// Without asks, `data` begins at the `start` of the first output continuation that was added;
+    /// if none was added either, at the `start` of the first input.
     pub(crate) fn fill(&mut self, data: &Bytes) {
         let Some(first) = self.asks.first().copied() else { return self.put_unasked(data) };
-        for ask in self.asks.clone() {
+        for ask in self.asks.clone().into_iter().filter(|ask| ask.stream == first.stream) {
             let Some(skip) = ask.position.checked_sub(first.position) else { continue };
             let from = usize::try_from(skip).unwrap_or(usize::MAX).min(data.len());
             let to = from.saturating_add(ask.length as usize).min(data.len());
@@ -233,7 +233,11 @@ pub extern "C" fn msk_connection(msk: &Minisock) -> u64 {
 pub unsafe extern "C" fn msk_inputs(msk: &Minisock, inputs: *mut Input, most: c_int) -> c_int {
     // SAFETY: the caller upholds the safety section above.
     let places = unsafe { values(inputs, most) };
-    places.iter_mut().zip(&msk.inputs).for_each(|(place, input)| *place = *input);
+    places.iter_mut().zip(&msk.inputs).for_each(|(place, input)| {
+        // The length of a released input is kept, to compute positions.
+        let length = if input.data.is_null() { 0 } else { input.length };
+        *place = Input { length, ..*input };
+    });
     count(msk.inputs.len())
 }
 
@@ -266,7 +270,7 @@ pub unsafe extern "C" fn msk_rooms(msk: &Minisock, rooms: *mut usize, most: c_in
 pub extern "C" fn msk_detach(_fd: c_int, msk: &mut Minisock) -> c_int {
     // Pointers into the request become invalid when it is released.
     msk.inputs.iter_mut().for_each(|input| {
-        (input.state_length, input.length) = (0, 0);
+        input.state_length = 0;
         (input.state, input.data) = (std::ptr::null(), std::ptr::null());
     });
     msk.asks.iter_mut().for_each(|ask| (ask.state_length, ask.state) = (0, std::ptr::null()));
