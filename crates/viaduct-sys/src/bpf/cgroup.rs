@@ -97,19 +97,21 @@ impl Group {
         Ok((self.level, rustix::fs::fstat(&self.whole)?.st_ino))
     }
 
-    /// Returns whether no process is in the group. Errors: the state cannot be read.
+    /// Returns whether no process is in the group, nor in those of nested runs. Errors: the state
+    /// cannot be read.
     pub fn is_empty(&self) -> io::Result<bool> {
         self.has_event("populated 0")
     }
 
-    /// Returns whether all processes of the group are frozen. Errors: the state cannot be read.
+    /// Returns whether all processes of the group and of nested runs are frozen. Errors: the state
+    /// cannot be read.
     pub fn is_frozen(&self) -> io::Result<bool> {
         self.has_event("frozen 1")
     }
 
     fn has_event(&self, what: &str) -> io::Result<bool> {
         let read = OFlags::CLOEXEC | OFlags::RDONLY;
-        let file = openat(&self.programs, "cgroup.events", read, Mode::empty())?;
+        let file = openat(&self.whole, "cgroup.events", read, Mode::empty())?;
         let mut text = String::new();
         File::from(file).read_to_string(&mut text)?;
         Ok(text.lines().any(|line| line == what))

@@ -25,7 +25,8 @@ use crate::route::mtu::PROTOCOL;
 use crate::route::rtnetlink;
 
 /// Base of our marks and routing table numbers; a hash of the instance and the path are added.
-const BASE: u32 = 0x7665_0000;
+/// Marks for other purposes begin with 0x7665.
+const BASE: u32 = 0x7666_0000;
 /// Bits of the path in a mark.
 const PATH_BITS: u32 = 4;
 /// Max number of paths.

@@ -59,8 +59,9 @@ impl RuleReconciler {
         let (end, ended) = UnixStream::pair()?;
         let (state, theirs) = (state.clone(), state.clone());
         let run = move || run(&rules, &watch, &ended, &theirs);
-        let thread = thread::Builder::new().name("rules".to_owned()).spawn(run)?;
+        // Before the thread starts: it skips a deletion that it sees without `changes`.
         *state.changes() = changes;
+        let thread = thread::Builder::new().name("rules".to_owned()).spawn(run)?;
         Ok(Some(RuleReconciler { end: Some(end), thread: Some(thread), state }))
     }
 }
