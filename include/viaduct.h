@@ -27,7 +27,8 @@
 extern "C" {
 #endif
 
-/* Maximum length in bytes of a request with its handler's name, of an answer, and of an event. */
+/* Maximum length in bytes of a message. An event has at most these; an answer has one byte less; a
+ * request and its handler's name together have three less. */
 #define VIADUCT_MOST 4096
 
 /* Returns true if this program is wrapped. Some flows of a wrapped program may have no handlers. */

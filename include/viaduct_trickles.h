@@ -195,7 +195,7 @@ int msk_request(int fd, const void *data, size_t length, uint64_t reserve);
 int msk_begin(int fd, uint64_t reserve);
 /* Returns the number of bytes accepted; -EAGAIN if none can be accepted now; -EPIPE if the server
  * has stopped reading, or msk_shutdown was called; -EINVAL, here and below, if there is no such
- * stream. */
+ * stream. If the stream has failed, returns the error that msk_read returns. */
 int msk_write(int fd, int stream, const void *data, size_t length);
 /* Ends the stream's input. */
 int msk_shutdown(int fd, int stream);
