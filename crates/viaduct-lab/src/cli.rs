@@ -41,7 +41,7 @@ pub struct RunArgs {
     /// Experiments: a name (`maelstrom/burst`), a system (`maelstrom`), `*` for anything, or `all`
     #[arg(required = true, value_name = "NAME")]
     pub names: Vec<String>,
-    /// Shorten the run: fewer points, shorter flows, the same checks
+    /// Shorten the run: fewer points, shorter flows, and in some experiments fewer checks
     #[arg(long)]
     pub quick: bool,
     /// Write the result to this file as well (one experiment only)

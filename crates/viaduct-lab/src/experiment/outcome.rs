@@ -20,7 +20,7 @@ use super::{Machine, number};
 pub struct Outcome {
     /// Name of the experiment, as in `maelstrom/throughput-loss`.
     pub experiment: String,
-    /// Seed of everything random; repeat n used `seed + n`.
+    /// Seed of everything random; repeat n, counted from 0, used `seed + n`.
     pub seed: u64,
     /// Settings by name; names contain the unit, as in `rtt_ms`.
     pub params: Map<String, Value>,

@@ -41,7 +41,8 @@ impl Run {
         }
     }
 
-    /// True if the run is to be short: fewer points, shorter flows, the same checks.
+    /// True if the run is to be short: fewer points, shorter flows, and in some experiments fewer
+    /// checks.
     pub fn quick(&self) -> bool {
         self.quick
     }
