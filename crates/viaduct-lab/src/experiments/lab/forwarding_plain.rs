@@ -1,4 +1,4 @@
-//! Forwarding rate of the kernel between four namespaces, without gateways.
+//! Forwarding rate of the kernel between four namespaces, without gateway programs.
 
 use std::hint::black_box;
 
@@ -48,7 +48,7 @@ const PATHS: [Path; 3] = [
     Path { name: "none anywhere", wan: false, hosts: false },
 ];
 
-/// Measures the Gb/s of one TCP flow through both gateways.
+/// Measures the Gb/s of one TCP flow through both gateways, in which no program runs.
 fn forwarded(run: &Run, path: &Path, seconds: u32) -> Result<f64> {
     let world = Dumbbell::build(&DumbbellSpec::default(), run.journal())?;
     for (gateway, host) in [(world.gateway_a(), world.a1()), (world.gateway_b(), world.b1())] {

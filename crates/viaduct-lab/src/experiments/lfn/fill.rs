@@ -1,5 +1,6 @@
-//! A bulk session through the tunnel fills the link, and hardly delays an echo: on clean links, and
-//! at 1 % loss over FEC gateways, with and without senders shaped below the link's rate.
+//! A bulk session through the tunnel, and an echo beside it: on clean links, and at 1 % loss over
+//! FEC gateways, with and without senders shaped below the link's rate. Checked are the rate on
+//! clean links (the session fills the link), and the echo at 1 % loss (it is hardly delayed).
 
 use crate::example_tunnel::{Links, Tunnel};
 use crate::experiments::prelude::*;
@@ -23,8 +24,9 @@ const SHAPED: [&str; 12] = [
 
 struct Path {
     name: &'static str,
-    /// Rate in Mb/s, and round trip in milliseconds.
+    /// Rate in Mb/s.
     rate: u32,
+    /// Round trip in milliseconds.
     rtt: u32,
     loss: &'static str,
 }

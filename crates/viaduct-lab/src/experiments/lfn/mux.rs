@@ -8,7 +8,7 @@ use crate::experiments::prelude::*;
 use crate::topology::programs::Connections;
 
 const RTT: u32 = 300;
-/// Number of links that 20 requests per second keep so busy that their windows stay open.
+/// Maximum number of links that 20 requests per second keep so busy that their windows stay open.
 const WARM: usize = 5;
 
 /// Configurations without a tunnel; the first two are the slides'.

@@ -185,7 +185,8 @@ impl Trace {
     }
 
     /// Returns the longest time with almost no new data (less than [`CRAWL`]), in seconds, from
-    /// a second before the first retransmission on: the flat part of the slides' plots.
+    /// a second before the first retransmission on: the flat part of the slides' plots. Returns 0
+    /// without a retransmission.
     pub(super) fn longest_stall(&self) -> f64 {
         let Some((first_loss, _)) = self.again.first().copied() else { return 0.0 };
         let points = thinned(&self.sent, 0.05);
@@ -203,14 +204,15 @@ impl Trace {
     }
 
     /// Returns the longest time without a new acknowledgment, from a second before the first
-    /// retransmission on; the reader received nothing in that time.
+    /// retransmission on; the reader received nothing in that time. Returns 0 without a
+    /// retransmission.
     pub(super) fn longest_silence(&self) -> f64 {
         let first_loss = self.again.first().map_or(f64::INFINITY, |(at, _)| *at);
         let from = self.acknowledged.partition_point(|(at, _)| *at < first_loss - 1.0);
         self.acknowledged[from..].windows(2).map(|p| p[1].0 - p[0].0).fold(0.0, f64::max)
     }
 
-    /// Returns the acknowledged bits per second at the end.
+    /// Returns the mean rate until the last acknowledgment, in bits per second.
     pub(super) fn rate(&self) -> f64 {
         let last = self.acknowledged.last().copied().unwrap_or((1.0, 0.0));
         last.1 * 8.0 / last.0

@@ -28,20 +28,23 @@ const CASES: [Case; 9] = [
     ("wireless", WIRELESS, None, None, false),
 ];
 
-/// Minimum throughput relative to the plain flow: without loss, and of a bbr flow at any loss.
+/// Minimum throughput of a cubic flow without loss, relative to the plain flow.
 const CLEAN: f64 = 0.995;
+/// Minimum throughput of a bbr flow at any loss, relative to the plain flow at the same loss.
 const BBR: f64 = 0.98;
 /// Time limit for 99 % of recoveries of single losses at 1 %, in milliseconds.
 const IN_TIME: f64 = 15.0;
 
 #[derive(Clone, Copy, Debug, Default)]
 struct Flow {
-    /// Mb/s without and with gateways.
+    /// Mb/s without gateways.
     plain: f64,
+    /// Mb/s with gateways.
     with: f64,
     /// Bytes of repairs and names per data byte.
     bytes: f64,
-    /// Upper bound of the 99th percentile of recovery times, in milliseconds.
+    /// Upper bound of the 99th percentile of recovery times, in milliseconds; 0 if nothing was
+    /// recovered.
     p99: f64,
 }
 

@@ -9,19 +9,20 @@ const CASES: [Case; 3] = [
     ("1 %, bursts of 8", "1%x8", false),
     ("1 %, bursts of 30", "1%x30", true),
 ];
-/// Delay of the link, one way; the maximum by which the 99th percentile of deliveries may exceed
-/// it; and the maximum length of the queue, in which a message may wait behind a bulk flow. All are
-/// in milliseconds.
+/// Delay of the link, one way, in milliseconds.
 const ONE_WAY: f64 = 50.0;
+/// Maximum by which the 99th percentile of deliveries may exceed [`ONE_WAY`], in milliseconds.
 const BEYOND: f64 = 10.0;
+/// Maximum length of the queue in milliseconds; a message may wait in it behind a bulk flow.
 const QUEUE: f64 = 5.0;
 const HEADERS: usize = 28;
 
 /// Named stream of messages.
 struct Stream {
     name: &'static str,
-    /// Bytes per packet, and packets per second.
+    /// Bytes per packet, IP and UDP headers included.
     length: usize,
+    /// Packets per second.
     pace: f64,
     /// True if a bulk flow runs concurrently.
     beside: bool,

@@ -3,8 +3,9 @@
 use super::{describe, overhead};
 use crate::experiments::prelude::*;
 
-/// MTU of the WAN, and of the hosts.
+/// MTU of the WAN.
 const WAN: u32 = 1500;
+/// Compared MTUs of the hosts.
 const HOSTS: [u32; 2] = [1200, WAN];
 /// Maximum additional bytes of repairs and names per data byte with equal MTUs.
 const MORE: f64 = 0.015;

@@ -4,24 +4,27 @@ use super::{describe, medians, overhead, world};
 use crate::experiments::prelude::*;
 use crate::topology::programs::IperfReport;
 
-/// Bounds relative to two plain flows: the rate of each flow when one is protected, and the sum of
-/// both rates.
+/// Bounds of the rate of each flow when one of two is protected, relative to the mean rate of two
+/// plain flows.
 const SHARE: Bound = Bound::Within(0.8, 1.25);
+/// Minimum sum of both rates, relative to that of two plain flows.
 const SUM: f64 = 0.98;
 /// Minimum of Jain's index over eight protected flows.
 const JAIN: f64 = 0.95;
-/// With a load above the link's rate: maximum repair bytes per data byte, and maximum number of
-/// lost packets relative to that without gateways.
+/// Maximum repair bytes per data byte with a load above the link's rate.
 const OVERLOAD: f64 = 0.005;
+/// Maximum share of lost packets with that load, relative to the share without gateways.
 const LOST: f64 = 1.02;
-/// Minimum shares of correctly classified losses: of drops by full queues, and of random losses.
+/// Minimum share of the drops by full queues that are classified as such.
 const TOLD_DROPS: f64 = 0.99;
+/// Minimum share of the random losses that are classified as such.
 const TOLD_LOSSES: f64 = 0.95;
 /// Maximum increase of repair bytes per data byte, ten seconds after a longer path or a
 /// policer began.
 const RAISED: f64 = 0.01;
-/// Ports of protected flows, and of plain ones.
+/// First port of the protected flows.
 const PROTECTED: u16 = 5_201;
+/// First port of the plain flows; see [`CLASS`].
 const PLAIN: u16 = 5_301;
 
 /// Class without repairs, for flows on ports from [`PLAIN`] on.
@@ -97,7 +100,8 @@ fn flows(world: &World, ports: &[u16], (seconds, warm_up): Times) -> Result<Vec<
     })
 }
 
-/// Returns the packets dropped by the link's queue, and the bursts classified as random at B.
+/// Returns the number of packets that the link's queue has dropped, and the number of bursts of
+/// losses (not of packets) that gateway B has classified as random.
 fn dropped(world: &World) -> Result<(u64, u64)> {
     let dropped = world.link()?.stats()?;
     // The last losses are counted a moment later.

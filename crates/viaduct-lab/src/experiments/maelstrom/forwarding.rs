@@ -10,9 +10,10 @@ const PACE: u64 = 3_000_000_000;
 /// Interleaves of the layers; c layers use the first c.
 const INTERLEAVES: [u16; MAX_LAYERS] = [1, 20, 40, 61, 83];
 const MAX_LAYERS: usize = 5;
-/// Minimum throughput relative to that without gateways when the sender is not paced: with a
-/// code that covers every packet, and with only names.
+/// Minimum throughput of an unpaced sender with a code that covers every packet, relative to the
+/// throughput without gateways.
 const UNPACED: f64 = 0.45;
+/// The same with code `auto`, which sends only names on a link without losses.
 const UNPACED_AUTO: f64 = 0.75;
 /// MTU of the hosts, and of a WAN that leaves room for repairs (section 4.1).
 const MTU: (u32, u32) = (1500, 1700);
@@ -47,9 +48,13 @@ pub(in crate::experiments) fn run(run: &mut Run) -> Result<()> {
 
 /// Results with one code, or without gateways.
 struct Found {
+    /// Gb/s of the paced flow.
     paced: f64,
+    /// Gb/s of the unpaced flow.
     unpaced: f64,
+    /// Share of the packets of the paced flow that the gateway has processed; see [`counts`].
     protected: f64,
+    /// The same for the unpaced flow.
     unpaced_protected: f64,
 }
 
@@ -100,7 +105,8 @@ fn flow(seconds: u32, pace: Option<u64>) -> Iperf {
 }
 
 /// Returns the number of packets that A's gateway has processed, and the number that it should have
-/// processed. Both include packets of classes without repairs.
+/// processed. Both include packets that are in no repair: those of classes without repairs,
+/// acknowledgements that are not announced, and packets that `auto` only names.
 fn counts(world: &World) -> Result<(u64, u64)> {
     let Ok(gateways) = world.running() else { return Ok((0, 0)) };
     // Counters are published a few times per second.

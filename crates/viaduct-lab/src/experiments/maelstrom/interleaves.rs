@@ -171,7 +171,7 @@ fn checks(run: &mut Run, left: &[(&str, String, f64)]) {
         run.at_most(&format!("{loss}, events left per second: {waiting}"), of(loss, &waiting), 0.1);
         let name = format!("{loss}, events left per second: {waiting}, over sent at once");
         run.at_most(&name, of(loss, &waiting) / of(loss, &at_once), 0.2);
-        // A block is lost if two bursts hit it: about one in ten seconds.
+        // A block is lost if two bursts hit it: about one block in ten seconds.
         let long = blocks(100, 40, 1);
         run.at_most(&format!("{loss}, events left per second: {long}"), of(loss, &long), 0.25);
         let sliding = window(3, 10);

@@ -14,8 +14,9 @@ const CASES: [Case; 3] = [
 const OFF: f64 = 0.02;
 /// Maximum bytes of names per data byte.
 const BYTES: f64 = 0.004;
-/// Rate of the stream in bits per second, and bytes of payload per datagram.
+/// Rate of the stream, in bits of payload per second.
 const RATE: u64 = 150_000_000;
+/// Bytes of payload per datagram.
 const LENGTH: u32 = 1_172;
 
 pub(in crate::experiments) const ABOUT: About = About {
@@ -95,7 +96,9 @@ fn settle() -> Result<()> {
     Ok(stop::sleep(Duration::from_millis(2_500))?)
 }
 
-/// Returns the system state that a gateway may change, as the system's own tools show it.
+/// Returns parts of the system state that a gateway may change, as the system's own tools show
+/// them: routes, rules of routing and nftables, offloads of `wan0`, sysctls of IP, and the names of
+/// all interfaces.
 fn machine(node: &Node) -> Result<String> {
     let links = node.run("ip", &["-br", "link"])?;
     let links: Vec<_> = links.lines().filter_map(|line| line.split_whitespace().next()).collect();

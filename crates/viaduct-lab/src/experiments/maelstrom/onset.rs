@@ -4,8 +4,9 @@
 use super::{overhead, world};
 use crate::experiments::prelude::*;
 
-/// Link with losses, and the same link without.
+/// Link with losses.
 const LOSSY: &str = "rate=200M,delay=50ms,queue=100ms,loss=1%";
+/// The same link without losses.
 const CLEAN: &str = "rate=200M,delay=50ms,queue=100ms";
 /// Minimum rate of the first ten seconds relative to the steady rate under loss.
 const FIRST: f64 = 0.85;
@@ -19,8 +20,9 @@ const SOON: u64 = 10;
 struct Parts {
     clean: u64,
     lossy: u64,
-    /// Parts after the loss: before bytes are counted, and while they are counted.
+    /// Time from the end of the loss until bytes are counted.
     after: u64,
+    /// Time in which bytes are counted, without its last second.
     counted: u64,
 }
 

@@ -12,11 +12,13 @@ const CASES: [Case; 4] = [
     ("5 % single", "5%", false),
     ("1 %, bursts of 30", "1%x30", false),
 ];
-/// Bounds relative to hysteria: minimum throughput, and maximum processor time per byte.
+/// Minimum throughput relative to hysteria's.
 const RATE: f64 = 1.0;
+/// Maximum processor time per byte relative to hysteria's.
 const COST: f64 = 0.1;
-/// Maximum CPU-seconds per GB of both gateways together: without loss, and at 1 %.
+/// Maximum CPU-seconds per GB of both gateways together without loss.
 const CLEAN: f64 = 2.5;
+/// The same at single losses of 1 %.
 const LOSSY: f64 = 4.0;
 /// MTU of the hosts: hysteria's QUIC needs packets of 1,228 bytes, so the 1,200 of the other
 /// experiments is too small for it.

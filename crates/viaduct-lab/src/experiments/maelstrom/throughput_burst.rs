@@ -3,7 +3,8 @@
 use super::{overhead, world};
 use crate::experiments::prelude::*;
 
-/// Code: its name, its lines in `[peer.fec]`, and whether it must stay above the bound.
+/// Code: its name, its lines in `[peer.fec]`, and whether it is checked. A quick run measures only
+/// the checked ones.
 type Candidate = (&'static str, &'static str, bool);
 
 const CANDIDATES: [Candidate; 6] = [

@@ -39,7 +39,8 @@ pub(in crate::experiments) fn run(run: &mut Run) -> Result<()> {
         let what = format!("loss {}", percent(loss));
         let (without, with) = without_and_with(run, &mut world, &flow, &code, &what)?;
         results.push((loss, without, with));
-        // A logarithmic axis has no zero; zero loss is drawn at a hundredth of the smallest.
+        // A logarithmic axis has no zero; zero loss is drawn at 0.001 %, a tenth of the smallest
+        // loss.
         let x = if loss == 0.0 { 1e-3 } else { loss * 100.0 };
         // Loss rates are measured in ascending order from zero.
         let lossless = results[0].1;

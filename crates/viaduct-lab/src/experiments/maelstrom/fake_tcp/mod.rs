@@ -11,13 +11,15 @@ use crate::experiments::prelude::*;
 const LOSSY: &str = "rate=200M,delay=50ms,queue=100ms,loss=1%";
 /// The same for the datagrams at 200 Mb/s.
 const WIDE: &str = "rate=1G,delay=10ms,queue=100ms,loss=1%";
-/// Code with two repairs a packet, and the rate of the packets' payload for 200 Mb/s of repairs.
+/// Code with two repairs per packet: r and the interleaves.
 const DENSE: (u8, [u16; 2]) = (1, [1, 20]);
+/// Bits of payload per second whose repairs by [`DENSE`] take about 200 Mb/s.
 const PACE: u64 = 95_000_000;
 /// Minimum rate of the datagrams in Mb/s: a lower rate would be too weak a test of the middlebox.
 const MIN_MBIT: f64 = 190.0;
-/// Minimum goodput, and maximum processor time of the gateways, relative to UDP.
+/// Minimum goodput relative to UDP.
 const MIN_GOODPUT: f64 = 0.95;
+/// Maximum processor time of the gateways per byte, relative to UDP.
 const MAX_CPU: f64 = 1.4;
 /// Maximum time from the first dropped UDP packet to the first answer by fake TCP, in seconds.
 const MAX_FOUND: f64 = 3.0;
