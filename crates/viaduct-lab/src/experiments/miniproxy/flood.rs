@@ -13,16 +13,19 @@ const RATE: u64 = 20_000;
 const PORT: u16 = 9000;
 /// Delay of each of the two links in milliseconds, one way.
 const DELAY: f64 = 5.0;
-/// Defaults of the proxy: `--max-early`, `--early-wait`.
+/// Default of the proxy's `--max-early`.
 const MAX_EARLY: f64 = 1024.0;
+/// Default of the proxy's `--early-wait`.
 const EARLY_WAIT: Duration = Duration::from_secs(3);
 /// Maximum memory of the proxy per early connection: a page.
 const EARLY_BYTES: f64 = 4096.0;
-/// Number of concurrent clients, and the pause of a client between two connections.
+/// Number of concurrent clients.
 const CLIENTS: usize = 4;
+/// Pause of a client between two connections.
 const PAUSE: Duration = Duration::from_millis(20);
 const CLIENT_TIMEOUT: Duration = Duration::from_secs(5);
-/// Time after which a lost SYN is retransmitted; no SYN of a real client should be lost.
+/// Time after which a lost SYN is retransmitted; at most one in twenty SYNs of real clients may be
+/// lost.
 const RETRANSMITTED_MS: f64 = 1000.0;
 
 const WHEN: [&str; 3] = ["before", "during", "after"];
@@ -56,11 +59,11 @@ pub(in crate::experiments) fn run(run: &mut Run) -> Result<()> {
 struct Found {
     /// Results of the clients before, during and after the flood.
     clients: [Clients; 3],
-    /// SYNs per second that the flood achieved.
+    /// SYNs per second that the flood has tried to send.
     rate: f64,
     /// SYNs that the server received during the flood, apart from those of real clients.
     onward: f64,
-    /// Resident bytes of the proxy: before the flood, and the maximum since.
+    /// Resident bytes of the proxy: before the flood, and the maximum during it.
     resident: [f64; 2],
     /// Processors used by the proxy during the flood.
     processors: f64,

@@ -45,12 +45,13 @@ const fn bulk(name: &'static str, flows: usize) -> Kind {
 
 /// Warm-up before the measurement: the flows' windows open and caches fill.
 const WARM_UP: Duration = Duration::from_millis(300);
-/// Maximum cores used by other processes in a measuring window, and the number of attempts to
-/// find such a window.
+/// Maximum cores used by other processes in a measuring window.
 const QUIET: f64 = 0.06;
+/// Number of attempts to find such a window.
 const TRIES: usize = 6;
-/// Bounds relative to HAProxy: minimum rate and maximum cost.
+/// Minimum rate relative to HAProxy's.
 const MIN_RATE: f64 = 0.97;
+/// Maximum cost relative to HAProxy's.
 const MAX_COST: f64 = 1.05;
 
 pub(in crate::experiments) const ABOUT: About = About {

@@ -12,8 +12,9 @@ use crate::topology::Chain;
 /// Delay from the client to the server in milliseconds, one way.
 const ONE_WAY: f64 = 50.0;
 const MAX_PROXIES: usize = 3;
-/// Shares of the time that one to three proxies save in the paper: first byte, and 25 KB.
+/// Shares of the time to the first byte that one to three proxies save in the paper.
 const FIRST_BYTE: [f64; MAX_PROXIES] = [0.25, 1.0 / 3.0, 0.375];
+/// Shares of the time for 25 KB that one to three proxies save in the paper.
 const KB_25: [f64; MAX_PROXIES] = [0.33, 0.44, 0.49];
 
 pub(in crate::experiments) const ABOUT: About = About {

@@ -19,9 +19,9 @@ const MASTER: &str = "site";
 const PORTS: [u16; 2] = [9000, 9001];
 /// Number of flows that share an estimate.
 const FLOWS: usize = 4;
-/// Start of the later flow as a fraction of the measured time, and the seconds for which that flow
-/// is observed.
+/// Start of the later flow, as a fraction of the measured time.
 const LATER: f64 = 0.5;
+/// Seconds from its start for which the later flow is observed.
 const START: f64 = 2.0;
 
 pub(in crate::experiments) const ABOUT: About = About {
@@ -53,7 +53,7 @@ pub(in crate::experiments) fn run(run: &mut Run) -> Result<()> {
     let [plain, shared] = [&found[0], &found[1]];
     run.at_least("plain: the four flows' share of the bottleneck", plain.share(), 0.6);
     let name = "congestion: the four flows' share of the bottleneck";
-    // One flow's share of the bottleneck is 0.5, four flows' share is 0.8.
+    // Beside the plain flow, the fair share of one flow is 0.5, and that of four flows is 0.8.
     run.within(name, shared.share(), 0.33, 0.67);
     run.at_least("congestion: Jain's index of the four", jain(&shared.flows), 0.9);
     run.at_least("congestion: all five use the bottleneck", shared.all() * 8.0 / 10e6, 0.8);

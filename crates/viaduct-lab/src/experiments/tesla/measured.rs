@@ -1,6 +1,6 @@
 //! Alternating measurements of several configurations, so that drift over time affects all equally.
-//! Each configuration is started anew for each measurement, because one process can be up to a
-//! tenth faster than another of the same program for its whole lifetime.
+//! Each configuration is started anew for each round, and its client for each measurement, because
+//! one process can be up to a tenth faster than another of the same program for its whole lifetime.
 
 use super::setups::{Load, Setup, Testbed};
 use super::world::World;
@@ -8,8 +8,8 @@ use crate::experiments::prelude::*;
 
 /// Returns the measurements per load and configuration, in order. Entries at the same index were
 /// measured in the same turn, one shortly after another, and may be compared in pairs. Each round
-/// measures every configuration `turns` times; each turn reverses the order of the turn before.
-/// Each load and round is a step of the run.
+/// measures every configuration `turns` times; within a round, each turn reverses the order of the
+/// turn before. Each load and round is a step of the run.
 pub(super) fn by_turns(
     run: &mut Run,
     world: &World,

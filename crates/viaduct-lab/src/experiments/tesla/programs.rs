@@ -1,5 +1,5 @@
-//! Benchmark programs in hosts: permanent servers and short-lived clients, each on its host's
-//! core, optionally under a wrapper.
+//! Benchmark programs in hosts: permanent servers and short-lived clients, on their host's core or
+//! on any, optionally under `viaduct run`.
 
 use std::io::{Read as _, Seek as _};
 use std::process::{Command, Stdio};
@@ -48,7 +48,7 @@ pub(super) fn bench_anywhere(
     Ok(command)
 }
 
-/// Starts the benchmark server on a port of `host`, under a wrapper.
+/// Starts the benchmark server on a port of `host`, with the prefix `under`.
 pub(super) fn serve(host: &Host, port: u16, under: &CommandPrefix) -> Result<Server> {
     let command = bench_anywhere(host, under, &["serve", &format!("{}:{port}", host.v4())])?;
     Server::start(host, command, || Ok(is_listening(host, port)?))

@@ -19,8 +19,9 @@ use crate::gateways::random_key;
 use crate::topology::programs::is_listening;
 use crate::topology::{cpu_time, times_scheduled};
 
-/// Seconds in which a client counts for [`Testbed::cost`], and idle seconds before and after them.
+/// Seconds in which a client counts for [`Testbed::cost`].
 const COUNTED: f64 = 0.5;
+/// Idle seconds of that client before and after [`COUNTED`].
 const SILENT: f64 = 1.0;
 
 /// Configuration between client and server.

@@ -57,14 +57,14 @@ fn start_some(
     Ok(())
 }
 
-/// Connects to a hop. Returns the time until the server has its connection, whose handshake takes
-/// no time on this host.
+/// Connects to a hop. Returns the time until the server has accepted the hop's connection, whose
+/// handshake takes no time on this host.
 fn onward(hop: SocketAddr, server: &TcpListener) -> Result<Duration> {
     let begun = Instant::now();
     let connect = thread::spawn(move || TcpStream::connect_timeout(&hop, START_TIMEOUT));
     server.accept()?;
     let took = begun.elapsed();
-    // The hop keeps running while its client is connected, and until it is idle.
+    // The hop keeps running after this: it ends only when it has been idle for `--idle-exit`.
     connect.join().map_err(|_| anyhow::anyhow!("the client panicked"))??;
     Ok(took)
 }

@@ -18,10 +18,11 @@ const START_TIMEOUT: Duration = Duration::from_secs(20);
 const EVERY: Duration = Duration::from_micros(200);
 /// Idle time after which a proxy on demand ends.
 const IDLE: &str = "200ms";
-/// Bounds: milliseconds from exec to the first answer, milliseconds added by starting on demand,
-/// and megabytes of an idle proxy.
+/// Maximum milliseconds from exec to the first answer.
 const MAX_FROM_EXEC: f64 = 12.0;
+/// Maximum milliseconds that starting on demand adds to the first answer.
 const MAX_ADDED: f64 = 15.0;
+/// Maximum resident megabytes of an idle proxy.
 const MAX_RESIDENT: f64 = 6.0;
 
 pub(in crate::experiments) const ABOUT: About = About {

@@ -9,7 +9,8 @@
 //!
 //! A row is a shell file in `rows`: the command lines of its server and its client. The
 //! client's standard output and exit status must be the same in every configuration, and the
-//! report must show that flows passed the handlers and none went direct.
+//! report of the client's `viaduct run` must show that flows passed the handlers and that no TCP
+//! flow went direct.
 
 mod row;
 mod server;
