@@ -9,21 +9,24 @@ use crate::experiments::prelude::*;
 use crate::gateways::Gateways;
 use crate::topology::programs::{Carrier, Message, TimedMessages};
 
-/// Link of each path, and its round trip.
+/// Link of each path.
 const LINK: &str = "rate=100M,delay=50ms,queue=100ms";
+/// Round trip of [`LINK`].
 const ROUND_TRIP: Duration = Duration::from_millis(100);
 /// Rate of the bulk traffic, below that of either path.
 const BULK: u64 = 50_000_000;
-/// Messages: 200 a second.
+/// Bytes of payload of a message.
 const SIZE: usize = 200;
 const MESSAGES_A_SECOND: f64 = 200.0;
-/// Seconds before the first death, seconds from one death to the next, and seconds that each lasts.
+/// Seconds before the first death.
 const WARM_UP: f64 = 4.0;
+/// Seconds from one death to the next.
 const EVERY: f64 = 7.0;
+/// Seconds that the path stays dead.
 const DEAD_FOR: f64 = 2.5;
-/// Bounds: 99th percentile of the latency, in round trips, of messages in the second after a death;
-/// seconds until the path is left.
+/// Maximum 99th percentile of the latency of messages in the second after a death, in round trips.
 const MAX_ROUND_TRIPS: f64 = 2.0;
+/// Maximum seconds from a death until the path is left.
 const MAX_LEFT_AFTER: f64 = 1.0;
 /// Latency, in round trips, from which on a message is late: the delay of a path, and the time for
 /// which flows wait.

@@ -24,8 +24,9 @@ const SPREAD: Duration = Duration::from_secs(1);
 /// Time that the downloads around a death take, in seconds. For the first seconds some wait for
 /// packets that all of them together have made the queue drop, whatever dies.
 const SECONDS: f64 = 20.0;
-/// Period of the secrets, and the time after which a new root secret is used.
+/// Period of the secrets.
 const PERIOD: &str = "10s";
+/// Time after which a new root secret is used.
 const ROOT_AFTER: &str = "4s";
 /// Maximum time without data around a death, in seconds.
 const MAX_GAP: f64 = 1.0;

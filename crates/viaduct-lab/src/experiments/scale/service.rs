@@ -15,8 +15,9 @@ use crate::experiments::prelude::*;
 use crate::sprays::{Spray, named};
 use crate::topology::Rack;
 
-/// Number of boxes in front, and of replicas.
+/// Number of boxes in front.
 const FRONTS: u8 = 2;
+/// Number of replicas.
 const REPLICAS: u8 = 3;
 /// Interval of keepalived's advertisements in seconds; after three of them are missing, the other
 /// box takes over.

@@ -14,8 +14,9 @@ use crate::topology::programs::sessions::{SessionServer, fetch, fill};
 const CONGESTION: &str = "cubic";
 const CODE: &str = "code = \"window\"\nwindow = 240\nr = 10\nc = 3";
 const PORT: u16 = 6200;
-/// Bytes per document, and the number of clients that each fetch one at a time.
+/// Bytes per document.
 const DOCUMENT: u64 = 10_000;
+/// Number of clients, each of which fetches one document at a time.
 const CLIENTS: usize = 8;
 
 const LOSSES: [(&str, &str); 2] = [("single packets", "1%"), ("bursts of 8", "1%x8")];
@@ -49,8 +50,9 @@ impl Planes {
 struct Found {
     /// Rate of a bulk flow in Mb/s.
     bulk: f64,
-    /// Median and 95th percentile of the times of small documents in ms.
+    /// Median of the times of small documents in ms.
     median: f64,
+    /// 95th percentile of the times of small documents in ms.
     p95: f64,
 }
 

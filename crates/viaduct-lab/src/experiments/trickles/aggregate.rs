@@ -20,8 +20,8 @@ const ROUNDS: usize = 6;
 const MIN_SHARE: f64 = 0.9;
 /// Number of clients from which the link is crowded: windows are then below two packets.
 const CROWD: usize = 1_000;
-/// Factor on the warm-up and the measured time of a crowd. In a window of 5 s, the data in transit
-/// at its end is a tenth of the transfer, and varies by a tenth from run to run.
+/// Factor on the warm-up and the measured time of a crowd. With a crowd, the data in transit at the
+/// end of a window of 5 s are a tenth of the transfer, and vary by a tenth from run to run.
 const LONGER: u32 = 2;
 
 /// Transport: Trickles in this packet format, or TCP (`None`).

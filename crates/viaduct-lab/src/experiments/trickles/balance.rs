@@ -43,8 +43,9 @@ const APART: (f64, f64) = (0.001, 0.005);
 /// Minimum total throughput by Trickles relative to TCP's. The paper states no such bound, but
 /// fairness alone is easy to reach at low throughput.
 const MIN_SHARE: f64 = 0.85;
-/// Interval between route flips, and the bytes downloaded meanwhile.
+/// Interval between route flips.
 const FLIP: Duration = Duration::from_millis(100);
+/// Bytes of the download during which the route flips.
 const ANYCAST: usize = 30_000_000;
 
 const WAYS: [By; 2] = [By::Trickles, By::Tcp];
@@ -90,10 +91,13 @@ pub(in crate::experiments) fn run(run: &mut Run) -> Result<()> {
 }
 
 struct Round {
-    /// Jain's index of the two clients, and of all connections.
+    /// Jain's index of the two clients.
     clients: f64,
+    /// Jain's index of all connections.
     connections: f64,
+    /// Bits per second of all connections together.
     bits: f64,
+    /// Failed fetches.
     failed: u64,
 }
 

@@ -24,13 +24,15 @@ use viaduct_proto::web::{self, Found, Site, respond};
 use super::served::{PORT, SECRET};
 use crate::experiments::prelude::*;
 
-/// Settings of the replay filter, as in `viaduct serve`.
+/// Bytes of the replay filter, as in `viaduct serve`.
 const REPLAY: usize = 16 << 20;
+/// Horizon of the replay filter, as in `viaduct serve`.
 const HORIZON: Duration = Duration::from_secs(30);
 /// Message authentication codes computed per timing.
 const CODES: u32 = 100_000;
-/// Bytes that the code of an address covers, and bytes of a cipher block (two words of nonces).
+/// Bytes that the code of an address covers.
 const ADDRESS: usize = 18;
+/// Bytes of a cipher block: two words of nonces.
 const BLOCK: usize = 16;
 
 /// Average seconds per request.
@@ -156,10 +158,12 @@ impl Work {
     }
 }
 
-/// Seconds per code, and per byte it covers.
+/// Times of a code; see [`Times::code`].
 #[derive(Clone, Copy, Debug)]
 struct Times {
+    /// Seconds per code, without the bytes that it covers.
     itself: f64,
+    /// Seconds per byte that a code covers.
     byte: f64,
 }
 

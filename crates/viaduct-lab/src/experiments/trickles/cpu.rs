@@ -96,12 +96,15 @@ impl Contender {
 #[derive(Clone, Copy, Debug, Default)]
 struct Cost {
     kernel: f64,
+    /// Time in user space.
     own: f64,
-    /// Part of `own`, the time in user space.
+    /// Part of `own`: the core without cryptography.
     protocol: f64,
+    /// Part of `own`: codes and nonces of the core.
     cryptography: f64,
-    /// Busy cores, and the throughput of the clients meanwhile.
+    /// Busy cores of the server; not a cost per byte.
     cores: f64,
+    /// Throughput of the clients meanwhile; not a cost per byte.
     mbps: f64,
 }
 

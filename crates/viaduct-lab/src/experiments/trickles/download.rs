@@ -57,9 +57,9 @@ pub(super) struct Download<'a> {
 pub(super) struct Arrivals {
     /// Seconds since the beginning, and the bytes received by then.
     pub(super) trace: Vec<(f64, u64)>,
-    /// Programs that ended with an error.
+    /// Programs that ended with an error, or were ended because nothing arrived for [`SILENCE`].
     pub(super) errors: u32,
-    /// True if all bytes arrived unaltered.
+    /// True if all bytes arrived unaltered, and the program that received the last ones succeeded.
     pub(super) whole: bool,
 }
 

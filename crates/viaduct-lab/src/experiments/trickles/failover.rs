@@ -25,7 +25,7 @@ const NOTICED: Duration = Duration::from_millis(100);
 const MAX_GAP: f64 = 1.0;
 /// Maximum time without data relative to that of the TCP clients.
 const SHARE: f64 = 0.5;
-/// Seconds around the death that are drawn in detail.
+/// Half of the seconds that are drawn in detail; at most half of this time precedes the death.
 const AROUND: f64 = 4.0;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

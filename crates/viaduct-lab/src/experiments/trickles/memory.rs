@@ -26,19 +26,20 @@ const QUICK_MILLION: usize = 40_000;
 /// two per connection.
 const CONNECTIONS: [usize; 4] = [1, 1_000, 5_000, 9_000];
 const AT_ONCE: usize = 1_000;
-/// Files that the silent clients have fetched. Every tenth client has fetched the large one, which
-/// takes more than one packet.
+/// File that nine of ten silent clients have fetched: its name and its bytes.
 const SMALL: (&str, usize) = ("stay", 300);
+/// File that every tenth client has fetched, which takes more than one packet.
 const LARGE: (&str, usize) = ("page", 5_000);
 /// Bytes reserved for the response to a request.
 const RESERVE: u64 = 64 << 10;
 const OBJECT: usize = 500_000;
 /// Maximum ratio of the server's memory to its memory with one client; TCP's ratio must exceed it.
 const ALIKE: f64 = 1.05;
-/// Bytes of a continuation without its losses (the paper's 75), and of a delta-encoded one.
+/// Maximum bytes of a continuation without its losses: the paper's 75.
 const WHOLE: f64 = 75.0;
+/// Maximum bytes of a delta-encoded continuation.
 const DELTA: f64 = 27.0;
-/// Time limit for requests, and the time added for each concurrent one.
+/// Time limit for a set of requests, to which [`EACH`] is added for each request.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(60);
 const EACH: Duration = Duration::from_millis(2);
 

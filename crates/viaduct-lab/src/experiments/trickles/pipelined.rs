@@ -31,8 +31,9 @@ const TRIPS: [u64; 5] = [10, 20, 40, 70, 100];
 const QUICK: [u64; 2] = [10, 40];
 /// Same number of rounds as the paper, whose error bars are 95 % confidence intervals.
 const ROUNDS: usize = 6;
-/// Minimum throughput relative to TCP's.
+/// Minimum throughput relative to TCP's, with small objects by parallel requests.
 const MIN_SMALL: f64 = 0.9;
+/// Minimum throughput relative to TCP's, with large objects by either interface.
 const MIN_LARGE: f64 = 0.94;
 /// Sequence numbers reserved for a response in addition to the object's: more than its head needs.
 const HEAD: u64 = 4096;
@@ -105,6 +106,7 @@ pub(in crate::experiments) fn run(run: &mut Run) -> Result<()> {
     Ok(())
 }
 
+/// Warm-up, and measured time.
 #[derive(Clone, Copy, Debug)]
 struct Times(Duration, Duration);
 

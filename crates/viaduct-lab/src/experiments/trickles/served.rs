@@ -69,7 +69,7 @@ impl Served {
         self.process.id()
     }
 
-    /// Reads the server's status, as `viaduct status --json` prints it; it is up to 0.2 s old.
+    /// Reads the server's status, as `viaduct status --json` prints it; it is up to 0.4 s old.
     pub(super) fn status(&self) -> Result<Value> {
         status(&self.scratch.path().join("run"))
     }

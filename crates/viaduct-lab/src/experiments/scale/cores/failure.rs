@@ -36,7 +36,8 @@ pub(super) fn run(run: &mut Run) -> Result<()> {
     ensure!(status.peers[0].lanes_down == 0, "lanes are down: {:?}", status.peers);
     let panicked = begun + PANIC.1;
     let own = || sent.iter().filter(|of| of.lane % 2 == 1);
-    // The start of the process takes some time, which delays the panic.
+    // Repairs of packets sent shortly before the panic are missing as well. The start of the
+    // process takes some time, which delays the panic.
     let near = |at: Instant| at + Duration::from_millis(300) > panicked && at < panicked + NEAR;
     let lost: Vec<_> = own().filter(|of| !of.has_arrived && near(of.at)).map(|of| of.at).collect();
     let runs = lost.chunk_by(|before, after| *after - *before < APART);

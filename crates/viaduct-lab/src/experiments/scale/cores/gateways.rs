@@ -4,14 +4,16 @@ use super::rounded;
 use crate::experiments::prelude::*;
 use crate::topology::cpu_time;
 
-/// Rate of all flows together, in bits of payload a second, and their number. Each flow has its own
-/// pair of hosts, so that the flows are distributed over the workers.
+/// Rate of all flows together, in bits of payload a second.
 const RATE: u64 = 1_600_000_000;
+/// Number of flows. Each flow has its own pair of hosts, so that the flows are distributed over the
+/// workers.
 const FLOWS: usize = 8;
 /// MTU of the hosts, and of a WAN that leaves room for repairs.
 const MTU: (u32, u32) = (1500, 1700);
-/// Bounds for two workers, relative to one: CPU time for a byte, and bytes delivered.
+/// Maximum CPU time for a byte with two workers, relative to one.
 const COST: f64 = 1.05;
+/// Minimum rate of delivered bytes with two workers, relative to one.
 const DELIVERED: f64 = 0.98;
 /// Minimum share of the packets that are protected.
 const PROTECTED: f64 = 0.99;

@@ -25,9 +25,9 @@ use crate::experiments::prelude::*;
 /// Compared configurations (arms): numbers of lanes and of workers. The first one is a gateway
 /// without lanes.
 const ARMS: [(usize, usize); 5] = [(1, 1), (16, 1), (16, 2), (16, 4), (16, 8)];
-/// Packets handled together, half of them in each direction, and the time between two batches:
-/// 100,000 packets a second.
+/// Packets handled together, half of them in each direction.
 const BATCH: usize = 256;
+/// Time between two batches, for 100,000 packets a second.
 const STEP: Span = Span::from_micros(2_560);
 const LEN: usize = 1_200;
 /// Batches of a slice: the arms take turns slice by slice.

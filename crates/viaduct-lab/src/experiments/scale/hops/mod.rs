@@ -25,9 +25,11 @@ const MIN_NEAR: f64 = 0.95;
 /// Maximum relative error of a simulated measurement of a round trip.
 const JITTER: f64 = 0.1;
 const MAX_SWITCHES_PER_MINUTE: f64 = 1.0;
-/// Equal hops, the nodes that share them, and the servers of each node.
+/// Number of equal hops.
 const EQUAL: usize = 8;
+/// Number of nodes that share the equal hops.
 const SHARERS: u64 = 40;
+/// Number of servers to which each of these nodes sends flows.
 const SHARED_SERVERS: usize = 20;
 /// Load of one flow on a hop.
 const FLOW: f64 = 0.01;
@@ -128,7 +130,8 @@ fn steadiness(run: &mut Run, minutes: u32) {
     run.at_most("routes through a hop that is known to be down", through as f64, 0.0);
 }
 
-/// Lets many nodes choose among equal hops, whose loads they learn once a second.
+/// Lets many nodes choose among equal hops, whose loads they learn once a second. The loads at the
+/// end are checked.
 fn shares(run: &mut Run, minutes: u32) {
     let hops = 1..=EQUAL;
     let placement = |seed| {

@@ -17,9 +17,9 @@ use crate::topology::Mesh;
 
 const NODES: u8 = 8;
 const SERVERS: u8 = 5;
-/// Minimum number of servers that hops help in a measured matrix. A server is helped if the best
-/// route takes less than this share of the direct route's time.
+/// Minimum number of servers that hops help in a measured matrix.
 const MIN_HELPED: usize = 2;
+/// A server is helped if the best route takes less than this share of the direct route's time.
 const CLEARLY: f64 = 0.9;
 /// Port of the servers.
 const SERVICE: u16 = 8080;
@@ -27,9 +27,9 @@ const SERVICE: u16 = 8080;
 const EVERY: Duration = Duration::from_millis(500);
 /// Time within which the first proxy knows all round trips, and has chosen.
 const WARM_UP: Duration = Duration::from_secs(15);
-/// Flows around the death of a hop: the interval at which they begin, and the time in which
-/// they begin.
+/// Interval at which flows begin around the death of a hop.
 const EVERY_AT_DEATH: Duration = Duration::from_millis(100);
+/// Time in which these flows begin.
 const WATCHED: Duration = Duration::from_secs(5);
 /// Time limit of a flow.
 const FLOW_TIMEOUT: Duration = Duration::from_secs(15);

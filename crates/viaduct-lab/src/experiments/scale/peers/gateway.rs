@@ -13,12 +13,13 @@ use crate::topology::{Usage, cpu_time};
 const PEERS: usize = 4_096;
 /// Rate of the flow, in bits a second.
 const RATE: u64 = 500_000_000;
-/// Bounds: CPU time for a byte relative to that with one peer; seconds until the session with the
-/// peer that exists is up; bytes of resident memory for each peer; seconds of a scrape, and of a
-/// status.
+/// Maximum CPU time for a byte, relative to that with one peer.
 const COST: f64 = 1.1;
+/// Maximum seconds until the session with the peer that exists is up.
 const START: f64 = 3.0;
+/// Maximum bytes of resident memory for each peer.
 const RESIDENT: f64 = 16.0 * 1024.0;
+/// Maximum seconds of a scrape, and of `viaduct status`.
 const PAGE: f64 = 1.0;
 /// Address of the metrics.
 const METRICS: &str = "127.0.0.1:9464";

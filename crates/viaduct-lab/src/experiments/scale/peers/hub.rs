@@ -29,9 +29,9 @@ use viaduct_proto::wire::ip::{self, MutableFields};
 
 use super::traffic::{Pattern, Traffic};
 
-/// Packets handled together, half of them in each direction, and the time between two batches:
-/// 100,000 packets a second.
+/// Packets handled together, half of them in each direction.
 pub(super) const BATCH: usize = 256;
+/// Time between two batches, for 100,000 packets a second.
 pub(super) const STEP: Duration = Duration::from_micros(2_560);
 /// Length of the packets in bytes.
 pub(super) const LEN: usize = 1_200;

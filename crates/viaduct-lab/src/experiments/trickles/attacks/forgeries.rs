@@ -9,8 +9,9 @@ use crate::experiments::prelude::*;
 use crate::experiments::trickles::replicas::{Replicas, SERVICE, Service};
 use crate::experiments::trickles::served::PORT;
 
-/// Size of the file in bytes, and the bytes fetched honestly first.
+/// Size of the file in bytes.
 const FILE: usize = 3_000_000;
+/// Bytes that a client fetches honestly before it attacks.
 const HONEST: u64 = 100_000;
 const REPLAYS: usize = 200;
 /// Time to wait for an answer.

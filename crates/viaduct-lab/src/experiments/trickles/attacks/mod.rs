@@ -7,7 +7,7 @@
 //!   a2 victim ───┘
 //!
 //!   1  forgeries, replays, thefts: refused, and counted
-//!   2  SYNs in the victim's name: the answers have no more bytes than the SYNs
+//!   2  SYNs in the victim's name: all answers together have no more bytes than the SYNs
 //!   3  liars beside honest clients, over losses
 //! ```
 //!

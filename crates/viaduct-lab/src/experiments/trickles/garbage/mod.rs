@@ -28,8 +28,8 @@ const RATE: &str = "100mbit";
 const CLIENTS: usize = 4;
 /// Number of the server's secret; complete requests of other servers carry the same number.
 const SECRET: u8 = 7;
-/// Distinct packets of the flood.
-const FORMS: usize = 4096;
+/// Number of distinct packets of the flood, of all forms.
+const PACKETS: usize = 4096;
 /// Maximum growth of the server's own memory in MB: pages of code that it has not run before.
 const GROWTH_MB: f64 = 1.0;
 
@@ -48,7 +48,7 @@ pub(in crate::experiments) fn run(run: &mut Run) -> Result<()> {
     run.param("way_back", RATE);
     run.steps(3);
     let world = World::new(run)?;
-    let packets = packets::of_all_forms(world.to_v4()?, SECRET, FORMS, run.seed())?;
+    let packets = packets::of_all_forms(world.to_v4()?, SECRET, PACKETS, run.seed())?;
     run.step("before")?;
     let before = world.transfer(time)?;
     let (at_rest, counted) = (world.resident(), world.counted()?);
