@@ -17,8 +17,9 @@ use viaduct_sys::route::tun::Tun;
 
 use crate::topology::{Node, TopologyError};
 
-/// Address range for benchmarks (RFC 2544): its first address, and the number of host bits.
+/// First address of the range for benchmarks (RFC 2544).
 const FIRST: u32 = 0xc612_0000;
+/// Number of host bits of that range.
 const FREE_BITS: u32 = 17;
 const EVERY: Duration = Duration::from_millis(1);
 const MAX_PACKETS: u64 = 40_000_000;
@@ -83,7 +84,8 @@ impl Flood {
         Flood { stop, sent, begun, thread: Some(thread::spawn(run)) }
     }
 
-    /// Returns the packets per second, averaged since the start.
+    /// Returns the packets per second, averaged since the start. For [`Flood::start`] these include
+    /// packets that the device did not take.
     pub fn rate(&self) -> f64 {
         self.sent.load(Ordering::Relaxed) as f64 / self.begun.elapsed().as_secs_f64()
     }

@@ -30,7 +30,7 @@ const GATEWAY_B: Ipv4Addr = Ipv4Addr::new(198, 51, 100, 2);
 const RING: RingConfig = RingConfig { max_packet: 1500, bytes: 8 << 20 };
 const TICK: Duration = Duration::from_millis(1);
 
-/// Flags of TCP.
+/// Flag of the end of a direction's data.
 pub const FIN: u8 = 0x01;
 /// Flag of the first segment.
 pub const SYN: u8 = 0x02;
@@ -51,7 +51,8 @@ pub struct Forgery<'a> {
     /// Flags of the segments, in turn.
     pub flags: &'a [u8],
     /// True if every second segment with the same flags has the sequence and acknowledgement
-    /// numbers that the receiver expects. All others have random numbers.
+    /// numbers that the receiver expects. All others have random numbers, and so have all segments
+    /// until the connection has carried data in their direction.
     pub knows_numbers: bool,
     /// Seed of the random numbers.
     pub seed: u64,

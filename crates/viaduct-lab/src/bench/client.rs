@@ -38,7 +38,8 @@ pub(super) fn volley(load: &Load) -> io::Result<f64> {
     })
 }
 
-/// Measures the bytes per second that the server reads while the client writes.
+/// Measures the bytes per second that the server reads while the client writes. The server's clock
+/// starts at the first byte: the warm-up and the idle seconds of `load` have no effect.
 pub(super) fn write(load: &Load) -> io::Result<f64> {
     let mut stream = ask(load, Kind::Write)?;
     let (mut block, mut source) = (vec![0x5a; load.block as usize], Source::new(load.content));

@@ -40,14 +40,17 @@ pub(super) fn require() -> anyhow::Result<()> {
 /// Durations and sizes of the runs.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Size {
-    /// Measured seconds of an iperf3 run, and seconds of warm-up before them.
+    /// Measured seconds of the iperf3 run with cubic, and seconds of warm-up before them.
     cubic: (u32, u32),
+    /// The same with bbr.
     bbr: (u32, u32),
+    /// The same with two flows.
     pair: (u32, u32),
     /// Size of the download in bytes.
     pub(super) file: usize,
     /// Time limit of a download.
     patience: Duration,
+    /// Duration of the stream of messages.
     messages: Duration,
 }
 

@@ -42,7 +42,7 @@ impl GatewaySpec {
         ))
     }
 
-    /// Splits TCP connections at both gateways.
+    /// Splits TCP connections at both gateways; replaces the lines of [`GatewaySpec::peer`].
     pub fn split(self) -> Self {
         GatewaySpec { peer: "mode = \"split\"\n".to_owned(), ..self }
     }

@@ -56,7 +56,8 @@ pub struct Downloaded {
     pub is_whole: bool,
     /// Reason of a failure.
     pub failed: Option<String>,
-    /// Periods without data, of 50 ms or more, in order.
+    /// Periods without data, of 50 ms or more, in order. Each was ended by data: a download that
+    /// gets no more data has no such period after its last byte.
     pub gaps: Vec<Gap>,
     /// Time of the last byte, in seconds.
     pub end: f64,

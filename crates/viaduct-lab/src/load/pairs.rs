@@ -16,8 +16,9 @@ use crate::world::World;
 /// Number of addresses of each host. Each address of a1 sends to each address of b1.
 const ADDRESSES: u8 = 8;
 const PORT: u16 = 5_000;
-/// Interval of the datagrams of all pairs together, and their payload in bytes.
+/// Interval of the datagrams of all pairs together.
 const INTERVAL: Duration = Duration::from_micros(500);
+/// Payload of a datagram in bytes.
 const LENGTH: usize = 300;
 /// Time without a datagram after which reception ends.
 const REST: Duration = Duration::from_millis(700);

@@ -27,12 +27,13 @@ use viaduct_sys::route::tun::Tun;
 use super::datagrams;
 use crate::topology::{Dumbbell, TopologyError, open_tun};
 
-/// Interface in the host, and the network behind it, which is a part of side A's network, so that
-/// side B has a route to it.
+/// Interface in the host.
 const DEVICE: &str = "trickles0";
+/// Network behind the interface: a part of side A's network, so that side B has a route to it.
 const NETWORK: &str = "10.1.128.0/17";
-/// Ports per address, and the first of them.
+/// Ports per address.
 const PORTS: u32 = 50_000;
+/// First of the ports of each address.
 const FIRST_PORT: u32 = 10_000;
 const MTU: usize = 1500;
 /// Expected bytes of the answers to a request, for TCP's sequence numbers: an initial window.
@@ -348,7 +349,7 @@ impl AsFd for Trickles {
 }
 
 fn address(client: u32) -> SocketAddr {
-    // Starts at 10.1.128.1; 32,000 addresses have ports for 1.5 billion clients.
+    // Starts at 10.1.128.1; 32,000 addresses have ports for 1.6 billion clients.
     let ip = Ipv4Addr::from_bits(0x0a01_8001 + client / PORTS);
     SocketAddr::new(ip.into(), (FIRST_PORT + client % PORTS) as u16)
 }

@@ -60,7 +60,8 @@ impl Scale {
         Some(scale)
     }
 
-    /// Adds half a bar's width at both ends, and a tick per bar if there are few bars.
+    /// Adds room at both ends for the outermost bars. If there are at most 12 places of bars, puts
+    /// the ticks at these places.
     fn make_room_for_bars(&mut self, values: Vec<f64>) {
         let mut places: Vec<f64> = values.into_iter().filter_map(|v| self.place(v)).collect();
         places.sort_by(f64::total_cmp);

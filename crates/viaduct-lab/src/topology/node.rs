@@ -164,7 +164,8 @@ impl Drop for KillOnDrop {
     }
 }
 
-/// Host: a machine with one interface, `eth0`, and these addresses on it.
+/// Host: a machine that runs programs, with its addresses. In most worlds it has one interface,
+/// `eth0`.
 #[derive(Clone, Debug)]
 pub struct Host {
     pub(super) node: Node,
@@ -180,7 +181,8 @@ impl Host {
         self.v4
     }
 
-    /// Returns the IPv6 address; `None` where the MTU is below IPv6's minimum of 1280.
+    /// Returns the IPv6 address; `None` in worlds that have only IPv4, and where the MTU is below
+    /// IPv6's minimum of 1280.
     pub fn v6(&self) -> Option<Ipv6Addr> {
         self.v6
     }

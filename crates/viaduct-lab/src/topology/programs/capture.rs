@@ -1,4 +1,4 @@
-//! Packet capture of the segments of one TCP connection, as by tcpdump, for plots of sequence
+//! Packet capture of the segments to and from one TCP port, as by tcpdump, for plots of sequence
 //! numbers over time that show stalls.
 
 use std::sync::Arc;

@@ -151,7 +151,8 @@ fn note(made: &mut [Request], (number, answer): (usize, io::Result<(Duration, Du
     }
 }
 
-/// Returns whether `got` is a header and a body of at least `length` bytes.
+/// Returns whether `got` is complete: a header and a body of at least `length` bytes, or at least
+/// `length` bytes of an answer with another status than 200 whose header is complete.
 fn is_whole(got: &[u8], length: usize) -> bool {
     got.len() >= length
         && got
