@@ -143,11 +143,12 @@ mod tests {
 
     use super::*;
 
-    fn spray(interface: &str) -> Spray {
-        let hop = Hop { address: [127, 0, 0, 2].into(), device: "lo".to_owned() };
+    /// Distribution to one replica behind the interface `device`.
+    fn spray(device: &str) -> Spray {
+        let hop = Hop { address: [127, 0, 0, 2].into(), device: device.to_owned() };
         Spray {
             instance: "spray_faults".to_owned(),
-            interfaces: vec![interface.to_owned()],
+            interfaces: vec!["lo".to_owned()],
             addresses: vec![[127, 0, 0, 1].into()],
             ports: vec![9],
             mark: OptionMark { word: mark::WORD, byte: Role::Request.byte() },
