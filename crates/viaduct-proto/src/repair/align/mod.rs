@@ -201,15 +201,11 @@ impl Aligner {
         self.tail = self.tail.min(self.missing.len());
     }
 
-    /// Forgets all numbers and arrivals.
-    pub fn clear(&mut self) {
-        self.next = self.next_arrival();
-        self.ahead.clear();
-        self.skipped.clear();
-        self.unnamed.clear();
+    /// Forgets all numbers: the next ones may be lower. Arrivals that were not named yet may be
+    /// those of the next numbers.
+    pub fn restart(&mut self) {
         self.missing.clear();
-        (self.fresh, self.gap, self.expected, self.tail) = (0, 0, None, 0);
-        self.is_adrift = false;
+        (self.gap, self.expected, self.tail) = (0, None, 0);
     }
 
     /// Next step of the comparison at the first of `tags`; `is_lone`: fewer than [`AGREE`] tags

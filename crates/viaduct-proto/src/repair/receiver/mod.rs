@@ -230,7 +230,7 @@ impl Receiver {
         let next = self.known.ledger.next();
         let is_open = self.known.ledger.reach(first, last);
         if self.known.ledger.next() < next {
-            self.arrivals.aligner.clear();
+            self.arrivals.aligner.restart();
         }
         is_open
     }
