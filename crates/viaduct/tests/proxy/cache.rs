@@ -9,7 +9,7 @@ use viaduct_lab::topology::programs::{Squid, WebServer};
 
 use super::chain;
 
-const SECONDS: Duration = Duration::from_secs(10);
+const TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Lines of the example, with the port of the test's web server.
 fn example() -> String {
@@ -33,7 +33,7 @@ fn squid_answers_from_its_cache_and_flows_go_directly_while_it_is_down() {
     let web = WebServer::start(chain.server(), 50_000, 1).unwrap();
     let squid = Squid::cache(&chain.hops()[0]).unwrap();
     let near = Proxy::configured(&chain.hops()[0], &example()).unwrap();
-    assert_eq!(web.download(chain.client(), SECONDS).unwrap().bytes, 50_000);
+    assert_eq!(web.download(chain.client(), TIMEOUT).unwrap().bytes, 50_000);
     let cached = headers(&chain);
     assert!(cached.contains("X-Cache: HIT from cache"), "{cached}");
 
@@ -42,13 +42,13 @@ fn squid_answers_from_its_cache_and_flows_go_directly_while_it_is_down() {
     let direct = headers(&chain);
     assert!(!direct.contains("X-Cache"), "{direct}");
     assert!(begun.elapsed() < Duration::from_secs(2), "{:?}", begun.elapsed());
-    let deadline = Instant::now() + SECONDS;
+    let deadline = Instant::now() + TIMEOUT;
     while !near.log().contains("flows go directly to their servers") {
         assert!(Instant::now() < deadline, "{}", near.log());
         headers(&chain);
     }
     let _squid = Squid::cache(&chain.hops()[0]).unwrap();
     while !headers(&chain).contains("X-Cache") {
-        assert!(Instant::now() < deadline + SECONDS, "the cache is not used again: {}", near.log());
+        assert!(Instant::now() < deadline + TIMEOUT, "the cache is not used again: {}", near.log());
     }
 }

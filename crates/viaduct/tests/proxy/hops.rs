@@ -19,7 +19,7 @@ use viaduct_sys::capture::ring::{Ring, RingConfig};
 
 pub(super) const SERVER: u16 = 9000;
 const HOP: u16 = 7000;
-const SECONDS: Duration = Duration::from_secs(10);
+const TIMEOUT: Duration = Duration::from_secs(10);
 
 /// A client, two hops, a server: 10.1.0.1, 10.1.0.2, 10.2.0.2, 10.3.0.2.
 pub(super) fn chain(link: &str) -> Chain {
@@ -79,9 +79,9 @@ pub(super) fn echo(host: &Host, ip: IpAddr) -> thread::JoinHandle<IpAddr> {
 
 /// Sends `words` from the host `from` to `to`. Returns the answer.
 pub(super) fn say(from: &Host, to: SocketAddr, words: &[u8]) -> std::io::Result<Vec<u8>> {
-    let connect = || TcpStream::connect_timeout(&to, SECONDS);
+    let connect = || TcpStream::connect_timeout(&to, TIMEOUT);
     let mut stream = from.netns().enter(connect).unwrap()?;
-    stream.set_read_timeout(Some(SECONDS)).unwrap();
+    stream.set_read_timeout(Some(TIMEOUT)).unwrap();
     stream.write_all(words)?;
     stream.shutdown(Shutdown::Write)?;
     let mut data = Vec::new();
@@ -100,7 +100,7 @@ impl Tap {
 
     /// Waits for a packet that matches `is`. Returns it with its time.
     fn find(&mut self, is: impl Fn(&[u8]) -> bool) -> (Vec<u8>, Instant) {
-        let deadline = Instant::now() + SECONDS;
+        let deadline = Instant::now() + TIMEOUT;
         loop {
             while let Some(frame) = self.0.next() {
                 if is(&frame) {
@@ -313,7 +313,7 @@ fn a_mixed_chain_carries_curl() {
     // The first hop is on the path; the second accepts the option, a PROXY header, or SOCKS.
     let _second = hop(second, "10.2.0.2:7000", "--expect option,proxy,socks");
     let _first = proxy(first, "--listen [::]:7000 --intercept 10.3.0.0/16 --next 10.2.0.2:7000");
-    let direct = web.download(chain.client(), SECONDS).unwrap();
+    let direct = web.download(chain.client(), TIMEOUT).unwrap();
     assert_eq!(direct.bytes, 50_000, "on the path, then by the option");
     for tell in ["proxy", "proxy-tfo", "option"] {
         let words = format!("--expect socks,proxy --next 10.2.0.2:7000 --tell {tell}");

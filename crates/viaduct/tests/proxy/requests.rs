@@ -15,7 +15,7 @@ use viaduct_proto::link::LinkConfig;
 use crate::rules;
 
 const PORT: u16 = 9000;
-const SECONDS: Duration = Duration::from_secs(10);
+const TIMEOUT: Duration = Duration::from_secs(10);
 
 /// A client, two routers, a server: 10.1.0.1, 10.1.0.2, 10.2.0.2, 10.3.0.2.
 struct World {
@@ -65,9 +65,9 @@ impl World {
     /// Connects from the client to the proxy at `at`.
     fn connect(&self, at: &str) -> TcpStream {
         let at: SocketAddr = at.parse().unwrap();
-        let connect = || TcpStream::connect_timeout(&at, SECONDS).unwrap();
+        let connect = || TcpStream::connect_timeout(&at, TIMEOUT).unwrap();
         let stream = self.chain.client().netns().enter(connect).unwrap();
-        stream.set_read_timeout(Some(SECONDS)).unwrap();
+        stream.set_read_timeout(Some(TIMEOUT)).unwrap();
         stream
     }
 
@@ -149,7 +149,7 @@ fn a_tunnel_carries_names_and_the_far_end_resolves_them() {
     let mut stream = world.connect("10.1.0.2:7001");
     stream.write_all(b"CONNECT only.there:9000 HTTP/1.1\r\n\r\n").unwrap();
     dns.set_nonblocking(false).unwrap();
-    dns.set_read_timeout(Some(SECONDS)).unwrap();
+    dns.set_read_timeout(Some(TIMEOUT)).unwrap();
     let mut query = [0; 512];
     let length = dns.recv(&mut query).unwrap();
     assert!(query[..length].windows(10).any(|part| part == b"\x04only\x05ther"), "{query:?}");
