@@ -21,7 +21,7 @@ fn send(group: &Group, line: &str) {
     assert!(command.status().unwrap().success());
 }
 
-/// Returns the ID of the next held datagram, if there is one, and whether it is inbound.
+/// Waits up to 300 ms for the next held datagram. Returns its ID, and whether it is inbound.
 fn next(held: &DatagramQueue) -> Option<(u32, bool)> {
     let deadline = Instant::now() + Duration::from_millis(300);
     while Instant::now() < deadline {

@@ -25,8 +25,8 @@ fn pair() -> (TcpStream, TcpStream) {
     (client, server)
 }
 
-/// Writes until the peer's receive window is zero and the send buffer is full. Returns the number
-/// of bytes written.
+/// Writes until no byte is accepted for 300 ms: the peer's receive window is zero, and the send
+/// buffer is full. Returns the number of bytes written.
 fn fill(stream: &mut TcpStream) -> usize {
     let (mut all, mut quiet_since) = (0, Instant::now());
     while quiet_since.elapsed() < Duration::from_millis(300) {

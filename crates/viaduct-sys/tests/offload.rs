@@ -60,16 +60,17 @@ struct Seen {
     packets: usize,
     /// Bytes of the longest outgoing packet.
     longest: usize,
-    /// Packets whose checksum is missing. `told` counts those for which the checksum's offset
-    /// is reported.
+    /// Packets whose checksum is missing.
     unready: usize,
+    /// Packets for which the offset of the missing checksum is reported.
     told: usize,
-    /// Packets to be segmented, and bytes of data in each segment.
+    /// Packets that are still to be segmented.
     cut: usize,
+    /// Maximum bytes of data in a segment of these packets.
     segment: u16,
 }
 
-/// Sends 8 MB over TCP from host to server.
+/// Sends 8 MiB over TCP from host to server. Returns the counts of its packets at the tap.
 fn transfer(host: &Host, server: &Host, ring: &mut Ring) -> Seen {
     const BYTES: usize = 8 << 20;
     let listener = server.run(|| TcpListener::bind("10.9.0.2:0").expect("bind"));
