@@ -183,7 +183,7 @@ fn requests_are_logged_and_the_log_is_reopened() {
     }
 }
 
-/// Waits until a log has this many lines. Returns its text.
+/// Waits until a log exists and has at least this many lines. Returns its text.
 fn wait_for_lines(log: &Path, lines: usize) -> String {
     let deadline = Instant::now() + Duration::from_secs(20);
     loop {

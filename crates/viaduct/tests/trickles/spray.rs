@@ -123,7 +123,7 @@ fn serve(world: &World, host: usize) -> Process {
     world.serve_in(host, &words, || world.connect_plain_to(host).is_ok())
 }
 
-/// Fetches a file in both address families and both packet formats; returns the time it took.
+/// Fetches a file over IPv4 in both packet formats, and over IPv6 in TCP's. Checks its content.
 fn fetch_all(world: &World, expected: &[u8]) {
     for (ip, format) in [
         (SHARED.into(), Format::Tcp),

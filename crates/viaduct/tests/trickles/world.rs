@@ -1,4 +1,4 @@
-//! A file server behind a lossy link, and a client, each in a namespace of its own.
+//! File servers behind an emulated link, and a client, each in a namespace of its own.
 
 use std::collections::HashMap;
 use std::fs;
@@ -129,7 +129,7 @@ impl World {
         self.net.gateway_b().ip(&[format!("route replace {SHARED}/32 via {via}")]).unwrap();
     }
 
-    /// Returns whether a server has a status socket.
+    /// Returns whether the server on b1 has a status socket.
     pub(crate) fn status_is_there(&self) -> bool {
         std::os::unix::net::UnixStream::connect(self.dir.join("run/serve-80.sock")).is_ok()
     }
@@ -205,7 +205,8 @@ impl Client {
         netns.enter(|| connector.connect(to, Config::default())).unwrap().unwrap()
     }
 
-    /// Sends `text` on the main stream, ends it, and reads until all these streams have ended.
+    /// Sends `text` on the main stream, ends this direction of it, and reads until all of `streams`
+    /// have ended, for at most `limit`.
     pub(crate) fn fetch(
         &mut self,
         flow: Flow,

@@ -11,6 +11,7 @@ use crate::world::World;
 /// Link on which the transfer takes four seconds.
 const LINK: &str = "rate=8M,delay=10ms,queue=60kB";
 const BYTES: usize = 4_000_000;
+/// Time limit of a transfer without a change of address.
 const PLAIN: Duration = Duration::from_secs(5);
 /// Maximum cost of the change: time until the silence is detected, and the transport starts again
 /// at the new address.

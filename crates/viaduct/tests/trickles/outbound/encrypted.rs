@@ -14,7 +14,7 @@ use crate::world::World;
 const LINK: &str = "rate=50M,delay=5ms,queue=300kB";
 const WORDS: &[u8] = b"plaintext that must not be shown!";
 
-/// All packets on the server's interface.
+/// Capture of all packets on the server's interface.
 struct Watch {
     enough: Arc<AtomicBool>,
     thread: JoinHandle<Vec<Vec<u8>>>,

@@ -61,7 +61,7 @@ fn counted(world: &World) -> (u64, u64) {
     };
     let deadline = Instant::now() + Duration::from_secs(5);
     let mut before = read();
-    // The status file is written a few times a second.
+    // The counters are published a few times a second.
     loop {
         std::thread::sleep(Duration::from_millis(300));
         let now = read();

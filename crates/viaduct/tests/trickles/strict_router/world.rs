@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!   client eth0 ════════ west router east ════════ eth0 server
-//!      10.1.0.2     10.1.0.1   10.2.0.1     10.2.0.2 (and 10.2.0.3)
+//!      10.1.0.2     10.1.0.1   10.2.0.1     10.2.0.2
 //!       fd01::2     fd01::1    fd02::1      fd02::2
 //!
 //!   the router   drops and counts what conntrack calls INVALID, counts resets,
@@ -158,9 +158,9 @@ pub(crate) fn sh(node: &Node, script: &str) -> String {
     node.run("sh", &["-ec", script]).unwrap()
 }
 
-/// A server. The first bytes of each request are the number of answers to send, and their length
-/// (16 bits). Each answer has the request's number (32 bits), its index, and the source of the
-/// request.
+/// A server. The first bytes of each request are the number of answers to send (8 bits), their
+/// length (16 bits), and the request's number (32 bits). Each answer has the request's number, its
+/// own index, and the source of the request, followed by zeros up to that length.
 pub(crate) struct Echo {
     stop: Arc<AtomicBool>,
     thread: Option<JoinHandle<PortStats>>,
@@ -318,7 +318,7 @@ impl Drop for Client {
     }
 }
 
-/// Converts an event; `None` if it is neither an answer nor a refusal.
+/// Converts an event; `None` for a fallback to UDP and for a change of the MTU.
 fn event(heard: PortEvent<'_>) -> Option<ClientEvent> {
     Some(match heard {
         PortEvent::FellBack { .. } | PortEvent::MtuDecreased => return None,
