@@ -20,7 +20,7 @@ enum Step {
     Send { opens: bool, bytes: Bytes },
     /// This gateway sends a datagram to the last sender.
     Reply { bytes: Bytes },
-    /// Packets of both gateways arrive; some are altered.
+    /// Packets of both gateways arrive, each with one byte altered (unchanged if `change` is 0).
     Exchange { at: u16, change: u8 },
     /// Arbitrary bytes arrive.
     Hostile { bytes: Bytes },

@@ -13,7 +13,7 @@ fuzz_target!(|input: &[u8]| {
     let (Some(query), Some(answer)) = (query, answer) else { return };
     assert_eq!(answer[..2], input[..2]);
     assert!(answer[2] & 0x80 != 0 && answer.len() <= 12 + 255 + 4 + 12 + 255);
-    // One answer of four bytes that is not a loopback address.
+    // There is one answer, whose four bytes are not a loopback address.
     if query.kind == A && query.class == IN && answer[7] == 1 && answer[answer.len() - 4] != 127 {
         let ip: [u8; 4] = answer[answer.len() - 4..].try_into().expect("four");
         assert_eq!(pool.name_of(ip.into()).as_deref(), query.name.as_deref());

@@ -1,4 +1,5 @@
-//! The repair channel's datagrams and messages: whatever parses is emitted again unchanged.
+//! The repair channel's datagrams and messages: a message that parses is emitted again unchanged,
+//! except for names, of which only the counts are checked.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;

@@ -1,4 +1,4 @@
-//! Frames that the peer of the fuzzed end sends: a tunnel's, which `mux` uses too.
+//! Frames that the peer of the fuzzed end sends. Tunnels and `mux` have the same frames.
 
 use arbitrary::Arbitrary;
 use viaduct_proto::flow::{Address, Failure};
@@ -42,7 +42,7 @@ pub enum FrameKind {
 }
 
 impl FrameKind {
-    /// Returns the stream of the frame: this one, or 0 for a frame of the link.
+    /// Returns the number of the stream: 1 to 16, chosen by `stream`, or 0 for a frame of the link.
     pub fn stream(&self, stream: u8) -> u32 {
         match self {
             FrameKind::Hello { .. } | FrameKind::Grant { .. } | FrameKind::Gone { .. } => 0,

@@ -106,7 +106,7 @@ pub fn plane_of(side: usize, coding: Coding) -> Plane {
     Plane::new(local, vec![peer(side, Some(coding))], Instant::ZERO).expect("a code that works")
 }
 
-/// A packet of about `len` bytes from a host of `from` to one of the other side.
+/// A packet with `len` bytes after its IP header, from a host of `from` to one of the other side.
 pub fn packet(from: usize, v6: bool, len: usize, filler: u8, fields: MutableFields) -> Vec<u8> {
     let head = if v6 { 40 } else { 20 };
     let mut packet = vec![filler; head + len];
