@@ -34,9 +34,10 @@ pub(crate) fn build_go(program: &Path, source: &Path) -> bool {
     go.status().is_ok_and(|status| status.success())
 }
 
-/// Returns a port of TCP and UDP that is not in use, a different one with each call. It is
-/// below the range of ephemeral ports, so that other tests and connections do not take it
-/// before it is used.
+/// Returns a port of TCP and UDP that is not in use, a different one with each call. It is below
+/// the range of ephemeral ports, so that no connection and no bind to port 0 takes it before it is
+/// used. The first port depends on the process ID, so that test programs that run at the same time
+/// rarely choose the same one.
 pub(crate) fn free_port() -> u16 {
     const RANGE: std::ops::Range<u16> = 10_000..32_000;
     static CALLS: AtomicU16 = AtomicU16::new(0);
@@ -101,8 +102,8 @@ pub(crate) fn within_some<T>(limit: Duration, mut ask: impl FnMut() -> Option<T>
     None
 }
 
-/// Fills all buffers on the path of `stream`, whose other end reads nothing. Returns the number of
-/// bytes written.
+/// Fills all buffers on the path of `stream`, whose other end reads nothing: writes until no byte
+/// is accepted for 300 ms. Returns the number of bytes written.
 pub(crate) fn fill(stream: &mut TcpStream) -> usize {
     stream.set_nonblocking(true).unwrap();
     let (mut all, mut moved) = (0, Instant::now());
@@ -129,7 +130,8 @@ pub(crate) fn as_user(user: u32, what: impl FnOnce() + Send + 'static) {
     thread::spawn(act).join().unwrap();
 }
 
-/// Waits until a tap shows a TCP packet whose flags satisfy `is`. Returns the time.
+/// Waits until a tap shows a TCP packet over IPv4 whose flags satisfy `is`; panics after 5 s.
+/// Returns the time at which the packet was read.
 pub(crate) fn when_seen(tap: &mut Ring, is: impl Fn(u8) -> bool) -> Instant {
     let deadline = Instant::now() + Duration::from_secs(5);
     loop {

@@ -10,8 +10,8 @@ use viaduct_lab::experiment::{Ended, Options, Outcome, perform, print_table};
 use viaduct_lab::experiments::select;
 
 /// Serialises the experiments that measure time. Those that mostly wait for long round trips run in
-/// parallel. (Tests start in the order of their names. The parallel ones are adjacent in that
-/// order, so they overlap.)
+/// parallel. (Tests start in the order of their names. Three of the four parallel ones are adjacent
+/// in that order, so they overlap.)
 static MACHINE: RwLock<()> = RwLock::new(());
 
 fn alone() -> RwLockWriteGuard<'static, ()> {

@@ -13,7 +13,7 @@ use viaduct_sys::process::Process;
 use super::common::etcd::Etcd;
 use super::common::{until, within};
 
-/// Box of site `oslo` or `lima`. Its process ends when the box is dropped.
+/// Box of site `s1` or `s2`, which runs `viaduct fleet`. Its process ends when the box is dropped.
 struct Member {
     dir: PathBuf,
     process: Option<Process>,

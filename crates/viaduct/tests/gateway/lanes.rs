@@ -104,7 +104,7 @@ fn a_worker_that_panics_costs_its_lanes_a_handshake_and_the_others_nothing() {
     let [a, b] = [a.status().unwrap(), b.status().unwrap()];
     let counters = format!("{:?} {:?} {:?}", a.shell(), a.peer().sender, b.peer().receiver);
     assert!(spared < LOSS, "{spared} of the packets in other lanes: {counters}");
-    // The status shows the end of the worker a moment later.
+    // The status shows the panic some time after it happened.
     let (from, to) = (dead_at - Duration::from_millis(500), dead_at + Duration::from_secs(1));
     let other_times: Vec<_> =
         sent.iter().copied().filter(|of| of.at < from || of.at > to).collect();

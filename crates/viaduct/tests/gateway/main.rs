@@ -144,8 +144,9 @@ fn arriving(world: &World) -> [BTreeSet<Vec<u8>>; 2] {
     })
 }
 
-/// Returns the packet if [`arriving`] compares it. Fields that differ between connections are set
-/// to zero: identification, client port, sequence numbers, timestamps, and checksums.
+/// Returns the packet if [`arriving`] compares it. Fields that may differ are set to zero: IP's
+/// identification and checksum, and in a SYN or SYN-ACK also the client port, sequence numbers,
+/// timestamps, and TCP's checksum.
 fn comparable(packet: &[u8]) -> Option<Vec<u8>> {
     let ports = |at: usize| u16::from_be_bytes([packet[at], packet[at + 1]]);
     if packet.len() < 28 || packet[0] != 0x45 {
@@ -281,10 +282,10 @@ fn system(node: &Node) -> String {
     let routes = node.run("ip", &["route"]).unwrap() + &node.run("ip", &["-6", "route"]).unwrap();
     let rules = node.run("nft", &["list", "ruleset"]).unwrap();
     let links = node.run("ip", &["-br", "link"]).unwrap();
-    let six: String =
+    let routes: String =
         routes.lines().filter(|l| !l.starts_with("fe80")).collect::<Vec<_>>().join("\n");
     let links: Vec<_> = links.lines().filter_map(|l| l.split_whitespace().next()).collect();
-    format!("{offloads}\n{six}\n{rules}\n{links:?}")
+    format!("{offloads}\n{routes}\n{rules}\n{links:?}")
 }
 
 #[test]

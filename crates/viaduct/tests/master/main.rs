@@ -109,8 +109,8 @@ fn text(bytes: &[u8]) -> String {
     String::from_utf8_lossy(bytes).into_owned()
 }
 
-/// Starts a server that answers each line with its peer's address. Returns its address, and the
-/// count of connections.
+/// Starts a server that answers each line with that line and its peer's address. Returns its own
+/// address, and the count of connections.
 fn far_end() -> (SocketAddr, &'static AtomicUsize) {
     let count: &'static AtomicUsize = Box::leak(Box::new(AtomicUsize::new(0)));
     let listener = TcpListener::bind("0.0.0.0:0").unwrap();
@@ -132,7 +132,8 @@ fn far_end() -> (SocketAddr, &'static AtomicUsize) {
 }
 
 /// A Python program that connects to the address of its first argument, from the address of its
-/// second if present, and prints the ports of its socket.
+/// second if present, and prints the ports of its socket and the answer to a line. Its exit status
+/// is 7.
 const TELL: &str = "
 import socket, sys
 host, port = sys.argv[1].rsplit(':', 1)
@@ -356,7 +357,7 @@ fn rules_of_nested_masters_apply_to_the_flows_that_each_carries() {
 }
 
 /// Starts a program that listens at `port`, as [`SERVE`] does, and checks that the program sees its
-/// client's address.
+/// client's port.
 fn greeted(mut command: Command, port: u16) -> (Child, Lines<BufReader<ChildStdout>>) {
     let mut server = command.stdout(Stdio::piped()).stderr(Stdio::null()).spawn().unwrap();
     let mut lines = BufReader::new(server.stdout.take().unwrap()).lines();
@@ -389,7 +390,8 @@ fn inbound_connections_pass_both_masters() {
     }
 }
 
-/// Listens at its first argument, and answers each line with the same line.
+/// Listens at the port of its first argument. Prints each client's port, reads one line, sends it
+/// back, and closes.
 const SERVE: &str = "
 import socket, sys
 s = socket.create_server(('127.0.0.1', int(sys.argv[1])))

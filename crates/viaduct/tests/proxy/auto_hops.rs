@@ -17,8 +17,9 @@ use viaduct_proto::split::proxy::{Addresses, emit};
 use super::hops::{SERVER, assert_refused, check, echo, say};
 use super::rules::status;
 
-/// Addresses of the nodes, and those that the server sees.
+/// Addresses of the nodes.
 const NODES: [[u8; 4]; 3] = [[10, 2, 0, 1], [10, 2, 0, 2], [10, 3, 0, 2]];
+/// Addresses from which the nodes connect to the server.
 const SEEN: [[u8; 4]; 3] = [[10, 2, 0, 1], [10, 3, 0, 1], [10, 4, 0, 1]];
 /// Time limit for a change, on a busy machine.
 const CHANGE_TIMEOUT: Duration = Duration::from_secs(60);

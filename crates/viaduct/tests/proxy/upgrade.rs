@@ -27,8 +27,8 @@ fn pattern(position: usize) -> u8 {
     (position % 251) as u8
 }
 
-/// Serves a stream of [`pattern`] until `stop`, with or without pauses as the client requests, or
-/// echoes a word if the client requests that.
+/// Serves a stream of [`pattern`] until `stop`, with or without pauses as the client requests, and
+/// then sends its length in eight bytes. Echoes a word instead if the client requests that.
 fn serve(mut stream: TcpStream, stop: &AtomicBool) {
     let mut kind = [0];
     if stream.read_exact(&mut kind).is_err() {

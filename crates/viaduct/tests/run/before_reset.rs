@@ -70,7 +70,8 @@ fn data_before_a_reset_arrives_through_every_chain() {
 }
 
 /// Clients that send data and reset at once, and a server that prints for how many of them all data
-/// arrived.
+/// arrived, followed by a reset. The argument N starts the server, N and a port start the clients,
+/// and +N starts both.
 const HASTY: &str = "
 import socket, struct, sys, threading
 def serve(l, n):

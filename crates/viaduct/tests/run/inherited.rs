@@ -68,9 +68,10 @@ fn killing_the_wrapper_kills_the_program() {
     assert!(within(Duration::from_secs(10), || !program.exists()));
 }
 
-/// Starts a command (the arguments from the second on) in a terminal of its own, sends the
-/// first argument as input once it has printed "ready", and closes the terminal. Prints its
-/// wait status, and whether its output contains "trapped".
+/// Starts a command (the arguments from the second on) in a terminal of its own, sends the first
+/// argument as input once the command has printed "ready", and closes the terminal: at once if that
+/// argument is empty, otherwise when the command has ended. Prints the wait status of the command,
+/// and whether its output contains "trapped".
 const TERMINAL: &str = "
 import os, pty, sys
 pid, terminal = pty.fork()
@@ -111,7 +112,7 @@ fn signals_and_hangup_of_the_terminal_reach_the_program() {
 
 /// Starts the command of its arguments in the background of a new terminal, as a shell does, and
 /// puts it into the foreground when it has stopped. Prints each signal that has stopped the
-/// command, and its wait status.
+/// command, and then the command's exit status, negated.
 const JOB: &str = "
 import os, pty, signal, sys
 out = os.dup(1)

@@ -49,7 +49,8 @@ fn text(bytes: &[u8]) -> String {
     String::from_utf8_lossy(bytes).into_owned()
 }
 
-/// Starts a server that answers each line with the address of its sender.
+/// Starts a server that answers each line with that line and the address of its sender, and the end
+/// of the stream with the line `end`.
 fn far_end(at: &str) -> SocketAddr {
     let listener = TcpListener::bind(at).unwrap();
     let address = listener.local_addr().unwrap();
@@ -70,7 +71,7 @@ fn far_end(at: &str) -> SocketAddr {
 }
 
 /// A Python program that connects to the address of its first argument and prints its socket's
-/// addresses.
+/// ports and the answer to a line.
 const TELL: &str = "
 import socket, sys
 host, port = sys.argv[1].rsplit(':', 1)

@@ -9,7 +9,7 @@ use std::thread;
 
 use super::{output, run, signal, text};
 
-/// Echoes each connection to its end, and prints its peer.
+/// Prints its port, and echoes each connection to its end.
 const SERVER: &str = "
 import socket, sys, threading
 s = socket.create_server(('127.0.0.1', 0), backlog=100)

@@ -113,7 +113,7 @@ fn handlers_needed_at_both_ends_run_in_both_gateways() {
         assert_eq!(peer, ours, "the server sees the client's address and port");
         common::there_and_back(client, server, text.as_bytes());
     }
-    // 10.4 MB in both directions, of which little crosses the link.
+    // 10.4 MB in each direction, of which little crosses the link.
     let wan = world.dumbbell.gateway_a().run("ip", &["-s", "-j", "link", "show", "wan0"]).unwrap();
     let wan: Value = serde_json::from_str(&wan).unwrap();
     let sent = wan[0]["stats64"]["tx"]["bytes"].as_u64().unwrap();

@@ -142,7 +142,7 @@ static int uring(void)
 	return errno ? refused() : talk(fd, 0);
 }
 
-/* Waits for the child, whose output is that of this program. */
+/* Waits for the child, which writes to the standard output of this program. */
 static int child(int pid)
 {
 	int status;

@@ -15,7 +15,7 @@ use std::thread;
 
 use crate::common::{UnprivilegedUser, build_go, holders_of_other_end};
 
-/// Kinds of calls that the dynamically linked program makes, except those in [`TRAPS`].
+/// Kinds of calls that `calls.c` makes.
 const SHAPES: [&str; 15] = [
     "blocking",
     "epoll-after",
@@ -33,7 +33,7 @@ const SHAPES: [&str; 15] = [
     "udp",
     "udp-many",
 ];
-/// Cases that break interposers, in a separate program.
+/// Cases that break interposers, in `traps.c`.
 const TRAPS: [&str; 5] = ["closed", "anew", "put-off", "interrupted", "before-main"];
 const ENOSYS: i32 = 38;
 const ENETUNREACH: i32 = 101;

@@ -2,8 +2,8 @@
 import errno, os, select, signal, socket, sys, threading, time
 
 HOST = '127.0.0.1'
-# Ports that are bound, closed and bound again, or bound for IPv6 alone; they are below the ephemeral
-# range, so that no other program gets them, and no connect to one of them comes from itself.
+# Ports that are bound, closed and bound again, or bound for IPv6 alone. They are below the ephemeral
+# range, so that no other program gets them, and no connect to one of them has it as its own port.
 PORTS = [int(port) for port in sys.argv[1:]]
 
 

@@ -89,8 +89,8 @@ fn by_cgroup_no_client_is_accepted_early_and_a_closed_listener_refuses() {
     }
 }
 
-/// Creates a link with the address `fe80::aa`. Runs a server at two of its ports, under the given
-/// words, and a client that connects to both.
+/// Creates a link with the address `fe80::aa`. Runs a server at two ports of this address, with the
+/// arguments as the first words of its command line, and a client that connects to both.
 const LINK_LOCAL: &str = r#"
 ip link set lo up; ip link add name v0 index 55 type veth peer name v1
 ip link set v0 up; ip link set v1 up
@@ -156,6 +156,7 @@ fn link_local_clients_keep_their_interface() {
 #[test]
 fn the_cost_of_bind_and_listen_does_not_grow_with_their_number() {
     const COUNT: u64 = 1000;
+    /// Maximum mean time of a bind and a listen, in microseconds.
     const MAX_EACH: u64 = 2000;
     let user = UnprivilegedUser::new("many");
     for via in ["seccomp", "preload"] {
@@ -197,6 +198,7 @@ impl Drop for Server {
     }
 }
 
+/// Waits up to 5 s for the end of the process. Returns whether it has ended.
 fn within_mut(child: &mut Child) -> bool {
     (0..250).any(|_| {
         std::thread::sleep(Duration::from_millis(20));
