@@ -192,7 +192,7 @@ fn several_workers_of_a_master_divide_the_flows_by_host() {
     }
     assert_eq!(count.load(Ordering::Relaxed), 8);
     let page = run_dir.status("all");
-    assert!(page.contains("\"flows\":8") || page.contains("flows 8"), "{page}");
+    assert!(page.contains("flows 8\\nwritten 48\\n"), "{page}");
     master.signal("TERM");
     assert!(master.0.wait().unwrap().success());
     let words = ["master", "--name", "x", "--workers", "2", "+mux"];
@@ -322,7 +322,7 @@ fn an_unprivileged_user_nests_above_the_systems_master() {
         assert!(run_dir.status("system").contains(&flows), "{}", run_dir.status("system"));
     }
     let said = run("closed", &[CHAIN]);
-    assert!(text(&said.stderr).contains("serves only its own user") || !said.status.success());
+    assert!(text(&said.stderr).contains("only the master's user and root may use it"), "{said:?}");
     assert!(run_dir.status("closed").contains("flows 0\\n"), "{}", run_dir.status("closed"));
 }
 
