@@ -104,8 +104,9 @@ fn the_process_of_a_hop_is_confined() {
         line.split_whitespace().last().unwrap().to_owned()
     };
     for pid in [a, b] {
-        assert_eq!(field(pid, "CapEff:"), "0000000000000000");
-        assert_eq!(field(pid, "CapBnd:").len(), 16);
+        for set in ["CapPrm:", "CapEff:", "CapAmb:"] {
+            assert_eq!(field(pid, set), "0000000000000000", "{set}");
+        }
         assert_eq!(field(pid, "NoNewPrivs:"), "1");
         let limits = read(pid, "limits");
         let data = limits.lines().find(|line| line.starts_with("Max data size")).unwrap();

@@ -212,7 +212,7 @@ fn clients_are_served_by_each_protocol_if_they_are_allowed() {
         Proxy::start(&chain.hops()[0], &words.iter().map(String::as_str).collect::<Vec<_>>())
             .unwrap()
     };
-    let (_second, _first) = (start(second), start(first));
+    let (second, _first) = (start(second), start(first));
     let direct = web.download(chain.client(), Duration::from_secs(10)).unwrap();
     assert_eq!(direct.bytes, 50_000);
     for options in ["--socks5 10.1.0.2:7001", "--proxytunnel --proxy http://10.1.0.2:7001"] {
@@ -221,8 +221,11 @@ fn clients_are_served_by_each_protocol_if_they_are_allowed() {
     }
     let elsewhere = "--proxytunnel --proxy http://10.1.0.2:7001 --connect-to ::10.1.0.2:7001";
     assert!(curl(&chain, elsewhere).unwrap_err().contains("403"), "the server is not allowed");
+    let denied = || rules::status(&second)["counters"]["refused"]["denied"].as_u64().unwrap();
+    let before = denied();
     let unheard = "--proxytunnel --proxy http://10.1.0.2:7002";
     assert!(curl(&chain, unheard).is_err(), "the client is not allowed");
+    assert_eq!(denied(), before + 1, "refused for another reason");
 }
 
 /// Sends a few bytes in each direction.
