@@ -91,6 +91,8 @@ fn kill_9_leaves_no_namespace_no_interface_and_no_process() {
     let sleeper = wait_until("the command in a1", || children_running(lab.id(), "sleep").pop());
     let canary = watch(&lab);
     assert_eq!(canary.alive(), 6, "two gateways, four hosts");
+    let files = std::env::temp_dir().join(format!("viaduct-lab-{}-0", lab.id()));
+    assert!(files.exists());
     lab.kill().unwrap();
     lab.wait().unwrap();
     canary.assert_all_gone();
@@ -100,7 +102,6 @@ fn kill_9_leaves_no_namespace_no_interface_and_no_process() {
         (stat.is_empty() || stat.contains(") Z ")).then_some(())
     });
     // A killed lab leaves only its files; the next one removes them.
-    let files = std::env::temp_dir().join(format!("viaduct-lab-{}-0", lab.id()));
     assert!(self::lab(&["shell", "dumbbell", "--", "true"]).status().unwrap().success());
     assert!(!files.exists());
 }
@@ -176,7 +177,11 @@ fn bad_input_gets_one_clear_line() {
     for (args, expected) in cases {
         let output = lab(args).output().unwrap();
         assert!(!output.status.success(), "{args:?}");
-        assert!(said(&output).contains(expected), "{args:?}: {}", said(&output));
+        let said = said(&output);
+        assert!(said.contains(expected), "{args:?}: {said}");
+        // The parser of the command line names `--help` below its message.
+        let lines = said.lines().filter(|line| !line.is_empty() && !line.contains("--help"));
+        assert_eq!(lines.count(), 1, "{args:?}: {said}");
     }
 }
 

@@ -134,6 +134,11 @@ fn wrong_options_and_those_without_effect_are_refused_in_one_line() {
     for (options, expected) in wrong {
         let (right, said) = check(options);
         assert!(!right && said.contains(expected), "{options}: {said}");
+        // The parser of the command line names `--help` below its message. Warnings are about the
+        // modes of password files.
+        let is_beside = |line: &str| line.contains("--help") || line.contains(" WARN ");
+        let lines = said.lines().filter(|line| !line.is_empty() && !is_beside(line));
+        assert_eq!(lines.count(), 1, "{options}: {said}");
     }
 }
 
