@@ -10,7 +10,8 @@ fn logging(chain: &Chain, scratch: &Scratch, words: &str) -> Proxy {
     Proxy::start(&chain.hops()[0], &words).unwrap()
 }
 
-fn lines(scratch: &Scratch) -> Vec<Value> {
+/// Lines of the log in `scratch`.
+pub(super) fn lines(scratch: &Scratch) -> Vec<Value> {
     let text = std::fs::read_to_string(scratch.path().join("access.log")).unwrap_or_default();
     // The last line may be incomplete.
     let whole = text.split_inclusive('\n').filter(|line| line.ends_with('\n'));

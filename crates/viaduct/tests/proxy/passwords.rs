@@ -15,11 +15,7 @@ fn guarded(chain: &Chain, scratch: &Scratch) -> Proxy {
 
 /// Waits until the access log has `lines` lines, and returns them.
 fn logged(scratch: &Scratch, lines: usize) -> Vec<Value> {
-    let read = || {
-        let text = std::fs::read_to_string(scratch.path().join("access.log")).unwrap_or_default();
-        let all: Vec<_> = text.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
-        (all.len() >= lines).then_some(all)
-    };
+    let read = || Some(access_log::lines(scratch)).filter(|all| all.len() >= lines);
     common::within_some(Duration::from_secs(5), read).expect("lines of the access log")
 }
 

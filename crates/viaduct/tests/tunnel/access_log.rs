@@ -12,7 +12,9 @@ fn logged(log: &Path, to: &str, lines: usize) -> Vec<Value> {
     let of = format!("CONNECT {to} ");
     let read = || {
         let text = std::fs::read_to_string(log).unwrap_or_default();
-        let all = text.lines().map(|line| serde_json::from_str(line).unwrap());
+        // The last line may be incomplete.
+        let whole = text.split_inclusive('\n').filter(|line| line.ends_with('\n'));
+        let all = whole.map(|line| serde_json::from_str(line).unwrap());
         let all: Vec<Value> =
             all.filter(|line: &Value| line["request"].as_str().unwrap().starts_with(&of)).collect();
         (all.len() >= lines).then_some(all)
