@@ -106,8 +106,10 @@ fn services_come_and_go_and_late_viewers_see_what_was() {
         text.contains(&name) && requests(&text) > 0.0
     });
     drop(server);
+    let mut ended = String::new();
     until("the page says that the server has ended", || {
-        more(&mut early).contains("it left its socket behind")
+        ended += &more(&mut early);
+        ended.contains("it left its socket behind")
     });
     let (_, late) = dash.watch();
     assert!(requests(&late) > 0.0, "{late}");

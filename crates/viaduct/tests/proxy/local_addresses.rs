@@ -91,7 +91,7 @@ fn connections_to_the_router_itself_are_not_intercepted() {
         let connect = || TcpStream::connect_timeout(&to, Duration::from_secs(5)).unwrap();
         let _client = chain.client().netns().enter(connect).unwrap();
         let _server = listener.accept().unwrap();
-        let status = rules::status(&proxy);
-        assert_eq!(status["counters"]["opened"], 1, "{more:?}: {status}");
+        let is_counted = || rules::status(&proxy)["counters"]["opened"] == 1;
+        common::until(&format!("a flow is counted, {more:?}"), is_counted);
     }
 }

@@ -120,6 +120,7 @@ fn policies_deny_limit_and_process_flows() {
             assert!(expected.contains(&took), "{port}: {took:?}");
         }
     }
+    common::until("all flows have finished", || world.counters()["finished"] == 16);
     let counters = world.counters();
     assert_eq!(counters["refused"]["denied"], 2, "{counters}");
     assert_eq!((&counters["opened"], &counters["finished"]), (&16.into(), &16.into()));

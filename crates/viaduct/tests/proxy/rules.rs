@@ -53,12 +53,12 @@ fn a_port_and_its_rules_belong_to_one_proxy() {
     assert!(refused.contains("viaduct_proxy_7000 is another process's"), "{refused}");
     assert!(rules(&world).contains("tproxy") && is_split(&world), "the first proxy is disturbed");
 
-    // A draining proxy has closed its listener, but still owns the rules.
+    // A draining proxy does not divert new connections, but still owns the rules.
     let mut flow = world.connect(ip).unwrap();
     let (mut server, _) = listener.accept().unwrap();
     let pid = Pid::from_raw(world.proxy.process().id().cast_signed()).unwrap();
     kill_process(pid, Signal::TERM).unwrap();
-    thread::sleep(Duration::from_millis(300));
+    eventually("the proxy is draining", || world.proxy.log().contains("stopping"));
     let refused = another(&world).unwrap_err();
     assert!(refused.contains("waits for its last flows"), "{refused}");
     echo(&mut flow, &mut server);

@@ -3,12 +3,13 @@
 
 use std::ffi::OsStr;
 use std::io::{Read as _, Write as _};
-use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::net::{SocketAddr, TcpStream};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::OnceLock;
 use std::{env, thread};
 
+use super::common::free_port;
 use super::{CHAIN, VIADUCT, far_end, output, run, text, within};
 
 /// Compiles the program in C, and returns its path.
@@ -58,7 +59,7 @@ fn a_program_queries_its_handlers() {
 
 /// Starts a server under `migrate` that answers each message. Returns it, and its port.
 fn migrating_server() -> (std::process::Child, String) {
-    let port = port_of(TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap());
+    let port = free_port().to_string();
     let server = "
 import socket, sys
 s = socket.create_server(('127.0.0.1', int(sys.argv[1])))
