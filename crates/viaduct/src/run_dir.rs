@@ -1,5 +1,7 @@
 //! Default directory of a service's sockets and journal.
 //!
+//! `VIADUCT_RUN_DIR` if that is set; else
+//!
 //! | user | directory |
 //! |---|---|
 //! | that of a system service | `$RUNTIME_DIRECTORY` (`RuntimeDirectory=` of systemd) |
@@ -70,6 +72,9 @@ const TMP: &str = "/tmp";
 /// there, and so gets an error.
 pub fn default_run_dir() -> PathBuf {
     let user = rustix::process::geteuid();
+    if let Some(given) = env::var_os("VIADUCT_RUN_DIR").filter(|dir| !dir.is_empty()) {
+        return given.into();
+    }
     if let Some(given) = env::var_os("RUNTIME_DIRECTORY")
         && let Some(first) = env::split_paths(&given).find(|dir| dir.is_absolute())
     {
