@@ -223,7 +223,7 @@ fn site(status: &Status, page: &mut Exposition) {
         Kind::Gauge,
         "1 while something is wrong with the gateway or a peer.",
     );
-    page.sample(&[], u8::from(!status.troubles().is_empty()));
+    page.sample(&[], u8::from(!status.all_troubles().is_empty()));
     page.family(
         "viaduct_peer_trouble",
         Kind::Gauge,

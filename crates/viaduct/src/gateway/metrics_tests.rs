@@ -148,8 +148,9 @@ async fn requests_are_answered_by_path() {
     assert!(head.starts_with("HTTP/1.1 200 ") && head.contains("version=0.0.4"), "{head}");
     assert!(!parse(body).is_empty());
     assert!(ask(&get("/healthz"), status()).await.starts_with("HTTP/1.1 200 "));
-    let hung = Status { age: 3.0, ..status() };
-    assert!(ask(&get("/healthz"), hung).await.starts_with("HTTP/1.1 503 "));
+    let hung = || Status { age: 3.0, ..status() };
+    assert!(ask(&get("/healthz"), hung()).await.starts_with("HTTP/1.1 503 "));
+    assert!(ask(&get("/metrics"), hung()).await.contains("\nviaduct_trouble 1\n"));
     assert!(ask(&get("/"), status()).await.starts_with("HTTP/1.1 404 "));
     let post = b"POST /metrics HTTP/1.1\r\nhost: x\r\ncontent-length: 0\r\n\r\n";
     assert!(ask(post, status()).await.starts_with("HTTP/1.1 405 "));

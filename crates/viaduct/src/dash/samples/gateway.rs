@@ -7,17 +7,12 @@ use super::{Details, Readings, Sample, gauge, megabytes, proxy};
 use crate::gateway::status::{LinkStatus, PeerStatus, Status};
 use crate::status::numbers;
 
-/// Age of the counters, in seconds, from which on the packet thread is considered hung.
-const HANGS_AFTER: f64 = 2.0;
 /// Series of each code of `viaduct_proto::repair::shadow::TRIED`.
 const WOULD: [&str; 4] = ["would_auto", "would_layered", "would_reed_solomon", "would_window"];
 
 /// Sample of a gateway.
 pub(super) fn sample(status: &Status) -> Sample {
-    let mut troubles = status.troubles();
-    if status.age > HANGS_AFTER {
-        troubles.push(format!("the packet thread has not reported for {:.0} s", status.age));
-    }
+    let mut troubles = status.all_troubles();
     let mut subjects = vec![site(status)];
     subjects.extend(status.peers.iter().map(peer));
     if let Some(split) = &status.split {
