@@ -42,7 +42,7 @@ impl fmt::Display for Regime {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Regime::Unknown => "little is known of the link yet",
-            Regime::Clean => "clean: no packet was lost by chance for 60 s",
+            Regime::Clean => "clean: fewer than 3 losses by chance in 60 s",
             Regime::Repairing => "repairing what is lost by chance",
             Regime::Bounded => "losses ask for more repairs than max_overhead allows",
             Regime::Congested => "congested: the link's queue is long, repairs do not rise",
