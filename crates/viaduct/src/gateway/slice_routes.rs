@@ -50,8 +50,7 @@ impl SliceRoutes {
     }
 
     /// Sets routes that are missing, and withdraws those that are not wanted any more. Returns
-    /// whether this gateway may serve: there has been a session and all routes are set, or this
-    /// gateway sets no routes.
+    /// whether routes may be set: there has been a session, or this gateway sets no routes.
     pub fn follow(&mut self, site: &Site, seen: &Snapshot) -> bool {
         // A gateway that observes has no TUN, and changes nothing on the machine.
         let Some(rack) = site.config.rack.as_ref().filter(|_| !site.only_observes()) else {
@@ -66,7 +65,7 @@ impl SliceRoutes {
         }
         let is_early = self.failure.as_ref().is_some_and(|(_, at)| at.elapsed() < RETRY_EVERY);
         if !self.is_stale || is_early {
-            return self.are_set();
+            return !self.known.is_empty();
         }
         match self.set(site, rack) {
             Ok(count) => {
@@ -81,12 +80,7 @@ impl SliceRoutes {
                 self.failure = Some((error, Instant::now()));
             }
         }
-        self.are_set()
-    }
-
-    /// Returns whether there has been a session, and all routes are set.
-    fn are_set(&self) -> bool {
-        !self.is_stale && !self.known.is_empty()
+        !self.known.is_empty()
     }
 
     /// Sets the routes, and returns their number.
@@ -136,29 +130,8 @@ fn metrics(prefixes: &[IpNet], rack: &SiteRack) -> Metrics {
 mod tests {
     use viaduct_proto::keys::SecretKey;
     use viaduct_proto::rack::Member;
-    use viaduct_proto::repair::stats::PeerStats;
 
     use super::*;
-    use crate::gateway::config::Config;
-
-    /// Site with a rack whose gateway has no TUN, so that no route can be set.
-    fn site_without_tun() -> Site {
-        let own = SecretKey::from_bytes([7; 32]).public();
-        let member = format!("[[site.member]]\nname = \"a1\"\nkey = \"{own}\"\n");
-        let config = Config::of_test("192.0.2.1:7400", &member);
-        Site { config, wan_mtu: 1500, fake_tcp: Vec::new(), is_serving: false }
-    }
-
-    #[test]
-    fn a_gateway_without_its_routes_does_not_serve() {
-        let (mut routes, site) = (SliceRoutes::default(), site_without_tun());
-        let mut seen = Snapshot::default();
-        assert!(!routes.follow(&site, &seen), "no session yet");
-        seen.peers.push(("b".to_owned(), PeerStats { up: true, ..PeerStats::default() }));
-        assert!(!routes.follow(&site, &seen), "no route can be set");
-        assert!(routes.failure.is_some());
-        assert!(!routes.follow(&site, &seen), "the next attempt is not due");
-    }
 
     #[test]
     fn of_each_slice_one_member_has_the_lowest_metric() {

@@ -103,7 +103,7 @@ impl Path {
     /// Judges the cause of consecutive losses, next to packets with the queueing delay `waits`.
     fn judge(&mut self, now: Instant, waits: Micros) -> Verdict {
         let verdict = self.queue.lose(now, waits);
-        if self.offered.lose(now) { Verdict::Congestion } else { verdict }
+        if self.offered.lose() { Verdict::Congestion } else { verdict }
     }
 
     /// Counts a visible loss event: a packet lost by chance was recovered too late for its flow, or
