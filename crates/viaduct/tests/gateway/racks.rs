@@ -119,8 +119,7 @@ fn a_member_that_is_killed_loses_its_slices_to_the_other_and_gets_them_back() {
     route(&world);
     thread::sleep(DEAD_AFTER + Duration::from_secs(1));
     let sent = stream.finish().unwrap();
-    // Losses in the second after the takeover are not always repaired; the cause is not known.
-    let until = killed_at + DEAD_AFTER + Duration::from_millis(1_300);
+    let until = killed_at + DEAD_AFTER + Duration::from_millis(300);
     let (gap, rest): (Vec<SliceDatagram>, Vec<_>) = sent
         .into_iter()
         .partition(|datagram| datagram.sent_at >= killed_at && datagram.sent_at < until);

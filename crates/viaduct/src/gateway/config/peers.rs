@@ -219,8 +219,8 @@ fn classes(table: &PeerTable) -> Result<Vec<Class>, Invalid> {
 }
 
 /// Checks that `endpoint` is the address of one machine, differs from `listen`, and can be reached
-/// from a socket at `listen`, the value of the config's `key`. Errors: description of the problem.
-/// It continues a sentence that begins with the endpoint's key.
+/// from a socket at `listen`, the value of the config's `key`. Errors: description of the problem,
+/// the rest of a sentence that begins with the endpoint's key.
 pub fn check_endpoint(
     endpoint: Option<SocketAddr>,
     listen: SocketAddr,
