@@ -10,7 +10,7 @@
 //! preferred slices, so each gateway computes the same one from the same config. If a member dies,
 //! only its slices get other owners, each the next one in its ranking; if a weight rises, slices
 //! move only to that member. While gateways differ in which members they consider alive, they
-//! compute different owners for some slices, whose packets are unprotected meanwhile.
+//! compute different owners for some slices, until a member claims them ([`crate::repair`]).
 
 use std::cmp::Reverse;
 use std::net::IpAddr;

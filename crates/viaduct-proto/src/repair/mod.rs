@@ -24,6 +24,7 @@ mod auto;
 mod budget;
 mod bundle;
 pub mod cache;
+mod claims;
 mod classes;
 mod clocks;
 mod coder;

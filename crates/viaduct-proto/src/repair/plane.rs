@@ -164,11 +164,15 @@ impl Plane {
     /// Handles a copy, which is overwritten, of a packet that left on the WAN at `left`.
     pub fn handle_outgoing(&mut self, now: Instant, left: Instant, packet: &mut [u8]) {
         let lane = |header: &Header| {
-            let peer = self.racks.to(self.index.sites.leaves(header)?, header.destination);
-            self.lanes.of_packet(peer, header, self.paths.current)
+            let any = self.index.sites.leaves(header)?;
+            let path = self.paths.current;
+            let of = |peer| self.lanes.number(peer, header, path);
+            let peer = self.racks.to(now, any, header.destination, of);
+            self.lanes.of_packet(peer, header, path)
         };
         match route(packet, lane) {
-            Some((at, packet)) => {
+            Some((at, header, packet)) => {
+                self.peer(at).carry(now, header.destination);
                 let mut symbol = std::mem::take(&mut self.symbol);
                 self.peer(at).handle_outgoing(now, left, packet, &mut symbol);
                 self.symbol = symbol;
@@ -180,11 +184,18 @@ impl Plane {
     /// Handles a copy, which is overwritten, of a packet that came from the WAN at `came`.
     pub fn handle_incoming(&mut self, now: Instant, came: Instant, packet: &mut [u8]) {
         let lane = |header: &Header| {
-            let peer = self.racks.from(self.index.sites.arrives(header)?, header.destination);
-            self.lanes.of_packet(peer, header, self.paths.current)
+            let any = self.index.sites.arrives(header)?;
+            let path = self.paths.current;
+            let of = |peer| self.lanes.number(peer, header, path);
+            let peer = self.racks.from(now, any, header.destination, of);
+            self.lanes.of_packet(peer, header, path)
         };
         match route(packet, lane) {
-            Some((at, packet)) => self.peer(at).handle_incoming(now, came, packet),
+            Some((at, header, packet)) => {
+                let peer = self.peer(at);
+                peer.carry(now, header.destination);
+                peer.handle_incoming(now, came, packet);
+            }
             None => self.stats.ignored += 1,
         }
     }
@@ -255,6 +266,7 @@ impl Plane {
     fn accept(&mut self, now: Instant, at: usize, from: Endpoint, datagram: &mut [u8]) -> bool {
         let is_authentic = self.peer(at).handle_datagram(now, from, datagram);
         self.note_wish(now, at);
+        self.take_claims(now, at);
         is_authentic
     }
 
@@ -368,6 +380,7 @@ impl Plane {
     pub fn handle_opened(&mut self, now: Instant, message: &[u8]) {
         if let Some(peer) = self.peers.first_mut() {
             peer.handle_message(now, message);
+            self.take_claims(now, 0);
         }
     }
 
@@ -377,11 +390,13 @@ impl Plane {
     }
 }
 
-/// Finds the index of the lane of a packet; returns it with the packet, without the link's padding.
+/// Finds the index of the lane of a packet; returns it with the packet's header and the packet,
+/// without the link's padding.
 fn route(
     bytes: &mut [u8],
     find: impl FnOnce(&Header) -> Option<usize>,
-) -> Option<(usize, &mut [u8])> {
+) -> Option<(usize, Header, &mut [u8])> {
     let header = Header::parse(bytes).ok()?;
-    Some((find(&header)?, &mut bytes[..header.total_len]))
+    let (at, length) = (find(&header)?, header.total_len);
+    Some((at, header, &mut bytes[..length]))
 }

@@ -6,17 +6,23 @@
 //!                                      └─ arrives ─▶ slice of this site ───────▶ owner
 //!
 //!   look, each 50 ms: members that were heard lately, and the weights that they report ─▶ owners
+//!   claim of a member, whose packets it sees ─▶ owner instead, while the claim is valid
 //! ```
+//!
+//! The ranking says which member should carry a slice, a claim says which one does: routers may
+//! need more or less time than the gateways to notice a death, a drain or a return.
 //!
 //! A wrong owner impairs only the protection: the sender's repairs then go to a gateway that does
 //! not see the packets, or the receiver gives packets to a session that has no repairs for them.
 
+use std::collections::HashMap;
 use std::net::IpAddr;
 use std::ops::Range;
 
 use ipnet::IpNet;
 use serde::{Deserialize, Serialize};
 
+use super::claims::{Claim, VALID};
 use super::peer::PeerConfig;
 use super::prefix_table::PrefixTable;
 use crate::rack::{self, Member};
@@ -33,6 +39,8 @@ const LOOK_EVERY: Duration = Duration::from_millis(50);
 pub struct RackConfig {
     /// Weight of this gateway in its site's rack, as told to the peer; `None` if it is in no rack.
     pub own_weight: Option<u8>,
+    /// Slices of both sites, if this gateway is in a rack.
+    pub slices: Vec<IpNet>,
     /// Membership of the peer. The members of a rack follow one another in the list of peers.
     pub peer: Option<PeerMember>,
 }
@@ -55,6 +63,14 @@ pub struct SliceCount {
     pub to: usize,
     /// Slices of this site: the peer encodes packets to them.
     pub from: usize,
+}
+
+/// Slice that another member owns since its claim.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Moved {
+    /// Peer that owned it before.
+    pub(super) from: usize,
+    pub(super) slice: IpNet,
 }
 
 /// Observed state of a member.
@@ -94,6 +110,17 @@ struct Owners {
     rankings: Vec<Vec<usize>>,
     /// Owner of each slice: the index of a member. If none is alive, the first of the ranking.
     owners: Vec<usize>,
+    /// Claims, by slice and lane.
+    claims: HashMap<(u32, u8), Claimed>,
+}
+
+/// Claim of a member.
+#[derive(Clone, Copy, Debug)]
+struct Claimed {
+    member: usize,
+    /// Time of the member's first packet.
+    since: Instant,
+    until: Instant,
 }
 
 impl Racks {
@@ -120,19 +147,48 @@ impl Racks {
     }
 
     /// Peer that packets to `destination` are encoded for, given any member `peer` of its rack.
-    pub(super) fn to(&self, peer: usize, destination: IpAddr) -> usize {
-        match self.rack(peer) {
-            Some(rack) => rack.owner(&rack.to, destination, peer),
-            None => peer,
-        }
+    /// `lane` returns a packet's lane at a peer.
+    pub(super) fn to(
+        &self,
+        now: Instant,
+        peer: usize,
+        destination: IpAddr,
+        lane: impl Fn(usize) -> u8,
+    ) -> usize {
+        let owner = |rack: &Rack| rack.owner(now, &rack.to, destination, lane);
+        self.rack(peer).and_then(owner).unwrap_or(peer)
     }
 
-    /// Peer that encodes packets to `destination`, given any member `peer` of its rack.
-    pub(super) fn from(&self, peer: usize, destination: IpAddr) -> usize {
-        match self.rack(peer) {
-            Some(rack) => rack.owner(&rack.from, destination, peer),
-            None => peer,
-        }
+    /// Peer that encodes packets to `destination`, given any member `peer` of its rack. `lane`
+    /// returns a packet's lane at a peer.
+    pub(super) fn from(
+        &self,
+        now: Instant,
+        peer: usize,
+        destination: IpAddr,
+        lane: impl Fn(usize) -> u8,
+    ) -> usize {
+        let owner = |rack: &Rack| rack.owner(now, &rack.from, destination, lane);
+        self.rack(peer).and_then(owner).unwrap_or(peer)
+    }
+
+    /// Takes over a claim that `peer` has sent on this lane. Returns the slice if the claim changes
+    /// its owner, and packets of the slice arrive here.
+    pub(super) fn claim(
+        &mut self,
+        now: Instant,
+        (peer, lane): (usize, u8),
+        claim: Claim,
+    ) -> Option<Moved> {
+        let rack = (*self.of_peer.get(peer)?)?;
+        let rack = self.racks.get_mut(rack as usize)?;
+        let member = peer - rack.peers.start;
+        let since = now - claim.age;
+        let claimed = Claimed { member, since, until: now + VALID };
+        rack.to.claim((now, &rack.is_alive), (claim.address, lane), claimed);
+        let (slice, from) =
+            rack.from.claim((now, &rack.is_alive), (claim.address, lane), claimed)?;
+        Some(Moved { from: rack.peers.start + from, slice })
     }
 
     fn rack(&self, peer: usize) -> Option<&Rack> {
@@ -167,6 +223,8 @@ impl Racks {
     ) {
         self.due = self.due.map(|_| now + LOOK_EVERY);
         for rack in &mut self.racks {
+            rack.to.claims.retain(|_, claim| claim.until > now);
+            rack.from.claims.retain(|_, claim| claim.until > now);
             if rack.look(&observed) {
                 rack.peers.clone().for_each(&mut changed);
             }
@@ -192,8 +250,17 @@ impl Rack {
         Rack { peers, is_alive: vec![false; members.len()], weights, members, to, from }
     }
 
-    fn owner(&self, of: &Owners, destination: IpAddr, otherwise: usize) -> usize {
-        of.find(destination).map_or(otherwise, |member| self.peers.start + member)
+    /// Peer that owns the slice of `destination`; `None` if no slice has this address.
+    fn owner(
+        &self,
+        now: Instant,
+        of: &Owners,
+        destination: IpAddr,
+        lane: impl Fn(usize) -> u8,
+    ) -> Option<usize> {
+        let slice = of.table.find(destination)?;
+        let lane = lane(self.peers.start + of.owners.get(slice as usize)?);
+        Some(self.peers.start + of.owner((now, &self.is_alive), slice, lane)?)
     }
 
     /// Takes over the observed state; returns whether it has changed.
@@ -222,7 +289,13 @@ impl Owners {
         let slices = rack::slices(prefixes, members);
         let mut table = PrefixTable::default();
         (0..).zip(&slices).for_each(|(at, slice)| table.insert(slice, at));
-        let mut owners = Owners { slices, table, rankings: Vec::new(), owners: Vec::new() };
+        let mut owners = Owners {
+            slices,
+            table,
+            rankings: Vec::new(),
+            owners: Vec::new(),
+            claims: HashMap::new(),
+        };
         owners.rank(members);
         owners.choose(&vec![false; members.len()]);
         owners
@@ -237,9 +310,32 @@ impl Owners {
         self.owners = self.rankings.iter().map(owner).collect();
     }
 
-    fn find(&self, destination: IpAddr) -> Option<usize> {
-        let slice = self.table.find(destination)?;
-        self.owners.get(slice as usize).copied()
+    /// Member that owns a slice on this lane.
+    fn owner(&self, (now, is_alive): (Instant, &[bool]), slice: u32, lane: u8) -> Option<usize> {
+        let valid = |claim: &&Claimed| claim.until > now && is_alive[claim.member];
+        let claimed = self.claims.get(&(slice, lane)).filter(valid).map(|claim| claim.member);
+        claimed.or(self.owners.get(slice as usize).copied())
+    }
+
+    /// Takes over a claim, unless another member has seen its first packet later. Returns the slice
+    /// and its former owner if the owner changes.
+    fn claim(
+        &mut self,
+        (now, is_alive): (Instant, &[bool]),
+        (address, lane): (IpAddr, u8),
+        claimed: Claimed,
+    ) -> Option<(IpNet, usize)> {
+        let slice = self.table.find(address)?;
+        let former = self.owner((now, is_alive), slice, lane)?;
+        let before = self.claims.get(&(slice, lane)).filter(|before| {
+            before.until > now && is_alive[before.member] && before.member != claimed.member
+        });
+        if before.is_some_and(|before| before.since > claimed.since) {
+            return None;
+        }
+        self.claims.insert((slice, lane), claimed);
+        let is_other = self.owner((now, is_alive), slice, lane) != Some(former);
+        is_other.then(|| (self.slices[slice as usize], former))
     }
 
     fn count(&self, member: usize) -> usize {

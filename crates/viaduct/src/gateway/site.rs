@@ -4,6 +4,8 @@
 use std::net::{IpAddr, SocketAddr};
 
 use anyhow::{Result, bail};
+use ipnet::IpNet;
+use viaduct_proto::rack;
 use viaduct_proto::repair::{
     Coding, MIN_MEMORY, PATHS, PeerConfig, RackConfig, Sites, Transport, TransportChoice,
     least_memory, overhead,
@@ -243,6 +245,13 @@ impl Site {
         if self.is_serving { rack.own_weight() } else { 0 }
     }
 
+    /// Slices of both sites that this gateway, a member of a rack, may carry.
+    fn carried_slices(&self, peer: &Peer) -> Vec<IpNet> {
+        let Some(own) = &self.config.rack else { return Vec::new() };
+        let prefixes: Vec<_> = self.config.prefixes.iter().chain(&peer.prefixes).copied().collect();
+        rack::slices(&prefixes, &own.members)
+    }
+
     /// Configurations of the peers, for the packet plane.
     pub fn peers(&self) -> Vec<PeerConfig> {
         let shares = self.shares();
@@ -265,6 +274,7 @@ impl Site {
                 memory: share,
                 rack: RackConfig {
                     own_weight: self.config.rack.as_ref().map(|rack| self.told_weight(rack)),
+                    slices: self.carried_slices(peer),
                     peer: peer.member.clone(),
                 },
             })

@@ -195,6 +195,12 @@ impl Aligner {
         ahead.any(|(arrival, of)| *of == tag && is(arrival))
     }
 
+    /// Arrivals that were not matched to a number: those that were skipped, then the others.
+    pub fn unmatched(&self) -> impl Iterator<Item = Arrival> {
+        let skipped = self.skipped.iter().map(|(_, arrival)| *arrival);
+        skipped.chain(self.next..self.next_arrival())
+    }
+
     /// Forgets missing numbers below `seq`.
     pub fn forget_below(&mut self, seq: Seq) {
         self.missing.retain(|of| of.seq >= seq);

@@ -4,6 +4,7 @@ use super::Peer;
 use super::reporting::USUAL_RTT;
 use super::throttle::THROTTLED;
 use crate::rack::MAX_WEIGHT;
+use crate::repair::claims::{self, CLAIMS};
 use crate::repair::liveness::PROBE;
 use crate::repair::racks::MEMBER;
 use crate::repair::report::{REPORT, Report, TRIALS, emit_trials, parse_trials};
@@ -93,6 +94,7 @@ impl Peer {
             TRIALS => self.reports.trials = Some(parse_trials(body)?),
             THROTTLED if body.is_empty() => self.handle_throttled(now),
             MEMBER => self.reports.weight = Some(parse_weight(body)?),
+            CLAIMS => self.claimed.append(&mut claims::parse(body)?),
             PROBE => self.handle_probe(now, body)?,
             _ => return None,
         }

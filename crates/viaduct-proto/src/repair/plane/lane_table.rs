@@ -74,17 +74,21 @@ impl LaneTable {
         (lane <= of.count.last()).then(|| of.owned.start + usize::from(rank))
     }
 
-    /// Index of the lane of a packet to or from a peer over this path; `None` if the lane is
-    /// not owned.
-    pub(super) fn of_packet(&self, peer: usize, header: &Header, path: u8) -> Option<usize> {
+    /// Number of the lane of a packet to or from a peer over this path.
+    pub(super) fn number(&self, peer: usize, header: &Header, path: u8) -> u8 {
         let &PeerLanes { count, by_path, .. } = &self.peers[peer];
-        let lane = match by_path {
+        match by_path {
             true => path,
             // With a single lane there is nothing to hash.
             false if count == LaneCount::ONE => 0,
             false => count.lane(lane_hash(header)),
-        };
-        self.find(peer, lane)
+        }
+    }
+
+    /// Index of the lane of a packet to or from a peer over this path; `None` if the lane is
+    /// not owned.
+    pub(super) fn of_packet(&self, peer: usize, header: &Header, path: u8) -> Option<usize> {
+        self.find(peer, self.number(peer, header, path))
     }
 }
 

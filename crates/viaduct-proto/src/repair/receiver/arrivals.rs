@@ -12,6 +12,9 @@ use crate::wire::ip::MutableFields;
 const MAX_ARRIVALS: usize = 8_192;
 /// Age at which an arrival is forgotten: its packet was named long before, or never will be.
 const MAX_AGE: Duration = Duration::from_secs(2);
+/// Age up to which an arrival may belong to a packet of another member of the peer's rack: that
+/// member claims the packet's slice while the packet is under way.
+const RECENT: Duration = Duration::from_millis(250);
 
 #[derive(Clone, Copy, Debug)]
 pub(super) struct ArrivedPacket {
@@ -47,6 +50,12 @@ impl Arrivals {
     /// Returns an arrival, unless it is forgotten.
     pub(super) fn get(&self, arrival: Arrival) -> Option<ArrivedPacket> {
         get(&self.last, self.first, arrival)
+    }
+
+    /// The newest arrivals that were not matched to a number, oldest first.
+    pub(super) fn unmatched(&self, now: Instant) -> impl Iterator<Item = ArrivedPacket> {
+        let recent = move |arrival: &ArrivedPacket| now.since(arrival.at) <= RECENT;
+        self.aligner.unmatched().filter_map(|arrival| self.get(arrival)).filter(recent)
     }
 
     /// Searches for the arrival of packet `seq`, which was not matched by its name. Returns whether

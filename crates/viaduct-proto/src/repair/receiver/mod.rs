@@ -36,6 +36,7 @@ use std::sync::Arc;
 use arrivals::{Arrivals, ArrivedPacket};
 use blindness::Blindness;
 use injection::{Injection, Target};
+use ipnet::IpNet;
 use known::Known;
 use measurement::Measurement;
 use needs::Needs;
@@ -53,7 +54,7 @@ use super::sites::Sites;
 use super::stats::ReceiverStats;
 use crate::fec::{Cover, Decoder as _, Repair, Seq};
 use crate::time::{Duration, Instant};
-use crate::wire::ip::{self, MutableFields};
+use crate::wire::ip::{self, Header, MutableFields};
 use crate::wire::tcp_sack;
 
 /// Interval of the housekeeping.
@@ -212,6 +213,19 @@ impl Receiver {
             self.repairs.known(seq, &self.known);
             self.deliver(now);
         }
+    }
+
+    /// Copies of recent packets to `slice` that were not named, as they arrived, each with its time
+    /// of arrival.
+    pub(super) fn unmatched(&self, now: Instant, slice: &IpNet) -> Vec<(Instant, Vec<u8>)> {
+        let copy = |arrival: ArrivedPacket| {
+            let (.., packet) = prefix::parse(self.known.store.get(arrival.identity)?)?;
+            let mut packet = packet.to_vec();
+            ip::restore(&mut packet, arrival.fields);
+            let header = Header::parse(&packet).ok()?;
+            slice.contains(&header.destination).then_some((arrival.at, packet))
+        };
+        self.arrivals.unmatched(now).filter_map(copy).collect()
     }
 
     /// Expands a number that was truncated to its low 32 bits.

@@ -18,6 +18,7 @@
 //!  throttle kind=8, without a body
 //!  member   kind=9 | weight: see [`super::racks`]
 //!  probe    kind=10: see [`super::liveness`]
+//!  claims   kind=11: see [`super::claims`]
 //! ```
 //!
 //! The fields are:
