@@ -30,6 +30,7 @@ mod clocks;
 mod coder;
 mod coding;
 mod congestion;
+mod contest;
 pub mod control;
 mod copies;
 mod flow;

@@ -163,16 +163,16 @@ impl Plane {
 
     /// Handles a copy, which is overwritten, of a packet that left on the WAN at `left`.
     pub fn handle_outgoing(&mut self, now: Instant, left: Instant, packet: &mut [u8]) {
+        let (mut site, path) = (0, self.paths.current);
         let lane = |header: &Header| {
-            let any = self.index.sites.leaves(header)?;
-            let path = self.paths.current;
+            site = self.index.sites.leaves(header)?;
             let of = |peer| self.lanes.number(peer, header, path);
-            let peer = self.racks.to(now, any, header.destination, of);
+            let peer = self.racks.to(site, header.destination, of);
             self.lanes.of_packet(peer, header, path)
         };
         match route(packet, lane) {
             Some((at, header, packet)) => {
-                self.peer(at).carry(now, header.destination);
+                self.carry(now, site, &header);
                 let mut symbol = std::mem::take(&mut self.symbol);
                 self.peer(at).handle_outgoing(now, left, packet, &mut symbol);
                 self.symbol = symbol;
@@ -183,18 +183,17 @@ impl Plane {
 
     /// Handles a copy, which is overwritten, of a packet that came from the WAN at `came`.
     pub fn handle_incoming(&mut self, now: Instant, came: Instant, packet: &mut [u8]) {
+        let (mut site, path) = (0, self.paths.current);
         let lane = |header: &Header| {
-            let any = self.index.sites.arrives(header)?;
-            let path = self.paths.current;
+            site = self.index.sites.arrives(header)?;
             let of = |peer| self.lanes.number(peer, header, path);
-            let peer = self.racks.from(now, any, header.destination, of);
+            let peer = self.racks.from(site, header.destination, of);
             self.lanes.of_packet(peer, header, path)
         };
         match route(packet, lane) {
             Some((at, header, packet)) => {
-                let peer = self.peer(at);
-                peer.carry(now, header.destination);
-                peer.handle_incoming(now, came, packet);
+                self.carry(now, site, &header);
+                self.peer(at).handle_incoming(now, came, packet);
             }
             None => self.stats.ignored += 1,
         }
@@ -378,10 +377,20 @@ impl Plane {
 impl Plane {
     /// Handles `message` as if the first peer had sealed it.
     pub fn handle_opened(&mut self, now: Instant, message: &[u8]) {
-        if let Some(peer) = self.peers.first_mut() {
-            peer.handle_message(now, message);
+        if !self.peers.is_empty() {
+            self.peer(0).handle_message(now, message);
             self.take_claims(now, 0);
         }
+    }
+
+    /// Normalised packet that left with these fields, as repairs contain it.
+    pub fn symbol(
+        &self,
+        normalised: &[u8],
+        fields: crate::wire::ip::MutableFields,
+    ) -> Option<Vec<u8>> {
+        let identity = self.name(normalised)?;
+        Some([&super::prefix::emit(identity, fields)[..], normalised].concat())
     }
 
     /// Name of a normalised packet between the first peer and this site.

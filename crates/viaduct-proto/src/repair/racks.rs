@@ -6,14 +6,15 @@
 //!                                      └─ arrives ─▶ slice of this site ───────▶ owner
 //!
 //!   look, each 50 ms: members that were heard lately, and the weights that they report ─▶ owners
-//!   claim of a member, whose packets it sees ─▶ owner instead, while the claim is valid
+//!   claims of members, which see packets of the slice ─▶ contest ─▶ owner instead
 //! ```
 //!
-//! The ranking says which member should carry a slice, a claim says which one does: routers may
-//! need more or less time than the gateways to notice a death, a drain or a return.
+//! The ranking says which member should carry a slice, claims say which one does: routers may need
+//! more or less time than the gateways to notice a death, a drain or a return.
 //!
 //! A wrong owner impairs only the protection: the sender's repairs then go to a gateway that does
-//! not see the packets, or the receiver gives packets to a session that has no repairs for them.
+//! not see the packets, or the receiver gives packets to a session that has no repairs for them,
+//! and takes them for lost in another session.
 
 use std::collections::HashMap;
 use std::net::IpAddr;
@@ -22,7 +23,8 @@ use std::ops::Range;
 use ipnet::IpNet;
 use serde::{Deserialize, Serialize};
 
-use super::claims::{Claim, VALID};
+use super::claims::{Claim, Claims};
+use super::contest::{Claimed, Contest};
 use super::peer::PeerConfig;
 use super::prefix_table::PrefixTable;
 use crate::rack::{self, Member};
@@ -33,14 +35,16 @@ pub(super) const MEMBER: u8 = 9;
 
 /// Interval at which the members are looked at.
 const LOOK_EVERY: Duration = Duration::from_millis(50);
+/// Limit of the moved slices, from one look to the next, whose packets are handed over.
+const MAX_HANDOVERS: u32 = 128;
 
 /// Membership of the two gateways in racks of their sites.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct RackConfig {
     /// Weight of this gateway in its site's rack, as told to the peer; `None` if it is in no rack.
     pub own_weight: Option<u8>,
-    /// Slices of both sites, if this gateway is in a rack.
-    pub slices: Vec<IpNet>,
+    /// Slices of both sites that this gateway may carry as a member of its site's rack.
+    pub own_slices: Vec<IpNet>,
     /// Membership of the peer. The members of a rack follow one another in the list of peers.
     pub peer: Option<PeerMember>,
 }
@@ -65,10 +69,10 @@ pub struct SliceCount {
     pub from: usize,
 }
 
-/// Slice that another member owns since its claim.
+/// Slice of this site that a member owns since its claim.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Moved {
-    /// Peer that owned it before.
+    /// Peer that owned the slice before.
     pub(super) from: usize,
     pub(super) slice: IpNet,
 }
@@ -100,6 +104,12 @@ struct Rack {
     weights: Vec<u8>,
     to: Owners,
     from: Owners,
+    /// False if the only member is a gateway without a rack.
+    is_rack: bool,
+    /// Slices that this gateway carries to and from the rack's site; `None` if it is in no rack.
+    claims: Option<Claims>,
+    /// Number of moved slices whose packets may still be handed over before the next look.
+    handovers: u32,
 }
 
 /// Owners of the slices of one site.
@@ -110,17 +120,8 @@ struct Owners {
     rankings: Vec<Vec<usize>>,
     /// Owner of each slice: the index of a member. If none is alive, the first of the ranking.
     owners: Vec<usize>,
-    /// Claims, by slice and lane.
-    claims: HashMap<(u32, u8), Claimed>,
-}
-
-/// Claim of a member.
-#[derive(Clone, Copy, Debug)]
-struct Claimed {
-    member: usize,
-    /// Time of the member's first packet.
-    since: Instant,
-    until: Instant,
+    /// Claims of members, by slice and lane.
+    contests: HashMap<(u32, u8), Contest>,
 }
 
 impl Racks {
@@ -132,7 +133,8 @@ impl Racks {
         for group in configs.chunk_by(|a, b| name(a).is_some() && name(a) == name(b)) {
             let peers = first..first + group.len();
             first = peers.end;
-            if name(&group[0]).is_some() {
+            // A member of a rack also tells a gateway without a rack what it carries.
+            if name(&group[0]).is_some() || group[0].rack.own_weight.is_some() {
                 racks.racks.push(Rack::new(peers, group));
             }
         }
@@ -148,14 +150,8 @@ impl Racks {
 
     /// Peer that packets to `destination` are encoded for, given any member `peer` of its rack.
     /// `lane` returns a packet's lane at a peer.
-    pub(super) fn to(
-        &self,
-        now: Instant,
-        peer: usize,
-        destination: IpAddr,
-        lane: impl Fn(usize) -> u8,
-    ) -> usize {
-        let owner = |rack: &Rack| rack.owner(now, &rack.to, destination, lane);
+    pub(super) fn to(&self, peer: usize, destination: IpAddr, lane: impl Fn(usize) -> u8) -> usize {
+        let owner = |rack: &Rack| rack.owner(&rack.to, destination, lane);
         self.rack(peer).and_then(owner).unwrap_or(peer)
     }
 
@@ -163,32 +159,93 @@ impl Racks {
     /// returns a packet's lane at a peer.
     pub(super) fn from(
         &self,
-        now: Instant,
         peer: usize,
         destination: IpAddr,
         lane: impl Fn(usize) -> u8,
     ) -> usize {
-        let owner = |rack: &Rack| rack.owner(now, &rack.from, destination, lane);
+        let owner = |rack: &Rack| rack.owner(&rack.from, destination, lane);
         self.rack(peer).and_then(owner).unwrap_or(peer)
     }
 
-    /// Takes over a claim that `peer` has sent on this lane. Returns the slice if the claim changes
-    /// its owner, and packets of the slice arrive here.
+    /// Notes a packet to or from the site of `peer`. Returns whether this gateway now carries its
+    /// slice on this lane, and did not before: claims are to be sent at once.
+    pub(super) fn carry(
+        &mut self,
+        now: Instant,
+        peer: usize,
+        destination: IpAddr,
+        lane: impl Fn(usize) -> u8,
+    ) -> bool {
+        let claims = self.rack_mut(peer).and_then(|rack| rack.claims.as_mut());
+        claims.is_some_and(|claims| claims.carry(now, destination, lane(peer)))
+    }
+
+    /// Returns whether the peer was alive at the last look, or is no member of a rack.
+    pub(super) fn is_alive(&self, peer: usize) -> bool {
+        self.rack(peer).is_none_or(|rack| rack.is_alive[peer - rack.peers.start])
+    }
+
+    /// Peers of the rack of `peer`.
+    pub(super) fn members(&self, peer: usize) -> Range<usize> {
+        self.rack(peer).map_or(peer..peer + 1, |rack| rack.peers.clone())
+    }
+
+    /// Body with the new claims on a lane, for the rack of `peer`; `None` if they wait.
+    pub(super) fn fresh_claims(&mut self, now: Instant, peer: usize, lane: u8) -> Option<Vec<u8>> {
+        self.rack_mut(peer)?.claims.as_mut()?.fresh(now, lane)
+    }
+
+    /// Claims of heartbeats that are due: peers, lane and body.
+    pub(super) fn heartbeats(&mut self, now: Instant) -> Vec<(Range<usize>, u8, Vec<u8>)> {
+        let of_rack = |rack: &mut Rack| {
+            let (peers, claims) = (rack.peers.clone(), rack.claims.as_mut());
+            let bodies = claims.map(|claims| claims.heartbeat(now)).unwrap_or_default();
+            bodies.into_iter().map(move |(lane, body)| (peers.clone(), lane, body))
+        };
+        self.racks.iter_mut().flat_map(of_rack).collect()
+    }
+
+    /// Takes over a claim that `peer` has sent on this lane. Returns the slice if packets of it
+    /// arrive here, and the claim has made the peer its owner.
     pub(super) fn claim(
         &mut self,
         now: Instant,
         (peer, lane): (usize, u8),
         claim: Claim,
     ) -> Option<Moved> {
-        let rack = (*self.of_peer.get(peer)?)?;
-        let rack = self.racks.get_mut(rack as usize)?;
+        let rack = self.rack_mut(peer)?;
         let member = peer - rack.peers.start;
-        let since = now - claim.age;
-        let claimed = Claimed { member, since, until: now + VALID };
-        rack.to.claim((now, &rack.is_alive), (claim.address, lane), claimed);
-        let (slice, from) =
-            rack.from.claim((now, &rack.is_alive), (claim.address, lane), claimed)?;
-        Some(Moved { from: rack.peers.start + from, slice })
+        let packets = claim.packets;
+        let claimed = Claimed { member, since: now - claim.age, at: now, packets };
+        rack.to.claim(&rack.is_alive, (claim.address, lane), claimed);
+        let (slice, former) = rack.from.claim(&rack.is_alive, (claim.address, lane), claimed)?;
+        rack.handovers = rack.handovers.checked_sub(1)?;
+        Some(Moved { from: rack.peers.start + former, slice })
+    }
+
+    /// Continues with the claims of and for the racks that have not changed.
+    pub(super) fn keep_claims(&mut self, before: Racks) {
+        for mut old in before.racks {
+            let is_same = |new: &&mut Rack| {
+                let keys =
+                    |rack: &Rack| -> Vec<_> { rack.members.iter().map(|of| of.key).collect() };
+                keys(new) == keys(&old)
+                    && new.to.slices == old.to.slices
+                    && new.from.slices == old.from.slices
+            };
+            let Some(new) = self.racks.iter_mut().find(is_same) else { continue };
+            new.to.contests = std::mem::take(&mut old.to.contests);
+            new.from.contests = std::mem::take(&mut old.from.contests);
+            let slices = |claims: &Option<Claims>| claims.as_ref().map(|of| of.slices.clone());
+            if slices(&new.claims) == slices(&old.claims) {
+                new.claims = old.claims;
+            }
+        }
+    }
+
+    fn rack_mut(&mut self, peer: usize) -> Option<&mut Rack> {
+        let rack = (*self.of_peer.get(peer)?)?;
+        self.racks.get_mut(rack as usize)
     }
 
     fn rack(&self, peer: usize) -> Option<&Rack> {
@@ -198,7 +255,7 @@ impl Racks {
 
     /// Number of slices that the peer owns; `None` if it is no member of a rack.
     pub(super) fn slices(&self, peer: usize) -> Option<SliceCount> {
-        let rack = self.rack(peer)?;
+        let rack = self.rack(peer).filter(|rack| rack.is_rack)?;
         let member = peer - rack.peers.start;
         Some(SliceCount { to: rack.to.count(member), from: rack.from.count(member) })
     }
@@ -223,9 +280,16 @@ impl Racks {
     ) {
         self.due = self.due.map(|_| now + LOOK_EVERY);
         for rack in &mut self.racks {
-            rack.to.claims.retain(|_, claim| claim.until > now);
-            rack.from.claims.retain(|_, claim| claim.until > now);
-            if rack.look(&observed) {
+            rack.handovers = MAX_HANDOVERS;
+            let has_changed = rack.look(&observed);
+            if has_changed {
+                // Routers may choose other members now.
+                rack.to.contests.retain(|_, contest| contest.is_recent(now));
+                rack.from.contests.retain(|_, contest| contest.is_recent(now));
+            }
+            rack.to.settle(now, &rack.is_alive);
+            rack.from.settle(now, &rack.is_alive);
+            if has_changed {
                 rack.peers.clone().for_each(&mut changed);
             }
         }
@@ -247,20 +311,29 @@ impl Rack {
         let (to, from) =
             (Owners::new(&sites.remote, &members), Owners::new(&sites.local, &members));
         let weights = members.iter().map(|member| member.weight).collect();
-        Rack { peers, is_alive: vec![false; members.len()], weights, members, to, from }
+        let rack = &configs[0].rack;
+        let claims = rack.own_weight.map(|_| Claims::new(rack.own_slices.clone()));
+        Rack {
+            peers,
+            is_alive: vec![false; members.len()],
+            weights,
+            members,
+            to,
+            from,
+            is_rack: rack.peer.is_some(),
+            claims,
+            handovers: MAX_HANDOVERS,
+        }
     }
 
     /// Peer that owns the slice of `destination`; `None` if no slice has this address.
-    fn owner(
-        &self,
-        now: Instant,
-        of: &Owners,
-        destination: IpAddr,
-        lane: impl Fn(usize) -> u8,
-    ) -> Option<usize> {
+    fn owner(&self, of: &Owners, destination: IpAddr, lane: impl Fn(usize) -> u8) -> Option<usize> {
         let slice = of.table.find(destination)?;
-        let lane = lane(self.peers.start + of.owners.get(slice as usize)?);
-        Some(self.peers.start + of.owner((now, &self.is_alive), slice, lane)?)
+        let ranked = *of.owners.get(slice as usize)?;
+        if of.contests.is_empty() {
+            return Some(self.peers.start + ranked);
+        }
+        Some(self.peers.start + of.owner(slice, lane(self.peers.start + ranked))?)
     }
 
     /// Takes over the observed state; returns whether it has changed.
@@ -294,7 +367,7 @@ impl Owners {
             table,
             rankings: Vec::new(),
             owners: Vec::new(),
-            claims: HashMap::new(),
+            contests: HashMap::new(),
         };
         owners.rank(members);
         owners.choose(&vec![false; members.len()]);
@@ -311,31 +384,31 @@ impl Owners {
     }
 
     /// Member that owns a slice on this lane.
-    fn owner(&self, (now, is_alive): (Instant, &[bool]), slice: u32, lane: u8) -> Option<usize> {
-        let valid = |claim: &&Claimed| claim.until > now && is_alive[claim.member];
-        let claimed = self.claims.get(&(slice, lane)).filter(valid).map(|claim| claim.member);
+    fn owner(&self, slice: u32, lane: u8) -> Option<usize> {
+        let claimed = self.contests.get(&(slice, lane)).and_then(Contest::owner);
         claimed.or(self.owners.get(slice as usize).copied())
     }
 
-    /// Takes over a claim, unless another member has seen its first packet later. Returns the slice
-    /// and its former owner if the owner changes.
+    /// Takes over a claim. Returns the slice and its former owner if the member is the owner now,
+    /// and was not before.
     fn claim(
         &mut self,
-        (now, is_alive): (Instant, &[bool]),
+        is_alive: &[bool],
         (address, lane): (IpAddr, u8),
         claimed: Claimed,
     ) -> Option<(IpNet, usize)> {
         let slice = self.table.find(address)?;
-        let former = self.owner((now, is_alive), slice, lane)?;
-        let before = self.claims.get(&(slice, lane)).filter(|before| {
-            before.until > now && is_alive[before.member] && before.member != claimed.member
-        });
-        if before.is_some_and(|before| before.since > claimed.since) {
-            return None;
-        }
-        self.claims.insert((slice, lane), claimed);
-        let is_other = self.owner((now, is_alive), slice, lane) != Some(former);
-        is_other.then(|| (self.slices[slice as usize], former))
+        let former = self.owner(slice, lane)?;
+        let contest = self.contests.entry((slice, lane)).or_default();
+        contest.claim(claimed);
+        contest.settle(claimed.at, is_alive);
+        let is_new = former != claimed.member && contest.owner() == Some(claimed.member);
+        is_new.then(|| (self.slices[slice as usize], former))
+    }
+
+    /// Settles all contests, and forgets those without valid claims.
+    fn settle(&mut self, now: Instant, is_alive: &[bool]) {
+        self.contests.retain(|_, contest| contest.settle(now, is_alive));
     }
 
     fn count(&self, member: usize) -> usize {

@@ -246,7 +246,7 @@ impl Site {
     }
 
     /// Slices of both sites that this gateway, a member of a rack, may carry.
-    fn carried_slices(&self, peer: &Peer) -> Vec<IpNet> {
+    fn own_slices(&self, peer: &Peer) -> Vec<IpNet> {
         let Some(own) = &self.config.rack else { return Vec::new() };
         let prefixes: Vec<_> = self.config.prefixes.iter().chain(&peer.prefixes).copied().collect();
         rack::slices(&prefixes, &own.members)
@@ -274,7 +274,7 @@ impl Site {
                 memory: share,
                 rack: RackConfig {
                     own_weight: self.config.rack.as_ref().map(|rack| self.told_weight(rack)),
-                    slices: self.carried_slices(peer),
+                    own_slices: self.own_slices(peer),
                     peer: peer.member.clone(),
                 },
             })

@@ -195,10 +195,11 @@ impl Aligner {
         ahead.any(|(arrival, of)| *of == tag && is(arrival))
     }
 
-    /// Arrivals that were not matched to a number: those that were skipped, then the others.
+    /// Arrivals that were not matched to a number, latest first: those ahead, then those that were
+    /// skipped.
     pub fn unmatched(&self) -> impl Iterator<Item = Arrival> {
-        let skipped = self.skipped.iter().map(|(_, arrival)| *arrival);
-        skipped.chain(self.next..self.next_arrival())
+        let skipped = self.skipped.iter().rev().map(|(_, arrival)| *arrival);
+        (self.next..self.next_arrival()).rev().chain(skipped)
     }
 
     /// Forgets missing numbers below `seq`.

@@ -1,7 +1,7 @@
 //! Change of a peer's config without a new session.
 
+use super::Peer;
 use super::config::{PeerConfig, PeerError, plan};
-use super::{Peer, claims};
 use crate::repair::sender::Sender;
 use crate::time::Instant;
 
@@ -20,10 +20,6 @@ impl Peer {
         config: PeerConfig,
     ) -> Result<(), PeerError> {
         let old = &self.config;
-        let member = |config: &PeerConfig| config.rack.own_weight.is_some();
-        if config.rack.slices != old.rack.slices || member(&config) != member(old) {
-            self.claims = claims(&config.rack);
-        }
         let recode = config.coding != old.coding
             || config.flush_after != old.flush_after
             || config.longest != old.longest

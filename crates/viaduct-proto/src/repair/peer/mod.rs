@@ -20,7 +20,6 @@ mod paths;
 mod reporting;
 mod throttle;
 
-use std::net::IpAddr;
 use std::sync::Arc;
 
 use agreement::Agreement;
@@ -31,14 +30,13 @@ use reporting::Reporting;
 use throttle::Throttle;
 
 use super::bundle::Channel;
-use super::claims::{CLAIMS, Claim, Claims};
+use super::claims::{CLAIMS, Claim};
 use super::clocks::Clocks;
 use super::coding::Coding;
 use super::handshake_pace::HandshakePace;
 use super::identity::IdentityKey;
 use super::lanes::{LaneCount, LaneOffer};
 use super::outbox::Outbox;
-use super::racks::RackConfig;
 use super::receiver::{Receiver, TICK};
 use super::section;
 use super::sender::Sender;
@@ -72,8 +70,6 @@ pub(super) struct Peer {
     reporting: Reporting,
     agreement: Agreement,
     throttle: Throttle,
-    /// Slices that this gateway carries; `None` if it is in no rack.
-    claims: Option<Claims>,
     /// Claims of the peer that the plane has not taken yet.
     claimed: Vec<Claim>,
     /// Time of the next housekeeping; `None` while there is none to do.
@@ -150,7 +146,6 @@ impl Peer {
             reporting: Reporting::new(now, &config.rack),
             agreement: Agreement::new(&config),
             throttle: Throttle::default(),
-            claims: claims(&config.rack),
             claimed: Vec::new(),
             next_tick: None,
             misses: 0,
@@ -238,13 +233,6 @@ impl Peer {
         self.next_tick.get_or_insert(now + TICK);
     }
 
-    /// Notes a packet to or from the peer's site, for the claims.
-    pub(super) fn carry(&mut self, now: Instant, destination: IpAddr) {
-        if let Some(claims) = &mut self.claims {
-            claims.carry(now, destination);
-        }
-    }
-
     /// Takes the claims that the peer has sent.
     pub(super) fn take_claims(&mut self) -> Vec<Claim> {
         std::mem::take(&mut self.claimed)
@@ -271,6 +259,13 @@ impl Peer {
             sender.overhear(now, packet);
         }
         self.receiver.handle_packet(now, came, packet);
+    }
+
+    /// Handles a packet that has come from the peer's site, and was given to another member of its
+    /// rack.
+    pub(super) fn adopt(&mut self, now: Instant, came: Instant, packet: &mut [u8]) {
+        self.wake(now);
+        self.receiver.adopt(now, came, packet);
     }
 
     pub(super) fn miss_outgoing(&mut self, missed: u64) {
@@ -342,7 +337,6 @@ impl Peer {
             self.next_tick,
             self.report_due(),
             self.own_path.as_ref().map(|path| path.liveness.poll_timeout()),
-            self.claims.as_ref().filter(|_| self.session.up()).and_then(Claims::poll_timeout),
         ];
         timers.into_iter().flatten().min()
     }
@@ -372,16 +366,14 @@ impl Peer {
             self.report(now);
         }
         self.probe(now);
-        self.claim(now);
     }
 
-    /// Sends the claims that are due.
-    fn claim(&mut self, now: Instant) {
+    /// Sends a section with claims of this gateway.
+    pub(super) fn claim(&mut self, body: &[u8]) {
         let session = &mut self.session;
-        let Some(claims) = self.claims.as_mut().filter(|_| session.up()) else { return };
-        for body in claims.handle_timeout(now) {
+        if session.up() {
             self.transmits.push_with(|out| {
-                session.seal(out, |m| section::emit(CLAIMS, m, |out| out.extend(&body)))
+                session.seal(out, |m| section::emit(CLAIMS, m, |out| out.extend(body)))
             });
         }
     }
@@ -397,11 +389,6 @@ impl Peer {
         }
         self.next_tick = (!is_idle).then_some(now + TICK);
     }
-}
-
-/// Claims of a gateway; `None` if it is in no rack.
-fn claims(rack: &RackConfig) -> Option<Claims> {
-    rack.own_weight.map(|_| Claims::new(&rack.slices))
 }
 
 fn session_config(local: &Local, config: &PeerConfig, place: Place) -> SessionConfig {

@@ -80,7 +80,8 @@ impl Plane {
         self.peers.iter_mut().for_each(|peer| peer.repairs = peer.stats().repairs());
         self.repairs = self.peers.iter().map(|peer| peer.repairs).sum();
         self.enter_slots();
-        self.racks = Racks::new(&self.configs);
+        let before = std::mem::replace(&mut self.racks, Racks::new(&self.configs));
+        self.racks.keep_claims(before);
         self.look_at_racks(now);
         Ok(())
     }

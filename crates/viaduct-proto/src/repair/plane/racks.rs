@@ -1,9 +1,12 @@
 //! Racks whose members are peers of the plane.
 
+use std::ops::Range;
+
 use super::Plane;
 use crate::repair::racks::Observed;
 use crate::repair::touched::Purpose;
 use crate::time::Instant;
+use crate::wire::ip::Header;
 
 impl Plane {
     /// Finds out which members of racks are alive, and which weights they have. Chooses the owners
@@ -21,6 +24,32 @@ impl Plane {
         let changed =
             |peer: usize| lanes[peer].owned.clone().for_each(|at| touched.add(Purpose::Facts, at));
         self.racks.look(now, observed, changed);
+        for (peers, lane, body) in self.racks.heartbeats(now) {
+            self.claim(peers, lane, &body);
+        }
+    }
+
+    /// Notes a packet to or from the site of `peer`. The first packet of a slice is claimed at
+    /// once, before its name is sent.
+    pub(super) fn carry(&mut self, now: Instant, peer: usize, header: &Header) {
+        let (lanes, path) = (&self.lanes, self.paths.current);
+        let lane = |peer| lanes.number(peer, header, path);
+        if !self.racks.carry(now, peer, header.destination, lane) {
+            return;
+        }
+        let lane = lane(peer);
+        if let Some(body) = self.racks.fresh_claims(now, peer, lane) {
+            self.claim(self.racks.members(peer), lane, &body);
+        }
+    }
+
+    /// Sends claims to peers.
+    fn claim(&mut self, peers: Range<usize>, lane: u8, body: &[u8]) {
+        for peer in peers {
+            if let Some(at) = self.lanes.find(peer, lane) {
+                self.peer(at).claim(body);
+            }
+        }
     }
 
     /// Takes over the claims that the peer of lane `at` has sent. Packets of a claimed slice may
@@ -32,13 +61,19 @@ impl Plane {
         }
         let hint = self.peers[at].session.identities.hint_in;
         let Some(&peer) = self.index.hints.get(&hint) else { return };
+        // A member that has just returned counts as alive at once.
+        if !self.racks.is_alive(peer) {
+            self.look_at_racks(now);
+        }
         let (_, lane) = self.peers[at].key_and_lane();
         for claim in claims {
             let Some(moved) = self.racks.claim(now, (peer, lane), claim) else { continue };
             let Some(former) = self.lanes.find(moved.from, lane) else { continue };
-            for (came, mut packet) in self.peers[former].receiver.unmatched(now, &moved.slice) {
-                self.peer(at).handle_incoming(now, came, &mut packet);
-            }
+            let unmatched = self.peers[former].receiver.unmatched(now, &moved.slice);
+            let peer = self.peer(at);
+            unmatched.into_iter().for_each(|(came, mut packet)| {
+                peer.adopt(now, came, &mut packet);
+            });
         }
     }
 }

@@ -52,7 +52,7 @@ impl Arrivals {
         get(&self.last, self.first, arrival)
     }
 
-    /// The newest arrivals that were not matched to a number, oldest first.
+    /// Recent arrivals that were not matched to a number, newest first.
     pub(super) fn unmatched(&self, now: Instant) -> impl Iterator<Item = ArrivedPacket> {
         let recent = move |arrival: &ArrivedPacket| now.since(arrival.at) <= RECENT;
         self.aligner.unmatched().filter_map(|arrival| self.get(arrival)).filter(recent)

@@ -61,6 +61,9 @@ use crate::wire::tcp_sack;
 pub(super) const TICK: Duration = Duration::from_millis(100);
 /// Limit of the difference between a copy's number and the highest number named.
 const MAX_AHEAD: u64 = 1_024;
+/// Limit of the packets that are handed over to another receiver at once: it can match no more of
+/// them to names that it has already.
+const MAX_HANDED_OVER: usize = 256;
 
 pub(super) struct Receiver {
     key: Arc<IdentityKey>,
@@ -174,6 +177,12 @@ impl Receiver {
     pub(super) fn handle_packet(&mut self, now: Instant, came: Instant, packet: &mut [u8]) {
         self.stats.packets += 1;
         self.stats.bytes += packet.len() as u64;
+        self.adopt(now, came, packet);
+    }
+
+    /// Handles a copy of a packet that has come from the peer's site, and is counted already.
+    /// Overwrites `packet`.
+    pub(super) fn adopt(&mut self, now: Instant, came: Instant, packet: &mut [u8]) {
         let fields = ip::normalise(packet);
         if !self.acks && tcp_sack::is_plain_ack(packet) {
             self.stats.acks += 1;
@@ -216,16 +225,22 @@ impl Receiver {
     }
 
     /// Copies of recent packets to `slice` that were not named, as they arrived, each with its time
-    /// of arrival.
+    /// of arrival, oldest first; at most [`MAX_HANDED_OVER`] of the newest.
     pub(super) fn unmatched(&self, now: Instant, slice: &IpNet) -> Vec<(Instant, Vec<u8>)> {
         let copy = |arrival: ArrivedPacket| {
             let (.., packet) = prefix::parse(self.known.store.get(arrival.identity)?)?;
+            let header = Header::parse(packet).ok()?;
+            if !slice.contains(&header.destination) {
+                return None;
+            }
             let mut packet = packet.to_vec();
             ip::restore(&mut packet, arrival.fields);
-            let header = Header::parse(&packet).ok()?;
-            slice.contains(&header.destination).then_some((arrival.at, packet))
+            Some((arrival.at, packet))
         };
-        self.arrivals.unmatched(now).filter_map(copy).collect()
+        let mut newest: Vec<_> =
+            self.arrivals.unmatched(now).filter_map(copy).take(MAX_HANDED_OVER).collect();
+        newest.reverse();
+        newest
     }
 
     /// Expands a number that was truncated to its low 32 bits.
