@@ -14,10 +14,11 @@
 #![allow(unsafe_code)]
 
 use std::fs::File;
-use std::io;
 use std::os::fd::AsFd as _;
 use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::Path;
+use std::str::FromStr;
+use std::{fmt, io};
 
 use rustix::mount::{MountPropagationFlags, mount_change};
 use rustix::process::{
@@ -32,7 +33,8 @@ const READABLE: [&str; 5] = ["/etc", "/lib", "/lib64", "/usr/lib", "/proc/sys"];
 /// Maximum number of processes and threads of the user.
 const MAX_THREADS: u64 = 64;
 
-/// Limits of a confined process.
+/// Limits of a confined process. Their text, for a command line, is
+/// `USER:MEMORY:DESCRIPTORS:PARENT`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Confinement {
     /// User and group of the process.
@@ -43,6 +45,31 @@ pub struct Confinement {
     pub descriptors: u64,
     /// Process whose end also ends this one.
     pub parent: u32,
+}
+
+impl fmt::Display for Confinement {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Confinement { user, memory, descriptors, parent } = self;
+        write!(f, "{user}:{memory}:{descriptors}:{parent}")
+    }
+}
+
+impl FromStr for Confinement {
+    type Err = &'static str;
+
+    fn from_str(text: &str) -> Result<Confinement, &'static str> {
+        let read = || {
+            let mut parts = text.split(':');
+            let of = Confinement {
+                user: parts.next()?.parse().ok()?,
+                memory: parts.next()?.parse().ok()?,
+                descriptors: parts.next()?.parse().ok()?,
+                parent: parts.next()?.parse().ok()?,
+            };
+            parts.next().is_none().then_some(of)
+        };
+        read().ok_or("USER:MEMORY:DESCRIPTORS:PARENT is expected")
+    }
 }
 
 impl Confinement {

@@ -21,7 +21,6 @@ use viaduct_proto::flow::Registry;
 use super::HopAgentArgs;
 use crate::engine::destination::Target;
 use crate::engine::outbound::HopSignalling;
-use crate::proxy;
 use crate::settings::Settings;
 use crate::text;
 
@@ -138,7 +137,7 @@ fn define(args: &HopAgentArgs, mut table: Table, registry: &Registry) -> Result<
     }
     table.insert("proxy".to_owned(), Value::Table(own_keys.into_iter().collect()));
     let config = toml::to_string(&table)?;
-    let settings = proxy::settings_of(&config, registry)?;
+    let settings = Settings::of_config(&config, registry)?;
     refuse_privileges(&settings)?;
     let engine = &settings.engine;
     Ok(Definition {

@@ -26,7 +26,6 @@ use viaduct_sys::socket::tcp::{self, TcpOptions};
 use super::definition::Definition;
 use super::directory;
 use super::status::AgentHop;
-use crate::proxy::confinement;
 
 /// Backlog of a listener.
 const BACKLOG: u32 = 1024;
@@ -166,7 +165,7 @@ impl Hop {
         command.args(["proxy", "--config", &self.definition.name]);
         command.arg(format!("--told={}", config.as_raw_fd()));
         command.args(["--inherited", &inherited.join(",")]);
-        command.args(["--confined", &confinement::text(confinement)]);
+        command.args(["--confined", &confinement.to_string()]);
         // The directory is not named by its path, which another user may have changed.
         command.current_dir(format!("/proc/self/fd/{}", directory.as_raw_fd()));
         command.env_remove("NOTIFY_SOCKET");

@@ -1,7 +1,7 @@
 //! `viaduct proxy`: one hop of a chain of proxies. It terminates clients' TCP connections, and
 //! begins the connection to the server or to the next hop as soon as it sees a client's SYN
 //! (Miniproxy, section 3). The [engine](crate::engine) carries the flows, and
-//! [settings](crate::settings) configures it. This module adds the config file, the rules that
+//! [settings](crate::settings) configures it. This module adds the rules that
 //! divert connections to the proxy, and the start on demand.
 //!
 //! ```text
@@ -10,12 +10,10 @@
 //!   on_demand: parent that listens, and starts the proxy on a SYN
 //!   takeover: continues a running proxy in this process (viaduct upgrade)
 //!   config_handoff: the config as checked by that parent, for the proxies that it starts
-//!   confinement: limits of a proxy that a hop agent has started
 //! ```
 
 mod config;
 mod config_handoff;
-pub mod confinement;
 mod on_demand;
 mod options;
 mod reconciler;
@@ -30,7 +28,6 @@ use tracing::info;
 use viaduct_proto::flow::Registry;
 use viaduct_sys::process::memory;
 
-pub use self::config::settings_of;
 use self::config_handoff::ConfigHandoff;
 use self::on_demand::{OnDemandParent, SignalPipes};
 pub use self::options::{ProxyOptions, check_beside_config};

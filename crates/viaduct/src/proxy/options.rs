@@ -9,7 +9,6 @@ use clap::{ArgMatches, Args as _, Command};
 
 use viaduct_sys::process::confine::Confinement;
 
-use super::confinement;
 use crate::engine::listen_set::InheritedFd;
 use crate::settings::ProxyArgs;
 
@@ -33,7 +32,7 @@ pub struct ProxyOptions {
     #[arg(long = "told", hide = true)]
     pub config_fd: Option<RawFd>,
     /// Confinement of this process, which a hop agent has started
-    #[arg(long, hide = true, value_parser = confinement::parse)]
+    #[arg(long, hide = true)]
     pub confined: Option<Confinement>,
     /// Descriptor of the connection to the process that this one replaces (viaduct upgrade)
     #[arg(long, hide = true)]

@@ -68,7 +68,7 @@ fn prepare(
 ) -> Result<PreparedProxy> {
     let (settings, text) = config::load_with_text(options, &registry)?;
     if let Some(old) = &inheritance.config {
-        let old = config::settings_of(old, &registry).context("the config in force")?;
+        let old = Settings::of_config(old, &registry).context("the config in force")?;
         old.check_change(&settings)?;
     }
     if settings.on_demand {

@@ -10,6 +10,7 @@
 
 mod args;
 mod checks;
+pub mod file;
 mod listen;
 mod next;
 mod report;
