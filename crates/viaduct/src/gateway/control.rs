@@ -54,6 +54,8 @@ pub struct Control {
     misroutes: Misroutes,
     clocks: Option<ClockFile>,
     pub(super) endpoints: Endpoints,
+    /// Reason, as logged, for which packet threads do not all have the config in force.
+    pub(super) refusal: Option<String>,
     /// Logged warnings about the config and the machine.
     pub(super) warnings: Vec<String>,
     pub(super) listeners: Listeners,
@@ -79,6 +81,7 @@ impl Control {
             misroutes: Misroutes::default(),
             clocks: site.config.clocks().map(ClockFile::new),
             endpoints: Endpoints::default(),
+            refusal: None,
             warnings: site.warnings(),
             started: Instant::now(),
             listeners: Listeners::new(workers.to_all()),
@@ -283,6 +286,7 @@ impl Control {
     /// Restores changes to the machine that are no longer in force. Called once a second.
     async fn check_system(&mut self, system: &mut System) {
         if !self.upgrade.is_active() {
+            self.align_workers().await;
             self.follow_wan(system).await;
             match self.site.config.wans.is_empty() {
                 true => system.restore_rules(),
@@ -361,6 +365,10 @@ impl Control {
             .trouble()
             .map(|why| format!("rules or routes of the paths are missing: {why}"));
         let trouble = self.wan.trouble().or(missing).map(str::to_owned).or(paths);
+        let trouble = trouble.or_else(|| {
+            let why = self.refusal.as_ref()?;
+            Some(format!("a packet thread does not have the config in force: {why}"))
+        });
         trouble.or_else(|| self.misroutes.trouble(&self.site.tun_name()))
     }
 }

@@ -22,7 +22,9 @@ impl Control {
             }
             Err(e) => {
                 error!("not reloaded, and what was in force is incomplete: {e:#}");
-                self.wan.set_stale();
+                if !system.is_complete() {
+                    self.wan.set_stale();
+                }
             }
         }
         notify(Phase::Ready);
@@ -83,7 +85,11 @@ impl Control {
         }
         self.warnings = warnings;
         if let Err(error) = self.wan.mark_applied(&site) {
-            warn!("{error:#}");
+            self.wan.set_stale();
+            let why = format!("{error:#}");
+            if self.wan.record_failure(why.clone()) {
+                warn!("{why}; tried again each second");
+            }
         }
         self.listeners.replace(moved, &site.config);
         self.slice_routes.set_stale();
@@ -103,7 +109,31 @@ impl Control {
         }
         let has_new_taps = site.only_observes() != self.site.only_observes();
         if let Err(error) = self.workers.reload(&self.site, has_new_taps).await {
-            warn!("cannot give the packet threads the config in force again: {error:#}");
+            let why = format!("{error:#}");
+            warn!("cannot give the packet threads the config in force again: {why}");
+            self.refusal = Some(why);
+        }
+    }
+
+    /// Gives the packet threads the config in force again, if one of them has another one. Called
+    /// once a second.
+    pub(super) async fn align_workers(&mut self) {
+        if self.workers.are_alike() {
+            self.refusal = None;
+            return;
+        }
+        match self.workers.reload(&self.site, false).await {
+            Ok(()) => {
+                self.refusal = None;
+                info!("all packet threads have the config in force again");
+            }
+            Err(error) => {
+                let why = Some(format!("{error:#}"));
+                if self.refusal != why {
+                    warn!("a packet thread does not have the config in force: {error:#}");
+                    self.refusal = why;
+                }
+            }
         }
     }
 }

@@ -132,7 +132,7 @@ impl Control {
         };
         self.log_wait_reason(system);
         match done {
-            Ok(()) if system.wait_reason().is_some() => {}
+            Ok(()) if system.wait_reason().is_some() || self.wan.trouble.is_some() => {}
             Ok(()) if system.has_room() => {
                 info!(
                     mtu = self.site.wan_mtu,

@@ -272,7 +272,7 @@ impl Worker {
         self.plane.miss_incoming(now);
     }
 
-    /// Replaces the peers and the filters. Packets in the taps stay there; none is missed. Errors:
+    /// Replaces the peers and the filters. Packets in the taps stay there. Errors:
     /// the peers cannot be used, or the kernel refuses a filter; some changes may be in force.
     fn reload(
         &mut self,
@@ -287,7 +287,8 @@ impl Worker {
             second.set_ends(ends);
         }
         self.published.replace_peers(&self.plane, now);
-        for wan in self.wans() {
+        let second = self.second.as_mut().map(|second| &mut second.port);
+        for wan in [&mut self.wan].into_iter().chain(second) {
             wan.taps.outgoing.attach_filter(outgoing).context("cannot set the filter of a tap")?;
             wan.taps.incoming.attach_filter(incoming).context("cannot set the filter of a tap")?;
         }

@@ -39,6 +39,8 @@ pub struct Workers {
     is_dead: Vec<bool>,
     /// True unless some workers may have refused the last settings.
     are_alike: bool,
+    /// Workers may have taps of different sets.
+    taps_differ: bool,
     /// Distribution of packets; `None` with a single worker.
     fanouts: Option<Fanouts>,
     ends: UnboundedReceiver<WorkerEnd>,
@@ -112,6 +114,7 @@ impl Workers {
             owners,
             is_dead,
             are_alike: true,
+            taps_differ: false,
             fanouts,
             ends,
             failure: None,
@@ -212,7 +215,7 @@ impl Workers {
     pub async fn reload(&mut self, site: &Site, has_new_taps: bool) -> Result<()> {
         let (outgoing, incoming) = site.filters()?;
         let mut taps: Vec<Vec<Taps>> = Vec::new();
-        if has_new_taps {
+        if has_new_taps || self.taps_differ {
             let (opened, fanouts) = Taps::open_all(site)?;
             taps.extend(opened.into_iter().map(|taps| vec![taps]));
             // With two WANs there is a single worker.
@@ -222,6 +225,7 @@ impl Workers {
                 self.fanouts = before;
                 return Err(error);
             }
+            self.taps_differ = true;
         }
         self.are_alike = false;
         let mut taps = taps.into_iter();
@@ -240,7 +244,7 @@ impl Workers {
         for answer in answers {
             answer.await.context("the packet thread is gone")??;
         }
-        self.are_alike = true;
+        (self.are_alike, self.taps_differ) = (true, false);
         Ok(())
     }
 

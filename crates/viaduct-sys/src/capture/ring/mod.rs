@@ -234,8 +234,18 @@ impl Ring {
 
     /// Replaces the filter. Packets already in the ring stay. Errors: the kernel refuses the
     /// program.
-    pub fn attach_filter(&self, program: &[BpfInsn]) -> io::Result<()> {
-        attach(self.socket.as_fd(), program, self.with_offloads)
+    pub fn attach_filter(&mut self, program: &[BpfInsn]) -> io::Result<()> {
+        let (socket, with_offloads) = (self.socket.as_fd(), self.with_offloads);
+        match attach(socket, program, with_offloads) {
+            // Until it is replaced, the old filter counts against the limit net.core.optmem_max.
+            // If there is no room for both, packets are missed in between.
+            Err(error) if error.raw_os_error() == Some(libc::ENOMEM) => {
+                attach(socket, &[REFUSE_ALL], with_offloads)?;
+                self.is_gap = true;
+                attach(socket, program, with_offloads)
+            }
+            done => done,
+        }
     }
 
     /// Returns whether the interface still exists. A later interface with the same name is a
@@ -266,6 +276,9 @@ impl AsFd for Ring {
         self.socket.as_fd()
     }
 }
+
+/// Filter that accepts no packet.
+const REFUSE_ALL: BpfInsn = BpfInsn { code: 0x06, jt: 0, jf: 0, k: 0 };
 
 /// Attaches a filter program whose offsets count from the network header.
 fn attach(socket: BorrowedFd<'_>, program: &[BpfInsn], has_link_header: bool) -> io::Result<()> {
