@@ -73,7 +73,7 @@ const TMP: &str = "/tmp";
 pub fn default_run_dir() -> PathBuf {
     let user = rustix::process::geteuid();
     if let Some(given) = env::var_os("VIADUCT_RUN_DIR").filter(|dir| !dir.is_empty()) {
-        return given.into();
+        return std::path::absolute(&given).unwrap_or_else(|_| given.into());
     }
     if let Some(given) = env::var_os("RUNTIME_DIRECTORY")
         && let Some(first) = env::split_paths(&given).find(|dir| dir.is_absolute())

@@ -187,11 +187,16 @@ impl Changes {
         let Some(Change::Spray(earlier)) = self.journal.changes.iter_mut().find(is_spray) else {
             return self.make(&Change::Spray(spray));
         };
-        // Undoing needs only the table's name, which the journal has already. The journal is
-        // therefore written after the replacement.
-        earlier.replace_by(&spray)?;
-        *earlier = spray;
-        self.save()
+        // Undoing needs only the table's name, which both have. The table is replaced last, since
+        // that may lose its counters.
+        let earlier = std::mem::replace(earlier, spray.clone());
+        let done = self.save().and_then(|()| Ok(earlier.replace_by(&spray)?));
+        if done.is_err()
+            && let Some(Change::Spray(entry)) = self.journal.changes.iter_mut().find(is_spray)
+        {
+            *entry = earlier;
+        }
+        done
     }
 
     /// Selects paths for packets, instead of an earlier selection of this process. Errors: as
@@ -204,10 +209,15 @@ impl Changes {
         let Some(Change::Paths(earlier)) = self.journal.changes.iter_mut().find(is_paths) else {
             return self.make(&Change::Paths(rules));
         };
-        // Undoing needs only the table's name and the paths, which the journal has already.
-        earlier.replace_by(&rules)?;
-        *earlier = rules;
-        self.save()
+        // Undoing needs only the table's name and the paths, which both have.
+        let earlier = std::mem::replace(earlier, rules.clone());
+        let done = self.save().and_then(|()| Ok(earlier.replace_by(&rules)?));
+        if done.is_err()
+            && let Some(Change::Paths(entry)) = self.journal.changes.iter_mut().find(is_paths)
+        {
+            *entry = earlier;
+        }
+        done
     }
 
     /// Lets new connections bypass the proxy of [`Changes::intercept`]. The proxy keeps its

@@ -61,7 +61,9 @@ impl RuleReconciler {
         let run = move || run(&rules, &watch, &ended, &theirs);
         // Before the thread starts: it skips a deletion that it sees without `changes`.
         *state.changes() = changes;
-        let thread = thread::Builder::new().name("rules".to_owned()).spawn(run)?;
+        let thread = thread::Builder::new().name("rules".to_owned()).spawn(run);
+        // Without the thread, the changes are reverted.
+        let thread = thread.inspect_err(|_| drop(state.changes().take()))?;
         Ok(Some(RuleReconciler { end: Some(end), thread: Some(thread), state }))
     }
 }

@@ -188,11 +188,11 @@ impl Multipath {
         }
     }
 
-    /// Returns whether the other end may have received all data and ended the flow: everything was
+    /// Returns whether the other end may have received all data and ended the flow: all data was
     /// sent at least once, and the other end sends no more. Its last acknowledgements may have been
     /// lost with a connection.
     fn may_have_ended(&self) -> bool {
-        self.out.end_was_sent && self.received.said_end
+        self.received.said_end && (self.out.end_was_sent || self.out.lacks_only_the_end())
     }
 
     fn end(&mut self, cx: &mut Context<'_>, end: End) {

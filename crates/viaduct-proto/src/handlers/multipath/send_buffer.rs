@@ -70,6 +70,11 @@ impl SendBuffer {
         self.ended && self.blocks.is_empty()
     }
 
+    /// Returns whether the other end has acknowledged everything but the end.
+    pub(super) fn lacks_only_the_end(&self) -> bool {
+        self.ended && self.blocks.iter().all(|block| block.is_end)
+    }
+
     /// Cost of all blocks, and of those that have not been sent.
     pub(super) fn costs(&self) -> (usize, usize) {
         (self.cost, self.unsent)
