@@ -1,4 +1,5 @@
-//! Source of the root secrets from which replicas derive theirs: a file, or a key in etcd.
+//! Source of the root secrets: a file, or a key in etcd. From these the replicas of a server derive
+//! the secret of each period.
 //!
 //! ```text
 //!   FILE ── when it changes ──┐
@@ -87,10 +88,12 @@ impl Replicas {
             (Ok(text), _) => (text, None),
             (Err(error), Source::File(_)) => return Err(error),
             (Err(error), Source::Etcd(_)) => {
-                let text = fs::read_to_string(&copy).map_err(|_| error.context("there is no copy"));
-                let fault = format!("{source} cannot be read, its copy is in use");
+                let Ok(text) = fs::read_to_string(&copy) else {
+                    return Err(error.context("cannot read the secrets, and there is no copy"));
+                };
+                let fault = format!("cannot read {source} ({error:#}); its copy is used");
                 warn!("{fault}");
-                (text.map_err(|error| error.context("cannot read the secrets"))?, Some(fault))
+                (text, Some(fault))
             }
         };
         let parsed = root_secrets::parse(&text).with_context(|| source.to_string())?;
@@ -147,7 +150,7 @@ impl Replicas {
         };
         match (&before, &fault) {
             (None, Some(fault)) => warn!("the present secrets stay in force: {fault}"),
-            (Some(_), None) => info!("{} is read again", self.source),
+            (Some(_), None) => info!("{} can be read again", self.source),
             _ => {}
         }
         let is_new = text != present;

@@ -36,7 +36,7 @@ pub struct ServeStatus {
     pub replicas: Option<ReplicasStatus>,
 }
 
-/// Source of the root secrets from which replicas derive theirs (`--replicas`).
+/// Source of the root secrets from which replicas derive the secret of each period (`--replicas`).
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ReplicasStatus {
     /// The file, or the key in etcd.
@@ -257,6 +257,28 @@ impl ServeStatus {
         self.access_log.iter().for_each(|log| log.expose(&mut out));
         self.tcp.expose(&mut out);
         self.trickles.iter().for_each(|trickles| trickles.expose(&mut out));
+        if let Some(replicas) = &self.replicas {
+            let help = "1 while the source of the replicas' secrets cannot be used.";
+            out.family("viaduct_trouble", Kind::Gauge, help);
+            out.sample(&[], u8::from(replicas.fault.is_some()));
+        }
         out.finish()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_faulty_source_of_secrets_is_a_trouble() {
+        let page = |fault: Option<&str>| {
+            let replicas =
+                ReplicasStatus { source: "etcd".to_owned(), fault: fault.map(str::to_owned) };
+            ServeStatus { replicas: Some(replicas), ..ServeStatus::default() }.exposition()
+        };
+        assert!(page(None).contains("\nviaduct_trouble 0\n"), "{}", page(None));
+        assert!(page(Some("gone")).contains("\nviaduct_trouble 1\n"), "{}", page(Some("gone")));
+        assert!(!ServeStatus::default().exposition().contains("viaduct_trouble"));
     }
 }

@@ -95,8 +95,8 @@ fn secrets_in_etcd_are_followed_and_stand_when_it_is_gone() {
     drop(server);
     let _server = start(&etcd, "second");
     assert!(within(LIMIT, || log("second").contains("serving")), "{}", log("second"));
-    assert!(log("second").contains("its copy is in use"), "{}", log("second"));
+    assert!(log("second").contains("its copy is used"), "{}", log("second"));
     etcd.restart();
-    assert!(within(LIMIT, || log("second").contains("is read again")), "{}", log("second"));
+    assert!(within(LIMIT, || log("second").contains("can be read again")), "{}", log("second"));
     fs::remove_dir_all(&dir).unwrap();
 }
