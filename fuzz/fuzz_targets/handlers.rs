@@ -186,7 +186,12 @@ fuzz_target!(|input: Input| {
     ends[1].chain.accepted(now);
     ends[1].act(now);
     if input.greeted {
-        for from in [0, 1, 0, 1, 0, 1] {
+        for from in [0, 1].repeat(6) {
+            for end in &mut ends {
+                // Some handlers send only then.
+                end.chain.handle_timeout(now);
+                end.act(now);
+            }
             carry(&mut ends, now, from, usize::MAX, None);
         }
     }

@@ -3,13 +3,15 @@
 //! memory stays bounded.
 #![no_main]
 
+use std::num::NonZeroU16;
+
 use arbitrary::Arbitrary;
 use libfuzzer_sys::fuzz_target;
 use viaduct_fuzz::{Bytes, MEMORY, Steps, packet, peer, plane_of};
 use viaduct_proto::fec::{Cover, Draw, Repair, Row};
 use viaduct_proto::repair::control::Limits;
 use viaduct_proto::repair::report::{REPORT, Report};
-use viaduct_proto::repair::section::{self, Need, Part};
+use viaduct_proto::repair::section::{self, Form, Manner, Name, Need, Part, emit_names};
 use viaduct_proto::repair::{Coding, Plane};
 use viaduct_proto::time::{Duration, Instant};
 use viaduct_proto::wire::ip::{self, Header, MutableFields};
@@ -22,13 +24,23 @@ enum Step {
     /// `far`.
     Repair { first: u32, far: bool, stride: u16, count: u16, kind: Kind, part: u8, body: Body },
     /// Names of packets, whose numbers are near those of other steps.
-    Names { first: u16, names: Vec<Named>, times: Option<(u32, Vec<u8>)> },
+    Names { first: u16, names: Vec<Named>, times: Option<(u32, Vec<u8>)>, apart: u16 },
+    /// Claims of slices.
+    Claims(Bytes),
     /// The name of a packet and then a repair of it alone, as an honest peer sends them.
     Single { first: u16, packet: Packet, fields: (u8, u8) },
     /// A request for repairs or names.
     Need { first: u64, packets: u16, repairs: u8 },
-    /// A loss report with arbitrary numbers.
-    Report { numbers: [u32; 4], echo: Option<(u32, u32)>, path: [u64; 4], full: bool },
+    /// A loss report with arbitrary numbers; the peer's next packet is near those of other steps,
+    /// or arbitrary if `far`.
+    Report {
+        far: Option<u64>,
+        next: u16,
+        numbers: [u32; 3],
+        echo: Option<(u32, u32)>,
+        path: [u64; 4],
+        full: bool,
+    },
     /// A host of the gateway's site sends a packet.
     Leaves(Packet),
     /// A packet arrives from the peer's site.
@@ -85,6 +97,8 @@ fuzz_target!(|steps: Steps<Step>| {
     let mut gateway =
         plane_of(0, Coding::Auto(Limits { max_overhead: 0.3, max_rate: None }.into()));
     let mut now = Instant::ZERO;
+    // Until the first report, all packets of the peer may be from before the start.
+    gateway.handle_opened(now, &report(&Report { next: 1, ..Report::default() }));
     for step in &steps.0 {
         match step {
             Step::Raw(bytes) => gateway.handle_opened(now, &bytes.0),
@@ -93,34 +107,41 @@ fuzz_target!(|steps: Steps<Step>| {
             Step::Missed => gateway.miss_incoming(now),
             Step::Wait { millis } => {
                 now += Duration::from_millis((*millis).into());
-                gateway.handle_timeout(now);
-                gateway.clear_transmits();
             }
             step => gateway.handle_opened(now, &message(&gateway, step)),
         }
+        gateway.handle_timeout(now);
+        gateway.clear_transmits();
         check(&mut gateway);
     }
 });
+
+fn report(report: &Report) -> Vec<u8> {
+    let mut out = Vec::new();
+    section::emit(REPORT, &mut out, |body| report.emit(body));
+    out
+}
 
 fn message(gateway: &Plane, step: &Step) -> Vec<u8> {
     let mut out = Vec::new();
     match step {
         Step::Single { first, packet, fields: (ttl, tos) } => {
             let first = u64::from(first % 2048).max(1);
-            names(&mut out, first, &[tag(gateway, &packet.normal())], None);
+            names(&mut out, first, &[tag(gateway, &packet.normal())], Some((7, &[])), None);
             let body = symbol(gateway, &packet.normal(), *ttl, *tos);
             let len_code = (body.len() as u16).to_be_bytes();
             let cover = Cover { first, stride: 1, count: 1 };
             let repair = Repair { cover, row: Row::Xor { layer: 0 }, len_code, body: &body };
             section::emit_repair(&repair, Part::Whole, &mut out);
         }
-        Step::Names { first, names: of, times } => {
+        Step::Names { first, names: of, times, apart } => {
             let of = of.iter().take(128).map(|of| match of {
                 Named::Packet(packet) => tag(gateway, &packet.normal()),
                 Named::Nothing(tag) => *tag,
             });
             let times = times.as_ref().map(|(sent, gaps)| (*sent, gaps.as_slice()));
-            names(&mut out, u64::from(first % 2048), &of.collect::<Vec<_>>(), times);
+            let (tags, apart) = (of.collect::<Vec<_>>(), NonZeroU16::new(apart % 256));
+            names(&mut out, u64::from(first % 2048), &tags, times, apart);
         }
         Step::Repair { first, far, stride, count, kind, part, body } => {
             let cover = match far {
@@ -146,14 +167,19 @@ fn message(gateway: &Plane, step: &Step) -> Vec<u8> {
             };
             section::emit_repair(&Repair { cover, row, len_code, body: &body }, part, &mut out);
         }
+        Step::Claims(claims) => {
+            const CLAIMS: u8 = 11;
+            section::emit(CLAIMS, &mut out, |body| body.extend(&claims.0));
+        }
         Step::Need { first, packets, repairs } => {
             let need = Need { first: *first, packets: *packets, repairs: *repairs };
             section::emit_need(need, &mut out);
         }
-        Step::Report { numbers: [next, stamp, wait, each], echo, path, full } => {
-            let mut report = Report { next: u64::from(*next), stamp: *stamp, ..Report::default() };
+        Step::Report { far, next, numbers: [stamp, wait, each], echo, path, full } => {
+            let next = far.map_or(u64::from(*next % 4096), |far| far >> 8);
+            let mut report = Report { next, stamp: *stamp, ..Report::default() };
             (report.echo, report.wait) = (*echo, *wait);
-            let [packets, congested, visible, bursts] = *path;
+            let [packets, congested, visible, bursts] = path.map(|count| count >> 8);
             report.path.random.packets = packets;
             report.path.random.bursts[*each as usize % 16] = bursts;
             (report.path.congested, report.path.visible) = (congested, visible);
@@ -171,27 +197,32 @@ fn tag(gateway: &Plane, normal: &[u8]) -> u16 {
 
 /// Body of a repair: name, mutable fields with their check, and packet.
 fn symbol(gateway: &Plane, normal: &[u8], ttl: u8, tos: u8) -> Vec<u8> {
-    let identity = gateway.name(normal).unwrap_or_default().0.to_be_bytes();
-    [&identity[..], &[ttl, tos, ttl ^ tos], normal].concat()
+    gateway.symbol(normal, MutableFields { ttl, tos }).unwrap_or_default()
 }
 
-/// Appends a section of names in wire format.
-fn names(out: &mut Vec<u8>, first: u64, tags: &[u16], times: Option<(u32, &[u8])>) {
-    const NAMES: u8 = 2;
-    section::emit(NAMES, out, |out| {
-        out.push(times.is_some().into());
-        out.extend(first.to_be_bytes());
-        out.push(tags.len() as u8);
-        if let Some((sent, _)) = times {
-            out.extend(sent.to_be_bytes());
-            out.extend([64, 0]);
-        }
-        tags.iter().for_each(|tag| out.extend(tag.to_be_bytes()));
-        if let Some((_, gaps)) = times {
-            let gaps = gaps.iter().copied().chain(std::iter::repeat(1));
-            out.extend(gaps.take(tags.len().saturating_sub(1)));
-        }
-    });
+/// Appends a section of names. `times`: send time of the first packet, and the gaps after it;
+/// without them, the names are a repetition, or combined with those of packets earlier by `apart`.
+fn names(
+    out: &mut Vec<u8>,
+    first: u64,
+    tags: &[u16],
+    times: Option<(u32, &[u8])>,
+    apart: Option<NonZeroU16>,
+) {
+    let (mut sent, gaps) = times.unwrap_or_default();
+    let mut gaps = gaps.iter().copied().chain(std::iter::repeat(1));
+    let name = |&tag: &u16| {
+        let at = sent;
+        sent = sent.wrapping_add(8 * u32::from(gaps.next().unwrap_or_default()));
+        Name { tag, sent: at, ttl: 64, tos: 0, is_bare: tag % 16 == 0 }
+    };
+    let all: Vec<Name> = tags.iter().map(name).collect();
+    let form = match (times, apart) {
+        (Some(_), _) => Form::Timed,
+        (None, Some(apart)) => Form::Combined(apart),
+        (None, None) => Form::Again,
+    };
+    emit_names(first, &all, form, Manner::default(), out);
 }
 
 fn check(gateway: &mut Plane) {

@@ -142,7 +142,7 @@ fuzz_target!(|input: Input| {
     let mut world = World::new();
     world.act();
     if input.greeted {
-        world.hear(greeting(100_000));
+        world.hear(greeting(1, 100_000));
         world.act();
     }
     for step in input.steps.0 {
@@ -150,7 +150,7 @@ fuzz_target!(|input: Input| {
         match step {
             Step::Raw { bytes } => world.hear(bytes.0),
             Step::Frame { stream, frame } => {
-                world.hear(emitted(frame.stream(stream), &frame.framed(0)));
+                world.hear(emitted(frame.stream(stream), &frame.framed(1, 0)));
             }
             Step::Write { chain, count } => {
                 let chain = &mut world.end(chain).chain;

@@ -8,6 +8,8 @@ use viaduct_proto::fake_ip::{FakeIpPool, FakeIpPrefix};
 
 fuzz_target!(|input: &[u8]| {
     let mut pool = FakeIpPool::new(FakeIpPrefix::default());
+    // A name for reverse look-ups.
+    pool.fake_ip("mars.example", true);
     let (query, answer) = (Query::parse(input), pool.answer(input));
     assert_eq!(query.is_some(), answer.is_some());
     let (Some(query), Some(answer)) = (query, answer) else { return };

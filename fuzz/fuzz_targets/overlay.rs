@@ -54,10 +54,13 @@ fuzz_target!(|steps: Steps<Step>| {
         match step {
             Step::Raw(bytes) => {
                 reads(&bytes.0);
+                let before = refused(&nodes[0]);
                 nodes[0].handle_datagram(now, &bytes.0);
+                assert_eq!(refused(&nodes[0]), before + 1, "arbitrary bytes are refused");
             }
             Step::Again { number, change } => {
-                let Some(mut bytes) = heard.get(usize::from(*number)).cloned() else { continue };
+                let Some(at) = usize::from(*number).checked_rem(heard.len()) else { continue };
+                let mut bytes = heard[at].clone();
                 if let Some((at, to)) = *change {
                     let at = usize::from(at) % bytes.len();
                     bytes[at] = to;
@@ -74,6 +77,11 @@ fuzz_target!(|steps: Steps<Step>| {
     assert_eq!(table.nodes.len(), 2);
     assert!(table.nodes.iter().all(|place| place.others.len() <= 1 && place.routes.len() <= 2));
 });
+
+fn refused(node: &Node) -> u64 {
+    let stats = node.stats();
+    stats.malformed + stats.strangers + stats.forged
+}
 
 /// Sends all messages that are due. Each arrives unless the bit of its turn in `lost` is set.
 fn carry(nodes: &mut [Node; 3], now: Instant, lost: u8, heard: &mut Vec<Vec<u8>>) {

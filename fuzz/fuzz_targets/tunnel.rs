@@ -19,8 +19,8 @@ use viaduct_proto::tunnel::{Carrier, Event, Settings, Tunnel};
 #[derive(Arbitrary, Debug)]
 struct Input {
     streams: bool,
-    /// True if the peer begins with a valid greeting.
-    greeted: bool,
+    /// True for each link on which the peer begins with a valid greeting.
+    greeted: [bool; 2],
     steps: Steps<Step>,
 }
 
@@ -28,6 +28,7 @@ struct Input {
 enum Step {
     /// Raw bytes.
     Raw {
+        link: bool,
         lane: u8,
         bytes: Bytes,
     },
@@ -64,22 +65,28 @@ fuzz_target!(|input: Input| {
     let mut tunnel = Tunnel::new(settings(), 1);
     let mut now = Instant::from_nanos(1_000_000);
     let links = [tunnel.dial(now, carrier), tunnel.dial(now, carrier)];
-    if input.greeted {
-        feed(&mut tunnel, now, links[0], 0, &greeting(10_000));
+    for (link, _) in links.into_iter().zip(input.greeted).filter(|(_, greeted)| *greeted) {
+        feed(&mut tunnel, now, link, 0, &greeting(link, 10_000));
     }
-    let (mut streams, mut pinged) = (Vec::new(), 0);
+    let (mut streams, mut pinged) = (Vec::new(), [0; 2]);
     for step in &input.steps.0 {
         match step {
-            Step::Raw { lane, bytes } => {
+            Step::Raw { link, lane, bytes } => {
                 cut_anywhere(&bytes.0);
                 sealed(&bytes.0);
-                feed(&mut tunnel, now, links[0], u32::from(*lane), &bytes.0);
+                let link = links[usize::from(*link)];
+                feed(&mut tunnel, now, link, u32::from(*lane), &bytes.0);
             }
             Step::Frame { link, stream, frame } => {
-                let stream = frame.stream(*stream);
-                let bytes = emitted(stream, &frame.framed(pinged));
-                let lane = if input.streams { stream } else { 0 };
-                feed(&mut tunnel, now, links[usize::from(*link)], lane, &bytes);
+                let (stream, at) = (frame.stream(*stream), usize::from(*link));
+                let bytes = emitted(stream, &frame.framed(links[at], pinged[at]));
+                // Acknowledgements do not go by the lane of their stream.
+                let lane = match frame {
+                    FrameKind::Ack { .. } | FrameKind::FinAck => 0,
+                    _ if input.streams => stream,
+                    _ => 0,
+                };
+                feed(&mut tunnel, now, links[at], lane, &bytes);
             }
             Step::Open { count } => {
                 if let Some(id) = tunnel.open(Address::Name("a".into(), 1), None) {
@@ -113,8 +120,8 @@ fuzz_target!(|input: Input| {
             let mut parser = Parser::default();
             let mut rest = &out[..];
             while let Some((_, frame)) = parser.next(&mut rest).expect("frames") {
-                if let (Frame::Ping(any), true) = (frame, link == links[0]) {
-                    pinged = any;
+                if let Frame::Ping(any) = frame {
+                    pinged[usize::from(link == links[1])] = any;
                 }
             }
             assert!(parser.is_between());

@@ -19,8 +19,11 @@ fuzz_target!(|input: &[u8]| {
         let same = Answer::parse(&once[..length]).expect("an emitted answer parses");
         assert_eq!((same.emit(&mut again), once), (length, again));
     }
+    // The first byte is the length of the rules; an address follows them.
+    let Some((&length, rest)) = input.split_first() else { return };
+    let (text, sockaddr) = rest.split_at(rest.len().min(length.into()));
     let mut rules = Rules::EVERYTHING;
-    if let Ok(text) = std::str::from_utf8(input) {
+    if let Ok(text) = std::str::from_utf8(text) {
         // Rules before the first invalid one apply.
         let _ = rules.read(text);
         let _ = rules.add(Fate::Refuse, text);
@@ -28,7 +31,7 @@ fuzz_target!(|input: &[u8]| {
     assert!(rules.lines().is_sorted_by_key(|line| line.fate));
     for (domain, kind) in [(2, 1), (10, 1), (2, 2), (17, 3), (1, 1)] {
         let socket = Socket { domain, kind, protocol: 0 };
-        has_meaning(&mut rules, socket, input);
+        has_meaning(&mut rules, socket, sockaddr);
     }
 });
 

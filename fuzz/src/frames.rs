@@ -51,13 +51,13 @@ impl FrameKind {
         }
     }
 
-    /// Returns the frame to send; a correct `Pong` answers `pinged`.
-    pub fn framed(&self, pinged: u64) -> Frame<'static> {
+    /// Returns the frame to send on this link; a correct `Pong` answers `pinged`.
+    pub fn framed(&self, link: u32, pinged: u64) -> Frame<'static> {
         const BYTES: [u8; 16_384] = [9; 16_384];
         match *self {
             FrameKind::Hello { instance, tokens, least_window, streams } => Frame::Hello(Hello {
                 instance: u64::from(instance),
-                link: 1,
+                link,
                 tokens: u64::from(tokens),
                 least_window: u32::from(least_window),
                 streams: u32::from(streams),
@@ -80,9 +80,9 @@ impl FrameKind {
     }
 }
 
-/// First frame of the other end, a `Hello` with `tokens` tokens.
-pub fn greeting(tokens: u64) -> Vec<u8> {
-    emitted(0, &Frame::Hello(Hello { instance: 2, link: 1, tokens, least_window: 50, streams: 8 }))
+/// First frame of the other end on this link, a `Hello` with `tokens` tokens.
+pub fn greeting(link: u32, tokens: u64) -> Vec<u8> {
+    emitted(0, &Frame::Hello(Hello { instance: 2, link, tokens, least_window: 50, streams: 8 }))
 }
 
 /// The bytes of a frame.

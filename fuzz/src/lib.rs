@@ -162,6 +162,7 @@ pub fn pair(code: &Code) -> [Plane; 2] {
         planes.iter_mut().for_each(|plane| plane.handle_timeout(next));
         settle(&mut planes, next);
     }
+    assert!(planes.iter().all(|plane| plane.stats()[0].1.up), "the handshake is complete");
     planes
 }
 

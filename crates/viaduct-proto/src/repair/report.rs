@@ -27,6 +27,8 @@ use crate::time::{Duration, Instant};
 pub const REPORT: u8 = 4;
 /// Kind of the section with the outcomes of trial codes.
 pub const TRIALS: u8 = 7;
+/// Limit of all numbers of packets, and of counts of them: a peer with right keys may be malicious.
+const MAX_COUNT: u64 = 1 << 56;
 const LEN: usize = 8 + 1 + 4 * 4 + 8 * (4 + LOSS_BUCKETS + 3 + BUCKETS);
 
 const WITH_ECHO: u8 = 1;
@@ -54,25 +56,26 @@ impl Report {
     /// Parses a section's body; `None` if it is malformed.
     pub fn parse(body: &[u8]) -> Option<Report> {
         let mut rest = Reader(body);
-        let (next, flags) = (rest.u64()?, rest.u8()?);
+        let (next, flags) = (count(&mut rest)?, rest.u8()?);
         if body.len() != LEN || flags > WITH_ECHO | QUEUE_FULL | IN_DOUBT {
             return None;
         }
         let (stamp, echo, held, wait) = (rest.u32()?, rest.u32()?, rest.u32()?, rest.u32()?);
         let mut loss = LossReport {
-            highest: rest.u64()?,
-            covered: rest.u64()?,
-            lost: rest.u64()?,
-            recovered: rest.u64()?,
+            highest: count(&mut rest)?,
+            covered: count(&mut rest)?,
+            lost: count(&mut rest)?,
+            recovered: count(&mut rest)?,
             bursts: [0; LOSS_BUCKETS],
         };
         for bucket in &mut loss.bursts {
-            *bucket = rest.u64()?;
+            *bucket = count(&mut rest)?;
         }
-        let (packets, congested, visible) = (rest.u64()?, rest.u64()?, rest.u64()?);
+        let (packets, congested, visible) =
+            (count(&mut rest)?, count(&mut rest)?, count(&mut rest)?);
         let mut random = Counts { packets, bursts: [0; BUCKETS] };
         for bucket in &mut random.bursts {
-            *bucket = rest.u64()?;
+            *bucket = count(&mut rest)?;
         }
         let (queue_full, in_doubt) = (flags & QUEUE_FULL != 0, flags & IN_DOUBT != 0);
         let echo = (flags & WITH_ECHO != 0).then_some((echo, held));
@@ -115,10 +118,15 @@ pub fn parse_trials(body: &[u8]) -> Option<[Outcome; TRIED.len()]> {
     let mut outcomes = [Outcome::default(); TRIED.len()];
     for Outcome { packets, lost, recovered, in_time, repairs } in &mut outcomes {
         for number in [packets, lost, recovered, in_time, repairs] {
-            *number = rest.u64()?;
+            *number = count(&mut rest)?;
         }
     }
     rest.is_empty().then_some(outcomes)
+}
+
+/// Reads a number or count of packets; `None` if it is above the limit. So sums do not overflow.
+fn count(rest: &mut Reader<'_>) -> Option<u64> {
+    rest.u64().filter(|count| *count < MAX_COUNT)
 }
 
 /// Appends the outcomes of trial codes.
@@ -132,6 +140,19 @@ pub fn emit_trials(outcomes: &[Outcome; TRIED.len()], out: &mut Vec<u8>) {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn absurd_numbers_are_refused() {
+        for far in [MAX_COUNT, u64::MAX] {
+            let mut bytes = Vec::new();
+            Report { next: far, ..Report::default() }.emit(&mut bytes);
+            assert_eq!(Report::parse(&bytes), None);
+            let trials = [Outcome { lost: far, ..Outcome::default() }; TRIED.len()];
+            bytes.clear();
+            emit_trials(&trials, &mut bytes);
+            assert_eq!(parse_trials(&bytes), None);
+        }
+    }
 
     #[test]
     fn a_report_round_trips_and_has_one_length() {

@@ -36,7 +36,8 @@ impl Recurrence {
         }
         let was_onset = self.onset.is_some();
         self.onset = self.onset.filter(|onset| now.since(onset.since) < ONSET);
-        self.onset.iter_mut().for_each(|onset| onset.bursts += new);
+        let onset = self.onset.iter_mut();
+        onset.for_each(|onset| onset.bursts = onset.bursts.saturating_add(new));
         let new = new.min(RECURS as u64) as usize;
         self.lost.rotate_right(new);
         self.lost[..new].fill(Some(now));
@@ -48,7 +49,7 @@ impl Recurrence {
         self.lost.iter().flatten().copied()
     }
 
-    /// Continues with the losses of another process.
+    /// Continues with the times of losses that another process has recorded.
     pub(super) fn resume(&mut self, lost: impl Iterator<Item = Instant>) {
         self.lost = Default::default();
         self.lost.iter_mut().zip(lost).for_each(|(place, at)| *place = Some(at));
@@ -58,7 +59,8 @@ impl Recurrence {
         self.lost[0].is_some()
     }
 
-    /// Least overhead: at an onset, and after recurring losses until the link is clean.
+    /// Returns the lower bound of the overhead: high after an onset with many bursts, low after
+    /// recurring losses until the link is clean, and else 0.
     pub(super) fn floor(&self, now: Instant) -> f64 {
         let is_lossy = self.lost[RECURS - 1].is_some_and(|at| now.since(at) < CLEAN);
         match self.onset.map_or(0, |onset| onset.bursts) {
