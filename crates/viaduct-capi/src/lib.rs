@@ -1,5 +1,6 @@
-//! Trickles for C; `include/viaduct_trickles.h` documents the calls. Each call is a thin wrapper of
-//! one in `viaduct_trickles`, and returns the result as a number.
+//! C library for Trickles, a transport whose servers keep no state of their clients. The calls are
+//! documented in `include/viaduct_trickles.h`. Each is a thin wrapper of a Rust function, and
+//! returns a number; `msk_next_event` returns a pointer.
 //!
 //! ```text
 //!   C ── int fd ──▶ table: Listener or Connector ──▶ viaduct_trickles

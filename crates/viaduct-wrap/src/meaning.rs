@@ -12,9 +12,10 @@ const DNS: u16 = 53;
 pub enum Verdict {
     /// The kernel handles the call.
     Pass,
-    /// The call becomes a flow to this address.
+    /// A connect or send becomes a flow to this address; the connections to a listener with this
+    /// address become flows.
     Divert(SocketAddr),
-    /// A DNS query to this address, to be answered by the master.
+    /// The call is for DNS queries to this address, which `viaduct run` answers itself.
     Resolve(SocketAddr),
     /// The program receives this error.
     Refuse(Errno),
@@ -32,9 +33,10 @@ pub enum Datagrams {
 }
 
 impl Rules {
-    /// Returns the decision about `socket`. Optional protocols are refused with the error that a
-    /// kernel without them returns. Refused with `EPERM`: sockets whose datagrams may not go direct
-    /// and are not carried by the chain; in strict mode, all sockets that could bypass the chain.
+    /// Returns the decision about `socket`. MPTCP and SMC are refused with the error that a kernel
+    /// without them returns, so that programs fall back to TCP. Refused with `EPERM`: sockets whose
+    /// datagrams may not go direct under any rule, and are not carried by the chain; in strict
+    /// mode, also sockets of unknown families.
     pub fn socket(&self, socket: Socket) -> Verdict {
         match socket.carries() {
             Carries::OtherTcp => Verdict::Refuse(socket.unsupported()),
@@ -79,8 +81,8 @@ impl Rules {
         }
     }
 
-    /// Returns the decision about a send with an address. It connects a stream only if
-    /// `MSG_FASTOPEN` is set.
+    /// Returns the decision about a send with an address. On a stream socket, such a send connects
+    /// only if `MSG_FASTOPEN` is set.
     pub fn send(&self, socket: Socket, flags: i32, sockaddr: &[u8]) -> Verdict {
         match socket.carries() {
             // Without the flag the kernel ignores the address.
@@ -122,7 +124,8 @@ impl Rules {
         }
     }
 
-    /// Returns whether the chain carries a socket's datagrams: only UDP, which needs no privilege.
+    /// Returns whether the chain carries a socket's datagrams. A chain carries UDP only, which can
+    /// be sent and received without a privilege.
     pub fn carries_of(&self, socket: Socket) -> bool {
         self.carries && socket.is_udp()
     }

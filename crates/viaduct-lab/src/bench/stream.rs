@@ -43,7 +43,7 @@ impl FromStr for Place {
             None => text
                 .parse()
                 .map(Place::Ip)
-                .map_err(|_| format!("{text:?} is not as in 127.0.0.1:9000 or unix:/tmp/server")),
+                .map_err(|_| format!("{text:?} is no address; 127.0.0.1:9000 and unix:/tmp/s are")),
         }
     }
 }
@@ -57,7 +57,7 @@ impl Place {
         }
     }
 
-    /// Listens on the address; a socket file left by an earlier listener is replaced.
+    /// Listens on the address. A file at the path of a UNIX-domain socket is removed first.
     pub fn listen(&self) -> io::Result<Listener> {
         match self {
             Place::Ip(at) => Ok(Listener::Tcp(TcpListener::bind(at)?)),

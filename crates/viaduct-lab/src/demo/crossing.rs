@@ -44,7 +44,7 @@ impl Crossing {
         with(&mut self.findings.lock().unwrap_or_else(PoisonError::into_inner));
     }
 
-    /// Runs all programs, one after another, over each link.
+    /// Runs the programs of each phase, one after another, over the phase's link.
     fn cross(&self, run: &mut Run, world: &mut World, web: &WebServer) -> anyhow::Result<()> {
         for phase in [Phase::Requested].into_iter().chain(Phase::OTHERS) {
             let emulator = world.emulator().context("the link is not emulated")?;

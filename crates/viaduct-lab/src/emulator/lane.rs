@@ -9,8 +9,8 @@ use super::pool::Pool;
 
 /// Packets written per batch: few, so that neither direction waits long for the other.
 const WRITES: usize = 32;
-/// Packets read per batch. More than [`WRITES`]: unread packets are dropped by the TUN's queue
-/// instead of the model, while a delayed write only makes a packet late.
+/// Packets read per batch. More than [`WRITES`]: while reads are delayed, the TUN's queue may
+/// overflow, and only the model should drop packets. A delayed write only makes a packet late.
 const READS: usize = 128;
 
 /// Direction of the link.
@@ -84,7 +84,8 @@ impl Lane {
         true
     }
 
-    /// Reads and discards a packet when no buffer is free; it counts as dropped by the queue.
+    /// Reads and discards a packet when no buffer is free. The packet counts as lost if the loss
+    /// model selects it, and else as dropped by the queue.
     fn read_away(&mut self, from: &Tun) -> bool {
         let read = from.read(&mut [0; 1]).is_ok();
         if read {

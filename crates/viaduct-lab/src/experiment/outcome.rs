@@ -328,7 +328,7 @@ impl From<Bound> for String {
 impl TryFrom<String> for Bound {
     type Error = String;
     fn try_from(text: String) -> Result<Bound, String> {
-        let wrong = || format!("bound {text:?} is not as in \">= 1\", \"<= 1\" or \"1 to 2\"");
+        let wrong = || format!("{text:?} is no bound, such as \">= 1\", \"<= 1\" or \"1 to 2\"");
         let number = |text: &str| f64::from_str(text.trim()).map_err(|_| wrong());
         if let Some(least) = text.strip_prefix(">=") {
             number(least).map(Bound::AtLeast)

@@ -59,8 +59,9 @@ pub trait Factory: Send + Sync {
         None
     }
 
-    /// Returns a copy of the factory whose handshake is bound to `words`: the handshake fails
-    /// unless the other end's is bound to the same words. `None` if the handler has no handshake.
+    /// Returns a copy of the factory whose handlers include the bytes `words` in their handshake,
+    /// which fails unless the other end includes the same bytes. `None` if the handler has no
+    /// handshake.
     fn bound(&self, words: &[u8]) -> Option<Arc<dyn Factory>> {
         let _ = words;
         None
@@ -238,8 +239,8 @@ impl HandlerSpec {
         &self.name
     }
 
-    /// Key of a given setting that the handler does not have: the alphabetically first; `None` if
-    /// there is none.
+    /// Returns the first key, in alphabetical order, that is not a setting of the handler; `None`
+    /// if all are.
     fn unknown(&self, about: &About) -> Option<String> {
         let is_known = |key: &str| about.settings.iter().any(|setting| setting.key == key);
         self.arguments.given.keys().find(|key| !is_known(key)).cloned()

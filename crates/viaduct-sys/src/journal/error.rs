@@ -24,8 +24,8 @@ pub enum JournalError {
     },
     /// Another process has rules for the same instance in this network namespace.
     #[error(
-        "the nftables table viaduct_{0} is another process's, which runs or waits for its last \
-         flows to end: wait until it exits, or listen at another port"
+        "the nftables table viaduct_{0} belongs to another process, which runs or waits for its \
+         last flows to end: wait until that process exits, or use another port or name"
     )]
     Locked(String),
     /// The journal cannot be read or written.

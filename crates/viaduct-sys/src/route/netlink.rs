@@ -1,5 +1,5 @@
-//! Netlink sockets, messages, and their attributes. `rtnetlink` uses the crate
-//! `netlink-packet-route` for the bodies of most routing messages.
+//! Netlink sockets, messages, and their attributes. The module `rtnetlink` makes the bodies of most
+//! routing messages by the crate `netlink-packet-route`.
 //!
 //! ```text
 //!   length u32 │ type u16 │ flags u16 │ number u32 │ port u32 │ family u8 │ version u8 │ what u16

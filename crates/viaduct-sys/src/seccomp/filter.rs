@@ -1,10 +1,10 @@
 //! The program that selects trapped calls: classic BPF over `struct seccomp_data`.
 //!
 //! ```text
-//!   compatible architecture ──▶ ENOSYS for calls that could bypass us
+//!   compat ABI (i386, ARM)  ──▶ ENOSYS for calls that could bypass us
 //!   unknown architecture    ──▶ the process is killed
 //!   io_uring_setup, x32     ──▶ ENOSYS; runtimes fall back to other calls
-//!   connect, some sends, some sockets, names, listeners ──▶ trapped
+//!   connect, and the calls that [`Traps`] selects ──▶ trapped
 //!   all others              ──▶ allowed; the kernel caches this per number, so they cost nothing
 //! ```
 
@@ -92,8 +92,8 @@ impl Traps {
         if let Some(nr) = abi::SOCKETCALL {
             asm.jump_if(Test::Equal(nr), absent);
         }
-        // A socket opened by the compatible call would not be seen, although native calls could use
-        // it.
+        // A socket that socket(2) of the compat ABI opens would not be seen, although native calls
+        // could use it.
         asm.jump_unless(Test::Equal(abi::SOCKET.other), allow);
         asm.load_word(argument(0).0);
         for family in LOCAL {
@@ -196,8 +196,8 @@ impl Traps {
         }
     }
 
-    /// Emits the trap of a call, unless argument `n`, which the call does not use,
-    /// is [`Traps::word`].
+    /// Emits code that traps a call, except with [`Traps::word`] in argument `n`, which the call
+    /// does not use.
     fn without_word(&self, asm: &mut Asm, ends: &Ends, n: u32) {
         if let Some(word) = self.word {
             let (low, high) = argument(n);
@@ -239,7 +239,7 @@ impl Traps {
     }
 }
 
-/// Emits the trap of calls about mirrored options.
+/// Emits code that traps calls about [`MIRRORED_OPTIONS`]; those about other options fall through.
 fn mirrored(asm: &mut Asm, ends: &Ends) {
     for (level, name) in MIRRORED_OPTIONS {
         let other = asm.label();

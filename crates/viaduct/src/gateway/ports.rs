@@ -28,7 +28,7 @@ pub struct Ports {
 }
 
 impl Ports {
-    /// Opens the ports of a gateway that takes over from no other process.
+    /// Opens the ports of a gateway that is started, not upgraded.
     pub fn open(site: &mut Site, local: &Local, injector: Injector) -> Result<Ports> {
         let now = Instant::from_nanos(clock::now());
         let fake_tcp = open_fake_tcp(site, local.entropy.clone(), now)?;
@@ -53,7 +53,8 @@ impl Ports {
 /// Opens the socket that sends repairs. With two WANs, its datagrams take the path with
 /// index `path`.
 fn open_udp(site: &Site, path: usize, listen: SocketAddr) -> Result<UdpBatch> {
-    let cannot_use = || format!("[site] listen: cannot use {listen}");
+    let table = if site.config.wans.is_empty() { "[site]" } else { "[[site.wan]]" };
+    let cannot_use = || format!("{table} listen: cannot use {listen}");
     let udp = UdpBatch::bind(listen).with_context(cannot_use)?;
     udp.block_receive().context("cannot filter the repair socket")?;
     if !site.config.wans.is_empty() {
@@ -64,7 +65,7 @@ fn open_udp(site: &Site, path: usize, listen: SocketAddr) -> Result<UdpBatch> {
 }
 
 /// Opens the ports of fake TCP if a peer may use it. If that fails, peers with `transport = "auto"`
-/// use UDP.
+/// use UDP; a peer that may use nothing else than fake TCP makes it an error.
 fn open_fake_tcp(site: &mut Site, entropy: Entropy, now: Instant) -> Result<Option<FakeTcpPort>> {
     if !site.config.wants_fake_tcp() {
         return Ok(None);

@@ -6,7 +6,8 @@
 //! | [`Kind::Resolver`] | look names up | if names are looked up at the far end |
 //! | [`Kind::Launcher`] | start programs, or reach daemons that do | under `--strict` |
 //!
-//! Only interposers that see connect calls can refuse them: `seccomp`, and `preload` on top of it.
+//! Only seccomp sees connects of UNIX sockets and can refuse those to such a daemon. So runs by
+//! `preload` are covered if they also use seccomp, and runs by `cgroup` are not.
 
 use std::ffi::OsStr;
 use std::fs;

@@ -1,9 +1,9 @@
 //! `--via seccomp`, the interposer that needs no privilege: seccomp reports the program's calls.
 //!
-//! A thread receives and answers calls, and never blocks: a blocking connect is answered by the
-//! worker, when the far end has answered. A call that goes direct is made here, on a duplicate of
-//! the socket and with the copy of the address that was checked: the program could change its
-//! memory between this check and the kernel's own read.
+//! A thread receives calls, and never blocks: a blocking connect is answered later, by the worker
+//! (the thread of the chains), when the far end has answered. A call that goes direct is made here,
+//! on a duplicate of the socket and with the copy of the address that was checked: the program
+//! could change its memory between this check and the kernel's own read.
 //!
 //! | part | calls |
 //! |---|---|
@@ -15,7 +15,7 @@
 //! | `datagrams` | those of UDP sockets whose datagrams are carried in user space |
 //! | `direct_sends` | direct sends of datagrams |
 //! | `listeners` | those of programs that listen |
-//! | `options` | those that set and read mirrored socket options |
+//! | `options` | those for socket options that are mirrored at the connection to the far end |
 //! | `sends` | sends with an address |
 //! | `signals` | signals that arrive while a connect is pending |
 
@@ -54,8 +54,9 @@ const SO_ERROR: i32 = 4;
 /// Interval between checks for signals to threads that wait for a connect.
 const SIGNAL_CHECK_INTERVAL: Duration = Duration::from_millis(50);
 
-/// Starts `command`, and handles the calls of its processes until the last one has ended. Calls
-/// that carry `word` are not reported.
+/// Starts `command`, and a thread that handles the calls of its processes until the last one has
+/// ended. The preloaded library puts `word` into an unused argument of calls that it has handled;
+/// these are not reported, except those named in [`Traps`].
 pub fn start(
     interposition: &Arc<Interposition>,
     command: Command,

@@ -24,8 +24,8 @@ const UPGRADES: usize = 5;
 /// Interval of the packets of each stream.
 const INTERVAL: Duration = Duration::from_millis(2);
 const PORT: u16 = 5_000;
-/// Time before and after an upgrade within which losses may be due to it. Before it, the old
-/// process would have recovered packets later; after it, there are no repairs for a while.
+/// Time before and after an upgrade within which losses may be due to the upgrade. The old process
+/// cannot recover packets any more that were lost just before, and for a while no repairs are sent.
 const NEAR: Duration = Duration::from_millis(250);
 
 /// Stream of numbered datagrams in one direction.
@@ -164,7 +164,8 @@ fn a_new_process_that_fails_leaves_the_old_one_at_work() {
     let killed = "os.kill(os.getpid(), signal.SIGKILL)";
     let cases = [
         ("hello(7, 9)\ns.recv(9)".to_owned(), "reads state formats 7 to 9, and this one writes 1"),
-        // Killed before it is ready, and after the old process has stopped encoding.
+        // The new process is killed: here before it is ready, and below after the old process has
+        // stopped encoding.
         (format!("hello(1, 1)\n{receive}{killed}"), "has ended"),
         (format!("hello(1, 1)\n{receive}s.send(b'\"ready\"')\n{receive}{killed}"), "not upgraded"),
     ];

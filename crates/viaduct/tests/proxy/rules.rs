@@ -50,7 +50,7 @@ fn a_port_and_its_rules_belong_to_one_proxy() {
         assert!(refused.contains("Address already in use"), "{refused}");
     }
     let refused = another(&world).unwrap_err();
-    assert!(refused.contains("viaduct_proxy_7000 is another process's"), "{refused}");
+    assert!(refused.contains("viaduct_proxy_7000 belongs to another process"), "{refused}");
     assert!(rules(&world).contains("tproxy") && is_split(&world), "the first proxy is disturbed");
 
     // A draining proxy does not divert new connections, but still owns the rules.

@@ -14,8 +14,8 @@ use crate::common::VANISH;
 const DEAD_AFTER: Duration = Duration::from_secs(3);
 
 /// Opens three connections: an idle one, one with unacknowledged data, and one whose far end reads
-/// nothing. Each step begins when a line arrives on standard input. Prints how each connection has
-/// ended.
+/// nothing. Fills the third at once, and again after a line on standard input, and prints how many
+/// bytes were sent each time. Prints after another line how each connection has ended.
 const PROGRAM: &str = "
 import errno, select, socket, sys
 host, port = sys.argv[1].rsplit(':', 1)
@@ -55,7 +55,7 @@ fn a_vanished_far_end_is_detected_and_a_live_one_with_a_zero_window_is_kept() {
         let mut far: Vec<_> = (0..3).map(|_| listener.accept().unwrap().0).collect();
 
         let sent: usize = next().parse().unwrap();
-        // The kernel's own limit would end this connection.
+        // With `TCP_USER_TIMEOUT` alone, the kernel would end the connection whose window is zero.
         thread::sleep(2 * DEAD_AFTER);
         far[2].read_exact(&mut vec![0; sent]).unwrap();
         step.write_all(b"\n").unwrap();

@@ -19,7 +19,7 @@ fn ignored_signals_and_closed_descriptors_are_inherited() {
         let output = command.args(wrapper).args(program).output().unwrap();
         let said = text(&output.stdout);
         let ignored = said.trim().strip_prefix("SigIgn:").map(str::trim).unwrap_or_default();
-        // Signals from 32 on are the C library's own.
+        // Of the real-time signals, from 32 on, the C library uses some itself.
         let ignored = u64::from_str_radix(ignored, 16).map(|all| all & 0x7fff_ffff);
         (output.status.code(), ignored, text(&output.stderr))
     };
@@ -144,7 +144,7 @@ os.waitpid(leader, 0)
 
 #[test]
 fn a_signal_of_its_program_stops_a_background_job() {
-    // The program may read before the master has left the terminal.
+    // Several times: the program may read before or after the master has left the terminal.
     for _ in 0..5 {
         let mut command = Command::new("timeout");
         command.args(["--signal=KILL", "20", "python3", "-c", JOB, VIADUCT, "run", CHAIN, "--"]);
@@ -155,8 +155,8 @@ fn a_signal_of_its_program_stops_a_background_job() {
 
 #[test]
 fn the_master_lasts_as_long_as_a_daemon_of_its_program() {
-    // The daemon listens and connects after the program has ended, and after the time in which the
-    // master could have ended.
+    // The daemon listens and connects some time after the program has ended: a master that does not
+    // wait for the daemon has ended by then.
     const PROGRAM: &str = "
 import os, socket, sys, time
 if os.fork(): os._exit(0)

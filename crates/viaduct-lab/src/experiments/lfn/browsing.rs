@@ -14,7 +14,8 @@ use crate::example_tunnel::{Links, Tunnel};
 use crate::experiments::prelude::*;
 use crate::topology::programs::{Connections, Documents, Request, Requests, Squid, WebServer};
 
-/// Congestion control of all hosts, for links, Squid's connections and the concurrent flow.
+/// Congestion control of all hosts: for the tunnel's and Squid's connections, and the concurrent
+/// flow.
 pub(super) const CONGESTION: &str = "cubic";
 /// Requests per second, as in the slides on "Taming the LFN".
 const RATE: f64 = 20.0;
@@ -50,7 +51,7 @@ pub(super) enum Windows {
 }
 
 impl Setup {
-    /// Returns whether a setup without a tunnel reuses connections between its Squids.
+    /// Returns whether this is a pair of Squids without a tunnel that reuses its connections.
     pub(super) fn keeps_connections(self) -> bool {
         matches!(self, Setup::Squid(_, Connections::Kept))
     }

@@ -19,7 +19,7 @@ pub(super) struct SmallSites {
 }
 
 impl SmallSites {
-    /// Builds the sites, joined by a tunnel of these links.
+    /// Builds the sites, joined by a tunnel with these connections.
     pub(super) fn build(links: Links, seed: u64, journal: &Journal) -> Result<SmallSites> {
         let world = Dumbbell::over(link("rate=10M,delay=150ms,queue=100ms"), 2, seed, journal)?;
         let (near, far) = (&world.hosts_a()[1], &world.hosts_b()[1]);

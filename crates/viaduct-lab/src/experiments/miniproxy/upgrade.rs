@@ -16,12 +16,13 @@ use crate::upgrade::{ForeignProcess, upgrade};
 const TRAFFIC: Traffic = Traffic { paced: 500, short_per_second: 200 };
 /// Time of the traffic before the first upgrade.
 const WARM_UP: Duration = Duration::from_secs(1);
-/// Time after an upgrade in which pauses count as caused by it. They are compared with the pauses
-/// in an equally long time before it.
+/// Time after an upgrade in which pauses still count as caused by the upgrade. For comparison, the
+/// pauses of as long a time before the upgrade are drawn.
 const AROUND: Duration = Duration::from_millis(200);
 /// Time in which an old process must end.
 const END_TIMEOUT: Duration = Duration::from_secs(5);
-/// Descriptors of the lab and of a proxy: two a flow, pipes, and a reserve.
+/// Descriptors that the lab and each proxy need: two sockets and two ends of a pipe for each flow,
+/// and a reserve.
 const DESCRIPTORS: u64 = 4 * TRAFFIC.paced as u64 + 500;
 /// Minimum rates of short flows and of the paced flows' bytes, relative to the configured ones.
 /// Lower rates would mean that the machine is saturated.
@@ -189,15 +190,16 @@ fn draw(run: &mut Run, upgrades: &[Upgrade], report: &CheckedReport, cpu: &Busy)
         run.plot_point(&pauses, "around the upgrade", (x, around));
         run.plot_point(&pauses, "before it", (x, before));
         let ms = |time: Duration| time.as_secs_f64() * 1e3;
-        run.plot_point(&times, "with the command", (x, ms(upgrade.done - upgrade.begun)));
+        let command = ms(upgrade.done - upgrade.begun);
+        run.plot_point(&times, "until `viaduct upgrade` returns", (x, command));
         let ended = upgrade.old_ended.map_or(f64::NAN, ms);
         run.plot_point(&times, "then, until the old process has ended", (x, ended));
-        run.plot_point(&memory, "its own", (x, upgrade.megabytes()));
+        run.plot_point(&memory, "anonymous", (x, upgrade.megabytes()));
         run.plot_point(&descriptors, "all", (x, upgrade.descriptors()));
         run.plot_point(&descriptors, "ends of pipes", (x, upgrade.usage.pipes as f64));
     }
     let plot = Plot::histogram("Processors in use", ("", ""), ("processors", ""));
-    run.plot_bars(&plot, "mean", [("all programs", cpu.machine), ("of it the load", cpu.load)]);
+    run.plot_bars(&plot, "mean", [("all programs", cpu.machine), ("of which the load", cpu.load)]);
     let plot = Plot::histogram("Time of a new connection", ("", ""), ("time", "ms"));
     let times: Vec<f64> = report.times.iter().map(|time| time.as_secs_f64() * 1e3).collect();
     let quantiles = [("median", 0.5), ("99 of 100", 0.99), ("longest", 1.0)];

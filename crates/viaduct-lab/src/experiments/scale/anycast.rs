@@ -2,9 +2,9 @@
 //! notices when one of them dies.
 //!
 //! ```text
-//!                                        ┌── 2 ms ──── b1 serve, bird: metric 10
+//!                                        ┌─ RTT 2 ms ── b1 serve, bird: metric 10
 //!   a1 ═══ gwa ═══ the link ═══ gwb bird ┤
-//!                                        └── 30 ms ─── b2 serve, bird: metric 100
+//!                                        └─ RTT 30 ms ─ b2 serve, bird: metric 100
 //! ```
 
 use std::path::PathBuf;

@@ -61,7 +61,8 @@ impl Receiver {
             return;
         }
         if next > 0 && (1..self.known.ledger.capacity()).contains(&first.saturating_sub(next)) {
-            // Names of packets that the tap has missed are not requested: they would be of no use.
+            // The names of the numbers in between are requested, except for packets that the tap
+            // may have missed: no arrival would match these.
             self.needs.unnamed.passed(now, self.blindness.first_seen(next), first - 1);
         }
         let runs = self.enter(match NonZeroU16::new(names.apart) {
@@ -90,7 +91,8 @@ impl Receiver {
             (row.tag, row.is_bare) = (tag, is_bare);
             runs.push(seq, tag);
             if is_bare {
-                // A repair that arrived before this name may wait for the packet.
+                // The packet is in no repair, but a repair that arrived before this name may be
+                // waiting for it.
                 self.repairs.known(seq, &self.known);
             }
         }
@@ -120,14 +122,15 @@ impl Receiver {
     }
 }
 
-/// Returns the names that are new: repeated names may be known already, and a packet that arrived
-/// as a copy is known before its name arrives.
+/// Returns the names that are new. Others are known already: names are repeated, and a packet that
+/// the peer has sent as a copy is known before its name arrives.
 fn unnamed(known: &Known, first: Seq, names: &Names<'_>) -> Vec<(Seq, (Tag, bool))> {
     let all = (first..).zip(names.tags().zip(names.bare()));
     all.filter(|(seq, _)| known.name(*seq) == Some(None)).collect()
 }
 
-/// Returns the names that can be computed from combined names and known ones.
+/// Returns the names that follow from combined names. Each of these is the exclusive or of the
+/// names of two packets whose numbers differ by `apart`: if one is known, the other follows.
 fn separate(
     known: &Known,
     (first, last): (Seq, Seq),

@@ -1,11 +1,12 @@
-//! First window of a generation that was requested, but has not begun.
+//! First window of a requested generation ([`super::generations`]) of which no packet has arrived.
 
 use std::collections::VecDeque;
 
 use super::asks::{Asks, Expected, Want};
 use crate::time::Instant;
 
-/// Wants that were requested for the packets of the first window, and the request's parcel.
+/// Byte ranges ([`Want`]) that were requested for the packets of the first window, and the parcel
+/// (data of the application) that the request carried.
 #[derive(Debug, Default)]
 pub(super) struct FirstWindow {
     /// Wants in the order of the packets.
@@ -28,7 +29,8 @@ impl FirstWindow {
         Expected::new(sent, self.wants.pop_front(), self.parcel)
     }
 
-    /// Records packets in flight with these numbers, which were requested at `sent`.
+    /// Records in `asks` that packets with these numbers, requested at `sent`, are in flight. Wants
+    /// that no packet takes return to `asks`.
     pub(super) fn begin(
         &mut self,
         asks: &mut Asks,

@@ -38,7 +38,8 @@ impl Direction {
         plain.map(|plain| &*plain).map_err(|_| RecordError::Forged)
     }
 
-    /// Nonce of the next record, under a new key after [`REKEY`] records.
+    /// Returns the nonce of the next record, and advances the number. After [`REKEY`] records, the
+    /// key is replaced first.
     fn next(&mut self) -> Nonce {
         if self.number == REKEY {
             *self = Direction::new(next_secret(&self.secret));

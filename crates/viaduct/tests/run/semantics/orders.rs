@@ -39,7 +39,8 @@ fn accept_all(listener: TcpListener) {
     thread::spawn(move || listener.incoming().flatten().collect::<Vec<_>>());
 }
 
-/// Returns the output of the program under these words: a line for each order of calls.
+/// Returns the output of the program, started by the command `words` if there are any: a line for
+/// each order of calls.
 fn said(words: &[&str], family: &str) -> Vec<String> {
     let loopback = if family == "6" { "::1" } else { "127.0.0.1" };
     let port =

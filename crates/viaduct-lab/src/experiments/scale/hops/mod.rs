@@ -57,7 +57,7 @@ pub(in crate::experiments) fn run(run: &mut Run) -> Result<()> {
     run.steps(seeds + 2 + matrices);
     nearness(run, seeds)?;
     run.step("jitter")?;
-    steadiness(run, minutes);
+    steadiness(run, minutes)?;
     run.step("equal hops")?;
     shares(run, minutes);
     real(run, matrices, rounds)
@@ -98,7 +98,7 @@ fn nearness(run: &mut Run, seeds: usize) -> Result<()> {
 
 /// Counts changes of routes while round trips are measured with jitter, and looks for routes
 /// through a hop that has failed.
-fn steadiness(run: &mut Run, minutes: u32) {
+fn steadiness(run: &mut Run, minutes: u32) -> Result<()> {
     let places = Places::new(run.seed(), NODES, SERVERS);
     let mut placement = informed(&places, run.seed());
     let mut rng = Rng::from_seed(run.seed());
@@ -117,6 +117,7 @@ fn steadiness(run: &mut Run, minutes: u32) {
     let rate = f64::from(most) / f64::from(minutes);
     run.at_most("switches a minute of a route, the most", rate, MAX_SWITCHES_PER_MINUTE);
     let dead = routes.iter().flat_map(|route| route.hops()).next();
+    ensure!(dead.is_some(), "no route uses a hop");
     placement.update(places.mesh(|| 1.0, dead));
     let uses_dead = |server: &usize| {
         let route = placement.choose(
@@ -128,6 +129,7 @@ fn steadiness(run: &mut Run, minutes: u32) {
     };
     let through = (0..SERVERS).filter(uses_dead).count();
     run.at_most("routes through a hop that is known to be down", through as f64, 0.0);
+    Ok(())
 }
 
 /// Lets many nodes choose among equal hops, whose loads they learn once a second. The loads at the

@@ -117,7 +117,10 @@ pub(super) fn wait_for(
         if fits(&owners) {
             return Ok(owners);
         }
-        ensure!(Instant::now() < deadline, "the routers do not have {what}: {owners:?}");
+        ensure!(
+            Instant::now() < deadline,
+            "the routers are expected to have {what}, and have {owners:?}"
+        );
         thread::sleep(Duration::from_millis(20));
     }
 }
