@@ -183,20 +183,13 @@ impl Changes {
     pub fn spray(&mut self, spray: Spray) -> Result<(), JournalError> {
         spray.check()?;
         self.lock_instance(&spray.instance)?;
-        let is_spray = |change: &&mut Change| matches!(change, Change::Spray(_));
-        let Some(Change::Spray(earlier)) = self.journal.changes.iter_mut().find(is_spray) else {
-            return self.make(&Change::Spray(spray));
-        };
-        // Undoing needs only the table's name, which both have. The table is replaced last, since
-        // that may lose its counters.
-        let earlier = std::mem::replace(earlier, spray.clone());
-        let done = self.save().and_then(|()| Ok(earlier.replace_by(&spray)?));
-        if done.is_err()
-            && let Some(Change::Spray(entry)) = self.journal.changes.iter_mut().find(is_spray)
-        {
-            *entry = earlier;
-        }
-        done
+        let mut changes = self.journal.changes.iter().enumerate();
+        let found = changes.find_map(|(at, change)| match change {
+            Change::Spray(earlier) => Some((at, earlier.clone())),
+            _ => None,
+        });
+        let Some((at, earlier)) = found else { return self.make(&Change::Spray(spray)) };
+        self.replace(at, Change::Spray(spray.clone()), || Ok(earlier.replace_by(&spray)?))
     }
 
     /// Selects paths for packets, instead of an earlier selection of this process. Errors: as
@@ -205,17 +198,27 @@ impl Changes {
     pub fn path_rules(&mut self, rules: PathRules) -> Result<(), JournalError> {
         rules.check()?;
         self.lock_instance(&rules.instance)?;
-        let is_paths = |change: &&mut Change| matches!(change, Change::Paths(_));
-        let Some(Change::Paths(earlier)) = self.journal.changes.iter_mut().find(is_paths) else {
-            return self.make(&Change::Paths(rules));
-        };
-        // Undoing needs only the table's name and the paths, which both have.
-        let earlier = std::mem::replace(earlier, rules.clone());
-        let done = self.save().and_then(|()| Ok(earlier.replace_by(&rules)?));
-        if done.is_err()
-            && let Some(Change::Paths(entry)) = self.journal.changes.iter_mut().find(is_paths)
-        {
-            *entry = earlier;
+        let mut changes = self.journal.changes.iter().enumerate();
+        let found = changes.find_map(|(at, change)| match change {
+            Change::Paths(earlier) => Some((at, earlier.clone())),
+            _ => None,
+        });
+        let Some((at, earlier)) = found else { return self.make(&Change::Paths(rules)) };
+        self.replace(at, Change::Paths(rules.clone()), || Ok(earlier.replace_by(&rules)?))
+    }
+
+    /// Replaces change `at` by one that is undone alike. It is saved before `apply` makes it, since
+    /// that may lose the counters of a table.
+    fn replace(
+        &mut self,
+        at: usize,
+        next: Change,
+        apply: impl FnOnce() -> Result<(), JournalError>,
+    ) -> Result<(), JournalError> {
+        let earlier = std::mem::replace(&mut self.journal.changes[at], next);
+        let done = self.save().and_then(|()| apply());
+        if done.is_err() {
+            self.journal.changes[at] = earlier;
         }
         done
     }
