@@ -46,9 +46,11 @@ impl Linear {
 
     /// Adds an equation in unknown packets only, and moves solved packets to `recovered`.
     fn insert(&mut self, mut new: Equation, recovered: &mut Recovered) -> Verdict {
-        for (seq, _) in new.terms().to_vec() {
-            if let Some(known) = self.equations.get(&seq) {
-                new.eliminate(seq, known);
+        // No equation has the pivot of another one, so none of these adds a pivot.
+        let pivots = new.unknowns().filter(|seq| self.equations.contains_key(seq));
+        for seq in pivots.collect::<Vec<_>>() {
+            if self.equations.get(&seq).is_some_and(|known| !new.eliminate(seq, known)) {
+                return Verdict::Refused;
             }
         }
         let Some(pivot) = new.first() else { return Verdict::Useless };
@@ -56,15 +58,16 @@ impl Linear {
             return Verdict::Refused;
         }
         let mut solved = Vec::new();
-        for (&seq, equation) in &mut self.equations {
-            if equation.coefficient(pivot).is_some() {
-                self.memory -= equation.cost();
-                equation.eliminate(pivot, &new);
-                self.memory += equation.cost();
-                self.oldest = self.oldest.min(equation.last());
+        let with = self.equations.iter().filter(|(_, e)| e.coefficient(pivot).is_some());
+        for seq in with.map(|(&seq, _)| seq).collect::<Vec<_>>() {
+            let Some(mut equation) = self.remove(seq) else { continue };
+            // One that would become too long is dropped.
+            if equation.eliminate(pivot, &new) {
                 if equation.is_solved() {
                     solved.push(seq);
                 }
+                self.store(seq, equation);
+                self.evict(self.bound);
             }
         }
         if new.is_solved() {
@@ -125,7 +128,7 @@ impl Decoder for Linear {
         }
         match Equation::of(&repair, from) {
             None => Verdict::Refused,
-            Some(equation) if equation.terms().is_empty() => Verdict::Useless,
+            Some(equation) if equation.first().is_none() => Verdict::Useless,
             Some(equation) => self.insert(equation, out),
         }
     }

@@ -3,7 +3,7 @@ use proptest::prelude::*;
 use super::*;
 use crate::fec::coefficient::coefficient;
 use crate::fec::sum::Sum;
-use crate::fec::testing::{Owned, Receiver};
+use crate::fec::testing::{Owned, Receiver, Store};
 use crate::fec::{Cover, Draw, Row};
 use crate::rng::Rng;
 
@@ -114,6 +114,54 @@ fn impossible_repairs_are_refused() {
     assert_eq!(with(|r| r.cover.first = Seq::MAX), Verdict::Refused);
     assert_eq!(with(|r| r.row = Row::ReedSolomon { row: 254 }), Verdict::Refused, "no such row");
     assert_eq!(with(|r| r.body = vec![0; 20_000]), Verdict::Refused, "beyond the bound");
+}
+
+/// Repair of two packets, `distance` apart.
+fn pair(seed: u16, first: Seq, distance: u16, sent: &[Vec<u8>]) -> Owned {
+    let (row, cover) = window(seed, first, 2);
+    repair(row, Cover { stride: distance, ..cover }, sent)
+}
+
+#[test]
+fn equations_whose_packets_are_far_apart_are_held_within_limits() {
+    let sent = packets(100_000);
+    let mut receiver = Receiver::new(Linear::new(1 << 20));
+    assert_eq!(receiver.repair(&pair(1, 1, u16::MAX, &sent)), Verdict::Stored);
+    // The first equation would cover 1 to 65,537.
+    assert_eq!(receiver.repair(&pair(2, 1 << 16, 1, &sent)), Verdict::Stored);
+    assert_eq!(receiver.decoder.equations.keys().collect::<Vec<_>>(), [&(1 << 16)]);
+    // With this one it covers 65,536 to 95,537.
+    assert_eq!(receiver.repair(&pair(3, 65_537, 30_000, &sent)), Verdict::Stored);
+    receiver.packet(95_537, &sent[95_536]);
+    assert_eq!(receiver.recovered, [65_536, 65_537]);
+    receiver.check(&sent);
+    assert_eq!(receiver.decoder.memory(), 0);
+}
+
+#[test]
+fn an_equation_that_has_become_short_takes_little_memory() {
+    let sent = packets(70_000);
+    let mut receiver = Receiver::new(Linear::new(1 << 20));
+    receiver.repair(&pair(1, 1, 60_000, &sent));
+    let (row, cover) = window(2, 60_001, 3);
+    receiver.repair(&repair(row, cover, &sent));
+    assert!(receiver.decoder.memory() > 60_000, "1, 60,002 and 60,003 are in one equation");
+    receiver.packet(1, &sent[0]);
+    assert!(receiver.decoder.memory() < 2_000);
+    receiver.packet(60_003, &sent[60_002]);
+    assert_eq!(receiver.recovered, [60_001, 60_002]);
+    receiver.check(&sent);
+    assert_eq!(receiver.decoder.memory(), 0);
+}
+
+#[test]
+fn the_highest_numbers_are_recovered() {
+    let (row, cover) = window(1, Seq::MAX - 2, 2);
+    let mut decoder = Linear::new(10_000);
+    let repair = Repair { cover, row, len_code: [0; 2], body: &[1] };
+    let mut recovered = Recovered::default();
+    let verdict = decoder.repair(repair, &Store::default(), &mut recovered);
+    assert_eq!(verdict, Verdict::Stored);
 }
 
 /// Returns which unknown packets the equations determine, by brute-force Gaussian elimination
