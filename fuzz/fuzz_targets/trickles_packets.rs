@@ -5,6 +5,7 @@
 use libfuzzer_sys::fuzz_target;
 use viaduct_proto::trickles::packet::tcp::{self, Checksum, Kind, Packet, Segment};
 use viaduct_proto::trickles::packet::{Mark, Numbers, Return, Role, icmp, run, udp};
+use viaduct_proto::wire::ip::internet_checksum;
 
 const MTU: usize = 1500;
 /// Maximum of `ahead` in a client's request, in bytes of sequence numbers.
@@ -12,6 +13,8 @@ const WIDE: u32 = 1 << 29;
 
 fuzz_target!(|input: &[u8]| {
     let _ = icmp::parse(input);
+    is_an_error(input, false);
+    is_an_error(input, true);
     if let Some(way) = Return::parse(input) {
         assert_eq!(Return::parse(&way.emit()), Some(way));
     }
@@ -27,6 +30,29 @@ fuzz_target!(|input: &[u8]| {
     is_cut(input);
     parses_any_exchange(input);
 });
+
+/// Parses the input as the message of an ICMP or ICMPv6 packet with a correct checksum.
+fn is_an_error(input: &[u8], v6: bool) {
+    if !(8..60_000).contains(&input.len()) {
+        return;
+    }
+    let (mut message, length) = (input.to_vec(), input.len() as u16);
+    message[2..4].fill(0);
+    let (mut packet, pseudo) = if v6 {
+        let head = [&[0x60, 0, 0, 0][..], &length.to_be_bytes(), &[58, 64], &[0; 32]].concat();
+        (head, [&[0; 34][..], &length.to_be_bytes(), &[0, 0, 0, 58]].concat())
+    } else {
+        let length = (length + 20).to_be_bytes();
+        ([&[0x45, 0][..], &length, &[0, 0, 0, 0, 64, 1], &[0; 10]].concat(), Vec::new())
+    };
+    let sum = internet_checksum(&[&pseudo[..], &message].concat());
+    message[2..4].copy_from_slice(&sum.to_be_bytes());
+    packet.extend(message);
+    let Some(report) = icmp::parse(&packet) else { return };
+    assert_eq!(report.source.is_ipv6(), v6);
+    let least = if v6 { icmp::MIN_MTU_V6 } else { icmp::MIN_MTU_V4 };
+    assert!(!matches!(report.why, icmp::Why::TooBig(mtu) if mtu < least));
+}
 
 /// Checks a packet that can begin a run (several answers in one packet): the run's headers are as
 /// long as the packet's, and `goes_on` does not panic.

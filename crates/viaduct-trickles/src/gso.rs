@@ -34,6 +34,8 @@ pub(crate) struct GsoSender {
     hops: NextHopLookup,
     routes: LookupCache<IpAddr, Option<Route>>,
     next_hops: LookupCache<(u32, IpAddr), Option<NextHop>>,
+    /// Peers to which a run was longer than the MTU of their route.
+    too_long: Vec<IpAddr>,
 }
 
 impl GsoSender {
@@ -41,7 +43,13 @@ impl GsoSender {
     /// send buffer in bytes. Errors: privilege is missing.
     pub(crate) fn open(buffer: usize) -> io::Result<GsoSender> {
         let (segments, hops) = (GsoSocket::open(buffer)?, NextHopLookup::new()?);
-        Ok(GsoSender { segments, hops, routes: LookupCache::new(), next_hops: LookupCache::new() })
+        let (routes, next_hops) = (LookupCache::new(), LookupCache::new());
+        Ok(GsoSender { segments, hops, routes, next_hops, too_long: Vec::new() })
+    }
+
+    /// Takes the peers to which a run was longer than the MTU of their route.
+    pub(crate) fn take_too_long(&mut self) -> Vec<IpAddr> {
+        std::mem::take(&mut self.too_long)
     }
 
     /// Sends those queued packets that form runs; returns their number.
@@ -70,9 +78,13 @@ impl GsoSender {
     /// and only the errors of these sends are counted.
     fn send(&mut self, now: Instant, to: IpAddr, packets: &[&[u8]]) -> bool {
         let Some((hop, mtu)) = self.hop(now, to) else { return false };
-        let Some(cut) = run::cut(packets[0]).filter(|_| packets[0].len() <= mtu) else {
+        if packets[0].len() > mtu {
+            if !self.too_long.contains(&to) {
+                self.too_long.push(to);
+            }
             return false;
-        };
+        }
+        let Some(cut) = run::cut(packets[0]) else { return false };
         let head = run::head(packets[0], cut, packets.len());
         let pieces: Vec<&[u8]> = packets.iter().map(|packet| &packet[cut.headers..]).collect();
         let checksum = (cut.transport, cut.checksum);

@@ -178,7 +178,7 @@ impl Answers {
     /// Queues an answer, which is sent at the end of the batch. Errors: the message is longer
     /// than [`Answers::room`].
     pub fn send(&mut self, message: &[u8], to: &mut Return) -> Result<(), TooLong> {
-        let mtu = self.egress.mtu(to.client().ip());
+        let mtu = self.egress.mtu(to.format(), to.client().ip());
         to.answer(message, mtu, &mut self.packet)?;
         match to.format() {
             Format::Tcp => self.egress.packet(&self.packet, to.client().ip()),
@@ -189,7 +189,7 @@ impl Answers {
 
     /// Maximum length in bytes of a message to this client, according to the present path MTU.
     pub fn room(&self, to: &Return) -> usize {
-        to.room(self.egress.mtu(to.client().ip()))
+        to.room(self.egress.mtu(to.format(), to.client().ip()))
     }
 
     /// Sends the queued answers. [`ServerPort::turn`] calls this at its end.

@@ -32,6 +32,7 @@ impl TcpSockets {
         let raw = RawSockets::open().map_err(PortError::socket("open a raw socket", true))?;
         raw.set_buffers(SEND_BUFFER)
             .map_err(PortError::socket("set the buffer sizes of a socket", false))?;
+        raw.ignore_path_mtu().map_err(PortError::socket("set an option of a socket", false))?;
         // The rule is set last, so that a process without the privilege for the sockets changes
         // nothing.
         let changes = rule.map(|rule| change(rule, run_dir)).transpose()?;

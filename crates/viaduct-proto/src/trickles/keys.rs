@@ -163,14 +163,7 @@ impl Keys {
 
     /// Keyed hash of an address and port, of eight bytes.
     pub(super) fn address(&self, address: SocketAddr) -> u64 {
-        let mut text = [0; 18];
-        let ip = match address {
-            SocketAddr::V4(v4) => v4.ip().to_ipv6_mapped(),
-            SocketAddr::V6(v6) => *v6.ip(),
-        };
-        text[..16].copy_from_slice(&ip.octets());
-        text[16..].copy_from_slice(&address.port().to_be_bytes());
-        first_word(&code(&self.address, &text))
+        first_word(&code(&self.address, &address_bytes(address)))
     }
 
     /// Number of a connection, derived from the client's token, its address and the time.
@@ -179,14 +172,37 @@ impl Keys {
         first_word(&code(&self.address, words.as_flattened()))
     }
 
-    pub(super) fn nonces(&self, connection: u64) -> Nonces<'_> {
-        Nonces::new(&self.nonces, connection)
+    /// Number of the series of nonces of a connection's packets in one generation, sent to the
+    /// address `client`. The texts of the other hashes under this key have other lengths.
+    pub(super) fn series(&self, connection: u64, generation: u16, client: SocketAddr) -> u64 {
+        let mut text = [0; 28];
+        text[..8].copy_from_slice(&connection.to_be_bytes());
+        text[8..10].copy_from_slice(&generation.to_be_bytes());
+        text[10..].copy_from_slice(&address_bytes(client));
+        first_word(&code(&self.address, &text))
     }
 
-    /// Nonces of a connection's retransmissions (K′).
-    pub(super) fn nonces_again(&self, connection: u64) -> Nonces<'_> {
-        Nonces::new(&self.again, connection)
+    /// Nonces of the packets of a [series](Keys::series).
+    pub(super) fn nonces(&self, series: u64) -> Nonces<'_> {
+        Nonces::new(&self.nonces, series)
     }
+
+    /// Nonces of a series' retransmissions (K′).
+    pub(super) fn nonces_again(&self, series: u64) -> Nonces<'_> {
+        Nonces::new(&self.again, series)
+    }
+}
+
+/// The IP address (16 bytes, an IPv4 address as a mapped one) and the port.
+fn address_bytes(address: SocketAddr) -> [u8; 18] {
+    let mut bytes = [0; 18];
+    let ip = match address {
+        SocketAddr::V4(v4) => v4.ip().to_ipv6_mapped(),
+        SocketAddr::V6(v6) => *v6.ip(),
+    };
+    bytes[..16].copy_from_slice(&ip.octets());
+    bytes[16..].copy_from_slice(&address.port().to_be_bytes());
+    bytes
 }
 
 fn code(key: &Cmac<Aes128>, text: &[u8]) -> [u8; MAC] {

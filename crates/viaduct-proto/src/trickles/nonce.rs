@@ -2,23 +2,25 @@
 //!
 //! The xor of the nonces of packets m to n is r(m) xor r(n + 1). So two values of r are enough for
 //! a server to make a nonce, or to verify the sum of a range of any length. One block of AES over
-//! the connection's number and x / 2 yields two values.
+//! the number of a *series* and x / 2 yields two values. Each generation of a connection has a
+//! series of its own at each address: two generations, or two addresses, may use the same packet
+//! numbers, but a nonce of one proves nothing in the other.
 
 use aes::Aes128;
 use aes::cipher::BlockEncrypt;
 
-/// The nonces of one connection under one key.
+/// The nonces of one series under one key.
 #[derive(Debug)]
 pub struct Nonces<'k> {
     key: &'k Aes128,
-    connection: u64,
+    series: u64,
     /// Number of the last block used, and its two words.
     last: Option<(u64, [u64; 2])>,
 }
 
 impl<'k> Nonces<'k> {
-    pub(super) fn new(key: &'k Aes128, connection: u64) -> Self {
-        Nonces { key, connection, last: None }
+    pub(super) fn new(key: &'k Aes128, series: u64) -> Self {
+        Nonces { key, series, last: None }
     }
 
     /// The nonce of packet `number`.
@@ -40,7 +42,7 @@ impl<'k> Nonces<'k> {
 
     fn encrypt(&mut self, block: u64) -> [u64; 2] {
         let mut text = [0; 16];
-        text[..8].copy_from_slice(&self.connection.to_be_bytes());
+        text[..8].copy_from_slice(&self.series.to_be_bytes());
         text[8..].copy_from_slice(&block.to_be_bytes());
         let mut text = text.into();
         self.key.encrypt_block(&mut text);
@@ -69,10 +71,27 @@ mod tests {
     }
 
     #[test]
-    fn retransmissions_and_connections_have_nonces_of_their_own() {
+    fn retransmissions_and_series_have_nonces_of_their_own() {
         let ring = KeyRing::new(1, &[7; 32]);
         let keys = ring.newest();
         let all = [keys.nonces(1).of(5), keys.nonces(2).of(5), keys.nonces_again(1).of(5)];
         assert!(all[0] != all[1] && all[0] != all[2] && all[1] != all[2]);
+    }
+
+    #[test]
+    fn connections_generations_and_addresses_have_series_of_their_own() {
+        let ring = KeyRing::new(1, &[7; 32]);
+        let of = |connection, generation, client: &str| {
+            ring.newest().series(connection, generation, client.parse().unwrap())
+        };
+        let all = [
+            of(1, 1, "192.0.2.1:5"),
+            of(2, 1, "192.0.2.1:5"),
+            of(1, 2, "192.0.2.1:5"),
+            of(1, 1, "192.0.2.1:6"),
+            of(1, 1, "192.0.2.2:5"),
+        ];
+        assert!(all.iter().enumerate().all(|(i, a)| all[..i].iter().all(|b| a != b)));
+        assert_eq!(all[0], of(1, 1, "192.0.2.1:5"));
     }
 }

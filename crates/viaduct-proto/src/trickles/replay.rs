@@ -11,10 +11,11 @@
 //! full*. Then the oldest slice is emptied and becomes the newest, and the floor rises to the
 //! *reach* of the emptied slice: the latest time at which an entry was recorded, or at which the
 //! entry's continuation was made. So no answer can be repeated. A client whose continuation is
-//! older than the floor has to restart, which costs a round trip and at most a slow start. Under
+//! older than the floor has to restart, which costs a round trip and at most a slow start. A slice
+//! lasts a third of the horizon, so that three slices and the newest one cover all of it. Under
 //! load the horizon becomes shorter, and the memory stays the same. Only answers are recorded, and
 //! each requires an authentic continuation. So garbage uses no space, and the number of a client's
-//! entries is proportional to that of its answers.
+//! entries is proportional to the number of packets in its answers.
 //!
 //! A slice reaches beyond the clock if it has a continuation from a replica whose clock is *ahead*.
 //! If the slice were emptied before the clock has reached the continuation's time, either current
@@ -60,6 +61,8 @@ pub(super) enum Once {
     Ended(u64),
     /// Mark: the epoch with this `base` has ended by the loss `first`.
     EndedBy { base: u64, first: u64 },
+    /// Mark: the epoch with this `base` has ended by a loss in this block of packets.
+    EndedIn { base: u64, block: u64 },
 }
 
 /// The replay window of a server. See the [module](self).
@@ -79,7 +82,7 @@ pub struct Replay {
     made: Instant,
     /// Continuations made at or before this time are refused.
     floor: Instant,
-    /// Maximum period of a slice.
+    /// Maximum period of a slice. The slices without the newest one cover the horizon.
     slice: Duration,
     /// Maximum age of a continuation that may be answered.
     horizon: Duration,
@@ -101,7 +104,7 @@ impl Replay {
             noted: 0,
             made: Instant::ZERO,
             floor: now - horizon,
-            slice: horizon / SLICES as u32,
+            slice: horizon / (SLICES as u32 - 1),
             horizon,
             turned_early: 0,
         }
@@ -220,10 +223,8 @@ impl Replay {
             Once::Installed(code) => (5, code),
             Once::Lacked(number) => (6, number),
             Once::Ended(base) => (7, base),
-            // Combines both numbers. A client can choose a loss within its epoch, but no base.
-            Once::EndedBy { base, first } => {
-                (8, base.wrapping_mul(0x9e37_79b9_7f4a_7c15).wrapping_add(first))
-            }
+            Once::EndedBy { base, first } => (8, combine(base, first)),
+            Once::EndedIn { base, block } => (9, combine(base, block)),
         };
         let mut hasher = HighwayHasher::new(Key(self.secret));
         hasher.append([connection, number, kind, 0].map(u64::to_le_bytes).as_flattened());
@@ -231,6 +232,11 @@ impl Replay {
         let mask = self.slices[0].len() as u64 - 1;
         [(low & mask) as u32, (low >> 32 & mask) as u32, (high as u32).max(1)]
     }
+}
+
+/// Combines two numbers. A client can choose a loss within its epoch, but no base.
+fn combine(base: u64, other: u64) -> u64 {
+    base.wrapping_mul(0x9e37_79b9_7f4a_7c15).wrapping_add(other)
 }
 
 /// An empty table whose pages are allocated at once. Pages of zeroed memory would be allocated on

@@ -59,7 +59,7 @@ impl Connection {
         packet: &mut Vec<u8>,
     ) -> Result<(), TooLong> {
         let ip = self.remote.ip();
-        let mtu = egress.mtu(ip);
+        let mtu = egress.least_mtu(ip);
         match (self.opening.next(now()), &mut self.tcp, &mut self.udp) {
             (Format::Tcp, Some((numbers, _)), _) => {
                 numbers.request(message, expected, mtu, packet)?;

@@ -147,7 +147,7 @@ impl ClientPort {
     /// packet format. Panics if the flow was closed.
     pub fn room(&self, flow: Flow) -> Room {
         let to = &self.flows[flow.0];
-        to.room(self.egress.mtu(to.remote.ip()))
+        to.room(self.egress.least_mtu(to.remote.ip()))
     }
 
     /// Queues a request for the next [`ClientPort::flush`]. `expected` is the expected length of
@@ -187,12 +187,25 @@ impl ClientPort {
         Ok(packets)
     }
 
-    /// Like [`ClientPort::receive_tap`], for the datagrams of a connection's UDP socket. Errors:
-    /// those of [`ClientPort::receive_tap`].
+    /// Like [`ClientPort::receive_tap`], for the datagrams of a connection's UDP socket. Each
+    /// message counts as the server's. Errors: those of [`ClientPort::receive_tap`].
     pub fn receive_flow(
         &mut self,
         flow: Flow,
         mut each: impl FnMut(Flow, PortEvent<'_>),
+    ) -> std::io::Result<usize> {
+        self.receive_checked(flow, |flow, event| {
+            each(flow, event);
+            true
+        })
+    }
+
+    /// Like [`ClientPort::receive_flow`], but `each` returns whether a message is the server's. A
+    /// datagram may be forged, so no other message fixes the packet format.
+    pub(crate) fn receive_checked(
+        &mut self,
+        flow: Flow,
+        mut each: impl FnMut(Flow, PortEvent<'_>) -> bool,
     ) -> std::io::Result<usize> {
         let ClientPort { inbox, by_address, flows, egress, packet, .. } = self;
         let Some(to) = flows.get_mut(flow.0) else { return Ok(0) };
@@ -200,9 +213,10 @@ impl ClientPort {
         let received = inbox.receive(udp.socket.as_fd());
         let datagrams = received.as_ref().map_or(0, |datagrams| *datagrams);
         for got in inbox.iter() {
-            if let Some(message) = egress.stats.count(receive::datagram(&got, to.remote)) {
+            if let Some(message) = egress.stats.count(receive::datagram(&got, to.remote))
+                && each(flow, PortEvent::Message(message))
+            {
                 to.record_answer(Format::Udp);
-                each(flow, PortEvent::Message(message));
             }
         }
         // A socket that is readable without a datagram has ICMP errors.
@@ -283,5 +297,34 @@ impl ClientPort {
         let Some(tap) = &self.tap else { return Ok(()) };
         let ports: Vec<u16> = self.by_address.keys().map(SocketAddr::port).collect();
         tap.set_filter(filter(&ports))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::UdpSocket;
+
+    use viaduct_proto::trickles::packet::udp;
+
+    use super::*;
+
+    #[test]
+    fn a_message_that_is_not_the_servers_does_not_fix_the_format() {
+        let settings = ClientSettings {
+            formats: FormatChoice::Only(Format::Udp),
+            mtu: 1500,
+            untracked: true,
+            instance: "test".to_owned(),
+            run_dir: std::env::temp_dir(),
+        };
+        let server = UdpSocket::bind("127.0.0.1:0").unwrap();
+        let mut port = ClientPort::open(&settings, 7).unwrap();
+        let flow = port.connect(server.local_addr().unwrap()).unwrap();
+        let message = [&udp::head(Role::Answer, 0)[..], b"message"].concat();
+        for (is_servers, format) in [(false, None), (true, Some(Format::Udp))] {
+            server.send_to(&message, port.local(flow).unwrap()).unwrap();
+            assert_eq!(port.receive_checked(flow, |_, _| is_servers).unwrap(), 1);
+            assert_eq!(port.format(flow), format);
+        }
     }
 }

@@ -71,9 +71,12 @@ impl Receiver<'_> {
         if !numbers.handle_answer(answer, bytes) {
             return Err(Refusal::NotOurs);
         }
-        let opens = !was_open && numbers.is_open();
-        to.record_answer(Format::Tcp);
-        if opens {
+        let is_open = numbers.is_open();
+        if is_open {
+            // Other packets before the SYN ACK may be forged.
+            to.record_answer(Format::Tcp);
+        }
+        if is_open && !was_open {
             // As with TCP, routers that know of a smaller MTU lower the MSS in SYNs.
             let ip = answer.source.ip();
             self.egress.learn(ip, tcp::mtu(ip.is_ipv4(), answer.largest));
@@ -179,5 +182,43 @@ pub(super) fn datagram<'a>(got: &Received<'a>, remote: SocketAddr) -> Result<&'a
     match udp::parse(got.bytes)? {
         (Role::Answer, _, message) if from == Some((remote.ip(), remote.port())) => Ok(message),
         _ => Err(Refusal::NotOurs),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use viaduct_proto::trickles::packet::tcp::Kind;
+    use viaduct_proto::trickles::packet::{FormatChoice, Mark, Numbers, Opening};
+
+    use super::super::connection::reserve_port;
+    use super::*;
+
+    #[test]
+    fn only_a_syn_ack_of_our_syn_fixes_the_format() {
+        let source: SocketAddr = "127.0.0.1:80".parse().unwrap();
+        let (destination, reserved) = reserve_port(source).unwrap();
+        let mut flows = Slab::new();
+        let flow = flows.insert(Connection {
+            remote: source,
+            opening: Opening::new(FormatChoice::Any),
+            tcp: Some((Numbers::new(destination, source, 7), reserved)),
+            udp: None,
+            reset: false,
+            unanswered: Vec::new(),
+        });
+        let by_address = HashMap::from([(destination, flow)]);
+        let (mut egress, mut packet) = (Egress::new(None, None, 1500), Vec::new());
+        let (flows, egress, packet) = (&mut flows, &mut egress, &mut packet);
+        let mut receiver = Receiver { by_address: &by_address, flows, egress, packet };
+        let tcp = Some(Format::Tcp);
+        for (kind, ack, decided) in
+            [(Kind::Data, 8, None), (Kind::SynAck, 9, None), (Kind::SynAck, 8, tcp)]
+        {
+            let mark = Mark { role: Role::Answer, count: 0, length: 0, ahead: 0 };
+            let (seq, scaled, largest) = (9, true, 1_460);
+            let answer = Segment { source, destination, kind, seq, ack, scaled, largest, mark };
+            assert!(receiver.answered(&answer, 0).is_ok());
+            assert_eq!(receiver.flows[flow].opening.decided(), decided, "{kind:?} {ack}");
+        }
     }
 }

@@ -80,6 +80,11 @@ impl Connection {
         !std::mem::replace(&mut self.silence_reported, silent) && silent
     }
 
+    /// Number of messages that were not a response of this connection.
+    pub(super) fn refused(&self) -> u64 {
+        self.stream.stats().refused
+    }
+
     /// Processes a message. Returns false if it could not be decrypted.
     pub(super) fn handle(&mut self, now: Instant, message: &[u8]) -> bool {
         match &mut self.crypt {
@@ -125,6 +130,7 @@ mod tests {
         assert!(!reported(9) && reported(10) && !reported(11) && !reported(99));
         connection.handle(at(100), b"not an answer");
         assert!(!connection.is_silent(at(101), Duration::from_secs(10)));
+        assert_eq!(connection.refused(), 1);
     }
 
     #[test]

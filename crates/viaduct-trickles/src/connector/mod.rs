@@ -286,12 +286,14 @@ impl Connector {
     fn receive(&mut self, socket: u64) -> io::Result<usize> {
         let Connector { port, connections, touched, events, .. } = self;
         let (now, mut shortened) = (now(), Vec::new());
-        let each = |flow: Flow, event: PortEvent<'_>| {
-            let Some(connection) = connections.get_mut(&flow) else { return };
+        // Returns whether a message is the server's.
+        let mut each = |flow: Flow, event: PortEvent<'_>| {
+            let Some(connection) = connections.get_mut(&flow) else { return false };
             match event {
                 PortEvent::Message(message) => {
+                    let refused = connection.refused();
                     if !connection.handle(now, message) {
-                        return;
+                        return false;
                     }
                     if connection.stream.is_open() && !std::mem::replace(&mut connection.open, true)
                     {
@@ -300,6 +302,7 @@ impl Connector {
                         shortened.push(flow);
                     }
                     touched.insert(flow);
+                    return connection.refused() == refused;
                 }
                 // Refusals are ignored once the server has answered.
                 PortEvent::PlainTcp | PortEvent::FellBack { .. } | PortEvent::Refused { .. }
@@ -313,10 +316,13 @@ impl Connector {
                 }
                 PortEvent::MtuDecreased => shortened.push(flow),
             }
+            false
         };
         let packets = match socket {
-            TAP => port.receive_tap(each),
-            flow => port.receive_flow(Flow(flow as usize), each),
+            TAP => port.receive_tap(|flow, event| {
+                each(flow, event);
+            }),
+            flow => port.receive_checked(Flow(flow as usize), each),
         };
         // The path MTU of these connections may have decreased.
         for flow in shortened {

@@ -228,7 +228,8 @@ fn start_trickles(
     }
     let resources = |_| -> Result<WorkerResources> {
         let key = args.identity.as_deref().map(key::read).transpose()?;
-        let crypt = key.map(|key| ServerCrypt::new(key, args.encrypted_only, entropy()));
+        let crypt = key
+            .map(|key| ServerCrypt::new(key, args.encrypted_only, entropy()).of_threads(threads));
         let files = FileCache::new(root(args)?, max_files).with_log(log.clone());
         Ok(WorkerResources { crypt, files })
     };

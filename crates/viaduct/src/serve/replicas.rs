@@ -128,7 +128,10 @@ impl Replicas {
         loop {
             let is_asked = timeout(interval, self.reload.notified()).await.is_ok();
             let stamp = stamp(&self.source);
-            if matches!(self.source, Source::Etcd(_)) || is_asked || stamp != *self.stamp.borrow() {
+            // What made a read fail need not change the file, for instance its permissions.
+            let has_failed = self.state.borrow().1.is_some();
+            let is_due = is_asked || has_failed || stamp != *self.stamp.borrow();
+            if matches!(self.source, Source::Etcd(_)) || is_due {
                 *self.stamp.borrow_mut() = stamp;
                 self.take(read(&self.source).await);
             }
@@ -223,6 +226,20 @@ mod tests {
         assert!(turn().await.is_err());
         assert_eq!((text(), replicas.status().fault), (content(2), None));
         assert!(!dir.join("copy").exists(), "a file needs no copy");
+        // A read that failed is repeated, though the file looks the same afterwards.
+        let later = SystemTime::now() + Duration::from_secs(9);
+        let touch = || fs::File::options().append(true).open(&file).unwrap().set_modified(later);
+        fs::write(&file, content(3) + "?").unwrap();
+        touch().unwrap();
+        replicas.reload();
+        assert!(turn().await.is_err());
+        assert!(replicas.status().fault.is_some());
+        let length = fs::metadata(&file).unwrap().len();
+        fs::write(&file, content(3) + "\n").unwrap();
+        touch().unwrap();
+        assert_eq!(fs::metadata(&file).unwrap().len(), length);
+        assert!(timeout(2 * FILE_INTERVAL, replicas.follow()).await.is_err());
+        assert_eq!((text(), replicas.status().fault), (content(3) + "\n", None));
         fs::remove_dir_all(&dir).unwrap();
     }
 }

@@ -98,6 +98,9 @@ pub struct TricklesStatus {
     pub resumed: u64,
     /// Requests from another address or port than the continuation's.
     pub moved: u64,
+    /// Requests whose epoch could not continue, because the secret of its nonces was removed.
+    #[serde(default)]
+    pub renewed: u64,
     /// Requests refused, by reason.
     pub refused: Vec<(String, u64)>,
     /// Size of the replay windows in bytes, which is fixed.
@@ -151,6 +154,7 @@ impl TricklesStatus {
             timeouts: server.timeouts,
             resumed: server.resumed,
             moved: server.moved,
+            renewed: server.renewed,
             refused: refused.map(|(why, count)| (why.to_owned(), count)).to_vec(),
             replay_bytes: replay.memory() as u64,
             replay_seconds: replay.horizon(now).as_secs_f64(),
@@ -185,6 +189,7 @@ impl TricklesStatus {
             &mut self.timeouts,
             &mut self.resumed,
             &mut self.moved,
+            &mut self.renewed,
             &mut self.replay_bytes,
             &mut self.replay_turned_early,
             &mut self.file_hits,
@@ -236,6 +241,7 @@ impl TricklesStatus {
             "timeouts_total" Counter "Restarts after a timeout." self.timeouts;
             "resumed_total" Counter "Restarts after a silence." self.resumed;
             "moved_total" Counter "Requests from another address or port than before." self.moved;
+            "renewed_total" Counter "Requests whose nonces' secret was removed." self.renewed;
             "replay_turned_early_total" Counter "Slices of the replay window that were full early."
                 self.replay_turned_early;
             "file_hits_total" Counter "Lookups of files that were open already." self.file_hits;

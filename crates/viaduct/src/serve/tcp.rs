@@ -93,10 +93,10 @@ impl ServerState {
     }
 }
 
-/// Accepts connections while there are permits.
+/// Accepts connections, and serves those that get a permit. An accepted connection waits for its
+/// permit, because a listener that waited with one would keep it from the others.
 pub async fn accept(listener: TcpListener, state: Rc<ServerState>) {
     loop {
-        let Ok(permit) = state.permits.clone().acquire_owned().await else { return };
         let (stream, client) = match listener.accept().await {
             Ok(accepted) => accepted,
             Err(error) if error.kind() == ErrorKind::ConnectionAborted => continue,
@@ -111,6 +111,7 @@ pub async fn accept(listener: TcpListener, state: Rc<ServerState>) {
             state.counts.add(|count| count.crowded += 1);
             continue;
         };
+        let Ok(permit) = state.permits.clone().acquire_owned().await else { return };
         state
             .counts
             .add(|count| (count.connections, count.open) = (count.connections + 1, count.open + 1));

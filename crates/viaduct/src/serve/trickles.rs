@@ -9,7 +9,7 @@
 //! With several threads, each has a tap, UDP sockets and a replay window of its own. BPF programs
 //! (`viaduct_sys::capture::filter::Share`) select the thread for a packet by the client's port. A
 //! continuation is valid only from its client's port, so a request that one thread has answered
-//! never reaches another thread. So all threads together answer a request at most once.
+//! never reaches another thread. So all threads together answer a continuation at most once.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -32,8 +32,9 @@ use crate::watchdog::Heartbeat;
 /// Interval at which files are evicted, changed secrets are reloaded and the status is updated.
 const CHECK_INTERVAL: Duration = Duration::from_millis(200);
 
-/// Minimum size of a thread's replay window, in bytes.
-const MIN_REPLAY: usize = 1 << 16;
+/// Minimum size of a thread's replay window, in bytes: three of its slices take what a batch can
+/// record at most, 64 requests from each of three sockets with some 2,200 entries each.
+const MIN_REPLAY: usize = 1 << 22;
 
 /// Packet formats in which Trickles is served.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]

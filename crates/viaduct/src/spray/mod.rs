@@ -27,6 +27,7 @@ use clap::Subcommand;
 
 use self::config::Config;
 use crate::run_dir::RunDir;
+use crate::stdout::print;
 
 /// Options of `viaduct spray`.
 #[derive(Clone, Debug, clap::Args)]
@@ -72,8 +73,7 @@ pub fn run(args: &SprayArgs, log: impl FnOnce()) -> Result<()> {
         (None, Some(path)) => {
             let config = Config::load(path)?;
             if args.check {
-                print!("{config}");
-                return Ok(());
+                return print(&config.to_string());
             }
             log();
             service::run(path, config)

@@ -31,11 +31,12 @@ impl ServePage<'_> {
             row(f, "encrypted", format!("{handshakes} handshakes, {requests} requests"))?;
         }
         let recovered = format!(
-            "{} losses reported, {} timeouts, {} resumed, {} moved",
+            "{} losses reported, {} timeouts, {} resumed, {} moved, {} renewed",
             thousands(seen.recoveries),
             thousands(seen.timeouts),
             thousands(seen.resumed),
-            thousands(seen.moved)
+            thousands(seen.moved),
+            thousands(seen.renewed)
         );
         row(f, "recovery", recovered)?;
         let refused: u64 = seen.refused.iter().map(|(_, count)| count).sum();

@@ -4,8 +4,7 @@
 use std::fs;
 use std::net::TcpStream;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Output, Stdio};
-use std::thread;
+use std::process::{Command, Output};
 use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, kill_process};
@@ -58,10 +57,15 @@ impl Spray<'_> {
         self.world.dir.join("spray.toml")
     }
 
+    fn log(&self) -> PathBuf {
+        self.world.dir.join("spray.log")
+    }
+
     fn restart(&mut self) {
         self.process = None;
         let mut command = self.world.net.gateway_b().command(env!("CARGO_BIN_EXE_viaduct"));
-        command.args(["spray", "--config"]).arg(self.config()).stderr(Stdio::null());
+        let log = fs::File::options().create(true).append(true).open(self.log()).unwrap();
+        command.args(["spray", "--config"]).arg(self.config()).stderr(log);
         self.process = Some(Process::spawn(command).unwrap());
         // After a kill, the rules of the killed process exist before the new process is up.
         let is_up = || {
@@ -188,7 +192,8 @@ fn packets_are_dealt_to_replicas_that_are_up_and_not_drained() {
     spray.wait_for("up", 0.75);
     spray.configure("weight = 0\n");
     spray.signal(Signal::HUP);
-    thread::sleep(Duration::from_millis(50));
+    let is_refused = || fs::read_to_string(spray.log()).unwrap().contains("not reloaded");
+    assert!(within(LIMIT, is_refused), "the config is not refused");
     spray.wait_for("up", 0.75);
     assert!(spray.sent()[0] >= after[0], "counters survive a reload");
 }

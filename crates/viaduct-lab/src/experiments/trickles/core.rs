@@ -32,6 +32,8 @@ const HORIZON: Duration = Duration::from_secs(30);
 const CODES: u32 = 100_000;
 /// Bytes that the code of an address covers.
 const ADDRESS: usize = 18;
+/// Bytes of the text whose code is the number of a series of nonces.
+const SERIES: usize = 28;
 /// Bytes of a cipher block: two words of nonces.
 const BLOCK: usize = 16;
 
@@ -146,14 +148,14 @@ impl Work {
         }
     }
 
-    /// Returns the seconds of all computations. Each request costs the code of an address, and
-    /// two words of nonces for comparison with its proof.
+    /// Returns the seconds of all computations. Each request costs the code of an address, that of
+    /// a series of nonces, and two words of nonces for comparison with its proof.
     fn seconds(&self, times: &Times) -> f64 {
         let users = self.users.0 as f64 * times.code(0) + self.users.1 as f64 * times.byte;
         let blocks = self.nonces as f64 / 2.0 + self.requests as f64 * 2.0;
         self.codes as f64 * times.code(CONTINUATION - MAC)
             + users
-            + self.requests as f64 * times.code(ADDRESS)
+            + self.requests as f64 * (times.code(ADDRESS) + times.code(SERIES))
             + blocks * times.byte * BLOCK as f64
     }
 }

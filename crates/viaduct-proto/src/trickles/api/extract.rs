@@ -4,7 +4,7 @@
 //! ```text
 //!  collection   events, each with its length before it
 //!  event        number of the secret 1 | siv 16, under AES-SIV:
-//!               version 1: 3 | made 6 | return path, its length before it | grant | request, its
+//!               version 1: 4 | made 6 | return path, its length before it | grant | request, its
 //!               length before it | channel, its length before it
 //! ```
 //!
@@ -22,7 +22,7 @@ use crate::trickles::crypt::Channel;
 use crate::trickles::packet::Return;
 use crate::trickles::server::{Grant, instant, micros};
 
-const VERSION: u8 = 3;
+const VERSION: u8 = 4;
 
 /// Result of an installation.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -100,7 +100,7 @@ impl Endpoint {
         let _version = reader.u8().filter(|&version| version == VERSION)?;
         let made = instant(now, reader.u48()?);
         let to = Return::parse(reader.counted()?)?;
-        let grant = Grant::read(self.ring(), &mut reader)?;
+        let grant = Grant::read(self.ring(), to.client(), &mut reader)?;
         let message = reader.counted()?.to_vec();
         let channel = Channel::parse(reader.counted()?)?;
         if !channel.is_answerable(self.ring()) {

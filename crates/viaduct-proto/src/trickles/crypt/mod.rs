@@ -27,7 +27,8 @@
 //! - An attacker who later gets the server's secret key can read the first messages of recorded
 //!   connections, but nothing else: session keys are protected by Noise's ephemeral keys, too. An
 //!   attacker who gets a secret of the ring can read the messages that it protects. So past
-//!   messages are safe once their secret is rotated out and erased.
+//!   messages are safe once their secret is rotated out and erased. Secrets that are derived from a
+//!   [root](super::rotation) are the exception: the root yields those of all past periods again.
 //! - First messages can be replayed by an eavesdropper, as without encryption.
 
 mod channel;

@@ -7,9 +7,9 @@ use crate::time::{Duration, Instant};
 use crate::trickles::bytes::Reader;
 use crate::trickles::keys::KeyRing;
 
-/// Maximum number of handshakes per second. A handshake costs about 150 microseconds of CPU time,
-/// and any host can cause one, even with garbage as long as an opening. Openings beyond the limit
-/// are not answered; their clients try again.
+/// Maximum number of handshakes per second, of all threads of a server together. A handshake costs
+/// about 150 microseconds of CPU time, and any host can cause one, even with garbage as long as an
+/// opening. Openings beyond the limit are not answered; their clients try again.
 const RATE: u32 = 2_000;
 /// Maximum number of handshakes in a burst.
 const AT_ONCE: u32 = 200;
@@ -36,6 +36,8 @@ pub struct ServerCrypt {
     identity: SecretKey,
     required: bool,
     entropy: Entropy,
+    /// Minimum mean interval between handshakes.
+    apart: Duration,
     /// Time at which all handshakes so far would be done at the maximum rate.
     busy_until: Instant,
     stats: Stats,
@@ -52,7 +54,15 @@ impl ServerCrypt {
     /// `required`, unencrypted messages are refused.
     pub fn new(identity: SecretKey, required: bool, entropy: Entropy) -> Self {
         let busy_until = Instant::ZERO;
-        ServerCrypt { identity, required, entropy, busy_until, stats: Stats::default() }
+        let (apart, stats) = (APART, Stats::default());
+        ServerCrypt { identity, required, entropy, apart, busy_until, stats }
+    }
+
+    /// Divides the limit of handshakes by `threads`, the number of threads of the server, each of
+    /// which has a state of its own.
+    #[must_use]
+    pub fn of_threads(self, threads: u32) -> Self {
+        ServerCrypt { apart: APART * threads.max(1), ..self }
     }
 
     /// Public key of the server, which clients must know.
@@ -103,7 +113,7 @@ impl ServerCrypt {
         let begin = self.busy_until.max(now);
         let free = begin.since(now) <= APART * AT_ONCE;
         if free {
-            self.busy_until = begin + APART;
+            self.busy_until = begin + self.apart;
         }
         free
     }

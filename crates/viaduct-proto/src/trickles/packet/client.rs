@@ -122,7 +122,8 @@ impl Numbers {
 
     /// Processes a packet of answers with `bytes` bytes after its headers. Returns whether the
     /// packet belongs to this connection. If so, its messages may be processed; implausible numbers
-    /// are ignored.
+    /// are ignored. An off-path attacker can forge such a packet, but not one that opens the
+    /// connection ([`Numbers::is_open`]).
     pub fn handle_answer(&mut self, answer: &Segment, bytes: usize) -> bool {
         let ours = answer.source == self.remote && answer.destination == self.local;
         if !ours || answer.mark.role != Role::Answer {
@@ -143,7 +144,8 @@ impl Numbers {
     }
 
     /// Returns whether one of our packets with this sequence number may be in flight, or was
-    /// recently. ICMP errors quote the number, which an off-path attacker does not know.
+    /// recently. ICMP errors quote the number, and answers acknowledge such numbers; an off-path
+    /// attacker does not know them.
     pub fn has_sent(&self, seq: u32) -> bool {
         let on_its_way = self.top.wrapping_sub(self.acked).saturating_add(BEYOND);
         if self.open { self.top.wrapping_sub(seq) <= on_its_way } else { seq == self.first }
@@ -195,7 +197,10 @@ impl Numbers {
     fn hear_data(&mut self, answer: &Segment, bytes: u32) {
         let end = answer.seq.wrapping_add(bytes);
         let most = self.place.wrapping_add(BEYOND.min(self.reach_in));
-        if is_after(end, self.heard) && !is_after(end, most) {
+        // An off-path attacker would have to guess both numbers. If a forged packet moved `heard`,
+        // later requests would acknowledge bytes that no firewall has seen.
+        let plausible = self.has_sent(answer.ack) && !is_after(end, most);
+        if plausible && is_after(end, self.heard) {
             self.heard = end;
             if is_after(end, self.place) {
                 self.place = end;

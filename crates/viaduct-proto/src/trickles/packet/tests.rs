@@ -252,6 +252,13 @@ fn forged_numbers_do_not_change_the_clients_own() {
     world.client.request(b"x", 1448, MTU, &mut packet).unwrap();
     assert_eq!(read(&packet).ack, before.ack);
     assert_eq!(read(&packet).seq, before.seq.wrapping_add(1));
+    let mut to = Return::of(&before).unwrap();
+    to.answer(b"forged", MTU, &mut packet).unwrap();
+    let mut guessed = read(&packet);
+    guessed.ack = guessed.ack.wrapping_add(1 << 30);
+    assert!(world.client.handle_answer(&guessed, 6));
+    world.client.request(b"x", 1448, MTU, &mut packet).unwrap();
+    assert_eq!(read(&packet).ack, before.ack, "only one of the two numbers was guessed");
     let guesses = [1 << 30, 1 << 31, u32::MAX - (1 << 30)].map(|far| before.seq.wrapping_add(far));
     assert!(guesses.into_iter().all(|guess| !world.client.has_sent(guess)));
     forged.source.set_port(81);

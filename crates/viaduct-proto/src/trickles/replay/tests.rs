@@ -36,7 +36,7 @@ fn what_is_forgotten_is_too_old_to_be_answered() {
             assert!(refused, "made at {made:?} is answered again at {now:?}");
         }
         let horizon = replay.horizon(now);
-        assert!(horizon >= Duration::from_secs(5), "only {horizon:?} at {now:?}");
+        assert_eq!(horizon, Duration::from_secs(8), "at {now:?}");
     }
     assert_eq!(replay.turned_early(), 0);
 }

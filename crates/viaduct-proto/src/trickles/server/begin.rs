@@ -1,10 +1,13 @@
 //! Requests that begin trickles: an open request, the echo of an address token, a restart, a
 //! request from a new address.
 
+use std::net::SocketAddr;
+
 use super::grant::Event;
+use super::judge::Home;
 use super::work::{Item, MAIN};
 use super::{APART, Arrival, MIN_AGE, MIN_MESSAGE, Refusal, Server, Settings, instant};
-use crate::time::Instant;
+use crate::time::{Duration, Instant};
 use crate::trickles::SILENCE;
 use crate::trickles::continuation::{Continuation, Losses, Mode};
 use crate::trickles::epoch::Epoch;
@@ -13,6 +16,9 @@ use crate::trickles::replay::Once;
 use crate::trickles::wire::MAX_ATTEMPTS;
 use crate::trickles::wire::request::Returned;
 use crate::trickles::wire::response::{Kind, overhead};
+
+/// Maximum time by which the numbers of an epoch are ahead of the clock: far less than the horizon.
+const MAX_LEAD: Duration = Duration::from_secs(5);
 
 impl Server {
     /// Answers a first request with an address token, in a message no longer than the request.
@@ -40,8 +46,10 @@ impl Server {
     ) -> Result<Event, Refusal> {
         let (known, now) = (Continuation::open(&self.ring, returned.continuation)?, at.now);
         let age = now.since(instant(now, known.timestamp));
-        let Some(address) = self.home(at.from, &known, returned) else {
-            return self.moved(at, &known, attempt);
+        self.check_lead(now, &known, attempt)?;
+        let address = match self.home(at.from, &known, returned) {
+            Home::Here(address) => address,
+            home => return self.elsewhere(at, &known, attempt, home),
         };
         let silent = attempt == 1 && age > SILENCE;
         if attempt == MAX_ATTEMPTS || !self.replay.admit(now, instant(now, known.timestamp)) {
@@ -50,6 +58,7 @@ impl Server {
         if attempt > 1 && age < MIN_AGE * (1 << (attempt - 1)) {
             return Err(Refusal::TooSoon { attempt, age });
         }
+        self.use_series_of(&known, at.from)?;
         let epoch = self.restarted(now, &known, silent, returned)?;
         let generation = known.generation.wrapping_add(attempt.into());
         self.begin_generation(now, known.connection, generation, attempt.into())?;
@@ -63,8 +72,20 @@ impl Server {
         let mut first = self.timed(now, address, first);
         first.losses = Losses::default();
         first.nonces = self.ring.newest().number();
-        self.begin(first);
+        self.begin(at.from, first)?;
         Ok(Event::Request { connection })
+    }
+
+    /// Refuses a restart whose numbers would begin far ahead of the clock, after many restarts in a
+    /// row: once the horizon had passed, a repeated restart would begin at the same number. Old
+    /// continuations, and those of a clock that was set back, are no such sign.
+    fn check_lead(&self, now: Instant, known: &Continuation, attempt: u8) -> Result<(), Refusal> {
+        let made = instant(now, known.timestamp);
+        let begins = known.number.saturating_add(APART);
+        match self.replay.is_fresh(now, made) && begins > base_at(now + MAX_LEAD, 0) {
+            true => Err(Refusal::TooSoon { attempt, age: now.since(made) }),
+            false => Ok(()),
+        }
     }
 
     /// Epoch that a restart begins. After a timeout ssthresh is half of the window before the
@@ -137,17 +158,30 @@ impl Server {
         (self.settings.loss_window, ssthresh)
     }
 
-    /// Processes a request from another address: the client gets only an address token there, in a
-    /// message no longer than the request, until it has echoed the token.
-    pub(super) fn moved(
+    /// Processes a request from another address, or with an expired continuation: the client gets
+    /// only an address token, in a message no longer than the request, until it has echoed the
+    /// token.
+    pub(super) fn elsewhere(
         &mut self,
         at: Arrival,
         known: &Continuation,
         attempt: u8,
+        home: Home,
     ) -> Result<Event, Refusal> {
-        let event = self.readmit(at, known, attempt, self.at_another(known))?;
-        self.stats.moved += 1;
-        Ok(event)
+        self.check_lead(at.now, known, attempt)?;
+        let offered = self.readmit(at, known, attempt, self.at_another(known));
+        match home {
+            // The client cannot know this, so a request that is too short is not a sign of an
+            // attack. The client restarts, and pads that request.
+            Home::Expired => {
+                self.stats.renewed += u64::from(offered.is_ok());
+                offered.map_err(|_| Refusal::Expired)
+            }
+            Home::Here(_) | Home::Elsewhere => {
+                self.stats.moved += u64::from(offered.is_ok());
+                offered
+            }
+        }
     }
 
     /// Offers an address token for a known connection. Nothing is recorded before its echo, so a
@@ -167,7 +201,11 @@ impl Server {
             ..blank(&self.settings)
         };
         let ssthresh = u16::try_from(ssthresh.max(2)).unwrap_or(u16::MAX);
-        let (base, start) = (known.number + APART, start.max(1));
+        let begins = known.number.saturating_add(APART);
+        // Numbers from a clock that was ahead end here; [`Server::check_lead`] refuses all others
+        // that are ahead. The nonces of another generation differ.
+        let base = if begins > base_at(at.now + MAX_LEAD, 0) { 0 } else { begins };
+        let start = start.max(1);
         address_token.epoch = Epoch { base, start, ssthresh, ..address_token.epoch };
         self.offer(at, address_token, attempt)?;
         Ok(Event::Request { connection: known.connection })
@@ -200,18 +238,13 @@ impl Server {
     /// Processes the echo of an address token from the token's address: begins the first window.
     pub(super) fn echo(
         &mut self,
-        now: Instant,
+        at: Arrival,
         address_token: &Continuation,
     ) -> Result<(), Refusal> {
         let attempt = address_token.number - address_token.epoch.base;
-        self.begin_generation(
-            now,
-            address_token.connection,
-            address_token.generation,
-            attempt as u16,
-        )?;
-        self.begin(Continuation { mode: Mode::Begun, ..*address_token });
-        Ok(())
+        let Continuation { connection, generation, .. } = *address_token;
+        self.begin_generation(at.now, connection, generation, attempt as u16)?;
+        self.begin(at.from, Continuation { mode: Mode::Begun, ..*address_token })
     }
 
     /// Records that `generation` begins, and that the `ended` generations before it have ended.
@@ -234,10 +267,12 @@ impl Server {
         Ok(())
     }
 
-    /// Lays out the first window of `first`'s epoch.
-    pub(super) fn begin(&mut self, first: Continuation) {
+    /// Lays out the first window of `first`'s epoch, for the client at `from`.
+    fn begin(&mut self, from: SocketAddr, first: Continuation) -> Result<(), Refusal> {
+        self.use_series_of(&first, from)?;
         self.templates[MAIN] = first;
         self.fresh(first.epoch, plan::begin(first.epoch).fresh, false);
+        Ok(())
     }
 }
 
@@ -264,8 +299,9 @@ pub(super) fn blank(settings: &Settings) -> Continuation {
 }
 
 /// First number of an epoch that begins now, at least `least`. Numbers advance by 16 for each
-/// microsecond of the clock, so that a connection never uses a number, or the number's nonce,
-/// twice.
+/// microsecond of the clock, so that an epoch does not use the numbers of an earlier one. Two
+/// address tokens of one connection that are made at about the same time can have the same numbers,
+/// but belong to two generations or two addresses, whose nonces differ.
 fn base_at(now: Instant, least: u64) -> u64 {
     (now.as_nanos() / 1_000 * 16).max(least).clamp(1, (1 << 62) - 1)
 }

@@ -13,34 +13,61 @@
 //! two windows, and could hide in one of them the losses that it reports in the other.
 
 use super::{Refusal, Server};
+use crate::time::Instant;
 use crate::trickles::continuation::Continuation;
 use crate::trickles::plan::Run;
 use crate::trickles::replay::Once;
 
-/// Number of packets that are looked up in the replay window for a contradiction. A reported first
-/// loss is contradicted by an answered request of that packet or of a later one. A request without
-/// losses, in an epoch that has ended, is contradicted unless the loss that ended the epoch comes
-/// after the request's packet. If more packets are in flight, a lying client can hide a
-/// contradiction, once in an epoch, at the cost of half of the window.
+/// Number of packets, or of blocks of as many packets, that are looked up in the replay window.
+///
+/// A reported first loss is contradicted by an answered request of that packet or of a later one.
+/// If more packets are in flight, a lying client can hide a contradiction, once in an epoch, at the
+/// cost of half of the window. A request without losses, in an epoch that has ended, is
+/// contradicted unless the loss that ended the epoch comes after the request's packet: in its
+/// block, or in one of the blocks looked up. So a request more than 4,096 packets before the loss
+/// is refused.
 const LOOKED_AT: usize = 64;
+
+/// Block of a packet.
+fn block(number: u64) -> u64 {
+    number / LOOKED_AT as u64
+}
 
 impl Server {
     /// Returns the first loss of a request with `gaps`, if the request ends its epoch. Errors: a
     /// contradictory request of this epoch was answered.
     pub(super) fn ends(&self, known: &Continuation, gaps: &[Run]) -> Result<Option<u64>, Refusal> {
-        let (base, number) = (known.epoch.base, known.number);
+        let base = known.epoch.base;
         let knows = |what| self.replay.knows(known.connection, what);
         let ended_by = |first| knows(Once::EndedBy { base, first });
         let ended = knows(Once::Ended(base));
         match gaps.first().map(|gap| gap.first) {
-            None if ended && !(number + 1..).take(LOOKED_AT).any(ended_by) => {
-                Err(Refusal::Forked { base })
-            }
+            None if ended && !self.ends_after(known) => Err(Refusal::Forked { base }),
             None => Ok(None),
             Some(first) if ended && ended_by(first) => Ok(None),
             Some(first) if ended || self.had(known, first) => Err(Refusal::Forked { base: first }),
             first => Ok(first),
         }
+    }
+
+    /// Records that `known`'s epoch has ended by the loss `first`.
+    pub(super) fn note_end(&mut self, now: Instant, known: &Continuation, first: u64) {
+        let (base, block) = (known.epoch.base, block(first));
+        for what in
+            [Once::Ended(base), Once::EndedBy { base, first }, Once::EndedIn { base, block }]
+        {
+            self.replay.note(now, known.connection, what);
+        }
+    }
+
+    /// Returns whether the loss that has ended `known`'s epoch comes after `known`'s packet.
+    fn ends_after(&self, known: &Continuation) -> bool {
+        let (base, number) = (known.epoch.base, known.number);
+        let knows = |what| self.replay.knows(known.connection, what);
+        (number + 1..).take(LOOKED_AT).any(|first| knows(Once::EndedBy { base, first }))
+            || (block(number) + 1..)
+                .take(LOOKED_AT)
+                .any(|block| knows(Once::EndedIn { base, block }))
     }
 
     /// Returns whether an answered request shows that packet `number` has arrived. The epoch must

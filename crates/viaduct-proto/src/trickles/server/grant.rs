@@ -1,5 +1,7 @@
 //! Answer to a request, which the application fills.
 
+use std::net::SocketAddr;
+
 use super::work::Item;
 use crate::trickles::bytes::{Reader, put_varint};
 use crate::trickles::continuation::Continuation;
@@ -48,6 +50,8 @@ pub struct Grant {
     pub(in crate::trickles) secret: u8,
     pub(super) work: Vec<Item>,
     pub(super) templates: [Continuation; 2],
+    /// Series of the packets' nonces; without meaning for an address token, which has none.
+    pub(super) series: u64,
 }
 
 impl Grant {
@@ -100,7 +104,7 @@ impl Grant {
         let head = Head { tag, generation, number, nonce: item.nonce };
         if item.kind == Kind::Group {
             let Some(of_nonces) = ring.get(template.nonces) else { return false };
-            let mut nonces = of_nonces.nonces(template.connection);
+            let mut nonces = of_nonces.nonces(self.series);
             let nonces = (number..).take(item.count.into()).map(|number| nonces.of(number));
             response::emit_group(keys, head, &continuation, &nonces.collect::<Vec<_>>(), out);
             return true;
@@ -140,8 +144,13 @@ impl Grant {
         }
     }
 
-    /// Parses a grant; `None` if it is invalid, or `ring` lacks one of its secrets.
-    pub(in crate::trickles) fn read(ring: &KeyRing, reader: &mut Reader) -> Option<Grant> {
+    /// Parses a grant for the client at `client`; `None` if it is invalid, or `ring` lacks one of
+    /// its secrets.
+    pub(in crate::trickles) fn read(
+        ring: &KeyRing,
+        client: SocketAddr,
+        reader: &mut Reader,
+    ) -> Option<Grant> {
         let request = reader.u8()?;
         // A continuation begins with its secret's number.
         let secret = ring.get(*reader.0.first()?)?.number();
@@ -151,18 +160,25 @@ impl Grant {
             Some(template)
         };
         let templates = [template()?, template()?];
-        let connection = templates[0].connection;
+        let Continuation { connection, generation, nonces, .. } = templates[0];
+        let series = ring.get(nonces)?.series(connection, generation, client);
         let event = match request {
             0 => Event::Open { connection },
             _ => Event::Request { connection },
         };
         let count = reader.varint().filter(|&count| count <= MAX_ITEMS)?;
-        let work = (0..count).map(|_| item(ring, reader, &templates)).collect::<Option<_>>()?;
-        Some(Grant { event, secret, work, templates })
+        let work = (0..count).map(|_| item(ring, reader, &templates, series));
+        let work = work.collect::<Option<_>>()?;
+        Some(Grant { event, secret, work, templates, series })
     }
 }
 
-fn item(ring: &KeyRing, reader: &mut Reader, templates: &[Continuation; 2]) -> Option<Item> {
+fn item(
+    ring: &KeyRing,
+    reader: &mut Reader,
+    templates: &[Continuation; 2],
+    series: u64,
+) -> Option<Item> {
     let (form, template) = (reader.u8()?, usize::from(reader.u8()?));
     let number = reader.u64()?;
     let room = usize::try_from(reader.varint()?).ok()?;
@@ -175,8 +191,8 @@ fn item(ring: &KeyRing, reader: &mut Reader, templates: &[Continuation; 2]) -> O
     };
     let nonce = match kind {
         Kind::AddressToken | Kind::Group => 0,
-        Kind::Again => keys.nonces_again(of.connection).of(number),
-        Kind::Fresh | Kind::Half | Kind::Slim => keys.nonces(of.connection).of(number),
+        Kind::Again => keys.nonces_again(series).of(number),
+        Kind::Fresh | Kind::Half | Kind::Slim => keys.nonces(series).of(number),
     };
     let within = kind == Kind::Again || number >= of.epoch.base;
     within.then_some(Item { kind, count, number, nonce, template, room })

@@ -10,6 +10,22 @@ use crate::trickles::plan::{self, Plan, Run};
 use crate::trickles::proof::Gaps;
 use crate::trickles::wire::request::Returned;
 
+/// Number of packets after which an epoch ends, so that a packet's offset in its epoch fits in the
+/// continuation.
+const MAX_EPOCH: u64 = 1 << 31;
+
+/// Relation of a continuation to the address from which it is returned.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Home {
+    /// Same address, with its hash under the newest secret.
+    Here(u64),
+    /// Another address.
+    Elsewhere,
+    /// Same address, but the epoch cannot continue: the secret of its nonces is no longer in the
+    /// ring, or the epoch has [`MAX_EPOCH`] packets.
+    Expired,
+}
+
 pub(super) struct Judged {
     /// Plan for the end of the previous epoch.
     pub(super) tail: Option<Plan>,
@@ -23,7 +39,7 @@ pub(super) struct Judged {
 impl Server {
     /// Evaluates an authentic, fresh request, and plans its answer.
     pub(super) fn judge(
-        &mut self,
+        &self,
         known: &Continuation,
         returned: &Returned,
     ) -> Result<Judged, Refusal> {
@@ -41,13 +57,12 @@ impl Server {
         let plan = plan::step(known.epoch, known.number, gaps.runs(), burst)?;
         let mut later = losses;
         gaps.runs().iter().for_each(|&gap| later.push(gap));
-        self.stats.recoveries += u64::from(!gaps.runs().is_empty());
         Ok(Judged { tail, plan, gaps, losses: [losses, later] })
     }
 
     /// Losses that a request's proof shows.
     pub(super) fn gaps(&self, known: &Continuation, returned: &Returned) -> Result<Gaps, Refusal> {
-        let mut nonces = self.nonce_keys(known)?.nonces(known.connection);
+        let mut nonces = self.nonce_keys(known)?.nonces(self.series);
         Ok(returned.proof.check(known.epoch.base, known.number, &mut nonces)?)
     }
 
@@ -61,7 +76,7 @@ impl Server {
             (_, None) if known.number < window => Ok(known.losses),
             (_, None) => Err(Refusal::Unrepaired),
             (runs, Some(sum)) => {
-                let mut nonces = self.nonce_keys(known)?.nonces_again(known.connection);
+                let mut nonces = self.nonce_keys(known)?.nonces_again(self.series);
                 let right = runs.iter().map(|run| nonces.sum(run.first, run.last()));
                 let right = right.fold(0, |sum, nonce| sum ^ nonce);
                 if sum == right { Ok(Losses::default()) } else { Err(Refusal::Unrepaired) }
@@ -74,20 +89,29 @@ impl Server {
         keys.ok_or(Refusal::Invalid(Invalid::UnknownSecret(known.nonces)))
     }
 
-    /// Hash of the address `from` under the newest secret; `None` if the continuation was sent to
-    /// another address, or the secret of its nonces is no longer in the ring.
-    pub(super) fn home(
-        &self,
-        from: SocketAddr,
+    /// Sets the series of nonces to that of `known`'s generation at its client's address `from`.
+    pub(super) fn use_series_of(
+        &mut self,
         known: &Continuation,
-        returned: &Returned,
-    ) -> Option<u64> {
-        let (keys, newest) = (self.ring.get(*returned.continuation.first()?)?, self.ring.newest());
-        self.ring.get(known.nonces)?;
-        let address = keys.address(from);
-        let renewed =
-            || if keys.number() == newest.number() { address } else { newest.address(from) };
-        (address == known.address).then(renewed)
+        from: SocketAddr,
+    ) -> Result<(), Refusal> {
+        let keys = self.nonce_keys(known)?;
+        self.series = keys.series(known.connection, known.generation, from);
+        Ok(())
+    }
+
+    /// Compares the address `from` with that to which the returned continuation was sent.
+    pub(super) fn home(&self, from: SocketAddr, known: &Continuation, returned: &Returned) -> Home {
+        let sealed_by = returned.continuation.first().and_then(|&secret| self.ring.get(secret));
+        let Some(keys) = sealed_by.filter(|keys| keys.address(from) == known.address) else {
+            return Home::Elsewhere;
+        };
+        if self.ring.get(known.nonces).is_none() || known.number - known.epoch.base >= MAX_EPOCH {
+            return Home::Expired;
+        }
+        let newest = self.ring.newest();
+        let same = keys.number() == newest.number();
+        Home::Here(if same { known.address } else { newest.address(from) })
     }
 
     /// Returns `known` with the present time, this hash of the address, and an updated round trip.

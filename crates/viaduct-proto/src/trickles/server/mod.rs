@@ -93,6 +93,8 @@ pub struct Server {
     stats: Stats,
     work: Vec<Item>,
     templates: [Continuation; 2],
+    /// Series of nonces: of the request's packets, and from [`Server::begin`] on of the answer's.
+    series: u64,
 }
 
 /// Arrival of a request: time, address of its sender, length in bytes.
@@ -107,7 +109,7 @@ impl Server {
     /// Creates a server.
     pub fn new(settings: Settings, ring: KeyRing, replay: Replay) -> Self {
         let (stats, work, templates) = (Stats::default(), Vec::new(), [blank(&settings); 2]);
-        Server { settings, ring, replay, stats, work, templates }
+        Server { settings, ring, replay, stats, work, templates, series: 0 }
     }
 
     /// The secrets, for rotation.
@@ -154,7 +156,7 @@ impl Server {
             templates[TAIL] = templates[MAIN];
         }
         let (secret, work) = (self.ring.newest().number(), std::mem::take(&mut self.work));
-        Ok(Grant { event, secret, work, templates })
+        Ok(Grant { event, secret, work, templates, series: self.series })
     }
 
     /// Records the installation of the event with the identifier `code`, which another server

@@ -21,6 +21,9 @@ pub enum Refusal {
         /// Age of the continuation; zero if it is from the future.
         age: Duration,
     },
+    /// Continuation whose epoch cannot continue, in a request too short for an address token.
+    #[error("the epoch of the continuation cannot continue: a restart is needed")]
+    Expired,
     /// Continuation answered, or generation begun, before.
     #[error("the continuation was answered already: each is valid for one request")]
     Replayed,
@@ -75,7 +78,10 @@ pub struct Stats {
     pub opened: u64,
     /// Address tokens for clients that have moved.
     pub moved: u64,
-    /// Requests that reported a loss.
+    /// Address tokens for clients whose epoch could not continue, because the secret of its nonces
+    /// was no longer in the ring, or because it was too long.
+    pub renewed: u64,
+    /// Requests that reported a loss, and were answered.
     pub recoveries: u64,
     /// Lost requests whose packets were sent in answer to a later one.
     pub made_up: u64,
@@ -90,7 +96,7 @@ pub struct Stats {
     pub malformed: u64,
     /// Refused: altered, or sealed with an unknown secret.
     pub invalid: u64,
-    /// Refused: too old, or from the future.
+    /// Refused: too old, from the future, or of an epoch that cannot continue.
     pub stale: u64,
     /// Refused: answered already, or of a generation that has ended.
     pub replayed: u64,
@@ -107,7 +113,7 @@ impl Stats {
         let counter = match refusal {
             Refusal::Malformed(_) => &mut self.malformed,
             Refusal::Invalid(_) => &mut self.invalid,
-            Refusal::Stale { .. } => &mut self.stale,
+            Refusal::Stale { .. } | Refusal::Expired => &mut self.stale,
             Refusal::Replayed | Refusal::Superseded(_) => &mut self.replayed,
             Refusal::Unproven(_) | Refusal::Unrepaired => &mut self.unproven,
             Refusal::Inconsistent(_) | Refusal::Forked { .. } => &mut self.inconsistent,

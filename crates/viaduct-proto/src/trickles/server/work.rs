@@ -1,7 +1,7 @@
 //! Layout of the packets of an answer.
 
 use super::grant::Event;
-use super::judge::Judged;
+use super::judge::{Home, Judged};
 use super::{Arrival, Refusal, Server, instant};
 use crate::time::Instant;
 use crate::trickles::continuation::{Continuation, Mode};
@@ -34,6 +34,10 @@ impl Item {
     }
 }
 
+/// Maximum number of packets in the groups of one answer. The trickles of further packets end, as
+/// if these packets were lost. Each packet is recorded in the replay window, so this bounds what
+/// one request can take of the window.
+const MAX_GROUPED: usize = 2_048;
 /// Maximum number of packets in a span that earlier answers have sent already. The layout of the
 /// span stops at this number. With a correct client there are no such packets.
 const MAX_KNOWN: usize = 64;
@@ -53,8 +57,9 @@ impl Server {
         if !self.replay.admit(now, made) {
             return Err(Refusal::Stale { age: now.since(made) });
         }
-        let Some(address) = self.home(at.from, &known, returned) else {
-            return self.moved(at, &known, 1);
+        let address = match self.home(at.from, &known, returned) {
+            Home::Here(address) => address,
+            home => return self.elsewhere(at, &known, 1, home),
         };
         let connection = known.connection;
         if self.replay.knows(connection, Once::Over(known.generation)) {
@@ -62,9 +67,10 @@ impl Server {
         }
         let known = self.timed(now, address, known);
         if known.mode == Mode::AddressToken {
-            self.echo(now, &known)?;
+            self.echo(at, &known)?;
             return Ok(Event::Request { connection });
         }
+        self.use_series_of(&known, at.from)?;
         // The proof is checked before the continuation is recorded as answered, so that an
         // eavesdropper cannot use the continuation up.
         let judged = self.judge(&known, returned)?;
@@ -73,9 +79,7 @@ impl Server {
             return Err(Refusal::Replayed);
         }
         if let Some(first) = end {
-            let base = known.epoch.base;
-            self.replay.note(now, connection, Once::Ended(base));
-            self.replay.note(now, connection, Once::EndedBy { base, first });
+            self.note_end(now, &known, first);
         }
         self.note_lack(now, connection, known.number, judged.gaps.runs());
         if judged.tail.as_ref().is_some_and(|tail| !tail.again.numbers().is_empty()) {
@@ -83,6 +87,7 @@ impl Server {
         }
         let same = returned.continuation.first() == Some(&self.ring.newest().number());
         self.issue(now, &known, &judged, same)?;
+        self.stats.recoveries += u64::from(!judged.gaps.runs().is_empty());
         Ok(Event::Request { connection })
     }
 
@@ -140,7 +145,7 @@ impl Server {
                 continue;
             }
             if self.replay.note(now, known.connection, Once::Again(number)) {
-                let nonce = self.nonce_keys(known)?.nonces_again(known.connection).of(number);
+                let nonce = self.nonce_keys(known)?.nonces_again(self.series).of(number);
                 let (kind, template) = (Kind::Again, MAIN);
                 self.work.push(Item { kind, count: 1, number, nonce, template, room });
             }
@@ -170,8 +175,13 @@ impl Server {
     pub(super) fn group(&mut self, now: Instant, template: usize, span: Span) {
         let Continuation { connection, message, .. } = self.templates[template];
         let most = most_grouped(message.into(), self.templates[template].len());
-        let mut known = 0;
+        let groups = self.work.iter().filter(|item| item.kind == Kind::Group);
+        let grouped: usize = groups.map(|item| usize::from(item.count)).sum();
+        let (mut left, mut known) = (MAX_GROUPED.saturating_sub(grouped), 0);
         for number in span.numbers() {
+            if left == 0 {
+                return;
+            }
             if !self.replay.note(now, connection, Once::Survivor(number)) {
                 // Bounds the cost of requests that repeatedly name whole windows.
                 known += 1;
@@ -180,6 +190,7 @@ impl Server {
                 }
                 continue;
             }
+            left -= 1;
             match self.work.last_mut() {
                 Some(Item { kind: Kind::Group, count, number: first, template: of, .. })
                     if *of == template && *first + u64::from(*count) == number && *count < most =>
@@ -198,7 +209,7 @@ impl Server {
     pub(super) fn fresh(&mut self, epoch: Epoch, span: Span, slim: bool) {
         let template = self.templates[MAIN];
         let Some(keys) = self.ring.get(template.nonces) else { return };
-        let mut nonces = keys.nonces(template.connection);
+        let mut nonces = keys.nonces(self.series);
         let message = usize::from(template.message);
         for number in span.numbers() {
             let point = epoch.is_point(number);

@@ -84,17 +84,23 @@ pub(super) fn ranges(packets: &[Kept]) -> Vec<Range> {
     ranges
 }
 
+/// The ranges of an echo, which prove nothing.
+fn any(token: &Kept) -> [Range; 1] {
+    [Range { first: token.known.unwrap().epoch.base, last: token.number, sum: 0 }]
+}
+
 /// A server, and the first window of a client at [`address`], at 100 ms.
 pub(super) fn begun() -> (Server, Vec<Kept>) {
-    let mut server = server(Settings::default(), at(0));
-    let address_token = kept(&serve(&mut server, at(0), address(), LENGTH, &open(200)));
-    let any = [Range {
-        first: address_token[0].known.unwrap().epoch.base,
-        last: address_token[0].number,
-        sum: 0,
-    }];
-    let echo = request(0, &address_token[0], &any);
-    let window = kept(&serve(&mut server, at(100), address(), LENGTH, &echo));
+    begun_at(0)
+}
+
+/// The same, with a server whose clock is ahead by this time.
+fn begun_at(millis: u64) -> (Server, Vec<Kept>) {
+    let begin = at(millis);
+    let mut server = server(Settings::default(), begin);
+    let address_token = kept(&serve(&mut server, begin, address(), LENGTH, &open(200)));
+    let echo = request(0, &address_token[0], &any(&address_token[0]));
+    let window = kept(&serve(&mut server, at(millis + 100), address(), LENGTH, &echo));
     assert_eq!(window.len(), 10);
     (server, window)
 }
@@ -199,16 +205,79 @@ fn a_client_that_moves_gets_no_more_than_it_sends_until_it_has_echoed() {
     assert_eq!(refusal(&mut server, at(300), address(), &old), Refusal::Superseded(0));
 }
 
+/// The first window of a client that restarts at `from` at 200 ms, where it is unknown, and echoes
+/// its address token at 300 ms.
+fn moved(server: &mut Server, from: SocketAddr, attempt: u8, window: &[Kept]) -> Vec<Kept> {
+    let message = request(attempt, &window[0], &ranges(&window[..1]));
+    let address_token = kept(&serve(server, at(200), from, LENGTH, &message));
+    let echo = request(0, &address_token[0], &any(&address_token[0]));
+    kept(&serve(server, at(300), from, LENGTH, &echo))
+}
+
+/// Asserts that `a` and `b` have the same packet numbers, but that a nonce in one of them proves
+/// nothing in the other.
+fn assert_apart(a: &[Kept], b: &[Kept]) {
+    assert!(!a.is_empty() && a.len() == b.len());
+    for (a, b) in a.iter().zip(b) {
+        assert!(a.number == b.number && a.nonce != b.nonce, "{a:?} and {b:?}");
+    }
+}
+
+#[test]
+fn generations_that_begin_at_one_time_have_nonces_of_their_own() {
+    let (mut server, window) = begun();
+    let [one, two] = [1, 2].map(|attempt| moved(&mut server, elsewhere(), attempt, &window));
+    assert_apart(&one, &two);
+    // The nonce of a packet that arrived only in the first of them.
+    let mut hidden = ranges(&two[..2]);
+    hidden[0].sum ^= two[0].nonce ^ one[0].nonce;
+    let refused = refusal(&mut server, at(400), elsewhere(), &request(0, &two[1], &hidden));
+    assert!(matches!(refused, Refusal::Unproven(_)), "{refused}");
+}
+
+#[test]
+fn numbers_do_not_run_ahead_of_the_clock_by_restarts_in_a_row() {
+    let (mut server, mut newest) = begun();
+    let mut restarts = 0;
+    let refused = loop {
+        let (now, message) = (at(200 + restarts), request(1, &newest[0], &ranges(&newest[..1])));
+        let answers = serve(&mut server, now, address(), LENGTH, &message);
+        if answers.is_empty() {
+            break refusal(&mut server, now, address(), &message);
+        }
+        newest = kept(&answers);
+        restarts += 1;
+    };
+    assert!(matches!(refused, Refusal::TooSoon { .. }), "{refused}");
+    assert!((50..100).contains(&restarts), "{restarts}: each one adds 65 ms");
+}
+
+#[test]
+fn numbers_of_a_clock_that_was_ahead_end_at_a_restart() {
+    let (_, ahead) = begun_at(3_600_000);
+    let mut server = server(Settings::default(), at(0));
+    let window = moved(&mut server, address(), 1, &ahead);
+    assert!(window[0].number < ahead[0].number);
+    let restart = request(1, &window[0], &ranges(&window[..1]));
+    server.handle(at(1_300), address(), &restart).unwrap();
+}
+
+#[test]
+fn a_client_at_two_addresses_of_two_replay_windows_has_nonces_of_their_own() {
+    // Two threads of a server, which the client's ports select.
+    let (mut first, window) = begun();
+    let mut second = server(Settings::default(), at(0));
+    let other = SocketAddr::new(elsewhere().ip(), 4_001);
+    let one = moved(&mut first, elsewhere(), 1, &window);
+    let two = moved(&mut second, other, 1, &window);
+    assert_apart(&one, &two);
+}
+
 #[test]
 fn an_address_token_is_useless_to_other_hosts() {
     let mut server = server(Settings::default(), at(0));
     let address_token = kept(&serve(&mut server, at(0), address(), LENGTH, &open(200)));
-    let any = [Range {
-        first: address_token[0].known.unwrap().epoch.base,
-        last: address_token[0].number,
-        sum: 0,
-    }];
-    let echo = request(0, &address_token[0], &any);
+    let echo = request(0, &address_token[0], &any(&address_token[0]));
     let answer = serve(&mut server, at(1), elsewhere(), LENGTH, &echo);
     assert!(answer.iter().map(Vec::len).sum::<usize>() <= echo.len());
 }

@@ -3,13 +3,14 @@
 use bytes::Bytes;
 
 use crate::sim::trickles::world::{address, serve, server};
-use crate::time::Instant;
+use crate::time::{Duration, Instant};
 use crate::trickles::client::{Client, Config};
 use crate::trickles::continuation::{Continuation, Losses, Mode};
 use crate::trickles::epoch::{Acks, Epoch};
 use crate::trickles::keys::KeyRing;
 use crate::trickles::proof::{self, Range};
-use crate::trickles::server::{Server, Settings};
+use crate::trickles::replay::Replay;
+use crate::trickles::server::{Refusal, Server, Settings};
 use crate::trickles::wire::request::emit_returned;
 use crate::trickles::wire::response::{self, Head, Kind};
 use crate::trickles::wire::{Form, Payload, Response};
@@ -39,26 +40,37 @@ fn known(window: u16, message: u16) -> Continuation {
     }
 }
 
+/// The request of a client that returns `known`, sealed with the newest secret, and has received
+/// all packets of the epoch up to it except `lost`.
+fn request(server: &Server, known: Continuation, lost: &[u64]) -> Vec<u8> {
+    let (ring, first) = (server.ring(), known.epoch.base);
+    let (newest, of_nonces) = (ring.newest(), ring.get(known.nonces).unwrap());
+    let known = Continuation { address: newest.address(address()), ..known };
+    let series = of_nonces.series(known.connection, known.generation, address());
+    let (mut nonces, mut next, mut ranges) = (of_nonces.nonces(series), first, Vec::new());
+    for &end in lost.iter().chain(&[known.number + 1]) {
+        if end > next {
+            ranges.push(Range { first: next, last: end - 1, sum: nonces.sum(next, end - 1) });
+        }
+        next = end + 1;
+    }
+    let (mut bytes, mut proof, mut request) = (Vec::new(), Vec::new(), Vec::new());
+    known.emit(newest, &mut bytes);
+    proof::emit(first, &ranges, &mut proof);
+    emit_returned(1, 0, &bytes, None, None, &proof, &mut request);
+    request.push(0);
+    request
+}
+
 /// A server, and the request of a client that has received only the first and last packets of a
 /// window. The answer consists mostly of continuations without data.
 fn lossy(window: u16, message: u16) -> (Server, Vec<u8>) {
     let server = server(Settings::default(), NOW);
-    let keys = server.ring().newest();
-    let mut known = Continuation {
-        nonces: keys.number(),
-        address: keys.address(address()),
-        ..known(window, message)
-    };
+    let mut known = known(window, message);
     let first = known.number;
     known.number += u64::from(window) - 1;
-    let mut nonces = keys.nonces(known.connection);
-    let mut range = |number| Range { first: number, last: number, sum: nonces.of(number) };
-    let ranges = [range(first), range(known.number)];
-    let (mut bytes, mut proof, mut request) = (Vec::new(), Vec::new(), Vec::new());
-    known.emit(keys, &mut bytes);
-    proof::emit(first, &ranges, &mut proof);
-    emit_returned(1, 0, &bytes, None, None, &proof, &mut request);
-    request.push(0);
+    let lost: Vec<u64> = (first + 1..known.number).collect();
+    let request = request(&server, known, &lost);
     (server, request)
 }
 
@@ -130,5 +142,80 @@ fn an_unrequested_generation_is_refused() {
         known.epoch.base += 1 << 20;
         known.number = known.epoch.base;
         assert_eq!(said(&mut client, &known, false), refused);
+    }
+}
+
+#[test]
+fn a_request_of_a_whole_window_leaves_room_in_the_replay_window() {
+    let (mut server, request) = lossy(65_534, 1_400);
+    *server.replay_mut() = Replay::new(1 << 16, Duration::from_secs(30), [1, 2, 3, 4], NOW);
+    assert!(request.len() < 130, "{} bytes", request.len());
+    let messages = serve(&mut server, NOW, address(), 1 << 40, &request);
+    assert_eq!(grouped(&messages).len(), 2_048);
+    assert!(server.replay().is_fresh(NOW, NOW), "other continuations that are made now");
+}
+
+#[test]
+fn a_refused_request_is_not_counted_as_a_recovery() {
+    let (mut server, request) = lossy(100, 1_400);
+    assert!(!serve(&mut server, NOW, address(), 1 << 40, &request).is_empty());
+    assert!(matches!(server.handle(NOW, address(), &request), Err(Refusal::Replayed)));
+    assert_eq!(server.stats().recoveries, 1);
+}
+
+/// Asserts that `request` gets an address token, which counts as renewed and not as moved.
+fn assert_renewed(server: &mut Server, request: &[u8]) {
+    let answer = serve(server, NOW, address(), 1 << 40, request);
+    let token = Response::parse(&answer[0]).unwrap();
+    assert!(answer.len() == 1 && matches!(token.form, Form::AddressToken(_)), "{token:?}");
+    let stats = server.stats();
+    assert_eq!((stats.renewed, stats.moved, stats.greedy), (1, 0, 0), "{stats:?}");
+}
+
+#[test]
+fn the_loss_of_the_nonces_secret_is_neither_a_move_nor_an_attack() {
+    let mut server = server(Settings::default(), NOW);
+    server.ring_mut().rotate(2, &[2; 32], 2);
+    let short = request(&server, known(100, 1_400), &[]);
+    let long = [&short[..], &[0; 60]].concat();
+    // Secret 1, of the nonces, is dropped. Secret 2, which has sealed the continuation, is not.
+    server.ring_mut().rotate(3, &[3; 32], 2);
+    assert_renewed(&mut server, &long);
+    assert!(matches!(server.handle(NOW, address(), &short), Err(Refusal::Expired)));
+    assert_eq!((server.stats().stale, server.stats().greedy), (1, 0));
+}
+
+#[test]
+fn an_epoch_ends_before_its_offsets_exceed_the_continuation() {
+    let mut server = server(Settings::default(), NOW);
+    let first = known(100, 1_400);
+    for (offset, is_renewed) in [((1 << 31) - 1, false), (1 << 31, true)] {
+        let known = Continuation { number: first.number + offset, ..first };
+        let long = [request(&server, known, &[]), vec![0; 60]].concat();
+        if is_renewed {
+            assert_renewed(&mut server, &long);
+        } else {
+            assert!(!serve(&mut server, NOW, address(), 1 << 40, &long).is_empty());
+            assert_eq!(server.stats().renewed, 0);
+        }
+    }
+}
+
+#[test]
+fn a_request_far_before_a_reported_loss_is_answered_if_others_have_overtaken_it() {
+    let mut server = server(Settings { make_up: 0, ..Settings::default() }, NOW);
+    let first = known(5_000, 1_400);
+    let at = |offset| Continuation { number: first.number + offset, ..first };
+    let lost = first.number + 4_000;
+    let report = request(&server, at(4_101), &[lost]);
+    server.handle(NOW, address(), &report).unwrap();
+    for offset in [21, 3_001, 3_999] {
+        let overtaken = request(&server, at(offset), &[]);
+        assert!(server.handle(NOW, address(), &overtaken).is_ok(), "{offset}");
+    }
+    for offset in [4_001, 4_103] {
+        let denied = request(&server, at(offset), &[]);
+        let refusal = server.handle(NOW, address(), &denied).unwrap_err();
+        assert_eq!(refusal, Refusal::Forked { base: first.epoch.base }, "{offset}");
     }
 }

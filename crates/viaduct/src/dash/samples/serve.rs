@@ -42,6 +42,7 @@ fn trickles(status: &TricklesStatus) -> (Subject, Details) {
         ("timeouts", Reading::per_second(status.timeouts)),
         ("resumed", Reading::per_second(status.resumed)),
         ("moved", Reading::per_second(status.moved)),
+        ("renewed", Reading::per_second(status.renewed)),
         ("opened", Reading::per_second(status.opened)),
     ];
     let window = format!("{:.0} s", status.replay_seconds);

@@ -35,6 +35,8 @@ const MTU: usize = 1500;
 /// Timeout of an established connection without an answer. A server may be down for this long and
 /// the flow survives; TCP gives up retransmissions after about the same time.
 const CONNECTION_TIMEOUT: Duration = Duration::from_secs(900);
+/// Maximum number of connections whose flow has ended; beyond it, the oldest is closed.
+const MAX_LEAVING: usize = 1_024;
 /// Cache TTL of a server that supports only TCP, and of one that has answered over Trickles.
 const PLAIN_TCP_TTL: Duration = Duration::from_secs(60);
 const ANSWERED_TTL: Duration = Duration::from_secs(600);
@@ -167,6 +169,11 @@ impl Port {
         match slot.state {
             SlotState::Established if well && !self.is_over(flow) => {
                 self.leaving.insert(flow);
+                if self.leaving.len() > MAX_LEAVING
+                    && let Some(first) = self.leaving.pop_first()
+                {
+                    self.connector.close(first);
+                }
             }
             SlotState::Established => self.connector.close(flow),
             SlotState::Connecting | SlotState::PlainTcp | SlotState::Refused => {

@@ -1,8 +1,8 @@
 //! Limits on the CPU time that attackers can use up, and the effects of dropped secrets.
 
-use super::{Client, START, answers, identity, replica, way_back};
+use super::{Client, START, answers, entropy, identity, replica, way_back};
 use crate::time::Duration;
-use crate::trickles::crypt::OPENING;
+use crate::trickles::crypt::{OPENING, ServerCrypt};
 
 #[test]
 fn handshakes_are_bounded_and_established_clients_continue() {
@@ -22,6 +22,18 @@ fn handshakes_are_bounded_and_established_clients_continue() {
     assert!(replica.accept(ready.now, way_back(), &request).is_ok());
     let later = START + Duration::from_secs(1);
     assert!(replica.accept(later, way_back(), &opening).is_ok());
+}
+
+#[test]
+fn the_threads_of_a_server_share_the_limit_of_handshakes() {
+    let mut client = Client::new(&identity());
+    let opening = client.requests().remove(0);
+    let taken = |threads: u32| {
+        let crypt = ServerCrypt::new(identity(), true, entropy(1)).of_threads(threads);
+        let mut replica = replica(true).with_crypt(crypt);
+        (0..300).filter(|_| replica.accept(START, way_back(), &opening).is_ok()).count()
+    };
+    assert_eq!([1, 4, 64].map(taken), [201, 51, 4]);
 }
 
 #[test]

@@ -95,3 +95,21 @@ fn a_server_that_gives_continuations_without_end_is_not_gone_on_with() {
     }
     assert_eq!(hand.stream.state(MAIN), State::Failed(Failure::Reset(Reason::Failed)));
 }
+
+#[test]
+fn input_that_is_never_taken_fails_though_all_output_has_arrived() {
+    let (mut server, mut hand) = (endpoint(at(0.0)), ByHand::new());
+    hand.stream.write(MAIN, &[b'x'; 100_000]);
+    for _ in 0..20 {
+        answer(&mut server, &mut hand, |input, reply| {
+            let end = Valid { last: true, ..valid(0, 0) };
+            reply.output(end, "x").input(input.place.after(0), "x");
+        });
+    }
+    let state = hand.stream.state(MAIN);
+    assert!(
+        matches!(state, State::Failed(_)),
+        "{state:?}, flushed: {}",
+        hand.stream.is_flushed(MAIN)
+    );
+}
