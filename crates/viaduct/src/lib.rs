@@ -12,6 +12,7 @@
 #![allow(unreachable_pub, reason = "the modules are private: `pub` in them is crate-wide")]
 
 mod access_log;
+mod capabilities;
 mod congestion_control;
 mod dash;
 mod dead_after;
@@ -48,6 +49,7 @@ mod source;
 mod spray;
 mod status;
 mod status_socket;
+mod stdout;
 mod steer;
 mod tcp_probe;
 mod text;
@@ -293,7 +295,7 @@ fn execute(line: CommandLine, registry: Registry) -> Result<ExitCode> {
         Command::Upgrade { args } => upgrade::run(&args)?,
         Command::Observe { args } => observe::run(&args)?,
         Command::Key(command) => key::run(&command)?,
-        Command::Completions(args) => manual::print_completions(CommandLine::command(), args),
+        Command::Completions(args) => manual::print_completions(CommandLine::command(), args)?,
         Command::Man(args) => manual::write_pages(CommandLine::command(), &args)?,
         #[cfg(feature = "lab")]
         Command::Demo(args) => return viaduct_lab::demo::execute(&args),

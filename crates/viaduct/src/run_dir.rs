@@ -7,6 +7,9 @@
 //! | that of a system service | `$RUNTIME_DIRECTORY` (`RuntimeDirectory=` of systemd) |
 //! | root | `/run/viaduct`; `/run/viaduct-root` if that belongs to a package's user |
 //! | others | `$XDG_RUNTIME_DIR/viaduct`; without that variable, `viaduct-UID` in `/tmp` |
+//!
+//! A package's hop agent has a directory of its own, `/run/viaduct-hops`, because it has a user of
+//! its own.
 
 use std::os::unix::fs::{DirBuilderExt as _, MetadataExt as _};
 use std::path::{Path, PathBuf};
@@ -33,12 +36,12 @@ impl RunDir {
         self.run_dir.clone().unwrap_or_else(default_run_dir)
     }
 
-    /// Directories in which services are looked for: the one of the option, or the default one. If
-    /// root has a default directory of its own, the system's directory is searched, too.
+    /// Directories in which services are looked for: the one of the option, or the default one, and
+    /// those of the system that root's or the system's services [imply](implied).
     pub fn searched(&self) -> Vec<PathBuf> {
         let own = self.path();
-        let is_of_root = self.run_dir.is_none() && own == Path::new(ROOT);
-        std::iter::once(own).chain(is_of_root.then(|| SYSTEM.into())).collect()
+        let others = implied(&own);
+        std::iter::once(own).chain(others.iter().map(PathBuf::from)).collect()
     }
 }
 
@@ -48,6 +51,25 @@ pub fn running(path: PathBuf) -> PathBuf {
     match path.strip_prefix(ROOT) {
         Ok(name) if !path.exists() => Path::new(SYSTEM).join(name),
         _ => path,
+    }
+}
+
+/// Path of a service's socket from which its status is read: `path`, or the same name in the first
+/// of the [implied] directories that has such a file.
+pub fn shown(path: PathBuf) -> PathBuf {
+    let (Some(directory), Some(name)) = (path.parent(), path.file_name()) else { return path };
+    let others = implied(directory).iter().map(|other| Path::new(other).join(name));
+    let mut all = std::iter::once(path.clone()).chain(others);
+    all.find(|one| one.exists()).unwrap_or(path)
+}
+
+/// Directories that belong to the same set of services as `directory`: the services that root
+/// starts by hand, those of a package, and its hop agent.
+fn implied(directory: &Path) -> &'static [&'static str] {
+    match directory.to_str() {
+        Some(ROOT) => &[SYSTEM, HOPS],
+        Some(SYSTEM) => &[HOPS],
+        _ => &[],
     }
 }
 
@@ -62,6 +84,8 @@ pub const SYSTEM: &str = "/run/viaduct";
 /// Directory of root's services while the system's belongs to another user, who could replace files
 /// in it: a package's services have a user of their own.
 pub const ROOT: &str = "/run/viaduct-root";
+/// Directory of a package's hop agent, whose user is not that of the system's services.
+pub const HOPS: &str = "/run/viaduct-hops";
 /// Parent of private directories, in which users cannot delete files of others.
 const TMP: &str = "/tmp";
 
@@ -136,6 +160,10 @@ mod tests {
         assert_eq!(of_root(&place), Path::new(ROOT));
         assert_eq!(running(Path::new(ROOT).join("none.sock")), Path::new(SYSTEM).join("none.sock"));
         assert_eq!(running(place.join("none.sock")), place.join("none.sock"));
+        assert_eq!(shown(place.join("none.sock")), place.join("none.sock"));
+        assert_eq!(implied(Path::new(ROOT)), [SYSTEM, HOPS]);
+        assert_eq!(implied(Path::new(SYSTEM)), [HOPS]);
+        assert!(implied(&place).is_empty());
         fs::remove_dir_all(&place).unwrap();
     }
 

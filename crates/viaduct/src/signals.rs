@@ -5,8 +5,10 @@
 use std::time::Duration;
 
 use anyhow::Result;
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM, SIGUSR1};
 use tokio::runtime::{Builder, Runtime};
 use tokio::signal::unix::{Signal, SignalKind, signal};
+use viaduct_sys::process::signals;
 
 /// Signals, and the runtime of the control side that receives them.
 #[derive(Debug)]
@@ -40,7 +42,8 @@ pub enum Pause {
 }
 
 impl Signals {
-    /// Registers the signals: from now on none of them terminates the process by default.
+    /// Registers the signals: from now on none of them terminates the process by default. Those
+    /// that the parent process has blocked are handled from now on.
     pub fn register() -> Result<Signals> {
         let runtime = Builder::new_current_thread().enable_all().build()?;
         let streams = {
@@ -52,6 +55,7 @@ impl Signals {
                 interrupt: signal(SignalKind::interrupt())?,
             }
         };
+        signals::unblock(&[SIGHUP, SIGUSR1, SIGTERM, SIGINT])?;
         Ok(Signals { runtime, streams })
     }
 

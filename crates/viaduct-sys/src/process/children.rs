@@ -6,6 +6,8 @@
 //! long as the process. [`die_with_parent`] makes the child of a command request the signal, and
 //! then check that the parent is still alive.
 //!
+//! A child in a PID namespace of its own sees no parent, and so cannot make that check.
+//!
 //! ```text
 //!   Process::spawn ─command──> the spawner thread ──fork──> child: requests SIGKILL at parent's
 //!        ^                                            |     death, checks the parent, execs
@@ -13,8 +15,10 @@
 //! ```
 #![allow(unsafe_code)]
 
+use std::fs::File;
 use std::io;
 use std::ops::{Deref, DerefMut};
+use std::os::fd::AsFd as _;
 use std::os::unix::process::CommandExt;
 use std::process::{Child, Command, ExitStatus};
 use std::sync::OnceLock;
@@ -27,6 +31,7 @@ use rustix::process::{
     Pid, PidfdFlags, Resource, Rlimit, Signal, getppid, getrlimit, kill_process_group, pidfd_open,
     set_parent_process_death_signal, setrlimit,
 };
+use rustix::thread::{LinkNameSpaceType, UnshareFlags, move_into_link_name_space, unshare_unsafe};
 
 /// A child process. When this value is dropped, the child is killed, with its process group if it
 /// has one of its own. When this process dies, the kernel kills the child if [`die_with_parent`]
@@ -42,12 +47,21 @@ impl Process {
     /// process, and the whole group can be killed.
     pub fn spawn(mut command: Command) -> io::Result<Process> {
         command.process_group(0);
-        Ok(Process { child: spawn_in_thread(command)?, own_group: true })
+        Ok(Process { child: spawn_in_thread(command, Command::spawn)?, own_group: true })
+    }
+
+    /// Starts `command` as the first process of a new PID namespace: it cannot signal, or otherwise
+    /// name, a process outside. It ignores signals that it neither handles nor blocks. Errors:
+    /// CAP_SYS_ADMIN is missing, or the program cannot be started.
+    pub fn spawn_in_pid_namespace(mut command: Command) -> io::Result<Process> {
+        command.process_group(0);
+        let child = spawn_in_thread(command, spawn_in_pid_namespace)?;
+        Ok(Process { child, own_group: true })
     }
 
     /// Starts `command` in our process group, for a program that uses the terminal.
     pub fn spawn_foreground(command: Command) -> io::Result<Process> {
-        Ok(Process { child: spawn_in_thread(command)?, own_group: false })
+        Ok(Process { child: spawn_in_thread(command, Command::spawn)?, own_group: false })
     }
 
     /// Waits until the child ends, `limit` has passed, or `cancelled` (called every 50 ms) returns
@@ -83,7 +97,8 @@ impl Process {
     /// Kills the child, with its process group if it has one of its own, and reaps it.
     pub fn kill(&mut self) -> io::Result<ExitStatus> {
         if self.child.try_wait()?.is_none() && self.own_group {
-            kill_process_group(pid_of(&self.child), Signal::KILL)?;
+            // The child may have left its group.
+            let _ = kill_process_group(pid_of(&self.child), Signal::KILL);
         }
         self.child.kill()?;
         self.child.wait()
@@ -121,8 +136,10 @@ pub fn die_with_parent(command: &mut Command) {
             set_parent_process_death_signal(Some(Signal::KILL))?;
             // If the parent died before this request, the signal is never sent.
             match getppid() {
+                // The parent is outside the child's PID namespace.
+                None => Ok(()),
                 Some(pid) if pid.as_raw_nonzero().get().cast_unsigned() == parent => Ok(()),
-                _ => Err(io::ErrorKind::BrokenPipe.into()),
+                Some(_) => Err(io::ErrorKind::BrokenPipe.into()),
             }
         })
     };
@@ -160,25 +177,47 @@ fn pid_of(child: &Child) -> Pid {
     Pid::from_child(child)
 }
 
-type Job = (Command, Sender<io::Result<Child>>);
+type Spawn = fn(&mut Command) -> io::Result<Child>;
+type Job = (Command, Spawn, Sender<io::Result<Child>>);
 
-/// Starts `command` in the spawner thread.
-fn spawn_in_thread(command: Command) -> io::Result<Child> {
+/// Starts `command` by `spawn` in the spawner thread.
+fn spawn_in_thread(command: Command, spawn: Spawn) -> io::Result<Child> {
     static SPAWNER: OnceLock<Sender<Job>> = OnceLock::new();
     let spawner = SPAWNER.get_or_init(|| {
         let (sender, jobs) = channel::<Job>();
         thread::spawn(move || {
-            for (mut command, answer) in jobs {
+            for (mut command, spawn, answer) in jobs {
                 // If the requesting thread has ended, the child is dropped and nothing waits for
                 // it.
-                let _ = answer.send(command.spawn());
+                let _ = answer.send(spawn(&mut command));
             }
         });
         sender
     });
     let (answer, answered) = channel();
-    spawner.send((command, answer)).map_err(|_| spawner_gone())?;
+    spawner.send((command, spawn, answer)).map_err(|_| spawner_gone())?;
     answered.recv().map_err(|_| spawner_gone())?
+}
+
+/// Starts `command` in a new PID namespace. The calling thread itself stays in its namespace; only
+/// its next child is placed in the new one.
+fn spawn_in_pid_namespace(command: &mut Command) -> io::Result<Child> {
+    let own = File::open("/proc/thread-self/ns/pid")?;
+    let next_is_in_own =
+        || move_into_link_name_space(own.as_fd(), Some(LinkNameSpaceType::ProcessID));
+    // An earlier call may have failed to do this at its end.
+    next_is_in_own()?;
+    // SAFETY: a new PID namespace unshares nothing that memory safety depends on.
+    unsafe { unshare_unsafe(UnshareFlags::NEWPID) }?;
+    let child = command.spawn();
+    // The new namespace takes no other process once its first one has ended.
+    if let Err(error) = next_is_in_own() {
+        if let Ok(mut child) = child {
+            child.kill().and_then(|()| child.wait())?;
+        }
+        return Err(error.into());
+    }
+    child
 }
 
 fn spawner_gone() -> io::Error {
@@ -210,6 +249,21 @@ mod tests {
         assert!(std::path::Path::new(&stat).exists());
         drop(child);
         assert!(!std::path::Path::new(&stat).exists());
+    }
+
+    #[test]
+    fn a_child_in_a_pid_namespace_is_alone_and_later_ones_are_not_affected() {
+        let missing = Process::spawn_in_pid_namespace(Command::new("/nowhere"));
+        missing.unwrap_err();
+        let in_namespace = || {
+            let mut command = Command::new("sh");
+            command.args(["-c", "[ $$ = 1 ]"]);
+            Process::spawn_in_pid_namespace(command).unwrap().wait().unwrap().success()
+        };
+        assert!(in_namespace() && in_namespace());
+        let mut outside = Command::new("sh");
+        outside.args(["-c", "[ $$ != 1 ]"]);
+        assert!(Process::spawn(outside).unwrap().wait().unwrap().success());
     }
 
     #[test]

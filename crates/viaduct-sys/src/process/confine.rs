@@ -1,56 +1,69 @@
-//! Confinement of this process: a user without privileges, namespaces of its own, limits, and no
-//! files but those that it needs.
+//! Confinement of this process: no privileges, namespaces of its own, limits, and no files but
+//! those that it needs.
 //!
 //! ```text
-//!   root, one thread ──▶ namespaces: mounts, IPC, host name
-//!                    ──▶ limits: memory, descriptors, processes, no core dump
-//!                    ──▶ a user of its own, without capabilities; no program can gain any
-//!                    ──▶ Landlock: system files to read, one directory to write; no TCP listeners;
-//!                        no signals to other processes
+//!   CAP_SYS_ADMIN, one thread
+//!     ──▶ namespaces: mounts, with some directories hidden; IPC; host name
+//!     ──▶ limits: memory, descriptors, no core dump
+//!     ──▶ no capabilities; no program can gain any; a user of its own, if the parent is root
+//!     ──▶ Landlock: system files to read, one directory to write; no TCP listeners; no signals to
+//!         other processes
 //! ```
+//!
+//! The parent has made a PID namespace for this process, so that older kernels, too, let it signal
+//! no other one.
 //!
 //! Sockets and other descriptors that are open already continue to work. The network namespace
 //! stays: the process is to reach other hosts.
 #![allow(unsafe_code)]
 
-use std::fs::File;
-use std::os::fd::AsFd as _;
+use std::fs::{self, File};
+use std::os::fd::{AsFd as _, RawFd};
 use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::Path;
 use std::str::FromStr;
 use std::{fmt, io};
 
-use rustix::mount::{MountPropagationFlags, mount_change};
-use rustix::process::{
-    Pid, Resource, Rlimit, Signal, getppid, set_parent_process_death_signal, setrlimit,
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::mount::{MountFlags, MountPropagationFlags, mount, mount_change};
+use rustix::process::{Resource, Rlimit, Signal, set_parent_process_death_signal, setrlimit};
+use rustix::thread::{
+    CapabilitySet, CapabilitySets, UnshareFlags, set_capabilities, set_no_new_privs, unshare_unsafe,
 };
-use rustix::thread::{UnshareFlags, set_no_new_privs, unshare_unsafe};
 
+use super::inherited_fds;
 use super::landlock::{BIND_TCP, Ruleset, files};
 
 /// Directories that may be read: libraries, the resolver's files, and settings of the kernel.
 const READABLE: [&str; 5] = ["/etc", "/lib", "/lib64", "/usr/lib", "/proc/sys"];
-/// Maximum number of processes and threads of the user.
+/// File of the resolver, which may be a link to a directory that changes while this process runs.
+const RESOLVER: &str = "/etc/resolv.conf";
+/// Maximum number of processes and threads of a user of its own.
 const MAX_THREADS: u64 = 64;
+const NO_TIME: Timespec = Timespec { tv_sec: 0, tv_nsec: 0 };
 
 /// Limits of a confined process. Their text, for a command line, is
-/// `USER:MEMORY:DESCRIPTORS:PARENT`.
+/// `USER:MEMORY:DESCRIPTORS:PARENT`, with `-` for no user.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Confinement {
-    /// User and group of the process.
-    pub user: u32,
+    /// User and group of the process; `None` if it keeps those of its parent.
+    pub user: Option<u32>,
     /// Maximum size of its writable memory, in bytes.
     pub memory: u64,
     /// Maximum number of its descriptors.
     pub descriptors: u64,
-    /// Process whose end also ends this one.
-    pub parent: u32,
+    /// Inherited descriptor (`pidfd_open(2)`) of the process whose end also ends this one.
+    pub parent: RawFd,
 }
 
 impl fmt::Display for Confinement {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Confinement { user, memory, descriptors, parent } = self;
-        write!(f, "{user}:{memory}:{descriptors}:{parent}")
+        match user {
+            Some(user) => write!(f, "{user}:")?,
+            None => f.write_str("-:")?,
+        }
+        write!(f, "{memory}:{descriptors}:{parent}")
     }
 }
 
@@ -61,7 +74,10 @@ impl FromStr for Confinement {
         let read = || {
             let mut parts = text.split(':');
             let of = Confinement {
-                user: parts.next()?.parse().ok()?,
+                user: match parts.next()? {
+                    "-" => None,
+                    user => Some(user.parse().ok()?),
+                },
                 memory: parts.next()?.parse().ok()?,
                 descriptors: parts.next()?.parse().ok()?,
                 parent: parts.next()?.parse().ok()?,
@@ -73,14 +89,16 @@ impl FromStr for Confinement {
 }
 
 impl Confinement {
-    /// Confines this process. It may write only to the current directory. There must be no other
-    /// thread. Errors: root's privileges or a kernel feature are missing, or the parent has ended.
-    /// After an error the process must end.
-    pub fn enter(&self) -> io::Result<()> {
+    /// Confines this process. It may write only to the current directory, and it sees the `hidden`
+    /// directories empty. There must be no other thread.
+    /// Errors: a privilege or a kernel feature is missing, or the parent has ended. After an error
+    /// the process must end.
+    pub fn enter(&self, hidden: &[&Path]) -> io::Result<()> {
         let named = |what: &'static str| {
             move |error: io::Error| io::Error::new(error.kind(), format!("{what}: {error}"))
         };
         namespaces().map_err(named("namespaces"))?;
+        hidden.iter().try_for_each(|at| hide(at)).map_err(named("mounts"))?;
         self.limit().map_err(named("limits"))?;
         self.drop_privileges().map_err(named("user"))?;
         self.die_with_parent().map_err(named("parent process"))?;
@@ -91,38 +109,43 @@ impl Confinement {
         let limits = [
             (Resource::Data, self.memory),
             (Resource::Nofile, self.descriptors),
-            (Resource::Nproc, MAX_THREADS),
             (Resource::Core, 0),
         ];
-        for (resource, most) in limits {
+        // This limit counts all processes of the user.
+        let threads = self.user.map(|_| (Resource::Nproc, MAX_THREADS));
+        for (resource, most) in limits.into_iter().chain(threads) {
             setrlimit(resource, Rlimit { current: Some(most), maximum: Some(most) })?;
         }
         Ok(())
     }
 
-    /// Becomes the user, without supplementary groups and capabilities.
+    /// Becomes the user, if there is one, without supplementary groups; drops all capabilities.
     fn drop_privileges(&self) -> io::Result<()> {
-        let id = self.user;
-        // SAFETY: the calls take only numbers, and a list of length 0.
-        let dropped = unsafe {
-            libc::setgroups(0, std::ptr::null()) == 0
-                && libc::setresgid(id, id, id) == 0
-                && libc::setresuid(id, id, id) == 0
-        };
-        if !dropped {
-            return Err(io::Error::last_os_error());
+        if let Some(id) = self.user {
+            // SAFETY: the calls take only numbers, and a list of length 0.
+            let dropped = unsafe {
+                libc::setgroups(0, std::ptr::null()) == 0
+                    && libc::setresgid(id, id, id) == 0
+                    && libc::setresuid(id, id, id) == 0
+            };
+            if !dropped {
+                return Err(io::Error::last_os_error());
+            }
         }
+        let none = CapabilitySet::empty();
+        // A capability that is not inheritable cannot be ambient.
+        let sets = CapabilitySets { effective: none, permitted: none, inheritable: none };
+        set_capabilities(None, sets)?;
         Ok(set_no_new_privs(true)?)
     }
 
-    /// Requests again to be killed when the parent ends: the change of the user has cancelled the
+    /// Requests again to be killed when the parent ends: a change of the user has cancelled the
     /// earlier request.
     fn die_with_parent(&self) -> io::Result<()> {
+        let parent = inherited_fds::take(self.parent)?;
         set_parent_process_death_signal(Some(Signal::KILL))?;
-        match getppid().map(Pid::as_raw_nonzero) {
-            Some(pid) if pid.get().cast_unsigned() == self.parent => Ok(()),
-            _ => Err(io::ErrorKind::BrokenPipe.into()),
-        }
+        let has_ended = poll(&mut [PollFd::new(&parent, PollFlags::IN)], Some(&NO_TIME))? > 0;
+        if has_ended { Err(io::ErrorKind::BrokenPipe.into()) } else { Ok(()) }
     }
 }
 
@@ -134,15 +157,21 @@ fn namespaces() -> io::Result<()> {
     Ok(mount_change("/", private)?)
 }
 
+/// Mounts an empty file system at the directory `at`, in this process's namespace.
+fn hide(at: &Path) -> io::Result<()> {
+    let flags = MountFlags::RDONLY | MountFlags::NOSUID | MountFlags::NODEV | MountFlags::NOEXEC;
+    Ok(mount("none", at, "tmpfs", flags, None)?)
+}
+
 /// Forbids access to files, except to the current directory and to [`READABLE`].
 fn restrict_files() -> io::Result<()> {
     let rules = Ruleset::of_everything(BIND_TCP)?;
-    let open = |path: &str| {
-        std::fs::OpenOptions::new().read(true).custom_flags(libc::O_PATH).open(Path::new(path))
-    };
-    let own: File = open(".")?;
+    let open = |path: &Path| File::options().read(true).custom_flags(libc::O_PATH).open(path);
+    let own = open(Path::new("."))?;
     rules.allow(own.as_fd(), files::READ | files::WRITE)?;
-    for path in READABLE.into_iter().chain(["/proc/self"]) {
+    let resolver = fs::canonicalize(RESOLVER).ok();
+    let resolver = resolver.as_deref().and_then(Path::parent);
+    for path in READABLE.into_iter().chain(["/proc/self"]).map(Path::new).chain(resolver) {
         match open(path) {
             Ok(directory) => rules.allow(directory.as_fd(), files::READ)?,
             Err(error) if error.kind() == io::ErrorKind::NotFound => {}
@@ -155,7 +184,10 @@ fn restrict_files() -> io::Result<()> {
 #[cfg(test)]
 mod tests {
     use std::net::{TcpListener, TcpStream, UdpSocket};
-    use std::os::unix::net::UnixListener;
+    use std::os::fd::AsRawFd as _;
+    use std::os::unix::net::{UnixListener, UnixStream};
+
+    use rustix::process::{PidfdFlags, getpid, pidfd_open};
 
     use super::*;
     use crate::process::{Process, die_with_parent};
@@ -170,14 +202,20 @@ mod tests {
             return;
         }
         let place = std::env::temp_dir().join(format!("viaduct-confine-{}", std::process::id()));
-        std::fs::create_dir_all(&place).unwrap();
-        std::os::unix::fs::chown(&place, Some(USER), Some(USER)).unwrap();
+        let own = place.join("all/own");
+        fs::create_dir_all(&own).unwrap();
+        let _others = UnixListener::bind(place.join("all/other.sock")).unwrap();
+        let _parents = UnixListener::bind(place.join("parent.sock")).unwrap();
+        std::os::unix::fs::chown(&own, Some(USER), Some(USER)).unwrap();
+        let parent = pidfd_open(getpid(), PidfdFlags::empty()).unwrap();
         let mut command = std::process::Command::new("/proc/self/exe");
         command.args(["--ignored", "--exact", "process::confine::tests::confined"]);
-        command.args(["--test-threads", "1"]).env(CHILD, "1").current_dir(&place);
+        command.args(["--test-threads", "1"]).current_dir(&own);
+        command.env(CHILD, parent.as_raw_fd().to_string());
+        inherited_fds::leave_open(&mut command, &[parent.as_fd()]);
         die_with_parent(&mut command);
-        let status = Process::spawn(command).unwrap().wait().unwrap();
-        std::fs::remove_dir_all(&place).unwrap();
+        let status = Process::spawn_in_pid_namespace(command).unwrap().wait().unwrap();
+        fs::remove_dir_all(&place).unwrap();
         assert!(status.success(), "{status}");
     }
 
@@ -186,25 +224,34 @@ mod tests {
     #[ignore = "run by another test, in a process of its own"]
     fn confined() {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-        let (at, parent) = (listener.local_addr().unwrap(), getppid().unwrap());
-        let parent_pid = parent.as_raw_nonzero().get().cast_unsigned();
-        let of = Confinement { user: USER, memory: 64 << 20, descriptors: 100, parent: parent_pid };
-        of.enter().unwrap();
+        let at = listener.local_addr().unwrap();
+        let parent = std::env::var(CHILD).unwrap().parse().unwrap();
+        let of = Confinement { user: Some(USER), memory: 64 << 20, descriptors: 100, parent };
+        let sockets = ["../other.sock", "../../parent.sock"];
+        for other in sockets {
+            UnixStream::connect(other).unwrap();
+        }
+        of.enter(&["..", "../.."].map(Path::new)).unwrap();
+        for other in sockets {
+            let error = UnixStream::connect(other).unwrap_err();
+            assert_eq!(error.kind(), io::ErrorKind::NotFound, "{other}: {error}");
+        }
         let _client = TcpStream::connect(at).unwrap();
         listener.accept().unwrap();
         UdpSocket::bind("127.0.0.1:0").unwrap();
         UnixListener::bind("own.sock").unwrap();
-        std::fs::write("own", "text").unwrap();
-        std::fs::read_to_string("/etc/passwd").unwrap();
+        fs::write("own", "text").unwrap();
+        fs::read_to_string("/etc/passwd").unwrap();
         let denied = |error: io::Error| {
             assert_eq!(error.kind(), io::ErrorKind::PermissionDenied, "{error}");
         };
         denied(TcpListener::bind("127.0.0.1:0").unwrap_err());
-        denied(std::fs::write("/tmp/other", "text").unwrap_err());
-        denied(std::fs::read("/proc/1/status").unwrap_err());
+        denied(fs::write("/tmp/other", "text").unwrap_err());
+        denied(fs::read("/proc/1/status").unwrap_err());
         denied(std::process::Command::new("/bin/true").status().unwrap_err());
-        denied(rustix::process::kill_process(parent, Signal::CONT).unwrap_err().into());
+        assert_eq!(std::process::id(), 1, "the first process of its namespace");
         assert_eq!(rustix::process::geteuid().as_raw(), USER);
+        assert!(rustix::thread::capabilities(None).unwrap().permitted.is_empty());
         assert_eq!(rustix::process::getrlimit(Resource::Data).maximum, Some(64 << 20));
     }
 }

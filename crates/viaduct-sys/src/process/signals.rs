@@ -114,6 +114,34 @@ pub fn ignore_at_start(command: &mut Command, signals: &'static [i32]) {
     unsafe { command.pre_exec(ignore) };
 }
 
+/// Blocks `signals` in the child of `command`: those that it receives wait until it calls
+/// [`unblock`].
+pub fn block_at_start(command: &mut Command, signals: &'static [i32]) {
+    let block = move || mask(libc::SIG_BLOCK, signals);
+    // SAFETY: between fork and exec the closure makes one system call; it neither allocates nor
+    // takes a lock.
+    unsafe { command.pre_exec(block) };
+}
+
+/// Unblocks `signals` in the calling thread, and in threads that it starts later.
+pub fn unblock(signals: &[i32]) -> io::Result<()> {
+    mask(libc::SIG_UNBLOCK, signals)
+}
+
+fn mask(how: i32, signals: &[i32]) -> io::Result<()> {
+    let mut set = MaybeUninit::zeroed();
+    // SAFETY: the set is emptied, which initialises it, before signals are added to it and before
+    // the last call reads it.
+    let error = unsafe {
+        libc::sigemptyset(set.as_mut_ptr());
+        for &signal in signals {
+            libc::sigaddset(set.as_mut_ptr(), signal);
+        }
+        libc::pthread_sigmask(how, set.as_ptr(), ptr::null_mut())
+    };
+    if error == 0 { Ok(()) } else { Err(io::Error::from_raw_os_error(error)) }
+}
+
 /// Sends `signal` to process `pid`. Errors: the process has ended, or belongs to another user.
 pub fn send(pid: u32, signal: i32) -> io::Result<()> {
     // SAFETY: no memory is involved.
@@ -166,5 +194,42 @@ fn blockable() -> libc::sigset_t {
             libc::sigdelset(set.as_mut_ptr(), fault);
         }
         set.assume_init()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+
+    use super::*;
+    use crate::process::Process;
+
+    #[test]
+    fn a_signal_waits_for_a_child_that_was_started_with_it_blocked() {
+        let mut command = Command::new("sleep");
+        command.arg("60");
+        block_at_start(&mut command, &[libc::SIGTERM, libc::SIGHUP]);
+        let child = Process::spawn(command).unwrap();
+        send(child.id(), libc::SIGTERM).unwrap();
+        let status = fs::read_to_string(format!("/proc/{}/status", child.id())).unwrap();
+        let set = |name: &str| {
+            let line = status.lines().find_map(|line| line.strip_prefix(name)).unwrap();
+            u64::from_str_radix(line.trim(), 16).unwrap()
+        };
+        let bit = |signal: i32| 1_u64 << (signal - 1);
+        assert_eq!(set("SigBlk:"), bit(libc::SIGTERM) | bit(libc::SIGHUP));
+        assert_eq!(set("ShdPnd:"), bit(libc::SIGTERM));
+    }
+
+    #[test]
+    fn unblocked_signals_are_no_longer_blocked() {
+        mask(libc::SIG_BLOCK, &[libc::SIGUSR2, libc::SIGHUP]).unwrap();
+        unblock(&[libc::SIGUSR2]).unwrap();
+        let status = fs::read_to_string("/proc/thread-self/status").unwrap();
+        let blocked = status.lines().find_map(|line| line.strip_prefix("SigBlk:")).unwrap();
+        let blocked = u64::from_str_radix(blocked.trim(), 16).unwrap();
+        unblock(&[libc::SIGHUP]).unwrap();
+        let bit = |signal: i32| 1_u64 << (signal - 1);
+        assert_eq!(blocked & (bit(libc::SIGUSR2) | bit(libc::SIGHUP)), bit(libc::SIGHUP));
     }
 }

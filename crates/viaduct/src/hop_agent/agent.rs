@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, bail};
+use rustix::process::geteuid;
 use slab::Slab;
 use tokio::net::{TcpListener, UnixListener};
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
@@ -27,8 +28,8 @@ use crate::signals::{SignalStreams, Signals};
 use crate::status_socket;
 use crate::watchdog::Watchdog;
 
-/// User ID of the first hop's processes; each hop has a user ID of its own. systemd and
-/// distributions leave these IDs unused.
+/// User ID of the first hop's processes; with an agent of root each hop has a user ID of its own.
+/// systemd and distributions leave these IDs unused.
 const FIRST_USER: u32 = 1_879_048_192;
 /// Number of these user IDs. After the last one, those of removed hops are used again.
 const USERS: u32 = 100_000;
@@ -98,10 +99,14 @@ impl Agent {
     /// Opens the listeners of a new hop.
     fn add(&mut self, mut definition: Definition) -> Result<usize> {
         definition.meaning = String::new();
-        let is_used = |user: u32| self.hops.iter().any(|(_, hop)| hop.user == user);
-        let user = free_user(&mut self.next_user, is_used)
-            .with_context(|| format!("hop {}: all {USERS} user IDs are in use", definition.name))?;
+        let user = if geteuid().is_root() { Some(self.take_user(&definition)?) } else { None };
         Ok(self.hops.insert(Hop::open(definition, user)?))
+    }
+
+    fn take_user(&mut self, of: &Definition) -> Result<u32> {
+        let is_used = |user: u32| self.hops.iter().any(|(_, hop)| hop.user == Some(user));
+        free_user(&mut self.next_user, is_used)
+            .with_context(|| format!("hop {}: all {USERS} user IDs are in use", of.name))
     }
 }
 

@@ -16,20 +16,22 @@ use rustix::io::Errno;
 use rustix::process::geteuid;
 use rustix::thread::{Gid, Uid};
 
-/// Opens the directory of the hop `name` below `all`, and gives it to `user`. Both directories are
-/// created if they are missing.
+/// Opens the directory of the hop `name` below `all`, and gives it to `user`, if there is one. Both
+/// directories are created if they are missing.
 ///
 /// # Errors
 /// `all` or the hop's directory is a link, `all` belongs to another user, or a directory cannot be
 /// made.
-pub fn open(all: &Path, name: &str, user: u32) -> io::Result<OwnedFd> {
+pub fn open(all: &Path, name: &str, user: Option<u32>) -> io::Result<OwnedFd> {
     let all = open_or_make(CWD, all)?;
     if fstat(&all)?.st_uid != geteuid().as_raw() {
         let why = "the directory of the hops belongs to another user: delete it";
         return Err(io::Error::new(io::ErrorKind::PermissionDenied, why));
     }
     let own = open_or_make(&all, Path::new(name))?;
-    fchown(&own, Some(Uid::from_raw(user)), Some(Gid::from_raw(user)))?;
+    if let Some(user) = user {
+        fchown(&own, Some(Uid::from_raw(user)), Some(Gid::from_raw(user)))?;
+    }
     Ok(own)
 }
 
@@ -56,15 +58,15 @@ mod tests {
         let (all, other) = (place.join("hops.d"), place.join("other"));
         fs::create_dir_all(&other).unwrap();
         for _ in 0..2 {
-            open(&all, "one", USER).unwrap();
+            open(&all, "one", Some(USER)).unwrap();
         }
         assert_eq!(fs::metadata(all.join("one")).unwrap().uid(), USER);
         symlink(&other, all.join("two")).unwrap();
-        open(&all, "two", USER).unwrap_err();
+        open(&all, "two", Some(USER)).unwrap_err();
         symlink(&other, place.join("link.d")).unwrap();
-        open(&place.join("link.d"), "one", USER).unwrap_err();
+        open(&place.join("link.d"), "one", Some(USER)).unwrap_err();
         chown(&all, Some(USER), None).unwrap();
-        let error = open(&all, "one", USER).unwrap_err();
+        let error = open(&all, "one", Some(USER)).unwrap_err();
         assert!(error.to_string().contains("another user"), "{error}");
         assert_eq!(fs::metadata(&other).unwrap().uid(), geteuid().as_raw());
         fs::remove_dir_all(&place).unwrap();

@@ -16,8 +16,8 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, bail};
 use rustix::fs::{MemfdFlags, memfd_create};
-use rustix::process::{Pid, PidfdFlags, Signal, kill_process, pidfd_open};
-use signal_hook::consts::{SIGHUP, SIGUSR1};
+use rustix::process::{Pid, PidfdFlags, Signal, getpid, kill_process, pidfd_open};
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM, SIGUSR1};
 use viaduct_sys::capture::syn::SynSender;
 use viaduct_sys::process::confine::Confinement;
 use viaduct_sys::process::{Process, die_with_parent, inherited_fds, signals};
@@ -42,8 +42,8 @@ pub struct Hop {
     pub definition: Definition,
     /// Listeners; none after the hop was removed.
     pub listeners: Vec<TcpListener>,
-    /// User ID of its processes.
-    pub user: u32,
+    /// User ID of its processes; `None` if it is that of the agent.
+    pub user: Option<u32>,
     state: State,
     pause: Duration,
     starts: u64,
@@ -89,9 +89,9 @@ pub struct ProcessSettings<'a> {
 }
 
 impl Hop {
-    /// Opens the listeners of a hop, whose processes get the user `user`. Errors: an address cannot
-    /// be used.
-    pub fn open(definition: Definition, user: u32) -> Result<Hop> {
+    /// Opens the listeners of a hop, whose processes get the user `user`, if there is one. Errors:
+    /// an address cannot be used.
+    pub fn open(definition: Definition, user: Option<u32>) -> Result<Hop> {
         let options = TcpOptions { save_syn: true, ..TcpOptions::default() };
         let open = |at| {
             let listener = tcp::listen(at, BACKLOG, options);
@@ -123,8 +123,11 @@ impl Hop {
         if let (Some(syns), Some(syn)) = (&syns, syn) {
             syns.send(syn)?;
         }
-        let command = self.command(settings, &directory, &config, tap.as_ref());
-        let process = Process::spawn(command).context("cannot start its process")?;
+        let agent = pidfd_open(getpid(), PidfdFlags::empty())?;
+        let command =
+            self.command(settings, &directory, [agent.as_fd(), config.as_fd()], tap.as_ref());
+        let process =
+            Process::spawn_in_pid_namespace(command).context("cannot start its process")?;
         let ended = pidfd_open(Pid::from_child(&process), PidfdFlags::empty())?;
         let begun = Instant::now();
         self.state = State::Running(Running { process, syns, config, begun, ended });
@@ -144,14 +147,14 @@ impl Hop {
         &self,
         settings: ProcessSettings<'_>,
         directory: &OwnedFd,
-        config: &File,
+        [agent, config]: [BorrowedFd<'_>; 2],
         tap: Option<&OwnedFd>,
     ) -> Command {
         let confinement = Confinement {
             user: self.user,
             memory: settings.memory as u64,
             descriptors: self.definition.descriptors,
-            parent: std::process::id(),
+            parent: agent.as_raw_fd(),
         };
         let listeners = self.listeners.iter().map(|listener| listener.as_fd());
         let mut open: Vec<BorrowedFd<'_>> = listeners.collect();
@@ -159,19 +162,19 @@ impl Hop {
         let tap_text = tap.iter().map(|tap| format!("tap={}", tap.as_raw_fd()));
         let inherited: Vec<_> = listen.chain(tap_text).collect();
         open.extend(tap.map(|tap| tap.as_fd()));
-        open.push(config.as_fd());
+        open.extend([agent, config]);
         let mut command = Command::new("/proc/self/exe");
         command.args(settings.log_json.then_some("--log-json"));
         command.args(["proxy", "--config", &self.definition.name]);
         command.arg(format!("--told={}", config.as_raw_fd()));
         command.args(["--inherited", &inherited.join(",")]);
-        command.args(["--confined", &confinement.to_string()]);
+        command.arg(format!("--confined={confinement}"));
         // The directory is not named by its path, which another user may have changed.
         command.current_dir(format!("/proc/self/fd/{}", directory.as_raw_fd()));
         command.env_remove("NOTIFY_SOCKET");
         inherited_fds::leave_open(&mut command, &open);
-        // Ignored until the process handles these signals.
-        signals::ignore_at_start(&mut command, &[SIGHUP, SIGUSR1]);
+        // Kept for the process until it handles these signals.
+        signals::block_at_start(&mut command, &[SIGHUP, SIGUSR1, SIGTERM, SIGINT]);
         die_with_parent(&mut command);
         command
     }

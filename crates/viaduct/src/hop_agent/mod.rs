@@ -33,13 +33,20 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use anyhow::{Result, anyhow, bail};
+use anyhow::{Result, anyhow};
+use rustix::process::geteuid;
 use viaduct_proto::flow::Registry;
 
 use self::agent::Agent;
+use crate::capabilities;
 use crate::run_dir::RunDir;
+use crate::stdout::{print, print_line};
 use crate::text;
 use crate::value_parser::{memory, socket_addr, wait};
+
+/// Capabilities by which root gives each hop a user of its own.
+const OF_USERS: [&str; 5] =
+    ["CAP_CHOWN", "CAP_DAC_OVERRIDE", "CAP_KILL", "CAP_SETGID", "CAP_SETUID"];
 
 /// Options of `viaduct hop-agent`.
 #[derive(Clone, Debug, clap::Args)]
@@ -78,13 +85,13 @@ pub fn run(
     let definitions = definition::load(args, &registry)?;
     if args.check {
         for one in &definitions {
-            print!("{}", one.meaning);
+            print(&one.meaning)?;
         }
-        println!("ok, {} hops", definitions.len());
-        return Ok(());
+        return print_line!("ok, {} hops", definitions.len());
     }
-    if !rustix::process::geteuid().is_root() {
-        bail!("hop-agent: it needs root, because each hop's process gets a user of its own");
+    capabilities::check("hop-agent", &["CAP_SYS_ADMIN"])?;
+    if geteuid().is_root() {
+        capabilities::check("hop-agent, as root,", &OF_USERS)?;
     }
     log();
     Agent::open(args.clone(), registry, log_json, definitions)?.run()

@@ -17,6 +17,8 @@ use super::rules::status;
 /// Time limit for a change of a hop's state.
 const CHANGE_TIMEOUT: Duration = Duration::from_secs(10);
 const IDLE: &str = "300ms";
+/// User of an agent without root; no other program has it.
+const AGENT_USER: u32 = 1_900_000_100;
 
 /// Config text that defines hops with these names on the first node, at ports from 7001.
 fn hops(names: &[&str], lines: &str) -> String {
@@ -42,6 +44,13 @@ impl World {
     fn with_links(link: &str, text: &str) -> World {
         let chain = chain(link);
         World { agent: Proxy::hop_agent(&chain.hops()[0], text, &[]).unwrap(), chain }
+    }
+
+    /// Starts an agent with the user and the capabilities of a package's unit.
+    fn without_root(text: &str) -> World {
+        let chain = chain("delay=25ms");
+        let agent = Proxy::unprivileged_hop_agent(&chain.hops()[0], text, AGENT_USER).unwrap();
+        World { agent, chain }
     }
 
     fn exchange(&self, port: u16) -> std::io::Result<()> {
@@ -92,36 +101,61 @@ fn a_hop_has_a_process_while_it_is_used_and_forwards_the_first_syn_early() {
 }
 
 #[test]
-fn the_process_of_a_hop_is_confined() {
+fn the_process_of_a_hop_is_confined_and_has_a_user_of_its_own() {
     let world = World::new(&hops(&["a", "b"], "").replace(IDLE, "1m"));
+    let [a, b] = check_confined(&world);
+    assert_ne!(field(a, "Uid:"), field(b, "Uid:"));
+    assert_ne!(field(a, "Uid:"), "0");
+}
+
+#[test]
+fn the_processes_of_an_agent_without_root_are_confined() {
+    let mut world = World::without_root(&hops(&["a", "b"], "").replace(IDLE, "1m"));
+    for pid in check_confined(&world) {
+        assert_eq!(field(pid, "Uid:"), AGENT_USER.to_string());
+        // The sockets of the agent and of the other hops, by the paths of its parent directories.
+        for directory in ["..", "../.."] {
+            let path = format!("/proc/{pid}/cwd/{directory}");
+            assert_eq!(fs::read_dir(&path).unwrap().count(), 0, "{path}");
+        }
+    }
+    let agent = Pid::from_raw(world.agent.process().id().cast_signed()).unwrap();
+    kill_process(agent, Signal::TERM).unwrap();
+    let ended = world.agent.process().wait_for(CHANGE_TIMEOUT, || false).unwrap();
+    assert!(ended.is_some_and(|status| status.success()), "{ended:?}");
+}
+
+/// Field of a process's status.
+fn field(pid: u64, name: &str) -> String {
+    let text = fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
+    let line = text.lines().find_map(|line| line.strip_prefix(name)).unwrap();
+    line.split_whitespace().last().unwrap().to_owned()
+}
+
+/// Starts the hops a and b, and checks how their processes, which are returned, are confined.
+fn check_confined(world: &World) -> [u64; 2] {
     world.exchange(7001).unwrap();
     world.exchange(7002).unwrap();
-    let [a, b] = ["a", "b"].map(|name| world.pid(name).unwrap());
+    let pids = ["a", "b"].map(|name| world.pid(name).unwrap());
     let read = |pid: u64, what: &str| fs::read_to_string(format!("/proc/{pid}/{what}")).unwrap();
-    let field = |pid: u64, name: &str| {
-        let text = read(pid, "status");
-        let line = text.lines().find_map(|line| line.strip_prefix(name)).unwrap();
-        line.split_whitespace().last().unwrap().to_owned()
-    };
-    for pid in [a, b] {
-        for set in ["CapPrm:", "CapEff:", "CapAmb:"] {
+    for pid in pids {
+        for set in ["CapInh:", "CapPrm:", "CapEff:", "CapAmb:"] {
             assert_eq!(field(pid, set), "0000000000000000", "{set}");
         }
         assert_eq!(field(pid, "NoNewPrivs:"), "1");
         let limits = read(pid, "limits");
         let data = limits.lines().find(|line| line.starts_with("Max data size")).unwrap();
         assert!(data.contains(&(64 << 20).to_string()), "{data}");
-        for namespace in ["mnt", "ipc", "uts"] {
+        for namespace in ["pid", "mnt", "ipc", "uts"] {
             let of = |pid: &str| fs::read_link(format!("/proc/{pid}/ns/{namespace}")).unwrap();
             assert_ne!(of(&pid.to_string()), of("self"), "{namespace}");
         }
     }
-    assert_ne!(field(a, "Uid:"), field(b, "Uid:"), "each hop has a user of its own");
-    assert_ne!(field(a, "Uid:"), "0");
     // Its only files are in its own directory.
     let own = world.agent.directory().join("hops.d/a");
     let names: Vec<_> = fs::read_dir(&own).unwrap().map(|entry| entry.unwrap().path()).collect();
     assert_eq!(names, [own.join("a.sock")]);
+    pids
 }
 
 #[test]
@@ -147,7 +181,12 @@ fn hops_are_added_and_removed_by_a_reload_and_a_killed_process_is_replaced() {
 
 #[test]
 fn the_process_dies_with_the_agent() {
-    let mut world = World::new(&hops(&["a"], "").replace(IDLE, "1m"));
+    check_death(World::new(&hops(&["a"], "").replace(IDLE, "1m")));
+    check_death(World::without_root(&hops(&["a"], "").replace(IDLE, "1m")));
+}
+
+/// Checks that the process of hop a dies when the agent is killed.
+fn check_death(mut world: World) {
     world.exchange(7001).unwrap();
     let process = format!("/proc/{}/fd", world.pid("a").unwrap());
     let agent = Pid::from_raw(world.agent.process().id().cast_signed()).unwrap();
