@@ -97,6 +97,30 @@ fn assert_changed(now: &str) {
 }
 
 #[test]
+fn offloads_that_are_switched_on_later_are_switched_off_and_put_back() {
+    if !is_root() {
+        return;
+    }
+    let (left, _right) = pair();
+    left.sh("ethtool -K va gro off");
+    let path = journal("offload-later");
+    let mut changes = left.run(move || {
+        let mut changes = Changes::open(&path).expect("open");
+        changes.offload_off("va").expect("offload");
+        changes
+    });
+    left.sh("ethtool -K va gro on");
+    let changes = left.run(move || {
+        changes.repeat(changes.mark()).expect("switched off as well");
+        changes
+    });
+    let gro = || left.sh("ethtool -k va").contains("generic-receive-offload: on");
+    assert!(!gro());
+    left.run(move || changes.restore().expect("restore"));
+    assert!(gro(), "as it was before the repetition");
+}
+
+#[test]
 fn everything_is_put_back_by_restore_and_by_drop() {
     if !is_root() {
         return;

@@ -13,6 +13,7 @@ use viaduct_sys::socket::seqpacket;
 
 use crate::handover::{Reply, Report, Request};
 use crate::status::ServiceSelector;
+use crate::stdout::print_line;
 
 /// Maximum length of a reply in bytes.
 const MAX_REPLY: usize = 64 << 10;
@@ -40,18 +41,24 @@ pub fn run(args: &UpgradeArgs) -> Result<()> {
     });
     let request = Request { program: program.transpose()? };
     match ask(&status.with_extension("upgrade"), &request)? {
-        Reply::Upgraded(report) if args.json => println!("{}", serde_json::to_string(&report)?),
-        Reply::Upgraded(Report { old, new, peers, .. }) if peers > 0 => println!(
-            "{}: process {new} continues the sessions with {peers} peers; process {old} has ended",
+        Reply::Upgraded(report) if args.json => {
+            print_line!("{}", serde_json::to_string(&report)?)
+        }
+        Reply::Upgraded(Report { old, new, flows: 0, peers }) if peers > 0 => print_line!(
+            "{}: process {new} continues the sessions with {peers} peers; process {old} ends",
             name.unwrap_or_default()
         ),
-        Reply::Upgraded(Report { old, new, flows, .. }) => println!(
+        Reply::Upgraded(Report { old, new, flows, peers }) if peers > 0 => print_line!(
+            "{}: process {new} continues the sessions with {peers} peers, and {flows} flows; \
+             process {old} ends after its last",
+            name.unwrap_or_default()
+        ),
+        Reply::Upgraded(Report { old, new, flows, .. }) => print_line!(
             "{}: process {new} continues with {flows} flows; process {old} ends after its last",
             name.unwrap_or_default()
         ),
         Reply::Refused(why) => bail!("not upgraded, nothing has changed: {why}"),
     }
-    Ok(())
 }
 
 fn ask(socket: &Path, request: &Request) -> Result<Reply> {

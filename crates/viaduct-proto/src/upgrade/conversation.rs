@@ -112,7 +112,9 @@ enum TakerStage {
     /// Waits for the service.
     #[default]
     Waiting,
-    /// Takes flows.
+    /// Takes peers, until the gateway's proxy of split mode follows.
+    TakingPeers,
+    /// Takes flows or peers.
     Taking,
     /// Has everything.
     Complete,
@@ -121,9 +123,9 @@ enum TakerStage {
 /// Next action of the new process.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum TakerStep {
-    /// Prepare the service, and send `Ready`.
+    /// Prepare the service, or the gateway's proxy of split mode, and send `Ready`.
     Prepare(ServiceRecord),
-    /// Prepare the gateway, and send `Ready`.
+    /// Prepare the gateway, and send `Ready`, after the proxy if there is one.
     PrepareGateway(GatewayRecord),
     /// Keep these flows of a worker; do not touch them yet.
     Keep(u32, Vec<FlowRecord>),
@@ -150,15 +152,20 @@ impl Taker {
     pub fn handle_message(&mut self, message: Message) -> Result<TakerStep, UpgradeError> {
         match (self.stage, message) {
             (_, Message::Refused { reason }) => Err(UpgradeError::Refused(reason)),
-            (TakerStage::Waiting, Message::Service(service)) => {
+            (TakerStage::Waiting | TakerStage::TakingPeers, Message::Service(service)) => {
                 self.stage = TakerStage::Taking;
                 Ok(TakerStep::Prepare(service))
             }
             (TakerStage::Waiting, Message::Gateway(gateway)) => {
-                self.stage = TakerStage::Taking;
+                self.stage = match gateway.has_flows {
+                    true => TakerStage::TakingPeers,
+                    false => TakerStage::Taking,
+                };
                 Ok(TakerStep::PrepareGateway(gateway))
             }
-            (TakerStage::Taking, Message::Peer(peer)) => Ok(TakerStep::KeepPeer(peer)),
+            (TakerStage::TakingPeers | TakerStage::Taking, Message::Peer(peer)) => {
+                Ok(TakerStep::KeepPeer(peer))
+            }
             (TakerStage::Taking, Message::Connections(all)) => Ok(TakerStep::KeepConnections(all)),
             (TakerStage::Taking, Message::Cut(cut)) => Ok(TakerStep::KeepCut(cut)),
             (TakerStage::Taking, Message::Flows { worker, flows }) => {
@@ -243,6 +250,21 @@ mod tests {
         }
         let wider = Message::Hello { version: "9.1".to_owned(), oldest: 0, newest: 9 };
         assert_eq!(Giver::default().handle_message(wider).unwrap(), GiverStep::SendService);
+    }
+
+    #[test]
+    fn a_gateway_sends_its_proxy_after_its_peers_and_only_if_it_has_one() {
+        for has_flows in [true, false] {
+            let gateway = GatewayRecord { has_flows, ..GatewayRecord::default() };
+            let mut taker = Taker::default();
+            taker.handle_message(Message::Gateway(gateway)).unwrap();
+            let ended = taker.handle_message(Message::End);
+            assert_eq!(ended.is_err(), has_flows, "its proxy has still to follow");
+            assert_eq!(taker.handle_message(service()).is_ok(), has_flows);
+            assert!(taker.handle_message(service()).is_err(), "a second one");
+            assert_eq!(taker.handle_message(Message::End).is_ok(), has_flows);
+            assert!(taker.is_complete());
+        }
     }
 
     #[derive(Clone, Debug)]

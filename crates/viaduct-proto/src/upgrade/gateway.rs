@@ -3,9 +3,13 @@
 //! ```text
 //!   old process                                     new process
 //!     Gateway: sockets, TUN; Peer of each ─────────▶ receives all, sends nothing
+//!     Service, in split mode ──────────────────────▶ prepares the proxy
 //!     ... (the new process learns what arrives) ...
+//!     Flows, in split mode
 //!     stops; Peer of each, Connections, Cut ───────▶ sends from the next number on
 //! ```
+//!
+//! With several packet threads, the last line is repeated for each.
 //!
 //! A session is handed over with its keys: only one of the two processes sends, so no counter is
 //! used twice, and the peer notices nothing. Times are in nanoseconds of the host's monotonic
@@ -30,7 +34,8 @@ const MAX_TERMS: usize = 1 << 10;
 pub const MAX_COUNTS: usize = 24;
 
 /// Gateway as a whole. Its descriptors: the config, the UDP socket and, where present, the TUN
-/// device, the metrics listener, the packet cache's socket and the listeners of fake TCP.
+/// device, the metrics listener, the packet cache's socket, the UDP socket of the second WAN, the
+/// locks and the listeners of fake TCP.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct GatewayRecord {
     /// Version of the old program.
@@ -57,6 +62,16 @@ pub struct GatewayRecord {
     pub lacks_routes: bool,
     /// Number of [`PeerRecord`]s that follow: one for each lane of each peer.
     pub peers: u32,
+    /// True if there are two WANs.
+    #[serde(default)]
+    pub has_second: bool,
+    /// Names of the instances of rules whose locks are passed.
+    #[serde(default)]
+    pub locks: Vec<String>,
+    /// True if the gateway has a proxy of split mode, whose
+    /// [`ServiceRecord`](super::ServiceRecord) follows after the peers.
+    #[serde(default)]
+    pub has_flows: bool,
 }
 
 /// Peer of a gateway, or one of its lanes.
@@ -224,14 +239,15 @@ pub struct StopRecord {
 impl GatewayRecord {
     /// Number of the record's descriptors.
     pub(super) fn descriptors(&self) -> usize {
-        let sockets = [self.has_tun, self.has_metrics, self.has_cache];
+        let sockets = [self.has_tun, self.has_metrics, self.has_cache, self.has_second];
         let sockets = sockets.into_iter().filter(|has| *has).count();
-        2 + sockets + usize::from(self.fake_tcp)
+        2 + sockets + self.locks.len() + usize::from(self.fake_tcp)
     }
 
     pub(super) fn check(&self) -> Result<(), RecordError> {
         range("version", is_short(&self.version))?;
         range("key", is_short(&self.key))?;
+        range("locks", self.locks.iter().all(|lock| is_short(lock)))?;
         range("peers", self.peers as usize <= MAX_PEERS * MAX_LANES)
     }
 }
@@ -314,10 +330,12 @@ mod tests {
 
     #[test]
     fn a_gateway_names_its_descriptors() {
-        let gateway = GatewayRecord { has_tun: true, fake_tcp: 9, ..GatewayRecord::default() };
+        let locks = vec!["split".to_owned()];
+        let gateway =
+            GatewayRecord { has_tun: true, fake_tcp: 9, locks, ..GatewayRecord::default() };
         let message = Message::Gateway(gateway);
-        assert_eq!(message.descriptors(), 12, "the config, UDP, TUN and nine listeners");
-        assert!(Message::parse(&message.emit().unwrap(), 11).is_err());
+        assert_eq!(message.descriptors(), 13, "the config, UDP, TUN, a lock and nine listeners");
+        assert!(Message::parse(&message.emit().unwrap(), 12).is_err());
     }
 
     #[test]

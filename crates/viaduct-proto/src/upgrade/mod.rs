@@ -19,10 +19,11 @@
 //! old process is killed before `End`, the new one ends too, and the loss is the same as without an
 //! upgrade. After `End` the new one has everything and serves.
 //!
-//! A gateway sends `Gateway` in place of `Service`, and its peers' sessions in place of `Flows`.
-//! The module `gateway` shows the order.
+//! A gateway sends `Gateway` in place of `Service`, and its peers' sessions in place of `Flows`. In
+//! split mode it sends `Service` and `Flows`, too. The module `gateway` shows the order.
 //!
-//! A message is a JSON record; the descriptors that it names are sent with it. `Hello` lists the
+//! A message is a JSON record; the descriptors that it names are sent with it, and those for which
+//! it has no room before it, with messages [`MORE`]. `Hello` lists the
 //! record formats that the new program reads. If the old program's [`FORMAT`] is not among them,
 //! the upgrade is refused before anything is changed.
 
@@ -45,6 +46,10 @@ pub const FORMAT: u32 = 1;
 pub const MAX_MESSAGE: usize = 96 << 10;
 /// Maximum number of descriptors in a message (`SCM_MAX_FD`).
 pub const MAX_DESCRIPTORS: usize = 253;
+/// Maximum number of descriptors of a proxy as a whole.
+pub const MAX_SERVICE_DESCRIPTORS: usize = 1 << 14;
+/// Message that only carries descriptors of the next one.
+pub const MORE: &[u8] = b"+";
 /// Maximum number of bytes in a record that wait to be sent to one end of a flow. A flow with more
 /// stays in the old process.
 pub const MAX_PREFACE: usize = 2 << 10;

@@ -4,7 +4,7 @@ use serde::{Deserialize, Serialize};
 
 use super::flow::FlowRecord;
 use super::gateway::{ConnectionRecord, GatewayRecord, MAX_CONNECTIONS, PeerRecord, StopRecord};
-use super::{FORMAT, MAX_DESCRIPTORS, MAX_MESSAGE};
+use super::{FORMAT, MAX_DESCRIPTORS, MAX_MESSAGE, MAX_SERVICE_DESCRIPTORS};
 
 /// Maximum number of workers.
 const MAX_WORKERS: usize = 1024;
@@ -172,7 +172,11 @@ impl Message {
             Message::Connections(all) => range("connections", all.len() <= MAX_CONNECTIONS)?,
             Message::Cut(_) | Message::Ready | Message::End | Message::Taken => {}
         }
-        range("descriptors", self.descriptors() <= MAX_DESCRIPTORS)
+        let most = match self {
+            Message::Service(_) => MAX_SERVICE_DESCRIPTORS,
+            _ => MAX_DESCRIPTORS,
+        };
+        range("descriptors", self.descriptors() <= most)
     }
 }
 
@@ -219,12 +223,13 @@ mod tests {
             let workers = vec![ListenRecord { listeners, syns }];
             Message::Service(ServiceRecord { workers, ..ServiceRecord::default() })
         };
-        let most = u16::try_from(MAX_DESCRIPTORS).unwrap() - 1;
+        let most = u16::try_from(MAX_SERVICE_DESCRIPTORS).unwrap() - 1;
         let bytes = service(most).emit().unwrap();
-        assert!(Message::parse(&bytes, MAX_DESCRIPTORS).is_ok());
+        assert!(Message::parse(&bytes, MAX_SERVICE_DESCRIPTORS).is_ok());
         assert!(service(most + 1).emit().is_err());
         let many = serde_json::to_vec(&service(most + 1)).unwrap();
-        assert!(matches!(Message::parse(&many, 254), Err(RecordError::Range("descriptors"))));
+        let parsed = Message::parse(&many, MAX_SERVICE_DESCRIPTORS + 1);
+        assert!(matches!(parsed, Err(RecordError::Range("descriptors"))));
         let none = Message::Service(ServiceRecord::default());
         assert!(matches!(none.emit(), Err(RecordError::Range("workers"))));
         let reason = "x".repeat(MAX_TEXT + 1);

@@ -53,9 +53,11 @@ impl Changes {
         self.is_left = false;
     }
 
-    /// Leaves the changes to the process that has taken them over: dropping changes nothing.
+    /// Leaves the changes, and the locks, to the process that has taken them over: dropping changes
+    /// nothing.
     pub fn leave(&mut self) {
         self.is_left = true;
+        self.locks.clear();
     }
 
     /// Records this process as the owner again, after another one has failed to take over.

@@ -247,9 +247,19 @@ impl Changes {
         self.journal.changes.len()
     }
 
-    /// Makes the changes before `mark` again, in case another program has undone them. Errors: as
-    /// the methods that have made the changes.
-    pub fn repeat(&self, mark: usize) -> Result<(), JournalError> {
+    /// Makes the changes before `mark` again, in case another program has undone them. Offloads
+    /// that have been switched on since then are switched off, too. Errors: as the methods that
+    /// have made the changes.
+    pub fn repeat(&mut self, mark: usize) -> Result<(), JournalError> {
+        let mut has_more = false;
+        for change in self.journal.changes.iter_mut().take(mark) {
+            if let Change::Offload(state) = change {
+                has_more |= state.add_new()?;
+            }
+        }
+        if has_more {
+            self.save()?;
+        }
         self.journal.changes.iter().take(mark).try_for_each(Change::apply)
     }
 

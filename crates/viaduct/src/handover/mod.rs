@@ -32,7 +32,9 @@ use std::time::Duration;
 
 use anyhow::{Context as _, Result, bail};
 use rustix::fs::{MemfdFlags, memfd_create};
-use viaduct_proto::upgrade::{MAX_MESSAGE, Message};
+use viaduct_proto::upgrade::{
+    MAX_DESCRIPTORS, MAX_MESSAGE, MAX_SERVICE_DESCRIPTORS, MORE, Message,
+};
 use viaduct_sys::socket::seqpacket;
 
 pub use requests::{Reply, Report, Request, bind, serve};
@@ -65,35 +67,52 @@ impl Channel {
         self.0.clone()
     }
 
-    /// Sends a message with its descriptors.
+    /// Sends a message with its descriptors. If these are more than one message carries, nothing
+    /// else may be sent meanwhile.
     ///
     /// # Errors
     /// The message exceeds a bound, or the other process has ended.
-    pub fn send(&self, message: &Message, fds: &[BorrowedFd<'_>]) -> Result<()> {
-        let sent = seqpacket::send_many(&self.0, &message.emit()?, fds);
-        sent.context("cannot send to the other process")
+    pub fn send(&self, message: &Message, mut fds: &[BorrowedFd<'_>]) -> Result<()> {
+        let bytes = message.emit()?;
+        let send = |bytes: &[u8], fds: &[BorrowedFd<'_>]| {
+            seqpacket::send_many(&self.0, bytes, fds).context("cannot send to the other process")
+        };
+        while fds.len() > MAX_DESCRIPTORS {
+            let (first, rest) = fds.split_at(MAX_DESCRIPTORS);
+            send(MORE, first)?;
+            fds = rest;
+        }
+        send(&bytes, fds)
     }
 
     /// Receives the next message; `None` if the other process has ended.
     fn receive(&self) -> Result<Option<(Message, Vec<OwnedFd>)>> {
-        let mut bytes = vec![0; MAX_MESSAGE];
-        let received = match seqpacket::receive_many(&self.0, &mut bytes) {
-            Err(error) if error.kind() == ErrorKind::TimedOut => {
-                bail!("the other process does not answer")
+        let (mut bytes, mut fds) = (vec![0; MAX_MESSAGE], Vec::new());
+        let length = loop {
+            let received = match seqpacket::receive_many(&self.0, &mut bytes) {
+                Err(error) if error.kind() == ErrorKind::TimedOut => {
+                    bail!("the other process does not answer")
+                }
+                Err(error) if error.kind() == ErrorKind::ConnectionReset => return Ok(None),
+                received => received.context("cannot receive from the other process")?,
+            };
+            if received.lost_fds {
+                bail!(
+                    "the limit of open descriptors is too low: raise it (ulimit -n, LimitNOFILE=)"
+                );
             }
-            Err(error) if error.kind() == ErrorKind::ConnectionReset => return Ok(None),
-            received => received.context("cannot receive from the other process")?,
+            if received.length == 0 {
+                return Ok(None);
+            }
+            let is_more = bytes[..received.length] == *MORE && !received.fds.is_empty();
+            fds.extend(received.fds);
+            if !is_more || fds.len() > MAX_SERVICE_DESCRIPTORS {
+                break if received.is_truncated { MAX_MESSAGE + 1 } else { received.length };
+            }
         };
-        if received.lost_fds {
-            bail!("the limit of open descriptors is too low: raise it (ulimit -n, LimitNOFILE=)");
-        }
-        if received.length == 0 {
-            return Ok(None);
-        }
-        let length = if received.is_truncated { MAX_MESSAGE + 1 } else { received.length };
         bytes.resize(length, 0);
-        let message = Message::parse(&bytes, received.fds.len())?;
-        Ok(Some((message, received.fds)))
+        let message = Message::parse(&bytes, fds.len())?;
+        Ok(Some((message, fds)))
     }
 }
 
@@ -171,4 +190,30 @@ pub fn config_text(fd: OwnedFd) -> Result<String> {
     let mut text = vec![0; usize::try_from(length)?];
     file.read_exact_at(&mut text, 0)?;
     Ok(String::from_utf8(text)?)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::fd::AsFd as _;
+
+    use viaduct_proto::upgrade::{ListenRecord, ServiceRecord};
+
+    use super::*;
+
+    #[test]
+    fn a_service_has_more_descriptors_than_one_message_carries() {
+        let (ours, theirs) = seqpacket::pair().unwrap();
+        let [ours, theirs] = [ours, theirs].map(|of| Channel::new(of, START_TIMEOUT).unwrap());
+        for listeners in [MAX_DESCRIPTORS, MAX_DESCRIPTORS + 1, 2 * MAX_DESCRIPTORS + 9] {
+            let fds = vec![ours.0.as_fd(); listeners];
+            let of = ListenRecord { listeners: fds.len() as u16, ..ListenRecord::default() };
+            let service = ServiceRecord { workers: vec![of], ..ServiceRecord::default() };
+            let service = Message::Service(service);
+            ours.send(&service, &fds).unwrap();
+            let (received, fds) = theirs.receive().unwrap().unwrap();
+            assert_eq!((received, fds.len()), (service, listeners));
+        }
+        ours.send(&Message::Ready, &[]).unwrap();
+        assert_eq!(theirs.receive().unwrap().unwrap().0, Message::Ready);
+    }
 }

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, Result, anyhow, bail};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
-use rustix::process::getppid;
+use rustix::process::{Pid, getppid};
 use tracing::warn;
 use viaduct_proto::upgrade::{Message, Taker, TakerStep};
 use viaduct_sys::socket::seqpacket;
@@ -21,6 +21,8 @@ const GIVE_UP_TIME: Duration = Duration::from_millis(500);
 pub struct Takeover {
     channel: Channel,
     taker: Taker,
+    /// Parent at the beginning: the old process.
+    old: Option<Pid>,
 }
 
 impl Takeover {
@@ -32,7 +34,7 @@ impl Takeover {
     pub fn begin(socket: OwnedFd) -> Result<Takeover> {
         let channel = Channel::new(socket, START_TIMEOUT)?;
         channel.send(&Taker::hello(env!("CARGO_PKG_VERSION")), &[])?;
-        Ok(Takeover { channel, taker: Taker::default() })
+        Ok(Takeover { channel, taker: Taker::default(), old: getppid() })
     }
 
     /// Waits for the old process's next message.
@@ -92,9 +94,11 @@ impl Takeover {
     /// Tells the old process that this one serves from now on.
     pub fn confirm(self) {
         if let Err(error) = self.channel.send(&Message::Taken, &[]) {
-            // Either the old process was killed, or it has given up and now kills this one.
             warn!("the old process has ended: {error:#}");
-            std::thread::sleep(GIVE_UP_TIME);
+            // Unless it was killed, it has given up, and now kills this one.
+            if getppid() == self.old {
+                std::thread::sleep(GIVE_UP_TIME);
+            }
         }
     }
 }

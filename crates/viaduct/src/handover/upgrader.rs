@@ -4,7 +4,7 @@ use std::env;
 use std::os::fd::{AsFd as _, AsRawFd as _, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, anyhow, bail};
@@ -83,6 +83,8 @@ pub struct Upgrader {
     outcomes: UnboundedSender<Outcome>,
     /// Locked during an attempt; true once another process serves.
     is_released: Mutex<bool>,
+    /// Connection to the new process, while it may still fail to take over.
+    attempt: Mutex<Option<OwnedFd>>,
 }
 
 impl Upgrader {
@@ -94,12 +96,22 @@ impl Upgrader {
         service: Box<dyn Handover>,
         outcomes: UnboundedSender<Outcome>,
     ) -> Upgrader {
-        Upgrader { program, socket, service, outcomes, is_released: Mutex::new(false) }
+        let (is_released, attempt) = (Mutex::new(false), Mutex::new(None));
+        Upgrader { program, socket, service, outcomes, is_released, attempt }
     }
 
     /// Returns whether the program's file was replaced since this process was started.
     pub fn is_due(&self) -> bool {
         self.program.is_replaced()
+    }
+
+    /// Ends an attempt, because this process ends; returns whether another process serves.
+    pub fn settle(&self) -> bool {
+        if let Some(socket) = &*lock(&self.attempt) {
+            // If the new process has taken over just before, its message is still received.
+            let _ = shutdown(socket, Shutdown::Both);
+        }
+        *lock(&self.is_released)
     }
 
     /// Upgrades to the program's file in a thread. A failure is logged, and reported.
@@ -130,11 +142,14 @@ impl Upgrader {
             bail!("another process has taken over already: try again");
         }
         let (ours, theirs) = seqpacket::pair().context("cannot connect to a new process")?;
+        *lock(&self.attempt) = Some(ours.try_clone()?);
         let channel = Channel::new(ours, START_TIMEOUT)?;
         let mut process = self.start(program, &theirs)?;
         drop(theirs);
         let (begun, socket) = (Instant::now(), SocketFile::of(&self.socket));
-        let handed = match self.hand_over(&channel, &mut process) {
+        let handed = self.hand_over(&channel, &mut process);
+        *lock(&self.attempt) = None;
+        let handed = match handed {
             Ok(handed) => handed,
             Err(error) => {
                 // This kills the new process. Otherwise it might still use the sockets.
@@ -217,6 +232,10 @@ impl Upgrader {
         }
         Ok(())
     }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// Error about a new process that has ended too soon.

@@ -49,16 +49,37 @@ impl Etcd {
         self.process = None;
     }
 
+    /// Body of a request about all keys that begin with `prefix`.
+    fn range(prefix: &str) -> String {
+        let mut end = prefix.as_bytes().to_vec();
+        *end.last_mut().unwrap() += 1;
+        format!("{{\"key\":\"{}\",\"range_end\":\"{}\"}}", encode(prefix.as_bytes()), encode(&end))
+    }
+
+    /// Deletes all keys that begin with `prefix`.
+    pub(crate) fn delete_all(&self, prefix: &str) {
+        assert!(self.post("deleterange", &Etcd::range(prefix)));
+    }
+
+    /// Number of keys that begin with `prefix`.
+    pub(crate) fn count(&self, prefix: &str) -> usize {
+        let url = format!("http://127.0.0.1:{}/v3/kv/range", self.port);
+        let mut curl = Command::new("curl");
+        let out = curl.args(["-sf", "--noproxy", "*", "-d", &Etcd::range(prefix), &url]).output();
+        String::from_utf8(out.unwrap().stdout).unwrap().matches("\"key\"").count()
+    }
+
     /// Stores a value.
     pub(crate) fn put(&self, key: &str, value: &[u8]) {
-        let encode = |bytes: &[u8]| {
-            let mut base64 = Command::new("base64");
-            let mut child =
-                base64.arg("-w0").stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
-            std::io::Write::write_all(&mut child.stdin.take().unwrap(), bytes).unwrap();
-            String::from_utf8(child.wait_with_output().unwrap().stdout).unwrap()
-        };
         let (key, value) = (encode(key.as_bytes()), encode(value));
         assert!(self.post("put", &format!("{{\"key\":\"{key}\",\"value\":\"{value}\"}}")));
     }
+}
+
+/// Bytes in base64.
+fn encode(bytes: &[u8]) -> String {
+    let mut base64 = Command::new("base64");
+    let mut child = base64.arg("-w0").stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
+    std::io::Write::write_all(&mut child.stdin.take().unwrap(), bytes).unwrap();
+    String::from_utf8(child.wait_with_output().unwrap().stdout).unwrap()
 }

@@ -32,3 +32,51 @@ pub(crate) fn program(run_dir: &Path, name: &str, steps: &str) -> PathBuf {
     copy_program(&written, &path).unwrap();
     path
 }
+
+/// Program for an upgrade: `viaduct`, with a relay of the messages between the two processes, which
+/// acts when a certain message arrives (`relay.py`).
+pub(crate) struct Relay {
+    /// Path of the program.
+    pub(crate) path: PathBuf,
+}
+
+impl Relay {
+    /// Writes the program. Before the relay passes on a message that begins with `message`, it
+    /// evaluates the Python expression `action`.
+    pub(crate) fn new(run_dir: &Path, name: &str, message: &str, action: &str) -> Relay {
+        let steps = format!(
+            "viaduct, awaited = '{}', b'{message}'\naction = lambda: ({action})\n{}",
+            env!("CARGO_BIN_EXE_viaduct"),
+            include_str!("relay.py")
+        );
+        Relay { path: program(run_dir, name, &steps) }
+    }
+
+    /// ID of the new process, which must have been started.
+    pub(crate) fn pid(&self) -> u32 {
+        fs::read_to_string(self.file("pid")).unwrap().parse().unwrap()
+    }
+
+    /// Returns whether the new process, which was started, has ended with all of its threads,
+    /// reaped or not.
+    pub(crate) fn has_ended(&self) -> bool {
+        let process = format!("/proc/{}", self.pid());
+        let threads = fs::read_dir(format!("{process}/task")).map_or(0, Iterator::count);
+        let stat = fs::read_to_string(format!("{process}/stat"));
+        threads <= 1 && stat.map_or(true, |stat| stat.contains(") Z ") || stat.contains(") X "))
+    }
+
+    /// Returns whether the relay is in the action `hold()`.
+    pub(crate) fn holds(&self) -> bool {
+        self.file("held").exists()
+    }
+
+    /// Ends the action `hold()`.
+    pub(crate) fn release(&self) {
+        fs::remove_file(self.file("held")).unwrap();
+    }
+
+    fn file(&self, kind: &str) -> PathBuf {
+        self.path.with_extension(kind)
+    }
+}

@@ -8,10 +8,10 @@ use rustix::process::Signal;
 use viaduct_lab::emulator::{Direction, Emulator};
 use viaduct_lab::gateways::GatewaySpec;
 use viaduct_lab::topology::programs::{Carrier, Message, TimedMessages};
+use viaduct_lab::upgrade::upgrade;
 use viaduct_lab::world::World;
 use viaduct_proto::repair::status::PathStatus;
 
-use super::common::upgrade::failure;
 use super::{eventually, system, world};
 
 /// Link of each path, with a round trip of 40 ms.
@@ -137,9 +137,62 @@ fn classes_take_their_wan_and_duplicates_the_other() {
         .unwrap();
     gateways.a.signal(Signal::HUP).unwrap();
     eventually(&gateways.a, "a refusal", || gateways.a.log().contains("is no WAN"));
-    let (pid, run_dir) = (gateways.a.pid(), gateways.directory().to_owned());
-    let refused = failure(&run_dir, &["--name", "site-a"]);
-    assert!(refused.contains("two WANs") && gateways.a.pid() == pid, "{refused}");
+}
+
+#[test]
+fn both_paths_go_on_in_another_process() {
+    let (world, second) = two_wans(GatewaySpec::default());
+    let node = world.dumbbell.gateway_a();
+    let rules = || node.run("nft", &["list", "ruleset"]).unwrap();
+    let (gateways, before) = (world.running().unwrap(), rules());
+    let handshakes = || gateways.b.status().unwrap().peer().session.handshakes;
+    let sessions = handshakes();
+    let new = upgrade(gateways.directory(), &["--name", "site-a"]).unwrap();
+    eventually(&gateways.a, "both paths", || paths(&world).iter().all(|path| path.up));
+    assert_eq!((gateways.a.status().unwrap().pid, handshakes()), (new.id(), sessions));
+    eventually(&gateways.a, "the rules as before", || rules() == before);
+    let first = world.emulator().unwrap();
+    let sent = messages_and(&world, 3, || set(first, &format!("{LINK},loss=100%")));
+    let lost = sent.iter().filter(|message| message.latency.is_none()).count();
+    assert!(lost <= 2, "{lost} of {}", sent.len());
+    eventually(&gateways.a, "the end of a path", || !paths(&world)[0].up);
+    assert_ne!(rules(), before);
+    new.end().unwrap();
+    drop(second);
+}
+
+#[test]
+fn a_path_that_is_down_stays_left_in_another_process_until_it_is_up() {
+    let (world, second) = two_wans(GatewaySpec::default());
+    let node = world.dumbbell.gateway_a();
+    let rules = || node.run("nft", &["list", "ruleset"]).unwrap();
+    let up = || paths(&world).iter().map(|path| path.up).collect::<Vec<_>>();
+    let (gateways, before) = (world.running().unwrap(), rules());
+    let (first, mut upgraded) = (world.emulator().unwrap(), None);
+    let sent = messages_and(&world, 5, || {
+        set(first, &format!("{LINK},loss=100%"));
+        let is_left = || up() == [false, true] && rules() != before;
+        eventually(&gateways.a, "the end of a path", is_left);
+        let left = rules();
+        let new = upgrade(gateways.directory(), &["--name", "site-a"]).unwrap();
+        upgraded = Some((new, left));
+    });
+    let (new, left) = upgraded.unwrap();
+    assert_eq!((gateways.a.status().unwrap().pid, rules()), (new.id(), left.clone()));
+    let lost = sent.iter().filter(|message| message.latency.is_none()).count();
+    assert!(lost <= 2, "{lost} of {}", sent.len());
+    let counted = paths(&world)[1].sent;
+    messages(&world, 1);
+    let taken = || paths(&world)[1].sent >= counted + 90;
+    eventually(&gateways.a, "packets on the second path", taken);
+    assert_eq!((up(), rules()), (vec![false, true], left));
+    assert!(paths(&world)[0].sent < 10, "{:?}", paths(&world));
+    set(first, LINK);
+    let is_back = || up() == [true, true] && rules() == before;
+    eventually(&gateways.a, "the first path", is_back);
+    assert_eq!(gateways.b.status().unwrap().peer().session.forged, 0);
+    new.end().unwrap();
+    drop(second);
 }
 
 #[test]

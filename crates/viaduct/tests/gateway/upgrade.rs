@@ -1,14 +1,15 @@
 //! Upgrades of a running gateway: packets stay protected, and a new process that fails leaves
 //! everything as it was.
 
+mod flows;
+
 use std::collections::HashMap;
-use std::fs;
 use std::net::{IpAddr, UdpSocket};
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::thread;
 use std::time::{Duration, Instant};
+use std::{fs, io, thread};
 
 use rustix::process::{Pid, Signal, kill_process};
 use viaduct_lab::binary::copy_program;
@@ -197,7 +198,7 @@ fn a_new_process_that_fails_leaves_the_old_one_at_work() {
 /// Child of a process, if there is one.
 fn child_of(pid: i32) -> Option<u32> {
     let tasks = fs::read_dir(format!("/proc/{pid}/task")).unwrap();
-    let children = |task: std::io::Result<fs::DirEntry>| {
+    let children = |task: io::Result<fs::DirEntry>| {
         fs::read_to_string(task.ok()?.path().join("children")).ok()
     };
     let all: String = tasks.filter_map(children).collect();
@@ -256,9 +257,11 @@ fn sighup_upgrades_if_the_program_was_replaced_and_reloads_the_config_otherwise(
 }
 
 #[test]
-fn a_gateway_in_split_mode_says_that_it_cannot_be_upgraded() {
+fn a_gateway_with_tunnels_over_tls_says_that_it_cannot_be_upgraded() {
     let mut world: World = world((1500, 1500), "rate=100M,delay=1ms");
-    let gateways = world.protect(&GatewaySpec::default().split()).unwrap();
+    let site = "tls_listen = \"0.0.0.0:443\"\n".to_owned();
+    let spec = GatewaySpec { site, ..GatewaySpec::default() }.split();
+    let gateways = world.protect(&spec).unwrap();
     let error = failure(gateways.directory(), &["--name", "site-a"]);
-    assert!(error.contains("split mode") && error.contains("restart"), "{error}");
+    assert!(error.contains("tunnels") && error.contains("restart"), "{error}");
 }

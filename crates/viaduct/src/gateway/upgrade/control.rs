@@ -9,12 +9,16 @@ use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
 use tracing::{error, warn};
 
 use super::{ControlRequest, ControlState, GatewayHandover};
+use crate::engine::upgrade::ProxyHandover;
 use crate::gateway::ConfigSource;
-use crate::gateway::commands::ToWorker;
+use crate::gateway::control::{Control, DRAIN_POLL};
 use crate::gateway::listeners::Listeners;
 use crate::gateway::site::Site;
 use crate::gateway::system::System;
-use crate::handover::{Outcome, ProgramFile, Upgrader, next_outcome};
+use crate::gateway::workers::ToWorkers;
+use crate::handover::{ConfigText, Outcome, ProgramFile, Upgrader, next_outcome};
+use crate::settings::thread::ProxyThread;
+use crate::signals::{SignalStreams, either};
 
 /// Event of an upgrade, for the control side.
 #[derive(Debug)]
@@ -41,19 +45,24 @@ pub struct UpgradeState {
 }
 
 impl UpgradeState {
-    /// Creates the state of a gateway whose packet thread is `worker`.
+    /// Creates the state of a gateway whose packet threads are `workers`, and whose proxy of split
+    /// mode is `flows`.
     pub fn new(
         site: &Site,
         source: &ConfigSource,
-        worker: ToWorker,
+        (workers, flows): (ToWorkers, Option<&ProxyThread>),
         inherited: Option<[Option<OwnedFd>; 2]>,
     ) -> Result<UpgradeState> {
         let ((control, requests), (outcome, outcomes)) = (unbounded_channel(), unbounded_channel());
         let is_left = Arc::<AtomicBool>::default();
+        // The gateway's config has that of the proxy, too.
+        let none = ConfigText::default;
+        let flows = flows.map(|flows| ProxyHandover::new(none(), &flows.engine.handle, None));
         let service = GatewayHandover {
             key: site.config.secret.public(),
             config: source.text.clone(),
-            worker,
+            workers,
+            flows,
             control,
             is_left: is_left.clone(),
         };
@@ -155,6 +164,57 @@ impl UpgradeState {
     }
 }
 
+impl Control {
+    /// Handles an event of an upgrade. `draining` is true while the gateway stops.
+    pub(in crate::gateway) async fn handle_upgrade(
+        &mut self,
+        event: UpgradeEvent,
+        draining: bool,
+        system: &mut System,
+    ) {
+        match event {
+            UpgradeEvent::Request(request) => {
+                let refusal = self.upgrade_refusal(draining);
+                let parts = (&self.listeners, self.site.is_serving);
+                self.upgrade.handle(request, system, parts, refusal);
+            }
+            UpgradeEvent::Outcome(Outcome::Failed) => self.reload_and_log(system).await,
+            UpgradeEvent::Outcome(Outcome::Released) => self.upgrade.release(),
+        }
+    }
+
+    /// Reason why this gateway cannot be handed over.
+    fn upgrade_refusal(&self, draining: bool) -> Option<&'static str> {
+        if draining {
+            return Some("the gateway is stopping");
+        }
+        let (_, dead) = self.workers.counts();
+        let lacks = "a gateway without one of its packet threads cannot be handed over: restart it";
+        (dead > 0).then_some(lacks)
+    }
+
+    /// Waits, after another process has taken over, until the flows of split mode that have stayed
+    /// here have ended. A signal to end cuts them.
+    pub(in crate::gateway) async fn finish_flows(
+        &mut self,
+        system: &mut System,
+        signals: &mut SignalStreams,
+    ) {
+        system.leave();
+        self.workers.leave();
+        self.listeners = Listeners::new(self.workers.to_all());
+        while self.flows.as_ref().is_some_and(|flows| !flows.engine.is_over()) {
+            tokio::select! {
+                () = either(&mut signals.terminate, &mut signals.interrupt) => break,
+                _ = signals.hangup.recv() => self.reopen_log(),
+                _ = signals.user1.recv() => self.reopen_log(),
+                () = tokio::time::sleep(DRAIN_POLL) => {}
+            }
+        }
+    }
+}
+
 fn export(system: &System, listeners: &Listeners, is_serving: bool) -> Result<ControlState> {
-    Ok(ControlState { listeners: listeners.export()?, marks: system.marks(), is_serving })
+    let (listeners, marks, locks) = (listeners.export()?, system.marks(), system.locks()?);
+    Ok(ControlState { listeners, marks, is_serving, locks })
 }

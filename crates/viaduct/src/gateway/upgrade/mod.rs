@@ -3,6 +3,7 @@
 //! ```text
 //!   handover::Upgrader ──▶ GatewayHandover ── Export, Pause ──▶ packet thread
 //!                              │ ControlRequest ──▶ control side
+//!                              │ engine::upgrade ──▶ proxy of split mode
 //!                              ┊ messages
 //!   handover::Takeover ──▶ takeover: new packet thread, which receives what the old one receives,
 //!                          and sends nothing until it takes the sessions over
@@ -13,11 +14,16 @@
 //! milliseconds without repairs. The new encoder starts empty, at the next packet number. The old
 //! thread's last repairs cover all packets that it has read and the peer may still miss. The new
 //! thread encodes all packets that left after the last one that the old thread has read.
+//!
+//! In split mode the flows are handed over just before the sessions, as those of a proxy. The old
+//! process ends after the last flow that stays with it.
 
 mod control;
 mod takeover;
 mod worker;
 
+use std::collections::HashSet;
+use std::io;
 use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -29,9 +35,11 @@ use viaduct_proto::keys::PublicKey;
 use viaduct_proto::upgrade::{GatewayRecord, MAX_CONNECTIONS, Message, PeerRecord};
 
 use super::commands::{Command, ToWorker};
+use super::workers::ToWorkers;
+use crate::engine::upgrade::ProxyHandover;
 use crate::handover::{Channel, ConfigText, HandedOver, Handover, TRANSFER_TIMEOUT};
 
-pub use control::{UpgradeEvent, UpgradeState};
+pub use control::UpgradeState;
 pub use takeover::run;
 pub use worker::{HeldPackets, Role, Sockets, UpgradeCommand, WorkerState};
 
@@ -53,6 +61,8 @@ pub struct ControlState {
     pub marks: (bool, usize),
     /// Value of [`super::site::Site::is_serving`].
     pub is_serving: bool,
+    /// Locks of the instances of rules.
+    pub locks: Vec<(String, OwnedFd)>,
 }
 
 /// Hands a gateway to a new process.
@@ -61,8 +71,10 @@ pub struct GatewayHandover {
     pub key: PublicKey,
     /// Config in force.
     pub config: ConfigText,
-    /// Packet thread.
-    pub worker: ToWorker,
+    /// Packet threads.
+    pub workers: ToWorkers,
+    /// Proxy of split mode.
+    pub flows: Option<ProxyHandover>,
     /// Control side.
     pub control: UnboundedSender<ControlRequest>,
     /// True once another process is responsible for the changes to the machine.
@@ -70,10 +82,16 @@ pub struct GatewayHandover {
 }
 
 impl GatewayHandover {
-    fn ask_worker<T>(&self, command: impl FnOnce(SyncSender<T>) -> UpgradeCommand) -> Result<T> {
-        let (reply, answer) = sync_channel(1);
-        self.worker.send(Command::Upgrade(command(reply)));
-        await_answer(&answer, "the packet thread does not answer")
+    fn ask_workers<T>(&self, command: impl Fn(SyncSender<T>) -> UpgradeCommand) -> Result<Vec<T>> {
+        let ask = |worker: &ToWorker| {
+            let (reply, answer) = sync_channel(1);
+            worker.send(Command::Upgrade(command(reply)));
+            answer
+        };
+        // All are asked before the first answer is awaited.
+        let answers: Vec<_> = self.workers.iter().map(ask).collect();
+        let answers = answers.iter();
+        answers.map(|answer| await_answer(answer, "a packet thread does not answer")).collect()
     }
 
     fn ask_control(&self) -> Result<ControlState> {
@@ -90,8 +108,15 @@ fn await_answer<T>(answer: &Receiver<T>, failure: &'static str) -> Result<T> {
 
 impl Handover for GatewayHandover {
     fn send_service(&self, channel: &Channel) -> Result<()> {
-        let ControlState { listeners: [metrics, cache], marks, is_serving } = self.ask_control()?;
-        let (sockets, state) = self.ask_worker(UpgradeCommand::Export)??;
+        let ControlState { listeners: [metrics, cache], marks, is_serving, locks } =
+            self.ask_control()?;
+        let exported = self.ask_workers(UpgradeCommand::Export)?.into_iter();
+        let (sockets, states): (Vec<_>, Vec<_>) =
+            exported.collect::<io::Result<Vec<_>>>()?.into_iter().unzip();
+        // The others have the same sockets, and no fake TCP.
+        let sockets = sockets.into_iter().next().context("there is no packet thread")?;
+        let isn_key = states[0].isn_key;
+        let peers: Vec<_> = states.into_iter().flat_map(|state| state.peers).collect();
         let config = self.config.to_file()?.ok_or_else(|| anyhow!("there is no config"))?;
         let record = GatewayRecord {
             version: env!("CARGO_PKG_VERSION").to_owned(),
@@ -100,32 +125,45 @@ impl Handover for GatewayHandover {
             has_metrics: metrics.is_some(),
             has_cache: cache.is_some(),
             fake_tcp: u8::try_from(sockets.fake_tcp.len())?,
-            isn_key: state.isn_key,
+            isn_key,
             offloads_off: marks.0,
             mark: u32::try_from(marks.1)?,
             lacks_routes: !is_serving,
-            peers: u32::try_from(state.peers.len())?,
+            peers: u32::try_from(peers.len())?,
+            has_second: sockets.second.is_some(),
+            locks: locks.iter().map(|(name, _)| name.clone()).collect(),
+            has_flows: self.flows.is_some(),
         };
         let mut fds: Vec<BorrowedFd<'_>> = vec![config.as_fd(), sockets.udp.as_fd()];
-        fds.extend([&sockets.tun, &metrics, &cache].into_iter().flatten().map(|fd| fd.as_fd()));
+        let optional = [&sockets.tun, &metrics, &cache, &sockets.second];
+        fds.extend(optional.into_iter().flatten().map(|fd| fd.as_fd()));
+        fds.extend(locks.iter().map(|(_, fd)| fd.as_fd()));
         fds.extend(sockets.fake_tcp.iter().map(|fd| fd.as_fd()));
         channel.send(&Message::Gateway(record), &fds)?;
-        send_peers(channel, state.peers)
+        send_peers(channel, peers)?;
+        self.flows.iter().try_for_each(|flows| flows.send_service(channel))
     }
 
     fn send_state(&self, channel: &Channel) -> Result<HandedOver> {
-        let WorkerState { peers, connections, cut, .. } = self.ask_worker(UpgradeCommand::Pause)?;
-        let handed = HandedOver { flows: 0, peers: peers.len() };
-        send_peers(channel, peers)?;
-        for some in connections.chunks(MAX_CONNECTIONS) {
-            channel.send(&Message::Connections(some.to_vec()), &[])?;
+        // Flows first: without them packets are still protected, without repairs they are not.
+        let flows = self.flows.as_ref().map(|flows| flows.send_state(channel)).transpose()?;
+        let states = self.ask_workers(UpgradeCommand::Pause)?;
+        let lanes = states.iter().flat_map(|state| &state.peers);
+        let peers = lanes.map(|lane| &lane.key).collect::<HashSet<_>>().len();
+        for WorkerState { peers, connections, cut, .. } in states {
+            send_peers(channel, peers)?;
+            for some in connections.chunks(MAX_CONNECTIONS) {
+                channel.send(&Message::Connections(some.to_vec()), &[])?;
+            }
+            channel.send(&Message::Cut(cut), &[])?;
         }
-        channel.send(&Message::Cut(cut), &[])?;
-        Ok(handed)
+        Ok(HandedOver { peers, ..flows.unwrap_or_default() })
     }
 
     fn take_back(&self) {
-        self.worker.send(Command::Upgrade(UpgradeCommand::Resume));
+        let resume = || Command::Upgrade(UpgradeCommand::Resume);
+        self.workers.iter().for_each(|worker| worker.send(resume()));
+        self.flows.iter().for_each(Handover::take_back);
         let _ = self.control.send(ControlRequest::TakeBack);
     }
 
@@ -134,7 +172,8 @@ impl Handover for GatewayHandover {
     }
 
     fn end(&self) {
-        // The control side ends this process.
+        // The control side ends this process, after its last flow.
+        self.flows.iter().for_each(Handover::end);
     }
 }
 

@@ -42,6 +42,8 @@ pub enum UpgradeCommand {
 pub struct Sockets {
     /// Socket that sends repairs.
     pub udp: OwnedFd,
+    /// Socket of the second WAN, if there are two.
+    pub second: Option<OwnedFd>,
     /// TUN, if it was created.
     pub tun: Option<OwnedFd>,
     /// Listeners of fake TCP.
@@ -89,24 +91,34 @@ impl Role {
 /// Outgoing packets that this process may have to encode.
 #[derive(Debug, Default)]
 pub struct HeldPackets {
-    packets: VecDeque<(Duration, Vec<u8>)>,
+    /// Path of the packets that are held next.
+    pub path: u8,
+    packets: VecDeque<HeldPacket>,
     bytes: usize,
+}
+
+/// Held packet, with its time stamp and the path that it took.
+#[derive(Debug)]
+struct HeldPacket {
+    stamp: Duration,
+    path: u8,
+    packet: Vec<u8>,
 }
 
 impl HeldPackets {
     /// Holds a packet with its time stamp.
     pub fn hold(&mut self, stamp: Duration, packet: &[u8]) {
         self.bytes += packet.len();
-        self.packets.push_back((stamp, packet.to_vec()));
+        self.packets.push_back(HeldPacket { stamp, path: self.path, packet: packet.to_vec() });
         let oldest = stamp.saturating_sub(MAX_HELD_AGE);
-        while self.bytes > MAX_HELD || self.packets.front().is_some_and(|(at, _)| *at < oldest) {
-            self.bytes -= self.packets.pop_front().map_or(0, |(_, packet)| packet.len());
+        while self.bytes > MAX_HELD || self.packets.front().is_some_and(|of| of.stamp < oldest) {
+            self.bytes -= self.packets.pop_front().map_or(0, |of| of.packet.len());
         }
     }
 
     /// Returns the packets with a later stamp than `cut`.
-    fn after(self, cut: Duration) -> impl Iterator<Item = (Duration, Vec<u8>)> {
-        self.packets.into_iter().filter(move |(stamp, _)| *stamp > cut)
+    fn after(self, cut: Duration) -> impl Iterator<Item = HeldPacket> {
+        self.packets.into_iter().filter(move |of| of.stamp > cut)
     }
 }
 
@@ -143,6 +155,11 @@ impl Worker {
         let listeners = self.fake_tcp.iter().flat_map(FakeTcpPort::listeners);
         Ok(Sockets {
             udp: self.wan.udp.as_fd().try_clone_to_owned()?,
+            second: self
+                .second
+                .as_ref()
+                .map(|second| second.port.udp.as_fd().try_clone_to_owned())
+                .transpose()?,
             tun: self.injector.tun().map(|tun| tun.try_clone_to_owned()).transpose()?,
             fake_tcp: listeners
                 .map(|of| of.as_fd().try_clone_to_owned())
@@ -173,10 +190,12 @@ impl Worker {
             error!("sessions are not continued, and begin anew: {error:#}");
         }
         let wall = wall_clock();
-        for (stamp, mut packet) in held.after(Duration::from_nanos(state.cut.left)) {
-            let crossed = now - wall.saturating_sub(stamp).min(MAX_HELD_AGE);
-            self.plane.handle_outgoing(now, crossed, &mut packet);
+        for mut of in held.after(Duration::from_nanos(state.cut.left)) {
+            let crossed = now - wall.saturating_sub(of.stamp).min(MAX_HELD_AGE);
+            self.plane.set_path(of.path);
+            self.plane.handle_outgoing(now, crossed, &mut of.packet);
         }
+        self.plane.set_path(0);
         let paused = now.since(Instant::from_nanos(state.cut.at));
         info!(peers = state.peers.len(), paused_ms = paused.as_secs_f64() * 1e3, "taken over");
     }
@@ -205,7 +224,7 @@ mod tests {
             held.hold(at(millis), &[0; 100]);
         }
         assert_eq!((held.packets.len(), held.bytes), (501, 50_100));
-        assert_eq!(held.after(at(989)).map(|(stamp, _)| stamp).min(), Some(at(990)));
+        assert_eq!(held.after(at(989)).map(|of| of.stamp).min(), Some(at(990)));
         let mut held = HeldPackets::default();
         (0..100).for_each(|_| held.hold(at(0), &vec![0; 1 << 20]));
         assert_eq!((held.packets.len(), held.bytes), (32, MAX_HELD));
