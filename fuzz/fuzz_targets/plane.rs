@@ -191,7 +191,7 @@ impl World {
         for i in 0..count % 32 {
             self.next += 1;
             let mut packet = packet(from, false, 40, 0, MutableFields { ttl: 60, tos: 0 });
-            packet[20..24].copy_from_slice(&self.next.to_be_bytes());
+            packet[28..32].copy_from_slice(&self.next.to_be_bytes());
             let fate = if lost >> i & 1 == 1 { Fate::Lost } else { Fate::Arrives };
             self.send(from, packet, &fate);
             self.wait(Duration::from_micros(100));

@@ -2,6 +2,7 @@
 
 use std::fs;
 use std::net::{IpAddr, SocketAddr};
+use std::os::unix::fs::chown;
 use std::path::Path;
 use std::process::Command;
 
@@ -101,6 +102,24 @@ impl Proxy {
         let run_dir = scratch.path().display().to_string();
         let own = ["hop-agent", "--hops", &file, "--run-dir", &run_dir];
         Self::run(node, &[&own, arguments].concat(), scratch)
+    }
+
+    /// Starts a hop agent for the hops in `text`, with a user and the capabilities of a package's
+    /// unit.
+    pub fn unprivileged_hop_agent(node: &Node, text: &str, user: u32) -> Result<Proxy> {
+        let scratch = Scratch::new()?;
+        let file = scratch.write(HOPS, text)?;
+        chown(scratch.path(), Some(user), None)?;
+        let capabilities = "-all,+net_raw,+net_bind_service,+sys_admin";
+        let mut command = node.command("setpriv");
+        command.args(["--reuid", &user.to_string(), "--regid", &user.to_string()]);
+        command.args(["--clear-groups", "--no-new-privs"]);
+        for set in ["--inh-caps", "--ambient-caps", "--bounding-set"] {
+            command.args([set, capabilities]);
+        }
+        command.arg(binary()?).args(["hop-agent", "--hops"]).arg(file);
+        command.arg("--run-dir").arg(scratch.path());
+        Self::spawn(node, command, scratch)
     }
 
     /// Replaces the hops of a hop agent and makes it reload them.

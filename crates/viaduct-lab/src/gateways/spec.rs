@@ -47,6 +47,13 @@ impl GatewaySpec {
         GatewaySpec { peer: "mode = \"split\"\n".to_owned(), ..self }
     }
 
+    /// Sets the congestion control between the gateways of split connections; replaces
+    /// [`GatewaySpec::tables`].
+    pub fn congestion_control(self, name: &str) -> Self {
+        let tables = format!("[split]\ncongestion_control = \"{name}\"\n");
+        GatewaySpec { tables, ..self }
+    }
+
     /// Configures the hosts' MTU.
     pub fn host_mtu(self, mtu: u32) -> Self {
         GatewaySpec { host_mtu: Some(mtu), ..self }

@@ -39,6 +39,8 @@ const MAX_KEPT: f64 = 8_192.0;
 const FLUSHES: usize = 3;
 /// Time after a request during which packets count as being lost.
 const LOSING: Duration = Duration::from_millis(500);
+/// Time after the last request from which names may be sent later.
+const QUIET_AFTER: Duration = Duration::from_secs(10);
 /// Number of latency-sensitive packets in a range that are repeated even if fewer are missing.
 const MAX_REPEATED: usize = 16;
 /// Least relative difference for which the encoder's rate is changed.
@@ -156,6 +158,14 @@ impl Auto {
     /// Returns whether packets are being lost.
     pub(super) fn is_lossy(&self) -> bool {
         self.controller.overhead > 0.0
+    }
+
+    /// Returns whether no repairs are sent, and the peer has requested none of late. With another
+    /// path this path is never quiet: its end is to be noticed early.
+    pub(super) fn is_quiet(&self, now: Instant) -> bool {
+        !self.is_lossy()
+            && !self.has_other_path
+            && self.requested.is_none_or(|at| now.since(at) >= QUIET_AFTER)
     }
 
     /// Returns whether copies take another path than the packets, whose own path loses packets at
@@ -356,13 +366,19 @@ impl Auto {
             return repeated;
         }
         for &seq in urgent.range(from..to) {
+            let mut has_room = true;
             encoder.combine(seq, seq, 1, &mut |repair| {
                 let len = repair.body.len();
-                if copies.take(now, len) && allowance.take(now, len) {
+                has_room = copies.take(now, len) && allowance.take(now, len);
+                if has_room {
                     repeated += 1;
                     fire(repair);
                 }
             });
+            // More would only cost time: a peer may request as much as it likes.
+            if !has_room {
+                break;
+            }
         }
         repeated
     }

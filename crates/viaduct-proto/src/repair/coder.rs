@@ -3,6 +3,7 @@
 use super::auto::{Auto, Leaving, Pace};
 use super::classes::{Repairs, Treatment};
 use super::control::{self, Regime, Report};
+use super::names::manifest_delay;
 use super::section::Manner;
 use crate::fec::{Encoder, Fire, Seq};
 use crate::time::{Duration, Instant};
@@ -98,6 +99,12 @@ impl Coder {
             Coder::Auto(auto) => auto.next_seq(),
             Coder::Observe(observer) => observer.next,
         }
+    }
+
+    /// Time after which the names of packets are sent.
+    pub(super) fn manifest_delay(&self, now: Instant) -> Duration {
+        let is_quiet = matches!(self, Coder::Auto(auto) if auto.is_quiet(now));
+        manifest_delay(is_quiet, self.wait(now).unwrap_or_default())
     }
 
     /// Time for which flows can wait for a lost packet, if known.

@@ -45,6 +45,8 @@ const USUAL_RTT: Duration = Duration::from_millis(100);
 const MAX_RTT: u32 = 5_000_000;
 /// Weight of the newest round trip: 1 / `RTT_WEIGHT`.
 const RTT_WEIGHT: u32 = 4;
+/// Age of the last probe at which a later one is taken whatever its stamp.
+const STALE: Duration = Duration::from_secs(10);
 /// Number of the newest offsets that are remembered.
 const OFFSETS: usize = 8;
 
@@ -172,11 +174,13 @@ impl Liveness {
     /// Handles a probe of the peer.
     pub(super) fn handle_probe(&mut self, now: Instant, probe: Probe) {
         let is_newer = |(stamp, _): (u32, Instant)| probe.stamp.wrapping_sub(stamp) < 1 << 31;
-        if self.heard.is_none_or(is_newer) {
+        // The peer's clock may have begun anew, or run for half its range.
+        let is_stale = self.heard.is_none_or(|(_, at)| now.since(at) >= STALE);
+        if is_stale || self.heard.is_some_and(is_newer) {
             let offset = micros(now).wrapping_sub(probe.stamp);
-            match self.heard {
-                Some(_) => self.offsets[self.next_offset] = offset,
-                None => self.offsets = [offset; OFFSETS],
+            match is_stale {
+                true => self.offsets = [offset; OFFSETS],
+                false => self.offsets[self.next_offset] = offset,
             }
             self.next_offset = (self.next_offset + 1) % OFFSETS;
             self.heard = Some((probe.stamp, now));
@@ -286,6 +290,26 @@ mod tests {
         let changes = changes(9_000, 2_000, |now| now < 3_000);
         let [(_, true), (down, false)] = changes[..] else { panic!("{changes:?}") };
         assert!((5_500..6_600).contains(&down), "{changes:?}");
+    }
+
+    #[test]
+    fn a_path_is_up_again_soon_after_an_outage_of_any_length() {
+        let changes = changes(2_500_000, 2_500_000, |now| !(2_000..2_402_000).contains(&now));
+        let [(_, true), (_, false), (again, true)] = changes[..] else { panic!("{changes:?}") };
+        assert!((2_403_000..2_403_200).contains(&again), "{changes:?}");
+    }
+
+    #[test]
+    fn a_peer_whose_clock_begins_anew_is_heard() {
+        let mut path = Liveness::new(at(0));
+        for (now, stamp) in [(0, 1_500_000_000), (50, 1_500_050_000), (20_000, 7), (20_050, 50_007)]
+        {
+            path.handle_probe(at(now), Probe { stamp, echo: None, is_busy: true });
+            let echo = path.handle_timeout(at(now)).and_then(|probe| probe.echo);
+            assert!(echo.is_none_or(|echo| echo == (stamp, 0)), "{now}: {echo:?}");
+        }
+        assert!(path.is_heard(at(20_060)));
+        assert_eq!(path.offset(), Some(20_000_000 - 7));
     }
 
     #[test]

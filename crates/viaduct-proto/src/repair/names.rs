@@ -25,9 +25,11 @@ use crate::time::{Duration, Instant};
 const MANIFEST: usize = 64;
 /// Number of packets named together on a clean link.
 const CLEAN_MANIFEST: usize = 112;
-/// Time after which pending names are sent even if they are fewer: [`MANIFEST_DELAY`], or the time
-/// for which flows can wait divided by [`MANIFEST_PART`] if that is longer.
+/// Time after which pending names are sent even if they are fewer: [`MANIFEST_DELAY`], or
+/// [`QUIET_DELAY`] if nothing was lost of late, or the time for which flows can wait divided by
+/// [`MANIFEST_PART`] if that is longer.
 const MANIFEST_DELAY: Duration = Duration::from_millis(5);
+const QUIET_DELAY: Duration = Duration::from_millis(20);
 const MANIFEST_PART: u32 = 8;
 /// Longest random delay of a manifest after its last packet, in microseconds. If it followed that
 /// packet at once, it would often meet a full queue that has had no time to drain, and would be
@@ -44,6 +46,13 @@ const MIN_APART: NonZeroU16 = NonZeroU16::new(MANIFEST as u16 / 2).unwrap();
 pub(super) const APART_TIME: Duration = Duration::from_millis(10);
 /// Limit of names that are repeated together.
 const MAX_AGAIN: u64 = MANIFEST as u64;
+
+/// Time after which the names of packets are sent, if flows can wait for `wait`. `is_quiet` tells
+/// whether nothing was lost of late.
+pub(super) fn manifest_delay(is_quiet: bool, wait: Duration) -> Duration {
+    let delay = if is_quiet { QUIET_DELAY } else { MANIFEST_DELAY };
+    delay.max(wait / MANIFEST_PART)
+}
 
 /// Names not sent yet, and those sent, which may be repeated.
 pub(super) struct Names {
@@ -91,11 +100,11 @@ impl Names {
         self.fresh.len() >= MAX_NAMES || self.fresh.last().is_some_and(apart)
     }
 
-    /// Adds the name of a packet; `wait` is the time for which flows can wait, used for the first
-    /// pending name, and `is_lossy` tells whether packets are being lost.
-    pub(super) fn record(&mut self, now: Instant, name: Name, is_lossy: bool, wait: Duration) {
+    /// Adds the name of a packet; `delay` is the [time](manifest_delay) after which the names are
+    /// sent, used for the first pending name, and `is_lossy` tells whether packets are being lost.
+    pub(super) fn record(&mut self, now: Instant, name: Name, is_lossy: bool, delay: Duration) {
         let many = if is_lossy { MANIFEST } else { CLEAN_MANIFEST };
-        let due = *self.due.get_or_insert(now + MANIFEST_DELAY.max(wait / MANIFEST_PART));
+        let due = *self.due.get_or_insert(now + delay);
         if self.fresh.len() + 1 >= many {
             // Tags are random.
             let jitter = u32::from(name.tag) % MANIFEST_JITTER;

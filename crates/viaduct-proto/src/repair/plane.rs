@@ -42,6 +42,8 @@ const MAX_ALL_LANES: usize = 1 << 16;
 const MAX_OTHERS: usize = 16;
 /// Time for which such a source is remembered; a running gateway sends again much sooner.
 const OTHERS_TTL: Duration = Duration::from_secs(60);
+/// Least time between two changes of the number of lanes at the wish of one peer.
+const LANES_EVERY: Duration = Duration::from_secs(5);
 
 /// Entry point of the packet plane. See the drawing in [`super`].
 ///
@@ -288,7 +290,8 @@ impl Plane {
         }
         of.peer_wants = wanted;
         if count != of.count {
-            self.lanes.due.get_or_insert(now);
+            let due = now.max(of.free_at);
+            self.lanes.due = Some(self.lanes.due.map_or(due, |at| at.min(due)));
         }
     }
 
@@ -335,7 +338,7 @@ impl Plane {
     /// Handles every deadline that has passed. Must be called after events even if no deadline has
     /// passed, since it notes the new deadlines of peers.
     pub fn handle_timeout(&mut self, now: Instant) {
-        if self.lanes.due.is_some() {
+        if self.lanes.due.is_some_and(|due| due <= now) {
             self.change_lanes(now);
         }
         if self.racks.is_due(now) {

@@ -218,8 +218,9 @@ impl Sender {
         if self.names.is_full_before(&name) {
             self.name(channel);
         }
-        let wait = self.coder.wait(now).filter(|_| self.names.is_empty());
-        self.names.record(now, name, self.coder.is_lossy(), wait.unwrap_or_default());
+        let delay =
+            if self.names.is_empty() { self.coder.manifest_delay(now) } else { Duration::ZERO };
+        self.names.record(now, name, self.coder.is_lossy(), delay);
         symbol.clear();
         if is_bare {
             self.stats.left_alone += 1;

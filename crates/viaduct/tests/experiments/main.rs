@@ -101,7 +101,10 @@ fn a_syn_flood_costs_the_servers_little_and_delays_real_clients_little() {
 fn an_idle_proxy_is_small() {
     let _alone = alone();
     let outcome = quick("miniproxy/start");
-    assert_holds(&outcome, 5, 2, |name| name.contains("memory"));
+    // How many pages of the program are resident depends on the kernel's page cache.
+    assert_holds(&outcome, 6, 2, |name| {
+        name.contains("its own") || name.contains("hops on demand: mem")
+    });
 }
 
 #[test]
@@ -168,7 +171,7 @@ fn a_path_that_dies_is_left_within_a_second() {
     let _alone = alone();
     let outcome = quick("scale/paths");
     // Latencies of single messages depend on the load of the processors.
-    assert_holds(&outcome, 4, 2, |name| name.contains("seconds until"));
+    assert_holds(&outcome, 6, 3, |name| name.contains("seconds until"));
 }
 
 #[test]

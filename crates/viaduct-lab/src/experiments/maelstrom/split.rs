@@ -35,7 +35,7 @@ pub(in crate::experiments) fn run(run: &mut Run) -> Result<()> {
             let ways = [
                 ("plain", None),
                 ("end to end", Some(GatewaySpec::default())),
-                ("split", Some(GatewaySpec::default().split())),
+                ("split", Some(GatewaySpec::default().split().congestion_control("cubic"))),
             ];
             for (rate, (way, spec)) in rates.iter_mut().zip(ways) {
                 run.step(&format!("{case}, {way}"))?;

@@ -40,17 +40,25 @@ pub(in crate::experiments) const ABOUT: About = About {
               path loses until it is left.",
 };
 
+/// Rate to which the gateways shape each WAN, and in which UDP has priority.
+const SHAPED: &str = "95mbit";
+
 /// Protection of the messages.
 struct Arm {
     name: &'static str,
     repairs: &'static str,
+    /// True if the gateways shape the WANs, so that bulk traffic fills no queue that messages pass.
+    is_shaped: bool,
 }
 
-const ARMS: [Arm; 2] =
-    [Arm { name: "copies", repairs: "copies" }, Arm { name: "duplicates", repairs: "duplicate" }];
+const ARMS: [Arm; 3] = [
+    Arm { name: "copies", repairs: "copies", is_shaped: false },
+    Arm { name: "duplicates", repairs: "duplicate", is_shaped: false },
+    Arm { name: "duplicates, WANs shaped", repairs: "duplicate", is_shaped: true },
+];
 
 pub(in crate::experiments) fn run(run: &mut Run) -> Result<()> {
-    let deaths = run.choose(20, 3);
+    let deaths = run.choose(20, 2);
     run.param("link", LINK);
     run.param("bulk, Mb/s", BULK / 1_000_000);
     run.param("messages a second", MESSAGES_A_SECOND);
@@ -109,6 +117,9 @@ fn measure(run: &Run, arm: &Arm, deaths: usize) -> Result<Found> {
         fec: format!("path = \"other\"\n{class}"),
         ..GatewaySpec::default()
     };
+    if arm.is_shaped {
+        [dumbbell.gateway_a(), dumbbell.gateway_b()].into_iter().try_for_each(shape)?;
+    }
     let mut gateways = Gateways::start(&dumbbell, &spec)?;
     gateways.wait_for_paths(true)?;
     let seconds = WARM_UP + EVERY * deaths as f64;
@@ -137,6 +148,27 @@ fn measure(run: &Run, arm: &Arm, deaths: usize) -> Result<Found> {
         let bulk = bulk.join().expect("the bulk traffic does not panic")?.received / 1e6;
         Ok(Found { messages, deaths: times, left_after, bulk })
     })
+}
+
+/// Shapes both WANs of a gateway to [`SHAPED`]. Messages and the gateways' datagrams are UDP, and
+/// leave before the bulk traffic, which is TCP.
+fn shape(gateway: &Node) -> Result<()> {
+    let udp = "match ip protocol 17 0xff flowid 1:10";
+    for wan in ["wan0", "wan1"] {
+        let tc = |what: &str| {
+            let words: Vec<&str> = what.split(' ').collect();
+            gateway.run("tc", &words)
+        };
+        tc(&format!("qdisc replace dev {wan} root handle 1: htb default 20"))?;
+        let whole = format!("rate {SHAPED} ceil {SHAPED}");
+        tc(&format!("class add dev {wan} parent 1: classid 1:1 htb {whole}"))?;
+        for (class, rate, priority) in [("1:10", "40mbit", 0), ("1:20", "55mbit", 1)] {
+            let share = format!("rate {rate} ceil {SHAPED} prio {priority}");
+            tc(&format!("class add dev {wan} parent 1:1 classid {class} htb {share}"))?;
+        }
+        tc(&format!("filter add dev {wan} parent 1: protocol ip u32 {udp}"))?;
+    }
+    Ok(())
 }
 
 /// Makes the first path lose all packets for [`DEAD_FOR`]. Returns the seconds until gateway A

@@ -103,7 +103,13 @@ impl Path {
     /// Judges the cause of consecutive losses, next to packets with the queueing delay `waits`.
     fn judge(&mut self, now: Instant, waits: Micros) -> Verdict {
         let verdict = self.queue.lose(now, waits);
-        if self.offered.lose() { Verdict::Congestion } else { verdict }
+        // A loss that a full queue explains says nothing about the load. Counted there, the drops
+        // of the queue would make chance losses at the same load seem to be caused by the load.
+        match verdict {
+            Verdict::Congestion => verdict,
+            _ if self.offered.lose() => Verdict::Congestion,
+            _ => verdict,
+        }
     }
 
     /// Counts a visible loss event: a packet lost by chance was recovered too late for its flow, or

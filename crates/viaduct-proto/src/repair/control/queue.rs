@@ -56,8 +56,10 @@ const STANDING: Micros = 20_000;
 const MIN_PEAK: Micros = 5_000;
 /// Least step of a path's delay that stands out from noise.
 const MIN_STEP: Micros = 5_000;
-/// Largest gap between two packets' send times in which a queue cannot have grown by a step.
-const NEIGHBOURS: Micros = 2_000;
+/// Steepest growth of a queue: at most this much delay in a time. A rise that is steeper is a step
+/// of the path's delay, as of 5 ms between packets that were sent within 2 ms, or of 30 ms within
+/// 12 ms. Packets between the two may have been lost, as they often are when a path changes.
+const STEEPEST: (Micros, Micros) = (5, 2);
 /// Time for which delays must stay raised before a step is attributed to the path.
 const STAYS: Duration = Duration::from_millis(500);
 
@@ -193,9 +195,10 @@ impl Queue {
                 self.step = None;
             }
         } else if let Some((last, at, before)) = self.last
-            && seq.checked_sub(1) == Some(last)
-            && Micros::from(sent.wrapping_sub(at).cast_signed()) <= NEIGHBOURS
+            && seq > last
             && delay - before >= MIN_STEP
+            && STEEPEST.0 * Micros::from(sent.wrapping_sub(at).cast_signed())
+                <= STEEPEST.1 * (delay - before)
         {
             self.step = Some(Step { since: now, before, least: delay });
         }

@@ -166,6 +166,11 @@ impl Peer {
         }
     }
 
+    /// Continues with what the peer has reported to a former lane of this number.
+    pub(super) fn resume_reported(&mut self, loss: LossReport) {
+        self.reports.loss = loss;
+    }
+
     pub(super) fn facts(&self, now: Instant) -> PeerFacts {
         PeerFacts {
             endpoint: self.paths.endpoint.map(|at| at.address),

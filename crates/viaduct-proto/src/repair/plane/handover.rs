@@ -8,7 +8,7 @@
 //!     reclaim(), if the new one fails
 //! ```
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 
 use super::{Peer, PeersError, Plane};
 use crate::keys::PublicKey;
@@ -34,6 +34,7 @@ impl Plane {
     }
 
     /// Continues with the state of another process. This plane keeps what it has heard meanwhile.
+    /// `records` has all lanes of each peer; those that this plane does not own are skipped.
     ///
     /// # Errors
     /// A record belongs to a peer that is not in the config.
@@ -42,11 +43,11 @@ impl Plane {
         let lanes = self.peers.iter().enumerate();
         let lanes: HashMap<(PublicKey, u8), usize> =
             lanes.map(|(at, peer)| (peer.key_and_lane(), at)).collect();
+        let known: HashSet<PublicKey> = self.lanes.peers.iter().map(|of| of.key).collect();
         for record in records {
-            let key = record.key.parse().ok();
-            let Some(&at) = key.and_then(|key| lanes.get(&(key, record.lane))) else {
-                return Err(PeersError::Foreign(record.key.clone()));
-            };
+            let key = record.key.parse().ok().filter(|key| known.contains(key));
+            let key = key.ok_or_else(|| PeersError::Foreign(record.key.clone()))?;
+            let Some(&at) = lanes.get(&(key, record.lane)) else { continue };
             let peer = self.peer(at);
             let name = peer.config.name.clone();
             peer.resume(now, record).map_err(|error| PeersError::Peer(name, error))?;
@@ -56,10 +57,14 @@ impl Plane {
         Ok(())
     }
 
-    /// Takes over the number of lanes of each peer: each lane has a record.
+    /// Takes over the number of lanes of each peer: each lane has a record, but packet threads may
+    /// have stopped before and after a change of the number.
     fn take_lanes(&mut self, now: Instant, records: &[PeerRecord]) -> Result<(), PeersError> {
         let mut counts: HashMap<&str, usize> = HashMap::new();
-        records.iter().for_each(|record| *counts.entry(&record.key).or_default() += 1);
+        for record in records {
+            let count = counts.entry(&record.key).or_default();
+            *count = (*count).max(usize::from(record.lane) + 1);
+        }
         let mut has_changed = false;
         for of in &mut self.lanes.peers {
             let count = counts.get(&of.key.to_string()[..]).copied().and_then(LaneCount::new);

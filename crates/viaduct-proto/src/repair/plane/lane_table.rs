@@ -20,6 +20,8 @@ pub(super) struct PeerLanes {
     pub(super) peer_wants: LaneCount,
     /// Number in force.
     pub(super) count: LaneCount,
+    /// Time from which the number may change again at the peer's wish.
+    pub(super) free_at: Instant,
     /// The lanes are paths.
     pub(super) by_path: bool,
     /// Indices of the owned lanes in the plane.
@@ -37,7 +39,7 @@ pub(super) struct LaneTable {
     /// not depend on the number of lanes in force.
     ranks: [Option<u8>; MAX_LANES],
     pub(super) peers: Vec<PeerLanes>,
-    /// Time at which a peer was found to want another number of lanes than before.
+    /// Time at which lanes change because a peer wants another number than before.
     pub(super) due: Option<Instant>,
 }
 
@@ -107,6 +109,7 @@ mod tests {
             key: SecretKey::from_bytes([1; 32]).public(),
             peer_wants: count,
             count,
+            free_at: Instant::ZERO,
             by_path: false,
             owned,
             former: PeerStats::none(),

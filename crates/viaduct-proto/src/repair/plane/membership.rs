@@ -3,7 +3,7 @@
 use std::collections::{HashMap, HashSet};
 
 use super::lane_table::{LaneTable, PeerLanes};
-use super::{MAX_ALL_LANES, MAX_PEERS, PeersError, Plane};
+use super::{LANES_EVERY, MAX_ALL_LANES, MAX_PEERS, PeersError, Plane};
 use crate::keys::PublicKey;
 use crate::repair::budget::Budget;
 use crate::repair::clocks::Clocks;
@@ -48,7 +48,7 @@ impl Plane {
         if configs.len() > MAX_PEERS {
             return Err(PeersError::TooMany(configs.len()));
         }
-        let lanes = self.lanes_of(&configs, shares);
+        let lanes = self.lanes_of(&configs, shares, now);
         let all = lanes.peers.last().map_or(0, |last| last.owned.end);
         if all > MAX_ALL_LANES {
             return Err(PeersError::TooManyLanes(all));
@@ -118,7 +118,7 @@ impl Plane {
 
     /// Lanes of these peers. Known peers keep their counters and the number of lanes that
     /// they want.
-    fn lanes_of(&self, configs: &[PeerConfig], shares: Shares) -> LaneTable {
+    fn lanes_of(&self, configs: &[PeerConfig], shares: Shares, now: Instant) -> LaneTable {
         let mut lanes = LaneTable::new(self.local.lanes, shares);
         let known: HashMap<PublicKey, &PeerLanes> =
             self.lanes.peers.iter().map(|of| (of.key, of)).collect();
@@ -131,10 +131,16 @@ impl Plane {
             let owned = first..first + lanes.owned(count).count();
             first = owned.end;
             let former = known.map_or_else(PeerStats::none, |of| of.former);
+            let free_at = match known {
+                Some(of) if of.count != count => now + LANES_EVERY,
+                Some(of) => of.free_at,
+                None => Instant::ZERO,
+            };
             lanes.peers.push(PeerLanes {
                 key: config.key,
                 peer_wants,
                 count,
+                free_at,
                 by_path,
                 owned,
                 former,
@@ -143,12 +149,20 @@ impl Plane {
         lanes
     }
 
-    /// Adds the counters of lanes that are no longer owned to those of their peers.
+    /// Adds the counters of lanes that are no longer owned to those of their peers. What the peer
+    /// has reported goes to the new lane of this number, if there is one, since the peer goes on
+    /// reporting the totals.
     fn keep_counters(&mut self, former: impl Iterator<Item = Peer>) {
+        let heirs = self.peers.iter().enumerate().map(|(at, peer)| (peer.key_and_lane(), at));
+        let heirs: HashMap<_, _> = heirs.collect();
         for lane in former {
             let key = lane.config.key;
+            let mut stats = PeerStats { up: true, ..lane.stats() };
+            if let Some(at) = heirs.get(&lane.key_and_lane()) {
+                self.peers[*at].resume_reported(std::mem::take(&mut stats.reported));
+            }
             if let Some(of) = self.lanes.peers.iter_mut().find(|of| of.key == key) {
-                of.former.merge(&PeerStats { up: true, ..lane.stats() });
+                of.former.merge(&stats);
             }
         }
     }

@@ -24,6 +24,9 @@ const MAX_FROM_EXEC: f64 = 12.0;
 const MAX_ADDED: f64 = 15.0;
 /// Maximum resident megabytes of an idle proxy.
 const MAX_RESIDENT: f64 = 6.0;
+/// Maximum megabytes of an idle proxy's memory without the pages of the program's file, which all
+/// processes share.
+const MAX_OWN: f64 = 2.0;
 
 pub(in crate::experiments) const ABOUT: About = About {
     name: "miniproxy/start",
@@ -64,9 +67,14 @@ pub(in crate::experiments) fn run(run: &mut Run) -> Result<()> {
     let most = resident.iter().filter(|(when, _)| when.starts_with("idle"));
     let most = most.map(|(_, megabytes)| *megabytes).fold(0.0, f64::max);
     run.at_most("resident memory of an idle proxy, MB", most, MAX_RESIDENT);
+    let own = resident.iter().find(|(when, _)| *when == OWN).map_or(f64::NAN, |(_, of)| *of);
+    run.at_most("memory of an idle proxy that is its own, MB", own, MAX_OWN);
     run.step("1,000 hops on demand")?;
     hops::measure(run, &bench, run.choose(1_000, 20))
 }
+
+/// Moment at which the memory that is a proxy's own is measured.
+const OWN: &str = "idle, its own alone";
 
 /// Median times in milliseconds.
 struct Times {
@@ -178,7 +186,7 @@ impl Bench {
         self.wait_until_alone(&parent)?;
         Ok(vec![
             ("idle, after a flow", after),
-            ("idle, its own alone", anonymous),
+            (OWN, anonymous),
             ("idle, on demand", fresh),
             ("idle, the parent on demand", megabytes(parent.id(), "VmRSS")?),
             ("at its most, while it starts", most),

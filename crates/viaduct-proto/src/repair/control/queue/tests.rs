@@ -7,20 +7,23 @@ struct World {
     queue: Queue,
     now: Instant,
     seq: Seq,
+    /// Interval of packets.
+    every: Duration,
 }
 
 impl World {
     fn new() -> World {
-        World { queue: Queue::default(), now: Instant::ZERO + Duration::from_secs(1), seq: 0 }
+        let (now, every) = (Instant::ZERO + Duration::from_secs(1), Duration::from_micros(100));
+        World { queue: Queue::default(), now, seq: 0, every }
     }
 
-    /// Sends a packet every 100 microseconds for `millis` milliseconds, with the delay that
-    /// `delay` gives for the elapsed seconds. Returns for each whether the queue is full.
+    /// Sends packets for `millis` milliseconds, with the delay that `delay` gives for the elapsed
+    /// seconds. Returns for each whether the queue is full.
     fn run(&mut self, millis: u64, delay: impl Fn(f64) -> f64) -> Vec<bool> {
         let begun = self.now;
         let mut full = Vec::new();
         while self.now.since(begun) < Duration::from_millis(millis) {
-            self.now += Duration::from_micros(100);
+            self.now += self.every;
             let delay = delay(self.now.since(begun).as_secs_f64()) as u32;
             let sent = micros(self.now).wrapping_sub(delay).wrapping_add(3_000_000_000);
             self.seq += 1;
@@ -57,6 +60,14 @@ fn a_longer_path_is_no_full_queue_but_one_that_fills_is() {
     world.run(5_000, |_| 50_000.0);
     world.run(600, |_| 80_000.0);
     assert!(!world.run(10_000, |_| 80_000.0).contains(&true), "the path's delay");
+    // Packets are lost at the change.
+    world.seq += 30;
+    world.run(600, |_| 120_000.0);
+    assert!(!world.run(10_000, |_| 120_000.0).contains(&true), "the path's delay");
+    // Few packets.
+    world.every = Duration::from_millis(10);
+    world.run(600, |_| 150_000.0);
+    assert!(!world.run(10_000, |_| 150_000.0).contains(&true), "the path's delay");
     let mut world = World::new();
     world.run(5_000, |_| 50_000.0);
     world.run(1_000, |at| 50_000.0 + 100_000.0 * at);
