@@ -1,6 +1,7 @@
 //! Captures of traffic, as tcpdump and Wireshark write them.
 
 use std::fs::File;
+use std::io::Read;
 use std::path::Path;
 use std::time::Duration;
 
@@ -12,7 +13,7 @@ use super::packet::Packet;
 /// Maximum length of a block in bytes.
 const BUFFER: usize = 1 << 20;
 /// Maximum number of packets of a capture; 100 bytes are kept of each.
-const MAX_PACKETS: usize = 20_000_000;
+pub const MAX_PACKETS: usize = 20_000_000;
 
 /// Content of a capture.
 #[derive(Debug, Default)]
@@ -44,9 +45,14 @@ struct Interface {
 
 /// Reads a capture. Fails if the file cannot be read, or is not a capture.
 pub fn read(path: &Path) -> Result<Capture> {
-    let what = || format!("{}: a capture (pcap or pcapng) is expected", path.display());
     let file = File::open(path).with_context(|| format!("cannot read {}", path.display()))?;
-    let mut reader = create_reader(BUFFER, file).ok().with_context(what)?;
+    parse(file, path)
+}
+
+/// Parses the content of `path`.
+fn parse(content: impl Read + Send, path: &Path) -> Result<Capture> {
+    let what = || format!("{}: a capture (pcap or pcapng) is expected", path.display());
+    let mut reader = create_reader(BUFFER, content).ok().with_context(what)?;
     let (mut interfaces, mut capture) = (Vec::new(), Capture::default());
     loop {
         match reader.next() {
@@ -61,16 +67,34 @@ pub fn read(path: &Path) -> Result<Capture> {
             }
             Err(PcapError::Eof) => break,
             Err(PcapError::Incomplete(_)) => {
+                if reader.refill().is_err() {
+                    bail!("cannot read {}", path.display());
+                }
                 // The last packet of an interrupted capture is often truncated.
-                if reader.refill().is_err() || reader.reader_exhausted() {
+                if reader.reader_exhausted() {
                     break;
                 }
             }
-            Err(error) => bail!("{}: {error:?}", what()),
+            Err(error) => {
+                let fault = fault(&error);
+                let (at, packets) = (reader.consumed(), capture.packets.len() + capture.others);
+                bail!("{}: damaged at byte {at}, after {packets} packets: {fault}", path.display());
+            }
         }
     }
     capture.packets.sort_by_key(|packet| packet.at);
     Ok(capture)
+}
+
+/// Kind of an error, without the bytes that could not be parsed.
+fn fault(error: &PcapError<&[u8]>) -> String {
+    match error {
+        PcapError::BufferTooSmall => format!("a block longer than {} MiB", BUFFER >> 20),
+        PcapError::NomError(_, kind) | PcapError::OwnedNomError(_, kind) => {
+            format!("no valid block ({kind:?})")
+        }
+        other => other.to_string(),
+    }
 }
 
 fn take(
@@ -94,7 +118,7 @@ fn take(
         PcapBlockOwned::NG(Block::InterfaceDescription(header)) => {
             interfaces.push(Interface {
                 link: known(header.linktype)?,
-                resolution: header.ts_resolution().unwrap_or(1_000_000),
+                resolution: resolution(header.if_tsresol)?,
                 offset: header.if_tsoffset,
             });
         }
@@ -107,6 +131,14 @@ fn take(
         PcapBlockOwned::NG(_) => {}
     }
     Ok(())
+}
+
+/// Units of time per second, from the option `if_tsresol` of an interface. `pcap_parser` itself
+/// does not decode powers of two.
+fn resolution(option: u8) -> Result<u64> {
+    let (base, exponent) = if option & 0x80 == 0 { (10_u64, option) } else { (2, option & 0x7f) };
+    let units = base.checked_pow(exponent.into());
+    units.with_context(|| format!("times in units of {base}^-{exponent} s are not supported"))
 }
 
 /// Rejects link types with unknown headers.
@@ -180,5 +212,40 @@ mod tests {
         }
         assert_eq!(payload(Linktype::ETHERNET, &ethernet(&[8, 6])), None);
         assert!(known(Linktype(105)).is_err());
+    }
+
+    #[test]
+    fn resolutions_are_powers_of_ten_or_two() {
+        let of = [6, 9, 0x94, 0x9e].map(|option| resolution(option).unwrap());
+        assert_eq!(of, [1_000_000, 1_000_000_000, 1 << 20, 1 << 30]);
+        assert!(resolution(0xff).is_err());
+    }
+
+    /// Error about a section whose first packet is in a block of this length.
+    fn damaged(length: u32) -> String {
+        let words = [0x0a0d_0d0a, 28, 0x1a2b_3c4d, 1, u32::MAX, u32::MAX, 28, 6, length];
+        let mut bytes: Vec<u8> = words.into_iter().flat_map(u32::to_le_bytes).collect();
+        bytes.resize(2_000, 0xff);
+        parse(&bytes[..], Path::new("near.pcap")).unwrap_err().to_string()
+    }
+
+    #[test]
+    fn errors_name_the_position_and_not_the_bytes() {
+        let (short, long) = (damaged(8), damaged(2 << 20));
+        assert!(short.contains("damaged at byte 28, after 0 packets: no valid block"), "{short}");
+        assert!(short.len() < 300, "{short}");
+        assert!(long.contains("at byte 28, after 0 packets: a block longer than 1 MiB"), "{long}");
+    }
+
+    #[test]
+    fn a_read_error_is_not_the_end_of_the_capture() {
+        let words = [0xa1b2_c3d4, 0x0004_0002, 0, 0, 65_535, 1];
+        let bytes: Vec<u8> = words.into_iter().flat_map(u32::to_le_bytes).chain([0; 8]).collect();
+        let (header, packet) = bytes.split_at(24);
+        // The reader is created with two reads; the third one fails, as it is of a directory.
+        let content = header.chain(packet).chain(File::open("/").unwrap());
+        let error = parse(content, Path::new("near.pcap")).unwrap_err();
+        assert_eq!(error.to_string(), "cannot read near.pcap");
+        assert!(parse(header.chain(packet), Path::new("near.pcap")).is_ok(), "truncated");
     }
 }

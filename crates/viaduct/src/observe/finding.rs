@@ -38,7 +38,8 @@ struct Finding {
     seconds: f64,
     lost_by_chance: u64,
     lost_in_full_queues: u64,
-    /// Bursts of random losses by size: pairs of maximum length and number.
+    /// Bursts of random losses by size: pairs of maximum length and number. 512 stands for
+    /// all lengths above 256.
     bursts: Vec<(u64, u64)>,
     trials: Vec<TrialStatus>,
 }
@@ -86,6 +87,17 @@ impl Finding {
     }
 }
 
+/// Lengths of the bursts that are counted with this maximum length.
+fn lengths(longest: u64) -> String {
+    let bucket = bucket(longest);
+    let shorter = bucket.checked_sub(1).map_or(0, |before| length(before) as u64);
+    match longest {
+        _ if bucket == BUCKETS - 1 => format!("more than {shorter}"),
+        _ if longest - shorter == 1 => longest.to_string(),
+        _ => format!("{} to {longest}", shorter + 1),
+    }
+}
+
 impl fmt::Display for Findings {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         for path in &self.paths {
@@ -98,8 +110,8 @@ impl fmt::Display for Findings {
             )?;
             let lost = path.lost_by_chance;
             write!(f, "  lost by chance   {} ({})", thousands(lost), percent(lost, path.packets))?;
-            let bursts: Vec<String> =
-                path.bursts.iter().map(|(length, many)| format!("{many} of {length}")).collect();
+            let burst = |(longest, many): &(u64, u64)| format!("{many} of {}", lengths(*longest));
+            let bursts: Vec<String> = path.bursts.iter().map(burst).collect();
             if bursts.is_empty() {
                 writeln!(f)?;
             } else {
@@ -145,5 +157,18 @@ mod tests {
         let text = findings.to_string();
         assert!(text.contains("80 (0.40 %), in bursts: 20 of 1, 20 of 3"), "{text}");
         assert!(text.contains("would have       auto"), "{text}");
+    }
+
+    #[test]
+    fn bursts_of_similar_lengths_are_shown_as_ranges() {
+        let fate = |n: u64| match n {
+            100..105 | 1_000..1_300 => Fate::Lost,
+            _ => Fate::Arrived,
+        };
+        let at = |n: u64| Instant::ZERO + Duration::from_micros(100 * n);
+        let fates = (0..2_000).map(|n| (at(n), fate(n))).collect();
+        let path = Path { name: "10.1.0.1 to 10.2.0.1".to_owned(), fates };
+        let text = Findings::new(&[path], Duration::from_millis(100), true).to_string();
+        assert!(text.contains("in bursts: 1 of 5 to 6, 1 of more than 256\n"), "{text}");
     }
 }

@@ -2,8 +2,8 @@
 //! have achieved.
 //!
 //! ```text
-//!   FILE FILE ─▶ capture ─▶ packet ─▶ pair   ─┐
-//!   FILE      ─▶ capture ─▶ packet ─▶ single ─┴▶ fates ─▶ finding ─▶ table, JSON
+//!   FILE FILE ─▶ capture ─▶ packet ─▶ sizes ─▶ pair   ─┐
+//!   FILE      ─▶ capture ─▶ packet ─▶ sizes ─▶ single ─┴▶ fates ─▶ finding ─▶ table, JSON
 //! ```
 
 mod capture;
@@ -11,6 +11,7 @@ mod finding;
 mod packet;
 mod pair;
 mod single;
+mod sizes;
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -18,6 +19,7 @@ use std::time::Duration;
 use anyhow::{Result, bail, ensure};
 use ipnet::IpNet;
 
+use capture::Capture;
 use finding::{Findings, Path};
 
 /// Options of `viaduct observe`.
@@ -40,17 +42,17 @@ pub struct ObserveArgs {
 /// Round-trip time that is assumed if the captures do not show it.
 const USUAL_RTT: Duration = Duration::from_millis(100);
 
-/// Reads the captures and prints what they show. Fails if a file is not a capture, or there is
-/// nothing to compare.
+/// Reads the captures and prints what they show. Fails if a file is not a capture or has too many
+/// segments, or there is nothing to compare.
 pub fn run(args: &ObserveArgs) -> Result<()> {
     let mut captures = Vec::new();
     for file in &args.files {
         captures.push(capture::read(file)?);
     }
     let (paths, seen_rtt) = match &captures[..] {
-        [one] => single::paths(&one.packets),
+        [one] => single::paths(&one.packets)?,
         [near, far] => {
-            let pair = pair::Pair::new(&near.packets, &far.packets, &args.near);
+            let pair = pair::Pair::new(&near.packets, &far.packets, &args.near)?;
             ensure!(
                 pair.matched > 0,
                 "no packet of {} is in {}: captures of the same traffic at both ends of a link are \
@@ -69,13 +71,13 @@ pub fn run(args: &ObserveArgs) -> Result<()> {
         "nothing to compare: one capture must contain TCP data; two must contain the same packets"
     );
     let findings = Findings::new(&paths, rtt, args.files.len() == 2);
-    if args.json {
-        println!("{}", serde_json::to_string_pretty(&findings)?);
+    let text = if args.json {
+        serde_json::to_string_pretty(&findings)? + "\n"
     } else {
-        for (file, capture) in args.files.iter().zip(&captures) {
-            println!("{}: {}", file.display(), capture.summary());
-        }
-        print!("{findings}");
-    }
-    Ok(())
+        let files = args.files.iter().zip(&captures);
+        let line =
+            |(file, of): (&PathBuf, &Capture)| format!("{}: {}\n", file.display(), of.summary());
+        files.map(line).collect::<String>() + &findings.to_string()
+    };
+    crate::stdout::print(&text)
 }

@@ -24,6 +24,11 @@ impl Ends {
     pub fn back(self) -> Ends {
         Ends { source: self.destination, destination: self.source }
     }
+
+    /// Addresses of the source and the destination.
+    pub fn hosts(self) -> (IpAddr, IpAddr) {
+        (self.source.0, self.destination.0)
+    }
 }
 
 /// Captured packet.
@@ -37,6 +42,7 @@ pub struct Packet {
     pub key: u64,
     /// Sequence number and length of the data; `None` if the packet is no TCP segment with data.
     pub data: Option<Data>,
+    pub is_syn: bool,
     /// MSS in a SYN.
     pub mss: Option<u16>,
 }
@@ -46,6 +52,20 @@ pub struct Packet {
 pub struct Data {
     pub sequence: u32,
     pub length: u32,
+    /// True if the segment has TCP timestamps.
+    pub has_timestamps: bool,
+}
+
+impl Data {
+    /// Pieces into which the data is split on a link whose segments have `size` bytes of data, at
+    /// least one.
+    pub fn pieces(self, size: u32) -> impl Iterator<Item = Data> {
+        (0..self.length.div_ceil(size)).map(move |n| Data {
+            sequence: self.sequence.wrapping_add(n * size),
+            length: size.min(self.length - n * size),
+            ..self
+        })
+    }
 }
 
 impl Packet {
@@ -58,11 +78,15 @@ impl Packet {
         let mut whole = bytes.to_vec();
         let declared = declared_length(bytes)?;
         let total = if declared == 0 { length } else { declared };
-        set_length(&mut whole, total.min(usize::from(u16::MAX)));
-        whole.resize(total.max(bytes.len().min(total)), 0);
+        // A damaged packet may state any length.
+        let total = total.min(usize::from(u16::MAX));
+        set_length(&mut whole, total);
+        whole.resize(total, 0);
         let header = Header::parse(&whole).ok()?;
         let fields = ip::mutable_fields(&whole)?;
         let whole = &whole[..header.total_len];
+        // Padding of the link layer follows short packets.
+        let bytes = &bytes[..bytes.len().min(header.total_len)];
         let payload = bytes.get(header.header_len..)?;
         let ports = transport::ports(whole).unwrap_or_default();
         let ends =
@@ -82,33 +106,35 @@ impl Packet {
                 header.total_len.hash(&mut hasher);
             }
         }
-        let data = segment.filter(|of| of.data > 0);
-        let data = data.map(|of| Data { sequence: of.sequence, length: of.data });
+        let is_syn = segment.is_some_and(|of| of.is_syn());
+        let data = segment.filter(|of| of.data > 0).map(|of| Data {
+            // A SYN takes one sequence number, before its data (TCP Fast Open).
+            sequence: of.sequence.wrapping_add(u32::from(is_syn)),
+            length: of.data,
+            has_timestamps: timestamp(payload).is_some(),
+        });
         Some(Packet {
             at,
             ends,
             ttl: fields.ttl,
             key: hasher.finish(),
             data,
-            mss: mss(payload).filter(|_| segment.is_some_and(|of| of.is_syn())),
+            is_syn,
+            mss: mss(payload).filter(|_| is_syn),
         })
     }
 
     /// Hashes that identify the packets into which this one is split on a link whose segments
-    /// have `mss` bytes.
-    pub fn keys(&self, mss: u32) -> impl Iterator<Item = u64> {
-        let Data { sequence, length } = self.data.unwrap_or(Data { sequence: 0, length: 0 });
-        let (mss, key) = (mss.max(1), self.key);
-        let pieces = length.div_ceil(mss).max(1);
-        let is_data = self.data.is_some();
-        (0..pieces).map(move |n| {
-            if !is_data {
-                return key;
-            }
+    /// have `size` bytes of data, at least one.
+    pub fn keys(&self, size: u32) -> impl Iterator<Item = u64> {
+        let key = self.key;
+        let whole = self.data.is_none().then_some(key);
+        let pieces = self.data.into_iter().flat_map(move |data| data.pieces(size));
+        whole.into_iter().chain(pieces.map(move |piece| {
             let mut hasher = DefaultHasher::new();
-            (key, sequence.wrapping_add(n * mss)).hash(&mut hasher);
+            (key, piece.sequence).hash(&mut hasher);
             hasher.finish()
-        })
+        }))
     }
 }
 
@@ -180,7 +206,10 @@ fn mss(segment: &[u8]) -> Option<u16> {
 pub(super) mod tests {
     use super::*;
 
-    /// Segment from host 1 to host 2, or back, of `data` bytes from `sequence` on.
+    const SYN: u8 = 2;
+    const ACK: u8 = 0x10;
+
+    /// Segment from host 1 to host 2, or back, of `data` bytes from `sequence` on, with timestamps.
     pub(in crate::observe) fn segment(
         millis: u64,
         back: bool,
@@ -188,18 +217,41 @@ pub(super) mod tests {
         data: usize,
         ttl: u8,
     ) -> Packet {
-        let mut bytes = vec![0; 52 + data];
+        let mut options: [u8; 12] = [1, 1, 8, 10, 0, 0, 0, 0, 0, 0, 0, 0];
+        options[4..8].copy_from_slice(&(millis as u32).to_be_bytes());
+        tcp(millis, back, sequence, (ACK, &options), data, ttl)
+    }
+
+    /// Segment from host 1 to host 2 of `data` bytes from `sequence` on, without options.
+    pub(in crate::observe) fn plain(millis: u64, sequence: u32, data: usize, ttl: u8) -> Packet {
+        tcp(millis, false, sequence, (ACK, &[]), data, ttl)
+    }
+
+    /// SYN from host 1 to host 2 with an MSS of 1,460.
+    pub(in crate::observe) fn syn(millis: u64, sequence: u32, ttl: u8) -> Packet {
+        tcp(millis, false, sequence, (SYN, &[2, 4, 0x05, 0xb4]), 0, ttl)
+    }
+
+    fn tcp(
+        millis: u64,
+        back: bool,
+        sequence: u32,
+        (flags, options): (u8, &[u8]),
+        data: usize,
+        ttl: u8,
+    ) -> Packet {
+        let header = 40 + options.len();
+        let mut bytes = vec![0; header + data];
         (bytes[0], bytes[8], bytes[9]) = (0x45, ttl, 6);
-        set_length(&mut bytes, 52 + data);
+        set_length(&mut bytes, header + data);
         let (from, to) =
             if back { ([10, 2, 0, 1], [10, 1, 0, 1]) } else { ([10, 1, 0, 1], [10, 2, 0, 1]) };
         bytes[12..16].copy_from_slice(&from);
         bytes[16..20].copy_from_slice(&to);
         bytes[20..24].copy_from_slice(&if back { [0, 80, 0, 9] } else { [0, 9, 0, 80] });
         bytes[24..28].copy_from_slice(&sequence.to_be_bytes());
-        (bytes[32], bytes[33]) = (0x80, 0x10);
-        bytes[40..44].copy_from_slice(&[1, 1, 8, 10]);
-        bytes[44..48].copy_from_slice(&(millis as u32).to_be_bytes());
+        (bytes[32], bytes[33]) = ((5 + options.len() as u8 / 4) << 4, flags);
+        bytes[40..header].copy_from_slice(options);
         let at = Duration::from_millis(millis);
         Packet::parse(at, &bytes[..bytes.len().min(96)], bytes.len()).unwrap()
     }
@@ -215,9 +267,31 @@ pub(super) mod tests {
     }
 
     #[test]
+    fn data_in_a_syn_follows_it() {
+        let packet = tcp(0, false, u32::MAX, (SYN, &[]), 100, 64);
+        assert_eq!(packet.data.unwrap().sequence, 0);
+    }
+
+    #[test]
     fn checksums_and_hop_limits_do_not_identify_a_packet() {
         let ack = |ttl| segment(7, true, 50, 0, ttl).key;
         assert_eq!(ack(64), ack(60));
         assert_ne!(ack(64), segment(8, true, 50, 0, 64).key);
+    }
+
+    #[test]
+    fn padding_of_the_link_does_not_identify_a_packet() {
+        let mut bytes = [0; 46];
+        (bytes[0], bytes[3], bytes[9]) = (0x45, 30, UDP);
+        let key = |bytes: &[u8]| Packet::parse(Duration::ZERO, bytes, bytes.len()).unwrap().key;
+        assert_eq!(key(&bytes[..30]), key(&bytes));
+    }
+
+    #[test]
+    fn a_false_length_is_limited() {
+        let mut bytes = [0; 60];
+        (bytes[0], bytes[9], bytes[32]) = (0x45, 6, 0x50);
+        let packet = Packet::parse(Duration::ZERO, &bytes, usize::MAX).unwrap();
+        assert_eq!(packet.data.unwrap().length, 65_535 - 40);
     }
 }

@@ -13,12 +13,9 @@ use viaduct_proto::repair::shadow::Fate;
 use viaduct_proto::time::Instant;
 
 use super::finding::Path;
-use super::packet::{Ends, Packet};
+use super::packet::Packet;
+use super::sizes::Sizes;
 
-/// MSS of flows whose SYNs were not captured.
-const USUAL_MSS: u32 = 1_460;
-/// Bytes of timestamps in each segment of a flow that uses them.
-const TIMESTAMPS_LEN: u32 = 12;
 /// Number of packets that are judged together, as in a manifest.
 const CHUNK: usize = 64;
 /// Time of the first packet on the computed clock. It is above 0, because the captures' clocks
@@ -48,13 +45,14 @@ struct Piece {
 
 impl Pair {
     /// Compares two captures. `prefixes` are the addresses at the near end, needed if hop limits do
-    /// not show which addresses these are.
-    pub fn new(near: &[Packet], far: &[Packet], prefixes: &[IpNet]) -> Pair {
-        let sizes = sizes(near.iter().chain(far));
-        let mss = |packet: &Packet| sizes.get(&packet.ends).copied().unwrap_or(USUAL_MSS);
+    /// not show which addresses these are. Errors: a capture has too many segments.
+    pub fn new(near: &[Packet], far: &[Packet], prefixes: &[IpNet]) -> Result<Pair> {
+        let sizes = Sizes::new(&[near, far]);
+        sizes.check(near)?;
+        sizes.check(far)?;
         let mut open: HashMap<u64, VecDeque<(Duration, u8)>> = HashMap::new();
         for packet in far {
-            for key in packet.keys(mss(packet)) {
+            for key in packet.keys(sizes.of(packet)) {
                 open.entry(key).or_default().push_back((packet.at, packet.ttl));
             }
         }
@@ -62,7 +60,7 @@ impl Pair {
         let mut matched = 0;
         for packet in near {
             let source = packet.ends.source.0;
-            for key in packet.keys(mss(packet)) {
+            for key in packet.keys(sizes.of(packet)) {
                 let arrival = open.get_mut(&key).and_then(VecDeque::pop_front);
                 if let Some((_, ttl)) = arrival {
                     matched += 1;
@@ -74,7 +72,7 @@ impl Pair {
         }
         // The remaining packets left the far end, and were lost on their way to the near end.
         for packet in far {
-            for key in packet.keys(mss(packet)) {
+            for key in packet.keys(sizes.of(packet)) {
                 let Some(left) = open.get_mut(&key) else { continue };
                 if left.front().is_some_and(|(at, _)| *at == packet.at) {
                     left.pop_front();
@@ -93,7 +91,7 @@ impl Pair {
             }
         });
         let from_near = from_near.collect();
-        Pair { pieces, from_near, ends_known, matched }
+        Ok(Pair { pieces, from_near, ends_known, matched })
     }
 
     /// Both paths, and the round-trip time of the link. Errors: the captures do not show which
@@ -178,33 +176,9 @@ fn fates(crossed: &[(Duration, Option<Duration>)]) -> Vec<(Instant, Fate)> {
     fates
 }
 
-/// Bytes of data per segment of each flow on the link: interfaces split larger segments, and
-/// merge smaller ones.
-fn sizes<'a>(packets: impl Iterator<Item = &'a Packet>) -> HashMap<Ends, u32> {
-    let (mut announced, mut largest) = (HashMap::<Ends, u32>::new(), HashMap::<Ends, u32>::new());
-    for packet in packets {
-        if let Some(mss) = packet.mss {
-            // Both ends of a connection use the lower MSS.
-            for ends in [packet.ends, packet.ends.back()] {
-                let of = announced.entry(ends).or_insert(u32::MAX);
-                *of = u32::from(mss).min(*of);
-            }
-        }
-        if let Some(data) = packet.data {
-            let of = largest.entry(packet.ends).or_default();
-            *of = data.length.max(*of);
-        }
-    }
-    let size = |(ends, largest): (Ends, u32)| match announced.get(&ends) {
-        Some(mss) => (ends, mss.saturating_sub(TIMESTAMPS_LEN).max(1)),
-        None => (ends, largest.min(USUAL_MSS - TIMESTAMPS_LEN)),
-    };
-    largest.into_iter().map(size).collect()
-}
-
 #[cfg(test)]
 mod tests {
-    use super::super::packet::tests::segment;
+    use super::super::packet::tests::{plain, segment, syn};
     use super::*;
 
     #[test]
@@ -222,7 +196,7 @@ mod tests {
         near.extend((0..100).filter(|n| n % 10 != 5).map(|n| came(n, true)));
         let mut far: Vec<Packet> = (0..100).map(|n| ahead(sent(n, true))).collect();
         far.extend((0..100).filter(|n| n % 20 != 7).map(|n| ahead(came(n, false))));
-        let pair = Pair::new(&near, &far, &[]);
+        let pair = Pair::new(&near, &far, &[]).unwrap();
         let (paths, rtt) = pair.paths().unwrap();
         let lost = |path: &Path| path.fates.iter().filter(|(_, of)| *of == Fate::Lost).count();
         assert_eq!((lost(&paths[0]), lost(&paths[1])), (5, 10));
@@ -232,10 +206,36 @@ mod tests {
     #[test]
     fn where_hop_limits_are_equal_the_near_end_has_to_be_named() {
         let packets: Vec<Packet> = (0..9).map(|n| segment(n, false, n as u32, 9, 64)).collect();
-        let pair = Pair::new(&packets, &packets, &[]);
+        let pair = Pair::new(&packets, &packets, &[]).unwrap();
         assert!(pair.paths().unwrap_err().to_string().contains("--near"));
         let near = ["10.1.0.0/16".parse().unwrap()];
-        let (paths, _) = Pair::new(&packets, &packets, &near).paths().unwrap();
+        let (paths, _) = Pair::new(&packets, &packets, &near).unwrap().paths().unwrap();
         assert_eq!((paths[0].fates.len(), paths[1].fates.len()), (9, 0));
+    }
+
+    #[test]
+    fn segments_without_timestamps_have_the_full_mss() {
+        let merged = (0..3).map(|n| plain(n, 1_000 + 2_920 * n as u32, 2_920, 64));
+        let split = (0..6u64).map(|n| plain(50 + n, 1_000 + 1_460 * n as u32, 1_460, 62));
+        let near: Vec<Packet> = std::iter::once(syn(0, 999, 64)).chain(merged).collect();
+        let far: Vec<Packet> = std::iter::once(syn(50, 999, 62)).chain(split).collect();
+        // With the SYN, and without it.
+        for (skipped, packets) in [(0, 7), (1, 6)] {
+            let pair = Pair::new(&near[skipped..], &far[skipped..], &[]).unwrap();
+            let (paths, _) = pair.paths().unwrap();
+            let arrived = paths[0].fates.iter().filter(|(_, fate)| *fate == Fate::Arrived);
+            assert_eq!(
+                (pair.matched, paths[0].fates.len(), arrived.count()),
+                (packets, packets, packets)
+            );
+        }
+    }
+
+    #[test]
+    fn a_false_mss_and_false_lengths_do_not_fill_the_memory() {
+        let syn = Packet { mss: Some(1), ..syn(0, 999, 64) };
+        let long = vec![segment(1, false, 1_000, 65_000, 64); 23_000];
+        let text = Pair::new(&[vec![syn], long].concat(), &[], &[]).err().unwrap().to_string();
+        assert!(text.contains("more than 40,000,000 packets"), "{text}");
     }
 }
