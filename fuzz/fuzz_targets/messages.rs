@@ -7,14 +7,24 @@ use std::num::NonZeroU16;
 
 use arbitrary::Arbitrary;
 use libfuzzer_sys::fuzz_target;
-use viaduct_fuzz::{Bytes, MEMORY, Steps, packet, peer, plane_of};
+use viaduct_fuzz::{Bytes, MEMORY, Steps, greet, member, packet, peer, rack};
 use viaduct_proto::fec::{Cover, Draw, Repair, Row};
 use viaduct_proto::repair::control::Limits;
 use viaduct_proto::repair::report::{REPORT, Report};
 use viaduct_proto::repair::section::{self, Form, Manner, Name, Need, Part, emit_names};
-use viaduct_proto::repair::{Coding, Plane};
+use viaduct_proto::repair::{Coding, Plane, RackConfig};
 use viaduct_proto::time::{Duration, Instant};
 use viaduct_proto::wire::ip::{self, Header, MutableFields};
+
+#[derive(Arbitrary, Debug)]
+struct Input {
+    /// 0 modulo 8 if the handshake is done, so that the gateway also sends. This is rare, because
+    /// handshakes would take most of the time.
+    up: u8,
+    /// True if both gateways are members of racks.
+    in_racks: bool,
+    steps: Steps<Step>,
+}
 
 #[derive(Arbitrary, Debug)]
 enum Step {
@@ -25,8 +35,8 @@ enum Step {
     Repair { first: u32, far: bool, stride: u16, count: u16, kind: Kind, part: u8, body: Body },
     /// Names of packets, whose numbers are near those of other steps.
     Names { first: u16, names: Vec<Named>, times: Option<(u32, Vec<u8>)>, apart: u16 },
-    /// Claims of slices.
-    Claims(Bytes),
+    /// Claims of slices, each with its age in milliseconds and its number of packets.
+    Claims(Vec<(Packet, u32, u16)>),
     /// The name of a packet and then a repair of it alone, as an honest peer sends them.
     Single { first: u16, packet: Packet, fields: (u8, u8) },
     /// A request for repairs or names.
@@ -93,13 +103,18 @@ impl Packet {
     }
 }
 
-fuzz_target!(|steps: Steps<Step>| {
-    let mut gateway =
-        plane_of(0, Coding::Auto(Limits { max_overhead: 0.3, max_rate: None }.into()));
+fuzz_target!(|input: Input| {
+    let coding = || Coding::Auto(Limits { max_overhead: 0.3, max_rate: None }.into());
+    let rack = || if input.in_racks { rack() } else { RackConfig::default() };
+    let mut gateway = member(0, coding(), rack());
     let mut now = Instant::ZERO;
+    if input.up.is_multiple_of(8) {
+        [gateway, _] = greet([gateway, member(1, coding(), rack())]);
+        now += Duration::from_millis(200);
+    }
     // Until the first report, all packets of the peer may be from before the start.
     gateway.handle_opened(now, &report(&Report { next: 1, ..Report::default() }));
-    for step in &steps.0 {
+    for step in &input.steps.0 {
         match step {
             Step::Raw(bytes) => gateway.handle_opened(now, &bytes.0),
             Step::Arrives(packet) => gateway.handle_incoming(now, now, &mut packet.normal()),
@@ -169,7 +184,19 @@ fn message(gateway: &Plane, step: &Step) -> Vec<u8> {
         }
         Step::Claims(claims) => {
             const CLAIMS: u8 = 11;
-            section::emit(CLAIMS, &mut out, |body| body.extend(&claims.0));
+            section::emit(CLAIMS, &mut out, |body| {
+                for (of, age, packets) in claims {
+                    let site = u8::from(!of.inwards);
+                    let (family, address) = match of.v6 {
+                        false => (4, vec![10, site, 0, of.len]),
+                        true => (6, [&[0xfd, 0, 0, site][..], &[0; 12]].concat()),
+                    };
+                    body.push(family);
+                    body.extend(age.to_be_bytes());
+                    body.extend(packets.to_be_bytes());
+                    body.extend(address);
+                }
+            });
         }
         Step::Need { first, packets, repairs } => {
             let need = Need { first: *first, packets: *packets, repairs: *repairs };

@@ -14,6 +14,7 @@ use viaduct_proto::flow::{Action, BottomId, Chain, Failure, Half, HandlerSpec};
 use viaduct_proto::handlers::{Shell, registry};
 use viaduct_proto::rng::Rng;
 use viaduct_proto::time::{Duration, Instant};
+use viaduct_proto::tunnel::wire::{Frame, Parser};
 
 const LIMIT: usize = 4_096;
 /// Bytes that may wait beyond the limit: the data of one call.
@@ -63,6 +64,9 @@ struct World {
     ends: Vec<End>,
     bottom: BottomId,
     claims: HashMap<Vec<u8>, usize>,
+    /// Parser of the frames to the other end, and the last ping among them.
+    parser: Parser,
+    pinged: u64,
 }
 
 impl World {
@@ -78,7 +82,14 @@ impl World {
         let mut chain = Chain::new(factories, LIMIT, Instant::ZERO);
         chain.accepted(Instant::ZERO);
         let bottom = chain.bottom().expect("a new chain has one connection");
-        World { now: Instant::ZERO, ends: vec![End::new(chain)], bottom, claims: HashMap::new() }
+        World {
+            now: Instant::ZERO,
+            ends: vec![End::new(chain)],
+            bottom,
+            claims: HashMap::new(),
+            parser: Parser::default(),
+            pinged: 0,
+        }
     }
 
     fn end(&mut self, chain: u8) -> &mut End {
@@ -88,6 +99,22 @@ impl World {
 
     fn hear(&mut self, bytes: Vec<u8>) {
         self.ends[0].chain.avail(self.now, self.bottom, bytes.into());
+    }
+
+    /// Takes all frames of a chain's connection.
+    fn send(&mut self, key: usize, bottom: BottomId) {
+        let chain = &mut self.ends[key].chain;
+        let bytes = chain.outgoing(bottom).pieces().flatten().copied().collect::<Vec<u8>>();
+        chain.sent(self.now, bottom, bytes.len());
+        if bottom != self.bottom || key != 0 {
+            return;
+        }
+        let mut rest = &bytes[..];
+        while let Some((_, frame)) = self.parser.next(&mut rest).expect("frames") {
+            if let Frame::Ping(any) = frame {
+                self.pinged = any;
+            }
+        }
     }
 
     /// Performs the chains' actions until none is left.
@@ -117,10 +144,7 @@ impl World {
                     Action::Connect(bottom, _) => {
                         self.ends[key].chain.connected(now, bottom, Err(Failure::Refused));
                     }
-                    Action::Send(bottom) => {
-                        let count = self.ends[key].chain.outgoing(bottom).len();
-                        self.ends[key].chain.sent(now, bottom, count);
-                    }
+                    Action::Send(bottom) => self.send(key, bottom),
                     Action::Finished => self.ends[key].finished += 1,
                     Action::Failed(_) => self.ends[key].failed += 1,
                     _ => {}
@@ -150,7 +174,7 @@ fuzz_target!(|input: Input| {
         match step {
             Step::Raw { bytes } => world.hear(bytes.0),
             Step::Frame { stream, frame } => {
-                world.hear(emitted(frame.stream(stream), &frame.framed(1, 0)));
+                world.hear(emitted(frame.stream(stream), &frame.framed(1, world.pinged)));
             }
             Step::Write { chain, count } => {
                 let chain = &mut world.end(chain).chain;

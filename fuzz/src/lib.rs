@@ -11,7 +11,7 @@ use viaduct_proto::fec::{Code, layered};
 use viaduct_proto::keys::{Entropy, SecretKey};
 use viaduct_proto::repair::lanes::LaneCount;
 use viaduct_proto::repair::{
-    Coding, Local, PeerConfig, Plane, RackConfig, Sites, Transport, TransportChoice,
+    Coding, Local, PeerConfig, PeerMember, Plane, RackConfig, Sites, Transport, TransportChoice,
 };
 use viaduct_proto::rng::Rng;
 use viaduct_proto::time::{Duration, Instant};
@@ -92,18 +92,27 @@ pub fn peer(side: usize, coding: Option<Coding>) -> PeerConfig {
 
 /// The gateway of `side`.
 pub fn plane(side: usize, code: Code) -> Plane {
-    plane_of(side, Coding::Fixed(code))
+    member(side, Coding::Fixed(code), RackConfig::default())
 }
 
-/// The gateway of `side`, with this coding.
-pub fn plane_of(side: usize, coding: Coding) -> Plane {
+/// Membership of a gateway in a rack of its site, whose peer is the only member of the other rack.
+pub fn rack() -> RackConfig {
+    let slices = |n: usize| peer(n, None).sites.local;
+    let own_slices = [slices(0), slices(1)].concat();
+    let peer = PeerMember { rack: "rack".to_owned(), weight: 1, slices: Vec::new() };
+    RackConfig { own_weight: Some(1), own_slices, peer: Some(peer) }
+}
+
+/// The gateway of `side`, with this coding and membership.
+pub fn member(side: usize, coding: Coding, rack: RackConfig) -> Plane {
     let rng = Mutex::new(Rng::from_seed(side as u64));
     let entropy: Entropy =
         Arc::new(move |out: &mut [u8]| rng.lock().expect("one thread").fill(out));
     let secret = SECRETS[side].clone();
     let unix_nanos_at_zero = 1_700_000_000_000_000_000;
     let local = Local { secret, entropy, unix_nanos_at_zero, lanes: LaneCount::ONE };
-    Plane::new(local, vec![peer(side, Some(coding))], Instant::ZERO).expect("a code that works")
+    let peer = PeerConfig { rack, ..peer(side, Some(coding)) };
+    Plane::new(local, vec![peer], Instant::ZERO).expect("a code that works")
 }
 
 /// A packet with `len` bytes after its IP header, from a host of `from` to one of the other side.
@@ -156,7 +165,11 @@ pub fn settle(planes: &mut [Plane; 2], now: Instant) -> Vec<(usize, Vec<u8>)> {
 
 /// Two gateways after their handshake.
 pub fn pair(code: &Code) -> [Plane; 2] {
-    let mut planes = [plane(0, code.clone()), plane(1, code.clone())];
+    greet([plane(0, code.clone()), plane(1, code.clone())])
+}
+
+/// Performs the handshake of two gateways.
+pub fn greet(mut planes: [Plane; 2]) -> [Plane; 2] {
     for _ in 0..4 {
         let next = planes.iter().filter_map(Plane::poll_timeout).min().unwrap_or_default();
         planes.iter_mut().for_each(|plane| plane.handle_timeout(next));

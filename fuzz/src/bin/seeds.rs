@@ -59,6 +59,8 @@ fn main() -> io::Result<()> {
     write(&corpus, "agree", &offers())?;
     write(&corpus, "names", &questions())?;
     write(&corpus, "trickles_packets", &trickles_packets())?;
+    write(&corpus, "tcp", &segments())?;
+    write(&corpus, "preface", &prefaces())?;
     // These targets interpret their input as a sequence of operations, so any bytes are valid.
     for target in [
         "decoders",
@@ -123,7 +125,7 @@ fn udp_packets() -> Vec<Vec<u8>> {
     ends.into_iter().filter_map(packet).collect()
 }
 
-/// A SYN, its answer, a request and its answer; a datagram.
+/// A SYN, its answer, a request and its answer; a datagram; messages of ICMP errors.
 fn trickles_packets() -> Vec<Vec<u8>> {
     let ends = [("10.0.0.1:40000", "10.0.0.2:80"), ("[fd00::1]:40000", "[fd00::2]:80")];
     let mut packets = Vec::new();
@@ -142,6 +144,10 @@ fn trickles_packets() -> Vec<Vec<u8>> {
         }
         packets.push([&udp::head(Role::Answer, 7)[..], b"message"].concat());
     }
+    let quoted = packets[0].clone();
+    packets.push([&[3, 4, 0, 0, 0, 0, 5, 0][..], &quoted].concat());
+    let quoted = packets[packets.len() / 2].clone();
+    packets.push([&[2, 0, 0, 0, 0, 0, 5, 0][..], &quoted].concat());
     packets
 }
 
@@ -242,6 +248,35 @@ fn hops() -> Vec<Vec<u8>> {
     seeds
 }
 
+/// Prefaces of clients, some with the password of the target's hop, that arrive in pieces.
+fn prefaces() -> Vec<Vec<u8>> {
+    let socks = b"\x05\x02\x00\x02\x01\x04user\x04word\x05\x01\x00\x03\x0bexample.org\x01\xbb";
+    let connect =
+        b"CONNECT [::1]:80 HTTP/1.1\r\nProxy-Authorization: Basic dXNlcjp3b3Jk\r\n\r\n";
+    let of = |has_secret: bool, bytes: &[u8]| {
+        let head = [1, 1, 1, has_secret.into(), 1, 3, 5, 1, 20, 0];
+        [&head, bytes].concat()
+    };
+    let open = hops().into_iter().map(|bytes| of(false, &bytes));
+    open.chain([of(true, socks), of(true, connect)]).collect()
+}
+
+/// Segments with the options that gateways read, over IPv4 and IPv6.
+fn segments() -> Vec<Vec<u8>> {
+    const MSS: [u8; 4] = [2, 4, 5, 180];
+    const STAMPS: [u8; 12] = [1, 1, 8, 10, 0, 0, 0, 7, 0, 0, 0, 5];
+    const SACK: [u8; 20] = [1, 1, 5, 18, 0, 0, 1, 0, 0, 0, 2, 0, 0, 0, 3, 0, 0, 0, 4, 0];
+    let of = |v6: bool, flags: u8, options: &[u8]| {
+        let mut input = vec![u8::from(v6), 1, 2, 3, 4];
+        // Numbers, flags and words of options; the last timestamp, the MSS, a segment's length.
+        input.extend([0, 0, 4, 0, 0, 0, 2, 0, flags, options.len() as u8 / 4]);
+        input.extend([9, 0, 0, 0, 0, 4, 100, 0, 0]);
+        [&input, options, &[7; 300]].concat()
+    };
+    let open = [&STAMPS[..], &SACK].concat();
+    [false, true].map(|v6| [of(v6, 2, &MSS), of(v6, 0x10, &open)]).concat()
+}
+
 /// Input from wrapped programs and their users.
 fn wrapped() -> Vec<Vec<u8>> {
     let to = "192.0.2.1:443".parse().expect("an address");
@@ -266,7 +301,10 @@ fn offers() -> Vec<Vec<u8>> {
         let terms = Terms::new(chain, &Required::All).expect("they can be negotiated");
         [&[2, 4, 5, 0xb4][..], &terms.offer().emit(), &[1, 1, 0, 0]].concat()
     };
-    chains.map(offer).to_vec()
+    let in_band = Terms::new(&[("compress", true)], &Required::All).expect("can be negotiated");
+    // The offer in the first bytes, and a block of plain data.
+    let in_band = [&in_band.offer().emit()[..], &[0, 0, 0, 3], b"abc"].concat();
+    [chains.map(offer).to_vec(), vec![in_band]].concat()
 }
 
 /// Queries of resolvers: for an address, and for the name of one, followed by EDNS.

@@ -17,9 +17,9 @@ use std::sync::Arc;
 use bytes::Bytes;
 
 use super::Shell;
-use super::early::{Early, End};
 use crate::flow::{
-    About, Address, Arguments, Context, FIRST, Factory, Failure, Half, Handler, Output, Timer,
+    About, Address, Arguments, Context, Early, End, FIRST, Factory, Failure, Half, Handler, Output,
+    Timer,
 };
 use crate::keys::{Entropy, PublicKey, SecretKey};
 use crate::time::Duration;

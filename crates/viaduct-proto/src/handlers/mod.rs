@@ -6,7 +6,6 @@ mod compress;
 mod congestion;
 mod count;
 mod crypt;
-mod early;
 mod lane;
 mod latency;
 mod migrate;

@@ -2,9 +2,8 @@
 
 use bytes::Bytes;
 
-use super::early::End;
 use super::lane::Lane;
-use crate::flow::{Context, FIRST, Failure, Half, Handler, Output, Timer};
+use crate::flow::{Context, End, FIRST, Failure, Half, Handler, Output, Timer};
 use crate::time::Instant;
 
 /// Schedule of one direction of a flow.

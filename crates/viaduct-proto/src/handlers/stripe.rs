@@ -5,11 +5,10 @@ use std::net::IpAddr;
 use std::sync::Arc;
 
 use super::Shell;
-use super::multipath::{self, Plan};
+use super::multipath::{self, MAX_PATHS, Plan};
 use crate::flow::{About, Address, Arguments, Factory};
 use crate::time::Duration;
 
-const MAX_PATHS: usize = 32;
 const DEFAULT_PATHS: usize = 2;
 const DEFAULT_WITHIN: Duration = Duration::from_secs(10);
 
@@ -32,7 +31,7 @@ pub(super) fn build(arguments: &mut Arguments, shell: &Shell) -> Result<Arc<dyn 
     let within = arguments.take("within", "a time such as 30s, 5m or 2h", multipath::time)?;
     Ok(Plan::factory(Plan {
         name: "stripe",
-        paths: paths.unwrap_or(if from.len() > 1 { from.len() } else { DEFAULT_PATHS }),
+        paths: paths.unwrap_or(from.len().clamp(DEFAULT_PATHS, MAX_PATHS)),
         from,
         within: within.unwrap_or(DEFAULT_WITHIN),
         buffer: multipath::buffer(arguments)?,

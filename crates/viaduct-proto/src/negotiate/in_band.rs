@@ -15,7 +15,9 @@ use std::sync::{Arc, Mutex, PoisonError};
 use bytes::{Bytes, BytesMut};
 
 use super::{LEN, Offer, Refusal, Terms, binding, names, select_handlers};
-use crate::flow::{Address, Context, FIRST, Factory, Failure, Handler, Output, Timer};
+use crate::flow::{
+    Address, Context, Early, End, FIRST, Factory, Failure, Half, Handler, Output, Timer,
+};
 use crate::time::{Duration, Instant};
 
 /// Time within which the other end must send its offer.
@@ -39,8 +41,10 @@ struct InBand {
     connects: bool,
     stage: Stage,
     inbox: BytesMut,
-    /// Data that handlers have written before the offer was sent; `None` after that.
-    early: Option<Vec<Bytes>>,
+    /// Data that handlers have written before the offer was sent.
+    early: Early,
+    /// True if the connection takes more data.
+    room: bool,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -77,8 +81,8 @@ impl Factory for InBandFactory {
 
     fn make(&self) -> Box<dyn Handler + Send> {
         let (shared, inbox) = (self.0.clone(), BytesMut::new());
-        let early = Some(Vec::new());
-        Box::new(InBand { shared, connects: false, stage: Stage::Idle, inbox, early })
+        let (early, stage) = (Early::default(), Stage::Idle);
+        Box::new(InBand { shared, connects: false, stage, inbox, early, room: true })
     }
 }
 
@@ -119,11 +123,20 @@ impl InBand {
         cx.set_timer(OFFER_TIMER, Some(cx.now() + OFFER_TIMEOUT));
     }
 
-    /// Sends this end's offer, before all other data.
+    /// Sends this end's offer, and after it all other data.
     fn send_offer(&mut self, cx: &mut Context<'_>) {
-        let offer = Bytes::copy_from_slice(&self.shared.terms.offer().emit());
-        for data in [offer].into_iter().chain(self.early.take().unwrap_or_default()) {
-            let _ = cx.output(FIRST).write(data);
+        let offer = self.shared.terms.offer().emit();
+        let _ = cx.output(FIRST).write(Bytes::copy_from_slice(&offer));
+        self.early.send(cx, FIRST);
+        cx.upstream().may_write(self.room);
+    }
+
+    /// Returns whether this end's offer has not been sent, so that other data has to wait.
+    fn waits(&self) -> bool {
+        match self.stage {
+            Stage::Idle => true,
+            Stage::AwaitsOffer => !self.connects,
+            Stage::Open | Stage::Over => false,
         }
     }
 
@@ -168,25 +181,57 @@ impl InBand {
 }
 
 impl Handler for InBand {
+    fn start(&mut self, cx: &mut Context<'_>) {
+        cx.plumb();
+        cx.upstream().may_write(false);
+    }
+
     fn connect(&mut self, cx: &mut Context<'_>, to: Address) {
         self.connects = true;
         cx.output(FIRST).connect(to);
     }
 
     fn write(&mut self, cx: &mut Context<'_>, data: Bytes) -> bool {
-        match &mut self.early {
-            Some(early) => {
-                early.push(data);
-                self.stage != Stage::Over
-            }
-            None => cx.output(FIRST).write(data),
+        if self.waits() {
+            self.early.push(data);
+            return true;
+        }
+        self.stage != Stage::Over && cx.output(FIRST).write(data)
+    }
+
+    fn shutdown(&mut self, cx: &mut Context<'_>, half: Half) {
+        match (self.waits(), half) {
+            (true, Half::Write) => self.early.end(End::Shutdown),
+            _ => cx.output(FIRST).shutdown(half),
+        }
+    }
+
+    fn close(&mut self, cx: &mut Context<'_>) {
+        // Data written before the connection still has to be sent.
+        match self.waits() && self.early.len() > 0 {
+            true => self.early.end(End::Close),
+            false => cx.output(FIRST).close(),
+        }
+    }
+
+    fn held(&self) -> u64 {
+        self.early.len()
+    }
+
+    fn may_write(&mut self, cx: &mut Context<'_>, _from: Output, may: bool) {
+        self.room = may;
+        if !self.waits() {
+            cx.upstream().may_write(may);
         }
     }
 
     fn connected(&mut self, cx: &mut Context<'_>, _from: Output, result: Result<(), Failure>) {
-        if result.is_ok() {
-            self.send_offer(cx);
-            self.await_offer(cx);
+        match result {
+            Ok(()) => {
+                self.await_offer(cx);
+                self.send_offer(cx);
+            }
+            Err(_) => self.stage = Stage::Over,
         }
         cx.upstream().connected(result);
     }

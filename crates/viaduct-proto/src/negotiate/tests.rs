@@ -3,8 +3,9 @@
 use proptest::prelude::*;
 
 use super::*;
+use crate::flow::{Action, Address, Chain, Half};
 use crate::handlers::testing::{Net, factories, shell};
-use crate::time::Duration;
+use crate::time::{Duration, Instant};
 
 const NAMES: [&str; 4] = ["compress", "crypt", "migrate", "stripe"];
 
@@ -158,4 +159,29 @@ fn an_end_with_another_chain_or_none_is_refused() {
         assert!(plain || net.ends[1].iter().all(|end| !end.is_there), "{why}");
         assert!(net.said.iter().any(|line| line.contains(why)), "{why}: {:?}", net.said);
     }
+}
+
+#[test]
+fn data_written_before_the_connection_waits_at_its_source_and_follows_the_offer() {
+    let now = Instant::ZERO;
+    let mut chain = Chain::new(in_band(&["compress"]), 64 << 10, now);
+    let bottom = chain.bottom().unwrap();
+    assert!(chain.write(now, vec![7; 9_000].into()));
+    chain.connect(now, Address::Name("server".to_owned(), 80));
+    chain.handle_timeout(now);
+    assert!(!chain.may_write(), "a server that does not answer must not fill memory");
+    assert!(chain.held() > 0);
+    chain.shutdown(now, Half::Write);
+    assert!(
+        !std::iter::from_fn(|| chain.poll_action())
+            .any(|action| matches!(action, Action::Shutdown(..)))
+    );
+    chain.connected(now, bottom, Ok(()));
+    let sent: Vec<u8> = chain.outgoing(bottom).pieces().flatten().copied().collect();
+    assert_eq!(Offer::parse(&sent[..LEN]).unwrap().items.len(), 1);
+    assert!(sent.len() > LEN + 4);
+    chain.sent(now, bottom, sent.len());
+    let mut actions = std::iter::from_fn(|| chain.poll_action());
+    assert!(actions.any(|action| action == Action::Shutdown(bottom, Half::Write)));
+    assert_eq!(chain.held(), 0);
 }

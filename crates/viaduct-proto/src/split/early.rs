@@ -141,6 +141,15 @@ impl<T> Early<T> {
         }
     }
 
+    /// Changes the time for which entries are kept: later entries, and those of `tuples`.
+    pub fn set_ttl(&mut self, ttl: Duration, tuples: impl Iterator<Item = Tuple>) {
+        let before = std::mem::replace(&mut self.ttl, ttl);
+        for tuple in tuples {
+            let until = self.pending.get(&tuple).map(|(until, _)| *until);
+            until.into_iter().for_each(|until| self.postpone(&tuple, until - before + ttl));
+        }
+    }
+
     /// Handles a refusal by the server: removes the connection of `tuple` and returns it, so that
     /// its client can be refused.
     pub fn handle_refusal(&mut self, tuple: &Tuple) -> Option<T> {
@@ -270,6 +279,19 @@ mod tests {
         early.postpone(&tuple(7), at(3_000));
         assert_eq!(early.poll_expired(at(2_999)), None);
         assert_eq!(early.poll_expired(at(3_000)), Some((tuple(2), 2)));
+        assert_eq!(early.poll_timeout(), Some(at(9_000)));
+    }
+
+    #[test]
+    fn another_time_applies_to_later_entries_and_to_those_that_are_named() {
+        let mut early = Early::new(10, Duration::from_secs(9));
+        early.handle_syn(at(0), tuple(1), || Some(1));
+        early.handle_syn(at(100), tuple(2), || Some(2));
+        early.set_ttl(Duration::from_secs(2), [tuple(2), tuple(7)].into_iter());
+        early.handle_syn(at(500), tuple(3), || Some(3));
+        assert_eq!(early.poll_expired(at(2_099)), None);
+        assert_eq!(early.poll_expired(at(2_100)), Some((tuple(2), 2)));
+        assert_eq!(early.poll_expired(at(2_500)), Some((tuple(3), 3)));
         assert_eq!(early.poll_timeout(), Some(at(9_000)));
     }
 

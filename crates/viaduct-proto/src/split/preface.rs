@@ -149,6 +149,11 @@ impl Preface {
         }
     }
 
+    /// Returns whether the client has named its destination. Bytes that follow are the flow's.
+    pub fn is_done(&self) -> bool {
+        matches!(self.state, State::Done(_))
+    }
+
     /// Reply to the client once the connection is established or has failed.
     pub fn answer(&self, result: Result<(), Failure>) -> Vec<u8> {
         match self.state {

@@ -6,7 +6,7 @@ use std::net::SocketAddr;
 use bytes::Bytes;
 
 use super::common::{Common, Event, LinkError, Settings, StreamId};
-use super::mux::{Carrier, Lane, Mux};
+use super::mux::{Carrier, Lane, MAX_GONE, Mux};
 use super::stats::{LinkStats, StreamStats, TunnelStats};
 use crate::flow::{Address, Failure};
 use crate::time::Instant;
@@ -72,6 +72,11 @@ impl Tunnel {
         if let Some(mux) = self.links.get_mut(&link) {
             mux.leave();
         }
+    }
+
+    /// Returns whether this end opens no more streams on a link.
+    pub fn has_left(&self, link: u32) -> bool {
+        self.links.get(&link).is_some_and(Mux::has_left)
     }
 
     /// Returns whether both ends have left a link and it can be removed.
@@ -286,6 +291,18 @@ impl Tunnel {
         self.common.window.check(streams.map(|stream| stream.unacknowledged()));
     }
 
+    /// Uses up all numbers but one of the streams that this end opens on a link.
+    #[cfg(test)]
+    pub fn use_up(&mut self, link: u32) {
+        self.links.values_mut().filter(|mux| mux.number == link).for_each(Mux::use_up);
+    }
+
+    /// Number of broken links of which the peer has still to be told.
+    #[cfg(test)]
+    pub fn untold(&self) -> usize {
+        self.gone.len() + self.links.values().map(|mux| mux.reported_gone.len()).sum::<usize>()
+    }
+
     fn on<T>(&mut self, id: StreamId, act: impl FnOnce(&mut Mux, &mut Common) -> T) -> Option<T> {
         self.links.get_mut(&id.link).map(|mux| act(mux, &mut self.common))
     }
@@ -310,7 +327,8 @@ impl Tunnel {
     fn report_gone(&mut self, link: u32) {
         match self.links.values_mut().min_by_key(|mux| mux.hello.is_none()) {
             Some(mux) => mux.report_gone(link),
-            None => self.gone.push(link),
+            None if self.gone.len() < MAX_GONE => self.gone.push(link),
+            None => {}
         }
     }
 }

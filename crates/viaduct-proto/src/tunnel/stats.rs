@@ -38,6 +38,28 @@ pub struct TunnelStats {
     pub delay: Delay,
 }
 
+impl TunnelStats {
+    /// Adds the counters of another tunnel.
+    pub fn merge(&mut self, more: &TunnelStats) {
+        let TunnelStats { links, open, active, opened, accepted, reset, sent, received, .. } =
+            *more;
+        self.links += links;
+        self.open += open;
+        self.active += active;
+        self.opened += opened;
+        self.accepted += accepted;
+        self.reset += reset;
+        self.sent += sent;
+        self.received += received;
+        self.tokens += more.tokens;
+        self.tokens_left += more.tokens_left;
+        self.tokens_stranded += more.tokens_stranded;
+        self.window += more.window;
+        self.held += more.held;
+        self.delay.add(&more.delay);
+    }
+}
+
 /// Counters of a link.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LinkStats {

@@ -31,6 +31,24 @@ pub struct TunnelCounters {
     pub streams: Vec<StreamStats>,
 }
 
+impl TunnelCounters {
+    /// Adds the counters of another tunnel to the same peer.
+    pub fn merge(&mut self, more: &TunnelCounters) {
+        self.down = self.down.take().or_else(|| more.down.clone());
+        self.denied += more.denied;
+        self.all.merge(&more.all);
+        self.links.extend_from_slice(&more.links);
+    }
+
+    /// Keeps only the totals, because the tunnel's loop has ended.
+    pub fn end(&mut self) {
+        let TunnelStats { opened, accepted, reset, sent, received, delay, .. } = self.all;
+        let none = TunnelStats::default();
+        self.all = TunnelStats { opened, accepted, reset, sent, received, delay, ..none };
+        (self.down, self.links, self.streams) = (None, Vec::new(), Vec::new());
+    }
+}
+
 /// Maximum number of streams that are shown individually.
 pub const MAX_STREAMS: usize = 32;
 

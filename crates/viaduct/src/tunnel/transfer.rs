@@ -77,6 +77,7 @@ impl Tunnels {
             {
                 near.mark_up(now);
             }
+            self.free_slots(peer, now);
             if down.is_empty() && over.is_empty() {
                 return;
             }
@@ -85,6 +86,23 @@ impl Tunnels {
             }
             for key in over {
                 self.close(key, &io::Error::other("it is no longer used"), now);
+            }
+        }
+    }
+
+    /// Dials another link in place of each that this tunnel has left although it is wanted. The
+    /// left link ends with its last stream.
+    fn free_slots(&mut self, peer: &SharedPeer, now: Instant) {
+        let near = self.nears.iter_mut().find(|near| Arc::ptr_eq(&near.peer.0, &peer.0));
+        for slot in near.into_iter().flat_map(|near| &mut near.slots) {
+            let link = slot.link.filter(|_| !slot.is_retired());
+            let link = link.and_then(|key| self.links.get_mut(key));
+            if let Some(link) = link
+                && let Some((_, number)) = &link.place
+                && peer.lock().tunnel.has_left(*number)
+            {
+                link.slot = None;
+                slot.failed(true, now);
             }
         }
     }

@@ -20,6 +20,7 @@ use bytes::Bytes;
 use crate::flow::{
     About, Arguments, Context, FIRST, Factory, Failure, Half, Handler, Output, Timer,
 };
+use crate::time::Instant;
 use expand::Expand;
 use squeeze::Squeeze;
 
@@ -46,6 +47,9 @@ struct CompressFactory {
 struct Compress {
     squeeze: Squeeze,
     expand: Expand,
+    /// Bytes delivered at one instant. Below a handler that delivers many pieces at a time, a block
+    /// of each would be delivered before upstream's stop arrives.
+    delivered: (Instant, usize),
     /// True if the flow below has ended; reported after the data.
     ended: bool,
     /// Failure of the flow below; reported after the data.
@@ -73,7 +77,8 @@ impl Factory for CompressFactory {
 
     fn make(&self) -> Box<dyn Handler + Send> {
         let (squeeze, expand) = (Squeeze::new(self.level), Expand::default());
-        Box::new(Compress { squeeze, expand, ended: false, broke: None, over: false })
+        let delivered = (Instant::ZERO, 0);
+        Box::new(Compress { squeeze, expand, delivered, ended: false, broke: None, over: false })
     }
 }
 
@@ -93,13 +98,15 @@ impl Compress {
         }
     }
 
-    /// Delivers about one block's bytes, and sets a timer for the rest.
+    /// Delivers about one block's bytes an instant, and sets a timer for the rest.
     fn deliver(&mut self, cx: &mut Context<'_>) {
-        let mut delivered = 0;
-        while self.expand.is_open && delivered < MAX_PLAIN {
+        if self.delivered.0 != cx.now() {
+            self.delivered = (cx.now(), 0);
+        }
+        while self.expand.is_open && self.delivered.1 < MAX_PLAIN {
             match self.expand.next() {
                 Ok(Some(data)) => {
-                    delivered += data.len();
+                    self.delivered.1 += data.len();
                     let _ = cx.upstream().avail(data);
                 }
                 Ok(None) => break,
@@ -109,7 +116,7 @@ impl Compress {
         if let Some(may) = self.expand.steer() {
             cx.output(FIRST).may_avail(may);
         }
-        let more = self.expand.is_open && delivered >= MAX_PLAIN;
+        let more = self.expand.is_open && self.delivered.1 >= MAX_PLAIN;
         cx.set_timer(EXPAND, more.then_some(cx.now()));
         if !more && self.expand.is_open && !self.over {
             self.tell_end(cx);
@@ -193,7 +200,11 @@ impl Handler for Compress {
     fn timeout(&mut self, cx: &mut Context<'_>, timer: Timer) {
         match timer {
             FLUSH => self.flush(cx, 0),
-            _ => self.deliver(cx),
+            // By now upstream has handled what was delivered before.
+            _ => {
+                self.delivered.1 = 0;
+                self.deliver(cx);
+            }
         }
     }
 }

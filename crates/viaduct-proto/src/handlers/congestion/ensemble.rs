@@ -41,8 +41,9 @@ struct Member {
 pub(super) struct Ensemble {
     window: Window,
     members: BTreeMap<u64, Member>,
-    /// Sum of the bytes that the flows' connections hold.
+    /// Sum of the bytes that the flows' connections hold, and of those not sent yet.
     held: u64,
+    unsent: u64,
     level: f64,
     leveled: Option<Instant>,
     /// Time at which the last flow left.
@@ -57,6 +58,7 @@ impl Ensemble {
             window: Window::new(segment),
             members: BTreeMap::new(),
             held: 0,
+            unsent: 0,
             level: 0.0,
             leveled: None,
             left: None,
@@ -72,6 +74,7 @@ impl Ensemble {
     pub(super) fn leave(&mut self, id: u64, now: Instant) {
         if let Some(member) = self.members.remove(&id) {
             self.held -= member.held();
+            self.unsent -= member.measure.unsent;
         }
         self.leveled = None;
         if self.members.is_empty() {
@@ -93,8 +96,10 @@ impl Ensemble {
             member.recovers = measure.acked + measure.held - measure.unsent.min(measure.held);
         }
         self.held -= member.held();
+        self.unsent -= before.unsent;
         (member.measure, member.since, member.waiting) = (measure, 0, waiting as u64);
         self.held += member.held();
+        self.unsent += measure.unsent;
         if measure.rtt > Duration::ZERO {
             let segment = if measure.segment > 0 { measure.segment } else { SEGMENT };
             self.path.segment = segment.into();
@@ -165,8 +170,7 @@ impl Ensemble {
     }
 
     fn on_the_way(&self) -> f64 {
-        let unsent = self.members.values().map(|member| member.measure.unsent).sum::<u64>();
-        self.held.saturating_sub(unsent) as f64
+        self.held.saturating_sub(self.unsent) as f64
     }
 
     /// Computes the level, at most once per [`LEVEL`]: flows that want less get what they want, all

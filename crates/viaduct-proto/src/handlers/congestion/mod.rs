@@ -26,10 +26,9 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use bytes::Bytes;
 
 use self::ensemble::Ensemble;
-use super::early::End;
 use super::lane::Lane;
 use crate::flow::{
-    About, Address, Arguments, Context, FIRST, Factory, Failure, Half, Handler, Output, Timer,
+    About, Address, Arguments, Context, End, FIRST, Factory, Failure, Half, Handler, Output, Timer,
 };
 use crate::time::{Duration, Instant};
 

@@ -5,7 +5,7 @@ use bytes::Bytes;
 use super::path::{Path, Stage};
 use super::secret::{Claim, Prover, Secret};
 use super::wire::{self, Frame, Nonce, Public};
-use super::{Deadline, Handled, Multipath, TICK};
+use super::{Deadline, Handled, MAX_PATHS, Multipath, TICK};
 use crate::flow::{Context, Failure, Output};
 use crate::keys::{self, PublicKey};
 
@@ -92,6 +92,9 @@ impl Multipath {
         slot: u8,
         nonce: Nonce,
     ) -> Handled {
+        if usize::from(slot) >= MAX_PATHS {
+            return Err(format!("connection {slot} of a flow, which has at most {MAX_PATHS}"));
+        }
         let Some(secret) = &self.session.secret else {
             self.over = true;
             cx.set_timer(TICK, None);

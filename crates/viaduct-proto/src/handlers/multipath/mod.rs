@@ -36,14 +36,14 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 
-use super::early::End;
 use crate::flow::{
-    Address, Context, FIRST, Failure, Half, Handler, Output, SocketOption, SocketOptions, Timer,
+    Address, Context, End, FIRST, Failure, Half, Handler, Output, SocketOption, SocketOptions,
+    Timer,
 };
 use crate::time::Instant;
 use crate::timers::TimerTable;
 use path::{Path, Stage};
-pub(super) use plan::{Plan, buffer, time};
+pub(super) use plan::{MAX_PATHS, Plan, buffer, time};
 use receive_buffer::ReceiveBuffer;
 use send_buffer::SendBuffer;
 use session::Session;
@@ -342,6 +342,11 @@ impl Handler for Multipath {
         match self.path(from) {
             Some(path) => path.is_writable = may,
             None => self.is_writable = may,
+        }
+        if may {
+            // An acknowledgement may have waited for it.
+            self.deadlines.set(Deadline::Ack, cx.now());
+            self.send_pongs(cx, from);
         }
         self.settle(cx);
     }

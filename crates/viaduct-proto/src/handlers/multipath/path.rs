@@ -46,6 +46,8 @@ pub(super) struct Path {
     pub(super) inbox: BytesMut,
     /// True if the connection takes bytes.
     pub(super) is_writable: bool,
+    /// Number of pings that are not answered yet.
+    pub(super) pongs: usize,
     /// Bytes sent and not acknowledged.
     pub(super) in_flight: usize,
     /// Delivery rate, measured by pings if there are several connections.
@@ -77,6 +79,7 @@ impl Path {
             stage,
             inbox: BytesMut::new(),
             is_writable: true,
+            pongs: 0,
             in_flight: 0,
             delivery_rate: DeliveryRate::default(),
             is_suspect: false,

@@ -24,6 +24,9 @@ pub(in crate::handlers) struct Plan {
     pub(in crate::handlers) entropy: Entropy,
 }
 
+/// Maximum number of parallel connections.
+pub(in crate::handlers) const MAX_PATHS: usize = 32;
+
 /// Factory of the handlers `migrate` and `stripe`.
 struct MultipathFactory(Arc<Plan>);
 

@@ -6,6 +6,9 @@ use super::wire::Frame;
 use super::{Deadline, Handled, Multipath};
 use crate::flow::{Context, Failure, Output};
 
+/// Maximum number of pings of one connection that wait for their answers.
+const MAX_PONGS: usize = 64 << 10;
+
 impl Multipath {
     /// Handles bytes of a connection. Returns false if the connection is gone.
     pub(super) fn handle_bytes(&mut self, cx: &mut Context<'_>, from: Output, data: &[u8]) -> bool {
@@ -30,6 +33,7 @@ impl Multipath {
                 break;
             }
         }
+        self.send_pongs(cx, from);
         self.path(from).is_some()
     }
 
@@ -76,7 +80,14 @@ impl Multipath {
                 self.received.end(at);
                 self.deadlines.set(Deadline::Ack, cx.now());
             }
-            Frame::Ping => Multipath::say(cx, on, &Frame::Pong),
+            Frame::Ping => {
+                if let Some(path) = self.path(on) {
+                    path.pongs += 1;
+                    if path.pongs > MAX_PONGS {
+                        return Err("more pings than the connection takes answers".to_owned());
+                    }
+                }
+            }
             Frame::Pong => {
                 if let Some(path) = self.path(on) {
                     path.delivery_rate.on_pong(now);
@@ -90,6 +101,15 @@ impl Multipath {
             _ => return Err("an unexpected message".to_owned()),
         }
         Ok(())
+    }
+
+    /// Answers the pings of a connection, if it takes bytes: the other end may ping and not read.
+    pub(super) fn send_pongs(&mut self, cx: &mut Context<'_>, on: Output) {
+        let Some(path) = self.path(on).filter(|path| path.is_writable && path.pongs > 0) else {
+            return;
+        };
+        let pongs = Frame::Pong.emit().repeat(std::mem::take(&mut path.pongs));
+        let _ = cx.output(on).write(pongs.into());
     }
 
     pub(super) fn acked(&mut self, received: u64) -> Handled {

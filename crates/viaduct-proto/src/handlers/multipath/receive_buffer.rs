@@ -6,6 +6,9 @@ use bytes::{Buf as _, Bytes};
 
 use super::send_buffer::BLOCK_COST;
 
+/// Pieces shorter than this are copied.
+const SHORT: usize = 16 << 10;
+
 pub(super) struct ReceiveBuffer {
     /// Offset before which everything has been delivered.
     next: u64,
@@ -29,9 +32,15 @@ impl ReceiveBuffer {
         if at.saturating_add(data.len() as u64) <= self.next || self.pieces.contains_key(&at) {
             return true;
         }
-        self.len += data.len() + BLOCK_COST;
+        let cost = data.len() + BLOCK_COST;
+        if self.len + cost > self.window {
+            return false;
+        }
+        self.len += cost;
+        // A short piece would keep the whole read that it came in.
+        let data = if data.len() < SHORT { Bytes::copy_from_slice(&data) } else { data };
         self.pieces.insert(at, data);
-        self.len <= self.window
+        true
     }
 
     /// Records the end of the flow: the last byte is the one before `at`.
@@ -91,5 +100,6 @@ mod tests {
         assert_eq!(buffer.len, 0);
         let taken = (0..9).take_while(|n| buffer.push(100 + n, Bytes::from_static(b"x"))).count();
         assert_eq!(taken, 4, "no more than the window");
+        assert_eq!(buffer.pieces.len(), 4, "what is refused is not kept");
     }
 }

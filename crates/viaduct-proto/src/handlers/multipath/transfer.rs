@@ -107,7 +107,7 @@ impl Multipath {
     /// Acknowledges delivered data, now or soon.
     fn send_ack(&mut self, cx: &mut Context<'_>) {
         let (now, received) = (cx.now(), self.received.next_offset());
-        let live = self.paths.iter().filter(|path| path.stage == Stage::Live);
+        let live = self.paths.iter().filter(|path| path.stage == Stage::Live && path.is_writable);
         // The connection that received data last is the most likely to work.
         let Some(path) = live.max_by_key(|path| (path.is_usable(), path.last_received)) else {
             self.deadlines.stop(Deadline::Ack);

@@ -9,6 +9,8 @@ use crate::tunnel::wire::peek_hello;
 
 /// Time for which an unused connection is kept for further flows.
 const IDLE_TIMEOUT: Duration = Duration::from_millis(500);
+/// Time within which the other end must answer on a new connection.
+const WELCOME_TIMEOUT: Duration = Duration::from_secs(20);
 /// Maximum bytes of frames produced at once.
 const TURN: usize = 64 << 10;
 
@@ -17,6 +19,8 @@ pub(super) struct SharedConnection {
     output: Output,
     /// Bytes received before the first message was complete.
     early: Vec<u8>,
+    /// Time by which the other end must answer; `None` once it has, or before the connection.
+    welcome: Option<Instant>,
     /// True if the other end has opened a stream on the connection.
     served: bool,
     /// Time since which no stream is on the connection; only known at the connecting end.
@@ -30,6 +34,7 @@ impl SharedConnection {
             number,
             output,
             early: Vec::new(),
+            welcome: None,
             served: false,
             idle: None,
             over: false,
@@ -63,7 +68,13 @@ impl SharedConnection {
         cx.claim(&mux.key(&ChainId::Connection(number)));
         let mut connection = SharedConnection::new(number, output);
         connection.learn_names(cx, mux);
+        connection.await_answer(cx);
+        cx.set_timer(TICK, connection.welcome);
         connection
+    }
+
+    fn await_answer(&mut self, cx: &Context<'_>) {
+        self.welcome = Some(cx.now() + WELCOME_TIMEOUT);
     }
 
     fn learn_names(&mut self, cx: &mut Context<'_>, mux: &mut MuxState) {
@@ -83,6 +94,7 @@ impl SharedConnection {
             return self.shut_down(cx, mux, why);
         }
         self.learn_names(cx, mux);
+        self.await_answer(cx);
         if let Some(conn) = mux.conn(self.number) {
             conn.link = Some(conn.tunnel.dial(cx.now(), Carrier::Stream));
         }
@@ -158,6 +170,13 @@ impl SharedConnection {
         self.wake_streams(cx, mux);
         let is_left = mux.is_idle(self.number);
         let Some(conn) = mux.conn(self.number) else { return };
+        let stats = conn.link.and_then(|link| conn.tunnel.link_stats(link));
+        let waits = !stats.is_some_and(|stats| stats.up);
+        self.welcome = self.welcome.filter(|_| waits);
+        if self.welcome.is_some_and(|until| cx.now() >= until) {
+            cx.say("the other end does not answer; does it have mux?");
+            return self.shut_down(cx, mux, Failure::TimedOut);
+        }
         let Some(link) = conn.link else { return };
         if !conn.tunnel.links().any(|there| there == link) {
             if let Some(why) = &conn.broken {
@@ -175,7 +194,7 @@ impl SharedConnection {
         self.wake_streams(cx, mux);
         match self.idle.map(|since| since + IDLE_TIMEOUT) {
             Some(end) if cx.now() >= end => self.shut_down(cx, mux, Failure::Reset),
-            end => cx.set_timer(TICK, end.into_iter().chain(next).min()),
+            end => cx.set_timer(TICK, [end, next, self.welcome].into_iter().flatten().min()),
         }
     }
 

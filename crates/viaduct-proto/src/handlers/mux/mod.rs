@@ -27,10 +27,10 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use bytes::Bytes;
 
+use super::Shell;
 use super::multipath::{buffer, time};
-use super::{Shell, early::End};
 use crate::flow::{
-    About, Address, Arguments, Context, FIRST, Factory, Failure, Half, Handler, Output, Timer,
+    About, Address, Arguments, Context, End, FIRST, Factory, Failure, Half, Handler, Output, Timer,
 };
 use crate::time::Duration;
 use crate::tunnel::Settings;

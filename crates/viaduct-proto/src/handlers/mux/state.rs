@@ -99,7 +99,9 @@ impl MuxState {
         let most = self.settings.streams as usize;
         let has_room = |conn: &ConnState| conn.streams.len() + conn.waiting.len() < most;
         let is_it = |conn: &ConnState| conn.to.as_ref() == Some(to) && conn.from == from;
-        let goes = |(_, conn): &(&u64, &ConnState)| is_it(conn) && has_room(conn);
+        let has_left = |conn: &ConnState| conn.link.is_some_and(|at| conn.tunnel.has_left(at));
+        let goes =
+            |(_, conn): &(&u64, &ConnState)| is_it(conn) && has_room(conn) && !has_left(conn);
         self.conns.iter().find(goes).map(|(number, _)| *number)
     }
 

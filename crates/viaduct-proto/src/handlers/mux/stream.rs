@@ -6,8 +6,7 @@ use bytes::Bytes;
 
 use super::End;
 use super::state::{ChainId, ConnState, MuxState};
-use crate::flow::{Address, Context, FIRST, Failure, SpawnKind};
-use crate::handlers::early::Early;
+use crate::flow::{Address, Context, Early, FIRST, Failure, SpawnKind};
 use crate::tunnel::StreamId;
 
 /// Maximum bytes delivered at once, so that upstream can apply backpressure.
@@ -19,6 +18,8 @@ pub(super) struct Stream {
     pub(super) connection: u64,
     /// Data written before the stream was opened.
     early: Early,
+    /// True if the application may not write until the stream is opened.
+    waits: bool,
     /// True if the application was notified that the flow is established.
     established: bool,
     /// True if the application takes no bytes at present.
@@ -35,8 +36,19 @@ pub(super) struct Stream {
 impl Stream {
     fn new(number: u64, connection: u64, established: bool) -> Stream {
         let early = Early::default();
-        let [stopped, ended, closed, finished, over] = [false; 5];
-        Stream { number, connection, early, established, stopped, ended, closed, finished, over }
+        let [waits, stopped, ended, closed, finished, over] = [false; 6];
+        Stream {
+            number,
+            connection,
+            early,
+            waits,
+            established,
+            stopped,
+            ended,
+            closed,
+            finished,
+            over,
+        }
     }
 
     /// Opens a stream on a shared connection to `to`, or on a new one if none has room. Streams
@@ -58,7 +70,8 @@ impl Stream {
             Some(_) => cx.wake(&mux.key(&ChainId::Connection(connection))),
             None => cx.spawn(SpawnKind::Alone, &ChainId::Connection(connection).emit()),
         }
-        Stream::new(number, connection, false)
+        cx.upstream().may_write(false);
+        Stream { waits: true, ..Stream::new(number, connection, false) }
     }
 
     /// Stream that the other end has opened.
@@ -174,10 +187,12 @@ impl Stream {
             let Some(data) = conn.tunnel.read(id) else { return Delivered::All };
             delivered += data.len();
             conn.tunnel.consumed(cx.now(), id, data.len());
-            // A closed flow drops incoming data. Once its own data is sent it is reset, as a TCP
-            // connection would be.
-            let gone = || conn.tunnel.stream_stats(id).is_none_or(|stats| stats.queued == 0);
-            if self.closed && gone() {
+            // A closed flow drops incoming data. Once the other end has read all of the flow's own
+            // data, it is reset, as a TCP connection would be. A reset before that would make the
+            // tunnel drop what the other end has not read.
+            let stats = || conn.tunnel.stream_stats(id);
+            let is_read = || stats().is_none_or(|stats| stats.queued + stats.outstanding == 0);
+            if self.closed && is_read() {
                 return Delivered::Unwanted;
             }
             if !self.closed {
@@ -199,6 +214,9 @@ impl Stream {
         }
         if end.is_some() {
             conn.tunnel.shutdown(id);
+        }
+        if std::mem::take(&mut self.waits) && conn.tunnel.may_write(id) {
+            cx.upstream().may_write(true);
         }
     }
 

@@ -22,9 +22,9 @@ use bytes::Bytes;
 use self::attempt::{Attempt, Progress};
 use self::plan::{Goal, Plan};
 pub(super) use self::plan::{about, build};
-use super::early::{Early, End};
 use crate::flow::{
-    Address, Context, FIRST, Failure, Half, Handler, Output, SocketOption, SocketOptions, Timer,
+    Address, Context, Early, End, FIRST, Failure, Half, Handler, Output, SocketOption,
+    SocketOptions, Timer,
 };
 use crate::time::Duration;
 

@@ -6,8 +6,7 @@ use bytes::{Bytes, BytesMut};
 
 use super::Proxy;
 use super::dialogue::{Dialogue, Progress, Refusal};
-use crate::flow::{Address, Context, FIRST, Failure, Half, Handler, Output, Timer};
-use crate::handlers::early::{Early, End};
+use crate::flow::{Address, Context, Early, End, FIRST, Failure, Half, Handler, Output, Timer};
 use crate::split::socks_client;
 use crate::time::Duration;
 

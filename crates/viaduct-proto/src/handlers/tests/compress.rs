@@ -92,6 +92,42 @@ fn a_flow_whose_reader_waits_is_not_expanded() {
 }
 
 #[test]
+fn a_handler_below_that_delivers_many_pieces_at_a_time_does_not_fill_memory() {
+    let mut net = Net::joined(&["compress", "crypt:key=1.key"]);
+    exchange(&mut net);
+    let now = net.now;
+    let [from, to] = net.connections[0].seats.map(|seat| seat.unwrap().2);
+    // Each block is sealed alone.
+    let mut sealed = Vec::new();
+    for _ in 0..200 {
+        let chain = &mut net.end(0).chain;
+        assert!(chain.write(now, vec![0; 64 << 10].into()));
+        chain.handle_timeout(now);
+        let bytes: Vec<u8> = chain.outgoing(from).pieces().flatten().copied().collect();
+        chain.sent(now, from, bytes.len());
+        sealed.extend(bytes);
+    }
+    assert!(sealed.len() < 64 << 10, "{}", sealed.len());
+    let chain = &mut net.end(1).chain;
+    chain.avail(now, to, sealed.into());
+    chain.handle_timeout(now);
+    let waits = chain.incoming().len();
+    assert!((1..=192 << 10).contains(&waits), "{waits} bytes wait");
+    // All arrives as the application reads.
+    let mut got = 0;
+    loop {
+        let waits = chain.incoming().len();
+        if waits == 0 {
+            break;
+        }
+        got += waits;
+        chain.consumed(now, waits);
+        chain.handle_timeout(now);
+    }
+    assert_eq!(got, 200 * (64 << 10));
+}
+
+#[test]
 fn a_block_that_means_too_much_is_refused() {
     let mut net = Net::joined(&["compress"]);
     exchange(&mut net);
@@ -112,6 +148,7 @@ fn a_block_that_means_too_much_is_refused() {
         let waits = chain.incoming().len();
         assert!(waits <= 64 << 10, "{waits} bytes wait");
         chain.consumed(Instant::ZERO, waits);
+        chain.handle_timeout(Instant::ZERO);
         let actions: Vec<_> = std::iter::from_fn(|| chain.poll_action()).collect();
         let text = format!("{actions:?}");
         assert!(text.contains(said) && text.contains("Failed(Reset)"), "{text}");

@@ -238,3 +238,18 @@ fn plain_clients_are_recognised_by_their_first_bytes() {
     assert_eq!(net.end(0).failed, [Failure::TimedOut]);
     net.end(0).chain.shutdown(crate::time::Instant::ZERO, Half::Write);
 }
+
+#[test]
+fn pings_of_an_end_that_reads_nothing_do_not_fill_memory() {
+    let mut net = Net::joined(&["migrate"]);
+    exchange(&mut net);
+    let now = net.now;
+    let bottom = net.connections[0].seats[1].unwrap().2;
+    let chain = &mut net.end(1).chain;
+    for size in [1, 1_000, 64 << 10].repeat(50) {
+        chain.avail(now, bottom, vec![9; size].into());
+        chain.handle_timeout(now);
+        let queued = chain.outgoing(bottom).len();
+        assert!(queued < 256 << 10, "{queued} bytes wait");
+    }
+}

@@ -144,6 +144,28 @@ fn a_flow_that_is_dropped_is_reset_alone() {
 }
 
 #[test]
+fn data_that_a_closed_flow_does_not_want_costs_the_other_end_no_data() {
+    let mut net = Net::joined(&["mux"]);
+    net.wait(Duration::from_millis(100));
+    net.end(1).takes = false;
+    // The first bytes fill the buffer above the stream, which therefore keeps the last ones.
+    for count in [2 * LIMIT, 300] {
+        net.write(0, count);
+        net.wait(Duration::from_millis(100));
+    }
+    net.close(0);
+    net.write(1, 100);
+    net.wait(Duration::from_secs(1));
+    assert!(net.end(1).failed.is_empty());
+    net.end(1).takes = true;
+    net.wait(Duration::from_secs(1));
+    assert_eq!((net.end(1).read.got, net.end(1).finished), (2 * LIMIT + 300, 1));
+    net.write(1, 100);
+    net.wait(Duration::from_secs(1));
+    assert_eq!(net.end(1).failed, [Failure::Reset], "nothing was left to lose");
+}
+
+#[test]
 fn unreachable_destinations_and_hosts_at_their_limit_are_reported() {
     let mut net = Net::new(&["mux"], &["mux"]);
     net.is_up = false;
@@ -174,6 +196,39 @@ fn a_connection_that_could_not_be_begun_is_begun_for_the_next_flow() {
     let second = net.connect();
     net.wait(Duration::from_millis(100));
     assert_eq!(net.ends[0][second].answer, Some(Ok(())), "{:?}", net.said);
+}
+
+#[test]
+fn an_application_waits_until_its_stream_is_opened() {
+    for chain in [&["mux"][..], &["mux", "crypt:key=1.key"], &["compress", "mux"]] {
+        let mut net = Net::new(chain, chain);
+        let first = net.connect();
+        assert!(!net.ends[0][first].chain.may_write(), "{chain:?}");
+        let now = net.now;
+        net.ends[0][first].write(now, 100_000);
+        net.wait(Duration::from_secs(1));
+        assert_eq!(net.ends[0][first].answer, Some(Ok(())), "{:?}", net.said);
+        assert!(net.ends[0][first].chain.may_write(), "{chain:?}");
+        net.assert_whole();
+    }
+}
+
+#[test]
+fn an_end_that_does_not_answer_is_given_up() {
+    // The other end accepts connections, and says nothing.
+    let mut net = Net::new(&["mux"], &["count"]);
+    let first = net.connect();
+    net.ends[1].iter_mut().for_each(|end| end.takes = false);
+    net.wait(Duration::from_secs(19));
+    assert_eq!(net.ends[0][first].answer, None);
+    net.wait(Duration::from_secs(2));
+    assert_eq!(net.ends[0][first].answer, Some(Err(Failure::TimedOut)), "{:?}", net.said);
+    assert!(net.said.iter().any(|line| line.contains("does not answer")), "{:?}", net.said);
+    // The other way round: the client has no mux.
+    let mut net = Net::new(&["count"], &["mux"]);
+    net.connect();
+    net.wait(Duration::from_secs(25));
+    assert_eq!(live(&net), 0, "{:?}", net.said);
 }
 
 #[test]

@@ -17,13 +17,17 @@ const ACK_DELAY: Duration = Duration::from_millis(5);
 const ACK_AT_ONCE: u64 = 32 << 10;
 
 impl Mux {
-    /// Opens a stream. [`Mux::vacant`] must not be 0.
+    /// Opens a stream. [`Mux::vacant`] must not be 0. Leaves the link after the last stream for
+    /// which there is a number: the dialling end then dials another link.
     pub(crate) fn open(&mut self, cx: &mut Common, to: Address, source: Option<SocketAddr>) -> u32 {
         let number = self.numbers.take();
         self.insert(number, Stream::opened(cx.tokens.open()));
         cx.totals.opened += 1;
         let opening = Box::new(Opening { to, source });
         self.control.push_back((number, Frame::Syn(Some(opening))));
+        if self.numbers.are_used_up() {
+            self.leave();
+        }
         number
     }
 

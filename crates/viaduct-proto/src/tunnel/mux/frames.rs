@@ -30,6 +30,9 @@ impl Mux {
             (Frame::Pong(at), _) if !self.rtt.handle_pong(cx.now, at) => {
                 return Err(LinkError::Protocol("a PONG without its PING"));
             }
+            (Frame::Pong(_), _) => {
+                drop(self.reported_gone.drain(..std::mem::take(&mut self.gone_before_ping)));
+            }
             (Frame::Leave, _) => {
                 self.leaving[1] = true;
                 self.leave();

@@ -31,6 +31,9 @@ use traffic::Traffic;
 /// Maximum number of queued frames other than DATA. If there are more, the peer does not read the
 /// answers that it requests, and the link is broken off.
 const MAX_CONTROL: usize = 64 << 10;
+/// Maximum number of broken links that are reported to the peer. Only many links in a row on which
+/// it has answered no PING can be more. The first ones stay: they may have carried the most bytes.
+pub(super) const MAX_GONE: usize = 4096;
 
 /// Mapping of frames to the byte streams of a link.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -71,8 +74,10 @@ pub(super) struct Mux {
     numbers: Numbers,
     lanes: HashMap<Lane, Parser>,
     pub(super) control: VecDeque<(u32, Frame<'static>)>,
-    /// Broken links that this one has reported to the peer.
+    /// Broken links that this one has reported to the peer, which has not confirmed it yet.
     pub(super) reported_gone: Vec<u32>,
+    /// Number of these reports before the last PING, whose PONG confirms them.
+    gone_before_ping: usize,
     /// Streams with queued data, in the order of their turns.
     ready: VecDeque<u32>,
     /// Value of [`Tokens::changes`](super::tokens::Tokens::changes) when no ready stream
@@ -111,6 +116,7 @@ impl Mux {
             lanes: HashMap::new(),
             control: [(0, Frame::Hello(hello))].into(),
             reported_gone: Vec::new(),
+            gone_before_ping: 0,
             ready: VecDeque::new(),
             stalled_at: None,
             acks: Vec::new(),
@@ -173,8 +179,21 @@ impl Mux {
 
     /// Tells the peer that this end holds no bytes of a broken link.
     pub(super) fn report_gone(&mut self, link: u32) {
-        self.reported_gone.push(link);
-        self.control.push_back((0, Frame::Gone(link)));
+        if self.reported_gone.len() < MAX_GONE {
+            self.reported_gone.push(link);
+            self.control.push_back((0, Frame::Gone(link)));
+        }
+    }
+
+    /// Uses up all numbers but one of the streams that this end opens.
+    #[cfg(test)]
+    pub(super) fn use_up(&mut self) {
+        self.numbers.skip();
+    }
+
+    /// Returns whether this end opens no more streams.
+    pub(super) fn has_left(&self) -> bool {
+        self.leaving[0]
     }
 
     /// Returns whether both ends have left, and nothing remains to be done.

@@ -58,9 +58,20 @@ impl Numbers {
         self.open[number as usize % 2]
     }
 
+    /// Returns whether no number is left for a stream that this end opens.
+    pub(super) fn are_used_up(&self) -> bool {
+        self.next > u32::MAX - 2
+    }
+
+    /// Skips all but the last number of a stream that this end opens.
+    #[cfg(test)]
+    pub(super) fn skip(&mut self) {
+        self.next = u32::MAX - 3 + self.next % 2;
+    }
+
     /// Number of streams that this end may still open, of the `most` that the peer allows.
     pub(super) fn vacant(&self, most: u32) -> u32 {
-        let most = if self.next > u32::MAX - 2 { 0 } else { most };
+        let most = if self.are_used_up() { 0 } else { most };
         most.saturating_sub(self.open_beside(self.next))
     }
 }

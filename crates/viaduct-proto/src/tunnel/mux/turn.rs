@@ -20,6 +20,7 @@ impl Mux {
     fn send_control(&mut self, now: Instant, out: &mut Vec<u8>) -> Option<Lane> {
         if let Some(ping) = self.rtt.take_ping(now) {
             self.control.push_back((0, Frame::Ping(ping)));
+            self.gone_before_ping = self.reported_gone.len();
         }
         let mut lane = None;
         while let Some((stream, frame)) = self.control.front() {

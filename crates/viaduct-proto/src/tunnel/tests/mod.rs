@@ -260,6 +260,45 @@ fn a_link_that_is_left_ends_when_its_streams_have() {
 }
 
 #[test]
+fn a_link_whose_numbers_are_used_up_is_left() {
+    let mut world = World::new(&small(), LINK, Carrier::Stream, 1);
+    world.ends[0].use_up(1);
+    let last = world.open(0).unwrap();
+    assert_eq!(world.open(0), None);
+    world.write(0, last, 3_000);
+    world.run(Duration::from_millis(100));
+    assert_eq!(world.open(1), None, "the peer has left too");
+    world.shutdown(0, last);
+    world.shutdown(1, last);
+    world.settle();
+    assert!((0..2).all(|end| world.ends[end].is_over(1)));
+}
+
+#[test]
+fn the_peer_is_told_of_a_broken_link_until_it_has_confirmed_that() {
+    for carrier in [Carrier::Stream, Carrier::Streams] {
+        let mut world = World::new(&small(), LINK, carrier, 1);
+        for link in 1..=20 {
+            world.cut(link);
+            world.ends.iter_mut().for_each(|end| end.remove_link(link));
+            assert!(world.ends.iter().all(|end| end.untold() == 1));
+            world.dial();
+            world.run(Duration::from_secs(1));
+            assert!(world.ends.iter().all(|end| end.untold() == 0), "confirmed by a PONG");
+        }
+        // No link comes up.
+        let last = 21;
+        world.cut(last);
+        world.ends[0].remove_link(last);
+        for _ in 0..5_000 {
+            let link = world.ends[0].dial(world.now, carrier);
+            world.ends[0].remove_link(link);
+        }
+        assert!(world.ends[0].untold() < 5_000, "{}", world.ends[0].untold());
+    }
+}
+
+#[test]
 fn a_silent_link_is_given_up() {
     let mut world = World::new(&small(), LINK, Carrier::Stream, 1);
     let id = world.open(0).unwrap();

@@ -81,7 +81,8 @@ impl Tokens {
         self.close(id);
         match self.stranded.iter_mut().find(|(number, _)| *number == link) {
             Some((_, stranded)) => *stranded += spent,
-            None => self.stranded.push((link, spent)),
+            None if spent > 0 => self.stranded.push((link, spent)),
+            None => {}
         }
     }
 

@@ -2,43 +2,43 @@
 
 use bytes::Bytes;
 
-use crate::flow::{Context, Half, Output};
+use super::{Context, Half, Output};
 
 /// Buffered data, and the end that follows it.
 #[derive(Debug, Default)]
-pub(super) struct Early {
+pub(crate) struct Early {
     pieces: Vec<Bytes>,
     ends: Option<End>,
 }
 
 /// End of the direction towards the network.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) enum End {
+pub(crate) enum End {
     Shutdown,
     Close,
 }
 
 impl Early {
-    pub(super) fn push(&mut self, data: Bytes) {
+    pub(crate) fn push(&mut self, data: Bytes) {
         self.pieces.push(data);
     }
 
-    pub(super) fn end(&mut self, end: End) {
+    pub(crate) fn end(&mut self, end: End) {
         self.ends = self.ends.max(Some(end));
     }
 
     /// Number of buffered bytes.
-    pub(super) fn len(&self) -> u64 {
+    pub(crate) fn len(&self) -> u64 {
         self.pieces.iter().map(|piece| piece.len() as u64).sum()
     }
 
     /// Takes all data and the end, leaving none.
-    pub(super) fn take(&mut self) -> (Vec<Bytes>, Option<End>) {
+    pub(crate) fn take(&mut self) -> (Vec<Bytes>, Option<End>) {
         (std::mem::take(&mut self.pieces), self.ends.take())
     }
 
     /// Writes all data to `output`, and then ends it if the application has ended the flow.
-    pub(super) fn send(&mut self, cx: &mut Context<'_>, output: Output) {
+    pub(crate) fn send(&mut self, cx: &mut Context<'_>, output: Output) {
         let (pieces, end) = self.take();
         for data in pieces {
             // A flow that accepts no more data reports that upstream itself.
@@ -52,7 +52,7 @@ impl Early {
 
 impl End {
     /// Ends the direction at `output`.
-    pub(super) fn apply(self, cx: &mut Context<'_>, output: Output) {
+    pub(crate) fn apply(self, cx: &mut Context<'_>, output: Output) {
         match self {
             End::Shutdown => cx.output(output).shutdown(Half::Write),
             End::Close => cx.output(output).close(),
