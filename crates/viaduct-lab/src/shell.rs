@@ -33,7 +33,10 @@ pub struct ShellArgs {
     /// Start a gateway at each site, with the default code
     #[arg(long)]
     pub gateways: bool,
-    /// Congestion control of the hosts' TCP
+    /// Gateways split the hosts' TCP connections
+    #[arg(long, requires = "gateways")]
+    pub split: bool,
+    /// Congestion control of the hosts' TCP, and of split connections between the gateways
     #[arg(long, value_name = "NAME", default_value = "cubic")]
     pub congestion_control: String,
     /// Seed of the link's losses
@@ -72,7 +75,9 @@ pub fn open(args: &ShellArgs) -> anyhow::Result<ExitCode> {
     world.dumbbell.set_congestion_control(&args.congestion_control)?;
     if args.gateways {
         let narrower = (args.host_mtu < args.wan_mtu).then_some(args.host_mtu);
-        world.protect(&GatewaySpec { host_mtu: narrower, ..GatewaySpec::default() })?;
+        let spec = GatewaySpec { host_mtu: narrower, ..GatewaySpec::default() };
+        let split = |spec: GatewaySpec| spec.split().congestion_control(&args.congestion_control);
+        world.protect(&if args.split { split(spec) } else { spec })?;
     }
     let helpers = Scratch::new().context("cannot make a directory for the helper commands")?;
     write_helpers(&world.dumbbell, &helpers)?;

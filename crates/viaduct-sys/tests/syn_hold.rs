@@ -13,10 +13,22 @@ use viaduct_sys::nft::intercept::{Intercept, Selector};
 use viaduct_sys::nft::nfqueue::{NfQueue, SNAP, Verdict};
 use viaduct_sys::nft::syn_hold::{REFUSED, SynHold, SynPath, UNREACHABLE};
 use viaduct_sys::nft::table::Table as _;
+use viaduct_sys::poll::{Waker, wait};
 use viaduct_sys::socket::tcp::{self, TcpOptions};
 
 const PORT: u16 = 7000;
 const QUEUE: u16 = 7000;
+/// Time limit of a connect, and of the arrival of its SYN.
+const LIMIT: Duration = Duration::from_secs(10);
+/// Rules of a host that sends each SYN only once.
+const NO_RETRANSMISSIONS: &str = "nft 'table ip once {
+    set sent { type inet_service; size 99; flags dynamic; }
+    chain out {
+        type filter hook output priority 0;
+        tcp flags syn tcp sport @sent drop
+        tcp flags syn add @sent { tcp sport }
+    }
+}'";
 
 /// A host, a machine (`left`) that holds the host's SYNs, and a machine behind `left`; the queue
 /// and the listener.
@@ -57,25 +69,30 @@ impl World {
         let (tell, told) = std::sync::mpsc::channel();
         self.host.run(move || {
             // A thread inherits its creator's namespace.
-            let work = move || TcpStream::connect_timeout(&to, Duration::from_secs(3));
+            let work = move || TcpStream::connect_timeout(&to, LIMIT);
             tell.send(thread::spawn(work)).unwrap();
         });
         told.recv().unwrap()
     }
 
-    /// Gives `verdict` on the next SYN.
-    fn judge(&self, verdict: Verdict) -> Vec<u8> {
+    /// Waits for the next SYN, which stays held. Returns its packet ID and the SYN.
+    fn held(&self) -> (u32, Vec<u8>) {
         let (queue, mut buffer) = (self.queue.as_ref().unwrap(), [0; SNAP]);
-        let deadline = Instant::now() + Duration::from_secs(3);
+        let deadline = Instant::now() + LIMIT;
         loop {
             if let Some(held) = queue.recv(&mut buffer).unwrap() {
-                let packet = held.packet.to_vec();
-                queue.verdict(held.id, verdict).unwrap();
-                return packet;
+                return (held.id, held.packet.to_vec());
             }
             assert!(Instant::now() < deadline, "no SYN was held");
             thread::sleep(Duration::from_millis(1));
         }
+    }
+
+    /// Gives `verdict` on the next SYN.
+    fn judge(&self, verdict: Verdict) -> Vec<u8> {
+        let (id, syn) = self.held();
+        self.queue.as_ref().unwrap().verdict(id, verdict).unwrap();
+        syn
     }
 
     /// Connects to `ip`, gives `verdict` on the SYN, and returns the outcome.
@@ -94,16 +111,18 @@ impl World {
             assert_eq!(unreachable, Err(ErrorKind::HostUnreachable), "{ip}");
             // Held until the verdict.
             let connection = self.connect(ip);
+            let (id, _) = self.held();
             thread::sleep(Duration::from_millis(300));
             assert!(!connection.is_finished(), "{ip}: not held");
-            self.judge(Verdict::Pass);
+            self.queue.as_ref().unwrap().verdict(id, Verdict::Pass).unwrap();
             assert_eq!(connection.join().unwrap().unwrap().peer_addr().unwrap(), to);
             assert!(self.listener.accept().is_ok());
             // A reset of the queue drops held SYNs.
             let connection = self.connect(ip);
-            thread::sleep(Duration::from_millis(100));
-            self.queue.as_ref().unwrap().reset().unwrap();
-            assert!(self.queue.as_ref().unwrap().recv(&mut [0; SNAP]).unwrap().is_none());
+            let queue = self.queue.as_ref().unwrap();
+            wait(&[queue], &Waker::new().unwrap(), LIMIT);
+            queue.reset().unwrap();
+            assert!(queue.recv(&mut [0; SNAP]).unwrap().is_none());
             self.judge(Verdict::Pass); // retransmitted after a second
             connection.join().unwrap().unwrap();
         }
@@ -134,9 +153,13 @@ fn a_full_queue_lets_pass() {
         return;
     }
     let world = World::new(SynPath::Local);
+    // A retransmission would take a place in the queue, or pass the full queue.
+    world.host.sh(NO_RETRANSMISSIONS);
     let ip = "10.8.0.1".parse().unwrap();
     let held: Vec<_> = (0..4).map(|_| world.connect(ip)).collect();
-    thread::sleep(Duration::from_millis(200));
+    for _ in 0..4 {
+        world.held();
+    }
     world.connect(ip).join().unwrap().expect("the fifth SYN passes");
     assert!(held.iter().all(|connection| !connection.is_finished()));
     world.left.sh("nft delete table inet viaduct_test");

@@ -1,6 +1,6 @@
 //! `viaduct key`: key pairs, and the secrets of `viaduct serve --key` and `--replicas`.
 
-use std::fs::OpenOptions;
+use std::fs::{File, OpenOptions};
 use std::io::{self, Write as _};
 use std::os::unix::fs::{OpenOptionsExt as _, PermissionsExt as _};
 use std::path::{Path, PathBuf};
@@ -15,6 +15,7 @@ use viaduct_proto::keys::SecretKey;
 use viaduct_sys::journal::replace_secret_file;
 use viaduct_sys::random::random;
 
+use crate::stdout::print_line;
 use crate::{root_secrets, value_parser};
 
 /// Name of the credential with which the systemd units pass the files of `/etc/viaduct` to
@@ -75,8 +76,7 @@ pub fn run(command: &KeyCommand) -> Result<()> {
         KeyCommand::Replicas { add: Some(file), after, .. } => return add_root(file, *after),
         KeyCommand::Replicas { out, period, .. } => return make_roots(out, period),
     };
-    println!("{}", key.public());
-    Ok(())
+    print_line!("{}", key.public())
 }
 
 /// Warning about `option`'s file, if other users can read its secret.
@@ -104,8 +104,14 @@ fn make(out: &Path) -> Result<SecretKey> {
 /// The file exists already, or cannot be written.
 pub fn write(out: &Path, key: &SecretKey) -> Result<()> {
     let mut file = create(out).map_err(|error| refused(out, error))?;
-    writeln!(file, "{}", key.to_text())?;
-    Ok(file.sync_all()?)
+    fill(&mut file, out, &format!("{}\n", key.to_text()))
+}
+
+/// Writes the new file `out`; removes it if that fails.
+fn fill(file: &mut File, out: &Path, text: &str) -> Result<()> {
+    let written = file.write_all(text.as_bytes()).and_then(|()| file.sync_all());
+    let written = written.inspect_err(|_| drop(std::fs::remove_file(out)));
+    written.with_context(|| format!("cannot write {}", out.display()))
 }
 
 /// Makes a line as `viaduct serve --key` reads it: the number, and 64 hexadecimal digits.
@@ -113,8 +119,7 @@ fn make_secret(out: &Path, number: u8) -> Result<()> {
     let digits: String = random::<32>()?.iter().map(|byte| format!("{byte:02x}")).collect();
     let line = format!("{number} {digits}");
     if out == Path::new("-") {
-        println!("{line}");
-        return Ok(());
+        return print_line!("{line}");
     }
     let mut file = create(out).map_err(|error| match error.kind() {
         io::ErrorKind::AlreadyExists => anyhow!(
@@ -125,8 +130,7 @@ fn make_secret(out: &Path, number: u8) -> Result<()> {
         ),
         _ => refused(out, error),
     })?;
-    writeln!(file, "{line}")?;
-    Ok(file.sync_all()?)
+    fill(&mut file, out, &format!("{line}\n"))
 }
 
 /// Makes a file of root secrets.
@@ -139,8 +143,7 @@ fn make_roots(out: &Path, period: &str) -> Result<()> {
         ),
         _ => refused(out, error),
     })?;
-    file.write_all(text.as_bytes())?;
-    Ok(file.sync_all()?)
+    fill(&mut file, out, &text)
 }
 
 /// Adds a root secret to a file. Replicas seal with it once the time `after` has passed.
@@ -152,12 +155,11 @@ fn add_root(file: &Path, after: Duration) -> Result<()> {
         .with_context(|| file.display().to_string())?;
     replace_secret_file(file, text.as_bytes())?;
     let from = humantime::format_rfc3339_seconds(from);
-    println!("the new root is used from {from} on: until then, distribute {}", file.display());
-    Ok(())
+    print_line!("the new root is used from {from} on: until then, distribute {}", file.display())
 }
 
 /// Creates a file that only its owner can read.
-fn create(out: &Path) -> io::Result<std::fs::File> {
+fn create(out: &Path) -> io::Result<File> {
     OpenOptions::new().write(true).create_new(true).mode(0o600).open(out)
 }
 
@@ -196,6 +198,15 @@ pub fn read(file: &Path) -> Result<SecretKey> {
 mod tests {
     use super::*;
     use viaduct_trickles::Secrets;
+
+    #[test]
+    fn a_file_that_cannot_be_written_is_not_left() {
+        let at = std::env::temp_dir().join(format!("viaduct-key-full-{}", std::process::id()));
+        std::fs::write(&at, "").unwrap();
+        let mut full = OpenOptions::new().write(true).open("/dev/full").unwrap();
+        let error = fill(&mut full, &at, "secret").unwrap_err().to_string();
+        assert!(error.starts_with("cannot write") && !at.exists(), "{error}");
+    }
 
     #[test]
     fn a_new_secret_is_readable_by_a_server_and_no_other_user() {

@@ -1,10 +1,11 @@
 //! Man pages and shell completions, generated from the definition of the command line.
 
-use std::io::Write as _;
 use std::path::PathBuf;
 
 use anyhow::{Context as _, Result};
 use clap_complete::Shell;
+
+use crate::stdout::print;
 
 /// Arguments of `viaduct man`.
 #[derive(Debug, clap::Args)]
@@ -29,11 +30,10 @@ pub fn write_pages(command: clap::Command, args: &ManArgs) -> Result<()> {
 }
 
 /// Prints the completions of `command` for the shell.
-pub fn print_completions(mut command: clap::Command, args: CompletionArgs) {
+pub fn print_completions(mut command: clap::Command, args: CompletionArgs) -> Result<()> {
     let mut script = Vec::new();
     clap_complete::generate(args.shell, &mut command, "viaduct", &mut script);
-    // The reader may have closed the pipe.
-    let _ = std::io::stdout().write_all(&script);
+    print(&String::from_utf8_lossy(&script))
 }
 
 #[cfg(test)]

@@ -43,6 +43,11 @@ impl Heartbeat {
         self.0.store(u64::MAX, Ordering::Relaxed);
     }
 
+    /// Returns whether the loop has ended, as it should.
+    pub fn has_ended(&self) -> bool {
+        self.0.load(Ordering::Relaxed) == u64::MAX
+    }
+
     /// Time since the latest turn; zero if the loop has ended.
     pub fn age(&self) -> Duration {
         Duration::from_nanos(clock::now().saturating_sub(self.0.load(Ordering::Relaxed)))

@@ -189,8 +189,16 @@ impl Findings {
         these.map(|&(_, program, counters)| (program, counters))
     }
 
-    /// Returns the factor by which `program` improved with Viaduct.
+    /// Returns whether `program` was aborted.
+    pub(super) fn has_given_up(&self, program: Program, setup: Setup) -> bool {
+        matches!(self.figure(program, setup), Some(Figure::GaveUp(_)))
+    }
+
+    /// Returns the factor by which `program` improved with Viaduct; `None` if it is not known.
     pub(super) fn factor(&self, program: Program) -> Option<f64> {
+        if [Setup::Plain, Setup::Viaduct].iter().all(|setup| self.has_given_up(program, *setup)) {
+            return None;
+        }
         let merit = |setup| self.figure(program, setup).and_then(Figure::merit);
         let factor = merit(Setup::Viaduct)? / merit(Setup::Plain)?;
         factor.is_finite().then_some(factor)
@@ -225,6 +233,16 @@ mod tests {
         assert_eq!(findings.factor(Program::Cubic), Some(100.0));
         assert_eq!(findings.factor(Program::Download), Some(30.0));
         assert_eq!(findings.factor(Program::Bbr), None);
+    }
+
+    #[test]
+    fn two_downloads_that_gave_up_give_no_factor() {
+        let mut findings = Findings::default();
+        for setup in [Setup::Plain, Setup::Viaduct] {
+            let figure = Figure::GaveUp(Duration::from_secs(60));
+            findings.add(Phase::Requested, Program::Download, setup, figure);
+        }
+        assert_eq!(findings.factor(Program::Download), None);
     }
 
     #[test]

@@ -11,7 +11,8 @@ use crate::experiment::{Ended, Outcome, number};
 
 /// Returns the introduction: a drawing of the link and a description of the runs.
 pub(super) fn introduction(args: &DemoArgs) -> String {
-    let link = format!("{}, {} ms there and back", rate(args.rate as f64), millis(args.rtt));
+    let rtt = rounded(args.rtt.as_secs_f64() * 1e3);
+    let link = format!("{}, {rtt} ms there and back", rate(args.rate as f64));
     let loss = match (args.loss, args.burst) {
         (0.0, _) => "loses nothing".to_owned(),
         (share, 1) => format!("loses {} % of all packets, at random", percent(share)),
@@ -39,8 +40,13 @@ pub(super) fn table(args: &DemoArgs, findings: &Findings, colours: bool) -> Stri
     for program in Program::ALL {
         let cell = |setup| findings.figure(program, setup).map_or("-".into(), text);
         let factor = findings.factor(program).map_or("-".into(), |factor| {
-            let gave_up = matches!(findings.figure(program, Setup::Plain), Some(Figure::GaveUp(_)));
-            format!("{}x {}", if gave_up { "> " } else { "" }, short(factor))
+            let gave_up = |setup| findings.has_given_up(program, setup);
+            let bound = match (gave_up(Setup::Plain), gave_up(Setup::Viaduct)) {
+                (true, _) => "> ",
+                (_, true) => "< ",
+                _ => "",
+            };
+            format!("{bound}x {}", short(factor))
         });
         rows.push([program.name(&size), cell(Setup::Plain), cell(Setup::Viaduct), factor]);
     }

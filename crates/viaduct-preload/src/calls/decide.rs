@@ -84,7 +84,7 @@ pub(super) fn decide(fd: c_int, flags: c_int, sockaddr: &[u8], call: Call) -> (D
                 }
                 Decision::Pass
             }
-            None => match divert(state, fd, to) {
+            None => match divert(state, fd, to, flags & libc::MSG_DONTWAIT == 0) {
                 Some(errno) => Decision::Done(errno),
                 None => return (Decision::Pass, 0),
             },
@@ -110,13 +110,13 @@ fn pace(fd: c_int, rate: u64) {
     }
 }
 
-/// Requests a flow to `to` from the master. Returns the result for the program, or `None` if
-/// seccomp is to report the call.
-fn divert(state: &State, fd: c_int, to: SocketAddr) -> Option<c_int> {
+/// Requests a flow to `to` from the master; `may_wait` is false if the call does not block even if
+/// the socket does. Returns the result for the program, or `None` if seccomp is to report the call.
+fn divert(state: &State, fd: c_int, to: SocketAddr, may_wait: bool) -> Option<c_int> {
     // SAFETY: the call takes no pointers.
     let flags =
         unsafe { raw::call(libc::SYS_fcntl, [fd as usize, libc::F_GETFL as usize, 0, 0, 0, 0]) };
-    let wait = flags & libc::O_NONBLOCK as isize == 0;
+    let wait = may_wait && flags & libc::O_NONBLOCK as isize == 0;
     match crate::ask::ask(state, &Request::Connect { to, wait }, Some(fd)) {
         // The connect in progress is not, or is no longer, a flow of the master. The program's own
         // call, which seccomp reports, gets the right result.

@@ -47,6 +47,9 @@ pub use stats::FakeTcpStats;
 /// Maximum number of connections; beyond it, the one that has been silent for the longest time
 /// is forgotten.
 const MAX_CONNECTIONS: usize = 1 << 13;
+/// Maximum number of connections from one address; beyond it, those of this address are
+/// forgotten. Several gateways may share an address by NAT.
+const MAX_PER_HOST: usize = 512;
 /// Maximum number of SYNs answered in a second.
 const MAX_SYNS: u32 = 2_000;
 /// Time without an authentic datagram after which a connection that this gateway has opened is
@@ -326,10 +329,14 @@ impl FakeTcp {
     }
 
     fn insert(&mut self, remote: SocketAddr, connection: Connection) {
-        if self.connections.len() >= MAX_CONNECTIONS && !self.connections.contains_key(&remote) {
-            let oldest = self.connections.iter().min_by_key(|(_, of)| of.heard_at);
-            if let Some(oldest) = oldest.map(|(at, _)| *at) {
-                self.connections.remove(&oldest);
+        if !self.connections.contains_key(&remote) {
+            let is_same = |at: &SocketAddr| at.ip() == remote.ip();
+            let has_many = self.connections.len() >= MAX_PER_HOST
+                && self.connections.keys().filter(|at| is_same(at)).count() >= MAX_PER_HOST;
+            if has_many || self.connections.len() >= MAX_CONNECTIONS {
+                let all = self.connections.iter().filter(|(at, _)| !has_many || is_same(at));
+                let oldest = all.min_by_key(|(_, of)| of.heard_at).map(|(at, _)| *at);
+                oldest.map(|oldest| self.connections.remove(&oldest));
             }
         }
         self.connections.insert(remote, connection);

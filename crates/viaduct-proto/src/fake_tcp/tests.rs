@@ -174,6 +174,27 @@ fn only_an_authentic_datagram_makes_a_connection() {
 }
 
 #[test]
+fn one_host_does_not_push_out_the_connections_of_others() {
+    let mut world = World::new(2, false, 0.0);
+    world.send(0, listen(false, 1), true, 100);
+    world.run(SECOND);
+    let opener = world.opener();
+    // Datagrams of an authenticated peer, each from another port.
+    for port in 1_000..20_000 {
+        let source = SocketAddr::from(([198, 51, 100, 1], port));
+        let destination = listen(false, 1);
+        let (kind, scaled) = (Kind::Data, true);
+        let segment = Segment { source, destination, kind, seq: 1, ack: 1, scaled, length: 0 };
+        let mut packet = Vec::new();
+        emit(&segment, 1_460, Some(&[AUTHENTIC; 9]), &mut packet).unwrap();
+        world.now += Duration::from_micros(50);
+        world.arrive(1, &mut packet);
+    }
+    assert_eq!(world.ends[1].stats().connections, 1 + MAX_PER_HOST as u64);
+    assert!(world.ends[1].connections.contains_key(&opener));
+}
+
+#[test]
 fn a_silent_connection_is_replaced_by_one_from_another_port() {
     let mut world = World::new(3, false, 0.0);
     world.send(0, listen(false, 1), true, 100);

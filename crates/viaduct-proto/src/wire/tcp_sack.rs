@@ -28,7 +28,9 @@ pub fn acknowledged(packet: &[u8]) -> Option<Acknowledged> {
     let mut blocks = blocks.chunks_exact(BLOCK).filter_map(edges);
     let (first, second) = (blocks.next(), blocks.next());
     let is_old = first.is_some_and(|first| is_old(first, second, acknowledged));
-    let highest = |highest, (_, right)| if is_below(highest, right) { right } else { highest };
+    // Blocks may have any edges: the highest is not below what is acknowledged.
+    let ahead = |number: u32| number.wrapping_sub(acknowledged).cast_signed();
+    let highest = |highest, (_, right)| if ahead(right) > ahead(highest) { right } else { highest };
     let highest = first.into_iter().chain(second).chain(blocks).fold(acknowledged, highest);
     Some(Acknowledged { highest, twice: first.filter(|_| is_old) })
 }

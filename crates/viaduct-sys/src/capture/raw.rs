@@ -61,6 +61,14 @@ impl RawSockets {
         })
     }
 
+    /// Makes the IPv4 socket ignore path MTUs, which any host can lower to 552 bytes by a forged
+    /// ICMP message, and also the `mtu` of routes (IP_PMTUDISC_PROBE). The interface's MTU still
+    /// applies.
+    pub fn ignore_path_mtu(&self) -> io::Result<()> {
+        let (option, probe) = (libc::IP_MTU_DISCOVER, &libc::IP_PMTUDISC_PROBE);
+        os::setsockopt(self.v4.as_fd(), libc::IPPROTO_IP, option, probe)
+    }
+
     /// Sends `packet` to `to`, which must also be the destination in its header. Errors: there is
     /// no route to `to`.
     pub fn send(&self, packet: &[u8], to: IpAddr) -> io::Result<()> {
@@ -68,5 +76,20 @@ impl RawSockets {
         let socket = socket.ok_or(io::ErrorKind::AddrNotAvailable)?;
         rustix::net::sendto(socket, packet, SendFlags::empty(), &SocketAddr::new(to, 0))?;
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_ipv4_socket_ignores_path_mtus() {
+        // Without privilege there are no raw sockets.
+        let Ok(raw) = RawSockets::open() else { return };
+        raw.ignore_path_mtu().unwrap();
+        let (level, option) = (libc::IPPROTO_IP, libc::IP_MTU_DISCOVER);
+        let mode: libc::c_int = os::getsockopt(raw.v4.as_fd(), level, option).unwrap();
+        assert_eq!(mode, libc::IP_PMTUDISC_PROBE);
     }
 }

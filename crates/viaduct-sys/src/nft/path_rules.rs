@@ -92,7 +92,8 @@ impl PathRules {
     /// Replaces these rules, which are installed, with `new` of the same instance. Errors:
     /// as [`Table::apply`].
     pub(crate) fn replace_by(&self, new: &PathRules) -> Result<(), NftError> {
-        if self.paths != new.paths {
+        let uses = |rules: &PathRules| FAMILIES.map(|(.., any)| rules.uses(any));
+        if self.paths != new.paths || uses(self) != uses(new) {
             return new.apply();
         }
         new.check()?;
@@ -152,9 +153,21 @@ impl PathRules {
     }
 
     fn policies(&self) -> Result<Vec<PathPolicy<'_>>, NftError> {
-        let paths = self.paths.iter().enumerate();
-        let policy = |(n, route)| PathPolicy::open(route, self.mark(n)).map_err(NftError::Policy);
-        paths.map(policy).collect()
+        let families = |route: &PathRoute| {
+            let families = FAMILIES.iter().map(|(.., any)| *any);
+            families.filter(|any| route.has(*any) && self.uses(*any)).collect()
+        };
+        let paths = self.paths.iter().enumerate().map(|(n, route)| {
+            PathPolicy::open(families(route), route, self.mark(n)).map_err(NftError::Policy)
+        });
+        paths.collect()
+    }
+
+    /// Returns whether hosts of both sites have addresses of the family of `any`. The kernel may
+    /// have no other family.
+    fn uses(&self, any: IpAddr) -> bool {
+        let has = |all: &[Prefix]| all.iter().any(|(ip, _)| ip.is_ipv4() == any.is_ipv4());
+        has(&self.local) && self.choices.iter().any(|choice| has(&choice.to))
     }
 }
 
@@ -224,18 +237,15 @@ impl PathRoute {
 
 /// Policy routing of one path: the only route of its table is through the path's interface.
 struct PathPolicy<'a> {
+    /// Unspecified addresses of the families for which the path has a route.
+    families: Vec<IpAddr>,
     route: &'a PathRoute,
     policy: Policy,
 }
 
 impl PathPolicy<'_> {
-    fn open(route: &PathRoute, mark: u32) -> io::Result<PathPolicy<'_>> {
-        Ok(PathPolicy { route, policy: Policy::open(mark)? })
-    }
-
-    /// Returns the unspecified addresses of the families for which the path has a route.
-    fn families(&self) -> impl Iterator<Item = IpAddr> {
-        FAMILIES.iter().map(|(.., any)| *any).filter(|any| self.route.has(*any))
+    fn open(families: Vec<IpAddr>, route: &PathRoute, mark: u32) -> io::Result<PathPolicy<'_>> {
+        Ok(PathPolicy { families, route, policy: Policy::open(mark)? })
     }
 
     fn apply(&self) -> io::Result<()> {
@@ -247,16 +257,17 @@ impl PathPolicy<'_> {
                 false => Ok(()),
             }
         };
-        let done: Vec<io::Result<()>> = self.families().map(of_family).collect();
+        let done: Vec<io::Result<()>> = self.families.iter().copied().map(of_family).collect();
         done.into_iter().collect()
     }
 
     fn undo(&self) {
-        self.families().for_each(|any| self.policy.undo(any));
+        // Earlier rules may have had a family that these do not have.
+        FAMILIES.iter().for_each(|(.., any)| self.policy.undo(*any));
     }
 
     fn is_installed(&self) -> bool {
-        !self.is_up() || self.families().all(|any| self.policy.is_installed(any))
+        !self.is_up() || self.families.iter().all(|any| self.policy.is_installed(*any))
     }
 
     fn is_up(&self) -> bool {

@@ -29,6 +29,11 @@ impl LocalAddresses {
         let route = self.0.route_to(ip)?;
         Ok(route.is_some_and(|route| route.header.kind == RouteType::Local))
     }
+
+    /// Returns the addresses of all interfaces. Errors: the netlink request fails.
+    pub fn all(&self) -> io::Result<Vec<IpAddr>> {
+        self.0.addresses()
+    }
 }
 
 #[cfg(test)]
@@ -43,5 +48,6 @@ mod tests {
         {
             assert_eq!(here.contains(ip.parse().unwrap()).unwrap(), ours, "{ip}");
         }
+        assert!(here.all().unwrap().contains(&"127.0.0.1".parse().unwrap()));
     }
 }

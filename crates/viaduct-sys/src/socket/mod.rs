@@ -8,6 +8,7 @@
 //! | [`splice`] | bytes from socket to socket through a pipe, without a copy to user space |
 //! | [`udp`] | UDP socket that sends runs of datagrams as one message (`UDP_SEGMENT`) |
 //! | [`mmsg`] | `recvmmsg` and `sendmmsg`, for UDP, raw and packet sockets |
+//! | [`lookup`] | the UDP socket that receives a datagram, and its user |
 //! | [`error_queue`] | ICMP errors of a UDP socket (`IP_RECVERR`) |
 //! | [`hop_fields`] | hop limit and traffic class of a datagram |
 //! | [`timestamp`] | receive timestamps (`SO_TIMESTAMPNS`) |
@@ -20,6 +21,7 @@
 mod control;
 pub mod error_queue;
 pub mod hop_fields;
+pub mod lookup;
 pub mod mmsg;
 pub mod pending;
 pub mod rendezvous;

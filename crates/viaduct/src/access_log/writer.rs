@@ -125,11 +125,13 @@ struct Thread {
     warned: Option<(Instant, u64)>,
     /// Latest error of a write since the last warning.
     error: Option<io::Error>,
+    /// True if the last write has ended inside a line.
+    is_torn: bool,
 }
 
 impl Thread {
     fn new(target: Target, format: Format, sink: Sink, state: Arc<State>) -> Thread {
-        Thread { target, format, sink, state, warned: None, error: None }
+        Thread { target, format, sink, state, warned: None, error: None, is_torn: false }
     }
 
     fn run(mut self, entries: &Receiver<Message>) {
@@ -157,9 +159,18 @@ impl Thread {
     }
 
     fn write_batch(&mut self, batch: &str, lines: u64) {
-        let failed = self.sink.write_all(batch.as_bytes()).err();
-        let count = if failed.is_some() { &self.state.lost } else { &self.state.written };
-        count.fetch_add(lines, Ordering::Relaxed);
+        // What follows a line that was torn must not be read as its end.
+        let start = if self.is_torn && !batch.is_empty() { "\n" } else { "" };
+        let (length, failed) = self.sink.write(&[start, batch].concat());
+        let written =
+            batch.as_bytes().get(..length.saturating_sub(start.len())).unwrap_or_default();
+        let whole = written.iter().filter(|byte| **byte == b'\n').count() as u64;
+        self.is_torn = match written.last() {
+            Some(last) => *last != b'\n',
+            None => self.is_torn && length == 0,
+        };
+        self.state.written.fetch_add(whole, Ordering::Relaxed);
+        self.state.lost.fetch_add(lines.saturating_sub(whole), Ordering::Relaxed);
         self.error = failed.or_else(|| self.error.take());
         match self.take_lost(Instant::now()) {
             Some((lines, Some(error))) => warn!(%error, lines, "access log: lines were lost"),
@@ -211,16 +222,29 @@ impl Sink {
         })
     }
 
-    fn write_all(&mut self, bytes: &[u8]) -> io::Result<()> {
+    /// Writes as much as possible; returns the number of bytes, and the error before the rest.
+    fn write(&mut self, text: &str) -> (usize, Option<io::Error>) {
         match self {
-            Sink::Stdout => {
-                let mut out = io::stdout().lock();
-                out.write_all(bytes)?;
-                out.flush()
-            }
-            Sink::Stderr => io::stderr().lock().write_all(bytes),
-            Sink::File(file) => file.write_all(bytes),
+            Sink::Stdout => write_out(&mut io::stdout().lock(), text.as_bytes()),
+            Sink::Stderr => write_out(&mut io::stderr().lock(), text.as_bytes()),
+            Sink::File(file) => write_out(file, text.as_bytes()),
         }
+    }
+}
+
+fn write_out(sink: &mut impl Write, bytes: &[u8]) -> (usize, Option<io::Error>) {
+    let mut length = 0;
+    while length < bytes.len() {
+        match sink.write(&bytes[length..]) {
+            Ok(0) => return (length, Some(io::ErrorKind::WriteZero.into())),
+            Ok(count) => length += count,
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            Err(error) => return (length, Some(error)),
+        }
+    }
+    match sink.flush() {
+        Ok(()) => (length, None),
+        Err(error) => (0, Some(error)),
     }
 }
 
@@ -293,6 +317,30 @@ mod tests {
             std::thread::sleep(Duration::from_millis(2));
         }
         assert_eq!(writer.stats(), Some(AccessLogStats { written: 0, lost: entries }));
+    }
+
+    #[test]
+    fn a_line_that_was_torn_is_not_continued_by_the_next_one() {
+        let (mut reader, writer) = io::pipe().unwrap();
+        rustix::io::ioctl_fionbio(&writer, true).unwrap();
+        let file = File::from(std::os::fd::OwnedFd::from(writer));
+        let (state, target) = (Arc::<State>::default(), Target::Stderr);
+        let mut thread = Thread::new(target, Format::Json, Sink::File(file), state.clone());
+        let line = format!("{{\"line\":\"{}\"}}\n", "x".repeat(1_000));
+        // The pipe fills inside a line.
+        thread.write_batch(&line.repeat(200), 200);
+        let [written, lost] = [&state.written, &state.lost].map(|of| of.load(Ordering::Relaxed));
+        assert!(written > 10 && written + lost == 200, "{written} {lost}");
+        let mut text = vec![0; 1 << 20];
+        let length = io::Read::read(&mut reader, &mut text).unwrap();
+        text.truncate(length);
+        thread.write_batch(&line, 1);
+        drop(thread);
+        io::Read::read_to_end(&mut reader, &mut text).unwrap();
+        let text = String::from_utf8(text).unwrap();
+        let whole = text.split_inclusive('\n').filter(|of| **of == line).count() as u64;
+        assert_eq!(whole, written + 1);
+        assert!(text.ends_with(&format!("\n{line}")));
     }
 
     #[test]

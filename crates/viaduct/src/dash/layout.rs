@@ -217,6 +217,7 @@ pub(super) const KINDS: &[Kind] = &[
                     ("timeouts", "timeouts"),
                     ("resumed", "resumed after a silence"),
                     ("moved", "from another address"),
+                    ("renewed", "after a rotation of secrets"),
                 ],
             ),
             plot("Connections", "connections/s", &[("opened", "opened")]),

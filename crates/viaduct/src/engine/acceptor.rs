@@ -81,6 +81,13 @@ impl Acceptor {
         Ok(acceptor)
     }
 
+    /// Applies the timeouts of another config, also to the SYNs that are held.
+    pub(super) fn reload(&mut self, limits: &Limits) {
+        if let (Some(deferred), Some((_, wait))) = (&self.deferred, limits.early) {
+            self.early.set_ttl(wait + limits.connect, deferred.tuples());
+        }
+    }
+
     /// Registers the listeners and the source of SYNs: from now on clients are accepted here.
     pub(super) fn resume(&mut self, registry: &Registry) -> io::Result<()> {
         if let Some(fd) = self.syns() {

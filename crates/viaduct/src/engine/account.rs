@@ -49,6 +49,12 @@ impl Account {
         }
     }
 
+    /// Account of a further flow of the same client to the same destination, which begins now.
+    pub fn further(&self, begun: Instant) -> Account {
+        let Account { protocol, to, user, .. } = self.clone();
+        Account { protocol, to, user, ..Account::new(begun) }
+    }
+
     /// Records the client's destination, the protocol of its request, and the client's name.
     pub fn set_request(&mut self, protocol: &'static str, to: &Address, user: Option<String>) {
         (self.protocol, self.to, self.user) = (protocol, Some(to.to_string()), user);
@@ -122,10 +128,10 @@ impl Account {
 impl Worker {
     /// Logs the end of a client's flow.
     pub(super) fn log_end(&self, flow: &Flow, now: Instant) {
-        if !self.access_log.is_on() || !flow.has_client() || flow.account.is_check {
+        if !self.access_log.is_on() || !flow.is_clients() || flow.account.is_check {
             return;
         }
-        let opened = flow.is_connected();
+        let opened = flow.is_connected() && flow.has_client();
         let (status, reason) = match (&flow.account.ended, flow.broken()) {
             (Some((status, reason)), _) => (*status, Some(reason.clone())),
             (None, Some(why)) if opened => (200, Some(why.to_string())),
@@ -144,9 +150,9 @@ impl Worker {
         if !self.access_log.is_on() {
             return;
         }
-        for key in self.flows.pick(Flow::has_client) {
+        for key in self.flows.pick(Flow::is_clients) {
             let Some(mut flow) = self.flows.remove(key) else { continue };
-            flow.account.cut(flow.is_connected());
+            flow.account.cut(flow.is_connected() && flow.has_client());
             self.log_end(&flow, now);
         }
     }

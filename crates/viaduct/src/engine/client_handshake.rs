@@ -73,6 +73,15 @@ impl Worker {
     /// Reads and handles the handshake of a client whose flow waits for its destination.
     pub(super) fn read_request(&mut self, key: usize, now: Instant) {
         let mut past = false;
+        if self.flows.at(key).request().is_some_and(|request| request.preface.is_done()) {
+            // The name is being resolved. What follows the request is read for the server.
+            let [client, _] = self.flows.at(key).conns();
+            let has_gone = client.is_some_and(|client| client.check_connected().is_err());
+            if has_gone {
+                self.end(key, false);
+            }
+            return;
+        }
         loop {
             let flow = self.flows.at(key);
             // A client that has closed its side may have sent a complete request before that.

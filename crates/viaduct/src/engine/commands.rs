@@ -1,7 +1,7 @@
 //! Commands to a worker, and their handling; limits of a worker.
 
 use std::net::SocketAddr;
-use std::sync::{Arc, mpsc};
+use std::sync::{Arc, Mutex, PoisonError, mpsc};
 use std::time::Duration;
 
 use mio::Waker;
@@ -103,12 +103,14 @@ pub struct CommandSender {
     waker: Arc<Waker>,
     /// Heartbeat of the worker.
     pub heartbeat: Arc<Heartbeat>,
+    /// Counters of the worker when it was last asked, or when it ended.
+    kept: Arc<Mutex<ProxyStats>>,
 }
 
 impl CommandSender {
     /// Returns a sender that sends through `commands` and wakes the worker with `waker`.
     pub fn new(commands: mpsc::Sender<WorkerCommand>, waker: Arc<Waker>) -> CommandSender {
-        CommandSender { commands, waker, heartbeat: Arc::default() }
+        CommandSender { commands, waker, heartbeat: Arc::default(), kept: Arc::default() }
     }
 
     /// Sends a command. If the worker has ended, the command is dropped, and with it its reply
@@ -116,6 +118,16 @@ impl CommandSender {
     pub fn send(&self, command: WorkerCommand) {
         let _ = self.commands.send(command);
         let _ = self.waker.wake();
+    }
+
+    /// Keeps the counters of this sender's worker, which calls this itself.
+    pub(super) fn keep(&self, stats: ProxyStats) {
+        *self.kept.lock().unwrap_or_else(PoisonError::into_inner) = stats;
+    }
+
+    /// Counters that the worker has kept last.
+    pub(super) fn kept(&self) -> ProxyStats {
+        self.kept.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 }
 
@@ -138,9 +150,13 @@ impl Worker {
                 WorkerCommand::Request(request) => self.handle_request(*request, now),
                 WorkerCommand::SetEventSink(sink) => self.programs.aware.set_sink(sink),
                 WorkerCommand::LeaveHop(hop) => self.leave_hop(hop),
-                WorkerCommand::Stats(reply) => drop(reply.send(self.stats())),
+                WorkerCommand::Stats(reply) => {
+                    self.own.keep(self.stats());
+                    drop(reply.send(self.own.kept()));
+                }
                 WorkerCommand::Reload(config) => {
                     self.upstream.reload(&config, now);
+                    self.acceptor.reload(&config.limits);
                     self.config = *config;
                 }
                 WorkerCommand::Export(reply) => drop(reply.send(self.export())),
@@ -196,14 +212,16 @@ impl Worker {
         self.deadline.is_some_and(|at| ended || now >= at)
     }
 
-    fn stats(&self) -> ProxyStats {
+    /// Counters at this moment.
+    pub(super) fn stats(&self) -> ProxyStats {
         let (open, waiting) = (self.flows.len() as u64, self.acceptor.early.len() as u64);
         let running = self.upstream.tunnels.as_ref();
         let tunnels = running.map(Tunnels::counters).unwrap_or_default();
         let strangers_dropped = running.map(Tunnels::strangers_dropped);
         let early = self.acceptor.early.stats();
         let mut stats = self.stats.clone();
-        self.flows.iter().for_each(|flow| flow.count_for_policy(&mut stats, true));
+        let lent = self.flows.lent.iter().map(|lent| &lent.flow);
+        self.flows.iter().chain(lent).for_each(|flow| flow.count_for_policy(&mut stats, true));
         ProxyStats { open, waiting, early, tunnels, strangers_dropped, ..stats }
     }
 }

@@ -42,6 +42,11 @@ impl DeferredAccept {
         DeferredAccept { queue, held: HashMap::new() }
     }
 
+    /// Addresses of the SYNs.
+    pub(super) fn tuples(&self) -> impl Iterator<Item = Tuple> {
+        self.held.values().map(|(_, tuple)| *tuple)
+    }
+
     /// Gives the verdict on the SYN for which flow `key` was begun, if the SYN is held; returns the
     /// addresses of the SYN.
     fn decide(&mut self, key: usize, verdict: Verdict) -> Option<Tuple> {

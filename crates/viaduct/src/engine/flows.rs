@@ -69,9 +69,10 @@ impl Flows {
         self.slab.is_empty() && self.lent.is_empty()
     }
 
-    /// Returns whether the maximum is reached.
+    /// Returns whether the maximum is reached. Two further connections of flows count as a flow,
+    /// which has two.
     pub fn is_full(&self) -> bool {
-        self.slab.len() >= self.most
+        self.slab.len() + self.net_conns.len() / 2 >= self.most
     }
 
     /// Returns the flow with this key, if there is one.

@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::sync::mpsc::{SyncSender, sync_channel};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
@@ -18,6 +19,7 @@ use super::snapshot::ProxyStatus;
 use super::stats::ProxyStats;
 use super::workers::Workers;
 use crate::access_log::AccessLog;
+use crate::tunnel::stats::TunnelCounters;
 
 /// Time limit for a worker's reply to a query; after it, the worker counts as hung.
 const QUERY_TIMEOUT: Duration = Duration::from_secs(2);
@@ -39,6 +41,13 @@ pub struct EngineThread {
     /// Control handle of the workers.
     pub handle: Handle,
     thread: JoinHandle<Result<()>>,
+}
+
+/// Loops of an [`EngineThread`] that do not run yet. The thread ends if they are dropped.
+pub struct WaitingLoops {
+    /// The loops.
+    pub loops: Loops,
+    thread: SyncSender<Loops>,
 }
 
 impl Handle {
@@ -87,7 +96,7 @@ impl Handle {
         new.policies.health = self.config.policies.health.clone();
         new.policies.auto = self.config.policies.auto.clone();
         new.policies.auto.switch(new.measures_servers());
-        self.send_all(|| WorkerCommand::Reload(Box::new(new.clone())));
+        self.send_all(|| WorkerCommand::Reload(Box::new(new.part())));
         self.hop_checks.follow(&new.policies);
         self.config = new;
     }
@@ -122,11 +131,18 @@ impl Handle {
         // All workers are queried before the first reply is awaited.
         let answers: Vec<_> = self.workers.iter().map(ask).collect();
         let (mut counters, mut hangs) = (ProxyStats::default(), false);
-        for answer in answers {
+        for (worker, answer) in self.workers.iter().zip(answers) {
             let answer = tokio::time::timeout(QUERY_TIMEOUT, answer).await.ok();
             match answer.and_then(Result::ok) {
                 Some(stats) => counters.add(stats),
-                None => hangs = true,
+                // One without flows ends before the others when the proxy drains.
+                None => {
+                    hangs |= !worker.heartbeat.has_ended();
+                    let mut kept = worker.kept();
+                    // Its links may have ended since.
+                    kept.tunnels.iter_mut().for_each(TunnelCounters::end);
+                    counters.add(kept);
+                }
             }
         }
         if let Some(over_limit) = &self.config.over_limit {
@@ -152,6 +168,14 @@ impl Handle {
     }
 }
 
+impl WaitingLoops {
+    /// Starts the loops in their thread.
+    pub fn start(self) {
+        // The thread waits for them.
+        let _ = self.thread.send(self.loops);
+    }
+}
+
 impl EngineThread {
     /// Starts an engine in a thread, with these listen sets and this access log.
     pub fn start(
@@ -159,12 +183,26 @@ impl EngineThread {
         listen_sets: Vec<ListenSet>,
         access_log: AccessLog,
     ) -> Result<EngineThread> {
+        let (engine, loops) = EngineThread::prepare(config, listen_sets, access_log)?;
+        loops.start();
+        Ok(engine)
+    }
+
+    /// Prepares an engine in a thread. Its loops can take flows of another process before they are
+    /// started.
+    pub fn prepare(
+        config: EngineConfig,
+        listen_sets: Vec<ListenSet>,
+        access_log: AccessLog,
+    ) -> Result<(EngineThread, WaitingLoops)> {
         let intercept_state = Arc::default();
         let loops = Loops::new(&config, listen_sets, &intercept_state, access_log)?;
         let handle = Handle::new(config, &loops, intercept_state);
-        let thread = thread::Builder::new().name("flows".to_owned()).spawn(|| loops.run());
+        let (start, started) = sync_channel::<Loops>(1);
+        let run = move || started.recv().map_or(Ok(()), Loops::run);
+        let thread = thread::Builder::new().name("flows".to_owned()).spawn(run);
         let thread = thread.context("cannot start the event loop thread")?;
-        Ok(EngineThread { handle, thread })
+        Ok((EngineThread { handle, thread }, WaitingLoops { loops, thread: start }))
     }
 
     /// Returns whether the thread has ended.

@@ -47,8 +47,16 @@ impl Worker {
         {
             return self.unanswered(key, &error);
         }
+        let awaits_server = flow.accepts.is_some() && flow.is_coming();
         if let Err(error) = flow.check_coming(now) {
-            return self.broke(key, &error);
+            return match awaits_server {
+                true => self.unanswered(key, &error),
+                false => self.broke(key, &error),
+            };
+        }
+        if awaits_server && !flow.is_coming() {
+            let took = now.since(flow.times.begun);
+            self.stats.hop(flow.outbound()).took(took);
         }
         self.report_established(key, now);
         // The flow has ended if its program could not be connected.
@@ -62,11 +70,14 @@ impl Worker {
 
     /// Handles the result of driving a flow.
     fn moved(&mut self, key: usize, moved: Moved, now: Instant) {
-        for (sum, bytes) in self.stats.bytes.iter_mut().zip(moved.bytes) {
-            *sum += bytes;
-        }
         if let Some(flow) = self.flows.get(key) {
-            flow.account.add(moved.bytes);
+            let mut all = moved.bytes;
+            if flow.accepts.is_some() {
+                // The client is at the end towards the network.
+                all.reverse();
+            }
+            flow.account.add(all);
+            self.stats.bytes.iter_mut().zip(all).for_each(|(sum, bytes)| *sum += bytes);
         }
         self.apply_requests(key, now);
         let Some(flow) = self.flows.get(key) else { return };
@@ -197,6 +208,9 @@ impl Worker {
         let silent: Vec<usize> = self.programs.all_listening().filter(silent).collect();
         for key in silent {
             self.stats.refused.timed_out += 1;
+            if let Some(flow) = self.flows.get(key) {
+                flow.set_broken(Failure::TimedOut);
+            }
             self.end(key, true);
         }
         self.end_abandoned(now);
@@ -210,14 +224,17 @@ impl Worker {
     }
 
     /// Ends abandoned flows: connects of programs that can no longer get a result, and flows whose
-    /// program's socket was not connected in time.
+    /// program's socket was not connected in time, or whose server has not answered.
     fn end_abandoned(&mut self, now: Instant) {
         let mut left = self.programs.abandoned();
-        let coming =
-            |flow: &Flow| flow.is_coming() && now.since(flow.times.moved) > PROGRAM_CONNECT_TIMEOUT;
-        left.extend(self.flows.pick(coming));
+        let waits = |flow: &Flow| flow.is_coming().then(|| now.since(flow.times.begun));
+        left.extend(self.flows.pick(|flow| waits(flow) > Some(PROGRAM_CONNECT_TIMEOUT)));
         for key in left {
             self.end(key, true);
+        }
+        let limit = self.config.limits.connect;
+        for key in self.flows.pick(|flow| flow.accepts.is_some() && waits(flow) > Some(limit)) {
+            self.unanswered(key, &io::ErrorKind::TimedOut.into());
         }
     }
 
@@ -228,7 +245,9 @@ impl Worker {
         if silence.is_unlimited() {
             return;
         }
-        let lasts = |flow: &Flow| flow.has_client() && now.since(flow.times.begun) > SWEEP_INTERVAL;
+        // A connection that flows share has no client.
+        let has_peer = |flow: &Flow| flow.has_client() || flow.serves_others();
+        let lasts = |flow: &Flow| has_peer(flow) && now.since(flow.times.begun) > SWEEP_INTERVAL;
         let due = |flow: &Flow| match (flow.times.checked, silence.interval()) {
             (None, _) => true,
             (Some(at), Some(interval)) => now.since(at) >= interval,

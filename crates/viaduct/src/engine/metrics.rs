@@ -170,6 +170,19 @@ fn of(tunnel: &TunnelCounters) -> Vec<(&str, &str)> {
     name.into_iter().chain([("peer", &tunnel.peer[..])]).collect()
 }
 
+/// Counters of all tunnels with the same labels together: a peer may be dialled and dial here, or
+/// have several tunnels without names.
+fn by_labels(tunnels: &[TunnelCounters]) -> Vec<TunnelCounters> {
+    let mut all: Vec<TunnelCounters> = Vec::new();
+    for tunnel in tunnels {
+        match all.iter_mut().find(|of| (&of.name, &of.peer) == (&tunnel.name, &tunnel.peer)) {
+            Some(same) => same.merge(tunnel),
+            None => all.push(tunnel.clone()),
+        }
+    }
+    all
+}
+
 fn tunnels(page: &mut Exposition, own: Labels<'_>, counters: &ProxyStats) {
     if let Some(dropped) = counters.strangers_dropped {
         let help = "Unauthenticated links dropped to make room for others.";
@@ -179,23 +192,24 @@ fn tunnels(page: &mut Exposition, own: Labels<'_>, counters: &ProxyStats) {
     if counters.tunnels.is_empty() {
         return;
     }
+    let all = by_labels(&counters.tunnels);
     for (name, kind, help, value) in TUNNELS {
         page.family(name, *kind, help);
-        for tunnel in &counters.tunnels {
+        for tunnel in &all {
             page.sample(&[own, &of(tunnel)].concat(), value(&tunnel.all));
         }
     }
     page.family("viaduct_tunnel_denied_total", Kind::Counter, "Streams that the far end denied.");
-    for tunnel in &counters.tunnels {
+    for tunnel in &all {
         page.sample(&[own, &of(tunnel)].concat(), tunnel.denied);
     }
     let help = "1 while a tunnel that is dialled has no link up.";
     page.family("viaduct_tunnel_down", Kind::Gauge, help);
-    for tunnel in &counters.tunnels {
+    for tunnel in &all {
         page.sample(&[own, &of(tunnel)].concat(), u8::from(tunnel.down.is_some()));
     }
     page.family("viaduct_tunnel_rtt_seconds", Kind::Gauge, "Round trip of each link.");
-    for tunnel in &counters.tunnels {
+    for tunnel in &all {
         for (n, link) in tunnel.links.iter().enumerate() {
             let Some(rtt) = link.rtt else { continue };
             let link: Labels<'_> = &[("link", &n.to_string())];
@@ -203,7 +217,7 @@ fn tunnels(page: &mut Exposition, own: Labels<'_>, counters: &ProxyStats) {
         }
     }
     page.family("viaduct_tunnel_queueing_seconds", Kind::Gauge, "Mean wait of bytes to be sent.");
-    for tunnel in &counters.tunnels {
+    for tunnel in &all {
         let mean = tunnel.all.delay.mean_micros() as f64 / 1e6;
         page.sample(&[own, &of(tunnel)].concat(), mean);
     }

@@ -7,13 +7,15 @@
 
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::os::fd::AsFd;
 
 use mio::net::TcpStream;
+use tracing::warn;
 use viaduct_proto::flow::Address;
 use viaduct_proto::split::early::Tuple;
 use viaduct_proto::split::proxy::Addresses;
 use viaduct_proto::time::Instant;
-use viaduct_sys::socket::tcp::{self, TcpOptions};
+use viaduct_sys::socket::tcp::{self, LongHaul, TcpOptions};
 
 use super::flow_socket::FlowSocket;
 use super::worker::Worker;
@@ -26,6 +28,10 @@ struct Origin {
     /// Local address to connect from; `None` if the kernel chooses it.
     from: Option<SocketAddr>,
     options: TcpOptions,
+    /// Options of the connection, if it crosses a long link.
+    far: Option<LongHaul>,
+    /// Limit of the rate, in bits a second.
+    rate: Option<u64>,
 }
 
 impl Worker {
@@ -43,7 +49,9 @@ impl Worker {
             policies.and_then(|policies| self.config.target.route(tuple, signalled, policies));
         let Some(route) = route.filter(|route| route.plan.accepts) else { return Some(client) };
         let Address::Ip(to) = route.to else { return Some(client) };
-        let program = Origin { to, from: route.from, options: self.config.options };
+        let (rate, far) = (route.plan.rate, self.config.policies.far.haul(to.ip()).cloned());
+        pace(&client, rate);
+        let program = Origin { to, from: route.from, options: self.config.options, far, rate };
         let arrival = Arrival {
             stream: std::net::TcpStream::from(client).into(),
             client: route.source,
@@ -62,7 +70,12 @@ impl Program for Origin {
             SocketAddr::V4(_) => Ipv4Addr::UNSPECIFIED.into(),
             SocketAddr::V6(_) => Ipv6Addr::UNSPECIFIED.into(),
         };
-        tcp::bound(self.from.unwrap_or((any, 0).into()), self.options).map(FlowSocket::from)
+        let socket = tcp::bound(self.from.unwrap_or((any, 0).into()), self.options)?;
+        if let Some(far) = &self.far {
+            far.apply(&socket)?;
+        }
+        pace(&socket, self.rate);
+        Ok(FlowSocket::from(socket))
     }
 
     fn connect(&mut self, socket: &std::net::TcpStream) -> io::Result<()> {
@@ -73,5 +86,12 @@ impl Program for Origin {
     fn for_another_flow(&self) -> Option<Box<dyn Program>> {
         let from = self.from.map(|from| SocketAddr::new(from.ip(), 0));
         Some(Box::new(Origin { from, ..self.clone() }))
+    }
+}
+
+/// Sets the kernel's pacing rate of a socket.
+fn pace(socket: impl AsFd, rate: Option<u64>) {
+    if let Some(Err(error)) = rate.map(|bits| tcp::pace(socket, bits / 8)) {
+        warn!("cannot limit the rate of a flow: {error}");
     }
 }

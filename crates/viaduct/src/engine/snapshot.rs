@@ -27,7 +27,7 @@ pub struct ProxyStatus {
     pub to: String,
     /// Flow limit.
     pub most: u64,
-    /// True if an event loop does not answer; its counters are missing then.
+    /// True if an event loop does not answer; its counters are those of its last answer.
     pub hangs: bool,
     /// Number of times that removed interception rules were restored.
     #[serde(default)]

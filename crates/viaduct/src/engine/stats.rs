@@ -147,6 +147,14 @@ impl ProxyStats {
         &mut self.policies[n]
     }
 
+    /// Counters of a loop that has ended: nothing is open any more.
+    pub fn ended(mut self) -> ProxyStats {
+        (self.open, self.waiting) = (0, 0);
+        self.policies.iter_mut().for_each(|policy| policy.open = 0);
+        self.tunnels.iter_mut().for_each(TunnelCounters::end);
+        self
+    }
+
     /// Adds the counters of another loop of the same proxy.
     pub fn add(&mut self, other: ProxyStats) {
         let ProxyStats { open, waiting, accepted, opened, finished, reset, idle, .. } = other;
@@ -275,6 +283,8 @@ impl Hop {
 
 #[cfg(test)]
 mod tests {
+    use viaduct_proto::tunnel::stats::TunnelStats;
+
     use super::*;
 
     #[test]
@@ -294,6 +304,22 @@ mod tests {
         assert_eq!((sum.early.matched, sum.hops.len()), (12, 2));
         assert_eq!((sum.hop(&hop(1)).failed, sum.hop(&hop(1)).connected[0]), (14, 1));
         assert_eq!(sum.hop(&hop(2)).connected[0], 1);
+    }
+
+    #[test]
+    fn a_loop_that_has_ended_keeps_its_totals_and_has_nothing_open() {
+        let mut stats = ProxyStats { open: 2, waiting: 1, opened: 7, ..ProxyStats::default() };
+        stats.policy("far").open = 2;
+        stats.policy("far").count(true, [3, 4]);
+        let all = TunnelStats { links: 1, open: 2, tokens: 9, opened: 5, ..TunnelStats::default() };
+        let down = Some("silent".to_owned());
+        stats.tunnels.push(TunnelCounters { all, down, ..TunnelCounters::default() });
+        let mut ended = stats.ended();
+        assert_eq!((ended.open, ended.waiting, ended.opened), (0, 0, 7));
+        let far = ended.policy("far");
+        assert_eq!((far.open, far.opened, far.bytes), (0, 1, [3, 4]));
+        assert_eq!(ended.tunnels[0].all, TunnelStats { opened: 5, ..TunnelStats::default() });
+        assert_eq!(ended.trouble(), None);
     }
 
     #[test]

@@ -159,6 +159,7 @@ impl Worker {
     /// Runs until told to end, or until it has been without a flow for the time in `idle_exit`.
     pub fn run(mut self) -> Result<()> {
         let ended = self.turn_until_over();
+        self.own.keep(self.stats().ended());
         self.own.heartbeat.end();
         self.log_cut(time());
         ended

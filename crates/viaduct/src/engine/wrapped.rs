@@ -20,6 +20,7 @@ use viaduct_proto::split::extension::Onward;
 use viaduct_proto::time::Instant;
 use viaduct_sys::socket::tcp::{Mirrored, TcpOptions};
 
+use super::account::outcome;
 use super::aware::SocketId;
 use super::chain_io::{ChainIo, Factories};
 use super::commands::WorkerCommand;
@@ -144,6 +145,7 @@ impl Worker {
         let Arrival { stream, client, own, handlers, program } = arrival;
         let mut server = Conn::of(stream, client, own);
         let plan = self.config.policies.plan(client.ip(), own);
+        let accepts = plan.accepts.then(|| plan.clone());
         let why = match (plan.deny, self.flows.is_full() || self.deadline.is_some()) {
             (true, _) => Some(Failure::Denied),
             (_, true) => Some(self.full()),
@@ -165,11 +167,23 @@ impl Worker {
             }
         };
         let (None, Some(middle)) = (why, middle) else {
-            self.stats.refused.count(why.unwrap_or(Failure::Unreachable));
+            let why = why.unwrap_or(Failure::Unreachable);
+            self.stats.refused.count(why);
+            if accepts.is_some() {
+                self.log_refused(client, Some(own), outcome(why), now);
+            }
             return server.reset(Failure::Denied);
         };
-        let Some(key) = self.flows.insert(Flow::accepted(server, middle, client, now)) else {
+        let mut flow = Flow::accepted(server, middle, client, now);
+        flow.accepts = accepts;
+        if flow.accepts.is_some() && self.access_log.is_on() {
+            flow.account.set_request("tcp", &Address::Ip(own), None);
+        }
+        let Some(key) = self.flows.insert(flow) else {
             // Dropping `program` signals to its interposer that the flow was not accepted.
+            if plan.accepts {
+                self.log_refused(client, Some(own), outcome(Failure::Unreachable), now);
+            }
             return self.stats.refused.count(Failure::Unreachable);
         };
         self.programs.add_arrival(key, SocketId::Ends(client, own), program);
@@ -201,6 +215,11 @@ impl Worker {
             Ok(()) => self.flows.at(key).break_unless_ended(),
             Err(error) => {
                 debug!("cannot connect to a program: {error}");
+                let (flow, why) = (self.flows.at(key), failure(&error));
+                flow.set_broken(why);
+                if flow.accepts.is_some() {
+                    self.stats.refused.count(why);
+                }
                 self.end(key, true);
             }
         }

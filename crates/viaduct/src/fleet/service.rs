@@ -40,6 +40,10 @@ struct Fleet<'a> {
     registered: Option<(String, Entry)>,
     /// Text of the file `--out`.
     written: String,
+    /// True if the gateway was told to read the file since it was written.
+    is_told: bool,
+    /// Reason why the gateway could not be told, as last logged.
+    deaf: Option<String>,
     /// Reason why etcd or the file could not be used, as last logged.
     fault: Option<String>,
 }
@@ -49,7 +53,9 @@ pub fn run(args: &FleetArgs) -> Result<()> {
     let (runtime, signals) = Signals::register()?.into_parts();
     let written = fs::read_to_string(&args.out).unwrap_or_default();
     let roster = Roster::new(members(&written));
-    let mut fleet = Fleet { args, roster, registered: None, written, fault: None };
+    // The process may have ended between the last file and the reload.
+    let (is_told, deaf) = (false, None);
+    let mut fleet = Fleet { args, roster, registered: None, written, is_told, deaf, fault: None };
     // An error in the base is reported at the start, not in a log later.
     fleet.entry()?;
     runtime.block_on(fleet.serve(signals));
@@ -104,7 +110,17 @@ impl Fleet<'_> {
             etcd.put(&entry, &lease).await?;
             self.registered = Some((lease, entry));
         }
-        let listed: BTreeMap<_, _> = etcd.list().await?.iter().filter_map(parse).collect();
+        let entries = etcd.list().await?;
+        let own = self.registered.as_ref().map(|(_, own)| own);
+        match own.map(|own| (own, entries.iter().find(|of| of.name == own.name))) {
+            // Someone has deleted it, though its lease goes on.
+            Some((_, None)) => self.registered = None,
+            Some((own, Some(listed))) if listed.value != own.value => {
+                anyhow::bail!("another box is registered as {}", own.name);
+            }
+            _ => {}
+        }
+        let listed: BTreeMap<_, _> = entries.iter().filter_map(parse).collect();
         self.roster.update(Instant::now(), listed);
         Ok(())
     }
@@ -128,22 +144,28 @@ impl Fleet<'_> {
         Ok(Entry { name: format!("{}/{member}", of("name")?), value: table.to_string() })
     }
 
-    /// Replaces the file if its members have changed, and makes the gateway read it.
+    /// Replaces the file if its members have changed, and makes the gateway read it. A gateway that
+    /// cannot be told now is told at a later turn.
     fn apply(&mut self) -> Result<()> {
         let FleetArgs { base, out, .. } = self.args;
         let text = compose(&read(base)?, &self.roster).context(base.display().to_string())?;
-        if text == self.written {
+        if text == self.written && self.is_told {
             return Ok(());
         }
         let config = Config::parse(out, &text, None).context("no file is written")?;
-        replace_file(out, text.as_bytes()).with_context(|| out.display().to_string())?;
-        self.written = text;
-        let members = config.rack.as_ref().map_or(0, |rack| rack.members.len());
-        let peers = config.peers.len();
-        match reload(&running(config.socket())) {
-            Ok(()) => info!(members, peers, "the members have changed: the gateway reloads"),
-            Err(error) => info!(members, peers, "the members have changed; no gateway: {error:#}"),
+        if text != self.written {
+            replace_file(out, text.as_bytes()).with_context(|| out.display().to_string())?;
+            let members = config.rack.as_ref().map_or(0, |rack| rack.members.len());
+            info!(members, peers = config.peers.len(), "the members have changed");
+            (self.written, self.is_told, self.deaf) = (text, false, None);
         }
+        let deaf = reload(&running(config.socket())).err().map(|error| format!("{error:#}"));
+        match &deaf {
+            None => info!("the gateway reloads"),
+            Some(why) if self.deaf.as_ref() != Some(why) => info!("no gateway reloads: {why}"),
+            Some(_) => {}
+        }
+        (self.is_told, self.deaf) = (deaf.is_none(), deaf);
         Ok(())
     }
 }

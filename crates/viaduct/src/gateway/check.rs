@@ -10,6 +10,7 @@ use viaduct_proto::repair::{Transport, TransportChoice};
 use super::config::{Config, Peer};
 use super::site::Site;
 use super::{preflight, resolve, split, system};
+use crate::stdout::{print, print_line};
 
 /// Warnings about `config` on this machine. If the machine lacks anything that the config names,
 /// that error is the only warning.
@@ -25,21 +26,22 @@ pub fn check(path: &Path, registry: &Registry) -> Result<()> {
     let config = Config::load(path)?;
     if let Some(missing) = preflight::missing_prerequisite(&config) {
         split::settings(&config, registry).with_context(|| path.display().to_string())?;
-        println!("site {}: public key {}", config.name, config.secret.public());
-        println!("warning: {missing}; the gateway keeps trying");
-        println!("ok, with a warning");
-        return Ok(());
+        print_line!("site {}: public key {}", config.name, config.secret.public())?;
+        print_line!("warning: {missing}; the gateway keeps trying")?;
+        return print_line!("ok, with a warning");
     }
     let (site, flows) = resolve(config, path, registry)?;
-    print_site(&site);
-    site.config.peers.iter().for_each(|peer| print_peer(&site, peer));
-    println!("memory: {}", site.memory_bound());
+    print_site(&site)?;
+    for peer in &site.config.peers {
+        print_peer(&site, peer)?;
+    }
+    print_line!("memory: {}", site.memory_bound())?;
     if let Some(flows) = flows {
-        print!("split mode, {flows}");
+        print(&format!("split mode, {flows}"))?;
     }
     let config = &site.config;
     for (what, listen) in [("metrics", config.metrics), ("cache", config.cache)] {
-        println!("{what}: {}", listen.map_or("off".to_owned(), |at| at.to_string()));
+        print_line!("{what}: {}", listen.map_or("off".to_owned(), |at| at.to_string()))?;
     }
     let routes = system::plan(&site).with_context(|| path.display().to_string())?;
     let obstacles = [preflight::check_capabilities(), preflight::check_run_dir(config)];
@@ -47,41 +49,46 @@ pub fn check(path: &Path, registry: &Registry) -> Result<()> {
     let warnings =
         [site.warnings(), routes, preflight::ports_in_use(config), obstacles.collect()].concat();
     for warning in &warnings {
-        println!("warning: {warning}");
+        print_line!("warning: {warning}")?;
     }
     match warnings.len() {
-        0 => println!("ok"),
-        1 => println!("ok, with a warning"),
-        n => println!("ok, with {n} warnings"),
+        0 => print_line!("ok"),
+        1 => print_line!("ok, with a warning"),
+        n => print_line!("ok, with {n} warnings"),
+    }
+}
+
+/// Prints the meaning of `[site]`.
+fn print_site(site: &Site) -> Result<()> {
+    let config = &site.config;
+    print_line!("site {}: public key {}", config.name, config.secret.public())?;
+    let wans: Vec<_> = config.interfaces().collect();
+    print_line!(
+        "  hosts {}; wan {} (MTU {})",
+        list(&config.prefixes),
+        wans.join(", "),
+        site.wan_mtu
+    )?;
+    let listens: Vec<_> = config.listens().map(|at| at.to_string()).collect();
+    print_line!("  repairs arrive at UDP {}", listens.join(", "))?;
+    for class in &config.path_classes {
+        print_line!("  packets of {:?} prefer {}", class.name, config.wans[class.wan].name)?;
+    }
+    if config.workers > 1 {
+        print_line!(
+            "  {} workers; {} lanes to each peer, if it does not want more",
+            config.workers,
+            config.lanes.get()
+        )?;
+    }
+    if let Some(at) = config.tls_listen {
+        print_line!("  tunnels over TLS arrive at TCP {at}")?;
     }
     Ok(())
 }
 
-/// Prints the meaning of `[site]`.
-fn print_site(site: &Site) {
-    let config = &site.config;
-    println!("site {}: public key {}", config.name, config.secret.public());
-    let wans: Vec<_> = config.interfaces().collect();
-    println!("  hosts {}; wan {} (MTU {})", list(&config.prefixes), wans.join(", "), site.wan_mtu);
-    let listens: Vec<_> = config.listens().map(|at| at.to_string()).collect();
-    println!("  repairs arrive at UDP {}", listens.join(", "));
-    for class in &config.path_classes {
-        println!("  packets of {:?} prefer {}", class.name, config.wans[class.wan].name);
-    }
-    if config.workers > 1 {
-        println!(
-            "  {} workers; {} lanes to each peer, if it does not want more",
-            config.workers,
-            config.lanes.get()
-        );
-    }
-    if let Some(at) = config.tls_listen {
-        println!("  tunnels over TLS arrive at TCP {at}");
-    }
-}
-
 /// Prints the meaning of a `[[peer]]`.
-fn print_peer(site: &Site, peer: &Peer) {
+fn print_peer(site: &Site, peer: &Peer) -> Result<()> {
     let code = peer.coding.as_ref().map_or("no repairs".to_owned(), ToString::to_string);
     let room = match site.clamp(peer) {
         Some(longest) => format!("packets limited to {longest} bytes (route MTU, MSS)"),
@@ -97,9 +104,9 @@ fn print_peer(site: &Site, peer: &Peer) {
         (None, Some((host, port))) => format!("at {host}:{port}"),
         (None, None) => "(no endpoint: the peer connects first)".to_owned(),
     };
-    println!("peer {} {endpoint}: public key {}", peer.name, peer.key);
-    println!("  hosts {}; {code}; {room}", list(&peer.prefixes));
-    println!("  {}", transports(peer));
+    print_line!("peer {} {endpoint}: public key {}", peer.name, peer.key)?;
+    print_line!("  hosts {}; {code}; {room}", list(&peer.prefixes))?;
+    print_line!("  {}", transports(peer))
 }
 
 fn transports(peer: &Peer) -> String {

@@ -2,6 +2,7 @@
 //! service. It carries no packets and may be slow.
 
 use std::os::fd::OwnedFd;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::Result;
@@ -24,10 +25,10 @@ use super::stray_warning::StrayWarning;
 use super::system::System;
 use super::ticks::{Tick, Ticks};
 use super::tls::TlsTunnels;
-use super::upgrade::{UpgradeEvent, UpgradeState};
+use super::upgrade::UpgradeState;
 use super::wan::WanWatch;
 use super::workers::Workers;
-use crate::handover::{self, Outcome};
+use crate::handover::{self, Upgrader};
 use crate::notify::{Phase, notify};
 use crate::settings::thread::ProxyThread;
 use crate::signals::{SignalStreams, Signals, either};
@@ -35,7 +36,7 @@ use crate::status_socket::{self, Name};
 use crate::watchdog::Watchdog;
 
 /// Interval between checks for the end of the last flow of split mode.
-const DRAIN_POLL: Duration = Duration::from_millis(50);
+pub(super) const DRAIN_POLL: Duration = Duration::from_millis(50);
 
 /// Control side of a gateway: everything except packets.
 pub struct Control {
@@ -73,7 +74,8 @@ impl Control {
         (flows, tls): (Option<ProxyThread>, TlsTunnels),
         inherited: Option<[Option<OwnedFd>; 2]>,
     ) -> Result<Self> {
-        let upgrade = UpgradeState::new(&site, &source, workers.to_first(), inherited)?;
+        let parts = (workers.to_all(), flows.as_ref());
+        let upgrade = UpgradeState::new(&site, &source, parts, inherited)?;
         Ok(Control {
             upgrade,
             wan: WanWatch::new(&site)?,
@@ -95,24 +97,20 @@ impl Control {
         })
     }
 
-    /// Runs until SIGTERM, SIGINT, the end of the packet threads, or until another process
-    /// has taken over. In the last case the returned flag is true. SIGHUP reloads the config,
-    /// or upgrades.
-    pub fn run(mut self, system: &mut System, signals: Signals) -> (bool, Result<()>) {
+    /// Runs until SIGTERM, SIGINT, the end of the packet threads, or until another process has
+    /// taken over. SIGHUP reloads the config, or upgrades. The returned upgrader may still be at
+    /// work.
+    pub fn run(mut self, system: &mut System, signals: Signals) -> (Arc<Upgrader>, Result<()>) {
         let (runtime, signals) = signals.into_parts();
         let done = runtime.block_on(self.serve(system, signals));
-        let is_left = self.upgrade.is_left();
-        if !is_left {
+        if !self.upgrade.is_left() {
             notify(Phase::Stopping);
         }
-        (is_left, done)
+        (self.upgrade.upgrader(), done)
     }
 
     async fn serve(&mut self, system: &mut System, mut signals: SignalStreams) -> Result<()> {
-        let (listener, _names) = self.open().await?;
-        notify(Phase::Ready);
-        self.endpoints.watch(&self.site.config);
-        self.reload_if_changed(system).await;
+        let (listener, _names) = self.begin(system).await?;
         let (mut stray_warning, mut watchdog) = (StrayWarning::default(), Watchdog::new());
         let mut ticks = Ticks::new();
         let mut draining = false;
@@ -129,7 +127,7 @@ impl Control {
                 () = self.paths.changed(&self.site.config) => self.choose_paths(system),
                 end = self.workers.ended() => self.workers.handle_end(end, &self.site),
                 _ = signals.hangup.recv() => self.handle_hangup(system).await,
-                event = self.upgrade.next() => self.handle_upgrade(event, system).await,
+                event = self.upgrade.next() => self.handle_upgrade(event, draining, system).await,
                 _ = signals.user1.recv() => self.reopen_log(),
                 () = self.endpoints.changed() => self.update_endpoints().await,
                 client = status_socket::accept(&listener) => {
@@ -140,7 +138,15 @@ impl Control {
                 }
             }
         }
-        self.stop()
+        self.stop(system, &mut signals).await
+    }
+
+    async fn begin(&mut self, system: &mut System) -> Result<(UnixListener, [Name; 2])> {
+        let opened = self.open().await?;
+        notify(Phase::Ready);
+        self.endpoints.watch(&self.site.config);
+        self.reload_if_changed(system).await;
+        Ok(opened)
     }
 
     async fn handle_tick(
@@ -161,40 +167,18 @@ impl Control {
         self.check_system(system).await;
     }
 
-    fn stop(&mut self) -> Result<()> {
-        if self.upgrade.is_left() {
-            return Ok(());
+    async fn stop(&mut self, system: &mut System, signals: &mut SignalStreams) -> Result<()> {
+        if self.upgrade.is_released() {
+            self.finish_flows(system, signals).await;
         }
-        info!("stopping");
-        if let Some(clocks) = &mut self.clocks {
-            clocks.write(&self.workers.details().clocks);
+        if !self.upgrade.is_left() {
+            info!("stopping");
+            if let Some(clocks) = &mut self.clocks {
+                clocks.write(&self.workers.details().clocks);
+            }
         }
         let ended = self.flows.take().map_or(Ok(()), |flows| flows.engine.end());
         self.workers.take_failure().and(ended)
-    }
-
-    async fn handle_upgrade(&mut self, event: UpgradeEvent, system: &mut System) {
-        match event {
-            UpgradeEvent::Request(request) => {
-                let refusal = self.upgrade_refusal();
-                let parts = (&self.listeners, self.site.is_serving);
-                self.upgrade.handle(request, system, parts, refusal);
-            }
-            UpgradeEvent::Outcome(Outcome::Failed) => self.reload_and_log(system).await,
-            UpgradeEvent::Outcome(Outcome::Released) => self.upgrade.release(),
-        }
-    }
-
-    /// Reason why this gateway cannot be handed over.
-    fn upgrade_refusal(&self) -> Option<&'static str> {
-        if self.flows.is_some() {
-            return Some("a gateway in split mode cannot hand its flows over: restart it");
-        }
-        if !self.site.config.wans.is_empty() {
-            return Some("a gateway with two WANs cannot hand its paths over: restart it");
-        }
-        let several = "a gateway with several workers cannot hand their lanes over: restart it";
-        self.workers.are_several().then_some(several)
     }
 
     /// Opens the listeners of this process, or uses the inherited ones. Then opens the sockets for
@@ -243,6 +227,10 @@ impl Control {
     /// Makes packets take the paths that are up.
     pub(super) fn choose_paths(&mut self, system: &mut System) {
         if self.site.config.wans.is_empty() {
+            return;
+        }
+        if self.upgrade.is_active() {
+            self.paths.is_pending = true;
             return;
         }
         let failure = system.choose_paths(self.paths.rules(&self.site.config)).err();
@@ -303,13 +291,17 @@ impl Control {
         }
     }
 
-    fn reopen_log(&self) {
+    pub(super) fn reopen_log(&self) {
         self.flows.iter().for_each(|flows| flows.engine.handle.reopen_log());
     }
 
     /// Stops accepting flows of split mode, and lets the existing ones finish. Returns true if the
-    /// gateway is to end at once: without split mode, and from the second call on.
+    /// gateway is to end at once: without split mode, from the second call on, and while another
+    /// process takes over, whose listeners and rules are the same.
     fn drain(&self, draining: &mut bool, system: &mut System) -> bool {
+        if self.upgrade.is_active() {
+            return true;
+        }
         if let Some(flows) = &self.flows {
             if let Err(error) = system.stop_intercepting() {
                 warn!("new flows are still redirected here: {error:#}");

@@ -7,20 +7,25 @@ use viaduct_proto::wire::ip::Header;
 const UDP: u8 = 17;
 const UDP_HEADER: usize = 8;
 
-/// Source and payload of a UDP datagram to `listen`; `None` for other packets.
-pub fn datagram(packet: &mut [u8], listen: SocketAddr) -> Option<(SocketAddr, &mut [u8])> {
+/// Source and payload of a UDP datagram to `port` of this gateway; `None` for other packets.
+/// `receives` returns whether an address is this gateway's.
+pub fn datagram(
+    packet: &mut [u8],
+    port: u16,
+    receives: impl FnOnce(IpAddr) -> bool,
+) -> Option<(SocketAddr, &mut [u8])> {
     let (from, to, payload) = udp(packet)?;
-    (to.port() == listen.port() && same_host(listen, to)).then_some((from, payload))
+    (to.port() == port && receives(to.ip())).then_some((from, payload))
 }
 
 /// Returns whether an outgoing packet is one of our own datagrams. The tap contains such datagrams
 /// if the gateway's address lies within the site; they must not be encoded.
-pub fn is_own_datagram(packet: &mut [u8], listen: SocketAddr) -> bool {
-    udp(packet).is_some_and(|(from, ..)| from.port() == listen.port() && same_host(listen, from))
-}
-
-fn same_host(listen: SocketAddr, address: SocketAddr) -> bool {
-    listen.ip().is_unspecified() || listen.ip() == address.ip()
+pub fn is_own_datagram(
+    packet: &mut [u8],
+    port: u16,
+    receives: impl FnOnce(IpAddr) -> bool,
+) -> bool {
+    udp(packet).is_some_and(|(from, ..)| from.port() == port && receives(from.ip()))
 }
 
 /// Source, destination and payload of a UDP datagram.

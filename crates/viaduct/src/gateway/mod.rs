@@ -23,6 +23,7 @@ mod injector;
 mod listeners;
 pub mod metrics;
 mod misroutes;
+mod own_addresses;
 mod path_choice;
 mod peers;
 mod poll_interval;
@@ -198,7 +199,7 @@ impl Gateway {
     /// Runs until a signal ends it, or until another process has taken over.
     fn run(self, signals: Signals) -> Result<()> {
         let Gateway { mut system, control, to_workers, threads } = self;
-        let (is_left, done) = control.run(&mut system, signals);
+        let (upgrader, done) = control.run(&mut system, signals);
         to_workers.iter().for_each(|worker| worker.send(Command::Stop));
         let count = threads.len();
         let ended = threads.into_iter().map(|thread| match thread.join() {
@@ -208,7 +209,7 @@ impl Gateway {
             Err(_) => Err(anyhow!("the packet thread panicked")),
         });
         let ended = ended.fold(Ok(()), Result::and);
-        let restored = match is_left {
+        let restored = match upgrader.settle() {
             true => {
                 system.leave();
                 Ok(())
@@ -333,6 +334,7 @@ fn build_worker(
         fake_tcp: ports.fake_tcp,
         injector: ports.injector,
         role: state.map_or(Role::Active, |_| Role::Standby(HeldPackets::default())),
+        own: own_addresses::OwnAddresses::default(),
         left: Duration::ZERO,
         cut: Vec::new(),
         commands: channel.commands,

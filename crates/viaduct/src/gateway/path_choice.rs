@@ -41,8 +41,13 @@ impl PathChoice {
     pub async fn changed(&mut self, config: &Config) {
         let Some(first) = self.changes.recv().await else { return std::future::pending().await };
         self.note(config, &first);
-        while let Ok(more) = self.changes.try_recv() {
-            self.note(config, &more);
+        self.note_waiting(config);
+    }
+
+    /// Logs the changes of paths that wait.
+    pub fn note_waiting(&mut self, config: &Config) {
+        while let Ok(change) = self.changes.try_recv() {
+            self.note(config, &change);
         }
     }
 

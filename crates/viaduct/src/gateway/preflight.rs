@@ -13,13 +13,12 @@ use viaduct_sys::route::interface::{Interface, is_vlan_of};
 use viaduct_sys::route::mtu::{RouteError, RouteMtu};
 
 use super::config::Config;
+use crate::capabilities;
 use crate::run_dir::running;
 
 /// Maximum number of prefixes whose routes are checked for a warning: each check takes some
 /// milliseconds.
 const MAX_CHECKED_ROUTES: usize = 16;
-/// Bits of the effective capabilities (`linux/capability.h`).
-const CAPABILITIES: [(u32, &str); 2] = [(12, "CAP_NET_ADMIN"), (13, "CAP_NET_RAW")];
 
 /// MTU of the interface towards the peers, in bytes; the lower MTU, if there are two WANs.
 pub fn wan_mtu(config: &Config) -> Result<usize> {
@@ -224,18 +223,7 @@ pub fn check_run_dir(config: &Config) -> Result<()> {
 
 /// Checks that this process has the capabilities that a gateway needs.
 pub fn check_capabilities() -> Result<()> {
-    let status = fs::read_to_string("/proc/self/status")?;
-    let effective = status.lines().find_map(|line| line.strip_prefix("CapEff:"));
-    let effective = effective.and_then(|bits| u64::from_str_radix(bits.trim(), 16).ok());
-    // If the kernel does not report capabilities, the first call that needs a missing one fails.
-    let missing = CAPABILITIES.iter().find(|(bit, _)| effective.is_some_and(|e| e >> bit & 1 == 0));
-    match missing {
-        Some((_, name)) => bail!(
-            "a gateway needs the capabilities CAP_NET_ADMIN and CAP_NET_RAW, and {name} is \
-             missing: run it as root, or by the systemd unit"
-        ),
-        None => Ok(()),
-    }
+    capabilities::check("a gateway", &["CAP_NET_ADMIN", "CAP_NET_RAW"])
 }
 
 #[cfg(test)]

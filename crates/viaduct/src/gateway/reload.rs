@@ -33,6 +33,10 @@ impl Control {
     /// Reloads the config if the file differs from the config in force. After an upgrade, that is
     /// the config of the old process.
     pub(super) async fn reload_if_changed(&mut self, system: &mut System) {
+        // A process that takes over has heard of the paths before.
+        self.paths.note_waiting(&self.site.config);
+        // The rules of the old process may be older than that.
+        self.paths.is_pending = true;
         if self.source.is_changed() {
             self.reload_and_log(system).await;
         }

@@ -58,7 +58,7 @@ impl Site {
         let site = Site { config, wan_mtu, fake_tcp: Vec::new(), is_serving: false };
         for peer in &site.config.peers {
             let fits = site.longest(peer);
-            if fits < MIN_MTU && site.config.host_mtu.is_none_or(|mtu| fits < mtu) {
+            if fits < MIN_MTU && site.host_mtu(peer).is_none_or(|mtu| fits < mtu) {
                 bail!(
                     "peer {:?}: the WAN's MTU of {wan_mtu} leaves packets of {fits} bytes beside \
                      repairs; a larger MTU, or lower_mtu = false, is expected",
@@ -100,13 +100,19 @@ impl Site {
             }
             _ => self.wan_mtu,
         };
-        self.config.host_mtu.map_or(room, |mtu| mtu.min(room))
+        self.host_mtu(peer).map_or(room, |mtu| mtu.min(room))
+    }
+
+    /// Length of the longest packet that the hosts send towards `peer`. Not known in split mode,
+    /// where most packets are those of this gateway's own connections.
+    fn host_mtu(&self, peer: &Peer) -> Option<usize> {
+        self.config.host_mtu.filter(|_| !peer.split)
     }
 
     /// Maximum length of packets towards `peer`; `None` if the hosts do not send longer ones.
     pub fn clamp(&self, peer: &Peer) -> Option<usize> {
         let longest = self.longest(peer);
-        let sent = self.config.host_mtu.unwrap_or(self.wan_mtu);
+        let sent = self.host_mtu(peer).unwrap_or(self.wan_mtu);
         (longest < sent).then_some(longest)
     }
 

@@ -59,6 +59,15 @@ fn layered(longest: u16) -> Option<Code> {
 }
 
 #[test]
+fn the_hosts_mtu_does_not_limit_the_gateways_own_connections() {
+    let mut site = site(&[layered(41), layered(41)]);
+    site.config.host_mtu = Some(1200);
+    site.config.peers[1].split = true;
+    let [whole, split] = [0, 1].map(|at| site.longest(&site.config.peers[at]));
+    assert_eq!((whole, split), (1200, 1500));
+}
+
+#[test]
 fn memory_is_shared_by_what_codes_need() {
     let site = site(&[layered(41), layered(82), None]);
     let shares = site.shares();

@@ -5,9 +5,10 @@
 //! of the WAN.
 
 use std::collections::BTreeMap;
-use std::fs;
 use std::net::IpAddr;
+use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::Arc;
+use std::{fs, io};
 
 use anyhow::{Context as _, Result, bail};
 use tracing::{info, warn};
@@ -126,14 +127,20 @@ impl System {
         Ok(())
     }
 
-    /// Takes over the old process's changes, which stay in force: those before `mark` in its
-    /// journal, and the limits of the packets' size that `site` needs. Until [`System::own`], the
-    /// old process is responsible for them.
+    /// Takes over the old process's changes with their `locks`, which stay in force: those before
+    /// `mark` in its journal, and the limits of the packets' size that `site` needs. Until
+    /// [`System::own`], the old process is responsible for them. `flows` is the proxy of split
+    /// mode.
     ///
     /// # Errors
     /// The journal is not the old process's, or cannot be written.
-    pub fn take_over(site: &Site, offloads_off: bool, mark: usize) -> Result<System> {
-        let changes = Changes::take_over(&site.config.journal(), old_process()?, Vec::new())?;
+    pub fn take_over(
+        site: &Site,
+        (offloads_off, mark): (bool, usize),
+        locks: Vec<(String, OwnedFd)>,
+        flows: Option<&ProxyThread>,
+    ) -> Result<System> {
+        let changes = Changes::take_over(&site.config.journal(), old_process()?, locks)?;
         let room = Room::new(site)?;
         let missing = |&((ip, length), longest): &Lowered| {
             let plan = RouteMtu::plan((ip, length), &site.config.wan, longest);
@@ -150,7 +157,9 @@ impl System {
             incomplete: false,
             waiting,
             rules,
-            rule_state: Arc::default(),
+            rule_state: flows
+                .map(|flows| flows.engine.handle.intercept_state().clone())
+                .unwrap_or_default(),
         })
     }
 
@@ -168,7 +177,7 @@ impl System {
     }
 
     /// Leaves the changes to the process that has taken them over.
-    pub fn leave(mut self) {
+    pub fn leave(&mut self) {
         self.changes.leave();
     }
 
@@ -176,6 +185,17 @@ impl System {
     /// the journal, for [`System::take_over`].
     pub fn marks(&self) -> (bool, usize) {
         (self.offloads_off, self.mark)
+    }
+
+    /// Duplicates of the locks of the instances of rules, for [`System::take_over`].
+    ///
+    /// # Errors
+    /// No descriptor is left.
+    pub fn locks(&self) -> io::Result<Vec<(String, OwnedFd)>> {
+        let copy = |(name, fd): (&str, BorrowedFd<'_>)| -> io::Result<_> {
+            Ok((name.to_owned(), fd.try_clone_to_owned()?))
+        };
+        self.changes.locks().map(copy).collect()
     }
 
     /// Replaces the MTU and MSS limits in force with those that `site` needs. Changes that another

@@ -5,12 +5,14 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use viaduct_proto::repair::{Endpoint, Plane, Transport};
 use viaduct_proto::time::Instant;
+use viaduct_proto::wire::ip::Header;
 use viaduct_proto::wire::offload::{self, Offload};
 use viaduct_sys::capture::ring::Frame;
 use viaduct_sys::clock;
 
 use super::datagrams::{datagram, is_own_datagram};
 use super::fake_tcp::FakeTcpPort;
+use super::own_addresses::OwnAddresses;
 use super::snapshot::Shell;
 use super::taps::Taps;
 use super::upgrade::HeldPackets;
@@ -31,12 +33,19 @@ pub(super) struct TapReader<'a> {
     pub(super) cut: &'a mut Vec<u8>,
     /// Packets that this process may have to encode, while another one does the work.
     pub(super) held: Option<&'a mut HeldPackets>,
+    pub(super) own: &'a mut OwnAddresses,
     /// Time stamp of the last outgoing packet read.
     pub(super) left: &'a mut Duration,
     pub(super) shell: &'a mut Shell,
 }
 
 impl TapReader<'_> {
+    /// Sets the path of the taps that are read from now on.
+    pub(super) fn set_path(&mut self, path: u8) {
+        self.plane.set_path(path);
+        self.held.iter_mut().for_each(|held| held.path = path);
+    }
+
     /// Reads a batch of packets of each direction. The gateway receives datagrams at `listen`.
     /// Returns the number of packets read.
     pub(super) fn read(&mut self, taps: &mut Taps, listen: SocketAddr) -> usize {
@@ -45,7 +54,8 @@ impl TapReader<'_> {
         // The time stamps of the frames are used, so that delays exclude the time for which this
         // thread was descheduled.
         let crossed = |frame: &Frame<'_>| now - wall.saturating_sub(frame.stamp()).min(MAX_AGE);
-        let TapReader { plane, fake_tcp, cut, held, left, shell } = self;
+        let TapReader { plane, fake_tcp, cut, held, own, left, shell } = self;
+        let mut receives = |ip| own.receive(now, listen, ip);
         let Taps { outgoing, incoming } = taps;
         let mut read = 0;
         while read < BATCH
@@ -54,10 +64,16 @@ impl TapReader<'_> {
             read += 1;
             let (stamp, crossed) = (frame.stamp(), crossed(&frame));
             let is_late = stamp < fresh;
-            **left = stamp.max(**left);
+            // The wall clock may have been set back.
+            **left = if stamp + MAX_AGE < **left { stamp } else { stamp.max(**left) };
             let seen = packets(&mut frame, cut, shell, |shell, packet| {
-                let is_own = |port: &FakeTcpPort| port.machine.has_sent(packet);
-                if fake_tcp.as_ref().is_some_and(is_own) || is_own_datagram(packet, listen) {
+                let is_own = |port: &FakeTcpPort| {
+                    port.machine.has_sent(packet)
+                        && Header::parse(packet).is_ok_and(|header| receives(header.source))
+                };
+                if fake_tcp.as_ref().is_some_and(is_own)
+                    || is_own_datagram(packet, listen.port(), &mut receives)
+                {
                     return;
                 }
                 if let Some(held) = held {
@@ -82,9 +98,15 @@ impl TapReader<'_> {
             }
             let crossed = crossed(&frame);
             packets(&mut frame, cut, shell, |_, packet| {
-                if let Some((from, payload)) = datagram(packet, listen) {
+                if let Some((from, payload)) = datagram(packet, listen.port(), &mut receives) {
                     plane.handle_datagram(now, from, payload);
-                } else if !fake_tcp.as_mut().is_some_and(|port| carried(port, plane, now, packet)) {
+                    return;
+                }
+                let is_carried = fake_tcp.as_mut().is_some_and(|port| {
+                    Header::parse(packet).is_ok_and(|header| receives(header.destination))
+                        && carried(port, plane, now, packet)
+                });
+                if !is_carried {
                     plane.handle_incoming(now, crossed, packet);
                 }
             });

@@ -29,6 +29,7 @@ use viaduct_sys::process::thread;
 use super::commands::{Command, Commands};
 use super::fake_tcp::FakeTcpPort;
 use super::injector::Injector;
+use super::own_addresses::OwnAddresses;
 use super::poll_interval::PollInterval;
 use super::second_wan::{self, SecondWan};
 use super::snapshot::{Published, Shell};
@@ -69,6 +70,8 @@ pub struct Worker {
     pub injector: Injector,
     /// Role beside the packet thread of another process.
     pub role: Role,
+    /// Addresses of this machine.
+    pub own: OwnAddresses,
     /// Time stamp of the last outgoing packet read.
     pub left: Duration,
     /// Buffer for packets that a device would segment or give a checksum.
@@ -162,13 +165,13 @@ impl Worker {
     }
 
     pub(super) fn read_taps(&mut self, shell: &mut Shell) -> usize {
-        let Worker { wan, second, plane, fake_tcp, cut, role, left, .. } = self;
-        let mut reader = TapReader { plane, fake_tcp, cut, held: role.held(), left, shell };
+        let Worker { wan, second, plane, fake_tcp, cut, role, own, left, .. } = self;
+        let mut reader = TapReader { plane, fake_tcp, cut, held: role.held(), own, left, shell };
         let read = reader.read(&mut wan.taps, wan.listen);
         let Some(SecondWan { port, .. }) = second else { return read };
-        reader.plane.set_path(1);
+        reader.set_path(1);
         let more = reader.read(&mut port.taps, port.listen);
-        reader.plane.set_path(0);
+        reader.set_path(0);
         read + more
     }
 

@@ -128,14 +128,10 @@ impl Workers {
         self.to.clone()
     }
 
-    /// Handle of the first worker.
-    pub fn to_first(&self) -> ToWorker {
-        self.to[0].clone()
-    }
-
-    /// Returns whether there are several workers.
-    pub fn are_several(&self) -> bool {
-        self.to.len() > 1
+    /// Stops all workers, because another process has taken over, and closes their taps.
+    pub fn leave(&mut self) {
+        self.to.iter().for_each(|worker| worker.send(Command::Stop));
+        self.fanouts = None;
     }
 
     /// Indices of the workers that are alive.

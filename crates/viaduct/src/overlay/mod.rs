@@ -17,6 +17,7 @@ use anyhow::{Context as _, Result};
 use viaduct_proto::flow::Registry;
 
 use self::config::Config;
+use crate::stdout::print;
 
 /// Options of `viaduct overlay`.
 #[derive(Clone, Debug, clap::Args)]
@@ -34,8 +35,7 @@ pub fn run(args: &OverlayArgs, registry: &Registry) -> Result<()> {
     let config = Config::load(&args.config, registry)?;
     config.try_node().with_context(|| args.config.display().to_string())?;
     if args.check {
-        print!("{config}");
-        return Ok(());
+        return print(&config.to_string());
     }
     service::run(&args.config, config, registry)
 }

@@ -10,6 +10,7 @@ use viaduct_proto::flow::Registry;
 use viaduct_proto::overlay::{Node, Table};
 use viaduct_proto::time::Instant;
 use viaduct_sys::clock;
+use viaduct_sys::process::raise_fd_limit;
 
 use super::config::Config;
 use super::table_socket::TableSocket;
@@ -41,6 +42,8 @@ struct Service<'a> {
 
 /// Runs a node until a signal ends it.
 pub fn run(path: &Path, config: Config, registry: &Registry) -> Result<()> {
+    // Clients of the table hold a descriptor each.
+    raise_fd_limit();
     let (runtime, signals) = Signals::register()?.into_parts();
     let node = Node::new(config.node.clone(), entropy(), now())?;
     let socket = config.socket();

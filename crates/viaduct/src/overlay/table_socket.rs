@@ -1,15 +1,16 @@
 //! Socket on which a node publishes its table: once to each client, and again at each change to
 //! clients that have requested to follow.
 
+use std::collections::HashMap;
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::Path;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use anyhow::Result;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::{UnixListener, UnixStream};
-use tokio::sync::{Semaphore, watch};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
 
 use crate::overlay_table::FOLLOW;
 use crate::status_socket;
@@ -17,6 +18,8 @@ use crate::status_socket;
 /// Time within which a client must send its request, and read a table.
 const CLIENT_TIMEOUT: Duration = Duration::from_secs(2);
 const MAX_CLIENTS: usize = 1_024;
+/// Maximum number of clients of one user, so that no user keeps out all others.
+const MAX_PER_USER: usize = 256;
 
 /// Socket of a node, and the table that it publishes.
 pub struct TableSocket {
@@ -24,6 +27,8 @@ pub struct TableSocket {
     _name: status_socket::Name,
     line: watch::Sender<Arc<Vec<u8>>>,
     permits: Arc<Semaphore>,
+    /// Permits of the users that have clients.
+    users: Mutex<HashMap<u32, Arc<Semaphore>>>,
 }
 
 impl TableSocket {
@@ -33,7 +38,8 @@ impl TableSocket {
         let (listener, name) = status_socket::open(path)?;
         std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o666))?;
         let permits = Arc::new(Semaphore::new(MAX_CLIENTS));
-        Ok(TableSocket { listener, _name: name, line: watch::Sender::default(), permits })
+        let (line, users) = (watch::Sender::default(), Mutex::default());
+        Ok(TableSocket { listener, _name: name, line, permits, users })
     }
 
     /// Publishes a new table.
@@ -47,16 +53,34 @@ impl TableSocket {
         loop {
             let client = status_socket::accept(&self.listener).await;
             // With too many clients, the new one is dropped.
-            if let Ok(permit) = self.permits.clone().try_acquire_owned() {
+            if let Some(permits) = self.admit(&client) {
                 let lines = self.line.subscribe();
                 tokio::spawn(async move {
                     serve_client(client, lines).await;
-                    drop(permit);
+                    drop(permits);
                 });
             }
         }
     }
+
+    /// Permits of a new client; `None` if there are too many of its user, or of all.
+    fn admit(&self, client: &UnixStream) -> Option<Permits> {
+        let user = client.peer_cred().ok()?.uid();
+        let is_trusted = user == 0 || user == rustix::process::getuid().as_raw();
+        let own = if is_trusted { None } else { Some(self.admit_user(user)?) };
+        Some((own, self.permits.clone().try_acquire_owned().ok()?))
+    }
+
+    fn admit_user(&self, user: u32) -> Option<OwnedSemaphorePermit> {
+        let mut users = self.users.lock().unwrap_or_else(PoisonError::into_inner);
+        users.retain(|_, of| of.available_permits() < MAX_PER_USER);
+        let own = users.entry(user).or_insert_with(|| Arc::new(Semaphore::new(MAX_PER_USER)));
+        own.clone().try_acquire_owned().ok()
+    }
 }
+
+/// Permits of a client: its user's, unless that is root or the node's own, and the client's.
+type Permits = (Option<OwnedSemaphorePermit>, OwnedSemaphorePermit);
 
 /// Serves one client, until it closes the connection or is too slow.
 async fn serve_client(mut client: UnixStream, mut lines: watch::Receiver<Arc<Vec<u8>>>) {
@@ -85,4 +109,26 @@ async fn serve_client(mut client: UnixStream, mut lines: watch::Receiver<Arc<Vec
 
 async fn write(client: &mut UnixStream, line: &[u8]) -> bool {
     matches!(tokio::time::timeout(CLIENT_TIMEOUT, client.write_all(line)).await, Ok(Ok(())))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn a_user_keeps_a_share_of_the_clients_and_gets_it_back() {
+        let dir = std::env::temp_dir().join(format!("viaduct-table-{}", std::process::id()));
+        std::fs::create_dir_all(&dir).unwrap();
+        let path = dir.join("node.sock");
+        let socket = TableSocket::open(&path).unwrap();
+        let one = || socket.admit_user(65_533);
+        let mut held: Vec<_> = (0..MAX_PER_USER).map(|_| one().expect("there is room")).collect();
+        assert!(one().is_none() && socket.admit_user(65_532).is_some());
+        held.pop();
+        assert!(one().is_some());
+        held.clear();
+        assert!(one().is_some());
+        assert_eq!(socket.users.lock().unwrap().len(), 1);
+        std::fs::remove_dir_all(&dir).unwrap();
+    }
 }

@@ -21,6 +21,7 @@ mod startup;
 mod takeover;
 
 use std::os::fd::AsFd as _;
+use std::path::Path;
 use std::sync::Arc;
 
 use anyhow::{Context, Result, anyhow};
@@ -44,6 +45,7 @@ use crate::metrics;
 use crate::settings::Settings;
 use crate::signals::Signals;
 use crate::status_socket::{Name, check_free};
+use crate::stdout::{print, print_line};
 
 /// Runs a proxy until a signal ends it.
 pub fn run(options: &ProxyOptions, registry: Registry) -> Result<()> {
@@ -51,7 +53,10 @@ pub fn run(options: &ProxyOptions, registry: Registry) -> Result<()> {
         return takeover::run(options, registry, socket);
     }
     if let Some(confinement) = options.confined {
-        confinement.enter().context("cannot confine this process")?;
+        // The directories of other hops and of the agent: their sockets trust the agent's user,
+        // which may be that of this process.
+        let hidden = ["..", "../.."].map(Path::new);
+        confinement.enter(&hidden).context("cannot confine this process")?;
     }
     // Registered before the config is read, because from then on the parent of on-demand proxies
     // may signal that the config has changed.
@@ -162,8 +167,9 @@ fn run_on_demand(settings: &Settings, handoff: ConfigHandoff) -> Result<()> {
 /// Checks the options and prints their meaning; changes nothing.
 pub fn check(options: &ProxyOptions, registry: &Registry) -> Result<()> {
     let settings = config::load(options, registry)?;
-    print!("{settings}");
-    settings.warnings().iter().for_each(|warning| println!("warning: {warning}"));
-    println!("ok");
-    Ok(())
+    print(&settings.to_string())?;
+    for warning in settings.warnings() {
+        print_line!("warning: {warning}")?;
+    }
+    print_line!("ok")
 }

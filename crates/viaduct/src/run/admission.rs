@@ -23,8 +23,37 @@ pub fn secret() -> Result<Secret> {
 
 /// Returns whether `peer` may send requests to this run.
 pub fn admits(peer: Peer) -> bool {
-    let own = rustix::process::getuid().as_raw();
-    peer.user == own || peer.user == 0 || own == 0 && is_of_this_run(peer.process)
+    is_trusted(peer.user) || is_root() && is_of_this_run(peer.process)
+}
+
+/// Returns whether a socket that this user has made may send requests to this run: it is the run's
+/// user or root; or root has started the run, and a process of the run has this user ID.
+pub fn admits_user(user: u32) -> bool {
+    is_trusted(user) || is_root() && has_process_of(user)
+}
+
+fn is_root() -> bool {
+    rustix::process::getuid().is_root()
+}
+
+fn is_trusted(user: u32) -> bool {
+    user == 0 || user == rustix::process::getuid().as_raw()
+}
+
+/// Returns whether a process of this run has this user ID.
+fn has_process_of(user: u32) -> bool {
+    let Ok(processes) = fs::read_dir("/proc") else { return false };
+    processes.flatten().any(|process| {
+        let number = process.file_name().to_str().and_then(|name| name.parse().ok());
+        number.is_some_and(|number| users_of(number).contains(&user) && is_of_this_run(number))
+    })
+}
+
+/// Real, effective, saved and file system user ID of a process; none if it has ended. The owner of
+/// its directory in `/proc` is root if it has changed its user ID.
+fn users_of(process: u32) -> Vec<u32> {
+    let ids = status_field(process, "Uid:").unwrap_or_default();
+    ids.split_whitespace().filter_map(|id| id.parse().ok()).collect()
 }
 
 /// Returns whether a socket passed by a program is a TCP socket, as the kernel reports its type
@@ -48,8 +77,12 @@ fn is_of_this_run(mut process: u32) -> bool {
 }
 
 fn parent_of(process: u32) -> Option<u32> {
+    status_field(process, "PPid:")?.trim().parse().ok()
+}
+
+fn status_field(process: u32, name: &str) -> Option<String> {
     let status = fs::read_to_string(format!("/proc/{process}/status")).ok()?;
-    status.lines().find_map(|line| line.strip_prefix("PPid:")?.trim().parse().ok())
+    status.lines().find_map(|line| line.strip_prefix(name)).map(str::to_owned)
 }
 
 #[cfg(test)]

@@ -18,10 +18,10 @@ use std::sync::{Mutex, PoisonError};
 use anyhow::{Context, Result, bail};
 use serde::{Deserialize, Serialize};
 use viaduct_sys::netns::capture_ns::{
-    self, CloseWatch, Listeners, LoopbackSocket, Purpose, SocketLookup, SourceRoutes, Uplink,
-    Uplinks,
+    self, CloseWatch, Listeners, LoopbackSocket, Purpose, SourceRoutes, Uplink, Uplinks,
 };
 use viaduct_sys::process::{inherited_fds, memory};
+use viaduct_sys::socket::lookup::SocketLookup;
 use viaduct_sys::socket::seqpacket;
 
 /// Maximum length of an answer in bytes; an answer may be an error text.

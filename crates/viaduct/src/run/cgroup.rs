@@ -56,6 +56,9 @@ pub fn start(
     let v4 = v4.context("cannot listen for connections to the program")?;
     // `None` if the machine has no IPv6.
     let v6 = listener(Ipv6Addr::LOCALHOST.into(), save_syn).ok();
+    if let Some(names) = &plan.names {
+        names.begin()?;
+    }
     let (datagram_mode, held_udp, notice) = carry(group, plan);
     let config = RedirectConfig {
         streams: rules(&plan.rules, Transport::Tcp),

@@ -4,18 +4,19 @@ use anyhow::{Result, bail};
 use viaduct_proto::flow::{About, Registry};
 
 use super::transport;
+use crate::stdout::print_line;
 
 /// Prints a line for each handler.
-pub fn list(registry: &Registry) {
+pub fn list(registry: &Registry) -> Result<()> {
     for About { name, line, guards, both_ends, datagrams, .. } in registry.about() {
         let notes = [(both_ends, "at both ends"), (guards, "strict"), (datagrams, "datagrams")];
         let notes: Vec<_> = notes.iter().filter(|(is, _)| **is).map(|(_, note)| *note).collect();
         let notes =
             if notes.is_empty() { String::new() } else { format!(" [{}]", notes.join(", ")) };
-        println!("+{name:<10} {line}{notes}");
+        print_line!("+{name:<10} {line}{notes}")?;
     }
     let About { name, line, .. } = transport::about();
-    println!("+{name:<10} {line} [last in the chain]");
+    print_line!("+{name:<10} {line} [last in the chain]")
 }
 
 /// Prints a handler with its settings. Errors: no handler has this name.
@@ -27,7 +28,7 @@ pub fn one(registry: &Registry, name: &str) -> Result<()> {
         let known = registry.names().chain([transport.name]).collect::<Vec<_>>().join(", ");
         bail!("no handler is named {bare:?}; there are {known}");
     };
-    println!("+{}: {}", about.name, about.line);
+    print_line!("+{}: {}", about.name, about.line)?;
     for (is, text) in [
         (
             about.name == transport.name,
@@ -41,16 +42,16 @@ pub fn one(registry: &Registry, name: &str) -> Result<()> {
         ),
     ] {
         if is {
-            println!("\n{text}");
+            print_line!("\n{text}")?;
         }
     }
     if !about.settings.is_empty() {
         let name = &about.name;
-        println!("\nSettings, as in +{name}:KEY=VALUE,... or +{name} -KEY=VALUE ...");
+        print_line!("\nSettings, as in +{name}:KEY=VALUE,... or +{name} -KEY=VALUE ...")?;
     }
     for setting in &about.settings {
         let left = format!("{}={}", setting.key, setting.value);
-        println!("  {left:<24} {}", setting.help);
+        print_line!("  {left:<24} {}", setting.help)?;
     }
     Ok(())
 }

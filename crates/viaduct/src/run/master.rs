@@ -115,9 +115,6 @@ fn serve(wrapper: &ToWrapper, args: &RunArgs, mut plan: Plan) -> Result<()> {
         .context("cannot take the descriptor store")?;
     let left = inherited_fds::take_rest().context("cannot list the open descriptors")?;
     let (carrier, flows) = carrier(args, &mut plan)?;
-    if let Some(names) = &plan.names {
-        names.begin()?;
-    }
     let interposer = Interposer::new(args.via, &plan, &carrier, store.as_ref())?;
     drop(store);
     if let (Some(names), Interposer::Cgroup(..)) = (&plan.names, &interposer) {

@@ -209,8 +209,7 @@ pub fn run(args: &RunArgs, registry: &Registry) -> Result<ExitCode> {
         return capture_ns::hold(fd, args.netns_datagrams).map(|()| ExitCode::SUCCESS);
     }
     if args.list {
-        explain::list(registry);
-        return Ok(ExitCode::SUCCESS);
+        return explain::list(registry).map(|()| ExitCode::SUCCESS);
     }
     if let Some(name) = &args.explain {
         return explain::one(registry, name).map(|()| ExitCode::SUCCESS);

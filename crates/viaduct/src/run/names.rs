@@ -1,18 +1,24 @@
 //! Names that are looked up at the far end: DNS queries of programs are answered here, with
 //! fake IPs ([`viaduct_proto::fake_ip`]).
+//!
+//! Other users of the machine can send queries too. They get no answer, since it could tell them
+//! names that the programs have looked up, and many of their names would push out the programs'.
 
+use std::collections::HashMap;
 use std::io;
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::thread;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 use tracing::{debug, warn};
 use viaduct_proto::fake_ip::{FakeIpPool, FakeIpPrefix};
 use viaduct_proto::flow::Address;
 use viaduct_proto::wrap::{Fate, Rules, Transport};
+use viaduct_sys::socket::lookup::SocketLookup;
 
-use super::daemons;
+use super::{admission, daemons};
 use crate::engine::chain_io::Factories;
 
 /// Place where names are looked up.
@@ -88,6 +94,33 @@ pub fn text(names: Option<&RemoteNames>, to: SocketAddr) -> String {
     target(names, to).map_or_else(forgotten, |target| target.to_string())
 }
 
+/// Users that have sent queries, and whether they are answered. Finding out may take a look at all
+/// processes, which must not cost time for each query.
+#[derive(Debug, Default)]
+struct KnownUsers(HashMap<u32, (Instant, bool)>);
+
+/// Time for which it is known whether a user is answered.
+const KNOWN_FOR: Duration = Duration::from_millis(200);
+/// Maximum number of users that are remembered.
+const MAX_USERS: usize = 1_024;
+
+impl KnownUsers {
+    fn admits(&mut self, user: u32) -> bool {
+        let now = Instant::now();
+        if self.0.len() >= MAX_USERS {
+            self.0.clear();
+        }
+        match self.0.get(&user).filter(|(at, _)| now.duration_since(*at) < KNOWN_FOR) {
+            Some((_, is_admitted)) => *is_admitted,
+            None => {
+                let is_admitted = admission::admits_user(user);
+                self.0.insert(user, (now, is_admitted));
+                is_admitted
+            }
+        }
+    }
+}
+
 /// Size of the buffer for a query; actual queries are far shorter.
 const LONGEST: usize = 4096;
 
@@ -106,8 +139,8 @@ impl RemoteNames {
         let (v4, v6) = sockets().context("cannot answer DNS queries")?;
         let at = [v4.local_addr().ok(), v6.as_ref().and_then(|v6| v6.local_addr().ok())];
         for socket in [Some(v4), v6].into_iter().flatten() {
-            let remote = self.clone();
-            let answer = move || remote.answer(&socket);
+            let (remote, lookup) = (self.clone(), SocketLookup::open()?);
+            let answer = move || remote.answer(&socket, &lookup);
             thread::Builder::new().name("names".to_owned()).spawn(answer)?;
         }
         let _ = self.at.set(at);
@@ -129,11 +162,17 @@ impl RemoteNames {
         self.prefix.contains(to.ip())
     }
 
-    /// Answers queries until the process ends.
-    fn answer(&self, socket: &UdpSocket) {
+    /// Answers the run's queries until the process ends.
+    fn answer(&self, socket: &UdpSocket, lookup: &SocketLookup) {
         let mut packet = [0; LONGEST];
+        let mut users = KnownUsers::default();
         loop {
             let answered = socket.recv_from(&mut packet).and_then(|(length, from)| {
+                let user = lookup.owner(socket.local_addr()?, from)?;
+                if !user.is_some_and(|user| users.admits(user)) {
+                    debug!("a DNS query of another user is not answered");
+                    return Ok(0);
+                }
                 let answer = self.answer_to(&packet[..length]);
                 answer.map_or(Ok(0), |answer| socket.send_to(&answer, from))
             });
@@ -174,4 +213,50 @@ fn sockets() -> io::Result<(UdpSocket, Option<UdpSocket>)> {
         }
     }
     Ok((UdpSocket::bind((Ipv4Addr::LOCALHOST, 0))?, None))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::process::Command;
+
+    use super::*;
+
+    /// Asks twice for an address by sockets of a user, and stays that user if the third argument
+    /// says so. Prints the length of each answer, or 0 after a second.
+    const ASK: &str = "
+import os, socket, sys
+port, user, stays = sys.argv[1:]
+os.seteuid(int(user))
+sockets = [socket.socket(socket.AF_INET, socket.SOCK_DGRAM) for _ in range(2)]
+if stays == 'false': os.seteuid(0)
+for number, asks in enumerate(sockets):
+    asks.settimeout(1)
+    asks.connect(('127.0.0.1', int(port)))
+    head = bytes([0, number, 1, 0, 0, 1, 0, 0, 0, 0, 0, 0])
+    asks.send(head + b'\\x04mars\\x07example\\0\\0\\x01\\0\\x01')
+    try:
+        print(len(asks.recv(512)), flush=True)
+    except TimeoutError:
+        print(0, flush=True)
+";
+
+    fn ask(port: u16, user: u32, stays: bool) -> String {
+        let mut command = Command::new("python3");
+        command.args(["-c", ASK, &port.to_string(), &user.to_string(), &stays.to_string()]);
+        String::from_utf8(command.output().unwrap().stdout).unwrap()
+    }
+
+    #[test]
+    fn only_users_of_the_run_get_answers() {
+        if !rustix::process::getuid().is_root() {
+            return;
+        }
+        let names = Arc::new(RemoteNames::new(FakeIpPrefix::default(), true));
+        names.begin().unwrap();
+        let port = names.at()[0].unwrap().port();
+        let answer = "46\n46\n";
+        assert_eq!(ask(port, 0, true), answer, "root");
+        assert_eq!(ask(port, 65_533, true), answer, "a process of the run has this user ID");
+        assert_eq!(ask(port, 65_532, false), "0\n0\n", "another user");
+    }
 }

@@ -103,6 +103,9 @@ impl Interposition {
             }
         }
         rules.carries = are_handled && unsupported.is_none();
+        if let Some(names) = plan.names.as_ref().filter(|_| !rules.carries) {
+            names.begin()?;
+        }
         let notice = Mutex::new(unsupported.map(|why| datagrams::notice(plan, &why)));
         let user_udp = LazyUserUdp { plan: rules.carries.then(|| plan.clone()), running };
         let serves = plan.offload.is_none();

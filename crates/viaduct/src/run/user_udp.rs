@@ -33,10 +33,10 @@ use viaduct_proto::flow::datagrams::{Direction, Passage};
 use viaduct_proto::time::{Duration, Instant};
 use viaduct_proto::wrap::{Fate, Rules, Transport};
 use viaduct_sys::netns::capture_ns::{
-    CloseWatch, LoopbackSocket, SocketLookup, SourceRoutes, SourceRoutesWatch, Uplink, Uplinks,
-    udp_ports,
+    CloseWatch, LoopbackSocket, SourceRoutes, SourceRoutesWatch, Uplink, Uplinks, udp_ports,
 };
 use viaduct_sys::socket::hop_fields::HopFields;
+use viaduct_sys::socket::lookup::SocketLookup;
 
 use self::carry::HeldDatagram;
 use self::host_sockets::{HostSocket, HostSockets};
@@ -84,6 +84,7 @@ struct State {
     names: Option<Arc<RemoteNames>>,
     /// Held datagrams, by their tags in the `Passage`.
     waiting: HashMap<u32, HeldDatagram>,
+    waiting_bytes: usize,
     next: u32,
     /// Datagrams dropped for lack of room, and those dropped because they bypassed the relay, or
     /// came through it although the rules do not select their peer.
@@ -130,6 +131,7 @@ impl UserUdp {
             relays,
             names: plan.names.clone(),
             waiting: HashMap::new(),
+            waiting_bytes: 0,
             next: 0,
             lost: [0; 2],
             last_sweep: now(),
@@ -233,6 +235,7 @@ impl UserUdp {
         let now = now();
         while let Some(id) = state.passage.poll_ready(now) {
             let Some(held) = state.waiting.remove(&id) else { continue };
+            state.waiting_bytes -= held.bytes.len();
             match &mut state.relays {
                 Some(relays) if held.direction == Direction::Out => {
                     relays.send(now, held.ends, &held.bytes);

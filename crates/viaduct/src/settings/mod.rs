@@ -132,6 +132,10 @@ impl Settings {
 
     /// Refuses changes that need a restart.
     pub fn check_change(&self, new: &Settings) -> Result<()> {
+        let buffers = |of: &EngineConfig| (of.options.receive_buffer, of.options.send_buffer);
+        let has_all = |old: &EngineConfig, new: &EngineConfig| {
+            new.policies.trickles().all(|form| old.policies.trickles().any(|of| of == form))
+        };
         let (engine, other) = (&self.engine, &new.engine);
         let fixed = [
             ("listen", engine.listen == other.listen),
@@ -150,6 +154,9 @@ impl Settings {
             ("tunnel", TunnelSettings::is_alike(&engine.tunnels, &other.tunnels)),
             ("forward, max-early, early-wait", engine.limits.early == other.limits.early),
             ("trickles-buffer", engine.limits.trickles_buffer == other.limits.trickles_buffer),
+            ("receive-buffer, send-buffer", buffers(engine) == buffers(other)),
+            // A port for it may be impossible to open.
+            ("trickles: a packet form that no policy had", has_all(engine, other)),
         ];
         match fixed.iter().find(|(_, same)| !same) {
             Some((key, _)) => bail!("{key}: has changed; that needs a restart"),

@@ -4,7 +4,8 @@
 use anyhow::Result;
 
 use super::Settings;
-use crate::engine::handle::EngineThread;
+use crate::engine::handle::{EngineThread, WaitingLoops};
+use crate::engine::upgrade::Inheritance;
 
 /// Proxy in a thread. Its rules and its control side are left to the rest of the process.
 #[derive(Debug)]
@@ -21,6 +22,20 @@ impl ProxyThread {
         let access_log = settings.access_log.open()?;
         let engine = EngineThread::start(settings.engine.clone(), listen_sets, access_log)?;
         Ok(ProxyThread { engine, settings })
+    }
+
+    /// Continues a proxy of another process in a thread. The loops get its flows, and are then
+    /// started. Errors: the other process listens elsewhere, or the access log cannot be opened.
+    pub fn take_over(
+        settings: Settings,
+        mut inheritance: Inheritance,
+    ) -> Result<(ProxyThread, WaitingLoops)> {
+        let queue = (settings.syn_queue(), settings.max_held());
+        let listen_sets = inheritance.listen_sets(&settings.engine, queue)?;
+        let access_log = settings.access_log.open()?;
+        let (engine, loops) =
+            EngineThread::prepare(settings.engine.clone(), listen_sets, access_log)?;
+        Ok((ProxyThread { engine, settings }, loops))
     }
 
     /// Current settings.

@@ -1,8 +1,10 @@
 //! The two files of a site: its config, and its secret key.
 
-use std::fs::{self, OpenOptions};
-use std::io::Write as _;
-use std::os::unix::fs::{DirBuilderExt as _, OpenOptionsExt as _};
+use std::fs::{self, File, OpenOptions, Permissions};
+use std::io::{self, Write as _};
+use std::os::unix::fs::{
+    DirBuilderExt as _, MetadataExt as _, OpenOptionsExt as _, PermissionsExt as _, fchown,
+};
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, Result, ensure};
@@ -84,12 +86,20 @@ fn new_key() -> Result<SecretKey> {
 fn make_directory(file: &Path) -> Result<()> {
     let directory = file.parent().filter(|path| !path.as_os_str().is_empty());
     let Some(directory) = directory.filter(|path| !path.exists()) else { return Ok(()) };
-    let made = fs::DirBuilder::new().recursive(true).mode(0o755).create(directory);
+    let is_missing = |path: &&Path| !path.as_os_str().is_empty() && !path.exists();
+    let missing: Vec<_> = directory.ancestors().take_while(is_missing).collect();
+    let mut made = fs::DirBuilder::new().recursive(true).mode(0o755).create(directory);
+    for path in missing {
+        // The gateway's user has to reach the files, whatever the umask is.
+        let set = |()| fs::set_permissions(path, Permissions::from_mode(0o755));
+        made = made.and_then(set);
+    }
     made.with_context(|| format!("cannot create {}", directory.display()))
 }
 
 /// Writes a config under another name, and renames it: readers see the old file or the new one. The
-/// file is world-readable, because a config has no secret.
+/// new one has the mode of the old one, and if possible its owner. A first one is world-readable,
+/// because a config has no secret and the gateway's user has to read it.
 ///
 /// # Errors
 /// The file cannot be written; the old one is unchanged.
@@ -99,7 +109,8 @@ pub fn replace(path: &Path, text: &str) -> Result<()> {
     let new = path.with_file_name(name);
     let write = || {
         let mut options = OpenOptions::new();
-        let mut file = options.write(true).create_new(true).mode(0o644).open(&new)?;
+        let mut file = options.write(true).create_new(true).mode(0o600).open(&new)?;
+        set_access(&file, path)?;
         file.write_all(text.as_bytes())?;
         file.sync_all()?;
         fs::rename(&new, path)
@@ -108,4 +119,35 @@ pub fn replace(path: &Path, text: &str) -> Result<()> {
         let _ = fs::remove_file(&new);
         anyhow::Error::new(error).context(format!("cannot write {}", path.display()))
     })
+}
+
+/// Gives `file` the owner and the mode of the file `old`, if there is one. Without the right to
+/// give it away, it keeps its owner.
+fn set_access(file: &File, old: &Path) -> io::Result<()> {
+    let Ok(old) = fs::metadata(old) else {
+        return file.set_permissions(Permissions::from_mode(0o644));
+    };
+    let _ = fchown(file, None, Some(old.gid()));
+    let _ = fchown(file, Some(old.uid()), None);
+    file.set_permissions(Permissions::from_mode(old.mode() & 0o777))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_config_keeps_its_mode_and_a_first_one_is_readable_by_all() {
+        let dir = std::env::temp_dir().join(format!("viaduct-setup-{}", std::process::id()));
+        let config = dir.join("site/rome.toml");
+        let mode = |path: &Path| fs::metadata(path).unwrap().mode() & 0o777;
+        make_directory(&config).unwrap();
+        replace(&config, "first").unwrap();
+        let first = [mode(config.parent().unwrap()), mode(&config)];
+        fs::set_permissions(&config, Permissions::from_mode(0o640)).unwrap();
+        replace(&config, "second").unwrap();
+        assert_eq!((first, mode(&config)), ([0o755, 0o644], 0o640));
+        assert_eq!(fs::read_to_string(&config).unwrap(), "second");
+        fs::remove_dir_all(&dir).unwrap();
+    }
 }

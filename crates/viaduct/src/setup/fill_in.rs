@@ -8,8 +8,9 @@ use viaduct_proto::keys::PublicKey;
 
 use super::facts::Facts;
 use super::report::next;
-use super::{SetupArgs, files, print};
+use super::{SetupArgs, files};
 use crate::gateway::config::{Config, MAX_CONFIG};
+use crate::stdout::print;
 use crate::text;
 
 /// Path of the existing config to complete, if `args` have the peer's key and, apart from names, no

@@ -24,6 +24,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Result, anyhow, bail};
 
 use crate::gateway;
+use crate::stdout::print;
 use facts::Facts;
 use files::Files;
 use questions::{Given, Question, Setup};
@@ -174,12 +175,4 @@ fn ask(setup: &mut Setup, input: &mut impl BufRead, output: &mut impl Write) -> 
         }
     }
     Ok(())
-}
-
-/// Prints `text`. A closed pipe, as with `head`, is not an error.
-fn print(text: &str) -> Result<()> {
-    match io::stdout().write_all(text.as_bytes()) {
-        Err(e) if e.kind() != io::ErrorKind::BrokenPipe => Err(e.into()),
-        _ => Ok(()),
-    }
 }

@@ -10,6 +10,7 @@ use std::{fs, panic, thread};
 
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with};
 use serde::{Deserialize, Serialize};
+use serde_json::Value;
 use viaduct_proto::overlay::Table;
 
 use super::agent_page::AgentPage;
@@ -71,6 +72,11 @@ impl ServiceStatus {
                 GatewayPage::new(now, before, colours).to_string()
             }
         }
+    }
+
+    /// Returns whether a part of the service does not answer, so that counters may be old.
+    pub fn hangs(&self) -> bool {
+        matches!(self, ServiceStatus::Proxy(status) if status.hangs)
     }
 
     /// Status of a gateway; `None` if the service is another one.
@@ -147,9 +153,27 @@ pub fn read(path: &Path) -> Result<ServiceStatus, Unread> {
         stream.set_read_timeout(Some(left))?;
         match stream.read(&mut buffer)? {
             0 if text.is_empty() => return Err(Unread::Silent),
-            0 => return serde_json::from_slice(&text).map_err(Unread::Unknown),
+            0 => return parse(&text).map_err(Unread::Unknown),
             length => text.extend_from_slice(&buffer[..length]),
         }
+    }
+}
+
+/// Parses a status. Control characters in its texts are replaced: another user's service, or a name
+/// that a service has from elsewhere, must not control the terminal.
+fn parse(text: &[u8]) -> serde_json::Result<ServiceStatus> {
+    let mut value = serde_json::from_slice(text)?;
+    replace_controls(&mut value);
+    serde_json::from_value(value)
+}
+
+fn replace_controls(value: &mut Value) {
+    let is_control = |c: char| c.is_control() && c != '\n';
+    match value {
+        Value::String(text) if text.contains(is_control) => *text = text.replace(is_control, "?"),
+        Value::Array(values) => values.iter_mut().for_each(replace_controls),
+        Value::Object(values) => values.values_mut().for_each(replace_controls),
+        _ => {}
     }
 }
 
@@ -202,7 +226,9 @@ fn sockets_in(dir: &Path) -> io::Result<Vec<(String, PathBuf)>> {
     let named = |path: PathBuf| {
         let is_socket = path.extension().is_some_and(|extension| extension == "sock");
         let name = path.file_stem()?.to_str()?.to_owned();
-        is_socket.then_some((name, path))
+        // No service has such a name, and a terminal would obey it.
+        let is_plain = !name.contains(char::is_control);
+        (is_socket && is_plain).then_some((name, path))
     };
     Ok(entries.filter_map(|entry| named(entry.ok()?.path())).collect())
 }
@@ -222,11 +248,12 @@ mod tests {
         assert!(read_all(&both).unwrap().is_empty(), "there is no directory yet");
         fs::create_dir_all(&dir).unwrap();
         drop(UnixListener::bind(socket(&dir, "dead")).unwrap());
+        drop(UnixListener::bind(socket(&dir, "\u{1b}[2J")).unwrap());
         fs::write(dir.join("a.changes.json"), "{}").unwrap();
         let live = UnixListener::bind(socket(&dir, "a")).unwrap();
         let other = UnixListener::bind(socket(&dir, "other")).unwrap();
         let answering = thread::spawn(move || {
-            let status = Status { site: "a".to_owned(), ..Status::default() };
+            let status = Status { site: "a\u{1b}[2J".to_owned(), ..Status::default() };
             let text = serde_json::to_vec(&status).unwrap();
             live.accept().unwrap().0.write_all(&text).unwrap();
             other.accept().unwrap().0.write_all(b"{\"site\":1}").unwrap();
@@ -235,7 +262,7 @@ mod tests {
         answering.join().unwrap();
         assert_eq!(answers.keys().collect::<Vec<_>>(), ["a", "dead", "other"]);
         let Ok(ServiceStatus::Gateway(seen)) = &answers["a"] else { panic!("no gateway") };
-        assert_eq!(seen.site, "a");
+        assert_eq!(seen.site, "a?[2J");
         assert!(matches!(answers["dead"], Err(Unread::Killed)));
         assert!(matches!(answers["other"], Err(Unread::Unknown(_))));
         assert!(matches!(read(&socket(&dir, "none")), Err(Unread::Missing)));

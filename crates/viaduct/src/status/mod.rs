@@ -28,7 +28,7 @@ mod top;
 mod trend;
 
 use std::collections::BTreeMap;
-use std::io::{IsTerminal as _, Write as _};
+use std::io::IsTerminal as _;
 use std::path::{Path, PathBuf};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -37,7 +37,8 @@ use anyhow::{Context as _, Result, anyhow, bail};
 use serde::Serialize;
 use serde_json::Value;
 
-use crate::run_dir::{RunDir, listed, running};
+use crate::run_dir::{RunDir, listed, shown};
+use crate::stdout::print;
 use client::{Answers, ServiceStatus, Unread};
 use colours::Colours;
 use overview::Overview;
@@ -88,7 +89,7 @@ pub struct ServiceSelector {
 impl ServiceSelector {
     /// Path of the selected service's socket; `None` if no service is selected.
     fn socket(&self) -> Option<PathBuf> {
-        let named = || Some(running(client::socket(&self.run_dir.path(), self.name.as_ref()?)));
+        let named = || Some(shown(client::socket(&self.run_dir.path(), self.name.as_ref()?)));
         self.socket.clone().or_else(named)
     }
 
@@ -244,12 +245,4 @@ fn width() -> usize {
 fn colours() -> Colours {
     let wanted = std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty());
     Colours(wanted && std::io::stdout().is_terminal())
-}
-
-/// Prints `text`. A closed pipe, as with `head`, is not an error.
-fn print(text: &str) -> Result<()> {
-    match std::io::stdout().write_all(text.as_bytes()) {
-        Err(e) if e.kind() != std::io::ErrorKind::BrokenPipe => Err(e.into()),
-        _ => Ok(()),
-    }
 }

@@ -67,7 +67,7 @@ impl Overview {
                 return true;
             }
             let since = *service.stopped.get_or_insert(now);
-            (service.now, service.before) = (None, None);
+            service.forget_present();
             now.saturating_sub(since) < STOPPED_TTL
         });
     }
@@ -88,7 +88,7 @@ impl Overview {
             Ok(status) => service.update(now, status),
             Err(reason) => {
                 service.unread = Some(reason.to_string());
-                (service.now, service.before) = (None, None);
+                service.forget_present();
             }
         }
     }
@@ -113,7 +113,12 @@ impl Service {
     fn update(&mut self, now: Duration, status: ServiceStatus) {
         self.unread = None;
         self.summary = status.summary();
-        self.rates.update(now, self.summary.counts);
+        if status.hangs() {
+            // Counters of a loop that does not answer are old: there is no rate until it does.
+            self.rates.change = None;
+        } else {
+            self.rates.update(now, self.summary.counts);
+        }
         if let Some(gateway) = status.gateway() {
             let peers = &gateway.counters.peers;
             let names: HashSet<&String> = peers.iter().map(|(name, _)| name).collect();
@@ -124,6 +129,14 @@ impl Service {
             }
         }
         self.before = self.now.replace(status);
+    }
+
+    /// Drops what is known of the present, as the service does not answer.
+    fn forget_present(&mut self) {
+        (self.now, self.before) = (None, None);
+        self.summary = Summary { kind: self.summary.kind, ..Summary::default() };
+        self.rates.change = None;
+        self.peers.values_mut().for_each(|rates| rates.change = None);
     }
 
     /// Reason why the service is not up, if it is not.
@@ -159,6 +172,7 @@ impl Rates {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::engine::snapshot::ProxyStatus;
     use crate::gateway::status::Status;
     use crate::status::summary::Count;
     use viaduct_proto::repair::stats::PeerStats;
@@ -173,6 +187,23 @@ mod tests {
         let mut status = Status { uptime: 1.0, ..Status::default() };
         status.counters.peers = peers.iter().map(|name| ((*name).to_owned(), stats)).collect();
         ServiceStatus::Gateway(Box::new(status))
+    }
+
+    #[test]
+    fn a_proxy_that_hangs_has_no_rate_and_no_leap_after_it() {
+        let mut overview = Overview::default();
+        overview.handle_names(at(0), &names(&["proxy-1"]));
+        let mut sent = |now, bytes, hangs| {
+            let mut status = ProxyStatus { hangs, uptime: 1.0, ..ProxyStatus::default() };
+            status.counters.bytes = [bytes, 0];
+            let status = ServiceStatus::Proxy(Box::new(status));
+            overview.handle_answer(at(now), "proxy-1", Ok(status));
+            let change = overview.service("proxy-1").unwrap().rates.change;
+            change.map(|(seconds, counts)| counts[Count::Sent] as f64 / seconds)
+        };
+        assert_eq!(sent(1, 1_000_000_000_000, false), None);
+        assert_eq!(sent(2, 0, true), None);
+        assert_eq!(sent(4, 1_000_000_003_000, false), Some(1_000.0));
     }
 
     fn names(names: &[&str]) -> Vec<String> {
@@ -211,6 +242,14 @@ mod tests {
             |overview: &Overview, now, name| overview.service(name).unwrap().trouble(at(now));
         assert_eq!(trouble(&overview, 0, "serve-80"), None);
         assert!(trouble(&overview, 0, "rome").unwrap().contains("root may read"));
+
+        overview.handle_answer(at(1), "rome", Ok(gateway(1_000, &["a"])));
+        overview.handle_answer(at(2), "rome", Ok(gateway(3_000, &["a"])));
+        assert!(overview.service("rome").unwrap().rates.change.is_some());
+        overview.handle_answer(at(3), "rome", Err(Unread::Silent));
+        let rome = overview.service("rome").unwrap();
+        assert!(rome.rates.change.is_none() && rome.peers["a"].change.is_none(), "no old rates");
+        assert_eq!((rome.summary.kind, rome.summary.peers), ("gateway", None));
 
         overview.handle_names(at(10), &names(&["rome"]));
         overview.handle_answer(at(10), "serve-80", served());

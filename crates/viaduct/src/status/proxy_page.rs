@@ -23,8 +23,9 @@ pub struct ProxyPage<'a> {
 impl<'a> ProxyPage<'a> {
     /// Creates a page from `status`; with rates, if an earlier status is given.
     pub fn new(status: &'a ProxyStatus, before: Option<&'a ProxyStatus>, colours: Colours) -> Self {
-        // A restarted proxy counts from zero again.
-        let before = before.filter(|before| before.uptime < status.uptime);
+        // A restarted proxy counts from zero again, and counters of one that hangs are old.
+        let hangs = |before: &ProxyStatus| before.hangs || status.hangs;
+        let before = before.filter(|before| before.uptime < status.uptime && !hangs(before));
         ProxyPage { status, before, colours }
     }
 }

@@ -1,10 +1,14 @@
 //! Terminal that is redrawn repeatedly, and restored at the end.
 
 use std::io::{self, Write as _};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::termios::{LocalModes, OptionalActions, Termios, tcgetattr, tcsetattr};
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
+use signal_hook::flag;
 
 use super::keys::{ESCAPE, Key};
 use super::screen::Size;
@@ -26,17 +30,30 @@ const ESCAPE_WAIT: Duration = Duration::from_millis(50);
 /// Terminal in raw mode. Dropping it restores the terminal.
 pub struct Terminal {
     before: Termios,
+    /// Set by a signal to end.
+    ended: Arc<AtomicBool>,
 }
 
 impl Terminal {
-    /// Takes over the terminal: keys are read one by one, without echo, including Ctrl-C.
+    /// Takes over the terminal: keys are read one by one, without echo, including Ctrl-C. From now
+    /// on signals to end only set [`Terminal::is_ended`].
     pub fn take() -> io::Result<Terminal> {
-        let before = tcgetattr(io::stdin())?;
-        let mut raw = before.clone();
+        let terminal = Terminal { before: tcgetattr(io::stdin())?, ended: Arc::default() };
+        for signal in [SIGHUP, SIGINT, SIGTERM] {
+            // The first signal has no effect while the output is stopped, the second one has.
+            flag::register_conditional_shutdown(signal, 1, terminal.ended.clone())?;
+            flag::register(signal, terminal.ended.clone())?;
+        }
+        let mut raw = terminal.before.clone();
         raw.local_modes.remove(LocalModes::ICANON | LocalModes::ECHO | LocalModes::ISIG);
         tcsetattr(io::stdin(), OptionalActions::Now, &raw)?;
         write(ENTER)?;
-        Ok(Terminal { before })
+        Ok(terminal)
+    }
+
+    /// Returns whether a signal has asked the program to end.
+    pub(super) fn is_ended(&self) -> bool {
+        self.ended.load(Ordering::Relaxed)
     }
 
     /// Draws as much of `page` as fits.
@@ -53,6 +70,10 @@ impl Terminal {
         }
         let mut bytes = [0; 64];
         let mut read = rustix::io::read(io::stdin(), &mut bytes)?;
+        if read == 0 {
+            // The terminal has gone.
+            self.ended.store(true, Ordering::Relaxed);
+        }
         // An arrow key sends several bytes, which may arrive separately on a slow line.
         if bytes[..read].ends_with(&[ESCAPE]) && read < bytes.len() && self.is_readable(ESCAPE_WAIT)
         {

@@ -37,11 +37,14 @@ struct Reads {
     watched: Watched,
     began: Instant,
     under_way: BTreeSet<String>,
+    /// Name of the service whose read began last. The next ones are those after it, so that each
+    /// has its turn.
+    last: String,
     answered: Sender<Answer>,
     answers: Receiver<Answer>,
 }
 
-/// Draws the screen until a key quits.
+/// Draws the screen until a key quits, or a signal ends the program.
 ///
 /// # Errors
 /// The terminal cannot be used, or the directory cannot be read at the start.
@@ -64,7 +67,11 @@ pub fn run(watched: Watched, colours: Colours) -> Result<()> {
                 drawn = Some(size());
                 terminal.draw(&screen.show(&overview, began.elapsed(), size(), colours))?;
             }
-            for key in terminal.keys(left.min(TICK))? {
+            let keys = terminal.keys(left.min(TICK));
+            if terminal.is_ended() {
+                return Ok(());
+            }
+            for key in keys? {
                 drawn = None;
                 if screen.press(key, &overview, size().rows) {
                     return Ok(());
@@ -77,7 +84,7 @@ pub fn run(watched: Watched, colours: Colours) -> Result<()> {
 impl Reads {
     fn new(watched: Watched, began: Instant) -> Reads {
         let (answered, answers) = channel();
-        Reads { watched, began, under_way: BTreeSet::new(), answered, answers }
+        Reads { watched, began, under_way: BTreeSet::new(), last: String::new(), answered, answers }
     }
 
     /// Names and paths of the sockets.
@@ -90,7 +97,7 @@ impl Reads {
 
     /// Begins to read each service that is not being read yet.
     fn begin(&mut self, overview: &mut Overview) {
-        let sockets = match self.sockets() {
+        let mut sockets = match self.sockets() {
             Ok(sockets) => sockets,
             Err(error) => {
                 overview.trouble = Some(format!("the run directory cannot be read: {error}"));
@@ -99,8 +106,11 @@ impl Reads {
         };
         overview.trouble = None;
         overview.handle_names(self.began.elapsed(), &names(&sockets));
+        let next = sockets.partition_point(|(name, _)| *name <= self.last);
+        sockets.rotate_left(next);
         for (name, path) in sockets {
             if self.under_way.len() < MAX_READS && self.under_way.insert(name.clone()) {
+                self.last.clone_from(&name);
                 let (answered, began) = (self.answered.clone(), self.began);
                 thread::spawn(move || {
                     let answer = client::read(&path);
@@ -125,4 +135,34 @@ impl Reads {
 
 fn names(sockets: &[(String, PathBuf)]) -> Vec<String> {
     sockets.iter().map(|(name, _)| name.clone()).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::status::overview::Service;
+    use std::fs;
+    use std::os::unix::net::UnixListener;
+
+    #[test]
+    fn each_of_many_services_has_its_turn() {
+        let dir = std::env::temp_dir().join(format!("viaduct-top-{}", std::process::id()));
+        fs::create_dir_all(&dir).unwrap();
+        for n in 0..MAX_READS + 6 {
+            // The listener is closed: a read fails at once.
+            drop(UnixListener::bind(client::socket(&dir, &format!("proxy-{n}"))).unwrap());
+        }
+        let mut reads = Reads::new(Watched::All(vec![dir.clone()]), Instant::now());
+        let mut overview = Overview::default();
+        for _ in 0..2 {
+            reads.begin(&mut overview);
+            while !reads.under_way.is_empty() {
+                reads.finish(&mut overview);
+                thread::sleep(Duration::from_millis(1));
+            }
+        }
+        let unread = |service: &Service| service.unread.is_some();
+        assert!(overview.services().all(|(_, service)| unread(service)));
+        fs::remove_dir_all(&dir).unwrap();
+    }
 }

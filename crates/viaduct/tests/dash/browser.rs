@@ -151,6 +151,9 @@ fn the_page_keeps_its_memory_for_ten_minutes() {
     let dash = Dash::start(world.gateways().unwrap().directory(), "127.0.0.1", &[]);
     let mut browser = Browser::start(&dir);
     browser.call("Page.navigate", &json!({ "url": format!("http://{}/", dash.at) }));
+    until("plots are drawn", || {
+        browser.evaluate("typeof plots === 'object' && plots.length > 0") == true
+    });
     let mut heap = || {
         browser.call("HeapProfiler.collectGarbage", &json!({}));
         browser.call("Runtime.getHeapUsage", &json!({}))["usedSize"].as_f64().unwrap()
@@ -160,6 +163,8 @@ fn the_page_keeps_its_memory_for_ten_minutes() {
     thread::sleep(Duration::from_secs(600));
     let grown = heap() - before;
     assert!(grown < 5e6, "the heap has grown by {grown} bytes");
+    let samples = browser.evaluate("times.length").as_u64().unwrap();
+    assert!(samples > 500, "only {samples} samples are plotted: the page has stopped");
     drop(browser);
     fs::remove_dir_all(&dir).unwrap();
 }

@@ -9,6 +9,8 @@ use viaduct_lab::gateways::GatewaySpec;
 use viaduct_lab::topology::{Host, Journal};
 use viaduct_lab::world::World;
 
+use super::common::until;
+
 /// Delay of the link in each direction, in milliseconds.
 const DELAY: f64 = 50.0;
 
@@ -42,11 +44,13 @@ fn recovered(world: &World, example: &Path, more: &[&str]) -> Recovered {
     let mut receiver = command(world.b1(), example);
     receiver.args(["receive", "7000"]).args(more).stdout(Stdio::piped());
     let receiver = receiver.spawn().unwrap();
-    std::thread::sleep(std::time::Duration::from_millis(300));
+    let bound = || world.b1().run("ss", &["-Hlun", "sport = :7000"]).unwrap();
+    until("the receiver is up", || bound().contains(":7000"));
     let sender = command(world.a1(), example).args(["send", "10.2.1.2:7000"]).output().unwrap();
     assert!(sender.status.success());
     let output = receiver.wait_with_output().unwrap();
     let said = String::from_utf8_lossy(&output.stdout).into_owned();
+    assert!(output.status.success(), "not all packets arrived: {said}");
     let mut found = Recovered::default();
     let mut times = Vec::new();
     for line in said.lines().filter(|line| line.starts_with("packet ")) {

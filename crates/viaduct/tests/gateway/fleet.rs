@@ -1,7 +1,10 @@
 //! `viaduct fleet` with a real etcd.
 
 use std::fs;
+use std::io::Write as _;
 use std::os::unix::fs::PermissionsExt as _;
+use std::os::unix::net::UnixListener;
+use std::os::unix::process::ExitStatusExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::thread;
@@ -86,6 +89,21 @@ fn boxes_find_each_other_by_etcd_and_their_configs_stand_when_it_is_gone_or_empt
     let key = SecretKey::from_bytes([12; 32]).public().to_string();
     assert!(text.contains(&key), "{text}");
     assert!(members[0].log().contains("no gateway"), "{}", members[0].log());
+
+    // A gateway that starts later is told, once. Its process ends by the signal.
+    let mut gateway = Command::new("sleep").arg("60").spawn().unwrap();
+    let socket = UnixListener::bind(members[0].dir.join("s1.sock")).unwrap();
+    let status = format!("{{\"pid\":{}}}", gateway.id());
+    socket.accept().unwrap().0.write_all(status.as_bytes()).unwrap();
+    assert_eq!(gateway.wait().unwrap().signal(), Some(1));
+    until("the reload is logged", || members[0].log().contains("the gateway reloads"));
+    drop(socket);
+
+    // Entries that someone deletes are made again.
+    etcd.delete_all("viaduct/");
+    let has_all = || etcd.count("viaduct/") == 3;
+    assert!(!has_all());
+    until("all boxes are registered again", has_all);
 
     let before = members.each_ref().map(Member::text);
     let log = members[0].dir.join("log");

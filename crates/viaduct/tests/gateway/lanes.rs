@@ -9,9 +9,9 @@ use std::time::{Duration, Instant};
 use rustix::process::Signal;
 use viaduct_lab::gateways::{GatewaySpec, GatewayStatus};
 use viaduct_lab::load::{PairDatagram, Pairs, lost_share};
+use viaduct_lab::upgrade::upgrade;
 use viaduct_lab::world::World;
 
-use super::common::upgrade::failure;
 use super::{eventually, world};
 
 /// Maximum share of lost packets with repairs. The link loses 2 %.
@@ -122,15 +122,24 @@ fn a_worker_that_panics_costs_its_lanes_a_handshake_and_the_others_nothing() {
 }
 
 #[test]
-fn several_workers_are_not_handed_to_another_process() {
+fn the_lanes_of_all_workers_go_on_in_another_process() {
     let _alone = alone();
-    let (mut world, _) = lossy_world();
+    let (mut world, pairs) = lossy_world();
     let gateways = world.gateways().unwrap();
-    let (pid, run_dir) = (gateways.a.pid(), gateways.directory().to_owned());
     let are_up = || counts(&gateways.a.status().unwrap()) == [2, 0, 16, 0];
     eventually(&gateways.a, "all lanes", are_up);
-    let refused = failure(&run_dir, &["--name", "site-a"]);
-    assert!(refused.contains("several workers"), "{refused}");
-    assert_eq!(gateways.a.pid(), pid);
-    assert!(are_up(), "{}", gateways.a.log());
+    // The gateways learn the losses of the link.
+    pairs.stream(Duration::from_millis(2_000)).unwrap();
+    let handshakes = || gateways.b.status().unwrap().peer().session.handshakes;
+    let before = handshakes();
+    let new = upgrade(gateways.directory(), &["--name", "site-a"]).unwrap();
+    let status = gateways.a.status().unwrap();
+    assert_eq!((status.pid, counts(&status)), (new.id(), [2, 0, 16, 0]));
+    let sent = pairs.stream(Duration::from_millis(2_000)).unwrap();
+    for worker in 0..2 {
+        let lost = loss(&sent, worker);
+        assert!(lost < LOSS, "worker {worker}: {lost}");
+    }
+    assert_eq!(handshakes(), before, "the sessions have continued");
+    new.end().unwrap();
 }

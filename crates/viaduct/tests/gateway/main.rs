@@ -103,9 +103,18 @@ fn with_equal_mtus_nothing_is_altered_and_repairs_are_fragmented() {
     world.protect(&GatewaySpec::default()).unwrap();
     assert_eq!(altered(), before);
     let protected = flow.run(world.a1(), world.b1()).unwrap().received;
-    let status = world.gateways().unwrap().a.status().unwrap();
+    assert_eq!(altered(), before);
+    let gateways = world.gateways().unwrap();
+    let status = gateways.a.status().unwrap();
     assert_eq!((status.kept_below[0], status.shell().send_failed), (None, 0));
     assert!(protected > 5.0 * plain, "{protected} against {plain}");
+    // Most packets are as long as the WAN's MTU, so their repairs take two datagrams each. On a
+    // busy machine the gateway misses some packets.
+    let (sender, shell) = (status.peer().sender, status.shell());
+    let too_long = sender.unprotected.saturating_sub(shell.tap_drops_out + shell.tap_late_out);
+    assert!(too_long * 100 < sender.packets, "{sender:?}");
+    let receiver = gateways.b.status().unwrap().peer().receiver;
+    assert!(receiver.recovered >= 20, "{receiver:?}");
 }
 
 /// Ports of the compared datagrams and of the compared connection.
@@ -113,6 +122,19 @@ const DATAGRAMS: (u16, u16) = (7_001, 7_002);
 const CONNECTION: u16 = 7_003;
 /// Payload of the longest datagram that fits a WAN with an MTU of 1500 bytes.
 const LONGEST: usize = 1_472;
+
+/// Calls [`arriving`] until `least` packets arrive at B1, at most five times: on a busy machine the
+/// emulated link may stop for longer than its kernel queue lasts.
+fn all_arriving(world: &World, least: usize) -> [BTreeSet<Vec<u8>>; 2] {
+    let mut arrived = arriving(world);
+    for _ in 1..5 {
+        if arrived[1].len() >= least {
+            break;
+        }
+        arrived = arriving(world);
+    }
+    arrived
+}
 
 /// Opens a connection from A1 to B1, and sends a datagram of each length. Returns those of their
 /// packets that arrive at A1 and at B1: SYN, SYN-ACK and datagrams.
@@ -180,7 +202,7 @@ fn comparable(packet: &[u8]) -> Option<Vec<u8>> {
 #[test]
 fn traffic_of_hosts_arrives_bit_for_bit_as_without_gateways() {
     let mut world = world((1500, 1500), "rate=200M,delay=5ms,queue=50ms");
-    let plain = arriving(&world);
+    let plain = all_arriving(&world, 1 + LONGEST);
     assert_eq!(plain.each_ref().map(BTreeSet::len), [1, 1 + LONGEST]);
     world.protect(&GatewaySpec::default()).unwrap();
     let same = |other: &[BTreeSet<Vec<u8>>; 2]| {
@@ -190,16 +212,17 @@ fn traffic_of_hosts_arrives_bit_for_bit_as_without_gateways() {
             assert!(new.is_empty(), "altered: {new:x?}, sent: {old:x?}");
         }
     };
-    let protected = arriving(&world);
+    let protected = all_arriving(&world, 1 + LONGEST);
     same(&protected);
     assert_eq!(protected.each_ref().map(BTreeSet::len), [1, 1 + LONGEST]);
     // Recovered packets are equal to those that were lost.
     let lossy = "rate=200M,delay=5ms,queue=50ms,loss=3%".parse().unwrap();
     world.emulator().unwrap().set(Direction::AtoB, lossy).unwrap();
-    let lost = arriving(&world);
+    let lost = all_arriving(&world, LONGEST - 5);
     same(&lost);
     let receiver = world.gateways().unwrap().b.status().unwrap().peer().receiver;
-    assert!(receiver.recovered >= 20 && lost[1].len() >= LONGEST - 5, "{receiver:?}");
+    assert!(receiver.recovered >= 20, "{receiver:?}");
+    assert!(lost[1].len() >= LONGEST - 5, "{} arrived; {receiver:?}", lost[1].len());
 }
 
 #[test]
@@ -487,10 +510,12 @@ fn the_route_mtu_follows_the_wan_mtu() {
     // The route comes back later than the interface, as with a network manager.
     node.run("sh", &["-c", &format!("ip route replace {}", before.trim())]).unwrap();
     eventually(gateway, "a flap", || routes().contains("mtu lock"));
-    // If an operator replaces the route, the MTU of the new one is lowered.
-    node.run("ip", &["route", "replace", route, "via", "192.0.2.2", "dev", "wan0"]).unwrap();
-    assert!(!routes().contains("mtu lock"));
-    eventually(gateway, "another route", || routes().contains("mtu lock"));
+    // If an operator replaces the route, the MTU of the new one is lowered. The source address
+    // tells the new route from the old one.
+    let new = ["via", "192.0.2.2", "dev", "wan0", "src", "192.0.2.1"];
+    node.run("ip", &[&["route", "replace", route][..], &new].concat()).unwrap();
+    let is_lowered = || routes().contains("src 192.0.2.1") && routes().contains("mtu lock");
+    eventually(gateway, "another route", is_lowered);
 }
 
 #[test]

@@ -28,3 +28,37 @@ fn each_address_of_a_name_is_tried_and_a_trailing_dot_is_ignored() {
         assert_eq!(&got, b"there", "early data goes to the address that answers");
     }
 }
+
+#[test]
+fn what_follows_a_request_waits_until_its_name_is_resolved() {
+    let chain = chain("delay=1ms");
+    let router = &chain.hops()[0];
+    let files = [("/etc/hosts", "127.0.0.1 localhost\n")];
+    let words = "--listen 10.1.0.2:7001 --expect connect --allow-from 10.1.0.1/32 \
+                 --allow-to 127.0.0.0/8";
+    let words: Vec<&str> = words.split_whitespace().collect();
+    let _proxy = Proxy::with_files(router, &files, &words).unwrap();
+    let listen = || TcpListener::bind(("127.0.0.1", PORT)).unwrap();
+    let listener = router.netns().enter(listen).unwrap();
+    let connect = || TcpStream::connect("10.1.0.2:7001").unwrap();
+    let data = vec![7; 20_000];
+    for round in 0..20 {
+        let mut client = chain.client().netns().enter(connect).unwrap();
+        let timeout = Some(Duration::from_secs(10));
+        client.set_read_timeout(timeout).unwrap();
+        // By turns more than the longest request, or less, and the end by itself.
+        let length = if round % 2 == 0 { data.len() } else { 5 };
+        let words = format!("CONNECT localhost:{PORT} HTTP/1.1\r\n\r\n").into_bytes();
+        client.write_all(&[&words[..], &data[..length]].concat()).unwrap();
+        client.shutdown(Shutdown::Write).unwrap();
+        let (mut server, mut got) = (listener.accept().unwrap().0, Vec::new());
+        server.set_read_timeout(timeout).unwrap();
+        server.read_to_end(&mut got).unwrap();
+        assert_eq!(got.len(), length, "round {round}");
+        server.write_all(b"answer").unwrap();
+        drop(server);
+        let mut answer = Vec::new();
+        client.read_to_end(&mut answer).unwrap();
+        assert!(answer.starts_with(b"HTTP/1.1 200 ") && answer.ends_with(b"answer"), "{round}");
+    }
+}

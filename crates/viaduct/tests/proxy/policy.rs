@@ -1,6 +1,6 @@
 //! A proxy with a config file: the effect of policies on flows, and reloads, which break no flow.
 
-use std::io::{ErrorKind, Read};
+use std::io::{ErrorKind, Read, Write};
 use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -142,6 +142,50 @@ fn policies_deny_limit_and_process_flows() {
         })
     });
     assert_eq!(policies, expected);
+}
+
+#[test]
+fn flows_that_handlers_accept_are_counted_limited_and_logged_as_all_others() {
+    let scratch = Scratch::new().unwrap();
+    let log = scratch.path().join("access.log");
+    let world = World::new(&format!(
+        "{HEAD}connect-timeout = '1s'\naccess-log = '{}'\naccess-log-format = 'json'\n\
+         [[policy]]\nname = 'far'\nside = 'accept'\nhandlers = ['count']\n",
+        log.display(),
+    ));
+    let at = SocketAddr::new(world.addresses()[0], 9000);
+    let (mut client, mut server) = world.flow(at.ip(), at.port()).unwrap();
+    client.write_all(&[0; 3_000]).unwrap();
+    server.read_exact(&mut [0; 3_000]).unwrap();
+    server.write_all(&[0; 500]).unwrap();
+    client.read_exact(&mut [0; 500]).unwrap();
+    drop((client, server));
+    common::until("the flow has finished", || world.counters()["finished"] == 1);
+    let counters = world.counters();
+    let bytes = json!([3_000, 500]);
+    assert_eq!(counters["bytes"], bytes, "from the client, and to it");
+    let far = json!({ "policy": "far", "open": 0, "opened": 1, "denied": 0, "bytes": bytes });
+    assert_eq!(counters["policies"], json!([far]));
+    // The server no longer answers.
+    world.chain.server().run("nft", &["add", "table", "inet", "deaf"]).unwrap();
+    let deaf = "add chain inet deaf input { type filter hook input priority 0; policy drop; }";
+    world.chain.server().run("nft", &[deaf]).unwrap();
+    let begun = Instant::now();
+    let mut client =
+        world.chain.client().netns().enter(|| TcpStream::connect(at)).unwrap().unwrap();
+    client.set_read_timeout(Some(Duration::from_secs(10))).unwrap();
+    assert_eq!(client.read(&mut [0]).unwrap_err().kind(), ErrorKind::ConnectionReset);
+    assert!((1.0..4.0).contains(&begun.elapsed().as_secs_f64()), "{:?}", begun.elapsed());
+    assert_eq!(world.counters()["refused"]["timed_out"], 1);
+    let lines = || std::fs::read_to_string(&log).unwrap_or_default();
+    common::until("both flows are logged", || lines().lines().count() == 2);
+    let lines: Vec<Value> =
+        lines().lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    for (line, status, received, sent) in [(&lines[0], 200, 3_000, 500), (&lines[1], 504, 0, 0)] {
+        assert_eq!(line["request"], format!("CONNECT {at} TCP"), "{line}");
+        let found = json!([line["status"], line["received"], line["sent"]]);
+        assert_eq!(found, json!([status, received, sent]), "{line}");
+    }
 }
 
 #[test]

@@ -322,8 +322,15 @@ impl World {
             (_, false) => NOWHERE.0.into(),
             (_, true) => NOWHERE.1.into(),
         };
+        let refusals: &[ErrorKind] = match port {
+            CLOSED => &[ErrorKind::ConnectionRefused],
+            _ => &[ErrorKind::HostUnreachable, ErrorKind::NetworkUnreachable],
+        };
         match self.connect(v6, ip, port) {
-            Err(_) => None,
+            Err(error) => {
+                assert!(refusals.contains(&error.kind()), "port {port}: {error}");
+                None
+            }
             // If the proxy accepts before it connects to the server, it must reset the client
             // without data.
             Ok(mut stream) => match read_all(&mut stream) {

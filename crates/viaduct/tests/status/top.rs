@@ -48,6 +48,19 @@ fn services_are_watched_while_they_start_stop_and_are_opened() {
 }
 
 #[test]
+fn a_signal_to_end_restores_the_terminal() {
+    let machine = Machine::new();
+    let _master = machine.master("alone");
+    for signal in [Signal::TERM, Signal::HUP, Signal::INT] {
+        let mut top = Pty::new(machine.viaduct(&["top"]), 80, 24);
+        top.wait_for("the page", |screen| screen.contains("master alone"));
+        top.signal(signal);
+        assert!(top.wait().success() && top.is_restored());
+        crate::common::until("the screen is restored", || top.output().ends_with("\x1b[?1049l"));
+    }
+}
+
+#[test]
 fn a_service_that_hangs_does_not_delay_the_others() {
     let machine = Machine::new();
     let _alone = machine.master("alone");

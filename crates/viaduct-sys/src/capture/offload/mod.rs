@@ -68,6 +68,24 @@ impl OffloadState {
         Ok(OffloadState { interface: interface.to_owned(), features })
     }
 
+    /// Adds features that have been switched on since; returns whether there are any. An interface
+    /// that no longer exists has none. Errors: the interface cannot be read.
+    pub(crate) fn add_new(&mut self) -> Result<bool, OffloadError> {
+        let now = match OffloadState::read(&self.interface) {
+            Ok(state) => state.features,
+            Err(OffloadError::Device { source, .. })
+                if source.raw_os_error() == Some(libc::ENODEV) =>
+            {
+                return Ok(false);
+            }
+            Err(error) => return Err(error),
+        };
+        let before = self.features.len();
+        self.features
+            .extend(now.into_iter().filter(|of| !self.features.contains(of)).collect::<Vec<_>>());
+        Ok(self.features.len() > before)
+    }
+
     /// Switches the features off. Errors: there is no such interface, CAP_NET_ADMIN is missing, or
     /// a driver keeps a feature on.
     pub fn switch_off(&self) -> Result<(), OffloadError> {

@@ -22,13 +22,13 @@ use rustix::net::{AddressFamily, SocketFlags, SocketType};
 
 use super::close_watch::CloseWatch;
 use super::routes::Incoming;
-use super::socket_lookup::SocketLookup;
 use super::uplink::{INNER, Uplink};
 use super::{CaptureNsError, LOOPBACK, enter_network, routes, set_up};
 use crate::capture::offload::OffloadState;
 use crate::os;
 use crate::process::tool;
 use crate::route::interface::Interface;
+use crate::socket::lookup::SocketLookup;
 
 /// Number of our routing table, different from those of the kernel's own tables.
 const TABLE: u8 = 100;

@@ -18,7 +18,6 @@ mod datagrams;
 mod link_scope;
 mod listeners;
 mod routes;
-mod socket_lookup;
 mod source_routes;
 mod uplink;
 
@@ -34,7 +33,6 @@ pub use close_watch::CloseWatch;
 pub use datagrams::{LoopbackSocket, Uplinks, datagram_socket, enter_for_datagrams, udp_ports};
 pub use link_scope::add_link;
 pub use listeners::{Listener, Listeners};
-pub use socket_lookup::SocketLookup;
 pub use source_routes::{SourceRoute, SourceRoutes, SourceRoutesWatch};
 pub use uplink::Uplink;
 

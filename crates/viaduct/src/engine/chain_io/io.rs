@@ -54,6 +54,7 @@ impl ChainIo {
                     written += net_conn.write(&mut main, &mut self.chain, now);
                 }
             }
+            moved.written += written as u64;
             // Sent bytes may have completed a direction, or unblocked the other.
             self.act();
             self.end_directions(&mut app, &mut main)?;
@@ -80,11 +81,13 @@ impl ChainIo {
             && !(waits && self.net_conns.iter().all(NetConn::is_left))
     }
 
-    /// Delivers the remaining bytes of the broken end; returns how many are left.
+    /// Delivers the remaining bytes of the broken end; returns how many are left, and adds those
+    /// written to `moved`.
     pub fn deliver_rest(
         &mut self,
         [mut app, main]: [Option<&mut Conn>; 2],
         scratch: &mut [u8],
+        moved: &mut Moved,
         now: Instant,
     ) -> u64 {
         if let Stage::Failed(_) = self.stage {
@@ -96,7 +99,9 @@ impl ChainIo {
         if is_read && self.chain.held() == 0 {
             self.abort(now);
         }
-        let _ = self.drive([None, main], [true, false], scratch, now);
+        if let Ok(more) = self.drive([None, main], [true, false], scratch, now) {
+            moved.written += more.written;
+        }
         let outgoing =
             self.net_conns.iter().map(|net_conn| self.chain.outgoing(net_conn.id).len() as u64);
         // At least 1 until the handlers have aborted towards the other end.
@@ -180,6 +185,8 @@ impl ChainIo {
                 Action::Wake(key) => self.requests.push(ChainRequest::Wake(key)),
                 Action::Spawn(spawn) => self.requests.push(ChainRequest::Spawn(spawn)),
                 Action::Close(id) => {
+                    // A connection that was only just requested is not begun.
+                    self.requests.retain(|request| !request.connects(id));
                     self.net_conn(id, |net_conn| net_conn.end = Some(Ending::Close));
                 }
                 Action::Shutdown(id, Half::Write) => {

@@ -92,6 +92,13 @@ pub enum ChainRequest {
     Spawn(Spawn),
 }
 
+impl ChainRequest {
+    /// Returns whether the request opens the connection `id`.
+    fn connects(&self, id: BottomId) -> bool {
+        matches!(self, ChainRequest::Connect(of, ..) if *of == id)
+    }
+}
+
 /// Destination of a flow's own connection, and its local address if the handlers name one;
 /// `None` if the flow uses another flow's connection.
 pub type Goal = Option<(Address, Option<SocketAddr>)>;

@@ -140,7 +140,8 @@ impl Flow {
 
     /// Sets the program's connection, which is not established yet.
     pub fn set_coming(&mut self, client: Conn, now: Instant) {
-        (self.pending_client, self.times.moved) = (Some(PendingClient::Coming(client)), now);
+        self.pending_client = Some(PendingClient::Coming(client));
+        (self.times.begun, self.times.moved) = (now, now);
     }
 
     /// Program's connection, if it is not established yet.

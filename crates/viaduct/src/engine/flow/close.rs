@@ -73,10 +73,12 @@ impl Flow {
         mut moved: Moved,
         now: Instant,
     ) -> io::Result<Moved> {
+        let before = (moved.bytes, moved.written);
         let left = self.undelivered(shared, &mut moved, now);
         let state = std::mem::replace(&mut self.state, State::Established);
         let State::Closing(mut closing) = state else { return Ok(moved) };
-        if left < closing.left {
+        // While the broken end's bytes refill the pipe, fewer bytes need not be left.
+        if left < closing.left || (moved.bytes, moved.written) != before {
             (closing.left, closing.since) = (left, now);
         }
         let is_late = now.since(closing.since) > RESET_TIMEOUT;
@@ -120,7 +122,7 @@ impl Flow {
         let [client, server] = self.ends.each_mut().map(|end| end.conn.as_mut());
         let here = match &mut self.middle {
             Middle::Chain(chain_io) => {
-                chain_io.deliver_rest([client, server], &mut shared.scratch, now)
+                chain_io.deliver_rest([client, server], &mut shared.scratch, moved, now)
             }
             Middle::Relay(relay) => {
                 let [client, server] =

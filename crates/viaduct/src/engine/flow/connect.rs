@@ -22,10 +22,10 @@ use crate::engine::policy::Policies;
 
 impl Flow {
     /// Sets the server side, which was begun. Bytes that the client sent after its request go to
-    /// the server.
+    /// the server, and so does the end of its stream.
     pub fn set_server(&mut self, begun: Begun, now: Instant) {
         let Begun { opened, middle, pending_negotiation, route } = begun;
-        let urgent = self.client_is_urgent();
+        let (urgent, has_ended) = (self.client_is_urgent(), self.client_has_ended());
         let Opened { conn, preface_out } = opened;
         let for_hop = preface_out.len();
         self.ends[1] = FlowEnd { conn: Some(conn), preface_out, for_hop, ..FlowEnd::default() };
@@ -43,6 +43,9 @@ impl Flow {
         }
         self.pace();
         self.wake_client(urgent);
+        if has_ended {
+            self.ending(End::Client);
+        }
     }
 
     /// Route to try if the hop of the flow does not answer. `None` if there is none, if the hop has
@@ -59,16 +62,10 @@ impl Flow {
         let end = &mut self.ends[1];
         let pipelined = end.preface_out.split_off(end.for_hop);
         let ends_after_preface = end.ends_after_preface;
-        let client_ends =
-            matches!(&self.middle, Middle::Relay(relay) if relay.is_ending(End::Client));
         self.set_server(begun, now);
         let end = &mut self.ends[1];
         end.preface_out.extend(pipelined);
         end.ends_after_preface = ends_after_preface;
-        // The loop reports the end of the client's stream only once, and has already done so.
-        if client_ends {
-            self.ending(End::Client);
-        }
     }
 
     /// Sets the addresses to try if the first one does not answer.
@@ -94,6 +91,11 @@ impl Flow {
     /// Returns whether the client has an urgent byte pending. The loop reports it only once.
     fn client_is_urgent(&self) -> bool {
         matches!(&self.middle, Middle::Relay(relay) if relay.is_urgent(End::Client))
+    }
+
+    /// Returns whether the client has ended its stream. The loop reports it only once.
+    fn client_has_ended(&self) -> bool {
+        matches!(&self.middle, Middle::Relay(relay) if relay.is_ending(End::Client))
     }
 
     fn wake_client(&mut self, urgent: bool) {

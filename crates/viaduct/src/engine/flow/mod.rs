@@ -23,6 +23,7 @@ mod state;
 
 use std::collections::VecDeque;
 use std::net::{IpAddr, SocketAddr};
+use std::sync::Arc;
 use std::time::Duration;
 
 use mio::net::TcpStream;
@@ -43,6 +44,7 @@ use super::liveness::DeadPeerLimits;
 use super::negotiation::PendingNegotiation;
 use super::outbound::{Opened, OutboundSpec};
 use super::pipes::Pipes;
+use super::policy::Plan;
 use super::relay::Relay;
 use super::stats::ProxyStats;
 
@@ -79,6 +81,9 @@ pub struct Flow {
     middle: Middle,
     /// Route to the server, once the connection was begun.
     route: Option<Route>,
+    /// Plan of a flow that the handlers accept for a server ([`super::origin`]). The client is then
+    /// at the end towards the network, and the server takes the place of a client.
+    pub accepts: Option<Arc<Plan>>,
     /// Remaining addresses of the host name that the client requested.
     further_addresses: VecDeque<SocketAddr>,
     /// The flow's own connection, unused because its handlers share another flow's connection.
@@ -132,6 +137,8 @@ pub struct Begun {
 pub struct Moved {
     /// Bytes that passed from the client, and to it.
     pub bytes: [u64; 2],
+    /// Bytes that handlers have written to either end.
+    pub written: u64,
     /// True if both directions have ended.
     pub done: bool,
     /// True if more bytes can be moved after other flows have been served.
@@ -141,12 +148,18 @@ pub struct Moved {
 impl Flow {
     /// Counts a client's flow for its policy, if it has one.
     pub fn count_for_policy(&self, stats: &mut ProxyStats, is_open: bool) {
-        let route = self.route.as_ref().filter(|_| self.has_client());
-        if let Some(name) = route.and_then(|route| route.plan.policy.as_ref()) {
+        let route = self.route.as_ref().map(|route| &route.plan);
+        let plan = self.accepts.as_ref().or(route).filter(|_| self.has_client());
+        if let Some(name) = plan.and_then(|plan| plan.policy.as_ref()) {
             let policy = stats.policy(name);
             policy.open += u64::from(is_open);
             policy.count(self.has_opened, self.account.bytes());
         }
+    }
+
+    /// Returns whether the flow is a client's, for the access log.
+    pub fn is_clients(&self) -> bool {
+        self.has_client() || self.accepts.is_some() && !self.serves_others()
     }
 
     /// Client's address, or the source address that a previous hop has named.
@@ -274,8 +287,8 @@ impl Flow {
     }
 
     /// Returns whether the flow only serves other flows.
-    pub fn serves_others(&mut self) -> bool {
-        self.chain_io().is_some_and(|chain_io| chain_io.is_alone())
+    pub fn serves_others(&self) -> bool {
+        matches!(&self.middle, Middle::Chain(chain_io) if chain_io.is_alone())
     }
 
     /// Relay or handler chain between the ends.

@@ -60,6 +60,10 @@ impl Flow {
         // The policy's decision applies to the other flow only.
         let route = |of: &Route| Route { plan: Arc::default(), ..of.clone() };
         flow.route = other.route.as_ref().map(route);
+        flow.accepts.clone_from(&other.accepts);
+        if flow.accepts.is_some() {
+            flow.account = other.account.further(now);
+        }
         (flow.ends[1].conn, flow.middle) = (Some(network), Middle::Chain(Box::new(chain_io)));
         flow.ready(End::Server, true, true);
         flow
@@ -75,6 +79,7 @@ impl Flow {
             pending_client: None,
             middle: Middle::Relay(Relay::default()),
             route: None,
+            accepts: None,
             further_addresses: VecDeque::new(),
             spare: None,
             net_conns: Vec::new(),

@@ -1,8 +1,9 @@
-//! State of the sockets that were added most recently.
+//! State of the sockets that were added or used most recently.
 
 use std::collections::{HashMap, VecDeque};
 
-/// Maximum number of sockets whose state is kept; the oldest is dropped first.
+/// Maximum number of sockets whose state is kept; those that were neither added nor used for the
+/// longest time are dropped first.
 const MAX_SOCKETS: usize = 65_536;
 
 /// State of sockets, by cookie.
@@ -10,8 +11,8 @@ const MAX_SOCKETS: usize = 65_536;
 pub(super) struct Recent<T> {
     /// State, each with the number of its insertion.
     known: HashMap<u64, (u64, T)>,
-    /// Numbers and cookies in order of insertion. A removed cookie stays here until it is the
-    /// oldest.
+    /// Numbers and cookies in order of insertion. A cookie that was removed, or inserted anew
+    /// because it was used, stays here until it is the oldest.
     order: VecDeque<(u64, u64)>,
     /// Number of the next insertion.
     next: u64,
@@ -30,6 +31,11 @@ impl<T> Recent<T> {
             return;
         }
         self.known.insert(cookie, (self.next, state));
+        self.enter(cookie);
+    }
+
+    /// Enters a cookie as the newest.
+    fn enter(&mut self, cookie: u64) {
         self.order.push_back((self.next, cookie));
         self.next += 1;
         while self.order.len() > MAX_SOCKETS {
@@ -42,6 +48,12 @@ impl<T> Recent<T> {
     }
 
     pub(super) fn get(&mut self, cookie: u64) -> Option<&mut T> {
+        let number = &mut self.known.get_mut(&cookie)?.0;
+        // Seldom, because the former entry still takes a place.
+        if self.next - *number > MAX_SOCKETS as u64 / 2 {
+            *number = self.next;
+            self.enter(cookie);
+        }
         self.known.get_mut(&cookie).map(|(_, state)| state)
     }
 
@@ -53,6 +65,19 @@ impl<T> Recent<T> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_socket_that_is_used_is_kept() {
+        let mut recent = Recent::default();
+        recent.set(1, "used");
+        for cookie in 2..5 * MAX_SOCKETS as u64 {
+            recent.set(cookie, "other");
+            if cookie.is_multiple_of(1_000) {
+                assert_eq!(recent.get(1), Some(&mut "used"), "{cookie}");
+            }
+        }
+        assert!(recent.order.len() <= MAX_SOCKETS && recent.known.len() <= MAX_SOCKETS);
+    }
 
     #[test]
     fn state_that_is_set_again_after_a_removal_counts_as_new() {

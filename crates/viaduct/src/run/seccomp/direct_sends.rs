@@ -21,7 +21,7 @@ const MAX_CONTROL: usize = 4096;
 const MAX_PIECES: u64 = 1024;
 /// Size of a `struct iovec`, in bytes.
 const IOVEC: u64 = 16;
-const DONTWAIT: i32 = 0x40;
+pub(super) const DONTWAIT: i32 = 0x40;
 
 /// Messages to send for a call, and the socket.
 pub(super) struct Sending {

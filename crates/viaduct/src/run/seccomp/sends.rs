@@ -12,7 +12,7 @@ use viaduct_sys::socket::sendmsg::Message;
 
 use super::arguments::{Header, MSGHDR, Span};
 use super::connects::pace;
-use super::direct_sends::Sending;
+use super::direct_sends::{DONTWAIT, Sending};
 use super::{CONTINUE, Outcome, Supervisor, errno_of, reply_now};
 
 /// Maximum bytes that a send with TCP Fast Open accepts: the send buffer of a new socket.
@@ -88,7 +88,8 @@ impl Supervisor {
                 let bytes = self.read_up_to(call, payload.first(), MAX_FAST_OPEN)?;
                 // A non-blocking call sends no data, as in the kernel if there is no Fast Open
                 // cookie.
-                let waits = is_blocking(&socket).map_err(errno_of)?;
+                let waits =
+                    flags as i32 & DONTWAIT == 0 && is_blocking(&socket).map_err(errno_of)?;
                 let answer = waits.then(|| self.deferred_answer(call, &socket, Some(bytes)));
                 Ok(reply_now(self.interposition.begin(socket, to, answer)))
             }
@@ -100,7 +101,12 @@ impl Supervisor {
     pub(super) fn send_many(&mut self, call: &Notification) -> Outcome {
         let [fd, headers, count, flags, ..] = call.arguments;
         let (socket, is) = self.duplicate(call, fd)?;
-        let here = self.is_sent_here(&socket, is);
+        let opens = flags as i32 & MSG_FASTOPEN != 0;
+        if is.is_tcp() && !opens {
+            return CONTINUE;
+        }
+        // A stream's messages may be longer than a datagram.
+        let here = !is.is_tcp() && self.is_sent_here(&socket, is);
         let (mut messages, mut lengths, mut bytes) = (Vec::new(), Vec::new(), 0);
         for n in 0..count.min(1024) {
             // A `struct mmsghdr` is a header and a length.
@@ -123,6 +129,10 @@ impl Supervisor {
             }
             let sockaddr = &to;
             match self.interposition.rules.send(is, flags as i32, sockaddr) {
+                // The kernel would read the address again.
+                Verdict::Pass if is.is_tcp() && self.interposition.rules.strict => {
+                    return Err(Errno::OPNOTSUPP);
+                }
                 Verdict::Pass => {}
                 Verdict::Divert(_) | Verdict::Resolve(_) => return Err(Errno::OPNOTSUPP),
                 Verdict::Refuse(errno) => {

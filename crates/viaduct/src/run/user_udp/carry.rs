@@ -17,8 +17,9 @@ use super::host_sockets::HostSocket;
 use super::{DNS, State, UserUdp, now};
 use crate::run::report::FlowOutcome;
 
-/// Maximum number of datagrams held at a time.
+/// Maximum number of datagrams held at a time, and of their bytes.
 const MAX_WAITING: usize = 16_384;
+const MAX_BYTES: usize = 32 << 20;
 /// Maximum number of datagrams read from one source before others are served.
 const MAX_READS: usize = 64;
 /// Default hop limit in the capture namespace.
@@ -194,7 +195,7 @@ impl UserUdp {
 impl State {
     /// Holds a datagram until the handlers release it.
     fn hold(&mut self, held: HeldDatagram) {
-        if self.waiting.len() >= MAX_WAITING {
+        if self.waiting.len() >= MAX_WAITING || self.waiting_bytes + held.bytes.len() > MAX_BYTES {
             self.lost[0] += 1;
             return;
         }
@@ -206,6 +207,7 @@ impl State {
                 if let (Some(report), true) = (&self.report, begins) {
                     report.count(FlowOutcome::Handled, "udp", ends.peer);
                 }
+                self.waiting_bytes += held.bytes.len();
                 self.waiting.insert(id, held);
             }
             Taken::Dropped => {}

@@ -4,7 +4,7 @@ use std::fmt::Write as _;
 use std::io::{ErrorKind, Read, Write};
 use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use viaduct_lab::binary::use_binary;
 use viaduct_lab::gateways::GatewaySpec;
@@ -46,6 +46,39 @@ fn behind(wan: Wan, chains: &[&str], first: &str) -> World {
     }
     world.protect(&spec).unwrap();
     world
+}
+
+#[test]
+fn the_rate_of_a_policy_applies_where_its_handlers_accept() {
+    let own = "['10.{own}.0.0/16', 'fd00:{own}::/48']";
+    let handlers = format!("ports = ['{PORT}']\nhandlers = ['compress']");
+    let first = format!(
+        "[[policy]]\nto = {own}\nside = 'accept'\nrate = '8M'\n{handlers}\n\
+         [[policy]]\nfrom = {own}\n{handlers}\n"
+    );
+    let world = chained(&[], &first);
+    let to = SocketAddr::new(world.b1().addresses().next().unwrap(), PORT);
+    let listener = world.b1().netns().enter(|| TcpListener::bind(to)).unwrap().unwrap();
+    let data = common::random(1_000_000);
+    let mut client = world.a1().netns().enter(|| TcpStream::connect(to)).unwrap().unwrap();
+    client.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
+    client.write_all(b"x").unwrap();
+    let (mut server, _) = listener.accept().unwrap();
+    // A socket that is closed with unread data resets its connection.
+    server.read_exact(&mut [0]).unwrap();
+    let begun = Instant::now();
+    thread::scope(|scope| {
+        scope.spawn(|| {
+            server.write_all(&data).unwrap();
+            drop(server);
+        });
+        let mut got = Vec::new();
+        client.read_to_end(&mut got).unwrap();
+        assert!(got == data, "{} bytes", got.len());
+    });
+    // A megabyte a second, less a first burst.
+    let time = begun.elapsed();
+    assert!((0.6..5.0).contains(&time.as_secs_f64()), "{time:?}");
 }
 
 #[test]

@@ -75,9 +75,14 @@ impl Proxy {
         self.says.recv_timeout(START).unwrap()
     }
 
-    /// Returns all lines of the proxy's output so far.
+    /// Waits for the end of an association. Returns all lines of the proxy's output so far.
     fn said(&self) -> Vec<String> {
-        self.says.try_iter().collect()
+        let mut said: Vec<String> = Vec::new();
+        while said.last().is_none_or(|line| line != "over") {
+            said.push(self.next());
+        }
+        said.extend(self.says.try_iter());
+        said
     }
 }
 
@@ -172,9 +177,11 @@ fn only_the_relay_reaches_the_program() {
     let program = "
 import socket, sys
 s = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
-s.settimeout(0.5)
+s.settimeout(15)
 s.bind(('127.0.0.1', 0))
 s.sendto(b'%d' % s.getsockname()[1], ('127.0.0.1', int(sys.argv[1])))
+print(s.recv(99).decode())
+s.settimeout(0.5)
 try:
     while True: print(s.recv(99).decode())
 except socket.timeout: print('nothing else')
@@ -249,7 +256,13 @@ s.settimeout(15)
 s.connect(('127.0.0.1', int(sys.argv[1])))
 s.send(b'x'); print(s.recv(99).split()[0].decode())
 s.send(b'cut'); time.sleep(0.3)
-s.send(b'y'); print(s.recv(99).split()[0].decode())
+# A datagram that is sent before the end of the association is noticed is lost.
+s.settimeout(4)
+for _ in range(4):
+    s.send(b'y')
+    try: print(s.recv(99).split()[0].decode())
+    except OSError: continue
+    break
 ";
     let port = far_end("127.0.0.1:0").port().to_string();
     for via in VIAS {

@@ -33,8 +33,17 @@ fn world(via: &str, get: &Path) {
         .unwrap();
     let page = "page of mars.test:8080";
     let reported = "tcp mars.test:8080";
-    let want =
-        [page, page, "page of python", "mars.test", page, "not reached", reported, "queries: 0"];
+    let want = [
+        page,
+        page,
+        page,
+        "page of python",
+        "mars.test",
+        page,
+        "not reached",
+        reported,
+        "queries: 0",
+    ];
     let said = String::from_utf8_lossy(&output.stdout);
     let lines: Vec<&str> = said.lines().collect();
     assert_eq!(lines[..lines.len().min(want.len())], want, "{via}: {output:?}");

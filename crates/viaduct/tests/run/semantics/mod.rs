@@ -4,6 +4,7 @@ mod errors;
 mod links;
 mod options;
 mod orders;
+mod sends;
 
 const VIADUCT: &str = env!("CARGO_BIN_EXE_viaduct");
 /// A chain that cannot be offloaded to the kernel, so that bytes go through the master.

@@ -45,7 +45,7 @@ if when in ('before', 'marked'): s.setsockopt(socket.SOL_SOCKET, socket.SO_MARK,
 try:
     if when != 'listen': s.connect((host, int(port)))
 except OSError:
-    sys.exit()
+    sys.exit(9)
 if when in ('after', 'listen'):
     options(s, v6)
     time.sleep(PAUSE)
@@ -134,12 +134,13 @@ listener = socket.create_server(('0.0.0.0', 0))
 port = listener.getsockname()[1]
 for when in ['marked', 'unset']:
     program = start(MARKED, port, when)
-    listener.settimeout(2)
+    # Without input the program ends after its connect.
+    program.stdin.close()
+    check(f'{VIA} {when}: exit status', program.wait(), 0 if when == 'marked' else 9)
+    listener.settimeout(10 if when == 'marked' else 0.3)
     try:
         listener.accept()[0].close()
         reached = 'marked'
     except TimeoutError:
         reached = 'unset'
     check(f'{VIA} {when}: reached', reached, when)
-    program.stdin.close()
-    program.wait()

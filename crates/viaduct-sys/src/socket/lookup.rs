@@ -1,4 +1,4 @@
-//! Look-up of a capture namespace's socket for a datagram (`sock_diag(7)`).
+//! Look-up of the socket that receives a datagram (`sock_diag(7)`).
 
 use std::io;
 use std::net::{IpAddr, SocketAddr};
@@ -9,15 +9,17 @@ use crate::route::netlink::{self, Message, NLM_F_ACK};
 const SOCK_DIAG_BY_FAMILY: u16 = 20;
 /// `INET_DIAG_NOCOOKIE`: any socket.
 const ANY: [u8; 8] = [0xff; 8];
+/// Offset of the user ID in `struct inet_diag_msg`.
+const USER: usize = 64;
 
-/// Looks up UDP sockets of a capture namespace.
+/// Looks up UDP sockets of one network namespace.
 #[derive(Debug)]
 pub struct SocketLookup(OwnedFd);
 
 impl SocketLookup {
     /// Opens a netlink socket in the calling thread's network namespace. Errors: no descriptor is
     /// left.
-    pub(super) fn open() -> io::Result<SocketLookup> {
+    pub fn open() -> io::Result<SocketLookup> {
         netlink::open(libc::NETLINK_SOCK_DIAG, 0).map(SocketLookup)
     }
 
@@ -29,6 +31,19 @@ impl SocketLookup {
     /// Returns whether a socket receives datagrams from `from` to `to`, two addresses of the same
     /// family. Errors: the netlink request fails.
     pub fn finds(&self, from: SocketAddr, to: SocketAddr) -> io::Result<bool> {
+        Ok(self.message(from, to)?.is_some())
+    }
+
+    /// User ID that made the socket that receives datagrams from `from` to `to`, two addresses of
+    /// the same family; `None` if there is none. Errors: the netlink request fails.
+    pub fn owner(&self, from: SocketAddr, to: SocketAddr) -> io::Result<Option<u32>> {
+        let message = self.message(from, to)?;
+        let user = message.as_ref().and_then(|message| message.get(USER..)?.first_chunk());
+        Ok(user.map(|user| u32::from_ne_bytes(*user)))
+    }
+
+    /// Kernel's description of that socket.
+    fn message(&self, from: SocketAddr, to: SocketAddr) -> io::Result<Option<Vec<u8>>> {
         let family = if to.is_ipv4() { libc::AF_INET } else { libc::AF_INET6 };
         // `struct inet_diag_req_v2`: family, protocol, extensions, padding, states; then source and
         // destination of the datagram, an interface and a cookie.
@@ -47,7 +62,7 @@ impl SocketLookup {
         head.extend(0u32.to_ne_bytes());
         head.extend(ANY);
         let question = Message::with_head(SOCK_DIAG_BY_FAMILY, NLM_F_ACK, &head);
-        Ok(netlink::ask(&self.0, question, SOCK_DIAG_BY_FAMILY)?.is_some())
+        netlink::ask(&self.0, question, SOCK_DIAG_BY_FAMILY)
     }
 }
 
@@ -76,6 +91,8 @@ mod tests {
             let to = SocketAddr::new(to.parse().unwrap(), socket.local_addr().unwrap().port());
             let finds = || lookup.finds(from.parse().unwrap(), to).unwrap();
             assert!(finds(), "{at}");
+            let user = rustix::process::getuid().as_raw();
+            assert_eq!(lookup.owner(from.parse().unwrap(), to).unwrap(), Some(user), "{at}");
             drop(socket);
             assert!(!finds(), "{at}");
         }
