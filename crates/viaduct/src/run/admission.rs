@@ -26,8 +26,8 @@ pub fn admits(peer: Peer) -> bool {
     is_trusted(peer.user) || is_root() && is_of_this_run(peer.process)
 }
 
-/// Returns whether a socket that this user has made may send requests to this run: it is the run's
-/// user or root; or root has started the run, and a process of the run has this user ID.
+/// Returns whether a socket made by `user` may send requests to this run: `user` is the run's user
+/// or root; or root has started the run, and one of its processes has this user ID.
 pub fn admits_user(user: u32) -> bool {
     is_trusted(user) || is_root() && has_process_of(user)
 }
@@ -50,7 +50,7 @@ fn has_process_of(user: u32) -> bool {
 }
 
 /// Real, effective, saved and file system user ID of a process; none if it has ended. The owner of
-/// its directory in `/proc` is root if it has changed its user ID.
+/// `/proc/PID` is not used: it is root if the process has changed its user ID.
 fn users_of(process: u32) -> Vec<u32> {
     let ids = status_field(process, "Uid:").unwrap_or_default();
     ids.split_whitespace().filter_map(|id| id.parse().ok()).collect()

@@ -5,7 +5,9 @@
 //! | here | start; events of the BPF programs |
 //! | `connects` | connects whose SYN was dropped at the rendezvous |
 //! | `inbound` | connections to programs that listen |
+//! | `barrier` | wait until all events are handled |
 
+mod barrier;
 mod connects;
 mod inbound;
 
@@ -14,9 +16,9 @@ use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::thread;
+use std::time::Duration;
 
 use anyhow::{Context, Result};
-use rustix::event::{PollFd, PollFlags, poll};
 use tracing::warn;
 use viaduct_proto::flow::Failure;
 use viaduct_proto::wrap::{self, Line, Transport};
@@ -25,9 +27,11 @@ use viaduct_sys::bpf::{
     Resolver, Rule, RuleAction, Rules, Traffic, WaitingConnect,
 };
 use viaduct_sys::capture::raw::RawSockets;
+use viaduct_sys::poll::wait;
 use viaduct_sys::socket::rendezvous::Rendezvous;
 use viaduct_sys::socket::tcp::Mirrored;
 
+pub use self::barrier::EventBarrier;
 use self::connects::{ConnectContext, RedirectedConnect, with_link_scope};
 use self::inbound::{Inbound, listener, local_end};
 use super::Plan;
@@ -42,13 +46,14 @@ use crate::engine::wrapped::Call;
 use crate::master::carrier::Carrier;
 
 /// Attaches the BPF programs to `group`, and reports to `carrier` every connect that `plan`
-/// selects. Returns the holder of datagrams, if these go through the handlers too.
+/// selects. Returns the holder of datagrams, if these go through the handlers too, and the barrier
+/// of the event loop.
 pub fn start(
     group: &Group,
     plan: &Plan,
     carrier: Carrier,
     store: Option<&OwnedFd>,
-) -> Result<Option<HeldUdp>> {
+) -> Result<(Option<HeldUdp>, Arc<EventBarrier>)> {
     let rendezvous = Rendezvous::open().context("cannot open the rendezvous")?;
     let negotiation = plan.negotiation.as_ref().and_then(|negotiation| negotiation.syn_options());
     let save_syn = negotiation.is_some();
@@ -87,7 +92,9 @@ pub fn start(
         thread::Builder::new().name("accept".to_owned()).spawn(accept)?;
     }
     let raw = RawSockets::open().context("cannot open raw sockets")?;
+    let barrier = Arc::new(EventBarrier::new().context("cannot create an eventfd")?);
     let event_loop = EventLoop {
+        barrier: barrier.clone(),
         context: Arc::new(ConnectContext { rendezvous, names: divert.names(), raw }),
         divert,
         carrier,
@@ -100,7 +107,7 @@ pub fn start(
         inbound,
     };
     thread::Builder::new().name("connects".to_owned()).spawn(move || event_loop.run())?;
-    Ok(held_udp)
+    Ok((held_udp, barrier))
 }
 
 /// Adds to `store` the descriptors that must outlive this process, so that connects fail after its
@@ -168,6 +175,7 @@ fn bytes(bits: u64) -> u32 {
 
 /// Handles the events that the BPF programs report.
 struct EventLoop {
+    barrier: Arc<EventBarrier>,
     divert: Redirect,
     context: Arc<ConnectContext>,
     carrier: Carrier,
@@ -207,6 +215,8 @@ impl FlowTable {
     }
 }
 
+/// Maximum sleep of the event loop; nothing depends on it.
+const MAX_SLEEP: Duration = Duration::from_secs(3_600);
 /// Minimum number of entries at which connects that are no longer pending are removed.
 const MIN_CONNECTS_CLEANUP: usize = 1024;
 
@@ -215,17 +225,16 @@ impl EventLoop {
     fn run(mut self) {
         let mut cleanup_at = MIN_CONNECTS_CLEANUP;
         loop {
+            let requested = self.barrier.requested();
             while let Some(event) = self.divert.poll() {
                 self.handle(event);
             }
+            self.barrier.release(requested);
             if self.pending.len() > cleanup_at {
                 self.pending.retain(|_, (_, waits)| waits.strong_count() > 0);
                 cleanup_at = MIN_CONNECTS_CLEANUP.max(2 * self.pending.len());
             }
-            match poll(&mut [PollFd::new(&self.divert, PollFlags::IN)], None) {
-                Ok(_) | Err(rustix::io::Errno::INTR) => {}
-                Err(error) => return warn!("connects are no longer handled: {error}"),
-            }
+            wait(&[&self.divert], &self.barrier.waker, MAX_SLEEP);
         }
     }
 

@@ -139,6 +139,7 @@ fn serve(wrapper: &ToWrapper, args: &RunArgs, mut plan: Plan) -> Result<()> {
         let ended = matches!(change, StateChange::Exited(_) | StateChange::Killed(_));
         if ended {
             interposer.release_ports();
+            interposer.settle();
         }
         if ended && let Some(report) = &plan.report {
             let flows = flows.as_ref().map(|flows| &flows.handle);

@@ -18,6 +18,7 @@ use viaduct_sys::bpf::{Freezer, Group};
 use viaduct_sys::process::supervise;
 use viaduct_sys::seccomp::{self as kernel, SeccompError};
 
+use super::cgroup::EventBarrier;
 use super::datagrams::DatagramCounts;
 use super::held_udp::HeldUdp;
 use super::pending::Interposition;
@@ -45,11 +46,22 @@ const REPORTED_VAR: &str = "VIADUCT_REPORTED";
 /// Environment variable of programs in a run with `--via cgroup --strict`.
 const STRICT_VAR: &str = "VIADUCT_STRICT";
 
+/// BPF on a cgroup.
+#[derive(Debug)]
+pub struct CgroupInterposer {
+    group: Group,
+    /// Holder of datagrams, if these go through the handlers.
+    held_udp: Option<HeldUdp>,
+    /// True with `--strict`.
+    strict: bool,
+    barrier: Arc<EventBarrier>,
+}
+
 /// The interposer of a run.
 #[derive(Debug)]
 pub enum Interposer {
-    /// BPF on a cgroup, the holder of datagrams, and whether the run is strict (`--strict`).
-    Cgroup(Group, Option<HeldUdp>, bool),
+    /// BPF on a cgroup.
+    Cgroup(CgroupInterposer),
     /// Seccomp notifications.
     Seccomp(Arc<Interposition>),
     /// A library, and the environment that loads it.
@@ -94,8 +106,9 @@ impl Interposer {
             bail!("another viaduct run, which is strict and uses cgroup, would be bypassed");
         }
         let group = Group::new()?;
-        let held_udp = cgroup::start(&group, plan, carrier.clone(), store)?;
-        Ok(Interposer::Cgroup(group, held_udp, plan.rules.strict))
+        let (held_udp, barrier) = cgroup::start(&group, plan, carrier.clone(), store)?;
+        let strict = plan.rules.strict;
+        Ok(Interposer::Cgroup(CgroupInterposer { group, held_udp, strict, barrier }))
     }
 
     /// Returns the counts of the programs' datagrams; zeros if no datagrams go through handlers.
@@ -119,7 +132,7 @@ impl Interposer {
 
     fn held_udp(&self) -> Option<&HeldUdp> {
         match self {
-            Interposer::Cgroup(_, held_udp, _) => held_udp.as_ref(),
+            Interposer::Cgroup(cgroup) => cgroup.held_udp.as_ref(),
             Interposer::Seccomp(_) | Interposer::Preload(_) => None,
         }
     }
@@ -148,7 +161,7 @@ impl Interposer {
     /// Returns the freezer of the programs; `None` if they cannot be frozen.
     pub fn freezer(&self) -> Result<Option<Freezer>> {
         Ok(match self {
-            Interposer::Cgroup(group, ..) => Some(group.freezer()?),
+            Interposer::Cgroup(cgroup) => Some(cgroup.group.freezer()?),
             Interposer::Seccomp(_) | Interposer::Preload(_) => None,
         })
     }
@@ -161,7 +174,7 @@ impl Interposer {
             command.env(REPORTED_VAR, self.name());
         }
         match self {
-            Interposer::Cgroup(group, _, strict) => {
+            Interposer::Cgroup(CgroupInterposer { group, strict, .. }) => {
                 if *strict {
                     kernel::restrict_families(&mut command);
                     command.env(STRICT_VAR, self.name());
@@ -179,6 +192,14 @@ impl Interposer {
         }
     }
 
+    /// Waits until what the calls of ended programs caused is logged and counted. Seccomp and the
+    /// library hold each call until then.
+    pub fn settle(&self) {
+        if let Interposer::Cgroup(cgroup) = self {
+            cgroup.barrier.wait();
+        }
+    }
+
     /// Frees ports of listeners whose programs have ended.
     pub fn release_ports(&self) {
         let interposition = self.interposition();
@@ -189,9 +210,9 @@ impl Interposer {
 
     /// Returns whether no program of the run is left; reaps children that have ended.
     pub fn has_ended(&self) -> io::Result<bool> {
-        if let Interposer::Cgroup(group, ..) = self {
+        if let Interposer::Cgroup(cgroup) = self {
             supervise::reap();
-            return group.is_empty().map_err(io::Error::other);
+            return cgroup.group.is_empty().map_err(io::Error::other);
         }
         // The holder of a capture namespace is a child that may outlive the programs.
         Ok(supervise::reap_all() || self.interposition().is_some_and(Interposition::has_ended))
