@@ -51,7 +51,7 @@ impl World {
         self.middlebox.counted(name).unwrap().packets
     }
 
-    /// Number of `count` pings without an answer.
+    /// Sends `count` pings. Returns how many got no answer.
     fn lost_pings(&self, count: u32) -> usize {
         let ping = Ping { count, interval: Duration::from_millis(5), size: 100 };
         let report = ping.run(&self.middlebox.a1, self.middlebox.b1.v4().into()).unwrap();
@@ -77,7 +77,7 @@ fn where_udp_is_dropped_fake_tcp_protects_until_udp_is_back() {
     let mut world = World::new(false, "auto");
     let found = world.gateways.start_both().unwrap();
     assert!(found < Duration::from_secs(6), "{found:?}");
-    // Gateway B follows when the new session is used.
+    // Gateway B changes to fake TCP when gateway A first uses the new session.
     let is_found = || world.transports() == ["fake-tcp", "fake-tcp"];
     assert!(within(Duration::from_secs(5), is_found), "{:?}", world.transports());
     let lost = world.lost_pings(400);
@@ -132,7 +132,7 @@ fn an_upgrade_continues_the_connections_of_fake_tcp() {
         process
     });
     assert_eq!(world.transports(), ["fake-tcp", "fake-tcp"]);
-    assert_eq!(world.count("invalid"), 0, "the numbers go on");
+    assert_eq!(world.count("invalid"), 0, "the new processes continue the sequence numbers");
     let [a, b] = world.status();
     let handshakes = [a, b].map(|of| of.peer().session.handshakes);
     assert_eq!(handshakes, [0, 0], "before: {before:?}");

@@ -14,6 +14,7 @@ use viaduct_lab::topology::{Journal, Middlebox, Node, Wan};
 use super::common::{random, there_and_back, within};
 use super::split::split;
 
+/// The first data of a connection is judged, whichever packet has it.
 const RULES: &str = "
     table inet fw {
         counter refused {}
@@ -21,7 +22,8 @@ const RULES: &str = "
         chain forward {
             type filter hook forward priority 0; policy drop;
             meta l4proto udp counter name datagrams
-            tcp dport 443 ct original packets 3 @ih,0,16 != 0x1603 counter name refused drop
+            tcp dport 443 ct mark 0 @ih,0,16 0x1603 ct mark set 1
+            tcp dport 443 ct mark 0 @ih,0,16 != 0x1603 counter name refused drop
             tcp dport 443 accept
             tcp sport 443 ct state established accept
         }
@@ -40,7 +42,6 @@ impl World {
         let middlebox = Middlebox::build(&Wan::Veth, 1500, &Journal::new()).unwrap();
         sh(&middlebox.node, "nft flush ruleset");
         middlebox.node.run("nft", &[RULES]).unwrap();
-        sh(&middlebox.node, "echo 1 > /proc/sys/net/netfilter/nf_conntrack_acct");
         let site = "tls_listen = \"0.0.0.0:443\"\n".to_owned();
         let spec = GatewaySpec { site, ..GatewaySpec::default() }.split();
         let gateways = Gateways::beside(&middlebox, false, &spec).unwrap();

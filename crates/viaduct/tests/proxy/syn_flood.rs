@@ -31,10 +31,12 @@ fn an_open_flow_continues_during_a_syn_flood() {
             times.push(one.elapsed());
         }
         times.sort_unstable();
-        // The target is 10 ms on an idle machine. This limit also holds on two cores with eight
-        // programs that never sleep (measured: 110 ms). When the loop read all pending SYNs before
-        // other events, an echo took seconds.
-        let slow = times[times.len() * 99 / 100];
-        assert!(slow < Duration::from_millis(200), "{more:?}: {slow:?} of {}", times.len());
+        // The target is 10 ms on an idle machine. These limits also hold on two slow cores with
+        // other tests: there the 99th percentile exceeded 200 ms. When the loop read all pending
+        // SYNs before other events, each echo took seconds.
+        let [median, slow] = [50, 99].map(|percent| times[times.len() * percent / 100]);
+        let text = format!("{more:?}: {median:?} and {slow:?} of {}", times.len());
+        assert!(median < Duration::from_millis(100), "{text}");
+        assert!(slow < Duration::from_secs(1), "{text}");
     }
 }

@@ -87,8 +87,8 @@ fn read_stream(mut stream: TcpStream, is_slow: bool) -> Duration {
 fn arrive(to: SocketAddr, stop: &AtomicBool) -> usize {
     let mut count = 0;
     while !stop.load(Ordering::Relaxed) {
-        let mut stream = TcpStream::connect_timeout(&to, Duration::from_secs(5)).unwrap();
-        stream.set_read_timeout(Some(Duration::from_secs(5))).unwrap();
+        let mut stream = TcpStream::connect_timeout(&to, Duration::from_secs(20)).unwrap();
+        stream.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
         stream.write_all(b"eabcde").unwrap();
         let mut word = [0; 5];
         stream.read_exact(&mut word).unwrap();
@@ -153,7 +153,7 @@ fn upgrades_refuse_and_reset_nothing_and_lose_no_byte() {
     pauses.sort_unstable();
     println!("{arrived} connections; longest pauses of {BUSY} flows: {pauses:?}");
     // On an idle machine a pause takes some milliseconds. Here, other tests use the processor too.
-    assert!(pauses[BUSY / 2] < Duration::from_secs(1), "{pauses:?}");
+    assert!(pauses[BUSY / 2] < Duration::from_secs(3), "{pauses:?}");
     let tables = || world.hop().run("nft", &["list", "tables"]).unwrap();
     assert!(tables().contains("viaduct_proxy_7000"));
     all.last().unwrap().end().unwrap();

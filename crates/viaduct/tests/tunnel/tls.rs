@@ -10,11 +10,13 @@ use std::process::Output;
 
 use super::*;
 
+/// The first data of a connection is judged, whichever packet has it.
 const RULES: &str = "table inet fw {
     counter refused {}
     chain forward {
         type filter hook forward priority 0; policy drop;
-        tcp dport 443 ct original packets 3 @ih,0,16 != 0x1603 counter name refused drop
+        tcp dport 443 ct mark 0 @ih,0,16 0x1603 ct mark set 1
+        tcp dport 443 ct mark 0 @ih,0,16 != 0x1603 counter name refused drop
         tcp dport 443 accept
         tcp sport 443 ct state established accept
     }
@@ -32,8 +34,7 @@ impl Network {
         use_binary(env!("CARGO_BIN_EXE_viaduct"));
         let links: [LinkConfig; 4] = ["delay=2ms"; 4].map(|link| link.parse().unwrap());
         let chain = Chain::build(&links, 1, &Journal::new()).unwrap();
-        let count = "echo 1 > /proc/sys/net/netfilter/nf_conntrack_acct";
-        chain.hops()[1].run("sh", &["-ec", &format!("nft '{RULES}'; {count}")]).unwrap();
+        chain.hops()[1].run("nft", &[RULES]).unwrap();
         Network { chain, keys: Scratch::new().unwrap() }
     }
 
