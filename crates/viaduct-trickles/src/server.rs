@@ -39,19 +39,21 @@ pub struct ServerSettings {
     /// the path, requires it.
     pub mtu: usize,
     /// True if sent packets are exempt from this host's conntrack; must be false if the host
-    /// translates its own addresses.
+    /// applies NAT to its own packets.
     pub untracked: bool,
-    /// True if packets to one client may be sent in GSO runs, which bypass output rules.
+    /// True if consecutive packets to one client may be sent as one GSO packet, which bypasses
+    /// netfilter's output hooks.
     pub gso: bool,
     /// Directory of the journal of changed rules.
     pub run_dir: PathBuf,
-    /// Number of this port among several ports of one process with the same addresses. Each of them
-    /// serves a part of the clients, selected by the client's port number. Share 0 must be opened
-    /// first and closed last, because it owns the rules.
+    /// Share of the clients, if several [`ServerPort`]s of one process have the same addresses. A
+    /// client's port number selects its share. Share 0 must be opened first and closed last,
+    /// because it owns the rules.
     pub share: Option<Share>,
 }
 
-/// A server's port, used by one thread. A host's processes may serve different ports.
+/// A server's port, used by one thread. Several processes of a host may have one each, with
+/// different port numbers or addresses.
 #[derive(Debug)]
 pub struct ServerPort {
     listen: Vec<SocketAddr>,
@@ -100,8 +102,8 @@ impl ServerPort {
             tcp = TcpSockets::open(filter, rule, &settings.run_dir)?;
         }
         let TcpSockets { tap, raw, changes } = tcp;
-        // The route lookup for runs ignores a device to which the raw sockets are bound, so runs
-        // need unbound sockets.
+        // The route lookup of the GSO sender ignores an interface to which the raw sockets are
+        // bound, as in a VRF. So GSO is used only if they are unbound.
         let is_unbound = |raw: &RawSockets| !raw.is_bound().unwrap_or(true);
         let gso = (settings.gso && raw.as_ref().is_some_and(is_unbound))
             .then(|| GsoSender::open(SEND_BUFFER));
@@ -201,8 +203,8 @@ impl Answers {
     }
 
     /// Queues a datagram from the address to which the request was sent. If this server has no
-    /// socket for that address, because the event was extracted from another host's queue, the
-    /// datagram is sent as a raw packet.
+    /// socket for that address, because the request was moved here from another server, the
+    /// datagram is sent as a raw packet, or refused if there are no raw sockets.
     fn datagram(&mut self, to: &Return) {
         let (from, client) = (to.server(), to.client());
         let fits = |at: &&mut Datagrams| {

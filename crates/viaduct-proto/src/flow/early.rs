@@ -1,4 +1,4 @@
-//! Data that an application writes before the flow below is ready for it.
+//! Data that an application writes before the handler's output flow is ready for it.
 
 use bytes::Bytes;
 
@@ -41,7 +41,7 @@ impl Early {
     pub(crate) fn send(&mut self, cx: &mut Context<'_>, output: Output) {
         let (pieces, end) = self.take();
         for data in pieces {
-            // A flow that accepts no more data reports that upstream itself.
+            // A flow that accepts no more data tells its upstream neighbour by itself.
             let _ = cx.output(output).write(data);
         }
         if let Some(end) = end {

@@ -38,7 +38,8 @@ pub(super) enum Change {
 }
 
 impl Change {
-    /// Returns the instance to lock, if another process may also make the change's table.
+    /// Returns the instance whose nftables table must be locked, because another process may
+    /// install a table of the same name.
     pub(super) fn instance(&self) -> Option<&str> {
         match self {
             Change::Intercept(intercept) => Some(&intercept.instance),

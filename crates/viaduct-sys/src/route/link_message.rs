@@ -1,6 +1,6 @@
-//! Messages about an interface: a header and attributes, of which few are read. The type of the
-//! crate `netlink-packet-route` also parses the settings of every type of interface, which would
-//! make the program 0.3 MB larger.
+//! Messages about an interface: a header and attributes, of which few are read. `LinkMessage` of
+//! the crate `netlink-packet-route` is not used: it also parses the settings of every type of
+//! interface, which would make the program 0.3 MB larger.
 //!
 //! ```text
 //!   family u8 │ - u8 │ hardware type u16 │ index u32 │ flags u32 │ changed flags u32 │ attributes
@@ -9,11 +9,12 @@
 use crate::route::netlink::{Attributes, find};
 use crate::route::rtnetlink::Body;
 
-/// Link-layer address. This and the other attributes are from `linux/if_link.h`.
+/// Link-layer address. This and the other attributes are from `linux/if_link.h` and
+/// `linux/veth.h`.
 pub(crate) const IFLA_ADDRESS: u16 = 1;
 const IFLA_IFNAME: u16 = 3;
 pub(crate) const IFLA_MTU: u16 = 4;
-/// Index of the interface below.
+/// Index of the underlying interface, such as that of a VLAN.
 pub(crate) const IFLA_LINK: u16 = 5;
 pub(crate) const IFLA_MASTER: u16 = 10;
 const IFLA_LINKINFO: u16 = 18;

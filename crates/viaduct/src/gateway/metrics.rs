@@ -11,7 +11,7 @@ type Emit<'a> = dyn Fn(&mut Exposition, Labels<'_>, &LossReport) + 'a;
 type SiteCounter = (&'static str, &'static str, fn(&Status) -> u64);
 
 const PEER_COUNTERS: &[PeerCounter] = &[
-    ("viaduct_sent_packets_total", "Data packets seen on their way to the peer's site.", |p| {
+    ("viaduct_sent_packets_total", "Data packets on their way to the peer's site.", |p| {
         p.sender.packets
     }),
     (
@@ -20,14 +20,18 @@ const PEER_COUNTERS: &[PeerCounter] = &[
         |p| p.sender.bytes,
     ),
     ("viaduct_protected_packets_total", "Packets that were encoded.", |p| p.sender.protected),
-    ("viaduct_unprotected_packets_total", "Packets that were not encoded.", |p| {
-        p.sender.unprotected
-    }),
+    (
+        "viaduct_unprotected_packets_total",
+        "Packets not encoded: no session, too long, or missed by the tap.",
+        |p| p.sender.unprotected,
+    ),
     ("viaduct_repairs_sent_total", "Repairs sent.", |p| p.sender.repairs),
-    ("viaduct_repairs_sent_bytes_total", "Bytes of repairs sent, headers included.", |p| {
-        p.sender.repair_bytes
-    }),
-    ("viaduct_repairs_flushed_total", "Repairs that the idle timer fired early.", |p| {
+    (
+        "viaduct_repairs_sent_bytes_total",
+        "Bytes of repairs, names and copies sent, headers included.",
+        |p| p.sender.repair_bytes,
+    ),
+    ("viaduct_repairs_flushed_total", "Repairs sent early because traffic paused.", |p| {
         p.sender.flushed
     }),
     ("viaduct_received_packets_total", "Data packets that arrived from the peer's site.", |p| {
@@ -38,22 +42,22 @@ const PEER_COUNTERS: &[PeerCounter] = &[
         "Bytes of data packets that arrived from the peer's site.",
         |p| p.receiver.bytes,
     ),
-    ("viaduct_repairs_received_total", "Repairs that opened and parsed.", |p| p.receiver.repairs),
+    ("viaduct_repairs_received_total", "Repairs decrypted and parsed.", |p| p.receiver.repairs),
     ("viaduct_repairs_useless_total", "Repairs that covered nothing missing.", |p| {
         p.receiver.useless
     }),
     ("viaduct_recovered_packets_total", "Packets recovered and injected.", |p| {
         p.receiver.recovered
     }),
-    ("viaduct_unrecoverable_packets_total", "Lost packets whose time ran out.", |p| {
+    ("viaduct_unrecoverable_packets_total", "Lost packets not recovered in time.", |p| {
         p.receiver.unrecoverable
     }),
-    ("viaduct_uncovered_packets_total", "Packets that no repair named in time.", |p| {
-        p.receiver.uncovered
-    }),
-    ("viaduct_late_packets_total", "Packets found missing that came late by themselves.", |p| {
-        p.receiver.late
-    }),
+    ("viaduct_uncovered_packets_total", "Packets not named in time.", |p| p.receiver.uncovered),
+    (
+        "viaduct_late_packets_total",
+        "Packets counted as missing that arrived late by themselves.",
+        |p| p.receiver.late,
+    ),
     ("viaduct_garbled_recoveries_total", "Recoveries that failed their check.", |p| {
         p.receiver.garbled
     }),
@@ -63,9 +67,11 @@ const PEER_COUNTERS: &[PeerCounter] = &[
     ("viaduct_altered_packets_total", "SYNs that arrived with an MSS lowered by the path.", |p| {
         p.receiver.altered
     }),
-    ("viaduct_withheld_recoveries_total", "SYNs not injected: their path is not known.", |p| {
-        p.receiver.withheld
-    }),
+    (
+        "viaduct_withheld_recoveries_total",
+        "Recovered SYNs not injected: the path may lower their MSS.",
+        |p| p.receiver.withheld,
+    ),
     ("viaduct_repairs_answered_total", "Repairs sent that the peer asked for.", |p| {
         p.sender.answered
     }),
@@ -75,9 +81,11 @@ const PEER_COUNTERS: &[PeerCounter] = &[
     ("viaduct_copies_useless_total", "Copies of packets that had arrived.", |p| {
         p.receiver.useless_copies
     }),
-    ("viaduct_unrepaired_packets_total", "Packets that no repair is made of, by class.", |p| {
-        p.sender.left_alone
-    }),
+    (
+        "viaduct_unrepaired_packets_total",
+        "Packets that are in no repair, because of their class.",
+        |p| p.sender.left_alone,
+    ),
     ("viaduct_unnamed_acks_total", "Acknowledgements without data, not protected.", |p| {
         p.sender.acks
     }),
@@ -88,7 +96,7 @@ const PEER_COUNTERS: &[PeerCounter] = &[
     }),
     (
         "viaduct_marked_recoveries_total",
-        "Packets that a full queue has dropped, recovered and injected with a mark of congestion.",
+        "Packets dropped by a full queue that were recovered and injected with the ECN mark CE.",
         |p| p.receiver.marked,
     ),
     (
@@ -111,9 +119,11 @@ const PEER_COUNTERS: &[PeerCounter] = &[
     ("viaduct_forged_datagrams_total", "Datagrams that did not authenticate.", |p| {
         p.session.forged
     }),
-    ("viaduct_replayed_datagrams_total", "Datagrams seen before, or too long ago.", |p| {
-        p.session.replayed
-    }),
+    (
+        "viaduct_replayed_datagrams_total",
+        "Datagrams seen before, or older than the replay window.",
+        |p| p.session.replayed,
+    ),
     ("viaduct_unknown_datagrams_total", "Datagrams for no session of ours.", |p| p.session.unknown),
 ];
 
@@ -144,9 +154,11 @@ const SITE_COUNTERS: &[SiteCounter] = &[
     ("viaduct_stray_datagrams_total", "Datagrams that no peer can have sent.", |s| {
         s.counters.plane.stray
     }),
-    ("viaduct_ignored_packets_total", "Copies that were not between two sites of ours.", |s| {
-        s.counters.plane.ignored
-    }),
+    (
+        "viaduct_ignored_packets_total",
+        "Tapped packets that were not between two configured sites.",
+        |s| s.counters.plane.ignored,
+    ),
     ("viaduct_wan_falls_total", "Times that the WAN interface went down.", |s| {
         s.counters.shell.wan_falls
     }),
@@ -159,9 +171,11 @@ const SITE_COUNTERS: &[SiteCounter] = &[
     ("viaduct_fake_tcp_accepted_total", "Connections of fake TCP that were accepted.", |s| {
         s.counters.fake_tcp.accepted
     }),
-    ("viaduct_fake_tcp_syns_total", "SYNs of fake TCP, or of other programs.", |s| {
-        s.counters.fake_tcp.syns
-    }),
+    (
+        "viaduct_fake_tcp_syns_total",
+        "SYNs that fake TCP has received, from gateways and others.",
+        |s| s.counters.fake_tcp.syns,
+    ),
     ("viaduct_fake_tcp_resets_total", "Resets and FINs to fake TCP, which are ignored.", |s| {
         s.counters.fake_tcp.resets
     }),
@@ -240,7 +254,11 @@ fn site(status: &Status, page: &mut Exposition) {
         page.sample(&[("peer", &peer.name), ("state", "up")], up);
         page.sample(&[("peer", &peer.name), ("state", "down")], peer.lanes_down);
     }
-    page.family("viaduct_slices", Kind::Gauge, "Slices that a member of a peer's rack owns.");
+    page.family(
+        "viaduct_slices",
+        Kind::Gauge,
+        "Slices of a peer in a rack: out, of its site; in, of this site.",
+    );
     for (peer, slices) in status.peers.iter().filter_map(|peer| Some((peer, peer.slices?))) {
         page.sample(&[("peer", &peer.name), ("direction", "out")], slices.to);
         page.sample(&[("peer", &peer.name), ("direction", "in")], slices.from);
@@ -304,7 +322,7 @@ fn sessions(status: &Status, page: &mut Exposition) {
     for (peer, stats) in &status.counters.peers {
         page.sample(&[("peer", peer)], u8::from(stats.up));
     }
-    let help = "max_overhead: most repairs for a packet, where the code adapts to the losses.";
+    let help = "max_overhead: maximum repairs per packet, where the code adapts to the losses.";
     page.family("viaduct_max_overhead_ratio", Kind::Gauge, help);
     for ((peer, _), most) in status.counters.peers.iter().zip(&status.max_overhead) {
         if let Some(most) = most {
@@ -382,7 +400,7 @@ fn links(status: &Status, page: &mut Exposition) {
 
 fn latency(status: &Status, page: &mut Exposition) {
     let bounds: Vec<f64> = LATENCY_BOUNDS.iter().map(|&micros| micros as f64 / 1e6).collect();
-    let help = "Time from when a packet lost by chance should have arrived to its recovery.";
+    let help = "Time from the expected arrival of a randomly lost packet to its recovery.";
     page.family("viaduct_recovery_latency_seconds", Kind::Histogram, help);
     for (peer, stats) in &status.counters.peers {
         let (counts, sum) = (&stats.receiver.latency, stats.receiver.latency_sum as f64 / 1e6);

@@ -6,10 +6,10 @@ use crate::experiments::prelude::*;
 
 pub(in crate::experiments) const ABOUT: About = About {
     name: "lab/forwarding-plain",
-    title: "Rate that the kernel alone forwards over the lab's dumbbell",
-    figure: "Basis of Maelstrom, section 4.6",
-    finding: "The paper compares Maelstrom's gateways with a gigabit link; here the limit is the \
-              kernel's forwarding, packet by packet.",
+    title: "Rate at which the kernel alone forwards over the lab's dumbbell",
+    figure: "Baseline for Maelstrom, section 4.6",
+    finding: "The paper's gateways are limited by a gigabit link; here the limit is the kernel's \
+              forwarding of single packets.",
 };
 
 pub(in crate::experiments) fn run(run: &mut Run) -> Result<()> {
@@ -35,7 +35,7 @@ pub(in crate::experiments) fn run(run: &mut Run) -> Result<()> {
     Ok(())
 }
 
-/// Devices that pass segments larger than the MTU.
+/// Devices with offloads on, which pass segments larger than the MTU.
 struct Path {
     name: &'static str,
     wan: bool,

@@ -1,5 +1,6 @@
 //! Slides 33 and 34: response time by document size at 40 and 300 ms, with a connection per
-//! document and through a tunnel, without and with Squid; and sessions that interfere.
+//! document and through a tunnel, without and with Squid; and small sessions beside a large one,
+//! and beside one whose reader has stopped.
 
 use super::browsing::{Browsed, Browsing, Setup, Windows};
 use super::neighbours;
@@ -80,7 +81,8 @@ fn beside_squid(run: &mut Run, found: &[(&Browsing, Browsed)]) {
     }
 }
 
-/// Draws one plot per round trip, with both axes logarithmic as in the slides.
+/// Adds a load to the two plots of its round trip, of the median and of the 90th percentile, with
+/// both axes logarithmic as in the slides.
 fn draw(run: &mut Run, load: &Browsing, browsed: &Browsed, sizes: &[usize]) {
     let axes = (("document", "KB"), ("response time", "ms"));
     for (quantile, word) in [(0.5, "median"), (0.9, "90th percentile")] {

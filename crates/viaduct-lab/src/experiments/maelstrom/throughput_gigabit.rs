@@ -1,5 +1,5 @@
 //! Figure 10: throughput of eight TCP flows on a gigabit link by loss and by delay. Hosts and
-//! WAN have the same MTU, so the gateways lower the route's MTU and clamp the MSS.
+//! WAN have the same MTU, so a repair that does not fit one datagram is sent in two.
 
 use super::throughput_loss::OF_PLAIN;
 use super::{percent, without_and_with};
@@ -21,7 +21,7 @@ pub(in crate::experiments) fn run(run: &mut Run) -> Result<()> {
     let delays: &[u32] = run.choose(&[10, 25, 75, 100], &[]);
     // The paper's flows last 120 s; after slow start the throughput does not change.
     let (seconds, warm_up) = run.choose((20, 10), (6, 6));
-    run.param("link", "1 Gb/s, 50 ms one way against loss, queue 50 ms");
+    run.param("link", "1 Gb/s, 50 ms one way where the loss varies, queue 50 ms");
     run.param("code", "(8,3) I=(1,20,40)");
     run.param("mtu", 1500);
     run.param("flows", 8);
@@ -59,7 +59,8 @@ fn measure(run: &mut Run, flows: &Iperf, delay: u32, loss: f64) -> Result<(f64, 
     Ok(rates)
 }
 
-/// Draws the right graph of Figure 10: without loss, and at 1 %.
+/// Measures, draws and checks the right-hand graph of Figure 10: throughput by delay, without loss
+/// and at 1 %.
 fn by_delay(run: &mut Run, flows: &Iperf, delays: &[u32], at_50: &[(f64, f64, f64)]) -> Result<()> {
     let plot = Plot::line("Against delay", ("one-way delay", "ms"), ("throughput", "Mb/s"));
     let losses = [0.0, 0.01];
@@ -91,7 +92,8 @@ fn by_delay(run: &mut Run, flows: &Iperf, delays: &[u32], at_50: &[(f64, f64, f6
     Ok(())
 }
 
-/// Describes the remaining losses: packets shed by a gateway, and losses beyond the code.
+/// Formats the gateways' counters: packets protected, losses recovered, copies that the taps
+/// missed.
 fn gateway_summary(world: &World) -> Result<String> {
     let gateways = world.running()?;
     let (a, b) = (gateways.a.status()?, gateways.b.status()?);

@@ -1,15 +1,15 @@
 //! Controller of the repair rate: sets it according to the losses on the link.
 //!
-//! The peer reports losses by chance, with the lengths of their bursts, and drops of a full queue.
-//! Losses by chance determine the rate of repairs: the least at which only few bursts are repaired
-//! too late for the flows that wait for them ([`overhead`]). Losses by congestion do not raise the
-//! rate, since repairs would fill the queue further. The rate rises at once and falls slowly:
-//! losses of the last ten seconds may recur.
+//! The peer reports random losses, with the lengths of their bursts, and drops of a full queue.
+//! Random losses determine the rate of repairs: the lowest at which only few bursts are repaired
+//! later than flows can wait ([`overhead`]). Losses by congestion do not raise the rate, since
+//! repairs would fill the queue further. The rate rises at once and falls slowly: losses of the
+//! last ten seconds may recur.
 //!
 //! ```text
-//!   report ─▶ bursts a packet ─▶ least overhead × trim ─▶ up at once, down slowly ─▶ encoder
-//!                 ▲ of 1 s or 10 s              ▲
-//!                                 losses that flows have seen
+//!   report ─▶ bursts per packet ─▶ least overhead × trim ─▶ up at once, down slowly ─▶ encoder
+//!                 ▲ of 1 s or 10 s                ▲
+//!                                   losses that flows have seen
 //! ```
 //!
 //! [`Controller`] connects three machines: `Recurrence` tells whether losses recur, `Trim` corrects
@@ -40,17 +40,18 @@ pub use state::{Regime, Report, State};
 
 /// Target rate, per second, of losses of a single packet that are repaired too late: a cubic
 /// flow still fills its link with fewer than one such loss in half a minute. For longer bursts
-/// the target is up to [`MAX_LATER`] times as high: requested repairs complete a late burst,
-/// and a sender that has already retransmitted the packets undoes its reduction when the whole
-/// burst arrives.
+/// the target is up to [`MAX_LATER`] times as high, because late repairs still help: the peer
+/// requests the missing ones, and a sender that sees the whole burst arrive undoes the reduction
+/// of its window.
 const TARGET: f64 = 0.03;
 const MAX_LATER: f64 = 10.0;
-/// Target for quick repairs: at most the fraction [`QUICK_LATE`] of the losses is repaired later
+/// Target for quick repairs: at most the fraction [`QUICK_LATE`] of the bursts is repaired later
 /// than this, provided that an overhead of [`MAX_QUICK`] is enough.
 const QUICK: Duration = Duration::from_millis(15);
 const QUICK_LATE: f64 = 0.01;
 const MAX_QUICK: f64 = 0.03;
-/// Correction of the overhead for the target [`QUICK`]: not every repair covers older packets.
+/// Correction of the overhead for the target [`QUICK`]: a later repair contains only a share of the
+/// packets of its window.
 const QUICK_MORE: f64 = 1.2;
 /// Shares of `max_overhead` that may be spent on unrequested repairs. The greater one applies if it
 /// achieves the target and the smaller one does not. With the smaller one alone, a flow of few
@@ -60,17 +61,18 @@ const FORWARD: [f64; 2] = [0.5, 0.9];
 const RECURS: usize = 3;
 /// Overhead that is kept until a link is clean, so that a new loss is repaired at once.
 const MIN_OVERHEAD: f64 = 0.0025;
-/// Overhead while the cause of losses is unknown, and for the first few losses after a quiet time,
-/// until it is known whether they continue.
+/// Overhead while the cause of losses is unknown, and for the first bursts after a quiet time, up
+/// to twelve, until it is known whether they continue.
 const PRIOR: f64 = 0.03;
 /// Overhead while the loss rate is unknown: until the fate of [`FIRST_PACKETS`] packets is known,
-/// and at the onset of losses after a quiet time. At that time senders do not yet tolerate late
-/// packets, and each loss that they see costs them much throughput.
+/// and after more than twelve bursts at the onset of losses after a quiet time. At that time
+/// senders do not yet tolerate late packets, and each loss that they see costs them much
+/// throughput.
 const FIRST: f64 = 0.08;
 const FIRST_PACKETS: u64 = 4_096;
-/// Length of bursts that are repaired within the time for which flows can wait, however few packets
-/// pass in that time: a flow that is slowed down in its slow start stays slow for long. Applies
-/// until the fate of [`FIRST_FEW`] packets is known.
+/// Burst length for which the overhead is high enough at first, until the fate of [`FIRST_FEW`]
+/// packets is known: a burst of this length is repaired before flows stop waiting, even at a low
+/// packet rate. A flow that is slowed down in its slow start stays slow for long.
 const FIRST_BURST: f64 = 8.0;
 const FIRST_FEW: u64 = 1_024;
 /// Number of sent packets after which the link counts as known well enough to end [`FIRST`], even
@@ -80,7 +82,7 @@ const FIRST_PASSED: f64 = 16_384.0;
 const FALL: f64 = 0.5;
 /// Fraction of the tolerated late bursts that may be late because the window is too short.
 const TOO_SHORT: f64 = 0.1;
-/// Number of packets for which the encoder's parameters state the number of repairs.
+/// Group size in the encoder's parameters, which give the overhead as repairs per group.
 const PACKETS: u16 = 4_096;
 /// Least packet rate that is assumed, in packets a second.
 const MIN_PACE: f64 = 50.0;
@@ -196,8 +198,8 @@ impl Controller {
         if self.asked < MIN_OVERHEAD {
             self.asked = if wanted > 0.0 { MIN_OVERHEAD.min(most) } else { 0.0 };
         }
-        // While the cause of losses is in doubt, some repairs are sent: if they are by chance,
-        // flows would otherwise slow down before this is known. Congestion is recognised soon.
+        // While the cause of losses is in doubt, some repairs are sent: if the losses are random,
+        // flows would otherwise slow down before that is known. Congestion is recognised soon.
         let doubted = if report.in_doubt { PRIOR.min(most) } else { 0.0 };
         self.overhead = self.asked.max(doubted) * self.room.share();
     }

@@ -99,11 +99,13 @@ impl Mux {
             Carrier::Streams => !self.streams.contains_key(&number),
         };
         if self.numbers.is_own(number) || !new {
-            return Err(LinkError::Protocol("a SYN for a stream that exists"));
+            return Err(LinkError::Protocol(
+                "a SYN with a number that is in use, or is not the peer's",
+            ));
         }
         self.numbers.taken_by_peer(number);
-        // A SYN may overtake the ends of other streams, which the peer counts as closed already.
-        // Hence twice the limit.
+        // A SYN may overtake the frames that end other streams; the peer already counts those
+        // streams as closed. Hence twice the limit.
         if self.numbers.open_beside(number) >= cx.settings.streams.saturating_mul(2) {
             return Err(LinkError::Protocol("more streams than were allowed"));
         }

@@ -9,7 +9,7 @@
 //!                            | a copy of each
 //!                            v
 //!    blocks:  [ ours ][ ours ][ kernel's ][ kernel's ][ kernel's ] ... and round again
-//!               ^ next()       ^ the next copy goes here; if this one is ours too: drops() + 1
+//!               ^ next()       ^ the next copy goes here; if all blocks are ours: drops() + 1
 //! ```
 //!
 //! Design decisions:
@@ -19,7 +19,8 @@
 //! - `TPACKET_V3`: the kernel hands over a block when it is full, or when a timer expires. V2 hands
 //!   over each packet separately, with a wake-up and accesses to cold memory while the packet is
 //!   being forwarded. At 3 Gb/s on two cores, forwarding reached the full rate with V3 and some per
-//!   cent less with V2. The cost is a delay of [`RETIRE`] at low rates.
+//!   cent less with V2. The cost is a delay of up to twice [`RETIRE`] at low
+//!   rates.
 //! - `SOCK_RAW` with `PACKET_VNET_HDR` only if offloads are left on ([`Ring::open_with_offloads`]):
 //!   the kernel then reports which work on a packet (segmentation, checksum) is left to a device.
 //! - VLAN: tagged packets belong to another interface (`eth0.7`, not `eth0`) but are captured here
@@ -50,7 +51,7 @@ use map::{HEADROOM, Map};
 /// over blocks with one packet each, and a delayed reader needs free blocks. It is large enough to
 /// hold several packets.
 const BLOCK: (usize, usize) = (8 << 10, 128 << 10);
-/// Min packets of maximum length that a block should hold.
+/// Number of packets of maximum length that a block should hold at least.
 const PACKETS: usize = 4;
 /// Time after which the kernel hands over a block that is not full. A packet waits for one to two
 /// times this value; on kernels before 6.18, for one to two ticks of the kernel's timer.
