@@ -25,7 +25,7 @@ use viaduct_lab::binary::use_binary;
 use viaduct_lab::emulator::Direction;
 use viaduct_lab::gateways::{Gateway, GatewaySpec};
 use viaduct_lab::topology::programs::{Iperf, Ping};
-use viaduct_lab::topology::{DumbbellSpec, Journal, Node};
+use viaduct_lab::topology::{DumbbellSpec, Host, Journal, Node};
 use viaduct_lab::world::World;
 use viaduct_proto::repair::stats::SenderStats;
 use viaduct_sys::capture::ring::{self, Ring, RingConfig};
@@ -125,7 +125,7 @@ const LONGEST: usize = 1_472;
 
 /// Sockets at A1 and B1 whose packets are compared.
 struct Compared {
-    hosts: [Node; 2],
+    hosts: [Host; 2],
     sender: UdpSocket,
     /// Keeps the kernel from answering that the port is closed.
     _receiver: UdpSocket,
@@ -138,11 +138,11 @@ impl Compared {
         let hosts = [world.a1().clone(), world.b1().clone()];
         let from = SocketAddrV4::new(hosts[0].v4(), DATAGRAMS.0);
         let to = SocketAddrV4::new(hosts[1].v4(), DATAGRAMS.1);
-        let bind = |host: &Node, at| host.netns().enter(|| UdpSocket::bind(at).unwrap()).unwrap();
-        let (sender, _receiver) = (bind(&hosts[0], from), bind(&hosts[1], to));
+        let bind = |host: &Host, at| host.netns().enter(|| UdpSocket::bind(at).unwrap()).unwrap();
+        let (sender, receiver) = (bind(&hosts[0], from), bind(&hosts[1], to));
         let server = (*to.ip(), CONNECTION);
         let listener = hosts[1].netns().enter(|| TcpListener::bind(server).unwrap()).unwrap();
-        Compared { hosts, sender, _receiver, to, listener }
+        Compared { hosts, sender, _receiver: receiver, to, listener }
     }
 
     /// Calls [`Self::arriving`] until `least` packets arrive at B1, at most five times: on a busy
@@ -163,7 +163,7 @@ impl Compared {
     fn arriving(&self) -> [BTreeSet<Vec<u8>>; 2] {
         let config = RingConfig { max_packet: 1500, bytes: 8 << 20 };
         let open = || Ring::open("eth0", config).unwrap();
-        let tap = |host: &Node| host.netns().enter(open).unwrap();
+        let tap = |host: &Host| host.netns().enter(open).unwrap();
         let mut taps = self.hosts.each_ref().map(tap);
         let server = (*self.to.ip(), CONNECTION);
         let connect = || TcpStream::connect(server).unwrap();
