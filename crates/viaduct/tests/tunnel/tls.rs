@@ -15,8 +15,9 @@ const RULES: &str = "table inet fw {
     counter refused {}
     chain forward {
         type filter hook forward priority 0; policy drop;
+        tcp dport 443 ct mark 2 drop
         tcp dport 443 ct mark 0 @ih,0,16 0x1603 ct mark set 1
-        tcp dport 443 ct mark 0 @ih,0,16 != 0x1603 counter name refused drop
+        tcp dport 443 ct mark 0 @ih,0,16 != 0x1603 ct mark set 2 counter name refused drop
         tcp dport 443 accept
         tcp sport 443 ct state established accept
     }
