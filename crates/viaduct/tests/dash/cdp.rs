@@ -1,6 +1,7 @@
 //! Headless Chromium, driven by the DevTools protocol over its pipe: JSON messages, each ended by
 //! a zero byte.
 
+use std::fs;
 use std::io::{BufRead as _, BufReader, Write as _};
 use std::path::Path;
 use std::process::{ChildStdin, Command, Stdio};
@@ -36,6 +37,9 @@ impl Browser {
         command.args(["--remote-debugging-pipe", "--no-first-run", "--disable-dev-shm-usage"]);
         command.args(["--disable-background-networking", "--disable-component-update"]);
         command.arg(format!("--user-data-dir={}", profile.display())).arg("about:blank");
+        // The browser leaves a directory of temporary files if it is killed.
+        fs::create_dir_all(profile).unwrap();
+        command.env("TMPDIR", profile);
         command.stdin(Stdio::piped()).stdout(Stdio::piped());
         let mut process = Process::spawn(command).unwrap();
         let commands = process.stdin.take().unwrap();
