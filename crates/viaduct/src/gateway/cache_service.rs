@@ -5,7 +5,7 @@
 //!        ◀─answer──              ◀──────Found──────
 //! ```
 //!
-//! Each query takes time of the packet thread. The service therefore handles one query at a time,
+//! Each query takes time of the packet threads. The service therefore handles one query at a time,
 //! and limits the number of queries and the amount of searching per second. Rejected queries are
 //! counted, never queued.
 

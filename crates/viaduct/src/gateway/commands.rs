@@ -36,7 +36,7 @@ pub enum Command {
     },
     /// Searches the packet cache, and sends the packets found.
     Cache(Query, Reply<Found>),
-    /// Hands the state to another process.
+    /// Takes part in an upgrade.
     Upgrade(UpgradeCommand),
     Stop,
 }

@@ -214,7 +214,7 @@ impl Config {
     /// Returns whether a peer may use fake TCP. Packets of fake TCP do not name their lane, and
     /// therefore cannot be distributed to several workers.
     pub fn wants_fake_tcp(&self) -> bool {
-        // With two WANs, its packets could not be sent by a chosen path either.
+        // With two WANs, no path could be chosen for packets of fake TCP.
         if self.workers > 1 || !self.wans.is_empty() {
             return false;
         }

@@ -55,7 +55,7 @@ pub struct Control {
     misroutes: Misroutes,
     clocks: Option<ClockFile>,
     pub(super) endpoints: Endpoints,
-    /// Reason, as logged, for which packet threads do not all have the config in force.
+    /// Reason, as logged, why some packet threads do not have the config in force.
     pub(super) refusal: Option<String>,
     /// Logged warnings about the config and the machine.
     pub(super) warnings: Vec<String>,
@@ -182,8 +182,8 @@ impl Control {
     }
 
     /// Opens the listeners of this process, or uses the inherited ones. Then opens the sockets for
-    /// status and for upgrades, and publishes their names: a client that reaches the status socket
-    /// must find the one for upgrades, too.
+    /// status and for upgrades, and publishes both names before the first status is sent: a client
+    /// that has got the status must find the socket for upgrades, too.
     async fn open(&mut self) -> Result<(UnixListener, [Name; 2])> {
         let path = self.site.config.socket();
         let inherited = self.upgrade.take_inherited();
@@ -256,11 +256,12 @@ impl Control {
         }
     }
 
-    /// Judges the peers, logs changes, and saves what a restart needs. Called once a second.
+    /// Updates the peers' states, logs changes, and saves what a restart needs. Called once a
+    /// second.
     async fn check_peers(&mut self, stray_warning: &mut StrayWarning) {
         let (seen, details) = (self.workers.snapshot(), self.details());
         self.tls.follow(self.flows.as_mut(), &seen, &details).await;
-        // With two WANs, the peers' states show whether both are down.
+        // With two WANs, the peers' states show whether both WANs are down.
         let trouble = self.wan.down().filter(|_| self.site.config.wans.is_empty());
         self.peers.update(now(), &seen, &details, trouble.as_deref(), &self.tls);
         stray_warning.check(&seen);
@@ -271,7 +272,8 @@ impl Control {
         }
     }
 
-    /// Restores changes to the machine that are no longer in force. Called once a second.
+    /// Restores changes to the machine, and settings of packet threads, that are no longer in
+    /// force. Does nothing during an upgrade. Called once a second.
     async fn check_system(&mut self, system: &mut System) {
         if !self.upgrade.is_active() {
             self.align_workers().await;
@@ -296,8 +298,8 @@ impl Control {
     }
 
     /// Stops accepting flows of split mode, and lets the existing ones finish. Returns true if the
-    /// gateway is to end at once: without split mode, from the second call on, and while another
-    /// process takes over, whose listeners and rules are the same.
+    /// gateway is to end at once: without split mode, from the second call on, and during an
+    /// upgrade, because the new process uses the same listeners and rules.
     fn drain(&self, draining: &mut bool, system: &mut System) -> bool {
         if self.upgrade.is_active() {
             return true;
@@ -336,8 +338,8 @@ impl Control {
         status
     }
 
-    /// Details about the peers that the packet thread has published, and the reasons why names are
-    /// not resolved.
+    /// Details that the packet threads have published about the peers, and the reasons why
+    /// endpoints' names are not resolved.
     fn details(&self) -> Details {
         let mut details = self.workers.details();
         for peer in &self.site.config.peers {

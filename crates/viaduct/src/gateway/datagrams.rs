@@ -1,4 +1,4 @@
-//! Datagrams between gateways among the captured packets.
+//! Recognition of the gateways' own datagrams among the captured packets.
 
 use std::net::{IpAddr, SocketAddr};
 

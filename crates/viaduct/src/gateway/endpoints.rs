@@ -42,8 +42,8 @@ impl Default for Endpoints {
 }
 
 impl Endpoints {
-    /// Starts to resolve the names of `config`, and stops to resolve others. Must be called in
-    /// a runtime.
+    /// Starts to resolve the names of `config`, and stops resolving others. Must be called in a
+    /// runtime.
     pub fn watch(&mut self, config: &Config) {
         let names: HashSet<&Name> =
             config.peers.iter().filter_map(|peer| peer.endpoint_name.as_ref()).collect();
@@ -65,7 +65,7 @@ impl Endpoints {
         }
     }
 
-    /// Sets the endpoints of `config` that are names to their addresses, where these are known.
+    /// Sets each endpoint of `config` that is a name to the address of that name, if it is known.
     pub fn fill(&self, config: &mut Config) {
         for peer in &mut config.peers {
             if let Some(at) = peer.endpoint_name.as_ref().and_then(|name| self.known.get(name)) {
@@ -97,7 +97,7 @@ impl Endpoints {
     }
 
     /// New address of `name`, if it has changed. An address that is still among the results is
-    /// kept: name servers list them in varying order.
+    /// kept: name servers list addresses in varying order.
     fn take(&mut self, name: &Name, found: Result<Vec<SocketAddr>, String>) -> Option<SocketAddr> {
         match found {
             Ok(all) => {

@@ -94,7 +94,7 @@ impl FakeTcpPort {
         self.machine.send(now, to, source, datagram);
     }
 
-    /// Passes the packets to send to the kernel.
+    /// Sends the packets that are due.
     pub fn flush(&mut self, shell: &mut Shell) {
         if self.machine.transmits().len() == 0 {
             return;

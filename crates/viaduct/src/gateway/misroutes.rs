@@ -23,8 +23,8 @@ pub struct Misroutes {
 }
 
 impl Misroutes {
-    /// Looks for new packets, and logs them. The table with the slices' routes is `table`, if this
-    /// gateway is a member of a rack. Must be called once a second.
+    /// Counts new packets, and logs a warning if there are too many. The table with the slices'
+    /// routes is `table`, if this gateway is a member of a rack. Must be called once a second.
     pub fn check(&mut self, tun: &str, table: Option<u32>) {
         // A gateway that observes has no TUN.
         let Ok(drops) = tun::drops(tun) else { return };

@@ -204,7 +204,7 @@ impl Gateway {
         let count = threads.len();
         let ended = threads.into_iter().map(|thread| match thread.join() {
             Ok(ended) => ended,
-            // The other threads have taken over its lanes.
+            // The other threads have taken over the lanes of a thread that panicked.
             Err(_) if count > 1 && done.is_ok() => Ok(()),
             Err(_) => Err(anyhow!("the packet thread panicked")),
         });

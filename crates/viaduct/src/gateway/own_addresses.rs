@@ -1,5 +1,5 @@
-//! Addresses of this machine, for a gateway that listens on the unspecified address: forwarded
-//! packets with its ports belong to hosts.
+//! Addresses of this machine, for a gateway that listens on the unspecified address. Forwarded
+//! packets may have the gateway's port, too; only their addresses show that they belong to hosts.
 
 use std::collections::{HashMap, HashSet};
 use std::net::{IpAddr, SocketAddr};
@@ -10,8 +10,8 @@ use viaduct_sys::route::local_addresses::LocalAddresses;
 /// Maximum age of the list.
 const MAX_AGE: Duration = Duration::from_secs(1);
 
-/// Maximum number of addresses that are looked up in that time, because no interface has them: a
-/// route of type `local` may.
+/// Maximum number of addresses that are looked up in that time. An address that no interface has
+/// may still be this machine's, because of a route of type `local`.
 const MAX_LOOKUPS: usize = 64;
 
 /// Addresses of all interfaces, at most a second old.
@@ -26,7 +26,8 @@ pub(super) struct OwnAddresses {
 
 impl OwnAddresses {
     /// Returns whether the gateway receives packets to `ip` if it listens at `listen`. If the
-    /// addresses cannot be read, the last ones count; all do if there are none.
+    /// addresses of the interfaces cannot be read, those read last are used. If none were ever
+    /// read, the result is true.
     pub(super) fn receive(&mut self, now: Instant, listen: SocketAddr, ip: IpAddr) -> bool {
         if !listen.ip().is_unspecified() {
             return listen.ip() == ip;

@@ -37,14 +37,14 @@ impl PathChoice {
         PathChoice { changes, up: HashMap::new(), is_pending: false, trouble: None }
     }
 
-    /// Waits for changes of paths, and logs them.
+    /// Waits for changes of paths, records them, and logs them.
     pub async fn changed(&mut self, config: &Config) {
         let Some(first) = self.changes.recv().await else { return std::future::pending().await };
         self.note(config, &first);
         self.note_waiting(config);
     }
 
-    /// Logs the changes of paths that wait.
+    /// Records and logs the changes of paths that are queued.
     pub fn note_waiting(&mut self, config: &Config) {
         while let Ok(change) = self.changes.try_recv() {
             self.note(config, &change);
@@ -74,7 +74,8 @@ impl PathChoice {
         rules(config, up)
     }
 
-    /// Notes whether the rules are in force. Returns true if the reason why they are not is new.
+    /// Records why the rules are not in force; `None` if they are. Returns true if the reason is
+    /// new.
     pub fn record(&mut self, failure: Option<String>) -> bool {
         let is_new = failure.is_some() && failure != self.trouble;
         self.trouble = failure;

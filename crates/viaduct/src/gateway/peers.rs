@@ -1,4 +1,4 @@
-//! States of the peers, judged once a second, and the log of their changes.
+//! States of the peers, updated once a second, and the log of their changes.
 
 use std::collections::{HashMap, HashSet};
 use std::time::{Duration, Instant};
@@ -19,7 +19,7 @@ const FIRST_ANSWER: Duration = Duration::from_secs(5);
 /// States of the peers.
 #[derive(Debug, Default)]
 pub struct PeerStates {
-    /// Health of each peer, and the time at which it was first judged.
+    /// Health of each peer, and the time of its first check.
     health: HashMap<String, (Instant, Health)>,
     states: Vec<(String, State)>,
     logged: HashMap<String, String>,
@@ -35,8 +35,8 @@ impl PeerStates {
         &self.states
     }
 
-    /// Judges the peers, and logs changes. `trouble` is the problem of the WAN itself, if there is
-    /// one. `tls` has the tunnels to peers that datagrams do not reach.
+    /// Updates the states of the peers, and logs changes. `trouble` is the problem of the WAN
+    /// itself, if there is one. `tls` has the tunnels to peers that datagrams do not reach.
     pub fn update(
         &mut self,
         now: Now,

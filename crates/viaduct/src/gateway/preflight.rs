@@ -68,7 +68,8 @@ fn listeners(config: &Config) -> impl Iterator<Item = (&'static str, SocketAddr)
 }
 
 /// VLAN interface by which a peer's packets leave, if it is on top of the configured interface (a
-/// trunk in that case). `None` if no peer's packets leave by such an interface.
+/// trunk in that case). `None` if no peer's packets leave by such an interface. Only the first
+/// prefixes are checked.
 pub fn vlan_of_trunk(config: &Config) -> Option<String> {
     let prefixes = config.peer_sites().flat_map(|peer| &peer.prefixes);
     prefixes.take(MAX_CHECKED_ROUTES).find_map(|net| {
@@ -190,9 +191,9 @@ pub fn forwarding_off(prefixes: &[IpNet]) -> Vec<String> {
     off
 }
 
-/// Prefixes of the peers that are not routed through the WAN, so that packets to them are not
-/// protected. Only the first ones are checked, which is enough to detect a wrong `wan`. With two
-/// WANs the gateway itself selects the route.
+/// Warnings about prefixes of the peers that are not routed through the WAN: packets to them are
+/// not protected. Only the first prefixes are checked, which is enough to detect a wrong `wan`.
+/// With two WANs the gateway itself selects the route, and there are no such warnings.
 pub fn routed_elsewhere(config: &Config) -> Vec<String> {
     if !config.wans.is_empty() {
         return Vec::new();

@@ -30,12 +30,12 @@ impl Control {
         notify(Phase::Ready);
     }
 
-    /// Reloads the config if the file differs from the config in force. After an upgrade, that is
-    /// the config of the old process.
+    /// Reloads the config if the file differs from the config in force. After an upgrade, the
+    /// config in force is that of the old process.
     pub(super) async fn reload_if_changed(&mut self, system: &mut System) {
-        // A process that takes over has heard of the paths before.
+        // In an upgrade, changes of paths may be queued from before this process took over.
         self.paths.note_waiting(&self.site.config);
-        // The rules of the old process may be older than that.
+        // The rules that the old process has set may not reflect these changes.
         self.paths.is_pending = true;
         if self.source.is_changed() {
             self.reload_and_log(system).await;
@@ -74,7 +74,7 @@ impl Control {
     /// Applies `site`: all of it, or nothing.
     pub(super) async fn apply(&mut self, mut site: Site, system: &mut System) -> Result<()> {
         self.endpoints.fill(&mut site.config);
-        // The ports of fake TCP are opened at the start.
+        // The ports of fake TCP are opened only at the start.
         site.fake_tcp.clone_from(&self.site.fake_tcp);
         site.is_serving = self.site.is_serving;
         let moved = Moved::open(Some(&self.site.config), &site.config).await?;
@@ -102,7 +102,7 @@ impl Control {
         Ok(())
     }
 
-    /// Puts the settings in force again after a worker has refused those of `site`.
+    /// Restores the settings in force, after a worker has refused those of `site`.
     async fn roll_back(&mut self, site: &Site, system: &mut System) {
         if let Err(error) = system.apply(&self.site) {
             system.set_incomplete();
@@ -119,7 +119,7 @@ impl Control {
         }
     }
 
-    /// Gives the packet threads the config in force again, if one of them has another one. Called
+    /// Gives the packet threads the config in force again, if one of them may not have it. Called
     /// once a second.
     pub(super) async fn align_workers(&mut self) {
         if self.workers.are_alike() {

@@ -24,8 +24,8 @@ const MIN_RING: usize = 512 << 10;
 /// Maximum memory of one tap, in bytes.
 const MAX_RING: usize = 256 << 20;
 
-/// Time in seconds for which packets must be kept so that they can be recovered: enough for two
-/// requests of a packet over a path with a round trip of 100 ms.
+/// Time in seconds for which packets must be kept so that they can be recovered: enough to request
+/// a packet twice over a path with a round trip of 100 ms.
 const KEEP_TIME: f64 = 0.3;
 /// Bytes of memory for each byte of packets. The excess is for names, lists and waiting repairs.
 const BYTES_PER_BYTE: f64 = 1.25;
@@ -90,8 +90,9 @@ impl Site {
         format!("no route to peer {name}")
     }
 
-    /// Maximum length of packets towards `peer`: the least of the hosts' maximum, the WAN's MTU
-    /// and, with `lower_mtu`, the length up to which a repair fits a datagram.
+    /// Maximum length of packets towards `peer`: the minimum of the hosts' maximum, the WAN's MTU
+    /// and, with `lower_mtu` and a code that sends repairs, the length up to which a repair fits a
+    /// datagram.
     pub fn longest(&self, peer: &Peer) -> usize {
         let ipv6 = peer.endpoint.unwrap_or(self.config.listen).is_ipv6();
         let room = match &peer.coding {
@@ -103,8 +104,8 @@ impl Site {
         self.host_mtu(peer).map_or(room, |mtu| mtu.min(room))
     }
 
-    /// Length of the longest packet that the hosts send towards `peer`. Not known in split mode,
-    /// where most packets are those of this gateway's own connections.
+    /// Length of the longest packet that the hosts send towards `peer`; `None` if the config does
+    /// not say, and in split mode, where most packets are those of this gateway's own connections.
     fn host_mtu(&self, peer: &Peer) -> Option<usize> {
         self.config.host_mtu.filter(|_| !peer.split)
     }
@@ -150,7 +151,7 @@ impl Site {
     }
 
     /// Bytes that each peer needs while it has traffic: for the packets of [`KEEP_TIME`] at its
-    /// rate, or without a rate for as many packets as a repair of its code may cover in each lane.
+    /// rate or, without a rate, for as many packets as a repair of its code may cover in each lane.
     /// The code of the opposite direction is assumed to be the same.
     fn needs(&self) -> Vec<usize> {
         let need = |peer: &Peer| {

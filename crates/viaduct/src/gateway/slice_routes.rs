@@ -50,7 +50,7 @@ impl SliceRoutes {
     }
 
     /// Sets routes that are missing, and withdraws those that are not wanted any more. Returns
-    /// whether routes may be set: there has been a session, or this gateway sets no routes.
+    /// whether this gateway may serve: there has been a session, or this gateway sets no routes.
     pub fn follow(&mut self, site: &Site, seen: &Snapshot) -> bool {
         // A gateway that observes has no TUN, and changes nothing on the machine.
         let Some(rack) = site.config.rack.as_ref().filter(|_| !site.only_observes()) else {
@@ -100,8 +100,8 @@ impl SliceRoutes {
 }
 
 impl Control {
-    /// Sets the routes of the slices, unless another process may be responsible for them. Then
-    /// tells the peers, once, that this gateway is not drained.
+    /// Sets the routes of the slices, unless another process may be responsible for them. As soon
+    /// as this gateway may serve, tells the peers once that it is not drained.
     pub(super) async fn announce(&mut self) {
         if self.upgrade.is_active() {
             return;

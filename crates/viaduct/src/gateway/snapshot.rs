@@ -1,4 +1,4 @@
-//! Counters that the worker publishes, copied by value ten times a second.
+//! Counters that each worker publishes, copied by value ten times a second.
 
 use std::collections::HashMap;
 use std::sync::{Mutex, MutexGuard, PoisonError, TryLockError};
@@ -21,7 +21,7 @@ pub struct Shell {
     pub tap_late_out: u64,
     /// Incoming packets that were not captured because the tap was full: forwarded, not seen.
     pub tap_drops_in: u64,
-    /// Copies that were longer than the tap keeps.
+    /// Copies that the tap has truncated.
     pub truncated: u64,
     /// Copies whose checksum was left to the device.
     pub unfinished: u64,
@@ -57,8 +57,8 @@ fn raise(a: &mut u64, b: u64) {
 }
 
 impl Shell {
-    /// Adds the counters of another worker. Falls and drops of the WAN are not added, since all
-    /// workers count the same ones.
+    /// Adds the counters of another worker. `wan_falls` and `wan_drops` are not added, since all
+    /// workers count the same events.
     fn merge(&mut self, more: &Shell) {
         let Shell { wan_falls, wan_drops, .. } = *more;
         raise(&mut self.wan_falls, wan_falls);

@@ -39,11 +39,11 @@ pub struct System {
     incomplete: bool,
     /// Routes whose MTU cannot be lowered yet, each with the reason.
     waiting: Vec<(Lowered, String)>,
-    /// Notifications about rules that another program removes; `None` if the kernel has no
-    /// nftables.
+    /// Notifications about rules that another program removes; `None` if they cannot be received,
+    /// for example because the kernel has no nftables.
     rules: Option<RuleWatch>,
-    /// State of the gateway's rules in nftables and policy routing, which the proxy of split mode
-    /// shows, too.
+    /// State of the gateway's rules in nftables and policy routing. The proxy of split mode, if
+    /// there is one, reports the same state.
     rule_state: Arc<InterceptState>,
 }
 
@@ -76,8 +76,8 @@ impl System {
         if changes.took_over() {
             info!("the changes of an earlier run that was killed were reverted");
         }
-        // The TUN is opened first. This fails if another gateway runs under this name; its settings
-        // must not be touched.
+        // The TUN is opened before any change is made. Opening it fails if another gateway of this
+        // name runs, whose changes must not be touched.
         let mut injector = Injector::new(site);
         if !site.only_observes() {
             injector.open()?;
@@ -114,7 +114,8 @@ impl System {
     /// Makes packets take the paths in `rules`. Errors: the kernel refuses the rules. The earlier
     /// rules then stay in force.
     pub fn choose_paths(&mut self, rules: PathRules) -> Result<()> {
-        // With two WANs the packets' size cannot be limited, so no later change is in the journal.
+        // With two WANs `lower_mtu` is refused, so no limits of the packets' size follow in the
+        // journal.
         self.changes.path_rules(rules)?;
         self.mark = self.changes.mark();
         Ok(())
@@ -127,10 +128,10 @@ impl System {
         Ok(())
     }
 
-    /// Takes over the old process's changes with their `locks`, which stay in force: those before
-    /// `mark` in its journal, and the limits of the packets' size that `site` needs. Until
-    /// [`System::own`], the old process is responsible for them. `flows` is the proxy of split
-    /// mode.
+    /// Takes over the old process's changes, which stay in force, and their `locks`. The changes
+    /// from `mark` on in the journal are the limits of the packets' size that `site` needs. Until
+    /// [`System::own`], the old process is responsible for all changes. `flows` is the proxy of
+    /// split mode.
     ///
     /// # Errors
     /// The journal is not the old process's, or cannot be written.
@@ -168,7 +169,7 @@ impl System {
         self.changes.own();
     }
 
-    /// Enters this process in the journal again, after another one has failed to take over.
+    /// Makes this process the journal's owner again, after another process has failed to take over.
     ///
     /// # Errors
     /// The journal cannot be written.
@@ -187,7 +188,7 @@ impl System {
         (self.offloads_off, self.mark)
     }
 
-    /// Duplicates of the locks of the instances of rules, for [`System::take_over`].
+    /// Duplicates of the instance locks of the rules, for [`System::take_over`].
     ///
     /// # Errors
     /// No descriptor is left.
@@ -246,7 +247,8 @@ impl System {
         self.room.routes.iter().filter(|route| !waits(route)).all(lowered)
     }
 
-    /// Tries the waiting routes again. Returns true if there were some, and now none is left.
+    /// Tries up to [`MAX_ATTEMPTS`] of the waiting routes again. Returns true if there were waiting
+    /// routes, and none is left.
     pub fn retry(&mut self, site: &Site) -> bool {
         let waited = !self.waiting.is_empty();
         self.try_routes(site, MAX_ATTEMPTS);
@@ -302,7 +304,7 @@ impl System {
         }
     }
 
-    /// Returns whether rules are missing that cannot be put back.
+    /// Returns whether rules are missing and could not be restored.
     pub fn has_missing_rules(&self) -> bool {
         self.rule_state.is_missing()
     }
@@ -377,7 +379,7 @@ pub fn plan(site: &Site) -> Result<Vec<String>> {
     Ok(warnings)
 }
 
-/// Name of a site in the names of its tables.
+/// Name of a site, as a part of the names of its nftables tables.
 pub fn table_name(site: &str) -> String {
     site.chars().take(24).map(|c| if c.is_ascii_alphanumeric() { c } else { '_' }).collect()
 }

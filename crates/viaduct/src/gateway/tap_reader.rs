@@ -19,8 +19,8 @@ use super::upgrade::HeldPackets;
 
 /// Maximum number of packets read from a tap before the other tap gets its turn.
 pub(super) const BATCH: usize = 256;
-/// Maximum age of the copy of an outgoing packet that is encoded. The repairs of an older copy
-/// would come too late, and would take CPU time from the forwarding of further packets.
+/// Maximum age at which the copy of an outgoing packet is still encoded. The repairs of an older
+/// copy would come too late, and would take CPU time from the forwarding of further packets.
 const STALE: Duration = Duration::from_millis(50);
 /// Maximum plausible age of a copy; a larger one means that the wall clock has been set.
 const MAX_AGE: Duration = Duration::from_secs(1);
@@ -29,7 +29,7 @@ const MAX_AGE: Duration = Duration::from_secs(1);
 pub(super) struct TapReader<'a> {
     pub(super) plane: &'a mut Plane,
     pub(super) fake_tcp: &'a mut Option<FakeTcpPort>,
-    /// Buffer for packets that a device would segment or give a checksum.
+    /// Buffer for the segments of packets that a device would segment.
     pub(super) cut: &'a mut Vec<u8>,
     /// Packets that this process may have to encode, while another one does the work.
     pub(super) held: Option<&'a mut HeldPackets>,

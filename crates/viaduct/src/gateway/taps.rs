@@ -34,9 +34,9 @@ impl Taps {
         second.map(|wan| Taps::open(site, &wan.interface)).transpose()
     }
 
-    /// Opens both taps of an interface. If the gateway only observes, offloads stay on: the taps
-    /// then report packets that devices segment, merge or give a checksum. Errors: the interface is
-    /// gone, or the kernel refuses.
+    /// Opens both taps of an interface. If the gateway only observes, offloads stay on: a frame may
+    /// then be a packet that a device will segment, that was merged on arrival, or whose checksum
+    /// is missing. Errors: the interface is gone, or the kernel refuses.
     pub fn open(site: &Site, wan: &str) -> Result<Taps> {
         let config = RingConfig { max_packet: site.wan_mtu.max(1500), bytes: site.ring_bytes() };
         let open = |program: &[BpfInsn]| match site.only_observes() {

@@ -62,7 +62,8 @@ impl TlsTunnels {
         TlsTunnels(config.peers.iter().map(|peer| (peer.name.clone(), tunnel(peer))).collect())
     }
 
-    /// Applies a changed config. Tunnels that are dialled stay so.
+    /// Applies a changed config. Tunnels that are dialled remain dialled, unless the transport of
+    /// their peer has changed.
     pub fn change(&mut self, config: &Config) {
         let mut new = TlsTunnels::new(config);
         for (name, peer) in &mut new.0 {
@@ -83,7 +84,8 @@ impl TlsTunnels {
         settings
     }
 
-    /// Dials tunnels to peers that datagrams do not reach, or ends them. Called once a second.
+    /// Dials tunnels to peers that datagrams do not reach, and ends tunnels to peers that datagrams
+    /// reach again. Called once a second.
     pub async fn follow(
         &mut self,
         flows: Option<&mut ProxyThread>,
@@ -131,7 +133,7 @@ impl TlsTunnels {
         self.0.get(name).is_some_and(|peer| peer.choice == TransportChoice::None)
     }
 
-    /// State of a peer, given its state judged by datagrams alone.
+    /// State of a peer, given `state`, which follows from datagrams alone.
     pub fn judge(&self, name: &str, state: State, facts: &PeerFacts) -> State {
         let (Some(peer), State::Down(reason)) = (self.0.get(name), &state) else { return state };
         let why = peer.down.as_deref().unwrap_or("no link is up yet");

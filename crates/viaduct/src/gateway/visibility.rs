@@ -14,8 +14,9 @@ use viaduct_sys::nft::flowtables::{Flowtable, flowtables};
 use viaduct_sys::route::links::{Link, LinkKind, Links};
 use viaduct_sys::route::qdisc::has_ingress;
 
-/// Warnings about the interface `wan`, each with its cure. If the gateway `only_observes`, there is
-/// none about interfaces below `wan` that merge packets, since its taps then divide these again.
+/// Warnings about the interface `wan`, each with its cure. If the gateway `only_observes`,
+/// interfaces below `wan` that merge packets cause no warning, since the gateway then segments
+/// merged packets again. They cause none below a PPP link either.
 pub fn warnings(wan: &str, only_observes: bool) -> Vec<String> {
     let Ok(links) = Links::read() else { return Vec::new() };
     let Some(link) = links.named(wan) else { return Vec::new() };

@@ -3,7 +3,7 @@
 //!
 //! - The interface goes down: the kernel drops all routes through it.
 //! - The interface gets another MTU: the packet length that leaves room for repairs changes.
-//! - Another program changes the routes to the peers, of which the gateway's own routes are copies.
+//! - Another program changes the routes to the peers: the gateway's own routes are copies of them.
 
 use anyhow::{Context, Result};
 use tracing::{info, warn};
@@ -27,7 +27,7 @@ pub struct WanWatch {
     stale: bool,
     /// True from the time at which the room is made until the lowered routes are checked.
     is_unverified: bool,
-    /// Reason why the last attempt to make the room again has failed.
+    /// Reason why the room could not be made, entirely or in part.
     trouble: Option<String>,
 }
 
@@ -87,7 +87,7 @@ impl WanWatch {
         Ok(())
     }
 
-    /// Records that the routes for which the room waited are lowered, too.
+    /// Records that the MTUs of the waiting routes are lowered, too.
     fn mark_complete(&mut self, site: &Site) -> Result<()> {
         // The old watch has notifications of the routes that the gateway itself has replaced.
         self.routes = watch_routes(site)?;

@@ -39,7 +39,7 @@ use super::upgrade::Role;
 use super::wan_port::WanPort;
 use crate::value_parser;
 
-/// Number of packets per turn from which on the thread polls at intervals.
+/// Minimum number of packets per turn of the loop for which the thread polls at intervals.
 const BUSY: usize = 2;
 /// Interval at which counters are published and drops are read.
 const PUBLISH: Duration = Duration::from_millis(100);
@@ -64,17 +64,17 @@ pub struct Worker {
     pub second: Option<SecondWan>,
     /// Ports and sockets of fake TCP; `None` if no peer may use it.
     pub fake_tcp: Option<FakeTcpPort>,
-    /// Tells the control side of changes of paths.
+    /// Reports changes of paths to the control side.
     pub path_changes: UnboundedSender<PathChange>,
     /// TUN through which recovered packets enter the kernel.
     pub injector: Injector,
-    /// Role beside the packet thread of another process.
+    /// Role with respect to the packet thread of another process, during an upgrade.
     pub role: Role,
     /// Addresses of this machine.
     pub own: OwnAddresses,
     /// Time stamp of the last outgoing packet read.
     pub left: Duration,
-    /// Buffer for packets that a device would segment or give a checksum.
+    /// Buffer for the segments of packets that a device would segment.
     pub cut: Vec<u8>,
     /// Commands of the control side.
     pub commands: Commands,
@@ -299,7 +299,7 @@ impl Worker {
     }
 
     /// Sleeps: not at all after a full batch, for a poll interval under load, otherwise until the
-    /// next packet, deadline or command.
+    /// next packet, deadline or command. While paused, waits for commands only.
     fn sleep(&self, read: usize, now: Instant, interval: &mut PollInterval) {
         if self.role.is_paused() {
             self.commands.wait(&[], IDLE);

@@ -39,7 +39,7 @@ pub struct Workers {
     is_dead: Vec<bool>,
     /// True unless some workers may have refused the last settings.
     are_alike: bool,
-    /// Workers may have taps of different sets.
+    /// True if some workers may not have the latest taps yet.
     taps_differ: bool,
     /// Distribution of packets; `None` with a single worker.
     fanouts: Option<Fanouts>,
@@ -198,7 +198,7 @@ impl Workers {
         fanouts.distribute(site, &self.owners).context("cannot distribute packets to the workers")
     }
 
-    /// Returns whether all workers have the last settings, as far as they were sent to any.
+    /// Returns whether all workers have the same settings.
     pub fn are_alike(&self) -> bool {
         self.are_alike
     }

@@ -56,7 +56,7 @@ const MAX_CONFIG: u64 = 4 << 20;
 pub struct Channel(Arc<OwnedFd>);
 
 impl Channel {
-    /// Returns a connection over `socket`, with a limit for each send and receive.
+    /// Returns a connection over `socket`, with the time limit `limit` for each send and receive.
     fn new(socket: OwnedFd, limit: Duration) -> io::Result<Channel> {
         seqpacket::set_timeout(&socket, limit)?;
         Ok(Channel(Arc::new(socket)))
@@ -67,8 +67,8 @@ impl Channel {
         self.0.clone()
     }
 
-    /// Sends a message with its descriptors. If these are more than one message carries, nothing
-    /// else may be sent meanwhile.
+    /// Sends a message with its descriptors. If there are too many descriptors for a single
+    /// message, further messages carry them, and nothing else may be sent in between.
     ///
     /// # Errors
     /// The message exceeds a bound, or the other process has ended.
@@ -150,7 +150,7 @@ fn identity(path: impl AsRef<Path>) -> Option<(u64, u64)> {
 pub struct ConfigText(Arc<Mutex<Option<String>>>);
 
 impl ConfigText {
-    /// Returns a value that its clones share, with the text `text`.
+    /// Creates a value with the text `text`. All its clones share the text.
     pub fn new(text: Option<String>) -> ConfigText {
         ConfigText(Arc::new(Mutex::new(text)))
     }

@@ -95,7 +95,7 @@ impl Takeover {
     pub fn confirm(self) {
         if let Err(error) = self.channel.send(&Message::Taken, &[]) {
             warn!("the old process has ended: {error:#}");
-            // Unless it was killed, it has given up, and now kills this one.
+            // Unless the old process was killed, it has given up, and now kills this one.
             if getppid() == self.old {
                 std::thread::sleep(GIVE_UP_TIME);
             }

@@ -52,7 +52,7 @@ pub struct HandedOver {
 
 /// Service that can continue in another process.
 pub trait Handover: Send + Sync {
-    /// Sends what the new process needs to prepare. This process goes on.
+    /// Sends what the new process needs to prepare. This process continues to serve.
     ///
     /// # Errors
     /// The service cannot be handed over, or the new process has ended.
@@ -64,7 +64,7 @@ pub trait Handover: Send + Sync {
     /// The new process has ended, or a part of this one does not answer.
     fn send_state(&self, channel: &Channel) -> Result<HandedOver>;
 
-    /// Goes on as before, after the new process has failed and no longer exists.
+    /// Resumes the service, after the new process has failed and no longer exists.
     fn take_back(&self);
 
     /// Leaves the changes to the machine in place, for the new process.
@@ -105,7 +105,8 @@ impl Upgrader {
         self.program.is_replaced()
     }
 
-    /// Ends an attempt, because this process ends; returns whether another process serves.
+    /// Aborts the attempt in progress, if there is one, because this process ends. Returns whether
+    /// another process serves.
     pub fn settle(&self) -> bool {
         if let Some(socket) = &*lock(&self.attempt) {
             // If the new process has taken over just before, its message is still received.
@@ -134,7 +135,7 @@ impl Upgrader {
     /// after its last flow.
     ///
     /// # Errors
-    /// The new process cannot take over. This process goes on with all that it has.
+    /// The new process cannot take over. This process continues, with all flows and peers.
     pub fn upgrade(&self, program: Option<&Path>, tell: impl FnOnce(&Report)) -> Result<()> {
         let locked = self.is_released.try_lock();
         let mut is_released = locked.map_err(|_| anyhow!("another upgrade is in progress"))?;

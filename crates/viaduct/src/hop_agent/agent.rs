@@ -28,8 +28,8 @@ use crate::signals::{SignalStreams, Signals};
 use crate::status_socket;
 use crate::watchdog::Watchdog;
 
-/// User ID of the first hop's processes; with an agent of root each hop has a user ID of its own.
-/// systemd and distributions leave these IDs unused.
+/// User ID of the first hop's processes. If the agent runs as root, each hop has a user ID of its
+/// own. systemd and distributions leave these IDs unused.
 const FIRST_USER: u32 = 1_879_048_192;
 /// Number of these user IDs. After the last one, those of removed hops are used again.
 const USERS: u32 = 100_000;
@@ -289,7 +289,7 @@ impl Service {
         notify(Phase::Ready);
     }
 
-    /// Reads the definitions again. If they are wrong nothing changes. If an address of a hop
+    /// Reads the definitions again. If they are wrong, nothing changes. If an address of a hop
     /// cannot be used, or has changed, the other hops are changed nevertheless.
     fn reload(&mut self) -> Result<()> {
         let new = definition::load(&self.agent.args, &self.agent.registry)?;

@@ -42,7 +42,7 @@ pub struct Hop {
     pub definition: Definition,
     /// Listeners; none after the hop was removed.
     pub listeners: Vec<TcpListener>,
-    /// User ID of its processes; `None` if it is that of the agent.
+    /// User ID of the hop's processes; `None` if they run as the agent's user.
     pub user: Option<u32>,
     state: State,
     pause: Duration,
@@ -89,8 +89,8 @@ pub struct ProcessSettings<'a> {
 }
 
 impl Hop {
-    /// Opens the listeners of a hop, whose processes get the user `user`, if there is one. Errors:
-    /// an address cannot be used.
+    /// Opens the listeners of a hop whose processes run as `user`, or as the agent's user if that
+    /// is `None`. Errors: an address cannot be used.
     pub fn open(definition: Definition, user: Option<u32>) -> Result<Hop> {
         let options = TcpOptions { save_syn: true, ..TcpOptions::default() };
         let open = |at| {
@@ -112,7 +112,8 @@ impl Hop {
         matches!(self.state, State::Running(_))
     }
 
-    /// Starts a process. It gets the SYN for which it is started, if that was seen.
+    /// Starts a process. Passes it `syn`, the SYN that caused the start, if the tap saw one and the
+    /// process wants SYNs.
     pub fn start(&mut self, syn: Option<&[u8]>, settings: ProcessSettings<'_>) -> Result<()> {
         let directory = directory::open(settings.directory, &self.definition.name, self.user)
             .with_context(|| format!("its directory in {}", settings.directory.display()))?;
@@ -173,14 +174,14 @@ impl Hop {
         command.current_dir(format!("/proc/self/fd/{}", directory.as_raw_fd()));
         command.env_remove("NOTIFY_SOCKET");
         inherited_fds::leave_open(&mut command, &open);
-        // Kept for the process until it handles these signals.
+        // Signals that arrive early stay pending until the process handles them.
         signals::block_at_start(&mut command, &[SIGHUP, SIGUSR1, SIGTERM, SIGINT]);
         die_with_parent(&mut command);
         command
     }
 
     /// Passes a SYN to the running process. An error means that the process is ending: the client
-    /// waits at the listener for the next one.
+    /// waits at the listener for the next process.
     pub fn pass(&self, syn: &[u8]) {
         if let State::Running(Running { syns: Some(syns), .. }) = &self.state
             && !syn.is_empty()
@@ -219,8 +220,9 @@ impl Hop {
         }
     }
 
-    /// Changes the definition. A running process reads its config again. Errors: the addresses have
-    /// changed, in which case the definition stays as it was; or the process cannot be told.
+    /// Changes the definition. If the config has changed, a running process reads it again. Errors:
+    /// the addresses have changed, in which case the definition stays as it was; or the process
+    /// cannot be notified.
     pub fn reload(&mut self, new: Definition) -> Result<()> {
         if new.listen != self.definition.listen {
             bail!(

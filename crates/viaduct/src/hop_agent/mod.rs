@@ -1,6 +1,6 @@
 //! `viaduct hop-agent`: many hops, each of which has a process only while it is in use (Miniproxy,
 //! section 7). The agent holds the listeners of all hops. When a SYN arrives for a hop that does
-//! not run, it starts a process for that hop, which ends when it is idle.
+//! not run, the agent starts a process for that hop. The process ends when it is idle.
 //!
 //! ```text
 //!                       ┌─ definitions: one file, or a directory of configs of proxies
@@ -44,7 +44,7 @@ use crate::stdout::{print, print_line};
 use crate::text;
 use crate::value_parser::{memory, socket_addr, wait};
 
-/// Capabilities by which root gives each hop a user of its own.
+/// Capabilities that an agent of root needs to run each hop as a user of its own.
 const OF_USERS: [&str; 5] =
     ["CAP_CHOWN", "CAP_DAC_OVERRIDE", "CAP_KILL", "CAP_SETGID", "CAP_SETUID"];
 

@@ -24,7 +24,7 @@ pub struct AgentHop {
     pub name: String,
     /// Listening addresses.
     pub listen: Vec<SocketAddr>,
-    /// Process that serves the hop, if one does.
+    /// Process ID of the hop's process, if one runs.
     pub pid: Option<u32>,
     /// Number of processes that were started.
     pub starts: u64,

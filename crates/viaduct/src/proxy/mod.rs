@@ -53,13 +53,13 @@ pub fn run(options: &ProxyOptions, registry: Registry) -> Result<()> {
         return takeover::run(options, registry, socket);
     }
     if let Some(confinement) = options.confined {
-        // The directories of other hops and of the agent: their sockets trust the agent's user,
-        // which may be that of this process.
+        // The directories of other hops and of the agent. Their sockets trust the agent's user, and
+        // this process may run as that user.
         let hidden = ["..", "../.."].map(Path::new);
         confinement.enter(&hidden).context("cannot confine this process")?;
     }
-    // Registered before the config is read, because from then on the parent of on-demand proxies
-    // may signal that the config has changed.
+    // Registered before the config is read: if the config changes after that, the parent
+    // (`--on-demand`, or a hop agent) sends SIGHUP.
     let early = (!options.inherited.is_empty()).then(Signals::register).transpose()?;
     let (settings, text) = config::load_with_text(options, &registry)?;
     check_free(&settings.engine.socket())?;
@@ -108,7 +108,7 @@ fn serve_requests(settings: &Settings, upgrader: Arc<Upgrader>) -> Result<Name> 
 }
 
 /// Returns the inputs of the control side of `proxy`, whose config file has the text `text`, and
-/// the upgrader. A proxy on demand has no upgrader.
+/// the upgrader. A proxy that a parent has started (`--on-demand`, or a hop agent) has no upgrader.
 fn control_inputs(
     options: &ProxyOptions,
     settings: &Settings,

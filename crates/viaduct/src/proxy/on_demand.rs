@@ -47,8 +47,8 @@ pub struct OnDemandParent {
     intercept_state: Arc<InterceptState>,
 }
 
-/// Signals as bytes in pipes. Once the handlers are registered, none of these signals terminates
-/// the process by default.
+/// Signals as bytes in pipes. Once the handlers are registered, the default action of these
+/// signals, to terminate the process, no longer applies.
 #[derive(Debug)]
 pub struct SignalPipes {
     /// Readable after a request to end.
@@ -178,8 +178,9 @@ impl OnDemandParent {
         }
     }
 
-    /// Waits until a descriptor of `work` is readable. Meanwhile handles signals to reload and to
-    /// reopen logs, and passes them to `proxy`, if one is running.
+    /// Waits until a descriptor of `work` is readable, a signal to end arrives, or `at_most` has
+    /// passed. Meanwhile handles signals to reload and to reopen logs, and passes them to `proxy`,
+    /// if one is running.
     fn wait_or_signal(
         &mut self,
         work: &[&OwnedFd],
@@ -206,8 +207,8 @@ impl OnDemandParent {
         }
     }
 
-    /// Handles signals that concern the proxy. If none is running, log files need not be reopened,
-    /// because each proxy opens them at its start.
+    /// Handles signals that concern the proxy. If no proxy is running, log files need not be
+    /// reopened, because each proxy opens them at its start.
     fn heed(&mut self, proxy: Option<Pid>) {
         if has_come(&self.signals.reopen) {
             proxy.map(|pid| kill_process(pid, Signal::USR1));
@@ -246,8 +247,8 @@ impl OnDemandParent {
         // Only this process notifies the service manager.
         command.env_remove("NOTIFY_SOCKET");
         inherited_fds::leave_open(&mut command, &open);
-        // Ignored until the proxy handles these signals. It reads the config and opens logs only
-        // after that, so no request is lost.
+        // The proxy ignores these signals until its handlers are registered. It reads the config
+        // and opens logs only afterwards, so no request is lost.
         signals::ignore_at_start(&mut command, &[SIGHUP, SIGUSR1]);
         die_with_parent(&mut command);
         let proxy = Process::spawn(command).context("cannot start a proxy")?;

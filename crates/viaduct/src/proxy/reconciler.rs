@@ -59,7 +59,7 @@ impl RuleReconciler {
         let (end, ended) = UnixStream::pair()?;
         let (state, theirs) = (state.clone(), state.clone());
         let run = move || run(&rules, &watch, &ended, &theirs);
-        // Before the thread starts: it skips a deletion that it sees without `changes`.
+        // Set before the thread starts: without `changes`, the thread would ignore a deletion.
         *state.changes() = changes;
         let thread = thread::Builder::new().name("rules".to_owned()).spawn(run);
         // Without the thread, the changes are reverted.

@@ -19,7 +19,7 @@ use super::{Config, Peer};
 const MIN_REKEY: Duration = Duration::from_secs(10);
 const MAX_CLASSES: usize = 32;
 const MIN_DEADLINE: Duration = Duration::from_millis(5);
-/// Key of the address to which peers of a site with a single WAN send their repairs.
+/// Config key of the address to which peers of a site with a single WAN send their repairs.
 pub const LISTEN: &str = "[site] listen";
 /// Default port of tunnels over TLS.
 const TLS_PORT: u16 = 443;

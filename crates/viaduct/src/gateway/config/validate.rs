@@ -152,7 +152,7 @@ fn check_run_dir(config: &Config) -> Result<(), Invalid> {
     if dir.exists() && !dir.is_dir() {
         return invalid(place, format!("{} is no directory", dir.display()));
     }
-    // The longest path of a socket, at which the one for upgrade requests is bound.
+    // The longest path of a socket: the temporary one of the socket for upgrade requests.
     let socket = temporary_path(&config.upgrade_socket());
     let length = socket.as_os_str().len();
     if length > MAX_SOCKET_PATH {

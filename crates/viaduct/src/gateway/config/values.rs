@@ -155,7 +155,7 @@ impl<'de> Deserialize<'de> for Endpoint {
     }
 }
 
-/// Parses an endpoint: its address; `None` for the name of a host.
+/// Parses an endpoint. Returns its address; `None` if the endpoint is a host name.
 ///
 /// # Errors
 /// Description of the expected form.

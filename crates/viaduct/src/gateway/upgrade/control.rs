@@ -55,7 +55,7 @@ impl UpgradeState {
     ) -> Result<UpgradeState> {
         let ((control, requests), (outcome, outcomes)) = (unbounded_channel(), unbounded_channel());
         let is_left = Arc::<AtomicBool>::default();
-        // The gateway's config has that of the proxy, too.
+        // The proxy's config is a part of the gateway's, so it is not handed over separately.
         let none = ConfigText::default;
         let flows = flows.map(|flows| ProxyHandover::new(none(), &flows.engine.handle, None));
         let service = GatewayHandover {
@@ -95,7 +95,7 @@ impl UpgradeState {
         self.is_active
     }
 
-    /// Returns whether another process has taken over.
+    /// Returns whether another process is responsible for the machine.
     pub fn is_left(&self) -> bool {
         self.is_left.load(Ordering::Relaxed)
     }
@@ -110,8 +110,8 @@ impl UpgradeState {
         self.is_released
     }
 
-    /// Begins an upgrade if the program's file was replaced. Returns false if the config is to be
-    /// reloaded instead.
+    /// Begins an upgrade if the program's file was replaced and no upgrade is in progress. Returns
+    /// false if the config is to be reloaded instead.
     pub fn begin_if_due(&self) -> bool {
         if self.is_active {
             warn!("not reloaded: an upgrade is in progress");
@@ -135,8 +135,8 @@ impl UpgradeState {
         }
     }
 
-    /// Handles a request of the upgrader, for a gateway with these listeners, which serves if
-    /// `is_serving`. `refusal` is the reason why the gateway cannot be handed over, if there is
+    /// Handles a request of the upgrader. `listeners` and `is_serving` ([`Site::is_serving`]) are
+    /// handed over, too. `refusal` is the reason why the gateway cannot be handed over, if there is
     /// one.
     pub fn handle(
         &mut self,
@@ -193,8 +193,8 @@ impl Control {
         (dead > 0).then_some(lacks)
     }
 
-    /// Waits, after another process has taken over, until the flows of split mode that have stayed
-    /// here have ended. A signal to end cuts them.
+    /// Leaves the machine to the process that has taken over, and waits until the flows of split
+    /// mode that have stayed here have ended. A signal to end stops the wait.
     pub(in crate::gateway) async fn finish_flows(
         &mut self,
         system: &mut System,

@@ -15,8 +15,8 @@
 //! thread's last repairs cover all packets that it has read and the peer may still miss. The new
 //! thread encodes all packets that left after the last one that the old thread has read.
 //!
-//! In split mode the flows are handed over just before the sessions, as those of a proxy. The old
-//! process ends after the last flow that stays with it.
+//! In split mode the flows are handed over just before the sessions, in the same way as those of
+//! `viaduct proxy`. The old process ends after the last flow that stays with it.
 
 mod control;
 mod takeover;
@@ -61,7 +61,7 @@ pub struct ControlState {
     pub marks: (bool, usize),
     /// Value of [`super::site::Site::is_serving`].
     pub is_serving: bool,
-    /// Locks of the instances of rules.
+    /// Instance locks of the rules.
     pub locks: Vec<(String, OwnedFd)>,
 }
 
@@ -113,7 +113,7 @@ impl Handover for GatewayHandover {
         let exported = self.ask_workers(UpgradeCommand::Export)?.into_iter();
         let (sockets, states): (Vec<_>, Vec<_>) =
             exported.collect::<io::Result<Vec<_>>>()?.into_iter().unzip();
-        // The others have the same sockets, and no fake TCP.
+        // The other packet threads have duplicates of the first one's sockets, and no fake TCP.
         let sockets = sockets.into_iter().next().context("there is no packet thread")?;
         let isn_key = states[0].isn_key;
         let peers: Vec<_> = states.into_iter().flat_map(|state| state.peers).collect();

@@ -42,7 +42,7 @@ struct Inheritance {
     /// Listener of the metrics, and socket of the packet cache.
     listeners: [Option<OwnedFd>; 2],
     state: WorkerState,
-    /// Locks of the instances of rules.
+    /// Instance locks of the rules.
     locks: Vec<(String, OwnedFd)>,
     /// Proxy of split mode.
     flows: Option<upgrade::Inheritance>,
@@ -102,7 +102,7 @@ fn receive(takeover: &mut Takeover) -> Result<Inheritance> {
 }
 
 /// Receives the states that the packet threads of the old process had when they stopped; `loops`
-/// get its flows. Each state has all peers.
+/// get the old process's flows. Each returned state has the peers of all threads.
 fn receive_states(
     takeover: &mut Takeover,
     isn_key: [u64; 4],

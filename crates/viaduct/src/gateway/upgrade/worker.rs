@@ -17,8 +17,8 @@ use crate::gateway::snapshot::Shell;
 use crate::gateway::tap_reader::wall_clock;
 use crate::gateway::worker::Worker;
 
-/// Age, relative to the newest held packet, at which a held packet is dropped: the old process will
-/// have encoded it long before it stops.
+/// Age, relative to the newest held packet, at which a held packet is dropped: the old process
+/// encodes such a packet long before it stops.
 const MAX_HELD_AGE: Duration = Duration::from_millis(500);
 /// Maximum number of reads of the taps before a pause.
 const MAX_LAST_READS: usize = 16;
@@ -64,7 +64,7 @@ pub struct WorkerState {
     pub cut: StopRecord,
 }
 
-/// Role of a packet thread beside that of another process.
+/// Role of a packet thread. During an upgrade, the old and the new process have one each.
 #[derive(Debug)]
 pub enum Role {
     /// Does the work.
