@@ -110,10 +110,11 @@ impl Site {
         self.config.host_mtu.filter(|_| !peer.split)
     }
 
-    /// Maximum length of packets towards `peer`; `None` if the hosts do not send longer ones.
+    /// Maximum length of packets towards `peer`; `None` if the hosts do not send longer ones, or if
+    /// only the WAN's MTU limits them.
     pub fn clamp(&self, peer: &Peer) -> Option<usize> {
         let longest = self.longest(peer);
-        let sent = self.host_mtu(peer).unwrap_or(self.wan_mtu);
+        let sent = self.host_mtu(peer).map_or(self.wan_mtu, |mtu| mtu.min(self.wan_mtu));
         (longest < sent).then_some(longest)
     }
 

@@ -68,6 +68,14 @@ fn the_hosts_mtu_does_not_limit_the_gateways_own_connections() {
 }
 
 #[test]
+fn an_mtu_of_the_hosts_above_that_of_the_wan_changes_nothing() {
+    let mut site = site(&[layered(41), None]);
+    site.config.host_mtu = Some(9000);
+    let clamps = site.config.peers.iter().map(|peer| site.clamp(peer));
+    assert_eq!(clamps.collect::<Vec<_>>(), [None, None]);
+}
+
+#[test]
 fn memory_is_shared_by_what_codes_need() {
     let site = site(&[layered(41), layered(82), None]);
     let shares = site.shares();

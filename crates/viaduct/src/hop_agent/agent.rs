@@ -21,7 +21,7 @@ use super::hop::{Ended, Hop, ProcessSettings};
 use super::metrics::encode;
 use super::readiness::{Readiness, Ready};
 use super::status::AgentStatus;
-use super::syns::Syns;
+use super::syns::{SynRead, Syns};
 use crate::metrics::{self, Metrics, Page};
 use crate::notify::{Phase, notify};
 use crate::signals::{SignalStreams, Signals};
@@ -33,7 +33,7 @@ use crate::watchdog::Watchdog;
 const FIRST_USER: u32 = 1_879_048_192;
 /// Number of these user IDs. After the last one, those of removed hops are used again.
 const USERS: u32 = 100_000;
-/// Maximum number of SYNs handled in a turn.
+/// Maximum number of SYNs read in a turn.
 const MAX_SYNS: usize = 256;
 /// Interval of checks whether all processes have ended.
 const DRAIN_POLL: Duration = Duration::from_millis(20);
@@ -202,8 +202,11 @@ impl Service {
             Ready::Tap => {
                 let mut packet = [0; SNAP];
                 for _ in 0..MAX_SYNS {
-                    let Some((key, syn)) = self.syns.read(&mut packet) else { break };
-                    self.want(key, syn);
+                    match self.syns.read(&mut packet) {
+                        SynRead::ToHop(key, syn) => self.want(key, syn),
+                        SynRead::Other => {}
+                        SynRead::Empty => break,
+                    }
                 }
                 self.watch_tap()?;
             }

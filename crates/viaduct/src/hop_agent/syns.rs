@@ -17,6 +17,16 @@ const MAX_PORTS: usize = 128;
 /// addresses.
 const MAX_PREFIXES: usize = 64;
 
+/// Result of a read.
+pub enum SynRead<'a> {
+    /// Key of a hop, and the SYN to it.
+    ToHop(usize, &'a [u8]),
+    /// A SYN to another address, or a failure.
+    Other,
+    /// No SYN is queued.
+    Empty,
+}
+
 /// Tap, and the hop of each listening address.
 pub struct Syns {
     /// `None` without the privilege: hops are then started when their clients are connected.
@@ -51,21 +61,19 @@ impl Syns {
         self.tap.as_ref()
     }
 
-    /// Reads the next SYN to a hop into `packet`. Returns the key of the hop; `None` if no SYN is
-    /// queued.
-    pub fn read<'a>(&self, packet: &'a mut [u8; SNAP]) -> Option<(usize, &'a [u8])> {
-        loop {
-            let length = match self.tap.as_ref()?.recv(packet) {
-                Ok(Some(syn)) => syn.len(),
-                Ok(None) => return None,
-                Err(error) => {
-                    debug!("cannot read SYNs: {error}");
-                    continue;
-                }
-            };
-            if let Some(hop) = Syn::parse(&packet[..length]).and_then(|of| self.hop(of.tuple.to)) {
-                return Some((hop, &packet[..length]));
+    /// Reads a queued SYN into `packet`.
+    pub fn read<'a>(&self, packet: &'a mut [u8; SNAP]) -> SynRead<'a> {
+        let length = match self.tap.as_ref().map(|tap| tap.recv(packet)) {
+            Some(Ok(Some(syn))) => syn.len(),
+            Some(Ok(None)) | None => return SynRead::Empty,
+            Some(Err(error)) => {
+                debug!("cannot read SYNs: {error}");
+                return SynRead::Other;
             }
+        };
+        match Syn::parse(&packet[..length]).and_then(|of| self.hop(of.tuple.to)) {
+            Some(hop) => SynRead::ToHop(hop, &packet[..length]),
+            None => SynRead::Other,
         }
     }
 

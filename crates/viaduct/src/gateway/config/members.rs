@@ -93,6 +93,10 @@ pub(super) fn peer_members(
     let tables = std::mem::take(&mut table.member);
     check_count(&format!("peer {:?}: member", table.name), tables.len())?;
     let place = |key: &str| format!("peer {:?}: {key}", table.name);
+    if !site.wans.is_empty() {
+        let what = "is not possible with two [[site.wan]]: paths end at a single gateway";
+        return invalid(place("member"), what);
+    }
     let keys = [
         ("key", !table.key.is_empty()),
         ("endpoint", table.endpoint.is_some()),

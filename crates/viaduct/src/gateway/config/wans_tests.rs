@@ -110,6 +110,8 @@ fn what_two_wans_cannot_be_combined_with_is_refused() {
     refused("[peer.fec]", "transport = \"fake-tcp\"\n[peer.fec]", "transport: is not possible");
     refused("path = \"other\"", "path = \"other\"\nlower_mtu = true", "lower_mtu: is not possible");
     refused("endpoints = [", "endpoint = \"192.0.2.2:7400\"\n#", "endpoint: is not possible");
+    let member = "member = [{ name = \"b1\", key = \"00\" }]\n[peer.fec]";
+    refused("[peer.fec]", member, "peer \"b\": member: is not possible with two");
     refused("path = \"other\"", "path = \"same\"", "needs fec: path = \"other\"");
 }
 
