@@ -1,8 +1,8 @@
 //! Safe wrappers of the Linux interfaces that Viaduct uses.
 //!
-//! All `unsafe` calls of the kernel, except those of the preloaded library, are in this crate: each
-//! module that needs `unsafe` allows it for itself, and each block says why it is sound. The crate
-//! knows addresses, packets, interfaces and sockets, but no protocol of Viaduct.
+//! All `unsafe` calls into the kernel, except those of the preloaded library, are in this crate:
+//! each module that needs `unsafe` allows it for itself, and each block says why it is sound. The
+//! crate knows addresses, packets, interfaces and sockets, but no protocol of Viaduct.
 //!
 //! | folder | content |
 //! |---|---|

@@ -97,8 +97,8 @@ impl Group {
         Ok((self.level, rustix::fs::fstat(&self.whole)?.st_ino))
     }
 
-    /// Returns whether no process is in the group, nor in those of nested runs. Errors: the state
-    /// cannot be read.
+    /// Returns whether no process is in the group or in the groups of nested runs. Errors: the
+    /// state cannot be read.
     pub fn is_empty(&self) -> io::Result<bool> {
         self.has_event("populated 0")
     }

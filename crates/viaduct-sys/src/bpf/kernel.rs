@@ -174,7 +174,8 @@ pub(super) trait MapFd {
     fn number(&self) -> c_int;
 }
 
-/// An attached program. It is detached when this value is dropped, or when the process ends.
+/// An attached program. It is detached when this value is dropped or the process ends, unless
+/// another process holds a duplicate of the descriptor.
 #[derive(Debug)]
 pub(super) struct Link {
     fd: OwnedFd,

@@ -32,7 +32,7 @@ use crate::socket::tcp::INSIDE;
 /// Max connections whose answer has not been read yet.
 const SOCKETS: u32 = 65_536;
 
-/// Offset of `is_fullsock` in `struct bpf_sock_ops`: 0 for a connection request.
+/// Offset of `is_fullsock` in `struct bpf_sock_ops`, which is 0 for a connection request.
 const IS_FULL: i16 = 72;
 /// Offset of the mark in `struct bpf_sock`.
 const MARK: i16 = 16;
@@ -130,7 +130,7 @@ fn program(asked: &Map<OPTION>, ports: &Ports, own: &[u8; OPTION]) -> Vec<Insn> 
 }
 
 /// Emits the handling of a socket between a wrapped program and us: enables option callbacks for a
-/// listener, and disables them for a socket that it accepts. The BPF program ends there.
+/// listener, and disables them for a socket that it accepts. All paths end at `done`.
 fn listener(asm: &mut Asm, done: Label) {
     let accepted = asm.label();
     asm.load(Width::Double, R2, R6, SOCKET);

@@ -1,5 +1,5 @@
-//! Steering: connections of this machine's programs are redirected to a hop, which is a proxy on
-//! the path. Their SYN carries the intended destination.
+//! Steering: connections of this machine's programs are redirected to a hop (a proxy). Their SYN
+//! carries the intended destination.
 
 use std::net::{IpAddr, SocketAddrV4};
 use std::os::fd::AsFd as _;

@@ -38,7 +38,7 @@ pub(super) fn parse(bytes: &[u8]) -> serde_json::Result<Journal> {
 /// Number of the next temporary file of this process.
 static COUNT: AtomicU64 = AtomicU64::new(0);
 
-/// Ending of temporary files.
+/// Suffix of the names of temporary files.
 const TEMPORARY: &str = ".new";
 
 /// Removes temporary files of `path` that earlier owners have left behind. The directory must be

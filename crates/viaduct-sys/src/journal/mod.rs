@@ -72,9 +72,9 @@ pub struct Changes {
 
 impl Changes {
     /// Takes over the journal at `path`: undoes the changes of an earlier owner that has died, and
-    /// starts without changes. This and all other methods must be called in a thread of the network
-    /// namespace to change. Errors: the journal's owner is alive, or the file cannot be used.
-    /// Changes that cannot be undone only cause warnings.
+    /// starts without changes. This and all other methods must be called from a thread in the
+    /// network namespace that is to be changed. Errors: the journal's owner is alive, or the file
+    /// cannot be used. Changes that cannot be undone only cause warnings.
     pub fn open(path: &Path) -> Result<Changes, JournalError> {
         let failed = |source| JournalError::File { action: "read", path: path.to_owned(), source };
         let owner = Owner::this_process().map_err(failed)?;
@@ -105,9 +105,9 @@ impl Changes {
         Ok(changes)
     }
 
-    /// Returns log messages about changes of an earlier owner that could not be undone. The changes
-    /// stay in the journal, and [`Changes::restore`] tries again, except changes that this version
-    /// does not know.
+    /// Returns log messages about changes of an earlier owner that could not be undone. Changes
+    /// that this version does not know are dropped. The others stay in the journal, and
+    /// [`Changes::restore`] tries again.
     pub fn warnings(&self) -> &[String] {
         &self.warnings
     }
@@ -207,8 +207,8 @@ impl Changes {
         self.replace(at, Change::Paths(rules.clone()), || Ok(earlier.replace_by(&rules)?))
     }
 
-    /// Replaces change `at` by one that is undone alike. It is saved before `apply` makes it, since
-    /// that may lose the counters of a table.
+    /// Replaces change `at` by `next`, which is undone in the same way. The journal is saved before
+    /// `apply` replaces the table: if saving fails, the table keeps its counters.
     fn replace(
         &mut self,
         at: usize,
@@ -248,8 +248,8 @@ impl Changes {
     }
 
     /// Makes the changes before `mark` again, in case another program has undone them. Offloads
-    /// that have been switched on since then are switched off, too. Errors: as the methods that
-    /// have made the changes.
+    /// that have been switched on since the change are switched off, too. Errors: as the methods
+    /// that have made the changes.
     pub fn repeat(&mut self, mark: usize) -> Result<(), JournalError> {
         let mut has_more = false;
         for change in self.journal.changes.iter_mut().take(mark) {
@@ -288,8 +288,9 @@ impl Changes {
         if failures.is_empty() { Ok(()) } else { Err(JournalError::Restore(failures)) }
     }
 
-    /// Undoes all changes, the last one first, and deletes the journal. Errors: some changes could
-    /// not be undone; they stay in the journal.
+    /// Undoes all changes, the last one first, and deletes the journal, unless it lists changes of
+    /// an earlier owner whose tables another process has locked. Errors: some changes could not be
+    /// undone; they stay in the journal.
     pub fn restore(mut self) -> Result<(), JournalError> {
         self.put_back()
     }

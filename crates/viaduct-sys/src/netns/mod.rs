@@ -81,8 +81,8 @@ impl Netns {
             unsafe { unshare_unsafe(UnshareFlags::NEWNET)? };
             Ok(fs::File::open("/proc/thread-self/ns/net")?.into())
         };
-        // In a new thread, so that the caller stays in its namespace. The descriptor outlives the
-        // thread.
+        // Runs in a new thread, so that the caller stays in its namespace. The descriptor outlives
+        // the thread.
         let fd = in_thread(make).and_then(|made| made).map_err(NetnsError::Create)?;
         Ok(Netns { fd: Arc::new(fd) })
     }
@@ -149,7 +149,8 @@ impl Netns {
         Ok(())
     }
 
-    /// Writes settings such as `("net/ipv4/ip_forward", "1")` inside, until one is refused.
+    /// Writes settings such as `("net/ipv4/ip_forward", "1")` inside the namespace, until one is
+    /// refused.
     pub fn set_sysctls(&self, settings: &[(&str, &str)]) -> Result<(), NetnsError> {
         self.enter(|| settings.iter().try_for_each(|(key, value)| write_sysctl(key, value)))?
     }

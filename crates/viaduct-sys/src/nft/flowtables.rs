@@ -17,9 +17,9 @@ const TABLE: u16 = 1;
 const NAME: u16 = 2;
 const HOOK: u16 = 3;
 const FLAGS: u16 = 7;
-/// Attribute of the hook: its devices, each a name or the beginning of names.
+/// Attribute of the hook: its devices, each a name or a prefix of names.
 const DEVICES: u16 = 3;
-/// Kind of a device that is the beginning of names.
+/// Kind of a device that is a prefix of names.
 const DEVICE_PREFIX: u16 = 2;
 /// Flag for forwarding in hardware.
 const HW_OFFLOAD: u32 = 1;
@@ -29,7 +29,7 @@ const HW_OFFLOAD: u32 = 1;
 pub struct Flowtable {
     /// Family, table and name, as in `inet fw4 ft`.
     pub name: String,
-    /// Names of its devices; a final `*` stands for any end.
+    /// Names of its devices; a final `*` matches any suffix.
     pub devices: Vec<String>,
     /// True if the hardware forwards packets (`flags offload`).
     pub is_hardware: bool,

@@ -24,8 +24,8 @@ use crate::route::interface::{self, Interface};
 use crate::route::mtu::PROTOCOL;
 use crate::route::rtnetlink;
 
-/// Base of our marks and routing table numbers; a hash of the instance and the path are added.
-/// Marks for other purposes begin with 0x7665.
+/// Base of our marks and routing table numbers; a hash of the instance and the path are added. No
+/// other mark of ours begins with 0x7666.
 const BASE: u32 = 0x7666_0000;
 /// Bits of the path in a mark.
 const PATH_BITS: u32 = 4;
@@ -163,8 +163,8 @@ impl PathRules {
         paths.collect()
     }
 
-    /// Returns whether hosts of both sites have addresses of the family of `any`. The kernel may
-    /// have no other family.
+    /// Returns whether hosts of both sites have addresses of the family of `any`. Only such a
+    /// family gets policy routing, as the kernel may lack the other one.
     fn uses(&self, any: IpAddr) -> bool {
         let has = |all: &[Prefix]| all.iter().any(|(ip, _)| ip.is_ipv4() == any.is_ipv4());
         has(&self.local) && self.choices.iter().any(|choice| has(&choice.to))

@@ -10,8 +10,8 @@
 //!         other processes
 //! ```
 //!
-//! The parent has made a PID namespace for this process, so that older kernels, too, let it signal
-//! no other one.
+//! The PID namespace, which the parent has made, keeps this process from signalling others on older
+//! kernels too, whose Landlock has no rule for signals.
 //!
 //! Sockets and other descriptors that are open already continue to work. The network namespace
 //! stays: the process is to reach other hosts.

@@ -39,8 +39,9 @@ fn file_without_writing(line: &str) -> Option<std::ops::Range<usize>> {
     (is_file && matches!(rights, "r--p" | "r-xp")).then_some(address(start)?..address(end)?)
 }
 
-/// Returns freed pages, which the allocator keeps, to the kernel. After many small allocations the
-/// allocator has kept nearly all freed pages. This takes some milliseconds.
+/// Returns freed pages, which the allocator keeps, to the kernel. After many small allocations,
+/// glibc's allocator keeps nearly all freed pages. This takes some milliseconds. Does nothing
+/// without glibc.
 pub fn trim_heap() {
     // SAFETY: the call touches only free memory, under the allocator's own locks.
     #[cfg(target_env = "gnu")]

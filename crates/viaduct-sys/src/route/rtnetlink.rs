@@ -1,6 +1,6 @@
 //! Exchange of routing messages with the kernel (`rtnetlink(7)`). The bodies of most messages are
-//! types of the crate `netlink-packet-route`. Its type for all messages is not used, because it
-//! contains the parsers of all kinds of interfaces and of traffic control.
+//! types of the crate `netlink-packet-route`. The crate's type for all messages is not used,
+//! because that type contains the parsers of all kinds of interfaces and of traffic control.
 //!
 //! ```text
 //!   RouteSocket::add, delete, get, dump ── message ──▶ kernel

@@ -145,10 +145,10 @@ pub fn is_traced() -> bool {
 fn hand_over(program: &[BpfInsn], confined: bool, parent: &OwnedFd) -> io::Result<()> {
     let installed = install(program);
     if confined {
-        // If the call continued in the kernel, the kernel would read the call's descriptor and
-        // memory again, and another thread of the program may have changed both meanwhile. If the
-        // chain must not be bypassed, the program may therefore not connect TCP sockets at all. The
-        // supervisor, which is not confined, connects duplicates of its sockets.
+        // If a trapped call continued in the kernel, the kernel would read the call's descriptor
+        // and memory again, and another thread of the program may have changed both meanwhile. If
+        // the chain must not be bypassed, the program may therefore not connect TCP sockets at all.
+        // The supervisor, which is not confined, connects duplicates of its sockets.
         let _ = Ruleset::of_tcp(CONNECT_TCP).and_then(Ruleset::restrict);
     }
     let said = match &installed {
@@ -186,9 +186,9 @@ fn take_over(child: &OwnedFd) -> Result<Listener, SeccompError> {
     taken
 }
 
-/// Installs the filter on this thread. If the kernel supports it (5.19), only fatal signals
-/// interrupt a call whose notification was received. Otherwise runtimes that interrupt their
-/// threads, such as Go's, would restart the call again and again.
+/// Installs the filter on this thread. From Linux 5.19 on, only fatal signals interrupt a call
+/// whose notification was received: runtimes that interrupt their threads, such as Go's, would
+/// otherwise restart the call again and again.
 fn install(program: &[BpfInsn]) -> io::Result<OwnedFd> {
     let listen = libc::SECCOMP_FILTER_FLAG_NEW_LISTENER;
     let patient = listen | libc::SECCOMP_FILTER_FLAG_WAIT_KILLABLE_RECV;

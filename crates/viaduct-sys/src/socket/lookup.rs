@@ -42,7 +42,7 @@ impl SocketLookup {
         Ok(user.map(|user| u32::from_ne_bytes(*user)))
     }
 
-    /// Kernel's description of that socket.
+    /// Kernel's description of the socket that receives these datagrams; `None` if there is none.
     fn message(&self, from: SocketAddr, to: SocketAddr) -> io::Result<Option<Vec<u8>>> {
         let family = if to.is_ipv4() { libc::AF_INET } else { libc::AF_INET6 };
         // `struct inet_diag_req_v2`: family, protocol, extensions, padding, states; then source and

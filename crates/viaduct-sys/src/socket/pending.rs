@@ -126,8 +126,8 @@ impl Pending {
     pub fn refuse(self, closed: &ClosedPorts) -> io::Result<()> {
         self.restore_reuseaddr()?;
         let at = within(&self.socket, closed.at(self.at.ip().to_canonical().is_ipv4())?)?;
-        // A program that polls may see that the socket is disconnected between the two calls, so
-        // nothing else is done between them.
+        // Between the two calls, a program that polls may see a disconnected socket, so nothing
+        // else is done between them.
         let refuse = || {
             rustix::net::connect_unspec(&self.socket)?;
             rustix::net::connect(&self.socket, &at)

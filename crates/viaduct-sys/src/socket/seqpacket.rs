@@ -20,7 +20,7 @@ const MAX_DESCRIPTORS: usize = 4;
 const SPACE: usize = rustix::cmsg_space!(ScmRights(MAX_DESCRIPTORS));
 /// Max descriptors that the kernel passes in one message (`SCM_MAX_FD`).
 const MAX_MANY: usize = 253;
-/// Size of the control buffer for that many.
+/// Size of the control buffer for [`MAX_MANY`] descriptors.
 const MANY_SPACE: usize = rustix::cmsg_space!(ScmRights(MAX_MANY));
 /// Max connections that wait to be accepted.
 const BACKLOG: i32 = 1024;

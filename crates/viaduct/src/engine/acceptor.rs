@@ -81,7 +81,7 @@ impl Acceptor {
         Ok(acceptor)
     }
 
-    /// Applies the timeouts of another config, also to the SYNs that are held.
+    /// Applies the timeouts of another config to held SYNs, also to those that are held already.
     pub(super) fn reload(&mut self, limits: &Limits) {
         if let (Some(deferred), Some((_, wait))) = (&self.deferred, limits.early) {
             self.early.set_ttl(wait + limits.connect, deferred.tuples());

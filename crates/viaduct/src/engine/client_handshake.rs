@@ -74,7 +74,8 @@ impl Worker {
     pub(super) fn read_request(&mut self, key: usize, now: Instant) {
         let mut past = false;
         if self.flows.at(key).request().is_some_and(|request| request.preface.is_done()) {
-            // The name is being resolved. What follows the request is read for the server.
+            // The name is being resolved. Bytes that follow the request are for the server, and are
+            // not read here.
             let [client, _] = self.flows.at(key).conns();
             let has_gone = client.is_some_and(|client| client.check_connected().is_err());
             if has_gone {

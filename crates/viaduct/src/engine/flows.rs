@@ -32,7 +32,7 @@ pub struct Flows {
     pub shared: Shared,
     /// Alarms: times at which flows are driven even without an event.
     alarms: BTreeSet<(Instant, usize)>,
-    /// Flows that another process is taking over, which nothing touches meanwhile.
+    /// Flows that another process is taking over; this loop does not touch them meanwhile.
     pub lent: Vec<LentFlow>,
 }
 
@@ -69,8 +69,8 @@ impl Flows {
         self.slab.is_empty() && self.lent.is_empty()
     }
 
-    /// Returns whether the maximum is reached. Two further connections of flows count as a flow,
-    /// which has two.
+    /// Returns whether the maximum is reached. Two further connections of flows count as one flow,
+    /// since a flow has two connections.
     pub fn is_full(&self) -> bool {
         self.slab.len() + self.net_conns.len() / 2 >= self.most
     }

@@ -135,11 +135,11 @@ impl Handle {
             let answer = tokio::time::timeout(QUERY_TIMEOUT, answer).await.ok();
             match answer.and_then(Result::ok) {
                 Some(stats) => counters.add(stats),
-                // One without flows ends before the others when the proxy drains.
+                // A worker without flows ends before the others when the proxy drains.
                 None => {
                     hangs |= !worker.heartbeat.has_ended();
                     let mut kept = worker.kept();
-                    // Its links may have ended since.
+                    // The links of its tunnels may have ended since.
                     kept.tunnels.iter_mut().for_each(TunnelCounters::end);
                     counters.add(kept);
                 }

@@ -30,7 +30,7 @@ struct Origin {
     options: TcpOptions,
     /// Options of the connection, if it crosses a long link.
     far: Option<LongHaul>,
-    /// Limit of the rate, in bits a second.
+    /// Limit of the rate, in bits per second.
     rate: Option<u64>,
 }
 

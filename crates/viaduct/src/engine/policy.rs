@@ -15,7 +15,7 @@ use super::next_hops::{AutoHops, HopHealth};
 use super::outbound::{HopSignalling, OutboundSpec};
 use super::trickles::PacketFormats;
 
-/// Handlers that several event loops cannot run.
+/// Description, for errors, of the handlers that several event loops cannot run.
 pub const SHARING: &str = "handlers whose flows share or gather connections";
 
 /// Decision about a flow.
@@ -27,13 +27,14 @@ pub struct Plan {
     pub deny: bool,
     /// Outbound route.
     pub by: OutboundSpec,
-    /// Form in which the next hop gets the flow's addresses; `None` means the proxy's form.
+    /// Form in which the next hop gets the flow's addresses; `None` means the form set for the
+    /// engine.
     pub tell: Option<HopSignalling>,
     /// Handlers that the flow passes, if any.
     pub handlers: Option<Factories>,
     /// True if this proxy is the accepting side of the same handlers at another host.
     pub accepts: bool,
-    /// Rate limit in each direction, which the kernel enforces, in bits a second, if any.
+    /// Rate limit in each direction, which the kernel enforces, in bits per second, if any.
     pub rate: Option<u64>,
 }
 
@@ -125,7 +126,8 @@ impl Policies {
         }
     }
 
-    /// Forms in which next hops get the addresses of flows; `None` means the proxy's form.
+    /// Forms in which next hops get the addresses of flows; `None` means the form set for the
+    /// engine.
     pub fn tells(&self) -> impl Iterator<Item = Option<HopSignalling>> {
         self.plans().filter(|plan| !plan.by.hops().is_empty()).map(|plan| plan.tell)
     }

@@ -3,7 +3,7 @@
 //!
 //! ```text
 //!   loop ── ask ──▶ LookupQueue: waiting questions ──▶ threads, started on demand ──▶ answer
-//!     └── forget: its client has gone
+//!     └── forget: the client has gone
 //! ```
 //!
 //! Look-ups for one source never delay the look-ups for others: a source may use only some of the

@@ -9,7 +9,8 @@ use viaduct_proto::split::early::EarlyStats;
 use super::outbound::OutboundSpec;
 use crate::tunnel::stats::TunnelCounters;
 
-/// Upper bounds of the buckets of connect times, in microseconds; the last bucket has the rest.
+/// Upper bounds of the buckets of connect times, in microseconds; a further, last bucket has the
+/// rest.
 pub const CONNECT_BOUNDS: [u64; 12] = [
     100, 300, 1_000, 3_000, 10_000, 30_000, 60_000, 100_000, 200_000, 400_000, 1_000_000, 3_000_000,
 ];
@@ -59,8 +60,8 @@ pub struct ProxyStats {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Refusals {
     /// Denied by a policy, `allow-from` or `allow-to`, for a wrong password, by a failed
-    /// negotiation of handlers, or as a client for which the peer of its tunnel may not open
-    /// streams.
+    /// negotiation of handlers, or because the peer of the tunnel may not open streams for the
+    /// client.
     pub denied: u64,
     /// Flow limit, or limit of descriptors, reached.
     pub full: u64,

@@ -1,7 +1,7 @@
 //! Transfer of a worker's clients and flows to another process, and back if that fails.
 //!
 //! ```text
-//!   Export ──▶ duplicates of listeners and tap        the worker goes on
+//!   Export ──▶ duplicates of listeners and tap        the worker continues
 //!   SendFlows ─▶ accepts no more; portable flows are lent and sent
 //!        ├── Resume:  the other process has failed: the flows and the listeners are back
 //!        └── Release: the other process serves: the copies are closed, the other flows drain

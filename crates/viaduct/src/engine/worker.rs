@@ -56,8 +56,8 @@ pub(super) struct Backlog {
     /// Listeners, by number.
     pub(super) listeners: BTreeSet<usize>,
     /// Inbound connections for programs. The connecting end may be another program with a flow in
-    /// this loop, whose connect must complete first. The event for that came earlier, so it has
-    /// been handled before the backlog is read.
+    /// this loop, whose connect must complete first. The event of that connect came earlier, so it
+    /// has been handled before the backlog is read.
     pub(super) arrivals: Vec<Arrival>,
     /// True if flows with a due alarm are left.
     alarms: bool,
@@ -83,7 +83,7 @@ impl Budget {
         Budget { left: MAX_READS, until: time() + SYN_TIME_LIMIT }
     }
 
-    /// Takes one read from the budget; false if none is left.
+    /// Takes one read from the budget; false if none is left, or the time is over.
     pub(super) fn take(&mut self) -> bool {
         let is_left = self.left > 0 && (!self.left.is_multiple_of(8) || time() < self.until);
         self.left = self.left.saturating_sub(1);

@@ -1,4 +1,5 @@
-//! Workers that carry the flows of wrapped programs: the far end's host determines which one.
+//! Workers that carry the flows of wrapped programs: the far end's host determines the worker of a
+//! flow.
 
 use std::hash::{DefaultHasher, Hash, Hasher as _};
 use std::net::IpAddr;

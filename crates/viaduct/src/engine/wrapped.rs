@@ -32,7 +32,7 @@ use super::relay::Relay;
 use super::worker::{Worker, time};
 use crate::rate_limited::RateLimitedLog;
 
-/// Rate-limited warning about flows refused for lack of room.
+/// Rate-limited warning about flows that are refused because the flow limit is reached.
 static FULL: RateLimitedLog<()> = RateLimitedLog::new(1);
 
 /// Error numbers of connects that are passed to the program unchanged: no route (ENETUNREACH), a
@@ -327,8 +327,8 @@ impl Worker {
         Ok(())
     }
 
-    /// Refuses the pending connect of flow `key`, if there is one, because the far end does not
-    /// answer. Returns true if there was one; the flow has then ended.
+    /// Refuses the pending connect of flow `key`, if there is one, because the far end cannot be
+    /// reached. Returns true if there was one; the flow has then ended.
     pub(super) fn reject_pending(&mut self, key: usize, error: &io::Error) -> bool {
         let Some(mut held) = self.programs.take_call(key) else { return false };
         held.refuse(match failure(error) {

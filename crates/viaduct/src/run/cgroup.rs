@@ -168,7 +168,7 @@ fn rules(rules: &wrap::Rules, transport: Transport) -> Rules {
     ours
 }
 
-/// Converts bits a second to the bytes a second that the kernel expects.
+/// Converts bits per second to the bytes per second that the kernel expects.
 fn bytes(bits: u64) -> u32 {
     u32::try_from(bits / 8).unwrap_or(u32::MAX).max(1)
 }

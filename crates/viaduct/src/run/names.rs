@@ -1,8 +1,9 @@
 //! Names that are looked up at the far end: DNS queries of programs are answered here, with
 //! fake IPs ([`viaduct_proto::fake_ip`]).
 //!
-//! Other users of the machine can send queries too. They get no answer, since it could tell them
-//! names that the programs have looked up, and many of their names would push out the programs'.
+//! Other users of the machine can send queries too. They get no answer: an answer could tell them
+//! names that the programs have looked up, and their own names could push those of the programs out
+//! of the pool.
 
 use std::collections::HashMap;
 use std::io;
@@ -94,12 +95,12 @@ pub fn text(names: Option<&RemoteNames>, to: SocketAddr) -> String {
     target(names, to).map_or_else(forgotten, |target| target.to_string())
 }
 
-/// Users that have sent queries, and whether they are answered. Finding out may take a look at all
-/// processes, which must not cost time for each query.
+/// Users that have sent queries, and whether they are answered. The check may have to look at all
+/// processes, which would take too long for each query.
 #[derive(Debug, Default)]
 struct KnownUsers(HashMap<u32, (Instant, bool)>);
 
-/// Time for which it is known whether a user is answered.
+/// Lifetime of an entry of [`KnownUsers`].
 const KNOWN_FOR: Duration = Duration::from_millis(200);
 /// Maximum number of users that are remembered.
 const MAX_USERS: usize = 1_024;

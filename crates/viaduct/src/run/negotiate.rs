@@ -137,7 +137,7 @@ pub fn choose_via(via: Via, plan: &Plan) -> Via {
     if offers { Via::Cgroup } else { via }
 }
 
-/// Accepts or rejects clients of programs, by the handlers that they agree on.
+/// Accepts or rejects clients of programs, by the result of the negotiation of handlers.
 #[derive(Debug)]
 pub struct ClientFilter {
     negotiation: Arc<Negotiation>,

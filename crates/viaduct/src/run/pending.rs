@@ -50,10 +50,11 @@ pub struct Interposition {
     carrier: Carrier,
     /// Counts of flows, including direct ones.
     pub report: Option<Report>,
-    /// Resolves fake IPs for names that are looked up at the far end.
+    /// Fake IPs, and the resolver that gives them to programs; `None` unless names are looked up at
+    /// the far end.
     pub remote_names: Option<Arc<RemoteNames>>,
-    /// Set if the kernel can do all of the chain's work: the rate limit in bytes a second, or 0 for
-    /// none. `None` if a report has to count bytes.
+    /// Set if the kernel can do all of the chain's work: the rate limit in bytes per second, or 0
+    /// for none. `None` if a report has to count bytes.
     pub offload: Option<u64>,
     /// Listeners of programs; `None` if the kernel can do all of the chain's work.
     pub public_listeners: Option<Arc<PublicListeners>>,
@@ -154,7 +155,7 @@ impl Interposition {
         !self.has_no_seccomp.load(Ordering::Acquire)
     }
 
-    /// Warns once that connections to a program that listens are not intercepted, and `why`.
+    /// Warns once that connections to a program that listens are not intercepted, and says `why`.
     pub fn warn_cannot_listen(&self, why: &str) {
         if !self.has_warned.swap(true, Ordering::AcqRel) {
             warn!("a program listens, but has no capture namespace: {why}");

@@ -66,7 +66,7 @@ pub fn start(interposition: Arc<Interposition>) -> Result<PreloadServer> {
 
 impl PreloadServer {
     /// Starts `command` with the library preloaded. Returns its process ID. If seccomp cannot be
-    /// used, and without `--strict`, the command that `fresh` builds is started instead.
+    /// used, starts the command that `fresh` builds instead, or fails with `--strict`.
     pub fn start(&self, mut command: Command, fresh: impl Fn() -> Command) -> Result<u32> {
         self.set_environment(&mut command);
         match seccomp::start(&self.interposition, command, Some(self.word)) {

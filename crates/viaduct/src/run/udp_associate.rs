@@ -341,8 +341,9 @@ fn negotiate(connection: &mut TcpStream, relay: &mut dyn Relay) -> Result<Addres
     }
 }
 
-/// Returns the address of the relay that the proxy announces as `at`. If `at` is unspecified, or is
-/// loopback although the proxy is on another host, the proxy's own IP address replaces it.
+/// Returns the address of the relay that the proxy announces as `at`. The proxy's own IP address
+/// replaces an empty name, an unspecified address, and a loopback address if the proxy is on
+/// another host.
 fn relay_at(at: &Address, proxy: SocketAddr) -> Result<SocketAddr> {
     let at = match at {
         Address::Ip(at) => *at,

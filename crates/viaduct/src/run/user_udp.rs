@@ -145,8 +145,9 @@ impl UserUdp {
         Ok(user_udp)
     }
 
-    /// Binds `socket`, a duplicate of a program's socket, to `at`. `v6`: it is an IPv6 socket.
-    /// Errors, returned to the program: the address is in use, or does not belong to this host.
+    /// Binds `socket`, a duplicate of a program's socket, to `at`. `v6`: the socket is an IPv6
+    /// socket. Errors, returned to the program: the address is in use, or does not belong to this
+    /// host.
     pub fn bind(&self, socket: &OwnedFd, v6: bool, at: SocketAddr) -> io::Result<()> {
         let mut state = self.state();
         let host_socket = match HostSocket::like(socket, v6, at) {

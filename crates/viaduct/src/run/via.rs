@@ -192,8 +192,8 @@ impl Interposer {
         }
     }
 
-    /// Waits until what the calls of ended programs caused is logged and counted. Seccomp and the
-    /// library hold each call until then.
+    /// Waits until the events of ended programs' calls are logged and counted. With seccomp and the
+    /// library there is no need to wait, because each call is held until then.
     pub fn settle(&self) {
         if let Interposer::Cgroup(cgroup) = self {
             cgroup.barrier.wait();

@@ -35,7 +35,7 @@ pub fn run(arguments: Vec<OsString>) -> Result<ExitCode> {
     let signals = BlockedSignals::block().context("cannot block signals")?;
     // If the master is killed, the program becomes a child of this process.
     supervise::adopt_orphans()?;
-    // Other descriptors are the program's. Close them here, so that their peers see when the
+    // Other descriptors are the program's. They are closed here, so that their peers see when the
     // program closes them.
     let left = inherited_fds::take_rest().context("cannot list the open descriptors")?;
     let (ours, theirs) = UnixStream::pair()?;

@@ -18,7 +18,7 @@ pub(super) fn message(context: &ProgramContext<'_>, v4: bool) -> Vec<Insn> {
     asm.finish().expect("MAX_RULES keeps every jump within reach")
 }
 
-/// Emits the verdict on a datagram to the noted destination. The BPF program ends there.
+/// Emits the verdict on a datagram to the noted destination. All paths end the BPF program.
 pub(super) fn emit_verdict(asm: &mut Asm, context: &ProgramContext<'_>, v4: bool) {
     let ProgramContext { map, events, config, dns_servers, netns } = *context;
     let [redirect, pass, refuse] = [(); 3].map(|()| asm.label());

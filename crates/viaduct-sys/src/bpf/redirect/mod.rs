@@ -57,7 +57,7 @@ const MAX_RULES: usize = 256;
 // An event: the cookie, the destination, then fields that depend on the kind.
 const EVENT: usize = 80;
 const KIND: usize = 60;
-/// Offset of the kernel address of a pending connect's socket, or of an option's value.
+/// Offset of the socket's kernel address (pending connect), or of the option's value.
 const VALUE: i16 = 64;
 
 #[derive(Clone, Copy)]

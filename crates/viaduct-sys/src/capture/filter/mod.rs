@@ -145,8 +145,8 @@ pub enum FilterError {
 impl TapFilter {
     /// Builds the program for the kernel, of at most [`MAX_TAP_INSNS`] instructions. If the
     /// prefixes need more, those that are closest to each other are joined to one range, which
-    /// includes the addresses between them: the tap then also copies packets that are of no site.
-    /// Errors: a prefix length is out of range.
+    /// includes the addresses between them: the tap then also copies packets that belong to no
+    /// site. Errors: a prefix length is out of range.
     pub fn build(&self) -> Result<Vec<BpfInsn>, FilterError> {
         let mut local = PrefixSet::new(&self.local)?;
         let mut peers = PrefixSet::new(&self.peers)?;

@@ -68,8 +68,8 @@ impl OffloadState {
         Ok(OffloadState { interface: interface.to_owned(), features })
     }
 
-    /// Adds features that have been switched on since; returns whether there are any. An interface
-    /// that no longer exists has none. Errors: the interface cannot be read.
+    /// Adds features that have been switched on since this state was read; returns whether there
+    /// are any. An interface that no longer exists has none. Errors: the interface cannot be read.
     pub(crate) fn add_new(&mut self) -> Result<bool, OffloadError> {
         let now = match OffloadState::read(&self.interface) {
             Ok(state) => state.features,

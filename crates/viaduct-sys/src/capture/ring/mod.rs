@@ -18,9 +18,8 @@
 //! - `ETH_P_ALL`: a socket bound to `ETH_P_IP` does not get outgoing packets.
 //! - `TPACKET_V3`: the kernel hands over a block when it is full, or when a timer expires. V2 hands
 //!   over each packet separately, with a wake-up and accesses to cold memory while the packet is
-//!   being forwarded. At 3 Gb/s on two cores, forwarding reached the full rate with V3 and some per
-//!   cent less with V2. The cost is a delay of up to twice [`RETIRE`] at low
-//!   rates.
+//!   being forwarded. At 3 Gb/s on two cores, forwarding reached the full rate with V3 and a few
+//!   per cent less with V2. The cost is a delay of up to twice [`RETIRE`] at low rates.
 //! - `SOCK_RAW` with `PACKET_VNET_HDR` only if offloads are left on ([`Ring::open_with_offloads`]):
 //!   the kernel then reports which work on a packet (segmentation, checksum) is left to a device.
 //! - VLAN: tagged packets belong to another interface (`eth0.7`, not `eth0`) but are captured here
@@ -46,12 +45,12 @@ use crate::os;
 use crate::route::interface;
 use map::{HEADROOM, Map};
 
-/// Min and max bytes of a block. A block is small enough to fill within a fraction of a
-/// millisecond under load, and for the ring to have many blocks: at a low rate the timer hands
-/// over blocks with one packet each, and a delayed reader needs free blocks. It is large enough to
-/// hold several packets.
+/// Min and max bytes of a block. A block is small, so that it fills within a fraction of a
+/// millisecond under load, and so that the ring has many blocks: at a low rate the timer hands over
+/// blocks with one packet each, and a delayed reader needs free blocks. It is large enough to hold
+/// several packets.
 const BLOCK: (usize, usize) = (8 << 10, 128 << 10);
-/// Number of packets of maximum length that a block should hold at least.
+/// Minimum number of packets of maximum length that a block should hold.
 const PACKETS: usize = 4;
 /// Time after which the kernel hands over a block that is not full. A packet waits for one to two
 /// times this value; on kernels before 6.18, for one to two ticks of the kernel's timer.

@@ -87,9 +87,9 @@ pub fn enter() -> Result<Listeners, CaptureNsError> {
 }
 
 fn enter_network() -> Result<(), CaptureNsError> {
-    // This is tried in the calling thread, not in a second one. For a moment after the end of a
-    // second thread the kernel would still count it, and it makes no user namespace for a process
-    // with several threads.
+    // This is tried in the calling thread, not in a second one. The kernel would count a second
+    // thread for a moment after the thread's end, and it makes no user namespace for a process with
+    // several threads.
     if netns::move_to_new().is_err() {
         enter_user_namespace()?;
     }

@@ -90,7 +90,7 @@ impl SourceRoutes {
         }
         let fitting = self.0.iter().filter(|near| holds(near.to, peer));
         let best = fitting.max_by_key(|near| near.to.1);
-        // There is no known route to the peer, so any source address of its family is used.
+        // Without a known route to the peer, any source address of its family is used.
         let any = || self.0.iter().find(|near| near.own.is_ipv4() == peer.is_ipv4());
         best.or_else(any).map_or_else(loopback, |near| near.own)
     }

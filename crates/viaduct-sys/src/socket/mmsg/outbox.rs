@@ -10,8 +10,8 @@ use super::{BATCH, BatchSender, Datagram};
 use crate::os;
 use crate::socket::udp::SendReport;
 
-/// Max datagrams in one message. A full queue drops a message with all its datagrams; more
-/// datagrams would cause bursts of losses that take long to repair, and would save little.
+/// Max datagrams in one message. A full queue drops a message with all its datagrams: a higher
+/// limit would cause bursts of losses that take long to repair, and would save little.
 const MAX_SEGMENTS: usize = 16;
 
 /// Messages for the next send call.

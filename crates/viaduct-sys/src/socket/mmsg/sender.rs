@@ -1,5 +1,5 @@
-//! Sends many messages in one call of `sendmmsg`. A message holds a run of datagrams if the device
-//! supports it.
+//! Sends many messages in one call of `sendmmsg`. A message may hold a run of datagrams, if the
+//! device supports segmentation.
 #![allow(unsafe_code)]
 
 use std::io::{self, IoSlice};

@@ -96,14 +96,14 @@ pub fn reset_on_close(stream: impl AsFd) -> io::Result<()> {
     Ok(sockopt::set_socket_linger(stream, Some(Duration::ZERO))?)
 }
 
-/// Makes `close` send a FIN again, which undoes [`reset_on_close`].
+/// Undoes [`reset_on_close`]: `close` sends a FIN.
 pub fn fin_on_close(stream: impl AsFd) -> io::Result<()> {
     Ok(sockopt::set_socket_linger(stream, None)?)
 }
 
-/// Enables keepalive probes after `quiet` without data, in whole seconds. The connection fails when
-/// four probes, `quiet` but at most 75 s apart, are not answered. Errors: the socket is not a TCP
-/// socket.
+/// Enables keepalive probes after `quiet` without data, in whole seconds. The interval between
+/// probes is `quiet`, but at most 75 s. The connection fails when four probes in a row are not
+/// answered. Errors: the socket is not a TCP socket.
 pub fn keep_alive(stream: impl AsFd, quiet: Duration) -> io::Result<()> {
     // The kernel counts seconds.
     let quiet = Duration::from_secs(quiet.as_secs().clamp(1, 32_767));

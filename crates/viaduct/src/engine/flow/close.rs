@@ -77,7 +77,8 @@ impl Flow {
         let left = self.undelivered(shared, &mut moved, now);
         let state = std::mem::replace(&mut self.state, State::Established);
         let State::Closing(mut closing) = state else { return Ok(moved) };
-        // While the broken end's bytes refill the pipe, fewer bytes need not be left.
+        // Moved bytes count as progress, too: `left` need not shrink while bytes of the broken end
+        // refill the pipe.
         if left < closing.left || (moved.bytes, moved.written) != before {
             (closing.left, closing.since) = (left, now);
         }

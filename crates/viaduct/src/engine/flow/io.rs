@@ -52,8 +52,8 @@ impl Flow {
         }
     }
 
-    /// Moves as many bytes as possible. `Err` if an end broke and the other end has received the
-    /// remaining bytes.
+    /// Moves as many bytes as possible. `Err` if an end broke, once the other end has received the
+    /// remaining bytes or has stopped accepting them.
     pub fn drive(&mut self, shared: &mut Shared, now: Instant) -> io::Result<Moved> {
         let mut moved = Moved::default();
         if !matches!(self.state, State::Closing(_)) {

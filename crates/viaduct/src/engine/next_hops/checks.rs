@@ -243,7 +243,8 @@ impl Checking {
             });
             self.auto.hops().set_down(hop, is_down);
             if is_down && !was_down {
-                // After the new state is known, so that the flows do not choose this hop again.
+                // Sent after the new state is published, so that the flows do not choose this hop
+                // again.
                 let leave = |worker: &CommandSender| worker.send(WorkerCommand::LeaveHop(hop));
                 self.workers.iter().for_each(leave);
             }

@@ -6,7 +6,7 @@
 //!     │ states    ▲ suspicions: a flow's connection has failed
 //!     ▼           │
 //!   HopHealth ────┴──▶ event loops ── HopList::choose ──▶ route of each flow
-//!     └ down: flows that are being connected go on to the next hop (retry)
+//!     └ down: flows that are being connected try the next hop (retry)
 //! ```
 //!
 //! | file | |

@@ -70,7 +70,7 @@ pub struct OpenRequest {
     pub source: SocketAddr,
     /// Addresses to send to the hop, or to a hop further on.
     pub signalled: Option<Addresses>,
-    /// Form in which the hop gets these addresses; `None` means the proxy's form.
+    /// Form in which the hop gets these addresses; `None` means the form set for the engine.
     pub tell: Option<HopSignalling>,
     /// Options of the socket.
     pub options: TcpOptions,

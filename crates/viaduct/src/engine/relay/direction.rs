@@ -82,7 +82,8 @@ impl Direction {
         moved: &mut u64,
     ) -> usize {
         for _ in 0..FILLS {
-            // Bytes after an error, or an end, were not sent by the source.
+            // Nothing is read after an error: an end of stream that follows it was not sent by the
+            // source.
             let more = !self.broke && !self.ended && self.fill_pipe(from, pipes).unwrap_or(false);
             let waits = self.held();
             match self.empty_pipe(to, pipes, moved) {

@@ -64,7 +64,7 @@ pub struct Trickles {
 /// Outlet to a port: opens connections for flows with the parameters `target`.
 #[derive(Debug)]
 pub struct Outlet {
-    /// `None` if the port could not be opened.
+    /// `None` if no port is open for the packet formats of `target`.
     port: Option<SharedPort>,
     target: TricklesTarget,
 }

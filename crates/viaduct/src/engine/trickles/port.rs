@@ -5,6 +5,8 @@
 //!      ├── the server's TCP answers, or no answer for a while ──▶ PlainTcp: continues over TCP
 //!      └── no listener, as the server's TCP confirms ──▶ Refused
 //! ```
+//!
+//! An encrypted connection never continues over TCP: it is refused, or stays in `Connecting`.
 
 use std::collections::{BTreeSet, HashMap, VecDeque};
 use std::io;

@@ -26,8 +26,8 @@ pub struct Inheritance {
     workers: Vec<(ListenRecord, Vec<OwnedFd>)>,
 }
 
-/// Tells the old process that all is prepared. It then sends its flows, which are added to `loops`.
-/// Returns their number. Nothing may touch the flows before [`Takeover::confirm`].
+/// Tells the old process that all is prepared, and adds the flows that the old process then sends
+/// to `loops`. Returns their number. Nothing may touch the flows before [`Takeover::confirm`].
 ///
 /// # Errors
 /// The old process has ended before it had sent all, or a flow cannot be continued.

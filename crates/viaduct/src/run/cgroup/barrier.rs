@@ -1,4 +1,4 @@
-//! Wait for the event loop: what the calls of an ended program caused is logged and counted before
+//! Barrier of the event loop: the events of an ended program's calls are logged and counted before
 //! the run reports the end.
 
 use std::io;
@@ -17,7 +17,7 @@ pub struct EventBarrier {
     pub(super) waker: Waker,
     /// Number of waits.
     requested: AtomicU64,
-    /// Number of the last wait before which the loop has handled all events.
+    /// Number of the last wait that may end: the loop has handled all events that came before it.
     handled: Mutex<u64>,
     changed: Condvar,
 }
@@ -41,7 +41,7 @@ impl EventBarrier {
         let _ = self.changed.wait_timeout_while(handled, MAX_WAIT, |handled| *handled < number);
     }
 
-    /// Returns the number of waits so far. Those end when the events that are there now are
+    /// Returns the number of waits so far. They may end once the events that are pending now are
     /// handled.
     pub(super) fn requested(&self) -> u64 {
         self.requested.load(Ordering::Acquire)

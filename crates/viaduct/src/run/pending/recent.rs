@@ -49,7 +49,8 @@ impl<T> Recent<T> {
 
     pub(super) fn get(&mut self, cookie: u64) -> Option<&mut T> {
         let number = &mut self.known.get_mut(&cookie)?.0;
-        // Seldom, because the former entry still takes a place.
+        // A cookie is entered again only if its entry is old, because the former entry keeps its
+        // place in `order`.
         if self.next - *number > MAX_SOCKETS as u64 / 2 {
             *number = self.next;
             self.enter(cookie);

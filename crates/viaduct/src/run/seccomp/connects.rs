@@ -143,7 +143,7 @@ impl Supervisor {
     }
 }
 
-/// Limits the socket to `rate` bytes a second; 0 sets no limit.
+/// Limits the socket to `rate` bytes per second; 0 sets no limit.
 pub(super) fn pace(socket: &OwnedFd, rate: Option<u64>) -> Result<(), Errno> {
     match rate {
         None | Some(0) => Ok(()),
