@@ -24,9 +24,9 @@
 //! Encoders and decoders spend most of their time in [`kernel`]; [`analysis`] computes their
 //! recovery rates.
 //!
-//! The parameters of an encoder may change while it runs: build another one that starts at the
-//! next number. A decoder needs no parameters but its memory limit, since every repair states
-//! its cover.
+//! To change the parameters of a running stream, build another encoder that starts at the next
+//! number (a [`window::Encoder`] can also change its own). A decoder needs no parameters but its
+//! memory limit, since every repair states its cover.
 
 pub mod analysis;
 mod any;
@@ -81,7 +81,7 @@ impl Cover {
 /// Coefficients of a repair's equation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Row {
-    /// All ones: the exclusive or of layer `layer` (Maelstrom 4.3).
+    /// All ones: exclusive or of the packets of a bin in layer `layer` (Maelstrom 4.3).
     Xor {
         /// Index into the interleaves I, from 0.
         layer: u8,
@@ -100,7 +100,7 @@ pub enum Row {
 pub struct Draw {
     /// Seed of this equation.
     pub seed: u16,
-    /// Number of newest packets that are all in the repair.
+    /// Number of the newest packets, all of which are in the repair.
     pub dense: u16,
     /// Share of the older packets that are in the repair, in 256ths.
     pub density: u8,
@@ -153,13 +153,13 @@ pub trait Sources {
 /// Result of handling a repair.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Verdict {
-    /// Nothing new: every packet that the repair covers is known, or stored repairs imply it.
+    /// Nothing new: every packet in the repair is known, or the repair follows from stored ones.
     Useless,
     /// At least one packet was recovered.
     Used,
     /// Stored until more packets or repairs arrive.
     Stored,
-    /// Dropped: an impossible equation, or above the decoder's memory limit.
+    /// Dropped: the equation is impossible, or does not fit the decoder's memory limit.
     Refused,
 }
 
@@ -210,7 +210,7 @@ impl Recovered {
         self.packets.iter().map(|&(seq, from, to)| (seq, &self.bytes[from..to]))
     }
 
-    /// Packet that was recovered as number `index`, from 0.
+    /// Packet at `index` in the order of recovery, from 0.
     pub fn nth(&self, index: usize) -> Option<(Seq, &[u8])> {
         self.packets.get(index).map(|&(seq, from, to)| (seq, &self.bytes[from..to]))
     }

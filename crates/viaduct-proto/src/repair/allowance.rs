@@ -4,7 +4,7 @@ use crate::time::{Duration, Instant};
 
 /// Time over which unused tokens accumulate.
 const BURST: Duration = Duration::from_millis(20);
-/// Least size of the bucket, in bytes: enough for a few repairs of the longest packets.
+/// Minimum size of the bucket, in bytes: enough for a few repairs of the longest packets.
 const MIN_BURST: f64 = 6_000.0;
 /// Share of the bucket that is reserved for copies.
 const RESERVE: f64 = 0.5;

@@ -22,7 +22,7 @@ const EVERY: Duration = Duration::from_millis(2);
 const MAX_AGE: Duration = Duration::from_secs(1);
 /// Maximum number of waiting requests; the peer repeats further ones.
 const MAX_WAITING: usize = 64;
-/// Least rate of repairs in bytes a second (2 Mb/s), whatever the traffic.
+/// Minimum rate of repairs in bytes a second (2 Mb/s), whatever the traffic.
 const MIN_RATE: f64 = 250_000.0;
 /// Length, in bytes, that each repair is assumed to have.
 const LENGTH: usize = 1_500;

@@ -27,7 +27,7 @@ pub(super) use pace::Pace;
 const USUAL_RTT: Duration = Duration::from_millis(100);
 /// Bounds of the time for which flows can wait for a lost packet.
 const WAIT: [Duration; 2] = [Duration::from_millis(10), Duration::from_millis(200)];
-/// Maximum budget for requested repairs; each sent packet adds to it.
+/// Maximum budget for requested repairs; each packet that is not excluded from repairs adds to it.
 const MAX_BUDGET: f64 = 512.0;
 /// Cost of requested names, in repairs.
 const NAMES_COST: f64 = 0.25;
@@ -39,11 +39,13 @@ const MAX_KEPT: f64 = 8_192.0;
 const FLUSHES: usize = 3;
 /// Time after a request during which packets count as being lost.
 const LOSING: Duration = Duration::from_millis(500);
-/// Time after the last request from which names may be sent later.
+/// Time since the last request after which names may be delayed for longer.
 const QUIET_AFTER: Duration = Duration::from_secs(10);
-/// Number of latency-sensitive packets in a range that are repeated even if fewer are missing.
+/// Maximum number of latency-sensitive packets in a range that are all repeated even if fewer
+/// packets are missing.
 const MAX_REPEATED: usize = 16;
-/// Least relative difference for which the encoder's rate is changed.
+/// Minimum relative difference for which the encoder's rate is changed; four times as much for its
+/// window.
 const WORTH: f64 = 0.05;
 
 /// Encoder of one peer, and the control of its rate.
@@ -161,7 +163,7 @@ impl Auto {
     }
 
     /// Returns whether no repairs are sent, and the peer has requested none of late. With another
-    /// path this path is never quiet: its end is to be noticed early.
+    /// path this path is never quiet: its failure must be noticed early.
     pub(super) fn is_quiet(&self, now: Instant) -> bool {
         !self.is_lossy()
             && !self.has_other_path

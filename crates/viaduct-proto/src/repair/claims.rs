@@ -1,9 +1,9 @@
 //! Claims: a member of a rack tells the other site which slices' packets pass it.
 //!
-//! Routers decide which member carries a slice. If they choose another one, the other site's view
-//! of the rack is wrong until it has noticed why: packets would count as lost that have arrived,
-//! since they were expected from another member. So a member claims each slice with its first
-//! packet.
+//! Routers decide which member carries a slice. If they choose another member, the other site's
+//! view of the rack is wrong until that site notices the cause. Until then it would count packets
+//! as lost that have arrived, since it expects them from another member. So a member claims each
+//! slice with the slice's first packet.
 //!
 //! ```text
 //!   first packet of a slice, in either direction ─▶ its claim, at once
@@ -11,14 +11,14 @@
 //! ```
 //!
 //! Claims go to all members of the other site's rack, since the sender may be wrong about which of
-//! them needs it. A claim is valid for its lane. Body of the section: claims, each
+//! them needs the claim. A claim is valid for its lane. Body of the section: claims, each
 //!
 //! ```text
 //!   family 1 (4 or 6) | age 4 | packets 2 | address 4 or 16
 //! ```
 //!
-//! - age: time in milliseconds since the member's first packet of the slice; a pause of half a
-//!   second begins anew
+//! - age: time in milliseconds since the member's first packet of the slice, or the first one after
+//!   a pause of half a second
 //! - packets: number since the last heartbeat, at most 65,535
 //! - address: any address in the slice, so that the sites need not divide their prefixes alike
 
@@ -38,10 +38,10 @@ pub(super) const CLAIMS: u8 = 11;
 
 /// Time without a packet after which a slice is no longer carried.
 const PAUSE: Duration = Duration::from_millis(500);
-/// Time for which a claim counts as new. Each new claim also repeats the others, in case that they
-/// were lost: often many slices move at once.
+/// Time for which a claim counts as new. Each message with a new claim repeats the others that are
+/// still new, in case they were lost: often many slices move at once.
 const NEW: Duration = Duration::from_millis(100);
-/// Least time between two messages with new claims; those in between wait for the next look.
+/// Minimum time between two messages with new claims; claims in between wait for the next look.
 const FRESH_EVERY: Duration = Duration::from_millis(1);
 /// Maximum number of claims in one section: those of IPv6 fill 1,104 bytes.
 const MAX_CLAIMS: usize = 48;

@@ -25,7 +25,7 @@ use crate::wire::ip::{Header, MutableFields};
 use crate::wire::tcp_sack::{self, Acknowledged};
 use crate::wire::transport::Segment;
 
-/// Least DSCP of latency-sensitive packets: expedited forwarding, voice, network control.
+/// Lowest DSCP of latency-sensitive packets: expedited forwarding, voice, network control.
 const EXPEDITED: u8 = 44;
 
 /// Protection of packets while the link is lossy.
@@ -96,13 +96,14 @@ pub(super) struct Classifier {
     /// Acknowledgements without data are treated like other packets.
     pub(super) acks: bool,
     flows: Flows,
-    /// Least deadline of recent packets' classes, and send time of the last packet with a deadline.
+    /// Shortest deadline of the packets' classes since the last pause of [`BINDS`] between packets
+    /// with a deadline, and send time of the last such packet.
     deadline: Option<(Duration, Instant)>,
     /// Send time of the last packet that only the window protects, and that has no deadline.
     undeclared: Option<Instant>,
 }
 
-/// Time for which a packet's deadline stays in force.
+/// Time for which a deadline stays in force after the last packet with any deadline.
 const BINDS: Duration = Duration::from_secs(2);
 
 impl Classifier {

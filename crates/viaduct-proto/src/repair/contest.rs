@@ -11,8 +11,8 @@
 use crate::rack::HEARTBEAT;
 use crate::time::{Duration, Instant};
 
-/// Age after which a claim is void. While a slice has no packets, its last owner stays: routers
-/// have hardly changed.
+/// Age after which a claim is void. Until then, a slice without packets keeps its last owner: it
+/// is unlikely that routers have changed.
 const VALID: Duration = Duration::from_secs(60);
 /// Age up to which a claim is recent. Heartbeats are 200 to 250 ms apart; the rest is a reserve for
 /// different delays.
@@ -56,8 +56,8 @@ impl Contest {
     }
 
     /// Decides anew; returns whether there is a valid claim. The member with the latest first
-    /// packet is the owner. If another one has had packets since, the one with more packets is:
-    /// then some have gone astray, or routers distribute the slice over several members.
+    /// packet is the owner. If another member has had packets since then, the one with more packets
+    /// is: some have gone astray, or routers distribute the slice over several members.
     pub(super) fn settle(&mut self, now: Instant, is_alive: &[bool]) -> bool {
         let is_valid = |claim: &Claimed| now.since(claim.at) < VALID && is_alive[claim.member];
         self.claims.retain(is_valid);

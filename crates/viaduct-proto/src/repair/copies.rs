@@ -21,7 +21,7 @@ const AFTER: [Duration; 4] = [
 const SLACK: Duration = Duration::from_millis(2);
 /// Limit of waiting packets; beyond it, packets are not copied.
 const MAX_WAITING: usize = 1_024;
-/// Least rate of copies in bytes a second (2 Mb/s), whatever the traffic.
+/// Minimum rate of copies in bytes a second (2 Mb/s), whatever the traffic.
 const MIN_RATE: f64 = 250_000.0;
 /// Size of the token bucket of copies, in bytes.
 const MAX_TOKENS: f64 = 125_000.0;

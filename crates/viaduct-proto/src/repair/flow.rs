@@ -14,7 +14,7 @@ pub(super) struct Flow {
     pub(super) destination: (IpAddr, u16),
 }
 
-/// Hashes few, long words: the hash of a derived implementation takes three times as long, for each
+/// Hashes a few long words; a derived implementation would take three times as long, for each
 /// packet.
 impl Hash for Flow {
     fn hash<H: Hasher>(&self, state: &mut H) {

@@ -26,7 +26,8 @@ const TOTAL_LOSS_PERCENT: u64 = 95;
 /// Counters of one peer over the last half minute.
 #[derive(Clone, Debug, Default)]
 pub struct Health {
-    /// Counters, and the time at which they were first seen; no entry is added while none changes.
+    /// Counters, and the time at which they were first seen; no entry is added while all stay the
+    /// same.
     seen: VecDeque<(Instant, Counts)>,
 }
 

@@ -142,8 +142,8 @@ impl FromIterator<u8> for Shares {
     }
 }
 
-/// Hash of a packet's two addresses, below [`MAX_LANES`]: the same if they are exchanged. It uses
-/// only operations that classic BPF has.
+/// Hash of a packet's two addresses, below [`MAX_LANES`]: the same in both directions. It uses only
+/// operations that classic BPF has.
 pub fn lane_hash(header: &Header) -> u8 {
     let sum = mixed(header.source).wrapping_add(mixed(header.destination));
     (sum.wrapping_mul(OF_SUM) >> DROPPED) as u8

@@ -14,7 +14,7 @@ use crate::wire::ip::MutableFields;
 /// Time in which a packet may still arrive or be recovered after it was named.
 pub(super) const SETTLE: Duration = Duration::from_secs(1);
 
-/// Least number of rows, if there are any.
+/// Minimum number of rows, if there are any.
 const MIN_ROWS: usize = 64;
 /// Number of packets before the first named one that may still be named.
 const BEFORE: u64 = 1_024;

@@ -1,7 +1,7 @@
 //! Liveness of one path to a peer with several paths: probes in both directions.
 //!
 //! ```text
-//!   every 50 ms, or 500 ms while nothing else uses the path:
+//!   every 50 ms, or 500 ms while nothing else uses the path, or 10 ms while answers are missing:
 //!                probe, with its stamp and the peer's newest stamp ──▶
 //!                                                                    ◀── the same
 //!   newest own stamp that has come back ──▶ round trip; too old: the path is down
@@ -21,17 +21,18 @@ const LEN: usize = 13;
 const WITH_ECHO: u8 = 1;
 const BUSY: u8 = 2;
 
-/// Interval of probes while other packets or messages use the path.
+/// Interval of probes while other packets or messages use the path, and before the first answer.
 const PROBE_EVERY: Duration = Duration::from_millis(50);
-/// Interval of probes on a path that is used, once no probe has been answered for a round trip and
-/// [`HASTY_AFTER`]: a flow's slow start may fill the path's queue and drop most of them.
+/// Interval of probes on a path that is up and used, once no probe has been answered for a round
+/// trip and [`HASTY_AFTER`]: a flow in slow start may fill the path's queue, which then drops most
+/// probes.
 const HASTY_EVERY: Duration = Duration::from_millis(10);
 const HASTY_AFTER: Duration = Duration::from_millis(100);
 /// Interval of probes on a path that is not used.
 const IDLE_EVERY: Duration = Duration::from_millis(500);
-/// Time without an answer to any probe, beyond a round trip, after which a path that is used is
-/// down. More than twenty probes are sent in each direction within this time; loss seldom drops
-/// them all.
+/// Time without an answer to any probe, beyond 5/4 of a round trip, after which a path that is used
+/// is down. More than twenty probes are sent in each direction within this time, and random loss
+/// seldom drops all of them.
 const TOLERANCE: Duration = Duration::from_millis(300);
 /// [`TOLERANCE`] of a path that is not used.
 const IDLE_TOLERANCE: Duration = Duration::from_secs(3);
@@ -50,7 +51,7 @@ const USUAL_RTT: Duration = Duration::from_millis(100);
 const MAX_RTT: u32 = 5_000_000;
 /// Weight of the newest round trip: 1 / `RTT_WEIGHT`.
 const RTT_WEIGHT: u32 = 4;
-/// Age of the last probe at which a later one is taken whatever its stamp.
+/// Age of the last probe from which on the next one is accepted, whatever its stamp.
 const STALE: Duration = Duration::from_secs(10);
 /// Number of the newest offsets that are remembered.
 const OFFSETS: usize = 8;
@@ -179,7 +180,7 @@ impl Liveness {
     /// Handles a probe of the peer.
     pub(super) fn handle_probe(&mut self, now: Instant, probe: Probe) {
         let is_newer = |(stamp, _): (u32, Instant)| probe.stamp.wrapping_sub(stamp) < 1 << 31;
-        // The peer's clock may have begun anew, or run for half its range.
+        // The peer's clock may have restarted, or advanced by half of its range.
         let is_stale = self.heard.is_none_or(|(_, at)| now.since(at) >= STALE);
         if is_stale || self.heard.is_some_and(is_newer) {
             let offset = micros(now).wrapping_sub(probe.stamp);

@@ -31,9 +31,9 @@ const CLEAN_MANIFEST: usize = 112;
 const MANIFEST_DELAY: Duration = Duration::from_millis(5);
 const QUIET_DELAY: Duration = Duration::from_millis(20);
 const MANIFEST_PART: u32 = 8;
-/// Longest random delay of a manifest after its last packet, in microseconds. If it followed that
-/// packet at once, it would often meet a full queue that has had no time to drain, and would be
-/// dropped far more often than packets are.
+/// Longest random delay of a manifest after its last packet, in microseconds. A manifest that
+/// followed that packet at once would often meet a full queue that has had no time to drain, and
+/// would be dropped far more often than packets are.
 const MANIFEST_JITTER: u32 = 500;
 /// Maximum number of sent names kept for requests and repetition.
 const MAX_PAST: usize = 4_096;

@@ -42,13 +42,13 @@ const MAX_ALL_LANES: usize = 1 << 16;
 const MAX_OTHERS: usize = 16;
 /// Time for which such a source is remembered; a running gateway sends again much sooner.
 const OTHERS_TTL: Duration = Duration::from_secs(60);
-/// Least time between two changes of the number of lanes at the wish of one peer.
+/// Minimum time between two changes of the number of lanes that one peer wants.
 const LANES_EVERY: Duration = Duration::from_secs(5);
 
 /// Entry point of the packet plane. See the drawing in [`super`].
 ///
-/// The cost of an event does not depend on the number of peers: its peer is found by hash, and only
-/// peers with an event are looked at again.
+/// The cost of a packet or datagram does not depend on the number of peers: its peer is found by
+/// hash, and only peers with an event are looked at again.
 pub struct Plane {
     local: Local,
     /// Peers, in the order of the config.
@@ -209,7 +209,7 @@ impl Plane {
         }
     }
 
-    /// Handles drops, perhaps due to repairs, of this host's own queue in front of the link.
+    /// Handles drops by this host's own queue in front of the link, which repairs may have caused.
     pub fn handle_own_drops(&mut self, now: Instant) {
         self.peers.iter_mut().for_each(|peer| peer.handle_own_drops(now));
     }

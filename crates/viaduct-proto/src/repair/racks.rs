@@ -5,7 +5,7 @@
 //!   packet ─▶ SiteTable: first member ─┬─ leaves ──▶ slice of the peer's site ─▶ owner
 //!                                      └─ arrives ─▶ slice of this site ───────▶ owner
 //!
-//!   look, each 50 ms: members that were heard lately, and the weights that they report ─▶ owners
+//!   look, every 50 ms: members that were heard lately, and the weights that they report ─▶ owners
 //!   claims of members, which see packets of the slice ─▶ contest ─▶ owner instead
 //! ```
 //!
@@ -14,7 +14,7 @@
 //!
 //! A wrong owner impairs only the protection: the sender's repairs then go to a gateway that does
 //! not see the packets, or the receiver gives packets to a session that has no repairs for them,
-//! and takes them for lost in another session.
+//! and counts them as lost in another session.
 
 use std::collections::HashMap;
 use std::net::IpAddr;
@@ -35,13 +35,13 @@ pub(super) const MEMBER: u8 = 9;
 
 /// Interval at which the members are looked at.
 const LOOK_EVERY: Duration = Duration::from_millis(50);
-/// Limit of the moved slices, from one look to the next, whose packets are handed over.
+/// Maximum number of moved slices whose packets are handed over, between two looks.
 const MAX_HANDOVERS: u32 = 128;
 
 /// Membership of the two gateways in racks of their sites.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct RackConfig {
-    /// Weight of this gateway in its site's rack, as told to the peer; `None` if it is in no rack.
+    /// Weight of this gateway in its site's rack, as sent to the peer; `None` if it is in no rack.
     pub own_weight: Option<u8>,
     /// Slices of both sites that this gateway may carry as a member of its site's rack.
     pub own_slices: Vec<IpNet>,
@@ -69,7 +69,7 @@ pub struct SliceCount {
     pub from: usize,
 }
 
-/// Slice of this site that a member owns since its claim.
+/// Slice of this site that a claim has moved to another member.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Moved {
     /// Peer that owned the slice before.
@@ -195,7 +195,8 @@ impl Racks {
         self.rack_mut(peer)?.claims.as_mut()?.fresh(now, lane)
     }
 
-    /// Claims of heartbeats that are due: peers, lane and body.
+    /// Claims to be sent now, of a heartbeat that is due or new ones that waited: peers, lane and
+    /// body.
     pub(super) fn heartbeats(&mut self, now: Instant) -> Vec<(Range<usize>, u8, Vec<u8>)> {
         let of_rack = |rack: &mut Rack| {
             let (peers, claims) = (rack.peers.clone(), rack.claims.as_mut());
@@ -205,8 +206,9 @@ impl Racks {
         self.racks.iter_mut().flat_map(of_rack).collect()
     }
 
-    /// Takes over a claim that `peer` has sent on this lane. Returns the slice if packets of it
-    /// arrive here, and the claim has made the peer its owner.
+    /// Takes over a claim that `peer` has sent on this lane. Returns the slice if it is one of this
+    /// site, and the claim has made the peer its owner; but at most [`MAX_HANDOVERS`] slices from
+    /// one look to the next.
     pub(super) fn claim(
         &mut self,
         now: Instant,
@@ -223,7 +225,7 @@ impl Racks {
         Some(Moved { from: rack.peers.start + former, slice })
     }
 
-    /// Continues with the claims of and for the racks that have not changed.
+    /// Continues with the claims of unchanged racks, and with this gateway's claims to them.
     pub(super) fn keep_claims(&mut self, before: Racks) {
         for mut old in before.racks {
             let is_same = |new: &&mut Rack| {
@@ -283,7 +285,7 @@ impl Racks {
             rack.handovers = MAX_HANDOVERS;
             let has_changed = rack.look(&observed);
             if has_changed {
-                // Routers may choose other members now.
+                // Routers may choose other members now, so older claims no longer count.
                 rack.to.contests.retain(|_, contest| contest.is_recent(now));
                 rack.from.contests.retain(|_, contest| contest.is_recent(now));
             }

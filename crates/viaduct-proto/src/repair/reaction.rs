@@ -4,7 +4,7 @@
 //! such as BBR, only loses the capacity that repairs take. The two kinds differ in the bytes in
 //! flight after a loss: those of the first kind fall by a third, those of the second do not fall.
 //! While repairs hide all losses, no reaction is seen; but BBR also drains the path every few
-//! seconds, without a loss before. The flow of such a sender gets no repairs for a trial period,
+//! seconds, without a preceding loss. The flow of such a sender gets no repairs for a trial period,
 //! until a few losses have shown its reaction.
 //!
 //! ```text
@@ -28,13 +28,13 @@ const MAX_CALM: u32 = 6;
 /// Growth of the bytes in flight per round trip at which a sender is in slow start: a loss then has
 /// no effect on these bytes, or ends the slow start.
 const STARTS: f64 = 1.2;
-/// Least bytes in flight of a sender that is judged.
+/// Minimum bytes in flight of a sender that is judged.
 const MIN_FLIGHT: f64 = 65_536.0;
 /// Bytes in flight up to which the path counts as drained: a share of the usual bytes in flight, or
 /// a number of bytes, whichever is more.
 const DRAINED: f64 = 0.125;
 const DRAINED_BYTES: f64 = 12_000.0;
-/// Least duration of a drain.
+/// Minimum duration of a drain.
 const DRAINS: Duration = Duration::from_millis(150);
 /// Number of round trips without retransmissions that must precede a drain.
 const QUIET: u32 = 4;
@@ -178,8 +178,8 @@ impl Reaction {
         }
     }
 
-    /// Starts a trial if the path was drained without an earlier loss and is full again. A path
-    /// without any bytes in flight was not drained: the sender had no data.
+    /// Starts a trial if the path was drained without a recent loss and is at least half full
+    /// again. A path without any bytes in flight was not drained: the sender had no data.
     fn look_for_drain(&mut self, now: Instant, flight: f64, rtt: Duration) {
         if self.steady < MIN_FLIGHT || flight <= 0.0 {
             self.drained = None;

@@ -4,7 +4,7 @@
 //! With several receive queues or cores, a repair may overtake packets that it covers. A packet
 //! rebuilt from such a repair is not lost but a moment late, and its host should get it only once.
 //! The hold time is learnt from packets that arrive after their recovery: later recoveries are held
-//! a little longer than that. Without such packets the hold is zero.
+//! a little longer than these packets were late. Without such packets the hold is zero.
 //!
 //! ```text
 //!   recovered ──▶ queue ── hold over ──▶ injected ──▶ gone, remembered for a while

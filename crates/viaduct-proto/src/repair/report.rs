@@ -4,7 +4,7 @@
 //! ```text
 //!   next 8 | flags | stamp 4 | echo 4 | held 4 | wait 4
 //!   | highest 8 | covered 8 | lost 8 | recovered 8 | bursts 12 x 8
-//!   | known 8 | congested 8 | visible 8 | bursts by chance 16 x 8
+//!   | known 8 | congested 8 | visible 8 | random bursts 16 x 8
 //! ```
 //!
 //! Times are in microseconds. A report to a peer that only observes is accompanied by the outcomes
@@ -27,7 +27,7 @@ use crate::time::{Duration, Instant};
 pub const REPORT: u8 = 4;
 /// Kind of the section with the outcomes of trial codes.
 pub const TRIALS: u8 = 7;
-/// Limit of all numbers of packets, and of counts of them: a peer with right keys may be malicious.
+/// Limit of all numbers of packets, and of counts of them: a peer with valid keys may be malicious.
 const MAX_COUNT: u64 = 1 << 56;
 const LEN: usize = 8 + 1 + 4 * 4 + 8 * (4 + LOSS_BUCKETS + 3 + BUCKETS);
 
@@ -124,7 +124,8 @@ pub fn parse_trials(body: &[u8]) -> Option<[Outcome; TRIED.len()]> {
     rest.is_empty().then_some(outcomes)
 }
 
-/// Reads a number or count of packets; `None` if it is above the limit. So sums do not overflow.
+/// Reads a number or count of packets; `None` if it is [`MAX_COUNT`] or more, so that sums do not
+/// overflow.
 fn count(rest: &mut Reader<'_>) -> Option<u64> {
     rest.u64().filter(|count| *count < MAX_COUNT)
 }

@@ -36,8 +36,8 @@ pub(super) struct Requests {
     missing: BTreeMap<Seq, MissingPacket>,
     /// Number of missing packets that were never requested.
     fresh: usize,
-    /// Lower bounds of two times: since when packets that were never requested are missing, and
-    /// when the others were last requested. They give the next deadline without a search.
+    /// Lower bounds of the times since which packets that were never requested are missing, and of
+    /// the last requests of the others. They give the next deadline without a search.
     oldest: [Option<Instant>; 2],
     pub(super) asked: u64,
 }

@@ -85,7 +85,7 @@ pub(super) struct Session {
     wish: Option<LaneCount>,
     /// Sessions, newest first.
     live: Vec<Live>,
-    /// Latest initiation over each transport.
+    /// Latest initiation over each transport, until it is answered.
     pending: [Option<(u32, Initiation)>; Transport::ALL.len()],
     pub(super) schedule: Schedule,
     pub(super) clocks: Clocks,
@@ -155,8 +155,9 @@ impl Session {
         self.live.iter().find(|s| s.confirmed).map(|s| s.index)
     }
 
-    /// Returns whether there is a session whose peer answers. Its reports, one a second, count as
-    /// answers. The peer counts as gone after [`SILENCE`] and two retry intervals of a handshake.
+    /// Returns whether there is a session whose peer answers. Reports of the peer, one a second,
+    /// count as answers. The peer counts as gone after [`SILENCE`] and two retry intervals of a
+    /// handshake.
     pub(super) fn alive(&self) -> bool {
         self.up() && !self.schedule.is_silent()
     }
@@ -332,7 +333,7 @@ impl Session {
         self.live.truncate(KEPT);
     }
 
-    /// Schedules the next initiation by the keys in use.
+    /// Schedules the next initiation by the age of the keys in use and the silence of the peer.
     fn update_schedule(&mut self, now: Instant) {
         let newest = self.live.iter().find(|s| s.confirmed);
         self.schedule.update(now, newest.map(|s| (s.born, s.initiator)));

@@ -16,7 +16,7 @@ use crate::wire::ip::Header;
 #[derive(Debug, Default)]
 pub(super) struct SiteTable {
     remote: PrefixTable<Entry>,
-    /// Prefixes of this site. All peers of a config have the same ones, so that there is one list.
+    /// Prefixes of this site. All peers of a config have the same ones, so there is one list.
     local: Vec<Vec<IpNet>>,
 }
 

@@ -33,7 +33,7 @@ pub struct LossReport {
 }
 
 impl LossReport {
-    /// Adds the report on another lane. The highest number is that of any lane.
+    /// Adds the report on another lane. The higher of the two highest numbers is kept.
     fn merge(&mut self, more: &LossReport) {
         let highest = self.highest.max(more.highest);
         self.add(more);
@@ -118,9 +118,9 @@ pub struct ReceiverStats {
     /// Copies that were of no use: most are of packets that were here already.
     #[serde(default)]
     pub useless_copies: u64,
-    /// Packets that were requested from the peer.
+    /// Packets requested from the peer; a packet counts each time that it is requested.
     pub asked: u64,
-    /// Bursts of packets lost by chance.
+    /// Bursts of random losses.
     pub random: u64,
     /// Packets dropped by a full queue.
     pub congested: u64,
@@ -134,8 +134,8 @@ pub struct ReceiverStats {
     /// Recoveries with a renewed TCP timestamp: their hosts would have refused the old one.
     #[serde(default)]
     pub renewed: u64,
-    /// Time from expected arrival to injection ([`LATENCY_BOUNDS`]) of packets lost by chance whose
-    /// expected arrival is known.
+    /// Time from expected arrival to injection ([`LATENCY_BOUNDS`]), of recovered packets that no
+    /// full queue has dropped and whose expected arrival is known.
     pub latency: [u64; LATENCY_BUCKETS],
     /// Sum of the times counted in `latency`, in microseconds.
     pub latency_sum: u64,

@@ -44,7 +44,7 @@ pub(super) struct Store {
     buckets: Box<[u64]>,
 }
 
-/// Least number of buckets.
+/// Minimum number of buckets.
 const MIN_BUCKETS: usize = 16;
 
 impl Store {

@@ -28,7 +28,7 @@ pub(super) struct Touched {
 }
 
 impl Touched {
-    /// Lists all of `peers` peers, and no others.
+    /// Puts the peers 0 to `peers` - 1 in all lists, and no others.
     pub(super) fn reset(&mut self, peers: usize) {
         self.listed = vec![ALL; peers];
         self.lists.fill((0..peers).collect());

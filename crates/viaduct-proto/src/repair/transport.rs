@@ -3,7 +3,7 @@
 //! ```text
 //!   start, silence ─▶ handshake over UDP ─▶ no answer ─▶ over UDP and fake TCP at the same time
 //!                                                          │ the first answer makes the session
-//!   session over fake TCP ─▶ every 10 s to 1 min: a handshake over UDP ─▶ answered: back to UDP
+//!   session over fake TCP ─▶ every 10 s to 16 min: a handshake over UDP ─▶ answered: back to UDP
 //! ```
 //!
 //! An answered handshake proves that a transport passes both ways. The session that it makes
@@ -235,7 +235,7 @@ impl Selector {
         match transport {
             Transport::Udp => (self.probe, self.returned) = (None, Some(now)),
             Transport::FakeTcp => {
-                // A throttle lets handshakes pass, so that a probe says little.
+                // A throttle lets handshakes pass, so an answered probe proves little.
                 let is_soon =
                     was_throttled || self.returned.is_some_and(|at| now.since(at) < STEADY);
                 self.failures = if is_soon { (self.failures + 1).min(MAX_BACKOFF) } else { 0 };

@@ -15,7 +15,7 @@
 //! zero between gateways with a single lane.
 //!
 //! The hint identifies the initiator to the responder, so that the peer is found without trying the
-//! keys of all peers. Only the two can derive this value, which differs between the directions. A
+//! keys of all peers. Only these two can derive the hint, which differs between the directions. A
 //! sealed message consists of sections ([`super::section`]).
 
 use super::lanes::{LaneOffer, MAX_LANES};
@@ -110,7 +110,8 @@ impl Datagram {
         }
     }
 
-    /// Returns the version in `bytes` if they begin like a datagram of another version.
+    /// Returns the version in `bytes` if they begin like a datagram of another version, with a zero
+    /// lane and a zero `last`.
     pub fn other_version(bytes: &[u8]) -> Option<u8> {
         match *bytes {
             [1..=3, version, 0, 0, ..] if version != VERSION => Some(version),

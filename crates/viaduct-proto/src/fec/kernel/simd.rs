@@ -12,9 +12,9 @@ use super::vectors::{self, Vector};
 use super::{GROUP, Level};
 
 /// Adds `coefficients * srcs` to `dsts` in their first `len` bytes, and returns how many of these
-/// bytes it handled: all, or none if `len` is below 16 (the shortest vector) or there are not one
-/// to four destinations and sources. Panics: if a slice is shorter than `len` or a coefficient is
-/// missing.
+/// bytes it handled: all, or none. None are handled at [`Level::Portable`], for a `len` below 16
+/// (the shortest vector), or for other than one to four destinations and one to four sources.
+/// Panics: if a slice is shorter than `len` or a coefficient is missing.
 #[inline]
 pub(super) fn add(
     level: Level,

@@ -7,19 +7,19 @@ use crate::fec::sum::{Batch, Sum};
 use crate::fec::{Recovered, Repair, Seq, Sources};
 
 /// Limit of the distance between the first and the last unknown packet of an equation: far above
-/// the number of packets that an encoder keeps, and all that a receiver distinguishes.
+/// the number of packets that an encoder keeps, and as many as a receiver's ledger covers.
 pub(super) const MAX_SPAN: usize = 1 << 16;
 
 /// `coefficient * packet + … = sum`.
 ///
-/// While a path is down, hundreds of packets in a row are unknown. The coefficients therefore are
-/// a row of bytes, which the kernels for packets combine, and not a list of terms.
+/// While a path is down, hundreds of packets in a row are unknown. The coefficients are therefore
+/// stored as a row of bytes, which the kernels combine like packets, instead of a list of terms.
 #[derive(Debug)]
 pub(super) struct Equation {
     /// Packet of the first coefficient.
     base: Seq,
-    /// Coefficients of consecutive packets; 0 for those that are not in the equation. It has none
-    /// if no packet is.
+    /// Coefficients of consecutive packets; 0 for those that are not in the equation. Empty if
+    /// the repair had no unknown packet.
     coefficients: Vec<u8>,
     /// Indices of the first and the last coefficient that are not 0.
     ends: (usize, usize),
@@ -87,7 +87,7 @@ impl Equation {
 
     /// Unknown packets, ascending.
     pub(super) fn unknowns(&self) -> impl Iterator<Item = Seq> {
-        // The row comes first: the number after its last one need not exist.
+        // Coefficients first: the zip then takes no number beyond the last coefficient.
         let all = self.coefficients.iter().zip(self.base..);
         all.filter(|(coefficient, _)| **coefficient != 0).map(|(_, seq)| seq)
     }

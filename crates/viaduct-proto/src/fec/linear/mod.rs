@@ -46,7 +46,7 @@ impl Linear {
 
     /// Adds an equation in unknown packets only, and moves solved packets to `recovered`.
     fn insert(&mut self, mut new: Equation, recovered: &mut Recovered) -> Verdict {
-        // No equation has the pivot of another one, so none of these adds a pivot.
+        // No equation contains the pivot of another one, so eliminating a pivot adds no other.
         let pivots = new.unknowns().filter(|seq| self.equations.contains_key(seq));
         for seq in pivots.collect::<Vec<_>>() {
             if self.equations.get(&seq).is_some_and(|known| !new.eliminate(seq, known)) {
@@ -61,7 +61,7 @@ impl Linear {
         let with = self.equations.iter().filter(|(_, e)| e.coefficient(pivot).is_some());
         for seq in with.map(|(&seq, _)| seq).collect::<Vec<_>>() {
             let Some(mut equation) = self.remove(seq) else { continue };
-            // One that would become too long is dropped.
+            // An equation that would become too long is dropped.
             if equation.eliminate(pivot, &new) {
                 if equation.is_solved() {
                     solved.push(seq);

@@ -5,7 +5,7 @@
 //! while the window slides on: recovery takes time in proportion to the burst, and need not wait
 //! for the end of a block.
 //!
-//! The repairs that will contain a packet are known when it is pushed: those sent before the window
+//! The repairs that will cover a packet are known when it is pushed: those sent before the window
 //! has passed it. Each of these repairs has an open sum, to which the packet is added while
 //! it is in the processor's cache. The next few repairs contain every packet, so the first of them
 //! recovers a single loss. Later ones contain only a share of the packets, which is enough for the
@@ -75,10 +75,10 @@ impl Parameters {
         Ok(warnings)
     }
 
-    /// Number of dense repairs, which are the next to be sent: two more than the number of repairs
-    /// sent after one packet, or only one more if a window has fewer repairs. A single loss that
-    /// the first of them does not recover is recovered by one of the others, hardly later than if
-    /// all repairs were dense.
+    /// Number of dense repairs, which are the next ones to be sent: two more than the repairs sent
+    /// after one packet, or only one more if fewer than that are sent while the window passes a
+    /// packet. If the first of them does not recover a single loss, one of the others does, hardly
+    /// later than if all repairs were dense.
     fn dense(&self) -> usize {
         let per_packet = usize::from(self.repairs.div_ceil(self.packets));
         (2 + per_packet).min(self.wanted().max(1 + per_packet))
@@ -227,8 +227,8 @@ impl Encoder {
         self.parameters
     }
 
-    /// Fires up to `count` repairs, each of all kept packets from `first` to `last`, or of the
-    /// oldest [`MAX_COVER`] if there are more.
+    /// Fires `count` repairs, each of all kept packets from `first` to `last`, or of the oldest
+    /// [`MAX_COVER`] if there are more. Fires none if none of these packets is kept.
     pub fn combine(&mut self, first: Seq, last: Seq, count: usize, fire: &mut Fire<'_>) {
         let first = first.max(self.next - u64::from(self.history.len()));
         let last = last.min(self.next.wrapping_sub(1)).min(first + u64::from(MAX_COVER - 1));
@@ -349,7 +349,7 @@ impl Encoder {
             self.owed -= u32::from(packets);
             self.fire(fire);
         }
-        // A repair covers at most `MAX_COVER` packets, so a sum that has as many is sent at once.
+        // A repair covers at most `MAX_COVER` packets, so a sum over that many is sent at once.
         if self.ahead.front().is_some_and(|open| self.next - open.first >= u64::from(MAX_COVER)) {
             self.owed = 0;
             self.fire(fire);
@@ -362,8 +362,8 @@ impl super::Encoder for Encoder {
         self.push_at_most(packet, u16::MAX, fire);
     }
 
-    /// Fires one group's number of repairs over the whole window, in case a burst has dropped the
-    /// last repairs.
+    /// Fires as many repairs as one group has, each over the whole window, in case a burst has
+    /// dropped the last repairs. Fires none if there were no packets since the last flush.
     fn flush(&mut self, _stage: usize, fire: &mut Fire<'_>) {
         let fresh = std::mem::take(&mut self.fresh);
         if fresh > 0 {

@@ -32,8 +32,8 @@ const MAX_REORDERING: u64 = 256;
 const REACH: usize = 512;
 /// Number of tags in a row that must match arrivals before items in front of them are passed over.
 const AGREE: usize = 2;
-/// Maximum number of missing tags between two matching ones that still count as in a row: a full
-/// queue may drop every other packet.
+/// Maximum number of missing tags between two matching tags that still count as two in a row: a
+/// full queue may drop every other packet.
 const GAPS: usize = 8;
 /// Maximum number of arrivals that may be passed over if only a single tag agrees after them.
 const FEW: usize = 2;
@@ -195,8 +195,8 @@ impl Aligner {
         ahead.any(|(arrival, of)| *of == tag && is(arrival))
     }
 
-    /// Arrivals that were not matched to a number, latest first: those ahead, then those that were
-    /// skipped.
+    /// Arrivals that were not matched to a number, latest first: those in `ahead`, then those in
+    /// `skipped`, but none of those in `unnamed`.
     pub fn unmatched(&self) -> impl Iterator<Item = Arrival> {
         let skipped = self.skipped.iter().rev().map(|(_, arrival)| *arrival);
         (self.next..self.next_arrival()).rev().chain(skipped)
@@ -208,8 +208,8 @@ impl Aligner {
         self.tail = self.tail.min(self.missing.len());
     }
 
-    /// Forgets all numbers: the next ones may be lower. Arrivals that were not named yet may be
-    /// those of the next numbers.
+    /// Forgets all numbers: the next ones may be lower. Keeps the unmatched arrivals, which may
+    /// belong to the next numbers.
     pub fn restart(&mut self) {
         self.missing.clear();
         (self.gap, self.expected, self.tail) = (0, None, 0);
@@ -249,7 +249,7 @@ impl Aligner {
 
     /// Returns whether tags and arrivals agree from here on, except for some missing tags. Where
     /// the tags or the arrivals end, a single match is enough only if few arrivals were passed over
-    /// or a lone tag was named: among many arrivals, one matches by chance.
+    /// or a lone tag was named: among many arrivals, one may match by chance.
     fn agree(&self, tags: &[Tag], from: usize, is_lone: bool) -> bool {
         let mut arrived = self.ahead.range(from..);
         let Some((tag, rest)) = tags.split_first() else { return false };

@@ -6,7 +6,7 @@ use crate::repair::requests::MAX_WORK;
 use crate::time::{Duration, Instant};
 use crate::upgrade::ControlRecord;
 
-/// Least number of repairs of the last packets.
+/// Minimum number of repairs of the last packets.
 const LAST_REPAIRS: usize = 4;
 /// Number of packets for each repair in addition to [`LAST_REPAIRS`].
 const PACKETS_PER_REPAIR: u64 = 16;

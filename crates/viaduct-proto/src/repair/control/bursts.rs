@@ -15,7 +15,7 @@ const LONGEST: u64 = 512;
 
 /// Number of bursts that determine a rate to within about one seventh.
 const ENOUGH: u64 = 50;
-/// Least number of bursts of similar length from which a rate is computed: repairs in expectation
+/// Minimum number of bursts of similar length from which a rate is computed: repairs in expectation
 /// of a burst that occurred only once would mostly be sent in vain.
 const RECURS: u64 = 3;
 /// Shortest time over which a rate is measured.

@@ -1,13 +1,13 @@
 //! Histogram of packets and losses over a quantity such as the queueing delay, to test whether
 //! losses concentrate at high values.
 //!
-//! Losses by chance occur at any value, in proportion to the packets there; drops of a full queue
+//! Random losses occur at any value, in proportion to the packets there; drops of a full queue
 //! occur at delays close to the longest. If k of n losses are at high values, where a share p of
 //! the packets is, the probability of k or more by chance is at most `exp(-n D(k/n || p))`
 //! (Chernoff), where D is the relative entropy of two coins with these probabilities.
 //!
 //! ```text
-//!   packets  ▁▂▃▅▇▇▆▅▅▆▇│▇▅      losses by chance  ▁ ▁ ▂ ▂ ▁│▁      of a full queue           │▂█
+//!   packets  ▁▂▃▅▇▇▆▅▅▆▇│▇▅      random losses     ▁ ▁ ▂ ▂ ▁│▁      of a full queue           │▂█
 //!            0     high ┴▶ delay                            ┴                                 ┴
 //! ```
 
@@ -26,22 +26,23 @@ const ABOVE_PEAK: f32 = 0.01;
 const HIGH: f64 = 0.8;
 /// Test of the bin of a loss and [`BESIDE`] bins on either side: the losses there have to exceed
 /// those expected by chance by [`MORE`] standard deviations. Without this test, once a full queue
-/// has dropped packets, chance losses at somewhat shorter delays would count as drops, too.
+/// has dropped packets, random losses at somewhat shorter delays would count as drops, too.
 const BESIDE: usize = 1;
 const MORE: f64 = 2.0;
 /// Number of packets assumed at high values, and likewise at low ones, besides those counted.
 const FEW: f64 = 10.0;
-/// Thresholds for the negative logarithm of the probability that losses are by chance. From
-/// [`CERTAIN`] on, a full queue is certain to be the cause; the value allows for about ten tests,
-/// one for each bin at which high values may start. Below [`LIKELY`], chance is likely enough to
-/// leave the cause in doubt.
+/// Thresholds for the negative logarithm of the probability that random losses are distributed as
+/// observed. If more losses than expected are at high values, a full queue is certain to be the
+/// cause from [`CERTAIN`] on, and below it the cause is in doubt; the value allows for about ten
+/// tests, one for each bin at which high values may start. If not more than expected are there, the
+/// cause is in doubt below [`LIKELY`].
 const CERTAIN: f64 = 9.0;
 const LIKELY: f64 = 1.0;
 
 /// Cause of a loss.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Verdict {
-    /// Loss by chance.
+    /// Random loss.
     Chance,
     /// Loss in a queue that may be full; the next losses will show whether it was.
     Doubtful,
@@ -73,8 +74,8 @@ struct Bin {
 impl Histogram {
     /// Creates a histogram whose counts have the given half-life. `prior`: packets assumed at low
     /// values, as a share of those at high ones; if all values are high, losses count as congestion
-    /// once they outweigh these. `often`: ratio of the loss rates at high and at low values that
-    /// may arise by chance.
+    /// once they outweigh this share. `often`: ratio of the loss rates at high and at low values
+    /// that may arise by chance.
     pub fn new(half_life: Duration, prior: f64, often: f64) -> Self {
         Histogram { bins: Vec::new(), half_life, halved: None, prior, often }
     }
@@ -186,7 +187,7 @@ fn bin(value: i64) -> usize {
     ((1 + octave * PER_OCTAVE + part) as usize).min(BINS - 1)
 }
 
-/// Least value of a bin.
+/// Lowest value of a bin.
 fn lower(bin: usize) -> i64 {
     let Some(at) = bin.checked_sub(1) else { return 0 };
     let (octave, part) = (at as u32 / PER_OCTAVE, at as u32 % PER_OCTAVE);

@@ -1,9 +1,9 @@
-//! Losses as a receiver counts them: by chance or by congestion, in bursts.
+//! Losses as a receiver counts them: random ones, in bursts, and those by congestion.
 //!
 //! A missing packet may just be late. It counts as lost if it has not arrived after a moment; until
 //! then it waits here. It waits longer if the cause is in doubt: later losses show whether a full
 //! queue dropped it. Later packets are not counted before it, since the loss rate would otherwise
-//! seem too low at first and too high afterwards. Consecutive numbers lost by chance form one
+//! seem too low at first and too high afterwards. Random losses of consecutive numbers form one
 //! burst.
 
 use std::collections::VecDeque;
@@ -35,7 +35,7 @@ pub struct Losses {
     condemned: Vec<Seq>,
     /// Burst counted last: its newest number and its length.
     run: Option<(Seq, u64)>,
-    /// Losses by chance, including the last burst, which may still grow.
+    /// Random losses, including the last burst, which may still grow.
     pub(in crate::repair) counts: Counts,
     /// Packets lost by congestion.
     pub(in crate::repair) congested: u64,
@@ -112,7 +112,7 @@ impl Losses {
         doubtful.take(RECURS).count() == RECURS
     }
 
-    /// Counts the first waiting packet. A packet that is still in doubt counts as lost by chance.
+    /// Counts the first waiting packet. A loss that is still in doubt counts as random.
     fn count_first(&mut self) {
         match self.waiting.pop_front() {
             Some((seq, _, Verdict::Chance | Verdict::Doubtful)) => self.count(seq),
@@ -121,7 +121,7 @@ impl Losses {
         }
     }
 
-    /// Counts a packet that was lost by chance.
+    /// Counts a random loss.
     fn count(&mut self, seq: Seq) {
         let length = match self.run {
             Some((last, length)) if last + 1 == seq => {

@@ -1,15 +1,15 @@
 //! Controller of the repair rate: sets it according to the losses on the link.
 //!
 //! The peer reports random losses, with the lengths of their bursts, and drops of a full queue.
-//! Random losses determine the rate of repairs: the lowest at which only few bursts are repaired
+//! Random losses determine the rate of repairs: the lowest one at which few bursts are repaired
 //! later than flows can wait ([`overhead`]). Losses by congestion do not raise the rate, since
 //! repairs would fill the queue further. The rate rises at once and falls slowly: losses of the
 //! last ten seconds may recur.
 //!
 //! ```text
-//!   report ─▶ bursts per packet ─▶ least overhead × trim ─▶ up at once, down slowly ─▶ encoder
-//!                 ▲ of 1 s or 10 s                ▲
-//!                                   losses that flows have seen
+//!   report ─▶ bursts per packet ─▶ lowest overhead × trim ─▶ up at once, down slowly ─▶ encoder
+//!                 ▲ of 1 s or 10 s                 ▲
+//!                                    losses that flows have seen
 //! ```
 //!
 //! [`Controller`] connects three machines: `Recurrence` tells whether losses recur, `Trim` corrects
@@ -38,11 +38,11 @@ use trim::Trim;
 
 pub use state::{Regime, Report, State};
 
-/// Target rate, per second, of losses of a single packet that are repaired too late: a cubic
-/// flow still fills its link with fewer than one such loss in half a minute. For longer bursts
-/// the target is up to [`MAX_LATER`] times as high, because late repairs still help: the peer
-/// requests the missing ones, and a sender that sees the whole burst arrive undoes the reduction
-/// of its window.
+/// Target rate, per second, of single-packet losses that are repaired too late: a cubic flow still
+/// fills its link if less than one such loss occurs in half a minute. For longer bursts the target
+/// is up to [`MAX_LATER`] times as high, because late repairs still help: the peer requests the
+/// missing packets, and a sender that sees the whole burst arrive undoes the reduction of its
+/// window.
 const TARGET: f64 = 0.03;
 const MAX_LATER: f64 = 10.0;
 /// Target for quick repairs: at most the fraction [`QUICK_LATE`] of the bursts is repaired later
@@ -59,15 +59,14 @@ const QUICK_MORE: f64 = 1.2;
 const FORWARD: [f64; 2] = [0.5, 0.9];
 /// Number of bursts at which losses count as recurring.
 const RECURS: usize = 3;
-/// Overhead that is kept until a link is clean, so that a new loss is repaired at once.
+/// Minimum overhead until a link is clean, so that a new loss is repaired at once.
 const MIN_OVERHEAD: f64 = 0.0025;
-/// Overhead while the cause of losses is unknown, and for the first bursts after a quiet time, up
-/// to twelve, until it is known whether they continue.
+/// Overhead while the cause of losses is unknown, and from the third to the twelfth burst in the
+/// first second of losses after a quiet time, while it is unknown whether they continue.
 const PRIOR: f64 = 0.03;
 /// Overhead while the loss rate is unknown: until the fate of [`FIRST_PACKETS`] packets is known,
-/// and after more than twelve bursts at the onset of losses after a quiet time. At that time
-/// senders do not yet tolerate late packets, and each loss that they see costs them much
-/// throughput.
+/// and after the twelfth burst in the first second of losses after a quiet time. Senders do not yet
+/// tolerate late packets then, and each loss that they see costs them much throughput.
 const FIRST: f64 = 0.08;
 const FIRST_PACKETS: u64 = 4_096;
 /// Burst length for which the overhead is high enough at first, until the fate of [`FIRST_FEW`]
@@ -84,13 +83,13 @@ const FALL: f64 = 0.5;
 const TOO_SHORT: f64 = 0.1;
 /// Group size in the encoder's parameters, which give the overhead as repairs per group.
 const PACKETS: u16 = 4_096;
-/// Least packet rate that is assumed, in packets a second.
+/// Minimum packet rate that is assumed, in packets a second.
 const MIN_PACE: f64 = 50.0;
 
 /// Bounds of the repair rate, set by the operator.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Limits {
-    /// Maximum number of repairs for each packet.
+    /// Maximum number of repairs per packet.
     pub max_overhead: f64,
     /// Maximum rate of repairs and copies, in bytes a second.
     pub max_rate: Option<f64>,
@@ -262,7 +261,8 @@ impl Controller {
         })
     }
 
-    /// Least overhead while little is known of the link, so that a burst does not end a slow start.
+    /// Minimum overhead while little is known of the link, so that a burst does not end a slow
+    /// start.
     fn first(&self, traffic: Traffic) -> f64 {
         if self.report().random.packets >= FIRST_FEW {
             return 0.0;
@@ -272,8 +272,8 @@ impl Controller {
         needed.min(FORWARD[1] * self.limits.max_overhead)
     }
 
-    /// Number of packets that a repair covers: those that pass while flows can wait, or fewer
-    /// if losses rarely need more. A shorter window costs less work for each packet.
+    /// Number of packets that a repair covers: those that pass while flows can wait, or fewer if
+    /// these suffice for nearly all bursts. A shorter window costs less work per packet.
     fn window(&self, traffic: Traffic, overhead: f64) -> u16 {
         let reach = self.reach(traffic);
         if self.report().random.packets < FIRST_PACKETS || self.rarity <= 0.0 {

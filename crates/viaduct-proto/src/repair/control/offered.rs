@@ -18,7 +18,8 @@ const BURST_HALF_LIFE: Duration = Duration::from_secs(8);
 /// Ratio of the loss rates at high and at low loads that may arise by chance: the load may stay
 /// almost constant for long, and all losses of that time then occur at about one load.
 const OFTEN: f64 = 2.0;
-/// Load units per packet a second: loads below 16 packets a second are not distinguished.
+/// Number of load units for one packet a second. Loads below 16 packets a second are not
+/// distinguished.
 const UNITS: f64 = 64.0;
 
 /// Offered load of the packets from one peer.

@@ -1,24 +1,26 @@
-//! Least overhead for the bursts of a link.
+//! Minimum overhead for the bursts of a link.
 //!
-//! Repairs are sent at a steady rate of o for each packet, and a burst of b lost packets needs
-//! b of them. The backlog of needed repairs behaves as a queue: it grows by b with each burst
-//! and shrinks by o with each packet. A packet is late if the backlog at its loss takes more
-//! than n packets to drain, where n is the number that passes while its flow can wait. By
+//! Repairs are sent at a steady rate of o per packet, and a burst of b lost packets needs b of
+//! them. The backlog of needed repairs behaves as a queue: it grows by b with each burst and
+//! shrinks by o with each packet. A packet is late if the backlog at its loss takes more than n
+//! packets to drain, where n is the number of packets that pass while its flow can wait. By
 //! Cramér and Lundberg the share of late bursts falls as exp(-n I(o)), with
 //!
 //! ```text
-//!   I(o) = max over t of  t o - sum over b of r[b] (exp(t b) - 1)   r[b]: bursts of b a packet
+//!   I(o) = max over t of  t o - sum over b of r[b] (exp(t b) - 1)
+//!
+//!   r[b]: number of bursts of b packets, per packet
 //! ```
 //!
 //! and, for smaller n, as exp(-n I(o)) / (t sqrt(2 pi n v)) with v = sum over b of `r[b]` b^2
 //! exp(t b) (Bahadur and Rao). The repairs that are sent during a burst are lost as well, so a
-//! burst of b packets needs b o more.
+//! burst of b packets needs b o repairs more.
 
 use super::bursts::{BUCKETS, length};
 
 /// Halvings of a search interval: to a sixteen-millionth of it.
 const HALVINGS: u32 = 24;
-/// Greatest argument of exp.
+/// Maximum argument of exp.
 const MAX_EXPONENT: f64 = 500.0;
 
 /// Bursts per packet, by bucket of their length.
@@ -56,13 +58,14 @@ pub fn rarity(rates: &Rates, overhead: f64, packets: f64) -> f64 {
     let exponent = (low * overhead - moment).max(0.0);
     let spread = sum(&|rate, length| rate * length.powi(2) * power(low, length));
     let few = (low * (std::f64::consts::TAU * packets * spread).sqrt()).max(1.0);
-    // The correction holds for many bursts. With less than one burst in n packets the correction is
-    // reduced in proportion.
+    // The correction holds for many bursts. With fewer than one burst in n packets it is reduced in
+    // proportion.
     let bursts = packets * sum(&|rate, _| rate);
     packets * exponent + few.ln() * bursts.min(1.0)
 }
 
-/// Least number of packets with a [`rarity`] of at least `needed`; `None` if `most` or more.
+/// Minimum number of packets with a [`rarity`] of `needed` or more; `None` if that takes `most`
+/// packets or more.
 pub fn delay(rates: &Rates, overhead: f64, needed: f64, most: u16) -> Option<u16> {
     let (mut low, mut high) = (0, most);
     while low + 1 < high {
@@ -73,9 +76,9 @@ pub fn delay(rates: &Rates, overhead: f64, needed: f64, most: u16) -> Option<u16
     (high < most).then_some(high)
 }
 
-/// Least number of repairs per packet with which at most `target` of `events` bursts a second are
+/// Minimum number of repairs per packet with which at most `target` of `events` bursts a second are
 /// late, that is, repaired after more than `packets` further packets; `None` if even `most` repairs
-/// are too few.
+/// per packet are too few.
 pub fn least(rates: &Rates, packets: f64, events: f64, target: f64, most: f64) -> Option<f64> {
     if events <= target {
         return Some(0.0);

@@ -3,7 +3,7 @@
 //! ```text
 //!   names with send times ──┬─▶ delays ─▶ queue ──┐ full beside a loss?
 //!   arrivals, in order ─────┘                     ▼
-//!            │              └──── missing ─────▶ losses: by chance, by congestion
+//!            │              └──── missing ─────▶ losses: random, by congestion
 //!            └─────────────▶ offered load ─────────┘ high?
 //! ```
 
@@ -103,8 +103,8 @@ impl Path {
     /// Judges the cause of consecutive losses, next to packets with the queueing delay `waits`.
     fn judge(&mut self, now: Instant, waits: Micros) -> Verdict {
         let verdict = self.queue.lose(now, waits);
-        // A loss that a full queue explains says nothing about the load. Counted there, the drops
-        // of the queue would make chance losses at the same load seem to be caused by the load.
+        // A loss that a full queue explains says nothing about the load. If such losses were
+        // counted there, random losses at the same load would seem to be caused by the load.
         match verdict {
             Verdict::Congestion => verdict,
             _ if self.offered.lose() => Verdict::Congestion,
@@ -112,8 +112,8 @@ impl Path {
         }
     }
 
-    /// Counts a visible loss event: a packet lost by chance was recovered too late for its flow, or
-    /// not at all. Losses within `wait` are one event.
+    /// Counts a visible loss event: a random loss was repaired too late for its flow, or not at
+    /// all. Losses within `wait` are one event.
     pub fn visible(&mut self, now: Instant, wait: Duration) {
         if self.seen.is_none_or(|at| now.since(at) > wait) {
             self.visible += 1;

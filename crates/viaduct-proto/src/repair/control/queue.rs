@@ -1,24 +1,24 @@
 //! Queue of the link, as estimated from one-way delays.
 //!
-//! The queueing delay of a packet is its one-way delay minus the least one of the last minutes. A
+//! The queueing delay of a packet is its one-way delay minus the minimum of the last minutes. A
 //! loss next to packets whose delay was close to the peak is attributed to a full queue, and
 //! repairs must not hide such a loss from the sender.
 //!
 //! ```text
-//!   delay   ┌ peak ─────────/|────────/|── long from here: 0.8 of it
+//!   delay   ┌ peak ─────────/|────────/|── long: from 0.8 of the peak
 //!           │             /  |      /  |
-//!           └ least ────/────|────/────|──────▶ time
+//!           └ minimum ──/────|────/────|──────▶ time
 //! ```
 //!
 //! A peak need not be a full queue: every flow that sends in bursts causes one. Losses are
 //! therefore attributed to a full queue only if they are more frequent at long delays than at
 //! others ([`super::histogram`]).
 //!
-//! The least delay may be stale: a path that has become longer looks like a queue that never
-//! empties, such as a single cubic flow may cause for minutes. Queues grow packet by packet,
-//! however, and paths change at once; a step that stays is attributed to the path. Clock drift
-//! changes the delay too, but slowly: its assumed maximum is subtracted, for all the time in which
-//! no queue was known to be full.
+//! The minimum may be stale: a path that has become longer looks like a queue that never empties,
+//! such as a single cubic flow may cause for minutes. Queues grow packet by packet, however, and
+//! paths change at once; a step that stays is attributed to the path. Clock drift changes the delay
+//! too, but slowly: its assumed maximum is subtracted, for all the time in which no queue was known
+//! to be full.
 
 #[cfg(test)]
 mod tests;
@@ -29,7 +29,7 @@ use super::histogram::{Histogram, Verdict};
 use crate::fec::Seq;
 use crate::time::{Duration, Instant};
 
-/// Time for which the least delay is remembered.
+/// Time for which the minimum delay is remembered.
 const MEMORY: Duration = Duration::from_secs(300);
 /// Length of the parts into which [`MEMORY`] is divided.
 const PART: Duration = Duration::from_secs(10);
@@ -50,15 +50,15 @@ const OFTEN: f64 = 1.1;
 /// Loss rate above which a queue was certainly full: its delay at that time remains the peak for a
 /// while, even if later packets wait less.
 const FULL: f64 = 0.1;
-/// Least queueing delay of a standing queue.
+/// Minimum queueing delay of a standing queue.
 const STANDING: Micros = 20_000;
-/// Least peak delay; shorter queues are noise.
+/// Minimum peak delay; shorter queues are noise.
 const MIN_PEAK: Micros = 5_000;
-/// Least step of a path's delay that stands out from noise.
+/// Minimum step of a path's delay that stands out from noise.
 const MIN_STEP: Micros = 5_000;
-/// Steepest growth of a queue: at most this much delay in a time. A rise that is steeper is a step
-/// of the path's delay, as of 5 ms between packets that were sent within 2 ms, or of 30 ms within
-/// 12 ms. Packets between the two may have been lost, as they often are when a path changes.
+/// Steepest growth of a queue: a delay, and the time in which it accrues. A rise that is as steep
+/// or steeper is a step of the path's delay: 5 ms between two packets sent within 2 ms, or 30 ms
+/// within 12 ms. Packets between the two may have been lost, as they often are then.
 const STEEPEST: (Micros, Micros) = (5, 2);
 /// Time for which delays must stay raised before a step is attributed to the path.
 const STAYS: Duration = Duration::from_millis(500);
@@ -72,7 +72,7 @@ pub struct Queue {
     /// Difference of the clocks at the first packet; delays are relative to it.
     base: Option<u32>,
     least: Least,
-    /// Least delay as of the last packet.
+    /// Minimum delay as of the last packet.
     floor: Micros,
     /// Time of the last update of the clock drift, and total time for which drift is subtracted.
     drift: (Instant, Duration),
@@ -111,7 +111,7 @@ struct Step {
     since: Instant,
     /// Delay before the step.
     before: Micros,
-    /// Least delay since the step.
+    /// Minimum delay since the step.
     least: Micros,
 }
 
@@ -210,7 +210,7 @@ pub fn micros(now: Instant) -> u32 {
     (now.as_nanos() / 1_000) as u32
 }
 
-/// Least delay of the last minutes, in parts: start and least delay of each.
+/// Minimum delay of the last minutes, in parts: start and minimum delay of each.
 #[derive(Debug, Default)]
 struct Least {
     parts: VecDeque<(Instant, Micros)>,

@@ -1,4 +1,4 @@
-//! Recurrence of losses by chance: whether they continue, or begin after a quiet time.
+//! Recurrence of random losses: whether they continue, or begin after a quiet time.
 
 use super::{FIRST, MIN_OVERHEAD, PRIOR, RECURS};
 use crate::time::{Duration, Instant};
@@ -19,7 +19,7 @@ struct Onset {
     bursts: u64,
 }
 
-/// Latest losses by chance.
+/// Latest random losses.
 #[derive(Debug, Default)]
 pub(super) struct Recurrence {
     /// Times at which the latest bursts were reported, newest first.
@@ -59,8 +59,8 @@ impl Recurrence {
         self.lost[0].is_some()
     }
 
-    /// Returns the lower bound of the overhead: high after an onset with many bursts, low after
-    /// recurring losses until the link is clean, and else 0.
+    /// Returns the lower bound of the overhead: high during an onset with many bursts, lower during
+    /// one with few, low after recurring losses until the link is clean, and otherwise 0.
     pub(super) fn floor(&self, now: Instant) -> f64 {
         let is_lossy = self.lost[RECURS - 1].is_some_and(|at| now.since(at) < CLEAN);
         match self.onset.map_or(0, |onset| onset.bursts) {

@@ -4,7 +4,7 @@ use crate::time::{Duration, Instant};
 
 /// Time for which a queue has to drop packets before the overhead is halved. If the flows that fill
 /// the queue slow down, the drops end before this time. Repairs must not be reduced in that case:
-/// losses by chance, no longer repaired, would slow these flows down again.
+/// random losses, no longer repaired, would slow these flows down again.
 const FIRST_HALVING: Duration = Duration::from_millis(1_200);
 /// Time from each halving to the next.
 const HALVING_INTERVAL: Duration = Duration::from_millis(50);

@@ -8,11 +8,11 @@ use crate::time::Duration;
 /// Report of a peer on the path to it. Counters are totals since its receiver started.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Report {
-    /// Losses by chance.
+    /// Random losses.
     pub random: Counts,
     /// Packets lost by congestion.
     pub congested: u64,
-    /// Losses by chance that flows have seen: not repaired, or repaired too late.
+    /// Random losses that flows have seen: not repaired, or repaired too late.
     pub visible: u64,
     /// The queue is long at present, and may be full.
     pub queue_full: bool,
@@ -26,9 +26,9 @@ pub enum Regime {
     /// The fate of too few packets is known yet.
     #[default]
     Unknown,
-    /// Fewer than three bursts were lost by chance in the last minute: no repairs.
+    /// Fewer than three bursts of random losses in the last minute: no repairs.
     Clean,
-    /// Repairs of losses by chance are being sent.
+    /// Repairs of random losses are being sent.
     Repairing,
     /// More repairs would be needed than the bounds allow.
     Bounded,

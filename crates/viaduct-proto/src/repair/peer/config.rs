@@ -113,14 +113,14 @@ pub fn overhead(ipv6: bool, transport: TransportChoice) -> usize {
     outer(ipv6) + more + SEAL_OVERHEAD + SECTION_HEAD + REPAIR_HEAD + PREFIX
 }
 
-/// Least memory of a peer, in bytes, with which a code can recover anything: there must be room for
-/// all packets that a repair may cover, beside repairs and the ledger.
+/// Minimum memory of a peer, in bytes, with which a code can recover packets: there must be room
+/// for all packets that a repair may cover, beside repairs and the ledger.
 pub fn least_memory(coding: &Coding, longest: usize) -> usize {
     let packets = (coding.span() + 64) * longest.max(576);
     (packets.div_ceil(5) * 8).max(MIN_MEMORY)
 }
 
-/// Least memory of a peer without an encoder.
+/// Minimum memory of a peer without an encoder.
 pub const MIN_MEMORY: usize = 256 << 10;
 
 /// Reason why a peer cannot be created.

@@ -20,8 +20,8 @@ pub struct PeerFacts {
     pub transport: Transport,
     /// Reason why this transport is used.
     pub cause: Cause,
-    /// Number of handshakes in a row that were not answered over any transport; they are sent once
-    /// a second.
+    /// Number of handshakes in a row that were not answered over any transport; at most one
+    /// a second is sent.
     pub unanswered: u32,
     /// Reason why the peer's host name has no address; set by the caller, which resolves
     /// names.

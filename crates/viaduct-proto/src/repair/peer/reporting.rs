@@ -11,7 +11,7 @@ use crate::time::{Duration, Instant};
 
 /// Interval of loss reports to the peer; they also keep the session alive.
 const REPORT_EVERY: Duration = Duration::from_secs(1);
-/// Least time between two reports while packets are missing. Reports less than
+/// Minimum time between two reports while packets are missing. Reports less than
 /// [`REPORT_SPARSE`] apart also need [`REPORT_PACKETS`] new packets between them, or a new
 /// doubt about the cause of losses.
 const REPORT_SOON: Duration = Duration::from_millis(10);
@@ -64,7 +64,7 @@ impl Reporting {
         }
     }
 
-    /// Starts to count reports anew, so that the next ones carry terms.
+    /// Restarts the count of reports, so that the next ones carry terms.
     pub(super) fn restart(&mut self) {
         self.reports = 0;
     }

@@ -1,10 +1,10 @@
 //! Detection of a network that throttles UDP: it drops far more of the peer's datagrams than of the
-//! packets that they protect, although both take the same way.
+//! packets that they protect, although both take the same path.
 //!
 //! ```text
 //!   far end: losses of both ── Throttled ──▶ this side: its own queue has dropped nothing?
-//!            ◀── the same, for a peer ──     then handshake over another transport
-//!                that alone can connect
+//!            ◀── Throttled, in case only     then handshake over another transport
+//!                the far end can connect
 //! ```
 
 use crate::repair::session::Tally;
@@ -13,15 +13,15 @@ use crate::time::{Duration, Instant};
 /// Kind of the section that tells the peer that its datagrams are throttled; it has no body.
 pub(super) const THROTTLED: u8 = 8;
 
-/// Least duration of a measurement.
+/// Minimum duration of a measurement.
 const MEASURE: Duration = Duration::from_secs(5);
-/// Least number of datagrams in a measurement.
+/// Minimum number of datagrams in a measurement.
 const MIN_DATAGRAMS: u64 = 100;
 /// Number of measurements in a row that must show the throttle.
 const ROUNDS: u32 = 2;
-/// Least share of datagrams that a throttle drops.
+/// Minimum share of datagrams that a throttle drops.
 const MIN_LOSS: f64 = 0.3;
-/// Least ratio of the shares of dropped datagrams and of dropped packets.
+/// Minimum ratio of the share of dropped datagrams to that of dropped packets.
 const MIN_RATIO: f64 = 4.0;
 /// Time after a drop in this machine's own queue for which losses prove nothing.
 const OWN_DROPS: Duration = Duration::from_secs(15);
@@ -54,7 +54,7 @@ impl Throttle {
         self.begun = Some((now, tallies));
     }
 
-    /// Begins anew, for another session.
+    /// Restarts the detection, for another session.
     pub(super) fn restart(&mut self) {
         *self = Throttle { dropped_at: self.dropped_at, ..Throttle::default() };
     }
@@ -63,9 +63,8 @@ impl Throttle {
         self.dropped_at = Some(now);
     }
 
-    /// Handles the peer's notice that datagrams of this gateway are throttled. Returns whether the
-    /// notice is believed: not after recent drops in this machine's own queue, which would explain
-    /// the losses, too.
+    /// Handles the peer's notice that datagrams of this gateway are throttled. Returns false if the
+    /// notice is ignored: recent drops in this machine's own queue would explain the losses, too.
     pub(super) fn handle_told(&mut self, now: Instant) -> bool {
         let is_own = self.dropped_at.is_some_and(|at| now.since(at) < OWN_DROPS);
         self.tells |= !is_own;

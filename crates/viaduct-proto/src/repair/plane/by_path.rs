@@ -9,7 +9,7 @@
 //!                                     path 1
 //! ```
 //!
-//! A receiver would take packets for lost if their names arrived before them. The difference of the
+//! A receiver would count packets as lost if their names arrived before them. The difference of the
 //! two paths' delays follows from the probes ([`crate::repair::liveness`]).
 
 use super::Plane;

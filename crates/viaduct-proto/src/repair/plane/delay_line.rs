@@ -29,7 +29,7 @@ pub(super) struct Delayed {
 }
 
 impl Ord for Delayed {
-    /// The greatest is due first.
+    /// Orders the datagram that is due first as the greatest, which the heap returns first.
     fn cmp(&self, other: &Self) -> Ordering {
         (other.due, other.number).cmp(&(self.due, self.number))
     }

@@ -20,7 +20,7 @@ pub(super) struct PeerLanes {
     pub(super) peer_wants: LaneCount,
     /// Number in force.
     pub(super) count: LaneCount,
-    /// Time from which the number may change again at the peer's wish.
+    /// Time from which on the number may change again if the peer wants another one.
     pub(super) free_at: Instant,
     /// The lanes are paths.
     pub(super) by_path: bool,

@@ -86,8 +86,8 @@ impl Plane {
         Ok(())
     }
 
-    /// Decides for each of these lanes, with its number, whether it stays. `memory`: that of all
-    /// lanes, in bytes.
+    /// Decides for each lane, given by its number and config, whether it stays. `memory`: memory of
+    /// all lanes, in bytes.
     fn next_lanes(
         &self,
         of_lanes: Vec<(u8, PeerConfig)>,

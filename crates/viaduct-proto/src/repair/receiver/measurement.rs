@@ -79,8 +79,8 @@ impl Measurement {
         self.observed.as_ref().map_or(0, |observed| observed.memory())
     }
 
-    /// Measures the path by names. Adds packets lost by chance to `needs`, unless the path is only
-    /// observed.
+    /// Measures the path by names. Adds missing packets to `needs`, except those that a full queue
+    /// has dropped or that are in no repair; none if the path is only observed.
     pub(super) fn named(
         &mut self,
         now: Instant,
@@ -152,7 +152,8 @@ impl Measurement {
     }
 }
 
-/// Notes the cause of a loss. Adds a packet lost by chance to `needs` if repairs can recover it.
+/// Notes the cause of a loss. Adds the packet to `needs` if repairs can recover it, unless a full
+/// queue has dropped it.
 fn miss(
     now: Instant,
     seq: Seq,

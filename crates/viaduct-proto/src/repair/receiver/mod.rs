@@ -13,7 +13,7 @@
 //! [`Receiver`] connects these machines, one in each file:
 //!
 //! ```text
-//!   Arrivals     latest arrivals, the aligner, routers crossed
+//!   Arrivals     latest arrivals, the aligner, number of routers on the path
 //!   Known        ledger and store
 //!   Repairs      decoder, repairs that wait, repairs expected
 //!   Needs        missing packets and names, and when they are requested
@@ -61,8 +61,8 @@ use crate::wire::tcp_sack;
 pub(super) const TICK: Duration = Duration::from_millis(100);
 /// Limit of the difference between a copy's number and the highest number named.
 const MAX_AHEAD: u64 = 1_024;
-/// Limit of the packets that are handed over to another receiver at once: it can match no more of
-/// them to names that it has already.
+/// Limit of the packets that are handed over to another receiver at once: the other receiver can
+/// match no more of them to names that it has already.
 const MAX_HANDED_OVER: usize = 256;
 
 pub(super) struct Receiver {
@@ -128,7 +128,7 @@ impl Receiver {
         self.known.store.held() + self.repairs.decoder.memory()
     }
 
-    /// Gives some memory back: of the oldest packets, or of the oldest repairs if these have more.
+    /// Gives some memory back: of the oldest packets, or of the oldest repairs if these hold more.
     pub(super) fn shed(&mut self) {
         let repairs = self.repairs.decoder.memory();
         match repairs > self.known.store.held() {
@@ -253,8 +253,8 @@ impl Receiver {
     }
 
     /// Makes room for numbers up to `last`; returns false if `first` has settled already. If the
-    /// numbers jump back, the peer has restarted with a clock that was set back, and the numbers of
-    /// before are forgotten.
+    /// numbers jump back, the peer has restarted with a clock that was set back, and the earlier
+    /// numbers are forgotten.
     fn reach(&mut self, first: Seq, last: Seq) -> bool {
         let next = self.known.ledger.next();
         let is_open = self.known.ledger.reach(first, last);

@@ -14,7 +14,7 @@
 //!  report   kind=4: see [`super::report`]
 //!  terms    kind=5: see [`super::terms`]
 //!  copies   kind=6 | first 4 | ttl | tos | n x (length 2 | packet, normalised)
-//!  tried    kind=7: see [`super::report`]
+//!  trials   kind=7: see [`super::report`]
 //!  throttle kind=8, without a body
 //!  member   kind=9 | weight: see [`super::racks`]
 //!  probe    kind=10: see [`super::liveness`]
@@ -26,10 +26,10 @@
 //! - family: 0 exclusive or, 1 Reed-Solomon, 2 window; plus 0x40 for the head of a symbol in two
 //!   datagrams, 0x80 for its tail
 //! - parameter: layer, parity row, or density of the window in 256ths
-//! - first: lowest number; a field of four bytes holds only its low 32 bits, and the receiver
-//!   completes them to the number nearest to those it knows
+//! - first: lowest number; a field of four bytes holds only its low 32 bits, which the receiver
+//!   expands to the number nearest to the one that it expects next
 //! - stride or dense: distance of the numbers covered; for a window, the count of the newest
-//!   packets that are all in the repair
+//!   packets, all of which are in the repair
 //! - count: number of packets that are covered or named
 //! - seed: determines, with the packets' numbers, their coefficients in a window
 //! - length code: combination of the packets' lengths, with the same coefficients as the symbol
@@ -40,7 +40,7 @@
 //! - sent: send time of the first packet in microseconds of the sender's clock, low 32 bits
 //! - ttl, tos: mutable fields of the first packet, as it left
 //! - apart: distance between the numbers of two packets whose tags are combined; `first` is the
-//!   number of the later packet
+//!   number of the later packet of the first pair
 //! - tag: low 16 bits of a packet's identity
 //! - gap: time since the previous packet in units of 8 microseconds: half a byte where it is below
 //!   15, otherwise 15 and a byte
@@ -114,7 +114,7 @@ pub struct Need {
 }
 
 impl Need {
-    /// Returns whether all of the packets are missing, as far as the number of repairs tells.
+    /// Returns whether a repair is requested for each packet: then all of them seem to be missing.
     pub fn is_whole(&self) -> bool {
         self.packets <= self.repairs.into()
     }

@@ -16,7 +16,7 @@ pub(in crate::repair) const SILENCE: Duration = Duration::from_secs(4);
 /// Schedule of handshakes with one peer.
 pub(in crate::repair) struct Schedule {
     rekey_after: Duration,
-    /// Extra wait of this side, so that both sides do not start at once.
+    /// Extra wait of this side, so that both sides do not start at the same time.
     responder_delay: Duration,
     /// Time without an authentic message after which a new session is requested.
     pub(in crate::repair) silence_limit: Duration,
@@ -34,8 +34,8 @@ pub(in crate::repair) struct Schedule {
 }
 
 impl Schedule {
-    /// Creates a schedule with a handshake that is due at once. `waits`: this side is the one that
-    /// lets the other start.
+    /// Creates a schedule with a handshake that is due at once. `waits`: this side lets the other
+    /// side start later handshakes.
     pub(super) fn new(rekey_after: Duration, waits: bool, now: Instant) -> Schedule {
         Schedule {
             rekey_after,
@@ -91,8 +91,9 @@ impl Schedule {
         self.is_retrying = false;
     }
 
-    /// Schedules the next initiation: by age (the responder a little later) or by silence.
-    /// `newest`: time of birth of the keys in use, and whether this side was their initiator.
+    /// Schedules the next initiation: by age (the responder a little later) or by silence; at once
+    /// without keys. `newest`: time of birth of the keys in use, and whether this side was their
+    /// initiator.
     pub(super) fn update(&mut self, now: Instant, newest: Option<(Instant, bool)>) {
         if self.is_retrying {
             return; // the next try is scheduled already

@@ -41,7 +41,7 @@ pub const TRIED: [&str; 4] = ["auto", "layered", "reed-solomon", "window"];
 pub struct Outcome {
     /// Packets that left.
     pub packets: u64,
-    /// Number of these packets that were lost by chance.
+    /// Random losses among these packets.
     pub lost: u64,
     /// Lost packets that would have been recovered.
     pub recovered: u64,
@@ -107,7 +107,7 @@ impl Shadows {
 pub enum Fate {
     /// Arrived.
     Arrived,
-    /// Lost by chance.
+    /// Lost at random.
     Lost,
     /// Dropped by a full queue.
     Congested,
