@@ -17,9 +17,9 @@ use crate::stats::PortStats;
 /// Sender with a queue of packets in TCP's format for each family, and known path MTUs.
 ///
 /// The kernel's path MTU may come from a forged ICMP message, and the kernel's minimum for IPv4 is
-/// 552 bytes. Datagrams must not be longer. Packets in TCP's format may be, because their socket
-/// ignores the path MTU ([`RawSockets::ignore_path_mtu`]), so for them a value below 1,280 bytes
-/// counts as 1,280 unless the interface refuses packets of this length, too.
+/// 552 bytes. Datagrams must not exceed the kernel's path MTU. Packets in TCP's format may exceed
+/// it, because their socket ignores it ([`RawSockets::ignore_path_mtu`]). So for them a value below
+/// 1,280 bytes counts as 1,280, unless the interface refuses packets of this length, too.
 #[derive(Debug)]
 pub(crate) struct Egress {
     raw: Option<RawSockets>,
@@ -82,7 +82,7 @@ impl Egress {
                 refused.dedup();
                 refused.into_iter().for_each(|ip| self.ask_about_interface(ip));
             }
-            // The raw socket does not refuse what is longer than the MTU of a route.
+            // The raw socket does not refuse packets that are longer than the MTU of a route.
             for ip in too_long {
                 if self.mtu(Format::Tcp, ip) > MIN_MTU_V6 {
                     self.ask_kernel(ip);

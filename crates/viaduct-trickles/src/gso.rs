@@ -124,7 +124,8 @@ struct Peer {
 }
 
 impl Peer {
-    /// Adds a packet. If it does not continue the present run, the run is moved to `runs`.
+    /// Adds a packet. If it does not continue the present run, the run is moved to `runs`. If that
+    /// run is too short, this packet and all later ones to the peer are sent singly instead.
     fn add(&mut self, at: usize, packets: &[&[u8]], runs: &mut Vec<Vec<usize>>) {
         let (first, count) = (packets[self.run[0]], self.run.len());
         let joins = count < MAX_PACKETS && run::goes_on(first, count, packets[at]);

@@ -71,7 +71,7 @@ impl PortError {
     /// Returns whether the reason may be missing privilege for packets in TCP's format.
     fn is_privilege(&self) -> bool {
         match self {
-            // Another process has the journal of that name: a server runs there already.
+            // Another process has the journal or table of this name: it uses the same port or name.
             PortError::Rules(JournalError::Busy { .. } | JournalError::Locked(_)) => false,
             PortError::Rules(_) => true,
             PortError::Socket { privilege, .. } => *privilege,

@@ -7,7 +7,7 @@ use viaduct_proto::time::{Duration, Instant};
 
 /// Lifetime of an entry; short, because addresses, routes and neighbours change.
 const TTL: Duration = Duration::from_millis(100);
-/// Maximum number of entries. Beyond it, expired entries are removed; without these, any one.
+/// Maximum number of entries. At this limit, expired entries are removed, or else an arbitrary one.
 const MAX_ENTRIES: usize = 1024;
 
 #[derive(Debug)]

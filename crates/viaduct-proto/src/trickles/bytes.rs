@@ -1,4 +1,5 @@
-//! Encoding of integers, big endian or of variable length; [`Reader`] parses them.
+//! Encoding of integers, big endian or of variable length, and of byte strings with their length
+//! before them. [`Reader`] parses all of these.
 
 pub(crate) use crate::reader::Reader;
 

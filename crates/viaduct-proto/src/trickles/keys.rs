@@ -76,7 +76,8 @@ impl KeyRing {
     }
 }
 
-/// Standard continuations, whose first part is public, and extracted events.
+/// Standard continuations, whose first part is public; extracted events; keys of encrypted
+/// connections.
 impl KeyRing {
     /// Completes a standard continuation: `out` contains its public part, and nothing else.
     pub(super) fn seal_standard(&self, state: &[u8], out: &mut Vec<u8>) {
@@ -96,8 +97,8 @@ impl KeyRing {
         right.verify(mac.into()).is_ok().then_some(state)
     }
 
-    /// Encrypts an event, whose request is confidential, for another server with AES-SIV (RFC
-    /// 5297). Format: number of the secret 1 | synthetic IV 16 | the event.
+    /// Encrypts an event for another server, because the request in it is confidential. The cipher
+    /// is AES-SIV (RFC 5297). Format: number of the secret 1 | synthetic IV 16 | the event.
     pub(super) fn seal_event(&self, event: &[u8]) -> Vec<u8> {
         let keys = self.newest();
         let mut out = vec![keys.number];

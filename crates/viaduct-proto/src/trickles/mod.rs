@@ -18,6 +18,8 @@
 //!     │ ◀─────────────────────────────────────── packets 11, 12 ─── │ packets
 //! ```
 //!
+//! C(k) is the congestion window after packet k.
+//!
 //! | file | contents |
 //! |---|---|
 //! | [`cwnd`] | Reno's window in closed form |
@@ -66,5 +68,6 @@ mod tests;
 
 use crate::time::Duration;
 
-/// Idle time after which a client restarts. The server does not count such a restart as a timeout.
+/// Idle time after which a client restarts. The server does not treat such a restart as a timeout,
+/// unless the proof shows a loss.
 const SILENCE: Duration = Duration::from_secs(10);

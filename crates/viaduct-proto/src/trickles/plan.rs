@@ -203,7 +203,7 @@ fn loss_of(epoch: Epoch, first: u64) -> (u64, u64) {
     (epoch.sent(first - 1), (flight / 2).max(2).min(flight))
 }
 
-/// Epoch that begins with the survivors: TCPBase at recovery, ssthresh = startCwnd = newCwnd.
+/// Epoch that begins with the survivors: TCPBase = L + 1, ssthresh = startCwnd = newCwnd.
 fn after_recovery(epoch: Epoch, last: u64, survivors: u64) -> Epoch {
     let window = u16::try_from(survivors).unwrap_or(u16::MAX);
     Epoch { base: last + 1, start: window, ssthresh: window, acks: epoch.acks }

@@ -20,7 +20,7 @@
 //! A slice reaches beyond the clock if it has a continuation from a replica whose clock is *ahead*.
 //! If the slice were emptied before the clock has reached the continuation's time, either current
 //! continuations of this server would be refused, too, or the continuation from the replica could
-//! be answered twice. So the slice with the least reach is emptied, and at most two slices reach
+//! be answered twice. So the slice with the earliest reach is emptied, and at most two slices reach
 //! beyond the clock at a time. Further continuations that are ahead are refused until the clock has
 //! caught up. The other two slices alternate, even if a flood fills them fast.
 //!
@@ -82,7 +82,7 @@ pub struct Replay {
     made: Instant,
     /// Continuations made at or before this time are refused.
     floor: Instant,
-    /// Maximum period of a slice. The slices without the newest one cover the horizon.
+    /// Maximum period of a slice. The slices other than the newest cover the horizon.
     slice: Duration,
     /// Maximum age of a continuation that may be answered.
     horizon: Duration,
@@ -90,8 +90,8 @@ pub struct Replay {
 }
 
 impl Replay {
-    /// Creates a window with `bytes` of memory (1 KiB or more, rounded down) that covers `horizon`,
-    /// or less if the memory is full. `secret` is random.
+    /// Creates a window with `bytes` of memory (rounded down to a power of two, but at least 1 KiB)
+    /// that covers `horizon`, or less if the memory is full. `secret` is random.
     pub fn new(bytes: usize, horizon: Duration, secret: [u64; 4], now: Instant) -> Self {
         let buckets = (bytes / SLICES / (BUCKET * 4)).max(4);
         let buckets = 1 << buckets.ilog2();
@@ -142,9 +142,9 @@ impl Replay {
         fresh
     }
 
-    /// Returns whether a continuation ahead of the clock can be recorded while at most two slices
-    /// reach beyond the clock. In normal operation the previous slice still reaches beyond the
-    /// clock for a moment after the slice has ended. Meanwhile the newest slice may take such
+    /// Returns whether a continuation ahead of the clock can be recorded such that at most two
+    /// slices reach beyond the clock. In normal operation the previous slice still reaches beyond
+    /// the clock for a moment after it has ended. Meanwhile the newest slice may take such
     /// continuations only until it is half full, so that it does not overflow into a third slice.
     fn has_place_ahead(&self, now: Instant) -> bool {
         let beyond = |&slice: &usize| slice != self.newest && self.reach[slice] > now;
@@ -186,7 +186,8 @@ impl Replay {
         true
     }
 
-    /// Stores a fingerprint in the emptier of its two buckets. Returns false if both are full.
+    /// Stores a fingerprint in whichever of its two buckets has more free entries. Returns false if
+    /// both are full.
     fn put(&mut self, [first, second, print]: [u32; 3]) -> bool {
         let slice = &mut self.slices[self.newest];
         let free = |bucket: &[u32; BUCKET]| bucket.iter().filter(|&&print| print == 0).count();
@@ -201,8 +202,8 @@ impl Replay {
         room
     }
 
-    /// Empties the slice with the least reach, which is the oldest if nothing in it is ahead of
-    /// the clock, and makes it the newest.
+    /// Empties the slice with the earliest reach, and makes it the newest. It is the oldest slice,
+    /// unless the oldest has an entry ahead of the clock.
     fn turn(&mut self, now: Instant) {
         let behind = (1..=SLICES).map(|after| (self.newest + after) % SLICES);
         self.newest = behind.min_by_key(|&slice| self.reach[slice]).unwrap_or(self.newest);

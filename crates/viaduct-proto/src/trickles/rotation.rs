@@ -24,7 +24,7 @@ pub const PERIODS: std::ops::RangeInclusive<u64> = 10..=366 * 24 * 3600;
 /// Allowed numbers of roots. A root's number is the upper bits of the numbers of its
 /// derived secrets.
 pub const ROOT_NUMBERS: std::ops::RangeInclusive<u8> = 0..=7;
-/// Number of lower bits in a secret's number, which are those of the period.
+/// Number of lower bits of a secret's number that are taken from the period's number.
 const PERIOD_BITS: u8 = 5;
 const LABEL: &[u8] = b"viaduct secret of a period";
 

@@ -25,7 +25,8 @@ pub struct Settings {
     /// Maximum bytes of a stream in one frame (the slides' MSS), 1 to 16,384. This limits the time
     /// for which another stream's bytes wait.
     pub mss: usize,
-    /// Bytes that may wait to be sent in one stream.
+    /// Length of a stream's send queue, in bytes, from which on
+    /// [`may_write`](super::Tunnel::may_write) returns false.
     pub queue: usize,
     /// Streams that the peer may have open on one link.
     pub streams: u32,

@@ -21,7 +21,7 @@ pub struct Tunnel {
     next: u32,
     /// Link that had the last turn.
     turn: u32,
-    /// Broken links that the peer must still be told about: this end holds none of their bytes.
+    /// Broken links to be reported to the peer on the next link: this end holds no bytes of them.
     gone: Vec<u32>,
 }
 

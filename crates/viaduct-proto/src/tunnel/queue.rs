@@ -24,7 +24,7 @@ impl Queue {
         self.len() == 0
     }
 
-    /// Appends a piece, without copying it if it is at least [`SHORT`].
+    /// Appends a piece, without a copy if it has at least [`SHORT`] bytes.
     pub(super) fn push(&mut self, piece: Bytes) {
         if piece.len() < SHORT {
             return self.push_copy(&piece);

@@ -201,7 +201,7 @@ impl ClientPort {
     }
 
     /// Like [`ClientPort::receive_flow`], but `each` returns whether a message is the server's. A
-    /// datagram may be forged, so no other message fixes the packet format.
+    /// datagram may be forged, so only the server's messages decide the packet format.
     pub(crate) fn receive_checked(
         &mut self,
         flow: Flow,
@@ -277,7 +277,8 @@ impl ClientPort {
         self.watch()
     }
 
-    /// The socket of [`ClientPort::receive_tap`], to poll: readable with packets to process.
+    /// The socket of [`ClientPort::receive_tap`], to poll: readable when there are packets to
+    /// process.
     pub fn tap(&self) -> Option<BorrowedFd<'_>> {
         self.tap.as_ref().map(|tap| tap.as_fd())
     }

@@ -49,7 +49,7 @@ pub struct Outlet {
     pub(super) key: PublicKey,
     /// Tunnel that this end dials, if there is one.
     pub(super) near: Option<SharedPeer>,
-    /// Tunnels that peers have dialled; `None` if this end may send no flows to the peer by them.
+    /// Tunnels that peers have dialled; `None` if this end may not send flows through them.
     pub(super) dialled: Option<Dialled>,
     /// True if streams count as connected only when the peer has accepted them.
     pub(super) waits: bool,

@@ -50,7 +50,7 @@ pub(super) struct Peer {
     /// Name of the tunnel; empty if unnamed.
     name: String,
     /// Instance of a peer that dials: one run of its process. `None` if this end dials the peer,
-    /// which may restart.
+    /// because the tunnel then outlives restarts of the peer.
     instance: Option<u64>,
     pub(super) tunnel: Tunnel,
     /// Key of each link in the loop's table, by the link's number in the tunnel.

@@ -111,7 +111,7 @@ impl Tunnels {
         self.add(transport, from, None, now)
     }
 
-    /// Unauthenticated links, over QUIC or else over TCP, the oldest first.
+    /// Unauthenticated links, the oldest first: over QUIC if `quic` is true, otherwise over TCP.
     fn strangers(&self, quic: bool) -> Vec<(usize, Source)> {
         let is = |link: &Link| {
             link.is_stranger() && matches!(link.transport, Transport::Quic(_)) == quic
@@ -180,7 +180,8 @@ impl Tunnels {
         Some(key)
     }
 
-    /// Places a link in its tunnel if both ends have authenticated; returns whether it was placed.
+    /// Places a link in its tunnel if both ends have authenticated and, on an accepted link, HELLO
+    /// has arrived. Returns whether the link was placed.
     pub(super) fn place(&mut self, key: usize, now: Instant) -> io::Result<bool> {
         let Some(link) = self.links.get_mut(key) else { return Ok(false) };
         if link.place.is_some() || !link.is_up() {

@@ -40,7 +40,7 @@ const MEASURE_INTERVAL: Duration = Duration::from_millis(20);
 #[derive(Debug)]
 pub(super) struct TcpLink {
     pub(super) stream: TcpStream,
-    /// Encryption under the sites' keys.
+    /// Encryption of the link.
     pub(super) channel: Channel,
     connected: bool,
     writable: bool,

@@ -90,8 +90,8 @@ impl Tunnels {
         }
     }
 
-    /// Dials another link in place of each that this tunnel has left although it is wanted. The
-    /// left link ends with its last stream.
+    /// Frees the slots of links that this tunnel has left, so that other links are dialled in their
+    /// place. Retired slots keep their links. A link that was left ends with its last stream.
     fn free_slots(&mut self, peer: &SharedPeer, now: Instant) {
         let near = self.nears.iter_mut().find(|near| Arc::ptr_eq(&near.peer.0, &peer.0));
         for slot in near.into_iter().flat_map(|near| &mut near.slots) {

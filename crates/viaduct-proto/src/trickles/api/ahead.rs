@@ -9,9 +9,9 @@
 //!
 //! The cache is soft state of fixed size, which can be dropped at any time. A segment whose place
 //! is not cached is treated as lost, and the client continues with the continuations that it has
-//! received. A segment is also treated as lost if a request names its place a second time, or names
-//! more than [`MAX_SEGMENTS`] places. These limits bound the growth of queued requests: a place has
-//! ten bytes, its continuation many more.
+//! received. A segment is also treated as lost if an earlier segment of its request names the same
+//! place, or if [`MAX_SEGMENTS`] earlier segments name places. These limits bound the growth of
+//! queued requests: a place has at most 33 bytes, its continuation up to 750.
 
 use crate::trickles::keys::KeyRing;
 use crate::trickles::standard::wire::{
@@ -20,10 +20,10 @@ use crate::trickles::standard::wire::{
 use crate::trickles::standard::{MAX_SEGMENTS, Place, Segment};
 use crate::trickles::wire::Request;
 
-/// Maximum number of cached places. Each needs about as much memory as its continuation is long.
+/// Maximum number of cached places. Each takes about the memory of its continuation.
 const SLOTS: usize = 1024;
 
-/// Cached places, by a hash.
+/// Cached places, in slots that a hash selects. A new place replaces the old one of its slot.
 #[derive(Debug, Default)]
 pub(super) struct Ahead {
     slots: Vec<Option<Slot>>,
@@ -49,7 +49,8 @@ impl Ahead {
         self.slots[at] = Some(Slot { connection, stream, position, continuation });
     }
 
-    /// Replaces the places in a request by their continuations; `None` if the request names none.
+    /// Returns the request with continuations in place of the named places, and without segments
+    /// that are treated as lost. `None` if the request names no place.
     pub(super) fn resolve(&self, connection: u64, message: &[u8]) -> Option<Vec<u8>> {
         let data = Request::parse(message).ok()?.data;
         let names = |segment: Segment<'_>| named(&segment).is_some();

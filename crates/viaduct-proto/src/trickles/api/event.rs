@@ -40,8 +40,8 @@ pub struct Minisocket<'m> {
 #[derive(Clone, Debug)]
 pub(super) struct RequestSummary {
     pub(super) asks: usize,
-    /// Position from which the answer contains output of the request's input. `None` unless another
-    /// request carries the same input.
+    /// Position from which the answer contains the output that the request's input causes. `None`
+    /// unless another request carries the same input.
     pub(super) beyond: Option<u64>,
     /// The first continuation among the asks that was not sealed with the newest secret, and the
     /// index of its ask. The answer replaces it by one that is sealed with the newest secret.
@@ -49,7 +49,8 @@ pub(super) struct RequestSummary {
 }
 
 impl RequestSummary {
-    /// Properties of a request answered by `grant`. Asks for which there is no room are ignored.
+    /// Properties of a request answered by `grant`. For `other`, only asks for which there is room
+    /// are considered.
     fn of(message: &[u8], grant: &Grant) -> RequestSummary {
         let request = Request::parse(message);
         let roomy = grant.permits().filter(|permit| permit.room > 0);

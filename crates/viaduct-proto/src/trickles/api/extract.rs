@@ -8,10 +8,11 @@
 //!               length before it | channel, its length before it
 //! ```
 //!
-//! *Made* is the time in microseconds; the *return path* is a [`Return`]; the *grant* is described
-//! in `server/grant.rs`. The *channel* is empty, or identifies the key under which the answers are
-//! encrypted (`crypt`). So an event is authentic and confidential in transit. Each server installs
-//! an event at most once, and only while the event is within the server's replay horizon.
+//! *Made* is the time of extraction in microseconds; the *return path* is a [`Return`]; the *grant*
+//! is described in `server/grant.rs`. The *channel* is empty, or identifies the key under which the
+//! answers are encrypted (`crypt`). AES-SIV keeps an event authentic and confidential in transit.
+//! Each server installs an event at most once, and only while the event is within the server's
+//! replay horizon.
 
 use std::borrow::Cow;
 

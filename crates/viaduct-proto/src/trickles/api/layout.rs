@@ -1,8 +1,8 @@
 //! Layout of an answer: the content of each packet.
 //!
-//! Notes are put into the first packet that has room for them, before data. The answer to an ask is
-//! put into that ask's packet, and output that was not asked for into packets without an ask, in
-//! order. The client requests again the bytes that do not fit in their packet.
+//! Notes fill the packets with room in order, before data. The answer to an ask is put into that
+//! ask's packet, and output that was not asked for into packets without an ask, in order. The
+//! client requests again the bytes that do not fit in their packet.
 
 use super::reply::{Files, Piece, Reply, Sealed, Stretch};
 use crate::trickles::client::ENDS;
@@ -73,7 +73,7 @@ impl Slot {
 
 /// Lays out the answer to a request with this number of `asks`: one packet for each permit.
 /// `renewed`, the index of an ask and its resealed continuation, is added to the ask's packet if
-/// there is room.
+/// that packet has room, and no notes yet.
 pub(super) fn lay_out(
     ring: &KeyRing,
     grant: &Grant,

@@ -228,8 +228,8 @@ impl Asks {
         }
     }
 
-    /// Adds the bytes of the first packet in flight that should carry wanted bytes to the wants
-    /// again, although the packet may still arrive. Returns whether there is such a packet.
+    /// Finds the first packet in flight that should carry wanted bytes, and adds these bytes to the
+    /// wants again, although the packet may still arrive. Returns whether there is such a packet.
     pub(super) fn doubt_first(&mut self) -> bool {
         let want = self.first_that_brings().and_then(|expected| expected.want.take());
         let doubted = want.is_some();

@@ -188,12 +188,12 @@ impl Client {
         }
     }
 
-    /// Sets the bytes of each packet that are reserved for user continuations from now on.
+    /// Sets the number of bytes reserved in each packet for user continuations from now on.
     pub fn reserve(&mut self, bytes: usize) {
         self.config.reserve = bytes;
     }
 
-    /// Bytes of each packet that are reserved for user continuations.
+    /// Number of bytes reserved in each packet for user continuations.
     pub fn reserved(&self) -> usize {
         self.config.reserve
     }
@@ -203,12 +203,13 @@ impl Client {
         !matches!(self.phase, Phase::Opening)
     }
 
-    /// Number of restarts since the last answer.
+    /// Number of restarts, or of transmissions of the first request, since the last answer.
     pub fn attempts(&self) -> u32 {
         self.recovery.attempts
     }
 
-    /// Returns whether an answer is overdue, in which case the next message is a restart.
+    /// Returns whether an answer is overdue. The next message is then a restart, or repeats the
+    /// first request.
     pub fn is_due(&self) -> bool {
         self.recovery.restart_is_due
     }

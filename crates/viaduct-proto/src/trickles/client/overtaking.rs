@@ -7,9 +7,10 @@
 //!
 //! On a path with two queues, or to two servers that answer in turn, packets are reordered all the
 //! time, and a window that is halved for each reordered packet stays small. So when a packet
-//! arrives after it was given up, the client waits longer for missing packets from then on, as the
-//! kernel's TCP does (`tcp_reordering` up to `tcp_max_reordering`; RFC 8985, 6.2, for timeouts). A
-//! restart resets the state, as the kernel's timeout does, because the path may have changed.
+//! arrives after it was given up, the client waits longer for missing packets from then on: for
+//! more packets, as the kernel's TCP does (`tcp_reordering` up to `tcp_max_reordering`), and for a
+//! longer time (RFC 8985, 6.2). A restart resets the number of packets, as the kernel's timeout
+//! does, because the path may have changed.
 
 use std::collections::VecDeque;
 use std::ops::Range;

@@ -28,7 +28,8 @@ impl Parcels {
     }
 
     /// Records the arrival of packet `turn` of the answer to `parcel`. Returns whether all earlier
-    /// ones have arrived.
+    /// packets of the answer have arrived: always true without a parcel, always false for packets
+    /// after the first 64.
     pub(super) fn came(&mut self, parcel: Option<u64>, turn: u32) -> bool {
         let Some(answer) = parcel.and_then(|parcel| self.answers.get_mut(&parcel)) else {
             return true;

@@ -208,8 +208,8 @@ impl Receiver {
         }
     }
 
-    /// Starts the epoch of the survivors at its first packet, and notes the losses at the end of
-    /// the epoch before, which the next request reports.
+    /// Starts the epoch of the survivors, when one of its packets is processed for the first time.
+    /// Notes the losses at the end of the epoch before, which the next request reports.
     fn enter_coming(&mut self) {
         let Some(coming) = self.coming.take() else { return };
         let arrived = self.ranges.last().map_or(self.epoch.base - 1, |range| range.last);
@@ -222,7 +222,8 @@ impl Receiver {
         self.ranges.clear();
     }
 
-    /// Builds the turn of a continuation; `None` if its trickle is terminated.
+    /// Builds the turn of a continuation; `None` if its trickle is terminated, or if it cannot be
+    /// used.
     fn turn(&mut self, bytes: Vec<u8>, known: Continuation) -> Option<Turn> {
         let base = self.epoch.base;
         if known.epoch.base != base {

@@ -34,9 +34,9 @@ pub(super) struct Recovery {
     timers: TimerTable<Timer>,
     pub(super) trips: Trips,
     pub(super) repeat: Repeat,
-    /// Number of restarts since the last arrival.
+    /// Number of restarts, or of transmissions of the first request, since the last arrival.
     pub(super) attempts: u32,
-    /// True if the next message is a restart.
+    /// True if the next message is a restart, or repeats the first request.
     pub(super) restart_is_due: bool,
     /// True if a probe was sent since the last arrival.
     is_probed: bool,

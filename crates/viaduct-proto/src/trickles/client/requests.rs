@@ -52,7 +52,7 @@ impl Layout {
 
 impl Client {
     /// Sends or repeats the first request, or restarts the connection after a timeout or long
-    /// silence.
+    /// silence. While an address token is held, only stops the timer.
     fn begin_again(&mut self, now: Instant, feed: &mut dyn Feed) {
         if matches!(self.phase, Phase::AddressToken) {
             self.recovery.stop_restart();
@@ -70,8 +70,8 @@ impl Client {
                 self.generations.restarted(attempt.into(), now);
                 let mut message = Vec::new();
                 emit_returned(self.count, attempt, &bytes, None, None, &proof, &mut message);
-                // A first attempt after a silence yields the initial window, by default ten
-                // packets; any other restart yields the loss window, by default one packet.
+                // A first attempt may follow a silence, and then yields the initial window, by
+                // default ten packets. Any other restart yields the loss window, by default one.
                 let packets = usize::from(attempt == 1) * 9 + 1;
                 self.assign(packets, CONTINUATION, message.len(), feed);
                 self.finish(message, MIN_REQUEST, feed);
@@ -100,7 +100,8 @@ impl Client {
         self.config.pad.max(MIN_REQUEST).min(self.longest())
     }
 
-    /// Sends requests with the held continuations, while bytes are wanted or the feed has a parcel.
+    /// Sends the first request, an echo or a restart if one is due. Otherwise sends requests with
+    /// the held continuations, while bytes are wanted, or the feed has a parcel or is eager.
     pub(super) fn request(&mut self, now: Instant, feed: &mut dyn Feed) {
         let first = matches!(self.phase, Phase::Opening) && self.count == 0;
         if std::mem::take(&mut self.recovery.restart_is_due) || first && self.recovery.attempts == 0
@@ -163,7 +164,7 @@ impl Client {
     fn assign(&mut self, packets: usize, continuation: usize, taken: usize, feed: &dyn Feed) {
         let message = match &self.generations.anchor {
             Some(anchor) => anchor.known.message.into(),
-            // An address token is no longer than the request.
+            // The answer to a first request is no longer than the request.
             None => self.pad(),
         };
         let room = message.saturating_sub(overhead(Some(continuation)));

@@ -12,7 +12,7 @@ use crate::trickles::proof::{self, Range};
 use crate::trickles::wire::{Form, Payload, Response};
 
 impl Client {
-    /// Processes a response of this connection; false if its generation is not expected.
+    /// Processes a response of this connection; false if it is invalid, or was not expected.
     pub(super) fn take(&mut self, now: Instant, response: &Response) -> bool {
         let newer = self.generations.ahead(response.generation);
         let awaited = match self.phase {
@@ -31,7 +31,7 @@ impl Client {
                 self.take_packet(now, response)
             }
             Form::AddressToken(_) | Form::Group(_) => false,
-            // Data of a past generation are still valid.
+            // Data of another generation are valid, too.
             _ => {
                 self.late(&response.payload);
                 newer == 0 || newer > u16::MAX / 2
@@ -124,8 +124,8 @@ impl Client {
         true
     }
 
-    /// Passes a packet, or the packets of a group, to the receiver. Returns whether it is new;
-    /// `None` if the response is invalid.
+    /// Passes a packet, or the packets of a group, to the receiver. Returns whether any of them is
+    /// new; `None` if the response is invalid.
     fn receive(&mut self, response: &Response) -> Option<bool> {
         let Phase::Running(receiver) = &mut self.phase else { return None };
         let Response { number, nonce, .. } = *response;

@@ -2,7 +2,7 @@
 
 use crate::time::{Duration, Instant};
 
-/// Initial timeout before a round trip was measured.
+/// Minimum timeout until a round trip is measured.
 const FIRST: Duration = Duration::from_secs(1);
 /// Minimum of the variance term of the timeout, as in Linux. Minimums of other waits are fractions
 /// of it.

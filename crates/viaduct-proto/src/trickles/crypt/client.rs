@@ -56,8 +56,8 @@ impl ClientCrypt {
         self.refused
     }
 
-    /// Encrypts a message of the connection. `None` while no key is known; the message is
-    /// then lost.
+    /// Encrypts a message of the connection. The first message starts a handshake. For a later
+    /// message, returns `None` while no key is known; that message is then lost.
     pub fn seal(&mut self, message: &[u8]) -> Option<Vec<u8>> {
         if is_open(message) {
             return self.begin(message);

@@ -1,6 +1,6 @@
 //! Encryption of messages, an addition to section 2.2 of the paper. A server without per-connection
-//! state cannot store session keys, so it derives the key anew for each request, from a secret and
-//! from an id in the message.
+//! state cannot store session keys, so it derives the session key anew for each request, from a
+//! secret and from an id in the message.
 //!
 //! ```text
 //!   client: knows the server's public key          server: its key pair, the ring of secrets
@@ -23,12 +23,14 @@
 //! on unique nonces, and SIV is safe without them: an eavesdropper learns only that two messages
 //! were the same. The plaintexts are the messages of [`wire`](super::wire), unchanged.
 //!
-//! - An opening can be answered only with the secret key of the public key that the client knows.
+//! - An opening can be answered only with the secret key that belongs to the public key that the
+//!   client knows.
 //! - An attacker who later gets the server's secret key can read the first messages of recorded
 //!   connections, but nothing else: session keys are protected by Noise's ephemeral keys, too. An
 //!   attacker who gets a secret of the ring can read the messages that it protects. So past
 //!   messages are safe once their secret is rotated out and erased. Secrets that are derived from a
-//!   [root](super::rotation) are the exception: the root yields those of all past periods again.
+//!   [root](super::rotation) are the exception: the root yields the secrets of all past periods
+//!   again.
 //! - First messages can be replayed by an eavesdropper, as without encryption.
 
 mod channel;

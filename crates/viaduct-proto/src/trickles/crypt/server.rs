@@ -11,9 +11,9 @@ use crate::trickles::keys::KeyRing;
 /// about 150 microseconds of CPU time, and any host can cause one, even with garbage as long as an
 /// opening. Openings beyond the limit are not answered; their clients try again.
 const RATE: u32 = 2_000;
-/// Maximum number of handshakes in a burst.
+/// Maximum number of handshakes in a burst, of all threads together.
 const AT_ONCE: u32 = 200;
-/// Interval between handshakes at this rate.
+/// Interval between handshakes at [`RATE`].
 const APART: Duration = Duration::from_nanos(1_000_000_000 / RATE as u64);
 
 /// Counters of messages.
@@ -21,7 +21,7 @@ const APART: Duration = Duration::from_nanos(1_000_000_000 / RATE as u64);
 pub struct Stats {
     /// Handshakes.
     pub handshakes: u64,
-    /// Requests that were decrypted.
+    /// Messages that were decrypted, openings included.
     pub opened: u64,
     /// Refused: altered, or under an unknown key.
     pub altered: u64,

@@ -190,7 +190,7 @@ impl Numbers {
         self.scaled = answer.scaled;
         self.heard = answer.seq.wrapping_add(1);
         self.place = self.heard;
-        // Our own windows are scaled from the next packet on, so before any of its answers.
+        // Our own windows are scaled from the next packet on, which precedes its answers.
         self.reach_in = if self.scaled { WIDE } else { NARROW };
     }
 

@@ -5,7 +5,7 @@
 //!         1      12    length of the option
 //!         2, 3  5674   ExID "Vt", Viaduct trickle (RFC 6994), in hexadecimal
 //!         4            version 1 and role: 10 request, 11 answer, in hexadecimal
-//!         5            request: running number; answer: index among those to its request, from 0
+//!         5            request: running number; answer: index among the request's answers, from 0
 //!         6, 7         length of the message
 //!         8..12        request: offset of the answers' numbers from its acknowledgement number;
 //!                      answer: copied from the request

@@ -65,8 +65,8 @@ impl Opening {
 
     /// Records that this format is refused: the server's kernel sent a TCP reset, or the UDP port
     /// is unreachable. Either the host does not serve Trickles, or a middlebox removed the TCP
-    /// option that marks its packets. Returns whether another format can still be tried. After an
-    /// answer of the server, refusals are ignored, and true is returned.
+    /// option that marks Trickles' packets. Returns whether another format can still be tried.
+    /// After an answer of the server, refusals are ignored, and true is returned.
     pub fn refuse(&mut self, format: Format) -> bool {
         let (tcp, udp) = &mut self.refused;
         match (self.decided, format) {

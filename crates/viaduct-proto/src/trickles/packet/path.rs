@@ -1,7 +1,7 @@
 //! Path MTU by address, as reported by routers.
 //!
 //! The cache has a fixed size, because the server keeps no state of connections. Each address has
-//! one slot. An evicted entry is learnt again at the cost of one packet.
+//! one slot, which addresses may share. An evicted entry is learnt again at the cost of one packet.
 
 use std::net::IpAddr;
 

@@ -21,7 +21,7 @@ const ADDRESSES: [usize; 2] = [12, 8];
 /// Offset of the protocol number in the IP header.
 const PROTOCOL: [usize; 2] = [9, 6];
 /// Minimum length of a message in a run, in bytes. No response is shorter. With a lower limit a
-/// forged packet could be parsed as many messages of a byte each.
+/// forged packet could be parsed as many messages of one byte each.
 pub(super) const MIN_MESSAGE: usize = 23;
 /// Maximum gap in sequence numbers between two packets of a run, in bytes. A gap is the unused part
 /// of the range that was reserved for an earlier request.

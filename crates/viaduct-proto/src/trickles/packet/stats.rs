@@ -7,7 +7,7 @@ pub enum Refusal {
     Malformed,
     /// Truncated packet.
     Cut,
-    /// More bytes than one message: several packets were coalesced on the path.
+    /// More bytes than the messages: several packets were coalesced on the path.
     Merged,
     /// Wrong checksum.
     Checksum,
@@ -15,8 +15,8 @@ pub enum Refusal {
     Unmarked,
     /// TCP flags that Trickles' packets do not have, at all or in this direction.
     Flags,
-    /// Packet of a host with the same role, between other addresses, or from or to an address that
-    /// cannot belong to a single host.
+    /// Packet of a host with the same role, between other addresses, from or to port 0, or from or
+    /// to an address that cannot belong to a single host.
     NotOurs,
 }
 

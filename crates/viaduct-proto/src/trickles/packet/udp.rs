@@ -3,11 +3,12 @@
 //! ```text
 //!   byte  0, 1   5674   "Vt", in hexadecimal
 //!         2             version 1 and role: 10 request, 11 answer, in hexadecimal
-//!         3             request: running number; answer: index among those to its request, from 0
+//!         3             request: running number; answer: index among the request's answers, from 0
 //!         4..           the message
 //! ```
 //!
-//! The kernel has verified lengths and checksums. Conntrack tracks datagrams by their ports only.
+//! The kernel has verified lengths and checksums. Conntrack tracks datagrams only by their
+//! addresses and ports.
 
 use super::mark::{EXID, Role};
 use super::stats::Refusal;

@@ -17,7 +17,8 @@ use crate::trickles::wire::MAX_ATTEMPTS;
 use crate::trickles::wire::request::Returned;
 use crate::trickles::wire::response::{Kind, overhead};
 
-/// Maximum time by which the numbers of an epoch are ahead of the clock: far less than the horizon.
+/// Maximum time by which the numbers of an epoch may be ahead of the clock: far less than the
+/// horizon.
 const MAX_LEAD: Duration = Duration::from_secs(5);
 
 impl Server {
@@ -76,9 +77,10 @@ impl Server {
         Ok(Event::Request { connection })
     }
 
-    /// Refuses a restart whose numbers would begin far ahead of the clock, after many restarts in a
-    /// row: once the horizon had passed, a repeated restart would begin at the same number. Old
-    /// continuations, and those of a clock that was set back, are no such sign.
+    /// Refuses a restart whose packet numbers would begin far ahead of the clock, as after many
+    /// restarts in a row: if the restart were repeated beyond the horizon, the numbers would begin
+    /// at the same value. This applies only to continuations within the horizon, and not to those
+    /// made before the clock was set back.
     fn check_lead(&self, now: Instant, known: &Continuation, attempt: u8) -> Result<(), Refusal> {
         let made = instant(now, known.timestamp);
         let begins = known.number.saturating_add(APART);
@@ -171,8 +173,8 @@ impl Server {
         self.check_lead(at.now, known, attempt)?;
         let offered = self.readmit(at, known, attempt, self.at_another(known));
         match home {
-            // The client cannot know this, so a request that is too short is not a sign of an
-            // attack. The client restarts, and pads that request.
+            // The client cannot know that the continuation has expired, so a request that is
+            // too short is not a sign of an attack. The client restarts, and pads the restart.
             Home::Expired => {
                 self.stats.renewed += u64::from(offered.is_ok());
                 offered.map_err(|_| Refusal::Expired)
@@ -202,8 +204,9 @@ impl Server {
         };
         let ssthresh = u16::try_from(ssthresh.max(2)).unwrap_or(u16::MAX);
         let begins = known.number.saturating_add(APART);
-        // Numbers from a clock that was ahead end here; [`Server::check_lead`] refuses all others
-        // that are ahead. The nonces of another generation differ.
+        // Numbers that are far ahead come from a clock that was ahead, because
+        // [`Server::check_lead`] refuses all others. The new numbers begin at the present time
+        // instead. If they overlap with earlier ones, the nonces of the new generation differ.
         let base = if begins > base_at(at.now + MAX_LEAD, 0) { 0 } else { begins };
         let start = start.max(1);
         address_token.epoch = Epoch { base, start, ssthresh, ..address_token.epoch };
@@ -212,7 +215,7 @@ impl Server {
     }
 
     /// Lays out the address token in answer to a request. `attempt` is the number of the restart
-    /// attempt; 0 for a new connection.
+    /// attempt: 0 for a new connection, 1 for a step.
     fn offer(
         &mut self,
         Arrival { now, from, len }: Arrival,

@@ -9,8 +9,8 @@
 //! ```
 //!
 //! A client sends its requests in the order of their packets, and packets that it gave up stay
-//! lost (the prefix property, 2.4). A client that reports two different first losses would get
-//! two windows, and could hide in one of them the losses that it reports in the other.
+//! lost (the prefix property, 2.4). If contradictory reports were accepted, a client could get two
+//! windows, and hide in one of them the losses that it reports in the other.
 
 use super::{Refusal, Server};
 use crate::time::Instant;
@@ -18,14 +18,15 @@ use crate::trickles::continuation::Continuation;
 use crate::trickles::plan::Run;
 use crate::trickles::replay::Once;
 
-/// Number of packets, or of blocks of as many packets, that are looked up in the replay window.
+/// Number of packets, or of blocks, that are looked up in the replay window; also the number of
+/// packets in a block.
 ///
 /// A reported first loss is contradicted by an answered request of that packet or of a later one.
-/// If more packets are in flight, a lying client can hide a contradiction, once in an epoch, at the
-/// cost of half of the window. A request without losses, in an epoch that has ended, is
-/// contradicted unless the loss that ended the epoch comes after the request's packet: in its
-/// block, or in one of the blocks looked up. So a request more than 4,096 packets before the loss
-/// is refused.
+/// If more than this number of packets are in flight, a lying client can hide a contradiction, once
+/// in an epoch, at the cost of half of the window. A request without losses, in an epoch that has
+/// ended, is contradicted unless the loss that ended the epoch comes after the request's packet:
+/// among the packets, or in one of the blocks, that are looked up. So a request more than about
+/// 4,096 packets before the loss is refused.
 const LOOKED_AT: usize = 64;
 
 /// Block of a packet.

@@ -92,10 +92,10 @@ impl Grant {
     }
 
     /// Appends the message of permit `index`, with a payload whose user continuation and data fit
-    /// in the permit's room. Every permit must be sent, because the client continues with the
-    /// packet's continuation. In a group, `payload` is ignored. Returns false, with nothing
-    /// appended, if `ring` lacks a secret that the packet needs. Panics if there is no such permit,
-    /// or if the payload is longer than the permit's room.
+    /// in the permit's room. The messages of all permits must be sent, because the client continues
+    /// with the packets' continuations. In a group, `payload` is ignored. Returns false, with
+    /// nothing appended, if `ring` lacks a secret that the packet needs. Panics if there is no such
+    /// permit, or if the payload is longer than the permit's room.
     pub fn emit(&self, ring: &KeyRing, index: usize, payload: &Payload, out: &mut Vec<u8>) -> bool {
         let (item, Some(keys)) = (&self.work[index], ring.get(self.secret)) else { return false };
         let template = &self.templates[item.template];

@@ -93,7 +93,8 @@ pub struct Server {
     stats: Stats,
     work: Vec<Item>,
     templates: [Continuation; 2],
-    /// Series of nonces: of the request's packets, and from [`Server::begin`] on of the answer's.
+    /// Series of nonces: that of the request's packets and, from [`Server::begin`] on, that of the
+    /// answer's.
     series: u64,
 }
 

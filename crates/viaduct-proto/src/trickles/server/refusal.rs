@@ -123,7 +123,7 @@ impl Stats {
         *counter += 1;
     }
 
-    /// Number of requests refused, for any reason.
+    /// Number of requests refused, without those that the encryption layer has refused.
     pub fn refused(&self) -> u64 {
         self.malformed
             + self.invalid

@@ -5,7 +5,7 @@
 //! ```text
 //!   client                                                            server
 //!   segment   [ input continuation ][ bytes from its position on ] ──▶ reads as much as it likes
-//!             ◀── notes   [ input continuation: the position up to which was read ]
+//!             ◀── notes   [ input continuation: the number of bytes that were read ]
 //!                         [ output continuation: from, to ]
 //!   ask       [ output continuation ][ a range within it ] ──────────▶ makes those bytes again
 //!             ◀── data

@@ -60,7 +60,7 @@ pub enum Segment<'a> {
     Beyond(u64),
 }
 
-/// Iterator over the segments of a request's data, until its end or a malformed one.
+/// Iterator over the segments of a request's data, up to the first malformed one.
 #[derive(Clone, Copy, Debug)]
 pub struct Segments<'a>(Reader<'a>);
 
@@ -141,7 +141,7 @@ pub enum Note<'a> {
     },
 }
 
-/// Iterator over the notes in a payload's user continuation, until its end or a malformed one.
+/// Iterator over the notes in a payload's user continuation, up to the first malformed one.
 #[derive(Clone, Copy, Debug)]
 pub struct Notes<'a>(Reader<'a>);
 

@@ -42,7 +42,7 @@ pub enum Failure {
     /// The server has reset the stream.
     #[error(transparent)]
     Reset(#[from] Reason),
-    /// The server consumes none of the input in a full request, or does not answer such requests.
+    /// The server has consumed nothing of the input in a full request, or nothing in many requests.
     #[error("the server does not consume the input")]
     Stalled,
     /// The output is longer than the reserved positions.

@@ -29,8 +29,8 @@ impl Stream {
 
     fn hear(&mut self, note: &Note, arrived: &Arrived) {
         match *note {
-            // The packet with this input's output continuation may be missing, so the input must be
-            // sent again.
+            // The packet with this input's output continuation may be missing. So the note is
+            // ignored, and the input is sent again.
             Note::Input(..) | Note::Closed { .. } if !arrived.in_order => {}
             Note::Input(place, bytes) => {
                 if self.inputs.consumed(&place, arrived.user.slice_ref(bytes), arrived.parcel) {

@@ -186,7 +186,7 @@ impl Stream {
         let Some(output) = self.outputs.get(&stream) else { return State::Finished };
         match (output.state(), self.failed.or_else(|| self.inputs.failure(stream))) {
             (State::Open, Some(failure)) => State::Failed(failure),
-            // All output has arrived, and the input never will.
+            // All output was read, but the server will not consume the rest of the input.
             (State::Finished, Some(failure)) if !self.inputs.is_flushed(stream) => {
                 State::Failed(failure)
             }

@@ -18,8 +18,8 @@ const MAX_CONTINUATIONS: usize = 1_024;
 /// Maximum number of answers in flight for which brought ranges are recorded.
 const MAX_BROUGHT: usize = 64;
 /// Bytes of the window for each chunk that waits for missing data: at most window / 64 chunks may
-/// wait, because each has an overhead of memory. A server that sends more, shorter chunks is
-/// faulty.
+/// wait, because each chunk takes memory besides its bytes. A server that sends more, shorter
+/// chunks is faulty.
 const MIN_PIECE: u64 = 64;
 
 #[derive(Debug)]

@@ -31,8 +31,9 @@ use traffic::Traffic;
 /// Maximum number of queued frames other than DATA. If there are more, the peer does not read the
 /// answers that it requests, and the link is broken off.
 const MAX_CONTROL: usize = 64 << 10;
-/// Maximum number of broken links that are reported to the peer. Only many links in a row on which
-/// it has answered no PING can be more. The first ones stay: they may have carried the most bytes.
+/// Maximum number of broken links whose report the peer has not confirmed. More are possible only
+/// if many links in a row break before the peer answers a PING. The first ones are kept, because
+/// they may have carried the most bytes; further ones are not reported.
 pub(super) const MAX_GONE: usize = 4096;
 
 /// Mapping of frames to the byte streams of a link.
@@ -44,8 +45,8 @@ pub enum Carrier {
     Streams,
 }
 
-/// Byte stream of a link on which frames are sent: 0, or with [`Carrier::Streams`] the number of
-/// the stream that sends. Acknowledgements are sent on lane 0.
+/// Byte stream of a link, on which frames are sent: 0, or with [`Carrier::Streams`] the number of
+/// the stream that the frames belong to. Acknowledgements of all streams are sent on lane 0.
 pub type Lane = u32;
 
 /// Result of an input to a link. An error means that the link must be broken off.
@@ -66,7 +67,7 @@ enum Timer {
 pub(super) struct Mux {
     pub(super) number: u32,
     carrier: Carrier,
-    /// True if the shell takes bytes to send.
+    /// True if the link takes bytes to send; see [`set_writable`](super::Tunnel::set_writable).
     pub(super) is_writable: bool,
     /// First frame of the peer.
     pub(super) hello: Option<Hello>,

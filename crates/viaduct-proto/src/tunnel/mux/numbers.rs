@@ -1,5 +1,5 @@
-//! Numbers of a link's streams: odd if the end that dialled has opened the stream, even if the
-//! other end has.
+//! Numbers of a link's streams. Streams that the dialling end opens have odd numbers, those of the
+//! other end even ones.
 
 /// Numbers that were used, and how many are in use.
 #[derive(Debug)]

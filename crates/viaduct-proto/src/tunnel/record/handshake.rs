@@ -7,7 +7,7 @@ use super::{Parameters, RecordError};
 use crate::keys::{Entropy, PublicKey, Resolver, SecretKey};
 use crate::tunnel::wire::VERSION;
 
-/// Buffer size: at least a message of the handshake and a tag.
+/// Buffer size in bytes: enough for any message of the handshake and a tag.
 pub(super) const LONGEST: usize = 128;
 
 pub(super) struct Handshake {

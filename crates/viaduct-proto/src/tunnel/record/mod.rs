@@ -3,7 +3,7 @@
 //!
 //! ```text
 //!  dialler                                                          listener
-//!    length 2 | e, es, s, ss, version            (97 bytes)  ──▶    one of its peers, or none
+//!    length 2 | e, es, s, ss, version            (97 bytes)  ──▶    is the key that of a peer?
 //!    length 2 | e, ee, se, version, verdict      (50 bytes)  ◀──
 //!    length 2 | tag 16                                       ──▶    confirmation: dialler is up
 //!    length 2 | sealed | tag 16   ◀─▶   records of 1 to 16384 bytes each
@@ -26,9 +26,9 @@
 //!
 //! Flows of the handler `crypt` are encrypted in the same way, with another pattern ([`FLOW`]).
 //!
-//! In a secure channel whose ends are not authenticated (QUIC), only the handshake is done. It is
-//! bound to the channel by a value that is unique to the channel. The bytes after the handshake are
-//! not sealed again.
+//! In a secure channel whose ends are not authenticated (QUIC, TLS), only the handshake is done. It
+//! is bound to the channel by a value that is unique to the channel. The bytes after the handshake
+//! are not sealed again.
 
 mod direction;
 mod handshake;
@@ -164,13 +164,13 @@ impl Secure {
         Ok(secure)
     }
 
-    /// Waits for one of `peers` to dial.
+    /// Creates the listener's end, for a dialler that is one of `peers`.
     pub fn listen(secret: &SecretKey, peers: Vec<PublicKey>, entropy: Entropy) -> Secure {
         Secure::listen_in(&[], secret, peers, entropy)
     }
 
-    /// Waits for one of `peers` to dial inside the channel that `binding` identifies. The bytes
-    /// after the handshake are not sealed.
+    /// Creates the listener's end inside the channel that `binding` identifies, for a dialler that
+    /// is one of `peers`. The bytes after the handshake are not sealed.
     pub fn listen_in(
         binding: &[u8],
         secret: &SecretKey,

@@ -100,8 +100,8 @@ impl Tokens {
     }
 
     /// Number of the `wanted` bytes (at least 1) that may be sent now: min(FairShare,
-    /// ShareRemainder, MSS), or what the least window leaves if that is more. 0 if this number is
-    /// very small and an acknowledgement is expected that increases it.
+    /// ShareRemainder, MSS), or the unused part of the least window if that is more. 0 if this
+    /// number is very small and will increase with the next acknowledgement.
     pub(super) fn allowance(&mut self, id: AccountId, wanted: usize, mss: usize) -> usize {
         let outstanding = self.accounts[id].outstanding;
         let (share, left) = (self.share(), self.remaining());
@@ -165,7 +165,7 @@ impl Tokens {
     }
 
     /// Raises the total. Granted tokens are not taken back, so if totals on several links overtake
-    /// each other, the greatest is the newest.
+    /// each other, the highest is the newest.
     pub(super) fn set_total(&mut self, total: u64) {
         self.total = self.total.max(total);
         self.due = None;

@@ -67,9 +67,9 @@ const TIME_THRESHOLD: f32 = 1.25;
 /// packet would be retransmitted, and treated as a sign of congestion. Without repairs, losses are
 /// detected a quarter of a round trip later.
 const PACKET_THRESHOLD: u32 = u32::MAX >> 1;
-/// Number of packets that the peer acknowledges together.
+/// Number of ack-eliciting packets that the peer may leave unacknowledged until [`MAX_ACK_DELAY`].
 const ACK_THRESHOLD: u32 = 20;
-/// Maximum delay of an acknowledgement of the peer.
+/// Maximum delay of the peer's acknowledgements.
 const MAX_ACK_DELAY: Duration = Duration::from_millis(2);
 /// Interval of probes on an idle connection, which also tell the peer about a new address. The
 /// connection is given up only after the loss of at least four.

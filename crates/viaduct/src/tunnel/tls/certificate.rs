@@ -68,7 +68,7 @@ fn body(serial: &[u8], key: &[u8]) -> Vec<u8> {
     )
 }
 
-/// Value of DER, less than 64 KiB long.
+/// DER encoding of a value whose content, the concatenated `parts`, is shorter than 64 KiB.
 fn der(tag: u8, parts: &[&[u8]]) -> Vec<u8> {
     let content = parts.concat();
     let length = content.len();

@@ -13,7 +13,7 @@ use crate::trickles::standard::wire::{SEGMENT, first_place};
 /// Minimum number of bytes for a further segment.
 pub(super) const WORTHWHILE: usize = 64;
 /// Number of failed attempts after which a stream fails. An attempt fails if its request is not
-/// answered, or if the server consumes nothing of its segment.
+/// answered, or if the server consumes nothing of its segment and the segment was cut.
 pub(super) const MAX_TRIES: u32 = 32;
 /// Maximum number of a stream's segments in flight.
 const MAX_AHEAD: usize = 64;
@@ -68,7 +68,8 @@ pub(super) struct Reach {
     segments: usize,
     /// Number of segments to be consumed before the window grows.
     wait: u32,
-    /// Value of `wait` after the next failure.
+    /// Value of `wait` after a failure. A failure in a window of one or two segments first doubles
+    /// it; growth of the window halves it.
     backoff: u32,
 }
 

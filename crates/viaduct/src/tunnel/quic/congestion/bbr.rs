@@ -31,7 +31,7 @@ const MAX_PROBE_UP_PACING_GAIN: f64 = 1.25;
 /// Growth of the rate at which a probe counts as having found more bandwidth.
 const PROBE_UP_GROWTH: f64 = 1.04;
 const PROBE_DOWN_PACING_GAIN: f64 = 0.75;
-/// Window gains, as multiples of the bandwidth-delay product: in Startup, and later. The paper
+/// Window gains, as multiples of the bandwidth-delay product: outside ProbeBW, and in it. The paper
 /// uses 2 throughout, to allow for aggregated acknowledgements. But the bandwidth estimate tends
 /// to be a little too high, so a gain of 2 would keep a standing queue. Here, aggregation is
 /// measured and added.
@@ -207,8 +207,8 @@ impl Bbr {
                 let long = now.saturating_duration_since(since) >= rtt;
                 let over = match phase {
                     // UP continues with the large gain as soon as it finds more bandwidth. It ends,
-                    // after at least a round trip, when the path was probed, when it loses
-                    // packets, or when there is too little to send.
+                    // after at least a round trip, when the bytes in flight have reached the
+                    // probe's target, when it loses packets, or when there is too little to send.
                     0 if self.probe_gain < MAX_PROBE_UP_PACING_GAIN && self.found_bandwidth() => {
                         self.probe_gain = MAX_PROBE_UP_PACING_GAIN;
                         false
@@ -249,7 +249,8 @@ impl Bbr {
         self.bdp(PROBE_RTT_CWND_GAIN).max(self.min_cwnd())
     }
 
-    /// Moves the window towards its target, by the bytes delivered.
+    /// Grows the window towards its target, by the bytes delivered. After Startup, a window above
+    /// its target is reduced to the target at once.
     fn set_window(&mut self, acked: u64) {
         let (gain, filled) = match self.state {
             State::Startup => (STARTUP_CWND_GAIN, false),

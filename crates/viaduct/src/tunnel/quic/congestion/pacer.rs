@@ -23,7 +23,7 @@ pub(in super::super) fn quantum(rate: f64, mtu: u64) -> u64 {
 /// Pacer of a path.
 #[derive(Debug, Default)]
 pub(in super::super) struct Pacer {
-    /// Bytes that may leave; negative after a packet that was longer.
+    /// Bytes that may leave; negative after more bytes have left.
     credit: f64,
     at: Instant,
     /// True if the last call had to wait.
