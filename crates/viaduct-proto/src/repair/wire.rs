@@ -22,6 +22,8 @@ use super::lanes::{LaneOffer, MAX_LANES};
 
 /// Version of the whole format; datagrams of other versions are refused.
 pub const VERSION: u8 = 4;
+/// Maximum number of a version that is reported; a higher one is taken for noise.
+const MAX_VERSION: u8 = 63;
 /// Offset of the lane in each datagram.
 pub const LANE_AT: usize = 2;
 /// Bytes before the sealed message of a transport datagram; they are authenticated with it.
@@ -110,11 +112,13 @@ impl Datagram {
         }
     }
 
-    /// Returns the version in `bytes` if they begin like a datagram of another version, with a zero
-    /// lane and a zero `last`.
+    /// Returns the version in `bytes` if they begin like a datagram of another version.
     pub fn other_version(bytes: &[u8]) -> Option<u8> {
         match *bytes {
-            [1..=3, version, 0, 0, ..] if version != VERSION => Some(version),
+            [kind @ 1..=3, version @ 1..=MAX_VERSION, lane, last, ..] => {
+                let is_plausible = usize::from(lane) < MAX_LANES && (kind < 3 || last == 0);
+                (is_plausible && version != VERSION).then_some(version)
+            }
             _ => None,
         }
     }
@@ -192,10 +196,14 @@ mod tests {
     #[test]
     fn datagrams_of_other_versions_are_known_by_their_head() {
         let mut bytes = Vec::new();
-        Datagram::Transport { lane: 0, receiver: 1, counter: 2 }.emit(&mut bytes);
+        Datagram::Transport { lane: 5, receiver: 1, counter: 2 }.emit(&mut bytes);
         assert_eq!(Datagram::other_version(&bytes), None);
         bytes[1] += 1;
         assert_eq!(Datagram::other_version(&bytes), Some(VERSION + 1));
+        bytes[3] = 1;
+        assert_eq!(Datagram::other_version(&bytes), None, "noise");
+        let sixteen = [1, VERSION + 1, 5, 15];
+        assert_eq!(Datagram::other_version(&sixteen), Some(VERSION + 1));
     }
 
     /// Earlier versions know a single lane.

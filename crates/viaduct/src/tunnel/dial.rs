@@ -32,8 +32,8 @@ impl Slot {
     }
 
     /// Records a dial; `link` is `None` if the dial failed at once.
-    pub(super) fn dialled(&mut self, link: Option<usize>) {
-        (self.link, self.next) = (link, None);
+    pub(super) fn dialled(&mut self, link: usize) {
+        (self.link, self.next) = (Some(link), None);
     }
 
     /// Records the loss of the link; `up` is true if the link had come up.
@@ -70,7 +70,7 @@ mod tests {
         let mut slot = Slot::new(Instant::ZERO);
         let mut waits = Vec::new();
         for up in [false, false, false, false, false, false, false, false, true] {
-            slot.dialled(Some(1));
+            slot.dialled(1);
             assert_eq!(slot.poll_timeout(), None);
             slot.failed(up, Instant::ZERO);
             waits.push(slot.poll_timeout().unwrap().since(Instant::ZERO).as_millis());

@@ -51,9 +51,11 @@ impl Tunnels {
         };
         match transport {
             Ok(transport) => {
-                let key = self.add(transport, to, Some(slot), now);
+                let Some(key) = self.add(transport, to, Some(slot), now) else {
+                    return self.slot(slot).failed(false, now);
+                };
                 self.slot(slot).dialled(key);
-                key.into_iter().for_each(|key| self.drive(key, now));
+                self.drive(key, now);
             }
             Err(error) => {
                 debug!("cannot dial {to}: {error}");

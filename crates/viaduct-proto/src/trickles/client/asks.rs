@@ -146,7 +146,8 @@ impl Asks {
         for want in expected.filter_map(|expected| expected.want.as_mut()) {
             if range.contains(&want.position) {
                 want.length = 0;
-            } else if range.contains(&want.end()) {
+            } else if want.position < range.start && (range.start..=range.end).contains(&want.end())
+            {
                 want.length = range.start - want.position;
             }
         }
@@ -330,6 +331,18 @@ mod tests {
             assert_eq!(asks.first_wanted(), first);
             let oldest = asks.again.values().map(|expected| expected.sent).min();
             assert_eq!(asks.oldest_again(), oldest);
+        }
+    }
+
+    #[test]
+    fn a_lost_packet_is_asked_again_without_what_is_no_longer_wanted() {
+        for (range, left) in [(20..30, 10), (20..40, 10), (30..40, 20), (40..50, 20), (5..20, 0)] {
+            let mut asks = Asks::default();
+            let want = Want { position: 10, length: 20, user: Bytes::new() };
+            asks.expect(0, Expected::new(Instant::ZERO, Some(want), None));
+            asks.unwant(&range);
+            let lost = asks.is_lost(0).and_then(|expected| expected.want);
+            assert_eq!(lost.map(|want| want.length), Some(left), "{range:?}");
         }
     }
 
