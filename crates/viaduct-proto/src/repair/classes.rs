@@ -96,19 +96,19 @@ pub(super) struct Classifier {
     /// Acknowledgements without data are treated like other packets.
     pub(super) acks: bool,
     flows: Flows,
-    /// Shortest deadline of the packets' classes since the last pause of [`BINDS`] between packets
-    /// with a deadline, and send time of the last such packet.
-    deadline: Option<(Duration, Instant)>,
+    /// Send time of the last packet of each class that has a deadline.
+    declared: Vec<Option<Instant>>,
     /// Send time of the last packet that only the window protects, and that has no deadline.
     undeclared: Option<Instant>,
 }
 
-/// Time for which a deadline stays in force after the last packet with any deadline.
+/// Time for which a deadline stays in force after the last packet of its class.
 const BINDS: Duration = Duration::from_secs(2);
 
 impl Classifier {
     pub(super) fn new(classes: Vec<Class>, acks: bool) -> Self {
-        Classifier { classes, acks, ..Classifier::default() }
+        let declared = vec![None; classes.len()];
+        Classifier { classes, acks, declared, ..Classifier::default() }
     }
 
     /// Classifies a normalised packet with mutable `fields` that leaves over a path of this RTT.
@@ -125,11 +125,10 @@ impl Classifier {
         let segment = Segment::parse(packet);
         let Ok(header) = Header::parse(packet) else { return Treatment::Unnamed };
         let (flow, dscp) = (Flow::of(&header, packet), fields.tos >> 2);
-        if let Some(class) = self.classes.iter().find(|class| class.matches.has(&flow, dscp)) {
-            if let Some(deadline) = class.deadline {
-                let bound = self.deadline.filter(|&(_, at)| now.since(at) < BINDS);
-                let least = bound.map_or(deadline, |(least, _)| least.min(deadline));
-                self.deadline = Some((least, now));
+        let mut classes = self.classes.iter().zip(&mut self.declared);
+        if let Some((class, declared)) = classes.find(|(class, _)| class.matches.has(&flow, dscp)) {
+            if class.deadline.is_some() {
+                *declared = Some(now);
             } else if class.repairs == Repairs::Window {
                 self.undeclared = Some(now);
             }
@@ -166,8 +165,9 @@ impl Classifier {
     /// Time for which the flows of recent packets can wait; `usual` for those without a deadline.
     pub(super) fn wait(&self, now: Instant, usual: Duration) -> Duration {
         let binds = |at: Instant| now.since(at) < BINDS;
-        let declared = self.deadline.filter(|&(_, at)| binds(at)).map(|(deadline, _)| deadline);
-        match declared {
+        let classes = self.classes.iter().zip(&self.declared);
+        let declared = classes.filter(|(_, at)| at.is_some_and(binds));
+        match declared.filter_map(|(class, _)| class.deadline).min() {
             Some(deadline) if self.undeclared.is_some_and(binds) => deadline.min(usual),
             Some(deadline) => deadline,
             None => usual,
@@ -257,5 +257,23 @@ mod tests {
         assert_eq!(of.wait(at(101), usual), usual, "others cannot wait for longer");
         judge(&mut of, 4_000, &packet(TCP, 80, 900), 8 << 2);
         assert_eq!((of.wait(at(4_001), usual), of.wait(at(9_000), usual)), (set, usual));
+    }
+
+    #[test]
+    fn each_deadline_ends_with_the_packets_of_its_class() {
+        let class = |dscp, millis| Class {
+            matches: Match { dscp: vec![dscp], ..Match::default() },
+            deadline: Some(Duration::from_millis(millis)),
+            ..Class::default()
+        };
+        let mut of = Classifier::new(vec![class(8, 10), class(16, 80)], false);
+        let full = packet(TCP, 80, 900);
+        judge(&mut of, 0, &full, 8 << 2);
+        let mut wait = |millis: u64| {
+            judge(&mut of, millis, &full, 16 << 2);
+            of.wait(Instant::ZERO + Duration::from_millis(millis), Duration::from_millis(25))
+        };
+        let waits = [0, 1_000, 1_900, 2_100, 3_000].map(|millis| wait(millis).as_millis());
+        assert_eq!(waits, [10, 10, 10, 80, 80]);
     }
 }
