@@ -115,6 +115,23 @@ impl Middlebox {
         self.node.run("nft", &[rule]).map(drop)
     }
 
+    /// Starts dropping the UDP that arrives at `west` or `east`. [`Middlebox::drop_udp`] ends it.
+    pub fn drop_udp_from(&self, device: &str) -> Result<(), TopologyError> {
+        let rule = format!("add rule inet fw ban iifname {device} meta l4proto udp drop");
+        self.node.run("nft", &[&rule]).map(drop)
+    }
+
+    /// Changes the IPv4 address that gateway B sees to 198.51.100.10. The kernel then forgets the
+    /// connections that it has masqueraded.
+    pub fn renumber(&self) -> Result<(), TopologyError> {
+        self.node.ip(&[
+            "addr del 198.51.100.9/24 dev east".into(),
+            "addr add 198.51.100.10/24 dev east".into(),
+            "route replace 10.2.0.0/24 via 198.51.100.2".into(),
+        ])?;
+        self.gateways[1].ip(&["route replace default via 198.51.100.10".into()])
+    }
+
     /// Exempts the middlebox's own segments, such as forged ones, from its connection tracking, as
     /// if a host beyond it had sent them.
     pub fn leave_own_untracked(&self) -> Result<(), TopologyError> {

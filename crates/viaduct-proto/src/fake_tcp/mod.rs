@@ -16,7 +16,7 @@
 //! After the handshake, only segments with authentic datagrams have an effect. On the accepting
 //! side a connection exists only once the gateways' session has found a datagram on it authentic.
 //! Resets and FINs are counted and ignored. The session outlives every connection: if nothing is
-//! heard on one, the next handshake opens another from a new port. SYNs are answered without state,
+//! heard on one, the next datagram opens another from a new port. SYNs are answered without state,
 //! at a limited rate.
 //!
 //! [`FakeTcp`] has all connections of a gateway. `segment` has the format of segments, `connection`
@@ -53,7 +53,8 @@ const MAX_PER_HOST: usize = 512;
 /// Maximum number of SYNs answered in a second.
 const MAX_SYNS: u32 = 2_000;
 /// Time without an authentic datagram after which a connection that this gateway has opened is
-/// replaced by a new one when a handshake is due. Gateways report once a second.
+/// stale: the next datagram opens a new one, because the state of a firewall or of NAT may be gone.
+/// Gateways report once a second.
 const STALE_AFTER: Duration = Duration::from_millis(1_500);
 /// Time after an authentic datagram for which SYNs of the same ports are not answered.
 const LIVE_FOR: Duration = Duration::from_secs(10);
@@ -172,18 +173,24 @@ impl FakeTcp {
         parse(packet).is_some_and(|(segment, _)| self.ports.contains(segment.source))
     }
 
+    /// Returns whether this gateway has opened the connection to `to`, and hears nothing on it.
+    pub fn is_stale(&self, now: Instant, to: SocketAddr) -> bool {
+        self.connections.get(&to).is_some_and(|connection| {
+            connection.is_open()
+                && connection.local.port() != self.ports.listen.port()
+                && now.since(connection.heard_at) >= STALE_AFTER
+        })
+    }
+
     /// Sends a datagram over the connection to `to`. With `source`, this host's address towards
     /// `to`, a connection is opened if there is none, or if the present one was opened by this side
     /// and is stale. The datagram is then sent once the connection is open, unless a later one
     /// replaces it. Without `source` the datagram is dropped unless a connection is open.
     pub fn send(&mut self, now: Instant, to: SocketAddr, source: Option<IpAddr>, datagram: &[u8]) {
         let mss = self.ports.mss(to.ip());
-        let accepts = self.ports.listen.port();
+        let is_stale = self.is_stale(now, to);
         if let Some(connection) = self.connections.get_mut(&to) {
             let is_open = connection.is_open();
-            let is_stale = is_open
-                && connection.local.port() != accepts
-                && now.since(connection.heard_at) >= STALE_AFTER;
             // While a connection is being opened, only a handshake waits for it.
             let is_used = if source.is_none() { is_open } else { !is_stale };
             if is_used {

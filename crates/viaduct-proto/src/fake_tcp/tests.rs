@@ -211,6 +211,25 @@ fn a_silent_connection_is_replaced_by_one_from_another_port() {
 }
 
 #[test]
+fn the_next_datagram_replaces_a_stale_connection() {
+    let mut world = World::new(3, false, 0.0);
+    let to = listen(false, 1);
+    world.send(0, to, true, 100);
+    world.run(SECOND);
+    let before = world.opener();
+    world.send(1, before, false, 100);
+    world.run(SECOND);
+    assert!(!world.ends[0].is_stale(world.now, to), "a datagram has come a second ago");
+    world.run(SECOND);
+    let stale = [(0, to), (1, before)].map(|(end, to)| world.ends[end].is_stale(world.now, to));
+    assert_eq!(stale, [true, false], "only its opener can replace it");
+    world.send(0, to, true, 100);
+    assert!(!world.ends[0].is_stale(world.now, to), "another one is being opened");
+    world.run(SECOND);
+    assert_ne!(world.opener(), before);
+}
+
+#[test]
 fn an_accepting_gateway_that_restarts_goes_on() {
     let mut world = World::new(4, false, 0.0);
     world.send(0, listen(false, 1), true, 100);

@@ -88,9 +88,11 @@ impl FakeTcpPort {
         self.listeners.iter().map(|listener| Ok(listener.local_addr()?)).collect()
     }
 
-    /// Sends a datagram; an initiation may open a connection.
+    /// Sends a datagram. An initiation opens a connection if there is none; any datagram replaces
+    /// a stale connection of this gateway.
     pub fn send(&mut self, now: Instant, to: SocketAddr, datagram: &[u8]) {
-        let source = is_initiation(datagram).then(|| self.source(to)).flatten();
+        let opens = is_initiation(datagram) || self.machine.is_stale(now, to);
+        let source = opens.then(|| self.source(to)).flatten();
         self.machine.send(now, to, source, datagram);
     }
 

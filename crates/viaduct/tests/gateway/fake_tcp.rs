@@ -102,6 +102,28 @@ fn where_udp_is_dropped_fake_tcp_protects_until_udp_is_back() {
 }
 
 #[test]
+fn a_session_outlives_a_changed_address_of_nat() {
+    for transport in ["udp", "fake-tcp"] {
+        let mut world = World::new(false, transport);
+        world.middlebox.drop_udp(transport != "udp").unwrap();
+        world.gateways.start_both().unwrap();
+        world.lost_pings(200);
+        let before = world.status().map(|of| of.peer().session.handshakes);
+        world.middlebox.renumber().unwrap();
+        let is_moved = || {
+            world.lost_pings(20);
+            let endpoint = world.status()[1].peers[0].endpoint.clone();
+            endpoint.is_some_and(|at| at.starts_with("198.51.100.10:"))
+        };
+        assert!(within(Duration::from_secs(3), is_moved), "{transport}: {:?}", world.status());
+        let lost = world.lost_pings(400);
+        assert!(lost <= 6, "{transport}: {lost} lost");
+        let after = world.status().map(|of| of.peer().session.handshakes);
+        assert_eq!(after, before, "{transport}: the session has continued");
+    }
+}
+
+#[test]
 fn fake_tcp_over_ipv6_leaves_the_machine_as_it_was() {
     let mut world = World::new(true, "fake-tcp");
     let rules = |world: &World| {

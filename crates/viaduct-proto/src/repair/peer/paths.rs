@@ -3,6 +3,7 @@
 use std::net::SocketAddr;
 
 use super::config::{PeerConfig, outer};
+use super::reporting::UNHEARD_AFTER;
 use crate::repair::report::Report;
 use crate::repair::session::SILENCE;
 use crate::repair::transport::{Endpoint, Selector, Transport};
@@ -11,9 +12,6 @@ use crate::upgrade::PeerRecord;
 
 /// Time without an authentic message after which other transports are tried.
 const AUTO_SILENCE: Duration = Duration::from_secs(2);
-/// Maximum age, at the peer, of the newest report from this gateway. If it is older, the peer does
-/// not hear this gateway.
-const UNHEARD_AFTER: Duration = Duration::from_millis(2_500);
 
 /// Paths to one peer.
 pub(in crate::repair) struct Paths {

@@ -17,6 +17,9 @@ const REPORT_EVERY: Duration = Duration::from_secs(1);
 const REPORT_SOON: Duration = Duration::from_millis(10);
 const REPORT_PACKETS: u64 = 64;
 const REPORT_SPARSE: Duration = Duration::from_millis(250);
+/// Age of the peer's newest report after which the peer no longer hears this gateway, or the other
+/// way round. A report then tells the peer at once. At most one report in a row may be lost.
+pub(super) const UNHEARD_AFTER: Duration = Duration::from_millis(2_200);
 /// Interval of terms, in reports, after the first reports of a session.
 const TERMS_EVERY: u32 = 10;
 /// Reports at the start of a session that carry terms: some of them may be lost.
@@ -77,19 +80,22 @@ impl Reporting {
         }
     }
 
-    /// Time of the next report: soon if `path` differs from the last report.
+    /// Time of the next report: soon if `path` differs from the last report, or if reports of the
+    /// peer stay away.
     pub(super) fn due(&self, path: &control::Report) -> Instant {
         let (at, told) = &self.told;
+        let unheard = self.stamp.map(|(_, heard_at)| heard_at + UNHEARD_AFTER);
+        let next = unheard.filter(|due| due > at).map_or(self.next, |due| due.min(self.next));
         let is_doubted = path.in_doubt && !told.in_doubt;
         let is_old = path.random.bursts != told.random.bursts
             || path.congested != told.congested
             || path.visible != told.visible;
         if !is_old && !is_doubted {
-            return self.next;
+            return next;
         }
         let many = is_doubted || path.random.packets - told.random.packets >= REPORT_PACKETS;
         let soon = (self.rtt.unwrap_or(USUAL_RTT) / 4).max(REPORT_SOON);
-        self.next.min(*at + if many { soon } else { soon.max(REPORT_SPARSE) })
+        next.min(*at + if many { soon } else { soon.max(REPORT_SPARSE) })
     }
 
     pub(super) fn next(
@@ -148,5 +154,17 @@ mod tests {
         assert_eq!(reporting.due(&path), at(250));
         path.random.packets = REPORT_PACKETS;
         assert_eq!(reporting.due(&path), at(25));
+    }
+
+    #[test]
+    fn a_peer_that_is_not_heard_is_told_at_once_and_then_once_a_second() {
+        let at = |millis| Instant::ZERO + Duration::from_millis(millis);
+        let mut reporting = Reporting::new(at(0), &RackConfig::default());
+        let path = control::Report::default();
+        reporting.stamp = Some((1, at(100)));
+        (reporting.told.0, reporting.next) = (at(1_900), at(2_900));
+        assert_eq!(reporting.due(&path), at(2_300));
+        (reporting.told.0, reporting.next) = (at(2_300), at(3_300));
+        assert_eq!(reporting.due(&path), at(3_300));
     }
 }

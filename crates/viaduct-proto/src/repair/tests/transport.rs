@@ -121,7 +121,7 @@ fn fake_tcp_is_found_in_three_seconds_and_udp_when_it_is_back() {
         assert_eq!(network.transports(), UDP);
         // Blocked in one direction alone; the last report may have just arrived.
         network.passes[direction][0] = false;
-        network.run(4_900);
+        network.run(2_900);
         assert_eq!(network.transports(), FAKE_TCP, "direction {direction}");
     }
     network.passes = [[true; 2]; 2];
