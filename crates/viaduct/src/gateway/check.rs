@@ -106,11 +106,15 @@ fn print_peer(site: &Site, peer: &Peer) -> Result<()> {
     };
     print_line!("peer {} {endpoint}: public key {}", peer.name, peer.key)?;
     print_line!("  hosts {}; {code}; {room}", list(&peer.prefixes))?;
-    print_line!("  {}", transports(peer))
+    print_line!("  {}", transports(peer, site.config.wants_fake_tcp()))
 }
 
-fn transports(peer: &Peer) -> String {
+/// Meaning of a peer's `transport`, given whether the gateway can use fake TCP.
+fn transports(peer: &Peer, has_fake_tcp: bool) -> String {
     let datagrams = match peer.transport {
+        TransportChoice::Auto if !has_fake_tcp => {
+            "datagrams by UDP alone: fake TCP needs a single worker and a single WAN"
+        }
         TransportChoice::Auto => "datagrams by UDP, or by fake TCP while UDP does not pass",
         TransportChoice::Only(Transport::Udp) => "datagrams by UDP",
         TransportChoice::Only(Transport::FakeTcp) => "datagrams by fake TCP",

@@ -40,6 +40,8 @@ struct TlsPeer {
     key: String,
     /// Address that is dialled, if there is one.
     endpoint: Option<SocketAddr>,
+    /// True if the gateway can use fake TCP.
+    has_fake_tcp: bool,
     /// True if this gateway dials the tunnel now.
     is_dialled: bool,
     /// True if a link of the tunnel is up, whichever gateway has dialled it.
@@ -55,6 +57,7 @@ impl TlsTunnels {
             choice: peer.transport,
             key: peer.key.to_string(),
             endpoint: peer.tls_endpoint,
+            has_fake_tcp: config.wants_fake_tcp(),
             is_dialled: peer.transport == TransportChoice::None,
             is_up: false,
             down: None,
@@ -149,12 +152,13 @@ impl TlsTunnels {
                 .to_owned(),
             ),
             (TransportChoice::Auto, false, Some(_)) if is_silent => State::Down(format!(
-                "repairs are off, as neither UDP nor fake TCP is answered, and the tunnel over TLS \
-                 is down ({why}): {reason}"
+                "repairs are off, as {}, and the tunnel over TLS is down ({why}): {reason}",
+                peer.unanswered()
             )),
             (TransportChoice::Auto, false, None) if is_silent => State::Down(format!(
-                "repairs are off, as neither UDP nor fake TCP is answered; if only TCP passes, use \
-                 mode = \"split\" with tls_endpoint: {reason}"
+                "repairs are off, as {}; if only TCP passes, use mode = \"split\" with \
+                 tls_endpoint: {reason}",
+                peer.unanswered()
             )),
             _ => state,
         }
@@ -166,10 +170,19 @@ impl TlsTunnels {
             let Some(peer) = self.0.get(&status.name) else { continue };
             let is_forced = peer.choice == TransportChoice::None;
             if is_forced || (peer.is_up && !status.counters.up) {
-                let why =
-                    if is_forced { "as configured" } else { "UDP and fake TCP are not answered" };
+                let why = if is_forced { "as configured" } else { peer.unanswered() };
                 (status.transport, status.transport_reason) = ("tls".to_owned(), why.to_owned());
             }
+        }
+    }
+}
+
+impl TlsPeer {
+    /// Clause that says which transports are not answered.
+    fn unanswered(&self) -> &'static str {
+        match self.has_fake_tcp {
+            true => "neither UDP nor fake TCP is answered",
+            false => "UDP is not answered, and fake TCP needs a single worker and a single WAN",
         }
     }
 }

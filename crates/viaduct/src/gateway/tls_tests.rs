@@ -9,6 +9,7 @@ fn tunnels(choice: TransportChoice, endpoint: bool) -> TlsTunnels {
         choice,
         key: "beef".to_owned(),
         endpoint: endpoint.then_some(([192, 0, 2, 2], 443).into()),
+        has_fake_tcp: true,
         is_dialled: choice == TransportChoice::None,
         is_up: false,
         down: None,
@@ -47,6 +48,14 @@ fn a_tunnel_is_dialled_after_six_unanswered_handshakes_until_one_is_answered() {
 fn without_an_endpoint_the_state_says_what_to_do() {
     let (dialled, state) = second(&mut tunnels(TransportChoice::Auto, false), false, 6, false);
     assert!(!dialled && state.to_string().contains("use mode = \"split\" with tls_endpoint"));
+}
+
+#[test]
+fn without_fake_tcp_the_state_says_why() {
+    let mut tunnels = tunnels(TransportChoice::Auto, false);
+    tunnels.0.get_mut("b").unwrap().has_fake_tcp = false;
+    let (_, state) = second(&mut tunnels, false, 6, false);
+    assert!(state.to_string().contains("fake TCP needs a single worker"), "{state}");
 }
 
 #[test]
