@@ -78,6 +78,7 @@ pub(crate) fn port_code(error: &PortError) -> c_int {
     match error {
         PortError::Socket { source, .. } => code(source),
         PortError::NoAddress | PortError::Mtu(_) => -libc::EINVAL,
-        PortError::Rules(_) => -libc::EPERM,
+        PortError::Rules(_) if error.is_privilege() => -libc::EPERM,
+        PortError::Rules(_) => -libc::EADDRINUSE,
     }
 }

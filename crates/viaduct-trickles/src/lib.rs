@@ -69,7 +69,7 @@ pub enum PortError {
 
 impl PortError {
     /// Returns whether the reason may be missing privilege for packets in TCP's format.
-    fn is_privilege(&self) -> bool {
+    pub fn is_privilege(&self) -> bool {
         match self {
             // Another process has the journal or table of this name: it uses the same port or name.
             PortError::Rules(JournalError::Busy { .. } | JournalError::Locked(_)) => false,

@@ -240,6 +240,7 @@ impl Datagrams {
 fn instance(first: SocketAddr) -> String {
     let port = first.port();
     match first.ip() {
+        IpAddr::V6(any) if any.is_unspecified() => format!("trickles_{port}_v6"),
         any if any.is_unspecified() => format!("trickles_{port}"),
         IpAddr::V4(ip) => format!("trickles_{port}_{:08x}", ip.to_bits()),
         IpAddr::V6(ip) => {
