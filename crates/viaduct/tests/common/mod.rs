@@ -3,6 +3,7 @@
 
 pub(crate) mod etcd;
 pub(crate) mod upgrade;
+pub(crate) mod watchdog;
 
 use std::fs;
 use std::io::{ErrorKind, Read as _, Write as _};

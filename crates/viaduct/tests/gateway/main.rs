@@ -14,6 +14,7 @@ mod split;
 mod tls;
 mod unaltered;
 mod upgrade;
+mod watchdog;
 
 use std::collections::BTreeSet;
 use std::net::UdpSocket;
