@@ -8,7 +8,8 @@ use std::time::Duration;
 use anyhow::{Context as _, Result, ensure};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{
-    Pid, PidfdFlags, Signal, WaitId, WaitIdOptions, pidfd_open, pidfd_send_signal, waitid,
+    Pid, PidfdFlags, Signal, WaitId, WaitIdOptions, getpid, pidfd_open, pidfd_send_signal,
+    set_child_subreaper, waitid,
 };
 use serde::Deserialize;
 
@@ -25,6 +26,26 @@ const END_POLL_INTERVAL: Duration = Duration::from_millis(5);
 pub struct ForeignProcess {
     pid: u32,
     fd: OwnedFd,
+}
+
+/// Makes this process the subreaper until dropped: it becomes the parent of processes whose parent
+/// has ended, learns their exit status, and reaps them.
+#[derive(Debug)]
+pub struct Adoption(());
+
+impl Adoption {
+    /// Becomes the subreaper. Fails if the kernel refuses.
+    pub fn begin() -> Result<Adoption> {
+        set_child_subreaper(Some(getpid()))?;
+        Ok(Adoption(()))
+    }
+}
+
+impl Drop for Adoption {
+    fn drop(&mut self) {
+        // It cannot fail.
+        let _ = set_child_subreaper(None);
+    }
 }
 
 /// Output of `viaduct upgrade --json`.

@@ -66,6 +66,7 @@ pub const ALL: &[Entry] = &[
     entry(maelstrom::interleaves::ABOUT, maelstrom::interleaves::run),
     entry(maelstrom::forwarding::ABOUT, maelstrom::forwarding::run),
     entry(maelstrom::fake_tcp::ABOUT, maelstrom::fake_tcp::run),
+    entry(maelstrom::upgrade::ABOUT, maelstrom::upgrade::run),
     entry(miniproxy::ttc::ABOUT, miniproxy::ttc::run),
     entry(miniproxy::off_path::ABOUT, miniproxy::off_path::run),
     entry(miniproxy::start::ABOUT, miniproxy::start::run),

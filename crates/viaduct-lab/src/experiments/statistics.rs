@@ -56,6 +56,14 @@ pub(super) fn quantile(values: &[f64], q: f64) -> f64 {
     sorted.get(rank.clamp(1, sorted.len().max(1)) - 1).copied().unwrap_or(f64::NAN)
 }
 
+/// Returns the growth of the lowest value from the first fifth of `values` to the last fifth; NaN
+/// if `values` is empty.
+pub(super) fn growth(values: &[f64]) -> f64 {
+    let fifth = values.len().div_ceil(5);
+    let lowest = |of: &[f64]| of.iter().copied().reduce(f64::min).unwrap_or(f64::NAN);
+    lowest(&values[values.len() - fifth..]) - lowest(&values[..fifth])
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

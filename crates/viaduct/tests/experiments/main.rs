@@ -151,6 +151,14 @@ fn upgrades_of_a_proxy_break_no_flow_and_leave_nothing() {
 }
 
 #[test]
+fn upgrades_of_a_gateway_break_no_flow_and_leave_packets_protected() {
+    let _alone = alone();
+    let outcome = quick("maelstrom/upgrade");
+    // The longest of 20 pauses depends on the load of the processors.
+    assert_holds(&outcome, 6, 5, |name| !name.contains("p99"));
+}
+
+#[test]
 fn a_trip_through_an_off_path_proxy_takes_the_time_of_the_papers_model() {
     let _beside = beside_others();
     let outcome = quick("miniproxy/off-path");
@@ -244,7 +252,8 @@ fn fake_tcp_passes_a_strict_middlebox_and_forged_segments_end_no_session() {
     let _alone = alone();
     let outcome = quick("maelstrom/fake-tcp");
     // Goodput and processor time are noisy: each is measured with one short flow.
-    assert_holds(&outcome, 8, 5, |name| !name.contains("over UDP"));
+    let is_noisy = |name: &str| name.contains("over UDP") || name.starts_with("goodput beside");
+    assert_holds(&outcome, 11, 7, |name| !is_noisy(name));
 }
 
 #[test]

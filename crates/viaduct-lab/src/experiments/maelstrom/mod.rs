@@ -24,6 +24,7 @@ pub(super) mod throughput_burst;
 pub(super) mod throughput_delay;
 pub(super) mod throughput_gigabit;
 pub(super) mod throughput_loss;
+pub(super) mod upgrade;
 pub(super) mod vs_reed_solomon;
 
 use crate::experiments::prelude::*;

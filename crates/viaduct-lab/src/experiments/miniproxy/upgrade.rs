@@ -5,13 +5,12 @@
 //!                                                            └─ upgrade ─▶ proxy ─ upgrade ─▶ …
 //! ```
 
-use rustix::process::{getpid, set_child_subreaper};
 use viaduct_sys::process::raise_fd_limit;
 
 use crate::experiments::prelude::*;
 use crate::load::{Checked, CheckedReport, MIN_PAUSE, PACED_RATE, Traffic};
 use crate::topology::{Usage, machine_time, user_and_system};
-use crate::upgrade::{ForeignProcess, upgrade};
+use crate::upgrade::{Adoption, ForeignProcess, upgrade};
 
 const TRAFFIC: Traffic = Traffic { paced: 500, short_per_second: 200 };
 /// Time of the traffic before the first upgrade.
@@ -79,24 +78,6 @@ pub(in crate::experiments) fn run(run: &mut Run) -> Result<()> {
     draw(run, &upgrades, &report, &cpu);
     check(run, &upgrades, &report, cpu.seconds + WARM_UP.as_secs_f64());
     Ok(())
-}
-
-/// Makes this process the subreaper until dropped: it becomes the parent of proxies whose parent
-/// has ended, learns their exit status, and reaps them.
-struct Adoption;
-
-impl Adoption {
-    fn begin() -> Result<Adoption> {
-        set_child_subreaper(Some(getpid()))?;
-        Ok(Adoption)
-    }
-}
-
-impl Drop for Adoption {
-    fn drop(&mut self) {
-        // It cannot fail.
-        let _ = set_child_subreaper(None);
-    }
 }
 
 /// Processor time used by the whole machine, and by this process, in seconds.
@@ -216,9 +197,9 @@ fn check(run: &mut Run, upgrades: &[Upgrade], report: &CheckedReport, seconds: f
     run.at_most("longest pause around an upgrade, p99, ms", quantile(&stalls, 0.99), MAX_STALL_MS);
     let unended = upgrades.iter().filter(|upgrade| upgrade.old_ended.is_none()).count();
     run.at_most("old processes that have not ended after 5 s", unended as f64, 0.0);
-    let grown = growth(upgrades, Upgrade::descriptors);
+    let grown = growth_of(upgrades, Upgrade::descriptors);
     run.at_most("descriptors grown over all upgrades", grown, MAX_DESCRIPTORS_GROWN);
-    let grown = growth(upgrades, Upgrade::megabytes);
+    let grown = growth_of(upgrades, Upgrade::megabytes);
     run.at_most("memory grown over all upgrades, MB", grown, MAX_MEMORY_GROWN_MB);
     let short = report.times.len() as f64 / seconds / f64::from(TRAFFIC.short_per_second);
     run.at_least("new connections over those configured", short, MIN_RATE);
@@ -226,11 +207,8 @@ fn check(run: &mut Run, upgrades: &[Upgrade], report: &CheckedReport, seconds: f
     run.at_least("bytes of the paced flows over the pace", paced, MIN_RATE);
 }
 
-/// Growth of the lowest value from the first fifth of the upgrades to the last fifth. Other values
-/// are less stable: the number of open short flows, and thus of descriptors, depends on the load of
-/// the machine.
-fn growth(upgrades: &[Upgrade], property: impl Fn(&Upgrade) -> f64) -> f64 {
-    let fifth = upgrades.len().div_ceil(5);
-    let lowest = |of: &[Upgrade]| of.iter().map(&property).fold(f64::INFINITY, f64::min);
-    lowest(&upgrades[upgrades.len() - fifth..]) - lowest(&upgrades[..fifth])
+/// Growth of a property over all upgrades. Values other than the lowest ones are less stable: the
+/// number of open short flows, and thus of descriptors, depends on the load of the machine.
+fn growth_of(upgrades: &[Upgrade], property: impl Fn(&Upgrade) -> f64) -> f64 {
+    growth(&upgrades.iter().map(property).collect::<Vec<_>>())
 }

@@ -15,6 +15,8 @@ const PACE: u64 = 20_000_000;
 /// Minimum share of the forged segments that the gateways have counted: a smaller share would prove
 /// nothing. The link loses 1 % of the segments to gateway A.
 const MIN_COUNTED: f64 = 0.95;
+/// Minimum rate of the flow relative to its pace.
+const MIN_RATE: f64 = 0.95;
 
 /// Segments and sessions, counted by both gateways.
 struct Counts {
@@ -64,6 +66,7 @@ pub(super) fn run(run: &mut Run) -> Result<()> {
     })?;
     let plot = Plot::histogram("A flow beside forged segments", ("", ""), ("goodput", "Mb/s"));
     run.plot_bars(&plot, "flow", [("paced", PACE as f64 / 1e6), ("delivered", rate / 1e6)]);
+    run.at_least("goodput beside forged segments over the pace", rate / PACE as f64, MIN_RATE);
     let counted = (after.forged - before.forged) as f64 / count as f64;
     run.at_least("forged segments that the gateways have counted", counted, MIN_COUNTED);
     let lost = after.handshakes - before.handshakes + after.down;

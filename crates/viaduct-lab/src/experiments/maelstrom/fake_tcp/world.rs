@@ -24,6 +24,8 @@ pub(super) struct World {
     // Dropped before the middlebox, which owns their nodes.
     pub(super) gateways: Gateways,
     pub(super) middlebox: Middlebox,
+    /// Time from the start of the gateways to their session.
+    pub(super) started: Duration,
 }
 
 /// Result of a flow from a1 to b1.
@@ -54,8 +56,9 @@ impl World {
         middlebox.drop_udp(arm.drops_udp)?;
         let peer = format!("{}transport = \"{}\"\n", spec.peer, arm.setting);
         let spec = GatewaySpec { peer, ..spec.clone() }.host_mtu(HOST_MTU);
-        let mut world = World { gateways: Gateways::beside(&middlebox, false, &spec)?, middlebox };
-        world.gateways.start_both()?;
+        let mut gateways = Gateways::beside(&middlebox, false, &spec)?;
+        let started = gateways.start_both()?;
+        let world = World { gateways, middlebox, started };
         let expected = if arm.drops_udp { "fake-tcp" } else { "udp" };
         let is_expected = |status: &GatewayStatus| {
             status.peers.first().is_some_and(|peer| peer.transport == expected)
@@ -97,9 +100,10 @@ impl World {
         pids.map(|pid| cpu_time(pid.as_raw_pid().cast_unsigned())).sum()
     }
 
-    /// Drops UDP after `delay`, under light traffic. Returns the seconds until the middlebox has
+    /// Drops UDP after `delay`, under light traffic: all of it, or that which arrives at the
+    /// middlebox's device `from`. Returns the seconds until the middlebox has
     /// seen the first datagram of gateway B by fake TCP, which answers one of gateway A.
-    pub(super) fn time_to_fake_tcp(&self, delay: Duration) -> Result<f64> {
+    pub(super) fn time_to_fake_tcp(&self, delay: Duration, from: Option<&str>) -> Result<f64> {
         let interval = Duration::from_millis(10);
         let count = ((delay + FOUND_TIMEOUT / 2).as_secs_f64() / interval.as_secs_f64()) as u32;
         let ping = Ping { count, interval, size: 100 };
@@ -107,7 +111,10 @@ impl World {
             let pings = scope.spawn(|| ping.run(&self.middlebox.a1, self.middlebox.b1.v4().into()));
             stop::sleep(delay)?;
             let begun = Instant::now();
-            self.middlebox.drop_udp(true)?;
+            match from {
+                Some(device) => self.middlebox.drop_udp_from(device)?,
+                None => self.middlebox.drop_udp(true)?,
+            }
             let is_answered = || self.middlebox.counted("to_a").is_ok_and(|of| of.packets > 0);
             let answered = stop::wait_until(FOUND_TIMEOUT, interval, is_answered)?;
             let took = begun.elapsed().as_secs_f64();
