@@ -2,13 +2,16 @@
 # started like this:
 #
 #   docker run --network host --cap-drop ALL --cap-add NET_ADMIN --cap-add NET_RAW \
-#     --device /dev/net/tun -v /etc/viaduct:/etc/viaduct:ro -v /run/viaduct:/run/viaduct \
+#     --security-opt systempaths=unconfined --device /dev/net/tun \
+#     -v /etc/viaduct:/etc/viaduct:ro -v /run/viaduct:/run/viaduct \
+#     -v viaduct-state:/var/lib/viaduct -e STATE_DIRECTORY=/var/lib/viaduct \
 #     viaduct gateway -c /etc/viaduct/site.toml
 #
 # /run/viaduct holds the journal of changes. Keep it, so that after a kill -9 the next start can
-# revert the changes.
-# The settings of the gateway's TUN device are below /proc/sys/net, which docker mounts read-only:
-# see docs/gateway.md.
+# revert the changes. The volume keeps the clocks of handshakes, so that handshakes recorded before
+# a restart are rejected after it.
+# The settings of the gateway's TUN device are below /proc/sys/net, which docker mounts read-only
+# unless systempaths are unconfined. docs/packages.md compares the images.
 
 FROM rust:1-slim-bookworm AS build
 RUN apt-get update \
