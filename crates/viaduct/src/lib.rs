@@ -169,7 +169,7 @@ enum Command {
         args: dash::DashArgs,
     },
     /// Let a proxy or a gateway continue in a process of the installed version: no connection is
-    /// refused or reset, and packets stay protected
+    /// refused or reset, and repairs pause for up to 50 ms
     Upgrade {
         #[command(flatten)]
         args: upgrade::UpgradeArgs,
