@@ -35,7 +35,8 @@ pub(in crate::experiments) fn run(run: &mut Run) -> Result<()> {
     Ok(())
 }
 
-/// Devices with offloads on, which pass segments larger than the MTU.
+/// Configuration of the path: which of its devices (WAN, hosts' side) have offloads on, and so pass
+/// segments larger than the MTU.
 struct Path {
     name: &'static str,
     wan: bool,

@@ -41,10 +41,11 @@ const LOSSES: [(&str, &str); 3] = [
     ("Gilbert-Elliott", "ge:0.2%:10%:0.01%:50%"),
 ];
 
-/// Maximum deviation in standard errors; a correct process exceeds it once in a thousand runs.
+/// Maximum deviation in standard errors; a correct process exceeds it in one of a thousand checks.
 const MAX_ERRORS: f64 = 3.29;
 
-/// Checks one rate by offering 25 % more; the queue bridges pauses of the sender.
+/// Checks one rate: sends at 1.25 times this rate, and measures the rate of arrival. The link's
+/// queue bridges pauses of the sender.
 fn check_rate(run: &mut Run, rate: f64) -> Result<()> {
     run.step(&format!("rate {rate} Mb/s"))?;
     let world = world(run, link(&format!("rate={rate}M,delay=1ms,queue=300ms")), false)?;

@@ -1,4 +1,5 @@
-//! Capacity of hosts, gateways and emulator together: 1 Gb/s at 100 ms on this machine.
+//! Capacity of hosts, gateways and emulator together on this machine: 1 Gb/s over a link with a
+//! round trip of 100 ms is required.
 
 use crate::emulator::{Emulator, EmulatorStats};
 use crate::experiments::prelude::*;

@@ -51,7 +51,8 @@ pub(super) enum Windows {
 }
 
 impl Setup {
-    /// Returns whether this is a pair of Squids without a tunnel that reuses its connections.
+    /// Returns whether this is a pair of Squids without a tunnel between them, which keep their
+    /// connections for further requests.
     pub(super) fn keeps_connections(self) -> bool {
         matches!(self, Setup::Squid(_, Connections::Kept))
     }

@@ -1,6 +1,7 @@
-//! Slides 33 and 34: response time by document size at 40 and 300 ms, with a connection per
-//! document and through a tunnel, without and with Squid; and small sessions beside a large one,
-//! and beside one whose reader has stopped.
+//! Slides 33 and 34 of *Taming the LFN*: response time by document size, at round trips of 40 and
+//! 300 ms. Each document has a connection of its own: directly, through a tunnel, over two Squids,
+//! or over two Squids joined by a tunnel. Then ([`neighbours`]): small sessions in a tunnel, beside
+//! a large session and beside one whose reader has stopped.
 
 use super::browsing::{Browsed, Browsing, Setup, Windows};
 use super::neighbours;
@@ -11,14 +12,15 @@ use crate::topology::programs::{Connections, Documents};
 /// Round trips in milliseconds.
 const RTTS: [u32; 2] = [40, 300];
 
-/// Configurations of the slides without multiplexed connections: Squid, and Squid with
-/// large windows.
+/// The slides' configurations without a tunnel: two Squids, with a connection per document, with
+/// windows of at most 64 KB and with large ones.
 const SQUIDS: [Setup; 2] = [
     Setup::Squid(Windows::Plain, Connections::OneEach),
     Setup::Squid(Windows::Large, Connections::OneEach),
 ];
-/// Maximum time of small documents relative to Squid's: the tunnel saves one of two round trips, as
-/// in [`mux`](super::mux) at 300 ms.
+/// Maximum time of small documents through the tunnel, as a share of the time over the better
+/// Squid. The tunnel saves the handshake, one of two round trips, so about 0.5 is expected; the
+/// bound is that of [`mux`](super::mux).
 const MAX_OF_SQUID: f64 = 0.75;
 
 pub(in crate::experiments) const ABOUT: About = About {
@@ -65,8 +67,8 @@ pub(in crate::experiments) fn run(run: &mut Run) -> Result<()> {
     neighbours::measure(run)
 }
 
-/// Checks slide 33, and 34 in a full run: compares Squid over a tunnel with the better of the
-/// [`SQUIDS`], which open a connection per document.
+/// Checks slide 33 and, in a full run, slide 34: compares two Squids joined by a tunnel with the
+/// better of the [`SQUIDS`], which open a connection per document.
 fn beside_squid(run: &mut Run, found: &[(&Browsing, Browsed)]) {
     for rtt in RTTS {
         let at = || found.iter().filter(move |(load, _)| load.rtt == rtt);
@@ -81,8 +83,8 @@ fn beside_squid(run: &mut Run, found: &[(&Browsing, Browsed)]) {
     }
 }
 
-/// Adds a load to the two plots of its round trip, of the median and of the 90th percentile, with
-/// both axes logarithmic as in the slides.
+/// Adds the response times of a load to the two plots for its round trip: the median, and the 90th
+/// percentile. Both axes are logarithmic, as in the slides.
 fn draw(run: &mut Run, load: &Browsing, browsed: &Browsed, sizes: &[usize]) {
     let axes = (("document", "KB"), ("response time", "ms"));
     for (quantile, word) in [(0.5, "median"), (0.9, "90th percentile")] {

@@ -1,6 +1,6 @@
-//! A bulk session through the tunnel, and an echo beside it: on clean links, and at 1 % loss over
-//! FEC gateways, with and without senders shaped below the link's rate. Checked are the rate on
-//! clean links (the session fills the link), and the echo at 1 % loss (it is hardly delayed).
+//! Bulk session through a tunnel, and an echo beside it: on clean links, and on links with 1 % loss
+//! and FEC gateways, where the sender is shaped below the link's rate or not. The checks: on clean
+//! links the session fills the link; at 1 % loss the echo is hardly delayed.
 
 use crate::example_tunnel::{Links, Tunnel};
 use crate::experiments::prelude::*;
@@ -70,7 +70,7 @@ pub(in crate::experiments) fn run(run: &mut Run) -> Result<()> {
     let lossy = PATHS.iter().filter(|path| path.is_lossy()).count();
     run.steps((PATHS.len() + lossy) * setups.len());
     for (x, path) in PATHS.iter().enumerate() {
-        // Lossy paths are measured with shaped senders and without.
+        // Lossy paths are measured twice: with a shaped sender, and with one that is not shaped.
         let shapings: &[bool] = if path.is_lossy() { &[true, false] } else { &[false] };
         for &shaped in shapings {
             for &links in &setups {

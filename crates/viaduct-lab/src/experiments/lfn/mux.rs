@@ -1,5 +1,6 @@
-//! Slides 28 to 31: a child Squid and its parent over 10 Mb/s and 300 ms, with default
-//! settings, with large windows, and through a tunnel of one or more links.
+//! Slides 27 to 31 and 38 of *Taming the LFN*: a child Squid and its parent over a link of 10 Mb/s
+//! with a round trip of 300 ms, with default settings, with large windows, and through a tunnel of
+//! one or more links.
 
 use super::browsing::{Browsed, Browsing, Setup, Windows};
 use super::stalled_link;
@@ -23,8 +24,9 @@ pub(in crate::experiments) const ABOUT: About = About {
     name: "lfn/mux",
     title: "Two Squids over a long link, with and without a tunnel",
     figure: "Taming the LFN, slides 27 to 31 and 38",
-    finding: "Without other traffic one link might be best, but very bad if it stalls; too many \
-              are counterproductive; separate connections with large windows carry less.",
+    finding: "Without other traffic one link might be best, but it is very bad if this link \
+              stalls; too many links are counterproductive; separate connections with large \
+              windows carry less.",
 };
 
 pub(in crate::experiments) fn run(run: &mut Run) -> Result<()> {
@@ -100,9 +102,9 @@ fn checks(run: &mut Run, found: &[(Setup, Browsed)]) {
                 format!("{}: median of small documents over {}'s", setup.name(), squid.name());
             run.at_most(&name, browsed.small(0.5) / other.small(0.5), most);
         }
-        // A busy link skips slow start, an advantage over any Squid configuration. With more links
-        // than the load keeps busy, each is idle for so long that its window is reset: the slides
-        // find that too many links are counterproductive.
+        // A busy link skips slow start, which a connection of Squid does not. If there are more
+        // links than the load keeps busy, each is idle for so long that its window is reset: the
+        // slides find that too many links are counterproductive.
         let best = squids.iter().map(|(_, squid)| large(squid)).fold(f64::INFINITY, f64::min);
         let name =
             format!("{}: median of documents from 20 KB on over the best Squid's", setup.name());

@@ -1,4 +1,5 @@
-//! Slides 4, 5 and 24 to 26: sequence numbers over time, and the stalls of plain TCP.
+//! Slides 4, 5 and 24 to 26 of *Taming the LFN*: sequence numbers over time, and the stalls of
+//! plain TCP.
 
 use super::stalls::{Stack, Trace, Transfer, Worlds, thinned};
 use crate::experiments::prelude::*;

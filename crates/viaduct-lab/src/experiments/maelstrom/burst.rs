@@ -125,7 +125,8 @@ fn through_gateways(
         let link = link(&format!("rate=100M,delay=50ms,loss={loss}x{length}"));
         let mut world = World::new((1200, 1500), &link, run.seed(), run.journal())?;
         let spec = GatewaySpec::layered(8, &REAL, delay).host_mtu(1200);
-        // A sender delayed by the machine must not count as a pause in the stream.
+        // The gateway must not take a short delay of the sender's process for a pause in the
+        // stream, at which it sends the repairs that are not complete.
         let spec = GatewaySpec { fec: format!("{}flush_after = \"100ms\"\n", spec.fec), ..spec };
         let real = real_stream::send(&mut world, &spec, &link, seconds)?;
         let code = if delay { delayed(8, &REAL) } else { layers(8, &REAL) };

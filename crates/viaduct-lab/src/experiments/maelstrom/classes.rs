@@ -43,9 +43,10 @@ const COSTS: [(f64, &str, f64); 3] = [
 
 pub(in crate::experiments) const ABOUT: About = About {
     name: "maelstrom/classes",
-    title: "Messages under loss, beside bulk and alone, and what small packets cost",
-    figure: "beyond Maelstrom, whose code is one for all packets",
-    finding: "Low overhead and low delay part ways by class of traffic.",
+    title: "Delay of messages under loss, and the cost of repairs for small packets",
+    figure: "beyond Maelstrom, which has one code for all packets",
+    finding: "No code has both the lowest overhead and the lowest delay, and classes of traffic \
+              differ in which of the two they need.",
 };
 
 pub(in crate::experiments) fn run(run: &mut Run) -> Result<()> {

@@ -37,7 +37,7 @@ pub(in crate::experiments) fn run(run: &mut Run) -> Result<()> {
     Ok(())
 }
 
-/// Counts the messages that arrived a round trip later than the link's delay.
+/// Counts the messages whose latency exceeded the link's delay by more than a round trip.
 fn delayed(latencies: &[f64]) -> f64 {
     latencies.iter().filter(|latency| **latency > 3.0 * DELAY).count() as f64
 }

@@ -14,7 +14,7 @@ const CASES: [(&str, &str); 2] = [("1 % single", "1%"), ("1 %, bursts of 8", "1%
 
 pub(in crate::experiments) const ABOUT: About = About {
     name: "maelstrom/equal-mtu",
-    title: "Repairs that leave in parts, where hosts have the WAN's MTU",
+    title: "Repairs sent in fragments, because the hosts have the WAN's MTU",
     figure: "Maelstrom, section 4.1",
     finding: "The paper has the hosts' MTU lowered, so that repairs fit.",
 };

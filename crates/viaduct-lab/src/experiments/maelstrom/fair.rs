@@ -13,7 +13,7 @@ const SUM: f64 = 0.98;
 const JAIN: f64 = 0.95;
 /// Maximum repair bytes per data byte with a load above the link's rate.
 const OVERLOAD: f64 = 0.005;
-/// Maximum share of lost packets with that load, relative to the share without gateways.
+/// Maximum share of packets lost under the same load, relative to the share without gateways.
 const LOST: f64 = 1.02;
 /// Minimum share of the drops by full queues that are classified as such.
 const TOLD_DROPS: f64 = 0.99;
@@ -35,7 +35,8 @@ pub(in crate::experiments) const ABOUT: About = About {
     name: "maelstrom/fair",
     title: "Protected flows beside plain ones, and on a link that is full",
     figure: "beyond Maelstrom: RFC 9265, repairs must not hide congestion",
-    finding: "Under a fixed code a protected flow takes all of a full queue from a plain one.",
+    finding: "With a fixed code, a protected flow displaces a plain flow from a full link almost \
+              entirely.",
 };
 
 /// Measured seconds of a flow, and seconds of warm-up.

@@ -12,7 +12,8 @@ use crate::experiments::prelude::*;
 /// Packets per second: 144 Mb/s of 1500-byte packets.
 const RATE: f64 = 12_000.0;
 
-/// Packet length where bytes are counted; residual losses do not depend on it.
+/// Packet length of the simulations in which bytes are counted; the others have short packets,
+/// because residual losses do not depend on the length.
 const LENGTH: usize = 1500;
 
 /// Approximate bytes of a repair on the wire in addition to its body: IP, UDP, header and the list

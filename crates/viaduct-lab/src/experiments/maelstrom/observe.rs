@@ -21,8 +21,8 @@ const LENGTH: u32 = 1_172;
 
 pub(in crate::experiments) const ABOUT: About = About {
     name: "maelstrom/observe",
-    title: "What is foreseen by observing, and what repairs then do",
-    figure: "beyond Maelstrom: which code a link asks for is known before one is chosen",
+    title: "Predictions of an observing gateway, and the results of repairs after them",
+    figure: "beyond Maelstrom: the effect of a code is known before it is chosen",
     finding: "An engineer has to guess a code's parameters from a table.",
 };
 
@@ -52,7 +52,7 @@ pub(in crate::experiments) fn run(run: &mut Run) -> Result<()> {
             send(&world, &stream)?;
             let status = world.running()?.a.status()?;
             names.push(overhead(&SenderStats::default(), &status.peer().sender));
-            let trial = status.trial("auto").context("nothing was foreseen")?;
+            let trial = status.trial("auto").context("the gateway has predicted nothing")?;
             ensure!(trial.lost > 100, "{name}: too few losses to judge: {}", trial.lost);
             foreseen.push(trial.recovered);
             repair(&world)?;

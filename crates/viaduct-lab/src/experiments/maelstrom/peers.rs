@@ -33,7 +33,8 @@ pub(in crate::experiments) const ABOUT: About = About {
     name: "maelstrom/peers",
     title: "One flow over a bad link, by gateways and by programs of others",
     figure: "beyond Maelstrom: what its users would take today",
-    finding: "Senders of their own fill a bad link at ten times the processor time.",
+    finding: "Tunnels that replace TCP's sender by their own fill a bad link, but take ten times \
+              the processor time.",
 };
 
 pub(in crate::experiments) fn run(run: &mut Run) -> Result<()> {

@@ -16,7 +16,7 @@ pub(in crate::experiments) const ABOUT: About = About {
     name: "maelstrom/split",
     title: "Split connections and whole ones under the same repairs",
     figure: "Maelstrom 4.2: split mode and end-to-end mode",
-    finding: "Split mode hides the long way from hosts; the repairs are the same.",
+    finding: "Split mode hides the long path from the hosts; the repairs are the same.",
 };
 
 pub(in crate::experiments) fn run(run: &mut Run) -> Result<()> {

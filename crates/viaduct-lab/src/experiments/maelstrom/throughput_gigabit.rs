@@ -12,8 +12,8 @@ pub(in crate::experiments) const ABOUT: About = About {
     name: "maelstrom/throughput-gigabit",
     title: "Throughput of eight TCP flows on a gigabit link against loss and delay",
     figure: "Maelstrom, Figure 10",
-    finding: "The curves are almost those of one flow on 100 Mb/s: plain TCP collapses, Maelstrom \
-              masks the loss at hundreds of megabits a second.",
+    finding: "The curves have almost the same shape as those of one flow on 100 Mb/s: plain TCP \
+              collapses, and Maelstrom masks the loss, here at hundreds of megabits a second.",
 };
 
 pub(in crate::experiments) fn run(run: &mut Run) -> Result<()> {
@@ -92,8 +92,8 @@ fn by_delay(run: &mut Run, flows: &Iperf, delays: &[u32], at_50: &[(f64, f64, f6
     Ok(())
 }
 
-/// Formats the gateways' counters: packets protected, losses recovered, copies that the taps
-/// missed.
+/// Formats the gateways' counters: packets protected by A; losses recovered by B, with their mean
+/// latency; copies missed by the taps: A's of outgoing packets, and B's of incoming ones.
 fn gateway_summary(world: &World) -> Result<String> {
     let gateways = world.running()?;
     let (a, b) = (gateways.a.status()?, gateways.b.status()?);

@@ -34,8 +34,8 @@ pub(in crate::experiments) const ABOUT: About = About {
     name: "miniproxy/flood",
     title: "A flood of 20,000 SYNs a second from made-up addresses",
     figure: "Miniproxy, section 3 (early SYN forwarding)",
-    finding: "The paper does not say; a proxy that connects onwards for every SYN would turn a \
-              flood on itself into one on its servers.",
+    finding: "The paper says nothing of floods; a proxy that forwards every SYN would turn a flood \
+              on itself into one on its servers.",
 };
 
 pub(in crate::experiments) fn run(run: &mut Run) -> Result<()> {

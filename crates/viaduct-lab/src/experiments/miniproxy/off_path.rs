@@ -18,10 +18,10 @@ const CHECKED: [usize; 3] = [10, 25, 50];
 
 pub(in crate::experiments) const ABOUT: About = About {
     name: "miniproxy/off-path",
-    title: "Time to complete a transfer by a proxy aside of the way",
+    title: "Time to complete a transfer through a proxy off the direct path",
     figure: "Miniproxy, Figure 5",
-    finding: "A way that is 50 ms longer there and back still completes sooner than one without a \
-              proxy, for flows of two round trips or more.",
+    finding: "Flows of two round trips or more still complete sooner through a proxy than without \
+              one, even if the proxy makes the path's round trip 50 ms longer.",
 };
 
 pub(in crate::experiments) fn run(run: &mut Run) -> Result<()> {

@@ -21,8 +21,8 @@ pub(in crate::experiments) const ABOUT: About = About {
     name: "miniproxy/ttc",
     title: "Time to complete a transfer, by number of proxies",
     figure: "Miniproxy, Figure 4",
-    finding: "The time to the first byte falls by 25 %, 33.3 % and 37.5 % with 1, 2 and 3 proxies, \
-              that of 25 KB by 33 %, 44 % and 49 %.",
+    finding: "With 1, 2 and 3 proxies the time to the first byte falls by 25 %, 33.3 % and 37.5 %, \
+              and the time for 25 KB by 33 %, 44 % and 49 %.",
 };
 
 pub(in crate::experiments) fn run(run: &mut Run) -> Result<()> {

@@ -35,8 +35,8 @@ pub(in crate::experiments) const ABOUT: About = About {
     name: "miniproxy/upgrade",
     title: "Upgrades of a proxy under 500 flows and 200 new connections a second",
     figure: "beyond Miniproxy: upgrades without a cut",
-    finding: "The paper does not say; HAProxy hands on its listeners, and its old process stays \
-              until the last of its flows has ended.",
+    finding: "The paper says nothing of upgrades; HAProxy hands on its listeners, and its old \
+              process stays until the last of its flows has ended.",
 };
 
 pub(in crate::experiments) fn run(run: &mut Run) -> Result<()> {

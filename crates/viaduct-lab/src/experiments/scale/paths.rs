@@ -28,8 +28,8 @@ const DEAD_FOR: f64 = 2.5;
 const MAX_ROUND_TRIPS: f64 = 2.0;
 /// Maximum seconds from a death until the path is left.
 const MAX_LEFT_AFTER: f64 = 1.0;
-/// Latency, in round trips, from which on a message is late: the delay of a path, and the time for
-/// which flows wait.
+/// Latency, in round trips, from which on a message is late: the delay of a path (0.5), and the
+/// time for which flows other than TCP wait for a repair (0.25).
 const LATE: f64 = 0.75;
 
 pub(in crate::experiments) const ABOUT: About = About {
@@ -40,7 +40,7 @@ pub(in crate::experiments) const ABOUT: About = About {
               path loses until it is left.",
 };
 
-/// Rate to which the gateways shape each WAN, and in which UDP has priority.
+/// Rate to which each WAN is shaped in the gateways. UDP has priority over TCP.
 const SHAPED: &str = "95mbit";
 
 /// Protection of the messages.

@@ -21,8 +21,8 @@ const LINK: &str = "rate=200M,delay=10ms,queue=100ms";
 const CLIENTS: usize = 200;
 /// Time within which the downloads begin.
 const SPREAD: Duration = Duration::from_secs(1);
-/// Time that the downloads around a death take, in seconds. For the first seconds some wait for
-/// packets that all of them together have made the queue drop, whatever dies.
+/// Time that the downloads around a death take, in seconds. In the first seconds some downloads get
+/// no data, whatever dies: all of them together have filled the queue, which has dropped packets.
 const SECONDS: f64 = 20.0;
 /// Period of the secrets.
 const PERIOD: &str = "10s";
@@ -35,7 +35,7 @@ const AFTERMATH: f64 = 3.0;
 
 pub(in crate::experiments) const ABOUT: About = About {
     name: "scale/replicas",
-    title: "Replicas, addresses that move, and secrets that rotate, without a hand",
+    title: "Replicas, addresses that move, and secrets that rotate, without manual steps",
     figure: "Trickles, sections 2.1 and 6.4",
     finding: "A server without state can be replaced, and its packets spread, in mid-transfer.",
 };

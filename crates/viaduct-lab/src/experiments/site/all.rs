@@ -1,5 +1,5 @@
-//! FEC below the tunnel: a bulk flow and small documents at 1 % loss, with neither, with each
-//! alone and with both.
+//! FEC below a tunnel: a bulk flow and small documents at 1 % loss, with neither FEC nor tunnel,
+//! with each alone, and with both.
 //!
 //! ```text
 //!   a1 ──▶ (a2 near end) ──▶ (gwa) ══ 1 % lost ══ (gwb) ──▶ (far end b2) ──▶ b1
@@ -60,7 +60,7 @@ pub(in crate::experiments) const ABOUT: About = About {
     name: "site/all",
     title: "FEC under the tunnel: both planes, each alone, neither",
     figure: "both planes: Maelstrom below, Taming the LFN above",
-    finding: "Neither says what both give together.",
+    finding: "Neither paper says what the two achieve together.",
 };
 
 pub(in crate::experiments) fn run(run: &mut Run) -> Result<()> {

@@ -76,7 +76,7 @@ fn load(block: usize) -> Load {
     Load { program: "read", block, content: Content::Same, seconds: 0.15, warm_up: 0.05 }
 }
 
-/// Alternations of the configurations in a round.
+/// Measurements of each configuration in a round; the configurations take turns.
 const TURNS: usize = 2;
 
 /// Number of standard errors by which the lowest of seven values (one per block size) falls below

@@ -93,7 +93,7 @@ impl Contest {
     fn run(&self, journal: &Journal) -> Result<Found> {
         let world = Dumbbell::over(link(LINK), 2, self.seed, journal)?;
         let ([a1, a2], [b1, b2]) = (world.hosts_a(), world.hosts_b()) else {
-            bail!("two hosts a side were asked for");
+            bail!("a site does not have two hosts");
         };
         world.set_congestion_control(CONGESTION_CONTROL)?;
         let scratch = Scratch::new()?;

@@ -29,8 +29,8 @@ pub(in crate::experiments) const ABOUT: About = About {
     name: "tesla/cost",
     title: "What connecting, closing and being open costs under each interposer",
     figure: "TESLA, section 5 (which measures bytes alone)",
-    finding: "Elsewhere, connect and close take 2.2 times the plain time by torsocks, 2.9 by \
-              proxychains and 5 by graftcp.",
+    finding: "Connect and close take 2.2 times the plain time with torsocks, 2.9 with proxychains \
+              and 5 with graftcp.",
 };
 
 pub(in crate::experiments) fn run(run: &mut Run) -> Result<()> {
@@ -134,7 +134,8 @@ impl Flows {
         Ok(Flows { process, input, output: BufReader::new(output) })
     }
 
-    /// Makes the program open flows; returns the resource usage afterwards, with its wrapper's.
+    /// Makes the program open flows; returns the resources that the program and its wrapper use
+    /// afterwards.
     fn make(&mut self, what: &str, count: u32) -> Result<Usage> {
         let line = format!("{what} {count}\n");
         self.input.write_all(line.as_bytes())?;

@@ -14,7 +14,7 @@ const PLAIN: usize = 0;
 const UNIX: usize = 2;
 const VIADUCT: usize = 3;
 const OFFLOAD: usize = 4;
-/// Alternations of the configurations in a round.
+/// Measurements of each configuration in a round; the configurations take turns.
 const TURNS: usize = 3;
 /// Maximum microseconds that each of two ends may add to a volley.
 const MAX_ADDED: f64 = 12.0;

@@ -12,7 +12,7 @@ const LINK: &str = "rate=100M,delay=10ms,queue=50ms";
 const RTT: Duration = Duration::from_millis(20);
 const CONGESTION_CONTROL: &str = "cubic";
 const PORT: u16 = 9000;
-/// New address of the client; the gateway's on its wire is 10.1.1.1.
+/// New address of the client, in the same network as before, in which the gateway has 10.1.1.1.
 const MOVED: &str = "10.1.1.77/24";
 
 pub(in crate::experiments) const ABOUT: About = About {

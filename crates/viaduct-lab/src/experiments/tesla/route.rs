@@ -33,10 +33,10 @@ const TICK: f64 = 0.1;
 
 pub(in crate::experiments) const ABOUT: About = About {
     name: "tesla/route",
-    title: "An open flow when its path fails, and when the way around does",
+    title: "An open flow when its path fails, and later the path around the failure",
     figure: "TESLA, section 4.2",
     finding: "RON routes around failures of paths, under unmodified programs; migrating open flows \
-              between its ways was left for the future.",
+              between its paths was left for the future.",
 };
 
 pub(in crate::experiments) fn run(run: &mut Run) -> Result<()> {
@@ -162,7 +162,7 @@ fn stalls(traced: &Traced) -> Vec<(f64, f64)> {
         let [(from, before), (to, after)] = *pair else { continue };
         if after > before {
             if still > 2.0 * TICK {
-                // Up to one line interval before and after the period also has no data.
+                // The period may begin and end up to one interval of the trace further out.
                 stalls.push((from, still + TICK));
             }
             still = 0.0;

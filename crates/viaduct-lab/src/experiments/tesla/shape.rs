@@ -16,7 +16,7 @@ const OFF: f64 = 0.05;
 
 pub(in crate::experiments) const ABOUT: About = About {
     name: "tesla/shape",
-    title: "Rates and delays that handlers make, against those asked for",
+    title: "Rates and delays that handlers achieve, against the requested ones",
     figure: "TESLA, section 4.1",
     finding: "A handler of some ten lines shapes the traffic of an unmodified program.",
 };

@@ -54,7 +54,7 @@ pub(in crate::experiments) fn run(run: &mut Run) -> Result<()> {
     let request = get("file");
     for &clients in counts {
         let longer = if clients >= CROWD { LONGER } else { 1 };
-        // Rounds with few clients are half as long, since there are six of them.
+        // With few clients a round is half as long, because the mean of six rounds is checked.
         let half = if clients >= CROWD { 1 } else { 2 };
         let (warm_up, window) = (longer * warm_up / half, longer * window / half);
         let fetches = Fetches { request: &request, clients, warm_up, window };

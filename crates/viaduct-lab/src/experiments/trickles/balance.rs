@@ -34,11 +34,11 @@ const ROUNDS: usize = 6;
 const QUICK_ROUNDS: usize = 3;
 /// Margins by which Jain's index may be below TCP's; if the half-width of the confidence interval
 /// is larger, that half-width counts instead. The first is for the two clients, the second for
-/// single connections, which the paper does not cover. TCP's index is 1 without contention. With
-/// one connection each there is none, because each client has a server to itself. With few
-/// connections there is none because the initial receive windows are smaller than the queues, so
-/// that no packet is lost. The index of flows that share a link is lower: if a client gets 3 % more
-/// than the mean, by 0.001.
+/// single connections, which the paper does not cover. Without contention TCP's index is 1: with
+/// one connection for each client, because each client has a server to itself; with few
+/// connections, because the initial receive windows are smaller than the queues, so that no packet
+/// is lost. The index of flows that share a link is lower: by 0.001 if a client gets 3 % more than
+/// the mean.
 const APART: (f64, f64) = (0.001, 0.005);
 /// Minimum total throughput by Trickles relative to TCP's. The paper states no such bound, but
 /// fairness alone is easy to reach at low throughput.

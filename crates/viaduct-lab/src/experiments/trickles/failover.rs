@@ -25,7 +25,8 @@ const NOTICED: Duration = Duration::from_millis(100);
 const MAX_GAP: f64 = 1.0;
 /// Maximum time without data relative to that of the TCP clients.
 const SHARE: f64 = 0.5;
-/// Half of the seconds that are drawn in detail; at most half of this time precedes the death.
+/// Half of the time that is drawn in detail, in seconds. At most a quarter of the drawn time
+/// precedes the death.
 const AROUND: f64 = 4.0;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -106,8 +107,8 @@ pub(in crate::experiments) fn run(run: &mut Run) -> Result<()> {
         }
         run.at_most(&format!("{}: longest time without data, s", how.name()), gaps[0], MAX_GAP);
         let others = how.clients().iter().zip(&gaps).skip(1);
-        // After a restart, a TCP client that retries at once is at least as fast as a timer, so
-        // only the client that waits is compared.
+        // After a restart, a TCP client that retries at once is at least as fast as Trickles, whose
+        // timer must expire first. So only the client that waits is compared.
         for (client, gap) in others.filter(|(client, _)| how == Death::Takeover || client.waits()) {
             let name = format!("{}: the same, over that of {}", how.name(), client.name);
             run.at_most(&name, gaps[0] / gap, SHARE);

@@ -4,7 +4,7 @@
 //!   foreground   a1: Trickles, or TCP ──┐              90 ms        ┌─ 5–15 ms ─ b1 serve (both)
 //!                                       ├─ gwa ══ 100 Mb/s ══ gwb ──┼─ 5–15 ms ─ b2 serve (TCP)
 //!   background   a2: 1 to 10 of reno   ─┘    a drop-tail queue of   ├─ …
-//!                                            one product            └─ 5–15 ms ─ b11 serve (TCP)
+//!                                            100 ms                 └─ 5–15 ms ─ b11 serve (TCP)
 //! ```
 //!
 //! Each flow has its own server and its own wire. The wire's delay is drawn anew for each

@@ -35,7 +35,7 @@ const RESERVE: u64 = 64 << 10;
 const OBJECT: usize = 500_000;
 /// Maximum ratio of the server's memory to its memory with one client; TCP's ratio must exceed it.
 const ALIKE: f64 = 1.05;
-/// Maximum bytes of a continuation without its losses: the paper's 75.
+/// Maximum bytes of a continuation, not counting its list of losses: the paper's 75.
 const WHOLE: f64 = 75.0;
 /// Maximum bytes of a delta-encoded continuation.
 const DELTA: f64 = 27.0;

@@ -24,7 +24,8 @@ const MAX_CPU: f64 = 1.4;
 /// Maximum time from the first dropped UDP packet to the first answer by fake TCP, in seconds.
 const MAX_FOUND: f64 = 3.0;
 
-/// Link for the search for fake TCP: a lost handshake is repeated after a second.
+/// Link for the search for fake TCP. It loses nothing, because a lost handshake is repeated only
+/// after a second, which would add to the measured time.
 const CLEAN: &str = "rate=200M,delay=50ms,queue=100ms";
 
 /// Compared transport: its name, the setting `transport`, and whether the middlebox drops UDP.
@@ -45,7 +46,8 @@ pub(in crate::experiments) const ABOUT: About = About {
     name: "maelstrom/fake-tcp",
     title: "Datagrams in packets that look like TCP, through NAT and strict connection tracking",
     figure: "beyond Maelstrom: networks that drop UDP",
-    finding: "The paper does not say; phantun's connections end with their addresses and ports.",
+    finding: "The paper says nothing of such networks; a connection of phantun ends when its \
+              addresses or ports change.",
 };
 
 pub(in crate::experiments) fn run(run: &mut Run) -> Result<()> {

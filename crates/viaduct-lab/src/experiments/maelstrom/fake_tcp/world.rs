@@ -63,7 +63,7 @@ impl World {
         let is_expected = |status: &GatewayStatus| {
             status.peers.first().is_some_and(|peer| peer.transport == expected)
         };
-        // A gateway follows its peer when the new session is used.
+        // A gateway follows its peer to another transport only when the new session is used.
         let both = || world.status().is_ok_and(|both| both.iter().all(is_expected));
         let found = stop::wait_until(FOLLOW_TIMEOUT, Duration::from_millis(50), both)?;
         ensure!(found, "gateways do not use {expected}: {}", world.gateways.a.log());

@@ -1,5 +1,5 @@
-//! Figure 3, for a process: time until a newly started proxy serves, and its memory when idle; and
-//! a thousand hops of which only those in use run.
+//! Figure 3, with a process instead of the paper's virtual machine: time until a newly started
+//! proxy serves, and its memory when idle. Then a thousand hops, of which only those in use run.
 
 mod hops;
 
@@ -30,7 +30,7 @@ const MAX_OWN: f64 = 2.0;
 
 pub(in crate::experiments) const ABOUT: About = About {
     name: "miniproxy/start",
-    title: "Time to the first connection of a proxy that was not there, and its memory",
+    title: "Time from the start of a proxy to its first connection, and its memory",
     figure: "Miniproxy, Figure 3",
     finding: "A minimal machine with a proxy in 6 MB boots in about 30 ms, in time for the \
               connection whose SYN asked for it.",
@@ -73,7 +73,7 @@ pub(in crate::experiments) fn run(run: &mut Run) -> Result<()> {
     hops::measure(run, &bench, run.choose(1_000, 20))
 }
 
-/// Moment at which the memory that is a proxy's own is measured.
+/// Label of the memory that only the proxy itself uses: the anonymous pages of an idle proxy.
 const OWN: &str = "idle, its own alone";
 
 /// Median times in milliseconds.

@@ -19,7 +19,7 @@ use crate::experiments::prelude::*;
 
 const NODES: usize = 64;
 const SERVERS: usize = 40;
-/// Deviation from the best route that counts as near.
+/// Maximum ratio of a route's time to that of the best route, for the route to count as near.
 const NEAR: f64 = 1.05;
 const MIN_NEAR: f64 = 0.95;
 /// Maximum relative error of a simulated measurement of a round trip.
@@ -42,7 +42,7 @@ pub(in crate::experiments) const ABOUT: About = About {
     title: "Hops that are chosen by measurements: near the best, steady, evenly loaded",
     figure: "Miniproxy, sections 3, 4 and 7 (beyond its figures)",
     finding: "Proxies at the right places save up to 37.5 % of the time to the first byte, also \
-              with detours; the paper leaves the choice of places to an orchestration to come.",
+              with detours; the paper leaves the choice of places to a future orchestration.",
 };
 
 pub(in crate::experiments) fn run(run: &mut Run) -> Result<()> {

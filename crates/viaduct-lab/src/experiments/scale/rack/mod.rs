@@ -300,10 +300,10 @@ fn missing(sent: &[SliceDatagram]) -> impl Iterator<Item = &SliceDatagram> {
     sent.iter().filter(|datagram| datagram.arrived_at.is_none())
 }
 
-/// Estimates the seconds for which losses in these slices were not repaired. From the
-/// datagrams that are missing from `since` on, the usual number is subtracted: that of the
-/// time before `failed_at`, when all traffic was protected. The rest is divided by the link's
-/// losses per second.
+/// Estimates the seconds for which losses in these slices were not repaired. Counts the missing
+/// datagrams among those sent at `since` or later, and subtracts the number that would be missing
+/// at the rate before `failed_at`, when all traffic was protected. Divides the difference by the
+/// link's losses per second.
 fn unprotected(
     sent: &[SliceDatagram],
     slices: &[usize],

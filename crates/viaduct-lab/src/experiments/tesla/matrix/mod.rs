@@ -8,9 +8,9 @@
 //! ```
 //!
 //! A row is a shell file in `rows`: the command lines of its server and its client. The
-//! client's standard output and exit status must be the same in every configuration, and the
-//! report of the client's `viaduct run` must show that flows passed the handlers and that no TCP
-//! flow went direct.
+//! client's standard output and exit status must be the same in every configuration. The report of
+//! the client's `viaduct run` must show that flows passed the handlers or were offloaded, and that
+//! no TCP flow went direct.
 
 mod row;
 mod server;
@@ -37,7 +37,7 @@ const VIAS: [&str; 3] = ["cgroup", "seccomp", "preload"];
 
 pub(in crate::experiments) const ABOUT: About = About {
     name: "tesla/matrix",
-    title: "Real programs under `viaduct run`, beside themselves run directly",
+    title: "Real programs under `viaduct run`, compared with direct runs",
     figure: "TESLA, sections 3 and 5: unmodified programs",
     finding: "Unmodified programs run under the handlers, ftp, ssh and browsers among them.",
 };

@@ -1,4 +1,4 @@
-//! Row of the matrix: runs directly and under chains, and the comparison of the results.
+//! Row of the matrix: its direct run, its runs under chains, and the comparison of the results.
 
 use std::os::unix::process::ExitStatusExt as _;
 use std::process::{Command, Output, Stdio};

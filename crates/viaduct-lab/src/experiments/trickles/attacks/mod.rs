@@ -34,8 +34,8 @@ pub(in crate::experiments) const ABOUT: About = About {
     name: "trickles/attacks",
     title: "Attacks on a server that keeps nothing",
     figure: "Trickles, sections 2.2 and 2.3",
-    finding: "Continuations cannot be altered or used twice, losses cannot be hidden, and what \
-              comes from an unknown address brings no more bytes than it has.",
+    finding: "Continuations cannot be altered or used twice, losses cannot be hidden, and a packet \
+              from an unknown address is answered with no more bytes than it has.",
 };
 
 pub(in crate::experiments) fn run(run: &mut Run) -> Result<()> {
