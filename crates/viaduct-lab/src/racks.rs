@@ -84,8 +84,8 @@ impl RackGateways {
         (0..self.sites[1 - site].len()).filter(|n| status.counters_of(&name(*n)).up).count()
     }
 
-    /// Rewrites the configs of a site so that the member named `drained` is drained; none if that
-    /// is empty.
+    /// Rewrites the configs of a site so that the member named `drained` is drained, or no member
+    /// if `drained` is empty.
     pub fn drain(&self, site: usize, drained: &str) -> Result<()> {
         for (gateway, scratch) in self.sites[site].iter().zip(&self.scratches[site]) {
             fs::write(gateway.config(), self.file(site, scratch, drained))?;

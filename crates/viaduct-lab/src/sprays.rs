@@ -27,8 +27,8 @@ pub struct Spray {
 }
 
 impl Spray {
-    /// Starts a spray in `node` with the default checks, and waits until it distributes packets
-    /// over `replicas`: those to `service` that arrive at `interface`.
+    /// Starts a spray in `node` with the default checks, and waits until it distributes the packets
+    /// to `service` that arrive at `interface` over `replicas`.
     pub fn start(
         node: &Node,
         interface: &str,

@@ -1,5 +1,5 @@
 //! Plain relay, which writes what it has read: the proxy of the paper's configurations 2 and 3.
-//! They differ only in the sockets at the relay's ends, TCP or UNIX-domain.
+//! These configurations differ only in the sockets at the relay's ends, TCP or UNIX-domain.
 
 use std::io::{self, Read, Write};
 use std::thread;

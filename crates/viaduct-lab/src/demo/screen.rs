@@ -109,8 +109,8 @@ fn lesson(findings: &Findings) -> String {
     };
     if factor < 1.3 {
         return format!(
-            "On this link loss hardly holds TCP back (cubic: {cubic}), so there is little for\n\
-             Viaduct to win, and its repairs take their share of the link.\n"
+            "On this link loss hardly slows TCP down (cubic: {cubic}), so there is little for\n\
+             Viaduct to win, and its repairs take a part of the link's rate.\n"
         );
     }
     let faster = findings.factor(Program::Download).is_some_and(|factor| factor > 1.1);
@@ -152,8 +152,8 @@ fn price(findings: &Findings, code: &str) -> String {
         let Counters { lost, recovered, overfilled, .. } = counters;
         let _ = write!(out, "  {:9} {lost:6} {recovered:6}", program.word());
         if overfilled * 10 > lost {
-            let _ = write!(out, "   (its sender overfilled the link, which dropped {overfilled},");
-            let _ = write!(out, " repairs too)");
+            let _ = write!(out, "   (its sender filled the queue, which dropped {overfilled},");
+            let _ = write!(out, " repairs included)");
         }
         out.push('\n');
     }

@@ -27,8 +27,8 @@ const NAPS: [(u128, Duration); 2] =
 /// Margin by which a spinning thread wakes before a packet is due: longer than a wake-up takes.
 const LEAD: Duration = Duration::from_micros(150);
 
-/// Margin of a thread that sleeps until a packet is due: it wakes up earlier by this time, the
-/// least that a wake-up takes. With a larger margin it would often have to spin.
+/// Margin by which a thread that does not spin is woken before a packet is due: the shortest time
+/// that a wake-up takes. With a larger margin the thread would often be early, and have to spin.
 const HEAD_START: Duration = Duration::from_micros(40);
 
 /// Maximum working time without sleep. Afterwards this thread sleeps for [`BREAK`], which leaves

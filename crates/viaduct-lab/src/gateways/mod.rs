@@ -104,8 +104,8 @@ impl Gateways {
         self.b.wait_until_up()
     }
 
-    /// Waits until both gateways report that all of their paths are up or, unless `all_up`, that
-    /// one is down.
+    /// Waits until both gateways report that all of their paths are up if `all_up`, otherwise that
+    /// at least one is down.
     pub fn wait_for_paths(&mut self, all_up: bool) -> Result<()> {
         let deadline = Instant::now() + Duration::from_secs(15);
         let are = |gateway: &Gateway| {
@@ -116,7 +116,7 @@ impl Gateways {
         while !(are(&self.a) && are(&self.b)) {
             stop::check()?;
             if Instant::now() > deadline {
-                bail!("the paths are not all up, or down: {}{}", self.a.log(), self.b.log());
+                bail!("no path has come up or gone down: {}{}", self.a.log(), self.b.log());
             }
             thread::sleep(Duration::from_millis(20));
         }

@@ -133,7 +133,7 @@ impl Crowd {
         while left > 0 {
             for (_, said) in news.drain(..) {
                 if said != News::Answered {
-                    return Err(io::Error::other("one was ended unanswered"));
+                    return Err(io::Error::other("a connection ended without an answer"));
                 }
                 left -= 1;
             }

@@ -191,7 +191,7 @@ impl Trickles {
         })
     }
 
-    /// Makes connections opened from now on use packets of this format, instead of TCP's.
+    /// Sets the packet format of connections that are opened from now on; the default is TCP's.
     #[must_use]
     pub fn by(self, format: Format) -> Trickles {
         Trickles { format, ..self }

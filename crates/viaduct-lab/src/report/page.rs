@@ -99,7 +99,7 @@ fn section(outcome: &Outcome) -> anyhow::Result<String> {
     );
     out += &before_after::table(outcome);
     if let Ended::Failed(why) = &outcome.ended {
-        let _ = writeln!(out, "<p class=\"failed\">It could not go on: {}</p>", escape(why));
+        let _ = writeln!(out, "<p class=\"failed\">The experiment failed: {}</p>", escape(why));
     }
     out += "<div class=\"beside\">\n";
     if let Some(about) = known {

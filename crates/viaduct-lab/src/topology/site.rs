@@ -195,6 +195,6 @@ pub(super) const HOST_SYSCTLS: [(&str, &str); 4] = [
     // Buffers of 64 MB: more than 1 Gb/s at 100 ms needs.
     ("net/ipv4/tcp_rmem", "4096 131072 67108864"),
     ("net/ipv4/tcp_wmem", "4096 65536 67108864"),
-    // Allows ping for the group 0, also where that is root only in a user namespace.
+    // Permits ping to group 0, even if its members are root only in a user namespace.
     ("net/ipv4/ping_group_range", "0 0"),
 ];

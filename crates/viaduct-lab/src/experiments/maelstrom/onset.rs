@@ -8,7 +8,7 @@ use crate::experiments::prelude::*;
 const LOSSY: &str = "rate=200M,delay=50ms,queue=100ms,loss=1%";
 /// The same link without losses.
 const CLEAN: &str = "rate=200M,delay=50ms,queue=100ms";
-/// Minimum rate of the first ten seconds relative to the steady rate under loss.
+/// Minimum rate in the first ten seconds of loss, relative to the steady rate under loss.
 const FIRST: f64 = 0.85;
 /// Maximum bytes of repairs and names per byte, 70 s after the last loss.
 const AFTER: f64 = 0.005;

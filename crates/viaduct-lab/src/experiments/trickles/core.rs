@@ -30,9 +30,9 @@ const REPLAY: usize = 16 << 20;
 const HORIZON: Duration = Duration::from_secs(30);
 /// Message authentication codes computed per timing.
 const CODES: u32 = 100_000;
-/// Bytes that the code of an address covers.
+/// Bytes that the authentication code of an address covers.
 const ADDRESS: usize = 18;
-/// Bytes of the text whose code is the number of a series of nonces.
+/// Bytes of the text whose authentication code is the number of a series of nonces.
 const SERIES: usize = 28;
 /// Bytes of a cipher block: two words of nonces.
 const BLOCK: usize = 16;

@@ -1,5 +1,5 @@
-//! FIGURES.md: the sheet of all checked claims, written from committed rows, which are updated from
-//! results.
+//! FIGURES.md: the sheet of all checked claims. It is written from committed rows, and the rows are
+//! updated from results.
 //!
 //! ```text
 //!   results/*.json ── record ──> figures/<system>.toml ──┐

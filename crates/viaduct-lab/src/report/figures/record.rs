@@ -46,8 +46,8 @@ fn rows_of<'a>(systems: &'a mut Vec<System>, experiment: &str) -> &'a mut Vec<Ro
     &mut systems[index].rows
 }
 
-/// Returns the index of the row of a check: the row of that name, or else the matching family with
-/// the longest pattern.
+/// Returns the index of the row of a check: the row whose claim is the name of the check, or else
+/// the family with the longest pattern that matches the name.
 fn place_of(rows: &[Row], experiment: &str, check: &str) -> Option<usize> {
     let own = || rows.iter().enumerate().filter(move |(_, row)| row.experiment == experiment);
     let family = || {
@@ -138,7 +138,8 @@ fn command_of(outcome: &Outcome) -> Option<String> {
     (!options.is_empty()).then(|| run_command(&outcome.experiment) + &options)
 }
 
-/// Returns the common bound of `checks`; `known` if that is a description or the bounds differ.
+/// Returns the common bound of `checks`; `known` if it is a description instead of a bound, or if
+/// the bounds of the checks differ.
 fn bound_of(checks: &[&Check], known: &str) -> String {
     let described = Bound::try_from(known.to_owned()).is_err();
     let bounds: Vec<String> = checks.iter().map(|check| written(check.bound)).collect();

@@ -9,9 +9,9 @@ const HEAD: &str = "| seed | claim | command | bound | last value | state |\n\
 
 const MAX_CELL: usize = 100;
 
-/// Renders the sheet: in `template`, a line `{{table NAME...}}` stands for the rows of these
-/// systems, and `{{links}}` for the links of their first cells. Fails if a cell is too long, or a
-/// system is not in the template.
+/// Renders the sheet: in `template`, a line `{{table NAME...}}` stands for the rows of the named
+/// systems, and `{{links}}` for the definitions of the links in the rows' first cells. Fails if a
+/// cell is too long, or a system is not in the template.
 pub(super) fn render(template: &str, systems: &[System]) -> Result<String> {
     let mut out = String::new();
     let mut shown: Vec<&System> = Vec::new();

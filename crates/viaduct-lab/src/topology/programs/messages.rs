@@ -6,8 +6,9 @@
 //! ```
 //!
 //! Both ends run on one machine and share its monotonic clock, so one-way latencies need no
-//! clock synchronization. A message's timestamp is its due time if the previous message was
-//! still being written then, so that a blocked sender does not hide the delay.
+//! clock synchronization. If the previous message was still being written when a message was due,
+//! the message's timestamp is the time at which it was due, so that a blocked sender does not hide
+//! the delay.
 
 use std::io::{self, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream, UdpSocket};

@@ -71,8 +71,8 @@ pub enum Connections {
 }
 
 impl Squid {
-    /// Starts a child whose parent is at `parent`. If that is `None`, the parent is reached by the
-    /// near end of a tunnel in the same host (port 3129), as in `child.conf`.
+    /// Starts a child whose parent is at `parent`. If `parent` is `None`, the child reaches its
+    /// parent through the near end of a tunnel in the same host (port 3129), as in `child.conf`.
     pub fn child(
         host: &Host,
         parent: Option<SocketAddr>,
@@ -146,7 +146,7 @@ fn wait_for(log: &Path, node: &Node) -> Result<(), TopologyError> {
     if stop::wait_until(START_TIMEOUT, Duration::from_millis(20), seen)? {
         return Ok(());
     }
-    let (node, what) = (node.name().into(), "Squid's look at its cache".into());
+    let (node, what) = (node.name().into(), "Squid's cache index".into());
     Err(TopologyError::TimedOut { node, what, after: START_TIMEOUT })
 }
 

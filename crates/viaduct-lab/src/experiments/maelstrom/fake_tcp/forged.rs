@@ -10,7 +10,7 @@ use crate::gateways::GatewayStatus;
 const FLAGS: [u8; 4] = [SYN, RST, FIN | ACK, RST | ACK];
 /// Segments per second.
 const RATE: u64 = 50_000;
-/// Rate of the flow beside them, in bits of payload per second.
+/// Rate of the flow beside the forged segments, in bits of payload per second.
 const PACE: u64 = 20_000_000;
 /// Minimum share of the forged segments that the gateways have counted: a smaller share would prove
 /// nothing. The link loses 1 % of the segments to gateway A.
