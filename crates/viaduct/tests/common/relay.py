@@ -2,8 +2,8 @@
 #
 #   old process ◀── s ──▶ relay ◀── ours, theirs ──▶ viaduct, a child of the old process
 #
-# Before the relay passes on a message that begins with `awaited`, it calls `action`. These two,
-# `viaduct` (the path) and `s` are set before.
+# Before the relay passes on a message that begins with `awaited`, it calls `action`. The variables
+# `awaited`, `action`, `viaduct` (the path) and `s` are set before this code runs.
 import os, select, signal, socket, sys, time
 
 old, new = os.getppid(), os.getpid()

@@ -46,7 +46,7 @@ fn owners(world: &Racks, site: usize) -> BTreeMap<String, usize> {
     owners.into_iter().map(|(slice, (_, owner))| (slice, owner)).collect()
 }
 
-/// Members of site A and of site B that both own a slice of site B.
+/// Pairs of members, one of site A and one of site B, that own the same slice of site B.
 fn pairs(world: &Racks) -> BTreeSet<(usize, usize)> {
     let (from, to) = (owners(world, 0), owners(world, 1));
     let slices = to.iter().filter(|(slice, _)| slice.starts_with("10.2."));
@@ -124,7 +124,7 @@ fn a_member_that_is_killed_loses_its_slices_to_the_other_and_gets_them_back() {
     assert!(before.iter().all(|(slice, owner)| *owner == 0 || after[slice] == *owner));
     assert!(after.values().all(|owner| *owner == 1));
     route(&world);
-    // The other member claims the slices with their first packets.
+    // The other member claims each slice with the first packet that it gets of the slice.
     let until = Instant::now() + Duration::from_millis(100);
     thread::sleep(DEAD_AFTER + Duration::from_secs(1));
     let sent = stream.finish().unwrap();

@@ -149,7 +149,7 @@ fn a_gateway_with_transport_tls_sends_no_datagrams_and_says_so() {
     world.gateways.a.start().unwrap();
     assert!(are(&world, "up", &["tls"]), "{}", logs(&world));
     exchange(&world.middlebox.a1, &world.middlebox.b1, THERE);
-    // The other gateway dials no tunnel, and uses that of the first one.
+    // The other gateway dials no tunnel, and uses the tunnel of the first one.
     exchange(&world.middlebox.b1, &world.middlebox.a1, BACK);
     assert_eq!(opened(&world), [1, 1]);
     assert_eq!((world.count("datagrams"), world.count("refused")), (0, 0));

@@ -25,8 +25,9 @@ const UPGRADES: usize = 5;
 /// Interval of the packets of each stream.
 const INTERVAL: Duration = Duration::from_millis(2);
 const PORT: u16 = 5_000;
-/// Time before and after an upgrade within which losses may be due to the upgrade. The old process
-/// cannot recover packets any more that were lost just before, and for a while no repairs are sent.
+/// Time before and after an upgrade within which losses may be due to the upgrade: packets lost
+/// shortly before it are not recovered by the old process any more, and for a while no repairs are
+/// sent.
 const NEAR: Duration = Duration::from_millis(250);
 
 /// Stream of numbered datagrams in one direction.

@@ -336,8 +336,9 @@ fn rules_of_nested_masters_apply_to_the_flows_that_each_carries() {
         let words = [&["run", "--master", master, "--report", "+count", CHAIN], options].concat();
         text(&run_dir.output(&[&words[..], &["--", "python3", "-c", TELL, to]].concat()).stderr)
     };
-    // The run's rules come first, then those of the shared master. The run refuses the flow; then
-    // it excepts the flow, which the shared master processes; then the shared master refuses.
+    // The run's rules come first, then those of the shared master. Three cases: the run refuses the
+    // flow; the run excepts it, so that only the shared master processes it; the run has no rule,
+    // and the shared master refuses it.
     let said = run("rules", &["--refuse", &to], &to);
     assert!(said.contains("1 were refused"), "{said}");
     assert_eq!(count.load(Ordering::Relaxed), 0);

@@ -113,7 +113,8 @@ fn the_processes_of_an_agent_without_root_are_confined() {
     let mut world = World::without_root(&hops(&["a", "b"], "").replace(IDLE, "1m"));
     for pid in check_confined(&world) {
         assert_eq!(field(pid, "Uid:"), AGENT_USER.to_string());
-        // The sockets of the agent and of the other hops, by the paths of its parent directories.
+        // The parent directories, which contain the sockets of the agent and of the other hops, are
+        // empty for this process.
         for directory in ["..", "../.."] {
             let path = format!("/proc/{pid}/cwd/{directory}");
             assert_eq!(fs::read_dir(&path).unwrap().count(), 0, "{path}");
@@ -132,7 +133,7 @@ fn field(pid: u64, name: &str) -> String {
     line.split_whitespace().last().unwrap().to_owned()
 }
 
-/// Starts the hops a and b, and checks how their processes, which are returned, are confined.
+/// Starts the hops a and b, and checks that their processes are confined. Returns the processes.
 fn check_confined(world: &World) -> [u64; 2] {
     world.exchange(7001).unwrap();
     world.exchange(7002).unwrap();

@@ -46,7 +46,8 @@ fn what_follows_a_request_waits_until_its_name_is_resolved() {
         let mut client = chain.client().netns().enter(connect).unwrap();
         let timeout = Some(Duration::from_secs(10));
         client.set_read_timeout(timeout).unwrap();
-        // By turns more than the longest request, or less, and the end by itself.
+        // Alternately more data than the longest request, and less. The end of the stream follows
+        // the data.
         let length = if round % 2 == 0 { data.len() } else { 5 };
         let words = format!("CONNECT localhost:{PORT} HTTP/1.1\r\n\r\n").into_bytes();
         client.write_all(&[&words[..], &data[..length]].concat()).unwrap();

@@ -28,7 +28,7 @@ fn pattern(position: usize) -> u8 {
 }
 
 /// Serves a stream of [`pattern`] until `stop`, with or without pauses as the client requests, and
-/// then sends its length in eight bytes. Echoes a word instead if the client requests that.
+/// then sends its length in eight bytes. If the client requests an echo instead, echoes a word.
 fn serve(mut stream: TcpStream, stop: &AtomicBool) {
     let mut kind = [0];
     if stream.read_exact(&mut kind).is_err() {

@@ -1,4 +1,5 @@
-//! Process attributes that a program inherits from its parent are the same under `viaduct run`.
+//! Attributes that a program inherits from its parent, and its signals, terminal, daemons and
+//! orphans, work under `viaduct run` as without it.
 
 use std::io::{BufRead as _, BufReader, Read as _};
 use std::path::Path;
@@ -19,7 +20,7 @@ fn ignored_signals_and_closed_descriptors_are_inherited() {
         let output = command.args(wrapper).args(program).output().unwrap();
         let said = text(&output.stdout);
         let ignored = said.trim().strip_prefix("SigIgn:").map(str::trim).unwrap_or_default();
-        // Of the real-time signals, from 32 on, the C library uses some itself.
+        // Real-time signals, from 32 on, are not compared: the C library uses some of them itself.
         let ignored = u64::from_str_radix(ignored, 16).map(|all| all & 0x7fff_ffff);
         (output.status.code(), ignored, text(&output.stderr))
     };
@@ -69,9 +70,9 @@ fn killing_the_wrapper_kills_the_program() {
 }
 
 /// Starts a command (the arguments from the second on) in a terminal of its own, sends the first
-/// argument as input once the command has printed "ready", and closes the terminal: at once if that
-/// argument is empty, otherwise when the command has ended. Prints the wait status of the command,
-/// and whether its output contains "trapped".
+/// argument as input once the command has printed "ready", and closes the terminal: at once if the
+/// first argument is empty, otherwise when the command has ended. Prints the wait status of the
+/// command, and whether its output contains "trapped".
 const TERMINAL: &str = "
 import os, pty, sys
 pid, terminal = pty.fork()
@@ -144,7 +145,8 @@ os.waitpid(leader, 0)
 
 #[test]
 fn a_signal_of_its_program_stops_a_background_job() {
-    // Several times: the program may read before or after the master has left the terminal.
+    // Several times: the program may read before or after the master has detached from the terminal
+    // (setsid).
     for _ in 0..5 {
         let mut command = Command::new("timeout");
         command.args(["--signal=KILL", "20", "python3", "-c", JOB, VIADUCT, "run", CHAIN, "--"]);

@@ -72,8 +72,8 @@ print('there', s.getpeername()[1], flush=True)
 #[test]
 fn a_blocking_send_obeys_its_timeout_and_signals() {
     // For 3 s, datagrams to a neighbour that does not answer are queued, and take buffer
-    // space. Under these rules, the master checks each send that has an address, and makes it
-    // for the program.
+    // space. Under these rules, the master checks each send that has an address, and performs the
+    // send for the program.
     let program = "
 import signal, socket, struct, time
 def full(s):

@@ -92,8 +92,8 @@ fn several_threads_answer_each_request_once() {
     // Duplicates of openings are answered too: the replay cache does not record openings.
     assert!(count("opened") >= 2 * 8, "{status}");
     let steps = count("messages") - count("opened");
-    // Half of the rest are duplicates. A request that the client repeats on a busy machine, and its
-    // duplicate, are replays without a new request.
+    // Half of the other messages are duplicates. If the client repeats a request, as on a busy
+    // machine, both the repetition and its duplicate count as replays.
     assert!(replayed * 2 <= steps + 2 * repeats + 8, "{replayed} of {steps}: {status}");
     assert!(replayed * 2 + 40 > steps, "{replayed} of {steps}: {status}");
     assert!(count("bytes") < 8 * (big.len() as u64 + 50_000), "{status}");

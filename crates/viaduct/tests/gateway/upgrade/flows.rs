@@ -99,8 +99,8 @@ impl SplitWorld {
         })
     }
 
-    /// Waits until the rules and routes of gateway A's machine are as before the first flow.
-    /// Addresses whose connections have begun are known to the rules for some seconds.
+    /// Waits until the rules and routes of gateway A's machine are as before the first flow. For
+    /// some seconds the rules contain the addresses of connections that have begun.
     fn wait_for_rules(&self) {
         let are_as_before = || system(self.world.dumbbell.gateway_a()) == self.before;
         eventually(&self.gateways().a, "routes and rules as before", are_as_before);

@@ -192,8 +192,9 @@ except socket.timeout: print('nothing else')
     thread::spawn(move || {
         let mut buffer = [0; 99];
         while let Ok((length, relay)) = far.recv_from(&mut buffer) {
-            // The first of the two answers bypasses the relay. It goes to the program's port, which
-            // the program's socket has outside of its capture namespace, too, if it was free there.
+            // The first of the two answers bypasses the relay. It goes to the port of the program's
+            // socket. The socket has this port outside of its capture namespace, too, if the port
+            // was free there.
             let own: u16 = text(&buffer[..length]).parse().unwrap();
             far.send_to(b"around", ("127.0.0.1", own)).unwrap();
             thread::sleep(Duration::from_millis(50));

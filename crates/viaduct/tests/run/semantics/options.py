@@ -13,8 +13,9 @@ import time
 VIADUCT, VIA = sys.argv[1:]
 MARKED = '198.51.100.1'
 
-# PROGRAM HOST PORT WHEN: connects, and sets options `before` or `after` that, or only a mark before
-# (`marked`), or none (`unset`). With `listen`, accepts a connection and sets options on it.
+# PROGRAM HOST PORT WHEN: connects, and sets options `before` or `after` the connect, or only a mark
+# before it (`marked`), or none (`unset`). With `listen`, accepts a connection and sets options on
+# it.
 PROGRAM = '''
 import socket, sys, time
 def options(s, v6):

@@ -145,7 +145,7 @@ static double now(void)
     return at.tv_sec + at.tv_nsec / 1e9;
 }
 
-/* Connects, and adds whether that took about `seconds`, the limit. */
+/* Connects, and adds whether the connect took about `seconds`, the limit. */
 static void connect_within(int fd, int port, double seconds)
 {
     double from = now();

@@ -45,7 +45,7 @@ fn a_stream_takes_long_messages_whole_and_a_send_that_must_not_wait_does_not() {
     let plain = std::process::Command::new("python3").args(["-c", PROGRAM]).output().unwrap();
     assert_eq!(text(&plain.stdout), expected, "without viaduct");
     for via in ["cgroup", "seccomp", "preload"] {
-        // A rule by which datagrams have to be judged one by one.
+        // With this rule the master has to check each datagram.
         let options = [CHAIN, "--via", via, "--refuse", "udp:9"];
         let output = output(&[&options[..], &["--", "python3", "-c", PROGRAM]].concat());
         assert_eq!(text(&output.stdout), expected, "{via}: {}", text(&output.stderr));
