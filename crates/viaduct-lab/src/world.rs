@@ -65,12 +65,12 @@ impl World {
         self.gateways.as_ref().context("no gateways run")
     }
 
-    /// Returns the counters of A's gateway for what it sends.
+    /// Returns gateway A's counters of the direction towards gateway B.
     pub fn sender(&self) -> Result<SenderStats> {
         Ok(self.running()?.a.status()?.peer().sender)
     }
 
-    /// Returns the counters of B's gateway for what it receives.
+    /// Returns gateway B's counters of the direction from gateway A.
     pub fn receiver(&self) -> Result<ReceiverStats> {
         Ok(self.running()?.b.status()?.peer().receiver)
     }

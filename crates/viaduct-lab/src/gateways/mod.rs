@@ -116,7 +116,7 @@ impl Gateways {
         while !(are(&self.a) && are(&self.b)) {
             stop::check()?;
             if Instant::now() > deadline {
-                bail!("no path has come up or gone down: {}{}", self.a.log(), self.b.log());
+                bail!("paths are not up, or not down, in time: {}{}", self.a.log(), self.b.log());
             }
             thread::sleep(Duration::from_millis(20));
         }

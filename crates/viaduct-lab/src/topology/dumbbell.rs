@@ -81,9 +81,10 @@ pub struct Dumbbell {
 }
 
 impl Dumbbell {
-    /// Builds the world and waits until a1 and b1 reach each other. A few packets cross the link
-    /// for that; they appear in its counters and records. Fails if the description is out of range,
-    /// the kernel refuses a part, or a1 does not reach b1 in time; nothing is left in that case.
+    /// Builds the world and waits until a1 and b1 reach each other. This sends a few packets over
+    /// the link, which appear in the link's counters and records. Fails if the description is out
+    /// of range, the kernel refuses a part, or a1 does not reach b1 in time; nothing is left in
+    /// that case.
     pub fn build(spec: &DumbbellSpec, journal: &Journal) -> Result<Dumbbell, TopologyError> {
         spec.validate()?;
         let a = Site::new(Side::A, spec.hosts, spec.host_mtu, journal)?;

@@ -21,8 +21,9 @@ impl RunDir {
     }
 }
 
-/// Connects to its first argument, kills the process of its second argument (its parent if that is
-/// 0), and prints the outcome of this connection and of further ones.
+/// Connects to the address of its first argument, and kills the process with the ID of its second
+/// argument, or its own parent if this is 0. Prints the outcome of this connection and of further
+/// ones.
 const KILL: &str = "
 import errno, os, select, signal, socket, sys
 host, port = sys.argv[1].rsplit(':', 1)

@@ -40,7 +40,7 @@ pub(super) fn hop(node: &Node, at: &str, words: &str) -> Proxy {
     proxy(node, &format!("--listen {at} {allowed} {words}"))
 }
 
-/// Checks options of a proxy. Returns what it says, or its error.
+/// Checks options of a proxy by `--check`. Returns the standard output, or the error text.
 pub(super) fn check(options: &str) -> Result<String, String> {
     let mut command = Command::new(env!("CARGO_BIN_EXE_viaduct"));
     command.args("proxy --check --listen 10.1.0.2:7000 --to 10.3.0.2:9000".split(' '));

@@ -280,7 +280,7 @@ fn several_workers_accept_the_clients_of_their_own_syns_as_one_proxy() {
         echo(client, server);
     }
     open.truncate(1);
-    // The loops without flows end, and what they have counted stays.
+    // The loops without flows end, and their counts are kept.
     thread::sleep(Duration::from_secs(2));
     let counters = rules::status(&world.proxy)["counters"].clone();
     for (what, expected) in [("open", 1), ("accepted", 2 * EACH), ("opened", 2 * EACH)] {

@@ -78,8 +78,8 @@ impl World {
         }
     }
 
-    /// Makes the hop silent, as if its machine had lost power: packets to it are dropped where they
-    /// are sent, because its tap would see them before its firewall.
+    /// Makes the hop silent, as if its machine had lost power. Packets to it are dropped where they
+    /// are sent, because the hop's tap would see them before the hop's firewall drops them.
     fn silence(&self, hop: usize) {
         let port = socket(HOPS[hop]).port();
         let rules = format!(

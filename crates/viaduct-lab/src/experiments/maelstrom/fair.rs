@@ -35,8 +35,7 @@ pub(in crate::experiments) const ABOUT: About = About {
     name: "maelstrom/fair",
     title: "Protected flows beside plain ones, and on a link that is full",
     figure: "beyond Maelstrom: RFC 9265, repairs must not hide congestion",
-    finding: "With a fixed code, a protected flow displaces a plain flow from a full link almost \
-              entirely.",
+    finding: "With a fixed code, a protected flow displaces a plain flow from a full link.",
 };
 
 /// Measured seconds of a flow, and seconds of warm-up.

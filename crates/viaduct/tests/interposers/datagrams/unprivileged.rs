@@ -105,8 +105,8 @@ for _ in range(3):
             near.set_read_timeout(Some(Duration::from_millis(20))).unwrap();
             near.send(b"x").unwrap();
             assert_eq!(talk.read_line(), "closed");
-            // The master also removes closed sockets once a second; three attempts in a row cannot
-            // all coincide with that.
+            // The master also removes closed sockets once a second, after which a send fails in any
+            // case. Three attempts in a row cannot all coincide with such a removal.
             let began = Instant::now();
             let refused = || {
                 near.send(b"y").is_err()

@@ -42,8 +42,9 @@ pub(super) struct Flow {
 }
 
 impl World {
-    /// Builds the network with this link, and starts gateways with `spec` and `arm`. Fails if they
-    /// do not use the expected transport then: fake TCP if UDP is dropped, otherwise UDP.
+    /// Builds the network with this link, and starts gateways with `spec` and `arm`. Fails if the
+    /// gateways do not come to use the expected transport: fake TCP if UDP is dropped, otherwise
+    /// UDP.
     pub(super) fn start(
         run: &Run,
         link_text: &str,
