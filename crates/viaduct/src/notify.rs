@@ -36,6 +36,17 @@ pub fn notify_main_process(pid: u32) {
     report(&format!("MAINPID={pid}\nREADY=1\n"));
 }
 
+/// Returns whether a service manager follows this service to the process that
+/// [`notify_main_process`] names. Without such a manager, the end of this process is the end of the
+/// service: a supervisor starts it again, and a container of which this is the first process ends.
+pub fn is_main_process_followed() -> bool {
+    is_followed(env::var_os("NOTIFY_SOCKET").as_deref(), std::process::id())
+}
+
+fn is_followed(socket: Option<&OsStr>, process: u32) -> bool {
+    socket.is_some_and(|socket| !socket.is_empty()) && process != 1
+}
+
 fn report(message: &str) {
     if let Some(socket) = env::var_os("NOTIFY_SOCKET")
         && let Err(error) = send(&socket, message)
@@ -65,6 +76,14 @@ fn send(socket: &OsStr, message: &str) -> std::io::Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn only_a_manager_with_a_socket_follows_another_process() {
+        assert!(is_followed(Some(OsStr::new("/run/systemd/notify")), 7));
+        assert!(!is_followed(Some(OsStr::new("/run/systemd/notify")), 1));
+        assert!(!is_followed(Some(OsStr::new("")), 7));
+        assert!(!is_followed(None, 7));
+    }
 
     #[test]
     fn a_manager_is_notified_by_path_and_by_abstract_name() {

@@ -161,7 +161,7 @@ impl Control {
         }
     }
 
-    /// Upgrades if the program's file was replaced, and otherwise reloads.
+    /// Upgrades if an upgrade is due, and otherwise reloads.
     fn upgrade_or_reload(&mut self) {
         let Some(upgrader) = self.upgrader.as_ref().filter(|upgrader| upgrader.is_due()) else {
             return self.reload();

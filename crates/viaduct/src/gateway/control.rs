@@ -285,7 +285,7 @@ impl Control {
         }
     }
 
-    /// Upgrades if the program's file was replaced, and otherwise reloads the config.
+    /// Upgrades if an upgrade is due, and otherwise reloads the config.
     async fn handle_hangup(&mut self, system: &mut System) {
         self.reopen_log();
         if !self.upgrade.begin_if_due() {

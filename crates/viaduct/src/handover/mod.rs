@@ -16,6 +16,9 @@
 //! | `takeover` | the new process's side |
 //! | `requests` | the socket at which `viaduct upgrade` asks |
 //!
+//! SIGHUP upgrades only under a service manager that follows the new process (systemd); otherwise
+//! the signal is a reload.
+//!
 //! The services have their own parts: `engine::upgrade` for proxies, `gateway::upgrade`.
 
 mod requests;

@@ -10,14 +10,14 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, Result, anyhow, bail};
 use rustix::net::{Shutdown, shutdown};
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender};
-use tracing::{error, info};
+use tracing::{error, info, warn};
 use viaduct_proto::upgrade::{Giver, GiverStep, Message};
 use viaduct_sys::process::{Process, inherited_fds, signals};
 use viaduct_sys::socket::seqpacket;
 
 use super::requests::Report;
 use super::{Channel, OPTION, ProgramFile, START_TIMEOUT, TRANSFER_TIMEOUT};
-use crate::notify::notify_main_process;
+use crate::notify::{is_main_process_followed, notify_main_process};
 use crate::status_socket::SocketFile;
 
 /// Time limit of the wait for the exit status of a process that has closed its connection.
@@ -100,9 +100,19 @@ impl Upgrader {
         Upgrader { program, socket, service, outcomes, is_released, attempt }
     }
 
-    /// Returns whether the program's file was replaced since this process was started.
+    /// Returns whether SIGHUP asks for an upgrade: the program's file was replaced since this
+    /// process was started, and the service manager follows a new process. Without such a manager a
+    /// replaced file is logged.
     pub fn is_due(&self) -> bool {
-        self.program.is_replaced()
+        let (is_replaced, is_followed) = (self.program.is_replaced(), is_main_process_followed());
+        if is_replaced && !is_followed {
+            warn!(
+                "the program was replaced, but no service manager (NOTIFY_SOCKET) would follow a \
+                 new process: restart the service to run the new program, or use `viaduct \
+                 upgrade` if nothing supervises it"
+            );
+        }
+        is_replaced && is_followed
     }
 
     /// Aborts the attempt in progress, if there is one, because this process ends. Returns whether

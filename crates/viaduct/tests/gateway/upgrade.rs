@@ -13,7 +13,7 @@ use std::{fs, io, thread};
 
 use rustix::process::{Pid, Signal, kill_process};
 use viaduct_lab::binary::copy_program;
-use viaduct_lab::gateways::GatewaySpec;
+use viaduct_lab::gateways::{Gateway, GatewaySpec};
 use viaduct_lab::topology::{Host, Node};
 use viaduct_lab::upgrade::{ForeignProcess, upgrade};
 use viaduct_lab::world::World;
@@ -228,33 +228,47 @@ fn a_kill_of_the_old_process_in_the_middle_costs_no_more_than_any_kill() {
 }
 
 #[test]
-fn sighup_upgrades_if_the_program_was_replaced_and_reloads_the_config_otherwise() {
+fn sighup_upgrades_to_a_replaced_program_if_the_manager_follows_the_new_process() {
     let mut world = world((1500, 1500), "rate=100M,delay=1ms");
     let gateways = world.protect(&GatewaySpec::default()).unwrap();
+    // The gateway of site A has a service manager that follows, and that of site B has none.
+    gateways.a.stop().unwrap();
+    gateways.a.set_variable("NOTIFY_SOCKET", "@viaduct-upgrade-test");
+    gateways.a.start().unwrap();
+    gateways.wait_until_up().unwrap();
     let program = gateways.directory().join("program");
-    let built = Path::new(env!("CARGO_BIN_EXE_viaduct"));
-    let copy = || copy_program(built, &program.with_extension("new")).unwrap();
-    copy();
-    fs::rename(program.with_extension("new"), &program).unwrap();
-    let arguments = ["--name", "site-a", "--program", &program.to_string_lossy()];
-    let first = upgrade(gateways.directory(), &arguments).unwrap();
-    let hang_up = |pid: u32| {
-        kill_process(Pid::from_raw(pid.cast_signed()).unwrap(), Signal::HUP).unwrap();
+    let replace = || {
+        copy_program(Path::new(env!("CARGO_BIN_EXE_viaduct")), &program.with_extension("new"))
+            .unwrap();
+        fs::rename(program.with_extension("new"), &program).unwrap();
     };
-    let reloads = || gateways.a.log().matches("reloaded").count();
-    hang_up(first.id());
-    eventually(&gateways.a, "the config is reloaded", || reloads() == 1);
+    replace();
+    let [first, unfollowed] = ["site-a", "site-b"].map(|name| {
+        let arguments = ["--name", name, "--program", &program.to_string_lossy()];
+        upgrade(gateways.directory(), &arguments).unwrap()
+    });
+    let hang_up = |process: &ForeignProcess| {
+        let pid = Pid::from_raw(process.id().cast_signed()).unwrap();
+        kill_process(pid, Signal::HUP).unwrap();
+    };
+    let reloads = |gateway: &Gateway| gateway.log().matches("reloaded").count();
+    hang_up(&first);
+    eventually(&gateways.a, "the config is reloaded", || reloads(&gateways.a) == 1);
     assert_eq!(gateways.a.status().unwrap().pid, first.id());
     let config = fs::read_to_string(gateways.a.config()).unwrap();
     fs::write(gateways.a.config(), config + "# changed\n").unwrap();
-    copy();
-    fs::rename(program.with_extension("new"), &program).unwrap();
-    hang_up(first.id());
+    replace();
+    hang_up(&first);
     let pid = || gateways.a.status().map_or(first.id(), |status| status.pid);
     eventually(&gateways.a, "the program is replaced", || pid() != first.id());
     let second = ForeignProcess::of(pid()).unwrap();
-    eventually(&gateways.a, "the changed config is in force", || reloads() == 2);
+    eventually(&gateways.a, "the changed config is in force", || reloads(&gateways.a) == 2);
+    hang_up(&unfollowed);
+    eventually(&gateways.b, "only a reload", || reloads(&gateways.b) == 1);
+    assert!(gateways.b.log().contains("restart the service"), "{}", gateways.b.log());
+    assert_eq!(gateways.b.status().unwrap().pid, unfollowed.id());
     second.end().unwrap();
+    unfollowed.end().unwrap();
 }
 
 #[test]

@@ -110,8 +110,8 @@ impl UpgradeState {
         self.is_released
     }
 
-    /// Begins an upgrade if the program's file was replaced and no upgrade is in progress. Returns
-    /// false if the config is to be reloaded instead.
+    /// Begins an upgrade if one is [due](Upgrader::is_due) and none is in progress. Returns false
+    /// if the config is to be reloaded instead.
     pub fn begin_if_due(&self) -> bool {
         if self.is_active {
             warn!("not reloaded: an upgrade is in progress");
