@@ -206,6 +206,20 @@ mod tests {
     }
 
     #[test]
+    fn each_transport_has_its_reason() {
+        let mut status = status();
+        for (transport, why) in [("udp", "as configured"), ("fake-tcp", "UDP is not answered")] {
+            status.peers = vec![PeerStatus {
+                transport: transport.to_owned(),
+                transport_reason: why.to_owned(),
+                ..PeerStatus::default()
+            }];
+            let page = GatewayPage::new(&status, None, Colours(false)).to_string();
+            assert!(page.contains(&format!("datagrams by {transport}: {why}\n")), "{page}");
+        }
+    }
+
+    #[test]
     fn a_peer_without_a_code_yet_is_shown() {
         let status = Status { codes: vec![], kept_below: vec![], ..status() };
         assert!(GatewayPage::new(&status, None, Colours(false)).to_string().contains("peer b"));

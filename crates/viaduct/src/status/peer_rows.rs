@@ -84,12 +84,13 @@ impl PeerRows<'_> {
     fn connection(&self, f: &mut Formatter<'_>, peer: &PeerStatus) -> fmt::Result {
         let PeerStatus { transport, transport_reason: why, lanes, lanes_down, .. } = peer;
         match &transport[..] {
-            "fake-tcp" => row(f, "datagrams", format!("by {transport}: {why}"))?,
+            // Gateways of earlier versions do not report it.
+            "" => {}
             "tls" => {
                 let what = "none, repairs are off; split connections by a tunnel over TLS";
                 row(f, "datagrams", format!("{what}: {why}"))?;
             }
-            _ => {}
+            _ => row(f, "datagrams", format!("by {transport}: {why}"))?,
         }
         if *lanes >= 2 {
             row(f, "lanes", format!("{lanes}, down {}", self.colours.alarm(*lanes_down as u64)))?;

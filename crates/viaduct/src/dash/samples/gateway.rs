@@ -62,6 +62,7 @@ fn peer(peer: &PeerStatus) -> (Subject, Details) {
     let optional = [
         ("code of the peer", peer.peer_code.clone()),
         ("endpoint", peer.endpoint.clone()),
+        ("transport", transport(peer)),
         ("version of the peer", peer.version.clone()),
         ("last handshake", peer.last_handshake.map(|age| format!("{age:.0} s ago"))),
         ("longest packet", peer.kept_below.map(|length| format!("{length} bytes"))),
@@ -73,6 +74,18 @@ fn peer(peer: &PeerStatus) -> (Subject, Details) {
     let state = (peer.state != "up").then(|| peer.state.clone());
     let subject = Subject { kind: "peer", name: peer.name.clone(), readings };
     (subject, Details { state, reason: peer.reason.clone(), facts })
+}
+
+/// Transport of datagrams to the peer, with the reason. `None` if the gateway does not report it.
+fn transport(peer: &PeerStatus) -> Option<String> {
+    let transport = match &peer.transport[..] {
+        "" => return None,
+        "udp" => "UDP",
+        "fake-tcp" => "fake TCP",
+        "tls" => "none; split connections by TLS",
+        other => other,
+    };
+    Some(format!("{transport}: {}", peer.transport_reason))
 }
 
 /// Loss of a direction.
@@ -154,6 +167,26 @@ mod tests {
     use viaduct_proto::repair::shadow::TRIED;
 
     use super::*;
+
+    #[test]
+    fn the_transport_of_a_peer_is_a_fact_with_its_reason() {
+        let texts = [
+            ("udp", "as configured", "UDP: as configured"),
+            ("fake-tcp", "UDP is throttled", "fake TCP: UDP is throttled"),
+            ("tls", "as configured", "none; split connections by TLS: as configured"),
+        ];
+        for (transport, why, text) in texts {
+            let status = PeerStatus {
+                transport: transport.to_owned(),
+                transport_reason: why.to_owned(),
+                ..PeerStatus::default()
+            };
+            let (_, details) = peer(&status);
+            assert!(details.facts.contains(&("transport", text.to_owned())), "{details:?}");
+        }
+        let (_, unreported) = peer(&PeerStatus::default());
+        assert!(unreported.facts.iter().all(|(label, _)| *label != "transport"));
+    }
 
     #[test]
     fn each_code_that_is_tried_has_its_series() {
