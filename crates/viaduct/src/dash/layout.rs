@@ -57,6 +57,7 @@ pub(super) const KINDS: &[Kind] = &[
                 "%",
                 &[
                     ("lost_out", "lost"),
+                    ("random_out", "by chance"),
                     ("congestion_out", "by full queues"),
                     ("residual_out", "left after recovery"),
                 ],

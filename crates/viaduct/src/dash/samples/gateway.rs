@@ -110,16 +110,24 @@ fn loss(direction: &str, link: &LossReport, recovered: u64) -> Readings {
 /// Causes of the losses, as the gateways tell them apart.
 fn causes(stats: &PeerStats, link: Option<&LinkStatus>) -> Readings {
     let (congested, seen) = (stats.receiver.congested, &stats.receiver.link);
-    let random =
-        Reading::Share { part: seen.lost, except: congested, whole: seen.covered, scale: 100.0 };
-    let out = match link {
-        Some(link) => Reading::percent(link.congested, link.packets),
-        None => Reading::Gauge(None),
+    let random = |link: &LossReport, congested: u64| Reading::Share {
+        part: link.lost,
+        except: congested,
+        whole: link.covered,
+        scale: 100.0,
+    };
+    let [random_out, congestion_out] = match link {
+        Some(link) => [
+            random(&stats.reported, link.congested),
+            Reading::percent(link.congested, link.packets),
+        ],
+        None => [Reading::Gauge(None), Reading::Gauge(None)],
     };
     vec![
-        ("random_in", random),
+        ("random_in", random(seen, congested)),
         ("congestion_in", Reading::percent(congested, seen.covered)),
-        ("congestion_out", out),
+        ("random_out", random_out),
+        ("congestion_out", congestion_out),
     ]
 }
 
@@ -186,6 +194,20 @@ mod tests {
         }
         let (_, unreported) = peer(&PeerStatus::default());
         assert!(unreported.facts.iter().all(|(label, _)| *label != "transport"));
+    }
+
+    #[test]
+    fn losses_by_chance_are_those_by_no_full_queue_in_both_directions() {
+        let report = |lost| LossReport { covered: 1_000, lost, ..LossReport::default() };
+        let mut stats = PeerStats { reported: report(50), ..PeerStats::default() };
+        (stats.receiver.link, stats.receiver.congested) = (report(30), 10);
+        let link = LinkStatus { congested: 20, packets: 1_100, ..LinkStatus::default() };
+        let share = |part, except| Reading::Share { part, except, whole: 1_000, scale: 100.0 };
+        let found = causes(&stats, Some(&link));
+        assert!(found.contains(&("random_in", share(30, 10))), "{found:?}");
+        assert!(found.contains(&("random_out", share(50, 20))), "{found:?}");
+        let unreported = causes(&stats, None);
+        assert!(unreported.contains(&("random_out", Reading::Gauge(None))), "{unreported:?}");
     }
 
     #[test]
