@@ -234,6 +234,15 @@ pub(super) const KINDS: &[Kind] = &[
         ],
     },
     Kind {
+        kind: "hops",
+        title: "Hops",
+        headline: &["running", "started", "failed"],
+        plots: &[
+            plot("Hops", "hops", &[("running", "with a process"), ("defined", "defined")]),
+            plot("Processes", "processes/s", &[("started", "started"), ("failed", "failed")]),
+        ],
+    },
+    Kind {
         kind: "replica",
         title: "Replicas of a service",
         headline: &["packets", "rate", "share"],

@@ -1,7 +1,9 @@
-//! Sample of a hop agent, whose hops are too many for subjects of their own.
+//! Subject of a hop agent: all its hops together, which are too many for subjects of their own.
 
-use super::Sample;
-use crate::hop_agent::status::AgentStatus;
+use viaduct_proto::history::{Reading, Subject};
+
+use super::{Details, Sample, count};
+use crate::hop_agent::status::{AgentHop, AgentStatus};
 
 /// Sample of a hop agent.
 pub(super) fn sample(status: &AgentStatus) -> Sample {
@@ -10,6 +12,19 @@ pub(super) fn sample(status: &AgentStatus) -> Sample {
         title: format!("hop agent {}", status.agent),
         clock: Some(status.uptime),
         troubles: status.troubles(),
-        subjects: Vec::new(),
+        subjects: vec![hops(status)],
     }
+}
+
+fn hops(status: &AgentStatus) -> (Subject, Details) {
+    let sum = |of: fn(&AgentHop) -> u64| status.hops.iter().map(of).sum::<u64>();
+    let readings = vec![
+        ("running", count(status.running() as u64)),
+        ("defined", count(status.hops.len() as u64)),
+        ("started", Reading::per_second(sum(|hop| hop.starts))),
+        ("failed", Reading::per_second(sum(|hop| hop.failures))),
+    ];
+    let facts = vec![("version", status.version.clone())];
+    let subject = Subject { kind: "hops", name: status.agent.clone(), readings };
+    (subject, Details { facts, ..Details::default() })
 }
