@@ -15,10 +15,11 @@ use crate::engine::next_hops::HopStatus;
 use crate::engine::outbound::OutboundSpec;
 use crate::engine::snapshot::ProxyStatus;
 use crate::gateway::status::{PeerStatus, Status};
+use crate::hop_agent::status::AgentStatus;
 use crate::serve::status::{ServeStatus, TricklesStatus};
 use crate::spray::status::{ReplicaStatus, SprayStatus};
 use crate::tunnel::stats::TunnelCounters;
-use crate::{engine, gateway, overlay, spray};
+use crate::{engine, gateway, hop_agent, overlay, spray};
 
 const RULES: &str = include_str!("../../../../dist/prometheus/viaduct.rules.yml");
 const DASHBOARD: &str = include_str!("../../../../dist/grafana/viaduct.json");
@@ -104,8 +105,15 @@ fn spray_page() -> String {
 /// All metrics that the services export. `up` is Prometheus' own.
 fn exported() -> Metrics {
     let mut metrics = Metrics::from([("up".to_owned(), BTreeSet::new())]);
-    let services = [gateway_page(), proxy_page(), server_page(), overlay_page(), spray_page()];
-    let pages = services.into_iter().chain([super::process::encode()]).collect::<Vec<_>>();
+    let pages = [
+        gateway_page(),
+        proxy_page(),
+        server_page(),
+        overlay_page(),
+        spray_page(),
+        hop_agent::metrics::encode(&AgentStatus::default()),
+        super::process::encode(),
+    ];
     for page in &pages {
         for line in page.lines().filter(|line| !line.starts_with('#')) {
             let series = line.rsplit_once(' ').unwrap().0;
@@ -207,6 +215,8 @@ fn a_wrong_metric_or_label_is_found() {
     let right =
         "sum by (le, peer) (rate(viaduct_recovery_latency_seconds_bucket{peer=~\"$p\"}[5m]))";
     assert!(check(right, &metrics).unwrap().contains("peer"));
+    let of_agents = check("rate(viaduct_agent_failures_total[5m])", &metrics).unwrap();
+    assert!(of_agents.contains("agent"), "{of_agents:?}");
 }
 
 #[test]
