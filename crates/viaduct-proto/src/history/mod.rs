@@ -1,5 +1,5 @@
-//! Recent history of services: one sample a second for ten minutes, in bounded memory. The rate of
-//! a counter is computed from the difference of two samples.
+//! Recent history of services: two samples a second for ten minutes, in bounded memory. The rate of
+//! a counter is computed from the difference of two samples, one second apart.
 //!
 //! ```text
 //!   tick(time) ─▶ record(service, clock, subjects) ─▶ rate of each counter ─▶ Ring of each series
@@ -23,8 +23,11 @@ use serde::Serialize;
 pub use reading::Reading;
 use ring::Rings;
 
-/// Samples that are kept: ten minutes.
-pub const MAX_SAMPLES: usize = 600;
+/// Samples that are kept: ten minutes, two a second.
+pub const MAX_SAMPLES: usize = 1_200;
+/// Number of samples from the first to the second of the two readings that give a value: one
+/// second. Over a shorter time, shares of counts that are updated once a second would have gaps.
+const WINDOW: usize = 2;
 /// Maximum number of subjects of all services.
 pub const MAX_SUBJECTS: usize = 512;
 /// Maximum number of series of a subject.
@@ -70,12 +73,14 @@ pub struct History {
     left_out: usize,
 }
 
+/// Name of each series, and its reading.
+type Readings = Vec<(&'static str, Reading)>;
+
 #[derive(Debug)]
 struct Entry {
     id: u64,
-    /// Clock and readings of the last record.
-    clock: f64,
-    last: Vec<(&'static str, Reading)>,
+    /// Clock and readings of the last [`WINDOW`] records, oldest first.
+    last: VecDeque<(f64, Readings)>,
     rings: Rings,
 }
 
@@ -109,7 +114,7 @@ impl History {
             let entry = self.subjects.entry(key).or_insert_with_key(|key| {
                 *next_id += 1;
                 ids.insert(*next_id, key.clone());
-                Entry { id: *next_id, clock, last: Vec::new(), rings: Rings::new(now) }
+                Entry { id: *next_id, last: VecDeque::new(), rings: Rings::new(now) }
             });
             entry.record(now, clock, subject.readings);
         }
@@ -177,18 +182,22 @@ impl History {
 }
 
 impl Entry {
-    fn record(&mut self, now: u64, clock: f64, readings: Vec<(&'static str, Reading)>) {
-        if clock < self.clock {
+    fn record(&mut self, now: u64, clock: f64, readings: Readings) {
+        if self.last.back().is_some_and(|(then, _)| clock < *then) {
             self.last.clear();
         }
-        let seconds = clock - self.clock;
+        // Without progress of the clock, the counters are those of the earlier record.
+        let base = self.last.front().filter(|(then, _)| *then < clock);
+        let (then, old) = base.map_or((clock, &[][..]), |(then, old)| (*then, &old[..]));
         for &(name, ref reading) in readings.iter().take(MAX_SERIES) {
-            let before = self.last.iter().find(|(of, _)| *of == name).map(|(_, before)| before);
-            // Without progress of the clock, the counters are those of the last record.
-            let value = reading.value(before.filter(|_| seconds > 0.0), seconds);
+            let before = old.iter().find(|(of, _)| *of == name).map(|(_, before)| before);
+            let value = reading.value(before, clock - then);
             self.rings.push(name, now, value.map_or(f32::NAN, |value| value as f32));
         }
         self.rings.reach(now);
-        (self.clock, self.last) = (clock, readings);
+        if self.last.len() == WINDOW {
+            self.last.pop_front();
+        }
+        self.last.push_back((clock, readings));
     }
 }

@@ -1,4 +1,4 @@
-//! Readings of counters and gauges, and the values that follow from two successive readings.
+//! Readings of counters and gauges, and the values that follow from two of them.
 
 /// Reading of a series at one moment. All counts are since the start of the service.
 #[derive(Clone, Debug, PartialEq)]
@@ -23,7 +23,7 @@ pub enum Reading {
         /// Factor, such as 100 for percent.
         scale: f64,
     },
-    /// Quantile of the events since the previous reading.
+    /// Quantile of the events since an earlier reading.
     Quantile {
         /// Events so far, by bucket.
         counts: Box<[u64]>,

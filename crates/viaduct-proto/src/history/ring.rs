@@ -32,7 +32,9 @@ impl Rings {
         if self.series.len() >= MAX_SERIES && !self.series.contains_key(name) {
             return;
         }
-        let ring = self.series.entry(name).or_default();
+        // Grown by doubling, a ring would take nearly twice the memory.
+        let new = || VecDeque::with_capacity(MAX_SAMPLES + 1);
+        let ring = self.series.entry(name).or_insert_with(new);
         fill(ring, (now - self.start) as usize);
         match ring.len() as u64 + self.start > now {
             true => ring.iter_mut().last().into_iter().for_each(|last| *last = value),

@@ -14,16 +14,35 @@ fn key(name: &str) -> Key {
 #[test]
 fn late_readers_get_ten_minutes_and_older_samples_are_gone() {
     let mut history = History::default();
-    for second in 0..1_000_u64 {
-        history.tick(second as f64);
-        history.record("site", second as f64, vec![subject("a", second * 5)]);
+    for sample in 0..2_000_u64 {
+        let time = sample as f64 / 2.0;
+        history.tick(time);
+        history.record("site", time, vec![subject("a", sample * 5)]);
     }
     let chunk = history.since(&key("a"), 0).unwrap();
-    assert_eq!((chunk.first, chunk.times.len(), chunk.times[0]), (401, MAX_SAMPLES, 400.0));
-    assert_eq!(chunk.series["rate"], vec![5.0; MAX_SAMPLES]);
-    assert_eq!(history.since(&key("a"), 1_000).unwrap().times, [999.0]);
-    assert!(history.since(&key("a"), 1_001).unwrap().times.is_empty());
+    assert_eq!((chunk.first, chunk.times.len(), chunk.times[0]), (801, MAX_SAMPLES, 400.0));
+    assert_eq!(chunk.series["rate"], vec![10.0; MAX_SAMPLES]);
+    assert_eq!(history.since(&key("a"), 2_000).unwrap().times, [999.5]);
+    assert!(history.since(&key("a"), 2_001).unwrap().times.is_empty());
     assert!(history.since(&key("b"), 0).is_none());
+}
+
+#[test]
+fn values_are_of_the_last_second() {
+    let mut history = History::default();
+    // The service counts 10 events each half second, but 20 of them only once a second.
+    for (sample, count) in [0, 10, 20, 30, 40].into_iter().enumerate() {
+        let time = sample as f64 / 2.0;
+        history.tick(time);
+        let whole = count / 20 * 20;
+        let readings =
+            vec![("rate", Reading::per_second(count)), ("share", Reading::percent(0, whole))];
+        let subject = Subject { kind: "peer", name: "a".to_owned(), readings };
+        history.record("site", time, vec![subject]);
+    }
+    let series = history.since(&key("a"), 0).unwrap().series;
+    assert_eq!(series["rate"][1..], [20.0; 4]);
+    assert_eq!(series["share"][2..], [0.0; 3], "no gaps");
 }
 
 #[test]
@@ -52,15 +71,15 @@ fn a_subject_that_is_gone_is_forgotten_after_ten_minutes_or_for_lack_of_room() {
         history.tick(second as f64);
     }
     assert_eq!(history.key(id), Some(&key("gone")));
-    history.tick(600.0);
+    history.tick(1_200.0);
     assert_eq!((history.key(id), history.keys().count()), (None, 0));
 
     let many = |from: usize| (from..from + MAX_SUBJECTS).map(|n| subject(&n.to_string(), 0));
     history.record("site", 2.0, many(0).collect());
     history.record("site", 2.0, vec![subject("one more", 0)]);
     assert_eq!((history.left_out(), history.keys().count()), (1, MAX_SUBJECTS));
-    history.tick(601.0);
-    history.tick(602.0);
+    history.tick(1_201.0);
+    history.tick(1_202.0);
     history.record("site", 3.0, many(MAX_SUBJECTS).collect());
     assert_eq!((history.left_out(), history.keys().count()), (0, MAX_SUBJECTS));
     assert!(history.id(&key("0")).is_none());
@@ -85,13 +104,14 @@ fn second() -> impl Strategy<Value = Second> {
 /// Runs a service for `seconds`. Returns the history, and the rates that are expected.
 fn live(seconds: &[Second], mut each: impl FnMut(&History)) -> (History, Vec<Option<f64>>) {
     let (mut history, mut expected) = (History::default(), Vec::new());
-    let (mut count, mut clock, mut last) = (0, 0.0, None);
+    // Clock and count of each record since the last restart.
+    let (mut count, mut clock, mut life) = (0, 0.0, Vec::<(f64, u64)>::new());
     for (n, second) in seconds.iter().enumerate() {
         history.tick(n as f64);
         clock += 1.0;
         match second {
             Second::Counts(more) => count += more,
-            Second::Restarts => (count, clock, last) = (0, 0.0, None),
+            Second::Restarts => (count, clock, life) = (0, 0.0, Vec::new()),
             Second::Silent => {
                 expected.push(None);
                 each(&history);
@@ -99,8 +119,9 @@ fn live(seconds: &[Second], mut each: impl FnMut(&History)) -> (History, Vec<Opt
             }
         }
         history.record("site", clock, vec![subject("a", count)]);
-        expected.push(last.map(|(then, old)| (count - old) as f64 / (clock - then)));
-        last = Some((clock, count));
+        let base = life.get(life.len().saturating_sub(WINDOW));
+        expected.push(base.map(|(then, old)| (count - old) as f64 / (clock - then)));
+        life.push((clock, count));
         each(&history);
     }
     (history, expected)
@@ -109,7 +130,7 @@ fn live(seconds: &[Second], mut each: impl FnMut(&History)) -> (History, Vec<Opt
 proptest! {
     #[test]
     fn rates_are_those_between_two_samples_of_one_life(
-        seconds in prop::collection::vec(second(), 1..1_500),
+        seconds in prop::collection::vec(second(), 1..3_000),
     ) {
         let (history, expected) = live(&seconds, |_| {});
         if let Some(chunk) = history.since(&key("a"), 0) {

@@ -14,7 +14,7 @@ use crate::status::client::{self, ServiceStatus, Unread};
 
 /// Maximum number of services.
 pub(super) const MAX_SERVICES: usize = 64;
-/// Time within which a service must answer, shorter than the interval of samples.
+/// Time within which a service must answer. While one does not, samples are this far apart.
 const ANSWER_TIMEOUT: Duration = Duration::from_millis(800);
 /// Maximum length of an answer in bytes: enough for 4096 peers.
 const MAX_ANSWER: u64 = 16 << 20;

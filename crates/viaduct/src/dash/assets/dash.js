@@ -1,9 +1,10 @@
-// Page of `viaduct dash`. The server sends the layout of the plots, and each second the list of
+// Page of `viaduct dash`. The server sends the layout of the plots, and after each sample the list of
 // services and the news of one subject; see viewer.rs. Names come from configs and from other
 // hosts, so they only ever become text of elements.
 "use strict";
 
-const SAMPLES = 600;
+const SAMPLES = 1200; // as many as the server keeps, two a second
+const SECONDS = 600; // that are plotted
 const RETRY_MS = 5000;
 const $ = (id) => document.getElementById(id);
 const css = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
@@ -224,7 +225,7 @@ function drawPlot(plot) {
     legend: { show: false },
     cursor: { sync: { key: "dash" }, drag: { x: false, y: false } },
     scales: {
-      x: { range: (_, least, most) => (most === null ? [0, SAMPLES] : [most - SAMPLES, most]) },
+      x: { range: (_, least, most) => (most === null ? [0, SECONDS] : [most - SECONDS, most]) },
       y: { range: (_, least, most) => [0, most > 0 ? most * 1.1 : 1] },
     },
     axes: [axis({ size: 30, values: (_, times) => times.map(clock) }), axis({ size: 52 })],
