@@ -17,7 +17,8 @@ use super::cdp::Browser;
 use super::common::until;
 use super::{Dash, VIADUCT, more, scratch, serve};
 
-fn world(link: &str) -> World {
+/// Two sites with gateways, and a link between them.
+pub(super) fn world(link: &str) -> World {
     use_binary(VIADUCT);
     let mut world = World::new((1400, 1500), &link.parse().unwrap(), 1, &Journal::new()).unwrap();
     world.protect(&GatewaySpec::default()).unwrap();
@@ -158,30 +159,4 @@ fn ten_viewers_cost_a_gateway_nothing() {
     for (mut stream, _) in viewers {
         more(&mut stream);
     }
-}
-
-#[test]
-#[ignore = "takes ten minutes: run by `make test` beside the others"]
-fn the_page_keeps_its_memory_for_ten_minutes() {
-    let dir = scratch("heap");
-    let mut world = world("rate=100M,delay=5ms,loss=1%");
-    let dash = Dash::start(world.gateways().unwrap().directory(), "127.0.0.1", &[]);
-    let mut browser = Browser::start(&dir);
-    browser.call("Page.navigate", &json!({ "url": format!("http://{}/", dash.at) }));
-    until("plots are drawn", || {
-        browser.evaluate("typeof plots === 'object' && plots.length > 0") == true
-    });
-    let mut heap = || {
-        browser.call("HeapProfiler.collectGarbage", &json!({}));
-        browser.call("Runtime.getHeapUsage", &json!({}))["usedSize"].as_f64().unwrap()
-    };
-    thread::sleep(Duration::from_secs(10));
-    let before = heap();
-    thread::sleep(Duration::from_secs(600));
-    let grown = heap() - before;
-    assert!(grown < 5e6, "the heap has grown by {grown} bytes");
-    let samples = browser.evaluate("times.length").as_u64().unwrap();
-    assert!(samples > 1_000, "only {samples} samples are plotted: the page has stopped");
-    drop(browser);
-    fs::remove_dir_all(&dir).unwrap();
 }

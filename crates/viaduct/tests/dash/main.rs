@@ -5,6 +5,7 @@ mod browser;
 mod cdp;
 #[path = "../common/mod.rs"]
 mod common;
+mod heap;
 mod requests;
 
 use std::fs;
