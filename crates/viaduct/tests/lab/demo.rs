@@ -1,7 +1,8 @@
-//! `viaduct demo` as a user sees it: the table, the report, Ctrl-C, and refusals.
+//! `viaduct demo` as a user sees it: the table, the report, the live page, Ctrl-C, and refusals.
 
 use std::fs;
-use std::io::{BufRead, BufReader};
+use std::io::{BufRead, BufReader, Read as _, Write as _};
+use std::net::TcpStream;
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
@@ -9,6 +10,7 @@ use std::time::{Duration, Instant};
 
 use viaduct_lab::binary::copy_program;
 
+use super::common::free_port;
 use super::{alone, beside_others};
 
 /// Builds the command of the demo, with its report in a new directory of this test.
@@ -60,13 +62,14 @@ fn the_demo_shows_the_gain_of_four_programs() {
     assert!(!fetches.iter().any(|fetch| page.contains(fetch)), "the page must stand alone");
 }
 
-/// Sends SIGINT when `step` begins. Returns the output of the demo.
-fn interrupted(mut demo: Child, step: &str) -> Output {
+/// Sends SIGINT when `step` has begun and `check` has returned. Returns the output of the demo.
+fn interrupted(mut demo: Child, step: &str, check: impl FnOnce()) -> Output {
     let mut lines = BufReader::new(demo.stderr.take().unwrap()).lines();
     let before: Vec<String> =
         lines.by_ref().map_while(Result::ok).take_while(|line| !line.contains(step)).collect();
     let errors: Vec<_> = before.iter().filter(|line| !line.starts_with("demo [")).collect();
     assert!(errors.is_empty(), "{errors:?}");
+    check();
     let interrupt = Command::new("kill").args(["-INT", &demo.id().to_string()]).status().unwrap();
     assert!(interrupt.success());
     let asked = Instant::now();
@@ -80,11 +83,50 @@ fn interrupted(mut demo: Child, step: &str) -> Output {
 fn ctrl_c_ends_the_demo_and_keeps_its_results() {
     let _beside = beside_others();
     let (mut command, dir) = demo("demo-ctrl-c", &["--quick"]);
-    let output = interrupted(command.spawn().unwrap(), "[1/18] plain kernel: iperf3 (TCP cubic)");
+    let step = "[1/18] plain kernel: iperf3 (TCP cubic)";
+    let output = interrupted(command.spawn().unwrap(), step, || {});
     assert!(said(&output).contains("Stopped"), "{}", said(&output));
     let result = fs::read(dir.join("report/demo.json")).unwrap();
     let result: serde_json::Value = serde_json::from_slice(&result).unwrap();
     assert_eq!(result["ended"], "stopped");
+}
+
+/// Reads the response of the dashboard to a request of `path`, up to the text `last`.
+fn fetched(port: u16, path: &str, last: &str) -> String {
+    let mut stream = TcpStream::connect(("127.0.0.1", port)).unwrap();
+    stream.set_read_timeout(Some(Duration::from_secs(10))).unwrap();
+    let request = format!("GET {path} HTTP/1.1\r\nHost: localhost\r\n\r\n");
+    stream.write_all(request.as_bytes()).unwrap();
+    let deadline = Instant::now() + Duration::from_secs(20);
+    let (mut text, mut bytes) = (String::new(), [0; 16 << 10]);
+    while !text.contains(last) {
+        let length = stream.read(&mut bytes).unwrap();
+        text += &String::from_utf8_lossy(&bytes[..length]);
+        assert!(length > 0 && Instant::now() < deadline, "no {last} in {text}");
+    }
+    text
+}
+
+#[test]
+fn watch_shows_live_plots_while_the_demo_runs() {
+    let _beside = beside_others();
+    let port = free_port();
+    let watch = format!("--watch=127.0.0.1:{port}");
+    let (mut command, _) = demo("demo-watch", &["--quick", &watch]);
+    let mut demo = command.spawn().unwrap();
+    let stdout = BufReader::new(demo.stdout.take().unwrap());
+    let mut lines = stdout.lines().map_while(Result::ok);
+    let address = lines.find_map(|line| line.strip_prefix("Live plots: ").map(str::to_owned));
+    interrupted(demo, "[1/18] plain kernel: iperf3 (TCP cubic)", || {
+        assert_eq!(address, Some(format!("http://127.0.0.1:{port}/")));
+        let page = fetched(port, "/", "</html>");
+        assert!(page.starts_with("HTTP/1.1 200 "), "{page}");
+        assert!(page.contains("<title>viaduct</title>"), "{page}");
+        let events = fetched(port, "/events", "event: list");
+        assert!(events.contains("event: layout"), "{events}");
+    });
+    assert!(lines.any(|line| line.contains("Stopped")));
+    assert!(TcpStream::connect(("127.0.0.1", port)).is_err(), "the page ends with the demo");
 }
 
 #[test]
@@ -101,12 +143,19 @@ fn without_root_the_demo_runs_or_names_the_obstacle() {
         unshare.args(["--user", "--map-root-user", "--net", "test", "-w", "/dev/net/tun"]);
         unshare.stderr(Stdio::null()).status().unwrap().success()
     };
+    let port = free_port();
     let mut command = unprivileged(&binary);
-    command.args(["demo", "--quick"]).current_dir(&dir).stdin(Stdio::null());
+    command.args(["demo", "--quick", &format!("--watch=127.0.0.1:{port}")]);
+    command.current_dir(&dir).stdin(Stdio::null());
     let demo = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
     if allowed {
-        // By step 10 the web server has served a file, and the gateways are up.
-        interrupted(demo, "[10/18] with Viaduct: iperf3 (TCP cubic)");
+        // By step 10 the web server has served a file, and the gateways are up. Their network
+        // cannot be reached from here, but the dashboard can.
+        interrupted(demo, "[10/18] with Viaduct: iperf3 (TCP cubic)", || {
+            for site in ["site-a", "site-b"] {
+                fetched(port, "/events", &format!("\"title\":\"gateway {site}\""));
+            }
+        });
     } else {
         let text = said(&demo.wait_with_output().unwrap());
         assert!(text.contains("user namespace") || text.contains("/dev/net/tun"), "{text}");

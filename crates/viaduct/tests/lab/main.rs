@@ -3,6 +3,8 @@
 
 #[path = "../../../viaduct-lab/tests/canary/mod.rs"]
 mod canary;
+#[path = "../common/mod.rs"]
+mod common;
 mod demo;
 
 use std::fs;
