@@ -4,7 +4,7 @@
 #   docker run --network host --cap-drop ALL --cap-add NET_ADMIN --cap-add NET_RAW \
 #     --security-opt systempaths=unconfined --device /dev/net/tun \
 #     -v /etc/viaduct:/etc/viaduct:ro -v /run/viaduct:/run/viaduct \
-#     -v viaduct-state:/var/lib/viaduct -e STATE_DIRECTORY=/var/lib/viaduct \
+#     -v viaduct-state:/var/lib/viaduct \
 #     viaduct gateway -c /etc/viaduct/site.toml
 #
 # /run/viaduct holds the journal of changes. Keep it, so that after a kill -9 the next start can
@@ -26,6 +26,9 @@ RUN apt-get update \
  && apt-get install -y --no-install-recommends nftables \
  && rm -rf /var/lib/apt/lists/*
 COPY --from=build /src/target/release/viaduct /usr/bin/viaduct
+# For the clocks of handshakes, which a volume keeps.
+ENV STATE_DIRECTORY=/var/lib/viaduct
+RUN mkdir -p /var/lib/viaduct
 # On SIGTERM the gateway reverts its changes to the machine.
 STOPSIGNAL SIGTERM
 ENTRYPOINT ["/usr/bin/viaduct"]

@@ -49,10 +49,12 @@ impl Worker {
     /// Duplicates of the listen set's descriptors.
     pub(super) fn export(&self) -> Exported {
         if self.upstream.tunnels.is_some() {
-            return Err("a proxy with tunnels cannot hand them over: restart it".to_owned());
+            return Err("tunnels cannot be handed over: restart the service".to_owned());
         }
         if self.config.policies.trickles().next().is_some() {
-            return Err("a proxy with trickles cannot hand its ports over: restart it".to_owned());
+            return Err(
+                "the ports of Trickles cannot be handed over: restart the service".to_owned()
+            );
         }
         self.acceptor.export().map_err(|error| format!("cannot duplicate descriptors: {error}"))
     }

@@ -70,7 +70,7 @@ fn print_site(site: &Site) -> Result<()> {
         site.wan_mtu
     )?;
     let listens: Vec<_> = config.listens().map(|at| at.to_string()).collect();
-    print_line!("  repairs arrive at UDP {}", listens.join(", "))?;
+    print_line!("  repairs arrive at {}", listens.join(", "))?;
     for class in &config.path_classes {
         print_line!("  packets of {:?} prefer {}", class.name, config.wans[class.wan].name)?;
     }

@@ -222,7 +222,7 @@ impl Setup {
             ),
             Item::PeerKey => format!("Public key of {peer} (empty: not known yet)"),
             Item::Wan => format!("Interface towards {peer} ({})", self.interfaces()),
-            Item::Listen => "Address of this gateway for repairs (UDP)".to_owned(),
+            Item::Listen => "Address of this gateway for repairs (UDP, or TCP)".to_owned(),
             Item::Prefix => "Prefixes of this site's hosts".to_owned(),
         }
     }

@@ -94,7 +94,7 @@ fn a_dialogue_asks_for_each_value_and_repeats_what_was_answered_wrongly() {
         "64 hexadecimal digits; this has 2 characters",
         "Interface towards oslo (eth0, lan0, lan1, eth9) [eth0]: ",
         "\"eth7\": one of eth0, lan0, lan1, eth9 is expected",
-        "Address of this gateway for repairs (UDP) [192.0.2.1:7400]: ",
+        "Address of this gateway for repairs (UDP, or TCP) [192.0.2.1:7400]: ",
         "Prefixes of this site's hosts [10.1.0.0/23,fd00:1:0:1::/64]: ",
     ] {
         assert!(said.contains(part), "{part:?} is not in {said}");

@@ -38,7 +38,7 @@ impl Report<'_> {
         let is_new = self.written.contains(&self.files.key);
         let key_state = if is_new { "written, mode 600" } else { "kept" };
         let mut text = format!(
-            "site {name}: hosts {}; wan {wan} (MTU {}); repairs arrive at UDP {listen}\n\
+            "site {name}: hosts {}; wan {wan} (MTU {}); repairs arrive at {listen} (UDP, or TCP)\n\
              secret key: {key} ({key_state})\n\
              config:     {config} (written)\n",
             self.draft.prefixes.join(", "),

@@ -107,7 +107,7 @@ impl Tunnels {
     pub fn new(settings: TunnelSettings, registry: Registry, now: Instant) -> Result<Tunnels> {
         let listener = settings.listen.map(|at| {
             let listener = tcp::listen(at, BACKLOG, &settings);
-            listener.with_context(|| format!("tunnel-listen: cannot use {at}"))
+            listener.with_context(|| format!("cannot listen for tunnels at {at}"))
         });
         let mut listener = listener.transpose()?;
         if let Some(listener) = &mut listener {
