@@ -19,10 +19,11 @@ pub(crate) unsafe fn bytes<'a>(data: *const u8, length: usize) -> &'a [u8] {
     unsafe { std::slice::from_raw_parts(data, length) }
 }
 
-/// Returns the `count` values at `first`; none if `first` is null.
+/// Returns the `count` values at `first`; none if `first` is null or `count` is negative.
 ///
 /// # Safety
-/// Either `first` is null, or `count` values at `first` are readable and not modified during `'a`.
+/// Either `first` is null, or `count` values at `first` are aligned, readable and not modified
+/// during `'a`.
 pub(crate) unsafe fn list<'a, T>(first: *const T, count: c_int) -> &'a [T] {
     match usize::try_from(count) {
         // SAFETY: the caller upholds the safety section above.
@@ -31,11 +32,12 @@ pub(crate) unsafe fn list<'a, T>(first: *const T, count: c_int) -> &'a [T] {
     }
 }
 
-/// Returns the `count` values at `first` for writing; none if `first` is null.
+/// Returns the `count` values at `first` for writing; none if `first` is null or `count` is
+/// negative.
 ///
 /// # Safety
-/// Either `first` is null, or `count` values at `first` are readable and writable, and nothing else
-/// accesses them during `'a`.
+/// Either `first` is null, or `count` values at `first` are aligned, readable and writable, and
+/// nothing else accesses them during `'a`.
 pub(crate) unsafe fn values<'a, T>(first: *mut T, count: c_int) -> &'a mut [T] {
     match usize::try_from(count) {
         // SAFETY: the caller upholds the safety section above.

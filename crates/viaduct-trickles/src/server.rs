@@ -53,7 +53,7 @@ pub struct ServerSettings {
 }
 
 /// A server's port, used by one thread. Several processes of a host may have one each, with
-/// different port numbers or addresses.
+/// different port numbers or addresses; in TCP's format, `0.0.0.0` and `[::]` count as one address.
 #[derive(Debug)]
 pub struct ServerPort {
     listen: Vec<SocketAddr>,
@@ -84,9 +84,9 @@ struct Datagrams {
 const REQUESTS: OptionMark = OptionMark { word: mark::WORD, byte: Role::Request.byte() };
 
 impl ServerPort {
-    /// Opens the port in the calling thread's network namespace. Errors: privilege is missing,
-    /// an address is in use, or a rule cannot be set. On an error, the rules that were changed
-    /// are reverted.
+    /// Opens the port in the calling thread's network namespace. Errors: there is no address, the
+    /// MTU is invalid, privilege is missing, an address is in use, or a rule cannot be set. On an
+    /// error, the rules that were changed are reverted.
     pub fn open(settings: &ServerSettings) -> Result<ServerPort, PortError> {
         check_mtu(settings.mtu)?;
         let first = settings.listen.first().ok_or(PortError::NoAddress)?;
@@ -124,7 +124,8 @@ impl ServerPort {
 
     /// Processes one batch of packets from each socket: calls `each` for every message, and sends
     /// the queued answers. Does not block. Returns the number of messages. Errors: a socket's
-    /// error, for instance because an interface went down. The port stays usable.
+    /// error, for instance because an interface went down. The port stays usable, and queued
+    /// answers stay queued.
     pub fn turn(
         &mut self,
         mut each: impl FnMut(&[u8], Return, &mut Answers),
@@ -177,8 +178,8 @@ impl ServerPort {
 }
 
 impl Answers {
-    /// Queues an answer, which is sent at the end of the batch. Errors: the message is longer
-    /// than [`Answers::room`].
+    /// Queues an answer. [`ServerPort::turn`] sends it at its end; outside of `turn`, call
+    /// [`Answers::flush`]. Errors: the message is longer than [`Answers::room`].
     pub fn send(&mut self, message: &[u8], to: &mut Return) -> Result<(), TooLong> {
         let mtu = self.egress.mtu(to.format(), to.client().ip());
         to.answer(message, mtu, &mut self.packet)?;
@@ -235,8 +236,8 @@ impl Datagrams {
     }
 }
 
-/// Instance name for the rules of a server whose first address is `first`; servers at other
-/// addresses with the same port have other names.
+/// Instance name for the rules of a server whose first address is `first`. Servers with the same
+/// port at different addresses have different names, except at `0.0.0.0` and `[::]`.
 fn instance(first: SocketAddr) -> String {
     let port = first.port();
     match first.ip() {

@@ -5,7 +5,7 @@
 //! | user | directory |
 //! |---|---|
 //! | that of a system service | `$RUNTIME_DIRECTORY` (`RuntimeDirectory=` of systemd) |
-//! | root | `/run/viaduct`; `/run/viaduct-root` if that belongs to a package's user |
+//! | root | `/run/viaduct`; if that belongs to another user (a package's), `/run/viaduct-root` |
 //! | others | `$XDG_RUNTIME_DIR/viaduct`; without that variable, `viaduct-UID` in `/tmp` |
 //!
 //! A package's hop agent has a directory of its own, `/run/viaduct-hops`, because it has a user of
@@ -23,8 +23,8 @@ use crate::value_parser::table::defaults;
 #[derive(Clone, Debug, Default, clap::Args, Deserialize)]
 #[serde(default = "defaults", deny_unknown_fields, rename_all = "kebab-case")]
 pub struct RunDir {
-    /// Directory of sockets and journals [default: $RUNTIME_DIRECTORY; else /run/viaduct for root,
-    /// or /run/viaduct-root if that is another user's; else $XDG_RUNTIME_DIR/viaduct or
+    /// Directory of sockets and journals [default: $RUNTIME_DIRECTORY; else for root /run/viaduct
+    /// or, if that is another user's, /run/viaduct-root; else $XDG_RUNTIME_DIR/viaduct or
     /// /tmp/viaduct-UID]
     #[arg(long, value_name = "DIR", env = "VIADUCT_RUN_DIR")]
     run_dir: Option<PathBuf>,
@@ -36,8 +36,8 @@ impl RunDir {
         self.run_dir.clone().unwrap_or_else(default_run_dir)
     }
 
-    /// Directories in which services are looked for: the one of the option, or the default one, and
-    /// those of the system that root's or the system's services [imply](implied).
+    /// Directories in which services are looked for: the option's or the default one, and those
+    /// that [`implied`] adds to it if it is root's directory or the system's.
     pub fn searched(&self) -> Vec<PathBuf> {
         let own = self.path();
         let others = implied(&own);
@@ -45,8 +45,8 @@ impl RunDir {
     }
 }
 
-/// Path of a running service's file: `path`, or the same name in the system's directory if root's
-/// directory has no such file.
+/// Path of a running service's file: `path`; but if it lies in root's directory ([`ROOT`]) and does
+/// not exist, the same name in the system's directory ([`SYSTEM`]).
 pub fn running(path: PathBuf) -> PathBuf {
     match path.strip_prefix(ROOT) {
         Ok(name) if !path.exists() => Path::new(SYSTEM).join(name),
@@ -63,8 +63,9 @@ pub fn shown(path: PathBuf) -> PathBuf {
     all.find(|one| one.exists()).unwrap_or(path)
 }
 
-/// Directories that belong to the same set of services as `directory`: the services that root
-/// starts by hand, those of a package, and its hop agent.
+/// Directories to search beside `directory`: for root's, where services are that root starts by
+/// hand, the system's and that of the package's hop agent; for the system's, that of the hop agent;
+/// none otherwise.
 fn implied(directory: &Path) -> &'static [&'static str] {
     match directory.to_str() {
         Some(ROOT) => &[SYSTEM, HOPS],

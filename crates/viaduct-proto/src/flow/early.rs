@@ -11,7 +11,7 @@ pub(crate) struct Early {
     ends: Option<End>,
 }
 
-/// End of the direction towards the network.
+/// End that the application has requested: of the direction towards the network, or of the flow.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum End {
     Shutdown,
@@ -51,7 +51,7 @@ impl Early {
 }
 
 impl End {
-    /// Ends the direction at `output`.
+    /// Shuts down the direction towards `output`, or closes the flow.
     pub(crate) fn apply(self, cx: &mut Context<'_>, output: Output) {
         match self {
             End::Shutdown => cx.output(output).shutdown(Half::Write),

@@ -94,7 +94,7 @@ pub struct ReceiverStats {
     pub recovered: u64,
     /// Lost packets that were not recovered in time, or that were recovered but withheld.
     pub unrecoverable: u64,
-    /// Packets that were not named in time.
+    /// Packets whose names did not arrive in time: unknown whether they were lost.
     pub uncovered: u64,
     /// Packets that were counted as missing and arrived late by themselves.
     pub late: u64,

@@ -1,4 +1,4 @@
-//! Metrics of a gateway, one line each.
+//! Metrics of a gateway: the name, the help and the value of each.
 
 use viaduct_proto::repair::stats::{LATENCY_BOUNDS, LOSS_BUCKETS, LossReport, PeerStats};
 
@@ -43,16 +43,22 @@ const PEER_COUNTERS: &[PeerCounter] = &[
         |p| p.receiver.bytes,
     ),
     ("viaduct_repairs_received_total", "Repairs decrypted and parsed.", |p| p.receiver.repairs),
-    ("viaduct_repairs_useless_total", "Repairs that covered nothing missing.", |p| {
+    ("viaduct_repairs_useless_total", "Repairs of no use: most covered no missing packet.", |p| {
         p.receiver.useless
     }),
     ("viaduct_recovered_packets_total", "Packets recovered and injected.", |p| {
         p.receiver.recovered
     }),
-    ("viaduct_unrecoverable_packets_total", "Lost packets not recovered in time.", |p| {
-        p.receiver.unrecoverable
-    }),
-    ("viaduct_uncovered_packets_total", "Packets not named in time.", |p| p.receiver.uncovered),
+    (
+        "viaduct_unrecoverable_packets_total",
+        "Lost packets not recovered in time, or recovered but withheld.",
+        |p| p.receiver.unrecoverable,
+    ),
+    (
+        "viaduct_uncovered_packets_total",
+        "Packets of the peer whose names did not arrive in time: unknown whether they were lost.",
+        |p| p.receiver.uncovered,
+    ),
     (
         "viaduct_late_packets_total",
         "Packets counted as missing that arrived late by themselves.",
@@ -64,9 +70,11 @@ const PEER_COUNTERS: &[PeerCounter] = &[
     ("viaduct_foreign_recoveries_total", "Recoveries between addresses of other sites.", |p| {
         p.receiver.foreign
     }),
-    ("viaduct_altered_packets_total", "SYNs that arrived with an MSS lowered by the path.", |p| {
-        p.receiver.altered
-    }),
+    (
+        "viaduct_altered_packets_total",
+        "SYNs whose MSS the path lowered, and recoveries of such SYNs, which are not injected.",
+        |p| p.receiver.altered,
+    ),
     (
         "viaduct_withheld_recoveries_total",
         "Recovered SYNs not injected: the path may lower their MSS.",
@@ -83,7 +91,7 @@ const PEER_COUNTERS: &[PeerCounter] = &[
     }),
     (
         "viaduct_unrepaired_packets_total",
-        "Packets that are in no repair, because of their class.",
+        "Packets in no repair: by their class, or because their loss does not slow their sender.",
         |p| p.sender.left_alone,
     ),
     ("viaduct_unnamed_acks_total", "Acknowledgements without data, not protected.", |p| {
@@ -101,7 +109,7 @@ const PEER_COUNTERS: &[PeerCounter] = &[
     ),
     (
         "viaduct_congested_recoveries_total",
-        "Packets that a full queue has dropped, left lost to slow senders down.",
+        "Packets dropped by a full queue, recovered but not injected, so that senders slow down.",
         |p| p.receiver.left_lost,
     ),
     (
@@ -109,7 +117,11 @@ const PEER_COUNTERS: &[PeerCounter] = &[
         "Recoveries with a new TCP timestamp: their hosts would refuse the old one.",
         |p| p.receiver.renewed,
     ),
-    ("viaduct_malformed_repairs_total", "Repairs refused as malformed.", |p| p.receiver.malformed),
+    (
+        "viaduct_malformed_repairs_total",
+        "Malformed or unknown sections, and repairs that the decoder refused.",
+        |p| p.receiver.malformed,
+    ),
     ("viaduct_handshakes_total", "Handshakes completed, re-keying included.", |p| {
         p.session.handshakes
     }),
@@ -257,7 +269,8 @@ fn site(status: &Status, page: &mut Exposition) {
     page.family(
         "viaduct_slices",
         Kind::Gauge,
-        "Slices of a peer in a rack: out, of its site; in, of this site.",
+        "Slices that a peer in a rack owns. out: of its site, whose packets are encoded for this \
+         peer; in: of this site, whose packets this peer encodes.",
     );
     for (peer, slices) in status.peers.iter().filter_map(|peer| Some((peer, peer.slices?))) {
         page.sample(&[("peer", &peer.name), ("direction", "out")], slices.to);

@@ -8,8 +8,8 @@
 //!
 //! ```text
 //!   report ─▶ bursts per packet ─▶ lowest overhead × trim ─▶ up at once, down slowly ─▶ encoder
-//!                 ▲ of 1 s or 10 s                 ▲
-//!                                    losses that flows have seen
+//!             (last 1 s or 10 s,                  ▲
+//!              the higher rate)      losses that flows have seen
 //! ```
 //!
 //! [`Controller`] connects three machines: `Recurrence` tells whether losses recur, `Trim` corrects
@@ -39,10 +39,10 @@ use trim::Trim;
 pub use state::{Regime, Report, State};
 
 /// Target rate, per second, of single-packet losses that are repaired too late: a cubic flow still
-/// fills its link if less than one such loss occurs in half a minute. For longer bursts the target
-/// is up to [`MAX_LATER`] times as high, because late repairs still help: the peer requests the
-/// missing packets, and a sender that sees the whole burst arrive undoes the reduction of its
-/// window.
+/// fills its link if less than one such loss occurs in half a minute. The target is multiplied by
+/// the mean burst length, at most by [`MAX_LATER`]: late repairs of longer bursts still help, as
+/// the peer requests the missing packets, and a sender that sees the whole burst arrive undoes the
+/// reduction of its window.
 const TARGET: f64 = 0.03;
 const MAX_LATER: f64 = 10.0;
 /// Target for quick repairs: at most the fraction [`QUICK_LATE`] of the bursts is repaired later
@@ -50,8 +50,9 @@ const MAX_LATER: f64 = 10.0;
 const QUICK: Duration = Duration::from_millis(15);
 const QUICK_LATE: f64 = 0.01;
 const MAX_QUICK: f64 = 0.03;
-/// Correction of the overhead for the target [`QUICK`]: a later repair contains only a share of the
-/// packets of its window.
+/// Factor by which the overhead for the target [`QUICK`] exceeds the computed one. The computation
+/// assumes that a repair contains its whole window; but only the next few repairs after a packet
+/// certainly contain it, later ones contain a share of the packets ([`window`]).
 const QUICK_MORE: f64 = 1.2;
 /// Shares of `max_overhead` that may be spent on unrequested repairs. The greater one applies if it
 /// achieves the target and the smaller one does not. With the smaller one alone, a flow of few
@@ -71,7 +72,8 @@ const FIRST: f64 = 0.08;
 const FIRST_PACKETS: u64 = 4_096;
 /// Burst length for which the overhead is high enough at first, until the fate of [`FIRST_FEW`]
 /// packets is known: a burst of this length is repaired before flows stop waiting, even at a low
-/// packet rate. A flow that is slowed down in its slow start stays slow for long.
+/// packet rate, as far as `max_overhead` permits ([`FORWARD`]). A flow that is slowed down in its
+/// slow start stays slow for long.
 const FIRST_BURST: f64 = 8.0;
 const FIRST_FEW: u64 = 1_024;
 /// Number of sent packets after which the link counts as known well enough to end [`FIRST`], even
@@ -109,7 +111,8 @@ pub struct Controller {
     /// Packets sent since the first report.
     passed: f64,
     trim: Trim,
-    /// Overhead that the losses require.
+    /// Overhead for the losses: that of `wanted`, except that it may not rise while a queue is
+    /// full, and falls slowly; before the reduction by `room`.
     asked: f64,
     /// Overhead in force.
     pub(in crate::repair) overhead: f64,

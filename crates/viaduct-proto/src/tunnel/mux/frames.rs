@@ -93,14 +93,15 @@ impl Mux {
     }
 
     fn offered(&mut self, cx: &mut Common, number: u32, open: Opening) -> Handled {
-        // Each stream has its own QUIC stream, and these may overtake each other.
+        // Over QUIC each stream has a QUIC stream of its own, and these may overtake each other: a
+        // SYN may have a lower number than one that has arrived already.
         let new = match self.carrier {
             Carrier::Stream => self.numbers.is_beyond(number),
             Carrier::Streams => !self.streams.contains_key(&number),
         };
         if self.numbers.is_own(number) || !new {
             return Err(LinkError::Protocol(
-                "a SYN with a number that is in use, or is not the peer's",
+                "a SYN whose number is in use, too low, or not the peer's",
             ));
         }
         self.numbers.taken_by_peer(number);

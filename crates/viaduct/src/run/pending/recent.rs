@@ -2,8 +2,9 @@
 
 use std::collections::{HashMap, VecDeque};
 
-/// Maximum number of sockets whose state is kept; those that were neither added nor used for the
-/// longest time are dropped first.
+/// Maximum number of entries in order of insertion, and so of sockets whose state is kept. The
+/// oldest entries are dropped first. A use renews only an old entry, so the order is roughly that
+/// of the last use.
 const MAX_SOCKETS: usize = 65_536;
 
 /// State of sockets, by cookie.
@@ -11,8 +12,8 @@ const MAX_SOCKETS: usize = 65_536;
 pub(super) struct Recent<T> {
     /// State, each with the number of its insertion.
     known: HashMap<u64, (u64, T)>,
-    /// Numbers and cookies in order of insertion. A cookie that was removed, or inserted anew
-    /// because it was used, stays here until it is the oldest.
+    /// Numbers and cookies in order of insertion. When a cookie is removed, or entered again
+    /// because it was used, its former entry stays here until it is the oldest.
     order: VecDeque<(u64, u64)>,
     /// Number of the next insertion.
     next: u64,
@@ -49,8 +50,8 @@ impl<T> Recent<T> {
 
     pub(super) fn get(&mut self, cookie: u64) -> Option<&mut T> {
         let number = &mut self.known.get_mut(&cookie)?.0;
-        // A cookie is entered again only if its entry is old, because the former entry keeps its
-        // place in `order`.
+        // A former entry keeps its place in `order`. So a cookie is entered again only if its entry
+        // is old: otherwise each use would take a place, and push other sockets out.
         if self.next - *number > MAX_SOCKETS as u64 / 2 {
             *number = self.next;
             self.enter(cookie);
