@@ -7,8 +7,8 @@ use anyhow::{Context, Result, anyhow};
 use viaduct_sys::socket::tcp::LongHaul;
 
 /// Checks that the kernel knows, or can load, the congestion control `name`, which is the value of
-/// `option`. Errors: the name is unknown, in which case the error lists the available ones; or it
-/// cannot be tried.
+/// `option`. Errors: the name is unknown (the error lists the available ones), or no socket can be
+/// opened to try it.
 pub fn check(option: &str, name: &str) -> Result<()> {
     let probe =
         TcpListener::bind("127.0.0.1:0").with_context(|| format!("{option}: cannot be tried"))?;

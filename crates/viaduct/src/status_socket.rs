@@ -23,7 +23,7 @@ const READ_TIMEOUT: Duration = Duration::from_secs(5);
 const SOCKET_MODE: u32 = 0o660;
 /// Time within which a process that takes over replaces the socket.
 const REPLACE_TIMEOUT: Duration = Duration::from_secs(1);
-/// Poll interval until then.
+/// Interval of checks whether the socket has been replaced.
 const REPLACE_POLL: Duration = Duration::from_millis(1);
 /// Delay before the next attempt after a failed accept.
 const ACCEPT_RETRY: Duration = Duration::from_millis(100);

@@ -66,8 +66,8 @@ fn ask(socket: &Path, request: &Request) -> Result<Reply> {
     let path = socket.to_str().with_context(|| format!("{at}: not a valid path"))?;
     let connection = seqpacket::connect(path).map_err(|error| match error.kind() {
         ErrorKind::NotFound => anyhow!(
-            "there is no {at}: only a gateway can be upgraded, or a proxy without on-demand, of a \
-             version that has this command; restart the service"
+            "there is no {at}: only a gateway, or a proxy without on-demand, can be upgraded, \
+             and only if its version has this command; restart the service instead"
         ),
         ErrorKind::ConnectionRefused => {
             anyhow!("no service answers at {at}: the one that made it was killed")

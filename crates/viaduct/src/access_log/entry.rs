@@ -39,7 +39,7 @@ pub struct Entry {
     pub protocol: &'static str,
     /// HTTP request line, or a similar line for other protocols: `CONNECT host:port SOCKS5`.
     pub request: String,
-    /// HTTP status code. Other protocols have the one that corresponds to the outcome: 200, 400,
+    /// HTTP status code. For other protocols, the code that corresponds to the outcome: 200, 400,
     /// 403, 407, 499 (the client left), 502, 503 or 504.
     pub status: u16,
     /// Bytes sent to the client.

@@ -159,7 +159,8 @@ impl Thread {
     }
 
     fn write_batch(&mut self, batch: &str, lines: u64) {
-        // What follows a line that was torn must not be read as its end.
+        // If the last write ended inside a line, the batch begins on a new line: otherwise its
+        // beginning would be read as the rest of that line.
         let start = if self.is_torn && !batch.is_empty() { "\n" } else { "" };
         let (length, failed) = self.sink.write(&[start, batch].concat());
         let written =

@@ -1,4 +1,4 @@
-//! Metrics of a proxy: one line each.
+//! Metrics of a proxy: the name, the help and the value of each.
 
 use viaduct_proto::placement::status::AutoStatus;
 use viaduct_proto::tunnel::stats::TunnelStats;
@@ -237,7 +237,7 @@ fn connects(page: &mut Exposition, own: Labels<'_>, counters: &ProxyStats) {
     for hop in &counters.hops {
         page.sample(&[own, &[("hop", &hop.by.to_string())]].concat(), hop.failed);
     }
-    let help = "0 while the last connections by this hop, three or more, have all failed.";
+    let help = "0 while the hop is down: its last connections, at least three, have all failed.";
     page.family("viaduct_proxy_hop_up", Kind::Gauge, help);
     for hop in counters.hops.iter().filter(|hop| hop.by.hop().is_some()) {
         let up = u8::from(hop.down().is_none());

@@ -6,14 +6,14 @@ use toml::{Table, Value};
 
 use super::roster::{MemberId, Roster};
 
-const HEAD: &str = "# Written by viaduct fleet: changes belong into its base.\n\n";
+const HEAD: &str = "# Written by viaduct fleet: make changes in its base.\n\n";
 
 /// Adds the members of the roster to the base.
 ///
 /// # Errors
-/// The base is no TOML, has no `[site]`, or has members itself.
+/// The base is not TOML, has no `[site]`, or has members itself.
 pub fn compose(base: &str, roster: &Roster) -> Result<String> {
-    let mut file: Table = base.parse().context("the base is no TOML")?;
+    let mut file: Table = base.parse().context("the base is not TOML")?;
     let site = file.get_mut("site").and_then(Value::as_table_mut).context("there is no [site]")?;
     // The gateways of a site do not need each other's endpoints.
     add(site, roster, &["endpoint"])?;
@@ -44,7 +44,7 @@ fn add(table: &mut Table, roster: &Roster, without: &[&str]) -> Result<()> {
     Ok(())
 }
 
-/// Members in a file that an earlier run has written; empty if the file is something else.
+/// Members in a file that an earlier run has written; empty if the file is not such a config.
 pub fn members(file: &str) -> Vec<(MemberId, Table)> {
     let Ok(file) = file.parse::<Table>() else { return Vec::new() };
     let site = file.get("site").and_then(Value::as_table);

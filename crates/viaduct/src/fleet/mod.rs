@@ -1,7 +1,7 @@
 //! `viaduct fleet`: keeps the members of racks in a gateway's config up to date.
 //!
 //! ```text
-//!   etcd: PREFIX/SITE/MEMBER, each under a lease ◀── own entry ── this process ── of each box
+//!   etcd: PREFIX/SITE/MEMBER, each under a lease ◀── own entry ── this process, on each box
 //!      │ each 2 s
 //!      ▼
 //!   roster ─┐
@@ -10,8 +10,8 @@
 //!
 //! Fleet is a process of its own: the gateway never waits for etcd, and runs on if fleet has ended.
 //! While etcd does not answer, the last file stays in use. A member whose lease has expired stays
-//! in the file until etcd has answered without it for a while. An etcd that has lost its data thus
-//! changes nothing before the members have registered again.
+//! in the file until etcd's answers have lacked it for a minute. So if etcd has lost its data,
+//! nothing changes: the members register again within that minute.
 
 mod config_file;
 mod roster;
@@ -32,10 +32,10 @@ pub struct FleetArgs {
     /// the site; read again on SIGHUP
     #[arg(long, value_name = "FILE")]
     base: PathBuf,
-    /// Config with members, which is written; the key file's name is relative to its directory
+    /// Config file to write, with members; the key file's name is relative to its directory
     #[arg(long, value_name = "FILE")]
     out: PathBuf,
-    /// Keys of the members: SITE/MEMBER below this one
+    /// Key below which the members are registered, as SITE/MEMBER
     #[arg(long, value_name = "etcd://HOST:PORT/KEY", value_parser = parse_etcd)]
     etcd: Etcd,
     /// Name of this box among the members of its site

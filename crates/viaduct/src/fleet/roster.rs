@@ -3,8 +3,8 @@
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
-/// Time for which etcd must answer without a member before the member is forgotten. It is longer
-/// than a lease, so that each member can register again before that.
+/// Time for which etcd's answers must lack a member before the member is forgotten. It is longer
+/// than a lease, so that each member can register again before.
 const FORGET_AFTER: Duration = Duration::from_secs(60);
 
 /// Site and name of a member.
@@ -30,7 +30,7 @@ impl Roster {
         Roster { members: members.into_iter().map(known).collect() }
     }
 
-    /// Takes over an answer of etcd at `now`.
+    /// Updates the roster from an answer that etcd gave at `now`.
     pub fn update(&mut self, now: Instant, listed: BTreeMap<MemberId, toml::Table>) {
         for (id, known) in &mut self.members {
             match listed.contains_key(id) {

@@ -53,7 +53,7 @@ pub fn run(args: &FleetArgs) -> Result<()> {
     let (runtime, signals) = Signals::register()?.into_parts();
     let written = fs::read_to_string(&args.out).unwrap_or_default();
     let roster = Roster::new(members(&written));
-    // The process may have ended between the last file and the reload.
+    // An earlier process may have ended after it wrote the file, and before the gateway was told.
     let (is_told, deaf) = (false, None);
     let mut fleet = Fleet { args, roster, registered: None, written, is_told, deaf, fault: None };
     // An error in the base is reported at the start, not in a log later.
@@ -113,7 +113,7 @@ impl Fleet<'_> {
         let entries = etcd.list().await?;
         let own = self.registered.as_ref().map(|(_, own)| own);
         match own.map(|own| (own, entries.iter().find(|of| of.name == own.name))) {
-            // Someone has deleted it, though its lease goes on.
+            // The entry was deleted, although its lease is valid.
             Some((_, None)) => self.registered = None,
             Some((own, Some(listed))) if listed.value != own.value => {
                 anyhow::bail!("another box is registered as {}", own.name);
@@ -144,7 +144,7 @@ impl Fleet<'_> {
         Ok(Entry { name: format!("{}/{member}", of("name")?), value: table.to_string() })
     }
 
-    /// Replaces the file if its members have changed, and makes the gateway read it. A gateway that
+    /// Replaces the file if its text has changed, and makes the gateway read it. A gateway that
     /// cannot be told now is told at a later turn.
     fn apply(&mut self) -> Result<()> {
         let FleetArgs { base, out, .. } = self.args;

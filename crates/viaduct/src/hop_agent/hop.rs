@@ -89,8 +89,8 @@ pub struct ProcessSettings<'a> {
 }
 
 impl Hop {
-    /// Opens the listeners of a hop whose processes run as `user`, or as the agent's user if that
-    /// is `None`. Errors: an address cannot be used.
+    /// Opens the listeners of a hop whose processes run as `user` or, if `user` is `None`, as the
+    /// agent's user. Errors: an address cannot be used.
     pub fn open(definition: Definition, user: Option<u32>) -> Result<Hop> {
         let options = TcpOptions { save_syn: true, ..TcpOptions::default() };
         let open = |at| {

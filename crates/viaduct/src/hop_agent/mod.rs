@@ -44,7 +44,7 @@ use crate::stdout::{print, print_line};
 use crate::text;
 use crate::value_parser::{memory, socket_addr, wait};
 
-/// Capabilities that an agent of root needs to run each hop as a user of its own.
+/// Capabilities that an agent that runs as root needs, to run each hop as a user of its own.
 const OF_USERS: [&str; 5] =
     ["CAP_CHOWN", "CAP_DAC_OVERRIDE", "CAP_KILL", "CAP_SETGID", "CAP_SETUID"];
 

@@ -108,8 +108,8 @@ impl MasterClient {
         }
     }
 
-    /// Keeps the program's side, and sends the request. If that fails, the flow is refused, and
-    /// closing `stream`, the client's connection, resets it.
+    /// Keeps the program's side, and sends the request. If the request cannot be sent, the flow is
+    /// refused, and `stream`, the client's connection, is reset when it is closed.
     fn send_request(
         &self,
         side: ProgramSide,

@@ -19,8 +19,8 @@ use super::quota::Permit;
 use crate::engine::flow_socket::FlowSocket;
 use crate::engine::wrapped::{PendingConnect, Program};
 
-/// Minimum number of channels at which those no longer in use are removed. This happens whenever
-/// the number is a power of two.
+/// Minimum number of channels for a cleanup. Channels no longer in use are removed whenever the
+/// number of channels is a power of two, from this one on.
 const MIN_CHANNELS_CLEANUP: usize = 64;
 
 /// Program whose side of a flow is kept by a run.

@@ -38,7 +38,8 @@ pub struct Packet {
     pub at: Duration,
     pub ends: Ends,
     pub ttl: u8,
-    /// Hash that identifies the packet. For a TCP segment with data it does not cover the data.
+    /// Hash that identifies the packet. For a TCP segment with data, the hash does not cover the
+    /// data.
     pub key: u64,
     /// Sequence number and length of the data; `None` if the packet is no TCP segment with data.
     pub data: Option<Data>,

@@ -232,7 +232,7 @@ mod tests {
         let mut packets: Vec<_> = there.map(|n| of(n.into(), n)).collect();
         packets.splice(6..6, [of(9, 7), of(10, 6), of(11, 5)]);
         assert_eq!(lost(&packets), Vec::<usize>::new());
-        // A segment that was out of order is lost behind the capture if it comes again.
+        // If a segment that was out of order is sent again, it was lost after the point of capture.
         packets.push(of(110, 6));
         assert_eq!(lost(&packets), [6]);
     }

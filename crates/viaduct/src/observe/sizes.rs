@@ -14,7 +14,8 @@ pub const MAX_SEGMENTS: usize = 2 * MAX_PACKETS;
 /// Possible MTUs of flows whose SYNs were not captured: Ethernet, jumbo frames, PPPoE, IP in IP,
 /// WireGuard, other tunnels, and the minimum of IPv6.
 const MTUS: [u32; 7] = [1_500, 9_000, 1_492, 1_480, 1_420, 1_400, 1_280];
-/// Minimum of the announced MSS, as in Linux: a false one would split a segment into thousands.
+/// Minimum of an announced MSS, as in Linux: a forged, lower one would split a segment into
+/// thousands.
 const MIN_MSS: u32 = 48;
 /// Bytes of timestamps in each segment of a flow that uses them.
 const TIMESTAMPS_LEN: u32 = 12;
@@ -24,7 +25,7 @@ pub struct Sizes(HashMap<Ends, u32>);
 
 /// Captured segments of a flow.
 struct Segments {
-    /// Length of the longest one, in the capture in which that is lowest.
+    /// Lowest of the captures' lengths of the longest segment.
     lowest: u32,
     /// Length of the longest one in all captures.
     highest: u32,
@@ -100,8 +101,8 @@ impl Segments {
                 MTUS.into_iter().map(full).find(divides).unwrap_or(full(MTUS[0]))
             }
         };
-        // If one capture has merged segments, the other one may show the size of full ones; if its
-        // segments are much shorter, none of them is full.
+        // If one capture has merged segments, the other one may show the size of full ones; if the
+        // segments of the other one are much shorter, none of them is full.
         if self.highest > limit && self.lowest > limit / 2 { limit.min(self.lowest) } else { limit }
     }
 }

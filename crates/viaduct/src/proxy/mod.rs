@@ -83,8 +83,8 @@ pub fn run(options: &ProxyOptions, registry: Registry) -> Result<()> {
     if options.rehearse {
         return Ok(());
     }
-    // Opened before the status socket answers, so that a client of the status socket finds this
-    // one, too.
+    // Opened before the status socket answers, so that its clients find the socket for upgrades,
+    // too.
     let _requests = upgrader.map(|upgrader| serve_requests(&settings, upgrader)).transpose()?;
     let _status = control.start()?;
     log_start(&settings);

@@ -49,8 +49,8 @@ pub fn run(options: &ProxyOptions, registry: Registry, socket: RawFd) -> Result<
         changes.own();
     }
     takeover.confirm();
-    // Published before the status socket: once that is replaced, the old process reports the end of
-    // the upgrade, and the next upgrade may be requested at once.
+    // Published before the status socket: once the status socket is replaced, the old process
+    // reports the end of the upgrade, and the next upgrade may be requested at once.
     let _requests = proxy.requests.publish()?;
     let _status = proxy.control.start()?;
     info!(flows, "taken over");

@@ -24,7 +24,8 @@ const MIN_CHECK_INTERVAL: Duration = Duration::from_millis(20);
 pub struct Limits {
     /// Minimum rate at which a client must acknowledge data, in bytes per second; 0: no limit.
     pub min_rate: u64,
-    /// Time after which a peer that acknowledges nothing counts as dead; `None`: the kernel's.
+    /// Time after which a peer that acknowledges nothing counts as dead; `None`: the kernel's
+    /// limits.
     pub dead_after: Option<Duration>,
 }
 

@@ -128,7 +128,9 @@ impl Replicas {
         loop {
             let is_asked = timeout(interval, self.reload.notified()).await.is_ok();
             let stamp = stamp(&self.source);
-            // What made a read fail need not change the file, for instance its permissions.
+            // After a failed read the source is read again even if the file looks unchanged: what
+            // made the read fail, such as permissions, may have changed without a trace in the
+            // stamp.
             let has_failed = self.state.borrow().1.is_some();
             let is_due = is_asked || has_failed || stamp != *self.stamp.borrow();
             if matches!(self.source, Source::Etcd(_)) || is_due {

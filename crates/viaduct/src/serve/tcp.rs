@@ -93,8 +93,9 @@ impl ServerState {
     }
 }
 
-/// Accepts connections, and serves those that get a permit. An accepted connection waits for its
-/// permit, because a listener that waited with one would keep it from the others.
+/// Accepts connections, and serves those that get a permit. A connection is accepted first, and
+/// then waits for its permit: a listener that took a permit before it waits for a connection would
+/// keep the permit from the other listeners.
 pub async fn accept(listener: TcpListener, state: Rc<ServerState>) {
     loop {
         let (stream, client) = match listener.accept().await {

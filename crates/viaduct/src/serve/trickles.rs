@@ -32,8 +32,8 @@ use crate::watchdog::Heartbeat;
 /// Interval at which files are evicted, changed secrets are reloaded and the status is updated.
 const CHECK_INTERVAL: Duration = Duration::from_millis(200);
 
-/// Minimum size of a thread's replay window, in bytes: three of its slices take what a batch can
-/// record at most, 64 requests from each of three sockets with some 2,200 entries each.
+/// Minimum size of a thread's replay window, in bytes: three of its slices have room for the most
+/// that a batch can record, 64 requests from each of three sockets, with some 2,200 entries each.
 const MIN_REPLAY: usize = 1 << 22;
 
 /// Packet formats in which Trickles is served.

@@ -155,7 +155,7 @@ impl Settings {
             ("forward, max-early, early-wait", engine.limits.early == other.limits.early),
             ("trickles-buffer", engine.limits.trickles_buffer == other.limits.trickles_buffer),
             ("receive-buffer, send-buffer", buffers(engine) == buffers(other)),
-            // A port for it may be impossible to open.
+            // A new packet form needs a port, which may be impossible to open.
             ("trickles: a packet form that no policy had", has_all(engine, other)),
         ];
         match fixed.iter().find(|(_, same)| !same) {

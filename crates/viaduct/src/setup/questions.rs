@@ -272,8 +272,8 @@ impl Setup {
     }
 
     /// Default of `--listen`: the address of `--endpoint`, if this machine has it; otherwise this
-    /// machine's address of the peer's family on the WAN, or the unspecified address if that one
-    /// may change.
+    /// machine's address of the peer's family on the WAN, or the unspecified address if the
+    /// machine's address may change.
     fn default_listen(&self) -> Option<SocketAddr> {
         let endpoint = self.endpoint.as_deref().and_then(|at| at.rsplit_once(':'));
         let port = endpoint.and_then(|(_, port)| port.parse().ok()).unwrap_or(PORT);
@@ -287,8 +287,8 @@ impl Setup {
         Some(SocketAddr::new(if own.is_permanent { own.ip } else { any }, port))
     }
 
-    /// Address at which the other site reaches this one; `None` if NAT may hide this site from it,
-    /// or no address is known.
+    /// Address at which the other site reaches this one; `None` if NAT may hide this site from the
+    /// other one, or no address is known.
     fn own_endpoint(&self) -> Option<String> {
         if let Some(given) = &self.endpoint {
             return Some(given.clone());

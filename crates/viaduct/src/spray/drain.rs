@@ -20,7 +20,7 @@ use crate::run_dir::running;
 
 /// Time within which a service reads a changed list.
 const READ_TIMEOUT: Duration = Duration::from_secs(3);
-/// Interval between queries of the status until then.
+/// Interval between queries of the status while the service has not read the list.
 const POLL: Duration = Duration::from_millis(20);
 
 /// List of drained replicas, one name a line.

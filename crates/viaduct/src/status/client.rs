@@ -28,7 +28,7 @@ use crate::spray::status::SprayStatus;
 
 /// Time within which the whole answer must arrive, longer than any service takes.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(3);
-/// Maximum length of an answer: more than 4096 peers need.
+/// Maximum length of an answer: more than the status of 4096 peers needs.
 const MAX_ANSWER: usize = 64 << 20;
 /// Maximum number of services that are read at the same time.
 const MAX_READERS: usize = 32;

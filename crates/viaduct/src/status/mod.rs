@@ -66,8 +66,9 @@ Examples:
 /// Help of `viaduct top`.
 pub const TOP_HELP: &str = "\
 Rates, lost, recovered and overhead are of the last second; the sparklines are of the last two
-minutes, those of the loss relative to 1 % or more. Enter opens a service and then a peer, Esc goes
-back, q quits. Without a terminal the rates of one second are printed once. NO_COLOR is supported.";
+minutes. A sparkline is full at its greatest value, that of the loss at 1 % if no loss was greater.
+Enter opens a service and then a peer, Esc goes back, q quits. Without a terminal the rates of one
+second are printed once. NO_COLOR is supported.";
 
 /// Interval whose rates `viaduct top` prints if there is no terminal.
 const RATE_INTERVAL: Duration = Duration::from_secs(1);

@@ -25,8 +25,8 @@ d                   all counters of a gateway, or one line a peer
 q, Ctrl-C           quit
 
 out, in, new/s, lost, recovered and overhead are of the last second; rate and loss draw the last
-two minutes, loss relative to 1 % or more. recovered: share of the lost packets; overhead: bytes of
-repairs / bytes of data.
+two minutes, full at the greatest value, or at a loss of 1 % if none was greater. recovered: share
+of the lost packets; overhead: bytes of repairs / bytes of data.
 ";
 /// Widths of a sparkline of two minutes. A cell is then 10, 5, 3 or 2 seconds.
 const CELLS: [usize; 4] = [12, 24, 40, 60];

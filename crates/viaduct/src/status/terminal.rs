@@ -40,7 +40,8 @@ impl Terminal {
     pub fn take() -> io::Result<Terminal> {
         let terminal = Terminal { before: tcgetattr(io::stdin())?, ended: Arc::default() };
         for signal in [SIGHUP, SIGINT, SIGTERM] {
-            // The first signal has no effect while the output is stopped, the second one has.
+            // The first signal has no effect while the output is stopped; the second one ends the
+            // program even then.
             flag::register_conditional_shutdown(signal, 1, terminal.ended.clone())?;
             flag::register(signal, terminal.ended.clone())?;
         }

@@ -24,8 +24,8 @@ const STARTUP_PACING_GAIN: f64 = 2.885;
 /// the excess, the others (CRUISE) send at the path's rate.
 const PROBE_BW_PHASES: usize = 8;
 /// Pacing gains of ProbeBW_UP. The paper always probes with 5/4, which puts a queue of a quarter of
-/// a round trip in front of the flows that share the path. Here, the probe after one that found no
-/// more bandwidth is small. After a probe that found more, the next is large and follows at once.
+/// a round trip in front of the flows that share the path. Here, a probe is small if the previous
+/// one found no more bandwidth; otherwise it is large, and follows at once.
 const MIN_PROBE_UP_PACING_GAIN: f64 = 1.08;
 const MAX_PROBE_UP_PACING_GAIN: f64 = 1.25;
 /// Growth of the rate at which a probe counts as having found more bandwidth.
