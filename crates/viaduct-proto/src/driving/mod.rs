@@ -46,7 +46,7 @@ trait Driven {
     fn handle_timeout(&mut self, now: Instant);
 }
 
-/// Drives `machine` for [`STEPS`] steps, sometimes after its deadline.
+/// Drives `machine` for [`STEPS`] steps. Its timeouts are sometimes handled late.
 fn assert_no_spin(machine: &mut dyn Driven, seed: u64) -> Result<(), TestCaseError> {
     let (mut now, mut rng) = (Instant::ZERO, Rng::from_seed(seed));
     for _ in 0..STEPS {

@@ -28,7 +28,8 @@ pub enum State {
     Useless(String),
     /// Works in part.
     Degraded(String),
-    /// Does not answer; the reason, for a peer with the age of its last handshake or answer.
+    /// Does not answer; the reason, which for a peer includes the age of its last handshake or
+    /// answer.
     Down(String),
 }
 

@@ -32,7 +32,7 @@ pub enum Loss {
     GilbertElliott {
         /// Probability of leaving the good state.
         p_good_to_bad: f64,
-        /// Probability of leaving the bad state: one over the mean stay in it, in packets.
+        /// Probability of leaving the bad state: the inverse of the mean stay in it, in packets.
         p_bad_to_good: f64,
         /// Loss in the good state.
         loss_good: f64,

@@ -162,8 +162,8 @@ impl Auto {
         self.controller.overhead > 0.0
     }
 
-    /// Returns whether no repairs are sent, and the peer has requested none of late. With another
-    /// path this path is never quiet: its failure must be noticed early.
+    /// Returns whether no repairs are sent, and the peer has requested none of late. If the peer
+    /// has another path, this path is never quiet: its failure must be noticed early.
     pub(super) fn is_quiet(&self, now: Instant) -> bool {
         !self.is_lossy()
             && !self.has_other_path

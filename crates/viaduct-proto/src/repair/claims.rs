@@ -41,7 +41,8 @@ const PAUSE: Duration = Duration::from_millis(500);
 /// Time for which a claim counts as new. Each message with a new claim repeats the others that are
 /// still new, in case they were lost: often many slices move at once.
 const NEW: Duration = Duration::from_millis(100);
-/// Minimum time between two messages with new claims; claims in between wait for the next look.
+/// Minimum time between two messages with new claims. Claims in between wait for the next call of
+/// [`Claims::heartbeat`].
 const FRESH_EVERY: Duration = Duration::from_millis(1);
 /// Maximum number of claims in one section: those of IPv6 fill 1,104 bytes.
 const MAX_CLAIMS: usize = 48;

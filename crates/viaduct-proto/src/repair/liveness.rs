@@ -40,8 +40,8 @@ const IDLE_TOLERANCE: Duration = Duration::from_secs(3);
 const RETURN_AFTER: Duration = Duration::from_secs(1);
 /// Delay of a timer at which this machine counts as having stalled.
 const STALL: Duration = Duration::from_millis(100);
-/// Time without a probe from the peer after which its datagrams no longer wait for packets on this
-/// path, if probes have been frequent for a second.
+/// Time without a probe from the peer on this path, after which the peer's datagrams no longer wait
+/// for packets on this path. Applies if probes have been frequent for a second.
 const UNHEARD_AFTER: Duration = Duration::from_millis(150);
 /// [`UNHEARD_AFTER`] if probes have not been frequent for a second.
 const IDLE_UNHEARD_AFTER: Duration = Duration::from_millis(1_500);

@@ -26,8 +26,8 @@ const MANIFEST: usize = 64;
 /// Number of packets named together on a clean link.
 const CLEAN_MANIFEST: usize = 112;
 /// Time after which pending names are sent even if they are fewer: [`MANIFEST_DELAY`], or
-/// [`QUIET_DELAY`] if nothing was lost of late, or the time for which flows can wait divided by
-/// [`MANIFEST_PART`] if that is longer.
+/// [`QUIET_DELAY`] if nothing was lost of late; in both cases at least the time for which flows can
+/// wait, divided by [`MANIFEST_PART`].
 const MANIFEST_DELAY: Duration = Duration::from_millis(5);
 const QUIET_DELAY: Duration = Duration::from_millis(20);
 const MANIFEST_PART: u32 = 8;

@@ -103,7 +103,7 @@ pub enum PeersError {
     #[error("{0} peers are too many; at most {MAX_PEERS} fit one gateway")]
     TooMany(usize),
     /// Too many lanes.
-    #[error("{0} lanes are too many; at most {MAX_ALL_LANES} fit one gateway: fewer [site] lanes")]
+    #[error("{0} lanes are too many: at most {MAX_ALL_LANES} fit; reduce [site] lanes")]
     TooManyLanes(usize),
     /// A peer that cannot be created.
     #[error("peer {0}: {1}")]

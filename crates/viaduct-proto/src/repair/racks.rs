@@ -207,8 +207,8 @@ impl Racks {
     }
 
     /// Takes over a claim that `peer` has sent on this lane. Returns the slice if it is one of this
-    /// site, and the claim has made the peer its owner; but at most [`MAX_HANDOVERS`] slices from
-    /// one look to the next.
+    /// site and the claim has made the peer the slice's owner; returns at most [`MAX_HANDOVERS`]
+    /// slices from one look to the next.
     pub(super) fn claim(
         &mut self,
         now: Instant,

@@ -15,7 +15,8 @@ use crate::time::{Duration, Instant};
 /// Limit of the packets of one request: the number of its repairs, reserve included, must fit
 /// a byte.
 const MAX_ASKED: usize = 231;
-/// Limit of remembered missing packets, eight requests; further ones are not requested.
+/// Limit of remembered missing packets: as many as eight requests hold. Further ones are not
+/// requested.
 const MAX_MISSING: usize = 8 * MAX_ASKED;
 /// Excess of missing packets over the expected recoveries above which packets are requested
 /// at once.
@@ -36,8 +37,9 @@ pub(super) struct Requests {
     missing: BTreeMap<Seq, MissingPacket>,
     /// Number of missing packets that were never requested.
     fresh: usize,
-    /// Lower bounds of the times since which packets that were never requested are missing, and of
-    /// the last requests of the others. They give the next deadline without a search.
+    /// Two times, no later than the oldest loss among the missing packets that were never
+    /// requested, and no later than the oldest last request among the other ones. They give the
+    /// next deadline without a search.
     oldest: [Option<Instant>; 2],
     pub(super) asked: u64,
 }

@@ -22,10 +22,10 @@
 //! A gateway sends `Gateway` in place of `Service`, and its peers' sessions in place of `Flows`. In
 //! split mode it sends `Service` and `Flows`, too. The module `gateway` shows the order.
 //!
-//! A message is a JSON record; the descriptors that it names are sent with it, and those for which
-//! it has no room before it, with messages [`MORE`]. `Hello` lists the
-//! record formats that the new program reads. If the old program's [`FORMAT`] is not among them,
-//! the upgrade is refused before anything is changed.
+//! A message is a JSON record. The descriptors that it names are sent with it; those for which it
+//! has no room are sent before it, with messages [`MORE`]. `Hello` lists the record formats that
+//! the new program reads. If the old program's [`FORMAT`] is not among them, the upgrade is refused
+//! before anything is changed.
 
 mod conversation;
 mod flow;

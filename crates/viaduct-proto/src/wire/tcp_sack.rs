@@ -19,7 +19,8 @@ pub struct Acknowledged {
     pub twice: Option<(u32, u32)>,
 }
 
-/// Parses a whole IP packet; `None` if no acknowledgement, a fragment, or with extension headers.
+/// Parses a whole IP packet; `None` if it is no acknowledgement, is a fragment, or has extension
+/// headers.
 pub fn acknowledged(packet: &[u8]) -> Option<Acknowledged> {
     let (_, header) = transport::tcp_header(packet).filter(|(_, header)| header[13] & ACK != 0)?;
     let acknowledged = number(&header[8..])?;
@@ -28,7 +29,7 @@ pub fn acknowledged(packet: &[u8]) -> Option<Acknowledged> {
     let mut blocks = blocks.chunks_exact(BLOCK).filter_map(edges);
     let (first, second) = (blocks.next(), blocks.next());
     let is_old = first.is_some_and(|first| is_old(first, second, acknowledged));
-    // Blocks may have any edges: the highest is not below what is acknowledged.
+    // Blocks may have any edges. The result is never below the acknowledged number.
     let ahead = |number: u32| number.wrapping_sub(acknowledged).cast_signed();
     let highest = |highest, (_, right)| if ahead(right) > ahead(highest) { right } else { highest };
     let highest = first.into_iter().chain(second).chain(blocks).fold(acknowledged, highest);
@@ -51,7 +52,8 @@ fn is_below(a: u32, b: u32) -> bool {
     a.wrapping_sub(b).cast_signed() < 0
 }
 
-/// Returns whether the first block is a D-SACK: acknowledged, or within the second block.
+/// Returns whether the first block is a D-SACK: it begins below the acknowledged number, or lies
+/// within the second block.
 fn is_old((left, right): (u32, u32), second: Option<(u32, u32)>, acknowledged: u32) -> bool {
     is_below(left, acknowledged)
         || second.is_some_and(|(from, to)| !is_below(left, from) && !is_below(to, right))

@@ -131,8 +131,8 @@ impl<const N: usize, const M: usize> Shape<N, M> {
 pub(super) unsafe fn fused<V: Vector, const N: usize, const M: usize, const ONES: usize>(
     shape: &Shape<N, M>,
 ) {
-    // Copied: the compiler would have to assume that every store changes values behind the
-    // reference.
+    // Copied: the compiler would otherwise have to assume that every store changes values behind
+    // the reference.
     let Shape { dsts, srcs, coefficients, len, room } = *shape;
     let full = len - len % V::BYTES;
     // SAFETY: full columns begin at `full - V::BYTES` or before; `len` is not a multiple of

@@ -75,10 +75,10 @@ impl Parameters {
         Ok(warnings)
     }
 
-    /// Number of dense repairs, which are the next ones to be sent: two more than the repairs sent
-    /// after one packet, or only one more if fewer than that are sent while the window passes a
-    /// packet. If the first of them does not recover a single loss, one of the others does, hardly
-    /// later than if all repairs were dense.
+    /// Number of dense repairs, which are the next ones to be sent: n + 2, where n is the number of
+    /// repairs sent after one packet; or n + 1 if fewer than n + 2 repairs are sent while the
+    /// window passes a packet. If the first dense repair does not recover a single loss, one of the
+    /// other dense ones does, hardly later than if all repairs were dense.
     fn dense(&self) -> usize {
         let per_packet = usize::from(self.repairs.div_ceil(self.packets));
         (2 + per_packet).min(self.wanted().max(1 + per_packet))

@@ -47,8 +47,9 @@ struct CompressFactory {
 struct Compress {
     squeeze: Squeeze,
     expand: Expand,
-    /// Bytes delivered at one instant. Below a handler that delivers many pieces at a time, a block
-    /// of each would be delivered before upstream's stop arrives.
+    /// Time of the last delivery, and the bytes delivered then. If the flow below passes many
+    /// pieces at once, up to a block of each would otherwise be delivered before upstream's stop
+    /// arrives.
     delivered: (Instant, usize),
     /// True if the flow below has ended; reported after the data.
     ended: bool,
@@ -98,7 +99,7 @@ impl Compress {
         }
     }
 
-    /// Delivers about one block's bytes an instant, and sets a timer for the rest.
+    /// Delivers at most about one block's bytes at one instant, and sets a timer for the rest.
     fn deliver(&mut self, cx: &mut Context<'_>) {
         if self.delivered.0 != cx.now() {
             self.delivered = (cx.now(), 0);

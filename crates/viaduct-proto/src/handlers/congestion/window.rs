@@ -52,8 +52,9 @@ impl Window {
         Window { bytes: INITIAL * segment, threshold: f64::INFINITY, ..Window::default() }
     }
 
-    /// Handles `bytes` acknowledged bytes, before which `on_the_way` bytes were in flight. A window
-    /// that is not fully used does not grow, because the path has not been probed at its size.
+    /// Handles the acknowledgement of `bytes` bytes. Before it, `on_the_way` bytes were in flight.
+    /// A window that is not fully used does not grow, because the path has not been probed at its
+    /// size.
     pub(super) fn acked(&mut self, now: Instant, bytes: f64, on_the_way: f64, path: Path) {
         let since = self.last.map_or(Duration::ZERO, |last| now.since(last));
         self.last = Some(now);

@@ -344,7 +344,7 @@ impl Handler for Multipath {
             None => self.is_writable = may,
         }
         if may {
-            // An acknowledgement may have waited for it.
+            // An acknowledgement may have waited for room on the connection.
             self.deadlines.set(Deadline::Ack, cx.now());
             self.send_pongs(cx, from);
         }

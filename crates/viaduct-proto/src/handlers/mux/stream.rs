@@ -188,8 +188,8 @@ impl Stream {
             delivered += data.len();
             conn.tunnel.consumed(cx.now(), id, data.len());
             // A closed flow drops incoming data. Once the other end has read all of the flow's own
-            // data, it is reset, as a TCP connection would be. A reset before that would make the
-            // tunnel drop what the other end has not read.
+            // data, the flow is reset, as a TCP connection would be. A reset before that would make
+            // the tunnel drop what the other end has not read.
             let stats = || conn.tunnel.stream_stats(id);
             let is_read = || stats().is_none_or(|stats| stats.queued + stats.outstanding == 0);
             if self.closed && is_read() {

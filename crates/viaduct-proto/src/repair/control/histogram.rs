@@ -34,8 +34,8 @@ const FEW: f64 = 10.0;
 /// Thresholds for the negative logarithm of the probability that random losses are distributed as
 /// observed. If more losses than expected are at high values, a full queue is certain to be the
 /// cause from [`CERTAIN`] on, and below it the cause is in doubt; the value allows for about ten
-/// tests, one for each bin at which high values may start. If not more than expected are there, the
-/// cause is in doubt below [`LIKELY`].
+/// tests, one for each bin at which high values may start. If no more than expected are there, the
+/// losses are random from [`LIKELY`] on, and below it their cause is in doubt.
 const CERTAIN: f64 = 9.0;
 const LIKELY: f64 = 1.0;
 

@@ -58,7 +58,7 @@ const MIN_PEAK: Micros = 5_000;
 const MIN_STEP: Micros = 5_000;
 /// Steepest growth of a queue: a delay, and the time in which it accrues. A rise that is as steep
 /// or steeper is a step of the path's delay: 5 ms between two packets sent within 2 ms, or 30 ms
-/// within 12 ms. Packets between the two may have been lost, as they often are then.
+/// within 12 ms. Packets between the two may be missing: when a path changes, some are often lost.
 const STEEPEST: (Micros, Micros) = (5, 2);
 /// Time for which delays must stay raised before a step is attributed to the path.
 const STAYS: Duration = Duration::from_millis(500);

@@ -45,7 +45,7 @@ impl fmt::Display for Regime {
             Regime::Clean => "clean: fewer than 3 losses by chance in 60 s",
             Regime::Repairing => "repairing what is lost by chance",
             Regime::Bounded => "losses ask for more repairs than max_overhead allows",
-            Regime::Congested => "congested: the link's queue is long, repairs do not rise",
+            Regime::Congested => "congested: the queue is long, so the repair rate does not rise",
             Regime::Observed => "observed: nothing is repaired",
         })
     }

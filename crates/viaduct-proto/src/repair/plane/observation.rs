@@ -82,8 +82,8 @@ impl Plane {
         now: Instant,
         mut each: impl FnMut(&str, PeerFacts, (PublicKey, Clocks)),
     ) {
-        // A datagram of another version is an event of the peer at its source, and so is
-        // its expiry.
+        // A datagram of another version counts as an event of the peer at its source, both when it
+        // arrives and when it expires.
         for (at, peer) in self.peers.iter().enumerate().filter(|_| !self.others.is_empty()) {
             let endpoint = peer.paths.endpoint.map(|at| at.address);
             if self.others.iter().any(|(from, ..)| Some(*from) == endpoint) {

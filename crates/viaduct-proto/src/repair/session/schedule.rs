@@ -92,8 +92,8 @@ impl Schedule {
     }
 
     /// Schedules the next initiation: by age (the responder a little later) or by silence; at once
-    /// without keys. `newest`: time of birth of the keys in use, and whether this side was their
-    /// initiator.
+    /// if there are no keys. `newest`: time of birth of the keys in use, and whether this side was
+    /// their initiator.
     pub(super) fn update(&mut self, now: Instant, newest: Option<(Instant, bool)>) {
         if self.is_retrying {
             return; // the next try is scheduled already
