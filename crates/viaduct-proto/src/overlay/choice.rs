@@ -25,9 +25,9 @@ pub(super) struct Score {
     pub(super) loss: f64,
 }
 
-/// Factor: the round-trip time of a better route is less than this share of the other's.
+/// Share of the other route's round-trip time that the time of a better route must stay below.
 const SHORTER: f64 = 0.9;
-/// Minimum time by which the round-trip time of a better route must also be shorter.
+/// Difference of the two round-trip times that must be exceeded in addition.
 const SHORTER_BY: Duration = Duration::from_millis(2);
 /// Minimum difference in loss that makes a route better.
 const LESS: f64 = 0.03;

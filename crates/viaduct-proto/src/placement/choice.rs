@@ -6,9 +6,9 @@ use super::{Config, Mesh, Route};
 use crate::rng::Rng;
 use crate::time::{Duration, Instant};
 
-/// Factor: the cost of a better route is less than this share of the chosen one's.
+/// Share of the chosen route's cost that the cost of a better route must stay below.
 const BETTER: f64 = 0.9;
-/// Milliseconds by which the cost of a better route must also be lower.
+/// Difference of the two costs, in milliseconds, that must be exceeded in addition.
 const BETTER_BY: f64 = 2.0;
 /// Routes whose cost exceeds the lowest by at most this share are alike.
 const ALIKE: f64 = 0.03;

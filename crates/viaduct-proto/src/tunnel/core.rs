@@ -291,7 +291,7 @@ impl Tunnel {
         self.common.window.check(streams.map(|stream| stream.unacknowledged()));
     }
 
-    /// Uses up all numbers but one of the streams that this end opens on a link.
+    /// Uses up all numbers for streams that this end opens on a link, except the last one.
     #[cfg(test)]
     pub fn use_up(&mut self, link: u32) {
         self.links.values_mut().filter(|mux| mux.number == link).for_each(Mux::use_up);

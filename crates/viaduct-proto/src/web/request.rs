@@ -212,7 +212,8 @@ impl Request {
         }
     }
 
-    /// Field for the value of the header `name`, in lower case, if it is kept.
+    /// Field for the value of the header `name`, which is in lower case; `None` if the value is not
+    /// kept.
     fn slot(&mut self, name: &str) -> Option<&mut Option<String>> {
         let at = KEPT.iter().position(|known| *known == name)?;
         self.slots().into_iter().nth(at)

@@ -269,7 +269,8 @@ impl Route {
     }
 
     /// Route of `client` to the host `name`, if no policy here depends on the host's address;
-    /// `None` if the name must be resolved first. `Err` if the flow is denied anyway.
+    /// `None` if the name must be resolved first. `Err` if the flow is denied, whatever the host's
+    /// address.
     pub fn by_name(
         policies: &Policies,
         client: SocketAddr,

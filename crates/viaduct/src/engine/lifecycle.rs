@@ -98,7 +98,7 @@ impl Worker {
     }
 
     /// Tells the waiting client or program, once, that the server side of a flow is established.
-    /// Returns true if this call did so.
+    /// Returns true if this call has told it.
     fn report_established(&mut self, key: usize, now: Instant) -> bool {
         let flow = self.flows.at(key);
         let is_new = flow.becomes_established();

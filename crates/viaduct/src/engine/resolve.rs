@@ -131,7 +131,7 @@ impl ResolverState {
             if let Some(Question { requester, source, name, port }) = queue.take() {
                 drop(queue);
                 let all = look_up(&name, port);
-                // If the resolver has been dropped, so is the answer.
+                // Fails if the resolver was dropped; the answer is then not needed.
                 let _ = self.answers.send((requester, all)).map(|()| self.waker.wake());
                 queue = self.queue();
                 queue.done(source);

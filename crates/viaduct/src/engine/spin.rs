@@ -1,6 +1,6 @@
 //! Busy polling before the loop sleeps. Between programs that answer each other the next bytes
-//! arrive within some tens of microseconds. That is less than the time to go to sleep and to be
-//! woken: an idle core is put into a low-power state, and another core has to wake it.
+//! arrive within some tens of microseconds. Going to sleep and being woken takes longer: an idle
+//! core is put into a low-power state, and another core has to wake it.
 //!
 //! ```text
 //!   events handled ─▶ polls and yields the core, for a limited time ─▶ sleeps until events

@@ -305,8 +305,8 @@ impl Worker {
     }
 }
 
-/// Returns whether an end is readable, and whether it is writable. An error counts as both: a read
-/// or write then returns it.
+/// Returns whether an end is readable, and whether it is writable. An end with an error counts as
+/// both: the next read or write returns the error.
 fn readiness(event: &Event) -> (bool, bool) {
     (
         event.is_readable() || event.is_read_closed() || event.is_error(),

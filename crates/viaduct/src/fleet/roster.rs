@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
 /// Time for which etcd's answers must lack a member before the member is forgotten. It is longer
-/// than a lease, so that each member can register again before.
+/// than a lease, so that each member can register again before it is forgotten.
 const FORGET_AFTER: Duration = Duration::from_secs(60);
 
 /// Site and name of a member.

@@ -60,7 +60,8 @@ struct Usage {
 }
 
 fn usage(stat: &str) -> Option<Usage> {
-    // The name of the program, in parentheses, may contain anything. Field 3 follows it.
+    // The name of the program, in parentheses, may contain anything. Field 3 follows the last
+    // closing parenthesis.
     let fields: Vec<&str> = stat.rsplit_once(')')?.1.split_whitespace().collect();
     let field = |number: usize| fields.get(number - 3)?.parse::<u64>().ok();
     Some(Usage { ticks: field(14)? + field(15)?, started: field(22)?, pages: field(24)? })

@@ -242,7 +242,8 @@ mod tests {
         let words = [0xa1b2_c3d4, 0x0004_0002, 0, 0, 65_535, 1];
         let bytes: Vec<u8> = words.into_iter().flat_map(u32::to_le_bytes).chain([0; 8]).collect();
         let (header, packet) = bytes.split_at(24);
-        // The reader is created with two reads; the third one fails, as it is of a directory.
+        // Creating the reader takes two reads, of the header and of the packet; the third read, of
+        // a directory, fails.
         let content = header.chain(packet).chain(File::open("/").unwrap());
         let error = parse(content, Path::new("near.pcap")).unwrap_err();
         assert_eq!(error.to_string(), "cannot read near.pcap");

@@ -159,7 +159,8 @@ impl Flow {
         }
     }
 
-    /// Ends the flow. Data that never came has passed elsewhere, or the capture has dropped it.
+    /// Ends the flow. Data that was never seen has taken another path, or is missing from the
+    /// capture.
     fn close(&self, events: &mut [Event]) {
         for (begin, end) in &self.gaps {
             for (event, _) in self.seen.range(*begin..*end).map(|(_, seen)| *seen) {

@@ -79,7 +79,8 @@ impl TableSocket {
     }
 }
 
-/// Permits of a client: its user's, unless that is root or the node's own, and the client's.
+/// Permits of a client: one of those of its user (`None` for root and the node's own user), and one
+/// of those of all clients.
 type Permits = (Option<OwnedSemaphorePermit>, OwnedSemaphorePermit);
 
 /// Serves one client, until it closes the connection or is too slow.

@@ -46,8 +46,8 @@ use crate::engine::wrapped::Call;
 use crate::master::carrier::Carrier;
 
 /// Attaches the BPF programs to `group`, and reports to `carrier` every connect that `plan`
-/// selects. Returns the holder of datagrams, if these go through the handlers too, and the barrier
-/// of the event loop.
+/// selects. Returns the event loop's barrier and, if datagrams go through the handlers too, what
+/// holds the datagrams.
 pub fn start(
     group: &Group,
     plan: &Plan,

@@ -202,7 +202,7 @@ pub struct ProxyArgs {
     #[serde(deserialize_with = "one::<Buffer, _>")]
     pub chain_buffer: usize,
     /// Maximum number of bytes that all flows by Trickles together have requested from servers and
-    /// not passed on yet; each flow may have 64 KiB regardless, and each form of packets that
+    /// not passed on yet; each flow may have 64 KiB regardless, and each packet format that
     /// policies name has a limit of its own
     #[arg(long, value_name = "BYTES", default_value = "256M", value_parser = buffer)]
     #[serde(deserialize_with = "one::<Buffer, _>")]

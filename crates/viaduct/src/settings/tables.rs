@@ -177,7 +177,8 @@ impl PolicyTable {
             return Err("next-for: it needs next; give that too".to_owned());
         }
         let proxy = NextSettings::of(args);
-        // Settings of a list do not concern hops that measurements choose, and vice versa.
+        // The proxy's fallback applies only to a list of hops, and its criterion only to hops that
+        // measurements choose.
         let is_auto = self.next.contains(&NextHop::Auto);
         let settings = NextSettings {
             next: &self.next,

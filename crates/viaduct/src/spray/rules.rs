@@ -20,9 +20,9 @@ pub struct Rules {
     pub changes: u64,
     /// Number of times that another program had deleted the rules.
     pub repairs: u64,
-    /// Reason why the distribution that was requested last is not installed, if so.
+    /// Reason why the distribution that was requested last is not installed; `None` if it is.
     install_fault: Option<String>,
-    /// Reason why deleted rules could not be installed again, if so.
+    /// Reason why deleted rules could not be installed again; `None` if they could.
     repair_fault: Option<String>,
 }
 
@@ -91,7 +91,7 @@ impl Rules {
         }
     }
 
-    /// Reason why the rules could not be installed, if so.
+    /// Reason why the rules could not be installed; `None` if they could.
     pub fn fault(&self) -> Option<&String> {
         self.install_fault.as_ref().or(self.repair_fault.as_ref())
     }

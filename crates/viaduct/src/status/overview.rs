@@ -30,7 +30,7 @@ pub struct Service {
     /// Last status; `None` before the first one, after a failed attempt to read it, and if the
     /// service has stopped.
     pub now: Option<ServiceStatus>,
-    /// Status before that.
+    /// Status before the last one.
     pub before: Option<ServiceStatus>,
     /// Summary of the last status.
     pub summary: Summary,

@@ -37,8 +37,8 @@ struct Reads {
     watched: Watched,
     began: Instant,
     under_way: BTreeSet<String>,
-    /// Name of the service whose read began last. The next ones are those after it, so that each
-    /// has its turn.
+    /// Name of the service whose read began last. The next reads begin with the services after it,
+    /// so that each service has its turn.
     last: String,
     answered: Sender<Answer>,
     answers: Receiver<Answer>,

@@ -181,7 +181,7 @@ impl Tunnels {
     }
 
     /// Returns whether the peer may open streams for a client with this address. Without
-    /// [`TunnelSettings::clients`], each peer may do so for any client.
+    /// [`TunnelSettings::clients`], each peer may open streams for any client.
     pub fn may_be_client(&self, peer: &PublicKey, client: Option<SocketAddr>) -> bool {
         let clients = &self.settings.clients;
         let own = clients.iter().filter(|of| of.key == *peer).flat_map(|of| &of.prefixes);

@@ -111,8 +111,8 @@ pub struct Controller {
     /// Packets sent since the first report.
     passed: f64,
     trim: Trim,
-    /// Overhead for the losses: that of `wanted`, except that it may not rise while a queue is
-    /// full, and falls slowly; before the reduction by `room`.
+    /// Overhead for the losses: as [`Controller::wanted`] returns it, but it does not rise while a
+    /// queue is full, and it falls slowly. It is not yet reduced by `room`.
     asked: f64,
     /// Overhead in force.
     pub(in crate::repair) overhead: f64,

@@ -12,7 +12,8 @@ const LOOK: Duration = Duration::from_secs(5);
 const TOO_MANY: f64 = 3.0;
 /// Time without a visible loss event after which the correction may be lowered.
 const CALM: Duration = Duration::from_secs(30);
-/// Time after the start of the repairs in which visible losses may date from before them.
+/// Time after the start of the repairs in which reported visible losses may be older than the
+/// repairs.
 const SETTLES: Duration = Duration::from_secs(2);
 
 /// Factor of the computed overhead.

@@ -63,7 +63,7 @@ impl Numbers {
         self.next > u32::MAX - 2
     }
 
-    /// Skips all but the last number of a stream that this end opens.
+    /// Skips all numbers for streams that this end opens, except the last one.
     #[cfg(test)]
     pub(super) fn skip(&mut self) {
         self.next = u32::MAX - 3 + self.next % 2;

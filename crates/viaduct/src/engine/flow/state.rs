@@ -77,7 +77,8 @@ impl Flow {
         matches!(self.state, State::Established)
     }
 
-    /// Reason why the server cannot be reached, or why the flow has ended, if either is so.
+    /// Reason why the server cannot be reached, or why the flow has ended; `None` if neither
+    /// applies.
     pub fn broken(&self) -> Option<Failure> {
         match self.state {
             State::Broken(why, _) => Some(why),

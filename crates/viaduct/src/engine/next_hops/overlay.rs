@@ -29,8 +29,8 @@ const QUERY_INTERVAL: Duration = Duration::from_secs(1);
 /// Time limit of a hop's report.
 const REPORT_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// Reports of hops about some networks. They arrive together, because a choice that is based on
-/// some of them would be kept for a while.
+/// Reports of hops about some networks. They are passed on together: a choice based on only some of
+/// them would be kept for a while.
 pub(super) type Reported = (Vec<Prefix>, Vec<(SocketAddr, Report)>);
 
 /// Follower of an overlay, for the choice of hops.

@@ -233,8 +233,8 @@ impl Endpoint {
         arrived
     }
 
-    /// Sends the datagrams of `transmit` from the send buffer. Those that the kernel has no
-    /// room for are lost, as in a queue on the path.
+    /// Sends the datagrams of `transmit` from the send buffer. Datagrams for which the kernel has
+    /// no room are lost, as they would be in a queue on the path.
     fn transmit(&mut self, transmit: &Transmit) {
         let bytes = &self.send[..transmit.size];
         let datagrams = bytes.chunks(transmit.segment_size.unwrap_or(transmit.size).max(1));

@@ -15,7 +15,7 @@ struct Sent {
     at: Instant,
     delivered: u64,
     delivered_at: Instant,
-    /// Send time of the newest packet that had been acknowledged at that time.
+    /// Send time of the newest packet that had been acknowledged at time `at`.
     first_at: Instant,
     limited: bool,
 }
