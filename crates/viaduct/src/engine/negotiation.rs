@@ -30,8 +30,8 @@ use super::relay::Relay;
 use crate::rate_limited::RateLimitedLog;
 
 /// Capacity of the cache of negotiation results. It need not be large, because ends of one kind
-/// send the same offer. Also the number of destinations with a shared connection from which on
-/// destinations whose connection has ended are removed.
+/// send the same offer. Once as many destinations have a shared connection, those whose connection
+/// has ended are removed before another one is added.
 const MAX_CACHED: usize = 256;
 
 /// Negotiation state of this end: its terms, and the results with other ends.

@@ -119,7 +119,7 @@ impl Worker {
     pub(super) fn resume(&mut self, now: Instant) {
         for LentFlow { flow, early } in std::mem::take(&mut self.flows.lent) {
             if !self.adopt(flow, early, now) {
-                warn!("a flow is lost, which another process has failed to take over");
+                warn!("a flow is lost: another process has failed to take it over");
             }
         }
         if self.acceptor.is_paused

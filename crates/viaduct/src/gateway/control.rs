@@ -242,7 +242,7 @@ impl Control {
     fn log_paths(&mut self, failure: Option<anyhow::Error>) {
         if self.paths.record(failure.map(|error| format!("{error:#}"))) {
             let why = self.paths.trouble().unwrap_or_default();
-            warn!("packets may not take the paths that they should: {why}; tried each second");
+            warn!("packets may take a wrong path: {why}; tried again each second");
         }
     }
 

@@ -62,8 +62,8 @@ fn hardware_rules(wan: &Link, below: &[&Link]) -> Option<String> {
     let all = [&[wan][..], below].concat();
     let name = &all.iter().find(has_rules)?.name;
     Some(format!(
-        "hw-tc-offload of {name} is on: tc rules may forward packets in hardware, past the tap; \
-         unless none of them does: ethtool -K {name} hw-tc-offload off"
+        "hw-tc-offload of {name} is on: tc rules may forward packets in hardware, past the tap. \
+         If one of them does: ethtool -K {name} hw-tc-offload off"
     ))
 }
 

@@ -38,9 +38,9 @@ pub fn passage(plan: &Plan) -> Result<Passage, String> {
 }
 
 /// Returns whether the program's datagrams are to go through the handlers: the rules select them,
-/// and either `--strict` is given or the handlers have work to do. They have no work if the chain
-/// is empty. They also have none if the kernel does all of the chain's work, the chain limits no
-/// rate, and no report has to count bytes.
+/// and either `--strict` is given or the handlers have work to do. The handlers have no work if the
+/// chain is empty, or if the kernel does all of the chain's work, the chain limits no rate, and no
+/// report has to count bytes.
 pub fn are_handled(plan: &Plan) -> bool {
     let paced = plan.offload.is_none_or(|offload| offload.rate.is_some());
     let seen = !plan.chain.is_empty() && (paced || plan.report.is_some());

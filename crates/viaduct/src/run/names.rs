@@ -52,7 +52,7 @@ impl NameArgs {
         let remote = match self.names {
             Some(LookupSite::Local) => false,
             Some(LookupSite::Remote) if !able => {
-                bail!("--names remote: no handler of the chain connects by name, as socks does")
+                bail!("--names remote: it needs a handler that connects by name, such as socks")
             }
             Some(LookupSite::Remote) => true,
             None => able && rules.strict && !leave_dns_direct(rules),

@@ -40,7 +40,7 @@ pub enum Refusal {
     #[error(transparent)]
     Unproven(#[from] Unproven),
     /// Missing or wrong proof that the repairs of lost packets have arrived.
-    #[error("repairs of losses are not proven a window after the recovery: a restart is needed")]
+    #[error("the request does not prove that the repairs have arrived: a restart is needed")]
     Unrepaired,
     /// Contradiction between the request and its continuation.
     #[error(transparent)]
@@ -55,7 +55,7 @@ pub enum Refusal {
     },
     /// Request that is unencrypted although encryption is required, encrypted under an unknown key,
     /// or altered. The encryption layer counts it.
-    #[error("the request is not encrypted as required, under an unknown key, or altered")]
+    #[error("the request is unencrypted, encrypted under an unknown key, or altered")]
     Sealed,
     /// Restart before a correct client's timers can have expired.
     #[error("restart attempt {attempt} came only {age:?} after the continuation was made")]

@@ -11,7 +11,7 @@ use crate::engine::conn::Conn;
 use crate::engine::destination::failure;
 use crate::engine::liveness::Liveness;
 
-/// A connection of a chain to the network. The chain's first one borrows the flow's own end for
+/// A connection of a chain to the network. A chain's first `NetConn` borrows the flow's own end for
 /// each turn; further ones own their connections.
 #[derive(Debug)]
 pub(super) struct NetConn {

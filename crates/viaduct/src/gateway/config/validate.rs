@@ -181,8 +181,8 @@ fn warn_about_listeners(config: &mut Config) {
         && !inside(at.ip())
     {
         config.warnings.push(format!(
-            "[cache] listen: {at} is not an address of this site: its hosts may not reach it, \
-             others may"
+            "[cache] listen: {at} is not an address of this site: possibly its hosts cannot \
+             reach it, and others can"
         ));
     }
 }

@@ -273,9 +273,9 @@ fn transport(settings: &TunnelSettings, streams: u32) -> anyhow::Result<Transpor
     Ok(transport)
 }
 
-/// Acknowledgement frequency: a tenth of the protocol's default, which at 1 Gb/s is 43,000
-/// acknowledgements a second. Packets out of order are not acknowledged at once, because loss is
-/// detected by time.
+/// Acknowledgement frequency: a tenth of the protocol's default, since the default is 43,000
+/// acknowledgements a second at 1 Gb/s. Packets out of order are not acknowledged at once, because
+/// loss is detected by time.
 fn acknowledgements() -> AckFrequencyConfig {
     let mut config = AckFrequencyConfig::default();
     config
