@@ -1,6 +1,6 @@
 //! Choice of the route to a node: directly, or through one other node (RON's two policies). A
 //! choice is kept for a minimum time unless it fails. After that, it is replaced by a route that is
-//! clearly better, or by the direct route if that is as good.
+//! clearly better, or by a direct route that is as good.
 
 use serde::{Deserialize, Serialize};
 

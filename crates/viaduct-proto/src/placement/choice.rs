@@ -112,8 +112,8 @@ impl Routes<'_> {
         let load = |route| self.mesh.load(route).0;
         let mean = alike.iter().map(|(_, route)| load(*route)).sum::<f64>() / alike.len() as f64;
         let own = load(current);
-        // The probability is such that, of many nodes that see the same load, only the excess over
-        // the mean leaves.
+        // The probability is such that, if many nodes see the same load, only the load above the
+        // mean leaves.
         if own > OVERLOADED * mean && rng.chance((own - mean) / own) {
             let other = self.less_loaded_of_two(&alike, rng);
             return (load(other) < own).then_some(other);

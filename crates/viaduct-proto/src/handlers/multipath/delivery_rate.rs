@@ -58,7 +58,8 @@ impl DeliveryRate {
         self.rate = Some(self.rate.map_or(rate, |known| known - known / 4 + rate / 4));
     }
 
-    /// Bytes that a connection of rate `quickest` delivers before a block sent on this one arrives.
+    /// Bytes that a connection of rate `quickest` delivers before a block that is sent on this
+    /// connection arrives.
     pub(super) fn lag(&self, quickest: u64) -> u64 {
         let bytes = self.sent - self.arrived + MAX_DATA as u64;
         let rate = self.rate.unwrap_or(quickest).max(1);
@@ -67,8 +68,8 @@ impl DeliveryRate {
     }
 
     /// Returns whether one more block may be sent here: the data on other connections that
-    /// overtakes the block must fit in half of `window`. The quickest connection always may; one of
-    /// unknown rate may have [`MAX_UNMEASURED`] bytes in flight.
+    /// overtakes the block must fit in half of `window`. On the quickest connection it always may.
+    /// A connection of unknown rate may have [`MAX_UNMEASURED`] bytes in flight.
     pub(super) fn may_send(&self, quickest: u64, window: usize) -> bool {
         match self.rate {
             None => self.sent - self.arrived < MAX_UNMEASURED,

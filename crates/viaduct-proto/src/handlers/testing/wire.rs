@@ -57,7 +57,7 @@ impl Wire {
         (!held).then_some(*at)
     }
 
-    /// Room in bytes. A cut wire has none: after a cut, a kernel's buffer soon fills up.
+    /// Room in bytes. A cut wire has no room: after a cut, a kernel's buffer soon fills up.
     pub(crate) fn room(&self) -> usize {
         let data = |item: &Item| if let Item::Data(data) = item { data.len() } else { 0 };
         let held: usize = self.items.iter().map(|(_, item)| data(item)).sum();
