@@ -139,12 +139,19 @@ impl Flows {
                 self.net_conns.try_remove(net_conn);
             }
         }
+        self.watch_room(key)?;
+        Ok(moved)
+    }
+
+    /// Registers the client of a flow for writability if bytes wait for it.
+    pub fn watch_room(&mut self, key: usize) -> io::Result<()> {
+        let flow = &mut self.slab[key];
         if flow.awaits_room()
             && let [Some(client), _] = flow.conns()
         {
             client.reregister(&self.registry, token(key, End::Client))?;
         }
-        Ok(moved)
+        Ok(())
     }
 
     /// Takes a flow's unused connection, with its destination.
@@ -191,17 +198,22 @@ impl Flows {
         conn.register(&self.registry, token(key, End::Client))
     }
 
-    /// Takes a flow out for another process, with all its bytes.
+    /// Takes a flow out for another process, with all its bytes. [`Flows::deregister_lent`] must be
+    /// called before the next poll.
     pub fn lend(&mut self, key: usize, early: Option<EarlyRecord>) {
         let Some(mut flow) = self.slab.try_remove(key) else { return };
         flow.times.alarm.take().map(|at| self.alarms.remove(&(at, key)));
-        for conn in flow.conns().into_iter().flatten() {
-            // Otherwise this loop would get events of the sockets while the other process has them.
+        self.lent.push(LentFlow { flow, early });
+    }
+
+    /// Deregisters the lent flows. Otherwise this loop would get events of their sockets while the
+    /// other process has them.
+    pub fn deregister_lent(&mut self) {
+        for conn in self.lent.iter_mut().flat_map(|lent| lent.flow.conns()).flatten() {
             if let Err(error) = conn.deregister(&self.registry) {
                 warn!("cannot deregister a flow: {error}");
             }
         }
-        self.lent.push(LentFlow { flow, early });
     }
 
     fn take_out(&mut self, key: usize) -> Option<Flow> {

@@ -71,8 +71,10 @@ impl Worker {
         for key in self.flows.pick(Flow::is_portable) {
             self.lend(key, early.get(&key).copied());
         }
-        self.send_lent(command.worker, &command.socket)?;
-        Ok(self.flows.lent.len())
+        let sent = self.send_lent(command.worker, &command.socket);
+        // The other process restores the flows meanwhile.
+        self.flows.deregister_lent();
+        sent.map(|()| self.flows.lent.len())
     }
 
     /// Lends flow `key`, whose client is still expected if `early` is given.
@@ -139,6 +141,12 @@ impl Worker {
     ) -> bool {
         flow.prepare_to_continue();
         let Some(key) = self.flows.insert(flow) else { return false };
+        if self.flows.watch_room(key).is_err() {
+            if let Some(mut flow) = self.flows.remove(key) {
+                flow.reset();
+            }
+            return false;
+        }
         let Some(early) = early else { return true };
         let tuple = Tuple { client: early.client, to: early.to };
         let until = Instant::from_nanos(early.until).max(now);

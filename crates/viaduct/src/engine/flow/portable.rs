@@ -11,7 +11,7 @@ use viaduct_proto::upgrade::{EndRecord, FlowRecord, FlowState, MAX_PREFACE};
 
 use super::end::FlowEnd;
 use super::state::State;
-use super::{End, Flow, Middle};
+use super::{Flow, Middle};
 use crate::engine::conn::Conn;
 use crate::engine::destination::Route;
 use crate::engine::flow_socket::FlowSocket;
@@ -131,13 +131,10 @@ impl Flow {
         Ok(flow)
     }
 
-    /// Prepares the flow for registration with another loop, or with the same one again: both ends
-    /// may be ready, and no report of that was kept.
+    /// Prepares the flow for registration with another loop, or with the same one again. The
+    /// registration reports what is ready.
     pub fn prepare_to_continue(&mut self) {
         self.ends[0].is_room_watched = false;
-        for end in [End::Client, End::Server] {
-            self.ready(end, true, true);
-        }
     }
 }
 
@@ -173,7 +170,7 @@ mod tests {
     use std::io::{Read as _, Write as _};
     use std::net::{SocketAddr, TcpListener, TcpStream};
 
-    use super::super::{Begun, Shared};
+    use super::super::{Begun, End, Shared};
     use super::*;
     use crate::engine::outbound::Opened;
 
@@ -235,7 +232,13 @@ mod tests {
         drop(flow);
         let mut descriptors = descriptors.drain(..);
         let mut flow = Flow::restored(&record, &mut descriptors, &mut new.pipes, now).unwrap();
-        flow.prepare_to_continue();
+        let ready = |flow: &mut Flow| {
+            for end in [End::Client, End::Server] {
+                flow.ready(end, true, true);
+            }
+        };
+        assert!(flow.awaits_room(), "bytes wait for the client");
+        ready(&mut flow);
         let mut got = [0; 19];
         server.set_nonblocking(false).unwrap();
         server.read_exact(&mut got).unwrap();
@@ -243,7 +246,7 @@ mod tests {
         client.set_nonblocking(true).unwrap();
         let (mut read, mut chunk) = (0, vec![0; 65536]);
         while read < written {
-            flow.prepare_to_continue();
+            ready(&mut flow);
             flow.drive(&mut new, now).unwrap();
             if let Ok(more) = client.read(&mut chunk) {
                 assert!(more > 0 && chunk[..more].iter().all(|byte| *byte == 7));

@@ -108,10 +108,13 @@ impl Direction {
         }
     }
 
-    /// Returns the direction of `record`, with the pipe that holds its bytes.
+    /// Returns the direction of `record`, with the pipe that holds its bytes. The sink is assumed
+    /// writable if nothing waits for it, as that of a new flow; the registration of the sockets
+    /// reports the rest.
     pub(super) fn restored(record: &DirectionRecord, pipe: Option<Pipe>) -> Direction {
         let DirectionRecord { ending, ended, shut, urgent, mark, .. } = *record;
-        Direction { pipe, ending, ended, shut, urgent, mark, ..Direction::default() }
+        let writable = pipe.is_none() && mark.is_none();
+        Direction { pipe, writable, ending, ended, shut, urgent, mark, ..Direction::default() }
     }
 
     /// Pipe with bytes, if there are any.
