@@ -19,7 +19,7 @@ const REPORT_PACKETS: u64 = 64;
 const REPORT_SPARSE: Duration = Duration::from_millis(250);
 /// Age of the peer's newest report after which the peer no longer hears this gateway, or the other
 /// way round. A report then tells the peer at once. At most one report in a row may be lost.
-pub(super) const UNHEARD_AFTER: Duration = Duration::from_millis(2_200);
+pub(super) const UNHEARD_AFTER: Duration = Duration::from_millis(2_400);
 /// Interval of terms, in reports, after the first reports of a session.
 const TERMS_EVERY: u32 = 10;
 /// Reports at the start of a session that carry terms: some of them may be lost.
@@ -163,8 +163,8 @@ mod tests {
         let path = control::Report::default();
         reporting.stamp = Some((1, at(100)));
         (reporting.told.0, reporting.next) = (at(1_900), at(2_900));
-        assert_eq!(reporting.due(&path), at(2_300));
-        (reporting.told.0, reporting.next) = (at(2_300), at(3_300));
-        assert_eq!(reporting.due(&path), at(3_300));
+        assert_eq!(reporting.due(&path), at(2_500));
+        (reporting.told.0, reporting.next) = (at(2_500), at(3_500));
+        assert_eq!(reporting.due(&path), at(3_500));
     }
 }
