@@ -1,5 +1,6 @@
 //! Gateways with two WANs each: paths that die, classes of packets, and changes to the machine.
 
+use std::cell::Cell;
 use std::fs;
 use std::thread;
 use std::time::Duration;
@@ -146,7 +147,13 @@ fn both_paths_go_on_in_another_process() {
     let rules = || node.run("nft", &["list", "ruleset"]).unwrap();
     let (gateways, before) = (world.running().unwrap(), rules());
     let handshakes = || gateways.b.status().unwrap().peer().session.handshakes;
-    let sessions = handshakes();
+    // At the start handshakes of both sides cross; an unanswered one is repeated after a second.
+    let last = Cell::new(0);
+    eventually(&gateways.a, "no handshake in progress", || {
+        thread::sleep(Duration::from_millis(1_200));
+        last.replace(handshakes()) == last.get()
+    });
+    let sessions = last.get();
     let new = upgrade(gateways.directory(), &["--name", "site-a"]).unwrap();
     eventually(&gateways.a, "both paths", || paths(&world).iter().all(|path| path.up));
     assert_eq!((gateways.a.status().unwrap().pid, handshakes()), (new.id(), sessions));
