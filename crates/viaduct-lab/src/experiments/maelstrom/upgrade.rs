@@ -16,13 +16,13 @@ const LINK: &str = "rate=1G,delay=5ms,queue=100ms,loss=1%";
 const LOSS: f64 = 0.01;
 const TRAFFIC: Traffic = Traffic { paced: 500, short_per_second: 200 };
 /// Interval of the upgrades. For 1.5 s of each, both processes receive the same packets.
-const EVERY: Duration = Duration::from_millis(2_500);
+const EVERY: Duration = Duration::from_millis(2_000);
 /// Messages per second in each direction, and their bytes.
 const MESSAGES: f64 = 500.0;
 const SIZE: usize = 300;
 /// Time of all traffic before the first upgrade, in which the gateways learn the losses.
 const WARM_UP: Duration = Duration::from_secs(5);
-/// Time before and after the end of an upgrade within which a lost message counts as lost by it.
+/// Time before and after the end of an upgrade within which messages may be lost because of it.
 const NEAR: Duration = Duration::from_millis(250);
 const MAX_UNPROTECTED_MS: f64 = 50.0;
 const MAX_DESCRIPTORS_GROWN: f64 = 16.0;
@@ -89,7 +89,7 @@ pub(in crate::experiments) fn run(run: &mut Run) -> Result<()> {
     run.at_most("flows with wrong or missing bytes", report.wrong as f64, 0.0);
     let p99 = quantile(&pauses, 0.99);
     run.at_most("time without repairs, p99, ms", p99, MAX_UNPROTECTED_MS);
-    let mean = unprotected_ms(&upgrades, &sent, begun);
+    let mean = unprotected_ms(&upgrades, &sent, (begun, duration));
     run.at_most("time without repairs, mean, by lost messages, ms", mean, MAX_UNPROTECTED_MS);
     run.at_most("sessions begun anew", handshakes as f64, 0.0);
     let descriptors: Vec<_> = upgrades.iter().map(|of| of.usage.descriptors as f64).collect();
@@ -134,16 +134,25 @@ fn pauses(log: &str) -> Vec<f64> {
     rests.filter_map(|rest| rest.split([' ', '\u{1b}']).next()?.parse().ok()).collect()
 }
 
-/// Mean time without repairs of an upgrade, in milliseconds, from the messages lost near upgrades:
-/// without repairs, the messages of a time are lost at the link's rate.
-fn unprotected_ms(upgrades: &[Upgrade], sent: &[Vec<Message>; 2], begun: Instant) -> f64 {
-    let is_lost = |message: &&Message| message.latency.is_none();
+/// Mean time without repairs of an upgrade, in milliseconds, from the messages that were lost near
+/// upgrades, beyond those lost in as long a time elsewhere: without repairs, the messages of a time
+/// are lost at the link's rate. The messages were sent from `begun` on, for `duration`.
+fn unprotected_ms(
+    upgrades: &[Upgrade],
+    sent: &[Vec<Message>; 2],
+    (begun, duration): (Instant, Duration),
+) -> f64 {
+    let is_lost = |message: &&Message| message.latency.is_none() && message.sent >= WARM_UP;
     let lost = sent.iter().flatten().filter(is_lost).map(|message| begun + message.sent);
     let is_near =
         |at: &Instant| upgrades.iter().any(|of| *at + NEAR > of.done && *at < of.done + NEAR);
-    let near = lost.filter(is_near).count() as f64;
+    let (near, elsewhere): (Vec<_>, Vec<_>) = lost.partition(is_near);
+    let count = upgrades.len() as f64;
+    let near_time = count * 2.0 * NEAR.as_secs_f64();
+    let elsewhere_time = (duration - WARM_UP).as_secs_f64() - near_time;
+    let excess = near.len() as f64 - elsewhere.len() as f64 * near_time / elsewhere_time;
     let per_ms = 2.0 * MESSAGES * LOSS / 1e3;
-    near / upgrades.len() as f64 / per_ms
+    excess / count / per_ms
 }
 
 #[cfg(test)]
@@ -153,17 +162,20 @@ mod tests {
     #[test]
     fn lost_messages_tell_the_time_without_repairs() {
         let begun = Instant::now();
-        let done = begun + Duration::from_secs(1);
+        let done = begun + Duration::from_secs(6);
         let upgrades = [Upgrade { done, usage: Usage::default() }];
         let message = |ms, is_lost: bool| Message {
             sent: Duration::from_millis(ms),
             latency: (!is_lost).then_some(Duration::from_millis(5)),
         };
         let sent = [
-            vec![message(500, true), message(900, true), message(901, false)],
-            vec![message(1_100, true), message(1_300, true)],
+            vec![message(5_500, true), message(5_900, true), message(5_901, false)],
+            vec![message(1_100, true), message(6_100, true), message(6_300, true)],
         ];
-        assert_eq!(unprotected_ms(&upgrades, &sent, begun), 200.0);
+        // Two near the upgrade, in half a second, and two in the other second and a half.
+        let times = (begun, WARM_UP + Duration::from_secs(2));
+        let expected = (2.0 - 2.0 / 3.0) * 100.0;
+        assert!((unprotected_ms(&upgrades, &sent, times) - expected).abs() < 1e-6);
     }
 
     #[test]
