@@ -143,7 +143,8 @@ impl Secrets {
         self.secrets.iter().map(|(number, _)| *number).collect()
     }
 
-    /// Random hash key of a server's own replay window. Errors: the kernel has no random bytes.
+    /// Random numbers: the hash key of a server's own replay window, or the seed of a client.
+    /// Errors: the kernel has no random bytes.
     pub fn seeds() -> Result<[u64; 4]> {
         let random = random::<32>()?;
         let words = random.as_chunks().0;
@@ -184,7 +185,9 @@ fn secret(line: &str) -> Option<Secret> {
     let (number, digits) = line.split_once(char::is_whitespace)?;
     let digits = digits.trim();
     let mut secret = [0; 32];
-    if digits.len() != 64 || !digits.is_ascii() {
+    // Rust's parsers accept a leading `+`.
+    let is_number = number.bytes().all(|byte| byte.is_ascii_digit());
+    if !is_number || digits.len() != 64 || !digits.bytes().all(|byte| byte.is_ascii_hexdigit()) {
         return None;
     }
     for (place, at) in secret.iter_mut().zip((0..64).step_by(2)) {
@@ -215,6 +218,8 @@ mod tests {
         assert!(wrong("").contains("there is no secret"));
         assert!(wrong(&format!("1 {secret}\n256 {secret}")).contains("line 2"));
         assert!(wrong("1 00").contains("64 hexadecimal digits"));
+        assert!(wrong(&format!("1 {}", "+f".repeat(32))).contains("64 hexadecimal digits"));
+        assert!(wrong(&format!("+1 {secret}")).contains("a number from 0 to 255"));
         assert!(wrong(&format!("1 {secret}\n1 {secret}")).contains("twice"));
     }
 
