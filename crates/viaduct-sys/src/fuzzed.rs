@@ -20,7 +20,8 @@ pub fn nfqueue(bytes: &[u8]) -> Option<&[u8]> {
     nfqueue::parse(bytes).map(|held| held.packet)
 }
 
-/// Returns whether any of the messages is about a route that overlaps with one of two prefixes.
+/// Returns whether any of the messages is about a route of another program in the main table that
+/// overlaps with one of two prefixes.
 pub fn route(bytes: &[u8]) -> bool {
     let prefixes: [(IpAddr, u8); 2] =
         [([10, 2, 0, 0].into(), 16), ([0xfd00, 2, 0, 0, 0, 0, 0, 0].into(), 48)];
@@ -42,7 +43,9 @@ mod tests {
         })
     }
 
-    /// Builds a message of `kind` with one attribute, whose length field is `says`.
+    /// Builds a message of `kind`: 12 zero bytes in place of the header of a route message, then an
+    /// attribute with the length field `says` and a random type and value. For netfilter's kinds,
+    /// whose header has 4 bytes, the zero bytes already contain the first attribute.
     fn message(kind: u16, says: u16, seed: u64) -> Vec<u8> {
         let mut bytes = vec![0; 16 + 12];
         bytes[4..6].copy_from_slice(&kind.to_ne_bytes());

@@ -9,14 +9,14 @@ use viaduct_proto::wrap::{Fate, Rules};
 /// Options that select flows.
 #[derive(Clone, Debug, Default, clap::Args)]
 pub struct RuleArgs {
-    /// Apply the handlers only to these flows: tcp:443, 10.0.0.0/8, 192.0.2.1:8000-8999
-    /// [repeatable]
+    /// Apply the handlers only to flows that match PATTERN, such as tcp:443, 10.0.0.0/8 or
+    /// 192.0.2.1:8000-8999 [repeatable]
     #[arg(long, value_name = "PATTERN")]
     only: Vec<String>,
-    /// Let these flows go direct, as without viaduct [repeatable]
+    /// Let flows that match PATTERN go direct, as without viaduct [repeatable]
     #[arg(long, value_name = "PATTERN")]
     except: Vec<String>,
-    /// Refuse these flows [repeatable]
+    /// Refuse flows that match PATTERN [repeatable]
     #[arg(long, value_name = "PATTERN")]
     refuse: Vec<String>,
     /// Read rules from a file, one per line: only PATTERN, except PATTERN or refuse PATTERN
@@ -34,7 +34,8 @@ pub struct RuleArgs {
 
 impl RuleArgs {
     /// Returns the rules that the options define for a chain. `guards` is true if a handler of the
-    /// chain hides or protects data. Errors: the mistake in a rule, its place and the right form.
+    /// chain hides or protects data. Errors: the file cannot be read, or a rule is malformed; the
+    /// error then names the rule's place and the right form.
     pub fn load(&self, guards: bool) -> Result<Rules> {
         let mut rules = Rules::EVERYTHING;
         rules.strict = self.strict || guards && !self.no_strict;

@@ -96,12 +96,14 @@ pub struct Passage {
 struct Pair {
     handlers: Vec<Box<dyn Datagrams + Send>>,
     used: u64,
-    /// Latest due time of its datagrams, or arrival time of a dropped one. The pair is idle since.
+    /// Latest due time of its datagrams, or arrival time of a dropped one, whichever is later. The
+    /// idle timeout counts from here.
     until: Instant,
 }
 
 impl Passage {
-    /// Passage through handlers in order from the program; `None` if one works only on streams.
+    /// Creates a passage through the handlers of `factories`, the handler next to the program
+    /// first; `None` if one of them works only on streams.
     pub fn new(factories: Arc<[Arc<dyn Factory>]>, bounds: Bounds) -> Option<Passage> {
         let able = streams_alone(&factories).next().is_none();
         able.then(|| Passage {

@@ -1,4 +1,5 @@
-//! Settings of a network interface: by ioctl where every kernel has one, else by netlink.
+//! Settings of a network interface. An ioctl is used for a setting if every kernel has one for it,
+//! netlink otherwise.
 #![allow(unsafe_code)]
 
 use std::ffi::{CStr, CString};

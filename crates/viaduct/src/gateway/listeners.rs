@@ -95,7 +95,7 @@ impl Moved {
     /// Uses the sockets of another process ([`Listeners::export`]). Must be called in a runtime.
     ///
     /// # Errors
-    /// A descriptor is not of the right kind.
+    /// The runtime cannot watch a descriptor.
     pub fn inherited([metrics, cache]: [Option<OwnedFd>; 2]) -> Result<Moved> {
         let metrics = metrics.map(|fd| TcpListener::from_std(fd.into())).transpose()?;
         let cache = cache.map(|fd| UdpSocket::from_std(fd.into())).transpose()?;

@@ -35,8 +35,9 @@ pub fn run(arguments: Vec<OsString>) -> Result<ExitCode> {
     let signals = BlockedSignals::block().context("cannot block signals")?;
     // If the master is killed, the program becomes a child of this process.
     supervise::adopt_orphans()?;
-    // Other descriptors are the program's. They are closed here, so that their peers see when the
-    // program closes them.
+    // The other descriptors that this process has inherited are for the program, which gets them
+    // through the master. This process closes its copies when the master has started, so that their
+    // peers see when the program closes them.
     let left = inherited_fds::take_rest().context("cannot list the open descriptors")?;
     let (ours, theirs) = UnixStream::pair()?;
     let (_reader, store) = seqpacket::pair()?;
@@ -147,10 +148,12 @@ impl Wrapper {
         Ok(None)
     }
 
-    /// Waits for the program without the master, which has ended: its flows are reset, and the
-    /// program is a child of this process now.
+    /// Waits for the program without the master, which has ended: the master's flows are reset, and
+    /// the program becomes a child of this process.
     fn wait_alone(&self) -> Result<ExitCode> {
-        // The master's descriptors are closed before its children are adopted by this process.
+        // When a process ends, the kernel first closes its descriptors and then hands over its
+        // children. So the end of the master's stream comes too early: this process has adopted the
+        // program only when the master itself has ended.
         let ended = loop {
             match supervise::wait(self.master).context("cannot wait for the master")? {
                 StateChange::Stopped(_) | StateChange::Continued => {}
@@ -180,8 +183,8 @@ impl Wrapper {
     }
 }
 
-/// Returns the exit status if the program has exited. Otherwise stops or ends this process by the
-/// signal that has stopped or ended the program.
+/// Returns the exit status if the program has exited. If a signal has stopped or ended the program,
+/// stops or ends this process by the same signal.
 fn end(change: StateChange) -> Option<ExitCode> {
     match change {
         StateChange::Stopped(signal) => signals::stop(signal),

@@ -103,7 +103,8 @@ fn more(stream: &mut TcpStream) -> String {
     String::from_utf8_lossy(&bytes[..length]).into_owned()
 }
 
-/// Starts a file server of `dir`, with its socket in `run_dir`. Returns its port.
+/// Starts a file server of `dir`, with its socket in `run_dir`. Returns the process and its
+/// port.
 fn serve(dir: &Path, run_dir: &Path) -> (Process, u16) {
     let port = free_port();
     let mut command = Command::new(VIADUCT);

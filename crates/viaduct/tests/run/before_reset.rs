@@ -6,7 +6,8 @@ use std::process::Stdio;
 
 use super::{output, run, signal, text};
 
-/// Answers part of a request and closes with unread data: the kernel sends a reset.
+/// Reads only the beginning of a request, sends its answer, and closes with unread data, so the
+/// kernel sends a reset.
 const SERVER: &str = "
 import socket
 s = socket.create_server(('127.0.0.1', 0))
@@ -69,9 +70,9 @@ fn data_before_a_reset_arrives_through_every_chain() {
     assert!(lost.is_empty(), "{lost:#?}");
 }
 
-/// Clients that send data and reset at once, and a server that prints for how many of them all data
-/// arrived, followed by a reset. The argument N starts the server, N and a port start the clients,
-/// and +N starts both.
+/// Clients that send data and immediately reset, and a server that prints the number of clients
+/// from which it received all data and then a reset. The argument N starts the server for N
+/// clients, N and a port start N clients, and +N starts both.
 const HASTY: &str = "
 import socket, struct, sys, threading
 def serve(l, n):

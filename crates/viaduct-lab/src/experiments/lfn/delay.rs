@@ -12,15 +12,15 @@ use crate::topology::programs::{Connections, Documents};
 /// Round trips in milliseconds.
 const RTTS: [u32; 2] = [40, 300];
 
-/// The slides' configurations without a tunnel: two Squids, with a connection per document, with
-/// windows of at most 64 KB and with large ones.
+/// The slides' two configurations of Squids without a tunnel between them: TCP windows of at most
+/// 64 KB, and large ones. Both open a connection per document.
 const SQUIDS: [Setup; 2] = [
     Setup::Squid(Windows::Plain, Connections::OneEach),
     Setup::Squid(Windows::Large, Connections::OneEach),
 ];
-/// Maximum time of small documents through the tunnel, as a share of the time over the better
-/// Squid. The tunnel saves the handshake, one of two round trips, so about 0.5 is expected; the
-/// bound is that of [`mux`](super::mux).
+/// Maximum median time of small documents with a tunnel between the Squids, as a share of that with
+/// the better of the [`SQUIDS`]. The tunnel saves the handshake, one of two round trips, so about
+/// 0.5 is expected; the bound is that of [`mux`](super::mux).
 const MAX_OF_SQUID: f64 = 0.75;
 
 pub(in crate::experiments) const ABOUT: About = About {

@@ -31,7 +31,8 @@ pub struct Losses {
     /// Packets whose fate became known after the first entry of `waiting` was added: the time, and
     /// the number of packets.
     known: VecDeque<(Instant, u64)>,
-    /// Numbers that were in doubt until a full queue was seen, not yet taken by the caller.
+    /// Numbers that were in doubt until a loss by congestion was found. The caller has not taken
+    /// them yet.
     condemned: Vec<Seq>,
     /// Burst counted last: its newest number and its length.
     run: Option<(Seq, u64)>,
@@ -44,7 +45,8 @@ pub struct Losses {
 impl Losses {
     /// Continues with the totals of another process.
     pub(in crate::repair) fn resume(&mut self, counts: Counts, congested: u64) {
-        // The last burst was counted in other totals, so it must not be corrected in these.
+        // `run` is forgotten, because it was counted in the previous totals. If it grew, `count`
+        // would take it out of a bucket of the new totals, which do not contain it.
         (self.counts, self.congested, self.run) = (counts, congested, None);
     }
 
@@ -77,7 +79,7 @@ impl Losses {
         }
     }
 
-    /// Takes the packets that were in doubt and turned out to be dropped by a full queue.
+    /// Takes the packets that were in doubt and then counted as lost by congestion.
     pub fn condemned(&mut self) -> impl Iterator<Item = Seq> {
         self.condemned.drain(..)
     }
@@ -100,7 +102,7 @@ impl Losses {
         }
     }
 
-    /// Time of the next packet to count.
+    /// Deadline at which the first waiting packet counts as lost.
     pub fn due(&self) -> Option<Instant> {
         let &(_, since, verdict) = self.waiting.front()?;
         Some(since + if verdict == Verdict::Doubtful { DOUBT } else { LATE })
@@ -187,6 +189,7 @@ mod tests {
         losses.settle(at(4_000));
         assert_eq!((losses.counts.bursts[0], losses.congested, losses.due()), (1, 2, None));
     }
+
     #[test]
     fn what_is_known_after_a_loss_in_doubt_counts_with_it() {
         let mut losses = Losses::default();

@@ -13,12 +13,14 @@ use crate::tunnel::wire::{Frame, Opening};
 
 /// Maximum delay of an acknowledgement, so that several can be sent together.
 const ACK_DELAY: Duration = Duration::from_millis(5);
-/// Upper bound of the number of freed bytes at which they are acknowledged at once.
+/// Maximum threshold: when the reader of a stream has consumed this many bytes, they are
+/// acknowledged without delay. With many streams the threshold is lower (see [`Mux::consumed`]).
 const ACK_AT_ONCE: u64 = 32 << 10;
 
 impl Mux {
-    /// Opens a stream. [`Mux::vacant`] must not be 0. Leaves the link after the last stream for
-    /// which there is a number: the dialling end then dials another link.
+    /// Opens a stream. [`Mux::vacant`] must not be 0. If this takes the last stream number, sends
+    /// LEAVE: neither end opens further streams on this link, and the end that dialled it dials
+    /// another.
     pub(crate) fn open(&mut self, cx: &mut Common, to: Address, source: Option<SocketAddr>) -> u32 {
         let number = self.numbers.take();
         self.insert(number, Stream::opened(cx.tokens.open()));

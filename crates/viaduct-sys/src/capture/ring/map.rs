@@ -78,13 +78,14 @@ impl Map {
         if self.status(index).load(Ordering::Acquire) & TP_STATUS_USER == 0 {
             return None;
         }
-        // SAFETY: every block begins with this header, aligned to a page, and the block is ours.
+        // SAFETY: every block has this header at this offset. It is aligned, because a block begins
+        // at a page, and the block is ours.
         let header: tpacket_hdr_v1 = unsafe { self.block(index).add(HEADER_AT).cast().read() };
         Some((header.num_pkts, header.offset_to_first_pkt as usize))
     }
 
-    /// Returns whether the kernel had dropped packets, because the ring was full, when it handed
-    /// over block `index`. The block must be open.
+    /// Returns whether the kernel, when it handed over block `index`, had dropped packets since the
+    /// drop count was last read, because the ring was full. The block must be open.
     pub(super) fn is_losing(&self, index: usize) -> bool {
         self.status(index).load(Ordering::Relaxed) & TP_STATUS_LOSING != 0
     }
@@ -153,8 +154,8 @@ impl<'a> Packet<'a> {
     /// Returns `N` bytes from `offset`; `None` unless they are within the block.
     pub(super) fn bytes_at<const N: usize>(&self, offset: usize) -> Option<[u8; N]> {
         let end = offset.checked_add(N)?;
-        // SAFETY: within the block, as checked, which is ours. The bytes are initialised, as the
-        // kernel maps zeroed pages.
+        // SAFETY: within the block, as checked, and the block is ours. The bytes are initialised,
+        // as the kernel maps zeroed pages.
         (end <= self.room).then(|| unsafe { self.base.add(offset).cast::<[u8; N]>().read() })
     }
 

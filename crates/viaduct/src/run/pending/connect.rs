@@ -50,7 +50,8 @@ impl PendingConnect for InterposedConnect {
         let pending = self.pending.take().ok_or(io::ErrorKind::NotConnected)?;
         let crossing =
             pending.program().and_then(|program| tcp::connect_bound(bound_socket, program));
-        // From now on, calls of the program find the socket connected.
+        // The attempt ends here. If the two connects have crossed, further calls of the program
+        // find the socket connected. No call may wait for this attempt any more.
         let mut sockets = self.interposition.sockets();
         let attempt = sockets
             .end_attempt_number(self.cookie, self.attempt)
@@ -93,7 +94,7 @@ impl InterposedConnect {
         let Some(attempt) = sockets.end_attempt_number(self.cookie, self.attempt) else { return };
         let callbacks = attempt.take_callbacks();
         let reported = if callbacks.is_empty() {
-            // The kernel itself reports `ECONNREFUSED`.
+            // The kernel itself reports `ECONNREFUSED`, so it is not stored.
             let refused = Some(errno).filter(|errno| *errno != Errno::CONNREFUSED);
             sockets.addresses.set(self.cookie, Addresses { peer: self.to, own: None, refused });
             match why {

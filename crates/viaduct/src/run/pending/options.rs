@@ -11,7 +11,8 @@ use crate::engine::aware::{ProgramRequest, RequestKind, SocketId};
 
 impl Interposition {
     /// Returns whether options that a program sets on a socket of this kind are mirrored to its
-    /// flow. With kernel offload they are not, because the connection is the program's own.
+    /// flow. They are not if the kernel does all of the chain's work (`offload`), because the
+    /// program's own socket is then the connection.
     pub fn mirrors_of(&self, is: Socket) -> bool {
         self.offload.is_none() && is.is_tcp()
     }
@@ -36,8 +37,9 @@ impl Interposition {
         }
     }
 
-    /// Asks the handlers of a socket's flow for the value of an option. `answer` is dropped if
-    /// this process has no flow of the socket.
+    /// Asks the handlers of a socket's flow for the value of an option. `answer` gets `None` if
+    /// there is no such flow, or no handler sets the option. With a shared master it is dropped
+    /// without a call.
     pub fn getsockopt(
         &self,
         socket_id: SocketId,
