@@ -94,7 +94,7 @@ impl Context<'_> {
         self.core.set_timer(self.node, timer, at);
     }
 
-    /// Sends the application an event, in order with earlier notifications (3.6).
+    /// Sends the application an event, in order with earlier notifications (TESLA, 3.6).
     pub fn notify(&mut self, event: Vec<u8>) {
         self.core.notify(event);
     }

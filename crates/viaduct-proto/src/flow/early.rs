@@ -37,7 +37,7 @@ impl Early {
         (std::mem::take(&mut self.pieces), self.ends.take())
     }
 
-    /// Writes all data to `output`, and then ends it if the application has ended the flow.
+    /// Writes all data to `output`, and then ends `output` if the application has ended the flow.
     pub(crate) fn send(&mut self, cx: &mut Context<'_>, output: Output) {
         let (pieces, end) = self.take();
         for data in pieces {

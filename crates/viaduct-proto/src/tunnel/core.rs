@@ -79,7 +79,8 @@ impl Tunnel {
         self.links.get(&link).is_some_and(Mux::has_left)
     }
 
-    /// Returns whether both ends have left a link and it can be removed.
+    /// Returns whether a link can be removed: neither end opens streams on it any more, and its
+    /// last stream is over.
     pub fn is_over(&self, link: u32) -> bool {
         self.links.get(&link).is_some_and(Mux::is_over)
     }

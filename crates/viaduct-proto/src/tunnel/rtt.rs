@@ -9,7 +9,7 @@ const WINDOW: Duration = Duration::from_secs(10);
 #[derive(Debug, Default)]
 pub(super) struct Rtt {
     is_ping_due: bool,
-    /// Payload of the last ping, which is its send time, until it is answered.
+    /// Payload of the last ping: its send time. `None` once the ping is answered.
     pinged: Option<u64>,
     pub(super) smoothed: Option<Duration>,
     /// Minimum of the previous window and of the current one, which began at `began`.
@@ -18,8 +18,8 @@ pub(super) struct Rtt {
 }
 
 impl Rtt {
-    /// Makes a ping due, unless one is unanswered, which may wait for the retransmission of a
-    /// lost packet.
+    /// Makes a ping due, unless the last one is unanswered: it may wait for the retransmission of
+    /// a lost packet.
     pub(super) fn schedule_ping(&mut self) {
         self.is_ping_due = self.pinged.is_none();
     }

@@ -46,8 +46,8 @@ use crate::engine::wrapped::Call;
 use crate::master::carrier::Carrier;
 
 /// Attaches the BPF programs to `group`, and reports to `carrier` every connect that `plan`
-/// selects. Returns the event loop's barrier and, if datagrams go through the handlers too, what
-/// holds the datagrams.
+/// selects. Returns the holder of datagrams, if datagrams go through the handlers too, and the
+/// event loop's barrier.
 pub fn start(
     group: &Group,
     plan: &Plan,
@@ -110,8 +110,8 @@ pub fn start(
     Ok((held_udp, barrier))
 }
 
-/// Adds to `store` the descriptors that must outlive this process, so that connects fail after its
-/// end instead of bypassing the chain.
+/// Adds to `store` the descriptors that must outlive this process, so that connects fail after this
+/// process has ended instead of bypassing the chain.
 fn keep(
     store: &OwnedFd,
     rendezvous: &Rendezvous,
@@ -128,7 +128,8 @@ fn keep(
 }
 
 /// Decides how datagrams are treated. Returns the treatment; the holder of datagrams, if they go
-/// through the handlers; and a notice for the user, if they should but cannot.
+/// through the handlers; and a notice for the user, if they should go through the handlers but
+/// cannot.
 fn carry(group: &Group, plan: &Plan) -> (DatagramMode, Option<HeldUdp>, Option<String>) {
     let otherwise = if plan.rules.strict { DatagramMode::Refused } else { DatagramMode::Passed };
     if !datagrams::are_handled(plan) {
@@ -182,7 +183,7 @@ struct EventLoop {
     rules: wrap::Rules,
     report: Option<Report>,
     names: Option<Arc<RemoteNames>>,
-    /// Notice that datagrams do not go through the handlers, until it has been logged.
+    /// Notice that datagrams do not go through the handlers; `None` once it has been logged.
     notice: Option<String>,
     /// Pending connects, by socket cookie. Each retransmission of a SYN is reported too, and must
     /// not begin another flow.

@@ -42,7 +42,7 @@ use crate::master::nested::NestedMaster;
 const POLL_INTERVAL: Duration = Duration::from_millis(200);
 /// Pause before a report, during which events of the program's last calls arrive.
 const REPORT_DELAY: Duration = Duration::from_millis(20);
-/// Maximum delay of a report for connections with kernel offload that have not ended yet.
+/// Maximum delay of a report while connections that are offloaded to the kernel have not ended.
 const MAX_CLOSE_WAIT: Duration = Duration::from_secs(1);
 /// Exit status if the program does not exist.
 const NOT_FOUND: u8 = 127;
@@ -263,7 +263,7 @@ fn by_trickles(counters: &ProxyStats) -> String {
 fn start(command: &[OsString], control: Option<&str>, interposer: &Interposer) -> Result<u32> {
     let [program, arguments @ ..] = command else { bail!("no program is given") };
     // Terminal signals are meant for the program. They must be ignored here, because this process
-    // detaches from the terminal only after the start.
+    // detaches from the terminal only after the program has started.
     inherited_state::ignore_terminal();
     let fresh = || {
         let mut command = command_of(program, arguments, is_activated());

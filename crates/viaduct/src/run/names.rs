@@ -200,8 +200,8 @@ impl RemoteNames {
     }
 }
 
-/// Binds sockets of both families to the same port. Without IPv6, or a port that is free in both
-/// families, there is only the IPv4 socket.
+/// Binds sockets of both families to the same port. Returns only the IPv4 socket if the machine has
+/// no IPv6, or if no port is found that is free in both families.
 fn sockets() -> io::Result<(UdpSocket, Option<UdpSocket>)> {
     for _ in 0..16 {
         let v4 = UdpSocket::bind((Ipv4Addr::LOCALHOST, 0))?;

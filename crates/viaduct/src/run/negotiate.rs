@@ -21,17 +21,18 @@ use crate::rate_limited::RateLimitedLog;
 /// Options for the negotiation of handlers.
 #[derive(Clone, Debug, Default, clap::Args)]
 pub struct NegotiateArgs {
-    /// Negotiate the handlers with each far end, without an additional round trip; far ends, and
-    /// clients of a program that listens, get plain connections if they are without Viaduct
+    /// Negotiate the handlers with each far end, and with each client of a program that listens,
+    /// without an additional round trip; those without Viaduct get plain connections
     #[arg(long, conflicts_with = "require")]
     prefer: bool,
-    /// Negotiate the handlers with each far end, and refuse flows whose far end lacks one of
-    /// these; if none is named, refuse those whose far end lacks a handler that both ends need
+    /// Negotiate the handlers with each far end, and refuse flows whose far end lacks one of the
+    /// named handlers; if none is named, those whose far end lacks a handler that both ends need
     #[arg(long, value_name = "HANDLER,...", num_args = 0..=1, require_equals = true,
           default_missing_value = "", value_delimiter = ',')]
     require: Option<Vec<String>>,
-    /// With --require, negotiate in the first bytes of each connection, because options in its SYN
-    /// require privilege; both ends must then have the same handlers. Default without privilege
+    /// With --require, negotiate in the first bytes of each connection instead of its SYN, whose
+    /// options require privilege; both ends must then have the same handlers. Default without
+    /// privilege
     #[arg(long, requires = "require")]
     greet: bool,
 }

@@ -58,14 +58,15 @@ pub struct Interposition {
     pub offload: Option<u64>,
     /// Listeners of programs; `None` if the kernel can do all of the chain's work.
     pub public_listeners: Option<Arc<PublicListeners>>,
-    /// Set if no process of the run is left, or if nothing would report the end of the last one.
+    /// Set if no process of the run is left, or if the end of its last process would not be
+    /// reported.
     ended: AtomicBool,
     /// Set if seccomp cannot report calls.
     has_no_seccomp: AtomicBool,
     /// Set if the reason why programs cannot listen has been logged.
     has_warned: AtomicBool,
     user_udp: LazyUserUdp,
-    /// Notice about datagrams, until it has been logged.
+    /// Notice that datagrams do not go through the handlers; `None` once it has been logged.
     notice: Mutex<Option<String>>,
     /// Rate-limited log of refused calls.
     refused: RateLimitedLog<String>,
@@ -132,8 +133,8 @@ impl Interposition {
         }))
     }
 
-    /// Records that no process of the run is left, or that nothing would report the end of the
-    /// last one.
+    /// Records that no process of the run is left, or that the end of its last process would not
+    /// be reported.
     pub fn end(&self) {
         self.ended.store(true, Ordering::Release);
     }
@@ -282,8 +283,8 @@ impl Interposition {
         }
     }
 
-    /// Returns the peer and local address to report for a socket, where they differ from those
-    /// of the kernel.
+    /// Returns the peer and local address to report for a socket. Each is `None` if the kernel's
+    /// own answer is right.
     pub fn addresses_of(&self, cookie: u64) -> [Option<SocketAddr>; 2] {
         let mut sockets = self.sockets();
         let known = sockets.addresses.get(cookie);

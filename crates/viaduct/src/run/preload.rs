@@ -4,7 +4,7 @@
 //! The library decides by itself which calls go direct, and sends each of the others to the master
 //! on a new connection. It marks its system calls with a number, the *word*, in an unused argument.
 //! Calls without the word, from static programs, other runtimes or libc itself, are reported by
-//! seccomp and judged like any other, so nothing bypasses the chain.
+//! seccomp, and the rules are applied to them here, so nothing bypasses the chain.
 //!
 //! ```text
 //!   program ──connect──▶ library ── goes direct, with the word ──▶ kernel
@@ -66,7 +66,7 @@ pub fn start(interposition: Arc<Interposition>) -> Result<PreloadServer> {
 
 impl PreloadServer {
     /// Starts `command` with the library preloaded. Returns its process ID. If seccomp cannot be
-    /// used, starts the command that `fresh` builds instead, or fails with `--strict`.
+    /// used, fails with `--strict`, and otherwise starts the command that `fresh` builds instead.
     pub fn start(&self, mut command: Command, fresh: impl Fn() -> Command) -> Result<u32> {
         self.set_environment(&mut command);
         match seccomp::start(&self.interposition, command, Some(self.word)) {

@@ -119,7 +119,8 @@ impl PublicListeners {
     }
 
     /// Makes `socket`, a duplicate of a program's TCP socket, listen behind a public listener.
-    /// Errors, returned to the program: its address is taken, or there is no capture namespace.
+    /// Errors, returned to the program: the socket's address is taken, or there is no capture
+    /// namespace.
     pub fn listen(&self, socket: OwnedFd, is: Socket, backlog: i32) -> io::Result<ListenOutcome> {
         let OpenNs { netns, listeners } = self.ns().ok_or(io::ErrorKind::NotConnected)?;
         let cookie = sockopt::socket_cookie(&socket)?;

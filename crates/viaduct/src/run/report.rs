@@ -254,7 +254,8 @@ pub struct ReportedProgram {
     program: Box<dyn Program>,
     at: SocketAddr,
     report: Report,
-    /// Set if the program has accepted a connection, or if another flow to it was begun.
+    /// Set if a connection to the program was made, or another flow to the program was begun. A
+    /// drop is then no rejection.
     was_accepted: AtomicBool,
 }
 

@@ -193,7 +193,8 @@ impl Interposer {
     }
 
     /// Waits until the events of ended programs' calls are logged and counted. With seccomp and the
-    /// library there is no need to wait, because each call is held until then.
+    /// library there is no need to wait, because each call is logged and counted before it is
+    /// answered.
     pub fn settle(&self) {
         if let Interposer::Cgroup(cgroup) = self {
             cgroup.barrier.wait();

@@ -46,7 +46,7 @@ pub enum Verdict {
     Chance,
     /// Loss in a queue that may be full; the next losses will show whether it was.
     Doubtful,
-    /// Loss in a full queue.
+    /// Loss in a full queue, or caused by the offered load.
     Congestion,
 }
 

@@ -1,8 +1,8 @@
 //! Losses as a receiver counts them: random ones, in bursts, and those by congestion.
 //!
 //! A missing packet may just be late. It counts as lost if it has not arrived after a moment; until
-//! then it waits here. It waits longer if the cause is in doubt: later losses show whether a full
-//! queue dropped it. Later packets are not counted before it, since the loss rate would otherwise
+//! then it waits here. It waits longer if the cause is in doubt, because later losses may show that
+//! the queue was full. Later packets are not counted before it, since the loss rate would otherwise
 //! seem too low at first and too high afterwards. Random losses of consecutive numbers form one
 //! burst.
 

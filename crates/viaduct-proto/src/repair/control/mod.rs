@@ -51,8 +51,8 @@ const QUICK: Duration = Duration::from_millis(15);
 const QUICK_LATE: f64 = 0.01;
 const MAX_QUICK: f64 = 0.03;
 /// Factor by which the overhead for the target [`QUICK`] exceeds the computed one. The computation
-/// assumes that a repair contains its whole window; but only the next few repairs after a packet
-/// certainly contain it, later ones contain a share of the packets ([`window`]).
+/// assumes that a repair contains its whole window. In fact only the first few repairs after a
+/// packet certainly contain it; later repairs contain a share of the packets ([`window`]).
 const QUICK_MORE: f64 = 1.2;
 /// Shares of `max_overhead` that may be spent on unrequested repairs. The greater one applies if it
 /// achieves the target and the smaller one does not. With the smaller one alone, a flow of few

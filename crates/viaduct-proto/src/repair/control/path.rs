@@ -34,7 +34,7 @@ pub struct Path {
 impl Path {
     /// Handles the names of packets from `first` on, sent at the times `sent`. `named` has the
     /// result for each of them, and for some earlier packets; `arrived` returns the time of an
-    /// arrival. Calls `missing` for each missing packet, with true if a full queue dropped it.
+    /// arrival. Calls `missing` for each missing packet, with true if it was lost by congestion.
     pub fn named(
         &mut self,
         now: Instant,

@@ -75,7 +75,8 @@ pub(super) struct Mux {
     numbers: Numbers,
     lanes: HashMap<Lane, Parser>,
     pub(super) control: VecDeque<(u32, Frame<'static>)>,
-    /// Broken links that this one has reported to the peer, which has not confirmed it yet.
+    /// Broken links that were reported to the peer on this link. The peer has not confirmed these
+    /// reports yet.
     pub(super) reported_gone: Vec<u32>,
     /// Number of these reports before the last PING, whose PONG confirms them.
     gone_before_ping: usize,
@@ -197,7 +198,8 @@ impl Mux {
         self.leaving[0]
     }
 
-    /// Returns whether both ends have left, and nothing remains to be done.
+    /// Returns whether neither end opens streams on this link any more, all streams are over, and
+    /// nothing remains to be sent.
     pub(super) fn is_over(&self) -> bool {
         self.leaving == [true; 2] && self.streams.is_empty() && self.control.is_empty()
     }

@@ -77,7 +77,7 @@ impl Mux {
         }
         self.traffic.sent += count as u64;
         cx.totals.sent += count as u64;
-        // Pending acknowledgements can leave in the same record.
+        // Pending acknowledgements can be sent in the same record.
         if !self.acks.is_empty() {
             self.acknowledge_all(cx);
         }

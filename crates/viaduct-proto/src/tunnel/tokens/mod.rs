@@ -18,7 +18,8 @@ pub(super) struct Tokens {
     /// Tokens spent on broken links, by link, until the peer reports their bytes gone.
     stranded: Vec<(u32, u64)>,
     pub(super) active: u64,
-    /// Active accounts with less than [`Tokens::share`] outstanding; `None` to count again.
+    /// Number of active accounts with less than [`Tokens::share`] outstanding; `None` if they must
+    /// be counted again.
     due: Option<u64>,
     /// Counter that rises when a stream that got no tokens may get some now.
     pub(super) changes: u64,

@@ -44,8 +44,8 @@ pub(super) struct RelayedDatagrams {
     waiting: HashMap<u32, Payload>,
     next: u32,
     bytes: usize,
-    /// Datagrams dropped for lack of room, and those dropped because the relay did not or could
-    /// not carry them.
+    /// Datagrams dropped for lack of room, and those dropped because they bypassed the relay, were
+    /// too long for it, or came through it although the rules do not select their peer.
     lost: [u64; 2],
 }
 

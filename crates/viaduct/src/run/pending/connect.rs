@@ -1,4 +1,4 @@
-//! A pending connect: which result its program gets, and when.
+//! A pending connect, and the result that its program gets.
 
 use std::io;
 use std::net::{SocketAddr, TcpStream};

@@ -10,7 +10,7 @@ use viaduct_proto::wrap::Errno;
 
 use super::Answer;
 
-/// Answers that are due at a given time. The thread that gives them starts with the first one.
+/// Answers to be given at set times. The thread that gives them starts with the first answer.
 #[derive(Debug, Default)]
 pub(super) struct Deadlines(Arc<Queue>);
 

@@ -109,8 +109,8 @@ impl List {
 impl PublicListener {
     /// Reads how many more connections fit behind the listener.
     pub(super) fn update_room(&mut self, listeners: &Listeners) {
-        // Read before the backlogs: a connection that moves into one meanwhile is then counted
-        // twice; in the other order it would be missed. One reference is the listener's own.
+        // Read before the backlogs: a connection that enters a backlog meanwhile is then counted
+        // twice; in the other order it would be missed. One reference is that of this value.
         let on_their_way = Arc::strong_count(&self.backlog_slot) - 1;
         // If the listeners cannot be read, none has room.
         let there = listeners.at(self.port, self.is.is_v6()).unwrap_or_default();

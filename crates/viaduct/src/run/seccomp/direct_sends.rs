@@ -69,8 +69,8 @@ impl Supervisor {
         Ok(message)
     }
 
-    /// Sends messages as soon as the socket has room. If it has none and the call does not block,
-    /// fails with `EAGAIN`.
+    /// Sends messages as soon as the socket has room. If there is no room and the call does not
+    /// block, fails with `EAGAIN`.
     pub(super) fn send_all(&mut self, call: &Notification, sending: Sending) -> Outcome {
         let task = self.task(call)?;
         let Sending { socket, .. } = &sending;

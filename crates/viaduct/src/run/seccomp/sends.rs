@@ -148,8 +148,8 @@ impl Supervisor {
     }
 
     /// Returns whether direct sends of this socket are made here. The kernel sends for sockets in
-    /// the capture namespace, which cannot reach anything outside, and for sockets other than IP,
-    /// which do not leave this host.
+    /// the capture namespace, which cannot reach anything outside, and for sockets of other
+    /// families than IP, whose data does not leave this host.
     fn is_sent_here(&self, socket: &OwnedFd, is: Socket) -> bool {
         is.is_of_ip() && is_in_this_netns(socket)
     }

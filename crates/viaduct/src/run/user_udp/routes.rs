@@ -10,7 +10,8 @@ use super::{UserUdp, now};
 
 /// Minimum interval between reads of the routing table while routes change.
 const MIN_ROUTES_INTERVAL: Duration = Duration::from_millis(100);
-/// Minimum interval as a multiple of the time that a read takes: a host may have very many routes.
+/// Minimum interval between reads as a multiple of the time that a read takes, because a host may
+/// have very many routes.
 const ROUTES_BACKOFF: u32 = 10;
 
 impl UserUdp {
