@@ -67,7 +67,7 @@ fn read(text: &str) -> Result<(u64, u8, Vec<Root>)> {
 
 fn secret(digits: &str) -> Option<[u8; 32]> {
     let mut secret = [0; 32];
-    if digits.len() != DIGITS || !digits.is_ascii() {
+    if digits.len() != DIGITS || !digits.bytes().all(|digit| digit.is_ascii_hexdigit()) {
         return None;
     }
     for (byte, at) in secret.iter_mut().zip((0..DIGITS).step_by(2)) {
