@@ -43,14 +43,20 @@ mod tests {
         })
     }
 
-    /// Builds a message of `kind`: 12 zero bytes in place of the header of a route message, then an
-    /// attribute with the length field `says` and a random type and value. For netfilter's kinds,
-    /// whose header has 4 bytes, the zero bytes already contain the first attribute.
-    fn message(kind: u16, says: u16, seed: u64) -> Vec<u8> {
-        let mut bytes = vec![0; 16 + 12];
+    /// Kind of a message about a new route.
+    const NEW_ROUTE: u16 = 24;
+    /// Bytes of the header of a message about a route.
+    const ROUTE_HEAD: usize = 12;
+
+    /// Builds a message of `kind`: zero bytes in place of the kind's header, then an attribute with
+    /// the length field `says`, one of twelve types, and `length` random bytes.
+    fn message(kind: u16, says: u16, length: usize, seed: u64) -> Vec<u8> {
+        let head = if kind == NEW_ROUTE { ROUTE_HEAD } else { netlink::NETFILTER_HEAD };
+        let mut bytes = vec![0; 16 + head];
         bytes[4..6].copy_from_slice(&kind.to_ne_bytes());
         bytes.extend(says.to_ne_bytes());
-        bytes.extend(noise(seed).take(60));
+        bytes.extend(((seed / 3 % 12) as u16).to_ne_bytes());
+        bytes.extend(noise(seed).take(length));
         let len = bytes.len() as u32;
         bytes[..4].copy_from_slice(&len.to_ne_bytes());
         bytes
@@ -58,17 +64,23 @@ mod tests {
 
     #[test]
     fn parsed_fields_lie_within_the_bytes() {
+        let mut found = 0;
         for seed in 0..20_000 {
-            let kind = [24, 3 << 8, 2, 0][seed as usize % 4];
-            let mut bytes = message(kind, (seed % 80) as u16, seed);
+            let kind = [NEW_ROUTE, 3 << 8, 2, 0][seed as usize % 4];
+            let cut = (seed as usize / 7) % 40;
+            let mut bytes = message(kind, (seed % 80) as u16, 60 - cut, seed);
             if seed.is_multiple_of(3) {
                 let at = seed as usize % bytes.len();
                 bytes[at] = noise(seed).next().unwrap_or(0);
             }
-            bytes.truncate(bytes.len() - (seed as usize / 7) % 40);
+            if seed.is_multiple_of(5) {
+                bytes.truncate(bytes.len() - cut);
+            }
+            found += usize::from(netlink(&bytes) > 0);
             assert!(netlink(&bytes) <= bytes.len());
             assert!(nfqueue(&bytes).is_none_or(|packet| packet.len() <= bytes.len()));
             route(&bytes);
         }
+        assert!(found > 500, "only {found} messages have one of the attributes");
     }
 }
