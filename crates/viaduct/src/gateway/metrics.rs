@@ -99,9 +99,11 @@ const PEER_COUNTERS: &[PeerCounter] = &[
     }),
     ("viaduct_asked_packets_total", "Packets that the peer was asked for.", |p| p.receiver.asked),
     ("viaduct_random_bursts_total", "Bursts of packets lost by chance.", |p| p.receiver.random),
-    ("viaduct_congested_packets_total", "Packets that a full queue has dropped.", |p| {
-        p.receiver.congested
-    }),
+    (
+        "viaduct_congested_packets_total",
+        "Packets lost by congestion: by a full queue or a rising load.",
+        |p| p.receiver.congested,
+    ),
     (
         "viaduct_marked_recoveries_total",
         "Packets dropped by a full queue that were recovered and injected with the ECN mark CE.",
