@@ -16,8 +16,8 @@
 //! After the handshake, only segments with authentic datagrams have an effect. On the accepting
 //! side a connection exists only once the gateways' session has found a datagram on it authentic.
 //! Resets and FINs are counted and ignored. The session outlives every connection: if nothing is
-//! heard on one, the next datagram opens another from a new port. SYNs are answered without state,
-//! at a limited rate.
+//! heard on one, the next datagram opens another from a new port, and the old one is used until the
+//! SYN is answered. SYNs are answered without state, at a limited rate.
 //!
 //! [`FakeTcp`] has all connections of a gateway. `segment` has the format of segments, `connection`
 //! the sequence numbers of a connection.
@@ -54,7 +54,7 @@ const MAX_PER_HOST: usize = 512;
 const MAX_SYNS: u32 = 2_000;
 /// Time without an authentic datagram after which a connection that this gateway has opened is
 /// stale: the next datagram opens a new one, because the state of a firewall or of NAT may be gone.
-/// Gateways report once a second.
+/// Gateways report once a second, and a report may be lost.
 const STALE_AFTER: Duration = Duration::from_millis(1_500);
 /// Time after an authentic datagram for which SYNs of the same ports are not answered.
 const LIVE_FOR: Duration = Duration::from_secs(10);
@@ -96,8 +96,10 @@ pub struct FakeTcp {
     entropy: Entropy,
     /// Key of the hash that gives the sequence numbers of SYN-ACKs.
     isn_key: Key,
-    /// Connections by the peer's address.
+    /// Open connections by the peer's address.
     connections: HashMap<SocketAddr, Connection>,
+    /// Connections that are being opened, by the peer's address.
+    opening: HashMap<SocketAddr, Connection>,
     /// Index of the next source port.
     source: usize,
     /// SYNs that may still be answered in the present second, and its start.
@@ -120,6 +122,7 @@ impl FakeTcp {
             entropy,
             isn_key,
             connections: HashMap::new(),
+            opening: HashMap::new(),
             allowance: (MAX_SYNS, now),
             sweep_at: now + SWEEP_EVERY,
             due: now + SWEEP_EVERY,
@@ -143,6 +146,7 @@ impl FakeTcp {
         self.isn_key = Key(isn_key);
         let open = |record: &ConnectionRecord| (record.remote, Connection::restored(record));
         self.connections = records.iter().take(MAX_CONNECTIONS).map(open).collect();
+        self.opening.clear();
         self.transmits.clear();
     }
 
@@ -173,43 +177,63 @@ impl FakeTcp {
         parse(packet).is_some_and(|(segment, _)| self.ports.contains(segment.source))
     }
 
-    /// Returns whether this gateway has opened the connection to `to`, and hears nothing on it.
+    /// Returns whether the next datagram to `to` has to open a connection in place of one that this
+    /// gateway has opened, and on which it hears nothing.
     pub fn is_stale(&self, now: Instant, to: SocketAddr) -> bool {
-        self.connections.get(&to).is_some_and(|connection| {
-            connection.is_open()
-                && connection.local.port() != self.ports.listen.port()
-                && now.since(connection.heard_at) >= STALE_AFTER
-        })
+        let accepts = self.ports.listen.port();
+        !self.opening.contains_key(&to)
+            && self.connections.get(&to).is_some_and(|of| {
+                of.local.port() != accepts && now.since(of.heard_at) >= STALE_AFTER
+            })
     }
 
-    /// Sends a datagram over the connection to `to`. With `source`, this host's address towards
-    /// `to`, a connection is opened if there is none, or if the present one was opened by this side
-    /// and is stale. The datagram is then sent once the connection is open, unless a later one
-    /// replaces it. Without `source` the datagram is dropped unless a connection is open.
+    /// Sends a datagram over the connection to `to`. Without a connection the datagram is dropped.
+    ///
+    /// With `source`, this host's address towards `to`, a connection is opened if there is none, or
+    /// if the present one [is stale](FakeTcp::is_stale). A stale connection is used until the new
+    /// one is open. The datagram is sent again once the new one is open, unless a later one with
+    /// `source` replaces it.
     pub fn send(&mut self, now: Instant, to: SocketAddr, source: Option<IpAddr>, datagram: &[u8]) {
         let mss = self.ports.mss(to.ip());
         let is_stale = self.is_stale(now, to);
-        if let Some(connection) = self.connections.get_mut(&to) {
-            let is_open = connection.is_open();
-            // While a connection is being opened, only a handshake waits for it.
-            let is_used = if source.is_none() { is_open } else { !is_stale };
-            if is_used {
-                self.stats.sent += u64::from(connection.send(datagram, mss, &mut self.transmits));
-                return;
-            }
+        let present = self.connections.get_mut(&to);
+        let (has_one, old_port) = (present.is_some(), present.as_ref().map(|of| of.local.port()));
+        if let Some(connection) = present {
+            self.stats.sent += u64::from(connection.send(datagram, mss, &mut self.transmits));
         }
-        let Some(ip) = source.filter(|ip| ip.is_ipv4() == to.is_ipv4()) else {
-            self.stats.unsent += 1;
+        match source.filter(|ip| ip.is_ipv4() == to.is_ipv4()) {
+            Some(ip) if is_stale || !has_one || self.opening.contains_key(&to) => {
+                self.open(now, (ip, old_port), to, datagram);
+            }
+            _ => self.stats.unsent += u64::from(!has_one),
+        }
+    }
+
+    /// Opens a connection from another port than `old_port`, unless one is being opened already.
+    /// `first` is its first datagram.
+    fn open(
+        &mut self,
+        now: Instant,
+        (ip, old_port): (IpAddr, Option<u16>),
+        to: SocketAddr,
+        first: &[u8],
+    ) {
+        let mss = self.ports.mss(to.ip());
+        if let Some(opening) = self.opening.get_mut(&to) {
+            opening.send(first, mss, &mut self.transmits);
             return;
-        };
+        }
         let ports = &self.ports.sources;
-        let local = SocketAddr::new(ip, ports[self.source % ports.len()]);
         self.source = self.source.wrapping_add(1);
+        if old_port == Some(ports[self.source % ports.len()]) {
+            self.source = self.source.wrapping_add(1);
+        }
+        let local = SocketAddr::new(ip, ports[self.source % ports.len()]);
         let isn = u32::from_be_bytes(random(&self.entropy));
-        let mut connection = Connection::open(now, (local, to), isn, datagram);
+        let mut connection = Connection::open(now, (local, to), isn, first);
         connection.handle_timeout(now, mss, &mut self.transmits);
         self.due = connection.poll_timeout().unwrap_or(self.due).min(self.due);
-        self.insert(to, connection);
+        self.opening.insert(to, connection);
         self.stats.opened += 1;
     }
 
@@ -231,14 +255,14 @@ impl FakeTcp {
 
     /// Handles every deadline that has passed.
     pub fn handle_timeout(&mut self, now: Instant) {
-        let FakeTcp { connections, ports, transmits, .. } = self;
-        connections
+        let FakeTcp { opening, ports, transmits, .. } = self;
+        opening
             .retain(|to, connection| connection.handle_timeout(now, ports.mss(to.ip()), transmits));
         if now >= self.sweep_at {
             self.connections.retain(|_, of| now.since(of.heard_at) < IDLE_AFTER);
             self.sweep_at = now + SWEEP_EVERY;
         }
-        let opening = self.connections.values().filter_map(Connection::poll_timeout);
+        let opening = self.opening.values().filter_map(Connection::poll_timeout);
         self.due = opening.fold(self.sweep_at, Instant::min);
     }
 
@@ -292,11 +316,14 @@ impl FakeTcp {
 
     fn handle_syn_ack(&mut self, now: Instant, answer: &Segment) {
         let mss = self.ports.mss(answer.source.ip());
-        let connection = self.connections.get_mut(&answer.source);
+        let opening = self.opening.get_mut(&answer.source);
         let is_first =
-            connection.is_some_and(|of| of.handle_syn_ack(now, answer, mss, &mut self.transmits));
+            opening.is_some_and(|of| of.handle_syn_ack(now, answer, mss, &mut self.transmits));
         self.stats.sent += u64::from(is_first);
         self.stats.refused += u64::from(!is_first);
+        if is_first && let Some(connection) = self.opening.remove(&answer.source) {
+            self.insert(answer.source, connection);
+        }
     }
 
     fn handle_data(
@@ -321,12 +348,10 @@ impl FakeTcp {
     /// address creates the connection if there is none, or if it does not continue the present one.
     fn follow(&mut self, now: Instant, segment: &Segment) {
         let known = self.connections.get_mut(&segment.source);
-        if let Some(connection) = known.filter(|of| of.local == segment.destination)
-            && (!connection.is_open() || connection.continues(segment))
+        if let Some(connection) =
+            known.filter(|of| of.local == segment.destination && of.continues(segment))
         {
-            if connection.is_open() {
-                connection.handle_data(now, segment);
-            }
+            connection.handle_data(now, segment);
         } else if segment.destination.port() == self.ports.listen.port() {
             // The acknowledgement is `isn` plus one, unless this gateway has restarted.
             let scaled = segment.ack.wrapping_sub(1) & 1 == 1;

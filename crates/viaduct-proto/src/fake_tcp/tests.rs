@@ -25,6 +25,8 @@ struct World {
     rng: Rng,
     loss: f64,
     blocked: bool,
+    /// True if the firewall drops SYNs.
+    blocks_syns: bool,
 }
 
 fn ip(v6: bool, end: usize) -> IpAddr {
@@ -57,6 +59,7 @@ impl World {
             rng: Rng::from_seed(seed),
             loss,
             blocked: false,
+            blocks_syns: false,
         }
     }
 
@@ -72,7 +75,9 @@ impl World {
         let packets: Vec<Vec<u8>> = self.ends[end].transmits().map(<[u8]>::to_vec).collect();
         self.ends[end].clear_transmits();
         for packet in packets {
-            if self.blocked || self.rng.chance(self.loss / 2.0) {
+            let is_syn = parse(&packet).unwrap().0.kind == Kind::Syn;
+            let is_dropped = self.blocked || self.blocks_syns && is_syn;
+            if is_dropped || self.rng.chance(self.loss / 2.0) {
                 continue;
             }
             self.track(&packet);
@@ -227,6 +232,28 @@ fn the_next_datagram_replaces_a_stale_connection() {
     assert!(!world.ends[0].is_stale(world.now, to), "another one is being opened");
     world.run(SECOND);
     assert_ne!(world.opener(), before);
+}
+
+#[test]
+fn a_stale_connection_is_used_until_another_one_is_open() {
+    let mut world = World::new(3, false, 0.0);
+    let to = listen(false, 1);
+    world.send(0, to, true, 100);
+    world.run(2 * SECOND);
+    let before = world.opener();
+    world.blocks_syns = true;
+    for _ in 0..20 {
+        world.send(0, to, true, 100);
+        world.run(SECOND / 4);
+    }
+    assert!(
+        world.arrived[1].len() > 20 && world.arrived[1].iter().all(|(from, _)| *from == before)
+    );
+    assert!(world.ends[0].stats().opened > 2, "SYNs are sent meanwhile");
+    world.send(1, before, false, 100);
+    world.run(SECOND / 10);
+    assert!(!world.ends[0].is_stale(world.now, to));
+    assert_eq!(world.ends[0].records().count(), 1);
 }
 
 #[test]
