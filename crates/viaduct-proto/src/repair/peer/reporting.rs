@@ -17,8 +17,15 @@ const REPORT_EVERY: Duration = Duration::from_secs(1);
 const REPORT_SOON: Duration = Duration::from_millis(10);
 const REPORT_PACKETS: u64 = 64;
 const REPORT_SPARSE: Duration = Duration::from_millis(250);
-/// Age of the peer's newest report after which the peer no longer hears this gateway, or the other
-/// way round. A report then tells the peer at once. At most one report in a row may be lost.
+/// Age of the newest report of the other side after which it is late: a report may be lost. From
+/// then on the side that waits reports each [`LATE_EVERY`], and the late side, as soon as it learns
+/// of this, reports at once.
+const LATE_AFTER: Duration = Duration::from_millis(1_200);
+const LATE_EVERY: Duration = Duration::from_millis(200);
+/// Age after which the other side counts as gone, and reports are no more frequent than usual.
+const GONE_AFTER: Duration = Duration::from_secs(4);
+/// Age of this gateway's newest report, at the peer, after which the peer does not hear this
+/// gateway.
 pub(super) const UNHEARD_AFTER: Duration = Duration::from_millis(2_400);
 /// Interval of terms, in reports, after the first reports of a session.
 const TERMS_EVERY: u32 = 10;
@@ -74,6 +81,10 @@ impl Reporting {
 
     pub(super) fn handle_report(&mut self, now: Instant, report: &Report) {
         self.stamp = Some((report.stamp, now));
+        let age = report.echo.map(|(_, held)| Duration::from_micros(held.into()));
+        if age.is_some_and(|age| age >= LATE_AFTER) {
+            self.next = now;
+        }
         if let Some(newest) = report.rtt(now) {
             let smooth = |rtt: Duration| (rtt * (RTT_WEIGHT - 1) + newest) / RTT_WEIGHT;
             self.rtt = Some(self.rtt.map_or(newest, smooth));
@@ -84,8 +95,11 @@ impl Reporting {
     /// peer stay away.
     pub(super) fn due(&self, path: &control::Report) -> Instant {
         let (at, told) = &self.told;
-        let unheard = self.stamp.map(|(_, heard_at)| heard_at + UNHEARD_AFTER);
-        let next = unheard.filter(|due| due > at).map_or(self.next, |due| due.min(self.next));
+        let heard_at = self.stamp.map(|(_, heard_at)| heard_at);
+        let late = heard_at
+            .filter(|heard_at| *at < *heard_at + GONE_AFTER)
+            .map(|heard_at| (heard_at + LATE_AFTER).max(*at + LATE_EVERY));
+        let next = late.map_or(self.next, |late| late.min(self.next));
         let is_doubted = path.in_doubt && !told.in_doubt;
         let is_old = path.random.bursts != told.random.bursts
             || path.congested != told.congested
@@ -157,14 +171,22 @@ mod tests {
     }
 
     #[test]
-    fn a_peer_that_is_not_heard_is_told_at_once_and_then_once_a_second() {
+    fn a_late_peer_is_told_often_and_then_reports_at_once() {
         let at = |millis| Instant::ZERO + Duration::from_millis(millis);
         let mut reporting = Reporting::new(at(0), &RackConfig::default());
         let path = control::Report::default();
         reporting.stamp = Some((1, at(100)));
-        (reporting.told.0, reporting.next) = (at(1_900), at(2_900));
-        assert_eq!(reporting.due(&path), at(2_500));
-        (reporting.told.0, reporting.next) = (at(2_500), at(3_500));
-        assert_eq!(reporting.due(&path), at(3_500));
+        (reporting.told.0, reporting.next) = (at(900), at(1_900));
+        assert_eq!(reporting.due(&path), at(1_300));
+        (reporting.told.0, reporting.next) = (at(1_300), at(2_300));
+        assert_eq!(reporting.due(&path), at(1_500));
+        (reporting.told.0, reporting.next) = (at(4_100), at(5_100));
+        assert_eq!(reporting.due(&path), at(5_100), "it counts as gone");
+        (reporting.told.0, reporting.next) = (at(1_300), at(2_300));
+        let echo = |held_ms: u32| Report { echo: Some((1, held_ms * 1_000)), ..Report::default() };
+        reporting.handle_report(at(1_400), &echo(900));
+        assert_eq!(reporting.due(&path), at(2_300), "its report has come, and ours has arrived");
+        reporting.handle_report(at(1_450), &echo(1_250));
+        assert_eq!(reporting.due(&path), at(1_450), "our report is late at the peer");
     }
 }
