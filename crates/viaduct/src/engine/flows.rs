@@ -2,6 +2,7 @@
 
 use std::collections::BTreeSet;
 use std::io;
+use std::ops::Range;
 use std::sync::Arc;
 
 use mio::{Registry, Token};
@@ -43,6 +44,8 @@ pub struct LentFlow {
     pub flow: Flow,
     /// Record of the wait for its client, if it is an early connection.
     pub early: Option<EarlyRecord>,
+    /// True while its sockets are registered with this loop.
+    is_registered: bool,
 }
 
 impl Flows {
@@ -203,15 +206,19 @@ impl Flows {
     pub fn lend(&mut self, key: usize, early: Option<EarlyRecord>) {
         let Some(mut flow) = self.slab.try_remove(key) else { return };
         flow.times.alarm.take().map(|at| self.alarms.remove(&(at, key)));
-        self.lent.push(LentFlow { flow, early });
+        self.lent.push(LentFlow { flow, early, is_registered: true });
     }
 
-    /// Deregisters the lent flows. Otherwise this loop would get events of their sockets while the
-    /// other process has them.
-    pub fn deregister_lent(&mut self) {
-        for conn in self.lent.iter_mut().flat_map(|lent| lent.flow.conns()).flatten() {
-            if let Err(error) = conn.deregister(&self.registry) {
-                warn!("cannot deregister a flow: {error}");
+    /// Deregisters the lent flows at `range` that are registered. Otherwise this loop would get
+    /// events of their sockets while the other process has them.
+    pub fn deregister_lent(&mut self, range: Range<usize>) {
+        let flows = self.lent[range].iter_mut().filter(|lent| lent.is_registered);
+        for lent in flows {
+            lent.is_registered = false;
+            for conn in lent.flow.conns().into_iter().flatten() {
+                if let Err(error) = conn.deregister(&self.registry) {
+                    warn!("cannot deregister a flow: {error}");
+                }
             }
         }
     }

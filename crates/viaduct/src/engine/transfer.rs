@@ -72,8 +72,7 @@ impl Worker {
             self.lend(key, early.get(&key).copied());
         }
         let sent = self.send_lent(command.worker, &command.socket);
-        // The other process restores the flows meanwhile.
-        self.flows.deregister_lent();
+        self.flows.deregister_lent(0..self.flows.lent.len());
         sent.map(|()| self.flows.lent.len())
     }
 
@@ -99,27 +98,21 @@ impl Worker {
         self.flows.lend(key, early);
     }
 
-    fn send_lent(&self, worker: u32, socket: &OwnedFd) -> io::Result<()> {
-        let (mut flows, mut cost) = (Vec::new(), MESSAGE_HEAD);
-        let mut fds: Vec<BorrowedFd<'_>> = Vec::new();
-        for LentFlow { flow, early } in &self.flows.lent {
-            let Some(record) = flow.record() else { continue };
-            let is_full = fds.len() + record.descriptors() > MAX_DESCRIPTORS
-                || cost + record.cost() > MAX_MESSAGE;
-            if is_full {
-                send(socket, worker, std::mem::take(&mut flows), &fds)?;
-                (fds, cost) = (Vec::new(), MESSAGE_HEAD);
-            }
-            cost += record.cost();
-            fds.extend(flow.descriptors());
-            flows.push(FlowRecord { early: *early, ..record });
+    /// Sends the lent flows in as many messages as they need. Those of a message are deregistered
+    /// once it is sent, while the other process restores them.
+    fn send_lent(&mut self, worker: u32, socket: &OwnedFd) -> io::Result<()> {
+        let mut next = 0;
+        while next < self.flows.lent.len() {
+            let end = send_batch(&self.flows.lent, next, worker, socket)?;
+            self.flows.deregister_lent(next..end);
+            next = end;
         }
-        if flows.is_empty() { Ok(()) } else { send(socket, worker, flows, &fds) }
+        Ok(())
     }
 
     /// Takes all lent flows back, and accepts clients again.
     pub(super) fn resume(&mut self, now: Instant) {
-        for LentFlow { flow, early } in std::mem::take(&mut self.flows.lent) {
+        for LentFlow { flow, early, .. } in std::mem::take(&mut self.flows.lent) {
             if !self.adopt(flow, early, now) {
                 warn!("a flow is lost: another process has failed to take it over");
             }
@@ -191,6 +184,30 @@ impl Worker {
         self.deadline = Some(now + self.config.limits.drain);
         info!(handed_over, flows = self.flows.len(), "stopping");
     }
+}
+
+/// Sends the lent flows from number `first` on, as many as a message may contain, but at least one.
+/// Returns the number of the next one.
+fn send_batch(lent: &[LentFlow], first: usize, worker: u32, socket: &OwnedFd) -> io::Result<usize> {
+    let (mut flows, mut cost, mut end) = (Vec::new(), MESSAGE_HEAD, first);
+    let mut fds: Vec<BorrowedFd<'_>> = Vec::new();
+    for LentFlow { flow, early, .. } in &lent[first..] {
+        if let Some(record) = flow.record() {
+            let is_full = fds.len() + record.descriptors() > MAX_DESCRIPTORS
+                || cost + record.cost() > MAX_MESSAGE;
+            if is_full && !flows.is_empty() {
+                break;
+            }
+            cost += record.cost();
+            fds.extend(flow.descriptors());
+            flows.push(FlowRecord { early: *early, ..record });
+        }
+        end += 1;
+    }
+    if !flows.is_empty() {
+        send(socket, worker, flows, &fds)?;
+    }
+    Ok(end)
 }
 
 fn send(
