@@ -32,6 +32,7 @@ impl Rings {
         if self.series.len() >= MAX_SERIES && !self.series.contains_key(name) {
             return;
         }
+        self.make_room(now + 1);
         // Grown by doubling, a ring would take nearly twice the memory.
         let new = || VecDeque::with_capacity(MAX_SAMPLES + 1);
         let ring = self.series.entry(name).or_insert_with(new);
@@ -46,10 +47,17 @@ impl Rings {
     /// [`MAX_SAMPLES`] are dropped.
     pub(super) fn reach(&mut self, now: u64) {
         self.end = now + 1;
-        let surplus = (self.end - self.start).saturating_sub(MAX_SAMPLES as u64);
+        self.make_room(self.end);
         for ring in self.series.values_mut() {
             fill(ring, (self.end - self.start) as usize);
-            ring.drain(..surplus as usize);
+        }
+    }
+
+    /// Drops the values that are too old once the rings reach to tick `end`.
+    fn make_room(&mut self, end: u64) {
+        let surplus = (end - self.start).saturating_sub(MAX_SAMPLES as u64);
+        for ring in self.series.values_mut() {
+            ring.drain(..ring.len().min(surplus as usize));
         }
         self.start += surplus;
     }
