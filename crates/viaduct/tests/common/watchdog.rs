@@ -80,7 +80,7 @@ impl Manager {
     }
 
     /// Discards the messages that have arrived.
-    fn forget(&self) {
+    pub(crate) fn forget(&self) {
         self.socket.set_nonblocking(true).unwrap();
         while self.socket.recv(&mut [0; 100]).is_ok() {}
         self.socket.set_nonblocking(false).unwrap();

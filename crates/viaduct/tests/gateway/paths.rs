@@ -150,7 +150,7 @@ fn both_paths_go_on_in_another_process() {
     // At the start handshakes of both sides cross; an unanswered one is repeated after a second.
     let last = Cell::new(0);
     eventually(&gateways.a, "no handshake in progress", || {
-        thread::sleep(Duration::from_millis(1_200));
+        thread::sleep(Duration::from_millis(2_200));
         last.replace(handshakes()) == last.get()
     });
     let sessions = last.get();

@@ -1,10 +1,12 @@
 //! Answers to the service manager's watchdog: they stop while the packet thread of a gateway hangs.
 
 use std::fs;
+use std::time::Duration;
 
 use viaduct_lab::gateways::{GatewaySpec, Gateways};
 
 use super::common::watchdog::Manager;
+use super::common::within;
 use super::world;
 
 #[test]
@@ -14,7 +16,14 @@ fn the_watchdog_gets_no_answer_while_the_packet_thread_hangs() {
     for (name, value) in manager.variables() {
         gateways.a.set_variable(name, &value);
     }
-    gateways.start_both().unwrap();
+    gateways.b.start().unwrap();
+    gateways.a.start().unwrap();
+    // Answers that are not read would block the gateway.
+    let is_up = || {
+        manager.forget();
+        gateways.a.status().is_ok_and(|status| status.peer().up)
+    };
+    assert!(within(Duration::from_secs(15), is_up), "{}", gateways.a.log());
     let process = gateways.a.pid().unwrap().as_raw_nonzero().get().cast_unsigned();
     manager.check_hang(packet_thread(process));
 }
