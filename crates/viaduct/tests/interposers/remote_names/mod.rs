@@ -65,7 +65,7 @@ fn remote_names_need_a_handler_that_takes_them() {
     let run = |words: &[&str]| Command::new(VIADUCT).arg("run").args(words).output().unwrap();
     let output = run(&["--names", "remote", "+count", "--", "true"]);
     let said = String::from_utf8_lossy(&output.stderr);
-    assert!(!output.status.success() && said.contains("no handler"), "{said}");
+    assert!(!output.status.success() && said.contains("needs a handler"), "{said}");
     let output = run(&["--names-pool", "10.0.0.0/30", "+count", "--", "true"]);
     assert!(String::from_utf8_lossy(&output.stderr).contains("198.18.0.0/15"), "{output:?}");
 }
