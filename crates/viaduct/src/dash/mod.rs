@@ -37,6 +37,7 @@ use tracing::info;
 use crate::notify::{Phase, notify};
 use crate::run_dir::{RunDir, listed};
 use crate::signals::{SignalStreams, Signals};
+use crate::watchdog::Watchdog;
 pub use args::DashArgs;
 use board::Board;
 use server::Server;
@@ -85,8 +86,19 @@ async fn serve(
         () = server.serve(listener) => {}
         _ = terminate.recv() => {}
         _ = interrupt.recv() => {}
+        () = answer_watchdog() => {}
         // SIGHUP has no effect: the files of TLS and the token are read only at the start.
         () = async { while hangup.recv().await.is_some() {} } => {}
+    }
+}
+
+/// Answers the service manager's watchdog. All tasks share this thread, so an answer shows that no
+/// task blocks it.
+async fn answer_watchdog() {
+    let mut watchdog = Watchdog::new();
+    loop {
+        watchdog.due().await;
+        watchdog.answer(Duration::ZERO);
     }
 }
 
