@@ -216,6 +216,40 @@ mod tests {
         }
     }
 
+    /// A message of each kind, as [`FORMAT`] 1 writes it.
+    const FORMAT_1: &str = include_str!("format_1.jsonl");
+
+    /// Returns the position of a kind in [`FORMAT_1`].
+    fn position(message: &Message) -> usize {
+        match message {
+            Message::Hello { .. } => 0,
+            Message::Service(_) => 1,
+            Message::Gateway(_) => 2,
+            Message::Ready => 3,
+            Message::Flows { .. } => 4,
+            Message::Peer(_) => 5,
+            Message::Connections(_) => 6,
+            Message::Cut(_) => 7,
+            Message::End => 8,
+            Message::Taken => 9,
+            Message::Refused { .. } => 10,
+        }
+    }
+
+    /// A record that has changed, even by a new field with a default, no longer equals the stored
+    /// one. It then needs another [`FORMAT`], as the process of the other version may not know the
+    /// field.
+    #[test]
+    fn messages_of_format_1_stay_as_they_are() {
+        assert_eq!(FORMAT, 1, "store messages of the new format beside those of format 1");
+        for (number, line) in FORMAT_1.lines().enumerate() {
+            let message: Message = serde_json::from_str(line).unwrap();
+            assert_eq!(position(&message), number, "{line}");
+            assert_eq!(String::from_utf8(message.emit().unwrap()).unwrap(), line);
+        }
+        assert_eq!(FORMAT_1.lines().count(), 11);
+    }
+
     #[test]
     fn bounds_hold_in_both_directions() {
         let service = |listeners| {
