@@ -24,7 +24,9 @@ pub fn warnings(wan: &str, only_observes: bool) -> Vec<String> {
     let tables = flowtables().unwrap_or_default();
     let below = links.below(link);
     let mut warnings = flows(&tables, wan, &below);
-    warnings.extend(hardware_rules(link, &below));
+    let has_rules =
+        |name: &str| offloads_tc(name).unwrap_or(false) && has_ingress(name).unwrap_or(false);
+    warnings.extend(hardware_rules(link, &below, has_rules));
     warnings.extend(port(&links, link));
     warnings.extend(bridge(link, &below));
     if !only_observes && link.kind != LinkKind::Ppp {
@@ -54,13 +56,11 @@ fn flows(tables: &[Flowtable], wan: &str, below: &[&Link]) -> Vec<String> {
     tables.iter().filter_map(warning).collect()
 }
 
-/// Rules of `tc` that hardware carries out before the kernel sees a packet.
-fn hardware_rules(wan: &Link, below: &[&Link]) -> Option<String> {
-    let has_rules = |link: &&&Link| {
-        offloads_tc(&link.name).unwrap_or(false) && has_ingress(&link.name).unwrap_or(false)
-    };
+/// Rules of `tc` that hardware carries out before the kernel sees a packet. `has_rules` returns
+/// whether an interface has such rules.
+fn hardware_rules(wan: &Link, below: &[&Link], has_rules: impl Fn(&str) -> bool) -> Option<String> {
     let all = [&[wan][..], below].concat();
-    let name = &all.iter().find(has_rules)?.name;
+    let name = &all.iter().find(|link| has_rules(&link.name))?.name;
     Some(format!(
         "hw-tc-offload of {name} is on: tc rules may forward packets in hardware, past the tap. \
          If one of them does: ethtool -K {name} hw-tc-offload off"
@@ -155,6 +155,43 @@ mod tests {
             assert!(run(cure), "{cure}");
             assert!(warnings("br0", false).is_empty(), "the cure does not help: {cure}");
         });
+    }
+
+    /// Interfaces `bond0` and `eth0`, its port.
+    fn bonded() -> Links {
+        let link = |index, name: &str, kind, master| Link {
+            index,
+            name: name.to_owned(),
+            mtu: 1500,
+            is_running: true,
+            is_ethernet: true,
+            kind,
+            master,
+            lower: None,
+        };
+        let bond = link(7, "bond0", LinkKind::Bond, None);
+        [bond, link(2, "eth0", LinkKind::Other, Some(7))].into_iter().collect()
+    }
+
+    /// As the test below, on kernels without bonds, too.
+    #[test]
+    fn a_port_of_a_bond_is_warned_of() {
+        let links = bonded();
+        let [bond, eth0] = ["bond0", "eth0"].map(|name| links.named(name).unwrap());
+        let warning = port(&links, eth0).unwrap();
+        assert!(warning.contains("eth0 is a port of the bond bond0"), "{warning}");
+        assert!(warning.ends_with("use bond0"), "{warning}");
+        assert_eq!((port(&links, bond), bridge(bond, &links.below(bond))), (None, None));
+    }
+
+    #[test]
+    fn hardware_offload_below_the_wan_is_warned_of() {
+        let links = bonded();
+        let bond = links.named("bond0").unwrap();
+        let below = links.below(bond);
+        let warning = hardware_rules(bond, &below, |name| name == "eth0").unwrap();
+        assert!(warning.ends_with("ethtool -K eth0 hw-tc-offload off"), "{warning}");
+        assert_eq!(hardware_rules(bond, &below, |_| false), None);
     }
 
     #[test]
