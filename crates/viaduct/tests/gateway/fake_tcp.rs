@@ -60,13 +60,15 @@ impl World {
         count as usize - answered.len()
     }
 
-    /// Sends forged segments, with the addresses of both ends of the connection.
+    /// Sends forged segments, with the addresses of both ends of the connection, every second one
+    /// with the right numbers. The middlebox's connection tracking does not see them.
     fn forge(&self) {
         // Masquerading keeps the port.
         let seen = self.gateways.b.status().unwrap().peers[0].endpoint.clone();
         let port = seen.unwrap().parse::<SocketAddr>().unwrap().port();
         let flags = &[RST, FIN | ACK, SYN, PSH | ACK];
-        let (knows_numbers, seed) = (false, 1);
+        let (knows_numbers, seed) = (true, 1);
+        self.middlebox.leave_own_untracked().unwrap();
         let forgery = Forgery { count: FORGED, rate: 100_000, flags, knows_numbers, seed };
         forgery.send(&self.middlebox, port).unwrap();
     }
@@ -99,6 +101,28 @@ fn where_udp_is_dropped_fake_tcp_protects_until_udp_is_back() {
     assert!(within(Duration::from_secs(40), is_back), "{}", world.gateways.a.log());
     let is_logged = || world.gateways.a.log().contains("UDP is answered again");
     assert!(within(Duration::from_secs(5), is_logged), "{}", world.gateways.a.log());
+}
+
+#[test]
+fn where_udp_is_throttled_fake_tcp_protects() {
+    let mut world = World::new(false, "auto");
+    world.middlebox.drop_udp(false).unwrap();
+    world.gateways.start_both().unwrap();
+    world.lost_pings(100);
+    assert_eq!(world.transports(), ["udp", "udp"]);
+    let limit =
+        "add rule inet fw ban meta l4proto udp limit rate over 5/second burst 5 packets drop";
+    world.middlebox.node.run("nft", &[limit]).unwrap();
+    let is_left = || {
+        world.lost_pings(400);
+        world.transports() == ["fake-tcp", "fake-tcp"]
+    };
+    assert!(within(Duration::from_secs(60), is_left), "{}", world.gateways.a.log());
+    for status in world.status() {
+        assert_eq!(status.peers[0].transport_reason, "UDP is throttled");
+    }
+    let lost = world.lost_pings(400);
+    assert!(lost <= 6, "{lost} lost");
 }
 
 #[test]

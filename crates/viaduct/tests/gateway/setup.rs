@@ -93,6 +93,7 @@ fn two_sites(world: &World, oslo_address: &str) {
     let detected = at_rome["site"].to_string();
     assert!(detected.contains("\"wan0\"") && detected.contains("10.1.1.0/24"), "{detected}");
     assert!(detected.contains("fd00:1:0:1::/64"), "{detected}");
+    assert_eq!(at_rome["detected"]["wan_mtu"], 1500);
     assert_eq!(at_rome["warnings"], Value::Array(Vec::new()));
     let etc = |site: &Site<'_>, name: &str| site.files.path().join("etc/viaduct").join(name);
     assert_eq!((mode(&etc(&rome, "rome.key")), mode(&etc(&rome, "rome.toml"))), (0o600, 0o644));
@@ -109,6 +110,11 @@ fn two_sites(world: &World, oslo_address: &str) {
         let said = site.run(&site.gateway("--check")).unwrap();
         assert!(said.ends_with("\nok\n"), "{said}");
     }
+    // A port of a bridge is no good WAN.
+    rome.node.ip(&["link add br0 type bridge".into(), "link set wan0 master br0".into()]).unwrap();
+    let said = rome.run(&rome.gateway("--check")).unwrap();
+    assert!(said.contains("wan0 is a port of the bridge br0"), "{said}");
+    rome.node.ip(&["link del br0".into()]).unwrap();
     let _gateways = sites.map(Site::start);
     until("both sessions", || sites.iter().all(|site| site.status()["peers"][0]["state"] == "up"));
     let lost = lost_pings(world, false, 100);

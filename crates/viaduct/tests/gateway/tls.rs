@@ -3,7 +3,7 @@
 
 use std::fs;
 use std::net::{TcpListener, TcpStream};
-use std::process::Command;
+use std::process::{Command, Stdio};
 use std::time::Duration;
 
 use serde_json::Value;
@@ -157,6 +157,18 @@ fn a_gateway_with_transport_tls_sends_no_datagrams_and_says_so() {
     status.args(["status", "--name", "site-a", "--run-dir"]).arg(world.gateways.directory());
     let page = String::from_utf8(status.output().unwrap().stdout).unwrap();
     assert!(page.contains("none, repairs are off") && page.contains("as configured"), "{page}");
+    // The translated address changes. Packets of the old tunnel are dropped; a new one is dialled.
+    let mut server = world.middlebox.b1.command("python3");
+    server.args(["-m", "http.server", "9001"]).stdout(Stdio::null()).stderr(Stdio::null());
+    let _server = world.middlebox.b1.spawn(server).unwrap();
+    let loads = || {
+        let curl = ["-s", "--max-time", "3", "-o", "/dev/null", "http://10.2.0.2:9001/"];
+        world.middlebox.a1.run("curl", &curl).is_ok()
+    };
+    assert!(within(Duration::from_secs(10), loads), "{}", logs(&world));
+    world.middlebox.renumber().unwrap();
+    assert!(!loads(), "the old tunnel still works");
+    assert!(within(Duration::from_secs(90), loads), "{}", logs(&world));
     // The tunnel's far end vanishes: the state has the reason.
     world.gateways.b.stop().unwrap();
     let is_down = || {
