@@ -55,9 +55,10 @@ impl Worker {
         self.unread.syns = true;
     }
 
-    /// Begins the early connection for a SYN, and returns the key of its flow. `Ok(None)` if none
-    /// is begun: there is one already, a limit is reached, the client has not named its destination
-    /// yet, the proxy is stopping or bypassed, or the handlers have to accept the flow first.
+    /// Begins the early connection for a SYN, and returns the key of its flow. `Ok(None)` if no
+    /// early connection is begun: one exists already, a limit is reached, the client has not named
+    /// its destination yet, the proxy is stopping or bypassed, or the handlers have to accept the
+    /// flow first.
     pub(super) fn begin_early(
         &mut self,
         syn: &Syn,
@@ -91,13 +92,13 @@ impl Worker {
         begun
     }
 
-    /// Accepts some of the connections that wait at a listener.
+    /// Accepts some of the pending connections of a listener.
     pub(super) fn accept(&mut self, listener: usize, now: Instant) {
         let Some((clients, are_all)) = self.acceptor.accept(listener) else { return };
         // The SYNs of these clients are in the tap by now, because their handshakes are complete.
-        // In a flood too large for one turn, a SYN may be read only later; its client then gets a
-        // new connection to its server. Held SYNs are not read here: their clients are accepted
-        // only after a verdict.
+        // If there are too many SYNs for one turn, a SYN may be read only after its client was
+        // accepted; that client then gets a new connection to its server. Held SYNs are not read
+        // here: their clients are accepted only after a verdict.
         self.read_syns(&mut Budget::begin(), now);
         let at = self.acceptor.bound_addr(listener, self.config.options.transparent);
         for (client, peer) in clients {
@@ -123,8 +124,9 @@ impl Worker {
         }
     }
 
-    /// Joins a client with the early connection that was begun for its SYN, or begins a connection
-    /// if there is none. `signalled` has the addresses that a previous hop has sent, if any.
+    /// Attaches a client to the early connection that was begun for its SYN, or begins a connection
+    /// to the server if there is no early connection. `signalled` has the addresses that a previous
+    /// hop has sent, if any.
     pub(super) fn join(
         &mut self,
         client: TcpStream,
@@ -168,8 +170,8 @@ impl Worker {
         self.drive(key, End::Client, true, true, now);
     }
 
-    /// Flow that was started for the SYN of `tuple`, if there is one. If the client has named other
-    /// addresses since then (`signalled`), the flow is ended, and the result is `None`.
+    /// Returns the flow that was started for the SYN of `tuple`, if there is one. If the client has
+    /// named other addresses since then (`signalled`), ends that flow and returns `None`.
     pub(super) fn started(&mut self, tuple: &Tuple, signalled: Option<Addresses>) -> Option<usize> {
         let started = self.acceptor.early.handle_accept(tuple)?;
         if signalled.is_none() || started.signalled == signalled {

@@ -81,7 +81,7 @@ impl Acceptor {
         Ok(acceptor)
     }
 
-    /// Applies the timeouts of another config to held SYNs, also to those that are held already.
+    /// Applies the timeouts of another config to held SYNs, including those already held.
     pub(super) fn reload(&mut self, limits: &Limits) {
         if let (Some(deferred), Some((_, wait))) = (&self.deferred, limits.early) {
             self.early.set_ttl(wait + limits.connect, deferred.tuples());
@@ -116,7 +116,7 @@ impl Acceptor {
         tap.or(self.deferred.as_ref().map(AsFd::as_fd))
     }
 
-    /// Duplicates of the descriptors of the listen set, for another process.
+    /// Duplicates of the descriptors of the listen set, for the handover to a new process.
     pub(super) fn export(&self) -> io::Result<(ListenRecord, Vec<OwnedFd>)> {
         let syns = match (&self.tap, &self.deferred) {
             (Some(_), _) => SynRecord::Tap,
@@ -148,8 +148,8 @@ impl Acceptor {
         }
     }
 
-    /// Accepts connections that wait at a listener, at most [`MAX_ACCEPTS`] of them; returns them,
-    /// and true if no more can be accepted now. `None` if the listener is closed or the acceptor is
+    /// Accepts at most [`MAX_ACCEPTS`] of the pending connections of a listener; returns them, and
+    /// true if no more can be accepted now. `None` if the listener is closed or the acceptor is
     /// paused.
     pub(super) fn accept(
         &mut self,
@@ -164,7 +164,7 @@ impl Acceptor {
                 Ok((client, peer)) => clients.push((client, canonical(peer))),
                 Err(error) if error.kind() == io::ErrorKind::ConnectionAborted => {}
                 Err(error) => {
-                    // For example, no descriptors are left. The next sweep tries again.
+                    // For example, the process has no descriptors left. The next sweep tries again.
                     if error.kind() != io::ErrorKind::WouldBlock {
                         self.log_error(&error);
                     }
@@ -192,7 +192,7 @@ impl Acceptor {
 
     /// Makes the kernel drop further SYNs. Clients that have begun a handshake can still connect.
     pub(super) fn drop_syns(&self) {
-        // The process that takes over has the same sockets.
+        // The new process uses the same sockets.
         if self.is_paused {
             return;
         }

@@ -15,7 +15,7 @@ use crate::access_log::Entry;
 /// Status of a flow whose client left before its server had answered, as some web servers log it.
 const CLIENT_LEFT: u16 = 499;
 
-/// Maximum length in bytes of a destination or a name in a record for another process.
+/// Maximum length in bytes of a destination or a name in a handover record.
 const MAX_TEXT: usize = 1 << 10;
 
 /// Data of a flow for its access log entry.
@@ -68,7 +68,7 @@ impl Account {
         self.ended.is_none() && texts.map(String::len).all(|len| len <= MAX_TEXT)
     }
 
-    /// Record of the data, for another process.
+    /// Record of the data, for the handover to a new process.
     pub fn record(&self) -> AccountRecord {
         AccountRecord {
             begun: self.begun.as_nanos(),
@@ -79,7 +79,7 @@ impl Account {
         }
     }
 
-    /// Takes over the data of `record`, which another process has written before `now`.
+    /// Restores the data of `record`, which the old process wrote before `now`.
     pub fn restore(&mut self, record: &AccountRecord, now: Instant) {
         let protocols = ["http", "socks5", "proxy", "tunnel"];
         *self = Account {

@@ -20,7 +20,7 @@ use viaduct_sys::socket::seqpacket;
 use super::flow::Middle;
 use super::worker::Worker;
 
-/// Identification of a flow by a program.
+/// Key by which a program identifies a flow.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum SocketId {
     /// By the cookie of the program's socket.
@@ -31,7 +31,7 @@ pub enum SocketId {
 
 /// Request of a program.
 pub struct ProgramRequest {
-    /// Candidates for the flow: the first known one is used.
+    /// Candidate keys of the flow, of which the first known one is used.
     pub candidates: Vec<SocketId>,
     /// Content of the request.
     pub kind: RequestKind,

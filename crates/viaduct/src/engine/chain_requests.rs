@@ -70,8 +70,8 @@ impl Worker {
         }
     }
 
-    /// Creates a flow that the handlers of flow `key` request. It uses the connection `spare` if
-    /// that goes to the new flow's destination.
+    /// Creates a flow that the handlers of flow `key` request. Uses the connection `spare` if its
+    /// destination is the new flow's.
     fn spawn(&mut self, key: usize, spawn: &Spawn, spare: Option<(Address, Conn)>, now: Instant) {
         let Some(chain_io) = self.flows.at(key).chain_io() else { return };
         let made = chain_io.spawned(spawn, now);
@@ -126,8 +126,9 @@ impl Worker {
     }
 
     /// Begins a further connection of flow `key`. In a proxy that keeps clients' addresses, a
-    /// connection to the client's own destination gets the local address that the handlers name, or
-    /// else the client's. A connection to another destination gets the proxy's own address.
+    /// connection to the client's own destination gets the local address that the handlers name; if
+    /// they name none, it gets the client's address. A connection to another destination gets the
+    /// proxy's own address.
     fn dial(
         &mut self,
         key: usize,
@@ -158,7 +159,7 @@ impl Worker {
         Ok(opened.conn)
     }
 
-    /// Gives the connection of flow `key` to the flow that has claimed `name`.
+    /// Moves the connection of flow `key` to the flow that has claimed `name`.
     fn give(&mut self, key: usize, name: &[u8], now: Instant) {
         let owner = self.claims.owner(name).filter(|owner| *owner != key);
         let Some(owner) = owner.filter(|owner| self.flows.get(*owner).is_some()) else {

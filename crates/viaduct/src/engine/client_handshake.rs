@@ -162,9 +162,9 @@ impl Worker {
         }
     }
 
-    /// Connects a flow to a host name. The far end of a tunnel, or a handler that accepts names,
-    /// gets the name and resolves it. Otherwise, or if a policy or `allow-to` here depends on the
-    /// address, the name is resolved here first.
+    /// Connects a flow to a host name. The name is passed on unresolved to the far end of a tunnel,
+    /// or to a handler that accepts names, unless a policy or `allow-to` of this proxy depends on
+    /// the address. Otherwise this proxy resolves the name first.
     fn connect_by_name(&mut self, key: usize, name: String, port: u16, now: Instant) {
         let requester = (key, self.flows.at(key).id);
         let source = self.flows.at(key).source();
@@ -212,7 +212,7 @@ impl Worker {
     }
 
     /// Tries the next address of the name that the client of flow `key` requested, if there is one
-    /// (RFC 1123, 2.3). Called when the previous address did not answer, or refused.
+    /// (RFC 1123, 2.3). Called when the previous address did not answer, or refused the connection.
     pub(super) fn try_next_address(&mut self, key: usize, now: Instant) -> bool {
         let next = self.flows.get(key).and_then(Flow::next_address);
         if let Some(at) = next {
@@ -237,8 +237,8 @@ impl Worker {
                 return self.take_over(early, key, now);
             }
         }
-        // With the client's address, a connection to this machine itself would be answered through
-        // the WAN.
+        // If a connection to this machine itself used the client's address, its replies would leave
+        // through the WAN.
         let from = (self.keeps_client(key) && !is_here(to)).then_some(source);
         let Some(route) = Route::by(&self.config.policies, source, (to, onward), from) else {
             debug!("{source} to {to}: denied by a policy");

@@ -23,7 +23,7 @@ use crate::tunnel::Tunnels;
 use crate::watchdog::Heartbeat;
 
 /// Time for which a stopping proxy still accepts clients that have begun a TCP handshake: enough
-/// for a round trip by satellite, and a lost packet.
+/// for a round trip over a satellite link and one retransmission.
 const HANDSHAKE_GRACE: Duration = Duration::from_millis(1_200);
 
 /// Commands handled in a row before flows are served.
@@ -54,8 +54,9 @@ pub struct Limits {
     pub spin: Duration,
     /// Bytes that each end of a handler chain buffers before it stops reading.
     pub chain_buffer: usize,
-    /// Bytes that flows over Trickles may have requested and not yet passed on: a limit for each
-    /// setting of packet formats that policies name, divided among the event loops.
+    /// Maximum number of bytes that flows over Trickles have requested and not yet delivered. The
+    /// limit applies to each choice of packet formats that policies name, and is divided among the
+    /// event loops.
     pub trickles_buffer: usize,
 }
 
@@ -92,7 +93,7 @@ pub enum WorkerCommand {
     Release,
     /// Accept no more flows; end once the open ones have ended or their time is up.
     Drain,
-    /// End at once.
+    /// End immediately.
     Stop,
 }
 
@@ -120,12 +121,12 @@ impl CommandSender {
         let _ = self.waker.wake();
     }
 
-    /// Keeps the counters of this sender's worker, which calls this itself.
+    /// Stores the counters of this sender's worker. Only the worker itself calls this method.
     pub(super) fn keep(&self, stats: ProxyStats) {
         *self.kept.lock().unwrap_or_else(PoisonError::into_inner) = stats;
     }
 
-    /// Counters that the worker has kept last.
+    /// Counters that the worker stored last.
     pub(super) fn kept(&self) -> ProxyStats {
         self.kept.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
@@ -205,7 +206,8 @@ impl Worker {
         }
     }
 
-    /// Returns whether the worker was asked to end, and no work is left or its time is up.
+    /// Returns whether the worker was told to stop, and either has no work left or has reached its
+    /// deadline.
     pub(super) fn is_over(&self, now: Instant) -> bool {
         let is_done = self.upstream.is_done();
         let ended = self.flows.is_empty() && self.listeners_close.is_none() && is_done;

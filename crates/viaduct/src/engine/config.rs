@@ -78,8 +78,9 @@ impl EngineConfig {
         }
     }
 
-    /// Lowers the flow limit to what the available descriptors allow: clients beyond that would
-    /// hang. If a limit was set and is too high, early connections get at most half of the new one.
+    /// Lowers the flow limit to the number that the available descriptors allow: further clients
+    /// would hang. If this lowers a configured limit, early connections get at most half of the new
+    /// limit.
     pub fn fitted(mut self) -> EngineConfig {
         let most = raise_fd_limit();
         // A flow over Trickles holds two sockets, one for each packet format.

@@ -26,8 +26,9 @@ pub enum Conn {
     Loopback(FlowSocket<TcpStream>, Arc<ParentConn>),
     Tunnel(TunnelStream),
     Trickles(TricklesConn),
-    /// No connection: the flow uses another flow's, or its handlers have not connected yet. This
-    /// end is never connected, and nothing can be read from it or written to it.
+    /// No connection: the flow uses another flow's connection, or its handlers have not connected
+    /// yet. An end in this state never becomes connected, and nothing can be read from it or
+    /// written to it.
     Pending,
 }
 
@@ -193,7 +194,7 @@ impl Conn {
         }
     }
 
-    /// Shuts down the write direction. Succeeds too if the peer has already closed the connection.
+    /// Shuts down the write direction. Also succeeds if the peer has already closed the connection.
     pub fn shutdown(&mut self) -> io::Result<()> {
         let stream = match self {
             Conn::Tcp(stream) | Conn::Loopback(stream, _) => stream,
@@ -226,7 +227,7 @@ impl Conn {
     }
 }
 
-/// Calls `what`, again after each interruption; returns `None` if it would block.
+/// Calls `what` until it is not interrupted by a signal; returns `None` if it would block.
 fn unless_blocked(mut what: impl FnMut() -> io::Result<usize>) -> io::Result<Option<usize>> {
     loop {
         match what() {

@@ -150,7 +150,7 @@ impl Control {
     }
 
     /// Lets flows end. A second call, or the first one after another process has taken over, ends
-    /// the workers at once.
+    /// the workers immediately.
     fn stop(&self, stage: &mut Stage) {
         if *stage != Stage::Released {
             notify(Phase::Stopping);

@@ -90,7 +90,7 @@ impl Acceptor {
         Some(if is_held { Verdict::Drop } else { Verdict::Pass })
     }
 
-    /// Drops the held SYN of flow `key`, which ends: the client gets no answer.
+    /// Drops the held SYN of flow `key` because the flow ends: the client gets no answer.
     pub(super) fn forget_held(&mut self, key: usize) {
         if let Some(deferred) = &mut self.deferred {
             deferred.decide(key, Verdict::Drop);
@@ -159,7 +159,7 @@ impl Worker {
     }
 
     /// Passes the held SYN of flow `key` after its server has answered, and then waits for the
-    /// client as long as any early connection does.
+    /// client for as long as every early connection does.
     pub(super) fn release_held(&mut self, key: usize, now: Instant) {
         let Some(deferred) = &mut self.acceptor.deferred else { return };
         let tuple = deferred.decide(key, Verdict::Pass);
@@ -168,8 +168,8 @@ impl Worker {
         }
     }
 
-    /// Refuses the client whose SYN is held for flow `key`, if there is one, in the way that its
-    /// server did. Returns true if there was one; the flow has then ended.
+    /// Refuses the client of flow `key` in the way that its server did, if the client's SYN is
+    /// held. Returns whether the SYN was held; if so, the flow has ended.
     pub(super) fn reject_held(&mut self, key: usize, error: &io::Error) -> bool {
         let Some(deferred) = &mut self.acceptor.deferred else { return false };
         let Some(tuple) = deferred.decide(key, verdict_for(failure(error))) else { return false };

@@ -61,7 +61,7 @@ pub struct Route {
     /// Client's address, or the source address that a previous hop has named.
     pub source: SocketAddr,
     /// Addresses to send to the hop, if the flow goes through one. Otherwise the addresses in the
-    /// option of the client's SYN, which are meant for a hop further on.
+    /// option of the client's SYN, which are meant for a later hop.
     pub signalled: Option<Addresses>,
     /// Decision of the policy.
     pub plan: Arc<Plan>,
@@ -69,10 +69,10 @@ pub struct Route {
     pub copied: bool,
     /// Long-haul socket settings, if the connection crosses the long link.
     pub haul: Option<LongHaul>,
-    /// Outbound that replaces the plan's: the hop of a list, a detour, a transport that the
-    /// handlers have named, or a direct connection where the outbound is known to fail.
+    /// Outbound that replaces the plan's: the hop chosen from a list, a detour, a transport that
+    /// the handlers have named, or a direct connection where the outbound is known to fail.
     pub instead: Option<OutboundSpec>,
-    /// Hops that have failed, of the plan's list or chosen by measurements.
+    /// Hops that have failed, whether they are in the plan's list or were chosen by measurements.
     pub tried: Vec<SocketAddr>,
     /// Local address of a direct connection, if no hop of the plan's list is left.
     pub direct_from: Option<SocketAddr>,
@@ -115,7 +115,7 @@ impl Target {
         !matches!(self, Target::Requested(terms) if !terms.protocols.option)
     }
 
-    /// Returns whether options in SYNs are used: for the destination, or for a hop further on.
+    /// Returns whether options in SYNs are used: for the destination, or for a later hop.
     pub fn uses_options(&self) -> bool {
         match self {
             Target::Fixed(_) | Target::Program => false,
@@ -147,9 +147,8 @@ impl Target {
         match self {
             Target::Program => None,
             Target::Fixed(to) => Route::by(policies, tuple.client, (*to, Onward::Open), None),
-            // A connection from an address to itself does not pass through this machine, so
-            // it is one of the proxy's own. A connection begun for it would cause a further
-            // one, endlessly.
+            // A host's connection to its own address does not pass through this machine, so such a
+            // SYN is the proxy's own. A connection begun for it would cause another one, endlessly.
             Target::Original { .. } if tuple.client.ip() == tuple.to.ip() => None,
             // Connections to this machine are not intercepted. But their SYNs are seen, and clients
             // may connect to the proxy's own listener: a connection begun with the client's address
@@ -158,7 +157,7 @@ impl Target {
             Target::Original { keep_client, .. } => {
                 let from = keep_client.then_some(tuple.client);
                 let route = Route::by(policies, tuple.client, (tuple.to, Onward::Open), from)?;
-                // Addresses for a hop further on are passed on, unless a hop is chosen here.
+                // Addresses for a later hop are passed on, unless this proxy chooses a hop.
                 let signalled = route.signalled.or(signalled);
                 Some(Route { signalled, keeps_client: route.from.is_some(), ..route })
             }
@@ -174,9 +173,9 @@ impl Target {
 
 impl Route {
     /// Route of `client` to `to`, from the local address `from` if given. If a policy names a hop,
-    /// the route goes through that hop, which is sent both addresses. Hops are not chosen by
-    /// measurements if an earlier hop has chosen the rest of the route, `onward`. `None` if not
-    /// permitted. The unspecified address is never permitted: the kernel connects it to this
+    /// the route goes through that hop, which is sent both addresses. If an earlier hop has chosen
+    /// the rest of the route, `onward`, no hop is chosen by measurements here. `None` if a policy
+    /// denies the flow, or if `to` is the unspecified address: the kernel would connect it to this
     /// machine, which would bypass rules about this machine's addresses.
     pub fn by(
         policies: &Policies,
@@ -191,9 +190,9 @@ impl Route {
         Some(Route::planned(policies, plan, (client, to, from), (onward, Vec::new())))
     }
 
-    /// Route of `client` to `to`, from the local address `from` if given. It follows `plan`
-    /// and `onward`, the rest of the route that an earlier hop has chosen. The hops in `tried`
-    /// have failed.
+    /// Route of `client` to `to`, from the local address `from` if given. The route follows `plan`
+    /// and `onward`, the rest of the route that an earlier hop has chosen. The hops in `tried` have
+    /// failed.
     fn planned(
         policies: &Policies,
         plan: &Arc<Plan>,
@@ -209,7 +208,7 @@ impl Route {
             OutboundSpec::Hops(list) => match list.choose(&policies.health, &tried) {
                 Choice::Hop(at) => by(at),
                 Choice::Direct => direct(),
-                // The list itself is no outbound, so the connection fails.
+                // No hop is left. The connection fails, because the list itself is not an outbound.
                 Choice::Refused => (None, None),
             },
             OutboundSpec::Auto(_) if !tried.is_empty() => direct(),
@@ -319,7 +318,8 @@ impl fmt::Display for Target {
 /// Returns whether `to` is an address of this machine.
 pub fn is_here(to: SocketAddr) -> bool {
     thread_local! {
-        /// A netlink socket for each thread, so that no thread reads the answer to another's query.
+        /// A netlink socket for each thread, so that no thread reads the answer to another thread's
+        /// query.
         static HERE: Option<LocalAddresses> = LocalAddresses::new().ok();
     }
     let ip = to.ip().to_canonical();

@@ -1,4 +1,5 @@
-//! TCP sockets of the loop: its own, or lent ones, which another user's process holds too.
+//! TCP sockets of the loop: the loop's own, and lent ones, which a process of another user also
+//! holds.
 //!
 //! A process that shares a socket's open file description may change its options and flags at any
 //! time: with SO_LINGER a close would block the loop, and without O_NONBLOCK a read or write would.
@@ -18,13 +19,13 @@ use mio::unix::SourceFd;
 use mio::{Interest, Registry, Token};
 use rustix::net::{RecvFlags, SendAncillaryBuffer, SendFlags};
 
-/// Closes sockets that another process holds too.
+/// Closer of sockets that another process also holds.
 pub trait Lender: Debug + Send + Sync {
     /// Closes `socket`, which may block, in a thread without flows.
     fn take_back(&self, socket: OwnedFd);
 }
 
-/// A TCP socket of the loop, its own or lent.
+/// A TCP socket of the loop, own or lent.
 #[derive(Debug)]
 pub struct FlowSocket<S: Into<OwnedFd>> {
     /// `None` only while it is dropped or converted.
@@ -40,7 +41,7 @@ impl<S: Into<OwnedFd>> FlowSocket<S> {
         FlowSocket { socket: Some(socket), lender: Some(lender), registry: None }
     }
 
-    /// Returns whether another user's process holds the socket too.
+    /// Returns whether a process of another user also holds the socket.
     pub fn is_lent(&self) -> bool {
         self.lender.is_some()
     }
@@ -173,7 +174,7 @@ mod tests {
     }
 
     #[test]
-    fn a_lent_socket_is_registered_no_more_when_it_goes_back_though_it_stays_open() {
+    fn a_lent_socket_is_deregistered_when_it_goes_back_even_if_it_stays_open() {
         let poll = mio::Poll::new().unwrap();
         let registry = Arc::new(poll.registry().try_clone().unwrap());
         let registrations = || {
@@ -193,7 +194,7 @@ mod tests {
     }
 
     #[test]
-    fn a_lent_socket_that_blocks_again_blocks_neither_reads_nor_writes() {
+    fn reads_and_writes_of_a_lent_socket_do_not_block_even_in_blocking_mode() {
         let (send, _back) = channel();
         let [one, _other] = pair();
         one.set_nonblocking(false).unwrap();

@@ -195,8 +195,8 @@ impl Flows {
         conn.reregister(&self.registry, Token(FIRST_NET_CONN + net_conn))
     }
 
-    /// Registers a client's connection that is not established yet: the loop is told when it is
-    /// established, and of later events.
+    /// Registers a client's connection that is not established yet: the loop is notified of its
+    /// establishment, and of later events.
     pub fn watch_coming(&self, conn: &mut Conn, key: usize) -> io::Result<()> {
         conn.register(&self.registry, token(key, End::Client))
     }
@@ -209,8 +209,8 @@ impl Flows {
         self.lent.push(LentFlow { flow, early, is_registered: true });
     }
 
-    /// Deregisters the lent flows at `range` that are registered. Otherwise this loop would get
-    /// events of their sockets while the other process has them.
+    /// Deregisters those of the lent flows at `range` that are still registered. Otherwise this
+    /// loop would get events of their sockets while the other process has them.
     pub fn deregister_lent(&mut self, range: Range<usize>) {
         let flows = self.lent[range].iter_mut().filter(|lent| lent.is_registered);
         for lent in flows {

@@ -107,7 +107,7 @@ impl Handle {
         self.send_all(|| WorkerCommand::Drain);
     }
 
-    /// Ends the workers at once.
+    /// Ends the workers immediately.
     pub fn stop(&self) {
         self.send_all(|| WorkerCommand::Stop);
     }
@@ -210,7 +210,8 @@ impl EngineThread {
         self.thread.is_finished()
     }
 
-    /// Ends the engine at once, if it has not ended. Errors: the error with which the thread ended.
+    /// Ends the engine immediately, if it has not ended. Errors: the error with which the thread
+    /// ended.
     pub fn end(self) -> Result<()> {
         self.handle.stop();
         self.thread.join().unwrap_or_else(|_| Err(anyhow!("the event loop thread panicked")))

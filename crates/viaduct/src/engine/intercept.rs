@@ -46,7 +46,7 @@ impl InterceptState {
         match changes.repair() {
             Ok(false) => self.missing.store(false, Ordering::Relaxed),
             Ok(true) => {
-                warn!("our rules (nftables or ip rule) were removed, and are back");
+                warn!("our rules (nftables or ip rule) were removed, and have been restored");
                 self.restored.fetch_add(1, Ordering::Relaxed);
                 self.missing.store(false, Ordering::Relaxed);
             }
@@ -54,8 +54,8 @@ impl InterceptState {
                 if !self.missing.swap(true, Ordering::Relaxed) {
                     let error = anyhow::Error::from(error);
                     warn!(
-                        "our rules were removed, and connections bypass the proxy; cannot restore \
-                         them, retrying each second: {error:#}"
+                        "our rules were removed, so connections bypass the proxy; cannot restore \
+                         the rules, retrying each second: {error:#}"
                     );
                 }
             }

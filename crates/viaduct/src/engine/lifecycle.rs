@@ -97,8 +97,8 @@ impl Worker {
         self.flows.set_alarm(key);
     }
 
-    /// Tells the waiting client or program, once, that the server side of a flow is established.
-    /// Returns true if this call has told it.
+    /// Notifies the waiting client or program, once, that the server side of a flow is established.
+    /// Returns whether this call has notified it.
     fn report_established(&mut self, key: usize, now: Instant) -> bool {
         let flow = self.flows.at(key);
         let is_new = flow.becomes_established();
@@ -125,7 +125,7 @@ impl Worker {
         self.end_or_tell(key, failure(error));
     }
 
-    /// Handles a server that does not answer, or refuses.
+    /// Handles a server that does not answer, or refuses the connection.
     pub(super) fn unanswered(&mut self, key: usize, error: &io::Error) {
         let flow = self.flows.at(key);
         debug!("cannot connect to {} for {}: {error}", flow.destination(), flow.source());
@@ -150,7 +150,7 @@ impl Worker {
 
     /// Ends a broken flow, and returns true. If the client of an early connection has not been
     /// accepted yet, keeps the flow, so that the client gets the result, and returns false. Flows
-    /// of programs, inbound or outbound, do not wait for a client.
+    /// of programs, inbound or outbound, are always ended.
     fn end_or_tell(&mut self, key: usize, why: Failure) -> bool {
         let flow = self.flows.at(key);
         flow.set_broken(why);
@@ -245,7 +245,7 @@ impl Worker {
         if silence.is_unlimited() {
             return;
         }
-        // A connection that flows share has no client.
+        // The flow of a shared connection has no client.
         let has_peer = |flow: &Flow| flow.has_client() || flow.serves_others();
         let lasts = |flow: &Flow| has_peer(flow) && now.since(flow.times.begun) > SWEEP_INTERVAL;
         let due = |flow: &Flow| match (flow.times.checked, silence.interval()) {
@@ -261,8 +261,8 @@ impl Worker {
     }
 }
 
-/// Selects at most `most` of the due flows, by last check: those never checked first, then
-/// those whose check is the longest ago.
+/// Selects at most `most` of the due flows, by last check: first those never checked, then those
+/// with the oldest check.
 fn first_to_check(mut due: Vec<(Option<Instant>, usize)>, most: usize) -> Vec<usize> {
     if due.len() > most {
         due.select_nth_unstable(most);
@@ -285,7 +285,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn of_many_flows_with_a_short_limit_each_is_looked_at_in_time() {
+    fn each_of_many_flows_with_a_short_limit_is_checked_in_time() {
         const FLOWS: usize = 5_000;
         let limit = Duration::from_secs(3);
         let start = Instant::from_nanos(0);

@@ -66,9 +66,9 @@ enum FdKind {
 }
 
 impl ListenSet {
-    /// Opens the source of SYNs that `wanted` describes, and then listens at `listen`, in this
-    /// order so that every SYN that a listener answers is seen. Uses the sockets of a service
-    /// manager, if there are any, instead of its own.
+    /// Opens the source of SYNs that `wanted` describes, and then listens at `listen`. In this
+    /// order, every SYN that a listener answers is seen. Sockets that a service manager has passed
+    /// are used instead of new ones.
     pub fn open(
         listen: &[SocketAddr],
         wanted: Option<SynSourceConfig<'_>>,
@@ -169,7 +169,7 @@ impl SynSource {
                     format!(
                         "cannot hold SYNs in queue {number}: this needs root or CAP_NET_ADMIN, a \
                          kernel with NFQUEUE, and no other reader of the queue; --accept early \
-                         works without it"
+                         works without the queue"
                     )
                 })?;
                 Ok(SynSource::Queue(queue))

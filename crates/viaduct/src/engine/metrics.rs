@@ -109,7 +109,7 @@ fn auto(page: &mut Exposition, own: Labels<'_>, status: &AutoStatus) {
         page.family(name, *kind, help);
         page.sample(own, value(status));
     }
-    let help = "Flows by the number of hops that was chosen.";
+    let help = "Flows by the number of hops chosen for them.";
     page.family("viaduct_proxy_auto_flows_total", Kind::Counter, help);
     for (hops, flows) in ["0", "1", "2"].iter().zip(status.flows) {
         page.sample(&[own, &[("hops", hops)]].concat(), flows);
@@ -154,7 +154,7 @@ const TUNNELS: &[TunnelCounter] = &[
     ("viaduct_tunnel_streams", Kind::Gauge, "Streams that are open.", |t| t.open),
     ("viaduct_tunnel_active_streams", Kind::Gauge, "Streams with bytes under way.", |t| t.active),
     ("viaduct_tunnel_opened_total", Kind::Counter, "Streams opened here.", |t| t.opened),
-    ("viaduct_tunnel_accepted_total", Kind::Counter, "Streams opened there.", |t| t.accepted),
+    ("viaduct_tunnel_accepted_total", Kind::Counter, "Streams opened by the peer.", |t| t.accepted),
     ("viaduct_tunnel_reset_total", Kind::Counter, "Streams that were reset.", |t| t.reset),
     ("viaduct_tunnel_sent_bytes_total", Kind::Counter, "Bytes sent.", |t| t.sent),
     ("viaduct_tunnel_received_bytes_total", Kind::Counter, "Bytes received.", |t| t.received),

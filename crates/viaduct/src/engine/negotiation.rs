@@ -29,9 +29,9 @@ use super::outbound::{OpenRequest, Opened, Outbound, connect};
 use super::relay::Relay;
 use crate::rate_limited::RateLimitedLog;
 
-/// Capacity of the cache of negotiation results. It need not be large, because ends of one kind
-/// send the same offer. Once as many destinations have a shared connection, those whose connection
-/// has ended are removed before another one is added.
+/// Capacity of the cache of negotiation results. A small cache suffices, because ends of one kind
+/// send the same offer. The number also limits the destinations with a shared connection: once it
+/// is reached, those whose connection has ended are removed before another one is added.
 const MAX_CACHED: usize = 256;
 
 /// Negotiation state of this end: its terms, and the results with other ends.
@@ -155,8 +155,8 @@ impl PendingNegotiation {
         if let Some(relay) = Relay::of(&chain) {
             return Ok(Middle::Relay(relay));
         }
-        // The program's options are already set on the connection. The handlers are told of them
-        // when the program sets another one.
+        // The program's options are already set on the connection. The handlers learn them when the
+        // program sets another option.
         let (to, mirrored) = (self.to.into(), Mirrored::default());
         let chain_io = ChainIo::new(chain.clone(), self.limit, (to, None), mirrored, now);
         let shares = chain.iter().any(|factory| factory.shares());

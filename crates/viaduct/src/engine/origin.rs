@@ -1,5 +1,5 @@
-//! Egress of flows that come from the same handlers at another host: the accepting handlers unwrap
-//! their bytes, which are then sent to the origin.
+//! Egress of flows that come from the same handlers at another host: the accepting handlers restore
+//! the original bytes, which are then sent to the origin.
 //!
 //! ```text
 //!   client ── another proxy's handlers ══════ accepting side ── Origin ──▶ server

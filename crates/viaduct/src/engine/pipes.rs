@@ -4,8 +4,8 @@ use std::io;
 
 use viaduct_sys::socket::splice::Pipe;
 
-/// Capacity of a large pipe, in bytes: a fast flow needs fewer calls and fewer short segments
-/// per byte with it.
+/// Capacity of a large pipe, in bytes. With it, a fast flow needs fewer calls and fewer short
+/// segments per byte.
 const LARGE_PIPE: usize = 1 << 20;
 /// Maximum number of large pipes of a proxy: half of what the kernel grants a user
 /// (`fs.pipe-user-pages-soft`). Beyond the kernel's limit new pipes have the smallest size.
@@ -21,7 +21,7 @@ pub struct Pipes {
     free: Vec<Pipe>,
     /// Maximum number of large pipes.
     max_large: usize,
-    /// Present number of large pipes, in flows or in the pool.
+    /// Current number of large pipes, in flows or in the pool.
     large: usize,
 }
 
@@ -73,6 +73,6 @@ mod tests {
         assert!(!is_large(&taken[MAX_LARGE_PIPES + 1]));
         taken.into_iter().for_each(|pipe| pipes.give(pipe));
         assert_eq!(pipes.free.len(), MAX_LARGE_PIPES + 2);
-        assert_eq!(pipes.large, large, "they are kept");
+        assert_eq!(pipes.large, large, "large pipes are kept");
     }
 }

@@ -325,7 +325,7 @@ mod tests {
     }
 
     #[test]
-    fn only_both_families_whole_are_all_addresses() {
+    fn only_both_complete_families_are_all_addresses() {
         let all = |list: &[&str]| {
             holds_all(&list.iter().map(|net| net.parse().unwrap()).collect::<Vec<_>>())
         };

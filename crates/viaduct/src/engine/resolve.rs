@@ -1,5 +1,5 @@
-//! Host name resolution in threads beside the loop: the system's resolver blocks, for ten
-//! seconds and more if a name server does not answer.
+//! Host name resolution in threads of its own: the system's resolver blocks, for ten seconds and
+//! more if a name server does not answer.
 //!
 //! ```text
 //!   loop ── ask ──▶ LookupQueue: waiting questions ──▶ threads, started on demand ──▶ answer
@@ -7,7 +7,7 @@
 //! ```
 //!
 //! Look-ups for one source never delay the look-ups for others: a source may use only some of the
-//! threads, and the next question is always one of the source with the fewest running look-ups.
+//! threads, and the next question always comes from the source with the fewest running look-ups.
 
 use std::collections::{HashMap, VecDeque};
 use std::net::{SocketAddr, ToSocketAddrs as _};
@@ -29,7 +29,8 @@ const MAX_WAITING_PER_SOURCE: usize = 64;
 /// Time after which an idle thread ends.
 const IDLE_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Key of a flow and its generation, which distinguishes it from a later flow with the same key.
+/// Key of a flow and its generation, which distinguishes the flow from a later one with the same
+/// key.
 pub type Requester = (usize, u64);
 
 /// Requester, and the addresses of its name; none if the name cannot be resolved.
@@ -216,25 +217,33 @@ mod tests {
     }
 
     #[test]
-    fn one_sources_questions_leave_threads_and_room_to_others() {
+    fn questions_of_one_source_leave_threads_and_room_to_others() {
         let mut queue = LookupQueue::default();
         let added = (0..100).filter(|&n| queue.add(question(1, n))).count();
         assert_eq!(added, MAX_WAITING_PER_SOURCE);
         let taken = std::iter::from_fn(|| queue.take()).count();
-        assert_eq!(taken, MAX_THREADS_PER_SOURCE, "and no more until one has ended");
+        assert_eq!(taken, MAX_THREADS_PER_SOURCE, "no more until a look-up has ended");
         assert!(queue.add(question(2, 100)));
-        assert_eq!(queue.take().unwrap().requester.0, 100, "past those that wait longer");
+        assert_eq!(
+            queue.take().unwrap().requester.0,
+            100,
+            "before older questions of the first source"
+        );
         assert!(queue.take().is_none());
         queue.done(question(1, 0).source);
-        assert_eq!(queue.take().unwrap().requester.0, MAX_THREADS_PER_SOURCE, "in their order");
+        assert_eq!(
+            queue.take().unwrap().requester.0,
+            MAX_THREADS_PER_SOURCE,
+            "in the order of arrival"
+        );
     }
 
     #[test]
-    fn threads_are_started_for_what_waits_up_to_a_bound() {
+    fn threads_are_started_for_waiting_questions_up_to_a_limit() {
         let mut queue = LookupQueue { threads: 2, idle: 1, ..LookupQueue::default() };
         assert!(!queue.lacks_threads());
         queue.add(question(1, 1));
-        assert!(!queue.lacks_threads(), "the idle one takes it");
+        assert!(!queue.lacks_threads(), "the idle thread takes the question");
         queue.add(question(1, 2));
         assert!(queue.lacks_threads());
         queue.threads = MAX_THREADS;
@@ -242,7 +251,7 @@ mod tests {
     }
 
     #[test]
-    fn a_dot_at_the_end_of_a_name_is_no_part_of_it() {
+    fn a_trailing_dot_is_not_part_of_a_name() {
         let plain = look_up("localhost", 80);
         assert!(!plain.is_empty());
         for name in ["localhost.", "LOCALHOST", "LocalHost."] {
@@ -258,7 +267,11 @@ mod tests {
         // No thread is running that could take the question before it is forgotten.
         assert!(resolver.shared.queue().add(question(1, 7)));
         resolver.forget((7, 1));
-        assert_eq!(resolver.shared.queue().waiting.len(), 1, "another flow of that number");
+        assert_eq!(
+            resolver.shared.queue().waiting.len(),
+            1,
+            "the other generation's question stays"
+        );
         resolver.forget((7, 0));
         assert!(resolver.shared.queue().waiting.is_empty());
         let from = SocketAddr::from(([10, 0, 0, 1], 1));

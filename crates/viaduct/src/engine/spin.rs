@@ -1,10 +1,10 @@
-//! Busy polling before the loop sleeps. Between programs that answer each other the next bytes
-//! arrive within some tens of microseconds. Going to sleep and being woken takes longer: an idle
-//! core is put into a low-power state, and another core has to wake it.
+//! Busy polling before the loop sleeps. When two programs answer each other, the next bytes arrive
+//! within some tens of microseconds. Going to sleep and being woken takes longer: an idle core is
+//! put into a low-power state, and another core has to wake it.
 //!
 //! ```text
 //!   events handled ─▶ polls and yields the core, for a limited time ─▶ sleeps until events
-//!                     not at all for a while, if it has often polled in vain
+//!                     (skips polling for a while if it was often in vain)
 //! ```
 
 use std::io;
@@ -26,9 +26,9 @@ const MAX_REST: u32 = 127;
 /// Record of whether polling has paid off recently.
 #[derive(Debug, Default)]
 pub struct Spin {
-    /// Remaining waits that sleep at once.
+    /// Remaining waits that sleep immediately.
     rest: u32,
-    /// About half of the number of waits that sleep at once after the next poll in vain.
+    /// About half of the number of waits that sleep immediately after the next poll in vain.
     doubt: u32,
 }
 
@@ -42,7 +42,7 @@ impl Spin {
         wait: Duration,
         most: Duration,
     ) -> io::Result<()> {
-        if most.is_zero() || wait.is_zero() || !self.looks() {
+        if most.is_zero() || wait.is_zero() || !self.should_poll() {
             return poll.poll(events, Some(wait));
         }
         let begin = time();
@@ -62,7 +62,7 @@ impl Spin {
     }
 
     /// Returns whether this wait begins with polling.
-    fn looks(&mut self) -> bool {
+    fn should_poll(&mut self) -> bool {
         if self.rest == 0 {
             return true;
         }
@@ -91,49 +91,54 @@ mod tests {
     use super::*;
 
     /// Number of `waits` that poll. Each wait lasts `micros`; polling finds events within 50 µs.
-    fn looks(spin: &mut Spin, waits: u32, micros: impl Fn(u32) -> u64) -> u32 {
-        let mut looks = 0;
+    fn polling_waits(spin: &mut Spin, waits: u32, micros: impl Fn(u32) -> u64) -> u32 {
+        let mut polls = 0;
         for n in (0..waits).map(micros) {
-            if spin.looks() {
-                looks += 1;
+            if spin.should_poll() {
+                polls += 1;
                 match n < 50 {
                     true => spin.found(),
                     false => spin.missed(Duration::from_micros(n), Duration::from_micros(50)),
                 }
             }
         }
-        looks
+        polls
     }
 
     #[test]
-    fn where_answers_are_quick_every_wait_looks() {
-        assert_eq!(looks(&mut Spin::default(), 1_000, |_| 20), 1_000);
+    fn every_wait_polls_where_answers_are_quick() {
+        assert_eq!(polling_waits(&mut Spin::default(), 1_000, |_| 20), 1_000);
         // An occasional late answer changes little.
-        let seldom = looks(&mut Spin::default(), 1_000, |n| if n % 50 == 0 { 900 } else { 20 });
+        let seldom =
+            polling_waits(&mut Spin::default(), 1_000, |n| if n % 50 == 0 { 900 } else { 20 });
         assert!(seldom > 950, "{seldom}");
     }
 
     #[test]
-    fn two_ends_that_wake_each_other_both_begin_to_look() {
+    fn two_ends_that_wake_each_other_both_begin_to_poll() {
         // Every second answer is late, because the other end was still asleep.
-        assert_eq!(looks(&mut Spin::default(), 100, |n| if n % 2 == 0 { 20 } else { 80 }), 100);
+        assert_eq!(
+            polling_waits(&mut Spin::default(), 100, |n| if n % 2 == 0 { 20 } else { 80 }),
+            100
+        );
     }
 
     #[test]
-    fn where_they_are_not_few_waits_look() {
-        let slow = looks(&mut Spin::default(), 10_000, |_| 900);
+    fn few_waits_poll_where_answers_are_slow() {
+        let slow = polling_waits(&mut Spin::default(), 10_000, |_| 900);
         assert!((50..150).contains(&slow), "{slow}");
         // Quick and slow waits alternate: polling would cost more time than it saves.
-        let turns = looks(&mut Spin::default(), 10_000, |n| if n % 2 == 0 { 20 } else { 900 });
+        let turns =
+            polling_waits(&mut Spin::default(), 10_000, |n| if n % 2 == 0 { 20 } else { 900 });
         assert!(turns < 1_000, "{turns}");
     }
 
     #[test]
-    fn after_a_quiet_hour_it_looks_at_once_and_after_a_busy_one_soon() {
+    fn polling_resumes_immediately_after_a_quiet_hour_and_soon_after_polls_in_vain() {
         let mut spin = Spin::default();
-        looks(&mut spin, 7_200, |_| 500_000);
-        assert_eq!(looks(&mut spin, 100, |_| 20), 100);
-        looks(&mut spin, 10_000, |_| 900);
-        assert!(looks(&mut spin, 1_000, |_| 20) > 1_000 - MAX_REST - 1);
+        polling_waits(&mut spin, 7_200, |_| 500_000);
+        assert_eq!(polling_waits(&mut spin, 100, |_| 20), 100);
+        polling_waits(&mut spin, 10_000, |_| 900);
+        assert!(polling_waits(&mut spin, 1_000, |_| 20) > 1_000 - MAX_REST - 1);
     }
 }

@@ -9,8 +9,8 @@ use viaduct_proto::split::early::EarlyStats;
 use super::outbound::OutboundSpec;
 use crate::tunnel::stats::TunnelCounters;
 
-/// Upper bounds of the buckets of connect times, in microseconds; a further, last bucket has the
-/// rest.
+/// Upper bounds of the buckets of connect times, in microseconds; a last bucket counts all longer
+/// times.
 pub const CONNECT_BOUNDS: [u64; 12] = [
     100, 300, 1_000, 3_000, 10_000, 30_000, 60_000, 100_000, 200_000, 400_000, 1_000_000, 3_000_000,
 ];
@@ -117,8 +117,8 @@ pub struct PolicyStats {
 const HOP_DOWN: u64 = 3;
 
 impl ProxyStats {
-    /// Report of a tunnel that is down. A hop that is down is not reported: only flows try it
-    /// again, and a health check that reported it would keep those flows away for ever.
+    /// Report of a tunnel that is down. A hop that is down is not reported: only flows try the hop
+    /// again, and a failing health check could keep those flows away forever.
     pub fn trouble(&self) -> Option<String> {
         self.tunnels.iter().find_map(TunnelCounters::trouble)
     }
@@ -289,7 +289,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_loops_count_is_one_proxys() {
+    fn counters_of_loops_add_up_to_those_of_the_proxy() {
         let hop = |port| OutboundSpec::Hop(([10, 0, 0, 1], port).into());
         let part = |port| {
             let mut stats = ProxyStats { open: 2, bytes: [3, 4], ..ProxyStats::default() };
@@ -324,7 +324,7 @@ mod tests {
     }
 
     #[test]
-    fn a_hop_is_down_when_its_last_connections_failed_and_up_at_the_first_that_does_not() {
+    fn a_hop_is_down_after_failures_in_a_row_and_up_after_the_first_success() {
         let by = OutboundSpec::Hop(([10, 0, 0, 1], 1).into());
         let mut stats = ProxyStats::default();
         for n in 0..5 {

@@ -30,8 +30,8 @@ use super::worker::{Worker, time};
 /// Upper bound of a message's length without its flows, in bytes.
 const MESSAGE_HEAD: usize = 64;
 
-/// Listen set of a worker, with duplicates of its descriptors; or the reason why another process
-/// cannot continue it.
+/// Listen set of a worker, with duplicates of its descriptors; or the reason why the worker cannot
+/// be handed over.
 pub type Exported = Result<(ListenRecord, Vec<OwnedFd>), String>;
 
 /// Command to send flows to another process.
@@ -92,14 +92,14 @@ impl Worker {
                     held,
                 })
             }
-            // The flow has no client, but is no early connection either.
+            // The flow has no client, but is not an early connection either.
             _ => return,
         };
         self.flows.lend(key, early);
     }
 
-    /// Sends the lent flows in as many messages as they need. Those of a message are deregistered
-    /// once it is sent, while the other process restores them.
+    /// Sends the lent flows in as many messages as they need. The flows of a message are
+    /// deregistered once it is sent, while the other process restores them.
     fn send_lent(&mut self, worker: u32, socket: &OwnedFd) -> io::Result<()> {
         let mut next = 0;
         while next < self.flows.lent.len() {
@@ -114,7 +114,7 @@ impl Worker {
     pub(super) fn resume(&mut self, now: Instant) {
         for LentFlow { flow, early, .. } in std::mem::take(&mut self.flows.lent) {
             if !self.adopt(flow, early, now) {
-                warn!("a flow is lost: another process has failed to take it over");
+                warn!("a flow is lost: the handover has failed, and it cannot be continued here");
             }
         }
         if self.acceptor.is_paused
@@ -154,7 +154,7 @@ impl Worker {
     /// Continues a flow of another process, whose descriptors are the next of `descriptors`.
     ///
     /// # Errors
-    /// A descriptor is not what the record says, or there are too many flows.
+    /// A descriptor does not match the record, or there are too many flows.
     pub(super) fn restore(
         &mut self,
         record: &FlowRecord,
@@ -186,8 +186,8 @@ impl Worker {
     }
 }
 
-/// Sends the lent flows from number `first` on, as many as a message may contain, but at least one.
-/// Returns the number of the next one.
+/// Sends as many of the lent flows as a message may contain, but at least one, starting at number
+/// `first`. Returns the number of the first flow that was not sent.
 fn send_batch(lent: &[LentFlow], first: usize, worker: u32, socket: &OwnedFd) -> io::Result<usize> {
     let (mut flows, mut cost, mut end) = (Vec::new(), MESSAGE_HEAD, first);
     let mut fds: Vec<BorrowedFd<'_>> = Vec::new();

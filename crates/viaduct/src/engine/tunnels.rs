@@ -1,5 +1,5 @@
-//! Integration of tunnels ([`crate::tunnel`]) with the loop: sending, ready ends, and streams that
-//! arrive.
+//! Integration of tunnels ([`crate::tunnel`]) with the loop: sending, ready ends, and inbound
+//! streams.
 
 use mio::Token;
 use tracing::debug;
@@ -60,7 +60,7 @@ impl Worker {
         self.stats.accepted += 1;
         let tunnels = self.upstream.tunnels.as_ref();
         if !tunnels.is_some_and(|of| of.may_be_client(&peer, source)) {
-            debug!("{client} is no client of the peer {peer}");
+            debug!("{client} is not a client of the peer {peer}");
             self.stats.refused.denied += 1;
             flow.set_broken(Failure::Denied);
             return self.log_end(&flow, now);

@@ -178,8 +178,8 @@ impl Worker {
                 }
                 _ => {}
             }
-            // A turn may take milliseconds, too long for path measurements: each step reads the
-            // clock.
+            // A turn may take milliseconds, which would distort path measurements; so each step
+            // reads the clock.
             self.own.heartbeat.beat();
             let unread = std::mem::take(&mut self.unread);
             for event in &events {

@@ -25,7 +25,7 @@ pub struct Workers {
 }
 
 impl Workers {
-    /// Returns the workers to which `senders` send commands. Errors: there is none.
+    /// Returns the workers to which `senders` send commands. Errors: `senders` is empty.
     pub(super) fn new(senders: &[CommandSender]) -> Result<Workers> {
         let (first, others) = senders.split_first().context("no worker runs")?;
         Ok(Workers { first: first.clone(), others: others.into() })
@@ -44,7 +44,7 @@ impl Workers {
         }
     }
 
-    /// Worker of flows with the host `far`. It is always the same one, so that the handlers of all
+    /// Worker of flows with the host `far`: always the same worker, so that the handlers of all
     /// flows with a host share their state.
     pub fn with(&self, far: IpAddr) -> &CommandSender {
         self.of(far.to_canonical())

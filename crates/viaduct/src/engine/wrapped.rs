@@ -7,8 +7,8 @@
 //!   interposer ── Arrival ──▶ handlers' handshake ──▶ Program::connect
 //! ```
 //!
-//! The client's end of the flow is a bound socket made for it. Another process may have to connect
-//! this socket to the program, so it may become connected slightly later.
+//! The client side of a flow is a bound socket that is created for the flow. Another process may
+//! have to connect it to the program, so it may still be unconnected when `complete` returns.
 
 use std::fmt::Debug;
 use std::io;
@@ -64,7 +64,8 @@ pub trait PendingConnect: Debug + Send {
     fn take_socket(&mut self) -> io::Result<FlowSocket<std::net::TcpStream>>;
 
     /// Completes the connect, because the far end has answered: connects the program's socket to
-    /// `socket`, at once or soon. Errors: the program can no longer get the result.
+    /// `socket`, possibly after this method has returned. Errors: the program can no longer get the
+    /// result.
     fn complete(&mut self, socket: &std::net::TcpStream) -> io::Result<()>;
 
     /// Tells the program that the far end cannot be reached.
@@ -112,8 +113,8 @@ pub trait Program: Debug + Send {
         None
     }
 
-    /// Connects `socket` to the program, at once or soon. The program sees it as the client's
-    /// connection. Errors: the connect failed at once.
+    /// Connects `socket` to the program, possibly after this method has returned. The program sees
+    /// it as the client's connection. Errors: the connect failed immediately.
     fn connect(&mut self, socket: &std::net::TcpStream) -> io::Result<()>;
 }
 
@@ -139,8 +140,8 @@ impl Worker {
         self.accept_inbound(arrival, now);
     }
 
-    /// Accepts an inbound connection for a program, or for an origin in a program's place
-    /// ([`super::origin`]).
+    /// Accepts an inbound connection for a program, or for an origin that takes the program's place
+    /// as the flow's server ([`super::origin`]).
     pub(super) fn accept_inbound(&mut self, arrival: Arrival, now: Instant) {
         let Arrival { stream, client, own, handlers, program } = arrival;
         let mut server = Conn::of(stream, client, own);
@@ -193,7 +194,8 @@ impl Worker {
         }
     }
 
-    /// Connects flow `key` to its program, if it has one: the flow's handlers have accepted it.
+    /// Connects flow `key` to its program, if it has one. Called once the flow's handlers have
+    /// accepted the flow.
     pub(super) fn connect_program(&mut self, key: usize) {
         let Some(mut program) = self.programs.take_listening(key) else { return };
         let socket = match program.take_socket() {

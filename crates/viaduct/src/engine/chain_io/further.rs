@@ -110,7 +110,8 @@ impl ChainIo {
         Some(taken)
     }
 
-    /// Tells the handlers that no flow has claimed the key to which they give their connections.
+    /// Tells the handlers that no flow has claimed the key under which they gave away their
+    /// connections.
     pub fn unclaimed(&mut self, now: Instant) {
         self.chain.unclaimed(now);
     }

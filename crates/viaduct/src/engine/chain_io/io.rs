@@ -18,7 +18,7 @@ static SAID: RateLimitedLog<String> = RateLimitedLog::new(4);
 
 impl ChainIo {
     /// Time at which the flow is driven even without an event: the handlers' earliest timer, or
-    /// at once if there are requests.
+    /// immediately if there are requests.
     pub fn poll_timeout(&self) -> Option<Instant> {
         if self.requests.is_empty() { self.chain.poll_timeout() } else { Some(Instant::ZERO) }
     }
@@ -91,7 +91,7 @@ impl ChainIo {
         now: Instant,
     ) -> u64 {
         if let Stage::Failed(_) = self.stage {
-            // The end that broke is the network's.
+            // The network's end broke.
             let written = self.write_app(&mut app, now);
             return written.map_or(0, |_| self.chain.incoming().len() as u64);
         }
@@ -185,7 +185,7 @@ impl ChainIo {
                 Action::Wake(key) => self.requests.push(ChainRequest::Wake(key)),
                 Action::Spawn(spawn) => self.requests.push(ChainRequest::Spawn(spawn)),
                 Action::Close(id) => {
-                    // A connection that was only just requested is not begun.
+                    // A connection that was requested but not begun yet is not begun.
                     self.requests.retain(|request| !request.connects(id));
                     self.net_conn(id, |net_conn| net_conn.end = Some(Ending::Close));
                 }

@@ -259,8 +259,8 @@ impl ChainIo {
         }
     }
 
-    /// Reports to the handlers that the flow's own connection failed; they decide what becomes
-    /// of the flow.
+    /// Reports to the handlers that the flow's own connection failed. The handlers decide whether
+    /// the flow continues.
     pub fn unconnected(&mut self, why: Failure, now: Instant) {
         let main = &mut self.net_conns[0];
         if !std::mem::replace(&mut main.gone, true) {

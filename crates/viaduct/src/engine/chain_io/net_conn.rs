@@ -143,8 +143,8 @@ impl NetConn {
                     written += count;
                 }
                 Err(error) => {
-                    // Bytes received since the last read may be there, though no event has
-                    // reported them yet.
+                    // There may be bytes received since the last read that no event has reported
+                    // yet.
                     (self.broke, self.state.readable) = (Some(error), true);
                     return written;
                 }
@@ -184,8 +184,8 @@ pub(super) fn name(chain: &mut Chain, id: BottomId, conn: &Conn) {
     }
 }
 
-/// Returns the connection to use: a further connection's `own`, else the flow's own end `main`.
-/// `None` if that connection is gone.
+/// Returns the connection to use: a further connection's `own`, otherwise the flow's own end
+/// `main`. `None` if that connection is gone.
 fn of<'a>(
     is_gone: bool,
     own: &'a mut Option<Conn>,

@@ -12,7 +12,7 @@ use super::{End, Flow};
 use crate::engine::conn::Conn;
 
 /// Maximum number of bytes of a refused client that are read and dropped.
-const MAX_UNHEARD: usize = 64 << 10;
+const MAX_DISCARDED: usize = 64 << 10;
 
 /// Position at which reading from the client stopped.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -97,14 +97,14 @@ impl Flow {
         Ok(ReadStop::All)
     }
 
-    /// Sends the client a refusal. Its further bytes are read and dropped: a connection that is
-    /// closed with unread bytes is reset, and the client might never read the refusal.
+    /// Sends the client a refusal. The client's further bytes are read and dropped: a connection
+    /// that is closed with unread bytes is reset, and the client might never read the refusal.
     pub fn reject(&mut self, words: &[u8]) {
         self.queue_preface(End::Client, words);
         let client = self.ends[0].conn.as_mut().filter(|_| !words.is_empty());
         let Some(client) = client else { return };
         let mut chunk = [0; 4096];
-        for _ in 0..MAX_UNHEARD / chunk.len() {
+        for _ in 0..MAX_DISCARDED / chunk.len() {
             let Ok(Some(1..)) = client.read(&mut chunk) else { return };
         }
     }
@@ -113,7 +113,7 @@ impl Flow {
     pub fn queue_preface(&mut self, to: End, words: &[u8]) {
         let end = &mut self.ends[to as usize];
         end.preface_out.extend(words);
-        // Sent at once, because without a server no event drives the flow yet.
+        // Sent immediately, because without a server no event drives the flow yet.
         if to == End::Client {
             let _ = end.send_preface();
         }

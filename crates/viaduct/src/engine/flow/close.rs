@@ -1,8 +1,8 @@
-//! Last phase of a flow with a broken end. Bytes received from that end are still delivered to
-//! the other end, which is then reset. For example, a server that answers and closes while more
-//! of the request is in flight resets its connection, but its answer must still reach the client.
-//! Bytes for the broken end are discarded. If there are no bytes for the other end, the reset
-//! follows at once.
+//! Last phase of a flow with a broken end. Bytes received from that end are still delivered to the
+//! other end, which is then reset. For example, a server that answers and closes while more of the
+//! request is in flight resets its connection, but its answer must still reach the client. Bytes
+//! for the broken end are discarded. If there are no bytes for the other end, the reset follows
+//! immediately.
 
 use std::io;
 use std::time::Duration;
@@ -66,7 +66,7 @@ impl Flow {
 
     /// Delivers the remaining bytes of the broken end. `Err`, with the flow's error, once the other
     /// end has received all of them or has accepted none for [`RESET_TIMEOUT`]. If there are
-    /// handlers, this timeout first makes them abort, and then begins again.
+    /// handlers, the first such timeout makes them abort, and the time starts again.
     pub(super) fn deliver_rest(
         &mut self,
         shared: &mut Shared,
@@ -95,7 +95,7 @@ impl Flow {
     }
 
     /// Makes the handlers abort towards the other end, even if their data is still queued. Returns
-    /// false if there are no handlers, or if they had already been told to.
+    /// false if there are no handlers, or if they were already told to abort.
     fn aborts(&mut self, now: Instant) -> bool {
         match &mut self.middle {
             Middle::Chain(chain_io) => chain_io.abort(now),

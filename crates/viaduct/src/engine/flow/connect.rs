@@ -48,8 +48,8 @@ impl Flow {
         }
     }
 
-    /// Route to try if the hop of the flow does not answer. `None` if there is none, if the hop has
-    /// answered, or if handlers may have consumed the client's bytes.
+    /// Route to try if the hop of the flow does not answer. `None` if no route is left, if the hop
+    /// has answered, or if handlers may have consumed the client's bytes.
     pub fn next_route(&self, policies: &Policies) -> Option<Route> {
         let waits =
             matches!((&self.state, &self.middle), (State::Connecting(None), Middle::Relay(_)));
@@ -73,8 +73,8 @@ impl Flow {
         self.further_addresses = further_addresses;
     }
 
-    /// Next address to try. `None` if there is none, if the server has answered, or if handlers or
-    /// another outbound may have consumed the client's bytes.
+    /// Next address to try. `None` if no address is left, if the server has answered, or if
+    /// handlers or another outbound may have consumed the client's bytes.
     pub fn next_address(&mut self) -> Option<SocketAddr> {
         let stays =
             matches!((&self.middle, self.outbound()), (Middle::Relay(_), OutboundSpec::Direct));
@@ -88,12 +88,13 @@ impl Flow {
         Some(next)
     }
 
-    /// Returns whether the client has an urgent byte pending. The loop reports it only once.
+    /// Returns whether the client has an urgent byte pending. The loop reports such a byte only
+    /// once.
     fn client_is_urgent(&self) -> bool {
         matches!(&self.middle, Middle::Relay(relay) if relay.is_urgent(End::Client))
     }
 
-    /// Returns whether the client has ended its stream. The loop reports it only once.
+    /// Returns whether the client has ended its stream. The loop reports the end only once.
     fn client_has_ended(&self) -> bool {
         matches!(&self.middle, Middle::Relay(relay) if relay.is_ending(End::Client))
     }
@@ -116,7 +117,7 @@ impl Flow {
         self.times.begun = begun;
         self.state = match state {
             State::Connecting(pending_negotiation) => State::Connecting(pending_negotiation),
-            // This flow's client has not been told yet.
+            // This flow's client has not been notified yet.
             _ => State::Connected,
         };
         self.clear_request();

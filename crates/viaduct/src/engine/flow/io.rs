@@ -33,8 +33,8 @@ impl Flow {
         }
     }
 
-    /// Returns whether the client has to be registered for writability; true only once. Few clients
-    /// are so slow that it is needed.
+    /// Returns whether the client has to be registered for writability; true only once. Only few
+    /// clients are slow enough to need it.
     pub fn awaits_room(&mut self) -> bool {
         let full = match &self.middle {
             Middle::Relay(relay) => relay.client_is_full() || !self.ends[0].preface_out.is_empty(),

@@ -94,8 +94,8 @@ pub struct Flow {
     pipelined: u64,
     /// True once both ends have been connected.
     has_opened: bool,
-    /// True if closing the ends resets them, unless the flow has ended well. This also applies if
-    /// this process is killed.
+    /// True if closing the ends resets them, unless the flow was marked as ended well. This also
+    /// applies if this process is killed.
     is_reset_on_close: bool,
     /// Socket options that the program has set on its own end.
     pub mirrored: Mirrored,
@@ -123,7 +123,7 @@ pub struct Times {
 pub struct Begun {
     /// The server's end, with its preface.
     pub opened: Opened,
-    /// Relay or handler chain in front of it.
+    /// Relay or handler chain between that end and the client.
     pub middle: Middle,
     /// Set if the relay or chain is to be negotiated with the far end, after the connection
     /// is established.
@@ -247,8 +247,8 @@ impl Flow {
     }
 
     /// Local address for a further connection to `to`: the address of the flow's first connection,
-    /// if that goes to `to`. `None` if the kernel chooses the address. The port is 0, because the
-    /// first connection occupies its own.
+    /// if that connection goes to `to`. `None` if the kernel chooses the address. The port is 0,
+    /// because the first connection occupies its own.
     pub fn from(&self, to: &Address) -> Option<SocketAddr> {
         let route = self.route.as_ref().filter(|route| route.to == *to)?;
         route.from.map(|from| SocketAddr::new(from.ip(), 0))

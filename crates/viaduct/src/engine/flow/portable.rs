@@ -95,7 +95,7 @@ impl Flow {
     /// Returns the flow of `record`, with the next of `descriptors`.
     ///
     /// # Errors
-    /// A descriptor is missing, or is not what the record says.
+    /// A descriptor is missing, or does not match the record.
     pub fn restored(
         record: &FlowRecord,
         descriptors: &mut impl Iterator<Item = OwnedFd>,
@@ -257,7 +257,7 @@ mod tests {
     }
 
     #[test]
-    fn flows_whose_state_a_record_does_not_have_stay() {
+    fn flows_with_state_that_a_record_cannot_hold_are_not_portable() {
         let (mut lost, ..) = flow();
         lost.set_broken(viaduct_proto::flow::Failure::Reset);
         assert!(!lost.is_portable());

@@ -23,7 +23,7 @@ use crate::random::entropy;
 pub struct AutoSpec {
     /// Status socket of the overlay node on this host.
     pub overlay: PathBuf,
-    /// Check of each hop; `None` if they are not checked.
+    /// Check of each hop; `None` if the hops are not checked.
     pub check: Option<HopCheck>,
     /// Criterion of the choice.
     pub preference: Preference,
@@ -82,8 +82,8 @@ impl AutoHops {
     }
 
     /// Route of a new flow to `server`: its first hop, and the rest from there. `None` if the flow
-    /// goes directly. A route that an earlier hop has chosen, `onward`, is followed if its hop is
-    /// one of this overlay, and up.
+    /// goes directly. A route that an earlier hop has chosen, `onward`, is followed if its next hop
+    /// is one of this overlay, and is up.
     pub fn follow(
         &self,
         onward: Onward,

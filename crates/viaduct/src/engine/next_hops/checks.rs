@@ -267,7 +267,8 @@ impl Checking {
     }
 }
 
-/// Probes a hop. The header says that the connection is a check, so that hops do not log it.
+/// Probes a hop. The PROXY header marks the connection as a health check, so that hops do not log
+/// it.
 async fn probe(hop: SocketAddr, check: &HopCheck) -> Result<(), String> {
     let said = match &check.path {
         None => tcp_probe::connect(hop, &proxy::LOCAL_HEADER).await,

@@ -61,7 +61,7 @@ impl HopHealth {
     pub fn suspect(&self, hop: SocketAddr) {
         let checks = self.checks.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(checks) = &*checks {
-            // Nothing receives while the proxy ends.
+            // There is no receiver while the proxy shuts down.
             let _ = checks.send(Message::Suspect(hop));
         }
     }

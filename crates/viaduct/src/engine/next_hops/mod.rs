@@ -40,7 +40,7 @@ pub use health::{HopHealth, HopStatus};
 pub struct HopList {
     /// Addresses of the hops.
     pub hops: Vec<SocketAddr>,
-    /// Check of each hop; `None` if they are not checked.
+    /// Check of each hop; `None` if the hops are not checked.
     pub check: Option<HopCheck>,
     /// Treatment of flows if no hop is up.
     pub fallback: Fallback,
@@ -77,8 +77,8 @@ pub enum Choice {
 }
 
 impl Default for HopCheck {
-    /// A hop that does not answer is down within 1.85 s. Three probes must fail, because one or two
-    /// may be lost on a path that loses packets.
+    /// A hop that does not answer is marked as down within 1.85 s. Three probes must fail, because
+    /// one or two may be lost on a lossy path.
     fn default() -> HopCheck {
         let (interval, timeout) = (Duration::from_millis(500), Duration::from_millis(450));
         HopCheck { timing: Timing { interval, timeout, rise: 2, fall: 3 }, path: None }

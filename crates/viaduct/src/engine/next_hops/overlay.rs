@@ -55,8 +55,8 @@ impl OverlayFollower {
         OverlayFollower { spec, auto, tables, next_query: now(), has_table: None, reports }
     }
 
-    /// Takes over the node's table, and sends the queries that are due. Returns whether the
-    /// addresses of the hops have changed.
+    /// Reads the node's table, and sends the queries that are due. Returns whether the addresses of
+    /// the hops have changed.
     pub(super) fn turn(&mut self) -> bool {
         let table = (self.tables)();
         self.log(table.is_some());
@@ -73,7 +73,7 @@ impl OverlayFollower {
         let overlay = self.spec.overlay.display();
         match (before, has_table) {
             (Some(true) | None, false) => {
-                warn!("the overlay at {overlay} does not answer: without it flows go directly");
+                warn!("the overlay at {overlay} does not answer: flows go directly to servers");
             }
             (Some(false), true) => info!("the overlay at {overlay} answers"),
             _ => {}
@@ -102,7 +102,7 @@ impl OverlayFollower {
         let reports = self.reports.clone();
         tokio::spawn(async move {
             let reported = asked.join_all().await.into_iter().flatten().collect();
-            // Nothing receives while the proxy ends.
+            // There is no receiver while the proxy shuts down.
             let _ = reports.send((networks, reported));
         });
     }

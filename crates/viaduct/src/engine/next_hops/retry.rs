@@ -12,8 +12,8 @@ use crate::engine::upstream::Upstream;
 use crate::engine::worker::Worker;
 
 impl Upstream {
-    /// Begins the server side of a flow. If a connection fails at once, tries the next hop of the
-    /// flow's list.
+    /// Begins the server side of a flow. If a connection fails immediately, tries the next hop of
+    /// the flow's list.
     pub(in crate::engine) fn begin(
         &self,
         mut route: Route,
@@ -33,7 +33,8 @@ impl Upstream {
 
 impl Worker {
     /// Connects flow `key`, whose hop has failed, through the next hop of its list, or directly if
-    /// the list says so. Returns false if nothing is left to try, or the connection fails at once.
+    /// the list says so. Returns false if nothing is left to try, or the connection fails
+    /// immediately.
     pub(in crate::engine) fn try_next_hop(&mut self, key: usize, now: Instant) -> bool {
         let Worker { flows, upstream, config, .. } = self;
         let policies = &config.policies;

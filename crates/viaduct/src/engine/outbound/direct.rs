@@ -16,8 +16,8 @@ use crate::engine::conn::Conn;
 pub(super) struct Direct(pub(super) Arc<HopSignaller>);
 
 impl Outbound for Direct {
-    /// Begins a connection whose SYN carries the option of the client's SYN, if that had one, for a
-    /// hop further on. That hop expects an option, even if another form is configured here.
+    /// Begins a connection whose SYN carries the option of the client's SYN, if there was one, for
+    /// a later hop. That hop expects an option, even if another form is configured here.
     fn open(&self, request: &OpenRequest, _: Instant) -> io::Result<Opened> {
         match self.0.open_by_option(request) {
             Some(opened) => opened,

@@ -56,7 +56,9 @@ impl HopSignaller {
             |form: &Option<HopSignalling>| matches!(form, None | Some(HopSignalling::Option));
         let is_required = forms.contains(&Some(HopSignalling::Option));
         if forms.iter().any(wanted) && self.program().is_none() && is_required {
-            bail!("tell: cannot write TCP options, see the log; --tell proxy-tfo needs none");
+            bail!(
+                "tell: cannot write TCP options, see the log; --tell proxy-tfo works without them"
+            );
         }
         Ok(())
     }

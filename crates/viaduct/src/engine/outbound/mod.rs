@@ -12,8 +12,8 @@
 //! | `hop` | to a hop, which is sent the flow's addresses |
 //! | `tunnel` | through a tunnel ([`crate::tunnel`]) |
 //!
-//! Other outbounds are defined beside their state: Trickles ([`super::trickles`]), connections that
-//! offer handlers ([`super::negotiation`]), and a parent master in the kernel's place
+//! Other outbounds are defined next to their state: Trickles ([`super::trickles`]), connections
+//! that offer handlers ([`super::negotiation`]), and a parent master in the kernel's place
 //! ([`crate::master`]).
 
 mod direct;
@@ -45,10 +45,11 @@ use crate::tunnel::settings::TunnelName;
 
 /// Opener of outbound connections.
 pub trait Outbound: Debug + Send + Sync {
-    /// Begins a connection. Errors: the connect failed at once.
+    /// Begins a connection. Errors: the connect failed immediately.
     fn open(&self, request: &OpenRequest, now: Instant) -> io::Result<Opened>;
 
-    /// Returns whether its connections are TCP connections of the kernel, which can be spliced.
+    /// Returns whether the opened connections are TCP connections of the kernel, which can be
+    /// spliced.
     fn can_splice(&self) -> bool {
         true
     }
@@ -68,7 +69,7 @@ pub struct OpenRequest {
     pub from: Option<SocketAddr>,
     /// Source address of the flow, sent to the far end of a tunnel.
     pub source: SocketAddr,
-    /// Addresses to send to the hop, or to a hop further on.
+    /// Addresses to send to the hop, or to a later hop.
     pub signalled: Option<Addresses>,
     /// Form in which the hop gets these addresses; `None` means the form set for the engine.
     pub tell: Option<HopSignalling>,

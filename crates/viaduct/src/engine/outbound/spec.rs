@@ -18,12 +18,12 @@ pub enum OutboundSpec {
     Direct,
     /// Through the hop at this address.
     Hop(SocketAddr),
-    /// Through the first hop of this list that is up. Each flow gets a route by one of the hops, or
-    /// a direct one.
+    /// Through the first hop of this list that is up. Each flow gets a route through one of the
+    /// hops, or a direct route.
     #[serde(skip)]
     Hops(HopList),
-    /// Through the hops that measurements choose. Each flow gets a route by its first hop, or a
-    /// direct one.
+    /// Through the hops that measurements choose. Each flow gets a route through its own first hop,
+    /// or a direct route.
     #[serde(skip)]
     Auto(AutoSpec),
     /// Through the tunnel of this name; empty for the unnamed one.

@@ -73,7 +73,7 @@ impl Direction {
         Ok(true)
     }
 
-    /// Delivers the remaining bytes of a broken source; returns how many wait, as far as known.
+    /// Delivers the remaining bytes of a broken source; returns how many are left, as far as known.
     pub(super) fn deliver_rest(
         &mut self,
         from: &TcpStream,
@@ -96,7 +96,7 @@ impl Direction {
         1
     }
 
-    /// Record of the direction, for another process.
+    /// Record of the direction, for the handover to a new process.
     pub(super) fn record(&self) -> DirectionRecord {
         DirectionRecord {
             held: self.held() as u64,
@@ -108,9 +108,9 @@ impl Direction {
         }
     }
 
-    /// Returns the direction of `record`, with the pipe that holds its bytes. The sink is assumed
-    /// writable if nothing waits for it, as that of a new flow; the registration of the sockets
-    /// reports the rest.
+    /// Returns the direction of `record`, with the pipe that holds its bytes. As in a new flow, the
+    /// sink is assumed writable if no bytes wait for it; the registration of the sockets reports
+    /// the rest.
     pub(super) fn restored(record: &DirectionRecord, pipe: Option<Pipe>) -> Direction {
         let DirectionRecord { ending, ended, shut, urgent, mark, .. } = *record;
         let writable = pipe.is_none() && mark.is_none();

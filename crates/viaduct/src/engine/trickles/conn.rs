@@ -16,7 +16,8 @@ use super::port::SharedPort;
 use super::slot::SlotState;
 use crate::engine::destination::error_of;
 
-/// A Trickles connection as an end of a flow; dropped without a shutdown, it ends at once.
+/// A Trickles connection as an end of a flow. If it is dropped without a shutdown, it ends
+/// immediately.
 #[derive(Debug)]
 pub struct TricklesConn {
     port: SharedPort,
@@ -158,7 +159,7 @@ impl TricklesConn {
         Ok(())
     }
 
-    /// Makes the connection end at once when dropped.
+    /// Makes the connection end immediately when dropped.
     pub fn reset(&mut self) {
         self.shut = false;
     }

@@ -30,9 +30,9 @@ pub enum Early {
     /// After the server has answered.
     #[default]
     Never,
-    /// At once if the server has answered over Trickles recently.
+    /// Immediately if the server has answered over Trickles recently, otherwise after its answer.
     Known,
-    /// At once.
+    /// Immediately.
     Always,
 }
 

@@ -34,8 +34,8 @@ use crate::rate_limited::RateLimitedLog;
 /// Maximum length of a packet, in bytes: the MTU of Ethernet. A smaller MTU is reported by the
 /// route's interface or a router.
 const MTU: usize = 1500;
-/// Timeout of an established connection without an answer. A server may be down for this long and
-/// the flow survives; TCP gives up retransmissions after about the same time.
+/// Timeout of an established connection without an answer. A flow survives an outage of its server
+/// that is shorter; TCP gives up retransmissions after about the same time.
 const CONNECTION_TIMEOUT: Duration = Duration::from_secs(900);
 /// Maximum number of connections whose flow has ended; beyond it, the oldest is closed.
 const MAX_LEAVING: usize = 1_024;
@@ -112,7 +112,7 @@ impl Port {
         self.plain.holds(to, now)
     }
 
-    /// Begins a connection; returns its flow, and whether first bytes may be sent at once.
+    /// Begins a connection; returns its flow, and whether the first bytes may be sent immediately.
     pub(super) fn connect(
         &mut self,
         to: SocketAddr,
@@ -206,8 +206,7 @@ impl Port {
             match self.slots.get(&flow) {
                 // An encrypted connection must not fall back to TCP: it waits until it is given up.
                 Some(Slot { encrypted: true, state: SlotState::Connecting, to, .. }) => {
-                    let why =
-                        "a server without a key, or with another one than given, does not reply";
+                    let why = "a server without a key, or with another key, does not reply";
                     TROUBLE.warn((*to, why), format_args!("trickles: {to} does not answer: {why}"));
                 }
                 Some(Slot { state: SlotState::Connecting, .. }) => {

@@ -1,6 +1,6 @@
 //! Cache of servers with a known property. New connections to a server known to support only TCP
-//! use TCP at once, which saves a round trip; a server known to answer over Trickles may be sent a
-//! program's first bytes at once.
+//! use TCP immediately, which saves a round trip; a server known to answer over Trickles may be
+//! sent a program's first bytes in the first packet.
 
 use std::collections::HashMap;
 use std::net::SocketAddr;
@@ -52,7 +52,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_known_of_a_server_is_forgotten_and_bounded() {
+    fn entries_expire_and_their_number_is_bounded() {
         const HOLDS: Duration = Duration::from_secs(60);
         let mut plain = ServerCache::new(HOLDS);
         let at = |port: u16| SocketAddr::from(([192, 0, 2, 1], port));

@@ -7,7 +7,7 @@ use mio::Token;
 use viaduct_proto::time::Instant;
 
 /// Time without an answer after which the kernel's TCP is tried: enough for two retransmissions,
-/// also in the other packet format, and a round trip by satellite.
+/// including one in the other packet format, and a round trip over a satellite link.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(3);
 /// Fixed part of the shorter wait for UDP after the server's TCP refused. The wait is twice the
 /// time that the refusal took, plus this.

@@ -26,11 +26,12 @@ pub struct Inheritance {
     workers: Vec<(ListenRecord, Vec<OwnedFd>)>,
 }
 
-/// Tells the old process that all is prepared, and adds the flows that the old process then sends
-/// to `loops`. Returns their number. Nothing may touch the flows before [`Takeover::confirm`].
+/// Tells the old process that everything is prepared, and adds the flows that the old process then
+/// sends to `loops`. Returns their number. Nothing may touch the flows before
+/// [`Takeover::confirm`].
 ///
 /// # Errors
-/// The old process has ended before it had sent all, or a flow cannot be continued.
+/// The old process has ended before it had sent everything, or a flow cannot be continued.
 pub fn take_flows(takeover: &mut Takeover, loops: &mut Loops) -> Result<usize> {
     takeover.ready()?;
     let mut count = 0;
@@ -52,7 +53,7 @@ impl Inheritance {
     /// Receives the service from the old process.
     ///
     /// # Errors
-    /// The old process has ended, or is no proxy.
+    /// The old process has ended, or is not a proxy.
     pub fn receive(takeover: &mut Takeover) -> Result<Inheritance> {
         match takeover.next()? {
             (TakerStep::Prepare(service), fds) => takeover.or_refuse(Inheritance::of(service, fds)),
