@@ -50,8 +50,8 @@ impl CacheService {
         CacheService(tokio::spawn(async move {
             let mut budget = Budget::new(Instant::now());
             let mut datagram = [0; MAX_QUERY];
-            // Errors are ignored: they report ICMP messages about answers to clients that have
-            // gone.
+            // Errors are ignored: they come from ICMP messages about answers to clients that no
+            // longer exist.
             loop {
                 let Ok((len, client)) = socket.recv_from(&mut datagram).await else { continue };
                 let own = prefixes.lock().unwrap_or_else(PoisonError::into_inner).clone();
@@ -149,7 +149,7 @@ mod tests {
         let later = start + Duration::from_secs(1);
         assert!(budget.allows(later), "a new second");
         budget.spend(MAX_EXAMINED);
-        assert!(!budget.allows(later), "searched enough");
+        assert!(!budget.allows(later), "the search budget is spent");
     }
 
     #[test]

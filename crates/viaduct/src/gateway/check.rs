@@ -76,7 +76,7 @@ fn print_site(site: &Site) -> Result<()> {
     }
     if config.workers > 1 {
         print_line!(
-            "  {} workers; {} lanes to each peer, if it does not want more",
+            "  {} workers; {} lanes to each peer, unless the peer wants more",
             config.workers,
             config.lanes.get()
         )?;

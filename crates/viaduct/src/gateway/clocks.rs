@@ -1,7 +1,7 @@
-//! Clocks of handshakes. The file `<site>.clocks` in the service's state directory keeps them over
-//! a restart, so that the restarted gateway rejects replays of earlier initiations. Each line has a
-//! peer's public key, and the times of the latest initiations received and sent, in nanoseconds
-//! since 1970.
+//! Clocks of handshakes. The file `<site>.clocks` in the service's state directory keeps them
+//! across a restart, so that the restarted gateway rejects replays of earlier initiations. Each
+//! line has a peer's public key, and the times of the latest initiations received and sent, in
+//! nanoseconds since 1970.
 
 use std::collections::HashMap;
 use std::fmt::Write as _;
@@ -15,7 +15,7 @@ use viaduct_proto::repair::{Clocks, MAX_PEERS};
 use viaduct_sys::journal::replace_file;
 
 /// Minimum number of seconds between writes if only the clocks of sent initiations have changed:
-/// they rise with each attempt.
+/// these clocks rise with each attempt.
 const SENT_EVERY: u32 = 60;
 /// Margin added to a sent clock that is ahead of the machine's clock, which must have been set
 /// back. The margin exceeds the possible rise of the sent clock between its last write and the
@@ -61,7 +61,7 @@ impl ClockFile {
         }
     }
 
-    /// Writes `clocks`, if there are any. Must be called at the end too: [`ClockFile::update`]
+    /// Writes `clocks`, if there are any. Must also be called at shutdown: [`ClockFile::update`]
     /// delays some writes.
     pub fn write(&mut self, clocks: &HashMap<PublicKey, Clocks>) {
         // The packet thread has not reported any clocks yet.
@@ -100,7 +100,7 @@ mod tests {
     use viaduct_proto::keys::SecretKey;
 
     #[test]
-    fn clocks_come_back_and_what_is_none_is_left_out() {
+    fn clocks_are_read_back_and_unset_ones_are_left_out() {
         let directory = std::env::temp_dir().join(format!("viaduct-clocks-{}", std::process::id()));
         let path = directory.join("a.clocks");
         assert!(ClockFile::read(&path).is_empty(), "there is no file yet");

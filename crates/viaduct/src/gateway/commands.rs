@@ -19,7 +19,7 @@ use super::upgrade::UpgradeCommand;
 
 /// Command of the control side to the worker.
 pub enum Command {
-    /// Replaces the peers, and the filters of the taps. The reply says whether that was possible.
+    /// Replaces the peers, and the filters of the taps. The reply reports whether that succeeded.
     Reload {
         peers: Vec<PeerConfig>,
         outgoing: Vec<BpfInsn>,

@@ -86,7 +86,7 @@ pub struct Wan {
     pub interface: String,
     /// Address to which peers send the datagrams of this path.
     pub listen: SocketAddr,
-    /// Next routers, one for each address family; empty on a point-to-point link.
+    /// Next hops, one for each address family; empty on a point-to-point link.
     pub via: Vec<IpAddr>,
 }
 
@@ -167,7 +167,7 @@ impl Config {
         Config::load_with_text(path).map(|(config, _)| config)
     }
 
-    /// As [`Config::load`]; returns the text of the file, too.
+    /// Like [`Config::load`], but also returns the text of the file.
     pub fn load_with_text(path: &Path) -> Result<(Config, String), ConfigError> {
         let text = text::read(path, MAX_CONFIG).map_err(|what| ConfigError {
             file: path.to_owned(),
@@ -243,7 +243,7 @@ impl Config {
         self.socket().with_extension("upgrade")
     }
 
-    /// Path of the file that keeps the clocks of handshakes over a restart; `None` if the service
+    /// Path of the file that keeps the clocks of handshakes across a restart; `None` if the service
     /// manager provides no directory for it (`StateDirectory=` of systemd).
     pub fn clocks(&self) -> Option<PathBuf> {
         let directories = std::env::var_os("STATE_DIRECTORY")?;

@@ -66,7 +66,7 @@ pub struct Control {
 
 impl Control {
     /// Creates the control side of the gateway whose config comes from `source`. With `inherited`
-    /// listeners, this gateway continues that of another process.
+    /// listeners, this process continues the gateway of another one.
     pub fn new(
         source: ConfigSource,
         site: Site,
@@ -98,8 +98,8 @@ impl Control {
     }
 
     /// Runs until SIGTERM, SIGINT, the end of the packet threads, or until another process has
-    /// taken over. SIGHUP reloads the config, or upgrades. The returned upgrader may still be at
-    /// work.
+    /// taken over. SIGHUP reloads the config, or upgrades. The returned upgrader may still be
+    /// running.
     pub fn run(mut self, system: &mut System, signals: Signals) -> (Arc<Upgrader>, Result<()>) {
         let (runtime, signals) = signals.into_parts();
         let done = runtime.block_on(self.serve(system, signals));
@@ -183,7 +183,7 @@ impl Control {
 
     /// Opens the listeners of this process, or uses the inherited ones. Then opens the sockets for
     /// status and for upgrades, and publishes both names before the first status is sent: a client
-    /// that has got the status must find the socket for upgrades, too.
+    /// that has received the status must also find the socket for upgrades.
     async fn open(&mut self) -> Result<(UnixListener, [Name; 2])> {
         let path = self.site.config.socket();
         let inherited = self.upgrade.take_inherited();
@@ -238,7 +238,7 @@ impl Control {
         self.log_paths(failure);
     }
 
-    /// Reports in the log why the choice of paths is not in force.
+    /// Logs the reason why the choice of paths is not in force.
     fn log_paths(&mut self, failure: Option<anyhow::Error>) {
         if self.paths.record(failure.map(|error| format!("{error:#}"))) {
             let why = self.paths.trouble().unwrap_or_default();
@@ -298,8 +298,8 @@ impl Control {
     }
 
     /// Stops accepting flows of split mode, and lets the existing ones finish. Returns true if the
-    /// gateway is to end at once: without split mode, from the second call on, and during an
-    /// upgrade, because the new process uses the same listeners and rules.
+    /// gateway is to end immediately: if there is no split mode, if this is not the first call, or
+    /// during an upgrade, because the new process uses the same listeners and rules.
     fn drain(&self, draining: &mut bool, system: &mut System) -> bool {
         if self.upgrade.is_active() {
             return true;
@@ -352,7 +352,7 @@ impl Control {
 
     fn trouble(&self, system: &System) -> Option<String> {
         let missing =
-            "rules of nftables or ip rule are missing, and cannot be put back: the log says why";
+            "rules of nftables or ip rule are missing, and cannot be restored: the log says why";
         let missing = system.has_missing_rules().then_some(missing);
         let paths = self
             .paths

@@ -183,7 +183,7 @@ mod tests {
     }
 
     #[test]
-    fn an_address_stays_while_the_name_has_it_in_whatever_order() {
+    fn an_address_is_kept_while_the_name_resolves_to_it_in_any_order() {
         let mut endpoints = Endpoints::default();
         let name = ("oslo.example".to_owned(), 7400);
         let [a, b]: [SocketAddr; 2] = [([192, 0, 2, 1], 1).into(), ([192, 0, 2, 2], 1).into()];

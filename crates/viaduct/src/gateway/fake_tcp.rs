@@ -68,14 +68,14 @@ impl FakeTcpPort {
         let listen = site.config.listen;
         let port = |listener: &TcpListener| Ok(listener.local_addr()?.port());
         let sources = listeners.iter().skip(1).map(port).collect::<Result<Vec<_>>>()?;
-        ensure!(!sources.is_empty(), "fake TCP has no port for own connections");
+        ensure!(!sources.is_empty(), "fake TCP has no port for the connections that it opens");
         let raw = RawSockets::open().context("cannot open raw sockets for fake TCP")?;
         let ports = Ports { listen, sources, mtu: site.wan_mtu };
         let machine = FakeTcp::new(ports, entropy, now);
         Ok(FakeTcpPort { machine, listen, raw, outboxes: Default::default(), listeners })
     }
 
-    /// Listeners, which another process may take over.
+    /// Listeners, for the handover to a new process.
     pub fn listeners(&self) -> &[TcpListener] {
         &self.listeners
     }

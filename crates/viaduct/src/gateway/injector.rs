@@ -37,7 +37,7 @@ impl Injector {
         Ok(())
     }
 
-    /// Uses the TUN of another process, which has sent its descriptor.
+    /// Uses the TUN of another process, given its descriptor.
     ///
     /// # Errors
     /// The descriptor is not that of a TUN.

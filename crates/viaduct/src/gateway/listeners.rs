@@ -57,7 +57,8 @@ impl Listeners {
         }
     }
 
-    /// Duplicates of the sockets of the metrics and of the packet cache, for another process.
+    /// Duplicates of the sockets of the metrics and of the packet cache, for the handover to a new
+    /// process.
     ///
     /// # Errors
     /// No descriptor is left.
@@ -85,7 +86,7 @@ impl Listeners {
 }
 
 /// Listeners at the new addresses of a config: open, but not in use yet. The outer `None` means
-/// that the listener stays, the inner one that it is closed.
+/// that the listener is kept; the inner `None` means that it is closed.
 pub struct Moved {
     metrics: Option<Option<TcpListener>>,
     cache: Option<Option<UdpSocket>>,

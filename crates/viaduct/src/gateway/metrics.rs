@@ -83,7 +83,7 @@ const PEER_COUNTERS: &[PeerCounter] = &[
     ("viaduct_repairs_answered_total", "Repairs sent that the peer asked for.", |p| {
         p.sender.answered
     }),
-    ("viaduct_manifests_sent_total", "Datagrams sent with names alone.", |p| p.sender.manifests),
+    ("viaduct_manifests_sent_total", "Datagrams sent with names only.", |p| p.sender.manifests),
     ("viaduct_copies_sent_total", "Copies of packets sent.", |p| p.sender.copies),
     ("viaduct_copies_received_total", "Copies of packets received.", |p| p.receiver.copies),
     ("viaduct_copies_useless_total", "Copies of packets that had arrived.", |p| {
@@ -91,7 +91,7 @@ const PEER_COUNTERS: &[PeerCounter] = &[
     }),
     (
         "viaduct_unrepaired_packets_total",
-        "Packets in no repair: by their class, or because their loss does not slow their sender.",
+        "Packets left out of repairs: by class, or because their loss does not slow their sender.",
         |p| p.sender.left_alone,
     ),
     ("viaduct_unnamed_acks_total", "Acknowledgements without data, not protected.", |p| {
@@ -280,7 +280,7 @@ fn site(status: &Status, page: &mut Exposition) {
     }
     paths(status, page);
     let shell = &status.counters.shell;
-    page.family("viaduct_tap_drops_total", Kind::Counter, "Packets that found the tap full.");
+    page.family("viaduct_tap_drops_total", Kind::Counter, "Packets dropped by a full tap.");
     page.sample(&[("direction", "out")], shell.tap_drops_out);
     page.sample(&[("direction", "in")], shell.tap_drops_in);
     page.family(

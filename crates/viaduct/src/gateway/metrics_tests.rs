@@ -164,6 +164,6 @@ async fn long_requests_are_refused() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_silent_client_is_let_go() {
+async fn a_silent_client_is_disconnected() {
     assert!(!ask(b"GET /metr", status()).await.contains(" 200 "));
 }

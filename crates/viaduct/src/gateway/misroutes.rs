@@ -7,11 +7,11 @@ use std::time::{Duration, Instant};
 use tracing::warn;
 use viaduct_sys::route::tun;
 
-/// Minimum number of packets in a second that is reported. Some daemons send a packet to each
+/// Minimum number of lost packets in a second that is reported. Some daemons send a packet to each
 /// interface from time to time.
 const MIN_PACKETS: u64 = 10;
 /// Time after the last such second for which the status reports the loss. A loss is logged only if
-/// the status does not report one already.
+/// the status does not already report one.
 const REPORTED_FOR: Duration = Duration::from_secs(60);
 
 /// Lost packets, as last seen.
@@ -60,7 +60,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_warning_names_the_table_of_a_rack_alone() {
+    fn only_the_warning_of_a_rack_names_a_table() {
         assert!(warning("vd-a", Some(200)).contains("routes of table 200 into"));
         assert!(!warning("vd-a", None).contains("table"));
     }

@@ -131,8 +131,8 @@ struct Parts {
     flows: (Option<ProxyThread>, TlsTunnels),
     local: Local,
     ports: Ports,
-    /// State of the old process's packet thread and its listeners, if this process takes over
-    /// a gateway.
+    /// Packet thread's state and listeners of the old process, if this process takes over a
+    /// gateway.
     inherited: Option<(WorkerState, [Option<OwnedFd>; 2])>,
 }
 
@@ -238,8 +238,8 @@ fn wait_for_prerequisites(
             source.text.set(Some(text));
             return resolve(config, &source.path, &source.registry).map(Some);
         };
-        // Reports readiness already now: the service manager would abort a start that takes
-        // too long.
+        // Readiness is reported before the wait ends, because the service manager would abort a
+        // start that takes too long.
         if reported.is_none() {
             notify(Phase::Ready);
         }
@@ -278,15 +278,15 @@ impl ConfigSource {
         ConfigSource { path: path.to_owned(), registry, text }
     }
 
-    /// Loads the config, and resolves it on this machine, for packets and for flows. Returns its
-    /// text, too.
+    /// Loads the config, and resolves it on this machine, for packets and for flows. Also returns
+    /// its text.
     fn load(&self) -> Result<(Site, Option<Settings>, String)> {
         let (config, text) = Config::load_with_text(&self.path)?;
         let (site, flows) = resolve(config, &self.path, &self.registry)?;
         Ok((site, flows, text))
     }
 
-    /// Returns whether the file has another text than the config in force.
+    /// Returns whether the file's text differs from that of the config in force.
     fn is_changed(&self) -> bool {
         let read = crate::text::read(&self.path, config::MAX_CONFIG);
         read.ok() != self.text.get()

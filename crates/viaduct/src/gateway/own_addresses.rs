@@ -10,8 +10,8 @@ use viaduct_sys::route::local_addresses::LocalAddresses;
 /// Maximum age of the list.
 const MAX_AGE: Duration = Duration::from_secs(1);
 
-/// Maximum number of addresses that are looked up in that time. An address that no interface has
-/// may still be this machine's, because of a route of type `local`.
+/// Maximum number of addresses that are looked up within [`MAX_AGE`]. An address that no interface
+/// has may still be this machine's, because of a route of type `local`.
 const MAX_LOOKUPS: usize = 64;
 
 /// Addresses of all interfaces, at most a second old.

@@ -44,7 +44,7 @@ impl PathChoice {
         self.note_waiting(config);
     }
 
-    /// Records and logs the changes of paths that are queued.
+    /// Records and logs the queued changes of paths.
     pub fn note_waiting(&mut self, config: &Config) {
         while let Ok(change) = self.changes.try_recv() {
             self.note(config, &change);
@@ -63,11 +63,11 @@ impl PathChoice {
             (false, Some(other)) => {
                 warn!(peer, "the path by {} is down: its packets take {}", wan.name, other.name);
             }
-            (false, None) => warn!(peer, "no path is up: that by {} is down, too", wan.name),
+            (false, None) => warn!(peer, "no path is up: the path by {} is down, too", wan.name),
         }
     }
 
-    /// Rules for the present states of the paths.
+    /// Rules for the current states of the paths.
     pub fn rules(&self, config: &Config) -> PathRules {
         let none = [false; PATHS];
         let up = |peer: &Peer| self.up.get(&peer.name).copied().unwrap_or(none);
@@ -131,7 +131,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_path_is_left_only_for_one_that_is_up() {
+    fn a_path_is_left_only_for_a_path_that_is_up() {
         for (up, expected) in [
             ([true, true], [0, 1]),
             ([true, false], [0, 0]),

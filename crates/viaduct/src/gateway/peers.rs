@@ -126,7 +126,7 @@ mod tests {
     use viaduct_proto::repair::stats::PeerStats;
 
     #[test]
-    fn a_state_is_judged_for_each_peer_and_forgotten_with_it() {
+    fn each_peer_has_a_state_that_is_removed_with_the_peer() {
         let mut states = PeerStates::default();
         let peer = |name: &str, up| (name.to_owned(), PeerStats { up, ..PeerStats::default() });
         let seen =
@@ -144,7 +144,7 @@ mod tests {
     }
 
     #[test]
-    fn changed_numbers_are_no_change_of_state() {
+    fn changed_numbers_are_not_a_change_of_state() {
         let down = |age| State::Down(format!("it does not answer, last handshake {age} s ago"));
         assert_eq!(kind(&down(3)), kind(&down(90)));
         assert_ne!(kind(&down(3)), kind(&State::Up));

@@ -41,7 +41,7 @@ impl PollInterval {
         }
     }
 
-    /// Length of the next interval, given that `packets` packets came in the last one.
+    /// Length of the next interval, given that `packets` packets arrived in the last interval.
     pub fn next(&mut self, now: Instant, packets: usize) -> Duration {
         let is_quiet = self.seen.is_some_and(|at| now.since(at) >= REPAIRS_TIMEOUT);
         let packets = u32::try_from(packets).unwrap_or(u32::MAX).max(1);

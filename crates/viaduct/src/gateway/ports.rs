@@ -65,7 +65,7 @@ fn open_udp(site: &Site, path: usize, listen: SocketAddr) -> Result<UdpBatch> {
 }
 
 /// Opens the ports of fake TCP if a peer may use it. If that fails, peers with `transport = "auto"`
-/// use UDP. Errors: it fails, and a peer may use only fake TCP.
+/// use UDP. Errors: the ports cannot be opened, and a peer may use only fake TCP.
 fn open_fake_tcp(site: &mut Site, entropy: Entropy, now: Instant) -> Result<Option<FakeTcpPort>> {
     if !site.config.wants_fake_tcp() {
         return Ok(None);

@@ -21,7 +21,7 @@ impl Control {
                 error!("not reloaded, nothing has changed: {e:#}");
             }
             Err(e) => {
-                error!("not reloaded, and what was in force is incomplete: {e:#}");
+                error!("not reloaded, and the config in force is only partly applied: {e:#}");
                 if !system.is_complete() {
                     self.wan.set_stale();
                 }
@@ -54,10 +54,10 @@ impl Control {
                 (Some(_), Some(_))
                     if split::prefixes(&self.site.config) != split::prefixes(&site.config) =>
                 {
-                    bail!("prefixes: a change needs a restart, as connections are split by them")
+                    bail!("prefixes: a change in split mode needs a restart")
                 }
                 (Some(old), Some(new)) => old.settings().check_change(new).context("[split]"),
-                _ => bail!("mode: the first or the last peer in split mode needs a restart"),
+                _ => bail!("mode: starting or ending split mode needs a restart"),
             }
         });
         fixed.with_context(|| self.source.path.display().to_string())?;

@@ -60,7 +60,7 @@ impl Site {
             let fits = site.longest(peer);
             if fits < MIN_MTU && site.host_mtu(peer).is_none_or(|mtu| fits < mtu) {
                 bail!(
-                    "peer {:?}: the WAN's MTU of {wan_mtu} leaves packets of {fits} bytes beside \
+                    "peer {:?}: the WAN's MTU of {wan_mtu} leaves {fits} bytes for packets next to \
                      repairs; a larger MTU, or lower_mtu = false, is expected",
                     peer.name,
                 );

@@ -76,7 +76,7 @@ fn an_mtu_of_the_hosts_above_that_of_the_wan_changes_nothing() {
 }
 
 #[test]
-fn memory_is_shared_by_what_codes_need() {
+fn memory_is_shared_in_proportion_to_the_codes_needs() {
     let site = site(&[layered(41), layered(82), None]);
     let shares = site.shares();
     assert!(shares[1] > shares[0] * 3 / 2 && shares[2] < shares[0] / 2, "{shares:?}");
@@ -86,7 +86,7 @@ fn memory_is_shared_by_what_codes_need() {
 }
 
 #[test]
-fn too_many_peers_for_the_memory_are_warned_of() {
+fn a_warning_reports_too_many_peers_for_the_memory() {
     let many = |count: usize| site(&vec![layered(41); count]);
     assert_eq!(many(30).too_little_memory(), None);
     let said = many(43).too_little_memory().unwrap();
@@ -125,7 +125,7 @@ fn each_of_two_paths_needs_memory() {
 }
 
 #[test]
-fn rates_say_what_the_memory_must_be_enough_for() {
+fn rates_determine_the_memory_that_is_needed() {
     let with_rate = |count: usize, rate: u64| {
         let mut site = site(&vec![None; count]);
         for peer in &mut site.config.peers {

@@ -49,8 +49,8 @@ impl SliceRoutes {
         self.is_stale = true;
     }
 
-    /// Sets routes that are missing, and withdraws those that are not wanted any more. Returns
-    /// whether this gateway may serve: there has been a session, or this gateway sets no routes.
+    /// Sets routes that are missing, and withdraws those that are no longer wanted. Returns whether
+    /// this gateway may serve: there has been a session, or this gateway sets no routes.
     pub fn follow(&mut self, site: &Site, seen: &Snapshot) -> bool {
         // A gateway that observes has no TUN, and changes nothing on the machine.
         let Some(rack) = site.config.rack.as_ref().filter(|_| !site.only_observes()) else {
@@ -134,7 +134,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn of_each_slice_one_member_has_the_lowest_metric() {
+    fn one_member_has_the_lowest_metric_for_each_slice() {
         let member = |key, weight| Member {
             key: SecretKey::from_bytes([key; 32]).public(),
             weight,

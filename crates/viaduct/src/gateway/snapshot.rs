@@ -127,7 +127,7 @@ impl Snapshot {
 pub struct Details {
     /// Facts about each peer, by its name.
     pub facts: HashMap<String, PeerFacts>,
-    /// Clocks of handshake initiations, which are kept over a restart.
+    /// Clocks of handshake initiations, which are kept across a restart.
     pub clocks: HashMap<PublicKey, Clocks>,
 }
 
@@ -163,8 +163,8 @@ impl Published {
     }
 
     /// Updates the counters of peers that have had events since the last call, and all other
-    /// counters. Never waits for a reader: while one copies the snapshot, the call changes nothing,
-    /// and the next call catches up.
+    /// counters. Never waits for a reader: while a reader copies the snapshot, the call changes
+    /// nothing, and the next call catches up.
     pub fn publish(&self, plane: &mut Plane, shell: Shell, fake_tcp: FakeTcpStats) {
         let Some(mut published) = try_lock(&self.0) else { return };
         let (snapshot, at) = &mut *published;

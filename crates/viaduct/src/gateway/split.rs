@@ -1,5 +1,5 @@
 //! Split mode (Maelstrom, 4.2): the gateway terminates the TCP connections between its site and a
-//! peer's, acknowledges their data at once, and forwards it over TCP connections between the
+//! peer's, acknowledges their data immediately, and forwards it over TCP connections between the
 //! gateways, which FEC protects.
 //!
 //! ```text
@@ -42,7 +42,7 @@ const FOLLOWS: [&str; 9] = [
 ];
 
 /// Settings of the gateway's proxy; `None` without a peer in split mode. Errors: `[split]` or a
-/// `[[policy]]` is wrong.
+/// `[[policy]]` is invalid.
 pub fn settings(config: &Config, registry: &Registry) -> Result<Option<Settings>> {
     let (own, peers) = prefixes(config);
     if peers.is_empty() {

@@ -14,7 +14,7 @@ use super::snapshot::{Details, Snapshot};
 use super::workers::Workers;
 use crate::engine::snapshot::ProxyStatus;
 
-/// Age of the counters, in seconds, from which on the packet thread is considered hung: the thread
+/// Age of the counters, in seconds, at which the packet thread is considered hung: the thread
 /// publishes them ten times a second.
 const HANGS_AFTER: f64 = 2.0;
 
@@ -65,7 +65,7 @@ pub struct Status {
     /// Number of packet threads that have panicked. The others have taken over their lanes.
     #[serde(default)]
     pub workers_dead: usize,
-    /// Age of the counters, in seconds. From 2 s on, the packet thread is reported as hung.
+    /// Age of the counters, in seconds. At 2 s or more, the packet thread is reported as hung.
     pub age: f64,
     /// Maximum memory of packets in bytes, taps included.
     pub memory_limit: usize,

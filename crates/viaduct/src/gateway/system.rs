@@ -114,8 +114,7 @@ impl System {
     /// Makes packets take the paths in `rules`. Errors: the kernel refuses the rules. The earlier
     /// rules then stay in force.
     pub fn choose_paths(&mut self, rules: PathRules) -> Result<()> {
-        // With two WANs `lower_mtu` is refused, so no limits of the packets' size follow in the
-        // journal.
+        // With two WANs `lower_mtu` is refused, so no packet size limits follow in the journal.
         self.changes.path_rules(rules)?;
         self.mark = self.changes.mark();
         Ok(())
@@ -128,8 +127,8 @@ impl System {
         Ok(())
     }
 
-    /// Takes over the old process's changes, which stay in force, and their `locks`. The changes
-    /// from `mark` on in the journal are the limits of the packets' size that `site` needs. Until
+    /// Takes over the old process's changes, which stay in force, and their `locks`. The journal's
+    /// changes with index `mark` and higher are the packet size limits that `site` needs. Until
     /// [`System::own`], the old process is responsible for all changes. `flows` is the proxy of
     /// split mode.
     ///
@@ -182,8 +181,8 @@ impl System {
         self.changes.leave();
     }
 
-    /// Returns whether offloads are off, and the index of the first limit of the packets' size in
-    /// the journal, for [`System::take_over`].
+    /// Returns whether offloads are off, and the index of the first packet size limit in the
+    /// journal, for [`System::take_over`].
     pub fn marks(&self) -> (bool, usize) {
         (self.offloads_off, self.mark)
     }
@@ -200,9 +199,10 @@ impl System {
     }
 
     /// Replaces the MTU and MSS limits in force with those that `site` needs. Changes that another
-    /// program has undone are made again. If there is no route to a peer yet, the MTU of that
-    /// route is lowered once it exists ([`System::retry`], [`System::wait_reason`]). Errors: a rule
-    /// cannot be made. The previous MSS clamps are restored, if possible ([`System::is_complete`]).
+    /// program has undone are made again. If there is no route to a peer yet, the MTU of that route
+    /// is lowered once it exists ([`System::retry`], [`System::wait_reason`]). Errors: a rule
+    /// cannot be installed. The previous MSS clamps are restored, if possible
+    /// ([`System::is_complete`]).
     pub fn apply(&mut self, site: &Site) -> Result<()> {
         let room = Room::new(site)?;
         self.changes.repeat(self.mark)?;

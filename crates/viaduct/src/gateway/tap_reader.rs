@@ -31,7 +31,7 @@ pub(super) struct TapReader<'a> {
     pub(super) fake_tcp: &'a mut Option<FakeTcpPort>,
     /// Buffer for the segments of packets that a device would segment.
     pub(super) cut: &'a mut Vec<u8>,
-    /// Packets that this process may have to encode, while another one does the work.
+    /// Packets that this process may have to encode, while another process is active.
     pub(super) held: Option<&'a mut HeldPackets>,
     pub(super) own: &'a mut OwnAddresses,
     /// Time stamp of the last outgoing packet read.
@@ -40,7 +40,7 @@ pub(super) struct TapReader<'a> {
 }
 
 impl TapReader<'_> {
-    /// Sets the path of the taps that are read from now on.
+    /// Sets the path of the taps that are read next.
     pub(super) fn set_path(&mut self, path: u8) {
         self.plane.set_path(path);
         self.held.iter_mut().for_each(|held| held.path = path);

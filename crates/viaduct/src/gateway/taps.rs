@@ -27,7 +27,7 @@ impl Taps {
         Ok((taps, fanouts))
     }
 
-    /// Opens the taps on the second WAN; `None` if there is only one. Errors: as for
+    /// Opens the taps on the second WAN; `None` if there is only one. Errors: those of
     /// [`Taps::open`].
     pub fn open_second(site: &Site) -> Result<Option<Taps>> {
         let second = site.config.wans.get(1);
@@ -59,7 +59,7 @@ pub struct Fanouts {
 impl Fanouts {
     fn new(taps: &[Taps]) -> Result<Fanouts> {
         let rings = |of: fn(&Taps) -> &Ring| taps.iter().map(of).collect::<Vec<_>>();
-        let refused = "cannot make a group of taps";
+        let refused = "cannot create a group of taps";
         Ok(Fanouts {
             outgoing: Fanout::new(&rings(|taps| &taps.outgoing), Directions::Both)
                 .context(refused)?,
@@ -68,8 +68,8 @@ impl Fanouts {
         })
     }
 
-    /// Gives the packets of each share to the worker in `owners`. A peer's datagram names its lane;
-    /// the lane of any other packet follows from its addresses.
+    /// Assigns the packets of each share to its worker in `owners`. A peer's datagram names its
+    /// lane; the lane of any other packet follows from its addresses.
     pub fn distribute(&self, site: &Site, owners: &[u8]) -> Result<()> {
         let program = |datagrams| FanoutProgram { members: owners.to_vec(), datagrams }.build();
         self.outgoing.set_program(&program(None)?)?;

@@ -25,7 +25,7 @@ pub struct Ticks {
 }
 
 impl Ticks {
-    /// Creates timers that are due at once.
+    /// Creates timers that are due immediately.
     pub fn new() -> Ticks {
         let mut rack = interval(RACK_INTERVAL);
         rack.set_missed_tick_behavior(MissedTickBehavior::Delay);

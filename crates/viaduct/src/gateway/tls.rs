@@ -104,7 +104,7 @@ impl TlsTunnels {
         }
     }
 
-    /// Decides which tunnels are dialled. Returns whether that has changed.
+    /// Decides which tunnels are dialled. Returns whether the decision has changed.
     fn update(&mut self, seen: &Snapshot, details: &Details, tunnels: &[TunnelCounters]) -> bool {
         let up = seen.peers.iter().filter(|(_, stats)| stats.up);
         let up: HashSet<&String> = up.map(|(name, _)| name).collect();
@@ -178,7 +178,7 @@ impl TlsTunnels {
 }
 
 impl TlsPeer {
-    /// Clause that says which transports are not answered.
+    /// Clause that names the transports that are not answered.
     fn unanswered(&self) -> &'static str {
         match self.has_fake_tcp {
             true => "neither UDP nor fake TCP is answered",

@@ -16,7 +16,7 @@ use viaduct_sys::route::qdisc::has_ingress;
 
 /// Warnings about the interface `wan`, each with its cure. If the gateway `only_observes`,
 /// interfaces below `wan` that merge packets cause no warning, since the gateway then segments
-/// merged packets again. They cause none below a PPP link either.
+/// merged packets again. Interfaces below a PPP link cause no such warning either.
 pub fn warnings(wan: &str, only_observes: bool) -> Vec<String> {
     let Ok(links) = Links::read() else { return Vec::new() };
     let Some(link) = links.named(wan) else { return Vec::new() };
@@ -99,7 +99,7 @@ fn merges(lower: &Link, wan: &str) -> Option<String> {
     let cure: Vec<String> = features.iter().map(|feature| format!("{feature} off")).collect();
     (!cure.is_empty()).then(|| {
         format!(
-            "{name} merges received packets before the tap on {wan}; merged ones are not \
+            "{name} merges received packets before the tap on {wan}; merged packets are not \
              protected: ethtool -K {name} {}",
             cure.join(" ")
         )
@@ -135,10 +135,12 @@ mod tests {
             assert!(warnings("eth0", false).is_empty());
             assert!(run("ip link add br0 type bridge") && run("ip link set eth0 master br0"));
             assert!(warnings("br0", false).is_empty());
-            let [of_port] = &warnings("eth0", false)[..] else { panic!("one is expected") };
+            let [of_port] = &warnings("eth0", false)[..] else { panic!("one warning is expected") };
             assert!(of_port.contains("eth0 is a port of the bridge br0"), "{of_port}");
             assert!(run("ip link set eth1 master br0"));
-            let [of_bridge] = &warnings("br0", false)[..] else { panic!("one is expected") };
+            let [of_bridge] = &warnings("br0", false)[..] else {
+                panic!("one warning is expected")
+            };
             assert!(of_bridge.contains("br0 is a bridge of 2 ports"), "{of_bridge}");
         });
     }
@@ -148,7 +150,7 @@ mod tests {
         in_namespace(|| {
             assert!(run("ip link add br0 type bridge") && run("ip link set eth0 master br0"));
             assert!(run("ethtool -K eth0 gro on"));
-            let [merged] = &warnings("br0", false)[..] else { panic!("one is expected") };
+            let [merged] = &warnings("br0", false)[..] else { panic!("one warning is expected") };
             assert!(merged.contains("eth0 merges received packets before the tap"), "{merged}");
             let (_, cure) = merged.split_once(": ").unwrap();
             assert!(warnings("br0", true).is_empty());

@@ -87,7 +87,7 @@ impl WanWatch {
         Ok(())
     }
 
-    /// Records that the MTUs of the waiting routes are lowered, too.
+    /// Records that the MTUs of the waiting routes are also lowered.
     fn mark_complete(&mut self, site: &Site) -> Result<()> {
         // The old watch has notifications of the routes that the gateway itself has replaced.
         self.routes = watch_routes(site)?;

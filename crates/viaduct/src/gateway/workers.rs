@@ -89,8 +89,8 @@ pub fn shares(owners: &[u8], worker: usize) -> Shares {
 }
 
 impl Workers {
-    /// Creates the view of workers that are about to start. Also returns, for each worker, the
-    /// guard that reports its end.
+    /// Creates the view of workers that are about to start. Also returns a guard for each worker,
+    /// which reports the end of the worker's thread.
     ///
     /// # Errors
     /// The kernel refuses the distribution of packets.
@@ -312,7 +312,7 @@ mod tests {
     use crate::gateway::commands::{Commands, channel};
     use crate::gateway::config::Config;
 
-    /// Waits for the next settings, and answers that they are refused or taken.
+    /// Waits for the next settings, and answers that they are refused or accepted.
     fn answer(commands: &Commands, is_refused: bool) {
         loop {
             if let Some(Command::Reload { reply, .. }) = commands.take() {
@@ -346,7 +346,7 @@ mod tests {
     }
 
     #[test]
-    fn each_worker_owns_about_as_many_lanes() {
+    fn lanes_are_divided_evenly_among_workers() {
         for workers in 1..=16 {
             let lanes = LaneCount::new(16).unwrap();
             let owners = owners(lanes, workers);

@@ -137,7 +137,7 @@ fn classes_take_their_wan_and_duplicates_the_other() {
     fs::write(&config, text.replace("name = \"second\"\ninterface", "name = \"2nd\"\ninterface"))
         .unwrap();
     gateways.a.signal(Signal::HUP).unwrap();
-    eventually(&gateways.a, "a refusal", || gateways.a.log().contains("is no WAN"));
+    eventually(&gateways.a, "a refusal", || gateways.a.log().contains("is not a WAN"));
 }
 
 #[test]

@@ -203,7 +203,7 @@ pub(super) enum Mode {
     Split,
 }
 
-/// The `[peer.fec]` table. Every key is optional; `code` decides which of the others are allowed.
+/// The `[peer.fec]` table. Every key is optional; `code` determines which other keys are allowed.
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields, expecting = "the table [peer.fec]")]
 pub(super) struct FecTable {
@@ -233,8 +233,8 @@ pub(super) enum PathKey {
     Other,
 }
 
-/// `[[peer.class]]` table: a selection of packets, and their protection. A condition that is left
-/// out matches all packets.
+/// `[[peer.class]]` table: a selection of packets, and their protection. An absent condition
+/// matches all packets.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields, expecting = "a table [[peer.class]]")]
 pub(super) struct ClassTable {
@@ -258,7 +258,7 @@ pub(super) struct ClassTable {
 pub(super) enum RepairsKey {
     Window,
     Copies,
-    /// A copy of each packet, sent at once by the other path.
+    /// A copy of each packet, sent immediately on the other path.
     Duplicate,
     None,
 }
@@ -274,7 +274,7 @@ pub(super) enum Interleave {
     Layers(Vec<u16>),
 }
 
-/// Default flush timeout: the same as UDPspeeder's, and too short to be noticed by people.
+/// Default flush timeout: the same as UDPspeeder's, and too short for users to notice.
 pub(super) const DEFAULT_FLUSH: Duration = Duration::from_millis(8);
 
 /// Default maximum of repairs per packet: enough for a burst of 30 losses in 100 packets.
@@ -350,7 +350,7 @@ impl FecTable {
             && usize::from(c) != interleaves.len()
         {
             return Err(format!(
-                "c is {c} but interleave lists {} numbers; one a layer is expected",
+                "c is {c} but interleave lists {} numbers; one per layer is expected",
                 interleaves.len()
             ));
         }

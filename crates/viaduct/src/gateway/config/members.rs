@@ -61,14 +61,14 @@ pub(super) fn site_rack(
         let place = |key: &str| format!("[[site.member]] {:?}: {key}", table.name);
         check_name("[[site.member]] name", &table.name)?;
         if names.contains(&table.name) {
-            return invalid(place("name"), "is another member's too; each needs its own");
+            return invalid(place("name"), "is used by another member too; each needs its own");
         }
         if table.endpoint.is_some() {
             return invalid(place("endpoint"), "has a meaning only in [[peer.member]]");
         }
         let key = table.key.parse::<PublicKey>().or_else(|what| invalid(place("key"), what))?;
         if members.iter().any(|member: &Member| member.key == key) {
-            return invalid(place("key"), "is another member's too; each needs its own");
+            return invalid(place("key"), "is used by another member too; each needs its own");
         }
         let weight = weight(&table).or_else(|what| invalid(place("weight"), what))?;
         members.push(Member { key, weight, slices: prefixes(&table.slices) });
@@ -112,7 +112,7 @@ pub(super) fn peer_members(
         let place = |key: &str| format!("peer {:?}: member {:?}: {key}", table.name, member.name);
         check_name("[[peer.member]] name", &member.name)?;
         if !names.insert(member.name.clone()) {
-            return invalid(place("name"), "is another member's too; each needs its own");
+            return invalid(place("name"), "is used by another member too; each needs its own");
         }
         let weight = weight(&member).or_else(|what| invalid(place("weight"), what))?;
         let of_member = PeerTable { key: member.key, endpoint: member.endpoint, ..table.clone() };
@@ -129,7 +129,7 @@ pub(super) fn peer_members(
     Ok(peers)
 }
 
-/// Checks that each slice of a member has no host bits set, and lies in a prefix of one of the
+/// Checks that each slice of a member has no host bits set, and is within a prefix of one of the
 /// sites.
 pub(super) fn check_slices(config: &Config, peers: &[Peer]) -> Result<(), Invalid> {
     let sites = || config.prefixes.iter().chain(peers.iter().flat_map(|peer| &peer.prefixes));
@@ -138,7 +138,7 @@ pub(super) fn check_slices(config: &Config, peers: &[Peer]) -> Result<(), Invali
         .find(|slice| slice.trunc() != **slice || !sites().any(|prefix| prefix.contains(*slice)))
     {
         Some(slice) => {
-            let what = "is no part of a prefix of a site here, or has bits beyond its length";
+            let what = "is not part of a prefix of a site here, or has bits beyond its length";
             invalid(place, format!("{slice} {what}"))
         }
         None => Ok(()),

@@ -79,7 +79,7 @@ pub(super) fn peer(
         return invalid(place("rekey_after"), "is below 10s, the minimum");
     }
     if table.transport == TransportKey::FakeTcp && site.workers > 1 {
-        let what = "is \"fake-tcp\", which one worker alone can use; [site] workers = 1, or \
+        let what = "is \"fake-tcp\", which only a single worker can use; [site] workers = 1, or \
                     another transport, is expected";
         return invalid(place("transport"), what);
     }
@@ -115,7 +115,7 @@ pub(super) fn peer(
     })
 }
 
-/// Address of the peer's listener for tunnels over TLS; `None` if this site dials none.
+/// Address of the peer's listener for tunnels over TLS; `None` if this site does not dial it.
 fn tls_endpoint(
     table: &PeerTable,
     endpoint: Option<SocketAddr>,
@@ -181,7 +181,7 @@ fn classes(table: &PeerTable) -> Result<Vec<Class>, Invalid> {
         check_name("[[peer.class]] name", &class.name)?;
         let place = |key: &str| format!("peer {:?}: class {:?}: {key}", table.name, class.name);
         if classes.iter().any(|other| other.name == class.name) {
-            return invalid(place("name"), "is another class's too; each needs its own");
+            return invalid(place("name"), "is used by another class too; each needs its own");
         }
         let is_window = class.repairs == RepairsKey::Window;
         for (key, given) in
@@ -259,7 +259,9 @@ fn peer_key(text: &str, site: &Config) -> Result<PublicKey, String> {
         return Err("is this site's own public key; the peer's is expected".to_owned());
     }
     if site.secret.is_weak(&key) {
-        return Err("is no key that `viaduct key new` makes (a point of small order)".to_owned());
+        return Err(
+            "is not a key that `viaduct key new` creates (a point of small order)".to_owned()
+        );
     }
     Ok(key)
 }

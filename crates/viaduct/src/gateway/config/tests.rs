@@ -85,7 +85,7 @@ fn refused(from: &str, to: &str, parts: &[&str]) {
 }
 
 #[test]
-fn a_right_config_is_taken_without_a_warning() {
+fn a_valid_config_is_accepted_without_a_warning() {
     let config = Dir::new().load(&good()).unwrap();
     assert_eq!(config.warnings, Vec::<String>::new());
     assert_eq!((config.memory, config.peers.len()), (48 << 20, 1));
@@ -108,12 +108,12 @@ fn values_of_another_kind_are_refused_with_line_and_key() {
     refused(
         "[\"10.1.0.0/16\"]",
         "[\"10.1.0.0/99\"]",
-        &["line 4: prefixes: \"10.1.0.0/99\" is no prefix; write it like"],
+        &["line 4: prefixes: \"10.1.0.0/99\" is not a prefix; write it like"],
     );
     refused(
         "\"192.0.2.1:7400\"",
         "\"192.0.2.1\"",
-        &["line 6: listen: \"192.0.2.1\" is no numeric address"],
+        &["line 6: listen: \"192.0.2.1\" is not a numeric address"],
     );
     refused("\"wan0\"", "7", &["line 5: wan: 7: the name of an interface"]);
     refused("[[peer]]", "memory = \"9x\"\n[[peer]]", &["line 7: memory: \"9x\": bytes are"]);
@@ -124,8 +124,8 @@ fn values_of_another_kind_are_refused_with_line_and_key() {
     refused("site.key", &"ab".repeat(32), &["is a key; the name of the file"]);
     let table = |line: &str| format!("{}[peer.fec]\n{line}\n", good());
     let fails = |line: &str| Dir::new().load(&table(line)).unwrap_err().to_string();
-    assert!(fails("flush_after = \"8\"").contains("line 13: flush_after: \"8\" is no time"));
-    assert!(fails("flush_after = \"25h\"").contains("\"25h\" is no time up to a day"));
+    assert!(fails("flush_after = \"8\"").contains("line 13: flush_after: \"8\" is not a time"));
+    assert!(fails("flush_after = \"25h\"").contains("\"25h\" is not a time up to a day"));
     assert!(fails("interleave = \"x\"").contains("line 13: interleave: 1 to 65535, or a list"));
     assert!(fails("r = 300").contains("line 13: r: is 300; a whole number from 1 to 255"));
     assert!(fails("c = \"2\"").contains("line 13: c: is \"2\"; a whole number from 1 to 255"));
@@ -133,7 +133,7 @@ fn values_of_another_kind_are_refused_with_line_and_key() {
 }
 
 #[test]
-fn classes_say_which_packets_are_protected_how() {
+fn classes_determine_the_protection_of_packets() {
     let with = |lines: &str| Dir::new().load(&format!("{}{lines}", good()));
     let config = with(
         "[peer.fec]\nmax_rate = '8M'\nacks = true\n[[peer.class]]\nname = 'voice'\n\
@@ -157,10 +157,10 @@ fn classes_say_which_packets_are_protected_how() {
     };
     let repairs = "repairs = 'window'\n";
     for (line, part) in [
-        ("dscp = ['af9']", "\"af9\" is no code point; write it like 46"),
-        ("dscp = [64]", "64 is no code point"),
+        ("dscp = ['af9']", "\"af9\" is not a code point; write it like 46"),
+        ("dscp = [64]", "64 is not a code point"),
         ("ports = ['9-1']", "a port or a range such as 8000-8080"),
-        ("protocols = ['tpc']", "\"tpc\" is no protocol"),
+        ("protocols = ['tpc']", "\"tpc\" is not a protocol"),
         ("deadline = '1ms'", "class \"x\": deadline: is below 5ms"),
     ] {
         let error = fails(&format!("{repairs}{line}"));
@@ -169,7 +169,7 @@ fn classes_say_which_packets_are_protected_how() {
     let error = fails("repairs = 'copies'\nmax_overhead = 0.1");
     assert!(error.contains("only for repairs = \"window\""), "{error}");
     let twice = with(&"[[peer.class]]\nname = 'x'\nrepairs = 'none'\n".repeat(2)).unwrap_err();
-    assert!(twice.to_string().contains("is another class's too"), "{twice}");
+    assert!(twice.to_string().contains("is used by another class too"), "{twice}");
     let fixed = with("[peer.fec]\ncode = 'window'\n[[peer.class]]\nname = 'x'\nrepairs = 'none'\n");
     assert!(fixed.unwrap_err().to_string().contains("only for code \"auto\""));
 }
@@ -199,9 +199,9 @@ fn the_site_is_checked() {
     refused(
         "192.0.2.1:7400",
         "255.255.255.255:7400",
-        &["[site] listen: ", "no address of one machine"],
+        &["[site] listen: ", "not the address of one machine"],
     );
-    refused("[[peer]]", "run_dir = \"/dev/null\"\n[[peer]]", &["run_dir: /dev/null is no dir"]);
+    refused("[[peer]]", "run_dir = \"/dev/null\"\n[[peer]]", &["run_dir: /dev/null is not a dir"]);
     // `/a.upgrade.new` is the longest name of a socket.
     let long = |length: usize| format!("run_dir = \"/{}\"\n[[peer]]", "x".repeat(length - 1));
     refused("[[peer]]", &long(94), &["[site] run_dir: ", "at most 107 are possible"]);
@@ -217,7 +217,7 @@ fn peers_are_checked() {
     let key = SecretKey::from_bytes([8; 32]).public().to_string();
     refused(&key, "abc", &["peer \"b\": key: a key is 64 hexadecimal digits"]);
     refused(&key, &own, &["peer \"b\": key: is this site's own"]);
-    refused(&key, &"0".repeat(64), &["peer \"b\": key: is no key that `viaduct key new`"]);
+    refused(&key, &"0".repeat(64), &["peer \"b\": key: is not a key that `viaduct key new`"]);
     refused("\"b\"", "\"\"", &["[[peer]] name: "]);
     refused("\"b\"", "\"a\"", &["peer \"a\": name: is this site's own"]);
     let endpoint = |to: &str, part: &str| refused("192.0.2.2:7400", to, &["endpoint: is ", part]);
@@ -247,7 +247,7 @@ fn peers_are_checked() {
 }
 
 #[test]
-fn prefixes_are_whole_and_belong_to_one_site() {
+fn prefixes_have_no_host_bits_and_belong_to_one_site() {
     refused("10.2.0.0/16", "10.2.3.0/16", &["peer \"b\": prefixes: ", "10.2.0.0/16 is expected"]);
     refused("10.2.0.0/16", "10.1.2.0/24", &["10.1.2.0/24 overlaps 10.1.0.0/16 of [site]"]);
 }

@@ -123,7 +123,7 @@ fn memory_of_machine() -> Option<usize> {
 fn check_listener(place: &str, at: Option<SocketAddr>) -> Result<(), Invalid> {
     match at {
         Some(at) if !at.ip().is_unspecified() && !is_one_host(at.ip()) => {
-            invalid(place, format!("{at} is no address of one machine"))
+            invalid(place, format!("{at} is not the address of one machine"))
         }
         _ => Ok(()),
     }
@@ -136,7 +136,7 @@ fn read_key(path: &Path) -> Result<SecretKey, Invalid> {
         return invalid(place, "is a key; the name of the file with the secret key is expected");
     }
     if !path.exists() {
-        let what = format!("is not there; `viaduct key new --out {}` makes one", path.display());
+        let what = format!("does not exist; `viaduct key new --out {}` creates it", path.display());
         return invalid(place, what);
     }
     let text =
@@ -150,7 +150,7 @@ fn check_run_dir(config: &Config) -> Result<(), Invalid> {
         return invalid(place, "is empty; a directory is expected");
     }
     if dir.exists() && !dir.is_dir() {
-        return invalid(place, format!("{} is no directory", dir.display()));
+        return invalid(place, format!("{} is not a directory", dir.display()));
     }
     // The longest path of a socket: the temporary one of the socket for upgrade requests.
     let socket = temporary_path(&config.upgrade_socket());
@@ -181,8 +181,8 @@ fn warn_about_listeners(config: &mut Config) {
         && !inside(at.ip())
     {
         config.warnings.push(format!(
-            "[cache] listen: {at} is not an address of this site: possibly its hosts cannot \
-             reach it, and others can"
+            "[cache] listen: {at} is not an address of this site: the site's hosts may be unable \
+             to reach it, and other hosts may reach it"
         ));
     }
 }

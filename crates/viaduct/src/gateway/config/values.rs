@@ -64,7 +64,7 @@ impl<'de> Deserialize<'de> for Span {
     fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
         let parse =
             |text: &str| value_parser::time(text).ok().filter(|span| *span <= MAX_SPAN).map(Span);
-        parsed(from, parse, "time up to a day; write it like \"8ms\" or \"2m\"")
+        parsed(from, parse, "a time up to a day; write it like \"8ms\" or \"2m\"")
     }
 }
 
@@ -80,7 +80,7 @@ impl<'de> Deserialize<'de> for Share {
 
 impl<'de> Deserialize<'de> for Dscp {
     fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
-        let wanted = "code point; write it like 46, \"ef\", \"cs1\" or \"af41\"";
+        let wanted = "a code point; write it like 46, \"ef\", \"cs1\" or \"af41\"";
         named_or_number(from, dscp, 0..=63, wanted).map(Dscp)
     }
 }
@@ -112,7 +112,7 @@ impl<'de> Deserialize<'de> for Protocol {
             "sctp" => Some(132),
             _ => None,
         };
-        let wanted = "protocol; write it like \"tcp\", \"udp\" or 47";
+        let wanted = "a protocol; write it like \"tcp\", \"udp\" or 47";
         named_or_number(from, named, 0..=255, wanted).map(Protocol)
     }
 }
@@ -129,7 +129,7 @@ fn named_or_number<'de, D: Deserializer<'de>>(
     let number = number.and_then(|number| u8::try_from(number).ok());
     number
         .or_else(|| value.as_str().and_then(named))
-        .ok_or_else(|| de::Error::custom(format!("{value} is no {wanted}")))
+        .ok_or_else(|| de::Error::custom(format!("{value} is not {wanted}")))
 }
 
 impl<'de> Deserialize<'de> for Address {
@@ -138,7 +138,7 @@ impl<'de> Deserialize<'de> for Address {
         parsed(
             from,
             parse,
-            "numeric address with a port; write it like \"192.0.2.1:7400\" or \
+            "a numeric address with a port; write it like \"192.0.2.1:7400\" or \
              \"[2001:db8::1]:7400\"",
         )
     }
@@ -149,7 +149,7 @@ impl<'de> Deserialize<'de> for Endpoint {
         parsed(
             from,
             endpoint,
-            "address or host name with a port; write it like \"192.0.2.1:7400\", \
+            "an address or host name with a port; write it like \"192.0.2.1:7400\", \
              \"[2001:db8::1]:7400\" or \"oslo.example:7400\"",
         )
     }
@@ -188,7 +188,7 @@ fn endpoint(text: &str) -> Option<Endpoint> {
 impl<'de> Deserialize<'de> for Prefix {
     fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
         let parse = |text: &str| text.parse().ok().map(Prefix);
-        parsed(from, parse, "prefix; write it like \"10.1.0.0/16\" or \"fd00:1::/48\"")
+        parsed(from, parse, "a prefix; write it like \"10.1.0.0/16\" or \"fd00:1::/48\"")
     }
 }
 
@@ -242,8 +242,8 @@ pub(super) fn prefixes(list: &[Prefix]) -> Vec<IpNet> {
     list.iter().map(|prefix| prefix.0).collect()
 }
 
-/// Deserializes a string with `parse`. The error for a rejected value says that the value is
-/// no `wanted`.
+/// Deserializes a string with `parse`. The error for a rejected value reports that the value is not
+/// `wanted`.
 fn parsed<'de, D: Deserializer<'de>, T>(
     from: D,
     parse: impl FnOnce(&str) -> Option<T>,
@@ -251,7 +251,7 @@ fn parsed<'de, D: Deserializer<'de>, T>(
 ) -> Result<T, D::Error> {
     let value = toml::Value::deserialize(from)?;
     let meant = value.as_str().and_then(parse);
-    meant.ok_or_else(|| de::Error::custom(format!("{value} is no {wanted}")))
+    meant.ok_or_else(|| de::Error::custom(format!("{value} is not {wanted}")))
 }
 
 /// Deserializes a whole number within `range`.

@@ -105,11 +105,11 @@ pub(super) fn path_classes(site: &SiteTable, wans: &[Wan]) -> Result<Vec<PathCla
         check_name("[[site.class]] name", &class.name)?;
         let place = |key: &str| format!("[[site.class]] {:?}: {key}", class.name);
         if classes.iter().any(|other| other.name == class.name) {
-            return invalid(place("name"), "is another class's too; each needs its own");
+            return invalid(place("name"), "is used by another class too; each needs its own");
         }
         let Some(wan) = wans.iter().position(|wan| wan.name == class.wan) else {
             let names: Vec<_> = wans.iter().map(|wan| format!("{:?}", wan.name)).collect();
-            let what = format!("{:?} is no WAN; one of {} is", class.wan, names.join(", "));
+            let what = format!("{:?} is not a WAN; one of {} is", class.wan, names.join(", "));
             return invalid(place("wan"), what + " expected");
         };
         let matches = Match {

@@ -97,7 +97,7 @@ fn a_single_wan_has_no_paths() {
 }
 
 #[test]
-fn what_two_wans_cannot_be_combined_with_is_refused() {
+fn settings_that_two_wans_exclude_are_refused() {
     let site = "prefixes = [\"10.1.0.0/16\"]";
     let with = |line: &str| format!("{site}\n{line}");
     refused(site, &with("listen = \"192.0.2.1:7400\""), "[site] listen: cannot be set with");
@@ -127,7 +127,7 @@ fn wrong_values_are_refused() {
     refused("\"198.51.100.2:7400\"", "\"198.51.100.1:7400\"", "own [[site.wan]] listen");
     refused("\"198.51.100.2:7400\"", "\"[2001:db8::2]:7400\"", "IPv6 but [[site.wan]] listen");
     refused("\"198.51.100.2:7400\"]", "\"192.0.2.2:7400\"]", "is the same twice");
-    refused("wan = \"lte\"", "wan = \"dsl\"", "\"dsl\" is no WAN; one of \"fibre\", \"lte\"");
+    refused("wan = \"lte\"", "wan = \"dsl\"", "\"dsl\" is not a WAN; one of \"fibre\", \"lte\"");
     refused("via = [", "gateway = [", "[[site.wan]]");
     let second = good().split_once("[[site.wan]]\nname = \"lte\"").map(|(head, _)| head.len());
     let mut one = good();

@@ -36,7 +36,7 @@ pub struct UpgradeState {
     outcomes: UnboundedReceiver<Outcome>,
     /// True while another process may take over: nothing on the machine may be changed.
     is_active: bool,
-    /// True once another process is responsible for the machine.
+    /// True once another process is responsible for the changes to the machine.
     is_left: Arc<AtomicBool>,
     /// True once the new process serves, and this one has to end.
     is_released: bool,

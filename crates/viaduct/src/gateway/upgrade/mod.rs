@@ -52,7 +52,7 @@ pub enum ControlRequest {
     TakeBack,
 }
 
-/// State of the control side that another process continues.
+/// State of the control side, for the new process.
 #[derive(Debug)]
 pub struct ControlState {
     /// Listener of the metrics, and socket of the packet cache.
@@ -88,7 +88,7 @@ impl GatewayHandover {
             worker.send(Command::Upgrade(command(reply)));
             answer
         };
-        // All are asked before the first answer is awaited.
+        // All threads are asked before the first answer is awaited.
         let answers: Vec<_> = self.workers.iter().map(ask).collect();
         let answers = answers.iter();
         answers.map(|answer| await_answer(answer, "a packet thread does not answer")).collect()
@@ -145,7 +145,8 @@ impl Handover for GatewayHandover {
     }
 
     fn send_state(&self, channel: &Channel) -> Result<HandedOver> {
-        // Flows first: without them packets are still protected, without repairs they are not.
+        // Flows are handed over first: packets stay protected meanwhile, but not while the sessions
+        // are handed over.
         let flows = self.flows.as_ref().map(|flows| flows.send_state(channel)).transpose()?;
         let states = self.ask_workers(UpgradeCommand::Pause)?;
         let lanes = states.iter().flat_map(|state| &state.peers);

@@ -55,7 +55,7 @@ pub struct Sockets {
 pub struct WorkerState {
     /// Peers.
     pub peers: Vec<PeerRecord>,
-    /// Key of the hash that gives the sequence numbers of fake TCP's SYN-ACKs.
+    /// Key of the hash that determines the sequence numbers of fake TCP's SYN-ACKs.
     pub isn_key: [u64; 4],
     /// Connections of fake TCP.
     pub connections: Vec<ConnectionRecord>,
@@ -64,7 +64,8 @@ pub struct WorkerState {
     pub cut: StopRecord,
 }
 
-/// Role of a packet thread. During an upgrade, the old and the new process have one each.
+/// Role of a packet thread. During an upgrade, the old and the new process have packet threads,
+/// each with a role.
 #[derive(Debug)]
 pub enum Role {
     /// Does the work.

@@ -38,7 +38,7 @@ fn refused(from: &str, to: &str, parts: &[&str]) {
 }
 
 #[test]
-fn a_box_is_the_member_with_its_key_and_each_member_of_a_peer_is_a_peer() {
+fn a_gateway_is_the_member_with_its_key_and_each_member_of_a_peer_is_a_peer() {
     let config = Dir::new().load(&rack()).unwrap();
     let own = config.rack.as_ref().unwrap();
     assert_eq!((own.own, own.own_weight(), own.route_table), (1, 3, 118));
@@ -54,20 +54,20 @@ fn a_box_is_the_member_with_its_key_and_each_member_of_a_peer_is_a_peer() {
 }
 
 #[test]
-fn members_that_cannot_be_are_refused() {
+fn invalid_members_are_refused() {
     let own = public(7).to_string();
     refused(&own, &public(3).to_string(), &["no member has this gateway's public key"]);
-    refused(&own, &public(9).to_string(), &["\"a2\": key: is another member's too"]);
-    refused("name = \"a2\"", "name = \"a1\"", &["\"a1\": name: is another member's"]);
+    refused(&own, &public(9).to_string(), &["\"a2\": key: is used by another member too"]);
+    refused("name = \"a2\"", "name = \"a1\"", &["\"a1\": name: is used by another member"]);
     refused("weight = 3", "weight = 101", &["\"a2\": weight: is 101; at most 100"]);
     refused("weight = 3", "wait = 3", &["`wait`", "`weight`"]);
     refused("weight = 3", "endpoint = \"192.0.2.9:1\"", &["only in [[peer.member]]"]);
-    refused("10.2.0.0/17", "10.9.0.0/17", &["\"a1\": slices: 10.9.0.0/17 is no part"]);
-    refused("10.2.0.0/17", "10.2.1.0/17", &["10.2.1.0/17 is no part"]);
+    refused("10.2.0.0/17", "10.9.0.0/17", &["\"a1\": slices: 10.9.0.0/17 is not part"]);
+    refused("10.2.0.0/17", "10.2.1.0/17", &["10.2.1.0/17 is not part"]);
     refused("listen =", "route_table = 254\nlisten =", &["route_table: is 254, a table of"]);
     let second = public(10).to_string();
     refused(&second, &public(8).to_string(), &["\"b/b2\": key: is that of peer \"b/b1\" too"]);
-    refused("name = \"b2\"", "name = \"b1\"", &["member \"b1\": name: is another member's"]);
+    refused("name = \"b2\"", "name = \"b1\"", &["member \"b1\": name: is used by another member"]);
     let peer = "name = \"b\"\n";
     refused(peer, "name = \"b\"\nmode = \"split\"\n", &["\"b\": mode: is for a peer with one"]);
     refused(peer, &format!("{peer}key = \"{own}\"\n"), &["\"b\": key: is for a peer with one"]);
