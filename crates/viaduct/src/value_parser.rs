@@ -111,7 +111,7 @@ pub fn wait(text: &str) -> Result<Duration, String> {
 
 /// Parses a number, at least one.
 pub fn count(text: &str) -> Result<usize, String> {
-    text.parse().ok().filter(|&n| n > 0).ok_or("a number from 1 is expected".to_owned())
+    text.parse().ok().filter(|&n| n > 0).ok_or("a number of at least 1 is expected".to_owned())
 }
 
 /// Parses the number of event loops.
@@ -178,7 +178,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_address_alone_is_a_prefix_and_bits_beyond_are_not_left_out() {
+    fn an_address_alone_is_a_prefix_and_host_bits_are_refused() {
         assert_eq!(prefix("1.2.3.4").unwrap(), prefix("1.2.3.4/32").unwrap());
         assert_eq!(prefix("fd00::1").unwrap().prefix_len(), 128);
         let error = prefix("10.2.0.5/16").unwrap_err();
@@ -187,7 +187,7 @@ mod tests {
     }
 
     #[test]
-    fn what_makes_no_sense_is_refused() {
+    fn invalid_values_are_refused() {
         assert!(socket_addr("host.example:80").unwrap_err().contains("not looked up"));
         assert!(socket_addr("10.0.0.1:0").unwrap_err().contains("1 to 65535"));
         for text in ["0", "0-9", "9-1", "x", "80-", "70000"] {
@@ -209,7 +209,7 @@ mod tests {
     }
 
     #[test]
-    fn sizes_and_rates_are_read_as_people_write_them() {
+    fn common_spellings_of_sizes_and_rates_are_accepted() {
         for (text, bytes) in [("4096", 4 << 10), ("64KiB", 64 << 10), ("16M", 16 << 20)] {
             assert_eq!(buffer(text), Ok(bytes), "{text}");
         }

@@ -128,7 +128,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_failed_authentication_has_its_client_first_and_no_line_of_the_clients_making() {
+    fn a_failed_authentication_names_the_client_first_and_cannot_contain_a_forged_line() {
         let client = "::ffff:192.0.2.7".parse().unwrap();
         let line = failure_line(client, "basic", Some("x\"\nclient 198.51.100.1"));
         let right = concat!(
@@ -156,7 +156,7 @@ mod tests {
     }
 
     #[test]
-    fn no_user_name_has_the_documented_filter_ban_another_client() {
+    fn no_user_name_makes_the_documented_filter_ban_another_client() {
         let client = "192.0.2.7".parse().unwrap();
         let victim = "authentication failed: client 198.51.100.1, method basic";
         let quoted = format!("{victim}, user \"");
@@ -185,7 +185,7 @@ mod tests {
     }
 
     #[test]
-    fn targets_are_files_but_for_two_words() {
+    fn targets_are_files_except_for_two_words() {
         assert_eq!("-".parse(), Ok(Target::Stdout));
         assert_eq!("stderr".parse(), Ok(Target::Stderr));
         assert_eq!("/var/log/x".parse(), Ok(Target::File("/var/log/x".into())));

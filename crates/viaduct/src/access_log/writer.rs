@@ -160,7 +160,7 @@ impl Thread {
 
     fn write_batch(&mut self, batch: &str, lines: u64) {
         // If the last write ended inside a line, the batch begins on a new line: otherwise its
-        // beginning would be read as the rest of that line.
+        // first line would be read as the rest of that line.
         let start = if self.is_torn && !batch.is_empty() { "\n" } else { "" };
         let (length, failed) = self.sink.write(&[start, batch].concat());
         let written =
@@ -223,7 +223,8 @@ impl Sink {
         })
     }
 
-    /// Writes as much as possible; returns the number of bytes, and the error before the rest.
+    /// Writes as much as possible; returns the number of bytes, and the error that prevented the
+    /// rest.
     fn write(&mut self, text: &str) -> (usize, Option<io::Error>) {
         match self {
             Sink::Stdout => write_out(&mut io::stdout().lock(), text.as_bytes()),

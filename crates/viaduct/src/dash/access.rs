@@ -64,7 +64,8 @@ pub(super) struct Access {
 }
 
 impl Access {
-    /// Creates the conditions: names besides the local ones, and the token, if one is needed.
+    /// Creates the conditions: names in addition to the local ones, and the token, if one is
+    /// needed.
     pub(super) fn new(hosts: &[String], token: Option<Token>) -> Access {
         let local = LOCAL_NAMES.into_iter().map(str::to_owned);
         Access { hosts: local.chain(hosts.iter().cloned()).collect(), token }

@@ -128,8 +128,8 @@ impl Board {
         &self.list
     }
 
-    /// Event with the samples of the subject number `id` from tick `from` on. Empty if there is no
-    /// such subject.
+    /// Event with the samples of the subject number `id` starting at tick `from`. Empty if there is
+    /// no such subject.
     pub(super) fn news(&self, id: u64, from: u64) -> String {
         let Some(key) = self.history.key(id) else { return String::new() };
         let Some(chunk) = self.history.since(key, from) else { return String::new() };

@@ -1,4 +1,4 @@
-//! Reads the status of all services at once.
+//! Reads the status of all services concurrently.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -14,7 +14,8 @@ use crate::status::client::{self, ServiceStatus, Unread};
 
 /// Maximum number of services.
 pub(super) const MAX_SERVICES: usize = 64;
-/// Time within which a service must answer. While one does not, samples are this far apart.
+/// Time within which a service must answer. While a service does not answer, samples are taken at
+/// this interval.
 const ANSWER_TIMEOUT: Duration = Duration::from_millis(800);
 /// Maximum length of an answer in bytes: enough for 4096 peers.
 const MAX_ANSWER: u64 = 16 << 20;

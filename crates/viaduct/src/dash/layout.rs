@@ -169,7 +169,7 @@ pub(super) const KINDS: &[Kind] = &[
         plots: &[
             plot("Throughput", "Mb/s", &[("rate_out", "out"), ("rate_in", "in")]),
             plot("Queueing delay", "ms", &[("queue", "mean")]),
-            plot("Streams", "streams", &[("open", "open"), ("active", "with bytes under way")]),
+            plot("Streams", "streams", &[("open", "open"), ("active", "with bytes in flight")]),
             plot("Links", "links", &[("links", "up")]),
             plot("Windows", "MB", &[("tokens_left", "may be sent"), ("held", "receive, in use")]),
         ],

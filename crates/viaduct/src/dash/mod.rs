@@ -7,10 +7,10 @@
 //!           ◀── server-sent events ───┴── server ◀── viewer ──┘
 //! ```
 //!
-//! The dashboard only reads: services need no option for it, and do not know of it. Viewers read
-//! its history, so their number does not matter to the services. Names and reasons come from
-//! configs and from other hosts; the page shows them as text. A *subject* is a thing with plots of
-//! its own, such as a peer or a tunnel.
+//! The dashboard only reads: services need no option for it, and are unaware of it. Viewers read
+//! the dashboard's history, so their number does not matter to the services. Names and reasons come
+//! from configs and from other hosts; the page shows them as text. A *subject* is a thing with
+//! plots of its own, such as a peer or a tunnel.
 
 mod access;
 mod args;

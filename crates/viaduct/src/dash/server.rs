@@ -27,9 +27,9 @@ use super::viewer::Viewer;
 
 /// Maximum number of browsers that receive samples.
 const MAX_VIEWERS: usize = 16;
-/// Maximum number of connections, viewers included; further ones are closed at once.
+/// Maximum number of connections, viewers included; further ones are closed immediately.
 const MAX_CONNECTIONS: usize = 128;
-/// Time within which a request must arrive. A TLS handshake before it has the same time to end.
+/// Time within which a request must arrive. A TLS handshake before the request has the same limit.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(5);
 /// Time within which an exchange must end, unless it is that of a viewer.
 const EXCHANGE_TIMEOUT: Duration = Duration::from_secs(10);
@@ -88,7 +88,7 @@ impl Server {
         Server { pages: Arc::new(Pages { board, ticks, access, viewers }), tls, connections }
     }
 
-    /// Accepts connections for ever.
+    /// Accepts connections forever.
     pub(super) async fn serve(&self, listener: &TcpListener) {
         loop {
             let Ok((client, _)) = listener.accept().await else {

@@ -26,7 +26,7 @@ pub(super) fn acceptor(cert: &Path, key: &Path) -> Result<TlsAcceptor> {
     };
     let chain = pem("--tls-cert", cert)?;
     let chain = CertificateDer::pem_slice_iter(chain.as_bytes()).collect::<Result<Vec<_>, _>>();
-    let chain = chain.with_context(|| format!("--tls-cert: {} is no PEM", cert.display()))?;
+    let chain = chain.with_context(|| format!("--tls-cert: {} is not PEM", cert.display()))?;
     ensure!(!chain.is_empty(), "--tls-cert: {} has no certificate in PEM", cert.display());
     let secret = PrivateKeyDer::from_pem_slice(pem("--tls-key", key)?.as_bytes())
         .with_context(|| format!("--tls-key: {} has no private key in PEM", key.display()))?;
@@ -34,7 +34,7 @@ pub(super) fn acceptor(cert: &Path, key: &Path) -> Result<TlsAcceptor> {
         .with_protocol_versions(&[&rustls::version::TLS13])?
         .with_no_client_auth()
         .with_single_cert(chain, secret)
-        .with_context(|| format!("--tls-key: {} and --tls-cert do not fit", key.display()))?;
+        .with_context(|| format!("--tls-key: {} and --tls-cert do not match", key.display()))?;
     config.alpn_protocols = vec![b"http/1.1".to_vec()];
     Ok(TlsAcceptor::from(Arc::new(config)))
 }

@@ -152,7 +152,7 @@ type TunnelCounter = (&'static str, Kind, &'static str, fn(&TunnelStats) -> u64)
 const TUNNELS: &[TunnelCounter] = &[
     ("viaduct_tunnel_links", Kind::Gauge, "Links that are up.", |t| t.links),
     ("viaduct_tunnel_streams", Kind::Gauge, "Streams that are open.", |t| t.open),
-    ("viaduct_tunnel_active_streams", Kind::Gauge, "Streams with bytes under way.", |t| t.active),
+    ("viaduct_tunnel_active_streams", Kind::Gauge, "Streams with bytes in flight.", |t| t.active),
     ("viaduct_tunnel_opened_total", Kind::Counter, "Streams opened here.", |t| t.opened),
     ("viaduct_tunnel_accepted_total", Kind::Counter, "Streams opened by the peer.", |t| t.accepted),
     ("viaduct_tunnel_reset_total", Kind::Counter, "Streams that were reset.", |t| t.reset),

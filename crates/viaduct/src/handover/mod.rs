@@ -47,8 +47,8 @@ pub use upgrader::{HandedOver, Handover, Outcome, Upgrader, next_outcome};
 /// Name of the option with which the new program is started; its value is the number of a
 /// descriptor.
 pub const OPTION: &str = "--takeover";
-/// Time limit of each message before the transfer, for instance of the one that the new process is
-/// ready.
+/// Time limit of each message before the transfer, for example of the message that reports the new
+/// process as ready.
 const START_TIMEOUT: Duration = Duration::from_secs(20);
 /// Time limit of each step during the transfer, while neither process serves.
 pub const TRANSFER_TIMEOUT: Duration = Duration::from_secs(4);

@@ -81,8 +81,8 @@ impl Takeover {
         }
     }
 
-    /// Tells the old process that all is prepared. It answers with its state, which must not be
-    /// used before [`Takeover::confirm`].
+    /// Tells the old process that everything is prepared. The old process answers with its state,
+    /// which must not be used before [`Takeover::confirm`].
     ///
     /// # Errors
     /// The old process has ended.

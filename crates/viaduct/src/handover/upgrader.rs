@@ -52,7 +52,7 @@ pub struct HandedOver {
 
 /// Service that can continue in another process.
 pub trait Handover: Send + Sync {
-    /// Sends what the new process needs to prepare. This process continues to serve.
+    /// Sends the data that the new process needs to prepare. This process continues to serve.
     ///
     /// # Errors
     /// The service cannot be handed over, or the new process has ended.
@@ -196,7 +196,8 @@ impl Upgrader {
         command.args(env::args_os().skip(1).filter(|argument| !is_old(argument)));
         command.arg(format!("{OPTION}={}", socket.as_raw_fd()));
         command.env_remove("LISTEN_FDS").env_remove("LISTEN_PID");
-        // The variable names this process; without it, the new process answers the watchdog.
+        // The variable has the ID of this process; if it is unset, the new process answers the
+        // watchdog.
         command.env_remove("WATCHDOG_PID");
         inherited_fds::leave_open(&mut command, &[socket.as_fd()]);
         signals::ignore_at_start(
@@ -213,7 +214,7 @@ impl Upgrader {
         let Err(error) = self.converse(channel, process, &mut giver, &mut handed) else {
             return Ok(handed);
         };
-        // From here on the new process cannot confirm any more. It may have done so just before.
+        // From here on the new process can no longer confirm; it may have confirmed just before.
         let _ = shutdown(&channel.0, Shutdown::Both);
         if let Ok(Some((message, _))) = channel.receive() {
             let _ = giver.handle_message(message);

@@ -3,7 +3,7 @@
 //! ```text
 //!   GET /metrics   the service's counters and those of the process (process.rs), in Prometheus'
 //!                  text format (exposition.rs)
-//!   GET /healthz   200 if the service is healthy, else 503 with its problems
+//!   GET /healthz   200 if the service is healthy, otherwise 503 with its problems
 //! ```
 //!
 //! Each connection carries one request. The number of connections, and the time and memory of
@@ -32,11 +32,11 @@ use hyper_util::rt::{TokioIo, TokioTimer};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::Semaphore;
 
-/// Maximum number of concurrent connections; further ones are closed at once.
+/// Maximum number of concurrent connections; further ones are closed immediately.
 const MAX_CONNECTIONS: usize = 16;
 /// Time within which the request must arrive.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(5);
-/// Time within which the whole exchange must end.
+/// Time within which the complete exchange must end.
 const EXCHANGE_TIMEOUT: Duration = Duration::from_secs(10);
 /// Maximum length of a request head in bytes.
 const MAX_HEAD: usize = 8 << 10;

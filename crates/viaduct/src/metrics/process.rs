@@ -15,7 +15,7 @@ fn gauge(page: &mut Exposition, name: &'static str, help: &str, value: Option<u6
     }
 }
 
-/// Metrics of this process. Those that the system does not show are left out.
+/// Metrics of this process. Those that the system does not provide are omitted.
 pub fn encode() -> String {
     let mut page = Exposition::default();
     gauge(&mut page, "process_open_fds", "Open file descriptors.", open_descriptors());

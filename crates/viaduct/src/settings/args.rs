@@ -29,8 +29,8 @@ use crate::value_parser::{
     buffer, count, destination, ports, prefix, rate, socket_addr, spin, time, wait, workers,
 };
 
-/// Options of `viaduct proxy`, on the command line and in a file. `checks` refuses combinations
-/// that make no sense.
+/// Options of `viaduct proxy`, on the command line and in a file. `checks` rejects invalid
+/// combinations.
 #[derive(Clone, Debug, clap::Args, Deserialize)]
 #[serde(default = "defaults", deny_unknown_fields, rename_all = "kebab-case")]
 pub struct ProxyArgs {
@@ -80,7 +80,7 @@ pub struct ProxyArgs {
     #[serde(deserialize_with = "optional::<Fallback, _>")]
     pub next_fallback: Option<Fallback>,
     /// Form in which the next hop gets a flow's addresses [default: the SYN option if it can be
-    /// sent, else proxy-tfo]
+    /// sent, otherwise proxy-tfo]
     #[arg(long, value_enum)]
     #[serde(deserialize_with = "optional::<HopSignalling, _>")]
     pub tell: Option<HopSignalling>,
@@ -107,7 +107,7 @@ pub struct ProxyArgs {
     #[serde(deserialize_with = "optional::<Key, _>")]
     pub trickles_key: Option<PublicKey>,
     /// Split the connections that this machine forwards to these addresses; uses tproxy rules of
-    /// nftables, removed at the end
+    /// nftables, removed at exit
     #[arg(long, value_name = "PREFIX,...", value_delimiter = ',', value_parser = prefix)]
     #[serde(deserialize_with = "list::<Prefix, _>")]
     pub intercept: Vec<IpNet>,
@@ -183,8 +183,8 @@ pub struct ProxyArgs {
     #[arg(long, value_name = "BYTES", value_parser = buffer)]
     #[serde(deserialize_with = "optional::<Buffer, _>")]
     pub far_buffer: Option<usize>,
-    /// Size of each socket's send buffer [default: twice --receive-buffer if that is given, else
-    /// the kernel's choice]
+    /// Size of each socket's send buffer [default: twice --receive-buffer if that is given,
+    /// otherwise the kernel's choice]
     #[arg(long, value_name = "BYTES", value_parser = buffer)]
     #[serde(deserialize_with = "optional::<Buffer, _>")]
     pub send_buffer: Option<usize>,
@@ -247,7 +247,7 @@ pub enum Forwarding {
 /// Time at which a client's connection is accepted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Accept {
-    /// At once; if the server then refuses, the client gets a reset
+    /// Immediately; if the server then refuses, the client gets a reset
     Early,
     /// After the server has answered; if it refuses, the client gets the same refusal
     AfterConnect,

@@ -1,4 +1,4 @@
-//! Interpretation of options, and refusal of combinations that make no sense.
+//! Interpretation of options, and rejection of invalid combinations.
 
 use std::fs;
 use std::net::{IpAddr, SocketAddr};
@@ -32,7 +32,7 @@ const MAX_EARLY: usize = 1024;
 /// Maximum number of intercepted ports, if `ports` is given.
 const MAX_PORTS: usize = 128;
 
-/// Refuses options that exclude each other, and options that lack another one which they need.
+/// Rejects options that exclude each other, and options without another one that they need.
 pub(super) fn fit_together(args: &ProxyArgs) -> Result<()> {
     let ProxyArgs { tunnel: TunnelArgs { key, peer, tunnel, tunnel_listen, .. }, .. } = args;
     let (asked, on_path) = (!args.expect.is_empty(), !args.intercept.is_empty());
@@ -68,7 +68,7 @@ pub(super) fn fit_together(args: &ProxyArgs) -> Result<()> {
     }
 }
 
-/// Refuses options that have no effect because another option is missing.
+/// Rejects options that have no effect because another option is missing.
 pub(super) fn has_effect(args: &ProxyArgs, policies: &[PolicyTable]) -> Result<()> {
     let hops = !args.next.is_empty() || policies.iter().any(|policy| !policy.next.is_empty());
     let words = [ClientProtocol::Socks, ClientProtocol::Connect];
@@ -106,7 +106,7 @@ pub(super) fn has_effect(args: &ProxyArgs, policies: &[PolicyTable]) -> Result<(
     }
 }
 
-/// Refuses a destination that is this proxy itself: each connection would cause another.
+/// Rejects a destination that is this proxy itself: each connection would cause another.
 pub(super) fn leads_on(args: &ProxyArgs, policies: &[PolicyTable]) -> Result<()> {
     let ours = |to: SocketAddr| {
         let (to, port) = (to.ip().to_canonical(), to.port());
@@ -126,7 +126,7 @@ pub(super) fn leads_on(args: &ProxyArgs, policies: &[PolicyTable]) -> Result<()>
     }
 }
 
-/// Refuses a metrics address that overlaps a listen address: only one of the two could be bound.
+/// Rejects a metrics address that overlaps a listen address: only one of the two could be bound.
 pub(super) fn metrics_apart(args: &ProxyArgs) -> Result<()> {
     let Some(metrics) = args.metrics else { return Ok(()) };
     let takes =

@@ -179,7 +179,7 @@ mod tests {
     }
 
     #[test]
-    fn a_policy_has_its_flows_go_on_by_trickles() {
+    fn a_policy_selects_trickles_for_its_flows() {
         let policies = load(&format!(
             "{HEAD}[[policy]]\nports = ['80']\ntrickles = 'auto'\n[[policy]]\ntrickles = 'udp'\n"
         ))

@@ -190,7 +190,7 @@ fn all_policies(
         let made = table.policy(n, args, &otherwise, tunnels, registry).and_then(|policy| {
             match names.insert(policy.plan.policy.clone()) {
                 true => Ok(policy),
-                false => Err("name: an earlier policy has the same".to_owned()),
+                false => Err("name: an earlier policy has the same name".to_owned()),
             }
         });
         made.map_err(|what| anyhow!("[[policy]] number {n}: {what}"))

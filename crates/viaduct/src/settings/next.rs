@@ -148,7 +148,7 @@ impl<'a> NextSettings<'a> {
         }
     }
 
-    /// Outbound through the hops; `None` if there are none. Errors: settings that make no sense.
+    /// Outbound through the hops; `None` if there are none. Errors: the settings are inconsistent.
     pub fn outbound(&self) -> Result<Option<OutboundSpec>, String> {
         if self.next.contains(&NextHop::Auto) {
             return self.auto().map(Some);
@@ -163,7 +163,9 @@ impl<'a> NextSettings<'a> {
     /// Outbound through the hops that measurements choose.
     fn auto(&self) -> Result<OutboundSpec, String> {
         if self.next.len() > 1 {
-            return Err("next: auto chooses all hops; no address is possible beside it".to_owned());
+            return Err(
+                "next: auto chooses all hops; no address is possible next to auto".to_owned()
+            );
         }
         if self.fallback.is_some() {
             return Err("next-fallback: with next auto, flows go directly if no hop is better; \
@@ -238,7 +240,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_check_is_read_with_the_defaults_of_the_rest() {
+    fn omitted_settings_of_a_check_have_defaults() {
         let check = |text: &str| text.parse::<NextCheck>().unwrap().0;
         assert_eq!(check("none"), None);
         let read = check("interval=2s, fall=2,http=/up").unwrap();
@@ -249,7 +251,7 @@ mod tests {
             ("", "interval=TIME"),
             ("interval", "interval=TIME"),
             ("inter=2s", "interval=TIME"),
-            ("fall=0", "a number from 1"),
+            ("fall=0", "a number of at least 1"),
             ("timeout=0s", "above 0s"),
             ("http=up", "a path"),
             ("http=/a b", "a path"),

@@ -1,5 +1,5 @@
-//! A proxy in a process that has other tasks, too: the split mode of a gateway, the SOCKS proxy of
-//! an overlay node.
+//! Proxy in a process that also has other tasks: the split mode of a gateway, the SOCKS proxy of an
+//! overlay node.
 
 use anyhow::Result;
 
@@ -16,7 +16,8 @@ pub struct ProxyThread {
 }
 
 impl ProxyThread {
-    /// Starts a proxy in a thread. Errors: it cannot listen, see SYNs, or open its access log.
+    /// Starts a proxy in a thread. Errors: the proxy cannot listen, see SYNs, or open its access
+    /// log.
     pub fn start(settings: Settings) -> Result<ProxyThread> {
         let listen_sets = settings.listen_sets()?;
         let access_log = settings.access_log.open()?;
@@ -44,7 +45,7 @@ impl ProxyThread {
     }
 
     /// Applies new settings; open flows continue. Errors: a setting has changed that needs a
-    /// restart; nothing is applied then.
+    /// restart; in that case nothing is applied.
     pub fn reload(&mut self, new: Settings) -> Result<()> {
         self.settings.check_change(&new)?;
         self.engine.handle.reload(new.engine.clone());

@@ -14,7 +14,7 @@ pub struct Draft {
     pub wan: String,
     /// Address at which repairs arrive.
     pub listen: String,
-    /// Address at which the peer reaches this site, if it can.
+    /// Address at which the peer reaches this site, if the peer can reach it.
     pub endpoint: Option<String>,
     /// Name of the peer.
     pub peer: String,

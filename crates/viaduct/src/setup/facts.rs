@@ -50,8 +50,8 @@ impl Facts {
         (!name.is_empty()).then_some(name)
     }
 
-    /// Interface by which packets leave for the first of `targets` that has a route. If none has
-    /// one, the interface of the default route.
+    /// Interface by which packets leave for the first of `targets` that has a route. If none has a
+    /// route, the interface of the default route.
     pub fn wan(&self, targets: &[IpAddr]) -> Option<&Link> {
         let default = |route: &&ForwardRoute| route.to.1 == 0;
         let by_target = targets.iter().find_map(|&ip| self.route_to(ip));

@@ -20,7 +20,7 @@ use crate::key;
 pub struct Files {
     /// Config.
     pub config: PathBuf,
-    /// Secret key, beside the config.
+    /// Secret key, next to the config.
     pub key: PathBuf,
 }
 
@@ -36,7 +36,7 @@ impl Files {
         let config = self.config.display();
         ensure!(
             !self.config.exists(),
-            "{config} exists already, and is left alone: --force overwrites it, `-c FILE` writes \
+            "{config} already exists; not overwritten: --force overwrites it, `-c FILE` writes \
              another file; with --peer and --peer-key alone, a missing key is filled in"
         );
         Ok(())
@@ -97,9 +97,10 @@ fn make_directory(file: &Path) -> Result<()> {
     made.with_context(|| format!("cannot create {}", directory.display()))
 }
 
-/// Writes a config under another name, and renames it: readers see the old file or the new one. The
-/// new one has the mode of the old one, and if possible its owner. A first one is world-readable,
-/// because a config has no secret and the gateway's user has to read it.
+/// Writes a config under another name, and renames it, so that readers see either the old file or
+/// the new one. The new file gets the mode of the old one and, if possible, its owner. If there is
+/// no old file, the new one is world-readable, because a config contains no secret and the
+/// gateway's user has to read it.
 ///
 /// # Errors
 /// The file cannot be written; the old one is unchanged.
@@ -121,8 +122,8 @@ pub fn replace(path: &Path, text: &str) -> Result<()> {
     })
 }
 
-/// Gives `file` the owner and the mode of the file `old`, if there is one. Without the right to
-/// give it away, it keeps its owner.
+/// Sets the owner and the mode of `file` to those of the file `old`, if that exists. Without the
+/// right to change the owner, `file` keeps its own.
 fn set_access(file: &File, old: &Path) -> io::Result<()> {
     let Ok(old) = fs::metadata(old) else {
         return file.set_permissions(Permissions::from_mode(0o644));
@@ -137,7 +138,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_config_keeps_its_mode_and_a_first_one_is_readable_by_all() {
+    fn a_config_keeps_its_mode_and_a_new_one_is_readable_by_all() {
         let dir = std::env::temp_dir().join(format!("viaduct-setup-{}", std::process::id()));
         let config = dir.join("site/rome.toml");
         let mode = |path: &Path| fs::metadata(path).unwrap().mode() & 0o777;

@@ -28,8 +28,8 @@ pub fn existing(args: &SetupArgs, facts: &Facts) -> Option<PathBuf> {
 /// Fills in `--peer-key`.
 ///
 /// # Errors
-/// The config lacks no key, has another key already, or is refused with the key in it. The file is
-/// unchanged then.
+/// No key is missing in the config, the peer already has another key, or the completed config is
+/// invalid. In these cases the file is unchanged.
 pub fn run(args: &SetupArgs, path: &Path) -> Result<()> {
     let key = args.peer_key.as_deref().unwrap_or_default();
     let key = key.parse::<PublicKey>().context("--peer-key")?;
@@ -67,9 +67,9 @@ struct Peer {
     line: Option<usize>,
 }
 
-/// Chooses the peer `name`; without a name, the only one whose key is missing or is `key`.
+/// Chooses the peer `name`; without a name, the only peer whose key is missing or is `key`.
 fn choose(text: &str, name: Option<&str>, key: PublicKey) -> Result<Peer> {
-    let table: Table = toml::from_str(text).context("no TOML")?;
+    let table: Table = toml::from_str(text).context("not TOML")?;
     let peers = table.get("peer").and_then(Value::as_array).map_or(&[][..], Vec::as_slice);
     let value = |peer: &Value, key: &str| {
         peer.get(key).and_then(Value::as_str).unwrap_or_default().to_owned()
@@ -160,6 +160,6 @@ mod tests {
         assert!(refused(&TEXT.replace("KEY", ""), None).contains("several peers"));
         let full = filled(&text, 9, key(3));
         assert!(refused(&full, None).contains("no peer lacks its key"));
-        assert!(refused("[site", None).contains("no TOML"));
+        assert!(refused("[site", None).contains("not TOML"));
     }
 }

@@ -38,7 +38,7 @@ pub const EXAMPLES: &str = "\
 Examples:
   viaduct setup                                   asks for each value, on a terminal
   viaduct setup --yes --name rome --peer oslo --peer-prefix 10.2.0.0/16 \\
-      --peer-endpoint 192.0.2.2                   asks nothing: the machine shows the rest
+      --peer-endpoint 192.0.2.2                   asks nothing: the rest is detected
   viaduct setup --name rome --peer oslo --peer-key KEY
                                                   fills in the key, which the other site prints
 
@@ -76,7 +76,7 @@ pub struct SetupArgs {
     /// Address or host name by which the other site reaches this gateway, if not that of --listen
     #[arg(long, value_name = "HOST:PORT")]
     endpoint: Option<String>,
-    /// File to write; the key file is beside it [default: /etc/viaduct/NAME.toml]
+    /// File to write; the key file is next to it [default: /etc/viaduct/NAME.toml]
     #[arg(short, long, value_name = "FILE")]
     config: Option<PathBuf>,
     /// Ask nothing: take the default of each value that no flag sets
@@ -149,8 +149,8 @@ fn answer(setup: &mut Setup, by_defaults: bool) -> Result<()> {
     }
     if !io::stdin().is_terminal() {
         bail!(
-            "standard input is no terminal to ask at; --yes takes the default of what no flag \
-             sets: {}",
+            "standard input is not a terminal; with --yes, options without a flag get their \
+             defaults: {}",
             setup.open_flags()
         );
     }

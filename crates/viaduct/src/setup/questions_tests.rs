@@ -78,7 +78,7 @@ fn by_defaults(mut setup: Setup) -> Draft {
 const OSLO: [(Item, &str); 2] = [(Item::Peer, "oslo"), (Item::PeerPrefix, "10.2.0.0/16")];
 
 #[test]
-fn a_dialogue_asks_for_each_value_and_repeats_what_was_answered_wrongly() {
+fn a_dialogue_asks_for_each_value_and_repeats_questions_after_wrong_answers() {
     let key = SecretKey::from_bytes([7; 32]).public().to_string();
     let answers = format!(
         "\nrome\noslo\n10.2.0.1/16\n10.2.0.0/16, fd00:2::/48\n192.0.2.2\nzz\n{key}\neth7\n\n\n\n"
@@ -114,7 +114,7 @@ fn an_input_that_ends_early_is_an_error() {
 }
 
 #[test]
-fn the_routes_decide_about_interface_address_and_prefixes() {
+fn routes_determine_the_interface_the_address_and_the_prefixes() {
     let draft = by_defaults(setup(&OSLO));
     assert_eq!((&draft.wan[..], &draft.listen[..]), ("eth0", "192.0.2.1:7400"));
     assert_eq!(draft.endpoint.as_deref(), Some("192.0.2.1:7400"));
@@ -162,7 +162,7 @@ fn behind_nat_the_peer_gets_no_private_address() {
 }
 
 #[test]
-fn what_is_missing_or_wrong_is_named_by_its_flag() {
+fn errors_name_the_flag_of_a_missing_or_wrong_value() {
     let missing = setup(&[]).take_defaults().unwrap_err();
     assert_eq!(missing, "--peer NAME is missing; --peer-prefix PREFIX,... is missing");
     let facts = Facts { links: router().links, ..Facts::default() };

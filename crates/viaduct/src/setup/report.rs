@@ -1,4 +1,4 @@
-//! Report of what was detected and written, and of what to do next.
+//! Report of what was detected and written, and of the next steps.
 
 use std::path::{Path, PathBuf};
 
@@ -31,7 +31,7 @@ pub struct Report<'a> {
 }
 
 impl Report<'_> {
-    /// Text for people.
+    /// Human-readable text.
     pub fn text(&self) -> String {
         let Draft { name, wan, listen, peer, .. } = &self.draft;
         let (config, key) = (self.files.config.display(), self.files.key.display());

@@ -26,15 +26,15 @@ use crate::hop_agent::status::AgentStatus;
 use crate::serve::status::ServeStatus;
 use crate::spray::status::SprayStatus;
 
-/// Time within which the whole answer must arrive, longer than any service takes.
+/// Time within which the complete answer must arrive, longer than any service takes.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(3);
 /// Maximum length of an answer: more than the status of 4096 peers needs.
 const MAX_ANSWER: usize = 64 << 20;
 /// Maximum number of services that are read at the same time.
 const MAX_READERS: usize = 32;
 
-/// Status of a running service. A JSON object is that of the first variant whose required fields it
-/// has.
+/// Status of a running service. A JSON object is parsed as the first variant whose required fields
+/// it has.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(untagged)]
 pub enum ServiceStatus {
@@ -79,7 +79,7 @@ impl ServiceStatus {
         matches!(self, ServiceStatus::Proxy(status) if status.hangs)
     }
 
-    /// Status of a gateway; `None` if the service is another one.
+    /// Status of a gateway; `None` if the service is not a gateway.
     pub fn gateway(&self) -> Option<&Status> {
         match self {
             ServiceStatus::Gateway(status) => Some(status),
@@ -160,7 +160,7 @@ pub fn read(path: &Path) -> Result<ServiceStatus, Unread> {
 }
 
 /// Parses a status. Control characters in its texts are replaced: another user's service, or a name
-/// that a service has from elsewhere, must not control the terminal.
+/// that a service has received from elsewhere, must not control the terminal.
 fn parse(text: &[u8]) -> serde_json::Result<ServiceStatus> {
     let mut value = serde_json::from_slice(text)?;
     replace_controls(&mut value);
@@ -201,9 +201,9 @@ pub fn socket(dir: &Path, name: &str) -> PathBuf {
     dir.join(format!("{name}.sock"))
 }
 
-/// Status sockets in these directories, with the names of their services. Of several sockets with
-/// one name, the result has that in the first directory. A directory that does not exist counts
-/// as empty.
+/// Status sockets in these directories, with the names of their services. If several sockets have
+/// the same name, the result has the one in the first directory. A directory that does not exist
+/// counts as empty.
 ///
 /// # Errors
 /// A directory cannot be read.
@@ -226,7 +226,7 @@ fn sockets_in(dir: &Path) -> io::Result<Vec<(String, PathBuf)>> {
     let named = |path: PathBuf| {
         let is_socket = path.extension().is_some_and(|extension| extension == "sock");
         let name = path.file_stem()?.to_str()?.to_owned();
-        // No service has such a name, and a terminal would obey it.
+        // No service has such a name, and a terminal would interpret it.
         let is_plain = !name.contains(char::is_control);
         (is_socket && is_plain).then_some((name, path))
     };

@@ -176,7 +176,7 @@ mod tests {
     }
 
     #[test]
-    fn rates_are_of_the_time_between_and_never_across_a_restart() {
+    fn rates_cover_the_time_between_two_statuses_and_no_restart() {
         let (before, mut now) = (status(), status());
         now.uptime += 2.0;
         now.counters.peers[0].1.sender.packets += 2_000;

@@ -207,7 +207,7 @@ impl Rate {
 }
 
 fn overhead(counts: &Counts) -> String {
-    // Only gateways have packets whose fate is known, and repairs.
+    // Only gateways have loss counts and repairs.
     if counts.covered() == 0 && counts[Count::RepairBytes] == 0 {
         return NONE.to_owned();
     }

@@ -66,7 +66,7 @@ Examples:
 /// Help of `viaduct top`.
 pub const TOP_HELP: &str = "\
 Rates, lost, recovered and overhead are of the last second; the sparklines are of the last two
-minutes. A sparkline is full at its greatest value, that of the loss at 1 % if no loss was greater.
+minutes. A full cell is the greatest value of its sparkline; for loss, at least 1 %.
 Enter opens a service and then a peer, Esc goes back, q quits. Without a terminal the rates of one
 second are printed once. NO_COLOR is supported.";
 
@@ -94,8 +94,9 @@ impl ServiceSelector {
         self.socket.clone().or_else(named)
     }
 
-    /// Path of the selected service's socket. If none is selected, that of the only service whose
-    /// path satisfies `is_meant`. Errors: none is selected, and none or several satisfy it.
+    /// Path of the selected service's socket. If no service is selected, the path of the only
+    /// service that satisfies `is_meant`. Errors: no service is selected, and none or several
+    /// satisfy `is_meant`.
     pub fn only(&self, is_meant: impl Fn(&Path) -> bool) -> Result<PathBuf> {
         if let Some(path) = self.socket() {
             return Ok(path);

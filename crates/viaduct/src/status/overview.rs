@@ -1,5 +1,6 @@
 //! View model of `viaduct top`: all watched services, with the rates of the last second and the
-//! history of the last two minutes. It does no I/O: names, answers and the time are arguments.
+//! history of the last two minutes. The model does no I/O: names, answers and the time are
+//! arguments.
 //!
 //! ```text
 //!   names of the sockets ──handle_names────▶ Overview ──services()──▶ rows of the list
@@ -114,7 +115,8 @@ impl Service {
         self.unread = None;
         self.summary = status.summary();
         if status.hangs() {
-            // Counters of a loop that does not answer are old: there is no rate until it does.
+            // Counters of a loop that does not answer are old: there is no rate until the loop
+            // answers again.
             self.rates.change = None;
         } else {
             self.rates.update(now, self.summary.counts);
@@ -131,7 +133,7 @@ impl Service {
         self.before = self.now.replace(status);
     }
 
-    /// Drops what is known of the present, as the service does not answer.
+    /// Drops the current status and rates, because the service does not answer.
     fn forget_present(&mut self) {
         (self.now, self.before) = (None, None);
         self.summary = Summary { kind: self.summary.kind, ..Summary::default() };
@@ -190,7 +192,7 @@ mod tests {
     }
 
     #[test]
-    fn a_proxy_that_hangs_has_no_rate_and_no_leap_after_it() {
+    fn a_proxy_that_hangs_has_no_rate_and_no_spike_afterwards() {
         let mut overview = Overview::default();
         overview.handle_names(at(0), &names(&["proxy-1"]));
         let mut sent = |now, bytes, hangs| {
@@ -211,7 +213,7 @@ mod tests {
     }
 
     #[test]
-    fn rates_are_those_of_the_time_between_and_never_across_a_restart() {
+    fn rates_cover_the_time_between_two_statuses_and_no_restart() {
         let mut overview = Overview::default();
         overview.handle_names(at(0), &names(&["rome"]));
         let mut rate = |now, bytes, peers: &[&str]| {

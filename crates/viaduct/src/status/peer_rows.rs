@@ -84,7 +84,7 @@ impl PeerRows<'_> {
     fn connection(&self, f: &mut Formatter<'_>, peer: &PeerStatus) -> fmt::Result {
         let PeerStatus { transport, transport_reason: why, lanes, lanes_down, .. } = peer;
         match &transport[..] {
-            // Gateways of earlier versions do not report it.
+            // Gateways of earlier versions do not report the transport.
             "" => {}
             "tls" => {
                 let what = "none, repairs are off; split connections by a tunnel over TLS";
@@ -106,7 +106,7 @@ impl PeerRows<'_> {
         }
         let Some(lowered) = peer.lowered_mss.into_iter().flatten().min() else { return Ok(()) };
         let what = format!(
-            "the path lowers the MSS of SYNs to {lowered}: {} arrived so, and are not lost",
+            "the path lowers the MSS of SYNs to {lowered}: {} arrived this way, and are not lost",
             thousands(self.stats.receiver.altered)
         );
         row(f, "path", what)

@@ -23,7 +23,7 @@ pub struct ProxyPage<'a> {
 impl<'a> ProxyPage<'a> {
     /// Creates a page from `status`; with rates, if an earlier status is given.
     pub fn new(status: &'a ProxyStatus, before: Option<&'a ProxyStatus>, colours: Colours) -> Self {
-        // A restarted proxy counts from zero again, and counters of one that hangs are old.
+        // A restarted proxy counts from zero again, and counters of a proxy that hangs are old.
         let hangs = |before: &ProxyStatus| before.hangs || status.hangs;
         let before = before.filter(|before| before.uptime < status.uptime && !hangs(before));
         ProxyPage { status, before, colours }
@@ -245,7 +245,7 @@ impl ProxyPage<'_> {
         let title = format!("{} to {}", title(&tunnel.name), tunnel.peer);
         writeln!(f, "\n{}  {up}", self.colours.bold(title))?;
         let what = format!(
-            "{} open, {} with bytes under way; {} opened here, {} there, {} reset",
+            "{} open, {} with bytes in flight; {} opened here, {} there, {} reset",
             thousands(all.open),
             thousands(all.active),
             thousands(all.opened),

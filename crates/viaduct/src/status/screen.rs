@@ -1,4 +1,4 @@
-//! Screen of `viaduct top`: what keys do, and the text for a terminal of any size.
+//! Screen of `viaduct top`: the effects of keys, and the text for a terminal of any size.
 //!
 //! ```text
 //!   services ──Enter──▶ service: its peers, one line each ──Enter──▶ peer: all its counters
@@ -20,13 +20,13 @@ PgUp, PgDn, space   a page
 Home, End, g, G     the beginning, the end
 Enter, right, l     open the selected service or peer
 Esc, left           back to the list
-d                   all counters of a gateway, or one line a peer
+d                   all counters of a gateway, or one line per peer
 ?                   this help, or back
 q, Ctrl-C           quit
 
 out, in, new/s, lost, recovered and overhead are of the last second; rate and loss draw the last
-two minutes, full at the greatest value, or at a loss of 1 % if none was greater. recovered: share
-of the lost packets; overhead: bytes of repairs / bytes of data.
+two minutes: a full cell is the greatest value, or for loss at least 1 %. recovered: share of lost
+packets; overhead: bytes of repairs / bytes of data.
 ";
 /// Widths of a sparkline of two minutes. A cell is then 10, 5, 3 or 2 seconds.
 const CELLS: [usize; 4] = [12, 24, 40, 60];
@@ -55,11 +55,11 @@ pub struct Screen {
     offset: usize,
     help: bool,
     details: bool,
-    /// True if one service alone is watched, so that there is no list of services.
+    /// True if only one service is watched, so that there is no list of services.
     is_single: bool,
 }
 
-/// Selected line of a list. The same name stays selected when other lines come and go.
+/// Selected line of a list. The same name stays selected when other lines appear and disappear.
 #[derive(Debug, Default)]
 struct Cursor {
     name: String,

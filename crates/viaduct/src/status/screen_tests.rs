@@ -77,7 +77,7 @@ q quits, ? lists keys
 }
 
 #[test]
-fn the_only_service_is_opened_at_once_and_a_named_one_has_no_list() {
+fn the_only_service_is_opened_immediately_and_a_named_one_has_no_list() {
     let (overview, names) = (overview(2), ["rome".to_owned()]);
     let mut screen = Screen::new(&names);
     assert!(show(&mut screen, &overview, TERMINAL).starts_with("site rome"));

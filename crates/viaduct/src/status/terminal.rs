@@ -30,13 +30,13 @@ const ESCAPE_WAIT: Duration = Duration::from_millis(50);
 /// Terminal in raw mode. Dropping it restores the terminal.
 pub struct Terminal {
     before: Termios,
-    /// Set by a signal to end.
+    /// Set by a termination signal.
     ended: Arc<AtomicBool>,
 }
 
 impl Terminal {
-    /// Takes over the terminal: keys are read one by one, without echo, including Ctrl-C. From now
-    /// on signals to end only set [`Terminal::is_ended`].
+    /// Takes over the terminal: keys are read one by one, without echo, including Ctrl-C. From then
+    /// on, termination signals only set [`Terminal::is_ended`].
     pub fn take() -> io::Result<Terminal> {
         let terminal = Terminal { before: tcgetattr(io::stdin())?, ended: Arc::default() };
         for signal in [SIGHUP, SIGINT, SIGTERM] {

@@ -32,7 +32,7 @@ pub enum Watched {
 /// Name of a service, the time of its answer, and the answer.
 type Answer = (String, Duration, Result<ServiceStatus, Unread>);
 
-/// Reads of services under way. A service that hangs does not delay the others.
+/// Reads of services in progress. A service that hangs does not delay the others.
 struct Reads {
     watched: Watched,
     began: Instant,
@@ -149,7 +149,7 @@ mod tests {
         let dir = std::env::temp_dir().join(format!("viaduct-top-{}", std::process::id()));
         fs::create_dir_all(&dir).unwrap();
         for n in 0..MAX_READS + 6 {
-            // The listener is closed: a read fails at once.
+            // The listener is closed: a read fails immediately.
             drop(UnixListener::bind(client::socket(&dir, &format!("proxy-{n}"))).unwrap());
         }
         let mut reads = Reads::new(Watched::All(vec![dir.clone()]), Instant::now());

@@ -100,7 +100,7 @@ fn two_sites(world: &World, oslo_address: &str) {
     // The config is not valid before the key is there, and is not overwritten.
     let error = rome.run(&rome.gateway("--check")).unwrap_err();
     assert!(error.contains("peer \"oslo\": key: is missing; `viaduct setup`"), "{error}");
-    assert!(rome.run(&first).unwrap_err().contains("exists already, and is left alone"));
+    assert!(rome.run(&first).unwrap_err().contains("already exists; not overwritten"));
     let at_oslo = oslo.setup(at_rome["peer_command"].as_str().unwrap());
     let fill_in = at_oslo["peer_command"].as_str().unwrap();
     assert_eq!(rome.setup(fill_in)["changed"], true);
@@ -144,9 +144,9 @@ fn a_refused_setup_leaves_no_file() {
         assert!(!site.files.path().join("etc/viaduct").exists(), "{line}");
     };
     let given = "viaduct setup --name rome --peer oslo --peer-prefix 10.2.0.0/16 --wan eth0";
-    refused(given, "standard input is no terminal to ask at; --yes takes the default");
+    refused(given, "standard input is not a terminal; with --yes, options without a flag");
     refused(&format!("{given} --yes"), "--listen ADDRESS:PORT is missing: eth0 has no address");
-    // The gateway's own parser rejects mistakes that no single value shows.
+    // The gateway's config parser rejects conflicts between values that are valid by themselves.
     let overlap = format!("{given} --yes --listen 192.0.2.1 --prefix 10.0.0.0/8");
     refused(&overlap, "overlaps 10.0.0.0/8");
     let whole = format!("{given} --yes --listen 192.0.2.1 --prefix 10.1.0.0/16");

@@ -173,7 +173,7 @@ fn an_auto_that_makes_no_sense_is_refused() {
     assert!(said.contains(means), "{said}");
     assert_refused([
         ("--next auto", "auto needs next-overlay"),
-        ("--next auto --next 10.2.0.2:1 --next-overlay /o", "no address is possible beside it"),
+        ("--next auto --next 10.2.0.2:1 --next-overlay /o", "no address is possible next to auto"),
         ("--next 10.2.0.2:1 --next-overlay /o", "next-overlay: it needs next auto"),
         ("--next 10.2.0.2:1 --next-for bulk", "next-for: it needs next auto"),
         ("--next auto --next-overlay /o --next-fallback refuse", "next-fallback: with next auto"),

@@ -163,7 +163,7 @@ function drawNews(news) {
   if (isOther) drawSubject(news, kind);
   drawFacts(news);
   for (const plot of plots) plot.update();
-  // Marks are kept, so there is none for each sample.
+  // Browsers keep all marks, so one is set only when the subject changes.
   if (isOther) performance.mark("plotted");
 }
 

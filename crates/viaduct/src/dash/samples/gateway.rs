@@ -51,7 +51,7 @@ fn site(status: &Status) -> (Subject, Details) {
 
 fn peer(peer: &PeerStatus) -> (Subject, Details) {
     let stats = &peer.counters;
-    // Losses are counted a second after they happened, this gateway's recoveries at once.
+    // Losses are counted a second after they occurred, but this gateway's recoveries immediately.
     let mut readings = loss("in", &stats.receiver.link, stats.receiver.recovered);
     readings.extend(loss("out", &stats.reported, stats.reported.recovered));
     readings.extend(causes(stats, peer.link.as_ref()));
@@ -197,7 +197,7 @@ mod tests {
     }
 
     #[test]
-    fn losses_by_chance_are_those_by_no_full_queue_in_both_directions() {
+    fn random_losses_exclude_drops_of_full_queues_in_both_directions() {
         let report = |lost| LossReport { covered: 1_000, lost, ..LossReport::default() };
         let mut stats = PeerStats { reported: report(50), ..PeerStats::default() };
         (stats.receiver.link, stats.receiver.congested) = (report(30), 10);
