@@ -32,7 +32,7 @@ const DEAD_AFTER: RangeInclusive<Duration> =
 /// Longest time that a loop may poll for events; falling asleep and waking up take far less time.
 const MAX_SPIN: Duration = Duration::from_millis(1);
 
-/// Parses an address and a port to listen at or connect to.
+/// Parses an address and a port to listen on or connect to.
 pub fn socket_addr(text: &str) -> Result<SocketAddr, String> {
     let at: SocketAddr = text.parse().map_err(|_| {
         "a numeric address with a port is expected, such as 192.0.2.1:7000 or [2001:db8::1]:7000 \

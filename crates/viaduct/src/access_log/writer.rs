@@ -21,7 +21,7 @@ use super::{AccessLogStats, Target};
 const MAX_QUEUED: usize = 4096;
 /// Bytes of lines after which a batch is written, even if more entries are waiting.
 const MAX_BATCH: usize = 64 << 10;
-/// Maximum time for which the process waits at its end until the queue is written.
+/// Maximum time for which the process waits at shutdown until the queue is written.
 const FLUSH_TIMEOUT: Duration = Duration::from_secs(2);
 /// Interval between attempts to queue the flush request while the queue is full.
 const FLUSH_RETRY: Duration = Duration::from_millis(5);
@@ -89,7 +89,7 @@ impl AccessLog {
         let _ = queue.try_send(Message::Wake);
     }
 
-    /// Waits until the queue is written, for at most 2 s. Called at the end of the process.
+    /// Waits until the queue is written, for at most 2 s. Called when the process shuts down.
     pub fn flush(&self) {
         let Some(Writer { queue, .. }) = &self.0 else { return };
         let deadline = Instant::now() + FLUSH_TIMEOUT;

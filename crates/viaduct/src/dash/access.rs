@@ -1,8 +1,8 @@
 //! Conditions under which a request is answered: its `Host`, its method, and the token.
 //!
-//! A web site can let its own name point to a loopback address (DNS rebinding). Its scripts
-//! can then read from a service that listens there. The scripts' requests carry the site's
-//! name in `Host`.
+//! A web site can let its own name point to a loopback address (DNS rebinding). The site's scripts
+//! can then read from a service that listens there. The scripts' requests carry the site's name in
+//! `Host`.
 
 use std::net::IpAddr;
 
@@ -74,7 +74,7 @@ impl Access {
     /// Checks a request that arrived at the address `at`.
     ///
     /// # Errors
-    /// The status and the text of the response.
+    /// The request is refused, with this status and text of the response.
     pub(super) fn check<B>(
         &self,
         request: &Request<B>,

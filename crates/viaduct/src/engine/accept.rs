@@ -67,8 +67,8 @@ impl Worker {
         let mut begun = Ok(None);
         let signalled = self.config.target.signalled(syn);
         let unclear = signalled.is_none() && matches!(self.config.target, Target::Requested(_));
-        // A proxy still sees SYNs while it is stopping, or while connections bypass it; these need
-        // no early connection.
+        // A proxy still sees SYNs while it is stopping, or while connections bypass it. No early
+        // connection is needed for them.
         let is_unused = self.deadline.is_some() || self.acceptor.is_bypassed();
         if self.flows.is_full() || unclear || is_unused {
             return begun;

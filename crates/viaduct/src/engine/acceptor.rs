@@ -88,7 +88,7 @@ impl Acceptor {
         }
     }
 
-    /// Registers the listeners and the source of SYNs: from now on clients are accepted here.
+    /// Registers the listeners and the source of SYNs, so that clients are accepted here.
     pub(super) fn resume(&mut self, registry: &Registry) -> io::Result<()> {
         if let Some(fd) = self.syns() {
             let fd = fd.as_raw_fd();
@@ -101,7 +101,7 @@ impl Acceptor {
         Ok(())
     }
 
-    /// Leaves all clients to another process, until [`Acceptor::resume`].
+    /// Stops accepting clients, which another process may accept, until [`Acceptor::resume`].
     pub(super) fn pause(&mut self, registry: &Registry) -> io::Result<()> {
         self.is_paused = true;
         if let Some(fd) = self.syns() {
@@ -139,8 +139,8 @@ impl Acceptor {
         self.intercept_state.is_missing()
     }
 
-    /// Reads a packet from the tap into `buffer`. `None` if no packet waits, there is no tap, or
-    /// the acceptor is paused; `Some(None)` if the packet is not a SYN.
+    /// Reads a packet from the tap into `buffer`. `None` if no packet is pending, there is no tap,
+    /// or the acceptor is paused; `Some(None)` if the packet is not a SYN.
     pub(super) fn read_syn(&self, buffer: &mut [u8; SNAP]) -> Option<Option<Syn>> {
         match self.tap.as_ref().filter(|_| !self.is_paused)?.recv(buffer) {
             Ok(packet) => packet.map(Syn::parse),
@@ -175,7 +175,7 @@ impl Acceptor {
         Some((clients, false))
     }
 
-    /// Logs the failure once as a warning: the cause usually lasts.
+    /// Logs the failure once as a warning, because the cause usually persists.
     fn log_error(&mut self, error: &io::Error) {
         match std::mem::replace(&mut self.has_logged_error, true) {
             true => debug!("cannot accept clients: {error}"),
@@ -192,7 +192,7 @@ impl Acceptor {
 
     /// Makes the kernel drop further SYNs. Clients that have begun a handshake can still connect.
     pub(super) fn drop_syns(&self) {
-        // The new process uses the same sockets.
+        // The new process uses the same sockets, and still needs the SYNs.
         if self.is_paused {
             return;
         }

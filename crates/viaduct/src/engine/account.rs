@@ -22,7 +22,7 @@ const MAX_TEXT: usize = 1 << 10;
 #[derive(Clone, Debug)]
 pub struct Account {
     begun: Instant,
-    /// Bytes from the client, and to it.
+    /// Bytes from the client, and bytes to the client.
     bytes: [u64; 2],
     protocol: &'static str,
     /// Destination that the client has named; set only if the access log is on.
@@ -31,7 +31,7 @@ pub struct Account {
     user: Option<String>,
     /// Status and reason, if this proxy refused or ended the flow.
     ended: Option<(u16, String)>,
-    /// True for a health check, which is not logged: checks arrive all the time.
+    /// True for a health check. Health checks are frequent, and not logged.
     is_check: bool,
 }
 
@@ -93,7 +93,7 @@ impl Account {
         };
     }
 
-    /// Bytes from the client, and to it.
+    /// Bytes from the client, and bytes to the client.
     pub fn bytes(&self) -> [u64; 2] {
         self.bytes
     }

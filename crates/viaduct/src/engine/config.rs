@@ -1,4 +1,4 @@
-//! Config of an engine, made by the command that runs it.
+//! Config of an engine, built by the command that runs it.
 
 use std::net::SocketAddr;
 use std::path::PathBuf;

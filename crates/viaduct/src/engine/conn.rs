@@ -227,7 +227,8 @@ impl Conn {
     }
 }
 
-/// Calls `what` until it is not interrupted by a signal; returns `None` if it would block.
+/// Calls `what`, and repeats the call if a signal interrupts it; returns `None` if the call would
+/// block.
 fn unless_blocked(mut what: impl FnMut() -> io::Result<usize>) -> io::Result<Option<usize>> {
     loop {
         match what() {

@@ -1,5 +1,5 @@
-//! The control side of a proxy: signals, the status socket, metrics. It moves no bytes of flows,
-//! and may be slow.
+//! The control side of a proxy: signals, the status socket, metrics. The control side moves no
+//! bytes of flows, and may be slow.
 
 use std::sync::Arc;
 
@@ -38,13 +38,13 @@ enum Stage {
     Released,
 }
 
-/// Reads the config again from its file, and refuses changes that need a restart.
+/// Function that reads the config again from its file, and refuses changes that need a restart.
 pub type Load = Box<dyn FnMut() -> Result<EngineConfig> + Send>;
 
 /// Inputs of the control side.
 #[derive(Default)]
 pub struct ControlInputs {
-    /// Reads the config again; `None` if there is no config file.
+    /// Function that reads the config again; `None` if there is no config file.
     pub load: Option<Load>,
     /// Listener of the metrics.
     pub metrics: Option<std::net::TcpListener>,

@@ -55,7 +55,7 @@ impl DeferredAccept {
         Some(tuple)
     }
 
-    /// Takes out the ID of the SYN for which flow `key` was begun; another process gives the
+    /// Takes out the ID of the SYN for which flow `key` was begun; another process will give the
     /// verdict.
     pub(super) fn lend(&mut self, key: usize) -> Option<u32> {
         Some(self.held.remove(&key)?.0)
@@ -81,8 +81,8 @@ impl AsFd for DeferredAccept {
 }
 
 impl Acceptor {
-    /// Verdict on the SYN of `tuple` if it is a retransmission: it is dropped while the original is
-    /// held, and passed afterwards.
+    /// Verdict on the SYN of `tuple` if it is a retransmission: the retransmission is dropped while
+    /// the original is held, and passed afterwards.
     fn repeated(&self, tuple: &Tuple) -> Option<Verdict> {
         let Some(deferred) = &self.deferred else { return Some(Verdict::Pass) };
         let started = self.early.get(tuple)?;

@@ -1,4 +1,5 @@
-//! Server side of flows: the outbound connection, and the relay or handler chain in front of it.
+//! Server side of flows: the outbound connection, and the relay or handler chain between it and the
+//! client.
 
 use std::io;
 use std::net::SocketAddr;

@@ -28,7 +28,7 @@ pub trait Lender: Debug + Send + Sync {
 /// A TCP socket of the loop, own or lent.
 #[derive(Debug)]
 pub struct FlowSocket<S: Into<OwnedFd>> {
-    /// `None` only while it is dropped or converted.
+    /// `None` only while this value is dropped or converted.
     socket: Option<S>,
     lender: Option<Arc<dyn Lender>>,
     /// Registry of a lent socket.

@@ -43,7 +43,7 @@ pub struct EngineThread {
     thread: JoinHandle<Result<()>>,
 }
 
-/// Loops of an [`EngineThread`] that do not run yet. The thread ends if they are dropped.
+/// Loops of an [`EngineThread`] that do not run yet. The thread ends if the loops are dropped.
 pub struct WaitingLoops {
     /// The loops.
     pub loops: Loops,
@@ -139,7 +139,7 @@ impl Handle {
                 None => {
                     hangs |= !worker.heartbeat.has_ended();
                     let mut kept = worker.kept();
-                    // The links of its tunnels may have ended since.
+                    // The links of the worker's tunnels may have ended since the last reply.
                     kept.tunnels.iter_mut().for_each(TunnelCounters::end);
                     counters.add(kept);
                 }
@@ -171,7 +171,7 @@ impl Handle {
 impl WaitingLoops {
     /// Starts the loops in their thread.
     pub fn start(self) {
-        // The thread waits for them.
+        // The thread waits for the loops.
         let _ = self.thread.send(self.loops);
     }
 }

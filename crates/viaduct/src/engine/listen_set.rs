@@ -1,4 +1,4 @@
-//! Listen set of a proxy: its listeners, and its source of SYNs. They are opened here, or inherited
+//! Listen set of a proxy: its listeners, and its source of SYNs. Both are opened here, or inherited
 //! from a service manager or, with `--on-demand`, from the parent process.
 
 use std::io::ErrorKind;

@@ -44,8 +44,8 @@ impl Loops {
         Ok(Loops { workers, commands, access_log })
     }
 
-    /// Continues flows of another process. They were in its loop number `worker`, and continue in
-    /// the loop with that number here.
+    /// Continues flows of another process. Flows of that process's loop number `worker` continue in
+    /// the loop with the same number here.
     ///
     /// # Errors
     /// There is no such loop, or a flow cannot be continued.

@@ -7,7 +7,7 @@
 //! ```
 //!
 //! If the negotiated handlers let flows share a connection, the first flow's connection is shared.
-//! Flows that begin while it exists use it without a negotiation.
+//! Flows that begin while that connection exists use it without a negotiation.
 
 use std::collections::HashMap;
 use std::io;

@@ -82,7 +82,8 @@ pub struct Policies {
     /// States of the next hops that are checked. A running proxy keeps these states when it gets
     /// new policies.
     pub health: Arc<HopHealth>,
-    /// Choice of hops by measurements. A running proxy keeps this state, too.
+    /// Choice of hops by measurements. A running proxy also keeps this state when it gets new
+    /// policies.
     pub auto: Arc<AutoHops>,
 }
 

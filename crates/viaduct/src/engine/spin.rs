@@ -20,7 +20,7 @@ use super::worker::time;
 const LONG: Duration = Duration::from_millis(10);
 /// A wait of less than this many polling periods does not count against polling.
 const NEAR: u32 = 2;
-/// Maximum number of successive waits without polling after one that polled in vain.
+/// Maximum number of successive waits without polling after a wait that polled in vain.
 const MAX_REST: u32 = 127;
 
 /// Record of whether polling has paid off recently.

@@ -168,8 +168,8 @@ impl Worker {
         }
     }
 
-    /// Closes the copies of the lent flows and of the listeners, which another process has, and
-    /// ends once the other flows have ended.
+    /// Closes the copies of the lent flows and of the listeners, which the new process has, and
+    /// ends the worker once the other flows have ended.
     pub(super) fn release(&mut self, now: Instant) {
         let lent = std::mem::take(&mut self.flows.lent);
         let handed_over = lent.len();

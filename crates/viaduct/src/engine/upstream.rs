@@ -87,7 +87,7 @@ impl Upstream {
         }
     }
 
-    /// Drops the look-up for a client that has disconnected, if it has not started.
+    /// Drops the look-up for a client that has disconnected, if the look-up has not started.
     pub(super) fn forget(&self, requester: Requester) {
         if let Some(resolver) = &self.resolver {
             resolver.forget(requester);

@@ -36,7 +36,7 @@ use crate::rate_limited::RateLimitedLog;
 static FULL: RateLimitedLog<()> = RateLimitedLog::new(1);
 
 /// Error numbers of connects that are passed to the program unchanged: no route (ENETUNREACH), a
-/// prohibited one (EACCES), and a blackhole route or an unsuitable source address (EINVAL).
+/// prohibited route (EACCES), and a blackhole route or an unsuitable source address (EINVAL).
 const EXACT: [i32; 3] = [101, 13, 22];
 
 /// A pending connect of a program, as its interposer represents it.
@@ -108,7 +108,8 @@ pub trait Program: Debug + Send {
     /// program can be connected.
     fn handlers_wait(&mut self) {}
 
-    /// The same program, for a further flow of this client; `None` if it accepts only one flow.
+    /// The same program, for a further flow of this client; `None` if the program accepts only one
+    /// flow.
     fn for_another_flow(&self) -> Option<Box<dyn Program>> {
         None
     }

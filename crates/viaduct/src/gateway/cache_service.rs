@@ -5,9 +5,9 @@
 //!        ◀─answer──              ◀──────Found──────
 //! ```
 //!
-//! Each query takes time of the packet threads. The service therefore handles one query at a time,
-//! and limits the number of queries and the amount of searching per second. Rejected queries are
-//! counted, never queued.
+//! Each query costs the packet threads time. The service therefore handles one query at a time, and
+//! limits the number of queries and of examined packets per second. Rejected queries are counted,
+//! never queued.
 
 use std::net::{IpAddr, SocketAddr};
 use std::sync::{Arc, Mutex, PoisonError};

@@ -24,7 +24,7 @@ pub enum Command {
         peers: Vec<PeerConfig>,
         outgoing: Vec<BpfInsn>,
         incoming: Vec<BpfInsn>,
-        /// New taps of each WAN, which already have these filters; empty if the old ones stay.
+        /// New taps of each WAN, which already have these filters; empty if the old taps stay.
         taps: Vec<Taps>,
         reply: Reply<Result<()>>,
     },

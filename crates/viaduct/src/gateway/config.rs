@@ -161,7 +161,7 @@ impl Peer {
 }
 
 impl Config {
-    /// Reads and checks `path`. Reads no other file than this one, the key file that it names, and
+    /// Reads and checks `path`. Reads only this file, the key file that it names, and
     /// `/proc/meminfo`.
     pub fn load(path: &Path) -> Result<Config, ConfigError> {
         Config::load_with_text(path).map(|(config, _)| config)

@@ -1,5 +1,5 @@
-//! Control side of a gateway: signals, the status socket, metrics and the packet cache's
-//! service. It carries no packets and may be slow.
+//! Control side of a gateway: signals, the status socket, metrics and the packet cache's service.
+//! The control side carries no packets and may be slow.
 
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -256,8 +256,8 @@ impl Control {
         }
     }
 
-    /// Updates the peers' states, logs changes, and saves what a restart needs. Called once a
-    /// second.
+    /// Updates the peers' states, logs changes, and saves the data that a restart needs. Called
+    /// once a second.
     async fn check_peers(&mut self, stray_warning: &mut StrayWarning) {
         let (seen, details) = (self.workers.snapshot(), self.details());
         self.tls.follow(self.flows.as_mut(), &seen, &details).await;

@@ -65,7 +65,8 @@ impl Endpoints {
         }
     }
 
-    /// Sets each endpoint of `config` that is a name to the address of that name, if it is known.
+    /// Sets each endpoint of `config` that is a name to the address of that name, if that address
+    /// is known.
     pub fn fill(&self, config: &mut Config) {
         for peer in &mut config.peers {
             if let Some(at) = peer.endpoint_name.as_ref().and_then(|name| self.known.get(name)) {

@@ -7,7 +7,7 @@
 //! ```
 //!
 //! A class takes its preferred path, unless that path is down and the other one is up. If both are
-//! down, the peer's gateway does not answer, which says nothing about the paths.
+//! down, the peer's gateway does not answer, so nothing is known about the paths.
 
 use std::collections::HashMap;
 

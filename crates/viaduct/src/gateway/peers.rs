@@ -113,7 +113,7 @@ impl PeerStates {
     }
 }
 
-/// State without its numbers, which change all the time.
+/// State without its numbers, which change constantly.
 fn kind(state: &State) -> String {
     let text = state.to_string();
     let text = text.split(", last handshake").next().unwrap_or_default();

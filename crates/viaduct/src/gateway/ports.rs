@@ -28,7 +28,7 @@ pub struct Ports {
 }
 
 impl Ports {
-    /// Opens the ports of a gateway that is started, not upgraded.
+    /// Opens the ports of a gateway at a regular start, not in an upgrade.
     pub fn open(site: &mut Site, local: &Local, injector: Injector) -> Result<Ports> {
         let now = Instant::from_nanos(clock::now());
         let fake_tcp = open_fake_tcp(site, local.entropy.clone(), now)?;

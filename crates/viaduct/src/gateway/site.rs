@@ -46,7 +46,7 @@ pub struct Site {
     /// Addresses at which fake TCP arrives; empty if no peer may use it.
     pub fake_tcp: Vec<SocketAddr>,
     /// True once this gateway, as a member of a rack, may set the routes of its slices. Until then
-    /// it tells the peers that it is drained. Not used without a rack.
+    /// this gateway tells the peers that it is drained. Not used without a rack.
     pub is_serving: bool,
 }
 
@@ -164,7 +164,7 @@ impl Site {
             let for_code = of_lane * lanes;
             let for_rate = peer.rate.map(|bits| (bits as f64 * BYTES_PER_BIT) as usize);
             match (coding, for_rate) {
-                // A code with fixed parameters recovers nothing with less.
+                // A code with fixed parameters recovers nothing with less memory.
                 (Some(Coding::Fixed(_)), Some(for_rate)) => for_rate.max(for_code),
                 (_, for_rate) => for_rate.unwrap_or(for_code),
             }

@@ -178,8 +178,8 @@ impl Published {
         *at = Instant::now();
     }
 
-    /// Updates the details of peers that have had events since the last call. Never waits for a
-    /// reader, as [`Published::publish`].
+    /// Updates the details of peers that have had events since the last call. Like
+    /// [`Published::publish`], never waits for a reader.
     pub fn publish_details(&self, plane: &mut Plane, now: viaduct_proto::time::Instant) {
         let Some(mut details) = try_lock(&self.1) else { return };
         plane.take_facts(now, |name, facts, (key, clocks)| {

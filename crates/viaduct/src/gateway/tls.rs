@@ -1,5 +1,5 @@
 //! Tunnels over TLS to peers in split mode, for networks that let neither UDP nor fake TCP pass.
-//! This module decides when they are dialled, and which state such a peer has.
+//! This module decides when they are dialled, and the state of such a peer.
 //!
 //! ```text
 //!   handshakes unanswered by all transports ─▶ links are dialled ─▶ up: split connections use them

@@ -38,8 +38,8 @@ pub fn encode() -> String {
     page.finish()
 }
 
-/// Number of open descriptors. Since Linux 6.2 it is the size of the directory. On older kernels
-/// the entries are counted, except the one of the directory's own descriptor.
+/// Number of open descriptors. Since Linux 6.2, the size of the directory is this number. On older
+/// kernels the entries are counted, except the one of the directory's own descriptor.
 fn open_descriptors() -> Option<u64> {
     let directory = "/proc/self/fd";
     match fs::metadata(directory).ok()?.len() {

@@ -17,7 +17,7 @@ pub struct Facts {
     pub links: Links,
     /// Own addresses.
     pub addresses: Vec<OwnAddress>,
-    /// Routes of the main table. The first among those to the same prefix is used.
+    /// Routes of the main table. Of several routes to the same prefix, the first is used.
     pub routes: Vec<ForwardRoute>,
     /// True if packets are forwarded: IPv4, IPv6.
     pub forwards: [bool; 2],

@@ -46,7 +46,7 @@ impl Files {
     /// the site has none yet. Returns the config with its public key, and the files written.
     ///
     /// # Errors
-    /// The config is refused, or a file cannot be written. Nothing is written then.
+    /// The config is refused, or a file cannot be written. In that case nothing is written.
     pub fn write(&self, draft: &Draft) -> Result<(Config, PublicKey, Vec<PathBuf>)> {
         let is_new = !self.key.exists();
         let secret = if is_new { new_key()? } else { key::read(&self.key)? };

@@ -14,7 +14,7 @@ use crate::stdout::print;
 use crate::text;
 
 /// Path of the existing config to complete, if `args` have the peer's key and, apart from names, no
-/// other value. `None` if they ask for a new config, or if no config exists.
+/// other value. `None` if the flags ask for a new config, or if no config exists.
 pub fn existing(args: &SetupArgs, facts: &Facts) -> Option<PathBuf> {
     let others = [&args.peer_prefix, &args.peer_endpoint, &args.wan, &args.listen, &args.prefix];
     let is_new = args.force || args.endpoint.is_some() || others.iter().any(|flag| flag.is_some());

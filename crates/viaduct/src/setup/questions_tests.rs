@@ -118,7 +118,7 @@ fn routes_determine_the_interface_the_address_and_the_prefixes() {
     let draft = by_defaults(setup(&OSLO));
     assert_eq!((&draft.wan[..], &draft.listen[..]), ("eth0", "192.0.2.1:7400"));
     assert_eq!(draft.endpoint.as_deref(), Some("192.0.2.1:7400"));
-    // A route to the peer's hosts wins over the default route.
+    // A route to the peer's hosts takes precedence over the default route.
     let inside = by_defaults(setup(&[(Item::Peer, "oslo"), (Item::PeerPrefix, "10.9.0.0/17")]));
     assert_eq!((&inside.wan[..], &inside.listen[..]), ("lan1", "10.1.1.1:7400"));
     assert_eq!(inside.prefixes, ["10.1.0.0/24", "192.0.2.0/30", "fd00:1:0:1::/64"]);

@@ -104,7 +104,7 @@ impl Drop for Terminal {
 /// Size of the terminal, without its last row, in which nothing is drawn.
 pub(super) fn size() -> Size {
     let size = rustix::termios::tcgetwinsize(io::stdout()).ok();
-    // The size is zero on terminals that do not know it, such as serial lines.
+    // The size is zero on terminals that do not report one, such as serial lines.
     let known = size.filter(|size| size.ws_row > 1 && size.ws_col > 0);
     let (rows, columns) = known.map_or((24, 80), |size| (size.ws_row, size.ws_col));
     Size { rows: usize::from(rows) - 1, columns: columns.into() }

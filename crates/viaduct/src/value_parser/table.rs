@@ -41,7 +41,7 @@ macro_rules! syntaxes {
 }
 
 syntaxes! {
-    /// Address and port to listen at.
+    /// Address and port to listen on.
     Address: super::socket_addr => SocketAddr;
     /// Address and port to connect to.
     Destination: super::destination => SocketAddr;
@@ -148,7 +148,7 @@ pub fn array<'de, S: Syntax, D: Deserializer<'de>>(from: D) -> Result<Vec<S::Val
     written.iter().map(|value| value.parse::<S, _>()).collect()
 }
 
-/// Defaults of the options: as on a command line without any.
+/// Defaults of the options, as for a command line without options.
 pub fn defaults<T: Args>() -> T {
     let command = T::augment_args(Command::new("defaults"));
     let matches = command.get_matches_from(["defaults"]);

@@ -50,7 +50,8 @@ impl EndState {
         let full = read == Some(scratch.len());
         self.readable = full || read.is_some() && (self.may_hold_more || conn.tcp().is_none());
         self.ended = read == Some(0);
-        // Copied to their exact length: many short pieces may wait in a chain.
+        // Copied into a buffer of their exact length, because many short pieces may wait in a
+        // chain.
         Ok(read.map(|read| Bytes::copy_from_slice(&scratch[..read])))
     }
 

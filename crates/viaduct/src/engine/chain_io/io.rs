@@ -109,7 +109,7 @@ impl ChainIo {
     }
 
     /// Makes the handlers abort towards the other end, even if data is still queued. Returns false
-    /// if they had already been told to.
+    /// if they were already told to abort.
     pub fn abort(&mut self, now: Instant) -> bool {
         let aborts = !std::mem::replace(&mut self.aborted, true);
         if aborts {
@@ -170,7 +170,7 @@ impl ChainIo {
         while let Some(action) = self.chain.poll_action() {
             match action {
                 Action::Bind(id, Address::Ip(at)) => {
-                    // The last address for a connection counts.
+                    // Only the last address for a connection is used.
                     self.binds.retain(|(of, _)| *of != id);
                     self.binds.push((id, at));
                 }

@@ -21,8 +21,8 @@ use crate::engine::outbound::{Opened, OutboundSpec};
 use crate::engine::policy::Policies;
 
 impl Flow {
-    /// Sets the server side, which was begun. Bytes that the client sent after its request go to
-    /// the server, and so does the end of its stream.
+    /// Sets the server side, whose connection was begun. Bytes that the client sent after its
+    /// request go to the server, and so does the end of its stream.
     pub fn set_server(&mut self, begun: Begun, now: Instant) {
         let Begun { opened, middle, pending_negotiation, route } = begun;
         let (urgent, has_ended) = (self.client_is_urgent(), self.client_has_ended());
@@ -164,7 +164,7 @@ impl Flow {
         self.middle = pending_negotiation.decide(server, now)?;
         match &mut self.middle {
             Middle::Chain(chain_io) if chain_io.is_guest() => {
-                // The handlers may want this connection for several flows, this one among them.
+                // The handlers may want this connection for several flows, including this one.
                 self.spare = self.ends[1].conn.replace(Conn::Pending);
                 self.state = State::Connecting(None);
             }

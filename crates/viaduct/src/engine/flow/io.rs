@@ -92,11 +92,11 @@ impl Flow {
             // Handlers may exchange data with the far end before there is a client.
             (Middle::Chain(chain_io), client, server) => {
                 // A flow without a client may still become the server side of another flow.
-                let is_whole = client.is_some() || chain_io.is_alone();
+                let is_complete = client.is_some() || chain_io.is_alone();
                 let client = client.as_mut().filter(|_| is_connected);
                 *moved =
                     chain_io.drive([client, server.as_mut()], held, &mut shared.scratch, now)?;
-                if chain_io.leaves_main() && is_whole {
+                if chain_io.leaves_main() && is_complete {
                     *server = None;
                 }
                 if chain_io.is_connected() {

@@ -135,7 +135,7 @@ pub struct Begun {
 /// Result of driving a flow.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Moved {
-    /// Bytes that passed from the client, and to it.
+    /// Bytes that passed from the client, and to the client.
     pub bytes: [u64; 2],
     /// Bytes that handlers have written to either end.
     pub written: u64,

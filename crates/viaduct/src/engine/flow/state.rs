@@ -15,11 +15,11 @@ use crate::engine::negotiation::PendingNegotiation;
 /// ```
 #[derive(Debug)]
 pub(super) enum State {
-    /// The server has not answered; the negotiation, if there is one, follows its answer.
+    /// The server has not answered; the negotiation, if there is one, follows the answer.
     Connecting(Option<PendingNegotiation>),
     /// The server has answered.
     Connected,
-    /// The server has answered, and the waiting client or program has been told so.
+    /// The server has answered, and the waiting client or program has been notified.
     Established,
     /// An end broke, and the other has not received all of its bytes yet.
     Closing(Closing),

@@ -83,7 +83,7 @@ impl AutoHops {
 
     /// Route of a new flow to `server`: its first hop, and the rest from there. `None` if the flow
     /// goes directly. A route that an earlier hop has chosen, `onward`, is followed if its next hop
-    /// is one of this overlay, and is up.
+    /// belongs to this overlay and is up.
     pub fn follow(
         &self,
         onward: Onward,

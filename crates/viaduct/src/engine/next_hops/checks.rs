@@ -178,7 +178,8 @@ impl Checking {
         self.check_hops();
     }
 
-    /// Checks the hops of the lists and of the overlay. Hops that stay keep their state.
+    /// Checks the hops of the lists and of the overlay. Hops that were already checked keep their
+    /// state.
     fn check_hops(&mut self) {
         let mut wanted = BTreeMap::new();
         if let Some(overlay) = &self.overlay

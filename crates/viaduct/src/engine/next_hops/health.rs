@@ -71,7 +71,7 @@ impl HopHealth {
         self.states.write().unwrap_or_else(PoisonError::into_inner).insert(status.hop, status);
     }
 
-    /// Forgets all hops but those that `is_kept` selects.
+    /// Removes all hops except those that `is_kept` selects.
     pub(super) fn retain(&self, is_kept: impl Fn(SocketAddr) -> bool) {
         let mut states = self.states.write().unwrap_or_else(PoisonError::into_inner);
         states.retain(|hop, _| is_kept(*hop));

@@ -167,7 +167,7 @@ impl Outbounds {
     }
 
     /// Outbound of further connections of a flow. With negotiation their SYNs carry the offer
-    /// again; the other end's bytes show whether it agrees.
+    /// again; the bytes from the other end show whether that end agrees.
     pub(super) fn further(&self) -> io::Result<&dyn Outbound> {
         match &self.negotiation {
             Some(negotiation) => Ok(&**negotiation),

@@ -166,7 +166,7 @@ impl Relay {
     /// Returns the relay of these records, with the next of `descriptors` as the ends of its pipes.
     ///
     /// # Errors
-    /// A pipe is missing, or holds another number of bytes than its record says.
+    /// A pipe is missing, or the number of bytes in it differs from the record.
     pub fn restored(
         records: &[DirectionRecord; 2],
         descriptors: &mut impl Iterator<Item = OwnedFd>,

@@ -34,8 +34,8 @@ use crate::rate_limited::RateLimitedLog;
 /// Maximum length of a packet, in bytes: the MTU of Ethernet. A smaller MTU is reported by the
 /// route's interface or a router.
 const MTU: usize = 1500;
-/// Timeout of an established connection without an answer. A flow survives an outage of its server
-/// that is shorter; TCP gives up retransmissions after about the same time.
+/// Timeout of an established connection without an answer. A flow survives shorter outages of its
+/// server; TCP gives up retransmissions after about the same time.
 const CONNECTION_TIMEOUT: Duration = Duration::from_secs(900);
 /// Maximum number of connections whose flow has ended; beyond it, the oldest is closed.
 const MAX_LEAVING: usize = 1_024;

@@ -14,7 +14,7 @@ const MAX_SERVERS: usize = 1024;
 #[derive(Debug)]
 pub(super) struct ServerCache {
     known: HashMap<SocketAddr, Instant>,
-    /// Lifetime of an entry: a server may change.
+    /// Lifetime of an entry, because a server may change.
     holds: Duration,
 }
 

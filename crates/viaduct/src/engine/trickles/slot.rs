@@ -10,7 +10,7 @@ use viaduct_proto::time::Instant;
 /// including one in the other packet format, and a round trip over a satellite link.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(3);
 /// Fixed part of the shorter wait for UDP after the server's TCP refused. The wait is twice the
-/// time that the refusal took, plus this.
+/// time that the refusal took, plus this value.
 const AFTER_RESET: Duration = Duration::from_millis(200);
 
 /// State of a connection.

@@ -281,7 +281,7 @@ pub(super) fn check_prefixes(config: &Config) -> Result<(), Invalid> {
                 format!("{net} has bits beyond its length; {} is expected", net.trunc()),
             );
         }
-        // Either the last prefix that begins before the end of this one overlaps it, or none does.
+        // If any prefix overlaps this one, the last prefix that begins before this one's end does.
         let before = all.range(..=net.broadcast()).next_back();
         let overlaps = |other: &IpNet| other.contains(&net) || net.contains(other);
         if let Some((_, (other, theirs))) = before.filter(|(_, (_, other))| overlaps(other)) {

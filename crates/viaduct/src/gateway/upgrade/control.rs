@@ -194,7 +194,7 @@ impl Control {
     }
 
     /// Leaves the machine to the process that has taken over, and waits until the flows of split
-    /// mode that have stayed here have ended. A signal to end stops the wait.
+    /// mode that have stayed here have ended. A termination signal ends the wait.
     pub(in crate::gateway) async fn finish_flows(
         &mut self,
         system: &mut System,

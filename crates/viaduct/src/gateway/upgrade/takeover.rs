@@ -136,7 +136,7 @@ fn receive_states(
 }
 
 /// Prepares a gateway with the config in force. The gateway sends nothing until it takes over, and
-/// the loops of its proxy have still to be started.
+/// the loops of its proxy still have to be started.
 fn prepare(
     path: &Path,
     registry: Registry,
@@ -182,7 +182,7 @@ fn prepare(
     Ok((gateway, loops))
 }
 
-/// Ports of fake TCP, if the old process has some.
+/// Ports of fake TCP, if the old process uses it.
 fn fake_tcp(
     site: &mut Site,
     listeners: Vec<OwnedFd>,

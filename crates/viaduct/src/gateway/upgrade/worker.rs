@@ -60,7 +60,7 @@ pub struct WorkerState {
     /// Connections of fake TCP.
     pub connections: Vec<ConnectionRecord>,
     /// Time stamp of the last outgoing packet that the old process has read, and the time at which
-    /// it stopped.
+    /// that process stopped.
     pub cut: StopRecord,
 }
 
