@@ -81,7 +81,7 @@ fn wrong_options_and_those_without_effect_are_refused_in_one_line() {
         ("--listen [::]:7000 --to 127.0.0.1:0", "a port from 1 to 65535"),
         ("--listen [::]:0 --to 127.0.0.1:1", "a port from 1 to 65535"),
         ("--listen [::]:7000 --intercept 10.2.0.5/16", "10.2.0.0/16 is expected"),
-        (&format!("{TO} --flows 0"), "a number from 1"),
+        (&format!("{TO} --flows 0"), "a number of at least 1"),
         (&format!("{TO} --flows 300 --max-early 151"), "more than half of flows, 150"),
         (&format!("{TO} --rate 5"), "1k at least"),
         (&format!("{TO} --connect-timeout 0s"), "a time above 0s"),

@@ -194,7 +194,7 @@ fn removed_rules_are_restored() {
             assert_ne!(peer, client.local_addr().unwrap().ip(), "split again after {taken}");
         }
     }
-    assert_eq!(world.proxy.log().matches("are back").count(), 3, "{}", world.proxy.log());
+    assert_eq!(world.proxy.log().matches("have been restored").count(), 3, "{}", world.proxy.log());
 }
 
 #[test]

@@ -185,5 +185,5 @@ fn rules_removed_by_a_firewall_reload_are_restored() {
     there_and_back(connect(world.a1(), ip), &listener, b"split again");
     let gateways = world.gateways().unwrap();
     eventually("the flow is split", || split(&gateways.a, "opened") == 1);
-    eventually("the log names the rules", || gateways.a.log().contains("are back"));
+    eventually("the log names the rules", || gateways.a.log().contains("have been restored"));
 }
