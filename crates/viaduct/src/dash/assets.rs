@@ -33,7 +33,7 @@ mod tests {
 
     use super::*;
 
-    /// Maximum length of the whole page, in bytes.
+    /// Maximum length of the complete page, in bytes.
     const MAX_PAGE: usize = 150_000;
 
     fn sha256(path: &str) -> String {

@@ -1,5 +1,5 @@
 //! Stream of events to one browser: the layout, then after each sample the list of services and the
-//! new data of one subject. The first event of the subject has its whole history. A viewer that
+//! new data of one subject. The first event of the subject has its complete history. A viewer that
 //! reads slowly gets fewer and longer events.
 
 use std::sync::Arc;

@@ -19,7 +19,7 @@ pub fn datagram(
 }
 
 /// Returns whether an outgoing packet is one of our own datagrams. The tap contains such datagrams
-/// if the gateway's address lies within the site; they must not be encoded.
+/// if the gateway's address is one of the site's; they must not be encoded.
 pub fn is_own_datagram(
     packet: &mut [u8],
     port: u16,

@@ -127,7 +127,7 @@ fn buckets_never_fall_and_end_in_the_count() {
     }
 }
 
-/// Sends `request` to a server with `status`, and returns the whole response.
+/// Sends `request` to a server with `status`, and returns the complete response.
 async fn ask(request: &[u8], status: Status) -> String {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let mut client = TcpStream::connect(listener.local_addr().unwrap()).await.unwrap();

@@ -55,7 +55,7 @@ impl Exposition {
         self.line("_count", labels, below);
     }
 
-    /// Returns the whole text.
+    /// Returns the complete text.
     pub fn finish(self) -> String {
         self.text
     }

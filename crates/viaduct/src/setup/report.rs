@@ -56,7 +56,7 @@ impl Report<'_> {
         text
     }
 
-    /// JSON object with the whole report.
+    /// JSON object with the complete report.
     pub fn json(&self) -> Result<String> {
         let Draft { name, wan, listen, endpoint, prefixes, .. } = &self.draft;
         let addresses: Vec<_> = self.facts.addresses_of(wan).map(|own| own.ip).collect();
