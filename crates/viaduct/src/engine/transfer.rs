@@ -114,7 +114,7 @@ impl Worker {
     pub(super) fn resume(&mut self, now: Instant) {
         for LentFlow { flow, early, .. } in std::mem::take(&mut self.flows.lent) {
             if !self.adopt(flow, early, now) {
-                warn!("a flow is lost: the handover has failed, and it cannot be continued here");
+                warn!("a flow is lost: the handover failed, and the flow cannot continue here");
             }
         }
         if self.acceptor.is_paused
